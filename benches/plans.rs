@@ -3,7 +3,7 @@
 //!
 //! ```sh
 //! cargo bench --bench plans -- --device cuda:0,cuda:1,cpu --plans 20 --json plans.json 7b:f16 --layers 8
-//! cargo bench --bench plans -- --device cpu --cpu-devices 2 --threads 1 --handicap cpu:1=duty:50% 300m:q8_0
+//! cargo bench --bench plans -- --device cpu --cpu-devices 2 --threads 1 --throttle cpu:1=duty:50% 300m:q8_0
 //! ```
 //!
 //! First it times the devices, ignoring cached profiles. The rule for drawn plans: the seeded generator
@@ -28,7 +28,7 @@ use ragtag::{
     Activations, Baseline, Calibration, CalibrationOptions, DeviceOptions, Devices, Engine, EngineOptions,
     Handicap, KvType, MAX_CHUNK, Model, Objective, Plan, Planner, Workload,
 };
-use ragtag_scheduler::planner::PlanError;
+use ragtag_planner::PlanError;
 use rand::rngs::SmallRng;
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};

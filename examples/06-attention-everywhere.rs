@@ -13,7 +13,7 @@
 
 #![allow(clippy::print_stdout)] // examples print
 
-use ragtag::compute::{Attention, Compute};
+use ragtag::compute::Attention;
 use ragtag::{DeviceOptions, Devices};
 use std::time::Instant;
 
@@ -54,7 +54,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let devices = Devices::probe(&DeviceOptions::default())?;
     for adapter in devices.report().adapters() {
         let (label, name) = (adapter.label(), &adapter.name);
-        let device = match Compute::on(&devices, adapter) {
+        let device = match devices.compute(adapter) {
             Ok(device) => device,
             Err(error) => {
                 println!("{label:<14} {name:<40.40} does not open: {error}");

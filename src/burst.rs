@@ -1,6 +1,4 @@
-//! Bursts of work, timed: what benchmarks measure.
-//!
-//! This module must not know what was predicted.
+//! Timed bursts of work, for benchmarks. Knows nothing about predictions.
 
 use crate::error::{Error, Result};
 use crate::session::{Event, Generation, Prompt, Session, TokenStream};
@@ -8,18 +6,18 @@ use ragtag_scheduler::compare::Burst;
 use std::task::{Context, Poll};
 use std::time::Instant;
 
-/// When the tokens of a burst came.
+/// Arrival times of a burst's tokens.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BurstTimes {
-    /// From the submission of all sequences until the last of them ended, in seconds.
+    /// Time from submission until the last sequence ended, in seconds.
     pub seconds: f64,
-    /// For each sequence when its new tokens came, in seconds since the submission.
+    /// Arrival times of each sequence's new tokens, in seconds since submission.
     pub tokens_s: Vec<Vec<f64>>,
 }
 
 impl BurstTimes {
-    /// New tokens per second of all sequences while all of them generate: after the last first token and up to the first
-    /// last one. `None` if there is no such time.
+    /// Tokens per second of all sequences while all of them generate: from the latest first token to the
+    /// earliest last token. `None` if there is no such interval.
     pub fn together_tokens_per_s(&self) -> Option<f64> {
         let from = self.tokens_s.iter().filter_map(|one| one.first()).copied().reduce(f64::max)?;
         let to = self.tokens_s.iter().filter_map(|one| one.last()).copied().reduce(f64::min)?;
@@ -36,14 +34,14 @@ struct Sequence {
 }
 
 impl Session {
-    /// Gives a burst of work to the pipeline at once and waits for all of it. Its prompts are made up; sequences go on after
-    /// the model's end token.
+    /// Submits a burst of work at once and waits until it ends. Uses synthetic prompts and ignores the
+    /// model's end token.
     ///
     /// # Errors
-    /// As [`Session::generate`] and its stream; [`Error::Usage`] if a sequence had no room for all of its tokens.
+    /// As [`Session::generate`] and its stream; [`Error::Usage`] if a sequence ends before all of its tokens.
     pub async fn burst(&self, burst: &Burst) -> Result<BurstTimes> {
         let (prompt, new_tokens, count) = match *burst {
-            // A prompt ends with the one token that proves that it was processed.
+            // One generated token marks the end of a prompt's processing.
             Burst::Prompts { tokens, sequences } => (tokens, 1, sequences),
             Burst::Generations { prompt, tokens, sequences } => (prompt, tokens, sequences),
         };
@@ -71,12 +69,12 @@ impl Session {
 }
 
 impl Sequence {
-    /// Takes what has come.
+    /// Handles all events that have arrived.
     fn take(&mut self, context: &mut Context<'_>, started: Instant, wanted: u32) -> Result<()> {
         while let Poll::Ready(event) = self.stream.poll_event(context) {
             match event? {
                 Event::Token { id: Some(_), .. } => self.times.push(started.elapsed().as_secs_f64()),
-                // Text that had been held back.
+                // Text that was held back earlier.
                 Event::Token { id: None, .. } => {}
                 Event::Finished(summary) if summary.new_tokens == wanted => {
                     self.ended = true;

@@ -1,58 +1,59 @@
-//! The devices of this machine, as users choose them.
+//! Probing, selection and opening of devices.
 
+use crate::compute::{self, Compute};
 use crate::error::{Error, Result};
 use ragtag_devices::{Backends, Check, Choice, Config, Handicap, ProbeChild, Report, Requested};
 use ragtag_hal::{
-    Adapter, AdapterKind, Checked, Device, DeviceId, Feature, GemmChoice, HeapKind, Limits, MemorySource,
+    Adapter, AdapterKind, Checked, Device, DeviceId, Feature, GemmChoice, HeapKind, Label, Limits,
+    MemorySource, Throttle,
 };
-use ragtag_scheduler::plan::PlanDeviceOptions;
-use ragtag_scheduler::{BufferLimits, DeviceFacts, FigureSource, fleet};
+use ragtag_planner::plan::PlanDeviceOptions;
+use ragtag_planner::{BufferLimits, DeviceFacts, FigureSource, fleet};
 use std::ffi::OsString;
 
-/// What to look for.
+/// Options for probing and selecting devices.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeviceOptions {
-    /// `auto`, `gpu`, `cpu`, names and filters, separated by commas.
+    /// Device selection: a comma-separated list of `auto`, `gpu`, `cpu`, names and filters.
     pub requested: Option<String>,
-    /// The same from the environment, where nothing was requested.
+    /// Device selection from the environment, used if nothing was requested.
     pub from_environment: Option<String>,
-    /// Into how many devices the processor's cores are split; 0 means one.
+    /// Number of devices to split the CPU's cores into; 0 means one.
     pub cpu_devices: u32,
-    /// Threads of each CPU device; by default the cores, divided evenly.
+    /// Threads of each CPU device; by default the hardware threads, divided evenly.
     pub cpu_threads: Option<u32>,
-    /// How to start a process in which drivers that may crash are probed, as the command does. Without it they are probed
-    /// in this one.
+    /// Child process for probing drivers that may crash. Without it, drivers are probed in this process.
     pub(crate) probe_child: Option<ProbeChild>,
-    /// The program, with its arguments, that is started to compile a text for HIP, whose compiler may crash, as the command
-    /// does: one that calls `ragtag::compile_for_hip`. Empty: texts are compiled in this process.
+    /// Program and arguments of a child process for the HIP compiler, which may crash. The program must call
+    /// `ragtag::compile_for_hip`. If empty, sources are compiled in this process.
     pub(crate) hip_compiler: Vec<OsString>,
-    /// Devices and links that are slowed on purpose, for tests.
+    /// Devices and links to throttle, for tests.
     pub(crate) handicaps: Vec<Handicap>,
-    /// Who computes products of many rows where a library for that is found.
+    /// Kernels for matmuls of many rows: Ragtag's, or a library's.
     pub gemm: GemmChoice,
 }
 
 impl DeviceOptions {
-    /// Options that select devices: `auto`, `gpu`, `cpu`, names and filters, separated by commas.
+    /// Options with this device selection: a comma-separated list of `auto`, `gpu`, `cpu`, names and filters.
     pub fn selecting(devices: impl Into<String>) -> Self {
         Self { requested: Some(devices.into()), ..Self::default() }
     }
 
-    /// For benchmarks: slows devices and links on purpose.
+    /// For benchmarks: throttles devices and links.
     #[doc(hidden)]
     pub fn handicapped(self, handicaps: Vec<Handicap>) -> Self {
         Self { handicaps, ..self }
     }
 }
 
-/// Share of a device's free memory that plans may use; the rest is for drivers, other programs and this one.
+/// Share of a device's free memory that plans may use. The rest is left for drivers and other allocations.
 const USABLE_SHARE: f64 = 0.95;
 
-/// The share of a processor's threads, one part in so many, that is left at most to those who serve other devices.
+/// Divisor of the CPU threads: at most 1/8 of them is reserved for the threads that serve other devices.
 const SPARED_SHARE: u32 = 8;
 
-/// What was found, and what of it is selected. Nothing is opened before an engine starts.
+/// Detected and selected devices. Devices are opened when an engine starts.
 pub struct Devices {
     backends: Backends,
     report: Report,
@@ -73,8 +74,8 @@ impl Devices {
     /// Probes every backend and resolves the selection.
     ///
     /// # Errors
-    /// [`Error::Devices`] or [`Error::DevicesOfEnvironment`] for a selection that cannot be read or that nothing fits; [`Error::Handicap`] for a handicap of
-    /// something that is not selected or cannot be slowed.
+    /// [`Error::Devices`] or [`Error::DevicesOfEnvironment`] if the selection is malformed or matches no
+    /// device; [`Error::Handicap`] for a device or link that is not selected or cannot be throttled.
     pub fn probe(options: &DeviceOptions) -> Result<Self> {
         let (flag, environment) = (options.requested.as_deref(), options.from_environment.as_deref());
         let by_environment = flag.is_none() && environment.is_some_and(|value| !value.trim().is_empty());
@@ -98,26 +99,25 @@ impl Devices {
         Ok(Self { backends, report, choice, plan_options, handicaps, limits: Limits::default(), check })
     }
 
-    /// Probes every backend, whatever is selected.
+    /// Probes every backend and ignores the selection.
     pub fn survey(options: &DeviceOptions) -> Report {
         backends(options).probe()
     }
 
-    /// For tests: devices that turn out to hold less than they said.
+    /// For tests: devices that have less memory than they report.
     #[doc(hidden)]
     pub fn limited_to(self, limits: Limits) -> Self {
         Self { limits, ..self }
     }
 
-    /// For tests: devices that bind only so much at once.
+    /// For tests: limits the bytes that a device can bind at once.
     #[doc(hidden)]
     pub fn binding_at_most(mut self, bytes: u64) -> Self {
         self.choice.selected.iter_mut().for_each(|adapter| adapter.caps.max_binding_bytes = bytes);
         self
     }
 
-    /// For tests: puts the checks above each device as it is opened, with faults on demand, say, or a watch over what it
-    /// is left with.
+    /// For tests: wraps each device when it is opened, for example to inject faults or to detect leaks.
     #[doc(hidden)]
     pub fn checked_by(
         mut self,
@@ -127,17 +127,17 @@ impl Devices {
         self
     }
 
-    /// What each backend found.
+    /// Probe report of every backend.
     pub fn report(&self) -> &Report {
         &self.report
     }
 
-    /// What was requested, detected and selected.
+    /// Requested, detected and selected devices.
     pub fn choice(&self) -> &Choice {
         &self.choice
     }
 
-    /// The options that these devices were found with, as plans name them.
+    /// Device options to record in plans.
     pub(crate) fn plan_options(&self) -> &PlanDeviceOptions {
         &self.plan_options
     }
@@ -152,7 +152,8 @@ impl Devices {
         self.selected().iter().map(Adapter::label).collect()
     }
 
-    /// One line: `requested=auto detected=[cpu:0] selected=[cpu:0]`, and what is slowed on purpose if anything is.
+    /// Summary in one line: `requested=auto detected=[cpu:0] selected=[cpu:0]`, followed by handicaps if
+    /// there are any.
     pub fn start_line(&self) -> String {
         if self.handicaps.is_empty() {
             return self.choice.to_string();
@@ -161,21 +162,24 @@ impl Devices {
         format!("{} handicaps=[{}]", self.choice, handicaps.join(", "))
     }
 
-    /// What is slowed on purpose.
+    /// Throttled devices and links.
     pub fn handicaps(&self) -> &[Handicap] {
         &self.handicaps
     }
 
-    /// The rate to which a link is slowed on purpose.
-    pub(crate) fn link_limit_bytes_per_s(&self, a: &str, b: &str) -> Option<f64> {
+    /// Rate to which a link is throttled.
+    fn link_limit_bytes_per_s(&self, a: &str, b: &str) -> Option<u64> {
         self.handicaps.iter().find_map(|handicap| match handicap {
-            Handicap::LinkRate { from, to, bytes_per_s } if from == a && to == b => Some(*bytes_per_s as f64),
+            Handicap::LinkRate { from, to, bytes_per_s } => {
+                ([from, to].map(Label::to_string) == [a, b]).then_some(*bytes_per_s)
+            }
             _ => None,
         })
     }
 
-    /// Rates and free memory of the selected devices, for the planner: those of its card in the library, else what the API reports, else assumed ones. Where a physical device is used through
-    /// several APIs, each has its share of the memory.
+    /// Rates and free memory of the selected devices, for the planner. Rates come from the card library, else
+    /// from the API, else they are assumed. A physical device that is selected through several APIs divides
+    /// its memory between them.
     pub fn facts(&self) -> Vec<DeviceFacts> {
         let physical = |adapter: &Adapter| self.report.device(&adapter.label());
         let users = |adapter: &Adapter| {
@@ -184,27 +188,23 @@ impl Devices {
         self.selected().iter().map(|adapter| facts(adapter, users(adapter))).collect()
     }
 
-    /// Host memory that is free; none where the processor was not probed.
+    /// Free host memory. `None` if the CPU was not probed.
     pub(crate) fn host_memory_bytes(&self) -> Option<u64> {
         let processors = self.report.adapters().filter(|adapter| adapter.kind == AdapterKind::Cpu);
-        // Each has its share of it.
+        // Each CPU device reports its share.
         let free = processors.filter_map(|adapter| adapter.memory.first()?.free_bytes);
         free.reduce(u64::saturating_add)
     }
 
-    /// What `--strict` has against the selection: software devices where a GPU was asked for, and handicaps.
-    pub(crate) fn strict_findings(&self) -> Vec<String> {
-        let software = |a: &&Adapter| a.kind == AdapterKind::Software;
-        let slowed = self.handicaps.iter().map(|handicap| format!("{handicap} is slowed on purpose"));
-        self.selected()
-            .iter()
-            .filter(software)
-            .map(|a| format!("{} ({}) is a GPU API executed by the processor", a.label(), a.name))
-            .chain(slowed)
-            .collect()
+    /// Opens an adapter of the report for single operators, even if it is not selected.
+    ///
+    /// # Errors
+    /// [`compute::Error::Device`] if it cannot be opened.
+    pub fn compute(&self, adapter: &Adapter) -> compute::Result<Compute> {
+        Compute::on(self.open_adapter(adapter)?)
     }
 
-    /// Opens one adapter of the report, selected or not.
+    /// Opens an adapter of the report, even if it is not selected.
     pub(crate) fn open_adapter(&self, adapter: &Adapter) -> ragtag_hal::Result<Checked> {
         let mut opened = self.backends.open(&[(adapter.clone(), DeviceId(0))], &self.limits)?;
         Ok(opened.swap_remove(0))
@@ -213,19 +213,40 @@ impl Devices {
     /// Opens adapters by label, in this order.
     ///
     /// # Errors
-    /// [`Error::Device`] names the one that does not open, or all of them if each opens without the others.
+    /// [`Error::Device`] names the device that cannot be opened, or all of them if each opens alone.
     pub(crate) fn open(&self, labels: &[String]) -> Result<Vec<(Adapter, Checked)>> {
+        self.open_with(labels, |_| None)
+    }
+
+    /// The same for the stages of a pipeline: the link from one to the next is as slow as a handicap has it.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub(crate) fn open_stages(&self, labels: &[String]) -> Result<Vec<(Adapter, Checked)>> {
+        self.open_with(labels, |label| {
+            let [from, to] = labels.windows(2).find(|pair| pair[0] == label)? else { return None };
+            self.link_limit_bytes_per_s(from, to)
+        })
+    }
+
+    fn open_with(
+        &self,
+        labels: &[String],
+        link: impl Fn(&str) -> Option<u64> + Send + Sync,
+    ) -> Result<Vec<(Adapter, Checked)>> {
         let find = |(index, label): (usize, &String)| {
             let adapter = self.selected().iter().find(|a| a.label() == *label).cloned();
-            let missing =
-                || Error::Usage(format!("device {label} of the plan is not among the selected ones"));
+            let missing = || Error::Usage(format!("the plan needs device {label}, which is not selected"));
             Ok((adapter.ok_or_else(missing)?, DeviceId(index as u16)))
         };
         let wanted = labels.iter().enumerate().map(find).collect::<Result<Vec<_>>>()?;
-        let open =
-            |some: &[(Adapter, DeviceId)]| self.backends.open_with(some, &self.limits, self.check.as_ref());
+        let check = |adapter: &Adapter, device: Box<dyn Device>| {
+            let throttle = Throttle { link_bytes_per_s: link(&adapter.label()), ..Throttle::default() };
+            (self.check)(adapter, throttle.over(device)?)
+        };
+        let open = |some: &[(Adapter, DeviceId)]| self.backends.open_with(some, &self.limits, &check);
         let opened = open(&wanted).map_err(|cause| {
-            // Those of an API open together, and it does not say which of them would not.
+            // Devices of one API open together, and the error does not name the failing one: try each alone.
             let alone =
                 |one: &(Adapter, DeviceId)| Some((one.0.label(), open(std::slice::from_ref(one)).err()?));
             let culprit = if wanted.len() > 1 { wanted.iter().find_map(alone) } else { None };
@@ -248,9 +269,9 @@ fn backends(options: &DeviceOptions) -> Backends {
     })
 }
 
-/// Leaves a thread for each device beside the processor, and one for the coordinator, to those who serve them: all threads
-/// of a processor's device wait for each other after every operator, so one that has to share its core holds up the rest.
-/// A device whose threads somebody chose keeps them.
+/// Reserves a CPU thread for each device other than the CPU, and one for the coordinator. All threads of a
+/// CPU device synchronize after every operator, so one that shares its core delays the others. Devices with a
+/// thread count set by the user keep it.
 fn spare_threads(selected: &mut [Adapter], handicaps: &[Handicap]) {
     let is_processor = |adapter: &Adapter| adapter.kind == AdapterKind::Cpu;
     let processors = selected.iter().filter(|adapter| is_processor(adapter)).count();
@@ -260,7 +281,7 @@ fn spare_threads(selected: &mut [Adapter], handicaps: &[Handicap]) {
     }
     let each = (others + 1).div_ceil(processors.max(1)) as u32;
     let chosen = |label: &str| {
-        handicaps.iter().any(|h| matches!(h, Handicap::Threads { device, .. } if device == label))
+        handicaps.iter().any(|h| matches!(h, Handicap::Threads { device, .. } if device.to_string() == label))
     };
     for adapter in selected.iter_mut().filter(|adapter| is_processor(adapter) && !chosen(&adapter.label())) {
         let threads = adapter.caps.parallel_units;
@@ -281,7 +302,7 @@ fn facts(adapter: &Adapter, users: u64) -> DeviceFacts {
     };
     let (label, caps) = (adapter.label(), &adapter.caps);
     let usable = (bytes as f64 * USABLE_SHARE) as u64 / users.max(1);
-    // What a library works in is not from the device's buffers.
+    // The library's workspace is allocated outside the device's buffers.
     let usable = usable.saturating_sub(caps.gemm.as_ref().map_or(0, |library| library.workspace_bytes));
     let facts = DeviceFacts::assumed(&label, adapter.kind, caps.parallel_units, usable, source);
     let facts = DeviceFacts {
@@ -313,7 +334,7 @@ mod tests {
     use ragtag_devices::Physical;
 
     #[test]
-    fn two_apis_of_one_device_divide_its_memory() {
+    fn two_apis_of_one_device_share_its_memory() {
         let options = DeviceOptions::selecting("cpu");
         let mut devices = Devices::probe(&options).unwrap();
         let alone = devices.facts()[0].memory_bytes;
@@ -326,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn a_card_that_is_known_has_the_figures_of_its_datasheet() {
+    fn known_cards_use_their_datasheet_figures() {
         let options = DeviceOptions::selecting("cpu");
         let found = Devices::probe(&options).unwrap().selected()[0].clone();
         let bandwidth = |name: &str, kind| {
@@ -349,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn a_processor_beside_other_devices_leaves_them_threads() {
+    fn cpu_devices_reserve_threads_for_other_devices() {
         let options = DeviceOptions::selecting("cpu");
         let found = Devices::probe(&options).unwrap().selected()[0].clone();
         let processor = |index, threads| {
@@ -364,7 +385,7 @@ mod tests {
             spare_threads(&mut selected, &handicaps);
             selected.iter().map(|adapter| adapter.caps.parallel_units).collect::<Vec<_>>()
         };
-        assert_eq!(left(vec![processor(0, 32), processor(1, 32)], &[]), [32, 32], "nobody else is there");
+        assert_eq!(left(vec![processor(0, 32), processor(1, 32)], &[]), [32, 32], "no other devices");
         assert_eq!(left(vec![gpu(0), gpu(1), processor(0, 32)], &[]), [99, 99, 29]);
         assert_eq!(left(vec![gpu(0), processor(0, 32), processor(1, 32)], &[]), [99, 31, 31]);
         assert_eq!(left(vec![gpu(0), processor(0, 8)], &[]), [99, 7]);

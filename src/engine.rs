@@ -1,4 +1,4 @@
-//! The engine: a plan carried out. Devices are opened, segments compiled, weights loaded, actors started.
+//! The engine executes a plan: opens devices, compiles segments, loads weights and starts the actors.
 
 use crate::devices::Devices;
 use crate::error::{Error, Result};
@@ -7,31 +7,31 @@ use crate::session::Session;
 use crate::trace::Trace;
 use ragtag_graph::{CompiledStage, Lowering, WeightBuffer, WeightChunk, Weights};
 use ragtag_hal::{Adapter, Device};
-use ragtag_scheduler::plan::Plan;
+use ragtag_planner::plan::Plan;
 use ragtag_scheduler::{Pipeline, PipelineOptions, PipelineStats, StageReport, StageSpec, WeightSource};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Most spans that a trace keeps.
+/// Maximum number of spans in a trace.
 const TRACE_SPANS: usize = 1 << 20;
 
-/// Told how many bytes of weights are on the devices, and how many there are in all.
+/// Callback for loading progress: loaded bytes of weights and their total.
 pub type Progress = Box<dyn FnMut(u64, u64) + Send>;
 
-/// How an engine runs, beyond its plan.
+/// Options of an engine besides its plan.
 #[derive(Default)]
 #[non_exhaustive]
 pub struct EngineOptions {
-    /// Record what every device queue does.
+    /// Records the work of every device queue.
     pub trace: bool,
-    /// Logits of every row may be asked for ([`Session::logits`]); needs a plan made with
+    /// Allows requests for logits of every row ([`Session::logits`]). Needs a plan made with
     /// [`Planner::all_logits`](crate::Planner::all_logits).
     pub all_logits: bool,
-    /// Told how far loading has come.
+    /// Receives loading progress.
     pub progress: Option<Progress>,
 }
 
-/// The same for an engine that may be started more than once.
+/// [`EngineOptions`] for an engine that may be started more than once.
 pub(crate) struct Options {
     trace: bool,
     all_logits: bool,
@@ -44,18 +44,18 @@ impl From<EngineOptions> for Options {
     }
 }
 
-/// One stage as it runs.
+/// A stage of a running engine.
 #[derive(Clone, Debug)]
 pub struct StageInfo {
     /// The device.
     pub adapter: Adapter,
-    /// Its segments.
+    /// The stage's segments.
     pub segments: Range<usize>,
-    /// The kernel variants that its programs use.
+    /// Kernel variants that its programs use.
     pub kernels: Vec<String>,
 }
 
-/// A loaded pipeline. It stops when the engine, its sessions and their streams are dropped.
+/// A loaded pipeline. Stops when the engine, its sessions and their streams are dropped.
 #[derive(Debug)]
 pub struct Engine {
     model: Model,
@@ -65,22 +65,22 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Opens the plan's devices, compiles and loads its stages, and starts them: this plan or none.
-    /// [`Engine::start`] replans where a device refuses memory or does not open.
+    /// Opens the plan's devices, then compiles, loads and starts its stages. Never changes the plan;
+    /// [`Engine::start`] replans if a device is out of memory or cannot be opened.
     ///
     /// # Errors
-    /// [`Error::PlanFile`]-like mistakes are found by the planner; here [`Error::Compile`], [`Error::Device`] and
-    /// [`Error::Run`] say what a device could not do.
+    /// [`Error::Device`] if a device cannot be opened, [`Error::Compile`] if it cannot run its segments,
+    /// [`Error::Run`] if loading fails. The planner reports invalid plans.
     pub fn start_exact(
         model: &Model,
         devices: &Devices,
         plan: &Plan,
         options: EngineOptions,
     ) -> Result<Self> {
-        Self::start_told(model, devices, plan, &options.into())
+        Self::start_with(model, devices, plan, &options.into())
     }
 
-    pub(crate) fn start_told(
+    pub(crate) fn start_with(
         model: &Model,
         devices: &Devices,
         plan: &Plan,
@@ -90,7 +90,7 @@ impl Engine {
         let labels: Vec<String> = plan.stages.iter().map(|s| s.device.clone()).collect();
         let graph = model.graph().with_granularity(plan.model.granularity);
         let (mut specs, mut stages) = (Vec::new(), Vec::new());
-        for (stage, (adapter, device)) in plan.stages.iter().zip(devices.open(&labels)?) {
+        for (stage, (adapter, device)) in plan.stages.iter().zip(devices.open_stages(&labels)?) {
             let segments = stage.segments.range();
             let compiled = ragtag_graph::compile(&graph, segments.clone(), &lowering, &adapter.caps)
                 .map_err(|cause| Error::Compile { device: adapter.label(), cause })?;
@@ -100,9 +100,6 @@ impl Engine {
         let mut run = PipelineOptions::new(specs.len(), plan.context, lowering.cache_blocks(), plan.chunk);
         run.chunks = plan.chunks();
         run.routes = plan.routes();
-        let pairs = labels.iter().zip(labels.iter().skip(1));
-        run.link_limits_bytes_per_s =
-            pairs.map(|(from, to)| devices.link_limit_bytes_per_s(from, to)).collect();
         run.decode_groups = plan.decode_groups;
         run.credits = plan.credits;
         run.slots = plan.slots;
@@ -110,45 +107,45 @@ impl Engine {
         let progress = Arc::clone(&options.progress);
         let pipeline = Pipeline::start(specs, &run, move |loaded| {
             let mut progress = progress.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Some(tell) = progress.as_mut() {
-                tell(loaded.done_bytes, loaded.total_bytes);
+            if let Some(report) = progress.as_mut() {
+                report(loaded.done_bytes, loaded.total_bytes);
             }
         })?;
         Ok(Self { model: model.clone(), plan: plan.clone(), stages, pipeline: Arc::new(pipeline) })
     }
 
-    /// A session: many may run at the same time.
+    /// Creates a session. Any number of sessions can be active at the same time.
     pub fn session(&self) -> Session {
         Session::new(self.model.clone(), Arc::clone(&self.pipeline))
     }
 
-    /// The plan that it carries out.
+    /// The plan in execution.
     pub fn plan(&self) -> &Plan {
         &self.plan
     }
 
-    /// What runs where.
+    /// Stages in pipeline order.
     pub fn stages(&self) -> &[StageInfo] {
         &self.stages
     }
 
-    /// What the pipeline has done so far: stages, edges, the return of tokens.
+    /// Statistics so far: stages, edges and the token return.
     pub fn stats(&self) -> PipelineStats {
         self.pipeline.stats()
     }
 
-    /// What each stage has done so far, as of some micro-batches ago.
+    /// Statistics of each stage so far. May lag by a few micro-batches.
     pub fn stage_reports(&self) -> Vec<StageReport> {
         self.pipeline.stats().stages
     }
 
-    /// What every queue has done so far; empty unless [`EngineOptions::trace`] was set.
+    /// Trace of every queue so far. Empty unless [`EngineOptions::trace`] was set.
     pub fn trace(&self) -> Trace {
         Trace::new(self.pipeline.trace(), &self.stages)
     }
 
-    /// Ends the pipeline and returns its trace. Sessions that are still alive keep it going until they are dropped.
-    /// A pipeline that failed has told its sequences.
+    /// Stops the pipeline and returns its trace. Live sessions keep the pipeline running until they are
+    /// dropped. Errors of a failed pipeline are reported through its sequences.
     pub fn shutdown(self) -> Trace {
         let stages = self.stages;
         let spans = match Arc::try_unwrap(self.pipeline) {
@@ -159,7 +156,7 @@ impl Engine {
     }
 }
 
-/// How a plan has the model lowered.
+/// Lowering of the model for a plan.
 pub(crate) fn lowering(plan: &Plan, all_logits: bool) -> Lowering {
     Lowering {
         activations: plan.activations,
@@ -177,14 +174,14 @@ fn stage_spec(model: &Model, compiled: CompiledStage, device: Box<dyn Device>) -
     StageSpec { device, compiled, weights: Box::new(weights) }
 }
 
-/// Weights that come out of the model's files, packed for the device on the way.
+/// Weights read from the model's files and packed for the device.
 pub(crate) struct FileWeights {
     weights: Arc<Weights>,
     buffers: Vec<WeightBuffer>,
 }
 
 impl FileWeights {
-    /// The weights of a stage of a model.
+    /// Weights of a stage of a model.
     pub(crate) fn new(model: &Model, compiled: &CompiledStage) -> Self {
         Self { weights: Arc::clone(model.graph().weights()), buffers: compiled.weights.clone() }
     }

@@ -1,15 +1,15 @@
-//! What can go wrong for a user of Ragtag, with what to do about it; each kind has its exit code.
+//! The error type of the public API, with an exit code for each kind of error.
 
 use std::path::PathBuf;
 
 /// Result of Ragtag's public API.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Anything that can go wrong. [`Error::exit_code`] is what the command ends with.
+/// Any error of Ragtag. [`Error::exit_code`] is the exit code of the command.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// An argument that makes no sense with the others or with the model.
+    /// An invalid argument, or one that conflicts with other arguments or the model.
     #[error("{0}")]
     Usage(String),
     /// A file that cannot be read or written.
@@ -19,156 +19,159 @@ pub enum Error {
         action: &'static str,
         /// The file.
         path: PathBuf,
-        /// The system's word.
+        /// Cause from the operating system.
         cause: std::io::Error,
     },
-    /// Standard output, if it cannot be written for another reason than that nobody reads it.
-    #[error("cannot write standard output: {0}")]
+    /// A failed write to standard output. A closed pipe is not an error.
+    #[error("cannot write to standard output: {0}")]
     Output(std::io::Error),
-    /// What was measured of devices, and cannot be written.
-    #[error("what was measured is not kept: {0}")]
+    /// Calibration results that cannot be saved.
+    #[error("cannot save the calibration: {0}")]
     Unkept(String),
-    /// A model file that is damaged, or of a kind that Ragtag does not run.
+    /// A damaged or unsupported model file.
     #[error("{}", about(name, cause))]
     Model {
         /// The file, or the bundled model.
         name: String,
-        /// What is wrong with it.
+        /// The cause.
         cause: ragtag_graph::ModelError,
     },
-    /// The model's tokenizer.
+    /// A missing, damaged or unsupported tokenizer, or a text that it cannot encode.
     #[error("{}", about(name, cause))]
     Tokenizer {
         /// The file, or the bundled model.
         name: String,
-        /// What is wrong with it.
+        /// The cause.
         cause: ragtag_graph::TokenizerError,
     },
-    /// The choice of devices.
+    /// An invalid device selection, or one that matches no device.
     #[error(transparent)]
     Devices(#[from] ragtag_devices::SelectionError),
-    /// The choice of devices that the environment makes.
+    /// The same for a selection from the environment.
     #[error("RAGTAG_DEVICES: {0}")]
     DevicesOfEnvironment(ragtag_devices::SelectionError),
-    /// Something that cannot be slowed on purpose.
+    /// A device or link that cannot be throttled as requested.
     #[error(transparent)]
     Handicap(#[from] ragtag_devices::HandicapError),
-    /// A placement that cannot be had.
+    /// A placement that is invalid or does not fit.
     #[error(transparent)]
-    Planner(#[from] ragtag_scheduler::planner::PlanError),
-    /// A split that cannot be read.
+    Planner(#[from] ragtag_planner::PlanError),
+    /// A malformed split.
     #[error("--split: {0}")]
-    Split(#[from] ragtag_scheduler::split::SplitError),
-    /// A pin that cannot be read.
+    Split(#[from] ragtag_planner::split::SplitError),
+    /// A malformed pin.
     #[error("--pin: {0}")]
-    Pin(ragtag_scheduler::split::SplitError),
-    /// A device that a placement names, and that is not selected.
-    #[error("{device} is detected and not selected; --device {},{device} selects it", selected.join(","))]
+    Pin(ragtag_planner::split::SplitError),
+    /// A placement that names a device which is present but not selected.
+    #[error("{device} is not selected (to select it, use --device {},{device})", selected.join(","))]
     NotSelected {
         /// The device.
         device: String,
-        /// Those that are selected.
+        /// The selected devices.
         selected: Vec<String>,
     },
-    /// A plan for another model, other devices, or damaged.
+    /// A plan file that is damaged, or made for another model or other devices.
     #[error("{}: {cause}", path.display())]
     PlanFile {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
-        cause: Box<ragtag_scheduler::plan::InvalidPlan>,
+        /// The cause.
+        cause: Box<ragtag_planner::plan::InvalidPlan>,
     },
-    /// A plan whose devices exist only with other options.
+    /// A plan file whose devices exist only with other options.
     #[error("{}: the plan needs {}; run it with {flags}", path.display(), missing.join(", "))]
     PlanDevices {
         /// The file.
         path: PathBuf,
-        /// Its devices that are not selected.
+        /// Devices of the plan that are not selected.
         missing: Vec<String>,
-        /// The options that it was made with, as flags of the command.
+        /// Options that the plan was made with, as command-line flags.
         flags: String,
     },
-    /// A plan that was given, and a device that has too little memory for it.
-    #[error("{}: {cause}; a plan from a file is not changed: make one for what is free, or leave out --plan", path.display())]
+    /// A plan file that needs more memory than a device has.
+    #[error(
+        "{}: {cause} (a plan from a file is not changed; make a new plan for the free memory, or omit --plan)",
+        path.display()
+    )]
     PlanMemory {
         /// The file.
         path: PathBuf,
-        /// What the device said, with sizes.
+        /// The device's error, with sizes.
         cause: Box<ragtag_scheduler::Error>,
     },
-    /// A load that makes no sense.
-    #[error("the load: {0}")]
+    /// An invalid load of requests.
+    #[error("invalid load: {0}")]
     Load(#[from] ragtag_scheduler::sim::LoadError),
-    /// A file of requests that cannot be understood.
+    /// A malformed requests file.
     #[error("{}: {cause}", path.display())]
     RequestFile {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The cause.
         cause: ragtag_scheduler::sim::LoadError,
     },
     /// A plan that cannot be simulated.
     #[error(transparent)]
     Simulation(#[from] ragtag_scheduler::sim::SimPlanError),
-    /// A simulation that found a promise of the scheduler broken.
-    #[error("internal: the simulation found a defect: {0}")]
+    /// A simulation that violated an invariant of the scheduler.
+    #[error("internal error: the simulation violated an invariant: {0}")]
     Simulated(#[from] ragtag_scheduler::sim::SimFailure),
-    /// A fleet that cannot be.
+    /// An invalid fleet.
     #[error("{of}: {cause}")]
     Fleet {
         /// The file, or the option.
         of: String,
-        /// What is wrong with it.
-        cause: ragtag_scheduler::InvalidFleet,
+        /// The cause.
+        cause: ragtag_planner::InvalidFleet,
     },
     /// Segments that a device cannot run.
     #[error("{device}: {cause}")]
     Compile {
         /// The device.
         device: String,
-        /// Why.
+        /// The cause.
         cause: ragtag_graph::CompileError,
     },
-    /// A device that does not open.
+    /// A device that cannot be opened.
     #[error(
-        "{device} does not open: {cause}; `ragtag devices --doctor` says what it knows of the driver, and \
-         --device leaves it out"
+        "cannot open {device}: {cause} (run `ragtag devices --doctor` to check the driver, or leave the device out with \
+         --device)"
     )]
     Device {
         /// The device.
         device: String,
-        /// What its driver said.
+        /// The driver's error.
         cause: ragtag_hal::Error,
     },
-    /// The pipeline failed, or refused a request.
+    /// A failure of the pipeline, or a refused request.
     #[error(transparent)]
     Run(#[from] ragtag_scheduler::Error),
-    /// Devices that do not do what they owe.
+    /// Failed tests of a self-test.
     #[error("{failed} of {tests} tests failed")]
     SelfTest {
-        /// How many tests failed.
+        /// Number of failed tests.
         failed: usize,
-        /// Of how many.
+        /// Number of tests in total.
         tests: usize,
     },
-    /// `--strict` found something.
+    /// Findings of `--strict`.
     #[error("refused by --strict: {}", findings.join("; "))]
     Strict {
-        /// What it found.
+        /// The findings.
         findings: Vec<String>,
     },
 }
 
-/// What is wrong with a model. Errors of its files name it already, with the whole path.
+/// Prefixes an error with the model's name, unless the error already names the file.
 fn about(name: &str, cause: &impl std::fmt::Display) -> String {
     let cause = cause.to_string();
     if cause.contains(name) { cause } else { format!("{name}: {cause}") }
 }
 
 impl Error {
-    /// The exit code of the command.
+    /// Exit code of the command for this error.
     pub fn exit_code(&self) -> u8 {
-        use ragtag_scheduler::planner::PlanError;
+        use ragtag_planner::PlanError;
         match self {
             Error::Usage(_) | Error::Handicap(_) | Error::Run(ragtag_scheduler::Error::Refused(_)) => 2,
             Error::Load(_) | Error::RequestFile { .. } => 2,

@@ -1,13 +1,14 @@
-//! Texts from files, read no further than they may be long: what is named as a file may have no end.
+//! Reads text files up to a maximum size, since a path may name an endless source.
 
 use std::fs::File;
 use std::io::{Error, ErrorKind, Read, Result};
 use std::path::Path;
 
-/// Most bytes of what Ragtag writes as JSON and reads again, and of a fleet: 64 devices with all their links take a tenth.
+/// Maximum size of Ragtag's own JSON files and of fleet files, in bytes. 64 devices with all their links take
+/// a tenth of it.
 pub(crate) const MOST_JSON_BYTES: u64 = 16 << 20;
 
-/// Reads a file's text of at most so many bytes.
+/// Reads a text file of at most `most_bytes` bytes.
 ///
 /// # Errors
 /// If it cannot be read, is longer, or is not UTF-8.
@@ -15,13 +16,13 @@ pub(crate) fn read_text(path: &Path, most_bytes: u64) -> Result<String> {
     text_of(File::open(path)?, most_bytes)
 }
 
-/// Reads a text of at most so many bytes.
+/// Reads a text of at most `most_bytes` bytes from a source.
 ///
 /// # Errors
 /// If it cannot be read, is longer, or is not UTF-8.
 pub(crate) fn text_of(source: impl Read, most_bytes: u64) -> Result<String> {
     let mut bytes = Vec::new();
-    // One byte more than may be there tells a text that is too large.
+    // Reads one extra byte to detect a text that is too large.
     source.take(most_bytes + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > most_bytes {
         return Err(Error::new(ErrorKind::FileTooLarge, format!("has more than {most_bytes} bytes")));
@@ -34,11 +35,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn texts_are_read_up_to_their_bound() {
+    fn texts_are_read_up_to_the_limit() {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), "abcé").unwrap();
         assert_eq!(read_text(file.path(), 5).unwrap(), "abcé");
-        // The bound may lie within a character.
+        // The limit may fall inside a character.
         let error = read_text(file.path(), 3).unwrap_err();
         assert_eq!(
             (error.kind(), error.to_string()),
@@ -49,7 +50,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_without_end_is_too_large() {
+    fn an_endless_text_is_too_large() {
         let error = text_of(std::io::repeat(b'a'), 1 << 10).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::FileTooLarge);
     }

@@ -1,30 +1,32 @@
-//! Starting an engine on devices that hold less than they said: another program took some, a driver keeps some for itself, or
-//! what is free lies in pieces. Or on devices of which one does not open at all.
+//! Starts an engine and replans if a device has less memory than reported, or cannot be opened.
 //!
-//! What a device refuses is learnt from: everything that was loaded is given back, and the planner makes a plan for what the
-//! device really gave, or for the other devices. This module must not know how an engine starts, or what a plan is made of.
+//! Reported memory can be too high because other programs or the driver use some, or because of
+//! fragmentation. After a failed allocation, everything loaded is freed and the planner makes a plan for the
+//! memory that the device provided. Knows nothing about how an engine starts or how a plan is built.
 
 use crate::devices::Devices;
 use crate::engine::{Engine, EngineOptions};
 use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::planner::Planner;
+use ragtag_planner::plan::Plan;
 use ragtag_scheduler::RefusedMemory;
-use ragtag_scheduler::plan::Plan;
 use std::collections::HashMap;
 
-/// How often a device may refuse memory. Once it is believed what it says, once it is known what it gave, and once there was no
-/// room for what lies beside the buffers; after that something is wrong with it.
+/// Number of failed allocations at which Ragtag gives up on a device. The first leads to a plan for the free
+/// memory that the device reports, the second for what it provided, the third for less, because of
+/// allocations besides the buffers.
 const REFUSALS: u32 = 4;
 
 impl Engine {
-    /// Starts the plan that `planner` makes. If a device holds less than it said, the planner makes a smaller plan for what it
-    /// holds: with more of the model on other devices, or with a smaller chunk, fewer slots, in the end a shorter context, as
-    /// far as these were not asked for. A device that does not open is left out. [`Engine::plan`] returns the plan that runs.
+    /// Starts the plan that `planner` makes. If a device runs out of memory, replans for the memory that it
+    /// has: with more of the model on other devices, a smaller chunk, fewer slots or, last, a shorter
+    /// context. Settings made explicitly do not change. A device that cannot be opened is left out.
+    /// [`Engine::plan`] returns the plan that runs.
     ///
     /// # Errors
-    /// As [`Planner::plan`] and [`Engine::start_exact`]; if nothing smaller fits, what a device said to the first plan, with
-    /// sizes.
+    /// As [`Planner::plan`] and [`Engine::start_exact`]. If no smaller plan fits, the first device error,
+    /// with sizes.
     pub fn start(
         model: &Model,
         devices: &Devices,
@@ -34,8 +36,8 @@ impl Engine {
         Self::start_replanning(model, devices, planner, &planner.plan()?, options, |_, _, _| ())
     }
 
-    /// [`Engine::start`] with a plan that `planner` has made. `less` receives the error that a smaller plan follows from, the
-    /// planner with what it knows now, and that plan.
+    /// As [`Engine::start`], with a plan that `planner` has already made. For each smaller plan, `less`
+    /// receives the error, the updated planner and the new plan.
     ///
     /// # Errors
     /// As [`Engine::start`].
@@ -51,20 +53,20 @@ impl Engine {
         let mut refusals: HashMap<String, u32> = HashMap::new();
         let mut first: Option<Error> = None;
         loop {
-            let error = match Self::start_told(model, devices, &plan, &options) {
+            let error = match Self::start_with(model, devices, &plan, &options) {
                 Ok(engine) => return Ok(engine),
                 Err(error) => error,
             };
             let next = match &error {
                 Error::Device { device, cause } => {
-                    tracing::warn!(device, %cause, "the device does not open");
+                    tracing::warn!(device, %cause, "cannot open the device");
                     planner = planner.exclude(device);
                     planner.plan().ok()
                 }
                 Error::Run(cause) if let Some(refused) = cause.refused_memory() => {
                     let count = refusals.entry(refused.device.into()).or_default();
                     *count += 1;
-                    tell(&refused);
+                    log_refusal(&refused);
                     let believed = *count == 1 && refused.is_plausible();
                     planner = planner.holding_at_most(refused.device, most_bytes(&refused, believed, &plan));
                     if *count < REFUSALS { planner.smaller_than(&plan).ok() } else { None }
@@ -79,17 +81,17 @@ impl Engine {
     }
 }
 
-/// Most bytes that the next plan may take of the device: less than this one in any case, so that there is an end to it.
+/// Memory limit of the device for the next plan. Always less than this plan's, so that replanning ends.
 fn most_bytes(refused: &RefusedMemory<'_>, believed: bool, plan: &Plan) -> u64 {
     let stage = plan.stages.iter().find(|stage| stage.device == refused.device);
     let memory = stage.map(|stage| stage.memory_bytes);
     let (total, staging) = memory.map_or((0, 0), |memory| (memory.total, memory.staging));
-    // Staging is planned for, but no buffer of the device; not to the byte for one that nobody believes.
+    // Staging is part of the plan but not a device buffer. Not added if the report is not trusted.
     let staging = if believed { staging } else { 0 };
     refused.available_bytes(believed).saturating_add(staging).min(total.saturating_sub(1))
 }
 
-fn tell(refused: &RefusedMemory<'_>) {
+fn log_refusal(refused: &RefusedMemory<'_>) {
     let RefusedMemory { device, wanted_bytes, free_bytes, held_bytes, needed_bytes } = *refused;
-    tracing::warn!(device, wanted_bytes, free_bytes, held_bytes, needed_bytes, "the device refuses memory");
+    tracing::warn!(device, wanted_bytes, free_bytes, held_bytes, needed_bytes, "the device is out of memory");
 }

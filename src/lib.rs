@@ -1,8 +1,7 @@
 //! Ragtag runs one language model as a pipeline across whatever GPUs and CPUs a machine has.
 //!
-//! A [`Model`] is opened, [`Devices`] are probed and selected, a [`Planner`] decides which device runs which segments
-//! and why, and an [`Engine`] loads the weights and runs the pipeline. A [`Session`] turns prompts into streams of
-//! tokens:
+//! Open a [`Model`] and probe [`Devices`]. A [`Planner`] assigns the model's segments to devices, and an
+//! [`Engine`] loads the weights and runs the pipeline. A [`Session`] turns prompts into streams of tokens:
 //!
 //! ```
 //! use ragtag::{
@@ -29,13 +28,13 @@
 //! # }
 //! ```
 //!
-//! The crates below this one are usable on their own: `ragtag-graph` for model files and operator graphs,
-//! `ragtag-scheduler` for planning without devices, `ragtag-hal` for writing a backend.
+//! The lower crates are usable on their own: `ragtag-graph` for model files and operator graphs,
+//! `ragtag-planner` for planning without devices, `ragtag-hal` for writing a backend.
 
 mod burst;
 mod calibrate;
+#[cfg(feature = "cli")]
 pub mod cli;
-pub mod compute;
 mod devices;
 pub mod doctor;
 mod engine;
@@ -47,6 +46,7 @@ mod model;
 pub mod npy;
 pub mod pictures;
 mod planner;
+#[cfg(feature = "cli")]
 mod selftest;
 mod session;
 mod simulate;
@@ -61,8 +61,12 @@ pub use engine::{Engine, EngineOptions, Progress, StageInfo};
 pub use error::{Error, Result};
 pub use model::{BUNDLED_MODEL, Model};
 pub use planner::{DEFAULT_CHUNK, MAX_CHUNK, Planner, Replanned, SLOTS};
+/// Single operators on any device.
+pub use ragtag_compute as compute;
+#[cfg(feature = "cli")]
 pub use selftest::{SELFTEST_VERSION, SelfTest};
-// What the types above are described with.
+// Types in the public API of the items above.
+#[cfg(feature = "cli")]
 pub use ragtag_conformance::Shapes;
 #[cfg(feature = "hip")]
 pub use ragtag_devices::compile_for_hip;
@@ -70,16 +74,13 @@ pub use ragtag_devices::{Handicap, HandicapError, ProbeChild};
 pub use ragtag_graph::{Boundary, Granularity};
 pub use ragtag_hal::{AdapterKind, GemmChoice};
 pub use ragtag_kernels::{Activations, KvType, TensorType};
-pub use ragtag_scheduler::compare;
-pub use ragtag_scheduler::fleet;
-pub use ragtag_scheduler::plan::Plan;
-/// Loads, simulations and what comes of them.
-pub use ragtag_scheduler::sim as simulation;
-pub use ragtag_scheduler::{
+pub use ragtag_planner::{
     Baseline, BufferLimits, Constraints, DeviceFacts, EngineDecode, Figure, FigureSource, Fleet,
-    InvalidFleet, LinkFacts, Links, Mix, Objective, Pin, Sampling, SharedLink, Span, SpanKind, Split,
-    Workload,
+    InvalidFleet, LinkFacts, Links, Mix, Objective, Pin, Plan, SharedLink, Split, Workload, fleet,
 };
+/// Loads of requests, simulations and their results.
+pub use ragtag_scheduler::sim as simulation;
+pub use ragtag_scheduler::{Sampling, Span, SpanKind, compare};
 pub use session::{Event, Generation, LogitStream, Prompt, Reason, Session, Summary, TokenStream};
 pub use simulate::{simulate, simulation_spec};
 pub use strict::suspicious_weights;

@@ -1,6 +1,6 @@
-//! Files as [`Source`]s: memory-mapped, so that a tensor's bytes go from the page cache to a device without a copy.
+//! Memory-mapped files as [`Source`]s: tensor bytes go from the page cache to a device without a copy.
 //!
-//! The one place of the root package with `unsafe`: mapping a file is only sound while nobody changes it.
+//! Uses `unsafe`, since mapping a file is sound only while no process changes it.
 
 use ragtag_graph::{Source, SourceError};
 use std::fs::File;

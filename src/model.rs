@@ -1,4 +1,4 @@
-//! Model files and directories, opened: mapped, understood, with their tokenizer and what identifies them.
+//! Opened models: mapped files, graph, tokenizer and digests.
 
 use crate::error::{Error, Result};
 use crate::map::MappedFile;
@@ -10,13 +10,13 @@ use ragtag_kernels::TensorType;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-/// Name of the bundled model.
+/// File name of the bundled model.
 pub const BUNDLED_MODEL: &str = "tales-bitnet-tq2_0.gguf";
 
 #[cfg(feature = "bundled-model")]
 static BUNDLED_BYTES: &[u8] = include_bytes!("../examples/models/tales-bitnet-tq2_0.gguf");
 
-/// A model, cheap to clone. Opening it reads the headers; weights are read when an engine loads them.
+/// A model. Cheap to clone. Opening reads only the headers; an engine reads the weights when it loads them.
 #[derive(Clone)]
 pub struct Model {
     inner: Arc<Inner>,
@@ -25,9 +25,9 @@ pub struct Model {
 struct Inner {
     name: String,
     graph: ragtag_graph::Model,
-    /// The files with weights, in the order that [`TensorInfo::shard`](ragtag_graph::TensorInfo::shard) counts.
+    /// Files with weights, indexed by [`TensorInfo::shard`](ragtag_graph::TensorInfo::shard).
     shards: Vec<Arc<dyn Source>>,
-    /// The files without, each with its name.
+    /// Files without weights, with their names.
     others: Vec<(String, Arc<dyn Source>)>,
     tokenizer: OnceLock<Tokenizer>,
     digest: OnceLock<String>,
@@ -40,18 +40,18 @@ impl std::fmt::Debug for Model {
 }
 
 impl Model {
-    /// Opens a `.gguf` file, of a split model any (the others are found beside it), or a directory with `config.json`
-    /// and safetensors files.
+    /// Opens a `.gguf` file, or a directory with `config.json` and safetensors files. For a split model, name
+    /// any part; the others must be in the same folder.
     ///
     /// # Errors
-    /// [`Error::File`] if a file cannot be read, [`Error::Model`] if it is not a model that Ragtag runs.
+    /// [`Error::File`] if a file cannot be read, [`Error::Model`] if it is not a model that Ragtag can run.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         if path.is_dir() {
             return Self::open_directory(path);
         }
         if path.extension().is_some_and(|extension| extension == "safetensors") {
-            let what = "weights alone; name the directory that they are in".into();
+            let what = "a single safetensors file (use its directory instead)".into();
             let cause = ModelError::Unsupported { what };
             return Err(Error::Model { name: path.display().to_string(), cause });
         }
@@ -78,12 +78,12 @@ impl Model {
         Ok(Self::new(name, graph, shards, others))
     }
 
-    /// Opens what there is of a model: as [`Model::open`], but `.gguf` files may end after their headers, and a directory may
-    /// hold nothing but `config.json`. Such a model can be planned for, not run. Where there are no weights, matrices are of the
-    /// type `matrices`, or of the one that `config.json` names.
+    /// Opens a model's metadata. As [`Model::open`], but `.gguf` files may end after their headers, and a
+    /// directory needs only `config.json`. Such a model can be planned for but not run. Without weights,
+    /// matrices have the type `matrices`, else the type in `config.json`.
     ///
     /// # Errors
-    /// As [`Model::open`]; [`Error::Usage`] for a type where there are weights, which say theirs.
+    /// As [`Model::open`]; [`Error::Usage`] if `matrices` is given for a model with weights.
     pub fn open_metadata(path: impl AsRef<Path>, matrices: Option<TensorType>) -> Result<Self> {
         let path = path.as_ref();
         if path.is_dir() && !has_weights(path) {
@@ -97,7 +97,7 @@ impl Model {
         if matrices.is_some() {
             let path = path.display();
             return Err(Error::Usage(format!(
-                "{path} has weights, which say their types; none can be assumed"
+                "cannot assume a tensor type for {path}: its weights have types"
             )));
         }
         if path.is_dir() || path.extension().is_some_and(|extension| extension == "safetensors") {
@@ -107,10 +107,10 @@ impl Model {
         Self::from_headers(file_name(path), sources)
     }
 
-    /// The model that is embedded in this build.
+    /// Opens the model that is embedded in this build.
     ///
     /// # Errors
-    /// [`Error::Usage`] if it was built without the feature `bundled-model`.
+    /// [`Error::Usage`] if this build lacks the feature `bundled-model`.
     pub fn bundled() -> Result<Self> {
         #[cfg(feature = "bundled-model")]
         return Self::from_sources(
@@ -121,10 +121,10 @@ impl Model {
         Err(Error::Usage("this build has no bundled model; name a .gguf file".into()))
     }
 
-    /// A model from bytes in memory.
+    /// Opens a model from the bytes of a `.gguf` file.
     ///
     /// # Errors
-    /// [`Error::Model`] if they are not a model that Ragtag runs.
+    /// [`Error::Model`] if they are not a model that Ragtag can run.
     pub fn from_bytes(name: &str, bytes: Vec<u8>) -> Result<Self> {
         Self::from_sources(name.into(), vec![Arc::new(MemorySource::new(name, bytes))])
     }
@@ -157,36 +157,36 @@ impl Model {
         Self { inner: Arc::new(Inner { name, graph, shards, others, tokenizer, digest }) }
     }
 
-    /// The name of the file or directory, without what it lies in.
+    /// Name of the file or directory, without its path.
     pub fn name(&self) -> &str {
         &self.inner.name
     }
 
-    /// The numbers that shape it.
+    /// Hyperparameters.
     pub fn hyperparameters(&self) -> &Hyperparameters {
         self.inner.graph.hyperparameters()
     }
 
-    /// The model as the graph crate sees it: tensors, operator graph, segments.
+    /// Graph of the model: tensors, operators, segments.
     pub fn graph(&self) -> &ragtag_graph::Model {
         &self.inner.graph
     }
 
-    /// Bytes of all its files.
+    /// Total size of all files, in bytes.
     pub fn file_bytes(&self) -> u64 {
         self.files().map(|source| source.bytes()).sum()
     }
 
-    /// Those with weights, then the others.
+    /// All files: those with weights first.
     fn files(&self) -> impl Iterator<Item = &dyn Source> {
         let others = self.inner.others.iter().map(|(_, source)| source);
         self.inner.shards.iter().chain(others).map(|source| source.as_ref())
     }
 
-    /// Its tokenizer, built on first use.
+    /// Tokenizer, built on first use.
     ///
     /// # Errors
-    /// [`Error::Tokenizer`] if the files have none, or one of a kind that Ragtag does not know.
+    /// [`Error::Tokenizer`] if the files have none, or an unsupported one.
     pub fn tokenizer(&self) -> Result<&Tokenizer> {
         if let Some(tokenizer) = self.inner.tokenizer.get() {
             return Ok(tokenizer);
@@ -199,12 +199,13 @@ impl Model {
         Ok(self.inner.tokenizer.get_or_init(|| tokenizer))
     }
 
-    /// What tells this model from others at the cost of its headers: a digest of everything before the weights, of the
-    /// weights' sizes, and of the files without weights. Plans name models by it: a plan that was made from a file's header
-    /// alone suits the whole file. For the whole content see [`Model::digest`].
+    /// Identifies the model without reading its weights: a digest of everything before the weights, of the
+    /// weights' sizes, and of the files without weights. Plans identify models by it, so a plan made from a
+    /// file's header alone is valid for the whole file. See [`Model::digest`] for a digest of the whole
+    /// content.
     ///
     /// # Errors
-    /// [`Error::Model`] if a file cannot be read any more.
+    /// [`Error::Model`] if a file can no longer be read.
     pub fn fingerprint(&self) -> Result<String> {
         let tensors = self.inner.graph.weights().tensors();
         let mut hasher = blake3::Hasher::new();
@@ -217,7 +218,7 @@ impl Model {
             hasher.update(&end.to_le_bytes());
             hasher.update(source.range(0..header).map_err(|e| self.source_error(e))?);
         }
-        // Types that no file names.
+        // Without weights, no file determines the tensor types.
         for tensor in tensors.iter().filter(|_| self.inner.shards.is_empty()) {
             hasher.update(tensor.tensor_type.name().as_bytes());
         }
@@ -229,10 +230,11 @@ impl Model {
         Ok(format!("header-blake3:{}", &hasher.finalize().to_hex()[..32]))
     }
 
-    /// BLAKE3 of the files' whole content, in order. Reads everything once.
+    /// BLAKE3 digest of the whole content of all files, in order. Reads everything once and caches the
+    /// result.
     ///
     /// # Errors
-    /// [`Error::Model`] if a file cannot be read any more.
+    /// [`Error::Model`] if a file can no longer be read.
     pub fn digest(&self) -> Result<String> {
         if let Some(digest) = self.inner.digest.get() {
             return Ok(digest.clone());
@@ -256,16 +258,16 @@ fn map(path: &Path) -> Result<Arc<dyn Source>> {
     }
 }
 
-/// A directory with those files of a model, weights apart, that are there, and its name.
+/// Maps the files of a model directory that exist, without weights. Returns the directory's name as well.
 fn directory(path: &Path) -> Result<(String, Directory)> {
-    // A path of dots has no name of its own.
+    // Paths such as `..` have no file name.
     let name = match path.file_name() {
         Some(_) => file_name(path),
         None => path.canonicalize().map_or_else(|_| file_name(path), |path| file_name(&path)),
     };
     let mut directory = Directory::new(path.display().to_string());
     for file in checkpoint::FILES {
-        // Those that are not there may not be needed; the graph knows.
+        // Missing files may not be needed; the graph reports those that are.
         if path.join(file).exists() {
             directory.insert(file, map(&path.join(file))?);
         }
@@ -273,27 +275,17 @@ fn directory(path: &Path) -> Result<(String, Directory)> {
     Ok((name, directory))
 }
 
-/// Whether a directory holds weights, or says which files do.
+/// Whether a directory has weights, or an index of weight files.
 fn has_weights(path: &Path) -> bool {
     checkpoint::WEIGHTS.iter().any(|file| path.join(file).exists())
 }
 
-fn file_name(path: &Path) -> String {
+pub(crate) fn file_name(path: &Path) -> String {
     path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
 }
 
-/// The files that a model may be read from, given any of them or their directory.
-pub(crate) fn files(path: &Path) -> Vec<PathBuf> {
-    let Ok(folder) = std::fs::read_dir(path) else { return shard_paths(path) };
-    let of_model = |path: &PathBuf| {
-        checkpoint::FILES.contains(&file_name(path).as_str())
-            || path.extension().is_some_and(|extension| extension == "safetensors")
-    };
-    folder.filter_map(|entry| Some(entry.ok()?.path())).filter(of_model).collect()
-}
-
-/// The files of a model, given any of them.
-fn shard_paths(path: &Path) -> Vec<PathBuf> {
+/// Files of a split model, given any of them.
+pub(crate) fn shard_paths(path: &Path) -> Vec<PathBuf> {
     match ragtag_graph::gguf::shard_names(&file_name(path)) {
         Some(names) => names.into_iter().map(|name| path.with_file_name(name)).collect(),
         None => vec![path.to_path_buf()],

@@ -1,12 +1,12 @@
-//! NumPy's file format, version 1.0, as far as a float32 matrix needs it.
+//! NumPy's file format, version 1.0, for float32 matrices only.
 //!
 //! Source: the format description in NumPy's documentation (`numpy.lib.format`).
 
-/// A C-ordered little-endian float32 matrix `[rows, columns]` as a `.npy` file.
+/// Encodes a C-ordered little-endian float32 matrix `[rows, columns]` as a `.npy` file.
 pub fn encode(values: &[f32], columns: usize) -> Vec<u8> {
     let rows = values.len().checked_div(columns).unwrap_or(0);
     let mut header = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({rows}, {columns}), }}");
-    // Magic, version, length and header together are a multiple of 64 and end in a newline.
+    // Magic, version, length and header must add up to a multiple of 64 bytes and end with a newline.
     let padding = 63 - (10 + header.len()) % 64;
     header.extend(std::iter::repeat_n(' ', padding));
     header.push('\n');
@@ -20,7 +20,8 @@ pub fn encode(values: &[f32], columns: usize) -> Vec<u8> {
     file
 }
 
-/// Reads what [`encode`] writes, and files like it: version 1.0, `<f4`, two dimensions. `None` for anything else.
+/// Decodes a `.npy` file of version 1.0 with a two-dimensional `<f4` array, such as [`encode`] writes. `None`
+/// for any other file.
 pub fn decode(file: &[u8]) -> Option<(Vec<f32>, usize)> {
     let rest = file.strip_prefix(b"\x93NUMPY\x01\x00")?;
     let (length, rest) = rest.split_at_checked(2)?;
@@ -42,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_can_be_read() {
+    fn encoded_files_decode_to_the_same_values() {
         let values = [1.5, -2.0, 0.0, f32::MIN_POSITIVE, 3.25, 7.0];
         let file = encode(&values, 3);
         let header = usize::from(u16::from_le_bytes([file[8], file[9]]));

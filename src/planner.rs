@@ -1,4 +1,4 @@
-//! Plans without running: which device would run which segments of a model.
+//! Planning: assigns the segments of a model to devices, without running it.
 
 mod measured;
 
@@ -11,22 +11,20 @@ use crate::model::Model;
 use ragtag_graph::{Boundary, Granularity, Lowering, Segment};
 use ragtag_hal::Adapter;
 use ragtag_kernels::{Activations, KvType};
-use ragtag_scheduler::core::Chunks;
-use ragtag_scheduler::plan::{Plan, PlanDeviceOptions, PlanModel};
-use ragtag_scheduler::planner::{
-    self, Baseline, Constraints, EngineDecode, ModelFacts, Pin, PlanLimits, PlannerInput,
+use ragtag_planner::{
+    Baseline, Chunks, Constraints, DeviceFacts, EngineDecode, Fleet, LinkFacts, Links, ModelFacts, Objective,
+    Pin, Plan, PlanDeviceOptions, PlanError, PlanLimits, PlannerInput, Split, Workload,
 };
-use ragtag_scheduler::{DeviceFacts, Fleet, LinkFacts, Links, Objective, Split, Workload};
 use ragtag_transfer::Route;
 
-/// Prefill chunk that is tried first unless one is asked for: long enough to use the arithmetic of a device, short enough that
-/// one prompt fills a pipeline.
+/// First prefill chunk to try by default: long enough to use a device's arithmetic, short enough that one
+/// prompt fills a pipeline.
 pub const DEFAULT_CHUNK: u32 = 128;
 
-/// The longest prefill chunk that is tried unless one is asked for; the context bounds it.
+/// Longest prefill chunk to try by default; limited by the context.
 pub const MAX_CHUNK: u32 = 4096;
 
-/// The others that are tried: shorter ones fill a pipeline sooner, longer ones use the devices' arithmetic better.
+/// Other chunks to try: shorter ones fill a pipeline sooner, longer ones use the devices' arithmetic better.
 const OTHER_CHUNKS: [u32; 6] = [64, 256, 512, 1024, 2048, MAX_CHUNK];
 
 /// Micro-batches that a stage holds: one arriving, one computed, one leaving.
@@ -52,7 +50,7 @@ pub struct Planner {
     model: Model,
     granularity: Granularity,
     devices: Vec<DeviceFacts>,
-    /// Labels of devices that are there and not to be planned for.
+    /// Labels of devices that are present but not selected.
     not_selected: Vec<String>,
     device_options: Option<PlanDeviceOptions>,
     links: Links,
@@ -60,20 +58,21 @@ pub struct Planner {
     objective: Objective,
     workload: Workload,
     limits: PlanLimits,
-    /// Whether the chunk was asked for.
+    /// Whether the chunk was set explicitly.
     chunk_given: bool,
-    /// The chunks that the plan allows, in place of those that are predicted to be fastest.
+    /// Chunks that the plan allows, in place of those predicted to be fastest.
     chunks: Option<Chunks>,
     constraints: Constraints,
     explained: bool,
     split: Option<Split>,
 }
 
-/// The smallest chunk that is taken for want of memory.
+/// Smallest chunk to fall back to when memory is short.
 const SMALLEST_CHUNK: u32 = 16;
 
 impl Planner {
-    /// A planner for one sequence at a time, int8 activations, blocks as segments and the longest context that fits.
+    /// Creates a planner for one sequence at a time, int8 activations, blocks as segments and the longest
+    /// context that fits.
     pub fn new(model: &Model) -> Self {
         let limits = PlanLimits {
             context: None,
@@ -106,8 +105,9 @@ impl Planner {
         }
     }
 
-    /// Plans for the devices that are selected in `devices`, with rates from datasheets, else assumed ones, and the memory that
-    /// is free now. [`Planner::calibrated`] adds what was measured of them: predictions are worth little without it.
+    /// Plans for the selected devices, with rates from datasheets, else reported or assumed ones, and with
+    /// the memory that is free now. Call [`Planner::calibrated`] as well: without measurements, predictions
+    /// are rough.
     pub fn devices(self, devices: &Devices) -> Self {
         let mut planner = self.device_facts(devices.facts());
         let detected = devices.report().adapters().map(Adapter::label);
@@ -117,8 +117,8 @@ impl Planner {
         planner
     }
 
-    /// Takes what was measured of the devices named so far, and of the links between them, in place of what is assumed.
-    /// Devices that did not open are excluded.
+    /// Uses measurements of the devices set so far and of their links. Excludes devices that could not be
+    /// opened.
     pub fn calibrated(mut self, calibration: &Calibration) -> Self {
         self.devices = calibration.apply(self.devices);
         self.links = calibration.links.clone();
@@ -134,187 +134,189 @@ impl Planner {
         self
     }
 
-    /// Plans for devices and links that need not exist.
+    /// Plans for a fleet of devices and links, which need not exist.
     ///
     /// # Errors
-    /// [`Error::Fleet`] names the figure, label or link that cannot be.
+    /// [`Error::Fleet`] names the invalid figure, label or link.
     pub fn fleet(self, fleet: &Fleet) -> Result<Self> {
         let facts = fleet.facts().map_err(|cause| Error::Fleet { of: "the fleet".into(), cause });
         let (devices, links) = facts?;
         Ok(self.device_facts(devices).links(links))
     }
 
-    /// Labels of the devices.
+    /// Labels of the devices to plan for.
     pub fn labels(&self) -> Vec<String> {
         self.devices.iter().map(|device| device.label.clone()).collect()
     }
 
-    /// The options that the devices were found with, if they are there.
-    pub(crate) fn device_options(&self) -> Option<&PlanDeviceOptions> {
+    /// Options that the devices were probed with. `None` for devices given by figures.
+    pub fn device_options(&self) -> Option<&PlanDeviceOptions> {
         self.device_options.as_ref()
     }
 
-    /// Figures of the links between the devices.
+    /// Sets the figures of the links between the devices.
     pub fn links(mut self, links: Links) -> Self {
         self.links = links;
         self
     }
 
-    /// What to minimise.
+    /// Sets the objective to minimize.
     pub fn objective(mut self, objective: Objective) -> Self {
         self.objective = objective;
         self
     }
 
-    /// The request to plan for.
+    /// Sets the request to plan for.
     pub fn workload(mut self, workload: Workload) -> Self {
         self.workload = workload;
         self
     }
 
-    /// The longest sequence that must fit, in tokens.
+    /// Sets the longest sequence that must fit, in tokens.
     pub fn context(mut self, tokens: u32) -> Self {
         self.limits.context = Some(tokens);
         self
     }
 
-    /// Sequences that must fit at the full context at the same time.
+    /// Sets the number of concurrent sequences that must fit at full context.
     pub fn sequences(mut self, sequences: u32) -> Self {
         self.limits.sequences = sequences;
         self.limits.logit_rows = self.limits.logit_rows.max(sequences);
         self
     }
 
-    /// Most tokens that go through the pipeline together.
+    /// Sets the maximum number of prompt tokens in one micro-batch.
     pub fn chunk(mut self, rows: u32) -> Self {
         self.limits.chunk = rows;
         self.chunk_given = true;
         self
     }
 
-    /// The prefill chunks that the plan allows, none longer than that of [`Planner::chunk`].
+    /// Sets the prefill chunks that the plan allows, none longer than that of [`Planner::chunk`].
     pub fn chunks(mut self, chunks: Chunks) -> Self {
         self.chunks = Some(chunks);
         self
     }
 
-    /// Micro-batches over which generating sequences are spread, in place of as many as are best.
+    /// Sets the number of micro-batches that generating sequences are spread over. By default the planner
+    /// chooses it.
     pub fn decode_groups(mut self, groups: u32) -> Self {
         self.limits.decode_groups = Some(groups);
         self
     }
 
-    /// Micro-batches in flight at most, in place of as many as are best.
+    /// Sets the maximum number of micro-batches in flight. By default the planner chooses it.
     pub fn credits(mut self, credits: u32) -> Self {
         self.limits.credits = Some(credits);
         self
     }
 
-    /// Micro-batches that a stage may hold, in place of [`SLOTS`].
+    /// Sets the number of micro-batches that a stage can hold, instead of [`SLOTS`].
     pub fn slots(mut self, slots: u32) -> Self {
         self.limits.slots = slots;
         self
     }
 
-    /// How activations cross from one device to another, in place of what is known of that link.
+    /// Sets the transfer route from one device to another.
     pub fn route(mut self, from: &str, to: &str, route: Route) -> Self {
         let facts = LinkFacts { route, ..self.links.between(from, to).clone() };
         self.links.known.insert(0, (from.into(), to.into(), facts));
         self
     }
 
-    /// Logits of every row of a micro-batch are wanted, not only of the last of each sequence.
+    /// Plans for logits of every row, not only of the last row of each sequence.
     pub fn all_logits(mut self) -> Self {
         self.limits.logit_rows = u32::MAX;
         self
     }
 
-    /// Form of keys and values.
+    /// Sets the element type of the KV cache.
     pub fn kv(mut self, kv: KvType) -> Self {
         self.limits.kv = kv;
         self
     }
 
-    /// Form of the activations in products with quantised weights.
+    /// Sets the type of activations in matmuls with quantized weights.
     pub fn activations(mut self, activations: Activations) -> Self {
         self.limits.activations = activations;
         self
     }
 
-    /// The form in which activations cross between stages, instead of the one that is predicted to be better. f16 is for fast
-    /// activations: [`Planner::plan`] refuses it with exact ones.
+    /// Sets the wire type of activations between stages. By default the planner takes the faster one.
+    /// [`Planner::plan`] refuses f16 with exact activations.
     pub fn boundary(mut self, boundary: Boundary) -> Self {
         self.limits.boundary = Some(boundary);
         self
     }
 
-    /// A segment must be on a device; segment 0 is the embedding, the last one the head.
+    /// Pins a segment to a device. Segment 0 is the embedding, the last one the head.
     pub fn pin(mut self, segment: u32, device: &str) -> Self {
         self.constraints.pins.push(Pin { segment, device: device.into() });
         self
     }
 
-    /// A device must not be used.
+    /// Excludes a device from the plan.
     pub fn exclude(mut self, device: &str) -> Self {
         self.constraints.excluded.push(device.into());
         self
     }
 
-    /// The plan has so many stages at most.
+    /// Limits the number of stages.
     pub fn max_stages(mut self, stages: u32) -> Self {
         self.constraints.max_stages = Some(stages);
         self
     }
 
-    /// What of a transformer block is one segment. Halves balance unlike devices better, and take longer to plan for.
+    /// Sets the size of a segment: a transformer block or half of one. Halves balance unequal devices better
+    /// but take longer to plan.
     pub fn granularity(mut self, granularity: Granularity) -> Self {
         self.granularity = granularity;
         self
     }
 
-    /// A placement to check and prove instead of a search.
+    /// Uses this placement instead of a search, and proves that it fits.
     pub fn split(mut self, split: Split) -> Self {
         self.split = Some(split);
         self
     }
 
-    /// The plan says where everything is and what is expected of it, not why: no reasons and no explanation, which take longer
-    /// than the search. For programs that look at many fleets.
+    /// Omits reasons and explanation from the plan. They take longer than the search, which matters to
+    /// programs that evaluate many fleets.
     pub fn unexplained(mut self) -> Self {
         self.explained = false;
         self
     }
 
-    /// Makes the plan: memory is proved, then the objective is made as small as the segments allow, over all subsets and
-    /// orders of the devices. For many sequences the best few placements and those of the rules are tried in simulation,
-    /// some tens of milliseconds each, with neighbouring chunks and numbers of decode groups and with fewer credits; what is
-    /// best there is chosen.
+    /// Makes the plan: proves that it fits in memory and minimizes the objective over all subsets and orders
+    /// of the devices. For many sequences, simulates the best few placements and the baselines, with
+    /// neighboring chunks and numbers of decode groups and with fewer credits, and takes the best result.
+    /// Each simulation takes some tens of milliseconds.
     ///
     /// # Errors
-    /// [`Error::Planner`] says what does not fit, or which figure, constraint or part of the split is wrong.
+    /// [`Error::Planner`] names what does not fit, or the invalid figure, constraint or part of the split.
     pub fn plan(&self) -> Result<Plan> {
-        let plan = self.with_input(|input| Ok(planner::plan(input)?))?;
+        let plan = self.with_input(|input| Ok(ragtag_planner::plan(input)?))?;
         let chunks = self.chunks.clone().or(plan.chunks);
         Ok(Plan { chunks, device_options: self.device_options.clone(), ..plan })
     }
 
-    /// The plan that a rule without a search makes, for comparison, with the micro-batches and credits that suit it best; none
-    /// if it does not fit.
+    /// Makes a plan by a simple rule instead of a search, for comparison, with the best micro-batches and
+    /// credits for it. `None` if it does not fit.
     ///
     /// # Errors
-    /// As [`Planner::plan`], except that what does not fit is no error.
+    /// As [`Planner::plan`], except that a plan that does not fit is not an error.
     pub fn baseline(&self, rule: Baseline) -> Result<Option<Plan>> {
-        self.with_input(|input| Ok(planner::baseline(input, rule)?))
+        self.with_input(|input| Ok(ragtag_planner::baseline(input, rule)?))
     }
 
-    /// The placement of [`Planner::baseline`] as engines run it, with nothing chosen to suit it: chunks of 512 tokens or, where
-    /// they do not fit, the longest shorter ones; decode groups as `decode` says, but no more than sequences; and a micro-batch
-    /// in flight for each stage, with one on its way. None if it does not fit.
+    /// Makes the placement of [`Planner::baseline`] with the fixed settings of common engines: chunks of 512
+    /// tokens, or the longest that fit; decode groups as in `decode`, at most one per sequence; one
+    /// micro-batch in flight per stage, plus one. `None` if it does not fit.
     ///
     /// # Errors
     /// As [`Planner::baseline`].
     pub fn untuned_baseline(&self, rule: Baseline, decode: EngineDecode) -> Result<Option<Plan>> {
-        self.with_input(|input| Ok(planner::untuned_baseline(input, rule, decode)?))
+        self.with_input(|input| Ok(ragtag_planner::untuned_baseline(input, rule, decode)?))
     }
 
     fn with_input<T>(&self, then: impl FnOnce(&PlannerInput<'_>) -> Result<T>) -> Result<T> {
@@ -347,13 +349,13 @@ impl Planner {
             workload: self.workload,
             limits: PlanLimits { chunk, ..self.limits },
             constraints: &self.constraints,
-            trials: true,
+            trial: Some(ragtag_scheduler::trial),
             explained: self.explained,
             split: self.split.as_ref(),
         })
     }
 
-    /// Refuses what names a device that is there and not selected.
+    /// Refuses placements that name a device which is present but not selected.
     fn check_selected(&self) -> Result<()> {
         let Constraints { pins, excluded, .. } = &self.constraints;
         let parts = self.split.iter().flat_map(|split| split.parts.iter().map(|part| &part.device));
@@ -364,7 +366,7 @@ impl Planner {
         }
     }
 
-    /// The model's segments as they are with a chunk.
+    /// Segments of the model, lowered for a chunk.
     fn segments(&self, context: u32, chunk: u32) -> Result<Vec<Segment>> {
         let limits = &self.limits;
         let lowering = Lowering {
@@ -374,7 +376,7 @@ impl Planner {
             sequences: limits.sequences,
             chunk,
             logit_rows: limits.logit_rows.min(chunk),
-            // No segment's costs depend on it.
+            // Segment costs do not depend on the wire type.
             boundary: Boundary::F32,
         };
         let as_error = |cause| Error::Model { name: self.model.name().into(), cause };
@@ -383,12 +385,12 @@ impl Planner {
 }
 
 impl Planner {
-    /// What it plans with: the devices and the links.
+    /// Facts about devices and links that the planner uses.
     pub fn facts(&self) -> (&[DeviceFacts], &Links) {
         (&self.devices, &self.links)
     }
 
-    /// The same for a device that turned out to hold no more than so many bytes.
+    /// Limits the memory of a device to `bytes`.
     pub(crate) fn holding_at_most(mut self, device: &str, bytes: u64) -> Self {
         for facts in self.devices.iter_mut().filter(|facts| facts.label == device) {
             facts.memory_bytes = facts.memory_bytes.min(bytes);
@@ -396,8 +398,9 @@ impl Planner {
         self
     }
 
-    /// A plan that asks for less than one that did not fit: for its context with a smaller chunk, else with fewer slots
-    /// as well; else, unless the context was asked for, for the longest one that fits then. What was asked for stays.
+    /// Makes a plan that needs less memory than one that did not fit. Tries smaller chunks at the same
+    /// context, then fewer slots, then, unless the context was set explicitly, a shorter context. Explicit
+    /// settings do not change.
     pub(crate) fn smaller_than(&self, before: &Plan) -> Result<Plan> {
         let halves = std::iter::successors(Some(before.chunk), |chunk| Some(chunk / 2));
         let halves = halves.take_while(|&chunk| chunk == before.chunk || chunk >= SMALLEST_CHUNK);
@@ -412,7 +415,7 @@ impl Planner {
         let mut last = (smallest, before.slots);
         for (chunk, slots) in steps {
             match with(chunk, slots, Some(before.context)) {
-                Err(Error::Planner(planner::PlanError::DoesNotFit(_))) => last = (chunk, slots),
+                Err(Error::Planner(PlanError::DoesNotFit(_))) => last = (chunk, slots),
                 other => return other,
             }
         }
@@ -428,15 +431,5 @@ pub(crate) fn model_facts(model: &Model) -> Result<ModelFacts> {
         context: h.context,
         row_bytes: u64::from(h.width) * 4,
         logit_row_bytes: u64::from(h.vocabulary) * 4,
-    })
-}
-
-/// What a plan must name to be one for this model, cut at this granularity.
-pub(crate) fn plan_model(model: &Model, granularity: Granularity) -> Result<PlanModel> {
-    Ok(PlanModel {
-        name: model.name().into(),
-        digest: model.fingerprint()?,
-        segments: model.graph().with_granularity(granularity).segment_count() as u32,
-        granularity,
     })
 }

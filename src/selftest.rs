@@ -1,6 +1,5 @@
-//! The conformance suite on the devices of this machine: what each owes, tried out, and what came of it as data.
-//!
-//! This module must not know how results are shown.
+//! Runs the conformance suite on the devices of this machine and collects the results. Knows nothing about
+//! how they are shown.
 
 use crate::devices::Devices;
 use crate::error::{Error, Result};
@@ -9,41 +8,41 @@ use ragtag_hal::Adapter;
 use serde::Serialize;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// The version of the form of [`SelfTest`] in files.
+/// Format version of [`SelfTest`] files.
 pub const SELFTEST_VERSION: u32 = 1;
 
-/// What a self-test found.
+/// Results of a self-test.
 #[derive(Clone, Debug, Serialize)]
 pub struct SelfTest {
-    /// The version of this form.
+    /// Format version.
     pub ragtag_selftest: u32,
-    /// The version of the program.
+    /// Version of Ragtag.
     pub ragtag: &'static str,
-    /// The operating system.
+    /// Operating system.
     pub os: &'static str,
-    /// The processor's architecture.
+    /// CPU architecture.
     pub arch: &'static str,
-    /// When it began, in seconds since 1970.
+    /// Start time, in seconds since 1970.
     pub started_unix_s: u64,
-    /// The pattern that tests' names had to hold; empty for all tests.
+    /// Pattern of test names; empty for all tests.
     pub only: String,
-    /// How many random shapes each kernel was tried with, beside the listed ones.
+    /// Number of random shapes per kernel, in addition to the fixed ones.
     pub shapes: u32,
-    /// The seed of the first of them; each of the others has the next.
+    /// Seed of the first random shape; each later shape uses the next seed.
     pub seed: u64,
-    /// One report for each device, with every test.
+    /// Report for each device, with every test.
     pub reports: Vec<ragtag_conformance::Report>,
-    /// The backends that show no device, and why.
+    /// Backends without devices, with the reasons.
     pub absent: Vec<Absent>,
 }
 
 impl SelfTest {
-    /// Runs the tests whose names hold `only` (see [`Suite::only`]; an empty one for all) on these adapters, one after
-    /// another, with these random shapes of kernels. Each is opened anew, so it should not be in use. Tells `starts` the adapter
-    /// and the name of each test before it begins.
+    /// Runs the tests whose names match `only` (see [`Suite::only`]; empty for all) on these adapters in
+    /// turn, with these random kernel shapes. Opens each adapter, which should not be in use. Calls `starts`
+    /// with the adapter and the test's name before each test.
     ///
     /// # Errors
-    /// [`Error::Usage`] if no test has such a name. That a test fails is no error: see [`SelfTest::check`].
+    /// [`Error::Usage`] if no test matches. Failed tests are not an error here: see [`SelfTest::check`].
     pub fn run(
         devices: &Devices,
         adapters: &[Adapter],
@@ -53,7 +52,7 @@ impl SelfTest {
     ) -> Result<Self> {
         let suite = Suite::new().only(only).shapes(shapes);
         if suite.names().is_empty() {
-            return Err(Error::Usage(format!("no test has {only:?} in its name")));
+            return Err(Error::Usage(format!("no test name matches {only:?}")));
         }
         let started_unix_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |t| t.as_secs());
         let run = |adapter| {
@@ -74,15 +73,15 @@ impl SelfTest {
         })
     }
 
-    /// How many tests that is for each adapter.
+    /// Number of matching tests per adapter.
     pub fn tests(only: &str) -> usize {
         Suite::new().only(only).names().len()
     }
 
-    /// Whether every test passed or was skipped.
+    /// Checks that no test failed.
     ///
     /// # Errors
-    /// [`Error::SelfTest`] says how many failed.
+    /// [`Error::SelfTest`] with the number of failed tests.
     pub fn check(&self) -> Result<()> {
         let failed = self.reports.iter().map(|report| report.failures().count()).sum();
         let tests = self.reports.iter().map(|report| report.tests.len()).sum();
@@ -110,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn an_adapter_that_does_not_open_fails_its_tests() {
+    fn an_adapter_that_cannot_be_opened_fails_its_tests() {
         let cpu = DeviceOptions::selecting("cpu");
         let devices = Devices::probe(&cpu).unwrap();
         let mut gone = devices.selected()[0].clone();

@@ -1,4 +1,4 @@
-//! Sessions: prompts in, streams of tokens or logits out.
+//! Sessions: turn prompts into streams of tokens or logits.
 
 use crate::error::{Error, Result};
 use crate::model::Model;
@@ -15,12 +15,12 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use tokio::sync::mpsc;
 
-/// What to go on from.
+/// Input to continue.
 #[derive(Clone, Copy, Debug)]
 pub enum Prompt<'a> {
-    /// Text; the tokenizer adds what the model wants before it.
+    /// Text. The tokenizer adds the model's start tokens.
     Text(&'a str),
-    /// Token ids, as they are.
+    /// Token ids, used unchanged.
     Tokens(&'a [u32]),
 }
 
@@ -30,46 +30,46 @@ impl<'a> From<&'a str> for Prompt<'a> {
     }
 }
 
-/// How to go on.
+/// Generation parameters.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Generation {
-    /// Most new tokens.
+    /// Maximum number of new tokens.
     pub max_tokens: u32,
-    /// How each is chosen.
+    /// Sampling settings.
     pub sampling: Sampling,
-    /// Texts to stop before.
+    /// Stop strings. The text ends before the first of them.
     pub stop: Vec<String>,
-    /// Go on after the model's end token, for measurements.
+    /// Continues after the model's end token, for measurements.
     pub ignore_end: bool,
 }
 
 impl Default for Generation {
-    /// Up to 256 tokens with the usual sampling.
+    /// Up to 256 tokens with the default sampling.
     fn default() -> Self {
         Self { max_tokens: 256, sampling: Sampling::default(), stop: Vec::new(), ignore_end: false }
     }
 }
 
 impl Generation {
-    /// Always the likeliest token.
+    /// Always takes the most likely token.
     pub fn greedy() -> Self {
         Self { sampling: Sampling::greedy(), ..Self::default() }
     }
 }
 
-/// Why a generation ended.
+/// Reason that a generation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Reason {
-    /// The model said so.
+    /// The model produced an end token.
     End,
-    /// As many tokens as were asked for.
+    /// The maximum number of tokens was reached.
     MaxTokens,
     /// The context is full.
     ContextFull,
     /// A stop string appeared.
     Stop,
-    /// It was cancelled.
+    /// The generation was cancelled.
     Cancelled,
 }
 
@@ -77,7 +77,7 @@ impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Reason::End => "end of text",
-            Reason::MaxTokens => "as many as asked for",
+            Reason::MaxTokens => "token limit",
             Reason::ContextFull => "context full",
             Reason::Stop => "stop string",
             Reason::Cancelled => "cancelled",
@@ -85,18 +85,18 @@ impl fmt::Display for Reason {
     }
 }
 
-/// How a generation went.
+/// Summary of a generation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Summary {
-    /// Why it ended.
+    /// Reason of the end.
     pub reason: Reason,
-    /// Tokens of the prompt.
+    /// Number of prompt tokens.
     pub prompt_tokens: u32,
-    /// New tokens.
+    /// Number of new tokens.
     pub new_tokens: u32,
-    /// From the submission to the first new token, or to the end without one, in seconds.
+    /// Time from submission to the first new token, or to the end if there is none, in seconds.
     pub prefill_s: f64,
-    /// From the first new token to the last, in seconds.
+    /// Time from the first new token to the last, in seconds.
     pub decode_s: f64,
 }
 
@@ -121,7 +121,7 @@ impl Summary {
         }
     }
 
-    /// Prompt tokens per second: 0 if the generation was cancelled before its first token.
+    /// Prompt tokens per second. 0 if the generation was cancelled before its first token.
     pub fn prefill_tokens_per_s(&self) -> f64 {
         if self.reason == Reason::Cancelled && self.new_tokens == 0 {
             return 0.0;
@@ -129,12 +129,12 @@ impl Summary {
         rate(self.prompt_tokens, self.prefill_s)
     }
 
-    /// New tokens per second, the first (which the prefill made) apart: 0 if there is no other.
+    /// New tokens per second, without the first one, which belongs to prefill. 0 if there is no other.
     pub fn decode_tokens_per_s(&self) -> f64 {
         rate(self.new_tokens.saturating_sub(1), self.decode_s)
     }
 
-    /// As JSON. A rate of nothing is null.
+    /// The summary as JSON. Unknown rates are null.
     pub fn timings(&self) -> serde_json::Value {
         let known = |rate: f64| (rate > 0.0).then_some(rate);
         json!({
@@ -152,22 +152,22 @@ fn rate(tokens: u32, seconds: f64) -> f64 {
     if seconds > 0.0 { f64::from(tokens) / seconds } else { 0.0 }
 }
 
-/// Something that happens in a generation.
+/// Event of a generation.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
-    /// Text became clear. Without an id it is text that had been held back: half a character, or the possible start of a
-    /// stop string.
+    /// New text. Without an id, it is text that was held back: part of a character, or the possible start of
+    /// a stop string.
     Token {
         /// The token.
         id: Option<u32>,
-        /// Text that became clear with it; may be empty.
+        /// Text that the token completes; may be empty.
         text: String,
     },
-    /// The end.
+    /// The generation has ended.
     Finished(Summary),
 }
 
-/// Turns prompts into streams. Cheap to clone; all sessions of an engine share its pipeline.
+/// Turns prompts into streams. Cheap to clone. All sessions of an engine share its pipeline.
 #[derive(Clone, Debug)]
 pub struct Session {
     model: Model,
@@ -183,11 +183,11 @@ impl Session {
         self.model.hyperparameters().vocabulary
     }
 
-    /// Starts a generation. The stream ends with [`Event::Finished`]; dropping it cancels.
+    /// Starts a generation. The stream ends with [`Event::Finished`]. Dropping it cancels the generation.
     ///
     /// # Errors
-    /// [`Error::Usage`] for sampling settings that make no sense, [`Error::Tokenizer`] if the prompt is text and cannot
-    /// be encoded. What the pipeline refuses comes by the stream.
+    /// [`Error::Usage`] for invalid sampling settings, [`Error::Tokenizer`] if a text prompt cannot be
+    /// encoded. The stream reports requests that the pipeline refuses.
     pub fn generate<'a>(
         &self,
         prompt: impl Into<Prompt<'a>>,
@@ -202,7 +202,7 @@ impl Session {
                 .encode(text, true)
                 .map_err(|cause| Error::Tokenizer { name: self.model.name().into(), cause })?,
         };
-        // Without a tokenizer there are ids, but no text and no stop strings.
+        // Without a tokenizer the stream has ids, but no text and no stop strings.
         let tokenizer = self.model.tokenizer();
         let tokenizer = if generation.stop.is_empty() { tokenizer.ok() } else { Some(tokenizer?) };
         let end_tokens = match &tokenizer {
@@ -211,7 +211,7 @@ impl Session {
         };
         let text = tokenizer.map(|tokenizer| {
             let mut stream = tokenizer.stream();
-            // The prompt's text stands before; the stream needs to know that a token is not the first.
+            // The stream must know the preceding text, since the first token of a text decodes differently.
             for &id in &ids {
                 stream.push(id);
             }
@@ -230,7 +230,7 @@ impl Session {
         })
     }
 
-    /// The logits of every position of a list of token ids: float32 `[positions, vocabulary]`, row by row.
+    /// Computes the logits of every position: float32 `[positions, vocabulary]` in row-major order.
     ///
     /// # Errors
     /// [`Error::Run`] if the pipeline refuses the ids or fails.
@@ -238,24 +238,25 @@ impl Session {
         self.start_logits(ids).collect().await
     }
 
-    /// Starts what [`Session::logits`] waits for. What the pipeline refuses comes with the logits.
+    /// As [`Session::logits`], without waiting. The stream reports requests that the pipeline refuses.
     pub fn start_logits(&self, ids: &[u32]) -> LogitStream {
         let (id, replies) = self.submit(ids.to_vec(), Job::Logits, ids.len() + 2);
         LogitStream { replies, running: Running { pipeline: Arc::clone(&self.pipeline), id, ended: false } }
     }
 
-    /// Room for every reply there can be, so that the pipeline never waits for its user.
+    /// Submits a request. The channel has room for all `replies`, so that the pipeline never waits for its
+    /// user.
     fn submit(&self, prompt: Vec<u32>, job: Job, replies: usize) -> (SequenceId, mpsc::Receiver<Reply>) {
         let (sender, receiver) = mpsc::channel(replies);
         let reply = Box::new(move |reply| {
-            // Nobody listens any more, or (never) the channel is full: both mean that the reply is not wanted.
+            // Fails only if the receiver is gone: the channel is never full.
             let _ = sender.try_send(reply);
         });
         (self.pipeline.submit(Request { prompt, job, reply }), receiver)
     }
 }
 
-/// Cancels its sequence when it is dropped before the end.
+/// Cancels its sequence if dropped before the end.
 #[derive(Debug)]
 struct Running {
     pipeline: Arc<Pipeline>,
@@ -271,7 +272,7 @@ impl Drop for Running {
     }
 }
 
-/// The tokens of one generation as they are made. Also a [`tokio_stream::Stream`].
+/// Tokens of one generation as they arrive. Implements [`tokio_stream::Stream`].
 #[derive(Debug)]
 pub struct TokenStream {
     replies: mpsc::Receiver<Reply>,
@@ -283,7 +284,7 @@ pub struct TokenStream {
 }
 
 impl TokenStream {
-    /// The next event. After [`Event::Finished`] there is none.
+    /// Waits for the next event. There are none after [`Event::Finished`].
     ///
     /// # Errors
     /// [`Error::Run`] if the pipeline refused the prompt or failed.
@@ -291,12 +292,12 @@ impl TokenStream {
         std::future::poll_fn(|context| self.poll_event(context)).await
     }
 
-    /// Ends the generation; [`Event::Finished`] still comes.
+    /// Cancels the generation. [`Event::Finished`] still follows.
     pub fn cancel(&mut self) {
         self.running.pipeline.cancel(self.running.id);
     }
 
-    /// The whole text.
+    /// Waits for the end and returns the whole text.
     ///
     /// # Errors
     /// As [`TokenStream::next_event`].
@@ -310,7 +311,7 @@ impl TokenStream {
         }
     }
 
-    /// [`TokenStream::text`] for code that is not async.
+    /// Blocking version of [`TokenStream::text`].
     ///
     /// # Errors
     /// As [`TokenStream::next_event`].
@@ -353,7 +354,7 @@ impl TokenStream {
 
     fn take(&mut self, reply: Reply) -> Result<()> {
         match reply {
-            // Tokens that were on their way when a stop string appeared are not wanted.
+            // Drops tokens that were in flight when a stop string appeared.
             Reply::Token { .. } if self.stopped => {}
             Reply::Token { id } => self.token(id),
             Reply::Finished(finished) => {
@@ -407,7 +408,7 @@ impl tokio_stream::Stream for TokenStream {
     }
 }
 
-/// The logits of one list of ids as they are made.
+/// Logits of one request as they arrive.
 #[derive(Debug)]
 pub struct LogitStream {
     replies: mpsc::Receiver<Reply>,
@@ -415,7 +416,7 @@ pub struct LogitStream {
 }
 
 impl LogitStream {
-    /// All of them: float32 `[positions, vocabulary]`, row by row.
+    /// Waits for all logits: float32 `[positions, vocabulary]` in row-major order.
     ///
     /// # Errors
     /// [`Error::Run`] if the pipeline refused the ids or failed.
@@ -445,7 +446,7 @@ mod tests {
     use ragtag_scheduler::core::SequenceTimes;
 
     #[test]
-    fn a_prompt_that_was_cancelled_has_no_rate() {
+    fn a_cancelled_prompt_has_no_rate() {
         let times = SequenceTimes { finished_ns: 2_000_000_000, ..SequenceTimes::default() };
         let cancelled =
             Finished { reason: FinishReason::Cancelled, prompt_tokens: 100, new_tokens: 0, times };

@@ -1,14 +1,14 @@
-//! Plans simulated: what a load of requests would get of a pipeline, without running it.
+//! Simulation of a plan under a load of requests, without running the model.
 
 use crate::engine::lowering;
 use crate::error::{Error, Result};
 use crate::model::Model;
-use ragtag_scheduler::plan::Plan;
+use ragtag_planner::plan::Plan;
+use ragtag_planner::{DeviceFacts, Links};
 use ragtag_scheduler::sim::{self, Load, SimSpec, SimSummary};
-use ragtag_scheduler::{DeviceFacts, Links};
 
-/// Simulates a plan under a load: the scheduler's own code decides what happens, on a virtual clock, and devices and
-/// links take the time that the cost model says. The same input gives the same result.
+/// Simulates a plan under a load of requests. The real scheduler runs on a virtual clock, with device and
+/// link times from the cost model. Deterministic.
 ///
 /// ```
 /// use ragtag::simulation::{Arrivals, DrawnLoad, Lengths};
@@ -35,7 +35,7 @@ use ragtag_scheduler::{DeviceFacts, Links};
 /// ```
 ///
 /// # Errors
-/// [`Error::Simulation`] if the plan is not one for this model and these devices, or a figure makes no sense.
+/// [`Error::Simulation`] if the plan is for another model or other devices, or a figure is invalid.
 pub fn simulate(
     model: &Model,
     plan: &Plan,
@@ -48,7 +48,7 @@ pub fn simulate(
     Ok(SimSummary::new(&spec, report))
 }
 
-/// What [`simulate`] simulates, to be changed before it is.
+/// Builds the specification that [`simulate`] runs, so that it can be changed first.
 ///
 /// # Errors
 /// As [`simulate`].

@@ -1,18 +1,18 @@
-//! Stop strings: text flows through until one of them begins to appear, and ends before it.
+//! Stop strings: passes text through and ends it before the first stop string.
 
-/// Watches a stream of text for stop strings. Text that may be the start of one is held back until it is clear.
+/// Searches a stream of text for stop strings. Holds back text that may be the start of one.
 #[derive(Debug)]
 pub(crate) struct StopMatcher {
     stops: Vec<String>,
     held: String,
 }
 
-/// What came out of a piece of text.
+/// Result of pushing a piece of text.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Matched {
-    /// This much is clear of any stop string.
+    /// Text that cannot be part of a stop string.
     Text(String),
-    /// A stop string appeared after this.
+    /// The rest of the text, before a stop string.
     Stop(String),
 }
 
@@ -31,12 +31,12 @@ impl StopMatcher {
         Matched::Text(self.held.drain(..clear).collect())
     }
 
-    /// What was held back, when nothing more comes.
+    /// Returns the text that was held back, at the end of the stream.
     pub(crate) fn finish(&mut self) -> String {
         std::mem::take(&mut self.held)
     }
 
-    /// Bytes at the end that may be the start of a stop string.
+    /// Number of bytes at the end that may be the start of a stop string.
     fn longest_start(&self) -> usize {
         let longest = |stop: &String| {
             let ends = stop.char_indices().map(|(at, _)| at).rev();
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn text_ends_before_a_stop_string_however_it_is_cut() {
+    fn text_ends_before_a_stop_string_split_over_pieces() {
         assert_eq!(run(&["END"], &["a E", "N", "D b"]), ("a ".into(), true));
         assert_eq!(run(&["END"], &["a EN", "C", "E b"]), ("a ENCE b".into(), false));
         assert_eq!(run(&["aab"], &["a", "a", "a", "b"]), ("a".into(), true));
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_held_back_without_need() {
+    fn only_possible_starts_of_stop_strings_are_held_back() {
         let mut matcher = StopMatcher::new(vec!["END".into()]);
         assert_eq!(matcher.push("hello"), Matched::Text("hello".into()));
         assert_eq!(matcher.push("x E"), Matched::Text("x ".into()));

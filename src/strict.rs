@@ -1,4 +1,4 @@
-//! Weights that no trained model has: what `--strict` refuses before a run.
+//! Detects suspicious weights for `--strict`.
 
 use crate::error::{Error, Result};
 use crate::model::Model;
@@ -6,13 +6,14 @@ use ragtag_graph::TensorInfo;
 use ragtag_kernels::blocks::dequantise;
 use rayon::prelude::*;
 
-/// Largest root mean square that a tensor of a working model has; beyond it activations overflow within few blocks.
+/// Root mean square beyond which a tensor is suspicious: activations overflow within a few blocks.
 const ABSURD_RMS: f64 = 1e3;
 
-/// Blocks that are looked at together; bounds the memory of the check.
+/// Blocks per batch, which bounds the memory of the check.
 const BATCH_BLOCKS: usize = 4096;
 
-/// What is wrong with the weights of a model: NaN, infinities, nothing but zeros, absurd norms. One line a tensor.
+/// Checks the weights of a model for NaN, infinities, all-zero tensors and absurd norms. Returns one line per
+/// finding.
 ///
 /// # Errors
 /// [`Error::Model`] if a tensor cannot be read.
@@ -44,7 +45,7 @@ fn suspicion(model: &Model, tensor: &TensorInfo) -> Result<Option<String>> {
     let rms = (squares / count.max(1) as f64).sqrt();
     let name = &tensor.name;
     Ok(if bad > 0 {
-        Some(format!("{name} has {bad} values that are NaN or infinite"))
+        Some(format!("{name} has {bad} NaN or infinite values"))
     } else if rms == 0.0 {
         Some(format!("{name} is all zero"))
     } else if rms > ABSURD_RMS {

@@ -1,16 +1,16 @@
-//! What the device queues and their actors did and when: for trace viewers, and for the question whether the stages worked at once.
+//! Traces of device queues and actors, for trace viewers and for measuring the overlap of stages.
 
 use crate::engine::StageInfo;
 use ragtag_hal::QueueKind;
-use ragtag_scheduler::plan::Plan;
+use ragtag_planner::plan::Plan;
 use ragtag_scheduler::sim::{SimSpan, SimSpanKind, SimSummary};
 use ragtag_scheduler::{Span, SpanKind, Turn};
 use serde_json::json;
 
-/// The thread number of a device's actor, behind those of its queues.
-const ACTOR_LANE: usize = QueueKind::ALL.len();
+/// Thread number of a device's actor in a trace, after those of its queues.
+const ACTOR_TRACK: usize = QueueKind::ALL.len();
 
-/// A run on the clock of its devices: one span for each submission of each queue.
+/// A run on the clock of its devices, with one span per submission.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Trace {
     spans: Vec<Span>,
@@ -30,7 +30,7 @@ impl Trace {
         Self { spans, turns: Vec::new(), devices }
     }
 
-    /// The trace of a plan that was simulated, on the simulation's clock. Actors take no time there.
+    /// Trace of a simulated plan, on the simulation's clock. It has no actor turns.
     pub fn simulated(plan: &Plan, summary: &SimSummary) -> Self {
         let span = |span: &SimSpan| {
             let segments = plan.stages.get(span.stage as usize)?.segments.range();
@@ -51,7 +51,7 @@ impl Trace {
         }
     }
 
-    /// The spans, in the order in which they were learnt.
+    /// Spans in the order in which they were recorded.
     pub fn spans(&self) -> &[Span] {
         &self.spans
     }
@@ -61,19 +61,20 @@ impl Trace {
         &self.devices
     }
 
-    /// What the stages' actors did themselves: a turn for each message that one handled.
+    /// Actor turns: one for each message that an actor handled.
     pub fn turns(&self) -> &[Turn] {
         &self.turns
     }
 
-    /// The trace-event format of Chrome and Perfetto: a process for each device, a thread for each queue and its actor.
+    /// Exports Chrome's trace-event format, which Perfetto reads too: a process per device, a thread per
+    /// queue and actor.
     pub fn to_chrome_json(&self) -> String {
         let mut events = Vec::new();
         for (stage, device) in self.devices.iter().enumerate() {
             events
                 .push(json!({ "ph": "M", "pid": stage, "name": "process_name", "args": { "name": device } }));
             let queues = QueueKind::ALL.map(|queue| (queue.index(), queue.name()));
-            for (lane, name) in queues.into_iter().chain([(ACTOR_LANE, "actor")]) {
+            for (lane, name) in queues.into_iter().chain([(ACTOR_TRACK, "actor")]) {
                 let name = json!({ "name": name });
                 events.push(
                     json!({ "ph": "M", "pid": stage, "tid": lane, "name": "thread_name", "args": name }),
@@ -96,7 +97,7 @@ impl Trace {
             events.push(json!({
                 "ph": "X",
                 "pid": turn.stage,
-                "tid": ACTOR_LANE,
+                "tid": ACTOR_TRACK,
                 "name": "turn",
                 "cat": "actor",
                 "ts": turn.start_ns as f64 / 1e3,
@@ -107,7 +108,7 @@ impl Trace {
     }
 }
 
-/// Named by segments and micro-batch.
+/// Name of a span: its segments and micro-batch.
 fn span_name(span: &Span) -> String {
     let what = match span.kind {
         SpanKind::Weights => return format!("weights of segments {}", range(span)),
@@ -129,14 +130,14 @@ fn range(span: &Span) -> String {
     }
 }
 
-/// How long stages computed, and how long at least two of them did at once, in nanoseconds.
+/// Busy and overlap times of stages, in nanoseconds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Overlap {
-    /// From the first computation to the last.
+    /// Time from the first computation to the last.
     pub wall_ns: u64,
     /// Busy time of each stage.
     pub busy_ns: Vec<u64>,
-    /// Time in which at least two stages computed.
+    /// Time during which at least two stages computed.
     pub together_ns: u64,
 }
 
@@ -191,14 +192,14 @@ mod tests {
     }
 
     #[test]
-    fn overlap_counts_time_in_which_two_stages_compute() {
+    fn overlap_is_the_time_in_which_two_stages_compute() {
         let expected = Overlap { wall_ns: 160, busy_ns: vec![150, 110], together_ns: 100 };
         assert_eq!(overlap(&trace()), expected);
         assert_eq!(overlap(&Trace::default()), Overlap::default());
     }
 
     #[test]
-    fn every_queue_has_a_lane_and_every_span_a_name() {
+    fn every_queue_has_a_track_and_every_span_a_name() {
         let json: serde_json::Value = serde_json::from_str(&trace().to_chrome_json()).unwrap();
         let events = json["traceEvents"].as_array().unwrap();
         assert_eq!(events.iter().filter(|e| e["name"] == "thread_name").count(), 8);

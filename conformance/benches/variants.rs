@@ -1,27 +1,28 @@
-//! Variants of a kernel against each other on one device: products of f16 rows, or attention of a prompt.
+//! Compares the variants of a kernel on one device: products of f16 rows, or attention of a prompt.
 //!
-//! `cargo bench -p ragtag-conformance --bench variants -- vulkan:0 matmul/F16/f16 2048,14336,4096` (rows, rows of weights,
-//! columns), `… -- vulkan:0 attention/F16 2048,32,8,128` (rows, heads, kv heads, head dimension). The second argument is part
-//! of the names that the conformance suite shows, such as `matmul/F16/f16/wgsl-matrices`.
-#![allow(clippy::print_stdout)] // a report is what it is for
+//! `cargo bench -p ragtag-conformance --bench variants -- vulkan:0 matmul/F16/f16 2048,14336,4096` (rows,
+//! rows of weights, columns), `… -- vulkan:0 attention/F16 2048,32,8,128` (rows, heads, kv heads, head
+//! dimension). The second argument is part of the names that the conformance suite prints, such as
+//! `matmul/F16/f16/wgsl-matrices`.
+#![allow(clippy::print_stdout)] // The bench prints a report.
 
 use ragtag_conformance::timing::{Launch, time};
 use ragtag_devices::{Backends, Config};
 use ragtag_hal::{DeviceId, Limits};
 use ragtag_kernels::{Activations, Kernel, Variant, variants};
 
-/// Launches of one sample, and samples.
+/// Launches per sample, and number of samples.
 const LAUNCHES: usize = 10;
 const SAMPLES: usize = 7;
 
-/// What a shape asks of a kernel: constants, the parameter block, and operations.
+/// Constants, parameter block and number of operations for a shape.
 type Task = (Vec<u32>, Vec<u32>, f64);
 
 fn main() -> Result<(), String> {
     let arguments: Vec<String> = std::env::args().skip(1).filter(|one| one != "--bench").collect();
-    // Without a device there is nothing to compare: so it is when all benches are run.
+    // Running all benches gives no device, so there is nothing to compare.
     let [label, pattern, shape] = arguments.as_slice() else {
-        println!("wanted: DEVICE KERNEL SHAPE, as in vulkan:0 matmul/F16/f16 2048,14336,4096");
+        println!("usage: DEVICE KERNEL SHAPE, for example vulkan:0 matmul/F16/f16 2048,14336,4096");
         return Ok(());
     };
     let shape: Result<Vec<u32>, _> = shape.split(',').map(str::parse).collect();
@@ -32,7 +33,7 @@ fn main() -> Result<(), String> {
     let wanted = |variant: &&Variant| name(variant).contains(pattern) && variant.runs_on(&adapter.caps);
     for variant in variants().iter().filter(wanted) {
         let Some((constants, params, operations)) = task(variant.kernel, &shape) else {
-            println!("{}: not a kernel of this shape", name(variant));
+            println!("{}: the shape does not fit this kernel", name(variant));
             continue;
         };
         let mut bytes = vec![0; variant.abi.bindings.len()];
@@ -57,7 +58,7 @@ fn main() -> Result<(), String> {
 fn task(kernel: Kernel, shape: &[u32]) -> Option<Task> {
     match (kernel, shape) {
         (Kernel::MatMul(_, Activations::F16), &[rows, n, k]) => {
-            // Word 0 of the parameters says how many rows are used: all.
+            // Word 0 of the parameters is the number of rows in use: all.
             let operations = 2.0 * f64::from(rows) * f64::from(n) * f64::from(k);
             Some((vec![rows, 0, n, k, 0, n], vec![rows], operations))
         }
@@ -66,7 +67,7 @@ fn task(kernel: Kernel, shape: &[u32]) -> Option<Task> {
             let scale = 1.0 / (head_dim as f32).sqrt();
             let mut constants = vec![rows, 1, blocks, 1, heads, kv_heads, head_dim, blocks];
             constants.extend([scale.to_bits(), heads * head_dim]);
-            // The header, tokens, positions, sequences, rows of logits, the table.
+            // The header, tokens, positions, sequences, logit rows, the table.
             let zeros = || std::iter::repeat_n(0, rows as usize);
             let lists = zeros().chain(0..rows).chain(zeros()).chain([0]).chain(0..blocks);
             let params = [rows, 1, 1, 0].into_iter().chain(lists).collect();
@@ -77,8 +78,8 @@ fn task(kernel: Kernel, shape: &[u32]) -> Option<Task> {
     }
 }
 
-/// Numbers of either sign between 2^-4 and 2^-3 as f16, and small ones as bf16 and f32: what a matrix unit takes for any time
-/// of its own would be zeros.
+/// Returns f16 numbers of either sign between 2^-4 and 2^-3, which are small numbers as bf16 and f32. Zeros
+/// could take a matrix unit less time.
 fn numbers(bytes: usize) -> Vec<u8> {
     let mut state = 1_u64;
     let mut words = std::iter::repeat_with(|| {

@@ -1,4 +1,4 @@
-//! A device with what tests need around it: ids and points allotted in turn, data moved in and out, a limit on waiting.
+//! A device with helpers for tests: allocates ids and points, moves data in and out, and limits waits.
 
 use ragtag_hal::{
     BufferId, BufferRange, Caps, Checked, Command, Device, HostRegion, Module, ModuleId, Point, ProgramId,
@@ -7,14 +7,14 @@ use ragtag_hal::{
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long any one point may take. Far more than any test needs, so that only a hang runs into it: a driver for processors may
-/// compile a kernel when it is first launched, for minutes on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(600);
+/// Time limit for any point. Far longer than any test needs, so that only a hang exceeds it: a CPU driver may
+/// compile a kernel at its first launch, which takes minutes on a busy machine.
+const WAIT_LIMIT: Duration = Duration::from_secs(600);
 
-/// A result with the reason of a failure in words.
+/// A result whose error is a message.
 pub(crate) type Attempt<T> = Result<T, String>;
 
-/// Says what was attempted when something failed.
+/// Adds the attempted action to an error.
 pub(crate) trait Context<T> {
     fn context(self, what: &str) -> Attempt<T>;
 }
@@ -30,7 +30,7 @@ pub(crate) fn expect_equal<T: PartialEq + std::fmt::Debug>(got: T, wanted: T, wh
     if got == wanted { Ok(()) } else { Err(format!("{what}: got {got:?}, wanted {wanted:?}")) }
 }
 
-/// Fails a test unless bytes are as wanted, and says where they first differ.
+/// Fails a test unless bytes match, and names the first difference.
 pub(crate) fn expect_bytes(got: &[u8], wanted: &[u8], what: &str) -> Attempt<()> {
     expect_equal(got.len(), wanted.len(), what)?;
     match got.iter().zip(wanted).position(|(got, wanted)| got != wanted) {
@@ -44,7 +44,7 @@ pub(crate) fn expect_bytes(got: &[u8], wanted: &[u8], what: &str) -> Attempt<()>
     }
 }
 
-/// Bytes that differ from place to place and from seed to seed.
+/// Returns bytes that depend on position and seed.
 pub(crate) fn pattern(bytes: usize, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = || {
@@ -64,7 +64,8 @@ pub(crate) struct Bench {
     signalled: [u64; 3],
     buffers: Vec<BufferId>,
     regions: Vec<RegionId>,
-    /// What tests put into buffers and get from them goes through: making some anew takes longer than most kernels.
+    /// Staging region for the contents of buffers, reused because a new region takes longer than most
+    /// kernels.
     staging: Option<(RegionId, Arc<HostRegion>)>,
     programs: Vec<ProgramId>,
     modules: Vec<ModuleId>,
@@ -72,7 +73,7 @@ pub(crate) struct Bench {
 
 impl Drop for Bench {
     fn drop(&mut self) {
-        // Of a test that failed something may still be outstanding; the device warns of what it is left with.
+        // Work of a failed test may still be outstanding. The device warns about leftover objects.
         let _ = self.clear();
         if let Some((id, _)) = self.staging.take() {
             let _ = self.device.unregister_region(id);
@@ -105,12 +106,12 @@ impl Bench {
         &self.device.adapter().caps
     }
 
-    /// An offset or a length in a buffer that the device's copies take: this one, or the next that they do.
+    /// Rounds an offset or length up to the device's copy alignment.
     pub(crate) fn aligned(&self, bytes: usize) -> usize {
         bytes.next_multiple_of(self.caps().copy_alignment_bytes.max(1) as usize)
     }
 
-    /// Destroys what the last test made.
+    /// Destroys the objects of the last test.
     pub(crate) fn clear(&mut self) -> Attempt<()> {
         for id in std::mem::take(&mut self.programs) {
             self.device.destroy_program(id).context("destroying a program")?;
@@ -129,7 +130,7 @@ impl Bench {
         self.next_id
     }
 
-    /// A buffer that lasts as long as the test.
+    /// Creates a buffer that lives until the end of the test.
     pub(crate) fn buffer(&mut self, bytes: u64) -> Attempt<BufferRange> {
         let buffer = self.try_buffer(bytes).context(&format!("a buffer of {bytes} bytes"))?;
         Ok(BufferRange { buffer, offset: 0, bytes })
@@ -142,7 +143,7 @@ impl Bench {
         Ok(id)
     }
 
-    /// A region that lasts as long as the test.
+    /// Creates a region that lives until the end of the test.
     pub(crate) fn region(&mut self, bytes: usize) -> Attempt<(RegionId, Arc<HostRegion>)> {
         let (id, region) = self.registered(bytes)?;
         self.regions.push(id);
@@ -156,7 +157,7 @@ impl Bench {
         Ok((id, region))
     }
 
-    /// A region of at least so many bytes, and of one at least, for the next copy alone.
+    /// Returns a region of at least `bytes` bytes, and at least one, for the next copy only.
     fn staging(&mut self, bytes: usize) -> Attempt<(RegionId, Arc<HostRegion>)> {
         const LEAST: usize = 64 << 10;
         if let Some((id, _)) = self.staging.take_if(|(_, region)| region.bytes() < bytes) {
@@ -169,7 +170,7 @@ impl Bench {
         Ok(self.staging.insert(staging).clone())
     }
 
-    /// A module; modules last as long as the device.
+    /// Creates a module. Modules live as long as the device.
     pub(crate) fn module(&mut self, module: &Module) -> Attempt<ModuleId> {
         let id = ModuleId(self.id());
         self.device.create_module(id, module).context("creating a module")?;
@@ -177,7 +178,7 @@ impl Bench {
         Ok(id)
     }
 
-    /// A program that lasts as long as the test.
+    /// Records a program that lives until the end of the test.
     pub(crate) fn record(&mut self, commands: Vec<Command>) -> Attempt<ProgramId> {
         let id = ProgramId(self.id());
         self.device.record(id, commands).context("recording")?;
@@ -185,7 +186,7 @@ impl Bench {
         Ok(id)
     }
 
-    /// Enqueues work that signals the next point of its queue.
+    /// Submits work that signals the next point of its queue.
     pub(crate) fn submit(&mut self, queue: QueueKind, work: Work, waits: &[Point]) -> Attempt<Point> {
         let value = &mut self.signalled[queue.index()];
         *value += 1;
@@ -214,7 +215,7 @@ impl Bench {
         self.device.timeline(queue)
     }
 
-    /// Waits for an own point.
+    /// Waits for a point of this device.
     pub(crate) fn wait(&self, point: Point) -> Attempt<()> {
         match self.outcome(point)? {
             None => Ok(()),
@@ -222,11 +223,11 @@ impl Bench {
         }
     }
 
-    /// Waits until an own point has passed or failed.
+    /// Waits until a point of this device has passed or failed.
     pub(crate) fn outcome(&self, point: Point) -> Attempt<Option<ragtag_hal::Error>> {
-        match self.timeline(point.timeline.queue).wait(point.value, Some(PATIENCE)) {
+        match self.timeline(point.timeline.queue).wait(point.value, Some(WAIT_LIMIT)) {
             Ok(true) => Ok(None),
-            Ok(false) => Err(format!("{point} has not passed after {} s", PATIENCE.as_secs())),
+            Ok(false) => Err(format!("{point} has not passed after {} s", WAIT_LIMIT.as_secs())),
             Err(error) => Ok(Some(error)),
         }
     }
@@ -240,11 +241,11 @@ impl Bench {
         self.wait(point)
     }
 
-    /// Reads a range, through the download queue.
+    /// Reads a range through the download queue.
     pub(crate) fn get(&mut self, from: BufferRange) -> Attempt<Vec<u8>> {
         let bytes = from.bytes as usize;
         let (id, region) = self.staging(bytes)?;
-        // What is not written by the download must not look right by chance.
+        // Bytes that the download does not write must not look right by chance.
         region.write(0..bytes).context("a lease")?.fill(0xe7);
         let point =
             self.commands(QueueKind::Download, vec![Command::Download { from, region: id, offset: 0 }], &[])?;
@@ -252,7 +253,7 @@ impl Bench {
         Ok(region.read(0..bytes).context("a lease")?.to_vec())
     }
 
-    /// A buffer with these bytes.
+    /// Creates a buffer with these bytes.
     pub(crate) fn filled(&mut self, bytes: &[u8]) -> Attempt<BufferRange> {
         let buffer = self.buffer(bytes.len() as u64)?;
         self.put(buffer, bytes)?;
@@ -260,7 +261,7 @@ impl Bench {
     }
 }
 
-/// Part of a range.
+/// Returns part of a range.
 pub(crate) fn part(of: BufferRange, offset: u64, bytes: u64) -> BufferRange {
     BufferRange { buffer: of.buffer, offset: of.offset + offset, bytes }
 }

@@ -1,7 +1,7 @@
-//! Kernel variants against their references.
+//! Tests kernel variants against their references.
 //!
-//! Each binding lies between guards in a buffer of its own, so that a write outside of it is found; and each case runs
-//! twice, once as a command and once as a recorded program, which must agree bit for bit.
+//! Each binding is in its own buffer between guards, which detect writes outside the binding. Each case runs
+//! twice, as a command and as a recorded program, and both must match bit for bit.
 
 use crate::bench::{Attempt, Bench, expect_bytes, part};
 use crate::report::Verdict;
@@ -9,19 +9,19 @@ use crate::suite::{Listed, Outcomes, Shapes};
 use ragtag_hal::{Binding, BufferRange, Command, Dispatch, Module, ModuleId, QueueKind, Work};
 use ragtag_kernels::{Case, Variant, module_source};
 
-/// The seed of the cases that are listed: the same numbers on every machine.
+/// Seed of the listed cases: the same numbers on every machine.
 const SEED: u64 = 1;
-/// What guards are made of: neither zero, nor NaN, nor what outputs are poisoned with.
+/// Byte that fills guards: differs from zero, from NaN and from poisoned outputs.
 const GUARD: u8 = 0xa5;
-/// Least bytes of a guard.
+/// Minimum bytes of a guard.
 const GUARD_BYTES: u64 = 64;
 
-/// The name of a variant's test.
+/// Returns the name of a variant's test.
 pub(crate) fn name(variant: &Variant) -> String {
     format!("kernel/{}/{}", variant.kernel, variant.name)
 }
 
-/// Cases of a variant: of the listed ones, and so many of random shapes.
+/// Runs cases of a variant: a selection of the listed ones, and random shapes.
 pub(crate) fn run(bench: &mut Bench, variant: &Variant, listed: Listed, shapes: Shapes) -> Outcomes {
     if !variant.is_taken_by(bench.caps()) {
         return Ok(Verdict::skipped(match variant.language() {
@@ -54,7 +54,7 @@ fn run_case(bench: &mut Bench, variant: &Variant, module: ModuleId, case: &Case)
     let ranges = guarded.iter().map(|guarded| guarded.inner);
     let bindings =
         ranges.zip(variant.abi.bindings).map(|(range, &access)| Binding { range, access }).collect();
-    let grid = (variant.grid)(&case.constants);
+    let grid = variant.grid(&case.constants, bench.caps());
     let dispatch = Dispatch { module, entry: 0, bindings, constants: case.constants.clone(), grid };
     let program = bench.record(vec![Command::Dispatch(dispatch.clone())])?;
     let mut results = Vec::new();
@@ -69,7 +69,7 @@ fn run_case(bench: &mut Bench, variant: &Variant, module: ModuleId, case: &Case)
         results.push(after);
     }
     if results[0] != results[1] {
-        return Err(format!("{}: a program gives other bits than the same command", case.label));
+        return Err(format!("{}: the recorded program and the same command give different bits", case.label));
     }
     case.check(&results[0])
 }
@@ -82,7 +82,7 @@ struct Guarded {
 
 impl Guarded {
     fn new(bench: &mut Bench, bytes: u64) -> Attempt<Self> {
-        // Bindings must start at multiples of this.
+        // Required alignment of bindings.
         let before = bench.caps().binding_alignment_bytes.max(GUARD_BYTES);
         let whole = bench.buffer(before + bytes + GUARD_BYTES)?;
         Ok(Self { whole, inner: part(whole, before, bytes) })

@@ -1,20 +1,21 @@
-//! What an adapter is known not to do.
+//! Known failures of an adapter.
 //!
-//! A list of such failures is for adapters that are pinned, as in continuous integration: there a test that fails is news,
-//! and so is one that passes again. This module must not know any adapter; the tests of adapters bring their lists.
+//! A list of known failures is for pinned adapters, as in continuous integration. There, a failing test is
+//! news, and so is a listed test that passes. Knows nothing about specific adapters; their tests supply the
+//! lists.
 
 use crate::report::{Outcome, Verdict};
 
-/// Tests that fail on an adapter, and why that is so.
+/// Tests that fail on an adapter, and the reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KnownFailure {
     /// Part of the tests' names, as in [`crate::Suite::only`].
     pub tests: &'static str,
-    /// What the adapter lacks, or what is wrong with it.
+    /// Missing feature or defect of the adapter.
     pub reason: &'static str,
 }
 
-/// Whether a name holds a pattern: the parts between its `*`, in this order.
+/// Returns whether a name contains the parts of a pattern between its `*`, in this order.
 pub(crate) fn matches(pattern: &str, name: &str) -> bool {
     let mut rest = Some(name);
     for part in pattern.split('*') {
@@ -23,8 +24,8 @@ pub(crate) fn matches(pattern: &str, name: &str) -> bool {
     rest.is_some()
 }
 
-/// Judges outcomes by what is known. A known failure is a skip with its reason; a test that passes against the list fails,
-/// and so does a list with an entry under which nothing was tried.
+/// Applies the known failures to outcomes. A known failure becomes a skip with its reason. A listed test that
+/// passes fails, and so does a list entry that matches no test.
 pub(crate) fn judge(tests: &mut Vec<Outcome>, known: &[KnownFailure]) {
     for test in tests.iter_mut() {
         let Some(known) = known.iter().find(|known| matches(known.tests, &test.name)) else { continue };
@@ -46,8 +47,7 @@ pub(crate) fn judge(tests: &mut Vec<Outcome>, known: &[KnownFailure]) {
             judged && matches(known.tests, &test.name)
         };
         if !tests.iter().any(was_tried) {
-            let why =
-                format!("the list of known failures names {:?}, and no such test was tried", known.tests);
+            let why = format!("the list of known failures names {:?}, but no such test ran", known.tests);
             let name = format!("known-failures/{}", known.tests);
             tests.push(Outcome { name, verdict: Verdict::Failed { why }, class: None, duration_us: 0 });
         }
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn patterns_are_parts_in_order() {
+    fn patterns_match_parts_in_order() {
         for (pattern, holds) in [
             ("", true),
             ("*", true),

@@ -1,16 +1,16 @@
-//! The conformance suite: what every device owes, tried out on every adapter.
+//! The conformance suite: tests the requirements for devices on every adapter.
 //!
-//! Each test is written once against the hardware layer. It passes, fails with a reason, or is skipped with a reason;
-//! absent hardware is a visible skip. Tests and the command `ragtag selftest` use this crate, nothing else does.
+//! Each test is written once against the hardware layer. It passes, fails with a reason, or is skipped with a
+//! reason. Absent hardware is a visible skip. Only tests and the command `ragtag selftest` use this crate.
 //!
 //! | tests | subject |
 //! | --- | --- |
 //! | `memory/…` | buffers, fills, copies, uploads, downloads, running out of memory |
 //! | `queues/…` | order, points across queues, points of other devices, poisoned timelines |
-//! | `programs/…` | record, replay, record anew |
+//! | `programs/…` | recording, replay, re-recording |
 //! | `kernel/…` | every kernel variant against its reference, within its bound |
 //!
-//! This crate must not know any backend by name.
+//! Knows no backend by name.
 
 mod bench;
 mod kernels;

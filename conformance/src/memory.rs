@@ -1,4 +1,4 @@
-//! Buffers and copies.
+//! Tests of buffers and copies.
 
 use crate::bench::{Attempt, Bench, Context, expect_bytes, expect_equal, part, pattern};
 use crate::report::Verdict;
@@ -15,7 +15,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test { name: "memory/out-of-memory", run: out_of_memory, destroys: true },
 ];
 
-/// What goes up comes down, in sizes below and above every page and staging size.
+/// Uploaded data is downloaded unchanged, in sizes below and above every page and staging size.
 fn round_trip(bench: &mut Bench) -> Outcomes {
     for (seed, bytes) in [1, 3, 64, 4095, 4096, 100_003, (1 << 20) + 7].into_iter().enumerate() {
         let data = pattern(bytes, seed as u64);
@@ -25,7 +25,7 @@ fn round_trip(bench: &mut Bench) -> Outcomes {
     Ok(Verdict::PASSED)
 }
 
-/// A fill writes its word over its range and leaves the rest alone.
+/// A fill writes its word over its range and leaves the rest unchanged.
 fn fill(bench: &mut Bench) -> Outcomes {
     let mut data = pattern(1000, 1);
     let buffer = bench.filled(&data)?;
@@ -39,8 +39,8 @@ fn fill(bench: &mut Bench) -> Outcomes {
     Ok(Verdict::PASSED)
 }
 
-/// Copies between buffers and within one move their range and nothing else: at odd offsets and lengths, or at such as the
-/// device's alignment leaves, and up to an odd end.
+/// Copies between buffers and within one move their range and nothing else: at any offset and length that the
+/// device's alignment allows, and up to an odd end.
 fn copy(bench: &mut Bench) -> Outcomes {
     const BYTES: usize = 9001;
     let (source, mut target) = (pattern(BYTES, 2), pattern(BYTES, 3));
@@ -54,7 +54,7 @@ fn copy(bench: &mut Bench) -> Outcomes {
         bench.compute(vec![Command::Copy { from: ranges.0, to: ranges.1 }])?;
         target[at..at + bytes].copy_from_slice(&source[out..out + bytes]);
         expect_bytes(&bench.get(to)?, &target, &format!("a copy of {bytes} bytes from {out} to {at}"))?;
-        expect_bytes(&bench.get(from)?, &source, "what was copied from")?;
+        expect_bytes(&bench.get(from)?, &source, "the source of the copy")?;
     }
     let first = bench.aligned(1);
     let ranges = (part(to, first as u64, 100), part(to, first as u64 + 100, 100));
@@ -64,7 +64,7 @@ fn copy(bench: &mut Bench) -> Outcomes {
     Ok(Verdict::PASSED)
 }
 
-/// Parts of regions go to parts of buffers and back, on every queue that takes such copies.
+/// Parts of regions are copied to parts of buffers and back, on every queue that supports such copies.
 fn parts(bench: &mut Bench) -> Outcomes {
     const BYTES: usize = 5001;
     const REGION_BYTES: usize = 6000;
@@ -81,7 +81,7 @@ fn parts(bench: &mut Bench) -> Outcomes {
             let range = part(buffer, at as u64, bytes as u64);
             let upload = Command::Upload { region: id, offset: offset as u64, to: range };
             let uploaded = bench.commands(up, vec![upload], &[])?;
-            // Back to the other end of the region, one byte further or less.
+            // Back to the other end of the region, shifted by one byte.
             let back = REGION_BYTES - bytes - usize::from(offset == 0);
             let download = Command::Download { from: range, region: id, offset: back as u64 };
             let downloaded = bench.commands(down, vec![download], &[uploaded])?;
@@ -97,7 +97,7 @@ fn parts(bench: &mut Bench) -> Outcomes {
     Ok(Verdict::PASSED)
 }
 
-/// An id can be used again, for a buffer of another size.
+/// An id can be reused for a buffer of another size.
 fn reuse(bench: &mut Bench) -> Outcomes {
     let first = bench.filled(&pattern(1 << 18, 6))?;
     let other = bench.filled(&pattern(100, 7))?;
@@ -114,7 +114,7 @@ fn reuse(bench: &mut Bench) -> Outcomes {
     Ok(Verdict::PASSED)
 }
 
-/// The device says how large its heaps are, and nothing impossible.
+/// The device reports its heap sizes, and they are plausible.
 fn heaps(bench: &mut Bench) -> Outcomes {
     let heaps = bench.device().memory().context("asking for the heaps")?;
     expect_equal(heaps.is_empty(), false, "no heaps")?;
@@ -126,7 +126,7 @@ fn heaps(bench: &mut Bench) -> Outcomes {
     Ok(Verdict::PASSED)
 }
 
-/// Asking for more than there is fails with the sizes, and a smaller request works afterwards.
+/// A request beyond the available memory fails with the sizes, and a smaller request then works.
 fn out_of_memory(bench: &mut Bench) -> Outcomes {
     let smaller = 1 << 20;
     let free = bench.device().memory().context("asking for the heaps")?[0].free_bytes;
@@ -142,11 +142,11 @@ fn out_of_memory(bench: &mut Bench) -> Outcomes {
         Some(Error::OutOfMemory { wanted: said, free }) => {
             expect_equal(said, wanted, "the bytes wanted")?;
             if free.is_some_and(|free| free >= wanted) {
-                return Err(format!("{wanted} bytes are refused although {free:?} are free"));
+                return Err(format!("the device refuses {wanted} bytes although {free:?} are free"));
             }
         }
-        Some(other) => return Err(format!("{wanted} bytes are refused with {other:?}")),
-        None => return Err(format!("{wanted} bytes are given where {free:?} are free")),
+        Some(other) => return Err(format!("the device refuses {wanted} bytes with {other:?}")),
+        None => return Err(format!("the device allocates {wanted} bytes although only {free:?} are free")),
     }
     bench.clear()?;
     let data = pattern(smaller as usize, 9);
@@ -155,7 +155,7 @@ fn out_of_memory(bench: &mut Bench) -> Outcomes {
     Ok(Verdict::PASSED)
 }
 
-/// Allocates blocks of the largest size until there is no more. For devices that do not say what is free.
+/// Allocates blocks of the largest size until memory runs out. For devices that do not report free memory.
 fn exhaust(bench: &mut Bench, bytes: u64) -> Attempt<(u64, Option<Error>)> {
     for _ in 0..1024 {
         if let Err(error) = bench.try_buffer(bytes) {

@@ -1,4 +1,4 @@
-//! Recorded programs.
+//! Tests of recorded programs.
 
 use crate::bench::{Bench, Context, expect_bytes, part, pattern};
 use crate::report::Verdict;
@@ -13,7 +13,7 @@ pub(crate) const TESTS: &[Test] = &[
 
 const BYTES: usize = 8192;
 
-/// A program runs again and again, each time on what its region holds then.
+/// A program runs repeatedly, each time with the current content of its region.
 fn replay(bench: &mut Bench) -> Outcomes {
     let (input, output) = (bench.buffer(BYTES as u64)?, bench.buffer(2 * BYTES as u64)?);
     let (id, region) = bench.region(BYTES)?;
@@ -39,7 +39,7 @@ fn replay(bench: &mut Bench) -> Outcomes {
     Ok(Verdict::PASSED)
 }
 
-/// An id that is recorded anew means the new commands.
+/// Re-recording under an id replaces the commands.
 fn record_anew(bench: &mut Bench) -> Outcomes {
     let buffer = bench.buffer(BYTES as u64)?;
     let program = bench.record(vec![Command::Fill { to: buffer, word: 1 }])?;
@@ -59,7 +59,7 @@ fn record_anew(bench: &mut Bench) -> Outcomes {
     Ok(Verdict::PASSED)
 }
 
-/// Several programs and plain commands are under way at once, in the order in which points put them.
+/// Several programs and plain commands are in flight at once, in the order that points define.
 fn side_by_side(bench: &mut Bench) -> Outcomes {
     let buffer = bench.buffer(BYTES as u64)?;
     let sum = bench.buffer(4 * 16)?;
@@ -77,7 +77,7 @@ fn side_by_side(bench: &mut Bench) -> Outcomes {
     }
     bench.wait(last)?;
     let wanted: Vec<u8> = (0..16u32).flat_map(u32::to_le_bytes).collect();
-    expect_bytes(&bench.get(sum)?, &wanted, "what sixteen programs wrote")?;
-    expect_bytes(&bench.get(buffer)?, &77u32.to_le_bytes().repeat(BYTES / 4), "what was written last")?;
+    expect_bytes(&bench.get(sum)?, &wanted, "output of sixteen programs")?;
+    expect_bytes(&bench.get(buffer)?, &77u32.to_le_bytes().repeat(BYTES / 4), "the last write")?;
     Ok(Verdict::PASSED)
 }

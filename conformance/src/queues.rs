@@ -1,4 +1,4 @@
-//! Queues, timelines and points.
+//! Tests of queues, timelines and points.
 
 use crate::bench::{Attempt, Bench, Context, expect_bytes, expect_equal, pattern};
 use crate::report::Verdict;
@@ -18,10 +18,10 @@ pub(crate) const TESTS: &[Test] = &[
     Test { name: "queues/poison", run: poison, destroys: true },
 ];
 
-/// A device that does not exist. Its timelines are moved by tests.
-const ABROAD: DeviceId = DeviceId(u16::MAX);
-/// Long enough for a device that does not wait to show it.
-const SUSPENSE: Duration = Duration::from_millis(20);
+/// A device that does not exist. Tests advance its timelines.
+const FOREIGN_DEVICE: DeviceId = DeviceId(u16::MAX);
+/// Time within which a device that does not wait would show it.
+const SETTLE_TIME: Duration = Duration::from_millis(20);
 
 /// Commands of one submission take effect in order.
 fn commands_in_order(bench: &mut Bench) -> Outcomes {
@@ -48,12 +48,12 @@ fn empty_submission(bench: &mut Bench) -> Outcomes {
             last = bench.commands(other, vec![], &[first, last])?;
         }
         bench.wait(last)?;
-        expect_equal(bench.timeline(queue).value() >= first.value, true, "a point waited for has passed")?;
+        expect_equal(bench.timeline(queue).value() >= first.value, true, "the awaited point has passed")?;
     }
     Ok(Verdict::PASSED)
 }
 
-/// Data goes up, across and down on three queues that only points order, again and again through the same memory.
+/// Data goes up, across and down on three queues ordered only by points, repeatedly through the same memory.
 fn points_across_queues(bench: &mut Bench) -> Outcomes {
     const BYTES: usize = 100_000;
     let (a, b) = (bench.buffer(BYTES as u64)?, bench.buffer(BYTES as u64)?);
@@ -74,7 +74,7 @@ fn points_across_queues(bench: &mut Bench) -> Outcomes {
     Ok(Verdict::PASSED)
 }
 
-/// Many submissions are under way at once; each waits for the one before on another queue.
+/// Many submissions are in flight at once. Each waits for the previous one on another queue.
 fn many_in_flight(bench: &mut Bench) -> Outcomes {
     let buffer = bench.buffer(4096)?;
     let mut last = bench.commands(QueueKind::Compute, vec![Command::Fill { to: buffer, word: 0 }], &[])?;
@@ -87,7 +87,7 @@ fn many_in_flight(bench: &mut Bench) -> Outcomes {
     Ok(Verdict::PASSED)
 }
 
-/// Timings, where there are any, are of submissions that were made, and end after they start.
+/// Timings, if the device has them, belong to actual submissions and end after they start.
 fn timings(bench: &mut Bench) -> Outcomes {
     let buffer = bench.buffer(4096)?;
     let mut timings: Vec<Timing> = Vec::new();
@@ -113,14 +113,14 @@ fn timings(bench: &mut Bench) -> Outcomes {
 
 /// Imports a timeline of another device.
 fn import(bench: &mut Bench, queue: QueueKind) -> Attempt<Arc<Timeline>> {
-    let abroad = Timeline::new(TimelineId { device: ABROAD, queue });
-    bench.device().import_timeline(Arc::clone(&abroad)).context("importing a timeline")?;
-    Ok(abroad)
+    let foreign = Timeline::new(TimelineId { device: FOREIGN_DEVICE, queue });
+    bench.device().import_timeline(Arc::clone(&foreign)).context("importing a timeline")?;
+    Ok(foreign)
 }
 
-/// Work that waits for a point of another device starts when another thread lets it pass, and not before.
+/// Work that waits for a point of another device starts when another thread signals it, and not before.
 fn foreign_point(bench: &mut Bench) -> Outcomes {
-    let abroad = import(bench, QueueKind::Upload)?;
+    let foreign = import(bench, QueueKind::Upload)?;
     let data = pattern(4096, 11);
     let buffer = bench.filled(&data)?;
     let (id, region) = bench.region(4096)?;
@@ -131,14 +131,14 @@ fn foreign_point(bench: &mut Bench) -> Outcomes {
             QueueKind::Upload => Command::Upload { region: id, offset: 0, to: buffer },
             QueueKind::Download => Command::Download { from: buffer, region: id, offset: 0 },
         };
-        let held = bench.commands(queue, vec![command], &[abroad.id().at(value)])?;
+        let held = bench.commands(queue, vec![command], &[foreign.id().at(value)])?;
         let after = bench.commands(queue, vec![], &[held])?;
-        abroad.advance(value - 1);
-        thread::sleep(SUSPENSE);
+        foreign.advance(value - 1);
+        thread::sleep(SETTLE_TIME);
         if bench.timeline(queue).value() >= held.value {
             return Err(format!("the {} queue did not wait for a point of another device", queue.name()));
         }
-        let other = Arc::clone(&abroad);
+        let other = Arc::clone(&foreign);
         let advancing = thread::spawn(move || other.advance(value + 3));
         let outcome = bench.wait(after);
         advancing.join().map_err(|_| "the thread that advances panicked")?;
@@ -150,18 +150,18 @@ fn foreign_point(bench: &mut Bench) -> Outcomes {
     Ok(Verdict::PASSED)
 }
 
-/// A point that fails takes along all that waits for it, with its cause, and nothing that has passed.
+/// A failed point fails all work that waits for it, with its cause, and no completed work.
 fn poison(bench: &mut Bench) -> Outcomes {
-    let abroad = import(bench, QueueKind::Download)?;
+    let foreign = import(bench, QueueKind::Download)?;
     let buffer = bench.filled(&[5; 64])?;
     let passed = bench.commands(QueueKind::Compute, vec![], &[])?;
     bench.wait(passed)?;
     let fill = vec![Command::Fill { to: buffer, word: u32::MAX }];
-    let held = bench.commands(QueueKind::Compute, fill, &[abroad.id().at(1)])?;
+    let held = bench.commands(QueueKind::Compute, fill, &[foreign.id().at(1)])?;
     let next = bench.commands(QueueKind::Compute, vec![], &[])?;
     let across = bench.commands(QueueKind::Upload, vec![], &[held])?;
     let cause = Error::Lost { cause: "a device that failed for a test".into() };
-    abroad.fail(cause.clone());
+    foreign.fail(cause.clone());
     for point in [held, next, across] {
         match bench.outcome(point)? {
             Some(error) if *error.root() == cause => {}

@@ -1,76 +1,76 @@
-//! What a run of the suite says, as data.
+//! Results of a run of the suite, as data.
 
 use ragtag_hal::Adapter;
 use ragtag_kernels::NumericsClass;
 use serde::{Deserialize, Serialize};
 
-/// How a test ended.
+/// Verdict of a test.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "verdict")]
 pub enum Verdict {
-    /// As it should.
+    /// The device behaves correctly.
     Passed {
-        /// For kernels the largest ‖out − reference‖ / ‖reference‖ of all cases.
+        /// For kernels, the largest ‖out − reference‖ / ‖reference‖ of all cases.
         relative_error: Option<f64>,
     },
-    /// The device cannot do this: it says so, or it is known ([`crate::KnownFailure`]).
+    /// The device lacks a feature, by its own report or by a known failure ([`crate::KnownFailure`]).
     Skipped {
-        /// What it lacks.
+        /// Missing feature.
         reason: String,
     },
-    /// Wrongly.
+    /// The device behaves incorrectly.
     Failed {
-        /// What was wrong.
+        /// Description of the failure.
         why: String,
     },
 }
 
 impl Verdict {
-    /// Passed, with nothing to measure.
+    /// Passed, without a measured error.
     pub(crate) const PASSED: Verdict = Verdict::Passed { relative_error: None };
 
-    /// Skipped for this reason.
+    /// Returns a skip with this reason.
     pub(crate) fn skipped(reason: impl Into<String>) -> Self {
         Verdict::Skipped { reason: reason.into() }
     }
 }
 
-/// A test and how it ended.
+/// A test and its verdict.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {
-    /// Its name, as in `memory/copy`.
+    /// Name of the test, such as `memory/copy`.
     pub name: String,
-    /// How it ended.
+    /// Verdict of the test.
     #[serde(flatten)]
     pub verdict: Verdict,
-    /// Of a kernel, how close it has to come to float64.
+    /// For a kernel, its numerics class.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub class: Option<NumericsClass>,
-    /// How long it took, in microseconds, with opening the device where that was needed.
+    /// Duration in microseconds, including the time to open the device if necessary.
     pub duration_us: u64,
 }
 
-/// The suite on one adapter.
+/// Results of the suite on one adapter.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {
-    /// The adapter.
+    /// Adapter under test.
     pub adapter: Adapter,
     /// All tests.
     pub tests: Vec<Outcome>,
 }
 
 impl Report {
-    /// The tests that failed.
+    /// Returns the failed tests.
     pub fn failures(&self) -> impl Iterator<Item = &Outcome> {
         self.tests.iter().filter(|test| matches!(test.verdict, Verdict::Failed { .. }))
     }
 
-    /// How many tests passed.
+    /// Returns the number of passed tests.
     pub fn passed(&self) -> usize {
         self.tests.iter().filter(|test| matches!(test.verdict, Verdict::Passed { .. })).count()
     }
 
-    /// The largest relative error of the kernels of a class that passed; `None` if there are none.
+    /// Returns the largest relative error of passed kernels of a class; `None` if there are none.
     pub fn worst_relative_error(&self, class: NumericsClass) -> Option<f64> {
         let error = |test: &Outcome| match test.verdict {
             Verdict::Passed { relative_error } if test.class == Some(class) => relative_error,
@@ -80,20 +80,20 @@ impl Report {
     }
 }
 
-/// A backend on which nothing could be tried.
+/// A backend without testable adapters.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Absent {
-    /// Its name.
+    /// Name of the backend.
     pub backend: String,
-    /// Why.
+    /// Reason.
     pub cause: String,
 }
 
-/// The suite on a machine.
+/// Results of the suite on a machine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
-    /// One report for each adapter.
+    /// One report per adapter.
     pub reports: Vec<Report>,
-    /// The backends that have none.
+    /// Backends without adapters.
     pub absent: Vec<Absent>,
 }

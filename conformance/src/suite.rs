@@ -1,4 +1,4 @@
-//! The list of tests, and how they are run: each on a device that no failed test has touched.
+//! Lists the tests and runs them. A device that a failed test has used is replaced.
 
 use crate::bench::Bench;
 use crate::known::{self, KnownFailure};
@@ -9,31 +9,31 @@ use ragtag_hal::{Adapter, Checked, DeviceId, Limits, Result};
 use ragtag_kernels::{NumericsClass, Variant};
 use std::time::Instant;
 
-/// What a test returns: its verdict, or why it failed.
+/// Result of a test: its verdict, or the description of a failure.
 pub(crate) type Outcomes = std::result::Result<Verdict, String>;
 
-/// A test of the device alone.
+/// A test of the device without kernels.
 pub(crate) struct Test {
     pub(crate) name: &'static str,
     pub(crate) run: fn(&mut Bench) -> Outcomes,
-    /// Leaves the device unusable, by design.
+    /// Whether the test leaves the device unusable by design.
     pub(crate) destroys: bool,
 }
 
-/// The id of the device under test.
+/// Id of the device under test.
 const DEVICE: DeviceId = DeviceId(0);
 
-/// The random shapes that kernels are tried with, beside the listed ones.
+/// Random shapes for kernels, in addition to the listed ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shapes {
-    /// How many for each variant.
+    /// Number of shapes per variant.
     pub count: u32,
-    /// The seed of the first; each of the others has the next.
+    /// Seed of the first shape. Each further shape uses the next seed.
     pub seed: u64,
 }
 
 impl Default for Shapes {
-    /// A few, the same ones everywhere.
+    /// Returns a few shapes, the same ones everywhere.
     fn default() -> Self {
         Self { count: 2, seed: 1 }
     }
@@ -45,18 +45,18 @@ impl Shapes {
     }
 }
 
-/// Which of the shapes listed for a variant are tried.
+/// Selection of a variant's listed shapes.
 #[derive(Clone, Copy)]
 pub(crate) struct Listed {
-    /// The first, counted from 0.
+    /// First selected shape, counted from 0.
     pub(crate) first: usize,
-    /// From there on one in so many, at least 1.
+    /// Step between selected shapes, at least 1.
     pub(crate) one_in: usize,
 }
 
 impl Listed {
-    /// The listed shapes for the variant at `place` of the part. Neighbours take different shapes, and each variant takes others
-    /// at the next turn.
+    /// Selects the listed shapes of the variant at `place` of the part. Neighbours get different shapes, and
+    /// each variant gets other shapes at the next turn.
     fn at(place: usize, turn: usize, one_in: usize) -> Self {
         let one_in = one_in.max(1);
         Self { first: (place % one_in + turn % one_in) % one_in, one_in }
@@ -67,12 +67,13 @@ impl Listed {
     }
 }
 
-/// One of several equal parts of the kernels' variants: every `of`th of the table. Alike devices try one part each.
+/// One of several equal parts of the kernel variants: every `of`th row of the table. Similar devices test one
+/// part each.
 #[derive(Clone, Copy, Debug)]
 pub struct Part {
     /// Number of parts; 0 counts as 1.
     pub of: usize,
-    /// Number of the part, from 0.
+    /// Index of the part, from 0.
     pub index: usize,
 }
 
@@ -82,7 +83,7 @@ impl Default for Part {
     }
 }
 
-/// What of the suite is run, and what is known to fail.
+/// Selection of the suite's tests, and the known failures.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Suite<'a> {
     only: &'a str,
@@ -94,25 +95,25 @@ pub struct Suite<'a> {
 }
 
 impl<'a> Suite<'a> {
-    /// Every test.
+    /// Selects every test.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Only tests with this in their names; `*` stands for anything: `matmul*avx2`.
+    /// Selects tests whose names contain the pattern. `*` matches anything: `matmul*avx2`.
     pub fn only(self, pattern: &'a str) -> Self {
         Self { only: pattern, ..self }
     }
 
-    /// Other random shapes than a few, the same ones everywhere.
+    /// Replaces the default random shapes.
     pub fn shapes(self, shapes: Shapes) -> Self {
         Self { shapes, ..self }
     }
 
-    /// Limits the suite to a share of the kernel variants, and to one in `listed_one_in` of the listed shapes of each (0 counts
-    /// as 1). Other tests all run. The seed chooses the shares and the random shapes, so devices that divide the suite
-    /// exchange parts from seed to seed. Over `part.of` · `listed_one_in` consecutive seeds each device tries every listed
-    /// shape of every variant once.
+    /// Limits the suite to a part of the kernel variants, and to one in `listed_one_in` of the listed shapes
+    /// of each (0 counts as 1). All other tests run. The seed selects the part and the random shapes, so
+    /// devices that share the suite exchange parts from seed to seed. Over `part.of` · `listed_one_in`
+    /// consecutive seeds, each device tests every listed shape of every variant once.
     pub fn by_turns(self, part: Part, listed_one_in: usize, seed: u64) -> Self {
         let of = part.of.max(1);
         let (index, turn) = (seed % of as u64, seed / of as u64 % listed_one_in.max(1) as u64);
@@ -121,19 +122,19 @@ impl<'a> Suite<'a> {
         Self { part, listed_one_in, listed_turn: turn as usize, shapes, ..self }
     }
 
-    /// What the adapter is known not to do. Such a failure is reported as skipped, with its reason; a test that passes
-    /// although it is listed fails, and so does an entry under which nothing is tried.
+    /// Sets the known failures of the adapter. They are reported as skips with their reasons. A listed test
+    /// that passes fails, and so does an entry that matches no test.
     pub fn known_failures(self, known: &'a [KnownFailure]) -> Self {
         Self { known, ..self }
     }
 
-    /// The names of the tests, in order.
+    /// Returns the names of the tests, in order.
     pub fn names(&self) -> Vec<String> {
         self.entries().map(|entry| entry.name()).collect()
     }
 
-    /// Runs the tests on the devices that `open` opens: one at first, and another after each test that used one up. They
-    /// all must be of `adapter`. Tells `starts` the name of each test before it begins.
+    /// Runs the tests on devices from `open`: one at first, and another after each test that made the device
+    /// unusable. All must belong to `adapter`. Calls `starts` with the name of each test before it runs.
     pub fn run(
         &self,
         adapter: &Adapter,
@@ -162,7 +163,7 @@ impl<'a> Suite<'a> {
     }
 }
 
-/// Runs the whole suite on the devices that `open` opens, which all must be of `adapter`.
+/// Runs the whole suite on devices from `open`, which must all belong to `adapter`.
 pub fn run(adapter: &Adapter, open: impl Fn() -> Result<Checked>) -> Report {
     Suite::new().run(adapter, open, |_| {})
 }
@@ -175,12 +176,12 @@ pub fn run_all(backends: &Backends, suite: Suite<'_>) -> Summary {
     Summary { reports, absent: found.backends.iter().filter_map(absent).collect() }
 }
 
-/// Why a backend shows no adapter, if it shows none.
+/// Returns the reason why a backend has no adapter, if it has none.
 pub fn absent(backend: &BackendReport) -> Option<Absent> {
     let cause = match &backend.status {
         Status::NotCompiled => "not compiled into this build".into(),
         Status::Unavailable(unavailable) => unavailable.to_string(),
-        Status::Found { adapters } if adapters.is_empty() => "it shows no adapter".into(),
+        Status::Found { adapters } if adapters.is_empty() => "it reports no adapter".into(),
         Status::Found { .. } => return None,
     };
     Some(Absent { backend: backend.name.clone(), cause })
@@ -195,7 +196,7 @@ fn open(backends: &Backends, adapter: &Adapter) -> Result<Checked> {
 #[derive(Clone, Copy)]
 enum Entry {
     Device(&'static Test),
-    /// With its place in the part.
+    /// With its position in the part.
     Kernel((usize, &'static Variant)),
 }
 
@@ -229,7 +230,7 @@ impl Entry {
     }
 }
 
-/// Where tests are run one after another.
+/// Runs tests one after another.
 struct Stand<F> {
     open: F,
     bench: Option<Bench>,
@@ -250,7 +251,7 @@ impl<F: Fn() -> Result<Checked>> Stand<F> {
     fn bench(&mut self) -> std::result::Result<&mut Bench, String> {
         let bench = match self.bench.take() {
             Some(bench) => bench,
-            None => Bench::new((self.open)().map_err(|error| format!("the device does not open: {error}"))?),
+            None => Bench::new((self.open)().map_err(|error| format!("cannot open the device: {error}"))?),
         };
         Ok(self.bench.insert(bench))
     }
@@ -261,7 +262,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn neighbours_try_all_listed_shapes_together() {
+    fn neighbours_together_test_all_listed_shapes() {
         let of =
             |place, turn, one_in| Listed::at(place, turn, one_in).of((0..8).collect()).collect::<Vec<_>>();
         assert_eq!([5, 6, 7].map(|place| of(place, 0, 3)), [vec![2, 5], vec![0, 3, 6], vec![1, 4, 7]]);
@@ -269,7 +270,7 @@ mod tests {
         assert_eq!([of(3, 2, 0), of(3, 2, 1)], [(0..8).collect::<Vec<_>>(), (0..8).collect()]);
     }
 
-    /// What a device tries with a seed: each variant with the first of its listed shapes.
+    /// Returns the variants that a device tests with a seed, each with the first of its listed shapes.
     fn tried(of: usize, index: usize, seed: u64) -> Vec<(String, usize)> {
         let suite = Suite::new().only("kernel/").by_turns(Part { of, index }, 3, seed);
         assert_eq!(suite.shapes.seeds().next(), Some(seed));
@@ -283,10 +284,10 @@ mod tests {
     }
 
     #[test]
-    fn over_all_seeds_each_device_tries_each_shape_of_each_variant_once() {
+    fn each_device_tests_each_shape_of_each_variant_once_over_all_seeds() {
         let variants = ragtag_kernels::variants().len();
         for of in [1, 2, 3, 4, 6] {
-            // Seeds are hashes: any run of them, up to the last.
+            // Seeds are hashes: any range of them must work, up to the last.
             for from in [0, u64::from(u32::MAX) - 7] {
                 for index in 0..of {
                     let seeds = from..from + 3 * of as u64;
@@ -300,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn with_any_seed_the_devices_together_try_each_variant_once() {
+    fn devices_together_test_each_variant_once_with_any_seed() {
         for seed in [0, 1, 5, u64::from(u32::MAX)] {
             let mut names: Vec<_> =
                 (0..4).flat_map(|index| tried(4, index, seed)).map(|(name, _)| name).collect();

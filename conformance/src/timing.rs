@@ -1,26 +1,27 @@
-//! How long a variant takes for given inputs, to compare variants of a kernel on one device. What it computes is not looked at.
+//! Measures a variant for given inputs, to compare variants of a kernel on one device. Does not check
+//! results.
 
 use crate::bench::{Attempt, Bench};
 use ragtag_hal::{Binding, Checked, Command, Dispatch, Module, QueueKind, Work};
 use ragtag_kernels::{Variant, module_source};
 use std::time::{Duration, Instant};
 
-/// What a variant is launched with.
+/// Inputs of a variant's launches.
 pub struct Launch<'a> {
-    /// As its ABI has them.
+    /// Constants as in its ABI.
     pub constants: &'a [u32],
-    /// The bytes of each binding, as long as the ABI says.
+    /// Bytes of each binding, with the sizes of the ABI.
     pub bindings: &'a [Vec<u8>],
-    /// Launches of one sample, one after the other.
+    /// Launches per sample, one after the other.
     pub launches: usize,
-    /// Samples, after one that does not count.
+    /// Number of samples, after one warm-up sample.
     pub samples: usize,
 }
 
-/// The time of one launch, in each sample.
+/// Returns the time of one launch, per sample.
 ///
 /// # Errors
-/// In words, if the device does not take the variant or a call fails.
+/// If the device does not support the variant, or a call fails.
 pub fn time(device: Checked, variant: &Variant, launch: &Launch<'_>) -> Result<Vec<Duration>, String> {
     let mut bench = Bench::new(device);
     let samples = samples(&mut bench, variant, launch);
@@ -38,7 +39,7 @@ fn samples(bench: &mut Bench, variant: &Variant, launch: &Launch<'_>) -> Attempt
         bench.put(range, bytes)?;
         bindings.push(Binding { range, access });
     }
-    let (constants, grid) = (launch.constants.to_vec(), (variant.grid)(launch.constants));
+    let (constants, grid) = (launch.constants.to_vec(), variant.grid(launch.constants, bench.caps()));
     let dispatch = Dispatch { module, entry: 0, bindings, constants, grid };
     let program = bench.record(vec![Command::Dispatch(dispatch); launch.launches])?;
     let mut out = Vec::new();

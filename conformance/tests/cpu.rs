@@ -1,5 +1,5 @@
-//! The suite on CPU devices: one thread and several, every instruction set that can be had, and devices with a fault
-//! built in, which the suite has to find.
+//! The suite on CPU devices: one thread and several, every available instruction set, and devices with
+//! injected faults, which the suite must find.
 
 use ragtag_conformance::{KnownFailure, Report, Suite, Verdict, run, run_all};
 use ragtag_cpu::{CpuBackend, CpuConfig};
@@ -12,8 +12,8 @@ use ragtag_hal::{
 use ragtag_kernels::NumericsClass;
 use std::sync::Arc;
 
-/// The suite on `cpu:0` of a backend, with something put above the device. Nothing is known to fail there: what a
-/// processor lacks is skipped.
+/// Runs the suite on `cpu:0` of a backend, with a layer above the device. There are no known failures: tests
+/// of features that the processor lacks are skipped.
 fn report(
     threads: u32,
     features: Option<Features>,
@@ -52,7 +52,7 @@ fn assert_passes(report: &Report) {
     assert!(report.tests.iter().any(|test| test.duration_us > 0));
 }
 
-/// Whether a variant of this name was tried on some kernel, and none was skipped.
+/// Returns whether a variant of this name was tested on some kernel, and none was skipped.
 fn tried(report: &Report, variant: &str) -> bool {
     let mut tests = report.tests.iter().filter(|test| test.name.ends_with(variant)).peekable();
     tests.peek().is_some() && tests.all(|test| matches!(test.verdict, Verdict::Passed { .. }))
@@ -74,7 +74,7 @@ fn more_threads_than_cores() {
 }
 
 #[test]
-fn avx2_alone() {
+fn avx2_only() {
     let report = report(2, Some(Features::from([Feature::Avx2])), |device| device);
     assert_passes(&report);
     assert!(tried(&report, "/portable") && !tried(&report, "/avx512-vnni"));
@@ -82,16 +82,16 @@ fn avx2_alone() {
 }
 
 #[test]
-fn portable_code_alone() {
+fn portable_code_only() {
     let report = report(2, Some(Features::new()), |device| device);
     assert_passes(&report);
     assert!(tried(&report, "/portable") && !tried(&report, "/avx2"));
 }
 
 #[test]
-fn every_adapter_of_the_table_is_tried() {
+fn tests_every_adapter_of_the_table() {
     let backends = Backends::new(&Config { cpu_devices: 2, cpu_threads: Some(1), ..Config::default() });
-    // A part of the suite: all of it is for the tests of each backend.
+    // Only a part of the suite. The tests of each backend run all of it.
     let suite = || Suite::new().only("memory/r");
     let summary = run_all(&backends, suite());
     let labels: Vec<_> = summary.reports.iter().map(|report| report.adapter.label()).collect();
@@ -112,16 +112,16 @@ fn every_adapter_of_the_table_is_tried() {
     );
 }
 
-/// What is wrong with a device.
+/// Fault of a device.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Fault {
-    /// Copies leave out their last byte.
+    /// Copies omit their last byte.
     ShortCopies,
-    /// Downloads start one byte late, where there are two.
+    /// Downloads start one byte late if there are at least two.
     ShiftedDownloads,
-    /// Dispatches leave out their last group.
+    /// Dispatches omit their last group.
     MissingGroups,
-    /// Submissions do not wait.
+    /// Submissions ignore their waits.
     IgnoredWaits,
     /// A program keeps its first recording.
     StalePrograms,
@@ -131,7 +131,7 @@ enum Fault {
     EndlessMemory,
 }
 
-/// A device with a fault above a good one.
+/// A correct device with an injected fault.
 struct Faulty {
     inner: Box<dyn Device>,
     fault: Fault,
@@ -232,7 +232,7 @@ impl Device for Faulty {
     }
 }
 
-/// The suite finds a fault in the tests that are about it.
+/// Checks that the tests for a fault find it.
 #[track_caller]
 fn finds(fault: Fault, tests: &[&str]) {
     let report = report(2, None, |inner| Box::new(Faulty { inner, fault, recorded: Vec::new() }));
@@ -246,13 +246,13 @@ fn finds(fault: Fault, tests: &[&str]) {
 }
 
 #[test]
-fn spoilt_copies_are_found() {
+fn finds_corrupt_copies() {
     finds(Fault::ShortCopies, &["memory/copy", "programs/replay"]);
     finds(Fault::ShiftedDownloads, &["memory/round-trip"]);
 }
 
 #[test]
-fn missing_groups_are_found() {
+fn finds_missing_groups() {
     finds(
         Fault::MissingGroups,
         &["kernel/add/", "kernel/matmul/", "kernel/attention/", "kernel/rope-append/"],
@@ -260,26 +260,26 @@ fn missing_groups_are_found() {
 }
 
 #[test]
-fn missing_order_is_found() {
+fn finds_missing_order() {
     finds(Fault::IgnoredWaits, &["queues/foreign-point", "queues/poison"]);
     finds(Fault::ReversedCommands, &["queues/commands-in-order"]);
 }
 
 #[test]
-fn stale_programs_are_found() {
+fn finds_stale_programs() {
     finds(Fault::StalePrograms, &["programs/record-anew"]);
 }
 
 #[test]
-fn memory_that_is_not_there_is_found() {
+fn finds_missing_memory() {
     finds(Fault::EndlessMemory, &["memory/out-of-memory"]);
 }
 
-/// The tests of memory that fail when copies are short, as a list for an adapter that is known to be like that.
+/// Memory tests that fail with short copies, as a list for an adapter with that known defect.
 const SHORT_COPIES: [KnownFailure; 1] =
-    [KnownFailure { tests: "memory/copy", reason: "copies leave out their last byte" }];
+    [KnownFailure { tests: "memory/copy", reason: "copies omit their last byte" }];
 
-/// What a device with short copies does in the tests of memory, with a list.
+/// Runs the memory tests on a device with short copies and a list of known failures.
 fn with_short_copies(known: &[KnownFailure]) -> Report {
     let fault = Fault::ShortCopies;
     let above = |inner| Box::new(Faulty { inner, fault, recorded: Vec::new() }) as Box<dyn Device>;
@@ -287,7 +287,7 @@ fn with_short_copies(known: &[KnownFailure]) -> Report {
 }
 
 #[test]
-fn known_failures_are_skips_with_their_reason() {
+fn known_failures_become_skips_with_their_reason() {
     let unlisted = with_short_copies(&[]);
     let report = with_short_copies(&SHORT_COPIES);
     let failures: Vec<_> = report.failures().collect();
@@ -306,7 +306,7 @@ fn known_failures_are_skips_with_their_reason() {
 }
 
 #[test]
-fn a_known_failure_that_passes_fails() {
+fn known_failure_that_passes_fails() {
     let fill = KnownFailure { tests: "memory/fill", reason: "fills are slow" };
     let nothing = KnownFailure { tests: "memory/teleport", reason: "there is no such test" };
     let report =
@@ -324,14 +324,14 @@ fn a_known_failure_that_passes_fails() {
             ("memory/fill", "passed, but is listed as a known failure: fills are slow"),
             (
                 "known-failures/memory/teleport",
-                "the list of known failures names \"memory/teleport\", and no such test was tried"
+                "the list of known failures names \"memory/teleport\", but no such test ran"
             ),
         ]
     );
 }
 
 #[test]
-fn a_part_of_the_suite_is_run() {
+fn runs_a_part_of_the_suite() {
     let names = |pattern| Suite::new().only(pattern).names();
     assert_eq!(names("memory/co"), ["memory/copy"]);
     assert!(names("kernel/add/").iter().all(|name| name.starts_with("kernel/add/")));
@@ -343,7 +343,7 @@ fn a_part_of_the_suite_is_run() {
 }
 
 #[test]
-fn a_device_that_does_not_open_fails_every_test() {
+fn device_that_does_not_open_fails_every_test() {
     let adapter = CpuBackend::new(CpuConfig::default()).probe().unwrap().swap_remove(0);
     let report = run(&adapter, || Err(ragtag_hal::Error::Lost { cause: "unplugged".into() }));
     assert!(!report.tests.is_empty());

@@ -1,6 +1,6 @@
 //! The suite on every CUDA device of this machine.
 
-#![allow(clippy::print_stdout)] // a skip is visible
+#![allow(clippy::print_stdout)] // Skips must be visible.
 
 mod support;
 

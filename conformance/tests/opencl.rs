@@ -1,6 +1,6 @@
 //! The suite on every OpenCL device of this machine.
 
-#![allow(clippy::print_stdout)] // a skip is visible
+#![allow(clippy::print_stdout)] // Skips must be visible.
 
 mod support;
 
@@ -12,13 +12,13 @@ fn every_opencl_device() {
 }
 
 #[test]
-fn a_driver_that_skips_kernels_of_its_language_is_found() {
+fn finds_a_driver_that_skips_kernels_of_its_language() {
     let test = |name: &str, passed: bool| {
         let skipped = Verdict::Skipped { reason: "the device does not take OpenClC kernels".into() };
         let verdict = if passed { Verdict::Passed { relative_error: None } } else { skipped };
         Outcome { name: name.into(), verdict, class: None, duration_us: 0 }
     };
-    // Kernels in another language are not for it.
+    // Skips of kernels in other languages do not count.
     let mut tests = vec![
         test("memory/copy", true),
         test("kernel/add/opencl", true),

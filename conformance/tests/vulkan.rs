@@ -1,6 +1,6 @@
 //! The suite on every Vulkan device of this machine.
 
-#![allow(clippy::print_stdout)] // a skip is visible
+#![allow(clippy::print_stdout)] // Skips must be visible.
 
 mod support;
 
@@ -13,20 +13,21 @@ fn every_vulkan_device() {
     support::every_device_of("vulkan", "Vulkan driver");
 }
 
-/// The kernels that exchange values within sub-groups, on the devices that `RAGTAG_TEST_SUB_GROUPS` names by a part of their name:
-/// drivers can be told how wide sub-groups are, and nothing else depends on it.
+/// Runs the kernels that exchange values within sub-groups on the devices that `RAGTAG_TEST_SUB_GROUPS`
+/// selects by a part of their name. Drivers can be configured with a sub-group size, and only these kernels
+/// depend on it.
 #[test]
 fn kernels_on_sub_groups() {
     let Ok(name) = std::env::var("RAGTAG_TEST_SUB_GROUPS") else {
-        return test_support::skip!("device with known sub-groups", "RAGTAG_TEST_SUB_GROUPS names none");
+        return test_support::skip!("device with known sub-groups", "RAGTAG_TEST_SUB_GROUPS selects none");
     };
     let passed = try_kernels(|one| one.name.contains(&name), &["kernel/*sub-groups"]);
     println!("{passed} kernels on sub-groups passed");
     assert!(passed > 0, "no device {name} has sub-groups");
 }
 
-/// The kernels on matrix units, for drivers that are there because they have them: those that a compiler for processors
-/// is done with in time. Skipped visibly where none has; `RAGTAG_TEST_VULKAN_MATRICES` says that one must.
+/// Runs the kernels on matrix units on drivers that have them: those that a CPU compiler finishes in time.
+/// Skipped visibly if no device has them. If `RAGTAG_TEST_VULKAN_MATRICES` is set, one must.
 #[test]
 fn kernels_on_matrix_units() {
     let has = |one: &Adapter| one.caps.features.contains(&Feature::CooperativeMatrix);
@@ -41,7 +42,7 @@ fn kernels_on_matrix_units() {
     }
 }
 
-/// Tries the kernels of these names on chosen devices; none may fail. Returns how many passed.
+/// Runs the kernels of these names on chosen devices. None may fail. Returns the number that passed.
 #[track_caller]
 fn try_kernels(chosen: impl Fn(&Adapter) -> bool, names: &[&str]) -> usize {
     let backends = Backends::new(&Config::default());

@@ -8,6 +8,7 @@
 //!
 //! This module must not know how anything is slowed: it reads texts and holds them against the devices at hand.
 
+use ragtag_hal::Label;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
@@ -19,30 +20,30 @@ pub enum Handicap {
     /// A CPU device has so many threads, whatever the others have.
     Threads {
         /// Its label.
-        device: String,
+        device: Label,
         /// At least 1.
         threads: u32,
     },
     /// A CUDA device uses so many of its multiprocessors.
     Multiprocessors {
         /// Its label.
-        device: String,
+        device: Label,
         /// At least 1.
         count: u32,
     },
     /// A device computes for a share of the time, and rests in between.
     Duty {
         /// Its label.
-        device: String,
+        device: Label,
         /// The share, in hundredths: 1 to 100.
         percent: u32,
     },
     /// Activations cross no faster than this.
     LinkRate {
         /// The label of the device that they leave.
-        from: String,
+        from: Label,
         /// The label of the device that they enter.
-        to: String,
+        to: Label,
         /// Bytes per second, at least 1.
         bytes_per_s: u64,
     },
@@ -105,11 +106,11 @@ impl FromStr for Handicap {
 
     fn from_str(text: &str) -> Result<Self, HandicapError> {
         let wrong = |cause: &str| HandicapError::Syntax { text: text.into(), cause: cause.into() };
+        let label = |text: &str| text.trim().parse::<Label>().map_err(wrong);
         let (what, how) = text.trim().split_once('=').ok_or_else(|| wrong("there is no ="))?;
         if let Some(link) = what.strip_prefix("link:") {
             let (from, to) = link.split_once("->").ok_or_else(|| wrong("a link leads from -> to"))?;
-            let (from, to) = (label(from), label(to));
-            let (Some(from), Some(to)) = (from, to) else { return Err(wrong("a device is BACKEND:INDEX")) };
+            let (from, to) = (label(from)?, label(to)?);
             if from == to {
                 return Err(wrong("a link leads from one device to another"));
             }
@@ -117,7 +118,7 @@ impl FromStr for Handicap {
                 .ok_or_else(|| wrong("a rate is at least 1B/s and has a unit: B/s, kB/s, MB/s or GB/s"))?;
             return Ok(Handicap::LinkRate { from, to, bytes_per_s });
         }
-        let device = label(what).ok_or_else(|| wrong("a device is BACKEND:INDEX"))?;
+        let device = label(what)?;
         match how.split_once(':') {
             Some(("threads", threads)) => {
                 let threads = number(threads).filter(|threads| (1..=1024).contains(threads));
@@ -153,8 +154,9 @@ impl Handicap {
             if let Some(only) = handicap.only() {
                 return Err(HandicapError::NotSlowable { handicap: handicap.clone(), only });
             }
-            if let Some(device) = handicap.devices().into_iter().find(|device| !selected.contains(device)) {
-                let (handicap, device) = (handicap.clone(), device.clone());
+            let mut labels = handicap.devices().into_iter().map(Label::to_string);
+            if let Some(device) = labels.find(|device| !selected.contains(device)) {
+                let handicap = handicap.clone();
                 return Err(HandicapError::NotSelected { handicap, device, selected: selected.to_vec() });
             }
         }
@@ -164,13 +166,13 @@ impl Handicap {
     /// The devices that can be slowed like that, if this one cannot.
     fn only(&self) -> Option<&'static str> {
         match self {
-            Handicap::Threads { device, .. } if cpu_index(device).is_none() => Some("CPU"),
-            Handicap::Multiprocessors { device, .. } if cuda_index(device).is_none() => Some("CUDA"),
+            Handicap::Threads { device, .. } if device.backend != "cpu" => Some("CPU"),
+            Handicap::Multiprocessors { device, .. } if device.backend != "cuda" => Some("CUDA"),
             _ => None,
         }
     }
 
-    fn devices(&self) -> Vec<&String> {
+    fn devices(&self) -> Vec<&Label> {
         match self {
             Handicap::Threads { device, .. }
             | Handicap::Multiprocessors { device, .. }
@@ -182,23 +184,6 @@ impl Handicap {
     fn is_about_the_same(&self, other: &Handicap) -> bool {
         std::mem::discriminant(self) == std::mem::discriminant(other) && self.devices() == other.devices()
     }
-}
-
-/// The number of a CPU device.
-pub(crate) fn cpu_index(label: &str) -> Option<u32> {
-    label.strip_prefix("cpu:").and_then(number)
-}
-
-/// The number of a CUDA device.
-pub(crate) fn cuda_index(label: &str) -> Option<u32> {
-    label.strip_prefix("cuda:").and_then(number)
-}
-
-fn label(text: &str) -> Option<String> {
-    let text = text.trim();
-    let (backend, index) = text.split_once(':')?;
-    let named = !backend.is_empty() && backend.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-');
-    (named && number(index).is_some()).then(|| text.into())
 }
 
 /// `parse` alone would take a sign.

@@ -13,7 +13,7 @@
 
 use crate::identity::total_bytes;
 use crate::table::{Report, Status};
-use ragtag_hal::{Adapter, AdapterKind};
+use ragtag_hal::{Adapter, AdapterKind, Label};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -113,12 +113,7 @@ pub enum Term {
     /// Every adapter of a backend.
     Backend(String),
     /// One adapter.
-    Adapter {
-        /// Its backend.
-        backend: String,
-        /// Its index there.
-        index: u32,
-    },
+    Adapter(Label),
 }
 
 /// A condition on devices.
@@ -169,7 +164,10 @@ impl FromStr for Selection {
                 "cpu" => selection.terms.push(Term::Cpu),
                 _ if item.contains('=') => selection.filters.push(filter(item)?),
                 _ if is_word(item) => selection.terms.push(Term::Backend(item.into())),
-                _ => selection.terms.push(adapter_term(item, text)?),
+                _ => {
+                    let wrong = |_| SelectionError::Syntax { item: item.into(), text: text.into() };
+                    selection.terms.push(Term::Adapter(item.parse().map_err(wrong)?));
+                }
             }
         }
         if selection.terms.is_empty() {
@@ -182,16 +180,6 @@ impl FromStr for Selection {
 /// Whether a text may be the name of a backend.
 fn is_word(item: &str) -> bool {
     !item.is_empty() && item.chars().all(|c| c.is_ascii_lowercase() || c == '-')
-}
-
-fn adapter_term(item: &str, text: &str) -> Result<Term, SelectionError> {
-    let wrong = || SelectionError::Syntax { item: item.into(), text: text.into() };
-    let (backend, index) = item.split_once(':').ok_or_else(wrong)?;
-    // `parse` alone would take a sign.
-    if backend.is_empty() || !index.bytes().all(|byte| byte.is_ascii_digit()) {
-        return Err(wrong());
-    }
-    Ok(Term::Adapter { backend: backend.into(), index: index.parse().map_err(|_| wrong())? })
 }
 
 fn filter(item: &str) -> Result<Filter, SelectionError> {
@@ -306,7 +294,7 @@ impl Selection {
                     gpus => gpus,
                 },
                 Term::Cpu => of_kind(report, is_cpu),
-                Term::Backend(_) | Term::Adapter { .. } => {
+                Term::Backend(_) | Term::Adapter(_) => {
                     for (at, adapter) in term.named(report)? {
                         if chosen.iter().all(|(_, other)| other.label() != adapter.label()) {
                             chosen.push((at, adapter));
@@ -347,7 +335,7 @@ impl Term {
         match self {
             Term::Auto | Term::Gpu | Term::Cpu => Ok(Vec::new()),
             Term::Backend(name) => find_all(report, name),
-            Term::Adapter { backend, index } => Ok(vec![find(report, backend, *index)?]),
+            Term::Adapter(label) => Ok(vec![find(report, &label.backend, label.index)?]),
         }
     }
 }

@@ -3,10 +3,11 @@
 //! This module must not know how users name devices.
 
 use crate::child::{self, Asked, ProbeChild};
-use crate::handicap::{self, Handicap};
+use crate::handicap::Handicap;
 use crate::identity;
 use ragtag_hal::{
-    Adapter, Backend, Checked, Device, DeviceId, Error, Features, GemmChoice, Limits, Result, Unavailable,
+    Adapter, Backend, Checked, Device, DeviceId, Error, Features, GemmChoice, Limits, Result, Throttle,
+    Unavailable,
 };
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -111,22 +112,12 @@ impl<C: Clone + PartialEq, B> Kept<C, B> {
 
 #[cfg(feature = "cpu")]
 fn cpu(config: &Config) -> Option<Arc<dyn Backend>> {
-    let mut handicaps: BTreeMap<u32, ragtag_cpu::CpuHandicap> = BTreeMap::new();
-    for handicap in &config.handicaps {
-        match handicap {
-            Handicap::Threads { device, threads } => {
-                let Some(index) = handicap::cpu_index(device) else { continue };
-                handicaps.entry(index).or_default().threads = Some(*threads);
-            }
-            Handicap::Duty { device, percent } => {
-                let Some(index) = handicap::cpu_index(device) else { continue };
-                handicaps.entry(index).or_default().duty_percent = Some(*percent);
-            }
-            Handicap::Multiprocessors { .. } | Handicap::LinkRate { .. } => {}
-        }
-    }
+    let threads_of = config.handicaps.iter().filter_map(|handicap| match handicap {
+        Handicap::Threads { device, threads } => Some((device.index, *threads)),
+        _ => None,
+    });
     Some(Arc::new(ragtag_cpu::CpuBackend::new(ragtag_cpu::CpuConfig {
-        handicaps,
+        threads_of: threads_of.collect(),
         devices: config.cpu_devices,
         threads: config.cpu_threads,
         features: config.cpu_features.clone(),
@@ -189,7 +180,7 @@ fn wgpu() -> Option<Arc<dyn Backend>> {
 #[cfg(feature = "cuda")]
 fn cuda(config: &Config) -> Option<Arc<dyn Backend>> {
     let limited = config.handicaps.iter().filter_map(|handicap| match handicap {
-        Handicap::Multiprocessors { device, count } => Some((handicap::cuda_index(device)?, *count)),
+        Handicap::Multiprocessors { device, count } => Some((device.index, *count)),
         _ => None,
     });
     let own = ragtag_cuda::CudaConfig::default();
@@ -310,7 +301,7 @@ pub struct Backends {
     rows: Vec<Row>,
     child: Option<ProbeChild>,
     gemm: GemmChoice,
-    /// The duties of devices whose backend does not know them by itself, by their labels.
+    /// The duties of throttled devices, by their labels.
     duty_percent: BTreeMap<String, u32>,
 }
 
@@ -318,9 +309,7 @@ impl Backends {
     /// All backends that are compiled in.
     pub fn new(config: &Config) -> Self {
         let duty = |handicap: &Handicap| match handicap {
-            Handicap::Duty { device, percent } if handicap::cpu_index(device).is_none() => {
-                Some((device.clone(), *percent))
-            }
+            Handicap::Duty { device, percent } => Some((device.to_string(), *percent)),
             _ => None,
         };
         let duty_percent = config.handicaps.iter().filter_map(duty).collect();
@@ -358,7 +347,8 @@ impl Backends {
                     for adapter in &mut adapters {
                         // A process of its own does not know the choice.
                         adapter.caps.gemm = self.gemm.of(adapter.caps.gemm.take());
-                        self.tell_duty(adapter);
+                        // Told, for figures of such a device are not those of the hardware.
+                        adapter.driver.duty_percent = self.duty_percent.get(&adapter.label()).copied();
                     }
                     Status::Found { adapters }
                 }
@@ -366,13 +356,6 @@ impl Backends {
             BackendReport { name: row.name.into(), status }
         });
         Report::of(backends.collect())
-    }
-
-    /// A duty is told, for figures of such a device are not those of the hardware.
-    fn tell_duty(&self, adapter: &mut Adapter) {
-        if let Some(percent) = self.duty_percent.get(&adapter.label()) {
-            adapter.driver += &format!(", duty {percent} %");
-        }
     }
 
     /// Whether this build has a backend.
@@ -405,10 +388,9 @@ impl Backends {
         &self,
         adapters: &[(Adapter, DeviceId)],
         limits: &Limits,
-        check: &Check,
+        check: &dyn Fn(&Adapter, Box<dyn Device>) -> Result<Checked>,
     ) -> Result<Vec<Checked>> {
         let mut opened: Vec<(DeviceId, Box<dyn Device>)> = Vec::with_capacity(adapters.len());
-        let limits = &Limits { duty_percent: self.duty_percent.clone(), ..limits.clone() };
         for row in &self.rows {
             let own: Vec<_> =
                 adapters.iter().filter(|(adapter, _)| adapter.backend == row.name).cloned().collect();
@@ -420,7 +402,8 @@ impl Backends {
         let take = |(adapter, id): &(Adapter, DeviceId)| {
             let at = opened.iter().position(|(opened, _)| opened == id);
             let at = at.ok_or_else(|| Error::invalid(format!("{} is not in this build", adapter.label())))?;
-            check(adapter, opened.swap_remove(at).1)
+            let throttle = Throttle { duty_percent: adapter.driver.duty_percent, ..Throttle::default() };
+            check(adapter, throttle.over(opened.swap_remove(at).1)?)
         };
         adapters.iter().map(take).collect()
     }

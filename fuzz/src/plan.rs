@@ -1,8 +1,8 @@
 //! Reads any text as a plan, validates it for a model and devices, writes it and reads it again.
 
 use super::short;
-use ragtag_scheduler::plan::{Plan, PlanModel};
-use ragtag_scheduler::split::Split;
+use ragtag_planner::plan::{Plan, PlanModel};
+use ragtag_planner::split::Split;
 
 /// Returns whether the plan is valid for two devices.
 pub fn run(data: &[u8]) -> bool {

@@ -1,32 +1,33 @@
-//! The form in which activations cross from one stage to the next.
+//! Wire type of activations between stages.
 //!
-//! A stage keeps the residual rows as f32, whatever they cross as. As f16 they are half the bytes, for one small dispatch at
-//! either end: the last one of a stage narrows them, the first one of the next widens them again.
+//! A stage keeps the residual rows as f32, whatever the wire type. f16 halves the bytes at the cost of one
+//! small dispatch at either end: the last dispatch of a stage narrows the rows, and the first one of the next
+//! stage widens them again.
 //!
-//! f16 rows are those of [`ragtag_kernels::half_rows`]: values are rounded to nearest, what is beyond ±65504 becomes ±65504,
-//! never an infinity, and NaN stays NaN. The residual stream of some models has outliers beyond that: they lose the excess at
-//! every boundary, which no error tells. Such a model should cross as f32.
+//! f16 rows are those of [`ragtag_kernels::half_rows`]: values are rounded to nearest, values beyond ±65504
+//! saturate and never become infinite, and NaN is preserved. The residual stream of some models has outliers
+//! beyond ±65504. They are clamped at every stage boundary without an error. Such a model should use f32.
 
 use ragtag_kernels::Activations;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// The form in which activations cross from one stage to the next.
+/// Wire type of activations between stages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Boundary {
-    /// As they are kept: a pipeline computes what one device does.
+    /// As stored: a pipeline computes the same as a single device.
     #[default]
     F32,
-    /// Rounded to f16: of the fast numerics class.
+    /// Rounded to f16: the fast numerics class.
     F16,
 }
 
 impl Boundary {
-    /// Every form.
+    /// All wire types.
     pub const ALL: [Self; 2] = [Self::F32, Self::F16];
 
-    /// Bytes of one row that crosses, where a row that is kept takes `kept_row_bytes`.
+    /// Returns the bytes of one row on the wire, given the bytes of a stored row.
     pub fn row_bytes(self, kept_row_bytes: u64) -> u64 {
         match self {
             Self::F32 => kept_row_bytes,
@@ -52,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_of_f16_are_whole_cache_lines() {
+    fn f16_rows_are_whole_cache_lines() {
         assert_eq!(Boundary::F32.row_bytes(4 * 96), 4 * 96);
         assert_eq!(Boundary::F16.row_bytes(4 * 96), 2 * 128);
         assert_eq!(Boundary::F16.row_bytes(4 * 4096), 2 * 4096);

@@ -1,4 +1,4 @@
-//! Builds operator graphs: each call adds a node, infers the shape of its output and holds the weights to it.
+//! Builds operator graphs. Each call adds a node, infers its output shape and checks its weights against it.
 
 use crate::model::ModelError;
 use crate::op::{Node, Operator, OperatorGraph, RopePairing, Rows};
@@ -8,11 +8,11 @@ use petgraph::stable_graph::NodeIndex;
 use ragtag_kernels::{Activations, TensorType};
 use std::collections::BTreeSet;
 
-/// Products write into joint tensors from columns on that are multiples of this: what they write then starts where every
-/// API can bind it (NVIDIA's OpenCL asks for most, 512 bytes).
+/// Alignment, in columns, of the products within a joint tensor, so that every API can bind each product's
+/// output. NVIDIA's OpenCL has the strictest alignment: 512 bytes.
 const JOINT_COLUMNS: u32 = 128;
 
-/// A graph under construction.
+/// An operator graph under construction.
 pub(crate) struct Builder<'a> {
     weights: &'a Weights,
     graph: OperatorGraph,
@@ -26,7 +26,7 @@ impl<'a> Builder<'a> {
         Self { weights, graph: OperatorGraph::default(), used: BTreeSet::new(), segment: 0, order: 0 }
     }
 
-    /// Nodes from here on belong to the next segment of the finest cut: an attention half, a feed-forward half, the head.
+    /// Starts the next segment of the finest cut: an attention half, a feed-forward half, or the head.
     pub(crate) fn next_segment(&mut self) {
         self.segment += 1;
     }
@@ -35,7 +35,7 @@ impl<'a> Builder<'a> {
         self.weights.tensor(tensor).is_some()
     }
 
-    /// The tensor, held to the shape `[columns, rows]`, or `[columns]` for `rows` = 0.
+    /// Returns the tensor after checking its shape: `[columns, rows]`, or `[columns]` if `rows` is 0.
     pub(crate) fn tensor(
         &mut self,
         name: &str,
@@ -94,9 +94,10 @@ impl<'a> Builder<'a> {
         self.joint_matmul(x, &[(weight, width)])
     }
 
-    /// The products of `x` with weights of these names and widths, side by side in one tensor. Neighbours of one type are
-    /// one product. The last comes first: where a product would not start at a multiple of [`JOINT_COLUMNS`], it starts
-    /// at the one before with rows of zeros, and those columns are written once more by the product to which they belong.
+    /// Adds the products of `x` with the named weights of the given widths, side by side in one tensor.
+    /// Adjacent weights of one type become one product. Products run from last to first: a product that would
+    /// not start at a multiple of [`JOINT_COLUMNS`] starts at the multiple before it, padded with rows of
+    /// zeros, and the product that owns those columns overwrites them later.
     pub(crate) fn joint_matmul(
         &mut self,
         x: NodeIndex,
@@ -125,8 +126,8 @@ impl<'a> Builder<'a> {
         Ok(inputs[inputs.len() - 1])
     }
 
-    /// Takes the keys and values of `qkv` into the layer's cache and attends to it with the queries, which are `width`
-    /// values of each row.
+    /// Appends the keys and values of `qkv` to the layer's cache and adds the attention of the queries, which
+    /// are `width` values per row.
     pub(crate) fn attention(
         &mut self,
         qkv: NodeIndex,
@@ -148,8 +149,8 @@ impl<'a> Builder<'a> {
         self.like(Operator::Add, &[x, y])
     }
 
-    /// The graph, if every tensor of the file has been used: one that the architecture does not know would be
-    /// silently left out of the model.
+    /// Returns the graph if every tensor of the file was used. A tensor that the architecture does not know
+    /// would be silently left out of the model.
     pub(crate) fn finish(self) -> Result<OperatorGraph, ModelError> {
         match self.weights.tensors().iter().find(|t| !self.used.contains(&t.name)) {
             Some(unused) => Err(ModelError::UnknownTensor { name: unused.name.clone() }),
@@ -164,7 +165,7 @@ mod tests {
     use crate::source::MemorySource;
     use std::sync::Arc;
 
-    /// Weights of 64 columns: a table, and matrices of these types and rows.
+    /// Returns weights of 64 columns: a table, and matrices of the given types and rows.
     fn weights(matrices: &[(&str, TensorType, u64)]) -> Weights {
         let table = ("table", TensorType::F16, 100);
         let tensors = [&[table], matrices].concat().into_iter().map(|(name, tensor_type, rows)| {
@@ -174,7 +175,8 @@ mod tests {
         Weights::new(vec![Arc::new(MemorySource::new("file", vec![]))], tensors.collect()).unwrap()
     }
 
-    /// First column, rows of zeros and tensors of each product, in program order; the tensor's width.
+    /// Returns first column, rows of zeros and tensors of each product in program order, and the tensor's
+    /// width.
     fn joint(matrices: &[(&str, TensorType, u64)]) -> (Vec<(u32, u32, String)>, u32) {
         let weights = weights(matrices);
         let mut builder = Builder::new(&weights);
@@ -191,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_of_one_type_are_one_product() {
+    fn adjacent_weights_of_one_type_become_one_product() {
         use TensorType::{Q4_0, Q8_0};
         let one = |column, zeros, name: &str| (column, zeros, name.to_string());
         assert_eq!(
@@ -202,7 +204,7 @@ mod tests {
             joint(&[("q", Q4_0, 256), ("k", Q4_0, 128), ("v", Q8_0, 128)]),
             (vec![one(384, 0, "v"), one(0, 0, "q + k")], 512)
         );
-        // What would start in the middle of what can be bound begins with zeros, and comes before what it writes over.
+        // An unaligned product starts with zeros, and runs before the product whose columns it overwrites.
         assert_eq!(
             joint(&[("q", Q4_0, 576), ("k", Q8_0, 192), ("v", Q4_0, 192)]),
             (vec![one(768, 0, "v"), one(512, 64, "k"), one(0, 0, "q")], 960)

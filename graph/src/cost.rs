@@ -1,11 +1,11 @@
-//! What a node costs: floating-point operations and bytes, for each row, micro-batch and position.
+//! Cost of a node in floating-point operations and bytes: per row, per micro-batch and per position.
 
 use crate::model::{Lowering, Model, ModelError};
 use crate::op::{Node, Operator};
 use crate::stack::StackedMatrix;
 use ragtag_kernels::Layout;
 
-/// Costs of one node, in the terms of [`crate::Segment`].
+/// Costs of one node, in the units of [`crate::Segment`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct NodeCost {
     pub(crate) flops_per_row: u64,

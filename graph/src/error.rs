@@ -1,66 +1,66 @@
-//! What can be wrong with a file: typed, with the file, the place and the thing that was being read.
+//! Typed errors of model files. Each names the file, the position and the item that was being read.
 //!
-//! Text that comes from a file is shown quoted, escaped and cut (`Quoted`): an error message may end up on a terminal.
+//! Text from a file is quoted, escaped and truncated (`Quoted`), because a message may reach a terminal.
 
 use ragtag_kernels::TensorType;
 use std::fmt::{self, Write};
 
-/// Bytes of a [`Source`](crate::source::Source) that cannot be had.
+/// Bytes of a [`Source`](crate::source::Source) that cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SourceError {
-    /// The range lies outside of the source.
-    #[error("{name}: bytes {start}..{end} lie outside of its {bytes} bytes")]
+    /// The range is outside the source.
+    #[error("{name}: bytes {start}..{end} are outside its {bytes} bytes")]
     OutOfRange {
         /// Name of the source.
         name: String,
-        /// First byte asked for.
+        /// First requested byte.
         start: u64,
-        /// End of the bytes asked for.
+        /// End of the requested bytes.
         end: u64,
         /// Size of the source.
         bytes: u64,
     },
-    /// The file lost bytes since it was opened.
+    /// The file shrank since it was opened.
     #[error("{name} shrank while in use: it had {had} bytes and now has {has}")]
     Shrank {
         /// Name of the source.
         name: String,
-        /// Bytes when it was opened.
+        /// Size when it was opened.
         had: u64,
-        /// Bytes now.
+        /// Current size.
         has: u64,
     },
-    /// The system refuses.
-    #[error("{name} cannot be read: {cause}")]
+    /// The system reports an error.
+    #[error("cannot read {name}: {cause}")]
     Unreadable {
         /// Name of the source.
         name: String,
-        /// The system's words.
+        /// The system's message.
         cause: String,
     },
 }
 
-/// A model file that cannot be understood.
+/// A model file that cannot be parsed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FormatError {
-    /// The bytes cannot be had.
+    /// The bytes cannot be read.
     #[error(transparent)]
     Source(#[from] SourceError),
-    /// The file is something else.
+    /// The file has another format.
     #[error("{file} is not a GGUF file: it begins with {found:02x?} instead of \"GGUF\"")]
     NotGguf {
         /// The file.
         file: String,
-        /// Its first four bytes, or as many as it has.
+        /// Its first four bytes, or fewer if it is shorter.
         found: Vec<u8>,
     },
-    /// The numbers of the file are written in the other byte order.
+    /// The file has big-endian byte order.
     #[error("{file} is a big-endian GGUF file; only little-endian files are supported")]
     BigEndian {
         /// The file.
         file: String,
     },
-    /// A version of the format that is not supported.
+    /// An unsupported version of the format.
     #[error("{file} has GGUF version {version}; versions 2 and 3 are supported")]
     Version {
         /// The file.
@@ -68,20 +68,20 @@ pub enum FormatError {
         /// Its version.
         version: u32,
     },
-    /// The file ends too early, or claims more than it has.
+    /// The file ends early, or claims more than it has.
     #[error(
-        "{file} ends at byte {bytes}, but {what} needs {wanted} bytes from byte {at}: the file is cut, or lies"
+        "{file} ends at byte {bytes}, but {what} needs {wanted} bytes from byte {at}: the file is truncated or corrupt"
     )]
     Truncated {
         /// The file.
         file: String,
-        /// What was being read.
+        /// Item that was being read.
         what: String,
-        /// Where it begins.
+        /// First byte of the item.
         at: u64,
-        /// Bytes that it needs.
+        /// Bytes that the item needs.
         wanted: u64,
-        /// Where the file, or the part that holds it, ends.
+        /// End of the file, or of the part that holds the item.
         bytes: u64,
     },
     /// A value that the format does not allow.
@@ -89,22 +89,22 @@ pub enum FormatError {
     Invalid {
         /// The file.
         file: String,
-        /// Where it stands.
+        /// Position of the value.
         at: u64,
-        /// What was being read.
+        /// Item that was being read.
         what: String,
-        /// The rule it breaks.
+        /// The violated rule.
         cause: String,
     },
-    /// Two tensors of a model have one name.
-    #[error("{file}: there is another tensor {tensor}")]
+    /// Two tensors of a model have the same name.
+    #[error("{file}: duplicate tensor {tensor}")]
     DuplicateTensor {
         /// The file with the second one.
         file: String,
         /// Their name.
         tensor: String,
     },
-    /// A tensor type that has no kernels.
+    /// A tensor type without kernels.
     #[error(
         "{file}: tensor {tensor} has type {found}, which is not supported; supported are {}",
         supported_types()
@@ -117,7 +117,7 @@ pub enum FormatError {
         /// Name of its type.
         found: String,
     },
-    /// A type of a safetensors file that is none of floating point, or of too few bits.
+    /// A safetensors type that is not floating point, or has too few bits.
     #[error("{file}: tensor {tensor} has type {found}, which is not supported; supported are F32, F16, BF16")]
     UnsupportedDtype {
         /// The file.
@@ -127,15 +127,15 @@ pub enum FormatError {
         /// Its type.
         found: String,
     },
-    /// A file of JSON that is none, or is of another form.
+    /// A file that is not JSON, or not of the expected form.
     #[error("{file}: {cause}")]
     Json {
         /// The file.
         file: String,
-        /// What the reader says, with line and column.
+        /// The parser's message, with line and column.
         cause: String,
     },
-    /// A file that is larger than any of its kind.
+    /// A file above the size limit of its kind.
     #[error("{file} has {bytes} bytes; at most {most} are read")]
     TooLarge {
         /// The file.
@@ -145,41 +145,42 @@ pub enum FormatError {
         /// The limit.
         most: u64,
     },
-    /// A file that a model's directory must have.
+    /// A required file of a model's directory.
     #[error("{directory} has no {file}")]
     MissingFile {
         /// The directory.
         directory: String,
-        /// The file, or the files of which one must be there.
+        /// The file, or the alternatives.
         file: String,
     },
-    /// The index of a model's shards does not agree with them, or names what is no file of the directory.
+    /// The index of a model's shards disagrees with them, or names something that is no file of the
+    /// directory.
     #[error("{file}: {cause}")]
     Index {
         /// The index.
         file: String,
-        /// What is wrong.
+        /// Description of the problem.
         cause: String,
     },
-    /// One file of a split model is not among those given.
+    /// A file of a split model is missing from the list.
     #[error("{file} is missing: it is shard {number} of {count}")]
     MissingShard {
-        /// Name that it should have.
+        /// Expected name.
         file: String,
-        /// Its number, from 1.
+        /// Its number, counted from 1.
         number: u64,
-        /// Shards in all.
+        /// Number of shards.
         count: u64,
     },
-    /// The files given do not make up one split model.
+    /// The given files do not form one split model.
     #[error("{file}: {cause}")]
     Shards {
-        /// The file that does not fit.
+        /// The offending file.
         file: String,
-        /// Why.
+        /// Reason.
         cause: String,
     },
-    /// No metadata under this key.
+    /// The metadata lacks this key.
     #[error("{file} has no metadata {key}")]
     MissingKey {
         /// The file.
@@ -187,47 +188,47 @@ pub enum FormatError {
         /// The key.
         key: String,
     },
-    /// Metadata of another type.
+    /// Metadata of the wrong type.
     #[error("{file}: metadata {key} should be {expected}, but is {found}")]
     WrongType {
         /// The file.
         file: String,
         /// The key.
         key: String,
-        /// What was asked for.
+        /// Expected type.
         expected: &'static str,
-        /// What stands there.
+        /// Type and value found.
         found: String,
     },
 }
 
-/// A vocabulary that cannot be used, or a text that it cannot express.
+/// An unusable vocabulary, or a text that it cannot express.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TokenizerError {
     /// The metadata is missing or of the wrong type.
     #[error(transparent)]
     Format(#[from] FormatError),
-    /// A kind of tokenizer that is not supported.
+    /// An unsupported kind of tokenizer.
     #[error("{file}: tokenizer model \"{model}\" is not supported; supported are {known}")]
     UnsupportedModel {
         /// The file.
         file: String,
-        /// What it names.
+        /// The kind that the file names.
         model: String,
-        /// Those that are supported.
+        /// Supported kinds.
         known: &'static str,
     },
-    /// A way of cutting text into words that is not in the table.
+    /// A pre-tokenizer that is not in the table.
     #[error("{file}: pre-tokenizer \"{found}\" (tokenizer.ggml.pre) is not known; known are {known}")]
     UnknownPreTokenizer {
         /// The file.
         file: String,
-        /// What it names.
+        /// The name in the file.
         found: String,
-        /// Those of the table.
+        /// Names in the table.
         known: String,
     },
-    /// A part of a tokenizer that is not supported.
+    /// An unsupported part of a tokenizer.
     #[error("{file}: not supported: {what}")]
     Unsupported {
         /// The file.
@@ -240,13 +241,13 @@ pub enum TokenizerError {
     Vocabulary {
         /// The file.
         file: String,
-        /// The rule, with the token.
+        /// The violated rule, with the token.
         cause: String,
     },
-    /// The merging of a text failed.
-    #[error("the text cannot be tokenized: {cause}")]
+    /// Merging a text failed.
+    #[error("cannot tokenize the text: {cause}")]
     Text {
-        /// Why.
+        /// Reason.
         cause: String,
     },
 }
@@ -255,7 +256,7 @@ fn supported_types() -> String {
     TensorType::ALL.map(TensorType::name).join(", ")
 }
 
-/// Text of a file as it may stand in a message: escaped, and cut after 80 characters.
+/// Text from a file, escaped and truncated to 80 characters for messages.
 pub(crate) struct Quoted<'a>(pub(crate) &'a str);
 
 impl fmt::Display for Quoted<'_> {
@@ -280,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn text_of_a_file_is_escaped_and_cut() {
+    fn text_from_a_file_is_escaped_and_truncated() {
         assert_eq!(quoted("blk.0.attn_q.weight"), "blk.0.attn_q.weight");
         assert_eq!(quoted("\u{1b}[2J\n"), "\\u{1b}[2J\\n");
         assert_eq!(quoted(&"x".repeat(81)), format!("{}…", "x".repeat(80)));

@@ -1,25 +1,25 @@
-//! How finely a model is cut into segments, and what each of them is then.
+//! Granularity of the segments of a model, and the kind and name of each segment.
 //!
-//! Nodes are numbered by the finest cut, at halves of blocks, when a graph is built; a coarser numbering is made of that
-//! when the model is lowered. This module must not know any operator or cost.
+//! A new graph numbers its nodes by the finest cut, at halves of blocks. Lowering derives coarser numbers
+//! from that. Knows nothing about operators and costs.
 
 use crate::segment::{Segment, SegmentKind};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// What of a transformer block is one segment. Between all segments only the residual rows cross.
+/// Part of a transformer block that forms one segment. Only the residual rows cross between segments.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Granularity {
-    /// The block.
+    /// A whole block.
     #[default]
     Block,
-    /// Its attention half, and its feed-forward half.
+    /// Its attention half and its feed-forward half, separately.
     HalfBlock,
 }
 
 impl Granularity {
-    /// The granularity of a model's segments.
+    /// Returns the granularity of a model's segments.
     pub fn of(segments: &[Segment]) -> Self {
         match segments.iter().any(|s| matches!(s.kind, SegmentKind::Attention | SegmentKind::FeedForward)) {
             true => Granularity::HalfBlock,
@@ -27,12 +27,14 @@ impl Granularity {
         }
     }
 
-    /// Number of segments of a model with so many blocks: embedding, blocks or their halves, head.
+    /// Returns the number of segments of a model with this many blocks: embedding, blocks or their halves,
+    /// head.
     pub(crate) fn segment_count(self, blocks: u32) -> usize {
         self.segment_of(2 * blocks as usize + 1) + 1
     }
 
-    /// The segment of what is number `half` in the finest cut: embedding, attention and feed-forward half of each block, head.
+    /// Maps an index of the finest cut to a segment. That cut lists the embedding, the attention and
+    /// feed-forward half of each block, and the head.
     pub(crate) fn segment_of(self, half: usize) -> usize {
         match self {
             Granularity::Block => half.div_ceil(2),
@@ -40,7 +42,7 @@ impl Granularity {
         }
     }
 
-    /// What a segment of a model with so many blocks is.
+    /// Returns the kind of a segment of a model with this many blocks.
     pub(crate) fn kind(self, segment: usize, blocks: u32) -> SegmentKind {
         match self {
             _ if segment == 0 => SegmentKind::Embedding,
@@ -51,7 +53,7 @@ impl Granularity {
         }
     }
 
-    /// `embedding`, `block 0` or `block 0 attention` and `block 0 ffn`, …, `head`.
+    /// Returns `embedding`, `block 0` or `block 0 attention` and `block 0 ffn`, …, `head`.
     pub(crate) fn name(self, segment: usize, blocks: u32) -> String {
         match self.kind(segment, blocks) {
             SegmentKind::Embedding => "embedding".into(),
@@ -63,7 +65,7 @@ impl Granularity {
     }
 }
 
-/// As plans have it: `block`, `half-block`.
+/// The spelling in plans: `block`, `half-block`.
 impl fmt::Display for Granularity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

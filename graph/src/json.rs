@@ -1,6 +1,7 @@
-//! JSON files of a model: bounded in size, and with errors that name the file and may stand on a terminal.
+//! Reads a model's JSON files: bounded in size, and with errors that name the file and are safe for a
+//! terminal.
 //!
-//! This module must not know what the files mean.
+//! Knows nothing about the meaning of the files.
 
 use crate::error::{FormatError, Quoted};
 use crate::source::Source;
@@ -9,7 +10,7 @@ use serde::de::DeserializeOwned;
 /// Reads a file of at most `most_bytes`.
 ///
 /// # Errors
-/// The file is larger, is not JSON, or is not of the form of `T`.
+/// The file is larger, is not JSON, or does not have the form of `T`.
 pub(crate) fn parse<T: DeserializeOwned>(source: &dyn Source, most_bytes: u64) -> Result<T, FormatError> {
     let bytes = source.bytes();
     if bytes > most_bytes {
@@ -18,13 +19,13 @@ pub(crate) fn parse<T: DeserializeOwned>(source: &dyn Source, most_bytes: u64) -
     parse_slice(source.name(), source.range(0..bytes)?)
 }
 
-/// Reads a part of a file; messages count lines and columns from its start.
+/// Parses a part of a file. Messages count lines and columns from its start.
 pub(crate) fn parse_slice<T: DeserializeOwned>(file: &str, json: &[u8]) -> Result<T, FormatError> {
     serde_json::from_slice(json)
         .map_err(|error| FormatError::Json { file: file.to_owned(), cause: shown(&error) })
 }
 
-/// What the reader says. It may quote the file, at any length.
+/// Formats the parser's message, which may quote the file at any length.
 fn shown(error: &serde_json::Error) -> String {
     let text = error.to_string();
     let position = format!(" at line {} column {}", error.line(), error.column());

@@ -1,7 +1,7 @@
-//! The model side of Ragtag: files become architectures, architectures become operator graphs, graphs become segments
-//! with costs, and segments become programs for a device.
+//! The model side of Ragtag. Files become architectures, architectures become operator graphs, graphs become
+//! segments with costs, and segments become programs for a device.
 //!
-//! This crate must not know any backend or plan; it opens no file, starts no thread and reads no clock.
+//! Knows nothing about backends and plans. Opens no file, starts no thread and reads no clock.
 
 #![forbid(unsafe_code)]
 
@@ -15,13 +15,13 @@ pub mod error;
 pub mod gguf;
 mod granularity;
 mod json;
-mod likeness;
 pub mod model;
 pub mod op;
 mod passes;
 pub mod program;
 mod safetensors;
 pub mod segment;
+mod signature;
 pub mod source;
 mod stack;
 #[cfg(test)]
@@ -36,7 +36,9 @@ pub use error::{FormatError, SourceError, TokenizerError};
 pub use gguf::{Metadata, ModelFile};
 pub use granularity::Granularity;
 pub use model::{Lowering, Model, ModelError};
-pub use program::{CompiledStage, Place, Program, Slice, Step, WeightBuffer, WeightChunk, WeightContent};
+pub use program::{
+    CompiledStage, Place, Program, ProgramStep, Slice, WeightBuffer, WeightChunk, WeightContent,
+};
 pub use segment::{Segment, SegmentKind, SegmentTensor};
 pub use source::{Directory, MemorySource, Source};
 pub use stack::{Stack, StackedMatrix};

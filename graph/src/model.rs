@@ -1,4 +1,4 @@
-//! A model: its numbers, its weights and its operator graph, lowered for a form of activations.
+//! A model: hyperparameters, weights and operator graph, lowered for a form of activations.
 
 use crate::arch::{Architecture, Hyperparameters};
 use crate::boundary::Boundary;
@@ -16,35 +16,35 @@ use crate::weights::{TensorInfo, Weights};
 use ragtag_kernels::{Activations, KvType, Layout, TensorType};
 use std::sync::Arc;
 
-/// Why a file is not a model that Ragtag can run.
+/// Reason why a file is not a model that Ragtag can run.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
-    /// The file itself.
+    /// The file itself is at fault.
     #[error(transparent)]
     Format(#[from] FormatError),
     /// An architecture that is not in the table.
     #[error("architecture {name:?} is not supported; supported are {known}")]
     Architecture {
-        /// The file's.
+        /// Name in the file.
         name: String,
-        /// Those of the table.
+        /// Names in the table.
         known: String,
     },
-    /// A hyperparameter that no model can have.
+    /// An invalid hyperparameter.
     #[error("{key}: {why}")]
     Hyperparameter {
         /// Its key.
         key: String,
-        /// What is wrong with its value.
+        /// Description of the problem.
         why: String,
     },
-    /// A tensor that the architecture needs.
+    /// A required tensor is missing.
     #[error("tensor {name} is missing")]
     MissingTensor {
         /// Its name.
         name: String,
     },
-    /// A tensor that the architecture does not use; the model would be computed without it.
+    /// A tensor that the architecture does not use. The model would be computed without it.
     #[error(
         "tensor {name} is not part of this architecture as Ragtag knows it; running without it would be wrong"
     )]
@@ -52,23 +52,23 @@ pub enum ModelError {
         /// Its name.
         name: String,
     },
-    /// A tensor of another shape than the hyperparameters say.
+    /// A tensor whose shape differs from the one that the hyperparameters give.
     #[error("tensor {name} has shape {found:?}; the hyperparameters ask for {expected:?}")]
     Shape {
         /// Its name.
         name: String,
-        /// Shape by the hyperparameters, row length first.
+        /// Expected shape, row length first.
         expected: Vec<u64>,
         /// Shape in the file.
         found: Vec<u64>,
     },
-    /// A tensor of which the files hold a description alone.
-    #[error("the data of tensor {name} is not there: such a model can be planned for, not run")]
+    /// A tensor that is described but has no data.
+    #[error("tensor {name} has no data: this model can be planned but not run")]
     NoData {
         /// Its name.
         name: String,
     },
-    /// A feature of the model that Ragtag does not have.
+    /// A feature of the model that Ragtag does not support.
     #[error("not supported: {what}")]
     Unsupported {
         /// The feature.
@@ -76,59 +76,59 @@ pub enum ModelError {
     },
 }
 
-/// The choices that shape programs and memory.
+/// Settings that shape programs and memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lowering {
     /// Form of the activations that enter products with quantised weights.
     pub activations: Activations,
-    /// Form of keys and values.
+    /// Type of keys and values in the cache.
     pub kv: KvType,
     /// Longest sequence, in positions.
     pub context: u32,
-    /// Most sequences at a time.
+    /// Maximum number of concurrent sequences.
     pub sequences: u32,
-    /// Most rows of a micro-batch.
+    /// Maximum rows of a micro-batch.
     pub chunk: u32,
-    /// Most rows of a micro-batch of which logits are wanted.
+    /// Maximum rows of a micro-batch that need logits.
     pub logit_rows: u32,
-    /// Form in which activations cross between stages.
+    /// Wire type of activations between stages.
     pub boundary: Boundary,
 }
 
 impl Lowering {
-    /// Cache blocks that one sequence needs at the full context.
+    /// Returns the cache blocks that one sequence needs at the full context.
     pub fn table_blocks(&self) -> u32 {
         self.context.div_ceil(ragtag_kernels::params::BLOCK_TOKENS as u32)
     }
 
-    /// Cache blocks in all.
+    /// Returns the total number of cache blocks.
     pub fn cache_blocks(&self) -> u32 {
         self.table_blocks().saturating_mul(self.sequences)
     }
 }
 
-/// Where a model's files say what its weights are, and how text becomes tokens.
+/// Source of the tokenizer's description.
 #[derive(Clone, Debug)]
 enum Description {
     /// Metadata of a GGUF file.
     Metadata(Arc<Metadata>),
-    /// The files beside the weights.
+    /// Files beside the weights.
     Directory(Arc<Directory>),
 }
 
-/// A model's files, understood. Cheap to clone.
+/// A model, read from its files. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Model {
     hyperparameters: Hyperparameters,
     description: Description,
     weights: Arc<Weights>,
-    /// Its nodes are numbered by the finest cut.
+    /// Nodes are numbered by the finest cut.
     graph: Arc<OperatorGraph>,
     granularity: Granularity,
 }
 
 impl Model {
-    /// Reads the hyperparameters of GGUF files and builds the operator graph; no weights are read.
+    /// Reads the hyperparameters of GGUF files and builds the operator graph. Reads no weights.
     ///
     /// # Errors
     /// [`ModelError`] names the key, tensor or architecture at fault.
@@ -139,9 +139,9 @@ impl Model {
         Self::build(architecture, hyperparameters, file.weights, description)
     }
 
-    /// Reads the hyperparameters of a directory with `config.json` and safetensors files, and builds the operator
-    /// graph; no weights are read. The directory must hold [`checkpoint::FILES`], as far as they exist, and
-    /// [`checkpoint::shard_names`].
+    /// Reads the hyperparameters of a directory with `config.json` and safetensors files, and builds the
+    /// operator graph. Reads no weights. The directory must hold those of [`checkpoint::FILES`] that exist,
+    /// and [`checkpoint::shard_names`].
     ///
     /// # Errors
     /// [`ModelError`] names the file, key, tensor or architecture at fault.
@@ -153,8 +153,9 @@ impl Model {
             .map_err(checkpoint::with_original_names)
     }
 
-    /// The model of a directory with `config.json` and no weights: what they would be follows from the hyperparameters, and
-    /// from the type that `config.json` names (`torch_dtype` or `dtype`) or that is given for its matrices.
+    /// Describes the model of a directory with `config.json` and no weights. Their shapes follow from the
+    /// hyperparameters. Matrices have the type `matrices`, or else the one that `config.json` names
+    /// (`torch_dtype` or `dtype`).
     ///
     /// # Errors
     /// [`ModelError`] names the key or tensor at fault.
@@ -177,13 +178,13 @@ impl Model {
         Ok(Self { hyperparameters, description, weights, graph, granularity })
     }
 
-    /// The same model, cut into segments of this granularity. Models are opened with blocks as segments.
+    /// Returns the same model, cut into segments of this granularity. New models use blocks.
     #[must_use]
     pub fn with_granularity(&self, granularity: Granularity) -> Self {
         Self { granularity, ..self.clone() }
     }
 
-    /// What of a block is a segment.
+    /// Returns the granularity of the segments.
     pub fn granularity(&self) -> Granularity {
         self.granularity
     }
@@ -191,7 +192,7 @@ impl Model {
     /// Builds the tokenizer that the files describe.
     ///
     /// # Errors
-    /// They have none, or one that is not supported.
+    /// The files have no tokenizer, or an unsupported one.
     pub fn tokenizer(&self) -> Result<Tokenizer, TokenizerError> {
         match &self.description {
             Description::Metadata(metadata) => Tokenizer::from_metadata(metadata),
@@ -199,12 +200,12 @@ impl Model {
         }
     }
 
-    /// The numbers that shape it.
+    /// Returns the hyperparameters.
     pub fn hyperparameters(&self) -> &Hyperparameters {
         &self.hyperparameters
     }
 
-    /// The metadata of a GGUF file.
+    /// Returns the metadata of a GGUF file.
     pub fn metadata(&self) -> Option<&Metadata> {
         match &self.description {
             Description::Metadata(metadata) => Some(metadata),
@@ -212,19 +213,19 @@ impl Model {
         }
     }
 
-    /// The tensors, under the names that GGUF files give them.
+    /// Returns the tensors, under their GGUF names.
     pub fn weights(&self) -> &Arc<Weights> {
         &self.weights
     }
 
-    /// The operator graph with products of quantised weights in this form, and others with f32 activations: what devices
-    /// without matrix units compute.
+    /// Returns the operator graph as devices without matrix units compute it: products of quantised weights
+    /// take `activations`, others f32.
     pub fn graph(&self, activations: Activations) -> OperatorGraph {
         self.lowered(None, |t, _| basic_form(t, activations))
     }
 
-    /// The operator graph with each product in the form that is said of its weights' type and its rows, and attention
-    /// split into so many runs of positions.
+    /// Returns the operator graph with activations chosen by each product's weight type and rows, and
+    /// attention split over positions.
     pub(crate) fn lowered(
         &self,
         splits: Option<u32>,
@@ -247,12 +248,12 @@ impl Model {
         graph
     }
 
-    /// Number of segments: embedding, blocks or their halves, head.
+    /// Returns the number of segments: embedding, blocks or their halves, head.
     pub fn segment_count(&self) -> usize {
         self.granularity.segment_count(self.hyperparameters.layers)
     }
 
-    /// The segments with their costs.
+    /// Returns the segments with their costs.
     ///
     /// # Errors
     /// [`ModelError::Unsupported`] if a tensor has no resident layout.
@@ -260,7 +261,7 @@ impl Model {
         segment::segments(self, lowering)
     }
 
-    /// Parameters in all tensors.
+    /// Returns the number of parameters in all tensors.
     pub fn parameters(&self) -> u64 {
         self.weights.tensors().iter().map(|t| t.shape.iter().product::<u64>()).sum()
     }
@@ -273,29 +274,29 @@ impl Model {
         self.granularity.kind(segment, self.hyperparameters.layers)
     }
 
-    /// Name of a segment.
+    /// Returns the name of a segment.
     pub fn segment_name(&self, segment: usize) -> String {
         self.granularity.name(segment, self.hyperparameters.layers)
     }
 
-    /// The graph in Graphviz's language.
+    /// Returns the graph in the DOT language of Graphviz.
     pub fn dot(&self, activations: Activations) -> String {
         let names: Vec<_> = (0..self.segment_count()).map(|s| self.segment_name(s)).collect();
         self.graph(activations).dot(&names)
     }
 }
 
-/// Whether products with this type may take int8 activations.
+/// Returns whether products with this type can take int8 activations.
 pub(crate) fn is_quantised(tensor_type: TensorType) -> bool {
     ragtag_kernels::matmul::takes(tensor_type, Activations::Int8)
 }
 
-/// The activations of a product on a device without matrix units, where `wanted` are asked for.
+/// Returns the activations of a product on a device without matrix units, if the user wants `wanted`.
 pub(crate) fn basic_form(tensor_type: TensorType, wanted: Activations) -> Activations {
     if is_quantised(tensor_type) { wanted } else { Activations::F32 }
 }
 
-/// Int8 activations come in blocks of 32, and kernels of every type step by 32 columns.
+/// Checks row lengths: int8 activations come in blocks of 32, and kernels of every type step by 32 columns.
 fn check_columns(graph: &OperatorGraph, weights: &Weights) -> Result<(), ModelError> {
     for node in graph.ordered() {
         let node = graph.node(node);

@@ -1,6 +1,6 @@
-//! The operator graph: what a model computes, as a petgraph graph whose nodes are operators and whose edges are tensors.
+//! The operator graph of a model: a petgraph graph whose nodes are operators and whose edges are tensors.
 //!
-//! A node has one output. Its rows are counted by the micro-batch; its width is inferred when the node is added.
+//! A node has one output. The micro-batch determines its rows. Its width is inferred when the node is added.
 
 use crate::stack::Stack;
 use petgraph::Direction;
@@ -10,7 +10,7 @@ use ragtag_kernels::Activations;
 use serde::Serialize;
 use std::fmt;
 
-/// Which pairs of dimensions a rotary embedding turns together.
+/// Pairing of the dimensions that a rotary embedding rotates together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RopePairing {
@@ -20,105 +20,106 @@ pub enum RopePairing {
     Halves,
 }
 
-/// An RMS norm that a product takes in.
+/// An RMS norm that is fused into a product.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Norm {
-    /// The weight.
+    /// Name of the weight.
     pub weight: String,
     /// Added to the mean square.
     pub epsilon: f32,
 }
 
-/// What a node computes from its inputs, in order.
+/// Operation of a node on its inputs, in order.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Operator {
-    /// Rows of a table, chosen by the micro-batch's token ids. No input.
+    /// Rows of a table, selected by the micro-batch's token ids. No input.
     Embed {
-        /// The table.
+        /// Name of the table.
         table: String,
     },
-    /// The rows of the input of which logits are wanted.
+    /// Rows of the input that need logits.
     Gather,
     /// RMS norm of the input, times a weight.
     RmsNorm {
-        /// The weight.
+        /// Name of the weight.
         weight: String,
         /// Added to the mean square.
         epsilon: f32,
         /// Form of the output.
         output: Activations,
     },
-    /// The input as int8 or f16 activations.
+    /// Input as int8 or f16 activations.
     Quantize {
         /// Form of the output.
         output: Activations,
     },
-    /// Quantised weights as an f16 matrix, for one product. No input; its rows are the matrix's, whatever the micro-batch.
+    /// Quantised weights, dequantized to an f16 matrix for one product. No input. Its rows are those of the
+    /// matrix, whatever the micro-batch.
     Widen {
         /// The weights.
         weights: Stack,
         /// Rows of the matrix.
         rows: u32,
     },
-    /// The first input times weights, into columns of the output. A second input, if there is one, is what the output's
-    /// bytes held before: other columns of a joint tensor, or what the product is added to. A third stands for the weights
-    /// where they are widened. With a norm it stands for that [`Operator::RmsNorm`] as well, and gated for the
-    /// [`Operator::SiluMul`] behind it, of what its own output would be.
+    /// First input times weights, into columns of the output. The second input, if any, is what the output's
+    /// bytes held before: other columns of a joint tensor, or the addend. A third input stands for the
+    /// dequantized weights. With `norm`, the product includes that [`Operator::RmsNorm`]. With `gated`, it
+    /// includes the [`Operator::SiluMul`] of its own output.
     MatMul {
         /// The weights.
         weights: Stack,
         /// Form of the first input.
         activations: Activations,
-        /// The first column that it writes.
+        /// First column that the product writes.
         column: u32,
-        /// Whether it is added to what was there.
+        /// Whether the product is added to the previous value.
         accumulate: bool,
-        /// The norm that its first input goes through on its way, on devices that have kernels for both.
+        /// Norm of the first input, on devices with kernels that fuse both.
         norm: Option<Norm>,
-        /// Whether its output is SiLU of its first half of columns times the second.
+        /// Whether the output is SiLU of the first half of the columns times the second half.
         gated: bool,
     },
-    /// Rotary position embedding of the input's queries, in place, and of its keys on their way into the cache of a layer,
-    /// where the values go as well. The input has queries, keys and values side by side.
+    /// Rotates the input's queries in place, and appends its rotated keys and its values to the cache of a
+    /// layer. The input holds queries, keys and values side by side.
     RopeAppend {
         /// The layer.
         layer: u32,
-        /// Which dimensions turn together.
+        /// Pairing of the rotated dimensions.
         pairing: RopePairing,
     },
-    /// Causal attention of the queries, which stand first in the input's rows, over the cache.
+    /// Causal attention over the cache. The queries are the first columns of the input's rows.
     Attention {
         /// The layer.
         layer: u32,
     },
-    /// The same, of runs of positions: what each run's share of it is.
+    /// First half of split attention: the partial result of each split of the positions.
     AttentionPartial {
         /// The layer.
         layer: u32,
-        /// Runs.
+        /// Number of splits.
         splits: u32,
-        /// Whether it does what a [`Operator::RopeAppend`] of this pairing would have done to its input.
+        /// Pairing of a fused [`Operator::RopeAppend`] of the input, if any.
         appends: Option<RopePairing>,
     },
-    /// Brings together what an [`Operator::AttentionPartial`] left of its runs.
+    /// Second half of split attention: combines the partial results of an [`Operator::AttentionPartial`].
     AttentionMerge {
-        /// Runs.
+        /// Number of splits.
         splits: u32,
         /// Form of the output.
         output: Activations,
     },
-    /// SiLU of the first half of each of the input's rows times the second.
+    /// SiLU of the first half of each input row times the second half.
     SiluMul {
         /// Form of the output.
         output: Activations,
     },
-    /// First input plus second; the first is overwritten with the sum.
+    /// Sum of both inputs. Overwrites the first.
     Add,
 }
 
 impl Operator {
-    /// The operator's name without its parameters.
+    /// Returns the operator's name without parameters.
     pub fn name(&self) -> &'static str {
         match self {
             Operator::Embed { .. } => "embed",
@@ -136,7 +137,7 @@ impl Operator {
         }
     }
 
-    /// The same without what tells one block from another: names of tensors, and the number of the layer.
+    /// Returns the operator without tensor names and layer number, which are all that differs between blocks.
     pub(crate) fn nameless(&self) -> Self {
         let mut nameless = self.clone();
         match &mut nameless {
@@ -158,7 +159,7 @@ impl Operator {
         nameless
     }
 
-    /// The weight tensors that it reads, but for that of a product's norm.
+    /// Returns the weight tensors that the operator reads, except that of a fused norm.
     pub fn tensors(&self) -> &[String] {
         match self {
             Operator::Embed { table: name } | Operator::RmsNorm { weight: name, .. } => {
@@ -170,43 +171,43 @@ impl Operator {
     }
 }
 
-/// Which count of the micro-batch a tensor's rows follow.
+/// Count of the micro-batch that determines a tensor's rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Rows {
     /// All tokens.
     Tokens,
-    /// The tokens of which logits are wanted.
+    /// Tokens that need logits.
     Logits,
 }
 
 /// A node of the operator graph.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Node {
-    /// What it computes.
+    /// Operation of the node.
     pub operator: Operator,
-    /// The segment that it belongs to.
+    /// Segment that the node belongs to.
     pub segment: usize,
-    /// Rows of its output.
+    /// Rows of the output.
     pub rows: Rows,
-    /// Values in a row of its output.
+    /// Values per row of the output.
     pub width: u32,
-    /// Place in program order; nodes that passes insert come right after what they follow.
+    /// Position in program order. Nodes that passes insert come right after the node that they follow.
     pub order: (u32, u32),
 }
 
-/// An edge: which input of its target it is.
+/// An edge: the input number at its target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Input(pub u8);
 
-/// The graph and the reading that everybody needs of it.
+/// The graph, with the queries that passes and the compiler need.
 #[derive(Clone, Debug, Default)]
 pub struct OperatorGraph {
     graph: StableDiGraph<Node, Input>,
 }
 
 impl OperatorGraph {
-    /// Adds a node behind its inputs.
+    /// Adds a node after its inputs.
     pub(crate) fn add(&mut self, node: Node, inputs: &[NodeIndex]) -> NodeIndex {
         let index = self.graph.add_node(node);
         for (i, &input) in inputs.iter().enumerate() {
@@ -215,7 +216,7 @@ impl OperatorGraph {
         index
     }
 
-    /// A node.
+    /// Returns a node.
     pub fn node(&self, index: NodeIndex) -> &Node {
         &self.graph[index]
     }
@@ -229,12 +230,12 @@ impl OperatorGraph {
         self.graph.remove_node(index);
     }
 
-    /// Gives every node the segment that `segment` makes of its own.
+    /// Maps every node's segment through `segment`.
     pub(crate) fn renumber(&mut self, segment: impl Fn(usize) -> usize) {
         self.graph.node_weights_mut().for_each(|node| node.segment = segment(node.segment));
     }
 
-    /// Makes `source` input number `input` of `target`, in place of what was.
+    /// Makes `source` the input with this number of `target`, in place of the previous one.
     pub(crate) fn connect(&mut self, source: NodeIndex, target: NodeIndex, input: u8) {
         let old = self
             .graph
@@ -247,7 +248,7 @@ impl OperatorGraph {
         self.graph.add_edge(source, target, Input(input));
     }
 
-    /// The inputs of a node, in order.
+    /// Returns the inputs of a node, in order.
     pub fn inputs(&self, index: NodeIndex) -> Vec<NodeIndex> {
         let mut inputs: Vec<_> = self
             .graph
@@ -258,13 +259,13 @@ impl OperatorGraph {
         inputs.into_iter().map(|(_, source)| source).collect()
     }
 
-    /// The input of a node that has this number, if there is one.
+    /// Returns the input of a node with this number, if there is one.
     pub fn input(&self, index: NodeIndex, number: u8) -> Option<NodeIndex> {
         let mut edges = self.graph.edges_directed(index, Direction::Incoming);
         edges.find(|e| e.weight().0 == number).map(|e| e.source())
     }
 
-    /// Who reads the output of a node, and as which input; in program order.
+    /// Returns the readers of a node's output with their input numbers, in program order.
     pub fn consumers(&self, index: NodeIndex) -> Vec<(NodeIndex, u8)> {
         let mut consumers: Vec<_> = self
             .graph
@@ -275,7 +276,7 @@ impl OperatorGraph {
         consumers
     }
 
-    /// All nodes in program order, which is a topological order.
+    /// Returns all nodes in program order, which is a topological order.
     pub fn ordered(&self) -> Vec<NodeIndex> {
         let mut nodes: Vec<_> = self.graph.node_indices().collect();
         nodes.sort_unstable_by_key(|&n| self.graph[n].order);
@@ -285,7 +286,7 @@ impl OperatorGraph {
         nodes
     }
 
-    /// The nodes of each of `count` segments, in program order.
+    /// Returns the nodes of each of `count` segments, in program order.
     pub(crate) fn by_segment(&self, count: usize) -> Vec<Vec<NodeIndex>> {
         let mut segments = vec![Vec::new(); count];
         for node in self.ordered() {
@@ -294,7 +295,7 @@ impl OperatorGraph {
         segments
     }
 
-    /// The graph in Graphviz's language, one cluster a segment.
+    /// Returns the graph in the DOT language of Graphviz, one cluster per segment.
     pub fn dot(&self, segment_names: &[String]) -> String {
         use fmt::Write;
         let mut out =

@@ -1,5 +1,5 @@
-//! Compiled stages: for a run of segments on one device, the buffers it needs and, for each bucket of rows, the
-//! dispatches over them. Plain data: a device actor turns places into buffer ids and records the steps.
+//! Compiled stages. For a run of segments on one device: the buffers it needs and, for each bucket of rows,
+//! the dispatches over them. Plain data: a device actor maps places to buffer ids and records the steps.
 
 use crate::model::ModelError;
 use crate::stack::StackedMatrix;
@@ -12,19 +12,21 @@ use ragtag_kernels::params::ParamsShape;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Which buffer of a stage a step's binding lies in.
+/// Buffer of a stage that a step's binding refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Place {
     /// Buffer of [`CompiledStage::weights`].
     Weight(usize),
     /// Buffer of [`CompiledStage::kv_bytes`].
     Kv(usize),
-    /// The stage's scratch buffer; steps of one micro-batch share it and the compute queue keeps micro-batches apart.
+    /// The stage's scratch buffer. The steps of a micro-batch share it, and the compute queue serializes
+    /// micro-batches.
     Scratch,
-    /// The slot's rows: the residual stream, updated in place. They came in over the edge and leave over the next one, unless
-    /// activations cross in another form.
+    /// The slot's rows: the residual stream, updated in place. They arrive over one edge and leave over the
+    /// next, unless the wire type differs.
     Activation,
-    /// The slot's rows in the form in which they cross, if that is another one: what came in, and then what leaves.
+    /// The slot's rows in the wire type, if it differs from the resident type: first the received rows, then
+    /// the sent ones.
     Crossing,
     /// The slot's logits (last stage only).
     Logits,
@@ -32,7 +34,7 @@ pub enum Place {
     Params,
 }
 
-/// A range of a place, bound to a kernel argument.
+/// A byte range of a place, bound to a kernel argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slice {
     /// The buffer.
@@ -41,14 +43,14 @@ pub struct Slice {
     pub offset: u64,
     /// Number of bytes.
     pub bytes: u64,
-    /// How the kernel uses it.
+    /// Access by the kernel.
     pub access: Access,
 }
 
 /// One dispatch of a program.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Step {
-    /// The segment that it belongs to.
+pub struct ProgramStep {
+    /// Segment that the dispatch belongs to.
     pub segment: usize,
     /// Entry of [`CompiledStage::module`].
     pub entry: u32,
@@ -60,31 +62,31 @@ pub struct Step {
     pub grid: [u32; 3],
 }
 
-/// The steps of a stage for micro-batches of up to so many rows.
+/// Steps of a stage for micro-batches up to a bucket's rows.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Program {
-    /// How the parameter block is laid out; `params.rows` is the bucket.
+    /// Layout of the parameter block. `params.rows` is the bucket.
     pub params: ParamsShape,
-    /// The dispatches, in order; each sees what those before it wrote.
-    pub steps: Vec<Step>,
+    /// Dispatches, in order. Each sees the writes of those before it.
+    pub steps: Vec<ProgramStep>,
 }
 
-/// What a weight buffer holds.
+/// Content of a weight buffer.
 #[derive(Clone, Debug, PartialEq)]
 pub enum WeightContent {
     /// A matrix in its resident layout.
     Matrix(StackedMatrix),
-    /// The vector of this name, as f32 values.
+    /// Vector with the buffer's name, as f32 values.
     Vector {
         /// Number of values.
         values: u64,
     },
-    /// Values that were computed when the model was lowered.
+    /// Values computed during lowering.
     Generated(Arc<[f32]>),
 }
 
 impl WeightContent {
-    /// Bytes on the device.
+    /// Returns the bytes on the device.
     pub fn bytes(&self) -> u64 {
         match self {
             WeightContent::Matrix(matrix) => matrix.resident().bytes(),
@@ -94,18 +96,18 @@ impl WeightContent {
     }
 }
 
-/// A weight buffer and where its content comes from.
+/// A weight buffer and the source of its content.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WeightBuffer {
-    /// The names of its tensors, or what the generated content is. Parts of one matrix share it.
+    /// Names of its tensors, or a name for generated content. Parts of one matrix share it.
     pub name: String,
-    /// What it holds.
+    /// Content of the buffer.
     pub content: WeightContent,
-    /// The first segment that needs it.
+    /// First segment that needs it.
     pub segment: usize,
 }
 
-/// A piece of a weight buffer that is produced at once.
+/// A piece of a weight buffer that is written in one call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WeightChunk {
     /// First byte in the buffer.
@@ -115,13 +117,13 @@ pub struct WeightChunk {
 }
 
 impl WeightBuffer {
-    /// Bytes on the device.
+    /// Returns the bytes on the device.
     pub fn bytes(&self) -> u64 {
         self.content.bytes()
     }
 
-    /// The same as buffers of at most `max_bytes`, in order; they share the name. Matrices alone can be split.
-    /// What is said of a type is whether its matrices may be widened.
+    /// Splits the buffer into parts of at most `max_bytes`, in order. They share the name. Only matrices can
+    /// be split. `is_widened` tells whether matrices of a type may be dequantized on the device.
     pub(crate) fn split(
         self,
         max_bytes: u64,
@@ -152,10 +154,10 @@ impl WeightBuffer {
         chunks
     }
 
-    /// Writes one of [`WeightBuffer::chunks`] into `out`, which has its length.
+    /// Writes one of [`WeightBuffer::chunks`] to `out`, which must have its length.
     ///
     /// # Errors
-    /// If the file cannot be read any more.
+    /// If the file can no longer be read.
     pub fn fill(&self, weights: &Weights, chunk: &WeightChunk, out: &mut [u8]) -> Result<(), ModelError> {
         let tensor = || {
             weights.tensor(&self.name).ok_or_else(|| ModelError::MissingTensor { name: self.name.clone() })
@@ -174,7 +176,7 @@ impl WeightBuffer {
     }
 }
 
-/// The values of a vector tensor.
+/// Returns the values of a vector tensor.
 pub(crate) fn vector_values(tensor: &TensorInfo, weights: &Weights) -> Result<Vec<f32>, ModelError> {
     let bytes = weights.bytes(tensor)?;
     let mut values =
@@ -204,9 +206,9 @@ fn write_values(values: &[f32], chunk: &WeightChunk, out: &mut [u8]) {
 /// A stage, compiled for a device.
 #[derive(Clone, Debug)]
 pub struct CompiledStage {
-    /// Its segments.
+    /// Segments of the stage.
     pub segments: Range<usize>,
-    /// Every kernel entry that its programs use.
+    /// All kernel entries that its programs use.
     pub module: Module,
     /// Weight buffers.
     pub weights: Vec<WeightBuffer>,
@@ -216,34 +218,34 @@ pub struct CompiledStage {
     pub variants: Vec<String>,
     /// Size of the scratch buffer; 0 if none is needed.
     pub scratch_bytes: u64,
-    /// Bytes of one row of activations, as the stage keeps them.
+    /// Bytes of one activation row as the stage stores it.
     pub row_bytes: u64,
-    /// Bytes of one row in the form in which it crosses, if that is another one than it is kept in.
+    /// Bytes of one activation row in the wire type, if it differs from the stored one.
     pub crossing_row_bytes: Option<u64>,
     /// Bytes of one row of logits; 0 unless this is the last stage.
     pub logit_row_bytes: u64,
-    /// One program for each bucket, by ascending rows. The last bucket is the largest micro-batch.
+    /// One program per bucket, by ascending rows. The last bucket is the largest micro-batch.
     pub programs: Vec<Program>,
 }
 
 impl CompiledStage {
-    /// The program with the smallest bucket that holds `rows` rows.
+    /// Returns the program with the smallest bucket that holds `rows` rows.
     pub fn program_for(&self, rows: u32) -> Option<usize> {
         self.programs.iter().position(|p| p.params.rows >= rows)
     }
 
-    /// Most rows of a micro-batch.
+    /// Returns the maximum rows of a micro-batch.
     pub fn max_rows(&self) -> u32 {
         self.programs.last().map_or(0, |p| p.params.rows)
     }
 
-    /// Most logit rows of a micro-batch.
+    /// Returns the maximum logit rows of a micro-batch.
     pub fn max_logit_rows(&self) -> u32 {
         self.programs.last().map_or(0, |p| p.params.logit_rows)
     }
 
-    /// The buffers of one slot, in bytes: parameters, activations, activations as they cross, logits. There is none where it
-    /// says 0.
+    /// Returns the bytes of the buffers of one slot: parameters, activations, activations in the wire type,
+    /// logits. 0 means that the slot lacks the buffer.
     pub fn slot_buffers(&self) -> [u64; 4] {
         let params = self.programs.iter().map(|p| p.params.bytes()).max().unwrap_or(0);
         let rows = u64::from(self.max_rows());
@@ -251,17 +253,17 @@ impl CompiledStage {
         [params, rows * self.row_bytes, crossing, u64::from(self.max_logit_rows()) * self.logit_row_bytes]
     }
 
-    /// Bytes of one row of activations as it crosses to the next stage, or comes from the one before.
+    /// Returns the bytes of one activation row on the edges of the stage.
     pub fn edge_row_bytes(&self) -> u64 {
         self.crossing_row_bytes.unwrap_or(self.row_bytes)
     }
 
-    /// Bytes that one slot takes.
+    /// Returns the bytes of one slot.
     pub fn slot_bytes(&self) -> u64 {
         self.slot_buffers().iter().sum()
     }
 
-    /// Bytes that the stage takes with `slots` slots, staging apart.
+    /// Returns the bytes that the stage needs with `slots` slots, without staging.
     pub fn device_bytes(&self, slots: u64) -> u64 {
         let weights: u64 = self.weights.iter().map(WeightBuffer::bytes).sum();
         weights + self.kv_bytes.iter().sum::<u64>() + self.scratch_bytes + slots * self.slot_bytes()

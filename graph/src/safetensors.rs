@@ -1,9 +1,9 @@
-//! The header of a safetensors file, read without trust: an eight-byte length, a JSON object with type, shape and place
-//! of each tensor, then the data, without holes and without overlaps.
+//! Reads the header of an untrusted safetensors file: an eight-byte length and a JSON object with type, shape
+//! and offsets of each tensor. The data follows without holes or overlaps.
 //!
-//! The layout follows the format's description in the safetensors repository of Hugging Face, bounds included.
+//! The layout and its limits follow the format description in Hugging Face's safetensors repository.
 //!
-//! This module must not know any architecture.
+//! Knows nothing about architectures.
 
 use crate::error::{FormatError, Quoted};
 use crate::json;
@@ -15,30 +15,30 @@ use serde::de::{Error, MapAccess, Visitor};
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 
-/// Largest header that the format allows.
+/// Size limit of the header by the format.
 const MOST_HEADER_BYTES: u64 = 100_000_000;
-/// Bytes of the length before the header.
+/// Bytes of the length field before the header.
 const LENGTH_BYTES: u64 = 8;
-/// Dimensions that a tensor may have.
+/// Limit of a tensor's dimensions.
 const MOST_DIMENSIONS: usize = 8;
-/// The one key that names no tensor.
+/// The only key that does not name a tensor.
 const METADATA: &str = "__metadata__";
 
-/// What the header says of a tensor. Fields that the format does not have are left alone, as its own reader does.
+/// Header entry of a tensor. Unknown fields are ignored, as the reference reader does.
 #[derive(Deserialize)]
 struct Entry {
     dtype: String,
-    /// The slowest dimension first.
+    /// Slowest dimension first.
     shape: Vec<u64>,
-    /// First byte and end, counted from the end of the header.
+    /// First byte and end, relative to the end of the header.
     data_offsets: (u64, u64),
 }
 
-/// Reads and checks the header of the `shard`-th file of a model. Tensors are in the order of their data.
+/// Reads and checks the header of file number `shard` of a model. Returns tensors in the order of their data.
 pub(crate) fn parse(source: &dyn Source, shard: usize) -> Result<Vec<TensorInfo>, FormatError> {
     let data = data_start(source)?;
     let header = source.range(LENGTH_BYTES..data)?;
-    // Whitespace may follow the object, but not come before it.
+    // Whitespace may follow the object but not precede it.
     if header.first() != Some(&b'{') {
         let found = header.first().map_or_else(|| "nothing".to_owned(), |byte| format!("byte {byte:#04x}"));
         return Err(invalid(source, LENGTH_BYTES, "the header", format!("begins with {found}, not with {{")));
@@ -53,13 +53,13 @@ pub(crate) fn parse(source: &dyn Source, shard: usize) -> Result<Vec<TensorInfo>
     }
     let all = source.bytes() - data;
     if end < all {
-        let cause = format!("{} bytes after the last tensor belong to none", all - end);
+        let cause = format!("{} bytes after the last tensor belong to no tensor", all - end);
         return Err(invalid(source, data + end, "the data", cause));
     }
     Ok(tensors)
 }
 
-/// Where the data begins: behind the header, which must be there and be no larger than allowed.
+/// Returns the start of the data, after checking that the header is complete and within the limit.
 fn data_start(source: &dyn Source) -> Result<u64, FormatError> {
     let cut = |what: &str, at, wanted| FormatError::Truncated {
         file: source.name().to_owned(),
@@ -75,7 +75,7 @@ fn data_start(source: &dyn Source) -> Result<u64, FormatError> {
     length.copy_from_slice(source.range(0..LENGTH_BYTES)?);
     let length = u64::from_le_bytes(length);
     if length > MOST_HEADER_BYTES {
-        let cause = format!("{length} bytes are more than the {MOST_HEADER_BYTES} that are allowed");
+        let cause = format!("{length} bytes exceed the limit of {MOST_HEADER_BYTES}");
         return Err(invalid(source, 0, "the length of the header", cause));
     }
     match LENGTH_BYTES + length {
@@ -84,7 +84,7 @@ fn data_start(source: &dyn Source) -> Result<u64, FormatError> {
     }
 }
 
-/// One tensor, whose data must begin where that of the last one ended.
+/// Reads one tensor. Its data must start at the end of the previous tensor's data.
 fn tensor(
     source: &dyn Source,
     shard: usize,
@@ -107,7 +107,7 @@ fn tensor(
         }
     };
     if entry.shape.len() > MOST_DIMENSIONS {
-        return Err(wrong(format!("{} dimensions are more than {MOST_DIMENSIONS}", entry.shape.len())));
+        return Err(wrong(format!("{} dimensions exceed the limit of {MOST_DIMENSIONS}", entry.shape.len())));
     }
     if entry.shape.contains(&0) {
         return Err(wrong(format!("an extent of the shape {:?} is zero", entry.shape)));
@@ -142,7 +142,7 @@ fn invalid(source: &dyn Source, at: u64, what: &str, cause: String) -> FormatErr
     FormatError::Invalid { file: source.name().to_owned(), at, what: what.to_owned(), cause }
 }
 
-/// The object of the header, with every key once.
+/// The header object. Every key occurs once.
 struct Entries(Vec<(String, Entry)>);
 
 impl<'de> Deserialize<'de> for Entries {
@@ -163,7 +163,8 @@ impl<'de> Deserialize<'de> for Entries {
                         return Err(A::Error::custom(format_args!("the key {key} occurs twice")));
                     }
                     if key == METADATA {
-                        // Texts about the file; their form is checked, their content says nothing of the weights.
+                        // Texts about the file. Their form is checked; their content does not affect the
+                        // weights.
                         map.next_value::<BTreeMap<String, String>>()?;
                     } else {
                         entries.push((key, map.next_value()?));

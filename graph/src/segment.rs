@@ -1,82 +1,86 @@
-//! Segments: the smallest units of placement, with what they cost in memory, arithmetic and traffic.
+//! Segments: the smallest units of placement, with their cost in memory, arithmetic and traffic.
 
 use crate::compile;
 use crate::cost::node_cost;
-use crate::likeness::Likeness;
 use crate::model::{Lowering, Model, ModelError, basic_form};
 use crate::op::OperatorGraph;
 use crate::program::WeightBuffer;
+use crate::signature::SegmentSignature;
 use petgraph::stable_graph::NodeIndex;
 use ragtag_kernels::{Activations, Layout, TensorType};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
-/// What a segment is.
+/// Kind of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SegmentKind {
-    /// Token ids to rows.
+    /// Maps token ids to rows.
     Embedding,
     /// One transformer block.
     Block,
-    /// The first half of a block: norm, projections, attention over the cache, and what it adds to the residual rows.
+    /// The first half of a block: norm, projections, attention over the cache, and the residual addition.
     Attention,
-    /// The second half of a block: norm, gated projections, and what they add to the residual rows.
+    /// The second half of a block: norm, gated projections, and the residual addition.
     FeedForward,
-    /// Final norm and the projection to logits.
+    /// Final norm and projection to logits.
     Head,
 }
 
-/// One segment with its costs. `rows` below are tokens of a micro-batch, `positions` what a token attends to.
+/// One segment with its costs. "Rows" are tokens of a micro-batch; "positions" are the tokens that a row
+/// attends to.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Segment {
-    /// What it is.
+    /// Kind of the segment.
     pub kind: SegmentKind,
-    /// `embedding`, `block 0` …, `head`; of halves, `block 0 attention`, `block 0 ffn`.
+    /// `embedding`, `block 0` …, `head`; for halves, `block 0 attention`, `block 0 ffn`.
     pub name: String,
-    /// The weights that it needs, stacks of tensors as one. Two segments may share one (tied embeddings); on one device it is kept once.
+    /// Weights that the segment needs; a stack of tensors counts as one. Two segments may share a weight
+    /// (tied embeddings). A device stores it once.
     pub tensors: Vec<SegmentTensor>,
-    /// Floating-point operations for each row. For the head: for each logit row.
+    /// Floating-point operations per row. For the head, per logit row.
     pub flops_per_row: u64,
-    /// Floating-point operations for each row and position attended to.
+    /// Floating-point operations per row and attended position.
     pub flops_per_row_position: u64,
-    /// Bytes of weights that one micro-batch reads, however many rows it has (the embedding reads rows: see
-    /// `read_bytes_per_row`).
+    /// Bytes of weights that one micro-batch reads, whatever its rows. The embedding only reads single rows:
+    /// see `read_bytes_per_row`.
     pub read_bytes: u64,
-    /// Bytes read and written for each row, activations within the segment apart.
+    /// Bytes read and written per row, without activations within the segment.
     pub read_bytes_per_row: u64,
-    /// Bytes of keys and values for each position of each sequence; what decode reads for each row and position, too.
+    /// Bytes of keys and values per position of a sequence. Decode reads the same amount per row and
+    /// position.
     pub kv_bytes_per_position: u64,
-    /// Scratch bytes at the largest micro-batch. A stage needs the largest of its segments, not the sum.
+    /// Scratch bytes at the largest micro-batch. A stage needs the maximum over its segments, not the sum.
     pub scratch_bytes: u64,
-    /// The same on a device that prefers f16 activations for such a micro-batch, and widens quantised weights for them.
+    /// Scratch bytes on a device that prefers f16 activations for such a micro-batch and dequantizes weights
+    /// for them.
     pub wide_scratch_bytes: u64,
-    /// Largest tensor of the largest micro-batch. A kernel binds it in one piece.
+    /// Largest tensor of the largest micro-batch. A kernel binds it as one range.
     pub tensor_bytes: u64,
 }
 
-/// Weights that a segment keeps on its device in one piece: a tensor, or a stack of some.
+/// Weights that a segment stores as one buffer: a tensor or a stack of tensors.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct SegmentTensor {
-    /// Its name: those of its tensors.
+    /// Names of its tensors.
     pub name: String,
-    /// Its bytes in the resident layout, or in the larger one where devices differ.
+    /// Bytes in the resident layout, or in the larger one where devices differ.
     pub resident_bytes: u64,
 }
 
-/// The segments of a model, in order. Those that are alike are worked out once.
+/// Returns the segments of a model, in order. Computes the costs once per segment signature.
 pub(crate) fn segments(model: &Model, lowering: &Lowering) -> Result<Vec<Segment>, ModelError> {
     let measure = Measure::new(model, lowering);
-    let mut known: Vec<(Likeness<'_>, Segment)> = Vec::new();
+    let mut known: Vec<(SegmentSignature<'_>, Segment)> = Vec::new();
     let mut segments = Vec::new();
     for (index, nodes) in measure.graph.by_segment(model.segment_count()).iter().enumerate() {
-        let likeness = Likeness::new(model, &measure.graph, nodes)?;
-        let alike = known.iter().find(|(other, _)| *other == likeness).map(|(_, segment)| segment);
+        let signature = SegmentSignature::new(model, &measure.graph, nodes)?;
+        let alike = known.iter().find(|(other, _)| *other == signature).map(|(_, segment)| segment);
         segments.push(match alike {
             Some(alike) => measure.renamed(alike, index, nodes),
             None => {
                 let segment = measure.segment(index, nodes)?;
-                known.push((likeness, segment.clone()));
+                known.push((signature, segment.clone()));
                 segment
             }
         });
@@ -84,7 +88,7 @@ pub(crate) fn segments(model: &Model, lowering: &Lowering) -> Result<Vec<Segment
     Ok(segments)
 }
 
-/// What costs are worked out from: the graph, and the programs that may take the most scratch.
+/// Inputs for the costs: the graph, and the programs that can need the most scratch.
 struct Measure<'a> {
     model: &'a Model,
     lowering: &'a Lowering,
@@ -105,7 +109,7 @@ impl<'a> Measure<'a> {
         }
     }
 
-    /// A segment with these nodes, in program order.
+    /// Computes a segment with these nodes, in program order.
     fn segment(&self, index: usize, nodes: &[NodeIndex]) -> Result<Segment, ModelError> {
         let range = index..index + 1;
         let scratch_bytes = self.basic.scratch_bytes(range.clone())?;
@@ -145,7 +149,7 @@ impl<'a> Measure<'a> {
         Ok(rows16.iter().zip(&row_major).map(larger).collect())
     }
 
-    /// A segment that is like another, under its own names.
+    /// Copies a segment with the same signature under the names of this one.
     fn renamed(&self, alike: &Segment, index: usize, nodes: &[NodeIndex]) -> Segment {
         let mut names: Vec<String> = Vec::new();
         for name in nodes.iter().filter_map(|&n| compile::weight_name(&self.graph.node(n).operator)) {
@@ -163,7 +167,7 @@ impl<'a> Measure<'a> {
     }
 }
 
-/// The activations of a product on a device with matrix units, for the largest micro-batch.
+/// Returns the activations of a product on a device with matrix units, for the largest micro-batch.
 fn wide_form(tensor_type: TensorType, wanted: Activations) -> Activations {
     match (tensor_type, wanted) {
         (TensorType::F32, _) | (_, Activations::F32) => Activations::F32,
@@ -171,7 +175,7 @@ fn wide_form(tensor_type: TensorType, wanted: Activations) -> Activations {
     }
 }
 
-/// The layouts of a device with matrix units.
+/// Returns the layout on a device with matrix units.
 fn row_major_if_plain(tensor_type: TensorType) -> Layout {
     if tensor_type.block_values() == 1 { Layout::RowMajor } else { Layout::Rows16 }
 }
@@ -194,7 +198,7 @@ mod tests {
         }
     }
 
-    /// Every third block has other weights, as files of mixed types have.
+    /// A model in which every third block has other weight types, as in files of mixed types.
     fn mixed() -> Model {
         let shape =
             test_models::Shape { layers: 7, width: 256, ffn: 512, heads: 4, kv_heads: 2, vocabulary: 100 };
@@ -206,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn segments_that_are_alike_cost_what_each_costs_alone() {
+    fn segments_with_equal_signatures_cost_the_same_as_when_measured_alone() {
         for model in models() {
             for granularity in [Granularity::Block, Granularity::HalfBlock] {
                 let model = model.with_granularity(granularity);
@@ -222,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn halves_add_up_to_their_block() {
+    fn halves_sum_to_their_block() {
         for model in models() {
             for activations in Activations::ALL {
                 let lowering = lowering(activations);
@@ -250,7 +254,7 @@ mod tests {
                         tensor_bytes: attention.tensor_bytes.max(ffn.tensor_bytes),
                     };
                     assert_eq!(*block, sum);
-                    // The cache belongs to the attention alone.
+                    // Only the attention half has a cache.
                     assert_eq!((ffn.kv_bytes_per_position, ffn.flops_per_row_position), (0, 0));
                     assert!(ffn.flops_per_row > 0 && attention.kv_bytes_per_position > 0);
                 }
@@ -258,9 +262,9 @@ mod tests {
         }
     }
 
-    /// One of 405 billion parameters.
+    /// A model of 405 billion parameters.
     #[test]
-    fn no_byte_of_a_weight_is_needed_for_the_segments_of_a_large_model() {
+    fn segments_of_a_large_model_need_no_weight_bytes() {
         let shape = test_models::Shape {
             layers: 126,
             width: 16384,
@@ -273,7 +277,7 @@ mod tests {
         let segments = model.segments(&lowering(Activations::Int8)).unwrap();
         assert_eq!(segments.len(), 254);
         let resident: u64 = segments.iter().flat_map(|s| &s.tensors).map(|t| t.resident_bytes).sum();
-        // 4.5 bits for each of them.
+        // 4.5 bits per parameter.
         assert!(resident.abs_diff(model.parameters() * 9 / 16) < resident / 100, "{resident}");
         assert!(model.parameters().abs_diff(405_000_000_000) < 2_000_000_000);
     }

@@ -1,6 +1,6 @@
-//! Where the bytes of a model come from: a mapped file in the root package, or memory; and a directory of such files.
+//! Sources of model bytes: a mapped file (in the root package) or memory, and a directory of such files.
 //!
-//! This module must not know any file system.
+//! Knows nothing about file systems.
 
 use crate::error::SourceError;
 use std::borrow::Cow;
@@ -8,22 +8,22 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Bytes by range.
+/// Bytes that can be read by range.
 pub trait Source: Send + Sync {
-    /// How messages name it; for a file its path.
+    /// Returns the name for messages: for a file, its path.
     fn name(&self) -> &str;
 
-    /// Bytes in all, as they were when it was opened.
+    /// Returns the total number of bytes when the source was opened.
     fn bytes(&self) -> u64;
 
-    /// The bytes of `range`, without a copy.
+    /// Returns the bytes of `range` without copying.
     ///
     /// # Errors
-    /// The range lies outside, or the source has shrunk since it was opened.
+    /// The range is outside the source, or the source has shrunk since it was opened.
     fn range(&self, range: Range<u64>) -> Result<&[u8], SourceError>;
 }
 
-/// A model held in memory: embedded in the binary, or made by a test.
+/// A model in memory: embedded in the binary, or built by a test.
 #[derive(Clone, Debug)]
 pub struct MemorySource {
     name: String,
@@ -31,7 +31,7 @@ pub struct MemorySource {
 }
 
 impl MemorySource {
-    /// A source of these bytes.
+    /// Creates a source of these bytes.
     pub fn new(name: impl Into<String>, bytes: impl Into<Cow<'static, [u8]>>) -> Self {
         MemorySource { name: name.into(), bytes: bytes.into() }
     }
@@ -59,8 +59,8 @@ impl Source for MemorySource {
     }
 }
 
-/// A model's directory: those of its files that whoever made it has opened, by name. Which files those should be,
-/// [`checkpoint`](crate::checkpoint) says.
+/// Files of a model's directory that the caller has opened, by name. [`checkpoint`](crate::checkpoint) lists
+/// the files to open.
 #[derive(Clone, Default)]
 pub struct Directory {
     name: String,
@@ -68,7 +68,7 @@ pub struct Directory {
 }
 
 impl Directory {
-    /// A directory without files. `name` is how messages call it, its path.
+    /// Creates a directory without files. `name` appears in messages; it is usually the path.
     pub fn new(name: impl Into<String>) -> Self {
         Directory { name: name.into(), files: BTreeMap::new() }
     }
@@ -78,17 +78,17 @@ impl Directory {
         self.files.insert(name.into(), source);
     }
 
-    /// How messages call it.
+    /// Returns the name for messages.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The file of this name.
+    /// Returns the file with this name.
     pub fn file(&self, name: &str) -> Option<&Arc<dyn Source>> {
         self.files.get(name)
     }
 
-    /// All files with their names, sorted by name.
+    /// Returns all files with their names, sorted by name.
     pub fn files(&self) -> impl Iterator<Item = (&str, &Arc<dyn Source>)> {
         self.files.iter().map(|(name, source)| (name.as_str(), source))
     }
@@ -110,7 +110,7 @@ mod tests {
         let source = MemorySource::new("m", vec![1, 2, 3]);
         assert_eq!(source.range(1..3), Ok(&[2, 3][..]));
         assert_eq!(source.range(3..3), Ok(&[][..]));
-        #[allow(clippy::reversed_empty_ranges)] // what a careless caller may pass
+        #[allow(clippy::reversed_empty_ranges)] // A careless caller may pass this.
         for bad in [0..4, 4..4, 2..1, u64::MAX - 1..u64::MAX] {
             let error = source.range(bad.clone()).unwrap_err();
             assert!(matches!(error, SourceError::OutOfRange { start, .. } if start == bad.start), "{error}");

@@ -1,7 +1,7 @@
-//! Weight matrices as products read them: rows of zeros, then the rows of one tensor or of several of one type.
+//! Weight matrices as products read them: rows of zeros, then the rows of one or several tensors of one type.
 //!
-//! Products with the same input are one launch where their weights lie one above the other. On a device a stack is one
-//! matrix; the files keep the tensors apart, so it is packed run by run, straight from their bytes.
+//! Products with the same input become one launch if their weights are stacked. On a device, a stack is one
+//! matrix. The files store the tensors separately, so packing proceeds run by run, directly from their bytes.
 
 use crate::model::ModelError;
 use crate::weights::{TensorInfo, Weights};
@@ -10,31 +10,31 @@ use ragtag_kernels::{TensorType, widen};
 use serde::Serialize;
 use std::ops::Range;
 
-/// Parts of a matrix have multiples of so many rows: what they are multiplied to lies at multiples of 256 bytes in a row, as
-/// devices ask of bindings.
+/// Alignment, in rows, of the parts of a matrix. The outputs of a part then start at multiples of 256 bytes
+/// in a row, as devices require for bindings.
 pub(crate) const PART_ROWS: usize = 64;
 
-/// Which tensors a product's matrix is made of.
+/// Tensors that form a product's matrix.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Stack {
-    /// Rows of zeros above the tensors.
+    /// Rows of zeros before the tensors.
     pub zero_rows: u32,
-    /// The tensors, `[columns, rows]` in GGUF order, of one type and one length of rows; at least one.
+    /// Tensors, `[columns, rows]` in GGUF order, with one type and one row length. At least one.
     pub tensors: Vec<String>,
 }
 
 impl Stack {
-    /// One tensor.
+    /// Returns a stack of one tensor.
     pub fn of(tensor: &str) -> Self {
         Self { zero_rows: 0, tensors: vec![tensor.into()] }
     }
 
-    /// The name of the buffer that holds it.
+    /// Returns the name of the buffer that holds the stack.
     pub fn name(&self) -> String {
         self.tensors.join(" + ")
     }
 
-    /// What the model's files say of the tensors.
+    /// Returns the tensors' descriptions from the model's files.
     pub(crate) fn infos<'a>(&self, weights: &'a Weights) -> Result<Vec<&'a TensorInfo>, ModelError> {
         let info = |name: &String| {
             weights.tensor(name).ok_or_else(|| ModelError::MissingTensor { name: name.clone() })
@@ -43,18 +43,19 @@ impl Stack {
     }
 }
 
-/// A stack in its resident layout, or some of its rows: a device that binds only so much at once has it in parts.
+/// A stack in its resident layout, or some of its rows. A device with a small binding limit stores it in
+/// parts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StackedMatrix {
     stack: Stack,
     whole: Resident,
-    /// First of the groups that are here.
+    /// First group of this part.
     first_group: usize,
     resident: Resident,
 }
 
 impl StackedMatrix {
-    /// The matrix of these tensors, in the layout that is kept for their type.
+    /// Creates the matrix of these tensors, in the layout that `kept` gives for their type.
     pub(crate) fn new(
         weights: &Weights,
         stack: &Stack,
@@ -72,21 +73,22 @@ impl StackedMatrix {
         Ok(Self { stack: stack.clone(), whole: resident, first_group: 0, resident })
     }
 
-    /// The layout of what is here.
+    /// Returns the layout of this part.
     pub fn resident(&self) -> &Resident {
         &self.resident
     }
 
-    /// The first of the stack's rows that are here.
+    /// Returns the stack row at which this part starts.
     pub(crate) fn first_row(&self) -> u64 {
         (self.first_group * GROUP_ROWS) as u64
     }
 
-    /// The same as parts of at most `max_bytes`, in order, also when they are widened to f16 where they may be. All but the
-    /// last have multiples of [`PART_ROWS`] rows.
+    /// Splits the matrix into parts of at most `max_bytes` each, in order. If `is_widened` is set, the limit
+    /// also applies to the dequantized f16 matrix. All parts but the last have a multiple of [`PART_ROWS`]
+    /// rows.
     ///
     /// # Errors
-    /// If so few rows are more than that.
+    /// If [`PART_ROWS`] rows exceed `max_bytes`.
     pub(crate) fn split(self, max_bytes: u64, is_widened: bool) -> Result<Vec<Self>, ModelError> {
         let (rows, columns) = (self.whole.rows() as u32, self.whole.columns() as u32);
         let widened = |rows| if is_widened { widen::out_bytes(rows, columns) } else { 0 };
@@ -110,10 +112,10 @@ impl StackedMatrix {
         (0..groups).step_by(step).map(part).collect()
     }
 
-    /// Writes some groups of what is here into `out`, which has their length.
+    /// Writes groups of this part to `out`, which must have their length.
     ///
     /// # Errors
-    /// If the files cannot be read any more.
+    /// If the files can no longer be read.
     pub(crate) fn fill(
         &self,
         weights: &Weights,
@@ -149,7 +151,7 @@ impl StackedMatrix {
         Ok(())
     }
 
-    /// The tensors with their rows of the matrix.
+    /// Returns the tensors with their rows of the matrix.
     fn parts<'a>(&self, weights: &'a Weights) -> Result<Vec<Part<'a>>, ModelError> {
         let mut row = self.stack.zero_rows as usize;
         let mut parts = Vec::new();
@@ -161,7 +163,7 @@ impl StackedMatrix {
         Ok(parts)
     }
 
-    /// The end of the groups from `group` on, at most `end`, whose rows are all of one tensor.
+    /// Returns the end, at most `end`, of the groups from `group` on whose rows all belong to this tensor.
     fn groups_within(&self, part: &Part<'_>, group: usize, end: usize) -> usize {
         let whole = match part.rows.end == self.whole.rows() {
             true => self.whole.groups(),
@@ -171,13 +173,14 @@ impl StackedMatrix {
     }
 }
 
-/// A tensor's rows in a stack, and its bytes.
+/// Rows of a tensor in a stack, and its bytes.
 struct Part<'a> {
     rows: Range<usize>,
     bytes: &'a [u8],
 }
 
-/// A group of which not all rows are of one tensor. Rows of no tensor are zero, as blocks of zero bytes are.
+/// Assembles a group whose rows belong to several tensors or to none. Rows of no tensor are zero bytes, which
+/// decode to 0.
 fn join(parts: &[Part<'_>], rows: Range<usize>, row_bytes: usize) -> Vec<u8> {
     let mut joined = vec![0; rows.len() * row_bytes];
     for (row, out) in rows.zip(joined.chunks_exact_mut(row_bytes)) {
@@ -199,7 +202,7 @@ mod tests {
     use crate::source::MemorySource;
     use std::sync::Arc;
 
-    /// Tensors a, b, c … of `rows` rows of 64 columns, and their bytes one after the other.
+    /// Tensors a, b, c … with these numbers of rows and 64 columns, and their concatenated bytes.
     fn weights(tensor_type: TensorType, rows: &[usize]) -> (Weights, Vec<u8>) {
         let row_bytes = 64 / tensor_type.block_values() * tensor_type.block_bytes();
         let file: Vec<u8> =
@@ -216,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stack_is_packed_like_one_tensor_however_it_is_cut() {
+    fn stack_is_packed_like_one_tensor_however_it_is_split() {
         for (tensor_type, kept) in [
             (TensorType::F16, Layout::Rows16),
             (TensorType::F16, Layout::RowMajor),
@@ -256,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_refused() {
+    fn rejects_tensors_that_do_not_stack() {
         let (weights, _) = weights(TensorType::F16, &[16]);
         let new = |tensors: &[&str]| {
             let tensors = tensors.iter().map(|t| t.to_string()).collect();

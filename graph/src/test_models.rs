@@ -1,4 +1,4 @@
-//! Models for this crate's tests: those that are bundled, and shapes without bytes.
+//! Models for this crate's tests: the bundled ones, and shapes without data.
 
 use crate::{MemorySource, Model, ModelFile, Source, TensorInfo, Weights, gguf};
 use ragtag_kernels::TensorType;
@@ -17,7 +17,7 @@ pub(crate) fn llama() -> Model {
     open("llama", include_bytes!("../../examples/models/tales-q8_0.gguf"))
 }
 
-/// The shape of a Llama.
+/// Shape of a Llama.
 pub(crate) struct Shape {
     pub(crate) layers: u32,
     pub(crate) width: u32,
@@ -28,8 +28,8 @@ pub(crate) struct Shape {
 }
 
 impl Shape {
-    /// A model whose tensors have no bytes. What is said of a layer is the type of its value and down projections; all other
-    /// matrices are Q4_0.
+    /// Builds a model whose tensors have no data. `layer_type` gives the type of a layer's value and down
+    /// projections. All other matrices are Q4_0.
     pub(crate) fn without_bytes(&self, layer_type: impl Fn(u32) -> TensorType) -> Model {
         let mut tensors = Vec::new();
         let mut add = |name: &str, tensor_type: TensorType, columns: u32, rows: u32| {
@@ -63,7 +63,7 @@ impl Shape {
         Model::new(ModelFile { weights: Weights::new(vec![header], tensors).unwrap(), ..file }).unwrap()
     }
 
-    /// A file with these numbers and no tensor.
+    /// Builds a file with these hyperparameters and no tensor.
     fn header(&self) -> Vec<u8> {
         let mut writer = gguf::Writer::new();
         writer.put("general.architecture", "llama");

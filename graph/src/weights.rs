@@ -1,6 +1,6 @@
-//! The weight tensors of a model file: what they are called, how they are stored, where their bytes lie.
+//! Weight tensors of a model: names, storage types and file positions.
 //!
-//! This module must not know any format or architecture.
+//! Knows nothing about formats and architectures.
 
 use crate::error::{FormatError, Quoted, SourceError};
 use crate::source::Source;
@@ -11,27 +11,27 @@ use std::sync::Arc;
 /// One weight tensor of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorInfo {
-    /// Its name in the file.
+    /// Name in the file.
     pub name: String,
-    /// How its values are stored.
+    /// Storage type of the values.
     pub tensor_type: TensorType,
-    /// Extents, the contiguous dimension first (the order of GGUF): `shape[0]` is the length of a row.
+    /// Extents, contiguous dimension first (GGUF order). `shape[0]` is the row length.
     pub shape: Vec<u64>,
-    /// Which of the model's files holds it.
+    /// Index of the model's file that holds it.
     pub shard: usize,
-    /// Its first byte in that file.
+    /// First byte in that file.
     pub offset: u64,
-    /// Its size in bytes.
+    /// Size in bytes.
     pub bytes: u64,
 }
 
 impl TensorInfo {
-    /// Values in a row.
+    /// Returns the values per row.
     pub fn columns(&self) -> u64 {
         self.shape.first().copied().unwrap_or(1)
     }
 
-    /// Rows: the product of all other extents.
+    /// Returns the number of rows: the product of all other extents.
     pub fn rows(&self) -> u64 {
         self.shape.iter().skip(1).fold(1, |product: u64, extent| product.saturating_mul(*extent))
     }
@@ -46,10 +46,10 @@ pub struct Weights {
 }
 
 impl Weights {
-    /// Weights whose [`TensorInfo::shard`] counts `sources`.
+    /// Creates weights whose [`TensorInfo::shard`] indexes `sources`.
     ///
     /// # Errors
-    /// Two tensors have one name.
+    /// Two tensors have the same name.
     pub(crate) fn new(sources: Vec<Arc<dyn Source>>, tensors: Vec<TensorInfo>) -> Result<Self, FormatError> {
         let mut index = HashMap::new();
         for (number, tensor) in tensors.iter().enumerate() {
@@ -63,29 +63,29 @@ impl Weights {
         Ok(Weights { sources, tensors, index })
     }
 
-    /// All tensors in the order of the files.
+    /// Returns all tensors in file order.
     pub fn tensors(&self) -> &[TensorInfo] {
         &self.tensors
     }
 
-    /// The tensor of this name.
+    /// Returns the tensor with this name.
     pub fn tensor(&self, name: &str) -> Option<&TensorInfo> {
         self.index.get(name).and_then(|number| self.tensors.get(*number))
     }
 
-    /// The first tensor of which the files hold a description alone, if there is one: such a model can be planned for, not
-    /// run.
+    /// Returns the first tensor without data in the files, if there is one. Such a model can be planned but
+    /// not run.
     pub fn without_data(&self) -> Option<&TensorInfo> {
         self.tensors.iter().find(|tensor| !self.holds(tensor))
     }
 
-    /// Whether the data of a tensor lies within its file.
+    /// Returns whether the data of a tensor lies within its file.
     pub(crate) fn holds(&self, tensor: &TensorInfo) -> bool {
         let bytes = self.sources.get(tensor.shard).map_or(0, |source| source.bytes());
         tensor.offset.checked_add(tensor.bytes).is_some_and(|end| end <= bytes)
     }
 
-    /// The stored bytes of a tensor, without a copy.
+    /// Returns the stored bytes of a tensor without copying.
     ///
     /// # Errors
     /// The file has shrunk, or the tensor is not one of [`Weights::tensors`].

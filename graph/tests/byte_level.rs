@@ -1,7 +1,7 @@
-//! Byte-level vocabularies against recorded results. `data/byte-level.json` holds a small vocabulary, trained on
-//! `tests/support/golden/held.txt` and a few lines in other scripts, and what the Python packages `tokenizers` 0.23 (with
-//! another engine for expressions than here) and `tiktoken` 0.14 make of texts. `data/byte-level.tokenizer.json` is the
-//! same vocabulary in the form of Llama 3, written by `tokenizers`.
+//! Byte-level vocabularies against recorded results. `data/byte-level.json` holds a small vocabulary, trained
+//! on `tests/support/golden/held.txt` and a few lines in other scripts, and the output of the Python packages
+//! `tokenizers` 0.23 (with another regex engine than here) and `tiktoken` 0.14.
+//! `data/byte-level.tokenizer.json` is the same vocabulary in the format of Llama 3, written by `tokenizers`.
 
 use ragtag_graph::gguf::Writer;
 use ragtag_graph::{Directory, MemorySource, Metadata, ModelFile, Tokenizer};
@@ -19,11 +19,11 @@ struct Data {
     decode: Vec<Decoded>,
 }
 
-/// What a way of cutting makes of all texts.
+/// Ids of all texts by one pre-tokenizer.
 #[derive(Deserialize)]
 struct Case {
     pre: String,
-    /// The libraries that say so.
+    /// Libraries that agree on these ids.
     by: Vec<String>,
     ids: Vec<Vec<u32>>,
 }
@@ -43,7 +43,7 @@ fn data() -> Data {
 }
 
 impl Data {
-    /// Behind the vocabulary come the user-defined token, then the control tokens.
+    /// The user-defined token and then the control tokens follow the vocabulary.
     fn metadata(&self, more: impl FnOnce(&mut Writer)) -> Metadata {
         let texts = [&self.tokens[..], &self.user_defined, &self.control].concat();
         let mut types = vec![NORMAL; self.tokens.len()];
@@ -70,7 +70,7 @@ impl Data {
         Tokenizer::from_metadata(&metadata).unwrap()
     }
 
-    /// The first control token.
+    /// Returns the first control token.
     fn bos(&self) -> u32 {
         (self.tokens.len() + self.user_defined.len()) as u32
     }
@@ -90,7 +90,7 @@ fn from_json(json: &str, config: &str) -> Result<Tokenizer, ragtag_graph::Tokeni
 }
 
 #[test]
-fn ids_are_those_of_other_libraries() {
+fn ids_match_other_libraries() {
     let data = data();
     assert!(data.texts.len() > 60 && data.cases.len() >= 10);
     assert!(data.cases.iter().filter(|case| case.by.len() == 2).count() >= 5);
@@ -125,7 +125,7 @@ fn a_tokenizer_json_gives_the_same_ids() {
     assert_eq!(ours.vocabulary_size(), from_gguf.vocabulary_size());
 }
 
-/// Tokens end within characters; a stream shows whole ones, and U+FFFD for what is none.
+/// Tokens end within characters. A stream returns whole characters, and U+FFFD for invalid bytes.
 #[test]
 fn streams_hold_back_incomplete_characters() {
     let data = data();
@@ -141,7 +141,7 @@ fn streams_hold_back_incomplete_characters() {
     assert!(shown.iter().any(String::is_empty), "some token ends within a character");
     assert!(shown.iter().all(|part| !part.contains('\u{fffd}')), "{shown:?}");
     assert_eq!(shown.concat() + &stream.finish(), text);
-    // Half a character, then a letter; half a character at the end.
+    // Half a character followed by a letter, and half a character at the end.
     let byte = |letter: &str| data.tokens.iter().position(|token| token == letter).unwrap() as u32;
     let (first, second, a) = (byte("ð"), byte("Ł"), byte("a"));
     assert_eq!(tokenizer.decode(&[first, second, a]), "\u{fffd}a");
@@ -151,7 +151,7 @@ fn streams_hold_back_incomplete_characters() {
 }
 
 #[test]
-fn begin_and_end_tokens_are_added_where_file_or_table_say_so() {
+fn adds_begin_and_end_tokens_if_file_or_table_say_so() {
     let data = data();
     let bos = data.bos();
     let with = |pre: &str, more: &dyn Fn(&mut Writer)| {
@@ -186,7 +186,7 @@ fn begin_and_end_tokens_are_added_where_file_or_table_say_so() {
 }
 
 #[test]
-fn unknown_pre_tokenizers_and_bad_vocabularies_are_named() {
+fn errors_name_unknown_pre_tokenizers_and_bad_vocabularies() {
     let data = data();
     let fails = |data: &Data, more: &dyn Fn(&mut Writer)| {
         Tokenizer::from_metadata(&data.metadata(more)).unwrap_err().to_string()
@@ -207,8 +207,8 @@ fn unknown_pre_tokenizers_and_bad_vocabularies_are_named() {
     };
     let merge = |merge: &str| changed(&|data| data.merges[3] = merge.into());
     assert!(merge("ab").contains("has the merge \"ab\", which is not two tokens"));
-    assert!(merge("a b c").contains("cannot be merged"));
-    assert!(merge("zz zz").contains("cannot be merged"));
+    assert!(merge("a b c").contains("has invalid merges"));
+    assert!(merge("zz zz").contains("has invalid merges"));
     let letter = changed(&|data| {
         let place = data.tokens.iter().position(|token| token == "Ċ").unwrap();
         data.tokens[place] = "ĊĊĊĊĊĊĊ".into();
@@ -221,9 +221,9 @@ fn unknown_pre_tokenizers_and_bad_vocabularies_are_named() {
     assert!(outside.contains("bos_token_id is 70000"), "{outside}");
 }
 
-/// The time does not grow with the square of the length, for words and for runs of anything.
+/// The time does not grow with the square of the length, for words and for long runs.
 #[test]
-fn long_texts() {
+fn long_texts_take_linear_time() {
     let data = data();
     let tokenizer = data.tokenizer("llama-bpe");
     let tale = std::fs::read_to_string(test_support::golden("held.txt")).unwrap();

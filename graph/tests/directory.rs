@@ -1,5 +1,5 @@
-//! The tokenizers of a model's directory against recorded results: `data/tiny-hf.json` holds what the Python packages
-//! `sentencepiece` 0.2 and `tokenizers` 0.23 make of texts with the files in `tests/support/golden/tiny-hf`.
+//! Tokenizers of a model's directory against recorded results. `data/tiny-hf.json` holds the output of the
+//! Python packages `sentencepiece` 0.2 and `tokenizers` 0.23 for the files in `tests/support/golden/tiny-hf`.
 
 use ragtag_graph::{Directory, MemorySource, Model, Tokenizer, checkpoint};
 use serde::Deserialize;
@@ -14,11 +14,11 @@ struct Data {
 #[derive(Deserialize)]
 struct Case {
     text: String,
-    /// By `tokenizer.model`.
+    /// Ids by `tokenizer.model`.
     sentencepiece: Vec<u32>,
-    /// By `tokenizer.json`, with special tokens as text.
+    /// Ids by `tokenizer.json`, with special tokens treated as text.
     tokenizers: Vec<u32>,
-    /// By `tokenizer.json`, with special tokens as such, and those that it adds.
+    /// Ids by `tokenizer.json`, with special tokens recognized and added.
     with_control: Vec<u32>,
 }
 
@@ -30,7 +30,7 @@ fn folder() -> PathBuf {
     test_support::golden("tiny-hf")
 }
 
-/// The directory without the files of these names.
+/// Returns the directory without these files.
 fn directory(without: &[&str]) -> Directory {
     let mut directory = Directory::new("tiny-hf");
     let add = |directory: &mut Directory, name: &str| {
@@ -50,7 +50,7 @@ fn tokenizer(without: &[&str]) -> Tokenizer {
 }
 
 #[test]
-fn both_files_give_the_ids_of_their_own_libraries() {
+fn both_files_match_their_own_libraries() {
     let (json, model) = (tokenizer(&["tokenizer.model"]), tokenizer(&["tokenizer.json"]));
     let texts = data().texts;
     assert!(texts.len() > 60);
@@ -66,7 +66,7 @@ fn both_files_give_the_ids_of_their_own_libraries() {
             assert_eq!(tokenizer.eos().iter().copied().collect::<Vec<_>>(), [2]);
             assert_eq!((tokenizer.bos(), tokenizer.vocabulary_size()), (Some(1), 4096));
         }
-        // The one difference: `tokenizers` puts no space before a text that begins with one.
+        // The only difference: `tokenizers` adds no space before a text that starts with one.
         let begins_with_space = text.starts_with([' ', '▁']);
         assert_eq!(case.sentencepiece == case.tokenizers, !begins_with_space, "{text:?}");
         same += u32::from(!begins_with_space);
@@ -78,7 +78,7 @@ fn both_files_give_the_ids_of_their_own_libraries() {
     assert!(same > 60, "{same}");
 }
 
-/// A long text, which `tokenizer.model` and a GGUF file with the same vocabulary cut alike.
+/// A long text that `tokenizer.model` and a GGUF file with the same vocabulary split identically.
 #[test]
 fn a_tale_has_the_same_ids_by_either_file() {
     let tale = std::fs::read_to_string(folder().join("../held.txt")).unwrap();
@@ -88,7 +88,7 @@ fn a_tale_has_the_same_ids_by_either_file() {
 }
 
 #[test]
-fn tokenizer_json_goes_first_and_one_must_be_there() {
+fn tokenizer_json_takes_precedence_and_one_file_is_required() {
     let both = tokenizer(&[]);
     assert_eq!(
         both.encode(" a", false).unwrap(),
@@ -96,7 +96,7 @@ fn tokenizer_json_goes_first_and_one_must_be_there() {
     );
     let none = Tokenizer::from_directory(&directory(&["tokenizer.model", "tokenizer.json"])).unwrap_err();
     assert_eq!(none.to_string(), "tiny-hf has no tokenizer.json and no tokenizer.model");
-    // The model itself needs none.
+    // The model itself needs no tokenizer.
     let model = Model::from_directory(directory(&["tokenizer.model", "tokenizer.json"])).unwrap();
     assert_eq!(model.weights().tensors().len(), 38);
     assert!(model.tokenizer().is_err());
@@ -104,7 +104,7 @@ fn tokenizer_json_goes_first_and_one_must_be_there() {
 }
 
 #[test]
-fn without_the_small_files_the_tokenizer_knows_its_own() {
+fn tokenizer_uses_its_own_special_tokens_without_the_small_files() {
     let small = ["tokenizer_config.json", "generation_config.json"];
     for file in ["tokenizer.model", "tokenizer.json"] {
         let t = tokenizer(&[&small[..], &[file]].concat());

@@ -1,4 +1,5 @@
-//! What a file claims is never allocated: only what it holds. (One test, alone in its process: it watches the heap.)
+//! Memory follows the actual size of a file, not the sizes it claims. (One test, alone in its process,
+//! because it measures the heap.)
 
 use peak_alloc::PeakAlloc;
 use ragtag_graph::gguf::Writer;
@@ -9,7 +10,7 @@ use std::sync::Arc;
 #[global_allocator]
 static HEAP: PeakAlloc = PeakAlloc;
 
-/// The most bytes that opening these needs beyond the file itself.
+/// Returns the peak heap bytes for opening these files, without the files themselves.
 fn peak_bytes(file: Vec<u8>) -> usize {
     let source = Arc::new(MemorySource::new("m.gguf", file));
     peak_of(|| {
@@ -26,7 +27,7 @@ fn peak_of(body: impl FnOnce()) -> usize {
     HEAP.peak_usage() - before
 }
 
-/// The most bytes that opening a directory with these files needs beyond them.
+/// Returns the peak heap bytes for opening a directory with these files, without the files themselves.
 fn peak_bytes_of_directory(files: &[(&str, &[u8])]) -> usize {
     let mut directory = Directory::new("d");
     for (name, bytes) in files {
@@ -51,7 +52,7 @@ fn memory_follows_the_size_of_the_file() {
     sound.resize(sound.len() + header.data_bytes() as usize, 0);
     assert!(ModelFile::open(vec![Arc::new(MemorySource::new("m.gguf", sound.clone()))]).is_ok());
 
-    // Claims of every size at every place; most of them hit a count, a length or a type.
+    // Claims of every size at every position. Most of them hit a count, a length or a type.
     for at in 4..sound.len() - 8 {
         for claim in [1u64 << 20, 1 << 32, 1 << 62, u64::MAX, 0x0000_0009_0000_0009, 0x1000_0000_0000_0008] {
             let mut file = sound.clone();
@@ -73,7 +74,7 @@ fn memory_follows_the_size_of_the_file() {
     directories();
 }
 
-/// Numbers of every size wherever a file of a directory has one.
+/// Numbers of every size at every number in a directory's files.
 fn directories() {
     const CONFIG: &str = r#"{"architectures": ["LlamaForCausalLM"], "hidden_size": 32, "num_hidden_layers": 1,
         "num_attention_heads": 1, "intermediate_size": 32, "rms_norm_eps": 1e-5, "vocab_size": 4,
@@ -117,7 +118,7 @@ fn directories() {
     }
 }
 
-/// Where the numbers of a text begin, and their lengths.
+/// Returns the start and length of each number in a text.
 fn numbers(text: &str) -> Vec<(usize, usize)> {
     let starts =
         text.char_indices().filter(|(at, c)| c.is_ascii_digit() && text[..*at].ends_with([' ', '[']));

@@ -1,6 +1,7 @@
-//! Operator graphs and programs as text, so that a change of lowering is seen in review.
+//! Operator graphs and programs as text, to make changes of lowering visible in review.
 //!
-//! After a wanted change: `INSTA_UPDATE=always cargo test -p ragtag-graph --test snapshots`, and look at the difference.
+//! After an intended change, run `INSTA_UPDATE=always cargo test -p ragtag-graph --test snapshots` and review
+//! the diff.
 
 use ragtag_graph::{
     Boundary, CompiledStage, Granularity, Lowering, MemorySource, Model, ModelFile, Place, Source,
@@ -25,7 +26,7 @@ fn llama() -> Model {
     open("llama", "tales-q8_0")
 }
 
-/// A device with nothing special, so that the same variants are chosen on every machine.
+/// A device without special features, so that every machine selects the same variants.
 fn plain_caps() -> Caps {
     Caps {
         languages: [KernelLanguage::Host].into(),
@@ -57,7 +58,7 @@ fn lowering(activations: Activations) -> Lowering {
     }
 }
 
-/// Nodes of the first block and of the head, with their inputs.
+/// Lists the nodes of the first block and of the head, with their inputs.
 fn graph_text(model: &Model, activations: Activations) -> String {
     let graph = model.graph(activations);
     let mut text = String::new();
@@ -80,7 +81,7 @@ fn graph_text(model: &Model, activations: Activations) -> String {
     text
 }
 
-/// The steps of the first block and of the head, in the bucket of four rows.
+/// Lists the steps of the first block and of the head, in the bucket of four rows.
 fn program_text(stage: &CompiledStage) -> String {
     let mut text = String::new();
     let program = &stage.programs[stage.program_for(3).unwrap()];
@@ -129,7 +130,7 @@ fn programs() {
     }
 }
 
-/// A device for which attention is split.
+/// A device on which attention is split.
 fn wide_caps() -> Caps {
     Caps {
         languages: [KernelLanguage::OpenClC].into(),
@@ -140,12 +141,13 @@ fn wide_caps() -> Caps {
     }
 }
 
-/// The kernels of one block, in the bucket of so many rows. They are those of its halves, on whatever stages these are.
+/// Lists the kernels of one block in the bucket of `rows`. Checks that its halves launch the same, on any
+/// stages.
 fn launches(model: &Model, activations: Activations, caps: &Caps, rows: u32) -> Vec<String> {
     let lowering = Lowering { chunk: 64, ..lowering(activations) };
     let of = |model: &Model, segments| {
         let stage = compile(model, segments, &lowering, caps).unwrap();
-        let kernel = |step: &ragtag_graph::Step| {
+        let kernel = |step: &ragtag_graph::ProgramStep| {
             stage.variants[step.entry as usize].split(' ').next().unwrap().to_string()
         };
         let program = &stage.programs[stage.program_for(rows).unwrap()];
@@ -157,8 +159,8 @@ fn launches(model: &Model, activations: Activations, caps: &Caps, rows: u32) -> 
 }
 
 #[test]
-fn stages_of_whole_blocks_are_the_same_at_any_granularity() {
-    // Cut in blocks, and the same in halves of blocks.
+fn stages_of_whole_blocks_do_not_depend_on_the_granularity() {
+    // Segment ranges at block granularity, and the same ranges at half-block granularity.
     let stages = [(0..14, 0..26), (0..7, 0..13), (7..14, 13..26), (3..5, 5..9), (13..14, 25..26)];
     for (model, activations) in
         [(bitnet(), Activations::Int8), (llama(), Activations::F16), (llama(), Activations::F32)]
@@ -183,7 +185,8 @@ fn stages_of_whole_blocks_are_the_same_at_any_granularity() {
     }
 }
 
-/// What a stage in the middle does first and last, in any bucket, besides what one does whose activations cross as f32.
+/// A middle stage with f16 boundaries has one more step at each end, in any bucket, than one with f32
+/// boundaries.
 #[test]
 fn f16_boundaries_add_a_dispatch_at_each_end_that_has_a_neighbour() {
     let (model, f32_rows) = (llama(), lowering(Activations::Int8));
@@ -195,18 +198,19 @@ fn f16_boundaries_add_a_dispatch_at_each_end_that_has_a_neighbour() {
             let stage = |lowering| compile(&model, segments.clone(), lowering, &caps).unwrap();
             let (plain, stage) = (stage(&f32_rows), stage(&f16_rows));
             assert_eq!((plain.crossing_row_bytes, stage.row_bytes), (None, plain.row_bytes));
-            // Rows of f16 are padded to 64 values.
+            // f16 rows are padded to 64 values.
             let pitch = stage.row_bytes / 4 * 2;
             assert_eq!(stage.crossing_row_bytes, Some(pitch.next_multiple_of(128)));
             let crossing = u64::from(stage.max_rows()) * stage.crossing_row_bytes.unwrap();
             assert_eq!(stage.slot_bytes(), plain.slot_bytes() + crossing);
             for (plain, program) in plain.programs.iter().zip(&stage.programs) {
-                let kernel = |step: &ragtag_graph::Step| {
+                let kernel = |step: &ragtag_graph::ProgramStep| {
                     stage.variants[step.entry as usize].split(' ').next().unwrap().to_string()
                 };
-                let places =
-                    |step: &ragtag_graph::Step| step.slices.iter().map(|s| s.place).collect::<Vec<_>>();
-                let bytes = |step: &ragtag_graph::Step| -> Vec<u64> {
+                let places = |step: &ragtag_graph::ProgramStep| {
+                    step.slices.iter().map(|s| s.place).collect::<Vec<_>>()
+                };
+                let bytes = |step: &ragtag_graph::ProgramStep| -> Vec<u64> {
                     step.slices.iter().rev().take(2).map(|slice| slice.bytes).collect()
                 };
                 let rows = u64::from(program.params.rows);
@@ -218,7 +222,7 @@ fn f16_boundaries_add_a_dispatch_at_each_end_that_has_a_neighbour() {
                     assert_eq!((kernel(first), first.segment), ("copy".into(), segments.start));
                     assert_eq!(places(first), [Place::Crossing, Place::Activation]);
                     assert_eq!(bytes(first), [residual, crossing]);
-                    // Rows are as far apart as they cross, and their values lie side by side.
+                    // The row stride is that of the wire type, and values are contiguous.
                     let [.., row, value] = first.constants[..] else { panic!("{first:?}") };
                     assert_eq!((u64::from(row) * 2, value), (stage.crossing_row_bytes.unwrap(), 1));
                     steps = rest;
@@ -230,7 +234,7 @@ fn f16_boundaries_add_a_dispatch_at_each_end_that_has_a_neighbour() {
                     assert_eq!(bytes(last), [crossing, residual]);
                     steps = rest;
                 }
-                let slices = |steps: &[ragtag_graph::Step]| -> Vec<_> {
+                let slices = |steps: &[ragtag_graph::ProgramStep]| -> Vec<_> {
                     steps
                         .iter()
                         .map(|step| (step.slices.clone(), step.constants.clone(), step.grid))
@@ -243,7 +247,7 @@ fn f16_boundaries_add_a_dispatch_at_each_end_that_has_a_neighbour() {
 }
 
 #[test]
-fn a_half_block_has_its_own_weights_and_the_attention_the_cache() {
+fn half_blocks_have_their_own_weights_and_only_attention_has_a_cache() {
     let halves = llama().with_granularity(Granularity::HalfBlock);
     let stage = |segments| compile(&halves, segments, &lowering(Activations::F32), &plain_caps()).unwrap();
     let names = |stage: &CompiledStage| stage.weights.iter().map(|w| w.name.clone()).collect::<Vec<_>>();
@@ -254,7 +258,7 @@ fn a_half_block_has_its_own_weights_and_the_attention_the_cache() {
     let gate_up = "blk.1.ffn_gate.weight + blk.1.ffn_up.weight";
     assert_eq!(names(&ffn), ["blk.1.ffn_norm.weight", gate_up, "blk.1.ffn_down.weight"]);
     assert_eq!((attention.kv_bytes.len(), ffn.kv_bytes.len()), (2, 0));
-    // The end of one block and the start of the next: the cache is the next one's.
+    // The end of one block and the start of the next: the cache belongs to the next.
     assert_eq!(stage(4..6).kv_bytes.len(), 2);
     assert_eq!(halves.segment_name(3), "block 1 attention");
     assert_eq!(halves.segment_name(4), "block 1 ffn");
@@ -276,18 +280,18 @@ fn a_block_takes_few_launches() {
         assert_eq!(launches(&llama, Activations::Int8, &wide_caps(), rows), *expected);
     }
     assert_eq!(launches(&llama, Activations::F32, &plain_caps(), 1).len(), 9);
-    // Where weights are widened, a launch more for each product.
+    // Dequantizing adds one launch per product.
     for (caps, before) in [(plain_caps(), "quantize/f16"), (wide_caps(), "attention-merge/f16")] {
         let launches = launches(&llama, Activations::F16, &caps, 8);
         assert_eq!(launches.len(), 14);
         assert_eq!(launches[5..8], [before, "widen/Q8_0", "matmul/F16/f16"]);
     }
-    // Two norms more, of which one quantises.
+    // Two more norms, one of which quantizes.
     assert_eq!(launches(&bitnet(), Activations::Int8, &plain_caps(), 1).len(), 11);
     assert_eq!(launches(&bitnet(), Activations::Int8, &wide_caps(), 1).len(), 12);
 }
 
-/// A device on which kernels are in WGSL.
+/// A device with WGSL kernels.
 fn wgsl_caps() -> Caps {
     Caps {
         languages: [KernelLanguage::Wgsl].into(),
@@ -297,24 +301,24 @@ fn wgsl_caps() -> Caps {
 }
 
 #[test]
-fn a_step_of_one_row_takes_fewer_launches_where_kernels_are_fused() {
+fn fused_kernels_save_launches_for_single_rows() {
     let [first, gates, product] = ["norm-matmul/Q8_0", "gated-matmul/Q8_0", "matmul/Q8_0/f32"];
     let (attention, split) = (["append-attention/f16"], ["rope-append/f16", "attention-partial/f16"]);
     let merge = ["attention-merge/f32", product, gates, product];
     let llama = llama();
     let of = |rows| launches(&llama, Activations::F32, &wgsl_caps(), rows);
     assert_eq!(of(1), [&[first][..], &attention, &merge].concat());
-    // Rows of one sequence see what others append.
+    // Rows of one sequence see what the others append.
     assert_eq!(of(2), [&[first][..], &split, &merge].concat());
-    // Many rows are no longer than others' launches.
+    // For many rows the launches are those of other devices.
     assert_eq!(of(16), launches(&llama, Activations::F32, &wide_caps(), 16));
-    // Norms into int8 are launches of their own: each group would have to quantise all of a row.
+    // Norms to int8 stay separate launches: otherwise each group would have to quantize the whole row.
     let [norm, int8, gates] = ["rms-norm/int8", "matmul/Q8_0/int8", "silu-mul/int8"];
     let expected = [&[norm, int8][..], &attention, &["attention-merge/int8", int8, norm, int8, gates, int8]];
     assert_eq!(launches(&llama, Activations::Int8, &wgsl_caps(), 1), expected.concat());
-    // Two norms more.
+    // Two more norms.
     assert_eq!(launches(&bitnet(), Activations::F32, &wgsl_caps(), 1).len(), 6);
-    // Gates and up in different parts are not fused.
+    // Gate and up projections in different parts are not fused.
     let caps = Caps { max_binding_bytes: 400 << 10, ..wgsl_caps() };
     let in_parts = launches(&llama, Activations::F32, &caps, 1);
     assert!(in_parts.contains(&"silu-mul/f32".to_owned()), "{in_parts:?}");
@@ -322,10 +326,11 @@ fn a_step_of_one_row_takes_fewer_launches_where_kernels_are_fused() {
 }
 
 #[test]
-fn a_fused_gate_has_a_column_for_two_rows_of_its_weights() {
+fn fused_gate_has_one_column_per_two_weight_rows() {
     let stage = compile(&llama(), 1..2, &lowering(Activations::F32), &wgsl_caps()).unwrap();
     let program = &stage.programs[stage.program_for(1).unwrap()];
-    let gated = |step: &&ragtag_graph::Step| stage.variants[step.entry as usize].starts_with("gated-matmul");
+    let gated =
+        |step: &&ragtag_graph::ProgramStep| stage.variants[step.entry as usize].starts_with("gated-matmul");
     let step = program.steps.iter().find(gated).unwrap();
     // The bindings are parameters, weights, x, y and the norm.
     assert_eq!((step.constants[2], step.slices[3].bytes), (1536, 1536 / 2 * 4));
@@ -342,7 +347,7 @@ fn cuda_caps() -> Caps {
 }
 
 #[test]
-fn a_device_with_matrix_units_widens_weights_for_wide_buckets_alone() {
+fn matrix_units_dequantize_weights_for_wide_buckets_only() {
     let lowering = Lowering { chunk: 64, ..lowering(Activations::Int8) };
     let stage = compile(&llama(), 1..2, &lowering, &cuda_caps()).unwrap();
     for program in &stage.programs {
@@ -353,7 +358,7 @@ fn a_device_with_matrix_units_widens_weights_for_wide_buckets_alone() {
         let names = ["widen/Q8_0 ", "matmul/F16/f16 ", "matmul/Q8_0/int8 ", "silu-mul/f16 "];
         assert_eq!(names.map(count), expected, "{} rows: {kernels:?}", program.params.rows);
     }
-    // Its scratch has the largest of the matrices, and is what is promised for such devices.
+    // The scratch holds the largest matrix, and matches the promise for such devices.
     let widest = 2 * 1536 * 256;
     let segments = llama().segments(&lowering).unwrap();
     assert!(stage.scratch_bytes > widest && stage.scratch_bytes <= segments[1].wide_scratch_bytes);
@@ -361,7 +366,7 @@ fn a_device_with_matrix_units_widens_weights_for_wide_buckets_alone() {
 }
 
 #[test]
-fn weights_lie_as_the_kernels_of_the_device_read_them() {
+fn weight_layouts_match_the_kernels_of_the_device() {
     let model = bitnet();
     for (caps, embedding) in [(cuda_caps(), Layout::RowMajor), (wide_caps(), Layout::Rows16)] {
         let stage = compile(&model, 0..14, &lowering(Activations::F16), &caps).unwrap();
@@ -372,7 +377,7 @@ fn weights_lie_as_the_kernels_of_the_device_read_them() {
         };
         assert_eq!(layout("token_embd.weight"), (TensorType::F16, embedding));
         assert_eq!(layout("blk.0.attn_q.weight"), (TensorType::TQ2_0, Layout::Rows16));
-        // The head reads the embedding, which is what it takes or is not.
+        // The head reads the embedding, whose layout decides its activations.
         let head = stage.programs.last().unwrap().segment_steps(13).last().unwrap();
         let kernel = &stage.variants[head.entry as usize];
         let form = if embedding == Layout::RowMajor { "f16" } else { "f32" };
@@ -382,7 +387,7 @@ fn weights_lie_as_the_kernels_of_the_device_read_them() {
 }
 
 #[test]
-fn a_stage_has_the_tied_embedding_once() {
+fn stage_stores_the_tied_embedding_once() {
     let model = llama();
     let names = |segments: std::ops::Range<usize>| -> Vec<String> {
         let stage = compile(&model, segments, &lowering(Activations::F32), &plain_caps()).unwrap();
@@ -407,13 +412,13 @@ fn rows_have_the_width_of_the_model_and_logits_its_vocabulary() {
 }
 
 #[test]
-fn attention_is_split_among_the_units_of_a_device_and_no_run_is_empty() {
-    // Of two key-value heads. 7 blocks hold 100 positions.
+fn attention_is_split_among_compute_units_without_empty_splits() {
+    // Two key-value heads. 7 blocks hold 100 positions.
     for (context, parallel_units, splits) in [(100, 132, 7), (4096, 132, 64), (4096, 20, 10), (4096, 1, 1)] {
         let (lowering, caps) =
             (Lowering { context, ..lowering(Activations::F32) }, Caps { parallel_units, ..wide_caps() });
         let stage = compile(&llama(), 1..2, &lowering, &caps).unwrap();
-        let splits_of = |step: &ragtag_graph::Step| {
+        let splits_of = |step: &ragtag_graph::ProgramStep| {
             let kernel = &stage.variants[step.entry as usize];
             kernel.starts_with("attention-partial/").then(|| step.constants.last().copied())
         };
@@ -425,14 +430,14 @@ fn attention_is_split_among_the_units_of_a_device_and_no_run_is_empty() {
 }
 
 #[test]
-fn buckets_hold_every_micro_batch() {
+fn buckets_cover_every_micro_batch() {
     assert_eq!(ragtag_graph::buckets(1), [1]);
     assert_eq!(ragtag_graph::buckets(6), [1, 2, 4, 6]);
     assert_eq!(ragtag_graph::buckets(64), [1, 2, 4, 8, 16, 32, 64]);
 }
 
 #[test]
-fn a_device_without_room_for_a_buffer_is_told_so() {
+fn reports_buffers_that_exceed_the_device_limit() {
     for (bytes, what) in [
         (4 << 10, "token_embd.weight: 64 rows take more than 4096 bytes"),
         (60 << 10, "a key or value buffer takes "),
@@ -445,7 +450,7 @@ fn a_device_without_room_for_a_buffer_is_told_so() {
 }
 
 #[test]
-fn a_matrix_that_cannot_be_bound_at_once_is_kept_in_parts() {
+fn matrix_above_the_binding_limit_is_split() {
     let (llama, limit) = (llama(), 400 << 10);
     let caps = Caps { max_binding_bytes: limit, ..plain_caps() };
     let stage = |activations, caps: &Caps| compile(&llama, 0..14, &lowering(activations), caps).unwrap();

@@ -1,8 +1,8 @@
-//! Products against the machine: bandwidth of one token (GEMV) beside the bandwidth of reading, GFLOP/s of many, and
-//! GB/s of packing weights.
+//! Measures products against the machine: bandwidth of one token (GEMV) beside read bandwidth, GFLOP/s of
+//! many tokens, and GB/s of weight packing.
 //!
 //! `cargo bench -p ragtag-kernels --bench matmul -- [gemv|gemm|pack] [types…]`, for example `-- gemv Q8_0 F16`.
-#![allow(clippy::print_stdout)] // a report is what it is for
+#![allow(clippy::print_stdout)] // The bench prints a report.
 
 use ragtag_hal::{Caps, Feature, Features, HostBinding, HostCall, KernelLanguage, QueueLayout};
 use ragtag_kernels::matmul::takes;
@@ -13,7 +13,7 @@ use std::time::Instant;
 /// Matrices of a model with 1.1 billion weights.
 const SHAPES: [(usize, usize); 3] = [(2048, 2048), (5632, 2048), (2048, 5632)];
 
-/// Far beyond any cache.
+/// Far larger than any cache.
 const WORKING_SET_BYTES: usize = 1 << 30;
 
 /// A cache line, for alignment.
@@ -21,7 +21,7 @@ const WORKING_SET_BYTES: usize = 1 << 30;
 #[repr(align(64))]
 struct Line([u8; 64]);
 
-/// Aligned memory, shared by the threads of a launch as the CPU device shares it.
+/// Aligned memory, shared by the threads of a launch in the same way as on the CPU device.
 struct Memory(Vec<Line>);
 
 impl Memory {
@@ -40,7 +40,7 @@ impl Memory {
     }
 }
 
-/// What this machine has.
+/// Detects this machine's features.
 fn features() -> Features {
     #[cfg(target_arch = "x86_64")]
     let found = [
@@ -54,7 +54,7 @@ fn features() -> Features {
     found.into_iter().filter(|(_, has)| *has).map(|(feature, _)| feature).collect()
 }
 
-/// A host with these features; the variable `ISA` (`avx2`, `none`) leaves all but one out.
+/// Returns a host with these features. The environment variable `ISA` (`avx2`, `none`) selects just one.
 fn caps() -> Caps {
     let mut caps = Caps {
         languages: [KernelLanguage::Host].into(),
@@ -78,18 +78,18 @@ fn caps() -> Caps {
     caps
 }
 
-/// Bytes that look random; as scales they may be anything, which costs no time.
+/// Fills a buffer with pseudo-random bytes. Scales may take any value at no cost in time.
 fn noise(bytes: &mut [u8]) {
     let mut state = 1_u64;
     for chunk in bytes.chunks_mut(8) {
         state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
-        // Exponents around one, in every float format: infinities and subnormals would take time of their own.
+        // Keeps exponents near one in every float format, because infinities and subnormals would be slower.
         let word = ((state >> 3) & 0x83ff_83ff_83ff_83ff) | 0x3c00_3c00_3c00_3c00;
         chunk.copy_from_slice(&word.to_le_bytes()[..chunk.len()]);
     }
 }
 
-/// Runs `work(thread)` on all threads at once and returns the seconds it took.
+/// Runs `work(thread)` on all threads and returns the elapsed seconds.
 fn timed(threads: usize, work: impl Fn(usize) + Sync) -> f64 {
     let start = Instant::now();
     std::thread::scope(|scope| {
@@ -102,14 +102,14 @@ fn timed(threads: usize, work: impl Fn(usize) + Sync) -> f64 {
     start.elapsed().as_secs_f64()
 }
 
-/// Median and best of a few repetitions of a rate.
+/// Returns the median and the best of several measurements of a rate.
 fn repeat(count: usize, mut rate: impl FnMut() -> f64) -> (f64, f64) {
     let mut rates: Vec<f64> = (0..count).map(|_| rate()).collect();
     rates.sort_by(f64::total_cmp);
     (rates[count / 2], rates[count - 1])
 }
 
-/// Reads memory with eight interleaved streams a thread.
+/// Reads memory with eight interleaved streams per thread.
 fn read_bandwidth(memory: &[Line], threads: usize) -> f64 {
     let share = memory.len() / threads;
     let seconds = timed(threads, |thread| {
@@ -135,18 +135,19 @@ struct Launch {
 }
 
 impl Launch {
-    /// The share of one thread of so many.
+    /// Runs the share of one of `threads` threads.
     fn run(&self, thread: usize, threads: usize) {
-        let grid = (self.variant.grid)(&self.constants);
+        let grid = self.variant.grid(&self.constants, &Caps::default());
         let share = |t: usize| (grid[0] as usize * t / threads) as u32;
         let call = HostCall { bindings: &self.bindings, constants: &self.constants, grid };
         let Code::Host(function) = self.variant.code else { return };
-        // SAFETY: bindings are as long as the ABI says; threads take disjoint groups; selected for this machine.
+        // SAFETY: bindings have the sizes of the ABI, threads take disjoint groups, and the variant was
+        // selected for this machine.
         unsafe { function(&call, share(thread)..share(thread + 1)) };
     }
 }
 
-/// Matrices of all shapes, over and over, until the working set is full.
+/// Matrices of all shapes, repeated until the working set is full.
 struct Model {
     launches: Vec<Launch>,
     bytes: usize,
@@ -180,7 +181,7 @@ fn model(tensor_type: TensorType, rows: usize, wanted: Activations, memory: [&mu
     Model { launches, bytes: at, values }
 }
 
-/// Packs a matrix from one half of the memory into the other.
+/// Packs a matrix from one half of the memory to the other.
 fn pack(tensor_type: TensorType, memory: &mut [u8]) -> f64 {
     let layout = Resident::new(tensor_type, Layout::Rows16, 5632, 2048).expect("whole blocks");
     let (file, resident) = memory.split_at_mut(WORKING_SET_BYTES / 2);

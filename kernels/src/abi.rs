@@ -1,4 +1,5 @@
-//! Sizes of bindings, in saturating arithmetic: constants that overflow ask for more bytes than any binding has.
+//! Sizes of bindings, in saturating arithmetic. Constants that overflow require more bytes than any binding
+//! has.
 
 use crate::kernel::ElementType;
 use crate::params::HEADER_WORDS;
@@ -9,17 +10,17 @@ pub(crate) const IMPOSSIBLE: u64 = u64::MAX;
 /// Bytes of a parameter block's header.
 pub(crate) const HEADER_BYTES: u64 = HEADER_WORDS as u64 * 4;
 
-/// The product of `factors`.
+/// Returns the product of `factors`.
 pub(crate) fn product(factors: &[u32]) -> u64 {
     factors.iter().fold(1, |product: u64, factor| product.saturating_mul(u64::from(*factor)))
 }
 
-/// Bytes of an array of 32-bit values.
+/// Returns the bytes of an array of 32-bit values.
 pub(crate) fn words(dimensions: &[u32]) -> u64 {
     product(dimensions).saturating_mul(4)
 }
 
-/// Bytes of rows of `width` 32-bit values that lie `stride` values apart; impossible if rows overlap.
+/// Returns the bytes of rows of `width` 32-bit values with this stride in values; impossible if rows overlap.
 pub(crate) fn strided(rows: u32, stride: u32, width: u32) -> u64 {
     match rows.checked_sub(1) {
         _ if stride < width => IMPOSSIBLE,
@@ -28,7 +29,8 @@ pub(crate) fn strided(rows: u32, stride: u32, width: u32) -> u64 {
     }
 }
 
-/// Values from the first to the last of rows of `width` values that are repeated along dimensions of (count, stride).
+/// Returns the values from the first to the last of rows of `width` values repeated along dimensions of
+/// (count, stride).
 pub(crate) fn reach(width: u32, dimensions: &[(u32, u32)]) -> u64 {
     if width == 0 || dimensions.iter().any(|(count, _)| *count == 0) {
         return 0;
@@ -38,7 +40,7 @@ pub(crate) fn reach(width: u32, dimensions: &[(u32, u32)]) -> u64 {
     dimensions.iter().fold(u64::from(width), further)
 }
 
-/// The same for rows that are written: impossible if any may overlap.
+/// Like [`reach`] for rows that are written: impossible if any may overlap.
 pub(crate) fn reach_apart<const N: usize>(width: u32, mut dimensions: [(u32, u32); N]) -> u64 {
     dimensions.sort_by_key(|(_, stride)| *stride);
     let overlaps = |i: usize| {
@@ -48,12 +50,12 @@ pub(crate) fn reach_apart<const N: usize>(width: u32, mut dimensions: [(u32, u32
     if (0..N).any(overlaps) { IMPOSSIBLE } else { reach(width, &dimensions) }
 }
 
-/// Bytes of so many values of a type, in whole words.
+/// Returns the bytes of `count` values of a type, in whole words.
 pub(crate) fn values(element: ElementType, count: u64) -> u64 {
     count.saturating_mul(element.bytes()).checked_next_multiple_of(4).unwrap_or(IMPOSSIBLE)
 }
 
-/// Bytes of a whole parameter block.
+/// Returns the bytes of a whole parameter block.
 pub(crate) fn params(rows: u32, sequences: u32, table_blocks: u32, logit_rows: u32) -> u64 {
     let lists = words(&[rows, 3]).saturating_add(words(&[logit_rows]));
     HEADER_BYTES.saturating_add(lists).saturating_add(words(&[sequences, table_blocks]))

@@ -1,7 +1,8 @@
-//! PTX that was built ahead of time from the CUDA C++ of this crate, so that a device needs NVIDIA's driver and nothing else.
+//! PTX built ahead of time from this crate's CUDA C++, so that a device needs only NVIDIA's driver.
 //!
-//! It lies compressed in `artefacts/cuda`, and `cargo xtask kernels` writes it. A program is found by the digest of its
-//! text: what was built from another text is not found, whatever its name. Pure data: nothing here knows a compiler.
+//! It is stored compressed in `artefacts/cuda`; `cargo xtask kernels` writes it. A program is found by the
+//! digest of its text, so PTX built from another text is never used, whatever its name. Pure data: knows
+//! nothing about compilers.
 
 #[path = "../artefacts/cuda/index.rs"]
 mod index;
@@ -11,7 +12,8 @@ use ragtag_hal::{Feature, Features};
 use std::io::Read;
 use std::sync::Arc;
 
-/// The virtual architectures that PTX is built for, from the oldest, each with the feature of the devices that take it.
+/// Virtual architectures that PTX is built for, oldest first, each with the feature of the devices that
+/// accept it.
 const ARCHITECTURES: [(&str, Option<Feature>); 6] = [
     ("61", None),
     ("70", Some(Feature::Sm70)),
@@ -21,23 +23,23 @@ const ARCHITECTURES: [(&str, Option<Feature>); 6] = [
     ("90a", Some(Feature::Sm90a)),
 ];
 
-/// The oldest one in which a launch may begin before the last has ended.
+/// Oldest architecture on which a launch may start before the previous one ends.
 const OVERLAPPING: &str = "90";
 
-/// What NVRTC is told beside the architecture: IEEE arithmetic, and nothing fused that is not written so.
+/// NVRTC's options besides the architecture: IEEE arithmetic without implicit fusing.
 pub const OPTIONS: [&str; 3] = ["--std=c++17", "-default-device", "-fmad=false"];
 
-/// Longest PTX of a program, in bytes.
+/// Size limit of a program's PTX, in bytes.
 const MAX_BYTES: u64 = 16 << 20;
 
 /// A program in PTX.
 #[derive(Clone, Copy, Debug)]
 pub struct Artefact {
-    /// The architecture that it was built for: `61`, `90a`.
+    /// Architecture that it was built for: `61`, `90a`.
     pub architecture: &'static str,
-    /// The name of the program.
+    /// Name of the program.
     pub program: &'static str,
-    /// The [`digest`] of the text that it was built from.
+    /// The [`digest`] of its source text.
     pub digest: &'static str,
     compressed: &'static [u8],
 }
@@ -63,7 +65,7 @@ macro_rules! ptx {
 use ptx;
 
 impl Artefact {
-    /// The PTX; `None` if it is damaged.
+    /// Decompresses the PTX. Returns `None` if it is damaged.
     pub fn ptx(&self) -> Option<Arc<str>> {
         let mut text = String::new();
         GzDecoder::new(self.compressed).take(MAX_BYTES).read_to_string(&mut text).ok()?;
@@ -71,12 +73,13 @@ impl Artefact {
     }
 }
 
-/// Everything that was built.
+/// Returns all built programs.
 pub fn artefacts() -> &'static [Artefact] {
     index::ALL
 }
 
-/// What the PTX of a text is known by: half of the BLAKE3 hash of the compiler's options and the text, in hexadecimal.
+/// Returns the key of a text's PTX: half of the BLAKE3 hash of the compiler options and the text, in
+/// hexadecimal.
 pub fn digest(text: &str) -> String {
     let mut hasher = blake3::Hasher::new();
     for option in OPTIONS {
@@ -85,8 +88,8 @@ pub fn digest(text: &str) -> String {
     hasher.update(text.as_bytes()).finalize().to_hex()[..32].into()
 }
 
-/// The architectures that a variant is built for which requires these features: the oldest that has them, and the one from
-/// which on launches overlap, for the devices that are newer.
+/// Returns the architectures to build for a variant with these required features: the oldest that has them,
+/// and the one from which launches overlap, for newer devices.
 pub fn architectures(requires: &[Feature]) -> impl Iterator<Item = &'static str> {
     let is_required = |(_, feature): &(_, Option<Feature>)| feature.is_some_and(|f| requires.contains(&f));
     let oldest = ARCHITECTURES.iter().rposition(is_required).unwrap_or(0);
@@ -94,7 +97,8 @@ pub fn architectures(requires: &[Feature]) -> impl Iterator<Item = &'static str>
     ARCHITECTURES.iter().map(|(name, _)| *name).enumerate().filter(is_built).map(|(_, name)| name)
 }
 
-/// The best PTX of a text for a device with these features: of the newest architecture that it takes.
+/// Finds the best PTX of a text for a device with these features: that of the newest architecture that the
+/// device accepts.
 pub(crate) fn find(text: &str, features: &Features) -> Option<&'static Artefact> {
     let digest = digest(text);
     let of_text = || artefacts().iter().filter(|artefact| artefact.digest == digest);
@@ -108,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn variants_are_built_for_the_oldest_architecture_that_they_take() {
+    fn variants_are_built_for_the_oldest_sufficient_architecture() {
         let built = |requires: &[Feature]| architectures(requires).collect::<Vec<_>>();
         assert_eq!(built(&[]), ["61", "90"]);
         assert_eq!(built(&[Feature::Fp16]), ["61", "90"]);
@@ -119,22 +123,23 @@ mod tests {
     }
 
     #[test]
-    fn everything_that_was_built_is_whole() {
+    fn all_built_programs_are_intact() {
         for artefact in artefacts() {
             let name = format!("{} for {}", artefact.program, artefact.architecture);
             let ptx = artefact.ptx().unwrap_or_else(|| panic!("{name} is damaged"));
             assert!(ptx.contains(&format!("\n.target sm_{}\n", artefact.architecture)), "{name}");
-            // ISA 8.2 is what driver 535 takes.
+            // Driver 535 accepts ISA 8.2.
             let version = ptx.lines().find_map(|line| line.strip_prefix(".version "));
             assert!(version.is_some_and(|v| v <= "8.2"), "{name}: ISA {version:?}");
             assert!(
                 !ptx.contains(".visible .func") && !ptx.contains(".extern .func"),
-                "{name} calls what it has not"
+                "{name} calls a function that it does not define"
             );
         }
     }
 
-    /// A launch that may begin early must wait for those before it: the host relies on it for every kernel of a program.
+    /// A launch that may start early must wait for earlier launches. The host relies on it for every kernel
+    /// of a program.
     #[test]
     fn kernels_whose_launches_overlap_wait() {
         let overlapping = || artefacts().iter().filter(|a| a.architecture.starts_with(OVERLAPPING));

@@ -1,20 +1,22 @@
-//! Bounds of kernels: the largest relative error of each kernel against its reference, given its inputs. A numerics class is a
-//! promise about a model's results. A bound follows from the arithmetic of one kernel and is usually far tighter.
+//! Error bounds: the largest relative error of each kernel against its reference for the same inputs. A
+//! numerics class is a promise about a model's results. A bound follows from the arithmetic of one kernel and
+//! is usually far tighter.
 //!
-//! A bound is 4 to 10 times the largest error that any device has shown (`docs/reports`), since other devices sum in other
-//! orders. Where the output is rounded to 8 or 16 bits the margin is smaller: that error depends on the values, not on the
-//! device.
+//! A bound is 4 to 10 times the largest error seen on any device (`docs/reports`), because other devices sum
+//! in other orders. Outputs rounded to 8 or 16 bits have a smaller margin, because their error depends on the
+//! values and not on the device.
 
 use crate::blocks::TensorType;
 use crate::kernel::{Activations, Kernel, KvType};
 use crate::table::Variant;
 use ragtag_hal::Feature;
 
-/// Matrix units that take both factors as bf16.
+/// Features of matrix units that take both factors as bf16.
 const UNITS_OF_BF16: [Feature; 4] = [Feature::Sm80, Feature::Sm90a, Feature::Mfma, Feature::Wmma];
 
 impl Kernel {
-    /// The largest relative error ‖out − ref‖ / ‖ref‖ of its variants; see [`Variant::bound`] for exceptions.
+    /// Returns the largest relative error ‖out − ref‖ / ‖ref‖ of its variants. See [`Variant::bound`] for
+    /// exceptions.
     pub fn bound(self) -> f64 {
         use Activations::{F16, F32, Int8};
         match self {
@@ -29,14 +31,14 @@ impl Kernel {
             Kernel::MatMul(_, F32) | Kernel::NormMatMul(_) | Kernel::GatedMatMul(_) => 1e-5,
             Kernel::Unary | Kernel::AttentionDense(_) => 2e-5,
             Kernel::LayerNorm | Kernel::Attention(_) => 3e-5,
-            // Ties are rounded either way.
+            // Ties may be rounded either way.
             Kernel::Widen(_) | Kernel::EncodeBlocks => 1e-4,
-            // Rounded to f16: 2.8e-4 where all values are of one size, and at most 4.9e-4.
+            // Rounding to f16: 2.8e-4 if all values have similar size, and at most 4.9e-4.
             Kernel::RopeAppend(KvType::F16) | Kernel::AppendAttention(KvType::F16) => 6e-4,
             Kernel::Quantize(F16) | Kernel::RmsNorm(F16) | Kernel::AttentionMerge(F16) => 6e-4,
-            // Many values are subnormal as f16.
+            // Many values are subnormal in f16.
             Kernel::SiluMul(F16) => 1e-3,
-            // Rounded to 8 bits. The values of a block differ in size, most of all behind SiLU.
+            // Rounding to 8 bits. The values of a block differ in size, especially after SiLU.
             Kernel::RmsNorm(Int8) | Kernel::AttentionMerge(Int8) | Kernel::Quantize(Int8 | F32) => 1e-2,
             Kernel::SiluMul(Int8) => 2e-2,
         }
@@ -44,8 +46,8 @@ impl Kernel {
 }
 
 impl Variant {
-    /// The largest relative error ‖out − ref‖ / ‖ref‖ of this variant: that of its kernel, except on matrix units that round
-    /// f16 activations to bf16 beside bf16 weights.
+    /// Returns the largest relative error ‖out − ref‖ / ‖ref‖ of this variant. It is that of its kernel,
+    /// except on matrix units that round f16 activations to bf16 for bf16 weights.
     pub fn bound(&self) -> f64 {
         let rounds = self.requires.iter().any(|feature| UNITS_OF_BF16.contains(feature));
         match self.kernel {
@@ -69,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn products_of_given_quanta_or_halves_are_held_to_f32_sums() {
+    fn products_of_quantised_or_f16_inputs_match_f32_sums() {
         let rounds = |variant: &&Variant| variant.bound() > 1e-5;
         let products = || variants().iter().filter(|v| matches!(v.kernel, Kernel::MatMul(..)));
         assert!(
@@ -83,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn cases_of_a_variant_have_its_bound() {
+    fn variant_cases_have_its_bound() {
         for variant in variants() {
             assert_eq!(
                 variant.random_case(1).tolerance,

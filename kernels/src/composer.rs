@@ -1,5 +1,5 @@
-//! Functions that compose the text of a kernel for weights of one tensor type: plain function pointers, as the table of
-//! variants holds them. It knows nothing of the texts.
+//! Functions that compose the text of a kernel for weights of one tensor type. They are plain function
+//! pointers for the table of variants. Knows nothing about the texts.
 
 use ragtag_hal::KernelLanguage;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 /// Composes a text in a language.
 pub(crate) type Compose = fn(KernelLanguage) -> Arc<str>;
 
-/// A [`Compose`] of `$compose(language, tensor_type)` for a type that is known when this crate is compiled.
+/// A [`Compose`] of `$compose(language, tensor_type)` for a type known at compile time.
 macro_rules! composer {
     ($tensor_type:expr, $compose:expr) => {
         $crate::composer::composer!(

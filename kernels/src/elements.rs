@@ -1,24 +1,24 @@
-//! Elements of the general operators: f32, f16 and bf16 in whole words, and the walk over strides.
+//! Elements of the general operators: f32, f16 and bf16 in whole words, and traversal by strides.
 //!
-//! An element's type travels as a number: 0 for f32, 1 for f16, 2 for bf16. 16-bit elements lie two in a word, the first in the low
-//! half; where their number is odd, zero stands beside the last.
+//! An element's type is passed as a number: 0 for f32, 1 for f16, 2 for bf16. A word holds two 16-bit
+//! elements, the first in its low half. If their number is odd, the last word is padded with zero.
 
 use crate::abi::{IMPOSSIBLE, product};
 use crate::kernel::ElementType;
 use half::{bf16, f16};
 
-/// The most dimensions that kernels walk over. Fewer are filled up with dimensions of size 1 in front.
+/// Maximum dimensions that kernels traverse. Fewer are padded in front with dimensions of size 1.
 pub const RANK: usize = 6;
 
-/// Work items of a group, each of which writes a word.
+/// Work items per group. Each writes one word.
 pub(crate) const ITEMS: u32 = 256;
 
-/// One group for each [`ITEMS`] words.
+/// Returns one group per [`ITEMS`] words.
 pub(crate) fn grid(words: u32) -> [u32; 3] {
     [words.div_ceil(ITEMS), 1, 1]
 }
 
-/// The number by which kernels know a type.
+/// Returns the number by which kernels identify a type.
 pub fn number(element: ElementType) -> u32 {
     match element {
         ElementType::F32 => 0,
@@ -27,7 +27,7 @@ pub fn number(element: ElementType) -> u32 {
     }
 }
 
-/// How many elements of the type with this number a word holds, if there is one.
+/// Returns the elements per word of the type with this number, if there is one.
 pub(crate) fn in_a_word(number: u32) -> Option<u32> {
     match number {
         0 => Some(1),
@@ -36,7 +36,7 @@ pub(crate) fn in_a_word(number: u32) -> Option<u32> {
     }
 }
 
-/// Bytes of `count` elements, of which there are fewer than 2^32.
+/// Returns the bytes of `count` elements; impossible from 2^32 elements on.
 pub(crate) fn bytes(number: u32, count: u64) -> u64 {
     match in_a_word(number) {
         Some(in_a_word) if count <= u64::from(u32::MAX) => count.div_ceil(u64::from(in_a_word)) * 4,
@@ -44,7 +44,7 @@ pub(crate) fn bytes(number: u32, count: u64) -> u64 {
     }
 }
 
-/// Elements from the first to the last that a walk meets.
+/// Returns the number of elements from the first to the last of a strided traversal.
 pub(crate) fn span(sizes: &[u32], strides: &[u32]) -> u64 {
     if sizes.contains(&0) {
         return 0;
@@ -53,10 +53,10 @@ pub(crate) fn span(sizes: &[u32], strides: &[u32]) -> u64 {
     steps.fold(1, u64::saturating_add)
 }
 
-/// The element that a walk over these sizes meets at `i`, which is below their product.
+/// Returns the element at step `i` of a strided traversal. `i` is below the product of the sizes.
 #[inline(always)]
 pub(crate) fn place(mut i: usize, sizes: &[u32], strides: &[u32]) -> usize {
-    // Most walks have one dimension, and many steps of others do not leave their last.
+    // Most traversals have one dimension, and many steps of others stay within the last.
     if let ([.., size], [.., stride]) = (sizes, strides)
         && i < *size as usize
     {
@@ -70,14 +70,14 @@ pub(crate) fn place(mut i: usize, sizes: &[u32], strides: &[u32]) -> usize {
     at
 }
 
-/// Element `i`, as its bits.
+/// Returns the bits of element `i`.
 #[inline(always)]
 pub(crate) fn element(words: &[u32], number: u32, i: usize) -> u32 {
     if number == 0 { words[i] } else { words[i / 2] >> (i % 2 * 16) & 0xffff }
 }
 
-/// The bits of an element in another type: rounded to nearest, ties to even; what is too large becomes infinite, and NaN
-/// stays NaN. Within a type, the same bits.
+/// Converts the bits of an element to another type: rounded to nearest, ties to even. Values that are too
+/// large become infinite, and NaN is preserved. Without a type change, returns the same bits.
 #[inline(always)]
 pub(crate) fn convert(from: u32, to: u32, bits: u32) -> u32 {
     if from == to {
@@ -95,7 +95,7 @@ pub(crate) fn convert(from: u32, to: u32, bits: u32) -> u32 {
     }
 }
 
-/// Elements as words.
+/// Packs elements into words.
 pub(crate) fn pack(number: u32, bits: &[u32]) -> Vec<u32> {
     match in_a_word(number) {
         Some(2) => bits.chunks(2).map(|pair| pair[0] | pair.get(1).unwrap_or(&0) << 16).collect(),
@@ -112,7 +112,7 @@ mod tests {
     const BF16: u32 = 2;
 
     #[test]
-    fn conversions_round_to_even_and_keep_what_is_special() {
+    fn conversions_round_to_even_and_preserve_special_values() {
         for (value, half, brain) in [
             (1.0_f32, 0x3c00, 0x3f80),
             (-0.0, 0x8000, 0x8000),
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_in_whole_words() {
+    fn sizes_are_whole_words() {
         assert_eq!([bytes(F32, 3), bytes(F16, 3), bytes(BF16, 0), bytes(3, 3)], [12, 8, 0, IMPOSSIBLE]);
         assert_eq!(span(&[2, 3], &[0, 5]), 11);
         assert_eq!(span(&[2, 0], &[7, 5]), 0);

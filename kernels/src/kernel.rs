@@ -1,4 +1,4 @@
-//! The names of kernels: what a step computes, apart from how a device does it.
+//! Names of kernels: the operation that a step computes, independent of its implementation on a device.
 
 use crate::blocks::TensorType;
 use crate::layout::Layout;
@@ -6,7 +6,7 @@ use crate::{abi, half_rows, quantize};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// How close a kernel comes to float64.
+/// Accuracy of a kernel relative to float64.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum NumericsClass {
@@ -17,7 +17,7 @@ pub enum NumericsClass {
 }
 
 impl NumericsClass {
-    /// The largest relative error ‖out − ref‖ / ‖ref‖ of the class.
+    /// Returns the largest relative error ‖out − ref‖ / ‖ref‖ of the class.
     pub fn tolerance(self) -> f64 {
         match self {
             NumericsClass::Exact => 1e-4,
@@ -26,7 +26,7 @@ impl NumericsClass {
     }
 }
 
-/// The form in which activations enter a matrix product.
+/// Form in which activations enter a matrix product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Activations {
@@ -39,10 +39,11 @@ pub enum Activations {
 }
 
 impl Activations {
-    /// Every form.
+    /// All forms.
     pub const ALL: [Activations; 3] = [Activations::F32, Activations::Int8, Activations::F16];
 
-    /// Bytes from one row of `width` values to the next. Int8 and f16 rows have multiples of 32 values.
+    /// Returns the bytes from one row of `width` values to the next. Int8 and f16 rows have multiples of 32
+    /// values.
     pub fn row_bytes(self, width: usize) -> usize {
         match self {
             Activations::F32 => width * 4,
@@ -51,7 +52,7 @@ impl Activations {
         }
     }
 
-    /// Bytes of `rows` rows; impossible if rows of that width do not exist.
+    /// Returns the bytes of `rows` rows; impossible if the form does not support the width.
     pub(crate) fn rows_extent(self, rows: u32, width: u32) -> u64 {
         match self {
             Activations::F32 => abi::words(&[rows, width]),
@@ -71,7 +72,7 @@ impl fmt::Display for Activations {
     }
 }
 
-/// The types of the values that operators take.
+/// Types of the values that operators take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ElementType {
@@ -84,10 +85,10 @@ pub enum ElementType {
 }
 
 impl ElementType {
-    /// Every type.
+    /// All types.
     pub const ALL: [ElementType; 3] = [ElementType::F32, ElementType::F16, ElementType::BF16];
 
-    /// Bytes of one value.
+    /// Returns the bytes of one value.
     pub fn bytes(self) -> u64 {
         match self {
             ElementType::F32 => 4,
@@ -106,7 +107,7 @@ impl fmt::Display for ElementType {
     }
 }
 
-/// The form in which keys and values are kept.
+/// Storage type of keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum KvType {
@@ -117,7 +118,7 @@ pub enum KvType {
 }
 
 impl KvType {
-    /// Bytes of one value.
+    /// Returns the bytes of one value.
     pub fn bytes(self) -> u64 {
         match self {
             KvType::F32 => 4,
@@ -132,70 +133,71 @@ impl KvType {
 pub enum Kernel {
     /// Rows of an embedding table.
     Embed(TensorType),
-    /// The rows of which logits are wanted.
+    /// Rows that need logits.
     Gather,
-    /// RMS norm into activations of this form.
+    /// RMS norm to activations of this form.
     RmsNorm(Activations),
-    /// f32 into int8 or f16 activations.
+    /// Converts f32 to int8 or f16 activations.
     Quantize(Activations),
     /// Weights of this type times activations.
     MatMul(TensorType, Activations),
-    /// RMS norm and the product of f32 activations with weights of this type, as one.
+    /// RMS norm fused with the product of f32 activations and weights of this type.
     NormMatMul(TensorType),
-    /// The same for a gate's weights and up's, and SiLU(gate) · up of that, as one.
+    /// RMS norm fused with the products of gate and up weights and with SiLU(gate) · up.
     GatedMatMul(TensorType),
-    /// Weights of this type as f16.
+    /// Dequantizes weights of this type to f16.
     Widen(TensorType),
-    /// Rotary position embedding, and keys and values into the cache.
+    /// RoPE and KV append.
     RopeAppend(KvType),
     /// Causal attention over the cache.
     Attention(KvType),
-    /// Causal attention over runs of the cache's positions.
+    /// First launch of split attention: causal attention over splits of the positions.
     AttentionPartial(KvType),
-    /// Rotary position embedding, keys and values into the cache, and attention over runs of its positions, of one row, as one.
+    /// RoPE, KV append and the first launch of split attention, fused, for one row.
     AppendAttention(KvType),
-    /// Runs brought together, into activations of this form.
+    /// Second launch of split attention: combines splits to activations of this form.
     AttentionMerge(Activations),
-    /// SiLU(gate) · up into activations of this form.
+    /// SiLU(gate) · up to activations of this form.
     SiluMul(Activations),
     /// x += y.
     Add,
-    /// Rows of probabilities.
+    /// Softmax of rows.
     Softmax,
-    /// Where each row is largest.
+    /// Position of each row's largest value.
     ArgMax,
     /// The largest values of each row, in order.
     TopK,
     /// C = α · op(A) · op(B) + β · C, with A and B of this type.
     Gemm(ElementType),
-    /// Attention over dense keys and values of this type, with the masks and the scores that models ask for.
+    /// Attention over dense keys and values of this type, with the masks and score functions of common
+    /// models.
     AttentionDense(ElementType),
     /// Convolution of images and weights of this type.
     Conv2d(ElementType),
-    /// Elements by strides, from one type to another.
+    /// Copies elements by strides and converts their type.
     Copy,
-    /// Rows of a table, from one type to another.
+    /// Looks up rows of a table and converts their type.
     GatherRows,
-    /// A function of each value.
+    /// Applies a function to each value.
     Unary,
-    /// An operation on pairs of values.
+    /// Applies an operation to pairs of values.
     Binary,
-    /// One value for each line along an axis.
+    /// Reduces each line along an axis to one value.
     Reduce,
-    /// Lines of probabilities along an axis.
+    /// Softmax along an axis.
     SoftmaxAxis,
     /// Layer norm of rows.
     LayerNorm,
     /// Rotary position embedding of heads.
     Rope,
-    /// Values of blocks as files store them.
+    /// Decodes file blocks to values.
     DecodeBlocks,
-    /// Values as blocks that files store.
+    /// Encodes values as file blocks.
     EncodeBlocks,
 }
 
 impl Kernel {
-    /// Every kernel that has variants. There are products of some types with some activations only: see
+    /// Returns all kernels that have variants. Some types have products with some activations only: see
     /// [`crate::matmul::takes`].
     pub fn all() -> Vec<Kernel> {
         let mut all = vec![Kernel::Gather, Kernel::Add];
@@ -224,12 +226,12 @@ impl Kernel {
         all
     }
 
-    /// Whether it is several others in one launch. Only devices on which that pays have such kernels.
+    /// Returns whether the kernel fuses several others. Only devices on which fusion pays have such kernels.
     pub fn is_fused(self) -> bool {
         matches!(self, Kernel::NormMatMul(_) | Kernel::GatedMatMul(_) | Kernel::AppendAttention(_))
     }
 
-    /// How close its variants come to float64, given their inputs. Storing keys and values as f16 rounds them.
+    /// Returns the accuracy of its variants for given inputs. Storing keys and values as f16 rounds them.
     pub fn class(self) -> NumericsClass {
         match self {
             Kernel::RmsNorm(activations)
@@ -248,8 +250,8 @@ impl Kernel {
         }
     }
 
-    /// The layout of the weights that it reads, if it reads any, where those of a type are kept in `kept(type)`. Products
-    /// with f16 activations are for one layout, whatever else is kept: matrix units load rows.
+    /// Returns the layout of the weights that it reads, if any. `kept` gives a device's layout by type.
+    /// Products with f16 activations always read the row-major layout, because matrix units load rows.
     pub fn layout(self, kept: impl FnOnce(TensorType) -> Layout) -> Option<Layout> {
         match self {
             Kernel::MatMul(_, Activations::F16) => Some(Layout::RowMajor),

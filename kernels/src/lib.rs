@@ -1,7 +1,7 @@
-//! Kernels: for each one its binary interface, its reference in plain Rust, its numerics class, its sources, and the
-//! table that chooses a variant by a device's capabilities.
+//! Kernels: for each one its binary interface, its reference in plain Rust, its numerics class and its
+//! sources, and the table that selects a variant by a device's capabilities.
 //!
-//! This crate must not know any model, plan or backend; it does no I/O and starts no thread.
+//! Knows nothing about models, plans and backends. Does no I/O and starts no thread.
 
 mod abi;
 pub mod add;
@@ -51,5 +51,6 @@ pub use kernel::{Activations, ElementType, Kernel, KvType, NumericsClass};
 pub use layout::{Layout, LayoutError, Resident, layout_for};
 pub use quantize::row_bytes;
 pub use table::{
-    Code, NEVER, Text, Variant, activations_for, has_f16_products, module_source, preferred, select, variants,
+    Code, Grid, NEVER, Text, Variant, activations_for, has_f16_products, module_source, preferred, select,
+    variants,
 };

@@ -2,25 +2,25 @@
 //!
 //! | needs | product |
 //! | --- | --- |
-//! | [`Caps::gemm`](ragtag_hal::Caps::gemm) | f16 weights in rows with f16 activations, sums in f32 |
+//! | [`Caps::gemm`](ragtag_hal::Caps::gemm) | row-major f16 weights with f16 activations, sums in f32 |
 //!
-//! A library does not read the parameters: all rows that a launch has room for are computed, those of the padding from whatever
-//! is in them. How it sums is its own affair, so that a row of y is only as good as the class says: it may differ in its last
-//! bits from the same row elsewhere in a launch. Weights of bf16 stay with kernels, which take f16 activations as bf16; libraries
-//! want both factors of one type.
+//! A library does not read the parameters. It computes all rows of a launch's capacity, including padding
+//! rows of arbitrary content. Its order of summation is unspecified, so a row of y may differ in its last
+//! bits from the same row elsewhere in a launch, within the numerics class. bf16 weights stay with kernels,
+//! which convert f16 activations to bf16; libraries require both factors to have the same type.
 
 use crate::blocks::TensorType;
 use crate::half_rows::PITCH_VALUES;
 use crate::kernel::{Activations, Kernel, NumericsClass};
 use crate::layout::Layout;
 use crate::matmul;
-use crate::table::{Code, Variant};
+use crate::table::{Code, Grid, Variant};
 use ragtag_hal::{Gemm, GemmEntry};
 
-/// Rows of x from which on a library is worth its call, and the padding that it computes.
+/// Rows of x from which a library is worth the call and the padding that it computes.
 const MIN_ROWS: u32 = 512;
 
-/// All of them.
+/// Returns all library variants.
 pub(crate) fn variants() -> [Variant; 1] {
     [Variant {
         kernel: Kernel::MatMul(TensorType::F16, Activations::F16),
@@ -28,7 +28,7 @@ pub(crate) fn variants() -> [Variant; 1] {
         class: NumericsClass::Fast,
         requires: &[],
         abi: matmul::abi(TensorType::F16, Layout::RowMajor, Activations::F16),
-        grid: |constants| [u32::from(constants[0] > 0 && constants[2] > 0), 1, 1],
+        grid: Grid::Fixed(|constants| [u32::from(constants[0] > 0 && constants[2] > 0), 1, 1]),
         layout: Some(Layout::RowMajor),
         min_rows: MIN_ROWS,
         max_rows: u32::MAX,
@@ -36,10 +36,10 @@ pub(crate) fn variants() -> [Variant; 1] {
     }]
 }
 
-/// What the constants of a product say.
+/// Converts the constants of a product.
 fn product(constants: &[u32]) -> Gemm {
     let &[rows, _, columns, depth, accumulate, y_pitch] = constants else {
-        // As many as the ABI says are there; of none comes a product that nobody computes.
+        // The ABI guarantees the number of constants. An empty product is never executed.
         return Gemm {
             rows: 0,
             columns: 0,
@@ -67,7 +67,7 @@ mod tests {
             let mut extents = [0; 4];
             (variant.abi.extents)(&constants, &mut extents);
             let [x, weights, y] = product.extents();
-            // Rows of f16 end with padding, which the ABI counts and the library does not read.
+            // f16 rows end with padding, which the ABI counts and the library does not read.
             assert!(weights <= extents[1] && x <= extents[2], "{constants:?}");
             assert_eq!(y, extents[3]);
         }

@@ -1,4 +1,4 @@
-//! The table of variants, and the choice among them by a device's capabilities.
+//! Table of variants, and selection among them by a device's capabilities.
 
 use crate::artefacts::{self, Artefact};
 use crate::blocks::TensorType;
@@ -16,62 +16,71 @@ use ragtag_hal::{
 use std::collections::BTreeSet;
 use std::sync::{Arc, LazyLock};
 
-/// One way to run a kernel.
+/// An implementation of a kernel.
 #[derive(Clone, Copy, Debug)]
 pub struct Variant {
-    /// The kernel.
+    /// Kernel that it implements.
     pub kernel: Kernel,
-    /// The name of this way, as receipts show it: `avx512-vnni`, `portable`.
+    /// Name in receipts: `avx512-vnni`, `portable`.
     pub name: &'static str,
-    /// How close it comes to float64.
+    /// Numerics class.
     pub class: NumericsClass,
-    /// The features a device must have.
+    /// Features that a device must have.
     pub requires: &'static [Feature],
     /// Bindings, constants, extents.
     pub abi: &'static EntryAbi,
-    /// The grid of a launch with these constants, which are as many as the ABI says.
-    pub grid: fn(constants: &[u32]) -> [u32; 3],
-    /// The layout of the weights that it reads; none if it reads no weights in blocks or matrices.
+    /// Grid of a launch: see [`Variant::grid`].
+    pub grid: Grid,
+    /// Layout of the weights that it reads. `None` if it reads no block or matrix weights.
     pub layout: Option<Layout>,
-    /// Row capacities from which on programs prefer it where another kernel would do, too: see [`preferred`]. [`NEVER`]
-    /// for one that is there to be right, not fast.
+    /// Row capacity from which programs prefer it where another kernel would also work: see [`preferred`].
+    /// [`NEVER`] for a variant that is correct but not fast.
     pub min_rows: u32,
-    /// Row capacities that it is made for: up to this many. It is right for any.
+    /// Maximum row capacity that it is designed for. It is correct for any.
     pub max_rows: u32,
-    /// The code.
+    /// Code of the variant.
     pub code: Code,
 }
 
-/// The code of a variant.
+/// Computes the grid of a launch from its constants.
+#[derive(Clone, Copy, Debug)]
+pub enum Grid {
+    /// The same on every device.
+    Fixed(fn(constants: &[u32]) -> [u32; 3]),
+    /// For a device with this number of compute units.
+    PerDevice(fn(constants: &[u32], units: u32) -> [u32; 3]),
+}
+
+/// Code of a variant.
 #[derive(Clone, Copy, Debug)]
 pub enum Code {
     /// A function in this process.
     Host(HostFn),
-    /// Text that a device's compiler takes.
+    /// Text for a device's compiler.
     Text(Text),
     /// A product by the library that a device's capabilities name.
     Library(GemmEntry),
 }
 
-/// A kernel function in one of the languages of the C family.
+/// A kernel function in a source language.
 #[derive(Clone, Copy, Debug)]
 pub struct Text {
-    /// The language.
+    /// Language of the variant.
     pub language: KernelLanguage,
     /// Composes the complete text in a language.
     pub compose: fn(KernelLanguage) -> Arc<str>,
-    /// The kernel function in it.
+    /// Name of the kernel function in the text.
     pub function: &'static str,
-    /// Work items in a group.
+    /// Work items per group.
     pub work_group: [u32; 3],
-    /// Local memory of a group, in bytes: at most so much.
+    /// Upper bound of the local memory per group, in bytes.
     pub local_bytes: u64,
-    /// How much of it each group is launched with, beside what the text declares.
+    /// Dynamic local memory per group at launch, in addition to what the text declares.
     pub dynamic_local_bytes: u32,
 }
 
 impl Text {
-    /// The complete text.
+    /// Returns the complete text.
     pub fn text(&self) -> Arc<str> {
         (self.compose)(self.language)
     }
@@ -86,7 +95,15 @@ impl Text {
 }
 
 impl Variant {
-    /// The language that its code is in; none if it is a library's.
+    /// Returns the grid of a launch on a device. The number of constants must match the ABI.
+    pub fn grid(&self, constants: &[u32], caps: &Caps) -> [u32; 3] {
+        match self.grid {
+            Grid::Fixed(grid) => grid(constants),
+            Grid::PerDevice(grid) => grid(constants, caps.parallel_units.max(1)),
+        }
+    }
+
+    /// Returns the language of the code; `None` for a library.
     pub fn language(&self) -> Option<KernelLanguage> {
         match self.code {
             Code::Host(_) => Some(KernelLanguage::Host),
@@ -95,7 +112,7 @@ impl Variant {
         }
     }
 
-    /// Its conformance cases.
+    /// Returns its conformance cases.
     pub fn cases(&self, seed: u64) -> Vec<Case> {
         let cases = match self.code {
             Code::Library(_) => matmul::cases_of_whole_launches(seed),
@@ -104,7 +121,7 @@ impl Variant {
         cases.into_iter().map(|case| Case { tolerance: self.bound(), ..case }).collect()
     }
 
-    /// A case of a random shape.
+    /// Returns a case of random shape.
     pub fn random_case(&self, seed: u64) -> Case {
         let case = match self.code {
             Code::Library(_) => matmul::random_case_of_a_whole_launch(seed),
@@ -113,7 +130,7 @@ impl Variant {
         Case { tolerance: self.bound(), ..case }
     }
 
-    /// Whether a device takes its code: its language or, of CUDA C++, the PTX that was built from it; or has the library.
+    /// Returns whether a device accepts its code: the language, PTX built from its CUDA C++, or the library.
     pub fn is_taken_by(&self, caps: &Caps) -> bool {
         match self.language() {
             Some(language) => caps.languages.contains(&language) || self.ptx(caps).is_some(),
@@ -121,7 +138,7 @@ impl Variant {
         }
     }
 
-    /// The best PTX for a device, if there is any and the device takes PTX.
+    /// Returns the best PTX for a device, if it accepts PTX and one was built.
     fn ptx(&self, caps: &Caps) -> Option<&'static Artefact> {
         match self.code {
             Code::Text(text)
@@ -134,7 +151,7 @@ impl Variant {
         }
     }
 
-    /// Whether a device has what it takes.
+    /// Returns whether a device meets all its requirements.
     pub fn runs_on(&self, caps: &Caps) -> bool {
         self.is_taken_by(caps)
             && self.requires.iter().all(|feature| caps.features.contains(feature))
@@ -160,16 +177,16 @@ impl Variant {
 /// More rows than any launch has.
 pub const NEVER: u32 = u32::MAX;
 
-/// Every variant that this build has, better ones first.
+/// Returns all variants of this build, best first.
 pub fn variants() -> &'static [Variant] {
     static VARIANTS: LazyLock<Vec<Variant>> =
         LazyLock::new(|| [cpu::variants(), c_family::variants(), wgsl::variants()].concat());
     &VARIANTS
 }
 
-/// The best variant of a kernel for launches of up to `rows` rows on a device: the first that is made for so many, that
-/// reads weights as they are kept there, and that runs there. Where a device's library of products is preferred, it comes first
-/// from as many rows on as it is worth it.
+/// Returns the best variant of a kernel for launches of up to `rows` rows on a device: the first that is
+/// designed for that many rows, reads the device's weight layout, and runs on the device. A preferred library
+/// comes first, from the number of rows on that justifies its use.
 pub fn select(kernel: Kernel, caps: &Caps, rows: u32) -> Option<&'static Variant> {
     let layout = kernel.layout(|tensor_type| layout_for(tensor_type, caps));
     let fits = |v: &Variant| v.kernel == kernel && v.layout == layout && rows <= v.max_rows;
@@ -179,16 +196,17 @@ pub fn select(kernel: Kernel, caps: &Caps, rows: u32) -> Option<&'static Variant
     first.or_else(|| variants().iter().find(|v| fits(v) && v.runs_on(caps)))
 }
 
-/// The same, if it is worth choosing where other kernels would do, too.
+/// Like [`select`], but only if the variant is preferable where other kernels would also work.
 pub fn preferred(kernel: Kernel, caps: &Caps, rows: u32) -> Option<&'static Variant> {
     select(kernel, caps, rows).filter(|v| rows >= v.min_rows)
 }
 
-/// The activations that a product of up to `rows` rows takes on a device, with weights of this type.
+/// Returns the activations of a product of up to `rows` rows on a device, for weights of this type.
 ///
-/// Where f32 are wanted, it takes them. Where int8 are wanted, which is to say fast ones, it takes what the device's table
-/// prefers: f16 if there are matrix units for that many rows, else int8 if the weights have integer quanta, else f32. Where
-/// f16 are wanted, any variant will do. With f16 and weights of integer quanta, the weights are widened first.
+/// A request for f32 always gives f32. A request for int8 means fast products, and the device's table
+/// decides: f16 if there are matrix units for this number of rows, else int8 if the weights have integer
+/// quants, else f32. A request for f16 accepts any variant. Weights with integer quants are dequantized for
+/// f16.
 pub fn activations_for(tensor_type: TensorType, wanted: Activations, caps: &Caps, rows: u32) -> Activations {
     let quantised = tensor_type.block_values() > 1;
     let offers = |kernel| match wanted {
@@ -210,15 +228,16 @@ pub fn activations_for(tensor_type: TensorType, wanted: Activations, caps: &Caps
     }
 }
 
-/// Whether fast products of some type and number of rows take f16 activations on a device.
+/// Returns whether fast products of some type and number of rows take f16 activations on a device.
 pub fn has_f16_products(caps: &Caps) -> bool {
     let form = |(tensor_type, rows)| activations_for(tensor_type, Activations::Int8, caps, rows);
     let rows = (0..16).map(|bit| 1 << bit);
     rows.flat_map(|rows| TensorType::ALL.map(|t| (t, rows))).any(|case| form(case) == Activations::F16)
 }
 
-/// The code of a module with these variants as its entries, for a device on which they run; `None` if they are in several
-/// languages. CUDA C++ goes as PTX, if all of it was built ahead of time; products of a library go beside either.
+/// Returns the code of a module with these variants as entries, for a device that runs them; `None` if they
+/// are in several languages. CUDA C++ becomes PTX if all of it was built ahead of time. Library products are
+/// linked to either.
 pub fn module_source<'a>(
     variants: impl IntoIterator<Item = &'a Variant>,
     caps: &Caps,
@@ -253,10 +272,10 @@ pub fn module_source<'a>(
     }
 }
 
-/// Entries of both kinds in their order; of products it is said which they are.
+/// Merges both kinds of entries in their order. `products` gives the positions.
 fn in_order(texts: Vec<TextEntry>, products: Vec<(usize, GemmEntry)>) -> Vec<LinkedEntry> {
     let mut entries: Vec<_> = texts.into_iter().map(LinkedEntry::Text).collect();
-    // Earlier ones first: each finds all that are before it in place.
+    // In ascending order, so that all earlier entries are in place.
     products
         .into_iter()
         .for_each(|(at, gemm)| entries.insert(at.min(entries.len()), LinkedEntry::Gemm(gemm)));
@@ -297,7 +316,7 @@ mod tests {
         }
     }
 
-    /// A device with the least that kernels of this language are written for.
+    /// A device with the minimum that kernels of this language are written for.
     fn gpu(language: KernelLanguage, max_work_group_items: u32, local_memory_bytes: u64) -> Caps {
         Caps { languages: [language].into(), max_work_group_items, local_memory_bytes, ..caps(&[]) }
     }
@@ -307,7 +326,7 @@ mod tests {
         for kernel in Kernel::all() {
             for rows in [1, 2, 8, 512] {
                 if matches!(kernel, Kernel::AttentionPartial(_)) && rows > MAX_ROWS {
-                    assert!(select(kernel, caps, rows).is_none(), "so many rows are not split");
+                    assert!(select(kernel, caps, rows).is_none(), "attention of many rows is not split");
                     continue;
                 }
                 if kernel.is_fused() && (api != "wgsl" || rows > 1) {
@@ -330,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn matrix_units_are_used_where_there_are_any() {
+    fn uses_nvidia_matrix_units_where_available() {
         let product = Kernel::MatMul(TensorType::BF16, Activations::F16);
         let attention = Kernel::Attention(KvType::F16);
         let hopper = [Feature::Sm70, Feature::Sm75, Feature::Sm80, Feature::Sm90, Feature::Sm90a];
@@ -358,13 +377,13 @@ mod tests {
         }
     }
 
-    /// A library that was found.
+    /// A library found on the device.
     fn library(preferred: bool) -> Option<GemmLibrary> {
         Some(GemmLibrary { name: "a library".into(), version: "1".into(), workspace_bytes: 0, preferred })
     }
 
     #[test]
-    fn libraries_serve_where_there_are_no_matrix_units_or_they_are_preferred() {
+    fn libraries_serve_without_matrix_units_or_if_preferred() {
         let product = Kernel::MatMul(TensorType::F16, Activations::F16);
         let sm80 = [Feature::Sm70, Feature::Sm75, Feature::Sm80];
         for (features, gemm, names) in [
@@ -379,20 +398,20 @@ mod tests {
             let caps = Caps { features: features.iter().copied().collect(), gemm: gemm.clone(), ..caps };
             let found = [511, 512].map(|rows| select(product, &caps, rows).map(|v| v.name));
             assert_eq!(found, names.map(Some), "{features:?}, {gemm:?}");
-            // Fewer rows are no reason to make halves of anything.
+            // Fewer rows do not justify f16 activations.
             let offers = [511, 512].map(|rows| preferred(product, &caps, rows).is_some());
             assert_eq!(offers, [!features.is_empty(), gemm.is_some() || !features.is_empty()]);
             let wide = gemm.is_some() || !features.is_empty();
             let form = |t| activations_for(t, Activations::Int8, &caps, 512);
             assert_eq!(form(TensorType::Q8_0) == Activations::F16, wide);
-            // A library takes both factors of one type.
+            // A library requires both factors to have the same type.
             assert_eq!(form(TensorType::BF16) == Activations::F16, !features.is_empty());
             assert_eq!(has_f16_products(&caps), wide);
         }
     }
 
     #[test]
-    fn modules_are_linked_where_a_product_is_a_librarys() {
+    fn modules_with_library_products_are_linked() {
         let caps = Caps { gemm: library(true), ..gpu(KernelLanguage::Ptx, 1024, 48 << 10) };
         let product = select(Kernel::MatMul(TensorType::F16, Activations::F16), &caps, 512).unwrap();
         let [add, softmax] = [Kernel::Add, Kernel::Softmax].map(|kernel| select(kernel, &caps, 1).unwrap());
@@ -414,14 +433,14 @@ mod tests {
     }
 
     #[test]
-    fn matrix_units_of_amd_are_used_where_there_are_any() {
+    fn uses_amd_matrix_units_where_available() {
         use Feature::{Mfma, Wave64, Wmma};
         for tensor_type in [TensorType::F16, TensorType::BF16] {
             let product = Kernel::MatMul(tensor_type, Activations::F16);
             for (features, names) in [
                 (&[Wmma][..], ["hip-wmma-64", "hip-wmma"]),
                 (&[Mfma, Wave64], ["hip-mfma-64", "hip-mfma"]),
-                // Their lanes would be others than those of the instructions.
+                // The lanes would not match those of the instructions.
                 (&[Mfma], ["hip-tiled"; 2]),
                 (&[Wave64], ["hip-tiled"; 2]),
             ] {
@@ -436,11 +455,11 @@ mod tests {
         }
     }
 
-    /// What kernels on matrix units take in WGSL.
+    /// Requirements of WGSL kernels on matrix units.
     const MATRICES_IN_WGSL: [Feature; 3] = [Feature::CooperativeMatrix, Feature::Fp16, Feature::SubGroups];
 
     #[test]
-    fn products_in_wgsl_use_what_a_device_has() {
+    fn wgsl_products_use_device_features() {
         let quantised = Kernel::MatMul(TensorType::Q4_0, Activations::Int8);
         let halves = Kernel::MatMul(TensorType::F16, Activations::F16);
         for (features, few, many) in [
@@ -463,7 +482,7 @@ mod tests {
     }
 
     #[test]
-    fn attention_in_wgsl_uses_what_a_device_has() {
+    fn wgsl_attention_uses_device_features() {
         for (features, local_bytes, name) in [
             (&[][..], 32 << 10, "wgsl-tiled"),
             (&MATRICES_IN_WGSL[..], 32 << 10, "wgsl-tiled"),
@@ -477,7 +496,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_are_read_by_any_wgsl_device() {
+    fn every_wgsl_device_reads_all_weights() {
         let caps = gpu(KernelLanguage::Wgsl, 256, 16 << 10);
         let kernels = Kernel::all().into_iter();
         let is_read = |kernel: &Kernel| kernel.layout(|t| layout_for(t, &caps)).is_some();
@@ -490,7 +509,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_of_few_rows_have_kernels_of_their_own() {
+    fn steps_of_few_rows_have_their_own_kernels() {
         let quantised = Kernel::MatMul(TensorType::Q4_K, Activations::Int8);
         let plain = Kernel::MatMul(TensorType::BF16, Activations::F32);
         let split = Kernel::AttentionPartial(KvType::F16);
@@ -535,7 +554,7 @@ mod tests {
         let is_cuda = |v: &&Variant| v.language() == Some(KernelLanguage::CudaC) && v.requires.is_empty();
         let stale = variants().iter().filter(is_cuda).find(|v| !v.is_taken_by(&caps));
         let stale = stale.map(|v| format!("{} {}", v.kernel, v.name));
-        assert_eq!(stale, None, "its PTX was built from another text: `cargo xtask kernels --nvrtc DIR`");
+        assert_eq!(stale, None, "its PTX was built from another text; run `cargo xtask kernels --nvrtc DIR`");
         runs_every_kernel(&caps, "cuda");
     }
 
@@ -550,7 +569,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_and_caches_in_wgsl_use_what_a_device_has() {
+    fn wgsl_row_and_cache_kernels_use_device_features() {
         let (norm, append) = (Kernel::RmsNorm(Activations::Int8), Kernel::RopeAppend(KvType::F16));
         for (features, items, names) in [
             (&[][..], 1024, ["wgsl", "wgsl"]),
@@ -567,7 +586,7 @@ mod tests {
     }
 
     #[test]
-    fn cuda_devices_get_the_best_ptx_that_they_take() {
+    fn cuda_devices_get_the_best_supported_ptx() {
         let source = |languages: &[KernelLanguage], features: &[Feature]| {
             let caps = Caps {
                 languages: languages.iter().copied().collect(),
@@ -601,7 +620,7 @@ mod tests {
     }
 
     #[test]
-    fn products_take_what_is_wanted_as_far_as_there_is_a_kernel() {
+    fn products_take_the_requested_activations_if_supported() {
         let opencl = gpu(KernelLanguage::OpenClC, 1024, 48 << 10);
         let cuda = gpu(KernelLanguage::CudaC, 1024, 48 << 10);
         for tensor_type in TensorType::ALL {
@@ -624,7 +643,7 @@ mod tests {
     }
 
     #[test]
-    fn wide_products_take_f16_where_there_are_matrix_units() {
+    fn wide_products_take_f16_on_matrix_units() {
         use KernelLanguage::{CudaC, HipC, Wgsl};
         for (language, features) in [
             (CudaC, &[Feature::Sm70][..]),
@@ -668,17 +687,17 @@ mod tests {
     }
 
     #[test]
-    fn attention_is_not_split_for_processors_or_many_rows() {
+    fn attention_is_not_split_on_cpus_or_for_many_rows() {
         let kernel = Kernel::AttentionPartial(KvType::F16);
         assert!(preferred(kernel, &caps(&[]), 1).is_none());
         assert!(preferred(Kernel::Attention(KvType::F16), &caps(&[]), 1).is_some());
         let split = variants().iter().filter(|v| matches!(v.kernel, Kernel::AttentionPartial(_)));
-        // Scratch is proved for this many.
+        // The memory fit of scratch covers up to this many rows.
         assert!(split.filter(|v| v.min_rows != NEVER).all(|v| v.max_rows <= MAX_ROWS));
     }
 
     #[test]
-    fn constants_that_overflow_ask_for_more_than_there_is() {
+    fn overflowing_constants_require_impossible_sizes() {
         for variant in variants() {
             for constant in [u32::MAX, u32::MAX - 31] {
                 let mut extents = vec![0; variant.abi.bindings.len()];
@@ -689,7 +708,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_takes_no_host_code_gets_none() {
+    fn devices_without_host_code_get_none() {
         let caps = Caps { languages: Default::default(), ..caps(&[]) };
         assert!(select(Kernel::Add, &caps, 1).is_none());
     }

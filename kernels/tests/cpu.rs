@@ -1,4 +1,4 @@
-//! The CPU's functions: every case on every variant that this machine runs, in one piece and in pieces.
+//! CPU kernels: every case on every variant that this machine runs, in one call and split into several.
 
 use ragtag_hal::{Caps, Feature, HostBinding, HostCall, KernelLanguage, QueueLayout};
 use ragtag_kernels::cases::Content;
@@ -51,12 +51,12 @@ fn has(feature: &Feature) -> bool {
     }
 }
 
-/// Variants of this machine.
+/// Returns the variants that this machine runs.
 fn runnable() -> impl Iterator<Item = &'static Variant> {
     variants().iter().filter(|v| matches!(v.code, Code::Host(_)) && v.requires.iter().all(has))
 }
 
-/// Runs a case with its groups in `pieces` pieces, last piece first.
+/// Runs a case with its groups split into `pieces` calls, the last groups first.
 fn launch(variant: &Variant, case: &Case, pieces: u32) -> Vec<Vec<u8>> {
     let mut memory: Vec<Aligned> = case.bindings.iter().map(|b| Aligned::new(b)).collect();
     let bindings: Vec<HostBinding> = memory.iter_mut().map(Aligned::binding).collect();
@@ -66,9 +66,9 @@ fn launch(variant: &Variant, case: &Case, pieces: u32) -> Vec<Vec<u8>> {
     for (i, (extent, binding)) in extents.iter().zip(&bindings).enumerate() {
         assert!(*extent <= binding.bytes() as u64, "{}: binding {i} needs {extent} bytes", case.label);
     }
-    let grid = (variant.grid)(&case.constants);
+    let grid = variant.grid(&case.constants, &Caps::default());
     let groups: u32 = grid.iter().product();
-    let Code::Host(function) = variant.code else { panic!("{} is not for hosts", variant.name) };
+    let Code::Host(function) = variant.code else { panic!("{} is not a CPU variant", variant.name) };
     let call = HostCall { bindings: &bindings, constants: &case.constants, grid };
     for piece in (0..pieces).rev() {
         let (start, end) = (groups * piece / pieces, groups * (piece + 1) / pieces);
@@ -79,7 +79,7 @@ fn launch(variant: &Variant, case: &Case, pieces: u32) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn all_variants_agree_with_the_references_however_groups_are_split() {
+fn variants_match_the_references_for_any_split_of_groups() {
     let mut launches = 0;
     for variant in runnable() {
         for case in cases(variant.kernel, variant.layout, 11) {
@@ -97,7 +97,7 @@ fn all_variants_agree_with_the_references_however_groups_are_split() {
     assert!(launches > 200, "{launches}");
 }
 
-/// Makes the f32 values that a launch computed larger by this part. Returns whether there are any that are not zero.
+/// Enlarges the computed f32 values by this relative amount. Returns whether any of them is not zero.
 fn enlarge(case: &Case, memory: &mut [Vec<u8>], part: f64) -> bool {
     let mut any = false;
     for expected in &case.expected {
@@ -117,7 +117,7 @@ fn enlarge(case: &Case, memory: &mut [Vec<u8>], part: f64) -> bool {
 }
 
 #[test]
-fn results_that_are_off_by_ten_times_the_bound_fail() {
+fn rejects_errors_of_ten_times_the_bound() {
     let mut enlarged = 0;
     for variant in runnable() {
         for case in variant.cases(11) {
@@ -132,7 +132,7 @@ fn results_that_are_off_by_ten_times_the_bound_fail() {
 }
 
 #[test]
-fn the_best_that_a_processor_can_run_is_chosen() {
+fn selects_the_best_variant_for_a_processor() {
     for kernel in Kernel::all().into_iter().filter(|kernel| !kernel.is_fused()) {
         let name = |features: &[Feature]| select(kernel, &processor(features), 1).map(|v| v.name);
         assert_eq!(name(&[]), Some("portable"), "{kernel}");
@@ -144,7 +144,7 @@ fn the_best_that_a_processor_can_run_is_chosen() {
     }
 }
 
-/// What a processor with these features can do.
+/// Returns the capabilities of a processor with these features.
 fn processor(features: &[Feature]) -> Caps {
     Caps {
         languages: [KernelLanguage::Host].into(),
@@ -165,16 +165,16 @@ fn processor(features: &[Feature]) -> Caps {
 }
 
 #[test]
-fn every_kernel_has_cases_and_they_can_fail() {
+fn every_kernel_has_cases_that_can_fail() {
     for kernel in Kernel::all() {
         let cases = cases(kernel, None, 3);
         assert!(cases.len() >= 3, "{kernel}");
         let untouched = cases.iter().filter(|case| case.check(&case.bindings).is_ok()).count();
-        assert!(untouched <= 1, "{kernel}: {untouched} cases pass without a launch"); // the one without rows
+        assert!(untouched <= 1, "{kernel}: {untouched} cases pass without a launch"); // The case without rows.
     }
 }
 
-/// Rows of a binding: so many words each, so many apart.
+/// Rows of a binding: words per row, and their stride in words.
 #[derive(Clone, Copy)]
 struct Rows {
     binding: usize,
@@ -186,19 +186,19 @@ fn rows(binding: usize, width: usize, stride: usize) -> Rows {
     Rows { binding, width, stride }
 }
 
-/// The rows in use.
+/// Returns the rows in use.
 fn rows_of(case: &Case, memory: &[Vec<u8>], Rows { binding, width, stride }: Rows) -> Vec<Vec<u8>> {
     let rows = u32::from_le_bytes(case.bindings[0].as_chunks().0[0]).min(case.constants[0]) as usize;
     memory[binding].chunks(stride * 4).take(rows).map(|row| row[..width * 4].to_vec()).collect()
 }
 
 #[test]
-fn a_row_does_not_depend_on_the_rows_beside_it() {
+fn rows_do_not_depend_on_other_rows() {
     for variant in runnable() {
         for case in cases(variant.kernel, variant.layout, 5) {
             let constant = |i: usize| case.constants[i] as usize;
             let (input, output) = match variant.kernel {
-                Kernel::MatMul(_, _) if constant(1) != 0 => continue, // counts logit rows
+                Kernel::MatMul(_, _) if constant(1) != 0 => continue, // It counts logit rows.
                 Kernel::MatMul(_, activations) => {
                     let words = activations.row_bytes(constant(3)) / 4;
                     (rows(2, words, words), rows(3, constant(2), constant(5)))
@@ -220,7 +220,7 @@ fn a_row_does_not_depend_on_the_rows_beside_it() {
     }
 }
 
-/// Makes row `row` the only one: its values, its position and its sequence.
+/// Makes row `row` the only one, with its values, position and sequence.
 fn move_row_to_front(case: &mut Case, row: usize, bindings: [Rows; 2]) {
     for Rows { binding, width, stride } in bindings {
         let at = row * stride * 4;

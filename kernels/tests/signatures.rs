@@ -1,4 +1,4 @@
-//! Every kernel function takes what its ABI says: a driver would take other parameters in silence.
+//! Every kernel function must have the parameters of its ABI. A driver would not report a mismatch.
 
 use ragtag_hal::{Access, EntryAbi, KernelLanguage};
 use ragtag_kernels::{Code, variants};
@@ -6,7 +6,7 @@ use ragtag_signatures::{AddressSpace, KernelArg, KernelSignature, validate_kerne
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// What a variant launches.
+/// A function and ABI that a variant launches.
 struct Launch {
     label: String,
     function: &'static str,
@@ -14,7 +14,7 @@ struct Launch {
     abi: &'static EntryAbi,
 }
 
-/// Every program with what is launched of it. Equal texts in one language are one program.
+/// Returns every program with its launches. Equal texts in one language are one program.
 fn programs() -> BTreeMap<(KernelLanguage, Arc<str>), Vec<Launch>> {
     let mut programs = BTreeMap::<_, Vec<Launch>>::new();
     for variant in variants() {
@@ -31,7 +31,7 @@ fn programs() -> BTreeMap<(KernelLanguage, Arc<str>), Vec<Launch>> {
     programs
 }
 
-/// What is wrong with a program. A kernel in it that nothing launches is wrong, too.
+/// Returns the defect of a program. A kernel that nothing launches is also a defect.
 fn check(source: &str, launches: &[Launch]) -> Result<(), String> {
     let functions: BTreeSet<_> = launches.iter().map(|launch| launch.function).collect();
     let kernels = validate_kernel_source(source, functions.len()).map_err(|e| e.to_string())?;
@@ -43,7 +43,8 @@ fn check(source: &str, launches: &[Launch]) -> Result<(), String> {
     Ok(())
 }
 
-/// The bindings as global pointers, `const` where they are only read; then the constants as `uint`.
+/// Checks the parameters: the bindings as global pointers, `const` if only read, then the constants as
+/// `uint`.
 fn check_launch(kernel: &KernelSignature, launch: &Launch) -> Result<(), String> {
     let (bindings, constants) = (launch.abi.bindings, launch.abi.constants);
     if kernel.args.len() != bindings.len() + constants {
@@ -70,7 +71,7 @@ fn check_launch(kernel: &KernelSignature, launch: &Launch) -> Result<(), String>
     Ok(())
 }
 
-/// What a compiler of the language defines before it reads the text.
+/// Returns the macros that a compiler of the language predefines.
 fn predefined(language: KernelLanguage) -> &'static str {
     match language {
         KernelLanguage::HipC => {
@@ -81,7 +82,7 @@ fn predefined(language: KernelLanguage) -> &'static str {
 }
 
 #[test]
-fn kernel_functions_take_what_their_abis_say() {
+fn kernel_functions_match_their_abis() {
     let programs = programs();
     for language in [KernelLanguage::OpenClC, KernelLanguage::CudaC, KernelLanguage::HipC] {
         let of_language = programs.iter().filter(|((l, _), _)| *l == language);
@@ -94,7 +95,7 @@ fn kernel_functions_take_what_their_abis_say() {
     }
 }
 
-/// A kernel as it should be.
+/// A correct kernel.
 const RIGHT: &str = "#define KERNEL(n) __kernel __attribute__((reqd_work_group_size(n, 1, 1))) void
 KERNEL(64) f(const __global uint *params, __global const float *x, __global float *y, uint rows, const uint width) {}
 ";
@@ -111,7 +112,7 @@ fn check_made_up(source: &str) -> Result<(), String> {
 }
 
 #[test]
-fn wrong_sources_are_found() {
+fn detects_wrong_sources() {
     assert_eq!(check_made_up(RIGHT), Ok(()));
     for (right, wrong, why) in [
         ("KERNEL(64)", "void", "defines no kernel"),
@@ -140,13 +141,13 @@ fn wrong_sources_are_found() {
     }
 }
 
-/// The same in CUDA C++.
+/// A correct kernel in CUDA C++.
 const RIGHT_CPP: &str = "#define KERNEL(n) extern \"C\" __global__ void __launch_bounds__(n)
 KERNEL(64) f(const uint *__restrict__ params, const float *__restrict__ x, float *y, uint rows, const uint width) {}
 ";
 
 #[test]
-fn wrong_sources_in_cpp_are_found() {
+fn detects_wrong_sources_in_cpp() {
     assert_eq!(check_made_up(RIGHT_CPP), Ok(()));
     for (right, wrong, why) in [
         ("extern \"C\" __global__", "__global__", "defines no kernel"),

@@ -1,5 +1,5 @@
-//! Every text in WGSL is valid, and takes what its ABI says: bindings with their access, constants after the place of the
-//! first work group.
+//! Every WGSL text is valid and matches its ABI: bindings with their access, and constants after the
+//! coordinates of the first work group.
 
 use naga::proc::GlobalCtx;
 use naga::valid::{Capabilities, ValidationFlags, Validator};
@@ -15,7 +15,7 @@ fn in_wgsl() -> impl Iterator<Item = (&'static Variant, Text)> {
     })
 }
 
-/// Parses and validates; says what is wrong with places in the text.
+/// Parses and validates a text. Errors show the place in the text.
 fn read(text: &str) -> Result<Module, String> {
     let module = naga::front::wgsl::parse_str(text).map_err(|e| e.emit_to_string(text))?;
     let mut validator = Validator::new(ValidationFlags::all(), Capabilities::all());
@@ -59,11 +59,11 @@ fn check(module: &Module, text: &Text, abi: &EntryAbi) -> Result<(), String> {
     Ok(())
 }
 
-/// The words of a structure of constants, all of them 32 bits wide and without gaps between them.
+/// Returns the number of words of a structure of constants, which must be 32 bits wide and without gaps.
 fn words(module: &Module, ty: naga::Handle<naga::Type>) -> Result<usize, String> {
     let context = module.to_ctx();
     let TypeInner::Struct { members, .. } = &module.types[ty].inner else {
-        return Err("the constants are no structure".into());
+        return Err("the constants must be a structure".into());
     };
     members.iter().try_fold(0, |words, member| {
         if member.offset as usize != words * 4 {
@@ -78,7 +78,7 @@ fn size_of_type(context: &GlobalCtx<'_>, module: &Module, ty: naga::Handle<naga:
 }
 
 #[test]
-fn texts_take_what_their_abi_says() {
+fn texts_match_their_abi() {
     let mut wrong = Vec::new();
     let mut checked = 0;
     for (variant, text) in in_wgsl() {
@@ -91,7 +91,7 @@ fn texts_take_what_their_abi_says() {
 }
 
 #[test]
-fn other_texts_are_refused() {
+fn rejects_other_texts() {
     let good = in_wgsl().next().expect("there is a text");
     let text = good.1.text();
     for (from, to) in [

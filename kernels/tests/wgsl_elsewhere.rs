@@ -1,7 +1,7 @@
-//! Every text in WGSL can be said in the languages of Metal and of Direct3D, with the options that wgpu uses.
+//! Every WGSL text can be translated to Metal's language and to HLSL, with the options that wgpu uses.
 //!
-//! This proves that naga has words for all that the kernels use. That Apple's or Microsoft's compiler takes the words, and
-//! that a GPU computes with them what it should, needs their machines.
+//! This proves that naga can express everything the kernels use. Whether Apple's and Microsoft's compilers
+//! accept the output, and GPUs compute correct results, can only be tested on their machines.
 
 use naga::back::{hlsl, msl};
 use naga::proc::{BoundsCheckPolicies, BoundsCheckPolicy};
@@ -10,7 +10,7 @@ use naga::{Module, ResourceBinding, ShaderStage};
 use ragtag_hal::{Feature, KernelLanguage};
 use ragtag_kernels::{Code, Text, Variant, variants};
 
-/// The texts, but for those of matrices: Metal's are of 8 x 8 values, Direct3D has none.
+/// Returns the texts, except those with matrices: Metal's are of 8 × 8 values, and Direct3D has none.
 fn in_wgsl() -> impl Iterator<Item = (&'static Variant, Text)> {
     variants().iter().filter_map(|variant| match variant.code {
         Code::Text(text) if text.language == KernelLanguage::Wgsl => {
@@ -20,7 +20,7 @@ fn in_wgsl() -> impl Iterator<Item = (&'static Variant, Text)> {
     })
 }
 
-/// As wgpu reads a text: with all bindings writable.
+/// Reads a text as wgpu does, with all bindings writable.
 fn read(text: &str) -> Result<(Module, ModuleInfo), String> {
     let text = text.replace("var<storage, read>", "var<storage, read_write>");
     let module = naga::front::wgsl::parse_str(&text).map_err(|e| e.emit_to_string(&text))?;
@@ -33,7 +33,7 @@ fn binding(binding: usize) -> ResourceBinding {
     ResourceBinding { group: 0, binding: binding as u32 }
 }
 
-/// In Metal's language 2.4, of macOS 12 and later: buffers, then their sizes, then the constants.
+/// Translates to Metal's language 2.4, of macOS 12 and later: buffers, then their sizes, then the constants.
 fn in_metal(module: &Module, info: &ModuleInfo, function: &str, bindings: usize) -> Result<String, String> {
     let target = |slot: usize| msl::BindTarget {
         buffer: Some(slot as msl::Slot),
@@ -65,12 +65,15 @@ fn in_metal(module: &Module, info: &ModuleInfo, function: &str, bindings: usize)
     let pipeline = msl::PipelineOptions { entry_point: entry, ..msl::PipelineOptions::default() };
     let written = msl::write_string(module, info, &options, &pipeline);
     let (text, names) = written.map_err(|e| e.to_string())?;
-    let [name] = names.entry_point_names.as_slice() else { return Err("not one entry point".into()) };
+    let [name] = names.entry_point_names.as_slice() else {
+        return Err("expected exactly one entry point".into());
+    };
     let name = name.as_ref().map_err(|e| e.to_string())?;
     if text.contains(&format!("kernel void {name}(")) { Ok(text) } else { Err(format!("no kernel {name}")) }
 }
 
-/// In HLSL of shader model 6.4, the first with packed dot products: buffers as `u0 …`, constants as `b0`.
+/// Translates to HLSL of shader model 6.4, the first with packed dot products: buffers as `u0 …`, constants
+/// as `b0`.
 fn in_hlsl(module: &Module, info: &ModuleInfo, function: &str, bindings: usize) -> Result<String, String> {
     let target =
         |register: usize| hlsl::BindTarget { register: register as u32, ..hlsl::BindTarget::default() };
@@ -89,7 +92,9 @@ fn in_hlsl(module: &Module, info: &ModuleInfo, function: &str, bindings: usize) 
     let mut text = String::new();
     let mut writer = hlsl::Writer::new(&mut text, &options, &pipeline);
     let reflected = writer.write(module, info, None).map_err(|e| e.to_string())?;
-    let [name] = reflected.entry_point_names.as_slice() else { return Err("not one entry point".into()) };
+    let [name] = reflected.entry_point_names.as_slice() else {
+        return Err("expected exactly one entry point".into());
+    };
     let name = name.as_ref().map_err(|e| e.to_string())?;
     if text.contains(&format!("void {name}(")) { Ok(text) } else { Err(format!("no function {name}")) }
 }
@@ -113,17 +118,17 @@ fn every_text(language: &str, write: Writes) {
 }
 
 #[test]
-fn every_text_in_metals_language() {
+fn translates_every_text_to_metal() {
     every_text("MSL", in_metal);
 }
 
 #[test]
-fn every_text_in_hlsl() {
+fn translates_every_text_to_hlsl() {
     every_text("HLSL", in_hlsl);
 }
 
 #[test]
-fn a_binding_without_a_place_is_noticed() {
+fn reports_a_binding_without_a_place() {
     let (variant, text) = in_wgsl().next().expect("there is a text");
     let (module, info) = read(&text.text()).expect("it is valid");
     let fewer = variant.abi.bindings.len() - 1;

@@ -56,7 +56,7 @@ pub(crate) struct Crossings(Arc<Mutex<State>>);
 
 #[derive(Debug, Default)]
 struct State {
-    open: VecDeque<Crossing>,
+    open: VecDeque<OpenCrossing>,
     /// When the last micro-batch that is known of had arrived.
     arrived_ns: Nanoseconds,
     report: EdgeReport,
@@ -64,7 +64,7 @@ struct State {
 
 /// A micro-batch on its way, as far as both ends know of it.
 #[derive(Debug)]
-struct Crossing {
+struct OpenCrossing {
     micro_batch: MicroBatchId,
     decode: bool,
     bytes: u64,
@@ -98,7 +98,7 @@ impl Crossings {
             state.open.pop_front();
         }
         let (left, arrived) = (Leg::default(), Leg::default());
-        state.open.push_back(Crossing { micro_batch, decode, bytes, left, arrived, admitted_ns: 0 });
+        state.open.push_back(OpenCrossing { micro_batch, decode, bytes, left, arrived, admitted_ns: 0 });
     }
 
     /// A piece of it was copied out of its device.
@@ -136,7 +136,7 @@ impl Crossings {
 }
 
 impl State {
-    fn update(&mut self, id: MicroBatchId, change: impl FnOnce(&mut Crossing)) {
+    fn update(&mut self, id: MicroBatchId, change: impl FnOnce(&mut OpenCrossing)) {
         let Some(at) = self.open.iter().position(|crossing| crossing.micro_batch == id) else { return };
         let crossing = &mut self.open[at];
         change(crossing);

@@ -1,17 +1,18 @@
-//! The threaded pipeline over made-up devices that really move bytes.
+//! The threaded pipeline over CPU devices, with a made-up model.
 
 #![allow(missing_docs)]
 
 mod support;
 
+use ragtag_cpu::{CpuBackend, CpuConfig};
 use ragtag_graph::WeightChunk;
-use ragtag_hal::{Error as DeviceError, LeakWatch, Leaks, QueueKind};
+use ragtag_hal::{Backend, Checked, DeviceId, Error as DeviceError, Faults, LeakWatch, Leaks, Limits};
 use ragtag_scheduler::core::{FinishReason, Finished, RunCounts, Sample, SequenceId};
 use ragtag_scheduler::*;
 use ragtag_transfer::Route;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
-use support::{FakeDevice, FakeOptions, Model};
+use support::Model;
 
 /// Far longer than any of this takes: what is not there by then never comes.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -25,9 +26,17 @@ impl Sample for Greedy {
     }
 }
 
+/// One of four devices of the processor.
+fn open(index: usize, faults: &Faults) -> Checked {
+    let backend = CpuBackend::new(CpuConfig { devices: 4, threads: Some(1), ..CpuConfig::default() });
+    let adapter = backend.probe().unwrap().swap_remove(index);
+    let device = backend.open(&[(adapter, DeviceId(index as u16))], &Limits::default()).unwrap();
+    Checked::with_faults(device.into_iter().next().unwrap(), faults.clone()).unwrap()
+}
+
 struct Setup {
     model: Model,
-    devices: Vec<FakeOptions>,
+    devices: Vec<Faults>,
     options: PipelineOptions,
 }
 
@@ -37,16 +46,16 @@ impl Setup {
         let mut options = PipelineOptions::new(stages, 128, model.kv_blocks, 12);
         // Several chunks for a micro-batch, none of them a whole number of rows.
         options.routes = vec![Route::HostStaged { chunk_bytes: 100, depth: 2 }; stages - 1];
-        Self { model, devices: (0..stages as u16).map(FakeOptions::new).collect(), options }
+        Self { model, devices: vec![Faults::default(); stages], options }
     }
 
     fn specs(&self) -> Vec<StageSpec> {
         let (segments, stages) = (self.model.segments(), self.devices.len());
         let cut = |stage: usize| segments * stage / stages;
-        let spec = |(stage, device): (usize, &FakeOptions)| {
+        let spec = |(stage, faults): (usize, &Faults)| {
             let range = cut(stage)..cut(stage + 1);
             StageSpec {
-                device: FakeDevice::open(device.clone()),
+                device: Box::new(open(stage, faults)),
                 compiled: self.model.compile(range.clone()),
                 weights: Box::new(self.model.weights(range)),
             }
@@ -57,13 +66,13 @@ impl Setup {
     /// Stages, and who knows what their devices are left with.
     fn watched(&self) -> (Vec<StageSpec>, Vec<LeakWatch>) {
         let mut specs = self.specs();
-        let watch = |(spec, options): (&mut StageSpec, &FakeOptions)| {
-            let device = FakeDevice::checked(options.clone());
+        let watch = |(stage, spec): (usize, &mut StageSpec)| {
+            let device = open(stage, &self.devices[stage]);
             let watch = device.leak_watch();
             spec.device = Box::new(device);
             watch
         };
-        let watches = specs.iter_mut().zip(&self.devices).map(watch).collect();
+        let watches = specs.iter_mut().enumerate().map(watch).collect();
         (specs, watches)
     }
 
@@ -170,7 +179,7 @@ fn tight_slots_credits_and_rings_say_the_same() {
 #[test]
 fn slow_devices_say_the_same() {
     let mut setup = Setup::new(3);
-    setup.devices.iter_mut().for_each(|d| d.delay = Duration::from_micros(300));
+    setup.devices.iter_mut().for_each(|d| d.random_delay_us = 300);
     check(&setup);
 }
 
@@ -292,7 +301,7 @@ fn a_sampler_that_fails_ends_its_sequence_alone() {
 #[test]
 fn cancelling_frees_what_a_sequence_held() {
     let mut setup = Setup::new(2);
-    setup.devices[0].delay = Duration::from_millis(1);
+    setup.devices[0].random_delay_us = 1000;
     let pipeline = setup.start().unwrap();
     let prompt = prompt(20, 2);
     let (id, replies) = submit(&pipeline, &prompt, generate(100));
@@ -312,20 +321,19 @@ fn cancelling_frees_what_a_sequence_held() {
 #[test]
 fn a_lost_device_ends_every_sequence_with_one_clear_error() {
     for stage in 0..3 {
-        for queue in QueueKind::ALL {
-            // The first upload of a later stage is its weights; the first stage uploads nothing else.
-            if (stage, queue) == (0, QueueKind::Upload) {
-                continue;
-            }
+        // Whichever queue has the command.
+        for command in 30..40 {
             let mut setup = Setup::new(3);
-            setup.devices[stage].fails = Some((queue, 20));
+            setup.devices[stage].lost_at_command = Some(command);
             let pipeline = setup.start().unwrap();
             let requests: Vec<_> = (0..5).map(|i| submit(&pipeline, &prompt(9, i), generate(50))).collect();
-            let cause = DeviceError::Lost { cause: "unplugged".into() };
-            let expected = Error::Stage { stage: stage as u32, device: format!("fake:{stage}"), cause };
-            for (_, replies) in &requests {
-                assert_eq!(failed(&all(replies)), expected, "stage {stage}, {queue:?}");
-            }
+            let errors: Vec<_> = requests.iter().map(|(_, replies)| failed(&all(replies))).collect();
+            let expected = errors[0].clone();
+            let Error::Stage { stage: at, device, cause: DeviceError::Lost { .. } } = &expected else {
+                panic!("{expected:?}")
+            };
+            assert_eq!((*at, device), (stage as u32, &format!("cpu:{stage}")), "command {command}");
+            assert!(errors.iter().all(|error| *error == expected), "command {command}: {errors:?}");
             let late = submit(&pipeline, &prompt(9, 9), generate(1));
             assert_eq!(all(&late.1), [Reply::Failed(expected)]);
             pipeline.shutdown();
@@ -336,7 +344,7 @@ fn a_lost_device_ends_every_sequence_with_one_clear_error() {
 #[test]
 fn dropping_a_busy_pipeline_ends_it() {
     let mut setup = Setup::new(3);
-    setup.devices.iter_mut().for_each(|d| d.delay = Duration::from_millis(2));
+    setup.devices.iter_mut().for_each(|d| d.random_delay_us = 2000);
     let pipeline = setup.start().unwrap();
     let (_, replies) = submit(&pipeline, &prompt(9, 1), generate(100));
     replies.recv_timeout(PATIENCE).unwrap();
@@ -381,7 +389,7 @@ fn a_pipeline_that_ran_or_was_cancelled_or_dropped_leaves_nothing_on_its_devices
     pipeline.shutdown();
     nothing_leaks(&watches, "ran");
 
-    setup.devices.iter_mut().for_each(|d| d.delay = Duration::from_millis(1));
+    setup.devices.iter_mut().for_each(|d| d.random_delay_us = 1000);
     let (specs, watches) = setup.watched();
     let pipeline = Pipeline::start(specs, &setup.options, |_| {}).unwrap();
     let (id, replies) = submit(&pipeline, &prompt(20, 2), generate(100));
@@ -403,7 +411,7 @@ fn a_pipeline_that_ran_or_was_cancelled_or_dropped_leaves_nothing_on_its_devices
 fn a_pipeline_that_failed_leaves_nothing_on_its_devices() {
     // A lost device; the others cannot know when it will be, and let go all the same.
     let mut setup = Setup::new(3);
-    setup.devices[1].fails = Some((QueueKind::Compute, 7));
+    setup.devices[1].lost_at_command = Some(30);
     let (specs, watches) = setup.watched();
     let pipeline = Pipeline::start(specs, &setup.options, |_| {}).unwrap();
     failed(&all(&submit(&pipeline, &prompt(9, 1), generate(50)).1));
@@ -412,7 +420,7 @@ fn a_pipeline_that_failed_leaves_nothing_on_its_devices() {
 
     // Too little memory on the second device: what it has by then goes again.
     let mut setup = Setup::new(3);
-    setup.devices[1].memory_bytes = 12_000;
+    setup.devices[1].most_bytes = Some(12_000);
     let (specs, watches) = setup.watched();
     assert!(Pipeline::start(specs, &setup.options, |_| {}).is_err());
     nothing_leaks(&watches, "out of memory");
@@ -474,7 +482,7 @@ fn loading_that_fails_says_why_and_leaves_no_thread() {
         match start(1, how) {
             Error::Weight { stage: 1, device, weight, cause } => {
                 assert!(cause.contains(said), "{how}: {cause}");
-                assert_eq!((device.as_str(), weight.as_str()), ("fake:1", "layer 2"));
+                assert_eq!((device.as_str(), weight.as_str()), ("cpu:1", "layer 2"));
             }
             other => panic!("{how}: {other:?}"),
         }
@@ -485,22 +493,16 @@ fn loading_that_fails_says_why_and_leaves_no_thread() {
 #[test]
 fn a_device_that_is_too_small_is_named() {
     let mut setup = Setup::new(2);
-    setup.devices[1].memory_bytes = 10_000;
+    setup.devices[1].largest_allocation_bytes = Some(5000);
     let error = setup.start().unwrap_err();
-    let Error::Memory {
-        stage: 1,
-        device,
-        cause: DeviceError::OutOfMemory { free, .. },
-        held_bytes,
-        needed_bytes,
-    } = &error
-    else {
+    let Error::Memory { stage: 1, device, cause, held_bytes, needed_bytes } = &error else {
         panic!("{error:?}")
     };
-    assert_eq!((device.as_str(), free.unwrap() + held_bytes), ("fake:1", 10_000));
-    assert!(*needed_bytes > 10_000);
+    assert!(matches!(cause, DeviceError::OutOfMemory { free: Some(5000), .. }), "{cause}");
+    assert!(*held_bytes > 0 && *needed_bytes > held_bytes + 5000, "{error:?}");
     let refused = error.refused_memory().unwrap();
-    assert_eq!((refused.device, refused.available_bytes(true)), ("fake:1", 10_000));
+    assert_eq!((refused.device, refused.available_bytes(true)), (device.as_str(), held_bytes + 5000));
+    assert_eq!(device, "cpu:1");
 }
 
 #[test]
@@ -542,14 +544,14 @@ fn stages_that_do_not_fit_together_are_refused() {
     said(refused(&|setup, _| setup.options.slots = 0), "no slots");
     said(refused(&|setup, _| setup.options.credits = 0), "cannot have this shape");
     said(
-        refused(&|setup, _| setup.options.chunks = ragtag_scheduler::core::Chunks::fixed(17)),
+        refused(&|setup, _| setup.options.chunks = ragtag_planner::Chunks::fixed(17)),
         "cannot have this shape",
     );
     said(refused(&|_, specs| specs.swap(0, 1)), "begin");
     said(refused(&|_, specs| specs[1].compiled.row_bytes += 8), "not compiled for this pipeline");
     said(refused(&|_, specs| specs[1].compiled.logit_row_bytes = 0), "logits of 0 bytes");
     said(
-        refused(&|_, specs| specs[1].device = FakeDevice::open(FakeOptions::new(0))),
+        refused(&|_, specs| specs[1].device = Box::new(open(0, &Faults::default()))),
         "two stages on device 0",
     );
 }

@@ -1,52 +1,52 @@
-//! Wall time that a calibration may take.
+//! Wall time budget of a calibration.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-/// Wall time that something may take, less the time of compilers, whose results are cached.
+/// A wall time budget. Compilation does not count, since its results are cached.
 #[derive(Debug)]
 pub(super) struct Budget {
     start: Instant,
-    /// No limit without it.
+    /// `None` for no limit.
     whole: Option<Duration>,
     excused: Cell<Duration>,
 }
 
 impl Budget {
-    /// A budget from now on.
+    /// A budget that starts now.
     pub(super) fn new(whole: Option<Duration>) -> Self {
         Self { start: Instant::now(), whole, excused: Cell::default() }
     }
 
-    /// Does not count so much of the time that has passed.
+    /// Excludes `time` from the elapsed time.
     pub(super) fn excuse(&self, time: Duration) {
         self.excused.set(self.excused.get() + time);
     }
 
-    /// What was excused so far.
+    /// Total time excluded so far.
     pub(super) fn excused(&self) -> Duration {
         self.excused.get()
     }
 
-    /// The whole budget, if there is a limit.
+    /// The whole budget. `None` for no limit.
     pub(super) fn whole(&self) -> Option<Duration> {
         self.whole
     }
 
-    /// Time until a share of the budget is used up; without a limit more than anything takes.
+    /// Time until a share of the budget is used up. Practically infinite without a limit.
     pub(super) fn left(&self, share: f64) -> Duration {
         let Some(whole) = self.whole else { return Duration::from_secs(1 << 32) };
         (whole.mul_f64(share) + self.excused()).saturating_sub(self.start.elapsed())
     }
 
-    /// The share of the budget that is used up when a part of what is left now is.
+    /// Share of the budget that will be used when `part` of the remaining time has passed.
     pub(super) fn share_after(&self, part: f64) -> f64 {
         let Some(whole) = self.whole.filter(|whole| !whole.is_zero()) else { return 1.0 };
         let left = self.left(1.0).as_secs_f64() / whole.as_secs_f64();
         1.0 - left * (1.0 - part)
     }
 
-    /// A budget of a part of what is left until a share of this one is used up.
+    /// A new budget: `part` of the time left until `share` of this one is used up.
     pub(super) fn part(&self, share: f64, part: f64) -> Self {
         Self::new(self.whole.map(|_| self.left(share).mul_f64(part)))
     }
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn compilers_take_nothing_of_a_budget() {
+    fn compilation_does_not_use_the_budget() {
         let whole = Duration::from_secs(1000);
         let budget = Budget::new(Some(whole));
         assert!((budget.share_after(0.5) - 0.5).abs() < 0.01);

@@ -1,22 +1,22 @@
-//! Weights without a file: how long a product takes does not depend on the values, and reading a large model does take long.
+//! Synthetic weights: the time of a matmul does not depend on the values, and reading a large model is slow.
 
 use ragtag_graph::{CompiledStage, WeightBuffer, WeightChunk};
 use ragtag_scheduler::WeightSource;
 
-/// Values that are made; they repeat.
+/// Number of distinct values; they repeat.
 const VALUES: usize = 1 << 16;
 
-/// Weights of arbitrary values.
+/// Source of arbitrary weights.
 pub(super) struct Filling {
     buffers: Vec<WeightBuffer>,
     bytes: Vec<u8>,
 }
 
 impl Filling {
-    /// The weights of a stage.
+    /// Creates weights for a stage.
     pub(super) fn new(compiled: &CompiledStage) -> Self {
-        // f16 values of both signs, from 1/2 to 1; as f32 they are small, but products of a few of them are normal numbers,
-        // on which processors stumble no more than on a model's. Equal values would draw less power.
+        // f16 values of both signs from 1/2 to 1. Read as f32 they are small, but their products are normal
+        // numbers, so CPUs do not slow down on denormals. Equal values would draw less power.
         let mut state = 1u32;
         let mut value = || {
             state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);

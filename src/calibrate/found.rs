@@ -1,38 +1,38 @@
-//! What was kept of devices and of the links between them.
+//! Cached profiles and links of the devices, and what is missing.
 
 use super::kept::Kept;
 use super::steps::Steps;
 use super::{Calibration, is_processor};
 use crate::error::Result;
 use ragtag_hal::Adapter;
-use ragtag_scheduler::LinkFacts;
-use ragtag_scheduler::cost::{Profile, ProfileIdentity};
+use ragtag_planner::LinkFacts;
+use ragtag_planner::cost::{Profile, ProfileIdentity};
 use std::sync::Arc;
 
-/// A device with what was kept of it.
+/// A device with its cached profile.
 pub(super) struct Known {
     pub(super) adapter: Adapter,
     pub(super) identity: ProfileIdentity,
     pub(super) profile: Option<Profile>,
-    /// Whether nothing is missing in it.
+    /// Whether the profile has everything that this calibration needs.
     pub(super) complete: bool,
 }
 
-/// A link by the places of its devices, with what is known of it.
+/// A link between two devices, by their indices, with its facts if known.
 pub(super) struct KnownLink {
     pub(super) from: usize,
     pub(super) to: usize,
     pub(super) facts: Option<LinkFacts>,
 }
 
-/// Devices and the links of each to each other.
-pub(super) struct Found {
+/// Devices and the links between all ordered pairs.
+pub(super) struct KnownFacts {
     pub(super) devices: Vec<Known>,
     pub(super) links: Vec<KnownLink>,
 }
 
-impl Found {
-    /// Reads what was kept; nothing where everything is to be timed anew.
+impl KnownFacts {
+    /// Reads the cache. With `anew`, treats everything as missing.
     pub(super) fn new(adapters: &[Adapter], steps: &Steps, kept: &Kept, anew: bool) -> Result<Self> {
         let mut devices = Vec::new();
         for adapter in adapters {
@@ -41,7 +41,7 @@ impl Found {
             let complete = profile.as_ref().is_some_and(|profile| steps.is_served_by(profile));
             devices.push(Known { adapter: adapter.clone(), identity, profile, complete });
         }
-        // Those that share a processor are timed together or not at all.
+        // CPU devices are timed together or not at all.
         if devices.iter().any(|k| !k.complete && is_processor(&k.adapter)) {
             devices.iter_mut().filter(|k| is_processor(&k.adapter)).for_each(|k| k.complete = false);
         }
@@ -55,31 +55,32 @@ impl Found {
         Ok(Self { devices, links })
     }
 
-    /// Whether nothing needs to be timed. Where time is short, some of the links are enough: each is much like its reverse.
+    /// Whether nothing needs timing. A quick calibration accepts missing links, since a link is much like its
+    /// reverse.
     pub(super) fn is_complete(&self, is_quick: bool) -> bool {
         let missing = self.missing_links().len();
         self.missing_profiles() == 0 && (missing == 0 || (is_quick && missing < self.links.len()))
     }
 
-    /// How many devices have to be timed.
+    /// Number of devices that need timing.
     pub(super) fn missing_profiles(&self) -> usize {
         self.devices.iter().filter(|known| !known.complete).count()
     }
 
-    /// The links that have to be timed, by the places of their devices.
+    /// Links that need timing, as pairs of device indices.
     pub(super) fn missing_links(&self) -> Vec<(usize, usize)> {
         let missing = self.links.iter().filter(|link| link.facts.is_none());
         missing.map(|link| (link.from, link.to)).collect()
     }
 
-    /// Takes what was measured of a link, by the places of its devices.
+    /// Sets the facts of a link, given the indices of its devices.
     pub(super) fn set_link(&mut self, (from, to): (usize, usize), facts: LinkFacts) {
         if let Some(link) = self.links.iter_mut().find(|link| (link.from, link.to) == (from, to)) {
             link.facts = Some(facts);
         }
     }
 
-    /// Everything that is known.
+    /// Converts all known facts.
     pub(super) fn into_calibration(self) -> Calibration {
         let labels: Vec<_> = self.devices.iter().map(|known| known.adapter.label()).collect();
         let mut calibration = Calibration::default();
@@ -99,7 +100,7 @@ impl Found {
     }
 }
 
-/// How many of the devices work at the same time as parts of one processor.
+/// Number of devices that are timed at the same time as this one, including itself.
 fn together(adapters: &[Adapter], adapter: &Adapter) -> u32 {
     match is_processor(adapter) {
         true => adapters.iter().filter(|other| is_processor(other)).count() as u32,

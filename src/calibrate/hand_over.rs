@@ -1,35 +1,35 @@
-//! Timing what lies between devices at work, in pipelines in small: what a step loses on a stage, the return of tokens, the
-//! ways from device to device.
+//! Timing under load, in calibration pipelines: the hand-over cost of a stage, the token return, and the
+//! links.
 //!
-//! Whatever is measured of a round is taken off the same round, so that neither a device that drifts nor a host that is busy
-//! is taken for something else. Of several rounds the median counts: threads are woken as slowly in a run.
+//! Costs are differences within one round, so that device drift or a busy host does not distort them. The
+//! result is the median of several rounds, because thread wake-ups are just as slow in a real run.
 
 use super::budget::Budget;
-use super::miniature::{Miniature, Seen};
+use super::pipeline::{CalibrationPipeline, Seen};
 use super::steps::Steps;
 use crate::devices::Devices;
 use crate::error::Result;
-use ragtag_scheduler::LinkFacts;
-use ragtag_scheduler::cost::{Profile, TokenReturn};
+use ragtag_planner::LinkFacts;
+use ragtag_planner::cost::{Profile, TokenReturn};
 use ragtag_transfer::Route;
 use std::time::{Duration, Instant};
 
-/// New tokens of a sequence, as far as the context goes: so many that threads have learnt for most of them when to be awake.
+/// Maximum number of new tokens per sequence: enough for the adaptive waits to settle for most of them.
 const TOKENS: u32 = 32;
-/// Runs of each kind, and for how long there are more than two of them.
+/// Maximum number of runs of each kind, and the time after which two are enough.
 const RUNS: usize = 5;
 const LIMIT: Duration = Duration::from_millis(250);
 
-/// What a step loses on a device.
+/// Overheads of a decode step on a device.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct HandOver {
-    /// On a stage, besides the stage's own time, in microseconds.
+    /// Overhead on a stage beyond the stage's own time, in microseconds.
     pub(super) stage_us: f64,
-    /// From the end of the last stage's work until the coordinator has sent on what follows.
+    /// From the end of the last stage until the coordinator has sent the next micro-batch.
     pub(super) token_return: TokenReturn,
 }
 
-/// Times a device; `None` if it does not tell how long it works, or the times make no sense.
+/// Times a device. `None` if it reports no timings, or if they are implausible.
 pub(super) fn measure(
     devices: &Devices,
     steps: &Steps,
@@ -37,13 +37,13 @@ pub(super) fn measure(
     profile: &Profile,
     budget: &Budget,
 ) -> Result<Option<HandOver>> {
-    let miniature = Miniature::start(devices, steps, &[(label.to_owned(), profile)])?;
+    let pipeline = CalibrationPipeline::start(devices, steps, &[(label.to_owned(), profile)])?;
     let tokens = tokens(steps);
     let most = steps.lowering.sequences;
     let part = if most > 1 { 0.5 } else { 1.0 };
-    let alone = runs(budget.left(1.0).mul_f64(part), || miniature.run(1, 1, tokens))?;
+    let alone = runs(budget.left(1.0).mul_f64(part), || pipeline.run(1, 1, tokens))?;
     let has_time = most > 1 && !budget.left(1.0).is_zero();
-    let many = if has_time { runs(budget.left(1.0), || miniature.run(most, 1, tokens))? } else { Vec::new() };
+    let many = if has_time { runs(budget.left(1.0), || pipeline.run(most, 1, tokens))? } else { Vec::new() };
     Ok(HandOver::of(&alone, &many).filter(|measured| measured.token_return.latency_us > 0.0))
 }
 
@@ -51,8 +51,7 @@ fn tokens(steps: &Steps) -> u32 {
     TOKENS.min(steps.lowering.context.saturating_sub(1)).max(1)
 }
 
-/// Some runs, after one that does not count: it has recorded the programs on the way. One at least, and no more than there
-/// is time for.
+/// Runs after one warm-up, which records the programs: at least one, and as many as fit into the time.
 fn runs(left: Duration, mut run: impl FnMut() -> Result<Seen>) -> Result<Vec<Seen>> {
     let start = Instant::now();
     run()?;
@@ -67,7 +66,7 @@ fn runs(left: Duration, mut run: impl FnMut() -> Result<Seen>) -> Result<Vec<See
 }
 
 impl HandOver {
-    /// Of runs of one sequence, and of several at the same time, through a single stage.
+    /// Derives the overheads from runs with one sequence and with several, through a single stage.
     fn of(alone: &[Seen], many: &[Seen]) -> Option<Self> {
         let lost = |seen: &Seen| Some(seen.round_us - seen.stages_us()? - seen.token_return()?.1);
         let stage_us = median(alone.iter().filter_map(lost))?.max(0.0);
@@ -76,7 +75,7 @@ impl HandOver {
             Some((median(returns().map(|(rows, _)| rows))?, median(returns().map(|(_, us)| us))?))
         };
         let (one, one_us) = returned(alone)?;
-        // Of a row: its copy, reading it and choosing a token.
+        // Cost per row: copying it, reading it and sampling a token.
         let row_us = match returned(many) {
             Some((rows, us)) if rows > one => ((us - one_us) / (rows - one)).max(0.0),
             _ => 0.0,
@@ -86,21 +85,21 @@ impl HandOver {
     }
 }
 
-/// Times the ways from each of these devices to the next, with as many rows as a decode step has and as chunks have; `None`
-/// where a device does not tell when it copies.
+/// Times the link from each of these devices to the next, with the rows of decode steps and of chunks. `None`
+/// for links of devices that report no copy times.
 pub(super) fn measure_links(
     devices: &Devices,
     steps: &Steps,
     stages: &[(String, &Profile)],
     budget: &Budget,
 ) -> Result<Vec<Option<LinkFacts>>> {
-    let miniature = Miniature::start(devices, steps, stages)?;
+    let pipeline = CalibrationPipeline::start(devices, steps, stages)?;
     let lowering = &steps.lowering;
     let longest = lowering.chunk.min(lowering.context.saturating_sub(1)).max(1);
-    let decode = runs(budget.left(0.5), || miniature.run(1, 1, tokens(steps)))?;
+    let decode = runs(budget.left(0.5), || pipeline.run(1, 1, tokens(steps)))?;
     let mut chunks = Vec::new();
     for rows in [longest.div_ceil(8), longest] {
-        chunks.push(runs(budget.left(1.0), || miniature.run(1, rows, 1))?);
+        chunks.push(runs(budget.left(1.0), || pipeline.run(1, rows, 1))?);
     }
     let link = |stage: usize| {
         let all = std::iter::once((&decode, true)).chain(chunks.iter().map(|chunk| (chunk, false)));
@@ -115,9 +114,9 @@ pub(super) fn measure_links(
     Ok((1..stages.len()).map(|next| link(next - 1)).collect())
 }
 
-/// Orders of so many devices in which each comes right before each other one: the rows of a balanced square (E. J. Williams,
-/// Experimental designs balanced for the estimation of residual effects of treatments, 1949), without the last of an odd
-/// number's.
+/// Orders of `count` devices in which each device directly precedes each other one: the rows of a balanced
+/// Latin square (E. J. Williams, Experimental designs balanced for the estimation of residual effects of
+/// treatments, 1949). For an odd `count`, rows of the next even size without the extra element.
 pub(super) fn orders(count: usize) -> Vec<Vec<usize>> {
     let even = count.next_multiple_of(2);
     let zigzag = |at: usize| if at.is_multiple_of(2) { at / 2 } else { even - 1 - at / 2 };
@@ -134,13 +133,13 @@ fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::miniature::tests::seen;
+    use super::super::pipeline::tests::seen;
     use super::*;
 
     #[test]
-    fn what_nothing_accounts_for_is_lost_on_the_stage() {
+    fn unexplained_time_counts_as_stage_overhead() {
         let alone = |round_us| seen(round_us, &[500], &[], 60, 1);
-        // One was disturbed.
+        // One run was disturbed.
         let alone = [alone(605.0), alone(905.0), alone(600.0)];
         let token_return = |latency_us, row_us| TokenReturn { latency_us, row_us };
         let measured = HandOver::of(&alone, &[]).unwrap();
@@ -153,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn each_device_comes_before_each_other() {
+    fn each_device_precedes_each_other_one() {
         for count in 0..=9 {
             let orders = orders(count);
             assert!(orders.len() <= count.next_multiple_of(2));

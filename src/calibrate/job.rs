@@ -1,7 +1,7 @@
-//! The work of one calibration: which device is timed when, and what is kept of it.
+//! One calibration: schedules the timing of devices and links, and caches the results.
 
 use super::budget::Budget;
-use super::found::{Found, Known};
+use super::found::{Known, KnownFacts};
 use super::hand_over;
 use super::kept::{Kept, now_unix_s};
 use super::measure::{self, Timer};
@@ -9,18 +9,18 @@ use super::steps::Steps;
 use super::{Calibration, is_processor};
 use crate::devices::Devices;
 use crate::error::{Error, Result};
+use ragtag_planner::cost::Profile;
 use ragtag_scheduler::SoloDevice;
-use ragtag_scheduler::cost::Profile;
 use std::time::Duration;
 
-/// Shares of the budget after which the devices, the links at rest and the hand-overs are done.
+/// Shares of the budget at which the timing of devices, idle links and hand-overs ends.
 const DEVICES_END: f64 = 0.65;
 const LINKS_END: f64 = 0.75;
 const HAND_OVERS_END: f64 = 0.9;
-/// Less time than this is not enough to start a calibration pipeline and to learn from it.
+/// Minimum time to start a calibration pipeline and measure with it.
 const SHORTEST_PIPELINE: Duration = Duration::from_millis(250);
 
-/// The work of one calibration.
+/// One calibration.
 pub(super) struct Job<'a> {
     pub(super) steps: &'a Steps,
     pub(super) kept: &'a Kept,
@@ -29,11 +29,11 @@ pub(super) struct Job<'a> {
     pub(super) tick: &'a (dyn Fn() + Sync),
 }
 
-/// A profile with warnings, and the time that compilers took.
+/// A profile with warnings and the compilation time.
 type Timed = (Profile, Vec<String>, Duration);
 
 impl Job<'_> {
-    pub(super) fn run(&self, devices: &Devices, mut found: Found) -> Result<Calibration> {
+    pub(super) fn run(&self, devices: &Devices, mut found: KnownFacts) -> Result<Calibration> {
         let labels: Vec<_> = found.devices.iter().map(|known| known.adapter.label()).collect();
         let (mut timed, mut warnings) = (Vec::new(), Vec::new());
         let opened = devices.open(&labels)?;
@@ -46,22 +46,22 @@ impl Job<'_> {
                     warnings.extend(more);
                     found.devices[index].profile = Some(self.merged(profile, &found.devices[index]));
                 }
-                Err(error) => warnings.push(format!("{} is not calibrated: {error}", labels[index])),
+                Err(error) => warnings.push(format!("cannot calibrate {}: {error}", labels[index])),
             }
         }
         self.share_profiles(&mut found.devices, &timed);
         let missing = found.missing_links();
         self.links_at_rest(&mut found, &mut solo, &missing, &mut warnings);
-        // What follows opens each device anew.
+        // The pipelines below open each device again.
         drop(solo);
         for &index in &timed {
             if let Err(error) = self.hand_over(devices, &mut found.devices, index) {
-                warnings.push(format!("the hand-over of {} is not timed: {error}", labels[index]));
+                warnings.push(format!("cannot time the hand-over of {}: {error}", labels[index]));
             }
             (self.tick)();
         }
         if let Err(error) = self.links_at_work(devices, &mut found, &missing) {
-            warnings.push(format!("links are timed between devices at rest alone: {error}"));
+            warnings.push(format!("cannot time links under load, using idle timings: {error}"));
         }
         let is_missing = |link: &&super::found::KnownLink| missing.contains(&(link.from, link.to));
         for link in found.links.iter().filter(is_missing) {
@@ -75,7 +75,7 @@ impl Job<'_> {
         Ok(Calibration { timed, warnings, unkept, ..found.into_calibration() })
     }
 
-    /// The profiles of all devices that lack one, by their places.
+    /// Times all devices that lack a profile, by index.
     fn profiles(&self, known: &[Known], solo: &mut [SoloDevice]) -> Vec<(usize, Result<Timed>)> {
         let missing = |processors: bool| {
             let wanted = move |k: &Known| !k.complete && is_processor(&k.adapter) == processors;
@@ -84,7 +84,7 @@ impl Job<'_> {
         let count = |processors: bool| {
             known.iter().filter(|k| !k.complete && is_processor(&k.adapter) == processors).count()
         };
-        // All processors take as long as one.
+        // CPU devices are timed concurrently and take one turn.
         let mut turns = count(false) + count(true).min(1);
         let mut outcomes = Vec::new();
         let mut budget = || {
@@ -112,7 +112,7 @@ impl Job<'_> {
                 .collect();
             let mut longest = Duration::ZERO;
             for (index, thread) in threads {
-                let panicked = |_| Err(Error::Usage("a thread that timed a device panicked".into()));
+                let panicked = |_| Err(Error::Usage("a calibration thread panicked".into()));
                 let outcome = thread.join().unwrap_or_else(panicked);
                 longest = outcome.as_ref().map_or(longest, |(_, _, excused)| longest.max(*excused));
                 outcomes.push((index, outcome));
@@ -126,7 +126,7 @@ impl Job<'_> {
         timed(&Timer { steps: self.steps, seconds: self.seconds, budget, tick: self.tick }, known, device)
     }
 
-    /// A profile together with what was measured elsewhere before.
+    /// Merges a new profile with the points of the previous one.
     fn merged(&self, profile: Profile, known: &Known) -> Profile {
         let mut profile = Profile { measured_unix_s: now_unix_s(), ..profile };
         if let Some(before) = &known.profile {
@@ -135,7 +135,7 @@ impl Job<'_> {
         profile
     }
 
-    /// Gives equal parts of a processor the mean of what was timed of them, and keeps the profiles.
+    /// Gives equal parts of a CPU their mean profile, and caches the profiles.
     fn share_profiles(&self, devices: &mut [Known], timed: &[usize]) {
         for &index in timed {
             let identity = devices[index].identity.clone();
@@ -151,11 +151,11 @@ impl Job<'_> {
         }
     }
 
-    /// Times the missing links between devices that do nothing else: one at least, so that each calibration knows more than
-    /// the one before.
+    /// Times the missing links between idle devices. Times at least one, so that repeated calibrations make
+    /// progress.
     fn links_at_rest(
         &self,
-        found: &mut Found,
+        found: &mut KnownFacts,
         solo: &mut [SoloDevice],
         missing: &[(usize, usize)],
         warnings: &mut Vec<String>,
@@ -166,19 +166,24 @@ impl Job<'_> {
             }
             let names = || {
                 let [from, to] = [from, to].map(|end| found.devices[end].adapter.label());
-                format!("the link from {from} to {to} is not calibrated")
+                format!("cannot calibrate the link from {from} to {to}")
             };
             match measure::link(solo, (from, to), self.steps.row_bytes()) {
                 Ok(Some(facts)) => found.set_link((from, to), facts),
-                Ok(None) => warnings.push(format!("{}: its latency came to nothing", names())),
+                Ok(None) => warnings.push(format!("{}: implausible timings", names())),
                 Err(error) => warnings.push(format!("{}: {error}", names())),
             }
             (self.tick)();
         }
     }
 
-    /// Times the missing links again between devices at work, all of them in a few pipelines.
-    fn links_at_work(&self, devices: &Devices, found: &mut Found, missing: &[(usize, usize)]) -> Result<()> {
+    /// Times the missing links again between busy devices, in a few pipelines that cover all of them.
+    fn links_at_work(
+        &self,
+        devices: &Devices,
+        found: &mut KnownFacts,
+        missing: &[(usize, usize)],
+    ) -> Result<()> {
         let stages = found.devices.iter().enumerate().filter(|_| !self.steps.window.is_empty());
         let stages = stages.filter_map(|(at, k)| Some((at, k.adapter.label(), k.profile.clone()?)));
         let stages: Vec<_> = stages.collect();
@@ -201,7 +206,7 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// Times what a token loses between stages, once for equal parts of a processor, and keeps that, too.
+    /// Times the hand-over overheads, once for equal parts of a CPU, and caches them.
     fn hand_over(&self, devices: &Devices, known: &mut [Known], index: usize) -> Result<()> {
         let has_time = self.budget.left(HAND_OVERS_END) >= SHORTEST_PIPELINE && self.steps.times_head();
         let identity = known[index].identity.clone();

@@ -1,15 +1,15 @@
-//! What was measured, on disk: one JSON file for each profile and each link, written whole or not at all.
+//! Cache of measurements on disk: one JSON file for each profile and each link, written atomically.
 //!
-//! Nothing here is an error to anybody: what cannot be read is measured again, what cannot be written is not kept, and the
-//! first reason for that can be asked for. A file's name is the digest of what it holds for, and the file says it again in
-//! words: a foreign file is found out. What is older than [`MOST_AGE_S`] is measured again.
+//! Nothing here returns an error: unreadable entries are measured again, failed writes are skipped, and
+//! [`Kept::failure`] has the first reason. A file's name is a digest of its key, and its content repeats the
+//! key, so a misplaced file is detected. Entries older than [`MOST_AGE_S`] expire.
 //!
-//! Calibrations that run at the same time would time each other: whoever measures holds the folder's lock.
+//! Concurrent calibrations would distort each other's timings, so a calibration holds the folder's lock.
 
 use crate::files::{MOST_JSON_BYTES, read_text};
-use ragtag_hal::Adapter;
-use ragtag_scheduler::LinkFacts;
-use ragtag_scheduler::cost::{Profile, ProfileIdentity};
+use ragtag_hal::{Adapter, PciAddress};
+use ragtag_planner::LinkFacts;
+use ragtag_planner::cost::{Profile, ProfileIdentity};
 use ragtag_transfer::Route;
 use serde::{Deserialize, Serialize};
 use std::fs::{File, TryLockError};
@@ -18,11 +18,11 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// Version of the files of links.
-const LINK_VERSION: u32 = 3;
+/// Format version of link files.
+const LINK_VERSION: u32 = 4;
 /// Age at which a measurement expires, in seconds: 30 days.
 const MOST_AGE_S: u64 = 30 * 24 * 3600;
-/// How often a process looks whether another one has finished its calibration.
+/// Interval at which a process polls the lock.
 const POLL: Duration = Duration::from_millis(50);
 
 /// A measured link.
@@ -30,51 +30,51 @@ const POLL: Duration = Duration::from_millis(50);
 #[serde(deny_unknown_fields)]
 struct KeptLink {
     ragtag_link: u32,
-    /// What the devices at its ends are.
-    ends: [String; 2],
+    /// Identities of the two devices.
+    ends: [LinkEnd; 2],
     /// Time of the measurement, in seconds since 1970.
     measured_unix_s: u64,
     facts: LinkFacts,
 }
 
-/// The folder.
+/// The cache folder.
 pub(super) struct Kept {
     folder: Option<PathBuf>,
-    /// Whether another process went on calibrating for longer than this one waits.
+    /// Whether waiting for another process's calibration timed out.
     is_taken: bool,
-    /// Why something was not kept.
+    /// First reason that an entry was not written.
     failure: OnceLock<String>,
 }
 
-/// Exclusive use of the folder, until it is dropped.
+/// Exclusive access to the folder until dropped.
 pub(super) struct Lock {
     _file: Option<File>,
-    /// Whether another process had it before: it may have measured what was missing.
+    /// Whether another process held the lock before. It may have measured the missing entries.
     pub(super) waited: bool,
 }
 
 impl Kept {
-    /// The given folder, else the usual one.
+    /// Uses the given folder, else the default one.
     pub(super) fn new(folder: Option<PathBuf>) -> Self {
         let folder = folder.or_else(|| ragtag_hal::cache::default_folder("profiles"));
         Self { folder, is_taken: false, failure: OnceLock::new() }
     }
 
-    /// Waits until no other process calibrates, for so long at most: without the lock nothing is kept. Where files cannot be
-    /// locked, nothing is waited for.
-    pub(super) fn lock(&mut self, patience: Duration) -> Lock {
+    /// Waits up to `timeout` until no other process calibrates. After a timeout nothing is cached. Does not
+    /// wait if files cannot be locked.
+    pub(super) fn lock(&mut self, timeout: Duration) -> Lock {
         let unlocked = Lock { _file: None, waited: false };
         let Some(folder) = &self.folder else { return unlocked };
         let path = folder.join("lock");
         let file = std::fs::create_dir_all(folder).and_then(|()| File::create(&path));
-        // Why nothing can be written there is said when something is to be kept.
+        // The first write reports why the folder is not writable.
         let Ok(file) = file else { return unlocked };
         let (start, mut waited) = (Instant::now(), false);
         loop {
             match file.try_lock() {
                 Ok(()) => return Lock { _file: Some(file), waited },
                 Err(TryLockError::Error(_)) => return unlocked,
-                Err(TryLockError::WouldBlock) if start.elapsed() >= patience => {
+                Err(TryLockError::WouldBlock) if start.elapsed() >= timeout => {
                     self.is_taken = true;
                     return Lock { _file: None, waited };
                 }
@@ -89,12 +89,12 @@ impl Kept {
         }
     }
 
-    /// Why what was measured is not all kept, the first reason; `None` if it is.
+    /// First reason that an entry was not written. `None` if all were.
     pub(super) fn failure(&self) -> Option<&str> {
         self.failure.get().map(String::as_str)
     }
 
-    /// The profile that was kept for this.
+    /// Reads the cached profile for this identity.
     pub(super) fn profile(&self, identity: &ProfileIdentity) -> Option<Profile> {
         let path = self.path("profile", identity)?;
         let json = read(&path)?;
@@ -103,33 +103,33 @@ impl Kept {
                 let stale = is_old(profile.measured_unix_s) || self.is_contradicted(&profile);
                 (!stale).then_some(profile)
             }
-            Ok(_) => ignored(&path, "it holds for something else"),
+            Ok(_) => ignored(&path, "it has another key"),
             Err(error) => ignored(&path, &error.to_string()),
         }
     }
 
-    /// Keeps a profile.
+    /// Writes a profile.
     pub(super) fn keep_profile(&self, profile: &Profile) {
         self.keep(self.path("profile", &profile.identity), profile);
     }
 
-    /// The link that was kept for these devices.
+    /// Reads the cached link between these devices.
     pub(super) fn link(&self, from: &Adapter, to: &Adapter) -> Option<LinkFacts> {
         let ends = [from, to].map(end);
         let path = self.path("link", &ends)?;
         let json = read(&path)?;
         match serde_json::from_str::<KeptLink>(&json) {
-            Ok(link) if link.ragtag_link != LINK_VERSION => ignored(&path, "it is of another version"),
-            Ok(link) if link.ends != ends => ignored(&path, "it holds for something else"),
-            // A ring of another shape has other figures.
-            Ok(link) if link.facts.route != Route::HOST_STAGED => ignored(&path, "it is of another route"),
-            Ok(link) if !link.facts.is_plausible() => ignored(&path, "its figures make no sense"),
+            Ok(link) if link.ragtag_link != LINK_VERSION => ignored(&path, "it has another format version"),
+            Ok(link) if link.ends != ends => ignored(&path, "it has another key"),
+            // Figures depend on the ring's chunk size and depth.
+            Ok(link) if link.facts.route != Route::HOST_STAGED => ignored(&path, "it is for another route"),
+            Ok(link) if !link.facts.is_plausible() => ignored(&path, "invalid figures"),
             Ok(link) => (!is_old(link.measured_unix_s)).then_some(link.facts),
             Err(error) => ignored(&path, &error.to_string()),
         }
     }
 
-    /// Keeps a link.
+    /// Writes a link.
     pub(super) fn keep_link(&self, from: &Adapter, to: &Adapter, facts: &LinkFacts) {
         let ends = [from, to].map(end);
         let path = self.path("link", &ends);
@@ -137,9 +137,9 @@ impl Kept {
         self.keep(path, &KeptLink { ragtag_link: LINK_VERSION, ends, measured_unix_s, facts: facts.clone() });
     }
 
-    /// Marks the kept profile as contradicted by a run, so that it is measured again; returns whether it is now. A profile that
-    /// was measured again for that reason is not marked once more before the mark has expired: what it predicts is as
-    /// wrong each time.
+    /// Marks the cached profile as contradicted by a run, so that it is measured again. Returns whether it
+    /// was marked. A profile that replaced a marked one is not marked until the mark expires: another
+    /// measurement would be no better.
     pub(super) fn contradict(&self, profile: &Profile) -> bool {
         let Some(path) = self.path("stale", &profile.identity) else { return false };
         let before = mark(&path).filter(|before| !is_old(before.marked_unix_s));
@@ -152,7 +152,7 @@ impl Kept {
         write(&path, &mark).is_ok()
     }
 
-    /// Whether a run has contradicted this profile, not one before it.
+    /// Whether a run has contradicted this very profile, not an earlier one.
     fn is_contradicted(&self, profile: &Profile) -> bool {
         let mark = self.path("stale", &profile.identity).and_then(|path| mark(&path));
         mark.is_some_and(|mark| mark.measured_unix_s == profile.measured_unix_s)
@@ -161,10 +161,12 @@ impl Kept {
     fn keep(&self, path: Option<PathBuf>, content: &impl Serialize) {
         let failure = match path {
             _ if self.is_taken => "another process is calibrating".into(),
-            None => "there is no folder for caches; RAGTAG_CACHE_DIR names one".into(),
+            None => "no cache folder (set RAGTAG_CACHE_DIR)".into(),
             Some(path) => match write(&path, content) {
                 Ok(()) => return,
-                Err(error) => format!("cannot write {}: {error}", path.display()),
+                Err(error) => {
+                    format!("{}: {error} (set RAGTAG_CACHE_DIR to use another folder)", path.display())
+                }
             },
         };
         self.failure.get_or_init(|| failure);
@@ -180,7 +182,7 @@ impl Kept {
 #[derive(Serialize, Deserialize)]
 struct Mark {
     marked_unix_s: u64,
-    /// Which profile: when it was measured.
+    /// Measurement time of the marked profile, which identifies it.
     measured_unix_s: u64,
 }
 
@@ -193,15 +195,30 @@ pub(super) fn now_unix_s() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
 }
 
-/// Whether something has expired, or is of a time to come.
+/// Whether a time stamp has expired or lies in the future.
 fn is_old(unix_s: u64) -> bool {
     now_unix_s().abs_diff(unix_s) > MOST_AGE_S
 }
 
-/// What the speed of a link depends on at one end.
-fn end(adapter: &Adapter) -> String {
-    let units = adapter.caps.parallel_units;
-    format!("{} {} {} {units} {:?}", adapter.label(), adapter.name, adapter.driver, adapter.identity.pci)
+/// Properties of one end that the speed of a link depends on.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct LinkEnd {
+    device: String,
+    name: String,
+    driver: String,
+    units: u32,
+    pci: Option<PciAddress>,
+}
+
+fn end(adapter: &Adapter) -> LinkEnd {
+    LinkEnd {
+        device: adapter.label(),
+        name: adapter.name.clone(),
+        driver: adapter.driver.to_string(),
+        units: adapter.caps.parallel_units,
+        pci: adapter.identity.pci,
+    }
 }
 
 fn read(path: &Path) -> Option<String> {
@@ -213,11 +230,11 @@ fn read(path: &Path) -> Option<String> {
 }
 
 fn ignored<T>(path: &Path, why: &str) -> Option<T> {
-    tracing::warn!(path = %path.display(), why, "a kept measurement is ignored; it is made again");
+    tracing::warn!(path = %path.display(), why, "ignoring an unusable cache entry; measuring again");
     None
 }
 
-/// Beside its place first, then renamed: whoever reads finds all of it or none.
+/// Writes to a temporary file, then renames it, so that readers see the whole file or none.
 fn write(path: &Path, content: &impl Serialize) -> std::io::Result<()> {
     let folder = path.parent().unwrap_or(Path::new("."));
     std::fs::create_dir_all(folder)?;
@@ -225,7 +242,7 @@ fn write(path: &Path, content: &impl Serialize) -> std::io::Result<()> {
     let written = std::fs::write(&part, serde_json::to_vec_pretty(content)?);
     let renamed = written.and_then(|()| std::fs::rename(&part, path));
     if renamed.is_err() {
-        // There may be nothing to remove.
+        // The file may not exist.
         let _ = std::fs::remove_file(&part);
     }
     renamed
@@ -235,9 +252,9 @@ fn write(path: &Path, content: &impl Serialize) -> std::io::Result<()> {
 pub(super) mod tests {
     use super::*;
     use ragtag_kernels::{Activations, KvType};
-    use ragtag_scheduler::cost::{PROFILE_VERSION, TimedFor, TokenReturn};
+    use ragtag_planner::cost::{PROFILE_VERSION, TimedFor, TokenReturn};
 
-    /// A profile of that time.
+    /// A profile with this measurement time.
     pub(crate) fn profile(measured_unix_s: u64) -> Profile {
         Profile {
             ragtag_profile: PROFILE_VERSION,
@@ -265,13 +282,13 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn one_process_calibrates_at_a_time_and_another_one_waits() {
+    fn one_process_calibrates_while_others_wait() {
         let folder = tempfile::tempdir().unwrap();
         let kept = || Kept::new(Some(folder.path().join("profiles")));
         let (mut first, mut second, mut third) = (kept(), kept(), kept());
         let lock = first.lock(Duration::ZERO);
         assert!(!lock.waited);
-        // It does not wait for ever, and what it measures meanwhile is worth nothing.
+        // After a timeout its measurements are not cached.
         second.lock(Duration::ZERO);
         let profile = profile(now_unix_s());
         second.keep_profile(&profile);
@@ -280,7 +297,7 @@ pub(super) mod tests {
         let waiting = std::thread::spawn(move || third.lock(Duration::from_secs(60)).waited);
         std::thread::sleep(POLL * 3);
         drop(lock);
-        // Where the thread began late there was nothing to wait for.
+        // The result depends on when the thread started.
         let _: bool = waiting.join().unwrap();
         first.keep_profile(&profile);
         assert_eq!((first.failure(), first.profile(&profile.identity)), (None, Some(profile)));

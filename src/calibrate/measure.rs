@@ -1,62 +1,63 @@
-//! Timing: stages of a few segments on a device by itself, and copies between devices.
+//! Timing of stages with a few segments on a single device, and of copies between devices.
 //!
-//! A stage of no dispatches says what a micro-batch costs however many segments it passes; that is taken off every other
-//! time, and what is left is divided among the segments of the stage.
+//! An empty stage gives the fixed cost of a micro-batch. It is subtracted from every other time, and the rest
+//! is divided among the segments of the stage.
 
 use super::budget::Budget;
 use super::filling::Filling;
 use super::is_processor;
 use super::stats::{Stats, undisturbed_us};
-use super::steps::{Patience, Steps, micro_batch};
+use super::steps::{ChunkTimes, Steps, micro_batch};
 use crate::error::{Error, Result};
 use ragtag_graph::CompiledStage;
-use ragtag_scheduler::cost::{
+use ragtag_planner::LinkFacts;
+use ragtag_planner::cost::{
     KindProfile, PROFILE_VERSION, Profile, ProfileIdentity, Roofline, SegmentKey, TimePoint, TokenReturn,
     fit_copies,
 };
-use ragtag_scheduler::{Crossing, LinkFacts, Sampler, Sampling, SoloBatch, SoloDevice, SoloStage};
+use ragtag_scheduler::{Sampler, Sampling, SoloBatch, SoloDevice, SoloLink, SoloStage};
 use ragtag_transfer::Route;
 use rayon::prelude::*;
 use std::ops::Range;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-/// Repetitions of what is quick: copies, hand-overs.
+/// Repetitions of quick measurements: copies, hand-overs.
 const REPETITIONS: usize = 25;
-/// Repetitions of the time in which a thread is woken.
+/// Repetitions of the thread wake-up measurement.
 const WAKES: usize = 200;
-/// Sizes of the copies that are timed.
+/// Copy sizes to time.
 const COPY_BYTES: [u64; 4] = [4 << 10, 64 << 10, 512 << 10, 2 << 20];
-/// How much slower or faster the last repetition of the reference may be before somebody should hear of it.
+/// Relative change of the reference measurement that counts as drift.
 const DRIFT: f64 = 0.15;
-/// Where time is short: work before the first timing, in which clocks rise.
+/// Quick calibration: warm-up before the first timing, in which clocks ramp up.
 const WARM_UP: Duration = Duration::from_millis(100);
-/// Where time is short: most time for a batch.
+/// Quick calibration: maximum time per batch.
 const MOST_SHARE: Duration = Duration::from_millis(60);
-/// Where time is short: the parts that loading blocks, decode, chunks, the head and the embedding take at most of what is left for them and
-/// for what comes after them.
+/// Quick calibration: maximum shares of the remaining time for loading blocks, decode, chunks, head and
+/// embedding.
 const LOAD_PART: f64 = 0.2;
 const DECODE_PART: f64 = 0.3;
 const CHUNKS_PART: f64 = 0.6;
 const HEAD_PART: f64 = 0.5;
 const EMBEDDING_PART: f64 = 0.5;
-/// A batch that is expected to take longer than this is timed alone and once, where time is short.
+/// Quick calibration: a batch that is expected to take longer than this is timed once, without a burst.
 const LONG_US: f64 = 50e3;
-/// A chunk that takes so many times as long as its rows let expect is timed again.
+/// A chunk that takes longer than expected by this factor is timed again.
 const DISTURBED: f64 = 3.0;
-/// As often a batch is computed to be timed at least.
+/// Minimum number of runs needed to time a batch.
 const RUNS: f64 = 4.0;
-/// Operations for a byte moved at which both take a device about as long: between those of processors and of GPUs.
+/// Assumed machine balance in operations per byte, between that of CPUs and of GPUs.
 const FLOPS_PER_BYTE: f64 = 50.0;
 
-/// Goes over so much of the host's memory that what a processor had in its caches is there no more: in a run blocks come before
-/// the head, and it never finds its weights where it left them.
+/// Sweeps through host memory to evict the CPU caches. In a run, blocks execute before the head, so the head
+/// never finds its weights in a cache.
 struct Sweep(Vec<u64>);
 
 impl Sweep {
     fn new(bytes: usize) -> Self {
         let mut words = Vec::new();
-        // Without the memory for it the caches stay as they are.
+        // If the allocation fails, caches are not evicted.
         if words.try_reserve_exact(bytes / 8).is_ok() {
             words.resize(bytes / 8, 0);
         }
@@ -64,7 +65,7 @@ impl Sweep {
     }
 
     fn go(&mut self) {
-        /// Of a line in a cache.
+        /// Words of a cache line.
         const WORDS: usize = 8;
         self.0.par_chunks_mut(1 << 16).for_each(|part| part.iter_mut().step_by(WORDS).for_each(|w| *w += 1));
         std::hint::black_box(&mut self.0);
@@ -74,30 +75,31 @@ impl Sweep {
 /// Times one device.
 pub(super) struct Timer<'a> {
     pub(super) steps: &'a Steps,
-    /// Time for everything, about, where the budget has no limit.
+    /// Approximate total time if the budget has no limit.
     pub(super) seconds: f64,
     pub(super) budget: Budget,
     pub(super) tick: &'a (dyn Fn() + Sync),
 }
 
-/// The time of some segments for a batch.
+/// Time of a range of segments for a batch.
 struct Timed {
     batch: SoloBatch,
     stats: Stats,
     segments: Range<usize>,
 }
 
-/// The times of stages, and what was odd.
+/// Timings of a window, with warnings.
 #[derive(Default)]
 struct Outcome {
     timed: Vec<Timed>,
-    /// How many times varied too much to be among them.
+    /// Number of timings left out because they vary too much.
     unsteady: usize,
     warnings: Vec<String>,
 }
 
 impl Timer<'_> {
-    /// Everything that a profile has, or what there is time for, with warnings. Nothing says when it was measured.
+    /// Measures a profile, or as much of it as fits into the budget, with warnings. Does not set the
+    /// measurement time.
     ///
     /// # Errors
     /// If the device fails, or no decode step could be timed steadily.
@@ -120,7 +122,7 @@ impl Timer<'_> {
             measured_unix_s: 0,
             timed_for: steps.timed_for(),
             stage_us,
-            // Timed when no device is in use.
+            // Timed later, in a calibration pipeline.
             hand_over_us: 0.0,
             host_latency_us,
             host_bandwidth_bytes_per_s,
@@ -138,7 +140,7 @@ impl Timer<'_> {
         self.budget.whole().is_some()
     }
 
-    /// Time for one of the things that are timed.
+    /// Time budget of one measurement.
     fn share(&self) -> Duration {
         let seconds = match self.budget.whole() {
             Some(whole) => whole.as_secs_f64() / 2.0,
@@ -153,7 +155,7 @@ impl Timer<'_> {
         let filling = Filling::new(&compiled);
         let stage = device.load(compiled, &filling)?;
         self.budget.excuse(stage.made_in());
-        tracing::debug!(?segments, took = ?start.elapsed(), compiling = ?stage.made_in(), "loaded to be timed");
+        tracing::debug!(?segments, took = ?start.elapsed(), compiling = ?stage.made_in(), "loaded a stage for timing");
         Ok(stage)
     }
 
@@ -162,14 +164,14 @@ impl Timer<'_> {
         self.load(device, compiled)
     }
 
-    /// Some times of a thing, until a share of the budget is used up.
+    /// Repeats a measurement until the share `until` of the budget is used up.
     fn taken(&self, until: f64, once: impl FnMut() -> Result<f64>) -> Result<Stats> {
         let stats = Stats::taken(self.share(), self.budget.left(until), once);
         (self.tick)();
         stats
     }
 
-    /// What a micro-batch takes on a stage that does nothing with it.
+    /// Time of a micro-batch on an empty stage.
     fn stage_us(&self, device: &mut SoloDevice) -> Result<f64> {
         let first = self.steps.window.start.min(self.steps.head());
         let mut compiled = self.steps.compile_decode(first..first + 1, device.adapter())?;
@@ -190,7 +192,7 @@ impl Timer<'_> {
         let mut stage = self.load(device, compiled)?;
         let mut samples = Vec::new();
         let until = self.budget.share_after(EMBEDDING_PART);
-        // The ends first: between them times are interpolated well.
+        // Endpoints first: times between them interpolate well.
         let (last, others) = rows.split_last().unwrap_or((&1, &[]));
         let (first, others) = others.split_first().unwrap_or((last, &[]));
         let mut ordered = vec![*first, *last];
@@ -207,7 +209,7 @@ impl Timer<'_> {
         Ok(Some(KindProfile::new(self.steps.keys[0], samples)))
     }
 
-    /// The head, and the return of tokens; so many parts of a processor are timed at the same time.
+    /// Times the head and the token return. `together` parts of a CPU are timed at the same time.
     fn head(
         &self,
         device: &mut SoloDevice,
@@ -244,7 +246,7 @@ impl Timer<'_> {
         Ok((Some(KindProfile::new(self.steps.keys[head], samples)), token_return))
     }
 
-    /// The return of tokens from the head; `None` where there is no time for it.
+    /// Times the token return. `None` if no time is left.
     fn token_return(&self, stage: &mut SoloStage<'_>) -> Result<Option<TokenReturn>> {
         if self.budget.left(1.0).is_zero() {
             return Ok(None);
@@ -261,16 +263,17 @@ impl Timer<'_> {
         };
         let most = self.steps.head_rows.last().copied().unwrap_or(1);
         let one_us = hand_over(1)?;
-        // Of a row: its copy, reading it and choosing a token.
+        // Cost per row: copying it, reading it and sampling a token.
         let row_us =
             if most > 1 { ((hand_over(most)? - one_us) / f64::from(most - 1)).max(0.0) } else { 0.0 };
-        // The coordinator is woken by the device, which the hand-over has in it, and wakes the first stage in turn.
+        // The hand-over includes the device waking the coordinator; add the coordinator waking the first
+        // stage.
         let latency_us = one_us - row_us + wake_us();
         Ok(Some(TokenReturn { latency_us: latency_us.max(0.0), row_us }))
     }
 
-    /// The kinds of segments between embedding and head. Those of the window share its time as they take it alone, or, where
-    /// time is short, by their work.
+    /// Times the kinds of segments between embedding and head. The window's time is divided by the kinds'
+    /// times alone, or by their work in a quick calibration.
     fn blocks(&self, device: &mut SoloDevice, stage_us: f64) -> Result<(Vec<KindProfile>, Vec<String>)> {
         let steps = self.steps;
         if steps.window.is_empty() {
@@ -280,11 +283,11 @@ impl Timer<'_> {
         if unsteady > 0 {
             let (label, all) = (device.adapter().label(), whole.len() + unsteady);
             warnings.push(format!(
-                "{label}: {unsteady} of {all} times vary too much and are left out; is the machine busy?"
+                "{label}: ignoring {unsteady} of {all} timings that vary too much (is the machine busy?)"
             ));
         }
         if !whole.iter().any(|timed| timed.batch == steps.decode[0]) {
-            return Err(Error::Usage("its times vary too much; is the machine busy?".into()));
+            return Err(Error::Usage("timings vary too much (is the machine busy?)".into()));
         }
         let alone = self.alone(device, &whole)?;
         let of_key = |key: SegmentKey| alone.iter().find(|(segment, _)| steps.keys[*segment] == key);
@@ -311,8 +314,8 @@ impl Timer<'_> {
         Ok((steps.kinds.iter().map(kind).collect(), warnings))
     }
 
-    /// Of each kind whose share of the window's time is not plain, the first segment and its time alone for each batch; none
-    /// where time is short.
+    /// For each kind whose share of the window's time is unknown: times its first segment alone for each
+    /// batch. Empty in a quick calibration.
     fn alone(&self, device: &mut SoloDevice, whole: &[Timed]) -> Result<Vec<(usize, Vec<Stats>)>> {
         let steps = self.steps;
         let mut alone = Vec::new();
@@ -335,7 +338,7 @@ impl Timer<'_> {
         Ok(alone)
     }
 
-    /// Blocks for decode steps, or for chunks.
+    /// Loads blocks for decode steps or for chunks.
     fn load_window<'d>(
         &self,
         device: &'d mut SoloDevice,
@@ -349,7 +352,7 @@ impl Timer<'_> {
         self.load(device, compiled)
     }
 
-    /// The times of the window for each decode step and each chunk; none of chunks that are too long to be worth it.
+    /// Times the window for each decode step and each chunk. Skips chunks that would take too long.
     fn window(&self, device: &mut SoloDevice, stage_us: f64) -> Result<Outcome> {
         let (steps, label) = (self.steps, device.adapter().label());
         let window = self.decode_window(device)?;
@@ -373,7 +376,8 @@ impl Timer<'_> {
         Ok(outcome)
     }
 
-    /// The blocks with which decode is timed: where time is short, no more than are loaded in a part of it, going by the first.
+    /// Blocks to time decode with. A quick calibration limits them to what loads in a share of the time,
+    /// estimated from the first block.
     fn decode_window(&self, device: &mut SoloDevice) -> Result<Range<usize>> {
         let Range { start, end } = self.steps.decode_window(device.adapter());
         if !self.is_quick() || end - start < 2 {
@@ -386,7 +390,8 @@ impl Timer<'_> {
         Ok(start..end.min(start + (most as usize).max(1)))
     }
 
-    /// Where time is short, has the device work until its clocks have risen: nothing is timed again later.
+    /// Quick calibration: keeps the device busy until its clocks have ramped up, because nothing is timed
+    /// again later.
     fn warm_up(&self, stage: &mut SoloStage<'_>, batch: &SoloBatch) -> Result<()> {
         let limit = WARM_UP.min(self.budget.left(1.0) / 8);
         let start = Instant::now();
@@ -396,8 +401,9 @@ impl Timer<'_> {
         Ok(())
     }
 
-    /// Times batches. With time enough the first is timed once more at the end: whether the device has drifted. If so all are
-    /// timed again, for what was slow may have been the start. Times that vary too much are left out with a warning.
+    /// Times batches. If time allows, times the first batch again at the end to detect drift, and repeats
+    /// everything if it drifted, because the device may have been slow at the start. Leaves out timings that
+    /// vary too much.
     fn steadily(
         &self,
         stage: &mut SoloStage<'_>,
@@ -410,7 +416,7 @@ impl Timer<'_> {
             timed = times(stage, &|| ())?;
             if let Some((blocks, [first, last])) = self.drift(stage, &timed)? {
                 outcome.warnings.push(format!(
-                    "{label} drifts: {blocks} blocks took {first:.0} µs at first and {last:.0} µs at last"
+                    "{label} drifts: {blocks} blocks took {first:.0} µs at the start and {last:.0} µs at the end"
                 ));
             }
         }
@@ -421,8 +427,8 @@ impl Timer<'_> {
         Ok(())
     }
 
-    /// The times of a stage for batches, as far as there is time until a share of the budget is used up; at least of the
-    /// first one.
+    /// Times a stage for batches until the share `until` of the budget is used up. Always times the first
+    /// batch.
     fn batches(
         &self,
         stage: &mut SoloStage<'_>,
@@ -432,15 +438,15 @@ impl Timer<'_> {
         segments: &Range<usize>,
         tick: &dyn Fn(),
     ) -> Result<Vec<Timed>> {
-        let mut patience = Patience::default();
+        let mut chunk_times = ChunkTimes::default();
         let mut timed = Vec::new();
         for batch in batches {
-            let expected_us = patience.expected_us(batch);
+            let expected_us = chunk_times.expected_us(batch);
             let is_long = self.is_quick() && expected_us > LONG_US;
             let runs = if is_long { 1.0 } else { RUNS };
             let left_us = self.budget.left(until).as_secs_f64() * 1e6;
             let affordable = left_us > 0.0 && expected_us * runs <= left_us;
-            if !timed.is_empty() && !(affordable && (self.is_quick() || patience.allows(batch))) {
+            if !timed.is_empty() && !(affordable && (self.is_quick() || chunk_times.allows(batch))) {
                 continue;
             }
             let mut once = || match is_long {
@@ -449,19 +455,19 @@ impl Timer<'_> {
             };
             let mut take = || Stats::steady(self.share(), || self.budget.left(until), &mut once);
             let mut stats = take()?;
-            // Something else had the device.
+            // Something else was using the device.
             if expected_us > 0.0 && stats.median_us > DISTURBED * (expected_us + stage_us) {
                 let again = take()?;
                 stats = if again.median_us < stats.median_us { again } else { stats };
             }
             tick();
-            patience.note(batch, stats.median_us - stage_us);
+            chunk_times.record(batch, stats.median_us - stage_us);
             timed.push(Timed { batch: *batch, stats, segments: segments.clone() });
         }
         Ok(timed)
     }
 
-    /// What the first batch took at first and takes now, if that is not the same, after the number of blocks.
+    /// Times the first batch again. If it drifted, returns the number of blocks and both times.
     fn drift(&self, stage: &mut SoloStage<'_>, timed: &[Timed]) -> Result<Option<(usize, [f64; 2])>> {
         let Some(Timed { batch, stats: first, segments }) = timed.first() else { return Ok(None) };
         let last = Stats::taken(self.share(), self.budget.left(1.0), || Ok(stage.burst_us(batch)?))?;
@@ -470,13 +476,13 @@ impl Timer<'_> {
     }
 }
 
-/// A number in proportion to the time that a segment takes for a batch, about.
+/// Estimated relative time of a segment for a batch.
 fn work(key: &SegmentKey, batch: &SoloBatch) -> f64 {
     let work = key.work(&key.point(&micro_batch(batch)));
     (work.bytes * FLOPS_PER_BYTE).max(work.flops)
 }
 
-/// Times of copies between a device and host memory, both ways together halved: (bytes, microseconds).
+/// Times copies between a device and host memory as the mean of both directions: (bytes, microseconds).
 fn host_copies(device: &mut SoloDevice, row_bytes: u64, left: Duration) -> Result<Vec<(u64, f64)>> {
     let sizes = [row_bytes].into_iter().chain(COPY_BYTES);
     let each = left / (COPY_BYTES.len() as u32 + 1);
@@ -487,7 +493,7 @@ fn host_copies(device: &mut SoloDevice, row_bytes: u64, left: Duration) -> Resul
     sizes.map(copy).collect()
 }
 
-/// The way between two devices, by their places; `None` if the times make no sense, twice.
+/// Times the link between two devices, given their indices. `None` if the timings are implausible twice.
 pub(super) fn link(
     devices: &mut [SoloDevice],
     (from, to): (usize, usize),
@@ -497,7 +503,7 @@ pub(super) fn link(
     let (low, high) = (&mut low[from.min(to)], &mut high[0]);
     let (from, to) = if from < to { (low, high) } else { (high, low) };
     let most = COPY_BYTES.into_iter().fold(row_bytes, u64::max);
-    let mut crossing = Crossing::new(from, to, Route::HOST_STAGED, most)?;
+    let mut crossing = SoloLink::new(from, to, Route::HOST_STAGED, most)?;
     for _ in 0..2 {
         let facts = LinkFacts::fitted(Route::HOST_STAGED, &crossings(&mut crossing, row_bytes)?);
         if facts.is_plausible() {
@@ -507,8 +513,8 @@ pub(super) fn link(
     Ok(None)
 }
 
-/// Times of crossings without the hand-over: (bytes, microseconds).
-fn crossings(crossing: &mut Crossing<'_>, row_bytes: u64) -> Result<Vec<(u64, f64)>> {
+/// Times transfers, minus the hand-over: (bytes, microseconds).
+fn crossings(crossing: &mut SoloLink<'_>, row_bytes: u64) -> Result<Vec<(u64, f64)>> {
     let idle = (0..REPETITIONS).map(|_| Ok(crossing.hand_over_us()?)).collect::<Result<_>>()?;
     let hand_over_us = undisturbed_us(idle);
     let sizes = [row_bytes].into_iter().chain(COPY_BYTES);
@@ -520,7 +526,7 @@ fn crossings(crossing: &mut Crossing<'_>, row_bytes: u64) -> Result<Vec<(u64, f6
     sizes.map(sample).collect()
 }
 
-/// Time from one thread's word until another one, asleep, goes on.
+/// Measures the time to wake a sleeping thread.
 fn wake_us() -> f64 {
     let (there, asked) = mpsc::channel::<()>();
     let (answer, back) = mpsc::channel::<()>();
@@ -532,7 +538,7 @@ fn wake_us() -> f64 {
     };
     let times = (0..WAKES).filter_map(once).collect();
     drop(there);
-    // It has nothing more to do.
+    // The channel is closed, so the thread ends.
     let _ = echo.join();
     undisturbed_us(times)
 }

@@ -1,8 +1,8 @@
-//! Calibration: each device times the model's own segments at the model's own shapes, each pair of devices the way between
-//! them. What was measured is kept on disk and taken from there the next time.
+//! Calibration: times the model's segments on each device, in the model's shapes, and the link between each
+//! pair of devices. Results are cached on disk.
 //!
-//! Devices that are one processor are timed at the same time, since they work at the same time in a pipeline and share
-//! caches and memory; every other device is timed alone. Equal parts of a processor share one profile, their mean.
+//! CPU devices are timed concurrently, because they run concurrently in a pipeline and share caches and
+//! memory. Every other device is timed alone. Equal parts of a CPU share one profile, their mean.
 
 mod budget;
 mod filling;
@@ -11,7 +11,7 @@ mod hand_over;
 mod job;
 mod kept;
 mod measure;
-mod miniature;
+mod pipeline;
 mod stats;
 mod steps;
 
@@ -19,52 +19,53 @@ use crate::devices::Devices;
 use crate::error::{Error, Result};
 use crate::model::Model;
 use budget::Budget;
-use found::Found;
+use found::KnownFacts;
 use job::Job;
 use kept::Kept;
 use ragtag_hal::{Adapter, AdapterKind};
 use ragtag_kernels::{Activations, KvType};
+use ragtag_planner::cost::Profile;
+use ragtag_planner::{DeviceFacts, Links, Place};
 use ragtag_scheduler::compare::{ComparedPart, Comparison, Phase};
-use ragtag_scheduler::cost::Profile;
-use ragtag_scheduler::{DeviceFacts, Links, Place};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use steps::Steps;
 
-/// By how much a stage is off that contradicts its profile, over how many decode steps or chunks.
+/// Factor between measured and predicted time that contradicts a profile, and the fewest decode steps or
+/// chunks to tell.
 const CONTRADICTING_FACTOR: f64 = 1.5;
 const CONTRADICTING_STEPS: u64 = 16;
 const CONTRADICTING_CHUNKS: u64 = 8;
 
-/// Most wall time of a calibration that nobody asked for, with some to spare to 3 seconds.
+/// Wall time limit of an implicit calibration, with a margin to 3 seconds.
 const USUAL_LIMIT: Duration = Duration::from_millis(2700);
 
-/// How long a calibration waits for that of another process: one with a limit, and one without.
-const QUICK_PATIENCE: Duration = Duration::from_secs(10);
-const PATIENCE: Duration = Duration::from_secs(120);
+/// Time to wait for the calibration of another process, with and without a time limit.
+const QUICK_LOCK_WAIT: Duration = Duration::from_secs(10);
+const LOCK_WAIT: Duration = Duration::from_secs(120);
 
-/// What to time, and for how long.
+/// Options for calibration.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct CalibrationOptions {
-    /// Form of the activations in products with quantised weights.
+    /// Type of activations in matmuls with quantized weights.
     pub activations: Activations,
-    /// Form of keys and values.
+    /// Element type of the KV cache.
     pub kv: KvType,
-    /// Most rows of a micro-batch of prefill.
+    /// Maximum rows of a prefill micro-batch.
     pub chunk: u32,
-    /// Most sequences that decode together.
+    /// Maximum number of sequences that decode together.
     pub sequences: u32,
-    /// Seconds of timing for each device, about, where there is no limit.
+    /// Approximate timing budget for each device in seconds, if there is no limit.
     pub seconds: f64,
-    /// Most wall time for all devices together, the compilation of kernels apart: by default just under 3 seconds. What tells
-    /// most is timed first, and a profile that lacks the rest is kept and used as it is.
+    /// Wall time limit for all devices together, without kernel compilation; by default just under 3 seconds.
+    /// The most important points are timed first, and an incomplete profile is cached and used.
     pub limit: Option<Duration>,
-    /// Time everything, whatever was kept.
+    /// Ignores cached results and times everything.
     pub force: bool,
-    /// Where results are kept; by default in the folder that `RAGTAG_CACHE_DIR` names, else in the user's for caches.
+    /// Cache folder; by default in `RAGTAG_CACHE_DIR`, else in the user's cache folder.
     pub folder: Option<PathBuf>,
 }
 
@@ -83,30 +84,30 @@ impl Default for CalibrationOptions {
     }
 }
 
-/// What was measured of devices and of the ways between them.
+/// Measurements of devices and of the links between them.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Calibration {
-    /// Profiles by the devices' labels.
+    /// Profiles by device label.
     pub profiles: Vec<(String, Arc<Profile>)>,
-    /// The links between them.
+    /// Links between the devices.
     pub links: Links,
-    /// The devices that were timed now; the others' profiles were kept from before.
+    /// Devices that were timed in this call. The profiles of the others come from the cache.
     pub timed: Vec<String>,
-    /// The devices that did not open. A planner that is told of this excludes them.
+    /// Devices that could not be opened. [`Planner::calibrated`](crate::Planner::calibrated) excludes them.
     pub closed: Vec<String>,
-    /// What went wrong or was odd, for people: a device that does not open or could not be timed, times that drifted.
+    /// Warnings for the user: devices that cannot be opened or timed, drifting times.
     pub warnings: Vec<String>,
-    /// Why what was measured now is not all kept, if it is not: it holds, and will be measured again.
+    /// Reason that some results could not be cached. They are valid, and will be measured again next time.
     pub unkept: Option<String>,
 }
 
 impl Calibration {
-    /// Times what is not known of the selected devices. `progress` is told how many of how many steps are done; it is not
-    /// called where everything was kept.
+    /// Times the selected devices and links that are not cached. `progress` receives finished and total
+    /// steps; it is not called if everything is cached.
     ///
     /// # Errors
-    /// If the model cannot be lowered, or no device opens. One that does not open, or cannot be timed, is left out with a
-    /// warning.
+    /// If the model cannot be lowered, or no device can be opened. A device that cannot be opened or timed is
+    /// left out with a warning.
     pub fn run(
         model: &Model,
         devices: &Devices,
@@ -127,12 +128,12 @@ impl Calibration {
             let Error::Device { device, cause } = &error else { return Err(error) };
             let at = adapters.iter().position(|adapter| adapter.label() == *device);
             let Some(at) = at.filter(|_| adapters.len() > 1) else { return Err(error) };
-            warnings.push(format!("{device} does not open and is left out: {cause}"));
+            warnings.push(format!("cannot open {device}, leaving it out: {cause}"));
             closed.push(adapters.remove(at).label());
         }
     }
 
-    /// Times what is not known of some of the devices.
+    /// Times the uncached part of these devices.
     fn of(
         adapters: &[Adapter],
         model: &Model,
@@ -142,13 +143,13 @@ impl Calibration {
     ) -> Result<Self> {
         let steps = Steps::new(model, options)?;
         let mut kept = Kept::new(options.folder.clone());
-        let mut found = Found::new(adapters, &steps, &kept, options.force)?;
+        let mut found = KnownFacts::new(adapters, &steps, &kept, options.force)?;
         if found.is_complete(options.limit.is_some()) {
             return Ok(found.into_calibration());
         }
-        let lock = kept.lock(if options.limit.is_some() { QUICK_PATIENCE } else { PATIENCE });
+        let lock = kept.lock(if options.limit.is_some() { QUICK_LOCK_WAIT } else { LOCK_WAIT });
         if lock.waited && !options.force {
-            found = Found::new(adapters, &steps, &kept, false)?;
+            found = KnownFacts::new(adapters, &steps, &kept, false)?;
             if found.is_complete(options.limit.is_some()) {
                 return Ok(found.into_calibration());
             }
@@ -161,19 +162,19 @@ impl Calibration {
         Job { steps: &steps, kept: &kept, seconds: options.seconds, budget, tick: &tick }.run(devices, found)
     }
 
-    /// What was kept of the selected devices; nothing is timed.
+    /// Returns the cached results of the selected devices, without timing anything.
     ///
     /// # Errors
     /// If the model cannot be lowered.
     pub fn kept(model: &Model, devices: &Devices, options: &CalibrationOptions) -> Result<Self> {
         let steps = Steps::new(model, options)?;
         let kept = Kept::new(options.folder.clone());
-        Ok(Found::new(devices.selected(), &steps, &kept, false)?.into_calibration())
+        Ok(KnownFacts::new(devices.selected(), &steps, &kept, false)?.into_calibration())
     }
 
-    /// Marks the kept profiles that a run contradicts, so that the next calibration times those devices again, and returns
-    /// the devices' labels. `devices` are the facts that the comparison rests on; `folder` is as in [`CalibrationOptions`]. A
-    /// profile that was made because of such a mark is not marked again for 30 days.
+    /// Marks the cached profiles that a run contradicts, so that the next calibration times those devices
+    /// again. Returns the labels of the devices. `devices` are the facts behind the comparison; `folder` is
+    /// as in [`CalibrationOptions`]. A profile that replaced a marked one is not marked again for 30 days.
     pub fn contradict(
         devices: &[DeviceFacts],
         comparison: &Comparison,
@@ -188,12 +189,12 @@ impl Calibration {
         contradicted.map(|device| device.label.clone()).collect()
     }
 
-    /// The profile of a device.
+    /// Profile of a device.
     pub fn profile(&self, label: &str) -> Option<&Arc<Profile>> {
         self.profiles.iter().find(|(own, _)| own == label).map(|(_, profile)| profile)
     }
 
-    /// Facts of devices with what was measured of them.
+    /// Adds the measured profiles to device facts.
     pub fn apply(&self, facts: Vec<DeviceFacts>) -> Vec<DeviceFacts> {
         let with = |facts: DeviceFacts| match self.profile(&facts.label) {
             Some(profile) => facts.with_profile(Arc::clone(profile)),
@@ -203,7 +204,7 @@ impl Calibration {
     }
 }
 
-/// Whether a stage took so much more or less than predicted that no chance explains it.
+/// Whether a stage deviated from its prediction by more than chance explains.
 fn is_contradiction(part: &ComparedPart) -> bool {
     let fewest = match part.phase {
         Phase::Decode => CONTRADICTING_STEPS,
@@ -220,7 +221,7 @@ fn is_processor(adapter: &Adapter) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ragtag_scheduler::FigureSource;
+    use ragtag_planner::FigureSource;
 
     #[test]
     fn a_run_contradicts_a_profile_once() {
@@ -254,7 +255,7 @@ mod tests {
             Calibration::contradict(&facts, &comparison, folder())
         };
         assert!(contradicted(100, 0.4).is_empty() && contradicted(100, -0.3).is_empty());
-        assert!(contradicted(5, 9.0).is_empty(), "too few to tell");
+        assert!(contradicted(5, 9.0).is_empty(), "too few steps");
         assert!(kept.profile(&profile.identity).is_some());
         assert_eq!(contradicted(100, 0.6), ["cpu:0"]);
         assert!(kept.profile(&profile.identity).is_none(), "it is measured again");
@@ -263,6 +264,6 @@ mod tests {
         assert_eq!(kept.profile(&profile.identity), Some(again.clone()));
         let facts = [facts[0].clone().with_profile(Arc::new(again))];
         let comparison = Comparison { parts: vec![part(100, -0.5)], ..Comparison::default() };
-        assert!(Calibration::contradict(&facts, &comparison, folder()).is_empty(), "the new one stays");
+        assert!(Calibration::contradict(&facts, &comparison, folder()).is_empty(), "the new profile is kept");
     }
 }

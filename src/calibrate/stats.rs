@@ -1,16 +1,17 @@
-//! Times of a thing that was done several times.
+//! Statistics of repeated timings.
 
 use crate::error::Result;
-use ragtag_scheduler::cost::{TimePoint, TimeSample};
+use ragtag_planner::cost::{TimePoint, TimeSample};
 use std::time::{Duration, Instant};
 
-/// Most repetitions of anything.
+/// Maximum number of repetitions.
 const MOST: usize = 200;
-/// The spread, as a share of the median, from which on times say nothing, and the fewest times that tell a spread.
+/// Spread as a share of the median beyond which timings are unusable, and the fewest timings that give a
+/// spread.
 const UNSTEADY: f64 = 0.5;
 const FEWEST: u32 = 5;
 
-/// Median and spread of some times.
+/// Median and interquartile range of timings.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Stats {
     pub(super) median_us: f64,
@@ -26,8 +27,8 @@ impl Stats {
         Self { median_us: quartile(2), spread_us: quartile(3) - quartile(1), count: times.len() as u32 }
     }
 
-    /// Some times of a thing, after one that does not count: as many as go into `limit`, three at least unless they take
-    /// very long. Where `left` is not enough for a second one, the first one counts.
+    /// Repeats a measurement for `limit` after one warm-up: at least three times, unless that takes longer
+    /// than four times `limit`. If `left` does not allow a second run, the warm-up counts.
     pub(super) fn taken(
         limit: Duration,
         left: Duration,
@@ -40,8 +41,8 @@ impl Stats {
             times.push(first_us);
         }
         loop {
-            let patience = if times.len() < 3 { limit * 4 } else { limit };
-            let over = times.len() >= MOST || start.elapsed() >= patience.min(left);
+            let allowed = if times.len() < 3 { limit * 4 } else { limit };
+            let over = times.len() >= MOST || start.elapsed() >= allowed.min(left);
             if over && !times.is_empty() {
                 return Ok(Self::of(times));
             }
@@ -49,7 +50,7 @@ impl Stats {
         }
     }
 
-    /// The same, and once more if the times vary too much and there is time for it.
+    /// As [`Stats::taken`], but starts over once if the timings vary too much and time is left.
     pub(super) fn steady(
         limit: Duration,
         left: impl Fn() -> Duration,
@@ -63,7 +64,7 @@ impl Stats {
         Ok(if second.count < FEWEST { first } else { second })
     }
 
-    /// So many times of a thing, or as many as there is time for; at least one.
+    /// Repeats a measurement `most` times, or as often as `left` allows; at least once.
     pub(super) fn times(
         most: usize,
         left: Duration,
@@ -77,21 +78,21 @@ impl Stats {
         Ok(times)
     }
 
-    /// Whether the times vary so much that they say nothing.
+    /// Whether the timings vary too much to be usable.
     pub(super) fn is_unsteady(&self) -> bool {
         self.count >= FEWEST && self.spread_us > self.median_us * UNSTEADY
     }
 
     pub(super) fn sample(&self, at: TimePoint, of: impl Fn(f64) -> f64) -> TimeSample {
-        // The spread is scaled as the median is.
+        // Scales the spread like the median.
         let median_us = of(self.median_us).max(0.0);
         let spread_us = self.spread_us * (median_us / self.median_us.max(1e-9)).min(1.0);
         TimeSample { at, median_us, spread_us, count: self.count }
     }
 }
 
-/// The lowest tenth of some times: for hand-overs, which wait for threads of the host, what they take on a host that has
-/// nothing else to do. A profile is kept for longer than a host is busy.
+/// Tenth percentile: the time of a hand-over on an otherwise idle host. Hand-overs wait for host threads, and
+/// a profile outlives a busy phase of the host.
 pub(super) fn undisturbed_us(mut times: Vec<f64>) -> f64 {
     times.sort_unstable_by(f64::total_cmp);
     times.get(times.len() / 10).copied().unwrap_or(0.0)
@@ -103,7 +104,7 @@ mod tests {
 
     const NO_LIMIT: Duration = Duration::from_secs(1000);
 
-    /// Gives these times, then the last one again and again.
+    /// Returns these times in order, then repeats the last one.
     fn giving(times: &[f64]) -> impl FnMut() -> Result<f64> {
         let (mut at, times) = (0, times.to_vec());
         move || {
@@ -113,17 +114,17 @@ mod tests {
     }
 
     #[test]
-    fn without_time_the_first_repetition_counts() {
+    fn without_time_left_the_warm_up_counts() {
         let stats = Stats::taken(NO_LIMIT, Duration::ZERO, giving(&[7.0, 1.0])).unwrap();
         assert_eq!((stats.median_us, stats.count), (7.0, 1));
         let stats = Stats::taken(Duration::ZERO, NO_LIMIT, giving(&[7.0, 1.0])).unwrap();
-        assert_eq!((stats.median_us, stats.count), (1.0, 1), "else it warms up");
+        assert_eq!((stats.median_us, stats.count), (1.0, 1), "otherwise it is a warm-up");
         let times = Stats::times(9, Duration::ZERO, giving(&[3.0])).unwrap();
         assert_eq!(times, [3.0]);
     }
 
     #[test]
-    fn times_that_vary_are_taken_again_and_then_refused() {
+    fn unsteady_timings_are_repeated_once() {
         let wild: Vec<f64> = (0..=MOST).map(|at| if at % 2 == 0 { 1.0 } else { 9.0 }).collect();
         let steady = |times: &[f64]| Stats::steady(NO_LIMIT, || NO_LIMIT, &mut giving(times)).unwrap();
         assert!(!steady(&[5.0]).is_unsteady());
@@ -132,7 +133,7 @@ mod tests {
         assert!(!again.is_unsteady() && again.median_us == 5.0, "{again:?}");
         let ever = [&wild[..], &wild[..]].concat();
         assert!(steady(&ever).is_unsteady());
-        // A few times tell no spread.
+        // Too few timings for a spread.
         assert!(!Stats::of(vec![1.0, 9.0, 9.0]).is_unsteady());
     }
 }

@@ -1,6 +1,6 @@
-//! What is timed: which segments stand for all, at which points.
+//! The list of measurements: representative segments, and the points to time them at.
 //!
-//! This module must not know devices at work: it lists.
+//! Runs nothing and knows no open devices.
 
 use super::{CalibrationOptions, is_processor};
 use crate::error::{Error, Result};
@@ -8,69 +8,71 @@ use crate::model::Model;
 use crate::planner::MAX_CHUNK;
 use ragtag_graph::{Boundary, CompiledStage, Lowering, Segment, buckets};
 use ragtag_hal::{Adapter, LinkedEntry, ModuleSource};
+use ragtag_planner::cost::{BatchShape, Profile, ProfileIdentity, SegmentKey, TimePoint, TimedFor};
 use ragtag_scheduler::SoloBatch;
-use ragtag_scheduler::cost::{MicroBatch, Profile, ProfileIdentity, SegmentKey, TimePoint, TimedFor};
 use std::ops::Range;
 
-/// Positions at which decode is timed: a short context, and a long one.
+/// Positions at which decode is timed: a short and a long context.
 const CONTEXTS: [u32; 2] = [32, 512];
-/// The context of single sequences in which one more step and chunks are timed, unless the model's is shorter.
+/// Far context: one sequence's context for one more decode step and the chunks at a prompt's end, limited by
+/// the model's.
 const FAR: u32 = 8192;
-/// Keys and values of the window's blocks take no more bytes than this in that context.
+/// Maximum KV cache of the window in the far context, in bytes.
 const MAX_FAR_BYTES: u64 = 512 << 20;
-/// Most sequences that are timed together; more are extrapolated.
+/// Maximum number of sequences to time together; more are extrapolated.
 const MAX_SEQUENCES: u32 = 64;
-/// The smallest chunk that is timed, unless the largest is smaller.
+/// Smallest chunk to time, unless the largest is smaller.
 const SMALLEST_CHUNK: u32 = 16;
-/// The longest chunk of stages that decode several sequences, and of calibration pipelines: caches of all sequences hold it.
+/// Largest chunk of stages that decode several sequences and of calibration pipelines, where the KV cache of
+/// every sequence must hold it.
 const MAX_SHARED_CHUNK: u32 = 1024;
-/// Chunks in order of their worth, where time is short; all others follow, the longest first.
+/// Chunk sizes in order of importance. All others follow, largest first.
 const WORTH: [u32; 6] = [512, 2048, 4096, 128, 1024, 256];
-/// The farthest chunk that comes before the less worthy ones has no more rows than this.
+/// Maximum rows of the far-context chunk that precedes the less important chunks.
 const FAR_ROWS: u32 = 512;
-/// A chunk that is expected to take the window longer than this is not timed: it takes time by its operations, and a shorter
-/// one tells how much.
+/// A chunk that is expected to take longer than this is not timed. It is compute-bound, so shorter chunks
+/// predict its time.
 const LONGEST_US: f64 = 400e3;
-/// Blocks are timed several at once, so that none finds its weights in a cache because there are so few of them: at least
-/// so many bytes, which is more than the last caches of most servers hold, at most so many blocks.
+/// Bytes and maximum number of blocks that are timed together. The bytes exceed the last-level caches of most
+/// servers, so that weights do not stay in a cache as they would with few blocks.
 const WINDOW: (u64, usize) = (512 << 20, 8);
-/// Bytes of a processor's blocks where time is short.
+/// Quick calibration: bytes of the blocks timed on a CPU.
 const QUICK_WINDOW_BYTES: u64 = 256 << 20;
-/// An embedding table beyond this is not loaded to time it: looking rows up takes next to nothing.
+/// Maximum size of an embedding table to time: lookups are nearly free.
 const MAX_TABLE_BYTES: u64 = 256 << 20;
-/// A head beyond this is not loaded where time is short.
+/// Quick calibration: maximum size of the head to time.
 const MAX_QUICK_HEAD_BYTES: u64 = 1 << 30;
-/// Most bytes with which a processor's caches are cleared where time is short.
+/// Quick calibration: maximum bytes to sweep to evict CPU caches.
 const QUICK_SWEEP_BYTES: u64 = 128 << 20;
 
-/// What is timed of one model.
+/// Measurements for one model.
 #[derive(Debug)]
 pub(super) struct Steps {
-    /// How what lies between stages is timed.
+    /// Lowering of calibration pipelines.
     pub(super) lowering: Lowering,
-    /// How decode and the head are timed.
+    /// Lowering for timing decode and the head.
     decode_lowering: Lowering,
-    /// How chunks are timed, and decode in the far context: one sequence alone.
+    /// Lowering for timing chunks, and decode in the far context: a single sequence.
     prefill: Lowering,
     pub(super) keys: Vec<SegmentKey>,
     /// Consecutive blocks that are timed together.
     pub(super) window: Range<usize>,
-    /// For each kind of segment between embedding and head the first that is of it.
+    /// First segment of each kind between embedding and head.
     pub(super) kinds: Vec<usize>,
     times_embedding: bool,
-    /// Decode steps, in order of their worth.
+    /// Decode steps, in order of importance.
     pub(super) decode: Vec<SoloBatch>,
-    /// Chunks, and decode in the far context, in order of their worth.
+    /// Chunks and decode in the far context, in order of importance.
     pub(super) chunks: Vec<SoloBatch>,
-    /// Rows that the head is given.
+    /// Row counts to time the head with.
     pub(super) head_rows: Vec<u32>,
-    /// Rows that the embedding is given.
+    /// Row counts to time the embedding with.
     embedding_rows: Vec<u32>,
     timed_for: TimedFor,
     row_bytes: u64,
     window_bytes: u64,
     head_bytes: u64,
-    /// Whether time is short.
+    /// Whether the calibration has a time limit.
     is_quick: bool,
     shape: String,
     graph: ragtag_graph::Model,
@@ -129,17 +131,17 @@ impl Steps {
         })
     }
 
-    /// Compiles segments for a device, as stages of a calibration pipeline.
+    /// Compiles segments for a stage of a calibration pipeline.
     pub(super) fn compile(&self, segments: Range<usize>, adapter: &Adapter) -> Result<CompiledStage> {
         self.compile_for(&self.lowering, segments, adapter)
     }
 
-    /// Compiles segments for a device, for decode steps.
+    /// Compiles segments for decode steps.
     pub(super) fn compile_decode(&self, segments: Range<usize>, adapter: &Adapter) -> Result<CompiledStage> {
         self.compile_for(&self.decode_lowering, segments, adapter)
     }
 
-    /// Compiles segments for a device, for a single sequence with long chunks.
+    /// Compiles segments for long chunks of a single sequence.
     pub(super) fn compile_prefill(&self, segments: Range<usize>, adapter: &Adapter) -> Result<CompiledStage> {
         self.compile_for(&self.prefill, segments, adapter)
     }
@@ -154,8 +156,8 @@ impl Steps {
         compiled.map_err(|cause| Error::Compile { device: adapter.label(), cause })
     }
 
-    /// The blocks with which decode steps are timed: fewer where time is short and the device a processor, for whose memory
-    /// they are copied by the threads that compute.
+    /// Blocks to time decode steps with. A quick calibration uses fewer on a CPU, whose compute threads also
+    /// copy the weights.
     pub(super) fn decode_window(&self, adapter: &Adapter) -> Range<usize> {
         let Range { start, end } = self.window.clone();
         if !self.is_quick || !is_processor(adapter) {
@@ -165,57 +167,56 @@ impl Steps {
         start..end.min(start + QUICK_WINDOW_BYTES.div_ceil(each).max(1) as usize)
     }
 
-    /// The blocks with which chunks are timed: one where time is short and the device a processor, for which even chunks of
-    /// few rows are more arithmetic than memory.
+    /// Blocks to time chunks with. A quick calibration uses one on a CPU, where even small chunks are
+    /// compute-bound.
     pub(super) fn chunk_window(&self, adapter: &Adapter) -> Range<usize> {
         let Range { start, end } = self.window.clone();
         if self.is_quick && is_processor(adapter) { start..end.min(start + 1) } else { start..end }
     }
 
-    /// Whether the head is loaded.
+    /// Whether to time the head.
     pub(super) fn times_head(&self) -> bool {
         !self.is_quick || self.head_bytes <= MAX_QUICK_HEAD_BYTES
     }
 
-    /// The sizes that are asked for.
+    /// Requested sizes.
     pub(super) fn timed_for(&self) -> TimedFor {
         self.timed_for
     }
 
-    /// What the embedding is given; nothing if it is not timed.
+    /// Row counts to time the embedding with. Empty if it is not timed.
     pub(super) fn embedding_rows(&self) -> &[u32] {
         if self.times_embedding { &self.embedding_rows } else { &[] }
     }
 
-    /// The head.
+    /// Segment number of the head.
     pub(super) fn head(&self) -> usize {
         self.keys.len() - 1
     }
 
-    /// Whether all blocks of the window are of one kind.
+    /// Whether all blocks of the window are of the same kind.
     pub(super) fn is_uniform(&self) -> bool {
         self.window.clone().all(|segment| self.keys[segment] == self.keys[self.window.start])
     }
 
-    /// Bytes with which a processor's caches are cleared: as many as the blocks of the window have, at most as many as a
-    /// window needs.
+    /// Bytes to sweep to evict CPU caches: the window's size, up to a limit.
     pub(super) fn sweep_bytes(&self) -> usize {
         let most = if self.is_quick { QUICK_SWEEP_BYTES } else { WINDOW.0 };
         self.window_bytes.min(most) as usize
     }
 
-    /// Bytes of one row of logits.
+    /// Bytes of a row of logits.
     pub(super) fn logit_row_bytes(&self) -> u64 {
         u64::from(self.graph.hyperparameters().vocabulary) * 4
     }
 
-    /// Bytes of one row of activations.
+    /// Bytes of a row of activations.
     pub(super) fn row_bytes(&self) -> u64 {
         self.row_bytes
     }
 
-    /// Whether nothing needs to be timed for a profile. Where time is short, one that was made for these sizes is taken as it
-    /// is; else it has everything that is timed.
+    /// Whether a cached profile suffices. A quick calibration accepts any profile made for these sizes;
+    /// otherwise it must have every point.
     pub(super) fn is_served_by(&self, profile: &Profile) -> bool {
         if self.is_quick { profile.timed_for.covers(&self.timed_for) } else { self.are_all_in(profile) }
     }
@@ -223,11 +224,11 @@ impl Steps {
     fn are_all_in(&self, profile: &Profile) -> bool {
         let has = |segment: usize, at: &TimePoint| profile.has(&self.keys[segment], at);
         let plain = |rows: u32| TimePoint { rows, sequences: rows, positions: 0.0 };
-        let mut patience = Patience::default();
+        let mut chunk_times = ChunkTimes::default();
         let chunks = self.chunks.iter().filter(|batch| {
-            let wanted = patience.allows(batch);
+            let wanted = chunk_times.allows(batch);
             if wanted {
-                patience.note(batch, self.window_us(profile, batch));
+                chunk_times.record(batch, self.window_us(profile, batch));
             }
             wanted
         });
@@ -238,26 +239,27 @@ impl Steps {
             && self.decode.iter().chain(chunks).all(middle)
     }
 
-    /// What the blocks of the window take together by a profile, in microseconds; without those that it does not know.
+    /// Time of the window's blocks according to a profile, in microseconds. Ignores blocks that the profile
+    /// lacks.
     fn window_us(&self, profile: &Profile, batch: &SoloBatch) -> f64 {
         let time = |segment: usize| profile.time(&self.keys[segment], &micro_batch(batch));
         self.window.clone().filter_map(time).map(|time| time.value).sum()
     }
 
-    /// How many things are timed on a device.
+    /// Number of measurements per device.
     pub(super) fn count(&self) -> u64 {
         let singles = if self.is_uniform() { self.kinds.len().saturating_sub(1) } else { self.kinds.len() };
         let batches = self.decode.len() + self.chunks.len();
         ((singles + 1) * batches + self.embedding_rows().len() + self.head_rows.len() + 1) as u64
     }
 
-    /// What a profile of this model on a device holds for.
+    /// Identity of a profile of this model on a device.
     pub(super) fn identity(&self, adapter: &Adapter, together: u32) -> Result<ProfileIdentity> {
         Ok(ProfileIdentity {
-            // Equal parts of a processor are alike.
+            // Equal parts of a CPU share a profile.
             device: if is_processor(adapter) { adapter.backend.clone() } else { adapter.label() },
             name: adapter.name.clone(),
-            driver: adapter.driver.clone(),
+            driver: adapter.driver.to_string(),
             units: adapter.caps.parallel_units,
             together,
             kernels: self.kernels(adapter)?,
@@ -267,8 +269,8 @@ impl Steps {
         })
     }
 
-    /// Digest of the kernels that run: their variants, their texts where there are any, and the version of the program that
-    /// has those of the CPU in it. It is the same whatever sizes are asked for.
+    /// Digest of the kernels: their variants and sources, and Ragtag's version for the CPU kernels.
+    /// Independent of the requested sizes.
     fn kernels(&self, adapter: &Adapter) -> Result<String> {
         let mut hasher = blake3::Hasher::new();
         hasher.update(env!("CARGO_PKG_VERSION").as_bytes());
@@ -304,39 +306,39 @@ impl Steps {
     }
 }
 
-/// What chunks are expected to take, from those that were timed.
+/// Predicts the times of chunks from those timed so far.
 #[derive(Debug, Default)]
-pub(super) struct Patience {
+pub(super) struct ChunkTimes {
     /// Rows and microseconds.
     seen: Vec<(u32, f64)>,
 }
 
-impl Patience {
-    /// The expected time of a batch in microseconds: of the longest chunk before it that is no longer, as many times as it has
-    /// rows. 0 for decode, and where nothing tells.
+impl ChunkTimes {
+    /// Expected time of a batch in microseconds, scaled by rows from the longest timed chunk that is no
+    /// longer than it. 0 for decode, and if no such chunk was timed.
     pub(super) fn expected_us(&self, batch: &SoloBatch) -> f64 {
         let shorter = self.seen.iter().filter(|(rows, _)| *rows <= batch.rows_each && batch.rows_each > 1);
         let longest = shorter.max_by_key(|(rows, _)| *rows);
         longest.map_or(0.0, |&(rows, us)| us * f64::from(batch.rows_each) / f64::from(rows))
     }
 
-    /// Whether a batch is worth its time.
+    /// Whether a batch is short enough to be timed.
     pub(super) fn allows(&self, batch: &SoloBatch) -> bool {
         self.expected_us(batch) <= LONGEST_US
     }
 
-    /// A batch took so long, in microseconds.
-    pub(super) fn note(&mut self, batch: &SoloBatch, us: f64) {
+    /// Records the time of a batch, in microseconds.
+    pub(super) fn record(&mut self, batch: &SoloBatch, us: f64) {
         self.seen.push((batch.rows_each, us));
     }
 }
 
-/// Rows of the chunks that are timed, ascending.
+/// Chunk sizes to time, ascending.
 fn chunks(chunk: u32) -> Vec<u32> {
     buckets(chunk).into_iter().filter(|&rows| rows >= SMALLEST_CHUNK || rows == chunk).collect()
 }
 
-/// Decode steps: one sequence, as many as there can be, and the numbers between.
+/// Decode steps with one sequence, with the maximum number, and with numbers between.
 fn decode_batches(rows: &[u32], longest: u32) -> Vec<SoloBatch> {
     let mut contexts = CONTEXTS.map(|positions| positions.min(longest)).to_vec();
     contexts.dedup();
@@ -345,8 +347,8 @@ fn decode_batches(rows: &[u32], longest: u32) -> Vec<SoloBatch> {
     rows.flat_map(|&rows| contexts.iter().map(move |&at| SoloBatch::decode(rows, at))).collect()
 }
 
-/// Chunks at the start of a prompt and at the end of the far context. The shortest is first: it tells which others take too
-/// long.
+/// Chunks at the start of a prompt and at the end of the far context. The shortest comes first, since it
+/// predicts which others take too long.
 fn chunk_batches(chunk: u32, far: u32, long: u32) -> Vec<SoloBatch> {
     let rows = chunks(chunk);
     let worth = |rows: &u32| WORTH.iter().position(|worthy| worthy == rows).unwrap_or(WORTH.len());
@@ -368,15 +370,15 @@ fn chunk_batches(chunk: u32, far: u32, long: u32) -> Vec<SoloBatch> {
     batches
 }
 
-/// The far context: all keys and values of the window in it take no more than they may.
+/// Length of the far context, limited by [`MAX_FAR_BYTES`].
 fn far(window: &[Segment], longest: u32) -> u32 {
     let each: u64 = window.iter().map(|segment| segment.kv_bytes_per_position).sum();
     let most = u32::try_from(MAX_FAR_BYTES / each.max(1)).unwrap_or(u32::MAX);
     longest.min(FAR).min(most)
 }
 
-/// Numbers of rows up to `most`, a power of two: the first and the last of each bucket, for programs change their kernels
-/// from one bucket to the next, and times take a step there.
+/// Row counts up to `most`, a power of two: the first and last of each bucket. Each bucket has its own
+/// program, so times jump between buckets.
 fn ends_of_buckets(most: u32) -> Vec<u32> {
     let buckets = buckets(most);
     let firsts = buckets.iter().take(buckets.len() - 1).map(|rows| rows + 1);
@@ -386,9 +388,9 @@ fn ends_of_buckets(most: u32) -> Vec<u32> {
     ends
 }
 
-/// A solo batch as the cost model sees it.
-pub(super) fn micro_batch(batch: &SoloBatch) -> MicroBatch {
-    MicroBatch {
+/// Converts a solo batch for the cost model.
+pub(super) fn micro_batch(batch: &SoloBatch) -> BatchShape {
+    BatchShape {
         rows: batch.sequences * batch.rows_each,
         logit_rows: if batch.logits { batch.sequences } else { 0 },
         sequences: batch.sequences,
@@ -396,7 +398,7 @@ pub(super) fn micro_batch(batch: &SoloBatch) -> MicroBatch {
     }
 }
 
-/// The first blocks, as many as it takes.
+/// Blocks to time together: the first ones, up to the limits of [`WINDOW`].
 fn window(segments: &[Segment]) -> Range<usize> {
     let most = segments.len().saturating_sub(2);
     let first = segments.get(1).map_or(1, bytes).max(1);
@@ -408,7 +410,7 @@ fn bytes(segment: &Segment) -> u64 {
     segment.tensors.iter().map(|tensor| tensor.resident_bytes).sum()
 }
 
-/// Digest of all that the time of a model's segments depends on.
+/// Digest of everything about the model that affects its segments' times.
 fn shape(model: &Model) -> String {
     let mut hasher = blake3::Hasher::new();
     hasher.update(format!("{:?}", model.hyperparameters()).as_bytes());
@@ -430,20 +432,20 @@ mod tests {
     }
 
     #[test]
-    fn chunks_that_would_take_long_are_spared() {
-        let mut patience = Patience::default();
+    fn long_chunks_are_skipped() {
+        let mut chunk_times = ChunkTimes::default();
         let chunk = |rows| SoloBatch::chunk(rows, 0);
-        assert!(patience.allows(&chunk(4096)), "nothing was timed so far");
-        patience.note(&chunk(16), LONGEST_US / 8.0);
-        assert!(patience.allows(&SoloBatch::chunk(128, 480)) && !patience.allows(&chunk(256)));
-        assert!(patience.allows(&SoloBatch::decode(64, 32)), "decode is always timed");
-        // A longer one tells better.
-        patience.note(&chunk(128), LONGEST_US / 4.0);
-        assert!(patience.allows(&chunk(512)) && !patience.allows(&chunk(1024)));
+        assert!(chunk_times.allows(&chunk(4096)), "nothing was timed yet");
+        chunk_times.record(&chunk(16), LONGEST_US / 8.0);
+        assert!(chunk_times.allows(&SoloBatch::chunk(128, 480)) && !chunk_times.allows(&chunk(256)));
+        assert!(chunk_times.allows(&SoloBatch::decode(64, 32)), "decode is always timed");
+        // A longer chunk predicts better.
+        chunk_times.record(&chunk(128), LONGEST_US / 4.0);
+        assert!(chunk_times.allows(&chunk(512)) && !chunk_times.allows(&chunk(1024)));
     }
 
     #[test]
-    fn what_tells_most_comes_first() {
+    fn the_most_important_measurements_come_first() {
         let batches = chunk_batches(4096, 8192, 512);
         let rows: Vec<_> = batches.iter().map(|batch| (batch.rows_each, batch.first_position)).collect();
         let first = [(16, 0), (512, 0), (2048, 0), (4096, 0), (512, 7680), (1, 8191), (128, 0), (1024, 0)];

@@ -1,4 +1,5 @@
-//! `ragtag bench`: prompt processing (pp) and generation (tg) in tokens per second, as llama-bench has made usual.
+//! `ragtag bench`: prompt processing (pp) and generation (tg) speed in tokens per second, in the style of
+//! llama-bench.
 
 use super::args::BenchArgs;
 use super::compare;
@@ -17,7 +18,7 @@ use ragtag_scheduler::compare::Burst;
 use serde::Serialize;
 use serde_json::json;
 
-/// One thing that is measured.
+/// One measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Test {
     Prompt(u32),
@@ -72,7 +73,7 @@ pub(super) fn run(args: &BenchArgs) -> Result<()> {
         (engine, replanned) = compare::replan(&mut placed, &model, engine, options())?;
     }
     let bar = progress::steps("measuring", tests.len() as u64 * u64::from(args.repetitions + 1));
-    // Kernels are compiled and commands recorded in the first runs, which count nowhere.
+    // Warm-up: the first runs compile kernels and record commands, and are not counted.
     for test in &tests {
         once(&engine.session(), &test.burst(parallel))?;
         bar.inc(1);
@@ -104,7 +105,7 @@ pub(super) fn run(args: &BenchArgs) -> Result<()> {
     } else {
         show(&format!("{}\n{}", as_table(&model, &engine, &measurements), compare::as_table(&comparison)))
     };
-    // What cannot be written takes nothing else with it.
+    // A failed write does not affect the other outputs.
     let drawn = compare::write_page(&args.comparison, &engine, &comparison);
     printed.and(drawn).and(records.write(&model, &placed.devices, engine))
 }
@@ -123,7 +124,8 @@ impl Test {
         }
     }
 
-    /// Tokens of the prompt and tokens to generate. A prompt ends with the one token that proves it was processed.
+    /// Prompt tokens and tokens to generate. A prompt test generates one token, which marks the end of its
+    /// processing.
     fn shape(self) -> (u32, u32) {
         match self {
             Test::Prompt(n) => (n, 1),
@@ -131,13 +133,13 @@ impl Test {
         }
     }
 
-    /// Positions that a sequence takes. The last new token takes none: nothing is computed from it.
+    /// KV positions of a sequence. The last new token needs none: it is never fed back.
     fn positions(self) -> u32 {
         let (prompt, new) = self.shape();
         prompt.saturating_add(new - 1)
     }
 
-    /// As the cost model sees it.
+    /// The burst for the cost model.
     fn burst(self, sequences: u32) -> Burst {
         match self {
             Test::Prompt(tokens) => Burst::Prompts { tokens, sequences },
@@ -178,7 +180,7 @@ fn measure(
     })
 }
 
-/// Runs all sequences of a test at once; seconds until the last has ended.
+/// Runs all sequences of a test at once. Returns the seconds until the last one ends.
 fn once(session: &Session, burst: &Burst) -> Result<f64> {
     Ok(super::block_on(session.burst(burst))?.seconds)
 }

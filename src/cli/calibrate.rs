@@ -1,4 +1,4 @@
-//! `ragtag calibrate`, and how the other commands come by what is measured.
+//! `ragtag calibrate`, and calibration before other commands make a plan.
 
 use super::args::CalibrateArgs;
 use super::output::{inform, note, print_json, show, table};
@@ -9,7 +9,7 @@ use crate::devices::Devices;
 use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::planner::MAX_CHUNK;
-use ragtag_scheduler::cost::{KindProfile, Profile, Roofline, TimeSample};
+use ragtag_planner::cost::{KindProfile, Profile, Roofline, TimeSample};
 use serde_json::json;
 use std::sync::OnceLock;
 
@@ -40,8 +40,8 @@ pub(super) fn run(args: &CalibrateArgs) -> Result<()> {
     printed.and(calibration.unkept.map_or(Ok(()), |cause| Err(Error::Unkept(cause))))
 }
 
-/// What a command that places a model knows of the devices: what was measured of them, now if it was not before. `None` if
-/// calibration is not wanted, or there is no data of the model to time them with.
+/// Returns cached or new measurements of the devices. `None` if calibration is off or fails, or if the model
+/// has no tensor data to time.
 pub(super) fn for_placement(model: &Model, devices: &Devices, wanted: &Wanted<'_>) -> Option<Calibration> {
     if !wanted.is_calibrated() || model.graph().weights().without_data().is_some() {
         return None;
@@ -52,8 +52,8 @@ pub(super) fn for_placement(model: &Model, devices: &Devices, wanted: &Wanted<'_
         sequences: wanted.sequences(),
         ..CalibrationOptions::default()
     };
-    // What is wrong with a device is for the run itself to say.
-    let failed = |error| note(&format!("the devices are not calibrated, their speed is assumed: {error}"));
+    // The run itself reports device errors.
+    let failed = |error| note(&format!("calibration failed, planning with assumed speeds: {error}"));
     let calibration = measured(model, devices, &options).map_err(failed).ok()?;
     if let Some(cause) = &calibration.unkept {
         note(&format!("note: {}", Error::Unkept(cause.clone())));
@@ -61,7 +61,7 @@ pub(super) fn for_placement(model: &Model, devices: &Devices, wanted: &Wanted<'_
     Some(calibration)
 }
 
-/// Calibrates with a progress bar, and says so if there is anything to do.
+/// Calibrates with a progress bar. Prints nothing if every measurement is cached.
 fn measured(model: &Model, devices: &Devices, options: &CalibrationOptions) -> Result<Calibration> {
     let bar = OnceLock::new();
     let progress = |done: u64, total: u64| {
@@ -111,13 +111,13 @@ fn as_table(calibration: &Calibration) -> String {
     let mut overheads = table(&[
         "device",
         ">per stage",
-        ">alone",
-        ">tokens back",
-        ">each",
-        ">copy",
-        ">copies",
+        ">hand-over",
+        ">token return",
+        ">per row",
+        ">copy latency",
+        ">copy rate",
         ">weights",
-        ">operations",
+        ">compute",
     ]);
     for (label, profile) in &calibration.profiles {
         let fitted = profile.roofline.as_ref();
@@ -151,7 +151,7 @@ fn as_table(calibration: &Calibration) -> String {
     }
 }
 
-/// How close a time is to what the best rates of the device allow.
+/// Time at the device's peak rates as a percentage of the measured time.
 fn share(roofline: &Roofline, kind: &KindProfile, sample: &TimeSample) -> String {
     let work = kind.key.work(&sample.at);
     let moving_us = work.bytes / roofline.bandwidth_bytes_per_s * 1e6;

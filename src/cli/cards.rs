@@ -1,9 +1,9 @@
-//! `ragtag cards`: the cards that fleets may name, with what their makers promise and what plans reckon with.
+//! `ragtag cards`: the GPUs that fleets can name, with datasheet figures and the figures that plans use.
 
 use super::args::CardsArgs;
 use super::output::{print_json, show, table};
 use crate::error::{Error, Result};
-use ragtag_scheduler::fleet::{Card, Fleet, cards, reached, source};
+use ragtag_planner::fleet::{Card, Fleet, cards, reached, source};
 use serde_json::{Value, json};
 
 pub(super) fn run(args: &CardsArgs) -> Result<()> {
@@ -41,10 +41,10 @@ pub(super) fn run(args: &CardsArgs) -> Result<()> {
         ]);
     }
     show(&format!("{table}\n"))?;
-    show("- a ~ marks what is derived or assumed; sources and shares that kernels reach: --json\n")
+    show("- ~ marks derived or assumed figures; --json adds sources and the shares that kernels reach\n")
 }
 
-/// A card with its source in full, and what the planner takes it for.
+/// A card with its full source and the figures that the planner uses.
 fn as_json(card: &Card) -> Result<Value> {
     let invalid = |cause| Error::Fleet { of: card.name.clone(), cause };
     let (devices, _) = Fleet::from_line(&card.name).and_then(|fleet| fleet.facts()).map_err(invalid)?;

@@ -1,4 +1,4 @@
-//! Predicted against measured, as the command shows it; and `--replan`.
+//! Tables and pages of predicted against measured times, and `--replan`.
 
 use super::args::CompareArgs;
 use super::files::write_file;
@@ -9,24 +9,24 @@ use crate::engine::{Engine, EngineOptions};
 use crate::error::Result;
 use crate::model::Model;
 use crate::pictures::{self, Gantt, Report};
-use ragtag_scheduler::Place;
+use ragtag_planner::Place;
+use ragtag_planner::wording::{self, Quantity};
 use ragtag_scheduler::compare::{Comparison, Phase};
-use ragtag_scheduler::wording::{self, Quantity};
 use serde::Serialize;
 
-/// What `--replan` came to.
+/// Outcome of `--replan`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Change {
-    /// The split that was measured.
+    /// Measured split.
     from: String,
-    /// The split that is used from then on.
+    /// Split in use from then on.
     to: String,
-    /// By how much the first takes longer, as a share, as far as the measured facts tell.
+    /// Extra time of the old split as a share of the new split's time, predicted from the measurements.
     predicted_gain: f64,
 }
 
-/// After a first run: plans again from what the engine measured. If that gives a better plan, the engine is started with it,
-/// and `placed` is what it runs. One line on standard error says what was decided.
+/// Plans again from the measurements of a first run. If the new plan is better, restarts the engine with it
+/// and updates `placed`. Prints the decision on standard error.
 pub(super) fn replan(
     placed: &mut Placed,
     model: &Model,
@@ -35,7 +35,7 @@ pub(super) fn replan(
 ) -> Result<(Engine, Option<Change>)> {
     let Some(replanned) = placed.planner.replan(&engine)? else {
         inform(
-            "replan: measured, and no other plan is better by more than 3 % and what measurements vary by",
+            "replan: keeping the plan; no other is predicted to be faster by more than 3 % and the measurement noise",
         );
         return Ok((engine, None));
     };
@@ -45,29 +45,30 @@ pub(super) fn replan(
         predicted_gain: replanned.gain,
     };
     let faster = wording::speed(1.0 / (1.0 + replanned.gain));
-    inform(&format!("replan: {} -> {}, predicted {faster} as measured", change.from, change.to));
-    // Its memory is needed.
+    inform(&format!("replan: {} -> {}, predicted {faster} with the measured speeds", change.from, change.to));
+    // Frees its memory for the next engine.
     drop(engine.shutdown());
     (placed.planner, placed.plan, placed.file) = (replanned.planner, replanned.plan, None);
     Ok((placed.start(model, options)?, Some(change)))
 }
 
-/// Has devices timed again at the next use that ran at another speed than their profiles say, and says so.
+/// Marks devices whose speed contradicts their profiles for calibration at the next use, and prints a note
+/// for each.
 pub(super) fn note_contradictions(placed: &Placed, comparison: &Comparison) {
     for device in Calibration::contradict(placed.planner.facts().0, comparison, None) {
         note(&format!(
-            "calibration: {device} ran at another speed than calibrated; the next command times it again"
+            "calibration: {device} did not run at its calibrated speed; the next command calibrates it again"
         ));
     }
 }
 
-/// The comparison as a table, with what failed below it.
+/// Formats the comparison as a table, followed by its findings.
 pub(super) fn as_table(comparison: &Comparison) -> String {
-    let mut table = table(&["part", "micro-batches", ">number", ">predicted", ">measured", ">deviation"]);
+    let mut table = table(&["part", "micro-batches", ">count", ">predicted", ">measured", ">deviation"]);
     for part in &comparison.parts {
         let what = match part.place {
             Place::Stage => format!("stage {} on {}", part.index, part.device),
-            Place::TokenReturn => "return of tokens".into(),
+            Place::TokenReturn => "token return".into(),
             _ => format!("{} -> {}", part.device, part.to.as_deref().unwrap_or("")),
         };
         let size = match part.place {
@@ -88,7 +89,7 @@ pub(super) fn as_table(comparison: &Comparison) -> String {
     for rate in &comparison.rates {
         let speed = |tokens_per_s: f64| format!("{tokens_per_s:.1} tokens/s");
         let (predicted, measured) = (speed(rate.predicted_tokens_per_s), speed(rate.measured_tokens_per_s));
-        let what = format!("all of it, {}", rate.what);
+        let what = format!("total, {}", rate.what);
         table.add_row([
             what,
             phase(rate.phase).into(),
@@ -116,7 +117,7 @@ fn time(us: f64) -> String {
     if us < 1000.0 { format!("{us:.1} µs") } else { format!("{:.2} ms", us / 1e3) }
 }
 
-/// Writes the page that was asked for. The engine has run with a trace.
+/// Writes the page of `--html`, if given. The engine must have run with a trace.
 pub(super) fn write_page(args: &CompareArgs, engine: &Engine, comparison: &Comparison) -> Result<()> {
     let Some(path) = &args.html else { return Ok(()) };
     let mut report = Report::new(engine.plan().clone());

@@ -1,7 +1,7 @@
-//! `ragtag bench --defaults`: the speed without flags beside the speed that the best of a few flags gives.
+//! `ragtag bench --defaults`: the speed of the default settings against the best of a few alternatives.
 //!
-//! Each alternative differs from the default in one thing, at equal types of cache and wire. Both run in turns, and each
-//! ratio is of medians of the same turns.
+//! Each alternative changes one setting and keeps the cache and wire types. Default and alternative run in
+//! alternation, and each ratio compares medians over the same rounds.
 
 use super::args::BenchArgs;
 use super::output::{inform, note, print_json, show, table};
@@ -14,29 +14,29 @@ use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::planner::Planner;
 use ragtag_hal::{AdapterKind, GemmChoice};
+use ragtag_planner::{Plan, Workload};
 use ragtag_scheduler::compare::Burst;
-use ragtag_scheduler::{Plan, Workload};
 use serde::Serialize;
 use serde_json::json;
 use std::fmt;
 
-/// Prompts whose prefill is measured, in tokens.
+/// Prompt lengths of the prefill cells, in tokens.
 const PROMPTS: [u32; 3] = [512, 2048, 8192];
-/// Numbers of sequences whose decode is measured, and the tokens of each.
+/// Sequence counts of the decode cells, and the tokens of each sequence.
 const SEQUENCES: [u32; 3] = [1, 8, 64];
 const PROMPT_TOKENS: u32 = 16;
 const NEW_TOKENS: u32 = 64;
-/// Most alternatives of a cell.
+/// Maximum number of alternatives per cell.
 const MOST_ALTERNATIVES: usize = 12;
-/// A cell whose best alternative is faster than this is measured against it once more: the best of several noisy figures
-/// flatters.
+/// An alternative that brings the ratio below this is measured again, since the best of several noisy figures
+/// is biased.
 const MEASURED_AGAIN: f64 = 0.98;
-/// An alternative that is slower by this factor in every cell is measured once.
+/// An alternative that is slower by this factor in every cell is measured only once.
 const HOPELESS: f64 = 1.2;
-/// Bursts that take longer than this are measured once, in seconds.
+/// Bursts longer than this are measured only once, in seconds.
 const LONG_S: f64 = 2.0;
 
-/// What differs from the default.
+/// The setting that differs from the default.
 #[derive(Clone, Debug, PartialEq)]
 enum Change {
     Chunk(u32),
@@ -60,7 +60,7 @@ impl fmt::Display for Change {
     }
 }
 
-/// One measured thing.
+/// One measured workload.
 #[derive(Clone, Debug)]
 struct Cell {
     name: String,
@@ -68,21 +68,21 @@ struct Cell {
     tokens: u32,
 }
 
-/// Cells that one engine serves.
+/// Cells that share one engine.
 struct Group {
     sequences: u32,
     workload: Workload,
     cells: Vec<Cell>,
 }
 
-/// An alternative beside the default, for one cell.
+/// An alternative and the default, measured in one cell.
 #[derive(Clone, Debug, Serialize)]
 struct Measured {
     change: String,
     plan: String,
     default_tokens_per_s: f64,
     tokens_per_s: f64,
-    /// Default over alternative: 1 and more where the default is as fast.
+    /// Default speed over alternative speed: 1 or more if the default is at least as fast.
     ratio: f64,
     default_samples_tokens_per_s: Vec<f64>,
     samples_tokens_per_s: Vec<f64>,
@@ -101,14 +101,14 @@ impl Measured {
 struct CellReport {
     cell: String,
     plan: String,
-    /// The lowest ratio of all alternatives.
+    /// Lowest ratio of all alternatives.
     ratio: f64,
     alternatives: Vec<Measured>,
-    /// Alternatives without a figure, each with the reason.
+    /// Alternatives that were not measured, each with the reason.
     left_out: Vec<String>,
 }
 
-/// Something that can be started: a plan on devices.
+/// A plan on devices, ready to start.
 struct Contender<'a> {
     devices: &'a Devices,
     plan: Plan,
@@ -119,7 +119,7 @@ struct Runner<'a> {
     model: &'a Model,
     group: &'a Group,
     default: Contender<'a>,
-    /// The default's engine, while it is loaded.
+    /// The engine of the default, while it is loaded.
     loaded: Option<Engine>,
 }
 
@@ -137,7 +137,7 @@ pub(super) fn run(args: &BenchArgs) -> Result<()> {
     show(&as_table(&reports))
 }
 
-/// The cells, by the engine that serves them; those beyond the model's context are skipped.
+/// Groups cells by engine. Cells that exceed the model's context are skipped.
 fn groups(context: u32, skipped: &mut Vec<String>) -> Vec<Group> {
     let (fitting, longer): (Vec<u32>, Vec<u32>) = PROMPTS.into_iter().partition(|tokens| *tokens <= context);
     skipped.extend(longer.iter().map(|n| format!("skipped pp{n}: the model's context is {context}")));
@@ -174,7 +174,7 @@ impl Group {
         matches!(self.cells[0].burst, Burst::Prompts { .. })
     }
 
-    /// What is tried in place of the default.
+    /// Alternatives to the default settings.
     fn changes(&self, placed: &Placed) -> Vec<Change> {
         let selected = placed.devices.selected();
         let mut changes: Vec<Change> = Vec::new();
@@ -249,7 +249,7 @@ fn measure(args: &BenchArgs, model: &Model, group: &Group) -> Result<Vec<CellRep
     Ok(reports)
 }
 
-/// The devices as the change wants them.
+/// Probes the devices with the change applied.
 fn changed_devices(args: &BenchArgs, change: &Change) -> Result<Devices> {
     let mut devices = args.devices.clone();
     match change {
@@ -259,12 +259,12 @@ fn changed_devices(args: &BenchArgs, change: &Change) -> Result<Devices> {
     }
     let devices = Devices::probe(&device_options(&devices))?;
     if *change == Change::Library && devices.selected().iter().all(|adapter| adapter.caps.gemm.is_none()) {
-        return Err(Error::Usage("no library for matrix products was found".into()));
+        return Err(Error::Usage("no matrix library (cuBLASLt, rocBLAS) was found".into()));
     }
     Ok(devices)
 }
 
-/// A planner for the alternative, with everything else as the default plan has it.
+/// Planner for the alternative. All other settings are the default plan's.
 fn changed(placed: &Placed, devices: &Devices, model: &Model, change: &Change) -> Result<Planner> {
     let plan = &placed.plan;
     let planner = placed.planner.clone().boundary(plan.boundary);
@@ -276,7 +276,7 @@ fn changed(placed: &Placed, devices: &Devices, model: &Model, change: &Change) -
             let others = placed.devices.labels().into_iter().filter(|label| label != device);
             others.fold(planner, |planner, other| planner.exclude(&other))
         }
-        // Devices that nobody timed: the default's placement and micro-batches.
+        // These devices are not calibrated: keep the default's placement and micro-batches.
         Change::Threads(_) | Change::Library => Planner::new(model)
             .devices(devices)
             .context(plan.context)
@@ -295,7 +295,7 @@ fn changed(placed: &Placed, devices: &Devices, model: &Model, change: &Change) -
     })
 }
 
-/// Whether two plans on the same devices run the same way.
+/// Whether two plans on the same devices execute identically.
 fn runs_alike(a: &Plan, b: &Plan) -> bool {
     let of = |plan: &Plan| {
         (plan.split().to_string(), plan.chunks(), plan.decode_groups, plan.credits, plan.slots, plan.boundary)
@@ -308,8 +308,8 @@ impl<'a> Runner<'a> {
         Engine::start_exact(self.model, contender.devices, &contender.plan, EngineOptions::default())
     }
 
-    /// Tokens per second of the default and of another contender for each cell, in turns: with both loaded if the devices
-    /// hold both, else by loading one after the other.
+    /// Measures the default and another contender in alternation, in tokens per second for each cell. Keeps
+    /// both loaded if they fit, else reloads them in turn.
     fn in_turns(&mut self, other: &Contender<'_>, repetitions: u32) -> Result<Vec<[Vec<f64>; 2]>> {
         let mut turns = vec![[Vec::new(), Vec::new()]; self.group.cells.len()];
         let own = match self.loaded.take() {
@@ -346,7 +346,7 @@ impl<'a> Runner<'a> {
         Ok(turns)
     }
 
-    /// Measures each cell once. Round 0 warms up; a burst that takes too long is measured in the first round alone.
+    /// Measures each cell once. Round 0 is a warm-up; long bursts are measured in round 1 only.
     fn take_turn(
         &self,
         engine: &Engine,
@@ -370,7 +370,7 @@ impl<'a> Runner<'a> {
         Ok(())
     }
 
-    /// Measures the default and one alternative in turns; nothing if both are the same.
+    /// Measures the default and one alternative in alternation. `None` if both run the same plan.
     fn against(
         &mut self,
         args: &BenchArgs,

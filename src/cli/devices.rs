@@ -1,4 +1,4 @@
-//! `ragtag devices`: what this machine has, API by API.
+//! `ragtag devices`: the devices of this machine and the APIs that expose them.
 
 use super::args::DevicesArgs;
 use super::output::{bytes, print_json, show, table};
@@ -29,11 +29,11 @@ pub(super) fn run(args: &DevicesArgs) -> Result<()> {
             show(&format!("{line}\n"))?;
         }
     }
-    // The list comes first: who is refused needs it.
+    // The list is printed even if `--strict` refuses the selection.
     if args.devices.strict { super::strict::check_devices(&devices) } else { Ok(()) }
 }
 
-/// A row for each physical device, described as the API sees it that it is used through, else as the best one does.
+/// Prints a row for each physical device, described by its selected API, else by its best one.
 fn print_devices(devices: &Devices) -> Result<()> {
     let mut table = table(&["device", "name", "kind", ">free", ">total", ">units", "driver", "selected"]);
     let selected = devices.labels();
@@ -51,7 +51,7 @@ fn print_devices(devices: &Devices) -> Result<()> {
             free,
             total,
             adapter.caps.parallel_units.to_string(),
-            adapter.driver.clone(),
+            adapter.driver.to_string(),
             used.join(", "),
         ]);
     }

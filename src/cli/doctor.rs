@@ -1,4 +1,4 @@
-//! `ragtag devices --doctor`: for each API what is there, what is missing, and how to get it.
+//! `ragtag devices --doctor`: a table of what each API needs, what is missing, and how to install it.
 
 use super::output::{print_json, show, table};
 use crate::devices::DeviceOptions;
@@ -12,7 +12,7 @@ pub(super) fn run(options: &DeviceOptions, as_json: bool) -> Result<()> {
 }
 
 fn as_table(found: &[Diagnosis]) -> String {
-    let mut table = table(&["API", "what", "", "found", "what helps"]);
+    let mut table = table(&["API", "check", "state", "found", "fix"]);
     for Diagnosis { api, findings } in found {
         for (index, finding) in findings.iter().enumerate() {
             let state = match finding.state {

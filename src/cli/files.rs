@@ -1,21 +1,23 @@
-//! The files that a command reads and writes. Outputs are tried before the run, and written whole or not at all.
+//! Input and output files of a command. Outputs are checked before the run and written atomically.
 
 use crate::error::{Error, Result};
 use crate::files::{read_text, text_of};
+use crate::model::{file_name, shard_paths};
+use ragtag_graph::checkpoint;
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf, is_separator};
 
-/// Names that are tried for a temporary file; another process may have left some.
+/// Names to try for a temporary file. Some may be left over from other processes.
 const NAMES: u32 = 100;
 
-/// Fails early if a file cannot be written, so that no long run ends in nothing, and if a file is named for two outputs or is
-/// one that the command reads.
+/// Fails early if an output cannot be written, is also an input, or is named twice, so that no long run loses
+/// its results.
 pub(crate) fn check<P: AsRef<Path>>(
     outputs: impl IntoIterator<Item = P>,
     inputs: impl IntoIterator<Item = P>,
 ) -> Result<()> {
-    let read = inputs.into_iter().flat_map(|path| crate::model::files(path.as_ref()));
+    let read = inputs.into_iter().flat_map(|path| model_files(path.as_ref()));
     let read: Vec<PathBuf> = read.filter_map(|path| path.canonicalize().ok()).collect();
     let mut written = Vec::new();
     for path in outputs {
@@ -23,27 +25,37 @@ pub(crate) fn check<P: AsRef<Path>>(
         let Some(target) = writable(path).map_err(cannot_write(path))? else { continue };
         let refuse = |why| Err(Error::Usage(format!("{} {why}", path.display())));
         if read.contains(&target) {
-            return refuse("is read, and cannot be written as well");
+            return refuse("is an input and cannot also be an output");
         }
         if written.contains(&target) {
-            return refuse("is named for two outputs");
+            return refuse("is used for two outputs");
         }
         written.push(target);
     }
     Ok(())
 }
 
-/// Whether a path is `-`, which stands for standard input or output.
+/// Files that a model may be read from, given any of them or their directory.
+fn model_files(path: &Path) -> Vec<PathBuf> {
+    let Ok(folder) = std::fs::read_dir(path) else { return shard_paths(path) };
+    let of_model = |path: &PathBuf| {
+        checkpoint::FILES.contains(&file_name(path).as_str())
+            || path.extension().is_some_and(|extension| extension == "safetensors")
+    };
+    folder.filter_map(|entry| Some(entry.ok()?.path())).filter(of_model).collect()
+}
+
+/// Whether a path is `-`: standard input or output.
 pub(crate) fn is_standard(path: &Path) -> bool {
     path == Path::new("-")
 }
 
-/// An input's path as errors name it.
+/// Path of an input for error messages.
 pub(crate) fn input_name(path: &Path) -> &Path {
     if is_standard(path) { Path::new("standard input") } else { path }
 }
 
-/// Reads a text of at most so many bytes, from standard input if the path is `-`.
+/// Reads a text of at most `most_bytes` bytes, from standard input if the path is `-`.
 pub(crate) fn read_input(path: &Path, most_bytes: u64) -> Result<String> {
     let text = match is_standard(path) {
         true => text_of(io::stdin(), most_bytes),
@@ -52,7 +64,7 @@ pub(crate) fn read_input(path: &Path, most_bytes: u64) -> Result<String> {
     text.map_err(|cause| Error::File { action: "read", path: input_name(path).into(), cause })
 }
 
-/// Writes a whole file or none: to a temporary file beside it, then renamed.
+/// Writes a file atomically: to a temporary file in the same folder, which is then renamed.
 pub(crate) fn write_file(path: &Path, content: &[u8]) -> Result<()> {
     let written = match is_special(path) {
         true => OpenOptions::new().write(true).open(path).and_then(|mut file| file.write_all(content)),
@@ -65,7 +77,8 @@ fn cannot_write(path: &Path) -> impl Fn(io::Error) -> Error {
     |cause| Error::File { action: "write", path: path.into(), cause }
 }
 
-/// The file that a path leads to, if one can be written there. `None` for what is no file and is written to as it is.
+/// Checks that a path can be written and returns the file behind its links. `None` for devices and pipes,
+/// which are written in place.
 fn writable(path: &Path) -> io::Result<Option<PathBuf>> {
     if is_special(path) {
         return Ok(None);
@@ -77,12 +90,13 @@ fn writable(path: &Path) -> io::Result<Option<PathBuf>> {
     Ok(Some(target))
 }
 
-/// Whether a path leads to a device or a pipe, as `/dev/stdout` does. Such things are written to, never replaced.
+/// Whether a path leads to a device or a pipe, such as `/dev/stdout`. These are written in place, never
+/// replaced.
 fn is_special(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|m| !m.is_file() && !m.is_dir())
 }
 
-/// The file that a path leads to by whatever links, whether it is there or not.
+/// Follows all links of a path. The target need not exist.
 fn followed(path: &Path) -> io::Result<PathBuf> {
     match path.canonicalize() {
         Err(cause) if cause.kind() == ErrorKind::NotFound => {}
@@ -95,7 +109,7 @@ fn followed(path: &Path) -> io::Result<PathBuf> {
     }
 }
 
-/// Whether a path can only be that of a folder: it ends in a separator, in `.` or in `..`.
+/// Whether a path can only name a folder: it ends in a separator, `.` or `..`.
 fn names_a_folder(path: &Path) -> bool {
     let last = path.as_os_str().as_encoded_bytes().rsplit(|&byte| is_separator(char::from(byte))).next();
     matches!(last, None | Some(b"" | b"." | b".."))
@@ -105,7 +119,7 @@ fn folder(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// A rename asks neither.
+/// Refuses folders and read-only files, which a rename would replace.
 fn refuse_protected(target: &Path) -> io::Result<()> {
     match target.metadata() {
         Ok(old) if old.is_dir() => Err(ErrorKind::IsADirectory.into()),
@@ -114,7 +128,8 @@ fn refuse_protected(target: &Path) -> io::Result<()> {
     }
 }
 
-/// A new file in a folder, with its path. Its name is short, however long that of the file is whose place it takes.
+/// Creates a temporary file in a folder. Its name is short, so that it is valid even if the target's name is
+/// close to the limit.
 fn temporary(folder: &Path) -> io::Result<(PathBuf, File)> {
     let create = |number| {
         let path = folder.join(format!(".ragtag-{}-{number}.part", std::process::id()));
@@ -134,7 +149,7 @@ fn replace(target: &Path, content: &[u8]) -> io::Result<()> {
     replaced
 }
 
-/// Writes a file, which may be read and written by those who may read and write the one whose place it is to take.
+/// Writes and syncs a file, with the permissions of the target that it will replace.
 fn fill(mut file: File, target: &Path, content: &[u8]) -> io::Result<()> {
     if let Ok(old) = target.metadata() {
         let (old, new) = (old.permissions(), file.metadata()?.permissions());
@@ -150,7 +165,7 @@ fn fill(mut file: File, target: &Path, content: &[u8]) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    fn try_out(path: &Path) -> Result<()> {
+    fn checked(path: &Path) -> Result<()> {
         check([path], [])
     }
 
@@ -162,13 +177,13 @@ mod tests {
     fn files_are_written_whole_or_not_at_all() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("out.json");
-        try_out(&path).unwrap();
+        checked(&path).unwrap();
         write_file(&path, b"all of it").unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), b"all of it");
         assert_eq!(names(folder.path()), 1, "no temporary file is left");
         for bad in ["missing/out.json", "out.json/more", "new/", "new/.", "..", ".", "", "a\0b"] {
             let bad = folder.path().join(bad);
-            for outcome in [try_out(&bad), write_file(&bad, b"")] {
+            for outcome in [checked(&bad), write_file(&bad, b"")] {
                 assert!(matches!(outcome, Err(Error::File { action: "write", .. })), "{bad:?}: {outcome:?}");
             }
         }
@@ -176,11 +191,11 @@ mod tests {
     }
 
     #[test]
-    fn what_can_be_tried_can_be_written_however_long_its_name() {
+    fn check_and_write_agree_on_long_names() {
         let folder = tempfile::tempdir().unwrap();
         for length in [250, 255, 256] {
             let path = folder.path().join("n".repeat(length));
-            let (tried, written) = (try_out(&path).is_ok(), write_file(&path, b"text").is_ok());
+            let (tried, written) = (checked(&path).is_ok(), write_file(&path, b"text").is_ok());
             assert_eq!(tried, written, "{length} bytes");
         }
         assert!(folder.path().join("n".repeat(250)).exists());
@@ -188,7 +203,7 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn what_was_there_keeps_its_mode_and_may_refuse() {
+    fn existing_files_keep_their_mode_and_read_only_files_are_refused() {
         use std::os::unix::fs::PermissionsExt;
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("private");
@@ -199,14 +214,14 @@ mod tests {
         write_file(&path, b"new").unwrap();
         assert_eq!((mode(), std::fs::read(&path).unwrap()), (0o600, b"new".to_vec()));
         set(0o444);
-        assert_eq!(try_out(&path).unwrap_err().exit_code(), 7);
+        assert_eq!(checked(&path).unwrap_err().exit_code(), 7);
         assert_eq!(write_file(&path, b"newer").unwrap_err().exit_code(), 7);
         assert_eq!(std::fs::read(&path).unwrap(), b"new");
     }
 
     #[cfg(unix)]
     #[test]
-    fn links_lead_to_their_file_whether_it_is_there_or_not() {
+    fn links_are_followed_to_existing_and_missing_files() {
         use std::os::unix::fs::symlink;
         let folder = tempfile::tempdir().unwrap();
         let (link, far, real) =
@@ -214,18 +229,18 @@ mod tests {
         symlink("far", &link).unwrap();
         symlink(&real, &far).unwrap();
         for content in [b"first", b"later"] {
-            try_out(&link).unwrap();
+            checked(&link).unwrap();
             write_file(&link, content).unwrap();
             assert!(link.is_symlink() && far.is_symlink() && !real.is_symlink());
             assert_eq!(std::fs::read(&real).unwrap(), content);
         }
         let circle = folder.path().join("circle");
         symlink("circle", &circle).unwrap();
-        assert_eq!(try_out(&circle).unwrap_err().exit_code(), 7);
+        assert_eq!(checked(&circle).unwrap_err().exit_code(), 7);
     }
 
     #[test]
-    fn a_file_is_one_output_and_no_input() {
+    fn an_output_is_neither_an_input_nor_another_output() {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
         std::fs::write(at("in"), "text").unwrap();
@@ -233,8 +248,8 @@ mod tests {
             let error = check(outputs.iter().map(|name| at(name)), [at("in")]).unwrap_err();
             assert!(error.exit_code() == 2 && error.to_string().contains(words), "{error}");
         };
-        refused(&["in"], "is read, and cannot be written as well");
-        refused(&["a", "b", "./a"], "is named for two outputs");
+        refused(&["in"], "is an input and cannot also be an output");
+        refused(&["a", "b", "./a"], "is used for two outputs");
         check(["a", "b"].map(at), [at("in"), at("not there")]).unwrap();
     }
 }

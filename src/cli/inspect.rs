@@ -1,4 +1,4 @@
-//! `ragtag inspect`: what a model file holds.
+//! `ragtag inspect`: the contents of a model file.
 
 use super::args::InspectArgs;
 use super::output::{bytes, count, print, print_json, show, table};
@@ -51,10 +51,10 @@ fn print_summary(model: &Model) -> Result<()> {
     let types: Vec<_> =
         types(model).iter().map(|(name, (n, b))| format!("{n} {name} ({})", bytes(*b))).collect();
     let described = model.graph().weights().without_data().is_some();
-    let heads = format!("{} of {} values, {} for keys and values", h.heads, h.head_dimensions, h.kv_heads);
-    let mut rope = format!("base {}, {} of {} values", h.rope_base, h.rope_dimensions, h.head_dimensions);
+    let heads = format!("{} of {} dimensions, {} KV heads", h.heads, h.head_dimensions, h.kv_heads);
+    let mut rope = format!("base {}, {} of {} dimensions", h.rope_base, h.rope_dimensions, h.head_dimensions);
     if let Some(scaling) = h.rope_llama3 {
-        rope += &format!(", low frequencies by {} from {} on", scaling.factor, scaling.original_context);
+        rope += &format!(", Llama 3 scaling by {} from context {}", scaling.factor, scaling.original_context);
     }
     let vocabulary = match model.tokenizer() {
         Ok(tokenizer) => format!("{}, tokenizer with {}", h.vocabulary, tokenizer.vocabulary_size()),
@@ -66,11 +66,11 @@ fn print_summary(model: &Model) -> Result<()> {
         ("parameters", count(model.graph().parameters())),
         ("file", bytes(model.file_bytes())),
         ("tensors", types.join(", ")),
-        ("weights", if described { "described alone: their data is not there" } else { "there" }.into()),
+        ("weights", if described { "metadata only, no tensor data" } else { "present" }.into()),
         ("blocks", h.layers.to_string()),
         ("width", format!("{}, feed-forward {}", h.width, h.feed_forward)),
         ("heads", heads),
-        ("rotary embedding", rope),
+        ("RoPE", rope),
         ("context", h.context.to_string()),
         ("vocabulary", vocabulary),
     ] {
@@ -100,7 +100,8 @@ fn print_segments(segments: &[Segment]) -> Result<()> {
     show(&format!("{table}\n"))
 }
 
-/// Blocks that cost the same share a row; so do their halves, which take turns.
+/// Groups segments of equal cost into rows. With half-blocks, attention and feed-forward halves form separate
+/// rows.
 fn rows(segments: &[Segment]) -> Vec<Vec<usize>> {
     let step = match Granularity::of(segments) {
         Granularity::Block => 1,
@@ -122,7 +123,7 @@ fn rows(segments: &[Segment]) -> Vec<Vec<usize>> {
     rows
 }
 
-/// `5`, `1-12`, or `1, 3 … 23`.
+/// Formats segment numbers: `5`, `1-12`, or `1, 3 … 23`.
 fn numbers(row: &[usize]) -> String {
     match row {
         [first, second] if second - first > 1 => format!("{first}, {second}"),

@@ -1,4 +1,4 @@
-//! `ragtag logits`: the logits of every position, for comparison with other engines.
+//! `ragtag logits`: logits of every position as a NumPy file, for comparison with other engines.
 
 use super::args::LogitsArgs;
 use super::files::{self, write_file};

@@ -1,5 +1,4 @@
-//! The command `ragtag`: arguments in, results out, one module for each subcommand. Everything it does goes through the
-//! public library.
+//! The `ragtag` command, with one module per subcommand, on top of the public library.
 
 mod args;
 mod bench;
@@ -37,8 +36,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 use tracing_subscriber::EnvFilter;
 
-/// What is logged where nothing is said.
-const USUAL_LOG: &str = "warn";
+/// Log filter unless `RUST_LOG` sets one.
+const DEFAULT_LOG: &str = "warn";
 
 /// Runs the command line of this process and returns its exit code.
 pub fn main() -> ExitCode {
@@ -50,7 +49,7 @@ pub fn main() -> ExitCode {
     execute(&cli.command).map_or_else(|error| failed(&error), |()| ExitCode::SUCCESS)
 }
 
-/// Help, the version, or what is wrong with the arguments.
+/// Prints help, the version, or an argument error.
 fn explain(text: &clap::Error) -> ExitCode {
     match text.print() {
         Err(cause) if !text.use_stderr() && cause.kind() != ErrorKind::BrokenPipe => {
@@ -80,11 +79,11 @@ fn execute(command: &Command) -> Result<()> {
         Command::Simulate(args) => simulate::run(args),
         Command::Probe { backend } => {
             let answer = ragtag_devices::Backends::new(&ragtag_devices::Config::default()).answer(backend);
-            output::print(&answer.ok_or_else(|| Error::Usage(format!("no backend {backend}")))?)
+            output::print(&answer.ok_or_else(|| Error::Usage(format!("unknown backend {backend}")))?)
         }
         #[cfg(feature = "hip")]
         Command::CompileForHip => ragtag_devices::compile_for_hip()
-            .map_err(|e| Error::Usage(format!("nobody takes what was compiled: {e}"))),
+            .map_err(|e| Error::Usage(format!("cannot return compiled code to the parent process: {e}"))),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(*shell, &mut shown(), "ragtag", &mut script);
@@ -93,20 +92,20 @@ fn execute(command: &Command) -> Result<()> {
     }
 }
 
-/// The commands that are for users. The others are for this program itself.
+/// The command line without the hidden subcommands that Ragtag runs itself.
 fn shown() -> clap::Command {
     let commands: Vec<_> =
         Cli::command().get_subcommands().filter(|command| !command.is_hide_set()).cloned().collect();
     clap::Command::new("ragtag").version(env!("CARGO_PKG_VERSION")).subcommands(commands)
 }
 
-/// `RUST_LOG` chooses what is logged; warnings by default. Logs go to standard error, in colours on a terminal unless
-/// `NO_COLOR` forbids them.
+/// Starts logging to standard error. `RUST_LOG` sets the filter; `NO_COLOR` turns off the colors of a
+/// terminal.
 fn start_logging() {
     let wanted = std::env::var("RUST_LOG").ok().filter(|wanted| !wanted.is_empty());
-    let filter = EnvFilter::try_new(wanted.as_deref().unwrap_or(USUAL_LOG)).unwrap_or_else(|cause| {
-        output::note(&format!("warning: RUST_LOG cannot be understood, \"{USUAL_LOG}\" is taken: {cause}"));
-        EnvFilter::new(USUAL_LOG)
+    let filter = EnvFilter::try_new(wanted.as_deref().unwrap_or(DEFAULT_LOG)).unwrap_or_else(|cause| {
+        output::note(&format!("warning: invalid RUST_LOG, using \"{DEFAULT_LOG}\": {cause}"));
+        EnvFilter::new(DEFAULT_LOG)
     });
     let colours =
         std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty());
@@ -121,17 +120,20 @@ fn open_model(path: Option<&Path>) -> Result<Model> {
     }
 }
 
-/// What there is of a model: enough to look at it and to plan for it.
+/// Opens a model's metadata, which is enough to inspect it and to plan for it.
 fn open_metadata(path: Option<&Path>, described: DescribedArgs) -> Result<Model> {
     match (path, described.assume_type) {
         (Some(path), matrices) => Model::open_metadata(path, matrices),
         (None, None) => Model::bundled(),
-        (None, Some(_)) => Err(Error::Usage("the bundled model has weights; no type can be assumed".into())),
+        (None, Some(_)) => Err(Error::Usage(
+            "--assume-type is for models without weights; the bundled model has weights".into(),
+        )),
     }
 }
 
 fn device_options(args: &DeviceArgs) -> DeviceOptions {
-    // What is not UTF-8 names no device, and is refused as such.
+    // A lossy conversion is enough: device names are ASCII, so a value that is not UTF-8 is refused as
+    // unknown.
     let environment = std::env::var_os("RAGTAG_DEVICES").map(|value| value.to_string_lossy().into_owned());
     DeviceOptions {
         requested: args.device.clone(),
@@ -140,35 +142,35 @@ fn device_options(args: &DeviceArgs) -> DeviceOptions {
         cpu_threads: args.threads,
         probe_child: probe_child(Duration::from_secs(args.probe_limit)),
         hip_compiler: hip_compiler(),
-        handicaps: args.handicap.clone(),
+        handicaps: args.throttle.clone(),
         gemm: args.gemm,
     }
 }
 
-/// This program once more, to ask a driver that may crash. `None` if the system does not say where it lies.
+/// Child process that probes drivers that may crash: this executable. `None` if its path is unknown.
 fn probe_child(limit: Duration) -> Option<ProbeChild> {
     let program = std::env::current_exe().ok()?;
     Some(ProbeChild { program, arguments: vec!["probe".into()], limit })
 }
 
-/// This program once more, to compile for HIP. Empty if the system does not say where it lies.
+/// Child process that compiles for HIP: this executable. Empty if its path is unknown.
 fn hip_compiler() -> Vec<OsString> {
     let own = std::env::current_exe().ok().map(|program| vec![program.into(), "compile-for-hip".into()]);
     own.unwrap_or_default()
 }
 
-/// Probes and selects, and says so in one line on standard error.
+/// Probes and selects devices, and prints the selection on standard error.
 fn open_devices(args: &DeviceArgs) -> Result<Devices> {
     let devices = Devices::probe(&device_options(args))?;
     output::inform(&devices.start_line());
     Ok(devices)
 }
 
-/// Runs the future of a command to its end on this thread.
+/// Runs a future to completion on this thread.
 fn block_on<T>(future: impl Future<Output = Result<T>>) -> Result<T> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
-        .map_err(|e| Error::Usage(format!("the async runtime does not start: {e}")))?;
+        .map_err(|e| Error::Usage(format!("cannot start the async runtime: {e}")))?;
     runtime.block_on(future)
 }

@@ -1,5 +1,5 @@
-//! What the command prints: tables that fit the terminal, JSON, figures with units. Standard output carries results
-//! only; all else goes to standard error.
+//! Output of the command: tables that fit the terminal, JSON, figures with units. Results go to standard
+//! output, everything else to standard error.
 
 use crate::error::{Error, Result};
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
@@ -7,15 +7,15 @@ use serde::Serialize;
 use std::io::{ErrorKind, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Writes to standard output. A reader that has gone away (`| head`) is not an error.
+/// Writes to standard output. A closed pipe (`| head`) is not an error.
 pub(crate) fn print(text: &str) -> Result<()> {
     offer(text).map(|_| ())
 }
 
-/// Writes to standard output, and says whether anybody still reads it.
+/// Writes to standard output. Returns whether the pipe is still open.
 pub(crate) fn offer(text: &str) -> Result<bool> {
     let mut out = std::io::stdout().lock();
-    // Tokens appear as they come, not line by line.
+    // Flush so that tokens appear at once, not line by line.
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Ok(()) => Ok(true),
         Err(cause) if cause.kind() == ErrorKind::BrokenPipe => Ok(false),
@@ -23,15 +23,16 @@ pub(crate) fn offer(text: &str) -> Result<bool> {
     }
 }
 
-/// Writes what people read to standard output: names from files and drivers must not command the terminal.
+/// Writes text for people to standard output, with control characters escaped: names from files and drivers
+/// must not control the terminal.
 pub(crate) fn show(text: &str) -> Result<()> {
     print(&escaped(text))
 }
 
-/// Whether standard error has only errors and warnings.
+/// Whether only errors and warnings go to standard error.
 static QUIET: AtomicBool = AtomicBool::new(false);
 
-/// Leaves [`inform`] without effect if `quiet` says so.
+/// Turns [`inform`] off if `quiet` is true.
 pub(crate) fn set_quiet(quiet: bool) {
     QUIET.store(quiet, Ordering::Relaxed);
 }
@@ -41,7 +42,7 @@ pub(crate) fn is_quiet() -> bool {
     QUIET.load(Ordering::Relaxed)
 }
 
-/// Writes a line to standard error, unless only errors and warnings are wanted there.
+/// Writes a line to standard error, unless `--quiet` was given.
 pub(crate) fn inform(text: &str) {
     if !is_quiet() {
         note(text);
@@ -53,7 +54,7 @@ pub(crate) fn note(text: &str) {
     let _ = writeln!(std::io::stderr().lock(), "{}", escaped(text));
 }
 
-/// A text with its control characters, line breaks apart, as escapes.
+/// Escapes control characters except line breaks.
 fn escaped(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for c in text.chars() {
@@ -70,7 +71,7 @@ pub(crate) fn print_json(value: &impl Serialize) -> Result<()> {
     print(&to_json(value))
 }
 
-/// A value as indented JSON, with a line break at the end.
+/// Formats a value as indented JSON with a trailing line break.
 pub(crate) fn to_json(value: &impl Serialize) -> String {
     match serde_json::to_string_pretty(value) {
         Ok(json) => json + "\n",
@@ -78,7 +79,7 @@ pub(crate) fn to_json(value: &impl Serialize) -> String {
     }
 }
 
-/// A table with these columns, in Markdown so that it can be pasted into a report; those marked with `>` hold figures and are aligned to the right.
+/// Creates a Markdown table, ready to paste into a report. Columns marked with `>` are right-aligned.
 pub(crate) fn table(columns: &[&str]) -> Table {
     let mut table = Table::new();
     table.load_preset(presets::ASCII_MARKDOWN).set_content_arrangement(ContentArrangement::Dynamic);
@@ -91,12 +92,12 @@ pub(crate) fn table(columns: &[&str]) -> Table {
     table
 }
 
-/// Bytes with a binary unit: `1.5 GiB`.
+/// Formats bytes with a binary unit: `1.50 GiB`.
 pub(crate) fn bytes(bytes: u64) -> String {
     indicatif::BinaryBytes(bytes).to_string()
 }
 
-/// A count with a decimal unit: `1.1 G`.
+/// Formats a count with a decimal unit: `1.1 G`.
 pub(crate) fn count(value: u64) -> String {
     let units = [(1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")];
     match units.iter().find(|(size, _)| value as f64 >= *size) {

@@ -1,8 +1,8 @@
-//! `ragtag perplexity`: how well a model predicts a text.
+//! `ragtag perplexity`: perplexity of a model on a text.
 //!
-//! The usual definition: the text is cut into pieces of `--ctx` tokens, the first of each replaced by BOS; of each
-//! piece the tokens of the second half are predicted from all before them, and the result is the exponential of their
-//! mean negative log-probability.
+//! The text is cut into pieces of `--ctx` tokens, and the first token of each piece is replaced by BOS. The
+//! tokens in the second half of each piece are predicted from all tokens before them. The result is the
+//! exponential of their mean negative log-probability.
 
 use super::args::PerplexityArgs;
 use super::files;
@@ -19,9 +19,9 @@ use crate::session::Session;
 use ragtag_scheduler::token_log_probability;
 use serde_json::json;
 
-/// Piece length unless `--ctx` says another.
+/// Default piece length in tokens.
 const DEFAULT_CONTEXT: u32 = 512;
-/// Most bytes of a text: the longest that such figures are given for has half of them.
+/// Maximum size of the text in bytes: about twice the longest text in common use.
 const MOST_BYTES: u64 = 1 << 30;
 
 pub(super) fn run(args: &PerplexityArgs) -> Result<()> {
@@ -31,7 +31,7 @@ pub(super) fn run(args: &PerplexityArgs) -> Result<()> {
     let model = super::open_model(args.model.as_deref())?;
     let context = args.placement.ctx.unwrap_or(DEFAULT_CONTEXT.min(model.hyperparameters().context));
     let pieces = pieces(&model, args, context as usize)?;
-    // Two pieces at a time keep two stages busy.
+    // Two pieces in flight keep two stages busy.
     let needs = Needs { all_logits: true, context: Some(context), ..Needs::of(2) };
     let mut placed = placed(&model, &args.devices, &args.placement, needs)?;
     inform(&summary(&placed.plan));
@@ -57,7 +57,7 @@ pub(super) fn run(args: &PerplexityArgs) -> Result<()> {
 
 fn pieces(model: &Model, args: &PerplexityArgs, context: usize) -> Result<Vec<Vec<u32>>> {
     if context < 4 {
-        return Err(Error::Usage("--ctx must be at least 4 for perplexity".into()));
+        return Err(Error::Usage("--ctx must be at least 4 to measure perplexity".into()));
     }
     let text = read_text(&args.file, MOST_BYTES).map_err(|cause| Error::File {
         action: "read",
@@ -73,7 +73,7 @@ fn pieces(model: &Model, args: &PerplexityArgs, context: usize) -> Result<Vec<Ve
     if pieces.is_empty() {
         let path = args.file.display();
         return Err(Error::Usage(format!(
-            "{path} has {} tokens, fewer than one piece of {context}",
+            "{path} has {} tokens, fewer than one piece of {context} (set --ctx)",
             ids.len()
         )));
     }
@@ -102,7 +102,7 @@ impl Score {
         (self.sum / self.count.max(1) as f64).exp()
     }
 
-    /// One standard error of the mean, carried through the exponential.
+    /// Standard error of the mean, propagated through the exponential.
     fn uncertainty(&self) -> f64 {
         let n = self.count.max(2) as f64;
         let mean = self.sum / n;
@@ -115,7 +115,7 @@ async fn score(session: &Session, pieces: &[Vec<u32>]) -> Result<Score> {
     let bar = progress::steps("perplexity", pieces.len() as u64);
     let mut score = Score::default();
     for pair in pieces.chunks(2) {
-        // Both are in the pipeline before either is awaited.
+        // Submits both before waiting for either.
         let running: Vec<_> = pair.iter().map(|piece| session.start_logits(piece)).collect();
         for (piece, stream) in pair.iter().zip(running) {
             let logits = stream.collect().await?;

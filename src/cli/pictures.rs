@@ -1,4 +1,4 @@
-//! `--html`, `--svg` and `--dot`, and the bars below the table of a plan.
+//! Output of `--html`, `--svg` and `--dot`, and the bars below the plan table.
 
 use super::args::PictureArgs;
 use super::files::{self, is_standard, write_file};
@@ -7,19 +7,20 @@ use crate::error::{Error, Result};
 use crate::pictures::{self, BarStyle, Report};
 use std::path::Path;
 
-/// Columns where there is no terminal that has a width.
+/// Columns if the terminal width is unknown.
 const COLUMNS: usize = 100;
 
 type Draw = fn(&Report) -> String;
 
-/// The pictures that were asked for. Their paths are tried before anything is planned.
+/// Requested pictures. Their paths are checked before planning starts.
 #[derive(Debug)]
 pub(super) struct Pictures<'a> {
     wanted: Vec<(&'a Path, Draw)>,
 }
 
 impl<'a> Pictures<'a> {
-    /// `json` says whether standard output is taken, `inputs` what the command reads.
+    /// Checks the requested outputs. `json` tells whether standard output is already in use; `inputs` are the
+    /// files that the command reads.
     pub(super) fn new(
         args: &'a PictureArgs,
         json: bool,
@@ -39,12 +40,12 @@ impl<'a> Pictures<'a> {
         Ok(Self { wanted })
     }
 
-    /// Whether there are any.
+    /// Whether any picture is requested.
     pub(super) fn are_wanted(&self) -> bool {
         !self.wanted.is_empty()
     }
 
-    /// Whether one of them goes to standard output, so that nothing else may.
+    /// Whether a picture goes to standard output, which must then carry nothing else.
     pub(super) fn take_standard_output(&self) -> bool {
         self.wanted.iter().any(|(path, _)| is_standard(path))
     }
@@ -54,22 +55,22 @@ impl<'a> Pictures<'a> {
             true => print(&draw(report)),
             false => write_file(path, draw(report).as_bytes()),
         };
-        // What cannot be written takes nothing else with it.
+        // A failed write does not affect the other outputs.
         self.wanted.iter().map(write).fold(Ok(()), Result::and)
     }
 }
 
-/// The bars of a plan for this terminal.
+/// Draws a plan's bars for this terminal.
 pub(super) fn bars(report: &Report) -> String {
     let columns = comfy_table::Table::new().width().map_or(COLUMNS, usize::from);
     pictures::bars(report, columns, style(|name| std::env::var(name).ok()))
 }
 
-/// Blocks where the locale says UTF-8 and the terminal is more than a typewriter or a console with few characters. The
-/// same for a file, so that what is piped looks as it did on the screen.
+/// Chooses block characters if the locale is UTF-8 and the terminal is neither dumb nor the Linux console.
+/// Files get the same style as the terminal.
 fn style(variable: impl Fn(&str) -> Option<String>) -> BarStyle {
     let set = |name: &str| variable(name).filter(|value| !value.is_empty());
-    // The first of these that is set counts: POSIX, chapter "Internationalization Variables".
+    // The first variable that is set wins (POSIX, "Internationalization Variables").
     let locale = ["LC_ALL", "LC_CTYPE", "LANG"].into_iter().find_map(set).unwrap_or_default().to_lowercase();
     let utf8 = cfg!(windows) || locale.contains("utf-8") || locale.contains("utf8");
     match set("TERM").as_deref() {
@@ -85,7 +86,7 @@ mod tests {
 
     #[test]
     #[cfg(not(windows))]
-    fn blocks_are_for_terminals_and_locales_that_have_them() {
+    fn blocks_need_a_utf8_locale_and_a_capable_terminal() {
         let with = |set: &[(&str, &str)]| {
             style(|name| set.iter().find(|(other, _)| *other == name).map(|(_, value)| (*value).into()))
         };

@@ -1,4 +1,4 @@
-//! `ragtag plan`, and how the other commands come by their plan.
+//! `ragtag plan`, and device selection and planning for the other commands.
 
 use super::args::{DeviceArgs, FleetArgs, PlacementArgs, PlanArgs};
 use super::files::input_name;
@@ -12,13 +12,13 @@ use crate::files::{MOST_JSON_BYTES, read_text};
 use crate::model::Model;
 use crate::pictures::{Gantt, Report};
 use crate::planner::Planner;
-use ragtag_scheduler::Fleet;
-use ragtag_scheduler::plan::Plan;
+use ragtag_planner::Fleet;
+use ragtag_planner::plan::Plan;
 use ragtag_scheduler::sim::{Arrivals, DrawnLoad, Lengths};
 use std::path::{Path, PathBuf};
 
-/// A planner for devices that are there, with what was measured of them. One that does not open is left out, unless `strict`
-/// forbids it.
+/// Creates a planner for the present devices, with their calibration. Devices that cannot be opened are left
+/// out, or refused with `strict`.
 fn on_devices(model: &Model, devices: &Devices, wanted: &Wanted<'_>, strict: bool) -> Result<Planner> {
     let planner = Planner::new(model).devices(devices);
     wanted.check(&planner, model)?;
@@ -39,7 +39,7 @@ pub(super) fn run(args: &PlanArgs) -> Result<()> {
     let planner = for_fleet_or_devices(&model, &args.fleet, &args.devices, &args.placement, needs)?;
     let mut report = Report::new(planner.plan()?);
     if pictures.are_wanted() {
-        // A plan that cannot be simulated keeps the charts that its times allow.
+        // If the plan cannot be simulated, keep the estimated timelines.
         report.timelines = simulated(&model, &planner, &report.plan).unwrap_or(report.timelines);
     }
     let printed = if args.json {
@@ -53,7 +53,7 @@ pub(super) fn run(args: &PlanArgs) -> Result<()> {
     printed.and(pictures.write(&report))
 }
 
-/// A planner for a fleet, or for the devices that are there.
+/// Creates a planner for a fleet, or for the present devices.
 pub(super) fn for_fleet_or_devices(
     model: &Model,
     fleet: &FleetArgs,
@@ -63,10 +63,10 @@ pub(super) fn for_fleet_or_devices(
 ) -> Result<Planner> {
     let wanted = Wanted::read(placement, needs)?;
     let planner = match &fleet.fleet {
-        // Not for clap: a variable that says no would be a contradiction to it.
+        // Not a clap conflict: clap would also reject RAGTAG_STRICT=0.
         Some(_) if devices.strict => {
             return Err(Error::Usage(
-                "--fleet cannot be used with --strict (or RAGTAG_STRICT): its devices are not asked".into(),
+                "--fleet cannot be used with --strict (or RAGTAG_STRICT): its devices are not checked".into(),
             ));
         }
         Some(fleet) => Planner::new(model).fleet(&open_fleet(fleet)?)?,
@@ -75,7 +75,8 @@ pub(super) fn for_fleet_or_devices(
     wanted.over(planner, model)
 }
 
-/// Charts of what a plan does with its sequences at once, two rounds of the request that it was made for.
+/// Simulates all sequences of a plan at once, each with two requests of the planned workload. Returns charts
+/// of excerpts.
 fn simulated(model: &Model, planner: &Planner, plan: &Plan) -> Option<Vec<Gantt>> {
     let prompt = plan.workload.prompt_tokens.clamp(1, (plan.context / 2).max(1));
     let new = plan.workload.generated_tokens.clamp(1, plan.context.saturating_sub(prompt).max(1));
@@ -91,7 +92,7 @@ fn simulated(model: &Model, planner: &Planner, plan: &Plan) -> Option<Vec<Gantt>
     Some(Gantt::simulated(plan, &summary).excerpts()).filter(|charts| !charts.is_empty())
 }
 
-/// A fleet from a file, whose name ends in `.json`, or of cards.
+/// Reads a fleet from a `.json` file or a list of cards.
 fn open_fleet(text: &str) -> Result<Fleet> {
     if !text.ends_with(".json") {
         return Fleet::from_line(text).map_err(|cause| Error::Fleet { of: "--fleet".into(), cause });
@@ -101,7 +102,7 @@ fn open_fleet(text: &str) -> Result<Fleet> {
     Fleet::from_json(&json).map_err(|cause| Error::Fleet { of: text.into(), cause })
 }
 
-/// The plan as a table, with the reasons for it below.
+/// Formats the plan as a table, followed by its reasons.
 pub(super) fn as_table(plan: &Plan) -> String {
     let mut table = table(&[
         ">stage",
@@ -143,7 +144,7 @@ pub(super) fn as_table(plan: &Plan) -> String {
     text
 }
 
-/// One line: where the segments run, the context and the chunk.
+/// Summarizes a plan in one line: split, context and chunk.
 pub(super) fn summary(plan: &Plan) -> String {
     let chunks = plan.chunks();
     let chunk = match (chunks.least_rows(), chunks.most_rows()) {
@@ -158,15 +159,14 @@ pub(super) struct Placed {
     pub(super) devices: Devices,
     pub(super) planner: Planner,
     pub(super) plan: Plan,
-    /// Where the plan was read from.
+    /// File of the plan, if it was read from one.
     pub(super) file: Option<PathBuf>,
     strict: bool,
 }
 
 impl Placed {
-    /// Starts the engine. A device that holds less than it said gets a smaller plan, one that does not open none; that takes this
-    /// plan's place and is told on standard error, below the warning of what was refused; `--strict` refuses that, and so does a
-    /// plan from a file.
+    /// Starts the engine. If a device runs out of memory or cannot be opened, replans, replaces this plan and
+    /// prints the new one on standard error. With `--strict` or a plan from a file, this is an error instead.
     pub(super) fn start(&mut self, model: &Model, options: EngineOptions) -> Result<Engine> {
         let Self { devices, planner, plan, file, strict } = self;
         if let Some(path) = file {
@@ -195,7 +195,7 @@ impl Placed {
     }
 }
 
-/// Selects devices, which `--strict` may have something against.
+/// Selects devices and checks them if `--strict` is set.
 fn open_devices(model: &Model, args: &DeviceArgs) -> Result<Devices> {
     let devices = super::open_devices(args)?;
     if args.strict {

@@ -1,14 +1,13 @@
-//! Progress bars on standard error, for work that takes a while. They are hidden when standard error is no terminal, and by
-//! `--quiet`.
+//! Progress bars on standard error. They are hidden if standard error is not a terminal, and by `--quiet`.
 
 use super::output::is_quiet;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::time::{Duration, Instant};
 
-/// Prompts that take less time than this get no bar.
+/// Prompts that finish sooner than this get no bar.
 const QUICK: Duration = Duration::from_millis(500);
 
-/// A bar for loading weights: told bytes done and bytes in all.
+/// A bar for loading weights. The closure takes the loaded bytes and the total.
 pub(super) fn loading() -> Box<dyn FnMut(u64, u64) + Send> {
     let bar = bar("loading {bar:40} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec}");
     Box::new(move |done, total| {
@@ -33,7 +32,7 @@ fn bar(template: &str) -> ProgressBar {
     ProgressBar::with_draw_target(None, target).with_style(style)
 }
 
-/// A bar for a prompt that is being processed. It appears once that takes a while, and goes when this is dropped.
+/// A bar for prompt processing. It appears after [`QUICK`] and disappears on drop.
 pub(super) struct Prefill {
     tokens: u64,
     begun: Instant,
@@ -41,12 +40,12 @@ pub(super) struct Prefill {
 }
 
 impl Prefill {
-    /// A bar for a prompt of so many tokens, of which none is processed.
+    /// Creates a bar for a prompt of `tokens` tokens.
     pub(super) fn of(tokens: usize) -> Self {
         Self { tokens: tokens as u64, begun: Instant::now(), bar: None }
     }
 
-    /// Shows that so many tokens are processed.
+    /// Shows the number of processed tokens.
     pub(super) fn set(&mut self, done: u64) {
         if self.begun.elapsed() >= QUICK {
             let bar = self.bar.get_or_insert_with(|| steps("prompt", self.tokens));

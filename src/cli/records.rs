@@ -1,4 +1,4 @@
-//! What a run leaves behind: the trace and the receipt.
+//! Records of a run: the trace and the receipt.
 
 use super::args::RecordArgs;
 use super::files::write_file;
@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::model::Model;
 use serde_json::json;
 
-/// The records that were asked for.
+/// Requested records.
 #[derive(Debug)]
 pub(super) struct Records {
     args: RecordArgs,
@@ -23,7 +23,7 @@ impl Records {
         self.args.trace.is_some()
     }
 
-    /// Ends the engine and writes the records.
+    /// Shuts the engine down and writes the records.
     pub(super) fn write(&self, model: &Model, devices: &Devices, engine: Engine) -> Result<()> {
         let receipt = match &self.args.receipt {
             Some(path) => Some((path, receipt(model, devices, &engine)?)),
@@ -42,13 +42,13 @@ impl Records {
     }
 }
 
-/// What each stage has done: counts, times and the pool of its device's buffers.
+/// Counts, times and buffer pool statistics of each stage.
 pub(super) fn stage_reports(engine: &Engine) -> Vec<serde_json::Value> {
     let reports = engine.stages().iter().zip(engine.stage_reports());
     reports.map(|(stage, report)| json!({ "device": stage.adapter.label(), "report": report })).collect()
 }
 
-/// What really ran.
+/// Builds the receipt.
 fn receipt(model: &Model, devices: &Devices, engine: &Engine) -> Result<serde_json::Value> {
     let stages: Vec<_> = engine
         .stages()

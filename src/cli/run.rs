@@ -1,4 +1,4 @@
-//! `ragtag run`: a prompt in, text out as it is made.
+//! `ragtag run`: generates text from a prompt and prints it as it arrives.
 
 use super::args::{RunArgs, SamplingArgs};
 use super::compare;
@@ -16,11 +16,11 @@ use ragtag_scheduler::{Refusal, Sampling};
 use serde_json::json;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Tokens that a run generates before it plans again.
+/// Tokens that the warm-up for `--replan` generates.
 const WARM_UP_STEPS: u32 = 16;
-/// Most bytes of a prompt: no context holds as many.
+/// Maximum size of a prompt in bytes; no context holds more.
 const MOST_PROMPT_BYTES: u64 = 1 << 26;
-/// How often the progress of a prompt is looked at.
+/// Interval at which prompt progress is polled.
 const PROGRESS_STEP: Duration = Duration::from_millis(100);
 
 pub(super) fn run(args: &RunArgs) -> Result<()> {
@@ -30,7 +30,7 @@ pub(super) fn run(args: &RunArgs) -> Result<()> {
     let records = Records::new(&args.records);
     let prompt = prompt_text(args)?;
     let generation = generation(&args.sampling, args.tokens);
-    // Before anything is loaded.
+    // Fails before anything is loaded.
     generation.sampling.validate().map_err(|e| Error::Usage(e.to_string()))?;
     let model = super::open_model(args.model.as_deref())?;
     let ids = model.tokenizer()?.encode(&prompt, true).map_err(|cause| tokenizer_error(&model, cause))?;
@@ -78,12 +78,12 @@ pub(super) fn run(args: &RunArgs) -> Result<()> {
         }
         Ok(())
     };
-    // What cannot be written takes nothing else with it.
+    // A failed write does not affect the other outputs.
     let drawn = compare::write_page(&args.comparison, &engine, &comparison);
     printed.and(drawn).and(records.write(&model, &placed.devices, engine))
 }
 
-/// Says of a prompt that is too long what the pipeline would say, before anything is loaded.
+/// Refuses a prompt that is too long with the pipeline's own error, before anything is loaded.
 fn refuse_long(tokens: usize, context: u32) -> Result<()> {
     if tokens <= context as usize {
         return Ok(());
@@ -91,14 +91,14 @@ fn refuse_long(tokens: usize, context: u32) -> Result<()> {
     Err(Error::Run(Refusal::PromptTooLong { tokens, context }.into()))
 }
 
-/// Has the engine work a little, so that there is something to plan from: two chunks as a prompt of so many tokens has them,
-/// and some steps.
+/// Runs a short warm-up to measure before `--replan`: two chunks of the size that a prompt of `tokens` tokens
+/// gets, and [`WARM_UP_STEPS`] decode steps.
 async fn warm_up(engine: &Engine, tokens: usize) -> Result<()> {
     let plan = engine.plan();
     let steps = WARM_UP_STEPS.min(plan.context / 2).max(1);
     let chunk = plan.chunks().rows(tokens as u64, false);
     let prompt_tokens = chunk.saturating_mul(2).min(plan.context.saturating_sub(steps)).max(1);
-    // Which tokens does not matter for how long they take; 0 is in every vocabulary.
+    // Token values do not affect the time; 0 is in every vocabulary.
     let ids = vec![0; prompt_tokens as usize];
     let generation = Generation { max_tokens: steps, ignore_end: true, ..Generation::greedy() };
     let mut stream = engine.session().generate(Prompt::Tokens(&ids), &generation)?;
@@ -106,7 +106,7 @@ async fn warm_up(engine: &Engine, tokens: usize) -> Result<()> {
     Ok(())
 }
 
-/// What ran, as the cost model sees it, as far as it took any time.
+/// Bursts for the cost model with their tokens per second. Phases that took no time are left out.
 fn bursts(summary: &Summary) -> Vec<(Burst, f64)> {
     let (prompt, tokens) = (summary.prompt_tokens, summary.new_tokens);
     let prefill = (Burst::Prompts { tokens: prompt, sequences: 1 }, summary.prefill_tokens_per_s());
@@ -120,8 +120,8 @@ struct Outcome {
     summary: Summary,
 }
 
-/// Generates. If `shown` says so the text is printed as it is made, after `echo`. Ctrl-C ends the sequence, not the program, and
-/// so does a reader who goes away.
+/// Generates text. If `shown` is set, prints `echo` and then the text as it arrives. Ctrl-C or a closed
+/// output pipe cancels the sequence, not the program.
 async fn generate(
     engine: &Engine,
     echo: &str,
@@ -129,11 +129,11 @@ async fn generate(
     generation: &Generation,
     shown: bool,
 ) -> Result<Outcome> {
-    // A warm-up had a prompt, too.
+    // Excludes the prompt of a warm-up.
     let before = engine.stats().prompt_tokens;
     let mut stream = engine.session().generate(Prompt::Tokens(ids), generation)?;
     let (mut text, mut tokens) = (String::new(), Vec::new());
-    // A prompt that is refused is not echoed.
+    // Not printed yet: a refused prompt is not echoed.
     let mut unprinted = shown.then_some(echo);
     let mut prefill = Some(Prefill::of(ids.len()));
     loop {
@@ -182,7 +182,7 @@ fn prompt_text(args: &RunArgs) -> Result<String> {
         ));
     }
     let mut text = read_input(path, MOST_PROMPT_BYTES)?;
-    // Editors and `echo` end a text with a line break, which is no part of a prompt.
+    // Editors and `echo` append a line break that is not part of the prompt.
     let ends = ["\r\n", "\n"].into_iter().find(|end| text.ends_with(end));
     text.truncate(text.len() - ends.map_or(0, str::len));
     Ok(text)
@@ -213,7 +213,7 @@ fn figures(summary: &Summary, seed: u64) -> String {
     format!("{prompt}, {new} ({}), seed {seed}", summary.reason)
 }
 
-/// `5 prompt tokens at 3014.6 tokens/s`; a rate of 0 is none.
+/// Formats `5 prompt tokens at 3014.6 tokens/s`. A rate of 0 prints as a dash.
 fn rate(tokens: u32, what: &str, tokens_per_s: f64) -> String {
     let plural = if tokens == 1 { "" } else { "s" };
     let speed = if tokens_per_s > 0.0 { format!("{tokens_per_s:.1}") } else { "–".into() };

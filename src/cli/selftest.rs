@@ -1,4 +1,4 @@
-//! `ragtag selftest`: whether this machine's devices do what Ragtag relies on.
+//! `ragtag selftest`: checks that the devices of this machine compute correctly.
 
 use super::args::SelftestArgs;
 use super::files::{self, write_file};
@@ -12,7 +12,7 @@ use ragtag_devices::Source;
 use ragtag_hal::Adapter;
 use ragtag_kernels::NumericsClass;
 
-/// Names that are printed of the tests that share a reason.
+/// Number of test names to print for each reason.
 const NAMES: usize = 3;
 
 pub(super) fn run(args: &SelftestArgs) -> Result<()> {
@@ -24,7 +24,7 @@ pub(super) fn run(args: &SelftestArgs) -> Result<()> {
     };
     let labels: Vec<_> = adapters.iter().map(Adapter::label).collect();
     let shapes = Shapes { count: args.shapes, seed: args.seed };
-    let random = format!("{} random shapes of each kernel from seed {}", shapes.count, shapes.seed);
+    let random = format!("{} random shapes per kernel, first seed {}", shapes.count, shapes.seed);
     inform(&format!("testing {} with {random}", labels.join(", ")));
     if args.devices.strict {
         super::strict::check_devices(&devices)?;
@@ -38,11 +38,11 @@ pub(super) fn run(args: &SelftestArgs) -> Result<()> {
     bar.finish_and_clear();
     let printed = if args.json { print_json(&found) } else { show(&as_text(&found)) };
     let reported = args.report.iter().try_for_each(|path| write_file(path, to_json(&found).as_bytes()));
-    // A test that failed is the first thing to say.
+    // A failed test takes precedence over a failed write.
     found.check().and(printed).and(reported)
 }
 
-/// The table, then what did not pass, then the backends that are not there.
+/// Formats the table, then failures and skips, then unavailable backends.
 fn as_text(found: &SelfTest) -> String {
     let mut table =
         table(&["device", "name", "driver", ">passed", ">failed", ">skipped", ">exact", ">fast", ">time"]);
@@ -52,7 +52,7 @@ fn as_text(found: &SelfTest) -> String {
         table.add_row([
             report.adapter.label(),
             report.adapter.name.clone(),
-            report.adapter.driver.clone(),
+            report.adapter.driver.to_string(),
             report.passed().to_string(),
             failures(report).len().to_string(),
             skips(report).len().to_string(),
@@ -72,7 +72,7 @@ fn as_text(found: &SelfTest) -> String {
     text
 }
 
-/// A test with the reason why it did not pass.
+/// A test and the reason that it did not pass.
 type Reason<'a> = (&'a Outcome, &'a str);
 
 fn failures(report: &Report) -> Vec<Reason<'_>> {
@@ -92,7 +92,7 @@ fn with_reason(test: &Outcome) -> Reason<'_> {
     }
 }
 
-/// One line for each reason, with the names of the tests that share it.
+/// Formats one line for each reason, with the names of its tests.
 fn reasons(report: &Report, what: &str, tests: &[Reason<'_>]) -> String {
     let mut groups: Vec<(&str, Vec<&str>)> = Vec::new();
     for (test, reason) in tests {
@@ -117,7 +117,7 @@ mod tests {
     use super::*;
     use crate::devices::DeviceOptions;
 
-    /// The CPU's report on one test, with other outcomes in place of its own.
+    /// Report of the CPU device with the given outcomes.
     fn found(tests: &[(&str, Verdict)]) -> SelfTest {
         let cpu = DeviceOptions::selecting("cpu");
         let devices = Devices::probe(&cpu).unwrap();
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn what_did_not_pass_is_told_once_for_each_reason() {
+    fn failures_and_skips_are_grouped_by_reason() {
         let passed = |error| Verdict::Passed { relative_error: error };
         let skipped = |reason: &str| Verdict::Skipped { reason: reason.into() };
         let failed = |why: &str| Verdict::Failed { why: why.into() };

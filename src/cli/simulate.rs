@@ -1,4 +1,4 @@
-//! `ragtag simulate`: what a load of requests would get of a plan.
+//! `ragtag simulate`: runs a plan under a load of requests on a virtual clock.
 
 use super::args::SimulateArgs;
 use super::files::{self, write_file};
@@ -8,13 +8,13 @@ use super::wanted::Needs;
 use crate::error::{Error, Result};
 use crate::files::read_text;
 use crate::trace::Trace;
+use ragtag_planner::plan::Plan;
 use ragtag_scheduler::core::Want;
-use ragtag_scheduler::plan::Plan;
 use ragtag_scheduler::sim::{Arrivals, DrawnLoad, Load, Percentiles, SimRequest, SimSummary};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 
-/// Sequences at the same time, unless the arguments say how many.
+/// Default number of concurrent sequences.
 const PARALLEL: u32 = 8;
 
 pub(super) fn run(args: &SimulateArgs) -> Result<()> {
@@ -60,7 +60,7 @@ fn load(args: &SimulateArgs) -> Result<Load> {
     Ok(drawn.draw()?)
 }
 
-/// Most bytes of a file of requests: the largest load takes far less.
+/// Maximum size of a requests file in bytes; the largest load is far smaller.
 const MOST_BYTES: u64 = 1 << 28;
 
 fn read(path: &Path) -> Result<Load> {
@@ -69,7 +69,7 @@ fn read(path: &Path) -> Result<Load> {
     Load::from_text(&text).map_err(|cause| Error::RequestFile { path: path.into(), cause })
 }
 
-/// Positions that the longest request takes. Its last token takes none.
+/// KV positions of the longest request. Its last token needs none.
 fn longest(load: &Load) -> u32 {
     let positions = |request: &SimRequest| match request.want {
         Want::Generate { max_new_tokens, .. } => {
@@ -88,7 +88,7 @@ fn time(us: f64) -> String {
     if us < 1e6 { format!("{:.2} ms", us / 1e3) } else { format!("{:.2} s", us / 1e6) }
 }
 
-/// What nothing was counted for has no figure.
+/// Replaces a figure without samples by a dash.
 fn of(count: u64, figure: String) -> String {
     if count > 0 { figure } else { "–".into() }
 }
@@ -104,25 +104,25 @@ fn as_table(plan: &Plan, summary: &SimSummary) -> String {
         rate(summary.decode_tokens_per_s),
     );
     if summary.refused > 0 {
-        text += &format!("{} more were refused: the plan has no room for them\n", summary.refused);
+        text += &format!("{} more were refused: they do not fit the plan\n", summary.refused);
     }
     if summary.cut_short > 0 {
         let context = plan.context;
-        text += &format!("{} of them were cut short by the context of {context}\n", summary.cut_short);
+        text += &format!("{} of them were truncated at the context of {context}\n", summary.cut_short);
     }
     text += &format!(
-        "waiting for room in the caches: {:.1} requests on average, {} at most\n",
+        "requests waiting for KV cache: {:.1} on average, {} at most\n",
         summary.waiting_requests.mean, summary.waiting_requests.max
     );
     format!("{text}\n{}\n\n{}\n{}", latencies(summary), stages(plan, summary), links(summary))
 }
 
 fn latencies(summary: &SimSummary) -> comfy_table::Table {
-    let mut table = table(&["latency", ">mean", ">p50", ">p90", ">p99", ">longest"]);
+    let mut table = table(&["latency", ">mean", ">p50", ">p90", ">p99", ">max"]);
     let rows: [(&str, &Percentiles); 3] = [
-        ("to the first token", &summary.first_token_us),
-        ("from token to token", &summary.between_tokens_us),
-        ("of a whole request", &summary.request_us),
+        ("first token", &summary.first_token_us),
+        ("between tokens", &summary.between_tokens_us),
+        ("whole request", &summary.request_us),
     ];
     for (name, times) in rows {
         let mut row = vec![name.to_string()];
@@ -136,7 +136,15 @@ fn latencies(summary: &SimSummary) -> comfy_table::Table {
 
 fn stages(plan: &Plan, summary: &SimSummary) -> comfy_table::Table {
     let mut table = table(&[
-        ">stage", "device", "segments", ">busy", ">bubble", ">prefill", ">decode", ">queue", ">longest",
+        ">stage",
+        "device",
+        "segments",
+        ">busy",
+        ">bubble",
+        ">prefill",
+        ">decode",
+        ">queue",
+        ">max queue",
     ]);
     for (index, (stage, planned)) in summary.stages.iter().zip(&plan.stages).enumerate() {
         let mean = |computed: &ragtag_scheduler::Computed| {
@@ -162,7 +170,7 @@ fn links(summary: &SimSummary) -> String {
     if summary.links.is_empty() {
         return String::new();
     }
-    let mut table = table(&["link", ">busy", ">crossings", ">bytes"]);
+    let mut table = table(&["link", ">busy", ">transfers", ">bytes"]);
     for link in &summary.links {
         let name = format!("{} -> {}", link.from, link.to);
         table.add_row([name, percent(link.utilisation), link.crossings.to_string(), bytes(link.bytes)]);

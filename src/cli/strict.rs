@@ -1,25 +1,32 @@
-//! `--strict`: what is refused before a run.
+//! Checks of `--strict` before a run.
 
 use crate::calibrate::Calibration;
 use crate::devices::Devices;
 use crate::error::{Error, Result};
 use crate::model::Model;
+use ragtag_hal::{Adapter, AdapterKind};
 
-/// Refuses software devices where a GPU was asked for, handicaps, and suspicious weights.
+/// Refuses software devices in place of GPUs, throttled devices and links, and suspicious weights.
 pub(super) fn check(devices: &Devices, model: &Model) -> Result<()> {
-    let mut findings = devices.strict_findings();
+    let mut findings = findings(devices);
     findings.extend(crate::strict::suspicious_weights(model)?);
     refuse(findings)
 }
 
-/// Refuses software devices where a GPU was asked for, and handicaps.
+/// Refuses software devices in place of GPUs, and throttled devices and links.
 pub(super) fn check_devices(devices: &Devices) -> Result<()> {
-    refuse(devices.strict_findings())
+    refuse(findings(devices))
 }
 
-/// Refuses that devices are left out because they do not open.
+fn findings(devices: &Devices) -> Vec<String> {
+    let software = devices.selected().iter().filter(|a: &&Adapter| a.kind == AdapterKind::Software);
+    let slowed = devices.handicaps().iter().map(|handicap| format!("{handicap} is throttled (--handicap)"));
+    software.map(|a| format!("{} ({}) is a software device", a.label(), a.name)).chain(slowed).collect()
+}
+
+/// Refuses devices that could not be opened and would be left out.
 pub(super) fn check_calibration(calibration: &Calibration) -> Result<()> {
-    refuse(calibration.closed.iter().map(|device| format!("{device} does not open")).collect())
+    refuse(calibration.closed.iter().map(|device| format!("cannot open {device}")).collect())
 }
 
 fn refuse(findings: Vec<String>) -> Result<()> {
@@ -31,11 +38,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn devices_that_were_left_out_are_refused_by_name() {
+    fn devices_that_cannot_be_opened_are_refused_by_name() {
         check_calibration(&Calibration::default()).unwrap();
         let left_out = Calibration { closed: vec!["vulkan:1".into()], ..Calibration::default() };
         let error = check_calibration(&left_out).unwrap_err();
-        assert_eq!(error.to_string(), "refused by --strict: vulkan:1 does not open");
+        assert_eq!(error.to_string(), "refused by --strict: cannot open vulkan:1");
         assert_eq!(error.exit_code(), 8);
     }
 }

@@ -1,8 +1,8 @@
-//! What a command wants of its placement: what the arguments and the plan that they name say, read before any device is asked.
+//! Placement requests: merges the arguments with the plan of `--plan`, before any device is probed.
 //!
-//! This module must not know how devices are selected or measured.
+//! Knows nothing about device selection or calibration.
 
-use super::args::{ActivationsArg, BoundaryArg, GranularityArg, Kv, MOST_TOKENS, PlacementArgs, RequestArgs};
+use super::args::{ActivationsArg, GranularityArg, Kv, MOST_TOKENS, PlacementArgs, RequestArgs, WireArg};
 use super::files::{input_name, read_input};
 use super::output::note;
 use crate::error::{Error, Result};
@@ -11,14 +11,14 @@ use crate::model::Model;
 use crate::planner::Planner;
 use ragtag_graph::{Boundary, Granularity};
 use ragtag_kernels::{Activations, KvType};
-use ragtag_scheduler::plan::{InvalidPlan, Plan, PlanDeviceOptions};
-use ragtag_scheduler::{PartitionError, Split, Workload};
+use ragtag_planner::plan::{InvalidPlan, Plan, PlanDeviceOptions, PlanModel};
+use ragtag_planner::{PartitionError, Split, Workload};
 use std::path::Path;
 
-/// Most segments that one pin names: no model has more, and a slip of the keyboard should not take long.
+/// Maximum number of segments in one pin. No model has more, and a typo must not take long.
 const MOST_PINS: usize = 1 << 16;
 
-/// The selection of devices where none is asked for.
+/// Default device selection.
 const AUTO: &str = "auto";
 
 impl From<ActivationsArg> for Activations {
@@ -39,7 +39,7 @@ impl From<GranularityArg> for Granularity {
     }
 }
 
-/// The cache type that was asked for, or that goes with the activations.
+/// The requested KV cache type, else the default for the activations.
 pub(super) fn kv_type(wanted: Option<Kv>, activations: ActivationsArg) -> KvType {
     match (wanted, activations) {
         (Some(Kv::F32), _) | (None, ActivationsArg::F32) => KvType::F32,
@@ -47,25 +47,25 @@ pub(super) fn kv_type(wanted: Option<Kv>, activations: ActivationsArg) -> KvType
     }
 }
 
-/// What a command needs of its plan besides what the user says.
+/// Requirements of a command on its plan, besides the user's arguments.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Needs {
-    /// Sequences at the same time, if the user says how many.
+    /// Concurrent sequences, if the user gives a number.
     pub(super) asked: Option<u32>,
-    /// Sequences at the same time unless the user or a plan that is read says how many.
+    /// Default number of concurrent sequences, below the user's and the plan file's.
     pub(super) sequences: u32,
-    /// Whether logits of every row of a micro-batch are wanted.
+    /// Whether the command needs logits of every row.
     pub(super) all_logits: bool,
-    /// The context unless the user says another; by default what fits.
+    /// Default context; `None` for the longest that fits.
     pub(super) context: Option<u32>,
-    /// The request to plan for, as far as the user says.
+    /// Request to plan for, from the user's arguments.
     pub(super) request: RequestArgs,
-    /// The request to plan for unless the user or a plan that is read says another.
+    /// Default request to plan for, below the user's and the plan file's.
     pub(super) workload: Workload,
 }
 
 impl Needs {
-    /// Sequences at the same time, unless the user or a plan says how many; the rest as usual.
+    /// Needs with this default number of concurrent sequences, and defaults for the rest.
     pub(super) fn of(sequences: u32) -> Self {
         Self {
             asked: None,
@@ -78,13 +78,13 @@ impl Needs {
     }
 }
 
-/// A request as the planner takes it.
+/// Workload of a request, limited to what the planner accepts.
 pub(super) fn workload(prompt_tokens: usize, generated_tokens: u32) -> Workload {
     let prompt_tokens = u32::try_from(prompt_tokens).unwrap_or(u32::MAX).min(MOST_TOKENS);
     Workload { prompt_tokens, generated_tokens: generated_tokens.min(MOST_TOKENS) }
 }
 
-/// A placement as it is wanted. What the arguments say goes before what their plan says.
+/// A requested placement. Arguments take precedence over the plan file.
 pub(super) struct Wanted<'a> {
     args: &'a PlacementArgs,
     needs: Needs,
@@ -94,8 +94,10 @@ pub(super) struct Wanted<'a> {
 }
 
 impl<'a> Wanted<'a> {
+    /// Parses the plan file, the split and the pins.
+    ///
     /// # Errors
-    /// If the plan, the split or a pin cannot be read.
+    /// If one of them cannot be read.
     pub(super) fn read(args: &'a PlacementArgs, needs: Needs) -> Result<Self> {
         let file = args.plan.as_deref().map(|path| read_plan(path).map(|plan| (path, plan))).transpose()?;
         let split = args.split.as_deref().map(str::parse).transpose()?;
@@ -130,13 +132,13 @@ impl<'a> Wanted<'a> {
         self.needs.asked.unwrap_or(usual)
     }
 
-    /// The form in which activations cross, if it is not left to the planner; `usual` where nothing is said.
+    /// Wire type of activations: the argument's, else `usual`. `None` leaves it to the planner.
     fn boundary(&self, usual: Option<Boundary>) -> Option<Boundary> {
-        match self.args.boundary {
+        match self.args.wire {
             None => usual,
-            Some(BoundaryArg::Auto) => None,
-            Some(BoundaryArg::F32) => Some(Boundary::F32),
-            Some(BoundaryArg::F16) => Some(Boundary::F16),
+            Some(WireArg::Auto) => None,
+            Some(WireArg::F32) => Some(Boundary::F32),
+            Some(WireArg::F16) => Some(Boundary::F16),
         }
     }
 
@@ -145,15 +147,21 @@ impl<'a> Wanted<'a> {
         self.args.granularity.map_or(usual, Granularity::from)
     }
 
-    /// Holds a plan that was read against this model and these devices.
+    /// Validates the plan file against this model and these devices.
     ///
     /// # Errors
-    /// If it is of others, or damaged.
+    /// If the plan is invalid, or made for another model or other devices.
     pub(super) fn check(&self, planner: &Planner, model: &Model) -> Result<()> {
         let Some((path, plan)) = &self.file else { return Ok(()) };
         let labels = planner.labels();
         let labels: Vec<_> = labels.iter().map(String::as_str).collect();
-        let own_model = crate::planner::plan_model(model, self.granularity())?;
+        let granularity = self.granularity();
+        let own_model = PlanModel {
+            name: model.name().into(),
+            digest: model.fingerprint()?,
+            segments: model.graph().with_granularity(granularity).segment_count() as u32,
+            granularity,
+        };
         let Err(cause) = plan.validate(&own_model, &labels) else { return Ok(()) };
         let flags = match (&cause, &plan.device_options, planner.device_options()) {
             (InvalidPlan::Stages(PartitionError::UnknownDevice { .. }), Some(needed), Some(own)) => {
@@ -171,7 +179,7 @@ impl<'a> Wanted<'a> {
         })
     }
 
-    /// A planner for it.
+    /// Applies the placement to a planner.
     ///
     /// # Errors
     /// As [`Self::check`].
@@ -191,7 +199,7 @@ impl<'a> Wanted<'a> {
         Ok(if self.needs.all_logits { planner.all_logits() } else { planner })
     }
 
-    /// The objective and the request.
+    /// Applies the objective and the request.
     fn aimed(&self, planner: Planner) -> Planner {
         let RequestArgs { objective, prompt_tokens, new_tokens } = self.needs.request;
         let usual = self.plan().map_or(self.needs.workload, |plan| plan.workload);
@@ -210,7 +218,7 @@ impl<'a> Wanted<'a> {
         let usual = self.plan().map_or(self.needs.context, |plan| Some(plan.context));
         if let Some(context) = self.args.ctx.or(usual).filter(|context| *context > trained) {
             note(&format!(
-                "warning: a context of {context} tokens is longer than the {trained} that the model was trained for"
+                "warning: a context of {context} tokens exceeds the {trained} tokens that the model was trained for"
             ));
         }
     }
@@ -242,14 +250,15 @@ impl<'a> Wanted<'a> {
         planner
     }
 
-    /// The plan's memory is proved again, for less may be free than when it was made; the rest is as it was written.
+    /// Applies the plan file. Its memory is proved again, because less may be free now; everything else runs
+    /// as written.
     fn like(&self, plan: &Plan, mut planner: Planner) -> Planner {
-        // Exact activations cross as f32, whatever suited the fast ones of the plan.
+        // Exact activations require an f32 wire type, whatever the plan chose for fast ones.
         let usual = if self.activations() == plan.activations { plan.boundary } else { Boundary::F32 };
         if let Some(boundary) = self.boundary(Some(usual)) {
             planner = planner.boundary(boundary);
         }
-        // For another number of sequences the micro-batches are chosen anew.
+        // For another number of sequences, let the planner choose the micro-batches.
         if self.sequences() == plan.sequences {
             planner = planner.decode_groups(plan.decode_groups).credits(plan.credits);
         }
@@ -272,8 +281,8 @@ fn read_plan(path: &Path) -> Result<Plan> {
     Plan::from_json(&read_input(path, MOST_JSON_BYTES)?).map_err(invalid(path))
 }
 
-/// The flags that select the devices of a plan, as far as they differ from the defaults or from those at hand. `None` if no
-/// flag makes a difference.
+/// Flags that select a plan's devices: those that differ from the defaults or from the current options.
+/// `None` if no flag makes a difference.
 fn flags(needed: &PlanDeviceOptions, own: &PlanDeviceOptions) -> Option<String> {
     let usual = PlanDeviceOptions { selection: AUTO.into(), cpu_devices: 1, threads: None };
     let mut flags = Vec::new();
@@ -287,7 +296,7 @@ fn flags(needed: &PlanDeviceOptions, own: &PlanDeviceOptions) -> Option<String> 
     (needed != own && !flags.is_empty()).then(|| flags.join(" "))
 }
 
-/// A word for a shell. The text of a plan file may be anything.
+/// Quotes a word for a shell. Text from a plan file may contain anything.
 fn quoted(text: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || ":,=-_".contains(c);
     if text.chars().all(plain) { text.into() } else { format!("'{}'", text.replace('\'', r"'\''")) }
@@ -302,7 +311,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_flags_of_a_plan_are_those_that_make_a_difference() {
+    fn flags_of_a_plan_include_only_those_that_differ() {
         let options = |selection: &str, cpu_devices, threads| PlanDeviceOptions {
             selection: selection.into(),
             cpu_devices,

@@ -1,6 +1,6 @@
-//! What each API needs, as far as files show it: libraries, kernel drivers, nodes, variables.
+//! Checks of each API: libraries, kernel drivers, device nodes, environment variables.
 //!
-//! This module must not read the machine's files by itself, nor know how packages are called.
+//! Reads no files itself and knows no package names.
 
 use super::machine::{Access, Distribution, Gpu, Icd, Library, Machine, Node, Vendor};
 use super::packages;
@@ -9,7 +9,7 @@ use ragtag_devices::{BackendReport, Report, Status};
 use ragtag_hal::{Adapter, KernelLanguage};
 use std::path::PathBuf;
 
-/// The oldest driver of NVIDIA's that will do: that of CUDA 12.2.
+/// Oldest supported NVIDIA driver: that of CUDA 12.2.
 const NVIDIA_DRIVER: u32 = 535;
 
 const CUDA_VARIABLES: [&str; 3] = ["CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES"];
@@ -33,10 +33,10 @@ const VULKAN_VARIABLES: [&str; 7] = [
     "RAGTAG_VULKAN_MATRICES",
 ];
 
-/// Of wgpu's own; on Linux it works through Vulkan.
+/// Variables of wgpu, which runs on Vulkan on Linux.
 const WGPU_VARIABLES: [&str; 3] = ["WGPU_BACKEND", "WGPU_DEBUG", "WGPU_VALIDATION"];
 
-/// Everything about one API.
+/// Runs all checks of one API.
 pub(super) fn findings(backend: &BackendReport, report: &Report, machine: &Machine) -> Vec<Finding> {
     if backend.status == Status::NotCompiled {
         let found = Finding::new("build", State::Missing, "not in this build");
@@ -58,13 +58,13 @@ pub(super) fn findings(backend: &BackendReport, report: &Report, machine: &Machi
     all
 }
 
-/// Variables that are set, as notes: drivers obey them, and users forget them.
+/// Notes for the variables that are set: drivers obey them, and users forget about them.
 pub(super) fn variables(machine: &Machine, names: &[&str]) -> Vec<Finding> {
     let set = names.iter().filter_map(|name| Some((name, machine.variable(name)?)));
     set.map(|(name, value)| Finding::new("variable", State::Note, format!("{name}={value}"))).collect()
 }
 
-/// The same for variables that hide devices; an empty one, or −1, hides all.
+/// As [`variables`], for variables that hide devices. An empty value, or −1, hides all GPUs.
 fn visibility(machine: &Machine, names: &[&str]) -> Vec<Finding> {
     let hides_all = |found: &str| {
         let (name, value) = found.split_once('=').unwrap_or_default();
@@ -77,13 +77,13 @@ fn visibility(machine: &Machine, names: &[&str]) -> Vec<Finding> {
     variables(machine, names).into_iter().map(finding).collect()
 }
 
-/// What the probe says.
+/// Findings from the probe.
 fn devices(backend: &BackendReport, report: &Report) -> Vec<Finding> {
     match &backend.status {
         Status::NotCompiled => Vec::new(),
         Status::Unavailable(why) => vec![Finding::new("devices", State::Missing, why.to_string())],
         Status::Found { adapters } if adapters.is_empty() => {
-            vec![Finding::new("devices", State::Missing, "the driver shows none")]
+            vec![Finding::new("devices", State::Missing, "the driver reports no devices")]
         }
         Status::Found { adapters } => adapters.iter().map(|adapter| device(adapter, report)).collect(),
     }
@@ -95,11 +95,11 @@ fn device(adapter: &Adapter, report: &Report) -> Finding {
     Finding::new("devices", State::Ok, found)
 }
 
-/// What a device has beside itself: the library that is used for products, and the devices whose memory it reaches.
+/// The matrix library of a device, and its peers.
 fn beyond(adapter: &Adapter) -> String {
     let caps = &adapter.caps;
-    let library = caps.gemm.iter().map(|library| format!("products by {} {}", library.name, library.version));
-    let peers = caps.sharing.peers.iter().map(|index| format!("reaches {}:{index}", adapter.backend));
+    let library = caps.gemm.iter().map(|library| format!("matmuls by {} {}", library.name, library.version));
+    let peers = caps.sharing.peers.iter().map(|index| format!("peer access to {}:{index}", adapter.backend));
     library.chain(peers).map(|what| format!(", {what}")).collect()
 }
 
@@ -114,7 +114,7 @@ fn cuda(backend: &BackendReport, machine: &Machine) -> Vec<Finding> {
     let library = machine.library(&["libcuda.so.1", "libcuda.so"], &[PathBuf::from("/usr/lib/wsl/lib")]);
     let advice = match &module {
         _ if machine.in_container() => {
-            "start the container with its GPUs: --gpus all, with NVIDIA's container toolkit".into()
+            "start the container with --gpus all and NVIDIA's container toolkit".into()
         }
         Some(module) => packages::cuda_library(on, module),
         None => packages::nvidia_driver(on),
@@ -144,18 +144,23 @@ fn cuda(backend: &BackendReport, machine: &Machine) -> Vec<Finding> {
 fn nvidia_module(module: &str, on: Distribution) -> Finding {
     let major = module.split('.').next().and_then(|major| major.parse::<u32>().ok());
     if major.is_none_or(|major| major >= NVIDIA_DRIVER) {
-        return Finding::new("driver", State::Ok, format!("{module}; {NVIDIA_DRIVER} or newer will do"));
+        return Finding::new("driver", State::Ok, format!("{module} ({NVIDIA_DRIVER} or newer is required)"));
     }
-    Finding::new("driver", State::Missing, format!("{module}, where {NVIDIA_DRIVER} (CUDA 12.2) is needed"))
-        .advise(packages::nvidia_driver(on))
+    Finding::new(
+        "driver",
+        State::Missing,
+        format!("{module} is too old: {NVIDIA_DRIVER} (CUDA 12.2) or newer is required"),
+    )
+    .advise(packages::nvidia_driver(on))
 }
 
-/// Library and module have to be of one version; after an update the old module may still be loaded.
+/// Checks that library and module have the same version. After an update the old module may still be loaded.
 fn mismatch(module: &str, library: &Library) -> Option<Finding> {
-    // Windows' own driver brings a library whose name has no such version.
+    // The library of Windows' driver has no version in its name.
     let differs = library.version.contains('.') && library.version != module;
-    let found = format!("the library is of {}, the kernel's module of {module}", library.version);
-    differs.then(|| Finding::new("driver", State::Missing, found).advise("reboot, so that both are the same"))
+    let found = format!("library version {} does not match kernel module version {module}", library.version);
+    differs
+        .then(|| Finding::new("driver", State::Missing, found).advise("reboot to load the new kernel module"))
 }
 
 fn nvrtc(backend: &BackendReport, machine: &Machine) -> Finding {
@@ -165,30 +170,30 @@ fn nvrtc(backend: &BackendReport, machine: &Machine) -> Finding {
     match library {
         Some(library) => Finding::new("compiler", State::Ok, format!("NVRTC: {}", shown(&library))),
         None if compiles => Finding::new("compiler", State::Ok, "NVRTC: found by the driver"),
-        // Kernels are built ahead of time, so nothing depends on it.
-        None => Finding::new("compiler", State::Note, "no NVRTC: the kernels that are built in are used")
+        // Optional: kernels are built ahead of time.
+        None => Finding::new("compiler", State::Note, "no NVRTC: using the prebuilt kernels")
             .advise(format!("optional: {}", packages::nvrtc(machine.distribution()))),
     }
 }
 
-/// Where NVIDIA's toolkit has its libraries.
+/// Library folders of the CUDA toolkit.
 fn toolkit(machine: &Machine) -> Vec<PathBuf> {
     let homes = ["CUDA_HOME", "CUDA_PATH"].iter().filter_map(|name| machine.variable(name));
     homes.chain(["/usr/local/cuda"]).map(|home| PathBuf::from(home).join("lib64")).collect()
 }
 
-/// A library of matrix products: what `--gemm library` uses, and what nothing depends on.
+/// Checks for a matrix library, which is optional: `--gemm library` uses it.
 fn products(machine: &Machine, name: &str, files: &[&str], elsewhere: &[PathBuf], package: &str) -> Finding {
     match machine.library(files, elsewhere) {
         Some(library) => Finding::new("products", State::Ok, format!("{name}: {}", shown(&library))),
-        None => Finding::new("products", State::Note, format!("no {name}: own kernels are used"))
+        None => Finding::new("products", State::Note, format!("no {name}: using Ragtag's kernels"))
             .advise(format!("optional: {package}")),
     }
 }
 
 fn hip(backend: &BackendReport, machine: &Machine) -> Vec<Finding> {
     let on = machine.distribution();
-    let kernel = "load the kernel's own driver: modprobe amdgpu";
+    let kernel = "load the kernel driver: modprobe amdgpu";
     let mut all = gpus(machine, Vendor::Amd, "amdgpu", kernel);
     let wanted = is_wanted(machine, Vendor::Amd);
     let rocm = [PathBuf::from("/opt/rocm/lib")];
@@ -204,12 +209,7 @@ fn hip(backend: &BackendReport, machine: &Machine) -> Vec<Finding> {
     if wanted {
         let container = "start the container with --device /dev/kfd --device /dev/dri";
         let advice = |other| if machine.in_container() { container } else { other };
-        all.extend(nodes(
-            machine,
-            "/dev",
-            "kfd",
-            advice("the kernel's amdgpu driver makes it: see dmesg for what it says"),
-        ));
+        all.extend(nodes(machine, "/dev", "kfd", advice("the amdgpu kernel driver creates it; check dmesg")));
         all.extend(nodes(machine, "/dev/dri", "renderD128", advice(kernel)));
     }
     all.push(hiprtc(backend, machine, library.as_ref(), &rocm));
@@ -267,31 +267,31 @@ fn vulkan(machine: &Machine) -> Vec<Finding> {
     all
 }
 
-/// The makers of the machine's GPUs.
+/// Vendors of the machine's GPUs.
 fn vendors(machine: &Machine) -> Vec<Vendor> {
     let has = |vendor: &Vendor| machine.gpus().iter().any(|gpu| gpu.vendor == *vendor);
     [Vendor::Nvidia, Vendor::Amd, Vendor::Intel].into_iter().filter(has).collect()
 }
 
-/// The node through which drivers reach GPUs that are not NVIDIA's.
+/// Checks the render node, which drivers of all GPUs but NVIDIA's need.
 fn render_node(machine: &Machine, vendors: &[Vendor]) -> Vec<Finding> {
     if vendors.iter().all(|vendor| *vendor == Vendor::Nvidia) {
         return Vec::new();
     }
-    nodes(machine, "/dev/dri", "renderD128", "the kernel's driver for the GPU makes it: see dmesg")
+    nodes(machine, "/dev/dri", "renderD128", "the GPU's kernel driver creates it; check dmesg")
 }
 
-/// The drivers of an API that is a loader with drivers behind it.
+/// Installed drivers of an API with a loader (OpenCL, Vulkan).
 struct Drivers {
     api: &'static str,
     found: Vec<Icd>,
-    /// Whether a library is a driver for a maker's GPUs.
+    /// Whether a library is a driver for a vendor's GPUs.
     drives: fn(&str, Vendor) -> bool,
-    /// What brings a driver for these GPUs, or for the processor.
+    /// Command that installs a driver for the vendor's GPUs, or for the CPU.
     advice: fn(Distribution, Option<Vendor>) -> String,
 }
 
-/// The drivers that are there, and those that the machine's GPUs lack.
+/// Findings about the installed drivers and about GPUs without a driver.
 fn icds(drivers: &Drivers, vendors: &[Vendor], on: Distribution) -> Vec<Finding> {
     let Drivers { api, found, drives, advice } = drivers;
     let one = |icd: &Icd| match &icd.library {
@@ -299,9 +299,8 @@ fn icds(drivers: &Drivers, vendors: &[Vendor], on: Distribution) -> Vec<Finding>
             Finding::new("driver", State::Ok, format!("{} names {}", icd.file.display(), shown(library)))
         }
         None => {
-            let found = format!("{} names {}, which is not there", icd.file.display(), icd.names);
-            Finding::new("driver", State::Missing, found)
-                .advise("install its package again, or remove the file")
+            let found = format!("{} names {}, which does not exist", icd.file.display(), icd.names);
+            Finding::new("driver", State::Missing, found).advise("reinstall its package, or remove the file")
         }
     };
     let mut all: Vec<_> = found.iter().map(one).collect();
@@ -311,13 +310,13 @@ fn icds(drivers: &Drivers, vendors: &[Vendor], on: Distribution) -> Vec<Finding>
         all.push(missing.advise(advice(on, Some(*vendor))));
     }
     if all.is_empty() {
-        let none = format!("no {api} driver, and no GPU that has one");
+        let none = format!("no {api} driver, and no GPU that needs one");
         all.push(Finding::new("driver", State::Note, none).advise(advice(on, None)));
     }
     all
 }
 
-/// Whether a library's name is that of a Vulkan driver for this maker's GPUs.
+/// Whether a library name is that of a Vulkan driver for this vendor's GPUs.
 fn draws(library: &str, vendor: Vendor) -> bool {
     let own: &[&str] = match vendor {
         Vendor::Nvidia => &["libGLX_nvidia", "libEGL_nvidia", "libvulkan_nouveau"],
@@ -327,7 +326,7 @@ fn draws(library: &str, vendor: Vendor) -> bool {
     own.iter().any(|name| library.contains(name))
 }
 
-/// Whether a library's name is that of an OpenCL driver for this maker's GPUs.
+/// Whether a library name is that of an OpenCL driver for this vendor's GPUs.
 fn drives(library: &str, vendor: Vendor) -> bool {
     let mesa = ["Rusticl", "MesaOpenCL"];
     let own: &[&str] = match vendor {
@@ -339,12 +338,12 @@ fn drives(library: &str, vendor: Vendor) -> bool {
         || vendor != Vendor::Nvidia && mesa.iter().any(|name| library.contains(name))
 }
 
-/// Whether there is hardware that an API could use.
+/// Whether the machine has hardware for an API.
 fn is_wanted(machine: &Machine, vendor: Vendor) -> bool {
     machine.gpus().iter().any(|gpu| gpu.vendor == vendor) || vendor == Vendor::Nvidia && machine.in_windows()
 }
 
-/// The GPUs of one maker, each with the kernel's driver that it should have.
+/// Checks that each GPU of a vendor is bound to the expected kernel driver.
 fn gpus(machine: &Machine, vendor: Vendor, driver: &str, advice: &str) -> Vec<Finding> {
     let own: Vec<Gpu> = machine.gpus().into_iter().filter(|gpu| gpu.vendor == vendor).collect();
     if own.is_empty() && !machine.in_windows() {
@@ -355,12 +354,14 @@ fn gpus(machine: &Machine, vendor: Vendor, driver: &str, advice: &str) -> Vec<Fi
             Finding::new("GPU", State::Ok, format!("{}, kernel driver {bound}", gpu.address))
         }
         Some("vfio-pci") => {
-            Finding::new("GPU", State::Note, format!("{}, given away to a guest", gpu.address))
+            Finding::new("GPU", State::Note, format!("{}, passed through to a virtual machine", gpu.address))
         }
         bound => {
-            let bound = bound.map_or("no kernel driver".into(), |bound| format!("kernel driver {bound}"));
-            Finding::new("GPU", State::Missing, format!("{}, {bound} where {driver} is needed", gpu.address))
-                .advise(advice)
+            let bound = match bound {
+                Some(bound) => format!("kernel driver {bound} instead of {driver}"),
+                None => format!("no kernel driver ({driver} is required)"),
+            };
+            Finding::new("GPU", State::Missing, format!("{}, {bound}", gpu.address)).advise(advice)
         }
     };
     own.into_iter().map(one).collect()
@@ -377,17 +378,17 @@ fn library_finding(
         Some(library) if library.on_path => Finding::new(subject, State::Ok, shown(library)),
         Some(library) => {
             let folder = library.path.parent().unwrap_or(&library.path).display();
-            let found = format!("{}, where the loader does not look", shown(library));
+            let found = format!("{}, not on the loader's search path", shown(library));
             Finding::new(subject, State::Missing, found)
-                .advise(format!("write {folder} into a file in /etc/ld.so.conf.d, then run ldconfig"))
+                .advise(format!("add {folder} to a file in /etc/ld.so.conf.d, then run ldconfig"))
         }
         None if wanted => Finding::new(subject, State::Missing, format!("no {name}")).advise(advice),
-        // Without hardware for it nobody needs it.
+        // Not needed without matching hardware.
         None => Finding::new(subject, State::Note, format!("no {name}")),
     }
 }
 
-/// Path and version.
+/// Formats path and version.
 fn shown(library: &Library) -> String {
     match library.version.as_str() {
         "" => library.path.display().to_string(),
@@ -395,7 +396,7 @@ fn shown(library: &Library) -> String {
     }
 }
 
-/// The nodes of one kind, and whether this user may open them.
+/// Checks that the user can open the device nodes of one kind.
 fn nodes(machine: &Machine, folder: &str, name: &str, missing: &str) -> Vec<Finding> {
     let found = machine.nodes(folder, name);
     if found.is_empty() {
@@ -409,16 +410,16 @@ pub(super) fn node(Node { path, access }: Node) -> Finding {
     match access {
         Access::Granted => Finding::new("node", State::Ok, path.to_string()),
         Access::Denied { group, member: true } => {
-            let found = format!("{path}: not allowed, though the user is in group {group}");
+            let found = format!("{path}: permission denied, although the user is in group {group}");
             Finding::new("node", State::Missing, found).advise("log out and in again")
         }
-        // Nobody should join that group; a container that was not given the node looks the same.
+        // Never advise joining root. A container without access to the node looks the same.
         Access::Denied { group, member: false } if group == "root" => {
-            Finding::new("node", State::Missing, format!("{path}: not allowed"))
-                .advise("it is kept from this user or container: ask who runs it")
+            Finding::new("node", State::Missing, format!("{path}: permission denied"))
+                .advise("ask the administrator of the machine or container for access")
         }
         Access::Denied { group, member: false } => {
-            let found = format!("{path}: not allowed; its group is {group}");
+            let found = format!("{path}: permission denied; its group is {group}");
             Finding::new("node", State::Missing, found)
                 .advise(format!("sudo usermod -aG {group} $USER, then log out and in again"))
         }

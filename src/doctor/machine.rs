@@ -1,14 +1,14 @@
-//! What a machine has that drivers need: GPUs on the PCI bus, device nodes, libraries, variables. Linux keeps all of that in
-//! files, so a folder that looks like a machine is as good as one.
+//! Facts about a machine that drivers depend on: GPUs on the PCI bus, device nodes, libraries, variables.
+//! Linux exposes all of them as files, so tests can use a folder as the root.
 //!
-//! This module must not know any API.
+//! Knows nothing about any API.
 
 use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-/// A maker of GPUs, by its PCI id.
+/// A GPU vendor, by its PCI id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Vendor {
     Nvidia,
@@ -33,23 +33,23 @@ impl Vendor {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Gpu {
     pub(super) vendor: Vendor,
-    /// As in `0000:01:00.0`.
+    /// PCI address, as in `0000:01:00.0`.
     pub(super) address: String,
-    /// The kernel's driver for it.
+    /// Kernel driver that it is bound to.
     pub(super) driver: Option<String>,
 }
 
-/// The distribution, which decides what packages are called.
+/// Linux distribution, which determines package names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Distribution {
-    /// With its major version.
+    /// Debian, with its major version.
     Debian(u32),
     Ubuntu,
     Fedora,
     Other,
 }
 
-/// A device node, and what comes of opening it for reading and writing.
+/// A device node, and the result of opening it for reading and writing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Node {
     pub(super) path: PathBuf,
@@ -59,7 +59,7 @@ pub(super) struct Node {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Access {
     Granted,
-    /// Refused; the node's group, and whether the user is in it on paper.
+    /// Permission denied. Holds the node's group, and whether `/etc/group` lists the user in it.
     Denied {
         group: String,
         member: bool,
@@ -67,26 +67,26 @@ pub(super) enum Access {
     Failed(String),
 }
 
-/// A library as the loader would find it.
+/// A library that the dynamic loader would find.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Library {
     pub(super) path: PathBuf,
-    /// What its file's name says after `.so.`, all links followed.
+    /// Suffix of the file name after `.so.`, with all links followed.
     pub(super) version: String,
-    /// Whether it lies where the loader looks.
+    /// Whether it is on the loader's search path.
     pub(super) on_path: bool,
 }
 
-/// A file that names a driver to OpenCL's loader.
+/// A file that registers a driver with the OpenCL or Vulkan loader.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Icd {
     pub(super) file: PathBuf,
-    /// The library as the file names it.
+    /// Name of the library in the file.
     pub(super) names: String,
     pub(super) library: Option<Library>,
 }
 
-/// A machine.
+/// A machine, given by its root folder and environment variables.
 #[derive(Clone, Debug)]
 pub(super) struct Machine {
     root: PathBuf,
@@ -94,29 +94,29 @@ pub(super) struct Machine {
 }
 
 impl Machine {
-    /// The machine whose files lie in `root`, with these environment variables.
+    /// A machine with the files under `root` and these environment variables.
     pub(super) fn new(root: PathBuf, variables: BTreeMap<String, String>) -> Self {
         Self { root, variables }
     }
 
-    /// A path of the machine in this file system.
+    /// Maps a path on the machine to this file system.
     fn at(&self, path: impl AsRef<Path>) -> PathBuf {
         let path = path.as_ref();
         self.root.join(path.strip_prefix("/").unwrap_or(path))
     }
 
-    /// A path in this file system as the machine has it.
+    /// Maps a path in this file system to the machine.
     fn own(&self, path: &Path) -> PathBuf {
         path.strip_prefix(&self.root).map_or(path.into(), |rest| Path::new("/").join(rest))
     }
 
-    /// A file's first line.
+    /// First line of a file.
     fn line(&self, path: impl AsRef<Path>) -> Option<String> {
         let text = fs::read_to_string(self.at(path)).ok()?;
         Some(text.lines().next()?.trim().to_string())
     }
 
-    /// What is in a folder, in order.
+    /// Sorted entries of a folder.
     fn list(&self, folder: impl AsRef<Path>) -> Vec<PathBuf> {
         let entries = fs::read_dir(self.at(folder)).into_iter().flatten().filter_map(|entry| entry.ok());
         let mut paths: Vec<_> = entries.map(|entry| self.own(&entry.path())).collect();
@@ -132,12 +132,12 @@ impl Machine {
         self.variables.get(name).map(String::as_str)
     }
 
-    /// The version of a kernel module that is loaded.
+    /// Version of a loaded kernel module.
     pub(super) fn module(&self, name: &str) -> Option<String> {
         self.line(Path::new("/sys/module").join(name).join("version"))
     }
 
-    /// Whether this is a Linux inside Windows, where GPUs have no nodes of their own.
+    /// Whether this is WSL, where GPUs have no device nodes of their own.
     pub(super) fn in_windows(&self) -> bool {
         self.exists("/dev/dxg")
     }
@@ -148,7 +148,7 @@ impl Machine {
 
     pub(super) fn gpus(&self) -> Vec<Gpu> {
         let gpu = |device: PathBuf| {
-            // Display controllers: VGA, 3D and others.
+            // PCI class of display controllers: VGA, 3D and others.
             self.line(device.join("class")).filter(|class| class.starts_with("0x03"))?;
             let vendor = self.line(device.join("vendor"))?;
             let (_, vendor) = Vendor::IDS.into_iter().find(|(id, _)| *id == vendor)?;
@@ -170,7 +170,7 @@ impl Machine {
         };
         match () {
             () if is("ubuntu") => Distribution::Ubuntu,
-            // Relatives of Debian count their versions in ways of their own; sid has none.
+            // Only Debian itself: derivatives use other version numbers. Sid has no version.
             () if value("ID") == "debian" => {
                 Distribution::Debian(value("VERSION_ID").parse().unwrap_or(u32::MAX))
             }
@@ -179,7 +179,7 @@ impl Machine {
         }
     }
 
-    /// The nodes that are called like `example`, up to the number at its end.
+    /// Device nodes with the same name as `example`, apart from a trailing number.
     pub(super) fn nodes(&self, folder: &str, example: &str) -> Vec<Node> {
         let prefix = example.trim_end_matches(|c: char| c.is_ascii_digit());
         let numbered = |path: &PathBuf| {
@@ -216,7 +216,7 @@ impl Machine {
         Access::Denied { group, member }
     }
 
-    /// The first of these libraries that the loader would find; else one in `elsewhere`.
+    /// The first of these libraries on the loader's search path, else in `elsewhere`.
     pub(super) fn library(&self, names: &[&str], elsewhere: &[PathBuf]) -> Option<Library> {
         let folders = self.loader_folders();
         let look = |folders: &[PathBuf], on_path| {
@@ -227,14 +227,14 @@ impl Machine {
     }
 
     fn library_at(&self, path: PathBuf, on_path: bool) -> Option<Library> {
-        // Links inside the machine: absolute ones would lead out of its folder.
+        // Follows links in this file system: absolute ones would leave a test's root folder.
         let real = fs::canonicalize(self.at(&path)).ok()?;
         let name = real.file_name()?.to_string_lossy();
         let version = name.split_once(".so.").map_or(String::new(), |(_, version)| version.into());
         Some(Library { path, version, on_path })
     }
 
-    /// Where the loader looks, in its order.
+    /// Search path of the loader, in order.
     fn loader_folders(&self) -> Vec<PathBuf> {
         let variable = self.variable("LD_LIBRARY_PATH").unwrap_or_default();
         let mut folders: Vec<PathBuf> =
@@ -247,7 +247,7 @@ impl Machine {
         folders
     }
 
-    /// The folders that a file of the loader's configuration names, with those of the files that it includes.
+    /// Folders in a configuration file of the loader, including one level of included files.
     fn configured_folders(&self, file: &str) -> Vec<PathBuf> {
         let text = fs::read_to_string(self.at(file)).unwrap_or_default();
         let mut folders = Vec::new();
@@ -257,7 +257,7 @@ impl Machine {
                     let pattern = Path::new("/etc").join(pattern.trim());
                     let included = pattern.parent().map(|folder| self.list(folder)).unwrap_or_default();
                     let files = included.iter().filter(|path| path.extension().is_some_and(|e| e == "conf"));
-                    // A file that includes itself is nobody's configuration; the loader's have one level.
+                    // Guards against a file that includes itself.
                     folders.extend(
                         files.filter(|path| *path != Path::new(file)).flat_map(|path| self.plain(path)),
                     );
@@ -274,7 +274,7 @@ impl Machine {
         text.lines().map(str::trim).filter(|line| line.starts_with('/')).map(PathBuf::from).collect()
     }
 
-    /// The drivers that OpenCL's loader would bring in.
+    /// Drivers that the OpenCL loader would load.
     pub(super) fn icds(&self) -> Vec<Icd> {
         let folder = self.variable("OCL_ICD_VENDORS").unwrap_or("/etc/OpenCL/vendors");
         let files = match folder.ends_with(".icd") {
@@ -293,8 +293,8 @@ impl Machine {
         files.filter_map(icd).collect()
     }
 
-    /// The drivers that Vulkan's loader would bring in: those that variables name, else those of the folders that it looks
-    /// into (LoaderDriverInterface.md of the Vulkan loader).
+    /// Drivers that the Vulkan loader would load: those named by variables, else those in its search folders
+    /// (LoaderDriverInterface.md of the Vulkan loader).
     pub(super) fn vulkan_icds(&self) -> Vec<Icd> {
         let named = ["VK_DRIVER_FILES", "VK_ICD_FILENAMES"];
         let named = named.iter().find_map(|name| self.variable(name).filter(|value| !value.is_empty()));
@@ -313,7 +313,7 @@ impl Machine {
         let json: serde_json::Value = serde_json::from_str(&text).ok()?;
         let names = json["ICD"]["library_path"].as_str()?.to_string();
         let library = match names.contains('/') {
-            // One that does not begin at the root begins at the file's folder.
+            // Relative paths start at the file's folder.
             true => self.library_at(file.parent().unwrap_or(&file).join(&names), true),
             false => self.library(&[&names], &[]),
         };

@@ -1,7 +1,8 @@
-//! Why an API shows no device, and what would help: what is in this build, what the machine has, what is missing.
+//! Diagnosis of missing devices: checks the build, libraries, drivers and permissions for each API, and
+//! suggests fixes.
 //!
-//! Nothing is changed and nothing is guessed: each finding is something that was looked at. The files that are read are
-//! Linux's; elsewhere there is only what the probes say. This module must not know how findings are shown.
+//! Only reads the system. Each finding is the result of a check, never a guess. Files are checked on Linux
+//! only; elsewhere the findings come from the probes. Knows nothing about how findings are shown.
 
 mod apis;
 mod machine;
@@ -14,28 +15,29 @@ use machine::Machine;
 use ragtag_devices::{BackendReport, Report, Requested};
 use serde::Serialize;
 
-/// How a finding is to be taken.
+/// Severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum State {
-    /// As it should be.
+    /// The check passed.
     Ok,
-    /// Nothing is wrong, but it explains something.
+    /// Not a problem, but useful to know.
     Note,
-    /// Devices are not found because of this, or may not be.
+    /// Devices are, or may be, missing because of this.
     Missing,
 }
 
-/// One thing that was looked at.
+/// Result of one check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// What was looked at: `build`, `GPU`, `library`, `driver`, `node`, `compiler`, `variable`, `devices`.
+    /// Subject of the check: `build`, `GPU`, `library`, `driver`, `node`, `compiler`, `products`, `variable`
+    /// or `devices`.
     pub subject: &'static str,
-    /// How it is to be taken.
+    /// Severity.
     pub state: State,
-    /// What was found, or not.
+    /// Description of the result.
     pub found: String,
-    /// What would help.
+    /// Suggested fix.
     pub advice: Option<String>,
 }
 
@@ -49,21 +51,21 @@ impl Finding {
     }
 }
 
-/// What was found about one API; the first is about `ragtag` itself.
+/// Findings about one API. The first diagnosis is about `ragtag` itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Diagnosis {
-    /// Its name, as in `cuda:0`.
+    /// Name of the API, as in `cuda:0`.
     pub api: String,
-    /// What was looked at, in the order in which it matters.
+    /// Findings, in order of relevance.
     pub findings: Vec<Finding>,
 }
 
-/// The variables that choose devices whatever the API.
+/// Environment variables that affect every API.
 const VARIABLES: [&str; 4] = ["RAGTAG_DEVICES", "RAGTAG_STRICT", "RAGTAG_PROBE_LIMIT", "RAGTAG_CACHE_DIR"];
 
-/// Looks at everything that this build's APIs need on this machine. Devices are probed, none is opened.
+/// Checks what the APIs of this build need on this machine. Probes devices but opens none.
 pub fn examine(options: &DeviceOptions) -> Vec<Diagnosis> {
-    // Values that are not text have no meaning to anyone here.
+    // Skips values that are not UTF-8; no check uses them.
     let variables = std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
     let machine = Machine::new("/".into(), variables.collect());
@@ -81,7 +83,7 @@ fn diagnose(report: &Report, options: &DeviceOptions, machine: &Machine) -> Vec<
     std::iter::once(ragtag).chain(report.backends.iter().map(of)).collect()
 }
 
-/// What the selection in force comes to.
+/// Finding about the current device selection.
 fn selection(report: &Report, options: &DeviceOptions) -> Finding {
     let requested = Requested::new(options.requested.as_deref(), options.from_environment.as_deref());
     match requested.and_then(|requested| requested.choose(report)) {

@@ -1,12 +1,12 @@
-//! What distributions call the packages that bring drivers.
+//! Installation commands for drivers and libraries, by distribution.
 //!
-//! The names of Debian 12 and 13 were looked up in its archive. A distribution that is not known is told what the package
-//! holds. This module must not know how it was found out that something is missing.
+//! Package names of Debian 12 and 13 come from its archive. For unknown distributions the advice names the
+//! contents of the package. Knows nothing about the checks.
 
 use super::machine::{Distribution, Vendor};
 use Distribution::{Debian, Fedora, Other, Ubuntu};
 
-/// NVIDIA's driver, with the kernel's module.
+/// NVIDIA's driver with its kernel module.
 pub(super) fn nvidia_driver(on: Distribution) -> String {
     match on {
         Debian(_) => "apt install nvidia-driver libcuda1 (component non-free)".into(),
@@ -16,7 +16,7 @@ pub(super) fn nvidia_driver(on: Distribution) -> String {
     }
 }
 
-/// CUDA's library for a driver whose module is there already.
+/// CUDA's library for an installed kernel module.
 pub(super) fn cuda_library(on: Distribution, module: &str) -> String {
     let major = module.split('.').next().unwrap_or_default();
     match on {
@@ -27,7 +27,7 @@ pub(super) fn cuda_library(on: Distribution, module: &str) -> String {
     }
 }
 
-/// NVIDIA's compiler for kernels.
+/// NVRTC, NVIDIA's kernel compiler.
 pub(super) fn nvrtc(on: Distribution) -> String {
     match on {
         Debian(13..) => "apt install libnvrtc12 (component non-free)".into(),
@@ -35,7 +35,7 @@ pub(super) fn nvrtc(on: Distribution) -> String {
     }
 }
 
-/// NVIDIA's library of matrix products.
+/// NVIDIA's matrix library.
 pub(super) fn cublas(on: Distribution) -> String {
     match on {
         Debian(13..) => "apt install libcublaslt12 (component non-free)".into(),
@@ -43,7 +43,7 @@ pub(super) fn cublas(on: Distribution) -> String {
     }
 }
 
-/// AMD's library of matrix products.
+/// AMD's matrix library.
 pub(super) fn rocblas(on: Distribution) -> String {
     match on {
         Debian(13..) => "apt install librocblas0".into(),
@@ -56,14 +56,14 @@ pub(super) fn rocblas(on: Distribution) -> String {
 pub(super) fn hip(on: Distribution) -> String {
     let amd = "rocm-hip-runtime from AMD's repository";
     match on {
-        Debian(_) => format!("apt install libamdhip64-5; for GPUs that it does not know yet, {amd}"),
+        Debian(_) => format!("apt install libamdhip64-5; for newer GPUs, {amd}"),
         Ubuntu => format!("install {amd}; Ubuntu 24.04 has libamdhip64-5 as well"),
         Fedora => "dnf install rocm-hip".into(),
         Other => format!("install libamdhip64.so, as in {amd}"),
     }
 }
 
-/// OpenCL's loader.
+/// The OpenCL loader.
 pub(super) fn opencl_loader(on: Distribution) -> String {
     match on {
         Debian(_) | Ubuntu => "apt install ocl-icd-libopencl1".into(),
@@ -72,11 +72,11 @@ pub(super) fn opencl_loader(on: Distribution) -> String {
     }
 }
 
-/// A driver for OpenCL's loader; without a vendor, one that runs on the processor.
+/// An OpenCL driver for a vendor's GPU; without a vendor, one for the CPU.
 pub(super) fn opencl_driver(on: Distribution, vendor: Option<Vendor>) -> String {
     match (vendor, on) {
         (Some(Vendor::Nvidia), Debian(_)) => "apt install nvidia-opencl-icd (component non-free)".into(),
-        (Some(Vendor::Nvidia), Ubuntu) => "it comes with NVIDIA's driver: ubuntu-drivers install".into(),
+        (Some(Vendor::Nvidia), Ubuntu) => "part of NVIDIA's driver: ubuntu-drivers install".into(),
         (Some(Vendor::Nvidia), Fedora) => "dnf install xorg-x11-drv-nvidia-cuda (from RPM Fusion)".into(),
         (Some(Vendor::Amd), Debian(13..)) => "apt install rocm-opencl-icd".into(),
         (Some(Vendor::Amd), Fedora) => "dnf install rocm-opencl".into(),
@@ -84,14 +84,14 @@ pub(super) fn opencl_driver(on: Distribution, vendor: Option<Vendor>) -> String 
         (Some(Vendor::Intel), Debian(..13) | Ubuntu) => "apt install intel-opencl-icd".into(),
         (Some(Vendor::Intel), Fedora) => "dnf install intel-opencl".into(),
         (Some(Vendor::Intel), _) => "install intel-opencl-icd from Intel's compute-runtime releases".into(),
-        (None, Debian(_) | Ubuntu) => "to use the processor: apt install pocl-opencl-icd".into(),
-        (None, Fedora) => "to use the processor: dnf install pocl".into(),
+        (None, Debian(_) | Ubuntu) => "to use the CPU: apt install pocl-opencl-icd".into(),
+        (None, Fedora) => "to use the CPU: dnf install pocl".into(),
         (Some(Vendor::Nvidia), Other) => "install NVIDIA's driver with its OpenCL part".into(),
-        (None, Other) => "to use the processor: install PoCL".into(),
+        (None, Other) => "to use the CPU: install PoCL".into(),
     }
 }
 
-/// Vulkan's loader.
+/// The Vulkan loader.
 pub(super) fn vulkan_loader(on: Distribution) -> String {
     match on {
         Debian(_) | Ubuntu => "apt install libvulkan1".into(),
@@ -100,7 +100,7 @@ pub(super) fn vulkan_loader(on: Distribution) -> String {
     }
 }
 
-/// A driver for Vulkan's loader; without a vendor, one that runs on the processor.
+/// A Vulkan driver for a vendor's GPU; without a vendor, one for the CPU.
 pub(super) fn vulkan_driver(on: Distribution, vendor: Option<Vendor>) -> String {
     let mesa = match on {
         Debian(_) | Ubuntu => "apt install mesa-vulkan-drivers",
@@ -109,10 +109,10 @@ pub(super) fn vulkan_driver(on: Distribution, vendor: Option<Vendor>) -> String 
     };
     match (vendor, on) {
         (Some(Vendor::Nvidia), Debian(_)) => "apt install nvidia-vulkan-icd (component non-free)".into(),
-        (Some(Vendor::Nvidia), Ubuntu) => "it comes with NVIDIA's driver: ubuntu-drivers install".into(),
+        (Some(Vendor::Nvidia), Ubuntu) => "part of NVIDIA's driver: ubuntu-drivers install".into(),
         (Some(Vendor::Nvidia), Fedora) => "dnf install xorg-x11-drv-nvidia-libs (from RPM Fusion)".into(),
         (Some(Vendor::Nvidia), Other) => "install NVIDIA's driver with its Vulkan part".into(),
         (Some(_), _) => mesa.into(),
-        (None, _) => format!("to use the processor: {mesa}"),
+        (None, _) => format!("to use the CPU: {mesa}"),
     }
 }

@@ -1,4 +1,4 @@
-//! Machines made of files, and what is found on them.
+//! Tests of the doctor on machines made of files.
 
 use super::machine::{Access, Distribution, Machine, Node};
 use super::{Diagnosis, Finding, State, apis, diagnose};
@@ -13,7 +13,7 @@ const DEBIAN: &str = "ID=debian\nVERSION_ID=\"12\"\n";
 const UBUNTU: &str = "ID=linuxmint\nID_LIKE=\"ubuntu debian\"\n";
 const FEDORA: &str = "ID=fedora\nVERSION_ID=42\n";
 
-/// A folder that looks like a machine.
+/// A folder with the files of a machine.
 struct Fake {
     root: tempfile::TempDir,
     variables: Vec<(&'static str, String)>,
@@ -37,7 +37,7 @@ impl Fake {
         fs::write(self.at(path), text).unwrap();
     }
 
-    /// A library and the link by which it is known.
+    /// Creates a library and the link to it.
     fn library(&self, folder: &str, name: &str, link: &str) {
         self.file(&format!("{folder}/{name}"), "");
         symlink(name, self.at(&format!("{folder}/{link}"))).unwrap();
@@ -57,7 +57,7 @@ impl Fake {
         Machine::new(self.root.path().into(), variables.collect())
     }
 
-    /// What is found about an API whose library is said to be missing.
+    /// Findings about an API whose library the probe reports as missing.
     fn findings(&self, api: &str) -> Vec<Finding> {
         let why = Unavailable { tried: vec!["a library".into()], cause: "it is missing".into() };
         self.findings_of(api, Status::Unavailable(why))
@@ -70,7 +70,7 @@ impl Fake {
     }
 }
 
-/// The findings about one subject, as `state: found → advice`.
+/// Findings about one subject, as `state: found → advice`.
 fn about(findings: &[Finding], subject: &str) -> Vec<String> {
     let line = |finding: &Finding| {
         let advice = finding.advice.as_ref().map_or(String::new(), |advice| format!(" → {advice}"));
@@ -80,7 +80,7 @@ fn about(findings: &[Finding], subject: &str) -> Vec<String> {
 }
 
 #[test]
-fn a_sound_cuda_machine_lacks_nothing_but_what_is_optional() {
+fn a_working_cuda_machine_lacks_only_optional_parts() {
     let fake = Fake::new(DEBIAN);
     fake.gpu("0000:01:00.0", "0x10de", Some("nvidia"));
     fake.file("/sys/module/nvidia/version", "580.159.03\n");
@@ -90,7 +90,7 @@ fn a_sound_cuda_machine_lacks_nothing_but_what_is_optional() {
     }
     let found = fake.findings_of("cuda", Status::Found { adapters: Vec::new() });
     assert_eq!(about(&found, "GPU"), ["Ok: 0000:01:00.0, kernel driver nvidia"]);
-    assert_eq!(about(&found, "driver"), ["Ok: 580.159.03; 535 or newer will do"]);
+    assert_eq!(about(&found, "driver"), ["Ok: 580.159.03 (535 or newer is required)"]);
     let library = "Ok: /usr/lib/x86_64-linux-gnu/libcuda.so.1 (580.159.03)";
     assert_eq!(about(&found, "library"), [library]);
     assert_eq!(about(&found, "node"), ["Ok: /dev/nvidiactl", "Ok: /dev/nvidia-uvm", "Ok: /dev/nvidia0"]);
@@ -104,7 +104,7 @@ fn a_sound_cuda_machine_lacks_nothing_but_what_is_optional() {
         products[0].starts_with("Note: no cuBLASLt") && products[0].contains("→ optional: "),
         "{products:?}"
     );
-    assert_eq!(about(&found, "devices"), ["Missing: the driver shows none"]);
+    assert_eq!(about(&found, "devices"), ["Missing: the driver reports no devices"]);
 
     fake.library("/usr/local/cuda/lib64", "libcublasLt.so.12.9.1.4", "libcublasLt.so.12");
     let products = about(&fake.findings("cuda"), "products");
@@ -115,7 +115,7 @@ fn a_sound_cuda_machine_lacks_nothing_but_what_is_optional() {
 }
 
 #[test]
-fn an_nvidia_gpu_without_its_driver_is_told_how_to_get_it() {
+fn an_nvidia_gpu_without_a_driver_gets_installation_advice() {
     for (system, package) in [
         (DEBIAN, "apt install nvidia-driver libcuda1 (component non-free)"),
         (UBUNTU, "ubuntu-drivers install"),
@@ -124,7 +124,7 @@ fn an_nvidia_gpu_without_its_driver_is_told_how_to_get_it() {
         let fake = Fake::new(system);
         fake.gpu("0000:01:00.0", "0x10de", Some("nouveau"));
         let found = fake.findings("cuda");
-        let gpu = format!("Missing: 0000:01:00.0, kernel driver nouveau where nvidia is needed → {package}");
+        let gpu = format!("Missing: 0000:01:00.0, kernel driver nouveau instead of nvidia → {package}");
         assert_eq!(about(&found, "GPU"), [gpu]);
         assert_eq!(about(&found, "library"), [format!("Missing: no libcuda.so.1 → {package}")]);
         assert!(about(&found, "node").iter().all(|node| node.starts_with("Missing: no /dev/nvidia")));
@@ -132,7 +132,7 @@ fn an_nvidia_gpu_without_its_driver_is_told_how_to_get_it() {
 }
 
 #[test]
-fn old_and_half_updated_nvidia_drivers_are_named() {
+fn old_and_partly_updated_nvidia_drivers_are_reported() {
     let fake = Fake::new(UBUNTU);
     fake.gpu("0000:01:00.0", "0x10de", Some("nvidia"));
     fake.file("/sys/module/nvidia/version", "470.256.02\n");
@@ -142,13 +142,16 @@ fn old_and_half_updated_nvidia_drivers_are_named() {
     );
     fake.library("/lib/x86_64-linux-gnu", "libcuda.so.535.247.01", "libcuda.so.1");
     let driver = about(&fake.findings("cuda"), "driver");
-    assert_eq!(driver[0], "Missing: 470.256.02, where 535 (CUDA 12.2) is needed → ubuntu-drivers install");
-    let half = "Missing: the library is of 535.247.01, the kernel's module of 470.256.02";
-    assert_eq!(driver[1], format!("{half} → reboot, so that both are the same"));
+    assert_eq!(
+        driver[0],
+        "Missing: 470.256.02 is too old: 535 (CUDA 12.2) or newer is required → ubuntu-drivers install"
+    );
+    let half = "Missing: library version 535.247.01 does not match kernel module version 470.256.02";
+    assert_eq!(driver[1], format!("{half} → reboot to load the new kernel module"));
 }
 
 #[test]
-fn a_machine_without_a_gpu_is_not_told_to_install_its_driver() {
+fn a_machine_without_a_gpu_gets_no_driver_advice() {
     let fake = Fake::new(DEBIAN);
     fake.gpu("0000:00:02.0", "0x1234", None);
     for api in ["cuda", "hip"] {
@@ -157,11 +160,11 @@ fn a_machine_without_a_gpu_is_not_told_to_install_its_driver() {
         assert!(about(&found, "GPU")[0].starts_with("Note: no "), "{found:?}");
         assert!(about(&found, "node").is_empty() && !advised("library") && !advised("GPU"), "{found:?}");
     }
-    // OpenCL has drivers for processors as well.
+    // OpenCL also has CPU drivers.
     let found = fake.findings("opencl");
     assert_eq!(about(&found, "library"), ["Missing: no libOpenCL.so.1 → apt install ocl-icd-libopencl1"]);
     let driver =
-        "Note: no OpenCL driver, and no GPU that has one → to use the processor: apt install pocl-opencl-icd";
+        "Note: no OpenCL driver, and no GPU that needs one → to use the CPU: apt install pocl-opencl-icd";
     assert_eq!(about(&found, "driver"), [driver]);
 }
 
@@ -184,12 +187,12 @@ fn amd_gpus_need_kfd_hip_and_hiprtc() {
         ["Missing: no libhiprtc.so: kernels cannot be compiled → dnf install rocm-hip"]
     );
 
-    // Installed where the loader does not look; then told to look there; the newest goes first.
+    // Installed off the search path; then on it; the newest version takes precedence.
     fake.library("/opt/rocm/lib", "libamdhip64.so.6.4.60400", "libamdhip64.so.6");
     fake.library("/opt/rocm/lib", "libhiprtc.so.6.4.60400", "libhiprtc.so.6");
     let library = about(&fake.findings("hip"), "library");
     assert!(
-        library[0].contains("(6.4.60400), where the loader does not look → write /opt/rocm/lib"),
+        library[0].contains("(6.4.60400), not on the loader's search path → add /opt/rocm/lib"),
         "{library:?}"
     );
     fake.file("/etc/ld.so.conf.d/rocm.conf", "# ROCm\n/opt/rocm/lib\n");
@@ -233,7 +236,8 @@ fn vulkan_drivers_are_followed_from_their_files_to_their_libraries() {
     };
     let found = fake.findings("vulkan");
     assert_eq!(about(&found, "library"), ["Missing: no libvulkan.so.1 → apt install libvulkan1"]);
-    let none = "Note: no Vulkan driver, and no GPU that has one → to use the processor: apt install mesa-vulkan-drivers";
+    let none =
+        "Note: no Vulkan driver, and no GPU that needs one → to use the CPU: apt install mesa-vulkan-drivers";
     assert_eq!(about(&found, "driver"), [none]);
 
     fake.gpu("0000:03:00.0", "0x1002", Some("amdgpu"));
@@ -259,13 +263,13 @@ fn vulkan_drivers_are_followed_from_their_files_to_their_libraries() {
     );
     assert!(about(&found, "node")[0].starts_with("Missing: no /dev/dri/renderD128 → "), "{found:?}");
 
-    // What a variable names counts alone, and a library may stand beside its file.
+    // A variable replaces the search folders, and a library path may be relative to its file.
     fake.variables = vec![("VK_DRIVER_FILES", "/opt/soft/icd.json:/opt/gone.json".into())];
     fake.file("/opt/soft/icd.json", &json("./libvk_swiftshader.so"));
     let drivers = about(&fake.findings("vulkan"), "driver");
     assert!(
         drivers[0].ends_with(
-            "names ./libvk_swiftshader.so, which is not there → install its package again, or remove the file"
+            "names ./libvk_swiftshader.so, which does not exist → reinstall its package, or remove the file"
         ),
         "{drivers:?}"
     );
@@ -275,7 +279,7 @@ fn vulkan_drivers_are_followed_from_their_files_to_their_libraries() {
     let variables = about(&found, "variable");
     assert_eq!(variables, ["Note: VK_DRIVER_FILES=/opt/soft/icd.json:/opt/gone.json"]);
 
-    // wgpu goes the same way, and has a variable of its own.
+    // wgpu uses the same drivers and has a variable of its own.
     fake.variables.push(("WGPU_BACKEND", "dx12".into()));
     let through = fake.findings("wgpu");
     assert_eq!(about(&through, "driver"), about(&found, "driver"));
@@ -305,11 +309,11 @@ fn opencl_drivers_are_followed_from_their_files_to_their_libraries() {
     fake.file("/opt/mine.icd", "libigdrcl.so\n");
     let found = fake.findings("opencl");
     assert_eq!(about(&found, "variable"), ["Note: OCL_ICD_VENDORS=/opt/mine.icd"]);
-    assert!(about(&found, "driver")[0].contains("libigdrcl.so, which is not there"), "{found:?}");
+    assert!(about(&found, "driver")[0].contains("libigdrcl.so, which does not exist"), "{found:?}");
 }
 
 #[test]
-fn nodes_that_may_not_be_opened_name_the_group_to_join() {
+fn inaccessible_nodes_name_the_group_to_join() {
     let mut fake = Fake::new(DEBIAN);
     fake.file("/dev/kfd", "");
     let gid = std::os::unix::fs::MetadataExt::gid(&fs::metadata(fake.at("/dev/kfd")).unwrap());
@@ -323,14 +327,14 @@ fn nodes_that_may_not_be_opened_name_the_group_to_join() {
         let access = Access::Denied { group: group.into(), member };
         about(&[apis::node(Node { path: "/dev/kfd".into(), access })], "node").remove(0)
     };
-    let join = "Missing: /dev/kfd: not allowed; its group is render → sudo usermod -aG render $USER";
+    let join = "Missing: /dev/kfd: permission denied; its group is render → sudo usermod -aG render $USER";
     assert!(finding("render", false).starts_with(join));
-    assert!(finding("render", true).ends_with("though the user is in group render → log out and in again"));
-    assert!(!finding("root", false).contains("usermod"), "nobody joins that group");
+    assert!(finding("render", true).ends_with("although the user is in group render → log out and in again"));
+    assert!(!finding("root", false).contains("usermod"), "never advise joining root");
 }
 
 #[test]
-fn distributions_are_told_apart() {
+fn distributions_are_identified() {
     let of = |os_release: &str| Fake::new(os_release).machine().distribution();
     assert_eq!(of(DEBIAN), Distribution::Debian(12));
     assert_eq!(of("ID=debian\nPRETTY_NAME=\"Debian sid\"\n"), Distribution::Debian(u32::MAX));
@@ -343,7 +347,7 @@ fn distributions_are_told_apart() {
 }
 
 #[test]
-fn what_is_not_in_the_build_and_what_is_selected_is_said_first() {
+fn missing_backends_and_the_selection_are_reported_first() {
     let mut fake = Fake::new(DEBIAN);
     fake.variables = vec![("RAGTAG_DEVICES", "cuda:0".into())];
     let backend = BackendReport { name: "cuda".into(), status: Status::NotCompiled };

@@ -1,33 +1,33 @@
-//! A chart of horizontal bars as data, and the one way in which a bar is drawn.
+//! Horizontal bar charts as data, and the drawing of their bars.
 //!
-//! Positions along the axis are shares of it, so that the same chart can be as wide as a screen or stand on a sheet.
-//! This module must not know what its bars stand for.
+//! Positions are shares of the axis, so a chart can be drawn at any width. Knows nothing about the meaning of
+//! its bars.
 
 use super::words::rounded;
 use maud::{Markup, html};
 
-/// Bars in rows over one axis.
+/// Rows of bars over one axis.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Chart {
     pub title: String,
     pub rows: Vec<Row>,
     pub ticks: Vec<Tick>,
-    /// What colours stand for: class and name.
+    /// Legend: CSS class and name of each color.
     pub legend: Vec<(&'static str, &'static str)>,
 }
 
-/// What is drawn beside a name.
+/// A labelled row of bars.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Row {
     pub label: String,
-    /// Smaller, below the label.
+    /// Small text below the label.
     pub note: String,
-    /// How many bars lie above each other.
+    /// Number of lanes stacked in the row.
     pub lanes: usize,
     pub bars: Vec<Bar>,
 }
 
-/// A bar.
+/// A bar in a row.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Bar {
     /// Lane within the row, from the top.
@@ -35,26 +35,26 @@ pub(super) struct Bar {
     /// Start and end, as shares of the axis.
     pub from: f64,
     pub to: f64,
-    /// How it looks: a class of `palette.css`.
+    /// CSS class in `palette.css`.
     pub class: &'static str,
-    /// Written in it where there is room.
+    /// Text inside the bar, if it fits.
     pub label: String,
-    /// What a reader is told who points at it, or cannot see it.
+    /// Tooltip, also read by screen readers.
     pub title: String,
 }
 
 /// A mark on the axis.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Tick {
-    /// As a share of the axis.
+    /// Position as a share of the axis.
     pub at: f64,
     pub label: String,
 }
 
-/// Height of a lane, in pixels: a single one, one of several, and the space between rows.
+/// Height of a lane in pixels: of a single lane, and of one of several.
 const LANE: f64 = 22.0;
 const THIN_LANE: f64 = 13.0;
-/// Width of a character of the smaller type, in pixels, at most on average.
+/// Upper bound of the average character width of the small font, in pixels.
 pub(super) const CHARACTER: f64 = 6.4;
 
 impl Row {
@@ -62,12 +62,12 @@ impl Row {
         if self.lanes > 1 { THIN_LANE } else { LANE }
     }
 
-    /// Height of its bars, in pixels.
+    /// Height of the row's bars, in pixels.
     pub(super) fn height(&self) -> f64 {
         self.lane_height() * self.lanes.max(1) as f64
     }
 
-    /// What the row says, for readers who do not see it.
+    /// Text of the row for screen readers.
     pub(super) fn spoken(&self) -> String {
         let titles: Vec<_> = self.bars.iter().map(|bar| bar.title.as_str()).take(SPOKEN).collect();
         match titles.as_slice() {
@@ -76,7 +76,7 @@ impl Row {
         }
     }
 
-    /// The lines of the axis, and the bars. They are `width` pixels wide, or at least so many if that is not known.
+    /// Draws the grid lines and the bars.
     pub(super) fn draw(&self, ticks: &[Tick], width: Width) -> Markup {
         let height = self.height();
         html! {
@@ -108,10 +108,10 @@ impl Row {
     }
 }
 
-/// Titles of bars that a row reads out, at most.
+/// Maximum number of bar titles in a row's spoken text.
 const SPOKEN: usize = 24;
 
-/// The marks with their labels, below all rows.
+/// Draws the tick labels below all rows.
 pub(super) fn draw_axis(ticks: &[Tick], width: Width) -> Markup {
     html! {
         @for tick in ticks {
@@ -121,12 +121,12 @@ pub(super) fn draw_axis(ticks: &[Tick], width: Width) -> Markup {
     }
 }
 
-/// How wide the axis is.
+/// Width of the axis.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Width {
-    /// As wide as there is room, but hardly less than so many pixels.
+    /// The available width, with an expected minimum in pixels.
     Fluid(f64),
-    /// So many pixels.
+    /// A fixed width in pixels.
     Fixed(f64),
 }
 
@@ -145,7 +145,7 @@ impl Width {
     }
 }
 
-/// Three to six marks at round values from 0 to `end`, named by `label`.
+/// Creates three to six ticks at round values from 0 to `end`, labelled by `label`.
 pub(super) fn ticks(end: f64, label: impl Fn(f64) -> String) -> Vec<Tick> {
     if !end.is_finite() || end <= 0.0 {
         return Vec::new();
@@ -163,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn marks_are_few_and_round() {
+    fn ticks_are_few_and_round() {
         let labels =
             |end: f64| ticks(end, |value| value.to_string()).into_iter().map(|t| t.label).collect::<Vec<_>>();
         assert_eq!(labels(14.0), ["0", "5", "10"]);
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn labels_stand_in_bars_that_have_room_for_them() {
+    fn labels_are_drawn_in_bars_that_are_wide_enough() {
         let bar = |to: f64| Bar {
             lane: 0,
             from: 0.0,

@@ -1,24 +1,22 @@
-//! The charts of a report: what is drawn, whoever draws it.
-//!
-//! This module must not know the page or the sheet that they end up on.
+//! The charts of a report, as data. Knows nothing about the page or sheet that they are drawn on.
 
 use super::chart::{Bar, Chart, Row, Tick, ticks};
 use super::gantt::edge_name;
 use super::load::{Beat, Load, share};
 use super::words::{bytes, count, deviation, labels, mark, percent, route, time};
 use super::{Gantt, GanttKind, GanttSource};
+use ragtag_planner::plan::{Place, Plan, PlanStage, PredictedTimes};
+use ragtag_planner::wording::Quantity;
 use ragtag_scheduler::compare::{ComparedPart, Comparison, Phase, TOLERANCE};
-use ragtag_scheduler::plan::{Place, Plan, PlanStage, PredictedTimes};
-use ragtag_scheduler::wording::Quantity;
 
-/// Colours that stages and micro-batches take in turns.
+/// Color classes, cycled over stages and micro-batches.
 const COLOURS: [&str; 6] = ["c0", "c1", "c2", "c3", "c4", "c5"];
 
 fn colour(number: usize) -> &'static str {
     COLOURS[number % COLOURS.len()]
 }
 
-/// Which segments run on which device, to scale, and the devices that are left out.
+/// Chart of the segments on each device, to scale, and of the devices that are left out.
 pub(super) fn stages(plan: &Plan) -> Chart {
     let segments = f64::from(plan.model.segments);
     let stage = |(at, stage): (usize, &PlanStage)| {
@@ -53,7 +51,7 @@ pub(super) fn stages(plan: &Plan) -> Chart {
     }
 }
 
-/// What is in a stage, in words.
+/// Describes the segments of a stage.
 fn contents(plan: &Plan, stage: &PlanStage) -> String {
     let (first, last) = (stage.segments.first(), stage.segments.last());
     if first == last {
@@ -69,7 +67,7 @@ fn segment_ticks(segments: u32) -> Vec<Tick> {
     ticks
 }
 
-/// How busy stages and edges are, in decode and in prefill.
+/// Chart of the utilization of stages and edges, in decode and in prefill.
 pub(super) fn work(plan: &Plan) -> Chart {
     let beat = Beat::of(plan);
     let bottleneck = plan.explanation.bottleneck;
@@ -79,18 +77,24 @@ pub(super) fn work(plan: &Plan) -> Chart {
     let mut rows = Vec::new();
     for (at, stage) in plan.stages.iter().enumerate() {
         let label = format!("{at} · {}", stage.device);
-        rows.push(busy(label, "at work", stage.predicted, beat, is(Place::Stage, at)));
+        rows.push(busy(label, "computing", stage.predicted, beat, is(Place::Stage, at)));
         if let (Some(edge), Some(next)) = (plan.edges.get(at), plan.stages.get(at + 1)) {
             let label = edge_name(&stage.device, &next.device);
             rows.push(busy(label, &route(edge.route), edge.predicted, beat, is(Place::Edge, at)));
         }
     }
     if plan.token_return.decode_us > 0.0 {
-        let marked = is(Place::TokenReturn, bottleneck.index);
-        rows.push(busy("tokens return".into(), "logits out, tokens in", plan.token_return, beat, marked));
+        let is_bottleneck = is(Place::TokenReturn, bottleneck.index);
+        rows.push(busy(
+            "token return".into(),
+            "logits out, tokens in",
+            plan.token_return,
+            beat,
+            is_bottleneck,
+        ));
     }
     Chart {
-        title: "Share of time at work".into(),
+        title: "Utilization".into(),
         rows,
         ticks: [0.0, 0.25, 0.5, 0.75, 1.0].map(|at| Tick { at, label: percent(at) }).into(),
         legend: vec![("decode", "decode, one micro-batch"), ("prefill", "prefill, one chunk")],
@@ -122,7 +126,7 @@ fn busy(label: String, how: &str, times: PredictedTimes, beat: Beat, bottleneck:
     Row { label, note, lanes: 2, bars }
 }
 
-/// What each stage takes of its device's memory.
+/// Chart of the memory that each stage uses on its device.
 pub(super) fn memory(plan: &Plan) -> Chart {
     let largest = plan.stages.iter().map(|s| s.memory_bytes.available.max(s.memory_bytes.total)).max();
     let largest = largest.unwrap_or(0) as f64;
@@ -131,7 +135,7 @@ pub(super) fn memory(plan: &Plan) -> Chart {
         let free = memory.available.saturating_sub(memory.total);
         let parts = [
             ("weights", "weights", memory.weights),
-            ("kv", "keys and values", memory.kv),
+            ("kv", "KV cache", memory.kv),
             ("scratch", "scratch and slots", memory.scratch.saturating_add(memory.slots)),
             ("staging", "staging", memory.staging),
             ("free", "free", free),
@@ -167,7 +171,7 @@ pub(super) fn memory(plan: &Plan) -> Chart {
         ticks: byte_ticks(largest),
         legend: vec![
             ("weights", "weights"),
-            ("kv", "keys and values"),
+            ("kv", "KV cache"),
             ("scratch", "scratch and slots"),
             ("staging", "staging"),
             ("free", "free"),
@@ -175,7 +179,7 @@ pub(super) fn memory(plan: &Plan) -> Chart {
     }
 }
 
-/// Marks at round values of the binary unit that fits.
+/// Ticks at round values of a suitable binary unit.
 fn byte_ticks(end: f64) -> Vec<Tick> {
     let units = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10), ("B", 0)];
     let (name, unit) = units
@@ -186,10 +190,10 @@ fn byte_ticks(end: f64) -> Vec<Tick> {
     ticks(end / unit, |value| format!("{value} {name}"))
 }
 
-/// Spans that one chart draws at most: more would be a blur, and a page of many megabytes.
+/// Maximum number of spans in a chart. More would be unreadable and make pages of many megabytes.
 const SPANS: usize = 1500;
 
-/// Who works on which micro-batch when.
+/// Chart of a timeline.
 pub(super) fn timeline(gantt: &Gantt) -> Chart {
     let mut spans: Vec<_> =
         gantt.spans.iter().filter(|s| s.start_us.is_finite() && s.end_us.is_finite()).collect();
@@ -242,11 +246,11 @@ pub(super) fn timeline(gantt: &Gantt) -> Chart {
     }
 }
 
-/// Predicted and measured times of the micro-batches that ran, in decode and in prefill.
+/// Charts of predicted and measured times of the micro-batches that ran, for decode and prefill.
 pub(super) fn compared(comparison: &Comparison) -> [Chart; 2] {
     let of = |phase: Phase| {
         let mut parts: Vec<_> = comparison.parts.iter().filter(|part| part.phase == phase).collect();
-        // Each edge behind its stage, the return of tokens behind all.
+        // Each edge follows its stage; the token return comes last.
         parts.sort_by_key(|part| (part.place == Place::TokenReturn, part.index, part.place != Place::Stage));
         parts
     };
@@ -259,7 +263,7 @@ pub(super) fn compared(comparison: &Comparison) -> [Chart; 2] {
 fn part_name(part: &ComparedPart) -> String {
     match part.place {
         Place::Stage => format!("{} · {}", part.index, part.device),
-        Place::TokenReturn => "tokens return".into(),
+        Place::TokenReturn => "token return".into(),
         Place::Edge | Place::SharedLink => edge_name(&part.device, part.to.as_deref().unwrap_or("")),
     }
 }

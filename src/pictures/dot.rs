@@ -1,12 +1,12 @@
-//! A plan in Graphviz's language: devices, stages and the edges between them.
+//! A plan as a Graphviz graph: devices, stages and edges.
 
 use super::Report;
 use super::load::Beat;
 use super::words::{bytes, percent, rate, route, time};
-use ragtag_scheduler::plan::{Plan, PlanStage, PredictedTimes};
+use ragtag_planner::plan::{Plan, PlanStage, PredictedTimes};
 use std::fmt::Write;
 
-/// A plan for `dot -Tsvg`.
+/// Draws a plan as a graph for `dot -Tsvg`.
 pub fn dot(report: &Report) -> String {
     let report = report.printable();
     let plan = &report.plan;
@@ -34,7 +34,7 @@ pub fn dot(report: &Report) -> String {
         lines.extend(times(edge.predicted, beat));
         let _ = writeln!(text, "  stage_{at} -> stage_{} [label={}];", at + 1, quoted(&lines));
     }
-    tokens_return(plan, beat, &mut text);
+    token_return(plan, beat, &mut text);
     for (at, left) in plan.explanation.left_out.iter().enumerate() {
         let label = quoted(&[left.device.as_str(), "left out"]);
         let _ = writeln!(text, "  left_{at} [label={label}, style=\"rounded,dashed\"];");
@@ -42,9 +42,9 @@ pub fn dot(report: &Report) -> String {
     text + "}\n"
 }
 
-fn tokens_return(plan: &Plan, beat: Beat, text: &mut String) {
+fn token_return(plan: &Plan, beat: Beat, text: &mut String) {
     let Some(last) = plan.stages.len().checked_sub(1) else { return };
-    let mut lines = vec!["tokens return".to_owned()];
+    let mut lines = vec!["token return".to_owned()];
     if plan.token_return.decode_us > 0.0 {
         lines.extend(times(plan.token_return, beat).into_iter().take(1));
     }
@@ -70,7 +70,7 @@ fn times(times: PredictedTimes, beat: Beat) -> [String; 2] {
     ]
 }
 
-/// Lines as one quoted string. In Graphviz's labels a backslash starts an escape: each is doubled.
+/// Joins lines into a quoted label. Doubles backslashes, which start an escape in Graphviz.
 fn quoted(lines: &[impl AsRef<str>]) -> String {
     let lines: Vec<_> =
         lines.iter().map(|line| line.as_ref().replace('\\', "\\\\").replace('"', "\\\"")).collect();

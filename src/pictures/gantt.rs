@@ -1,62 +1,60 @@
-//! Who works on which micro-batch when: the data of a Gantt chart, whoever it comes from.
-//!
-//! This module must not know how it is drawn.
+//! Timelines of a pipeline: the data of a Gantt chart. Knows nothing about drawing.
 
 use crate::trace::Trace;
 use ragtag_hal::QueueKind;
-use ragtag_scheduler::plan::{Plan, PredictedTimes};
+use ragtag_planner::plan::{Plan, PredictedTimes};
 use ragtag_scheduler::sim::SimSummary;
 use ragtag_scheduler::{Span, SpanKind};
 use std::collections::BTreeMap;
 
-/// Prefill chunks of an estimated or shown burst.
+/// Prefill chunks in an estimated burst or an excerpt.
 const CHUNKS: usize = 6;
-/// Decode steps that are shown of each group of sequences.
+/// Decode steps to show for each group of sequences.
 const STEPS: usize = 3;
-/// Groups of sequences of which steps are shown.
+/// Maximum number of groups of sequences to show.
 const GROUPS: usize = 8;
 
-/// Who works on which micro-batch when.
+/// A timeline: which part works on which micro-batch at what time.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Gantt {
-    /// What is shown.
+    /// Title of the chart.
     pub title: String,
-    /// Where the times come from.
+    /// Source of the times.
     pub source: GanttSource,
-    /// What works, from top to bottom.
+    /// Rows, from top to bottom.
     pub rows: Vec<GanttRow>,
-    /// What it did, in any order.
+    /// Spans of all rows, in any order.
     pub spans: Vec<GanttSpan>,
 }
 
-/// Where the times of a chart come from.
+/// Source of a chart's times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GanttSource {
-    /// Computed from a plan's predicted times, as if each stage and each edge worked on one micro-batch after the other.
+    /// Computed from a plan's predictions, as if each stage and edge processed micro-batches one by one.
     Estimated,
-    /// The simulator's.
+    /// From the simulator.
     Simulated,
-    /// A run's.
+    /// From a run.
     Measured,
 }
 
-/// Something that works.
+/// A row: a queue of a device, or an edge.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GanttRow {
     /// Label of the device, or of the two ends of an edge.
     pub device: String,
-    /// What of it: `compute`, `crossing` …
+    /// Part of it: `compute`, `transfer` …
     pub lane: String,
 }
 
-/// Something that was done.
+/// A span of work.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GanttSpan {
     /// Index of the row.
     pub row: usize,
-    /// What.
+    /// Kind of work.
     pub kind: GanttKind,
-    /// Number of the micro-batch, if it was for one. Those of different steps of a group may have one number.
+    /// Number of the micro-batch, if any. Steps of the same group may share a number.
     pub micro_batch: Option<u64>,
     /// Start, in microseconds.
     pub start_us: f64,
@@ -64,26 +62,27 @@ pub struct GanttSpan {
     pub end_us: f64,
 }
 
-/// What a span is.
+/// Kind of a span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum GanttKind {
     /// A stage computes a prefill chunk.
     Prefill,
     /// A stage computes a decode step.
     Decode,
-    /// An activation crosses.
+    /// An activation is transferred.
     Crossing,
-    /// Logits leave, tokens return.
+    /// Logits leave the device and tokens return.
     TokenReturn,
-    /// Weights arrive.
+    /// Weights are loaded.
     Weights,
 }
 
 impl Gantt {
-    /// A burst of prefill chunks, and decode steps of all groups of sequences, as far as a plan's predicted times tell.
+    /// Estimates a burst of prefill chunks, and decode steps of all groups of sequences, from a plan's
+    /// predicted times.
     ///
-    /// Every stage and every edge is taken to work on one micro-batch after the other, in the order of their arrival, and
-    /// nothing else to take time: less than a simulation knows, but it needs nothing but the plan.
+    /// Assumes that every stage and edge processes micro-batches one by one, in order of arrival, and that
+    /// nothing else takes time. Less precise than a simulation, but needs only the plan.
     pub fn estimated(plan: &Plan) -> Vec<Self> {
         let groups = usize::try_from(plan.decode_groups).unwrap_or(GROUPS).clamp(1, GROUPS);
         let mut charts = vec![Estimate::new(plan).prefill(), Estimate::new(plan).decode(groups)];
@@ -91,8 +90,8 @@ impl Gantt {
         charts
     }
 
-    /// What a run did. A computation of more rows than the plan's decode micro-batches have ([`Plan::decode_rows`]) counts
-    /// as prefill.
+    /// Timeline of a run. A computation with more rows than the plan's decode micro-batches
+    /// ([`Plan::decode_rows`]) counts as prefill.
     pub fn of_trace(trace: &Trace, decode_rows: u32) -> Self {
         let mut used = BTreeMap::new();
         for span in trace.spans() {
@@ -121,15 +120,15 @@ impl Gantt {
         }
     }
 
-    /// What a plan did in simulation; kinds as in [`Gantt::of_trace`].
+    /// Timeline of a simulation, with kinds as in [`Gantt::of_trace`].
     pub fn simulated(plan: &Plan, summary: &SimSummary) -> Self {
         let trace = Trace::simulated(plan, summary);
         let gantt = Self::of_trace(&trace, plan.decode_rows);
         Self { title: "The simulation".into(), source: GanttSource::Simulated, ..gantt }
     }
 
-    /// Two parts of a long timeline that fit on a page: the first prefill chunks, and the decode steps in a row in which the
-    /// stages have most to do.
+    /// Two excerpts of a long timeline that fit on a page: the first prefill chunks, and the consecutive
+    /// decode steps in which the stages are busiest.
     pub fn excerpts(&self) -> Vec<Self> {
         let prefill = self.computed(GanttKind::Prefill);
         let decode = self.computed(GanttKind::Decode);
@@ -142,7 +141,7 @@ impl Gantt {
         parts.map(|(title, part)| self.only(title, part)).collect()
     }
 
-    /// The micro-batches that were computed as this kind, in the order of their first start.
+    /// Micro-batches computed as this kind, in order of their first start.
     fn computed(&self, kind: GanttKind) -> Vec<Computed> {
         let mut known: BTreeMap<u64, Computed> = BTreeMap::new();
         for span in self.spans.iter().filter(|span| span.kind == kind) {
@@ -157,7 +156,7 @@ impl Gantt {
         computed
     }
 
-    /// The spans of these micro-batches, from time 0 on, numbered in their order.
+    /// Spans of these micro-batches, shifted to time 0 and renumbered.
     fn only(&self, title: &str, of: &[Computed]) -> Self {
         let number = |span: &GanttSpan| of.iter().position(|one| Some(one.id) == span.micro_batch);
         let spans = self.spans.iter().filter_map(|span| Some((number(span)? as u64, span)));
@@ -172,26 +171,26 @@ impl Gantt {
         Self { title, source: self.source, rows: self.rows.clone(), spans: shifted.collect() }
     }
 
-    /// When the last span ends, in microseconds.
+    /// End of the last span, in microseconds.
     pub fn end_us(&self) -> f64 {
         self.spans.iter().map(|span| span.end_us).filter(|us| us.is_finite()).fold(0.0, f64::max)
     }
 }
 
-/// A micro-batch, as far as stages computed it.
+/// Times of a micro-batch over all stages.
 #[derive(Clone, Copy, Debug)]
 struct Computed {
     id: u64,
-    /// Its first start on any stage.
+    /// First start on any stage.
     start_us: f64,
-    /// Its last end.
+    /// Last end on any stage.
     end_us: f64,
-    /// What it took, all stages together.
+    /// Busy time of all stages together.
     busy_us: f64,
 }
 
-/// Where those of so many micro-batches in a row begin that keep the stages busiest while they last. Of rows that are about as
-/// dense it is the one nearest to the middle: the rest of a timeline is like it, and its ends are not.
+/// Start index of the `count` consecutive micro-batches that keep the stages busiest. Among windows of about
+/// equal density, picks the one nearest to the middle, which is typical of the timeline.
 fn densest(all: &[Computed], count: usize) -> usize {
     const SAME: f64 = 0.01;
     let density = |row: &[Computed]| {
@@ -224,10 +223,10 @@ fn kind(span: &Span, decode_rows: u32) -> GanttKind {
     }
 }
 
-/// A pipeline whose parts work on one micro-batch after the other.
+/// Estimate of a pipeline whose parts process micro-batches one by one.
 struct Estimate<'a> {
     plan: &'a Plan,
-    /// When each part has done what it has: stage, edge, stage …, and the way back.
+    /// Time at which each part becomes free: stage, edge, stage …, token return.
     free_us: Vec<f64>,
     spans: Vec<GanttSpan>,
 }
@@ -237,7 +236,7 @@ impl<'a> Estimate<'a> {
         Self { plan, free_us: vec![0.0; 2 * plan.stages.len()], spans: Vec::new() }
     }
 
-    /// Prefill chunks that are there from the start.
+    /// Prefill chunks that are all available at the start.
     fn prefill(mut self) -> Gantt {
         for chunk in 0..CHUNKS {
             self.pass(chunk, GanttKind::Prefill, 0.0);
@@ -245,7 +244,7 @@ impl<'a> Estimate<'a> {
         self.chart(format!("A burst of {CHUNKS} prompt chunks"))
     }
 
-    /// Decode steps, numbered by their groups: the next one of a group starts when its tokens have returned.
+    /// Decode steps, numbered by group. The next step of a group starts when its tokens have returned.
     fn decode(mut self, groups: usize) -> Gantt {
         let mut ready_us = vec![0.0; groups];
         let back = self.free_us.len().saturating_sub(1);
@@ -260,7 +259,7 @@ impl<'a> Estimate<'a> {
         self.chart(format!("{STEPS} decode steps of {groups} {noun} of sequences"))
     }
 
-    /// A micro-batch goes through all stages; when it is through.
+    /// Passes a micro-batch through all stages and returns its end time.
     fn pass(&mut self, number: usize, kind: GanttKind, start_us: f64) -> f64 {
         let plan = self.plan;
         let of = |times: PredictedTimes| match kind {
@@ -277,7 +276,7 @@ impl<'a> Estimate<'a> {
         at_us
     }
 
-    /// A part works on a micro-batch as soon as both are free; when it has done so.
+    /// Occupies a part with a micro-batch as soon as both are free, and returns the end time.
     fn occupy(&mut self, row: usize, kind: GanttKind, number: usize, ready_us: f64, takes_us: f64) -> f64 {
         let Some(free_us) = self.free_us.get_mut(row) else { return ready_us };
         let start_us = free_us.max(ready_us);
@@ -296,16 +295,16 @@ impl<'a> Estimate<'a> {
             rows.push(GanttRow { device: stage.device.clone(), lane: "compute".into() });
             rows.push(match stages.get(at + 1) {
                 Some(next) => {
-                    GanttRow { device: edge_name(&stage.device, &next.device), lane: "crossing".into() }
+                    GanttRow { device: edge_name(&stage.device, &next.device), lane: "transfer".into() }
                 }
-                None => GanttRow { device: "host".into(), lane: "tokens return".into() },
+                None => GanttRow { device: "host".into(), lane: "token return".into() },
             });
         }
         Gantt { title, source: GanttSource::Estimated, rows, spans: self.spans }
     }
 }
 
-/// The two ends of an edge.
+/// Name of an edge.
 pub(super) fn edge_name(from: &str, to: &str) -> String {
     format!("{from} → {to}")
 }
@@ -330,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn a_trace_becomes_a_chart_of_its_queues_and_excerpts_start_at_nothing() {
+    fn traces_chart_their_queues_and_excerpts_start_at_0() {
         use QueueKind::{Compute, Download, Upload};
         let weights = Span { micro_batch: None, ..span(0, Upload, SpanKind::Weights, 0, 0, [0, 900_000]) };
         let spans = vec![
@@ -359,8 +358,8 @@ mod tests {
         assert_eq!(shown(1), [(0, Some(0), 0.0, 0.5), (4, Some(0), 1.0, 1.5)]);
     }
 
-    /// The excerpt of so many decode steps: each takes 5 µs on either of two stages, and the next one comes 10 µs after it, or
-    /// 1000 µs after those that are sparse.
+    /// Excerpt of `steps` decode steps on two stages. Each step takes 5 µs per stage. The next follows 10 µs
+    /// later, or 1000 µs later after a sparse one.
     fn excerpt(steps: u64, sparse: impl Fn(u64) -> bool) -> Gantt {
         let mut at_ns = 0;
         let mut spans = Vec::new();
@@ -379,21 +378,21 @@ mod tests {
     }
 
     #[test]
-    fn excerpts_of_decode_are_where_stages_have_most_to_do() {
+    fn decode_excerpts_show_the_busiest_steps() {
         let shown = GROUPS * STEPS;
         let dense_us = 10.0 * shown as f64;
-        // All alike, few, or few at all.
+        // Equal steps: many, exactly enough, and too few.
         for (steps, expected) in [(1000, shown), (shown as u64, shown), (3, 3)] {
             let excerpt = excerpt(steps, |_| false);
             assert_eq!(excerpt.spans.len(), 2 * expected);
             assert_eq!((excerpt.spans[0].start_us, excerpt.end_us()), (0.0, 10.0 * expected as f64));
         }
-        // Only some steps near the start, or near the end, follow each other at once.
+        // Only some steps, near the start or near the end, are dense.
         for first in [3, 900] {
             let excerpt = excerpt(1000, |id| !(first..first + 60).contains(&id));
             assert_eq!((excerpt.spans.len(), excerpt.end_us()), (2 * shown, dense_us));
         }
-        // The middle is as sparse as all but a few that are too few for an excerpt: as many of them as there are.
+        // Too few dense steps for an excerpt: it includes all of them.
         let excerpt = excerpt(1000, |id| !(700..710).contains(&id));
         assert!(excerpt.end_us() < 1000.0 * (shown - 9) as f64 + dense_us, "{}", excerpt.end_us());
     }

@@ -1,22 +1,22 @@
-//! A report as one page of HTML that needs nothing else: no network, no font, no script.
+//! A report as a self-contained HTML page: no network, no fonts, no scripts.
 //!
-//! The body is well-formed XML as well, so that tests can read it. This module must not know where the page goes.
+//! The body is also well-formed XML, so that tests can parse it. Knows nothing about the page's destination.
 
 use super::chart::{Chart, Row, Width, draw_axis};
 use super::words::{self, bytes, count, percent, rate, time};
 use super::{Rates, Report, charts};
 use maud::{DOCTYPE, Markup, PreEscaped, html};
+use ragtag_planner::plan::{Alternative, Explanation, LeftOut, Place, Plan};
+use ragtag_planner::wording::{self, Quantity};
 use ragtag_scheduler::compare::ComparedRate;
-use ragtag_scheduler::plan::{Alternative, Explanation, LeftOut, Place, Plan};
-use ragtag_scheduler::wording::{self, Quantity};
 
-/// How wide the charts are on the narrowest phone, in pixels.
+/// Chart width on the narrowest phone, in pixels.
 const NARROW: f64 = 280.0;
 
-/// Nothing but the page's own style may be loaded.
+/// Content security policy: allows only the page's inline style.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'";
 
-/// The report as a page.
+/// Renders a report as a page.
 pub fn html(report: &Report) -> String {
     let report = report.printable();
     let plan = &report.plan;
@@ -80,8 +80,8 @@ fn tile(name: &str, value: &str, unit: &str) -> Markup {
     html! { div { dt { (name) } dd { (value) small { (unit) } } } }
 }
 
-/// By which share the plan is worse than the planner's own, if it is a user's split; else by which it may be worse than the best
-/// one. Nothing where no bound is known.
+/// Gap of a user's split to the planner's own plan, else the maximum gap to the best possible plan. `None` if
+/// no bound is known.
 fn gap(plan: &Plan) -> Option<(f64, &'static str)> {
     let Explanation { score_us, bound_us, alternatives, .. } = &plan.explanation;
     let own = alternatives.iter().find(|other| other.why == Alternative::PLANNERS_OWN);
@@ -99,14 +99,14 @@ fn facts(plan: &Plan) -> Vec<(&'static str, String)> {
         ("chunk", chunks(plan)),
         ("decode", format!("{} of {}", count(plan.decode_groups as usize, "group"), plan.decode_rows)),
         ("micro-batches in flight", plan.credits.to_string()),
-        ("slots of a stage", plan.slots.to_string()),
+        ("slots per stage", plan.slots.to_string()),
         ("KV cache", words::kv(plan.kv).into()),
         ("activations", words::activations(plan.activations).into()),
         ("digest", words::digest(&plan.model.digest)),
     ]
 }
 
-/// Rows of the prefill chunks: one number, or the shortest and the longest.
+/// Formats the prefill chunk sizes: one number, or the shortest and the longest.
 fn chunks(plan: &Plan) -> String {
     let chunks = plan.chunks();
     match (chunks.least_rows(), chunks.most_rows()) {
@@ -130,16 +130,16 @@ fn stages(plan: &Plan) -> Markup {
 fn work(plan: &Plan) -> Markup {
     html! {
         section id="links" {
-            h2 { "Stages and links at work" }
+            h2 { "Utilization of stages and links" }
             p class="hint" {
-                "The share of time in which each works while the pipeline is full. "
+                "Busy time as a share of total time, with a full pipeline. "
                 @match plan.explanation.bottleneck.place {
-                    Place::SharedLink => "What sets the pace is shared and has no bar here.",
-                    Place::Stage | Place::Edge | Place::TokenReturn => "The longest bar sets the pace.",
+                    Place::SharedLink => "The bottleneck is a shared link, which has no bar here.",
+                    Place::Stage | Place::Edge | Place::TokenReturn => "The longest bar is the bottleneck.",
                 }
             }
             @if let Some(bottleneck) = words::bottleneck(plan) { p { "Bottleneck: " (bottleneck) "." } }
-            @if let Some(routes) = words::routes(plan) { p { "Activations cross " (routes) "." } }
+            @if let Some(routes) = words::routes(plan) { p { "Activations travel " (routes) "." } }
             (chart(&charts::work(plan)))
         }
     }
@@ -150,7 +150,7 @@ fn memory(plan: &Plan) -> Markup {
         section id="memory" {
             h2 { "Memory" }
             p class="hint" {
-                "Proved before anything loads: with keys and values of " (count(plan.sequences as usize, "sequence"))
+                "Proved before loading, with a KV cache for " (count(plan.sequences as usize, "sequence"))
                 " of " (plan.context) " tokens."
             }
             (chart(&charts::memory(plan)))
@@ -175,7 +175,7 @@ fn memory(plan: &Plan) -> Markup {
     }
 }
 
-/// Columns of the table of memory.
+/// Columns of the memory table.
 const MEMORY: [&str; 7] = ["Stage", "weights", "KV", "scratch", "slots", "staging", "free"];
 
 fn timelines(report: &Report) -> Markup {
@@ -183,10 +183,10 @@ fn timelines(report: &Report) -> Markup {
         section id="timeline" {
             h2 { "Timeline" }
             @if report.timelines.is_empty() {
-                p { "Nothing is predicted to take time." }
+                p { "No times are predicted." }
             } @else {
                 p class="hint" {
-                    "Each number is a micro-batch, a prompt chunk or a group of sequences that decode together; it keeps its colour on its way through the stages."
+                    "Each number is a micro-batch: a prompt chunk, or a group of sequences that decode together. It has the same color on every stage."
                 }
             }
             @if let Some(idle) = words::idle(&report.plan) { p { (idle) } }
@@ -213,7 +213,7 @@ fn measured(report: &Report) -> Markup {
                     (tile(&compared.what, &rate(compared.measured_tokens_per_s), &against(compared)))
                 }
             }
-            p class="hint" { "Both are of the micro-batches that ran." }
+            p class="hint" { "Predictions and measurements cover the same micro-batches." }
             @for drawn in charts::compared(measured) {
                 @if !drawn.rows.is_empty() {
                     h3 { (drawn.title) }
@@ -234,15 +234,15 @@ fn alternatives(report: &Report) -> Markup {
         section id="alternatives" {
             h2 { "Alternatives" }
             @if explanation.alternatives.is_empty() {
-                p { "The plan names no other plan." }
+                p { "The plan lists no alternatives." }
             } @else {
-                p class="hint" { "Time is that of the objective, for one request. Less is better." }
+                p class="hint" { "Time is the objective for one request. Lower is better." }
                 div class="scroll" { table {
                     thead { tr { (columns(&ALTERNATIVES)) } }
                     tbody {
                         tr class="chosen" {
                             td data-name="Placement" { code { (plan.split()) } }
-                            td data-name="Why it is here" { "this plan" }
+                            td data-name="Description" { "this plan" }
                             td class="figure" data-name="Time" { (time(explanation.score_us)) }
                             (rates(plan.predicted.decode_tokens_per_s, plan.predicted.prefill_tokens_per_s))
                         }
@@ -251,7 +251,7 @@ fn alternatives(report: &Report) -> Markup {
                 } }
             }
             @if !explanation.left_out.is_empty() {
-                h3 { "Devices that are left out" }
+                h3 { "Devices left out" }
                 div class="scroll" { table {
                     thead { tr { (columns(&ALTERNATIVES)) } }
                     tbody {
@@ -263,7 +263,7 @@ fn alternatives(report: &Report) -> Markup {
                                 Some(best) => (alternative(plan, best, &format!("the best with one of {labels}"))),
                                 None => tr {
                                     td data-name="Placement" { (none_with(left)) }
-                                    td data-name="Why it is here" { "with " (labels) }
+                                    td data-name="Description" { "with " (labels) }
                                     td class="figure" data-name="Time" { "–" }
                                     td class="figure" data-name="Decode" { "–" }
                                     td class="figure" data-name="Prefill" { "–" }
@@ -278,7 +278,7 @@ fn alternatives(report: &Report) -> Markup {
     }
 }
 
-/// Why there is no plan with a device.
+/// Reason that there is no plan with a device.
 fn none_with(left: &LeftOut) -> &'static str {
     match left {
         LeftOut { tried: false, .. } => "not searched for",
@@ -287,8 +287,8 @@ fn none_with(left: &LeftOut) -> &'static str {
     }
 }
 
-/// Columns of the tables of plans; those marked with `>` hold figures.
-const ALTERNATIVES: [&str; 5] = ["Placement", "Why it is here", ">Time", ">Decode", ">Prefill"];
+/// Columns of the plan tables. Those marked with `>` hold figures.
+const ALTERNATIVES: [&str; 5] = ["Placement", "Description", ">Time", ">Decode", ">Prefill"];
 const BASELINES: [&str; 4] = ["Baseline", "Placement", ">Decode", ">Prefill"];
 
 fn columns(names: &[&str]) -> Markup {
@@ -304,7 +304,7 @@ fn alternative(plan: &Plan, other: &Alternative, why: &str) -> Markup {
     html! {
         tr {
             td data-name="Placement" { code { (other.split) } }
-            td data-name="Why it is here" { (why) }
+            td data-name="Description" { (why) }
             td class="figure" data-name="Time" {
                 span { (time(other.score_us)) " (" (off) ")" }
             }
@@ -339,7 +339,7 @@ fn baselines(report: &Report) -> Markup {
     }
 }
 
-/// A rate as predicted and as measured, as far as both are known.
+/// Formats the predicted and measured rates that are known.
 fn both(predicted: &Rates, measured: &Rates, of: impl Fn(&Rates) -> Option<f64>) -> Markup {
     let text = match (of(predicted), of(measured)) {
         (Some(predicted), Some(measured)) => {
@@ -359,7 +359,7 @@ fn reasons(plan: &Plan) -> Markup {
             h2 { "Why this plan" }
             ul class="reasons" { @for reason in &plan.reasons { li { (reason) } } }
             @if !explanation.bindings.is_empty() {
-                h3 { "What holds it back" }
+                h3 { "Bottlenecks" }
                 ul class="reasons" {
                     @for binding in &explanation.bindings {
                         li {
@@ -370,7 +370,7 @@ fn reasons(plan: &Plan) -> Markup {
                 }
             }
             @if !explanation.figures.is_empty() {
-                h3 { "Where the figures come from" }
+                h3 { "Sources of the figures" }
                 ul class="reasons" {
                     @for figures in &explanation.figures {
                         li { (count(figures.figures, "figure")) " " (figures.source) }
@@ -381,7 +381,7 @@ fn reasons(plan: &Plan) -> Markup {
     }
 }
 
-/// A chart as wide as there is room.
+/// Draws a chart at the available width.
 fn chart(chart: &Chart) -> Markup {
     html! {
         div class="chart" {

@@ -1,17 +1,15 @@
-//! Which share of time the parts of a pipeline work, as far as a plan's predictions tell.
-//!
-//! This module must not know how shares are drawn.
+//! Predicted utilization of the parts of a pipeline. Knows nothing about drawing.
 
-use ragtag_scheduler::plan::{Plan, PredictedTimes};
+use ragtag_planner::plan::{Plan, PredictedTimes};
 
-/// Which share of time a stage or an edge works while the pipeline is as full as the plan makes it: 0 to 1.
+/// Utilization of a stage or an edge with a full pipeline: 0 to 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Load {
     pub decode: f64,
     pub prefill: f64,
 }
 
-/// The time between one micro-batch and the next, in microseconds, in decode and in prefill.
+/// Interval between micro-batches in microseconds, for decode and prefill.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Beat {
     decode_us: f64,
@@ -31,7 +29,7 @@ impl Beat {
         }
     }
 
-    /// The share of time in which something that takes so long for each micro-batch works.
+    /// Utilization of a part that takes `times` for each micro-batch.
     pub(super) fn load(&self, times: PredictedTimes) -> Load {
         Load {
             decode: share(times.decode_us, self.decode_us),
@@ -40,7 +38,7 @@ impl Beat {
     }
 }
 
-/// A part of a whole, between 0 and 1; 0 where that makes no sense.
+/// A part of a whole, between 0 and 1. 0 if the quotient is not finite.
 pub(super) fn share(part: f64, whole: f64) -> f64 {
     let share = part / whole;
     if share.is_finite() { share.clamp(0.0, 1.0) } else { 0.0 }
@@ -51,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shares_are_shares_whatever_the_figures() {
+    fn shares_stay_between_0_and_1() {
         assert_eq!(share(1.0, 4.0), 0.25);
         assert_eq!(share(5.0, 4.0), 1.0);
         for (part, whole) in [(0.0, 0.0), (f64::NAN, 1.0), (1.0, f64::NAN), (-1.0, 2.0), (1.0, 0.0)] {
@@ -60,18 +58,18 @@ mod tests {
     }
 
     #[test]
-    fn the_only_stage_of_a_plan_always_works() {
+    fn the_only_stage_of_a_plan_is_always_busy() {
         let model = crate::Model::bundled().unwrap();
-        let device = ragtag_scheduler::DeviceFacts::assumed(
+        let device = ragtag_planner::DeviceFacts::assumed(
             "cpu:0",
             ragtag_hal::AdapterKind::Cpu,
             1,
             1 << 30,
-            ragtag_scheduler::FigureSource::User,
+            ragtag_planner::FigureSource::User,
         );
-        // Launches that cost much: the longer the chunk, the better.
-        let launch_us = ragtag_scheduler::Figure { value: 2000.0, ..device.launch_us };
-        let device = ragtag_scheduler::DeviceFacts { launch_us, ..device };
+        // Expensive launches, so that longer chunks are better.
+        let launch_us = ragtag_planner::Figure { value: 2000.0, ..device.launch_us };
+        let device = ragtag_planner::DeviceFacts { launch_us, ..device };
         let plan = crate::Planner::new(&model).device_facts(vec![device]).plan().unwrap();
         let chunks = plan.chunks();
         assert!(chunks.least_rows() < chunks.most_rows(), "{chunks:?}");
@@ -80,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn load_is_time_against_the_time_between_micro_batches() {
+    fn load_is_time_over_the_interval_between_micro_batches() {
         let beat = Beat { decode_us: 1000.0, prefill_us: 20_000.0 };
         let load = beat.load(PredictedTimes { decode_us: 250.0, prefill_us: 20_000.0 });
         assert_eq!(load, Load { decode: 0.25, prefill: 1.0 });

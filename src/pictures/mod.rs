@@ -1,10 +1,9 @@
-//! Pictures of plans and runs: a page, a drawing, a graph for Graphviz, and bars for the terminal.
+//! Pictures of plans and runs: an HTML page, an SVG drawing, a Graphviz graph, and bars for the terminal.
 //!
-//! All are made from a [`Report`], which is plain data. `charts.rs` makes charts of it, and `html.rs` and `svg.rs` draw the very
-//! same charts, one as wide as its reader's screen, the other on a fixed sheet.
+//! All are made from a [`Report`], which is plain data. `charts.rs` turns it into charts. `html.rs` and
+//! `svg.rs` draw the same charts, one at the width of the screen, the other on a sheet of fixed size.
 //!
-//! This module must not know devices, files or the command line. It decides nothing: what a report does not hold, no
-//! picture shows.
+//! Knows nothing about devices, files or the command line. Pictures show only what the report contains.
 
 mod chart;
 mod charts;
@@ -22,10 +21,10 @@ pub use html::html;
 pub use svg::svg;
 pub use terminal::{BarStyle, bars};
 
+use ragtag_planner::plan::Plan;
 use ragtag_scheduler::compare::Comparison;
-use ragtag_scheduler::plan::Plan;
 
-/// What pictures are made of.
+/// Data for pictures of a plan or a run.
 ///
 /// ```
 /// # fn main() -> ragtag::Result<()> {
@@ -44,22 +43,22 @@ use ragtag_scheduler::plan::Plan;
 pub struct Report {
     /// The plan.
     pub plan: Plan,
-    /// When each part of the pipeline works: estimated, simulated or measured.
+    /// Timelines of the pipeline: estimated, simulated or measured.
     pub timelines: Vec<Gantt>,
-    /// What a run took, beside what is predicted of the micro-batches that ran.
+    /// Predicted and measured times of the micro-batches that ran.
     pub measured: Option<Comparison>,
-    /// Other ways to place the model.
+    /// Baseline placements for comparison.
     pub baselines: Vec<Baseline>,
 }
 
 impl Report {
-    /// A plan that has not run yet, with timelines that are estimated from what it predicts of stages and edges.
+    /// Report on a plan that has not run, with timelines estimated from its predictions.
     pub fn new(plan: Plan) -> Self {
         let timelines = Gantt::estimated(&plan);
         Self { plan, timelines, measured: None, baselines: Vec::new() }
     }
 
-    /// The same with every text fit to be shown: names come from files, and control characters have no place in a page.
+    /// Copy with control characters removed from all texts, since names come from files.
     fn printable(&self) -> Self {
         let mut report = self.clone();
         for text in report.texts() {
@@ -68,7 +67,7 @@ impl Report {
         report
     }
 
-    /// All texts that come from elsewhere.
+    /// All texts from external sources.
     fn texts(&mut self) -> Vec<&mut String> {
         let Self { plan, timelines, measured, baselines } = self;
         let explanation = &mut plan.explanation;
@@ -100,24 +99,24 @@ impl Report {
     }
 }
 
-/// How fast a pipeline is; `None` for what is not known.
+/// Speed of a pipeline. `None` if unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Rates {
-    /// Tokens per second in decode, of all sequences together.
+    /// Decode speed of all sequences together, in tokens per second.
     pub decode_tokens_per_s: Option<f64>,
-    /// Tokens per second in prefill.
+    /// Prefill speed, in tokens per second.
     pub prefill_tokens_per_s: Option<f64>,
 }
 
-/// Another way to place the model, as `even layers`.
+/// A baseline placement, such as `even layers`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Baseline {
-    /// Its name.
+    /// Name of the baseline.
     pub name: String,
-    /// Its placement, as users write it.
+    /// Placement in the syntax of `--split`.
     pub split: String,
-    /// What the cost model expects.
+    /// Predicted speed.
     pub predicted: Rates,
-    /// What was measured.
+    /// Measured speed.
     pub measured: Rates,
 }

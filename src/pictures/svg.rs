@@ -1,19 +1,19 @@
-//! The charts of a report on one sheet: a drawing that stands alone.
+//! The charts of a report as one self-contained SVG.
 
 use super::chart::{CHARACTER, Chart, Width, draw_axis};
 use super::words::{self, count, rate};
 use super::{Report, charts};
 use maud::{Markup, PreEscaped, html};
-use ragtag_scheduler::plan::Plan;
+use ragtag_planner::plan::Plan;
 
-/// Measures of the sheet, in pixels.
+/// Dimensions of the sheet, in pixels.
 const SHEET: f64 = 960.0;
 const MARGIN: f64 = 24.0;
 const LABELS: f64 = 250.0;
 const BARS: f64 = SHEET - 2.0 * MARGIN - LABELS;
 const ROW_GAP: f64 = 8.0;
 
-/// Stages, work, memory and timelines of a report as one standalone SVG.
+/// Draws stages, utilization, memory and timelines of a report as one standalone SVG.
 pub fn svg(report: &Report) -> String {
     let report = report.printable();
     let plan = &report.plan;
@@ -60,7 +60,7 @@ fn heading(plan: &Plan) -> Markup {
     }
 }
 
-/// A chart below its title, and its height.
+/// Draws a chart below its title. Returns it with its height.
 fn draw(chart: &Chart) -> (Markup, f64) {
     let mut top = if chart.legend.is_empty() { 28.0 } else { 44.0 };
     let mut rows = Vec::new();
@@ -104,7 +104,7 @@ fn legend(chart: &Chart) -> Markup {
     }
 }
 
-/// A text of at most so many characters. Names differ at their ends, so what goes is from the middle.
+/// Shortens a text to at most `most` characters by cutting its middle, since names differ at their ends.
 fn cut(text: &str, most: usize) -> String {
     let length = text.chars().count();
     if length <= most {

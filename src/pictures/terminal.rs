@@ -1,37 +1,37 @@
-//! Small bars for the terminal: how busy each stage and edge is, and how full each device's memory.
+//! Bars for the terminal: utilization of stages and edges, and memory use of devices.
 //!
-//! This module must not know whether there is a terminal: it is told how wide the text may be and which characters it may have.
+//! Knows nothing about the terminal: the caller passes the width and the character set.
 
 use super::Report;
 use super::gantt::edge_name;
 use super::load::{Beat, share};
 use super::words::percent;
-use ragtag_scheduler::plan::{Plan, PredictedTimes};
+use ragtag_planner::plan::{Plan, PredictedTimes};
 
-/// What a terminal can show.
+/// Characters that a terminal can show.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BarStyle {
-    /// Block characters, to an eighth of a column.
+    /// Block characters, with a resolution of an eighth of a column.
     Blocks,
-    /// ASCII alone, as far as names and units are not something else.
+    /// ASCII only.
     Ascii,
 }
 
-/// Columns for a share behind its bar: ` 100 %`.
+/// Columns for the percentage after a bar: ` 100 %`.
 const FIGURE: usize = 6;
-/// Columns of a bar, at least and at most.
+/// Minimum and maximum columns of a bar.
 const BAR: std::ops::RangeInclusive<usize> = 6..=24;
 const GAP: usize = 2;
 const HEADS: [&str; 3] = ["decode, busy", "prefill, busy", "memory, full"];
 
-/// A line for each stage and edge, at most `columns` wide unless that is less than the bars need: which share of time it
-/// works in decode and in prefill, and how much of its device's memory the stage takes.
+/// Draws a line for each stage and edge: its utilization in decode and in prefill, and the memory that a
+/// stage uses. Lines are at most `columns` wide, unless the bars need more.
 pub fn bars(report: &Report, columns: usize, style: BarStyle) -> String {
     let report = report.printable();
     let lines = lines(&report.plan, style);
     let longest = lines.iter().map(|line| line.label.chars().count()).max().unwrap_or(0);
     let around = HEADS.len() * (GAP + 1 + FIGURE);
-    // Names give way first, down to a third of the width.
+    // Shortens names first, down to a third of the width.
     let label = longest.min((columns / 3).max(8));
     let bar = (columns.saturating_sub(label + around) / HEADS.len()).clamp(*BAR.start(), *BAR.end());
     let mut text = " ".repeat(label);
@@ -53,7 +53,7 @@ pub fn bars(report: &Report, columns: usize, style: BarStyle) -> String {
     text
 }
 
-/// A name with its shares.
+/// A label with its shares.
 struct Line {
     label: String,
     /// Decode, prefill, memory.
@@ -85,11 +85,11 @@ impl BarStyle {
         }
     }
 
-    /// A bar that is `share` full.
+    /// A bar filled to `share`.
     fn bar(self, share: f64, columns: usize) -> String {
         const EIGHTHS: [char; 8] = [' ', '▏', '▎', '▍', '▌', '▋', '▊', '▉'];
         let eighths = (share * columns as f64 * 8.0).round() as usize;
-        // Something is never shown as nothing.
+        // A share above 0 is always visible.
         let eighths = if share > 0.0 { eighths.max(1) } else { eighths };
         let (full, rest) = (eighths / 8, eighths % 8);
         let mut bar = match self {
@@ -108,7 +108,7 @@ impl BarStyle {
     }
 }
 
-/// A text of exactly so many characters.
+/// Pads or shortens a text to exactly `columns` characters.
 fn fitted(text: &str, columns: usize, style: BarStyle) -> String {
     if text.chars().count() <= columns {
         return format!("{text:columns$}");

@@ -1,14 +1,14 @@
-//! Figures and names as people read them.
+//! Formatting of figures and names.
 
 use ragtag_kernels::{Activations, KvType};
-use ragtag_scheduler::Objective;
-use ragtag_scheduler::plan::{LeftOut, Place, Plan};
-use ragtag_scheduler::wording::{self, Quantity};
+use ragtag_planner::Objective;
+use ragtag_planner::plan::{LeftOut, Place, Plan};
+use ragtag_planner::wording::{self, Quantity};
 use ragtag_transfer::Route;
 
-/// A text without control characters, which neither XML nor a terminal should get.
+/// Replaces control characters, which are not allowed in XML or on a terminal.
 pub(super) fn printable(text: &str) -> String {
-    // Those that turn the direction of text are no control characters to Rust, and let a name look like another.
+    // Bidirectional controls are not control characters in Rust, but can make one name look like another.
     let hidden = |c: char| {
         c.is_control()
             || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{fffe}' | '\u{ffff}')
@@ -16,7 +16,7 @@ pub(super) fn printable(text: &str) -> String {
     text.chars().map(|c| if hidden(c) { char::REPLACEMENT_CHARACTER } else { c }).collect()
 }
 
-/// Microseconds.
+/// Formats a time given in microseconds.
 pub(super) fn time(us: f64) -> String {
     match us {
         us if !us.is_finite() => "?".into(),
@@ -30,7 +30,7 @@ pub(super) fn time(us: f64) -> String {
     }
 }
 
-/// Microseconds at a mark of an axis: round, so that digits after the point say nothing.
+/// Formats a time at an axis tick. Ticks are round, so no fixed number of decimals is needed.
 pub(super) fn mark(us: f64) -> String {
     match us {
         0.0 => "0".into(),
@@ -40,17 +40,22 @@ pub(super) fn mark(us: f64) -> String {
     }
 }
 
-/// 0.6 for 0.6000000000000001.
+/// Removes rounding noise: 0.6 for 0.6000000000000001.
 pub(super) fn rounded(value: f64) -> f64 {
     format!("{value:.9e}").parse().unwrap_or(value)
 }
 
-/// Bytes, with a binary unit.
+/// Formats bytes with a binary unit.
 pub(super) fn bytes(bytes: u64) -> String {
-    indicatif::BinaryBytes(bytes).to_string().replace(".00 ", " ")
+    let units = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    match bytes.checked_ilog2().map_or(0, |bits| bits / 10) {
+        0 => format!("{bytes} B"),
+        n => format!("{:.2} {}", bytes as f64 / 1024_f64.powi(n as i32), units[n as usize - 1])
+            .replace(".00 ", " "),
+    }
 }
 
-/// A share, in percent.
+/// Formats a share in percent.
 pub(super) fn percent(share: f64) -> String {
     match share * 100.0 {
         percent if !percent.is_finite() => "?".into(),
@@ -59,7 +64,7 @@ pub(super) fn percent(share: f64) -> String {
     }
 }
 
-/// Tokens per second, without the unit: three figures that matter.
+/// Formats tokens per second with three significant digits, without the unit.
 pub(super) fn rate(per_s: f64) -> String {
     match per_s {
         rate if !rate.is_finite() => "?".into(),
@@ -69,7 +74,7 @@ pub(super) fn rate(per_s: f64) -> String {
     }
 }
 
-/// A whole number with a thin space before each three digits.
+/// Formats a whole number with thin spaces between groups of three digits.
 fn grouped(value: f64) -> String {
     let digits = format!("{value:.0}");
     let mut text = String::new();
@@ -82,17 +87,17 @@ fn grouped(value: f64) -> String {
     text
 }
 
-/// By how much a value is off what was expected: `+12 %`, or how many times slower or faster that is.
+/// Formats a deviation from the expected value: `+12 %`, or a factor such as `3.2 times slower`.
 pub(super) fn deviation(of: Quantity, share: f64) -> String {
     wording::deviation(of, share).replace('-', "−")
 }
 
-/// Labels of devices that are left out for the same reason.
+/// Joins the labels of devices that are left out for the same reason.
 pub(super) fn labels(alike: &[&LeftOut]) -> String {
     wording::labels(&alike.iter().map(|left| left.device.as_str()).collect::<Vec<_>>())
 }
 
-/// A number of things.
+/// Formats a number with its noun.
 pub(super) fn count(number: usize, noun: &str) -> String {
     format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
 }
@@ -120,12 +125,12 @@ pub(super) fn route(route: Route) -> String {
     }
 }
 
-/// The start of a digest, without the name of its kind.
+/// Start of a digest, without the name of its algorithm.
 pub(super) fn digest(digest: &str) -> String {
     digest.rsplit(':').next().unwrap_or_default().chars().take(12).collect()
 }
 
-/// How activations cross, each way named once.
+/// The transfer routes of a plan, without duplicates.
 pub(super) fn routes(plan: &Plan) -> Option<String> {
     let mut routes: Vec<String> = Vec::new();
     for edge in &plan.edges {
@@ -137,12 +142,12 @@ pub(super) fn routes(plan: &Plan) -> Option<String> {
     (!routes.is_empty()).then(|| routes.join(", or "))
 }
 
-/// How much of its time a pipeline stands idle.
+/// Sentence about the idle time of a pipeline.
 pub(super) fn idle(plan: &Plan) -> Option<String> {
     let (bubble, idle) = (plan.explanation.prefill_bubble, plan.explanation.decode_idle);
     (bubble > 0.0 || idle > 0.0).then(|| {
         format!(
-            "Idle: each stage for {} of a burst of prompts, while the pipeline fills and drains; the busiest stage for {} \
+            "Pipeline bubble: {} of a burst of prompts, while the pipeline fills and drains. The busiest stage is idle for {} \
              of a decode round.",
             percent(bubble),
             percent(idle)
@@ -165,7 +170,7 @@ pub(super) fn activations(activations: Activations) -> &'static str {
     }
 }
 
-/// The busiest part of a plan.
+/// Describes the busiest part of a plan.
 pub(super) fn bottleneck(plan: &Plan) -> Option<String> {
     let bottleneck = plan.explanation.bottleneck;
     let device = |at: usize| plan.stages.get(at).map(|stage| stage.device.clone());
@@ -176,7 +181,7 @@ pub(super) fn bottleneck(plan: &Plan) -> Option<String> {
             super::gantt::edge_name(&device(bottleneck.index)?, &device(bottleneck.index.checked_add(1)?)?)
         }
         Place::SharedLink => "a link that several edges share".into(),
-        Place::TokenReturn => "the way back of the tokens".into(),
+        Place::TokenReturn => "the token return".into(),
     };
     Some(format!(
         "{place}: busy for {} of a request, {} of all work",
@@ -190,7 +195,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn figures_have_three_digits_that_matter_and_a_unit() {
+    fn figures_have_three_significant_digits_and_a_unit() {
         let times =
             [0.0, 0.04, 3.25, 21.5, 999.4, 999.6, 9994.0, 25_370.0, 123_456.0, 999_600.0, f64::NAN].map(time);
         assert_eq!(
@@ -209,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn names_lose_what_is_not_for_eyes() {
+    fn hidden_characters_in_names_are_replaced() {
         assert_eq!(printable("a\u{0}b\u{1b}[2J\u{202e}c\n"), "a\u{fffd}b\u{fffd}[2J\u{fffd}c\u{fffd}");
         assert_eq!(printable("Größe → 7 B"), "Größe → 7 B");
     }

@@ -1,32 +1,34 @@
-//! What a run says of its plan: predicted against measured, and the plan that follows from what was measured.
+//! Comparison of a run with its plan, and replanning from measurements.
 
 use super::{Planner, model_facts};
 use crate::engine::{Engine, lowering};
 use crate::error::{Error, Result};
 use ragtag_graph::Segment;
+use ragtag_planner::Plan;
+use ragtag_scheduler::PipelineStats;
 use ragtag_scheduler::compare::{Alike, Burst, Comparand, Comparison, facts_from, since};
-use ragtag_scheduler::{PipelineStats, Plan};
 
-/// A new plan is worth a new start if it is predicted to be better by more than this share, and by more than measurements are
-/// uncertain.
+/// Minimum predicted gain, as a share, that justifies a restart. The gain must also exceed the measurement
+/// uncertainty.
 const WORTHWHILE: f64 = 0.03;
 
-/// How often facts are corrected at most until they say what was measured, and how near is near enough.
+/// Maximum number of corrections until the cost model reproduces the measurements, and the accepted
+/// deviation.
 const CORRECTIONS: usize = 8;
 const NEAR_ENOUGH: f64 = 0.01;
 
-/// A plan from measured facts that is better than the one that was measured.
+/// A better plan, made from measurements.
 #[derive(Clone, Debug)]
 pub struct Replanned {
-    /// Plans from the measured facts, without a split that was given.
+    /// Planner with the measured facts, without the user's split.
     pub planner: Planner,
-    /// Its plan.
+    /// The new plan.
     pub plan: Plan,
-    /// By how much the old plan takes longer, as a share, both with the measured facts.
+    /// Extra time of the old plan as a share of the new plan's time, both predicted from the measured facts.
     pub gain: f64,
 }
 
-/// What a comparison is over, besides the planner.
+/// Inputs of a comparison besides the planner.
 struct Measured {
     plan: Plan,
     segments: Vec<Segment>,
@@ -61,9 +63,9 @@ impl Measured {
 }
 
 impl Planner {
-    /// What the cost model says of everything that an engine has done so far, beside what it took; and of bursts of work
-    /// as a whole, each with the tokens per second that were measured. The first micro-batch of each size on each stage is
-    /// left out: it may have waited for compilation.
+    /// Compares the cost model with all measurements of an engine so far, and with bursts, each given with
+    /// its measured tokens per second. Leaves out the first micro-batch of each size on each stage, which may
+    /// have waited for compilation.
     ///
     /// # Errors
     /// [`Error::Model`] if the model cannot be lowered as the plan says.
@@ -71,7 +73,7 @@ impl Planner {
         self.compare_since(engine, &PipelineStats::default(), bursts)
     }
 
-    /// The same of everything that an engine has done since `before`, which is what [`Engine::stats`] was then.
+    /// As [`Planner::compare`], for the time since `before`, an earlier result of [`Engine::stats`].
     ///
     /// # Errors
     /// As [`Planner::compare`].
@@ -90,10 +92,10 @@ impl Planner {
         Ok(comparison)
     }
 
-    /// The plan that follows from what an engine has measured so far, if it differs from the engine's and is predicted to
-    /// be better by more than 3 %, and by more than what was measured may be off by chance. Devices that are alike are
-    /// taken for equally fast, unless they differ by far more than noise makes of them, and for long. A split that was given
-    /// does not bind it.
+    /// Plans again from an engine's measurements so far. Returns the plan if it has another split, and is
+    /// predicted to be better by more than 3 % and by more than the measurement noise. Equal devices count as
+    /// equally fast, unless they differ over many micro-batches by far more than noise. Ignores the user's
+    /// split.
     ///
     /// # Errors
     /// As [`Planner::plan`].
@@ -130,7 +132,8 @@ mod tests {
     use super::*;
     use crate::model::Model;
     use ragtag_hal::AdapterKind;
-    use ragtag_scheduler::{Computed, DeviceFacts, FigureSource, SizeReport, StageReport};
+    use ragtag_planner::{DeviceFacts, FigureSource};
+    use ragtag_scheduler::{Computed, SizeReport, StageReport};
 
     fn planner() -> Planner {
         let device = |label| DeviceFacts::assumed(label, AdapterKind::Cpu, 1, 1 << 30, FigureSource::User);
@@ -138,8 +141,8 @@ mod tests {
         planner.device_facts(vec![device("cpu:0"), device("cpu:1")])
     }
 
-    /// What a run of so many micro-batches of each sort would have measured with stages that take so many times as long as
-    /// predicted, each more or less by a share.
+    /// Statistics of a run with `count` micro-batches per phase, whose stages take `factors` times the
+    /// predicted time, with a relative spread of `share`.
     fn measured(planner: &Planner, factors: [f64; 2], count: u64, share: f64) -> Measured {
         let plan = planner.plan().unwrap();
         let stage = |busy_ns: u64, decode: bool| {
@@ -176,7 +179,7 @@ mod tests {
         let stages = (0..plan.stages.len()).zip(factors).map(|(index, factor)| {
             use ragtag_scheduler::compare::Phase;
             let ns = |phase| {
-                let part = predicted.part(ragtag_scheduler::Place::Stage, index, phase).unwrap();
+                let part = predicted.part(ragtag_planner::Place::Stage, index, phase).unwrap();
                 part.predicted_us * 1e3 * factor
             };
             report(ns(Phase::Decode), ns(Phase::Prefill))
@@ -198,16 +201,16 @@ mod tests {
         let (old, new) = (segments_on(&before, "cpu:1"), segments_on(&replanned.plan, "cpu:1"));
         assert!(new < old, "{old} segments before, {new} after");
         assert!(replanned.gain > 0.3, "{}", replanned.gain);
-        // The split that was measured is none that was asked for.
+        // A user's split does not prevent replanning.
         let pinned = planner.clone().split(before.split());
         assert!(pinned.replan_from(&slow(&pinned)).unwrap().is_some());
     }
 
     #[test]
-    fn what_runs_as_predicted_stays() {
+    fn a_plan_that_runs_as_predicted_is_kept() {
         let planner = planner();
         assert!(planner.replan_from(&measured(&planner, [1.0, 1.0], 20, 0.1)).unwrap().is_none());
-        // Both as wrong as each other: the best split is the same.
+        // Both deviate equally, so the best split is the same.
         assert!(planner.replan_from(&measured(&planner, [2.0, 2.0], 20, 0.1)).unwrap().is_none());
     }
 
@@ -218,9 +221,9 @@ mod tests {
             let replanned = planner.replan_from(&measured(&planner, factors, count, share)).unwrap();
             assert!(replanned.is_none(), "{factors:?}, {count} of {share}: {replanned:?}");
         }
-        // The same difference, for long and without noise, is one.
+        // The same difference over many micro-batches with little noise counts.
         assert!(planner.replan_from(&measured(&planner, [1.0, 1.5], 60, 0.05)).unwrap().is_some());
-        // Between unlike devices a difference counts, if it is more than noise makes of the times.
+        // Between different devices, a difference counts if it exceeds the noise.
         let mut unlike = planner.clone();
         unlike.devices[1].launch_us.value *= 1.01;
         assert!(unlike.replan_from(&measured(&unlike, [1.0, 1.5], 12, 0.05)).unwrap().is_some());

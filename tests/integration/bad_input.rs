@@ -137,7 +137,8 @@ fn refuses_truncated_models() {
     ];
     for (bytes, words) in cuts {
         let path = corrupt.write("cut.gguf", &sound[..bytes]);
-        corrupt.refused(&path, &[words, &format!("ends at byte {bytes}"), "the file is cut, or lies"]);
+        corrupt
+            .refused(&path, &[words, &format!("ends at byte {bytes}"), "the file is truncated or corrupt"]);
     }
 }
 
@@ -161,7 +162,7 @@ fn refuses_false_counts_lengths_and_offsets() {
         ("an offset", query + 24),
     ];
     let reasons = [
-        "the file is cut, or lies",
+        "the file is truncated or corrupt",
         "is larger than any file",
         "not whole blocks",
         "not a multiple of the alignment",
@@ -254,7 +255,7 @@ fn refuses_unknown_architectures_types_and_tensors() {
     let path = corrupt.write("more.gguf", &with_another_tensor(&corrupt.sound, "blk.0.moustache.weight"));
     corrupt.refused(&path, &["blk.0.moustache.weight"]);
     let path = corrupt.patched("twice.gguf", query - name.len(), b"blk.1.attn_q.weight");
-    corrupt.refused(&path, &["there is another tensor", "blk.1.attn_q.weight"]);
+    corrupt.refused(&path, &["duplicate tensor", "blk.1.attn_q.weight"]);
     let path = corrupt.patched(
         "key.gguf",
         metadata_value(&corrupt.sound, "llama.block_count") - 4,
@@ -327,7 +328,7 @@ fn refuses_split_models_with_mismatched_files() {
     let mut bytes = parts[2].clone();
     let at = tensor_info(&bytes, &other) - twice.len();
     patch(&mut bytes, at, twice.as_bytes());
-    changed(&third, &bytes, &["there is another tensor", twice]);
+    changed(&third, &bytes, &["duplicate tensor", twice]);
 
     // A part under another name, or a whole file under the name of a part.
     let alone = corrupt.write("alone.gguf", &parts[0]);
@@ -579,8 +580,8 @@ fn refuses_invalid_pins() {
 }
 
 #[test]
-fn refuses_detected_devices_that_are_not_selected() {
-    let words = ["cpu:1 is detected and not selected; --device cpu:0,cpu:1 selects it"];
+fn devices_that_are_there_and_not_selected() {
+    let words = ["cpu:1 is not selected (to select it, use --device cpu:0,cpu:1)"];
     for placement in [["--split", "0-13=cpu:1"], ["--pin", "0=cpu:1"], ["--exclude", "cpu:1"]] {
         let arguments = [&["plan", "--cpu-devices", "2", "--device", "cpu:0"][..], &placement].concat();
         refused(&arguments, PLACEMENT, &words);
@@ -693,15 +694,15 @@ fn refuses_outputs_that_overwrite_each_other_or_an_input() {
     let first = corrupt.write("m-00001-of-00002.gguf", b"");
     let (directory, config) = (text(corrupt.folder.path()), corrupt.write("config.json", b"{}"));
     let cases: [(&[&str], &str); 11] = [
-        (&["run", &model, "--receipt", &model], "is read"),
-        (&["run", &first, "--trace", &shard], "is read"),
-        (&["run", directory, "--trace", &config], "is read"),
-        (&["run", "-f", &one, "--trace", &one], "is read"),
-        (&["bench", "--plan", &one, "--html", &one], "is read"),
-        (&["perplexity", "-f", &one, "--receipt", &one], "is read"),
-        (&["plan", &model, "--svg", &model], "is read"),
-        (&["simulate", "--requests-file", &one, "--trace", &one], "is read"),
-        (&["run", "--trace", &one, "--receipt", &one], "is named for two outputs"),
+        (&["run", &model, "--receipt", &model], "is an input"),
+        (&["run", &first, "--trace", &shard], "is an input"),
+        (&["run", directory, "--trace", &config], "is an input"),
+        (&["run", "-f", &one, "--trace", &one], "is an input"),
+        (&["bench", "--plan", &one, "--html", &one], "is an input"),
+        (&["perplexity", "-f", &one, "--receipt", &one], "is an input"),
+        (&["plan", &model, "--svg", &model], "is an input"),
+        (&["simulate", "--requests-file", &one, "--trace", &one], "is an input"),
+        (&["run", "--trace", &one, "--receipt", &one], "is used for two outputs"),
         (&["logits", "--ids", "1", "-o", &one, "--receipt", &other, "--trace", &other], "two outputs"),
         (&["plan", "--html", &one, "--svg", &one], "two outputs"),
     ];
@@ -744,7 +745,7 @@ fn a_full_standard_output_is_an_error() {
         let output = support::shell("exec \"$0\" \"$@\" > /dev/full", arguments).output().unwrap();
         let err = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(FILE), "{arguments:?}: {err}");
-        let words = "ragtag: cannot write standard output: No space left on device (os error 28)\n";
+        let words = "ragtag: cannot write to standard output: No space left on device (os error 28)\n";
         assert!(err.ends_with(words), "{arguments:?}: {err}");
     }
 }
@@ -754,7 +755,7 @@ fn a_full_standard_output_is_an_error() {
 #[test]
 fn refuses_contradictory_and_invalid_arguments() {
     let cases: [(&[&str], &str); 24] = [
-        (&["plan", "--fleet", "arc-a770", "--handicap", "cpu:0=duty:50%"], "cannot be used with"),
+        (&["plan", "--fleet", "arc-a770", "--throttle", "cpu:0=duty:50%"], "cannot be used with"),
         (&["plan", "--fleet", "arc-a770", "--strict"], "cannot be used with"),
         (&["simulate", "--fleet", "arc-a770", "--gemm", "own"], "cannot be used with"),
         (&["run", "--stop", ""], "--stop"),
@@ -793,7 +794,7 @@ fn refuses_contradictory_and_invalid_arguments() {
         let output = ragtag().args(["run"]).env(variable, "junk").output().unwrap();
         let err = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(USAGE), "{err}");
-        let words = format!("{variable} takes 1 or 0, true or false, yes or no, on or off");
+        let words = format!("{variable} must be 1 or 0, true or false, yes or no, on or off");
         assert!(err.contains(flag) && err.contains(&words), "{err}");
     }
     refused(
@@ -805,5 +806,5 @@ fn refuses_contradictory_and_invalid_arguments() {
     // Measuring nothing is an error.
     refused(&["bench", "-p", "0", "-n", "0"], USAGE, &["nothing to measure"]);
     // So is running no test.
-    refused(&["selftest", "--only", "teleport"], USAGE, &["no test has \"teleport\" in its name"]);
+    refused(&["selftest", "--only", "teleport"], USAGE, &["no test name matches \"teleport\""]);
 }

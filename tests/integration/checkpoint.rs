@@ -181,23 +181,19 @@ fn refuses_directories_that_are_no_model() {
     refused(&["run", text(empty.path())], MODEL, &["has no config.json"]);
     let copied = Copied::new();
     let shard = copied.file(SECOND_SHARD);
-    refused(
-        &["run", text(&shard)],
-        MODEL,
-        &[SECOND_SHARD, "not supported: weights alone; name the directory"],
-    );
+    refused(&["run", text(&shard)], MODEL, &[SECOND_SHARD, "not supported: a single safetensors file"]);
 
     let weights = std::fs::read(&shard).unwrap();
     std::fs::remove_file(&shard).unwrap();
     copied.refused(FILE, &["cannot read", SECOND_SHARD, "No such file"]);
     std::fs::write(&shard, &weights[..weights.len() - 1]).unwrap();
-    copied.refused(MODEL, &[SECOND_SHARD, "the file is cut, or lies"]);
+    copied.refused(MODEL, &[SECOND_SHARD, "the file is truncated or corrupt"]);
     std::fs::write(&shard, &weights[..weights.len() / 2]).unwrap();
-    copied.refused(MODEL, &[SECOND_SHARD, "the file is cut, or lies"]);
+    copied.refused(MODEL, &[SECOND_SHARD, "the file is truncated or corrupt"]);
     std::fs::write(&shard, b"").unwrap();
     copied.refused(MODEL, &[SECOND_SHARD, "ends at byte 0"]);
     std::fs::write(&shard, [&u64::MAX.to_le_bytes(), &weights[8..]].concat()).unwrap();
-    copied.refused(MODEL, &[SECOND_SHARD, "more than the 100000000 that are allowed"]);
+    copied.refused(MODEL, &[SECOND_SHARD, "exceed the limit of 100000000"]);
     std::fs::write(&shard, &weights).unwrap();
 
     let secret = format!("../{}", copied.folder.path().file_name().unwrap().to_str().unwrap());

@@ -82,13 +82,13 @@ fn without_another_plan_the_error_names_the_device() {
         let model = model();
         let found = two_without(&["cpu:0", "cpu:1"]);
         let error = started(&model, &found, &planner(&model, &found)).unwrap_err();
-        assert!(error.to_string().starts_with("cpu:0 does not open: out of device memory"), "{error}");
+        assert!(error.to_string().starts_with("cannot open cpu:0: out of device memory"), "{error}");
         assert_eq!(error.exit_code(), 6);
 
         let found = two_without(&["cpu:1"]);
         let split = planner(&model, &found).split("0-6=cpu:0,7-13=cpu:1".parse().unwrap());
         let error = started(&model, &found, &split).unwrap_err();
-        assert!(error.to_string().starts_with("cpu:1 does not open: "), "{error}");
+        assert!(error.to_string().starts_with("cannot open cpu:1: "), "{error}");
     });
 }
 
@@ -103,7 +103,7 @@ fn devices_that_open_only_one_at_a_time_are_all_named() {
             if is_first { Err(full()) } else { Ok(Checked::new(device)) }
         });
         let error = started(&model, &found, &planner(&model, &found)).unwrap_err();
-        assert!(error.to_string().starts_with("cpu:0, cpu:1 does not open: "), "{error}");
+        assert!(error.to_string().starts_with("cannot open cpu:0, cpu:1: "), "{error}");
     });
 }
 
@@ -125,7 +125,7 @@ fn calibration_and_its_planner_skip_devices_that_fail_to_open() {
             (&["cpu:1".into()][..], &["cpu:0".into()][..])
         );
         assert!(
-            calibration.warnings[0].starts_with("cpu:1 does not open and is left out: out of device memory"),
+            calibration.warnings[0].starts_with("cannot open cpu:1, leaving it out: out of device memory"),
             "{:?}",
             calibration.warnings
         );
@@ -172,8 +172,8 @@ fn the_command_continues_without_a_device_that_fails_to_open() {
                 })
             };
             let cause = "vkCreateDevice (ERROR_OUT_OF_DEVICE_MEMORY)";
-            let closed = format!("{label} does not open: {cause}");
-            let left_out = format!("note: {label} does not open and is left out: {cause}");
+            let closed = format!("cannot open {label}: {cause}");
+            let left_out = format!("note: cannot open {label}, leaving it out: {cause}");
             let both = format!("{label},cpu:0");
 
             let (code, out, said) = run(&["--device", &both]);
@@ -183,7 +183,7 @@ fn the_command_continues_without_a_device_that_fails_to_open() {
 
             let (code, _, said) = run(&["--device", &label]);
             assert_eq!(code, Some(1), "{said}");
-            assert!(said.contains(&closed) && said.contains("ragtag devices --doctor` says"), "{said}");
+            assert!(said.contains(&closed) && said.contains("`ragtag devices --doctor`"), "{said}");
 
             let split = format!("0-6={label},7-13=cpu:0");
             let (code, _, said) = run(&["--device", &both, "--split", &split, "--no-calibration"]);

@@ -1,6 +1,7 @@
 //! The command for users: its output streams, its files, and figures that match the library's.
 
 mod defaults;
+mod page;
 mod plans;
 mod selftest;
 
@@ -100,7 +101,7 @@ fn one_token_has_no_rate() {
 #[test]
 fn an_invalid_log_filter_is_reported_once_and_ignored() {
     let shown = done_by(ragtag().env("RUST_LOG", "a=b=c").arg("cards")).err;
-    assert_eq!(shown.matches("warning: RUST_LOG cannot be understood").count(), 1, "{shown}");
+    assert_eq!(shown.matches("warning: invalid RUST_LOG").count(), 1, "{shown}");
     assert_eq!(done_by(ragtag().env("RUST_LOG", "").arg("cards")).err, "");
 }
 
@@ -110,7 +111,7 @@ fn an_invalid_log_filter_is_reported_once_and_ignored() {
 fn a_run_ends_when_its_reader_closes_the_pipe() {
     let script = "{ \"$0\" \"$@\"; echo \"code $?\" >&2; } | head -c 10";
     // Throttle the device: on a busy machine a full-speed run can end before `head` does.
-    let slow = ["run", "-n", "400", "--seed", "7", "--handicap", "cpu:0=duty:2%"];
+    let slow = ["run", "-n", "400", "--seed", "7", "--throttle", "cpu:0=duty:2%"];
     let done = done_by(&mut support::shell(script, &slow));
     assert_eq!(done.out, "Once upon ");
     assert!(done.err.contains("new tokens") && done.err.contains("(cancelled)"), "{}", done.err);
@@ -221,7 +222,7 @@ fn quiet_or_without_echo_a_run_prints_only_the_text() {
     let warned = done(&["run", "-q", "-n", "1", "--ctx", "600"]).err;
     assert_eq!(
         warned,
-        "warning: a context of 600 tokens is longer than the 512 that the model was trained for\n"
+        "warning: a context of 600 tokens exceeds the 512 tokens that the model was trained for\n"
     );
 }
 
@@ -230,7 +231,7 @@ fn quiet_or_without_echo_a_run_prints_only_the_text() {
 #[test]
 fn a_long_prompt_has_a_progress_bar_on_a_terminal() {
     let prompt = "the wolf and the fox ".repeat(80);
-    let slow = ["run", "-n", "1", "-p", &prompt, "--chunk", "16", "--handicap", "cpu:0=duty:2%"];
+    let slow = ["run", "-n", "1", "-p", &prompt, "--chunk", "16", "--throttle", "cpu:0=duty:2%"];
     let shown = |options: &[&str]| {
         let words: Vec<_> = slow.iter().chain(options).map(|word| format!("'{word}'")).collect();
         let line = format!("'{}' {}", env!("CARGO_BIN_EXE_ragtag"), words.join(" "));
@@ -666,7 +667,7 @@ fn strict_passes_sound_models_and_refuses_suspicious_ones() {
     });
     let reasons = [
         (&zero, "blk.3.attn_v.weight is all zero"),
-        (&nan, "blk.7.ffn_up.weight has 32 values that are NaN or infinite"),
+        (&nan, "blk.7.ffn_up.weight has 32 NaN or infinite values"),
         (&huge, "output_norm.weight has a root mean square of 1.000e30"),
     ];
     for (path, words) in reasons {

@@ -97,7 +97,7 @@ fn a_plan_file_is_read_back_unchanged() {
         assert_eq!(read["edges"], changed["edges"]);
     }
     // Arguments override the plan.
-    let plan = json(&[&fleet[..], &split, &["--parallel", "5", "--boundary", "f16"]].concat());
+    let plan = json(&[&fleet[..], &split, &["--parallel", "5", "--wire", "f16"]].concat());
     let exact = again(&plan, &["--activations", "f32"]);
     assert_eq!([&exact["activations"], &exact["boundary"], &exact["kv"]], ["f32"; 3]);
     let more = again(&plan, &["--parallel", "7"]);
@@ -214,13 +214,13 @@ fn a_header_gets_the_plan_of_its_file_and_does_not_run() {
     // The plan fits the whole file: only the display name differs.
     of_whole["model"]["name"] = of_header["model"]["name"].clone();
     assert_eq!(of_header, of_whole);
-    assert!(succeeds(&["inspect", path]).contains("described alone"));
+    assert!(succeeds(&["inspect", path]).contains("metadata only"));
     assert_eq!(json(&["inspect", path, "--json"])["has_weights"], false);
     assert_eq!(json(&["inspect", "--json"])["has_weights"], true);
     refused(&["run", path, "-n", "1"], MODEL, &["header.gguf ends at byte", "the data of tensor"]);
-    refused(&["inspect", path, "--assume-type", "q4_k"], USAGE, &["has weights, which say their types"]);
+    refused(&["inspect", path, "--assume-type", "q4_k"], USAGE, &["cannot assume a tensor type"]);
     refused(&["plan", "--assume-type", "q4_k"], USAGE, &["the bundled model has weights"]);
-    refused(&["plan", path, "--assume-type", "q3"], USAGE, &["known are f32"]);
+    refused(&["plan", path, "--assume-type", "q3"], USAGE, &["expected one of f32"]);
     // A header that is cut reports its missing part.
     let bytes = std::fs::read(&header).unwrap();
     std::fs::write(&header, &bytes[..bytes.len() / 2]).unwrap();
@@ -234,7 +234,7 @@ fn an_engine_refuses_a_model_without_weights() {
     let setup = support::Setup::default();
     let error =
         support::engine_on(&model, &setup, &support::devices(&setup)).expect_err("no weights").to_string();
-    assert!(error.contains("is not there: such a model can be planned for, not run"), "{error}");
+    assert!(error.contains("has no data: this model can be planned but not run"), "{error}");
 }
 
 #[test]

@@ -142,7 +142,7 @@ fn fast_perplexity_is_within_a_percent() {
 fn fast_perplexity_with_the_f16_wire_type_is_within_a_percent() {
     let split = "0-2=cpu:0,3-6=cpu:1,7-10=cpu:2,11-13=cpu:3";
     for (name, published) in [("tales-q8_0", 29.56), ("tales-bitnet-tq2_0", 32.51)] {
-        check_perplexity(name, published, &["--cpu-devices", "4", "--boundary", "f16", "--split", split]);
+        check_perplexity(name, published, &["--cpu-devices", "4", "--wire", "f16", "--split", split]);
     }
 }
 

@@ -38,7 +38,7 @@ fn adapters() -> Vec<Adapter> {
     );
     for backend in devices.report().backends.iter().filter(|b| b.name != "cpu") {
         if !found.iter().any(|adapter| adapter.backend == backend.name) {
-            test_support::skip!(support::driver(&backend.name), "{:?}", backend.status);
+            test_support::skip!(test_support::driver(&backend.name), "{:?}", backend.status);
         }
     }
     found
@@ -46,7 +46,7 @@ fn adapters() -> Vec<Adapter> {
 
 /// Whether an adapter's driver has no shader cache: each device recompiles everything.
 fn compiles_anew(adapter: &Adapter) -> bool {
-    adapter.driver.contains("SwiftShader")
+    adapter.driver.name.contains("SwiftShader")
 }
 
 /// The adapters: GPUs first, then APIs that run on the CPU, then drivers without a shader cache.
@@ -415,7 +415,7 @@ fn a_hundred_loads_leak_nothing() {
         // Intel's CPU runtime leaks some MB per set of programs that is loaded and released.
         let leaky: Vec<String> = adapters()
             .iter()
-            .filter(|a| a.driver.starts_with("Intel(R) OpenCL"))
+            .filter(|a| a.driver.name.starts_with("Intel(R) OpenCL"))
             .map(Adapter::label)
             .collect();
         // Compiling shaders for the CPU takes seconds each time; other tests load them repeatedly.

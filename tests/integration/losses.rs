@@ -27,7 +27,7 @@ fn labels(backend: &str) -> Vec<String> {
     let labels: Vec<_> = adapters.map(|adapter| adapter.label()).collect();
     if labels.is_empty() {
         assert!(std::env::var_os("RAGTAG_TEST_VULKAN_ADAPTERS").is_none(), "no device of {backend}");
-        test_support::skip!(support::driver(backend), "no device of {backend}");
+        test_support::skip!(test_support::driver(backend), "no device of {backend}");
     }
     labels
 }

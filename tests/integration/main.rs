@@ -10,7 +10,6 @@ mod calibrate;
 mod checkpoint;
 mod closed;
 mod command;
-mod compute;
 mod drivers;
 mod examples;
 mod faults;

@@ -1,8 +1,8 @@
 //! Predictions compared with measurements, replanning from measurements, and throttled devices and links.
 
 use crate::support::{ragtag, read_json, text};
-use ragtag_scheduler::Split;
-use ragtag_scheduler::wording::{Quantity, deviation};
+use ragtag_planner::Split;
+use ragtag_planner::wording::{Quantity, deviation};
 use serde_json::Value;
 
 /// Two devices of one thread each.
@@ -91,7 +91,7 @@ fn bench_compares_every_stage_and_edge_with_its_prediction() {
     }
 
     let table = run(&[&["bench", "-p", "16", "-n", "4", "-r", "1"][..], &SPLIT].concat()).out;
-    let words = ["predicted", "measured", "return of tokens", "stage 0 on cpu:0", "all of it, tg4"];
+    let words = ["predicted", "measured", "token return", "stage 0 on cpu:0", "total, tg4"];
     assert!(words.iter().all(|words| table.contains(words)), "{table}");
 }
 
@@ -120,7 +120,7 @@ fn run_compares_on_request() {
 fn a_throttled_link_is_slower_and_changes_no_token() {
     let arguments = [&["run", "-n", "4", "--temp", "0", "--json"][..], &SPLIT].concat();
     let plain = json(&arguments);
-    let slowed = json(&[&arguments[..], &["--handicap", "link:cpu:0->cpu:1=100kB/s"]].concat());
+    let slowed = json(&[&arguments[..], &["--throttle", "link:cpu:0->cpu:1=100kB/s"]].concat());
     assert_eq!(slowed["tokens"], plain["tokens"]);
     for phase in ["decode", "prefill"] {
         let edge = part(&slowed, "edge", 0, phase);
@@ -132,8 +132,8 @@ fn a_throttled_link_is_slower_and_changes_no_token() {
 }
 
 #[test]
-fn throttled_devices_are_reported_everywhere_and_refused_by_strict() {
-    let slow = ["--handicap", "cpu:1=duty:50%", "--handicap", "cpu:0=threads:2"];
+fn handicaps_show_everywhere_and_strict_refuses_them() {
+    let slow = ["--throttle", "cpu:1=duty:50%", "--throttle", "cpu:0=threads:2"];
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("receipt.json");
     let arguments = ["run", "-n", "2", "--receipt", text(&path)];
@@ -152,10 +152,10 @@ fn throttled_devices_are_reported_everywhere_and_refused_by_strict() {
 
     let refused = run(&[&["run", "-n", "1", "--strict"][..], &slow].concat());
     assert_eq!(refused.code, 8);
-    assert!(refused.err.contains("cpu:1=duty:50% is slowed on purpose"), "{}", refused.err);
+    assert!(refused.err.contains("cpu:1=duty:50% is throttled (--handicap)"), "{}", refused.err);
     // Only the long help mentions throttles.
-    assert!(!run(&["run", "-h"]).out.contains("--handicap"));
-    assert!(run(&["run", "--help"]).out.contains("--handicap"));
+    assert!(!run(&["run", "-h"]).out.contains("--throttle"));
+    assert!(run(&["run", "--help"]).out.contains("--throttle"));
 }
 
 #[test]
@@ -169,11 +169,11 @@ fn reports_invalid_throttles() {
         ("cpu:0=sms:8", "only CUDA devices"),
         ("link:cpu:0->cuda:0=1GB/s", "cuda:0 is not among the selected devices"),
     ] {
-        let refused = run(&["run", "-n", "1", "--device", "cpu", "--handicap", handicap]);
+        let refused = run(&["run", "-n", "1", "--device", "cpu", "--throttle", handicap]);
         assert_eq!(refused.code, 2, "{handicap}: {}", refused.err);
         assert!(refused.err.contains(words), "{handicap}: {}", refused.err);
     }
-    let twice = ["--handicap", "cpu:1=duty:50%", "--handicap", "cpu:1=duty:40%"];
+    let twice = ["--throttle", "cpu:1=duty:50%", "--throttle", "cpu:1=duty:40%"];
     let refused = run(&[&["run", "-n", "1", "--device", "cpu"][..], &twice].concat());
     assert!(refused.code == 2 && refused.err.contains("another one says the same"), "{}", refused.err);
 }
@@ -182,7 +182,7 @@ fn reports_invalid_throttles() {
 /// that other load on this machine cannot mask it.
 #[test]
 fn replanning_moves_segments_away_from_a_slow_device() {
-    let slow = ["--handicap", "cpu:1=duty:12%", "--replan"];
+    let slow = ["--throttle", "cpu:1=duty:12%", "--replan"];
     let arguments = ["bench", "-p", "32", "-n", "8", "-r", "1", "--parallel", "4"];
     // A run whose measurements vary too much keeps its plan.
     let mut runs = (0..5).map(|_| json(&[&arguments[..], &SPLIT, &slow, &["--json"]].concat()));

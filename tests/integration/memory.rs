@@ -250,7 +250,7 @@ fn the_command_reports_sizes_and_never_changes_a_plan_from_a_file() {
             let (code, _, said) = run(&["run", "-n", "2", "-p", "Once"]);
             assert_eq!(code, Some(6), "{said}");
             for words in
-                ["WARN", "the device refuses memory", "wanted_bytes", " bytes wanted, ", " that it needs"]
+                ["WARN", "the device is out of memory", "wanted_bytes", " bytes wanted, ", " that it needs"]
             {
                 assert!(said.contains(words), "{words} in {said}");
             }

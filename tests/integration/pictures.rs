@@ -7,9 +7,9 @@ use ragtag::pictures::{self, BarStyle, Baseline, Gantt, GanttKind, GanttSpan, Ra
 use ragtag::{
     Activations, AdapterKind, DeviceFacts, FigureSource, KvType, Model, Objective, Plan, Planner, Workload,
 };
-use ragtag_scheduler::split::Span;
-use ragtag_scheduler::{
-    Alternative, Binding, Bottleneck, Explanation, FigureCount, LeftOut, PLAN_VERSION, Place, PlanEdge,
+use ragtag_planner::split::Span;
+use ragtag_planner::{
+    Alternative, BindingLimit, Bottleneck, Explanation, FigureCount, LeftOut, PLAN_VERSION, Place, PlanEdge,
     PlanModel, PlanStage, PredictedRun, PredictedTimes, StageMemory,
 };
 use ragtag_transfer::Route;
@@ -85,7 +85,7 @@ fn synthetic(stages: u32, name: &str, label: impl Fn(u32) -> String) -> Plan {
             other("0-40=vulkan:0,41-81=cuda:0", "even layers", 1_930_000.0),
             other("0-81=cuda:0", "best single device", 3_000_000.0),
         ],
-        bindings: vec![Binding { of: "vulkan:1".into(), more: "8 GiB more memory".into(), gain: 0.14 }],
+        bindings: vec![BindingLimit { of: "vulkan:1".into(), more: "8 GiB more memory".into(), gain: 0.14 }],
         figures: vec![
             FigureCount { source: FigureSource::Measured, figures: 40 },
             FigureCount { source: FigureSource::Datasheet, figures: 3 },
@@ -311,8 +311,8 @@ fn the_gap_of_a_users_split_is_relative_to_the_planners_split() {
 fn reports_a_bottleneck_without_a_bar() {
     let mut plan = planned(2);
     for (place, said) in [
-        (Place::Stage, "The longest bar sets the pace."),
-        (Place::SharedLink, "What sets the pace is shared and has no bar here."),
+        (Place::Stage, "The longest bar is the bottleneck."),
+        (Place::SharedLink, "The bottleneck is a shared link, which has no bar here."),
     ] {
         plan.explanation.bottleneck.place = place;
         assert!(pictures::html(&Report::new(plan.clone())).contains(said), "{place:?}");

@@ -205,7 +205,7 @@ fn simulate_prints_tables_or_json_and_writes_a_timeline() {
     let drawn = ["--requests", "12", "--closed", "3", "--prompt-tokens", "4-20", "--new-tokens", "~6"];
     let (code, out, err) = command(&[&drawn[..], &["--trace", text(&timeline)]].concat());
     assert_eq!(code, 0, "{err}");
-    for words in ["12 requests in ", "to the first token", "cpu:0 -> cpu:1", "7-13", "bubble"] {
+    for words in ["12 requests in ", "first token", "cpu:0 -> cpu:1", "7-13", "bubble"] {
         assert!(out.contains(words), "{words} in {out}");
     }
     let events = support::read_json(&timeline);

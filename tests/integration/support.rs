@@ -5,7 +5,7 @@ use ragtag::{
     Model, Planner, Summary, TokenStream,
 };
 use ragtag_kernels::{Activations, KvType};
-use ragtag_scheduler::Split;
+use ragtag_planner::Split;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 pub use test_support::model as model_path;
@@ -122,19 +122,7 @@ pub fn devices(setup: &Setup<'_>) -> Devices {
     Devices::probe(&options).unwrap()
 }
 
-/// The missing requirement for an API without devices, in the vocabulary of skips. On Linux, wgpu uses
-/// Vulkan's drivers.
-pub fn driver(backend: &str) -> &'static str {
-    match backend {
-        "cuda" => "CUDA driver",
-        "hip" => "AMD device",
-        "opencl" => "OpenCL driver",
-        "vulkan" | "wgpu" => "Vulkan driver",
-        other => panic!("no skip requirement for the backend {other}"),
-    }
-}
-
-/// The last Vulkan device. Records a skip if there is none.
+/// The last device of Vulkan, with a skip if there is none.
 pub fn last_vulkan() -> Option<String> {
     let found = Devices::probe(&DeviceOptions::default()).unwrap();
     let ours = found.report().adapters().filter(|adapter| adapter.backend == "vulkan");

@@ -1,30 +1,30 @@
-//! What can go wrong in a transfer: a route that cannot be taken, or halves that disagree.
+//! Transfer errors: an unusable route, or sender and receiver that disagree.
 
 use crate::message::TransferId;
 use crate::route::Route;
 use serde::{Deserialize, Serialize};
 
-/// A route that cannot be taken, or a message that breaks the protocol between the two halves.
+/// A route that cannot be used, or a message that breaks the protocol between sender and receiver.
 #[derive(Clone, Debug, PartialEq, thiserror::Error, Serialize, Deserialize)]
 pub enum Error {
-    /// The route is named for later and not chosen yet.
+    /// The route is reserved for later and not implemented.
     #[error("route {0:?} is not available")]
     Unavailable(Route),
-    /// A ring of no chunks, or chunks of no bytes.
-    #[error("a staging ring of {depth} chunks of {chunk_bytes} bytes")]
+    /// A ring without chunks, or with chunks of zero bytes.
+    #[error("invalid staging ring: {depth} chunks of {chunk_bytes} bytes (both must be positive)")]
     EmptyRing {
-        /// Bytes of a chunk.
+        /// Bytes per chunk.
         chunk_bytes: u64,
         /// Chunks in the ring.
         depth: u32,
     },
-    /// A transfer of no bytes.
+    /// A transfer of zero bytes.
     #[error("{0} has no bytes")]
     Empty(TransferId),
-    /// A message that the protocol does not allow here; one of the halves is wrong.
+    /// A message that the protocol does not allow in this state: a bug in the sender or the receiver.
     #[error("transfer protocol broken: {what}")]
     Protocol {
-        /// Which rule, with the values.
+        /// The broken rule, with the values.
         what: String,
     },
 }

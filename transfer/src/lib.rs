@@ -1,8 +1,8 @@
-//! How activations cross from one device to the next: which route an edge takes, and the machine that moves bytes along a
-//! host-staged route.
+//! Moves activations from one device to the next: the route of an edge, and the state machine that copies
+//! bytes along a host-staged route.
 //!
-//! The machine is two steppers, one on each device's actor: events in, actions out. This crate must not know any
-//! backend, model or plan; it does no I/O, starts no thread and reads no clock.
+//! The state machine has two steppers, one on each device's actor: events in, actions out. Knows nothing
+//! about backends, models or plans. Does no I/O, starts no thread and reads no clock.
 
 #![forbid(unsafe_code)]
 

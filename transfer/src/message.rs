@@ -1,10 +1,10 @@
-//! What the two halves of a transfer tell each other.
+//! Messages between the sender and the receiver of a transfer.
 
 use ragtag_hal::Point;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// Names one transfer on its edge; transfers of an edge have ascending ids.
+/// Identifies a transfer on its edge. Ids ascend along an edge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct TransferId(pub u64);
@@ -15,33 +15,33 @@ impl fmt::Display for TransferId {
     }
 }
 
-/// A piece of a transfer and the ring slot that it travels through.
+/// A piece of a transfer, and the ring slot that carries it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Chunk {
-    /// Slot of the staging ring; its bytes start at `slot × chunk_bytes`.
+    /// Slot of the staging ring. Its bytes start at `slot × chunk_bytes`.
     pub slot: u32,
     /// First byte, counted from the start of the transfer.
     pub offset: u64,
-    /// Number of bytes, at most the ring's chunk.
+    /// Number of bytes, at most the ring's chunk size.
     pub bytes: u64,
 }
 
-/// Sender to receiver: this chunk may be read once the point has passed.
+/// Sender to receiver: the chunk may be read once `ready` has passed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChunkReady {
-    /// Which transfer.
+    /// The transfer that the chunk belongs to.
     pub transfer: TransferId,
-    /// Which bytes, and where in the ring.
+    /// The byte range and its ring slot.
     pub chunk: Chunk,
-    /// The sender's download of the chunk; a foreign point for the receiver.
+    /// Point of the sender's download of the chunk. Foreign to the receiver.
     pub ready: Point,
 }
 
-/// Receiver to sender: this slot may be written again once the point has passed. A credit that carries a point.
+/// Receiver to sender: the slot may be written again once `after` has passed. A credit that carries a point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChunkFree {
-    /// The slot of the staging ring.
+    /// Slot of the staging ring.
     pub slot: u32,
-    /// The receiver's upload out of it; a foreign point for the sender.
+    /// Point of the receiver's upload from the slot. Foreign to the sender.
     pub after: Point,
 }

@@ -1,9 +1,9 @@
-//! Allots the points that a queue's submissions signal.
+//! Allocates the points that a queue's submissions signal.
 
 use ragtag_hal::{Point, TimelineId};
 use serde::{Deserialize, Serialize};
 
-/// A queue's points, in the order of its submissions. Whoever submits to a queue holds its only `Points`.
+/// Points of one queue, in submission order. The thread that submits to the queue owns its only `Points`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Points {
     timeline: TimelineId,
@@ -11,18 +11,18 @@ pub struct Points {
 }
 
 impl Points {
-    /// All points of a timeline on which nothing has been submitted.
+    /// Returns the points of a timeline that has no submissions yet.
     pub fn new(timeline: TimelineId) -> Self {
         Self { timeline, last: 0 }
     }
 
-    /// The next point.
+    /// Returns the next point.
     pub fn allot(&mut self) -> Point {
         self.last += 1;
         self.last()
     }
 
-    /// The point allotted last; value 0, which has always passed, before the first.
+    /// Returns the last allocated point. Before the first, that is value 0, which has always passed.
     pub fn last(&self) -> Point {
         self.timeline.at(self.last)
     }

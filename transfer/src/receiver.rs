@@ -1,4 +1,5 @@
-//! The destination's half of a transfer: uploads each chunk once it is ready and its buffer is open.
+//! The destination's half of a transfer. Uploads each chunk once it is ready and its destination buffer is
+//! open.
 
 use crate::error::Error;
 use crate::message::{Chunk, ChunkFree, ChunkReady, TransferId};
@@ -8,44 +9,45 @@ use ragtag_hal::Point;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
-/// What the receiver learns.
+/// Input of the receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum ReceiverEvent {
-    /// A transfer will come, in the order of these events.
+    /// Announces a transfer. Transfers arrive in the order of these events.
     Expect {
-        /// Which.
+        /// Id of the transfer.
         transfer: TransferId,
-        /// How many bytes.
+        /// Size of the transfer.
         bytes: u64,
     },
-    /// The oldest transfer that is not open yet has a buffer now. Until then its chunks wait in the ring, which is what
-    /// holds the sender back.
+    /// The oldest transfer that is not open yet now has a buffer. Until then its chunks stay in the ring,
+    /// which holds the sender back.
     Open,
-    /// A chunk is in the ring.
+    /// A chunk is on its way into the ring.
     Ready(ChunkReady),
 }
 
-/// What the receiver wants done, in this order.
+/// Output of the receiver, to be carried out in order.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum ReceiverAction {
-    /// Submit a copy out of the ring into the destination.
+    /// Submit a copy from the ring to the destination.
     Upload {
-        /// Whose bytes.
+        /// Transfer that the bytes belong to.
         transfer: TransferId,
-        /// Which bytes, and where from.
+        /// Byte range and source slot.
         chunk: Chunk,
-        /// The chunk is in the ring.
+        /// Points after which the chunk is in the ring.
         waits: Vec<Point>,
-        /// Signalled by the copy.
+        /// Point that the copy signals.
         signal: Point,
     },
-    /// Tell the sender.
+    /// Send this message to the sender.
     Free(ChunkFree),
-    /// Every chunk has been submitted.
+    /// Every chunk of the transfer has been submitted.
     Received {
-        /// Which transfer.
+        /// Id of the transfer.
         transfer: TransferId,
-        /// When the bytes are all there. `None` within a device, where the order of its compute queue says it.
+        /// Point after which all bytes have arrived. `None` within one device, where the order of its compute
+        /// queue suffices.
         at: Option<Point>,
     },
 }
@@ -58,19 +60,19 @@ struct Incoming {
     open: bool,
 }
 
-/// The stepper on the destination device.
+/// Stepper on the destination device.
 #[derive(Debug)]
 pub struct Receiver {
-    /// Chunk size and depth of the ring; `None` on one device, where nothing moves.
+    /// Chunk size and depth of the ring. `None` within one device, where nothing moves.
     ring: Option<(u64, u32)>,
     points: Points,
     expected: VecDeque<Incoming>,
-    /// Chunks in the ring whose transfer is not open.
+    /// Chunks in the ring whose transfer is not open yet.
     held: VecDeque<ChunkReady>,
 }
 
 impl Receiver {
-    /// A receiver over `route` that signals `points` of the destination's upload queue.
+    /// Creates a receiver for `route` that signals `points` of the destination's upload queue.
     ///
     /// # Errors
     /// If the route is not available or its ring is empty.
@@ -86,16 +88,17 @@ impl Receiver {
         Ok(Self { ring, points, expected: VecDeque::new(), held: VecDeque::new() })
     }
 
-    /// Transfers that have not been received in full.
+    /// Returns the number of transfers that have not been received in full.
     pub fn expected(&self) -> usize {
         self.expected.len()
     }
 
-    /// Takes an event and appends what is to be done.
+    /// Handles an event and appends the resulting actions.
     ///
     /// # Errors
-    /// [`Error::Protocol`] for a chunk that is not the next of its transfer, more chunks than the ring has, or a buffer
-    /// for a transfer that nobody announced; [`Error::Empty`] for a transfer of no bytes.
+    /// Returns [`Error::Protocol`] for a chunk that is not the next of its transfer, for more chunks
+    /// than the ring holds, and for a buffer without an announced transfer. Returns [`Error::Empty`] for a
+    /// transfer of zero bytes.
     pub fn step(&mut self, event: ReceiverEvent, actions: &mut Vec<ReceiverAction>) -> Result<(), Error> {
         match event {
             ReceiverEvent::Expect { transfer, bytes: 0 } => return Err(Error::Empty(transfer)),
@@ -106,13 +109,13 @@ impl Receiver {
                 self.expected.push_back(Incoming { transfer, bytes, received: 0, open: false });
             }
             ReceiverEvent::Open => match self.expected.iter_mut().find(|i| !i.open) {
-                None => return Err(Error::protocol("a buffer for a transfer that nobody announced")),
+                None => return Err(Error::protocol("a buffer for a transfer that was not announced")),
                 Some(incoming) => incoming.open = true,
             },
             ReceiverEvent::Ready(ready) => match self.ring {
                 None => return Err(Error::protocol("a chunk on a route without a ring")),
                 Some((_, depth)) if self.held.len() >= depth as usize => {
-                    return Err(Error::protocol(format!("more than the ring's {depth} chunks")));
+                    return Err(Error::protocol(format!("more chunks in flight than the ring's {depth}")));
                 }
                 Some(_) => self.held.push_back(ready),
             },

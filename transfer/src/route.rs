@@ -1,20 +1,20 @@
-//! How bytes cross from one device to another.
+//! Routes for bytes between two devices.
 
 use serde::{Deserialize, Serialize};
 
-/// How an activation crosses an edge.
+/// Route of an activation across an edge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Route {
     /// Both stages are on one device: nothing moves.
     SameDevice,
-    /// The source writes into the destination's memory. Named for later: nothing chooses it yet.
+    /// The source writes into the destination's memory. Reserved: nothing chooses it yet.
     Peer,
-    /// The destination has imported the source's memory. Named for later: nothing chooses it yet.
+    /// The destination has imported the source's memory. Reserved: nothing chooses it yet.
     Import,
-    /// Through a bounded ring of pinned host memory that both devices reach.
+    /// Through a bounded ring of pinned host memory that both devices can access.
     HostStaged {
-        /// Bytes of one chunk.
+        /// Bytes per chunk.
         chunk_bytes: u64,
         /// Chunks in the ring.
         depth: u32,
@@ -22,11 +22,11 @@ pub enum Route {
 }
 
 impl Route {
-    /// The host-staged route with the usual ring: chunks large enough that a copy's fixed cost does not show, and enough
-    /// of them that one leaves the source while another enters the destination and a third waits on either side.
+    /// Host-staged route with the default ring. Chunks are large enough to hide the fixed cost of a copy.
+    /// Four of them let one leave the source and another enter the destination while one waits at each end.
     pub const HOST_STAGED: Route = Route::HostStaged { chunk_bytes: 256 << 10, depth: 4 };
 
-    /// Bytes of pinned host memory that the route takes.
+    /// Returns the bytes of pinned host memory that the route needs.
     pub fn staging_bytes(&self) -> u64 {
         match *self {
             Route::HostStaged { chunk_bytes, depth } => chunk_bytes.saturating_mul(u64::from(depth)),
@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_ring_takes_a_mebibyte_of_host_memory() {
+    fn default_ring_takes_one_mebibyte_of_host_memory() {
         assert_eq!(Route::HOST_STAGED.staging_bytes(), 1 << 20);
         assert_eq!(Route::SameDevice.staging_bytes(), 0);
     }

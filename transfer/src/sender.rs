@@ -1,4 +1,4 @@
-//! The source's half of a transfer: cuts it into chunks and downloads each as soon as a ring slot is there for it.
+//! The source's half of a transfer. Cuts it into chunks and downloads each as soon as a ring slot is free.
 
 use crate::error::Error;
 use crate::message::{Chunk, ChunkFree, ChunkReady, TransferId};
@@ -8,43 +8,43 @@ use ragtag_hal::Point;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
-/// What the sender learns.
+/// Input of the sender.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum SenderEvent {
-    /// Send this many bytes once the point has passed. Transfers go out in the order of these events.
+    /// Send these bytes once `after` has passed. Transfers go out in the order of these events.
     Send {
-        /// Names the transfer; larger than any before.
+        /// Id of the transfer; larger than all earlier ids.
         transfer: TransferId,
-        /// How many bytes.
+        /// Size of the transfer.
         bytes: u64,
-        /// When they are all written.
+        /// Point after which all bytes have been written.
         after: Point,
     },
-    /// The receiver gives a slot back.
+    /// The receiver returns a slot.
     Free(ChunkFree),
 }
 
-/// What the sender wants done, in this order.
+/// Output of the sender, to be carried out in order.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum SenderAction {
-    /// Submit a copy from the source into the ring.
+    /// Submit a copy from the source to the ring.
     Download {
-        /// Whose bytes.
+        /// Transfer that the bytes belong to.
         transfer: TransferId,
-        /// Which bytes, and where to.
+        /// Byte range and destination slot.
         chunk: Chunk,
-        /// The bytes are written and the slot is free.
+        /// Points after which the bytes have been written and the slot is free.
         waits: Vec<Point>,
-        /// Signalled by the copy.
+        /// Point that the copy signals.
         signal: Point,
     },
-    /// Tell the receiver.
+    /// Send this message to the receiver.
     Ready(ChunkReady),
-    /// Every chunk has been submitted: once this point has passed, the source's buffer is free.
+    /// Every chunk has been submitted. The source's buffer is free once `at` has passed.
     Sent {
-        /// Which transfer.
+        /// Id of the transfer.
         transfer: TransferId,
-        /// The last of its downloads.
+        /// Point of its last download.
         at: Point,
     },
 }
@@ -57,10 +57,10 @@ struct Outgoing {
     after: Point,
 }
 
-/// The stepper on the source device.
+/// Stepper on the source device.
 #[derive(Debug)]
 pub struct Sender {
-    /// `None` on one device, where nothing moves.
+    /// `None` within one device, where nothing moves.
     ring: Option<Ring>,
     newest: Option<TransferId>,
 }
@@ -70,13 +70,13 @@ struct Ring {
     chunk_bytes: u64,
     depth: u32,
     points: Points,
-    /// Slots that the sender may write, with the point after which.
+    /// Slots that the sender may write, each once its point has passed.
     credits: VecDeque<(u32, Option<Point>)>,
     queue: VecDeque<Outgoing>,
 }
 
 impl Sender {
-    /// A sender over `route` that signals `points` of the source's download queue.
+    /// Creates a sender for `route` that signals `points` of the source's download queue.
     ///
     /// # Errors
     /// If the route is not available or its ring is empty.
@@ -95,25 +95,26 @@ impl Sender {
         Ok(Self { ring, newest: None })
     }
 
-    /// Slots that the sender may write now.
+    /// Returns the number of slots that the sender may use now.
     pub fn credits(&self) -> u32 {
         self.ring.as_ref().map_or(0, |r| r.credits.len() as u32)
     }
 
-    /// Whether some chunk waits for a slot.
+    /// Returns whether a chunk is waiting for a slot.
     pub fn is_waiting(&self) -> bool {
         self.ring.as_ref().is_some_and(|r| !r.queue.is_empty())
     }
 
-    /// Whether everything has been sent and every slot has come back.
+    /// Returns whether everything has been sent and every slot has been returned.
     pub fn is_idle(&self) -> bool {
         self.ring.as_ref().is_none_or(|r| r.queue.is_empty() && r.credits.len() == r.depth as usize)
     }
 
-    /// Takes an event and appends what is to be done.
+    /// Handles an event and appends the resulting actions.
     ///
     /// # Errors
-    /// [`Error::Protocol`] for a slot given back twice or ids that do not ascend, [`Error::Empty`] for no bytes.
+    /// Returns [`Error::Protocol`] for a slot returned twice and for ids that do not ascend, and
+    /// [`Error::Empty`] for zero bytes.
     pub fn step(&mut self, event: SenderEvent, actions: &mut Vec<SenderAction>) -> Result<(), Error> {
         match event {
             SenderEvent::Send { transfer, bytes, after } => {
@@ -133,11 +134,11 @@ impl Sender {
                 }
             }
             SenderEvent::Free(free) => match &mut self.ring {
-                None => return Err(Error::protocol("a ring slot given back on a route without a ring")),
+                None => return Err(Error::protocol("a ring slot returned on a route without a ring")),
                 Some(ring) => {
                     if free.slot >= ring.depth || ring.credits.iter().any(|(slot, _)| *slot == free.slot) {
                         return Err(Error::protocol(format!(
-                            "ring slot {} given back though not held",
+                            "ring slot {} returned but not in use",
                             free.slot
                         )));
                     }

@@ -1,6 +1,6 @@
-//! Both halves of a host-staged transfer against a model of the hardware: two in-order queues, a ring of bytes, and
-//! messages that arrive when a random scheduler says so. Bytes really move, so a chunk copied too early, twice, or out
-//! of a slot that was overwritten shows as wrong data.
+//! Runs sender and receiver of a host-staged transfer against a model of the hardware: two in-order queues, a
+//! ring of bytes, and messages that a random scheduler delivers. Bytes really move, so a chunk copied too
+//! early, twice or from an overwritten slot shows up as wrong data.
 
 #![allow(missing_docs)]
 
@@ -23,7 +23,7 @@ struct Model {
     depth: u32,
     sources: Vec<Vec<u8>>,
     destinations: Vec<Vec<u8>>,
-    /// How often each byte was uploaded.
+    /// Number of uploads of each byte.
     counts: Vec<Vec<u32>>,
     ring: Vec<u8>,
     downloads: VecDeque<Copy>,
@@ -75,7 +75,7 @@ impl Model {
             (0, QueueKind::Download) => self.downloaded >= point.value,
             (1, QueueKind::Upload) => self.uploaded >= point.value,
             (0, QueueKind::Compute) => true,
-            other => panic!("a point of {other:?}"),
+            other => panic!("unexpected point of {other:?}"),
         }
     }
 
@@ -108,7 +108,7 @@ impl Model {
         }
     }
 
-    /// Does the `which`-th kind of thing if it can be done now.
+    /// Performs one action of the given kind if it is possible now.
     fn act(&mut self, which: u8) -> bool {
         match which {
             0 if self.next_send < self.sources.len() => {
@@ -166,7 +166,7 @@ impl Model {
 
 proptest! {
     #[test]
-    fn every_byte_crosses_once_and_in_order(
+    fn every_byte_arrives_once_and_in_order(
         sizes in prop::collection::vec(1u64..200, 1..12),
         chunk_bytes in 1u64..70,
         depth in 1u32..6,
@@ -180,26 +180,26 @@ proptest! {
         prop_assert_eq!(&model.destinations, &model.sources);
         prop_assert!(model.counts.iter().flatten().all(|&n| n == 1));
         prop_assert!(model.most_held <= depth);
-        prop_assert_eq!(model.sender.credits(), depth, "every credit came home");
+        prop_assert_eq!(model.sender.credits(), depth, "all credits are back");
         prop_assert!(model.sender.is_idle());
     }
 }
 
 #[test]
-fn a_chunk_leaves_while_the_one_before_enters() {
+fn downloads_overlap_uploads() {
     let mut model = Model::new(Route::HostStaged { chunk_bytes: 10, depth: 2 }, &[40]);
     assert!(model.act(0) && model.act(2) && model.act(1) && model.act(2) && model.act(2));
-    // Both slots are downloading; the first upload has been submitted before any of them has passed.
+    // Both slots are being downloaded. The first upload was submitted before either download finished.
     assert_eq!((model.downloads.len(), model.uploads.len()), (2, 2));
     assert!(model.act(4) && model.act(5) && model.act(3));
-    // Chunk 2 goes into the slot that chunk 0 left, while chunk 1 has not entered the destination.
+    // Chunk 2 reuses the slot of chunk 0 while chunk 1 has not reached the destination.
     assert_eq!(model.downloads.len(), 2);
     assert_eq!(model.downloads[1].chunk, Chunk { slot: 0, offset: 20, bytes: 10 });
     assert!(model.downloads[1].waits.contains(&timeline(1, QueueKind::Upload).at(1)));
 }
 
 #[test]
-fn a_sender_waits_without_slots_and_is_idle_when_all_are_back() {
+fn sender_waits_without_slots_and_is_idle_when_all_are_returned() {
     let route = Route::HostStaged { chunk_bytes: 10, depth: 1 };
     let mut sender = Sender::new(route, Points::new(timeline(0, QueueKind::Download))).unwrap();
     let (after, mut actions) = (timeline(0, QueueKind::Compute).at(1), Vec::new());
@@ -207,7 +207,7 @@ fn a_sender_waits_without_slots_and_is_idle_when_all_are_back() {
     assert_eq!((sender.is_waiting(), sender.is_idle()), (false, true));
     sender.step(SenderEvent::Send { transfer: TransferId(1), bytes: 20, after }, &mut actions).unwrap();
     assert_eq!((sender.is_waiting(), sender.is_idle()), (true, false));
-    // The second chunk takes the slot at once.
+    // The second chunk takes the slot immediately.
     sender.step(free, &mut actions).unwrap();
     assert_eq!((sender.is_waiting(), sender.is_idle()), (false, false));
     sender.step(free, &mut actions).unwrap();
@@ -215,7 +215,7 @@ fn a_sender_waits_without_slots_and_is_idle_when_all_are_back() {
 }
 
 #[test]
-fn nothing_moves_on_one_device() {
+fn nothing_moves_within_one_device() {
     let points = |queue| Points::new(timeline(0, queue));
     let mut sender = Sender::new(Route::SameDevice, points(QueueKind::Download)).unwrap();
     let mut receiver = Receiver::new(Route::SameDevice, points(QueueKind::Upload)).unwrap();
@@ -230,7 +230,7 @@ fn nothing_moves_on_one_device() {
 }
 
 #[test]
-fn routes_of_later_and_empty_rings_are_refused() {
+fn rejects_reserved_routes_and_empty_rings() {
     let points = || Points::new(timeline(0, QueueKind::Download));
     assert_eq!(Sender::new(Route::Peer, points()).unwrap_err(), Error::Unavailable(Route::Peer));
     assert_eq!(Receiver::new(Route::Import, points()).unwrap_err(), Error::Unavailable(Route::Import));
@@ -242,7 +242,7 @@ fn routes_of_later_and_empty_rings_are_refused() {
 }
 
 #[test]
-fn broken_protocols_are_noticed() {
+fn reports_protocol_violations() {
     let route = Route::HostStaged { chunk_bytes: 10, depth: 2 };
     let ready = timeline(0, QueueKind::Download).at(1);
     let new_sender = || Sender::new(route, Points::new(timeline(0, QueueKind::Download))).unwrap();
@@ -252,7 +252,7 @@ fn broken_protocols_are_noticed() {
 
     let mut sender = new_sender();
     protocol(sender.step(SenderEvent::Free(ChunkFree { slot: 0, after: ready }), &mut Vec::new()));
-    // The first slot that the ring does not have.
+    // The first slot number that the ring does not have.
     protocol(sender.step(SenderEvent::Free(ChunkFree { slot: 2, after: ready }), &mut Vec::new()));
     let send = |id, bytes| SenderEvent::Send { transfer: TransferId(id), bytes, after: ready };
     assert_eq!(sender.step(send(1, 0), &mut Vec::new()), Err(Error::Empty(TransferId(1))));
@@ -275,7 +275,7 @@ fn broken_protocols_are_noticed() {
         receiver.step(ReceiverEvent::Open, &mut Vec::new()).unwrap();
         protocol(receiver.step(wrong, &mut Vec::new()));
     }
-    // The last chunk may not go beyond the transfer.
+    // The last chunk must not exceed the transfer.
     let mut receiver = new_receiver();
     for event in [expect, ReceiverEvent::Open, chunk(0, 10, 0)] {
         receiver.step(event, &mut Vec::new()).unwrap();

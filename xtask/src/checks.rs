@@ -85,7 +85,8 @@ pub fn ci(root: &Path, args: &TestArgs) -> Result<(), String> {
     test_after(root, args, done)
 }
 
-/// Lints the crates that have backend features: with each backend alone, and with none.
+/// Lints the crates that have backend features, with each backend alone and with none, and the library without the
+/// command.
 fn features(root: &Path, done: &mut Done) -> Result<(), String> {
     let mut lint = |package, features| {
         let arguments =
@@ -94,9 +95,10 @@ fn features(root: &Path, done: &mut Done) -> Result<(), String> {
     };
     lint("ragtag-devices", "")?;
     BACKENDS.iter().try_for_each(|backend| lint("ragtag-devices", backend))?;
-    // Its code has only one backend feature: `hip`.
     lint("ragtag", "")?;
-    lint("ragtag", "hip")
+    // HIP is the only backend feature that the command's code checks.
+    lint("ragtag", "cli")?;
+    lint("ragtag", "cli,hip")
 }
 
 /// Checks licences, sources and advisories of the dependencies.

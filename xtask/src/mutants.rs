@@ -43,7 +43,7 @@ const WITHOUT_TEXTS: &[&str] = &["--skip", "tokenizer::", "--skip", "hostile::an
 /// Leaves out the slow tests of models.
 const WITHOUT_MODELS: &[&str] = &["--skip", "checkpoint::", "--skip", "compile::", "--skip", "segment::"];
 
-const AREAS: [Area; 8] = [
+const AREAS: [Area; 9] = [
     Area {
         name: "scheduler-core",
         files: &["scheduler/src/core/**"],
@@ -55,10 +55,19 @@ const AREAS: [Area; 8] = [
     },
     Area {
         name: "planner",
-        files: &["scheduler/src/planner/**"],
-        package: "ragtag-scheduler",
+        // All but `trial.rs`.
+        files: &["planner/src/search/[!t]*", "planner/src/search/solver/**"],
+        package: "ragtag-planner",
         targets: LIB,
-        filter: &["planner::"],
+        filter: &["search::"],
+        level: 1,
+    },
+    Area {
+        name: "planner-trials",
+        files: &["planner/src/search/trial.rs"],
+        package: "ragtag-scheduler",
+        targets: &["--test=trials"],
+        filter: &[],
         level: 1,
     },
     Area {

@@ -1,5 +1,5 @@
 //! Writes `docs/schemas`, the JSON Schemas of fleets and plans, from the types that are read and written. A
-//! test of `ragtag-scheduler` fails when they are stale.
+//! test of `ragtag-planner` fails when they are stale.
 //!
 //! Knows nothing about the content of a schema.
 
@@ -12,7 +12,7 @@ pub fn run(root: &Path) -> Result<(), String> {
         std::fs::create_dir_all(&folder)?;
         std::fs::write(folder.join(name), text)
     };
-    ragtag_scheduler::schemas::all()
+    ragtag_planner::schemas::all()
         .into_iter()
         .try_for_each(|(name, text)| write(name, text).map_err(|e| format!("docs/schemas/{name}: {e}")))
 }

@@ -1,29 +1,29 @@
-//! The suite on every device that a backend of the table shows; without any it says which library or driver is missing.
+//! Runs the suite on every device of a backend. Without a device, names the missing library or driver.
 
 use ragtag_conformance::{Outcome, Part, Report, Suite, Verdict};
 use ragtag_devices::{Backends, Config, Status};
 use ragtag_hal::{Adapter, AdapterKind, DeviceId, Limits};
 
-/// Where shaders are compiled for the processor, one in so many of the listed shapes is tried.
+/// Where shaders are compiled for the CPU, only one in this many listed shapes is tested.
 pub const SOME: usize = 3;
 
-/// Largest number of kernels in its own language that a driver may skip, by backend and prefix of the driver's name. Counts are
-/// for the whole suite. A driver that skips more has lost a feature.
+/// Maximum number of kernels in its own language that a driver may skip, by backend and prefix of the
+/// driver's name. Counts apply to the whole suite. A driver that skips more has lost a feature.
 const SKIPS: [(&str, &str, usize); 8] = [
     ("opencl", "Portable Computing Language", 0),
     ("opencl", "Intel(R) OpenCL", 0),
     ("opencl", "NVIDIA CUDA", 0),
-    // The products for matrix units, which have tests of their own.
+    // The products for matrix units, which have their own tests.
     ("hip", "HIP", 8),
     ("vulkan", "llvmpipe", 8),
     ("wgpu", "vulkan, llvmpipe", 8),
-    // It lacks f16 and larger work groups, too.
+    // It also lacks f16 and larger work groups.
     ("vulkan", "SwiftShader", 15),
     ("wgpu", "vulkan, SwiftShader", 15),
 ];
 
-/// Number of a backend's tests that did not pass, and the largest number allowed: half of them for a driver that is not in the
-/// table.
+/// Returns the number of a backend's tests that did not pass, and the maximum allowed: half of them for a
+/// driver that is not in the table.
 pub fn not_passed(backend: &str, driver: &str, tests: &[Outcome]) -> (usize, usize) {
     let language = if ["vulkan", "wgpu"].contains(&backend) { "wgsl" } else { backend };
     let is_owed = |test: &&Outcome| {
@@ -36,7 +36,7 @@ pub fn not_passed(backend: &str, driver: &str, tests: &[Outcome]) -> (usize, usi
     (owed.len() - passed, row.map_or(owed.len() / 2, |(.., most)| *most))
 }
 
-/// The adapters of a backend, or why there are none.
+/// Returns the adapters of a backend, or why there are none.
 pub fn adapters(backends: &Backends, name: &str) -> Result<Vec<Adapter>, String> {
     let report = backends.probe();
     let status = report.backends.into_iter().find(|backend| backend.name == name).map(|row| row.status);
@@ -47,13 +47,15 @@ pub fn adapters(backends: &Backends, name: &str) -> Result<Vec<Adapter>, String>
     }
 }
 
-/// Runs the suite on each device of a backend and returns the number of devices. Without any it records a skip for the missing
-/// thing. Software devices run side by side, since their drivers compile on one core each.
+/// Runs the suite on each device of a backend and returns the number of devices. Without devices, it records
+/// a skip for the missing component. Software devices run in parallel, because their drivers compile on one
+/// core each.
 ///
-/// Drivers that compile for the processor take long for all variants of all kernels. Alike devices divide these: twins of one
-/// driver, and of APIs that run shaders all that the processor executes. Vulkan's devices have one half of the variants and
-/// wgpu's the other; shaders run slowly there, too, and are tried with some of the shapes. `RAGTAG_TEST_SEED` rotates all of
-/// this. `RAGTAG_TEST_ALL` asks for the whole suite on each device.
+/// Drivers that compile for the CPU are slow for all variants of all kernels, so similar devices share the
+/// work: devices of one driver share it, and so do all APIs that run shaders on the CPU. Vulkan devices test
+/// one half of the variants and wgpu devices the other. Shaders also run slowly there, so only some shapes
+/// are tested. `RAGTAG_TEST_SEED` rotates the selection. `RAGTAG_TEST_ALL` selects the whole suite on each
+/// device.
 #[track_caller]
 pub fn every_device_of(name: &str, missing: &str) -> usize {
     let backends = Backends::new(&Config::default());
@@ -86,14 +88,14 @@ pub fn every_device_of(name: &str, missing: &str) -> usize {
     adapters.len()
 }
 
-/// The command that repeats the current test with its seed.
+/// Returns the command that repeats the current test with its seed.
 pub fn repeat() -> String {
     let (thread, seed) = (std::thread::current(), test_support::seed());
     let (file, test) = (env!("CARGO_CRATE_NAME"), thread.name().unwrap_or_default());
     format!("RAGTAG_TEST_SEED={seed} cargo test -p ragtag-conformance --test {file} -- {test}")
 }
 
-/// The share of the suite for one of a backend's devices that are parts of the processor.
+/// Returns the part of the suite for one of a backend's devices that run on the CPU.
 fn of_part(one: &Adapter, all: &[&Adapter]) -> Suite<'static> {
     let seed = test_support::seed();
     if std::env::var_os("RAGTAG_TEST_ALL").is_some() {
@@ -125,7 +127,7 @@ fn try_device(backends: &Backends, adapter: &Adapter, suite: Suite<'_>, repeat: 
     for test in &report.tests {
         match &test.verdict {
             Verdict::Passed { .. } => passed += 1,
-            // That variants in other languages are not for it need not be said for each of them.
+            // Skips of variants in other languages are not printed.
             Verdict::Skipped { reason } if reason.contains("does not take") => {}
             Verdict::Skipped { reason } => println!("{name}: {} skipped: {reason}", test.name),
             Verdict::Failed { .. } => {}
@@ -134,6 +136,6 @@ fn try_device(backends: &Backends, adapter: &Adapter, suite: Suite<'_>, repeat: 
     println!("{name}: {passed} of {} tests passed", report.tests.len());
     let failures: Vec<_> = report.failures().collect();
     assert!(failures.is_empty(), "{name}: {failures:#?}\nrepeat with: {repeat}");
-    let (missing, most) = not_passed(&adapter.backend, &adapter.driver, &report.tests);
+    let (missing, most) = not_passed(&adapter.backend, &adapter.driver.name, &report.tests);
     assert!(missing <= most, "{name}: {missing} tests did not pass, and {most} may; repeat with: {repeat}");
 }

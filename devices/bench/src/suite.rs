@@ -46,10 +46,20 @@ pub fn each(on: &dyn Subject, test: impl Fn(Bench)) {
 /// objections.
 #[macro_export]
 macro_rules! tested {
-    ($backend:ty, $api:literal, $missing:literal) => {
-        $crate::tested!($backend, $api, $missing, 0, |_| ());
+    ($backend:ty, $language:ident, $api:literal, $missing:literal) => {
+        $crate::tested!($backend, $language, $api, $missing, 0, |_| ());
     };
-    ($backend:ty, $api:literal, $missing:literal, $wanted:expr, $check:expr) => {
+    ($backend:ty, $language:ident, $api:literal, $missing:literal, $wanted:expr, $check:expr) => {
+        /// `SCALE` in the backend's language.
+        pub fn source() -> std::sync::Arc<str> {
+            $crate::scale_text(ragtag_hal::KernelLanguage::$language).unwrap()
+        }
+
+        pub fn module(text: std::sync::Arc<str>) -> ragtag_hal::Module {
+            let language = ragtag_hal::KernelLanguage::$language;
+            $crate::module_of(language, text, $crate::function("scale"))
+        }
+
         /// The backend for tests that all backends share.
         pub struct Tested(pub $backend);
 
@@ -148,12 +158,22 @@ macro_rules! point_tests {
     };
 }
 
-/// Makes the tests of `suite::cache` for a [`Cached`](crate::suite::cache::Cached).
+/// Makes the tests of `suite::cache` for the backends that `$with` makes with a folder or without.
 #[macro_export]
 macro_rules! cache_tests {
-    ($subject:expr) => {
+    ($with:expr) => {
+        impl $crate::suite::cache::Cached for Tested {
+            fn counters(&self) -> ragtag_hal::cache::CacheCounters {
+                self.0.counters()
+            }
+
+            fn anew(&self, folder: Option<&std::path::Path>) -> Box<dyn $crate::suite::cache::Cached> {
+                Box::new(Tested($with(folder.map(std::path::Path::to_path_buf))))
+            }
+        }
+
         $crate::suite_tests! {
-            $subject, cache:
+            subject(), cache:
             what_was_compiled_once_is_not_compiled_again,
             damaged_and_foreign_files_are_replaced,
             twins_have_programs_of_their_own,

@@ -6,8 +6,8 @@ use crate::driver;
 use crate::features;
 use crate::memory::HostMemory;
 use ragtag_hal::{
-    Adapter, AdapterKind, Backend, Caps, Device, DeviceId, Error, Features, HeapKind, KernelLanguage, Limits,
-    Memory, MemorySource, PhysicalIdentity, Result, Unavailable,
+    Adapter, AdapterKind, Backend, Caps, Device, DeviceId, DriverInfo, Error, Features, HeapKind,
+    KernelLanguage, Limits, Memory, MemorySource, PhysicalIdentity, Result, Unavailable,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::thread::available_parallelism;
@@ -22,23 +22,14 @@ pub struct CpuConfig {
     pub threads: Option<u32>,
     /// The only features that devices may claim, where the processor has them: for tests of lesser code paths.
     pub features: Option<Features>,
-    /// Devices that are slowed on purpose, by their number.
-    pub handicaps: BTreeMap<u32, CpuHandicap>,
-}
-
-/// How a device is slowed on purpose, so that devices of one processor differ.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct CpuHandicap {
-    /// It has so many threads, whatever the others have.
-    pub threads: Option<u32>,
-    /// It works for so many hundredths of the time, 1 to 100, and rests in between.
-    pub duty_percent: Option<u32>,
+    /// Threads of devices that differ from the others, by their number.
+    pub threads_of: BTreeMap<u32, u32>,
 }
 
 impl Default for CpuConfig {
     /// One device with all cores and features.
     fn default() -> Self {
-        Self { devices: 1, threads: None, features: None, handicaps: BTreeMap::new() }
+        Self { devices: 1, threads: None, features: None, threads_of: BTreeMap::new() }
     }
 }
 
@@ -56,26 +47,13 @@ impl CpuBackend {
 
     /// The threads of device `index`: as many as was said, or its part of the cores.
     fn threads(&self, index: u32) -> u32 {
-        if let Some(threads) = self.handicap(index).threads.or(self.config.threads) {
+        if let Some(threads) = self.config.threads_of.get(&index).copied().or(self.config.threads) {
             return threads.max(1);
         }
         // Counts what the scheduler and a container's limits let this process use.
         let cores = available_parallelism().map_or(1, |cores| u32::try_from(cores.get()).unwrap_or(u32::MAX));
         let (each, rest) = (cores / self.config.devices, cores % self.config.devices);
         (each + u32::from(index < rest)).max(1)
-    }
-
-    fn handicap(&self, index: u32) -> CpuHandicap {
-        self.config.handicaps.get(&index).copied().unwrap_or_default()
-    }
-
-    /// The driver as reports show it. A duty is told, for figures of such a device are not those of the processor.
-    fn driver(&self, index: u32, features: &Features) -> String {
-        let driver = format!("ragtag {}, {}", env!("CARGO_PKG_VERSION"), features::name(features));
-        match self.handicap(index).duty_percent {
-            Some(percent) => format!("{driver}, duty {percent} %"),
-            None => driver,
-        }
     }
 
     fn features(&self) -> Features {
@@ -90,11 +68,13 @@ impl CpuBackend {
         let name = processor_name();
         let memory = HostMemory::now().share(self.config.devices);
         let features = self.features();
+        let driver: DriverInfo =
+            format!("ragtag {}, {}", env!("CARGO_PKG_VERSION"), features::name(&features)).into();
         let adapter = |index| Adapter {
             backend: self.name().into(),
             index,
             name: name.clone(),
-            driver: self.driver(index, &features),
+            driver: driver.clone(),
             kind: AdapterKind::Cpu,
             identity: PhysicalIdentity::default(),
             memory: vec![Memory {
@@ -132,12 +112,9 @@ impl Backend for CpuBackend {
         let open = |(wanted, id): &(Adapter, DeviceId)| {
             let found = present.iter().find(|adapter| adapter.label() == wanted.label());
             let adapter = found.ok_or_else(|| Error::invalid(format!("no adapter {}", wanted.label())))?;
-            let duty = self.handicap(adapter.index).duty_percent;
-            let duty_percent = duty.map(|percent| (adapter.label(), percent)).into_iter().collect();
-            let limits = Limits { duty_percent, ..limits.clone() };
             let mut adapter = adapter.clone();
             adapter.caps.parallel_units = wanted.caps.parallel_units.clamp(1, adapter.caps.parallel_units);
-            Ok(Box::new(driver::open(*id, adapter, &limits)?) as Box<dyn Device>)
+            Ok(Box::new(driver::open(*id, adapter, limits)?) as Box<dyn Device>)
         };
         adapters.iter().map(open).collect()
     }

@@ -35,7 +35,7 @@ pub(crate) fn open(id: DeviceId, adapter: Adapter, limits: &Limits) -> Result<Cp
     let label = adapter.label();
     let team = Team::new(&format!("{label} {}", QueueKind::Compute.name()), adapter.caps.parallel_units)?;
     let queues = [Some(team), None, None].map(|team| Queue { team });
-    DriverDevice::open(Common::new(id, &label, limits), adapter, Cpu { total_bytes }, queues, limits)
+    DriverDevice::open(Common::new(id), adapter, Cpu { total_bytes }, queues, limits)
 }
 
 impl Driver for Cpu {

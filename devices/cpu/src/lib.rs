@@ -26,4 +26,4 @@ mod team;
 #[cfg(test)]
 mod tests;
 
-pub use backend::{CpuBackend, CpuConfig, CpuHandicap};
+pub use backend::{CpuBackend, CpuConfig};

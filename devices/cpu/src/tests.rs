@@ -1,19 +1,18 @@
 //! What is particular to this backend: threads, panics, closing, the quick path for small copies. What every backend
 //! owes is in the conformance suite.
 
-use crate::{CpuBackend, CpuConfig, CpuHandicap};
+use crate::{CpuBackend, CpuConfig};
+use device_bench::{Bench, buffer_range, in_time};
 use ragtag_hal::{
     Access, Adapter, Backend, Binding, BufferId, BufferRange, Checked, Command, Device, DeviceId, Dispatch,
-    EntryAbi, Error, Feature, Features, HostCall, HostFn, HostRegion, Limits, Module, ModuleId, ModuleSource,
-    Point, ProgramId, QueueKind, RegionId, Submission, Timeline, TimelineId, Work,
+    EntryAbi, Error, Feature, Features, HostCall, HostFn, Limits, Module, ModuleId, ModuleSource, Point,
+    ProgramId, QueueKind, RegionId, Timeline, TimelineId, Work,
 };
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::mpsc::channel;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-const PATIENCE: Duration = Duration::from_secs(30);
 const DEVICE: DeviceId = DeviceId(0);
 const GROUPS: u32 = 250;
 
@@ -58,13 +57,6 @@ unsafe fn broken(call: &HostCall<'_>, groups: Range<u32>) {
     assert!(!groups.contains(&call.constants[0]), "a kernel's bug");
 }
 
-/// Takes two milliseconds at least.
-static SLOW: EntryAbi = EntryAbi { name: "slow", bindings: &[], constants: 0, extents: |_, _| {} };
-
-unsafe fn slow(_: &HostCall<'_>, _: Range<u32>) {
-    thread::sleep(Duration::from_millis(2));
-}
-
 fn config(threads: u32) -> CpuConfig {
     CpuConfig { threads: Some(threads), ..CpuConfig::default() }
 }
@@ -75,60 +67,28 @@ fn open(config: CpuConfig, limits: &Limits) -> Checked {
     Checked::new(backend.open(&[(adapter, DEVICE)], limits).unwrap().swap_remove(0))
 }
 
-/// A device with the module above, buffers 0 and 1 of `GROUPS` words, and region 0 for one of them.
-struct Bench {
-    device: Checked,
-    region: Arc<HostRegion>,
-    next: [u64; 3],
+/// A bench whose module 1 is the one above.
+fn bench(threads: u32) -> Bench {
+    let mut bench = Bench::new(open(config(threads), &Limits::default()));
+    let module = Module {
+        name: "test".into(),
+        entries: vec![&STEP, &SUM, &BROKEN],
+        source: ModuleSource::Host(vec![step as HostFn, sum, broken]),
+    };
+    bench.device.create_module(ModuleId(1), &module).unwrap();
+    bench
 }
 
-impl Bench {
-    fn new(threads: u32) -> Self {
-        Self::with(config(threads))
-    }
+fn words(bench: &mut Bench, buffer: u32) -> Vec<u32> {
+    bench.words(buffer)[..GROUPS as usize].to_vec()
+}
 
-    fn with(config: CpuConfig) -> Self {
-        let mut device = open(config, &Limits::default());
-        let module = Module {
-            name: "test".into(),
-            entries: vec![&STEP, &SUM, &BROKEN, &SLOW],
-            source: ModuleSource::Host(vec![step as HostFn, sum, broken, slow]),
-        };
-        device.create_module(ModuleId(0), &module).unwrap();
-        let region = Arc::new(HostRegion::new(GROUPS as usize * 4).unwrap());
-        device.register_region(RegionId(0), Arc::clone(&region)).unwrap();
-        for id in 0..2 {
-            device.create_buffer(BufferId(id), u64::from(GROUPS) * 4).unwrap();
-        }
-        Bench { device, region, next: [0; 3] }
-    }
-
-    fn submit(&mut self, queue: QueueKind, work: Work, waits: Vec<Point>) -> Point {
-        self.next[queue.index()] += 1;
-        let signal = TimelineId { device: DEVICE, queue }.at(self.next[queue.index()]);
-        self.device.submit(Submission { queue, work, waits, signal }).unwrap();
-        signal
-    }
-
-    fn compute(&mut self, commands: Vec<Command>) -> Point {
-        self.submit(QueueKind::Compute, Work::Commands(commands), vec![])
-    }
-
-    fn wait(&self, point: Point) -> Result<bool, Error> {
-        self.device.timeline(point.timeline.queue).wait(point.value, Some(PATIENCE))
-    }
-
-    fn words(&mut self, buffer: u32) -> Vec<u32> {
-        let point =
-            self.compute(vec![Command::Download { from: whole(buffer), region: RegionId(0), offset: 0 }]);
-        assert_eq!(self.wait(point), Ok(true));
-        let bytes = self.region.read(0..self.region.bytes()).unwrap();
-        bytes.chunks_exact(4).map(|word| u32::from_le_bytes(word.try_into().unwrap())).collect()
-    }
+fn compute(bench: &mut Bench, commands: Vec<Command>) -> Point {
+    bench.commands(QueueKind::Compute, commands, &[])
 }
 
 fn whole(buffer: u32) -> BufferRange {
-    BufferRange { buffer: BufferId(buffer), offset: 0, bytes: u64::from(GROUPS) * 4 }
+    buffer_range(buffer, 0, GROUPS as usize)
 }
 
 fn fill(word: u32) -> Command {
@@ -136,7 +96,7 @@ fn fill(word: u32) -> Command {
 }
 
 fn launch(entry: u32, bindings: Vec<Binding>, constants: Vec<u32>, grid: [u32; 3]) -> Command {
-    Command::Dispatch(Dispatch { module: ModuleId(0), entry, bindings, constants, grid })
+    Command::Dispatch(Dispatch { module: ModuleId(1), entry, bindings, constants, grid })
 }
 
 fn step_all() -> Command {
@@ -160,107 +120,102 @@ fn every_group_runs_once_and_steps_in_order_on_any_number_of_threads() {
     let steps = 20;
     let word = (0..steps).fold(7u32, |word, _| word.wrapping_mul(3).wrapping_add(1));
     for threads in [1, 2, 5] {
-        let mut bench = Bench::new(threads);
+        let mut bench = bench(threads);
         let mut commands = vec![fill(7)];
         commands.extend((0..steps).flat_map(|_| [step_all(), sum_all()]));
         bench.device.record(ProgramId(0), commands).unwrap();
         for _ in 0..10 {
-            let point = bench.submit(QueueKind::Compute, Work::Program(ProgramId(0)), vec![]);
-            assert_eq!(bench.wait(point), Ok(true));
+            let point = bench.submit(QueueKind::Compute, Work::Program(ProgramId(0)), &[]);
+            bench.wait(point);
         }
-        assert_eq!(bench.words(0), vec![word; GROUPS as usize], "{threads} threads");
+        assert_eq!(words(&mut bench, 0), vec![word; GROUPS as usize], "{threads} threads");
         let sums: Vec<u32> = (0..GROUPS).map(|group| group.wrapping_add(word.wrapping_mul(GROUPS))).collect();
-        assert_eq!(bench.words(1), sums, "{threads} threads");
+        assert_eq!(words(&mut bench, 1), sums, "{threads} threads");
     }
 }
 
 #[test]
 fn an_empty_grid_does_nothing() {
-    let mut bench = Bench::new(2);
+    let mut bench = bench(2);
     let nothing = launch(
         0,
         vec![Binding { range: whole(0), access: Access::ReadWrite }],
         vec![],
         [0, u32::MAX, u32::MAX],
     );
-    let point = bench.compute(vec![fill(5), nothing]);
-    assert_eq!(bench.wait(point), Ok(true));
-    assert_eq!(bench.words(0)[0], 5);
+    let point = compute(&mut bench, vec![fill(5), nothing]);
+    bench.wait(point);
+    assert_eq!(words(&mut bench, 0)[0], 5);
 }
 
 #[test]
 fn a_kernel_that_panics_fails_its_timeline_and_nothing_else() {
     for threads in [1, 3] {
         for group in [0, GROUPS / 2, GROUPS - 1] {
-            let mut bench = Bench::new(threads);
-            let good = bench.compute(vec![fill(1)]);
-            let bad = bench.compute(vec![step_all(), break_at(group), step_all()]);
-            let after = bench.compute(vec![fill(2)]);
-            assert_eq!(bench.wait(good), Ok(true));
+            let mut bench = bench(threads);
+            let good = compute(&mut bench, vec![fill(1)]);
+            let bad = compute(&mut bench, vec![step_all(), break_at(group), step_all()]);
+            let after = compute(&mut bench, vec![fill(2)]);
+            bench.wait(good);
             for point in [bad, after] {
-                let error = bench.wait(point).unwrap_err();
+                let error = bench.outcome(point).unwrap();
                 let Error::Api { call, .. } = error.root() else { panic!("{error}") };
                 assert!(call.contains("broken") && call.contains("a kernel's bug"), "{call}");
             }
             let upload = Command::Upload { region: RegionId(0), offset: 0, to: whole(1) };
-            let point = bench.submit(QueueKind::Upload, Work::Commands(vec![upload.clone()]), vec![]);
-            assert_eq!(bench.wait(point), Ok(true), "other queues go on");
-            let poisoned = bench.submit(QueueKind::Upload, Work::Commands(vec![upload]), vec![bad]);
-            assert!(matches!(bench.wait(poisoned), Err(error) if matches!(error.root(), Error::Api { .. })));
+            let point = bench.submit(QueueKind::Upload, Work::Commands(vec![upload.clone()]), &[]);
+            bench.wait(point);
+            let poisoned = bench.submit(QueueKind::Upload, Work::Commands(vec![upload]), &[bad]);
+            assert!(matches!(bench.outcome(poisoned).unwrap().root(), Error::Api { .. }));
         }
     }
 }
 
 #[test]
 fn small_copies_are_done_when_submit_returns() {
-    let mut bench = Bench::new(1);
+    let mut bench = bench(1);
     let upload = || Work::Commands(vec![Command::Upload { region: RegionId(0), offset: 0, to: whole(0) }]);
     let abroad = Timeline::new(TimelineId { device: DeviceId(5), queue: QueueKind::Compute });
     bench.device.import_timeline(Arc::clone(&abroad)).unwrap();
     bench.region.write(0..4).unwrap().copy_from_slice(&9u32.to_le_bytes());
-    let point = bench.submit(QueueKind::Upload, upload(), vec![]);
+    let point = bench.submit(QueueKind::Upload, upload(), &[]);
     assert_eq!(bench.device.timeline(QueueKind::Upload).value(), point.value);
     // One that has to wait goes to the thread, and so do those after it.
-    let held = bench.submit(QueueKind::Upload, upload(), vec![abroad.id().at(1)]);
-    let next = bench.submit(QueueKind::Upload, upload(), vec![]);
+    let held = bench.submit(QueueKind::Upload, upload(), &[abroad.id().at(1)]);
+    let next = bench.submit(QueueKind::Upload, upload(), &[]);
     assert_eq!(bench.device.timeline(QueueKind::Upload).value(), point.value);
     abroad.advance(1);
-    assert_eq!((bench.wait(held), bench.wait(next)), (Ok(true), Ok(true)));
-    assert_eq!(bench.words(0)[0], 9);
+    bench.wait(held);
+    bench.wait(next);
+    assert_eq!(words(&mut bench, 0)[0], 9);
 }
 
 #[test]
 fn a_region_in_use_fails_the_copy() {
-    let mut bench = Bench::new(1);
+    let mut bench = bench(1);
     let region = Arc::clone(&bench.region);
     let lease = region.write(8..12).unwrap();
     let upload = Command::Upload { region: RegionId(0), offset: 0, to: whole(0) };
-    let signal = TimelineId { device: DEVICE, queue: QueueKind::Upload }.at(1);
-    let work = Work::Commands(vec![upload]);
-    let refused = bench.device.submit(Submission { queue: QueueKind::Upload, work, waits: vec![], signal });
+    let refused = bench.try_submit(QueueKind::Upload, Work::Commands(vec![upload]), &[]);
     assert!(matches!(refused, Err(Error::Invalid { .. })), "{refused:?}");
-    assert!(matches!(bench.wait(signal), Err(error) if matches!(error.root(), Error::Invalid { .. })));
+    let signal = bench.timeline(QueueKind::Upload).id().at(1);
+    assert!(matches!(bench.outcome(signal).unwrap().root(), Error::Invalid { .. }));
     drop(lease);
 }
 
 #[test]
 fn closing_does_not_wait_for_other_devices() {
-    let mut bench = Bench::new(2);
+    let mut bench = bench(2);
     let abroad = Timeline::new(TimelineId { device: DeviceId(5), queue: QueueKind::Compute });
     bench.device.import_timeline(Arc::clone(&abroad)).unwrap();
-    let passed = bench.compute(vec![fill(1)]);
-    assert_eq!(bench.wait(passed), Ok(true));
+    let passed = compute(&mut bench, vec![fill(1)]);
+    bench.wait(passed);
     let upload = Command::Upload { region: RegionId(0), offset: 0, to: whole(1) };
-    let stuck = bench.submit(QueueKind::Upload, Work::Commands(vec![upload]), vec![abroad.id().at(1)]);
-    bench.submit(QueueKind::Compute, Work::Commands(vec![fill(2)]), vec![stuck]);
+    let stuck = bench.submit(QueueKind::Upload, Work::Commands(vec![upload]), &[abroad.id().at(1)]);
+    bench.submit(QueueKind::Compute, Work::Commands(vec![fill(2)]), &[stuck]);
     let (compute, uploads) =
         (bench.device.timeline(QueueKind::Compute), bench.device.timeline(QueueKind::Upload));
-    let (done, closed) = channel();
-    thread::spawn(move || {
-        drop(bench);
-        done.send(()).unwrap();
-    });
-    closed.recv_timeout(PATIENCE).expect("closing hangs");
+    in_time("closing", move || drop(bench));
     assert!(matches!(uploads.failure(), Some(Error::Lost { .. })));
     assert_eq!(compute.value(), passed.value, "what has passed stays passed");
     assert!(matches!(compute.failure().as_ref().map(Error::root), Some(Error::Lost { .. })));
@@ -268,10 +223,10 @@ fn closing_does_not_wait_for_other_devices() {
 
 #[test]
 fn closing_lets_the_queues_finish() {
-    let mut bench = Bench::new(2);
-    let mut last = bench.compute(vec![fill(1)]);
+    let mut bench = bench(2);
+    let mut last = compute(&mut bench, vec![fill(1)]);
     for _ in 0..50 {
-        last = bench.compute(vec![step_all(), sum_all()]);
+        last = compute(&mut bench, vec![step_all(), sum_all()]);
     }
     let timeline = bench.device.timeline(QueueKind::Compute);
     drop(bench);
@@ -315,31 +270,11 @@ fn cores_and_memory_are_divided_among_the_devices() {
     assert!(share <= probe(CpuConfig::default()).unwrap()[0].memory[0].total_bytes);
     assert!(!adapters[0].name.is_empty());
     assert_eq!(units(adapters), [3, 3]);
+    let one = CpuConfig { devices: 2, threads: Some(3), threads_of: [(0, 1)].into(), ..CpuConfig::default() };
+    assert_eq!(units(probe(one).unwrap()), [1, 3]);
     assert!(
         probe(CpuConfig { devices: 0, ..CpuConfig::default() }).unwrap_err().cause.contains("no CPU devices")
     );
-}
-
-#[test]
-fn handicaps_are_told_and_slow_one_device_alone() {
-    let handicap = CpuHandicap { threads: Some(1), duty_percent: Some(25) };
-    let config = CpuConfig { threads: Some(2), devices: 2, ..CpuConfig::default() };
-    let slowed = CpuConfig { handicaps: [(0, handicap)].into(), ..config };
-    let adapters = CpuBackend::new(slowed.clone()).probe().unwrap();
-    let told: Vec<_> =
-        adapters.iter().map(|a| (a.caps.parallel_units, a.driver.contains("duty 25 %"))).collect();
-    assert_eq!(told, [(1, true), (2, false)]);
-
-    let mut bench = Bench::with(slowed);
-    for _ in 0..4 {
-        let point = bench.compute(vec![launch(3, vec![], vec![], [1, 1, 1])]);
-        assert_eq!(bench.wait(point), Ok(true));
-    }
-    let mut timings = Vec::new();
-    bench.device.take_timings(&mut timings);
-    let busy_ns: u64 = timings.iter().map(|timing| timing.end_ns - timing.start_ns).sum();
-    assert_eq!(timings.len(), 4);
-    assert!(busy_ns >= 4 * 4 * 2_000_000, "four times 2 ms of work at a quarter: {busy_ns} ns");
 }
 
 #[test]
@@ -350,7 +285,7 @@ fn features_can_be_restricted_and_never_invented() {
     };
     let portable = of(Some(Features::new()));
     assert!(
-        portable.caps.features.is_empty() && portable.driver.ends_with("portable"),
+        portable.caps.features.is_empty() && portable.driver.name.ends_with("portable"),
         "{}",
         portable.driver
     );
@@ -370,10 +305,10 @@ fn an_adapter_that_is_not_there_cannot_be_opened() {
 
 #[test]
 fn timings_come_once_and_in_order() {
-    let mut bench = Bench::new(1);
+    let mut bench = bench(1);
     let before = Instant::now();
-    let points = [bench.compute(vec![fill(1)]), bench.compute(vec![step_all()])];
-    assert_eq!(bench.wait(points[1]), Ok(true));
+    let points = [compute(&mut bench, vec![fill(1)]), compute(&mut bench, vec![step_all()])];
+    bench.wait(points[1]);
     let mut timings = Vec::new();
     bench.device.take_timings(&mut timings);
     assert_eq!(timings.iter().map(|timing| timing.point).collect::<Vec<_>>(), points);

@@ -1,15 +1,15 @@
 //! Faults on demand, on devices that are otherwise sound: what goes wrong is what was asked for, and nothing else does.
 
+use device_bench::{Bench, PATIENCE, buffer_range};
 use ragtag_cpu::{CpuBackend, CpuConfig};
 use ragtag_hal::{
-    Backend, BufferId, BufferRange, Checked, Command, Device, DeviceId, Error, Faults, HostRegion, Limits,
-    Point, ProgramId, QueueKind, RegionId, Submission, TimelineId, Work,
+    Backend, BufferId, BufferRange, Checked, Command, Device, DeviceId, Error, Faults, Limits, Point,
+    ProgramId, QueueKind, RegionId, Throttle, TimelineId, Timing, Work,
 };
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-const PATIENCE: Duration = Duration::from_secs(30);
 const BYTES: u64 = 4096;
 
 fn open(id: u16) -> Box<dyn Device> {
@@ -18,59 +18,34 @@ fn open(id: u16) -> Box<dyn Device> {
     backend.open(&[(adapter, DeviceId(id))], &Limits::default()).unwrap().swap_remove(0)
 }
 
+fn faulty(id: u16, faults: Faults) -> Bench {
+    Bench::new(Checked::with_faults(open(id), faults).unwrap())
+}
+
+fn throttled(throttle: Throttle) -> Bench {
+    Bench::new(Checked::new(throttle.over(open(0)).unwrap()))
+}
+
 fn whole(buffer: u32) -> BufferRange {
-    BufferRange { buffer: BufferId(buffer), offset: 0, bytes: BYTES }
+    buffer_range(buffer, 0, BYTES as usize / 4)
 }
 
-/// A device with buffers 0 and 1, and region 0 for two of them.
-struct Bench {
-    device: Checked,
-    id: DeviceId,
-    region: Arc<HostRegion>,
-    next: [u64; 3],
+fn upload(b: &mut Bench, waits: &[Point]) -> Point {
+    let command = Command::Upload { region: RegionId(0), offset: 0, to: whole(0) };
+    b.commands(QueueKind::Upload, vec![command], waits)
 }
 
-impl Bench {
-    fn new(id: u16, faults: Faults) -> Self {
-        let mut device = Checked::with_faults(open(id), faults).unwrap();
-        let region = Arc::new(HostRegion::new(2 * BYTES as usize).unwrap());
-        device.register_region(RegionId(0), Arc::clone(&region)).unwrap();
-        (0..2).for_each(|buffer| device.create_buffer(BufferId(buffer), BYTES).unwrap());
-        Self { device, id: DeviceId(id), region, next: [0; 3] }
-    }
+fn copy(b: &mut Bench, waits: &[Point]) -> Point {
+    b.commands(QueueKind::Compute, vec![Command::Copy { from: whole(0), to: whole(1) }], waits)
+}
 
-    fn try_submit(&mut self, queue: QueueKind, work: Work, waits: &[Point]) -> Result<Point, Error> {
-        self.next[queue.index()] += 1;
-        let signal = TimelineId { device: self.id, queue }.at(self.next[queue.index()]);
-        self.device.submit(Submission { queue, work, waits: waits.into(), signal })?;
-        Ok(signal)
-    }
+fn fill(b: &mut Bench, waits: &[Point]) -> Point {
+    b.commands(QueueKind::Compute, vec![Command::Fill { to: whole(1), word: 7 }], waits)
+}
 
-    fn submit(&mut self, queue: QueueKind, command: Command, waits: &[Point]) -> Point {
-        self.try_submit(queue, Work::Commands(vec![command]), waits).unwrap()
-    }
-
-    fn upload(&mut self, waits: &[Point]) -> Point {
-        let command = Command::Upload { region: RegionId(0), offset: 0, to: whole(0) };
-        self.submit(QueueKind::Upload, command, waits)
-    }
-
-    fn copy(&mut self, waits: &[Point]) -> Point {
-        self.submit(QueueKind::Compute, Command::Copy { from: whole(0), to: whole(1) }, waits)
-    }
-
-    fn fill(&mut self, waits: &[Point]) -> Point {
-        self.submit(QueueKind::Compute, Command::Fill { to: whole(1), word: 7 }, waits)
-    }
-
-    fn download(&mut self, waits: &[Point]) -> Point {
-        let command = Command::Download { from: whole(1), region: RegionId(0), offset: BYTES };
-        self.submit(QueueKind::Download, command, waits)
-    }
-
-    fn wait(&self, point: Point) -> Result<bool, Error> {
-        self.device.timeline(point.timeline.queue).wait(point.value, Some(PATIENCE))
-    }
+fn download(b: &mut Bench, waits: &[Point]) -> Point {
+    let command = Command::Download { from: whole(1), region: RegionId(0), offset: BYTES };
+    b.commands(QueueKind::Download, vec![command], waits)
 }
 
 #[test]
@@ -97,52 +72,52 @@ fn faults_are_plain_data() {
 
 #[test]
 fn allocations_fail_with_sizes_and_a_smaller_one_works() {
-    // Two are the bench's own.
-    let faults = Faults { failing_allocation: Some(3), ..Faults::default() };
-    let mut b = Bench::new(0, faults);
-    let refused = b.device.create_buffer(BufferId(2), 5000);
-    assert_eq!(refused, Err(Error::OutOfMemory { wanted: 5000, free: Some(2500) }));
-    b.device.create_buffer(BufferId(2), 2500).unwrap();
+    // Four are the bench's own, of 16 KiB.
+    let faults = Faults { failing_allocation: Some(5), ..Faults::default() };
+    let mut b = faulty(0, faults);
+    let refused = b.device.create_buffer(BufferId(9), 50_000);
+    assert_eq!(refused, Err(Error::OutOfMemory { wanted: 50_000, free: Some(25_000) }));
+    b.device.create_buffer(BufferId(9), 25_000).unwrap();
 
-    let faults = Faults { largest_allocation_bytes: Some(10_000), ..Faults::default() };
-    let mut b = Bench::new(0, faults);
+    let faults = Faults { largest_allocation_bytes: Some(20_000), ..Faults::default() };
+    let mut b = faulty(0, faults);
     for _ in 0..2 {
-        let refused = b.device.create_buffer(BufferId(2), 10_001);
-        assert_eq!(refused, Err(Error::OutOfMemory { wanted: 10_001, free: Some(10_000) }));
+        let refused = b.device.create_buffer(BufferId(9), 20_001);
+        assert_eq!(refused, Err(Error::OutOfMemory { wanted: 20_001, free: Some(20_000) }));
     }
-    b.device.create_buffer(BufferId(2), 10_000).unwrap();
+    b.device.create_buffer(BufferId(9), 20_000).unwrap();
 }
 
 #[test]
 fn a_refused_submission_poisons_its_queue() {
     for delay_us in [[0; 3], [100; 3]] {
-        let mut b = Bench::new(0, Faults { failing_submission: Some(2), delay_us, ..Faults::default() });
-        let first = b.upload(&[]);
-        assert_eq!(b.wait(first), Ok(true));
+        let mut b = faulty(0, Faults { failing_submission: Some(2), delay_us, ..Faults::default() });
+        let first = upload(&mut b, &[]);
+        b.wait(first);
         let refused = b.try_submit(QueueKind::Compute, Work::Commands(vec![]), &[first]);
         assert!(matches!(&refused, Err(Error::Api { call, .. }) if call.contains("submit")), "{refused:?}");
         assert!(b.device.timeline(QueueKind::Compute).failure().is_some());
-        let again = b.upload(&[]);
-        assert_eq!(b.wait(again), Ok(true), "the other queues go on");
+        let again = upload(&mut b, &[]);
+        b.wait(again);
     }
 }
 
 #[test]
 fn a_device_is_lost_at_the_command_that_was_named() {
-    let mut b = Bench::new(0, Faults { lost_at_command: Some(6), ..Faults::default() });
+    let mut b = faulty(0, Faults { lost_at_command: Some(6), ..Faults::default() });
     b.device.record(ProgramId(0), vec![Command::Fill { to: whole(1), word: 1 }; 2]).unwrap();
-    let uploaded = b.upload(&[]);
+    let uploaded = upload(&mut b, &[]);
     let program = || Work::Program(ProgramId(0));
     let once = b.try_submit(QueueKind::Compute, program(), &[uploaded]).unwrap();
-    assert_eq!(b.wait(once), Ok(true));
+    b.wait(once);
     let twice = b.try_submit(QueueKind::Compute, program(), &[]).unwrap();
-    assert_eq!(b.wait(twice), Ok(true), "five commands");
+    b.wait(twice);
     let late = b.try_submit(QueueKind::Compute, program(), &[]).unwrap();
-    let error = b.wait(late).unwrap_err();
+    let error = b.outcome(late).unwrap();
     assert!(matches!(error.root(), Error::Lost { .. }), "{error}");
     for queue in QueueKind::ALL {
         let end = TimelineId { device: DeviceId(0), queue }.at(100);
-        assert!(matches!(b.wait(end), Err(error) if matches!(error.root(), Error::Lost { .. })), "{queue:?}");
+        assert!(matches!(b.outcome(end).unwrap().root(), Error::Lost { .. }), "{queue:?}");
     }
     assert!(matches!(b.device.create_buffer(BufferId(5), 1), Err(Error::Lost { .. })));
     assert!(matches!(b.device.destroy_buffer(BufferId(0)), Err(Error::Lost { .. })));
@@ -153,24 +128,24 @@ fn a_device_is_lost_at_the_command_that_was_named() {
 #[test]
 fn a_slow_queue_is_late_with_each_point_and_holds_back_what_waits() {
     const DELAY: Duration = Duration::from_millis(30);
-    let mut b = Bench::new(0, Faults { delay_us: [0, 30_000, 0], ..Faults::default() });
+    let mut b = faulty(0, Faults { delay_us: [0, 30_000, 0], ..Faults::default() });
     let begun = Instant::now();
-    let filled = b.fill(&[]);
-    assert_eq!(b.wait(filled), Ok(true));
-    let (first, second) = (b.upload(&[]), b.upload(&[]));
-    let copied = b.copy(&[second]);
-    assert_eq!(b.wait(first), Ok(true));
+    let filled = fill(&mut b, &[]);
+    b.wait(filled);
+    let (first, second) = (upload(&mut b, &[]), upload(&mut b, &[]));
+    let copied = copy(&mut b, &[second]);
+    b.wait(first);
     assert!(begun.elapsed() >= DELAY);
-    assert_eq!(b.wait(copied), Ok(true));
+    b.wait(copied);
     assert!(begun.elapsed() >= 2 * DELAY, "one after the other, and the copy after both");
 
     // Another device waits as long.
-    let mut other = Bench::new(1, Faults::default());
+    let mut other = faulty(1, Faults::default());
     other.device.import_timeline(b.device.timeline(QueueKind::Upload)).unwrap();
     let begun = Instant::now();
-    let third = b.upload(&[]);
-    let waited = other.fill(&[third]);
-    assert_eq!(other.wait(waited), Ok(true));
+    let third = upload(&mut b, &[]);
+    let waited = fill(&mut other, &[third]);
+    other.wait(waited);
     assert!(begun.elapsed() >= DELAY);
 }
 
@@ -179,7 +154,7 @@ fn a_slow_queue_is_late_with_each_point_and_holds_back_what_waits() {
 fn random_delays_change_the_order_and_no_data() {
     let mut overtaken = 0;
     for seed in 0..4 {
-        let mut b = Bench::new(0, Faults { random_delay_us: 2000, seed, ..Faults::default() });
+        let mut b = faulty(0, Faults { random_delay_us: 2000, seed, ..Faults::default() });
         let (send, heard) = channel();
         for queue in QueueKind::ALL {
             let send = send.clone();
@@ -189,13 +164,13 @@ fn random_delays_change_the_order_and_no_data() {
         }
         for round in 0..8u8 {
             b.region.write(0..BYTES as usize).unwrap().fill(round + 1);
-            let (uploaded, filled) = (b.upload(&[]), b.fill(&[]));
+            let (uploaded, filled) = (upload(&mut b, &[]), fill(&mut b, &[]));
             for point in [uploaded, filled] {
-                assert_eq!(b.wait(point), Ok(true));
+                b.wait(point);
             }
-            let copied = b.copy(&[uploaded]);
-            let downloaded = b.download(&[copied]);
-            assert_eq!(b.wait(downloaded), Ok(true));
+            let copied = copy(&mut b, &[uploaded]);
+            let downloaded = download(&mut b, &[copied]);
+            b.wait(downloaded);
             let bytes = b.region.read(BYTES as usize..2 * BYTES as usize).unwrap();
             assert!(bytes.iter().all(|&byte| byte == round + 1), "seed {seed}, round {round}");
         }
@@ -210,12 +185,81 @@ fn random_delays_change_the_order_and_no_data() {
 
 #[test]
 fn a_device_that_is_closed_while_it_is_late_ends_at_once() {
-    let mut b = Bench::new(0, Faults { delay_us: [0, 60_000_000, 0], ..Faults::default() });
-    let uploaded = b.upload(&[]);
-    b.copy(&[uploaded]);
+    let mut b = faulty(0, Faults { delay_us: [0, 60_000_000, 0], ..Faults::default() });
+    let uploaded = upload(&mut b, &[]);
+    copy(&mut b, &[uploaded]);
     let timeline = b.device.timeline(QueueKind::Upload);
     let begun = Instant::now();
     drop(b);
     assert!(begun.elapsed() < PATIENCE);
     assert!(matches!(timeline.failure(), Some(Error::Closed { .. })));
+}
+
+#[test]
+fn a_throttle_of_nothing_leaves_the_device_as_it_is() {
+    let device = open(0);
+    let own = device.timeline(QueueKind::Compute);
+    let device = Throttle::default().over(device).unwrap();
+    assert!(Arc::ptr_eq(&own, &device.timeline(QueueKind::Compute)));
+}
+
+#[test]
+fn a_duty_counts_rest_as_work_and_holds_back_what_waits() {
+    let mut b = throttled(Throttle { duty_percent: Some(25), ..Throttle::default() });
+    b.region.write(0..BYTES as usize).unwrap().fill(7);
+    let uploaded = upload(&mut b, &[]);
+    let copied = copy(&mut b, &[uploaded]);
+    let downloaded = download(&mut b, &[copied]);
+    b.wait(downloaded);
+    assert!(b.region.read(BYTES as usize..2 * BYTES as usize).unwrap().iter().all(|&byte| byte == 7));
+    let mut timings = Vec::new();
+    b.device.take_timings(&mut timings);
+    let lasted_ns = |timing: &Timing| timing.end_ns - timing.start_ns;
+    let copy = timings.iter().find(|timing| timing.point == copied).unwrap();
+    assert_eq!(lasted_ns(copy) % 4, 0, "four times the work: {timings:?}");
+    assert!(lasted_ns(copy) > 0);
+}
+
+#[test]
+fn a_slow_link_holds_up_other_devices_alone() {
+    const CROSSING: Duration = Duration::from_millis(40);
+    let link_bytes_per_s = Some(BYTES * 1000 / CROSSING.as_millis() as u64);
+    let mut b = throttled(Throttle { link_bytes_per_s, ..Throttle::default() });
+    let link = b.device.timeline_for_others(QueueKind::Download);
+    assert_eq!(link.id(), b.device.timeline(QueueKind::Download).id());
+    let mut other = faulty(1, Faults::default());
+    other.device.import_timeline(Arc::clone(&link)).unwrap();
+    let begun = Instant::now();
+    let (first, second) = (download(&mut b, &[]), download(&mut b, &[]));
+    let waited = fill(&mut other, &[second]);
+    b.wait(second);
+    let after = copy(&mut b, &[second]);
+    b.wait(after);
+    assert_eq!(link.wait(first.value, Some(PATIENCE)), Ok(true));
+    assert!(begun.elapsed() >= CROSSING);
+    other.wait(waited);
+    assert!(begun.elapsed() >= 2 * CROSSING, "one after the other");
+}
+
+#[test]
+fn failures_pass_a_slow_link_and_closing_ends_a_transfer_of_ages() {
+    let mut b = throttled(Throttle { link_bytes_per_s: Some(1), ..Throttle::default() });
+    let downloaded = download(&mut b, &[]);
+    b.wait(downloaded);
+    let link = b.device.timeline_for_others(QueueKind::Download);
+    assert_eq!(link.value(), 0, "4096 s are due");
+    let begun = Instant::now();
+    drop(b);
+    assert!(begun.elapsed() < PATIENCE);
+    assert!(matches!(link.failure(), Some(Error::Closed { .. })));
+
+    let faults = Faults { failing_submission: Some(1), ..Faults::default() };
+    let faulty = Checked::with_faults(open(0), faults).unwrap();
+    let throttle = Throttle { link_bytes_per_s: Some(1), ..Throttle::default() };
+    let mut b = Bench::new(Checked::new(throttle.over(Box::new(faulty)).unwrap()));
+    let command = Command::Download { from: whole(1), region: RegionId(0), offset: BYTES };
+    let refused = b.try_submit(QueueKind::Download, Work::Commands(vec![command]), &[]);
+    assert!(refused.is_err());
+    let link = b.device.timeline_for_others(QueueKind::Download);
+    assert!(link.wait(1, Some(PATIENCE)).is_err());
 }

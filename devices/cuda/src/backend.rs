@@ -8,7 +8,7 @@ use crate::nvrtc::Compiler;
 use crate::probe::{Common, Found, devices, free_bytes};
 use ragtag_hal::cache::{Folder, default_folder};
 use ragtag_hal::{
-    Adapter, Backend, Device, DeviceId, Error, Feature, GemmChoice, GemmLibrary, Limits, Result, Unavailable,
+    Adapter, Backend, Device, DeviceId, Feature, GemmChoice, GemmLibrary, Limits, Result, Unavailable,
 };
 use ragtag_stream::{Pins, StreamDevice, open};
 use std::collections::BTreeMap;
@@ -58,10 +58,9 @@ impl Libraries {
         let mut found = devices(&self.functions, &Common { backend: NAME, compiles: &compiles })?;
         for Found { adapter, .. } in &mut found {
             // Told, for figures of such a device are not those of the hardware.
-            if let Some(&count) = config.multiprocessors.get(&adapter.index) {
-                adapter.caps.parallel_units = count.min(adapter.caps.parallel_units);
-                adapter.driver += &format!(", {count} multiprocessors");
-            }
+            adapter.driver.multiprocessors = config.multiprocessors.get(&adapter.index).copied();
+            let most = adapter.driver.multiprocessors.unwrap_or(u32::MAX);
+            adapter.caps.parallel_units = adapter.caps.parallel_units.min(most);
         }
         Ok(found)
     }
@@ -110,11 +109,12 @@ impl CudaBackend {
     fn device(
         &self,
         libraries: &Libraries,
-        (adapter, id): &(Adapter, DeviceId),
         found: &Found,
+        adapter: &Adapter,
+        id: DeviceId,
         limits: &Limits,
     ) -> Result<StreamDevice<CudaDriver>> {
-        let multiprocessors = self.config.multiprocessors.get(&adapter.index).copied();
+        let multiprocessors = found.adapter.driver.multiprocessors;
         let context = Context::new(&libraries.functions, found.device, multiprocessors)?;
         let folder = self.config.cache_folder.clone().map(Folder::new);
         let compiler = |nvrtc: &Arc<Nvrtc>| Compiler::new(Arc::clone(nvrtc), folder, found.capability);
@@ -128,7 +128,7 @@ impl CudaBackend {
             cublas_lt: adapter.caps.gemm.as_ref().and_then(|_| libraries.cublas_lt().cloned()),
         };
         let driver = CudaDriver::new(context, tools, abilities)?;
-        open(*id, adapter.clone(), Arc::new(driver), Arc::clone(&self.pins), limits)
+        open(id, adapter.clone(), Arc::new(driver), Arc::clone(&self.pins), limits)
     }
 }
 
@@ -164,14 +164,8 @@ impl Backend for CudaBackend {
     fn open(&self, adapters: &[(Adapter, DeviceId)], limits: &Limits) -> Result<Vec<Box<dyn Device>>> {
         let libraries = self.libraries()?;
         let present = libraries.found(&self.config)?;
-        let open = |wanted: &(Adapter, DeviceId)| {
-            let same = |found: &&Found| {
-                found.adapter.label() == wanted.0.label() && found.adapter.identity == wanted.0.identity
-            };
-            let found = present.iter().find(same);
-            let found = found.ok_or_else(|| Error::invalid(format!("no adapter {}", wanted.0.label())))?;
-            self.device(libraries, wanted, found, limits).map(|device| Box::new(device) as Box<dyn Device>)
-        };
-        adapters.iter().map(open).collect()
+        Found::open_each(&present, adapters, |found, adapter, id| {
+            self.device(libraries, found, adapter, id, limits)
+        })
     }
 }

@@ -9,7 +9,7 @@
 //! This module must not know how a device is made of these calls.
 
 use crate::api::{
-    self, Context, CublasLt, Event, Functions, Graph, Pool, Products, Stream, Workspace, check,
+    self, Context, CublasLt, Event, Functions, Graph, Pool, Products, Stream, Workspace, check, enter,
 };
 use crate::error::allocation_failure;
 use crate::nvrtc::Compiler;
@@ -89,10 +89,9 @@ impl CudaDriver {
     }
 
     fn attribute(&self, function: &api::Function, attribute: CUfunction_attribute) -> Result<u64> {
-        let functions = self.enter()?;
         let mut value = 0;
         // SAFETY: the function lives; writes one number.
-        unsafe { check!(functions, cuFuncGetAttribute(&mut value, attribute, function.raw())) }?;
+        unsafe { enter!(self, cuFuncGetAttribute(&mut value, attribute, function.raw())) }?;
         Ok(u64::try_from(value).unwrap_or(0))
     }
 }
@@ -155,10 +154,9 @@ impl Driver for CudaDriver {
         if let Some(memory) = &self.memory {
             return memory.allocate(size);
         }
-        let functions = self.enter()?;
         let mut address = 0;
         // SAFETY: writes one address.
-        let allocated = unsafe { check!(functions, cuMemAlloc_v2(&mut address, size)) };
+        let allocated = unsafe { enter!(self, cuMemAlloc_v2(&mut address, size)) };
         allocated.map(|()| address).map_err(|error| allocation_failure(error, bytes))
     }
 
@@ -173,15 +171,13 @@ impl Driver for CudaDriver {
     }
 
     unsafe fn pin(&self, pointer: *mut u8, bytes: usize) -> Result<()> {
-        let functions = self.enter()?;
         // SAFETY: the caller's promise.
-        unsafe { check!(functions, cuMemHostRegister_v2(pointer.cast(), bytes, CU_MEMHOSTREGISTER_PORTABLE)) }
+        unsafe { enter!(self, cuMemHostRegister_v2(pointer.cast(), bytes, CU_MEMHOSTREGISTER_PORTABLE)) }
     }
 
     unsafe fn unpin(&self, pointer: *mut u8) -> Result<()> {
-        let functions = self.enter()?;
         // SAFETY: the caller's promise.
-        unsafe { check!(functions, cuMemHostUnregister(pointer.cast())) }
+        unsafe { enter!(self, cuMemHostUnregister(pointer.cast())) }
     }
 
     fn stream(&self) -> Result<Stream> {
@@ -197,15 +193,13 @@ impl Driver for CudaDriver {
     }
 
     fn record(&self, event: &Event, stream: &Stream) -> Result<()> {
-        let functions = self.enter()?;
         // SAFETY: both live.
-        unsafe { check!(functions, cuEventRecord(event.raw(), stream.raw())) }
+        unsafe { enter!(self, cuEventRecord(event.raw(), stream.raw())) }
     }
 
     fn wait(&self, stream: &Stream, event: &Event) -> Result<()> {
-        let functions = self.enter()?;
         // SAFETY: both live.
-        unsafe { check!(functions, cuStreamWaitEvent(stream.raw(), event.raw(), 0)) }
+        unsafe { enter!(self, cuStreamWaitEvent(stream.raw(), event.raw(), 0)) }
     }
 
     fn has_passed(&self, event: &Event) -> bool {
@@ -215,45 +209,38 @@ impl Driver for CudaDriver {
     }
 
     fn synchronise(&self, event: &Event) -> Result<()> {
-        let functions = self.enter()?;
         // SAFETY: the event lives.
-        unsafe { check!(functions, cuEventSynchronize(event.raw())) }
+        unsafe { enter!(self, cuEventSynchronize(event.raw())) }
     }
 
     fn elapsed_ms(&self, from: &Event, to: &Event) -> Result<f32> {
-        let functions = self.enter()?;
         let mut elapsed_ms = 0.0;
         // SAFETY: both live; writes one number.
-        unsafe { check!(functions, cuEventElapsedTime(&mut elapsed_ms, from.raw(), to.raw())) }?;
+        unsafe { enter!(self, cuEventElapsedTime(&mut elapsed_ms, from.raw(), to.raw())) }?;
         Ok(elapsed_ms)
     }
 
     unsafe fn upload(&self, stream: &Stream, from: *const u8, to: u64, bytes: usize) -> Result<()> {
-        let functions = self.enter()?;
         // SAFETY: the caller's promise.
-        unsafe { check!(functions, cuMemcpyHtoDAsync_v2(to, from.cast(), bytes, stream.raw())) }
+        unsafe { enter!(self, cuMemcpyHtoDAsync_v2(to, from.cast(), bytes, stream.raw())) }
     }
 
     unsafe fn download(&self, stream: &Stream, from: u64, to: *mut u8, bytes: usize) -> Result<()> {
-        let functions = self.enter()?;
         // SAFETY: the caller's promise.
-        unsafe { check!(functions, cuMemcpyDtoHAsync_v2(to.cast(), from, bytes, stream.raw())) }
+        unsafe { enter!(self, cuMemcpyDtoHAsync_v2(to.cast(), from, bytes, stream.raw())) }
     }
 
     unsafe fn copy(&self, stream: &Stream, from: u64, to: u64, bytes: usize) -> Result<()> {
-        let functions = self.enter()?;
         // SAFETY: the caller's promise.
-        unsafe { check!(functions, cuMemcpyDtoDAsync_v2(to, from, bytes, stream.raw())) }
+        unsafe { enter!(self, cuMemcpyDtoDAsync_v2(to, from, bytes, stream.raw())) }
     }
 
     unsafe fn fill(&self, stream: &Stream, to: u64, word: u32, words: usize) -> Result<()> {
-        let functions = self.enter()?;
         // SAFETY: the caller's promise.
-        unsafe { check!(functions, cuMemsetD32Async(to, word, words, stream.raw())) }
+        unsafe { enter!(self, cuMemsetD32Async(to, word, words, stream.raw())) }
     }
 
     unsafe fn launch(&self, stream: &Stream, launch: &Launch<'_, Self>) -> Result<()> {
-        let functions = self.enter()?;
         let mut overlap = CUlaunchAttribute {
             id: CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
             pad: [0; 4],
@@ -277,7 +264,7 @@ impl Driver for CudaDriver {
         let mut arguments = launch.arguments.pointers();
         let raw = launch.function.raw.raw();
         // SAFETY: the caller's promise; the driver reads as many arguments as the function has parameters.
-        unsafe { check!(functions, cuLaunchKernelEx(&config, raw, arguments.as_mut_ptr(), null_mut())) }
+        unsafe { enter!(self, cuLaunchKernelEx(&config, raw, arguments.as_mut_ptr(), null_mut())) }
     }
 
     fn ready_gemm(&self) -> Result<()> {
@@ -318,9 +305,8 @@ impl Driver for CudaDriver {
     }
 
     unsafe fn play(&self, stream: &Stream, graph: &Graph) -> Result<()> {
-        let functions = self.enter()?;
         // SAFETY: the caller's promise.
-        unsafe { check!(functions, cuGraphLaunch(graph.raw(), stream.raw())) }
+        unsafe { enter!(self, cuGraphLaunch(graph.raw(), stream.raw())) }
     }
 
     fn load(&self, language: KernelLanguage, text: &str) -> Result<Code> {
@@ -354,9 +340,8 @@ impl Driver for CudaDriver {
             }
             let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
             let value = c_int::try_from(*dynamic_local_bytes).unwrap_or(c_int::MAX);
-            let functions = self.enter()?;
             // SAFETY: the function lives.
-            unsafe { check!(functions, cuFuncSetAttribute(raw.raw(), attribute, value)) }?;
+            unsafe { enter!(self, cuFuncSetAttribute(raw.raw(), attribute, value)) }?;
         }
         let entry = code.entries.get(name).copied();
         let waits = entry.is_some_and(|entry| entry.waits_for_grids);

@@ -47,21 +47,12 @@ fn is(code: u32, list: &[CUresult]) -> bool {
 
 /// The error of a call that returned this code, which the driver calls `name`.
 pub(crate) fn failure(call: &str, code: u32, name: Option<&str>) -> Error {
-    let text = name.map_or_else(|| call.to_string(), |name| format!("{call} ({name})"));
-    if code == CONTAINED || is(code, STICKY) {
-        return Error::Lost { cause: format!("{text} failed with code {code}") };
-    }
-    Error::Api { call: text, code: i64::from(code) }
+    Error::of_call(call, code.into(), name, code == CONTAINED || is(code, STICKY))
 }
 
 /// The same for calls that allocate.
 pub(crate) fn allocation_failure(error: Error, wanted: u64) -> Error {
-    match error {
-        Error::Api { code, .. } if code == i64::from(CUresult::CUDA_ERROR_OUT_OF_MEMORY as u32) => {
-            Error::OutOfMemory { wanted, free: None }
-        }
-        other => other,
-    }
+    error.or_shortage(|code| code == CUresult::CUDA_ERROR_OUT_OF_MEMORY as i64, wanted)
 }
 
 /// The same for calls that load code, with the compiler's log.

@@ -5,8 +5,8 @@
 use crate::api::{Context, Functions, check, version};
 use cudarc::driver::sys::{CUdevice, CUdevice_attribute as Attribute, CUuuid};
 use ragtag_hal::{
-    Adapter, AdapterKind, Caps, Clocks, Feature, Features, HeapKind, KernelLanguage, Memory, MemoryHandle,
-    MemorySharing, MemorySource, PciAddress, PhysicalIdentity, QueueLayout, Result,
+    Adapter, AdapterKind, Caps, Clocks, DriverInfo, Feature, Features, HeapKind, KernelLanguage, Memory,
+    MemoryHandle, MemorySharing, MemorySource, PciAddress, PhysicalIdentity, QueueLayout, Result,
 };
 use std::collections::BTreeSet;
 use std::ffi::{CStr, c_char};
@@ -19,15 +19,16 @@ const BINDING_ALIGNMENT_BYTES: u64 = 16;
 /// Bytes for a device's name.
 const NAME_BYTES: usize = 256;
 
+pub(crate) type Found = ragtag_hal::Found<Native>;
+
 /// A device of the driver.
 #[derive(Clone, Debug)]
-pub(crate) struct Found {
+pub(crate) struct Native {
     pub(crate) device: CUdevice,
     /// Major and minor number.
     pub(crate) capability: (i32, i32),
     /// Memory comes from stream-ordered pools.
     pub(crate) pools: bool,
-    pub(crate) adapter: Adapter,
 }
 
 /// What adapters are called and what all of them take besides PTX.
@@ -137,7 +138,7 @@ fn device(functions: &Functions, ordinal: i32, common: &Common<'_>) -> Result<Fo
         caps: Caps { sharing, clocks, ..limits.caps(capability, (common.compiles)(capability)) },
     };
     let pools = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)? != 0;
-    Ok(Found { device, capability, pools, adapter })
+    Ok(Found { adapter, native: Native { device, capability, pools } })
 }
 
 fn name(functions: &Functions, device: CUdevice) -> Result<String> {
@@ -162,15 +163,14 @@ fn total_bytes(functions: &Functions, device: CUdevice) -> Result<u64> {
     Ok(bytes as u64)
 }
 
-/// The driver in words, with what the user told it to hide.
-fn driver(number: i32) -> String {
-    let driver = match release() {
-        Some(release) => format!("CUDA {}, driver {release}", version(number)),
-        None => format!("CUDA {}", version(number)),
-    };
-    match std::env::var("CUDA_VISIBLE_DEVICES") {
-        Ok(visible) => format!("{driver}, CUDA_VISIBLE_DEVICES={visible}"),
-        Err(_) => driver,
+/// The driver, with what the user told it to hide.
+fn driver(number: i32) -> DriverInfo {
+    let release = release().map_or_else(String::new, |release| format!(", driver {release}"));
+    let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
+    DriverInfo {
+        name: format!("CUDA {}{release}", version(number)),
+        hidden_by: visible.map(|visible| format!("CUDA_VISIBLE_DEVICES={visible}")),
+        ..DriverInfo::default()
     }
 }
 

@@ -102,16 +102,17 @@ fn launches_run_in_order_whether_they_overlap_or_not() {
 #[test]
 fn functions_are_held_to_their_abi() {
     each(&subject(), |mut bench| {
-        let short = module(plain().replace(".param .u64 from, ", "").replace("[from]", "[to]").into());
+        let short = module(source().replace(".param .u64 from, ", "").replace("[from]", "[to]").into());
         let error = bench.device.create_module(ModuleId(1), &short).unwrap_err();
         assert!(matches!(&error, Error::Invalid { what } if what.contains("3 parameters")), "{error}");
         let mut greedy = function("scale");
         greedy.dynamic_local_bytes = 64 << 20;
-        let error = bench.device.create_module(ModuleId(1), &module_of(KernelLanguage::Ptx, plain(), greedy));
+        let error =
+            bench.device.create_module(ModuleId(1), &module_of(KernelLanguage::Ptx, source(), greedy));
         assert!(matches!(&error, Err(Error::Unsupported { .. })), "{error:?}");
         let mut local = function("scale");
         local.dynamic_local_bytes = u32::try_from(bench.device.adapter().caps.local_memory_bytes).unwrap();
-        bench.device.create_module(ModuleId(1), &module_of(KernelLanguage::Ptx, plain(), local)).unwrap();
+        bench.device.create_module(ModuleId(1), &module_of(KernelLanguage::Ptx, source(), local)).unwrap();
         computes(&mut bench, 1);
     });
 }

@@ -18,6 +18,7 @@ use crate::faults::{Faults, Faulty};
 use crate::ids::{BufferId, DeviceId, ModuleId, Point, ProgramId, QueueKind, RegionId, TimelineId};
 use crate::pool::PoolStats;
 use crate::region::HostRegion;
+use crate::throttle::Throttle;
 use crate::timeline::Timeline;
 use commands::{Name, Resources, names};
 pub use leaks::{LeakWatch, Leaks};
@@ -104,7 +105,7 @@ impl Checked {
         if faults == Faults::default() {
             return Ok(Self::new(inner));
         }
-        Ok(Self::new(Box::new(Faulty::new(inner, faults)?)))
+        Ok(Self::new(Box::new(Faulty::new(inner, faults, Throttle::default())?)))
     }
 
     fn check_signal(&self, submission: &Submission) -> Result<()> {
@@ -201,6 +202,10 @@ impl Device for Checked {
 
     fn timeline(&self, queue: QueueKind) -> Arc<Timeline> {
         Arc::clone(&self.own[queue.index()].timeline)
+    }
+
+    fn timeline_for_others(&self, queue: QueueKind) -> Arc<Timeline> {
+        self.inner.timeline_for_others(queue)
     }
 
     fn import_timeline(&mut self, timeline: Arc<Timeline>) -> Result<()> {

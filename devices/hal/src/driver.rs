@@ -121,7 +121,4 @@ pub trait Driver: Send + Sync + Sized + 'static {
     /// # Errors
     /// If the driver refuses.
     fn prepare(&self, steps: &[Step<Self>], program: bool) -> Result<Self::Recording>;
-
-    /// Called before programs are dropped. None of them is in flight.
-    fn before_drop(&self) {}
 }

@@ -81,6 +81,23 @@ impl Error {
         Error::Invalid { what: what.into() }
     }
 
+    /// The error of a call of an API that returned this code, which the API calls `name`. After some codes the device is lost.
+    pub fn of_call(call: &str, code: i64, name: Option<&str>, is_lost: bool) -> Self {
+        let call = name.map_or_else(|| call.to_string(), |name| format!("{call} ({name})"));
+        match is_lost {
+            true => Error::Lost { cause: format!("{call} failed with code {code}") },
+            false => Error::Api { call, code },
+        }
+    }
+
+    /// The same for a call that allocates `wanted` bytes: some codes mean too little memory then.
+    pub fn or_shortage(self, is_shortage: impl FnOnce(i64) -> bool, wanted: u64) -> Self {
+        match self {
+            Error::Api { code, .. } if is_shortage(code) => Error::OutOfMemory { wanted, free: None },
+            other => other,
+        }
+    }
+
     /// Whether less of something would have fitted.
     pub fn is_out_of_memory(&self) -> bool {
         matches!(self.root(), Error::OutOfMemory { .. } | Error::AllocationTooLarge { .. })

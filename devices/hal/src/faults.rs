@@ -2,18 +2,19 @@
 //!
 //! For tests of everything that stands above a device. [`Faulty`] lies between a backend and
 //! [`Checked`](crate::Checked), so that the caller's contract holds as ever; what a backend does is done, only the news of
-//! it may come late or never. This module must not know any API.
+//! it may come late or never. It also carries out a [`Throttle`]. This module must not know any API.
 
 mod mirror;
 
 use crate::backend::{Adapter, Device, Memory, Timing};
 use crate::command::{Command, Module, Submission, Work};
 use crate::error::{Error, Result};
-use crate::ids::{BufferId, DeviceId, ModuleId, ProgramId, QueueKind, RegionId};
+use crate::ids::{BufferId, DeviceId, ModuleId, Point, ProgramId, QueueKind, RegionId, TimelineId};
 use crate::pool::PoolStats;
 use crate::region::HostRegion;
+use crate::throttle::Throttle;
 use crate::timeline::Timeline;
-use mirror::{Mirror, News};
+use mirror::{Due, Mirror, News};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -82,6 +83,11 @@ pub(crate) struct Faulty {
     mirror: Option<Mirror>,
     inner: Box<dyn Device>,
     faults: Faults,
+    throttle: Throttle,
+    /// Timelines of other devices, which work of a throttled queue may wait for.
+    imported: HashMap<TimelineId, Arc<Timeline>>,
+    /// The last submission to the compute queue.
+    computes: Option<Point>,
     allocations: u64,
     submissions: u64,
     commands: u64,
@@ -92,15 +98,47 @@ pub(crate) struct Faulty {
 }
 
 impl Faulty {
-    /// Puts faults above a device.
+    /// Puts faults and a throttle above a device.
     ///
     /// # Errors
     /// If the system gives no thread where one is needed.
-    pub(crate) fn new(mut inner: Box<dyn Device>, faults: Faults) -> Result<Self> {
-        let mirror = faults.touch_timelines().then(|| Mirror::new(inner.as_mut())).transpose()?;
-        let (allocations, submissions, commands) = (0, 0, 0);
-        let programs = HashMap::new();
-        Ok(Self { mirror, inner, faults, allocations, submissions, commands, programs, loss: None })
+    pub(crate) fn new(mut inner: Box<dyn Device>, faults: Faults, throttle: Throttle) -> Result<Self> {
+        let queues = faults.touch_timelines() || throttle.duty_percent.is_some();
+        let mirrors = queues || throttle.link_bytes_per_s.is_some();
+        let mirror = mirrors.then(|| Mirror::new(inner.as_mut(), queues, throttle)).transpose()?;
+        Ok(Self {
+            mirror,
+            inner,
+            faults,
+            throttle,
+            imported: HashMap::new(),
+            computes: None,
+            allocations: 0,
+            submissions: 0,
+            commands: 0,
+            programs: HashMap::new(),
+            loss: None,
+        })
+    }
+
+    /// The mirror, if it stands for the device's queues.
+    fn queues(&self) -> Option<&Mirror> {
+        self.mirror.as_ref().filter(|mirror| mirror.has_queues())
+    }
+
+    /// When a submission is over. With a duty, a submission to the compute queue begins when the one before has rested.
+    fn due(&mut self, submission: &mut Submission) -> Due {
+        let (queue, signal) = (submission.queue, submission.signal);
+        if queue != QueueKind::Compute || self.throttle.duty_percent.is_none() {
+            return Due::After(self.faults.delay(queue, signal.value));
+        }
+        submission.waits.extend(self.computes.replace(signal));
+        let timeline = |point: &Point| match point.timeline.device == self.inner.id() {
+            true => Some(self.timeline(point.timeline.queue)),
+            false => self.imported.get(&point.timeline).cloned(),
+        };
+        let waits = submission.waits.iter().filter_map(|point| Some((timeline(point)?, point.value)));
+        Due::Rested(waits.collect())
     }
 
     /// A lost device says so to every call.
@@ -112,7 +150,7 @@ impl Faulty {
     }
 
     fn poison(&self, queue: QueueKind, error: &Error) {
-        match &self.mirror {
+        match self.queues() {
             Some(mirror) => mirror.fail(queue, error),
             None => self.inner.timeline(queue).fail(error.clone()),
         }
@@ -143,14 +181,24 @@ impl Device for Faulty {
     }
 
     fn timeline(&self, queue: QueueKind) -> Arc<Timeline> {
+        self.queues().map_or_else(|| self.inner.timeline(queue), |mirror| mirror.timeline(queue))
+    }
+
+    fn timeline_for_others(&self, queue: QueueKind) -> Arc<Timeline> {
         match &self.mirror {
-            Some(mirror) => mirror.timeline(queue),
-            None => self.inner.timeline(queue),
+            Some(mirror) if queue == QueueKind::Download && self.throttle.link_bytes_per_s.is_some() => {
+                mirror.link()
+            }
+            _ => self.timeline(queue),
         }
     }
 
     fn import_timeline(&mut self, timeline: Arc<Timeline>) -> Result<()> {
         self.check_there()?;
+        if let Some(mirror) = self.mirror.as_ref().filter(|_| self.throttle.duty_percent.is_some()) {
+            mirror.listen(&timeline);
+            self.imported.insert(timeline.id(), Arc::clone(&timeline));
+        }
         self.inner.import_timeline(timeline)
     }
 
@@ -242,18 +290,47 @@ impl Device for Faulty {
             return Err(error);
         }
         let doomed = self.dooms(&submission.work);
-        let Some(mirror) = &self.mirror else { return self.inner.submit(submission) };
-        if doomed {
-            // What comes after it does not run either; nobody knows yet.
-            mirror.expect(queue, News::Loss);
-            return Ok(());
+        if self.mirror.is_none() {
+            return self.inner.submit(submission);
         }
-        mirror.expect(queue, News::Done { value, delay: self.faults.delay(queue, value) });
-        mirror.redirect(&mut submission.waits);
+        let due = self.due(&mut submission);
+        if let Some(mirror) = self.queues() {
+            if doomed {
+                // What comes after it does not run either; nobody knows yet.
+                mirror.expect(queue, News::Loss);
+                return Ok(());
+            }
+            mirror.expect(queue, News::Done { value, due });
+            mirror.redirect(&mut submission.waits);
+        }
+        if let (Some(mirror), QueueKind::Download, Work::Commands(commands)) =
+            (&self.mirror, queue, &submission.work)
+            && self.throttle.link_bytes_per_s.is_some()
+        {
+            mirror.expect_on_link(News::Done { value, due: Due::Carried(downloaded(commands)) });
+        }
         self.inner.submit(submission)
     }
 
+    /// Rest counts as the submission's time.
     fn take_timings(&mut self, timings: &mut Vec<Timing>) {
+        let start = timings.len();
         self.inner.take_timings(timings);
+        if let Some(percent) = self.throttle.duty_percent {
+            let computed = |timing: &&mut Timing| timing.point.timeline.queue == QueueKind::Compute;
+            for timing in timings[start..].iter_mut().filter(computed) {
+                let worked_ns = timing.end_ns - timing.start_ns;
+                timing.end_ns = timing.start_ns + worked_ns * 100 / u64::from(percent.clamp(1, 100));
+            }
+        }
     }
+}
+
+/// Bytes that commands copy to the host.
+fn downloaded(commands: &[Command]) -> u64 {
+    let bytes = |command: &Command| match command {
+        Command::Download { from, .. } => from.bytes,
+        _ => 0,
+    };
+    commands.iter().map(bytes).sum()
 }

@@ -28,7 +28,6 @@ mod caps;
 mod checked;
 mod command;
 pub mod driver;
-mod duty;
 mod error;
 mod exit;
 mod faults;
@@ -38,12 +37,13 @@ mod ids;
 pub mod lanes;
 pub mod pool;
 mod region;
+mod throttle;
 mod timeline;
 
 pub use anticipation::{Anticipation, Outcome, Turn};
 pub use backend::{
-    Adapter, AdapterKind, Backend, Device, HeapKind, Limits, Memory, MemorySource, PciAddress,
-    PhysicalIdentity, Timing,
+    Adapter, AdapterKind, Backend, Device, DriverInfo, Found, HeapKind, Label, Limits, Memory, MemorySource,
+    PciAddress, PhysicalIdentity, Timing,
 };
 pub use caps::{Caps, Clocks, Feature, Features, KernelLanguage, MemoryHandle, MemorySharing, QueueLayout};
 pub use checked::{Checked, LeakWatch, Leaks};
@@ -51,7 +51,6 @@ pub use command::{
     Access, Binding, BufferRange, Command, DeviceFunction, Dispatch, EntryAbi, LinkedEntry, Module,
     ModuleSource, Submission, TextEntry, Work,
 };
-pub use duty::Duty;
 pub use error::{Error, Result, Unavailable};
 pub use exit::exit_in_words;
 pub use faults::Faults;
@@ -60,4 +59,5 @@ pub use host::{HostBinding, HostCall, HostFn};
 pub use ids::{BufferId, DeviceId, ModuleId, Point, ProgramId, QueueKind, RegionId, TimelineId};
 pub use pool::{Pool, PoolLimits, PoolStats};
 pub use region::{HostRegion, Lease, LeaseMut, Reservation};
+pub use throttle::Throttle;
 pub use timeline::{Progress, Timeline};

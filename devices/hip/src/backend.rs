@@ -6,8 +6,8 @@ use crate::driver::HipDriver;
 use crate::probe::{Found, probe};
 use crate::program::Programs;
 use ragtag_hal::cache::{Folder, default_folder};
-use ragtag_hal::{Adapter, Backend, Device, DeviceId, Error, Limits, Result, Unavailable};
-use ragtag_stream::Pins;
+use ragtag_hal::{Adapter, Backend, Device, DeviceId, Limits, Result, Unavailable};
+use ragtag_stream::{Pins, StreamDevice, open};
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -48,14 +48,15 @@ impl HipBackend {
 
     fn device(
         &self,
-        (adapter, id): &(Adapter, DeviceId),
         found: &Found,
+        adapter: &Adapter,
+        id: DeviceId,
         limits: &Limits,
-    ) -> Result<Box<dyn Device>> {
+    ) -> Result<StreamDevice<HipDriver>> {
         let folder = self.config.cache_folder.clone().map(Folder::new);
         let programs = Programs::new(found, self.config.compiler.clone(), folder);
         let driver = Arc::new(HipDriver::new(found, programs)?);
-        Ok(Box::new(ragtag_stream::open(*id, adapter.clone(), driver, Arc::clone(&self.pins), limits)?))
+        open(id, adapter.clone(), driver, Arc::clone(&self.pins), limits)
     }
 }
 
@@ -65,20 +66,12 @@ impl Backend for HipBackend {
     }
 
     fn probe(&self) -> std::result::Result<Vec<Adapter>, Unavailable> {
-        Ok(probe(NAME, true)?.into_iter().map(|found| found.adapter).collect())
+        Ok(Found::adapters(probe(NAME, true)?))
     }
 
     fn open(&self, adapters: &[(Adapter, DeviceId)], limits: &Limits) -> Result<Vec<Box<dyn Device>>> {
         // What was chosen of what the first probe found is in the adapters.
         let present = probe(NAME, false)?;
-        let open = |wanted: &(Adapter, DeviceId)| {
-            let same = |found: &&Found| {
-                found.adapter.label() == wanted.0.label() && found.adapter.name == wanted.0.name
-            };
-            let found = present.iter().find(same);
-            let found = found.ok_or_else(|| Error::invalid(format!("no adapter {}", wanted.0.label())))?;
-            self.device(wanted, found, limits)
-        };
-        adapters.iter().map(open).collect()
+        Found::open_each(&present, adapters, |found, adapter, id| self.device(found, adapter, id, limits))
     }
 }

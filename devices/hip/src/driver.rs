@@ -23,6 +23,13 @@ const PORTABLE: u32 = 1;
 /// `hipStreamCaptureModeThreadLocal`: other threads are not captured and not hindered.
 const CAPTURE_THREAD_LOCAL: i32 = 1;
 
+/// Calls a function of the runtime with the driver's device current on this thread.
+macro_rules! on_device {
+    ($driver:expr, $call:ident, $function:ident($($argument:expr),* $(,)?)) => {
+        $driver.select().and_then(|()| $call!($driver.api.functions, $function($($argument),*)))
+    };
+}
+
 /// Something of the driver, given back when it is dropped.
 pub(crate) struct Object {
     api: &'static Api,
@@ -107,11 +114,10 @@ impl HipDriver {
     fn products(&self) -> Result<Products> {
         let none = || Error::Unsupported { what: "products without rocBLAS".into() };
         let blas = blas(self.api).ok_or_else(none)?;
-        self.select()?;
         let mut address = ptr::null_mut();
         // SAFETY: it writes an address.
         let allocated =
-            unsafe { call!(self.api.functions, hipMalloc(&raw mut address, WORKSPACE_BYTES as usize)) };
+            unsafe { on_device!(self, call, hipMalloc(&raw mut address, WORKSPACE_BYTES as usize)) };
         allocated.map_err(|error| allocation_failure(error, WORKSPACE_BYTES))?;
         let workspace = self.object(address, self.api.functions.hipFree);
         let mut handle = ptr::null_mut();
@@ -129,10 +135,9 @@ impl HipDriver {
 
     /// Loads a code object.
     fn module(&self, code: &[u8]) -> Result<Object> {
-        self.select()?;
         let mut handle = ptr::null_mut();
         // SAFETY: the code says itself how long it is; it was made by the compiler, or kept with its checksum.
-        unsafe { call!(self.api.functions, hipModuleLoadData(&raw mut handle, code.as_ptr())) }?;
+        unsafe { on_device!(self, call, hipModuleLoadData(&raw mut handle, code.as_ptr())) }?;
         Ok(self.object(handle, self.api.functions.hipModuleUnload))
     }
 
@@ -146,9 +151,8 @@ impl HipDriver {
         bytes: usize,
         kind: i32,
     ) -> Result<()> {
-        self.select()?;
         // SAFETY: by the caller's promise.
-        unsafe { call!(self.api.functions, hipMemcpyAsync(to, from, bytes, kind, stream.handle)) }
+        unsafe { on_device!(self, call, hipMemcpyAsync(to, from, bytes, kind, stream.handle)) }
     }
 }
 
@@ -207,51 +211,44 @@ impl Driver for HipDriver {
     }
 
     unsafe fn pin(&self, pointer: *mut u8, bytes: usize) -> Result<()> {
-        self.select()?;
         // SAFETY: the bytes stay allocated as long as they are pinned, by the caller's promise.
-        unsafe { call!(self.api.functions, hipHostRegister(pointer.cast(), bytes, PORTABLE)) }
+        unsafe { on_device!(self, call, hipHostRegister(pointer.cast(), bytes, PORTABLE)) }
     }
 
     unsafe fn unpin(&self, pointer: *mut u8) -> Result<()> {
-        self.select()?;
         // SAFETY: nothing copies from it or to it, by the caller's promise.
-        unsafe { call!(self.api.functions, hipHostUnregister(pointer.cast())) }
+        unsafe { on_device!(self, call, hipHostUnregister(pointer.cast())) }
     }
 
     fn stream(&self) -> Result<Object> {
-        self.select()?;
         let mut handle = ptr::null_mut();
         // SAFETY: it writes a handle.
         unsafe {
-            call!(self.api.functions, hipStreamCreateWithFlags(&raw mut handle, NON_BLOCKING))?;
+            on_device!(self, call, hipStreamCreateWithFlags(&raw mut handle, NON_BLOCKING))?;
         }
         Ok(self.object(handle, self.api.functions.hipStreamDestroy))
     }
 
     fn finish(&self, stream: &Object) -> Result<()> {
-        self.select()?;
         // SAFETY: a stream of this device.
-        unsafe { call!(self.api.functions, hipStreamSynchronize(stream.handle)) }
+        unsafe { on_device!(self, call, hipStreamSynchronize(stream.handle)) }
     }
 
     fn event(&self) -> Result<Object> {
-        self.select()?;
         let mut handle = ptr::null_mut();
         // SAFETY: it writes a handle.
-        unsafe { call!(self.api.functions, hipEventCreateWithFlags(&raw mut handle, BLOCKING_SYNC)) }?;
+        unsafe { on_device!(self, call, hipEventCreateWithFlags(&raw mut handle, BLOCKING_SYNC)) }?;
         Ok(self.object(handle, self.api.functions.hipEventDestroy))
     }
 
     fn record(&self, event: &Object, stream: &Object) -> Result<()> {
-        self.select()?;
         // SAFETY: an event and a stream of this device.
-        unsafe { call!(self.api.functions, hipEventRecord(event.handle, stream.handle)) }
+        unsafe { on_device!(self, call, hipEventRecord(event.handle, stream.handle)) }
     }
 
     fn wait(&self, stream: &Object, event: &Object) -> Result<()> {
-        self.select()?;
         // SAFETY: as above.
-        unsafe { call!(self.api.functions, hipStreamWaitEvent(stream.handle, event.handle, 0)) }
+        unsafe { on_device!(self, call, hipStreamWaitEvent(stream.handle, event.handle, 0)) }
     }
 
     fn has_passed(&self, event: &Object) -> bool {
@@ -261,17 +258,15 @@ impl Driver for HipDriver {
     }
 
     fn synchronise(&self, event: &Object) -> Result<()> {
-        self.select()?;
         // SAFETY: an event of this device.
-        unsafe { call!(self.api.functions, hipEventSynchronize(event.handle)) }
+        unsafe { on_device!(self, call, hipEventSynchronize(event.handle)) }
     }
 
     fn elapsed_ms(&self, from: &Object, to: &Object) -> Result<f32> {
-        self.select()?;
         let mut milliseconds = 0.0;
         // SAFETY: it writes one number.
         unsafe {
-            call!(self.api.functions, hipEventElapsedTime(&raw mut milliseconds, from.handle, to.handle))?;
+            on_device!(self, call, hipEventElapsedTime(&raw mut milliseconds, from.handle, to.handle))?;
         }
         Ok(milliseconds)
     }
@@ -292,21 +287,20 @@ impl Driver for HipDriver {
     }
 
     unsafe fn fill(&self, stream: &Object, to: u64, word: u32, words: usize) -> Result<()> {
-        self.select()?;
         let word = word.cast_signed();
         // SAFETY: the range is valid and nobody else's until the fill has ended, by the caller's promise.
-        unsafe { call!(self.api.functions, hipMemsetD32Async(handle(to), word, words, stream.handle)) }
+        unsafe { on_device!(self, call, hipMemsetD32Async(handle(to), word, words, stream.handle)) }
     }
 
     unsafe fn launch(&self, stream: &Object, launch: &Launch<'_, Self>) -> Result<()> {
-        self.select()?;
         let ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]) = (launch.grid, launch.work_group);
         let mut arguments = launch.arguments.pointers();
         // SAFETY: the arguments are what the function takes, by the caller's promise; they are read before this
         // returns.
         unsafe {
-            call!(
-                self.api.functions,
+            on_device!(
+                self,
+                call,
                 hipModuleLaunchKernel(
                     launch.function.handle,
                     grid_x,
@@ -379,11 +373,8 @@ impl Driver for HipDriver {
     }
 
     fn begin_capture(&self, stream: &Object) -> Result<()> {
-        self.select()?;
         // SAFETY: a stream of this device.
-        unsafe {
-            call_optional!(self.api.functions, hipStreamBeginCapture(stream.handle, CAPTURE_THREAD_LOCAL))
-        }
+        unsafe { on_device!(self, call_optional, hipStreamBeginCapture(stream.handle, CAPTURE_THREAD_LOCAL)) }
     }
 
     fn end_capture(&self, stream: &Object) -> Result<Object> {
@@ -407,9 +398,8 @@ impl Driver for HipDriver {
     }
 
     unsafe fn play(&self, stream: &Object, graph: &Object) -> Result<()> {
-        self.select()?;
         // SAFETY: a graph of this device whose last launch has ended, by the caller's promise.
-        unsafe { call_optional!(self.api.functions, hipGraphLaunch(graph.handle, stream.handle)) }
+        unsafe { on_device!(self, call_optional, hipGraphLaunch(graph.handle, stream.handle)) }
     }
 
     fn load(&self, language: KernelLanguage, text: &str) -> Result<Object> {
@@ -427,13 +417,12 @@ impl Driver for HipDriver {
                 format!("{dynamic_local_bytes} bytes of local memory for {name}; the device has {has}");
             return Err(Error::Unsupported { what });
         }
-        self.select()?;
         let c_name =
             CString::new(name.as_str()).map_err(|_| Error::invalid(format!("a function named {name:?}")))?;
         let mut handle = ptr::null_mut();
         // SAFETY: a module of this device, and a name that ends with a zero; it writes a handle.
         let found = unsafe {
-            call!(self.api.functions, hipModuleGetFunction(&raw mut handle, module.handle, c_name.as_ptr()))
+            on_device!(self, call, hipModuleGetFunction(&raw mut handle, module.handle, c_name.as_ptr()))
         };
         match found {
             Ok(()) => Ok(Function { handle, _module: Arc::clone(module) }),
@@ -443,12 +432,12 @@ impl Driver for HipDriver {
     }
 
     fn facts(&self, function: &Function) -> Result<Facts> {
-        self.select()?;
         let mut items = 0;
         // SAFETY: a function of this device; it writes one number.
         unsafe {
-            call!(
-                self.api.functions,
+            on_device!(
+                self,
+                call,
                 hipFuncGetAttribute(&raw mut items, FUNCTION_MAX_THREADS, function.handle)
             )?;
         }

@@ -21,21 +21,12 @@ const LOST: [i32; 7] = [
 
 /// The error of a call that returned this code.
 pub(crate) fn failure(call: &str, returned: i32) -> Error {
-    let text = name(returned).map_or_else(|| call.to_string(), |name| format!("{call} ({name})"));
-    if LOST.contains(&returned) {
-        return Error::Lost { cause: format!("{text} failed with code {returned}") };
-    }
-    Error::Api { call: text, code: i64::from(returned) }
+    Error::of_call(call, returned.into(), name(returned), LOST.contains(&returned))
 }
 
 /// The same for calls that allocate.
 pub(crate) fn allocation_failure(error: Error, wanted: u64) -> Error {
-    match error {
-        Error::Api { code, .. } if code == i64::from(code::OUT_OF_MEMORY) => {
-            Error::OutOfMemory { wanted, free: None }
-        }
-        other => other,
-    }
+    error.or_shortage(|code| code == code::OUT_OF_MEMORY.into(), wanted)
 }
 
 /// Names of `hipError_t`, as far as people are likely to meet them.

@@ -6,8 +6,8 @@ use crate::api::symbols::attribute;
 use crate::api::{Api, Compiler, api, blas, compiler};
 use crate::architecture::Architecture;
 use ragtag_hal::{
-    Adapter, AdapterKind, Caps, Clocks, Feature, GemmLibrary, HeapKind, KernelLanguage, Memory, MemoryHandle,
-    MemorySharing, MemorySource, PhysicalIdentity, QueueLayout, Result, Unavailable,
+    Adapter, AdapterKind, Caps, Clocks, DriverInfo, Feature, GemmLibrary, HeapKind, KernelLanguage, Memory,
+    MemoryHandle, MemorySharing, MemorySource, PhysicalIdentity, QueueLayout, Result, Unavailable,
 };
 
 /// Alignment of a binding's offset: the widest load of a kernel.
@@ -20,10 +20,11 @@ pub(crate) const WORKSPACE_BYTES: u64 = 32 << 20;
 const VISIBILITY: [&str; 4] =
     ["HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"];
 
-/// A device as the probe found it.
+pub(crate) type Found = ragtag_hal::Found<Native>;
+
+/// What a device is opened with.
 #[derive(Clone)]
-pub(crate) struct Found {
-    pub(crate) adapter: Adapter,
+pub(crate) struct Native {
     pub(crate) api: &'static Api,
     pub(crate) compiler: &'static Compiler,
     /// Its number in HIP.
@@ -53,9 +54,9 @@ pub(crate) fn probe(backend: &str, looks_for_gemm: bool) -> std::result::Result<
     let (mut found, mut left_out): (Vec<Found>, _) = (Vec::new(), Vec::new());
     for ordinal in 0..api.devices {
         match describe(backend, found.len() as u32, api, compiler, ordinal, hidden.as_deref()) {
-            Ok((one, architecture)) => {
-                let gemm = looks_for_gemm.then(|| gemm(api, &architecture)).flatten();
-                found.push(with_gemm(one, gemm));
+            Ok((mut one, architecture)) => {
+                one.adapter.caps.gemm = looks_for_gemm.then(|| gemm(api, &architecture)).flatten();
+                found.push(one);
             }
             Err(why) => {
                 tracing::debug!(ordinal, %why, "a HIP device is left out");
@@ -75,7 +76,7 @@ pub(crate) fn probe(backend: &str, looks_for_gemm: bool) -> std::result::Result<
 
 /// What the driver promises of a device's memory and of others'.
 fn sharing(found: &[Found], at: usize) -> MemorySharing {
-    let Found { api, ordinal, .. } = found[at];
+    let Native { api, ordinal, .. } = found[at].native;
     let reached =
         found.iter().filter(|other| other.ordinal != ordinal && api.reaches(ordinal, other.ordinal));
     // Windows has other handles.
@@ -85,11 +86,6 @@ fn sharing(found: &[Found], at: usize) -> MemorySharing {
         imports: imports.then_some(MemoryHandle::OpaqueFd).into_iter().collect(),
         ..MemorySharing::default()
     }
-}
-
-fn with_gemm(mut found: Found, gemm: Option<GemmLibrary>) -> Found {
-    found.adapter.caps.gemm = gemm;
-    found
 }
 
 /// The library of products, if it has kernels for the architecture.
@@ -127,19 +123,22 @@ fn describe(
     let integrated = api.attribute(attribute::INTEGRATED, ordinal).unwrap_or(0) != 0;
     let pools = api.version.major >= POOLS_SINCE
         && api.attribute(attribute::MEMORY_POOLS_SUPPORTED, ordinal).unwrap_or(0) != 0;
-    let hidden = hidden.map_or_else(String::new, |hidden| format!(", {hidden}"));
     let adapter = Adapter {
         backend: backend.into(),
         index,
         name,
-        driver: format!("HIP {}, {}{hidden}", api.version, architecture.name()),
+        driver: DriverInfo {
+            name: format!("HIP {}, {}", api.version, architecture.name()),
+            hidden_by: hidden.map(str::to_string),
+            ..DriverInfo::default()
+        },
         kind: if integrated { AdapterKind::Integrated } else { AdapterKind::Discrete },
         identity: PhysicalIdentity { pci: api.pci(ordinal), uuid: api.uuid(ordinal) },
         memory: vec![heap(api, ordinal, integrated, caps.max_allocation_bytes)],
         caps,
     };
     let target = architecture.target.clone();
-    Ok((Found { adapter, api, compiler, ordinal, target, pools }, architecture))
+    Ok((Found { adapter, native: Native { api, compiler, ordinal, target, pools } }, architecture))
 }
 
 fn heap(api: &Api, ordinal: i32, integrated: bool, total_bytes: u64) -> Memory {

@@ -21,7 +21,7 @@ pub(crate) struct Programs {
     folder: Option<Folder>,
     options: Vec<String>,
     /// Names the driver and the compiler.
-    fingerprint: String,
+    fingerprint: Key,
 }
 
 impl Programs {
@@ -33,7 +33,11 @@ impl Programs {
             command,
             folder,
             options: OPTIONS.into_iter().map(String::from).chain([architecture]).collect(),
-            fingerprint: format!("{}\n{}\n{}", found.api.version, compiler.library, compiler.version()),
+            fingerprint: key([
+                found.api.version.to_string().as_bytes(),
+                compiler.library.as_bytes(),
+                compiler.version().to_string().as_bytes(),
+            ]),
         }
     }
 

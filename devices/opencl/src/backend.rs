@@ -7,7 +7,7 @@ use crate::driver::{self, OpenClDevice};
 use crate::probe::{Found, PlatformId, probe};
 use crate::transfer::{TransferMode, transfer_mode};
 use ragtag_hal::cache::{CacheCounters, Folder, Shelf, default_folder};
-use ragtag_hal::{Adapter, Backend, Device, DeviceId, Error, Limits, Result, Unavailable};
+use ragtag_hal::{Adapter, Backend, Device, DeviceId, Limits, Result, Unavailable};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -78,7 +78,7 @@ impl OpenClBackend {
         limits: &Limits,
     ) -> Result<OpenClDevice> {
         let mode = self.config.transfer.unwrap_or_else(|| transfer_mode(&found.memory));
-        found.command_buffers = found.command_buffers.filter(|_| self.config.command_buffers);
+        found.native.command_buffers = found.command_buffers.filter(|_| self.config.command_buffers);
         driver::open(id, found, context, mode, limits)
     }
 
@@ -101,33 +101,24 @@ impl Backend for OpenClBackend {
     }
 
     fn probe(&self) -> std::result::Result<Vec<Adapter>, Unavailable> {
-        Ok(self.found()?.into_iter().map(|found| found.adapter).collect())
+        Ok(Found::adapters(self.found()?))
     }
 
     fn open(&self, adapters: &[(Adapter, DeviceId)], limits: &Limits) -> Result<Vec<Box<dyn Device>>> {
         let present = self.found()?;
-        let find = |(wanted, id): &(Adapter, DeviceId)| {
-            let found = present.iter().find(|found| found.adapter.label() == wanted.label());
-            let same = found.filter(|found| found.adapter.name == wanted.name);
-            same.map(|found| (found, *id))
-                .ok_or_else(|| Error::invalid(format!("no adapter {}", wanted.label())))
-        };
-        let wanted: Vec<(&Found, DeviceId)> = adapters.iter().map(find).collect::<Result<_>>()?;
-        let of = |platform: PlatformId| -> Vec<&Found> {
-            wanted.iter().map(|(found, _)| *found).filter(|found| found.platform == platform).collect()
-        };
-        // A context lives as long as somebody holds it; these go when every device has its own hold.
-        let mut contexts: Vec<Arc<Context>> = Vec::new();
-        let mut devices = Vec::with_capacity(wanted.len());
-        for (found, id) in &wanted {
-            let siblings = of(found.platform);
-            let context = match contexts.iter().find(|context| context.serves(&siblings)) {
-                Some(context) => Arc::clone(context),
-                None => self.context(found.platform, &siblings)?,
-            };
-            contexts.push(Arc::clone(&context));
-            devices.push(Box::new(self.device(*id, (*found).clone(), context, limits)?) as Box<dyn Device>);
-        }
-        Ok(devices)
+        let all: Vec<&Found> =
+            adapters.iter().map(|(wanted, _)| Found::find(&present, wanted)).collect::<Result<_>>()?;
+        // The devices of a platform share a context, which lives as long as somebody holds it.
+        let contexts = all.iter().map(|one| {
+            let siblings: Vec<&Found> =
+                all.iter().copied().filter(|other| other.platform == one.platform).collect();
+            self.context(one.platform, &siblings)
+        });
+        let contexts: Vec<Arc<Context>> = contexts.collect::<Result<_>>()?;
+        let opened = all.iter().zip(adapters).zip(contexts).map(|((found, (_, id)), context)| {
+            self.device(*id, (*found).clone(), context, limits)
+                .map(|device| Box::new(device) as Box<dyn Device>)
+        });
+        opened.collect()
     }
 }

@@ -52,7 +52,7 @@ pub(crate) fn open(
     let queues = [Arc::clone(&compute), new()?, new()?].map(|queue| Queue::new(queue, &clock));
     let pinning = new()?;
     let driver = OpenCl { found, mode, compute, touching: Mutex::default(), pinning, context };
-    DriverDevice::open(Common::new(id, &adapter.label(), limits), adapter, driver, queues, limits)
+    DriverDevice::open(Common::new(id), adapter, driver, queues, limits)
 }
 
 /// A launch of a kernel: the kernel has all its arguments.
@@ -135,13 +135,5 @@ impl Driver for OpenCl {
     fn prepare(&self, steps: &[Step], program: bool) -> Result<Vec<Recorded>> {
         let functions = self.found.command_buffers.filter(|_| program);
         Ok(functions.map_or_else(Vec::new, |functions| recorded(functions, &self.compute, steps)))
-    }
-
-    /// An event says that a command has ended, not that the driver is done with what it used. The programs are not in flight,
-    /// so this waits no longer than for the rest of the queue.
-    fn before_drop(&self) {
-        if let Err(error) = self.compute.finish() {
-            tracing::debug!(%error, "the queue was not finished");
-        }
     }
 }

@@ -17,12 +17,9 @@ pub(crate) fn failure(call: &str, code: cl_int) -> Error {
         "UNKNOWN_ERROR" => None,
         name => Some(name),
     };
-    let text = name.map_or_else(|| call.to_string(), |name| format!("{call} ({name})"));
     // The queues of this crate are valid as long as it uses them: a driver says otherwise once a failure has broken them.
-    if matches!(code, CL_DEVICE_NOT_AVAILABLE | CL_INVALID_COMMAND_QUEUE | NV_ILLEGAL_ACCESS) {
-        return Error::Lost { cause: format!("{text} failed with code {code}") };
-    }
-    Error::Api { call: text, code: i64::from(code) }
+    let lost = matches!(code, CL_DEVICE_NOT_AVAILABLE | CL_INVALID_COMMAND_QUEUE | NV_ILLEGAL_ACCESS);
+    Error::of_call(call, code.into(), name, lost)
 }
 
 /// The same for calls that allocate: codes that mean too little memory then.
@@ -33,12 +30,7 @@ pub(crate) fn allocation_failure(error: Error, wanted: u64) -> Error {
         CL_OUT_OF_HOST_MEMORY,
         CL_INVALID_BUFFER_SIZE,
     ];
-    match error {
-        Error::Api { code, .. } if SHORTAGE.iter().any(|&shortage| i64::from(shortage) == code) => {
-            Error::OutOfMemory { wanted, free: None }
-        }
-        other => other,
-    }
+    error.or_shortage(|code| SHORTAGE.map(i64::from).contains(&code), wanted)
 }
 
 #[cfg(test)]

@@ -16,6 +16,7 @@ use opencl3::device::{
 };
 use opencl3::error_codes::{CL_DEVICE_NOT_FOUND, CL_PLATFORM_NOT_FOUND_KHR, ClError};
 use opencl3::platform::{Platform, platform::get_platform_ids};
+use ragtag_hal::cache::{Key, key};
 use ragtag_hal::{
     Adapter, AdapterKind, Caps, Clocks, Feature, Features, HeapKind, KernelLanguage, Memory, MemorySource,
     PciAddress, PhysicalIdentity, QueueLayout, Unavailable,
@@ -65,16 +66,17 @@ pub(crate) enum FreeMemory {
     Unknown,
 }
 
-/// A device as the probe found it.
+pub(crate) type Found = ragtag_hal::Found<Native>;
+
+/// What a device is opened with.
 #[derive(Clone, Debug)]
-pub(crate) struct Found {
+pub(crate) struct Native {
     pub(crate) platform: PlatformId,
     pub(crate) device: Device,
-    pub(crate) adapter: Adapter,
     /// What programs are compiled with.
     pub(crate) options: String,
     /// Names the platform, the device and the driver in full: compiled programs fit no other.
-    pub(crate) fingerprint: String,
+    pub(crate) fingerprint: Key,
     /// Whether the platform is of OpenCL 2.0 or later.
     pub(crate) modern: bool,
     pub(crate) command_buffers: Option<CommandBuffers>,
@@ -171,26 +173,27 @@ fn describe(backend: &str, index: u32, id: cl_platform_id, device: Device) -> Re
     let adapter = Adapter {
         backend: backend.into(),
         index,
-        driver: format!("{platform_name}, {}, driver {driver}", first_words(&version)),
+        driver: format!("{platform_name}, {}, driver {driver}", first_words(&version)).into(),
         kind,
         identity: PhysicalIdentity { pci: pci(&device, nvidia), uuid: uuid(&device, &extensions) },
         memory: vec![heap],
         caps,
         name: name.clone(),
     };
-    Ok(Found {
+    let parts = [&platform_name, &platform_version, &name, &version, &driver];
+    let native = Native {
         platform: PlatformId(id as usize),
         device,
-        adapter,
         options,
-        fingerprint: [platform_name, platform_version.clone(), name, version, driver].join("\n"),
+        fingerprint: key(parts.map(|part| part.as_bytes())),
         modern: version_of(&platform_version, "OpenCL ") >= (2, 0),
         command_buffers: command_buffers.then(|| CommandBuffers::of(id)).flatten(),
         spir_v,
         memory,
         unified: unified_memory,
         free,
-    })
+    };
+    Ok(Found { adapter, native })
 }
 
 /// Whether kernels as they are here can run at all.

@@ -81,6 +81,9 @@ impl DriverQueue for Queue {
     type Driver = OpenCl;
     type Event = Event;
 
+    /// NVIDIA's driver sometimes crashes in `clReleaseMemObject` a moment after the last event.
+    const USES_AFTER_END: bool = true;
+
     fn enqueue(&self, script: &Arc<Script>, after: &[&Event]) -> Result<Ends<Event>> {
         let ends = self.steps(script, &api::raw(after.iter().copied()))?;
         self.api.flush().map(|()| ends)

@@ -4,20 +4,7 @@
 
 mod support;
 
-use device_bench::suite::cache::Cached;
-use ragtag_opencl::{CacheCounters, OpenClBackend, OpenClConfig};
-use std::path::Path;
+use ragtag_opencl::{OpenClBackend, OpenClConfig};
 use support::*;
 
-impl Cached for Tested {
-    fn counters(&self) -> CacheCounters {
-        self.0.counters()
-    }
-
-    fn anew(&self, folder: Option<&Path>) -> Box<dyn Cached> {
-        let cache_folder = folder.map(Path::to_path_buf);
-        Box::new(Tested(OpenClBackend::new(OpenClConfig { cache_folder, ..config() })))
-    }
-}
-
-device_bench::cache_tests!(subject());
+device_bench::cache_tests!(|cache_folder| OpenClBackend::new(OpenClConfig { cache_folder, ..config() }));

@@ -45,7 +45,7 @@ pub fn open<D: Driver>(
     let queue = || Queue::new(&driver, &clock);
     let queues = [queue()?, queue()?, queue()?];
     let streams = Streams { adapter: adapter.clone(), capture: driver.stream()?, pins, driver };
-    DriverDevice::open(Common::new(id, &adapter.label(), limits), adapter, streams, queues, limits)
+    DriverDevice::open(Common::new(id), adapter, streams, queues, limits)
 }
 
 /// A launch, with its arguments.

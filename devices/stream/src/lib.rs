@@ -12,6 +12,7 @@
 //! | `queue.rs` | a stream, as the lanes of `ragtag-hal` use it |
 //! | `module.rs` | modules and their kernels |
 //! | `memory.rs`, `pins.rs` | memory of the device, pinned memory of the host |
+//! | `library.rs` | libraries that are found when the program runs |
 //! | `clock.rs` | the device's clock in terms of the host's |
 //!
 //! This crate must not know any API, operator, kernel or model.
@@ -19,6 +20,7 @@
 mod clock;
 mod device;
 mod driver;
+mod library;
 mod memory;
 mod module;
 mod pins;
@@ -28,4 +30,5 @@ mod tests;
 
 pub use device::{StreamDevice, Streams, open};
 pub use driver::{Arguments, Driver, Facts, Heap, Launch, Operands};
+pub use library::{Library, places};
 pub use pins::Pins;

@@ -4,19 +4,18 @@
 mod fake;
 
 use crate::{Pins, open};
+use device_bench::{SCALE, all, download, in_time, upload};
 use fake::{Fake, TOTAL_BYTES};
 use ragtag_hal::{
     Access, Adapter, AdapterKind, Binding, BufferId, BufferRange, Caps, Checked, Command, Device,
-    DeviceFunction, DeviceId, Dispatch, EntryAbi, Error, Gemm, GemmEntry, GemmLibrary, HeapKind, HostRegion,
+    DeviceFunction, DeviceId, Dispatch, EntryAbi, Error, Gemm, GemmEntry, GemmLibrary, HeapKind,
     KernelLanguage, Limits, LinkedEntry, Memory, MemorySource, Module, ModuleId, ModuleSource,
-    PhysicalIdentity, Point, ProgramId, QueueKind, RegionId, Result, Submission, TextEntry, Timeline,
+    PhysicalIdentity, Point, ProgramId, QueueKind, RegionId, Result, TextEntry, Throttle, Timeline,
     TimelineId, Work,
 };
+use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::time::Duration;
-
-const PATIENCE: Duration = Duration::from_secs(60);
-const WORDS: u32 = 256;
 
 fn adapter() -> Adapter {
     let free = Some(TOTAL_BYTES);
@@ -34,7 +33,8 @@ fn adapter() -> Adapter {
             source: MemorySource::Api,
         }],
         caps: Caps {
-            languages: [KernelLanguage::Ptx].into(),
+            // One that the bench has no kernel in.
+            languages: [KernelLanguage::CudaC].into(),
             max_allocation_bytes: TOTAL_BYTES,
             max_binding_bytes: TOTAL_BYTES,
             binding_alignment_bytes: 16,
@@ -51,14 +51,6 @@ fn adapter() -> Adapter {
     }
 }
 
-/// Word g of the second binding becomes factor · word g of the first, plus one.
-static SCALE: EntryAbi = EntryAbi {
-    name: "scale",
-    bindings: &[Access::Read, Access::Write],
-    constants: 2,
-    extents: |constants, extents| extents.fill(u64::from(constants[1]) * 4),
-};
-
 /// Waits until the test lets it go on.
 static HOLD: EntryAbi = EntryAbi { name: "hold", bindings: &[], constants: 0, extents: |_, _| {} };
 
@@ -70,24 +62,13 @@ fn module(text: &str, names: &[&str], work_group: [u32; 3]) -> Module {
         function: DeviceFunction { name: name.to_string(), work_group, dynamic_local_bytes: 0 },
     };
     let source =
-        ModuleSource::Text { language: KernelLanguage::Ptx, entries: names.iter().map(entry).collect() };
+        ModuleSource::Text { language: KernelLanguage::CudaC, entries: names.iter().map(entry).collect() };
     let abi = |name: &&str| if *name == "hold" { &HOLD } else { &SCALE };
     Module { name: "test".into(), entries: names.iter().map(abi).collect(), source }
 }
 
-fn all(buffer: u32) -> BufferRange {
-    BufferRange { buffer: BufferId(buffer), offset: 0, bytes: u64::from(WORDS) * 4 }
-}
-
 fn scale(from: u32, to: u32, factor: u32) -> Command {
-    let binding = |buffer, access| Binding { range: all(buffer), access };
-    Command::Dispatch(Dispatch {
-        module: ModuleId(0),
-        entry: 0,
-        bindings: vec![binding(from, Access::Read), binding(to, Access::Write)],
-        constants: vec![factor, WORDS],
-        grid: [4, 1, 1],
-    })
+    device_bench::scale(all(from), all(to), factor)
 }
 
 fn hold() -> Command {
@@ -99,20 +80,24 @@ fn fill(buffer: u32, word: u32) -> Command {
     Command::Fill { to: all(buffer), word }
 }
 
-fn upload(buffer: u32) -> Command {
-    Command::Upload { region: RegionId(0), offset: 0, to: all(buffer) }
-}
-
-fn download(buffer: u32) -> Command {
-    Command::Download { from: all(buffer), region: RegionId(0), offset: 0 }
-}
-
-/// A device with `scale` and `hold` in module 0, buffers 0 to 3 of `WORDS` words, and region 0 for one of them.
+/// A bench over the fake, with `scale` and `hold` in module 0.
 struct Bench {
     fake: Fake,
-    device: Checked,
-    region: Arc<HostRegion>,
-    next: [u64; 3],
+    bench: device_bench::Bench,
+}
+
+impl Deref for Bench {
+    type Target = device_bench::Bench;
+
+    fn deref(&self) -> &Self::Target {
+        &self.bench
+    }
+}
+
+impl DerefMut for Bench {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.bench
+    }
 }
 
 impl Bench {
@@ -121,29 +106,16 @@ impl Bench {
     }
 
     fn of(fake: Fake, pins: &Arc<Pins<Fake>>, id: u16) -> Self {
-        Self::limited(fake, pins, id, &Limits::default())
+        Self::throttled(fake, pins, id, Throttle::default())
     }
 
-    fn limited(fake: Fake, pins: &Arc<Pins<Fake>>, id: u16, limits: &Limits) -> Self {
+    fn throttled(fake: Fake, pins: &Arc<Pins<Fake>>, id: u16, throttle: Throttle) -> Self {
         let driver = Arc::new(fake.clone());
-        let device = open(DeviceId(id), adapter(), driver, Arc::clone(pins), limits).unwrap();
-        let mut device = Checked::new(Box::new(device));
-        device.create_module(ModuleId(0), &module(TEXT, &["scale", "hold"], [64, 1, 1])).unwrap();
-        let region = Arc::new(HostRegion::new(WORDS as usize * 4).unwrap());
-        device.register_region(RegionId(0), Arc::clone(&region)).unwrap();
-        (0..4).for_each(|id| device.create_buffer(BufferId(id), all(id).bytes).unwrap());
-        Self { fake, device, region, next: [0; 3] }
-    }
-
-    fn try_submit(&mut self, queue: QueueKind, work: Work, waits: &[Point]) -> Result<Point> {
-        self.next[queue.index()] += 1;
-        let signal = self.device.timeline(queue).id().at(self.next[queue.index()]);
-        self.device.submit(Submission { queue, work, waits: waits.to_vec(), signal }).map(|()| signal)
-    }
-
-    #[track_caller]
-    fn commands(&mut self, queue: QueueKind, commands: Vec<Command>, waits: &[Point]) -> Point {
-        self.try_submit(queue, Work::Commands(commands), waits).unwrap()
+        let device = open(DeviceId(id), adapter(), driver, Arc::clone(pins), &Limits::default()).unwrap();
+        let device = Checked::new(throttle.over(Box::new(device)).unwrap());
+        let mut bench = device_bench::Bench::new(device);
+        bench.device.create_module(ModuleId(0), &module(TEXT, &["scale", "hold"], [64, 1, 1])).unwrap();
+        Self { fake, bench }
     }
 
     #[track_caller]
@@ -157,21 +129,7 @@ impl Bench {
 
     #[track_caller]
     fn outcome(&self, point: Point) -> Option<Error> {
-        match self.device.timeline(point.timeline.queue).wait(point.value, Some(PATIENCE)) {
-            Ok(passed) => assert!(passed, "{point} takes too long"),
-            Err(error) => return Some(error.root().clone()),
-        }
-        None
-    }
-
-    #[track_caller]
-    fn wait(&self, point: Point) {
-        assert_eq!(self.outcome(point), None, "{point}");
-    }
-
-    fn fill_region(&self, word: u32) {
-        let mut region = self.region.write(0..WORDS as usize * 4).unwrap();
-        region.as_chunks_mut::<4>().0.iter_mut().for_each(|bytes| *bytes = word.to_ne_bytes());
+        self.bench.outcome(point).map(|error| error.root().clone())
     }
 
     /// The word that fills a buffer.
@@ -185,22 +143,17 @@ impl Bench {
     /// The word that fills the region.
     #[track_caller]
     fn region_word(&self) -> u32 {
-        let region = self.region.read(0..WORDS as usize * 4).unwrap();
-        let words = region.as_chunks::<4>().0;
+        let words = self.region_words();
         assert!(words.iter().all(|word| *word == words[0]), "{words:?}");
-        u32::from_ne_bytes(words[0])
+        words[0]
     }
 
     /// Closes the device, after which nothing may be left.
     #[track_caller]
     fn close(self) {
-        let Self { fake, device, region, .. } = self;
-        let closing = std::thread::spawn(move || drop(device));
-        let start = std::time::Instant::now();
-        while !closing.is_finished() {
-            assert!(start.elapsed() < PATIENCE, "closing hangs");
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        let Self { fake, bench } = self;
+        let region = Arc::clone(&bench.region);
+        in_time("closing", move || drop(bench));
         assert_eq!(fake.left(), (0, 0, 0, vec![]));
         assert_eq!(Arc::strong_count(&region), 1);
     }
@@ -218,7 +171,7 @@ fn lost() -> Error {
 fn points_order_what_streams_do() {
     let mut bench = Bench::new();
     for round in 1..200 {
-        bench.fill_region(round);
+        bench.fill_region(|_| round);
         let up = bench.commands(QueueKind::Upload, vec![upload(0)], &[]);
         let computed = bench.compute(vec![fill(1, 0), scale(0, 1, 3), scale(1, 2, 5)], &[up]);
         let down = bench.commands(QueueKind::Download, vec![download(2)], &[computed]);
@@ -231,8 +184,8 @@ fn points_order_what_streams_do() {
 /// A device that works for a quarter of the time: what its work takes counts four times for all who wait for it.
 #[test]
 fn a_duty_holds_back_whatever_waits() {
-    let limits = Limits { duty_percent: [(adapter().label(), 25)].into(), ..Limits::default() };
-    let mut bench = Bench::limited(Fake::default(), &Arc::default(), 0, &limits);
+    let throttle = Throttle { duty_percent: Some(25), ..Throttle::default() };
+    let mut bench = Bench::throttled(Fake::default(), &Arc::default(), 0, throttle);
     let start = std::time::Instant::now();
     let first = bench.compute(vec![hold(), fill(0, 7)], &[]);
     let second = bench.compute(vec![scale(0, 1, 3)], &[]);
@@ -257,8 +210,8 @@ fn a_duty_holds_back_whatever_waits() {
 /// Closing ends a rest of ages.
 #[test]
 fn a_device_that_rests_is_closed_at_once() {
-    let limits = Limits { duty_percent: [(adapter().label(), 1)].into(), ..Limits::default() };
-    let mut bench = Bench::limited(Fake::default(), &Arc::default(), 0, &limits);
+    let throttle = Throttle { duty_percent: Some(1), ..Throttle::default() };
+    let mut bench = Bench::throttled(Fake::default(), &Arc::default(), 0, throttle);
     bench.compute(vec![hold()], &[]);
     std::thread::sleep(Duration::from_secs(1));
     bench.fake.release();
@@ -287,8 +240,8 @@ fn programs_are_graphs_launched_unchanged() {
     bench.device.record(ProgramId(0), vec![upload(0), scale(0, 1, 3), scale(1, 2, 1), download(2)]).unwrap();
     let launches = bench.fake.calls("launch");
     for round in 1..10 {
-        bench.fill_region(round);
-        let ran = bench.try_submit(QueueKind::Compute, Work::Program(ProgramId(0)), &[]).unwrap();
+        bench.fill_region(|_| round);
+        let ran = bench.program(0, &[]);
         bench.wait(ran);
         assert_eq!(bench.region_word(), 3 * round + 2);
     }
@@ -305,7 +258,7 @@ fn programs_that_a_driver_does_not_record_run_all_the_same() {
         bench.fake.refuse(call, Error::Api { call: call.into(), code: 900 });
         bench.device.record(ProgramId(0), vec![fill(0, 4), scale(0, 1, 3), scale(1, 2, 1)]).unwrap();
         for _ in 0..3 {
-            let ran = bench.try_submit(QueueKind::Compute, Work::Program(ProgramId(0)), &[]).unwrap();
+            let ran = bench.program(0, &[]);
             bench.wait(ran);
             assert_eq!(bench.word(2), 14);
         }
@@ -408,7 +361,7 @@ fn a_refused_submission_fails_its_queue_alone() {
 fn a_device_that_is_closed_keeps_what_still_runs() {
     let mut bench = Bench::new();
     bench.device.record(ProgramId(0), vec![hold(), upload(0), scale(0, 1, 3), fill(2, 1)]).unwrap();
-    bench.try_submit(QueueKind::Compute, Work::Program(ProgramId(0)), &[]).unwrap();
+    bench.program(0, &[]);
     let fake = bench.fake.clone();
     let release = std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(20));
@@ -446,8 +399,9 @@ fn a_region_is_pinned_once_for_all_devices() {
     let (fake, pins) = (Fake::default(), Arc::default());
     let (mut a, mut b) = (Bench::of(fake.clone(), &pins, 0), Bench::of(fake.clone(), &pins, 1));
     assert_eq!(fake.calls("pin"), 2);
+    let region = Arc::clone(&a.region);
     for device in [&mut a.device, &mut b.device] {
-        (1..3).for_each(|id| device.register_region(RegionId(id), Arc::clone(&a.region)).unwrap());
+        (1..3).for_each(|id| device.register_region(RegionId(id), Arc::clone(&region)).unwrap());
     }
     assert_eq!(fake.calls("pin"), 2, "it is pinned already");
     (0..3).for_each(|id| a.device.unregister_region(RegionId(id)).unwrap());
@@ -456,7 +410,7 @@ fn a_region_is_pinned_once_for_all_devices() {
     assert_eq!(fake.calls("unpin"), 1);
     // A driver that pins nothing copies all the same.
     fake.refuse("pin", Error::Api { call: "pin".into(), code: 2 });
-    a.device.register_region(RegionId(0), Arc::clone(&a.region)).unwrap();
+    a.device.register_region(RegionId(0), region).unwrap();
     assert_eq!(fake.left().1, 1);
     drop(b);
     a.close();
@@ -535,17 +489,12 @@ fn products_are_the_librarys_in_commands_and_in_programs() {
     let set = vec![fill(0, 0x0002_0002), fill(1, 0x0003_0003), fill(2, 1f32.to_bits())];
     let set = bench.compute([set, vec![product(7, 80)]].concat(), &[]);
     bench.device.record(ProgramId(0), vec![product(7, 80), product(4, 80)]).unwrap();
-    let ran = bench.try_submit(QueueKind::Compute, Work::Program(ProgramId(0)), &[set]).unwrap();
+    let ran = bench.program(0, &[set]);
     let read = bench.commands(QueueKind::Download, vec![download(2)], &[ran]);
     bench.wait(read);
     let sums = 1.0 + 6.0 * (7.0 + 7.0 + 4.0);
-    {
-        let region = bench.region.read(0..WORDS as usize * 4).unwrap();
-        let values: Vec<_> =
-            region.as_chunks::<4>().0.iter().map(|bytes| f32::from_ne_bytes(*bytes)).collect();
-        for (at, value) in values.into_iter().enumerate() {
-            assert_eq!(value, if at < 20 && at % 4 < 3 { sums } else { 1.0 }, "value {at}");
-        }
+    for (at, word) in bench.region_words().into_iter().enumerate() {
+        assert_eq!(f32::from_bits(word), if at < 20 && at % 4 < 3 { sums } else { 1.0 }, "value {at}");
     }
     // A product touches more than its ABI says: so much has to be bound; and it has to be one.
     for (depth, y_bytes, why) in [(7, 72, "its product 76"), (9, 80, "no library"), (0, 80, "no library")] {

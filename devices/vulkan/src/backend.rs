@@ -161,28 +161,15 @@ impl VulkanBackend {
 }
 
 impl VulkanBackend {
-    fn device(
-        &self,
-        instance: &Arc<Instance>,
-        present: &[Found],
-        (wanted, id): (&Adapter, DeviceId),
-        limits: &Limits,
-    ) -> Result<VulkanDevice> {
-        let same = |found: &&Found| {
-            found.adapter.label() == wanted.label()
-                && found.adapter.name == wanted.name
-                && found.adapter.identity == wanted.identity
-        };
-        let found = present.iter().find(same);
-        let found = found.ok_or_else(|| Error::invalid(format!("no adapter {}", wanted.label())))?;
+    fn device(&self, found: &Found, id: DeviceId, limits: &Limits) -> Result<VulkanDevice> {
+        let instance = self.instance().map_err(|what| Error::Unsupported { what })?;
         let (found, import_regions) = (found.clone(), self.config.import_regions);
         driver::open(id, Opening { instance, found, shelf: &self.shelf, import_regions }, limits)
     }
 
     #[cfg(test)]
     pub(crate) fn open_one(&self, id: DeviceId, adapter: &Adapter, limits: &Limits) -> Result<VulkanDevice> {
-        let instance = self.instance().map_err(|what| Error::Unsupported { what })?;
-        self.device(instance, &self.found()?, (adapter, id), limits)
+        self.device(Found::find(&self.found()?, adapter)?, id, limits)
     }
 }
 
@@ -192,17 +179,11 @@ impl Backend for VulkanBackend {
     }
 
     fn probe(&self) -> std::result::Result<Vec<Adapter>, Unavailable> {
-        Ok(self.found()?.into_iter().map(|found| found.adapter).collect())
+        Ok(Found::adapters(self.found()?))
     }
 
     fn open(&self, adapters: &[(Adapter, DeviceId)], limits: &Limits) -> Result<Vec<Box<dyn Device>>> {
-        let present = self.found()?;
-        let instance = self.instance().map_err(|what| Error::Unsupported { what })?;
-        let open = |(wanted, id): &(Adapter, DeviceId)| {
-            self.device(instance, &present, (wanted, *id), limits)
-                .map(|device| Box::new(device) as Box<dyn Device>)
-        };
-        adapters.iter().map(open).collect()
+        Found::open_each(&self.found()?, adapters, |found, _, id| self.device(found, id, limits))
     }
 }
 

@@ -6,7 +6,7 @@ use crate::api::{Instance, Logical, Pipeline, SharedQueue};
 use crate::clock::Clock;
 use crate::error::allocation_failure;
 use crate::memory::{Buffer, MemoryTypes, heap, host_reads};
-use crate::probe::Found;
+use crate::probe::{Found, Native};
 use crate::program::Programs;
 use crate::queue::Queue;
 use crate::recording::{Prepared, Recorders};
@@ -51,8 +51,9 @@ pub(crate) struct Opening<'a> {
 /// If the driver refuses, or the system gives no more threads.
 pub(crate) fn open(id: DeviceId, opening: Opening<'_>, limits: &Limits) -> Result<VulkanDevice> {
     let Opening { instance, found, shelf, import_regions } = opening;
-    let Found { adapter, types, target, .. } = found;
-    let logical = Arc::new(Logical::new(instance, &found.facts, &counts(&found.queues))?);
+    let Found { adapter, native: Native { facts, queues: [compute, upload, download], types, target } } =
+        found;
+    let logical = Arc::new(Logical::new(instance, &facts, &counts(&[compute, upload, download]))?);
     let label = adapter.label();
     // Lanes may share a queue of the driver.
     let mut made: BTreeMap<(u32, u32), (Arc<SharedQueue>, Arc<Recorders>)> = BTreeMap::new();
@@ -68,7 +69,6 @@ pub(crate) fn open(id: DeviceId, opening: Opening<'_>, limits: &Limits) -> Resul
         };
         Queue::new(shared, recorders, &clock)
     };
-    let [compute, upload, download] = found.queues;
     let queues = [queue(compute)?, queue(upload)?, queue(download)?];
     let driver = Vulkan {
         kind: adapter.kind,
@@ -78,7 +78,7 @@ pub(crate) fn open(id: DeviceId, opening: Opening<'_>, limits: &Limits) -> Resul
         programs: Programs::new(&logical, target, Arc::clone(shelf), label.clone()),
         logical,
     };
-    DriverDevice::open(Common::new(id, &label, limits), adapter, driver, queues, limits)
+    DriverDevice::open(Common::new(id), adapter, driver, queues, limits)
 }
 
 /// The number of queues of each family.

@@ -7,13 +7,8 @@ use ragtag_hal::Error;
 
 /// The error of a call that returned this code.
 pub(crate) fn failure(call: &str, code: vk::Result) -> Error {
-    let text = format!("{call} ({code:?})");
-    match code {
-        vk::Result::ERROR_DEVICE_LOST => {
-            Error::Lost { cause: format!("{text} failed with code {}", code.as_raw()) }
-        }
-        code => Error::Api { call: text, code: i64::from(code.as_raw()) },
-    }
+    let is_lost = code == vk::Result::ERROR_DEVICE_LOST;
+    Error::of_call(call, code.as_raw().into(), Some(&format!("{code:?}")), is_lost)
 }
 
 /// The same for calls that allocate: codes that mean too little memory then. A driver that keeps no more allocations has none
@@ -25,12 +20,7 @@ pub(crate) fn allocation_failure(error: Error, wanted: u64) -> Error {
         vk::Result::ERROR_OUT_OF_HOST_MEMORY,
         vk::Result::ERROR_TOO_MANY_OBJECTS,
     ];
-    match error {
-        Error::Api { code, .. } if SHORTAGE.iter().any(|shortage| i64::from(shortage.as_raw()) == code) => {
-            Error::OutOfMemory { wanted, free: None }
-        }
-        other => other,
-    }
+    error.or_shortage(|code| SHORTAGE.iter().any(|shortage| i64::from(shortage.as_raw()) == code), wanted)
 }
 
 #[cfg(test)]

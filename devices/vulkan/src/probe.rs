@@ -24,11 +24,12 @@ const UNITS: [u32; 2] = [48, 16];
 /// A queue: its family, and which of that.
 pub(crate) type QueuePlace = (u32, u32);
 
-/// A physical device as the probe found it.
+pub(crate) type Found = ragtag_hal::Found<Native>;
+
+/// What a device is opened with.
 #[derive(Clone)]
-pub(crate) struct Found {
+pub(crate) struct Native {
     pub(crate) facts: Arc<Facts>,
-    pub(crate) adapter: Adapter,
     /// The queues for [`QueueKind::ALL`](ragtag_hal::QueueKind::ALL).
     pub(crate) queues: [QueuePlace; 3],
     pub(crate) types: MemoryTypes,
@@ -117,13 +118,13 @@ fn describe(instance: &Instance, facts: Facts, common: &Common) -> Result<Found,
         backend: common.backend.into(),
         index: 0,
         name: facts.name.clone(),
-        driver: format!("{}, Vulkan {}.{}", facts.driver, target.vulkan.0, target.vulkan.1),
+        driver: format!("{}, Vulkan {}.{}", facts.driver, target.vulkan.0, target.vulkan.1).into(),
         kind,
         identity: PhysicalIdentity { pci: facts.pci.and_then(pci), uuid: Some(facts.uuid) },
         memory: vec![heap(kind, facts.heap(instance, types.heap))],
         caps,
     };
-    Ok(Found { facts: Arc::new(facts), adapter, queues, types, target })
+    Ok(Found { adapter, native: Native { facts: Arc::new(facts), queues, types, target } })
 }
 
 fn pci([domain, bus, device, function]: [u32; 4]) -> Option<PciAddress> {

@@ -126,8 +126,8 @@ impl Programs {
     fn key(&self, source: Source<'_>) -> Key {
         let (bindings, push_bytes) = source.interface();
         let shape = format!("{:?} {bindings} {push_bytes} {:?}", source.function, self.target);
-        let parts = [self.logical.facts().fingerprint.as_str(), VERSION, shape.as_str(), source.text];
-        key(parts.map(str::as_bytes))
+        let fingerprint = self.logical.facts().fingerprint.as_bytes().as_slice();
+        key([fingerprint, VERSION.as_bytes(), shape.as_bytes(), source.text.as_bytes()])
     }
 
     fn make(&self, source: Source<'_>, artefact: &Artefact) -> Result<(Pipeline, PipelineCache)> {

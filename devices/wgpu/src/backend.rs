@@ -81,23 +81,18 @@ impl Backend for WgpuBackend {
     }
 
     fn probe(&self) -> std::result::Result<Vec<Adapter>, Unavailable> {
-        Ok(self.found()?.into_iter().map(|found| found.adapter).collect())
+        Ok(Found::adapters(self.found()?))
     }
 
     fn open(&self, adapters: &[(Adapter, DeviceId)], limits: &Limits) -> Result<Vec<Box<dyn Device>>> {
-        let present = self.found()?;
-        let open = |(wanted, id): &(Adapter, DeviceId)| {
-            let found = present.iter().find(|found| found.adapter.label() == wanted.label());
-            let found = found.filter(|found| found.adapter.name == wanted.name);
-            let mut found =
-                found.cloned().ok_or_else(|| Error::invalid(format!("no adapter {}", wanted.label())))?;
+        Found::open_each(&self.found()?, adapters, |found, wanted, id| {
+            let mut found = found.clone();
             if found.adapter.memory.is_empty() {
                 // What another API knows.
                 found.adapter.memory.clone_from(&wanted.memory);
             }
-            Ok(Box::new(self.device(*id, found, limits)?) as Box<dyn Device>)
-        };
-        adapters.iter().map(open).collect()
+            self.device(id, found, limits)
+        })
     }
 }
 

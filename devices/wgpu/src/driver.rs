@@ -71,7 +71,7 @@ pub(crate) fn open(
     let assumed = known.ok_or_else(|| Error::Unsupported {
         what: format!("{label}, whose memory no API tells: it takes a limit"),
     })?;
-    let common = Common::new(id, &label, limits);
+    let common = Common::new(id);
     tell_loss(&gpu, &common);
     let (jobs, inbox) = unbounded();
     let stamps = Stamps::new(&gpu);

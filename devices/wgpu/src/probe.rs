@@ -4,9 +4,10 @@
 
 use crate::gpu::ready;
 use crate::vulkan;
+use ragtag_hal::cache::{Key, key};
 use ragtag_hal::{
-    Adapter, AdapterKind, Caps, Feature, HeapKind, KernelLanguage, Memory, MemorySource, PciAddress,
-    PhysicalIdentity, QueueLayout, Unavailable,
+    Adapter, AdapterKind, Caps, Feature, HeapKind, KernelLanguage, Memory, MemorySource, PhysicalIdentity,
+    QueueLayout, Unavailable,
 };
 use std::collections::BTreeSet;
 use std::sync::OnceLock;
@@ -16,13 +17,14 @@ use wgpu::{AdapterInfo, Backend, Backends, DeviceType, Instance, InstanceDescrip
 /// The APIs that this build has, in the order of preference where several show one device.
 const APIS: [Backend; 3] = [Backend::Vulkan, Backend::Metal, Backend::Dx12];
 
-/// An adapter, and how it is opened.
+pub(crate) type Found = ragtag_hal::Found<Native>;
+
+/// What an adapter is opened with.
 #[derive(Clone)]
-pub(crate) struct Found {
-    pub(crate) adapter: Adapter,
+pub(crate) struct Native {
     pub(crate) wgpu: wgpu::Adapter,
     /// Names the device, its driver and the API, for programs that are kept.
-    pub(crate) fingerprint: String,
+    pub(crate) fingerprint: Key,
 }
 
 /// The APIs that `WGPU_BACKEND` names, else all, as far as this build has them.
@@ -113,13 +115,18 @@ fn describe(backend: &str, index: u32, info: &AdapterInfo, adapter: wgpu::Adapte
         name: info.name.clone(),
         driver: [info.backend.to_str(), &words.join(" ")].join(", ").trim_end_matches(", ").into(),
         kind,
-        identity: PhysicalIdentity { pci: pci_address(&info.device_pci_bus_id), uuid: facts.uuid },
+        identity: PhysicalIdentity { pci: info.device_pci_bus_id.parse().ok(), uuid: facts.uuid },
         memory: heap(kind, facts.memory).into_iter().collect(),
         caps: caps(&adapter, facts.integer_dot),
     };
-    let AdapterInfo { vendor, device, .. } = info;
-    let fingerprint = format!("wgpu 30, {}, {} [{vendor:x}:{device:x}]", described.driver, described.name);
-    Found { adapter: described, wgpu: adapter, fingerprint }
+    let fingerprint = key([
+        "wgpu 30".as_bytes(),
+        described.driver.name.as_bytes(),
+        described.name.as_bytes(),
+        &info.vendor.to_le_bytes(),
+        &info.device.to_le_bytes(),
+    ]);
+    Found { adapter: described, native: Native { wgpu: adapter, fingerprint } }
 }
 
 fn kind(device_type: DeviceType) -> AdapterKind {
@@ -147,16 +154,6 @@ pub(crate) fn heap(kind: AdapterKind, told: Option<Memory>) -> Option<Memory> {
     let free_bytes = Some(free.min(told_free).min(total_bytes));
     let source = told.map_or(MemorySource::System, |told| told.source);
     Some(Memory { heap: HeapKind::Host, total_bytes, free_bytes, source })
-}
-
-/// An address as wgpu writes it, `0000:01:00.0`.
-fn pci_address(text: &str) -> Option<PciAddress> {
-    let (rest, function) = text.rsplit_once('.')?;
-    let (rest, device) = rest.rsplit_once(':')?;
-    let (domain, bus) = rest.rsplit_once(':')?;
-    let byte = |text| u8::from_str_radix(text, 16).ok();
-    let domain = u32::from_str_radix(domain, 16).ok()?;
-    Some(PciAddress { domain, bus: byte(bus)?, device: byte(device)?, function: byte(function)? })
 }
 
 /// The features that a device is opened with: of those that are of use, what the adapter has. Cooperative matrices are not
@@ -207,16 +204,6 @@ mod tests {
 
     fn info(name: &str, device: u32, backend: Backend) -> AdapterInfo {
         AdapterInfo { name: name.into(), device, ..AdapterInfo::new(DeviceType::DiscreteGpu, backend) }
-    }
-
-    #[test]
-    fn addresses_are_read() {
-        let address = PciAddress { domain: 1, bus: 0x2a, device: 3, function: 4 };
-        assert_eq!(pci_address("0001:2a:03.4"), Some(address));
-        assert_eq!(pci_address(&address.to_string()), Some(address));
-        for wrong in ["", "2a:03.4", "0001:2a:03", "0001:2g:03.4", "0001:12a:03.4"] {
-            assert_eq!(pci_address(wrong), None, "{wrong}");
-        }
     }
 
     #[test]

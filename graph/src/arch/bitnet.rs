@@ -1,5 +1,5 @@
-//! BitNet b1.58: ternary weights, norms before the attention's output and the FFN's down projection, and rotary
-//! embedding by halves.
+//! BitNet b1.58: ternary weights, extra norms before the attention output and FFN down projections, and
+//! rotary embedding by halves.
 
 use super::{Architecture, transformer};
 use crate::op::RopePairing;

@@ -1,5 +1,5 @@
-//! The numbers that shape a model, read from its metadata and checked before anything is computed from them. (Those of
-//! a checkpoint come from its `config.json`: see `checkpoint`.)
+//! Hyperparameters of a model, read from GGUF metadata and validated before use. (For checkpoints, which have
+//! a `config.json`, see `checkpoint`.)
 
 use super::Architecture;
 use crate::gguf::Metadata;
@@ -12,10 +12,10 @@ use std::f64::consts::TAU;
 #[cfg(test)]
 mod tests;
 
-/// Largest count that any hyperparameter may have; keeps every product below within 64 bits.
+/// Upper limit of every count. Keeps all products below within 64 bits.
 const LARGEST: u32 = 1 << 24;
 
-/// The numbers that shape a model.
+/// Hyperparameters of a model.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Hyperparameters {
     /// `general.architecture`.
@@ -24,51 +24,52 @@ pub struct Hyperparameters {
     pub name: Option<String>,
     /// Transformer blocks.
     pub layers: u32,
-    /// Longest sequence that it was trained for.
+    /// Longest sequence that the model was trained for, in tokens.
     pub context: u32,
-    /// Values in a row between blocks.
+    /// Values per row between blocks.
     pub width: u32,
-    /// Hidden values of the feed-forward half.
+    /// Hidden values of the FFN.
     pub feed_forward: u32,
     /// Query heads.
     pub heads: u32,
     /// Key and value heads.
     pub kv_heads: u32,
-    /// Values in a head.
+    /// Values per head.
     pub head_dimensions: u32,
-    /// Values of a head that rotate.
+    /// Values per head that rotate.
     pub rope_dimensions: u32,
-    /// Which of them rotate together: the file's order of the query and key projections.
+    /// Pairs of values that rotate together. Follows from how the file orders the query and key projections.
     pub rope_pairing: RopePairing,
     /// Base of the rotary frequencies.
     pub rope_base: f32,
-    /// Divides positions (linear scaling).
+    /// Divisor of positions (linear scaling).
     pub rope_scale: f32,
-    /// Scaling by frequency, as Llama 3.1 has it.
+    /// Frequency-dependent scaling as in Llama 3.1.
     pub rope_llama3: Option<Llama3Scaling>,
     /// Whether `rope_freqs.weight` divides the frequencies.
     pub has_rope_factors: bool,
-    /// Added to the mean square in norms.
+    /// Added to the mean square in RMS norms.
     pub epsilon: f32,
     /// Size of the vocabulary.
     pub vocabulary: u32,
 }
 
-/// Rotary scaling of type `llama3`: low frequencies are divided, high ones stay, those between are blended.
+/// Rotary scaling of type `llama3`: divides low frequencies, keeps high ones and blends those between.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Llama3Scaling {
-    /// Divides low frequencies.
+    /// Divisor of low frequencies.
     pub factor: f32,
-    /// Frequencies with fewer turns than this within the original context are low.
+    /// A frequency with fewer turns than this within the original context is low.
     pub low_frequency_factor: f32,
-    /// Frequencies with more turns than this within the original context are high; above the other.
+    /// A frequency with more turns than this within the original context is high. Greater than
+    /// `low_frequency_factor`.
     pub high_frequency_factor: f32,
-    /// Longest sequence before the scaling, in tokens.
+    /// Longest sequence before scaling, in tokens.
     pub original_context: u32,
 }
 
 impl Llama3Scaling {
-    /// The scaled frequency, in radians for each position.
+    /// Returns the scaled frequency, in radians per position.
     fn apply(&self, frequency: f64) -> f64 {
         let turns = f64::from(self.original_context) * frequency / TAU;
         let (low, high) = (f64::from(self.low_frequency_factor), f64::from(self.high_frequency_factor));
@@ -78,11 +79,11 @@ impl Llama3Scaling {
 }
 
 impl Hyperparameters {
-    /// Reads and checks them.
+    /// Reads and validates the hyperparameters.
     ///
     /// # Errors
-    /// [`ModelError::Format`] for keys that are missing or of another type, [`ModelError::Hyperparameter`] for values
-    /// that no model can have, [`ModelError::Unsupported`] for features that would be silently ignored.
+    /// [`ModelError::Format`] for missing keys and wrong types, [`ModelError::Hyperparameter`] for
+    /// invalid values, and [`ModelError::Unsupported`] for features that would otherwise be silently ignored.
     pub fn read(metadata: &Metadata, weights: &Weights) -> Result<Self, ModelError> {
         let architecture = metadata.get::<&str>("general.architecture")?.to_string();
         let key = |part: &str| format!("{architecture}.{part}");
@@ -125,8 +126,8 @@ impl Hyperparameters {
         Ok(found)
     }
 
-    /// Whether the numbers go together, wherever they come from: there these are the keys of the key-value heads, of the
-    /// dimensions that rotate, and of all dimensions of a head.
+    /// Checks that the values are consistent. The keys name, for error messages, the key-value heads, the
+    /// rotating dimensions and the dimensions of a head in the file at hand.
     pub(crate) fn check_shape(&self, [kv_heads, rotating, head]: [String; 3]) -> Result<(), ModelError> {
         let bad = |key, why| Err(ModelError::Hyperparameter { key, why });
         if !self.heads.is_multiple_of(self.kv_heads) {
@@ -144,7 +145,7 @@ impl Hyperparameters {
         Ok(())
     }
 
-    /// Features that would be silently ignored.
+    /// Rejects features that would otherwise be silently ignored.
     fn check_features(&self, metadata: &Metadata) -> Result<(), ModelError> {
         let value_key = format!("{}.attention.value_length", self.architecture);
         if metadata.find::<u32>(&value_key)?.is_some_and(|length| length != self.head_dimensions) {
@@ -157,7 +158,7 @@ impl Hyperparameters {
         Ok(())
     }
 
-    /// The rotary frequencies, in radians for each position: one for each rotating pair. `factors` divide them.
+    /// Returns the rotary frequencies in radians per position, one per rotating pair. `factors` divide them.
     pub fn inverse_frequencies(&self, factors: Option<&[f32]>) -> Vec<f32> {
         let pairs = self.rope_dimensions / 2;
         let frequency = |pair: u32| {
@@ -170,7 +171,7 @@ impl Hyperparameters {
     }
 }
 
-/// The count, if a model can have it.
+/// Returns the value as a count, if it is in range.
 pub(crate) fn in_range(key: &str, value: i128) -> Result<u32, ModelError> {
     match u32::try_from(value) {
         Ok(count @ 1..=LARGEST) => Ok(count),
@@ -181,7 +182,7 @@ pub(crate) fn in_range(key: &str, value: i128) -> Result<u32, ModelError> {
     }
 }
 
-/// The value, if it is finite and positive.
+/// Returns the value if it is finite and positive.
 pub(crate) fn positive(key: &str, value: f32) -> Result<f32, ModelError> {
     if value.is_finite() && value > 0.0 {
         return Ok(value);
@@ -189,7 +190,7 @@ pub(crate) fn positive(key: &str, value: f32) -> Result<f32, ModelError> {
     Err(ModelError::Hyperparameter { key: key.into(), why: format!("{value} is not finite and positive") })
 }
 
-/// The divisor of positions: 1 without scaling, the factor with linear scaling; other kinds are refused.
+/// Returns the divisor of positions: 1 without scaling, the factor with linear scaling. Rejects other kinds.
 fn rope_scale(
     metadata: &Metadata,
     architecture: &str,

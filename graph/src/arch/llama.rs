@@ -1,7 +1,7 @@
-//! Llama: RMS norms, grouped-query attention with rotary embedding, SiLU-gated feed-forward.
+//! Llama: RMS norms, grouped-query attention with rotary embedding, SiLU-gated FFN.
 //!
-//! GGUF files hold the query and key projections permuted so that the rotation pairs neighbouring dimensions;
-//! checkpoints hold them as they were trained, for halves.
+//! GGUF files permute the query and key projections so that the rotation pairs neighbouring dimensions.
+//! Checkpoints keep the trained order, which pairs halves.
 
 use super::{Architecture, transformer};
 use crate::op::RopePairing;

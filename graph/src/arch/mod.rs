@@ -1,4 +1,4 @@
-//! The table of architectures. To add one: a file beside this one, and a row here.
+//! Table of architectures. To add one, add a file beside this one and a row here.
 
 mod bitnet;
 mod hyperparameters;
@@ -14,13 +14,13 @@ use crate::error::Quoted;
 use crate::model::ModelError;
 use crate::op::{OperatorGraph, RopePairing};
 
-/// How a family of models is built from its weights.
+/// Describes how to build a family of models from its weights.
 pub struct Architecture {
-    /// The value of `general.architecture`.
+    /// Value of `general.architecture`.
     pub name: &'static str,
-    /// Its names in `architectures` of a checkpoint's `config.json`.
+    /// Names in `architectures` of a checkpoint's `config.json`.
     pub classes: &'static [&'static str],
-    /// How GGUF files order the query and key projections for the rotary embedding.
+    /// Order of the query and key projections in GGUF files, for the rotary embedding.
     pub gguf_pairing: RopePairing,
     build: fn(&Hyperparameters, &mut Builder<'_>) -> Result<(), ModelError>,
 }
@@ -29,10 +29,10 @@ pub struct Architecture {
 pub static ARCHITECTURES: [&Architecture; 2] = [&llama::LLAMA, &bitnet::BITNET];
 
 impl Architecture {
-    /// The architecture of this name.
+    /// Finds an architecture by name.
     ///
     /// # Errors
-    /// [`ModelError::Architecture`] names those that exist.
+    /// [`ModelError::Architecture`] lists the known ones.
     pub fn find(name: &str) -> Result<&'static Architecture, ModelError> {
         ARCHITECTURES.into_iter().find(|a| a.name == name).ok_or_else(|| ModelError::Architecture {
             name: name.into(),
@@ -40,10 +40,10 @@ impl Architecture {
         })
     }
 
-    /// The architecture of this class of a checkpoint.
+    /// Finds the architecture of a checkpoint's class.
     ///
     /// # Errors
-    /// [`ModelError::Architecture`] names those that exist.
+    /// [`ModelError::Architecture`] lists the known ones.
     pub fn of_class(class: &str) -> Result<&'static Architecture, ModelError> {
         let known: Vec<&str> = ARCHITECTURES.iter().flat_map(|a| a.classes).copied().collect();
         let found = ARCHITECTURES.into_iter().find(|a| a.classes.contains(&class));
@@ -56,7 +56,7 @@ impl Architecture {
     /// Builds the operator graph.
     ///
     /// # Errors
-    /// If a tensor is missing, has another shape, or is not known to the architecture.
+    /// If a tensor is missing, has the wrong shape, or is unknown to the architecture.
     pub fn build(
         &self,
         hyperparameters: &Hyperparameters,
@@ -76,7 +76,7 @@ mod tests {
     use ragtag_kernels::TensorType;
 
     #[test]
-    fn there_is_a_rope_factor_for_each_rotating_pair() {
+    fn each_rotating_pair_has_a_rope_factor() {
         // Heads of 32 values.
         let shape = Shape { layers: 1, width: 64, ffn: 64, heads: 2, kv_heads: 1, vocabulary: 32 };
         let model = shape.without_bytes(|_| TensorType::Q4_0);

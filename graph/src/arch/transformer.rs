@@ -1,11 +1,11 @@
-//! What decoder-only transformers have in common; an architecture is this with its own options.
+//! Parts that all decoder-only transformers share. An architecture supplies its own options.
 
 use super::Hyperparameters;
 use crate::builder::Builder;
 use crate::model::ModelError;
 use petgraph::stable_graph::NodeIndex;
 
-/// Where architectures differ.
+/// Differences between architectures.
 pub(super) struct Options {
     /// Norms before the attention's output projection and before the FFN's down projection.
     pub(super) sub_norms: bool,

@@ -1,7 +1,7 @@
-//! `config.json`: hyperparameters in the words of Hugging Face.
+//! Reads `config.json`: hyperparameters under Hugging Face's names.
 //!
-//! What is not there takes the default that the class itself has only where that means "none" (a head size, fewer key
-//! and value heads, rotary scaling); numbers that shape the weights must be there.
+//! A missing field takes the class's own default only where that means "none" (head size, fewer key and value
+//! heads, rotary scaling). Fields that shape the weights are required.
 
 use super::{CONFIG, MOST_CONFIG_BYTES};
 use crate::arch::{Architecture, Hyperparameters, Llama3Scaling, in_range, positive};
@@ -13,16 +13,16 @@ use crate::source::{Directory, Source};
 use ragtag_kernels::TensorType;
 use serde_json::{Map, Value};
 
-/// An object of a JSON file, read field by field. A field that is `null` is one that is not there.
+/// An object of a JSON file, read field by field. A `null` field counts as missing.
 pub(crate) struct Fields {
     file: String,
-    /// Before each key in messages; for nested objects.
+    /// Prefix of each key in messages, for nested objects.
     path: String,
     map: Map<String, Value>,
 }
 
 impl Fields {
-    /// The file as an object.
+    /// Reads the file as an object.
     pub(crate) fn read(source: &dyn Source) -> Result<Self, FormatError> {
         let map = json::parse(source, MOST_CONFIG_BYTES)?;
         Ok(Fields { file: source.name().to_owned(), path: String::new(), map })
@@ -32,7 +32,7 @@ impl Fields {
         self.map.get(key).filter(|value| !value.is_null())
     }
 
-    /// How messages name a key.
+    /// Returns a key's name for messages.
     fn label(&self, key: &str) -> String {
         format!("{}{key}", self.path)
     }
@@ -57,7 +57,7 @@ impl Fields {
         self.find(key).map(text).transpose()
     }
 
-    /// A number, or a list of them; empty if there is none.
+    /// Returns a number or a list of numbers; empty if missing.
     pub(crate) fn ids(&self, key: &str) -> Result<Vec<u32>, FormatError> {
         let values = match self.find(key) {
             None => return Ok(Vec::new()),
@@ -103,12 +103,12 @@ impl Fields {
         Ok(self.find_float(key)?.ok_or_else(|| self.missing(key))?)
     }
 
-    /// How [`ModelError::Hyperparameter`] names a key.
+    /// Returns a key's name for [`ModelError::Hyperparameter`].
     fn in_file(&self, key: &str) -> String {
         format!("{} in {CONFIG}", self.label(key))
     }
 
-    /// A feature that must be off, or not be there.
+    /// Rejects a feature that must be off or missing.
     fn refuse(&self, key: &str, off: &[Value]) -> Result<(), ModelError> {
         match self.find(key).filter(|value| !off.contains(value)) {
             Some(value) => {
@@ -120,7 +120,7 @@ impl Fields {
     }
 }
 
-/// A value as messages show it.
+/// Formats a value for messages.
 fn shown(value: &Value) -> String {
     match value {
         Value::String(text) => format!("\"{}\"", Quoted(text)),
@@ -130,7 +130,7 @@ fn shown(value: &Value) -> String {
     }
 }
 
-/// Architecture, hyperparameters, and whether the head is the embedding.
+/// Reads the architecture, the hyperparameters, and whether the head is tied to the embedding.
 pub(super) fn read(
     directory: &Directory,
 ) -> Result<(&'static Architecture, Hyperparameters, bool), ModelError> {
@@ -167,7 +167,7 @@ pub(super) fn read(
         kv_heads: config.find_count("num_key_value_heads")?.unwrap_or(heads),
         head_dimensions,
         rope_dimensions: head_dimensions,
-        // Unlike those in GGUF files, these projections are as they were trained.
+        // Unlike GGUF files, checkpoints keep these projections in their trained order.
         rope_pairing: RopePairing::Halves,
         rope_base: rope.base,
         rope_scale: rope.scale,
@@ -181,7 +181,7 @@ pub(super) fn read(
     Ok((architecture, hyperparameters, config.flag("tie_word_embeddings")?.unwrap_or(false)))
 }
 
-/// The type of the weights: `torch_dtype`, or `dtype` in newer files.
+/// Returns the type of the weights: `torch_dtype`, or `dtype` in newer files.
 pub(super) fn tensor_type(directory: &Directory) -> Result<TensorType, ModelError> {
     let source = directory.file(CONFIG).ok_or_else(|| FormatError::MissingFile {
         directory: directory.name().to_owned(),
@@ -204,7 +204,7 @@ pub(super) fn tensor_type(directory: &Directory) -> Result<TensorType, ModelErro
     }
 }
 
-/// The one class that the weights are for.
+/// Returns the only class that the weights are for.
 fn class(config: &Fields) -> Result<&str, ModelError> {
     let classes = config.find("architectures").ok_or_else(|| config.missing("architectures"))?;
     let one = match classes.as_array().map(Vec::as_slice) {
@@ -220,7 +220,7 @@ struct Rope {
     llama3: Option<Llama3Scaling>,
 }
 
-/// Rotary embedding: in `rope_parameters`, or in `rope_theta` and `rope_scaling` of older files.
+/// Reads the rotary embedding: `rope_parameters`, or `rope_theta` and `rope_scaling` in older files.
 fn rope(config: &Fields) -> Result<Rope, ModelError> {
     const DEFAULT_BASE: f32 = 10_000.0;
     let parameters = config.object("rope_parameters")?;

@@ -1,6 +1,7 @@
-//! The weights of a checkpoint of which there is nothing but `config.json`: their shapes follow from the hyperparameters.
+//! Describes the weights of a checkpoint from `config.json` alone. Their shapes follow from the
+//! hyperparameters.
 //!
-//! This module must not know any type that a file names.
+//! Knows nothing about the types that files name.
 
 use super::{config, names};
 use crate::arch::{Architecture, Hyperparameters};
@@ -9,8 +10,9 @@ use crate::source::Directory;
 use crate::weights::{TensorInfo, Weights};
 use ragtag_kernels::TensorType;
 
-/// The architecture, hyperparameters and weights that `config.json` describes. The weights have no data. Matrices are of the
-/// type `matrices`, norms then f32, as in GGUF files; without it all are of the type that the file names.
+/// Returns the architecture, hyperparameters and weights that `config.json` describes. The weights have no
+/// data. If `matrices` is given, matrices have that type and norms are f32, as in GGUF files. Otherwise all
+/// weights have the type that the file names.
 pub(crate) fn describe(
     directory: &Directory,
     matrices: Option<TensorType>,
@@ -41,7 +43,7 @@ pub(crate) fn describe(
     Ok((architecture, h, Weights::new(Vec::new(), tensors)?))
 }
 
-/// The shape of a tensor by its name, the length of a row first. The architecture holds its weights to their shapes again.
+/// Returns the shape of a tensor by name, row length first. The architecture checks the shapes again.
 fn shape(h: &Hyperparameters, name: &str) -> Vec<u64> {
     let of_heads = |heads: u32| u64::from(heads) * u64::from(h.head_dimensions);
     let (width, hidden, vocabulary) =
@@ -58,7 +60,7 @@ fn shape(h: &Hyperparameters, name: &str) -> Vec<u64> {
     }
 }
 
-/// A tensor without data: it lies in no file.
+/// Creates a tensor without data or file.
 fn described(name: String, tensor_type: TensorType, shape: Vec<u64>) -> Result<TensorInfo, ModelError> {
     let columns = shape.first().copied().unwrap_or(1);
     let values = shape.iter().try_fold(1u64, |values, extent| values.checked_mul(*extent));

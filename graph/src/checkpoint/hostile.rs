@@ -1,4 +1,5 @@
-//! Directories that lie: each gets an error that says what and where, and takes no memory for what it claims.
+//! Malformed checkpoints. Each gets an error that names the problem and its place, and allocates nothing from
+//! a claimed size.
 
 use super::tests::{Made, put, safetensors, with_header};
 use super::*;
@@ -15,7 +16,7 @@ fn small() -> Vec<u8> {
     safetensors(&[("a".into(), vec![3]), ("b".into(), vec![2, 4])])
 }
 
-/// What is wrong with a header over this much data.
+/// Returns the error for a header over this many bytes of data.
 fn refused(header: &str, data: usize) -> String {
     let error = parse(&with_header(header, vec![0; data])).unwrap_err().to_string();
     assert!(error.len() < 600 && !error.contains(char::is_control), "{error}");
@@ -27,7 +28,7 @@ fn entry(shape: &Value, begin: u64, end: u64) -> Value {
 }
 
 #[test]
-fn a_cut_at_any_byte_is_found() {
+fn rejects_truncation_at_any_byte() {
     let whole = small();
     assert_eq!(parse(&whole).unwrap().len(), 2);
     for end in 0..whole.len() {
@@ -39,16 +40,16 @@ fn a_cut_at_any_byte_is_found() {
     }
     let longer = [&whole[..], &[0]].concat();
     let error = parse(&longer).unwrap_err().to_string();
-    assert!(error.contains("1 bytes after the last tensor belong to none"), "{error}");
+    assert!(error.contains("1 bytes after the last tensor belong to no tensor"), "{error}");
 }
 
 #[test]
-fn lengths_that_lie() {
+fn rejects_false_lengths() {
     for lie in [100_000_001, 1 << 32, 1 << 62, 1 << 63, u64::MAX - 8, u64::MAX] {
         let mut bytes = small();
         bytes[..8].copy_from_slice(&u64::to_le_bytes(lie));
         let error = parse(&bytes).unwrap_err().to_string();
-        assert!(error.contains("more than the 100000000 that are allowed"), "{error}");
+        assert!(error.contains("exceed the limit of 100000000"), "{error}");
     }
     for lie in [100_000_000, 500] {
         let mut bytes = small();
@@ -64,7 +65,7 @@ fn lengths_that_lie() {
 }
 
 #[test]
-fn headers_that_are_no_header() {
+fn rejects_invalid_headers() {
     assert!(refused(" {}", 0).contains("begins with byte 0x20, not with {"));
     assert!(refused("[]", 0).contains("begins with byte 0x5b"));
     for header in
@@ -95,10 +96,10 @@ fn headers_that_are_no_header() {
     );
     let one = entry(&json!([1]), 0, 4);
     assert!(refused(&format!("{{\"a\":{one},\"a\":{one}}}"), 4).contains("the key a occurs twice"));
-    // A name that would clear the screen, and go on for a megabyte.
+    // A name that would clear the screen, followed by a megabyte of text.
     let name = format!("\\u001b[2J{}", "x".repeat(1 << 20));
     refused(&format!("{{\"{name}\":{one},\"{name}\":{one}}}"), 4);
-    // In place of a tensor, and where a field would be that nobody reads.
+    // In place of a tensor, and in a field that is never read.
     let (open, close) = ("[".repeat(100_000), "]".repeat(100_000));
     refused(&format!("{{\"a\":{open}{close}}}"), 0);
     refused(&format!("{{\"a\":{{\"x\":{open}{close}}}}}"), 0);
@@ -106,7 +107,7 @@ fn headers_that_are_no_header() {
 }
 
 #[test]
-fn tensors_that_lie_about_their_data() {
+fn rejects_false_data_ranges() {
     let tensors = |entries: &[(&str, Value)]| {
         let entries: Vec<_> = entries.iter().map(|(name, entry)| format!("\"{name}\":{entry}")).collect();
         format!("{{{}}}", entries.join(","))
@@ -133,7 +134,7 @@ fn tensors_that_lie_about_their_data() {
         assert!(refused(&tensors(&[("a", entry(&shape, 0, 16))]), 16).contains("is larger than any file"));
     }
     let huge = tensors(&[("a", entry(&json!([1u64 << 40]), 0, 1 << 42))]);
-    assert!(refused(&huge, 16).contains("the file is cut, or lies"));
+    assert!(refused(&huge, 16).contains("the file is truncated or corrupt"));
     for zero in [json!([0]), json!([4, 0]), json!([0, u64::MAX])] {
         assert!(refused(&tensors(&[("a", entry(&zero, 0, 0))]), 0).contains("is zero"));
     }
@@ -149,7 +150,7 @@ fn tensors_that_lie_about_their_data() {
 }
 
 #[test]
-fn indexes_that_lead_out_of_the_directory() {
+fn rejects_indexes_that_leave_the_directory() {
     let made = Made::new();
     let fails = |index: &str| {
         let mut directory = Directory::new("d");
@@ -194,9 +195,9 @@ fn indexes_that_lead_out_of_the_directory() {
     );
 }
 
-/// Every number of the configuration, with values that no model has, and values that the weights contradict.
+/// Replaces every number of the configuration by invalid values and by values that contradict the weights.
 #[test]
-fn numbers_that_lie() {
+fn rejects_invalid_and_contradictory_numbers() {
     let counts = [
         "hidden_size",
         "num_hidden_layers",
@@ -218,7 +219,6 @@ fn numbers_that_lie() {
             let error = Made::new().with(key, other).error();
             assert!(error.contains(&format!("{key} should be a whole number, but is")), "{error}");
         }
-        // 128 and 1 fit where nothing of the weights depends on them.
         for lie in [1, 3, 128, 16_777_216] {
             _ = Made::new()
                 .with(key, lie.into())
@@ -259,7 +259,7 @@ fn numbers_that_lie() {
 }
 
 #[test]
-fn features_that_would_be_ignored() {
+fn rejects_features_that_would_be_ignored() {
     for (key, value) in [
         ("attention_bias", json!(true)),
         ("attention_bias", json!("no")),
@@ -294,7 +294,7 @@ fn features_that_would_be_ignored() {
 }
 
 #[test]
-fn a_configuration_that_is_none() {
+fn rejects_files_that_are_no_configuration() {
     let fails = |config: &[u8]| {
         let mut directory = Made::new().directory();
         put(&mut directory, CONFIG, config.to_vec());
@@ -321,7 +321,7 @@ fn a_configuration_that_is_none() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Whatever is changed in a file, what opens can be read.
+    /// Whatever changes in a file, a checkpoint that opens can be read.
     #[test]
     fn any_change_is_an_error_or_harmless(at in 0usize..4000, byte in any::<u8>(), and in 0usize..4000) {
         let made = Made::new();

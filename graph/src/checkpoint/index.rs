@@ -1,4 +1,4 @@
-//! `model.safetensors.index.json`: which shard holds which tensor.
+//! Reads `model.safetensors.index.json`, which maps tensors to shards.
 
 use super::{CONFIG, INDEX, MODEL};
 use crate::error::{FormatError, Quoted};
@@ -9,7 +9,7 @@ use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// Most bytes of an index: that of a million tensors.
+/// Size limit of an index: enough for a million tensors.
 const MOST_BYTES: u64 = 128 << 20;
 
 #[derive(Deserialize)]
@@ -17,11 +17,13 @@ struct Index {
     weight_map: BTreeMap<String, String>,
 }
 
-/// The names of the files that hold the weights, given the directory with [`FILES`](super::FILES): the one file, or all
-/// that the index names, sorted. A file `model.safetensors` in the directory goes before an index.
+/// Returns the names of the files that hold the weights, given the directory with [`FILES`](super::FILES):
+/// the only file, or all that the index names, sorted. A `model.safetensors` in the directory takes
+/// precedence over an index.
 ///
 /// # Errors
-/// The directory is no model's, or the index names something else than a safetensors file of the directory itself.
+/// The directory does not hold a model, or the index names something other than a safetensors file
+/// of this directory.
 pub fn shard_names(directory: &Directory) -> Result<Vec<String>, FormatError> {
     let missing = |file: &str| {
         Err(FormatError::MissingFile { directory: directory.name().to_owned(), file: file.to_owned() })
@@ -46,7 +48,7 @@ pub fn shard_names(directory: &Directory) -> Result<Vec<String>, FormatError> {
     Ok(names.into_iter().collect())
 }
 
-/// The index, if the weights are in several files.
+/// Returns the index, if the weights are in several files.
 fn index_file(directory: &Directory) -> Option<&Arc<dyn Source>> {
     directory.file(INDEX).filter(|_| directory.file(MODEL).is_none())
 }
@@ -55,13 +57,13 @@ fn read(index: &dyn Source) -> Result<Index, FormatError> {
     json::parse(index, MOST_BYTES)
 }
 
-/// Whether a name stays within the directory, on every system: no separator, no drive, nothing that hides.
+/// Returns whether a name stays within the directory on every system: no separator, no drive, no hidden file.
 fn is_plain(name: &str) -> bool {
     let harmless = |c: char| c.is_ascii_alphanumeric() || "-_.+@ ".contains(c);
     name.ends_with(".safetensors") && !name.starts_with('.') && name.chars().all(harmless)
 }
 
-/// Holds the index, if there is one, against the tensors of the shards of these names.
+/// Checks the index, if there is one, against the tensors of the named shards.
 pub(super) fn check(
     directory: &Directory,
     names: &[String],
@@ -78,8 +80,8 @@ pub(super) fn check(
                 let name = Quoted(&tensor.name);
                 return wrong(format!("{name} should be in {}, but is in {shard}", Quoted(&file)));
             }
-            // Either the index does not know it, or it was found before.
-            None => return wrong(format!("{shard} holds {} against it", Quoted(&tensor.name))),
+            // Either the index does not list the tensor, or the tensor was already found in another shard.
+            None => return wrong(format!("{shard} holds {}, contrary to the index", Quoted(&tensor.name))),
         }
     }
     match promised.into_iter().next() {

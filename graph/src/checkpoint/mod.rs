@@ -1,10 +1,10 @@
-//! Models as directories in the layout of Hugging Face: `config.json`, weights in safetensors, one file or several with
-//! an index, and the tokenizer's files.
+//! Models as directories in Hugging Face's layout: `config.json`, weights in one safetensors file or several
+//! with an index, and the tokenizer's files.
 //!
-//! Tensors get the names that GGUF files give them, so that an architecture is written once. Whoever opens the files
-//! asks here which: [`FILES`], then [`shard_names`].
+//! Tensors get their GGUF names, so that each architecture is written once. The caller opens the files that
+//! [`FILES`] and then [`shard_names`] list.
 //!
-//! This module must not know any tokenizer.
+//! Knows nothing about tokenizers.
 
 mod config;
 mod described;
@@ -30,32 +30,32 @@ use crate::source::{Directory, Source};
 use crate::weights::{TensorInfo, Weights};
 use std::sync::Arc;
 
-/// The files of a directory to open where they exist. The shards of [`shard_names`] come on top.
+/// Files of a directory to open where they exist, in addition to the shards of [`shard_names`].
 pub const FILES: [&str; 7] =
     [CONFIG, GENERATION_CONFIG, MODEL, INDEX, TOKENIZER, TOKENIZER_CONFIG, SENTENCEPIECE];
 
-/// Those of them that hold weights, or say which do; without any, there is a description alone.
+/// Files among them that hold or list weights. Without them, a directory only describes a model.
 pub const WEIGHTS: [&str; 2] = [MODEL, INDEX];
 
 /// Hyperparameters.
 pub(crate) const CONFIG: &str = "config.json";
-/// Where generation ends.
+/// Generation defaults, including the end-of-text tokens.
 pub(crate) const GENERATION_CONFIG: &str = "generation_config.json";
-/// Which shard holds which tensor.
+/// Maps tensors to shards.
 pub(crate) const INDEX: &str = "model.safetensors.index.json";
-/// The weights, if they are in one file.
+/// Weights, if they are in one file.
 pub(crate) const MODEL: &str = "model.safetensors";
-/// The tokenizer, as the `tokenizers` library writes it.
+/// Tokenizer in the format of the `tokenizers` library.
 pub(crate) const TOKENIZER: &str = "tokenizer.json";
-/// What the tokenizer adds to a text.
+/// Tokens that the tokenizer adds to a text.
 pub(crate) const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
-/// The tokenizer, as the sentencepiece library writes it.
+/// Tokenizer in the format of the sentencepiece library.
 pub(crate) const SENTENCEPIECE: &str = "tokenizer.model";
 
-/// Most bytes of the small files: hyperparameters, and tables of a few thousand names.
+/// Size limit of the small files: hyperparameters, and tables of a few thousand names.
 pub(crate) const MOST_CONFIG_BYTES: u64 = 16 << 20;
 
-/// The architecture, hyperparameters and weights of a model's directory.
+/// Returns the architecture, hyperparameters and weights of a model's directory.
 pub(crate) fn open(
     directory: &Directory,
 ) -> Result<(&'static Architecture, Hyperparameters, Weights), ModelError> {
@@ -64,7 +64,7 @@ pub(crate) fn open(
     let shards = shards(directory, &names)?;
     let tensors = tensors(directory, &names, &shards)?;
     let weights = Weights::new(shards, tensors)?;
-    // Without a head of its own a model takes the embedding, which must be what it wants.
+    // A model without its own head uses the embedding, and `config.json` must say so.
     match (tied, weights.tensor(names::HEAD).is_some()) {
         (true, true) => Err(ModelError::Unsupported {
             what: format!("{} beside tie_word_embeddings in {CONFIG}", names::original(names::HEAD)),
@@ -82,7 +82,7 @@ fn shards(directory: &Directory, names: &[String]) -> Result<Vec<Arc<dyn Source>
     names.iter().map(|name| directory.file(name).cloned().ok_or_else(|| missing(name))).collect()
 }
 
-/// The tensors of all shards, under the graph's names.
+/// Returns the tensors of all shards, under the graph's names.
 fn tensors(
     directory: &Directory,
     names: &[String],

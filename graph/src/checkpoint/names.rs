@@ -1,18 +1,18 @@
-//! What checkpoints call their tensors, and what the graph does.
+//! Maps tensor names between checkpoints and the graph.
 
 use crate::model::ModelError;
 
-/// The projection to logits.
+/// Projection to logits.
 pub(super) const HEAD: &str = "output.weight";
 
-/// Outside of the blocks: a checkpoint's name and the graph's.
+/// Tensors outside the blocks: the checkpoint's name and the graph's.
 const OUTER: [(&str, &str); 3] = [
     ("model.embed_tokens.weight", "token_embd.weight"),
     ("model.norm.weight", "output_norm.weight"),
     ("lm_head.weight", HEAD),
 ];
 
-/// Within a block, behind `model.layers.N.` and `blk.N.`.
+/// Tensors within a block, after `model.layers.N.` and `blk.N.`.
 const INNER: [(&str, &str); 9] = [
     ("input_layernorm.weight", "attn_norm.weight"),
     ("self_attn.q_proj.weight", "attn_q.weight"),
@@ -25,26 +25,26 @@ const INNER: [(&str, &str); 9] = [
     ("mlp.down_proj.weight", "ffn_down.weight"),
 ];
 
-/// The graph's names of the tensors within a block.
+/// Returns the graph's names of the tensors within a block.
 pub(super) fn inner() -> impl Iterator<Item = &'static str> {
     INNER.iter().map(|(_, ours)| *ours)
 }
 
-/// The rotary frequencies, which old checkpoints hold beside the hyperparameters that they follow from.
+/// Rotary frequencies. Old checkpoints store them although they follow from the hyperparameters.
 const DERIVED: &str = "self_attn.rotary_emb.inv_freq";
 
-/// What a tensor of a checkpoint is to the graph.
+/// Meaning of a checkpoint's tensor for the graph.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Name {
-    /// This tensor.
+    /// A tensor of the graph with this name.
     Tensor(String),
-    /// Nothing: it follows from the hyperparameters.
+    /// Ignored: it follows from the hyperparameters.
     Derived,
-    /// Not known.
+    /// Unknown.
     Unknown,
 }
 
-/// The graph's name for a tensor of a checkpoint.
+/// Returns the graph's name for a tensor of a checkpoint.
 pub(super) fn in_graph(name: &str) -> Name {
     let outer = OUTER.iter().find(|(theirs, _)| *theirs == name).map(|(_, ours)| (*ours).to_owned());
     if let Some(ours) = outer {
@@ -59,7 +59,7 @@ pub(super) fn in_graph(name: &str) -> Name {
     }
 }
 
-/// A checkpoint's name for a tensor of the graph.
+/// Returns the checkpoint's name for a tensor of the graph.
 pub(super) fn original(name: &str) -> String {
     if let Some((theirs, _)) = OUTER.iter().find(|(_, ours)| *ours == name) {
         return (*theirs).to_owned();
@@ -72,12 +72,12 @@ pub(super) fn original(name: &str) -> String {
     }
 }
 
-/// As a program writes it: two names must not be one tensor.
+/// Accepts only canonical numbers, so that two names cannot denote the same tensor.
 fn is_number(text: &str) -> bool {
     text.parse::<u32>().is_ok_and(|number| number.to_string() == text)
 }
 
-/// An error in the words of the file that the user has.
+/// Replaces the graph's tensor names in an error by those of the user's file.
 pub(crate) fn with_original_names(error: ModelError) -> ModelError {
     match error {
         ModelError::MissingTensor { name } => ModelError::MissingTensor { name: original(&name) },
@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_go_both_ways() {
+    fn names_map_in_both_directions() {
         let theirs = OUTER.iter().map(|(theirs, _)| (*theirs).to_owned());
         let inner = INNER.iter().map(|(theirs, _)| format!("model.layers.17.{theirs}"));
         for name in theirs.chain(inner) {

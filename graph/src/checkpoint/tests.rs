@@ -1,4 +1,4 @@
-//! Small checkpoints made by hand.
+//! Small handmade checkpoints.
 
 use super::*;
 use crate::model::Model;
@@ -7,16 +7,16 @@ use crate::source::MemorySource;
 use ragtag_kernels::TensorType;
 use serde_json::{Value, json};
 
-/// A checkpoint that a test may change before it is opened.
+/// A checkpoint that a test can change before opening it.
 #[derive(Clone)]
 pub(super) struct Made {
     pub(super) config: Value,
-    /// Names, shapes with the slowest dimension first; all F32.
+    /// Names and shapes, slowest dimension first. All are F32.
     pub(super) tensors: Vec<(String, Vec<u64>)>,
 }
 
 impl Made {
-    /// Width 32, one head of 32, one block, 8 tokens.
+    /// Width 32, one head of 32 values, one block, 8 tokens.
     pub(super) fn new() -> Self {
         let config = json!({
             "architectures": ["LlamaForCausalLM"],
@@ -67,7 +67,7 @@ pub(super) fn put(directory: &mut Directory, name: &str, bytes: Vec<u8>) {
     directory.insert(name, Arc::new(MemorySource::new(format!("d/{name}"), bytes)));
 }
 
-/// A file with these tensors of F32, whose values count up.
+/// Builds a file with these F32 tensors, whose values count up.
 pub(super) fn safetensors(tensors: &[(String, Vec<u64>)]) -> Vec<u8> {
     let mut entries = Vec::new();
     let mut end = 0;
@@ -81,13 +81,13 @@ pub(super) fn safetensors(tensors: &[(String, Vec<u64>)]) -> Vec<u8> {
     with_header(&format!("{{{}}}", entries.join(",")), values)
 }
 
-/// A file with this header and this data.
+/// Builds a file with this header and data.
 pub(super) fn with_header(header: &str, data: Vec<u8>) -> Vec<u8> {
     [(header.len() as u64).to_le_bytes().to_vec(), header.as_bytes().to_vec(), data].concat()
 }
 
 #[test]
-fn a_checkpoint_becomes_a_model() {
+fn opens_a_checkpoint() {
     let model = Made::new().open().unwrap();
     let h = model.hyperparameters();
     assert_eq!((h.architecture.as_str(), h.layers, h.context, h.width), ("llama", 1, 128, 32));
@@ -98,19 +98,19 @@ fn a_checkpoint_becomes_a_model() {
     assert_eq!(weights.tensors().len(), 12);
     let up = weights.tensor("blk.0.ffn_down.weight").unwrap();
     assert_eq!((up.columns(), up.rows(), up.tensor_type), (64, 32, TensorType::F32));
-    // The data is where the header says: 8 × 32 values come before the first norm.
+    // The data is where the header says: 8 × 32 values precede the first norm.
     let norm = weights.bytes(weights.tensor("blk.0.attn_norm.weight").unwrap()).unwrap();
     assert_eq!(norm[..4], 256f32.to_le_bytes());
     assert_eq!(model.segment_count(), 3);
 }
 
 #[test]
-fn every_type_of_tensor_and_any_order() {
+fn accepts_every_tensor_type_in_any_order() {
     let mut made = Made::new();
     made.tensors.reverse();
     let bytes = safetensors(&made.tensors);
     let mut directory = made.directory();
-    // The header may name tensors in any order; half the width would be another size.
+    // The header may list tensors in any order. Halving the width would give another size.
     for (dtype, expected) in [("BF16", TensorType::BF16), ("F16", TensorType::F16)] {
         let header = json!({
             "__metadata__": { "format": "pt" },
@@ -129,7 +129,7 @@ fn every_type_of_tensor_and_any_order() {
 }
 
 #[test]
-fn shards_are_found_by_the_index() {
+fn finds_shards_by_the_index() {
     let made = Made::new();
     let (a, b) = made.tensors.split_at(5);
     let mut directory = Directory::new("d");
@@ -162,15 +162,15 @@ fn shards_are_found_by_the_index() {
         "{moved}"
     );
     let more = fails("a.safetensors", &[b, &[("more".into(), vec![1])]].concat());
-    assert!(more.contains("a.safetensors holds more against it"), "{more}");
-    // One file goes before an index.
+    assert!(more.contains("a.safetensors holds more, contrary to the index"), "{more}");
+    // A single file takes precedence over an index.
     put(&mut directory, MODEL, safetensors(&made.tensors));
     assert_eq!(shard_names(&directory).unwrap(), [MODEL]);
     assert!(Model::from_directory(directory).unwrap().weights().tensors().iter().all(|t| t.shard == 0));
 }
 
 #[test]
-fn the_head_is_the_embedding_or_has_a_tensor() {
+fn head_is_tied_or_has_its_own_tensor() {
     let mut tied = Made::new().with("tie_word_embeddings", true.into());
     assert_eq!(tied.error(), "not supported: lm_head.weight beside tie_word_embeddings in config.json");
     tied.tensors.pop();
@@ -180,7 +180,7 @@ fn the_head_is_the_embedding_or_has_a_tensor() {
 }
 
 #[test]
-fn errors_speak_of_the_checkpoints_names() {
+fn errors_use_the_checkpoints_names() {
     let mut made = Made::new();
     made.tensors[2].1 = vec![16, 32];
     assert!(made.error().starts_with("tensor model.layers.0.self_attn.q_proj.weight has shape [32, 16]"));
@@ -194,14 +194,14 @@ fn errors_speak_of_the_checkpoints_names() {
         let error = made.error();
         assert!(error.contains("is not part of this architecture") && !error.contains('\u{1b}'), "{error}");
     }
-    // What follows from the hyperparameters may be there all the same.
+    // Tensors that follow from the hyperparameters are allowed.
     let mut made = Made::new();
     made.tensors.push(("model.layers.0.self_attn.rotary_emb.inv_freq".into(), vec![8]));
     assert_eq!(made.open().unwrap().weights().tensors().len(), 12);
 }
 
-/// Frequencies of two published configurations, computed with the formula as it is in the `transformers` library,
-/// written down with its three cases.
+/// Frequencies of two published configurations, computed with the formula of the `transformers` library and
+/// its three cases.
 #[test]
 fn rotary_scaling_of_llama_3() {
     let scaling = json!({

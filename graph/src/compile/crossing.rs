@@ -1,17 +1,17 @@
-//! Dispatches at the ends of a stage whose activations cross in another form than it keeps them in.
+//! Conversion dispatches at the ends of a stage whose wire type differs from the resident type.
 
 use super::CompileError;
 use super::emit::Emitter;
 use crate::boundary::Boundary;
-use crate::program::{Place, Step};
+use crate::program::{Place, ProgramStep};
 use ragtag_kernels::elements::{self, RANK};
 use ragtag_kernels::params::ROWS;
 use ragtag_kernels::{Activations, ElementType, Kernel};
 use std::ops::Range;
 
 impl Emitter<'_> {
-    /// Rows that came in over the edge become the residual rows.
-    pub(super) fn arriving(&mut self, segments: &Range<usize>) -> Result<Option<Step>, CompileError> {
+    /// Converts the rows received over the edge to residual rows.
+    pub(super) fn arriving(&mut self, segments: &Range<usize>) -> Result<Option<ProgramStep>, CompileError> {
         if segments.start == 0 || self.lowering.boundary == Boundary::F32 {
             return Ok(None);
         }
@@ -23,14 +23,14 @@ impl Emitter<'_> {
             dimensions
         };
         let types = [ElementType::F16, ElementType::F32].map(elements::number);
-        // The walk is over all rows that there is room for: those beyond the micro-batch's are read by nobody.
+        // Converts all rows that the buffer can hold. Rows beyond the micro-batch are never read.
         let constants = [&types[..], &[0], &walk(1, rows, width), &walk(0, pitch, 1)].concat();
         let arguments = vec![self.crossing_rows(), self.residual_rows()];
         self.dispatch(segments.start, Kernel::Copy, rows, arguments, constants).map(Some)
     }
 
-    /// The residual rows become those that leave over the next edge.
-    pub(super) fn leaving(&mut self, segments: &Range<usize>) -> Result<Option<Step>, CompileError> {
+    /// Converts the residual rows to the wire type for the next edge.
+    pub(super) fn leaving(&mut self, segments: &Range<usize>) -> Result<Option<ProgramStep>, CompileError> {
         if segments.end == self.model.segment_count() || self.lowering.boundary == Boundary::F32 {
             return Ok(None);
         }

@@ -1,10 +1,11 @@
-//! Writes the dispatches of a program: for each node its kernel's arguments and constants, as the kernel's ABI has them.
+//! Writes the dispatches of a program: for each node, its kernel's arguments and constants as the kernel's
+//! ABI lists them.
 
 use super::{CompileError, ROPE_FREQUENCIES, capacity, kv_layers, output_bytes, storage::Storage};
 use crate::model::{Lowering, Model, ModelError};
 use crate::op::{Node, Operator, OperatorGraph, RopePairing, Rows};
 use crate::passes::WIDENED;
-use crate::program::{Place, Slice, Step, WeightBuffer, WeightContent};
+use crate::program::{Place, ProgramStep, Slice, WeightBuffer, WeightContent};
 use crate::stack::{Stack, StackedMatrix};
 use petgraph::stable_graph::NodeIndex;
 use ragtag_hal::Caps;
@@ -12,10 +13,10 @@ use ragtag_kernels::params::{LOGIT_ROWS, ParamsShape, ROWS};
 use ragtag_kernels::{Kernel, Layout, Resident, TensorType, Variant};
 use std::ops::Range;
 
-/// A binding before its access is known: place, first byte, number of bytes.
+/// A binding without its access: place, first byte, number of bytes.
 type Argument = (Place, u64, u64);
 
-/// Rows of a matrix that are bound at once.
+/// Rows of a matrix that are bound together.
 #[derive(Clone, Copy)]
 struct MatrixPart {
     argument: Argument,
@@ -36,7 +37,7 @@ pub(super) struct Emitter<'a> {
 }
 
 impl Emitter<'_> {
-    pub(super) fn steps(&mut self, segments: Range<usize>) -> Result<Vec<Step>, CompileError> {
+    pub(super) fn steps(&mut self, segments: Range<usize>) -> Result<Vec<ProgramStep>, CompileError> {
         let layers = kv_layers(self.graph, &segments);
         let nodes = self.graph.ordered();
         let inside = nodes.into_iter().filter(|&n| segments.contains(&self.graph.node(n).segment));
@@ -46,11 +47,11 @@ impl Emitter<'_> {
         Ok(arriving.into_iter().chain(steps?.concat()).chain(leaving).collect())
     }
 
-    /// The steps of a node: one, but for what reads weights that are kept in parts.
-    fn node(&mut self, index: NodeIndex, layers: &[u32]) -> Result<Vec<Step>, CompileError> {
+    /// Returns the steps of a node: one, unless its weights are split into parts.
+    fn node(&mut self, index: NodeIndex, layers: &[u32]) -> Result<Vec<ProgramStep>, CompileError> {
         match &self.graph.node(index).operator {
             Operator::Embed { table } => self.embed(index, table),
-            // Parts are widened one by one, right before they are multiplied: they take turns in one place.
+            // Parts are dequantized one at a time, each right before its product, and reuse the same place.
             Operator::Widen { weights, .. } if self.parts(&weights.name()).len() > 1 => Ok(vec![]),
             Operator::Widen { weights, .. } => {
                 let part = self.parts(&weights.name())[0];
@@ -61,8 +62,9 @@ impl Emitter<'_> {
         }
     }
 
-    /// Rows of a table. The first part writes zeros for tokens that are not its own; those after it only their own.
-    fn embed(&mut self, index: NodeIndex, table: &str) -> Result<Vec<Step>, CompileError> {
+    /// Looks up rows of a table. The first part writes zeros for tokens that belong to other parts; later
+    /// parts write only their own rows.
+    fn embed(&mut self, index: NodeIndex, table: &str) -> Result<Vec<ProgramStep>, CompileError> {
         let node = self.graph.node(index);
         let (rows, out) = (self.rows(node).0, self.output(index));
         let mut steps = Vec::new();
@@ -74,8 +76,8 @@ impl Emitter<'_> {
         Ok(steps)
     }
 
-    /// A part of a product's weights as f16, into the place of a widening node.
-    fn widen(&mut self, index: NodeIndex, part: MatrixPart) -> Result<Step, CompileError> {
+    /// Dequantizes a part of a product's weights to f16, into the place of the widen node.
+    fn widen(&mut self, index: NodeIndex, part: MatrixPart) -> Result<ProgramStep, CompileError> {
         let node = self.graph.node(index);
         let (place, offset, _) = self.output(index);
         let bytes = ragtag_kernels::widen::out_bytes(part.rows, node.width);
@@ -90,8 +92,8 @@ impl Emitter<'_> {
         )
     }
 
-    /// A product: each part of the weights makes columns of its own.
-    fn product(&mut self, index: NodeIndex, weights: &Stack) -> Result<Vec<Step>, CompileError> {
+    /// Emits a product. Each part of the weights computes its own columns.
+    fn product(&mut self, index: NodeIndex, weights: &Stack) -> Result<Vec<ProgramStep>, CompileError> {
         let node = self.graph.node(index);
         let Operator::MatMul { activations, column, accumulate, norm, gated, .. } = &node.operator else {
             return Ok(vec![]);
@@ -129,8 +131,8 @@ impl Emitter<'_> {
         Ok(steps)
     }
 
-    /// The step of a node whose weights, if it has any, are in one part.
-    fn step(&mut self, index: NodeIndex, layers: &[u32]) -> Result<Step, CompileError> {
+    /// Emits the step of a node whose weights, if any, are in one part.
+    fn step(&mut self, index: NodeIndex, layers: &[u32]) -> Result<ProgramStep, CompileError> {
         let node = self.graph.node(index);
         let h = self.model.hyperparameters();
         let inputs: Vec<Argument> = self.graph.inputs(index).into_iter().map(|i| self.output(i)).collect();
@@ -199,7 +201,7 @@ impl Emitter<'_> {
             Operator::Add => (Kernel::Add, vec![inputs[0], inputs[1]], vec![rows, count, node.width]),
             Operator::Embed { .. } | Operator::Widen { .. } | Operator::MatMul { .. } => {
                 return Err(CompileError::Model(ModelError::Unsupported {
-                    what: "a product as one step".into(),
+                    what: "a product in a single step".into(),
                 }));
             }
         };
@@ -214,7 +216,7 @@ impl Emitter<'_> {
         rows: u32,
         arguments: Vec<Argument>,
         constants: Vec<u32>,
-    ) -> Result<Step, CompileError> {
+    ) -> Result<ProgramStep, CompileError> {
         let variant = ragtag_kernels::select(kernel, self.caps, rows);
         let variant = variant.ok_or(CompileError::Kernel { kernel })?;
         let entry = match self.variants.iter().position(|v| std::ptr::eq(*v, variant)) {
@@ -224,7 +226,7 @@ impl Emitter<'_> {
                 self.variants.len() - 1
             }
         };
-        // Only the widening of weights, and of rows that cross, knows nothing of the micro-batch.
+        // Only dequantizing weights and converting wire types do not depend on the micro-batch.
         let params = (!matches!(kernel, Kernel::Widen(_) | Kernel::Copy)).then_some((
             Place::Params,
             0,
@@ -236,11 +238,11 @@ impl Emitter<'_> {
             .zip(variant.abi.bindings)
             .map(|((place, offset, bytes), &access)| Slice { place, offset, bytes, access })
             .collect();
-        let grid = (variant.grid)(&constants);
-        Ok(Step { segment, entry: entry as u32, slices, constants, grid })
+        let grid = variant.grid(&constants, self.caps);
+        Ok(ProgramStep { segment, entry: entry as u32, slices, constants, grid })
     }
 
-    /// Capacity of a node's rows, and the parameter word that counts them.
+    /// Returns the capacity of a node's rows, and the parameter word that counts them.
     fn rows(&self, node: &Node) -> (u32, u32) {
         let count = match node.rows {
             Rows::Tokens => ROWS,
@@ -249,7 +251,8 @@ impl Emitter<'_> {
         (capacity(node.rows, &self.params), count)
     }
 
-    /// What kernels that know the cache start with: the parameters' capacities, heads, blocks.
+    /// Leading constants of kernels that access the cache: the capacities of the parameter block, heads and
+    /// blocks.
     fn cache_constants(&self) -> Vec<u32> {
         let (p, h) = (self.params, self.model.hyperparameters());
         let mut constants = vec![p.rows, p.sequences, p.table_blocks, p.logit_rows];
@@ -257,7 +260,7 @@ impl Emitter<'_> {
         constants
     }
 
-    /// How many dimensions of a head are turned, and which of them together.
+    /// Returns the number of rotating dimensions per head, and how they are paired.
     fn rope_constants(&self, pairing: RopePairing) -> [u32; 2] {
         [self.model.hyperparameters().rope_dimensions, u32::from(pairing == RopePairing::Halves)]
     }
@@ -267,19 +270,19 @@ impl Emitter<'_> {
         (place, offset, output_bytes(self.graph.node(node), &self.params))
     }
 
-    /// Columns of a node's output: from the first row's to the last row's.
+    /// Returns columns of a node's output as one range, from the first row to the last.
     fn columns(&self, node: NodeIndex, first: u32, count: u32) -> Argument {
         let (place, offset, bytes) = self.output(node);
         let left_out = u64::from(self.graph.node(node).width.saturating_sub(count)) * 4;
         (place, offset + u64::from(first) * 4, bytes.saturating_sub(left_out))
     }
 
-    /// Type and shape of a product's weights.
+    /// Returns the type and shape of a product's weights.
     fn matrix(&self, weights: &Stack) -> Result<Resident, CompileError> {
         Ok(*StackedMatrix::new(self.model.weights(), weights, |_| Layout::Rows16)?.resident())
     }
 
-    /// The parts of a matrix, in order.
+    /// Returns the parts of a matrix, in order.
     fn parts(&self, name: &str) -> Vec<MatrixPart> {
         let part = |(index, weight): (usize, &WeightBuffer)| match &weight.content {
             WeightContent::Matrix(matrix) if weight.name == name => Some(MatrixPart {

@@ -1,9 +1,10 @@
-//! Compiles a run of segments for a device: picks kernel variants by its capabilities, places every tensor, and writes
-//! the dispatches for each bucket of rows.
+//! Compiles a run of segments for a device: selects kernel variants by its capabilities, places every tensor,
+//! and writes the dispatches for each bucket of rows.
 //!
-//! Buckets are the powers of two up to the chunk, and the chunk. A micro-batch runs in the smallest bucket that holds
-//! its rows; kernels read the true count from the parameter block, so padding is neither computed nor written. A bucket
-//! takes no device memory of its own: scratch is sized for the largest.
+//! Buckets are the powers of two below the prefill chunk, and the chunk itself. A micro-batch runs in the
+//! smallest bucket that holds its rows. Kernels read the true count from the parameter block, so padding is
+//! neither computed nor written. A bucket takes no device memory of its own: scratch is sized for the
+//! largest.
 
 mod crossing;
 mod emit;
@@ -13,7 +14,7 @@ use crate::boundary::Boundary;
 use crate::model::{Lowering, Model, ModelError};
 use crate::op::{Node, Operator, OperatorGraph, Rows};
 use crate::passes;
-use crate::program::{CompiledStage, Program, Step, WeightBuffer, WeightContent, vector_values};
+use crate::program::{CompiledStage, Program, ProgramStep, WeightBuffer, WeightContent, vector_values};
 use crate::stack::{Stack, StackedMatrix};
 use emit::Emitter;
 use ragtag_hal::{Caps, Module};
@@ -27,10 +28,10 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use storage::Storage;
 
-/// Why segments do not compile for a device.
+/// Reason why segments do not compile for a device.
 #[derive(Debug, thiserror::Error)]
 pub enum CompileError {
-    /// The model itself.
+    /// The model itself is at fault.
     #[error(transparent)]
     Model(#[from] ModelError),
     /// No variant of a kernel runs on the device.
@@ -39,10 +40,10 @@ pub enum CompileError {
         /// The kernel.
         kernel: Kernel,
     },
-    /// The device's best variants are in several languages.
+    /// The device's best variants are in more than one language.
     #[error("the kernels for the device are in several languages")]
     Languages,
-    /// A buffer larger than the device allows.
+    /// A buffer exceeds the device's limit.
     #[error("{what} takes {bytes} bytes; the device allows {limit} in one piece")]
     TooLarge {
         /// The buffer.
@@ -57,7 +58,7 @@ pub enum CompileError {
 /// Compiles `segments` of `model`.
 ///
 /// # Errors
-/// [`CompileError`] names the kernel or the buffer that the device lacks room for.
+/// [`CompileError`] names the kernel or buffer that the device does not support.
 pub fn compile(
     model: &Model,
     segments: Range<usize>,
@@ -119,7 +120,7 @@ pub fn compile(
     Ok(stage)
 }
 
-/// Makes one launch of several where the device has a kernel for them, for so many rows.
+/// Fuses launches for this number of rows, where the device has a kernel that does so.
 fn fuse(
     graph: &mut OperatorGraph,
     model: &Model,
@@ -135,7 +136,7 @@ fn fuse(
     passes::fuse_norms(graph, |stack, rows| {
         matrix(stack).is_some_and(|matrix| has(Kernel::NormMatMul(matrix.tensor_type()), rows))
     });
-    // What is kept in parts has the rows that belong together in different ones.
+    // In a matrix that is split into parts, rows that belong together may be in different parts.
     let is_whole = |stack: &Stack| weights.iter().filter(|w| w.name == stack.name()).count() == 1;
     passes::fuse_gates(graph, |stack, rows| {
         let fits = |matrix: &Resident| {
@@ -144,16 +145,16 @@ fn fuse(
         };
         matrix(stack).as_ref().is_some_and(fits) && is_whole(stack)
     });
-    // Of several rows one may see what another appends.
+    // With several rows, one could see keys and values that another appends.
     let takes = params.rows == 1 && append::takes(model.hyperparameters().head_dimensions);
     if takes && has(Kernel::AppendAttention(lowering.kv), Rows::Tokens) {
         passes::fuse_appends(graph);
     }
 }
 
-/// Into how many runs of positions attention of up to `rows` rows is split on a device, if it is worth it there. It does
-/// not depend on the rows, so that a row's result does not, and gives each of a device's units one group at most: a second one
-/// that had to wait would double the time.
+/// Returns the number of splits of attention over positions, for up to `rows` rows, if splitting pays on this
+/// device. The count does not depend on the rows of a micro-batch, so a row's result does not either. Each
+/// compute unit gets at most one group, because a second one that has to wait would double the time.
 fn attention_splits(model: &Model, lowering: &Lowering, caps: &Caps, rows: u32) -> Option<u32> {
     let merges = Activations::ALL.map(Kernel::AttentionMerge);
     let kernels = [Kernel::AttentionPartial(lowering.kv)].into_iter().chain(merges);
@@ -164,24 +165,24 @@ fn attention_splits(model: &Model, lowering: &Lowering, caps: &Caps, rows: u32) 
     Some(splits.clamp(1, most_splits(lowering)))
 }
 
-/// Most runs that a program has: none is empty at the full context.
+/// Returns the largest number of splits of a program, such that none is empty at the full context.
 fn most_splits(lowering: &Lowering) -> u32 {
     partial::MAX_SPLITS.min(lowering.table_blocks()).max(1)
 }
 
-/// The programs of which one takes the most scratch, on any device: that of the largest micro-batch, and that of the
-/// largest for which attention may be split.
+/// The two programs that can need the most scratch on any device: that of the largest micro-batch, and that
+/// of the largest one whose attention may be split.
 pub(crate) struct Largest([(OperatorGraph, ParamsShape); 2]);
 
 impl Largest {
-    /// With products in the form that is said of their weights' type.
+    /// Lowers both programs. `form` gives the activations of products by weight type.
     pub(crate) fn new(model: &Model, lowering: &Lowering, form: impl Fn(TensorType) -> Activations) -> Self {
         let program = |splits, rows| (model.lowered(splits, |t, _| form(t)), params_shape(lowering, rows));
         let split = program(Some(most_splits(lowering)), lowering.chunk.min(partial::MAX_ROWS));
         Self([program(None, lowering.chunk), split])
     }
 
-    /// Scratch that segments take at most.
+    /// Returns an upper bound of the scratch of `segments`.
     pub(crate) fn scratch_bytes(&self, segments: Range<usize>) -> Result<u64, ModelError> {
         let mut most = 0;
         for (graph, params) in &self.0 {
@@ -190,7 +191,8 @@ impl Largest {
         Ok(most)
     }
 
-    /// Bytes of the largest tensor of the segments. Copies of weights are left out: they come in parts.
+    /// Returns the bytes of the largest tensor of the segments. Excludes dequantized weights, which come in
+    /// parts.
     pub(crate) fn tensor_bytes(&self, segments: &Range<usize>) -> u64 {
         let of_program = |(graph, params): &(OperatorGraph, ParamsShape)| {
             let nodes = graph.ordered().into_iter().map(|index| graph.node(index));
@@ -203,7 +205,7 @@ impl Largest {
     }
 }
 
-/// The buckets of rows for micro-batches of up to `chunk` rows.
+/// Returns the row buckets for micro-batches of up to `chunk` rows.
 pub fn buckets(chunk: u32) -> Vec<u32> {
     let mut buckets: Vec<u32> = (0..32).map(|bit| 1 << bit).take_while(|&rows| rows < chunk).collect();
     buckets.push(chunk);
@@ -219,7 +221,7 @@ fn params_shape(lowering: &Lowering, rows: u32) -> ParamsShape {
     }
 }
 
-/// Every weight that the segments need, once.
+/// Returns every weight that the segments need, once.
 pub(crate) fn weight_buffers(
     model: &Model,
     graph: &OperatorGraph,
@@ -251,7 +253,7 @@ pub(crate) fn weight_buffers(
     Ok(buffers)
 }
 
-/// Name of the buffer of the weights that an operator reads, if it reads any.
+/// Returns the buffer name of the weights that an operator reads, if it reads any.
 pub(crate) fn weight_name(operator: &Operator) -> Option<String> {
     match operator {
         Operator::Embed { table: name } | Operator::RmsNorm { weight: name, .. } => Some(name.clone()),
@@ -270,7 +272,7 @@ fn rope_frequencies(model: &Model) -> Result<WeightContent, ModelError> {
         true => Some(model.tensor("rope_freqs.weight")?),
         false => None,
     };
-    // Where there are no data nothing is compiled, and all that counts are sizes.
+    // A model without data is never compiled; only sizes matter.
     let factors = factors.filter(|tensor| model.weights().holds(tensor));
     let factors = factors.map(|tensor| vector_values(tensor, model.weights())).transpose()?;
     if let Some(bad) = factors.iter().flatten().find(|f| !(f.is_finite() && **f > 0.0)) {
@@ -280,7 +282,7 @@ fn rope_frequencies(model: &Model) -> Result<WeightContent, ModelError> {
     Ok(WeightContent::Generated(h.inverse_frequencies(factors.as_deref()).into()))
 }
 
-/// Sizes of the key and value buffers: two for each block, in order.
+/// Returns the sizes of the key and value buffers: two per block, in order.
 fn kv_bytes(model: &Model, graph: &OperatorGraph, segments: &Range<usize>, lowering: &Lowering) -> Vec<u64> {
     let h = model.hyperparameters();
     let bytes = u64::from(lowering.cache_blocks())
@@ -291,7 +293,7 @@ fn kv_bytes(model: &Model, graph: &OperatorGraph, segments: &Range<usize>, lower
     kv_layers(graph, segments).iter().flat_map(|_| [bytes, bytes]).collect()
 }
 
-/// The layers whose caches the segments hold, in order.
+/// Returns the layers whose caches the segments hold, in order.
 fn kv_layers(graph: &OperatorGraph, segments: &Range<usize>) -> Vec<u32> {
     let layer = |node: &Node| match node.operator {
         _ if !segments.contains(&node.segment) => None,
@@ -324,7 +326,7 @@ fn check_limits(stage: &CompiledStage, caps: &Caps) -> Result<(), CompileError> 
     }
 }
 
-/// Rows and bytes of a node's output.
+/// Returns the bytes of a node's output.
 pub(crate) fn output_bytes(node: &Node, params: &ParamsShape) -> u64 {
     let (rows, form) = match node.operator {
         Operator::Widen { rows, .. } => return ragtag_kernels::widen::out_bytes(rows, node.width),
@@ -337,7 +339,7 @@ pub(crate) fn output_bytes(node: &Node, params: &ParamsShape) -> u64 {
     u64::from(rows) * form.row_bytes(node.width as usize) as u64
 }
 
-/// How many rows a tensor has room for.
+/// Returns the number of rows that a tensor can hold.
 fn capacity(rows: Rows, params: &ParamsShape) -> u32 {
     match rows {
         Rows::Tokens => params.rows,
@@ -347,8 +349,8 @@ fn capacity(rows: Rows, params: &ParamsShape) -> u32 {
 
 /// All steps of a program, for tests and summaries.
 impl Program {
-    /// The steps of one segment.
-    pub fn segment_steps(&self, segment: usize) -> impl Iterator<Item = &Step> {
+    /// Returns the steps of one segment.
+    pub fn segment_steps(&self, segment: usize) -> impl Iterator<Item = &ProgramStep> {
         self.steps.iter().filter(move |s| s.segment == segment)
     }
 }

@@ -1,5 +1,5 @@
-//! Where every tensor of a stage lives: the residual rows in the slot's activation buffer, logits in theirs, and all
-//! else in scratch that is shared by liveness.
+//! Assigns a place to every tensor of a stage: residual rows in the slot's activation buffer, logits in the
+//! logits buffer, and all else in scratch shared by liveness.
 
 use super::output_bytes;
 use crate::model::ModelError;
@@ -10,7 +10,7 @@ use ragtag_kernels::params::ParamsShape;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Scratch tensors start at multiples of this: enough for every API's binding offsets (NVIDIA's OpenCL asks for the most)
+/// Alignment of scratch tensors: enough for every API's binding offsets (NVIDIA's OpenCL has the strictest)
 /// and for SIMD loads.
 const ALIGNMENT_BYTES: u64 = 512;
 
@@ -41,7 +41,7 @@ impl Storage {
         let mut live: Vec<Live> = Vec::new();
         for (now, &node) in nodes.iter().enumerate() {
             for input in graph.inputs(node) {
-                // What comes from an earlier stage arrived in the slot's rows.
+                // The output of an earlier stage arrived in the slot's rows.
                 storage.places.entry(input).or_insert((Place::Activation, 0));
             }
             let (place, offset) = match overwritten_input(graph, node) {
@@ -65,13 +65,13 @@ impl Storage {
         Ok(storage)
     }
 
-    /// Where a node's output lives.
+    /// Returns the place of a node's output.
     pub(super) fn of(&self, node: NodeIndex) -> (Place, u64) {
         self.places[&node]
     }
 }
 
-/// The input whose bytes the node's output takes over.
+/// Returns the input whose bytes the node's output reuses.
 fn overwritten_input(graph: &OperatorGraph, node: NodeIndex) -> Option<NodeIndex> {
     match graph.node(node).operator {
         Operator::Add | Operator::RopeAppend { .. } => graph.input(node, 0),
@@ -80,7 +80,7 @@ fn overwritten_input(graph: &OperatorGraph, node: NodeIndex) -> Option<NodeIndex
     }
 }
 
-/// Nobody may read an input after it was overwritten.
+/// Checks that no node reads an input after it was overwritten.
 fn check_last_reader(graph: &OperatorGraph, input: NodeIndex, writer: NodeIndex) -> Result<(), ModelError> {
     let order = graph.node(writer).order;
     if graph.consumers(input).into_iter().all(|(reader, _)| graph.node(reader).order <= order) {
@@ -93,7 +93,8 @@ fn check_last_reader(graph: &OperatorGraph, input: NodeIndex, writer: NodeIndex)
     Err(ModelError::Unsupported { what })
 }
 
-/// The position after which a node's bytes are free: the last reader of it or of what takes its bytes over.
+/// Returns the position after which a node's bytes are free: the last reader of the node, or of nodes that
+/// reuse its bytes.
 fn last_reader(graph: &OperatorGraph, node: NodeIndex, position: &BTreeMap<NodeIndex, usize>) -> usize {
     let readers = graph.consumers(node).into_iter().map(|(reader, _)| {
         let here = position.get(&reader).copied().unwrap_or(usize::MAX);
@@ -105,7 +106,7 @@ fn last_reader(graph: &OperatorGraph, node: NodeIndex, position: &BTreeMap<NodeI
     readers.max().unwrap_or(position[&node])
 }
 
-/// The lowest gap between live tensors that holds `bytes`.
+/// Allocates the lowest gap between live tensors that holds `bytes`.
 fn first_fit(live: &mut Vec<Live>, bytes: u64, until: usize) -> u64 {
     let mut offset = 0;
     let mut at = 0;
@@ -128,7 +129,8 @@ mod tests {
     use proptest::prelude::*;
     use ragtag_kernels::Activations;
 
-    /// Runs through the program with the bytes' owners in hand: what a node reads must still be what was written for it.
+    /// Runs through the program and tracks the owner of each byte: a node must read exactly what was written
+    /// for it.
     fn check_owners(
         model: &Model,
         (activations, splits): (Activations, Option<u32>),
@@ -138,7 +140,7 @@ mod tests {
         let graph = model.lowered(splits, |t, _| crate::model::basic_form(t, activations));
         let params = ParamsShape { rows, logit_rows: rows, sequences: rows, table_blocks: 4 };
         let storage = Storage::plan(&graph, segments.clone(), &params).unwrap();
-        // Each byte range of scratch and the node whose value is in it.
+        // Byte ranges of scratch, each with the node whose value it holds.
         let mut owners: Vec<(Range<u64>, NodeIndex)> = Vec::new();
         for node in graph.ordered().into_iter().filter(|&n| segments.contains(&graph.node(n).segment)) {
             for input in graph.inputs(node) {
@@ -161,7 +163,7 @@ mod tests {
         storage.scratch_bytes
     }
 
-    /// The bundled models, cut at blocks and at halves of blocks.
+    /// Bundled models, cut at blocks and at halves of blocks.
     fn models() -> Vec<Model> {
         let models = [test_models::bitnet(), test_models::llama()].into_iter();
         models.flat_map(|m| [m.with_granularity(Granularity::HalfBlock), m]).collect()
@@ -183,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn between_segments_only_the_residual_rows_cross() {
+    fn only_residual_rows_cross_between_segments() {
         for model in models() {
             for (activations, splits) in Activations::ALL.map(|a| [(a, None), (a, Some(7))]).concat() {
                 let graph = model.lowered(splits, |t, _| crate::model::basic_form(t, activations));
@@ -206,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_may_not_be_read_after_they_were_overwritten() {
+    fn rejects_reads_after_overwrite() {
         let plan = |late: bool| {
             let mut graph = OperatorGraph::default();
             let mut order = 0;
@@ -217,7 +219,7 @@ mod tests {
             };
             let x = add(Operator::Embed { table: "table".into() }, &[]);
             let y = add(Operator::SiluMul { output: Activations::F32 }, &[x]);
-            // The sum takes the place of x.
+            // The sum overwrites x.
             let sum = add(Operator::Add, &[x, y]);
             add(Operator::Gather, &[if late { x } else { sum }]);
             let params = ParamsShape { rows: 3, logit_rows: 3, sequences: 3, table_blocks: 4 };
@@ -228,7 +230,7 @@ mod tests {
         assert!(message.contains("reads the input of add after it was overwritten"), "{message}");
     }
 
-    /// The definition of first fit, by trial: the lowest start that leaves all live tensors alone.
+    /// First fit by brute force: the lowest start that overlaps no live tensor.
     fn lowest_gap(live: &[Live], bytes: u64) -> u64 {
         let fits =
             |start: &u64| live.iter().all(|l| l.offset + l.bytes <= *start || *start + bytes <= l.offset);
@@ -237,9 +239,9 @@ mod tests {
     }
 
     #[test]
-    fn a_gap_that_is_512_bytes_short_is_not_taken() {
+    fn skips_a_gap_that_is_512_bytes_short() {
         let taken = |offset, bytes| Live { offset, bytes, until: 9 };
-        // The gap lies from 512 to 1536.
+        // The gap spans 512 to 1536.
         for (bytes, offset) in [(512, 512), (1024, 512), (1536, 2048)] {
             let mut live = vec![taken(0, 512), taken(1536, 512)];
             assert_eq!(first_fit(&mut live, bytes, 9), offset, "{bytes} bytes");
@@ -249,7 +251,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-        /// The lowest gap is also what bounds the total: with equal sizes, it is the largest live set.
+        /// The lowest gap also bounds the total: with equal sizes, it is the largest live set.
         #[test]
         fn first_fit_takes_the_lowest_gap_that_is_large_enough(
             sizes_and_lives in proptest::collection::vec((1u64..9, 0usize..12), 1..64),

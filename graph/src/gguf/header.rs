@@ -1,4 +1,4 @@
-//! One GGUF file up to its tensor data: version, metadata, tensor infos.
+//! Reads one GGUF file up to its tensor data: version, metadata, tensor infos.
 
 use super::metadata::{Entry, Metadata};
 use super::reader::Reader;
@@ -10,20 +10,21 @@ use ragtag_kernels::TensorType;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Alignment of tensor data where the file names none.
+/// Alignment of tensor data where the file gives none.
 pub(super) const DEFAULT_ALIGNMENT: u32 = 32;
-/// Dimensions that a tensor may have.
+/// Limit of a tensor's dimensions.
 const MOST_DIMENSIONS: u32 = 4;
-/// Bytes that the specification allows for the name of a tensor.
+/// Limit of a tensor's name, in bytes, by the specification.
 const MOST_NAME_BYTES: usize = 64;
 
-/// What a file says before its data.
+/// Contents of a file before its tensor data.
 pub(super) struct Header {
     pub(super) metadata: Metadata,
     pub(super) tensors: Vec<TensorInfo>,
 }
 
-/// Reads and checks the header of one file, which is the `shard`-th of its model; with `whole`, its data must be there.
+/// Reads and checks the header of file number `shard` of a model. If `whole` is set, the tensor data must be
+/// present.
 pub(super) fn parse(source: &Arc<dyn Source>, shard: usize, whole: bool) -> Result<Header, FormatError> {
     let mut reader = Reader::new(source.name(), 0, source.range(0..source.bytes())?);
     magic_and_version(&mut reader)?;
@@ -33,7 +34,8 @@ pub(super) fn parse(source: &Arc<dyn Source>, shard: usize, whole: bool) -> Resu
     let alignment = alignment(&metadata)?;
 
     let mut tensors: Vec<TensorInfo> = Vec::new();
-    // Both loops read more than twenty bytes a turn: whatever the counts claim, they end with the file.
+    // Both loops read more than twenty bytes per iteration, so they end with the file whatever the counts
+    // claim.
     for number in 0..tensor_count {
         tensors.push(tensor_info(&mut reader, number, tensor_count, alignment, shard)?);
     }
@@ -47,7 +49,7 @@ fn magic_and_version(reader: &mut Reader<'_>) -> Result<(), FormatError> {
     let mut peek = reader.clone();
     let magic = match peek.take(4, format_args!("the magic number")) {
         Ok(magic) => magic,
-        // A prefix of the magic number is a cut file, anything else is none of ours.
+        // A prefix of the magic number means a truncated file; anything else is another format.
         Err(cut) => {
             let mut found = Vec::new();
             while let Ok(byte) = reader.take(1, format_args!("")) {
@@ -66,7 +68,7 @@ fn magic_and_version(reader: &mut Reader<'_>) -> Result<(), FormatError> {
     *reader = peek;
     match reader.u32(format_args!("the version"))? {
         2 | 3 => Ok(()),
-        // The magic number is four bytes in either order, the version is the first number.
+        // The magic number is four bytes in either order. The version is the first number.
         version if version.swap_bytes() <= 0xffff && version > 0xffff => {
             Err(FormatError::BigEndian { file: file.into() })
         }
@@ -90,7 +92,8 @@ fn metadata_entries(reader: &mut Reader<'_>, count: u64) -> Result<BTreeMap<Stri
     Ok(entries)
 }
 
-/// The specification wants a multiple of 8; everyone who writes or reads the format, a power of two.
+/// Returns the alignment of tensor data. The specification requires a multiple of 8; all readers and writers
+/// of the format use a power of two.
 fn alignment(metadata: &Metadata) -> Result<u64, FormatError> {
     let alignment = metadata.find::<u32>("general.alignment")?.unwrap_or(DEFAULT_ALIGNMENT);
     if alignment < 8 || !alignment.is_power_of_two() {
@@ -104,7 +107,7 @@ fn alignment(metadata: &Metadata) -> Result<u64, FormatError> {
     Ok(alignment.into())
 }
 
-/// One tensor info. Its offset still counts from the start of the data.
+/// Reads one tensor info. Its offset is still relative to the start of the tensor data.
 fn tensor_info(
     reader: &mut Reader<'_>,
     number: u64,
@@ -163,7 +166,8 @@ fn shape(reader: &mut Reader<'_>, tensor: &Quoted<'_>) -> Result<Vec<u64>, Forma
     Ok(shape)
 }
 
-/// Bytes of a tensor, or why it cannot exist. Rows are stored one after another, each in whole blocks.
+/// Returns the bytes of a tensor, or why it is invalid. Rows are stored one after another, each in whole
+/// blocks.
 fn stored_bytes(tensor_type: TensorType, shape: &[u64]) -> Result<u64, String> {
     let columns = shape.first().copied().unwrap_or(0);
     if !columns.is_multiple_of(tensor_type.block_values() as u64) {
@@ -179,7 +183,7 @@ fn stored_bytes(tensor_type: TensorType, shape: &[u64]) -> Result<u64, String> {
         .ok_or_else(|| "is larger than any file".to_owned())
 }
 
-/// Turns offsets into those from the start of the file, and checks that all data lies within `bytes`.
+/// Converts offsets to file offsets, and checks that all data lies within `bytes`.
 fn place(
     tensors: &mut [TensorInfo],
     reader: &Reader<'_>,

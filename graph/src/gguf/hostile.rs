@@ -1,10 +1,10 @@
-//! Files that lie, are cut, or are something else: each gets an error that says what and where.
+//! Corrupt, truncated and foreign files. Each gets an error that names the problem and its place.
 
 use super::*;
 use crate::source::MemorySource;
 use proptest::prelude::*;
 
-/// Numbers that overflow something when they are multiplied, added or allocated.
+/// Numbers that overflow when they are multiplied, added or allocated.
 const LIES: [u64; 10] = [
     0xffff_ffff,
     1 << 32,
@@ -18,12 +18,12 @@ const LIES: [u64; 10] = [
     u64::MAX,
 ];
 
-/// The bytes of a file, put together without any care for the format.
+/// Bytes of a file, assembled without regard for the format.
 #[derive(Clone, Default)]
 struct Raw(Vec<u8>);
 
 impl Raw {
-    /// Magic number, version 3, and the two counts.
+    /// Writes the magic number, version 3, and the two counts.
     fn file(tensors: u64, entries: u64) -> Self {
         Raw::default().bytes(b"GGUF").u32(3).u64(tensors).u64(entries)
     }
@@ -45,7 +45,7 @@ impl Raw {
         self.u64(text.len() as u64).bytes(text.as_bytes())
     }
 
-    /// Key and value type of a metadata entry.
+    /// Writes the key and value type of a metadata entry.
     fn entry(self, key: &str, kind: ValueType) -> Self {
         self.text(key).u32(kind.gguf_id())
     }
@@ -55,7 +55,7 @@ impl Raw {
         shape.iter().fold(named, |raw, extent| raw.u64(*extent)).u32(tensor_type).u64(offset)
     }
 
-    /// Zeros to the next multiple of 32, and `count` more.
+    /// Pads with zeros to the next multiple of 32, and adds `count` more.
     fn data(mut self, count: usize) -> Self {
         self.0.resize(self.0.len().next_multiple_of(32) + count, 0);
         self
@@ -77,7 +77,7 @@ fn open(bytes: &[u8]) -> Result<ModelFile, FormatError> {
 const F32: u32 = 0;
 const Q8_0: u32 = 8;
 
-/// A small file with every kind of structure.
+/// Builds a small file with every kind of structure.
 fn sound() -> Raw {
     Raw::file(2, 5)
         .entry("general.architecture", ValueType::Str)
@@ -101,14 +101,14 @@ fn sound() -> Raw {
 }
 
 #[test]
-fn the_sound_file_is_sound() {
+fn opens_the_valid_file() {
     let model = sound().open().unwrap();
     assert_eq!(model.weights.tensors().len(), 2);
     assert_eq!(model.metadata.iter().count(), 5);
 }
 
 #[test]
-fn a_cut_at_any_byte_says_where() {
+fn truncation_at_any_byte_names_the_place() {
     let whole = sound().0;
     for end in 0..whole.len() {
         let error = open(&whole[..end]).unwrap_err();
@@ -119,9 +119,9 @@ fn a_cut_at_any_byte_says_where() {
     }
 }
 
-/// Every structural boundary, with what is then missing.
+/// Every structural boundary, with the item that is then missing.
 #[test]
-fn a_cut_at_a_boundary_says_what_is_missing() {
+fn truncation_at_a_boundary_names_the_missing_item() {
     let head = Raw::file(1, 1);
     let key = head.clone().text("k");
     let array = key.clone().u32(ValueType::Array.gguf_id());
@@ -165,7 +165,7 @@ fn a_cut_at_a_boundary_says_what_is_missing() {
 }
 
 #[test]
-fn lying_counts_and_lengths() {
+fn rejects_false_counts_and_lengths() {
     let head = Raw::default().bytes(b"GGUF").u32(3);
     for lie in LIES {
         let truncated = |raw: Raw| {
@@ -183,7 +183,7 @@ fn lying_counts_and_lengths() {
         truncated(key.clone().u32(ValueType::Str.gguf_id()).u64(lie).data(99));
         truncated(Raw::file(1, 0).u64(lie).data(99));
         for element in ValueType::ALL {
-            // Zeros are elements of every type, so that only the count can be wrong.
+            // Zeros are valid elements of every type, so only the count can be wrong.
             refused(array.clone().u32(element.gguf_id()).u64(lie).data(99));
         }
         let nested = array.clone().u32(ValueType::Array.gguf_id()).u64(1);
@@ -192,7 +192,7 @@ fn lying_counts_and_lengths() {
 }
 
 #[test]
-fn lying_shapes_and_offsets() {
+fn rejects_false_shapes_and_offsets() {
     for lie in LIES {
         for shape in [&[lie][..], &[lie, lie], &[32, lie], &[lie, 32, lie, 2], &[1 << 32, 1 << 32]] {
             for tensor_type in [F32, Q8_0] {
@@ -214,12 +214,12 @@ fn lying_shapes_and_offsets() {
     assert!(error.contains("the offset of tensor t: 16 is not a multiple of the alignment, 32"), "{error}");
     let error = Raw::file(1, 0).tensor("t", &[33, 2], Q8_0, 0).data(256).error();
     assert!(error.contains("rows of 33 values are not whole blocks of 32 (Q8_0)"), "{error}");
-    // As many values as two blocks have, but no whole row.
+    // As many values as two blocks hold, but no whole row.
     Raw::file(1, 0).tensor("t", &[2, 32], Q8_0, 0).data(256).open().unwrap_err();
 }
 
 #[test]
-fn other_files_and_versions() {
+fn rejects_other_formats_and_versions() {
     let error = Raw::default().bytes(b"PK\x03\x04 and more").error();
     assert_eq!(error, "m.gguf is not a GGUF file: it begins with [50, 4b, 03, 04] instead of \"GGUF\"");
     assert!(Raw::default().bytes(b"hi").error().starts_with("m.gguf is not a GGUF file"));
@@ -235,7 +235,7 @@ fn other_files_and_versions() {
 }
 
 #[test]
-fn bad_values() {
+fn rejects_invalid_values() {
     for unknown in [13, 255, u32::MAX] {
         let error = Raw::file(0, 1).text("k").u32(unknown).data(64).error();
         assert!(
@@ -257,7 +257,7 @@ fn bad_values() {
     assert!(error.contains("the key of metadata entry 0 of 1: is not UTF-8"), "{error}");
 }
 
-/// An array in an array in an array …, the innermost empty.
+/// Builds an array in an array in an array …, the innermost empty.
 fn nested(depth: usize) -> Raw {
     let outer = Raw::file(0, 1).entry("k", ValueType::Array);
     let outer = (1..depth).fold(outer, |raw, _| raw.u32(ValueType::Array.gguf_id()).u64(1));
@@ -282,11 +282,11 @@ fn names_occur_once() {
         Raw::file(0, 2).entry("k", ValueType::U8).bytes(&[1]).entry("k", ValueType::U8).bytes(&[2]).error();
     assert!(error.contains("byte 38: the key of metadata entry 1: k occurs twice"), "{error}");
     let error = Raw::file(2, 0).tensor("t", &[1], F32, 0).tensor("t", &[2], F32, 32).data(64).error();
-    assert_eq!(error, "m.gguf: there is another tensor t");
+    assert_eq!(error, "m.gguf: duplicate tensor t");
 }
 
 #[test]
-fn names_of_tensors_are_bounded_and_shown_safely() {
+fn tensor_names_are_bounded_and_escaped() {
     let with_name = |name: &str| Raw::file(1, 0).tensor(name, &[1], F32, 0).data(64);
     assert!(with_name(&"n".repeat(64)).open().is_ok());
     assert!(with_name("").error().contains("has 0 bytes, where 1 to 64 are allowed"));
@@ -310,7 +310,7 @@ fn alignments() {
             "m.gguf: metadata general.alignment should be a power of two of at least 8, but is u32";
         assert_eq!(error, format!("{expected} {bad}"));
     }
-    // Allowed, but then the data begins behind the end of the file.
+    // A valid alignment, but the data starts beyond the end of the file.
     let error = aligned(1 << 31).open().unwrap_err();
     assert!(matches!(error, FormatError::Truncated { at: 0x8000_0000, .. }), "{error}");
     let error = Raw::file(0, 1).entry("general.alignment", ValueType::Str).text("32").error();
@@ -331,7 +331,7 @@ fn dimensions() {
 }
 
 #[test]
-fn unsupported_tensor_types_are_named() {
+fn errors_name_unsupported_tensor_types() {
     let supported = "which is not supported; supported are F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, \
                      Q6_K, TQ1_0, TQ2_0";
     for (id, name) in [(10, "Q2_K"), (16, "IQ2_XXS"), (31, "Q4_0_4_4"), (39, "MXFP4"), (4711, "number 4711")]
@@ -341,7 +341,7 @@ fn unsupported_tensor_types_are_named() {
     }
 }
 
-/// Reads everything of a file that opens.
+/// Reads all of a file that opens.
 fn read_all(bytes: &[u8]) -> Result<(), FormatError> {
     let model = open(bytes)?;
     for (_, value) in model.metadata.iter() {
@@ -363,7 +363,7 @@ proptest! {
         _ = read_all(&Raw::file(tensors, entries).bytes(&tail).0);
     }
 
-    /// A sound file in which a few places hold other small or huge numbers.
+    /// A valid file with a few places replaced by small or huge numbers.
     #[test]
     fn a_sound_file_with_changes(
         changes in proptest::collection::vec((0usize..400, prop_oneof![0u64..20, any::<u64>(), proptest::sample::select(&LIES[..])], 1usize..9), 1..4),

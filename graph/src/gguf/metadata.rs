@@ -1,6 +1,6 @@
-//! The metadata of a model file: keys, and values that are read from the file when they are asked for.
+//! Metadata of a model file: keys, and values that are read from the file on demand.
 //!
-//! Nothing is copied but the keys, so that a vocabulary of a megabyte stays in the map.
+//! Only the keys are copied, so a vocabulary of a megabyte stays in the mapped file.
 
 use super::reader::Reader;
 use super::types::ValueType;
@@ -11,14 +11,14 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Type and place of a value.
+/// Type and byte range of a value.
 #[derive(Clone, Debug)]
 pub(super) struct Entry {
     pub(super) kind: ValueType,
     pub(super) range: Range<u64>,
 }
 
-/// The metadata of a model file; of a split model, that of the first file.
+/// Metadata of a model file. For a split model, that of the first file.
 #[derive(Clone)]
 pub struct Metadata {
     source: Arc<dyn Source>,
@@ -30,12 +30,12 @@ impl Metadata {
         Metadata { source, entries }
     }
 
-    /// Name of the file.
+    /// Returns the file's name.
     pub fn file(&self) -> &str {
         self.source.name()
     }
 
-    /// The value of `key` as `T`: `u32`, `u64`, `i32`, `f32`, `bool`, `&str` or [`Array`].
+    /// Returns the value of `key` as `T`: `u32`, `u64`, `i32`, `f32`, `bool`, `&str` or [`Array`].
     ///
     /// # Errors
     /// The key is missing, the value has another type or does not fit, or the file has changed.
@@ -46,10 +46,10 @@ impl Metadata {
         })
     }
 
-    /// The value of `key` as `T`, or `None` if there is no such key.
+    /// Returns the value of `key` as `T`, or `None` if the key is missing.
     ///
     /// # Errors
-    /// As [`Metadata::get`], but for the missing key.
+    /// As for [`Metadata::get`], except for a missing key.
     pub fn find<'a, T: FromValue<'a>>(&'a self, key: &str) -> Result<Option<T>, FormatError> {
         let Some((key, entry)) = self.entries.get_key_value(key) else { return Ok(None) };
         let value = self.read(key, entry)?;
@@ -64,15 +64,15 @@ impl Metadata {
         }
     }
 
-    /// The elements of the array `key`, each as `T`.
+    /// Returns the elements of the array `key`, each as `T`.
     ///
     /// # Errors
-    /// As [`Metadata::get`]; an element of another type is an error of the iterator.
+    /// As for [`Metadata::get`]. The iterator reports elements of another type.
     pub fn list<'a, T: FromValue<'a>>(&'a self, key: &str) -> Result<List<'a, T>, FormatError> {
         Ok(self.get::<Array<'a>>(key)?.list())
     }
 
-    /// All keys with their values, sorted by key. A value is an error if the file has changed.
+    /// Returns all keys with their values, sorted by key. A value is an error if the file has changed.
     pub fn iter(&self) -> impl Iterator<Item = (&str, Result<Value<'_>, FormatError>)> {
         self.entries.iter().map(|(key, entry)| (key.as_str(), self.read(key, entry)))
     }

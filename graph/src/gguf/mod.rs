@@ -1,9 +1,10 @@
-//! GGUF, versions 2 and 3, little-endian: read without trust and without copies, and written for tools and tests.
+//! GGUF, versions 2 and 3, little-endian: a reader for untrusted files that copies nothing, and a writer for
+//! tools and tests.
 //!
-//! Every length, count, offset and type is checked before it is used; nothing is allocated from a claimed count. The
+//! Every length, count, offset and type is checked before use. Nothing is allocated from a claimed count. The
 //! layout follows the GGUF specification in ggml's repository.
 //!
-//! This module must not know any architecture or tokenizer.
+//! Knows nothing about architectures and tokenizers.
 
 mod header;
 mod metadata;
@@ -29,7 +30,7 @@ use crate::source::Source;
 use crate::weights::Weights;
 use std::sync::Arc;
 
-/// An opened model: what its files say, and where its weights lie.
+/// An opened model: metadata, and the location of its weights.
 #[derive(Clone, Debug)]
 pub struct ModelFile {
     /// Hyperparameters and vocabulary.
@@ -39,20 +40,20 @@ pub struct ModelFile {
 }
 
 impl ModelFile {
-    /// Reads the headers of a model's files: one, or all shards of a split model in order (see [`shard_names`]).
-    /// Checks everything but the values of the weights.
+    /// Reads the headers of a model's files: one, or all shards of a split model in order (see
+    /// [`shard_names`]). Checks everything except the values of the weights.
     ///
     /// # Errors
-    /// What is wrong with which file, and where.
+    /// Names the file, the position and the problem.
     pub fn open(sources: Vec<Arc<dyn Source>>) -> Result<ModelFile, FormatError> {
         Self::read(sources, true)
     }
 
-    /// The same of files that may end after their headers: what there is can be planned for, not run
+    /// Reads files that may end after their headers. Such a model can be planned but not run
     /// ([`Weights::without_data`]).
     ///
     /// # Errors
-    /// As [`ModelFile::open`], but for data that is not there.
+    /// As for [`ModelFile::open`], except for missing data.
     pub fn open_headers(sources: Vec<Arc<dyn Source>>) -> Result<ModelFile, FormatError> {
         Self::read(sources, false)
     }

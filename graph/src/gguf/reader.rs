@@ -1,47 +1,47 @@
-//! A cursor over the bytes of a GGUF file that checks every length before it uses it.
+//! Cursor over the bytes of a GGUF file that checks every length before using it.
 //!
-//! It allocates nothing. Whatever it hands out borrows from the source.
+//! Allocates nothing. All returned values borrow from the source.
 
 use super::types::ValueType;
 use super::value::{Array, Value};
 use crate::error::{FormatError, Quoted};
 use std::fmt::Arguments;
 
-/// Arrays within arrays that are followed; deeper nesting is refused.
+/// Limit of nested arrays. Deeper nesting is an error.
 const MOST_NESTING: u32 = 4;
 
-/// See the module.
+/// Reads the values of a GGUF file in order.
 #[derive(Clone)]
 pub(crate) struct Reader<'a> {
     file: &'a str,
-    /// Where `bytes` begins in the file.
+    /// Position of `bytes` in the file.
     base: u64,
     bytes: &'a [u8],
     next: usize,
 }
 
 impl<'a> Reader<'a> {
-    /// A reader of `bytes`, which begin at byte `base` of `file`.
+    /// Creates a reader of `bytes`, which start at byte `base` of `file`.
     pub(crate) fn new(file: &'a str, base: u64, bytes: &'a [u8]) -> Self {
         Reader { file, base, bytes, next: 0 }
     }
 
-    /// The file that is read.
+    /// Returns the name of the file.
     pub(crate) fn file(&self) -> &'a str {
         self.file
     }
 
-    /// Where the next byte stands in the file.
+    /// Returns the file position of the next byte.
     pub(crate) fn at(&self) -> u64 {
         self.base.saturating_add(self.next as u64)
     }
 
-    /// An [`FormatError::Invalid`] for what stands at `at`.
+    /// Returns a [`FormatError::Invalid`] for the item at `at`.
     pub(crate) fn invalid(&self, at: u64, what: Arguments<'_>, cause: impl Into<String>) -> FormatError {
         FormatError::Invalid { file: self.file.to_owned(), at, what: what.to_string(), cause: cause.into() }
     }
 
-    /// The next `count` bytes.
+    /// Returns the next `count` bytes.
     pub(crate) fn take(&mut self, count: u64, what: Arguments<'_>) -> Result<&'a [u8], FormatError> {
         let taken = usize::try_from(count)
             .ok()
@@ -68,17 +68,17 @@ impl<'a> Reader<'a> {
         Ok(value)
     }
 
-    /// The next four bytes as a number.
+    /// Reads the next four bytes as a number.
     pub(crate) fn u32(&mut self, what: Arguments<'_>) -> Result<u32, FormatError> {
         self.fixed(what).map(u32::from_le_bytes)
     }
 
-    /// The next eight bytes as a number.
+    /// Reads the next eight bytes as a number.
     pub(crate) fn u64(&mut self, what: Arguments<'_>) -> Result<u64, FormatError> {
         self.fixed(what).map(u64::from_le_bytes)
     }
 
-    /// A length and that many bytes of UTF-8.
+    /// Reads a length and that many bytes of UTF-8.
     pub(crate) fn string(&mut self, what: Arguments<'_>) -> Result<&'a str, FormatError> {
         let bytes = self.u64(format_args!("the length of {what}"))?;
         let at = self.at();
@@ -88,7 +88,7 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// The number of a value type.
+    /// Reads the number of a value type.
     pub(crate) fn value_type(&mut self, what: Arguments<'_>) -> Result<ValueType, FormatError> {
         let at = self.at();
         let id = self.u32(what)?;
@@ -96,12 +96,12 @@ impl<'a> Reader<'a> {
             .ok_or_else(|| self.invalid(at, what, format!("there is no value type {id}")))
     }
 
-    /// A metadata value of this type. `label` is its key.
+    /// Reads a metadata value of this type. `label` is its key.
     pub(crate) fn value(&mut self, kind: ValueType, label: &'a str) -> Result<Value<'a>, FormatError> {
         self.nested_value(kind, label, 0, format_args!("the value of metadata {}", Quoted(label)))
     }
 
-    /// A value that lies within `nesting` arrays.
+    /// Reads a value that is nested in `nesting` arrays.
     pub(crate) fn nested_value(
         &mut self,
         kind: ValueType,
@@ -133,7 +133,7 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// An array: checks all of it, keeps where it lies.
+    /// Reads an array: checks all of it and keeps its position.
     fn array(&mut self, label: &'a str, nesting: u32, what: Arguments<'_>) -> Result<Array<'a>, FormatError> {
         let start = self.at();
         if nesting >= MOST_NESTING {
@@ -143,7 +143,7 @@ impl<'a> Reader<'a> {
         let count = self.u64(format_args!("the count of {what}"))?;
         let (base, first) = (self.at(), self.next);
         match element.fixed_bytes() {
-            // Any bytes are a valid number, so that only their count needs a check.
+            // Any bytes are a valid number, so only the count needs a check.
             Some(bytes) if element != ValueType::Bool => {
                 let all = count.checked_mul(bytes).ok_or_else(|| {
                     self.invalid(
@@ -154,7 +154,7 @@ impl<'a> Reader<'a> {
                 })?;
                 self.take(all, format_args!("{count} elements of {what}"))?;
             }
-            // Every other element takes a byte or more, so that this loop ends with the file.
+            // Every other element takes at least one byte, so this loop ends with the file.
             _ => {
                 for number in 0..count {
                     let what = format_args!("element {number} of {count} of {what}");

@@ -1,4 +1,4 @@
-//! Models split over several GGUF files: their names, and whether the files given are all and in order.
+//! Models split over several GGUF files: file names, and checks that the files are complete and in order.
 
 use super::header::Header;
 use crate::error::FormatError;
@@ -8,8 +8,8 @@ const NUMBER: &str = "split.no";
 const COUNT: &str = "split.count";
 const TENSORS: &str = "split.tensors.count";
 
-/// Given the name of one file of a split model (`…-00001-of-00003.gguf`; a path is kept as it is), the names of all.
-/// `None` if the name is not of this form, and the model hence one file.
+/// Returns the names of all files of a split model, given the name of one (`…-00001-of-00003.gguf`; a leading
+/// path is kept). Returns `None` for any other name: the model is then a single file.
 pub fn shard_names(name: &str) -> Option<Vec<String>> {
     let (stem, count) = name.strip_suffix(".gguf")?.rsplit_once("-of-")?;
     let (prefix, number) = stem.rsplit_once('-')?;
@@ -23,7 +23,7 @@ fn five_digits(text: &str) -> Option<u32> {
     (text.len() == 5 && text.bytes().all(|b| b.is_ascii_digit())).then(|| text.parse().ok()).flatten()
 }
 
-/// Checks that these files, in this order, are one whole model.
+/// Checks that these files, in this order, form one complete model.
 pub(super) fn check(headers: &[Header]) -> Result<(), FormatError> {
     let Some(first) = headers.first() else {
         return Err(FormatError::Shards { file: "model".into(), cause: "no file given".into() });
@@ -88,7 +88,7 @@ mod tests {
     use super::shard_names;
 
     #[test]
-    fn names_of_all_shards() {
+    fn derives_the_names_of_all_shards() {
         let all = shard_names("dir/m-00001-of-00003.gguf").unwrap();
         assert_eq!(
             all,

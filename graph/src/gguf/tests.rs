@@ -1,4 +1,4 @@
-//! What the reader makes of well-formed files.
+//! Well-formed files.
 
 use super::*;
 use crate::source::MemorySource;
@@ -12,7 +12,7 @@ fn open(bytes: Vec<u8>) -> Result<ModelFile, FormatError> {
     ModelFile::open(vec![source("m.gguf", bytes)])
 }
 
-/// A file with a value of every type, two tensors, and bytes that count up.
+/// Builds a file with a value of every type, two tensors, and bytes that count up.
 fn every_type(alignment: u32) -> (Writer, Vec<u8>) {
     let mut w = Writer::with_alignment(alignment);
     w.put("u8", 200u8);
@@ -71,7 +71,7 @@ fn reads_every_type_in_both_versions() {
 }
 
 #[test]
-fn places_tensors() {
+fn locates_tensors() {
     for alignment in [8, 32, 4096] {
         let (w, bytes) = every_type(alignment);
         let data = w.header().len() as u64;
@@ -92,7 +92,7 @@ fn places_tensors() {
 }
 
 #[test]
-fn typed_access_names_key_expectation_and_find() {
+fn type_errors_name_key_expected_type_and_value() {
     let (_, bytes) = every_type(32);
     let m = open(bytes).unwrap().metadata;
     let message = |e: FormatError| e.to_string();
@@ -118,7 +118,7 @@ fn typed_access_names_key_expectation_and_find() {
     assert!(list.next().is_none());
 }
 
-/// Shard `number` of `count`, with one tensor, of a model that claims `tensors` tensors.
+/// Builds shard `number` of `count`, with one tensor, of a model that claims `tensors` tensors.
 fn shard(number: u16, count: u16, tensors: i32, tensor: &str) -> Arc<dyn Source> {
     let mut w = Writer::new();
     w.put("split.no", number);
@@ -134,7 +134,7 @@ fn shard(number: u16, count: u16, tensors: i32, tensor: &str) -> Arc<dyn Source>
 }
 
 #[test]
-fn split_files_make_one_model() {
+fn split_files_form_one_model() {
     let model = ModelFile::open(vec![shard(0, 3, 3, "a"), shard(1, 3, 3, "b"), shard(2, 3, 3, "c")]).unwrap();
     assert_eq!(model.metadata.get::<&str>("general.architecture").unwrap(), "llama");
     for (number, tensor) in model.weights.tensors().iter().enumerate() {
@@ -146,7 +146,7 @@ fn split_files_make_one_model() {
 }
 
 #[test]
-fn split_files_are_checked() {
+fn rejects_inconsistent_split_files() {
     let fails = |sources: Vec<Arc<dyn Source>>| ModelFile::open(sources).unwrap_err().to_string();
     let [a, b, c] = [shard(0, 3, 3, "a"), shard(1, 3, 3, "b"), shard(2, 3, 3, "c")];
     let missing = "d/m-00002-of-00003.gguf is missing: it is shard 2 of 3";
@@ -159,7 +159,7 @@ fn split_files_are_checked() {
     );
     assert!(fails(vec![a.clone(), b.clone(), b.clone()]).contains("shard 2 of 3 is given twice"));
     assert!(fails(vec![a.clone(), b.clone(), shard(2, 4, 3, "c")]).contains("belongs to a model of 4 files"));
-    assert!(fails(vec![a.clone(), b.clone(), shard(2, 3, 3, "a")]).contains("there is another tensor a"));
+    assert!(fails(vec![a.clone(), b.clone(), shard(2, 3, 3, "a")]).contains("duplicate tensor a"));
     assert!(fails(vec![a.clone(), b.clone(), shard(7, 3, 3, "c")]).contains("split.no is 7"));
     assert!(
         fails(vec![shard(0, 3, 9, "a"), b, c]).contains("split.tensors.count is 9, but the files hold 3")
@@ -180,7 +180,7 @@ impl Source for Shrunk {
         self.0.bytes()
     }
     fn range(&self, range: std::ops::Range<u64>) -> Result<&[u8], crate::SourceError> {
-        // Only what `open` asks for is still there.
+        // Only the bytes that `open` reads are still there.
         if range == (0..self.bytes()) {
             return self.0.range(range);
         }
@@ -189,7 +189,7 @@ impl Source for Shrunk {
 }
 
 #[test]
-fn a_file_that_shrinks_is_an_error_wherever_it_is_read() {
+fn reports_a_shrunk_file_wherever_it_is_read() {
     let model =
         ModelFile::open(vec![Arc::new(Shrunk(MemorySource::new("m.gguf", every_no_alignment())))]).unwrap();
     let shrank = "m.gguf shrank while in use";
@@ -199,7 +199,7 @@ fn a_file_that_shrinks_is_an_error_wherever_it_is_read() {
     assert!(model.metadata.iter().all(|(_, value)| value.is_err()));
 }
 
-/// A file without `general.alignment`, so that `open` reads no value a second time.
+/// Builds a file without `general.alignment`, so that `open` reads no value twice.
 fn every_no_alignment() -> Vec<u8> {
     let mut w = Writer::new();
     w.put("u8", 1u8);

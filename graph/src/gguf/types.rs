@@ -1,10 +1,10 @@
-//! The numbers that GGUF files give to types, so that a message can name what is not supported.
+//! Type numbers of GGUF files, so that a message can name unsupported types.
 //!
 //! Sources: the GGUF specification (value types) and ggml's type table (tensor types).
 
-/// Name of a tensor type of ggml, supported or not; `None` for a number that ggml has not given.
+/// Returns the name of a ggml tensor type, supported or not. `None` for a number that ggml has not assigned.
 pub fn tensor_type_name(id: u32) -> Option<&'static str> {
-    /// Indexed by number. Gaps are types that ggml has removed, under the names that they had.
+    /// Indexed by number. Types that ggml has removed keep their former names.
     const NAMES: [&str; 42] = [
         "F32",
         "F16",
@@ -52,39 +52,39 @@ pub fn tensor_type_name(id: u32) -> Option<&'static str> {
     NAMES.get(usize::try_from(id).ok()?).copied()
 }
 
-/// The type of a metadata value.
+/// Type of a metadata value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ValueType {
-    /// Unsigned, 8 bits.
+    /// Unsigned 8-bit integer.
     U8,
-    /// Signed, 8 bits.
+    /// Signed 8-bit integer.
     I8,
-    /// Unsigned, 16 bits.
+    /// Unsigned 16-bit integer.
     U16,
-    /// Signed, 16 bits.
+    /// Signed 16-bit integer.
     I16,
-    /// Unsigned, 32 bits.
+    /// Unsigned 32-bit integer.
     U32,
-    /// Signed, 32 bits.
+    /// Signed 32-bit integer.
     I32,
-    /// Single precision.
+    /// Single-precision float.
     F32,
     /// One byte: 0 or 1.
     Bool,
-    /// UTF-8 behind its length.
+    /// UTF-8, preceded by its length.
     Str,
-    /// Values of one type behind that type and their count.
+    /// Values of one type, preceded by that type and their count.
     Array,
-    /// Unsigned, 64 bits.
+    /// Unsigned 64-bit integer.
     U64,
-    /// Signed, 64 bits.
+    /// Signed 64-bit integer.
     I64,
-    /// Double precision.
+    /// Double-precision float.
     F64,
 }
 
 impl ValueType {
-    /// In the order of their numbers.
+    /// All types, in the order of their numbers.
     pub const ALL: [ValueType; 13] = [
         ValueType::U8,
         ValueType::I8,
@@ -101,17 +101,17 @@ impl ValueType {
         ValueType::F64,
     ];
 
-    /// The number of the type in GGUF files.
+    /// Returns the type's number in GGUF files.
     pub fn gguf_id(self) -> u32 {
         self as u32
     }
 
-    /// The type with this number.
+    /// Returns the type with this number.
     pub fn from_gguf_id(id: u32) -> Option<Self> {
         Self::ALL.get(usize::try_from(id).ok()?).copied()
     }
 
-    /// Lower-case name, as in messages.
+    /// Returns the lower-case name for messages.
     pub fn name(self) -> &'static str {
         match self {
             ValueType::U8 => "u8",
@@ -130,7 +130,7 @@ impl ValueType {
         }
     }
 
-    /// Bytes of a value, or `None` where they differ from value to value.
+    /// Returns the bytes of a value, or `None` for types of variable size.
     pub(crate) fn fixed_bytes(self) -> Option<u64> {
         match self {
             ValueType::U8 | ValueType::I8 | ValueType::Bool => Some(1),

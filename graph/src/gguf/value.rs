@@ -1,4 +1,4 @@
-//! Metadata values, as they stand in the file, and what they may be read as.
+//! Metadata values as stored in the file, and their conversion to Rust types.
 
 use super::reader::Reader;
 use super::types::ValueType;
@@ -8,36 +8,36 @@ use std::marker::PhantomData;
 /// A metadata value. Strings and arrays borrow from the file.
 #[derive(Clone)]
 pub enum Value<'a> {
-    /// Unsigned, 8 bits.
+    /// Unsigned 8-bit integer.
     U8(u8),
-    /// Signed, 8 bits.
+    /// Signed 8-bit integer.
     I8(i8),
-    /// Unsigned, 16 bits.
+    /// Unsigned 16-bit integer.
     U16(u16),
-    /// Signed, 16 bits.
+    /// Signed 16-bit integer.
     I16(i16),
-    /// Unsigned, 32 bits.
+    /// Unsigned 32-bit integer.
     U32(u32),
-    /// Signed, 32 bits.
+    /// Signed 32-bit integer.
     I32(i32),
-    /// Single precision.
+    /// Single-precision float.
     F32(f32),
-    /// Truth.
+    /// Boolean.
     Bool(bool),
     /// Text.
     Str(&'a str),
     /// Values of one type.
     Array(Array<'a>),
-    /// Unsigned, 64 bits.
+    /// Unsigned 64-bit integer.
     U64(u64),
-    /// Signed, 64 bits.
+    /// Signed 64-bit integer.
     I64(i64),
-    /// Double precision.
+    /// Double-precision float.
     F64(f64),
 }
 
 impl Value<'_> {
-    /// The value as an integer, if it is one.
+    /// Returns the value as an integer, if it is one.
     fn integer(&self) -> Option<i128> {
         Some(match *self {
             Value::U8(v) => v.into(),
@@ -53,7 +53,8 @@ impl Value<'_> {
     }
 }
 
-/// The value with its type, as a table or a message shows it; long strings are cut, arrays are counted.
+/// Formats the value with its type for a table or a message. Truncates long strings and counts array
+/// elements.
 impl std::fmt::Display for Value<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
@@ -85,23 +86,23 @@ pub struct Array<'a> {
 }
 
 impl<'a> Array<'a> {
-    /// Type of the elements.
+    /// Returns the type of the elements.
     pub fn element_type(&self) -> ValueType {
         self.element
     }
 
-    /// Number of elements.
+    /// Returns the number of elements.
     pub fn count(&self) -> u64 {
         self.count
     }
 
-    /// The elements as `T`.
+    /// Returns the elements as `T`.
     pub fn list<T: FromValue<'a>>(self) -> List<'a, T> {
         List { next: 0, array: self, as_type: PhantomData }
     }
 }
 
-/// Iterator over the elements of an [`Array`]. It ends after the first error.
+/// Iterator over the elements of an [`Array`]. Ends after the first error.
 pub struct List<'a, T> {
     array: Array<'a>,
     next: u64,
@@ -109,7 +110,7 @@ pub struct List<'a, T> {
 }
 
 impl<T> List<'_, T> {
-    /// Elements in all.
+    /// Returns the total number of elements.
     pub fn count_all(&self) -> u64 {
         self.array.count
     }
@@ -126,7 +127,7 @@ impl<'a, T: FromValue<'a>> Iterator for List<'a, T> {
         self.next += 1;
         let Array { element, count, label, nesting, elements } = &mut self.array;
         let what = format_args!("element {number} of {count} of metadata {}", Quoted(label));
-        // The array was checked when the file was opened; a file that changed since may still fail here.
+        // The array was checked when the file was opened. This can still fail if the file has changed since.
         let item = elements.nested_value(*element, label, *nesting, what).and_then(|value| {
             T::from_value(value.clone()).ok_or_else(|| FormatError::WrongType {
                 file: elements.file().to_owned(),
@@ -142,12 +143,12 @@ impl<'a, T: FromValue<'a>> Iterator for List<'a, T> {
     }
 }
 
-/// What a metadata value may be read as. Integers of any width convert where they fit.
+/// Types that a metadata value can be read as. Integers of any width convert if they fit.
 pub trait FromValue<'a>: Sized {
-    /// What messages call the type.
+    /// Name of the type in messages.
     const EXPECTED: &'static str;
 
-    /// The value as this type, or `None` if it is of another kind or does not fit.
+    /// Converts the value, or returns `None` if it is of another kind or does not fit.
     fn from_value(value: Value<'a>) -> Option<Self>;
 }
 

@@ -1,13 +1,13 @@
-//! The header of a GGUF file, for whoever writes one: `xtask synth-model`, and tests.
+//! Writes the header of a GGUF file, for `xtask synth-model` and tests.
 //!
-//! The caller writes the header, then the tensors' bytes in the order in which they were announced, each padded to the
-//! alignment ([`Writer::padding`]). Nothing is checked: tests write files that lie.
+//! The caller writes the header, then the tensors' bytes in the order of their announcement, each padded to
+//! the alignment ([`Writer::padding`]). Nothing is checked, because tests write invalid files.
 
 use super::header::DEFAULT_ALIGNMENT;
 use super::types::ValueType;
 use ragtag_kernels::TensorType;
 
-/// Collects metadata and tensor infos. See the module.
+/// Collects metadata and tensor infos for a header.
 #[derive(Clone, Debug)]
 pub struct Writer {
     alignment: u64,
@@ -19,7 +19,7 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// A header of version 3 with the default alignment.
+    /// Creates a version 3 header with the default alignment.
     pub fn new() -> Self {
         Writer {
             alignment: DEFAULT_ALIGNMENT.into(),
@@ -31,7 +31,7 @@ impl Writer {
         }
     }
 
-    /// A header with this alignment, a power of two of at least 8.
+    /// Creates a header with this alignment, a power of two of at least 8.
     pub fn with_alignment(alignment: u32) -> Self {
         let mut writer = Self { alignment: alignment.into(), ..Self::new() };
         writer.put("general.alignment", alignment);
@@ -46,7 +46,7 @@ impl Writer {
         self.metadata_count += 1;
     }
 
-    /// Announces a tensor of `bytes` bytes, behind those announced before.
+    /// Announces a tensor of `bytes` bytes, after those announced before.
     pub fn tensor(&mut self, name: &str, tensor_type: TensorType, shape: &[u64], bytes: u64) {
         name.write(&mut self.tensors);
         (shape.len() as u32).write(&mut self.tensors);
@@ -59,17 +59,17 @@ impl Writer {
         self.tensor_count += 1;
     }
 
-    /// Zeros to write behind `bytes` bytes of a tensor.
+    /// Returns the number of zeros to write after `bytes` bytes of a tensor.
     pub fn padding(&self, bytes: u64) -> u64 {
         bytes.next_multiple_of(self.alignment) - bytes
     }
 
-    /// Bytes of all tensors with their padding.
+    /// Returns the bytes of all tensors, including padding.
     pub fn data_bytes(&self) -> u64 {
         self.data_bytes
     }
 
-    /// The header with the padding that leads to the first tensor.
+    /// Returns the header, padded up to the first tensor.
     pub fn header(&self) -> Vec<u8> {
         let mut header = b"GGUF".to_vec();
         3u32.write(&mut header);
@@ -89,12 +89,12 @@ impl Default for Writer {
     }
 }
 
-/// What can be written as a metadata value; slices become arrays.
+/// Types that can be written as a metadata value. Slices become arrays.
 pub trait ToValue {
-    /// Type of the value.
+    /// Returns the type of the value.
     fn kind(&self) -> ValueType;
 
-    /// Appends the value as it stands in a file.
+    /// Appends the value in the file's format.
     fn write(&self, out: &mut Vec<u8>);
 }
 
@@ -135,7 +135,7 @@ impl ToValue for &str {
     }
 }
 
-/// An array. That of an empty slice claims elements of type u8, which no reader can tell from its own.
+/// An array. An empty slice claims elements of type u8, which no reader can tell from the real type.
 impl<T: ToValue> ToValue for &[T] {
     fn kind(&self) -> ValueType {
         ValueType::Array

@@ -1,8 +1,8 @@
-//! Folds rope and append into the split attention that reads the cache right behind it, for programs of a single row.
+//! Fuses RoPE and KV append into the split attention that follows, for programs of a single row.
 
 use crate::op::{Operator, OperatorGraph};
 
-/// Folds every one whose output a split attention alone reads.
+/// Fuses every RoPE and append whose output only a split attention reads.
 pub(crate) fn fuse_appends(graph: &mut OperatorGraph) {
     for append in graph.ordered() {
         let Operator::RopeAppend { pairing, .. } = graph.node(append).operator else { continue };

@@ -1,4 +1,4 @@
-//! Passes over the operator graph: each makes the same model cheaper to run.
+//! Passes over the operator graph. Each makes the same model cheaper to run.
 
 mod append;
 mod norm;

@@ -1,13 +1,14 @@
-//! Folds norms into the products that read them, and gates into the product before them, where a device has kernels for it:
-//! steps of few rows wait for each of their launches. Norms, products and gates are of one segment, so no cut is in between.
+//! Fuses norms into the products that read them, and gates into the product before them, where a device has
+//! such kernels. With few rows, launch latency dominates. Norms, products and gates share a segment, so no
+//! cut separates them.
 
 use crate::op::{Norm, Operator, OperatorGraph, Rows};
 use crate::stack::Stack;
 use petgraph::stable_graph::NodeIndex;
 use ragtag_kernels::Activations;
 
-/// Folds every norm that products with f32 activations alone read, if `fuses` says of each of them, by its weights and rows,
-/// that there is a kernel.
+/// Fuses every norm that only products with f32 activations read, if `fuses` accepts the weights and rows of
+/// each.
 pub(crate) fn fuse_norms(graph: &mut OperatorGraph, fuses: impl Fn(&Stack, Rows) -> bool) {
     for index in graph.ordered() {
         let Operator::RmsNorm { weight, epsilon, output: Activations::F32 } =
@@ -38,7 +39,7 @@ pub(crate) fn fuse_norms(graph: &mut OperatorGraph, fuses: impl Fn(&Stack, Rows)
     }
 }
 
-/// Folds every gate behind a product of normed rows that has all its columns and that nobody else reads, if `fuses` says so.
+/// Fuses every gate that is the only reader of a normed product with all its columns, if `fuses` accepts it.
 pub(crate) fn fuse_gates(graph: &mut OperatorGraph, fuses: impl Fn(&Stack, Rows) -> bool) {
     for gate in graph.ordered() {
         let node = graph.node(gate).clone();

@@ -1,5 +1,6 @@
-//! The form in which activations enter products: the norm or gate before a product writes it directly if all who read want
-//! the same one, else a quantise node stands between, shared by all who want that form.
+//! Chooses the form in which activations enter products. The norm or gate before a product writes the form
+//! directly if all readers want the same one. Otherwise a quantize node is inserted, shared by all readers
+//! that want that form.
 
 use crate::op::{Node, Operator, OperatorGraph, Rows};
 use crate::stack::Stack;
@@ -7,7 +8,7 @@ use petgraph::stable_graph::NodeIndex;
 use ragtag_kernels::Activations;
 use std::collections::BTreeMap;
 
-/// Gives every product the activations that `form` says for its weights and rows.
+/// Gives every product the activations that `form` selects by its weights and rows.
 pub(crate) fn quantize_activations(graph: &mut OperatorGraph, form: impl Fn(&Stack, Rows) -> Activations) {
     for source in graph.ordered() {
         let mut readers: BTreeMap<Activations, Vec<NodeIndex>> = BTreeMap::new();
@@ -32,7 +33,7 @@ pub(crate) fn quantize_activations(graph: &mut OperatorGraph, form: impl Fn(&Sta
     }
 }
 
-/// Turns a node that can write activations in other forms into one that does.
+/// Makes a node write its output in this form, if it can.
 fn writes(graph: &mut OperatorGraph, source: NodeIndex, form: Activations) -> bool {
     match &mut graph.node_mut(source).operator {
         Operator::RmsNorm { output, .. }
@@ -47,7 +48,7 @@ fn writes(graph: &mut OperatorGraph, source: NodeIndex, form: Activations) -> bo
 
 fn insert(graph: &mut OperatorGraph, source: NodeIndex, form: Activations, readers: &[NodeIndex]) {
     let before = graph.node(source).clone();
-    // One place for each form, should several stand behind one source.
+    // One place per form, in case several follow one source.
     let order = (before.order.0, before.order.1 + 1 + form as u32);
     let operator = Operator::Quantize { output: form };
     let quantize = graph.add(Node { operator, order, ..before }, &[source]);

@@ -1,8 +1,8 @@
-//! Folds `x + matmul(y)` into the product, which then adds to `x` in place: one pass over the rows less.
+//! Fuses `x + matmul(y)` into the product, which then adds to `x` in place. Saves one pass over the rows.
 
 use crate::op::{Operator, OperatorGraph};
 
-/// Fuses every residual addition whose second input is a product that nobody else reads.
+/// Fuses every residual addition whose second input is a product without other readers.
 pub(crate) fn fuse_residuals(graph: &mut OperatorGraph) {
     for add in graph.ordered() {
         if graph.node(add).operator != Operator::Add {

@@ -1,12 +1,13 @@
-//! The letters that byte-level vocabularies write bytes with: a byte that prints is itself, others are moved up.
+//! Characters that byte-level vocabularies use for bytes. A printable byte maps to itself; others are shifted
+//! up.
 //!
 //! Source: `bytes_to_unicode` of GPT-2's encoder.
 
-/// The character that stands for a byte.
+/// Returns the character for a byte.
 pub(super) fn letter(byte: u8) -> char {
     match byte {
         b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF => char::from(byte),
-        // Those that do not print, in order: 33 before `!`, 34 from DEL on, and the soft hyphen.
+        // Non-printable bytes, in order: the 33 before `!`, 34 from DEL on, and the soft hyphen.
         0..=0x20 => moved(u32::from(byte)),
         0x7F..=0xA0 => moved(u32::from(byte) - 0x7F + 33),
         0xAD => moved(67),
@@ -17,7 +18,7 @@ fn moved(place: u32) -> char {
     char::from_u32(0x100 + place).unwrap_or(char::REPLACEMENT_CHARACTER)
 }
 
-/// The byte that a character stands for.
+/// Returns the byte for a character.
 fn byte(letter: char) -> Option<u8> {
     match u32::from(letter) {
         code @ (0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF) => u8::try_from(code).ok(),
@@ -28,7 +29,7 @@ fn byte(letter: char) -> Option<u8> {
     }
 }
 
-/// The bytes that a text of the vocabulary stands for, if it is written in these letters.
+/// Returns the bytes of a vocabulary text, if it consists of these characters only.
 pub(super) fn bytes(text: &str) -> Option<Vec<u8>> {
     text.chars().map(byte).collect()
 }
@@ -39,7 +40,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     #[test]
-    fn every_byte_has_a_letter_of_its_own_that_the_library_knows() {
+    fn every_byte_has_a_unique_character_that_the_library_knows() {
         let letters: BTreeSet<char> = (0..=255).map(letter).collect();
         assert_eq!(letters.len(), 256);
         let theirs = tokenizers::pre_tokenizers::byte_level::ByteLevel::alphabet();

@@ -1,5 +1,5 @@
-//! Byte-level vocabularies of GGUF files (`tokenizer.ggml.model = gpt2`): text is cut into words, words into bytes, and
-//! bytes are merged by an explicit list.
+//! Byte-level vocabularies of GGUF files (`tokenizer.ggml.model = gpt2`). Text is split into words and words
+//! into bytes. An explicit list merges the bytes.
 
 use super::Tokenizer;
 use super::alphabet;
@@ -14,7 +14,7 @@ use crate::gguf::Metadata;
 use std::collections::HashMap;
 use tokenizers::models::bpe::{BPE, Merges, Vocab};
 
-/// The tokenizer of a GGUF file.
+/// Builds the tokenizer of a GGUF file.
 pub(super) fn from_metadata(metadata: &Metadata) -> Result<Tokenizer, TokenizerError> {
     let file = metadata.file();
     let wrong = |cause: String| TokenizerError::Vocabulary { file: file.to_owned(), cause };
@@ -41,7 +41,7 @@ pub(super) fn from_metadata(metadata: &Metadata) -> Result<Tokenizer, TokenizerE
     })
 }
 
-/// The texts that merges make or join, the first of each.
+/// Returns the ids of texts that merges produce or join: the first id of each text.
 fn normal(tokens: &[Token<'_>]) -> HashMap<String, u32> {
     let mut ids = HashMap::new();
     for (id, token) in (0u32..).zip(tokens).filter(|(_, token)| token.kind == Kind::Normal) {
@@ -50,7 +50,7 @@ fn normal(tokens: &[Token<'_>]) -> HashMap<String, u32> {
     ids
 }
 
-/// Without a token for each byte, some texts would lose characters.
+/// Checks that every byte has a token. Otherwise some texts would lose characters.
 pub(super) fn require_all_bytes(has: impl Fn(&str) -> bool) -> Result<(), String> {
     match (0..=255u8).find(|byte| !has(alphabet::letter(*byte).encode_utf8(&mut [0; 4]))) {
         Some(byte) => Err(format!("has no token for the byte {byte:#04x} ({})", alphabet::letter(byte))),
@@ -58,7 +58,7 @@ pub(super) fn require_all_bytes(has: impl Fn(&str) -> bool) -> Result<(), String
     }
 }
 
-/// The list of merges, most urgent first: each two tokens with a space between them.
+/// Reads the list of merges, highest rank first. Each is two tokens separated by a space.
 fn merging(metadata: &Metadata, ids: HashMap<String, u32>, whole_words: bool) -> Result<BPE, TokenizerError> {
     let wrong = |cause: String| TokenizerError::Vocabulary { file: metadata.file().to_owned(), cause };
     let mut merges = Merges::new();
@@ -78,16 +78,16 @@ fn build(vocabulary: Vocab, merges: Merges, whole_words: bool) -> Result<BPE, St
         .ignore_merges(whole_words)
         .vocab_and_merges(vocabulary, merges)
         .build()
-        .map_err(|error| format!("cannot be merged: {}", Quoted(&error.to_string())))
+        .map_err(|error| format!("has invalid merges: {}", Quoted(&error.to_string())))
 }
 
-/// What a token adds to a text.
+/// Returns the text of a token.
 fn piece(token: &Token<'_>) -> Piece {
     match token.kind {
         Kind::Normal => Piece::byte_level(token.text),
         Kind::Byte(byte) => Piece::Byte(byte),
         Kind::Control | Kind::Unknown => Piece::Silent,
-        // Written as they are.
+        // Texts are stored literally.
         Kind::UserDefined | Kind::Unused => Piece::Text(token.text.into()),
     }
 }

@@ -1,5 +1,5 @@
-//! The tokenizer of a model's directory: which of its files is read, and what the others say about the tokens that begin
-//! and end a text.
+//! The tokenizer of a model's directory: selects the file to read, and combines what the files say about
+//! begin and end tokens.
 
 use super::{Special, Tokenizer, document, sentencepiece};
 use crate::checkpoint::{CONFIG, Fields, GENERATION_CONFIG, SENTENCEPIECE, TOKENIZER, TOKENIZER_CONFIG};
@@ -8,7 +8,7 @@ use crate::source::Directory;
 use serde_json::Value;
 use std::collections::HashMap;
 
-/// Reads and settles everything.
+/// Reads the tokenizer and its special tokens.
 pub(super) fn open(directory: &Directory) -> Result<Tokenizer, TokenizerError> {
     let (mut tokenizer, ids) = match (directory.file(TOKENIZER), directory.file(SENTENCEPIECE)) {
         (Some(source), _) => document::read(source.as_ref())?,
@@ -31,7 +31,7 @@ pub(super) fn open(directory: &Directory) -> Result<Tokenizer, TokenizerError> {
     Ok(tokenizer)
 }
 
-/// What `tokenizer_config.json` names goes before what the tokenizer's own file says.
+/// Applies `tokenizer_config.json`, which takes precedence over the tokenizer's own file.
 fn settle(
     special: &mut Special,
     file: &str,
@@ -61,7 +61,7 @@ fn settle(
     Ok(())
 }
 
-/// The id of a token that is named by its text, or by an object with it.
+/// Returns the id of a token named by its text, or by an object with the text.
 fn named(
     file: &str,
     config: &Fields,
@@ -79,14 +79,14 @@ fn named(
     id.map(Some).ok_or_else(|| wrong(format!("has no token \"{}\", which {key} names", Quoted(text))))
 }
 
-/// Ids come from several files, which may be of different models.
+/// Checks that all special ids exist. They come from several files, which may belong to different models.
 fn check_ids(directory: &Directory, tokenizer: &Tokenizer) -> Result<(), TokenizerError> {
     let special = &tokenizer.special;
     let all = special.ends.iter().chain(&special.bos).chain(&special.before).chain(&special.behind);
     let count = tokenizer.vocabulary_size();
     match all.copied().find(|id| usize::try_from(*id).map_or(true, |id| id >= count)) {
         Some(id) => {
-            let cause = format!("has {count} tokens, but {id} is to begin or end a text");
+            let cause = format!("has {count} tokens, but {id} is named as a begin or end token");
             Err(TokenizerError::Vocabulary { file: directory.name().to_owned(), cause })
         }
         None => Ok(()),

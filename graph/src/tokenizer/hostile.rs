@@ -1,5 +1,5 @@
-//! Tokenizer files that lie, or are unusual: `tokenizer.model` and `tokenizer.json`. (Vocabularies in GGUF files are in
-//! `tests`.)
+//! Corrupt and unusual tokenizer files: `tokenizer.model` and `tokenizer.json`. (For vocabularies in GGUF
+//! files, see `tests`.)
 
 use super::*;
 use crate::source::MemorySource;
@@ -25,7 +25,7 @@ fn open(name: &str, bytes: &[u8]) -> Result<Tokenizer, TokenizerError> {
 
 // ---- tokenizer.model ----------------------------------------------------------------------------------------------
 
-/// The wire format, written.
+/// Writes the protocol buffer wire format.
 #[derive(Clone, Default)]
 struct Proto(Vec<u8>);
 
@@ -63,7 +63,7 @@ impl Proto {
 
 const NORMAL: u64 = 1;
 
-/// `<unk>`, `<s>`, `</s>`, then these normal pieces, the first with the highest score.
+/// Builds a model with `<unk>`, `<s>`, `</s>` and these normal pieces, the first with the highest score.
 fn model(normal: &[&str], trainer: &Proto, normaliser: &Proto) -> Vec<u8> {
     let special = Proto::default().piece("<unk>", 0.0, 2).piece("<s>", 0.0, 3).piece("</s>", 0.0, 3);
     let all = normal.iter().zip(0u8..).fold(special, |p, (text, n)| p.piece(text, -f32::from(n), NORMAL));
@@ -79,13 +79,13 @@ fn plain() -> Proto {
 }
 
 #[test]
-fn a_model_made_by_hand() {
+fn reads_a_handmade_model() {
     let bytes = model(&["▁a", "▁", "a", "b"], &bpe(), &plain());
     let t = open("tokenizer.model", &bytes).unwrap();
     assert_eq!((t.bos(), t.eos().first().copied(), t.vocabulary_size()), (Some(1), Some(2), 7));
     assert_eq!(t.encode("ab  a", true).unwrap(), [1, 3, 6, 4, 3]);
     assert_eq!(t.encode("x", false).unwrap(), [4, 0]);
-    // Begin and end tokens may be others, or none.
+    // Begin and end tokens can be other tokens, or missing.
     let none = bpe().number(41, -1i64 as u64).number(42, 5);
     let t = open("tokenizer.model", &model(&["▁", "a", "b"], &none, &plain())).unwrap();
     assert_eq!((t.bos(), t.eos().first().copied(), t.encode("", true).unwrap()), (None, Some(5), vec![]));
@@ -93,7 +93,7 @@ fn a_model_made_by_hand() {
     let files = [("tokenizer.model", &bytes[..]), ("tokenizer_config.json", b"{\"bos_token\": \"</s>\"}")];
     let t = Tokenizer::from_directory(&directory(&files)).unwrap();
     assert_eq!((t.bos(), t.encode("", true).unwrap()), (Some(2), vec![2]), "another begin token");
-    // No space before a text; or none at its ends and one at a time between words.
+    // No space before a text; or none at its ends and single spaces between words.
     let no_prefix = plain().number(3, 0);
     let t = open("tokenizer.model", &model(&["▁", "a"], &bpe(), &no_prefix)).unwrap();
     assert_eq!(t.encode(" a", false).unwrap(), [3, 4]);
@@ -105,7 +105,7 @@ fn a_model_made_by_hand() {
 }
 
 #[test]
-fn models_of_other_kinds() {
+fn rejects_unsupported_models() {
     let fails = |trainer: &Proto, normaliser: &Proto| {
         open("tokenizer.model", &model(&["▁"], trainer, normaliser)).unwrap_err().to_string()
     };
@@ -121,17 +121,17 @@ fn models_of_other_kinds() {
     let fails = |bytes: Vec<u8>| open("tokenizer.model", &bytes).unwrap_err().to_string();
     assert!(fails(model(&["a"], &bpe(), &plain())).contains("no token for the space (▁)"));
     let piece = |score, kind| Proto::default().piece("x", score, kind).bytes(2, &bpe().0).0;
-    assert!(fails(piece(f32::NAN, 1)).contains("gives token 0 (x) no score"));
+    assert!(fails(piece(f32::NAN, 1)).contains("has no score for token 0 (x)"));
     assert!(fails(piece(0.0, 7)).contains("of the unknown type 7"));
     assert!(fails(piece(0.0, u64::MAX)).contains("of the unknown type -1"));
     assert!(fails(piece(0.0, 6)).contains("that should be a byte"));
 }
 
 #[test]
-fn models_that_are_no_protocol_buffer() {
+fn rejects_invalid_protocol_buffers() {
     let whole = model(&["▁a", "▁", "a"], &bpe(), &plain());
     for end in 0..whole.len() {
-        // A cut between two messages is a model with less in it.
+        // Truncation between two messages leaves a valid model with less content.
         _ = open("tokenizer.model", &whole[..end]);
     }
     let fails = |proto: Proto| open("tokenizer.model", &proto.0).unwrap_err().to_string();
@@ -142,7 +142,7 @@ fn models_that_are_no_protocol_buffer() {
     }
     assert!(fails(Proto(vec![0xFF; 11])).contains("a number has more than ten bytes"));
     for wire in [3, 4, 6, 7] {
-        assert!(fails(Proto::default().varint(1 << 3 | wire)).contains("a field has no type that there is"));
+        assert!(fails(Proto::default().varint(1 << 3 | wire)).contains("a field has an unknown wire type"));
     }
     assert!(fails(Proto::default().number(0, 1)).contains("a field has the number 0"));
     assert!(fails(Proto::default().number(1, 1)).contains("should be a message"));
@@ -160,7 +160,7 @@ fn models_that_are_no_protocol_buffer() {
 
 // ---- tokenizer.json -----------------------------------------------------------------------------------------------
 
-/// A small tokenizer in the manner of Llama 2.
+/// A small tokenizer in the style of Llama 2.
 fn document() -> Value {
     let mut vocabulary: serde_json::Map<String, Value> = ["<unk>", "<s>", "▁", "a", "b", "▁a", "ab"]
         .iter()
@@ -200,7 +200,7 @@ fn from_json(document: &Value) -> Result<Tokenizer, TokenizerError> {
     open("tokenizer.json", document.to_string().as_bytes())
 }
 
-/// The document with another value at this place.
+/// Builds the document with another value at this place.
 fn changed(pointer: &str, value: Value) -> Result<Tokenizer, TokenizerError> {
     let mut document = document();
     let (parent, key) = pointer.rsplit_once('/').unwrap();
@@ -216,12 +216,16 @@ fn refused(pointer: &str, value: Value) -> String {
 }
 
 #[test]
-fn a_document_made_by_hand() {
+fn reads_a_handmade_document() {
     let t = from_json(&document()).unwrap();
-    assert_eq!(t.encode("ab a", true).unwrap(), [1, 2, 6, 5], "nothing is cut off, whatever truncation says");
-    assert_eq!(t.encode_with_control("a<s>a", false).unwrap(), [5, 1, 3], "the space is for the beginning");
+    assert_eq!(t.encode("ab a", true).unwrap(), [1, 2, 6, 5], "truncation settings are ignored");
+    assert_eq!(
+        t.encode_with_control("a<s>a", false).unwrap(),
+        [5, 1, 3],
+        "only the start of a text gets a space"
+    );
     assert_eq!(t.decode(&[1, 5, 7 + 0x21]), "a!");
-    // As older files have it: the space in the normaliser, and tokens looked for behind it.
+    // As in older files: the normaliser adds the space, and tokens are searched after it.
     let mut older = document();
     older["pre_tokenizer"] = Value::Null;
     older["model"]["merges"] = json!(["a b", "▁ a"]);
@@ -231,12 +235,12 @@ fn a_document_made_by_hand() {
     ] });
     let t = from_json(&older).unwrap();
     assert_eq!(t.encode_with_control("a<s>a", false).unwrap(), [5, 1, 5]);
-    // Ids may have gaps, which stand for nothing.
+    // Ids may have gaps.
     let t = changed("/added_tokens/1/id", json!(1)).unwrap();
     assert_eq!(t.vocabulary_size(), 263);
 }
 
-/// Every part that is supported, in several forms, against the library with the same document.
+/// Compares every supported part, in several forms, with the library on the same document.
 #[test]
 fn documents_give_the_ids_of_the_library() {
     let sequence = |list: &str, parts: Value| json!({ "type": "Sequence", list: parts });
@@ -321,7 +325,7 @@ fn documents_give_the_ids_of_the_library() {
 }
 
 #[test]
-fn parts_that_are_not_supported_are_named() {
+fn errors_name_unsupported_parts() {
     let unknown = |pointer: &str, kind: &str| {
         let error = refused(pointer, json!({ "type": kind }));
         assert!(error.contains(&format!("unknown variant `{kind}`, expected")), "{error}");
@@ -348,7 +352,7 @@ fn parts_that_are_not_supported_are_named() {
         (
             "/decoder",
             json!({ "type": "Sequence", "decoders": [{ "type": "ByteLevel" }, { "type": "ByteFallback" }] }),
-            "a byte-level decoder among others",
+            "a byte-level decoder combined with others",
         ),
         (
             "/pre_tokenizer",
@@ -370,7 +374,7 @@ fn parts_that_are_not_supported_are_named() {
             json!({ "type": "Replace", "pattern": { "String": "" }, "content": "" }),
             "much longer",
         ),
-        ("/normalizer", json!({ "type": "Prepend", "prepend": "x".repeat(99) }), "a long text before"),
+        ("/normalizer", json!({ "type": "Prepend", "prepend": "x".repeat(99) }), "prepends a long text"),
         (
             "/normalizer",
             json!({ "type": "Sequence", "normalizers": vec![json!({ "type": "NFC" }); 5] }),
@@ -381,7 +385,7 @@ fn parts_that_are_not_supported_are_named() {
             json!({ "type": "Sequence", "pretokenizers": vec![json!({ "type": "Digits" }); 17] }),
             "more than 16",
         ),
-        ("/added_tokens/0/single_word", json!(true), "only as a word"),
+        ("/added_tokens/0/single_word", json!(true), "single_word"),
         ("/post_processor/single", json!([]), "a template with 0 texts"),
     ] {
         let error = refused(pointer, value);
@@ -390,17 +394,17 @@ fn parts_that_are_not_supported_are_named() {
 }
 
 #[test]
-fn documents_that_lie() {
+fn rejects_inconsistent_documents() {
     for (pointer, value, words) in [
         (
             "/model/vocab/ab",
             json!(4_294_967_295u32),
-            "has the id 4294967295 for \"ab\", and far fewer tokens",
+            "has the id 4294967295 for \"ab\", but far fewer tokens",
         ),
         ("/model/vocab/ab", json!(5), "gives the id 5 to"),
         ("/model/vocab/ab", json!(-1), "invalid value"),
         ("/model/vocab/ab", json!("6"), "invalid type"),
-        ("/model/merges", json!([["a", "zz"]]), "cannot be merged"),
+        ("/model/merges", json!([["a", "zz"]]), "has invalid merges"),
         ("/model/merges", json!(["ab"]), "which is not two tokens"),
         ("/model/merges", json!(["a b c"]), "which is not two tokens"),
         ("/model/merges", json!([["a"]]), "data did not match"),
@@ -409,11 +413,15 @@ fn documents_that_lie() {
         ("/added_tokens/0/content", json!("new"), "gives the id 0 to \"new\" and another"),
         ("/added_tokens/0/id", json!(4_000_000_000u32), "far fewer tokens"),
         ("/post_processor/special_tokens", json!({}), "a template with an unknown token"),
-        ("/post_processor/special_tokens/<s>/ids", json!([70_000]), "but 70000 is to begin or end a text"),
+        (
+            "/post_processor/special_tokens/<s>/ids",
+            json!([70_000]),
+            "but 70000 is named as a begin or end token",
+        ),
         (
             "/pre_tokenizer",
             json!({ "type": "Split", "pattern": { "Regex": "(" }, "behavior": "Isolated" }),
-            "an expression that is none",
+            "an invalid expression",
         ),
         ("/model", json!([]), "invalid"),
         ("/model/vocab", json!([]), "invalid type"),
@@ -421,7 +429,7 @@ fn documents_that_lie() {
         let error = refused(pointer, value);
         assert!(error.starts_with("d") && error.contains(words), "{pointer}: {error}");
     }
-    // Without one of the bytes some text would lose characters.
+    // If a byte had no token, some texts would lose characters.
     let mut document = document();
     document["model"]["vocab"].as_object_mut().unwrap().remove("<0x7F>");
     let error = from_json(&document).unwrap_err().to_string();
@@ -429,7 +437,7 @@ fn documents_that_lie() {
 }
 
 #[test]
-fn a_template_adds_a_bounded_number_of_tokens() {
+fn template_tokens_are_limited() {
     const MOST: usize = 64;
     let template = |tokens: usize| {
         let mut single = vec![json!({ "SpecialToken": { "id": "<s>", "type_id": 0 } }); tokens];
@@ -438,11 +446,11 @@ fn a_template_adds_a_bounded_number_of_tokens() {
     };
     let most = template(MOST).unwrap().encode("a", true).unwrap();
     assert_eq!((most.len(), &most[MOST - 1..]), (MOST + 1, &[1, 5][..]));
-    assert!(template(MOST + 1).map(|_| ()).unwrap_err().to_string().contains("so many tokens"));
+    assert!(template(MOST + 1).map(|_| ()).unwrap_err().to_string().contains("more than 64 tokens"));
 }
 
 #[test]
-fn a_metaspace_decoder_turns_the_sign_into_spaces() {
+fn metaspace_decoder_turns_the_marker_into_spaces() {
     let decoder = json!({ "type": "Metaspace", "replacement": "▁", "prepend_scheme": "always" });
     let t = changed("/decoder", decoder).unwrap();
     assert_eq!(t.decode(&[5, 2, 3]), "a a");
@@ -456,14 +464,14 @@ fn ids_reach_up_to_twice_the_number_of_tokens() {
 }
 
 #[test]
-fn replacing_lengthens_a_text_four_times_at_most() {
+fn replacements_lengthen_a_text_at_most_fourfold() {
     let replace =
         |content: &str| json!({ "type": "Replace", "pattern": { "String": "ab" }, "content": content });
     assert!(changed("/normalizer", replace(&"a".repeat(8))).is_ok());
     assert!(refused("/normalizer", replace(&"a".repeat(9))).contains("much longer texts"));
 }
 
-/// Expressions that would take gigabytes once written out, and ones that would take for ever.
+/// Expressions that would take gigabytes when expanded, and expressions that would run practically forever.
 #[test]
 fn expressions_are_bounded() {
     let split = |regex: String| {
@@ -474,7 +482,7 @@ fn expressions_are_bounded() {
     };
     for bomb in ["((?=a){1000}){1000}", "(?:(?:\\p{L}{500}){500}){500}", "((((a{99}){99}){99}){99}){99}"] {
         let error = split(bomb.to_owned()).unwrap_err().to_string();
-        assert!(error.contains("an expression as large as that"), "{error}");
+        assert!(error.contains("an expression this large"), "{error}");
     }
     assert!(split("a".repeat(5000)).is_err());
     let t = split("(a+a+)+(?=b)".to_owned()).unwrap();
@@ -483,7 +491,8 @@ fn expressions_are_bounded() {
     assert!(error.contains("backtracking"), "{error}");
 }
 
-/// The engine remembers a million characters of a run of white space. The words behind such a run must not get lost.
+/// The engine tracks at most a million characters of a whitespace run. The words after such a run must not
+/// get lost.
 #[test]
 fn a_text_beyond_the_limits_of_an_expression_is_an_error() {
     let byte_level = json!({ "type": "ByteLevel", "add_prefix_space": true, "use_regex": true });
@@ -500,7 +509,7 @@ fn a_text_beyond_the_limits_of_an_expression_is_an_error() {
 }
 
 #[test]
-fn documents_that_are_cut_or_nested() {
+fn rejects_truncated_and_deeply_nested_documents() {
     let whole = document().to_string();
     for end in (0..whole.len()).step_by(7) {
         assert!(open("tokenizer.json", &whole.as_bytes()[..end]).is_err());
@@ -526,7 +535,7 @@ fn documents_that_are_cut_or_nested() {
 
 /// Files of two models in one directory.
 #[test]
-fn ids_of_another_model() {
+fn rejects_ids_of_another_model() {
     let document = document().to_string();
     let with = |name: &'static str, json: &'static str| {
         let files = [("tokenizer.json", document.as_bytes()), (name, json.as_bytes())];
@@ -536,7 +545,7 @@ fn ids_of_another_model() {
     assert_eq!(with("config.json", "{\"eos_token_id\": 2}").unwrap(), [2]);
     let fails = |name, json| with(name, json).unwrap_err().to_string();
     let error = fails("generation_config.json", "{\"eos_token_id\": [1, 128009]}");
-    assert_eq!(error, "d: the vocabulary has 263 tokens, but 128009 is to begin or end a text");
+    assert_eq!(error, "d: the vocabulary has 263 tokens, but 128009 is named as a begin or end token");
     for wrong in ["{\"eos_token_id\": -1}", "{\"eos_token_id\": \"</s>\"}", "{\"eos_token_id\": [[1]]}"] {
         let error = fails("generation_config.json", wrong);
         assert!(error.contains("eos_token_id should be a token id or a list of them"), "{error}");
@@ -560,10 +569,10 @@ proptest! {
     }
 
     #[test]
-    fn any_text_comes_back_by_a_document(text in any::<String>()) {
+    fn any_text_survives_a_round_trip(text in any::<String>()) {
         let t = from_json(&document()).unwrap();
         let shown = text.replace('▁', " ");
-        // The library's rule puts no space before a text that begins with one, and takes one off again.
+        // The library adds no space before a text that starts with one, yet its decoder removes one.
         let shown = shown.strip_prefix(' ').unwrap_or(&shown);
         prop_assert_eq!(t.decode(&t.encode(&text, false).unwrap()), shown);
     }

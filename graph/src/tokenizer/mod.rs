@@ -1,12 +1,12 @@
-//! Text to tokens and back, as the vocabulary in a model's files says.
+//! Converts text to tokens and back, with the vocabulary from a model's files.
 //!
-//! Supported are, from the metadata of GGUF files, SentencePiece-style byte-pair encoding with byte fallback
-//! (`tokenizer.ggml.model = llama`) and byte-level byte-pair encoding (`gpt2`); from a model's directory,
-//! `tokenizer.json` with byte-pair encoding and `tokenizer.model`. All come down to the same steps: tokens that stand in
-//! the text as they are, a normalised text, words, merges. Cutting into words and merging are the `tokenizers` crate's;
-//! see `merges` for how scores become its ranks.
+//! Supported in the metadata of GGUF files: SentencePiece-style byte-pair encoding with byte fallback
+//! (`tokenizer.ggml.model = llama`) and byte-level byte-pair encoding (`gpt2`). Supported in a model's
+//! directory: `tokenizer.json` with byte-pair encoding, and `tokenizer.model`. All use the same steps: find
+//! special tokens in the text, normalise the rest, split it into words, and merge. The `tokenizers` crate
+//! splits and merges; `merges` derives its ranks from scores.
 //!
-//! This module must not know any architecture.
+//! Knows nothing about architectures.
 
 mod alphabet;
 mod byte_level;
@@ -42,35 +42,35 @@ use words::Words;
 /// A model's tokenizer.
 #[derive(Clone, Debug)]
 pub struct Tokenizer {
-    /// Looked for in the text as it is.
+    /// Finds tokens in the raw text.
     raw: Finder,
     normaliser: Normaliser,
-    /// Looked for in the normalised text.
+    /// Finds tokens in the normalised text.
     normalised: Finder,
     words: Words,
     pieces: Arc<[Piece]>,
-    /// A space that the normaliser has put before a text is taken off again.
+    /// Decoding removes the space that the normaliser prepends to a text.
     strip_space: bool,
     special: Special,
 }
 
-/// The tokens that begin and end a text.
+/// Tokens that begin and end a text.
 #[derive(Clone, Debug, Default)]
 struct Special {
     bos: Option<u32>,
-    /// Generation stops at them.
+    /// Tokens that stop generation.
     ends: BTreeSet<u32>,
-    /// Added before a text.
+    /// Tokens added before a text.
     before: Vec<u32>,
-    /// Added behind a text.
+    /// Tokens added after a text.
     behind: Vec<u32>,
 }
 
 impl Tokenizer {
-    /// The tokenizer of a GGUF file.
+    /// Builds the tokenizer of a GGUF file.
     ///
     /// # Errors
-    /// The file has no vocabulary, one of another kind (named), or one that breaks a rule.
+    /// The file has no vocabulary, an unsupported kind of vocabulary, or an invalid one.
     pub fn from_metadata(metadata: &Metadata) -> Result<Tokenizer, TokenizerError> {
         match metadata.get::<&str>("tokenizer.ggml.model")? {
             "llama" => sentencepiece::from_metadata(metadata),
@@ -83,17 +83,18 @@ impl Tokenizer {
         }
     }
 
-    /// The tokenizer of a model's directory: `tokenizer.json`, or `tokenizer.model` where there is none. What begins and
-    /// ends a text may also stand in `tokenizer_config.json`, `generation_config.json` and `config.json`.
+    /// Builds the tokenizer of a model's directory from `tokenizer.json`, or else from `tokenizer.model`.
+    /// `tokenizer_config.json`, `generation_config.json` and `config.json` may name the tokens that begin and
+    /// end a text.
     ///
     /// # Errors
-    /// As [`Tokenizer::from_metadata`].
+    /// As for [`Tokenizer::from_metadata`].
     pub fn from_directory(directory: &Directory) -> Result<Tokenizer, TokenizerError> {
         directory::open(directory)
     }
 
-    /// The tokens of a text. `add_special` adds begin and end tokens where the model wants them. What looks like a
-    /// control token in the text is text.
+    /// Returns the tokens of a text. `add_special` adds the begin and end tokens that the model wants.
+    /// Control tokens that occur in the text are treated as text.
     ///
     /// # Errors
     /// The vocabulary cannot express the text.
@@ -101,7 +102,8 @@ impl Tokenizer {
         self.encode_all(text, add_special, false)
     }
 
-    /// As [`Tokenizer::encode`], but control tokens in the text become what they name. Never for untrusted text.
+    /// Like [`Tokenizer::encode`], but recognizes control tokens in the text. Never use it for untrusted
+    /// text.
     ///
     /// # Errors
     /// The vocabulary cannot express the text.
@@ -116,7 +118,7 @@ impl Tokenizer {
         }
         for (number, part) in self.raw.parts(text, control).into_iter().enumerate() {
             match part {
-                // Each is normalised by itself: behind a control token, text begins anew.
+                // Each part is normalised separately: after a control token, text starts anew.
                 Part::Text(text) => self.encode_text(text, number == 0, control, &mut ids)?,
                 Part::Token(id) => ids.push(id),
             }
@@ -144,7 +146,7 @@ impl Tokenizer {
         Ok(())
     }
 
-    /// The text of tokens; control tokens have none.
+    /// Returns the text of tokens. Control tokens have none.
     pub fn decode(&self, ids: &[u32]) -> String {
         let mut stream = self.stream();
         let mut text: String = ids.iter().map(|id| stream.push(*id)).collect();
@@ -152,23 +154,23 @@ impl Tokenizer {
         text
     }
 
-    /// Decodes token by token. The stream starts at the beginning of a text, where the space that the tokenizer has
-    /// added is taken off again: to continue a prompt, push the tokens of the prompt first.
+    /// Decodes token by token. The stream starts at the beginning of a text, where it removes the space that
+    /// the tokenizer added. To continue a prompt, push the prompt's tokens first.
     pub fn stream(&self) -> TextStream {
         TextStream::new(self.pieces.clone(), self.strip_space)
     }
 
-    /// The token that begins a text.
+    /// Returns the token that begins a text.
     pub fn bos(&self) -> Option<u32> {
         self.special.bos
     }
 
-    /// The tokens that end a text, a turn or a message: generation stops at them.
+    /// Returns the tokens that end a text, a turn or a message and so stop generation.
     pub fn eos(&self) -> &BTreeSet<u32> {
         &self.special.ends
     }
 
-    /// Number of tokens.
+    /// Returns the number of tokens.
     pub fn vocabulary_size(&self) -> usize {
         self.pieces.len()
     }

@@ -1,48 +1,48 @@
-//! What happens to a text before anything is looked for in it: spaces become visible, one is put before it.
+//! Normalises a text before tokens are searched in it: makes spaces visible and prepends one.
 
 use super::vocabulary::SPACE;
 use std::borrow::Cow;
 use tokenizers::NormalizedString;
 
-/// One change of a text.
+/// One change to a text.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Step {
-    /// Runs of spaces become one, those at both ends go.
+pub(super) enum TextChange {
+    /// Collapses runs of spaces, and trims both ends.
     Squeeze,
-    /// Every occurrence of a text becomes another.
+    /// Replaces every occurrence of a text.
     Replace(String, String),
-    /// A text is put before, unless there is nothing to put it before.
+    /// Prepends a text, unless the input is empty.
     Prepend(String),
-    /// Unicode's composed form.
+    /// Converts to Unicode NFC.
     Nfc,
 }
 
-/// The changes, in order.
+/// Changes, in order.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Normaliser {
-    pub(super) steps: Vec<Step>,
+    pub(super) steps: Vec<TextChange>,
 }
 
 impl Normaliser {
-    /// SentencePiece's: spaces become `▁`.
+    /// Builds SentencePiece's normaliser, which turns spaces into `▁`.
     pub(super) fn visible_spaces(squeeze: bool, prefix: bool) -> Self {
         let mut steps = Vec::new();
-        steps.extend(squeeze.then_some(Step::Squeeze));
-        steps.push(Step::Replace(" ".to_owned(), SPACE.to_string()));
-        steps.extend(prefix.then(|| Step::Prepend(SPACE.to_string())));
+        steps.extend(squeeze.then_some(TextChange::Squeeze));
+        steps.push(TextChange::Replace(" ".to_owned(), SPACE.to_string()));
+        steps.extend(prefix.then(|| TextChange::Prepend(SPACE.to_string())));
         Normaliser { steps }
     }
 
-    /// The text, changed.
+    /// Returns the normalised text.
     pub(super) fn apply<'a>(&self, text: &'a str) -> Cow<'a, str> {
         self.steps.iter().fold(Cow::Borrowed(text), |text, step| match step {
             _ if text.is_empty() => text,
-            Step::Squeeze => {
+            TextChange::Squeeze => {
                 text.split(' ').filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" ").into()
             }
-            Step::Replace(from, to) => text.replace(from, to).into(),
-            Step::Prepend(prefix) => format!("{prefix}{text}").into(),
-            Step::Nfc => NormalizedString::from(text.as_ref()).nfc().get().to_owned().into(),
+            TextChange::Replace(from, to) => text.replace(from, to).into(),
+            TextChange::Prepend(prefix) => format!("{prefix}{text}").into(),
+            TextChange::Nfc => NormalizedString::from(text.as_ref()).nfc().get().to_owned().into(),
         })
     }
 }

@@ -1,20 +1,20 @@
-//! How byte-level vocabularies cut text into words: the table of the names in `tokenizer.ggml.pre`.
+//! Pre-tokenizers of byte-level vocabularies: a table of the names in `tokenizer.ggml.pre`.
 //!
-//! Each expression cuts what those before it have left; matches and what lies between them are words. The names are
-//! llama.cpp's, the expressions those of the tokenizers that they were made for.
+//! Each expression splits the parts that the previous ones left over. Both matches and the gaps between them
+//! are words. The names are llama.cpp's. The expressions come from the original tokenizers.
 
 use super::words::{Cut, Cuts};
 use crate::error::{Quoted, TokenizerError};
 use fancy_regex::Regex;
 use tokenizers::SplitDelimiterBehavior;
 
-/// A way of cutting, with what goes along with it.
+/// A pre-tokenizer, with related settings.
 pub(super) struct PreTokenizer {
     names: &'static [&'static str],
     expressions: &'static [&'static str],
-    /// A word that is a token is that token, whatever the merges say.
+    /// A word that is itself a token becomes that token, whatever the merges say.
     pub(super) whole_words: bool,
-    /// Whether texts begin with the begin token where the file does not say.
+    /// Whether to prepend the begin token if the file does not say.
     pub(super) add_bos: bool,
 }
 
@@ -24,7 +24,7 @@ const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N
 const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const GPT4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
-/// The table.
+/// All supported pre-tokenizers.
 static TABLE: [PreTokenizer; 11] = [
     PreTokenizer {
         names: &["default"],
@@ -85,7 +85,7 @@ static TABLE: [PreTokenizer; 11] = [
 ];
 
 impl PreTokenizer {
-    /// The row of this name.
+    /// Finds the row with this name.
     pub(super) fn find(file: &str, name: &str) -> Result<&'static PreTokenizer, TokenizerError> {
         TABLE.iter().find(|row| row.names.contains(&name)).ok_or_else(|| {
             let known: Vec<&str> = TABLE.iter().flat_map(|row| row.names).copied().collect();
@@ -97,7 +97,7 @@ impl PreTokenizer {
         })
     }
 
-    /// The cuts, then bytes as letters.
+    /// Builds the cuts, followed by the mapping of bytes to characters.
     pub(super) fn build(&self) -> Result<Cuts, tokenizers::Error> {
         let split = |expression: &&str| {
             Ok(Cut::expression(Regex::new(expression)?, SplitDelimiterBehavior::Isolated, false))
@@ -113,7 +113,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     #[test]
-    fn the_table_has_each_name_once_and_its_expressions_compile() {
+    fn table_names_are_unique_and_expressions_compile() {
         let names: Vec<&str> = TABLE.iter().flat_map(|row| row.names).copied().collect();
         assert_eq!(names.len(), names.iter().collect::<BTreeSet<_>>().len());
         for name in names {

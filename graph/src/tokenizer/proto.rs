@@ -1,11 +1,12 @@
-//! SentencePiece's `ModelProto`, as far as it is needed, read from the wire format of protocol buffers without trust.
+//! Reads the needed parts of SentencePiece's `ModelProto` from an untrusted protocol buffer.
 //!
-//! The numbers of the fields are those of `sentencepiece_model.proto`. Unknown fields are skipped, as the format wants.
+//! Field numbers are those of `sentencepiece_model.proto`. Unknown fields are skipped, as the format
+//! requires.
 
 use super::vocabulary::{self, Token};
 use crate::error::{FormatError, Quoted, TokenizerError};
 
-/// See the module. Defaults are those of the format.
+/// The parsed model. Defaults are those of the format.
 #[derive(Debug)]
 pub(super) struct ModelProto<'a> {
     pieces: Vec<Piece<'a>>,
@@ -30,7 +31,7 @@ impl<'a> ModelProto<'a> {
     /// `model_type` of byte-pair encoding. (The default, 1, is Unigram.)
     pub(super) const BPE: u64 = 2;
 
-    /// Reads the messages.
+    /// Parses the messages.
     pub(super) fn parse(file: &'a str, bytes: &'a [u8]) -> Result<Self, FormatError> {
         let mut model = ModelProto {
             pieces: Vec::new(),
@@ -60,7 +61,7 @@ impl<'a> ModelProto<'a> {
             match field {
                 3 => self.model_type = message.number(value)?,
                 24 => self.spaces_as_suffix = message.number(value)? != 0,
-                // Negative numbers are as long as 64 bits; what is cut off are copies of the sign.
+                // Negative numbers are encoded in 64 bits. Truncation drops only copies of the sign bit.
                 41 => self.bos = message.number(value)? as i32,
                 42 => self.eos = message.number(value)? as i32,
                 _ => {}
@@ -82,7 +83,7 @@ impl<'a> ModelProto<'a> {
         Ok(())
     }
 
-    /// The vocabulary.
+    /// Returns the vocabulary.
     pub(super) fn tokens(&self, file: &str) -> Result<Vec<Token<'a>>, TokenizerError> {
         let token = |(id, piece): (usize, &Piece<'a>)| {
             vocabulary::token(file, id, piece.text, piece.score, piece.kind)
@@ -107,20 +108,20 @@ fn piece(mut message: Message<'_>) -> Result<Piece<'_>, FormatError> {
     Ok(piece)
 }
 
-/// The value of a field, as the wire has it.
+/// Value of a field, by wire type.
 #[derive(Clone, Copy)]
 enum Value<'a> {
     Number(u64),
     Fixed64,
-    /// With its place in the file.
+    /// Position in the file, and the bytes.
     Bytes(u64, &'a [u8]),
     Fixed32([u8; 4]),
 }
 
-/// A cursor over one message.
+/// Cursor over one message.
 struct Message<'a> {
     file: &'a str,
-    /// Where `bytes` begins in the file.
+    /// Position of `bytes` in the file.
     base: u64,
     bytes: &'a [u8],
     next: usize,
@@ -151,7 +152,7 @@ impl<'a> Message<'a> {
         Ok(taken)
     }
 
-    /// A number of seven bits a byte, the lowest first.
+    /// Reads a number encoded in seven bits per byte, lowest first.
     fn varint(&mut self) -> Result<u64, FormatError> {
         let mut number = 0;
         for shift in (0..64).step_by(7) {
@@ -164,7 +165,7 @@ impl<'a> Message<'a> {
         Err(self.wrong("a number has more than ten bytes"))
     }
 
-    /// The next field with its number, or `None` at the end.
+    /// Reads the next field with its number. Returns `None` at the end.
     fn field(&mut self) -> Result<Option<(u64, Value<'a>)>, FormatError> {
         if self.next >= self.bytes.len() {
             return Ok(None);
@@ -186,10 +187,10 @@ impl<'a> Message<'a> {
                 four.copy_from_slice(self.take(4)?);
                 Value::Fixed32(four)
             }
-            _ => return Err(self.wrong("is not one: a field has no type that there is")),
+            _ => return Err(self.wrong("is malformed: a field has an unknown wire type")),
         };
         match key >> 3 {
-            0 => Err(self.wrong("is not one: a field has the number 0")),
+            0 => Err(self.wrong("is malformed: a field has the number 0")),
             field => Ok(Some((field, value))),
         }
     }

@@ -1,6 +1,6 @@
-//! Vocabularies in the manner of SentencePiece: byte-pair encoding by scores, with bytes for what is not in it.
+//! SentencePiece-style vocabularies: byte-pair encoding by scores, with byte fallback for unknown characters.
 //!
-//! They come from the metadata of a GGUF file or from a `tokenizer.model`.
+//! Read from the metadata of a GGUF file or from a `tokenizer.model`.
 
 use super::merges;
 use super::normaliser::Normaliser;
@@ -16,14 +16,14 @@ use crate::source::Source;
 use std::collections::HashMap;
 use tokenizers::models::bpe::{BPE, Vocab};
 
-/// What is done to a text besides the merging.
+/// Settings besides the merges.
 struct Settings {
     squeeze: bool,
     add_space_prefix: bool,
     special: Special,
 }
 
-/// The tokenizer of a GGUF file with `tokenizer.ggml.model = llama`.
+/// Builds the tokenizer of a GGUF file with `tokenizer.ggml.model = llama`.
 pub(super) fn from_metadata(metadata: &Metadata) -> Result<Tokenizer, TokenizerError> {
     let tokens = vocabulary::read(metadata)?;
     let flag =
@@ -36,7 +36,8 @@ pub(super) fn from_metadata(metadata: &Metadata) -> Result<Tokenizer, TokenizerE
     build(metadata.file(), &tokens, settings)
 }
 
-/// The tokenizer of a `tokenizer.model`, with the ids of its texts. Texts begin with the begin token.
+/// Builds the tokenizer of a `tokenizer.model`, and returns the ids of its texts. Texts start with the begin
+/// token.
 pub(super) fn from_model(source: &dyn Source) -> Result<(Tokenizer, HashMap<String, u32>), TokenizerError> {
     let file = source.name();
     let unsupported = |what: &str| TokenizerError::Unsupported { file: file.into(), what: what.into() };
@@ -75,7 +76,8 @@ pub(super) fn from_model(source: &dyn Source) -> Result<(Tokenizer, HashMap<Stri
 fn build(file: &str, tokens: &[Token<'_>], settings: Settings) -> Result<Tokenizer, TokenizerError> {
     let wrong = |cause: String| TokenizerError::Vocabulary { file: file.to_owned(), cause };
     let normaliser = Normaliser::visible_spaces(settings.squeeze, settings.add_space_prefix);
-    // Both are looked for in what they are compared with: user-defined tokens where spaces are already `▁`.
+    // Token texts must match the searched text. User-defined tokens are searched after spaces have become
+    // `▁`.
     let finder = |kind: Kind, text: &dyn Fn(&str) -> String| {
         let of_kind = (0u32..).zip(tokens).filter(|(_, token)| token.kind == kind);
         let added = of_kind.map(|(id, token)| Added::new(id, text(token.text), kind == Kind::Control));
@@ -93,7 +95,7 @@ fn build(file: &str, tokens: &[Token<'_>], settings: Settings) -> Result<Tokeniz
     })
 }
 
-/// The merging, over normal tokens, bytes and the unknown token.
+/// Builds the merging over normal tokens, bytes and the unknown token.
 fn merging(tokens: &[Token<'_>]) -> Result<BPE, String> {
     let normal = merges::ids_by_text(tokens);
     let merges = merges::by_score(tokens, &normal)?;
@@ -106,11 +108,13 @@ fn merging(tokens: &[Token<'_>]) -> Result<BPE, String> {
             _ => {}
         }
     }
-    // With some bytes only, the fallback would depend on the character; such a vocabulary has none.
+    // With only some byte tokens, fallback would depend on the character. Such a vocabulary gets no byte
+    // fallback.
     let byte_fallback = bytes.len() == 256;
     let mut builder = BPE::builder().byte_fallback(byte_fallback).fuse_unk(true).cache_capacity(0);
     let mut vocabulary: Vocab = normal.iter().map(|(text, id)| ((*text).to_owned(), *id)).collect();
-    // `tokenizers` finds bytes and the unknown token by text. A normal token with such a text would take their place.
+    // `tokenizers` finds byte tokens and the unknown token by text. A normal token with such a text would
+    // take their place.
     let mut reserve = |text: String, id: u32| match vocabulary.insert(text.clone(), id) {
         Some(normal) => Err(format!("has a normal token {normal} with the reserved text {text}")),
         None => Ok(()),
@@ -121,21 +125,21 @@ fn merging(tokens: &[Token<'_>]) -> Result<BPE, String> {
         }
     } else {
         let id = unknown.ok_or("has neither all byte tokens nor an unknown token")?;
-        // No character of a text is ever this one.
+        // No part of a text ever equals this one.
         let text = "\0unknown";
         reserve(text.to_owned(), id)?;
         builder = builder.unk_token(text.to_owned());
     }
     let built = builder.vocab_and_merges(vocabulary, merges).build();
-    built.map_err(|error| format!("cannot be merged: {}", Quoted(&error.to_string())))
+    built.map_err(|error| format!("has invalid merges: {}", Quoted(&error.to_string())))
 }
 
-/// What a token adds to a text.
+/// Returns the text of a token.
 fn piece(token: &Token<'_>) -> Piece {
     match token.kind {
         Kind::Byte(byte) => Piece::Byte(byte),
         Kind::Control => Piece::Silent,
-        // SentencePiece's rendering.
+        // SentencePiece renders the unknown token this way.
         Kind::Unknown => Piece::Text(" \u{2047} ".into()),
         Kind::Normal | Kind::UserDefined | Kind::Unused => {
             Piece::Text(token.text.replace(SPACE, " ").into_boxed_str())

@@ -1,23 +1,23 @@
-//! Tokens that stand in a text as they are, found before anything is merged.
+//! Finds special tokens that occur literally in a text, before any merging.
 
 use aho_corasick::{AhoCorasick, AhoCorasickKind, BuildError, MatchKind};
 
-/// A token to be found.
+/// A token to search for.
 #[derive(Clone, Debug)]
 pub(super) struct Added {
     pub(super) id: u32,
-    /// Never found if it is empty.
+    /// An empty text never matches.
     pub(super) text: String,
-    /// Means something to the model: found only where the text is trusted.
+    /// A control token, recognized only in trusted text.
     pub(super) control: bool,
-    /// Swallows the whitespace before it.
+    /// Also consumes the whitespace before it.
     pub(super) strips_left: bool,
-    /// Swallows the whitespace behind it.
+    /// Also consumes the whitespace after it.
     pub(super) strips_right: bool,
 }
 
 impl Added {
-    /// A token that leaves the text around it alone.
+    /// Creates a token that leaves the surrounding whitespace alone.
     pub(super) fn new(id: u32, text: impl Into<String>, control: bool) -> Self {
         Added { id, text: text.into(), control, strips_left: false, strips_right: false }
     }
@@ -32,7 +32,7 @@ pub(super) enum Part<'a> {
     Token(u32),
 }
 
-/// Finds tokens in a text: with those that mean something to the model, or without them.
+/// Finds tokens in a text, with or without control tokens.
 #[derive(Clone, Debug)]
 pub(super) struct Finder {
     plain: Set,
@@ -40,19 +40,19 @@ pub(super) struct Finder {
 }
 
 impl Finder {
-    /// A finder of these tokens.
+    /// Creates a finder of these tokens.
     pub(super) fn new(tokens: Vec<Added>) -> Result<Self, BuildError> {
         let plain = tokens.iter().filter(|token| !token.control).cloned().collect();
         Ok(Finder { plain: Set::new(plain)?, all: Set::new(tokens)? })
     }
 
-    /// Cuts `text` into parts, none of them empty.
+    /// Splits `text` into non-empty parts.
     pub(super) fn parts<'a>(&self, text: &'a str, control: bool) -> Vec<Part<'a>> {
         if control { self.all.parts(text) } else { self.plain.parts(text) }
     }
 }
 
-/// A set of tokens: the leftmost is found first, of several the longest.
+/// A set of tokens. The leftmost match wins; of several, the longest.
 #[derive(Clone, Debug)]
 struct Set {
     /// `None` for the empty set.
@@ -67,7 +67,7 @@ impl Set {
             .then(|| {
                 AhoCorasick::builder()
                     .match_kind(MatchKind::LeftmostLongest)
-                    // A vocabulary may bring long texts; this kind stays close to their size.
+                    // A vocabulary may contain long texts. This kind stays close to their total size.
                     .kind(Some(AhoCorasickKind::ContiguousNFA))
                     .build(tokens.iter().map(|token| &token.text))
             })
@@ -80,7 +80,8 @@ impl Set {
         let mut rest = 0;
         for found in self.matcher.iter().flat_map(|matcher| matcher.find_iter(text)) {
             let Some(token) = self.tokens.get(found.pattern().as_usize()) else { continue };
-            // Nothing is before a token of whitespace that the one before it has swallowed.
+            // A whitespace token may already have been consumed by the token before it. Then no text precedes
+            // it.
             let mut before = text.get(rest..found.start()).unwrap_or_default();
             if token.strips_left {
                 before = before.trim_end();
@@ -104,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tokens_swallow_the_whitespace_that_they_want() {
+    fn tokens_consume_adjacent_whitespace() {
         let left = Added { strips_left: true, ..Added::new(1, "<l>", false) };
         let right = Added { strips_right: true, ..Added::new(2, "<r>", false) };
         let space = Added::new(3, "  ", false);
@@ -112,7 +113,7 @@ mod tests {
         let parts = |text| finder.parts(text, true);
         assert_eq!(parts("a <l> b"), [Part::Text("a"), Part::Token(1), Part::Text(" b")]);
         assert_eq!(parts("a <r> b"), [Part::Text("a "), Part::Token(2), Part::Text("b")]);
-        // The two spaces are a token, and gone already.
+        // The two spaces are a token that has already been consumed.
         assert_eq!(parts("<r>   b"), [Part::Token(2), Part::Token(3), Part::Text("b")]);
         assert_eq!(parts("<r> <l>"), [Part::Token(2), Part::Token(1)]);
         assert_eq!(parts("<c>"), [Part::Token(4)]);

@@ -1,22 +1,23 @@
-//! From tokens back to text, token by token, in whole characters.
+//! Decodes tokens to text, one by one, in whole characters.
 
 use std::sync::Arc;
 
-/// What a token adds to a text.
+/// Contribution of a token to a text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Piece {
-    /// This text.
+    /// A text.
     Text(Box<str>),
-    /// One byte, perhaps of a longer character.
+    /// One byte, possibly part of a longer character.
     Byte(u8),
-    /// These bytes: characters, and perhaps the end of one and the beginning of another.
+    /// Bytes: characters, possibly with the end of one and the start of another.
     Bytes(Box<[u8]>),
-    /// Nothing.
+    /// No text.
     Silent,
 }
 
 impl Piece {
-    /// The piece of a token that is written in the letters of byte-level vocabularies. One that is not is text.
+    /// Returns the piece of a token written with the characters of byte-level vocabularies, or else its
+    /// literal text.
     pub(super) fn byte_level(text: &str) -> Self {
         match super::alphabet::bytes(text) {
             Some(bytes) => Piece::Bytes(bytes.into_boxed_slice()),
@@ -25,13 +26,13 @@ impl Piece {
     }
 }
 
-/// Turns tokens into text as they come: see [`Tokenizer::stream`](super::Tokenizer::stream).
+/// Decodes tokens as they arrive. See [`Tokenizer::stream`](super::Tokenizer::stream).
 #[derive(Clone, Debug)]
 pub struct TextStream {
     pieces: Arc<[Piece]>,
-    /// The next text is the first one, whose leading space the tokenizer has added.
+    /// The next text is the first one, and its leading space was added by the tokenizer.
     strip_space: bool,
-    /// The beginning of a character.
+    /// Start of an incomplete character.
     pending: Vec<u8>,
 }
 
@@ -40,8 +41,8 @@ impl TextStream {
         TextStream { pieces, strip_space, pending: Vec::new() }
     }
 
-    /// Takes a token; returns the text that is now certain, often none. Bytes that are not UTF-8 become U+FFFD, as does
-    /// a token outside of the vocabulary.
+    /// Adds a token and returns the text that is now complete, often empty. Bytes that are not UTF-8 and
+    /// tokens outside the vocabulary become U+FFFD.
     pub fn push(&mut self, id: u32) -> String {
         match usize::try_from(id).ok().and_then(|id| self.pieces.get(id)) {
             Some(Piece::Silent) => return String::new(),
@@ -57,7 +58,7 @@ impl TextStream {
         self.take_whole()
     }
 
-    /// Ends the text; returns what was held back.
+    /// Ends the text and returns the remainder.
     pub fn finish(mut self) -> String {
         let mut text = self.take_whole();
         if !self.pending.is_empty() {
@@ -66,7 +67,7 @@ impl TextStream {
         text
     }
 
-    /// Moves all whole characters out of `pending`; what is left is the beginning of one.
+    /// Moves all complete characters out of `pending`, and leaves the start of an incomplete one.
     fn take_whole(&mut self) -> String {
         let mut text = String::new();
         let mut rest = self.pending.as_slice();

@@ -1,4 +1,4 @@
-//! Vocabularies made by hand, against SentencePiece's rules written down once more in the plainest way.
+//! Handmade vocabularies, compared with the simplest implementation of SentencePiece's rules.
 
 use super::vocabulary::SPACE;
 use super::*;
@@ -12,7 +12,7 @@ const CONTROL: i32 = 3;
 const USER: i32 = 4;
 const BYTE: i32 = 6;
 
-/// Token texts with score and type, as a file's metadata.
+/// Builds a file's metadata from token texts, scores and types.
 fn metadata(tokens: &[(String, f32, i32)], more: impl FnOnce(&mut Writer)) -> Metadata {
     let mut w = Writer::new();
     w.put("tokenizer.ggml.model", "llama");
@@ -23,7 +23,7 @@ fn metadata(tokens: &[(String, f32, i32)], more: impl FnOnce(&mut Writer)) -> Me
     ModelFile::open(vec![Arc::new(MemorySource::new("m.gguf", w.header()))]).unwrap().metadata
 }
 
-/// `<unk>`, `<s>`, `</s>` and all bytes, then these normal tokens, the first with the highest score.
+/// Returns `<unk>`, `<s>`, `</s>`, all bytes and these normal tokens, the first with the highest score.
 fn with_bytes(normal: &[&str]) -> Vec<(String, f32, i32)> {
     let mut tokens =
         vec![("<unk>".into(), 0.0, UNKNOWN), ("<s>".into(), 0.0, CONTROL), ("</s>".into(), 0.0, CONTROL)];
@@ -32,7 +32,7 @@ fn with_bytes(normal: &[&str]) -> Vec<(String, f32, i32)> {
     tokens
 }
 
-/// Of the first normal token.
+/// Id of the first normal token.
 const FIRST: u32 = 259;
 
 fn specials(w: &mut Writer) {
@@ -48,7 +48,7 @@ fn tokenizer(normal: &[&str]) -> Tokenizer {
 fn merges_by_score_not_by_length() {
     let t = tokenizer(&["bc", "ab", "abc", "▁", "a", "b", "c"]);
     let [bc, abc, space, a] = [FIRST, FIRST + 2, FIRST + 3, FIRST + 4];
-    // bc scores higher than ab, and a·bc makes abc.
+    // bc has a higher score than ab, and a·bc gives abc.
     assert_eq!(t.encode("abc", false).unwrap(), [space, abc]);
     assert_eq!(t.encode("aabcbc", false).unwrap(), [space, a, abc, bc]);
     assert_eq!(t.encode("abc", true).unwrap(), [1, space, abc]);
@@ -58,7 +58,7 @@ fn merges_by_score_not_by_length() {
 }
 
 #[test]
-fn of_equal_scores_the_smaller_id_merges_first() {
+fn smaller_id_merges_first_among_equal_scores() {
     for (texts, expected) in [
         (["bc", "ab", "▁", "a", "b", "c"], [FIRST + 2, FIRST + 3, FIRST]),
         (["ab", "bc", "▁", "a", "b", "c"], [FIRST + 2, FIRST, FIRST + 5]),
@@ -71,8 +71,8 @@ fn of_equal_scores_the_smaller_id_merges_first() {
 }
 
 #[test]
-fn of_duplicate_texts_the_first_id_and_its_score_count() {
-    // The later "ab" would come before "bc", and the earlier one comes after it.
+fn duplicate_texts_use_the_first_id_and_its_score() {
+    // The later "ab" would rank before "bc", the earlier one ranks after it.
     let mut tokens = with_bytes(&["bc", "ab", "▁", "a", "b", "c"]);
     tokens.push(("ab".into(), 1.0, NORMAL));
     let t = Tokenizer::from_metadata(&metadata(&tokens, specials)).unwrap();
@@ -82,12 +82,12 @@ fn of_duplicate_texts_the_first_id_and_its_score_count() {
 }
 
 #[test]
-fn unknown_characters_become_bytes_and_come_back() {
+fn unknown_characters_survive_as_bytes() {
     let t = tokenizer(&["▁", "a"]);
     let ids = t.encode("a€", false).unwrap();
     assert_eq!(ids, [FIRST, FIRST + 1, 3 + 0xE2, 3 + 0x82, 3 + 0xAC]);
     assert_eq!(t.decode(&ids), "a€");
-    // A stream shows whole characters only.
+    // A stream returns whole characters only.
     let mut stream = t.stream();
     let shown: Vec<String> = ids.iter().map(|id| stream.push(*id)).collect();
     assert_eq!(shown, ["", "a", "", "", "€"]);
@@ -95,9 +95,9 @@ fn unknown_characters_become_bytes_and_come_back() {
 }
 
 #[test]
-fn streams_replace_what_is_not_utf8() {
+fn streams_replace_invalid_utf8() {
     let t = tokenizer(&["▁", "a"]);
-    // Cut off by a letter, by the end, by a byte that begins nothing.
+    // Truncated by a letter, truncated by the end, and a byte that cannot start a character.
     assert_eq!(t.decode(&[3 + 0xE2, 3 + 0x82, FIRST + 1]), "\u{fffd}a");
     assert_eq!(t.decode(&[FIRST + 1, 3 + 0xE2, 3 + 0x82]), "a\u{fffd}");
     assert_eq!(t.decode(&[3 + 0xFF, FIRST + 1]), "\u{fffd}a");
@@ -106,12 +106,12 @@ fn streams_replace_what_is_not_utf8() {
 }
 
 #[test]
-fn the_added_space_goes_and_others_stay() {
+fn removes_only_the_added_space() {
     let t = tokenizer(&["▁a", "▁", "a"]);
     for text in ["a", " a", "  a", "a ", "a  a", " "] {
         assert_eq!(t.decode(&t.encode(text, true).unwrap()), text, "{text:?}");
     }
-    // Behind the prompt, a leading space belongs to the text.
+    // After the prompt, a leading space belongs to the text.
     let mut stream = t.stream();
     assert_eq!(stream.push(1), "");
     assert_eq!(stream.push(FIRST), "a");
@@ -119,7 +119,7 @@ fn the_added_space_goes_and_others_stay() {
 }
 
 #[test]
-fn no_space_is_added_where_the_model_says_so() {
+fn adds_no_space_if_the_model_says_so() {
     let m = metadata(&with_bytes(&["▁", "a"]), |w| {
         specials(w);
         w.put("tokenizer.ggml.add_space_prefix", false);
@@ -134,14 +134,14 @@ fn no_space_is_added_where_the_model_says_so() {
 }
 
 #[test]
-fn control_tokens_in_a_text_are_text_unless_asked_for() {
+fn control_tokens_in_a_text_are_text_by_default() {
     let t = tokenizer(&["▁", "a", "<", "s", ">", "/"]);
     let as_text = t.encode("a</s>", false).unwrap();
     assert_eq!(t.decode(&as_text), "a</s>");
     assert!(!as_text.contains(&2));
     assert_eq!(t.encode_with_control("a</s>a", true).unwrap(), [1, FIRST, FIRST + 1, 2, FIRST, FIRST + 1]);
     assert_eq!(t.encode_with_control("</s>", false).unwrap(), [2]);
-    // The text of a byte token is text, too.
+    // The text of a byte token is also treated as text.
     assert_eq!(t.decode(&t.encode("<0x41>", false).unwrap()), "<0x41>");
 }
 
@@ -158,7 +158,7 @@ fn user_defined_tokens_come_before_merges_and_the_longest_wins() {
 }
 
 #[test]
-fn without_bytes_the_unknown_token_stands_in() {
+fn unknown_token_replaces_characters_without_byte_tokens() {
     let tokens: Vec<_> = [("<unk>", UNKNOWN), ("▁", NORMAL), ("a", NORMAL)]
         .map(|(text, kind)| (text.to_owned(), 0.0, kind))
         .to_vec();
@@ -167,7 +167,7 @@ fn without_bytes_the_unknown_token_stands_in() {
 }
 
 #[test]
-fn bad_vocabularies_are_refused() {
+fn rejects_bad_vocabularies() {
     let fails = |tokens: &[(String, f32, i32)], more: fn(&mut Writer)| {
         Tokenizer::from_metadata(&metadata(tokens, more)).unwrap_err().to_string()
     };
@@ -178,7 +178,7 @@ fn bad_vocabularies_are_refused() {
         tokens
     };
     assert!(fails(&[], |_| ()).contains("no token for the space"));
-    assert!(fails(&changed("x", f32::NAN, NORMAL), |_| ()).contains("token 260 (x) no score"));
+    assert!(fails(&changed("x", f32::NAN, NORMAL), |_| ()).contains("no score for token 260 (x)"));
     assert!(fails(&changed("x", 0.0, 9), |_| ()).contains("token 260 (x) of the unknown type 9"));
     for text in ["<0x4>", "<0x+4>", "<0x4g>", "A", ""] {
         assert!(fails(&changed(text, 0.0, BYTE), |_| ()).contains("should be a byte"), "{text}");
@@ -202,15 +202,15 @@ fn bad_vocabularies_are_refused() {
     );
 }
 
-/// Found by fuzzing: spaces became the bytes of `▁`, and came back as `▁`.
+/// Found by fuzzing: spaces became the bytes of `▁` and decoded to `▁`.
 #[test]
-fn a_vocabulary_without_the_space_is_refused() {
+fn rejects_a_vocabulary_without_the_space() {
     let message = Tokenizer::from_metadata(&metadata(&with_bytes(&["a"]), specials)).unwrap_err().to_string();
     assert_eq!(message, "m.gguf: the vocabulary has no token for the space (▁)");
 }
 
 #[test]
-fn every_count_must_agree() {
+fn rejects_inconsistent_counts() {
     let mut w = Writer::new();
     w.put("tokenizer.ggml.model", "llama");
     w.put("tokenizer.ggml.tokens", &["a", "b"][..]);
@@ -221,7 +221,7 @@ fn every_count_must_agree() {
     assert!(message.contains("2 tokens, 1 scores and 3 token types"), "{message}");
 }
 
-/// SentencePiece's rule, step by step: the best score, and of equal ones the leftmost.
+/// Applies SentencePiece's rule step by step: merges the best score, the leftmost of equal ones.
 fn merged_by_hand(text: &str, normal: &[&str]) -> Vec<u32> {
     let rank = |text: &str| normal.iter().position(|t| *t == text);
     let mut symbols: Vec<String> = format!("▁{text}").chars().map(String::from).collect();
@@ -256,9 +256,9 @@ proptest! {
     }
 
     #[test]
-    fn any_text_comes_back(text in any::<String>()) {
+    fn any_text_survives_a_round_trip(text in any::<String>()) {
         let t = tokenizer(&["▁", "a", "ab", "b", "▁a", "é"]);
-        // What is `▁` in the text becomes a space: the escape cannot be told from the character.
+        // A `▁` in the text becomes a space, because the escape is indistinguishable from the character.
         let expected = text.replace(SPACE, " ");
         prop_assert_eq!(t.decode(&t.encode(&text, true).unwrap()), expected);
     }

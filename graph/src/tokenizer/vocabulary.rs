@@ -1,4 +1,4 @@
-//! The vocabulary as a GGUF file's metadata tells it: texts, scores and kinds of tokens, checked.
+//! Reads and checks the vocabulary in a GGUF file's metadata: texts, scores and kinds of tokens.
 
 use super::Special;
 use crate::error::{Quoted, TokenizerError};
@@ -7,20 +7,20 @@ use crate::gguf::{Array, Metadata};
 /// SentencePiece's visible space.
 pub(super) const SPACE: char = '▁';
 
-/// What a token is, by the numbers of `tokenizer.ggml.token_type`.
+/// Kind of a token, by the numbers of `tokenizer.ggml.token_type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// A piece of text that merges make.
+    /// A piece of text that merges produce.
     Normal,
-    /// Stands for text that nothing else expresses.
+    /// Replaces text that no other token expresses.
     Unknown,
-    /// Means something to the model and has no text.
+    /// Has a meaning for the model but no text.
     Control,
     /// Text that is always one token, before any merge.
     UserDefined,
-    /// Never made from text.
+    /// Never produced from text.
     Unused,
-    /// One byte.
+    /// A single byte.
     Byte(u8),
 }
 
@@ -32,7 +32,7 @@ pub(super) struct Token<'a> {
     pub(super) kind: Kind,
 }
 
-/// Where end tokens are named: end of text, of turn, of message.
+/// Keys of the end tokens: end of text, turn and message.
 const END_KEYS: [&str; 3] =
     ["tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"];
 
@@ -52,7 +52,7 @@ pub(super) fn read(metadata: &Metadata) -> Result<Vec<Token<'_>>, TokenizerError
     }
     let mut tokens = Vec::new();
     for (id, text) in texts.enumerate() {
-        // The counts agree, so that there is a score and a type.
+        // The counts agree, so every token has a score and a type.
         let (text, score, kind) = (text?, scores.next().transpose()?, types.next().transpose()?);
         let score = score.unwrap_or(f32::NAN);
         tokens.push(token(metadata.file(), id, text, score, kind.unwrap_or_default())?);
@@ -61,7 +61,7 @@ pub(super) fn read(metadata: &Metadata) -> Result<Vec<Token<'_>>, TokenizerError
     Ok(tokens)
 }
 
-/// Reads the tokens of a vocabulary whose merges are a list. Without types, all are normal.
+/// Reads the tokens of a vocabulary with a merge list. Without types, all tokens are normal.
 pub(super) fn read_unscored(metadata: &Metadata) -> Result<Vec<Token<'_>>, TokenizerError> {
     let texts = metadata.list::<&str>(TOKENS)?;
     let mut types = metadata.find::<Array<'_>>(TYPES)?.map(Array::list::<i32>);
@@ -77,7 +77,7 @@ pub(super) fn read_unscored(metadata: &Metadata) -> Result<Vec<Token<'_>>, Token
     Ok(tokens)
 }
 
-/// A token, checked by itself.
+/// Checks a token and returns it.
 pub(super) fn token<'a>(
     file: &str,
     id: usize,
@@ -87,14 +87,15 @@ pub(super) fn token<'a>(
 ) -> Result<Token<'a>, TokenizerError> {
     let wrong = |cause: String| TokenizerError::Vocabulary { file: file.to_owned(), cause };
     if score.is_nan() {
-        return Err(wrong(format!("gives token {id} ({}) no score", Quoted(text))));
+        return Err(wrong(format!("has no score for token {id} ({})", Quoted(text))));
     }
     let kind =
         kind_of(kind, text).map_err(|cause| wrong(format!("has a token {id} ({}) {cause}", Quoted(text))))?;
     Ok(Token { text, score, kind })
 }
 
-/// Byte tokens would express `▁` as well, but come back as `▁` and not as the space that it stands for.
+/// Checks that the space has a token. Byte tokens could also express `▁`, but would decode to `▁` instead of
+/// a space.
 pub(super) fn check(file: &str, tokens: &[Token<'_>]) -> Result<(), TokenizerError> {
     let space = SPACE.to_string();
     let is_space =
@@ -106,7 +107,8 @@ pub(super) fn check(file: &str, tokens: &[Token<'_>]) -> Result<(), TokenizerErr
     Err(TokenizerError::Vocabulary { file: file.to_owned(), cause })
 }
 
-/// The tokens that begin and end a text, of a vocabulary of `count` tokens. `add_bos` holds where the file is silent.
+/// Returns the tokens that begin and end a text, for a vocabulary of `count` tokens. `add_bos` is the default
+/// if the file does not say.
 pub(super) fn special(metadata: &Metadata, count: usize, add_bos: bool) -> Result<Special, TokenizerError> {
     let id = |key: &str| match metadata.find::<u32>(key)? {
         Some(id) if usize::try_from(id).map_or(true, |id| id >= count) => {
@@ -130,7 +132,7 @@ pub(super) fn special(metadata: &Metadata, count: usize, add_bos: bool) -> Resul
 
 fn kind_of(number: i32, text: &str) -> Result<Kind, String> {
     match number {
-        // 0 is "undefined": such tokens are plain text wherever they occur.
+        // 0 means "undefined". Such tokens are plain text wherever they occur.
         0 | 1 => Ok(Kind::Normal),
         2 => Ok(Kind::Unknown),
         3 => Ok(Kind::Control),

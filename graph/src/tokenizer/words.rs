@@ -1,5 +1,5 @@
-//! Text to ids, once tokens that stand in it as they are have been taken out: it is cut into words, and within a word
-//! neighbours are merged.
+//! Converts text to ids after special tokens have been removed: splits it into words and merges neighbours
+//! within a word.
 
 use crate::error::TokenizerError;
 use fancy_regex::Regex;
@@ -12,20 +12,20 @@ use tokenizers::{
     Model, OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer, SplitDelimiterBehavior,
 };
 
-/// Cuts, one after the other. (Shared, for a copy would compile its expressions again.)
+/// Cuts, applied in order. Shared, because a clone would compile its expressions again.
 pub(super) type Cuts = Arc<[Cut]>;
 
-/// A way to cut text.
+/// A step that splits text.
 #[derive(Debug)]
 pub(super) enum Cut {
-    /// At matches of an expression. The library's own step ends without an error where the engine reaches a limit, so that
-    /// the rest of a text is one word or is lost.
+    /// Splits at matches of an expression. The library's own step silently stops when the engine reaches a
+    /// limit, so that the rest of a text becomes one word or is lost.
     Expression {
-        /// Puts a space before text that begins with none.
+        /// Adds a space before text that does not start with one.
         spaced: bool,
         regex: Regex,
         behavior: SplitDelimiterBehavior,
-        /// Takes matches for words and the rest for what is between them.
+        /// Treats matches as words and the rest as separators.
         invert: bool,
     },
     /// A step of the library.
@@ -33,12 +33,12 @@ pub(super) enum Cut {
 }
 
 impl Cut {
-    /// A cut at the matches of an expression.
+    /// Creates a cut at the matches of an expression.
     pub(super) fn expression(regex: Regex, behavior: SplitDelimiterBehavior, invert: bool) -> Self {
         Self::Expression { spaced: false, regex, behavior, invert }
     }
 
-    /// Writes bytes as letters and cuts nothing.
+    /// Maps bytes to characters without splitting.
     pub(super) fn letters() -> Self {
         Self::Library(PreTokenizerWrapper::ByteLevel(ByteLevel::new(false, false, false)))
     }
@@ -56,12 +56,12 @@ impl Cut {
     }
 }
 
-/// Cuts and merges.
+/// Splits and merges text.
 #[derive(Clone, Debug)]
 pub(super) struct Words {
-    /// For what a text begins with. `None`: no cuts.
+    /// Cuts for the start of a text. `None`: no cuts.
     pub(super) first: Option<Cuts>,
-    /// For what comes later in it.
+    /// Cuts for later parts of a text.
     pub(super) later: Option<Cuts>,
     pub(super) merging: BPE,
 }

@@ -1,13 +1,13 @@
-//! Integer constant expressions: the conditions of `#if`, and the figures of attributes.
+//! Integer constant expressions: the conditions of `#if` and the arguments of attributes.
 //!
-//! Words have no value here: the preprocessor has expanded what is a macro.
+//! Words have no value here, because the preprocessor has already expanded macros.
 
 use crate::lexer::{Kind, Token};
 
-/// Deepest nesting of parentheses and signs.
+/// Limit of nested parentheses and signs.
 const DEPTH: usize = 64;
 
-/// Binary operators with how tightly they bind.
+/// Binary operators and their precedence.
 const OPERATORS: [(&str, u8); 18] = [
     ("||", 1),
     ("&&", 2),
@@ -29,7 +29,7 @@ const OPERATORS: [(&str, u8); 18] = [
     ("%", 10),
 ];
 
-/// The value of an expression; `None` if it is not one, or has none.
+/// Returns the value of an expression, or `None` if it is invalid or has no value.
 pub(crate) fn evaluate(tokens: &[Token]) -> Option<i64> {
     let mut reader = Reader { rest: tokens };
     let value = reader.binary(1, 0)?;
@@ -41,7 +41,7 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// Operands joined by operators that bind at least this tightly, from left to right.
+    /// Parses operands joined by operators of at least this precedence, left-associative.
     fn binary(&mut self, least: u8, depth: usize) -> Option<i64> {
         let mut left = self.unary(depth)?;
         while let Some((operator, tightness)) = self.operator().filter(|(_, tightness)| *tightness >= least) {
@@ -105,7 +105,7 @@ fn apply(operator: &str, left: i64, right: i64) -> Option<i64> {
     }
 }
 
-/// An integer of C: decimal, hexadecimal, binary or octal, with its suffix.
+/// Parses an integer of C: decimal, hexadecimal, binary or octal, with its suffix.
 fn number(text: &str) -> Option<i64> {
     let digits = text.trim_end_matches(['u', 'U', 'l', 'L']);
     let after = |prefixes: [&str; 2]| prefixes.iter().find_map(|prefix| digits.strip_prefix(prefix));

@@ -1,25 +1,25 @@
-//! From text to tokens, line by line: continued lines are joined, comments are blanks.
+//! Splits text into tokens, line by line. Joins continued lines, and treats comments as blanks.
 //!
-//! This module must not know directives or declarations.
+//! Knows nothing about directives and declarations.
 
 use alloc::rc::Rc;
 use alloc::string::String;
 use alloc::vec::Vec;
 
-/// What sort of token.
+/// Kind of a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// A name or a keyword.
     Word,
-    /// A number, with whatever is stuck to it.
+    /// A number, including any characters attached to it.
     Number,
-    /// A string or a character.
+    /// A string or a character literal.
     Quoted,
     /// Punctuation: one character, or one of [`PAIRS`].
     Mark,
 }
 
-/// Punctuation of two characters that something here reads.
+/// Two-character punctuation that this crate reads.
 const PAIRS: [&str; 9] = ["##", "&&", "||", "==", "!=", "<=", ">=", "<<", ">>"];
 
 /// A token.
@@ -27,9 +27,9 @@ const PAIRS: [&str; 9] = ["##", "&&", "||", "==", "!=", "<=", ">=", "<<", ">>"];
 pub(crate) struct Token {
     pub kind: Kind,
     pub text: Rc<str>,
-    /// Blanks stand before it.
+    /// Preceded by a blank.
     pub spaced: bool,
-    /// Never expanded: it came out of the macro that it names.
+    /// Never expanded, because it came from the macro that it names.
     pub painted: bool,
 }
 
@@ -42,12 +42,12 @@ impl Token {
         self.kind == Kind::Word
     }
 
-    /// Whether it is this word or mark.
+    /// Returns whether the token is this word or mark.
     pub(crate) fn is(&self, text: &str) -> bool {
         matches!(self.kind, Kind::Word | Kind::Mark) && &*self.text == text
     }
 
-    /// Two tokens as one, as `##` makes it.
+    /// Joins two tokens, as `##` does.
     pub(crate) fn joined(&self, right: &Token) -> Token {
         let text = [&*self.text, &*right.text].concat();
         let kind = match text.chars().next() {
@@ -67,7 +67,7 @@ fn goes_on_word(c: char) -> bool {
     starts_word(c) || c.is_numeric()
 }
 
-/// The lines of a text as tokens.
+/// Returns the lines of a text as tokens.
 pub(crate) fn lines(source: &str) -> Vec<Vec<Token>> {
     let source = source.replace("\\\r\n", "").replace("\\\n", "");
     let mut lexer = Lexer { rest: &source, spaced: false, line: Vec::new(), lines: Vec::new() };
@@ -84,7 +84,7 @@ struct Lexer<'a> {
 }
 
 impl<'a> Lexer<'a> {
-    /// Reads one token, comment or blank; false at the end.
+    /// Reads one token, comment or blank. Returns false at the end.
     fn step(&mut self) -> bool {
         let Some(first) = self.rest.chars().next() else { return false };
         if first == '\n' {
@@ -114,7 +114,7 @@ impl<'a> Lexer<'a> {
         taken
     }
 
-    /// Kind and bytes of the token that begins here.
+    /// Returns the kind and the length in bytes of the token that starts here.
     fn token(&self, first: char) -> (Kind, usize) {
         if first == '"' || first == '\'' {
             (Kind::Quoted, self.quoted(first))
@@ -133,7 +133,7 @@ impl<'a> Lexer<'a> {
         self.rest.find(|c| !goes_on(c)).unwrap_or(self.rest.len())
     }
 
-    /// Bytes to the closing quote; one that is missing is at the end of the line.
+    /// Returns the bytes up to the closing quote, or to the end of the line if it is missing.
     fn quoted(&self, quote: char) -> usize {
         let mut escaped = false;
         for (at, c) in self.rest.char_indices().skip(1) {
@@ -147,7 +147,7 @@ impl<'a> Lexer<'a> {
     }
 }
 
-/// Tokens as text, with a blank where words would run together.
+/// Converts tokens to text, with blanks where words would run together.
 pub(crate) fn spelled<'a>(tokens: impl IntoIterator<Item = &'a Token>) -> String {
     let mut text = String::new();
     for token in tokens {

@@ -1,8 +1,9 @@
 //! Reads the signatures of kernels in OpenCL C, CUDA C++ and HIP C++ from their source, without a compiler.
 //!
-//! What a kernel is launched with is declared in its ABI and written again in its source; a driver that compiles the source
-//! notices no difference. Here the two can be compared wherever tests run, with no driver at all. The crate is pure: `no_std`
-//! with `alloc`, no dependency, no `unsafe`, so that it builds for any target, WebAssembly among them.
+//! A kernel's launch interface is declared in its ABI and written again in its source, and a driver that
+//! compiles the source does not notice a difference. This crate lets tests compare the two anywhere, without
+//! a driver. It is pure: `no_std` with `alloc`, no dependency, no `unsafe`, so it builds for any target,
+//! including WebAssembly.
 //!
 //! ```
 //! use ragtag_signatures::{AddressSpace, parse_kernel_signatures};
@@ -17,20 +18,21 @@
 //! assert!(kernels[0].args[0].is_pointer && !kernels[0].args[1].is_pointer);
 //! ```
 //!
-//! # What is understood
+//! # Supported
 //!
-//! The text is read as a compiler reads it: lines that end in a backslash go on, comments and strings hide what is in them,
-//! `#define` and `#undef` act from where they stand, macros with and without parameters are expanded (`#` and `##` too),
-//! and of `#if`, `#ifdef`, `#ifndef`, `#elif` and `#else` one branch counts. So a kernel in a comment or under `#if 0` is
-//! none, and one whose `__kernel` hides behind a macro is one. A kernel is a *definition* at file scope with `kernel` or
-//! `__kernel` in it, or with `extern "C"` and, after it, `__global__`; a prototype is none.
+//! The text is read as a compiler reads it. A backslash continues a line. Comments and strings hide their
+//! content. `#define` and `#undef` take effect where they appear. Macros with and without parameters are
+//! expanded (including `#` and `##`). Of `#if`, `#ifdef`, `#ifndef`, `#elif` and `#else`, one branch counts.
+//! So a kernel in a comment or under `#if 0` is ignored, and a kernel whose `__kernel` comes from a macro is
+//! found. A kernel is a *definition* at file scope with `kernel` or `__kernel`, or with `extern "C"` followed
+//! by `__global__`. Prototypes do not count.
 //!
-//! # What is not
+//! # Not supported
 //!
-//! Nothing is defined but by the text: what a driver defines (`__OPENCL_VERSION__`, extensions, `-D`) is put before it as
-//! `#define` lines by whoever wants it. `#include` is passed over, as are `#pragma`, `#error` and `#line`. Macros with `...`
-//! stay as they are. A condition that is no integer expression of C (no `?:`) is false. Types are words: `typedef` is not
-//! followed. This crate must not know any kernel, ABI or driver.
+//! Only the text defines macros. A caller that needs a driver's definitions (`__OPENCL_VERSION__`,
+//! extensions, `-D`) prepends them as `#define` lines. `#include`, `#pragma`, `#error` and `#line` are
+//! ignored. Macros with `...` are not expanded. A condition that is not an integer expression of C (no `?:`)
+//! is false. Types are plain words: `typedef` is not followed. Knows nothing about kernels, ABIs and drivers.
 #![no_std]
 #![forbid(unsafe_code)]
 

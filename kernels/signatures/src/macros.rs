@@ -1,18 +1,20 @@
-//! Macros: definitions, and their expansion as the C standard has it (6.10.3): arguments are expanded first, then put into
-//! the body, then the body is read again; a macro does not expand within itself.
+//! Macro definitions and their expansion by the C standard (6.10.3): arguments are expanded first and
+//! substituted into the body, then the body is scanned again. A macro does not expand within itself.
 //!
-//! Work is bounded whatever the text: see [`BUDGET`].
+//! Work is bounded for every text: see [`BUDGET`].
 
 use crate::lexer::{Kind, Token};
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::rc::Rc;
 use alloc::vec::Vec;
 
-/// Most tokens that all expansions of a text may bring. A few lines can ask for more than any memory holds.
+/// Limit of the tokens that all expansions of a text may produce. A few lines could otherwise exhaust any
+/// memory.
 const BUDGET: usize = 1 << 18;
-/// Deepest nesting of arguments that are expanded before they are put in; deeper ones are when the body is read again.
+/// Limit of nested arguments that are expanded before substitution. Deeper ones are expanded when the body is
+/// scanned again.
 const DEPTH: usize = 32;
-/// Longest word that `##` makes, in bytes.
+/// Limit of a word that `##` makes, in bytes.
 const JOINED_BYTES: usize = 256;
 
 struct Macro {
@@ -21,19 +23,19 @@ struct Macro {
     body: Vec<Token>,
 }
 
-/// What stands for a parameter.
+/// Argument that replaces a parameter.
 struct Argument {
-    /// As it is written: for `#` and `##`.
+    /// As written, for `#` and `##`.
     tokens: Vec<Token>,
-    /// With its macros expanded.
+    /// With macros expanded.
     expanded: Vec<Token>,
 }
 
-/// The macros that are defined at one place of a text.
+/// The macros defined at one place of a text.
 pub(crate) struct Macros {
     defined: BTreeMap<Rc<str>, Rc<Macro>>,
     left: usize,
-    /// No expansion was left out.
+    /// No expansion was omitted.
     pub complete: bool,
 }
 
@@ -42,7 +44,7 @@ impl Macros {
         Self { defined: BTreeMap::new(), left: BUDGET, complete: true }
     }
 
-    /// Obeys the rest of a `#define` line. One that cannot be read, or that has `...`, defines nothing.
+    /// Handles the rest of a `#define` line. Ignores invalid definitions and those with `...`.
     pub(crate) fn define(&mut self, line: &[Token]) {
         let Some((name, rest)) = line.split_first().filter(|(name, _)| name.is_word()) else { return };
         let has_parameters = rest.first().is_some_and(|token| token.is("(") && !token.spaced);
@@ -64,7 +66,7 @@ impl Macros {
         self.defined.contains_key(name)
     }
 
-    /// The tokens with all macros expanded.
+    /// Returns the tokens with all macros expanded.
     pub(crate) fn expand(&mut self, tokens: Vec<Token>) -> Vec<Token> {
         self.expand_nested(tokens, 0)
     }
@@ -82,7 +84,7 @@ impl Macros {
         out
     }
 
-    /// What stands for a token and for the arguments that follow it, if it is a macro's name.
+    /// Returns the replacement of a token and its arguments, if the token names a macro.
     fn replacement(&mut self, token: &Token, input: &mut Input, depth: usize) -> Option<Vec<Token>> {
         if !token.is_word() || token.painted || !self.complete {
             return None;
@@ -98,18 +100,19 @@ impl Macros {
         self.pay(body.len() + 1).then_some(body)
     }
 
-    /// Takes so many tokens from the budget, if they are there.
+    /// Takes this number of tokens from the budget. Returns false if it is exhausted.
     fn pay(&mut self, tokens: usize) -> bool {
         self.complete &= tokens <= self.left;
         self.left = self.left.saturating_sub(tokens);
         self.complete
     }
 
-    /// Takes arguments off the input. If there are none, or not as many as wanted, the input stays as it is.
+    /// Removes arguments from the input. If there are none, or not `wanted` of them, leaves the input
+    /// unchanged.
     fn arguments(&mut self, wanted: usize, input: &mut Input) -> Option<Vec<Vec<Token>>> {
         let mut taken = Vec::new();
         let arguments = read_arguments(input, &mut taken);
-        // Whoever never closes a parenthesis pays for reading to the end.
+        // An unclosed parenthesis also pays for reading to the end.
         let paid = self.pay(taken.len());
         let arguments = arguments.filter(|arguments| {
             let none = wanted == 0 && matches!(&arguments[..], [only] if only.is_empty());
@@ -129,7 +132,7 @@ impl Macros {
 }
 
 impl Macro {
-    /// The body with arguments in place of parameters; `limit` is about the most tokens that anybody wants.
+    /// Returns the body with arguments in place of parameters. The caller can use about `limit` tokens.
     fn substitute(&self, arguments: &[Argument], limit: usize) -> Vec<Token> {
         let body = &self.body;
         let is_join = |at: usize| body.get(at).is_some_and(|token| token.is("##"));
@@ -143,7 +146,7 @@ impl Macro {
             let argument = self.argument(token, arguments);
             let is_spelled = at > 0 && body[at - 1].is("#") && argument.is_some();
             let mut piece = match argument {
-                // What a string holds does not matter here.
+                // The content of a string does not matter here.
                 Some(_) if is_spelled => {
                     out.pop();
                     [Token::new(Kind::Quoted, "\"\"")].into()
@@ -158,7 +161,7 @@ impl Macro {
                 is_empty = piece.is_empty() && (is_empty || !joins);
             }
             joins = false;
-            // A body that is too long already is not going to be used.
+            // A body above the limit will not be used.
             if out.len() <= limit {
                 out.extend(piece);
             }
@@ -166,7 +169,7 @@ impl Macro {
         out
     }
 
-    /// The argument that a token of the body stands for.
+    /// Returns the argument that a token of the body refers to.
     fn argument<'a>(&self, token: &Token, arguments: &'a [Argument]) -> Option<&'a Argument> {
         let parameters = self.parameters.as_deref().unwrap_or_default();
         arguments.get(parameters.iter().position(|p| token.is_word() && *p == token.text)?)
@@ -184,7 +187,7 @@ fn parameters(tokens: &[Token]) -> Option<Vec<Rc<str>>> {
     tokens.split(|token| token.is(",")).map(parameter).collect()
 }
 
-/// Joins a token to the last one.
+/// Joins a token to the previous one.
 fn join(out: &mut Vec<Token>, right: Token) {
     match out.pop() {
         Some(left) if left.text.len() + right.text.len() <= JOINED_BYTES => out.push(left.joined(&right)),
@@ -192,7 +195,7 @@ fn join(out: &mut Vec<Token>, right: Token) {
     }
 }
 
-/// Reads a list of arguments, and notes every token of it in `taken`.
+/// Reads a list of arguments, and records all its tokens in `taken`.
 fn read_arguments(input: &mut Input, taken: &mut Vec<Token>) -> Option<Vec<Vec<Token>>> {
     taken.push(input.next()?);
     if !taken[0].is("(") {
@@ -217,11 +220,11 @@ fn read_arguments(input: &mut Input, taken: &mut Vec<Token>) -> Option<Vec<Vec<T
     }
 }
 
-/// Tokens to be read: those of the text, and above them those of the expansions that are being read.
+/// Tokens to be read: those of the text, and on top of them those of active expansions.
 #[derive(Default)]
 struct Input {
     frames: Vec<Frame>,
-    /// The macros whose expansions these are.
+    /// Macros of the active expansions.
     active: BTreeSet<Rc<str>>,
 }
 
@@ -236,7 +239,7 @@ impl Input {
         self.frames.push(Frame { tokens: tokens.into_iter(), name });
     }
 
-    /// The next token, painted if it came out of the macro that it names.
+    /// Returns the next token, painted if it came from the macro that it names.
     fn next(&mut self) -> Option<Token> {
         loop {
             let frame = self.frames.last_mut()?;

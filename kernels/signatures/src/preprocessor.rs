@@ -1,4 +1,4 @@
-//! Directives: which lines count, and with which macros.
+//! Handles directives: which lines count, and which macros are defined there.
 
 use crate::condition::evaluate;
 use crate::lexer::{Kind, Token, lines};
@@ -8,7 +8,7 @@ use alloc::vec::Vec;
 /// A text as the compiler's parser would see it.
 pub(crate) struct Preprocessed {
     pub tokens: Vec<Token>,
-    /// Every macro was expanded.
+    /// All macros were expanded.
     pub complete: bool,
 }
 
@@ -26,20 +26,20 @@ pub(crate) fn preprocess(source: &str) -> Preprocessed {
     Preprocessed { tokens: preprocessor.tokens, complete: preprocessor.macros.complete }
 }
 
-/// An `#if` that has not ended.
+/// An open `#if`.
 struct Branch {
-    /// The lines around it count.
+    /// The enclosing lines count.
     outside: bool,
-    /// Some branch of it has counted.
+    /// A branch has already counted.
     taken: bool,
-    /// The lines of the present branch count.
+    /// The lines of the current branch count.
     counts: bool,
 }
 
 struct Preprocessor {
     macros: Macros,
     branches: Vec<Branch>,
-    /// Tokens since macros changed: the arguments of a macro may go over several lines.
+    /// Tokens since the macros last changed. The arguments of a macro may span several lines.
     waiting: Vec<Token>,
     tokens: Vec<Token>,
 }
@@ -92,7 +92,7 @@ impl Preprocessor {
         rest.first().is_some_and(|name| self.macros.is_defined(&name.text))
     }
 
-    /// Whether a condition holds. Words that are no macros are zero.
+    /// Returns whether a condition holds. Words that are not macros are zero.
     fn holds(&mut self, condition: &[Token]) -> bool {
         let asked = self.answer_defined(condition);
         let mut expanded = self.macros.expand(asked);
@@ -102,7 +102,7 @@ impl Preprocessor {
         evaluate(&expanded).is_some_and(|value| value != 0)
     }
 
-    /// Puts 0 or 1 in place of `defined NAME` and `defined(NAME)`.
+    /// Replaces `defined NAME` and `defined(NAME)` by 0 or 1.
     fn answer_defined(&self, mut condition: &[Token]) -> Vec<Token> {
         let mut out = Vec::new();
         while let Some((first, rest)) = condition.split_first() {

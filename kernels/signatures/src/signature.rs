@@ -1,4 +1,4 @@
-//! From tokens to signatures: definitions at file scope, their names, attributes and parameters.
+//! Parses tokens into signatures: definitions at file scope with their names, attributes and parameters.
 
 use crate::condition::evaluate;
 use crate::lexer::{Token, spelled};
@@ -6,7 +6,7 @@ use crate::preprocessor::preprocess;
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 
-/// The address space that a parameter is qualified with. What a kernel of CUDA or HIP takes as a plain pointer is global.
+/// Address space of a parameter. A plain pointer parameter of a CUDA or HIP kernel is global.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AddressSpace {
     /// `__global`.
@@ -15,49 +15,51 @@ pub enum AddressSpace {
     Local,
     /// `__constant`.
     Constant,
-    /// `__private`, or none: what is passed by value.
+    /// `__private`, or no qualifier: passed by value.
     Private,
 }
 
 /// A parameter of a kernel.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct KernelArg {
-    /// Its name; empty if it has none.
+    /// Name, or empty if it has none.
     pub name: String,
-    /// The address space of what it points to.
+    /// Address space of the data that it points to, or of the value.
     pub qualifier: AddressSpace,
-    /// The type, without qualifiers, words apart by a blank: `uint4`, `unsigned int`, `struct pair`. Of a pointer the type
-    /// that it points to: `float` for `float *`, `float *` for `float **`.
+    /// Type without qualifiers, words separated by a blank: `uint4`, `unsigned int`, `struct pair`. For a
+    /// pointer, the pointee's type: `float` for `float *`, `float *` for `float **`.
     pub type_name: String,
     /// Whether it is a pointer, or an array, which is passed as one.
     pub is_pointer: bool,
-    /// Whether the value is `const`; of a pointer, whether what it points to is.
+    /// Whether the value, or the pointee of a pointer, is `const`.
     pub is_const: bool,
 }
 
-/// A kernel: what a host must know to launch it.
+/// A kernel's interface as a host needs it for a launch.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct KernelSignature {
     /// Its name.
     pub name: String,
     /// Its parameters, in order.
     pub args: Vec<KernelArg>,
-    /// The work items of a group, where `reqd_work_group_size` says them, or `__launch_bounds__`, whose groups are rows.
+    /// Work-group size from `reqd_work_group_size`, or from `__launch_bounds__`, whose groups are
+    /// one-dimensional.
     pub work_group: Option<[u32; 3]>,
 }
 
-/// The kernels that a text defines, in order. Never fails: what cannot be read is passed over. Should macros expand to
-/// hundreds of thousands of tokens, the last stay as they are ([`crate::validate_kernel_source`] tells).
+/// Returns the kernels that a text defines, in order. Never fails: unreadable parts are skipped. If macros
+/// expand to hundreds of thousands of tokens, the last ones stay unexpanded
+/// ([`crate::validate_kernel_source`] reports it).
 pub fn parse_kernel_signatures(source: &str) -> Vec<KernelSignature> {
     signatures(&preprocess(source).tokens)
 }
 
-/// Whether a text defines a kernel of this name.
+/// Returns whether a text defines a kernel of this name.
 pub fn source_contains_kernel(source: &str, name: &str) -> bool {
     parse_kernel_signatures(source).iter().any(|kernel| kernel.name == name)
 }
 
-/// The kernels among declarations: what stands at file scope between `;`, bodies and the ends of the text.
+/// Finds kernels among declarations, which are delimited by `;`, bodies and the ends of the text.
 pub(crate) fn signatures(tokens: &[Token]) -> Vec<KernelSignature> {
     let (mut kernels, mut start, mut depth) = (Vec::new(), 0, 0_usize);
     for (at, token) in tokens.iter().enumerate() {
@@ -77,12 +79,12 @@ pub(crate) fn signatures(tokens: &[Token]) -> Vec<KernelSignature> {
     kernels
 }
 
-/// What makes a function a kernel.
+/// Keywords that make a function a kernel.
 const KEYWORDS: [&str; 3] = ["__kernel", "kernel", CPP_KEYWORD];
-/// What does in CUDA C++ and HIP C++. A host finds such a kernel by its name only if it is `extern "C"`.
+/// Keyword in CUDA C++ and HIP C++. A host finds such a kernel by name only if it is `extern "C"`.
 const CPP_KEYWORD: &str = "__global__";
 
-/// The signature of a definition, if it is a kernel's.
+/// Returns the signature of a definition if it is a kernel.
 fn signature(declaration: &[Token]) -> Option<KernelSignature> {
     let (declaration, attributes) = without_attributes(declaration);
     let keyword = declaration.iter().position(|t| KEYWORDS.iter().any(|keyword| t.is(keyword)))?;
@@ -102,7 +104,7 @@ fn signature(declaration: &[Token]) -> Option<KernelSignature> {
     Some(KernelSignature { name: name.text.to_string(), args, work_group: work_group(&attributes) })
 }
 
-/// Where the parenthesis at `open` closes.
+/// Returns the position at which the parenthesis at `open` closes.
 fn closing(tokens: &[Token], open: usize) -> Option<usize> {
     let mut depth = 0_usize;
     for (at, token) in tokens.iter().enumerate().skip(open) {
@@ -118,7 +120,7 @@ fn closing(tokens: &[Token], open: usize) -> Option<usize> {
     None
 }
 
-/// The tokens without `__attribute__((…))` and `__launch_bounds__(…)`, and those in the attributes.
+/// Separates `__attribute__((…))` and `__launch_bounds__(…)` from the other tokens.
 fn without_attributes(mut tokens: &[Token]) -> (Vec<Token>, Vec<Token>) {
     let (mut others, mut attributes) = (Vec::new(), Vec::new());
     while let Some((first, rest)) = tokens.split_first() {
@@ -140,7 +142,7 @@ fn without_attributes(mut tokens: &[Token]) -> (Vec<Token>, Vec<Token>) {
     (others, attributes)
 }
 
-/// The figures of `reqd_work_group_size`, or the first of `__launch_bounds__`.
+/// Returns the arguments of `reqd_work_group_size`, or the first argument of `__launch_bounds__`.
 fn work_group(attributes: &[Token]) -> Option<[u32; 3]> {
     if let Some(figures) = figures(attributes, "reqd_work_group_size") {
         return figures.try_into().ok();
@@ -148,7 +150,7 @@ fn work_group(attributes: &[Token]) -> Option<[u32; 3]> {
     Some([*figures(attributes, "launch_bounds")?.first()?, 1, 1])
 }
 
-/// The figures of an attribute.
+/// Returns the numeric arguments of an attribute.
 fn figures(attributes: &[Token], name: &str) -> Option<Vec<u32>> {
     let name = attributes.iter().position(|t| t.text.trim_matches('_') == name)?;
     attributes.get(name + 1).filter(|t| t.is("("))?;
@@ -171,7 +173,7 @@ fn arguments(tokens: &[Token]) -> Vec<KernelArg> {
         }
     }
     let last = &tokens[start..];
-    // `()` and `(void)` have none.
+    // `()` and `(void)` declare no parameters.
     let is_none = args.is_empty() && (last.is_empty() || matches!(last, [only] if only.is("void")));
     args.extend((!is_none).then(|| argument(last)));
     args
@@ -182,7 +184,8 @@ fn argument(tokens: &[Token]) -> KernelArg {
     let (specifiers, declarator) = tokens.split_at(tokens.iter().position(starts).unwrap_or(tokens.len()));
     let stars = declarator.iter().filter(|t| t.is("*")).count();
     let levels = stars + usize::from(declarator.iter().any(|t| t.is("[")));
-    // The name stands after the stars and before the brackets; without stars it may be the last word before these.
+    // The name follows the stars and precedes the brackets. Without stars, it may be the last word before the
+    // brackets.
     let mut words = nouns(specifiers);
     let declared = nouns(declarator.split(|t| t.is("[")).next().unwrap_or_default());
     let name =
@@ -212,7 +215,7 @@ fn address_space(token: &Token) -> Option<AddressSpace> {
     }
 }
 
-/// The words that are no qualifiers: of a type, or a name.
+/// Returns the words that are not qualifiers: those of a type, or a name.
 fn nouns(tokens: &[Token]) -> Vec<&Token> {
     let qualifiers = ["const", "volatile", "restrict", "read_only", "write_only", "read_write"];
     let is_qualifier =
@@ -220,7 +223,7 @@ fn nouns(tokens: &[Token]) -> Vec<&Token> {
     tokens.iter().filter(|t| t.is_word() && !is_qualifier(t)).collect()
 }
 
-/// Whether the last word is a name, and not the last of a type.
+/// Returns whether the last word is a name rather than part of a type.
 fn ends_with_name(specifiers: &[Token]) -> bool {
     let words: Vec<&str> = nouns(specifiers).into_iter().map(|t| &*t.text).collect();
     match words[..] {

@@ -1,4 +1,4 @@
-//! What can be wrong with a kernel source that a compiler would take.
+//! Detects kernel sources that are wrong although a compiler accepts them.
 
 use crate::preprocessor::preprocess;
 use crate::signature::{KernelSignature, signatures};
@@ -6,30 +6,30 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use core::fmt;
 
-/// What is wrong with a source.
+/// Defect of a kernel source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ValidationError {
-    /// It defines no kernel.
+    /// The source defines no kernel.
     NoKernels,
-    /// A kernel without parameters: it could not write a result anywhere.
+    /// A kernel without parameters, which could not write a result.
     NoArguments {
-        /// The kernel.
+        /// Name of the kernel.
         kernel: String,
     },
-    /// Two kernels of one name.
+    /// Two kernels with the same name.
     Duplicate {
-        /// The name.
+        /// Their name.
         kernel: String,
     },
-    /// Not as many kernels as expected.
+    /// Unexpected number of kernels.
     WrongCount {
-        /// So many were expected.
+        /// Expected number.
         expected: usize,
-        /// These are there.
+        /// Names of the kernels found.
         found: Vec<String>,
     },
-    /// Its macros expand to more tokens than are looked at.
+    /// The macros expand to more tokens than the limit.
     TooLong,
 }
 
@@ -42,22 +42,23 @@ impl fmt::Display for ValidationError {
             Self::WrongCount { expected, found } => {
                 write!(
                     f,
-                    "{expected} kernels are expected, the source has {}: {}",
+                    "expected {expected} kernels, but the source has {}: {}",
                     found.len(),
                     found.join(", ")
                 )
             }
-            Self::TooLong => write!(f, "the source's macros expand to too long a text"),
+            Self::TooLong => write!(f, "the macros of the source expand to too many tokens"),
         }
     }
 }
 
 impl core::error::Error for ValidationError {}
 
-/// Reads the kernels of a source that must define `expected` of them, each with a name of its own and with parameters.
+/// Checks that a source defines `expected` kernels, each with a unique name and with parameters.
 ///
 /// # Errors
-/// The first thing that is wrong, in the order of [`ValidationError`]'s cases; but [`ValidationError::TooLong`] before all.
+/// The first defect, in the order of [`ValidationError`]'s cases, except that [`ValidationError::TooLong`]
+/// comes first.
 pub fn validate_kernel_source(
     source: &str,
     expected: usize,

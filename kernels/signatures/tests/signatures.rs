@@ -1,4 +1,4 @@
-//! Signatures read from texts of all sorts, right and wrong.
+//! Signatures of valid and invalid texts.
 
 use proptest::prelude::*;
 use ragtag_signatures::{
@@ -16,7 +16,7 @@ fn only(source: &str) -> KernelSignature {
     kernel
 }
 
-/// The parameters of a kernel, each as `name: space [const] type[*]`.
+/// Returns the parameters of a kernel, each as `name: space [const] type[*]`.
 #[track_caller]
 fn args(list: &str) -> Vec<String> {
     let arg = |arg: KernelArg| {
@@ -28,7 +28,7 @@ fn args(list: &str) -> Vec<String> {
 }
 
 #[test]
-fn definitions_are_found_and_nothing_else() {
+fn finds_only_definitions() {
     assert_eq!(
         names("__kernel void f(uint a) {} kernel void g(uint a) { if (a) { } } void h(uint a) {}"),
         ["f", "g"]
@@ -61,7 +61,7 @@ fn definitions_are_found_and_nothing_else() {
 }
 
 #[test]
-fn comments_and_strings_hide_what_is_in_them() {
+fn comments_and_strings_hide_their_content() {
     assert_eq!(names("/* __kernel void f(uint a) {} */ // __kernel void g(uint a) {}\n"), [""; 0]);
     assert_eq!(names("// goes on \\\n__kernel void f(uint a) {}\n__kernel void g(uint a) {}"), ["g"]);
     assert_eq!(names("__ker\\\r\nnel void f(uint a) {}"), ["f"]);
@@ -75,7 +75,7 @@ fn comments_and_strings_hide_what_is_in_them() {
 }
 
 #[test]
-fn parameters_are_read_in_every_form() {
+fn reads_all_forms_of_parameters() {
     assert_eq!(args(""), [""; 0]);
     assert_eq!(args("void"), [""; 0]);
     assert_eq!(
@@ -119,7 +119,7 @@ fn parameters_are_read_in_every_form() {
 }
 
 #[test]
-fn attributes_stand_anywhere() {
+fn attributes_may_appear_anywhere() {
     let size = "__attribute__((vec_type_hint(float4), reqd_work_group_size(64, 2 * 2, (1))))";
     for source in [
         format!("{size} __kernel void f(uint a) {{}}"),
@@ -140,7 +140,7 @@ fn attributes_stand_anywhere() {
 }
 
 #[test]
-fn kernels_of_cuda_and_hip_are_read() {
+fn reads_cuda_and_hip_kernels() {
     let kernel = only(
         "template <typename T> __device__ T f(T x) { return x; }\n\
          extern \"C\" __global__ void __launch_bounds__(32 * 8, 2) g(const float *__restrict__ x, uint *y, uint n) {}",
@@ -155,7 +155,7 @@ fn kernels_of_cuda_and_hip_are_read() {
         Some([64, 1, 1])
     );
     assert_eq!(only("extern \"C\" __global__ void g(uint *y) {}").work_group, None);
-    // Of a mangled name a host knows nothing.
+    // A host cannot find a kernel with a mangled name.
     for source in ["__global__ void g(uint *y) {}", "extern \"C++\" __global__ void g(uint *y) {}"] {
         assert_eq!(names(source), [""; 0], "{source}");
     }
@@ -163,7 +163,7 @@ fn kernels_of_cuda_and_hip_are_read() {
 }
 
 #[test]
-fn macros_are_expanded_from_where_they_are_defined() {
+fn macros_expand_from_their_definition_on() {
     let kernel = only(
         "#define KERNEL(items) __kernel __attribute__((reqd_work_group_size(items, 1, 1))) void\n\
          #define GLOBAL __global\n #  define ITEMS /* of a group */ (COUNT * 2)\n#define COUNT 128\n#define INPUT float\n\
@@ -174,7 +174,7 @@ fn macros_are_expanded_from_where_they_are_defined() {
     assert_eq!((kernel.args[0].name.as_str(), kernel.args[0].type_name.as_str()), ("x4", "half"));
     assert_eq!(kernel.args[1].name, "n");
     assert_eq!(names("KERNEL(1) f(uint a) {}\n#define KERNEL(n) __kernel void\n"), [""; 0]);
-    // Over several lines, with commas in parentheses, without arguments, as a word alone.
+    // Arguments over several lines, with commas in parentheses, an empty list, and the bare name.
     assert_eq!(names("#define K(a, b) __kernel void b\nK(\n  (1, 2),\n  f\n)(uint a) {}"), ["f"]);
     assert_eq!(
         names("#define K() __kernel\nK() void f(uint a) {} int K; K( ) void g(uint a) {}"),
@@ -199,7 +199,7 @@ fn macros_are_expanded_from_where_they_are_defined() {
 }
 
 #[test]
-fn one_branch_of_a_condition_counts() {
+fn exactly_one_branch_of_a_condition_counts() {
     let kernel = |name: &str| format!("__kernel void {name}(uint a) {{}}\n");
     let (f, g, h) = (kernel("f"), kernel("g"), kernel("h"));
     assert_eq!(names(&format!("#if 0\n{f}#else\n{g}#endif\n{h}")), ["g", "h"]);
@@ -246,7 +246,7 @@ fn one_branch_of_a_condition_counts() {
 }
 
 #[test]
-fn a_source_is_validated() {
+fn validates_sources() {
     let source = "__kernel void f(uint a) {} __kernel void g(uint a) {}";
     assert_eq!(validate_kernel_source(source, 2).map(|kernels| kernels.len()), Ok(2));
     let error = |source, expected| validate_kernel_source(source, expected).unwrap_err();
@@ -258,7 +258,7 @@ fn a_source_is_validated() {
         error(source, 3),
         ValidationError::WrongCount { expected: 3, found: vec!["f".into(), "g".into()] }
     );
-    assert_eq!(error(source, 3).to_string(), "3 kernels are expected, the source has 2: f, g");
+    assert_eq!(error(source, 3).to_string(), "expected 3 kernels, but the source has 2: f, g");
     assert!(source_contains_kernel(source, "g") && !source_contains_kernel(source, "h"));
 }
 
@@ -292,7 +292,7 @@ fn expansions_are_bounded() {
     }
 }
 
-/// Pieces from which texts of some sense are put together.
+/// Tokens from which plausible texts are assembled.
 fn piece() -> impl Strategy<Value = &'static str> {
     prop::sample::select(vec![
         "__kernel",
@@ -364,7 +364,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_written_is_read(
+    fn reads_back_generated_signatures(
         kernels in prop::collection::vec(("[a-z][a-z0-9_]{0,8}_k", prop::collection::vec((any::<bool>(), any::<bool>()), 0..9)), 0..6),
         before in prop::sample::select(vec!["", "// x\n", "/* { */", "#pragma x {\n", "struct s { int x; };\n"]),
     ) {

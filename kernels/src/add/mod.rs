@@ -6,14 +6,14 @@
 //! | 1 | x: f32 `[rows, width]`, read and written |
 //! | 2 | y: f32 `[rows, width]` |
 //!
-//! Constants: rows, count word, width. One group a row.
+//! Constants: rows, count word, width. One group per row.
 
 use crate::abi::{HEADER_BYTES, words};
 use crate::cases::{Build, Case, ROW_SHAPES, Random, RowShape, untouched_after};
 use crate::kernel::Kernel;
 use ragtag_hal::{Access, EntryAbi};
 
-/// The binary interface.
+/// Binary interface.
 pub static ABI: EntryAbi = EntryAbi {
     name: "add",
     bindings: &[Access::Read, Access::ReadWrite, Access::Read],
@@ -24,12 +24,12 @@ pub static ABI: EntryAbi = EntryAbi {
     },
 };
 
-/// One group a row: for the kernels whose first constant is rows.
+/// Returns one group per row, for kernels whose first constant is rows.
 pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     [constants[0], 1, 1]
 }
 
-/// Sums in f64.
+/// Computes the sums in f64.
 fn reference(x: &[f32], y: &[f32]) -> Vec<f64> {
     x.iter().zip(y).map(|(x, y)| f64::from(*x) + f64::from(*y)).collect()
 }

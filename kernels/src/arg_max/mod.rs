@@ -1,4 +1,4 @@
-//! ArgMax: where each row is largest.
+//! ArgMax: position of the largest value of each row.
 //!
 //! | binding | |
 //! | --- | --- |
@@ -6,17 +6,17 @@
 //! | 1 | x: f32 `[rows, width]`, width at least 1 |
 //! | 2 | out: u32 `[rows]`, written |
 //!
-//! Constants: rows, count word, width. One group a row.
+//! Constants: rows, count word, width. One group per row.
 //!
-//! Of equal values the first counts; zeros are equal, whatever their signs. A NaN is below every number, −∞ included; of
-//! nothing but NaN the first is taken.
+//! Among equal values the first wins; zeros are equal, whatever their signs. NaN ranks below every number,
+//! including −∞. A row of NaN only yields its first position.
 
 use crate::abi::{HEADER_BYTES, IMPOSSIBLE, words};
 use crate::cases::{Build, Case, Content, ROW_SHAPES, Random, RowShape};
 use crate::kernel::Kernel;
 use ragtag_hal::{Access, EntryAbi};
 
-/// The binary interface.
+/// Binary interface.
 pub static ABI: EntryAbi = EntryAbi {
     name: "arg_max",
     bindings: &[Access::Read, Access::Read, Access::Write],
@@ -28,7 +28,7 @@ pub static ABI: EntryAbi = EntryAbi {
     },
 };
 
-/// Whether `a` comes before `b` where both are candidates and `b` stands first.
+/// Returns whether `a` beats `b`, which comes earlier in the row.
 #[inline(always)]
 pub(crate) fn beats(a: f32, b: f32) -> bool {
     a > b || (b.is_nan() && !a.is_nan())
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_reference_is_the_definition() {
+    fn the_reference_matches_the_definition() {
         let (nan, infinity) = (f32::NAN, f32::INFINITY);
         assert_eq!(reference(&[1.0, 3.0, 3.0, 2.0]), 1);
         assert_eq!(reference(&[-0.0, 0.0]), 0);

@@ -1,21 +1,22 @@
-//! [Rope and append](crate::rope_append) and the [first launch of split attention](super::partial) in one, for a single row:
-//! its key and its value are the last that it sees, so that whoever attends to them can append them.
+//! [Rope and append](crate::rope_append) fused with the [first launch of split attention](super::partial),
+//! for a single row. The row's key and value are at the last position that it attends to, so the group that
+//! attends to them can append them.
 //!
 //! | binding | |
 //! | --- | --- |
 //! | 0 | parameters |
-//! | 1 | qkv: f32, the row's queries, keys and values, none of them turned |
+//! | 1 | qkv: f32, the row's queries, keys and values, before rotation |
 //! | 2 | key cache, read and written |
 //! | 3 | value cache, read and written |
 //! | 4 | [partials](super::partial), written |
 //! | 5 | inverse frequencies: f32 `[rope dimensions / 2]` |
 //!
-//! Constants: those of [partial](super::partial), then rope dimensions and pairing as for
-//! [rope and append](crate::rope_append). There is one row at most, and heads have as many dimensions as [`takes`] says.
+//! Constants: those of [partial](super::partial), then rope dimensions and pairing as for [rope and
+//! append](crate::rope_append). There is at most one row, and [`takes`] gives the supported head dimensions.
 //!
-//! Each group turns the queries of its kv head for itself. The one whose run has the last position takes key and value as they
-//! will be in the cache, and puts them there when all others of the run have been read. Nothing is appended of a row whose
-//! sequence, position or any of whose blocks do not exist.
+//! Each group rotates the queries of its own kv head. The group whose split has the last position rounds key
+//! and value to the cache's type and writes them after reading all other positions of the split. Nothing is
+//! appended for a row with an invalid sequence, position or block.
 
 use super::partial::{expected, partials_bytes};
 use super::{LONG, random_scene, scene};
@@ -25,10 +26,10 @@ use crate::kernel::{Kernel, KvType};
 use crate::rope_append::{self, HALVES, INTERLEAVED};
 use ragtag_hal::{Access, EntryAbi};
 
-/// Most dimensions of a head.
+/// Maximum head dimension.
 const MAX_DIMENSIONS: u32 = 256;
 
-/// Whether heads may have so many dimensions.
+/// Returns whether heads of this dimension are supported.
 pub fn takes(head_dimensions: u32) -> bool {
     head_dimensions <= MAX_DIMENSIONS && head_dimensions.is_multiple_of(4)
 }
@@ -36,7 +37,7 @@ pub fn takes(head_dimensions: u32) -> bool {
 const BINDINGS: &[Access] =
     &[Access::Read, Access::Read, Access::ReadWrite, Access::ReadWrite, Access::Write, Access::Read];
 
-/// The binary interface with an f32 cache.
+/// Binary interface with an f32 cache.
 pub static ABI_F32: EntryAbi = EntryAbi {
     name: "append_attention_f32",
     bindings: BINDINGS,
@@ -44,7 +45,7 @@ pub static ABI_F32: EntryAbi = EntryAbi {
     extents: |constants, out| extents(KvType::F32, constants, out),
 };
 
-/// The binary interface with an f16 cache.
+/// Binary interface with an f16 cache.
 pub static ABI_F16: EntryAbi = EntryAbi {
     name: "append_attention_f16",
     extents: |constants, out| extents(KvType::F16, constants, out),
@@ -88,7 +89,7 @@ pub(crate) fn cases(kv_type: KvType, seed: u64) -> Vec<Case> {
         out.push(case(&mut random, kv_type, position, [heads, kv_heads, head_dim], rope, splits, 1.0));
     }
     if kv_type == KvType::F16 {
-        // A key and a value beyond its range.
+        // Key and value beyond the range of the cache's type.
         out.push(case(&mut random, kv_type, Some(37), [4, 2, 64], (64, HALVES), 2, 1e9));
     }
     out
@@ -103,7 +104,8 @@ pub(crate) fn random_case(kv_type: KvType, random: &mut Random) -> Case {
     case(random, kv_type, position, heads, (rope_dims, pairing), splits, 1.0)
 }
 
-/// Without a position there is a row whose blocks do not exist. Its key and value are `times` as large as its queries.
+/// Builds a case. Without a position, the row's blocks do not exist. Its key and value are `times` as large
+/// as its queries.
 fn case(
     random: &mut Random,
     kv_type: KvType,

@@ -1,5 +1,5 @@
-//! Attention in two launches, the second: what [`partial`](super::partial) leaves of each run, brought together; as f32, or
-//! quantised at once.
+//! Second launch of split attention: combines the partial results of [`partial`](super::partial) into f32 or
+//! quantized activations.
 //!
 //! | binding | |
 //! | --- | --- |
@@ -9,8 +9,8 @@
 //!
 //! Constants: rows, count word, heads, head dimension, splits.
 //!
-//! With m, s and v the largest score, the sum and the means of a run, and M the largest m, out = Σ w v / Σ w, w = s · e^(m − M).
-//! Runs with s = 0 are left out; a row without others becomes zero.
+//! For each split let m be the largest score, s the sum and v the means, and let M be the largest m. Then out
+//! = Σ w v / Σ w, w = s · e^(m − M). Splits with s = 0 are ignored. A row without other splits becomes zero.
 
 use super::partial::partials_bytes;
 use crate::abi::{HEADER_BYTES, IMPOSSIBLE};
@@ -20,7 +20,7 @@ use crate::params::ROWS;
 use crate::quantize::{BLOCK, scales_alone};
 use ragtag_hal::{Access, EntryAbi};
 
-/// The binary interface with f32 out.
+/// Binary interface with f32 output.
 pub static ABI_F32: EntryAbi = EntryAbi {
     name: "attention_merge_f32",
     bindings: &[Access::Read, Access::Read, Access::Write],
@@ -28,14 +28,14 @@ pub static ABI_F32: EntryAbi = EntryAbi {
     extents: |constants, out| extents(Activations::F32, constants, out),
 };
 
-/// The binary interface with int8 activations out.
+/// Binary interface with int8 output.
 pub static ABI_INT8: EntryAbi = EntryAbi {
     name: "attention_merge_int8",
     extents: |c, out| extents(Activations::Int8, c, out),
     ..ABI_F32
 };
 
-/// The binary interface with f16 activations out.
+/// Binary interface with f16 output.
 pub static ABI_F16: EntryAbi =
     EntryAbi { name: "attention_merge_f16", extents: |c, out| extents(Activations::F16, c, out), ..ABI_F32 };
 
@@ -47,7 +47,7 @@ fn extents(activations: Activations, constants: &[u32], out: &mut [u64]) {
     out.copy_from_slice(&[HEADER_BYTES, partials, written]);
 }
 
-/// One head.
+/// Computes one head.
 fn reference(means: &[f32], sums: &[[f32; 2]], head_dim: usize) -> Vec<f64> {
     let runs = || sums.iter().zip(means.chunks_exact(head_dim)).filter(|([_, sum], _)| *sum != 0.0);
     let largest = runs().fold(f64::NEG_INFINITY, |m, ([largest, _], _)| m.max(f64::from(*largest)));
@@ -85,7 +85,8 @@ pub(crate) fn cases(activations: Activations, seed: u64) -> Vec<Case> {
     out
 }
 
-/// Of two heads' runs one is not a number: that head becomes NaN. The other is the mean of its only run.
+/// One split of the first head is NaN, so that head becomes NaN. The second head is the mean of its only
+/// split.
 fn not_finite(activations: Activations, expected: Vec<Option<f64>>) -> Case {
     let runs = [[1.0, 2.0], [f32::NAN; 2], [0.0; 2], [3.0, 1.0]];
     let means = [0.5, f32::NAN, f32::NAN, 2.0].map(|mean| [mean; BLOCK]);
@@ -112,7 +113,8 @@ fn case(
     let (width, runs) = (heads * head_dim, shape.capacity * heads * splits);
     let mut means = random.floats(runs * head_dim, 2.0);
     let mut sums: Vec<[f32; 2]> = (0..runs).map(|_| [random.float(9.0), 8.5 + random.float(7.5)]).collect();
-    // The first head of a row in three has no runs, and others have empty ones: what they hold is not read.
+    // The first head of every third row has no splits, and others have empty ones, whose contents are not
+    // read.
     for (i, sum) in sums.iter_mut().enumerate() {
         let first_head = (i / splits).is_multiple_of(3 * heads);
         if (first_head && shape.capacity > 1) || (splits > 1 && random.below(4) == 0) {

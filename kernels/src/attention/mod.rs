@@ -3,20 +3,21 @@
 //! | binding | |
 //! | --- | --- |
 //! | 0 | parameters |
-//! | 1 | q: f32, the first heads · head dimension values of rows that lie `stride` values apart |
+//! | 1 | q: f32, the first heads · head dimension values of rows with stride `stride` (in values) |
 //! | 2 | key cache, as [`rope_append`](crate::rope_append) writes it |
 //! | 3 | value cache |
 //! | 4 | out: f32 `[rows, heads · head dimension]`, written |
 //!
-//! Constants: rows, sequences, table blocks, logit rows, heads, kv heads, head dimension, cache blocks, scale (the bits
-//! of an f32), stride (at least heads · head dimension). Heads are a multiple of kv heads: heads `h · heads / kv heads …` share kv head h.
+//! Constants: rows, sequences, table blocks, logit rows, heads, kv heads, head dimension, cache blocks, scale
+//! (the bits of an f32), stride (at least heads · head dimension). Heads are a multiple of kv heads: heads `h
+//! · heads / kv heads …` share kv head h.
 //!
-//! A row at position p sees positions 0 … p of its sequence: out = Σ softmax(scale · q·k) v. Softmax streams over steps
-//! of [`STEP_TOKENS`] positions, so that no row of scores is ever whole, and a row's result does not depend on the other
-//! rows. A row whose sequence, position or blocks do not exist becomes zero. Slots beyond p are never part of a result,
-//! whatever they hold.
+//! A row at position p attends to positions 0 … p of its sequence: out = Σ softmax(scale · q·k) v. Softmax
+//! streams over steps of [`STEP_TOKENS`] positions, so the scores of a row are never stored as a whole, and a
+//! row's result does not depend on other rows. A row with an invalid sequence, position or block becomes
+//! zero. Slots beyond p never affect a result, whatever they hold.
 //!
-//! Groups: [`TILE_ROWS`] rows × one kv head; neighbouring rows of one sequence read keys and values once.
+//! Groups: [`TILE_ROWS`] rows × one kv head. Neighbouring rows of a sequence read keys and values only once.
 
 pub mod append;
 pub mod merge;
@@ -31,7 +32,7 @@ use crate::rope_append::cache_bytes;
 use ragtag_hal::{Access, EntryAbi};
 use scene::{LONG, Scene, random_scene, scene};
 
-/// Rows that one group computes.
+/// Rows per group.
 pub const TILE_ROWS: u32 = 8;
 
 /// Positions between two corrections of the softmax.
@@ -39,7 +40,7 @@ pub const STEP_TOKENS: usize = 4 * BLOCK_TOKENS;
 
 const BINDINGS: &[Access] = &[Access::Read, Access::Read, Access::Read, Access::Read, Access::Write];
 
-/// The binary interface with an f32 cache.
+/// Binary interface with an f32 cache.
 pub static ABI_F32: EntryAbi = EntryAbi {
     name: "attention_f32",
     bindings: BINDINGS,
@@ -47,7 +48,7 @@ pub static ABI_F32: EntryAbi = EntryAbi {
     extents: |constants, out| extents(KvType::F32, constants, out),
 };
 
-/// The binary interface with an f16 cache.
+/// Binary interface with an f16 cache.
 pub static ABI_F16: EntryAbi = EntryAbi {
     name: "attention_f16",
     bindings: BINDINGS,
@@ -68,7 +69,7 @@ fn extents(kv_type: KvType, constants: &[u32], out: &mut [u64]) {
     out.copy_from_slice(&[params(rows, sequences, table_blocks, logit_rows), q, cache, cache, out_bytes]);
 }
 
-/// Tiles of rows × kv heads.
+/// Returns tiles of rows × kv heads.
 pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     [constants[0].div_ceil(TILE_ROWS), constants[5], 1]
 }
@@ -100,7 +101,7 @@ pub(crate) fn cases(kv_type: KvType, seed: u64) -> Vec<Case> {
     out
 }
 
-/// Rows of which some have queries with NaN or infinities: these become NaN.
+/// Some rows have queries with NaN or infinities; their results are NaN.
 fn not_finite(random: &mut Random, kv_type: KvType, [heads, kv_heads, head_dim]: [usize; 3]) -> Case {
     let mut scene = scene(random, kv_type, (5, heads, kv_heads, head_dim), &[(70, 1), (30, 3), (0, 1)]);
     scene.spoil(0, f32::NAN);

@@ -1,4 +1,4 @@
-//! Attention in two launches, the first: for few rows over a long cache, whose positions are split among groups.
+//! First launch of split attention, for few rows over a long cache: groups share the positions of a row.
 //!
 //! | binding | |
 //! | --- | --- |
@@ -10,13 +10,15 @@
 //!
 //! Constants: those of [attention](super), then splits.
 //!
-//! The positions that a row sees are cut into `splits` runs of whole cache blocks: as many blocks each as are needed, so that
-//! the last runs may be shorter, or empty. Groups: runs × kv heads × rows; a group takes all heads that share its kv head.
+//! The positions that a row attends to are cut into `splits` splits of whole cache blocks. Each split takes
+//! the same number of blocks, so the last ones may be shorter or empty. Groups: splits × kv heads × rows. A
+//! group processes all heads that share its kv head.
 //!
-//! Partials are f32: first the means of each run's values, weighted by the softmax over the run,
-//! `[rows][heads][splits][head dimension]`; then `[rows][heads][splits][2]`, the largest scaled score of the run and the sum of
-//! e^(score − largest). Of an empty run the sum is zero, and so it is of every run of a row whose sequence, position or blocks
-//! do not exist; the rest of such a run is not read. [`merge`](super::merge) brings the runs together.
+//! Partials are f32. First come the means of each split's values, weighted by the softmax over the split,
+//! `[rows][heads][splits][head dimension]`. Then come, as `[rows][heads][splits][2]`, the largest scaled
+//! score of the split and the sum of e^(score − largest). The sum is zero for an empty split, and for all
+//! splits of a row with an invalid sequence, position or block; the rest of such a split is never read.
+//! [`merge`](super::merge) combines the splits.
 
 use super::{LONG, Scene, random_scene, scene};
 use crate::abi::{IMPOSSIBLE, words};
@@ -25,16 +27,16 @@ use crate::kernel::{Kernel, KvType};
 use crate::params::BLOCK_TOKENS;
 use ragtag_hal::{Access, EntryAbi};
 
-/// Most rows of launches for which attention is split: more rows fill a device by themselves, and rows of one sequence should
-/// share what they read.
+/// Maximum rows of launches with split attention. More rows fill a device by themselves, and rows of one
+/// sequence should share what they read.
 pub const MAX_ROWS: u32 = 32;
 
-/// Most runs.
+/// Maximum number of splits.
 pub const MAX_SPLITS: u32 = 64;
 
 const BINDINGS: &[Access] = &[Access::Read, Access::Read, Access::Read, Access::Read, Access::Write];
 
-/// The binary interface with an f32 cache.
+/// Binary interface with an f32 cache.
 pub static ABI_F32: EntryAbi = EntryAbi {
     name: "attention_partial_f32",
     bindings: BINDINGS,
@@ -42,7 +44,7 @@ pub static ABI_F32: EntryAbi = EntryAbi {
     extents: |constants, out| extents(KvType::F32, constants, out),
 };
 
-/// The binary interface with an f16 cache.
+/// Binary interface with an f16 cache.
 pub static ABI_F16: EntryAbi = EntryAbi {
     name: "attention_partial_f16",
     bindings: BINDINGS,
@@ -57,7 +59,7 @@ fn extents(kv_type: KvType, constants: &[u32], out: &mut [u64]) {
     out[4] = partials_bytes(rows, heads, head_dim, *splits);
 }
 
-/// Bytes of partials; impossible without runs.
+/// Returns the bytes of partials; impossible without splits.
 pub(super) fn partials_bytes(rows: u32, heads: u32, head_dim: u32, splits: u32) -> u64 {
     match head_dim.checked_add(2) {
         Some(values) if splits > 0 => words(&[rows, heads, splits, values]),
@@ -65,12 +67,12 @@ pub(super) fn partials_bytes(rows: u32, heads: u32, head_dim: u32, splits: u32) 
     }
 }
 
-/// Runs × kv heads × rows.
+/// Returns splits × kv heads × rows.
 pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     [constants[10], constants[5], constants[0]]
 }
 
-/// Positions of run `split` of a row that sees so many.
+/// Returns the positions of split `split` for a row that attends to `seen` positions.
 pub(crate) fn run(seen: usize, splits: usize, split: usize) -> std::ops::Range<usize> {
     let positions = seen.div_ceil(BLOCK_TOKENS).div_ceil(splits) * BLOCK_TOKENS;
     (split * positions).min(seen)..((split + 1) * positions).min(seen)
@@ -100,7 +102,7 @@ pub(crate) fn cases(kv_type: KvType, seed: u64) -> Vec<Case> {
     out
 }
 
-/// A query that is not finite: its means are NaN, and with them what they are merged to.
+/// A query that is not finite: its means are NaN, and so is their merged result.
 fn not_finite(random: &mut Random, kv_type: KvType, value: f32) -> Case {
     let (heads, head_dim, splits) = (2, 64, 2);
     let mut scene = scene(random, kv_type, (1, heads, 1, head_dim), &[(200, 1)]);
@@ -108,7 +110,7 @@ fn not_finite(random: &mut Random, kv_type: KvType, value: f32) -> Case {
     let label = format!("queries of {value}, {}", scene.label);
     let constants = [&scene.constants[..], &[splits]].concat();
     let build = Build::new(Kernel::AttentionPartial(kv_type), label, &constants);
-    // What the runs are brought together by is a largest score, of which no more is asked, and a sum, which may be infinite.
+    // The merge uses a largest score, which is not checked here, and a sum, which may be infinite.
     let sums = (0..heads * splits).flat_map(|_| [None, value.is_nan().then_some(f64::NAN)]);
     let expected: Vec<_> =
         [Some(f64::NAN)].repeat(heads * splits * head_dim).into_iter().chain(sums).collect();
@@ -131,7 +133,7 @@ fn case(kernel: Kernel, scene: &Scene, splits: usize) -> Case {
     build.expect(4, Content::SomeF32(expected)).done()
 }
 
-/// The partials. What is not read may hold anything.
+/// Returns the expected partials. Values that are never read may be anything.
 pub(super) fn expected(scene: &Scene, splits: usize) -> Vec<Option<f64>> {
     let (heads, head_dim) = (scene.heads, scene.head_dim);
     let runs = scene.capacity * heads * splits;

@@ -1,4 +1,4 @@
-//! Sequences with keys and values in a cache, and rows that attend to them: what cases of attention are made of.
+//! Test scenes for attention: sequences with keys and values in a cache, and rows that attend to them.
 
 use crate::cases::{Build, Params, Random};
 use crate::half_rows;
@@ -8,7 +8,7 @@ use crate::rope_append;
 use half::f16;
 use std::ops::Range;
 
-/// A cache under construction: values that are stored as the cache stores them, NaN where nothing is.
+/// A cache under construction. Values are rounded to the cache's type; unwritten slots are NaN.
 struct Cache {
     kv_type: KvType,
     values: Vec<f32>,
@@ -35,19 +35,19 @@ impl Cache {
     }
 }
 
-/// Positions that the longest cases see. Past 256, 1,024 and 4,096 kernels take further steps, or other ways.
+/// Positions of the longest cases. Past 256, 1,024 and 4,096, kernels take more steps or other paths.
 pub(super) const LONG: [u32; 3] = [300, 1100, 5000];
 
 /// Keys and values of a kv head: `[positions][head dimension]`.
 type KeysValues = (Vec<Vec<f64>>, Vec<Vec<f64>>);
 
-/// The largest values of queries, row after row: most weights are alike, all are, or few count.
+/// Largest query values, cycled over rows: most softmax weights are similar, all are, or only a few matter.
 const LARGEST: [f32; 3] = [2.0, 1e-3, 40.0];
 
-/// The inputs of a case.
+/// Inputs of a case.
 pub(super) struct Scene {
     pub label: String,
-    /// The constants of attention.
+    /// Constants of attention.
     pub constants: Vec<usize>,
     pub capacity: usize,
     pub heads: usize,
@@ -59,13 +59,13 @@ pub(super) struct Scene {
     q: Vec<f32>,
     keys: Cache,
     values: Cache,
-    /// For each sequence and kv head.
+    /// Per sequence and kv head.
     kv: Vec<Vec<KeysValues>>,
-    /// For each row in use the positions that it sees, if they exist.
+    /// Positions that each used row attends to, if they exist.
     seen: Vec<Option<usize>>,
 }
 
-/// A row before its queries, key and value are turned and appended, and what the caches hold of it afterwards.
+/// A row before rotation and append, and the cache's contents afterwards.
 pub(super) struct Fresh {
     pub qkv: Vec<f32>,
     pub frequencies: Vec<f32>,
@@ -73,7 +73,7 @@ pub(super) struct Fresh {
     pub values: Vec<Option<f64>>,
 }
 
-/// What attention makes of some positions.
+/// Attention over a range of positions.
 pub(super) struct Softmax {
     pub largest: f64,
     pub sum: f64,
@@ -81,17 +81,17 @@ pub(super) struct Softmax {
 }
 
 impl Scene {
-    /// Rows in use.
+    /// Returns the number of used rows.
     pub fn rows(&self) -> usize {
         self.seen.len()
     }
 
-    /// How many positions a row sees; none if they do not exist.
+    /// Returns the number of positions that a row attends to, or `None` if they do not exist.
     pub fn seen(&self, row: usize) -> Option<usize> {
         self.seen[row]
     }
 
-    /// Softmax of all scores at once.
+    /// Computes the softmax of all scores at once.
     pub fn softmax(&self, row: usize, head: usize, positions: Range<usize>) -> Softmax {
         let q = &self.q[row * self.stride + head * self.head_dim..][..self.head_dim];
         let sequence = self.params.row_sequences[row] as usize;
@@ -108,7 +108,7 @@ impl Scene {
         Softmax { largest, sum, mean: (0..q.len()).map(mean).collect() }
     }
 
-    /// Puts a value into all queries of a row.
+    /// Writes a value into all queries of a row.
     pub fn spoil(&mut self, row: usize, value: f32) {
         let queries = &mut self.q[row * self.stride..][..self.heads * self.head_dim];
         queries.iter_mut().step_by(self.head_dim).for_each(|first| *first = value);
@@ -119,14 +119,15 @@ impl Scene {
         self.inputs_from(build, &self.q)
     }
 
-    /// The same with other values in the place of q.
+    /// Like [`Scene::inputs`], with other values for q.
     pub fn inputs_from(&self, build: Build, q: &[f32]) -> Build {
         let build = build.words(&self.params.words()).floats(q);
         build.bytes(self.keys.bytes()).bytes(self.values.bytes())
     }
 
-    /// Makes the first row one of which queries, key and value are yet to be turned and appended. The key and the value are of
-    /// the last position that it sees, where the cache has nothing yet; they are `times` as large as the queries.
+    /// Makes the first row one whose queries, key and value are still to be rotated and appended. Key and
+    /// value belong to its last position, where the cache is still empty. They are `times` as large as the
+    /// queries.
     pub fn freshen(&mut self, random: &mut Random, rope_dims: usize, pairing: u32, times: f32) -> Fresh {
         let (heads, kv_heads, head_dim, kv_type) =
             (self.heads, self.kv_heads, self.head_dim, self.keys.kv_type);
@@ -164,7 +165,7 @@ impl Scene {
     }
 }
 
-/// A capacity in rows, sequences that fill some of it, and heads, kv heads and head dimension.
+/// Returns a capacity in rows, sequences that fill part of it, and heads, kv heads and head dimension.
 pub(super) fn random_scene(random: &mut Random) -> (usize, Vec<(u32, u32)>, [usize; 3]) {
     let (mut starts, mut used) = (Vec::new(), 0);
     for _ in 0..1 + random.below(3) {
@@ -177,8 +178,8 @@ pub(super) fn random_scene(random: &mut Random) -> (usize, Vec<(u32, u32)>, [usi
     (used + random.below(5), starts, heads)
 }
 
-/// Each of `starts` is a sequence's first position and number of rows. As far as there is room, rows follow whose sequence,
-/// position or blocks do not exist.
+/// Builds a scene. `starts` gives the first position and number of rows of each sequence. If there is room,
+/// rows with an invalid sequence, position or block follow.
 pub(super) fn scene(
     random: &mut Random,
     kv_type: KvType,
@@ -188,7 +189,7 @@ pub(super) fn scene(
     let seen = starts.iter().map(|(first, count)| (first + count) as usize).max().unwrap_or_default();
     let table_blocks = seen.div_ceil(BLOCK_TOKENS).max(13);
     let cache_blocks = table_blocks * starts.len() + 3;
-    let lying = starts.len() as u32; // a sequence whose table names a block that does not exist
+    let lying = starts.len() as u32; // Its table names a block that does not exist.
     let shape = ParamsShape {
         rows: capacity as u32,
         logit_rows: 1,
@@ -196,7 +197,7 @@ pub(super) fn scene(
         table_blocks: table_blocks as u32,
     };
     let scale = 1.0 / (head_dim as f32).sqrt();
-    // Between the queries of two rows there is what is not theirs.
+    // The gap between the queries of two rows holds unrelated values.
     let (width, stride) = (heads * head_dim, heads * head_dim + capacity % 3 * kv_heads * head_dim);
     let mut q = vec![f32::NAN; (capacity - 1) * stride + width];
     for (row, largest) in q.chunks_mut(stride).zip(LARGEST.into_iter().cycle()) {

@@ -1,4 +1,4 @@
-//! Attention over dense keys and values, with all that models ask of it: out = Σ softmax(score) v over what a row sees.
+//! Attention over dense keys and values, with the masks and caps that models need: out = Σ softmax(score) v.
 //!
 //! | binding | |
 //! | --- | --- |
@@ -7,23 +7,23 @@
 //! | 2 | v: like k |
 //! | 3 | out: f32 `[batch, heads, m, d]`, written |
 //!
-//! Constants: batch, heads, kv heads, m, n, d; the strides of batch, head and row of q, of k, of v and of out, in values;
-//! scale, cap (the bits of f32), causal, window, prefix. Values of a row lie side by side; all else lies where the strides say,
-//! so that `[batch, m, heads, d]` is as good. Rows of out do not overlap. Types of 16 bits are read as whole words: their
-//! bindings have a multiple of four bytes.
+//! Constants: batch, heads, kv heads, m, n, d; the strides of batch, head and row of q, of k, of v and of
+//! out, in values; scale, cap (the bits of f32), causal, window, prefix. The values of a row are contiguous.
+//! The strides determine all else, so `[batch, m, heads, d]` also works. Rows of out do not overlap. 16-bit
+//! types are read as whole words, so their bindings are multiples of four bytes.
 //!
-//! Heads are a multiple of kv heads: heads `h · heads / kv heads …` share kv head h. Row i stands at position p = i + n − m:
-//! the last row at the last position. It sees position j
-//! - below `prefix`, whatever else is asked for,
-//! - or, if `causal` is not zero, where j ≤ p, and, if `window` is not zero, where |p − j| < window.
+//! Heads are a multiple of kv heads: heads `h · heads / kv heads …` share kv head h. Row i is at position p =
+//! i + n − m, so the last row is at the last position. It attends to position j
+//! - if j is below `prefix`,
+//! - or if j ≤ p where `causal` is not zero, and |p − j| < window where `window` is not zero.
 //!
-//! score = scale · q·k, and with a cap that is not zero cap · tanh(score / cap). Softmax streams over [`STEP`] positions at a
-//! time (Milakov and Gimelshein, 2018), so that scores of a row are never kept. A row that sees nothing becomes zero. What a
-//! row does not see is never part of its result, whatever it holds. A score of −∞ has no weight; a row that has no other becomes
-//! zero, and one with a score of +∞ or NaN becomes NaN.
+//! score = scale · q·k, or cap · tanh(score / cap) if the cap is not zero. Softmax streams over [`STEP`]
+//! positions at a time (Milakov and Gimelshein, 2018), so the scores of a row are never stored. A row that
+//! attends to nothing becomes zero. Masked positions never affect a result, whatever they hold. A score of −∞
+//! has no weight. A row with only such scores becomes zero. A row with a score of +∞ or NaN becomes NaN.
 //!
-//! Groups: [`QUERIES`] queries of one kv head; row after row, and in a row the heads that share it. At most 2²⁹ rows and
-//! positions, and 2³¹ − 1 groups.
+//! Groups: [`QUERIES`] queries of one kv head, row by row, and within a row the heads that share it. At most
+//! 2²⁹ rows and positions, and 2³¹ − 1 groups.
 
 use crate::abi::{IMPOSSIBLE, reach, reach_apart, values};
 use crate::cases::{Build, Case, Content, MANY, Random, Stored, row_starts};
@@ -31,18 +31,18 @@ use crate::kernel::{ElementType, Kernel};
 use ragtag_hal::{Access, EntryAbi};
 use std::ops::Range;
 
-/// Queries of a group.
+/// Queries per group.
 pub const QUERIES: u32 = 16;
 
 /// Positions between two corrections of the softmax.
 pub const STEP: usize = 64;
 
-/// Most rows, and most positions.
+/// Maximum number of rows, and of positions.
 const MOST: u32 = 1 << 29;
 
 macro_rules! abis {
     ($($name:ident),*) => {
-        /// The binary interface for values of this type.
+        /// Returns the binary interface for values of this type.
         pub fn abi(element: ElementType) -> &'static EntryAbi {
             match element {
                 $(ElementType::$name => {
@@ -79,7 +79,8 @@ fn extents(element: ElementType, constants: &[u32], out: &mut [u64]) {
     ]);
 }
 
-/// How many there are; none if heads cannot share kv heads, or if a launch has fewer.
+/// Returns the number of groups; `None` if heads cannot share kv heads, or if a launch cannot have as many
+/// groups.
 fn groups(constants: &[u32]) -> Option<u32> {
     let [batch, heads, kv_heads, m, _, d, ..] = *constants else { return None };
     if [batch, heads, m, d].contains(&0) {
@@ -90,27 +91,28 @@ fn groups(constants: &[u32]) -> Option<u32> {
     tiles.checked_mul(kv_heads)?.checked_mul(batch).filter(|groups| *groups <= i32::MAX as u32)
 }
 
-/// Sequences × kv heads × tiles of queries, all in one dimension: the first is the largest that a device has.
+/// Returns sequences × kv heads × tiles of queries, all in the first dimension, which is the largest on every
+/// device.
 pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     [groups(constants).unwrap_or(u32::MAX), 1, 1]
 }
 
-/// Which positions rows see.
+/// Positions that rows attend to.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Mask {
     pub rows: usize,
     pub positions: usize,
     pub causal: bool,
-    /// Zero for none.
+    /// Zero for no window.
     pub window: usize,
     pub prefix: usize,
 }
 
 impl Mask {
-    /// What a row sees beside the prefix.
+    /// Returns the positions that a row attends to besides the prefix.
     #[inline(always)]
     pub fn span(&self, row: usize) -> Range<usize> {
-        // Beyond this every window is as good as none.
+        // A larger window has no effect.
         let window = if self.window == 0 { 1 << 40 } else { self.window as i64 };
         let at = row as i64 + self.positions as i64 - self.rows as i64;
         let end = if self.causal { at + 1 } else { at + window };
@@ -118,14 +120,14 @@ impl Mask {
         within(at - window + 1)..within(end)
     }
 
-    /// Whether a row sees a position.
+    /// Returns whether a row attends to a position.
     #[inline(always)]
     pub fn sees(&self, row: usize, position: usize) -> bool {
         position < self.prefix || self.span(row).contains(&position)
     }
 }
 
-/// What a case asks for.
+/// Parameters of a case.
 #[derive(Clone, Copy)]
 struct Shape {
     batch: usize,
@@ -135,7 +137,7 @@ struct Shape {
     d: usize,
     scale: f32,
     cap: f32,
-    /// Whether rows are in order of positions first and heads then.
+    /// Whether rows are ordered by position first and then by head.
     heads_inside: bool,
     /// Values between rows of q, k, v and out.
     gap: usize,
@@ -166,12 +168,12 @@ pub(crate) fn cases(element: ElementType, seed: u64) -> Vec<Case> {
         Shape { heads_inside: true, ..plain([2, 2], causal(37, 37, 0, 0), 20) },
         Shape { gap: 3, ..plain([3, 1], causal(19, 150, 20, 3), 33) },
         Shape { cap: 5.0, scale: 1.5, ..plain([1, 3], rows(7, 101), 160) },
-        // The first rows stand before the first position; but for a prefix they see nothing.
+        // The first rows precede the first position. Without a prefix they attend to nothing.
         plain([1, 2], causal(21, 9, 0, 0), 16),
         Shape { batch: 2, gap: 1, ..plain([1, 5], causal(21, 9, 4, 2), 7) },
-        // The first rows see nothing at all, and those that see do not see each other's.
+        // The first rows attend to nothing, and the windows of the others overlap only in part.
         plain([1, 1], Mask { window: 9, ..rows(200, 70) }, 48),
-        // Scores are small beside the cap.
+        // Scores are small relative to the cap.
         Shape { cap: 1e4, scale: 1.5, ..plain([1, 3], rows(7, 101), 160) },
         Shape { cap: 1e8, scale: 1.5, ..plain([1, 3], rows(7, 101), 160) },
         plain([2, 1], rows(3, 0), 5),
@@ -187,7 +189,7 @@ pub(crate) fn cases(element: ElementType, seed: u64) -> Vec<Case> {
         .collect()
 }
 
-/// Attention of any shape. A few have more groups than a dimension of a launch has on some devices.
+/// Attention of a random shape. In a few cases the groups exceed a dimension of a launch on some devices.
 pub(crate) fn random_case(element: ElementType, random: &mut Random) -> Case {
     let mut few = |bound: usize| random.below(bound);
     let many = few(64) == 0;
@@ -213,7 +215,7 @@ pub(crate) fn random_case(element: ElementType, random: &mut Random) -> Case {
     case(element, random, if many { many_small } else { shape })
 }
 
-/// The strides of batch, head and row of `[batch, heads, rows, d]`.
+/// Returns the strides of batch, head and row of `[batch, heads, rows, d]`.
 fn strides(shape: &Shape, heads: usize, rows: usize) -> [usize; 3] {
     let row = shape.d + shape.gap;
     let [head, row] = if shape.heads_inside { [row, heads * row] } else { [rows * row, row] };
@@ -226,7 +228,7 @@ fn case(element: ElementType, random: &mut Random, shape: Shape) -> Case {
     let [queries, keys] = places(&shape);
     let q = Stored::new(element, &random.rows(d, &queries, 2.0));
     let [k, v] = [0, 1].map(|_| {
-        // What nobody sees is not a number.
+        // Positions that no row attends to are NaN.
         let mut values = random.rows(d, &keys, 1.0);
         let starts = row_starts(&keys).into_iter().enumerate();
         let unseen = starts.filter(|(i, _)| !(0..m).any(|row| mask.sees(row, i % n)));
@@ -237,14 +239,15 @@ fn case(element: ElementType, random: &mut Random, shape: Shape) -> Case {
     build.poison(expected.len() * 4).expect_f32(3, expected)
 }
 
-/// What the rows of [`edges`] see: the first all before [`SPECIAL`], the others that one too.
+/// Mask of the rows of [`edges`]: the first row attends to all positions before [`SPECIAL`], the others also
+/// to that one.
 const EDGE_MASK: Mask = causal(5, SPECIAL + 4, 0, 0);
 
-/// In the second step, so that there is something to correct.
+/// In the second step, so that the softmax needs a correction.
 const SPECIAL: usize = STEP;
 
-/// Scores that are not finite, but for the special position's, whose values begin with `special`. What comes out is one
-/// position's values, zero or NaN.
+/// Builds a case with non-finite scores, except that of the special position, whose values start with
+/// `special`. The result is one position's values, zero or NaN.
 fn edges(element: ElementType, shape: Shape, special: f32) -> Case {
     let Shape { mask, d, .. } = shape;
     let rows_of = |firsts: Vec<f32>, rest: f32| {
@@ -256,14 +259,14 @@ fn edges(element: ElementType, shape: Shape, special: f32) -> Case {
     };
     let q = rows_of(vec![1.0, 1.0, -1.0, f32::NAN, f32::INFINITY], 0.0);
     let k = rows_of(positions(1.0, f32::NEG_INFINITY), 1.0);
-    // With a cap some rows have the mean of all others, which is not exact everywhere unless it is zero.
+    // With a cap, some rows are the mean of all others, which is exact everywhere only if it is zero.
     let v = rows_of(positions(special, if shape.cap == 0.0 { 3.0 } else { 0.0 }), 0.0);
     let (build, expected) = build(element, shape, [q, k, v]);
     let expected: Vec<_> = expected.into_iter().map(|value| value.map(|value| value as f32)).collect();
     build.floats(&vec![7.0; expected.len()]).expect(3, Content::Same(expected)).done()
 }
 
-/// Where rows of q and out begin, and those of k and v: sizes, and values between.
+/// Returns sizes and strides of the rows of q and out, and of k and v.
 fn places(shape: &Shape) -> [[(usize, usize); 3]; 2] {
     let Shape { batch, heads: [kv_heads, sharing], mask, .. } = *shape;
     [(kv_heads * sharing, mask.rows), (kv_heads, mask.positions)].map(|(heads, rows)| {
@@ -272,7 +275,7 @@ fn places(shape: &Shape) -> [[(usize, usize); 3]; 2] {
     })
 }
 
-/// All of a case but for what it writes, and what that must be.
+/// Builds a case up to its output, and the expected output.
 fn build(element: ElementType, shape: Shape, [q, k, v]: [Stored; 3]) -> (Build, Vec<Option<f64>>) {
     let Shape { batch, heads: [kv_heads, sharing], mask, d, scale, cap, .. } = shape;
     let (heads, m, n) = (kv_heads * sharing, mask.rows, mask.positions);
@@ -322,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn masks_are_what_they_say() {
+    fn masks_match_their_definition() {
         assert_eq!(seen(rows(2, 3), 0), [0, 1, 2]);
         assert_eq!(seen(causal(2, 4, 0, 0), 0), [0, 1, 2]);
         assert_eq!(seen(causal(2, 4, 0, 0), 1), [0, 1, 2, 3]);
@@ -333,12 +336,12 @@ mod tests {
         assert!(seen(causal(3, 2, 0, 0), 0).is_empty());
         assert_eq!(seen(causal(3, 2, 0, 1), 0), [0]);
         assert_eq!(seen(Mask { window: 3, ..rows(4, 2) }, 0), [0]);
-        // Behind the last one, and with more of a window than there is.
+        // After the last position, and with a window larger than the sequence.
         assert_eq!(seen(Mask { window: u32::MAX as usize, ..rows(4, 2) }, 3), [0, 1]);
     }
 
     #[test]
-    fn heads_that_cannot_share_do_not_fit() {
+    fn rejects_heads_that_cannot_share() {
         let constants = |heads: u32, kv_heads: u32, rest: [u32; 4]| {
             let mut constants = vec![2, heads, kv_heads, rest[0], rest[1], rest[2]];
             constants.extend([rest[3]; 12]);
@@ -354,7 +357,7 @@ mod tests {
         assert_eq!(extents_of(&constants(3, 0, [1, 1, 4, 4])), [IMPOSSIBLE; 4]);
         assert_eq!(extents_of(&constants(2, 2, [MOST + 1, 1, 4, 4])), [IMPOSSIBLE; 4]);
         assert_eq!(extents_of(&constants(2, 2, [0, 1, 4, 4])), [0; 4]);
-        // Batch and head four values apart each: what is written would overlap, what is read may.
+        // Batch and head have a stride of four values: written rows would overlap, read rows may.
         assert_eq!(extents_of(&constants(2, 1, [1, 3, 4, 4])), [24, 32, 32, IMPOSSIBLE]);
     }
 }

@@ -1,4 +1,4 @@
-//! Binary: an operation on pairs of values, each of which may be repeated along any dimension.
+//! Binary: an operation on pairs of values. Either input may be broadcast along any dimension.
 //!
 //! | binding | |
 //! | --- | --- |
@@ -6,10 +6,11 @@
 //! | 1 | b: values of the same type, by strides |
 //! | 2 | out: values of that type, as many as the product of the sizes, written |
 //!
-//! Constants: [operation](Operation), the [number](crate::elements::number) of the type, 6 sizes, 6 strides of a, 6 of b, outermost first. Strides are in values; one of zero
-//! repeats. Fewer than 2^32 values. See [`crate::elements`] for odd numbers of 16-bit values.
+//! Constants: [operation](Operation), the [number](crate::elements::number) of the type, 6 sizes, 6 strides
+//! of a, 6 of b, outermost first. Strides are in values; a stride of zero broadcasts. Fewer than 2^32 values.
+//! See [`crate::elements`] for odd numbers of 16-bit values.
 //!
-//! Arithmetic is IEEE's, in f32. The larger and the smaller are NaN where either is.
+//! Arithmetic is IEEE f32. Max and min are NaN if either input is.
 
 use crate::abi::{IMPOSSIBLE, product};
 use crate::cases::{Build, Case, Content, Random, Stored};
@@ -18,7 +19,7 @@ use crate::elements::{self, RANK, in_a_word};
 use crate::kernel::{ElementType, Kernel};
 use ragtag_hal::{Access, EntryAbi};
 
-/// An operation on two values. Its discriminant is the kernel's constant.
+/// A binary operation. Its discriminant is the kernel's constant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Operation {
@@ -30,18 +31,18 @@ pub enum Operation {
     Mul,
     /// a / b.
     Div,
-    /// The larger.
+    /// Larger value.
     Max,
-    /// The smaller.
+    /// Smaller value.
     Min,
 }
 
 impl Operation {
-    /// Every operation.
+    /// All operations.
     pub const ALL: [Operation; 6] =
         [Operation::Add, Operation::Sub, Operation::Mul, Operation::Div, Operation::Max, Operation::Min];
 
-    /// The operation in f64.
+    /// Computes the operation in f64.
     pub fn of(self, a: f64, b: f64) -> f64 {
         match self {
             Operation::Add => a + b,
@@ -55,7 +56,7 @@ impl Operation {
     }
 }
 
-/// The binary interface.
+/// Binary interface.
 pub static ABI: EntryAbi = EntryAbi {
     name: "binary",
     bindings: &[Access::Read, Access::Read, Access::Write],
@@ -74,7 +75,7 @@ pub static ABI: EntryAbi = EntryAbi {
     },
 };
 
-/// An item for each word.
+/// Returns one work item per word.
 pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     let count = product(&constants[2..2 + RANK]);
     elements::grid(count.div_ceil(in_a_word(constants[1]).unwrap_or(1).into()) as u32)
@@ -100,7 +101,7 @@ pub(crate) fn cases(seed: u64) -> Vec<Case> {
     out
 }
 
-/// Up to six dimensions, along some of which either is repeated.
+/// Random shape with up to six dimensions, some of them broadcast.
 pub(crate) fn random_case(random: &mut Random) -> Case {
     let operation = Operation::ALL[random.below(Operation::ALL.len())];
     let sizes: Vec<u32> = (0..1 + random.below(RANK)).map(|_| 1 + random.below(8) as u32).collect();
@@ -143,11 +144,11 @@ fn case(
     case.bytes(x.bytes).bytes(y.bytes).expect_elements(2, element, wanted)
 }
 
-/// Every pair of some values whose results are floats, or NaN.
+/// All pairs of some special values whose results are floats or NaN.
 fn edges(operation: Operation) -> Case {
     let values = [0.0, -0.0, 1.0, -2.0, 4.0, f32::NAN, f32::INFINITY, f32::NEG_INFINITY];
     let pairs = values.iter().flat_map(|a| values.map(|b| (f64::from(*a), f64::from(b))));
-    // A denominator of zero gives what its device makes of it: languages leave that open.
+    // Division by zero is not checked, because the languages leave its result open.
     let is_open = |b: f64| operation == Operation::Div && b == 0.0;
     let wanted = pairs.map(|(a, b)| if is_open(b) { None } else { Some(operation.of(a, b)) }).collect();
     let constants = constants(operation, ElementType::F32, &[8, 8], [&[1, 0], &[0, 1]]);

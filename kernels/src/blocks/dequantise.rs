@@ -1,24 +1,24 @@
-//! Values of a tensor as its file stores them: the reference that every packed layout and kernel is held against.
+//! Dequantizes a tensor as its file stores it: the reference for every packed layout and kernel.
 //!
-//! Source of the formats: the block structures of ggml as the GGUF specification names them. Plain and scalar; it must
-//! not know resident layouts.
+//! Source of the formats: the block structures of ggml as the GGUF specification names them. Plain and
+//! scalar. Knows nothing about resident layouts.
 
 use super::TensorType;
 use half::{bf16, f16};
 
-/// Bytes and values do not belong together.
+/// Bytes and values do not match.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{bytes} bytes of {tensor_type} are not {values} values")]
 pub struct SizeError {
-    /// The type of the blocks.
+    /// Type of the blocks.
     pub tensor_type: TensorType,
-    /// Bytes given.
+    /// Given bytes.
     pub bytes: usize,
-    /// Values wanted.
+    /// Expected values.
     pub values: usize,
 }
 
-/// Writes the values of `blocks`, which are whole blocks of a file, to `out`.
+/// Dequantizes whole `blocks` of a file into `out`.
 ///
 /// # Errors
 /// [`SizeError`] if `blocks` does not hold exactly `out.len()` values.
@@ -79,8 +79,9 @@ fn q4_1(block: &[u8], out: &mut [f32]) {
     }
 }
 
-/// The 32 quanta of `high: u32, low: u8[16]`: nibbles as in Q4_0, and bit i of `high` is the fifth bit of value i.
-fn quanta5(high_and_low: &[u8]) -> [f32; 32] {
+/// Returns the 32 quants of `high: u32, low: u8[16]`: nibbles as in Q4_0, and bit i of `high` is the fifth
+/// bit of value i.
+fn quants5(high_and_low: &[u8]) -> [f32; 32] {
     let (high, low) = (&high_and_low[..4], &high_and_low[4..20]);
     std::array::from_fn(|i| {
         let nibble = (low[i % 16] >> (i / 16 * 4)) & 15;
@@ -91,7 +92,7 @@ fn quanta5(high_and_low: &[u8]) -> [f32; 32] {
 /// `d: f16, high: u32, low: u8[16]`; value = d·(q − 16).
 fn q5_0(block: &[u8], out: &mut [f32]) {
     let d = half_at(block, 0);
-    for (value, q) in out.iter_mut().zip(quanta5(&block[2..])) {
+    for (value, q) in out.iter_mut().zip(quants5(&block[2..])) {
         *value = d * (q - 16.0);
     }
 }
@@ -99,12 +100,13 @@ fn q5_0(block: &[u8], out: &mut [f32]) {
 /// `d, m: f16, high: u32, low: u8[16]`; value = d·q + m.
 fn q5_1(block: &[u8], out: &mut [f32]) {
     let (d, m) = (half_at(block, 0), half_at(block, 2));
-    for (value, q) in out.iter_mut().zip(quanta5(&block[4..])) {
+    for (value, q) in out.iter_mut().zip(quants5(&block[4..])) {
         *value = d * q + m;
     }
 }
 
-/// Scale and minimum of sub-block `j` of the eight that 12 bytes of a Q4_K or Q5_K block pack in 6 bits each.
+/// Returns scale and minimum of sub-block `j`. A Q4_K or Q5_K block packs eight of them, 6 bits each, into 12
+/// bytes.
 pub(crate) fn k_scale(packed: &[u8], j: usize) -> (u8, u8) {
     if j < 4 {
         (packed[j] & 63, packed[j + 4] & 63)
@@ -120,8 +122,8 @@ fn q4_k(block: &[u8], out: &mut [f32]) {
     for (sub, values) in out.chunks_exact_mut(32).enumerate() {
         let (scale, minimum) = k_scale(&block[4..16], sub);
         let (scale, minimum) = (d * f32::from(scale), dmin * f32::from(minimum));
-        let quanta = &block[16 + sub / 2 * 32..][..32];
-        for (value, &q) in values.iter_mut().zip(quanta) {
+        let quants = &block[16 + sub / 2 * 32..][..32];
+        for (value, &q) in values.iter_mut().zip(quants) {
             *value = scale * f32::from((q >> (sub % 2 * 4)) & 15) - minimum;
         }
     }
@@ -159,16 +161,17 @@ fn q6_k(block: &[u8], out: &mut [f32]) {
     }
 }
 
-/// Digit `n`, the most significant one being 0, of five in base 3 that a byte of TQ1_0 holds: the byte is the number of
-/// the digits, times 256/243, rounded up.
+/// Returns digit `n` of the five base-3 digits in a byte of TQ1_0, most significant first. The byte is the
+/// number times 256/243, rounded up.
 fn ternary_digit(byte: u8, n: usize) -> u8 {
     const POWERS: [u8; 5] = [1, 3, 9, 27, 81];
     ((u16::from(byte.wrapping_mul(POWERS[n])) * 3) >> 8) as u8
 }
 
-/// The quanta, 0 to 2, of `q: u8[48], last: u8[4]` of a TQ1_0 block: 32 bytes have digits n of values 32n … 32n + 31;
-/// 16 bytes those of the next 80 values, 16 apart; `last` those of the last 16, 4 apart, and no fifth digit.
-pub(crate) fn tq1_0_quanta(bytes: &[u8]) -> [u8; 256] {
+/// Returns the quants, 0 to 2, of `q: u8[48], last: u8[4]` of a TQ1_0 block. 32 bytes hold digit n of values
+/// 32n … 32n + 31. 16 bytes hold the next 80 values, 16 apart. `last` holds the last 16, 4 apart, without a
+/// fifth digit.
+pub(crate) fn tq1_0_quants(bytes: &[u8]) -> [u8; 256] {
     let mut out = [0; 256];
     for (source, values) in [(0..32, 0..160), (32..48, 160..240), (48..52, 240..256)] {
         let bytes = &bytes[source];
@@ -182,7 +185,7 @@ pub(crate) fn tq1_0_quanta(bytes: &[u8]) -> [u8; 256] {
 /// `q: u8[48], last: u8[4], d: f16`; value = d·(q − 1).
 fn tq1_0(block: &[u8], out: &mut [f32]) {
     let d = half_at(block, 52);
-    for (value, q) in out.iter_mut().zip(tq1_0_quanta(block)) {
+    for (value, q) in out.iter_mut().zip(tq1_0_quants(block)) {
         *value = d * (f32::from(q) - 1.0);
     }
 }
@@ -192,8 +195,8 @@ fn tq1_0(block: &[u8], out: &mut [f32]) {
 fn tq2_0(block: &[u8], out: &mut [f32]) {
     let d = half_at(block, 64);
     for (sub, values) in out.chunks_exact_mut(32).enumerate() {
-        let quanta = &block[sub / 4 * 32..][..32];
-        for (value, &q) in values.iter_mut().zip(quanta) {
+        let quants = &block[sub / 4 * 32..][..32];
+        for (value, &q) in values.iter_mut().zip(quants) {
             *value = d * (f32::from((q >> (sub % 4 * 2)) & 3) - 1.0);
         }
     }
@@ -203,7 +206,7 @@ fn tq2_0(block: &[u8], out: &mut [f32]) {
 mod tests {
     use super::*;
 
-    /// Random blocks and their values by an implementation that shares nothing with this one (the `gguf` package).
+    /// Random blocks and their values by an independent implementation (the `gguf` package).
     const VECTORS: [(TensorType, &[u8], &[u8]); 12] = [
         (TensorType::F16, include_bytes!("vectors/f16.blocks"), include_bytes!("vectors/f16.f32")),
         (TensorType::BF16, include_bytes!("vectors/bf16.blocks"), include_bytes!("vectors/bf16.f32")),
@@ -220,7 +223,7 @@ mod tests {
     ];
 
     #[test]
-    fn values_are_those_of_another_implementation() {
+    fn values_match_another_implementation() {
         for (tensor_type, blocks, expected) in VECTORS {
             let mut out = [f32::NAN; 512];
             dequantise(tensor_type, blocks, &mut out).unwrap();
@@ -235,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn f32_is_itself_and_sizes_must_agree() {
+    fn f32_is_unchanged_and_sizes_must_agree() {
         let mut out = [0.0; 2];
         dequantise(TensorType::F32, &[0, 0, 128, 63, 0, 0, 0, 192], &mut out).unwrap();
         assert_eq!(out, [1.0, -2.0]);

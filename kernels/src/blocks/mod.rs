@@ -1,4 +1,4 @@
-//! Tensor types of GGUF files: how many values a block holds, in how many bytes.
+//! Tensor types of GGUF files: values and bytes per block.
 //!
 //! Source of the formats: the GGUF specification and the type table of ggml (`ggml_type`).
 
@@ -6,13 +6,13 @@ mod dequantise;
 mod quantise;
 
 pub use dequantise::{SizeError, dequantise};
-pub(crate) use dequantise::{k_scale, tq1_0_quanta};
+pub(crate) use dequantise::{k_scale, tq1_0_quants};
 pub use quantise::quantise;
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// How the values of a weight tensor are stored in a file.
+/// Storage format of a weight tensor in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[allow(non_camel_case_types)] // the field writes them so
 pub enum TensorType {
@@ -22,25 +22,25 @@ pub enum TensorType {
     F16,
     /// bfloat16.
     BF16,
-    /// 32 values: f16 scale, int8 quanta.
+    /// 32 values: f16 scale, int8 quants.
     Q8_0,
-    /// 32 values: f16 scale, 4-bit quanta less 8.
+    /// 32 values: f16 scale, 4-bit quants minus 8.
     Q4_0,
-    /// 32 values: f16 scale and minimum, 4-bit quanta.
+    /// 32 values: f16 scale and minimum, 4-bit quants.
     Q4_1,
-    /// 32 values: f16 scale, 5-bit quanta less 16.
+    /// 32 values: f16 scale, 5-bit quants minus 16.
     Q5_0,
-    /// 32 values: f16 scale and minimum, 5-bit quanta.
+    /// 32 values: f16 scale and minimum, 5-bit quants.
     Q5_1,
-    /// 256 values in 8 sub-blocks: f16 scale and minimum, 6-bit sub-scales and sub-minima, 4-bit quanta.
+    /// 256 values in 8 sub-blocks: f16 scale and minimum, 6-bit sub-scales and sub-minima, 4-bit quants.
     Q4_K,
-    /// 256 values in 8 sub-blocks: f16 scale and minimum, 6-bit sub-scales and sub-minima, 5-bit quanta.
+    /// 256 values in 8 sub-blocks: f16 scale and minimum, 6-bit sub-scales and sub-minima, 5-bit quants.
     Q5_K,
-    /// 256 values in 16 sub-blocks: f16 scale, int8 sub-scales, 6-bit quanta less 32.
+    /// 256 values in 16 sub-blocks: f16 scale, int8 sub-scales, 6-bit quants minus 32.
     Q6_K,
-    /// 256 values: f16 scale, quanta less 1 (ternary), five in a byte.
+    /// 256 values: f16 scale, quants minus 1 (ternary), five per byte.
     TQ1_0,
-    /// 256 values: f16 scale, 2-bit quanta less 1 (ternary).
+    /// 256 values: f16 scale, 2-bit quants minus 1 (ternary).
     TQ2_0,
 }
 
@@ -62,7 +62,7 @@ impl TensorType {
         TensorType::TQ2_0,
     ];
 
-    /// The name that the field uses.
+    /// Returns the field's name of the type.
     pub fn name(self) -> &'static str {
         match self {
             TensorType::F32 => "F32",
@@ -81,7 +81,7 @@ impl TensorType {
         }
     }
 
-    /// The number of the type in GGUF files.
+    /// Returns the type's number in GGUF files.
     pub fn gguf_id(self) -> u32 {
         match self {
             TensorType::F32 => 0,
@@ -100,12 +100,12 @@ impl TensorType {
         }
     }
 
-    /// The type with this number in GGUF files, if it is supported.
+    /// Returns the type with this number in GGUF files, if it is supported.
     pub fn from_gguf_id(id: u32) -> Option<Self> {
         Self::ALL.into_iter().find(|t| t.gguf_id() == id)
     }
 
-    /// Values per block.
+    /// Returns the values per block.
     pub fn block_values(self) -> usize {
         match self {
             TensorType::F32 | TensorType::F16 | TensorType::BF16 => 1,
@@ -120,7 +120,7 @@ impl TensorType {
         }
     }
 
-    /// Bytes per block.
+    /// Returns the bytes per block.
     pub fn block_bytes(self) -> usize {
         match self {
             TensorType::F32 => 4,
@@ -138,7 +138,8 @@ impl TensorType {
         }
     }
 
-    /// Bytes of `values` values, or `None` if they do not fill whole blocks or the size overflows.
+    /// Returns the bytes of `values` values, or `None` if they do not fill whole blocks or the size
+    /// overflows.
     pub fn bytes(self, values: u64) -> Option<u64> {
         let block = self.block_values() as u64;
         if !values.is_multiple_of(block) {

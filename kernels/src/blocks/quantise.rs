@@ -1,18 +1,19 @@
-//! Values into blocks as files store them: the reference that kernels are held against.
+//! Quantizes values into file blocks: the reference for kernels.
 //!
-//! Types without sub-blocks are quantised as the `gguf` package does, bit for bit. Of types with sub-blocks each sub-block
-//! looks for its scale among some around the one that just holds its largest value: of each the quanta are rounded, the
-//! scale is fitted to them by least squares, and the one with the smallest squared error is kept. Values are finite; what
-//! is beyond an f16's scale becomes infinite.
+//! Types without sub-blocks match the `gguf` package bit for bit. For types with sub-blocks, each sub-block
+//! searches for its scale among candidates around the one that just holds its largest value. For each
+//! candidate the quants are rounded and the scale is fitted to them by least squares. The scale with the
+//! smallest squared error wins. Values must be finite. A scale beyond the range of f16 becomes infinite.
 
 use super::TensorType;
 use super::dequantise::SizeError;
 use half::f16;
 
-/// Writes `values` as whole blocks of a file to `blocks`. [`TensorType::F32`] and its like have blocks of one value.
+/// Writes `values` as whole file blocks to `blocks`. [`TensorType::F32`], F16 and BF16 have blocks of one
+/// value.
 ///
 /// # Errors
-/// [`SizeError`] if `blocks` does not hold exactly so many values.
+/// [`SizeError`] if `blocks` does not hold exactly `values.len()` values.
 pub fn quantise(tensor_type: TensorType, values: &[f32], blocks: &mut [u8]) -> Result<(), SizeError> {
     if tensor_type.bytes(values.len() as u64) != Some(blocks.len() as u64) {
         return Err(SizeError { tensor_type, bytes: blocks.len(), values: values.len() });
@@ -29,12 +30,12 @@ pub fn quantise(tensor_type: TensorType, values: &[f32], blocks: &mut [u8]) -> R
     Ok(())
 }
 
-/// How values become quanta.
+/// Conversion of values to quants.
 #[derive(Clone, Copy, Default)]
 struct Steps {
-    /// One over the distance of two quanta; zero where all quanta stand for one value.
+    /// Inverse of the quant step; zero if all quants represent the same value.
     inverse: f32,
-    /// What the quantum zero stands for, where quanta are not centred.
+    /// Value of quant zero, for types whose quants are not centred.
     minimum: f32,
 }
 
@@ -42,16 +43,16 @@ struct Steps {
 struct Block<'a> {
     tensor_type: TensorType,
     values: &'a [f32],
-    /// The bits of d, and of m or dmin.
+    /// Bits of d, and of m or dmin.
     d: u16,
     m: u16,
-    /// For each sub-block: how values become quanta, its scale and its minimum as they are stored.
+    /// Per sub-block: the conversion to quants, and scale and minimum as stored.
     steps: [Steps; 16],
     scales: [u8; 16],
     minima: [u8; 16],
 }
 
-/// The value with the largest absolute value, the first of several.
+/// Returns the value with the largest magnitude, the first of several.
 fn largest(values: &[f32]) -> f32 {
     values.iter().fold(0.0, |largest: f32, x| if x.abs() > largest.abs() { *x } else { largest })
 }
@@ -60,24 +61,25 @@ fn inverse_of(x: f32) -> f32 {
     if x == 0.0 { 0.0 } else { 1.0 / x }
 }
 
-/// To the nearest integer, ties away from zero.
+/// Rounds to the nearest integer, ties away from zero.
 fn rounded(x: f32) -> f32 {
     (x.abs() + 0.5).floor().copysign(x)
 }
 
-/// The best scale of those that `inverses` lead to, for quanta from `least` to `most` of values that are `minimum` at zero.
+/// Returns the best of the scales that `inverses` lead to, for quants from `least` to `most`, where quant
+/// zero is `minimum`.
 fn search(values: &[f32], minimum: f32, [least, most]: [f32; 2], inverses: impl Iterator<Item = f32>) -> f32 {
     let mut best = (f32::INFINITY, 0.0);
     for inverse in inverses {
-        let quantum = |x: f32| rounded((x - minimum) * inverse).clamp(least, most);
+        let quant = |x: f32| rounded((x - minimum) * inverse).clamp(least, most);
         let (mut products, mut squares) = (0.0, 0.0);
         for x in values {
-            let q = quantum(*x);
+            let q = quant(*x);
             products += q * (x - minimum);
             squares += q * q;
         }
         let scale = if squares == 0.0 { 0.0 } else { products / squares };
-        let error = |x: &f32| (scale * quantum(*x) + minimum - x).powi(2);
+        let error = |x: &f32| (scale * quant(*x) + minimum - x).powi(2);
         let error: f32 = values.iter().map(error).sum();
         if error < best.0 {
             best = (error, scale);
@@ -104,7 +106,7 @@ impl<'a> Block<'a> {
         }
     }
 
-    /// The largest quantum.
+    /// Returns the largest quant.
     fn most(&self) -> f32 {
         match self.tensor_type {
             TensorType::Q4_0 | TensorType::Q4_1 | TensorType::Q4_K => 15.0,
@@ -115,7 +117,7 @@ impl<'a> Block<'a> {
         }
     }
 
-    /// One scale, and one minimum, for the block.
+    /// Computes one scale and minimum for the whole block.
     fn alone(mut self) -> Self {
         let (mut minimum, mut maximum) = (self.values[0], self.values[0]);
         for x in self.values {
@@ -133,7 +135,7 @@ impl<'a> Block<'a> {
         self
     }
 
-    /// Eight sub-blocks with scales and minima of 6 bits each.
+    /// Computes eight sub-blocks with 6-bit scales and minima.
     fn with_minima(mut self) -> Self {
         let most = self.most();
         let (mut scales, mut minima) = ([0.0; 8], [0.0; 8]);
@@ -156,7 +158,7 @@ impl<'a> Block<'a> {
         self
     }
 
-    /// Sixteen sub-blocks with scales of 8 bits.
+    /// Computes sixteen sub-blocks with 8-bit scales.
     fn with_scales(mut self) -> Self {
         let mut scales = [0.0; 16];
         for (values, scale) in self.values.chunks_exact(16).zip(&mut scales) {
@@ -174,8 +176,8 @@ impl<'a> Block<'a> {
         self
     }
 
-    /// The quantum of value `i`, as it is stored.
-    fn quantum(&self, i: usize) -> u8 {
+    /// Returns the stored quant of value `i`.
+    fn quant(&self, i: usize) -> u8 {
         let sub_values = match self.tensor_type {
             TensorType::Q4_K | TensorType::Q5_K => 32,
             TensorType::Q6_K => 16,
@@ -183,7 +185,7 @@ impl<'a> Block<'a> {
         };
         let Steps { inverse, minimum } = self.steps[i / sub_values];
         let x = (self.values[i] - minimum) * inverse;
-        let quantum = match self.tensor_type {
+        let quant = match self.tensor_type {
             TensorType::Q4_0 => (x + 8.5).floor(),
             TensorType::Q5_0 => (x + 16.5).floor(),
             TensorType::Q8_0 => rounded(x) + 128.0,
@@ -191,22 +193,23 @@ impl<'a> Block<'a> {
             TensorType::TQ1_0 | TensorType::TQ2_0 => rounded(x) + 1.0,
             _ => (x + 0.5).floor(),
         };
-        quantum.clamp(0.0, self.most()) as u8
+        quant.clamp(0.0, self.most()) as u8
     }
 
-    /// Bits from `low` on of the quanta of `count` values that lie `stride` apart, `bits` of each in a byte.
+    /// Packs quants of `count` values, `stride` apart, into a byte: `bits` bits of each, starting at bit
+    /// `low`.
     fn bits(&self, first: usize, stride: usize, (count, low, bits): (usize, usize, usize)) -> u8 {
-        let part = |n: usize| ((self.quantum(first + n * stride) >> low) & ((1 << bits) - 1)) << (n * bits);
+        let part = |n: usize| ((self.quant(first + n * stride) >> low) & ((1 << bits) - 1)) << (n * bits);
         (0..count).fold(0, |byte, n| byte | part(n))
     }
 
-    /// Five quanta in base 3, times 256/243, rounded up.
+    /// Packs five quants in base 3, times 256/243, rounded up.
     fn digits(&self, first: usize, stride: usize, count: usize) -> u8 {
-        let digit = |n: usize| if n < count { u16::from(self.quantum(first + n * stride)) } else { 0 };
+        let digit = |n: usize| if n < count { u16::from(self.quant(first + n * stride)) } else { 0 };
         ((0..5).fold(0, |number, n| number * 3 + digit(n)) * 256).div_ceil(243) as u8
     }
 
-    /// Byte `i` of the twelve that hold eight scales and minima of 6 bits each.
+    /// Returns byte `i` of the twelve that hold eight 6-bit scales and minima.
     fn packed_scale(&self, i: usize) -> u8 {
         let (scales, minima) = (&self.scales, &self.minima);
         match i {
@@ -216,7 +219,7 @@ impl<'a> Block<'a> {
         }
     }
 
-    /// Byte `at` of the block: the formats are those of [`super::dequantise()`].
+    /// Returns byte `at` of the block. The formats are those of [`super::dequantise()`].
     fn byte(&self, at: usize) -> u8 {
         let nibbles = |i: usize| self.bits(i, 16, (2, 0, 4));
         let pairs = |i: usize| self.bits(i / 32 * 64 + i % 32, 32, (2, 0, 4));
@@ -231,7 +234,7 @@ impl<'a> Block<'a> {
             (TensorType::TQ2_0, 0..64) => self.bits(at / 32 * 128 + at % 32, 32, (4, 0, 2)),
             (TensorType::Q6_K | TensorType::TQ1_0 | TensorType::TQ2_0, _) => d[at % 2],
             (_, 0..2) => d[at],
-            (TensorType::Q8_0, _) => self.quantum(at - 2) ^ 0x80,
+            (TensorType::Q8_0, _) => self.quant(at - 2) ^ 0x80,
             (TensorType::Q4_0, _) => nibbles(at - 2),
             (TensorType::Q5_0, 2..6) => self.bits((at - 2) * 8, 1, (8, 4, 1)),
             (TensorType::Q5_0, _) => nibbles(at - 6),
@@ -265,9 +268,9 @@ mod tests {
     use super::*;
     use crate::cases::Random;
 
-    /// ‖decoded − values‖ / ‖values‖ that each type may have on values spread evenly.
+    /// Maximum ‖decoded − values‖ / ‖values‖ of each type for uniformly distributed values.
     #[test]
-    fn what_is_quantised_comes_back() {
+    fn quantised_values_survive_a_round_trip() {
         let mut random = Random::new(5);
         for tensor_type in TensorType::ALL {
             let most = match tensor_type {
@@ -292,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn quanta_that_blocks_can_hold_come_back_as_they_are() {
+    fn representable_values_survive_a_round_trip_exactly() {
         let mut random = Random::new(6);
         for tensor_type in
             [TensorType::Q8_0, TensorType::Q4_0, TensorType::Q5_0, TensorType::TQ1_0, TensorType::TQ2_0]
@@ -315,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn zeros_are_zeros_and_sizes_must_agree() {
+    fn zeros_stay_zero_and_sizes_must_agree() {
         for tensor_type in TensorType::ALL {
             let bytes = tensor_type.bytes(256).unwrap() as usize;
             let (mut blocks, mut back) = (vec![0xff; bytes], vec![f32::NAN; 256]);

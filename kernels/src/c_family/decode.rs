@@ -1,20 +1,20 @@
-//! Kernels in CUDA C++ alone: what a step of few tokens is made of beside its products, for NVIDIA's devices. They are short of
-//! latency, not of throughput: all loads at once, sums over the lanes of a warp, and nothing waits for the launch before that
-//! no launch writes.
+//! Decode kernels in CUDA C++ only: the operations of a step with few tokens besides its products, for
+//! NVIDIA's devices. Latency limits them, not throughput. They issue all loads at once, sum over the lanes of
+//! a warp, and wait for the previous launch only before reading data that a launch writes.
 
 use super::streams::products;
 use super::{HALF_ROWS, Items, program};
 use crate::attention::{merge, partial};
 use crate::kernel::{Activations, Kernel, KvType};
 use crate::layout::{Layout, layout_in};
-use crate::table::{Code, Text, Variant};
+use crate::table::{Code, Grid, Text, Variant};
 use crate::{add, rms_norm, rope_append, silu_mul};
 use ragtag_hal::{EntryAbi, Feature, KernelLanguage};
 use std::sync::Arc;
 
 pub(super) type Compose = fn(KernelLanguage) -> Arc<str>;
 
-/// Most rows of a step that these are made for.
+/// Maximum rows of a step.
 pub(super) const MAX_ROWS: u32 = 8;
 
 const NORM_ITEMS: Items = Items(1024);
@@ -22,10 +22,10 @@ const COLUMN_ITEMS: Items = Items(128);
 const ROPE_ITEMS: Items = Items(64);
 const PARTIAL_ITEMS: Items = Items(256);
 
-/// Columns of an item of `silu_mul`.
+/// Columns per work item of `silu_mul`.
 const SILU_COLUMNS: u32 = 4;
 
-/// All variants, better ones first.
+/// Returns all variants, best first.
 pub(super) fn variants() -> Vec<Variant> {
     let mut out = products();
     out.extend([Activations::F32, Activations::Int8, Activations::F16].into_iter().flat_map(row_functions));
@@ -40,12 +40,12 @@ pub(super) struct Function {
     pub name: &'static str,
     pub requires: &'static [Feature],
     pub abi: &'static EntryAbi,
-    pub grid: fn(constants: &[u32]) -> [u32; 3],
+    pub grid: Grid,
     pub max_rows: u32,
     pub source: Compose,
     pub function: &'static str,
     pub items: Items,
-    /// Shared memory that the text declares, at most.
+    /// Upper bound of the shared memory that the text declares.
     pub local_bytes: u32,
     pub dynamic_local_bytes: u32,
 }
@@ -76,7 +76,7 @@ impl Function {
     }
 }
 
-/// The kernels that work row by row, with this form of output.
+/// Returns the row kernels with this form of output.
 fn row_functions(form: Activations) -> [Function; 3] {
     let (norm_abi, silu_abi, merge_abi) = match form {
         Activations::F32 => (&rms_norm::ABI_F32, &silu_mul::ABI_F32, &merge::ABI_F32),
@@ -93,7 +93,7 @@ fn row_functions(form: Activations) -> [Function; 3] {
         name: "cuda-few",
         requires: &[Feature::Sm70],
         abi: norm_abi,
-        grid: add::grid,
+        grid: Grid::Fixed(add::grid),
         max_rows: MAX_ROWS,
         source: norm_source,
         function: name(["rms_norm_f32", "rms_norm_int8", "rms_norm_f16"]),
@@ -104,7 +104,7 @@ fn row_functions(form: Activations) -> [Function; 3] {
     let silu = Function {
         kernel: Kernel::SiluMul(form),
         abi: silu_abi,
-        grid: silu_grid,
+        grid: Grid::Fixed(silu_grid),
         source: silu_source,
         function: name(["silu_mul_f32", "silu_mul_int8", "silu_mul_f16"]),
         items: COLUMN_ITEMS,
@@ -113,7 +113,7 @@ fn row_functions(form: Activations) -> [Function; 3] {
     let merge = Function {
         kernel: Kernel::AttentionMerge(form),
         abi: merge_abi,
-        grid: merge_grid,
+        grid: Grid::Fixed(merge_grid),
         source: merge_source,
         function: name(["attention_merge_f32", "attention_merge_int8", "attention_merge_f16"]),
         items: COLUMN_ITEMS,
@@ -123,7 +123,7 @@ fn row_functions(form: Activations) -> [Function; 3] {
     [norm, silu, merge]
 }
 
-/// The kernels that work on the cache.
+/// Returns the kernels that access the cache.
 fn cache_functions(kv_type: KvType) -> Vec<Function> {
     let (append_abi, partial_abi, append_source, lanes_source): (_, _, Compose, Compose) = match kv_type {
         KvType::F32 => (
@@ -144,7 +144,7 @@ fn cache_functions(kv_type: KvType) -> Vec<Function> {
         name: "cuda-few",
         requires: &[Feature::Sm70],
         abi: append_abi,
-        grid: append_grid,
+        grid: Grid::Fixed(append_grid),
         max_rows: MAX_ROWS,
         source: append_source,
         function: "rope_append",
@@ -155,7 +155,7 @@ fn cache_functions(kv_type: KvType) -> Vec<Function> {
     let lanes = Function {
         kernel: Kernel::AttentionPartial(kv_type),
         abi: partial_abi,
-        grid: partial::grid,
+        grid: Grid::Fixed(partial::grid),
         max_rows: partial::MAX_ROWS,
         source: lanes_source,
         function: "attention_partial",
@@ -199,18 +199,18 @@ fn cache_source(language: KernelLanguage, is_f16: &str, items: Items, parts: &[&
     program(language, items, &[&cache, parts].concat())
 }
 
-/// Rows × parts of a row.
+/// Returns rows × parts of a row.
 fn silu_grid(constants: &[u32]) -> [u32; 3] {
     [constants[0], constants[2].div_ceil(SILU_COLUMNS * COLUMN_ITEMS.0), 1]
 }
 
-/// Rows × parts of a row, padding as well.
+/// Returns rows × parts of a row, including padding.
 fn merge_grid(constants: &[u32]) -> [u32; 3] {
     let width = constants[2].saturating_mul(constants[3]);
     [constants[0], width.div_ceil(COLUMN_ITEMS.0), 1]
 }
 
-/// Heads, of queries, keys and values × rows.
+/// Returns heads (of queries, keys and values) × rows.
 fn append_grid(constants: &[u32]) -> [u32; 3] {
     [constants[4].saturating_add(constants[5].saturating_mul(2)), constants[0], 1]
 }

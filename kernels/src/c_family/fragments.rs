@@ -1,33 +1,33 @@
-//! The products for the matrix units of AMD's devices, in HIP C++: row-major weights with f16 activations.
+//! Products for the matrix units of AMD's devices, in HIP C++: row-major weights with f16 activations.
 //!
 //! | needs | instruction | |
 //! | --- | --- | --- |
-//! | [`Feature::Wmma`] | WMMA, 16 × 16 × 16 | RDNA 3 and 4, whose lanes have other values of the matrices |
+//! | [`Feature::Wmma`] | WMMA, 16 × 16 × 16 | RDNA 3 and 4, whose lanes hold different matrix elements |
 //! | [`Feature::Mfma`], [`Feature::Wave64`] | MFMA, 32 × 32 × 8 | CDNA |
 //!
-//! With bf16 weights they take x as bf16, too, which rounds it to 8 bits (a relative error of 2e-3).
+//! With bf16 weights, x is also taken as bf16, which rounds it to 8 bits (a relative error of 2e-3).
 
 use super::{HALF_ROWS, Items, program};
 use crate::blocks::TensorType;
 use crate::kernel::{Activations, Kernel, NumericsClass};
 use crate::layout::Layout;
 use crate::matmul;
-use crate::table::{Code, Text, Variant};
+use crate::table::{Code, Grid, Text, Variant};
 use ragtag_hal::{Feature, KernelLanguage};
 use std::sync::Arc;
 
 const ITEMS: Items = Items(256);
 
-/// Rows of x from which on the products are preferred: fewer leave most of a tile empty. Nobody has measured it.
+/// Rows of x from which these products are preferred: with fewer, most of a tile is empty. Not measured.
 const MIN_ROWS: u32 = 16;
 
-/// Most rows of x that the smaller tile is for: with it there are groups enough for all of a device. Nobody has measured it.
+/// Maximum rows of x for the smaller tile, which yields enough groups to fill a device. Not measured.
 const FEW: u32 = 128;
 
-/// Bytes of a row of a tile in local memory: `TILE_PITCH` in the source.
+/// Bytes of a tile row in local memory: `TILE_PITCH` in the source.
 const TILE_ROW: u32 = 80;
 
-/// The products, better ones first.
+/// Returns the products, best first.
 pub(super) fn products() -> [Variant; 8] {
     [
         product::<false, false, 64>("hip-wmma-64", FEW),
@@ -41,7 +41,7 @@ pub(super) fn products() -> [Variant; 8] {
     ]
 }
 
-/// A product with bf16 or f16 weights, of CDNA or RDNA, whose groups take a tile of so many rows of either matrix.
+/// Returns a product with bf16 or f16 weights, for CDNA or RDNA. A group takes `TILE` rows of either matrix.
 fn product<const BF16: bool, const CDNA: bool, const TILE: u32>(
     name: &'static str,
     max_rows: u32,
@@ -54,7 +54,7 @@ fn product<const BF16: bool, const CDNA: bool, const TILE: u32>(
         requires: if CDNA { &[Feature::Mfma, Feature::Wave64] } else { &[Feature::Wmma] },
         abi: matmul::abi(tensor_type, Layout::RowMajor, Activations::F16),
         // Tiles that read the same weights are neighbours.
-        grid: |constants| [constants[0].div_ceil(TILE), constants[2].div_ceil(TILE), 1],
+        grid: Grid::Fixed(|constants| [constants[0].div_ceil(TILE), constants[2].div_ceil(TILE), 1]),
         layout: Some(Layout::RowMajor),
         min_rows: MIN_ROWS,
         max_rows,

@@ -14,7 +14,7 @@ use super::{Items, program};
 use crate::blocks::TensorType;
 use crate::kernel::{Activations, Kernel, KvType, NumericsClass};
 use crate::layout::Layout;
-use crate::table::{Code, Text, Variant};
+use crate::table::{Code, Grid, Text, Variant};
 use crate::{attention, matmul};
 use ragtag_hal::{Feature, KernelLanguage};
 use std::sync::Arc;
@@ -32,9 +32,6 @@ const FEW: u32 = 64;
 
 /// Rows of weights of a group of the products for a few rows, and rows of x: `WEIGHT_ROWS` and `TOKENS` in their source.
 const FEW_TILE: (u32, u32) = (32, 32);
-
-/// The most multiprocessors that a device of compute capability 9.0 has.
-const MULTIPROCESSORS: u32 = 144;
 
 /// Bytes of a row of a tile in local memory.
 const TILE_ROW: u32 = 128;
@@ -68,7 +65,9 @@ macro_rules! wgmma {
     ($tensor_type:expr, $name:literal, $max_rows:expr, $consumers:literal, $columns:literal, $stages:literal, $split:literal) => {{
         let bytes = $stages * ((64 * $consumers + $columns) * TILE_ROW + 16) + ALIGNMENT;
         let compose = composer!($tensor_type, wgmma_source, $consumers, $columns, $stages, $split);
-        let grid = |constants: &[u32]| wgmma_grid(constants, (64 * $consumers, $columns), $split);
+        let grid =
+            |constants: &[u32], units| wgmma_grid(constants, (64 * $consumers, $columns), $split, units);
+        let grid = Grid::PerDevice(grid);
         let text = text(compose, "matmul_wgmma", 128 * ($consumers + 1), bytes);
         product($tensor_type, $name, &[Feature::Sm90a], $max_rows, grid, text)
     }};
@@ -85,9 +84,23 @@ fn products_of(tensor_type: TensorType) -> Vec<Variant> {
         wgmma!(tensor_type, "cuda-sm90a-wgmma-128-split", 256, 2, 128, 6, 2),
         wgmma!(tensor_type, "cuda-sm90a-wgmma-128", 1024, 2, 128, 6, 1),
         wgmma!(tensor_type, "cuda-sm90a-wgmma-256", u32::MAX, 2, 256, 4, 1),
-        product(tensor_type, "cuda-sm80-mma-few", &[Feature::Sm80], FEW, few_grid, few),
-        product(tensor_type, "cuda-sm80-mma", &[Feature::Sm80], u32::MAX, |c| tiles(c, 128), mma),
-        product(tensor_type, "cuda-sm70-wmma", &[Feature::Sm70], u32::MAX, |c| tiles(c, 64), wmma),
+        product(tensor_type, "cuda-sm80-mma-few", &[Feature::Sm80], FEW, Grid::Fixed(few_grid), few),
+        product(
+            tensor_type,
+            "cuda-sm80-mma",
+            &[Feature::Sm80],
+            u32::MAX,
+            Grid::Fixed(|c| tiles(c, 128)),
+            mma,
+        ),
+        product(
+            tensor_type,
+            "cuda-sm70-wmma",
+            &[Feature::Sm70],
+            u32::MAX,
+            Grid::Fixed(|c| tiles(c, 64)),
+            wmma,
+        ),
     ]
 }
 
@@ -96,7 +109,7 @@ fn product(
     name: &'static str,
     requires: &'static [Feature],
     max_rows: u32,
-    grid: fn(&[u32]) -> [u32; 3],
+    grid: Grid,
     text: Text,
 ) -> Variant {
     Variant {
@@ -130,9 +143,9 @@ fn few_grid(constants: &[u32]) -> [u32; 3] {
 }
 
 /// A cluster for each tile; or a group for each multiprocessor, which takes one tile after the other.
-fn wgmma_grid(constants: &[u32], (rows, columns): (u32, u32), split: u32) -> [u32; 3] {
+fn wgmma_grid(constants: &[u32], (rows, columns): (u32, u32), split: u32, multiprocessors: u32) -> [u32; 3] {
     let tiles = constants[0].div_ceil(rows).saturating_mul(constants[2].div_ceil(columns));
-    [if split > 1 { tiles.saturating_mul(split) } else { tiles.min(MULTIPROCESSORS) }, 1, 1]
+    [if split > 1 { tiles.saturating_mul(split) } else { tiles.min(multiprocessors) }, 1, 1]
 }
 
 /// Attention, better ones first.
@@ -146,7 +159,7 @@ pub(super) fn attention() -> [Variant; 2] {
         class: NumericsClass::Exact,
         requires,
         abi: &attention::ABI_F16,
-        grid: attention_grid,
+        grid: Grid::Fixed(attention_grid),
         layout: None,
         min_rows: 0,
         max_rows: u32::MAX,
@@ -320,8 +333,16 @@ mod tests {
         ] {
             assert_eq!(attention_grid(&[rows, 1, 1, 1, heads, kv_heads]), grid, "{rows} × {heads}");
         }
-        assert_eq!(wgmma_grid(&[2048, 0, 4096], (128, 256), 1), [144, 1, 1]);
-        assert_eq!(wgmma_grid(&[33, 0, 100], (64, 64), 2), [4, 1, 1]);
-        assert_eq!(wgmma_grid(&[0, 0, 100], (64, 64), 2), [0, 1, 1]);
+        for units in [132, 114, 7] {
+            assert_eq!(wgmma_grid(&[2048, 0, 4096], (128, 256), 1, units), [units, 1, 1]);
+            assert_eq!(wgmma_grid(&[128, 0, 512], (128, 256), 1, units), [2, 1, 1], "no more than tiles");
+            assert_eq!(
+                wgmma_grid(&[1000, 0, 1000], (64, 64), 2, units),
+                [512, 1, 1],
+                "clusters share no tiles"
+            );
+        }
+        assert_eq!(wgmma_grid(&[33, 0, 100], (64, 64), 2, 132), [4, 1, 1]);
+        assert_eq!(wgmma_grid(&[0, 0, 100], (64, 64), 2, 132), [0, 1, 1]);
     }
 }

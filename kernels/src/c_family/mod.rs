@@ -1,8 +1,9 @@
-//! The kernels in the languages of the C family: which source texts make a program, and the rows of the table of variants.
+//! Kernels in the languages of the C family: assembles the source text of programs, and lists their rows in
+//! the table of variants.
 //!
-//! A text is a prelude, what kernels share, and kernels, one file after the other. Those for weights are written once over a
-//! few functions that each tensor type has: a new type is one more file in `weights/`. The prelude is all that is a language's
-//! own. Pure data: nothing here knows how a text is compiled or launched.
+//! A text is a prelude, shared code and kernels, one file after the other. Kernels for weights are written
+//! once over a few functions that each tensor type defines, so a new type is one more file in `weights/`.
+//! Only the prelude depends on the language. Pure data: knows nothing about compiling and launching.
 
 mod decode;
 mod elementwise;
@@ -15,14 +16,14 @@ mod weights;
 
 use crate::kernel::Kernel;
 use crate::layout::{Layout, layout_in};
-use crate::table::{Code, Text, Variant};
+use crate::table::{Code, Grid, Text, Variant};
 use ragtag_hal::{EntryAbi, KernelLanguage};
 use std::sync::Arc;
 
-/// The languages that the common sources are written for.
+/// Languages of the shared sources.
 const LANGUAGES: [KernelLanguage; 3] = [KernelLanguage::OpenClC, KernelLanguage::CudaC, KernelLanguage::HipC];
 
-/// All variants, better ones first.
+/// Returns all variants, best first.
 pub(crate) fn variants() -> Vec<Variant> {
     let mut out = decode::variants();
     out.extend(rows::variants());
@@ -35,27 +36,27 @@ pub(crate) fn variants() -> Vec<Variant> {
     out
 }
 
-/// Work items of a group.
+/// Work items per group.
 #[derive(Clone, Copy)]
 struct Items(u32);
 
 impl Items {
-    /// The definition that the sources read.
+    /// Returns the definition that the sources read.
     fn define(self) -> String {
         format!("#define ITEMS {}\n", self.0)
     }
 }
 
-/// A program's text: the prelude, the number of work items, what kernels share, then `parts`.
+/// Returns a program's text: the prelude, the number of work items, shared code, then `parts`.
 fn program(language: KernelLanguage, items: Items, parts: &[&str]) -> Arc<str> {
     let before = [prelude(language), &items.define(), include_str!("common.cl")];
     before.into_iter().chain(parts.iter().copied()).collect::<Vec<_>>().join("\n").into()
 }
 
-/// What the kernels with f16 activations share.
+/// Shared code of the kernels with f16 activations.
 const HALF_ROWS: &str = include_str!("../half_rows/half_rows.cl");
 
-/// What the parts rely on, in terms of a language.
+/// Returns the language-dependent part of a text.
 fn prelude(language: KernelLanguage) -> &'static str {
     match language {
         KernelLanguage::OpenClC => include_str!("prelude.cl"),
@@ -64,7 +65,7 @@ fn prelude(language: KernelLanguage) -> &'static str {
     }
 }
 
-/// The names of a variant in the languages.
+/// Names of a variant, by language.
 #[derive(Clone, Copy)]
 struct Names {
     opencl: &'static str,
@@ -72,7 +73,7 @@ struct Names {
     hip: &'static str,
 }
 
-/// The names of a way to run a kernel: `names!("-tiled")` is `opencl-tiled` and so on.
+/// Names of a way to run a kernel: `names!("-tiled")` gives `opencl-tiled` and so on.
 macro_rules! names {
     ($way:literal) => {
         $crate::c_family::Names {
@@ -101,8 +102,9 @@ struct Function {
 }
 
 impl Function {
-    /// The variants of it: one in each language. Devices that take OpenCL C keep weights in `Rows16`, and yet have the
-    /// sources for the other layout, which are so tried where drivers are; the others have what reads their own layout.
+    /// Returns its variants: one per language. OpenCL devices keep weights in `Rows16`, yet have sources for
+    /// the other layout as well, so that these run where drivers are tested. Other languages have only
+    /// sources for their own layout.
     fn variants(self) -> impl Iterator<Item = Variant> {
         let reads_own = move |language| self.layout == self.kernel.layout(|t| layout_in(t, language));
         let languages = LANGUAGES.into_iter().filter(move |&l| l == KernelLanguage::OpenClC || reads_own(l));
@@ -120,7 +122,7 @@ impl Function {
             class: self.kernel.class(),
             requires: &[],
             abi: self.abi,
-            grid: self.grid,
+            grid: Grid::Fixed(self.grid),
             layout: self.layout,
             min_rows: self.min_rows,
             max_rows: self.max_rows,

@@ -1,4 +1,4 @@
-//! The operators that compute products: gemm, attention over dense keys and values, convolution.
+//! Operators that compute products: gemm, dense attention, convolution.
 
 use super::{Function, Items, names, program};
 use crate::kernel::{ElementType, Kernel};
@@ -7,13 +7,13 @@ use crate::{attention_dense, conv2d, gemm};
 use ragtag_hal::KernelLanguage;
 use std::sync::Arc;
 
-/// Items of a group that computes a tile: `LINE` and `LANE` in its source are 16 × 8.
+/// Work items of a group that computes a tile: `LINE` and `LANE` in its source are 16 × 8.
 const TILE_ITEMS: Items = Items(128);
 
-/// Local memory of two tiles, and something more.
+/// Local memory of two tiles, with some margin.
 const TILE_BYTES: u64 = 10 << 10;
 
-/// Items of a group of attention: 16 × 16 in its source, and 64 × 4.
+/// Work items of an attention group: 16 × 16 in its source, and 64 × 4.
 const ATTENTION_ITEMS: Items = Items(256);
 
 pub(super) fn variants() -> Vec<Variant> {
@@ -23,7 +23,7 @@ pub(super) fn variants() -> Vec<Variant> {
     products.chain(attention).chain(convolutions).flat_map(Function::variants).collect()
 }
 
-/// A function that composes a text for a type that is known when this crate is compiled.
+/// A function that composes a text for a type known at compile time.
 macro_rules! composer {
     ($element:expr, $compose:expr) => {
         match $element {
@@ -34,7 +34,7 @@ macro_rules! composer {
     };
 }
 
-/// How values of a type are read.
+/// Returns the source that reads values of a type.
 fn elements(element: ElementType) -> &'static str {
     match element {
         ElementType::F32 => include_str!("elements/f32.cl"),

@@ -1,4 +1,4 @@
-//! The kernels that have no weights in blocks: row by row, and the two of the cache.
+//! Kernels without block weights: the row kernels, and the two kernels of the cache.
 
 use super::{Function, HALF_ROWS, Items, matrix_units, names, program};
 use crate::kernel::{Activations, Kernel, KvType};
@@ -9,13 +9,13 @@ use std::sync::Arc;
 
 const ITEMS: Items = Items(256);
 
-/// Most local memory of the kernels that work row by row.
+/// Upper bound of the row kernels' local memory.
 const ROW_BYTES: u64 = 4 << 10;
 
-/// Columns that a group of the second part of split attention takes: `4 * QUADS` in its source.
+/// Columns per group of the second launch of split attention: `4 * QUADS` in its source.
 const MERGE_COLUMNS: u32 = 256;
 
-/// Queries that a group of the tiled attention takes at once: `QUERIES` in its source.
+/// Queries that a group of the tiled attention processes at once: `QUERIES` in its source.
 const TILE_QUERIES: u32 = 16;
 
 pub(super) fn variants() -> Vec<Variant> {
@@ -148,22 +148,22 @@ fn cache_source(language: KernelLanguage, is_f16: &str) -> Arc<str> {
     program(language, ITEMS, &parts)
 }
 
-/// Rows × parts of a row.
+/// Returns rows × parts of a row.
 fn part_grid(constants: &[u32]) -> [u32; 3] {
     [constants[0], constants[2].div_ceil(4 * ITEMS.0), 1]
 }
 
-/// Rows × kv heads.
+/// Returns rows × kv heads.
 fn append_grid(constants: &[u32]) -> [u32; 3] {
     [constants[0], constants[5], 1]
 }
 
-/// Rows × parts of a row.
+/// Returns rows × parts of a row.
 fn merge_grid(constants: &[u32]) -> [u32; 3] {
     [constants[0], constants[2].saturating_mul(constants[3]).div_ceil(MERGE_COLUMNS), 1]
 }
 
-/// Tiles of rows × kv heads. The more heads share a kv head, the fewer rows are in a tile.
+/// Returns tiles of rows × kv heads. The more heads share a kv head, the fewer rows are in a tile.
 fn tiled_grid(constants: &[u32]) -> [u32; 3] {
     let (rows, heads, kv_heads) = (constants[0], constants[4], constants[5]);
     let sharing = heads.checked_div(kv_heads).unwrap_or(0).max(1);

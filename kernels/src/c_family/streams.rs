@@ -11,6 +11,7 @@ use crate::blocks::TensorType;
 use crate::kernel::{Activations, Kernel};
 use crate::layout::{GROUP_ROWS, layout_in, sections};
 use crate::matmul;
+use crate::table::Grid;
 use ragtag_hal::{Feature, KernelLanguage};
 use std::sync::Arc;
 
@@ -25,9 +26,6 @@ const WHOLE_COLUMNS: u32 = 256;
 
 /// Groups of 16 rows of weights that a work group takes where it is for few rows of x: `MOST_GROUPS` in the sources.
 const FEW_GROUPS: u32 = 8;
-
-/// Multiprocessors that share a product's rows evenly. Other devices have about as many.
-const MULTIPROCESSORS: u32 = 132;
 
 /// Shared memory for barriers, at most.
 const BARRIERS_BYTES: u32 = 2 << 10;
@@ -135,7 +133,11 @@ fn function(
         name,
         requires: ring.requires,
         abi: matmul::abi(tensor_type, layout_in(tensor_type, KernelLanguage::CudaC), activations),
-        grid: if most == FEW_GROUPS { grid::<FEW_GROUPS> } else { grid::<{ 2 * FEW_GROUPS }> },
+        grid: Grid::PerDevice(if most == FEW_GROUPS {
+            grid::<FEW_GROUPS>
+        } else {
+            grid::<{ 2 * FEW_GROUPS }>
+        }),
         // More rows than fit are taken in turns, up to where wide products begin.
         max_rows: if rows == Rows::One { 1 } else { WIDEN_ROWS - 1 },
         source,
@@ -151,15 +153,15 @@ fn function(
     }
 }
 
-/// Work groups that all have as many groups of rows of weights, at most `MOST`, and that run all at once, or in as few turns
-/// as that allows.
-fn grid<const MOST: u32>(constants: &[u32]) -> [u32; 3] {
+/// Work groups that all have as many groups of rows of weights, at most `MOST`, and that run all at once on these
+/// multiprocessors, or in as few turns as that allows.
+fn grid<const MOST: u32>(constants: &[u32], multiprocessors: u32) -> [u32; 3] {
     let groups = constants[2].div_ceil(GROUP_ROWS as u32);
     if constants[0] == 0 || groups == 0 {
         return [0; 3];
     }
-    let turns = groups.div_ceil(MULTIPROCESSORS * MOST);
-    [groups.div_ceil(groups.div_ceil(MULTIPROCESSORS * turns)), 1, 1]
+    let turns = groups.div_ceil(multiprocessors * MOST);
+    [groups.div_ceil(groups.div_ceil(multiprocessors * turns)), 1, 1]
 }
 
 impl Ring {
@@ -250,5 +252,31 @@ fn type_macro(tensor_type: TensorType) -> String {
     match tensor_type {
         TensorType::TQ1_0 | TensorType::TQ2_0 => "TYPE_TERNARY".into(),
         other => format!("TYPE_{other}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_shared_by_all_multiprocessors() {
+        let few = |columns, multiprocessors| grid::<FEW_GROUPS>(&[1, 0, columns, 4096], multiprocessors)[0];
+        for (columns, multiprocessors, groups) in [
+            (1, 132, 1),
+            (2112, 132, 132),
+            (4096, 132, 128),
+            (4096, 114, 86),
+            (4096, 20, 37),
+            (16_896, 132, 132),
+            (16_897, 132, 212),
+            (128_256, 132, 1002),
+            (128_256, 108, 1002),
+            (4096, 1, 32),
+        ] {
+            assert_eq!(few(columns, multiprocessors), groups, "{columns} on {multiprocessors}");
+        }
+        assert_eq!(grid::<16>(&[1, 0, 128_256, 4096], 132)[0], 501);
+        assert_eq!([grid::<8>(&[0, 0, 64, 64], 132), grid::<8>(&[1, 0, 0, 64], 132)], [[0; 3]; 2]);
     }
 }

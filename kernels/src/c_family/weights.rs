@@ -1,4 +1,4 @@
-//! The kernels that read weights in blocks: the embedding and the products, each once for every tensor type.
+//! Kernels that read block weights: embedding and products, one per tensor type.
 
 use super::{Function, HALF_ROWS, Items, Names, names, program};
 use crate::blocks::TensorType;
@@ -10,22 +10,23 @@ use crate::{add, embed, matmul, widen};
 use ragtag_hal::KernelLanguage;
 use std::sync::Arc;
 
-/// Rows of x, and rows of weights, that a group of the tiled product computes.
+/// Rows of x, and rows of weights, per group of the tiled product.
 const TILE: u32 = 64;
 
 const EMBED_ITEMS: Items = Items(256);
-/// Weights that are not in blocks are many bytes for one row of x: many items hide the memory's latency. A device that
-/// takes smaller groups only, or has less local memory, has the variant for four rows.
+/// Plain weights are many bytes per row of x, and many work items hide the memory latency. A device with
+/// smaller groups or less local memory uses the variant for four rows.
 const WIDE_ITEMS: Items = Items(1024);
 const GEMV_ITEMS: Items = Items(256);
 const TILED_ITEMS: Items = Items(128);
-/// [`widen::GROUP_COLUMNS`] over the 16 blocks that a group takes at once.
+/// [`widen::GROUP_COLUMNS`] over the 16 blocks that a group processes at once.
 const WIDEN_ITEMS: Items = Items(256);
 
-/// Items that share a row of weights: `SHARING` in the source of the products with rows.
+/// Work items that share a row of weights: `SHARING` in the source of the row-major products.
 const SHARING: u32 = 32;
 
-/// Rows of x from which on f16 weights, written once and read by matrix units, are less work than unpacking in the product.
+/// Rows of x from which dequantizing to f16 once, for matrix units, is cheaper than unpacking inside the
+/// product.
 pub(super) const WIDEN_ROWS: u32 = 32;
 
 pub(super) fn variants() -> Vec<Variant> {
@@ -61,7 +62,7 @@ fn embedding(names: Names, tensor_type: TensorType, layout: Layout, source: Comp
     }
 }
 
-/// The products: for one row of x, for a few, and for many.
+/// Returns the products: for one row of x, for a few, and for many.
 fn matmul_functions(tensor_type: TensorType, activations: Activations) -> [Function; 4] {
     let gemv = |names, max_rows, source| Function {
         kernel: Kernel::MatMul(tensor_type, activations),
@@ -98,7 +99,7 @@ fn matmul_functions(tensor_type: TensorType, activations: Activations) -> [Funct
     }
 }
 
-/// The product for many rows of x.
+/// Returns the product for many rows of x.
 fn tiled(
     names: Names,
     tensor_type: TensorType,
@@ -120,7 +121,7 @@ fn tiled(
     }
 }
 
-/// All that reads weights without blocks as rows, with f32 activations.
+/// Returns all kernels that read plain weights in row-major layout with f32 activations.
 fn row_major_functions(tensor_type: TensorType) -> [Function; 5] {
     let form = (Layout::RowMajor, Activations::F32);
     let gemv = |names, max_rows, source| Function {
@@ -141,14 +142,16 @@ fn row_major_functions(tensor_type: TensorType) -> [Function; 5] {
     ]
 }
 
-/// The product with f16 activations for devices without matrix units: no faster than that with f32.
+/// Returns the product with f16 activations for devices without matrix units. It is no faster than that with
+/// f32.
 fn half_product_function(tensor_type: TensorType) -> Function {
     let form = (Layout::RowMajor, Activations::F16);
     let function = tiled(names!("-tiled"), tensor_type, form, composer!(tensor_type, half_tiled));
     Function { min_rows: NEVER, ..function }
 }
 
-/// Worth its while where there are matrix units, which is for the product to say, and enough rows.
+/// Returns the kernel that dequantizes weights. It pays only with matrix units, which the product's variants
+/// check, and enough rows.
 fn widen_function(tensor_type: TensorType) -> Function {
     Function {
         kernel: Kernel::Widen(tensor_type),
@@ -165,17 +168,17 @@ fn widen_function(tensor_type: TensorType) -> Function {
     }
 }
 
-/// A group of rows of weights for each work group.
+/// Returns one group of weight rows per work group.
 fn gemv_grid(constants: &[u32]) -> [u32; 3] {
     if constants[0] == 0 { [0; 3] } else { [constants[2].div_ceil(GROUP_ROWS as u32), 1, 1] }
 }
 
-/// Rows of weights, several in a group.
+/// Returns rows of weights, several per group.
 fn rows_grid(constants: &[u32]) -> [u32; 3] {
     if constants[0] == 0 { [0; 3] } else { [constants[2].div_ceil(GEMV_ITEMS.0 / SHARING), 1, 1] }
 }
 
-/// Tiles of rows of x × tiles of rows of weights: those that read the same weights are neighbours.
+/// Returns tiles of rows of x × tiles of weight rows. Tiles that read the same weights are neighbours.
 fn tiled_grid(constants: &[u32]) -> [u32; 3] {
     [constants[0].div_ceil(TILE), constants[2].div_ceil(TILE), 1]
 }
@@ -185,7 +188,7 @@ pub(super) const QUANTISED: &str = include_str!("weights/quantised.cl");
 const ROW_MAJOR: &str = include_str!("weights/row_major.cl");
 const VALUES: &str = include_str!("weights/values.cl");
 
-/// How weights of a type without blocks are read, whatever their layout.
+/// Returns the source that reads plain weights of this type, in any layout.
 pub(super) fn plain_reader(tensor_type: TensorType) -> Option<&'static str> {
     match tensor_type {
         TensorType::F32 => Some(include_str!("weights/f32.cl")),
@@ -195,7 +198,7 @@ pub(super) fn plain_reader(tensor_type: TensorType) -> Option<&'static str> {
     }
 }
 
-/// How weights of a type in blocks are read.
+/// Returns the source that reads block weights of this type.
 pub(super) fn quantised_reader(tensor_type: TensorType) -> &'static str {
     match tensor_type {
         TensorType::F32 | TensorType::F16 | TensorType::BF16 => "",
@@ -211,7 +214,7 @@ pub(super) fn quantised_reader(tensor_type: TensorType) -> &'static str {
     }
 }
 
-/// How weights of this type are read from `Rows16`.
+/// Returns the sources that read weights of this type from `Rows16`.
 fn reader(tensor_type: TensorType) -> [&'static str; 3] {
     match plain_reader(tensor_type) {
         Some(text) => [text, PLAIN, ""],
@@ -219,7 +222,7 @@ fn reader(tensor_type: TensorType) -> [&'static str; 3] {
     }
 }
 
-/// Items of a product for `m` rows of x.
+/// Returns the work items of a product for `m` rows of x.
 fn gemv_items(tensor_type: TensorType, m: u32) -> Items {
     if m == 1 && tensor_type.block_values() == 1 { WIDE_ITEMS } else { GEMV_ITEMS }
 }
@@ -237,7 +240,7 @@ const GEMV: &str = include_str!("../matmul/gemv.cl");
 const TILED: &str = include_str!("../matmul/tiled_exact.cl");
 const F32_ROWS: &str = include_str!("../matmul/f32_rows.cl");
 
-/// `M` rows of f32.
+/// Composes a product for `M` rows of f32.
 fn exact_gemv<const M: u32>(language: KernelLanguage, tensor_type: TensorType) -> Arc<str> {
     let input = format!("#define M {M}\n#define INPUT float\n#define ROW_LENGTH(k) (k)\n");
     let sums = match tensor_type.block_values() {
@@ -247,7 +250,7 @@ fn exact_gemv<const M: u32>(language: KernelLanguage, tensor_type: TensorType) -
     with_reader(language, tensor_type, gemv_items(tensor_type, M), &[&input, sums, GEMV])
 }
 
-/// `M` rows of int8 activations.
+/// Composes a product for `M` rows of int8 activations.
 fn fast_gemv<const M: u32>(language: KernelLanguage, tensor_type: TensorType) -> Arc<str> {
     let input = format!("#define M {M}\n#define INPUT uchar\n#define ROW_LENGTH(k) row_bytes(k)\n");
     with_reader(
@@ -266,7 +269,7 @@ fn fast_tiled(language: KernelLanguage, tensor_type: TensorType) -> Arc<str> {
     with_reader(language, tensor_type, TILED_ITEMS, &[BLOCKS, include_str!("../matmul/tiled_fast.cl")])
 }
 
-/// A program for weights of a type without blocks, in rows.
+/// Composes a program for plain weights in row-major layout.
 fn with_rows(language: KernelLanguage, tensor_type: TensorType, items: Items, parts: &[&str]) -> Arc<str> {
     let reader = [plain_reader(tensor_type).unwrap_or_default(), ROW_MAJOR];
     program(language, items, &[&reader[..], parts].concat())
@@ -276,7 +279,7 @@ fn row_major_embed_source(language: KernelLanguage, tensor_type: TensorType) -> 
     with_rows(language, tensor_type, EMBED_ITEMS, &[include_str!("../embed/embed.cl")])
 }
 
-/// `M` rows of f32.
+/// Composes a row-major product for `M` rows of f32.
 fn row_major_gemv<const M: u32>(language: KernelLanguage, tensor_type: TensorType) -> Arc<str> {
     let rows = format!("#define M {M}\n");
     with_rows(language, tensor_type, GEMV_ITEMS, &[&rows, include_str!("../matmul/rows.cl")])

@@ -1,4 +1,4 @@
-//! A case, how it is put together, and how what a launch left behind is judged.
+//! Test cases: their structure, construction, and the check of a launch's results.
 
 use super::RowShape;
 use crate::blocks::{TensorType, dequantise, quantise};
@@ -6,80 +6,83 @@ use crate::kernel::{Activations, ElementType, Kernel};
 use crate::{half_rows, quantize};
 use half::{bf16, f16};
 
-/// What a launch must leave in a binding. `None` means: as it was before.
+/// Expected content of a binding after a launch. `None` means unchanged.
 #[derive(Clone, Debug)]
 pub enum Content {
-    /// f32 values, NaN where NaN is expected.
+    /// f32 values. NaN matches NaN.
     F32(Vec<Option<f64>>),
-    /// f32 values, of which those that are `None` may become anything.
+    /// f32 values. `None` accepts any value.
     SomeF32(Vec<Option<f64>>),
-    /// f16 values, NaN where NaN is expected.
+    /// f16 values. NaN matches NaN.
     F16(Vec<Option<f64>>),
-    /// f32 values that are copied, not computed: equal, whatever the tolerance, and NaN where NaN is expected.
+    /// f32 values that are copied rather than computed: must be equal, whatever the tolerance. NaN matches
+    /// NaN.
     Same(Vec<Option<f32>>),
-    /// The same, of which those that are `None` may become anything.
+    /// Copied f32 values. `None` accepts any value.
     SomeSame(Vec<Option<f64>>),
-    /// Values of an operator's type, in whole words, all of them written. What is rounded to 16 bits is judged by how much
-    /// further it is from these than the nearest that there is, which is the right one where that is infinite or NaN.
+    /// Values of an operator's type, in whole words, all of them written. For 16-bit types the error is the
+    /// excess over the distance to the nearest representable value. Infinities and NaN must match.
     Elements {
-        /// Their type.
+        /// Type of the values.
         element: ElementType,
-        /// Before they are rounded.
+        /// Values before rounding.
         values: Vec<f64>,
     },
     /// 32-bit words, bit for bit.
     Words(Vec<Option<u32>>),
-    /// Blocks as files store them, in whole words. They are judged by how much further their values are from these than those
-    /// of the reference's blocks, ties aside.
+    /// File blocks, in whole words. The error is how much further their values are from `values` than those
+    /// of the reference's blocks, apart from ties.
     Blocks {
-        /// Their type.
+        /// Type of the blocks.
         tensor_type: TensorType,
-        /// What they are made of.
+        /// Values that were quantized.
         values: Vec<f32>,
     },
-    /// Rows of int8 or f16 activations of this many columns, each row written or not.
+    /// Rows of int8 or f16 activations with this many columns. Each row is written or not.
     Rows {
-        /// Their form.
+        /// Form of the activations.
         activations: Activations,
-        /// Columns.
+        /// Columns per row.
         columns: usize,
-        /// The values that each row stands for.
+        /// Values of each row.
         rows: Vec<Option<Vec<f64>>>,
     },
 }
 
-/// A binding that a launch writes.
+/// Expected result in one binding.
 #[derive(Clone, Debug)]
 pub struct Expected {
-    /// Which binding.
+    /// Index of the binding.
     pub binding: usize,
-    /// What it must hold.
+    /// Expected content.
     pub content: Content,
 }
 
-/// One launch: inputs, and what must come out.
+/// One launch: inputs and expected outputs.
 #[derive(Clone, Debug)]
 pub struct Case {
-    /// For messages.
+    /// Name for messages.
     pub label: String,
-    /// The kernel.
+    /// Kernel of the launch.
     pub kernel: Kernel,
     /// Constants, in the ABI's order.
     pub constants: Vec<u32>,
-    /// Bindings before the launch, in the ABI's order. What a launch must write is NaN or 0xFF before, and a number where
-    /// it must write NaN.
+    /// Bindings before the launch, in the ABI's order. Values that the launch must write are initially NaN or
+    /// 0xFF, or a number where it must write NaN.
     pub bindings: Vec<Vec<u8>>,
-    /// What must be there afterwards; bindings that are not named must not change.
+    /// Expected results. Bindings that are not listed must not change.
     pub expected: Vec<Expected>,
-    /// The largest relative error ‖out − expected‖ / ‖expected‖: the bound of the kernel or, of a variant's cases, of the variant.
+    /// Maximum relative error ‖out − expected‖ / ‖expected‖: the bound of the kernel, or that of the variant
+    /// for a variant's cases.
     pub tolerance: f64,
 }
 
 impl Case {
-    /// Judges the bindings after the launch. Returns the largest relative error of its outputs.
+    /// Checks the bindings after the launch. Returns the largest relative error of its outputs.
     ///
     /// # Errors
-    /// Says what is wrong: an error beyond the tolerance (NaN is one), or bytes that should not have changed.
+    /// Describes the failure: an error beyond the tolerance (NaN counts as one), or bytes that must not
+    /// change.
     pub fn check(&self, after: &[Vec<u8>]) -> Result<f64, String> {
         let lengths = |bindings: &[Vec<u8>]| bindings.iter().map(Vec::len).collect::<Vec<_>>();
         if lengths(after) != lengths(&self.bindings) {
@@ -167,7 +170,7 @@ impl Content {
                 }
                 let end = rows.len() * bytes;
                 if before[end..] != after[end..] {
-                    Err("the rest has changed".into())
+                    Err("bytes outside the expected results have changed".into())
                 } else {
                     Ok(sums.relative())
                 }
@@ -176,11 +179,14 @@ impl Content {
     }
 }
 
-/// How much further 16-bit values are from those wanted than the nearest ones, over the size of these.
 fn rounding(element: ElementType, values: &[f64], after: &[u8]) -> Result<f64, String> {
     let (after, padding) = (after.as_chunks::<2>().0, values.len() % 2);
     if after.len() != values.len() + padding || after[values.len()..].iter().any(|rest| *rest != [0; 2]) {
-        return Err(format!("{} values and no zero beside the last of {}", after.len(), values.len()));
+        return Err(format!(
+            "{} values where {} are expected, or padding that is not zero",
+            after.len(),
+            values.len()
+        ));
     }
     let read = |bits: [u8; 2]| match element {
         ElementType::BF16 => bf16::from_le_bytes(bits).to_f64(),
@@ -204,19 +210,20 @@ fn rounding(element: ElementType, values: &[f64], after: &[u8]) -> Result<f64, S
     Ok(distance.relative())
 }
 
-/// How much further from the values than the reference's blocks others may be, over how far these are. Where a scale or a quantum
-/// lies between two integers, the last bit of a quotient decides, which most GPUs do not round as the standard does; and
-/// one scale of six bits is for 32 values.
+/// Tolerance for ties, relative to the reference's distance. Where a scale or quant lies between two
+/// integers, the last bit of a quotient decides, and most GPUs do not round it as the standard requires. One
+/// 6-bit scale covers 32 values.
 const TIES: f64 = 0.01;
 
-/// How much further blocks are from the values than the reference's, ties aside, over the size of the values.
+/// Returns the excess distance of blocks over that of the reference's blocks, apart from ties, relative to
+/// the norm of the values.
 fn excess(tensor_type: TensorType, values: &[f32], blocks: &[u8]) -> Result<f64, String> {
     let bytes = values.len() / tensor_type.block_values() * tensor_type.block_bytes();
     let Some((blocks, padding)) = blocks.split_at_checked(bytes) else {
         return Err(format!("{} bytes where {bytes} are expected", blocks.len()));
     };
     if padding.iter().any(|byte| *byte != 0) {
-        return Err(format!("the padding is {padding:?}"));
+        return Err(format!("the padding must be zero, but is {padding:?}"));
     }
     let mut reference = vec![0; bytes];
     quantise(tensor_type, values, &mut reference).map_err(|e| e.to_string())?;
@@ -232,7 +239,7 @@ fn excess(tensor_type: TensorType, values: &[f32], blocks: &[u8]) -> Result<f64,
     Ok(if excess < 0.0 { 0.0 } else { excess })
 }
 
-/// What a row of activations stands for.
+/// Returns the values of a row of activations.
 fn values_of_row(activations: Activations, row: &[u8], columns: usize) -> Result<Vec<f64>, String> {
     match activations {
         Activations::F32 => Ok(row.as_chunks().0.iter().map(|b| f64::from(f32::from_le_bytes(*b))).collect()),
@@ -269,7 +276,7 @@ fn error_of_values<const N: usize>(
     Ok(distance.relative())
 }
 
-/// No error, if all words are right.
+/// Returns no error if all words are right.
 fn all_words<T: std::fmt::Debug>(
     expected: &[Option<T>],
     before: &[u8],
@@ -291,7 +298,7 @@ fn all_words<T: std::fmt::Debug>(
     Ok(0.0)
 }
 
-/// ‖out − expected‖ and ‖expected‖.
+/// Accumulates ‖out − expected‖ and ‖expected‖.
 #[derive(Default)]
 struct Distance {
     difference: f64,
@@ -313,12 +320,12 @@ impl Distance {
     }
 }
 
-/// The first `written` values, and nothing after them.
+/// Returns the first `written` values, and `None` for the rest.
 pub(crate) fn untouched_after(values: Vec<f64>, written: usize) -> Vec<Option<f64>> {
     values.into_iter().enumerate().map(|(i, v)| (i < written).then_some(v)).collect()
 }
 
-/// Puts a case together, binding after binding.
+/// Builds a case, binding by binding.
 pub(crate) struct Build(Case);
 
 impl Build {
@@ -346,7 +353,7 @@ impl Build {
         self.bytes(values.iter().flat_map(|v| v.to_le_bytes()).collect())
     }
 
-    /// Bytes of 0xFF, which is NaN in every float format.
+    /// Adds bytes of 0xFF, which is NaN in every float format.
     pub fn poison(self, bytes: usize) -> Self {
         self.bytes(vec![0xff; bytes])
     }
@@ -360,13 +367,13 @@ impl Build {
         self.expect(binding, Content::F32(values)).done()
     }
 
-    /// Values of an operator's type, poisoned, all of which are written.
+    /// Adds poisoned values of an operator's type, all of which the launch writes.
     pub fn expect_elements(self, binding: usize, element: ElementType, values: Vec<f64>) -> Case {
         let bytes = (values.len() as u64 * element.bytes()).next_multiple_of(4);
         self.poison(bytes as usize).expect(binding, Content::Elements { element, values }).done()
     }
 
-    /// Rows of activations, poisoned, of which those in use are written.
+    /// Adds poisoned rows of activations. The launch writes those in use.
     pub fn expect_rows(
         self,
         binding: usize,
@@ -402,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_right_passes_and_what_is_wrong_does_not() {
+    fn accepts_right_and_rejects_wrong_results() {
         let check = |first: &[f32], second: &[f32]| case().check(&[floats(first), floats(second)]);
         assert_eq!(check(&[1.0], &[2.0, 5.0]), Ok(0.0));
         assert!(check(&[1.0], &[2.000_001, 5.0]).is_ok_and(|e| e > 1e-7));
@@ -414,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn nan_is_expected_where_it_is_named() {
+    fn expects_nan_only_where_stated() {
         let check = |value: f32| {
             let values = vec![Some(f64::NAN), Some(2.0)];
             let case = Build::new(Kernel::Add, "test".into(), &[]).floats(&[0.0; 2]).expect_f32(0, values);
@@ -424,14 +431,14 @@ mod tests {
         assert!(check(0.0).is_err());
     }
 
-    /// Whether what an exact content expects passes with these words, of which the last must stay as it is.
+    /// Returns whether exact content accepts these words, the last of which must stay unchanged.
     fn passes(content: Content, after: [u32; 3]) -> bool {
         let case = Build::new(Kernel::TopK, "test".into(), &[]).words(&[7; 3]).expect(0, content).done();
         case.check(&[after.iter().flat_map(|w| w.to_le_bytes()).collect()]).is_ok()
     }
 
     #[test]
-    fn what_may_be_anything_is_not_judged() {
+    fn ignores_values_that_may_be_anything() {
         let content = || Content::SomeF32(vec![Some(2.0), None, Some(0.0)]);
         let (two, nan) = (2_f32.to_bits(), f32::NAN.to_bits());
         assert!(passes(content(), [two, 7, 0]) && passes(content(), [two, nan, 0]));
@@ -440,12 +447,12 @@ mod tests {
     }
 
     #[test]
-    fn rounded_values_may_be_the_other_neighbour_of_what_lies_between_them() {
+    fn rounded_values_may_be_either_neighbour() {
         let error = |values: &[f32], wanted: &[f64]| {
             let bits = values.iter().flat_map(|v| f16::from_f32(*v).to_le_bytes()).collect::<Vec<_>>();
             rounding(ElementType::F16, wanted, &bits)
         };
-        let (even, odd) = (1.0, 1.0 + 2_f32.powi(-10)); // between them lies 1 + 2^-11
+        let (even, odd) = (1.0, 1.0 + 2_f32.powi(-10)); // The midpoint is 1 + 2^-11.
         let tie = 1.0 + 2_f64.powi(-11);
         assert!(error(&[even, 0.0], &[tie - 1e-8]) == Ok(0.0));
         assert!(error(&[odd, 0.0], &[tie - 1e-8]).is_ok_and(|e| e > 0.0 && e < 1e-7));
@@ -463,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn exact_contents_have_no_tolerance() {
+    fn exact_content_has_no_tolerance() {
         let words = |after| passes(Content::Words(vec![Some(5), Some(u32::MAX), None]), after);
         assert!(words([5, u32::MAX, 7]));
         assert!(!words([4, u32::MAX, 7]) && !words([5, u32::MAX, 8]) && !words([5, 0, 7]));
@@ -477,13 +484,13 @@ mod tests {
     }
 
     #[test]
-    fn blocks_may_be_as_good_as_the_references_and_no_worse() {
+    fn blocks_must_be_as_good_as_the_references() {
         let kind = TensorType::Q5_K;
         let values: Vec<f32> = (0..23 * 256).map(|i| (i as f32 * 0.7).sin() + (i / 32 % 7) as f32).collect();
         let mut blocks = vec![0; 23 * kind.block_bytes()];
         quantise(kind, &values, &mut blocks).unwrap();
         assert_eq!(excess(kind, &values, &blocks), Ok(0.0));
-        // Blocks of values that hardly differ are as good; those of a wrong sub-block are not.
+        // Blocks of nearly equal values are as good; those of a wrong sub-block are not.
         let all = blocks.clone();
         let last = blocks.len() - 32;
         blocks[last..].iter_mut().for_each(|byte| *byte ^= 0xf0);

@@ -1,4 +1,4 @@
-//! Values of operators' types: as they are stored, and as numbers.
+//! Values of operators' types, as stored bytes and as numbers.
 
 use super::Random;
 use crate::kernel::ElementType;
@@ -6,14 +6,14 @@ use half::{bf16, f16};
 
 /// Values of a type.
 pub(crate) struct Stored {
-    /// Up to a multiple of four bytes.
+    /// Padded to a multiple of four bytes.
     pub bytes: Vec<u8>,
-    /// What they stand for.
+    /// Values that the bytes represent.
     pub values: Vec<f64>,
 }
 
 impl Stored {
-    /// These values, rounded to the type. What fills the last word is not a number.
+    /// Rounds values to the type. Padding in the last word is NaN.
     pub fn new(element: ElementType, values: &[f32]) -> Self {
         let mut bytes: Vec<u8> = match element {
             ElementType::F32 => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
@@ -30,7 +30,7 @@ impl Stored {
     }
 }
 
-/// Where rows begin that are repeated along dimensions of (count, stride), the last dimension first.
+/// Returns the starts of rows repeated along dimensions of (count, stride), last dimension first.
 pub(crate) fn row_starts(dimensions: &[(usize, usize)]) -> Vec<usize> {
     dimensions.iter().fold(vec![0], |starts, &(count, stride)| {
         starts.into_iter().flat_map(|start| (0..count).map(move |i| start + i * stride)).collect()
@@ -38,13 +38,13 @@ pub(crate) fn row_starts(dimensions: &[(usize, usize)]) -> Vec<usize> {
 }
 
 impl Random {
-    /// Any type.
+    /// Returns a random type.
     pub fn element(&mut self) -> ElementType {
         ElementType::ALL[self.below(ElementType::ALL.len())]
     }
 
-    /// Rows of `width` values between −`size` and `size`, repeated along dimensions of (count, stride). What lies between
-    /// them is not a number. There is always a value, since no device binds nothing.
+    /// Returns rows of `width` values between −`size` and `size`, repeated along dimensions of (count,
+    /// stride). Gaps are NaN. Returns at least one value, because no device binds an empty buffer.
     pub fn rows(&mut self, width: usize, dimensions: &[(usize, usize)], size: f32) -> Vec<f32> {
         let starts = row_starts(dimensions);
         let mut out = vec![f32::NAN; starts.iter().max().map_or(0, |last| last + width).max(1)];

@@ -1,7 +1,7 @@
-//! Conformance cases: seeded random inputs for every kernel with what its reference makes of them.
+//! Conformance cases: seeded random inputs for every kernel, and the results of its reference.
 //!
-//! They know nothing of devices. A driver copies a case's bindings to wherever its kernels run, launches, copies them
-//! back, and asks [`Case::check`].
+//! Knows nothing about devices. A driver copies a case's bindings to the device, launches, copies them back
+//! and calls [`Case::check`].
 
 mod check;
 mod elements;
@@ -16,8 +16,8 @@ use crate::kernel::Kernel;
 use crate::layout::Layout;
 use crate::params::{LOGIT_ROWS, ParamsShape, ROWS};
 
-/// Cases for a kernel: odd shapes, capacities beyond the counts, outputs poisoned. Weights are in the layout that a
-/// variant reads, and in that of processors where none is named.
+/// Returns the cases of a kernel: odd shapes, capacities beyond the counts, poisoned outputs. Weights have
+/// the layout that the variant reads, by default that of CPUs.
 pub fn cases(kernel: Kernel, layout: Option<Layout>, seed: u64) -> Vec<Case> {
     let layout = layout.or(kernel.layout(|_| Layout::Rows16)).unwrap_or(Layout::Rows16);
     match kernel {
@@ -57,8 +57,8 @@ pub fn cases(kernel: Kernel, layout: Option<Layout>, seed: u64) -> Vec<Case> {
     }
 }
 
-/// A case of a random shape, for weights in a layout as in [`cases`]. The seed is all else that it depends on, and is in its
-/// label.
+/// Returns a case of a random shape, with weights in a layout as in [`cases`]. It depends on nothing else but
+/// the seed, which is part of its label.
 pub fn random_case(kernel: Kernel, layout: Option<Layout>, seed: u64) -> Case {
     let layout = layout.or(kernel.layout(|_| Layout::Rows16)).unwrap_or(Layout::Rows16);
     let case = random_shape(kernel, layout, &mut Random::new(seed));
@@ -103,7 +103,7 @@ fn random_shape(kernel: Kernel, layout: Layout, random: &mut Random) -> Case {
     }
 }
 
-/// More groups than a dimension of a launch has on some devices.
+/// Exceeds the groups of a launch's second dimension on some devices.
 pub(crate) const MANY: usize = 65_537;
 
 /// Rows of a row-wise case.
@@ -118,7 +118,7 @@ const fn rows(capacity: usize, rows: usize, count_word: u32) -> RowShape {
     RowShape { capacity, rows, count_word }
 }
 
-/// One row, none, full and partial capacities, both counts; the parameters may claim more than the capacity.
+/// One row, none, full and partial capacities, both counts. The parameters may claim more than the capacity.
 pub(crate) const ROW_SHAPES: [RowShape; 6] = [
     rows(1, 1, ROWS),
     rows(2, 2, LOGIT_ROWS),
@@ -129,19 +129,19 @@ pub(crate) const ROW_SHAPES: [RowShape; 6] = [
 ];
 
 impl RowShape {
-    /// Up to so many rows, all of them in use as often as not.
+    /// Returns up to `most` rows. In half of the cases, all of them are in use.
     pub fn random(random: &mut Random, most: usize) -> Self {
         let capacity = 1 + random.below(most);
         let used = if random.below(2) == 0 { capacity } else { random.below(capacity + 1) };
         rows(capacity, used, [ROWS, LOGIT_ROWS][random.below(2)])
     }
 
-    /// For messages.
+    /// Returns a name for messages.
     pub fn label(&self, width: usize) -> String {
         format!("{} of {} rows (word {}) × {width}", self.rows, self.capacity, self.count_word)
     }
 
-    /// The header of the parameters. A full launch claims one row more than there is room for.
+    /// Returns the header of the parameters. A full launch claims one row more than its capacity.
     pub fn header(&self) -> [u32; 4] {
         let mut words = [99; 4];
         words[self.count_word as usize] =
@@ -150,7 +150,7 @@ impl RowShape {
     }
 }
 
-/// The content of a parameter block.
+/// Content of a parameter block.
 pub(crate) struct Params {
     pub shape: ParamsShape,
     pub tokens: Vec<u32>,
@@ -161,7 +161,7 @@ pub(crate) struct Params {
 }
 
 impl Params {
-    /// A block of this shape with nothing in it.
+    /// Creates an empty block of this shape.
     pub fn new(shape: ParamsShape) -> Self {
         let empty = Vec::new;
         Self {
@@ -174,7 +174,7 @@ impl Params {
         }
     }
 
-    /// As words; rows are as many as the longest list of rows, and what is not used is poisoned.
+    /// Returns the block as words. Its rows are those of the longest list; unused words are poisoned.
     pub fn words(&self) -> Vec<u32> {
         let mut words = vec![u32::MAX; self.shape.words()];
         let rows = self.tokens.len().max(self.positions.len()).max(self.row_sequences.len());

@@ -3,7 +3,7 @@
 use crate::blocks::TensorType;
 use half::{bf16, f16};
 
-/// A small generator (SplitMix64): the same numbers on every machine.
+/// A small generator (SplitMix64) with the same sequence on every machine.
 pub(crate) struct Random(u64);
 
 impl Random {
@@ -19,12 +19,12 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// Below `bound`, which is not zero.
+    /// Returns a number below `bound`, which must not be zero.
     pub fn below(&mut self, bound: usize) -> usize {
         (self.next() % bound as u64) as usize
     }
 
-    /// Between −`size` and `size`.
+    /// Returns a number between −`size` and `size`.
     pub fn float(&mut self, size: f32) -> f32 {
         ((self.next() >> 40) as f32 / (1u64 << 23) as f32 - 1.0) * size
     }
@@ -33,24 +33,24 @@ impl Random {
         (0..count).map(|_| self.float(size)).collect()
     }
 
-    /// A row whose order is awkward, in one way or another for each `i`: equal values, NaN, infinities.
+    /// Returns a row that is awkward to sort, in a way that depends on `i`: equal values, NaN, infinities.
     pub fn awkward(&mut self, i: usize, width: usize) -> Vec<f32> {
         let mut row = self.floats(width, 30.0);
         let (nan, infinity) = (f32::NAN, f32::INFINITY);
         match i % 8 {
             0 => row.fill(-1.0),
-            1 => row.iter_mut().for_each(|x| *x = (*x / 10.0).round()), // many of each, and zeros of both signs
+            1 => row.iter_mut().for_each(|x| *x = (*x / 10.0).round()), // Equal values, zeros of both signs.
             2 => row.iter_mut().step_by(3).for_each(|x| *x = nan),
             3 => row.fill(nan),
             4 => row.fill(-infinity),
             5 => [infinity, nan, infinity].into_iter().for_each(|x| row[self.below(width)] = x),
             6 => row.iter_mut().for_each(|x| *x = if *x < 20.0 { nan } else { -infinity }),
-            _ => {} // no two are the same, or few
+            _ => {} // No or few equal values.
         }
         row
     }
 
-    /// 0 … `count` − 1 in random order.
+    /// Returns 0 … `count` − 1 in random order.
     pub fn shuffled(&mut self, count: usize) -> Vec<u32> {
         let mut out: Vec<u32> = (0..count as u32).collect();
         for i in (1..count).rev() {
@@ -59,7 +59,7 @@ impl Random {
         out
     }
 
-    /// Random blocks of a file: any quanta, scales of the size of a model's.
+    /// Returns random file blocks: any quants, with scales as in a model.
     pub fn blocks(&mut self, tensor_type: TensorType, values: usize) -> Vec<u8> {
         match tensor_type {
             TensorType::F32 => (0..values).flat_map(|_| self.float(1.0).to_le_bytes()).collect(),

@@ -1,4 +1,5 @@
-//! Convolution of images with stride, padding, dilation and groups: what networks call so, which does not turn the kernel round.
+//! Convolution of images with stride, padding, dilation and groups. As usual in neural networks, the kernel
+//! is not flipped.
 //!
 //! | binding | |
 //! | --- | --- |
@@ -6,16 +7,18 @@
 //! | 1 | weights: values of the same type, `[out channels, channels / groups, kernel height, kernel width]` |
 //! | 2 | out: f32 `[batch, out channels, out height, out width]`, written |
 //!
-//! Constants: batch, channels, height, width, out channels, groups, kernel height, kernel width, stride down, across, padding
-//! above, to the left, dilation down, across, out height, out width. Below and to the right there is as much padding as out's
-//! size makes necessary: [`out_size`] says what that usually is. Types of 16 bits are read as whole words: their bindings have
-//! a multiple of four bytes.
+//! Constants: batch, channels, height, width, out channels, groups, kernel height, kernel width, stride down,
+//! across, padding above, to the left, dilation down, across, out height, out width. The padding below and to
+//! the right follows from the size of out; [`out_size`] computes the usual one. 16-bit types are read as
+//! whole words, so their bindings are multiples of four bytes.
 //!
-//! out[b, o, i, j] = Σ weights[o, c, y, x'] · x[b, first channel of o's group + c, i · stride + y · dilation − padding, …] over
-//! c, y and x'; beyond its edges x is zero. Groups divide channels and out channels. Sums are f32.
+//! out[b, o, i, j] = Σ weights[o, c, y, x'] · x[b, first channel of o's group + c, i · stride + y · dilation
+//! − padding, …] over c, y and x'. Beyond its edges x is zero. Groups divide channels and out channels. Sums
+//! are f32.
 //!
-//! It is a product of matrices, weights times columns of x that are never stored (Chetlur et al., 2014). A group of the launch
-//! computes [`TILE`] out channels of as many pixels; there are at most 2³¹ − 1, and coordinates are below 2³¹.
+//! Computed as a matrix product of the weights and columns of x that are never stored (Chetlur et al., 2014).
+//! A group of the launch computes [`TILE`] out channels of as many pixels. There are at most 2³¹ − 1 groups,
+//! and coordinates are below 2³¹.
 
 use crate::abi::{IMPOSSIBLE, product, values};
 use crate::cases::{Build, Case, MANY, Random, Stored};
@@ -25,7 +28,7 @@ use ragtag_hal::{Access, EntryAbi};
 
 macro_rules! abis {
     ($($name:ident),*) => {
-        /// The binary interface for values of this type.
+        /// Returns the binary interface for values of this type.
         pub fn abi(element: ElementType) -> &'static EntryAbi {
             match element {
                 $(ElementType::$name => {
@@ -43,8 +46,8 @@ macro_rules! abis {
 }
 abis!(F32, F16, BF16);
 
-/// Places of a kernel of this size along an axis of this size with so much padding at its two ends together; none where it
-/// does not fit, and none without a stride.
+/// Returns the number of kernel positions along an axis of `size`, where `padding` is the sum at both ends.
+/// Zero if the kernel does not fit, or if the stride is zero.
 pub fn out_size(size: u32, padding: u32, kernel: u32, stride: u32, dilation: u32) -> u32 {
     let covered = u64::from(dilation) * u64::from(kernel.saturating_sub(1)) + 1;
     let free = (u64::from(size) + u64::from(padding)).checked_sub(covered).filter(|_| kernel > 0);
@@ -59,7 +62,7 @@ pub(crate) struct Sizes {
     pub channels: u32,
     pub groups: u32,
     pub out_channels: u32,
-    /// Down and across, each of these.
+    /// Each of these is (down, across).
     pub size: [u32; 2],
     pub kernel: [u32; 2],
     pub stride: [u32; 2],
@@ -69,7 +72,7 @@ pub(crate) struct Sizes {
 }
 
 impl Sizes {
-    /// `None` if they are not as many as the ABI says.
+    /// Returns `None` if the number of constants differs from the ABI's.
     #[inline(always)]
     pub fn new(constants: &[u32]) -> Option<Self> {
         let &[batch, channels, h, w, out_channels, groups, ref axes @ ..] = constants else { return None };
@@ -98,8 +101,8 @@ impl Sizes {
         [self.batch, self.out_channels, self.out[0], self.out[1]].contains(&0)
     }
 
-    /// Images × groups of channels, tiles of out channels, tiles of pixels; none if they are too many, if the groups do not
-    /// divide the channels, or if a coordinate is too large.
+    /// Returns images × groups of channels, tiles of out channels, tiles of pixels. `None` if there are too
+    /// many, if the groups do not divide the channels, or if a coordinate is too large.
     fn tiles(&self) -> Option<[u32; 3]> {
         let divides = |channels: u32| channels.checked_rem(self.groups) == Some(0);
         let below = |x: &u64| *x <= i32::MAX as u64;
@@ -134,7 +137,7 @@ fn extents(element: ElementType, constants: &[u32], out: &mut [u64]) {
     ]);
 }
 
-/// All tiles in one dimension: the first is the largest that a device has.
+/// Returns all tiles in the first dimension, which is the largest on every device.
 pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     let Some(sizes) = Sizes::new(constants) else { return [0; 3] };
     let groups = match sizes.tiles() {
@@ -180,14 +183,14 @@ pub(crate) fn cases(element: ElementType, seed: u64) -> Vec<Case> {
         },
         // More padding below and to the right than above and to the left.
         Sizes { size: [9, 5], kernel: [7, 4], stride: [3, 2], padding: [2, 1], out: [4, 3], ..plain },
-        // Of the pixels most are beyond the edges.
+        // Most pixels are beyond the edges.
         Sizes { channels: 2, out_channels: 3, padding: [4, 4], out: [9, 9], ..three },
         Sizes { batch: 0, size: [3, 3], out: [3, 3], ..three },
     ];
     shapes.into_iter().map(|sizes| case(element, &mut random, sizes)).collect()
 }
 
-/// A convolution of any shape. A few have more groups than a dimension of a launch has on some devices.
+/// Random convolution. In a few cases the groups exceed a dimension of a launch on some devices.
 pub(crate) fn random_case(element: ElementType, random: &mut Random) -> Case {
     let mut few = |bound: usize| random.below(bound) as u32;
     let many = few(64) == 0;
@@ -254,7 +257,7 @@ fn case(element: ElementType, random: &mut Random, sizes: Sizes) -> Case {
             expected.push(Some(sum));
         }
     }
-    expected.resize(expected.len().max(1), None); // no device binds nothing
+    expected.resize(expected.len().max(1), None); // No device binds an empty buffer.
     let label = format!(
         "{batch} × {channels} × {size:?} by {out_channels} × {kernel:?} in {groups}, stride {stride:?}, padding {padding:?}, \
          dilation {dilation:?}, to {out:?}"
@@ -269,7 +272,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_those_of_the_literature() {
+    fn output_sizes_match_the_literature() {
         assert_eq!(out_size(224, 6, 7, 2, 1), 112);
         assert_eq!(out_size(5, 0, 3, 1, 2), 1);
         assert_eq!(out_size(4, 0, 3, 1, 2), 0);
@@ -278,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_does_not_fit() {
+    fn rejects_impossible_sizes() {
         let sizes = Sizes {
             batch: 2,
             channels: 6,

@@ -1,16 +1,17 @@
-//! Copy: elements by strides, from one type to another. A cast, a transposition, a slice and a broadcast are all of this
-//! form.
+//! Copy: reads elements by strides and converts their type. Casts, transpositions, slices and broadcasts are
+//! all copies.
 //!
 //! | binding | |
 //! | --- | --- |
-//! | 0 | x: elements of `from`, of which the walk meets some |
+//! | 0 | x: elements of `from`, some of which are read |
 //! | 1 | out: elements of `to`, as many as the product of the sizes, written |
 //!
-//! Constants: from, to (the [numbers](crate::elements::number) of their types), first, 6 sizes, 6 strides, outermost first. The
-//! walk starts at element `first` of x; strides are in elements, and may be zero. Fewer than 2^32 elements.
+//! Constants: from, to (the [numbers](crate::elements::number) of their types), first, 6 sizes, 6 strides,
+//! outermost first. The first element read is element `first` of x. Strides are in elements and may be zero.
+//! Fewer than 2^32 elements.
 //!
-//! Elements round to nearest, ties to even; what is too large becomes infinite, NaN stays NaN. Within a type bits are
-//! copied. See [`crate::elements`] for odd numbers of 16-bit elements.
+//! Elements round to nearest, ties to even. Values that are too large become infinite, and NaN is preserved.
+//! Without a type conversion, bits are copied. See [`crate::elements`] for odd numbers of 16-bit elements.
 
 use crate::abi::product;
 use crate::cases::{Build, Case, Content, Random};
@@ -18,7 +19,7 @@ use crate::elements::{self, RANK, in_a_word};
 use crate::kernel::{ElementType, Kernel};
 use ragtag_hal::{Access, EntryAbi};
 
-/// The binary interface.
+/// Binary interface.
 pub static ABI: EntryAbi = EntryAbi {
     name: "copy_elements",
     bindings: &[Access::Read, Access::Write],
@@ -34,13 +35,14 @@ pub static ABI: EntryAbi = EntryAbi {
     },
 };
 
-/// An item for each word of the output.
+/// Returns one work item per output word.
 pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     let count = product(&constants[3..3 + RANK]);
     elements::grid(count.div_ceil(in_a_word(constants[1]).unwrap_or(1).into()) as u32)
 }
 
-/// Elements of any kind: values of every size, and bits of which many are subnormal, infinite or NaN.
+/// Returns random elements: values of every size, and bit patterns of which many are subnormal, infinite or
+/// NaN.
 pub(crate) fn random_elements(random: &mut Random, of: ElementType, count: usize) -> Vec<u32> {
     let bits = |i: usize| {
         let value = random.float(1.0) * 10_f32.powi(random.below(14) as i32 - 8);
@@ -54,13 +56,13 @@ pub(crate) fn random_elements(random: &mut Random, of: ElementType, count: usize
     (0..count).map(bits).collect()
 }
 
-/// Sizes or strides, after as many others as are missing.
+/// Returns sizes or strides, padded to the full rank with `front`.
 pub(crate) fn padded(values: &[u32], front: u32) -> impl Iterator<Item = usize> {
     let missing = RANK - values.len();
     std::iter::repeat_n(front, missing).chain(values.iter().copied()).map(|v| v as usize)
 }
 
-/// Words, each of them another one than is wanted.
+/// Returns words that all differ from `wanted`.
 pub(crate) fn poison(wanted: &[u32]) -> Vec<u32> {
     wanted.iter().map(|word| !word).collect()
 }
@@ -85,7 +87,7 @@ pub(crate) fn cases(seed: u64) -> Vec<Case> {
     shapes.map(|(from, to, first, sizes, strides)| case(&mut random, from, to, first, sizes, strides)).into()
 }
 
-/// Up to six dimensions in some order, some of them repeated.
+/// Random copy of up to six dimensions in some order, some of them broadcast.
 pub(crate) fn random_case(random: &mut Random) -> Case {
     let mut element = || ElementType::ALL[random.below(3)];
     let (from, to) = (element(), element());

@@ -1,8 +1,9 @@
 //! Attention over the paged cache.
 //!
-//! A group is a tile of rows times one kv head. Rows of one sequence go through the cache together, step by step of
-//! [`attention::STEP_TOKENS`] positions; for each step up to four queries share each load of a key. The weighted sum
-//! of values is kept in the output itself. Each query's arithmetic is the same whatever it shares its loads with.
+//! A group is a tile of rows times one kv head. Rows of a sequence traverse the cache together, in steps of
+//! [`attention::STEP_TOKENS`] positions. In each step, up to four queries share each load of a key. The
+//! output itself accumulates the weighted sum of values. A query's arithmetic does not depend on the queries
+//! that share its loads.
 
 use super::HostKernel;
 use super::isa::Isa;
@@ -15,13 +16,13 @@ use ragtag_hal::{EntryAbi, HostCall};
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// Cache blocks in a step.
+/// Cache blocks per step.
 const STEP_BLOCKS: usize = STEP_TOKENS / BLOCK_TOKENS;
 
-/// Heads of one kv head that go through the cache together.
+/// Heads of one kv head that traverse the cache together.
 const TILE_HEADS: usize = 8;
 
-/// Queries whose state is kept at once.
+/// Maximum queries whose state is kept at once.
 const TILE_QUERIES: usize = TILE_ROWS as usize * TILE_HEADS;
 
 /// Causal attention.
@@ -46,7 +47,7 @@ impl<E: Stored> HostKernel for Attention<E> {
         else {
             return;
         };
-        // SAFETY: nobody writes these; any bits are values of these types.
+        // SAFETY: no thread writes these bindings; all bit patterns are valid for these types.
         let (params, q) = unsafe { (call.read::<u32>(0), call.read::<f32>(1)) };
         // SAFETY: as above.
         let (keys, values) = unsafe { (call.read::<u8>(2), call.read::<u8>(3)) };
@@ -102,14 +103,14 @@ struct Query {
 }
 
 impl Query {
-    /// Positions of the step from `start` that it sees.
+    /// Returns the number of positions of the step from `start` that the query attends to.
     #[inline(always)]
     fn seen(&self, start: usize) -> usize {
         (self.position + 1).saturating_sub(start).min(STEP_TOKENS)
     }
 }
 
-/// The softmax of a query so far: the largest score, and the sum of weights by lanes.
+/// Running softmax of a query: the largest score, and the sum of weights per lane.
 #[derive(Clone, Copy)]
 struct State<S: Isa> {
     largest: f32,
@@ -117,7 +118,7 @@ struct State<S: Isa> {
 }
 
 impl<'a> Head<'a> {
-    /// The block table of a row, if everything that the row sees exists.
+    /// Returns the block table of a row, if all positions that the row attends to exist.
     #[inline(always)]
     fn table(&self, row: usize) -> Option<&'a [u32]> {
         let table = self.lists.table(self.lists.sequence(row))?;
@@ -125,21 +126,21 @@ impl<'a> Head<'a> {
         seen.iter().all(|block| *block < self.cache_blocks).then_some(table)
     }
 
-    /// The output of a query.
+    /// Returns the output of a query.
     ///
     /// # Safety
-    /// As for [`HostCall::write`]: the group owns its rows of its heads.
+    /// Same as for [`HostCall::write`]: the group must own its rows of its heads.
     #[inline(always)]
-    #[allow(clippy::mut_from_ref)] // as `HostCall::write`
+    #[allow(clippy::mut_from_ref)] // Same as `HostCall::write`.
     unsafe fn out(&self, query: &Query) -> &mut [f32] {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { row_mut(self.call, 4, query.row * self.heads + query.head, self.head_dim) }
     }
 
-    /// Rows `row..end`, a run of rows of one sequence at a time.
+    /// Computes rows `row..end`, one run of rows of the same sequence at a time.
     ///
     /// # Safety
-    /// As for [`Head::out`].
+    /// Same as for [`Head::out`].
     #[inline(always)]
     unsafe fn rows<S: Isa, E: Stored>(&self, s: S, mut row: usize, end: usize) {
         let first_head = self.kv_head * self.group_heads;
@@ -147,7 +148,7 @@ impl<'a> Head<'a> {
         while row < end {
             let Some(table) = self.table(row) else {
                 for head in heads.clone() {
-                    // SAFETY: the caller's promise.
+                    // SAFETY: guaranteed by the caller.
                     unsafe { self.out(&Query { row, head, position: 0 }) }.fill(0.0);
                 }
                 row += 1;
@@ -165,22 +166,22 @@ impl<'a> Head<'a> {
                         count += 1;
                     }
                 }
-                // SAFETY: the caller's promise.
+                // SAFETY: guaranteed by the caller.
                 unsafe { self.run::<S, E>(s, table, &queries[..count]) };
             }
             row = run.end;
         }
     }
 
-    /// Queries of one sequence, over all that any of them sees.
+    /// Computes queries of one sequence over all positions that any of them attends to.
     ///
     /// # Safety
-    /// As for [`Head::out`].
+    /// Same as for [`Head::out`].
     #[inline(always)]
     unsafe fn run<S: Isa, E: Stored>(&self, s: S, table: &[u32], queries: &[Query]) {
         let mut states = [State::<S> { largest: f32::NEG_INFINITY, sum: s.zero() }; TILE_QUERIES];
         for query in queries {
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             unsafe { self.out(query) }.fill(0.0);
         }
         let last = queries.iter().map(|q| q.position).max().unwrap_or(0);
@@ -188,7 +189,7 @@ impl<'a> Head<'a> {
             let blocks =
                 &table[step * STEP_BLOCKS..=(last / BLOCK_TOKENS).min(step * STEP_BLOCKS + STEP_BLOCKS - 1)];
             let mut at = 0;
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             unsafe {
                 while at + 4 <= queries.len() {
                     self.step::<S, E, 4>(s, step, blocks, &queries[at..], &mut states[at..]);
@@ -205,15 +206,15 @@ impl<'a> Head<'a> {
         }
         for (query, state) in queries.iter().zip(&states) {
             let inverse = 1.0 / s.sum(state.sum);
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             unsafe { self.out(query) }.iter_mut().for_each(|v| *v *= inverse);
         }
     }
 
-    /// `N` queries over one step.
+    /// Computes `N` queries over one step.
     ///
     /// # Safety
-    /// As for [`Head::out`].
+    /// Same as for [`Head::out`].
     #[inline(always)]
     unsafe fn step<S: Isa, E: Stored, const N: usize>(
         &self,
@@ -231,29 +232,29 @@ impl<'a> Head<'a> {
             if query.seen(start) > 0 {
                 let correction =
                     soften(s, &scores[i], query.seen(start), self.scale, &mut states[i], &mut weights[i]);
-                // SAFETY: the caller's promise.
+                // SAFETY: guaranteed by the caller.
                 unsafe { self.out(query) }.iter_mut().for_each(|v| *v *= correction);
             }
         }
-        // What all of them see together, then the rest of each.
+        // First the positions that all of them attend to, then the rest of each.
         let common = queries.iter().map(|q| q.seen(start)).min().unwrap_or(0);
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.weigh::<S, E, N>(s, blocks, queries, &weights, 0..common) };
         for (query, weights) in queries.iter().zip(&weights) {
             let rest = common..query.seen(start);
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             unsafe { self.weigh::<S, E, 1>(s, blocks, &[*query], &[*weights], rest) };
         }
     }
 
-    /// This head's part of a block of keys or values.
+    /// Returns this head's part of a block of keys or values.
     #[inline(always)]
     fn part<'b, E: Stored>(&self, cache: &'b [u8], block: u32) -> &'b [u8] {
         let bytes = self.head_dim * BLOCK_TOKENS * E::BYTES;
         &cache[(block as usize * self.kv_heads + self.kv_head) * bytes..][..bytes]
     }
 
-    /// q·k for `N` queries and the positions of `blocks`; of blocks that are not there, anything.
+    /// Returns q·k for `N` queries and the positions of `blocks`. Scores of missing blocks are arbitrary.
     #[inline(always)]
     fn scores<S: Isa, E: Stored, const N: usize>(
         &self,
@@ -288,7 +289,7 @@ impl<'a> Head<'a> {
     /// Adds weight · value to the outputs of `N` queries, for `positions` of the step.
     ///
     /// # Safety
-    /// As for [`Head::out`].
+    /// Same as for [`Head::out`].
     #[inline(always)]
     unsafe fn weigh<S: Isa, E: Stored, const N: usize>(
         &self,
@@ -299,7 +300,7 @@ impl<'a> Head<'a> {
         positions: Range<usize>,
     ) {
         let mut dim = 0;
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             while self.head_dim.is_multiple_of(16) && dim + 64 <= self.head_dim {
                 self.weigh_lanes::<S, E, N, 4>(s, blocks, queries, weights, positions.clone(), dim);
@@ -312,7 +313,7 @@ impl<'a> Head<'a> {
         }
         for (query, weights) in queries.iter().zip(weights) {
             for dim in dim..self.head_dim {
-                // SAFETY: the caller's promise.
+                // SAFETY: guaranteed by the caller.
                 let out = unsafe { &mut self.out(query)[dim] };
                 for p in positions.clone() {
                     let values = self.part::<E>(self.values, blocks[p / BLOCK_TOKENS]);
@@ -323,10 +324,10 @@ impl<'a> Head<'a> {
         }
     }
 
-    /// `L` × 16 dimensions of [`Head::weigh`], for heads of whole lanes.
+    /// Computes `L` × 16 dimensions of [`Head::weigh`], for heads of whole lanes.
     ///
     /// # Safety
-    /// As for [`Head::out`].
+    /// Same as for [`Head::out`].
     #[inline(always)]
     unsafe fn weigh_lanes<S: Isa, E: Stored, const N: usize, const L: usize>(
         &self,
@@ -339,7 +340,7 @@ impl<'a> Head<'a> {
     ) {
         let mut sums = [[s.zero(); L]; N];
         for n in 0..N {
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             let out = unsafe { self.out(&queries[n]) };
             for l in 0..L {
                 sums[n][l] = s.load(&out[dim..].as_chunks().0[l]);
@@ -365,7 +366,7 @@ impl<'a> Head<'a> {
             }
         }
         for n in 0..N {
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             let out = unsafe { self.out(&queries[n]) };
             for l in 0..L {
                 s.store(sums[n][l], &mut out[dim..].as_chunks_mut().0[l]);
@@ -374,7 +375,7 @@ impl<'a> Head<'a> {
     }
 }
 
-/// The weights of the first `seen` scores of a step, and by how much what came before must be corrected.
+/// Returns the weights of the first `seen` scores of a step, and the correction factor of earlier results.
 #[inline(always)]
 fn soften<S: Isa>(
     s: S,

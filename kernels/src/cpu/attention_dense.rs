@@ -1,4 +1,4 @@
-//! Attention over dense keys and values: query after query, 64 positions at a time.
+//! Dense attention, query by query, 64 positions at a time.
 
 use super::HostKernel;
 use super::elements::Element;
@@ -9,7 +9,7 @@ use ragtag_hal::{EntryAbi, HostCall};
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// Softmax of scores over what each row sees, times values.
+/// Softmax of the scores of visible positions, times values.
 pub(crate) struct AttentionDense<E>(PhantomData<E>);
 
 impl<E: Element> HostKernel for AttentionDense<E> {
@@ -30,7 +30,7 @@ impl<E: Element> HostKernel for AttentionDense<E> {
             let strides = &strides[tensor * 3..];
             sequence * strides[0] + head * strides[1] + row * strides[2]
         };
-        // SAFETY: nobody writes these; any bits are values of this type.
+        // SAFETY: no thread writes these bindings; all bit patterns are valid for this type.
         let (q, k, v) = unsafe { (call.read::<E>(0), call.read::<E>(1), call.read::<E>(2)) };
         let (sharing, group_queries) = (heads / kv_heads, QUERIES as usize);
         let queries = m * sharing;
@@ -71,7 +71,7 @@ impl<'a, E> Rows<'a, E> {
     }
 }
 
-/// What the queries of a head see, and how they score it.
+/// Mask and score parameters of the queries of a head.
 struct Seen<'a, E> {
     mask: Mask,
     scale: f32,
@@ -81,7 +81,7 @@ struct Seen<'a, E> {
 }
 
 impl<E: Element> Seen<'_, E> {
-    /// What a query makes of it.
+    /// Computes the output of a query.
     #[inline(always)]
     fn by<S: Isa>(&self, s: S, query: &[E], row: usize, out: &mut [f32]) {
         let (span, prefix) = (self.mask.span(row), self.mask.prefix.min(self.mask.positions));
@@ -112,7 +112,7 @@ impl<E: Element> Seen<'_, E> {
         }
     }
 
-    /// A score of what q·k is.
+    /// Converts q·k to a score.
     #[inline(always)]
     fn capped(&self, dot: f32) -> f32 {
         let score = dot * self.scale;
@@ -130,7 +130,7 @@ fn dot<S: Isa, E: Element>(s: S, a: &[E], b: &[E]) -> f32 {
     a_rest.iter().zip(b_rest).fold(s.sum(sum), |sum, (a, b)| sum + a.value() * b.value())
 }
 
-/// `out += weight · values`.
+/// Adds `weight · values` to `out`.
 #[inline(always)]
 fn add<S: Isa, E: Element>(s: S, out: &mut [f32], weight: f32, values: &[E]) {
     let ((out, out_rest), (values, rest)) = (out.as_chunks_mut::<16>(), values.as_chunks::<16>());

@@ -1,4 +1,4 @@
-//! AVX2 with FMA and F16C: two registers are 16 lanes.
+//! AVX2 with FMA and F16C. Two registers hold 16 lanes.
 
 use super::HostKernel;
 use super::isa::Isa;
@@ -6,13 +6,13 @@ use ragtag_hal::{Feature, HostCall, HostFn};
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-/// A processor with AVX2, FMA and F16C.
+/// Proof that the processor has AVX2, FMA and F16C.
 #[derive(Clone, Copy)]
 pub(crate) struct Avx2(());
 
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn enter<K: HostKernel>(call: &HostCall<'_>, groups: Range<u32>) {
-    // SAFETY: the features are enabled here; the rest of the caller's promise is the one that `run` asks for.
+    // SAFETY: the features are enabled here; the caller guarantees the other requirements of `run`.
     unsafe { K::run(Avx2(()), call, groups) }
 }
 
@@ -20,7 +20,7 @@ macro_rules! operations {
     ($(fn $name:ident$(<const $shift:ident: u32>)?($self:ident$(, $argument:ident: $type:ty)*) $(-> $result:ty)? $body:block)*) => {$(
         #[inline(always)]
         fn $name$(<const $shift: u32>)?($self$(, $argument: $type)*) $(-> $result)? {
-            #[allow(unused_unsafe)] // some only call others
+            #[allow(unused_unsafe)] // Some only call others.
             // SAFETY: `self` proves the features; memory is reached through references to arrays of the size accessed.
             unsafe { $body }
         }
@@ -34,12 +34,12 @@ type Bytes = [__m256i; 2];
 impl Avx2 {
     operations! {
         fn dot_half(self, acc: __m256i, weights: __m256i, x: __m256i) -> __m256i {
-            // Sums of two products of at most 128 · 127 fit 16 bits.
+            // Sums of two products of at most 128 · 127 fit into 16 bits.
             let pairs = _mm256_maddubs_epi16(weights, x);
             _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
         }
         fn dot_half_signed(self, acc: __m256i, weights: __m256i, x: __m256i) -> __m256i {
-            // |w| · (x with the sign of w); |−128| is 128 as an unsigned byte, and x has no −128 to negate.
+            // |w| · (x with the sign of w). |−128| is 128 as an unsigned byte, and x never contains −128.
             let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(weights), _mm256_sign_epi8(x, weights));
             _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
         }
@@ -140,7 +140,7 @@ impl Isa for Avx2 {
             _mm_cvtss_f32(_mm_max_ss(pair, _mm_movehdup_ps(pair)))
         }
         fn largest_abs(self, a: Floats, b: Floats) -> f32 {
-            // Without the sign, the order of floats is that of their bits, and NaN comes last.
+            // Without the sign, floats order like their bits, and NaN comes last.
             let a = _mm256_max_epi32(self.magnitude(a[0]), self.magnitude(a[1]));
             let b = _mm256_max_epi32(self.magnitude(b[0]), self.magnitude(b[1]));
             let half = _mm256_max_epi32(a, b);
@@ -150,7 +150,7 @@ impl Isa for Avx2 {
         }
         fn to_i8(self, v: Floats) -> ([i8; 16], i32) {
             let q = [_mm256_cvtps_epi32(v[0]), _mm256_cvtps_epi32(v[1])];
-            // Packing works in halves of registers; the permutation puts the quarters back in order.
+            // Packing works within register halves; the permutation restores the order of the quarters.
             let words = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packs_epi32(q[0], q[1]));
             let bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256::<1>(words));
             let mut out = [0; 16];

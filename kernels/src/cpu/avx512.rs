@@ -1,4 +1,4 @@
-//! AVX-512 with VNNI: one register is 16 lanes.
+//! AVX-512 with VNNI. One register holds 16 lanes.
 
 use super::HostKernel;
 use super::isa::Isa;
@@ -6,13 +6,13 @@ use ragtag_hal::{Feature, HostCall, HostFn};
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-/// A processor with AVX-512 F, BW, VL, DQ and VNNI.
+/// Proof that the processor has AVX-512 F, BW, VL, DQ and VNNI.
 #[derive(Clone, Copy)]
 pub(crate) struct Avx512(());
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 unsafe fn enter<K: HostKernel>(call: &HostCall<'_>, groups: Range<u32>) {
-    // SAFETY: the features are enabled here; the rest of the caller's promise is the one that `run` asks for.
+    // SAFETY: the features are enabled here; the caller guarantees the other requirements of `run`.
     unsafe { K::run(Avx512(()), call, groups) }
 }
 
@@ -75,7 +75,7 @@ impl Isa for Avx512 {
         fn sum(self, v: __m512) -> f32 { _mm512_reduce_add_ps(v) }
         fn largest(self, v: __m512) -> f32 { _mm512_reduce_max_ps(v) }
         fn largest_abs(self, a: __m512, b: __m512) -> f32 {
-            // Without the sign, the order of floats is that of their bits, and NaN comes last.
+            // Without the sign, floats order like their bits, and NaN comes last.
             let (a, b) = (_mm512_castps_si512(_mm512_abs_ps(a)), _mm512_castps_si512(_mm512_abs_ps(b)));
             f32::from_bits(_mm512_reduce_max_epi32(_mm512_max_epi32(a, b)) as u32)
         }

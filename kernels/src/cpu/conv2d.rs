@@ -1,4 +1,4 @@
-//! Convolution: products of weights and columns of the image, tile by tile.
+//! Convolution as tiled products of weights and image columns.
 
 use super::HostKernel;
 use super::elements::Element;
@@ -25,7 +25,7 @@ impl<E: Element> HostKernel for Conv2d<E> {
     #[inline(always)]
     unsafe fn run<S: Isa>(s: S, call: &HostCall<'_>, groups: Range<u32>) {
         let Some(sizes) = Sizes::new(call.constants) else { return };
-        // SAFETY: nobody writes these; any bits are values of this type.
+        // SAFETY: no thread writes these bindings; all bit patterns are valid for this type.
         let (x, weights) = unsafe { (call.read::<E>(0), call.read::<E>(1)) };
         let Sizes { kernel, size: [height, width], .. } = sizes;
         let (out_width, pixels) = (sizes.out[1] as usize, (sizes.out[0] * sizes.out[1]) as usize);
@@ -35,7 +35,7 @@ impl<E: Element> HostKernel for Conv2d<E> {
         let (across, down) = (pixels.div_ceil(TILE), lines.div_ceil(TILE));
         for number in groups.start as usize..groups.end as usize {
             let (pixel, line) = (number % across * TILE, number / across % down * TILE);
-            // Of all images' groups of channels this is number `part`.
+            // Index among all images' channel groups.
             let part = number / across / down;
             let first_weight = (part % sizes.groups as usize * lines + line) * inner * taps;
             let (rows, columns) = (TILE.min(lines - line), TILE.min(pixels - pixel));
@@ -44,7 +44,7 @@ impl<E: Element> HostKernel for Conv2d<E> {
                 let (channel, tap) = (part * inner + d / taps, (d % taps) as u32);
                 let at = |axis: usize, place: usize, tap: u32| {
                     let from_edge = place as u32 * sizes.stride[axis] + tap * sizes.dilation[axis];
-                    from_edge.wrapping_sub(sizes.padding[axis]) // before an edge is a large number, too
+                    from_edge.wrapping_sub(sizes.padding[axis]) // Wraps to a large number before an edge.
                 };
                 let row = at(0, (pixel + j) / out_width, tap / kernel[1]);
                 let column = at(1, (pixel + j) % out_width, tap % kernel[1]);

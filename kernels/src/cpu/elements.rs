@@ -1,4 +1,4 @@
-//! The values that operators take, as f32.
+//! Reads the values of operators as f32.
 
 use super::isa::Isa;
 use crate::kernel::ElementType;
@@ -6,12 +6,12 @@ use half::{bf16, f16};
 
 /// A value of an operator's type: plain data.
 pub(crate) trait Element: Copy + 'static {
-    /// The type.
+    /// Type of the value.
     const TYPE: ElementType;
 
-    /// As f32.
+    /// Converts the value to f32.
     fn value(self) -> f32;
-    /// Sixteen of them.
+    /// Loads sixteen values.
     fn load<S: Isa>(s: S, values: &[Self; 16]) -> S::F;
 }
 
@@ -54,7 +54,7 @@ impl Element for bf16 {
     }
 }
 
-/// Sixteen values of 16 bits, as they lie in memory.
+/// Returns sixteen 16-bit values as stored in memory.
 #[inline(always)]
 fn bytes(values: [[u8; 2]; 16]) -> [u8; 32] {
     std::array::from_fn(|i| values[i / 2][i % 2])

@@ -1,5 +1,5 @@
-//! The general operators that compute each value from few others. Groups write ranges that lie one after the other, so a
-//! call's groups are one range.
+//! General operators that compute each value from a few others. Groups write adjacent ranges, so the groups
+//! of a call form one range.
 
 use super::HostKernel;
 use super::isa::Isa;
@@ -11,7 +11,7 @@ use crate::{copy, gather_rows, rope};
 use ragtag_hal::{EntryAbi, HostCall};
 use std::ops::Range;
 
-/// What the items of these groups write, of `count` things.
+/// Returns the range, of `count` items, that these groups write.
 #[inline(always)]
 fn items(groups: Range<u32>, count: usize) -> Range<usize> {
     let item = |group: u32| (group as usize * ITEMS as usize).min(count);
@@ -21,7 +21,7 @@ fn items(groups: Range<u32>, count: usize) -> Range<usize> {
 /// Writes words of binding `binding`, each of one or two elements.
 ///
 /// # Safety
-/// As for [`HostCall::write`].
+/// Same as for [`HostCall::write`].
 #[inline(always)]
 unsafe fn write_elements(
     call: &HostCall<'_>,
@@ -40,19 +40,19 @@ unsafe fn write_elements(
     }
 }
 
-/// Element `i` as a number.
+/// Returns element `i` as a number.
 #[inline(always)]
 fn value(words: &[u32], kind: u32, i: usize) -> f32 {
     f32::from_bits(convert(kind, 0, element(words, kind, i)))
 }
 
-/// The bits of the element that a number becomes.
+/// Converts a number to the bits of an element.
 #[inline(always)]
 fn bits_of(kind: u32, value: f32) -> u32 {
     convert(0, kind, value.to_bits())
 }
 
-/// Elements by strides.
+/// Copies elements by strides.
 pub(crate) struct Copy;
 
 impl HostKernel for Copy {
@@ -69,19 +69,19 @@ impl HostKernel for Copy {
         let &[from, to, first, ref shape @ ..] = call.constants else { return };
         let (sizes, strides) = shape.split_at(RANK);
         let count = sizes.iter().map(|size| *size as usize).product();
-        // SAFETY: nobody writes this; any bits are words.
+        // SAFETY: no thread writes this binding; all bit patterns are valid words.
         let x = unsafe { call.read::<u32>(0) };
         let is_contiguous = sizes[..RANK - 1].iter().all(|size| *size == 1) && strides[RANK - 1] == 1;
         let bits = |i| {
             let at = if is_contiguous { i } else { place(i, sizes, strides) };
             convert(from, to, element(x, from, first as usize + at))
         };
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { write_elements(call, 1, groups, (to, count), bits) };
     }
 }
 
-/// Rows of a table.
+/// Gathers rows of a table.
 pub(crate) struct GatherRows;
 
 impl HostKernel for GatherRows {
@@ -96,7 +96,7 @@ impl HostKernel for GatherRows {
     #[inline(always)]
     unsafe fn run<S: Isa>(_: S, call: &HostCall<'_>, groups: Range<u32>) {
         let &[from, to, rows, table_rows, width] = call.constants else { return };
-        // SAFETY: nobody writes these; any bits are words.
+        // SAFETY: no thread writes these bindings; all bit patterns are valid words.
         let (indices, table) = unsafe { (call.read::<u32>(0), call.read::<u32>(1)) };
         let width = width as usize;
         let bits = |i: usize| match indices[i / width] {
@@ -105,12 +105,13 @@ impl HostKernel for GatherRows {
             }
             _ => 0,
         };
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { write_elements(call, 2, groups, (to, rows as usize * width), bits) };
     }
 }
 
-/// Φ: e^(z²) · erfc(z) is t times a polynomial in t = 1 / (1 + 0.45 z), to 2 · 10⁻⁶ of it in all of its tail.
+/// Normal distribution function Φ: e^(z²) · erfc(z) is t times a polynomial in t = 1 / (1 + 0.45 z), with a
+/// relative error of 2 · 10⁻⁶ over its whole tail.
 #[inline(always)]
 fn normal(x: f32) -> f32 {
     let t = 1.0 / (1.0 + 0.45 * std::f32::consts::FRAC_1_SQRT_2 * x.abs());
@@ -129,12 +130,12 @@ fn normal(x: f32) -> f32 {
     if x < 0.0 { tail } else { 1.0 - tail }
 }
 
-/// A function in f32.
+/// Returns a function in f32.
 fn function_of(function: Function) -> fn(f32) -> f32 {
     fn positive(x: f32) -> f32 {
         if x < 0.0 { 0.0 } else { x }
     }
-    /// x · factor(x), whose limit at −∞ is zero.
+    /// Computes x · factor(x), whose limit at −∞ is zero.
     #[inline(always)]
     fn gated(x: f32, factor: impl Fn(f32) -> f32) -> f32 {
         if x < -200.0 { -0.0 } else { x * factor(x) }
@@ -157,7 +158,7 @@ fn function_of(function: Function) -> fn(f32) -> f32 {
     }
 }
 
-/// A function of each value.
+/// Applies a function to each value.
 pub(crate) struct Unary;
 
 impl HostKernel for Unary {
@@ -174,15 +175,15 @@ impl HostKernel for Unary {
         let &[function, kind, count] = call.constants else { return };
         let Some(function) = Function::ALL.get(function as usize) else { return };
         let function = function_of(*function);
-        // SAFETY: nobody writes this; any bits are words.
+        // SAFETY: no thread writes this binding; all bit patterns are valid words.
         let x = unsafe { call.read::<u32>(0) };
         let bits = |i| bits_of(kind, function(value(x, kind, i)));
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { write_elements(call, 1, groups, (kind, count as usize), bits) };
     }
 }
 
-/// An operation in f32.
+/// Returns an operation in f32.
 fn operation_of(operation: Operation) -> fn(f32, f32) -> f32 {
     match operation {
         Operation::Add => |a, b| a + b,
@@ -194,7 +195,7 @@ fn operation_of(operation: Operation) -> fn(f32, f32) -> f32 {
     }
 }
 
-/// An operation on pairs of values.
+/// Applies an operation to pairs of values.
 pub(crate) struct Binary;
 
 impl HostKernel for Binary {
@@ -214,11 +215,11 @@ impl HostKernel for Binary {
         let (strides_a, strides_b) = strides.split_at(RANK);
         let count = sizes.iter().map(|size| *size as usize).product();
         let operation = operation_of(*operation);
-        // SAFETY: nobody writes these; any bits are words.
+        // SAFETY: no thread writes these bindings; all bit patterns are valid words.
         let (a, b) = unsafe { (call.read::<u32>(0), call.read::<u32>(1)) };
         let value = |of, strides, i| value(of, kind, place(i, sizes, strides));
         let bits = |i| bits_of(kind, operation(value(a, strides_a, i), value(b, strides_b, i)));
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { write_elements(call, 2, groups, (kind, count), bits) };
     }
 }
@@ -240,7 +241,7 @@ impl HostKernel for Rope {
         let &[kind, ref sizes @ .., pairing] = call.constants else { return };
         let &[rows, heads, head_dim, rope_dims] = sizes else { return };
         let [rows, heads, head_dim, rope_dims] = [rows, heads, head_dim, rope_dims].map(|n| n as usize);
-        // SAFETY: nobody writes these; any bits are values of these types.
+        // SAFETY: no thread writes these bindings; all bit patterns are valid for these types.
         let (positions, turns, x) =
             unsafe { (call.read::<u32>(0), call.read::<[u32; 2]>(1), call.read::<u32>(2)) };
         let bits = |i: usize| {
@@ -257,7 +258,7 @@ impl HostKernel for Rope {
             let turned = if at == apart[0] { first * cos - second * sin } else { first * sin + second * cos };
             bits_of(kind, turned)
         };
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { write_elements(call, 3, groups, (kind, rows * heads * head_dim), bits) };
     }
 }
@@ -267,7 +268,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn items_end_with_what_there_is() {
+    fn items_end_at_the_count() {
         assert_eq!(items(0..2, 300), 0..300);
         assert_eq!(items(1..2, 1000), 256..512);
         assert_eq!(crate::elements::grid(257), [2, 1, 1]);

@@ -1,4 +1,4 @@
-//! Blocks as files store them: the definitions themselves, block by block.
+//! Encodes and decodes file blocks, directly by their definitions, block by block.
 
 use super::HostKernel;
 use super::isa::Isa;
@@ -9,14 +9,14 @@ use crate::kernel::Kernel;
 use ragtag_hal::{EntryAbi, HostCall};
 use std::ops::Range;
 
-/// Blocks that these groups take of `count`, where each takes two an item.
+/// Returns the blocks, of `count`, that these groups process, at two per work item.
 #[inline(always)]
 fn blocks(groups: Range<u32>, count: u32) -> Range<usize> {
     let block = |group: u32| (u64::from(group) * u64::from(2 * ITEMS)).min(count.into()) as usize;
     block(groups.start)..block(groups.end)
 }
 
-/// Values of blocks.
+/// Decodes blocks to values.
 pub(crate) struct DecodeBlocks;
 
 impl HostKernel for DecodeBlocks {
@@ -34,7 +34,8 @@ impl HostKernel for DecodeBlocks {
         let Some(tensor_type) = type_of(id) else { return };
         let (values, bytes) = (tensor_type.block_values(), tensor_type.block_bytes());
         let range = blocks(groups, count);
-        // SAFETY: nobody writes the blocks, each group its own values; any bits are values of these types.
+        // SAFETY: no thread writes the blocks, and each group writes its own values; all bit patterns are
+        // valid for these types.
         let (file, out) =
             unsafe { (call.read::<u8>(0), call.write::<f32>(1, range.start * values..range.end * values)) };
         // Sizes agree: the range is whole blocks of either.
@@ -42,7 +43,7 @@ impl HostKernel for DecodeBlocks {
     }
 }
 
-/// Values as blocks.
+/// Encodes values as blocks.
 pub(crate) struct EncodeBlocks;
 
 impl HostKernel for EncodeBlocks {
@@ -61,7 +62,8 @@ impl HostKernel for EncodeBlocks {
         let (values, bytes) = (tensor_type.block_values(), tensor_type.block_bytes());
         let range = blocks(groups, count);
         let end = (range.end * bytes).next_multiple_of(4);
-        // SAFETY: nobody writes x, each group its own words of the blocks: all but the last end with one.
+        // SAFETY: no thread writes x, and each group writes its own words of the blocks: all but the last
+        // group end at a word.
         let (x, out) = unsafe { (call.read::<f32>(0), call.write::<u8>(1, range.start * bytes..end)) };
         let (out, rest) = out.split_at_mut(range.len() * bytes);
         // Sizes agree: the range is whole blocks of either.

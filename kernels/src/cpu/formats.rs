@@ -1,7 +1,7 @@
-//! The tensor types, as the host kernels read them from their resident layout.
+//! Readers of the tensor types in their resident layout, for the CPU kernels.
 //!
-//! A new type is one more dequantiser here; the products and the embedding are written over [`Format`] and
-//! [`Quantised`]. It must not know what is done with the weights.
+//! A new type is one more reader here. Products and embedding are written over [`Format`] and [`Quantised`].
+//! Knows nothing about the use of the weights.
 
 use super::isa::Isa;
 use crate::blocks::TensorType;
@@ -10,57 +10,57 @@ use std::marker::PhantomData;
 
 /// A tensor type that can be read as f32, 32 columns of 16 rows at a time.
 pub(crate) trait Format: 'static {
-    /// The type.
+    /// Tensor type.
     const TYPE: TensorType;
-    /// A group of rows, opened.
+    /// An opened group of rows.
     type Group<'a>: Copy;
-    /// 32 columns of a group, in registers as far as possible.
+    /// 32 columns of a group, in registers where possible.
     type Block<'a, S: Isa>: Copy;
 
     /// Opens a group of `columns` columns.
     fn open(group: &[u8], columns: usize) -> Self::Group<'_>;
-    /// Reads columns 32·`block` onwards.
+    /// Reads columns from 32·`block` on.
     fn block<'a, S: Isa>(s: S, group: Self::Group<'a>, block: usize) -> Self::Block<'a, S>;
-    /// The bytes of a block that matter most to the memory's prefetching.
+    /// Returns the bytes of a block that benefit most from prefetching.
     fn bytes<'a>(group: Self::Group<'a>, block: usize) -> &'a [u8];
-    /// Columns 4·`quad` … 4·`quad` + 3 of a block.
+    /// Returns columns 4·`quad` … 4·`quad` + 3 of a block.
     fn quad<S: Isa>(s: S, block: &Self::Block<'_, S>, quad: usize) -> [S::F; 4];
 }
 
-/// A tensor type of integer quanta with scales.
+/// A tensor type of integer quants with scales.
 pub(crate) trait Quantised: Format {
-    /// Whether quanta reach 128.
+    /// Whether quants reach 128.
     const WIDE: bool;
-    /// What is taken from each quantum; zero if there are minima.
+    /// Subtracted from each quant. Zero if there are minima.
     const OFFSET: i32;
-    /// Whether the two halves of a block have scales of their own.
+    /// Whether the two halves of a block have separate scales.
     const HALVES: bool;
-    /// Whether a minimum is taken from each value.
+    /// Whether a minimum is subtracted from each value.
     const MINIMA: bool;
 
-    /// Reads columns 32·`block` onwards.
-    fn quanta<S: Isa>(s: S, group: Self::Group<'_>, block: usize) -> Quanta<S>;
+    /// Reads columns from 32·`block` on.
+    fn quants<S: Isa>(s: S, group: Self::Group<'_>, block: usize) -> Quants<S>;
 }
 
-/// 32 columns of 16 rows: value = scale · (quantum − `OFFSET`) − minimum.
+/// 32 columns of 16 rows: value = scale · (quant − `OFFSET`) − minimum.
 #[derive(Clone, Copy)]
-pub(crate) struct Quanta<S: Isa> {
+pub(crate) struct Quants<S: Isa> {
     /// Four columns each, unsigned.
     pub quads: [S::B; 8],
-    /// Of the first and the last 16 columns.
+    /// Scales of the first and the last 16 columns.
     pub scales: [S::F; 2],
     /// Zero without `MINIMA`.
     pub minimum: S::F,
 }
 
-/// Quanta with what makes values of them: scale · quantum + bias.
+/// Quants with scale and bias: value = scale · quant + bias.
 #[derive(Clone, Copy)]
 pub(crate) struct Biased<S: Isa> {
-    quanta: Quanta<S>,
+    quants: Quants<S>,
     biases: [S::F; 2],
 }
 
-/// The first `N` sections of a group.
+/// Returns the first `N` sections of a group.
 #[inline(always)]
 fn split<const N: usize>(tensor_type: TensorType, group: &[u8], columns: usize) -> [&[u8]; N] {
     let mut rest = group;
@@ -71,13 +71,13 @@ fn split<const N: usize>(tensor_type: TensorType, group: &[u8], columns: usize) 
     parts
 }
 
-/// As arrays of `N` bytes.
+/// Splits bytes into arrays of `N`.
 #[inline(always)]
 fn arrays<const N: usize>(bytes: &[u8]) -> &[[u8; N]] {
     bytes.as_chunks().0
 }
 
-/// The columns of a block, each as `N` bytes of 16 rows.
+/// Returns the columns of a block, each as `N` bytes of 16 rows.
 #[inline(always)]
 fn plain_columns<const N: usize>(group: &[u8], columns: usize) -> &[[[u8; N]; COLUMN_BLOCK]] {
     arrays(&group[..columns * N]).as_chunks().0
@@ -123,7 +123,7 @@ plain! {
 macro_rules! quantised {
     ($($name:ident, $group:ty, $bytes:ident, $open:expr;)*) => {$(
         #[doc = concat!(stringify!($name), " blocks.")]
-        #[allow(non_camel_case_types)] // the field writes them so
+        #[allow(non_camel_case_types)] // The field's spelling.
         pub(crate) struct $name;
 
         impl Format for $name {
@@ -141,41 +141,41 @@ macro_rules! quantised {
             }
             #[inline(always)]
             fn block<'a, S: Isa>(s: S, group: Self::Group<'a>, block: usize) -> Self::Block<'a, S> {
-                let quanta = Self::quanta(s, group, block);
+                let quants = Self::quants(s, group, block);
                 let bias = |half: usize| {
                     if Self::MINIMA {
-                        s.sub(s.zero(), quanta.minimum)
+                        s.sub(s.zero(), quants.minimum)
                     } else {
-                        s.mul(quanta.scales[half], s.splat(-Self::OFFSET as f32))
+                        s.mul(quants.scales[half], s.splat(-Self::OFFSET as f32))
                     }
                 };
-                Biased { quanta, biases: [bias(0), bias(1)] }
+                Biased { quants, biases: [bias(0), bias(1)] }
             }
             #[inline(always)]
             fn quad<S: Isa>(s: S, block: &Self::Block<'_, S>, quad: usize) -> [S::F; 4] {
-                let (scale, bias) = (block.quanta.scales[quad / 4], block.biases[quad / 4]);
-                let [a, b, c, d] = s.bytes_to_f32(block.quanta.quads[quad]);
+                let (scale, bias) = (block.quants.scales[quad / 4], block.biases[quad / 4]);
+                let [a, b, c, d] = s.bytes_to_f32(block.quants.quads[quad]);
                 [s.fma(a, scale, bias), s.fma(b, scale, bias), s.fma(c, scale, bias), s.fma(d, scale, bias)]
             }
         }
     )*};
 }
 
-/// Sections of a type with scales of its own for each block, or each 256 columns: `Q` bytes of quanta, `D` of scales.
+/// Sections of a type with scales per block or per 256 columns: `Q` bytes of quants, `D` bytes of scales.
 #[derive(Clone, Copy)]
 pub(crate) struct Scaled<'a, const Q: usize, const D: usize> {
-    quanta: &'a [[u8; Q]],
+    quants: &'a [[u8; Q]],
     scales: &'a [[u8; D]],
 }
 
 impl<'a, const Q: usize, const D: usize> Scaled<'a, Q, D> {
     #[inline(always)]
-    fn new([quanta, scales]: [&'a [u8]; 2]) -> Self {
-        Self { quanta: arrays(quanta), scales: arrays(scales) }
+    fn new([quants, scales]: [&'a [u8]; 2]) -> Self {
+        Self { quants: arrays(quants), scales: arrays(scales) }
     }
 }
 
-/// Sections of Q5_0 and Q5_1: `D` bytes of scales a block.
+/// Sections of Q5_0 and Q5_1: `D` bytes of scales per block.
 #[derive(Clone, Copy)]
 pub(crate) struct Q5Group<'a, const D: usize> {
     lows: &'a [[u8; 256]],
@@ -193,7 +193,7 @@ impl<'a, const D: usize> Q5Group<'a, D> {
 /// Sections of Q4_K.
 #[derive(Clone, Copy)]
 pub(crate) struct Q4KGroup<'a> {
-    quanta: &'a [[u8; 256]],
+    quants: &'a [[u8; 256]],
     subs: &'a [[u8; 32]],
     tops: &'a [[u8; 64]],
 }
@@ -217,13 +217,13 @@ pub(crate) struct Q6KGroup<'a> {
 }
 
 quantised! {
-    Q8_0, Scaled<'a, 512, 32>, quanta, Scaled::new;
-    Q4_0, Scaled<'a, 256, 32>, quanta, Scaled::new;
-    Q4_1, Scaled<'a, 256, 64>, quanta, Scaled::new;
+    Q8_0, Scaled<'a, 512, 32>, quants, Scaled::new;
+    Q4_0, Scaled<'a, 256, 32>, quants, Scaled::new;
+    Q4_1, Scaled<'a, 256, 64>, quants, Scaled::new;
     Q5_0, Q5Group<'a, 32>, lows, Q5Group::new;
     Q5_1, Q5Group<'a, 64>, lows, Q5Group::new;
-    Q4_K, Q4KGroup<'a>, quanta, |[quanta, subs, tops]: [_; 3]| {
-        Q4KGroup { quanta: arrays(quanta), subs: arrays(subs), tops: arrays(tops) }
+    Q4_K, Q4KGroup<'a>, quants, |[quants, subs, tops]: [_; 3]| {
+        Q4KGroup { quants: arrays(quants), subs: arrays(subs), tops: arrays(tops) }
     };
     Q5_K, Q5KGroup<'a>, lows, |[lows, highs, subs, tops]: [_; 4]| {
         Q5KGroup { lows: arrays(lows), highs: arrays(highs), subs: arrays(subs), tops: arrays(tops) }
@@ -231,11 +231,11 @@ quantised! {
     Q6_K, Q6KGroup<'a>, lows, |[lows, highs, subs, tops]: [_; 4]| {
         Q6KGroup { lows: arrays(lows), highs: arrays(highs), subs: arrays(subs), tops: arrays(tops) }
     };
-    TQ1_0, Scaled<'a, 128, 32>, quanta, Scaled::new;
-    TQ2_0, Scaled<'a, 128, 32>, quanta, Scaled::new;
+    TQ1_0, Scaled<'a, 128, 32>, quants, Scaled::new;
+    TQ2_0, Scaled<'a, 128, 32>, quants, Scaled::new;
 }
 
-/// Four vectors of nibbles as eight quads.
+/// Unpacks four vectors of nibbles to eight quads.
 #[inline(always)]
 fn nibbles<S: Isa>(s: S, vectors: &[u8; 256]) -> [S::B; 8] {
     let v = arrays::<64>(vectors);
@@ -252,7 +252,7 @@ fn nibbles<S: Isa>(s: S, vectors: &[u8; 256]) -> [S::B; 8] {
     ]
 }
 
-/// Four vectors of nibbles and one of fifth bits as eight quads.
+/// Unpacks four vectors of nibbles and one of fifth bits to eight quads.
 #[inline(always)]
 fn fifths<S: Isa>(s: S, lows: &[u8; 256], highs: &[u8; 64]) -> [S::B; 8] {
     let (low, high) = (nibbles(s, lows), s.load_bytes(highs));
@@ -268,7 +268,7 @@ fn fifths<S: Isa>(s: S, lows: &[u8; 256], highs: &[u8; 64]) -> [S::B; 8] {
     ]
 }
 
-/// Two vectors of four 2-bit fields as eight quads.
+/// Unpacks two vectors of four 2-bit fields to eight quads.
 #[inline(always)]
 fn pairs<S: Isa>(s: S, vectors: &[u8; 128]) -> [S::B; 8] {
     let [a, b] = halves(vectors);
@@ -285,22 +285,22 @@ fn pairs<S: Isa>(s: S, vectors: &[u8; 128]) -> [S::B; 8] {
     ]
 }
 
-/// Scale and minimum of a block that stores what is added to its values: the minimum, which is taken from them, is less
-/// that.
+/// Reads scale and minimum of a type that stores an addend. The minimum, which is subtracted, is its
+/// negative.
 #[inline(always)]
 fn scale_and_minimum<S: Isa>(s: S, scales: &[u8; 64]) -> ([S::F; 2], S::F) {
     let [d, m] = halves(scales);
     ([s.load_f16(d); 2], s.sub(s.zero(), s.load_f16(m)))
 }
 
-/// Scale and minimum of a sub-block of Q4_K and Q5_K.
+/// Reads scale and minimum of a sub-block of Q4_K or Q5_K.
 #[inline(always)]
 fn k_scale_and_minimum<S: Isa>(s: S, tops: &[u8; 64], subs: &[u8; 32]) -> ([S::F; 2], S::F) {
     let ([d, dmin], [scale, minimum]) = (halves(tops), halves(subs));
     ([s.mul(s.load_f16(d), s.load_u8(scale)); 2], s.mul(s.load_f16(dmin), s.load_u8(minimum)))
 }
 
-/// The two halves of an array of sub-scales.
+/// Returns the two halves of an array of sub-scales.
 #[inline(always)]
 fn halves<const N: usize, const H: usize>(bytes: &[u8; N]) -> [&[u8; H]; 2] {
     let parts = arrays::<H>(bytes);
@@ -314,8 +314,8 @@ impl Quantised for Q8_0 {
     const MINIMA: bool = false;
 
     #[inline(always)]
-    fn quanta<S: Isa>(s: S, group: Self::Group<'_>, block: usize) -> Quanta<S> {
-        let v = arrays::<64>(&group.quanta[block]);
+    fn quants<S: Isa>(s: S, group: Self::Group<'_>, block: usize) -> Quants<S> {
+        let v = arrays::<64>(&group.quants[block]);
         let quads = [
             s.load_bytes(&v[0]),
             s.load_bytes(&v[1]),
@@ -326,7 +326,7 @@ impl Quantised for Q8_0 {
             s.load_bytes(&v[6]),
             s.load_bytes(&v[7]),
         ];
-        Quanta { quads, scales: [s.load_f16(&group.scales[block]); 2], minimum: s.zero() }
+        Quants { quads, scales: [s.load_f16(&group.scales[block]); 2], minimum: s.zero() }
     }
 }
 
@@ -337,9 +337,9 @@ impl Quantised for Q4_0 {
     const MINIMA: bool = false;
 
     #[inline(always)]
-    fn quanta<S: Isa>(s: S, group: Self::Group<'_>, block: usize) -> Quanta<S> {
-        let quads = nibbles(s, &group.quanta[block]);
-        Quanta { quads, scales: [s.load_f16(&group.scales[block]); 2], minimum: s.zero() }
+    fn quants<S: Isa>(s: S, group: Self::Group<'_>, block: usize) -> Quants<S> {
+        let quads = nibbles(s, &group.quants[block]);
+        Quants { quads, scales: [s.load_f16(&group.scales[block]); 2], minimum: s.zero() }
     }
 }
 
@@ -350,9 +350,9 @@ impl Quantised for Q4_1 {
     const MINIMA: bool = true;
 
     #[inline(always)]
-    fn quanta<S: Isa>(s: S, group: Self::Group<'_>, block: usize) -> Quanta<S> {
+    fn quants<S: Isa>(s: S, group: Self::Group<'_>, block: usize) -> Quants<S> {
         let (scales, minimum) = scale_and_minimum(s, &group.scales[block]);
-        Quanta { quads: nibbles(s, &group.quanta[block]), scales, minimum }
+        Quants { quads: nibbles(s, &group.quants[block]), scales, minimum }
     }
 }
 
@@ -363,9 +363,9 @@ impl Quantised for Q5_0 {
     const MINIMA: bool = false;
 
     #[inline(always)]
-    fn quanta<S: Isa>(s: S, group: Self::Group<'_>, block: usize) -> Quanta<S> {
+    fn quants<S: Isa>(s: S, group: Self::Group<'_>, block: usize) -> Quants<S> {
         let quads = fifths(s, &group.lows[block], &group.highs[block]);
-        Quanta { quads, scales: [s.load_f16(&group.scales[block]); 2], minimum: s.zero() }
+        Quants { quads, scales: [s.load_f16(&group.scales[block]); 2], minimum: s.zero() }
     }
 }
 
@@ -376,9 +376,9 @@ impl Quantised for Q5_1 {
     const MINIMA: bool = true;
 
     #[inline(always)]
-    fn quanta<S: Isa>(s: S, group: Self::Group<'_>, block: usize) -> Quanta<S> {
+    fn quants<S: Isa>(s: S, group: Self::Group<'_>, block: usize) -> Quants<S> {
         let (scales, minimum) = scale_and_minimum(s, &group.scales[block]);
-        Quanta { quads: fifths(s, &group.lows[block], &group.highs[block]), scales, minimum }
+        Quants { quads: fifths(s, &group.lows[block], &group.highs[block]), scales, minimum }
     }
 }
 
@@ -389,9 +389,9 @@ impl Quantised for Q4_K {
     const MINIMA: bool = true;
 
     #[inline(always)]
-    fn quanta<S: Isa>(s: S, group: Self::Group<'_>, block: usize) -> Quanta<S> {
+    fn quants<S: Isa>(s: S, group: Self::Group<'_>, block: usize) -> Quants<S> {
         let (scales, minimum) = k_scale_and_minimum(s, &group.tops[block / 8], &group.subs[block]);
-        Quanta { quads: nibbles(s, &group.quanta[block]), scales, minimum }
+        Quants { quads: nibbles(s, &group.quants[block]), scales, minimum }
     }
 }
 
@@ -402,9 +402,9 @@ impl Quantised for Q5_K {
     const MINIMA: bool = true;
 
     #[inline(always)]
-    fn quanta<S: Isa>(s: S, group: Self::Group<'_>, block: usize) -> Quanta<S> {
+    fn quants<S: Isa>(s: S, group: Self::Group<'_>, block: usize) -> Quants<S> {
         let (scales, minimum) = k_scale_and_minimum(s, &group.tops[block / 8], &group.subs[block]);
-        Quanta { quads: fifths(s, &group.lows[block], &group.highs[block]), scales, minimum }
+        Quants { quads: fifths(s, &group.lows[block], &group.highs[block]), scales, minimum }
     }
 }
 
@@ -415,7 +415,7 @@ impl Quantised for Q6_K {
     const MINIMA: bool = false;
 
     #[inline(always)]
-    fn quanta<S: Isa>(s: S, group: Self::Group<'_>, block: usize) -> Quanta<S> {
+    fn quants<S: Isa>(s: S, group: Self::Group<'_>, block: usize) -> Quants<S> {
         let low = nibbles(s, &group.lows[block]);
         let [even, odd] = halves(&group.highs[block]);
         let (even, odd) = (s.load_bytes(even), s.load_bytes(odd));
@@ -431,7 +431,7 @@ impl Quantised for Q6_K {
         ];
         let d = s.load_f16(&group.tops[block / 8]);
         let [first, last] = halves(&group.subs[block]);
-        Quanta { quads, scales: [s.mul(d, s.load_i8(first)), s.mul(d, s.load_i8(last))], minimum: s.zero() }
+        Quants { quads, scales: [s.mul(d, s.load_i8(first)), s.mul(d, s.load_i8(last))], minimum: s.zero() }
     }
 }
 
@@ -444,15 +444,15 @@ macro_rules! ternary {
             const MINIMA: bool = false;
 
             #[inline(always)]
-            fn quanta<S: Isa>(s: S, group: Self::Group<'_>, block: usize) -> Quanta<S> {
-                let quads = pairs(s, &group.quanta[block]);
-                Quanta { quads, scales: [s.load_f16(&group.scales[block / 8]); 2], minimum: s.zero() }
+            fn quants<S: Isa>(s: S, group: Self::Group<'_>, block: usize) -> Quants<S> {
+                let quads = pairs(s, &group.quants[block]);
+                Quants { quads, scales: [s.load_f16(&group.scales[block / 8]); 2], minimum: s.zero() }
             }
         }
     )*};
 }
 
-ternary!(TQ1_0, TQ2_0); // one layout
+ternary!(TQ1_0, TQ2_0); // Both have the same layout.
 
-/// A format as a type parameter of a kernel that has no other use for it.
+/// A format as a type parameter of a kernel without other use for it.
 pub(crate) type Of<W> = PhantomData<W>;

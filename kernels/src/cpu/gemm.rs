@@ -1,4 +1,4 @@
-//! Products of matrices of any kind, tile by tile.
+//! General matrix products, tile by tile.
 
 use super::HostKernel;
 use super::elements::Element;
@@ -12,7 +12,7 @@ use std::ops::Range;
 /// Rows and columns of a tile.
 pub(super) const TILE: usize = TILE_WORDS as usize;
 
-/// Of the second matrix so many rows are gathered at once.
+/// Rows of the second matrix that are gathered at once.
 const DEPTH: usize = 64;
 
 /// Sums of a tile: `[row][column]`.
@@ -36,7 +36,7 @@ impl<E: Element> HostKernel for Gemm<E> {
         let size = |i: usize| call.constants[i] as usize;
         let (m, n, k, lda, ldb, ldc) = (size(0), size(1), size(2), size(5), size(6), size(7));
         let (alpha, beta) = (call.float(12), call.float(13));
-        // SAFETY: nobody writes these; any bits are values of this type.
+        // SAFETY: no thread writes these bindings; all bit patterns are valid for this type.
         let (a, b) = unsafe { (call.read::<E>(0), call.read::<E>(1)) };
         let (down, across) = (m.div_ceil(TILE), n.div_ceil(TILE));
         let depth = if alpha == 0.0 { 0 } else { k };
@@ -65,7 +65,7 @@ impl<E: Element> HostKernel for Gemm<E> {
     }
 }
 
-/// The product of `a(row, depth)` and `b(depth, column)`, up to a tile of them.
+/// Multiplies `a(row, depth)` and `b(depth, column)`, for up to one tile.
 #[inline(always)]
 pub(super) fn product<S: Isa>(
     s: S,

@@ -1,7 +1,7 @@
-//! f16 activations: what writes them, the product that takes them, and weights widened for it.
+//! Kernels of f16 activations: conversion, the product, and dequantized weights for it.
 //!
-//! Processors have no use for them; these are what other devices' kernels can be compared with, and what runs where f16
-//! are asked for by name.
+//! f16 activations are no faster on CPUs. These kernels serve as a comparison for other devices, and run if
+//! the user asks for f16.
 
 use super::formats::{Format, Of, Quantised};
 use super::isa::Isa;
@@ -17,7 +17,7 @@ use crate::{add, matmul, quantize, rms_norm, silu_mul, widen};
 use ragtag_hal::{EntryAbi, HostCall};
 use std::ops::Range;
 
-/// 16 lanes as f16. Values beyond its range become the largest; NaN is preserved.
+/// Rounds 16 lanes to f16. Values beyond its range saturate; NaN is preserved.
 #[inline(always)]
 pub(super) fn rounded<S: Isa>(s: S, v: S::F) -> [u16; 16] {
     let largest = half::f16::MAX.to_f32();
@@ -27,7 +27,7 @@ pub(super) fn rounded<S: Isa>(s: S, v: S::F) -> [u16; 16] {
 /// Writes a row, 32 columns at a time, and its padding.
 ///
 /// # Safety
-/// As for [`HostCall::write`]: the caller owns the row.
+/// Same as for [`HostCall::write`]: the caller must own the row.
 #[inline(always)]
 pub(super) unsafe fn write_row<S: Isa>(
     s: S,
@@ -38,7 +38,7 @@ pub(super) unsafe fn write_row<S: Isa>(
     values: impl Fn(usize) -> (S::F, S::F),
 ) {
     let pitch = row_bytes(width) / 2;
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let out = unsafe { call.write::<u16>(binding, row * pitch..(row + 1) * pitch) };
     let (columns, padding) = out.split_at_mut(width);
     for (b, out) in columns.as_chunks_mut::<BLOCK>().0.iter_mut().enumerate() {
@@ -49,7 +49,7 @@ pub(super) unsafe fn write_row<S: Isa>(
     padding.fill(0);
 }
 
-/// RMS norm into f16 activations.
+/// RMS norm to f16 activations.
 pub(crate) struct RmsNormF16;
 
 impl HostKernel for RmsNormF16 {
@@ -65,7 +65,7 @@ impl HostKernel for RmsNormF16 {
     unsafe fn run<S: Isa>(s: S, call: &HostCall<'_>, groups: Range<u32>) {
         let &[rows, word, width, _] = call.constants else { return };
         let width = width as usize;
-        // SAFETY: nobody writes these; any bits are values of these types.
+        // SAFETY: no thread writes these bindings; all bit patterns are valid for these types.
         let (params, x, weight) = unsafe { (call.read::<u32>(0), call.read::<f32>(1), call.read::<f32>(2)) };
         let rows = count(params, word, rows);
         for row in (groups.start as usize..groups.end as usize).take_while(|row| *row < rows) {
@@ -81,7 +81,7 @@ impl HostKernel for RmsNormF16 {
     }
 }
 
-/// SiLU(gate) · up into f16 activations.
+/// SiLU(gate) · up to f16 activations.
 pub(crate) struct SiluMulF16;
 
 impl HostKernel for SiluMulF16 {
@@ -97,7 +97,7 @@ impl HostKernel for SiluMulF16 {
     unsafe fn run<S: Isa>(s: S, call: &HostCall<'_>, groups: Range<u32>) {
         let &[rows, word, width] = call.constants else { return };
         let width = width as usize;
-        // SAFETY: nobody writes these; any bits are values of these types.
+        // SAFETY: no thread writes these bindings; all bit patterns are valid for these types.
         let (params, gate_up) = unsafe { (call.read::<u32>(0), call.read::<f32>(1)) };
         let rows = count(params, word, rows);
         for row in (groups.start as usize..groups.end as usize).take_while(|row| *row < rows) {
@@ -112,7 +112,7 @@ impl HostKernel for SiluMulF16 {
     }
 }
 
-/// f32 into f16 activations.
+/// Converts f32 to f16 activations.
 pub(crate) struct QuantizeF16;
 
 impl HostKernel for QuantizeF16 {
@@ -128,7 +128,7 @@ impl HostKernel for QuantizeF16 {
     unsafe fn run<S: Isa>(s: S, call: &HostCall<'_>, groups: Range<u32>) {
         let &[rows, word, width] = call.constants else { return };
         let width = width as usize;
-        // SAFETY: nobody writes these; any bits are values of these types.
+        // SAFETY: no thread writes these bindings; all bit patterns are valid for these types.
         let (params, x) = unsafe { (call.read::<u32>(0), call.read::<f32>(1)) };
         let rows = count(params, word, rows);
         for row in (groups.start as usize..groups.end as usize).take_while(|row| *row < rows) {
@@ -139,7 +139,7 @@ impl HostKernel for QuantizeF16 {
     }
 }
 
-/// Rows of weights of two bytes a value times f16 activations.
+/// Products of row-major 2-byte weights and f16 activations.
 pub(crate) struct Product<W>(Of<W>);
 
 impl<W: Format> HostKernel for Product<W> {
@@ -155,7 +155,7 @@ impl<W: Format> HostKernel for Product<W> {
     unsafe fn run<S: Isa>(s: S, call: &HostCall<'_>, groups: Range<u32>) {
         let &[rows, word, n, k, accumulate, stride] = call.constants else { return };
         let (n, stride, pitch) = (n as usize, stride as usize, row_bytes(k as usize));
-        // SAFETY: nobody writes these; any bits are values of these types.
+        // SAFETY: no thread writes these bindings; all bit patterns are valid for these types.
         let (params, weights, x) = unsafe { (call.read::<u32>(0), call.read::<u8>(1), call.read::<u8>(2)) };
         let x = &x[..count(params, word, rows) * pitch];
         for task in groups.start as usize..groups.end as usize {
@@ -174,7 +174,7 @@ impl<W: Format> HostKernel for Product<W> {
     }
 }
 
-/// The sum of the products of two rows; their padding is zero.
+/// Returns the dot product of two rows, whose padding is zero.
 #[inline(always)]
 fn dot<S: Isa, W: Format>(s: S, weights: &[u8], x: &[u8]) -> f32 {
     let mut sum = s.zero();
@@ -185,7 +185,7 @@ fn dot<S: Isa, W: Format>(s: S, weights: &[u8], x: &[u8]) -> f32 {
     s.sum(sum)
 }
 
-/// Quantised weights as rows of f16.
+/// Dequantizes weights to f16 rows.
 pub(crate) struct Widen<W>(Of<W>);
 
 impl<W: Quantised> HostKernel for Widen<W> {
@@ -202,7 +202,7 @@ impl<W: Quantised> HostKernel for Widen<W> {
         let &[_, k] = call.constants else { return };
         let (k, pitch) = (k as usize, row_bytes(k as usize) / 2);
         let bytes = group_bytes(W::TYPE, k);
-        // SAFETY: nobody writes the weights; any bits are values of this type.
+        // SAFETY: no thread writes the weights; all bit patterns are valid for this type.
         let weights = unsafe { call.read::<u8>(0) };
         for group in groups.start as usize..groups.end as usize {
             let opened = W::open(&weights[group * bytes..][..bytes], k);

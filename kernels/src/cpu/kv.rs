@@ -1,4 +1,4 @@
-//! How the cache stores values.
+//! Storage types of cached keys and values.
 
 use super::halves::rounded;
 use super::isa::Isa;
@@ -7,20 +7,20 @@ use half::f16;
 
 /// A type of cached values, in little-endian bytes.
 pub(crate) trait Stored: 'static {
-    /// The type.
+    /// Cache type.
     const TYPE: KvType;
-    /// Bytes of a value.
+    /// Bytes per value.
     const BYTES: usize;
     /// One value.
     type One: AsRef<[u8]> + Copy;
     /// Sixteen values.
     type Lanes: 'static;
 
-    /// Bytes as lanes; a rest is left out.
+    /// Splits bytes into lanes; drops the remainder.
     fn lanes(bytes: &[u8]) -> &[Self::Lanes];
-    /// Loads.
+    /// Loads sixteen values.
     fn load<S: Isa>(s: S, lanes: &Self::Lanes) -> S::F;
-    /// Value `at` of some bytes.
+    /// Returns value `at` of these bytes.
     fn get(bytes: &[u8], at: usize) -> f32;
     /// Rounds to the type.
     fn encode<S: Isa>(s: S, values: &[f32; 16]) -> [Self::One; 16];

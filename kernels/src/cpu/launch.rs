@@ -1,15 +1,15 @@
-//! What every host kernel does with its launch: counts, and rows of bindings.
+//! Shared code of CPU kernels: row counts and binding rows of a launch.
 
 use crate::params::ParamsShape;
 use ragtag_hal::HostCall;
 
-/// A count of the parameters' header, at most `capacity`.
+/// Returns a count of the parameters' header, at most `capacity`.
 #[inline(always)]
 pub(super) fn count(params: &[u32], word: u32, capacity: u32) -> usize {
     params.get(word as usize).map_or(0, |count| (*count).min(capacity) as usize)
 }
 
-/// The lists of a parameter block, each of which is data: any word may hold anything.
+/// Lists of a parameter block. They are untrusted data: any word may hold anything.
 #[derive(Clone, Copy)]
 pub(super) struct Lists<'a> {
     words: &'a [u32],
@@ -22,13 +22,13 @@ impl<'a> Lists<'a> {
         Self { words, shape: ParamsShape { rows, logit_rows, sequences, table_blocks } }
     }
 
-    /// Rows in use.
+    /// Returns the rows in use.
     #[inline(always)]
     pub fn rows(&self) -> usize {
         count(self.words, crate::params::ROWS, self.shape.rows)
     }
 
-    /// Logit rows in use.
+    /// Returns the logit rows in use.
     #[inline(always)]
     pub fn logit_rows(&self) -> usize {
         count(self.words, crate::params::LOGIT_ROWS, self.shape.logit_rows)
@@ -54,7 +54,7 @@ impl<'a> Lists<'a> {
         self.words[self.shape.logit_rows() + i] as usize
     }
 
-    /// The block table of a sequence, if there is one.
+    /// Returns the block table of a sequence, if it exists.
     #[inline(always)]
     pub fn table(&self, sequence: usize) -> Option<&'a [u32]> {
         let blocks = self.shape.table_blocks as usize;
@@ -63,18 +63,18 @@ impl<'a> Lists<'a> {
     }
 }
 
-/// Row `row` of a binding of f32 rows, for writing.
+/// Returns row `row` of a binding of f32 rows, for writing.
 ///
 /// # Safety
-/// As for [`HostCall::write`].
+/// Same as for [`HostCall::write`].
 #[inline(always)]
-#[allow(clippy::mut_from_ref)] // as `HostCall::write`
+#[allow(clippy::mut_from_ref)] // Same as `HostCall::write`.
 pub(super) unsafe fn row_mut<'a>(
     call: &'a HostCall<'_>,
     binding: usize,
     row: usize,
     width: usize,
 ) -> &'a mut [f32] {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { call.write(binding, row * width..(row + 1) * width) }
 }

@@ -1,4 +1,4 @@
-//! The general operators that work along an axis.
+//! General operators that work along an axis.
 
 use super::HostKernel;
 use super::elements::Element;
@@ -11,7 +11,7 @@ use half::{bf16, f16};
 use ragtag_hal::{EntryAbi, HostCall};
 use std::ops::Range;
 
-/// The most columns of a group.
+/// Maximum columns of a group.
 const MOST: usize = ITEMS as usize;
 
 /// Calls a function for values of the type with this number.
@@ -27,18 +27,19 @@ macro_rules! by_type {
 
 /// A group's part of `[outer, axis, inner]`.
 struct Part {
-    /// How many values of the axis these are.
+    /// Number of values along the axis.
     axis: usize,
     inner: usize,
-    /// The first value of the first column.
+    /// First value of the first column.
     start: usize,
-    /// The place of the first column in `[outer, parts, inner]`.
+    /// Position of the first column in `[outer, parts, inner]`.
     line: usize,
     columns: usize,
 }
 
 impl Part {
-    /// Groups take outer × columns × parts of the axis, of so many values each.
+    /// Returns the part of a group. Groups cover outer × columns × parts of the axis with `of_axis` values
+    /// each.
     #[inline(always)]
     fn new([outer, axis, inner]: [u32; 3], of_axis: u32, group: u32) -> Self {
         let strips = inner.div_ceil(columns(inner));
@@ -56,13 +57,13 @@ impl Part {
         }
     }
 
-    /// The places of the columns' values, step after step along the axis.
+    /// Returns the ranges of the columns' values, step by step along the axis.
     #[inline(always)]
     fn rows(&self) -> impl Iterator<Item = Range<usize>> + use<'_> {
         (0..self.axis).map(|i| self.start + i * self.inner..self.start + i * self.inner + self.columns)
     }
 
-    /// Brings the values of each column together.
+    /// Reduces the values of each column.
     #[inline(always)]
     fn fold<E: Element>(&self, x: &[E], first: f64, step: impl Fn(usize, f64, f32) -> f64) -> [f64; MOST] {
         let mut out = [first; MOST];
@@ -75,21 +76,21 @@ impl Part {
     }
 }
 
-/// The larger, or NaN.
+/// Returns the larger value, or NaN.
 #[inline(always)]
 fn larger(a: f64, b: f32) -> f64 {
     let b = f64::from(b);
     if a > b || a.is_nan() { a } else { b }
 }
 
-/// The smaller, or NaN.
+/// Returns the smaller value, or NaN.
 #[inline(always)]
 fn smaller(a: f64, b: f32) -> f64 {
     let b = f64::from(b);
     if a < b || a.is_nan() { a } else { b }
 }
 
-/// One value for each line.
+/// Reduces each line to one value.
 pub(crate) struct Reduce;
 
 impl HostKernel for Reduce {
@@ -103,20 +104,20 @@ impl HostKernel for Reduce {
     }
     #[inline(always)]
     unsafe fn run<S: Isa>(_: S, call: &HostCall<'_>, groups: Range<u32>) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { by_type!(call.constants[1], reduce(call, groups)) }
     }
 }
 
-/// [`Reduce`] of values of a type.
+/// [`Reduce`] for values of type `E`.
 ///
 /// # Safety
-/// As for [`HostKernel::run`].
+/// Same as for [`HostKernel::run`].
 #[inline(always)]
 unsafe fn reduce<E: Element>(call: &HostCall<'_>, groups: Range<u32>) {
     let &[reduction, _, outer, axis, inner, of_axis, count] = call.constants else { return };
     let Some(reduction) = Reduction::ALL.get(reduction as usize) else { return };
-    // SAFETY: nobody writes this; any bits are values.
+    // SAFETY: no thread writes this binding; all bit patterns are valid values.
     let x = unsafe { call.read::<E>(0) };
     for group in groups {
         let part = Part::new([outer, axis, inner], of_axis, group);
@@ -133,7 +134,7 @@ unsafe fn reduce<E: Element>(call: &HostCall<'_>, groups: Range<u32>) {
     }
 }
 
-/// Probabilities along an axis.
+/// Softmax along an axis.
 pub(crate) struct SoftmaxAxis;
 
 impl HostKernel for SoftmaxAxis {
@@ -147,25 +148,25 @@ impl HostKernel for SoftmaxAxis {
     }
     #[inline(always)]
     unsafe fn run<S: Isa>(_: S, call: &HostCall<'_>, groups: Range<u32>) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { by_type!(call.constants[0], softmax(call, groups)) }
     }
 }
 
-/// [`SoftmaxAxis`] of values of a type.
+/// [`SoftmaxAxis`] for values of type `E`.
 ///
 /// # Safety
-/// As for [`HostKernel::run`].
+/// Same as for [`HostKernel::run`].
 #[inline(always)]
 unsafe fn softmax<E: Element>(call: &HostCall<'_>, groups: Range<u32>) {
     let &[_, outer, axis, inner] = call.constants else { return };
-    // SAFETY: nobody writes this; any bits are values.
+    // SAFETY: no thread writes this binding; all bit patterns are valid values.
     let x = unsafe { call.read::<E>(0) };
     for group in groups {
         let part = Part::new([outer, axis, inner], axis, group);
         let largest = part.fold(x, f64::NEG_INFINITY, |_, a, b| larger(a, b)).map(|largest| match largest {
             f64::INFINITY => f32::NAN,
-            f64::NEG_INFINITY => 0.0, // nothing is allowed: all become zero
+            f64::NEG_INFINITY => 0.0, // All scores are −∞: the result is zero.
             largest => largest as f32,
         });
         let weight = |column: usize, x: f32| (x - largest[column]).exp();
@@ -195,20 +196,20 @@ impl HostKernel for LayerNorm {
     }
     #[inline(always)]
     unsafe fn run<S: Isa>(_: S, call: &HostCall<'_>, groups: Range<u32>) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { by_type!(call.constants[0], norm(call, groups)) }
     }
 }
 
-/// [`LayerNorm`] of values of a type.
+/// [`LayerNorm`] for values of type `E`.
 ///
 /// # Safety
-/// As for [`HostKernel::run`].
+/// Same as for [`HostKernel::run`].
 #[inline(always)]
 unsafe fn norm<E: Element>(call: &HostCall<'_>, groups: Range<u32>) {
     let &[_, _, width, _] = call.constants else { return };
     let (width, epsilon) = (width as usize, f64::from(call.float(3)));
-    // SAFETY: nobody writes these; any bits are values.
+    // SAFETY: no thread writes these bindings; all bit patterns are valid values.
     let (x, [weight, bias]) = unsafe { (call.read::<E>(0), [1, 2].map(|binding| call.read::<f32>(binding))) };
     for row in groups.start as usize..groups.end as usize {
         let x = x[row * width..][..width].iter().map(|x| f64::from(x.value()));

@@ -1,4 +1,4 @@
-//! The kernels that work on rows of logits: softmax, arg max, top k.
+//! Kernels of logit rows: softmax, arg max, top k.
 
 use super::HostKernel;
 use super::isa::Isa;
@@ -9,13 +9,13 @@ use crate::{add, arg_max, softmax, top_k};
 use ragtag_hal::{EntryAbi, HostCall};
 use std::ops::Range;
 
-/// Values that are summed up before they are added to the total of a row, which keeps rounding small.
+/// Values that are summed before being added to a row's total, which limits rounding errors.
 const SUM_BLOCK: usize = 1024;
 
-/// Values that are skipped at once where none of them is large enough.
+/// Values that are skipped together if none of them is large enough.
 const SKIP: usize = 64;
 
-/// The largest number; −∞ if there is none.
+/// Returns the largest number, or −∞ if there is none.
 #[inline(always)]
 fn largest_number<S: Isa>(s: S, row: &[f32]) -> f32 {
     let (quads, rest) = row.as_chunks::<64>();
@@ -23,17 +23,17 @@ fn largest_number<S: Isa>(s: S, row: &[f32]) -> f32 {
     for quad in quads {
         let lanes = quad.as_chunks::<16>().0;
         for i in 0..4 {
-            best[i] = s.max(s.load(&lanes[i]), best[i]); // the second where the first is NaN
+            best[i] = s.max(s.load(&lanes[i]), best[i]); // Returns the second if the first is NaN.
         }
     }
     let best = s.largest(s.max(s.max(best[0], best[1]), s.max(best[2], best[3])));
     rest.iter().fold(best, |best, x| if *x > best { *x } else { best })
 }
 
-/// Writes exp(x − max) and returns the sums of the lanes.
+/// Writes exp(x − max) and returns the sums per lane.
 #[inline(always)]
 fn exponentials<S: Isa>(s: S, x: &[f32], max: f32, out: &mut [f32]) -> S::F {
-    // What `exp` makes of −∞, so that it becomes zero.
+    // `exp` of −∞, subtracted so that −∞ yields zero.
     let least = s.exp(s.splat(f32::NEG_INFINITY));
     let max = s.splat(max);
     let (x, x_rest) = x.as_chunks::<16>();
@@ -52,7 +52,7 @@ fn exponentials<S: Isa>(s: S, x: &[f32], max: f32, out: &mut [f32]) -> S::F {
     s.add(sum, e)
 }
 
-/// Rows of probabilities.
+/// Softmax of rows.
 pub(crate) struct Softmax;
 
 impl HostKernel for Softmax {
@@ -68,14 +68,14 @@ impl HostKernel for Softmax {
     unsafe fn run<S: Isa>(s: S, call: &HostCall<'_>, groups: Range<u32>) {
         let &[rows, word, width] = call.constants else { return };
         let width = width as usize;
-        // SAFETY: nobody writes these; any bits are values of these types.
+        // SAFETY: no thread writes these bindings; all bit patterns are valid for these types.
         let (params, x) = unsafe { (call.read::<u32>(0), call.read::<f32>(1)) };
         let rows = count(params, word, rows);
         for row in (groups.start as usize..groups.end as usize).take_while(|row| *row < rows) {
             let x = &x[row * width..][..width];
             // SAFETY: each group writes its own row.
             let out = unsafe { row_mut(call, 2, row, width) };
-            // A NaN is not the largest number, but makes the sum NaN. Without numbers any value does.
+            // A NaN is not the largest number, but makes the sum NaN. Without numbers, any maximum works.
             let max = largest_number(s, x).max(f32::MIN);
             let mut sums = s.zero();
             for (x, out) in x.chunks(SUM_BLOCK).zip(out.chunks_mut(SUM_BLOCK)) {
@@ -88,7 +88,7 @@ impl HostKernel for Softmax {
     }
 }
 
-/// Where each row is largest.
+/// Position of each row's largest value.
 pub(crate) struct ArgMax;
 
 impl HostKernel for ArgMax {
@@ -104,13 +104,13 @@ impl HostKernel for ArgMax {
     unsafe fn run<S: Isa>(s: S, call: &HostCall<'_>, groups: Range<u32>) {
         let &[rows, word, width] = call.constants else { return };
         let width = width as usize;
-        // SAFETY: nobody writes these; any bits are values of these types.
+        // SAFETY: no thread writes these bindings; all bit patterns are valid for these types.
         let (params, x) = unsafe { (call.read::<u32>(0), call.read::<f32>(1)) };
         let rows = count(params, word, rows);
         for row in (groups.start as usize..groups.end as usize).take_while(|row| *row < rows) {
             let x = &x[row * width..][..width];
             let largest = largest_number(s, x);
-            // Nothing is found where all is NaN.
+            // Finds nothing if all values are NaN.
             let index = x.iter().position(|x| *x == largest).unwrap_or(0);
             // SAFETY: each group writes its own word.
             unsafe { call.write::<u32>(2, row..row + 1)[0] = index as u32 };
@@ -118,14 +118,14 @@ impl HostKernel for ArgMax {
     }
 }
 
-/// The largest values so far, in order, and where they are.
+/// The largest values so far, in order, and their positions.
 struct Best<'a> {
     values: &'a mut [f32],
     indices: &'a mut [u32],
 }
 
 impl Best<'_> {
-    /// Puts a value among the first `count`; what comes after them is lost.
+    /// Inserts a value among the first `count`, and drops the last one.
     #[inline(always)]
     fn insert(&mut self, count: usize, value: f32, index: usize) {
         let mut at = count;
@@ -155,7 +155,7 @@ impl HostKernel for TopK {
     unsafe fn run<S: Isa>(s: S, call: &HostCall<'_>, groups: Range<u32>) {
         let &[rows, word, width, k] = call.constants else { return };
         let (width, k) = (width as usize, k as usize);
-        // SAFETY: nobody writes these; any bits are values of these types.
+        // SAFETY: no thread writes these bindings; all bit patterns are valid for these types.
         let (params, x) = unsafe { (call.read::<u32>(0), call.read::<f32>(1)) };
         let rows = count(params, word, rows);
         for row in (groups.start as usize..groups.end as usize).take_while(|row| *row < rows) {
@@ -168,7 +168,7 @@ impl HostKernel for TopK {
     }
 }
 
-/// Fills `best`, which has room for 1 to `x.len()` values.
+/// Fills `best`, which holds 1 to `x.len()` values.
 #[inline(always)]
 fn top_of_row<S: Isa>(s: S, x: &[f32], best: &mut Best<'_>) {
     let last = best.values.len() - 1;

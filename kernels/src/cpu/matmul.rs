@@ -1,10 +1,11 @@
 //! Matrix products.
 //!
-//! A group computes [`matmul::TASK_ROWS`] rows of weights for all tokens. Both kernels go through a tile of tokens
-//! block by block of 32 columns: the block's weights are unpacked once, then met by every token of the tile. One block's
-//! sum is taken in registers and added to the token's total; that order is the same for one token and for many.
+//! A group computes [`matmul::TASK_ROWS`] rows of weights for all tokens. Both kernels process a tile of
+//! tokens in blocks of 32 columns: a block's weights are unpacked once and multiplied with every token of the
+//! tile. The sum of a block is computed in registers and added to the token's total. That order is the same
+//! for one token and for many.
 
-use super::formats::{Format, Of, Quanta, Quantised};
+use super::formats::{Format, Of, Quantised, Quants};
 use super::isa::Isa;
 use super::launch::count;
 use super::{HostKernel, product};
@@ -15,13 +16,13 @@ use crate::quantize::{row_bytes, scales_offset, sums_offset};
 use ragtag_hal::{EntryAbi, HostCall};
 use std::ops::Range;
 
-/// Tokens that share one unpacking of weights; their totals stay in the first-level cache.
+/// Tokens that share one unpacking of weights. Their totals stay in the L1 cache.
 const TILE: usize = 32;
 
-/// Groups of 16 rows in a task.
+/// Groups of 16 rows per task.
 const TASK_GROUPS: usize = matmul::TASK_ROWS as usize / GROUP_ROWS;
 
-/// Where a task's sums go.
+/// Destination of a task's sums.
 #[derive(Clone, Copy)]
 struct Output<'a> {
     call: &'a HostCall<'a>,
@@ -35,13 +36,13 @@ impl Output<'_> {
     /// Writes a token's sums of some row groups.
     ///
     /// # Safety
-    /// As for [`HostCall::write`]: the task owns these columns.
+    /// Same as for [`HostCall::write`]: the task must own these columns.
     #[inline(always)]
     unsafe fn put<S: Isa, const R: usize>(&self, s: S, row: usize, sums: &[S::F; R]) {
         for (r, sum) in sums.iter().enumerate() {
             let column = self.column + r * GROUP_ROWS;
             let at = row * self.stride + column;
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             let y = unsafe { self.call.write::<f32>(3, at..at + GROUP_ROWS.min(self.n - column)) };
             let mut lanes = [0.0; 16];
             if self.accumulate {
@@ -56,11 +57,11 @@ impl Output<'_> {
     }
 }
 
-/// How far ahead of the products weights are asked for: processors do not look beyond a page by themselves.
+/// Prefetch distance of weights: hardware prefetchers do not cross page boundaries.
 const AHEAD_BYTES: usize = 2048;
 
-/// Asks for what follows a block. The groups of a matrix lie one after the other, so at the end of one group it is the
-/// beginning of a later one, and at worst some lines that nobody needs.
+/// Prefetches the bytes that follow a block. A matrix's groups are adjacent, so at the end of a group this is
+/// the start of a later one, or at worst a few unused lines.
 #[inline(always)]
 fn prefetch<S: Isa, W: Format>(s: S, group: W::Group<'_>, block: usize) {
     for line in W::bytes(group, block).as_chunks::<64>().0 {
@@ -76,21 +77,21 @@ struct Tasks<'a> {
 }
 
 impl<'a> Tasks<'a> {
-    /// Row group `group`.
+    /// Opens row group `group`.
     #[inline(always)]
     fn open<W: Format>(&self, group: usize) -> W::Group<'a> {
         let bytes = group_bytes(W::TYPE, self.k);
         W::open(&self.weights[group * bytes..][..bytes], self.k)
     }
 
-    /// Whether task `task` has both its row groups.
+    /// Returns whether task `task` has both its row groups.
     #[inline(always)]
     fn is_whole(&self, task: usize) -> bool {
         (task * TASK_GROUPS + 1) * GROUP_ROWS < self.n
     }
 }
 
-/// f32 activations: weights are dequantised to f32.
+/// Products with f32 activations: weights are dequantized to f32.
 pub(crate) struct Exact<W>(Of<W>);
 
 impl<W: Format> HostKernel for Exact<W> {
@@ -106,7 +107,7 @@ impl<W: Format> HostKernel for Exact<W> {
     unsafe fn run<S: Isa>(s: S, call: &HostCall<'_>, groups: Range<u32>) {
         let &[rows, word, n, k, accumulate, stride] = call.constants else { return };
         let [n, k, stride] = [n, k, stride].map(|count| count as usize);
-        // SAFETY: nobody writes these; any bits are values of these types.
+        // SAFETY: no thread writes these bindings; all bit patterns are valid for these types.
         let (params, weights, x) = unsafe { (call.read::<u32>(0), call.read::<u8>(1), call.read::<f32>(2)) };
         let x = &x[..count(params, word, rows) * k];
         let tasks = Tasks { weights, n, k };
@@ -126,10 +127,10 @@ impl<W: Format> HostKernel for Exact<W> {
     }
 }
 
-/// `R` row groups times all rows of x.
+/// Multiplies `R` row groups with all rows of x.
 ///
 /// # Safety
-/// As for [`Output::put`].
+/// Same as for [`Output::put`].
 #[inline(always)]
 unsafe fn exact<S: Isa, W: Format, const R: usize>(
     s: S,
@@ -140,7 +141,7 @@ unsafe fn exact<S: Isa, W: Format, const R: usize>(
 ) {
     if x.len() == k {
         let sums = exact_one::<S, W, R>(s, groups, x);
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { out.put(s, 0, &sums) };
         return;
     }
@@ -181,13 +182,13 @@ unsafe fn exact<S: Isa, W: Format, const R: usize>(
             }
         }
         for (row, sums) in totals[..rows].iter().enumerate() {
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             unsafe { out.put(s, tile * TILE + row, sums) };
         }
     }
 }
 
-/// One row of x: weights go from memory through registers, once.
+/// Multiplies with one row of x: weights pass from memory through registers once.
 #[inline(always)]
 fn exact_one<S: Isa, W: Format, const R: usize>(s: S, groups: [W::Group<'_>; R], x: &[f32]) -> [S::F; R] {
     let mut totals = [s.zero(); R];
@@ -208,7 +209,7 @@ fn exact_one<S: Isa, W: Format, const R: usize>(s: S, groups: [W::Group<'_>; R],
     totals
 }
 
-/// One block of columns times `T` rows of x.
+/// Multiplies one block of columns with `T` rows of x.
 #[inline(always)]
 fn exact_tile<S: Isa, const R: usize, const T: usize>(
     s: S,
@@ -238,7 +239,7 @@ fn exact_tile<S: Isa, const R: usize, const T: usize>(
     }
 }
 
-/// Int8 activations: integer dot products, scaled block by block.
+/// Products with int8 activations: integer dot products, scaled block by block.
 pub(crate) struct Fast<W>(Of<W>);
 
 impl<W: Quantised> HostKernel for Fast<W> {
@@ -254,7 +255,7 @@ impl<W: Quantised> HostKernel for Fast<W> {
     unsafe fn run<S: Isa>(s: S, call: &HostCall<'_>, groups: Range<u32>) {
         let &[rows, word, n, k, accumulate, stride] = call.constants else { return };
         let [n, k, stride] = [n, k, stride].map(|count| count as usize);
-        // SAFETY: nobody writes these; any bits are values of these types.
+        // SAFETY: no thread writes these bindings; all bit patterns are valid for these types.
         let (params, weights, x) = unsafe { (call.read::<u32>(0), call.read::<u8>(1), call.read::<i32>(2)) };
         let x = &x[..count(params, word, rows) * (row_bytes(k) / 4)];
         let tasks = Tasks { weights, n, k };
@@ -274,7 +275,7 @@ impl<W: Quantised> HostKernel for Fast<W> {
     }
 }
 
-/// A row of int8 activations, as words: four quanta each, the bits of a scale, a sum.
+/// A row of int8 activations, as words: four quants each, the bits of a scale, a sum.
 #[derive(Clone, Copy)]
 struct Int8Row<'a> {
     quads: &'a [[i32; 8]],
@@ -295,10 +296,10 @@ impl<'a> Int8Row<'a> {
     }
 }
 
-/// `R` row groups times all rows of x.
+/// Multiplies `R` row groups with all rows of x.
 ///
 /// # Safety
-/// As for [`Output::put`].
+/// Same as for [`Output::put`].
 #[inline(always)]
 unsafe fn fast<S: Isa, W: Quantised, const R: usize>(
     s: S,
@@ -316,33 +317,33 @@ unsafe fn fast<S: Isa, W: Quantised, const R: usize>(
             *row = Int8Row::new(x, k);
         }
         for b in 0..k / COLUMN_BLOCK {
-            let mut quanta = [W::quanta(s, groups[0], b); R];
+            let mut quants = [W::quants(s, groups[0], b); R];
             for group in groups {
                 prefetch::<S, W>(s, group, b);
             }
             for r in 1..R {
-                quanta[r] = W::quanta(s, groups[r], b);
+                quants[r] = W::quants(s, groups[r], b);
             }
             for (row, totals) in rows[..count].iter().zip(&mut totals) {
                 let scale = f32::from_bits(row.scales[b] as u32);
                 for r in 0..R {
                     totals[r] =
-                        fast_block::<S, W>(s, &quanta[r], &row.quads[b], scale, row.sums[b], totals[r]);
+                        fast_block::<S, W>(s, &quants[r], &row.quads[b], scale, row.sums[b], totals[r]);
                 }
             }
         }
         for (row, sums) in totals[..count].iter().enumerate() {
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             unsafe { out.put(s, tile * TILE + row, sums) };
         }
     }
 }
 
-/// Adds the product of one block with one row of x to a total.
+/// Adds the product of one block and one row of x to a total.
 #[inline(always)]
 fn fast_block<S: Isa, W: Quantised>(
     s: S,
-    quanta: &Quanta<S>,
+    quants: &Quants<S>,
     x: &[i32; 8],
     scale: f32,
     sums: [i32; 2],
@@ -356,26 +357,26 @@ fn fast_block<S: Isa, W: Quantised>(
             let mut dot = s.splat_i(-offset * sums[half]);
             for j in half * 4..half * 4 + 4 {
                 dot = if W::WIDE {
-                    s.dot_wide(dot, quanta.quads[j], x[j])
+                    s.dot_wide(dot, quants.quads[j], x[j])
                 } else {
-                    s.dot(dot, quanta.quads[j], x[j])
+                    s.dot(dot, quants.quads[j], x[j])
                 };
             }
-            total = s.fma(s.to_f32(dot), s.mul(quanta.scales[half], scale_x), total);
+            total = s.fma(s.to_f32(dot), s.mul(quants.scales[half], scale_x), total);
         }
     } else {
         let sum = sums[0] + sums[1];
         let mut dot = s.splat_i(-offset * sum);
         for j in 0..8 {
             dot = if W::WIDE {
-                s.dot_wide(dot, quanta.quads[j], x[j])
+                s.dot_wide(dot, quants.quads[j], x[j])
             } else {
-                s.dot(dot, quanta.quads[j], x[j])
+                s.dot(dot, quants.quads[j], x[j])
             };
         }
-        total = s.fma(s.to_f32(dot), s.mul(quanta.scales[0], scale_x), total);
+        total = s.fma(s.to_f32(dot), s.mul(quants.scales[0], scale_x), total);
         if W::MINIMA {
-            total = s.fma(quanta.minimum, s.splat(-scale * sum as f32), total);
+            total = s.fma(quants.minimum, s.splat(-scale * sum as f32), total);
         }
     }
     total

@@ -1,11 +1,12 @@
-//! The CPU's functions: each kernel once, over an instruction set of sixteen lanes, for every instruction set.
+//! CPU kernels: each is written once over an instruction set of sixteen lanes, and instantiated for every
+//! instruction set.
 //!
-//! Unsafe code in this crate lives here: the instruction sets' intrinsics, and the views of a launch's bindings.
+//! This crate's unsafe code is here: the intrinsics, and the views of a launch's bindings.
 //!
-//! The crate's unit tests look at tables and are built with the portable functions alone, since these functions are most of the
-//! time that the crate takes to compile. `tests/cpu.rs` tries out all of them.
+//! The crate's unit tests only inspect tables. They are built with the portable functions alone, because
+//! these functions dominate the crate's compile time. `tests/cpu.rs` tests all of them.
 
-#![allow(clippy::needless_range_loop)] // loops over lanes and tiles index several arrays at once
+#![allow(clippy::needless_range_loop)] // Loops over lanes and tiles index several arrays.
 
 mod attention;
 mod attention_dense;
@@ -36,7 +37,7 @@ mod split_attention;
 use crate::blocks::TensorType;
 use crate::kernel::{Activations, Kernel};
 use crate::layout::Layout;
-use crate::table::{Code, NEVER, Variant};
+use crate::table::{Code, Grid, NEVER, Variant};
 use formats::{
     BF16, F16, F32, Format, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, Quantised, TQ1_0, TQ2_0,
 };
@@ -47,21 +48,21 @@ use std::ops::Range;
 
 /// A kernel for any instruction set.
 pub(crate) trait HostKernel: 'static {
-    /// Which kernel.
+    /// Kernel that it implements.
     const KERNEL: Kernel;
 
-    /// Its interface.
+    /// Returns its binary interface.
     fn abi() -> &'static EntryAbi;
-    /// Its grid.
+    /// Returns its grid.
     fn grid(constants: &[u32]) -> [u32; 3];
     /// Computes some groups.
     ///
     /// # Safety
-    /// As for [`HostFn`](ragtag_hal::HostFn); the features of `S` are enabled in the caller.
+    /// Same as for [`HostFn`](ragtag_hal::HostFn). The caller must have enabled the features of `S`.
     unsafe fn run<S: Isa>(s: S, call: &HostCall<'_>, groups: Range<u32>);
 }
 
-/// All variants, better ones first.
+/// Returns all variants, best first.
 pub(crate) fn variants() -> Vec<Variant> {
     let mut out = Vec::new();
     #[cfg(all(target_arch = "x86_64", not(test)))]
@@ -75,7 +76,7 @@ pub(crate) fn variants() -> Vec<Variant> {
     out
 }
 
-/// The variants of one instruction set.
+/// Adds the variants of one instruction set.
 fn add<S: Isa>(out: &mut Vec<Variant>) {
     plain::<S, F32>(out);
     plain::<S, F16>(out);
@@ -135,20 +136,21 @@ fn add<S: Isa>(out: &mut Vec<Variant>) {
     out.push(variant::<S, file_blocks::EncodeBlocks>());
 }
 
-/// The kernels of a tensor type.
+/// Adds the kernels of a tensor type.
 fn plain<S: Isa, W: Format>(out: &mut Vec<Variant>) {
     out.push(variant::<S, rows::Embed<W>>());
     out.push(variant::<S, matmul::Exact<W>>());
 }
 
-/// The kernels of a tensor type with integer quanta.
+/// Adds the kernels of a tensor type with integer quants.
 fn quantised<S: Isa, W: Quantised>(out: &mut Vec<Variant>) {
     plain::<S, W>(out);
     out.push(variant::<S, matmul::Fast<W>>());
     out.push(variant::<S, halves::Widen<W>>());
 }
 
-/// Processors have no matrix units to widen weights for, and few groups to fill: attention is not split for them.
+/// Returns the minimum rows of a kernel. CPUs have no matrix units that justify dequantizing, and few groups
+/// to fill, so attention is not split for them.
 fn min_rows(kernel: Kernel) -> u32 {
     match kernel {
         Kernel::Widen(_)
@@ -166,7 +168,7 @@ fn variant<S: Isa, K: HostKernel>() -> Variant {
         class: K::KERNEL.class(),
         requires: S::FEATURES,
         abi: K::abi(),
-        grid: K::grid,
+        grid: Grid::Fixed(K::grid),
         layout: K::KERNEL.layout(|_| Layout::Rows16),
         min_rows: min_rows(K::KERNEL),
         max_rows: u32::MAX,
@@ -174,7 +176,7 @@ fn variant<S: Isa, K: HostKernel>() -> Variant {
     }
 }
 
-/// What a product of these weights is called.
+/// Returns the product kernel for these weights.
 const fn product(tensor_type: TensorType, activations: Activations) -> Kernel {
     Kernel::MatMul(tensor_type, activations)
 }

@@ -1,4 +1,4 @@
-//! AArch64 Advanced SIMD with the dot-product extension: four registers are 16 lanes.
+//! AArch64 Advanced SIMD with the dot-product extension. Four registers hold 16 lanes.
 
 use super::HostKernel;
 use super::isa::Isa;
@@ -7,13 +7,13 @@ use std::arch::aarch64::*;
 use std::arch::asm;
 use std::ops::Range;
 
-/// A processor with Advanced SIMD and the dot-product extension.
+/// Proof that the processor has Advanced SIMD and the dot-product extension.
 #[derive(Clone, Copy)]
 pub(crate) struct Neon(());
 
 #[target_feature(enable = "neon,dotprod")]
 unsafe fn enter<K: HostKernel>(call: &HostCall<'_>, groups: Range<u32>) {
-    // SAFETY: the features are enabled here; the rest of the caller's promise is the one that `run` asks for.
+    // SAFETY: the features are enabled here; the caller guarantees the other requirements of `run`.
     unsafe { K::run(Neon(()), call, groups) }
 }
 
@@ -21,14 +21,14 @@ macro_rules! operations {
     ($(fn $name:ident$(<const $shift:ident: u32>)?($self:ident$(, $argument:ident: $type:ty)*) $(-> $result:ty)? $body:block)*) => {$(
         #[inline(always)]
         fn $name$(<const $shift: u32>)?($self$(, $argument: $type)*) $(-> $result)? {
-            #[allow(unused_unsafe)] // Advanced SIMD is part of the base target: what has no memory or assembly is safe
+            #[allow(unused_unsafe)] // Advanced SIMD is in the base target; many operations are safe.
             // SAFETY: `self` proves the features; memory is reached through references to arrays of the size accessed.
             unsafe { $body }
         }
     )*};
 }
 
-/// The same for each of four registers.
+/// Evaluates an expression for each of four registers.
 macro_rules! each {
     ($i:ident => $value:expr) => {
         [
@@ -167,7 +167,7 @@ impl Isa for Neon {
             vmaxvq_f32(self.larger(self.larger(v[0], v[1]), self.larger(v[2], v[3])))
         }
         fn largest_abs(self, a: Floats, b: Floats) -> f32 {
-            // Without the sign, the order of floats is that of their bits, and NaN comes last.
+            // Without the sign, floats order like their bits, and NaN comes last.
             let each: [uint32x4_t; 4] = each!(I => vmaxq_u32(self.magnitude(a[I]), self.magnitude(b[I])));
             f32::from_bits(vmaxvq_u32(vmaxq_u32(vmaxq_u32(each[0], each[1]), vmaxq_u32(each[2], each[3]))))
         }

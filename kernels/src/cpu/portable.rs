@@ -1,4 +1,4 @@
-//! The instruction set of no processor in particular: arrays, which the compiler vectorises as it can.
+//! Portable instruction set: arrays, which the compiler vectorizes where it can.
 
 use super::HostKernel;
 use super::isa::Isa;
@@ -7,12 +7,12 @@ use ragtag_hal::{Feature, HostCall, HostFn};
 use std::array::from_fn;
 use std::ops::Range;
 
-/// Always there.
+/// Available on every processor.
 #[derive(Clone, Copy)]
 pub(crate) struct Portable(());
 
 unsafe fn enter<K: HostKernel>(call: &HostCall<'_>, groups: Range<u32>) {
-    // SAFETY: the caller's promise is the one that `run` asks for.
+    // SAFETY: the caller guarantees the requirements of `run`.
     unsafe { K::run(Portable(()), call, groups) }
 }
 
@@ -98,7 +98,7 @@ impl Isa for Portable {
     }
     #[inline(always)]
     fn fma(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F {
-        from_fn(|i| a[i] * b[i] + c[i]) // one rounding would be a library call for each lane
+        from_fn(|i| a[i] * b[i] + c[i]) // A fused operation would be a library call per lane.
     }
     #[inline(always)]
     fn round(self, v: Self::F) -> Self::F {
@@ -124,7 +124,7 @@ impl Isa for Portable {
     }
     #[inline(always)]
     fn largest_abs(self, a: Self::F, b: Self::F) -> f32 {
-        // Without the sign, the order of floats is that of their bits, and NaN comes last.
+        // Without the sign, floats order like their bits, and NaN comes last.
         f32::from_bits(a.iter().chain(&b).map(|x| x.to_bits() & 0x7fff_ffff).max().unwrap_or(0))
     }
     #[inline(always)]

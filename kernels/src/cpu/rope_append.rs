@@ -1,4 +1,4 @@
-//! Rotary position embedding, and appending to the cache.
+//! Rotary position embedding with KV append.
 
 use super::HostKernel;
 use super::isa::Isa;
@@ -11,14 +11,14 @@ use ragtag_hal::{EntryAbi, HostCall};
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// sin and cos by their series around the nearest multiple of π/2, to 1e-11 for angles below 1e8: plain f64 arithmetic,
-/// which the compiler vectorises, and without the calls that a library's functions would be.
+/// Computes sin and cos by their series around the nearest multiple of π/2, to 1e-11 for angles below 1e8.
+/// Plain f64 arithmetic, which the compiler vectorizes, instead of library calls.
 #[inline(always)]
 fn sin_cos(angle: f64) -> (f32, f32) {
-    const TO_INTEGER: f64 = 6_755_399_441_055_744.0; // adding 1.5 · 2^52 rounds to the nearest integer
+    const TO_INTEGER: f64 = 6_755_399_441_055_744.0; // Adding 1.5 · 2^52 rounds to the nearest integer.
     let shifted = angle * std::f64::consts::FRAC_2_PI + TO_INTEGER;
     let n = shifted - TO_INTEGER;
-    // π/2 in two parts, the first of 33 bits, so that n times it is exact.
+    // π/2 in two parts. The first has 33 bits, so n times it is exact.
     let x = (angle - n * 1.570_796_326_734_125_6) - n * 6.077_100_506_506_192e-11;
     let z = x * x;
     let mut sin = -1.0 / 39_916_800.0;
@@ -35,7 +35,7 @@ fn sin_cos(angle: f64) -> (f32, f32) {
     if quarter & 2 == 0 { (s as f32, c as f32) } else { (-s as f32, -c as f32) }
 }
 
-/// The sines and cosines of a position's angles.
+/// Sines and cosines of a position's angles.
 struct Turns<'a> {
     frequencies: &'a [f32],
     sines: Vec<f32>,
@@ -55,7 +55,7 @@ impl<'a> Turns<'a> {
         }
     }
 
-    /// Turns one head.
+    /// Rotates one head.
     #[inline(always)]
     fn turn(&self, head: &mut [f32], pairing: u32) {
         let turns = self.sines.iter().zip(&self.cosines);
@@ -72,7 +72,7 @@ impl<'a> Turns<'a> {
     }
 }
 
-/// Turns queries and keys, and appends keys and values.
+/// Rotates queries and keys, and appends keys and values.
 pub(crate) struct RopeAppend<E>(PhantomData<E>);
 
 impl<E: Stored> HostKernel for RopeAppend<E> {
@@ -105,7 +105,7 @@ impl<E: Stored> HostKernel for RopeAppend<E> {
             return;
         };
         let [heads, kv_heads, head_dim] = [heads, kv_heads, head_dim].map(|count| count as usize);
-        // SAFETY: nobody writes these; any bits are values of these types.
+        // SAFETY: no thread writes these bindings; all bit patterns are valid for these types.
         let (params, frequencies) = unsafe { (call.read::<u32>(0), call.read::<f32>(2)) };
         let lists = Lists::new(params, [rows, sequences, table_blocks, logit_rows]);
         if head_dim == 0 {
@@ -144,7 +144,7 @@ impl<E: Stored> HostKernel for RopeAppend<E> {
     }
 }
 
-/// Writes the values of one head to where `place` says.
+/// Writes the values of one head to the positions that `place` returns.
 #[inline(always)]
 fn put<S: Isa, E: Stored>(s: S, values: &[f32], out: &mut [u8], place: impl Fn(usize) -> usize) {
     for (i, values) in values.chunks(16).enumerate() {
@@ -161,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sines_and_cosines_are_those_of_the_library() {
+    fn sines_and_cosines_match_the_library() {
         for i in 0..200_000 {
             let angle = f64::from(i) * 0.713 * if i % 2 == 0 { 1.0 } else { 1e-3 };
             let ((s, c), (sin, cos)) = (sin_cos(angle), angle.sin_cos());

@@ -1,4 +1,4 @@
-//! The kernels that work row by row: embed, gather, norm, quantise, SiLU, add.
+//! Row kernels: embed, gather, norm, quantize, SiLU, add.
 
 use super::HostKernel;
 use super::formats::{Format, Of};
@@ -27,7 +27,7 @@ impl<W: Format> HostKernel for Embed<W> {
     unsafe fn run<S: Isa>(s: S, call: &HostCall<'_>, groups: Range<u32>) {
         let &[rows, vocabulary, width, first] = call.constants else { return };
         let width = width as usize;
-        // SAFETY: nobody writes parameters and weights; any bits are values of these types.
+        // SAFETY: no thread writes parameters and weights; all bit patterns are valid for these types.
         let (params, table) = unsafe { (call.read::<u32>(0), call.read::<u8>(1)) };
         let lists = Lists::new(params, [rows, 0, 0, 0]);
         for row in (groups.start as usize..groups.end as usize).take_while(|row| *row < lists.rows()) {
@@ -56,7 +56,7 @@ impl<W: Format> HostKernel for Embed<W> {
     }
 }
 
-/// The rows of which logits are wanted.
+/// Rows that need logits.
 pub(crate) struct Gather;
 
 impl HostKernel for Gather {
@@ -72,7 +72,7 @@ impl HostKernel for Gather {
     unsafe fn run<S: Isa>(_: S, call: &HostCall<'_>, groups: Range<u32>) {
         let &[rows, logit_rows, width] = call.constants else { return };
         let width = width as usize;
-        // SAFETY: nobody writes these; any bits are values of these types.
+        // SAFETY: no thread writes these bindings; all bit patterns are valid for these types.
         let (params, x) = unsafe { (call.read::<u32>(0), call.read::<f32>(1)) };
         let lists = Lists::new(params, [rows, 0, 0, logit_rows]);
         for i in (groups.start as usize..groups.end as usize).take_while(|i| *i < lists.logit_rows()) {
@@ -100,7 +100,7 @@ impl HostKernel for Add {
     unsafe fn run<S: Isa>(_: S, call: &HostCall<'_>, groups: Range<u32>) {
         let &[rows, word, width] = call.constants else { return };
         let width = width as usize;
-        // SAFETY: nobody writes these; any bits are values of these types.
+        // SAFETY: no thread writes these bindings; all bit patterns are valid for these types.
         let (params, y) = unsafe { (call.read::<u32>(0), call.read::<f32>(2)) };
         let rows = count(params, word, rows);
         for row in (groups.start as usize..groups.end as usize).take_while(|row| *row < rows) {
@@ -113,53 +113,53 @@ impl HostKernel for Add {
 
 /// The parts of a row of int8 activations.
 pub(super) struct Int8Row<'a> {
-    quanta: &'a mut [[[i8; 16]; 2]],
+    quants: &'a mut [[[i8; 16]; 2]],
     scales: &'a mut [f32],
     sums: &'a mut [[i32; 2]],
 }
 
 impl<'a> Int8Row<'a> {
-    /// Row `row` of binding `binding`.
+    /// Returns row `row` of binding `binding`.
     ///
     /// # Safety
-    /// As for [`HostCall::write`].
+    /// Same as for [`HostCall::write`].
     #[inline(always)]
     pub unsafe fn new(call: &'a HostCall<'_>, binding: usize, row: usize, width: usize) -> Self {
         let start = row * row_bytes(width);
         let (scales, sums) = ((start + scales_offset(width)) / 4, (start + sums_offset(width)) / 4);
         let blocks = width / BLOCK;
         // SAFETY: three ranges of the row that do not overlap; the caller owns the row.
-        let (quanta, scales, sums) = unsafe {
+        let (quants, scales, sums) = unsafe {
             (
                 call.write::<i8>(binding, start..start + width),
                 call.write::<f32>(binding, scales..scales + blocks),
                 call.write::<i32>(binding, sums..sums + blocks * 2),
             )
         };
-        Self { quanta: quanta.as_chunks_mut().0.as_chunks_mut().0, scales, sums: sums.as_chunks_mut().0 }
+        Self { quants: quants.as_chunks_mut().0.as_chunks_mut().0, scales, sums: sums.as_chunks_mut().0 }
     }
 
-    /// Quantises a block of 32 values.
+    /// Quantizes a block of 32 values.
     #[inline(always)]
     pub fn put<S: Isa>(&mut self, s: S, block: usize, first: S::F, last: S::F) {
         let largest = s.largest_abs(first, last);
         let inverse = s.splat(if largest == 0.0 { 0.0 } else { 127.0 / largest });
-        let quanta = &mut self.quanta[block];
+        let quants = &mut self.quants[block];
         let sums = &mut self.sums[block];
-        (quanta[0], sums[0]) = s.to_i8(s.mul(first, inverse));
-        (quanta[1], sums[1]) = s.to_i8(s.mul(last, inverse));
+        (quants[0], sums[0]) = s.to_i8(s.mul(first, inverse));
+        (quants[1], sums[1]) = s.to_i8(s.mul(last, inverse));
         self.scales[block] = if largest.is_finite() { largest / 127.0 } else { f32::NAN };
     }
 }
 
-/// Block `block` of a row as two vectors.
+/// Returns block `block` of a row as two vectors.
 #[inline(always)]
 pub(super) fn block<S: Isa>(s: S, row: &[f32], block: usize) -> (S::F, S::F) {
     let lanes = row[block * BLOCK..][..BLOCK].as_chunks::<16>().0;
     (s.load(&lanes[0]), s.load(&lanes[1]))
 }
 
-/// f32 into int8 activations.
+/// Converts f32 to int8 activations.
 pub(crate) struct Quantize;
 
 impl HostKernel for Quantize {
@@ -175,7 +175,7 @@ impl HostKernel for Quantize {
     unsafe fn run<S: Isa>(s: S, call: &HostCall<'_>, groups: Range<u32>) {
         let &[rows, word, width] = call.constants else { return };
         let width = width as usize;
-        // SAFETY: nobody writes these; any bits are values of these types.
+        // SAFETY: no thread writes these bindings; all bit patterns are valid for these types.
         let (params, x) = unsafe { (call.read::<u32>(0), call.read::<f32>(1)) };
         let rows = count(params, word, rows);
         for row in (groups.start as usize..groups.end as usize).take_while(|row| *row < rows) {
@@ -190,7 +190,7 @@ impl HostKernel for Quantize {
     }
 }
 
-/// One over the root mean square of a row.
+/// Returns the inverse of a row's root mean square, including ε.
 #[inline(always)]
 pub(super) fn norm_scale<S: Isa>(s: S, row: &[f32], epsilon: f32) -> f32 {
     let (quads, rest) = row.as_chunks::<64>();
@@ -207,7 +207,7 @@ pub(super) fn norm_scale<S: Isa>(s: S, row: &[f32], epsilon: f32) -> f32 {
     1.0 / ((sum + rest) / row.len() as f32 + epsilon).sqrt()
 }
 
-/// RMS norm into f32.
+/// RMS norm to f32.
 pub(crate) struct RmsNorm;
 
 impl HostKernel for RmsNorm {
@@ -223,7 +223,7 @@ impl HostKernel for RmsNorm {
     unsafe fn run<S: Isa>(s: S, call: &HostCall<'_>, groups: Range<u32>) {
         let &[rows, word, width, _] = call.constants else { return };
         let width = width as usize;
-        // SAFETY: nobody writes these; any bits are values of these types.
+        // SAFETY: no thread writes these bindings; all bit patterns are valid for these types.
         let (params, x, weight) = unsafe { (call.read::<u32>(0), call.read::<f32>(1), call.read::<f32>(2)) };
         let rows = count(params, word, rows);
         for row in (groups.start as usize..groups.end as usize).take_while(|row| *row < rows) {
@@ -236,7 +236,7 @@ impl HostKernel for RmsNorm {
     }
 }
 
-/// RMS norm into int8 activations.
+/// RMS norm to int8 activations.
 pub(crate) struct RmsNormInt8;
 
 impl HostKernel for RmsNormInt8 {
@@ -252,7 +252,7 @@ impl HostKernel for RmsNormInt8 {
     unsafe fn run<S: Isa>(s: S, call: &HostCall<'_>, groups: Range<u32>) {
         let &[rows, word, width, _] = call.constants else { return };
         let width = width as usize;
-        // SAFETY: nobody writes these; any bits are values of these types.
+        // SAFETY: no thread writes these bindings; all bit patterns are valid for these types.
         let (params, x, weight) = unsafe { (call.read::<u32>(0), call.read::<f32>(1), call.read::<f32>(2)) };
         let rows = count(params, word, rows);
         for row in (groups.start as usize..groups.end as usize).take_while(|row| *row < rows) {
@@ -268,20 +268,20 @@ impl HostKernel for RmsNormInt8 {
     }
 }
 
-/// SiLU(gate) · up in 16 lanes.
+/// Computes SiLU(gate) · up in 16 lanes.
 #[inline(always)]
 pub(super) fn silu_mul<S: Isa>(s: S, gate: S::F, up: S::F) -> S::F {
     let e = s.exp(s.sub(s.zero(), gate));
     s.mul(s.div(gate, s.add(s.splat(1.0), e)), up)
 }
 
-/// The two halves of a joint row.
+/// Returns the two halves of a joint row.
 #[inline(always)]
 pub(super) fn gate_and_up(rows: &[f32], row: usize, width: usize) -> (&[f32], &[f32]) {
     rows[row * 2 * width..][..2 * width].split_at(width)
 }
 
-/// SiLU(gate) · up into f32.
+/// SiLU(gate) · up to f32.
 pub(crate) struct SiluMul;
 
 impl HostKernel for SiluMul {
@@ -297,7 +297,7 @@ impl HostKernel for SiluMul {
     unsafe fn run<S: Isa>(s: S, call: &HostCall<'_>, groups: Range<u32>) {
         let &[rows, word, width] = call.constants else { return };
         let width = width as usize;
-        // SAFETY: nobody writes these; any bits are values of these types.
+        // SAFETY: no thread writes these bindings; all bit patterns are valid for these types.
         let (params, gate_up) = unsafe { (call.read::<u32>(0), call.read::<f32>(1)) };
         let rows = count(params, word, rows);
         for row in (groups.start as usize..groups.end as usize).take_while(|row| *row < rows) {
@@ -318,7 +318,7 @@ impl HostKernel for SiluMul {
     }
 }
 
-/// SiLU(gate) · up into int8 activations.
+/// SiLU(gate) · up to int8 activations.
 pub(crate) struct SiluMulInt8;
 
 impl HostKernel for SiluMulInt8 {
@@ -334,7 +334,7 @@ impl HostKernel for SiluMulInt8 {
     unsafe fn run<S: Isa>(s: S, call: &HostCall<'_>, groups: Range<u32>) {
         let &[rows, word, width] = call.constants else { return };
         let width = width as usize;
-        // SAFETY: nobody writes these; any bits are values of these types.
+        // SAFETY: no thread writes these bindings; all bit patterns are valid for these types.
         let (params, gate_up) = unsafe { (call.read::<u32>(0), call.read::<f32>(1)) };
         let rows = count(params, word, rows);
         for row in (groups.start as usize..groups.end as usize).take_while(|row| *row < rows) {

@@ -1,5 +1,5 @@
-//! Attention in two launches. A processor has few groups to fill and does better with one launch; these are plain, and
-//! there to be compared with.
+//! Split attention. CPUs have few threads to fill and are faster with a single launch. These plain kernels
+//! serve as a comparison.
 
 use super::HostKernel;
 use super::halves::write_row;
@@ -15,7 +15,7 @@ use ragtag_hal::{EntryAbi, HostCall};
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// Attention over runs of positions.
+/// First launch: attention over splits of the positions.
 pub(crate) struct Partial<E>(PhantomData<E>);
 
 impl<E: Stored> HostKernel for Partial<E> {
@@ -48,7 +48,7 @@ impl<E: Stored> HostKernel for Partial<E> {
         else {
             return;
         };
-        // SAFETY: nobody writes these; any bits are values of these types.
+        // SAFETY: no thread writes these bindings; all bit patterns are valid for these types.
         let (params, q) = unsafe { (call.read::<u32>(0), call.read::<f32>(1)) };
         // SAFETY: as above.
         let (keys, values) = unsafe { (call.read::<u8>(2), call.read::<u8>(3)) };
@@ -67,7 +67,7 @@ impl<E: Stored> HostKernel for Partial<E> {
             let table = table.filter(|table| table.iter().all(|block| *block < cache_blocks));
             let run = if table.is_some() { partial::run(seen, splits, split) } else { 0..0 };
             let table = table.unwrap_or(&[]);
-            // This head's part of the block of a position, and the slot in it.
+            // Returns this head's part of a position's block, and the slot in it.
             let place = |position: usize| {
                 let at = table[position / BLOCK_TOKENS] as usize * kv_heads + kv_head;
                 (at * head_dim * BLOCK_TOKENS, position % BLOCK_TOKENS)
@@ -87,7 +87,7 @@ impl<E: Stored> HostKernel for Partial<E> {
                 let sum: f64 = weights.iter().sum();
                 let at = (row * heads + head) * splits + split;
                 let sums = rows * heads * splits * head_dim + at * 2;
-                // SAFETY: each group writes its own run of its own heads.
+                // SAFETY: each group writes its own split of its own heads.
                 unsafe { call.write::<f32>(4, sums..sums + 2) }
                     .copy_from_slice(&[largest as f32, sum as f32]);
                 if run.is_empty() {
@@ -108,7 +108,7 @@ impl<E: Stored> HostKernel for Partial<E> {
     }
 }
 
-/// The runs of a launch.
+/// The splits of a launch.
 struct Runs<'a> {
     means: &'a [f32],
     sums: &'a [[f32; 2]],
@@ -126,7 +126,7 @@ impl<'a> Runs<'a> {
         Self { means, sums: &sums.as_chunks().0[..runs], heads, head_dim, splits }
     }
 
-    /// Brings a row's runs together.
+    /// Combines a row's splits.
     #[inline(always)]
     fn merge(&self, row: usize, out: &mut [f32]) {
         for head in 0..self.heads {
@@ -147,7 +147,7 @@ impl<'a> Runs<'a> {
     }
 }
 
-/// Brings runs together into f32.
+/// Combines splits to f32.
 pub(crate) struct Merge;
 
 impl HostKernel for Merge {
@@ -162,7 +162,7 @@ impl HostKernel for Merge {
     #[inline(always)]
     unsafe fn run<S: Isa>(_: S, call: &HostCall<'_>, groups: Range<u32>) {
         let &[rows, word, heads, head_dim, splits] = call.constants else { return };
-        // SAFETY: nobody writes these; any bits are values of these types.
+        // SAFETY: no thread writes these bindings; all bit patterns are valid for these types.
         let (params, partials) = unsafe { (call.read::<u32>(0), call.read::<f32>(1)) };
         let runs = Runs::new(partials, [rows, heads, head_dim, splits]);
         let rows = count(params, word, rows);
@@ -173,7 +173,7 @@ impl HostKernel for Merge {
     }
 }
 
-/// Brings runs together into f16 activations.
+/// Combines splits to f16 activations.
 pub(crate) struct MergeF16;
 
 impl HostKernel for MergeF16 {
@@ -188,7 +188,7 @@ impl HostKernel for MergeF16 {
     #[inline(always)]
     unsafe fn run<S: Isa>(s: S, call: &HostCall<'_>, groups: Range<u32>) {
         let &[rows, word, heads, head_dim, splits] = call.constants else { return };
-        // SAFETY: nobody writes these; any bits are values of these types.
+        // SAFETY: no thread writes these bindings; all bit patterns are valid for these types.
         let (params, partials) = unsafe { (call.read::<u32>(0), call.read::<f32>(1)) };
         let runs = Runs::new(partials, [rows, heads, head_dim, splits]);
         let rows = count(params, word, rows);
@@ -201,7 +201,7 @@ impl HostKernel for MergeF16 {
     }
 }
 
-/// Brings runs together into int8 activations.
+/// Combines splits to int8 activations.
 pub(crate) struct MergeInt8;
 
 impl HostKernel for MergeInt8 {
@@ -216,7 +216,7 @@ impl HostKernel for MergeInt8 {
     #[inline(always)]
     unsafe fn run<S: Isa>(s: S, call: &HostCall<'_>, groups: Range<u32>) {
         let &[rows, word, heads, head_dim, splits] = call.constants else { return };
-        // SAFETY: nobody writes these; any bits are values of these types.
+        // SAFETY: no thread writes these bindings; all bit patterns are valid for these types.
         let (params, partials) = unsafe { (call.read::<u32>(0), call.read::<f32>(1)) };
         let runs = Runs::new(partials, [rows, heads, head_dim, splits]);
         let rows = count(params, word, rows);

@@ -1,4 +1,4 @@
-//! Embed: rows of a table of weights.
+//! Embed: looks up rows of a weight table.
 //!
 //! | binding | |
 //! | --- | --- |
@@ -6,12 +6,12 @@
 //! | 1 | table: `[vocabulary, width]` in the variant's [layout](crate::layout) |
 //! | 2 | out: f32 `[rows, width]`, written |
 //!
-//! Constants: rows, vocabulary, width, first token. Row i is the table's row `tokens[i] - first token`. If there is none, it is
-//! zero where the first token is 0, else left alone: a table may be bound in parts, one after the other, the first of them
-//! first. One group a row.
+//! Constants: rows, vocabulary, width, first token. Row i is the table's row `tokens[i] - first token`. If
+//! there is none, row i is set to zero if the first token is 0, and left unchanged otherwise. So a table may
+//! be bound in parts, the first part first. One group per row.
 //!
-//! The table is in the layout of the products, so that tied weights are resident once; in `Rows16` a row is then spread
-//! over a group, which costs a few microseconds a token.
+//! The table has the layout of the products, so that tied weights are resident once. In `Rows16` a row is
+//! spread over a group of rows, which costs a few microseconds per token.
 
 use crate::abi::{HEADER_BYTES, IMPOSSIBLE, words};
 use crate::blocks::{TensorType, dequantise};
@@ -23,7 +23,7 @@ use ragtag_hal::{Access, EntryAbi};
 
 macro_rules! abis {
     ($($name:ident),*) => {
-        /// The binary interface for a table of this type in this layout.
+        /// Returns the binary interface for a table of this type in this layout.
         pub fn abi(tensor_type: TensorType, layout: Layout) -> &'static EntryAbi {
             match (tensor_type, layout) {
                 $((TensorType::$name, Layout::Rows16) => abi!($name, Rows16),
@@ -53,7 +53,7 @@ fn extents(tensor_type: TensorType, layout: Layout, constants: &[u32], out: &mut
     out.copy_from_slice(&[HEADER_BYTES + words(&[rows]), table, words(&[rows, width])]);
 }
 
-/// A row of a table as its file stores it.
+/// Returns a row of a table as its file stores it.
 fn reference(tensor_type: TensorType, file: &[u8], width: usize, token: usize) -> Vec<f64> {
     let bytes = width / tensor_type.block_values() * tensor_type.block_bytes();
     let mut row = vec![0.0; width];
@@ -65,7 +65,7 @@ fn reference(tensor_type: TensorType, file: &[u8], width: usize, token: usize) -
 
 pub(crate) fn cases(tensor_type: TensorType, layout: Layout, seed: u64) -> Vec<Case> {
     let mut random = Random::new(seed);
-    // The last is the second part of a table: rows of the others' tokens are left alone.
+    // The last one is the second part of a table: rows of tokens in other parts stay unchanged.
     [
         (1, vec![0], (0, 1), 256),
         (8, vec![39, 16, 15, 40, 3], (0, 40), 512),
@@ -78,7 +78,7 @@ pub(crate) fn cases(tensor_type: TensorType, layout: Layout, seed: u64) -> Vec<C
     .into()
 }
 
-/// Tokens of a table's part, some before it and some after it.
+/// Tokens of a part of a table, some of them before or after it.
 pub(crate) fn random_case(tensor_type: TensorType, layout: Layout, random: &mut Random) -> Case {
     let capacity = 1 + random.below(20);
     let (first, vocabulary) = ([0, 64][random.below(2)], 1 + random.below(60));

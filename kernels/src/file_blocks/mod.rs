@@ -1,4 +1,4 @@
-//! Blocks as files store them: their values, and values as blocks.
+//! Encodes and decodes file blocks.
 //!
 //! Decoding:
 //!
@@ -14,12 +14,12 @@
 //! | 0 | x: f32, finite |
 //! | 1 | out: blocks, one after the other, written |
 //!
-//! Constants of either: the number of the blocks' type in GGUF files, the number of blocks. Fewer than 2^32 values. Blocks of
-//! 18, 34 or 210 bytes follow each other without gaps and are reached by whole words; where they end within a word, zero
-//! is beside them.
+//! Constants of either: the number of the blocks' type in GGUF files, the number of blocks. Fewer than 2^32
+//! values. Blocks of 18, 34 or 210 bytes are adjacent and are accessed by whole words. If they end within a
+//! word, the rest is zero.
 //!
-//! Both are defined by [`crate::blocks`]: blocks encoded elsewhere are, to 1e-4 of the values, as close to the values as those
-//! of [`quantise`](crate::blocks::quantise()).
+//! [`crate::blocks`] defines both. Encoded blocks may differ from those of
+//! [`quantise`](crate::blocks::quantise()), but must be as close to the values up to 1e-4.
 
 use crate::abi::{IMPOSSIBLE, product, words};
 use crate::blocks::{TensorType, dequantise};
@@ -28,17 +28,17 @@ use crate::elements;
 use crate::kernel::Kernel;
 use ragtag_hal::{Access, EntryAbi};
 
-/// The types with blocks of many values.
+/// Returns the types with blocks of several values.
 pub fn types() -> impl Iterator<Item = TensorType> {
     TensorType::ALL.into_iter().filter(|tensor_type| tensor_type.block_values() > 1)
 }
 
-/// The type with this number, if it has blocks of many values.
+/// Returns the type with this number, if it has blocks of several values.
 pub(crate) fn type_of(id: u32) -> Option<TensorType> {
     TensorType::from_gguf_id(id).filter(|tensor_type| tensor_type.block_values() > 1)
 }
 
-/// The binary interface of decoding.
+/// Binary interface of decoding.
 pub static DECODE_ABI: EntryAbi = EntryAbi {
     name: "decode_blocks",
     bindings: &[Access::Read, Access::Write],
@@ -46,7 +46,7 @@ pub static DECODE_ABI: EntryAbi = EntryAbi {
     extents: |constants, extents| extents.copy_from_slice(&sizes(constants)),
 };
 
-/// The binary interface of encoding.
+/// Binary interface of encoding.
 pub static ENCODE_ABI: EntryAbi = EntryAbi {
     name: "encode_blocks",
     bindings: &[Access::Read, Access::Write],
@@ -57,7 +57,7 @@ pub static ENCODE_ABI: EntryAbi = EntryAbi {
     },
 };
 
-/// Bytes of the blocks, in whole words, and of the values.
+/// Returns the bytes of the blocks, in whole words, and of the values.
 fn sizes(constants: &[u32]) -> [u64; 2] {
     let [id, blocks] = *constants else { return [IMPOSSIBLE; 2] };
     let Some(tensor_type) = type_of(id) else { return [IMPOSSIBLE; 2] };
@@ -69,13 +69,13 @@ fn sizes(constants: &[u32]) -> [u64; 2] {
     [bytes.next_multiple_of(4), words(&[blocks, values])]
 }
 
-/// An item a value.
+/// Returns one work item per value.
 pub(crate) fn decode_grid(constants: &[u32]) -> [u32; 3] {
     let values = type_of(constants[0]).map_or(1, TensorType::block_values);
     elements::grid(constants[1].saturating_mul(values as u32))
 }
 
-/// An item for two blocks, which are whole words.
+/// Returns one work item per two blocks, which are whole words.
 pub(crate) fn encode_grid(constants: &[u32]) -> [u32; 3] {
     elements::grid(constants[1].div_ceil(2))
 }
@@ -105,7 +105,7 @@ fn case(kernel: Kernel, random: &mut Random, tensor_type: TensorType, blocks: us
         return case.bytes(file).poison(count * 4).expect_f32(1, wanted);
     }
     let mut values = random.floats(count, 2.0);
-    // Blocks whose values are all of one sign, all equal, or zero.
+    // Blocks whose values all have one sign, are all equal, or are zero.
     for (i, block) in values.chunks_exact_mut(32).enumerate() {
         match i % 7 {
             1 => block.iter_mut().for_each(|x| *x = x.abs() + 1.0),

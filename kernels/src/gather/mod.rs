@@ -1,4 +1,4 @@
-//! Gather: the rows of which logits are wanted.
+//! Gather: the rows that need logits.
 //!
 //! | binding | |
 //! | --- | --- |
@@ -6,8 +6,8 @@
 //! | 1 | x: f32 `[rows, width]` |
 //! | 2 | out: f32 `[logit rows, width]`, written |
 //!
-//! Constants: rows, logit rows, width. Row i of `out` is row `logit_rows[i]` of `x`, and zero if there is none. One
-//! group a row of `out`.
+//! Constants: rows, logit rows, width. Row i of `out` is row `logit_rows[i]` of `x`, or zero if there is
+//! none. One group per row of `out`.
 
 use crate::abi::{params, words};
 use crate::cases::{Build, Case, Params, Random, untouched_after};
@@ -15,7 +15,7 @@ use crate::kernel::Kernel;
 use crate::params::ParamsShape;
 use ragtag_hal::{Access, EntryAbi};
 
-/// The binary interface.
+/// Binary interface.
 pub static ABI: EntryAbi = EntryAbi {
     name: "gather",
     bindings: &[Access::Read, Access::Read, Access::Write],
@@ -30,7 +30,7 @@ pub static ABI: EntryAbi = EntryAbi {
     },
 };
 
-/// One group a row of the output.
+/// Returns one group per output row.
 pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     [constants[1], 1, 1]
 }

@@ -1,4 +1,4 @@
-//! Gather rows: those rows of a table that indices name, from one type to another.
+//! Gather rows: looks up rows of a table by index and converts their type.
 //!
 //! | binding | |
 //! | --- | --- |
@@ -9,7 +9,8 @@
 //! Constants: from, to (the [numbers](crate::elements::number) of their types), rows, table rows, width. Fewer than 2^32
 //! elements.
 //!
-//! Row i of `out` is row `indices[i]` of the table, and zero if there is none. Conversions are those of [`crate::copy`].
+//! Row i of `out` is row `indices[i]` of the table, or zero if there is none. Conversions are those of
+//! [`crate::copy`].
 
 use crate::abi::{product, words};
 use crate::cases::{Build, Case, Content, Random};
@@ -18,7 +19,7 @@ use crate::elements::{self, in_a_word};
 use crate::kernel::{ElementType, Kernel};
 use ragtag_hal::{Access, EntryAbi};
 
-/// The binary interface.
+/// Binary interface.
 pub static ABI: EntryAbi = EntryAbi {
     name: "gather_rows",
     bindings: &[Access::Read, Access::Read, Access::Write],
@@ -30,7 +31,7 @@ pub static ABI: EntryAbi = EntryAbi {
     },
 };
 
-/// An item for each word of the output.
+/// Returns one work item per output word.
 pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     let count = product(&[constants[2], constants[4]]);
     elements::grid(count.div_ceil(in_a_word(constants[1]).unwrap_or(1).into()) as u32)
@@ -51,7 +52,7 @@ pub(crate) fn cases(seed: u64) -> Vec<Case> {
     .into()
 }
 
-/// Indices of which some are beyond the table.
+/// Random case in which some indices are beyond the table.
 pub(crate) fn random_case(random: &mut Random) -> Case {
     let mut element = || ElementType::ALL[random.below(3)];
     let (from, to) = (element(), element());

@@ -1,33 +1,33 @@
-//! Gemm: C = α · op(A) · op(B) + β · C for matrices in rows, one after another.
+//! Gemm: C = α · op(A) · op(B) + β · C for batches of row-major matrices.
 //!
 //! | binding | |
 //! | --- | --- |
-//! | 0 | A: values of the kernel's type, `[m, k]`, or `[k, m]` where it is transposed |
-//! | 1 | B: values of the same type, `[k, n]`, or `[n, k]` where it is transposed |
+//! | 0 | A: values of the kernel's type, `[m, k]`, or `[k, m]` if transposed |
+//! | 1 | B: values of the same type, `[k, n]`, or `[n, k]` if transposed |
 //! | 2 | C: f32 `[m, n]`, read and written |
 //!
-//! Constants: m, n, k, whether A is transposed, whether B is, lda, ldb, ldc, batch, stride of A, of B, of C, α, β (the bits of
-//! f32). A row of a matrix begins so many values after the last (lda, ldb, ldc), a matrix of the batch so many after the last
-//! (strides; zero for one that all products share). Rows of C do not overlap, and what lies between them is not touched. Types
-//! of 16 bits are read as whole words: their bindings have a multiple of four bytes.
+//! Constants: m, n, k, whether A is transposed, whether B is, lda, ldb, ldc, batch, stride of A, of B, of C,
+//! α, β (the bits of f32). lda, ldb and ldc are row strides, the other strides are between matrices of the
+//! batch, in values; zero if all products share a matrix. Rows of C do not overlap, and gaps between them are
+//! not touched. 16-bit types are read as whole words, so their bindings are multiples of four bytes.
 //!
-//! As in BLAS, C is not read where β is zero, and A and B are not where α or k is. Sums are f32. No dimension is more than
-//! 2³¹ − 1, and there are no more than 2³¹ − 1 groups, each of which computes [`TILE`] × [`TILE`] values.
+//! As in BLAS, C is not read if β is zero, and A and B are not read if α or k is. Sums are f32. Dimensions
+//! are at most 2³¹ − 1, and so is the number of groups, each of which computes [`TILE`] × [`TILE`] values.
 //!
-//! The definition is that of the Basic Linear Algebra Subprograms (Dongarra et al., 1990), row by row in place of column by
-//! column.
+//! The definition is that of the Basic Linear Algebra Subprograms (Dongarra et al., 1990), with row-major
+//! instead of column-major matrices.
 
 use crate::abi::{IMPOSSIBLE, reach, reach_apart, values};
 use crate::cases::{Build, Case, MANY, Random, Stored, row_starts};
 use crate::kernel::{ElementType, Kernel};
 use ragtag_hal::{Access, EntryAbi};
 
-/// Rows and columns of C that one group computes.
+/// Rows and columns of C per group.
 pub const TILE: u32 = 64;
 
 macro_rules! abis {
     ($($name:ident),*) => {
-        /// The binary interface for values of this type.
+        /// Returns the binary interface for values of this type.
         pub fn abi(element: ElementType) -> &'static EntryAbi {
             match element {
                 $(ElementType::$name => {
@@ -66,18 +66,19 @@ fn extents(element: ElementType, constants: &[u32], out: &mut [u64]) {
     ]);
 }
 
-/// Tiles of C; none if they are more than a launch has.
+/// Returns the number of tiles of C; `None` if it exceeds the groups of a launch.
 fn groups(m: u32, n: u32, batch: u32) -> Option<u32> {
     let tiles = m.div_ceil(TILE).checked_mul(n.div_ceil(TILE))?;
     tiles.checked_mul(batch).filter(|groups| *groups <= i32::MAX as u32)
 }
 
-/// Matrices × tiles of rows × tiles of columns, all in one dimension: the first is the largest that a device has.
+/// Returns matrices × tiles of rows × tiles of columns, all in the first dimension, which is the largest on
+/// every device.
 pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     [groups(constants[0], constants[1], constants[8]).unwrap_or(u32::MAX), 1, 1]
 }
 
-/// A product of a case. Strides are those of matrices without gaps, and so much more.
+/// Parameters of a case. The gaps are added to the strides of dense matrices.
 #[derive(Clone, Copy)]
 struct Shape {
     sizes: [usize; 3],
@@ -119,7 +120,7 @@ pub(crate) fn cases(element: ElementType, seed: u64) -> Vec<Case> {
     shapes.into_iter().map(|shape| case(element, &mut random, shape)).collect()
 }
 
-/// A product of any shape. A few have more groups than a dimension of a launch has on some devices.
+/// Random product. In a few cases the groups exceed a dimension of a launch on some devices.
 pub(crate) fn random_case(element: ElementType, random: &mut Random) -> Case {
     let mut few = |bound: usize| random.below(bound);
     let many = few(64) == 0;
@@ -146,7 +147,7 @@ fn case(element: ElementType, random: &mut Random, shape: Shape) -> Case {
     let stride_b = if shape.shared[1] { 0 } else { stride(1, b_rows * ldb) };
     let stride_c = stride(2, m * ldc);
 
-    // What is not to be read is not a number: gaps, A and B where α is zero, C where β is.
+    // Values that must not be read are NaN: gaps, A and B if α is zero, and C if β is.
     let mut inputs = |dimensions: [(usize, usize); 2], width, is_read| {
         random.rows(width, &dimensions, if is_read { 1.0 } else { f32::NAN })
     };
@@ -193,7 +194,7 @@ mod tests {
     #[test]
     fn extents_reach_to_the_last_value() {
         assert_eq!(extents_of(&[]), [84, 140, 120]);
-        // Seven rows of three, of which the last value is in the middle of a word; a batch that shares one B.
+        // Seven rows of three, whose last value is in the middle of a word; a batch that shares one B.
         assert_eq!(extents_of(&[(3, 1), (5, 4), (10, 0)]), [96, 72, 120]);
         assert_eq!(extents_of(&[(2, 0)]), [0, 0, 120]);
         assert_eq!(extents_of(&[(0, 0)]), [0; 3]);
@@ -201,10 +202,10 @@ mod tests {
     }
 
     #[test]
-    fn results_that_overlap_and_more_groups_than_there_are_do_not_fit() {
+    fn rejects_overlapping_results_and_too_many_groups() {
         assert_eq!(extents_of(&[(7, 4)])[2], IMPOSSIBLE);
         assert_eq!(extents_of(&[(11, 14)])[2], IMPOSSIBLE);
-        // Rows of all matrices in turn are apart.
+        // Interleaved rows of all matrices do not overlap.
         assert_eq!(extents_of(&[(7, 10), (11, 5)])[2], 120);
         assert_eq!(extents_of(&[(8, 1 << 31)])[2], IMPOSSIBLE);
         assert_eq!(extents_of(&[(2, 1 << 31)]), [IMPOSSIBLE; 3]);

@@ -1,8 +1,9 @@
-//! f16 activations: what products on matrix units take.
+//! f16 activations: the input of products on matrix units.
 //!
-//! A row is its values as f16, then zeros up to a multiple of [`PITCH_VALUES`] values: rows lie [`row_bytes`] apart, whole
-//! cache lines, and a tile that ends beyond the last column multiplies by zero. A row's width is a multiple of 32. Values
-//! are rounded to nearest, ties to even; what is beyond the largest f16 becomes that, and what is not a number stays none.
+//! A row is its values as f16, padded with zeros to a multiple of [`PITCH_VALUES`] values. So rows are whole
+//! cache lines, [`row_bytes`] apart, and a tile that extends beyond the last column multiplies by zero. A
+//! row's width is a multiple of 32. Values are rounded to nearest, ties to even. Values beyond the range of
+//! f16 saturate, and NaN is preserved.
 
 use half::f16;
 
@@ -13,7 +14,7 @@ pub const fn row_bytes(width: usize) -> usize {
     width.next_multiple_of(PITCH_VALUES) * 2
 }
 
-/// Bytes of `rows` rows; impossible if the width is not a multiple of 32.
+/// Returns the bytes of `rows` rows; impossible if the width is not a multiple of 32.
 pub(crate) fn rows_extent(rows: u32, width: u32) -> u64 {
     if !width.is_multiple_of(32) || width > u32::MAX - PITCH_VALUES as u32 {
         return crate::abi::IMPOSSIBLE;
@@ -21,28 +22,28 @@ pub(crate) fn rows_extent(rows: u32, width: u32) -> u64 {
     u64::from(rows).saturating_mul(row_bytes(width as usize) as u64)
 }
 
-/// A value within the range of f16. NaN is preserved.
+/// Clamps a value to the range of f16. NaN is preserved.
 pub(crate) fn in_range(value: f64) -> f64 {
     let largest = f16::MAX.to_f64();
     value.clamp(-largest, largest)
 }
 
-/// A value as it is stored: the reference.
+/// Rounds a value as it is stored: the reference.
 pub(crate) fn rounded(value: f64) -> f16 {
     f16::from_f64(in_range(value))
 }
 
-/// A row: the reference.
+/// Returns a row as it is stored: the reference.
 pub(crate) fn reference(row: &[f32]) -> Vec<u8> {
     let mut out: Vec<u8> = row.iter().flat_map(|x| rounded(f64::from(*x)).to_le_bytes()).collect();
     out.resize(row_bytes(row.len()), 0);
     out
 }
 
-/// The values of a row.
+/// Returns the values of a row.
 ///
 /// # Errors
-/// Says that the padding is not zero.
+/// If the padding is not zero.
 pub(crate) fn values(row: &[u8], width: usize) -> Result<Vec<f64>, String> {
     let (values, padding) = row.split_at(width * 2);
     if padding.iter().any(|byte| *byte != 0) {

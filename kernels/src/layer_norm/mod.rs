@@ -1,4 +1,5 @@
-//! Layer norm: each row less its mean, over its standard deviation, times a weight and plus a bias for each column.
+//! Layer norm: each row minus its mean, divided by its standard deviation, times a weight and plus a bias per
+//! column.
 //!
 //! | binding | |
 //! | --- | --- |
@@ -7,10 +8,11 @@
 //! | 2 | bias: f32 `[width]` |
 //! | 3 | out: f32 `[rows, width]`, written |
 //!
-//! Constants: the [number](crate::elements::number) of the type, rows, width, ε (the bits of an f32), which is added to the variance. One group a row.
+//! Constants: the [number](crate::elements::number) of the type, rows, width, ε (the bits of an f32), which
+//! is added to the variance. One group per row.
 //!
-//! GPUs square differences from the mean, and add the squares up, as f32: the standard deviation of a row is at
-//! most 1.8 · 10¹⁹ / √width. Beyond that a row of finite values becomes its bias there.
+//! GPUs square the differences from the mean, and sum the squares, in f32. So the standard deviation of a row
+//! must be at most 1.8 · 10¹⁹ / √width. Beyond that, a row of finite values becomes its bias.
 
 use crate::abi::{product, words};
 use crate::cases::{Build, Case, Random, Stored};
@@ -18,7 +20,7 @@ use crate::elements;
 use crate::kernel::{ElementType, Kernel};
 use ragtag_hal::{Access, EntryAbi};
 
-/// The binary interface.
+/// Binary interface.
 pub static ABI: EntryAbi = EntryAbi {
     name: "layer_norm",
     bindings: &[Access::Read, Access::Read, Access::Read, Access::Write],
@@ -30,7 +32,7 @@ pub static ABI: EntryAbi = EntryAbi {
     },
 };
 
-/// One group a row.
+/// Returns one group per row.
 pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     [constants[1], 1, 1]
 }

@@ -1,17 +1,19 @@
-//! The resident layouts of weight matrices. A device keeps all matrices of a tensor type in one of them: [`layout_for`].
+//! Resident layouts of weight matrices. A device stores all matrices of a tensor type in one of them:
+//! [`layout_for`].
 //!
-//! Either has rows in groups of 16, each of them one contiguous stream, the last padded with zero rows.
+//! Either layout divides rows into groups of 16. A group is one contiguous stream; the last one is padded
+//! with zero rows.
 //!
 //! # `RowMajor`
 //!
-//! For F32, F16 and BF16: rows of values as in the file, padded with zeros to a multiple of [`PITCH_VALUES`] values. What
-//! matrix units load, and what is streamed by groups of 32 work items that read one row.
+//! For F32, F16 and BF16: rows of values as in the file, padded with zeros to a multiple of [`PITCH_VALUES`]
+//! values. Matrix units load this layout, and groups of 32 work items stream it row by row.
 //!
 //! # `Rows16`
 //!
-//! For every type: the rows of a group interleaved so that one SIMD lane is one row. A product then needs no horizontal sums. A group
-//! holds its sections one after the other, each section block after block along the columns, padded to
-//! 64 bytes; "16 × x" below is one x for each row.
+//! For every type: the rows of a group are interleaved so that one SIMD lane is one row. Products then need
+//! no horizontal sums. A group holds its sections one after the other, each section block by block along the
+//! columns, padded to 64 bytes. "16 × x" below is one x per row.
 //!
 //! | type | sections |
 //! | --- | --- |
@@ -26,11 +28,12 @@
 //! | Q6_K | for each 32 columns 4 vectors of low bits; for each 32 columns 2 vectors of high bits; for each 32 columns 16 × i8 scale of the first 16, 16 × i8 of the last 16; for each 256 columns 16 × f16 d |
 //! | TQ1_0, TQ2_0 | for each 32 columns 2 vectors; for each 256 columns 16 × f16 d |
 //!
-//! A *vector* is 64 bytes: 16 rows × 4 consecutive columns (a *quad*), as the integer dot products want it. Quanta are
-//! unsigned bytes: Q8_0 is stored plus 128, the others as in the file. Of the eight quads of 32 columns, 4-bit vector j
-//! holds quad j in its low and quad j + 4 in its high nibbles; the 2-bit vectors of ternary types hold quads 4j … 4j + 3
-//! from the lowest bits up; those of Q6_K hold quads j, j + 2, j + 4, j + 6; a vector of fifth bits holds quad j in bits j
-//! of its bytes. TQ1_0 is unpacked to the layout of TQ2_0: five digits in a byte would have to be divided out each time.
+//! A *vector* is 64 bytes: 16 rows × 4 consecutive columns (a *quad*), as integer dot products need it.
+//! Quants are unsigned bytes: Q8_0 is stored plus 128, the others as in the file. Of the eight quads of 32
+//! columns, 4-bit vector j holds quad j in its low and quad j + 4 in its high nibbles. The 2-bit vectors of
+//! ternary types hold quads 4j … 4j + 3 from the lowest bits up. Those of Q6_K hold quads j, j + 2, j + 4, j
+//! + 6. A vector of fifth bits holds quad j in bits j of its bytes. TQ1_0 is unpacked to the layout of TQ2_0,
+//! because its five digits per byte would need divisions each time.
 //!
 //! Vector weights (norms) are not matrices: they stay plain f32.
 
@@ -43,32 +46,34 @@ use ragtag_hal::{Caps, KernelLanguage};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
-/// Rows in a group.
+/// Rows per group.
 pub const GROUP_ROWS: usize = 16;
 
-/// Columns come in multiples of this, whatever the type.
+/// All types have a multiple of this many columns.
 pub const COLUMN_BLOCK: usize = 32;
 
-/// Rows of `RowMajor` are padded to a multiple of so many values.
+/// Rows of `RowMajor` are padded to a multiple of this many values.
 pub const PITCH_VALUES: usize = 64;
 
-/// How a weight matrix lies in a device's memory.
+/// Layout of a weight matrix in a device's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Layout {
     /// Groups of 16 rows, interleaved.
     Rows16,
-    /// Row after row; for types without blocks only.
+    /// Row after row. Only for types without blocks.
     RowMajor,
 }
 
-/// The layout in which a device keeps matrices of a type: its kernels for that type all read this one.
+/// Returns the layout in which a device stores matrices of a type. All its kernels for that type read this
+/// layout.
 pub fn layout_for(tensor_type: TensorType, caps: &Caps) -> Layout {
     let is_row_major = |language: &KernelLanguage| layout_in(tensor_type, *language) == Layout::RowMajor;
     if caps.languages.iter().any(is_row_major) { Layout::RowMajor } else { Layout::Rows16 }
 }
 
-/// The layout that kernels in a language read: rows where the hardware behind it may have matrix units.
+/// Returns the layout that kernels in a language read: row-major if the hardware behind it may have matrix
+/// units.
 pub(crate) fn layout_in(tensor_type: TensorType, language: KernelLanguage) -> Layout {
     match language {
         KernelLanguage::CudaC | KernelLanguage::Ptx | KernelLanguage::HipC | KernelLanguage::Wgsl
@@ -80,58 +85,58 @@ pub(crate) fn layout_in(tensor_type: TensorType, language: KernelLanguage) -> La
     }
 }
 
-/// A matrix that has no resident form, or bytes that are not those of the rows.
+/// A matrix without a resident form, or source bytes that do not match its rows.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LayoutError {
     /// Rows must be whole blocks, and multiples of [`COLUMN_BLOCK`].
     #[error("{columns} columns of {tensor_type} are not a positive multiple of {block}")]
     Columns {
-        /// The type.
+        /// Type of the weights.
         tensor_type: TensorType,
-        /// Columns asked for.
+        /// Requested columns.
         columns: u64,
-        /// What they must be a multiple of.
+        /// Required divisor of the columns.
         block: u64,
     },
-    /// Blocks do not lie row by row.
+    /// The type has blocks, which have no row-major layout.
     #[error("{tensor_type} has no row-major layout")]
     Blocks {
-        /// The type.
+        /// Type of the weights.
         tensor_type: TensorType,
     },
     /// The size does not fit 63 bits.
     #[error("{rows} × {columns} values of {tensor_type} are too many")]
     TooLarge {
-        /// The type.
+        /// Type of the weights.
         tensor_type: TensorType,
-        /// Rows asked for.
+        /// Requested rows.
         rows: u64,
-        /// Columns asked for.
+        /// Requested columns.
         columns: u64,
     },
     /// Groups outside the matrix.
-    #[error("groups {start}..{end} of a matrix of {groups}")]
+    #[error("groups {start}..{end} are outside the matrix, which has {groups}")]
     Groups {
-        /// First group asked for.
+        /// First requested group.
         start: usize,
-        /// End of the groups asked for.
+        /// End of the requested groups.
         end: usize,
-        /// Groups of the matrix.
+        /// Number of groups of the matrix.
         groups: usize,
     },
     /// A slice has the wrong length.
     #[error("{what}: {got} bytes instead of {wanted}")]
     Bytes {
-        /// Which slice.
+        /// Name of the slice.
         what: &'static str,
         /// Its length.
         got: usize,
-        /// The length it must have.
+        /// Required length.
         wanted: usize,
     },
 }
 
-/// A part of a group: `bytes` for each `columns` columns.
+/// A part of a group: `bytes` per `columns` columns.
 #[derive(Clone, Copy)]
 pub(crate) struct Section {
     pub columns: usize,
@@ -142,7 +147,7 @@ const fn section(columns: usize, bytes: usize) -> Section {
     Section { columns, bytes }
 }
 
-/// The sections of a group, in order; see the table above.
+/// Returns the sections of a group, in order. See the table above.
 pub(crate) const fn sections(tensor_type: TensorType) -> &'static [Section] {
     match tensor_type {
         TensorType::F32 => const { &[section(1, 64)] },
@@ -161,7 +166,7 @@ pub(crate) const fn sections(tensor_type: TensorType) -> &'static [Section] {
     }
 }
 
-/// A weight matrix in its resident layout: the shape, and what follows from it.
+/// Shape and sizes of a weight matrix in its resident layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Resident {
     tensor_type: TensorType,
@@ -171,11 +176,11 @@ pub struct Resident {
 }
 
 impl Resident {
-    /// `rows` × `columns` values in a layout, `columns` of them contiguous in the file.
+    /// Creates the layout of `rows` × `columns` values. A row's columns are contiguous in the file.
     ///
     /// # Errors
-    /// [`LayoutError::Columns`] if rows are not whole blocks, [`LayoutError::Blocks`] if the type does not have the
-    /// layout, [`LayoutError::TooLarge`] if sizes overflow.
+    /// [`LayoutError::Columns`] if rows are not whole blocks, [`LayoutError::Blocks`] if the type does not
+    /// have the layout, [`LayoutError::TooLarge`] if sizes overflow.
     pub fn new(
         tensor_type: TensorType,
         layout: Layout,
@@ -189,8 +194,8 @@ impl Resident {
         if columns == 0 || !columns.is_multiple_of(block) {
             return Err(LayoutError::Columns { tensor_type, columns, block });
         }
-        // No layout takes more than four bytes a value and padding of less than as many values again, so eight leave room
-        // for every sum below.
+        // Each layout needs at most four bytes per value and less padding than values, so eight bytes per
+        // value leave room for every sum below.
         let padded = rows.checked_next_multiple_of(GROUP_ROWS as u64);
         let bytes = padded.and_then(|r| r.checked_mul(columns)).and_then(|v| v.checked_mul(8));
         match (bytes, usize::try_from(rows), usize::try_from(columns)) {
@@ -201,32 +206,32 @@ impl Resident {
         }
     }
 
-    /// The type.
+    /// Returns the tensor type.
     pub fn tensor_type(&self) -> TensorType {
         self.tensor_type
     }
 
-    /// The layout.
+    /// Returns the layout.
     pub fn layout(&self) -> Layout {
         self.layout
     }
 
-    /// Rows, without padding.
+    /// Returns the rows without padding.
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Columns.
+    /// Returns the columns.
     pub fn columns(&self) -> usize {
         self.columns
     }
 
-    /// Groups of [`GROUP_ROWS`] rows.
+    /// Returns the number of groups of [`GROUP_ROWS`] rows.
     pub fn groups(&self) -> usize {
         self.rows.div_ceil(GROUP_ROWS)
     }
 
-    /// Bytes of one group.
+    /// Returns the bytes of one group.
     pub fn group_bytes(&self) -> usize {
         match self.layout {
             Layout::Rows16 => group_bytes(self.tensor_type, self.columns),
@@ -234,27 +239,28 @@ impl Resident {
         }
     }
 
-    /// Bytes of the matrix.
+    /// Returns the bytes of the matrix.
     pub fn bytes(&self) -> u64 {
         self.groups() as u64 * self.group_bytes() as u64
     }
 
-    /// Bytes of one row in the file.
+    /// Returns the bytes of one row in the file.
     pub fn file_row_bytes(&self) -> usize {
         self.columns / self.tensor_type.block_values() * self.tensor_type.block_bytes()
     }
 
-    /// The rows of these groups: what [`Resident::pack`] takes.
+    /// Returns the rows of these groups, which [`Resident::pack`] takes.
     pub fn rows_of(&self, groups: Range<usize>) -> Range<usize> {
         let row = |group: usize| group.saturating_mul(GROUP_ROWS).min(self.rows);
         row(groups.start)..row(groups.end)
     }
 
-    /// Packs `groups` from the bytes that the file holds for [their rows](Self::rows_of), writing all of `out`. Disjoint
-    /// ranges may be packed on several threads.
+    /// Packs `groups` from the file bytes of [their rows](Self::rows_of), and writes all of `out`. Several
+    /// threads may pack disjoint ranges.
     ///
     /// # Errors
-    /// [`LayoutError::Groups`] and [`LayoutError::Bytes`] if the range or a length is wrong; then `out` is untouched.
+    /// [`LayoutError::Groups`] and [`LayoutError::Bytes`] if the range or a length is wrong; then `out` is
+    /// untouched.
     pub fn pack(&self, groups: Range<usize>, source_rows: &[u8], out: &mut [u8]) -> Result<(), LayoutError> {
         if groups.start > groups.end || groups.end > self.groups() {
             return Err(LayoutError::Groups { start: groups.start, end: groups.end, groups: self.groups() });
@@ -276,12 +282,12 @@ impl Resident {
     }
 }
 
-/// Bytes from one row of `RowMajor` to the next.
+/// Returns the bytes from one row of `RowMajor` to the next.
 pub(crate) fn row_pitch_bytes(tensor_type: TensorType, columns: usize) -> usize {
     columns.next_multiple_of(PITCH_VALUES) * tensor_type.block_bytes()
 }
 
-/// Bytes of one group of `Rows16` of `columns` columns, which are whole blocks.
+/// Returns the bytes of one `Rows16` group of `columns` columns, which are whole blocks.
 pub(crate) fn group_bytes(tensor_type: TensorType, columns: usize) -> usize {
     let sections = sections(tensor_type).iter();
     sections.map(|s| columns / s.columns * s.bytes).sum::<usize>().next_multiple_of(64)

@@ -1,16 +1,16 @@
-//! From file rows to resident groups. It runs over every byte of a model at load, so each type moves four bytes at a
-//! time where its format allows.
+//! Packs file rows into resident groups. It processes every byte of a model at load time, so each type moves
+//! four bytes at a time where its format allows.
 
 use super::{GROUP_ROWS, Resident, row_pitch_bytes, sections};
-use crate::blocks::{TensorType, k_scale, tq1_0_quanta};
+use crate::blocks::{TensorType, k_scale, tq1_0_quants};
 
-/// Most sections of any type.
+/// Maximum number of sections of any type.
 const SECTIONS: usize = 4;
 
-/// Moves one row's `source`, [`unit_columns`] columns of it, to its lane of the unit's part of each section.
+/// Moves `source`, [`unit_columns`] columns of one row, to its lane of the unit's part of each section.
 type Move = fn(source: &[u8], lane: usize, out: [&mut [u8]; SECTIONS]);
 
-/// Row after row, padded.
+/// Copies rows with padding.
 pub(super) fn pad_rows(layout: &Resident, source: &[u8], out: &mut [u8]) {
     let row_bytes = layout.file_row_bytes();
     let mut rows = source.chunks_exact(row_bytes);
@@ -41,13 +41,13 @@ pub(super) fn pack(layout: &Resident, source: &[u8], out: &mut [u8]) {
     }
 }
 
-/// Columns that move at once: a file block, or several where blocks are short.
+/// Returns the columns that move together: a file block, or several if blocks are short.
 fn unit_columns(tensor_type: TensorType) -> usize {
     tensor_type.block_values().max(super::COLUMN_BLOCK)
 }
 
-/// The groups of `out`, unit after unit, all rows of a group for each unit: reads are 16 streams, writes stay in a few
-/// cache lines.
+/// Packs the groups of `out`, unit by unit, with all rows of a group per unit. Reads are 16 streams, and
+/// writes stay in a few cache lines.
 fn pack_with(
     layout: &Resident,
     source: &[u8],
@@ -103,7 +103,7 @@ fn f16(source: &[u8], lane: usize, [out, ..]: [&mut [u8]; SECTIONS]) {
     }
 }
 
-/// Four bytes at quad `quad` of some quanta.
+/// Returns the four bytes at quad `quad`.
 fn quad(source: &[u8], quad: usize) -> u32 {
     u32::from_le_bytes([source[quad * 4], source[quad * 4 + 1], source[quad * 4 + 2], source[quad * 4 + 3]])
 }
@@ -118,86 +118,87 @@ fn put_half(out: &mut [u8], lane: usize, source: &[u8]) {
     out[lane * 2..][..2].copy_from_slice(&source[..2]);
 }
 
-fn q8_0(source: &[u8], lane: usize, [quanta, scales, ..]: [&mut [u8]; SECTIONS]) {
-    let (source, quanta) = (&source[..34], &mut quanta[..512]);
+fn q8_0(source: &[u8], lane: usize, [quants, scales, ..]: [&mut [u8]; SECTIONS]) {
+    let (source, quants) = (&source[..34], &mut quants[..512]);
     put_half(scales, lane, source);
     for j in 0..8 {
-        put(quanta, j, lane, quad(&source[2..], j) ^ 0x8080_8080);
+        put(quants, j, lane, quad(&source[2..], j) ^ 0x8080_8080);
     }
 }
 
-/// Two 16-bit values that a block begins with, to an array each.
+/// Writes the two leading 16-bit values of a block to one array each.
 fn put_halves(out: &mut [u8], lane: usize, source: &[u8]) {
     put_half(out, lane, source);
     put_half(&mut out[32..], lane, &source[2..]);
 }
 
-/// Nibbles of a block of 32 values.
-fn nibbles(source: &[u8], lane: usize, quanta: &mut [u8]) {
-    let (source, quanta) = (&source[..16], &mut quanta[..256]);
+/// Moves the nibbles of a block of 32 values.
+fn nibbles(source: &[u8], lane: usize, quants: &mut [u8]) {
+    let (source, quants) = (&source[..16], &mut quants[..256]);
     for j in 0..4 {
-        put(quanta, j, lane, quad(source, j)); // the file pairs value i with i + 16 as well
+        put(quants, j, lane, quad(source, j)); // The file also pairs values i and i + 16.
     }
 }
 
-/// The fifth bits of a block of 32 values: bit 4j + i goes to bit j of byte i.
+/// Moves the fifth bits of a block of 32 values: bit 4j + i goes to bit j of byte i.
 fn fifth_bits(source: &[u8], lane: usize, highs: &mut [u8]) {
     let bits = quad(source, 0);
-    // The product has the nibble four times, seven bits apart, so that bit i of the i-th is bit 0 of byte i.
+    // The multiplication repeats the nibble four times, seven bits apart, so that bit i of the i-th copy is
+    // bit 0 of byte i.
     let spread = |nibble: u32| nibble.wrapping_mul(0x0020_4081) & 0x0101_0101;
     put(highs, 0, lane, (0..8).fold(0, |word, j| word | spread((bits >> (j * 4)) & 15) << j));
 }
 
-fn q4_0(source: &[u8], lane: usize, [quanta, scales, ..]: [&mut [u8]; SECTIONS]) {
+fn q4_0(source: &[u8], lane: usize, [quants, scales, ..]: [&mut [u8]; SECTIONS]) {
     put_half(scales, lane, source);
-    nibbles(&source[2..18], lane, quanta);
+    nibbles(&source[2..18], lane, quants);
 }
 
-fn q4_1(source: &[u8], lane: usize, [quanta, scales, ..]: [&mut [u8]; SECTIONS]) {
+fn q4_1(source: &[u8], lane: usize, [quants, scales, ..]: [&mut [u8]; SECTIONS]) {
     put_halves(scales, lane, source);
-    nibbles(&source[4..20], lane, quanta);
+    nibbles(&source[4..20], lane, quants);
 }
 
-fn q5_0(source: &[u8], lane: usize, [quanta, highs, scales, _]: [&mut [u8]; SECTIONS]) {
+fn q5_0(source: &[u8], lane: usize, [quants, highs, scales, _]: [&mut [u8]; SECTIONS]) {
     put_half(scales, lane, source);
     fifth_bits(&source[2..6], lane, highs);
-    nibbles(&source[6..22], lane, quanta);
+    nibbles(&source[6..22], lane, quants);
 }
 
-fn q5_1(source: &[u8], lane: usize, [quanta, highs, scales, _]: [&mut [u8]; SECTIONS]) {
+fn q5_1(source: &[u8], lane: usize, [quants, highs, scales, _]: [&mut [u8]; SECTIONS]) {
     put_halves(scales, lane, source);
     fifth_bits(&source[4..8], lane, highs);
-    nibbles(&source[8..24], lane, quanta);
+    nibbles(&source[8..24], lane, quants);
 }
 
-/// Scales and minima of the sub-blocks of Q4_K and Q5_K.
+/// Moves the scales and minima of the sub-blocks of Q4_K and Q5_K.
 fn k_scales(source: &[u8], lane: usize, subs: &mut [u8]) {
     for (sub, sub_scales) in subs.chunks_exact_mut(32).enumerate() {
         (sub_scales[lane], sub_scales[16 + lane]) = k_scale(source, sub);
     }
 }
 
-/// Nibbles of Q4_K and Q5_K: the file pairs value i of a sub-block with value i of the next.
-fn k_nibbles(source: &[u8], lane: usize, quanta: &mut [u8]) {
-    for (source, quanta) in source.chunks_exact(32).zip(quanta.chunks_exact_mut(512)) {
+/// Moves the nibbles of Q4_K and Q5_K. The file pairs value i of a sub-block with value i of the next.
+fn k_nibbles(source: &[u8], lane: usize, quants: &mut [u8]) {
+    for (source, quants) in source.chunks_exact(32).zip(quants.chunks_exact_mut(512)) {
         for j in 0..4 {
             let (first, last) = (quad(source, j), quad(source, j + 4));
-            put(quanta, j, lane, (first & 0x0f0f_0f0f) | ((last & 0x0f0f_0f0f) << 4));
-            put(quanta, 4 + j, lane, ((first >> 4) & 0x0f0f_0f0f) | (last & 0xf0f0_f0f0));
+            put(quants, j, lane, (first & 0x0f0f_0f0f) | ((last & 0x0f0f_0f0f) << 4));
+            put(quants, 4 + j, lane, ((first >> 4) & 0x0f0f_0f0f) | (last & 0xf0f0_f0f0));
         }
     }
 }
 
-fn q4_k(source: &[u8], lane: usize, [quanta, subs, tops, _]: [&mut [u8]; SECTIONS]) {
+fn q4_k(source: &[u8], lane: usize, [quants, subs, tops, _]: [&mut [u8]; SECTIONS]) {
     put_halves(tops, lane, source);
     k_scales(&source[4..16], lane, subs);
-    k_nibbles(&source[16..144], lane, quanta);
+    k_nibbles(&source[16..144], lane, quants);
 }
 
-fn q5_k(source: &[u8], lane: usize, [quanta, highs, subs, tops]: [&mut [u8]; SECTIONS]) {
+fn q5_k(source: &[u8], lane: usize, [quants, highs, subs, tops]: [&mut [u8]; SECTIONS]) {
     put_halves(tops, lane, source);
     k_scales(&source[4..16], lane, subs);
-    k_nibbles(&source[48..176], lane, quanta);
+    k_nibbles(&source[48..176], lane, quants);
     for (sub, highs) in highs.chunks_exact_mut(64).enumerate() {
         let bits = |j| (quad(&source[16..48], j) >> sub) & 0x0101_0101;
         put(highs, 0, lane, (0..8).fold(0, |word, j| word | bits(j) << j));
@@ -223,24 +224,24 @@ fn q6_k(source: &[u8], lane: usize, [lows, highs, subs, tops]: [&mut [u8]; SECTI
     }
 }
 
-fn tq1_0(source: &[u8], lane: usize, [quanta, tops, ..]: [&mut [u8]; SECTIONS]) {
+fn tq1_0(source: &[u8], lane: usize, [quants, tops, ..]: [&mut [u8]; SECTIONS]) {
     put_half(tops, lane, &source[52..]);
-    for (digits, quanta) in tq1_0_quanta(source).as_chunks::<32>().0.iter().zip(quanta.chunks_exact_mut(128))
+    for (digits, quants) in tq1_0_quants(source).as_chunks::<32>().0.iter().zip(quants.chunks_exact_mut(128))
     {
         for j in 0..2 {
             let at = |field: usize| quad(digits, j * 4 + field) << (field * 2);
-            put(quanta, j, lane, at(0) | at(1) | at(2) | at(3));
+            put(quants, j, lane, at(0) | at(1) | at(2) | at(3));
         }
     }
 }
 
-fn tq2_0(source: &[u8], lane: usize, [quanta, tops, ..]: [&mut [u8]; SECTIONS]) {
+fn tq2_0(source: &[u8], lane: usize, [quants, tops, ..]: [&mut [u8]; SECTIONS]) {
     put_half(tops, lane, &source[64..]);
-    for (sub, quanta) in quanta.chunks_exact_mut(128).enumerate() {
+    for (sub, quants) in quants.chunks_exact_mut(128).enumerate() {
         let pairs = |j| (quad(&source[sub / 4 * 32..][..32], j) >> (sub % 4 * 2)) & 0x0303_0303;
         for j in 0..2 {
             let at = |field: usize| pairs(j * 4 + field) << (field * 2);
-            put(quanta, j, lane, at(0) | at(1) | at(2) | at(3));
+            put(quants, j, lane, at(0) | at(1) | at(2) | at(3));
         }
     }
 }

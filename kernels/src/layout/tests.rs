@@ -1,4 +1,4 @@
-//! Sizes, refusals, and every byte of the layout read back by its definition.
+//! Sizes, rejected shapes, and every byte of the layout compared with its definition.
 
 use super::*;
 use crate::blocks::dequantise;
@@ -22,7 +22,7 @@ fn sizes_follow_from_the_sections() {
 }
 
 #[test]
-fn shapes_that_do_not_fit_are_refused() {
+fn rejects_shapes_that_do_not_fit() {
     assert!(matches!(
         Resident::new(TensorType::Q4_K, Layout::Rows16, 1, 128),
         Err(LayoutError::Columns { block: 256, .. })
@@ -41,7 +41,7 @@ fn shapes_that_do_not_fit_are_refused() {
 }
 
 #[test]
-fn wrong_lengths_are_refused() {
+fn rejects_wrong_lengths() {
     let layout = Resident::new(TensorType::Q8_0, Layout::Rows16, 20, 64).unwrap();
     let mut out = vec![7; layout.group_bytes()];
     assert!(matches!(layout.pack(1..2, &[0; 5 * 68], &mut out), Err(LayoutError::Bytes { wanted: 272, .. })));
@@ -50,7 +50,7 @@ fn wrong_lengths_are_refused() {
     layout.pack(1..2, &[0; 4 * 68], &mut out).unwrap();
 }
 
-/// A value of a group, by the table in words: slow, and written without a look at how groups are packed.
+/// Reads a value of a group by the documented table: slow, and independent of the packing code.
 fn value(layout: &Resident, group: &[u8], row: usize, column: usize) -> f32 {
     let mut rest = group;
     let mut parts = Vec::new();
@@ -100,7 +100,7 @@ fn value(layout: &Resident, group: &[u8], row: usize, column: usize) -> f32 {
 }
 
 #[test]
-fn what_is_packed_is_what_the_table_says() {
+fn packed_groups_match_the_table() {
     const ROWS: usize = 20;
     const COLUMNS: usize = 512;
     for tensor_type in TensorType::ALL {
@@ -120,7 +120,7 @@ fn what_is_packed_is_what_the_table_says() {
 }
 
 #[test]
-fn row_major_matrices_are_rows_of_the_file_and_zeros() {
+fn row_major_matrices_are_file_rows_and_zeros() {
     let types = [(TensorType::F32, 4), (TensorType::F16, 2), (TensorType::BF16, 2)];
     for (tensor_type, value_bytes) in types {
         for (rows, columns) in [(1, 32), (20, 96), (16, 128)] {

@@ -5,19 +5,22 @@
 //! | 0 | parameters |
 //! | 1 | weights: `[n, k]` in the variant's [layout](crate::layout) |
 //! | 2 | x: f32 `[rows, k]`, [int8](crate::quantize) or [f16 activations](crate::half_rows) of k columns |
-//! | 3 | y: f32, `n` values of rows that lie `stride` values apart, read and written (read only where it is added to) |
+//! | 3 | y: f32, `n` values per row with stride `stride` (in values), read and written (read only to accumulate) |
 //!
-//! Constants: rows, count word, n, k, accumulate (0 or 1), stride (at least n): several products may stand side by side in
-//! joint rows, each bound from its own first column on, and what is between a row's n values and the next row's is another's.
+//! Constants: rows, count word, n, k, accumulate (0 or 1), stride (at least n). Several products may share
+//! joint rows, each bound from its own first column on. The gap up to the stride belongs to other products.
 //!
-//! One group for each [`TASK_ROWS`] rows of weights, which loops over the tokens, so that weights are read from memory once.
+//! One group per [`TASK_ROWS`] rows of weights. It loops over the tokens, so that weights are read from
+//! memory once.
 //!
-//! With f32 activations weights are dequantised to f32 in registers (class *exact*). With int8 activations integer dot
-//! products are taken block by block (class *fast*). With f16 activations products of f16 or bf16 values are summed in f32,
-//! on matrix units where there are any (class *fast*); those of NVIDIA's devices of compute capability 8.0 and later and of
-//! AMD's take f16 activations as bf16 where weights are bf16. There are not kernels for all types: see [`takes`]. Callers
-//! ask [`activations_for`](crate::activations_for). A sum is taken in an order that is the variant's, in most over blocks
-//! of 32 columns as they stand, whatever else is in the launch: a row of y depends on its row of x alone, bit for bit.
+//! With f32 activations, weights are dequantized to f32 in registers (class *exact*). With int8 activations,
+//! integer dot products are computed block by block (class *fast*). With f16 activations, products of f16 or
+//! bf16 values are summed in f32, on matrix units where available (class *fast*). For bf16 weights, the
+//! matrix units of NVIDIA's devices of compute capability 8.0 and later, and of AMD's, convert f16
+//! activations to bf16. Not all types have all kernels: see [`takes`]. Callers use
+//! [`activations_for`](crate::activations_for). The variant determines the order of summation, usually by
+//! blocks of 32 columns. It does not depend on other rows of the launch: a row of y depends only on its row
+//! of x, bit for bit.
 
 pub mod normed;
 
@@ -29,11 +32,11 @@ use crate::layout::{Layout, Resident};
 use crate::{half_rows, quantize};
 use ragtag_hal::{Access, EntryAbi};
 
-/// Rows of weights, that is columns of y, that one group computes.
+/// Rows of weights, that is columns of y, per group.
 pub const TASK_ROWS: u32 = 32;
 
-/// Whether there is a product of weights of this type with these activations: with f32 of every type, with int8 of those
-/// with integer quanta, with f16 of those of two bytes.
+/// Returns whether a product of weights of this type with these activations exists. f32 works with every
+/// type, int8 with types of integer quants, and f16 with types of two bytes.
 pub fn takes(tensor_type: TensorType, activations: Activations) -> bool {
     match activations {
         Activations::F32 => true,
@@ -44,7 +47,7 @@ pub fn takes(tensor_type: TensorType, activations: Activations) -> bool {
 
 macro_rules! abis {
     ($($name:ident),*) => {
-        /// The binary interface for weights of this type in this layout.
+        /// Returns the binary interface for weights of this type in this layout.
         pub fn abi(tensor_type: TensorType, layout: Layout, activations: Activations) -> &'static EntryAbi {
             match (tensor_type, layout, activations) {
                 $((TensorType::$name, Layout::Rows16, Activations::F32) => abi!($name, Rows16, F32),
@@ -94,12 +97,12 @@ fn extents(
     out.copy_from_slice(&[HEADER_BYTES, weights, x, strided(rows, stride, n)]);
 }
 
-/// One group for each [`TASK_ROWS`] rows of weights.
+/// Returns one group per [`TASK_ROWS`] rows of weights.
 pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     [constants[2].div_ceil(TASK_ROWS), 1, 1]
 }
 
-/// x · Wᵀ in f64, one row of x.
+/// Computes x · Wᵀ in f64 for one row of x.
 fn reference(weights: &[f32], x: &[f64]) -> Vec<f64> {
     let dot = |row: &[f32]| row.iter().zip(x).map(|(w, x)| f64::from(*w) * x).sum();
     weights.chunks_exact(x.len()).map(dot).collect()
@@ -115,7 +118,7 @@ pub(crate) fn cases(
     let shapes =
         ROW_SHAPES.into_iter().zip([(16, 256), (48, 512), (33, 256), (17, 768), (16, 256), (100, 1024)]);
     let long = [(RowShape { capacity: 70, rows: 41, count_word: 0 }, (40, 256))];
-    // More than one tile of matrix units, and more of them than are in flight.
+    // More than one tile of matrix units, and more tiles than are in flight.
     let wide = (RowShape { capacity: 150, rows: 140, count_word: 0 }, (280, 4096));
     let wide = (activations == Activations::F16).then_some(wide);
     let mut out = Vec::new();
@@ -140,8 +143,8 @@ pub(crate) fn random_case(
     case(random, (tensor_type, layout, activations), shape, (n, k), accumulate)
 }
 
-/// Cases for what computes all rows that there is room for, whatever the parameters say: f16 weights in rows, f16 activations,
-/// odd numbers of rows and of columns.
+/// Returns cases for products that compute the full row capacity, whatever the parameters say: row-major f16
+/// weights, f16 activations, odd numbers of rows and columns.
 pub(crate) fn cases_of_whole_launches(seed: u64) -> Vec<Case> {
     let mut random = Random::new(seed);
     let shapes = [
@@ -157,7 +160,7 @@ pub(crate) fn cases_of_whole_launches(seed: u64) -> Vec<Case> {
     shapes.into_iter().enumerate().map(case).collect()
 }
 
-/// A case of a random shape for such a launch.
+/// Returns a case of random shape for such a product.
 pub(crate) fn random_case_of_a_whole_launch(seed: u64) -> Case {
     let mut random = Random::new(seed);
     let (rows, n, k) = (1 + random.below(600), 1 + random.below(120), 32 * (1 + random.below(12)));

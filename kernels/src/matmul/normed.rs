@@ -1,20 +1,21 @@
-//! Products of rows that are normed on their way: [RMS norm](crate::rms_norm) and [product](super) in one launch, and for the
-//! first products of a gated feed-forward [SiLU(gate) · up](crate::silu_mul) as well. For steps of few rows, in which each
-//! launch waits for the one before.
+//! Products with a fused [RMS norm](crate::rms_norm) of their input, and for the first products of a gated
+//! FFN also with [SiLU(gate) · up](crate::silu_mul). Used for steps of few rows, in which launch latency
+//! dominates.
 //!
 //! | binding | |
 //! | --- | --- |
 //! | 0 | parameters |
 //! | 1 | weights: `[n, k]` in the variant's [layout](crate::layout) |
 //! | 2 | x: f32 `[rows, k]` |
-//! | 3 | y: f32, `n` values of rows that lie `stride` values apart, read and written; gated `n / 2` |
+//! | 3 | y: f32, `n` values per row with stride `stride` (in values), read and written; gated `n / 2` |
 //! | 4 | weight of the norm, g: f32 `[k]` |
 //!
 //! Constants: those of a [product](super), ε (the bits of an f32).
 //!
-//! y = (W · (x ∘ g)) / √(mean x² + ε): each group takes the sum of squares itself, of the row that it reads anyway, and divides
-//! what it has summed. Gated, the first half of W is the gate's weights and the second half up's, and y is SiLU(gate) · up.
-//! There is no such product of int8 activations: each group would have to quantise all of x.
+//! y = (W · (x ∘ g)) / √(mean x² + ε). Each group computes the sum of squares of the row, which it reads
+//! anyway, and scales its sums. In the gated product, the first half of W holds the gate's weights and the
+//! second half up's, and y is SiLU(gate) · up. There is no int8 version, because each group would have to
+//! quantize all of x.
 
 use super::{Resident, TensorType, reference};
 use crate::abi::{HEADER_BYTES, IMPOSSIBLE, strided, words};
@@ -26,8 +27,8 @@ use ragtag_hal::{Access, EntryAbi};
 
 const BINDINGS: &[Access] = &[Access::Read, Access::Read, Access::Read, Access::ReadWrite, Access::Read];
 
-/// Whether gate and up can be halves of weights of this type with so many rows: they are not to share a group of rows whose
-/// values are interleaved.
+/// Returns whether gate and up can be halves of weights of this type with `n` rows. They must not share a
+/// group of rows whose values are interleaved.
 pub fn has_gates(tensor_type: TensorType, n: u32) -> bool {
     let alike = if tensor_type.block_values() > 1 { 2 * GROUP_ROWS as u32 } else { 2 };
     n.is_multiple_of(alike)
@@ -35,7 +36,7 @@ pub fn has_gates(tensor_type: TensorType, n: u32) -> bool {
 
 macro_rules! abis {
     ($($name:ident),*) => {
-        /// The binary interface for weights of this type in this layout, gated or not.
+        /// Returns the binary interface for weights of this type in this layout, gated or not.
         pub fn abi(tensor_type: TensorType, layout: Layout, gated: bool) -> &'static EntryAbi {
             match (tensor_type, layout, gated) {
                 $((TensorType::$name, Layout::Rows16, false) => abi!($name, Rows16, false),

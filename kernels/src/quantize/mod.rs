@@ -1,4 +1,4 @@
-//! Quantize: f32 into int8 or f16 activations.
+//! Quantize: converts f32 to int8 or f16 activations.
 //!
 //! | binding | |
 //! | --- | --- |
@@ -6,21 +6,21 @@
 //! | 1 | x: f32 `[rows, width]` |
 //! | 2 | out: int8 or [f16 activations](crate::half_rows), written |
 //!
-//! Constants: rows, count word, width. One group a row.
+//! Constants: rows, count word, width. One group per row.
 //!
 //! # Int8 activations
 //!
-//! Blocks of 32 values, each with a scale; a row's width is a multiple of 32. A row is, one after the other:
+//! Blocks of 32 values, each with a scale. A row's width is a multiple of 32. A row consists of:
 //!
 //! | offset | |
 //! | --- | --- |
-//! | 0 | the quanta: i8 `[width]`, −127 … 127, padded to 64 bytes (padding is not written) |
-//! | [`scales_offset`] | the scales: f32 `[width / 32]`, largest absolute value / 127; value = scale · quantum |
-//! | [`sums_offset`] | sums of 16 quanta each: i32 `[width / 16]` |
+//! | 0 | quants: i8 `[width]`, −127 … 127, padded to 64 bytes (padding is not written) |
+//! | [`scales_offset`] | scales: f32 `[width / 32]`, largest absolute value / 127; value = scale · quant |
+//! | [`sums_offset`] | sums of 16 quants each: i32 `[width / 16]` |
 //!
-//! and rows lie [`row_bytes`] apart, a multiple of 64. The sums let a product take unsigned weights, whose offset is
-//! then taken back once a block. A block with a NaN or an infinity has NaN for a scale: quanta say nothing of its values, and an
-//! infinite scale would give products an infinity of any sign.
+//! The distance between rows is [`row_bytes`], a multiple of 64. The sums let a product use unsigned weights,
+//! whose offset is subtracted once per block. A block with a NaN or an infinity has NaN as its scale: its
+//! quants are meaningless, and an infinite scale would give products infinities of either sign.
 
 use crate::abi::{HEADER_BYTES, words};
 use crate::cases::{Build, Case, Content, ROW_SHAPES, Random, RowShape};
@@ -30,12 +30,12 @@ use ragtag_hal::{Access, EntryAbi};
 /// Values that share a scale.
 pub const BLOCK: usize = 32;
 
-/// Where a row's scales begin, in bytes.
+/// Offset of a row's scales, in bytes.
 pub const fn scales_offset(width: usize) -> usize {
     width.next_multiple_of(64)
 }
 
-/// Where a row's sums begin, in bytes.
+/// Offset of a row's sums, in bytes.
 pub const fn sums_offset(width: usize) -> usize {
     scales_offset(width) + width / BLOCK * 4
 }
@@ -45,7 +45,7 @@ pub const fn row_bytes(width: usize) -> usize {
     (sums_offset(width) + width / BLOCK * 8).next_multiple_of(64)
 }
 
-/// Bytes of `rows` rows; impossible if the width is not whole blocks.
+/// Returns the bytes of `rows` rows; impossible if the width is not whole blocks.
 pub(crate) fn rows_extent(rows: u32, width: u32) -> u64 {
     if !width.is_multiple_of(BLOCK as u32) {
         return crate::abi::IMPOSSIBLE;
@@ -53,7 +53,7 @@ pub(crate) fn rows_extent(rows: u32, width: u32) -> u64 {
     u64::from(rows).saturating_mul(row_bytes(width as usize) as u64)
 }
 
-/// The binary interface with int8 activations out.
+/// Binary interface with int8 activations output.
 pub static ABI_INT8: EntryAbi = EntryAbi {
     name: "quantize_int8",
     bindings: &[Access::Read, Access::Read, Access::Write],
@@ -61,7 +61,7 @@ pub static ABI_INT8: EntryAbi = EntryAbi {
     extents: |constants, out| extents(Activations::Int8, constants, out),
 };
 
-/// The binary interface with f16 activations out.
+/// Binary interface with f16 activations output.
 pub static ABI_F16: EntryAbi =
     EntryAbi { name: "quantize_f16", extents: |c, out| extents(Activations::F16, c, out), ..ABI_INT8 };
 
@@ -70,7 +70,7 @@ fn extents(activations: Activations, constants: &[u32], out: &mut [u64]) {
     out.copy_from_slice(&[HEADER_BYTES, words(&[rows, width]), activations.rows_extent(rows, width)]);
 }
 
-/// A row of int8 activations: the reference. `row` is whole blocks.
+/// Quantizes a row to int8 activations: the reference. `row` is whole blocks.
 pub(crate) fn reference(row: &[f32]) -> Vec<u8> {
     let mut out = vec![0; row_bytes(row.len())];
     for (b, block) in row.chunks_exact(BLOCK).enumerate() {
@@ -80,9 +80,9 @@ pub(crate) fn reference(row: &[f32]) -> Vec<u8> {
         out[scales_offset(row.len()) + b * 4..][..4].copy_from_slice(&scale.to_le_bytes());
         let mut sums = [0_i32; 2];
         for (i, x) in block.iter().enumerate() {
-            let quantum = if scale == 0.0 { 0.0 } else { (f64::from(*x) / f64::from(scale)).round() };
-            out[b * BLOCK + i] = quantum as i8 as u8;
-            sums[i / 16] += i32::from(quantum as i8);
+            let quant = if scale == 0.0 { 0.0 } else { (f64::from(*x) / f64::from(scale)).round() };
+            out[b * BLOCK + i] = quant as i8 as u8;
+            sums[i / 16] += i32::from(quant as i8);
         }
         for (i, sum) in sums.into_iter().enumerate() {
             out[sums_offset(row.len()) + b * 8 + i * 4..][..4].copy_from_slice(&sum.to_le_bytes());
@@ -91,15 +91,15 @@ pub(crate) fn reference(row: &[f32]) -> Vec<u8> {
     out
 }
 
-/// The values that a row of int8 activations stands for.
+/// Returns the values of a row of int8 activations.
 ///
 /// # Errors
-/// Says which sum is not that of its quanta.
+/// Names a sum that does not match its quants.
 pub(crate) fn values(row: &[u8], width: usize) -> Result<Vec<f64>, String> {
     let word = |at: usize| [row[at], row[at + 1], row[at + 2], row[at + 3]];
-    for (i, quanta) in row[..width].chunks_exact(16).enumerate() {
+    for (i, quants) in row[..width].chunks_exact(16).enumerate() {
         let (sum, stored) = (
-            quanta.iter().map(|q| i32::from(*q as i8)).sum::<i32>(),
+            quants.iter().map(|q| i32::from(*q as i8)).sum::<i32>(),
             i32::from_le_bytes(word(sums_offset(width) + i * 4)),
         );
         if sum != stored {
@@ -127,7 +127,7 @@ pub(crate) fn random_case(activations: Activations, random: &mut Random) -> Case
     case(random, activations, shape, width)
 }
 
-/// A block with an infinity and one with a NaN, of which the scales are looked at.
+/// A block with an infinity and one with a NaN. Only the scales are checked.
 fn not_finite() -> Case {
     const WIDTH: usize = 2 * BLOCK;
     let mut x = [1.0; WIDTH];
@@ -138,7 +138,7 @@ fn not_finite() -> Case {
     case.expect(2, Content::SomeSame(expected)).done()
 }
 
-/// A row of int8 activations of which nothing but some scales is looked at.
+/// Expected int8 activations of which only some scales are checked.
 pub(crate) fn scales_alone(scales: &[Option<f64>]) -> Vec<Option<f64>> {
     let width = scales.len() * BLOCK;
     let mut row = vec![None; row_bytes(width) / 4];
@@ -148,7 +148,7 @@ pub(crate) fn scales_alone(scales: &[Option<f64>]) -> Vec<Option<f64>> {
 
 fn case(random: &mut Random, activations: Activations, shape: RowShape, width: usize) -> Case {
     let mut x = random.floats(shape.capacity * width, 3.0);
-    x[..BLOCK].fill(if shape.rows == 2 { 0.0 } else { -3.0 }); // a block of zeros, and one of the smallest value
+    x[..BLOCK].fill(if shape.rows == 2 { 0.0 } else { -3.0 }); // All quants are 0 or −127.
     let expected: Vec<f64> = x.iter().map(|x| f64::from(*x)).collect();
     let case = Build::new(
         Kernel::Quantize(activations),

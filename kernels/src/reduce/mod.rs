@@ -1,21 +1,22 @@
-//! Reduce: one value for each line of values along an axis, or for each part of it.
+//! Reduce: reduces each line along an axis, or each part of it, to one value.
 //!
 //! | binding | |
 //! | --- | --- |
 //! | 0 | x: `[outer, axis, inner]` of a type |
 //! | 1 | out: f32 `[outer, parts, inner]`, written |
 //!
-//! Constants: [reduction](Reduction), the [number](crate::elements::number) of the type, outer, axis, inner, the values of a
-//! part (the last part of a line has what is left; there are 65,535 at most), and what a mean is over. An axis of zero values
-//! leaves `out` as it is.
+//! Constants: [reduction](Reduction), the [number](crate::elements::number) of the type, outer, axis, inner,
+//! the values per part (the last part of a line has the remainder; there are at most 65,535 parts), and the
+//! count that a mean divides by. An axis of zero values leaves `out` unchanged.
 //!
-//! Few long lines are taken in two launches, so that a device has enough groups: one of parts, as [`part`] says, then one of
-//! what these became. A mean is the sum of each part first, and the mean over the whole axis then.
+//! Few long lines take two launches, so that a device has enough groups: the first reduces parts, whose size
+//! [`part`] returns, and the second reduces their results. A mean is the sum of each part in the first
+//! launch, and the mean over the whole axis in the second.
 //!
-//! The largest and the smallest are NaN where any value is. Sums are taken in many parts, so that rounding hardly grows
-//! with the axis.
+//! Max and min are NaN if any value is. Sums are split into many partial sums, so that the rounding error
+//! hardly grows with the axis.
 //!
-//! Groups take some neighbouring columns of a part each.
+//! Each group takes adjacent columns of a part.
 
 use crate::abi::{IMPOSSIBLE, product, words};
 use crate::cases::{Build, Case, Content, Random, Stored};
@@ -23,25 +24,25 @@ use crate::elements::{self, ITEMS};
 use crate::kernel::{ElementType, Kernel};
 use ragtag_hal::{Access, EntryAbi};
 
-/// What becomes of a line of values. Its discriminant is the kernel's constant.
+/// Reduction of a line of values. Its discriminant is the kernel's constant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Reduction {
-    /// Their sum.
+    /// Sum of the values.
     Sum,
-    /// The largest.
+    /// Largest value.
     Max,
-    /// The smallest.
+    /// Smallest value.
     Min,
-    /// Their sum over their number.
+    /// Sum divided by the count.
     Mean,
 }
 
 impl Reduction {
-    /// Every reduction.
+    /// All reductions.
     pub const ALL: [Reduction; 4] = [Reduction::Sum, Reduction::Max, Reduction::Min, Reduction::Mean];
 
-    /// The reduction in f64.
+    /// Computes the reduction in f64.
     pub fn of(self, values: impl ExactSizeIterator<Item = f64>) -> f64 {
         let count = values.len() as f64;
         let extreme = |a: f64, b: f64, larger: bool| match () {
@@ -58,7 +59,7 @@ impl Reduction {
     }
 }
 
-/// The binary interface.
+/// Binary interface.
 pub static ABI: EntryAbi = EntryAbi {
     name: "reduce",
     bindings: &[Access::Read, Access::Write],
@@ -73,21 +74,22 @@ pub static ABI: EntryAbi = EntryAbi {
     },
 };
 
-/// Columns of `[axis, inner]` that a group takes: a power of two, so that as many items as possible share each.
+/// Returns the columns of `[axis, inner]` per group: a power of two, so that as many work items as possible
+/// share each column.
 pub(crate) fn columns(inner: u32) -> u32 {
     inner.clamp(1, ITEMS).next_power_of_two()
 }
 
-/// The most parts of a line: the least that the last dimension of a launch may have.
+/// Maximum parts of a line: the smallest limit of a launch's last dimension on any device.
 const MOST_PARTS: u32 = 65_535;
 
 /// Groups that keep a device busy.
 const ENOUGH: u32 = 512;
 
-/// Values that a part has at least, for each of the items that share a column.
+/// Minimum values of a part, per work item that shares a column.
 const LEAST: u32 = 32;
 
-/// The values of a part into which lines are best cut, at most the axis: as many parts as make enough groups, none too short.
+/// Returns the best part size for lines, at most the axis: it yields enough groups without too short parts.
 pub fn part([outer, axis, inner]: [u32; 3]) -> u32 {
     let groups = outer.saturating_mul(inner.div_ceil(columns(inner))).max(1);
     let least = ITEMS / columns(inner) * LEAST;
@@ -95,12 +97,12 @@ pub fn part([outer, axis, inner]: [u32; 3]) -> u32 {
     axis.div_ceil(parts)
 }
 
-/// Outer × parts of inner, all in one dimension: the first is the largest that a device has.
+/// Returns outer × parts of inner, all in the first dimension, which is the largest on every device.
 pub(crate) fn strips(outer: u32, inner: u32) -> u32 {
     outer.saturating_mul(inner.div_ceil(columns(inner)))
 }
 
-/// Outer × parts of inner, and parts of the axis.
+/// Returns outer × parts of inner, and parts of the axis.
 pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     let [_, _, outer, axis, inner, part, _] = *constants else { return [0; 3] };
     [strips(outer, inner), 1, axis.div_ceil(part.max(1))]
@@ -143,13 +145,14 @@ pub(crate) fn random_case(random: &mut Random) -> Case {
     let reduction = Reduction::ALL[random.below(4)];
     let inner = [2, 50, 600][random.below(3)];
     let shape = [1 + random.below(20), 1 + random.below(400), 1 + random.below(inner)];
-    // Up to sixteen parts of an axis: of one value each, the largest shape would have five million groups.
+    // Up to sixteen parts of an axis. With one value per part, the largest shape would have five million
+    // groups.
     let (element, parts) = (random.element(), 1 + random.below(16));
     let part = shape[1].div_ceil(parts);
     case(random, reduction, element, shape, part)
 }
 
-/// The values of lines along the axis of `[outer, axis, inner]`, in the order of `[outer, inner]`.
+/// Returns the lines along the axis of `[outer, axis, inner]`, in the order of `[outer, inner]`.
 pub(crate) fn lines(
     x: &[f64],
     [_, axis, inner]: [usize; 3],
@@ -169,7 +172,7 @@ fn case(
     let mut x = random.floats(shape.iter().product(), 1.0);
     x.iter_mut().for_each(|x| *x += 0.5);
     let x = Stored::new(element, &x);
-    // Means are over another number than that of a part's values, as in the second of two launches.
+    // Means divide by another number than that of a part's values, as in the second of two launches.
     let of_part = |part: &[f64]| {
         let whole = part.len() / inner;
         let value = |line| match reduction {
@@ -185,7 +188,8 @@ fn case(
     build.bytes(x.bytes).expect_elements(1, ElementType::F32, wanted)
 }
 
-/// Lines with NaN and infinities. Their length is a power of two: not every device rounds quotients as f32 is rounded.
+/// Lines with NaN and infinities. Their length is a power of two, because not every device rounds f32
+/// quotients correctly.
 fn edges(random: &mut Random, reduction: Reduction) -> Case {
     let shape = [2, 32, 4];
     let mut x = vec![-1.0; shape.iter().product()];
@@ -213,7 +217,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn long_lines_are_cut_where_there_are_few_and_others_are_not() {
+    fn splits_only_few_long_lines() {
         for (shape, parts) in [
             ([1, 10_000_000, 1], 512),
             ([4, 10_000_000, 1], 128),
@@ -229,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_first_dimension_of_a_launch_is_long() {
+    fn only_the_first_launch_dimension_is_large() {
         let constants = |shape| constants(Reduction::Sum, ElementType::F32, shape, [1, 1]).map(|c| c as u32);
         assert_eq!(grid(&constants([1, 1, 16_777_219])), [65_537, 1, 1]);
         assert_eq!(grid(&constants([7, 2, 300])), [14, 1, 2]);

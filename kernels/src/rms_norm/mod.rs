@@ -1,4 +1,4 @@
-//! RMS norm: each row over its root mean square, times a weight for each column; as f32, or quantised at once.
+//! RMS norm: each row divided by its root mean square, times a weight per column; to f32 or quantized.
 //!
 //! | binding | |
 //! | --- | --- |
@@ -7,17 +7,17 @@
 //! | 2 | weight: f32 `[width]` |
 //! | 3 | out: f32 `[rows, width]`, [int8](crate::quantize) or [f16 activations](crate::half_rows), written |
 //!
-//! Constants: rows, count word, width, ε (the bits of an f32). One group a row.
+//! Constants: rows, count word, width, ε (the bits of an f32). One group per row.
 //!
-//! Squares and their sum are f32: the root mean square of a row is at most 1.8 · 10¹⁹ / √width. Beyond that a row of finite values
-//! becomes zeros.
+//! Squares and their sum are f32, so the root mean square of a row must be at most 1.8 · 10¹⁹ / √width.
+//! Beyond that, a row of finite values becomes zeros.
 
 use crate::abi::{HEADER_BYTES, words};
 use crate::cases::{Build, Case, ROW_SHAPES, Random, RowShape};
 use crate::kernel::{Activations, Kernel};
 use ragtag_hal::{Access, EntryAbi};
 
-/// The binary interface with f32 out.
+/// Binary interface with f32 output.
 pub static ABI_F32: EntryAbi = EntryAbi {
     name: "rms_norm_f32",
     bindings: &[Access::Read, Access::Read, Access::Read, Access::Write],
@@ -25,11 +25,11 @@ pub static ABI_F32: EntryAbi = EntryAbi {
     extents: |constants, out| extents(Activations::F32, constants, out),
 };
 
-/// The binary interface with int8 activations out.
+/// Binary interface with int8 activations output.
 pub static ABI_INT8: EntryAbi =
     EntryAbi { name: "rms_norm_int8", extents: |c, out| extents(Activations::Int8, c, out), ..ABI_F32 };
 
-/// The binary interface with f16 activations out.
+/// Binary interface with f16 activations output.
 pub static ABI_F16: EntryAbi =
     EntryAbi { name: "rms_norm_f16", extents: |c, out| extents(Activations::F16, c, out), ..ABI_F32 };
 
@@ -39,14 +39,14 @@ fn extents(activations: Activations, constants: &[u32], out: &mut [u64]) {
     out.copy_from_slice(&[HEADER_BYTES, words(&[rows, width]), words(&[width]), written]);
 }
 
-/// One row.
+/// Computes one row.
 pub(crate) fn reference(row: &[f32], weight: &[f32], epsilon: f32) -> Vec<f64> {
     let squares: f64 = row.iter().map(|x| f64::from(*x).powi(2)).sum();
     let scale = 1.0 / (squares / row.len() as f64 + f64::from(epsilon)).sqrt();
     row.iter().zip(weight).map(|(x, w)| f64::from(*x) * scale * f64::from(*w)).collect()
 }
 
-/// Makes every second row so small that ε is more than its mean square.
+/// Makes every second row so small that ε exceeds its mean square.
 pub(crate) fn small_rows(x: &mut [f32], width: usize) {
     x.chunks_mut(width).skip(1).step_by(2).for_each(|row| row.iter_mut().for_each(|x| *x *= 1e-3));
 }

@@ -1,4 +1,4 @@
-//! Rope: the rotary position embedding of heads.
+//! Rope: rotary position embedding of heads.
 //!
 //! | binding | |
 //! | --- | --- |
@@ -7,15 +7,17 @@
 //! | 2 | x: `[rows, heads, head dimension]` of a type |
 //! | 3 | out: of the same shape and type, written |
 //!
-//! Constants: the [number](crate::elements::number) of the type, rows, heads, head dimension, rope dimensions, pairing. Fewer
-//! than 2^32 values. What lies between is f32; see [`crate::elements`] for odd numbers of 16-bit values.
+//! Constants: the [number](crate::elements::number) of the type, rows, heads, head dimension, rope
+//! dimensions, pairing. Fewer than 2^32 values. Intermediate values are f32. See [`crate::elements`] for odd
+//! numbers of 16-bit values.
 //!
-//! Pair i of each head turns by its row's position times turn i. Pairing [`INTERLEAVED`] pairs values 2i and 2i + 1,
-//! [`HALVES`] pairs i and i + rope dimensions / 2. Dimensions beyond the rope dimensions (an even number, at most the head
-//! dimension) are copied.
+//! Pair i of each head rotates by its row's position times turn i. Pairing [`INTERLEAVED`] pairs values 2i
+//! and 2i + 1, [`HALVES`] pairs i and i + rope dimensions / 2. Dimensions beyond the rope dimensions (an even
+//! number, at most the head dimension) are copied.
 //!
-//! Angles are integers, so that they are as exact at large positions as at small ones and the same on every device: what a
-//! turn is more than whole, in 2^64ths. Sines and cosines are series of their own, for languages promise little of theirs.
+//! Angles are integers: the fractional part of a turn in units of 2^−64. So they are as exact at large
+//! positions as at small ones, and the same on every device. Sines and cosines are computed by own series,
+//! because languages promise little accuracy.
 
 use crate::abi::{IMPOSSIBLE, product, words};
 use crate::cases::{Build, Case, Random, Stored};
@@ -25,7 +27,7 @@ pub use crate::rope_append::{HALVES, INTERLEAVED};
 use ragtag_hal::{Access, EntryAbi};
 use std::f64::consts::TAU;
 
-/// The binary interface.
+/// Binary interface.
 pub static ABI: EntryAbi = EntryAbi {
     name: "rope",
     bindings: &[Access::Read, Access::Read, Access::Read, Access::Write],
@@ -39,27 +41,27 @@ pub static ABI: EntryAbi = EntryAbi {
     },
 };
 
-/// An item for each word of the output.
+/// Returns one work item per output word.
 pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     let count = product(&constants[1..4]);
     elements::grid(count.div_ceil(in_a_word(constants[0]).unwrap_or(1).into()) as u32)
 }
 
-/// The turn of `frequency` radians a position, as the kernel takes it: low word, high word.
+/// Converts `frequency`, in radians per position, to the kernel's turn: low word, high word.
 pub fn turn(frequency: f64) -> [u32; 2] {
     let turns = (frequency / TAU).rem_euclid(1.0);
-    let fixed = (turns * 2_f64.powi(64)) as u64; // saturates at what is all but a whole turn
+    let fixed = (turns * 2_f64.powi(64)) as u64; // Saturates just below a whole turn.
     [fixed as u32, (fixed >> 32) as u32]
 }
 
-/// Position times turn, in 2^32ths. The lowest bits are left out.
+/// Multiplies position and turn, in units of 2^−32 turns. The lowest bits are dropped.
 #[inline(always)]
 pub(crate) fn angle(position: u32, [low, high]: [u32; 2]) -> u32 {
     let carried = (u64::from(position) * u64::from(low)) >> 32;
     position.wrapping_mul(high).wrapping_add(carried as u32)
 }
 
-/// Sine and cosine of an angle in 2^32ths of a turn: series around the nearest quarter.
+/// Computes sine and cosine of an angle in units of 2^−32 turns, by series around the nearest quarter.
 #[inline(always)]
 pub(crate) fn sin_cos(angle: u32) -> (f32, f32) {
     let quarter = angle.wrapping_add(1 << 29) >> 30;
@@ -112,7 +114,7 @@ fn case(
     pairing: u32,
 ) -> Case {
     let pairs = rope_dims / 2;
-    // A list of no turns has the bytes of one: bindings are not empty.
+    // An empty list of turns still has the bytes of one, because bindings are not empty.
     let frequencies: Vec<f64> =
         (0..pairs.max(1)).map(|i| 10000_f64.powf(-2.0 * i as f64 / rope_dims.max(1) as f64)).collect();
     let turns: Vec<u32> = frequencies.iter().flat_map(|frequency| turn(*frequency)).collect();
@@ -139,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sines_and_cosines_are_those_of_the_library() {
+    fn sines_and_cosines_match_the_library() {
         for position in (0..3_000_000_u32).step_by(997) {
             for frequency in [1.0, 0.3, 1e-4, 7.5, -0.1] {
                 let (sin, cos) = sin_cos(angle(position, turn(frequency)));

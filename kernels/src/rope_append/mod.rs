@@ -1,5 +1,5 @@
-//! Rope and append: the rotary position embedding of new tokens' queries and keys, and the way of keys and values into
-//! the cache. Queries are turned in place, keys on their way.
+//! Rope and append: rotates the queries of new tokens in place, and appends their rotated keys and their
+//! values to the cache.
 //!
 //! | binding | |
 //! | --- | --- |
@@ -12,18 +12,19 @@
 //! Constants: rows, sequences, table blocks, logit rows, heads, kv heads, head dimension, cache blocks, rope dimensions,
 //! pairing. Heads are a multiple of kv heads.
 //!
-//! Pair i of each head of queries and keys turns by position · frequency i; pairing [`INTERLEAVED`] pairs values 2i and
-//! 2i + 1, [`HALVES`] pairs i and i + rope dimensions / 2. Dimensions beyond the rope dimensions (an even number, at most
-//! the head dimension) are left alone. The keys and values in qkv stay as they are.
+//! Pair i of each query and key head rotates by position · frequency i. Pairing [`INTERLEAVED`] pairs values
+//! 2i and 2i + 1, [`HALVES`] pairs i and i + rope dimensions / 2. Dimensions beyond the rope dimensions (an
+//! even number, at most the head dimension) are not rotated. The keys and values in qkv stay unchanged.
 //!
-//! Row i, at position p of sequence s, goes to slot p mod 16 of block `tables[s][p / 16]`. Rows whose sequence, position
-//! or block does not exist are left out; their queries are turned all the same. No two rows go to one slot.
+//! Row i, at position p of sequence s, goes to slot p mod 16 of block `tables[s][p / 16]`. Rows with an
+//! invalid sequence, position or block are not appended, but their queries are rotated. No two rows go to one
+//! slot.
 //!
 //! # The cache
 //!
-//! Blocks of [`BLOCK_TOKENS`] positions, f32 or f16, keys and values in buffers of their own:
+//! Blocks of [`BLOCK_TOKENS`] positions, f32 or f16, with keys and values in separate buffers.
 //!
-//! In an f16 cache a value beyond the range of f16 is the largest f16 with its sign; NaN is preserved.
+//! In an f16 cache, values beyond the range of f16 saturate, and NaN is preserved.
 //!
 //! - keys `[cache blocks][kv heads][head dimension][16 positions]`: scores of 16 positions are 16 lanes;
 //! - values `[cache blocks][kv heads][16 positions][head dimension]`: a weighted sum is lanes of the head.
@@ -35,15 +36,15 @@ use crate::kernel::{Kernel, KvType};
 use crate::params::{BLOCK_TOKENS, ParamsShape};
 use ragtag_hal::{Access, EntryAbi};
 
-/// Pairs of neighbours.
+/// Pairs adjacent values.
 pub const INTERLEAVED: u32 = 0;
-/// Pairs of one value in each half.
+/// Pairs one value of each half.
 pub const HALVES: u32 = 1;
 
 const BINDINGS: &[Access] =
     &[Access::Read, Access::ReadWrite, Access::Read, Access::ReadWrite, Access::ReadWrite];
 
-/// The binary interface with an f32 cache.
+/// Binary interface with an f32 cache.
 pub static ABI_F32: EntryAbi = EntryAbi {
     name: "rope_append_f32",
     bindings: BINDINGS,
@@ -51,7 +52,7 @@ pub static ABI_F32: EntryAbi = EntryAbi {
     extents: |constants, out| extents(KvType::F32, constants, out),
 };
 
-/// The binary interface with an f16 cache.
+/// Binary interface with an f16 cache.
 pub static ABI_F16: EntryAbi = EntryAbi {
     name: "rope_append_f16",
     bindings: BINDINGS,
@@ -74,17 +75,17 @@ pub(crate) fn extents(kv_type: KvType, constants: &[u32], out: &mut [u64]) {
     out.copy_from_slice(&[params, qkv, words(&[rope_dims / 2]), cache, cache]);
 }
 
-/// Bytes of a key cache, or of a value cache.
+/// Returns the bytes of a key cache, or of a value cache.
 pub fn cache_bytes(kv_type: KvType, cache_blocks: u32, kv_heads: u32, head_dim: u32) -> u64 {
     product(&[cache_blocks, kv_heads, head_dim]).saturating_mul(BLOCK_TOKENS as u64 * kv_type.bytes())
 }
 
-/// One group a kv head, so that groups write apart whatever the tables say.
+/// Returns one group per kv head, so that groups write disjoint memory whatever the tables say.
 pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     if constants[0] == 0 { [0; 3] } else { [constants[5], 1, 1] }
 }
 
-/// A value as the cache stores it, without the rounding of those that f16 can hold.
+/// Clamps a value to the range of the cache's type, without rounding it.
 pub(crate) fn stored(kv_type: KvType, value: f64) -> f64 {
     match kv_type {
         KvType::F32 => value,
@@ -97,7 +98,7 @@ pub(crate) fn frequencies(rope_dims: usize) -> Vec<f32> {
     (0..rope_dims / 2).map(|i| 10000f32.powf(-2.0 * i as f32 / rope_dims as f32)).collect()
 }
 
-/// Turns one head.
+/// Rotates one head.
 pub(crate) fn reference(head: &mut [f64], frequencies: &[f32], position: u32, pairing: u32) {
     let half = frequencies.len();
     for (i, frequency) in frequencies.iter().enumerate() {
@@ -107,7 +108,7 @@ pub(crate) fn reference(head: &mut [f64], frequencies: &[f32], position: u32, pa
     }
 }
 
-/// The heads of a case.
+/// Heads of a case.
 #[derive(Clone, Copy)]
 struct Heads {
     heads: usize,
@@ -155,18 +156,18 @@ pub(crate) fn random_case(kv_type: KvType, random: &mut Random) -> Case {
     case(random, kv_type, capacity, &starts, heads, content)
 }
 
-/// The rows of a case.
+/// Rows of a case.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Qkv {
     Plain,
-    /// The first row names a sequence that does not exist, the last a position far beyond its table, and one table a block
-    /// beyond the cache.
+    /// The first row names a sequence that does not exist, the last one a position far beyond its table, and
+    /// one table a block beyond the cache.
     Lies,
     /// Keys and values that f16 cannot hold.
     BeyondF16,
 }
 
-/// Puts values that f16 cannot hold into the keys and values of a row. Keys that turn stay finite.
+/// Writes values that f16 cannot hold into the keys and values of a row. Keys that rotate stay finite.
 fn exceed_f16(row: &mut [f32], heads: &Heads) {
     const VALUES: [f32; 7] = [1e6, -7e4, f32::INFINITY, 65_519.0, f32::NEG_INFINITY, f32::NAN, 65_520.0];
     for (i, value) in row[heads.heads * heads.head_dim..].iter_mut().enumerate() {
@@ -175,7 +176,7 @@ fn exceed_f16(row: &mut [f32], heads: &Heads) {
     }
 }
 
-/// Each of `starts` is a sequence's first position and number of rows.
+/// Builds a case. `starts` gives the first position and number of rows of each sequence.
 fn case(
     random: &mut Random,
     kv_type: KvType,
@@ -222,7 +223,7 @@ fn case(
         }
         let (q, k) = turning.split_at(q_heads * head_dim);
         for (i, value) in q.iter().enumerate().filter(|(i, _)| i % head_dim < rope_dims) {
-            queries[row * width + i] = Some(*value); // the rest must keep its bits
+            queries[row * width + i] = Some(*value); // All other bits must stay unchanged.
         }
         let table = params.tables.get(*sequence as usize);
         let block = table.and_then(|t| t.get(*position as usize / BLOCK_TOKENS)).map(|b| *b as usize);
@@ -255,7 +256,7 @@ fn before(kv_type: KvType, expected: &[Option<f64>]) -> Vec<u8> {
     expected.iter().flat_map(|value| vec![byte(value); kv_type.bytes() as usize]).collect()
 }
 
-/// What a launch must leave in a cache.
+/// Expected content of a cache after a launch.
 pub(crate) fn expected(kv_type: KvType, values: Vec<Option<f64>>) -> Content {
     match kv_type {
         KvType::F32 => Content::F32(values),

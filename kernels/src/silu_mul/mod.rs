@@ -1,19 +1,19 @@
-//! SiLU(gate) · up, SiLU(x) = x / (1 + e⁻ˣ); as f32, or quantised at once.
+//! SiLU(gate) · up, with SiLU(x) = x / (1 + e⁻ˣ); to f32 or quantized.
 //!
 //! | binding | |
 //! | --- | --- |
 //! | 0 | parameters |
-//! | 1 | gate and up: f32 `[rows, 2 · width]`, in each row the gate's values, then up's |
+//! | 1 | gate and up: f32 `[rows, 2 · width]`; each row has the gate's values, then up's |
 //! | 2 | out: f32 `[rows, width]`, [int8](crate::quantize) or [f16 activations](crate::half_rows), written |
 //!
-//! Constants: rows, count word, width. One group a row.
+//! Constants: rows, count word, width. One group per row.
 
 use crate::abi::{HEADER_BYTES, words};
 use crate::cases::{Build, Case, ROW_SHAPES, Random, RowShape};
 use crate::kernel::{Activations, Kernel};
 use ragtag_hal::{Access, EntryAbi};
 
-/// The binary interface with f32 out.
+/// Binary interface with f32 output.
 pub static ABI_F32: EntryAbi = EntryAbi {
     name: "silu_mul_f32",
     bindings: &[Access::Read, Access::Read, Access::Write],
@@ -21,11 +21,11 @@ pub static ABI_F32: EntryAbi = EntryAbi {
     extents: |constants, out| extents(Activations::F32, constants, out),
 };
 
-/// The binary interface with int8 activations out.
+/// Binary interface with int8 activations output.
 pub static ABI_INT8: EntryAbi =
     EntryAbi { name: "silu_mul_int8", extents: |c, out| extents(Activations::Int8, c, out), ..ABI_F32 };
 
-/// The binary interface with f16 activations out.
+/// Binary interface with f16 activations output.
 pub static ABI_F16: EntryAbi =
     EntryAbi { name: "silu_mul_f16", extents: |c, out| extents(Activations::F16, c, out), ..ABI_F32 };
 
@@ -34,7 +34,7 @@ fn extents(activations: Activations, constants: &[u32], out: &mut [u64]) {
     out.copy_from_slice(&[HEADER_BYTES, words(&[rows, 2, width]), activations.rows_extent(rows, width)]);
 }
 
-/// One row.
+/// Computes one row.
 pub(crate) fn reference(gate_up: &[f64]) -> Vec<f64> {
     let (gate, up) = gate_up.split_at(gate_up.len() / 2);
     let one = |(g, u): (&f64, &f64)| g / (1.0 + (-g).exp()) * u;
@@ -61,7 +61,7 @@ pub(crate) fn random_case(activations: Activations, random: &mut Random) -> Case
 fn case(random: &mut Random, activations: Activations, shape: RowShape, width: usize) -> Case {
     let row = |random: &mut Random| [random.floats(width, 8.0), random.floats(width, 1.5)].concat();
     let mut gate_up: Vec<f32> = (0..shape.capacity).flat_map(|_| row(random)).collect();
-    gate_up[..4].copy_from_slice(&[-200.0, 200.0, 0.0, -30.0]); // where e^x leaves the range of f32
+    gate_up[..4].copy_from_slice(&[-200.0, 200.0, 0.0, -30.0]); // e^x leaves the range of f32.
     let values: Vec<f64> = gate_up.iter().map(|v| f64::from(*v)).collect();
     let expected: Vec<f64> = values.chunks_exact(2 * width).flat_map(reference).collect();
     let constants = [shape.capacity, shape.count_word as usize, width];

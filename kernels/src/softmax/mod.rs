@@ -6,17 +6,17 @@
 //! | 1 | x: f32 `[rows, width]` |
 //! | 2 | out: f32 `[rows, width]`, written |
 //!
-//! Constants: rows, count word, width. One group a row.
+//! Constants: rows, count word, width. One group per row.
 //!
-//! out = exp(x − max) / Σ exp(x − max), in f32. −∞ has probability zero. A row of nothing but −∞ allows nothing: it
-//! becomes zeros. A row with a NaN or +∞ becomes NaN throughout.
+//! out = exp(x − max) / Σ exp(x − max), in f32. −∞ has probability zero. A row of only −∞ becomes zeros. A
+//! row with a NaN or +∞ becomes all NaN.
 
 use crate::abi::{HEADER_BYTES, words};
 use crate::cases::{Build, Case, Content, ROW_SHAPES, Random, RowShape, untouched_after};
 use crate::kernel::Kernel;
 use ragtag_hal::{Access, EntryAbi};
 
-/// The binary interface.
+/// Binary interface.
 pub static ABI: EntryAbi = EntryAbi {
     name: "softmax",
     bindings: &[Access::Read, Access::Read, Access::Write],
@@ -27,7 +27,7 @@ pub static ABI: EntryAbi = EntryAbi {
     },
 };
 
-/// Probabilities in f64.
+/// Computes probabilities in f64.
 pub(crate) fn reference(row: &[f32]) -> Vec<f64> {
     let max = row.iter().fold(f64::NEG_INFINITY, |max, x| max.max(f64::from(*x)));
     if row.iter().all(|x| *x == f32::NEG_INFINITY) {
@@ -65,13 +65,13 @@ fn case(random: &mut Random, shape: RowShape, width: usize) -> Case {
     case.expect_f32(2, untouched_after(expected, shape.rows * width))
 }
 
-/// Rows whose probabilities are zero, one or NaN, and nothing in between.
+/// Rows whose probabilities are all zero, one or NaN.
 fn edges(random: &mut Random) -> Case {
     const WIDTH: usize = 37;
     let (none, nan) = (f32::NEG_INFINITY, f32::NAN);
     let mut rows: [Vec<f32>; 6] =
         std::array::from_fn(|i| if i < 4 { vec![none; WIDTH] } else { random.floats(WIDTH, 3.0) });
-    rows[1][random.below(WIDTH)] = -3.4e38; // all that there is
+    rows[1][random.below(WIDTH)] = -3.4e38; // The only finite value.
     rows[2][random.below(WIDTH)] = nan;
     (rows[3][2], rows[3][WIDTH - 1]) = (-3.4e38, 3.4e38);
     rows[4][random.below(WIDTH)] = nan;
@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_reference_is_the_definition() {
+    fn the_reference_matches_the_definition() {
         let quarter = [0.25; 4];
         assert_eq!(reference(&[1e30; 4]), quarter);
         assert_eq!(reference(&[f32::NEG_INFINITY; 2]), [0.0; 2]);

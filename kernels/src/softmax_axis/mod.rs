@@ -1,4 +1,4 @@
-//! Softmax along an axis: lines of probabilities.
+//! Softmax along an axis.
 //!
 //! | binding | |
 //! | --- | --- |
@@ -7,8 +7,9 @@
 //!
 //! Constants: the [number](crate::elements::number) of the type, outer, axis, inner.
 //!
-//! Infinities and NaN as in [`crate::softmax`], which is for the rows of a micro-batch: −∞ has probability zero, a line of
-//! nothing else becomes zeros, a line with a NaN or +∞ becomes NaN throughout. Groups as in [`crate::reduce`].
+//! Infinities and NaN are handled as in [`crate::softmax`], which computes the rows of a micro-batch: −∞ has
+//! probability zero, a line of only −∞ becomes zeros, and a line with a NaN or +∞ becomes all NaN. Groups are
+//! those of [`crate::reduce`].
 
 use crate::abi::{product, words};
 use crate::cases::{Build, Case, Content, Random, Stored};
@@ -17,7 +18,7 @@ use crate::kernel::{ElementType, Kernel};
 use crate::reduce::{lines, strips};
 use ragtag_hal::{Access, EntryAbi};
 
-/// The binary interface.
+/// Binary interface.
 pub static ABI: EntryAbi = EntryAbi {
     name: "softmax_axis",
     bindings: &[Access::Read, Access::Write],
@@ -28,13 +29,13 @@ pub static ABI: EntryAbi = EntryAbi {
     },
 };
 
-/// Outer × parts of inner, as in [`crate::reduce`].
+/// Returns outer × parts of inner, as in [`crate::reduce`].
 pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     let [_, outer, axis, inner] = *constants else { return [0; 3] };
     if axis == 0 { [0; 3] } else { [strips(outer, inner), 1, 1] }
 }
 
-/// Probabilities in f64, in their places.
+/// Computes probabilities in f64, in the same order.
 fn reference(x: &[f64], shape: [usize; 3]) -> Vec<f64> {
     let [_, axis, inner] = shape;
     let mut out = vec![0.0; x.len()];
@@ -81,14 +82,14 @@ fn constants(element: ElementType, [outer, axis, inner]: [usize; 3]) -> [usize; 
     [elements::number(element) as usize, outer, axis, inner]
 }
 
-/// Lines whose probabilities are zero, one or NaN, and nothing in between.
+/// Lines whose probabilities are all zero, one or NaN.
 fn edges(random: &mut Random) -> Case {
     const AXIS: usize = 37;
     let shape = [1, AXIS, 6];
     let none = f32::NEG_INFINITY;
     let mut x: Vec<f32> = (0..AXIS * 6).map(|i| if i % 6 < 4 { none } else { random.float(3.0) }).collect();
     let mut put = |column, value| x[random.below(AXIS) * 6 + column] = value;
-    put(1, -3.4e38); // all that there is
+    put(1, -3.4e38); // The only finite value.
     put(2, f32::NAN);
     put(4, f32::NAN);
     put(5, f32::INFINITY);

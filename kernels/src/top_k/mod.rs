@@ -1,4 +1,4 @@
-//! TopK: the k largest values of each row, and where they are.
+//! TopK: the k largest values of each row, and their positions.
 //!
 //! | binding | |
 //! | --- | --- |
@@ -7,20 +7,20 @@
 //! | 2 | values: f32 `[rows, k]`, written |
 //! | 3 | indices: u32 `[rows, k]`, written |
 //!
-//! Constants: rows, count word, width, k: 1 to [`MOST`], at most the width. One group a row.
+//! Constants: rows, count word, width, k: 1 to [`MOST`], at most the width. One group per row.
 //!
-//! Descending. The order is that of [`arg_max`](crate::arg_max): of equal values the first comes first, and NaN comes
-//! after every number.
+//! Descending, in the order of [`arg_max`](crate::arg_max): among equal values the first comes first, and NaN
+//! comes after every number.
 
 use crate::abi::{HEADER_BYTES, IMPOSSIBLE, words};
 use crate::cases::{Build, Case, Content, ROW_SHAPES, Random, RowShape};
 use crate::kernel::Kernel;
 use ragtag_hal::{Access, EntryAbi};
 
-/// The largest k.
+/// Maximum k.
 pub const MOST: u32 = 64;
 
-/// The binary interface.
+/// Binary interface.
 pub static ABI: EntryAbi = EntryAbi {
     name: "top_k",
     bindings: &[Access::Read, Access::Read, Access::Write, Access::Write],
@@ -32,7 +32,7 @@ pub static ABI: EntryAbi = EntryAbi {
     },
 };
 
-/// The whole row in order, its first `k`.
+/// Sorts the whole row and returns its first `k`.
 fn reference(row: &[f32], k: usize) -> Vec<(f32, u32)> {
     let mut all: Vec<(f32, u32)> = row.iter().copied().zip(0..).collect();
     all.sort_by(|(a, _), (b, _)| match (a.is_nan(), b.is_nan()) {
@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_reference_is_the_definition() {
+    fn the_reference_matches_the_definition() {
         let (nan, infinity) = (f32::NAN, f32::INFINITY);
         let row = [nan, 1.0, infinity, -infinity, 1.0, nan, -0.0, 0.0];
         let indices: Vec<u32> = reference(&row, 8).iter().map(|(_, i)| *i).collect();
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn more_than_there_is_or_than_is_supported_is_impossible() {
+    fn k_beyond_the_width_or_the_maximum_is_impossible() {
         let extents = |width, k| {
             let mut out = [0; 4];
             (ABI.extents)(&[3, 0, width, k], &mut out);

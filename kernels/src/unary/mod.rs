@@ -5,11 +5,12 @@
 //! | 0 | x: `[count]` of a type |
 //! | 1 | out: `[count]` of the same type, written |
 //!
-//! Constants: [function](Function), the [number](crate::elements::number) of the type, count. What lies between is f32; see
-//! [`crate::elements`] for odd numbers of 16-bit values.
+//! Constants: [function](Function), the [number](crate::elements::number) of the type, count. Intermediate
+//! values are f32. See [`crate::elements`] for odd numbers of 16-bit values.
 //!
-//! Every function is that of the real numbers with its limits at the infinities, and NaN of NaN: large arguments give no
-//! NaN of their own. The logarithm of zero is −∞; logarithm and square root of what is less are NaN.
+//! Every function is that of the real numbers with its limits at the infinities, and maps NaN to NaN. Large
+//! arguments never yield NaN. The logarithm of zero is −∞. Logarithm and square root of negative values are
+//! NaN.
 
 use crate::abi::IMPOSSIBLE;
 use crate::cases::{Build, Case, Content, Random, Stored};
@@ -28,28 +29,28 @@ pub enum Function {
     SquaredRelu,
     /// 1 / (1 + e^−x).
     Sigmoid,
-    /// The hyperbolic tangent.
+    /// Hyperbolic tangent.
     Tanh,
     /// e^x.
     Exp,
-    /// The natural logarithm.
+    /// Natural logarithm.
     Log,
-    /// The square root.
+    /// Square root.
     Sqrt,
-    /// The absolute value.
+    /// Absolute value.
     Abs,
-    /// The value with the other sign.
+    /// The negated value.
     Neg,
     /// x · sigmoid(x).
     Silu,
-    /// x · Φ(x), with the normal distribution's Φ.
+    /// x · Φ(x), where Φ is the normal distribution function.
     Gelu,
-    /// [`Function::Gelu`] as many models were trained with it: x / 2 · (1 + tanh(√(2/π) · (x + 0.044715 x³))).
+    /// The common approximation of [`Function::Gelu`]: x / 2 · (1 + tanh(√(2/π) · (x + 0.044715 x³))).
     GeluTanh,
 }
 
 impl Function {
-    /// Every function.
+    /// All functions.
     pub const ALL: [Function; 12] = [
         Function::Relu,
         Function::SquaredRelu,
@@ -65,7 +66,7 @@ impl Function {
         Function::GeluTanh,
     ];
 
-    /// The function in f64.
+    /// Computes the function in f64.
     pub fn of(self, x: f64) -> f64 {
         match self {
             _ if x.is_nan() => x,
@@ -81,7 +82,7 @@ impl Function {
             Function::Silu | Function::Gelu | Function::GeluTanh if x == f64::NEG_INFINITY => -0.0,
             Function::Silu => x / (1.0 + (-x).exp()),
             Function::Gelu => x * normal(x),
-            // 1 + tanh(y) is 2 · sigmoid(2y), of which something is left where the tangent is near −1.
+            // 1 + tanh(y) equals 2 · sigmoid(2y), which stays precise where the tangent is near −1.
             Function::GeluTanh => {
                 x * Function::Sigmoid.of(2.0 * FRAC_2_PI.sqrt() * (x + 0.044715 * x.powi(3)))
             }
@@ -89,8 +90,8 @@ impl Function {
     }
 }
 
-/// Φ: half of 1 + erf(x / √2), by the series of erf where it is short and by the continued fraction of erfc elsewhere.
-/// Source: Abramowitz and Stegun, 7.1.6 and 7.1.14.
+/// Φ: half of 1 + erf(x / √2), by the series of erf where it is short and by the continued fraction of erfc
+/// elsewhere. Source: Abramowitz and Stegun, 7.1.6 and 7.1.14.
 fn normal(x: f64) -> f64 {
     let z = x.abs() * FRAC_1_SQRT_2;
     let density = (-z * z).exp() / std::f64::consts::PI.sqrt();
@@ -105,7 +106,7 @@ fn normal(x: f64) -> f64 {
     if x < 0.0 { tail } else { 1.0 - tail }
 }
 
-/// The binary interface.
+/// Binary interface.
 pub static ABI: EntryAbi = EntryAbi {
     name: "unary",
     bindings: &[Access::Read, Access::Write],
@@ -117,7 +118,7 @@ pub static ABI: EntryAbi = EntryAbi {
     },
 };
 
-/// An item for each word.
+/// Returns one work item per word.
 pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     let [_, kind, count] = *constants else { return [0; 3] };
     elements::grid(count.div_ceil(in_a_word(kind).unwrap_or(1)))
@@ -156,7 +157,7 @@ fn case(random: &mut Random, function: Function, element: ElementType, count: us
     case_of(function, element, &x, format!("{function:?} of {count} {element} up to {size}"))
 }
 
-/// Arguments up to `size` from `middle`, of which all values are small: no others hide their error.
+/// Arguments up to `size` from `middle`. All values are small, so that none hides the error of another.
 fn small_values(random: &mut Random, (function, middle, size): (Function, f32, f32)) -> Case {
     let x: Vec<f32> = random.floats(300, size).into_iter().map(|x| middle + x).collect();
     case_of(function, ElementType::F32, &x, format!("{function:?} up to {size} from {middle}"))
@@ -189,7 +190,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_reference_is_the_definition() {
+    fn the_reference_matches_the_definition() {
         // Φ from tables.
         for (x, wanted) in [
             (0.0, 0.5),

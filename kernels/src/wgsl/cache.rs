@@ -1,4 +1,4 @@
-//! The kernels that write and read the cache of keys and values, and what brings split attention together.
+//! Kernels that write and read the KV cache, and the merge of split attention.
 
 use super::{F32_ROWS, Function, HALF_RANGE, HALF_ROWS, INT8_ROWS, function, program, program_with, repeat};
 use crate::attention::{self, merge, partial};
@@ -10,10 +10,10 @@ use std::sync::Arc;
 
 const ITEMS: u32 = 256;
 
-/// Queries that a group of attention takes at once: `GROUP_QUERIES` in its source.
+/// Queries that a group of attention processes at once: `GROUP_QUERIES` in its source.
 const TILE_QUERIES: u32 = 16;
 
-/// The same on matrix units, with fewer items: they have larger parts of it.
+/// Queries on matrix units. Fewer work items process larger parts of them.
 const MATRICES_QUERIES: u32 = 64;
 const MATRICES_ITEMS: u32 = 128;
 /// Positions at once: `STEP` in its source.
@@ -44,7 +44,8 @@ pub(super) fn variants() -> Vec<Variant> {
     out.extend(merge_functions());
     out.push(matrices_function::<128>("wgsl-matrices"));
     out.extend(tiled_functions());
-    // Never chosen: short enough for a compiler that takes minutes for the other, and the same in all else.
+    // Never selected. It is short enough for compilers that take minutes for the other text, and otherwise
+    // the same.
     out.push(matrices_function::<32>("wgsl-matrices-short"));
     out.into_iter().map(Function::variant).collect()
 }
@@ -89,7 +90,7 @@ fn partial_functions() -> [Function; 2] {
     ]
 }
 
-/// Attention that turns and appends a row by itself.
+/// Returns attention fused with RoPE and KV append of a single row.
 fn append_attention_functions() -> [Function; 2] {
     let append = |kv_type, abi| Function {
         max_rows: 1,
@@ -108,7 +109,7 @@ fn append_attention_functions() -> [Function; 2] {
     ]
 }
 
-/// What is read is written as well, and there are two constants more.
+/// Composes it: the cache is also written, and there are two more constants.
 fn append_attention(cache: &str, store: &[&str]) -> Arc<str> {
     let cache = cache.replace("var<storage, read>", "var<storage, read_write>");
     let more = "    splits: u32,\n    rope_dims: u32,\n    pairing: u32,\n";
@@ -118,7 +119,7 @@ fn append_attention(cache: &str, store: &[&str]) -> Arc<str> {
     program(ITEMS, &parts.concat())
 }
 
-/// The runs that are brought together at once are unrolled.
+/// Unrolls the loop over splits that are combined at once.
 fn merge_text(rows: &str) -> Arc<str> {
     program(ITEMS, &[rows, &repeat(MERGE, &[("$s", MERGE_BATCH)])])
 }
@@ -150,8 +151,8 @@ fn tiled_functions() -> [Function; 2] {
     ]
 }
 
-/// Attention over an f16 cache on matrix units, as exact as the others, for heads of up to so many dimensions; longer ones go
-/// without.
+/// Returns attention over an f16 cache on matrix units, as exact as the other variants, for heads of up to
+/// `DIMS` dimensions. Longer heads do not use matrix units.
 fn matrices_function<const DIMS: u32>(name: &'static str) -> Function {
     Function {
         name,
@@ -178,17 +179,17 @@ fn matrices_function<const DIMS: u32>(name: &'static str) -> Function {
     }
 }
 
-/// Rows × kv heads.
+/// Returns rows × kv heads.
 fn append_grid(constants: &[u32]) -> [u32; 3] {
     [constants[0], constants[5], 1]
 }
 
-/// Rows × parts of a row.
+/// Returns rows × parts of a row.
 fn merge_grid(constants: &[u32]) -> [u32; 3] {
     [constants[0], constants[2].saturating_mul(constants[3]).div_ceil(ITEMS), 1]
 }
 
-/// Tiles of rows × kv heads. The more heads share a kv head, the fewer rows are in a tile.
+/// Returns tiles of rows × kv heads. The more heads share a kv head, the fewer rows are in a tile.
 fn tiled_grid<const QUERIES: u32>(constants: &[u32]) -> [u32; 3] {
     let (rows, heads, kv_heads) = (constants[0], constants[4], constants[5]);
     let sharing = heads.checked_div(kv_heads).unwrap_or(0).max(1);

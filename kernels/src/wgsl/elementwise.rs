@@ -1,4 +1,4 @@
-//! The general operators that are no products.
+//! The general operators that are not products.
 
 use super::Function;
 use crate::kernel::Kernel;
@@ -78,23 +78,23 @@ fn function(
     }
 }
 
-/// The number of work items, then `parts`: these kernels have no parameter block.
+/// Composes the number of work items and `parts`. These kernels have no parameter block.
 fn text(parts: &[&str]) -> Arc<str> {
     let items = format!("const ITEMS: u32 = {}u;\n", elements::ITEMS);
     std::iter::once(items.as_str()).chain(parts.iter().copied()).collect::<Vec<_>>().join("\n").into()
 }
 
-/// A text about blocks.
+/// Composes a text that handles file blocks.
 fn blocks(part: &str) -> Arc<str> {
     text(&[include_str!("elements.wgsl"), include_str!("../file_blocks/formats.wgsl"), part])
 }
 
-/// A text that tells apart what is not finite.
+/// Composes a text that handles non-finite values.
 fn numbers(parts: &[&str]) -> Arc<str> {
     text(&[&[include_str!("elements.wgsl"), include_str!("numbers.wgsl")], parts].concat())
 }
 
-/// The same, whose groups take columns.
+/// Composes a text whose groups take columns.
 fn in_columns(part: &str) -> Arc<str> {
     numbers(&[include_str!("columns.wgsl"), part])
 }

@@ -1,7 +1,8 @@
-//! The products on matrix units, with cooperative matrices of 16 × 16 f16 values and f32 sums: row-major weights with f16
-//! activations. BF16 weights become f16 on their way.
+//! Products on matrix units, with cooperative matrices of 16 × 16 f16 values and f32 sums: row-major weights
+//! with f16 activations. BF16 weights are converted to f16.
 //!
-//! Nothing here depends on how many items a sub-group has, but speed: with 32 each has one slice of its group's tile.
+//! The sub-group size only affects speed: with 32 work items, each sub-group has one slice of its group's
+//! tile.
 
 use super::weights::PRODUCT;
 use super::{program, repeat};
@@ -9,36 +10,37 @@ use crate::blocks::TensorType;
 use crate::kernel::{Activations, Kernel, NumericsClass};
 use crate::layout::Layout;
 use crate::matmul;
-use crate::table::{Code, Text, Variant};
+use crate::table::{Code, Grid, Text, Variant};
 use ragtag_hal::{Feature, KernelLanguage};
 use std::sync::Arc;
 
-/// Rows of x from which on the products are preferred: fewer leave most of a tile empty. Nobody has measured it.
+/// Rows of x from which these products are preferred: with fewer, most of a tile is empty. Not measured.
 const MIN_ROWS: u32 = 16;
 
-/// Most rows of x that the smaller tile is for: with it there are groups enough for all of a device. Nobody has measured it.
+/// Maximum rows of x for the smaller tile, which yields enough groups to fill a device. Not measured.
 const FEW: u32 = 128;
 
-/// Work items of a sub-group, as work is divided: of NVIDIA's devices, and of AMD's where they have matrix units.
+/// Work items of a sub-group, for the division of work: that of NVIDIA's devices, and of AMD's with matrix
+/// units.
 const SUB_GROUP: u32 = 32;
 
-/// How a group's tile is divided.
+/// Division of a group's tile.
 #[derive(Clone, Copy)]
 struct Tile {
-    /// Slices of a sub-group each, along x and along weights.
+    /// Slices, one per sub-group, along x and along weights.
     slices: [u32; 2],
-    /// Squares of 16 × 16 of a slice, along x and along weights.
+    /// Squares of 16 × 16 per slice, along x and along weights.
     lines: [u32; 2],
-    /// Columns that are in local memory at once: 64 are a multiple of it.
+    /// Columns in local memory at once. Divides 64.
     k_step: u32,
 }
 
-/// Many loads under way for each of few groups: what counts is how fast weights are read.
+/// Few groups with many outstanding loads each, because read bandwidth of weights is the limit.
 const SMALL: Tile = Tile { slices: [2, 2], lines: [2, 1], k_step: 64 };
-/// Two groups on a multiprocessor of NVIDIA's, whose registers it fills: one multiplies while the other waits.
+/// Two groups fill the registers of an NVIDIA multiprocessor: one multiplies while the other waits.
 const LARGE: Tile = Tile { slices: [2, 2], lines: [4, 4], k_step: 64 };
-/// The same for devices with 32 KiB of local memory. Its sub-groups have half the sums, so that there are registers for more of
-/// them: where both fit, nobody has compared them.
+/// Large tile for devices with 32 KiB of local memory. Its sub-groups have half the sums, so that more of
+/// them fit into the registers. Not compared with `LARGE` where both fit.
 const WIDE: Tile = Tile { slices: [4, 2], lines: [2, 4], k_step: 32 };
 
 impl Tile {
@@ -46,12 +48,12 @@ impl Tile {
         self.slices[0] * self.slices[1] * SUB_GROUP
     }
 
-    /// Rows of x and of weights.
+    /// Returns the rows of x and of weights.
     const fn rows(self) -> [u32; 2] {
         [self.slices[0] * self.lines[0] * 16, self.slices[1] * self.lines[1] * 16]
     }
 
-    /// Loads of 16 bytes of an item for one step, of x and of weights.
+    /// Returns the 16-byte loads per work item and step, of x and of weights.
     fn loads(self) -> [u32; 2] {
         self.rows().map(|rows| rows * (self.k_step / 8) / self.items())
     }
@@ -82,10 +84,10 @@ impl Tile {
     }
 }
 
-/// The tiles, by number.
+/// Tiles by number.
 const TILES: [Tile; 3] = [SMALL, LARGE, WIDE];
 
-/// The products, better ones first.
+/// Returns the products, best first.
 pub(super) fn variants() -> [Variant; 6] {
     [
         product::<false, 0>("wgsl-matrices-small", FEW),
@@ -97,7 +99,7 @@ pub(super) fn variants() -> [Variant; 6] {
     ]
 }
 
-/// A product with bf16 or f16 weights, in one of the tiles.
+/// Returns a product with bf16 or f16 weights, in one of the tiles.
 fn product<const BF16: bool, const TILE: usize>(name: &'static str, max_rows: u32) -> Variant {
     let (weights, shape) = (tensor_type(BF16), TILES[TILE]);
     Variant {
@@ -106,7 +108,7 @@ fn product<const BF16: bool, const TILE: usize>(name: &'static str, max_rows: u3
         class: NumericsClass::Fast,
         requires: &[Feature::CooperativeMatrix, Feature::Fp16, Feature::SubGroups],
         abi: matmul::abi(weights, Layout::RowMajor, Activations::F16),
-        grid: |constants| TILES[TILE].grid(constants),
+        grid: Grid::Fixed(|constants| TILES[TILE].grid(constants)),
         layout: Some(Layout::RowMajor),
         min_rows: MIN_ROWS,
         max_rows,

@@ -1,8 +1,9 @@
-//! The kernels in WGSL, for Vulkan and wgpu: which source texts make a program, and the rows of the table of variants.
+//! WGSL kernels, for Vulkan and wgpu: assembles the source text of programs, and lists their rows in the
+//! table of variants.
 //!
-//! A text is one kernel: what kernels share, then the kernel's own file, whose `Constants` begin with the place of the first
-//! work group. What a text needs beside the language (f16, sub-groups, matrices) its row requires. Pure data: nothing here
-//! knows how a text is translated or launched.
+//! A text holds one kernel: shared code, then the kernel's own file, whose `Constants` begin with the
+//! coordinates of the first work group. A variant's row requires the features beyond the base language (f16,
+//! sub-groups, matrices) that its text needs. Pure data: knows nothing about translating and launching.
 
 mod cache;
 mod elementwise;
@@ -13,11 +14,11 @@ mod weights;
 
 use crate::kernel::Kernel;
 use crate::layout::Layout;
-use crate::table::{Code, Text, Variant};
+use crate::table::{Code, Grid, Text, Variant};
 use ragtag_hal::{EntryAbi, Feature, KernelLanguage};
 use std::sync::Arc;
 
-/// All variants, better ones first.
+/// Returns all variants, best first.
 pub(crate) fn variants() -> Vec<Variant> {
     let all = [
         rows::variants(),
@@ -30,17 +31,17 @@ pub(crate) fn variants() -> Vec<Variant> {
     all.concat()
 }
 
-/// The text of a program that has parameters: the number of work items, what kernels share, then `parts`.
+/// Composes the text of a program with parameters: the number of work items, shared code, then `parts`.
 fn program(items: u32, parts: &[&str]) -> Arc<str> {
     program_with("", items, parts)
 }
 
-/// The same with what a text begins with: `enable` directives.
+/// Like [`program`], preceded by `enable` directives.
 fn program_with(directives: &str, items: u32, parts: &[&str]) -> Arc<str> {
     bare_program_with(directives, items, &[&[include_str!("common.wgsl")], parts].concat())
 }
 
-/// The text of a program without parameters.
+/// Composes the text of a program without parameters.
 fn bare_program(items: u32, parts: &[&str]) -> Arc<str> {
     bare_program_with("", items, parts)
 }
@@ -50,8 +51,9 @@ fn bare_program_with(directives: &str, items: u32, parts: &[&str]) -> Arc<str> {
     std::iter::once(items.as_str()).chain(parts.iter().copied()).collect::<Vec<_>>().join("\n").into()
 }
 
-/// The text with each line that has a mark (`$` and a letter) as often as `times` says, 0, 1, … in the mark's place: loops
-/// whose indices are constant for every compiler, and variables with numbers in their names.
+/// Repeats each line that contains a mark (`$` and a letter) as often as `times` says, with 0, 1, … in place
+/// of the mark. This unrolls loops so that indices are constant for every compiler, and numbers variable
+/// names.
 fn repeat(text: &str, times: &[(&str, u32)]) -> String {
     times.iter().fold(text.to_owned(), |text, (mark, times)| {
         let lines = text.split_inclusive('\n');
@@ -63,15 +65,15 @@ fn repeat(text: &str, times: &[(&str, u32)]) -> String {
     })
 }
 
-/// How rows of activations are written, in each form: `put` and `padded`.
+/// Writers of activation rows in each form: `put` and `padded`.
 const F32_ROWS: &str = include_str!("f32_rows.wgsl");
 const INT8_ROWS: &str = include_str!("../quantize/int8.wgsl");
 const HALF_ROWS: &str =
     concat!(include_str!("../half_rows/half_range.wgsl"), "\n", include_str!("../half_rows/half_rows.wgsl"));
-/// `in_half_range`, for f16 that are no rows of activations.
+/// `in_half_range`, for f16 values that are not activation rows.
 const HALF_RANGE: &str = include_str!("../half_rows/half_range.wgsl");
 
-/// One kernel in one text. The entry's name is the function's.
+/// One kernel in one text. The entry has the function's name.
 #[derive(Clone, Copy)]
 struct Function {
     kernel: Kernel,
@@ -96,7 +98,7 @@ impl Function {
             class: self.kernel.class(),
             requires: self.requires,
             abi: self.abi,
-            grid: self.grid,
+            grid: Grid::Fixed(self.grid),
             layout: self.layout,
             min_rows: self.min_rows,
             max_rows: self.max_rows,
@@ -112,7 +114,7 @@ impl Function {
     }
 }
 
-/// A function for any device and number of rows, without weights, whose text is yet to be named.
+/// Returns a function for any device and number of rows, without weights, whose text is set later.
 fn function(
     kernel: Kernel,
     abi: &'static EntryAbi,

@@ -1,4 +1,4 @@
-//! The operators that compute products: gemm, attention over dense keys and values, convolution.
+//! Operators that compute products: gemm, dense attention, convolution.
 
 use super::Function;
 use crate::kernel::{ElementType, Kernel};
@@ -6,13 +6,13 @@ use crate::table::Variant;
 use crate::{attention_dense, conv2d, gemm};
 use std::sync::Arc;
 
-/// Items of a group that computes a tile: 16 × 8 in its source.
+/// Work items of a group that computes a tile: 16 × 8 in its source.
 const TILE_ITEMS: u32 = 128;
 
-/// Local memory of two tiles, and something more.
+/// Local memory of two tiles, with some margin.
 const TILE_BYTES: u64 = 10 << 10;
 
-/// Items of a group of attention: 16 × 16 in its source, and 64 × 4.
+/// Work items of an attention group: 16 × 16 in its source, and 64 × 4.
 const ATTENTION_ITEMS: u32 = 256;
 
 pub(super) fn variants() -> Vec<Variant> {
@@ -22,7 +22,7 @@ pub(super) fn variants() -> Vec<Variant> {
     products.chain(attention).chain(convolutions).map(Function::variant).collect()
 }
 
-/// A function that composes a text for a type that is known when this crate is compiled.
+/// A function that composes a text for a type known at compile time.
 macro_rules! composer {
     ($element:expr, $compose:expr) => {
         match $element {
@@ -33,7 +33,7 @@ macro_rules! composer {
     };
 }
 
-/// How values of a type are read.
+/// Returns the source that reads values of a type.
 fn elements(element: ElementType) -> &'static str {
     match element {
         ElementType::F32 => include_str!("elements/f32.wgsl"),
@@ -42,7 +42,7 @@ fn elements(element: ElementType) -> &'static str {
     }
 }
 
-/// A program's text. Operators have no block of parameters, which is what other kernels share.
+/// Composes a program's text. Operators have no parameter block, so they need no shared code.
 fn program(items: u32, parts: &[&str]) -> Arc<str> {
     let items = format!("const ITEMS: u32 = {items}u;\n");
     [items.as_str()].iter().chain(parts).copied().collect::<Vec<_>>().join("\n").into()

@@ -1,4 +1,4 @@
-//! The kernels that work row by row and have no weights in blocks.
+//! Row kernels without block weights.
 
 use super::{Function, HALF_ROWS, INT8_ROWS, function, program};
 use crate::kernel::{Activations, Kernel};
@@ -6,13 +6,13 @@ use crate::table::Variant;
 use crate::{add, arg_max, gather, quantize, rms_norm, silu_mul, softmax, top_k};
 use ragtag_hal::Feature;
 
-/// Work items of a group, on any device.
+/// Work items of a group on any device.
 const ITEMS: u32 = 256;
 
-/// Work items of a group whose sub-groups exchange values: rows come to more at once.
+/// Work items of a group whose sub-groups exchange values, which lets a row use more items.
 const SUB_GROUP_ITEMS: u32 = 1024;
 
-/// The same function over each way to bring a group's values together, better ones first.
+/// Returns the same function for each method of reducing a group's values, best first.
 macro_rules! reducing {
     ($kernel:expr, $abi:expr, $function:literal, $parts:expr) => {{
         let narrow = Function {
@@ -90,7 +90,7 @@ pub(super) fn variants() -> Vec<Variant> {
     out.into_iter().map(Function::variant).collect()
 }
 
-/// Rows × parts of a row.
+/// Returns rows × parts of a row.
 fn part_grid(constants: &[u32]) -> [u32; 3] {
     [constants[0], constants[2].div_ceil(4 * ITEMS), 1]
 }

@@ -1,7 +1,8 @@
-//! The kernels that read weights: the embedding, the products and the widening, each once for every tensor type.
+//! Kernels that read weights: embedding, products and dequantization, one per tensor type.
 //!
-//! A tensor type is a file in `weights/` with a few functions. Types without blocks lie row by row, the others in groups of 16
-//! rows. What a product for few rows of x does with its columns is one file, how its items bring their sums together another.
+//! A tensor type is a file in `weights/` with a few functions. Types without blocks use the row-major layout,
+//! the others groups of 16 rows. For products with few rows of x, one file handles columns and another
+//! combines the sums of work items.
 
 use super::{Function, bare_program, program, repeat};
 use crate::blocks::TensorType;
@@ -14,15 +15,16 @@ use crate::{add, embed, matmul, widen};
 use ragtag_hal::{Feature, KernelLanguage};
 use std::sync::Arc;
 
-/// Rows of x, and rows of weights, that a group of the tiled product computes.
+/// Rows of x, and rows of weights, per group of the tiled product.
 const TILE: u32 = 64;
 
 const EMBED_ITEMS: u32 = 256;
 const TILED_ITEMS: u32 = 128;
-/// [`widen::GROUP_COLUMNS`] over the 16 blocks that a group takes at once.
+/// [`widen::GROUP_COLUMNS`] over the 16 blocks that a group processes at once.
 const WIDEN_ITEMS: u32 = 256;
-/// Items of a group of the products for few rows of x whose weights lie row by row, and vectors of each row that are under way
-/// together: what was fastest on an H200. There are many groups: each has little to do.
+/// Returns, for products of few rows of x with row-major weights, the work items per group and the
+/// outstanding vectors per row. These were the fastest on an H200. There are many groups, each with little
+/// work.
 const fn rows_figures(m: u32, form: u8) -> (u32, u32) {
     match (m, form) {
         (1, GATED) => (128, 8),
@@ -30,10 +32,11 @@ const fn rows_figures(m: u32, form: u8) -> (u32, u32) {
         _ => (128, 2),
     }
 }
-/// Rows of weights of such a group: `LINES` in its text.
+/// Rows of weights per group: `LINES` in its text.
 const ROWS_LINES: u32 = 8;
 
-/// Rows of x from which on f16 weights, written once and read by matrix units, are less work than unpacking in the product.
+/// Rows of x from which dequantizing to f16 once, for matrix units, is cheaper than unpacking inside the
+/// product.
 const WIDEN_ROWS: u32 = 32;
 
 pub(super) fn variants() -> Vec<Variant> {
@@ -74,7 +77,7 @@ fn embed_function(tensor_type: TensorType) -> Function {
     }
 }
 
-/// The products with f32 or int8 activations: for one row of x, for a few, and for many.
+/// Returns the products with f32 or int8 activations: for one row of x, for a few, and for many.
 fn products(tensor_type: TensorType, activations: Activations) -> Vec<Function> {
     let tiled = match activations {
         Activations::Int8 => composer!(tensor_type, fast_tiled),
@@ -88,8 +91,8 @@ fn products(tensor_type: TensorType, activations: Activations) -> Vec<Function> 
     few_rows(tiled, tensor_type, few).chain([tiled]).collect()
 }
 
-/// The products of rows that are normed on their way, gated or not. Of quantised weights, whose activations are f32 only where
-/// exact results are wanted, they are for no more rows than have the same bits.
+/// Returns the products with a fused norm, gated or not. Quantised weights use f32 activations only for exact
+/// results. For them, these products handle only row counts that give the same bits.
 fn normed_products(tensor_type: TensorType) -> Vec<Function> {
     let layout = layout(tensor_type);
     let function = |kernel, gated| Function {
@@ -108,7 +111,7 @@ fn normed_products(tensor_type: TensorType) -> Vec<Function> {
     all.filter(|function| function.max_rows <= most).collect()
 }
 
-/// The product for many rows of x.
+/// Returns the product for many rows of x.
 fn tiled_product(tensor_type: TensorType, activations: Activations, compose: Compose) -> Function {
     let layout = layout(tensor_type);
     Function {
@@ -127,13 +130,13 @@ fn tiled_product(tensor_type: TensorType, activations: Activations, compose: Com
     }
 }
 
-/// What the products with f32 activations for few rows of x do beside summing: nothing, or they norm x on its way, or gate what
-/// they have summed as well.
+/// Variants of the products with f32 activations for few rows of x: plain, with a fused norm of x, or also
+/// with a fused gate.
 const PLAIN: u8 = 0;
 const NORMED: u8 = 1;
 const GATED: u8 = 2;
 
-/// The texts of products for up to 1, 4 and 8 rows of x, without sub-groups and with them.
+/// Texts of products for up to 1, 4 and 8 rows of x, without and with sub-groups.
 type Composers = [[Compose; 2]; 3];
 
 fn composers<const FORM: u8>(tensor_type: TensorType) -> Composers {
@@ -161,7 +164,7 @@ fn int8_composers(tensor_type: TensorType) -> Composers {
     ]
 }
 
-/// The products for up to 1, 4 and 8 rows of x that are otherwise like `product`, those with sub-groups first.
+/// Returns variants of `product` for up to 1, 4 and 8 rows of x, those with sub-groups first.
 fn few_rows(
     product: Function,
     tensor_type: TensorType,
@@ -187,7 +190,7 @@ fn few_rows(
             (true, _) => blocks_grid,
             (false, _) => rows_grid,
         };
-        // Of each item sums of four rows of weights, and of every second one of the squares of x.
+        // Each work item stores sums of four rows of weights, and every second one also squares of x.
         let item_bytes = if product.kernel.is_fused() { 18 } else { 16 };
         Function {
             name: names[i][usize::from(sub_groups)],
@@ -203,13 +206,15 @@ fn few_rows(
     })
 }
 
-/// The product with f16 activations for devices without matrix units: no faster than that with f32.
+/// Returns the product with f16 activations for devices without matrix units. It is no faster than that with
+/// f32.
 fn half_product(tensor_type: TensorType) -> Function {
     let function = tiled_product(tensor_type, Activations::F16, composer!(tensor_type, half_tiled));
     Function { min_rows: NEVER, ..function }
 }
 
-/// Worth its while where there are matrix units, which is for the product to say, and enough rows.
+/// Returns the kernel that dequantizes weights. It pays only with matrix units, which the product's variants
+/// check, and enough rows.
 fn widen_function(tensor_type: TensorType) -> Function {
     Function {
         kernel: Kernel::Widen(tensor_type),
@@ -227,22 +232,23 @@ fn widen_function(tensor_type: TensorType) -> Function {
     }
 }
 
-/// A group of 16 rows of weights for each work group.
+/// Returns one group of 16 weight rows per work group.
 fn blocks_grid(constants: &[u32]) -> [u32; 3] {
     if constants[0] == 0 { [0; 3] } else { [constants[2].div_ceil(GROUP_ROWS as u32), 1, 1] }
 }
 
-/// A group of 16 rows of the gate's weights, and one of up's, for each work group.
+/// Returns one group of 16 gate rows, and one of 16 up rows, per work group.
 fn gated_blocks_grid(constants: &[u32]) -> [u32; 3] {
     if constants[0] == 0 { [0; 3] } else { [constants[2].div_ceil(2 * GROUP_ROWS as u32), 1, 1] }
 }
 
-/// [`ROWS_LINES`] rows of weights for each work group.
+/// Returns [`ROWS_LINES`] rows of weights per work group.
 fn rows_grid(constants: &[u32]) -> [u32; 3] {
     if constants[0] == 0 { [0; 3] } else { [constants[2].div_ceil(ROWS_LINES), 1, 1] }
 }
 
-/// Items of a product of quantised weights for `m` rows of x: their sums, of 16 bytes for each row, are 16 KiB at most.
+/// Returns the work items of a product of quantised weights for `m` rows of x. Their sums, 16 bytes per row,
+/// are at most 16 KiB.
 const fn block_items(m: u32) -> u32 {
     if m > 4 { 128 } else { 256 }
 }
@@ -251,7 +257,7 @@ const QUANTISED: &str = include_str!("weights/quantised.wgsl");
 const ROW_MAJOR: &str = include_str!("weights/row_major.wgsl");
 const VALUES: &str = include_str!("weights/values.wgsl");
 
-/// How weights of this type are read: what the types of a layout share, and the type's own.
+/// Returns the source that reads weights of this type: the shared part of its layout, and its own.
 fn reader(tensor_type: TensorType) -> [&'static str; 2] {
     match tensor_type {
         TensorType::F32 => [ROW_MAJOR, include_str!("weights/f32.wgsl")],
@@ -269,21 +275,21 @@ fn reader(tensor_type: TensorType) -> [&'static str; 2] {
     }
 }
 
-/// How the values of quads are read.
+/// Returns the source that reads the values of quads.
 fn values(tensor_type: TensorType) -> [&'static str; 3] {
     let [shared, own] = reader(tensor_type);
     [shared, own, if is_quantised(tensor_type) { VALUES } else { "" }]
 }
 
-/// What the products share.
+/// Shared code of the products.
 pub(super) const PRODUCT: &str = include_str!("../matmul/product.wgsl");
-/// Where weights are bound, beside parameters.
+/// Bindings of the weights, beside parameters.
 const WEIGHTS: &str = "@group(0) @binding(1) var<storage, read> weights: array<vec4<u32>>;\n";
 const BLOCKS: &str = include_str!("../matmul/blocks.wgsl");
 const F32_ROWS: &str = include_str!("../matmul/f32_rows.wgsl");
 
-/// A product of up to `M` rows of x in a form: what reads weights, then `parts`, which have `batch` loads under way together and
-/// divide a group's items by the fours of rows that they take.
+/// Composes a product of up to `M` rows of x in a form: the reader of the weights, then `parts`. Each work
+/// item has `batch` outstanding loads, and each takes four rows of weights.
 fn gemv<const SUB_GROUPS: bool, const M: u32, const FORM: u8>(
     tensor_type: TensorType,
     batch: u32,
@@ -317,12 +323,12 @@ fn gemv<const SUB_GROUPS: bool, const M: u32, const FORM: u8>(
     program(items, &texts.concat())
 }
 
-/// How x is read in a form.
+/// Returns the source that reads x in a form.
 const fn four_of(form: u8) -> &'static str {
     if form == PLAIN { include_str!("../matmul/plain_rows.wgsl") } else { "" }
 }
 
-/// `M` rows of f32.
+/// Composes a product of `M` rows of f32.
 fn exact_gemv<const SUB_GROUPS: bool, const M: u32, const FORM: u8>(
     _: KernelLanguage,
     tensor_type: TensorType,
@@ -336,14 +342,14 @@ fn exact_gemv<const SUB_GROUPS: bool, const M: u32, const FORM: u8>(
     gemv::<SUB_GROUPS, M, FORM>(tensor_type, batch, &[four_of, include_str!("../matmul/rows.wgsl")])
 }
 
-/// `M` rows of int8 activations.
+/// Composes a product of `M` rows of int8 activations.
 fn fast_gemv<const SUB_GROUPS: bool, const M: u32>(_: KernelLanguage, tensor_type: TensorType) -> Arc<str> {
     let batch = if M == 1 { 2 } else { 1 };
     let parts = [BLOCKS, include_str!("../matmul/block.wgsl"), include_str!("../matmul/fast.wgsl")];
     gemv::<SUB_GROUPS, M, PLAIN>(tensor_type, batch, &parts)
 }
 
-/// A tiled product, over `parts`.
+/// Composes a tiled product from `parts`.
 fn tiled(tensor_type: TensorType, parts: &[&str]) -> Arc<str> {
     let unrolled = repeat(&parts.join("\n"), &[("$i", 4), ("$j", 4)]);
     program(TILED_ITEMS, &[&[PRODUCT, WEIGHTS], &values(tensor_type)[..], &[&unrolled]].concat())
@@ -380,7 +386,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn marked_lines_are_repeated() {
+    fn repeats_marked_lines() {
         let text = "a$i = b;\nc;\nd[$i] = e$ju;\n";
         let repeated = "a0 = b;\na1 = b;\nc;\nd[0] = e0u;\nd[0] = e1u;\nd[1] = e0u;\nd[1] = e1u;\n";
         assert_eq!(repeat(text, &[("$i", 2), ("$j", 2)]), repeated);

@@ -1,12 +1,12 @@
-//! Widen: a matrix of quantised weights as f16, for products on matrix units.
+//! Widen: dequantizes a weight matrix to f16, for products on matrix units.
 //!
 //! | binding | |
 //! | --- | --- |
 //! | 0 | weights: [`Rows16`](crate::layout) of `[n, k]` |
 //! | 1 | out: F16 [`RowMajor`](crate::layout) of `[n, k]`, written, its padding with it |
 //!
-//! Constants: n, k. A wide micro-batch reads the f16 matrix many times, so that unpacking it once costs less than doing
-//! so in each tile of the product. A value is that of its quantum, rounded to f16; beyond the largest f16 it is that.
+//! Constants: n, k. A wide micro-batch reads the f16 matrix many times, so dequantizing it once costs less
+//! than unpacking in each tile of the product. Values are rounded to f16. Values beyond its range saturate.
 
 use crate::abi::IMPOSSIBLE;
 use crate::blocks::{TensorType, dequantise};
@@ -16,12 +16,12 @@ use crate::kernel::Kernel;
 use crate::layout::{GROUP_ROWS, Layout, PITCH_VALUES, Resident};
 use ragtag_hal::{Access, EntryAbi};
 
-/// Columns that one group writes.
+/// Columns per group.
 pub const GROUP_COLUMNS: u32 = 512;
 
 macro_rules! abis {
     ($($name:ident),*) => {
-        /// The binary interface for weights of this type.
+        /// Returns the binary interface for weights of this type.
         pub fn abi(tensor_type: TensorType) -> &'static EntryAbi {
             match tensor_type {
                 $(TensorType::$name => {
@@ -39,7 +39,7 @@ macro_rules! abis {
 }
 abis!(F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, TQ1_0, TQ2_0);
 
-/// Bytes of what is written for `n` rows of `k` columns; impossible if that is no matrix.
+/// Returns the output bytes for `n` rows of `k` columns; impossible if this is no valid matrix.
 pub fn out_bytes(n: u32, k: u32) -> u64 {
     Resident::new(TensorType::F16, Layout::RowMajor, n.into(), k.into()).map_or(IMPOSSIBLE, |r| r.bytes())
 }
@@ -50,7 +50,7 @@ fn extents(tensor_type: TensorType, constants: &[u32], out: &mut [u64]) {
     out.copy_from_slice(&[weights.map_or(IMPOSSIBLE, |r| r.bytes()), out_bytes(n, k)]);
 }
 
-/// Groups of 16 rows × parts of their columns.
+/// Returns groups of 16 rows × parts of their columns.
 pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     [constants[0].div_ceil(GROUP_ROWS as u32), constants[1].div_ceil(GROUP_COLUMNS), 1]
 }

@@ -38,7 +38,7 @@ struct SlotBuffers {
 
 /// What a stage keeps on its device.
 #[derive(Debug)]
-pub(crate) struct StageMemory {
+pub(crate) struct StageBuffers {
     compiled: CompiledStage,
     weights: Vec<BufferId>,
     kv: Vec<BufferId>,
@@ -71,7 +71,7 @@ impl Allocator<'_> {
     }
 }
 
-impl StageMemory {
+impl StageBuffers {
     /// Allocates everything but the rings and loads the module. Weights and cache hold nothing yet.
     ///
     /// # Errors
@@ -111,7 +111,7 @@ impl StageMemory {
         Ok(Self { compiled, weights, kv, scratch, slots, params, params_stride, recorded, words })
     }
 
-    /// The bytes of all buffers that [`StageMemory::new`] creates.
+    /// The bytes of all buffers that [`StageBuffers::new`] creates.
     pub(crate) fn needed_bytes(compiled: &CompiledStage, slots: u32) -> u64 {
         let weights = compiled.weights.iter().map(|weight| weight.bytes());
         let once = weights.chain(compiled.kv_bytes.iter().copied()).chain([compiled.scratch_bytes]);

@@ -9,16 +9,15 @@ mod owned;
 mod solo;
 mod weights;
 
-pub use solo::{Crossing, SoloBatch, SoloDevice, SoloStage};
+pub use solo::{SoloBatch, SoloDevice, SoloLink, SoloStage};
 pub use weights::{WEIGHT_STAGING_BYTES, WeightSource};
 
 use crate::core::{StageAction, StageCore, StageEvent, StagePoints, StageShape, StageStats};
 use crate::error::{Error, Result};
 use crate::mailbox::{LINGER, Letter, Mailbox, Notice};
 use crate::message::{RunAddress, RunMessage, RunUrgent, StageAddress, StageMessage, StageUrgent};
-use crate::runtime::SlowLinkSender;
 use crate::trace::{Computed, Ends, Label, Recorder, SizeReport, SpanKind, TraceSink};
-use memory::{INCOMING, LOGITS, OUTGOING, StageMemory};
+use memory::{INCOMING, LOGITS, OUTGOING, StageBuffers};
 use owned::OwnedDevice;
 use ragtag_graph::CompiledStage;
 use ragtag_hal::{
@@ -61,8 +60,6 @@ pub(crate) struct Edge {
     pub(crate) timeline: Arc<Timeline>,
     /// Armed while the ring's sender waits for a slot of it.
     pub(crate) ring_notice: Notice,
-    /// Where chunks go first that leave on a link that is slowed on purpose.
-    pub(crate) slow_link: Option<SlowLinkSender>,
 }
 
 impl Edge {
@@ -99,7 +96,7 @@ pub(crate) struct Actor {
     stage: u32,
     label: String,
     core: StageCore,
-    memory: StageMemory,
+    memory: StageBuffers,
     mailbox: Mailbox<StageMessage, StageUrgent>,
     run: RunAddress,
     previous: Option<Edge>,
@@ -142,14 +139,14 @@ impl Actor {
         let mut points = StagePoints::new(|queue| own[queue.index()].id());
         let mut recorder = Recorder::new(stage, compiled.segments.clone(), spec.sink, spec.ends);
         let row_bytes = compiled.edge_row_bytes();
-        let needed_bytes = StageMemory::needed_bytes(&compiled, slots);
+        let needed_bytes = StageBuffers::needed_bytes(&compiled, slots);
         let edges =
             [(INCOMING, &previous), (OUTGOING, &next)].map(|(id, edge)| Some((id, &edge.as_ref()?.ring)));
         let logits_region = logits.as_ref().map(|(region, _)| (LOGITS, region));
         let regions = edges.into_iter().chain([logits_region]).flatten();
         let uploads = &own[QueueKind::Upload.index()];
         let loading = Loading { stage, device_label: &label, uploads, abort, progress };
-        let loaded = StageMemory::new(&mut device, compiled, slots).map_err(failed).and_then(|memory| {
+        let loaded = StageBuffers::new(&mut device, compiled, slots).map_err(failed).and_then(|memory| {
             for (id, region) in regions {
                 device.register_region(id, Arc::clone(region)).map_err(failed)?;
             }
@@ -341,12 +338,7 @@ impl Actor {
                 self.recorder.leaves(&micro_batch, u64::from(micro_batch.rows()) * self.row_bytes);
                 send(&self.next, StageMessage::Event(StageEvent::HandOff { micro_batch }))
             }
-            StageAction::Chunk(mut ready) => {
-                if let Some(link) = self.next.as_ref().and_then(|next| next.slow_link.as_ref()) {
-                    ready.ready.timeline = link.send(ready.chunk.bytes, ready.ready.value);
-                }
-                send(&self.next, StageMessage::Event(StageEvent::Chunk(ready)))
-            }
+            StageAction::Chunk(ready) => send(&self.next, StageMessage::Event(StageEvent::Chunk(ready))),
             StageAction::Free(free) => self.free(free),
             StageAction::Return(returned) => self.run.send_quietly(RunMessage::Return(returned)),
         }

@@ -1,7 +1,7 @@
 //! Loading: weights go from their source through a small piece of pinned host memory to the device, one half of it being
 //! filled by several threads while the other half uploads.
 
-use crate::actor::memory::{STAGING, StageMemory};
+use crate::actor::memory::{STAGING, StageBuffers};
 use crate::error::{Error, Result};
 use crate::trace::{Label, Recorder};
 use ragtag_graph::WeightChunk;
@@ -58,7 +58,7 @@ impl Loading<'_> {
     pub(crate) fn run(
         &self,
         device: &mut dyn Device,
-        memory: &StageMemory,
+        memory: &StageBuffers,
         source: &dyn WeightSource,
         points: &mut Points,
         recorder: &mut Recorder,
@@ -93,7 +93,7 @@ impl Loading<'_> {
     }
 
     /// All chunks in the order of the stage's weights, checked: what a source says decides where bytes go.
-    fn plan(&self, memory: &StageMemory, source: &dyn WeightSource) -> Result<Vec<(usize, WeightChunk)>> {
+    fn plan(&self, memory: &StageBuffers, source: &dyn WeightSource) -> Result<Vec<(usize, WeightChunk)>> {
         let mut all = Vec::new();
         for (index, weight) in memory.compiled().weights.iter().enumerate() {
             let mut covered = 0;
@@ -119,7 +119,7 @@ impl Loading<'_> {
 
     fn fill(
         &self,
-        memory: &StageMemory,
+        memory: &StageBuffers,
         source: &dyn WeightSource,
         region: &HostRegion,
         start: u64,
@@ -151,7 +151,7 @@ impl Loading<'_> {
         Error::Stage { stage: self.stage, device: self.device_label.into(), cause }
     }
 
-    fn weight(&self, memory: &StageMemory, index: usize, cause: String) -> Error {
+    fn weight(&self, memory: &StageBuffers, index: usize, cause: String) -> Error {
         let weight = memory.compiled().weights[index].name.clone();
         Error::Weight { stage: self.stage, device: self.device_label.into(), weight, cause }
     }

@@ -3,8 +3,8 @@
 //! This module must not know plans or segments: it sees how far predictions were off, and what they were made of.
 
 use super::{ComparedPart, Comparison, Phase, TimeParts};
-use crate::cost::{DeviceFacts, Figure, FigureSource, LinkFacts, Links, ProfileIdentity};
-use crate::plan::Place;
+use ragtag_planner::cost::{DeviceFacts, Figure, FigureSource, LinkFacts, Links, ProfileIdentity};
+use ragtag_planner::plan::Place;
 
 /// No figure is corrected by more than this at once, whatever a clock says.
 const LARGEST_FACTOR: f64 = 1e3;

@@ -14,13 +14,13 @@ pub use facts::{Alike, facts_from};
 pub use model::{Burst, TimeParts};
 
 use crate::actor::StageReport;
-use crate::cost::{DeviceFacts, Links};
 use crate::crossing::{Crossed, EdgeReport};
-use crate::plan::{Place, Plan};
 use crate::runtime::PipelineStats;
 use crate::trace::{Computed, SizeReport};
 use model::Model;
 use ragtag_graph::Segment;
+use ragtag_planner::cost::{DeviceFacts, Links};
+use ragtag_planner::plan::{Place, Plan};
 use serde::{Deserialize, Serialize};
 
 /// How far measured may be from predicted before someone has to say why.

@@ -3,10 +3,10 @@
 //! This module must not know what was measured.
 
 use super::{Comparand, Phase};
-use crate::cost::{BoundaryTime, DeviceFacts, LinkFacts, MicroBatch, segment_time_us};
 use crate::trace::Computed;
 use ragtag_graph::{Segment, SegmentKind};
 use ragtag_kernels::Activations;
+use ragtag_planner::cost::{BatchShape, BoundaryTime, DeviceFacts, LinkFacts, segment_time_us};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::ops::AddAssign;
@@ -95,7 +95,7 @@ pub(super) struct Model<'a> {
 impl<'a> Model<'a> {
     /// `None` if the plan has no stage, or one on a device or with segments that nobody knows.
     pub(super) fn new(of: &Comparand<'a>) -> Option<Self> {
-        let stage = |stage: &'a crate::plan::PlanStage| {
+        let stage = |stage: &'a ragtag_planner::plan::PlanStage| {
             let device = of.devices.iter().find(|device| device.label == stage.device)?;
             Some((device, of.segments.get(stage.segments.range())?))
         };
@@ -142,7 +142,7 @@ impl<'a> Model<'a> {
     fn whole_stage(
         &self,
         stage: usize,
-        batches: &[(f64, MicroBatch)],
+        batches: &[(f64, BatchShape)],
         which: impl Fn(SegmentKind) -> bool,
     ) -> TimeParts {
         let (device, segments) = self.stages[stage];
@@ -186,7 +186,7 @@ impl<'a> Model<'a> {
                 let all = u64::from(tokens) * u64::from(sequences);
                 let chunk = chunks.rows(all, false).max(1);
                 let (full, rest) = (all / u64::from(chunk), (all % u64::from(chunk)) as u32);
-                let of_rows = |rows| MicroBatch {
+                let of_rows = |rows| BatchShape {
                     rows,
                     logit_rows: 0,
                     sequences: rows.div_ceil(tokens.max(1)),
@@ -201,14 +201,14 @@ impl<'a> Model<'a> {
                     (full, 0) => sum_us + (full - 1) as f64 * slowest_us,
                     (full, _) => sum_us + (full - 1) as f64 * slowest_us + rest_slowest_us,
                 };
-                let end = MicroBatch { rows: 0, logit_rows: sequences, sequences, positions: 0.0 };
+                let end = BatchShape { rows: 0, logit_rows: sequences, sequences, positions: 0.0 };
                 all as f64 / (busy_us + self.heads_us(&end)) * 1e6
             }
             Burst::Generations { prompt, tokens, sequences } => {
                 let rows =
                     sequences.div_ceil(self.of.plan.decode_groups.max(1)).clamp(1, self.of.plan.chunk.max(1));
                 let positions = f64::from(prompt) + f64::from(tokens) / 2.0;
-                let step = MicroBatch { rows, logit_rows: rows, sequences: rows, positions };
+                let step = BatchShape { rows, logit_rows: rows, sequences: rows, positions };
                 let (sum_us, slowest_us) = self.pass(&step);
                 let back_us = self.token_return(f64::from(rows) * self.of.logit_row_bytes as f64).sum_us();
                 let round_us = (sum_us + back_us).max(f64::from(sequences.div_ceil(rows)) * slowest_us);
@@ -218,7 +218,7 @@ impl<'a> Model<'a> {
     }
 
     /// The time of a micro-batch through all stages and edges, and in the slowest of them.
-    fn pass(&self, batch: &MicroBatch) -> (f64, f64) {
+    fn pass(&self, batch: &BatchShape) -> (f64, f64) {
         if batch.rows == 0 {
             return (0.0, 0.0);
         }
@@ -237,18 +237,18 @@ impl<'a> Model<'a> {
     }
 
     /// What the heads of prompts add.
-    fn heads_us(&self, batch: &MicroBatch) -> f64 {
+    fn heads_us(&self, batch: &BatchShape) -> f64 {
         let last = self.stages.len() - 1;
         self.whole_stage(last, &[(1.0, *batch)], |kind| kind == SegmentKind::Head).sum_us()
     }
 }
 
 /// The two whole micro-batches between which the average of many lies, with their weights.
-fn batches(computed: &Computed, logit_rows: u64) -> [(f64, MicroBatch); 2] {
+fn batches(computed: &Computed, logit_rows: u64) -> [(f64, BatchShape); 2] {
     let count = computed.micro_batches as f64;
     let rows = computed.rows as f64 / count;
     let share = |of: u64, rows: f64| of as f64 * rows / computed.rows.max(1) as f64;
-    let batch = |rows: f64| MicroBatch {
+    let batch = |rows: f64| BatchShape {
         rows: rows as u32,
         logit_rows: share(logit_rows, rows).round() as u32,
         sequences: share(computed.sequences, rows).round().max(1.0) as u32,
@@ -264,7 +264,7 @@ fn segment_parts(
     segment: &Segment,
     device: &DeviceFacts,
     activations: Activations,
-    batch: &MicroBatch,
+    batch: &BatchShape,
 ) -> TimeParts {
     let time_us = segment_time_us(segment, device, activations, batch);
     let overhead_us = device.launch_us.value.min(time_us);

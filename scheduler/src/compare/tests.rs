@@ -1,17 +1,17 @@
 //! Comparisons of made-up runs.
 
 use super::*;
-use crate::cost::{Figure, FigureSource, LinkFacts};
-use crate::objective::{Objective, Workload};
-use crate::plan::{
-    Explanation, HostMemory, PLAN_VERSION, PlanEdge, PlanModel, PlanStage, PredictedRun, PredictedTimes,
-    StageMemory,
-};
-use crate::split::{Split, SplitPart};
 use crate::trace::SizeReport;
 use ragtag_graph::{Boundary, Granularity, SegmentKind};
 use ragtag_hal::AdapterKind;
 use ragtag_kernels::{Activations, KvType};
+use ragtag_planner::cost::{Figure, FigureSource, LinkFacts};
+use ragtag_planner::objective::{Objective, Workload};
+use ragtag_planner::plan::{
+    Explanation, HostMemory, PLAN_VERSION, PlanEdge, PlanModel, PlanStage, PredictedRun, PredictedTimes,
+    StageMemory,
+};
+use ragtag_planner::split::{Split, SplitPart};
 use ragtag_transfer::Route;
 
 fn segment(kind: SegmentKind) -> Segment {

@@ -4,10 +4,10 @@
 
 use super::model::Model;
 use super::{ComparedPart, ComparedRate, Comparison, Phase, TOLERANCE};
-use crate::cost::Figure;
-use crate::plan::{Place, Plan};
-use crate::wording::{self, Quantity};
 use ragtag_kernels::Activations;
+use ragtag_planner::cost::Figure;
+use ragtag_planner::plan::{Place, Plan};
+use ragtag_planner::wording::{self, Quantity};
 
 /// Why a part took longer or shorter than predicted, if it did.
 pub(super) fn part_finding(model: &Model<'_>, part: &ComparedPart) -> Option<String> {

@@ -102,7 +102,7 @@ impl MicroBatch {
 /// A micro-batch is larger than a parameter block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{wanted} {what} in a parameter block for {capacity}")]
-pub struct DoesNotFit {
+pub struct ParamsTooSmall {
     /// What there is too much of.
     pub what: &'static str,
     /// How much of it the micro-batch has.
@@ -115,10 +115,14 @@ pub struct DoesNotFit {
 /// [`ParamsShape::words`]; those beyond the counts keep what they held, since no kernel reads them.
 ///
 /// # Errors
-/// [`DoesNotFit`] if the micro-batch exceeds a capacity or `words` is short; `words` is then unspecified.
-pub fn write_params(batch: &MicroBatch, shape: &ParamsShape, words: &mut [u32]) -> Result<(), DoesNotFit> {
+/// [`ParamsTooSmall`] if the micro-batch exceeds a capacity or `words` is short; `words` is then unspecified.
+pub fn write_params(
+    batch: &MicroBatch,
+    shape: &ParamsShape,
+    words: &mut [u32],
+) -> Result<(), ParamsTooSmall> {
     let fits = |what, wanted: usize, capacity: usize| {
-        if wanted <= capacity { Ok(()) } else { Err(DoesNotFit { what, wanted, capacity }) }
+        if wanted <= capacity { Ok(()) } else { Err(ParamsTooSmall { what, wanted, capacity }) }
     };
     let (rows, logit_rows) = (batch.rows() as usize, batch.logit_rows() as usize);
     fits("rows", rows, shape.rows as usize)?;

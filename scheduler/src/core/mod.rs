@@ -5,7 +5,6 @@
 //! the same events it does the same actions; both are plain data, so that a run can be logged and replayed.
 
 mod batch;
-mod chunks;
 mod form;
 mod pool;
 mod run;
@@ -13,8 +12,7 @@ mod sample;
 mod sequence;
 mod stage;
 
-pub use batch::{DoesNotFit, Item, LogitRows, MicroBatch, MicroBatchId, SequenceId, write_params};
-pub use chunks::{Chunks, InvalidChunks, PromptChunk};
+pub use batch::{Item, LogitRows, MicroBatch, MicroBatchId, ParamsTooSmall, SequenceId, write_params};
 pub use run::{Return, RunAction, RunCore, RunCounts, RunEvent, RunShape};
 pub use sample::{Sample, Sampled};
 pub use sequence::{FinishReason, Finished, Prompt, SequenceTimes, Want};

@@ -2,9 +2,10 @@
 
 use crate::core::pool::BlockPool;
 use crate::core::sequence::{FinishReason, Finished, Prompt, Sequence};
-use crate::core::{Chunks, MicroBatch, MicroBatchId, Nanoseconds, Sampled, SequenceId};
+use crate::core::{MicroBatch, MicroBatchId, Nanoseconds, Sampled, SequenceId};
 use crate::error::{Error, Refusal, Result};
 use ragtag_hal::Point;
+use ragtag_planner::Chunks;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;

@@ -3,6 +3,7 @@
 use super::*;
 use crate::error::{Error, Refusal};
 use ragtag_hal::{DeviceId, Point, QueueKind, TimelineId};
+use ragtag_planner::plan::{Chunks, PromptChunk};
 use ragtag_transfer::{Chunk, ChunkFree, ChunkReady, Route, TransferId};
 use std::sync::Arc;
 

@@ -310,10 +310,11 @@ impl Coordinator {
 mod tests {
     use super::*;
     use crate::capacity::Lanes;
-    use crate::core::{Chunks, MicroBatchId, Prompt, Return, RunShape, Want};
+    use crate::core::{MicroBatchId, Prompt, Return, RunShape, Want};
     use crate::mailbox::mailbox;
     use crossbeam_channel::bounded;
     use ragtag_hal::{QueueKind, TimelineId};
+    use ragtag_planner::Chunks;
 
     /// The last stage gets a return in, and its point passes, right after the coordinator found nothing to do.
     #[test]

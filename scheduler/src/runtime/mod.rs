@@ -5,12 +5,10 @@
 
 mod coordinator;
 mod request;
-mod slow_link;
 mod spec;
 
 pub(crate) use request::Client;
 pub use request::{Job, Reply, ReplySink, Request};
-pub(crate) use slow_link::SlowLinkSender;
 pub use spec::{LoadProgress, PipelineOptions, StageSpec};
 
 use crate::actor::{Actor, ActorSpec, Edge, StageReport};
@@ -25,10 +23,9 @@ use crate::message::{
 use crate::trace::{Ends, Trace, TraceSink};
 use coordinator::{Coordinator, Logits, refuse};
 use crossbeam_channel::{Receiver, Sender, bounded};
-use ragtag_hal::{Anticipation, DeviceId, HostRegion, QueueKind, Timeline, TimelineId};
+use ragtag_hal::{Anticipation, DeviceId, HostRegion, QueueKind, Timeline};
 use ragtag_transfer::Route;
 use serde::{Deserialize, Serialize};
-use slow_link::SlowLink;
 use spec::Layout;
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -83,7 +80,6 @@ pub struct Pipeline {
     /// The ways between stages, then the one on which tokens return.
     crossings: Vec<Crossings>,
     /// After the actors have gone.
-    slow_links: Vec<SlowLink>,
     sink: TraceSink,
 }
 
@@ -113,7 +109,7 @@ impl Pipeline {
         let last = last.ok_or_else(|| Error::Spec { what: "a pipeline of no stages".into() })?;
         let logits = Logits::new(&layout)?;
         let connected = connect(stages, options, &layout, &run, &logits, &sink)?;
-        let Connected { actors: specs, addresses, reports, devices, crossings, slow_links } = connected;
+        let Connected { actors: specs, addresses, reports, devices, crossings } = connected;
 
         let loader = Loader { abort: Arc::default(), total: layout.weight_bytes, done: Arc::default() };
         let actors = loader.start(specs, &addresses, Arc::new(progress))?;
@@ -153,7 +149,6 @@ impl Pipeline {
             stats,
             reports,
             crossings,
-            slow_links,
             sink,
         })
     }
@@ -218,7 +213,6 @@ impl Pipeline {
             // A thread that panicked has told the coordinator, and that the sequences.
             let _ = thread.join();
         }
-        self.slow_links.clear();
     }
 }
 
@@ -237,7 +231,6 @@ struct Connected {
     devices: Vec<(DeviceId, String)>,
     /// The ways between stages, then the one on which tokens return.
     crossings: Vec<Crossings>,
-    slow_links: Vec<SlowLink>,
 }
 
 /// Gives neighbours their rings and each other's mailboxes and timelines.
@@ -267,30 +260,22 @@ fn connect(
         .collect();
     let addresses: Vec<_> = mailboxes.iter().map(|(address, _)| address.clone()).collect();
     let timelines: Vec<[Arc<Timeline>; 3]> =
-        stages.iter().map(|s| QueueKind::ALL.map(|queue| s.device.timeline(queue))).collect();
+        stages.iter().map(|s| QueueKind::ALL.map(|queue| s.device.timeline_for_others(queue))).collect();
     let devices: Vec<_> = stages.iter().map(|s| (s.device.id(), s.device.adapter().label())).collect();
     let reports: Vec<Arc<Mutex<StageReport>>> = stages.iter().map(|_| Arc::default()).collect();
     // The ring number `ring`, as the stage on its other side than `neighbour` sees it.
     let notices: Vec<_> = rings.iter().map(|_| Notice::default()).collect();
-    let mut slow_links = slow_links(options, &timelines)?;
-    let mut senders: Vec<_> =
-        slow_links.iter_mut().map(|link| link.as_mut().and_then(SlowLink::take_sender)).collect();
     let crossings: Vec<Crossings> = stages.iter().map(|_| Crossings::default()).collect();
     let edge = |ring: usize, neighbour: usize, queue: QueueKind| Edge {
         ring_notice: notices[ring].clone(),
         route: options.routes[ring],
         ring: Arc::clone(&rings[ring]),
         address: addresses[neighbour].clone(),
-        timeline: match &slow_links[ring] {
-            Some(link) if queue == QueueKind::Download => Arc::clone(link.timeline()),
-            _ => Arc::clone(&timelines[neighbour][queue.index()]),
-        },
-        slow_link: None,
+        timeline: Arc::clone(&timelines[neighbour][queue.index()]),
     };
     let count = stages.len();
     let actors = stages.into_iter().zip(mailboxes).enumerate().map(|(index, (stage, (address, mailbox)))| {
         let last = index + 1 == count;
-        let slow_link = senders.get_mut(index).and_then(Option::take);
         ActorSpec {
             stage: index as u32,
             label: devices[index].1.clone(),
@@ -302,7 +287,7 @@ fn connect(
             address,
             run: run.clone(),
             previous: (index > 0).then(|| edge(index - 1, index - 1, QueueKind::Download)),
-            next: (!last).then(|| Edge { slow_link, ..edge(index, index + 1, QueueKind::Upload) }),
+            next: (!last).then(|| edge(index, index + 1, QueueKind::Upload)),
             logits: last.then(|| (Arc::clone(&logits.region), layout.logits_part_bytes)),
             sink: sink.clone(),
             ends: Ends {
@@ -319,19 +304,7 @@ fn connect(
         reports: reports.clone(),
         devices: devices.clone(),
         crossings: crossings.clone(),
-        slow_links: slow_links.into_iter().flatten().collect(),
     })
-}
-
-/// The links that are slowed on purpose, at the places of their routes.
-fn slow_links(options: &PipelineOptions, timelines: &[[Arc<Timeline>; 3]]) -> Result<Vec<Option<SlowLink>>> {
-    let start = |(at, rate): (usize, &Option<f64>)| {
-        // Devices are numbered from 0 on, and there are not that many.
-        let id = TimelineId { device: DeviceId(u16::MAX - at as u16), queue: QueueKind::Download };
-        let source = Arc::clone(&timelines[at][QueueKind::Download.index()]);
-        rate.map(|bytes_per_s| SlowLink::start(id, source, bytes_per_s)).transpose()
-    };
-    options.link_limits_bytes_per_s.iter().enumerate().map(start).collect()
 }
 
 /// Starts actors and waits until all of them have loaded.

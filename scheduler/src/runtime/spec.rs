@@ -1,11 +1,12 @@
 //! What a pipeline is started from, and whether it fits together.
 
 use crate::actor::WeightSource;
-use crate::core::{Chunks, RunShape};
+use crate::core::RunShape;
 use crate::error::{Error, Result};
 use ragtag_graph::CompiledStage;
 use ragtag_hal::Device;
 use ragtag_kernels::params::BLOCK_TOKENS;
+use ragtag_planner::Chunks;
 use ragtag_transfer::Route;
 
 /// One stage: a device, what it runs, and where its weights come from.
@@ -23,8 +24,6 @@ pub struct StageSpec {
 pub struct PipelineOptions {
     /// How activations cross from each stage to the next: one fewer than stages.
     pub routes: Vec<Route>,
-    /// The rates to which links are slowed on purpose, for tests; one for each route.
-    pub link_limits_bytes_per_s: Vec<Option<f64>>,
     /// Longest sequence, in tokens.
     pub context: u32,
     /// Blocks of the key-value cache on every stage, of [`BLOCK_TOKENS`] positions each.
@@ -47,7 +46,6 @@ impl PipelineOptions {
         let credits = stages as u32 + 1;
         Self {
             routes: vec![Route::HOST_STAGED; stages.saturating_sub(1)],
-            link_limits_bytes_per_s: vec![None; stages.saturating_sub(1)],
             context,
             kv_blocks,
             chunks: Chunks::fixed(chunk_rows),
@@ -93,10 +91,6 @@ impl Layout {
         let Some(last) = compiled().next_back() else { return Err(spec("a pipeline of no stages".into())) };
         if options.routes.len() != stages.len() - 1 {
             return Err(spec(format!("{} routes between {} stages", options.routes.len(), stages.len())));
-        }
-        let limits = options.link_limits_bytes_per_s.len();
-        if limits != stages.len() - 1 {
-            return Err(spec(format!("{limits} limits of links between {} stages", stages.len())));
         }
         if options.slots == 0 {
             return Err(spec("stages of no slots".into()));

@@ -3,8 +3,8 @@
 //! This module must not know devices or plans.
 
 use crate::core::{Nanoseconds, Want};
-use crate::json::{cut, number};
 use crate::sim::SimRequest;
+use ragtag_planner::json::{cut, number};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use serde::Deserialize;

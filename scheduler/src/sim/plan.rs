@@ -10,14 +10,14 @@
 //! This module must not know how plans are found.
 
 use crate::core::RunShape;
-use crate::cost::{DeviceFacts, Links};
-use crate::plan::{InvalidPlan, Plan, PlanModel};
-use crate::planner::ModelFacts;
 use crate::sim::spec::{SimSharedLink, SimSpec, SimStage};
 use crate::sim::time::{ComputeTime, CopyTime, StageCosts, nanoseconds};
 use crate::sim::{Load, MOST_SPANS};
 use ragtag_graph::Segment;
 use ragtag_kernels::params::BLOCK_TOKENS;
+use ragtag_planner::ModelFacts;
+use ragtag_planner::cost::{DeviceFacts, Links};
+use ragtag_planner::plan::{InvalidPlan, Plan, PlanModel};
 use ragtag_transfer::Route;
 use std::sync::Arc;
 use thiserror::Error;

@@ -2,17 +2,17 @@
 
 use super::*;
 use crate::core::Want;
-use crate::cost::{DeviceFacts, Figure, FigureSource, LinkFacts, Links, MicroBatch, SharedLink};
-use crate::objective::{Objective, Workload};
-use crate::plan::{
-    Explanation, HostMemory, PLAN_VERSION, Plan, PlanEdge, PlanModel, PlanStage, PredictedRun,
-    PredictedTimes, StageMemory,
-};
-use crate::planner::ModelFacts;
-use crate::split::Span;
 use ragtag_graph::{Boundary, Segment, SegmentKind};
 use ragtag_hal::AdapterKind;
 use ragtag_kernels::{Activations, KvType};
+use ragtag_planner::ModelFacts;
+use ragtag_planner::cost::{BatchShape, DeviceFacts, Figure, FigureSource, LinkFacts, Links, SharedLink};
+use ragtag_planner::objective::{Objective, Workload};
+use ragtag_planner::plan::{
+    Explanation, HostMemory, PLAN_VERSION, Plan, PlanEdge, PlanModel, PlanStage, PredictedRun,
+    PredictedTimes, StageMemory,
+};
+use ragtag_planner::split::Span;
 use ragtag_transfer::Route;
 
 const ROW_BYTES: u64 = 16_384;
@@ -81,7 +81,7 @@ impl Planned {
         let segments = &self.segments[self.plan.stages[stage].segments.range()];
         let (device, boundary) = (&self.devices[stage], self.plan.boundary);
         let costs = StageCosts::new(segments, device, Activations::Int8, boundary, ROW_BYTES);
-        costs.time_us(&MicroBatch { rows, logit_rows, sequences: logit_rows, positions })
+        costs.time_us(&BatchShape { rows, logit_rows, sequences: logit_rows, positions })
     }
 
     fn stages_us(&self, rows: u32, logit_rows: u32, positions: f64) -> f64 {

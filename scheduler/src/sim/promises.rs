@@ -226,7 +226,7 @@ mod tests {
     /// Three requests of four tokens each; the last one wants logits.
     fn spec() -> SimSpec {
         let mut spec = SimSpec::random(0);
-        let chunks = crate::core::Chunks { beside_decode: 3, ..crate::core::Chunks::fixed(4) };
+        let chunks = ragtag_planner::Chunks { beside_decode: 3, ..ragtag_planner::Chunks::fixed(4) };
         spec.run = RunShape {
             decode_groups: 2,
             credits: 3,

@@ -1,9 +1,10 @@
 //! What is simulated: stages, requests and faults, given or drawn from a seed.
 
-use crate::core::{Chunks, Nanoseconds, PromptChunk, RunShape, Want};
+use crate::core::{Nanoseconds, RunShape, Want};
 use crate::sim::time::{ComputeTime, CopyTime};
 use ragtag_hal::QueueKind;
 use ragtag_kernels::params::BLOCK_TOKENS;
+use ragtag_planner::plan::{Chunks, PromptChunk};
 use ragtag_transfer::Route;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};

@@ -2,10 +2,10 @@
 //!
 //! This module must not know plans, and not what happens when.
 
-use crate::core::{self, Nanoseconds};
-use crate::cost::{self, BoundaryTime, DeviceFacts, SegmentKey, kind_time};
+use crate::core::{Item, MicroBatch, Nanoseconds};
 use ragtag_graph::{Boundary, Segment};
 use ragtag_kernels::Activations;
+use ragtag_planner::cost::{BatchShape, BoundaryTime, DeviceFacts, SegmentKey, kind_time};
 use std::sync::Arc;
 
 /// How long a stage computes.
@@ -24,7 +24,7 @@ pub enum ComputeTime {
 
 impl ComputeTime {
     /// The time of a micro-batch.
-    pub(super) fn of(&self, batch: &core::MicroBatch) -> Nanoseconds {
+    pub(super) fn of(&self, batch: &MicroBatch) -> Nanoseconds {
         match self {
             ComputeTime::Linear { batch_ns, row_ns } => batch_ns + u64::from(batch.rows()) * row_ns,
             ComputeTime::Modelled(costs) => nanoseconds(costs.time_us(&shape(batch))),
@@ -65,7 +65,7 @@ impl StageCosts {
     }
 
     /// The time of a micro-batch, in microseconds.
-    pub fn time_us(&self, batch: &cost::MicroBatch) -> f64 {
+    pub fn time_us(&self, batch: &BatchShape) -> f64 {
         let of_kind = |(key, count): &(SegmentKey, f64)| {
             count * kind_time(key, &self.device, self.activations, batch).value
         };
@@ -75,13 +75,13 @@ impl StageCosts {
 }
 
 /// What costs depend on: of positions the mean, for a row attends to itself and all before it.
-fn shape(batch: &core::MicroBatch) -> cost::MicroBatch {
-    let positions = |item: &core::Item| {
+fn shape(batch: &MicroBatch) -> BatchShape {
+    let positions = |item: &Item| {
         let rows = item.tokens.len() as f64;
         rows * (f64::from(item.first_position) + (rows + 1.0) / 2.0)
     };
     let rows = batch.rows();
-    cost::MicroBatch {
+    BatchShape {
         rows,
         logit_rows: batch.logit_rows(),
         sequences: batch.items.len() as u32,
@@ -118,7 +118,7 @@ pub(super) fn nanoseconds(us: f64) -> Nanoseconds {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::{Item, LogitRows, MicroBatchId, SequenceId};
+    use crate::core::{LogitRows, MicroBatchId, SequenceId};
 
     fn item(sequence: u64, first_position: u32, rows: usize, logits: LogitRows) -> Item {
         let (tokens, blocks) = (vec![0; rows], [].into());
@@ -128,9 +128,9 @@ mod tests {
     #[test]
     fn costs_depend_on_rows_logits_sequences_and_the_mean_of_positions() {
         let items = vec![item(0, 9, 1, LogitRows::Last), item(1, 4, 3, LogitRows::None)];
-        let batch = core::MicroBatch { id: MicroBatchId(0), credit: 0, items };
+        let batch = MicroBatch { id: MicroBatchId(0), credit: 0, items };
         // Positions 9 and 4, 5, 6: rows that attend to 10 and to 5, 6, 7 positions.
-        let expected = cost::MicroBatch { rows: 4, logit_rows: 1, sequences: 2, positions: 7.0 };
+        let expected = BatchShape { rows: 4, logit_rows: 1, sequences: 2, positions: 7.0 };
         assert_eq!(shape(&batch), expected);
         assert!(!batch.decodes_only());
     }

@@ -1,6 +1,8 @@
 //! The made-up model: its stages, weights, kernels and what it should say.
 
-use ragtag_graph::{CompiledStage, Place, Program, Slice, Step, WeightBuffer, WeightChunk, WeightContent};
+use ragtag_graph::{
+    CompiledStage, Place, Program, ProgramStep, Slice, WeightBuffer, WeightChunk, WeightContent,
+};
 use ragtag_hal::{Access, EntryAbi, HostCall, Module, ModuleSource};
 use ragtag_kernels::params::{BLOCK_TOKENS, LOGIT_ROWS, ParamsShape, ROWS};
 use ragtag_scheduler::WeightSource;
@@ -8,6 +10,7 @@ use std::ops::Range;
 
 /// Bytes of a row of activations: one hash, and some bytes that make it longer.
 pub const ROW_BYTES: u64 = 24;
+const ROW: usize = ROW_BYTES as usize / 8;
 
 pub fn mix(a: u64, b: u64) -> u64 {
     let x = (a ^ b.rotate_left(23)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -53,10 +56,6 @@ static EMBED: EntryAbi = abi("embed", &[Read, Write]);
 static LAYER: EntryAbi = abi("layer", &[Read, ReadWrite, ReadWrite, Read]);
 static HEAD: EntryAbi = abi("head", &[Read, Read, Write]);
 
-/// # Safety
-/// Always safe: the made-up device interprets entries by their number and never calls this.
-unsafe fn interpreted(_: &HostCall<'_>, _: Range<u32>) {}
-
 impl Model {
     /// Segments: embedding, layers, head.
     pub fn segments(&self) -> usize {
@@ -81,7 +80,7 @@ impl Model {
             module: Module {
                 name: "made up".into(),
                 entries: vec![&EMBED, &LAYER, &HEAD],
-                source: ModuleSource::Host(vec![interpreted; 3]),
+                source: ModuleSource::Host(vec![embed, layer, head]),
             },
             weights: weights.collect(),
             kv_bytes: layers.iter().map(|_| self.kv_bytes()).collect(),
@@ -118,7 +117,7 @@ impl Model {
                 (2, vec![read_params, activation(Read), logits])
             };
             let constants = vec![params.rows, params.logit_rows, params.sequences, params.table_blocks];
-            Step { segment, entry, slices, constants, grid: [1, 1, 1] }
+            ProgramStep { segment, entry, slices, constants, grid: [1, 1, 1] }
         });
         Program { params, steps: steps.collect() }
     }
@@ -194,63 +193,63 @@ impl WeightSource for Weights {
     }
 }
 
-fn word(bytes: &[u8], index: usize) -> u32 {
-    u32::from_ne_bytes(bytes[index * 4..][..4].try_into().unwrap())
+fn shape(call: &HostCall<'_>) -> ParamsShape {
+    let &[rows, logit_rows, sequences, table_blocks] = call.constants else { panic!("{:?}", call.constants) };
+    ParamsShape { rows, logit_rows, sequences, table_blocks }
 }
 
-fn long(bytes: &[u8], at: usize) -> u64 {
-    u64::from_ne_bytes(bytes[at..][..8].try_into().unwrap())
+/// All elements of a binding.
+fn whole<T>(call: &HostCall<'_>, index: usize) -> Range<usize> {
+    0..call.bindings[index].bytes() / size_of::<T>()
 }
 
-/// The kernels: `bindings` hold what the ABI says, in its order; the result replaces them.
-pub fn interpret(entry: u32, constants: &[u32], bindings: &mut [Vec<u8>]) {
-    let [rows, logit_rows, sequences, table_blocks] = constants else { panic!("constants {constants:?}") };
-    let shape = ParamsShape {
-        rows: *rows,
-        logit_rows: *logit_rows,
-        sequences: *sequences,
-        table_blocks: *table_blocks,
+/// # Safety
+/// As for [`HostFn`](ragtag_hal::HostFn); there is one group.
+unsafe fn embed(call: &HostCall<'_>, _: Range<u32>) {
+    // SAFETY: the caller's promise, and nothing else writes what one group does.
+    let (params, activation) = unsafe { (call.read::<u32>(0), call.write::<u64>(1, whole::<u64>(call, 1))) };
+    let shape = shape(call);
+    for (at, row) in activation.chunks_exact_mut(ROW).take(params[ROWS as usize] as usize).enumerate() {
+        let (token, position) = (params[shape.tokens() + at], params[shape.positions() + at]);
+        row.fill(0);
+        row[0] = mix(token.into(), position.into());
+    }
+}
+
+/// # Safety
+/// As for [`embed`].
+unsafe fn layer(call: &HostCall<'_>, _: Range<u32>) {
+    // SAFETY: as in `embed`.
+    let (params, activation, kv, weight) = unsafe {
+        (
+            call.read::<u32>(0),
+            call.write::<u64>(1, whole::<u64>(call, 1)),
+            call.write::<u64>(2, whole::<u64>(call, 2)),
+            call.read::<u8>(3),
+        )
     };
-    let (params, rest) = bindings.split_first_mut().unwrap();
-    let rows = word(params, ROWS as usize) as usize;
-    let row_bytes = ROW_BYTES as usize;
-    match (entry, rest) {
-        (0, [activation]) => {
-            for row in 0..rows {
-                let token = word(params, shape.tokens() + row);
-                let position = word(params, shape.positions() + row);
-                let hash = mix(u64::from(token), u64::from(position));
-                activation[row * row_bytes..][..8].copy_from_slice(&hash.to_ne_bytes());
-                activation[row * row_bytes + 8..][..16].fill(0);
-            }
-        }
-        (1, [activation, kv, weight]) => {
-            let weight = digest(weight.iter().copied(), weight.len() as u64);
-            for row in 0..rows {
-                let position = word(params, shape.positions() + row) as usize;
-                let sequence = word(params, shape.row_sequences() + row) as usize;
-                let table = shape.tables() + sequence * shape.table_blocks as usize;
-                let place = |p: usize| {
-                    let block = word(params, table + p / BLOCK_TOKENS) as usize;
-                    (block * BLOCK_TOKENS + p % BLOCK_TOKENS) * 8
-                };
-                let key = mix(long(activation, row * row_bytes), weight);
-                kv[place(position)..][..8].copy_from_slice(&key.to_ne_bytes());
-                let chain = (0..=position).fold(0, |chain, p| mix(chain, long(kv, place(p))));
-                activation[row * row_bytes..][..8].copy_from_slice(&chain.to_ne_bytes());
-            }
-        }
-        (2, [activation, logits]) => {
-            let vocabulary = logits.len() / 4 / shape.logit_rows as usize;
-            for index in 0..word(params, LOGIT_ROWS as usize) as usize {
-                let row = word(params, shape.logit_rows() + index) as usize;
-                let best = (long(activation, row * row_bytes) % vocabulary as u64) as usize;
-                for token in 0..vocabulary {
-                    let logit = if token == best { 1.0f32 } else { 0.0 };
-                    logits[(index * vocabulary + token) * 4..][..4].copy_from_slice(&logit.to_ne_bytes());
-                }
-            }
-        }
-        (entry, _) => panic!("entry {entry}"),
+    let (shape, weight) = (shape(call), digest(weight.iter().copied(), weight.len() as u64));
+    for (at, row) in activation.chunks_exact_mut(ROW).take(params[ROWS as usize] as usize).enumerate() {
+        let position = params[shape.positions() + at] as usize;
+        let sequence = params[shape.row_sequences() + at] as usize;
+        let table = &params[shape.tables() + sequence * shape.table_blocks as usize..];
+        let place = |p: usize| table[p / BLOCK_TOKENS] as usize * BLOCK_TOKENS + p % BLOCK_TOKENS;
+        kv[place(position)] = mix(row[0], weight);
+        row[0] = (0..=position).fold(0, |chain, p| mix(chain, kv[place(p)]));
+    }
+}
+
+/// # Safety
+/// As for [`embed`].
+unsafe fn head(call: &HostCall<'_>, _: Range<u32>) {
+    // SAFETY: as in `embed`.
+    let (params, activation, logits) =
+        unsafe { (call.read::<u32>(0), call.read::<u64>(1), call.write::<f32>(2, whole::<f32>(call, 2))) };
+    let shape = shape(call);
+    let vocabulary = logits.len() / shape.logit_rows as usize;
+    let rows = &params[shape.logit_rows()..][..params[LOGIT_ROWS as usize] as usize];
+    for (row, logits) in rows.iter().zip(logits.chunks_exact_mut(vocabulary)) {
+        logits.fill(0.0);
+        logits[(activation[*row as usize * ROW] % vocabulary as u64) as usize] = 1.0;
     }
 }

@@ -156,7 +156,7 @@ fn warns_once_of_a_context_beyond_the_training_length() {
         for (context, times) in [("513", 1), ("512", 0)] {
             let err = done(&[command, &["--ctx", context]].concat()).err;
             let words =
-                "warning: a context of 513 tokens is longer than the 512 that the model was trained for";
+                "warning: a context of 513 tokens exceeds the 512 tokens that the model was trained for";
             assert_eq!(err.matches(words).count(), times, "{command:?} {context}: {err}");
         }
     }
@@ -186,18 +186,18 @@ fn a_plan_states_the_requested_wire_type_of_activations() {
     for (form, reason) in
         [("f32", "activations cross as f32, as asked"), ("f16", "activations cross as f16, as asked")]
     {
-        let plan = with(&["--boundary", form]).json();
+        let plan = with(&["--wire", form]).json();
         assert_eq!(plan["boundary"], form);
         let reasons = plan["reasons"].as_array().unwrap();
         assert!(reasons.iter().any(|one| one.as_str().unwrap().contains(reason)), "{reasons:?}");
     }
     // Rows are so small here that two more dispatches cost more than they save.
-    assert_eq!(with(&["--boundary", "auto"]).json()["boundary"], "f32");
+    assert_eq!(with(&["--wire", "auto"]).json()["boundary"], "f32");
     assert_eq!(with(&["--activations", "f32"]).json()["boundary"], "f32");
 
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("plan.json");
-    std::fs::write(&path, with(&["--boundary", "f16"]).out).unwrap();
+    std::fs::write(&path, with(&["--wire", "f16"]).out).unwrap();
     let run = |more: &[&str]| {
         done(
             &[&["run", "-p", "Once upon a time", "-n", "12", "--temp", "0", "--json"], more, &TWO[..]]
@@ -205,13 +205,13 @@ fn a_plan_states_the_requested_wire_type_of_activations() {
         )
         .json()
     };
-    let (narrow, wide) = (run(&["--plan", text(&path)]), run(&[&split[..], &["--boundary", "f32"]].concat()));
+    let (narrow, wide) = (run(&["--plan", text(&path)]), run(&[&split[..], &["--wire", "f32"]].concat()));
     assert_eq!((&narrow["plan"]["boundary"], &wide["plan"]["boundary"]), (&"f16".into(), &"f32".into()));
     assert_eq!(numbers(&narrow["tokens"]).len(), 12);
-    assert_eq!(run(&["--plan", text(&path), "--boundary", "auto"])["plan"]["boundary"], "f32");
+    assert_eq!(run(&["--plan", text(&path), "--wire", "auto"])["plan"]["boundary"], "f32");
 
     for command in ["plan", "run", "bench", "simulate"] {
-        let arguments = [&[command, "--boundary", "f16", "--activations", "f32"], &TWO[..]].concat();
+        let arguments = [&[command, "--wire", "f16", "--activations", "f32"], &TWO[..]].concat();
         let output = ragtag().args(&arguments).output().unwrap();
         let message = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(4), "{command}: {message}");

@@ -11,7 +11,7 @@ mod skips;
 
 pub use child::{Child, child};
 pub use data::{golden, model};
-pub use skips::{Skip, record, recorded};
+pub use skips::{Skip, driver, record, recorded};
 
 /// Seed for everything that varies from commit to commit: `RAGTAG_TEST_SEED`, or 0.
 ///

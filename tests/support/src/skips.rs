@@ -27,6 +27,20 @@ macro_rules! skip {
     };
 }
 
+/// The missing thing where a backend has no device. On Linux, wgpu goes through Vulkan's drivers.
+///
+/// # Panics
+/// If the vocabulary of skips lacks the backend.
+pub fn driver(backend: &str) -> &'static str {
+    match backend {
+        "cuda" => "CUDA driver",
+        "hip" => "AMD device",
+        "opencl" => "OpenCL driver",
+        "vulkan" | "wgpu" => "Vulkan driver",
+        other => panic!("the vocabulary of skips does not know {other}"),
+    }
+}
+
 /// Prints a skip and appends it to the file that `RAGTAG_TEST_SKIPS` names. Tests use [`skip!`](crate::skip).
 ///
 /// # Panics

@@ -41,8 +41,14 @@ const ALLOWED: &[(&str, &[&str])] = &[
         ],
     ),
     ("ragtag-conformance", &["ragtag-hal", "ragtag-kernels", "ragtag-devices"]),
+    // The planner knows no runtime and no simulator.
+    ("ragtag-planner", &["ragtag-hal", "ragtag-kernels", "ragtag-graph", "ragtag-transfer"]),
+    ("ragtag-compute", &["ragtag-hal", "ragtag-kernels", "ragtag-devices"]),
     // The scheduler names no backend.
-    ("ragtag-scheduler", &["ragtag-hal", "ragtag-kernels", "ragtag-graph", "ragtag-transfer"]),
+    (
+        "ragtag-scheduler",
+        &["ragtag-hal", "ragtag-kernels", "ragtag-graph", "ragtag-transfer", "ragtag-planner"],
+    ),
     (
         "ragtag",
         &[
@@ -51,7 +57,9 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "ragtag-graph",
             "ragtag-devices",
             "ragtag-transfer",
+            "ragtag-planner",
             "ragtag-scheduler",
+            "ragtag-compute",
             // `ragtag selftest`.
             "ragtag-conformance",
         ],
@@ -74,14 +82,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     // It counts the skips that tests record, too.
     (
         "xtask",
-        &[
-            "ragtag-hal",
-            "ragtag-kernels",
-            "ragtag-vulkan",
-            "ragtag-scheduler",
-            "ragtag-synth",
-            "test-support",
-        ],
+        &["ragtag-hal", "ragtag-kernels", "ragtag-vulkan", "ragtag-planner", "ragtag-synth", "test-support"],
     ),
 ];
 
@@ -92,11 +93,11 @@ const FOR_ALL_TESTS: &str = "test-support";
 const ALLOWED_IN_TESTS: &[(&str, &[&str])] = &[
     // Kernel sources are held to their ABIs.
     ("ragtag-kernels", &["ragtag-signatures"]),
-    // Backends run the conformance suite on themselves.
-    ("ragtag-cpu", &["ragtag-conformance", "ragtag-kernels"]),
     // Tests load stand-ins for AMD's driver.
     ("ragtag-hip", &["device-bench", "test-drivers"]),
     // Tests that all backends share.
+    ("ragtag-cpu", &["device-bench"]),
+    ("ragtag-stream", &["device-bench"]),
     ("ragtag-opencl", &["device-bench"]),
     ("ragtag-cuda", &["device-bench"]),
     ("ragtag-vulkan", &["device-bench", "test-drivers"]),
@@ -105,6 +106,8 @@ const ALLOWED_IN_TESTS: &[(&str, &[&str])] = &[
     ("ragtag-conformance", &["ragtag-cpu", "test-drivers"]),
     // Programs are compiled for, and run on, that device as well.
     ("ragtag-graph", &["ragtag-cpu"]),
+    // Pipelines are tested on that device, too.
+    ("ragtag-scheduler", &["ragtag-cpu"]),
     // Benchmarks make their models in memory.
     ("ragtag", &["ragtag-synth", "test-drivers"]),
 ];
@@ -148,6 +151,7 @@ mod tests {
         for (from, to) in [
             ("ragtag-scheduler", "ragtag-cpu"),
             ("ragtag-scheduler", "ragtag-devices"),
+            ("ragtag-planner", "ragtag-scheduler"),
             ("ragtag-cpu", "ragtag-kernels"),
             ("ragtag-hal", "ragtag-kernels"),
             ("ragtag-transfer", "ragtag-graph"),
@@ -166,7 +170,7 @@ mod tests {
         assert_eq!(check(&[edge("ragtag-hal", "test-support", true)]), []);
         assert_eq!(check(&[edge("ragtag-cpu", "ragtag-kernels", false)]).len(), 1);
         assert_eq!(check(&[edge("ragtag-hal", "test-support", false)]).len(), 1);
-        assert_eq!(check(&[edge("ragtag-scheduler", "ragtag-cpu", true)]).len(), 1);
+        assert_eq!(check(&[edge("ragtag-planner", "ragtag-cpu", true)]).len(), 1);
     }
 
     #[test]

@@ -162,14 +162,13 @@ pub fn points_cross_to_the_cpu_and_back(on: &dyn Subject) {
 /// Points and bytes cross between all pairs of devices, of one driver and of two.
 pub fn points_cross_between_devices(on: &dyn Subject) {
     let adapters = on.adapters();
-    let driver = |adapter: &Adapter| adapter.driver.split(',').next().unwrap_or_default().to_string();
     let rest = |at: usize| adapters[at + 1..].iter();
     let pairs: Vec<(&Adapter, &Adapter)> =
         adapters.iter().enumerate().flat_map(|(at, a)| rest(at).map(move |b| (a, b))).collect();
-    if !pairs.iter().any(|(a, b)| driver(a) != driver(b)) {
+    if !pairs.iter().any(|(a, b)| a.driver != b.driver) {
         on.skip(&format!("two {} drivers", on.api()), "one at most");
     }
-    if !pairs.iter().any(|(a, b)| driver(a) == driver(b)) {
+    if !pairs.iter().any(|(a, b)| a.driver == b.driver) {
         on.skip("two devices of one driver", on.api());
     }
     for (a, b) in pairs {

@@ -5,10 +5,9 @@
 //! order that it is fastest in. This module must not know what a device of Ragtag is.
 
 use super::objects::{Context, Stream};
-use super::table::functions;
-use super::toolkit::places;
-use libloading::Library;
+use super::toolkit_places;
 use ragtag_hal::{Error, Gemm, Result};
+use ragtag_stream::{Library, functions};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -54,7 +53,7 @@ struct Algorithm {
 /// `cublasLtMatmulHeuristicResult_t`.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
-struct Found {
+struct Heuristic {
     algorithm: Algorithm,
     workspace_bytes: usize,
     state: c_int,
@@ -67,25 +66,28 @@ type Handle = *mut c_void;
 type Destroy = unsafe extern "C" fn(Handle) -> c_int;
 
 functions! {
-    cublasLtGetVersion() -> usize;
-    cublasLtGetStatusName(c_int) -> *const c_char;
-    cublasLtCreate(*mut Handle) -> c_int;
-    cublasLtDestroy(Handle) -> c_int;
-    cublasLtMatmulDescCreate(*mut Handle, c_int, c_int) -> c_int;
-    cublasLtMatmulDescDestroy(Handle) -> c_int;
-    cublasLtMatmulDescSetAttribute(Handle, c_int, *const c_void, usize) -> c_int;
-    cublasLtMatrixLayoutCreate(*mut Handle, c_int, u64, u64, i64) -> c_int;
-    cublasLtMatrixLayoutDestroy(Handle) -> c_int;
-    cublasLtMatmulPreferenceCreate(*mut Handle) -> c_int;
-    cublasLtMatmulPreferenceDestroy(Handle) -> c_int;
-    cublasLtMatmulPreferenceSetAttribute(Handle, c_int, *const c_void, usize) -> c_int;
-    cublasLtMatmulAlgoGetHeuristic(
-        Handle, Handle, Handle, Handle, Handle, Handle, Handle, c_int, *mut Found, *mut c_int
-    ) -> c_int;
-    cublasLtMatmul(
-        Handle, Handle, *const f32, *const c_void, Handle, *const c_void, Handle, *const f32, *const c_void, Handle,
-        *mut c_void, Handle, *const Algorithm, *mut c_void, usize, *mut c_void
-    ) -> c_int;
+    /// The library's functions.
+    Functions {
+        cublasLtGetVersion() -> usize;
+        cublasLtGetStatusName(c_int) -> *const c_char;
+        cublasLtCreate(*mut Handle) -> c_int;
+        cublasLtDestroy(Handle) -> c_int;
+        cublasLtMatmulDescCreate(*mut Handle, c_int, c_int) -> c_int;
+        cublasLtMatmulDescDestroy(Handle) -> c_int;
+        cublasLtMatmulDescSetAttribute(Handle, c_int, *const c_void, usize) -> c_int;
+        cublasLtMatrixLayoutCreate(*mut Handle, c_int, u64, u64, i64) -> c_int;
+        cublasLtMatrixLayoutDestroy(Handle) -> c_int;
+        cublasLtMatmulPreferenceCreate(*mut Handle) -> c_int;
+        cublasLtMatmulPreferenceDestroy(Handle) -> c_int;
+        cublasLtMatmulPreferenceSetAttribute(Handle, c_int, *const c_void, usize) -> c_int;
+        cublasLtMatmulAlgoGetHeuristic(
+            Handle, Handle, Handle, Handle, Handle, Handle, Handle, c_int, *mut Heuristic, *mut c_int
+        ) -> c_int;
+        cublasLtMatmul(
+            Handle, Handle, *const f32, *const c_void, Handle, *const c_void, Handle, *const f32, *const c_void, Handle,
+            *mut c_void, Handle, *const Algorithm, *mut c_void, usize, *mut c_void
+        ) -> c_int;
+    }
 }
 
 /// The library.
@@ -96,10 +98,10 @@ pub(crate) struct CublasLt {
 impl CublasLt {
     /// The newest library that a driver for this version of CUDA takes, if there is one.
     pub(crate) fn find(driver_version: i32) -> Option<Self> {
-        places(names(driver_version)).into_iter().find_map(|name| {
+        toolkit_places(names(driver_version)).into_iter().find_map(|name| {
             // SAFETY: NVIDIA's library; loading it runs its own initialisers, which is what it is for.
-            let library = unsafe { Library::new(&name) }.ok()?;
-            let functions = Functions::find(library)?;
+            let library = unsafe { Library::load(&name) }.ok()?;
+            let functions = Functions::of(library).ok()?;
             tracing::debug!(library = %name.display(), "cuBLASLt");
             Some(Self { functions })
         })
@@ -312,7 +314,7 @@ impl Products {
         let x = library.layout(value::CUDA_R_16F, depth, rows, x_pitch)?;
         let y = library.layout(value::CUDA_R_32F, columns, rows, y_pitch)?;
         let preference = library.preference(self.workspace.bytes, y_alignment)?;
-        let (mut found, mut count) = (Found::default(), 0);
+        let (mut found, mut count) = (Heuristic::default(), 0);
         // SAFETY: all of them live; writes one result and one number.
         let code = unsafe {
             (self.library.functions.cublasLtMatmulAlgoGetHeuristic)(
@@ -353,8 +355,8 @@ mod tests {
 
     #[test]
     fn structures_are_as_large_as_the_header_has_them() {
-        assert_eq!((size_of::<Algorithm>(), size_of::<Found>()), (64, 96));
-        assert_eq!(std::mem::offset_of!(Found, state), 72);
+        assert_eq!((size_of::<Algorithm>(), size_of::<Heuristic>()), (64, 96));
+        assert_eq!(std::mem::offset_of!(Heuristic, state), 72);
     }
 
     #[test]

@@ -8,10 +8,10 @@ use cudarc::driver::sys::{
     CUgraphExec, CUjit_option, CUlaunchConfig, CUmemPoolProps, CUmemoryPool, CUmodule, CUstream,
     CUstreamCaptureMode, CUuuid,
 };
-use libloading::Library;
 use ragtag_hal::Result;
-use std::error::Error;
+use ragtag_stream::{Library, functions};
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
+use std::ops::Deref;
 
 /// The names under which the library is known.
 pub(super) const LIBRARIES: &[&str] =
@@ -37,88 +37,74 @@ pub(crate) fn version(number: i32) -> String {
     format!("{}.{}", number / 1000, number % 1000 / 10)
 }
 
-macro_rules! functions {
-    ($($name:ident($($argument:ty),*);)*) => {
-        /// The functions of the driver, by their names.
-        #[allow(non_snake_case)]
-        pub(crate) struct Functions {
-            $(pub(crate) $name: unsafe extern "C" fn($($argument),*) -> c_uint,)*
-            version: i32,
-            library: Library,
-        }
-
-        impl Functions {
-            /// All names, for stand-ins.
-            #[cfg(test)]
-            pub(super) const NAMES: &[&str] = &[$(stringify!($name)),*];
-
-            fn find(library: Library) -> std::result::Result<Self, Missing> {
-                Ok(Self {
-                    $($name: {
-                        let name = concat!(stringify!($name), "\0").as_bytes();
-                        // SAFETY: the driver's header declares the function like this; the library stays loaded as long
-                        // as the pointer is there.
-                        let found = unsafe { library.get(name) };
-                        *found.map_err(|_| Missing::Function(stringify!($name)))?
-                    },)*
-                    version: 0,
-                    library,
-                })
-            }
-        }
-    };
+functions! {
+    /// The functions of the driver, by their names.
+    Table {
+        cuInit(c_uint) -> c_uint;
+        cuGetErrorName(c_uint, *mut *const c_char) -> c_uint;
+        cuDeviceGetCount(*mut c_int) -> c_uint;
+        cuDeviceGet(*mut CUdevice, c_int) -> c_uint;
+        cuDeviceGetName(*mut c_char, c_int, CUdevice) -> c_uint;
+        cuDeviceGetUuid_v2(*mut CUuuid, CUdevice) -> c_uint;
+        cuDeviceTotalMem_v2(*mut usize, CUdevice) -> c_uint;
+        cuDeviceGetAttribute(*mut c_int, CUdevice_attribute, CUdevice) -> c_uint;
+        cuDeviceCanAccessPeer(*mut c_int, CUdevice, CUdevice) -> c_uint;
+        cuDevicePrimaryCtxSetFlags_v2(CUdevice, c_uint) -> c_uint;
+        cuDevicePrimaryCtxRetain(*mut CUcontext, CUdevice) -> c_uint;
+        cuDevicePrimaryCtxRelease_v2(CUdevice) -> c_uint;
+        cuCtxSetCurrent(CUcontext) -> c_uint;
+        cuMemGetInfo_v2(*mut usize, *mut usize) -> c_uint;
+        cuMemAlloc_v2(*mut CUdeviceptr, usize) -> c_uint;
+        cuMemFree_v2(CUdeviceptr) -> c_uint;
+        cuMemPoolCreate(*mut CUmemoryPool, *const CUmemPoolProps) -> c_uint;
+        cuMemPoolDestroy(CUmemoryPool) -> c_uint;
+        cuMemPoolTrimTo(CUmemoryPool, usize) -> c_uint;
+        cuMemAllocFromPoolAsync(*mut CUdeviceptr, usize, CUmemoryPool, CUstream) -> c_uint;
+        cuMemFreeAsync(CUdeviceptr, CUstream) -> c_uint;
+        cuMemHostRegister_v2(*mut c_void, usize, c_uint) -> c_uint;
+        cuMemHostUnregister(*mut c_void) -> c_uint;
+        cuStreamCreate(*mut CUstream, c_uint) -> c_uint;
+        cuStreamDestroy_v2(CUstream) -> c_uint;
+        cuStreamSynchronize(CUstream) -> c_uint;
+        cuStreamWaitEvent(CUstream, CUevent, c_uint) -> c_uint;
+        cuEventCreate(*mut CUevent, c_uint) -> c_uint;
+        cuEventDestroy_v2(CUevent) -> c_uint;
+        cuEventRecord(CUevent, CUstream) -> c_uint;
+        cuEventQuery(CUevent) -> c_uint;
+        cuEventSynchronize(CUevent) -> c_uint;
+        cuEventElapsedTime(*mut f32, CUevent, CUevent) -> c_uint;
+        cuMemcpyHtoDAsync_v2(CUdeviceptr, *const c_void, usize, CUstream) -> c_uint;
+        cuMemcpyDtoHAsync_v2(*mut c_void, CUdeviceptr, usize, CUstream) -> c_uint;
+        cuMemcpyDtoDAsync_v2(CUdeviceptr, CUdeviceptr, usize, CUstream) -> c_uint;
+        cuMemsetD32Async(CUdeviceptr, c_uint, usize, CUstream) -> c_uint;
+        cuLaunchKernelEx(*const CUlaunchConfig, CUfunction, *mut *mut c_void, *mut *mut c_void) -> c_uint;
+        cuStreamBeginCapture_v2(CUstream, CUstreamCaptureMode) -> c_uint;
+        cuStreamEndCapture(CUstream, *mut CUgraph) -> c_uint;
+        cuGraphInstantiateWithFlags(*mut CUgraphExec, CUgraph, c_ulonglong) -> c_uint;
+        cuGraphDestroy(CUgraph) -> c_uint;
+        cuGraphExecDestroy(CUgraphExec) -> c_uint;
+        cuGraphLaunch(CUgraphExec, CUstream) -> c_uint;
+        cuModuleLoadDataEx(*mut CUmodule, *const c_void, c_uint, *mut CUjit_option, *mut *mut c_void) -> c_uint;
+        cuModuleUnload(CUmodule) -> c_uint;
+        cuModuleGetFunction(*mut CUfunction, CUmodule, *const c_char) -> c_uint;
+        cuFuncGetAttribute(*mut c_int, CUfunction_attribute, CUfunction) -> c_uint;
+        cuFuncSetAttribute(CUfunction, CUfunction_attribute, c_int) -> c_uint;
+    }
 }
 
-functions! {
-    cuInit(c_uint);
-    cuGetErrorName(c_uint, *mut *const c_char);
-    cuDeviceGetCount(*mut c_int);
-    cuDeviceGet(*mut CUdevice, c_int);
-    cuDeviceGetName(*mut c_char, c_int, CUdevice);
-    cuDeviceGetUuid_v2(*mut CUuuid, CUdevice);
-    cuDeviceTotalMem_v2(*mut usize, CUdevice);
-    cuDeviceGetAttribute(*mut c_int, CUdevice_attribute, CUdevice);
-    cuDeviceCanAccessPeer(*mut c_int, CUdevice, CUdevice);
-    cuDevicePrimaryCtxSetFlags_v2(CUdevice, c_uint);
-    cuDevicePrimaryCtxRetain(*mut CUcontext, CUdevice);
-    cuDevicePrimaryCtxRelease_v2(CUdevice);
-    cuCtxSetCurrent(CUcontext);
-    cuMemGetInfo_v2(*mut usize, *mut usize);
-    cuMemAlloc_v2(*mut CUdeviceptr, usize);
-    cuMemFree_v2(CUdeviceptr);
-    cuMemPoolCreate(*mut CUmemoryPool, *const CUmemPoolProps);
-    cuMemPoolDestroy(CUmemoryPool);
-    cuMemPoolTrimTo(CUmemoryPool, usize);
-    cuMemAllocFromPoolAsync(*mut CUdeviceptr, usize, CUmemoryPool, CUstream);
-    cuMemFreeAsync(CUdeviceptr, CUstream);
-    cuMemHostRegister_v2(*mut c_void, usize, c_uint);
-    cuMemHostUnregister(*mut c_void);
-    cuStreamCreate(*mut CUstream, c_uint);
-    cuStreamDestroy_v2(CUstream);
-    cuStreamSynchronize(CUstream);
-    cuStreamWaitEvent(CUstream, CUevent, c_uint);
-    cuEventCreate(*mut CUevent, c_uint);
-    cuEventDestroy_v2(CUevent);
-    cuEventRecord(CUevent, CUstream);
-    cuEventQuery(CUevent);
-    cuEventSynchronize(CUevent);
-    cuEventElapsedTime(*mut f32, CUevent, CUevent);
-    cuMemcpyHtoDAsync_v2(CUdeviceptr, *const c_void, usize, CUstream);
-    cuMemcpyDtoHAsync_v2(*mut c_void, CUdeviceptr, usize, CUstream);
-    cuMemcpyDtoDAsync_v2(CUdeviceptr, CUdeviceptr, usize, CUstream);
-    cuMemsetD32Async(CUdeviceptr, c_uint, usize, CUstream);
-    cuLaunchKernelEx(*const CUlaunchConfig, CUfunction, *mut *mut c_void, *mut *mut c_void);
-    cuStreamBeginCapture_v2(CUstream, CUstreamCaptureMode);
-    cuStreamEndCapture(CUstream, *mut CUgraph);
-    cuGraphInstantiateWithFlags(*mut CUgraphExec, CUgraph, c_ulonglong);
-    cuGraphDestroy(CUgraph);
-    cuGraphExecDestroy(CUgraphExec);
-    cuGraphLaunch(CUgraphExec, CUstream);
-    cuModuleLoadDataEx(*mut CUmodule, *const c_void, c_uint, *mut CUjit_option, *mut *mut c_void);
-    cuModuleUnload(CUmodule);
-    cuModuleGetFunction(*mut CUfunction, CUmodule, *const c_char);
-    cuFuncGetAttribute(*mut c_int, CUfunction_attribute, CUfunction);
-    cuFuncSetAttribute(CUfunction, CUfunction_attribute, c_int);
+/// The driver's library, started.
+pub(crate) struct Functions {
+    table: Table,
+    version: i32,
+    library: Library,
+}
+
+impl Deref for Functions {
+    type Target = Table;
+
+    fn deref(&self) -> &Table {
+        &self.table
+    }
 }
 
 impl Functions {
@@ -136,12 +122,9 @@ impl Functions {
         let mut why = Vec::new();
         for name in names {
             // SAFETY: the driver's library; loading it runs its own initialisers, which is what it is for.
-            match unsafe { Library::new(*name) } {
+            match unsafe { Library::load(name.as_ref()) } {
                 Ok(library) => return Self::start(library),
-                // The loader's own words are the error's source.
-                Err(error) => {
-                    why.push(error.source().map_or_else(|| error.to_string(), |why| why.to_string()))
-                }
+                Err(error) => why.push(error),
             }
         }
         Err(Missing::Library(why.join("; ")))
@@ -152,8 +135,8 @@ impl Functions {
         let version = {
             type Ask = unsafe extern "C" fn(*mut c_int) -> c_uint;
             // SAFETY: as for all functions.
-            let ask = unsafe { library.get::<Ask>(b"cuDriverGetVersion\0") };
-            let ask = ask.map_err(|_| Missing::Function("cuDriverGetVersion"))?;
+            let ask = unsafe { library.symbol::<Ask>("cuDriverGetVersion") };
+            let ask = ask.ok_or(Missing::Function("cuDriverGetVersion"))?;
             let mut version = 0;
             // SAFETY: writes one number.
             match unsafe { ask(&mut version) } {
@@ -164,22 +147,17 @@ impl Functions {
         if version < OLDEST_VERSION {
             return Err(Missing::Version(version));
         }
-        let functions = Self { version, ..Self::find(library)? };
+        let table = Table::of(library).map_err(Missing::Function)?;
+        let functions = Self { table, version, library };
         // SAFETY: no flags are defined.
         let started = functions.check("cuInit", unsafe { (functions.cuInit)(0) });
         started.map_err(|error| Missing::Refused(error.to_string()))?;
         Ok(functions)
     }
 
-    /// A function that the oldest driver that is taken need not have.
-    ///
-    /// # Safety
-    /// The driver's header declares a function of this name like `T`, and what is returned is called no longer than `self`
-    /// lives.
-    pub(super) unsafe fn find_newer<T: Copy>(&self, name: &CStr) -> Option<T> {
-        // SAFETY: the caller's promise.
-        let found = unsafe { self.library.get::<T>(name.to_bytes_with_nul()) };
-        found.ok().map(|function| *function)
+    /// The library, for functions that the oldest driver that is taken need not have.
+    pub(super) fn library(&self) -> Library {
+        self.library
     }
 
     /// The version of CUDA that the driver is for: 1000 times the major number and ten times the minor one.
@@ -210,7 +188,14 @@ macro_rules! check {
         functions.check(stringify!($name), code)
     }};
 }
-pub(crate) use check;
+
+/// The same with the context of `$of` current on the calling thread.
+macro_rules! enter {
+    ($of:expr, $name:ident($($argument:expr),* $(,)?)) => {
+        $of.enter().and_then(|functions| $crate::api::check!(functions, $name($($argument),*)))
+    };
+}
+pub(crate) use {check, enter};
 
 #[cfg(test)]
 #[allow(clippy::print_stdout)] // a skip is visible

@@ -7,10 +7,13 @@ mod functions;
 mod nvrtc;
 mod objects;
 mod partition;
-mod table;
-mod toolkit;
 
 pub(crate) use cublas_lt::{CublasLt, Products, Workspace};
-pub(crate) use functions::{Functions, check, version};
+pub(crate) use functions::{Functions, check, enter, version};
 pub(crate) use nvrtc::Nvrtc;
 pub(crate) use objects::{Context, Event, Function, Graph, Module, Pool, Stream};
+
+/// Places to try for a library of NVIDIA's toolkit, which does not come with the driver and often lies off the loader's path.
+fn toolkit_places(names: &[&str]) -> Vec<std::ffi::OsString> {
+    ragtag_stream::places(names, &["CUDA_HOME", "CUDA_PATH"], "/usr/local/cuda", "lib64")
+}

@@ -1,9 +1,8 @@
 //! NVRTC, NVIDIA's compiler of CUDA C++ as a library.
 
-use super::table::functions;
-use super::toolkit::places;
-use libloading::Library;
+use super::toolkit_places;
 use ragtag_hal::{Error, Result};
+use ragtag_stream::{Library, functions};
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::ptr::{null, null_mut};
 
@@ -20,18 +19,21 @@ const OLDEST_MAJOR: i32 = 12;
 type Handle = *mut c_void;
 
 functions! {
-    nvrtcVersion(*mut c_int, *mut c_int) -> c_int;
-    nvrtcGetNumSupportedArchs(*mut c_int) -> c_int;
-    nvrtcGetSupportedArchs(*mut c_int) -> c_int;
-    nvrtcCreateProgram(*mut Handle, *const c_char, *const c_char, c_int, *const *const c_char, *const *const c_char) -> c_int;
-    nvrtcDestroyProgram(*mut Handle) -> c_int;
-    nvrtcCompileProgram(Handle, c_int, *const *const c_char) -> c_int;
-    nvrtcGetProgramLogSize(Handle, *mut usize) -> c_int;
-    nvrtcGetProgramLog(Handle, *mut c_char) -> c_int;
-    nvrtcGetPTXSize(Handle, *mut usize) -> c_int;
-    nvrtcGetPTX(Handle, *mut c_char) -> c_int;
-    nvrtcGetCUBINSize(Handle, *mut usize) -> c_int;
-    nvrtcGetCUBIN(Handle, *mut c_char) -> c_int;
+    /// The library's functions.
+    Functions {
+        nvrtcVersion(*mut c_int, *mut c_int) -> c_int;
+        nvrtcGetNumSupportedArchs(*mut c_int) -> c_int;
+        nvrtcGetSupportedArchs(*mut c_int) -> c_int;
+        nvrtcCreateProgram(*mut Handle, *const c_char, *const c_char, c_int, *const *const c_char, *const *const c_char) -> c_int;
+        nvrtcDestroyProgram(*mut Handle) -> c_int;
+        nvrtcCompileProgram(Handle, c_int, *const *const c_char) -> c_int;
+        nvrtcGetProgramLogSize(Handle, *mut usize) -> c_int;
+        nvrtcGetProgramLog(Handle, *mut c_char) -> c_int;
+        nvrtcGetPTXSize(Handle, *mut usize) -> c_int;
+        nvrtcGetPTX(Handle, *mut c_char) -> c_int;
+        nvrtcGetCUBINSize(Handle, *mut usize) -> c_int;
+        nvrtcGetCUBIN(Handle, *mut c_char) -> c_int;
+    }
 }
 
 /// The compiler.
@@ -45,9 +47,9 @@ pub(crate) struct Nvrtc {
 impl Nvrtc {
     /// The newest compiler whose code a driver for this version of CUDA takes: of its own major version, or an older one.
     pub(crate) fn find(driver_version: i32) -> Option<Self> {
-        places(LIBRARIES).into_iter().find_map(|name| {
+        toolkit_places(LIBRARIES).into_iter().find_map(|name| {
             // SAFETY: NVIDIA's compiler; loading it runs its own initialisers, which is what it is for.
-            let library = unsafe { Library::new(&name) }.ok()?;
+            let library = unsafe { Library::load(&name) }.ok()?;
             let nvrtc = Self::of(library)?;
             let (major, minor) = nvrtc.version;
             let fits = (OLDEST_MAJOR..=driver_version / 1000).contains(&major);
@@ -57,7 +59,7 @@ impl Nvrtc {
     }
 
     fn of(library: Library) -> Option<Self> {
-        let functions = Functions::find(library)?;
+        let functions = Functions::of(library).ok()?;
         let (mut major, mut minor, mut count) = (0, 0, 0);
         // SAFETY: write one number each.
         let codes = unsafe {

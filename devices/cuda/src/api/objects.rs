@@ -2,7 +2,7 @@
 //!
 //! Every object keeps its context, and makes it current on whatever thread it is used on.
 
-use super::functions::{Functions, check};
+use super::functions::{Functions, check, enter};
 use super::partition::{Partition, report};
 use crate::error::{allocation_failure, code_failure};
 use cudarc::driver::sys::{
@@ -71,10 +71,9 @@ impl Context {
 
     /// Free and total bytes of the device's memory.
     pub(crate) fn memory(&self) -> Result<(u64, u64)> {
-        let functions = self.enter()?;
         let (mut free, mut total) = (0, 0);
         // SAFETY: writes two numbers.
-        unsafe { check!(functions, cuMemGetInfo_v2(&mut free, &mut total)) }?;
+        unsafe { enter!(self, cuMemGetInfo_v2(&mut free, &mut total)) }?;
         Ok((free as u64, total as u64))
     }
 }
@@ -141,19 +140,15 @@ object! {
 
 impl Event {
     pub(crate) fn new(context: &Arc<Context>) -> Result<Self> {
-        let functions = context.enter()?;
         let mut raw = null_mut();
         // SAFETY: writes one handle.
-        unsafe {
-            check!(functions, cuEventCreate(&mut raw, CUevent_flags::CU_EVENT_BLOCKING_SYNC as c_uint))
-        }?;
+        unsafe { enter!(context, cuEventCreate(&mut raw, CUevent_flags::CU_EVENT_BLOCKING_SYNC as c_uint)) }?;
         Ok(Self { context: Arc::clone(context), raw })
     }
 }
 
 impl Pool {
     pub(crate) fn new(context: &Arc<Context>) -> Result<Self> {
-        let functions = context.enter()?;
         let properties = CUmemPoolProps {
             allocType: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
             handleTypes: CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
@@ -167,7 +162,7 @@ impl Pool {
         };
         let mut raw = null_mut();
         // SAFETY: reads the properties and writes one handle.
-        unsafe { check!(functions, cuMemPoolCreate(&mut raw, &properties)) }?;
+        unsafe { enter!(context, cuMemPoolCreate(&mut raw, &properties)) }?;
         Ok(Self { context: Arc::clone(context), raw })
     }
 }
@@ -180,14 +175,13 @@ pub(crate) struct Stream {
 
 impl Stream {
     pub(crate) fn new(context: &Arc<Context>) -> Result<Self> {
-        let functions = context.enter()?;
         let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint;
         let raw = match &context.partition {
             Some(partition) => partition.stream(flags)?,
             None => {
                 let mut raw = null_mut();
                 // SAFETY: writes one handle.
-                unsafe { check!(functions, cuStreamCreate(&mut raw, flags)) }?;
+                unsafe { enter!(context, cuStreamCreate(&mut raw, flags)) }?;
                 raw
             }
         };
@@ -200,9 +194,8 @@ impl Stream {
     }
 
     pub(crate) fn finish(&self) -> Result<()> {
-        let functions = self.raw.context.enter()?;
         // SAFETY: the stream lives.
-        unsafe { check!(functions, cuStreamSynchronize(self.raw())) }
+        unsafe { enter!(self.raw.context, cuStreamSynchronize(self.raw())) }
     }
 
     /// Whether what is enqueued is captured, and does not run.
@@ -211,10 +204,9 @@ impl Stream {
     }
 
     pub(crate) fn begin_capture(&self) -> Result<()> {
-        let functions = self.raw.context.enter()?;
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: the stream lives.
-        unsafe { check!(functions, cuStreamBeginCapture_v2(self.raw(), mode)) }?;
+        unsafe { enter!(self.raw.context, cuStreamBeginCapture_v2(self.raw(), mode)) }?;
         self.capturing.store(true, Ordering::Relaxed);
         Ok(())
     }
@@ -237,7 +229,6 @@ impl Stream {
 impl Module {
     /// Loads PTX, which ends with a zero, or a cubin.
     pub(crate) fn new(context: &Arc<Context>, code: &[u8]) -> Result<Self> {
-        let functions = context.enter()?;
         let mut log = vec![0u8; LOG_BYTES];
         let mut options =
             [CUjit_option::CU_JIT_ERROR_LOG_BUFFER, CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
@@ -246,8 +237,8 @@ impl Module {
         let mut raw = null_mut();
         // SAFETY: the code ends with a zero or says in its header how long it is; the log has as many bytes as is said.
         let loaded = unsafe {
-            check!(
-                functions,
+            enter!(
+                context,
                 cuModuleLoadDataEx(
                     &mut raw,
                     code.as_ptr().cast(),
@@ -264,10 +255,9 @@ impl Module {
 
     /// A function of the module.
     pub(crate) fn function(self: &Arc<Self>, name: &CStr) -> Result<Function> {
-        let functions = self.context.enter()?;
         let mut raw = null_mut();
         // SAFETY: writes one handle; the name ends with a zero.
-        let found = unsafe { check!(functions, cuModuleGetFunction(&mut raw, self.raw(), name.as_ptr())) };
+        let found = unsafe { enter!(self.context, cuModuleGetFunction(&mut raw, self.raw(), name.as_ptr())) };
         found.map_err(|error| code_failure(error, &format!("no function {}", name.to_string_lossy())))?;
         Ok(Function { _module: Arc::clone(self), raw })
     }
@@ -293,11 +283,10 @@ impl Function {
 impl Pool {
     /// Allocates memory that is there once the stream gets so far.
     pub(crate) fn allocate(&self, stream: &Stream, bytes: usize) -> Result<u64> {
-        let functions = self.context.enter()?;
         let mut address = 0;
         // SAFETY: writes one address.
         let allocated = unsafe {
-            check!(functions, cuMemAllocFromPoolAsync(&mut address, bytes, self.raw(), stream.raw()))
+            enter!(self.context, cuMemAllocFromPoolAsync(&mut address, bytes, self.raw(), stream.raw()))
         };
         allocated.map_err(|error| allocation_failure(error, bytes as u64))?;
         Ok(address)
@@ -305,8 +294,7 @@ impl Pool {
 
     /// Gives back to the device what nobody uses.
     pub(crate) fn trim(&self) -> Result<()> {
-        let functions = self.context.enter()?;
         // SAFETY: the pool lives.
-        unsafe { check!(functions, cuMemPoolTrimTo(self.raw(), 0)) }
+        unsafe { enter!(self.context, cuMemPoolTrimTo(self.raw(), 0)) }
     }
 }

@@ -9,7 +9,7 @@
 use super::functions::Functions;
 use cudarc::driver::sys::{CUdevice, CUstream};
 use ragtag_hal::{Error, Result};
-use std::ffi::{CStr, c_int, c_uint, c_void};
+use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::null_mut;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -50,11 +50,11 @@ type CreateStream = unsafe extern "C" fn(*mut CUstream, *mut c_void, c_uint, c_i
 ///
 /// # Safety
 /// The driver's header declares a function of this name like `T`.
-unsafe fn newer<T: Copy>(functions: &Functions, name: &CStr) -> Result<T> {
+unsafe fn newer<T: Copy>(functions: &Functions, name: &str) -> Result<T> {
     // SAFETY: the caller's promise.
-    let found = unsafe { functions.find_newer(name) };
+    let found = unsafe { functions.library().symbol(name) };
     found.ok_or_else(|| Error::Unsupported {
-        what: format!("a part of the multiprocessors: the driver lacks {}", name.to_string_lossy()),
+        what: format!("a part of the multiprocessors: the driver lacks {name}"),
     })
 }
 
@@ -88,12 +88,12 @@ impl Partition {
             CreateStream,
         ) = unsafe {
             (
-                newer(functions, c"cuDeviceGetDevResource")?,
-                newer(functions, c"cuDevSmResourceSplitByCount")?,
-                newer(functions, c"cuDevResourceGenerateDesc")?,
-                newer(functions, c"cuGreenCtxCreate")?,
-                newer(functions, c"cuGreenCtxDestroy")?,
-                newer(functions, c"cuGreenCtxStreamCreate")?,
+                newer(functions, "cuDeviceGetDevResource")?,
+                newer(functions, "cuDevSmResourceSplitByCount")?,
+                newer(functions, "cuDevResourceGenerateDesc")?,
+                newer(functions, "cuGreenCtxCreate")?,
+                newer(functions, "cuGreenCtxDestroy")?,
+                newer(functions, "cuGreenCtxStreamCreate")?,
             )
         };
         let check = |call: &str, code: c_uint| functions.check(call, code);
@@ -171,8 +171,10 @@ mod tests {
 
     /// A driver of nothing but its names, with more functions in C.
     fn driver(folder: &std::path::Path, more: &str) -> Arc<Functions> {
-        let plain: String =
-            Functions::NAMES.iter().map(|name| format!("int {name}() {{ return 0; }}\n")).collect();
+        let plain: String = crate::api::functions::Table::NAMES
+            .iter()
+            .map(|name| format!("int {name}() {{ return 0; }}\n"))
+            .collect();
         let version = "int cuDriverGetVersion(int *version) { *version = 12090; return 0; }\n";
         let (source, library) = (folder.join("driver.c"), folder.join("libdriver.so"));
         std::fs::write(&source, plain + version + more).unwrap();

@@ -8,7 +8,6 @@ pub use device_bench::suite::each;
 pub use device_bench::*;
 
 use ragtag_cuda::{CudaBackend, CudaConfig};
-use ragtag_hal::{KernelLanguage, Module};
 use std::sync::Arc;
 
 /// A backend that keeps no programs on disk.
@@ -16,16 +15,11 @@ pub fn backend() -> CudaBackend {
     CudaBackend::new(CudaConfig { cache_folder: None, ..CudaConfig::default() })
 }
 
-/// `SCALE` in PTX for any device: launches wait for each other.
-pub fn plain() -> Arc<str> {
-    scale_text(KernelLanguage::Ptx).unwrap()
-}
-
-/// The same for compute capability 9.0 and newer: lets the next launch begin, and then waits for the last one.
+/// [`source`] for compute capability 9.0 and newer: lets the next launch begin, and then waits for the last one.
 pub fn overlapping() -> Arc<str> {
     let (first, wait) =
         ("\tld.param", "\tgriddepcontrol.launch_dependents;\n\tgriddepcontrol.wait;\n\tld.param");
-    plain().replace("sm_61", "sm_90").replacen(first, wait, 1).into()
+    source().replace("sm_61", "sm_90").replacen(first, wait, 1).into()
 }
 
 /// `SCALE` in CUDA C++.
@@ -37,8 +31,4 @@ pub fn cuda_source() -> Arc<str> {
     .into()
 }
 
-pub fn module(text: Arc<str>) -> Module {
-    module_of(KernelLanguage::Ptx, text, function("scale"))
-}
-
-device_bench::tested!(CudaBackend, "CUDA", "CUDA driver");
+device_bench::tested!(CudaBackend, Ptx, "CUDA", "CUDA driver");

@@ -200,11 +200,11 @@ impl<D: Driver> DriverDevice<D> {
     }
 
     fn forget_programs(&mut self, forgotten: impl Fn(&ProgramId, &Script<D>) -> bool) {
-        let mut programs = self.programs.extract_if(|id, script| forgotten(id, script)).peekable();
-        if programs.peek().is_some() {
-            self.driver.before_drop();
+        let programs: Vec<_> = self.programs.extract_if(|id, script| forgotten(id, script)).collect();
+        if !programs.is_empty() {
+            let scripts = programs.into_iter().map(|(_, script)| script).collect();
+            self.feeder.lane(QueueKind::Compute).retire(scripts);
         }
-        programs.for_each(drop);
     }
 }
 

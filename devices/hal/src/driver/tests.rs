@@ -7,7 +7,7 @@ use crate::backend::{
 use crate::caps::Caps;
 use crate::command::{BufferRange, Command, Submission, Work};
 use crate::error::Error;
-use crate::ids::{BufferId, DeviceId, Point, ProgramId, QueueKind, TimelineId};
+use crate::ids::{BufferId, DeviceId, Point, ProgramId, QueueKind, RegionId, TimelineId};
 use crate::lanes::{Common, Ends};
 use crate::pool::class_bytes;
 use crossbeam_channel::{Receiver, Sender, bounded};
@@ -86,13 +86,19 @@ impl Driver for Fake {
 }
 
 /// A queue whose submissions end when the test sends a word for each, or lets go of the sender.
-struct FakeQueue(Option<Receiver<()>>);
+struct FakeQueue {
+    held: Option<Receiver<()>>,
+    pending: AtomicU64,
+}
 
 impl DriverQueue for FakeQueue {
     type Driver = Fake;
     type Event = ();
 
+    const USES_AFTER_END: bool = true;
+
     fn enqueue(&self, _: &Arc<Script<Fake>>, _: &[&()]) -> Result<Ends<()>> {
+        self.pending.fetch_add(1, Ordering::Relaxed);
         Ok(Ends { first: None, last: Arc::new(()) })
     }
 
@@ -101,9 +107,10 @@ impl DriverQueue for FakeQueue {
     }
 
     fn wait(&self, (): &()) -> Result<()> {
-        if let Some(held) = &self.0 {
+        if let Some(held) = &self.held {
             let _ = held.recv();
         }
+        self.pending.fetch_sub(1, Ordering::Relaxed);
         Ok(())
     }
 
@@ -112,6 +119,9 @@ impl DriverQueue for FakeQueue {
     }
 
     fn finish(&self) -> Result<()> {
+        while self.pending.load(Ordering::Relaxed) > 0 {
+            std::thread::yield_now();
+        }
         Ok(())
     }
 }
@@ -146,9 +156,9 @@ impl Bench {
         let free_bytes = Arc::new(AtomicU64::new(TOTAL_BYTES));
         let (release, held) = bounded(64);
         let fake = Fake { free_bytes: Arc::clone(&free_bytes), trusts };
-        let queues = [Some(held), None, None].map(FakeQueue);
-        let (limits, common) = (Limits::default(), Common::new(DeviceId(0), "fake:0", &Limits::default()));
-        let device = DriverDevice::open(common, adapter(), fake, queues, &limits).unwrap();
+        let queues = [Some(held), None, None].map(|held| FakeQueue { held, pending: AtomicU64::new(0) });
+        let common = Common::new(DeviceId(0));
+        let device = DriverDevice::open(common, adapter(), fake, queues, &Limits::default()).unwrap();
         Self { device, free_bytes, release }
     }
 
@@ -164,8 +174,12 @@ impl Bench {
     }
 }
 
+fn range(buffer: u32) -> BufferRange {
+    BufferRange { buffer: BufferId(buffer), offset: 0, bytes: 64 }
+}
+
 fn fill(buffer: u32) -> Command {
-    Command::Fill { to: BufferRange { buffer: BufferId(buffer), offset: 0, bytes: 64 }, word: 1 }
+    Command::Fill { to: range(buffer), word: 1 }
 }
 
 #[test]
@@ -210,6 +224,40 @@ fn a_driver_that_never_ends_its_work_is_left_behind() {
     assert_eq!(Arc::strong_count(&buffer), scripts - 1);
     assert_eq!(free_bytes.load(Ordering::Relaxed), TOTAL_BYTES - taken);
     assert!(Arc::strong_count(&driver) > 1, "the driver stays");
+}
+
+/// Calls that let go of programs return while the queue is busy; the memory comes back when the queue has ended its work.
+#[test]
+fn a_queue_that_hangs_holds_up_no_release() {
+    let mut bench = Bench::new(true);
+    let region = Arc::new(HostRegion::new(64).unwrap());
+    bench.device.register_region(RegionId(0), region).unwrap();
+    for id in 0..3 {
+        bench.device.create_buffer(BufferId(id), 4096).unwrap();
+    }
+    let upload = Command::Upload { region: RegionId(0), offset: 0, to: range(2) };
+    for (id, command) in [(0, fill(1)), (1, upload), (2, fill(2)), (3, fill(2))] {
+        bench.device.record(ProgramId(id), vec![command]).unwrap();
+    }
+    bench.fill(0, 1);
+    let (returned, calls) = bounded(1);
+    let thread = std::thread::spawn(move || {
+        bench.device.destroy_buffer(BufferId(1)).unwrap();
+        bench.device.unregister_region(RegionId(0)).unwrap();
+        bench.device.record(ProgramId(2), vec![fill(2)]).unwrap();
+        bench.device.destroy_program(ProgramId(3)).unwrap();
+        returned.send(()).unwrap();
+        bench
+    });
+    calls.recv_timeout(PATIENCE).expect("a release waits for the queue");
+    let bench = thread.join().unwrap();
+    assert_eq!(bench.free(), TOTAL_BYTES - 3 * 4096, "the queue may still use it");
+    bench.release.send(()).unwrap();
+    let end = Instant::now() + PATIENCE;
+    while bench.free() < TOTAL_BYTES - 2 * 4096 && Instant::now() < end {
+        std::thread::yield_now();
+    }
+    assert_eq!(bench.free(), TOTAL_BYTES - 2 * 4096);
 }
 
 #[test]

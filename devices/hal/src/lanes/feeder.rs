@@ -131,10 +131,7 @@ impl<Q: DriverQueue> Shared<Q> {
         self.held[queue.index()].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn readiness(&self, queue: QueueKind, task: &Task<Q::Driver>) -> Readiness<Q::Event> {
-        if let Some(point) = self.lanes[queue.index()].resting() {
-            return Readiness::Waiting(point);
-        }
+    fn readiness(&self, task: &Task<Q::Driver>) -> Readiness<Q::Event> {
         let mut after = Vec::new();
         for wait in &task.waits {
             // The order of the questions counts: what fails does not pass, and what has passed stays so.
@@ -181,7 +178,7 @@ impl<Q: DriverQueue> Shared<Q> {
         let task = held.front()?;
         let mut readiness = match self.lanes[queue.index()].timeline().failure() {
             Some(cause) => Readiness::Failed(cause),
-            None => self.readiness(queue, task),
+            None => self.readiness(task),
         };
         if let Readiness::Waiting(point) = readiness {
             if !closing {
@@ -279,7 +276,7 @@ impl<Q: DriverQueue> Feeder<Q> {
         let mut order = lane.order();
         let mut held = self.shared.held(queue);
         if held.is_empty() {
-            match self.shared.readiness(queue, &task) {
+            match self.shared.readiness(&task) {
                 Readiness::Waiting(_) => {}
                 readiness => {
                     drop(held);

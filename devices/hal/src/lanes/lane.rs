@@ -4,10 +4,6 @@
 //! some drivers spin where they wait, and only then waits for its last event. Around the times after which either came before
 //! it is awake ([`Anticipation`]).
 //!
-//! # A device that is slowed on purpose
-//! With a duty the watcher of the compute lane rests after each submission, and the timeline moves when that is over. The
-//! driver is not told of what waits for such a submission before: the feeder holds it, and what comes behind it.
-//!
 //! # What a submission holds
 //! Points order everything; leases of host regions check that order. A submission that can start when it is enqueued
 //! leases what it uses before, and is refused if somebody else has it. Any other leases when the points that it waits for
@@ -19,9 +15,8 @@
 
 use super::thread::Thread;
 use crate::anticipation::{Anticipation, Outcome, Turn};
-use crate::backend::{Limits, Timing};
+use crate::backend::Timing;
 use crate::driver::{Driver, Script};
-use crate::duty::Duty;
 use crate::error::{Error, Result};
 use crate::ids::{DeviceId, Point, QueueKind, TimelineId};
 use crate::region::Reservation;
@@ -72,6 +67,10 @@ pub trait DriverQueue: Send + Sync + 'static {
     /// comes after, and runs nothing after a failure.
     const RUNS_IN_WAIT: bool = false;
 
+    /// Whether the driver may use memory and kernels of a script for a moment after the event of its end. Programs are dropped
+    /// after [`finish`](Self::finish) then.
+    const USES_AFTER_END: bool = false;
+
     /// Enqueues a script, to start after events of other queues of the device, and lets the driver begin.
     ///
     /// # Errors
@@ -107,15 +106,13 @@ pub struct Common {
     timelines: [Arc<Timeline>; 3],
     timings: Mutex<Vec<Timing>>,
     lost: OnceLock<Error>,
-    duty_percent: Option<u32>,
 }
 
 impl Common {
-    /// For a device of this label.
-    pub fn new(device: DeviceId, label: &str, limits: &Limits) -> Arc<Self> {
+    /// For a device.
+    pub fn new(device: DeviceId) -> Arc<Self> {
         let timelines = QueueKind::ALL.map(|queue| Timeline::new(TimelineId { device, queue }));
-        let duty_percent = limits.duty_percent.get(label).copied();
-        Arc::new(Self { timelines, timings: Mutex::default(), lost: OnceLock::new(), duty_percent })
+        Arc::new(Self { timelines, timings: Mutex::default(), lost: OnceLock::new() })
     }
 
     /// The device.
@@ -201,6 +198,8 @@ enum Flight<Q: DriverQueue> {
     Doomed(Error),
     /// It was enqueued in part, and no event tells its end.
     Abandoned(Arc<Script<Q::Driver>>),
+    /// Programs that are dropped here.
+    Retired(Vec<Arc<Script<Q::Driver>>>),
 }
 
 /// What is guarded by a lane's order: whoever holds this may enqueue.
@@ -223,9 +222,7 @@ pub struct Lane<Q: DriverQueue> {
     events: Mutex<VecDeque<(u64, Arc<Q::Event>)>>,
     /// Submissions that the watcher has dealt with.
     finished: Arc<AtomicU64>,
-    /// Whether the watcher rests after each.
-    rests: bool,
-    /// Whether it need not rest any more, nor wait for other devices.
+    /// Whether it need not wait for other devices any more.
     closing: Arc<AtomicBool>,
     watcher: Thread,
 }
@@ -243,10 +240,9 @@ impl<Q: DriverQueue> Lane<Q> {
             timeline: Arc::clone(&timeline),
             common: Arc::clone(&common),
         };
-        let duty_percent = common.duty_percent.filter(|_| timeline.id().queue == QueueKind::Compute);
         let closing = Arc::<AtomicBool>::default();
-        let (theirs, ends, duty) = (Arc::clone(&finished), Arc::clone(&closing), duty_percent.map(Duty::new));
-        let watcher = Thread::spawn(name, move || watched.watch(&theirs, &flights, duty, &ends))?;
+        let (theirs, ends) = (Arc::clone(&finished), Arc::clone(&closing));
+        let watcher = Thread::spawn(name, move || watched.watch(&theirs, &flights, &ends))?;
         let order = Order { inbox: Some(inbox), sent: 0, doomed: None };
         Ok(Self {
             queue,
@@ -255,7 +251,6 @@ impl<Q: DriverQueue> Lane<Q> {
             order: Mutex::new(order),
             events: Mutex::default(),
             finished,
-            rests: duty_percent.is_some(),
             closing,
             watcher,
         })
@@ -275,23 +270,9 @@ impl<Q: DriverQueue> Lane<Q> {
         self.events.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The event of the submission that lets `value` pass, if the driver has it. With a duty there is none: that point
-    /// passes later than the event.
+    /// The event of the submission that lets `value` pass, if the driver has it.
     pub fn event(&self, value: u64) -> Option<Arc<Q::Event>> {
-        if self.rests {
-            return None;
-        }
         self.events().iter().find(|(signal, _)| *signal >= value).map(|(_, event)| Arc::clone(event))
-    }
-
-    /// The point before which nothing may be enqueued: with a duty, that of the submission before, as long as it has not
-    /// passed.
-    pub fn resting(&self) -> Option<Point> {
-        if !self.rests || Q::RUNS_IN_WAIT {
-            return None;
-        }
-        let last = self.events().back().map(|(value, _)| *value)?;
-        (last > self.timeline.value()).then(|| self.timeline.id().at(last))
     }
 
     /// Enqueues a script, or runs it at once if the host can and it need not wait.
@@ -342,6 +323,20 @@ impl<Q: DriverQueue> Lane<Q> {
         send(order, Flight::Doomed(error));
     }
 
+    /// Drops programs that are not in flight. Never waits for the queue's work: the watcher does where that is necessary.
+    pub fn retire(&self, programs: Vec<Arc<Script<Q::Driver>>>) {
+        if Q::USES_AFTER_END {
+            let mut order = self.order();
+            let idle = self.finished.load(Ordering::Acquire) == order.sent;
+            // An abandoned script fails the timeline, and the queue may still have it.
+            if order.inbox.is_some() && (!idle || self.timeline.failure().is_some()) {
+                return send(&mut order, Flight::Retired(programs));
+            }
+            finish(self.queue.as_ref());
+        }
+        drop(programs);
+    }
+
     /// Ends the timeline, and all of them if the device is lost. Returns what is to be said of that.
     pub fn fail(&self, error: Error) -> Error {
         let error = self.told(error);
@@ -372,6 +367,12 @@ impl<Q: DriverQueue> Lane<Q> {
         let events: Vec<&Q::Event> = after.iter().filter_map(|after| after.event.as_deref()).collect();
         let enqueued = self.queue.enqueue(script, &events);
         enqueued.inspect_err(|_| send(order, Flight::Abandoned(Arc::clone(script))))
+    }
+}
+
+fn finish<Q: DriverQueue>(queue: &Q) {
+    if let Err(error) = queue.finish() {
+        tracing::debug!(%error, "the queue was not finished");
     }
 }
 
@@ -445,22 +446,21 @@ struct Watched<Q: DriverQueue> {
 
 impl<Q: DriverQueue> Watched<Q> {
     /// The body of a watcher.
-    fn watch(
-        &self,
-        finished: &AtomicU64,
-        flights: &Receiver<Flight<Q>>,
-        mut duty: Option<Duty>,
-        closing: &AtomicBool,
-    ) {
+    fn watch(&self, finished: &AtomicU64, flights: &Receiver<Flight<Q>>, closing: &AtomicBool) {
         let mut patience = Patience::new::<Q>();
         let mut abandoned = Vec::new();
         for flight in flights {
             let ended = match flight {
-                Flight::Enqueued(work) => self.end(work, &mut patience, duty.as_mut(), closing),
+                Flight::Enqueued(work) => self.end(work, &mut patience, closing),
                 Flight::Doomed(error) => Err(error),
                 Flight::Abandoned(script) => {
                     abandoned.push(script);
                     // The failed submission fails the timeline.
+                    Ok(self.timeline.id().at(0))
+                }
+                Flight::Retired(programs) => {
+                    finish(self.queue.as_ref());
+                    drop(programs);
                     Ok(self.timeline.id().at(0))
                 }
             };
@@ -472,24 +472,17 @@ impl<Q: DriverQueue> Watched<Q> {
         }
         if !abandoned.is_empty() {
             // The last chance to wait for what no event tells of. What went wrong is on the timeline.
-            let _ = self.queue.finish();
+            finish(self.queue.as_ref());
         }
     }
 
-    /// Waits for the end of a submission, and of its rest. What it held is let go before anyone hears of that.
-    fn end(
-        &self,
-        work: Enqueued<Q>,
-        patience: &mut Patience,
-        duty: Option<&mut Duty>,
-        closing: &AtomicBool,
-    ) -> Result<Point> {
+    /// Waits for the end of a submission. What it held is let go before anyone hears of that.
+    fn end(&self, work: Enqueued<Q>, patience: &mut Patience, closing: &AtomicBool) -> Result<Point> {
         let Enqueued { signal, after, ends, reserved, script } = work;
         let failure = self.timeline.failure().filter(|_| Q::RUNS_IN_WAIT);
         let started = failure.map_or(Ok(()), Err);
         let started =
             started.and_then(|()| after.iter().try_for_each(|after| patience.start(after, closing)));
-        let begun_ns = Timing::now_ns();
         let reserved = started.and_then(|()| match reserved {
             Some(reserved) => Ok(reserved),
             None => script.reserve(),
@@ -501,14 +494,7 @@ impl<Q: DriverQueue> Watched<Q> {
         let ended = self.common.noted(patience.end(self.queue.as_ref(), &ends.last));
         reserved?;
         ended?;
-        let mut times_ns = self.queue.times_ns(&ends);
-        if let Some(duty) = duty {
-            let (start_ns, end_ns) = times_ns.unwrap_or_else(|| (begun_ns, Timing::now_ns()));
-            duty.rest(end_ns.saturating_sub(start_ns), closing);
-            // Rest counts as the submission's time.
-            times_ns = times_ns.map(|_| (start_ns, Timing::now_ns().max(end_ns)));
-        }
-        if let Some((start_ns, end_ns)) = times_ns {
+        if let Some((start_ns, end_ns)) = self.queue.times_ns(&ends) {
             self.common.add(Timing { point: signal, start_ns, end_ns });
         }
         Ok(signal)

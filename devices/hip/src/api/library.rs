@@ -3,10 +3,9 @@
 //! This module must not know what the functions are called for.
 
 use super::symbols::Handle;
-use libloading::Library;
-use std::ffi::{OsString, c_char};
+use ragtag_stream::{Library, functions, places};
+use std::ffi::c_char;
 use std::fmt;
-use std::path::PathBuf;
 
 /// The library of the runtime: version 7, 6 or 5, else whichever there is.
 const RUNTIME: &[&str] = if cfg!(windows) {
@@ -22,71 +21,21 @@ macro_rules! tables {
      hip_optional { $(fn $optional:ident($($_o:ident: $optional_type:ty),* $(,)?);)* }
      hiprtc { $(fn $rtc:ident($($_r:ident: $rtc_type:ty),* $(,)?);)* }
      rocblas { $(fn $blas:ident($($_b:ident: $blas_type:ty),* $(,)?);)* }) => {
-        /// The functions of the runtime.
-        #[allow(non_snake_case)] // named as HIP names them
-        pub(crate) struct Functions {
-            $(pub(crate) $hip: unsafe extern "C" fn($($hip_type),*) -> i32,)*
-            $(pub(crate) $optional: Option<unsafe extern "C" fn($($optional_type),*) -> i32>,)*
+        functions! {
+            /// The functions of the runtime.
+            Functions { $($hip($($hip_type),*) -> i32;)* } optional { $($optional($($optional_type),*) -> i32;)* }
         }
-
-        impl Functions {
-            /// # Errors
-            /// The name of a function that the library must have and lacks.
-            fn of(library: &Library) -> Result<Self, &'static str> {
-                Ok(Self {
-                    // SAFETY: the list has the signatures of HIP's headers; the library is never unloaded.
-                    $($hip: unsafe { symbol(library, stringify!($hip)) }.ok_or(stringify!($hip))?,)*
-                    // SAFETY: as above.
-                    $($optional: unsafe { symbol(library, stringify!($optional)) },)*
-                })
-            }
+        functions! {
+            /// The functions of the compiler.
+            CompilerFunctions { $($rtc($($rtc_type),*) -> i32;)* }
         }
-
-        /// The functions of the compiler.
-        #[allow(non_snake_case)] // named as HIP names them
-        pub(crate) struct CompilerFunctions {
-            $(pub(crate) $rtc: unsafe extern "C" fn($($rtc_type),*) -> i32,)*
-        }
-
-        impl CompilerFunctions {
-            /// # Errors
-            /// The name of a function that the library must have and lacks.
-            fn of(library: &Library) -> Result<Self, &'static str> {
-                Ok(Self {
-                    // SAFETY: the list has the signatures of hiprtc's header; the library is never unloaded.
-                    $($rtc: unsafe { symbol(library, stringify!($rtc)) }.ok_or(stringify!($rtc))?,)*
-                })
-            }
-        }
-
-        /// The functions of the library of matrix products.
-        #[allow(non_snake_case)] // named as rocBLAS names them
-        pub(crate) struct BlasFunctions {
-            $(pub(crate) $blas: unsafe extern "C" fn($($blas_type),*) -> i32,)*
-        }
-
-        impl BlasFunctions {
-            /// # Errors
-            /// The name of a function that the library must have and lacks.
-            fn of(library: &Library) -> Result<Self, &'static str> {
-                Ok(Self {
-                    // SAFETY: the list has the signatures of rocBLAS's header; the library is never unloaded.
-                    $($blas: unsafe { symbol(library, stringify!($blas)) }.ok_or(stringify!($blas))?,)*
-                })
-            }
+        functions! {
+            /// The functions of the library of matrix products.
+            BlasFunctions { $($blas($($blas_type),*) -> i32;)* }
         }
     };
 }
 crate::hip_functions!(tables);
-
-/// A function of a library, if it has it.
-///
-/// # Safety
-/// `T` is the function's type, and the library is not unloaded as long as the function may be called.
-unsafe fn symbol<T: Copy>(library: &Library, name: &str) -> Option<T> {
-    // SAFETY: by the caller's promise.
-    unsafe { library.get::<T>(name.as_bytes()) }.ok().map(|found| *found)
-}
 
 /// A version of HIP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -110,28 +59,18 @@ impl fmt::Display for Version {
     }
 }
 
-/// Names to try for a library, one after the other: as the loader finds them, then where AMD's packages have them.
-fn places(names: &[&str]) -> Vec<OsString> {
-    let told = std::env::var_os("ROCM_PATH").filter(|path| !path.is_empty()).map(PathBuf::from);
-    let folders = told.into_iter().chain((!cfg!(windows)).then(|| PathBuf::from(ROCM)));
-    let folder = if cfg!(windows) { "bin" } else { "lib" };
-    let elsewhere = folders.flat_map(|root| names.iter().map(move |name| root.join(folder).join(name)));
-    names.iter().map(OsString::from).chain(elsewhere.map(PathBuf::into_os_string)).collect()
-}
-
 /// Loads the first of some libraries that is there, with its name.
 ///
 /// # Errors
 /// What was tried, and what the loader says about those that are there and cannot be loaded.
 fn load(names: &[&str]) -> Result<(Library, String), NotLoaded> {
     let mut not = NotLoaded { tried: Vec::new(), broken: None };
-    for place in places(names) {
+    for place in places(names, &["ROCM_PATH"], ROCM, "lib") {
         let name = place.to_string_lossy().into_owned();
         // SAFETY: what these libraries do when they are loaded is what every program that uses HIP does.
-        match unsafe { Library::new(&place) } {
+        match unsafe { Library::load(&place) } {
             Ok(library) => return Ok((library, name)),
-            Err(error) => {
-                let said = loader_text(&error);
+            Err(said) => {
                 // A library that is there but lacks another one is worth more words than one that is not there.
                 if is_broken(&said, &name) {
                     not.broken.get_or_insert(said);
@@ -150,11 +89,6 @@ pub(crate) struct NotLoaded {
     pub(crate) tried: Vec<String>,
     /// What the loader says about one that is there.
     pub(crate) broken: Option<String>,
-}
-
-/// The loader's own words, which stand in the error's cause.
-fn loader_text(error: &libloading::Error) -> String {
-    std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }
 
 /// Whether the loader complains of something else than that this very file is not there. On Linux it says which file it
@@ -184,13 +118,11 @@ pub(crate) fn runtime() -> Result<Runtime, (Vec<String>, String)> {
         };
         (not.tried, cause)
     })?;
-    // Its threads and handlers outlive any use of it.
-    let library: &'static Library = Box::leak(Box::new(library));
     let functions = Functions::of(library).map_err(|missing| {
         (vec![name.clone()], format!("{name} has no {missing}: HIP 5 or newer is needed"))
     })?;
     // SAFETY: nobody calls it; only whether it is there is asked.
-    let imports_memory = unsafe { symbol::<Handle>(library, "hipImportExternalMemory") }.is_some();
+    let imports_memory = unsafe { library.symbol::<Handle>("hipImportExternalMemory") }.is_some();
     Ok(Runtime { functions, imports_memory, name })
 }
 
@@ -208,7 +140,6 @@ fn blas_names(version: Version) -> &'static [&'static str] {
 /// Loads rocBLAS, if it is there with all that is needed of it, and says by which name.
 pub(crate) fn blas(version: Version) -> Option<(BlasFunctions, String)> {
     let (library, name) = load(blas_names(version)).ok()?;
-    let library: &'static Library = Box::leak(Box::new(library));
     BlasFunctions::of(library)
         .inspect_err(|missing| tracing::debug!(name, missing, "this rocBLAS is not used"))
         .ok()
@@ -246,13 +177,10 @@ pub(crate) fn compiler(names: &[String]) -> Result<CompilerLibrary, Vec<String>>
     for name in names {
         match load(&[name]) {
             Err(not) => tried.extend(not.tried),
-            Ok((library, name)) => {
-                let library: &'static Library = Box::leak(Box::new(library));
-                match CompilerFunctions::of(library) {
-                    Ok(functions) => return Ok(CompilerLibrary { functions, name }),
-                    Err(missing) => tried.push(format!("{name} (no {missing})")),
-                }
-            }
+            Ok((library, name)) => match CompilerFunctions::of(library) {
+                Ok(functions) => return Ok(CompilerLibrary { functions, name }),
+                Err(missing) => tried.push(format!("{name} (no {missing})")),
+            },
         }
     }
     Err(tried)

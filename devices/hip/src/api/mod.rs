@@ -190,7 +190,7 @@ impl Api {
             // SAFETY: the buffer has these bytes.
             unsafe { call!(self.functions, hipDeviceGetPCIBusId(buffer, bytes, device)) }
         });
-        pci_address(&said.ok()?)
+        said.ok()?.parse().ok()
     }
 
     /// The device's UUID, if the driver has one for it.
@@ -234,32 +234,9 @@ fn architecture_in(properties: &[u8], layout: Properties) -> Result<String> {
     }
 }
 
-/// Reads `0000:03:00.0`.
-fn pci_address(text: &str) -> Option<PciAddress> {
-    let (domain, rest) = text.split_once(':')?;
-    let (bus, rest) = rest.split_once(':')?;
-    let (device, function) = rest.split_once('.')?;
-    let byte = |text: &str| u8::from_str_radix(text, 16).ok();
-    Some(PciAddress {
-        domain: u32::from_str_radix(domain, 16).ok()?,
-        bus: byte(bus)?,
-        device: byte(device)?,
-        function: byte(function)?,
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn addresses_on_the_bus_are_read() {
-        let address = pci_address("0001:c3:1f.7");
-        assert_eq!(address, Some(PciAddress { domain: 1, bus: 0xc3, device: 0x1f, function: 7 }));
-        for text in ["", "0000:03", "0000:03:00", "0000:103:00.0", "x:03:00.0"] {
-            assert_eq!(pci_address(text), None, "{text}");
-        }
-    }
 
     #[test]
     fn the_architecture_is_read_where_each_version_has_it() {

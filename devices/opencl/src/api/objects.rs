@@ -52,6 +52,16 @@ macro_rules! handle {
 }
 pub(super) use handle;
 
+/// Asks an object a question whose answer is plain numbers.
+macro_rules! ask {
+    ($question:ident($($of:expr),+), $answer:ty) => {{
+        let mut value = <$answer>::default();
+        let (bytes, to) = (size_of_val(&value), (&raw mut value).cast());
+        // SAFETY: the object is valid, and the answer to this question has this type.
+        unsafe { status!($question($($of),+, bytes, to, ptr::null_mut())) }.map(|()| value)
+    }};
+}
+
 handle! {
     /// What several devices of one platform share.
     Context(cl_context), clReleaseContext
@@ -298,52 +308,18 @@ impl Kernel {
 
     /// How many parameters the function has.
     pub(crate) fn parameters(&self) -> Result<usize> {
-        let mut count: cl_uint = 0;
-        // SAFETY: the value is the integer that this question has for an answer.
-        unsafe {
-            status!(clGetKernelInfo(
-                self.0,
-                CL_KERNEL_NUM_ARGS,
-                size_of_val(&count),
-                (&raw mut count).cast(),
-                ptr::null_mut(),
-            ))
-        }?;
-        Ok(count as usize)
+        Ok(ask!(clGetKernelInfo(self.0, CL_KERNEL_NUM_ARGS), cl_uint)? as usize)
     }
 
     /// The work group that the function's source requires; zeros if it takes any.
     pub(crate) fn required_group(&self, device: Device) -> Result<[usize; 3]> {
-        let mut sides = [0usize; 3];
-        // SAFETY: as above.
-        unsafe {
-            status!(clGetKernelWorkGroupInfo(
-                self.0,
-                device.id(),
-                CL_KERNEL_COMPILE_WORK_GROUP_SIZE,
-                size_of_val(&sides),
-                (&raw mut sides).cast(),
-                ptr::null_mut(),
-            ))
-        }?;
-        Ok(sides)
+        let question = CL_KERNEL_COMPILE_WORK_GROUP_SIZE;
+        ask!(clGetKernelWorkGroupInfo(self.0, device.id(), question), [usize; 3])
     }
 
     /// Most work items of a group that runs this function.
     pub(crate) fn group_limit(&self, device: Device) -> Result<usize> {
-        let mut items = 0usize;
-        // SAFETY: as above.
-        unsafe {
-            status!(clGetKernelWorkGroupInfo(
-                self.0,
-                device.id(),
-                CL_KERNEL_WORK_GROUP_SIZE,
-                size_of_val(&items),
-                (&raw mut items).cast(),
-                ptr::null_mut(),
-            ))
-        }?;
-        Ok(items)
+        ask!(clGetKernelWorkGroupInfo(self.0, device.id(), CL_KERNEL_WORK_GROUP_SIZE), usize)
     }
 
     pub(crate) fn set_memory(&mut self, index: usize, memory: &Mem) -> Result<()> {
@@ -385,18 +361,7 @@ impl Event {
     }
 
     fn status(&self) -> Result<cl_int> {
-        let mut code: cl_int = 0;
-        // SAFETY: the value is the integer that this question has for an answer.
-        unsafe {
-            status!(clGetEventInfo(
-                self.0,
-                CL_EVENT_COMMAND_EXECUTION_STATUS,
-                size_of_val(&code),
-                (&raw mut code).cast(),
-                ptr::null_mut(),
-            ))
-        }?;
-        Ok(code)
+        ask!(clGetEventInfo(self.0, CL_EVENT_COMMAND_EXECUTION_STATUS), cl_int)
     }
 
     /// When the device began with the command, in nanoseconds of its own clock.
@@ -410,17 +375,6 @@ impl Event {
     }
 
     fn profile(&self, what: cl_uint) -> Result<u64> {
-        let mut time: cl_ulong = 0;
-        // SAFETY: the value is the integer that this question has for an answer.
-        unsafe {
-            status!(clGetEventProfilingInfo(
-                self.0,
-                what,
-                size_of_val(&time),
-                (&raw mut time).cast(),
-                ptr::null_mut(),
-            ))
-        }?;
-        Ok(time)
+        ask!(clGetEventProfilingInfo(self.0, what), cl_ulong)
     }
 }

@@ -7,9 +7,7 @@
 pub use device_bench::suite::each;
 pub use device_bench::*;
 
-use ragtag_hal::{KernelLanguage, Module};
 use ragtag_opencl::{OpenClBackend, OpenClConfig};
-use std::sync::Arc;
 
 /// A backend that keeps no programs on disk.
 pub fn config() -> OpenClConfig {
@@ -20,13 +18,4 @@ pub fn backend() -> OpenClBackend {
     OpenClBackend::new(config())
 }
 
-/// `SCALE` in OpenCL C.
-pub fn source() -> Arc<str> {
-    scale_text(KernelLanguage::OpenClC).unwrap()
-}
-
-pub fn module(text: Arc<str>) -> Module {
-    module_of(KernelLanguage::OpenClC, text, function("scale"))
-}
-
-device_bench::tested!(OpenClBackend, "OpenCL", "OpenCL driver");
+device_bench::tested!(OpenClBackend, OpenClC, "OpenCL", "OpenCL driver");

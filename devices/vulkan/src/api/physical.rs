@@ -3,6 +3,7 @@
 use super::Instance;
 use super::matrices::{self, FLEXIBLE, FlexibleFeatures};
 use ash::{amd, ext, khr, nv, vk};
+use ragtag_hal::cache::{Key, key};
 use std::collections::BTreeSet;
 use std::ffi::{CStr, CString};
 
@@ -28,7 +29,7 @@ pub(crate) struct Facts {
     /// Domain, bus, device, function.
     pub(crate) pci: Option<[u32; 4]>,
     /// Names the hardware and the driver in full, as compiled pipelines do.
-    pub(crate) fingerprint: String,
+    pub(crate) fingerprint: Key,
     pub(crate) limits: vk::PhysicalDeviceLimits,
     pub(crate) max_allocation_bytes: u64,
     pub(crate) memory: vk::PhysicalDeviceMemoryProperties,
@@ -149,14 +150,16 @@ impl Facts {
         let memory = unsafe { raw.get_physical_device_memory_properties(handle) };
         Ok(Self {
             handle,
-            fingerprint: format!(
-                "{name}\n{driver_name}\n{driver_info}\n{:x} {:x} {:x} {:x}\n{:?}",
-                plain.api_version,
-                plain.vendor_id,
-                plain.device_id,
-                plain.driver_version,
-                plain.pipeline_cache_uuid,
-            ),
+            fingerprint: key([
+                name.as_bytes(),
+                driver_name.as_bytes(),
+                driver_info.as_bytes(),
+                &plain.api_version.to_le_bytes(),
+                &plain.vendor_id.to_le_bytes(),
+                &plain.device_id.to_le_bytes(),
+                &plain.driver_version.to_le_bytes(),
+                &plain.pipeline_cache_uuid,
+            ]),
             name,
             api_version: plain.api_version,
             driver: match driver_info.as_str() {

@@ -7,9 +7,7 @@
 pub use device_bench::suite::each;
 pub use device_bench::*;
 
-use ragtag_hal::{KernelLanguage, Module};
 use ragtag_vulkan::{VulkanBackend, VulkanConfig};
-use std::sync::Arc;
 
 /// A backend that keeps no programs on disk.
 pub fn config() -> VulkanConfig {
@@ -32,13 +30,4 @@ pub fn no_objections(backend: &VulkanBackend) {
     assert!(said.is_empty(), "{said:#?}");
 }
 
-/// `SCALE` in WGSL.
-pub fn source() -> Arc<str> {
-    scale_text(KernelLanguage::Wgsl).unwrap()
-}
-
-pub fn module(text: Arc<str>) -> Module {
-    module_of(KernelLanguage::Wgsl, text, function("scale"))
-}
-
-device_bench::tested!(VulkanBackend, "Vulkan", "Vulkan driver", wanted(), no_objections);
+device_bench::tested!(VulkanBackend, Wgsl, "Vulkan", "Vulkan driver", wanted(), no_objections);

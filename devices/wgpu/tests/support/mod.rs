@@ -7,9 +7,7 @@
 pub use device_bench::suite::each;
 pub use device_bench::*;
 
-use ragtag_hal::{KernelLanguage, Module};
 use ragtag_wgpu::{WgpuBackend, WgpuConfig};
-use std::sync::Arc;
 
 /// A backend that keeps no programs on disk.
 pub fn config() -> WgpuConfig {
@@ -20,13 +18,4 @@ pub fn backend() -> WgpuBackend {
     WgpuBackend::new(config())
 }
 
-/// `SCALE` in WGSL.
-pub fn source() -> Arc<str> {
-    scale_text(KernelLanguage::Wgsl).unwrap()
-}
-
-pub fn module(text: Arc<str>) -> Module {
-    module_of(KernelLanguage::Wgsl, text, function("scale"))
-}
-
-device_bench::tested!(WgpuBackend, "wgpu", "Vulkan driver");
+device_bench::tested!(WgpuBackend, Wgsl, "wgpu", "Vulkan driver");

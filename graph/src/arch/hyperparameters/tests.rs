@@ -1,4 +1,4 @@
-//! Numbers of small files made by hand, and the rotary frequencies that follow from them.
+//! Hyperparameters of small handmade files, and the rotary frequencies that follow.
 
 use super::*;
 use crate::gguf::{ModelFile, ToValue, Writer};
@@ -7,7 +7,7 @@ use crate::weights::TensorInfo;
 use ragtag_kernels::TensorType;
 use std::sync::Arc;
 
-/// Metadata of a Llama with two heads of 16 values, two layers and 8 tokens; `more` adds keys.
+/// Reads a Llama with two heads of 16 values, two layers and 8 tokens. `more` adds keys.
 fn read(more: impl FnOnce(&mut Writer)) -> Result<Hyperparameters, ModelError> {
     let mut w = Writer::new();
     w.put("general.architecture", "llama");
@@ -71,7 +71,7 @@ fn linear_scaling_divides_positions() {
     assert!(message.contains("rotary scaling of type \"yarn\" (llama.rope.scaling.type)"), "{message}");
 }
 
-/// The exponents run over the values that rotate, not over the whole head.
+/// The exponents span the rotating values, not the whole head.
 #[test]
 fn partial_rotation_spreads_the_frequencies_over_the_rotating_values() {
     let h = with("rope.dimension_count", 8u32).unwrap();
@@ -80,7 +80,7 @@ fn partial_rotation_spreads_the_frequencies_over_the_rotating_values() {
 }
 
 #[test]
-fn numbers_that_are_left_out_follow_from_others() {
+fn missing_values_follow_from_others() {
     let h = read(|_| ()).unwrap();
     assert_eq!((h.kv_heads, h.head_dimensions, h.rope_dimensions), (2, 16, 16));
     assert_eq!((h.rope_base, h.rope_scale, h.vocabulary), (10_000.0, 1.0, 8));
@@ -90,7 +90,7 @@ fn numbers_that_are_left_out_follow_from_others() {
 }
 
 #[test]
-fn numbers_that_do_not_go_together_are_refused() {
+fn rejects_inconsistent_values() {
     let fails = |key: &str, value: u32| with(key, value).unwrap_err().to_string();
     assert!(fails("attention.head_count_kv", 3).contains("2 heads cannot share 3 key-value heads"));
     assert!(fails("rope.dimension_count", 7).contains("7 of 16 dimensions cannot rotate"));
@@ -100,7 +100,7 @@ fn numbers_that_do_not_go_together_are_refused() {
 }
 
 #[test]
-fn numbers_at_their_limits_are_accepted() {
+fn accepts_values_at_their_limits() {
     assert_eq!(with("rope.dimension_count", 16u32).unwrap().rope_dimensions, 16);
     assert_eq!(with("attention.value_length", 16u32).unwrap().head_dimensions, 16);
     assert!(with("expert_count", 0u32).is_ok());

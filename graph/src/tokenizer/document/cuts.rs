@@ -1,4 +1,4 @@
-//! How a `tokenizer.json` cuts text into words.
+//! Reads how a `tokenizer.json` splits text into words.
 
 use super::super::pre::GPT2;
 use super::super::words::{Cut, Cuts};
@@ -13,14 +13,14 @@ use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::pre_tokenizers::digits::Digits;
 use tokenizers::pre_tokenizers::metaspace::{Metaspace, PrependScheme};
 
-/// Most steps.
+/// Limit of steps.
 const MOST_STEPS: usize = 16;
-/// Most bytes of an expression.
+/// Limit of an expression, in bytes.
 const MOST_EXPRESSION_BYTES: usize = 4096;
-/// Most atoms of an expression once its counted repetitions are written out, as the engine does.
+/// Limit of an expression's atoms after expanding counted repetitions, as the engine does.
 const MOST_ATOMS: u64 = 20_000;
 
-/// A step, or several.
+/// One step or several.
 #[derive(Deserialize)]
 #[serde(tag = "type")]
 pub(super) enum PreTokenizer {
@@ -58,7 +58,7 @@ fn yes() -> bool {
     true
 }
 
-/// Where `▁` is put before a text. Older files only say whether.
+/// Returns where `▁` is prepended to a text. Older files only say whether it is.
 pub(super) fn scheme(prepend: Option<PrependScheme>, add_prefix_space: Option<bool>) -> PrependScheme {
     match (prepend, add_prefix_space) {
         (_, Some(false)) => PrependScheme::Never,
@@ -68,7 +68,7 @@ pub(super) fn scheme(prepend: Option<PrependScheme>, add_prefix_space: Option<bo
 }
 
 impl PreTokenizer {
-    /// The steps without sequences.
+    /// Returns the steps with sequences flattened.
     fn steps(&self) -> Vec<&PreTokenizer> {
         match self {
             PreTokenizer::Sequence { pretokenizers } => {
@@ -78,13 +78,13 @@ impl PreTokenizer {
         }
     }
 
-    /// Whether words are written in the letters of bytes.
+    /// Returns whether words are written with the characters of bytes.
     pub(super) fn makes_letters(&self) -> bool {
         self.steps().iter().any(|step| matches!(step, PreTokenizer::ByteLevel { .. }))
     }
 
-    /// The library's form. Its rule for what a text begins with looks at the place in the text, which is cut before:
-    /// so there is one for the beginning, and one for what comes later.
+    /// Builds the steps. The library's rule for the start of a text depends on the position in the text, but
+    /// the text is already split here. So one list is for the first part and one for later parts.
     pub(super) fn build(&self, reader: &Reader<'_>) -> Result<(Cuts, Cuts), TokenizerError> {
         let steps = self.steps();
         if steps.len() > MOST_STEPS {
@@ -101,7 +101,7 @@ impl PreTokenizer {
         Ok((first, later))
     }
 
-    /// The cuts of a step that is no sequence.
+    /// Builds the cuts of a step that is not a sequence.
     fn build_one(&self, reader: &Reader<'_>, first: bool, cuts: &mut Vec<Cut>) -> Result<(), TokenizerError> {
         let cut = match self {
             PreTokenizer::Sequence { .. } => return Ok(()),
@@ -138,7 +138,7 @@ impl PreTokenizer {
     }
 }
 
-/// The expression of a pattern.
+/// Compiles the expression of a pattern.
 fn expression(reader: &Reader<'_>, pattern: &Pattern) -> Result<Regex, TokenizerError> {
     match pattern {
         Pattern::String(text) if text.len() <= MOST_EXPRESSION_BYTES => {
@@ -147,20 +147,19 @@ fn expression(reader: &Reader<'_>, pattern: &Pattern) -> Result<Regex, Tokenizer
         Pattern::Regex(regex) if regex.len() <= MOST_EXPRESSION_BYTES && atoms(regex) <= MOST_ATOMS => {
             compiled(reader, regex)
         }
-        _ => Err(reader.unsupported("an expression as large as that of a pre-tokenizer")),
+        _ => Err(reader.unsupported("a pre-tokenizer with an expression this large")),
     }
 }
 
 fn compiled(reader: &Reader<'_>, regex: &str) -> Result<Regex, TokenizerError> {
-    Regex::new(regex).map_err(|error| {
-        reader.wrong(format!("has an expression that is none: {}", Quoted(&error.to_string())))
-    })
+    Regex::new(regex)
+        .map_err(|error| reader.wrong(format!("has an invalid expression: {}", Quoted(&error.to_string()))))
 }
 
-/// How many atoms an expression has when its counted repetitions are written out. Never less; where an expression is
-/// unusual, perhaps more.
+/// Returns the number of an expression's atoms after expanding counted repetitions. Never too low; may be too
+/// high for unusual expressions.
 fn atoms(regex: &str) -> u64 {
-    // Of each open group, the atoms so far and those of the last atom or group.
+    // For each open group: its atoms so far, and those of its last atom or group.
     let mut groups = vec![(0u64, 0u64)];
     let mut characters = regex.chars().peekable();
     while let Some(character) = characters.next() {

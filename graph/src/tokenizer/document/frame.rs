@@ -1,4 +1,4 @@
-//! What a `tokenizer.json` says about the ends of a text, and about the way back.
+//! Reads the post-processor and the decoder of a `tokenizer.json`: the tokens around a text, and decoding.
 
 use super::{Pattern, Reader, cuts, is_space};
 use crate::error::TokenizerError;
@@ -9,10 +9,10 @@ use serde::Deserialize;
 use std::collections::HashMap;
 use tokenizers::pre_tokenizers::metaspace::PrependScheme;
 
-/// Most tokens that are put around a text.
+/// Limit of the tokens added around a text.
 const MOST_ADDED: usize = 64;
 
-/// What is put around a text.
+/// Adds tokens around a text.
 #[derive(Deserialize)]
 #[serde(tag = "type")]
 pub(super) enum PostProcessor {
@@ -23,7 +23,7 @@ pub(super) enum PostProcessor {
         single: Vec<Slot>,
         special_tokens: HashMap<String, Ids>,
     },
-    /// Moves offsets, which nobody here asks for.
+    /// Changes offsets, which are not used here.
     ByteLevel,
 }
 
@@ -38,7 +38,7 @@ pub(super) struct Ids {
     ids: Vec<u32>,
 }
 
-/// The tokens around a text.
+/// Reads the tokens around a text.
 pub(super) fn special(
     reader: &Reader<'_>,
     processor: Option<&PostProcessor>,
@@ -72,20 +72,20 @@ fn apply(
                     }
                 }
             }
-            // A later processor stands outside of those before it.
+            // A later processor wraps the tokens of earlier ones.
             before.append(&mut special.before);
             special.before = before;
             special.behind.append(&mut behind);
             match texts {
                 1 if special.before.len() + special.behind.len() <= MOST_ADDED => Ok(()),
-                1 => Err(reader.unsupported("a template of so many tokens")),
+                1 => Err(reader.unsupported(format!("a template of more than {MOST_ADDED} tokens"))),
                 _ => Err(reader.unsupported(format!("a template with {texts} texts"))),
             }
         }
     }
 }
 
-/// From tokens back to text.
+/// Converts tokens to text.
 #[derive(Deserialize)]
 #[serde(tag = "type")]
 pub(super) enum Decoder {
@@ -113,16 +113,16 @@ pub(super) enum Decoder {
     },
 }
 
-/// What decoders come down to.
+/// Combined effect of the decoders.
 #[derive(Debug, Default)]
 pub(super) struct Decoding {
-    /// Texts are written in the letters of bytes.
+    /// Texts use the characters of bytes.
     letters: bool,
-    /// `▁` is a space.
+    /// `▁` becomes a space.
     spaces: bool,
-    /// `<0x41>` is a byte.
+    /// `<0x41>` becomes a byte.
     bytes: bool,
-    /// A space at the beginning of a text is taken off.
+    /// The space at the start of a text is removed.
     pub(super) strip_space: bool,
 }
 
@@ -133,7 +133,7 @@ impl Decoding {
         decoding.add(reader, decoder)?;
         match decoding {
             Decoding { letters: true, spaces, bytes, .. } if spaces || bytes => {
-                Err(reader.unsupported("a byte-level decoder among others"))
+                Err(reader.unsupported("a byte-level decoder combined with others"))
             }
             decoding => Ok(decoding),
         }
@@ -164,13 +164,13 @@ impl Decoding {
                 return Err(reader.unsupported("a decoder that strips other than a space"));
             }
             Decoder::Metaspace { .. } => {
-                return Err(reader.unsupported("a decoder with another sign for the space than ▁"));
+                return Err(reader.unsupported("a decoder that does not use ▁ for the space"));
             }
         }
         Ok(())
     }
 
-    /// What a token of the model's vocabulary adds to a text.
+    /// Returns the text of a vocabulary token.
     pub(super) fn piece(&self, text: &str) -> Piece {
         if self.letters {
             return Piece::byte_level(text);

@@ -1,8 +1,9 @@
-//! `tokenizer.json`, the form of the `tokenizers` library: read into its parts, each checked before the library is given
-//! it. Supported is byte-pair encoding with what goes before and behind it in models of the kind that run here; anything
-//! else is named and refused, for a text cut in another way is another text to the model.
+//! Reads `tokenizer.json`, the format of the `tokenizers` library. Every part is checked before it is passed
+//! to the library. Supports byte-pair encoding with the normalizers, pre-tokenizers and decoders that
+//! supported models use. Any other part is an error that names it, because a different split of a text is a
+//! different input to the model.
 
-use super::normaliser::{Normaliser, Step};
+use super::normaliser::{Normaliser, TextChange};
 use super::special::{Added, Finder};
 use super::stream::Piece;
 use super::vocabulary::SPACE;
@@ -19,14 +20,14 @@ use tokenizers::models::bpe::{BPE, Vocab};
 mod cuts;
 mod frame;
 
-/// Most bytes of the file. The largest vocabularies take some tens of megabytes.
+/// Size limit of the file. The largest vocabularies take tens of megabytes.
 const MOST_BYTES: u64 = 256 << 20;
-/// Most changes of a text before it is cut. Each may make it four times as long.
+/// Limit of normalization steps. Each may lengthen a text fourfold.
 const MOST_STEPS: usize = 4;
-/// Most bytes that one change puts before a text.
+/// Limit of a prepended text, in bytes.
 const MOST_PREFIX_BYTES: usize = 16;
 
-/// What is looked at first: other models have another form.
+/// Read first, because other model types have another form.
 #[derive(Deserialize)]
 struct Head {
     model: Kind,
@@ -82,7 +83,7 @@ enum Normalizer {
     Nfc,
 }
 
-/// What is replaced, or cut at.
+/// Pattern to replace or to split at.
 #[derive(Deserialize)]
 enum Pattern {
     String(String),
@@ -103,7 +104,7 @@ struct Model {
     merges: Vec<Merge>,
 }
 
-/// A pair of tokens; in older files one text with a space between them.
+/// A pair of tokens. In older files, one text with a space between them.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Merge {
@@ -111,7 +112,7 @@ enum Merge {
     Joined(String),
 }
 
-/// How messages come about: with the file's name.
+/// Builds errors with the file's name.
 struct Reader<'a> {
     file: &'a str,
 }
@@ -126,7 +127,7 @@ impl Reader<'_> {
     }
 }
 
-/// The tokenizer, with the ids of its texts.
+/// Reads the tokenizer, and the ids of its texts.
 pub(super) fn read(source: &dyn Source) -> Result<(Tokenizer, HashMap<String, u32>), TokenizerError> {
     let reader = Reader { file: source.name() };
     let head: Head = json::parse(source, MOST_BYTES)?;
@@ -167,18 +168,22 @@ fn normaliser(reader: &Reader<'_>, normalizer: Option<&Normalizer>) -> Result<No
                 continue;
             }
             Normalizer::Prepend { prepend } if prepend.len() <= MOST_PREFIX_BYTES => {
-                Step::Prepend(prepend.clone())
+                TextChange::Prepend(prepend.clone())
             }
             Normalizer::Replace { pattern: Pattern::String(from), content: to }
                 if !from.is_empty() && to.len() <= 4 * from.len() =>
             {
-                Step::Replace(from.clone(), to.clone())
+                TextChange::Replace(from.clone(), to.clone())
             }
-            Normalizer::Prepend { .. } => return Err(reader.unsupported("a long text before every text")),
+            Normalizer::Prepend { .. } => {
+                return Err(reader.unsupported("a normalizer that prepends a long text"));
+            }
             Normalizer::Replace { .. } => {
-                return Err(reader.unsupported("replacing by expressions, or by much longer texts"));
+                return Err(
+                    reader.unsupported("a normalizer that replaces by expressions or by much longer texts")
+                );
             }
-            Normalizer::Nfc => Step::Nfc,
+            Normalizer::Nfc => TextChange::Nfc,
         });
         if steps.len() > MOST_STEPS {
             return Err(reader.unsupported(format!("more than {MOST_STEPS} normalisers")));
@@ -187,7 +192,7 @@ fn normaliser(reader: &Reader<'_>, normalizer: Option<&Normalizer>) -> Result<No
     Ok(Normaliser { steps })
 }
 
-/// What each token adds to a text. Ids need not be without gaps, but without large ones.
+/// Returns the text of each token. Ids may have small gaps but no large ones.
 fn pieces(
     reader: &Reader<'_>,
     document: &Document,
@@ -201,7 +206,7 @@ fn pieces(
             pieces.resize(pieces.len().max(place + 1), None);
             Ok(place)
         }
-        _ => Err(reader.wrong(format!("has the id {id} for \"{}\", and far fewer tokens", Quoted(text)))),
+        _ => Err(reader.wrong(format!("has the id {id} for \"{}\", but far fewer tokens", Quoted(text)))),
     };
     let places: Vec<(usize, &str)> = vocabulary
         .iter()
@@ -231,7 +236,7 @@ fn pieces(
     Ok(pieces.into_iter().map(|piece| piece.unwrap_or(Piece::Text("\u{fffd}".into()))).collect())
 }
 
-/// Added tokens, by where they are looked for: in the text as it is, or normalised as they are.
+/// Builds the finders of added tokens: in the raw text, and in the normalised text.
 fn finders(
     reader: &Reader<'_>,
     tokens: &[AddedToken],
@@ -239,7 +244,7 @@ fn finders(
 ) -> Result<(Finder, Finder), TokenizerError> {
     if let Some(token) = tokens.iter().find(|token| token.single_word) {
         let text = Quoted(&token.content);
-        return Err(reader.unsupported(format!("the added token \"{text}\", which is one only as a word")));
+        return Err(reader.unsupported(format!("the added token \"{text}\" with single_word set")));
     }
     let finder = |normalised: bool| {
         let of_kind = tokens.iter().filter(|token| token.normalized == normalised);
@@ -266,13 +271,13 @@ fn merging(reader: &Reader<'_>, document: &Document) -> Result<BPE, TokenizerErr
         return Err(reader.unsupported("affixes of subwords"));
     }
     if model.dropout.is_some_and(|dropout| dropout != 0.0) {
-        return Err(reader.unsupported("dropout, which makes other tokens of a text each time"));
+        return Err(reader.unsupported("dropout, which makes tokenization random"));
     }
     let whole_words = model.ignore_merges.unwrap_or(false);
     let byte_fallback = model.byte_fallback.unwrap_or(false);
     let mut vocabulary = model.vocab.clone();
     if whole_words {
-        // A word that spells a control token is text.
+        // A word that spells a control token stays text.
         let control = document.added_tokens.iter().filter(|token| token.special);
         let control = control.filter(|token| Some(&token.content) != model.unk_token.as_ref());
         control.for_each(|token| _ = vocabulary.remove(&token.content));
@@ -306,7 +311,7 @@ fn merging(reader: &Reader<'_>, document: &Document) -> Result<BPE, TokenizerErr
     builder
         .vocab_and_merges(vocabulary.into_iter().collect::<Vocab>(), merges)
         .build()
-        .map_err(|error| reader.wrong(format!("cannot be merged: {}", Quoted(&error.to_string()))))
+        .map_err(|error| reader.wrong(format!("has invalid merges: {}", Quoted(&error.to_string()))))
 }
 
 fn pair(reader: &Reader<'_>, merge: &Merge) -> Result<(String, String), TokenizerError> {
@@ -320,7 +325,7 @@ fn pair(reader: &Reader<'_>, merge: &Merge) -> Result<(String, String), Tokenize
     }
 }
 
-/// The space of vocabularies that write it before words.
+/// Returns whether the text is the space character of vocabularies that write spaces before words.
 fn is_space(text: &str) -> bool {
     text.chars().eq([SPACE])
 }

@@ -3,11 +3,11 @@
 //!
 //! This module must not know what is timed, or why.
 
-mod crossing;
+mod link;
 
-pub use crossing::Crossing;
+pub use link::SoloLink;
 
-use super::memory::{LOGITS, StageMemory};
+use super::memory::{LOGITS, StageBuffers};
 use super::owned::OwnedDevice;
 use super::stage_error;
 use super::weights::{Loading, WeightSource};
@@ -80,13 +80,13 @@ impl SoloDevice {
         &mut self,
         compiled: CompiledStage,
         weights: &dyn WeightSource,
-    ) -> Result<(StageMemory, Duration)> {
+    ) -> Result<(StageBuffers, Duration)> {
         let Self { label, points, own, device, logits, .. } = self;
         let failed = |cause| stage_error(0, label, cause);
         let logits_bytes = u64::from(compiled.max_logit_rows()) * compiled.logit_row_bytes;
         let mut recorder = Recorder::new(0, compiled.segments.clone(), TraceSink::new(0), Ends::default());
         let start = Instant::now();
-        let memory = StageMemory::new(device, compiled, BURST).map_err(failed)?;
+        let memory = StageBuffers::new(device, compiled, BURST).map_err(failed)?;
         let made_in = start.elapsed();
         if logits_bytes > 0 {
             let region = Arc::new(HostRegion::new(logits_bytes as usize).map_err(failed)?);
@@ -101,7 +101,7 @@ impl SoloDevice {
     }
 
     /// Fills caches and activations with numbers that no arithmetic stumbles over.
-    fn fill(&mut self, memory: &StageMemory) -> Result<()> {
+    fn fill(&mut self, memory: &StageBuffers) -> Result<()> {
         let compiled = memory.compiled();
         let rows_bytes = u64::from(compiled.max_rows()) * compiled.edge_row_bytes();
         let kv = memory.kv().iter().zip(&compiled.kv_bytes);
@@ -221,7 +221,7 @@ impl SoloBatch {
 /// A stage on a device by itself.
 pub struct SoloStage<'a> {
     on: &'a mut SoloDevice,
-    memory: StageMemory,
+    memory: StageBuffers,
     made_in: Duration,
 }
 

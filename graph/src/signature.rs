@@ -1,0 +1,69 @@
+//! Signature of a segment: its operators, in order, over tensors of the same types and shapes. A result for
+//! one segment holds for all with the same signature, so a model of hundreds of blocks costs little more than
+//! one block.
+//!
+//! Knows nothing about costs.
+
+use crate::model::{Model, ModelError};
+use crate::op::{Operator, OperatorGraph, Rows};
+use petgraph::stable_graph::NodeIndex;
+use ragtag_kernels::TensorType;
+
+/// All properties of a segment except its names.
+#[derive(PartialEq)]
+pub(crate) struct SegmentSignature<'a>(Vec<NodeSignature<'a>>);
+
+#[derive(PartialEq)]
+struct NodeSignature<'a> {
+    /// Operator without tensor names and layer number.
+    operator: Operator,
+    rows: Rows,
+    width: u32,
+    tensors: Vec<TensorSignature<'a>>,
+    /// Positions of the inputs within the segment. `None` for an input from an earlier segment.
+    inputs: Vec<Option<usize>>,
+    /// Whether a node after the segment reads the output.
+    leaves: bool,
+}
+
+#[derive(PartialEq)]
+struct TensorSignature<'a> {
+    tensor_type: TensorType,
+    shape: &'a [u64],
+    /// Index of the tensor within the segment.
+    number: usize,
+}
+
+impl<'a> SegmentSignature<'a> {
+    /// Computes the signature of a segment with these nodes, in program order.
+    pub(crate) fn new(
+        model: &'a Model,
+        graph: &'a OperatorGraph,
+        nodes: &[NodeIndex],
+    ) -> Result<Self, ModelError> {
+        let mut names: Vec<&str> = Vec::new();
+        let place = |node: NodeIndex| nodes.iter().position(|&n| n == node);
+        let mut all = Vec::new();
+        for &index in nodes {
+            let node = graph.node(index);
+            let mut tensors = Vec::new();
+            for name in node.operator.tensors() {
+                let number = names.iter().position(|known| known == name).unwrap_or(names.len());
+                if number == names.len() {
+                    names.push(name);
+                }
+                let info = model.tensor(name)?;
+                tensors.push(TensorSignature { tensor_type: info.tensor_type, shape: &info.shape, number });
+            }
+            all.push(NodeSignature {
+                operator: node.operator.nameless(),
+                rows: node.rows,
+                width: node.width,
+                tensors,
+                inputs: graph.inputs(index).into_iter().map(place).collect(),
+                leaves: graph.consumers(index).into_iter().any(|(reader, _)| place(reader).is_none()),
+            });
+        }
+        Ok(Self(all))
+    }
+}

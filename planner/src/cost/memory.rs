@@ -1,0 +1,212 @@
+//! How much memory a stage needs. Buffers count as devices take them, in whole size classes ([`class_bytes`]).
+//!
+//! This module must not know times.
+
+use super::{BufferLimits, DeviceFacts};
+use crate::plan::StageMemory;
+use ragtag_graph::{Boundary, Segment};
+use ragtag_hal::pool::class_bytes;
+use ragtag_kernels::params::{BLOCK_TOKENS, ParamsShape};
+use std::collections::{BTreeSet, HashMap};
+use std::ops::Range;
+
+/// What the size of a stage depends on besides its segments.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StageCapacity {
+    /// Longest sequence, in positions.
+    pub context: u32,
+    /// Sequences alive at once.
+    pub sequences: u32,
+    /// Most rows of a micro-batch.
+    pub rows: u32,
+    /// Most logit rows of a micro-batch.
+    pub logit_rows: u32,
+    /// Micro-batches that the stage holds at once.
+    pub slots: u32,
+    /// Bytes of one row of activations, as stages keep it.
+    pub row_bytes: u64,
+    /// The form in which rows cross. Another one than they are kept in takes room of its own, at the ends of the pipeline, too.
+    pub boundary: Boundary,
+    /// Bytes of one row of logits.
+    pub logit_row_bytes: u64,
+}
+
+impl StageCapacity {
+    /// Cache blocks that one sequence of the full context fills.
+    pub fn blocks(&self) -> u64 {
+        u64::from(self.context).div_ceil(BLOCK_TOKENS as u64)
+    }
+
+    /// Bytes of keys and values of a segment that keeps `bytes_per_position` of them: a buffer for each.
+    pub fn kv_bytes(&self, bytes_per_position: u64) -> u64 {
+        class_bytes(self.kv_buffer_bytes(bytes_per_position)).saturating_mul(2)
+    }
+
+    /// Bytes of one of these two buffers, as a stage asks for it.
+    fn kv_buffer_bytes(&self, bytes_per_position: u64) -> u64 {
+        let positions = (self.blocks() * BLOCK_TOKENS as u64).saturating_mul(u64::from(self.sequences));
+        bytes_per_position.div_ceil(2).saturating_mul(positions)
+    }
+
+    /// Bytes of the logits of a micro-batch.
+    pub fn logits_bytes(&self) -> u64 {
+        u64::from(self.logit_rows).saturating_mul(self.logit_row_bytes)
+    }
+
+    /// Bytes of the parameters of a micro-batch.
+    pub fn params_bytes(&self) -> u64 {
+        let params = ParamsShape {
+            rows: self.rows,
+            logit_rows: self.logit_rows,
+            sequences: self.sequences,
+            table_blocks: u32::try_from(self.blocks()).unwrap_or(u32::MAX),
+        };
+        params.bytes()
+    }
+
+    /// Bytes of the slots of a stage; the last one holds logits, too.
+    pub fn slot_bytes(&self, last: bool) -> u64 {
+        let logits = if last { self.logits_bytes() } else { 0 };
+        let rows = |row_bytes| u64::from(self.rows).saturating_mul(row_bytes);
+        let crossing = match self.boundary {
+            Boundary::F32 => 0,
+            other => rows(other.row_bytes(self.row_bytes)),
+        };
+        let buffers = [self.params_bytes(), rows(self.row_bytes), crossing, logits].map(class_bytes);
+        buffers.into_iter().fold(0, u64::saturating_add).saturating_mul(u64::from(self.slots))
+    }
+}
+
+/// A buffer that a device does not hold, or bind, in one piece.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LargeBuffer {
+    /// The buffer, for messages.
+    pub what: &'static str,
+    /// Its size.
+    pub bytes: u64,
+    /// The device's limit.
+    pub limit: u64,
+}
+
+/// Memory that every run of segments of a model needs, so that a planner may ask for many runs.
+#[derive(Clone, Debug)]
+pub struct RunSizes {
+    segments: usize,
+    /// For each run `first ..= last`, at `first * segments + last`: bytes of its tensors, each counted once.
+    weights: Vec<u64>,
+    /// The same for scratch.
+    scratch: Vec<u64>,
+    /// The same on devices with f16 products.
+    wide_scratch: Vec<u64>,
+    /// The same for the largest tensor of a micro-batch.
+    tensors: Vec<u64>,
+    /// For each number of bytes per position that segments keep: how many of those before each segment do.
+    kv_before: Vec<(u64, Vec<u64>)>,
+}
+
+impl RunSizes {
+    /// Sizes of all runs of these segments.
+    pub fn new(segments: &[Segment]) -> Self {
+        let n = segments.len();
+        let mut ids = HashMap::new();
+        let mut id = |name| {
+            let next = ids.len();
+            *ids.entry(name).or_insert(next)
+        };
+        let tensors: Vec<Vec<(usize, u64)>> = segments
+            .iter()
+            .map(|s| s.tensors.iter().map(|t| (id(t.name.as_str()), class_bytes(t.resident_bytes))).collect())
+            .collect();
+        let none = || vec![0; n * n];
+        let mut sizes = Self {
+            segments: n,
+            weights: none(),
+            scratch: none(),
+            wide_scratch: none(),
+            tensors: none(),
+            kv_before: Vec::new(),
+        };
+        for first in 0..n {
+            let mut kept = vec![false; ids.len()];
+            let (mut weights, mut scratch, mut wide_scratch, mut tensor) = (0u64, 0u64, 0u64, 0u64);
+            for last in first..n {
+                for &(id, bytes) in &tensors[last] {
+                    if !std::mem::replace(&mut kept[id], true) {
+                        weights = weights.saturating_add(bytes);
+                    }
+                }
+                scratch = scratch.max(segments[last].scratch_bytes);
+                wide_scratch = wide_scratch.max(segments[last].wide_scratch_bytes);
+                tensor = tensor.max(segments[last].tensor_bytes);
+                sizes.weights[first * n + last] = weights;
+                sizes.scratch[first * n + last] = scratch;
+                sizes.wide_scratch[first * n + last] = wide_scratch;
+                sizes.tensors[first * n + last] = tensor;
+            }
+        }
+        let kinds: BTreeSet<u64> =
+            segments.iter().map(|s| s.kv_bytes_per_position).filter(|&b| b > 0).collect();
+        for kind in kinds {
+            let mut before = vec![0];
+            for segment in segments {
+                let so_far = before[before.len() - 1];
+                before.push(so_far + u64::from(segment.kv_bytes_per_position == kind));
+            }
+            sizes.kv_before.push((kind, before));
+        }
+        sizes
+    }
+
+    /// Bytes of keys and values in the segments `first .. end`.
+    pub fn kv_bytes(&self, first: usize, end: usize, shape: &StageCapacity) -> u64 {
+        let of_kind = |(kind, before): &(u64, Vec<u64>)| {
+            shape.kv_bytes(*kind).saturating_mul(before[end] - before[first])
+        };
+        self.kv_before.iter().map(of_kind).fold(0, u64::saturating_add)
+    }
+
+    /// What a stage of the segments `run` (at least one) takes of a device's memory.
+    pub fn stage(
+        &self,
+        run: Range<usize>,
+        shape: &StageCapacity,
+        staging: u64,
+        device: &DeviceFacts,
+    ) -> StageMemory {
+        let at = run.start * self.segments + run.end - 1;
+        let weights = self.weights[at];
+        let scratch = class_bytes(self.scratch_bytes(at, device));
+        let kv = self.kv_bytes(run.start, run.end, shape);
+        let slots = shape.slot_bytes(run.end == self.segments);
+        let available = device.memory_bytes;
+        let total = [weights, kv, scratch, slots, staging].into_iter().fold(0, u64::saturating_add);
+        StageMemory { weights, kv, scratch, slots, staging, total, available }
+    }
+
+    /// The first buffer of such a stage that is too large for the device. Weights are kept in parts where they are too large.
+    pub fn too_large(
+        &self,
+        run: Range<usize>,
+        shape: &StageCapacity,
+        device: &DeviceFacts,
+    ) -> Option<LargeBuffer> {
+        let at = run.start * self.segments + run.end - 1;
+        let BufferLimits { allocation_bytes, binding_bytes } = device.buffers;
+        let both = allocation_bytes.min(binding_bytes);
+        let kinds = self.kv_before.iter().filter(|(_, before)| before[run.end] > before[run.start]);
+        let kv = kinds.map(|(kind, _)| shape.kv_buffer_bytes(*kind)).max().unwrap_or(0);
+        let logits = if run.end == self.segments { shape.logits_bytes() } else { 0 };
+        let buffers = [
+            ("a buffer of keys or values", kv, both),
+            ("the buffer of logits", logits, both),
+            ("scratch", self.scratch_bytes(at, device), allocation_bytes),
+            ("a tensor of a micro-batch", self.tensors[at], binding_bytes),
+        ];
+        let large = buffers.into_iter().find(|(_, bytes, limit)| bytes > limit);
+        large.map(|(what, bytes, limit)| LargeBuffer { what, bytes, limit })
+    }
+
+    fn scratch_bytes(&self, at: usize, device: &DeviceFacts) -> u64 {
+        if device.f16_products { self.wide_scratch[at] } else { self.scratch[at] }
+    }
+}

@@ -1,0 +1,476 @@
+//! Measured profiles: how long the segments of one model shape take on one device, and what follows for shapes that were
+//! not measured.
+//!
+//! A time at a measured point is the measured one. Between measured numbers of rows, which lie on a logarithmic grid, it is
+//! linear in the rows; at a number of rows it is linear in the positions that they attend to. A segment of a kind that was
+//! not measured gets the roofline that was fitted to the others.
+//!
+//! This module must not know how times are measured or where profiles are kept: a profile is plain data, in JSON of a
+//! version of its own.
+
+use super::figure::{Figure, FigureSource, is_overhead_us, is_rate};
+use super::time::BatchShape;
+use ragtag_graph::{Segment, SegmentKind};
+use ragtag_kernels::{Activations, KvType};
+use serde::{Deserialize, Serialize};
+
+/// Version of the format.
+pub const PROFILE_VERSION: u32 = 4;
+
+/// What one device does with the segments of one model shape.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Profile {
+    /// [`PROFILE_VERSION`].
+    pub ragtag_profile: u32,
+    /// What the times hold for.
+    pub identity: ProfileIdentity,
+    /// Time of the measurement, in seconds since 1970.
+    pub measured_unix_s: u64,
+    /// The largest sizes that the calibration was asked for. A slow device leaves out the largest of them.
+    pub timed_for: TimedFor,
+    /// Overhead of a micro-batch on a stage, however many segments that has, in microseconds.
+    pub stage_us: f64,
+    /// Time that a micro-batch which comes alone loses on a stage besides, in microseconds; 0 if that was not measured.
+    pub hand_over_us: f64,
+    /// Time of the smallest hand-over of results to the host, in microseconds.
+    pub host_latency_us: f64,
+    /// Rate of large copies between the device and host memory.
+    pub host_bandwidth_bytes_per_s: f64,
+    /// Time of the tokens' way from the last stage back to the first.
+    pub token_return: TokenReturn,
+    /// What was fitted to all times together; `None` if nothing was measured.
+    pub roofline: Option<Roofline>,
+    /// The times, for each kind of segment.
+    pub kinds: Vec<KindProfile>,
+}
+
+/// What a profile holds for. Another driver, other kernels or another shape: another profile.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ProfileIdentity {
+    /// The device's label, as in `cuda:0`; of a part of the processor its API, as in `cpu`: equal parts share a profile.
+    pub device: String,
+    /// Its name.
+    pub name: String,
+    /// The driver and its version.
+    pub driver: String,
+    /// Threads or compute units.
+    pub units: u32,
+    /// Devices of the same processor that worked at the same time, this one included: they share its caches and memory.
+    pub together: u32,
+    /// Digest of the kernels.
+    pub kernels: String,
+    /// Digest of the model's shape: architecture, tensor types and shapes.
+    pub shape: String,
+    /// Form of the activations.
+    pub activations: Activations,
+    /// Form of keys and values.
+    pub kv: KvType,
+}
+
+/// The largest sizes of a calibration.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TimedFor {
+    /// Rows of the longest prefill chunk.
+    pub chunk: u32,
+    /// Sequences that decode together.
+    pub sequences: u32,
+}
+
+impl TimedFor {
+    /// Whether a calibration for these sizes includes all of the other one.
+    pub fn covers(&self, other: &Self) -> bool {
+        self.chunk >= other.chunk && self.sequences >= other.sequences
+    }
+}
+
+/// How long it takes from the end of the last stage's work until the next step of the same sequences enters: logits go to
+/// the host, tokens are chosen, a micro-batch is formed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TokenReturn {
+    /// However many rows there are, in microseconds.
+    pub latency_us: f64,
+    /// For each row of logits, in microseconds.
+    pub row_us: f64,
+}
+
+/// Rates that bound every segment's time from below.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Roofline {
+    /// The highest rate at which a segment's bytes were moved.
+    pub bandwidth_bytes_per_s: f64,
+    /// The highest rate of operations.
+    pub flops_per_s: f64,
+    /// The shortest time of a segment, in microseconds.
+    pub launch_us: f64,
+}
+
+/// All that the time of a segment depends on, besides the device and the micro-batch: two segments with the same key take
+/// the same time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SegmentKey {
+    /// What it is.
+    pub kind: SegmentKind,
+    /// As in [`Segment`].
+    pub flops_per_row: u64,
+    /// As in [`Segment`].
+    pub flops_per_row_position: u64,
+    /// As in [`Segment`]. With the operations it tells tensor types apart.
+    pub read_bytes: u64,
+    /// As in [`Segment`].
+    pub read_bytes_per_row: u64,
+    /// As in [`Segment`].
+    pub kv_bytes_per_position: u64,
+}
+
+/// The times of one kind of segment.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct KindProfile {
+    /// Which kind.
+    pub key: SegmentKey,
+    /// By ascending rows, sequences and positions.
+    pub samples: Vec<TimeSample>,
+}
+
+/// A point at which a segment was timed.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TimePoint {
+    /// Rows that the segment works on: for the head those of which logits are wanted.
+    pub rows: u32,
+    /// Sequences that they belong to; as many as rows for segments that do not ask.
+    pub sequences: u32,
+    /// Positions that a row attends to, on average; 0 for segments that attend to none.
+    pub positions: f64,
+}
+
+/// A measured time.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TimeSample {
+    /// Where.
+    pub at: TimePoint,
+    /// The median, in microseconds.
+    pub median_us: f64,
+    /// From the first to the third quartile, in microseconds.
+    pub spread_us: f64,
+    /// How many were taken.
+    pub count: u32,
+}
+
+/// Bytes and operations of a segment for a micro-batch.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SegmentWork {
+    /// Bytes read and written.
+    pub bytes: f64,
+    /// Operations.
+    pub flops: f64,
+}
+
+/// Why a profile is none.
+#[derive(Debug, thiserror::Error)]
+pub enum InvalidProfile {
+    /// Not JSON, or with fields that a profile does not have.
+    #[error("not a profile: {0}")]
+    Json(#[from] serde_json::Error),
+    /// Of another version.
+    #[error("a profile of version {found}; this program reads version {PROFILE_VERSION}")]
+    Version {
+        /// Its version.
+        found: u32,
+    },
+    /// A figure that cannot be.
+    #[error("{field} makes no sense")]
+    Figure {
+        /// Which.
+        field: String,
+    },
+}
+
+impl From<&Segment> for SegmentKey {
+    fn from(segment: &Segment) -> Self {
+        Self {
+            kind: segment.kind,
+            flops_per_row: segment.flops_per_row,
+            flops_per_row_position: segment.flops_per_row_position,
+            read_bytes: segment.read_bytes,
+            read_bytes_per_row: segment.read_bytes_per_row,
+            kv_bytes_per_position: segment.kv_bytes_per_position,
+        }
+    }
+}
+
+impl SegmentKey {
+    /// Whether the time depends on the positions that rows attend to.
+    pub fn attends(&self) -> bool {
+        self.flops_per_row_position > 0 || self.kv_bytes_per_position > 0
+    }
+
+    /// The point at which a micro-batch is for this kind of segment.
+    pub fn point(&self, batch: &BatchShape) -> TimePoint {
+        let rows = batch.rows_for(self.kind);
+        match self.attends() {
+            true => TimePoint { rows, sequences: batch.sequences, positions: batch.positions },
+            false => TimePoint { rows, sequences: rows, positions: 0.0 },
+        }
+    }
+
+    /// Bytes and operations at a point.
+    pub fn work(&self, at: &TimePoint) -> SegmentWork {
+        let rows = f64::from(at.rows);
+        // The keys and values of a sequence are read once for all its rows in the micro-batch.
+        let bytes = self.read_bytes as f64
+            + rows * self.read_bytes_per_row as f64
+            + f64::from(at.sequences) * at.positions * self.kv_bytes_per_position as f64;
+        let flops = rows * (self.flops_per_row as f64 + at.positions * self.flops_per_row_position as f64);
+        SegmentWork { bytes, flops }
+    }
+}
+
+impl TimePoint {
+    /// Whether every row is a step of another sequence, or there is one alone.
+    fn decodes(&self) -> bool {
+        self.sequences >= self.rows
+    }
+
+    /// Whether it lies on the same line as points of decode (or of prefill): a single row lies on both.
+    fn is_like(&self, decodes: bool) -> bool {
+        self.rows == 1 || self.decodes() == decodes
+    }
+}
+
+impl KindProfile {
+    /// The kind with its samples in order.
+    pub fn new(key: SegmentKey, mut samples: Vec<TimeSample>) -> Self {
+        let order = |s: &TimeSample| (s.at.rows, s.at.sequences);
+        samples.sort_by(|a, b| order(a).cmp(&order(b)).then(a.at.positions.total_cmp(&b.at.positions)));
+        Self { key, samples }
+    }
+
+    /// The time at a point; `None` if nothing like it was measured.
+    pub fn time(&self, at: &TimePoint) -> Option<Figure> {
+        let decodes = self.line_for(at);
+        let rows = || self.samples.iter().filter(|s| s.at.is_like(decodes)).map(|s| s.at.rows);
+        let below = rows().filter(|&rows| rows <= at.rows).max();
+        let above = rows().filter(|&rows| rows >= at.rows).min();
+        let on = |rows| self.on_line(decodes, rows, at.positions);
+        let between = |(r0, r1): (u32, u32), (t0, t1): (f64, f64)| {
+            t0 + (t1 - t0) * f64::from(at.rows.saturating_sub(r0)) / f64::from(r1 - r0)
+        };
+        let (value, measured) = match (below, above) {
+            (Some(same), Some(other)) if same == other => on(same)?,
+            (Some(low), Some(high)) => (between((low, high), (on(low)?.0, on(high)?.0)), false),
+            // As the last two go on, but no shorter.
+            (Some(last), None) => match rows().filter(|&rows| rows < last).max() {
+                Some(before) => {
+                    let (t0, t1) = (on(before)?.0, on(last)?.0);
+                    (between((before, last), (t0, t1.max(t0))).max(t1), false)
+                }
+                None => (on(last)?.0 * f64::from(at.rows) / f64::from(last), false),
+            },
+            (None, Some(first)) => (on(first)?.0, false),
+            (None, None) => return None,
+        };
+        let measured = measured && decodes == at.decodes();
+        let source = if measured { FigureSource::Measured } else { FigureSource::Fitted };
+        Some(Figure { value, source })
+    }
+
+    /// Whether the times of decode steps stand for a point. Where single sequences alone were timed, a step of several takes
+    /// about as long as a prefill chunk of as many rows.
+    fn line_for(&self, at: &TimePoint) -> bool {
+        at.decodes() && (at.rows == 1 || self.samples.iter().any(|s| s.at.rows > 1 && s.at.decodes()))
+    }
+
+    /// The time of so many rows, a measured number, at any number of positions; and whether that one was measured.
+    fn on_line(&self, decodes: bool, rows: u32, positions: f64) -> Option<(f64, bool)> {
+        let line = || self.samples.iter().filter(|s| s.at.rows == rows && s.at.is_like(decodes));
+        if let Some(same) = line().find(|s| s.at.positions == positions) {
+            return Some((same.median_us, true));
+        }
+        let is_above = |s: &&TimeSample| s.at.positions > positions;
+        // The two around it; beyond the last, or before the first, the two nearest.
+        let (mut high, mut low) = (line().find(is_above), line().rfind(|s| !is_above(s)));
+        let outside = high.is_none() || low.is_none();
+        if high.is_none() {
+            (high, low) = (low, line().rev().nth(1));
+        } else if low.is_none() {
+            (low, high) = (high, line().nth(1));
+        }
+        let (a, slope) = match (low, high) {
+            (Some(a), Some(b)) => (a, slope(a, b)),
+            (one, None) | (None, one) => (one?, self.slope_of_others(decodes, rows)),
+        };
+        // More positions never take less time: outside, where noise would grow.
+        let slope = if outside { slope.max(0.0) } else { slope };
+        Some(((a.median_us + slope * (positions - a.at.positions)).max(0.0), false))
+    }
+
+    /// Microseconds per position for a number of rows that was timed at one position only. Each row takes as long as at the
+    /// nearest number of rows that was timed at two positions.
+    fn slope_of_others(&self, decodes: bool, rows: u32) -> f64 {
+        let line = || self.samples.iter().filter(|s| s.at.is_like(decodes));
+        let pairs = line().zip(line().skip(1)).filter(|(a, b)| a.at.rows == b.at.rows);
+        let away = |other: u32| (f64::from(other) / f64::from(rows)).ln().abs();
+        let nearest = pairs.min_by(|(a, _), (b, _)| away(a.at.rows).total_cmp(&away(b.at.rows)));
+        nearest.map_or(0.0, |(a, b)| slope(a, b) * f64::from(rows) / f64::from(a.at.rows))
+    }
+}
+
+/// Microseconds for each position between two samples of one number of rows.
+fn slope(a: &TimeSample, b: &TimeSample) -> f64 {
+    (b.median_us - a.median_us) / (b.at.positions - a.at.positions)
+}
+
+impl Roofline {
+    /// The roofline under which all times lie; `None` for no times.
+    pub fn fit(kinds: &[KindProfile]) -> Option<Self> {
+        let all =
+            || kinds.iter().flat_map(|kind| kind.samples.iter().map(|s| (kind.key.work(&s.at), s.median_us)));
+        let times = || all().filter(|(_, us)| *us > 0.0);
+        let launch_us = times().map(|(_, us)| us).reduce(f64::min)?;
+        // What is left of a time when the launch is over; of times not much longer than it nothing could be said.
+        let rate = |amount: f64, us: f64| amount / (us - launch_us).max(us / 2.0) * 1e6;
+        let highest =
+            |of: fn(&SegmentWork) -> f64| times().map(|(w, us)| rate(of(&w), us)).fold(1.0, f64::max);
+        Some(Self {
+            bandwidth_bytes_per_s: highest(|w| w.bytes),
+            flops_per_s: highest(|w| w.flops),
+            launch_us,
+        })
+    }
+}
+
+impl Profile {
+    /// The time of a segment at a micro-batch; `None` if its kind was not measured.
+    pub fn time(&self, key: &SegmentKey, batch: &BatchShape) -> Option<Figure> {
+        self.kinds.iter().find(|kind| kind.key == *key)?.time(&key.point(batch))
+    }
+
+    /// Whether a kind of segment was timed at a point.
+    pub fn has(&self, key: &SegmentKey, at: &TimePoint) -> bool {
+        self.sample(key, at).is_some()
+    }
+
+    /// Whether a prefill chunk of this many rows was timed.
+    pub(crate) fn has_chunk(&self, rows: u32) -> bool {
+        let mut samples = self.kinds.iter().flat_map(|kind| &kind.samples);
+        samples.any(|sample| sample.at.rows == rows && !sample.at.decodes())
+    }
+
+    fn sample(&self, key: &SegmentKey, at: &TimePoint) -> Option<&TimeSample> {
+        let kind = self.kinds.iter().find(|kind| kind.key == *key)?;
+        kind.samples.iter().find(|sample| sample.at == *at)
+    }
+
+    /// Adds what another profile of the same identity measured elsewhere, and fits again. The result is as old as the older.
+    pub fn merge(&mut self, other: &Profile) {
+        self.measured_unix_s = self.measured_unix_s.min(other.measured_unix_s);
+        self.timed_for = TimedFor {
+            chunk: self.timed_for.chunk.max(other.timed_for.chunk),
+            sequences: self.timed_for.sequences.max(other.timed_for.sequences),
+        };
+        for theirs in &other.kinds {
+            match self.kinds.iter_mut().find(|kind| kind.key == theirs.key) {
+                None => self.kinds.push(theirs.clone()),
+                Some(own) => {
+                    let new = theirs.samples.iter().filter(|s| own.samples.iter().all(|o| o.at != s.at));
+                    let samples = own.samples.iter().chain(new).copied().collect();
+                    *own = KindProfile::new(own.key, samples);
+                }
+            }
+        }
+        self.roofline = Roofline::fit(&self.kinds);
+    }
+
+    /// The mean of profiles of equal devices that were timed at the same time; of points that some of them lack, the mean
+    /// of the others. `None` for no profiles.
+    pub fn mean(profiles: &[&Profile]) -> Option<Self> {
+        let mut mean = (*profiles.first()?).clone();
+        let average = |of: &dyn Fn(&Profile) -> f64| {
+            profiles.iter().map(|profile| of(profile)).sum::<f64>() / profiles.len() as f64
+        };
+        mean.stage_us = average(&|p| p.stage_us);
+        mean.hand_over_us = average(&|p| p.hand_over_us);
+        mean.host_latency_us = average(&|p| p.host_latency_us);
+        mean.host_bandwidth_bytes_per_s = average(&|p| p.host_bandwidth_bytes_per_s);
+        mean.token_return.latency_us = average(&|p| p.token_return.latency_us);
+        mean.token_return.row_us = average(&|p| p.token_return.row_us);
+        profiles[1..].iter().for_each(|other| mean.merge(other));
+        for kind in &mut mean.kinds {
+            for sample in &mut kind.samples {
+                let found = profiles.iter().filter_map(|profile| profile.sample(&kind.key, &sample.at));
+                let found: Vec<_> = found.collect();
+                let average = |of: fn(&TimeSample) -> f64| {
+                    found.iter().map(|sample| of(sample)).sum::<f64>() / found.len() as f64
+                };
+                sample.median_us = average(|sample| sample.median_us);
+                sample.spread_us = average(|sample| sample.spread_us);
+                sample.count = found.iter().map(|sample| sample.count).fold(0, u32::saturating_add);
+            }
+        }
+        mean.roofline = Roofline::fit(&mean.kinds);
+        Some(mean)
+    }
+
+    /// Reads a profile.
+    ///
+    /// # Errors
+    /// [`InvalidProfile`] says what is wrong with it.
+    pub fn from_json(json: &str) -> Result<Self, InvalidProfile> {
+        /// The version stands for itself: a newer profile may have other fields.
+        #[derive(Deserialize)]
+        struct Version {
+            ragtag_profile: u32,
+        }
+        let Version { ragtag_profile: found } = serde_json::from_str(json)?;
+        if found != PROFILE_VERSION {
+            return Err(InvalidProfile::Version { found });
+        }
+        let profile: Self = serde_json::from_str(json)?;
+        match profile.nonsense() {
+            Some(field) => Err(InvalidProfile::Figure { field }),
+            None => Ok(profile),
+        }
+    }
+
+    /// The first figure that no device can have.
+    fn nonsense(&self) -> Option<String> {
+        let mut overheads = vec![
+            ("stage_us".to_owned(), self.stage_us),
+            ("hand_over_us".to_owned(), self.hand_over_us),
+            ("host_latency_us".to_owned(), self.host_latency_us),
+            ("token_return.latency_us".to_owned(), self.token_return.latency_us),
+            ("token_return.row_us".to_owned(), self.token_return.row_us),
+        ];
+        let mut rates = vec![("host_bandwidth_bytes_per_s", self.host_bandwidth_bytes_per_s)];
+        if let Some(roofline) = &self.roofline {
+            overheads.push(("roofline.launch_us".to_owned(), roofline.launch_us));
+            rates.push(("roofline.bandwidth_bytes_per_s", roofline.bandwidth_bytes_per_s));
+            rates.push(("roofline.flops_per_s", roofline.flops_per_s));
+        }
+        for (k, kind) in self.kinds.iter().enumerate() {
+            for (s, sample) in kind.samples.iter().enumerate() {
+                let name = |field: &str| format!("kinds[{k}].samples[{s}].{field}");
+                overheads.push((name("median_us"), sample.median_us));
+                overheads.push((name("spread_us"), sample.spread_us));
+                let TimePoint { rows, sequences, positions } = sample.at;
+                if rows == 0 || sequences == 0 || !(0.0..=1e12).contains(&positions) {
+                    return Some(name("at"));
+                }
+            }
+            let sorted = KindProfile::new(kind.key, kind.samples.clone());
+            if sorted != *kind || kind.samples.windows(2).any(|pair| pair[0].at == pair[1].at) {
+                return Some(format!("kinds[{k}].samples (their order)"));
+            }
+        }
+        let rate = rates.into_iter().find(|(_, value)| !is_rate(*value)).map(|(name, _)| name.to_owned());
+        rate.or_else(|| overheads.into_iter().find(|(_, us)| !is_overhead_us(*us)).map(|(name, _)| name))
+    }
+}

@@ -1,0 +1,31 @@
+//! Planning: what a plan is, the cost model and the facts that it needs, fleets that need not exist, and the search for the
+//! best plan.
+//!
+//! This crate must not know any backend, the runtime or the simulator: the caller hands in how a plan is simulated ([`Trial`]).
+//! It does no I/O, starts no thread of its own and reads no clock.
+
+#![forbid(unsafe_code)]
+
+pub mod cost;
+pub mod fleet;
+pub mod json;
+pub mod objective;
+pub mod plan;
+pub mod schemas;
+mod search;
+pub mod split;
+pub mod wording;
+
+pub use cost::{BufferLimits, DeviceFacts, Figure, FigureSource, LinkFacts, Links, Profile, SharedLink};
+pub use fleet::{FLEET_VERSION, Fleet, InvalidFleet};
+pub use objective::{Mix, Objective, Workload};
+pub use plan::{
+    Alternative, BindingLimit, Bottleneck, Chunks, Explanation, FigureCount, HostMemory, InvalidPlan,
+    LeftOut, PLAN_VERSION, Place, Plan, PlanDeviceOptions, PlanEdge, PlanModel, PlanStage, PredictedRun,
+    PredictedTimes, StageMemory,
+};
+pub use search::{
+    Baseline, Constraints, DoesNotFit, EngineDecode, ModelFacts, Pin, PlanError, PlanLimits, PlannerInput,
+    Shortage, Trial, TrialLoad, baseline, largest_context, plan, untuned_baseline,
+};
+pub use split::{PartitionError, Split, SplitError, SplitPart};

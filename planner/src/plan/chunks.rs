@@ -1,0 +1,121 @@
+//! Prefill chunks: how many rows a micro-batch with prompt rows may have.
+//!
+//! A long chunk uses a device's arithmetic better, a short one fills a pipeline sooner and delays generating sequences
+//! less. Programs for all lengths exist side by side, so each micro-batch may choose.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+/// The prefill chunks of a plan.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Chunks {
+    /// Chunks by the length of the prompts that are entering, shortest first. The first one starts at 0 tokens.
+    pub by_prompt: Vec<PromptChunk>,
+    /// Longest chunk, in rows, while other sequences generate: it bounds how long they wait for their next token.
+    pub beside_decode: u32,
+}
+
+/// The chunk for prompts of at least a given length.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PromptChunk {
+    /// Shortest prompt, in tokens, that takes this chunk; all prompts that are entering count together.
+    pub from_tokens: u32,
+    /// Most rows of a micro-batch.
+    pub rows: u32,
+}
+
+/// An invalid list of chunks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum InvalidChunks {
+    /// No chunk, or none for short prompts.
+    #[error("the first chunk must start at 0 tokens")]
+    First,
+    /// Chunks that do not ascend by the length of prompts.
+    #[error("chunks must be listed by ascending from_tokens")]
+    Order,
+    /// A chunk of no rows.
+    #[error("a chunk must have at least 1 row")]
+    Empty,
+}
+
+impl Chunks {
+    /// One chunk for everything.
+    pub fn fixed(rows: u32) -> Self {
+        Self { by_prompt: vec![PromptChunk { from_tokens: 0, rows }], beside_decode: rows }
+    }
+
+    /// Rows of a chunk for entering prompts of `prompt_tokens` tokens in all; `generating` says whether other sequences generate.
+    pub fn rows(&self, prompt_tokens: u64, generating: bool) -> u32 {
+        let starts = |chunk: &&PromptChunk| u64::from(chunk.from_tokens) <= prompt_tokens;
+        let rows = self.by_prompt.iter().rfind(starts).map_or(1, |chunk| chunk.rows);
+        if generating { rows.min(self.beside_decode) } else { rows }
+    }
+
+    /// Rows of the shortest chunk.
+    pub fn least_rows(&self) -> u32 {
+        self.by_prompt.iter().map(|chunk| chunk.rows).min().unwrap_or(0)
+    }
+
+    /// Rows of the longest chunk.
+    pub fn most_rows(&self) -> u32 {
+        self.by_prompt.iter().map(|chunk| chunk.rows).max().unwrap_or(0)
+    }
+
+    /// Tokens from which on longer prompts change nothing.
+    pub fn last_from_tokens(&self) -> u64 {
+        self.by_prompt.last().map_or(0, |chunk| chunk.from_tokens.into())
+    }
+
+    /// Checks the list.
+    ///
+    /// # Errors
+    /// [`InvalidChunks`] says what is wrong.
+    pub fn check(&self) -> Result<(), InvalidChunks> {
+        if self.by_prompt.first().is_none_or(|chunk| chunk.from_tokens != 0) {
+            return Err(InvalidChunks::First);
+        }
+        if self.by_prompt.windows(2).any(|pair| pair[0].from_tokens >= pair[1].from_tokens) {
+            return Err(InvalidChunks::Order);
+        }
+        if self.beside_decode == 0 || self.by_prompt.iter().any(|chunk| chunk.rows == 0) {
+            return Err(InvalidChunks::Empty);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn longer_prompts_take_the_chunks_listed_for_them() {
+        let chunk = |from_tokens, rows| PromptChunk { from_tokens, rows };
+        let chunks =
+            Chunks { by_prompt: vec![chunk(0, 64), chunk(65, 256), chunk(513, 128)], beside_decode: 100 };
+        assert_eq!(chunks.check(), Ok(()));
+        let rows = |tokens| [chunks.rows(tokens, false), chunks.rows(tokens, true)];
+        assert_eq!(
+            [1, 64, 65, 512, 513, 1 << 40].map(rows),
+            [[64, 64], [64, 64], [256, 100], [256, 100], [128, 100], [128, 100]]
+        );
+        assert_eq!((chunks.most_rows(), Chunks::fixed(7).rows(9, true)), (256, 7));
+    }
+
+    #[test]
+    fn invalid_lists_are_named() {
+        let of = |list: &[(u32, u32)], beside_decode| {
+            let by_prompt =
+                list.iter().map(|&(from_tokens, rows)| PromptChunk { from_tokens, rows }).collect();
+            Chunks { by_prompt, beside_decode }.check()
+        };
+        assert_eq!(of(&[], 1), Err(InvalidChunks::First));
+        assert_eq!(of(&[(1, 8)], 1), Err(InvalidChunks::First));
+        assert_eq!(of(&[(0, 8), (9, 16), (9, 32)], 1), Err(InvalidChunks::Order));
+        assert_eq!(of(&[(0, 8), (9, 0)], 1), Err(InvalidChunks::Empty));
+        assert_eq!(of(&[(0, 8)], 0), Err(InvalidChunks::Empty));
+    }
+}

@@ -1,0 +1,93 @@
+//! The prefill chunks that a plan allows: the fastest for each length of prompt, and the longest that delays generating
+//! sequences no more than [`MOST_DELAY_US`].
+//!
+//! This module must not know how placements are found.
+
+use super::PlannerInput;
+use super::grid::{Choice, Grid};
+use super::pace::Point;
+use crate::objective::Workload;
+use crate::plan::{Chunks, PromptChunk};
+
+/// The shortest prompt that is priced, in tokens; longer ones double up to the context.
+const SHORTEST: u32 = 64;
+/// Chunks whose times differ by no more than this share count as equally fast: short calibrations are off by as much.
+const SAME: f64 = 0.04;
+/// Longest that the prefill chunks in flight may delay the next token of other sequences, in microseconds.
+const MOST_DELAY_US: f64 = 100e3;
+
+/// The chunk of the choice alone, and the longest chunk beside decode.
+pub(super) fn fixed(grid: &Grid<'_>, choice: &Choice) -> Chunks {
+    Chunks { beside_decode: beside_decode(grid, choice), ..Chunks::fixed(choice.point.chunk) }
+}
+
+/// The fastest chunk for each length of prompt on the choice's placement, as far as memory allows.
+pub(super) fn by_prompt(grid: &Grid<'_>, choice: &Choice) -> Chunks {
+    let points = fitting(grid, choice);
+    let mut by_prompt: Vec<PromptChunk> = Vec::new();
+    let (mut from_tokens, mut tokens) = (0, SHORTEST);
+    loop {
+        let longest = grid.context.max(1);
+        let fastest = fastest(grid, choice, &points, tokens.min(longest));
+        if let Some(rows) = fastest.filter(|rows| by_prompt.last().is_none_or(|last| last.rows != *rows)) {
+            by_prompt.push(PromptChunk { from_tokens, rows });
+        }
+        if tokens >= longest {
+            break;
+        }
+        (from_tokens, tokens) = (tokens.saturating_add(1), tokens.saturating_mul(2));
+    }
+    let fixed = fixed(grid, choice);
+    if by_prompt.is_empty() { fixed } else { Chunks { by_prompt, ..fixed } }
+}
+
+/// The points that differ from the choice's in the chunk and at which its placement fits, shortest chunk first.
+fn fitting(grid: &Grid<'_>, choice: &Choice) -> Vec<Point> {
+    let is_like = |point: &Point| Point { chunk: choice.point.chunk, ..*point } == choice.point;
+    // Fewer rows would change the decode steps of the plan.
+    let decodes = |point: &Point| point.chunk >= choice.pace.decode_rows;
+    let fits = |point: &Point| grid.problem(*point).prove(&choice.runs).is_ok();
+    let mut points: Vec<Point> = grid.points().filter(is_like).filter(decodes).filter(fits).collect();
+    points.sort_by_key(|point| point.chunk);
+    points
+}
+
+/// Rows of the chunk for a prompt of `tokens` tokens, no more than the prompt needs. Of equally fast chunks a GPU takes the longest,
+/// which reads the weights least often; a processor takes the shortest, whose rows stay in its caches. A chunk that was not
+/// timed must be clearly faster than all that were.
+fn fastest(grid: &Grid<'_>, choice: &Choice, points: &[Point], tokens: u32) -> Option<u32> {
+    let workload = Workload { prompt_tokens: tokens, generated_tokens: 0 };
+    let input = PlannerInput { workload, ..*grid.input };
+    let devices = || choice.runs.iter().map(|run| &grid.input.devices[run.device]);
+    let is_timed = |rows: u32| devices().all(|d| d.profile.as_ref().is_none_or(|p| p.has_chunk(rows)));
+    let needed = points.partition_point(|point| point.chunk < tokens) + 1;
+    let time = |point: &Point| {
+        let us = grid.problem(*point).of_input(&input).evaluate(&choice.runs).first_token_us;
+        (us, point.chunk)
+    };
+    let times: Vec<(f64, u32)> = points.iter().take(needed).map(time).collect();
+    let (timed, other): (Vec<_>, Vec<_>) = times.iter().partition(|(_, rows)| is_timed(*rows));
+    let (known, other) = if timed.is_empty() { (other, timed) } else { (timed, other) };
+    let least_us = known.iter().map(|(us, _)| *us).fold(f64::INFINITY, f64::min);
+    let clearly_faster = other.into_iter().filter(|(us, _)| *us < least_us * (1.0 - SAME));
+    let fastest = clearly_faster.min_by(|a, b| a.0.total_cmp(&b.0));
+    let mut equal = known.into_iter().filter(|(us, _)| us * (1.0 - SAME) <= least_us);
+    let in_host_memory = devices().all(|device| device.in_host_memory);
+    fastest.or_else(|| if in_host_memory { equal.next() } else { equal.next_back() }).map(|(_, rows)| rows)
+}
+
+/// The longest chunk, up to the choice's own, that delays a token by no more than [`MOST_DELAY_US`], or the shortest one.
+fn beside_decode(grid: &Grid<'_>, choice: &Choice) -> u32 {
+    // A decode step enters behind the other micro-batches in flight, which leave as fast as the slowest stage lets them.
+    let delay_us = |point: &Point| {
+        let evaluation = grid.problem(*point).evaluate(&choice.runs);
+        let slowest_us = evaluation.stages.iter().map(|times| times.full_chunk_us).fold(0.0, f64::max);
+        slowest_us * f64::from(choice.credits)
+    };
+    let points = fitting(grid, choice);
+    let shorter = || points.iter().filter(|point| point.chunk <= choice.point.chunk);
+    let longest = shorter().rfind(|point| delay_us(point) <= MOST_DELAY_US);
+    let rows = longest.or_else(|| shorter().next()).map_or(choice.point.chunk, |point| point.chunk);
+    // Prompts go on beside as many decode rows.
+    rows.max(choice.pace.decode_rows.saturating_mul(2)).min(choice.point.chunk)
+}

@@ -1,0 +1,342 @@
+//! Why a plan is as it is, as data: its bottleneck, its bound, the devices that it leaves out, other plans, and what holds it
+//! back.
+//!
+//! This module must not know words for people.
+
+use super::baselines::Baseline;
+use super::grid::{Choice, FEWER_DEVICES, Grid, SearchResult};
+use super::problem::Run;
+use super::solver::{self, Instance};
+use super::{PlannerInput, tenths};
+use crate::cost::{DeviceFacts, Figure, FigureSource, LinkFacts, Links};
+use crate::plan::{Alternative, BindingLimit, Bottleneck, Explanation, FigureCount, LeftOut, Place};
+use rayon::prelude::*;
+
+/// Most devices among which other plans are searched for.
+const SEARCHED_DEVICES: usize = 12;
+/// With more devices than these, a device that is left out is tried with those of the plan alone.
+const TRIED_WITH_ALL: usize = 8;
+/// Most devices that are left out, alike ones counted once, for which the best plan with them is searched for.
+const LEFT_OUT: usize = 16;
+/// Most other plans that are told.
+const ALTERNATIVES: usize = 6;
+/// Most limits of which is asked what more of them would give.
+const BINDINGS: usize = 6;
+/// More of something counts if the plan gets better by this share.
+const GAIN: f64 = 0.005;
+
+pub(super) fn explanation(grid: &Grid<'_>, found: &SearchResult) -> Explanation {
+    let best = &found.best;
+    let (left_out, ((alternatives, bound_us), bindings)) = rayon::join(
+        || left_out(grid, best),
+        || rayon::join(|| alternatives(grid, found), || bindings(grid, best)),
+    );
+    Explanation {
+        score_us: score(best.score_us()),
+        bound_us: score(bound_us.map_or(0.0, |bound_us| bound_us.min(best.score_us()))),
+        bottleneck: bottleneck(best),
+        prefill_bubble: share(best.pace.bubble(best.runs.len())),
+        decode_idle: share(best.evaluation.decode_idle.max(0.0)),
+        left_out,
+        alternatives,
+        bindings,
+        figures: figures(grid, best),
+    }
+}
+
+/// A score, as plans tell it: those of mixtures with small weights are small.
+fn score(us: f64) -> f64 {
+    if us < 1e3 { us } else { tenths(us) }
+}
+
+/// A share, as plans tell it.
+fn share(value: f64) -> f64 {
+    (value * 1e4).round() / 1e4
+}
+
+fn bottleneck(choice: &Choice) -> Bottleneck {
+    let evaluation = &choice.evaluation;
+    let places = [
+        (Place::Stage, &evaluation.stages),
+        (Place::Edge, &evaluation.crossings),
+        (Place::SharedLink, &evaluation.shared),
+    ];
+    let mut largest = Bottleneck::default();
+    let mut total_us = 0.0;
+    for (place, times) in places {
+        for (index, times) in times.iter().enumerate() {
+            let busy_us = choice.pace.busy_us(times);
+            if place != Place::SharedLink {
+                total_us += busy_us;
+            }
+            if busy_us > largest.busy_us {
+                largest = Bottleneck { place, index, busy_us, share: 0.0 };
+            }
+        }
+    }
+    largest.share = if total_us > 0.0 { share(largest.busy_us / total_us) } else { 0.0 };
+    largest.busy_us = tenths(largest.busy_us);
+    largest
+}
+
+fn alternative(grid: &Grid<'_>, choice: &Choice, why: impl Into<String>) -> Alternative {
+    Alternative {
+        split: placement(grid.input, &choice.runs),
+        score_us: score(choice.score_us()),
+        decode_tokens_per_s: tenths(choice.evaluation.decode_tokens_per_s),
+        prefill_tokens_per_s: tenths(choice.evaluation.prefill_tokens_per_s),
+        why: why.into(),
+    }
+}
+
+/// A placement as users write it.
+pub(super) fn placement(input: &PlannerInput<'_>, runs: &[Run]) -> String {
+    let part = |run: &Run| format!("{}={}", run.span(), input.devices[run.device].label);
+    runs.iter().map(part).collect::<Vec<_>>().join(",")
+}
+
+fn is_used(choice: &Choice, device: usize) -> bool {
+    choice.runs.iter().any(|run| run.device == device)
+}
+
+/// Each device that the plan leaves out, with the best plan that has it. Of devices that may change places one is searched for.
+fn left_out(grid: &Grid<'_>, best: &Choice) -> Vec<LeftOut> {
+    let input = grid.input;
+    if input.split.is_some() {
+        return Vec::new();
+    }
+    let tried = if best.runs.len() < SEARCHED_DEVICES { LEFT_OUT } else { 0 };
+    let mut kinds = solver::alike(&grid.problem(best.point).instance());
+    kinds.iter_mut().for_each(|kind| kind.retain(|device| !is_used(best, *device)));
+    kinds.retain(|kind| !kind.is_empty());
+    let of_kind = |(at, kind): (usize, &Vec<usize>)| {
+        let (best_with, constrained) =
+            if at < tried { best_with(grid, best, kind[0]) } else { (None, false) };
+        let left_out = |&device: &usize| {
+            let best_with = best_with.as_ref().map(|best| swapped(best, kind[0], device));
+            let best_with = best_with.map(|best| alternative(grid, &best, "with this device"));
+            let label = input.devices[device].label.clone();
+            (device, LeftOut { device: label, best_with, tried: at < tried, constrained })
+        };
+        kind.iter().map(left_out).collect::<Vec<_>>()
+    };
+    let mut all: Vec<(usize, LeftOut)> = kinds.par_iter().enumerate().flat_map_iter(of_kind).collect();
+    all.sort_by_key(|(device, _)| *device);
+    all.into_iter().map(|(_, left)| left).collect()
+}
+
+/// The best plan with a device; and, if there is none, whether there would be one without the constraints.
+fn best_with(grid: &Grid<'_>, best: &Choice, device: usize) -> (Option<Choice>, bool) {
+    let with = |instance: &mut Instance| {
+        instance.required = vec![device];
+        if grid.input.devices.len() > TRIED_WITH_ALL {
+            let others = |other: usize| other != device && !is_used(best, other);
+            instance.excluded.iter_mut().enumerate().for_each(|(at, is)| *is |= others(at));
+        }
+    };
+    let found = grid.solve_with(best.point, with).best();
+    let free = |instance: &mut Instance| {
+        with(instance);
+        instance.pins.fill(None);
+        instance.max_stages = usize::MAX;
+    };
+    let constrained = found.is_none() && grid.solve_with(best.point, free).best().is_some();
+    (found, constrained)
+}
+
+/// A choice with two devices in each other's place.
+fn swapped(choice: &Choice, a: usize, b: usize) -> Choice {
+    let mut choice = choice.clone();
+    for run in &mut choice.runs {
+        run.device = match run.device {
+            device if device == a => b,
+            device if device == b => a,
+            device => device,
+        };
+    }
+    choice
+}
+
+/// Other plans: those with other numbers of stages, and what rules without a search give; of equal ones the first. With them
+/// a score below which there is none, if that is known.
+fn alternatives(grid: &Grid<'_>, found: &SearchResult) -> (Vec<Alternative>, Option<f64>) {
+    let own = placement(grid.input, &found.best.runs);
+    let (mut all, bound_us) = match grid.input.split {
+        None => {
+            let all = [others(found), by_rules(grid)].concat();
+            (all, found.bound_us.or_else(|| grid.bound_us()))
+        }
+        Some(_) => found_freely(*grid.input, grid.context),
+    };
+    all.sort_by(|(a, _), (b, _)| a.score_us().total_cmp(&b.score_us()));
+    let mut kept: Vec<Alternative> = Vec::new();
+    for (choice, why) in all {
+        let other = alternative(grid, &choice, why);
+        if other.split != own && kept.iter().all(|kept| kept.split != other.split) {
+            kept.push(other);
+        }
+    }
+    kept.truncate(ALTERNATIVES);
+    (kept, bound_us)
+}
+
+fn others(found: &SearchResult) -> Vec<(Choice, String)> {
+    let why = |stages: usize| format!("best with {stages} stage{}", if stages == 1 { "" } else { "s" });
+    found.others.iter().map(|other| (other.clone(), why(other.runs.len()))).collect()
+}
+
+fn by_rules(grid: &Grid<'_>) -> Vec<(Choice, String)> {
+    Baseline::ALL.iter().filter_map(|&rule| Some((grid.baseline(rule)?, rule.to_string()))).collect()
+}
+
+/// What a placement of the user's is held against, and a score below which there is no placement. Its micro-batches may be
+/// given as well; others have what suits them.
+fn found_freely(mut input: PlannerInput<'_>, context: u32) -> (Vec<(Choice, String)>, Option<f64>) {
+    (input.limits.decode_groups, input.limits.credits) = (None, None);
+    let grid = Grid::new(&input, context);
+    let searched = grid.search();
+    let bound_us = searched.as_ref().and_then(|found| found.bound_us).or_else(|| grid.bound_us());
+    let searched = searched.map(|found| (found.best, Alternative::PLANNERS_OWN.into()));
+    (searched.into_iter().chain(by_rules(&grid)).collect(), bound_us)
+}
+
+/// Something that there might be more of.
+struct WhatIf {
+    of: String,
+    more: String,
+    devices: Vec<DeviceFacts>,
+    links: Links,
+}
+
+/// What more memory, a faster crossing or fewer constraints would give.
+fn bindings(grid: &Grid<'_>, best: &Choice) -> Vec<BindingLimit> {
+    let input = grid.input;
+    if input.split.is_some() || input.devices.len() > SEARCHED_DEVICES {
+        return Vec::new();
+    }
+    let mut asked = more_memory(grid, best);
+    asked.extend(faster_crossing(grid, best));
+    asked.extend(faster_shared_link(grid, best));
+    asked.truncate(BINDINGS);
+    let gain = |what: WhatIf| {
+        let with = PlannerInput { devices: &what.devices, links: &what.links, ..*input };
+        let found = Grid::new(&with, grid.context).solve(best.point).best()?;
+        let gain = best.score_us() / found.score_us() - 1.0;
+        // The choice of fewer devices may have cost so much.
+        (gain > FEWER_DEVICES + GAIN).then_some(BindingLimit {
+            of: what.of,
+            more: what.more,
+            gain: share(gain),
+        })
+    };
+    let mut bindings: Vec<BindingLimit> = asked.into_par_iter().filter_map(gain).collect();
+    bindings.sort_by(|a, b| b.gain.total_cmp(&a.gain));
+    bindings
+}
+
+/// Memory that a device may get: half as much again, in whole GiB where it has several.
+fn increment(memory_bytes: u64) -> (u64, String) {
+    const GIB: u64 = 1 << 30;
+    match memory_bytes / 2 / GIB {
+        0 => (memory_bytes / 2, format!("{} MiB more memory", (memory_bytes / 2) >> 20)),
+        gib => (gib * GIB, format!("{gib} GiB more memory")),
+    }
+}
+
+/// Devices that could not take a segment more.
+fn more_memory(grid: &Grid<'_>, best: &Choice) -> Vec<WhatIf> {
+    let (input, problem) = (grid.input, grid.problem(best.point));
+    let segments = input.segments.len();
+    let is_full = |device: usize| match best.runs.iter().position(|run| run.device == device) {
+        None => {
+            problem.memory(&Run { device, segments: 0..segments }, None).total
+                > input.devices[device].memory_bytes
+        }
+        Some(at) => {
+            let run = &best.runs[at].segments;
+            let before = at.checked_sub(1).map(|before| best.runs[before].device);
+            let wider = [run.start.saturating_sub(1)..run.end, run.start..(run.end + 1).min(segments)];
+            wider.into_iter().filter(|wider| wider != run).any(|segments| {
+                let memory = problem.memory(&Run { device, segments }, before);
+                memory.total > memory.available
+            })
+        }
+    };
+    let what_if = |device: usize| {
+        let mut devices = input.devices.to_vec();
+        let (bytes, more) = increment(devices[device].memory_bytes);
+        devices[device].memory_bytes = devices[device].memory_bytes.saturating_add(bytes);
+        WhatIf { of: devices[device].label.clone(), more, devices, links: input.links.clone() }
+    };
+    (0..input.devices.len()).filter(|&device| is_full(device)).map(what_if).collect()
+}
+
+/// The crossing that takes longest, twice as fast in both directions.
+fn faster_crossing(grid: &Grid<'_>, best: &Choice) -> Option<WhatIf> {
+    let (input, problem) = (grid.input, grid.problem(best.point));
+    let crossings = best.evaluation.crossings.iter().enumerate();
+    let busy = |at: &usize| best.pace.busy_us(&best.evaluation.crossings[*at]);
+    let at = crossings.map(|(at, _)| at).max_by(|a, b| busy(a).total_cmp(&busy(b)))?;
+    let (from, to) = (best.runs[at].device, best.runs[at + 1].device);
+    let label = |device: usize| input.devices[device].label.clone();
+    let faster = |from: usize, to: usize| {
+        let link = problem.link(from, to).clone();
+        let rate = link.bandwidth_bytes_per_s;
+        let latency = link.latency_us;
+        let facts = LinkFacts {
+            bandwidth_bytes_per_s: Figure { value: rate.value * 2.0, ..rate },
+            latency_us: Figure { value: latency.value / 2.0, ..latency },
+            ..link
+        };
+        (label(from), label(to), facts)
+    };
+    let mut links = input.links.clone();
+    links.known.splice(0..0, [faster(from, to), faster(to, from)]);
+    Some(WhatIf {
+        of: format!("{} -> {}", label(from), label(to)),
+        more: "twice the rate and half the latency".into(),
+        devices: input.devices.to_vec(),
+        links,
+    })
+}
+
+/// What crossings share, if it is busy for longer than any of them, twice as fast.
+fn faster_shared_link(grid: &Grid<'_>, best: &Choice) -> Option<WhatIf> {
+    let Bottleneck { place: Place::SharedLink, index, .. } = bottleneck(best) else { return None };
+    let mut links = grid.input.links.clone();
+    let shared = &mut links.shared[index];
+    shared.bandwidth_bytes_per_s.value *= 2.0;
+    let of = shared.name.clone();
+    Some(WhatIf { of, more: "twice the rate".into(), devices: grid.input.devices.to_vec(), links })
+}
+
+/// How many figures that the plan rests on come from where.
+fn figures(grid: &Grid<'_>, best: &Choice) -> Vec<FigureCount> {
+    let input = grid.input;
+    let of_device = |run: &Run| {
+        let d = &input.devices[run.device];
+        let memory = Figure { value: d.memory_bytes as f64, source: d.memory_source };
+        let rates = [d.bandwidth_bytes_per_s, d.exact_flops_per_s, d.fast_flops_per_s, d.launch_us];
+        let host = [d.stage_us, d.host_latency_us, d.host_bandwidth_bytes_per_s];
+        rates.into_iter().chain(host).chain([memory])
+    };
+    let of_link = |pair: &[Run]| {
+        let link = grid.problem(best.point).link(pair[0].device, pair[1].device);
+        [link.latency_us, link.bandwidth_bytes_per_s]
+    };
+    let figures: Vec<Figure> =
+        best.runs.iter().flat_map(of_device).chain(best.runs.windows(2).flat_map(of_link)).collect();
+    let sources = [
+        FigureSource::Measured,
+        FigureSource::Fitted,
+        FigureSource::Reported,
+        FigureSource::Datasheet,
+        FigureSource::User,
+        FigureSource::Assumed,
+    ];
+    let count = |source| FigureCount {
+        source,
+        figures: figures.iter().filter(|figure| figure.source == source).count(),
+    };
+    sources.map(count).into_iter().filter(|count| count.figures > 0).collect()
+}

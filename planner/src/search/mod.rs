@@ -1,0 +1,640 @@
+//! The planner: which device runs which segments. Pure and deterministic: the same facts give the same plan.
+//!
+//! Every candidate is a contiguous split over some of the devices, in any order, one device alone included, and its memory is
+//! proved before its speed counts. The stages of a request overlap with those of others, so throughput is bounded by the
+//! busiest stage; one request alone takes the sum of its stages. `solver` finds the best placement for fixed micro-batches,
+//! `grid` tries micro-batches.
+//!
+//! This module must not know backends, files, the runtime or the simulator: devices and links are figures, segments are costs.
+
+mod baselines;
+mod chunks;
+mod explain;
+mod grid;
+mod pace;
+mod problem;
+mod reasons;
+mod room;
+mod solver;
+#[cfg(test)]
+mod tests;
+mod trial;
+
+use crate::cost::{DeviceFacts, LargeBuffer, Links, StageCapacity, is_rate};
+use crate::objective::{Objective, Workload};
+use crate::plan::{
+    Chunks, Explanation, HostMemory, PLAN_VERSION, Plan, PlanEdge, PlanModel, PlanStage, PredictedRun,
+    PredictedTimes, StageMemory, logit_rows,
+};
+use crate::split::{PartitionError, Span, Split};
+pub use baselines::{Baseline, EngineDecode};
+use grid::{Choice, Grid, SearchResult};
+use pace::{Point, Times};
+use problem::{Lowered, Problem, Run};
+use ragtag_graph::{Boundary, Granularity, Segment};
+use ragtag_kernels::params::BLOCK_TOKENS;
+use ragtag_kernels::{Activations, KvType};
+use std::sync::Arc;
+use thiserror::Error;
+use trial::Trials;
+pub use trial::{Trial, TrialLoad};
+
+/// What the planner knows of the model besides its segments.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModelFacts {
+    /// Name, for people.
+    pub name: String,
+    /// Digest of its file.
+    pub digest: String,
+    /// Positions that it was trained for.
+    pub context: u32,
+    /// Bytes of one row of activations, as stages keep it.
+    pub row_bytes: u64,
+    /// Bytes of one row of logits.
+    pub logit_row_bytes: u64,
+}
+
+/// What must fit, and in what shape work arrives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlanLimits {
+    /// Longest sequence, in positions; by default what fits, up to the model's own context.
+    pub context: Option<u32>,
+    /// Sequences alive at once.
+    pub sequences: u32,
+    /// Most rows of a micro-batch; the length of a prefill chunk.
+    pub chunk: u32,
+    /// Most logit rows of a micro-batch.
+    pub logit_rows: u32,
+    /// Micro-batches that a stage holds at once.
+    pub slots: u32,
+    /// Micro-batches over which generating sequences are spread; by default as many as are best.
+    pub decode_groups: Option<u32>,
+    /// Micro-batches in flight at most; by default as many as are best.
+    pub credits: Option<u32>,
+    /// How keys and values are kept; the segments' costs are for this type.
+    pub kv: KvType,
+    /// How activations enter matrix products.
+    pub activations: Activations,
+    /// The form in which they cross between stages; by default the better one. Exact activations cross as f32.
+    pub boundary: Option<Boundary>,
+}
+
+impl PlanLimits {
+    /// Most logit rows of a micro-batch of up to `chunk` rows. Where only the last row of each sequence is wanted, they are
+    /// those of a decode group.
+    fn logit_rows_of(&self, groups: u32, chunk: u32) -> u32 {
+        match self.logit_rows <= self.sequences {
+            true => logit_rows(self.sequences, groups, chunk).min(self.logit_rows),
+            false => self.logit_rows.min(chunk),
+        }
+    }
+}
+
+/// A segment that must be on a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pin {
+    /// The segment.
+    pub segment: u32,
+    /// The device's label.
+    pub device: String,
+}
+
+/// What a placement must keep to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Constraints {
+    /// Segments that must be on given devices; the embedding is segment 0, the head the last.
+    pub pins: Vec<Pin>,
+    /// Labels of devices that must not be used.
+    pub excluded: Vec<String>,
+    /// Most stages.
+    pub max_stages: Option<u32>,
+}
+
+impl Constraints {
+    /// No constraints.
+    pub const NONE: &'static Self = &Self { pins: Vec::new(), excluded: Vec::new(), max_stages: None };
+}
+
+/// All that a plan depends on.
+#[derive(Clone, Copy, Debug)]
+pub struct PlannerInput<'a> {
+    /// The model.
+    pub model: &'a ModelFacts,
+    /// Its segments, in order, as they are for the chunk of the limits.
+    pub segments: &'a [Segment],
+    /// Other chunks that may be chosen, with the segments as they are for each.
+    pub other_chunks: &'a [(u32, &'a [Segment])],
+    /// The devices. Of plans that are equally good the one that takes them in this order is chosen.
+    pub devices: &'a [DeviceFacts],
+    /// The links between them.
+    pub links: &'a Links,
+    /// Host memory that is free. It is not proved where it is not known.
+    pub host_memory_bytes: Option<u64>,
+    /// What to minimise.
+    pub objective: Objective,
+    /// The request to plan for.
+    pub workload: Workload,
+    /// What must fit.
+    pub limits: PlanLimits,
+    /// What a placement must keep to; a split of the user's need not, but it names no excluded device.
+    pub constraints: &'a Constraints,
+    /// Tries a plan in simulation. With it, the best few placements for many sequences are tried, and the best of them there is
+    /// chosen.
+    pub trial: Option<Trial>,
+    /// Whether the plan says why it is as it is; what other plans would give takes longer than the search.
+    pub explained: bool,
+    /// The user's placement, if there is one: checked and proved, not improved.
+    pub split: Option<&'a Split>,
+}
+
+impl PlannerInput<'_> {
+    /// Whether placements are tried in simulation: one is to be chosen, among several, for many sequences.
+    fn is_tried(&self) -> bool {
+        self.trial.is_some()
+            && self.split.is_none()
+            && self.devices.len() > 1
+            && self.objective == Objective::Throughput
+            && self.limits.sequences > 1
+    }
+
+    /// Whether a placement keeps to the constraints; memory is another matter.
+    fn allows(&self, runs: &[Run]) -> bool {
+        let Constraints { pins, excluded, max_stages } = self.constraints;
+        let label = |run: &Run| &self.devices[run.device].label;
+        let holds = |pin: &Pin| {
+            let on = runs.iter().find(|run| run.segments.contains(&(pin.segment as usize)));
+            on.is_some_and(|run| *label(run) == pin.device)
+        };
+        max_stages.is_none_or(|most| runs.len() <= most as usize)
+            && pins.iter().all(holds)
+            && !runs.iter().any(|run| excluded.contains(label(run)))
+    }
+}
+
+/// Why there is no plan.
+#[derive(Clone, Debug, PartialEq, Error)]
+pub enum PlanError {
+    /// Nothing to plan on.
+    #[error("there is no device to plan on")]
+    NoDevice,
+    /// Nothing to plan for.
+    #[error("the model has no segment")]
+    NoSegment,
+    /// A figure of a device or link that cannot be.
+    #[error("{of}: its {field} makes no sense")]
+    BadFacts {
+        /// The device or link.
+        of: String,
+        /// Which figure.
+        field: &'static str,
+    },
+    /// A limit or workload that allows nothing.
+    #[error("{what} must be at least 1")]
+    BadLimit {
+        /// Which.
+        what: &'static str,
+    },
+    /// A constraint that names what is not there, or contradicts another.
+    #[error("the constraints: {what}")]
+    BadConstraint {
+        /// What is wrong.
+        what: String,
+    },
+    /// The user's split does not suit the model or the devices.
+    #[error("the split: {0}")]
+    Split(#[from] PartitionError),
+    /// Activations that are to cross in a form which is not of their class.
+    #[error(
+        "exact activations (f32) cross as f32: a boundary of {boundary} is for fast ones, as --activations int8 has them"
+    )]
+    ExactBoundary {
+        /// The form.
+        boundary: Boundary,
+    },
+    /// It fits nowhere.
+    #[error("{}", reasons::does_not_fit(.0))]
+    DoesNotFit(Box<DoesNotFit>),
+    /// It fits the devices and not the host.
+    #[error("{}", reasons::host_does_not_fit(.0))]
+    HostMemory(Box<HostMemory>),
+}
+
+/// What is missing, and where, under the placement that comes closest to fitting.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DoesNotFit {
+    /// The context at which it does not fit.
+    pub context: u32,
+    /// The stages that lack memory; at least one.
+    pub shortages: Vec<Shortage>,
+    /// What might help.
+    pub hint: String,
+}
+
+/// A stage that its device does not hold.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shortage {
+    /// The device.
+    pub device: String,
+    /// The segments.
+    pub segments: Span,
+    /// What the stage needs and what there is.
+    pub memory: StageMemory,
+    /// A buffer that the device does not hold in one piece.
+    pub too_large: Option<LargeBuffer>,
+}
+
+impl Shortage {
+    /// Bytes that the device lacks.
+    pub fn missing_bytes(&self) -> u64 {
+        self.memory.total.saturating_sub(self.memory.available)
+    }
+}
+
+/// Makes the plan.
+///
+/// # Errors
+/// [`PlanError::DoesNotFit`] names the bytes that are missing and on which device, [`PlanError::HostMemory`] those that the
+/// host needs and has; the other errors name the input that is wrong.
+pub fn plan(input: &PlannerInput<'_>) -> Result<Plan, PlanError> {
+    let plan = plan_for_devices(input)?;
+    let memory = plan.host_memory_bytes;
+    match memory.available.is_some_and(|available| memory.total > available) {
+        true => Err(PlanError::HostMemory(Box::new(memory))),
+        false => Ok(plan),
+    }
+}
+
+/// The plan that fits the devices.
+fn plan_for_devices(input: &PlannerInput<'_>) -> Result<Plan, PlanError> {
+    check(input)?;
+    let context = match input.limits.context {
+        Some(context) => context,
+        None => fitting_context(input)?,
+    };
+    let grid = Grid::new(input, context);
+    let found = match given_runs(input) {
+        Some(runs) => {
+            let proved = grid.start().prove(&runs);
+            proved.map_err(|shortages| no_fit(input, context, shortages))?;
+            let best = grid.cheapest(&[&runs]).expect("it fits at one point at least");
+            SearchResult { bound_us: None, best, others: Vec::new(), elsewhere: Vec::new() }
+        }
+        None => grid.search().ok_or_else(|| nothing_fits(&grid))?,
+    };
+    let Some((best, trials)) = input.is_tried().then(|| trial::best(&grid, &found)).flatten() else {
+        return Ok(assemble(&grid, &found, None));
+    };
+    let mut found = found;
+    let predicted = std::mem::replace(&mut found.best, best);
+    if found.best.runs != predicted.runs {
+        found.others.push(predicted);
+    }
+    Ok(assemble(&grid, &found, Some(trials)))
+}
+
+/// The plan that a rule without a search makes, for comparison: with the micro-batches and credits that suit it best, chosen
+/// as a plan's are, and without an explanation. None if it does not fit.
+///
+/// # Errors
+/// As [`plan`], except that what does not fit is no error.
+pub fn baseline(input: &PlannerInput<'_>, rule: Baseline) -> Result<Option<Plan>, PlanError> {
+    of_rule(input, rule, |grid, choice| {
+        let choice = if input.is_tried() { trial::tuned(grid, choice) } else { choice };
+        let chunks = chunks::fixed(grid, &choice);
+        Some((choice, Some(chunks)))
+    })
+}
+
+/// The placement of [`baseline`] as engines run it, with nothing chosen to suit it: chunks of 512 rows or, where they do not
+/// fit, the longest shorter ones of the input's; decode groups as `decode` says, but no more than sequences; and a
+/// micro-batch in flight for each stage, with one on its way. None if it does not fit.
+///
+/// # Errors
+/// As [`baseline`].
+pub fn untuned_baseline(
+    input: &PlannerInput<'_>,
+    rule: Baseline,
+    decode: EngineDecode,
+) -> Result<Option<Plan>, PlanError> {
+    of_rule(input, rule, |grid, choice| Some((grid.untuned(&choice.runs, decode)?, None)))
+}
+
+fn of_rule(
+    input: &PlannerInput<'_>,
+    rule: Baseline,
+    then: impl FnOnce(&Grid<'_>, Choice) -> Option<(Choice, Option<Chunks>)>,
+) -> Result<Option<Plan>, PlanError> {
+    check(input)?;
+    let context = match input.limits.context {
+        Some(context) => context,
+        None => fitting_context(input)?,
+    };
+    let grid = Grid::new(input, context);
+    let choice = grid.baseline(rule).and_then(|choice| then(&grid, choice));
+    let plan = |(choice, chunks): (Choice, _)| Plan {
+        chunks,
+        ..assemble_choice(&grid, &choice, Explanation::default(), Vec::new())
+    };
+    Ok(choice.map(plan))
+}
+
+/// The longest context that fits, up to the model's own: a multiple of the cache's block, or the model's context itself.
+/// [`PlanLimits::context`] is ignored.
+///
+/// # Errors
+/// As [`plan`]; [`PlanError::DoesNotFit`] if not even one block of positions fits.
+pub fn largest_context(input: &PlannerInput<'_>) -> Result<u32, PlanError> {
+    check(input)?;
+    fitting_context(input)
+}
+
+fn check(input: &PlannerInput<'_>) -> Result<(), PlanError> {
+    if input.devices.is_empty() {
+        return Err(PlanError::NoDevice);
+    }
+    if input.segments.is_empty() {
+        return Err(PlanError::NoSegment);
+    }
+    for (at, device) in input.devices.iter().enumerate() {
+        let twice = input.devices[..at].iter().any(|other| other.label == device.label);
+        if let Some(field) = device.nonsense().or(twice.then_some("label (used twice)")) {
+            return Err(PlanError::BadFacts { of: device.label.clone(), field });
+        }
+    }
+    for shared in &input.links.shared {
+        if !is_rate(shared.bandwidth_bytes_per_s.value) {
+            return Err(PlanError::BadFacts { of: shared.name.clone(), field: "bandwidth_bytes_per_s" });
+        }
+    }
+    for (from, to, link) in &input.links.known {
+        if let Some(field) = link.nonsense() {
+            return Err(PlanError::BadFacts { of: format!("the link from {from} to {to}"), field });
+        }
+    }
+    if let Some(field) = input.links.other.nonsense() {
+        return Err(PlanError::BadFacts { of: "the links that are not known".into(), field });
+    }
+    let limits = &input.limits;
+    let at_least_one = [
+        ("the context", limits.context.unwrap_or(input.model.context)),
+        ("the number of sequences", limits.sequences),
+        ("the chunk", limits.chunk),
+        ("the number of logit rows", limits.logit_rows),
+        ("the number of slots", limits.slots),
+        ("the number of decode groups", limits.decode_groups.unwrap_or(1)),
+        ("the number of credits", limits.credits.unwrap_or(1)),
+        (
+            "the workload's tokens",
+            input.workload.prompt_tokens.saturating_add(input.workload.generated_tokens),
+        ),
+    ];
+    if let Some((what, _)) = at_least_one.into_iter().find(|(_, value)| *value == 0) {
+        return Err(PlanError::BadLimit { what });
+    }
+    for (chunk, segments) in input.other_chunks {
+        if *chunk == 0 || segments.len() != input.segments.len() {
+            return Err(PlanError::BadLimit { what: "every chunk" });
+        }
+    }
+    if let Some(boundary) = limits.boundary
+        && boundary != Boundary::F32
+        && limits.activations == Activations::F32
+    {
+        return Err(PlanError::ExactBoundary { boundary });
+    }
+    check_objective(input.objective)?;
+    check_constraints(input)?;
+    if let Some(split) = input.split {
+        let labels: Vec<_> = input.devices.iter().map(|d| d.label.as_str()).collect();
+        split.check(u32::try_from(input.segments.len()).unwrap_or(u32::MAX), &labels)?;
+    }
+    Ok(())
+}
+
+fn check_objective(objective: Objective) -> Result<(), PlanError> {
+    let Objective::Mix(mix) = objective else { return Ok(()) };
+    let weights = [mix.latency, mix.throughput, mix.first_token];
+    let is_weight = |weight: &f64| (0.0..=crate::objective::MOST_WEIGHT).contains(weight);
+    if weights.iter().all(is_weight) && weights.iter().any(|weight| *weight > 0.0) {
+        return Ok(());
+    }
+    Err(PlanError::BadConstraint {
+        what: "the weights of a mixed objective must be from 0 to 1e9, and one of them more than 0".into(),
+    })
+}
+
+fn check_constraints(input: &PlannerInput<'_>) -> Result<(), PlanError> {
+    let wrong = |what: String| Err(PlanError::BadConstraint { what });
+    let Constraints { pins, excluded, max_stages } = input.constraints;
+    let known = |label: &str| input.devices.iter().any(|device| device.label == label);
+    let names = || input.devices.iter().map(|device| device.label.as_str()).collect::<Vec<_>>().join(", ");
+    for label in pins.iter().map(|pin| &pin.device).chain(excluded) {
+        if !known(label) {
+            return wrong(format!("there is no device {label} (devices: {})", names()));
+        }
+    }
+    for (at, pin) in pins.iter().enumerate() {
+        let last = input.segments.len() - 1;
+        if pin.segment as usize > last {
+            return wrong(format!("segment {} is pinned, and the last one is {last}", pin.segment));
+        }
+        if excluded.contains(&pin.device) {
+            return wrong(format!("segment {} is pinned to {}, which is excluded", pin.segment, pin.device));
+        }
+        let other =
+            pins[..at].iter().find(|other| other.segment == pin.segment && other.device != pin.device);
+        if let Some(other) = other {
+            return wrong(format!(
+                "segment {} is pinned to {} and to {}",
+                pin.segment, other.device, pin.device
+            ));
+        }
+    }
+    let mut parts = input.split.iter().flat_map(|split| &split.parts);
+    if let Some(part) = parts.find(|part| excluded.contains(&part.device)) {
+        return wrong(format!("the split names {}, which is excluded", part.device));
+    }
+    if input.devices.iter().all(|device| excluded.contains(&device.label)) {
+        return wrong("every device is excluded".into());
+    }
+    if *max_stages == Some(0) {
+        return wrong("at most 0 stages".into());
+    }
+    Ok(())
+}
+
+/// The user's split as runs of segments on devices, after `check`.
+fn given_runs(input: &PlannerInput<'_>) -> Option<Vec<Run>> {
+    let device = |label: &str| input.devices.iter().position(|d| d.label == label);
+    input
+        .split?
+        .parts
+        .iter()
+        .map(|p| Some(Run { device: device(&p.device)?, segments: p.span.range() }))
+        .collect()
+}
+
+/// Whether some placement (the user's, if there is one) fits at this context.
+fn fits(input: &PlannerInput<'_>, lowered: &Arc<Lowered<'_>>, context: u32) -> bool {
+    let boundary = input.limits.boundary.unwrap_or_default();
+    let point = Point { chunk: input.limits.chunk, groups: 1, boundary };
+    let problem = Problem::new(input, Arc::clone(lowered), context, point);
+    match given_runs(input) {
+        Some(runs) => problem.prove(&runs).is_ok(),
+        None => room::fits(&problem.instance()),
+    }
+}
+
+fn fitting_context(input: &PlannerInput<'_>) -> Result<u32, PlanError> {
+    let whole = input.model.context;
+    let lowered = Arc::new(Lowered::new(input.limits.chunk, input.segments));
+    if fits(input, &lowered, whole) {
+        return Ok(whole);
+    }
+    let block = BLOCK_TOKENS as u32;
+    let smallest = block.min(whole);
+    if !fits(input, &lowered, smallest) {
+        let grid = Grid::new(input, smallest);
+        let shortages = given_runs(input).map(|runs| grid.start().prove(&runs).err().unwrap_or_default());
+        return Err(match shortages {
+            Some(shortages) => no_fit(input, smallest, shortages),
+            None => nothing_fits(&grid),
+        });
+    }
+    // Memory grows with the context, so what fits is found by halving: `low` blocks fit, `high` do not.
+    let (mut low, mut high) = (1, whole.div_ceil(block));
+    while high - low > 1 {
+        let middle = low + (high - low) / 2;
+        if fits(input, &lowered, middle * block) {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    Ok((low * block).min(whole))
+}
+
+/// Why no placement was found: for want of memory, or else for the constraints.
+fn nothing_fits(grid: &Grid<'_>) -> PlanError {
+    match room::closest(grid.start()) {
+        shortages if shortages.is_empty() => {
+            PlanError::BadConstraint { what: "no placement that fits keeps to them all".into() }
+        }
+        shortages => no_fit(grid.input, grid.context, shortages),
+    }
+}
+
+fn no_fit(input: &PlannerInput<'_>, context: u32, shortages: Vec<Shortage>) -> PlanError {
+    let block = BLOCK_TOKENS as u32;
+    let shorter = (context > block).then(|| fitting_context(input).ok()).flatten();
+    let hint = reasons::hint(input, shorter.filter(|c| *c < context));
+    PlanError::DoesNotFit(Box::new(DoesNotFit { context, shortages, hint }))
+}
+
+fn assemble(grid: &Grid<'_>, found: &SearchResult, trials: Option<Trials>) -> Plan {
+    let plan = |explanation, reasons| {
+        let plan = assemble_choice(grid, &found.best, explanation, reasons);
+        with_chunks(grid, &found.best, plan, chunks::by_prompt(grid, &found.best))
+    };
+    if !grid.input.explained {
+        return plan(Explanation::default(), Vec::new());
+    }
+    let explanation = explain::explanation(grid, found);
+    let mut reasons = reasons::reasons(grid, &found.best, &explanation);
+    // Behind what was predicted.
+    reasons.splice(4..4, trials.map(reasons::trials));
+    plan(explanation, reasons)
+}
+
+/// The host memory of a plan for these stages.
+fn host_memory(
+    input: &PlannerInput<'_>,
+    shape: &StageCapacity,
+    credits: u32,
+    stages: &[PlanStage],
+) -> HostMemory {
+    let sum = |bytes: &mut dyn Iterator<Item = u64>| bytes.fold(0, u64::saturating_add);
+    let in_host = |stage: &&PlanStage| {
+        input.devices.iter().any(|device| device.label == stage.device && device.in_host_memory)
+    };
+    let logits = shape.logits_bytes().saturating_mul(u64::from(credits));
+    let staging = sum(&mut stages.iter().map(|stage| stage.memory_bytes.staging));
+    let slots = u64::from(shape.slots).saturating_mul(stages.len() as u64);
+    let parameters = shape.params_bytes().saturating_mul(slots);
+    let devices = sum(&mut stages.iter().filter(in_host).map(|stage| stage.memory_bytes.total));
+    let total = sum(&mut [logits, staging, parameters, devices].into_iter());
+    HostMemory { logits, staging, parameters, devices, total, available: input.host_memory_bytes }
+}
+
+/// Adds the chunks to the plan; the longest one sets its memory.
+fn with_chunks(grid: &Grid<'_>, chosen: &Choice, plan: Plan, chunks: Chunks) -> Plan {
+    let chunk = chunks.most_rows().max(chosen.point.chunk);
+    let problem = grid.problem(Point { chunk, ..chosen.point });
+    let stage = |(at, stage): (usize, PlanStage)| {
+        let before = at.checked_sub(1).map(|before| chosen.runs[before].device);
+        PlanStage { memory_bytes: problem.memory(&chosen.runs[at], before), ..stage }
+    };
+    let stages: Vec<_> = plan.stages.into_iter().enumerate().map(stage).collect();
+    let host_memory_bytes = host_memory(grid.input, &problem.shape, chosen.credits, &stages);
+    Plan { chunk, chunks: Some(chunks), stages, host_memory_bytes, ..plan }
+}
+
+fn tenths(value: f64) -> f64 {
+    (value * 10.0).round() / 10.0
+}
+
+fn predicted(times: &Times) -> PredictedTimes {
+    PredictedTimes { decode_us: tenths(times.decode_us), prefill_us: tenths(times.full_chunk_us) }
+}
+
+fn assemble_choice(grid: &Grid<'_>, chosen: &Choice, explanation: Explanation, reasons: Vec<String>) -> Plan {
+    let (input, problem) = (grid.input, grid.problem(chosen.point));
+    let evaluation = &chosen.evaluation;
+    let stage = |(at, run): (usize, &Run)| PlanStage {
+        device: input.devices[run.device].label.clone(),
+        segments: run.span(),
+        memory_bytes: problem.memory(run, at.checked_sub(1).map(|before| chosen.runs[before].device)),
+        predicted: predicted(&evaluation.stages[at]),
+    };
+    let edge = |(pair, times): (&[Run], &Times)| PlanEdge {
+        route: problem.link(pair[0].device, pair[1].device).route,
+        predicted: predicted(times),
+    };
+    let stages: Vec<_> = chosen.runs.iter().enumerate().map(stage).collect();
+    Plan {
+        ragtag_plan: PLAN_VERSION,
+        model: PlanModel {
+            name: input.model.name.clone(),
+            digest: input.model.digest.clone(),
+            segments: u32::try_from(input.segments.len()).unwrap_or(u32::MAX),
+            granularity: Granularity::of(input.segments),
+        },
+        objective: input.objective,
+        workload: input.workload,
+        device_options: None,
+        context: grid.context,
+        sequences: input.limits.sequences,
+        chunk: chosen.point.chunk,
+        chunks: None,
+        decode_rows: chosen.pace.decode_rows,
+        decode_groups: chosen.point.groups,
+        credits: chosen.credits,
+        slots: input.limits.slots,
+        kv: input.limits.kv,
+        activations: input.limits.activations,
+        boundary: chosen.point.boundary,
+        host_memory_bytes: host_memory(input, &problem.shape, chosen.credits, &stages),
+        stages,
+        edges: chosen.runs.windows(2).zip(&evaluation.crossings).map(edge).collect(),
+        token_return: predicted(&evaluation.token_return),
+        predicted: PredictedRun {
+            decode_tokens_per_s: tenths(evaluation.decode_tokens_per_s),
+            prefill_tokens_per_s: tenths(evaluation.prefill_tokens_per_s),
+            prefill_rows: chosen.point.chunk,
+            first_token_us: tenths(evaluation.first_token_us),
+            token_us: tenths(evaluation.token_us),
+        },
+        explanation,
+        reasons,
+    }
+}

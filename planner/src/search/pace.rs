@@ -1,0 +1,225 @@
+//! The shapes in which work arrives at a pipeline, how much of each makes a request, and what the objective makes of the
+//! times of each.
+//!
+//! This module must not know devices, and not how placements are found.
+
+use super::PlannerInput;
+use super::solver::{Costs, Score};
+use crate::cost::BatchShape;
+use crate::objective::Objective;
+use ragtag_graph::Boundary;
+use std::iter::Sum;
+use std::ops::{Add, Mul, Sub};
+
+/// A point of the grid over what is not a placement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Point {
+    /// Most rows of a micro-batch.
+    pub chunk: u32,
+    /// Micro-batches over which generating sequences are spread.
+    pub groups: u32,
+    /// Form in which activations cross between stages.
+    pub boundary: Boundary,
+}
+
+/// How long something takes for each of the micro-batches of a [`Pace`], in microseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Times {
+    /// A decode step of one group.
+    pub decode_us: f64,
+    /// A decode step of one sequence alone.
+    pub alone_us: f64,
+    /// A chunk of this request's prompt, no logits wanted.
+    pub chunk_us: f64,
+    /// What a prompt's end adds: the logits of its last row.
+    pub prompt_end_us: f64,
+    /// A chunk of full length that ends a prompt, as plans report it.
+    pub full_chunk_us: f64,
+}
+
+impl Times {
+    /// The same time for everything.
+    pub fn always(us: f64) -> Self {
+        Self { decode_us: us, alone_us: us, chunk_us: us, prompt_end_us: 0.0, full_chunk_us: us }
+    }
+
+    fn with(self, other: Self, of: impl Fn(f64, f64) -> f64) -> Self {
+        Self {
+            decode_us: of(self.decode_us, other.decode_us),
+            alone_us: of(self.alone_us, other.alone_us),
+            chunk_us: of(self.chunk_us, other.chunk_us),
+            prompt_end_us: of(self.prompt_end_us, other.prompt_end_us),
+            full_chunk_us: of(self.full_chunk_us, other.full_chunk_us),
+        }
+    }
+}
+
+impl Add for Times {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        self.with(other, |a, b| a + b)
+    }
+}
+
+impl Sub for Times {
+    type Output = Self;
+
+    fn sub(self, other: Self) -> Self {
+        self.with(other, |a, b| a - b)
+    }
+}
+
+impl Mul<f64> for Times {
+    type Output = Self;
+
+    fn mul(self, factor: f64) -> Self {
+        self.with(self, |a, _| a * factor)
+    }
+}
+
+impl Sum for Times {
+    fn sum<I: Iterator<Item = Self>>(times: I) -> Self {
+        times.fold(Self::default(), Add::add)
+    }
+}
+
+/// The micro-batches of a request, and how many of each there are.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Pace {
+    objective: Objective,
+    /// Sequences that share the pipeline.
+    pub sequences: u32,
+    /// Sequences of one decode micro-batch.
+    pub decode_rows: u32,
+    /// Decode micro-batches that go round.
+    pub decode_groups: u32,
+    /// Tokens of a request's prompt.
+    pub prompt: f64,
+    /// Prefill chunks of a request; the last may be a part of one.
+    pub chunks: f64,
+    /// Tokens that a request generates.
+    pub generated: f64,
+    decode: BatchShape,
+    alone: BatchShape,
+    chunk: BatchShape,
+    full_chunk: BatchShape,
+}
+
+impl Pace {
+    pub fn new(input: &PlannerInput<'_>, context: u32, point: Point) -> Self {
+        let sequences = match input.objective {
+            Objective::Latency | Objective::FirstToken => 1,
+            Objective::Throughput | Objective::Mix(_) => input.limits.sequences,
+        };
+        let logit_rows = input.limits.logit_rows;
+        let decode_rows = sequences.div_ceil(point.groups.max(1)).min(point.chunk).min(logit_rows).max(1);
+        let (prompt, generated) = input.workload.within(context);
+        let chunk_rows = (prompt.ceil() as u32).clamp(1, point.chunk.max(1));
+        let (reading, writing) = (prompt / 2.0, prompt + generated / 2.0);
+        let decode = |rows| BatchShape { rows, logit_rows: rows, sequences: rows, positions: writing };
+        Self {
+            objective: input.objective,
+            sequences,
+            decode_rows,
+            decode_groups: sequences.div_ceil(decode_rows),
+            prompt,
+            chunks: prompt / f64::from(chunk_rows),
+            generated,
+            decode: decode(decode_rows),
+            alone: decode(1),
+            chunk: BatchShape { rows: chunk_rows, logit_rows: 0, sequences: 1, positions: reading },
+            full_chunk: BatchShape { rows: point.chunk, logit_rows: 1, sequences: 1, positions: reading },
+        }
+    }
+
+    /// The times of something of which the time for a micro-batch is known.
+    pub fn times(&self, time_us: impl Fn(&BatchShape) -> f64) -> Times {
+        let end = BatchShape { logit_rows: 1, ..self.chunk };
+        let chunk_us = time_us(&self.chunk);
+        Times {
+            decode_us: time_us(&self.decode),
+            alone_us: time_us(&self.alone),
+            chunk_us,
+            prompt_end_us: if self.chunks > 0.0 { time_us(&end) - chunk_us } else { 0.0 },
+            full_chunk_us: time_us(&self.full_chunk),
+        }
+    }
+
+    /// How long something is busy for one request, in microseconds.
+    pub fn busy_us(&self, times: &Times) -> f64 {
+        let steps = self.generated / f64::from(self.decode_rows);
+        self.chunks * times.chunk_us + times.prompt_end_us + steps * times.decode_us
+    }
+
+    /// The part of a prompt's time that adds up over the stages: its first chunk, and its end.
+    fn filling_us(&self, times: &Times) -> f64 {
+        self.chunks.min(1.0) * times.chunk_us + times.prompt_end_us
+    }
+
+    /// Chunks that follow the first, each as late as the slowest stage or crossing makes it.
+    fn following(&self) -> f64 {
+        self.chunks - self.chunks.min(1.0)
+    }
+
+    /// The times in the solver's currencies.
+    pub fn costs(&self, times: &Times) -> Costs {
+        let filling = self.filling_us(times);
+        let time = match self.objective {
+            Objective::Latency => filling + self.generated * times.alone_us,
+            Objective::FirstToken => filling,
+            Objective::Throughput => filling + self.generated * times.decode_us,
+            Objective::Mix(mix) => {
+                (mix.latency + mix.first_token) * filling + mix.latency * self.generated * times.alone_us
+            }
+        };
+        Costs { busy: self.busy_us(times), time, chunk: times.chunk_us }
+    }
+
+    /// What the solver makes of them: microseconds a request.
+    pub fn score(&self) -> Score {
+        let chunk_weight = self.following();
+        let sequences = f64::from(self.sequences);
+        match self.objective {
+            Objective::Latency | Objective::FirstToken => Score::Sum { chunk_weight },
+            // Prompts come one by one, as other requests end, and decode waits while their chunks go through.
+            Objective::Throughput => {
+                Score::Busy { sequences, chunk_weight: self.chunks * sequences - self.chunks.min(1.0) }
+            }
+            Objective::Mix(mix) => Score::Mix {
+                chunk_weight: (mix.latency + mix.first_token) * chunk_weight,
+                busy_weight: mix.throughput,
+            },
+        }
+    }
+
+    /// From the arrival of a request at an empty pipeline to its first token: what all parts take together, and what the
+    /// slowest of them takes for a chunk.
+    pub fn first_token_us(&self, sum: &Times, slowest_chunk_us: f64) -> f64 {
+        self.filling_us(sum) + self.following() * slowest_chunk_us
+    }
+
+    /// The time per request if prompts and decode steps never overlap: the slowest part counts for each of them apart.
+    pub fn apart_us(&self, sum: &Times, parts: impl Iterator<Item = Times>) -> f64 {
+        let (mut chunk_us, mut decode_us) = (0.0f64, 0.0f64);
+        for times in parts {
+            chunk_us = chunk_us.max(times.chunk_us);
+            decode_us = decode_us.max(times.decode_us / f64::from(self.decode_rows));
+        }
+        let round_us = sum.decode_us / f64::from(self.sequences);
+        self.chunks * chunk_us + self.generated * decode_us.max(round_us)
+    }
+
+    /// The least share of time that a stage of prefill stands idle while `stages` stages fill and drain, when all
+    /// sequences' prompts arrive at once.
+    pub fn bubble(&self, stages: usize) -> f64 {
+        let fill = stages as f64 - 1.0;
+        let chunks = (self.chunks.ceil() * f64::from(self.sequences)).max(1.0);
+        fill / (chunks + fill)
+    }
+
+    /// Rows of a full chunk.
+    pub fn full_chunk_rows(&self) -> u32 {
+        self.full_chunk.rows
+    }
+}

@@ -1,0 +1,416 @@
+//! A planning problem at one point of the grid: the times of everything, and the solver's instance of it.
+//!
+//! This module must not know how placements are found or told.
+
+use super::pace::{Pace, Point, Times};
+use super::solver::{Costs, DeviceCosts, Instance, LinkCosts, SharedBus, Term};
+use super::{PlannerInput, Shortage};
+use crate::cost::{
+    BoundaryTime, DeviceFacts, LinkFacts, RunSizes, SegmentKey, SharedLink, StageCapacity, segment_time_us,
+};
+use crate::plan::StageMemory;
+use crate::split::Span;
+use ragtag_graph::Segment;
+use ragtag_transfer::Route;
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// A run of segments on a device: at least one segment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Run {
+    /// Index into the devices.
+    pub device: usize,
+    /// The segments.
+    pub segments: Range<usize>,
+}
+
+impl Run {
+    pub fn span(&self) -> Span {
+        let number = |at: usize| u32::try_from(at).unwrap_or(u32::MAX);
+        Span::new(number(self.segments.start), number(self.segments.end - 1))
+            .expect("runs hold a segment at least")
+    }
+}
+
+/// The segments as they are lowered for a chunk, with the memory of every run of them.
+pub(super) struct Lowered<'a> {
+    pub chunk: u32,
+    pub segments: &'a [Segment],
+    pub sizes: RunSizes,
+}
+
+impl<'a> Lowered<'a> {
+    pub fn new(chunk: u32, segments: &'a [Segment]) -> Self {
+        Self { chunk, segments, sizes: RunSizes::new(segments) }
+    }
+}
+
+/// What the cost model expects of a placement.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Evaluation {
+    /// Each stage.
+    pub stages: Vec<Times>,
+    /// Each crossing to the next stage.
+    pub crossings: Vec<Times>,
+    /// What links share, all crossings together.
+    pub shared: Vec<Times>,
+    /// Logits to the host, and the next tokens to the first stage.
+    pub token_return: Times,
+    /// What the objective makes of it: microseconds a request. Smaller is better.
+    pub score_us: f64,
+    /// Time per request if prompts and decode steps never overlap.
+    pub apart_us: f64,
+    /// By what points of the grid are compared: the score. Where plans are tried in simulation it is no less than
+    /// `apart_us`, which is near to what the simulator finds: the score has what is busy overlap perfectly, and so takes many
+    /// small decode micro-batches for cheap.
+    pub expected_us: f64,
+    /// Tokens per second in decode.
+    pub decode_tokens_per_s: f64,
+    /// Tokens per second in prefill, pipeline full.
+    pub prefill_tokens_per_s: f64,
+    /// From a request's arrival to its first token, alone in the pipeline.
+    pub first_token_us: f64,
+    /// From one token of a sequence to its next.
+    pub token_us: f64,
+    /// Share of a decode round in which the slowest stage stands idle.
+    pub decode_idle: f64,
+}
+
+/// A planning problem at one point of the grid and a fixed context.
+pub(super) struct Problem<'a> {
+    pub input: &'a PlannerInput<'a>,
+    pub point: Point,
+    pub pace: Pace,
+    pub shape: StageCapacity,
+    lowered: Arc<Lowered<'a>>,
+    /// For each device the times of the segments before each, and before the end.
+    before: Vec<Vec<Times>>,
+    /// At `from * devices + to`.
+    crossings: Vec<Times>,
+    links: Vec<&'a LinkFacts>,
+}
+
+impl<'a> Problem<'a> {
+    pub fn new(input: &'a PlannerInput<'a>, lowered: Arc<Lowered<'a>>, context: u32, point: Point) -> Self {
+        let limits = &input.limits;
+        let shape = StageCapacity {
+            context,
+            sequences: limits.sequences,
+            rows: point.chunk,
+            logit_rows: limits.logit_rows_of(point.groups, point.chunk),
+            slots: limits.slots,
+            row_bytes: input.model.row_bytes,
+            boundary: point.boundary,
+            logit_row_bytes: input.model.logit_row_bytes,
+        };
+        let pace = Pace::new(input, context, point);
+        let kinds = Kinds::new(lowered.segments);
+        let before = input.devices.iter().map(|device| kinds.times_before(input, device, &pace)).collect();
+        let links = links(input);
+        let rates = shared_rates(input);
+        let crossing = |(link, rate)| crossing_times(input, point, &pace, link, rate);
+        let crossings = links.iter().copied().zip(rates).map(crossing).collect();
+        Self { input, point, pace, shape, lowered, before, crossings, links }
+    }
+
+    /// The same point for other input over the same segments, such as another workload.
+    pub fn of_input<'b>(&self, input: &'b PlannerInput<'b>) -> Problem<'b>
+    where
+        'a: 'b,
+    {
+        let lowered: Arc<Lowered<'b>> = self.lowered.clone();
+        Problem::new(input, lowered, self.shape.context, self.point)
+    }
+
+    /// The problem as the solver takes it, without devices that must take part.
+    pub fn instance(&self) -> Instance {
+        let input = self.input;
+        let staging = |from, to| self.link(from, to).route.staging_bytes();
+        let mut classes: Vec<u64> = pairs(input).map(|(from, to)| staging(from, to)).chain([0]).collect();
+        classes.sort_unstable();
+        classes.dedup();
+        let class = |bytes| classes.binary_search(&bytes).unwrap_or(0);
+        let costs = |times: &Times| self.pace.costs(times);
+        let device = |device: usize| DeviceCosts {
+            before: self.before[device].iter().map(costs).collect(),
+            stage: self.stage_costs(device),
+            entry: Costs::default(),
+            exit: Costs { busy: 0.0, chunk: 0.0, ..costs(&self.token_return(device)) },
+            reach: classes.iter().map(|&bytes| self.reach(device, bytes)).collect(),
+        };
+        let crossing = |(from, to): (usize, usize)| {
+            let costs = costs(&self.crossing(from, to));
+            (from != to).then(|| LinkCosts { costs, class: class(staging(from, to)) })
+        };
+        let constraints = input.constraints;
+        let mut pins = vec![None; input.segments.len()];
+        for pin in &constraints.pins {
+            pins[pin.segment as usize] = index(input, &pin.device);
+        }
+        let is_excluded = |device: &DeviceFacts| constraints.excluded.contains(&device.label);
+        Instance {
+            segments: input.segments.len(),
+            devices: (0..input.devices.len()).map(device).collect(),
+            crossings: pairs(input).map(crossing).collect(),
+            shared: self.shared(),
+            score: self.pace.score(),
+            pins,
+            required: Vec::new(),
+            excluded: input.devices.iter().map(is_excluded).collect(),
+            max_stages: constraints.max_stages.map_or(usize::MAX, |most| most as usize),
+            known: f64::INFINITY,
+        }
+    }
+
+    /// For each first segment the end of the longest run that fits, behind a ring of so many bytes.
+    fn reach(&self, device: usize, staging: u64) -> Vec<usize> {
+        let (segments, device) = (self.lowered.segments.len(), &self.input.devices[device]);
+        let mut end = 0;
+        let longest = |first: usize| {
+            end = end.max(first);
+            let sizes = &self.lowered.sizes;
+            let fits = |end: usize| {
+                let memory = sizes.stage(first..end, &self.shape, staging, device);
+                memory.total <= memory.available && sizes.too_large(first..end, &self.shape, device).is_none()
+            };
+            while end < segments && fits(end + 1) {
+                end += 1;
+            }
+            end
+        };
+        (0..segments).map(longest).collect()
+    }
+
+    /// What is shared, for each term that counts.
+    fn shared(&self) -> Vec<SharedBus> {
+        let (busy_weight, chunk_weight) = self.pace.score().weights();
+        let terms = [(Term::Busy, busy_weight), (Term::Chunk, chunk_weight)];
+        let terms = terms.into_iter().filter(|(_, weight)| *weight > 0.0).map(|(term, _)| term);
+        let bus = |term: Term, shared: &SharedLink| {
+            let load = term.of(&self.pace.costs(&self.shared_times(shared)));
+            let users = users(self.input, shared).map(|pair| (pair, load)).collect();
+            SharedBus { term, users }
+        };
+        terms.flat_map(|term| self.input.links.shared.iter().map(move |shared| bus(term, shared))).collect()
+    }
+
+    /// How long one crossing occupies something that links share.
+    fn shared_times(&self, shared: &SharedLink) -> Times {
+        let rate = shared.bandwidth_bytes_per_s.value;
+        self.pace.times(|batch| crossing_bytes(self.input, self.point, batch.rows) as f64 / rate * 1e6)
+    }
+
+    /// How long the shared links are occupied, all crossings of a placement together.
+    fn shared_by(&self, runs: &[Run]) -> Vec<Times> {
+        let label = |run: &Run| self.input.devices[run.device].label.as_str();
+        let occupied = |shared: &SharedLink| {
+            let uses = |pair: &&[Run]| {
+                shared.users.iter().any(|(from, to)| *from == label(&pair[0]) && *to == label(&pair[1]))
+            };
+            self.shared_times(shared) * runs.windows(2).filter(uses).count() as f64
+        };
+        self.input.links.shared.iter().map(occupied).collect()
+    }
+
+    /// What any stage on a device takes besides its segments.
+    fn stage_times(&self, device: usize) -> Times {
+        let (device, row_bytes) = (&self.input.devices[device], self.input.model.row_bytes);
+        let boundary = |rows: u32| BoundaryTime::new(self.point.boundary, device, rows.into(), row_bytes);
+        Times::always(device.stage_us.value) + self.pace.times(|batch| boundary(batch.rows).sum_us())
+    }
+
+    /// What any stage on a device costs besides its segments: a hand-over delays, and keeps nobody busy.
+    fn stage_costs(&self, device: usize) -> Costs {
+        let (own, late) = (self.stage_times(device), self.hand_over(device));
+        Costs { time: self.pace.costs(&(own + late)).time, ..self.pace.costs(&own) }
+    }
+
+    /// What a micro-batch that comes alone loses on a device.
+    fn hand_over(&self, device: usize) -> Times {
+        Times::always(self.input.devices[device].hand_over_us.value)
+    }
+
+    /// The way of tokens from the last stage, on this device, back to the first.
+    fn token_return(&self, device: usize) -> Times {
+        let device = &self.input.devices[device];
+        self.pace.times(|batch| match batch.logit_rows {
+            0 => 0.0,
+            rows => device.token_return(rows, self.input.model.logit_row_bytes).value,
+        })
+    }
+
+    pub fn link(&self, from: usize, to: usize) -> &'a LinkFacts {
+        self.links[from * self.input.devices.len() + to]
+    }
+
+    /// The times of a crossing.
+    pub fn crossing(&self, from: usize, to: usize) -> Times {
+        self.crossings[from * self.input.devices.len() + to]
+    }
+
+    /// What a stage takes, given the device of the stage before it.
+    pub fn memory(&self, run: &Run, before: Option<usize>) -> StageMemory {
+        let staging = before.map_or(0, |before| self.link(before, run.device).route.staging_bytes());
+        let device = &self.input.devices[run.device];
+        self.lowered.sizes.stage(run.segments.clone(), &self.shape, staging, device)
+    }
+
+    /// What a stage lacks, given the device of the stage before it: memory, or room for a buffer in one piece.
+    pub fn shortage(&self, run: &Run, before: Option<usize>) -> Option<Shortage> {
+        let (memory, device) = (self.memory(run, before), &self.input.devices[run.device]);
+        let too_large = self.lowered.sizes.too_large(run.segments.clone(), &self.shape, device);
+        let lacks = memory.total > memory.available || too_large.is_some();
+        lacks.then(|| Shortage { device: device.label.clone(), segments: run.span(), memory, too_large })
+    }
+
+    /// Proves the memory of a placement.
+    pub fn prove(&self, runs: &[Run]) -> Result<(), Vec<Shortage>> {
+        let shortage = |(at, run): (usize, &Run)| {
+            self.shortage(run, at.checked_sub(1).map(|before| runs[before].device))
+        };
+        let shortages: Vec<_> = runs.iter().enumerate().filter_map(shortage).collect();
+        if shortages.is_empty() { Ok(()) } else { Err(shortages) }
+    }
+
+    /// What to expect of a placement.
+    pub fn evaluate(&self, runs: &[Run]) -> Evaluation {
+        let stage = |run: &Run| {
+            let before = &self.before[run.device];
+            before[run.segments.end] - before[run.segments.start] + self.stage_times(run.device)
+        };
+        let stages: Vec<_> = runs.iter().map(stage).collect();
+        let crossings: Vec<_> = runs.windows(2).map(|p| self.crossing(p[0].device, p[1].device)).collect();
+        let token_return = runs.last().map(|run| self.token_return(run.device)).unwrap_or_default();
+        let late: Times = runs.iter().map(|run| self.hand_over(run.device)).sum();
+        let sum: Times = stages.iter().chain(&crossings).copied().sum::<Times>() + late + token_return;
+        let shared = self.shared_by(runs);
+        let parts = || stages.iter().chain(&crossings).chain(&shared);
+        let slowest = |of: fn(&Times) -> f64| parts().map(of).fold(0.0, f64::max);
+        let pace = &self.pace;
+        // A micro-batch cannot start its next step before the last one came out at the end of the pipeline.
+        let decode_us = slowest(|t| t.decode_us);
+        let round_us = sum.decode_us.max(f64::from(pace.decode_groups) * decode_us);
+        let costs = pace.costs(&sum);
+        let slowest_chunk_us = slowest(|t| t.chunk_us);
+        let busy = parts().map(|times| pace.busy_us(times)).fold(0.0, f64::max);
+        let score_us = pace.score().of(&Costs { busy, chunk: slowest_chunk_us, ..costs });
+        let apart_us = pace.apart_us(&sum, parts().copied());
+        Evaluation {
+            score_us,
+            apart_us,
+            expected_us: if self.input.is_tried() { score_us.max(apart_us) } else { score_us },
+            decode_tokens_per_s: f64::from(pace.sequences) / round_us * 1e6,
+            prefill_tokens_per_s: f64::from(pace.full_chunk_rows()) / slowest(|t| t.full_chunk_us) * 1e6,
+            first_token_us: pace.first_token_us(&sum, slowest_chunk_us),
+            token_us: round_us,
+            decode_idle: 1.0 - f64::from(pace.decode_groups) * decode_us / round_us,
+            stages,
+            crossings,
+            shared,
+            token_return,
+        }
+    }
+}
+
+/// Segments that cost the same are timed once.
+struct Kinds<'a> {
+    first: Vec<&'a Segment>,
+    of: Vec<usize>,
+}
+
+impl<'a> Kinds<'a> {
+    fn new(segments: &'a [Segment]) -> Self {
+        let mut known: Vec<SegmentKey> = Vec::new();
+        let (mut first, mut of) = (Vec::new(), Vec::new());
+        for segment in segments {
+            let key = SegmentKey::from(segment);
+            let kind = known.iter().position(|other| *other == key).unwrap_or_else(|| {
+                known.push(key);
+                first.push(segment);
+                first.len() - 1
+            });
+            of.push(kind);
+        }
+        Self { first, of }
+    }
+
+    fn times_before(&self, input: &PlannerInput<'_>, device: &DeviceFacts, pace: &Pace) -> Vec<Times> {
+        let activations = input.limits.activations;
+        let time =
+            |segment: &&Segment| pace.times(|batch| segment_time_us(segment, device, activations, batch));
+        let times: Vec<_> = self.first.iter().map(time).collect();
+        let mut before = vec![Times::default()];
+        for &kind in &self.of {
+            before.push(before[before.len() - 1] + times[kind]);
+        }
+        before
+    }
+}
+
+fn pairs(input: &PlannerInput<'_>) -> impl Iterator<Item = (usize, usize)> + Clone + use<> {
+    let devices = input.devices.len();
+    (0..devices).flat_map(move |from| (0..devices).map(move |to| (from, to)))
+}
+
+fn index(input: &PlannerInput<'_>, label: &str) -> Option<usize> {
+    input.devices.iter().position(|device| device.label == label)
+}
+
+/// The link of each pair, at `from * devices + to`.
+fn links<'a>(input: &PlannerInput<'a>) -> Vec<&'a LinkFacts> {
+    let devices = input.devices.len();
+    let index: HashMap<_, _> =
+        input.devices.iter().enumerate().map(|(at, d)| (d.label.as_str(), at)).collect();
+    let mut links = vec![&input.links.other; devices * devices];
+    // The first of two that name one link counts, as in `Links::between`.
+    for (from, to, facts) in input.links.known.iter().rev() {
+        if let (Some(from), Some(to)) = (index.get(from.as_str()), index.get(to.as_str())) {
+            links[from * devices + to] = facts;
+        }
+    }
+    links
+}
+
+/// The pairs of devices whose crossings use something shared.
+fn users<'a>(
+    input: &'a PlannerInput<'_>,
+    shared: &'a SharedLink,
+) -> impl Iterator<Item = (usize, usize)> + 'a {
+    shared.users.iter().filter_map(|(from, to)| Some((index(input, from)?, index(input, to)?)))
+}
+
+/// For each pair, at `from * devices + to`, the lowest rate of what it shares with others, in bytes a second.
+fn shared_rates(input: &PlannerInput<'_>) -> Vec<f64> {
+    let devices = input.devices.len();
+    let mut rates = vec![f64::INFINITY; devices * devices];
+    for shared in &input.links.shared {
+        for (from, to) in users(input, shared) {
+            let rate = &mut rates[from * devices + to];
+            *rate = rate.min(shared.bandwidth_bytes_per_s.value);
+        }
+    }
+    rates
+}
+
+fn crossing_bytes(input: &PlannerInput<'_>, point: Point, rows: u32) -> u64 {
+    u64::from(rows).saturating_mul(point.boundary.row_bytes(input.model.row_bytes))
+}
+
+/// How long a crossing takes alone: at the rate of the link or of what it shares with others, whichever is lower.
+fn crossing_times(
+    input: &PlannerInput<'_>,
+    point: Point,
+    pace: &Pace,
+    link: &LinkFacts,
+    shared_rate: f64,
+) -> Times {
+    let time_us = |bytes: u64| {
+        let shared_us = link.latency_us.value + bytes as f64 / shared_rate * 1e6;
+        link.time_us(bytes).max(shared_us)
+    };
+    match link.route {
+        Route::SameDevice => Times::default(),
+        _ => pace.times(|batch| time_us(crossing_bytes(input, point, batch.rows))),
+    }
+}

@@ -1,0 +1,383 @@
+//! The planner's words: why this plan, what was left out, what is missing.
+//!
+//! This module must not decide anything: it tells what the search and the explanation found.
+
+use super::grid::{Choice, Grid};
+use super::pace::{Pace, Point};
+use super::trial::Trials;
+use super::{Baseline, DoesNotFit, HostMemory, PlannerInput, Shortage};
+use crate::objective::Objective;
+use crate::plan::{Alternative, Bottleneck, Explanation, LeftOut, Place};
+use crate::wording;
+use ragtag_graph::Boundary;
+use ragtag_kernels::KvType;
+
+/// Columns of a message of several lines.
+const COLUMNS: usize = 80;
+
+/// Said of plans that the cost model takes for faster than the one that trials chose.
+const IN_SIMULATION: &str = "; in simulation this plan is the best of those that were tried";
+
+/// Bytes as people read them, with the exact figure where they are few.
+fn bytes(bytes: u64) -> String {
+    const UNITS: [(&str, f64); 3] =
+        [("GiB", (1u64 << 30) as f64), ("MiB", (1u64 << 20) as f64), ("KiB", 1024.0)];
+    match UNITS.iter().find(|(_, size)| bytes as f64 >= *size) {
+        Some((unit, size)) => format!("{:.1} {unit}", bytes as f64 / size),
+        None => format!("{bytes} bytes"),
+    }
+}
+
+fn time(us: f64) -> String {
+    match us {
+        us if us < 1e3 => format!("{us:.0} µs"),
+        us if us < 1e6 => format!("{:.1} ms", us / 1e3),
+        us => format!("{:.1} s", us / 1e6),
+    }
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.0} %", share * 100.0)
+}
+
+/// Slower or faster by how much, for "… is predicted 12.0 % slower".
+fn compared(with: f64, us: f64) -> String {
+    wording::speed(us / with)
+}
+
+fn count(number: usize, noun: &str) -> String {
+    format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
+}
+
+/// Why this plan.
+pub(super) fn reasons(grid: &Grid<'_>, chosen: &Choice, explanation: &Explanation) -> Vec<String> {
+    let mut reasons = vec![objective(grid, &chosen.pace), context(grid)];
+    reasons.push(bottleneck(grid, chosen, &explanation.bottleneck));
+    reasons.push(speed(chosen));
+    if chosen.runs.len() > 1 {
+        reasons.push(idle(chosen, explanation));
+        reasons.extend(boundary(grid, chosen));
+    }
+    match grid.input.split {
+        Some(_) => reasons.push(against_own(explanation)),
+        None => {
+            reasons.extend(bound(explanation));
+            let left_out = explanation.left_out_alike();
+            let tried = left_out.iter().filter(|alike| alike[0].tried);
+            reasons.extend(tried.map(|alike| left_out_because(grid, explanation, alike)));
+            reasons.extend(left_out_untried(&explanation.left_out));
+            reasons.extend(against_rules(grid.input, explanation));
+        }
+    }
+    let binding = |b: &crate::plan::BindingLimit| {
+        format!("{} on {} would make it {}", b.more, b.of, wording::speed(1.0 / (1.0 + b.gain)))
+    };
+    reasons.extend(explanation.bindings.iter().map(binding));
+    reasons.push(sources(grid, chosen, explanation));
+    reasons
+}
+
+fn objective(grid: &Grid<'_>, pace: &Pace) -> String {
+    let input = grid.input;
+    let request = format!("requests of {}", wording::request(input.workload, grid.context));
+    if input.split.is_some() {
+        return format!("placement: the user's; predicted for {request}");
+    }
+    match input.objective {
+        Objective::Latency => format!("objective: latency of one sequence, for {request}"),
+        Objective::FirstToken => format!("objective: time to the first token of one sequence, for {request}"),
+        Objective::Throughput => {
+            let sequences = count(pace.sequences as usize, "sequence");
+            format!("objective: throughput of {sequences}, for {request}")
+        }
+        Objective::Mix(mix) => format!(
+            "objective: {} × latency + {} × time per request of a full pipeline + {} × time to the first token, for {request}",
+            mix.latency, mix.throughput, mix.first_token
+        ),
+    }
+}
+
+fn context(grid: &Grid<'_>) -> String {
+    let (context, own) = (grid.context, grid.input.model.context);
+    match grid.input.limits.context {
+        Some(_) if context > own => {
+            format!("context {context}: as asked, beyond the {own} that the model was trained for")
+        }
+        Some(_) => format!("context {context}: as asked"),
+        None if context == own => format!("context {context}: the model's own, it fits"),
+        None => {
+            let chunk = grid.input.limits.chunk;
+            format!(
+                "context {context}: the longest that fits with chunks of {chunk}; the model's own is {own}"
+            )
+        }
+    }
+}
+
+fn bottleneck(grid: &Grid<'_>, chosen: &Choice, bottleneck: &Bottleneck) -> String {
+    let label = |at: usize| &grid.input.devices[chosen.runs[at].device].label;
+    let what = match bottleneck.place {
+        Place::Edge => {
+            format!("the crossing from {} to {}", label(bottleneck.index), label(bottleneck.index + 1))
+        }
+        Place::SharedLink => format!("{}, which links share", grid.input.links.shared[bottleneck.index].name),
+        Place::Stage | Place::TokenReturn => {
+            let at = bottleneck.index;
+            format!("{} with segments {}", label(at), chosen.runs[at].span())
+        }
+    };
+    let (busy, share) = (time(bottleneck.busy_us), percent(bottleneck.share));
+    format!("bottleneck: {what}, {busy} a request, {share} of all work")
+}
+
+fn speed(chosen: &Choice) -> String {
+    let (evaluation, pace) = (&chosen.evaluation, &chosen.pace);
+    format!(
+        "predicted: decode {:.1} tokens/s with {} in micro-batches of {}, prefill {:.1} tokens/s",
+        evaluation.decode_tokens_per_s,
+        count(pace.sequences as usize, "sequence"),
+        pace.decode_rows,
+        evaluation.prefill_tokens_per_s
+    )
+}
+
+fn idle(chosen: &Choice, explanation: &Explanation) -> String {
+    let stages = chosen.runs.len();
+    format!(
+        "bubbles: filling and draining {stages} stages idles each for {} of a prefill burst; in decode the slowest is \
+         idle for {}, with {} of sequences going round",
+        percent(explanation.prefill_bubble),
+        percent(explanation.decode_idle),
+        count(chosen.pace.decode_groups as usize, "group"),
+    )
+}
+
+/// In which form activations cross, where that is a choice, and what comes of it.
+fn boundary(grid: &Grid<'_>, chosen: &Choice) -> Option<String> {
+    let form = chosen.point.boundary;
+    if grid.input.limits.boundary.is_some() {
+        return Some(format!("boundaries: activations cross as {form}, as asked"));
+    }
+    let other = grid.boundaries().iter().find(|other| **other != form)?;
+    let Some(with) = grid.priced(Point { boundary: *other, ..chosen.point }, chosen.runs.clone()) else {
+        return Some(format!("boundaries: activations cross as {form}; as {other} the plan would not fit"));
+    };
+    let told = compared(chosen.score_us(), with.score_us());
+    let told = format!("boundaries: activations cross as {form}; as {other} the plan is predicted {told}");
+    if form == Boundary::F32 {
+        return Some(told);
+    }
+    let crossings = chosen.evaluation.crossings.iter().zip(&with.evaluation.crossings).enumerate();
+    let busy_us = |times| chosen.pace.busy_us(times);
+    let (at, (short, long)) =
+        crossings.max_by(|(_, (_, a)), (_, (_, b))| busy_us(a).total_cmp(&busy_us(b)))?;
+    let label = |at: usize| &grid.input.devices[chosen.runs[at].device].label;
+    Some(format!(
+        "{told}; the crossing from {} to {} takes {} a request instead of {}",
+        label(at),
+        label(at + 1),
+        time(busy_us(short)),
+        time(busy_us(long)),
+    ))
+}
+
+/// What came of trying placements.
+pub(super) fn trials(trials: Trials) -> String {
+    format!(
+        "tried: {} in simulation, the best of them serves {:.3} requests/s",
+        count(trials.placements, "placement"),
+        trials.requests_per_s
+    )
+}
+
+/// How far from the best possible the plan is, where that is not nothing.
+fn bound(explanation: &Explanation) -> Option<String> {
+    let gap = explanation.score_us / explanation.bound_us - 1.0;
+    let is_told = gap.is_finite() && gap > 5e-4;
+    is_told.then(|| {
+        let faster = wording::speed(explanation.bound_us / explanation.score_us);
+        format!("bound: by the cost model no placement can be more than {faster}, whatever its micro-batches")
+    })
+}
+
+/// Why a group of like devices is left out.
+fn left_out_because(grid: &Grid<'_>, explanation: &Explanation, alike: &[&LeftOut]) -> String {
+    let labels: Vec<&str> = alike.iter().map(|left| left.device.as_str()).collect();
+    let (verb, it, any, has) = match alike {
+        [_] => ("is", "it", "it", "it has"),
+        _ => ("are", "one of them", "any of them", "each has"),
+    };
+    let left_out = format!("{} {verb} left out", wording::labels(&labels));
+    match &alike[0].best_with {
+        Some(with) => {
+            let compared = compared(explanation.score_us, with.score_us);
+            let but = match with.score_us < explanation.score_us {
+                true if grid.input.is_tried() => IN_SIMULATION,
+                true => "; of plans within 1 % the one with the fewest devices is taken",
+                false => "",
+            };
+            format!("{left_out}: the best plan with {it}, {}, is predicted {compared}{but}", with.split)
+        }
+        None if alike[0].constrained => format!("{left_out}: the constraints leave no room for {any}"),
+        None => {
+            let devices = grid.input.devices.iter().filter(|facts| labels.contains(&facts.label.as_str()));
+            let mut memory: Vec<u64> = devices.map(|facts| facts.memory_bytes).collect();
+            memory.dedup();
+            let memory = match memory[..] {
+                [memory] => format!(" ({has} {})", bytes(memory)),
+                _ => String::new(),
+            };
+            format!("{left_out}: no plan with {any} fits{memory}")
+        }
+    }
+}
+
+/// Devices that are left out and were not looked at further.
+fn left_out_untried(left_out: &[LeftOut]) -> Option<String> {
+    let untried: Vec<_> = left_out.iter().filter(|out| !out.tried).map(|out| out.device.as_str()).collect();
+    let verb = if untried.len() == 1 { "is" } else { "are" };
+    (!untried.is_empty()).then(|| {
+        let untried = wording::labels(&untried);
+        format!("{untried} {verb} left out as well; no plan with them was searched for")
+    })
+}
+
+/// What placing layers by a rule would have cost.
+fn against_rules(input: &PlannerInput<'_>, explanation: &Explanation) -> Option<String> {
+    let is_rule = |why: &str| Baseline::ALL.iter().any(|rule| rule.to_string() == why);
+    let rules: Vec<_> = explanation.alternatives.iter().filter(|other| is_rule(&other.why)).collect();
+    let told: Vec<_> = rules
+        .iter()
+        .map(|rule| format!("{} {}", rule.why, compared(explanation.score_us, rule.score_us)))
+        .collect();
+    let is_faster = rules.iter().any(|rule| rule.score_us < explanation.score_us);
+    let but = if is_faster && input.is_tried() { IN_SIMULATION } else { "" };
+    (!told.is_empty()).then(|| format!("by rule instead: {}{but}", told.join(", ")))
+}
+
+/// The user's split against the planner's own.
+fn against_own(explanation: &Explanation) -> String {
+    let own = explanation.alternatives.iter().find(|other| other.why == Alternative::PLANNERS_OWN);
+    match own {
+        Some(own) if own.score_us < explanation.score_us * (1.0 - 5e-4) => format!(
+            "the planner's own split, {}, is predicted faster; this one is {}",
+            own.split,
+            compared(own.score_us, explanation.score_us)
+        ),
+        _ => "the planner knows no faster split".into(),
+    }
+}
+
+fn sources(grid: &Grid<'_>, chosen: &Choice, explanation: &Explanation) -> String {
+    let devices = chosen.runs.iter().map(|run| &grid.input.devices[run.device]);
+    let figures: Vec<_> =
+        explanation.figures.iter().map(|count| format!("{} {}", count.figures, count.source)).collect();
+    let memory: Vec<_> =
+        devices.map(|d| format!("{} {} ({})", d.label, bytes(d.memory_bytes), d.memory_source)).collect();
+    format!("figures: {}; memory {}", figures.join(", "), memory.join(", "))
+}
+
+/// What is missing, where, and what would hold it: several lines.
+pub(super) fn does_not_fit(error: &DoesNotFit) -> String {
+    const TOLD: usize = 3;
+    let mut lines = vec![format!("the model does not fit at a context of {}:", error.context)];
+    lines.extend(error.shortages.iter().take(TOLD).flat_map(|one| wrapped(&shortage(one))));
+    if let Some(rest) = error.shortages.get(TOLD..).filter(|rest| !rest.is_empty()) {
+        let missing = rest.iter().map(Shortage::missing_bytes).fold(0, u64::saturating_add);
+        lines.push(format!("  {} more lack {} together", count(rest.len(), "device"), bytes_up(missing)));
+    }
+    lines.extend(wrapped(&error.hint));
+    lines.join("\n")
+}
+
+/// Bytes as people read them, rounded up, so that the printed amount is enough.
+fn bytes_up(exact: u64) -> String {
+    let unit = [30, 20, 10].into_iter().find(|bits| exact >> bits > 0);
+    // A tenth of the unit more where rounding took some.
+    unit.map_or_else(|| bytes(exact), |bits| bytes(exact.saturating_add((1 << bits) / 20)))
+}
+
+/// A text in lines of [`COLUMNS`] at most, each indented, the first one less.
+fn wrapped(text: &str) -> Vec<String> {
+    let mut lines = vec![String::from(" ")];
+    for word in text.split_whitespace() {
+        let is_full = |line: &String| line.chars().count() + 1 + word.chars().count() > COLUMNS;
+        if lines.last().is_some_and(is_full) {
+            lines.push("   ".into());
+        }
+        lines.iter_mut().last().into_iter().for_each(|line| *line = format!("{line} {word}"));
+    }
+    lines
+}
+
+/// What the host lacks.
+pub(super) fn host_does_not_fit(memory: &HostMemory) -> String {
+    let parts = [
+        ("logits", memory.logits),
+        ("staging", memory.staging),
+        ("parameters", memory.parameters),
+        ("stages of devices in host memory", memory.devices),
+    ];
+    let available = memory.available.map_or_else(String::new, bytes);
+    format!(
+        "the plan needs {} of host memory ({}) and {available} is free; fewer sequences, fewer credits or a shorter \
+         context need less",
+        bytes_up(memory.total),
+        sizes(&parts)
+    )
+}
+
+/// The sizes that are not zero.
+fn sizes(parts: &[(&str, u64)]) -> String {
+    let parts = parts.iter().filter(|(_, size)| *size > 0);
+    parts.map(|(name, size)| format!("{name} {}", bytes(*size))).collect::<Vec<_>>().join(", ")
+}
+
+fn shortage(shortage: &Shortage) -> String {
+    let memory = &shortage.memory;
+    if let Some(buffer) = shortage.too_large.filter(|_| shortage.missing_bytes() == 0) {
+        return format!(
+            "{} cannot hold segments {}: {} takes {}, and the device allows {} in one piece",
+            shortage.device,
+            shortage.segments,
+            buffer.what,
+            bytes_up(buffer.bytes),
+            bytes(buffer.limit)
+        );
+    }
+    let parts = [
+        ("weights", memory.weights),
+        ("keys and values", memory.kv),
+        ("scratch", memory.scratch),
+        ("slots", memory.slots),
+        ("staging", memory.staging),
+    ];
+    let needed = bytes_up(memory.total);
+    format!(
+        "{} lacks {} for segments {}: it has {} of the {needed} needed ({}); a device with {needed} would hold them",
+        shortage.device,
+        bytes_up(shortage.missing_bytes()),
+        shortage.segments,
+        bytes(memory.available),
+        sizes(&parts)
+    )
+}
+
+/// What might help; `shorter` is a context that is known to fit.
+pub(super) fn hint(input: &PlannerInput<'_>, shorter: Option<u32>) -> String {
+    let mut hints = Vec::new();
+    if let Some(context) = shorter {
+        hints.push(format!("--ctx {context} fits"));
+    }
+    if input.limits.kv == KvType::F32 {
+        hints.push("--kv f16 halves keys and values".into());
+    }
+    if input.limits.sequences > 1 {
+        hints.push("fewer sequences at once need less".into());
+    }
+    hints.push(match input.split {
+        Some(_) => "another split may fit".into(),
+        None => "another device adds memory".into(),
+    });
+    format!("What may help: {}", hints.join("; "))
+}

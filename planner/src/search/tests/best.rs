@@ -1,0 +1,74 @@
+//! That a plan loses to nothing that it tells.
+
+use super::*;
+
+/// The world's plan among several chunks.
+fn planned(world: &World) -> Option<Plan> {
+    let others = [64, 256, 512].map(|chunk| (chunk, world.segments.as_slice()));
+    plan(&PlannerInput { other_chunks: &others, ..world.input() }).ok()
+}
+
+#[test]
+fn a_plan_loses_to_nothing_that_it_tells() {
+    let (mut plans, mut chunks) = (0, [0; 2]);
+    for seed in 0..400 {
+        let world = unlike_world(seed);
+        let Some(plan) = planned(&world) else { continue };
+        plans += 1;
+        chunks[usize::from(plan.chunk == 128)] += 1;
+        let (score_us, bound_us) = (plan.explanation.score_us, plan.explanation.bound_us);
+        let input = world.input();
+        for other in others(&plan) {
+            let split: Split = other.split.parse().expect("a split");
+            let runs = given_runs(&PlannerInput { split: Some(&split), ..input }).expect("known devices");
+            assert!(input.allows(&runs), "seed {seed}: {other:?} breaks {:?}", world.constraints);
+            // Fewer devices may cost a percent, no fewer half of one for a faster decode.
+            let most = if split.parts.len() > plan.stages.len() { 1.01 } else { 1.005 };
+            assert!(
+                score_us <= other.score_us * most + 0.1,
+                "seed {seed}, {:?}: {} takes {score_us}, {other:?}",
+                world.objective,
+                plan.split()
+            );
+            assert!(other.score_us >= bound_us - 0.1, "seed {seed}: {bound_us} bounds {other:?}");
+        }
+    }
+    assert!(plans > 150 && chunks.iter().all(|&count| count > 20), "{plans} plans, chunks {chunks:?}");
+}
+
+/// Two halves of a processor that differ by less than what chunks make of them: the start of a search is not its end.
+#[test]
+fn a_device_that_is_faster_with_another_chunk_is_found() {
+    let with = |label: &str, launch_us: f64, speed: f64| DeviceFacts {
+        launch_us: Figure::assumed(launch_us),
+        ..device(label, 1 << 40, speed)
+    };
+    let devices = vec![with("cpu:0", 10.0, 1.0), with("cpu:1", 30_000.0, 1.2)];
+    let mut world = World::new(model(12, 10 * MIB, 10 * MIB), devices);
+    (world.objective, world.constraints.max_stages) = (Objective::FirstToken, Some(1));
+    world.workload = Workload { prompt_tokens: 512, generated_tokens: 0 };
+    assert_eq!(world.plan().expect("fits").split().to_string(), "0-13=cpu:0");
+    let plan = planned(&world).expect("fits");
+    assert_eq!((plan.split().to_string().as_str(), plan.chunk), ("0-13=cpu:1", 512));
+}
+
+/// With many unlike devices only some points are solved.
+#[test]
+fn a_bound_holds_where_not_every_point_is_solved() {
+    let devices: Vec<_> =
+        (0..14).map(|at| device(&format!("cpu:{at}"), 40 * MIB, 1.0 + f64::from(at) / 9.0)).collect();
+    let mut world = World::new(model(30, 10 * MIB, 10 * MIB), devices);
+    world.objective = Objective::Latency;
+    let plan = planned(&world).expect("fits");
+    let Explanation { score_us, bound_us, .. } = plan.explanation;
+    assert!(bound_us > 0.8 * score_us && bound_us <= score_us, "{bound_us} bounds {score_us}");
+    for other in others(&plan) {
+        assert!(score_us <= other.score_us * 1.01 + 0.1, "{score_us}, {other:?}");
+    }
+    // With very many segments no bound is computed, and the plan names none.
+    world.segments = model(600, MIB / 4, MIB);
+    world.devices.iter_mut().for_each(|device| device.memory_bytes = 1 << 40);
+    let plan = planned(&world).expect("fits");
+    assert_eq!(plan.explanation.bound_us, 0.0);
+    assert!(!plan.reasons.iter().any(|reason| reason.starts_with("bound:")), "{:?}", plan.reasons);
+}

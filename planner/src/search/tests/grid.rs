@@ -1,0 +1,294 @@
+//! What the planner chooses beside the placement: chunks, and the form in which activations cross.
+
+use super::*;
+use crate::cost::{
+    KindProfile, PROFILE_VERSION, Profile, ProfileIdentity, SegmentKey, TimePoint, TimeSample, TimedFor,
+    TokenReturn,
+};
+use ragtag_kernels::KvType;
+use std::sync::Arc;
+
+/// Two devices of which neither holds the model, with a link of this rate.
+fn world_over_a_link(bytes_per_s: f64) -> World {
+    let devices = vec![device("cpu:0", 80 * MIB, 1.0), device("cpu:1", 80 * MIB, 1.0)];
+    let mut world = World::new(model(12, 8 * MIB, 8 * MIB), devices);
+    world.links.other.bandwidth_bytes_per_s.value = bytes_per_s;
+    world
+}
+
+#[test]
+fn activations_cross_as_f16_where_the_link_is_what_takes_the_time() {
+    let reason = |plan: &Plan| {
+        plan.reasons.iter().find(|reason| reason.starts_with("boundaries: ")).cloned().unwrap_or_default()
+    };
+    let slow = world_over_a_link(2e6).plan().expect("fits");
+    assert_eq!(slow.boundary, Boundary::F16);
+    let told = "activations cross as f16; as f32 the plan is predicted ";
+    assert!(reason(&slow).contains(told) && reason(&slow).contains(" slower; "), "{}", reason(&slow));
+    assert!(reason(&slow).contains("the crossing from cpu:0 to cpu:1 takes "), "{}", reason(&slow));
+    let fast = world_over_a_link(6e9).plan().expect("fits");
+    assert_eq!(fast.boundary, Boundary::F32);
+    assert!(
+        reason(&fast).contains("activations cross as f32; as f16 the plan is predicted "),
+        "{}",
+        reason(&fast)
+    );
+    // Half the bytes, and the latency as it is.
+    let with = |boundary| {
+        let mut world = world_over_a_link(2e6);
+        world.limits.boundary = Some(boundary);
+        world.plan().expect("fits")
+    };
+    let [wide, narrow] = Boundary::ALL.map(with);
+    assert_eq!((wide.chunk, narrow.chunk, wide.decode_rows), (128, 128, narrow.decode_rows));
+    let crossing = |plan: &Plan| (plan.edges[0].predicted.prefill_us, plan.edges[0].predicted.decode_us);
+    let bytes = |rows: u32| f64::from(rows) * 2048.0 / 2e6 * 1e6;
+    for (row_share, plan) in [(1.0, &wide), (0.5, &narrow)] {
+        let expected = [128, plan.decode_rows].map(|rows| tenths(20.0 + row_share * bytes(rows)));
+        assert_eq!(crossing(plan), (expected[0], expected[1]));
+        assert_eq!(reason(plan), format!("boundaries: activations cross as {}, as asked", plan.boundary));
+    }
+    // The one that was chosen is the better one of the two.
+    assert_eq!(slow.explanation.score_us, narrow.explanation.score_us);
+    assert!(narrow.explanation.score_us < wide.explanation.score_us);
+    let one = World::new(model(4, MIB, MIB), vec![device("cpu:0", 1 << 40, 1.0)]).plan().expect("fits");
+    assert_eq!((one.boundary, reason(&one).as_str()), (Boundary::F32, ""));
+}
+
+#[test]
+fn the_form_in_which_activations_cross_is_as_good_as_the_better_of_both() {
+    let mut narrow = 0;
+    for seed in 0..200 {
+        for objective in OBJECTIVES {
+            let world = World { objective, ..random_world(seed) };
+            let with = |boundary| {
+                let limits = PlanLimits { boundary, ..world.limits };
+                World { limits, ..world.clone() }.plan().ok()
+            };
+            let Some(chosen) = with(None) else { continue };
+            narrow += usize::from(chosen.boundary == Boundary::F16);
+            let score = |plan: &Plan| plan.explanation.score_us;
+            let forms = Boundary::ALL.map(|form| with(Some(form)));
+            let best = forms.iter().flatten().map(score).fold(f64::INFINITY, f64::min);
+            // Of plans within a percent the one with the fewest devices is chosen, and of points within half of one the first.
+            assert!(
+                score(&chosen) <= best * 1.02 + 0.1,
+                "seed {seed}, {objective:?}: {} {best}",
+                score(&chosen)
+            );
+        }
+    }
+    assert!(narrow > 20, "{narrow} plans with f16 boundaries");
+}
+
+#[test]
+fn exact_activations_cross_as_f32() {
+    let mut world = world_over_a_link(2e6);
+    world.limits.activations = Activations::F32;
+    let plan = world.plan().expect("fits");
+    assert_eq!(plan.boundary, Boundary::F32);
+    assert!(!plan.reasons.iter().any(|reason| reason.starts_with("boundaries")));
+    world.limits.boundary = Some(Boundary::F16);
+    let error = world.plan().expect_err("refused");
+    assert_eq!(error, PlanError::ExactBoundary { boundary: Boundary::F16 });
+    assert!(error.to_string().starts_with("exact activations (f32) cross as f32: "), "{error}");
+}
+
+#[test]
+fn a_chunk_is_chosen_where_several_are_offered() {
+    let device = DeviceFacts { launch_us: Figure::assumed(2000.0), ..device("cpu:0", 1 << 40, 10.0) };
+    let world = World::new(model(12, 10 * MIB, 10 * MIB), vec![device]);
+    let wider: Vec<Segment> =
+        world.segments.iter().map(|s| Segment { scratch_bytes: 2 * MIB, ..s.clone() }).collect();
+    let others = [(64, world.segments.as_slice()), (256, wider.as_slice())];
+    let plan = |constrained: u64| {
+        let mut world = world.clone();
+        world.devices[0].memory_bytes = constrained;
+        plan(&PlannerInput { other_chunks: &others, ..world.input() })
+    };
+    // Each launch costs much: long chunks, as long as there is room for their scratch.
+    assert_eq!(plan(1 << 40).expect("fits").chunk, 256);
+    let needed = plan(1 << 40).expect("fits").stages[0].memory_bytes.total;
+    let less = plan(needed - 1).expect("fits");
+    assert_eq!(less.chunk, 128);
+    assert!(less.stages[0].memory_bytes.total < needed);
+}
+
+#[test]
+fn a_plan_lists_the_fastest_chunk_for_each_length_of_prompt() {
+    let device = DeviceFacts { launch_us: Figure::assumed(2000.0), ..device("cpu:0", 1 << 40, 10.0) };
+    let world = World::new(model(12, 10 * MIB, 10 * MIB), vec![device]);
+    let wider: Vec<Segment> =
+        world.segments.iter().map(|s| Segment { scratch_bytes: 2 * MIB, ..s.clone() }).collect();
+    let others = [(64, world.segments.as_slice()), (512, wider.as_slice())];
+    let plan = |workload, memory_bytes| {
+        let mut world = World { workload, ..world.clone() };
+        world.limits.sequences = 1;
+        world.devices[0].memory_bytes = memory_bytes;
+        plan(&PlannerInput { other_chunks: &others, ..world.input() }).expect("fits")
+    };
+    let list = |plan: &Plan| -> Vec<_> {
+        plan.chunks().by_prompt.iter().map(|chunk| (chunk.from_tokens, chunk.rows)).collect()
+    };
+    // One launch for all of a prompt is best on one device.
+    let short = Workload { prompt_tokens: 100, generated_tokens: 100 };
+    let whole = plan(short, 1 << 40);
+    assert_eq!(list(&whole), [(0, 64), (65, 128), (129, 512)]);
+    assert_eq!((whole.chunk, whole.chunks().most_rows()), (512, 512), "the plan's memory is for the longest");
+    // The memory of the longest chunk is proved.
+    let total = whole.stages[0].memory_bytes.total;
+    assert!(whole.stages[0].memory_bytes.scratch > plan(short, total - 1).stages[0].memory_bytes.scratch);
+    assert_eq!(list(&plan(short, total - 1)), [(0, 64), (65, 128)]);
+}
+
+#[test]
+fn of_equally_fast_chunks_a_gpu_takes_the_longest_and_a_processor_the_shortest() {
+    let longest_with = |percent: u64, in_host_memory: bool| {
+        let device = DeviceFacts { in_host_memory, ..device("gpu:0", 1 << 40, 10.0) };
+        let world = World::new(model(12, 10 * MIB, 10 * MIB), vec![device]);
+        let scaled = |s: &Segment| Segment { flops_per_row: s.flops_per_row * percent / 100, ..s.clone() };
+        let scaled: Vec<Segment> = world.segments.iter().map(scaled).collect();
+        let plan = plan(&PlannerInput { other_chunks: &[(512, scaled.as_slice())], ..world.input() });
+        plan.expect("fits").chunks().by_prompt.last().expect("lists chunks").rows
+    };
+    assert_eq!([100, 103, 110].map(|percent| longest_with(percent, false)), [512, 512, 128]);
+    assert_eq!([100, 97, 90].map(|percent| longest_with(percent, true)), [128, 128, 512]);
+}
+
+#[test]
+fn a_chunk_that_was_not_timed_must_be_clearly_faster() {
+    let longest_with = |launch_us: f64, timed: &[u32]| {
+        let mut world = World::new(model(12, 10 * MIB, 10 * MIB), vec![device("gpu:0", 1 << 40, 10.0)]);
+        let sample = |rows: u32, sequences: u32, positions: f64| TimeSample {
+            at: TimePoint { rows, sequences, positions },
+            median_us: launch_us + f64::from(rows) * 10.0,
+            spread_us: 1.0,
+            count: 9,
+        };
+        let kind = |segment: &Segment| {
+            let key = SegmentKey::from(segment);
+            let samples = timed.iter().map(|&rows| match key.attends() {
+                true => sample(rows, 1, 64.0),
+                false => sample(rows, rows, 0.0),
+            });
+            KindProfile::new(key, samples.collect())
+        };
+        let mut kinds: Vec<KindProfile> = world.segments.iter().map(kind).collect();
+        kinds.dedup_by_key(|kind| kind.key);
+        world.devices[0].profile = Some(Arc::new(Profile { kinds, ..unmeasured() }));
+        let others = [(512, world.segments.as_slice())];
+        let plan = plan(&PlannerInput { other_chunks: &others, ..world.input() });
+        plan.expect("fits").chunks().by_prompt.last().expect("lists chunks").rows
+    };
+    // Four launches of 128 rows take 3 % and 18 % longer than one of 512.
+    assert_eq!([50.0, 400.0].map(|launch_us| longest_with(launch_us, &[16, 128])), [128, 512]);
+    assert_eq!(longest_with(50.0, &[16, 128, 512]), 512);
+}
+
+/// A profile without times.
+fn unmeasured() -> Profile {
+    Profile {
+        ragtag_profile: PROFILE_VERSION,
+        identity: ProfileIdentity {
+            device: "gpu:0".into(),
+            name: "a GPU".into(),
+            driver: "none".into(),
+            units: 1,
+            together: 1,
+            kernels: "k".into(),
+            shape: "s".into(),
+            activations: Activations::Int8,
+            kv: KvType::F16,
+        },
+        measured_unix_s: 0,
+        timed_for: TimedFor { chunk: 512, sequences: 1 },
+        stage_us: 0.0,
+        hand_over_us: 0.0,
+        host_latency_us: 0.0,
+        host_bandwidth_bytes_per_s: 1e12,
+        token_return: TokenReturn { latency_us: 0.0, row_us: 0.0 },
+        roofline: None,
+        kinds: Vec::new(),
+    }
+}
+
+#[test]
+fn chunks_beside_decode_are_short_enough_for_those_who_wait() {
+    let beside = |speed: f64| {
+        let world = World::new(model(12, 10 * MIB, 10 * MIB), vec![device("cpu:0", 1 << 40, speed)]);
+        let others = [(64, world.segments.as_slice()), (512, world.segments.as_slice())];
+        let limits = PlanLimits { sequences: 4, ..world.limits };
+        let plan = plan(&PlannerInput { other_chunks: &others, limits, ..world.input() }).expect("fits");
+        let stage_us = |rows: u32| {
+            let batch = BatchShape { rows, logit_rows: 1, sequences: 1, positions: 128.0 };
+            let time = |s: &Segment| segment_time_us(s, &world.devices[0], Activations::Int8, &batch);
+            world.segments.iter().map(time).sum::<f64>()
+        };
+        (plan.chunks().beside_decode, stage_us(plan.chunks().beside_decode))
+    };
+    // With two micro-batches in flight: 128 rows take about 45 ms on the first device and 80 ms on the second.
+    let (rows, us) = beside(18.0);
+    assert!(rows == 128 && us < 50e3, "{rows} rows take {us} µs");
+    let (rows, us) = beside(10.0);
+    assert!(rows == 64 && us < 50e3, "{rows} rows take {us} µs");
+    // Not even the shortest is short enough.
+    assert_eq!(beside(0.01).0, 64);
+}
+
+#[test]
+fn the_grid_has_64_points_at_most_and_its_corners_among_them() {
+    for (devices, others) in [(1, 0), (2, 4), (9, 4), (40, 4), (40, 70)] {
+        let devices: Vec<_> = (0..devices).map(|i| device(&format!("cpu:{i}"), 1 << 40, 1.0)).collect();
+        let mut world = World::new(model(40, MIB, MIB), devices);
+        (world.limits.sequences, world.limits.logit_rows) = (64, 64);
+        let others: Vec<_> = (0..others).map(|i| (129 + i, world.segments.as_slice())).collect();
+        for boundary in [None, Some(Boundary::F32), Some(Boundary::F16)] {
+            let limits = PlanLimits { boundary, ..world.limits };
+            let input = PlannerInput { other_chunks: &others, limits, ..world.input() };
+            let grid = Grid::new(&input, 512);
+            let points: Vec<Point> = grid.points().collect();
+            assert!(points.len() <= 64, "{}", points.len());
+            for (at, point) in points.iter().enumerate() {
+                assert!(!points[..at].contains(point), "{point:?} twice");
+            }
+            let forms = match boundary {
+                Some(form) => vec![form],
+                None if world.devices.len() == 1 => vec![Boundary::F32],
+                None => Boundary::ALL.to_vec(),
+            };
+            let most = u32::try_from(world.devices.len()).expect("few");
+            for boundary in forms.into_iter().filter(|_| others.len() < 10) {
+                for chunk in std::iter::once(128).chain(others.iter().map(|(chunk, _)| *chunk)) {
+                    for groups in [1, most] {
+                        let corner = Point { chunk, groups, boundary };
+                        let rows = |point: &Point| 64u32.div_ceil(point.groups);
+                        let alike = |point: &Point| {
+                            (point.chunk, point.boundary, rows(point)) == (chunk, boundary, rows(&corner))
+                        };
+                        assert!(points.iter().any(alike), "{corner:?} of {points:?}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn engines_take_chunks_of_512_where_they_fit_and_shorter_ones_where_not() {
+    let roomy = [device("cpu:0", 1 << 40, 1.0), device("cpu:1", 1 << 40, 1.0)];
+    let world = World::new(model(12, 10 * MIB, 10 * MIB), roomy.to_vec());
+    let wider: Vec<Segment> =
+        world.segments.iter().map(|s| Segment { scratch_bytes: 40 * MIB, ..s.clone() }).collect();
+    let others = [64, 512, 1024].map(|chunk| (chunk, if chunk > 128 { &wider[..] } else { &world.segments }));
+    let plan = |memory_bytes: u64| {
+        let mut world = world.clone();
+        world.devices.iter_mut().for_each(|device| device.memory_bytes = memory_bytes);
+        let input = PlannerInput { other_chunks: &others, ..world.input() };
+        let plan = untuned_baseline(&input, Baseline::EvenLayers, EngineDecode::InTurn);
+        plan.expect("no error").expect("it fits")
+    };
+    let with_room = plan(1 << 40);
+    assert_eq!((with_room.chunk, with_room.decode_groups, with_room.credits), (512, 2, 3));
+    let most = with_room.stages.iter().map(|stage| stage.memory_bytes.total).max().expect("stages");
+    assert_eq!(plan(most - 1).chunk, 128);
+}

@@ -1,0 +1,216 @@
+//! Made-up models and fleets. The tests of trials in simulation have them too (`scheduler/tests/trials.rs`).
+
+use super::*;
+
+pub const MIB: u64 = 1 << 20;
+pub const MIX: Objective = Objective::Mix(Mix { latency: 0.3, throughput: 2.0, first_token: 1.5 });
+pub const OBJECTIVES: [Objective; 4] =
+    [Objective::Latency, Objective::Throughput, Objective::FirstToken, MIX];
+
+pub fn segment(kind: SegmentKind, name: &str, weights: u64) -> Segment {
+    Segment {
+        kind,
+        name: name.into(),
+        tensors: vec![SegmentTensor { name: format!("{name}.weight"), resident_bytes: weights }],
+        flops_per_row: weights.saturating_mul(4),
+        flops_per_row_position: 512,
+        read_bytes: weights,
+        read_bytes_per_row: 1024,
+        kv_bytes_per_position: 1024,
+        scratch_bytes: MIB,
+        wide_scratch_bytes: MIB,
+        tensor_bytes: MIB,
+    }
+}
+
+/// Embedding, `blocks` blocks of `block` bytes, a head of `head` bytes that shares no tensor.
+pub fn model(blocks: usize, block: u64, head: u64) -> Vec<Segment> {
+    let mut segments = vec![Segment {
+        flops_per_row: 0,
+        flops_per_row_position: 0,
+        read_bytes: 0,
+        kv_bytes_per_position: 0,
+        ..segment(SegmentKind::Embedding, "embedding", head)
+    }];
+    segments.extend((0..blocks).map(|i| segment(SegmentKind::Block, &format!("block {i}"), block)));
+    segments.push(Segment { kv_bytes_per_position: 0, ..segment(SegmentKind::Head, "head", head) });
+    segments
+}
+
+pub fn device(label: &str, memory_bytes: u64, speed: f64) -> DeviceFacts {
+    DeviceFacts {
+        label: label.into(),
+        memory_bytes,
+        memory_source: FigureSource::User,
+        bandwidth_bytes_per_s: Figure::assumed(10e9 * speed),
+        exact_flops_per_s: Figure::assumed(20e9 * speed),
+        fast_flops_per_s: Figure::assumed(80e9 * speed),
+        launch_us: Figure::assumed(10.0),
+        stage_us: Figure::assumed(0.0),
+        hand_over_us: Figure::assumed(0.0),
+        host_latency_us: Figure::assumed(0.0),
+        host_bandwidth_bytes_per_s: Figure::assumed(1e18),
+        f16_products: false,
+        buffers: BufferLimits::default(),
+        in_host_memory: false,
+        profile: None,
+    }
+}
+
+/// Everything that a [`PlannerInput`] borrows.
+#[derive(Clone)]
+pub struct World {
+    pub model: ModelFacts,
+    pub segments: Vec<Segment>,
+    pub devices: Vec<DeviceFacts>,
+    pub links: Links,
+    pub host_memory_bytes: Option<u64>,
+    pub objective: Objective,
+    pub workload: Workload,
+    pub limits: PlanLimits,
+    pub constraints: Constraints,
+    pub split: Option<Split>,
+}
+
+impl World {
+    pub fn new(segments: Vec<Segment>, devices: Vec<DeviceFacts>) -> Self {
+        let limits = PlanLimits {
+            context: Some(512),
+            sequences: 4,
+            chunk: 128,
+            logit_rows: 8,
+            slots: 2,
+            decode_groups: None,
+            credits: None,
+            kv: KvType::F16,
+            activations: Activations::Int8,
+            boundary: None,
+        };
+        Self {
+            model: ModelFacts {
+                name: "made up".into(),
+                digest: "d1".into(),
+                context: 2048,
+                row_bytes: 2048,
+                logit_row_bytes: 16384,
+            },
+            segments,
+            devices,
+            links: Links::default(),
+            host_memory_bytes: None,
+            objective: Objective::Throughput,
+            workload: Workload { prompt_tokens: 256, generated_tokens: 128 },
+            limits,
+            constraints: Constraints::default(),
+            split: None,
+        }
+    }
+
+    pub fn input(&self) -> PlannerInput<'_> {
+        PlannerInput {
+            model: &self.model,
+            segments: &self.segments,
+            other_chunks: &[],
+            devices: &self.devices,
+            links: &self.links,
+            host_memory_bytes: self.host_memory_bytes,
+            objective: self.objective,
+            workload: self.workload,
+            limits: self.limits,
+            constraints: &self.constraints,
+            trial: None,
+            explained: true,
+            split: self.split.as_ref(),
+        }
+    }
+
+    pub fn plan(&self) -> Result<Plan, PlanError> {
+        plan(&self.input())
+    }
+}
+
+pub fn random_world(seed: u64) -> World {
+    let mut rng = SmallRng::seed_from_u64(seed);
+    let mut segments = model(rng.random_range(1..6), 1, 1);
+    for segment in &mut segments {
+        let weights = rng.random_range(1..20) * MIB;
+        segment.tensors[0].resident_bytes = weights;
+        if rng.random_bool(0.2) {
+            segment.tensors.push(SegmentTensor { name: "shared".into(), resident_bytes: 5 * MIB });
+        }
+        segment.read_bytes = weights;
+        segment.flops_per_row = rng.random_range(1..4) * weights;
+        segment.kv_bytes_per_position = rng.random_range(0..4) * 512;
+        segment.scratch_bytes = rng.random_range(0..3) * MIB;
+        segment.wide_scratch_bytes = segment.scratch_bytes + 2 * MIB;
+    }
+    let devices = (0..rng.random_range(1..5))
+        .map(|i| DeviceFacts {
+            f16_products: i % 2 == 1,
+            ..device(&format!("cpu:{i}"), rng.random_range(5..90) * MIB, rng.random_range(0.2..3.0))
+        })
+        .collect();
+    let mut world = World::new(segments, devices);
+    world.links.other.latency_us.value = rng.random_range(0.0..2000.0);
+    world.limits.sequences = rng.random_range(1..9);
+    world.workload.prompt_tokens = rng.random_range(0..600);
+    for device in &mut world.devices {
+        device.hand_over_us.value = rng.random_range(0.0..2000.0);
+    }
+    // Where links are slow it matters how many bytes cross.
+    if rng.random_bool(0.3) {
+        world.links.other.bandwidth_bytes_per_s.value = 10f64.powf(rng.random_range(6.0..9.0));
+    }
+    if rng.random_bool(0.3) {
+        world.links.shared = vec![random_bus(&mut rng, &world.devices)];
+    }
+    world
+}
+
+/// A slow way that about half of the links share.
+pub fn random_bus(rng: &mut SmallRng, devices: &[DeviceFacts]) -> SharedLink {
+    let pairs = devices.iter().flat_map(|from| devices.iter().map(move |to| (from, to)));
+    let pairs = pairs.map(|(from, to)| (from.label.clone(), to.label.clone()));
+    SharedLink {
+        name: "bus".into(),
+        users: pairs.filter(|_| rng.random_bool(0.5)).collect(),
+        bandwidth_bytes_per_s: Figure::assumed(10f64.powf(rng.random_range(6.0..9.0))),
+    }
+}
+
+/// Devices that are good at chunks of different lengths, links of all sorts, and constraints in every other world.
+pub fn unlike_world(seed: u64) -> World {
+    let mut world = World { objective: OBJECTIVES[seed as usize % 4], ..random_world(seed) };
+    let mut rng = SmallRng::seed_from_u64(seed ^ 0x6265_7374);
+    let last = world.segments.len() as u32 - 1;
+    for device in &mut world.devices {
+        device.launch_us.value = 10f64.powf(rng.random_range(0.0..3.5));
+        device.fast_flops_per_s.value *= 10f64.powf(rng.random_range(-1.0..1.0));
+    }
+    let labels: Vec<String> = world.devices.iter().map(|device| device.label.clone()).collect();
+    for from in &labels {
+        let mut facts = world.links.other.clone();
+        facts.bandwidth_bytes_per_s.value = 10f64.powf(rng.random_range(6.0..10.0));
+        let to = &labels[rng.random_range(0..labels.len())];
+        world.links.known.push((from.clone(), to.clone(), facts));
+    }
+    let label = |rng: &mut SmallRng| labels[rng.random_range(0..labels.len())].clone();
+    if seed.is_multiple_of(2) && labels.len() > 1 {
+        match rng.random_range(0..3) {
+            0 => world.constraints.max_stages = Some(rng.random_range(1..3)),
+            1 => world.constraints.excluded.push(label(&mut rng)),
+            _ => {
+                let segment = rng.random_range(0..=last);
+                world.constraints.pins.push(Pin { segment, device: label(&mut rng) });
+            }
+        }
+    }
+    world
+}
+
+/// All other plans that a plan tells.
+pub fn others(plan: &Plan) -> impl Iterator<Item = &Alternative> {
+    let explanation = &plan.explanation;
+    let left_out = explanation.left_out.iter().filter_map(|left| left.best_with.as_ref());
+    explanation.alternatives.iter().chain(left_out)
+}

@@ -1,0 +1,270 @@
+//! Placements tried in simulation: the few that the cost model likes best, and those of the rules, under the load that is
+//! planned for. The cost model knows stages and crossings; how micro-batches of prompts and of decode steps get in each other's
+//! way, only the scheduler's own code knows.
+//!
+//! Each placement is tried at the point of the grid that the cost model expects to suit it best. Those that come near the best
+//! are tuned: neighbouring points are tried, then fewer credits, as long as that serves more.
+//!
+//! This module must not know how placements are found.
+
+use super::baselines::{Baseline, EngineDecode};
+use super::grid::{Choice, Grid, SearchResult};
+use super::pace::Point;
+use super::problem::Run;
+use super::{PlannerInput, assemble_choice, chunks};
+use crate::plan::{Explanation, Plan};
+use ragtag_graph::Segment;
+use rayon::prelude::*;
+
+/// Most placements that are tried at a time, and most of them that are tuned: the best, as long as they come [`NEAR`] to the
+/// very best.
+const TRIED: Most = Most { trials: 12, tuned: 2 };
+/// The same over more than [`MOST_DEVICES`], whose pipelines take long to simulate: a plan is wanted within a second.
+const TRIED_OF_MANY: Most = Most { trials: 6, tuned: 1 };
+const NEAR: f64 = 0.15;
+/// Of what was tuned, all that comes this near to the best is tried again for longer.
+const FINAL: f64 = 0.05;
+/// A point at which the cost model expects a placement to take longer by more than this is not tried.
+const HOPELESS: f64 = 0.05;
+/// Points that are solved because what is best in simulation is there and the search was not; none with more devices than the
+/// solver is quick for.
+const MORE_SOLVED: usize = 2;
+const MOST_DEVICES: usize = 12;
+/// Rounds of all sequences that a trial takes at most, and the last one of a placement; of long pipelines fewer, so that
+/// requests times stages stay below [`WORK`] for each round.
+const ROUNDS: u32 = 2;
+const FINAL_ROUNDS: u32 = 4;
+const WORK: u32 = 128;
+
+/// Rates within this share of each other are the same.
+const SAME: f64 = 1e-3;
+/// How far cuts are moved to make prompts and decode steps even.
+const MOVES: [usize; 4] = [8, 4, 2, 1];
+
+/// How much is tried.
+#[derive(Clone, Copy)]
+struct Most {
+    trials: usize,
+    tuned: usize,
+}
+
+/// The load of a trial: requests of the same lengths, each of which comes when one has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TrialLoad {
+    /// How many requests.
+    pub requests: u32,
+    /// How many of them at once.
+    pub at_once: u32,
+    /// Tokens of each prompt.
+    pub prompt_tokens: u32,
+    /// Tokens that each generates.
+    pub new_tokens: u32,
+}
+
+/// Simulates a plan with the segments that it is for, and returns the requests a second that it serves; none if it cannot be
+/// simulated.
+pub type Trial = fn(&PlannerInput<'_>, &Plan, &[Segment], &TrialLoad) -> Option<f64>;
+
+/// What was tried, for people.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Trials {
+    /// How many placements.
+    pub placements: usize,
+    /// Requests a second of the best.
+    pub requests_per_s: f64,
+}
+
+/// A choice and the requests a second that it serves in simulation.
+type Tried = (f64, Choice);
+
+/// The placement that serves most requests a second in simulation; of equal ones one with the fewest devices. Nothing if none
+/// can be simulated.
+pub(super) fn best(grid: &Grid<'_>, found: &SearchResult) -> Option<(Choice, Trials)> {
+    let mut solved: Vec<Point> = found.all().map(|choice| choice.point).collect();
+    let rules: Vec<Choice> = Baseline::ALL.into_iter().filter_map(|rule| grid.baseline(rule)).collect();
+    let mut placements: Vec<Vec<Run>> = Vec::new();
+    let mut tried = if grid.input.devices.len() > MOST_DEVICES {
+        tried(grid, rules.iter().chain(found.all()), TRIED_OF_MANY, &mut placements)
+    } else {
+        let mut tried = tried(grid, rules.iter(), TRIED, &mut placements);
+        tried.extend(self::tried(grid, found.all(), TRIED, &mut placements));
+        tried
+    };
+    for _ in 0..MORE_SOLVED {
+        let point = best_of(&tried)?.1.point;
+        if solved.contains(&point) || grid.input.devices.len() > MOST_DEVICES {
+            break;
+        }
+        solved.push(point);
+        let more = grid.solve(point).choices;
+        tried.extend(self::tried(grid, more.iter(), TRIED, &mut placements));
+    }
+    let near = best_of(&tried)?.0 * (1.0 - FINAL);
+    let last = tried.into_par_iter().filter(|(rate, _)| *rate >= near);
+    let last = last.filter_map(|(_, choice)| Some((requests_per_s(grid, &choice, FINAL_ROUNDS)?, choice)));
+    let (requests_per_s, choice) = best_of(&last.collect::<Vec<_>>())?.clone();
+    Some((choice, Trials { placements: placements.len(), requests_per_s }))
+}
+
+fn best_of(tried: &[Tried]) -> Option<&Tried> {
+    let most = tried.iter().map(|(rate, _)| *rate).reduce(f64::max)?;
+    let near = tried.iter().filter(|(rate, _)| *rate >= most * (1.0 - SAME));
+    near.min_by_key(|(_, choice)| choice.runs.len())
+}
+
+/// Tries those of the placements that are new, and their likes with evened cuts, and tunes the best of them. They are added to
+/// `placements`.
+fn tried<'a>(
+    grid: &Grid<'_>,
+    choices: impl Iterator<Item = &'a Choice>,
+    most: Most,
+    placements: &mut Vec<Vec<Run>>,
+) -> Vec<Tried> {
+    let different = different(grid, choices, most.trials, placements);
+    placements.extend(different.iter().map(|choice| choice.runs.clone()));
+    let tried = |choice: Choice| Some((requests_per_s(grid, &choice, ROUNDS)?, choice));
+    let mut tried: Vec<Tried> = different.into_par_iter().filter_map(tried).collect();
+    // Stable: of equal ones the one that was expected to be better comes first.
+    tried.sort_by(|(a, _), (b, _)| b.total_cmp(a));
+    let near = tried.first().map_or(0.0, |(rate, _)| *rate) * (1.0 - NEAR);
+    tried.retain(|(rate, _)| *rate >= near);
+    tried.truncate(most.tuned);
+    tried.into_par_iter().map(|tried| tuned_further(grid, tried)).collect()
+}
+
+/// The point and the credits that let a placement serve most, as far as is tried.
+pub(super) fn tuned(grid: &Grid<'_>, choice: Choice) -> Choice {
+    match requests_per_s(grid, &choice, ROUNDS) {
+        Some(rate) => tuned_further(grid, (rate, choice)).1,
+        None => choice,
+    }
+}
+
+/// Placements that differ from each other and from those before, each where it is expected to be best, the best first.
+fn different<'a>(
+    grid: &Grid<'_>,
+    choices: impl Iterator<Item = &'a Choice>,
+    most: usize,
+    before: &[Vec<Run>],
+) -> Vec<Choice> {
+    let mut choices: Vec<Choice> = choices.filter_map(|choice| grid.cheapest(&[&choice.runs])).collect();
+    let evened: Vec<Choice> = choices.iter().map(|choice| evened(grid, choice)).collect();
+    choices.extend(evened);
+    choices.sort_by(|a, b| a.evaluation.expected_us.total_cmp(&b.evaluation.expected_us));
+    let mut different: Vec<Choice> = Vec::new();
+    for choice in choices {
+        let is_new = |runs: &Vec<Run>| *runs != choice.runs;
+        if before.iter().chain(different.iter().map(|other| &other.runs)).all(is_new) {
+            different.push(choice);
+        }
+    }
+    different.truncate(most);
+    different
+}
+
+/// The placement with its cuts moved as long as that makes a request shorter if prompts and decode steps never overlap. Where
+/// one device is good at prompts and another at decode, the busiest stage alone says too little.
+fn evened(grid: &Grid<'_>, choice: &Choice) -> Choice {
+    let mut best = choice.clone();
+    for by in MOVES {
+        while let Some(better) = moved(&best, by)
+            .into_iter()
+            .filter(|runs| grid.input.allows(runs))
+            .filter_map(|runs| grid.priced(best.point, runs))
+            .find(|moved| moved.evaluation.apart_us < best.evaluation.apart_us * (1.0 - SAME))
+        {
+            best = better;
+        }
+    }
+    best
+}
+
+/// The placements with one cut moved by so many segments.
+fn moved(choice: &Choice, by: usize) -> Vec<Vec<Run>> {
+    let mut all = Vec::new();
+    for cut in 1..choice.runs.len() {
+        let (before, after) = (&choice.runs[cut - 1].segments, &choice.runs[cut].segments);
+        for at in [after.start.checked_sub(by), after.start.checked_add(by)].into_iter().flatten() {
+            if before.start < at && at < after.end {
+                let mut runs = choice.runs.clone();
+                runs[cut - 1].segments.end = at;
+                runs[cut].segments.start = at;
+                all.push(runs);
+            }
+        }
+    }
+    all
+}
+
+/// The points at which engines would run it, then neighbours of the best, then fewer credits, as long as more requests are
+/// served.
+fn tuned_further(grid: &Grid<'_>, tried: Tried) -> Tried {
+    let (mut best, mut seen) = (tried, Vec::new());
+    let untuned = EngineDecode::ALL.into_iter().filter_map(|decode| grid.untuned(&best.1.runs, decode));
+    let untuned: Vec<Choice> = untuned.filter(|untuned| untuned.point != best.1.point).collect();
+    if let Some(better) = most_of(grid, &best, untuned) {
+        best = better;
+    }
+    loop {
+        seen.push(best.1.point);
+        let points: Vec<Point> =
+            neighbours(grid, best.1.point).filter(|point| !seen.contains(point)).collect();
+        seen.extend(&points);
+        let hopeless_us = best.1.evaluation.expected_us * (1.0 + HOPELESS);
+        let around = points.into_iter().filter_map(|point| grid.priced(point, best.1.runs.clone()));
+        match most_of(grid, &best, around.filter(|choice| choice.evaluation.expected_us < hopeless_us)) {
+            Some(better) => best = better,
+            None => break,
+        }
+    }
+    while grid.input.limits.credits.is_none() {
+        let fewest = best.1.point.groups + 1;
+        let credits = fewest + best.1.credits.saturating_sub(fewest) / 2;
+        let fewer = (credits < best.1.credits).then(|| Choice { credits, ..best.1.clone() });
+        match most_of(grid, &best, fewer) {
+            Some(better) => best = better,
+            None => break,
+        }
+    }
+    best
+}
+
+/// The one that serves most, if it serves more than what is best so far.
+fn most_of(grid: &Grid<'_>, best: &Tried, choices: impl IntoIterator<Item = Choice>) -> Option<Tried> {
+    let choices: Vec<Choice> = choices.into_iter().collect();
+    let tried = |choice: Choice| Some((requests_per_s(grid, &choice, ROUNDS)?, choice));
+    let tried: Vec<Tried> = choices.into_par_iter().filter_map(tried).collect();
+    let better = tried.into_iter().filter(|(rate, _)| *rate > best.0 * (1.0 + SAME));
+    better.max_by(|(a, _), (b, _)| a.total_cmp(b))
+}
+
+/// The points that differ from one in the number of groups or in the chunk, by one step.
+fn neighbours(grid: &Grid<'_>, of: Point) -> impl Iterator<Item = Point> {
+    let next_to = |of_point: fn(&Point) -> u32| {
+        let here = of_point(&of);
+        let others = || grid.points().map(|point| of_point(&point));
+        (others().filter(|&other| other < here).max(), others().filter(|&other| other > here).min())
+    };
+    let groups = next_to(|point| point.groups);
+    let chunks = next_to(|point| point.chunk);
+    let of_groups = [groups.0, groups.1].into_iter().flatten().map(move |groups| Point { groups, ..of });
+    let of_chunks = [chunks.0, chunks.1].into_iter().flatten().map(move |chunk| Point { chunk, ..of });
+    of_groups.chain(of_chunks)
+}
+
+fn requests_per_s(grid: &Grid<'_>, choice: &Choice, rounds: u32) -> Option<f64> {
+    let input: &PlannerInput<'_> = grid.input;
+    let sequences = input.limits.sequences;
+    let stages = u32::try_from(choice.runs.len()).unwrap_or(u32::MAX);
+    let rounds = (WORK * rounds / sequences.saturating_mul(stages).max(1)).clamp(1, rounds);
+    let tokens = |count: f64| (count.round() as u32).max(1);
+    let load = TrialLoad {
+        requests: sequences.checked_mul(rounds)?,
+        at_once: sequences,
+        prompt_tokens: tokens(choice.pace.prompt),
+        new_tokens: tokens(choice.pace.generated),
+    };
+    let plan = assemble_choice(grid, choice, Explanation::default(), Vec::new());
+    let plan = Plan { chunks: Some(chunks::fixed(grid, choice)), ..plan };
+    (input.trial?)(input, &plan, grid.segments(choice.point), &load)
+}

@@ -1,0 +1,208 @@
+//! The planner's memory proof against the stages that are really compiled, for the bundled models: weights, cache and slots
+//! to the byte, scratch no less than what is taken. Buffers count as devices take them, in whole size classes.
+
+use ragtag_graph::{Boundary, Granularity, Lowering, MemorySource, Model, ModelFile};
+use ragtag_hal::pool::class_bytes;
+use ragtag_hal::{Caps, Feature, KernelLanguage};
+use ragtag_kernels::{Activations, KvType};
+use ragtag_planner::{
+    BufferLimits, Constraints, DeviceFacts, FigureSource, Links, ModelFacts, Objective, Plan, PlanError,
+    PlanLimits, PlannerInput, Split, Workload,
+};
+use std::ops::Range;
+use std::sync::Arc;
+
+const SLOTS: u32 = 3;
+
+fn model(name: &str) -> Model {
+    let bytes = std::fs::read(test_support::model(name)).expect("the bundled model");
+    let file = ModelFile::open(vec![Arc::new(MemorySource::new(name, bytes))]).expect("a model file");
+    Model::new(file).expect("a model")
+}
+
+fn caps() -> Caps {
+    Caps {
+        languages: [KernelLanguage::Host].into(),
+        max_allocation_bytes: 1 << 40,
+        max_binding_bytes: 1 << 40,
+        ..Caps::default()
+    }
+}
+
+/// A plan for two devices of these capabilities.
+fn plan(model: &Model, lowering: &Lowering, split: &str, caps: &Caps) -> Plan {
+    try_plan(model, lowering, split, caps).expect("fits")
+}
+
+fn try_plan(model: &Model, lowering: &Lowering, split: &str, caps: &Caps) -> Result<Plan, PlanError> {
+    let split: Split = split.parse().expect("a split");
+    let device = |i| {
+        let kind = ragtag_hal::AdapterKind::Cpu;
+        let facts = DeviceFacts::assumed(&format!("cpu:{i}"), kind, 1, 1 << 40, FigureSource::User);
+        let buffers = BufferLimits {
+            allocation_bytes: caps.max_allocation_bytes,
+            binding_bytes: caps.max_binding_bytes,
+        };
+        DeviceFacts { f16_products: ragtag_kernels::has_f16_products(caps), buffers, ..facts }
+    };
+    let h = model.hyperparameters();
+    let facts = ModelFacts {
+        name: "tales".into(),
+        digest: "digest".into(),
+        context: h.context,
+        row_bytes: u64::from(h.width) * 4,
+        logit_row_bytes: u64::from(h.vocabulary) * 4,
+    };
+    ragtag_planner::plan(&PlannerInput {
+        model: &facts,
+        segments: &model.segments(lowering).expect("segments"),
+        other_chunks: &[],
+        devices: &[device(0), device(1)],
+        links: &Links::default(),
+        host_memory_bytes: None,
+        objective: Objective::Throughput,
+        workload: Workload::default(),
+        limits: PlanLimits {
+            context: Some(lowering.context),
+            sequences: lowering.sequences,
+            chunk: lowering.chunk,
+            logit_rows: lowering.logit_rows,
+            slots: SLOTS,
+            decode_groups: None,
+            credits: None,
+            kv: lowering.kv,
+            activations: lowering.activations,
+            boundary: Some(lowering.boundary),
+        },
+        constraints: Constraints::NONE,
+        trial: None,
+        explained: true,
+        split: Some(&split),
+    })
+}
+
+/// A device that is given other kernels, with other scratch.
+fn gpu_caps() -> Caps {
+    Caps {
+        languages: [KernelLanguage::OpenClC].into(),
+        parallel_units: 132,
+        max_work_group_items: 1024,
+        local_memory_bytes: 48 << 10,
+        ..caps()
+    }
+}
+
+/// A device with matrix units, as well.
+fn cuda_caps() -> Caps {
+    Caps {
+        languages: [KernelLanguage::CudaC].into(),
+        features: [Feature::Sm70, Feature::Sm75, Feature::Sm80].into(),
+        local_memory_bytes: 163 << 10,
+        ..gpu_caps()
+    }
+}
+
+#[test]
+fn scratch_is_proved_whatever_kernels_a_device_has() {
+    for name in ["tales-q8_0", "tales-bitnet-tq2_0"] {
+        let model = model(name);
+        for (chunk, logit_rows) in [(1, 1), (5, 1), (8, 1), (31, 31), (32, 1), (100, 1), (100, 100)] {
+            let (kv, activations) = (KvType::F16, Activations::Int8);
+            let boundary = Boundary::F32;
+            let lowering =
+                Lowering { activations, kv, context: 1500, sequences: 3, chunk, logit_rows, boundary };
+            for caps in [caps(), gpu_caps(), cuda_caps()] {
+                let halves = model.with_granularity(Granularity::HalfBlock);
+                let splits = [(&model, "0-6=cpu:0,7-13=cpu:1"), (&halves, "0-13=cpu:0,14-25=cpu:1")];
+                let stages = splits.into_iter().flat_map(|(model, split)| {
+                    let plan = plan(model, &lowering, split, &caps);
+                    plan.stages.into_iter().map(move |stage| (model, stage))
+                });
+                for (model, stage) in stages {
+                    let promised = stage.memory_bytes.scratch;
+                    let compiled = ragtag_graph::compile(model, stage.segments.range(), &lowering, &caps);
+                    let taken = class_bytes(compiled.expect("compiles").scratch_bytes);
+                    assert!(promised >= taken, "{name}, {chunk} rows: {taken} of {promised}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_planned_within_the_limits_of_buffers_compiles() {
+    let model = model("tales-q8_0");
+    let (kv, activations, boundary) = (KvType::F16, Activations::Int8, Boundary::F32);
+    let (mut planned, mut refused) = (0, 0);
+    for limit in [100, 200, 400, 1000, 4000].map(|kib: u64| kib << 10) {
+        for (context, chunk, logit_rows) in
+            [(64, 8, 3), (500, 32, 3), (4000, 8, 3), (64, 500, 3), (64, 64, 64)]
+        {
+            let lowering = Lowering { activations, kv, context, sequences: 3, chunk, logit_rows, boundary };
+            for (allocation, binding) in [(1 << 40, limit), (limit, 1 << 40)] {
+                let caps = Caps { max_allocation_bytes: allocation, max_binding_bytes: binding, ..caps() };
+                let plan = try_plan(&model, &lowering, "0-6=cpu:0,7-13=cpu:1", &caps);
+                let compile = |stage: Range<usize>| ragtag_graph::compile(&model, stage, &lowering, &caps);
+                let refusal = [0..7, 7..14].map(compile).into_iter().find_map(Result::err);
+                // The proof is for any number of parallel units: it may refuse what these few compile.
+                assert!(plan.is_err() || refusal.is_none(), "{lowering:?} {limit}: {refusal:?}");
+                planned += u32::from(plan.is_ok());
+                refused += u32::from(refusal.is_some());
+            }
+        }
+    }
+    assert!(planned > 10 && refused > 10, "{planned} {refused}");
+}
+
+#[test]
+fn the_proof_is_what_compiled_stages_take() {
+    for name in ["tales-q8_0", "tales-bitnet-tq2_0"] {
+        let model = model(name);
+        let forms = [
+            (KvType::F16, Activations::Int8, Boundary::F32),
+            (KvType::F16, Activations::Int8, Boundary::F16),
+            (KvType::F32, Activations::F32, Boundary::F32),
+            (KvType::F16, Activations::F16, Boundary::F32),
+        ];
+        for (kv, activations, boundary) in forms {
+            let (context, sequences, chunk, logit_rows) = (500, 3, 100, 5);
+            let lowering = Lowering { activations, kv, context, sequences, chunk, logit_rows, boundary };
+            let blocks = ["0-13=cpu:0", "0=cpu:0,1-13=cpu:1", "0-6=cpu:0,7-13=cpu:1", "0-12=cpu:0,13=cpu:1"];
+            let halves =
+                ["0-25=cpu:0", "0-1=cpu:0,2-25=cpu:1", "0-13=cpu:0,14-25=cpu:1", "0-23=cpu:0,24-25=cpu:1"];
+            let blocks = blocks.map(|split| (Granularity::Block, split));
+            let halves = halves.map(|split| (Granularity::HalfBlock, split));
+            for (granularity, split) in blocks.into_iter().chain(halves) {
+                let model = model.with_granularity(granularity);
+                let plan = plan(&model, &lowering, split, &caps());
+                assert_eq!(plan.model.granularity, granularity);
+                for stage in &plan.stages {
+                    let compiled = ragtag_graph::compile(&model, stage.segments.range(), &lowering, &caps())
+                        .expect("compiles");
+                    let promised = &stage.memory_bytes;
+                    let sum = |bytes: &[u64]| bytes.iter().map(|&bytes| class_bytes(bytes)).sum::<u64>();
+                    let weights: Vec<u64> = compiled.weights.iter().map(|w| w.bytes()).collect();
+                    let told = format!("{name} {split} {kv:?} on {}: {promised:?}", stage.device);
+                    assert_eq!(promised.weights, sum(&weights), "weights, {told}");
+                    assert_eq!(promised.kv, sum(&compiled.kv_bytes), "kv, {told}");
+                    let rows = u64::from(compiled.max_rows());
+                    let slot = [
+                        compiled.programs.iter().map(|p| p.params.bytes()).max().expect("programs"),
+                        rows * compiled.row_bytes,
+                        rows * compiled.crossing_row_bytes.unwrap_or(0),
+                        u64::from(compiled.max_logit_rows()) * compiled.logit_row_bytes,
+                    ];
+                    assert_eq!(compiled.crossing_row_bytes.is_some(), boundary == Boundary::F16);
+                    assert_eq!(promised.slots, u64::from(SLOTS) * sum(&slot), "slots, {told}");
+                    let scratch = class_bytes(compiled.scratch_bytes);
+                    assert!(promised.scratch >= scratch, "scratch {scratch}, {told}");
+                    let all = promised.weights + promised.kv + scratch + promised.slots + promised.staging;
+                    let raw = compiled.device_bytes(u64::from(SLOTS)) + promised.staging;
+                    assert!(promised.total >= all && all >= raw, "{all}, {raw}, {told}");
+                    let buffers = weights.len() + compiled.kv_bytes.len() + 1 + slot.len() * SLOTS as usize;
+                    assert!(all <= raw + raw / 8 + 256 * buffers as u64, "{all} for {raw}, {told}");
+                }
+            }
+        }
+    }
+}

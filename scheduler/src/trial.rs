@@ -1,0 +1,25 @@
+//! Trials of plans, for the planner.
+//!
+//! This module must not know how plans are found.
+
+use crate::sim::{Arrivals, DrawnLoad, Lengths, SimSpec, SimSummary, simulate};
+use ragtag_graph::Segment;
+use ragtag_planner::{Plan, PlannerInput, TrialLoad};
+
+/// Simulates a plan and returns the requests a second that it serves; none if it cannot be simulated. It is what
+/// [`PlannerInput::trial`] takes.
+pub fn trial(input: &PlannerInput<'_>, plan: &Plan, segments: &[Segment], load: &TrialLoad) -> Option<f64> {
+    let load = DrawnLoad {
+        requests: load.requests,
+        arrivals: Arrivals::Closed { at_once: load.at_once },
+        prompt_tokens: Lengths::Fixed(load.prompt_tokens),
+        new_tokens: Lengths::Fixed(load.new_tokens),
+        seed: 1,
+    };
+    let load = load.draw().ok()?;
+    let spec = SimSpec::of_plan(plan, input.model, segments, input.devices, input.links, &load).ok()?;
+    // Nobody looks at what happened when.
+    let spec = SimSpec { max_spans: 0, ..spec };
+    let report = simulate(&spec).ok()?;
+    Some(SimSummary::new(&spec, report).requests_per_s)
+}

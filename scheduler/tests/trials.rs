@@ -1,0 +1,237 @@
+//! What comes of trying placements in simulation.
+
+use ragtag_graph::segment::SegmentTensor;
+use ragtag_graph::{Segment, SegmentKind};
+use ragtag_kernels::{Activations, KvType};
+use ragtag_planner::*;
+use ragtag_scheduler::sim::{Arrivals, DrawnLoad, Lengths, SimSpec, SimSummary, simulate};
+use ragtag_scheduler::trial;
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use worlds::*;
+
+// The planner's tests have the same.
+#[path = "../../planner/src/search/tests/worlds.rs"]
+mod worlds;
+
+fn tried(world: &World) -> PlannerInput<'_> {
+    PlannerInput { trial: Some(trial), ..world.input() }
+}
+
+/// Requests a second of a plan under the load that it is made for, two rounds of all sequences.
+fn served(world: &World, plan: &Plan) -> f64 {
+    let (prompt, generated) = (world.workload.prompt_tokens, world.workload.generated_tokens);
+    let scale = (512.0 / f64::from(prompt + generated)).min(1.0);
+    let tokens = |count: u32| Lengths::Fixed(((f64::from(count) * scale).round() as u32).max(1));
+    let load = DrawnLoad {
+        requests: 2 * world.limits.sequences,
+        arrivals: Arrivals::Closed { at_once: world.limits.sequences },
+        prompt_tokens: tokens(prompt),
+        new_tokens: tokens(generated),
+        seed: 1,
+    };
+    let load = load.draw().expect("a load");
+    let (facts, links) = (&world.devices, &world.links);
+    let spec = SimSpec::of_plan(plan, &world.model, &world.segments, facts, links, &load).expect("a plan");
+    let report = simulate(&spec).expect("simulated");
+    SimSummary::new(&spec, report).requests_per_s
+}
+
+#[test]
+fn what_is_tried_serves_no_less_than_what_is_predicted_best_and_than_rules() {
+    let (mut worlds, mut better) = (0, 0);
+    for seed in 0..60 {
+        let mut world = random_world(seed);
+        world.limits.sequences = world.limits.sequences.max(2);
+        let Ok(predicted) = world.plan() else { continue };
+        let chosen = plan(&tried(&world)).expect("it fits");
+        worlds += 1;
+        let rate = served(&world, &chosen);
+        let untried = served(&world, &predicted);
+        assert!(rate >= untried * 0.99, "seed {seed}: {rate} after trials, {untried} before");
+        better += usize::from(rate > untried * 1.02);
+        for rule in Baseline::ALL {
+            let Some(plan) = baseline(&tried(&world), rule).expect("no error") else { continue };
+            let of_rule = served(&world, &plan);
+            assert!(rate >= of_rule * 0.99, "seed {seed}: {rate} for {of_rule} of {rule}");
+            let untuned = baseline(&world.input(), rule).expect("no error").expect("it fits");
+            let untuned = served(&world, &untuned);
+            assert!(of_rule >= untuned * 0.99, "seed {seed}: {rule} with {of_rule}, untuned {untuned}");
+        }
+    }
+    assert!(worlds > 30 && better > 5, "{better} of {worlds} are better for having been tried");
+}
+
+#[test]
+fn a_rule_that_is_tuned_has_the_placement_of_the_untuned_one_and_serves_no_less() {
+    let (mut plans, mut better) = (0, 0);
+    for seed in 0..60 {
+        let mut world = random_world(seed);
+        world.limits.sequences = world.limits.sequences.max(2);
+        // Chunks among which engines have their own, each with the room that it takes.
+        let wider = |chunk: u64| {
+            let scratch = |segment: &Segment| Segment {
+                scratch_bytes: segment.scratch_bytes * chunk / 128,
+                wide_scratch_bytes: segment.wide_scratch_bytes * chunk / 128,
+                ..segment.clone()
+            };
+            world.segments.iter().map(scratch).collect::<Vec<_>>()
+        };
+        let (short, long) = (wider(64), wider(512));
+        let others = [(64, short.as_slice()), (512, long.as_slice())];
+        let input = PlannerInput { other_chunks: &others, ..tried(&world) };
+        let served = |plan: &Plan| {
+            let segments = others.iter().find(|(chunk, _)| *chunk == plan.chunk);
+            let segments = segments.map_or(world.segments.as_slice(), |(_, segments)| *segments);
+            served(&World { segments: segments.to_vec(), ..world.clone() }, plan)
+        };
+        for rule in Baseline::ALL {
+            let Some(tuned) = baseline(&input, rule).unwrap_or_default() else { continue };
+            for decode in EngineDecode::ALL {
+                let untuned = untuned_baseline(&input, rule, decode).expect("no error").expect("it fits");
+                assert_eq!(untuned.split(), tuned.split(), "seed {seed}, {rule}");
+                let groups = match decode {
+                    EngineDecode::Together => 1,
+                    EngineDecode::InTurn => untuned.stages.len() as u32,
+                };
+                let rows = world.limits.sequences.div_ceil(groups);
+                assert_eq!(untuned.decode_rows, rows, "seed {seed}, {rule}, {decode}");
+                let rates = [&tuned, &untuned].map(served);
+                // A plan's chunks are short while sequences generate, those of engines are not.
+                assert!(rates[0] >= rates[1] * 0.99, "seed {seed}, {rule}, {decode}: {rates:?}");
+                better += usize::from(rates[0] > rates[1] * 1.02);
+                plans += 1;
+            }
+        }
+    }
+    assert!(plans > 100 && better > plans / 10, "{better} of {plans} are better for having been tuned");
+}
+
+/// Prompts wait for a device that computes slowly, decode steps for one that reads slowly. The score has the two overlap, and
+/// so takes three small micro-batches for better than two.
+#[test]
+fn fewer_decode_groups_are_found_where_prompts_and_decode_wait_for_different_devices() {
+    let with = |label: &str, bandwidth: f64, flops: f64| {
+        let mut device = device(label, 1 << 40, 1.0);
+        (device.bandwidth_bytes_per_s.value, device.fast_flops_per_s.value) = (bandwidth, flops);
+        device
+    };
+    let devices = vec![with("a:0", 10e9, 1e13), with("b:0", 1e11, 86e9), with("c:0", 1e10, 1e13)];
+    let mut world = World::new(model(24, 16 * MIB, 16 * MIB), devices);
+    world.limits.sequences = 8;
+    for (segment, device) in [(0, "a:0"), (16, "a:0"), (17, "b:0"), (20, "b:0"), (21, "c:0"), (25, "c:0")] {
+        world.constraints.pins.push(Pin { segment, device: device.into() });
+    }
+    let predicted = world.plan().expect("it fits");
+    let chosen = plan(&tried(&world)).expect("it fits");
+    assert_eq!(chosen.split(), predicted.split());
+    assert_eq!((predicted.decode_groups, chosen.decode_groups), (3, 2));
+    assert!(chosen.credits <= predicted.credits, "{} credits", chosen.credits);
+    let rates = [&predicted, &chosen].map(|plan| served(&world, plan));
+    assert!(rates[1] > rates[0] * 1.08, "{rates:?}");
+}
+
+#[test]
+fn what_is_tried_keeps_to_the_constraints() {
+    let devices = [1.0, 3.0, 0.5].into_iter().enumerate();
+    let devices: Vec<_> = devices.map(|(at, speed)| device(&format!("cpu:{at}"), 150 * MIB, speed)).collect();
+    let free = World::new(model(12, 8 * MIB, 8 * MIB), devices);
+    let label_of = |plan: &Plan, segment: usize| {
+        let stage = plan.stages.iter().find(|stage| stage.segments.range().contains(&segment));
+        stage.map(|stage| stage.device.clone())
+    };
+    for segment in [0, 3, 7, 13] {
+        for device in ["cpu:0", "cpu:1", "cpu:2"] {
+            let mut world = free.clone();
+            world.constraints.pins = vec![Pin { segment, device: device.into() }];
+            let plan = plan(&tried(&world)).expect("it fits");
+            assert_eq!(label_of(&plan, segment as usize).as_deref(), Some(device), "{:?}", plan.split());
+        }
+    }
+    let mut world = free.clone();
+    world.constraints.excluded = vec!["cpu:1".into()];
+    let without = plan(&tried(&world)).expect("it fits");
+    assert!(without.stages.iter().all(|stage| stage.device != "cpu:1"), "{:?}", without.split());
+    let mut world = free;
+    world.constraints.max_stages = Some(1);
+    assert_eq!(plan(&tried(&world)).expect("it fits").stages.len(), 1);
+}
+
+/// One request alone, which no trial is made for.
+#[test]
+fn what_links_share_is_priced_as_it_is_simulated() {
+    let devices: Vec<_> = (0..4).map(|at| device(&format!("cpu:{at}"), 60 * MIB, 1.0)).collect();
+    let mut world = World::new(model(12, 12 * MIB, 12 * MIB), devices);
+    world.links.other.bandwidth_bytes_per_s.value = 10e9;
+    (world.limits.sequences, world.limits.logit_rows, world.limits.chunk) = (1, 1, 64);
+    world.workload = Workload { prompt_tokens: 384, generated_tokens: 64 };
+    let labels: Vec<_> = world.devices.iter().map(|device| device.label.clone()).collect();
+    let pairs = labels.iter().flat_map(|from| labels.iter().map(move |to| (from.clone(), to.clone())));
+    let users: Vec<_> = pairs.filter(|(from, to)| from != to).collect();
+    for (bytes_per_s, objective) in [1e12, 1e8, 1e7, 3e5]
+        .into_iter()
+        .flat_map(|rate| [Objective::Latency, Objective::FirstToken].map(|o| (rate, o)))
+    {
+        world.objective = objective;
+        let bandwidth_bytes_per_s = Figure::assumed(bytes_per_s);
+        world.links.shared =
+            vec![SharedLink { name: "bus".into(), users: users.clone(), bandwidth_bytes_per_s }];
+        let plan = world.plan().expect("it fits");
+        assert!(plan.stages.len() > 2, "{:?}", plan.split());
+        let load = DrawnLoad {
+            requests: 1,
+            arrivals: Arrivals::Together,
+            prompt_tokens: Lengths::Fixed(384),
+            new_tokens: Lengths::Fixed(64),
+            seed: 1,
+        };
+        let (facts, links) = (&world.devices, &world.links);
+        let load = load.draw().expect("a load");
+        let spec =
+            SimSpec::of_plan(&plan, &world.model, &world.segments, facts, links, &load).expect("a plan");
+        let summary = SimSummary::new(&spec, simulate(&spec).expect("simulated"));
+        // Where the bus is all that counts, the first chunk crosses it while others already do.
+        let near = |predicted: f64, simulated: f64| (0.97..1.1).contains(&(predicted / simulated));
+        let (first_token_us, token_us) = (summary.first_token_us.mean, summary.between_tokens_us.mean);
+        let what = format!("{bytes_per_s} bytes/s, {objective:?}: {first_token_us} and {token_us} simulated");
+        assert!(near(plan.predicted.first_token_us, first_token_us), "{what}, {:?}", plan.predicted);
+        assert!(near(plan.predicted.token_us, token_us), "{what}, {:?}", plan.predicted);
+        if bytes_per_s < 1e6 {
+            assert_eq!(plan.explanation.bottleneck.place, Place::SharedLink);
+            assert!(plan.explanation.bottleneck.share <= 1.0);
+            assert!(
+                plan.explanation.bindings.iter().any(|binding| binding.of == "bus"),
+                "{:?}",
+                plan.explanation
+            );
+        }
+    }
+}
+
+/// Where simulation decides, the reasons say that rules which the cost model prefers are slower in simulation.
+#[test]
+fn what_simulation_decides_is_told() {
+    let mut overruled = 0;
+    for seed in 0..120 {
+        let mut world = World { objective: Objective::Throughput, ..unlike_world(seed) };
+        world.limits.sequences = world.limits.sequences.max(2);
+        let others = [64, 256, 512].map(|chunk| (chunk, world.segments.as_slice()));
+        let Ok(plan) = plan(&PlannerInput { other_chunks: &others, ..tried(&world) }) else { continue };
+        if world.devices.len() == 1 {
+            continue;
+        }
+        let score_us = plan.explanation.score_us;
+        for other in worlds::others(&plan).filter(|other| score_us > other.score_us * 1.0105 + 0.1) {
+            let of_rule = format!("{} ", other.why);
+            let told = plan
+                .reasons
+                .iter()
+                .filter(|reason| reason.contains(&other.split) || reason.contains(&of_rule));
+            for reason in told.filter(|reason| !reason.contains("bound:")) {
+                assert!(reason.contains("in simulation"), "seed {seed}: {reason}");
+                overruled += 1;
+            }
+        }
+    }
+    assert!(overruled > 0, "simulation decides nothing");
+}

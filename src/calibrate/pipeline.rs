@@ -1,0 +1,227 @@
+//! The calibration pipeline: the actors, mailboxes and coordinator of a real pipeline, with one block or the
+//! head on each stage.
+//!
+//! The overheads between stages and between steps are realistic only if devices are busy for as long as in a
+//! run: threads that wait for milliseconds go to sleep, and cores go idle. So the dispatches of decode steps
+//! are repeated. Chunks have no dispatches, since only their transfers are measured.
+//!
+//! Knows nothing about how the measurements are used.
+
+use super::filling::Filling;
+use super::steps::{Steps, micro_batch};
+use crate::devices::Devices;
+use crate::error::{Error, Result};
+use ragtag_graph::CompiledStage;
+use ragtag_hal::Timing;
+use ragtag_planner::cost::Profile;
+use ragtag_scheduler::core::Sample;
+use ragtag_scheduler::{
+    Crossed, EdgeReport, Job, Pipeline, PipelineOptions, PipelineStats, Reply, Request, Sampler, Sampling,
+    SoloBatch, StageSpec,
+};
+use std::sync::mpsc;
+use std::time::Duration;
+
+/// Approximate busy time of a stage in a decode step, in microseconds.
+const BUSY_US: f64 = 1500.0;
+/// Maximum repetitions of a decode step's dispatches.
+const MOST_TIMES: f64 = 64.0;
+/// Time after the last token until all statistics are recorded.
+const SETTLED: Duration = Duration::from_millis(2);
+
+/// A running calibration pipeline.
+pub(super) struct CalibrationPipeline {
+    pipeline: Pipeline,
+    logit_row_bytes: u64,
+}
+
+impl CalibrationPipeline {
+    /// Starts a pipeline over these devices. The profiles give the time of a segment on each.
+    pub(super) fn start(devices: &Devices, steps: &Steps, stages: &[(String, &Profile)]) -> Result<Self> {
+        let labels: Vec<String> = stages.iter().map(|(label, _)| label.clone()).collect();
+        let (mut specs, mut logit_row_bytes) = (Vec::new(), 0);
+        for (at, (adapter, device)) in devices.open(&labels)?.into_iter().enumerate() {
+            let segment = if at + 1 == stages.len() { steps.head() } else { steps.window.start };
+            let mut compiled = steps.compile(segment..segment + 1, &adapter)?;
+            // Stages of a pipeline must be contiguous.
+            compiled.segments = at..at + 1;
+            let alone = micro_batch(&SoloBatch::decode(1, 1));
+            let step_us = stages[at].1.time(&steps.keys[segment], &alone).map_or(BUSY_US, |time| time.value);
+            lengthen(&mut compiled, step_us, steps.lowering.sequences);
+            logit_row_bytes = compiled.logit_row_bytes;
+            let weights = Box::new(Filling::new(&compiled));
+            specs.push(StageSpec { device: Box::new(device), compiled, weights });
+        }
+        let lowering = &steps.lowering;
+        let mut options =
+            PipelineOptions::new(stages.len(), lowering.context, lowering.cache_blocks(), lowering.chunk);
+        options.decode_groups = 1;
+        Ok(Self { pipeline: Pipeline::start(specs, &options, |_| ())?, logit_row_bytes })
+    }
+
+    /// Runs `sequences` concurrent sequences, each with `prompt` prompt tokens and `tokens` new tokens.
+    pub(super) fn run(&self, sequences: u32, prompt: u32, tokens: u32) -> Result<Seen> {
+        let before = self.pipeline.stats();
+        let (sender, replies) = mpsc::channel();
+        for sequence in 0..sequences {
+            self.submit(sequence, prompt, tokens, &sender)?;
+        }
+        drop(sender);
+        let mut times_ns = Vec::new();
+        for (sequence, at_ns, reply) in replies {
+            match reply {
+                Reply::Token { .. } if sequence == 0 => times_ns.push(at_ns),
+                Reply::Failed(error) => return Err(error.into()),
+                Reply::Token { .. } | Reply::Finished(_) | Reply::Logits { .. } => {}
+            }
+        }
+        let between_ns = times_ns.last().zip(times_ns.first()).map_or(0, |(last, first)| last - first);
+        let round_us = between_ns as f64 / 1e3 / (times_ns.len().max(2) - 1) as f64;
+        std::thread::sleep(SETTLED);
+        Ok(Seen { round_us, before, after: self.pipeline.stats(), logit_row_bytes: self.logit_row_bytes })
+    }
+
+    fn submit(
+        &self,
+        sequence: u32,
+        prompt: u32,
+        tokens: u32,
+        sender: &mpsc::Sender<(u32, u64, Reply)>,
+    ) -> Result<()> {
+        let sampler = Sampler::new(Sampling::greedy()).map_err(|error| Error::Usage(error.to_string()))?;
+        let job = Job::Generate {
+            max_new_tokens: tokens,
+            end_tokens: Vec::new(),
+            sampler: Box::new(FixedChoice { sampler }),
+        };
+        let sender = sender.clone();
+        let reply = Box::new(move |reply| {
+            // The receiver is gone, so the reply is not needed.
+            let _ = sender.send((sequence, Timing::now_ns(), reply));
+        });
+        self.pipeline.submit(Request { prompt: vec![1; prompt as usize], job, reply });
+        Ok(())
+    }
+}
+
+/// Repeats the dispatches of decode steps until the device is busy for [`BUSY_US`], and removes those of
+/// chunks.
+fn lengthen(compiled: &mut CompiledStage, step_us: f64, sequences: u32) {
+    let times = (BUSY_US / step_us.max(1.0)).ceil().clamp(1.0, MOST_TIMES) as usize;
+    for program in &mut compiled.programs {
+        let steps = std::mem::take(&mut program.steps);
+        if program.params.rows <= sequences {
+            program.steps = std::iter::repeat_n(steps, times).flatten().collect();
+        }
+    }
+}
+
+/// Takes as long as sampling does, but always returns token 1.
+struct FixedChoice {
+    sampler: Sampler,
+}
+
+impl Sample for FixedChoice {
+    fn sample(&mut self, logits: &[f32], history: &[u32]) -> std::result::Result<u32, String> {
+        Ok(self.sampler.sample(logits, history).map_or(1, |_| 1))
+    }
+}
+
+/// Mean bytes and time of the transfers on an edge.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct MeanTransfer {
+    pub(super) bytes: f64,
+    pub(super) us: f64,
+}
+
+/// Statistics of a run.
+#[derive(Debug)]
+pub(super) struct Seen {
+    /// Mean time between tokens of the first sequence.
+    pub(super) round_us: f64,
+    before: PipelineStats,
+    after: PipelineStats,
+    logit_row_bytes: u64,
+}
+
+impl Seen {
+    /// Time of a decode step on all stages together, in microseconds. `None` if a stage was not timed.
+    pub(super) fn stages_us(&self) -> Option<f64> {
+        let stages = self.before.stages.iter().zip(&self.after.stages).map(|(before, after)| {
+            let (before, after) = (before.decode, after.decode);
+            let count = after.micro_batches - before.micro_batches;
+            (count > 0).then(|| (after.busy_ns - before.busy_ns) as f64 / 1e3 / count as f64)
+        });
+        stages.sum()
+    }
+
+    /// Transfers from a stage to the next, of decode steps or of chunks.
+    pub(super) fn edge(&self, stage: usize, decode: bool) -> Option<MeanTransfer> {
+        let of = |report: &EdgeReport| if decode { report.decode } else { report.prefill };
+        crossing(of(self.before.edges.get(stage)?), of(self.after.edges.get(stage)?))
+    }
+
+    /// Token return in decode: rows of logits, and microseconds.
+    pub(super) fn token_return(&self) -> Option<(f64, f64)> {
+        let returned = crossing(self.before.token_return.decode, self.after.token_return.decode)?;
+        Some((returned.bytes / self.logit_row_bytes as f64, returned.us))
+    }
+}
+
+fn crossing(before: Crossed, after: Crossed) -> Option<MeanTransfer> {
+    let count = after.crossings - before.crossings;
+    let mean = |sum: u64| sum as f64 / count as f64;
+    (count > 0).then(|| MeanTransfer {
+        bytes: mean(after.bytes - before.bytes),
+        us: mean(after.busy_ns - before.busy_ns) / 1e3,
+    })
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use ragtag_scheduler::{Computed, StageReport};
+
+    /// Statistics of decode steps with the given times of a round, the stages, the edges and the token
+    /// return.
+    pub(crate) fn seen(
+        round_us: f64,
+        stages_us: &[u64],
+        edges_us: &[u64],
+        return_us: u64,
+        rows: u64,
+    ) -> Seen {
+        let at = |steps: u64| {
+            let computed = |us: u64| Computed {
+                micro_batches: steps,
+                busy_ns: steps * us * 1000,
+                ..Computed::default()
+            };
+            let crossed = |bytes: u64, us: u64| EdgeReport {
+                decode: Crossed { crossings: steps, bytes: steps * bytes, busy_ns: steps * us * 1000 },
+                ..EdgeReport::default()
+            };
+            PipelineStats {
+                stages: stages_us
+                    .iter()
+                    .map(|&us| StageReport { decode: computed(us), ..StageReport::default() })
+                    .collect(),
+                edges: edges_us.iter().map(|&us| crossed(100, us)).collect(),
+                token_return: crossed(64 * rows, return_us),
+                ..PipelineStats::default()
+            }
+        };
+        Seen { round_us, before: at(10), after: at(30), logit_row_bytes: 64 }
+    }
+
+    #[test]
+    fn statistics_cover_only_the_run() {
+        let run = seen(800.0, &[500, 10], &[40], 60, 3);
+        assert_eq!(run.stages_us(), Some(510.0));
+        assert_eq!(run.edge(0, true), Some(MeanTransfer { bytes: 100.0, us: 40.0 }));
+        assert_eq!((run.edge(0, false), run.edge(1, true)), (None, None));
+        assert_eq!(run.token_return(), Some((3.0, 60.0)));
+        let nothing = Seen { after: run.before.clone(), ..run };
+        assert_eq!((nothing.stages_us(), nothing.token_return()), (None, None));
+    }
+}
