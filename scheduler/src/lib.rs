@@ -11,6 +11,8 @@ pub mod compare;
 pub mod core;
 mod crossing;
 mod error;
+#[cfg(test)]
+mod made_up;
 mod mailbox;
 mod message;
 mod runtime;

@@ -8,7 +8,7 @@ use super::trial::Trials;
 use super::{Baseline, DoesNotFit, HostMemory, PlannerInput, Shortage};
 use crate::objective::Objective;
 use crate::plan::{Alternative, Bottleneck, Explanation, LeftOut, Place};
-use crate::wording;
+use crate::wording::{self, count};
 use ragtag_graph::Boundary;
 use ragtag_kernels::KvType;
 
@@ -43,10 +43,6 @@ fn percent(share: f64) -> String {
 /// Slower or faster by how much, for "… is predicted 12.0 % slower".
 fn compared(with: f64, us: f64) -> String {
     wording::speed(us / with)
-}
-
-fn count(number: usize, noun: &str) -> String {
-    format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
 }
 
 /// Why this plan.
