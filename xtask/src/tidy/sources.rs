@@ -51,7 +51,7 @@ const UNSAFE: &[&str] = &[
     // SIMD, and the launch functions that turn bindings into slices.
     "kernels/src/cpu/",
     // What launches them in tests.
-    "kernels/tests/host.rs",
+    "kernels/tests/cpu.rs",
     // NVRTC's calls.
     "xtask/src/kernels/nvrtc.rs",
     // The map of model files.
