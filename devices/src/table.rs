@@ -110,6 +110,25 @@ impl<C: Clone + PartialEq, B> Kept<C, B> {
     }
 }
 
+/// Stands for the backends that are not in this build.
+macro_rules! absent {
+    ($($feature:literal $backend:ident($($config:ty)?);)*) => {$(
+        #[cfg(not(feature = $feature))]
+        fn $backend($(_: $config)?) -> Option<Arc<dyn Backend>> {
+            None
+        }
+    )*};
+}
+
+absent! {
+    "cpu" cpu(&Config);
+    "hip" hip(&Config);
+    "opencl" opencl();
+    "vulkan" vulkan();
+    "wgpu" wgpu();
+    "cuda" cuda(&Config);
+}
+
 #[cfg(feature = "cpu")]
 fn cpu(config: &Config) -> Option<Arc<dyn Backend>> {
     let threads_of = config.handicaps.iter().filter_map(|handicap| match handicap {
@@ -124,21 +143,11 @@ fn cpu(config: &Config) -> Option<Arc<dyn Backend>> {
     })))
 }
 
-#[cfg(not(feature = "cpu"))]
-fn cpu(_: &Config) -> Option<Arc<dyn Backend>> {
-    None
-}
-
 #[cfg(feature = "hip")]
 fn hip(config: &Config) -> Option<Arc<dyn Backend>> {
     let own = ragtag_hip::HipConfig::default();
     let own = ragtag_hip::HipConfig { compiler: config.hip_compiler.clone(), ..own };
     Some(Arc::new(ragtag_hip::HipBackend::new(own)))
-}
-
-#[cfg(not(feature = "hip"))]
-fn hip(_: &Config) -> Option<Arc<dyn Backend>> {
-    None
 }
 
 #[cfg(feature = "opencl")]
@@ -148,11 +157,6 @@ fn opencl() -> Option<Arc<dyn Backend>> {
     Some(KEPT.get(OpenClConfig::default(), OpenClBackend::new))
 }
 
-#[cfg(not(feature = "opencl"))]
-fn opencl() -> Option<Arc<dyn Backend>> {
-    None
-}
-
 #[cfg(feature = "vulkan")]
 fn vulkan() -> Option<Arc<dyn Backend>> {
     use ragtag_vulkan::{VulkanBackend, VulkanConfig};
@@ -160,21 +164,11 @@ fn vulkan() -> Option<Arc<dyn Backend>> {
     Some(KEPT.get(VulkanConfig::default(), VulkanBackend::new))
 }
 
-#[cfg(not(feature = "vulkan"))]
-fn vulkan() -> Option<Arc<dyn Backend>> {
-    None
-}
-
 #[cfg(feature = "wgpu")]
 fn wgpu() -> Option<Arc<dyn Backend>> {
     use ragtag_wgpu::{WgpuBackend, WgpuConfig};
     static KEPT: Kept<WgpuConfig, WgpuBackend> = Kept::new();
     Some(KEPT.get(WgpuConfig::default(), WgpuBackend::new))
-}
-
-#[cfg(not(feature = "wgpu"))]
-fn wgpu() -> Option<Arc<dyn Backend>> {
-    None
 }
 
 #[cfg(feature = "cuda")]
@@ -186,11 +180,6 @@ fn cuda(config: &Config) -> Option<Arc<dyn Backend>> {
     let own = ragtag_cuda::CudaConfig::default();
     let config = ragtag_cuda::CudaConfig { gemm: config.gemm, multiprocessors: limited.collect(), ..own };
     Some(Arc::new(ragtag_cuda::CudaBackend::new(config)))
-}
-
-#[cfg(not(feature = "cuda"))]
-fn cuda(_: &Config) -> Option<Arc<dyn Backend>> {
-    None
 }
 
 /// What became of a backend.
@@ -294,7 +283,7 @@ impl Report {
 }
 
 /// Puts the checks above a device that has been opened.
-pub type Check = dyn Fn(&Adapter, Box<dyn Device>) -> Result<Checked> + Send + Sync;
+pub type Check<'a> = dyn Fn(&Adapter, Box<dyn Device>) -> Result<Checked> + Send + Sync + 'a;
 
 /// The backends of this build.
 pub struct Backends {
@@ -388,7 +377,7 @@ impl Backends {
         &self,
         adapters: &[(Adapter, DeviceId)],
         limits: &Limits,
-        check: &dyn Fn(&Adapter, Box<dyn Device>) -> Result<Checked>,
+        check: &Check<'_>,
     ) -> Result<Vec<Checked>> {
         let mut opened: Vec<(DeviceId, Box<dyn Device>)> = Vec::with_capacity(adapters.len());
         for row in &self.rows {

@@ -5,39 +5,23 @@
 
 mod support;
 
-use ragtag_hal::Backend;
 use std::fs;
 use std::path::{Path, PathBuf};
 use support::*;
-use test_support::{Child, child as child_process};
+use test_support::child as child_process;
 
 /// The test that the processes of the other tests run.
 const CHILD: &str = "child";
 
-/// What a probe says, in one line for each adapter.
-fn probed() -> Vec<String> {
-    match backend().probe() {
-        Ok(adapters) => {
-            adapters.iter().map(|one| format!("{} {} {}", one.label(), one.name, one.driver)).collect()
-        }
-        Err(unavailable) => vec![format!("unavailable: {unavailable}")],
-    }
-}
-
 /// Says what a probe says, if it was started for that.
 #[test]
 fn child() {
-    if Child::inside(CHILD) {
-        probed().iter().for_each(|line| println!("probed: {line}"));
-    }
+    prints_its_probe(CHILD, &backend());
 }
 
 /// What a process says that finds its drivers in a folder.
 fn probed_with(vendors: &Path) -> Vec<String> {
-    let child = child_process(CHILD).env("OCL_ICD_VENDORS", vendors).passes();
-    let text = String::from_utf8_lossy(&child.stdout).into_owned();
-    // The first line follows what the test runner says.
-    text.lines().filter_map(|line| Some(line.split_once("probed: ")?.1.to_string())).collect()
+    probed(child_process(CHILD).env("OCL_ICD_VENDORS", vendors))
 }
 
 /// The folder with the files that name drivers.

@@ -12,12 +12,13 @@
 //! | `queue.rs` | a stream, as the lanes of `ragtag-hal` use it |
 //! | `module.rs` | modules and their kernels |
 //! | `memory.rs`, `pins.rs` | memory of the device, pinned memory of the host |
-//! | `library.rs` | libraries that are found when the program runs |
+//! | `library.rs`, `compiler.rs` | libraries that are found when the program runs, and compilers among them |
 //! | `clock.rs` | the device's clock in terms of the host's |
 //!
 //! This crate must not know any API, operator, kernel or model.
 
 mod clock;
+mod compiler;
 mod device;
 mod driver;
 mod library;
@@ -28,6 +29,7 @@ mod queue;
 #[cfg(test)]
 mod tests;
 
+pub use compiler::{CompiledText, CompilerCalls, Output, OutputBytes};
 pub use device::{StreamDevice, Streams, open};
 pub use driver::{Arguments, Driver, Facts, Heap, Launch, Operands};
 pub use library::{Library, places};

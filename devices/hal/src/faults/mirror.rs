@@ -37,8 +37,8 @@ pub(super) enum News {
 pub(super) enum Due {
     /// This long after its end.
     After(Duration),
-    /// When the queue has rested from it. It begins when these points have passed.
-    Rested(Vec<(Arc<Timeline>, u64)>),
+    /// When the queue has rested from it. It began then, or begins when these points have passed.
+    Rested(Option<Instant>, Vec<(Arc<Timeline>, u64)>),
     /// When the link has carried these bytes.
     Carried(u64),
 }
@@ -232,8 +232,9 @@ impl Shared {
             };
             let (value, now) = (*value, Instant::now());
             let passed = |(timeline, value): &(Arc<Timeline>, u64)| timeline.value() >= *value;
-            if matches!(due, Due::Rested(waits) if waits.iter().all(passed)) {
-                first.begun.get_or_insert(now);
+            if let Due::Rested(begun, waits) = due {
+                let begins = || waits.iter().all(passed).then_some(now);
+                first.begun = first.begun.or(*begun).or_else(begins);
             }
             let failure = self.real[place].failure();
             // Looked at after the failure: what passed before it has passed.
@@ -248,7 +249,7 @@ impl Shared {
             if first.due.is_none() {
                 first.due = match due {
                     Due::After(delay) => now.checked_add(*delay),
-                    Due::Rested(_) => now.checked_add(pace.rest(now - first.begun.unwrap_or(now))),
+                    Due::Rested(..) => now.checked_add(pace.rest(now - first.begun.unwrap_or(now))),
                     Due::Carried(bytes) => pace.passed(now, *bytes),
                 };
             }
@@ -256,7 +257,7 @@ impl Shared {
             if at > now {
                 return Some(at);
             }
-            if matches!(due, Due::Rested(_)) {
+            if matches!(due, Due::Rested(..)) {
                 pace.rested(now - ended);
             }
             *first = First::default();

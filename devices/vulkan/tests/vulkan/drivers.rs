@@ -2,38 +2,23 @@
 //! once in a process, so each case is a process of its own: this same binary, told by a variable what to do.
 
 use crate::support::*;
-use ragtag_hal::{Adapter, AdapterKind, Backend};
+use ragtag_hal::{Adapter, AdapterKind};
 use std::fs;
-use test_support::{Child, child as child_process};
+use test_support::child as child_process;
 
 /// The test that the processes of the other tests run.
 const CHILD: &str = "drivers::child";
 
-/// What a probe says, in one line for each adapter.
-fn probed() -> Vec<String> {
-    match backend().probe() {
-        Ok(adapters) => {
-            adapters.iter().map(|one| format!("{} {} {}", one.label(), one.name, one.driver)).collect()
-        }
-        Err(unavailable) => vec![format!("unavailable: {unavailable}")],
-    }
-}
-
 /// Says what a probe says, if it was started for that.
 #[test]
 fn child() {
-    if Child::inside(CHILD) {
-        probed().iter().for_each(|line| println!("probed: {line}"));
-    }
+    prints_its_probe(CHILD, &backend());
 }
 
 /// What a process says that has these variables.
 fn probed_with(variables: &[(&str, &str)]) -> Vec<String> {
     let child = child_process(CHILD).envs(variables.iter().copied());
-    let child = child.env_remove("RAGTAG_TEST_VULKAN_ADAPTERS").passes();
-    let text = String::from_utf8_lossy(&child.stdout).into_owned();
-    // The first line follows what the test runner says.
-    text.lines().filter_map(|line| Some(line.split_once("probed: ")?.1.to_string())).collect()
+    probed(child.env_remove("RAGTAG_TEST_VULKAN_ADAPTERS"))
 }
 
 #[test]
