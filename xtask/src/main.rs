@@ -8,8 +8,10 @@
 mod aarch64;
 mod checks;
 mod kernels;
+mod metadata;
 mod mutants;
 mod nightly;
+mod packages;
 mod run_tests;
 mod schemas;
 mod skips;
@@ -37,6 +39,8 @@ enum Task {
     Tidy,
     /// Everything for each commit: the tests, features alone, cargo-deny, fuzz targets and AArch64, as far as tools are installed.
     Ci(run_tests::TestArgs),
+    /// Package the published crates, and build and run the examples with the packages alone.
+    Packages,
     /// What takes too long for each commit: all shares, fuzzing, mutants, a hundred thousand simulations, clean Debian systems.
     Nightly(nightly::Args),
     /// Try a seeded sample of an area's mutants; those that no test notices must be accepted in docs/mutants.md.
@@ -70,6 +74,7 @@ fn main() -> ExitCode {
         Task::Tidy => tidy::run(&root()),
         Task::Mutants(args) => mutants::run(&root(), &args),
         Task::Ci(args) => checks::ci(&root(), &args),
+        Task::Packages => packages::run(&root(), &mut checks::Done::default()),
         Task::Nightly(args) => nightly::run(&root(), &args),
         Task::Kernels(args) => kernels::run(&root(), &args),
         Task::SupportTable { add, check } => add

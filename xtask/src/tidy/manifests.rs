@@ -1,4 +1,4 @@
-//! Rules about Cargo.toml: lints are inherited, every dependency has its reason.
+//! Rules about Cargo.toml: lints are inherited, every dependency has its reason, and registries learn what a package is.
 //!
 //! Manifests are read line by line: what cargo makes of them is `imports`' question, what people read is this one.
 
@@ -7,11 +7,15 @@ use super::{Source, Violation};
 /// Manifests that stand outside the workspace: cargo-fuzz wants its own.
 const OUTSIDE: &[&str] = &["fuzz/Cargo.toml"];
 
+/// What a package says of itself, unless it says `publish = false`.
+const PUBLISHED: &[&str] = &["description", "include", "license", "readme", "[package.metadata.docs.rs]"];
+
 /// Runs the rules over all manifests.
 pub(super) fn check(manifests: &[&Source]) -> Vec<Violation> {
     let mut violations = Vec::new();
     for manifest in manifests {
         violations.extend(reasons(manifest));
+        violations.extend(published(manifest));
         if !OUTSIDE.contains(&manifest.path.as_str()) {
             violations.extend(lints(manifest));
         }
@@ -30,6 +34,16 @@ fn lints(manifest: &Source) -> Option<Violation> {
         }
     }
     Some(Violation::new(&manifest.path, 0, "the crate does not inherit the lints: [lints] workspace = true"))
+}
+
+fn published(manifest: &Source) -> Option<Violation> {
+    let has = |wanted: &str| {
+        let mut keys = manifest.text.lines().map(|line| line.split(['=', ' ']).next().unwrap_or_default());
+        keys.any(|key| key == wanted || key.strip_suffix(".workspace") == Some(wanted))
+    };
+    let missing: Vec<_> = PUBLISHED.iter().copied().filter(|key| !has(key)).collect();
+    let what = format!("a crate without `publish = false` also has {}", missing.join(", "));
+    (!has("publish") && !missing.is_empty()).then(|| Violation::new(&manifest.path, 0, what))
 }
 
 /// Every dependency has a comment above it that says why it is there. Crates of the workspace need none (the import rule is
@@ -112,13 +126,25 @@ mod tests {
     }
 
     #[test]
+    fn packages_say_what_they_are() {
+        let all = "[package]\ndescription = \"x\"\nlicense.workspace = true\nreadme = \"README.md\"\ninclude = []\n\
+                   [package.metadata.docs.rs]\n";
+        assert_eq!(published(&manifest(all)), None);
+        assert_eq!(published(&manifest("[package]\npublish = false\n")), None);
+        for key in ["description", "include", "license.workspace", "readme", "[package.metadata.docs.rs]"] {
+            let found = published(&manifest(&all.replace(key, "other"))).expect(key);
+            assert!(found.what.ends_with(key.trim_end_matches(".workspace")), "{found}");
+        }
+    }
+
+    #[test]
     fn lints_must_be_inherited() {
         assert!(lints(&manifest("[lints]\nworkspace = true\n")).is_none());
         assert!(lints(&manifest("[package]\nname = \"x\"\n")).is_some());
         assert!(lints(&manifest("[dependencies]\nworkspace = true\n")).is_some());
         assert!(lints(&manifest("[lints]\nworkspace = false\n")).is_some());
-        let outside = Source { path: "fuzz/Cargo.toml".into(), text: String::new() };
+        let outside = Source { path: "fuzz/Cargo.toml".into(), text: "publish = false\n".into() };
         assert_eq!(check(&[&outside]), []);
-        assert_eq!(check(&[&manifest("[dependencies]\nrand = \"1\"\n")]).len(), 2);
+        assert_eq!(check(&[&manifest("[dependencies]\nrand = \"1\"\n")]).len(), 3);
     }
 }
