@@ -1,6 +1,5 @@
-//! The planner's words: why this plan, what was left out, what is missing.
-//!
-//! This module must not decide anything: it tells what the search and the explanation found.
+//! The planner's texts: reasons for a plan, unused devices, shortages. Decides nothing; only formats the
+//! results of the search and the explanation.
 
 use super::grid::{Choice, Grid};
 use super::pace::{Pace, Point};
@@ -12,13 +11,13 @@ use crate::wording;
 use ragtag_graph::Boundary;
 use ragtag_kernels::KvType;
 
-/// Columns of a message of several lines.
+/// Width of multi-line messages, in columns.
 const COLUMNS: usize = 80;
 
-/// Said of plans that the cost model takes for faster than the one that trials chose.
+/// Added if the cost model predicts another plan to be faster than the one that trials chose.
 const IN_SIMULATION: &str = "; in simulation this plan is the best of those that were tried";
 
-/// Bytes as people read them, with the exact figure where they are few.
+/// Formats bytes with a unit, or exactly below 1 KiB.
 fn bytes(bytes: u64) -> String {
     const UNITS: [(&str, f64); 3] =
         [("GiB", (1u64 << 30) as f64), ("MiB", (1u64 << 20) as f64), ("KiB", 1024.0)];
@@ -40,7 +39,7 @@ fn percent(share: f64) -> String {
     format!("{:.0} %", share * 100.0)
 }
 
-/// Slower or faster by how much, for "… is predicted 12.0 % slower".
+/// Formats a comparison, for "… is predicted 12.0 % slower".
 fn compared(with: f64, us: f64) -> String {
     wording::speed(us / with)
 }
@@ -49,7 +48,7 @@ fn count(number: usize, noun: &str) -> String {
     format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
 }
 
-/// Why this plan.
+/// Returns the reasons for a plan.
 pub(super) fn reasons(grid: &Grid<'_>, chosen: &Choice, explanation: &Explanation) -> Vec<String> {
     let mut reasons = vec![objective(grid, &chosen.pace), context(grid)];
     reasons.push(bottleneck(grid, chosen, &explanation.bottleneck));
@@ -152,7 +151,7 @@ fn idle(chosen: &Choice, explanation: &Explanation) -> String {
     )
 }
 
-/// In which form activations cross, where that is a choice, and what comes of it.
+/// Returns the wire type and its effect, if there is a choice.
 fn boundary(grid: &Grid<'_>, chosen: &Choice) -> Option<String> {
     let form = chosen.point.boundary;
     if grid.input.limits.boundary.is_some() {
@@ -181,7 +180,7 @@ fn boundary(grid: &Grid<'_>, chosen: &Choice) -> Option<String> {
     ))
 }
 
-/// What came of trying placements.
+/// Returns the result of the trials.
 pub(super) fn trials(trials: Trials) -> String {
     format!(
         "tried: {} in simulation, the best of them serves {:.3} requests/s",
@@ -190,7 +189,7 @@ pub(super) fn trials(trials: Trials) -> String {
     )
 }
 
-/// How far from the best possible the plan is, where that is not nothing.
+/// Returns the gap to the lower bound, if there is one.
 fn bound(explanation: &Explanation) -> Option<String> {
     let gap = explanation.score_us / explanation.bound_us - 1.0;
     let is_told = gap.is_finite() && gap > 5e-4;
@@ -200,7 +199,7 @@ fn bound(explanation: &Explanation) -> Option<String> {
     })
 }
 
-/// Why a group of like devices is left out.
+/// Returns why a group of equal devices is unused.
 fn left_out_because(grid: &Grid<'_>, explanation: &Explanation, alike: &[&LeftOut]) -> String {
     let labels: Vec<&str> = alike.iter().map(|left| left.device.as_str()).collect();
     let (verb, it, any, has) = match alike {
@@ -232,7 +231,7 @@ fn left_out_because(grid: &Grid<'_>, explanation: &Explanation, alike: &[&LeftOu
     }
 }
 
-/// Devices that are left out and were not looked at further.
+/// Returns the unused devices that were not tried.
 fn left_out_untried(left_out: &[LeftOut]) -> Option<String> {
     let untried: Vec<_> = left_out.iter().filter(|out| !out.tried).map(|out| out.device.as_str()).collect();
     let verb = if untried.len() == 1 { "is" } else { "are" };
@@ -242,7 +241,7 @@ fn left_out_untried(left_out: &[LeftOut]) -> Option<String> {
     })
 }
 
-/// What placing layers by a rule would have cost.
+/// Returns the predicted times of rules.
 fn against_rules(input: &PlannerInput<'_>, explanation: &Explanation) -> Option<String> {
     let is_rule = |why: &str| Baseline::ALL.iter().any(|rule| rule.to_string() == why);
     let rules: Vec<_> = explanation.alternatives.iter().filter(|other| is_rule(&other.why)).collect();
@@ -255,7 +254,7 @@ fn against_rules(input: &PlannerInput<'_>, explanation: &Explanation) -> Option<
     (!told.is_empty()).then(|| format!("by rule instead: {}{but}", told.join(", ")))
 }
 
-/// The user's split against the planner's own.
+/// Compares the user's split with the planner's own.
 fn against_own(explanation: &Explanation) -> String {
     let own = explanation.alternatives.iter().find(|other| other.why == Alternative::PLANNERS_OWN);
     match own {
@@ -277,7 +276,7 @@ fn sources(grid: &Grid<'_>, chosen: &Choice, explanation: &Explanation) -> Strin
     format!("figures: {}; memory {}", figures.join(", "), memory.join(", "))
 }
 
-/// What is missing, where, and what would hold it: several lines.
+/// Formats a shortage and its remedies, over several lines.
 pub(super) fn does_not_fit(error: &DoesNotFit) -> String {
     const TOLD: usize = 3;
     let mut lines = vec![format!("the model does not fit at a context of {}:", error.context)];
@@ -290,14 +289,14 @@ pub(super) fn does_not_fit(error: &DoesNotFit) -> String {
     lines.join("\n")
 }
 
-/// Bytes as people read them, rounded up, so that the printed amount is enough.
+/// Formats bytes with a unit, rounded up so that the printed amount suffices.
 fn bytes_up(exact: u64) -> String {
     let unit = [30, 20, 10].into_iter().find(|bits| exact >> bits > 0);
-    // A tenth of the unit more where rounding took some.
+    // Add half of the last digit.
     unit.map_or_else(|| bytes(exact), |bits| bytes(exact.saturating_add((1 << bits) / 20)))
 }
 
-/// A text in lines of [`COLUMNS`] at most, each indented, the first one less.
+/// Wraps a text to [`COLUMNS`] columns with a hanging indent.
 fn wrapped(text: &str) -> Vec<String> {
     let mut lines = vec![String::from(" ")];
     for word in text.split_whitespace() {
@@ -310,7 +309,7 @@ fn wrapped(text: &str) -> Vec<String> {
     lines
 }
 
-/// What the host lacks.
+/// Formats a shortage of host memory.
 pub(super) fn host_does_not_fit(memory: &HostMemory) -> String {
     let parts = [
         ("logits", memory.logits),
@@ -327,7 +326,7 @@ pub(super) fn host_does_not_fit(memory: &HostMemory) -> String {
     )
 }
 
-/// The sizes that are not zero.
+/// Formats the sizes that are not zero.
 fn sizes(parts: &[(&str, u64)]) -> String {
     let parts = parts.iter().filter(|(_, size)| *size > 0);
     parts.map(|(name, size)| format!("{name} {}", bytes(*size))).collect::<Vec<_>>().join(", ")
@@ -363,7 +362,7 @@ fn shortage(shortage: &Shortage) -> String {
     )
 }
 
-/// What might help; `shorter` is a context that is known to fit.
+/// Returns suggestions. `shorter` is a context that is known to fit.
 pub(super) fn hint(input: &PlannerInput<'_>, shorter: Option<u32>) -> String {
     let mut hints = Vec::new();
     if let Some(context) = shorter {
