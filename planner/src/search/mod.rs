@@ -182,7 +182,7 @@ pub enum PlanError {
     #[error("the model has no segment")]
     NoSegment,
     /// An impossible value of a device or link.
-    #[error("{of}: its {field} makes no sense")]
+    #[error("{of}: invalid {field}")]
     BadFacts {
         /// The device or link.
         of: String,
@@ -205,9 +205,7 @@ pub enum PlanError {
     #[error("the split: {0}")]
     Split(#[from] PartitionError),
     /// A narrow wire type with exact activations.
-    #[error(
-        "exact activations (f32) cross as f32: a boundary of {boundary} is for fast ones, as --activations int8 has them"
-    )]
+    #[error("wire type {boundary} needs --activations int8 or f16; exact activations need wire type f32")]
     ExactBoundary {
         /// The wire type.
         boundary: Boundary,
@@ -373,7 +371,7 @@ fn check(input: &PlannerInput<'_>) -> Result<(), PlanError> {
         }
     }
     if let Some(field) = input.links.other.nonsense() {
-        return Err(PlanError::BadFacts { of: "the links that are not known".into(), field });
+        return Err(PlanError::BadFacts { of: "the default link".into(), field });
     }
     let limits = &input.limits;
     let at_least_one = [
@@ -437,7 +435,7 @@ fn check_constraints(input: &PlannerInput<'_>) -> Result<(), PlanError> {
     for (at, pin) in pins.iter().enumerate() {
         let last = input.segments.len() - 1;
         if pin.segment as usize > last {
-            return wrong(format!("segment {} is pinned, and the last one is {last}", pin.segment));
+            return wrong(format!("segment {} is pinned, but the last segment is {last}", pin.segment));
         }
         if excluded.contains(&pin.device) {
             return wrong(format!("segment {} is pinned to {}, which is excluded", pin.segment, pin.device));
@@ -519,7 +517,7 @@ fn fitting_context(input: &PlannerInput<'_>) -> Result<u32, PlanError> {
 fn nothing_fits(grid: &Grid<'_>) -> PlanError {
     match room::closest(grid.start()) {
         shortages if shortages.is_empty() => {
-            PlanError::BadConstraint { what: "no placement that fits keeps to them all".into() }
+            PlanError::BadConstraint { what: "no placement that fits meets all of them".into() }
         }
         shortages => no_fit(grid.input, grid.context, shortages),
     }

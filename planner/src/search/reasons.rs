@@ -15,7 +15,7 @@ use ragtag_kernels::KvType;
 const COLUMNS: usize = 80;
 
 /// Added if the cost model predicts another plan to be faster than the one that trials chose.
-const IN_SIMULATION: &str = "; in simulation this plan is the best of those that were tried";
+const IN_SIMULATION: &str = "; this plan is the best in simulation";
 
 /// Formats bytes with a unit, or exactly below 1 KiB.
 fn bytes(bytes: u64) -> String {
@@ -100,14 +100,14 @@ fn context(grid: &Grid<'_>) -> String {
     let (context, own) = (grid.context, grid.input.model.context);
     match grid.input.limits.context {
         Some(_) if context > own => {
-            format!("context {context}: as asked, beyond the {own} that the model was trained for")
+            format!("context {context}: as requested, longer than the {own} that the model was trained for")
         }
-        Some(_) => format!("context {context}: as asked"),
-        None if context == own => format!("context {context}: the model's own, it fits"),
+        Some(_) => format!("context {context}: as requested"),
+        None if context == own => format!("context {context}: the full context of the model"),
         None => {
             let chunk = grid.input.limits.chunk;
             format!(
-                "context {context}: the longest that fits with chunks of {chunk}; the model's own is {own}"
+                "context {context}: the longest that fits with prefill chunks of {chunk}; the model has {own}"
             )
         }
     }
@@ -117,16 +117,16 @@ fn bottleneck(grid: &Grid<'_>, chosen: &Choice, bottleneck: &Bottleneck) -> Stri
     let label = |at: usize| &grid.input.devices[chosen.runs[at].device].label;
     let what = match bottleneck.place {
         Place::Edge => {
-            format!("the crossing from {} to {}", label(bottleneck.index), label(bottleneck.index + 1))
+            format!("the transfer from {} to {}", label(bottleneck.index), label(bottleneck.index + 1))
         }
-        Place::SharedLink => format!("{}, which links share", grid.input.links.shared[bottleneck.index].name),
+        Place::SharedLink => format!("shared link {}", grid.input.links.shared[bottleneck.index].name),
         Place::Stage | Place::TokenReturn => {
             let at = bottleneck.index;
             format!("{} with segments {}", label(at), chosen.runs[at].span())
         }
     };
     let (busy, share) = (time(bottleneck.busy_us), percent(bottleneck.share));
-    format!("bottleneck: {what}, {busy} a request, {share} of all work")
+    format!("bottleneck: {what}, {busy} per request, {share} of all work")
 }
 
 fn speed(chosen: &Choice) -> String {
@@ -141,10 +141,8 @@ fn speed(chosen: &Choice) -> String {
 }
 
 fn idle(chosen: &Choice, explanation: &Explanation) -> String {
-    let stages = chosen.runs.len();
     format!(
-        "bubbles: filling and draining {stages} stages idles each for {} of a prefill burst; in decode the slowest is \
-         idle for {}, with {} of sequences going round",
+        "pipeline bubble: {} in prefill, {} in decode ({} in flight)",
         percent(explanation.prefill_bubble),
         percent(explanation.decode_idle),
         count(chosen.pace.decode_groups as usize, "group"),
@@ -155,16 +153,16 @@ fn idle(chosen: &Choice, explanation: &Explanation) -> String {
 fn boundary(grid: &Grid<'_>, chosen: &Choice) -> Option<String> {
     let form = chosen.point.boundary;
     if grid.input.limits.boundary.is_some() {
-        return Some(format!("boundaries: activations cross as {form}, as asked"));
+        return Some(format!("wire type: {form}, as requested"));
     }
     let other = grid.boundaries().iter().find(|other| **other != form)?;
     let Some(with) = grid.priced(Point { boundary: *other, ..chosen.point }, chosen.runs.clone()) else {
-        return Some(format!("boundaries: activations cross as {form}; as {other} the plan would not fit"));
+        return Some(format!("wire type: {form}; the plan does not fit with {other}"));
     };
-    let told = compared(chosen.score_us(), with.score_us());
-    let told = format!("boundaries: activations cross as {form}; as {other} the plan is predicted {told}");
+    let effect = compared(chosen.score_us(), with.score_us());
+    let reason = format!("wire type: {form}; with {other} the plan is predicted {effect}");
     if form == Boundary::F32 {
-        return Some(told);
+        return Some(reason);
     }
     let crossings = chosen.evaluation.crossings.iter().zip(&with.evaluation.crossings).enumerate();
     let busy_us = |times| chosen.pace.busy_us(times);
@@ -172,7 +170,7 @@ fn boundary(grid: &Grid<'_>, chosen: &Choice) -> Option<String> {
         crossings.max_by(|(_, (_, a)), (_, (_, b))| busy_us(a).total_cmp(&busy_us(b)))?;
     let label = |at: usize| &grid.input.devices[chosen.runs[at].device].label;
     Some(format!(
-        "{told}; the crossing from {} to {} takes {} a request instead of {}",
+        "{reason}; the transfer from {} to {} takes {} per request instead of {}",
         label(at),
         label(at + 1),
         time(busy_us(short)),
@@ -183,7 +181,7 @@ fn boundary(grid: &Grid<'_>, chosen: &Choice) -> Option<String> {
 /// Returns the result of the trials.
 pub(super) fn trials(trials: Trials) -> String {
     format!(
-        "tried: {} in simulation, the best of them serves {:.3} requests/s",
+        "trials: {} simulated, the best serves {:.3} requests/s",
         count(trials.placements, "placement"),
         trials.requests_per_s
     )
@@ -192,10 +190,10 @@ pub(super) fn trials(trials: Trials) -> String {
 /// Returns the gap to the lower bound, if there is one.
 fn bound(explanation: &Explanation) -> Option<String> {
     let gap = explanation.score_us / explanation.bound_us - 1.0;
-    let is_told = gap.is_finite() && gap > 5e-4;
-    is_told.then(|| {
+    let is_worth_a_line = gap.is_finite() && gap > 5e-4;
+    is_worth_a_line.then(|| {
         let faster = wording::speed(explanation.bound_us / explanation.score_us);
-        format!("bound: by the cost model no placement can be more than {faster}, whatever its micro-batches")
+        format!("bound: no placement can be predicted more than {faster}, with any micro-batches")
     })
 }
 
@@ -212,12 +210,12 @@ fn left_out_because(grid: &Grid<'_>, explanation: &Explanation, alike: &[&LeftOu
             let compared = compared(explanation.score_us, with.score_us);
             let but = match with.score_us < explanation.score_us {
                 true if grid.input.is_tried() => IN_SIMULATION,
-                true => "; of plans within 1 % the one with the fewest devices is taken",
+                true => "; of plans within 1 %, the one with the fewest devices is chosen",
                 false => "",
             };
             format!("{left_out}: the best plan with {it}, {}, is predicted {compared}{but}", with.split)
         }
-        None if alike[0].constrained => format!("{left_out}: the constraints leave no room for {any}"),
+        None if alike[0].constrained => format!("{left_out}: the constraints exclude {any}"),
         None => {
             let devices = grid.input.devices.iter().filter(|facts| labels.contains(&facts.label.as_str()));
             let mut memory: Vec<u64> = devices.map(|facts| facts.memory_bytes).collect();
@@ -237,7 +235,7 @@ fn left_out_untried(left_out: &[LeftOut]) -> Option<String> {
     let verb = if untried.len() == 1 { "is" } else { "are" };
     (!untried.is_empty()).then(|| {
         let untried = wording::labels(&untried);
-        format!("{untried} {verb} left out as well; no plan with them was searched for")
+        format!("{untried} {verb} left out without a search")
     })
 }
 
@@ -245,13 +243,13 @@ fn left_out_untried(left_out: &[LeftOut]) -> Option<String> {
 fn against_rules(input: &PlannerInput<'_>, explanation: &Explanation) -> Option<String> {
     let is_rule = |why: &str| Baseline::ALL.iter().any(|rule| rule.to_string() == why);
     let rules: Vec<_> = explanation.alternatives.iter().filter(|other| is_rule(&other.why)).collect();
-    let told: Vec<_> = rules
+    let times: Vec<_> = rules
         .iter()
         .map(|rule| format!("{} {}", rule.why, compared(explanation.score_us, rule.score_us)))
         .collect();
     let is_faster = rules.iter().any(|rule| rule.score_us < explanation.score_us);
     let but = if is_faster && input.is_tried() { IN_SIMULATION } else { "" };
-    (!told.is_empty()).then(|| format!("by rule instead: {}{but}", told.join(", ")))
+    (!times.is_empty()).then(|| format!("placement rules: {}{but}", times.join(", ")))
 }
 
 /// Compares the user's split with the planner's own.
@@ -263,7 +261,7 @@ fn against_own(explanation: &Explanation) -> String {
             own.split,
             compared(own.score_us, explanation.score_us)
         ),
-        _ => "the planner knows no faster split".into(),
+        _ => "the planner found no faster split".into(),
     }
 }
 
@@ -273,17 +271,17 @@ fn sources(grid: &Grid<'_>, chosen: &Choice, explanation: &Explanation) -> Strin
         explanation.figures.iter().map(|count| format!("{} {}", count.figures, count.source)).collect();
     let memory: Vec<_> =
         devices.map(|d| format!("{} {} ({})", d.label, bytes(d.memory_bytes), d.memory_source)).collect();
-    format!("figures: {}; memory {}", figures.join(", "), memory.join(", "))
+    format!("inputs: {}; memory {}", figures.join(", "), memory.join(", "))
 }
 
 /// Formats a shortage and its remedies, over several lines.
 pub(super) fn does_not_fit(error: &DoesNotFit) -> String {
-    const TOLD: usize = 3;
+    const LISTED: usize = 3;
     let mut lines = vec![format!("the model does not fit at a context of {}:", error.context)];
-    lines.extend(error.shortages.iter().take(TOLD).flat_map(|one| wrapped(&shortage(one))));
-    if let Some(rest) = error.shortages.get(TOLD..).filter(|rest| !rest.is_empty()) {
+    lines.extend(error.shortages.iter().take(LISTED).flat_map(|one| wrapped(&shortage(one))));
+    if let Some(rest) = error.shortages.get(LISTED..).filter(|rest| !rest.is_empty()) {
         let missing = rest.iter().map(Shortage::missing_bytes).fold(0, u64::saturating_add);
-        lines.push(format!("  {} more lack {} together", count(rest.len(), "device"), bytes_up(missing)));
+        lines.push(format!("  {} missing on {}", bytes_up(missing), count(rest.len(), "more device")));
     }
     lines.extend(wrapped(&error.hint));
     lines.join("\n")

@@ -351,7 +351,7 @@ fn constraints_are_kept_or_named() {
     assert!(
         wrong(only(&[pin(0, "gpu:7")])).contains("there is no device gpu:7 (devices: cpu:0, cpu:1, cpu:2)")
     );
-    assert!(wrong(only(&[pin(14, "cpu:0")])).contains("segment 14 is pinned, and the last one is 13"));
+    assert!(wrong(only(&[pin(14, "cpu:0")])).contains("segment 14 is pinned, but the last segment is 13"));
     assert!(wrong(only(&[pin(3, "cpu:0"), pin(3, "cpu:1")])).contains("pinned to cpu:0 and to cpu:1"));
     let excluded = Constraints { excluded: vec!["cpu:0".into()], ..only(&[pin(3, "cpu:0")]) };
     assert!(wrong(excluded).contains("which is excluded"));
@@ -367,7 +367,7 @@ fn constraints_are_kept_or_named() {
     );
     // Two runs on one device with another between them: no placement can keep to that.
     let torn = only(&[pin(0, "cpu:0"), pin(5, "cpu:1"), pin(13, "cpu:0")]);
-    assert!(wrong(torn).contains("no placement that fits keeps to them all"));
+    assert!(wrong(torn).contains("no placement that fits meets all of them"));
     for weight in [-1.0, f64::NAN, f64::INFINITY] {
         let objective = Objective::Mix(crate::Mix { latency: weight, throughput: 1.0, first_token: 0.0 });
         let error = World { objective, ..world.clone() }.plan().expect_err("refused").to_string();
@@ -495,7 +495,7 @@ fn what_does_not_fit_is_named_with_bytes_and_device() {
     let mut many = world.clone();
     many.devices = (0..6).map(|i| device(&format!("cpu:{i}"), 12 * MIB, 1.0)).collect();
     let Err(PlanError::DoesNotFit(error)) = many.plan() else { panic!("it cannot fit") };
-    let wanted = format!("{} devices more lack ", error.shortages.len() - 3);
+    let wanted = format!(" missing on {} more devices", error.shortages.len() - 3);
     let text = PlanError::DoesNotFit(error).to_string();
     assert!(text.contains(&wanted) && text.lines().all(|line| line.chars().count() <= 80), "{text}");
 
@@ -577,8 +577,8 @@ fn one_sequence_decodes_no_faster_over_two_stages() {
     let (one, two) = (world("0-13=cpu:0"), world("0-6=cpu:0,7-13=cpu:1"));
     assert!(two.predicted.decode_tokens_per_s < one.predicted.decode_tokens_per_s);
     assert!(two.predicted.prefill_tokens_per_s > 1.5 * one.predicted.prefill_tokens_per_s);
-    let idle = two.reasons.iter().find(|r| r.starts_with("bubbles")).expect("a reason");
-    assert!(idle.contains("33 % of a prefill burst"), "{idle}");
+    let idle = two.reasons.iter().find(|r| r.starts_with("pipeline bubble")).expect("a reason");
+    assert!(idle.contains("33 % in prefill"), "{idle}");
 }
 
 #[test]
@@ -607,7 +607,7 @@ fn a_slow_link_counts() {
     assert_eq!(plan.stages.len(), 1, "{}", plan.split());
     let forced = world.split("0-6=cpu:0,7-13=cpu:1").plan().expect("fits");
     let bottleneck = &forced.reasons.iter().find(|r| r.starts_with("bottleneck")).expect("a reason");
-    assert!(bottleneck.contains("the crossing from cpu:0 to cpu:1"), "{bottleneck}");
+    assert!(bottleneck.contains("the transfer from cpu:0 to cpu:1"), "{bottleneck}");
 }
 
 #[test]
@@ -632,11 +632,11 @@ fn bad_input_is_named() {
     let nothing = Workload { prompt_tokens: 0, generated_tokens: 0 };
     assert_eq!(error(&|w| w.workload = nothing), "the workload's tokens must be at least 1");
     let twice = error(&|w| w.devices.push(device("cpu:0", 1, 1.0)));
-    assert_eq!(twice, "cpu:0: its label (used twice) makes no sense");
+    assert_eq!(twice, "cpu:0: invalid label (used twice)");
     let nan = error(&|w| w.devices[0].bandwidth_bytes_per_s.value = f64::NAN);
-    assert_eq!(nan, "cpu:0: its bandwidth_bytes_per_s makes no sense");
+    assert_eq!(nan, "cpu:0: invalid bandwidth_bytes_per_s");
     let link = error(&|w| w.links.other.latency_us.value = -1.0);
-    assert_eq!(link, "the links that are not known: its latency_us makes no sense");
+    assert_eq!(link, "the default link: invalid latency_us");
 }
 
 #[test]

@@ -19,20 +19,16 @@ fn world_over_a_link(bytes_per_s: f64) -> World {
 #[test]
 fn activations_cross_as_f16_where_the_link_is_what_takes_the_time() {
     let reason = |plan: &Plan| {
-        plan.reasons.iter().find(|reason| reason.starts_with("boundaries: ")).cloned().unwrap_or_default()
+        plan.reasons.iter().find(|reason| reason.starts_with("wire type: ")).cloned().unwrap_or_default()
     };
     let slow = world_over_a_link(2e6).plan().expect("fits");
     assert_eq!(slow.boundary, Boundary::F16);
-    let told = "activations cross as f16; as f32 the plan is predicted ";
-    assert!(reason(&slow).contains(told) && reason(&slow).contains(" slower; "), "{}", reason(&slow));
-    assert!(reason(&slow).contains("the crossing from cpu:0 to cpu:1 takes "), "{}", reason(&slow));
+    let reported = "wire type: f16; with f32 the plan is predicted ";
+    assert!(reason(&slow).contains(reported) && reason(&slow).contains(" slower; "), "{}", reason(&slow));
+    assert!(reason(&slow).contains("the transfer from cpu:0 to cpu:1 takes "), "{}", reason(&slow));
     let fast = world_over_a_link(6e9).plan().expect("fits");
     assert_eq!(fast.boundary, Boundary::F32);
-    assert!(
-        reason(&fast).contains("activations cross as f32; as f16 the plan is predicted "),
-        "{}",
-        reason(&fast)
-    );
+    assert!(reason(&fast).contains("wire type: f32; with f16 the plan is predicted "), "{}", reason(&fast));
     // Half the bytes, and the latency as it is.
     let with = |boundary| {
         let mut world = world_over_a_link(2e6);
@@ -46,7 +42,7 @@ fn activations_cross_as_f16_where_the_link_is_what_takes_the_time() {
     for (row_share, plan) in [(1.0, &wide), (0.5, &narrow)] {
         let expected = [128, plan.decode_rows].map(|rows| tenths(20.0 + row_share * bytes(rows)));
         assert_eq!(crossing(plan), (expected[0], expected[1]));
-        assert_eq!(reason(plan), format!("boundaries: activations cross as {}, as asked", plan.boundary));
+        assert_eq!(reason(plan), format!("wire type: {}, as requested", plan.boundary));
     }
     // The one that was chosen is the better one of the two.
     assert_eq!(slow.explanation.score_us, narrow.explanation.score_us);

@@ -70,7 +70,7 @@ fn constraints_that_leave_no_room_for_a_device_are_not_taken_for_want_of_memory(
     };
     let pin = |segment| Pin { segment, device: "cpu:1".into() };
     world.constraints.pins = (0..14).map(pin).collect();
-    let wanted = "cpu:0 is left out: the constraints leave no room for it";
+    let wanted = "cpu:0 is left out: the constraints exclude it";
     assert_eq!(why(&world), (wanted.into(), true));
     world.devices[0].memory_bytes = 10;
     assert_eq!(why(&world), ("cpu:0 is left out: no plan with it fits (it has 10 bytes)".into(), false));
@@ -133,7 +133,8 @@ fn every_device_that_is_left_out_is_named() {
     let tried = left_out.iter().filter(|left| left.tried).count();
     let told = plan.reasons.iter().filter(|reason| reason.contains(" is left out: ")).count();
     assert!(tried > 0 && tried < left_out.len() && told == tried, "{tried} tried, {told} told");
-    let rest = plan.reasons.iter().find(|reason| reason.contains("left out as well")).expect("a reason");
+    let rest =
+        plan.reasons.iter().find(|reason| reason.contains("left out without a search")).expect("a reason");
     let untried: Vec<_> =
         left_out.iter().filter(|left| !left.tried).map(|left| left.device.as_str()).collect();
     assert!(rest.starts_with(&crate::wording::labels(&untried)), "{rest}");
