@@ -87,7 +87,7 @@ fn exact_activations_cross_as_f32() {
     world.limits.boundary = Some(Boundary::F16);
     let error = world.plan().expect_err("refused");
     assert_eq!(error, PlanError::ExactBoundary { boundary: Boundary::F16 });
-    assert!(error.to_string().starts_with("exact activations (f32) cross as f32: "), "{error}");
+    assert!(error.to_string().starts_with("wire type f16 needs "), "{error}");
 }
 
 #[test]
