@@ -1,4 +1,5 @@
-//! Whole plans: the search over all points of the grid, and the reasons for what it chose, without trials in simulation.
+//! Benchmark of whole plans: the search over all points of the grid and the explanation, without simulated
+//! trials.
 
 use super::{CARDS, Fleet};
 use ragtag_graph::segment::SegmentTensor;
@@ -11,7 +12,7 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use std::time::Instant;
 
-/// With both forms in which activations cross and eight numbers of decode groups they make 64 points.
+/// With both wire types and eight numbers of decode groups they make 64 points.
 const CHUNKS: [u32; 4] = [64, 128, 256, 512];
 const SEQUENCES: u32 = 32;
 const CONTEXT: u32 = 2048;
@@ -22,8 +23,8 @@ pub(super) fn objectives() -> [(&'static str, Objective); 3] {
     [("latency", Objective::Latency), ("throughput", Objective::Throughput), ("mix", Objective::Mix(mix))]
 }
 
-/// How long the plan for a model takes whose weights fill between half and four fifths of a fleet, in milliseconds: the search
-/// alone, and with the reasons for what it chose.
+/// Returns the planning time in milliseconds, without and with the explanation, for a model whose weights
+/// take half to four fifths of a fleet's memory.
 pub(super) fn plan_ms(
     seed: u64,
     devices: usize,
@@ -90,7 +91,7 @@ fn device(rng: &mut SmallRng, at: usize, fleet: Fleet) -> DeviceFacts {
     }
 }
 
-/// Embedding, blocks and head of so many bytes each, as they are with a chunk.
+/// Returns an embedding, blocks and a head with `weights` bytes each, lowered for `chunk`.
 fn model(segments: usize, weights: u64, chunk: u32) -> Vec<Segment> {
     let segment = |at: usize| {
         let kind = match at {

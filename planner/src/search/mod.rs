@@ -205,7 +205,7 @@ pub enum PlanError {
     #[error("the split: {0}")]
     Split(#[from] PartitionError),
     /// A narrow wire type with exact activations.
-    #[error("wire type {boundary} needs --activations int8 or f16; exact activations need wire type f32")]
+    #[error("wire type {boundary} needs --activations int8; exact activations (f32) need wire type f32")]
     ExactBoundary {
         /// The wire type.
         boundary: Boundary,

@@ -213,7 +213,7 @@ fn a_plan_states_the_requested_wire_type_of_activations() {
         let output = ragtag().args(&arguments).output().unwrap();
         let message = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(4), "{command}: {message}");
-        assert!(message.contains("exact activations need wire type f32"), "{command}: {message}");
+        assert!(message.contains("exact activations (f32) need wire type f32"), "{command}: {message}");
     }
 }
 
