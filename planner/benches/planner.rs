@@ -1,7 +1,12 @@
 //! Planning time for random fleets of common kinds of cards. `cargo bench -p ragtag-planner --bench planner`.
 //!
+<<<<<<< HEAD
 //! First the solver, at one point of the grid: the median and the longest time of several fleets, and the
 //! largest gap between a score and its bound. Then whole plans, over all points of the grid.
+=======
+//! The solver at one point of the grid: the median and the longest of several fleets, and the largest gap between a score and
+//! its bound. `cargo bench --bench planning` times whole plans.
+>>>>>>> main
 
 #![allow(missing_docs)]
 #![allow(dead_code, unreachable_pub)] // the solver is taken as it is
@@ -9,8 +14,6 @@
 
 #[path = "../src/search/solver/mod.rs"]
 mod solver;
-#[path = "planner/whole.rs"]
-mod whole;
 
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -126,33 +129,11 @@ fn main() {
     let cores = std::thread::available_parallelism().map_or(0, usize::from);
     println!("the solver on random fleets, {cores} cores; scores are a sum, the busiest of 32 and a mix");
     println!("devices  segments  fleet     score       median ms  longest ms  largest gap  exact");
-    each_size(|devices, segments, runs, (fleet, name)| one_point(devices, segments, runs, fleet, name));
-    println!("\nwhole plans: all points of the grid, alone and with the reasons for what was chosen");
-    println!("devices  segments  fleet     objective   median ms  longest ms  with reasons  longest ms");
-    each_size(|devices, segments, runs, (fleet, name)| {
-        for (objective_name, objective) in whole::objectives() {
-            let times = (0..runs).map(|seed| whole::plan_ms(seed, devices, segments, fleet, objective));
-            let (alone, explained): (Vec<_>, Vec<_>) =
-                times.map(|[alone, explained]| (alone, explained)).unzip();
-            let [(median, longest), (with, longest_with)] = [alone, explained].map(median_and_longest);
-            println!(
-                "{devices:7}  {segments:8}  {name:8}  {objective_name:10}  {median:9.2}  {longest:10.2}  {with:12.2}  {longest_with:10.2}"
-            );
-        }
-    });
-}
-
-fn each_size(then: impl Fn(usize, usize, u64, (Fleet, &str))) {
     for (devices, segments, runs) in SIZES {
-        for fleet in Fleet::ALL {
-            then(devices, segments, runs, fleet);
+        for (fleet, name) in Fleet::ALL {
+            one_point(devices, segments, runs, fleet, name);
         }
     }
-}
-
-fn median_and_longest(mut times: Vec<f64>) -> (f64, f64) {
-    times.sort_by(f64::total_cmp);
-    (times[times.len() / 2], times[times.len() - 1])
 }
 
 fn one_point(devices: usize, segments: usize, runs: u64, fleet: Fleet, name: &str) {
@@ -173,7 +154,8 @@ fn one_point(devices: usize, segments: usize, runs: u64, fleet: Fleet, name: &st
             gap = gap.max(1.0 - solution.bound / best);
             exact += usize::from(solution.exact);
         }
-        let (median, longest) = median_and_longest(times);
+        times.sort_by(f64::total_cmp);
+        let (median, longest) = (times[times.len() / 2], times[times.len() - 1]);
         println!(
             "{devices:7}  {segments:8}  {name:8}  {score_name:10}  {median:9.2}  {longest:10.2}  {:10.2} %  {exact} of {runs}",
             gap * 100.0

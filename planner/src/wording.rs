@@ -42,6 +42,11 @@ pub fn deviation(of: Quantity, deviation: f64) -> String {
     }
 }
 
+/// A number of things: `1 group`, `2 groups`.
+pub fn count(number: usize, noun: &str) -> String {
+    format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
+}
+
 fn times(factor: f64) -> String {
     match factor {
         factor if factor < 9.95 => format!("{factor:.1} times"),

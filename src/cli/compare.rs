@@ -11,7 +11,7 @@ use crate::model::Model;
 use crate::pictures::{self, Gantt, Report};
 use ragtag_planner::Place;
 use ragtag_planner::wording::{self, Quantity};
-use ragtag_scheduler::compare::{Comparison, Phase};
+use ragtag_scheduler::compare::Comparison;
 use serde::Serialize;
 
 /// Outcome of `--replan`.
@@ -72,8 +72,8 @@ pub(super) fn as_table(comparison: &Comparison) -> String {
             _ => format!("{} -> {}", part.device, part.to.as_deref().unwrap_or("")),
         };
         let size = match part.place {
-            Place::Stage => format!("{}, {:.1} rows", phase(part.phase), part.rows),
-            _ => format!("{}, {:.1} KiB", phase(part.phase), part.bytes / 1024.0),
+            Place::Stage => format!("{}, {:.1} rows", part.phase, part.rows),
+            _ => format!("{}, {:.1} KiB", part.phase, part.bytes / 1024.0),
         };
         let number = part.micro_batches.to_string();
         let (predicted, measured) = (time(part.predicted_us), time(part.measured_us));
@@ -92,7 +92,7 @@ pub(super) fn as_table(comparison: &Comparison) -> String {
         let what = format!("total, {}", rate.what);
         table.add_row([
             what,
-            phase(rate.phase).into(),
+            rate.phase.to_string(),
             String::new(),
             predicted,
             measured,
@@ -104,13 +104,6 @@ pub(super) fn as_table(comparison: &Comparison) -> String {
         text.push_str(&format!("- {finding}\n"));
     }
     text
-}
-
-fn phase(phase: Phase) -> &'static str {
-    match phase {
-        Phase::Decode => "decode",
-        Phase::Prefill => "prefill",
-    }
 }
 
 fn time(us: f64) -> String {

@@ -3,6 +3,7 @@
 use ragtag_kernels::{Activations, KvType};
 use ragtag_planner::Objective;
 use ragtag_planner::plan::{LeftOut, Place, Plan};
+pub(super) use ragtag_planner::wording::count;
 use ragtag_planner::wording::{self, Quantity};
 use ragtag_transfer::Route;
 
@@ -95,11 +96,6 @@ pub(super) fn deviation(of: Quantity, share: f64) -> String {
 /// Joins the labels of devices that are left out for the same reason.
 pub(super) fn labels(alike: &[&LeftOut]) -> String {
     wording::labels(&alike.iter().map(|left| left.device.as_str()).collect::<Vec<_>>())
-}
-
-/// Formats a number with its noun.
-pub(super) fn count(number: usize, noun: &str) -> String {
-    format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
 }
 
 pub(super) fn objective(objective: Objective) -> String {

@@ -8,6 +8,7 @@ use super::solver::{self, Instance};
 use super::{PlannerInput, tenths};
 use crate::cost::{DeviceFacts, Figure, FigureSource, LinkFacts, Links};
 use crate::plan::{Alternative, BindingLimit, Bottleneck, Explanation, FigureCount, LeftOut, Place};
+use crate::wording;
 use rayon::prelude::*;
 
 /// Most devices for which alternatives are searched.
@@ -181,7 +182,7 @@ fn alternatives(grid: &Grid<'_>, found: &SearchResult) -> (Vec<Alternative>, Opt
 }
 
 fn others(found: &SearchResult) -> Vec<(Choice, String)> {
-    let why = |stages: usize| format!("best with {stages} stage{}", if stages == 1 { "" } else { "s" });
+    let why = |stages: usize| format!("best with {}", wording::count(stages, "stage"));
     found.others.iter().map(|other| (other.clone(), why(other.runs.len()))).collect()
 }
 

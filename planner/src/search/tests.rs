@@ -416,12 +416,13 @@ fn equal_devices_get_stages_as_equal_as_segments_allow() {
         let cuts = |runs: &Vec<Run>| {
             runs.len() == stages && runs.iter().enumerate().all(|(at, run)| run.device == at)
         };
-        let all = in_order_placements(segments, stages);
+        let all = all_placements(segments, stages);
         let best = all.iter().filter(|runs| cuts(runs)).map(|runs| busiest(runs)).fold(f64::MAX, f64::min);
         assert!((plan.explanation.score_us - best).abs() <= 0.06, "{}", plan.split());
     }
 }
 
+<<<<<<< HEAD
 /// Returns all placements over all devices in their order.
 fn in_order_placements(segments: usize, devices: usize) -> Vec<Vec<Run>> {
     let mut all: Vec<Vec<Run>> = vec![Vec::new()];
@@ -445,6 +446,8 @@ fn in_order_placements(segments: usize, devices: usize) -> Vec<Vec<Run>> {
     all
 }
 
+=======
+>>>>>>> main
 #[test]
 fn a_fast_device_gets_more() {
     let world = World::new(

@@ -22,6 +22,7 @@ use ragtag_graph::Segment;
 use ragtag_planner::cost::{DeviceFacts, Links};
 use ragtag_planner::plan::{Place, Plan};
 use serde::{Deserialize, Serialize};
+use std::fmt;
 
 /// How far measured may be from predicted before someone has to say why.
 pub const TOLERANCE: f64 = 0.15;
@@ -75,6 +76,15 @@ pub enum Phase {
     Decode,
     /// With prompt rows.
     Prefill,
+}
+
+impl fmt::Display for Phase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Phase::Decode => "decode",
+            Phase::Prefill => "prefill",
+        })
+    }
 }
 
 /// A part of the pipeline: what it should have taken and what it took for the micro-batches that ran.

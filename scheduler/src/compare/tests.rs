@@ -2,17 +2,9 @@
 
 use super::*;
 use crate::trace::SizeReport;
-use ragtag_graph::{Boundary, Granularity, SegmentKind};
+use ragtag_graph::SegmentKind;
 use ragtag_hal::AdapterKind;
-use ragtag_kernels::{Activations, KvType};
 use ragtag_planner::cost::{Figure, FigureSource, LinkFacts};
-use ragtag_planner::objective::{Objective, Workload};
-use ragtag_planner::plan::{
-    Explanation, HostMemory, PLAN_VERSION, PlanEdge, PlanModel, PlanStage, PredictedRun, PredictedTimes,
-    StageMemory,
-};
-use ragtag_planner::split::{Split, SplitPart};
-use ragtag_transfer::Route;
 
 fn segment(kind: SegmentKind) -> Segment {
     Segment {
@@ -50,51 +42,8 @@ fn device(label: &str) -> DeviceFacts {
 }
 
 fn plan() -> Plan {
-    let none = PredictedTimes::default();
-    let memory = StageMemory { weights: 0, kv: 0, scratch: 0, slots: 0, staging: 0, total: 0, available: 0 };
-    let split: Split = "0-1=cpu:0,2-3=cpu:1".parse().unwrap();
-    let stage = |part: SplitPart| PlanStage {
-        device: part.device,
-        segments: part.span,
-        memory_bytes: memory,
-        predicted: none,
-    };
-    Plan {
-        ragtag_plan: PLAN_VERSION,
-        model: PlanModel {
-            name: "made-up".into(),
-            digest: "0".into(),
-            segments: 4,
-            granularity: Granularity::Block,
-        },
-        objective: Objective::Throughput,
-        workload: Workload::default(),
-        device_options: None,
-        context: 64,
-        sequences: 4,
-        chunk: 8,
-        chunks: None,
-        decode_rows: 2,
-        decode_groups: 2,
-        credits: 3,
-        slots: 3,
-        kv: KvType::F16,
-        activations: Activations::Int8,
-        boundary: Boundary::F32,
-        stages: split.parts.into_iter().map(stage).collect(),
-        host_memory_bytes: HostMemory::default(),
-        edges: vec![PlanEdge { route: Route::HOST_STAGED, predicted: none }],
-        token_return: none,
-        predicted: PredictedRun {
-            decode_tokens_per_s: 0.0,
-            prefill_tokens_per_s: 0.0,
-            prefill_rows: 0,
-            first_token_us: 0.0,
-            token_us: 0.0,
-        },
-        explanation: Explanation::default(),
-        reasons: Vec::new(),
-    }
+    let plan = crate::made_up::plan("0-1=cpu:0,2-3=cpu:1");
+    Plan { context: 64, sequences: 4, chunk: 8, decode_rows: 2, decode_groups: 2, ..plan }
 }
 
 /// What a comparison is over.

@@ -26,10 +26,7 @@ pub(super) fn part_finding(model: &Model<'_>, part: &ComparedPart) -> Option<Str
 
 /// What a part is called.
 fn subject(part: &ComparedPart) -> String {
-    let phase = match part.phase {
-        Phase::Decode => "decode",
-        Phase::Prefill => "prefill",
-    };
+    let phase = part.phase;
     let percent = wording::deviation(Quantity::Time, part.deviation);
     match part.place {
         Place::Stage => format!("stage {} on {}, {phase} {percent}", part.index, part.device),

@@ -4,15 +4,9 @@ use super::*;
 use crate::core::Want;
 use ragtag_graph::{Boundary, Segment, SegmentKind};
 use ragtag_hal::AdapterKind;
-use ragtag_kernels::{Activations, KvType};
-use ragtag_planner::ModelFacts;
+use ragtag_kernels::Activations;
 use ragtag_planner::cost::{BatchShape, DeviceFacts, Figure, FigureSource, LinkFacts, Links, SharedLink};
-use ragtag_planner::objective::{Objective, Workload};
-use ragtag_planner::plan::{
-    Explanation, HostMemory, PLAN_VERSION, Plan, PlanEdge, PlanModel, PlanStage, PredictedRun,
-    PredictedTimes, StageMemory,
-};
-use ragtag_planner::split::Span;
+use ragtag_planner::{ModelFacts, Plan};
 use ragtag_transfer::Route;
 
 const ROW_BYTES: u64 = 16_384;
@@ -46,14 +40,14 @@ impl Planned {
             row_bytes: ROW_BYTES,
             logit_row_bytes: VOCABULARY * 4,
         };
-        let (mut first, mut stages) = (0, Vec::new());
+        let (mut first, mut split) = (0, Vec::new());
         for (at, &blocks_here) in blocks.iter().enumerate() {
             let ends = u32::from(at == 0) + u32::from(at + 1 == blocks.len());
             let last = first + blocks_here + ends - 1;
-            stages.push(stage(&devices[at].label, first, last));
+            split.push(format!("{first}-{last}={}", devices[at].label));
             first = last + 1;
         }
-        let plan = plan(&model, segments.len() as u32, stages);
+        let plan = crate::made_up::plan(&split.join(","));
         Self { plan, model, segments, devices, links: Links::default() }
     }
 
@@ -126,57 +120,6 @@ fn segment(kind: SegmentKind) -> Segment {
         scratch_bytes: 0,
         wide_scratch_bytes: 0,
         tensor_bytes: 0,
-    }
-}
-
-fn stage(device: &str, first: u32, last: u32) -> PlanStage {
-    let memory_bytes =
-        StageMemory { weights: 0, kv: 0, scratch: 0, slots: 0, staging: 0, total: 0, available: 0 };
-    PlanStage {
-        device: device.into(),
-        segments: Span::new(first, last).expect("in order"),
-        memory_bytes,
-        predicted: PredictedTimes::default(),
-    }
-}
-
-fn plan(model: &ModelFacts, segments: u32, stages: Vec<PlanStage>) -> Plan {
-    let edge = PlanEdge { route: Route::HOST_STAGED, predicted: PredictedTimes::default() };
-    Plan {
-        ragtag_plan: PLAN_VERSION,
-        model: PlanModel {
-            name: model.name.clone(),
-            digest: model.digest.clone(),
-            segments,
-            granularity: ragtag_graph::Granularity::Block,
-        },
-        objective: Objective::Throughput,
-        workload: Workload::default(),
-        device_options: None,
-        context: 1024,
-        sequences: 1,
-        chunk: 128,
-        chunks: None,
-        decode_rows: 1,
-        decode_groups: 1,
-        credits: stages.len() as u32 + 1,
-        slots: 3,
-        kv: KvType::F16,
-        activations: Activations::Int8,
-        boundary: Boundary::F32,
-        edges: vec![edge; stages.len() - 1],
-        stages,
-        host_memory_bytes: HostMemory::default(),
-        token_return: PredictedTimes::default(),
-        predicted: PredictedRun {
-            decode_tokens_per_s: 0.0,
-            prefill_tokens_per_s: 0.0,
-            prefill_rows: 0,
-            first_token_us: 0.0,
-            token_us: 0.0,
-        },
-        explanation: Explanation::default(),
-        reasons: Vec::new(),
     }
 }
 

@@ -18,7 +18,7 @@ fn lists_devices_by_api() {
 
 #[test]
 fn the_doctor_reports_findings_for_every_api() {
-    let shown = done(&["devices", "--doctor"]);
+    let shown = done(&["devices", "--doctor", "--wide"]);
     for words in ["| API ", "| opencl ", "| cpu ", "in this build", "OCL_ICD_VENDORS=", "cpu:0: "] {
         assert!(shown.out.contains(words), "{words} in {}", shown.out);
     }

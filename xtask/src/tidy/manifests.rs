@@ -1,10 +1,10 @@
-//! Rules about Cargo.toml: lints are inherited, every dependency has its reason.
+//! Rules about Cargo.toml: crates inherit the workspace's lints, and every dependency has a reason.
 //!
-//! Manifests are read line by line: what cargo makes of them is `imports`' question, what people read is this one.
+//! Reads manifests line by line, as text. `imports` uses cargo's view of them.
 
 use super::{Source, Violation};
 
-/// Manifests that stand outside the workspace: cargo-fuzz wants its own.
+/// Manifests outside the workspace, as cargo-fuzz requires.
 const OUTSIDE: &[&str] = &["fuzz/Cargo.toml"];
 
 /// Runs the rules over all manifests.
@@ -19,7 +19,7 @@ pub(super) fn check(manifests: &[&Source]) -> Vec<Violation> {
     violations
 }
 
-/// A crate of the workspace takes the workspace's lints.
+/// A crate of the workspace inherits its lints.
 fn lints(manifest: &Source) -> Option<Violation> {
     let mut section = "";
     for line in manifest.text.lines().map(str::trim) {
@@ -29,11 +29,15 @@ fn lints(manifest: &Source) -> Option<Violation> {
             return None;
         }
     }
-    Some(Violation::new(&manifest.path, 0, "the crate does not inherit the lints: [lints] workspace = true"))
+    Some(Violation::new(
+        &manifest.path,
+        0,
+        "the crate does not inherit the lints: add [lints] workspace = true",
+    ))
 }
 
-/// Every dependency has a comment above it that says why it is there. Crates of the workspace need none (the import rule is
-/// their reason), nor does what is taken from `[workspace.dependencies]`, where the reason stands.
+/// Every dependency needs a comment above it with its reason. Exceptions: crates of the workspace (the import
+/// rule covers them), and dependencies inherited from `[workspace.dependencies]`, which has the reason.
 fn reasons(manifest: &Source) -> Vec<Violation> {
     let mut violations = Vec::new();
     let mut within = false;
@@ -53,7 +57,7 @@ fn reasons(manifest: &Source) -> Vec<Violation> {
             None
         };
         if let Some(name) = dependency.filter(|name| !name.starts_with("ragtag") && !above.starts_with('#')) {
-            let what = format!("the dependency {name} has no comment above it that says what it is for");
+            let what = format!("the dependency {name} has no reason: add a comment above it");
             violations.push(Violation::new(&manifest.path, number, what));
         }
         above = line;

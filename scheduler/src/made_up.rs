@@ -1,0 +1,56 @@
+//! A made-up plan, for tests of what goes by one.
+
+use ragtag_graph::{Boundary, Granularity};
+use ragtag_kernels::{Activations, KvType};
+use ragtag_planner::{
+    Explanation, HostMemory, Objective, PLAN_VERSION, Plan, PlanEdge, PlanModel, PlanStage, PredictedRun,
+    PredictedTimes, Split, SplitPart, StageMemory, Workload,
+};
+use ragtag_transfer::Route;
+
+/// A plan for one sequence with this placement of a model of whole blocks, for which nothing is predicted.
+pub(crate) fn plan(split: &str) -> Plan {
+    let Split { parts } = split.parse().unwrap();
+    let predicted = PredictedTimes::default();
+    let memory_bytes =
+        StageMemory { weights: 0, kv: 0, scratch: 0, slots: 0, staging: 0, total: 0, available: 0 };
+    let model = PlanModel {
+        name: "made up".into(),
+        digest: "none".into(),
+        segments: parts[parts.len() - 1].span.last() + 1,
+        granularity: Granularity::Block,
+    };
+    let stage = |SplitPart { device, span }| PlanStage { device, segments: span, memory_bytes, predicted };
+    let stages: Vec<_> = parts.into_iter().map(stage).collect();
+    Plan {
+        ragtag_plan: PLAN_VERSION,
+        model,
+        objective: Objective::Throughput,
+        workload: Workload::default(),
+        device_options: None,
+        context: 1024,
+        sequences: 1,
+        chunk: 128,
+        chunks: None,
+        decode_rows: 1,
+        decode_groups: 1,
+        credits: stages.len() as u32 + 1,
+        slots: 3,
+        kv: KvType::F16,
+        activations: Activations::Int8,
+        boundary: Boundary::F32,
+        edges: vec![PlanEdge { route: Route::HOST_STAGED, predicted }; stages.len() - 1],
+        stages,
+        host_memory_bytes: HostMemory::default(),
+        token_return: predicted,
+        predicted: PredictedRun {
+            decode_tokens_per_s: 0.0,
+            prefill_tokens_per_s: 0.0,
+            prefill_rows: 0,
+            first_token_us: 0.0,
+            token_us: 0.0,
+        },
+        explanation: Explanation::default(),
+        reasons: Vec::new(),
+    }
+}
