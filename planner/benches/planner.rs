@@ -1,12 +1,7 @@
 //! Planning time for random fleets of common kinds of cards. `cargo bench -p ragtag-planner --bench planner`.
 //!
-<<<<<<< HEAD
-//! First the solver, at one point of the grid: the median and the longest time of several fleets, and the
-//! largest gap between a score and its bound. Then whole plans, over all points of the grid.
-=======
-//! The solver at one point of the grid: the median and the longest of several fleets, and the largest gap between a score and
-//! its bound. `cargo bench --bench planning` times whole plans.
->>>>>>> main
+//! The solver at one point of the grid: the median and the longest time of several fleets, and the largest gap
+//! between a score and its bound. `cargo bench --bench planning` times whole plans.
 
 #![allow(missing_docs)]
 #![allow(dead_code, unreachable_pub)] // the solver is taken as it is

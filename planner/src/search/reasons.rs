@@ -44,15 +44,7 @@ fn compared(with: f64, us: f64) -> String {
     wording::speed(us / with)
 }
 
-<<<<<<< HEAD
-fn count(number: usize, noun: &str) -> String {
-    format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
-}
-
 /// Returns the reasons for a plan.
-=======
-/// Why this plan.
->>>>>>> main
 pub(super) fn reasons(grid: &Grid<'_>, chosen: &Choice, explanation: &Explanation) -> Vec<String> {
     let mut reasons = vec![objective(grid, &chosen.pace), context(grid)];
     reasons.push(bottleneck(grid, chosen, &explanation.bottleneck));

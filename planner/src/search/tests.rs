@@ -422,32 +422,6 @@ fn equal_devices_get_stages_as_equal_as_segments_allow() {
     }
 }
 
-<<<<<<< HEAD
-/// Returns all placements over all devices in their order.
-fn in_order_placements(segments: usize, devices: usize) -> Vec<Vec<Run>> {
-    let mut all: Vec<Vec<Run>> = vec![Vec::new()];
-    for device in 0..devices {
-        let extended = |runs: Vec<Run>| {
-            let first = runs.last().map_or(0, |run: &Run| run.segments.end);
-            let ends = if device + 1 == devices { segments..segments + 1 } else { first + 1..segments };
-            ends.map(move |end| {
-                let mut runs = runs.clone();
-                runs.push(Run { device, segments: first..end });
-                runs
-            })
-            .collect::<Vec<_>>()
-        };
-        all = all
-            .into_iter()
-            .flat_map(extended)
-            .filter(|runs| runs.iter().all(|run| !run.segments.is_empty()))
-            .collect();
-    }
-    all
-}
-
-=======
->>>>>>> main
 #[test]
 fn a_fast_device_gets_more() {
     let world = World::new(
