@@ -91,7 +91,7 @@ impl FromStr for Objective {
                 "latency" => Ok(Self::Latency),
                 "throughput" => Ok(Self::Throughput),
                 "first-token" => Ok(Self::FirstToken),
-                _ => Err(wrong("there is no such objective")),
+                _ => Err(wrong("unknown objective")),
             };
         };
         let (mut latency, mut throughput, mut first_token) = (None, None, None);
@@ -101,7 +101,7 @@ impl FromStr for Objective {
                 "latency" => &mut latency,
                 "throughput" => &mut throughput,
                 "first-token" => &mut first_token,
-                _ => return Err(wrong("there is no such part of a mix")),
+                _ => return Err(wrong("unknown part of a mix")),
             };
             let weight = weight.parse().ok().filter(|weight| (0.0..=MOST_WEIGHT).contains(weight));
             let weight = weight.ok_or_else(|| wrong("a weight is a number from 0 to 1e9"))?;
@@ -131,11 +131,11 @@ mod tests {
         let mix = Mix { latency: 1.0, throughput: 2.5, first_token: 0.0 };
         assert_eq!("mix:throughput=2.5,latency=1".parse(), Ok(Objective::Mix(mix)));
         for (text, why) in [
-            ("speed", "no such objective"),
-            ("mix", "no such objective"),
+            ("speed", "unknown objective"),
+            ("mix", "unknown objective"),
             ("mix:", "NAME=WEIGHT"),
             ("mix:latency", "NAME=WEIGHT"),
-            ("mix:speed=1", "no such part"),
+            ("mix:speed=1", "unknown part"),
             ("mix:latency=-1", "from 0 to 1e9"),
             ("mix:latency=1e10", "from 0 to 1e9"),
             ("mix:latency=NaN", "from 0 to 1e9"),

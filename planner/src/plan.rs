@@ -382,7 +382,7 @@ pub enum InvalidPlan {
         cause: String,
     },
     /// Written in another format version.
-    #[error("the plan is of version {found}, this build reads version {PLAN_VERSION}")]
+    #[error("the plan has version {found}, but this build reads version {PLAN_VERSION}")]
     Version {
         /// Version of the plan.
         found: u32,
@@ -408,8 +408,8 @@ pub enum InvalidPlan {
     },
     /// Made for another segment granularity.
     #[error(
-        "the plan's segments are of granularity {plan} ({plan_segments} of them), those wanted of granularity {wanted} \
-         ({segments} of them)"
+        "the plan has granularity {plan} ({plan_segments} segments), but granularity {wanted} ({segments} segments) \
+         is requested"
     )]
     OtherGranularity {
         /// Granularity of the plan.
@@ -433,7 +433,7 @@ pub enum InvalidPlan {
         stages: usize,
     },
     /// A narrow wire type with exact activations.
-    #[error("the plan's boundary is {boundary} with exact activations, which cross as f32")]
+    #[error("the plan's boundary is {boundary}, but exact activations need f32")]
     Boundary {
         /// The wire type.
         boundary: Boundary,
@@ -568,7 +568,7 @@ impl Plan {
             return Err(InvalidPlan::Figure {
                 field: "decode_rows",
                 value: self.decode_rows.into(),
-                wanted: "it must be the sequences of a decode group, as sequences and decode_groups make it",
+                wanted: "it must be the sequences per decode group, from sequences and decode_groups",
             });
         }
         let chunks = self.chunks();
@@ -592,9 +592,9 @@ impl Plan {
 fn unusable(route: Route) -> Option<&'static str> {
     match route {
         Route::HostStaged { chunk_bytes: 1.., depth: 1.. } => None,
-        Route::HostStaged { .. } => Some("a ring needs chunks of at least a byte, and at least one of them"),
+        Route::HostStaged { .. } => Some("a ring needs chunk_bytes and depth of at least 1"),
         Route::SameDevice => Some("neighbouring stages are on different devices"),
-        Route::Peer | Route::Import => Some("this build knows no way between devices but host-staged"),
+        Route::Peer | Route::Import => Some("this build supports only host-staged routes between devices"),
     }
 }
 
@@ -766,7 +766,7 @@ mod tests {
         assert!(with(&|p| p.chunks = Some(none.clone())).contains("must start at 0 tokens"));
         assert!(with(&|p| p.decode_rows = 129).contains("decode_rows is 129"));
         let exact = with(&|p| (p.boundary, p.activations) = (Boundary::F16, Activations::F32));
-        assert!(exact.contains("boundary is f16 with exact activations"), "{exact}");
+        assert!(exact.contains("boundary is f16, but exact activations"), "{exact}");
         let ring = Route::HostStaged { chunk_bytes: 1, depth: 0 };
         assert!(with(&|p| p.edges[0].route = ring).contains("a ring needs"));
     }

@@ -348,7 +348,7 @@ fn a_plan_of_half_blocks_runs_but_not_with_blocks() {
     let words = err.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(
         words.contains(
-            "the plan's segments are of granularity half-block (26 of them), those wanted of granularity block (14 of them)"
+            "the plan has granularity half-block (26 segments), but granularity block (14 segments) is requested"
         ),
         "{err}"
     );

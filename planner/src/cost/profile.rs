@@ -181,13 +181,13 @@ pub enum InvalidProfile {
     #[error("not a profile: {0}")]
     Json(#[from] serde_json::Error),
     /// Written in another format version.
-    #[error("a profile of version {found}; this program reads version {PROFILE_VERSION}")]
+    #[error("the profile has version {found}, but this build reads version {PROFILE_VERSION}")]
     Version {
         /// Version of the profile.
         found: u32,
     },
     /// An invalid value.
-    #[error("{field} makes no sense")]
+    #[error("invalid {field}")]
     Figure {
         /// Path of the field.
         field: String,

@@ -165,7 +165,7 @@ pub enum InvalidFleet {
         cause: String,
     },
     /// Written in another format version.
-    #[error("the fleet is of version {found}, this build reads version {FLEET_VERSION}")]
+    #[error("the fleet has version {found}, but this build reads version {FLEET_VERSION}")]
     Version {
         /// Version of the fleet.
         found: u32,

@@ -188,7 +188,7 @@ fn check_label(path: &str, label: &str) -> Result<()> {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_.:".contains(c);
     if label.is_empty() || label.len() > LABEL_CHARACTERS || !label.chars().all(plain) {
         let why = format!(
-            "\"{}\" is no label; it has 1 to {LABEL_CHARACTERS} letters, digits and -_.:",
+            "\"{}\" is not a valid label; use 1 to {LABEL_CHARACTERS} letters, digits and -_.:",
             quoted(label)
         );
         return Err(InvalidFleet::wrong(path, why));
@@ -204,10 +204,13 @@ fn known(devices: &[FleetDevice], at: usize, trail: &mut Vec<usize>) -> Result<K
     let base = match (&device.card, &device.like) {
         (None, None) => Known::default(),
         (Some(_), Some(_)) => {
-            return Err(InvalidFleet::wrong(&format!("{path}.like"), "stands beside card; give one of them"));
+            return Err(InvalidFleet::wrong(
+                &format!("{path}.like"),
+                "conflicts with card; give only one of them",
+            ));
         }
         (Some(name), None) => of_card(card(name).map_err(|nearest| {
-            let why = format!("there is no card \"{}\"; nearest are {}", quoted(name), nearest.join(", "));
+            let why = format!("unknown card \"{}\"; similar cards are {}", quoted(name), nearest.join(", "));
             InvalidFleet::Wrong { path: format!("{path}.card"), why }
         })?),
         (None, Some(label)) => {
@@ -222,7 +225,7 @@ fn known(devices: &[FleetDevice], at: usize, trail: &mut Vec<usize>) -> Result<K
                 let way: Vec<_> = trail.iter().chain([&other]).map(|at| format!("devices[{at}]")).collect();
                 return Err(InvalidFleet::wrong(
                     &path,
-                    format!("goes in a circle: {}", way.join(" is like ")),
+                    format!("refers to itself: {}", way.join(" is like ")),
                 ));
             }
             known(devices, other, trail)?
@@ -255,7 +258,10 @@ fn own(device: &FleetDevice, path: &str) -> Result<Known> {
         figure.map(|figure| stated(path, field, bounds, figure)).transpose()
     };
     let both = |field: &str, other: &str| {
-        InvalidFleet::wrong(&format!("{path}.{field}"), format!("stands beside {other}; give one of them"))
+        InvalidFleet::wrong(
+            &format!("{path}.{field}"),
+            format!("conflicts with {other}; give only one of them"),
+        )
     };
     let bytes = figure("memory_bytes", &MEMORY_BYTES, device.memory_bytes)?;
     let memory_gib = match (figure("memory_gib", &MEMORY_GIB, device.memory_gib)?, bytes) {
@@ -273,7 +279,7 @@ fn own(device: &FleetDevice, path: &str) -> Result<Known> {
         (None, Some(pcie)) => {
             let value = pcie.gb_per_s().ok_or_else(|| {
                 let why = format!(
-                    "there is no generation {} with {} lanes: it is 1 to 6, with 1, 2, 4, 8 or 16",
+                    "generation {} with {} lanes does not exist; use generation 1 to 6 with 1, 2, 4, 8 or 16 lanes",
                     pcie.generation, pcie.lanes
                 );
                 InvalidFleet::wrong(&format!("{path}.pcie"), why)
@@ -319,7 +325,10 @@ fn of_card(card: &Card) -> Known {
 /// Scales peaks to what kernels reach.
 fn device_facts(path: &str, label: &str, known: &Known) -> Result<DeviceFacts> {
     let missing = |field: &str| {
-        InvalidFleet::wrong(&format!("{path}.{field}"), "is missing: give it, or a card or like that has it")
+        InvalidFleet::wrong(
+            &format!("{path}.{field}"),
+            "is missing; give it, or use a card or a device that has it",
+        )
     };
     let memory = known.memory_gib.ok_or_else(|| missing("memory_gib"))?;
     let bandwidth = known.bandwidth.ok_or_else(|| missing("bandwidth_gb_per_s"))?;
@@ -360,13 +369,11 @@ fn shares(path: &str, known: &Known, needed: bool) -> Result<Option<&'static Rea
     let path = format!("{path}.through");
     match &known.through {
         Some(api) => reached().get(api).map(Some).ok_or_else(|| {
-            let why =
-                format!("what kernels reach through \"{}\" is not known; known are {}", quoted(api), names());
+            let why = format!("unknown API \"{}\"; known APIs are {}", quoted(api), names());
             InvalidFleet::wrong(&path, why)
         }),
         None if needed => {
-            let why =
-                format!("is missing, and a figure comes from a datasheet: through which API? {}", names());
+            let why = format!("is missing, but datasheet values need an API; known APIs are {}", names());
             Err(InvalidFleet::wrong(&path, why))
         }
         None => Ok(None),
@@ -437,7 +444,7 @@ fn given_links(fleet: &Fleet, ends: &Ends<'_>) -> Result<HashMap<(usize, usize),
         for way in [Some((from, to)), back].into_iter().flatten() {
             if let Some((first, _)) = given.insert(way, (at, facts.clone())) {
                 let (from, to) = (&ends.devices[way.0].label, &ends.devices[way.1].label);
-                let why = format!("the way from {from} to {to} is given twice; first in links[{first}]");
+                let why = format!("the link from {from} to {to} is given twice; first in links[{first}]");
                 return Err(InvalidFleet::wrong(&path, why));
             }
         }
@@ -464,7 +471,7 @@ fn shared_link(fleet: &Fleet, at: usize, ends: &Ends<'_>) -> Result<SharedLink> 
             return Err(InvalidFleet::wrong(&path, format!("links {from} to itself")));
         }
         if !seen.insert(way) {
-            return Err(InvalidFleet::wrong(&path, format!("the way from {from} to {to} is given twice")));
+            return Err(InvalidFleet::wrong(&path, format!("the link from {from} to {to} is given twice")));
         }
     }
     let bandwidth_bytes_per_s = bandwidth.reached(BUS_SHARE, 1e9);

@@ -31,7 +31,7 @@ fn device(part: &str) -> Result<FleetDevice, InvalidFleet> {
         _ => (None, part),
     };
     card(name).map_err(|nearest| {
-        wrong(format!("there is no card \"{}\"; nearest are {}", quoted(name), nearest.join(", ")))
+        wrong(format!("unknown card \"{}\"; similar cards are {}", quoted(name), nearest.join(", ")))
     })?;
     Ok(FleetDevice { card: Some(name.into()), count, ..FleetDevice::default() })
 }
