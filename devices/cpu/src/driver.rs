@@ -7,7 +7,7 @@ use crate::queue::Queue;
 use crate::script::Launch;
 use crate::team::Team;
 use ragtag_hal::driver::{self, Driver, DriverDevice};
-use ragtag_hal::lanes::Common;
+use ragtag_hal::queues::Common;
 use ragtag_hal::{
     Adapter, DeviceId, Error, HeapKind, HostFn, HostMemory, HostRegion, Limits, Memory, MemorySource, Module,
     ModuleSource, QueueKind, Result,

@@ -6,7 +6,7 @@
 
 use crate::driver::Driver;
 use ragtag_hal::Timing;
-use ragtag_hal::lanes::{Difference, Ends};
+use ragtag_hal::queues::{Difference, Ends};
 use std::sync::Arc;
 
 /// How long an anchor serves.

@@ -14,7 +14,7 @@ use crate::device::{Script, Streams, enqueue};
 use crate::driver::Driver;
 
 use ragtag_hal::Result;
-use ragtag_hal::lanes::{DriverQueue, Ends};
+use ragtag_hal::queues::{DriverQueue, Ends};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// A stream of a device.

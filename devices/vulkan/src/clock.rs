@@ -3,7 +3,7 @@
 //! A submission's end is known to be past when the host hears of it, so the least difference seen is nearest to the truth.
 //! This module must not know submissions, and reads no clock.
 
-use ragtag_hal::lanes::Difference;
+use ragtag_hal::queues::Difference;
 
 /// How far back a clock may be that only tells ends out of order; one that is further back has begun anew.
 const DISORDER_NS: u64 = 60_000_000_000;

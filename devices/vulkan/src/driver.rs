@@ -13,7 +13,7 @@ use crate::recording::{Prepared, Recorders};
 use crate::region::Mapping;
 use ragtag_hal::cache::Shelf;
 use ragtag_hal::driver::{self, Driver, DriverDevice};
-use ragtag_hal::lanes::Common;
+use ragtag_hal::queues::Common;
 use ragtag_hal::{AdapterKind, DeviceId, HostRegion, Limits, Memory, Module, Result};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;

@@ -11,7 +11,7 @@ use crate::clock::Clock;
 use crate::driver::{HostSpan, Script, Vulkan};
 use crate::recording::Recorders;
 use crossbeam_channel::{Receiver, Sender, unbounded};
-use ragtag_hal::lanes::{DriverQueue, Ends, Thread};
+use ragtag_hal::queues::{DriverQueue, Ends, Thread};
 use ragtag_hal::{Result, Timing};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 

@@ -14,7 +14,7 @@ use crate::tools::Tools;
 use crate::vulkan;
 use crossbeam_channel::unbounded;
 use ragtag_hal::driver::{self, Driver, DriverDevice};
-use ragtag_hal::lanes::{Common, Thread};
+use ragtag_hal::queues::{Common, Thread};
 use ragtag_hal::{
     DeviceId, Error, HeapKind, HostRegion, Limits, Memory, MemorySource, Module, QueueKind, Result,
 };
@@ -101,7 +101,7 @@ fn tell_loss(gpu: &Arc<Gpu>, common: &Arc<Common>) {
         };
         gpu.lose(cause.clone());
         if let Some(common) = common.upgrade() {
-            common.told(Error::Lost { cause });
+            common.record(Error::Lost { cause });
         }
     });
 }

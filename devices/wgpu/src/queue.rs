@@ -10,7 +10,7 @@ use crate::gpu::Gpu;
 use crate::script::write;
 use crate::stamps::{Reading, Stamps};
 use crossbeam_channel::{Receiver, Sender, unbounded};
-use ragtag_hal::lanes::{DriverQueue, Ends};
+use ragtag_hal::queues::{DriverQueue, Ends};
 use ragtag_hal::{Error, QueueKind, Result};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use wgpu::SubmissionIndex;

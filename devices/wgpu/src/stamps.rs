@@ -6,7 +6,7 @@
 use crate::gpu::Gpu;
 use crossbeam_channel::{Receiver, bounded};
 use ragtag_hal::Timing;
-use ragtag_hal::lanes::Difference;
+use ragtag_hal::queues::Difference;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use wgpu::{
     Buffer, BufferDescriptor, BufferUsages, CommandEncoder, Features, MapMode,

@@ -8,7 +8,7 @@ use super::{Source, Violation};
 /// Manifests outside the workspace, as cargo-fuzz requires.
 const OUTSIDE: &[&str] = &["fuzz/Cargo.toml"];
 
-/// What a package says of itself, unless it says `publish = false`.
+/// Keys of a package's description, required without `publish = false`.
 const PUBLISHED: &[&str] = &["description", "include", "license", "readme", "[package.metadata.docs.rs]"];
 
 /// Runs the rules over all manifests.
@@ -41,8 +41,19 @@ fn lints(manifest: &Source) -> Option<Violation> {
     ))
 }
 
-//! Rules about Cargo.toml: crates inherit the workspace's lints, every dependency has a reason, and every
-//! published package describes itself.
+/// Checks that a published package describes itself to registries.
+fn published(manifest: &Source) -> Option<Violation> {
+    let has = |wanted: &str| {
+        let mut keys = manifest.text.lines().map(|line| line.split(['=', ' ']).next().unwrap_or_default());
+        keys.any(|key| key == wanted || key.strip_suffix(".workspace") == Some(wanted))
+    };
+    let missing: Vec<_> = PUBLISHED.iter().copied().filter(|key| !has(key)).collect();
+    let what = format!("a crate without `publish = false` also has {}", missing.join(", "));
+    (!has("publish") && !missing.is_empty()).then(|| Violation::new(&manifest.path, 0, what))
+}
+
+/// Every dependency needs a comment above it with its reason. Exceptions: crates of the workspace (the import
+/// rule covers them), and dependencies inherited from `[workspace.dependencies]`, which has the reason.
 fn reasons(manifest: &Source) -> Vec<Violation> {
     let mut violations = Vec::new();
     let mut within = false;

@@ -43,5 +43,5 @@ pub fn a_lost_device_says_so_and_closes<D: Driver>(
 
 /// Loses a device as its driver does.
 pub fn unplug<D: Driver>(device: &DriverDevice<D>) {
-    device.common().told(Error::Lost { cause: "unplugged for a test".into() });
+    device.common().record(Error::Lost { cause: "unplugged for a test".into() });
 }
