@@ -1,7 +1,7 @@
 //! Generates text on one device and prints it token by token.
 //!
-//! Shows: the steps from a model to text (open, probe, plan, start, generate), and streaming of tokens. You
-//! should see: a tale that grows word by word, and a line of figures below it.
+//! Shows: the steps from a model to text (open, probe, plan, start, generate), and streaming of tokens.
+//! You should see: a tale that grows word by word, and a line of figures below it.
 //!
 //! ```sh
 //! cargo run --release --example 01-generate

@@ -1,8 +1,9 @@
 //! Runs one model over two devices: the first holds the first layers, the second the rest.
 //!
 //! Shows: presenting the CPU as two devices, the content of a plan, and that the text does not depend on the
-//! cut. You should see: two stages with their segments and memory, the planner's reasons, a tale, and the
-//! same tale again from a pipeline with another cut.
+//! cut.
+//! You should see: two stages with their segments and memory, the planner's reasons, a tale, and the same
+//! tale again from a pipeline with another cut.
 //!
 //! ```sh
 //! cargo run --release --example 02-pipeline

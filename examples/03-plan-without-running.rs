@@ -1,11 +1,9 @@
 //! Plans for devices that do not exist: a fast card, a slow card and a CPU, described by figures.
 //!
-//! Shows: planning needs facts but no hardware, and plan and reasons follow the facts. Reads no weights. You
-//! should see: everything on the fast card; a pipeline if its memory is too small; more stages if many
-//! sequences share it; and finally a model that fits nowhere, with the missing memory of each device.
-//! ```sh
-//! cargo run --release --example 03-plan-without-running
-//! ```
+//! Shows: planning needs facts but no hardware, and plan and reasons follow the facts. Reads no weights.
+//! You should see: everything on the fast card; a pipeline if its memory is too small; more stages if many
+//! sequences share it; and finally a model that fits nowhere, with the missing memory of each device. ```sh
+//! cargo run --release --example 03-plan-without-running ```
 
 #![allow(clippy::print_stdout)] // examples print
 

@@ -2,8 +2,9 @@
 //! once.
 //!
 //! Shows: sessions are cheap and concurrent. With several sequences in flight both stages work, and sequences
-//! that decode together read the weights only once. You should see: tokens per second that rise with the
-//! number of sequences in flight. (On a single core only the shared reads help.)
+//! that decode together read the weights only once.
+//! You should see: tokens per second that rise with the number of sequences in flight. (On a single core only
+//! the shared reads help.)
 //!
 //! ```sh
 //! cargo run --release --example 04-many-sequences

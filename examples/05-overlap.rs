@@ -1,10 +1,10 @@
 //! Measures from a run's trace how much two stages overlap.
 //!
 //! Shows: tracing an engine, and reading the trace. A single decoding sequence keeps one stage busy at a
-//! time. Sixteen sequences keep both busy, and so do the chunks of one long prompt. You should see: bars for
-//! each stage and for both together, as shares of the time from the first computation to the last. "both" is
-//! empty only for the first run. Its length depends on two idle cores: on a busy machine the threads of the
-//! stages compete for cores.
+//! time. Sixteen sequences keep both busy, and so do the chunks of one long prompt.
+//! You should see: bars for each stage and for both together, as shares of the time from the first
+//! computation to the last. "both" is empty only for the first run. Its length depends on two idle cores: on
+//! a busy machine the threads of the stages compete for cores.
 //!
 //! ```sh
 //! cargo run --release --example 05-overlap

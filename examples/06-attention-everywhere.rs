@@ -1,8 +1,8 @@
 //! Computes the same attention on every device of the machine.
 //!
-//! Shows: single operators without a model, and equal results on all devices through all their APIs. You
-//! should see: a line per device with its relative error to float64, at most 1e-4, and the operator's time
-//! with inputs on the device; or the reason why a device fails to open.
+//! Shows: single operators without a model, and equal results on all devices through all their APIs.
+//! You should see: a line per device with its relative error to float64, at most 1e-4, and the operator's
+//! time with inputs on the device; or the reason why a device fails to open.
 //!
 //! ```sh
 //! cargo run --release --example 06-attention-everywhere

@@ -61,7 +61,7 @@ pub struct Devices {
     plan_options: PlanDeviceOptions,
     handicaps: Vec<Handicap>,
     limits: Limits,
-    check: Box<Check>,
+    check: Box<Check<'static>>,
 }
 
 impl std::fmt::Debug for Devices {
@@ -218,7 +218,7 @@ impl Devices {
         self.open_with(labels, |_| None)
     }
 
-    /// The same for the stages of a pipeline: the link from one to the next is as slow as a handicap has it.
+    /// As [`Devices::open`], for the stages of a pipeline, with throttled links between them.
     ///
     /// # Errors
     /// As [`open`](Self::open).

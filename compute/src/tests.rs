@@ -486,7 +486,7 @@ fn empty_dimensions_are_no_ops() {
 }
 
 #[test]
-fn memory_goes_with_the_last_tensor_and_work_outlives_its_inputs() {
+fn memory_is_freed_with_the_last_tensor_and_work_outlives_its_inputs() {
     let limits = Limits { memory_bytes: Some(1 << 20), ..Limits::default() };
     let backends = Backends::new(&Config::default());
     let report = backends.probe();

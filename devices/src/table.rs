@@ -112,6 +112,25 @@ impl<C: Clone + PartialEq, B> Kept<C, B> {
     }
 }
 
+/// Stands for the backends that are not in this build.
+macro_rules! absent {
+    ($($feature:literal $backend:ident($($config:ty)?);)*) => {$(
+        #[cfg(not(feature = $feature))]
+        fn $backend($(_: $config)?) -> Option<Arc<dyn Backend>> {
+            None
+        }
+    )*};
+}
+
+absent! {
+    "cpu" cpu(&Config);
+    "hip" hip(&Config);
+    "opencl" opencl();
+    "vulkan" vulkan();
+    "wgpu" wgpu();
+    "cuda" cuda(&Config);
+}
+
 #[cfg(feature = "cpu")]
 fn cpu(config: &Config) -> Option<Arc<dyn Backend>> {
     let threads_of = config.handicaps.iter().filter_map(|handicap| match handicap {
@@ -126,21 +145,11 @@ fn cpu(config: &Config) -> Option<Arc<dyn Backend>> {
     })))
 }
 
-#[cfg(not(feature = "cpu"))]
-fn cpu(_: &Config) -> Option<Arc<dyn Backend>> {
-    None
-}
-
 #[cfg(feature = "hip")]
 fn hip(config: &Config) -> Option<Arc<dyn Backend>> {
     let own = ragtag_hip::HipConfig::default();
     let own = ragtag_hip::HipConfig { compiler: config.hip_compiler.clone(), ..own };
     Some(Arc::new(ragtag_hip::HipBackend::new(own)))
-}
-
-#[cfg(not(feature = "hip"))]
-fn hip(_: &Config) -> Option<Arc<dyn Backend>> {
-    None
 }
 
 #[cfg(feature = "opencl")]
@@ -150,11 +159,6 @@ fn opencl() -> Option<Arc<dyn Backend>> {
     Some(KEPT.get(OpenClConfig::default(), OpenClBackend::new))
 }
 
-#[cfg(not(feature = "opencl"))]
-fn opencl() -> Option<Arc<dyn Backend>> {
-    None
-}
-
 #[cfg(feature = "vulkan")]
 fn vulkan() -> Option<Arc<dyn Backend>> {
     use ragtag_vulkan::{VulkanBackend, VulkanConfig};
@@ -162,21 +166,11 @@ fn vulkan() -> Option<Arc<dyn Backend>> {
     Some(KEPT.get(VulkanConfig::default(), VulkanBackend::new))
 }
 
-#[cfg(not(feature = "vulkan"))]
-fn vulkan() -> Option<Arc<dyn Backend>> {
-    None
-}
-
 #[cfg(feature = "wgpu")]
 fn wgpu() -> Option<Arc<dyn Backend>> {
     use ragtag_wgpu::{WgpuBackend, WgpuConfig};
     static KEPT: Kept<WgpuConfig, WgpuBackend> = Kept::new();
     Some(KEPT.get(WgpuConfig::default(), WgpuBackend::new))
-}
-
-#[cfg(not(feature = "wgpu"))]
-fn wgpu() -> Option<Arc<dyn Backend>> {
-    None
 }
 
 #[cfg(feature = "cuda")]
@@ -188,11 +182,6 @@ fn cuda(config: &Config) -> Option<Arc<dyn Backend>> {
     let own = ragtag_cuda::CudaConfig::default();
     let config = ragtag_cuda::CudaConfig { gemm: config.gemm, multiprocessors: limited.collect(), ..own };
     Some(Arc::new(ragtag_cuda::CudaBackend::new(config)))
-}
-
-#[cfg(not(feature = "cuda"))]
-fn cuda(_: &Config) -> Option<Arc<dyn Backend>> {
-    None
 }
 
 /// Result of probing a backend.
@@ -296,7 +285,7 @@ impl Report {
 }
 
 /// Wraps an opened device in validation.
-pub type Check = dyn Fn(&Adapter, Box<dyn Device>) -> Result<Checked> + Send + Sync;
+pub type Check<'a> = dyn Fn(&Adapter, Box<dyn Device>) -> Result<Checked> + Send + Sync + 'a;
 
 /// Backends of this build.
 pub struct Backends {
@@ -390,7 +379,7 @@ impl Backends {
         &self,
         adapters: &[(Adapter, DeviceId)],
         limits: &Limits,
-        check: &dyn Fn(&Adapter, Box<dyn Device>) -> Result<Checked>,
+        check: &Check<'_>,
     ) -> Result<Vec<Checked>> {
         let mut opened: Vec<(DeviceId, Box<dyn Device>)> = Vec::with_capacity(adapters.len());
         for row in &self.rows {

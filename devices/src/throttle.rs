@@ -121,21 +121,19 @@ impl FromStr for Handicap {
             return Ok(Handicap::LinkRate { from, to, bytes_per_s });
         }
         let device = label(what)?;
+        let within = |text: &str, most: u32, cause: &str| {
+            number(text).filter(|number| (1..=most).contains(number)).ok_or_else(|| wrong(cause))
+        };
         match how.split_once(':') {
-            Some(("threads", threads)) => {
-                let threads = number(threads).filter(|threads| (1..=1024).contains(threads));
-                let threads = threads.ok_or_else(|| wrong("the number of threads must be 1 to 1024"))?;
-                Ok(Handicap::Threads { device, threads })
+            Some(("threads", text)) => {
+                Ok(Handicap::Threads { device, threads: within(text, 1024, "threads are 1 to 1024")? })
             }
-            Some(("sms", count)) => {
-                let count = number(count).filter(|count| (1..=1024).contains(count));
-                let count = count.ok_or_else(|| wrong("the number of multiprocessors must be 1 to 1024"))?;
+            Some(("sms", text)) => {
+                let count = within(text, 1024, "multiprocessors are 1 to 1024")?;
                 Ok(Handicap::Multiprocessors { device, count })
             }
-            Some(("duty", duty)) => {
-                let percent = duty.strip_suffix('%').and_then(number);
-                let percent = percent.filter(|percent| (1..=100).contains(percent));
-                let percent = percent.ok_or_else(|| wrong("the duty cycle must be 1% to 100%"))?;
+            Some(("duty", text)) => {
+                let percent = within(text.strip_suffix('%').unwrap_or(""), 100, "a duty is 1% to 100%")?;
                 Ok(Handicap::Duty { device, percent })
             }
             _ => Err(wrong("a device has threads:N, sms:N or duty:N%")),

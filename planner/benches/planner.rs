@@ -1,7 +1,7 @@
-//! What planning takes for random fleets of the usual kinds of cards. `cargo bench -p ragtag-planner --bench planner`.
+//! Planning time for random fleets of common kinds of cards. `cargo bench -p ragtag-planner --bench planner`.
 //!
-//! The solver at one point of the grid: the median and the longest of several fleets, and the largest gap between a score and
-//! its bound. `cargo bench --bench planning` times whole plans.
+//! The solver at one point of the grid: the median and the longest time of several fleets, and the largest gap
+//! between a score and its bound. `cargo bench --bench planning` times whole plans.
 
 #![allow(missing_docs)]
 #![allow(dead_code, unreachable_pub)] // the solver is taken as it is
@@ -15,7 +15,7 @@ use rand::{Rng, SeedableRng};
 use solver::{Costs, DeviceCosts, Instance, LinkCosts, Score, solve};
 use std::time::Instant;
 
-/// Bytes per microsecond, operations per microsecond and GiB, as cards have them.
+/// Bytes per microsecond, operations per microsecond and GiB of real cards.
 const CARDS: [(f64, f64, f64); 8] = [
     (560e3, 39e6, 16.0),
     (936e3, 71e6, 24.0),
@@ -27,19 +27,19 @@ const CARDS: [(f64, f64, f64); 8] = [
     (2039e3, 312e6, 80.0),
 ];
 
-/// How alike the devices of a fleet are.
+/// Variation among the devices of a fleet.
 #[derive(Clone, Copy)]
 enum Fleet {
-    /// No two have the same figures.
+    /// Every device is different.
     Distinct,
-    /// As they come from the shop.
+    /// Devices of one kind are equal.
     Kinds,
 }
 
 impl Fleet {
     const ALL: [(Self, &'static str); 2] = [(Self::Distinct, "distinct"), (Self::Kinds, "kinds")];
 
-    /// By how much the figures of a device differ from those of its kind.
+    /// Returns the factor between a device's values and those of its kind.
     fn spread(self, rng: &mut SmallRng) -> f64 {
         match self {
             Self::Distinct => rng.random_range(0.9..1.1),
@@ -48,10 +48,10 @@ impl Fleet {
     }
 }
 
-/// Devices, segments, and fleets that are drawn.
+/// Devices, segments, and number of random fleets.
 const SIZES: [(usize, usize, u64); 3] = [(8, 81, 15), (12, 130, 9), (64, 1000, 5)];
 
-/// A model whose weights take between half and nine tenths of the fleet's memory, on cards behind PCIe.
+/// Returns a model whose weights take half to nine tenths of the fleet's memory, on cards behind PCIe.
 fn instance(seed: u64, devices: usize, segments: usize, fleet: Fleet, score: Score) -> Instance {
     let rng = &mut SmallRng::seed_from_u64(seed);
     let cards: Vec<_> = (0..devices)
@@ -64,7 +64,7 @@ fn instance(seed: u64, devices: usize, segments: usize, fleet: Fleet, score: Sco
     let memory: f64 = cards.iter().map(|card| card.2).sum();
     let weights = memory * rng.random_range(0.5..0.9);
     let share = weights / segments as f64;
-    // The embedding is large and fast, the head is both large and slow.
+    // The embedding is large and fast, the head is large and slow.
     let bytes = |at: usize| if at == 0 || at + 1 == segments { share * 1.5 } else { share };
     let costs_of = |&(bandwidth, rate, memory): &(f64, f64, f64)| {
         let mut before = vec![Costs::default()];

@@ -1,26 +1,27 @@
-//! JSON that people wrote: errors name the path within the file, the line and the column, and may stand on a terminal.
+//! JSON written by people. Errors name the path in the file, the line and the column, and are safe to print
+//! on a terminal.
 //!
-//! This module must not know what the files mean.
+//! Knows nothing about the content.
 
 mod objects;
 
 use objects::Objects;
 use serde::de::DeserializeOwned;
 
-/// Most characters that a message quotes of a file.
+/// Most characters that a message quotes from a file.
 const MOST: usize = 300;
-/// Most characters of a path within it: keys may be as long as the file.
+/// Most characters of a path in a message. A key may be as long as the file.
 const MOST_PATH: usize = 100;
 
-/// Reads a value. Structs are objects, never arrays of their fields.
+/// Parses a value. Structs must be objects, never arrays of fields.
 ///
 /// # Errors
-/// In words: `devices[2].count: invalid type: string "two", expected u32 at line 7 column 20`.
+/// A message such as `devices[2].count: invalid type: string "two", expected u32 at line 7 column 20`.
 pub fn parse<T: DeserializeOwned>(json: &str) -> Result<T, String> {
     let mut reader = serde_json::Deserializer::from_str(json);
     let value = serde_path_to_error::deserialize(Objects(&mut reader)).map_err(|error| {
         let path = error.path().to_string();
-        // Where the text ends there is no name, and at the top no path to speak of.
+        // At the end of the text and at the top level, the path has no usable name.
         match path.trim_end_matches('?').trim_end_matches('.') {
             "" => shown(error.inner()),
             path => format!("{}: {}", cut(path, MOST_PATH), shown(error.inner())),
@@ -30,25 +31,26 @@ pub fn parse<T: DeserializeOwned>(json: &str) -> Result<T, String> {
     Ok(value)
 }
 
-/// What the reader says, with line and column. It may quote the file, at any length and with what a terminal obeys.
+/// Returns the parser's message with line and column. Its quotes of the file are shortened, and control
+/// characters are escaped.
 fn shown(error: &serde_json::Error) -> String {
     let text = error.to_string();
     let position = format!(" at line {} column {}", error.line(), error.column());
     quoted(text.strip_suffix(&position).unwrap_or(&text)) + &position
 }
 
-/// Text of a file as it may stand in a message: without control characters, and cut.
+/// Returns text of a file for use in a message: shortened, with control characters escaped.
 pub fn quoted(text: &str) -> String {
     cut(text, MOST)
 }
 
-/// A number as it may stand in a message: no longer than it has to be.
+/// Formats a number for a message, in its shorter notation.
 pub fn number(value: f64) -> String {
     let is_short = value == 0.0 || (1e-6..1e15).contains(&value.abs());
     if is_short { value.to_string() } else { format!("{value:e}") }
 }
 
-/// Text of a file without control characters. Stops after `most` characters of what is shown, escapes included.
+/// Escapes control characters and stops after `most` characters of output, escapes included.
 pub fn cut(text: &str, most: usize) -> String {
     let mut quoted = String::new();
     let mut shown = 0;

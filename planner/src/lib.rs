@@ -1,8 +1,8 @@
-//! Planning: what a plan is, the cost model and the facts that it needs, fleets that need not exist, and the search for the
-//! best plan.
+//! Plans, the cost model with its inputs, descriptions of hypothetical fleets, and the search for the best
+//! plan.
 //!
-//! This crate must not know any backend, the runtime or the simulator: the caller hands in how a plan is simulated ([`Trial`]).
-//! It does no I/O, starts no thread of its own and reads no clock.
+//! Knows nothing about backends, the runtime or the simulator: the caller provides the simulation of a plan
+//! ([`Trial`]). Does no I/O, starts no thread of its own and reads no clock.
 
 #![forbid(unsafe_code)]
 

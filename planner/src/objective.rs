@@ -1,6 +1,4 @@
-//! What a plan is for: what is minimised, and for which requests.
-//!
-//! This module must not know devices or costs.
+//! The objective of a plan and the workload that it is optimised for. Knows nothing about devices or costs.
 
 use crate::json::quoted;
 use schemars::JsonSchema;
@@ -8,17 +6,17 @@ use serde::{Deserialize, Serialize};
 use std::str::FromStr;
 use thiserror::Error;
 
-/// What the planner minimises.
+/// The quantity that the planner minimises.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Objective {
-    /// The time of one request alone in the pipeline.
+    /// Time of one request alone in the pipeline.
     Latency,
-    /// The time per request with [`PlanLimits::sequences`](crate::PlanLimits) of them going on.
+    /// Time per request with [`PlanLimits::sequences`](crate::PlanLimits) requests in flight.
     Throughput,
-    /// The time from a request's arrival to its first token, alone in the pipeline.
+    /// Time from a request's arrival to its first token, alone in the pipeline.
     FirstToken,
-    /// A sum of the three, each times its weight: from 0 to 1e9, and not all 0.
+    /// Weighted sum of the three. Weights are 0 to 1e9, and at least one is positive.
     Mix(Mix),
 }
 
@@ -28,13 +26,14 @@ pub enum Objective {
 pub struct Mix {
     /// Weight of the time of one request alone.
     pub latency: f64,
-    /// Weight of the time per request of a full pipeline: that of its busiest stage or crossing.
+    /// Weight of the time per request of a full pipeline, which its busiest stage or transfer determines.
     pub throughput: f64,
     /// Weight of the time to the first token.
     pub first_token: f64,
 }
 
-/// The request that is planned for: it weighs prefill against decode. A request longer than the context is scaled down.
+/// The request to plan for. It weighs prefill against decode. A request longer than the context is scaled
+/// down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Workload {
@@ -50,7 +49,7 @@ impl Workload {
         u64::from(self.prompt_tokens) + u64::from(self.generated_tokens) <= u64::from(context)
     }
 
-    /// Tokens of the prompt and tokens generated, both scaled down as far as the request is longer than the context.
+    /// Returns prompt and generated tokens, scaled down to the context if the request is longer.
     pub fn within(&self, context: u32) -> (f64, f64) {
         let (prompt, generated) = (f64::from(self.prompt_tokens), f64::from(self.generated_tokens));
         let scale = (f64::from(context) / (prompt + generated)).min(1.0);
@@ -59,7 +58,7 @@ impl Workload {
 }
 
 impl Default for Workload {
-    /// 512 tokens in, 128 out: what benchmarks of engines commonly take.
+    /// 512 tokens in, 128 out: common values in benchmarks of inference engines.
     fn default() -> Self {
         Self { prompt_tokens: 512, generated_tokens: 128 }
     }
@@ -68,7 +67,7 @@ impl Default for Workload {
 /// The largest weight of a mix.
 pub(crate) const MOST_WEIGHT: f64 = 1e9;
 
-/// A text that names no objective.
+/// A text that is not an objective.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error(
     "\"{}\": {why}; write latency, throughput, first-token, or a mix as in mix:latency=1,throughput=2",
@@ -77,14 +76,14 @@ pub(crate) const MOST_WEIGHT: f64 = 1e9;
 pub struct ObjectiveError {
     /// The text.
     pub text: String,
-    /// What is wrong with it.
+    /// The reason, for the message.
     pub why: &'static str,
 }
 
 impl FromStr for Objective {
     type Err = ObjectiveError;
 
-    /// Reads what users write: `latency`, `throughput`, `first-token`, or `mix:` with the weights of some of them.
+    /// Parses `latency`, `throughput`, `first-token`, or `mix:` with one or more weights.
     fn from_str(text: &str) -> Result<Self, ObjectiveError> {
         let wrong = |why| ObjectiveError { text: text.into(), why };
         let Some(weights) = text.strip_prefix("mix:") else {
@@ -92,7 +91,7 @@ impl FromStr for Objective {
                 "latency" => Ok(Self::Latency),
                 "throughput" => Ok(Self::Throughput),
                 "first-token" => Ok(Self::FirstToken),
-                _ => Err(wrong("there is no such objective")),
+                _ => Err(wrong("unknown objective")),
             };
         };
         let (mut latency, mut throughput, mut first_token) = (None, None, None);
@@ -102,7 +101,7 @@ impl FromStr for Objective {
                 "latency" => &mut latency,
                 "throughput" => &mut throughput,
                 "first-token" => &mut first_token,
-                _ => return Err(wrong("there is no such part of a mix")),
+                _ => return Err(wrong("unknown part of a mix")),
             };
             let weight = weight.parse().ok().filter(|weight| (0.0..=MOST_WEIGHT).contains(weight));
             let weight = weight.ok_or_else(|| wrong("a weight is a number from 0 to 1e9"))?;
@@ -132,11 +131,11 @@ mod tests {
         let mix = Mix { latency: 1.0, throughput: 2.5, first_token: 0.0 };
         assert_eq!("mix:throughput=2.5,latency=1".parse(), Ok(Objective::Mix(mix)));
         for (text, why) in [
-            ("speed", "no such objective"),
-            ("mix", "no such objective"),
+            ("speed", "unknown objective"),
+            ("mix", "unknown objective"),
             ("mix:", "NAME=WEIGHT"),
             ("mix:latency", "NAME=WEIGHT"),
-            ("mix:speed=1", "no such part"),
+            ("mix:speed=1", "unknown part"),
             ("mix:latency=-1", "from 0 to 1e9"),
             ("mix:latency=1e10", "from 0 to 1e9"),
             ("mix:latency=NaN", "from 0 to 1e9"),

@@ -1,6 +1,7 @@
-//! The plan: which device runs which segments, with routes, slots, memory and predictions. Plain data, written as JSON.
+//! The plan: the device of each segment, with routes, slots, memory and predictions. Plain data, written as
+//! JSON.
 //!
-//! This module must not know how a plan is found or carried out.
+//! Knows nothing about the search or the execution.
 
 mod chunks;
 
@@ -15,30 +16,30 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-/// Version of the format that this build reads and writes.
+/// Format version that this build reads and writes.
 pub const PLAN_VERSION: u32 = 2;
 
 /// Most decode groups, credits and slots of a plan.
 const MOST_MICRO_BATCHES: u32 = 1 << 16;
 
-/// Which device runs which segments of which model.
+/// Assignment of a model's segments to devices.
 ///
-/// A plan that was read from a file is held against the model and the devices by [`Plan::validate`]; its memory is
-/// proved again by planning with [`Plan::split`], for the devices may have less free than when it was made.
+/// [`Plan::validate`] checks a plan from a file against the model and the devices. To prove its memory again,
+/// plan with [`Plan::split`]: the devices may have less free memory than when the plan was made.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(title = "A plan of Ragtag")]
 pub struct Plan {
-    /// Version of the format: [`PLAN_VERSION`].
+    /// Format version: [`PLAN_VERSION`].
     #[schemars(extend("const" = PLAN_VERSION))]
     pub ragtag_plan: u32,
-    /// The model that it was made for.
+    /// The model of the plan.
     pub model: PlanModel,
-    /// What it was made for.
+    /// The objective of the plan.
     pub objective: Objective,
-    /// The request that it was made for.
+    /// The request that the plan is optimised for.
     pub workload: Workload,
-    /// The device options that it was made with; none for a plan for a fleet, and where a plan does not say.
+    /// Device options used for planning. Absent for a plan for a fleet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device_options: Option<PlanDeviceOptions>,
     /// Longest sequence, in positions.
@@ -47,156 +48,157 @@ pub struct Plan {
     pub sequences: u32,
     /// Most rows (tokens) of a micro-batch; the longest prefill chunk.
     pub chunk: u32,
-    /// The prefill chunks among which the coordinator chooses; [`Plan::chunk`] alone where a plan does not say.
+    /// Prefill chunks from which the coordinator chooses. If absent, only [`Plan::chunk`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub chunks: Option<Chunks>,
-    /// Rows of a decode micro-batch: sequences that decode together, so that every stage has work.
+    /// Rows of a decode micro-batch: sequences that decode together. Several groups keep every stage busy.
     pub decode_rows: u32,
-    /// Decode micro-batches that go round at once.
+    /// Decode micro-batches in flight.
     pub decode_groups: u32,
-    /// Micro-batches in flight at most.
+    /// Most micro-batches in flight.
     pub credits: u32,
-    /// Slots of each stage: micro-batches that it may hold at once.
+    /// Slots of each stage: most micro-batches that it holds at once.
     pub slots: u32,
-    /// How keys and values are kept.
+    /// Element type of the KV cache.
     #[schemars(schema_with = "crate::schemas::kv_type")]
     pub kv: KvType,
-    /// How activations enter matrix products.
+    /// Activation type of matrix products.
     #[schemars(schema_with = "crate::schemas::activations")]
     pub activations: Activations,
-    /// The form in which activations cross from each stage to the next; f32 where a plan does not say.
+    /// Wire type of activations between stages. If absent, f32.
     #[serde(default)]
     #[schemars(schema_with = "crate::schemas::boundary")]
     pub boundary: Boundary,
-    /// The stages, in the order of the segments.
+    /// The stages, in segment order.
     pub stages: Vec<PlanStage>,
-    /// What the pipeline takes of the host's memory; nothing where a plan does not say.
+    /// Host memory of the pipeline. If absent, zero.
     #[serde(default)]
     pub host_memory_bytes: HostMemory,
-    /// How activations cross from each stage to the next: one less than there are stages.
+    /// The edges between stages: one less than the number of stages.
     pub edges: Vec<PlanEdge>,
-    /// The edge on which tokens return: logits to the host, and the next tokens to the first stage.
+    /// Times of the token return: logits to the host, next tokens to the first stage.
     pub token_return: PredictedTimes,
-    /// What the cost model expects of the whole.
+    /// Predictions of the cost model for the pipeline.
     pub predicted: PredictedRun,
-    /// Why it is this plan, as data.
+    /// The explanation of this plan, as data.
     pub explanation: Explanation,
-    /// Why it is this plan, in words.
+    /// The explanation of this plan, in words.
     pub reasons: Vec<String>,
 }
 
 impl Plan {
-    /// The prefill chunks among which the coordinator chooses.
+    /// Returns the prefill chunks from which the coordinator chooses.
     pub fn chunks(&self) -> Chunks {
         self.chunks.clone().unwrap_or_else(|| Chunks::fixed(self.chunk))
     }
 
-    /// Most logit rows of a micro-batch, where only the last row of each sequence is wanted.
+    /// Returns the most logit rows of a micro-batch if only the last row of each sequence needs logits.
     pub fn logit_rows(&self) -> u32 {
         logit_rows(self.sequences, self.decode_groups, self.chunk)
     }
 
-    /// How activations cross from each stage to the next.
+    /// Returns the route of each edge.
     pub fn routes(&self) -> Vec<Route> {
         self.edges.iter().map(|edge| edge.route).collect()
     }
 }
 
-/// Most logit rows of a micro-batch: the rows of a decode group, and one for a prompt that ends beside them.
+/// Returns the most logit rows of a micro-batch: the rows of a decode group, and one for a prompt that ends
+/// beside them.
 pub(crate) fn logit_rows(sequences: u32, decode_groups: u32, chunk: u32) -> u32 {
     sequences.div_ceil(decode_groups.max(1)).saturating_add(1).min(sequences).min(chunk)
 }
 
-/// How the devices of a plan were found. With other options some of them may not exist.
+/// Options that determined the devices of a plan. With other options, some of them may not exist.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PlanDeviceOptions {
-    /// The selection: `auto`, or names and filters separated by commas.
+    /// The device selection: `auto`, or names and filters separated by commas.
     pub selection: String,
-    /// How many devices the processor is split into.
+    /// Number of devices that the CPU is split into.
     pub cpu_devices: u32,
-    /// Threads of each of them; by default the cores, divided evenly.
+    /// Threads of each CPU device. By default the cores, divided evenly.
     pub threads: Option<u32>,
 }
 
-/// The way from one stage to the next.
+/// The edge from one stage to the next.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PlanEdge {
-    /// How activations cross.
+    /// Route of the activations.
     #[schemars(schema_with = "crate::schemas::route")]
     pub route: Route,
-    /// What the cost model expects of it.
+    /// Times that the cost model predicts.
     pub predicted: PredictedTimes,
 }
 
-/// Why a plan is as it is. Times are those of the objective: microseconds a request.
+/// The explanation of a plan. Times are those of the objective, in microseconds per request.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Explanation {
-    /// What the objective makes of the plan.
+    /// Score of the plan: the value of the objective.
     pub score_us: f64,
-    /// No placement that keeps to the constraints can be better than this by the cost model, with any of the chunks, decode
-    /// groups and forms of boundaries that were considered. It bounds a user's split as well: over all other placements.
-    /// 0 where no bound is known: for very many devices and segments.
+    /// Lower bound of the score over all placements that meet the constraints, with any of the chunks, decode
+    /// groups and wire types that were considered. For a user's split it bounds all other placements too. 0
+    /// if no bound is known, which happens with very many devices and segments.
     pub bound_us: f64,
-    /// What is busy for longest in a request.
+    /// The part that is busy longest in a request.
     pub bottleneck: Bottleneck,
-    /// The least share of time that a stage stands idle while a burst of prompts fills and drains the pipeline.
+    /// Smallest share of time that a stage is idle while a burst of prompts fills and drains the pipeline.
     pub prefill_bubble: f64,
-    /// Share of a decode round in which the busiest stage stands idle.
+    /// Share of a decode round in which the busiest stage is idle.
     pub decode_idle: f64,
-    /// Each device that the plan leaves out, with the best plan that has it.
+    /// Unused devices, each with the best plan that uses it.
     pub left_out: Vec<LeftOut>,
-    /// Other plans, the best first.
+    /// Other plans, best first.
     pub alternatives: Vec<Alternative>,
-    /// What holds the plan back, and what would come of having more of it; the largest gain first.
+    /// Limits that bind, with the gain from raising each; largest gain first.
     pub bindings: Vec<BindingLimit>,
-    /// How many figures that the plan rests on come from where.
+    /// Number of input values by source.
     pub figures: Vec<FigureCount>,
 }
 
-/// What is busy for longest.
+/// The busiest part of a pipeline.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Bottleneck {
-    /// Whether it is a stage or an edge.
+    /// Kind of the part.
     pub place: Place,
-    /// Which, counted from 0: edge `n` leaves stage `n`.
+    /// Index from 0. Edge `n` leaves stage `n`.
     pub index: usize,
-    /// How long it is busy for one request, in microseconds.
+    /// Busy time per request, in microseconds.
     pub busy_us: f64,
-    /// Its share of the work of all stages and edges.
+    /// Share of the work of all stages and edges.
     pub share: f64,
 }
 
-/// A part of a pipeline.
+/// A kind of part of a pipeline.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Place {
     /// A stage.
     #[default]
     Stage,
-    /// The way from one stage to the next.
+    /// The edge from one stage to the next.
     Edge,
-    /// Something that several edges share.
+    /// A shared link, which several edges use.
     SharedLink,
-    /// The edge on which tokens return.
+    /// The return of tokens to the first stage.
     TokenReturn,
 }
 
-/// A device that a plan leaves out.
+/// An unused device.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct LeftOut {
     /// Its label.
     pub device: String,
-    /// The best plan with it; none fits if there is none.
+    /// The best plan that uses it. Absent if none fits.
     pub best_with: Option<Alternative>,
-    /// Whether one was searched for: of many devices only the first are tried. True where a plan does not say.
+    /// Whether the search tried such plans. With many devices only the first are tried. If absent, true.
     #[serde(default = "LeftOut::is_tried")]
     pub tried: bool,
-    /// Whether plans with it would fit, and the constraints allow none of them. False where a plan does not say.
+    /// Whether plans with it fit but violate the constraints. If absent, false.
     #[serde(default)]
     pub constrained: bool,
 }
@@ -206,7 +208,7 @@ impl LeftOut {
         true
     }
 
-    /// Whether a device of the same name has the same figures and reason.
+    /// Returns whether another device with the same name has the same values and reason.
     fn is_like(&self, other: &Self) -> bool {
         let name = |left: &Self| left.device.rsplit_once(':').map(|(name, _)| name.to_owned());
         let rates = |other: &Alternative| {
@@ -218,7 +220,7 @@ impl LeftOut {
 }
 
 impl Explanation {
-    /// The devices that are left out, like devices of one name grouped.
+    /// Returns the unused devices, grouped by name and equal values.
     pub fn left_out_alike(&self) -> Vec<Vec<&LeftOut>> {
         let mut groups: Vec<Vec<&LeftOut>> = Vec::new();
         for left in &self.left_out {
@@ -235,56 +237,56 @@ impl Explanation {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Alternative {
-    /// Its placement, as users write it: `0-5=cpu:0,6-13=cpu:1`.
+    /// Its placement, for example `0-5=cpu:0,6-13=cpu:1`.
     pub split: String,
-    /// What the objective makes of it.
+    /// Score: the value of the objective.
     pub score_us: f64,
-    /// Tokens per second in decode, of all sequences together.
+    /// Decode tokens per second, all sequences together.
     pub decode_tokens_per_s: f64,
-    /// Tokens per second in prefill.
+    /// Prefill tokens per second.
     pub prefill_tokens_per_s: f64,
-    /// Why it is shown: `best single device`, `even layers` …
+    /// Why it is listed: `best single device`, `even layers` …
     pub why: String,
 }
 
 impl Alternative {
-    /// Why the planner's placement stands beside a user's split.
+    /// Label of the planner's own placement beside a user's split.
     pub const PLANNERS_OWN: &str = "the planner's own";
 }
 
-/// A limit, and what having more would give.
+/// A limit, with the gain from raising it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename = "Binding", deny_unknown_fields)]
 pub struct BindingLimit {
-    /// The device, the two ends of a link as `cpu:0 -> cuda:0`, or the name of what links share.
+    /// The device, a link as `cpu:0 -> cuda:0`, or the name of a shared link.
     pub of: String,
-    /// What there would be more of, as in `8 GiB more memory`.
+    /// The improvement, for example `8 GiB more memory`.
     pub more: String,
-    /// The share by which the score would get better.
+    /// Relative improvement of the score.
     pub gain: f64,
 }
 
-/// How many figures come from a source.
+/// Number of input values from one source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct FigureCount {
-    /// Where they come from.
+    /// Their source.
     pub source: FigureSource,
-    /// How many.
+    /// Number of values.
     pub figures: usize,
 }
 
-/// What tells one model from another.
+/// Identity of a model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PlanModel {
-    /// Name, for people.
+    /// Display name.
     pub name: String,
     /// Digest of the file's content.
     pub digest: String,
     /// Number of segments.
     pub segments: u32,
-    /// What of a transformer block is one segment; the block where a plan does not say.
+    /// The part of a transformer block that is one segment. If absent, the whole block.
     #[serde(default)]
     #[schemars(schema_with = "crate::schemas::granularity")]
     pub granularity: Granularity,
@@ -296,54 +298,54 @@ pub struct PlanModel {
 pub struct PlanStage {
     /// The device's label, as in `cpu:0`.
     pub device: String,
-    /// Its segments, first and last.
+    /// First and last segment.
     #[schemars(with = "[u32; 2]")]
     pub segments: Span,
-    /// What it takes of the device's memory.
+    /// Device memory of the stage.
     pub memory_bytes: StageMemory,
-    /// What the cost model expects of it.
+    /// Times that the cost model predicts.
     pub predicted: PredictedTimes,
 }
 
-/// What a stage takes of its device's memory, in bytes. Each buffer counts as its size class.
+/// Device memory of a stage, in bytes. Each buffer counts as its size class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct StageMemory {
-    /// Weights in their resident layout; a tensor that two segments share counts once.
+    /// Weights in their resident layout. A tensor shared by two segments counts once.
     pub weights: u64,
     /// Keys and values of all sequences at the full context.
     pub kv: u64,
-    /// Scratch: the largest need of any segment.
+    /// Scratch: the largest need of a segment.
     pub scratch: u64,
     /// Slots: parameters, rows and logits of the micro-batches that the stage may hold.
     pub slots: u64,
-    /// Staging ring of the route that leads to the stage.
+    /// Staging ring of the incoming route.
     pub staging: u64,
     /// Sum of the above.
     pub total: u64,
-    /// What the device had to offer.
+    /// Bytes available on the device.
     pub available: u64,
 }
 
-/// What a pipeline takes of the host's memory, in bytes.
+/// Host memory of a pipeline, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct HostMemory {
-    /// Logits: a part for each credit.
+    /// Logits: one buffer for each credit.
     pub logits: u64,
     /// Staging rings between stages.
     pub staging: u64,
     /// Parameters of the micro-batches that the stages may hold.
     pub parameters: u64,
-    /// The stages on devices whose memory is the host's.
+    /// Stages on devices that use host memory.
     pub devices: u64,
     /// Sum of the above.
     pub total: u64,
-    /// What was free; none where it is not known.
+    /// Free host memory. Absent if unknown.
     pub available: Option<u64>,
 }
 
-/// What the cost model expects of a stage or an edge, in microseconds, rounded to tenths.
+/// Predicted times of a stage or an edge, in microseconds, rounded to tenths.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PredictedTimes {
@@ -353,36 +355,36 @@ pub struct PredictedTimes {
     pub prefill_us: f64,
 }
 
-/// What the cost model expects of a run, rounded to tenths.
+/// Predictions for a run, rounded to tenths.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PredictedRun {
-    /// Tokens per second in decode, of all sequences together; of one where the objective is that of one.
+    /// Decode tokens per second: of all sequences together, or of one if the objective is for one.
     pub decode_tokens_per_s: f64,
-    /// Tokens per second in prefill, with the pipeline full.
+    /// Prefill tokens per second of a full pipeline.
     pub prefill_tokens_per_s: f64,
-    /// Rows of the prefill chunk that all predictions of the plan are for; 0 where a plan does not say: [`Plan::chunk`].
+    /// Rows of the prefill chunk that all predictions assume. If 0 or absent, [`Plan::chunk`].
     #[serde(default)]
     pub prefill_rows: u32,
-    /// From the arrival of a request at an empty pipeline to its first token, in microseconds.
+    /// Time from a request's arrival at an empty pipeline to its first token, in microseconds.
     pub first_token_us: f64,
-    /// From one token of a sequence to its next, with all sequences going on, in microseconds.
+    /// Time between two tokens of a sequence while all sequences generate, in microseconds.
     pub token_us: f64,
 }
 
-/// Why a plan cannot be used.
+/// An unusable plan.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum InvalidPlan {
-    /// Not JSON, or not a plan.
+    /// Not JSON, or not in the plan format.
     #[error("not a plan: {cause}")]
     NotAPlan {
-        /// The path in the file, what the reader says, line and column.
+        /// Path in the file, the parser's message, line and column.
         cause: String,
     },
-    /// Written by a later version.
-    #[error("the plan is of version {found}, this build reads version {PLAN_VERSION}")]
+    /// Written in another format version.
+    #[error("the plan has version {found}, but this build reads version {PLAN_VERSION}")]
     Version {
-        /// Its version.
+        /// Version of the plan.
         found: u32,
     },
     /// Made for another model.
@@ -391,38 +393,38 @@ pub enum InvalidPlan {
          not for {name} ({segments} segments, digest {digest})"
     )]
     OtherModel {
-        /// Model of the plan.
+        /// Name of the plan's model.
         plan_name: String,
-        /// Its digest.
+        /// Digest of the plan's model.
         plan_digest: String,
-        /// Its segments.
+        /// Segments of the plan's model.
         plan_segments: u32,
-        /// The model at hand.
+        /// Name of the loaded model.
         name: String,
-        /// Its digest.
+        /// Digest of the loaded model.
         digest: String,
-        /// Its segments.
+        /// Segments of the loaded model.
         segments: u32,
     },
-    /// Made for segments of another granularity.
+    /// Made for another segment granularity.
     #[error(
-        "the plan's segments are of granularity {plan} ({plan_segments} of them), those wanted of granularity {wanted} \
-         ({segments} of them)"
+        "the plan has granularity {plan} ({plan_segments} segments), but granularity {wanted} ({segments} segments) \
+         is requested"
     )]
     OtherGranularity {
         /// Granularity of the plan.
         plan: Granularity,
-        /// Its segments.
+        /// Segments at the plan's granularity.
         plan_segments: u32,
-        /// What is wanted.
+        /// Requested granularity.
         wanted: Granularity,
-        /// The model's segments, then.
+        /// Segments at the requested granularity.
         segments: u32,
     },
-    /// The stages do not cover the segments, or name devices that are not there.
+    /// The stages do not cover the segments, or name unknown devices.
     #[error("the plan's stages: {0}")]
     Stages(#[from] PartitionError),
-    /// Not one route between each pair of neighbours.
+    /// The number of routes does not match the number of stages.
     #[error("the plan has {routes} routes for {stages} stages; it needs one between each stage and the next")]
     Routes {
         /// Number of routes.
@@ -430,43 +432,43 @@ pub enum InvalidPlan {
         /// Number of stages.
         stages: usize,
     },
-    /// Activations that cross in a form which is not of the class that the plan is for.
-    #[error("the plan's boundary is {boundary} with exact activations, which cross as f32")]
+    /// A narrow wire type with exact activations.
+    #[error("the plan's boundary is {boundary}, but exact activations need f32")]
     Boundary {
-        /// The form.
+        /// The wire type.
         boundary: Boundary,
     },
-    /// A way from one stage to the next that cannot be.
+    /// An invalid route between two stages.
     #[error("the plan's edges[{edge}].route: {what}")]
     Route {
-        /// Which edge.
+        /// Index of the edge.
         edge: usize,
-        /// What is wrong.
+        /// The problem, for the message.
         what: &'static str,
     },
     /// An invalid list of prefill chunks.
     #[error("the plan's chunks: {0}")]
     Chunks(#[from] InvalidChunks),
-    /// An invalid figure.
+    /// An invalid value.
     #[error("the plan's {field} is {value}; {wanted}")]
     Figure {
-        /// Which.
+        /// Name of the field.
         field: &'static str,
         /// Its value.
         value: u64,
-        /// What it should be.
+        /// The requirement, for the message.
         wanted: &'static str,
     },
 }
 
 impl Plan {
-    /// Reads a plan.
+    /// Parses a plan. Use [`Plan::validate`] to check it against a model and devices.
     ///
     /// # Errors
-    /// [`InvalidPlan::Version`] for a later format, else [`InvalidPlan::NotAPlan`] with the path in the file, line and column,
-    /// also for a field that the format does not have. Whether it suits a model and devices is [`Plan::validate`]'s question.
+    /// [`InvalidPlan::Version`] for another format version. Otherwise [`InvalidPlan::NotAPlan`] with the path
+    /// in the file, line and column; unknown fields are errors too.
     pub fn from_json(json: &str) -> Result<Self, InvalidPlan> {
-        // The version comes first: a later format may well have fields that this build would call unknown.
+        // Check the version first: a later format may have fields that this build does not know.
         #[derive(Deserialize)]
         struct Head {
             ragtag_plan: u32,
@@ -479,22 +481,23 @@ impl Plan {
         crate::json::parse(json).map_err(|cause| InvalidPlan::NotAPlan { cause })
     }
 
-    /// Writes the plan, indented, with a newline at its end.
+    /// Returns the plan as indented JSON with a final newline.
     pub fn to_json(&self) -> String {
-        // Strings, integers and finite floats in structs: nothing here that JSON cannot hold.
+        // Structs of strings, integers and finite floats always serialise.
         serde_json::to_string_pretty(self).expect("plans are plain data") + "\n"
     }
 
-    /// The plan's placement, as users write it.
+    /// Returns the plan's placement as a split.
     pub fn split(&self) -> Split {
         let part = |s: &PlanStage| SplitPart { span: s.segments, device: s.device.clone() };
         Split { parts: self.stages.iter().map(part).collect() }
     }
 
-    /// Holds the plan against the model and the labels of the devices at hand.
+    /// Checks the plan against the model and the labels of the available devices.
     ///
     /// # Errors
-    /// Names the first thing that is wrong: version, model, granularity, a hole, an overlap, an unknown device, a device used twice.
+    /// The first problem: version, model, granularity, missing or overlapping segments, an unknown device, a
+    /// device used twice.
     pub fn validate(&self, model: &PlanModel, devices: &[&str]) -> Result<(), InvalidPlan> {
         if self.ragtag_plan != PLAN_VERSION {
             return Err(InvalidPlan::Version { found: self.ragtag_plan });
@@ -528,7 +531,7 @@ impl Plan {
         self.validate_figures()
     }
 
-    /// The rows that a decode micro-batch has with the plan's groups.
+    /// Returns the rows of a decode micro-batch that follow from the plan's groups.
     fn rows_of_groups(&self) -> u32 {
         let sequences = match self.objective {
             Objective::Latency | Objective::FirstToken => 1,
@@ -565,7 +568,7 @@ impl Plan {
             return Err(InvalidPlan::Figure {
                 field: "decode_rows",
                 value: self.decode_rows.into(),
-                wanted: "it must be the sequences of a decode group, as sequences and decode_groups make it",
+                wanted: "it must be the sequences per decode group, from sequences and decode_groups",
             });
         }
         let chunks = self.chunks();
@@ -585,13 +588,13 @@ impl Plan {
     }
 }
 
-/// Why activations cannot cross from stage to stage in this way, if they cannot.
+/// Returns why a route cannot connect two stages, or `None` if it can.
 fn unusable(route: Route) -> Option<&'static str> {
     match route {
         Route::HostStaged { chunk_bytes: 1.., depth: 1.. } => None,
-        Route::HostStaged { .. } => Some("a ring needs chunks of at least a byte, and at least one of them"),
+        Route::HostStaged { .. } => Some("a ring needs chunk_bytes and depth of at least 1"),
         Route::SameDevice => Some("neighbouring stages are on different devices"),
-        Route::Peer | Route::Import => Some("this build knows no way between devices but host-staged"),
+        Route::Peer | Route::Import => Some("this build supports only host-staged routes between devices"),
     }
 }
 
@@ -717,7 +720,7 @@ mod tests {
         }
     }
 
-    /// Found by fuzzing: what the reader quotes was as long as the file, and might have cleared the screen.
+    /// Found by fuzzing: a quoted text was as long as the file, and could clear the screen.
     #[test]
     fn messages_are_short_and_without_control_characters() {
         let long = "\\u001b[2J\\\\".repeat(1000);
@@ -763,7 +766,7 @@ mod tests {
         assert!(with(&|p| p.chunks = Some(none.clone())).contains("must start at 0 tokens"));
         assert!(with(&|p| p.decode_rows = 129).contains("decode_rows is 129"));
         let exact = with(&|p| (p.boundary, p.activations) = (Boundary::F16, Activations::F32));
-        assert!(exact.contains("boundary is f16 with exact activations"), "{exact}");
+        assert!(exact.contains("boundary is f16, but exact activations"), "{exact}");
         let ring = Route::HostStaged { chunk_bytes: 1, depth: 0 };
         assert!(with(&|p| p.edges[0].route = ring).contains("a ring needs"));
     }

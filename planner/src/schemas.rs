@@ -1,7 +1,5 @@
-//! JSON Schemas of the formats that people write or read: fleets and plans. They are made from the types, and
-//! `cargo xtask schemas` writes them to `docs/schemas`.
-//!
-//! This module must not know what the formats are for.
+//! JSON Schemas of fleets and plans, generated from the types. `cargo xtask schemas` writes them to
+//! `docs/schemas`. Knows nothing about the purpose of the formats.
 
 use crate::fleet::Fleet;
 use crate::plan::Plan;
@@ -12,18 +10,18 @@ use schemars::generate::SchemaSettings;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Serialize;
 
-/// Every schema as a file: its name and its text.
+/// Returns every schema as a file name and a text.
 pub fn all() -> [(&'static str, String); 2] {
     [("fleet.schema.json", text::<Fleet>()), ("plan.schema.json", text::<Plan>())]
 }
 
 fn text<T: JsonSchema>() -> String {
     let schema = SchemaSettings::draft2020_12().into_generator().into_root_schema_for::<T>();
-    // Written with `{:#}`, a JSON value is indented.
+    // `{:#}` indents a JSON value.
     format!("{:#}\n", schema.as_value())
 }
 
-/// One of these values, as they are written.
+/// Returns a schema that allows exactly the serialised `values`.
 fn one_of(values: &[impl Serialize]) -> Schema {
     json_schema!({ "enum": values })
 }
@@ -49,7 +47,7 @@ pub(crate) fn activations(_: &mut SchemaGenerator) -> Schema {
     one_of(&Activations::ALL)
 }
 
-/// [`Route`](ragtag_transfer::Route): a name, or a ring with its size.
+/// Returns the schema of [`Route`](ragtag_transfer::Route): a name, or a ring with its size.
 pub(crate) fn route(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "anyOf": [
@@ -88,7 +86,7 @@ mod tests {
         }
     }
 
-    /// The one schema that is written by hand.
+    /// This schema is written by hand.
     #[test]
     fn the_schema_of_routes_has_their_names() {
         let schema = route(&mut SchemaGenerator::default());

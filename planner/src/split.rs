@@ -1,13 +1,12 @@
-//! Which segments go to which device, as users write it: `0-5=cpu:0,6-13=cpu:1`.
-//!
-//! This module must not know costs, memory or what a segment computes.
+//! Placements in the form that users write: `0-5=cpu:0,6-13=cpu:1`. Knows nothing about costs, memory or
+//! segment contents.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 use thiserror::Error;
 
-/// A run of segments, first and last included, as users write it: `0-5`, or `3` for one segment.
+/// An inclusive range of segments: `0-5`, or `3` for one segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "[u32; 2]", into = "[u32; 2]")]
 pub struct Span {
@@ -16,7 +15,7 @@ pub struct Span {
 }
 
 impl Span {
-    /// The segments `first` to `last`, both included; `None` if `last` comes before `first`.
+    /// Returns the inclusive range `first` to `last`, or `None` if `last` is less than `first`.
     pub fn new(first: u32, last: u32) -> Option<Self> {
         (first <= last).then_some(Self { first, last })
     }
@@ -26,12 +25,12 @@ impl Span {
         self.first
     }
 
-    /// Last segment, which belongs to the run.
+    /// Last segment, inclusive.
     pub fn last(self) -> u32 {
         self.last
     }
 
-    /// The same run as a range of indices.
+    /// Returns the range as half-open indices.
     pub fn range(self) -> std::ops::Range<usize> {
         self.first as usize..self.last as usize + 1
     }
@@ -62,39 +61,39 @@ impl From<Span> for [u32; 2] {
     }
 }
 
-/// Why parts do not make a pipeline out of a model's segments.
+/// A list of parts that does not cover a model's segments exactly once.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum PartitionError {
-    /// Nothing is placed.
+    /// No parts.
     #[error("no segment is placed on any device")]
     Empty,
-    /// Segments that no device has.
+    /// Segments without a device.
     #[error("segments {missing} are on no device (the model's segments are 0-{last_segment})")]
     Hole {
-        /// The first run that is missing.
+        /// First missing range.
         missing: Span,
         /// The model's last segment.
         last_segment: u32,
     },
-    /// Segments that two devices have.
+    /// Segments on two devices.
     #[error("segments {twice} are on {first_device} and on {second_device}")]
     Overlap {
-        /// The first run that is placed twice.
+        /// First range that is placed twice.
         twice: Span,
-        /// The device that is named first.
+        /// The device named first.
         first_device: String,
-        /// The device that is named second.
+        /// The device named second.
         second_device: String,
     },
-    /// The parts are not in the order of the segments.
+    /// The parts are not in segment order.
     #[error("segments {later} come before segments {earlier}: parts must be in the order of the segments")]
     Order {
-        /// The part that is named first.
+        /// The part named first.
         later: Span,
-        /// The part that is named after it.
+        /// The part named after it.
         earlier: Span,
     },
-    /// Segments that the model does not have.
+    /// Segments beyond the end of the model.
     #[error("segments {span} on {device}: the model's last segment is {last_segment}")]
     Beyond {
         /// The part.
@@ -110,21 +109,21 @@ pub enum PartitionError {
         /// The device.
         device: String,
     },
-    /// A device that is not there.
+    /// An unknown device.
     #[error("there is no device {device} (devices: {known})")]
     UnknownDevice {
         /// The device.
         device: String,
-        /// The devices that are there.
+        /// The known devices.
         known: String,
     },
 }
 
-/// Checks that parts, in their order, cover the segments `0 .. segments` once each, on different devices out of
+/// Checks that `parts` cover the segments `0 .. segments` exactly once, in order, on different devices from
 /// `devices`.
 ///
 /// # Errors
-/// The first thing that is wrong.
+/// The first problem found.
 pub fn check_partition(
     parts: &[(Span, &str)],
     segments: u32,
@@ -178,23 +177,24 @@ pub fn check_partition(
 pub struct SplitPart {
     /// The segments.
     pub span: Span,
-    /// The device's label, as in `cpu:0`.
+    /// Device label, for example `cpu:0`.
     pub device: String,
 }
 
-/// A user's placement: parts in the order of the segments. Parsed but not yet held against a model or devices; that is
-/// [`Split::check`].
+/// A user's placement: parts in segment order. Parsing does not check it against a model or devices;
+/// [`Split::check`] does.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Split {
-    /// The parts; at least one.
+    /// The parts, at least one.
     pub parts: Vec<SplitPart>,
 }
 
 impl Split {
-    /// Checks the split against a model of `segments` segments and the devices that are there.
+    /// Checks the split against a model with `segments` segments and the available devices.
     ///
     /// # Errors
-    /// Names the hole, the overlap, the unknown device, or the model's last segment.
+    /// The first problem: missing or overlapping segments, an unknown device, or a segment beyond the model's
+    /// last.
     pub fn check(&self, segments: u32, devices: &[&str]) -> Result<(), PartitionError> {
         let parts: Vec<_> = self.parts.iter().map(|p| (p.span, p.device.as_str())).collect();
         check_partition(&parts, segments, devices)
@@ -211,10 +211,10 @@ impl fmt::Display for Split {
     }
 }
 
-/// Why a text is not a split.
+/// A text that is not a split.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum SplitError {
-    /// Nothing between two commas, or nothing at all.
+    /// An empty part.
     #[error("an empty part in '{split}' (write, for example, 0-5=cpu:0,6-13=cpu:1)")]
     EmptyPart {
         /// The whole text.
@@ -256,7 +256,7 @@ fn parse_part(part: &str, split: &str) -> Result<SplitPart, SplitError> {
     let (first, last) = span.split_once('-').unwrap_or((span, span));
     let number = |digits: &str| {
         let digits = digits.trim();
-        // `u32::from_str` would take a plus sign as well.
+        // `u32::from_str` would accept a plus sign.
         let plain = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
         plain.then(|| digits.parse().ok()).flatten().ok_or_else(syntax)
     };
@@ -351,7 +351,7 @@ mod tests {
         let split: Split = text.parse().expect("parses");
         assert!(matches!(split.check(14, &DEVICES), Err(PartitionError::Beyond { .. })));
         assert_eq!(split.parts[1].span.range().end, u32::MAX as usize + 1);
-        // Even a model that claims as many segments leaves the walk without an overflow.
+        // A model with the largest possible number of segments does not overflow either.
         assert!(split.check(u32::MAX, &DEVICES).is_err());
     }
 }

@@ -1,24 +1,23 @@
-//! Comparisons, requests and labels in words, the same in plans, tables and pictures.
-//!
-//! This module must not know plans or devices.
+//! Text for comparisons, requests and labels, shared by plans, tables and pictures. Knows nothing about plans
+//! or devices.
 
 use crate::objective::Workload;
 
-/// From this factor on a difference is told as a factor, below as a percentage.
+/// Differences of at least this factor are printed as a factor, smaller ones as a percentage.
 const FACTOR: f64 = 2.0;
-/// Percentages below this are no difference.
+/// Smaller percentages count as equal.
 const SAME_PERCENT: f64 = 0.05;
 
-/// What a deviation is one of.
+/// The kind of a quantity, which gives a deviation its direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Quantity {
-    /// A time: more of it is slower.
+    /// A time: more is slower.
     Time,
-    /// A rate: more of it is faster.
+    /// A rate: more is faster.
     Rate,
 }
 
-/// How something is that takes `ratio` times as long as something else: `12.0 % slower`, `3.2 times faster`, `as fast`.
+/// Describes a time ratio: `12.0 % slower`, `3.2 times faster`, `as fast`.
 pub fn speed(ratio: f64) -> String {
     let (factor, word) = if ratio < 1.0 { (1.0 / ratio, "faster") } else { (ratio, "slower") };
     match (factor - 1.0) * 100.0 {
@@ -29,8 +28,8 @@ pub fn speed(ratio: f64) -> String {
     }
 }
 
-/// How far a value is from what was expected, given as `value ÷ expected − 1`: `+12 %`, and `3.2 times slower` for a time
-/// of 3.2 times as much.
+/// Describes a deviation, given as `value ÷ expected − 1`: `+12 %`, or `3.2 times slower` for a time 3.2
+/// times as long.
 pub fn deviation(of: Quantity, deviation: f64) -> String {
     let ratio = deviation + 1.0;
     let factor = ratio.max(1.0 / ratio);
@@ -56,7 +55,8 @@ fn times(factor: f64) -> String {
     }
 }
 
-/// A request, and what it is scaled down to in a context that it does not fit: `512 prompt and 128 generated tokens`.
+/// Describes a request: `512 prompt and 128 generated tokens`. Adds the scaled request if it exceeds the
+/// context.
 pub fn request(workload: Workload, context: u32) -> String {
     let Workload { prompt_tokens, generated_tokens } = workload;
     let request = format!("{prompt_tokens} prompt and {generated_tokens} generated tokens");
@@ -67,7 +67,7 @@ pub fn request(workload: Workload, context: u32) -> String {
     format!("{request} (scaled down to {prompt:.0} and {generated:.0}, the context is {context})")
 }
 
-/// Labels of devices, three or more that are counted up as a range: `rtx4090:3 to rtx4090:15, cpu:0`.
+/// Joins device labels. Three or more consecutive numbers become a range: `rtx4090:3 to rtx4090:15, cpu:0`.
 pub fn labels(labels: &[&str]) -> String {
     let numbered = |label: &str| {
         let (name, number) = label.rsplit_once(':')?;

@@ -1,5 +1,5 @@
-//! The planner's memory proof against the stages that are really compiled, for the bundled models: weights, cache and slots
-//! to the byte, scratch no less than what is taken. Buffers count as devices take them, in whole size classes.
+//! Compares the planner's memory proof with compiled stages of the bundled models: weights, cache and slots
+//! to the byte, scratch at least the actual size. Buffers count in size classes.
 
 use ragtag_graph::{Boundary, Granularity, Lowering, MemorySource, Model, ModelFile};
 use ragtag_hal::pool::class_bytes;
@@ -29,7 +29,7 @@ fn caps() -> Caps {
     }
 }
 
-/// A plan for two devices of these capabilities.
+/// Plans for two devices of these capabilities.
 fn plan(model: &Model, lowering: &Lowering, split: &str, caps: &Caps) -> Plan {
     try_plan(model, lowering, split, caps).expect("fits")
 }
@@ -81,7 +81,7 @@ fn try_plan(model: &Model, lowering: &Lowering, split: &str, caps: &Caps) -> Res
     })
 }
 
-/// A device that is given other kernels, with other scratch.
+/// Returns the capabilities of a device with other kernels and other scratch.
 fn gpu_caps() -> Caps {
     Caps {
         languages: [KernelLanguage::OpenClC].into(),
@@ -92,7 +92,7 @@ fn gpu_caps() -> Caps {
     }
 }
 
-/// A device with matrix units, as well.
+/// Returns the capabilities of a device with matrix units.
 fn cuda_caps() -> Caps {
     Caps {
         languages: [KernelLanguage::CudaC].into(),
@@ -144,7 +144,7 @@ fn what_is_planned_within_the_limits_of_buffers_compiles() {
                 let plan = try_plan(&model, &lowering, "0-6=cpu:0,7-13=cpu:1", &caps);
                 let compile = |stage: Range<usize>| ragtag_graph::compile(&model, stage, &lowering, &caps);
                 let refusal = [0..7, 7..14].map(compile).into_iter().find_map(Result::err);
-                // The proof is for any number of parallel units: it may refuse what these few compile.
+                // The proof covers any number of parallel units, so it may refuse what these few compile.
                 assert!(plan.is_err() || refusal.is_none(), "{lowering:?} {limit}: {refusal:?}");
                 planned += u32::from(plan.is_ok());
                 refused += u32::from(refusal.is_some());

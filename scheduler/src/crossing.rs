@@ -1,30 +1,30 @@
-//! How long micro-batches take from one stage to the next, and from the last stage back to the coordinator: each end of an
-//! edge says what it has seen, and what both have seen counts.
+//! Transfer times of micro-batches between stages, and from the last stage back to the coordinator. Both ends
+//! of an edge record what they observe.
 //!
-//! An edge is busy with a micro-batch from when its first byte leaves until its last one has arrived, but not before it was
-//! done with the one before, and not while the receiving stage had no slot: that is the stage's doing. This module must not
-//! know devices or mailboxes, and reads no clock.
+//! An edge is busy with a micro-batch from the departure of its first byte to the arrival of its last. The
+//! time before the previous micro-batch has arrived does not count, nor does the time without a slot on the
+//! receiving stage. Knows nothing about devices or mailboxes, and reads no clock.
 
 use crate::core::{MicroBatchId, Nanoseconds};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Crossings that may wait for what one of their ends saw; older ones are forgotten, since some devices time nothing.
+/// Most transfers with incomplete records. Older ones are dropped, because some devices report no timings.
 const OPEN: usize = 1024;
 
-/// Crossings of one kind of micro-batch.
+/// Transfers of one kind of micro-batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Crossed {
-    /// How many.
+    /// Number of transfers.
     pub crossings: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// How long the edge was busy with them.
+    /// Time that the edge was busy.
     pub busy_ns: Nanoseconds,
 }
 
-/// What has crossed an edge.
+/// Transfers over an edge.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EdgeReport {
     /// Micro-batches with prompt rows.
@@ -44,25 +44,25 @@ impl Crossed {
 }
 
 impl EdgeReport {
-    /// What has crossed since an earlier look.
+    /// Returns the transfers since an earlier report.
     pub(crate) fn since(&self, before: &Self) -> Self {
         Self { prefill: self.prefill.since(&before.prefill), decode: self.decode.since(&before.decode) }
     }
 }
 
-/// The crossings of one edge, shared by its two ends.
+/// Transfers over one edge, shared by both ends.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Crossings(Arc<Mutex<State>>);
 
 #[derive(Debug, Default)]
 struct State {
     open: VecDeque<OpenCrossing>,
-    /// When the last micro-batch that is known of had arrived.
+    /// Arrival time of the last micro-batch with a complete record.
     arrived_ns: Nanoseconds,
     report: EdgeReport,
 }
 
-/// A micro-batch on its way, as far as both ends know of it.
+/// A transfer with an incomplete record.
 #[derive(Debug)]
 struct OpenCrossing {
     micro_batch: MicroBatchId,
@@ -70,11 +70,11 @@ struct OpenCrossing {
     bytes: u64,
     left: Leg,
     arrived: Leg,
-    /// When the receiver had a slot for it.
+    /// Time at which the receiver had a slot for it.
     admitted_ns: Nanoseconds,
 }
 
-/// Pieces that one end has seen.
+/// Pieces that one end has recorded.
 #[derive(Clone, Copy, Debug, Default)]
 struct Leg {
     bytes: u64,
@@ -91,7 +91,7 @@ impl Leg {
 }
 
 impl Crossings {
-    /// A micro-batch is about to cross. This comes before anything else about it.
+    /// Starts a transfer. Call it before all other records of the micro-batch.
     pub(crate) fn begin(&self, micro_batch: MicroBatchId, decode: bool, bytes: u64) {
         let mut state = self.lock();
         if state.open.len() == OPEN {
@@ -101,12 +101,12 @@ impl Crossings {
         state.open.push_back(OpenCrossing { micro_batch, decode, bytes, left, arrived, admitted_ns: 0 });
     }
 
-    /// A piece of it was copied out of its device.
+    /// Records that a piece was copied from the sending device.
     pub(crate) fn left(&self, id: MicroBatchId, bytes: u64, start_ns: Nanoseconds, end_ns: Nanoseconds) {
         self.lock().update(id, |crossing| crossing.left.add(bytes, start_ns, end_ns));
     }
 
-    /// The receiver has a slot for it, and asks for its first piece.
+    /// Records that the receiver has a slot and requests the first piece.
     pub(crate) fn admitted(&self, id: MicroBatchId, now_ns: Nanoseconds) {
         self.lock().update(id, |crossing| {
             if crossing.admitted_ns == 0 {
@@ -115,17 +115,17 @@ impl Crossings {
         });
     }
 
-    /// A piece of it is where it belongs.
+    /// Records that a piece has arrived on the receiving device.
     pub(crate) fn arrived(&self, id: MicroBatchId, bytes: u64, end_ns: Nanoseconds) {
         self.lock().update(id, |crossing| crossing.arrived.add(bytes, end_ns, end_ns));
     }
 
-    /// The whole of it is where it belongs.
+    /// Records that the whole micro-batch has arrived.
     pub(crate) fn arrived_whole(&self, id: MicroBatchId, end_ns: Nanoseconds) {
         self.lock().update(id, |crossing| crossing.arrived.add(crossing.bytes, end_ns, end_ns));
     }
 
-    /// What has crossed so far.
+    /// Returns the transfers so far.
     pub(crate) fn report(&self) -> EdgeReport {
         self.lock().report
     }
@@ -174,7 +174,7 @@ mod tests {
         edge.arrived(id(1), 10, 160);
         let decode = Crossed { crossings: 1, bytes: 30, busy_ns: 60 };
         assert_eq!(edge.report(), EdgeReport { decode, ..EdgeReport::default() });
-        // Nobody asked about these.
+        // Records of unknown transfers are ignored.
         edge.arrived(id(1), 10, 170);
         edge.left(id(7), 10, 170, 180);
         assert_eq!(edge.report().decode, decode);
@@ -188,9 +188,9 @@ mod tests {
             edge.left(id(number), 8, left_ns, left_ns + 10);
             edge.arrived(id(number), 8, end_ns);
         }
-        // The second left while the first was on its way.
+        // The second left while the first was in transit.
         assert_eq!(edge.report().prefill, Crossed { crossings: 2, bytes: 16, busy_ns: 200 });
-        // The third lies ready at 310 and finds a slot at 900.
+        // The third is ready at 310 and gets a slot at 900.
         edge.begin(id(3), false, 8);
         edge.left(id(3), 8, 300, 310);
         edge.admitted(id(3), 900);

@@ -1,14 +1,14 @@
-//! What can go wrong in a pipeline: requests that it refuses, and the failures that end a run.
+//! Errors of a pipeline: refused requests, and failures that end a run.
 
 use serde::{Deserialize, Serialize};
 
-/// Result of the scheduler's calls.
+/// Result of this crate's functions.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Why a request was not accepted. The pipeline goes on.
+/// A refused request. The pipeline continues.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 pub enum Refusal {
-    /// Nothing to start from.
+    /// The prompt is empty.
     #[error("the prompt is empty")]
     EmptyPrompt,
     /// The prompt does not fit the context.
@@ -21,7 +21,7 @@ pub enum Refusal {
         /// Longest sequence, in tokens.
         context: u32,
     },
-    /// Even an empty cache is too small.
+    /// The sequence needs more cache blocks than exist.
     #[error("the sequence needs {wanted} blocks of the key-value cache, which has {total}")]
     TooManyBlocks {
         /// Blocks for the prompt and the new tokens.
@@ -29,80 +29,81 @@ pub enum Refusal {
         /// All blocks of the cache.
         total: u32,
     },
-    /// A token id that the model does not have.
+    /// A token id outside the vocabulary.
     #[error("token {token} at position {position} is outside the vocabulary of {vocabulary}")]
     UnknownToken {
-        /// The id.
+        /// The token id.
         token: u32,
-        /// Where in the prompt.
+        /// Position in the prompt.
         position: usize,
-        /// Number of ids.
+        /// Size of the vocabulary.
         vocabulary: u32,
     },
 }
 
-/// A refused request, or the failure of a whole run. `Clone`, because every sequence of a failed run is told.
+/// A refused request, or a failure of the run. Implements `Clone`, because every sequence of a failed run
+/// receives it.
 #[derive(Clone, Debug, PartialEq, thiserror::Error, Serialize, Deserialize)]
 pub enum Error {
-    /// This request was not accepted.
+    /// The request was refused.
     #[error(transparent)]
     Refused(#[from] Refusal),
-    /// No token could be chosen for this sequence. The pipeline goes on.
+    /// Sampling failed for this sequence. The pipeline continues.
     #[error("no token for position {position}: {cause}")]
     Sampling {
-        /// Where in the sequence.
+        /// Position in the sequence.
         position: usize,
-        /// What the sampler said.
+        /// Message of the sampler.
         cause: String,
     },
-    /// A device failed; the run has ended.
+    /// A device failed and the run has ended.
     #[error("stage {stage} on {device}: {cause}")]
     Stage {
-        /// Which stage.
+        /// Index of the stage.
         stage: u32,
-        /// Its device's label.
+        /// Label of its device.
         device: String,
-        /// What the device said.
+        /// Error of the device.
         cause: ragtag_hal::Error,
     },
-    /// A device has too little memory for its stage; found out before anything ran.
+    /// A device ran out of memory while its stage was loaded.
     #[error(
         "stage {stage} on {device}: {cause}; the stage held {held_bytes} of the {needed_bytes} bytes that it needs"
     )]
     Memory {
-        /// Which stage.
+        /// Index of the stage.
         stage: u32,
-        /// Its device's label.
+        /// Label of its device.
         device: String,
-        /// What the device said.
+        /// Error of the device.
         cause: ragtag_hal::Error,
-        /// Bytes that its buffers had taken.
+        /// Bytes of the buffers already allocated.
         held_bytes: u64,
-        /// Bytes that all of its buffers take.
+        /// Bytes of all buffers of the stage.
         needed_bytes: u64,
     },
     /// A weight could not be read or packed.
     #[error("stage {stage} on {device}: weight `{weight}`: {cause}")]
     Weight {
-        /// Which stage.
+        /// Index of the stage.
         stage: u32,
-        /// Its device's label.
+        /// Label of its device.
         device: String,
-        /// The weight's name.
+        /// Name of the weight.
         weight: String,
-        /// What the source said.
+        /// Message of the source.
         cause: String,
     },
-    /// The stages or options given cannot make a pipeline.
+    /// The stages or options are invalid.
     #[error("{what}")]
     Spec {
-        /// Which of them, and why.
+        /// The problem, for the message.
         what: String,
     },
-    /// A core was told something that its protocol does not allow: a defect of this crate.
+    /// A core received an event that its protocol does not allow: a defect of this crate.
     #[error("internal: {what}")]
     Protocol {
-        /// Which rule, with the values.
+        /// The violated rule, with the values.
         what: String,
     },
     /// The pipeline has been shut down.
@@ -110,45 +111,47 @@ pub enum Error {
     Stopped,
 }
 
-/// Memory that a device refused while its stage was loaded.
+/// An allocation that a device refused while its stage was loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RefusedMemory<'a> {
-    /// The device's label.
+    /// Label of the device.
     pub device: &'a str,
-    /// Bytes asked for.
+    /// Requested bytes.
     pub wanted_bytes: u64,
-    /// Bytes that the device said were free then, if it says such things.
+    /// Free bytes that the device reported at that time, if it reports them.
     pub free_bytes: Option<u64>,
-    /// Bytes that the stage's buffers had taken.
+    /// Bytes of the buffers already allocated.
     pub held_bytes: u64,
-    /// Bytes that all of its buffers take.
+    /// Bytes of all buffers of the stage.
     pub needed_bytes: u64,
 }
 
-/// What is not asked for again of memory that was had once is one part in so many: drivers and other programs take some.
+/// Fraction of previously held memory left unrequested on retry, as its reciprocal. Drivers and other
+/// programs take some.
 const MARGIN: u64 = 32;
 
 impl RefusedMemory<'_> {
-    /// Whether the device says that it has less than what it refused. Of others what they say is worth nothing.
+    /// Returns whether the device reports less free memory than it refused. Other reports are ignored as
+    /// unreliable.
     pub fn is_plausible(&self) -> bool {
         self.free_bytes.is_some_and(|free| free < self.wanted_bytes)
     }
 
-    /// Bytes that a stage's buffers may take of the device, as far as is known now: what they had, and what the device says is
-    /// free beside that if it is `believed`; else what they had less a margin.
+    /// Returns the bytes that a stage's buffers may use: what they held plus the reported free bytes if the
+    /// report is `believed`, otherwise what they held minus a margin.
     pub fn available_bytes(&self, believed: bool) -> u64 {
         let known = match self.free_bytes.filter(|_| believed) {
             Some(free) => self.held_bytes.saturating_add(free),
             None => self.held_bytes - self.held_bytes.div_ceil(MARGIN),
         };
-        // If all buffers were there, it was something else that needs room beside them: as much as it wanted, at most.
+        // If all buffers were allocated, something else needs memory: reserve as much as it requested.
         let beside = if self.held_bytes < self.needed_bytes { 0 } else { self.wanted_bytes };
         known - beside.min(known / 2)
     }
 }
 
 impl Error {
-    /// What a device refused while its stage was loaded, if that is what went wrong.
+    /// Returns the allocation that a device refused during loading, if that is the error.
     pub fn refused_memory(&self) -> Option<RefusedMemory<'_>> {
         let Error::Memory { device, cause, held_bytes, needed_bytes, .. } = self else { return None };
         let (wanted_bytes, free_bytes) = match *cause.root() {
@@ -160,8 +163,7 @@ impl Error {
         Some(RefusedMemory { device, wanted_bytes, free_bytes, held_bytes, needed_bytes })
     }
 
-    /// The same for what went wrong while a stage was loaded: want of memory is told with what its buffers had taken, and
-    /// what they take in all.
+    /// Adds the stage's allocated and required bytes to an out-of-memory error during loading.
     pub(crate) fn while_loading(self, held_bytes: u64, needed_bytes: u64) -> Self {
         match self {
             Error::Stage { stage, device, cause } if cause.is_out_of_memory() => {

@@ -1,7 +1,7 @@
-//! Running plans: sampling, the cores that decide what happens next, the actors that make devices do it, and the simulator
-//! that proves the cores without a device.
+//! Execution of plans: sampling, the scheduling cores, the actors that drive devices, and a simulator that
+//! runs the same cores without devices.
 //!
-//! This crate must not name any backend; its cores do no I/O, start no thread and read no clock.
+//! Names no backend. The cores do no I/O, start no thread and read no clock.
 
 #![forbid(unsafe_code)]
 

@@ -1,8 +1,9 @@
-//! Mailboxes: what an actor sleeps on. Each has three queues: urgent messages, messages that wake the owner, and quiet ones
-//! that the owner finds when it wakes. Sending never blocks.
+//! Mailboxes, on which actors sleep. Each has three queues: urgent messages, messages that wake the owner,
+//! and quiet ones that the owner reads when it is awake. Sending never blocks.
 //!
-//! [`crate::capacity`] bounds the last two: credits and ring slots limit what can be in flight, so a full queue is a defect
-//! and an error. The urgent queue needs no bound: a pipeline stops once, and each stage and each timeline fails once.
+//! [`crate::capacity`] bounds the last two: credits and ring slots limit the messages in flight, so a full
+//! queue is a defect and returns an error. The urgent queue is unbounded: a pipeline stops once, and each
+//! stage and each timeline fails once.
 
 use crate::capacity::Lanes;
 use crate::error::Error;
@@ -12,20 +13,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::time::{Duration, Instant};
 
-/// Something out of a mailbox.
+/// A message from a mailbox.
 pub(crate) enum Letter<M, U> {
     Urgent(U),
     Normal(M),
 }
 
-/// The owner's end.
+/// The receiving end.
 pub(crate) struct Mailbox<M, U> {
     waking: Receiver<M>,
     quiet: Receiver<M>,
     urgent: Receiver<U>,
 }
 
-/// The senders' end.
+/// The sending end.
 pub(crate) struct Address<M, U> {
     waking: Sender<M>,
     quiet: Sender<M>,
@@ -38,7 +39,7 @@ impl<M, U> Clone for Address<M, U> {
     }
 }
 
-/// A mailbox for so many messages, besides urgent ones.
+/// Creates a mailbox with these capacities and an unbounded urgent queue.
 pub(crate) fn mailbox<M, U>(lanes: Lanes) -> (Address<M, U>, Mailbox<M, U>) {
     let (waking, waking_inbox) = bounded(lanes.waking);
     let (quiet, quiet_inbox) = bounded(lanes.quiet);
@@ -48,24 +49,24 @@ pub(crate) fn mailbox<M, U>(lanes: Lanes) -> (Address<M, U>, Mailbox<M, U>) {
 }
 
 impl<M, U> Address<M, U> {
-    /// Sends. An owner that has ended needs nothing any more, so that is no error.
+    /// Sends a message. Sending to an owner that has ended is not an error.
     ///
     /// # Errors
-    /// [`Error::Protocol`] if the lane is full.
+    /// [`Error::Protocol`] if the queue is full.
     pub(crate) fn send(&self, message: M) -> Result<(), Error> {
         put(&self.waking, message)
     }
 
-    /// Sends what the owner need not wake up for: it finds it when it wakes for something else.
+    /// Sends a message without waking the owner, which reads it when it is awake.
     ///
     /// # Errors
-    /// [`Error::Protocol`] if the lane is full.
+    /// [`Error::Protocol`] if the queue is full.
     pub(crate) fn send_quietly(&self, message: M) -> Result<(), Error> {
         put(&self.quiet, message)
     }
 
-    /// Sends an urgent message. The queue drops none: the coordinator goes on after a failure and still needs the order to
-    /// stop. An owner that has ended ignores it.
+    /// Sends an urgent message. The queue drops none, because the coordinator continues after a failure and
+    /// still needs the stop message. An owner that has ended ignores it.
     pub(crate) fn send_urgent(&self, message: U) {
         let _ = self.urgent.send(message);
     }
@@ -82,7 +83,7 @@ fn put<M>(lane: &Sender<M>, message: M) -> Result<(), Error> {
 }
 
 impl<M, U> Mailbox<M, U> {
-    /// Sleeps until there is a message that wakes, for so long at most if there is a limit.
+    /// Blocks until a waking message arrives, for at most `limit`.
     pub(crate) fn receive(&self, limit: Option<Duration>) -> Outcome<Letter<M, U>> {
         select_biased! {
             recv(self.urgent) -> message => found(message.map(Letter::Urgent)),
@@ -91,7 +92,7 @@ impl<M, U> Mailbox<M, U> {
         }
     }
 
-    /// The next message, if there is one now: urgent ones first, then quiet ones.
+    /// Returns the next message without blocking: urgent ones first, then quiet ones.
     pub(crate) fn poll(&self) -> Option<Letter<M, U>> {
         if let Ok(urgent) = self.urgent.try_recv() {
             return Some(Letter::Urgent(urgent));
@@ -99,50 +100,51 @@ impl<M, U> Mailbox<M, U> {
         self.quiet.try_recv().or_else(|_| self.waking.try_recv()).ok().map(Letter::Normal)
     }
 
-    /// The lanes that wake, for an owner that listens to more than these.
+    /// Returns the waking queues, for an owner that also waits for other channels.
     pub(crate) fn waking_lanes(&self) -> (&Receiver<M>, &Receiver<U>) {
         (&self.waking, &self.urgent)
     }
 }
 
-/// How long an owner that runs out of messages looks again before it sleeps. A thread that sleeps costs whoever wakes it,
-/// and itself, some tens of microseconds where its core has gone idle; steps of a small model take no longer than that.
+/// Time for which an owner polls before it sleeps. Waking a parked thread costs both threads tens of
+/// microseconds if its core has gone idle. Steps of a small model take no longer than that.
 pub(crate) const LINGER: Duration = Duration::from_micros(40);
 
-/// A message when a time is over; never, if there is no limit.
+/// Returns a channel that receives a message after `limit`, or never without a limit.
 pub(crate) fn over(limit: Option<Duration>) -> Receiver<Instant> {
     limit.map_or_else(never, after)
 }
 
-/// What a channel gave.
+/// Converts a channel's result.
 pub(crate) fn found<T, E>(message: Result<T, E>) -> Outcome<T> {
     message.map_or(Outcome::Gone, Outcome::Found)
 }
 
-/// Turns progress of timelines into at most one message at a time: sent when they move while the owner asks to be told.
+/// Limits progress notifications of timelines to one message at a time, sent only while the owner has
+/// requested one.
 ///
-/// The owner arms it, looks at the timelines once more (they may have moved before it was armed), and sleeps. Between
-/// that and the message any number of points may pass; an owner that does not care is never woken.
+/// The owner arms the notice, checks the timelines once more (they may have moved before), and sleeps. Any
+/// number of points may pass until the message. An owner that is not interested is never woken.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Notice(Arc<AtomicBool>);
 
 impl Notice {
-    /// Asks for a message at the next progress. What happened before is seen by whoever looks after this.
+    /// Requests a message at the next progress. The caller must check earlier progress after this call.
     pub(crate) fn arm(&self) {
         self.0.store(true, Ordering::Relaxed);
-        // Pairs with the fence in `take`: either the owner, looking after this, sees what the other side did before its
-        // own fence, or the other side sees that it is armed.
+        // Pairs with the fence in `take`. Either the owner, checking after this, sees what the other side did
+        // before its own fence, or the other side sees that the notice is armed.
         fence(Ordering::SeqCst);
     }
 
-    /// Whether a message was asked for. It is now owed: whoever gets `true` sends it.
+    /// Returns whether a message is requested. A caller that gets `true` must send it.
     pub(crate) fn take(&self) -> bool {
         fence(Ordering::SeqCst);
-        // Looking first keeps the cache line shared while nobody asks.
+        // Load first, so that the cache line stays shared while no message is requested.
         self.0.load(Ordering::Relaxed) && self.0.swap(false, Ordering::Relaxed)
     }
 
-    /// Has `timeline` call `moved` when it moves while armed, and `failed` when it fails.
+    /// Calls `moved` if `timeline` advances while armed, and `failed` if it fails.
     pub(crate) fn listen(
         &self,
         timeline: &Timeline,

@@ -1,53 +1,53 @@
-//! What the threads of a pipeline tell each other.
+//! Messages between the threads of a pipeline.
 
 use crate::core::{Prompt, Return, SequenceId, StageEvent};
 use crate::error::Error;
 use crate::mailbox::Address;
 use crate::runtime::Client;
 
-/// To a stage's actor.
+/// Messages to a stage's actor.
 #[derive(Debug)]
 pub(crate) enum StageMessage {
-    /// For its core.
+    /// An event for its core.
     Event(StageEvent),
-    /// Its download timeline has moved.
+    /// Its download timeline has advanced.
     Downloaded,
-    /// A slot of the outgoing ring came back on the quiet lane.
+    /// A slot of the outgoing ring came back, in the quiet queue.
     RingSlot,
 }
 
-/// To a stage's actor, before anything else.
+/// Urgent messages to a stage's actor.
 #[derive(Debug)]
 pub(crate) enum StageUrgent {
     /// The run has ended.
     Stop,
-    /// One of its device's timelines has failed.
+    /// A timeline of its device has failed.
     Failed(ragtag_hal::Error),
 }
 
-/// To the coordinator, from the stages.
+/// Messages from the stages to the coordinator.
 #[derive(Debug)]
 pub(crate) enum RunMessage {
-    /// A micro-batch has gone through the last stage.
+    /// A micro-batch has passed the last stage.
     Return(Return),
-    /// The last stage's download timeline has moved.
+    /// The last stage's download timeline has advanced.
     Downloaded,
 }
 
-/// To the coordinator, before anything else.
+/// Urgent messages to the coordinator.
 #[derive(Debug)]
 pub(crate) enum RunUrgent {
-    /// The pipeline is to end.
+    /// Stop the pipeline.
     Stop,
     /// A stage has failed.
     Failed(Error),
 }
 
-/// To the coordinator, from outside.
+/// Messages from users to the coordinator.
 pub(crate) enum RequestMessage {
     /// A new sequence.
     Submit { sequence: SequenceId, prompt: Prompt, client: Client },
-    /// Nobody wants a sequence any more.
+    /// Cancel a sequence.
     Cancel { sequence: SequenceId },
 }
 

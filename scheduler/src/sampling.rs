@@ -1,34 +1,35 @@
-//! Choosing the next token from logits: greedy, or drawn from a filtered distribution.
+//! Sampling of the next token from logits: greedy, or from a filtered distribution.
 //!
-//! The filters run in the order that llama.cpp made usual: repetition penalty, top-k, top-p, min-p, temperature. Top-p and
-//! min-p therefore see the probabilities before the temperature. A sampler is deterministic: the same settings, logits and
-//! histories give the same tokens on every machine, for it draws from its own generator.
+//! The filters run in the order that llama.cpp made common: repetition penalty, top-k, top-p, min-p,
+//! temperature. So top-p and min-p see the probabilities before the temperature. A sampler is deterministic:
+//! equal settings, logits and histories give equal tokens on every machine, because it uses its own
+//! generator.
 //!
-//! This module must not know where logits come from.
+//! Knows nothing about the origin of logits.
 
 use thiserror::Error;
 
-/// How tokens are chosen.
+/// Sampling settings.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
-    /// Divides the logits; 0 chooses the likeliest token (the lowest id among equals).
+    /// Divides the logits; 0 selects the likeliest token (the lowest id of equal ones).
     pub temperature: f32,
     /// Keeps this many of the likeliest tokens; 0 keeps all.
     pub top_k: u32,
-    /// Keeps the fewest likeliest tokens that have this much probability together; 1 keeps all. In (0, 1].
+    /// Keeps the fewest likeliest tokens whose total probability reaches this value; 1 keeps all. In (0, 1].
     pub top_p: f32,
-    /// Keeps tokens with at least this share of the likeliest one's probability; 0 keeps all. In [0, 1].
+    /// Keeps tokens with at least this share of the highest probability; 0 keeps all. In [0, 1].
     pub min_p: f32,
-    /// Divides positive and multiplies negative logits of tokens seen of late; 1 does nothing. Above 0.
+    /// Divides positive and multiplies negative logits of recent tokens; 1 has no effect. Above 0.
     pub repetition_penalty: f32,
-    /// How many of the last tokens count as seen of late; 0 turns the penalty off.
+    /// Number of last tokens that count as recent; 0 disables the penalty.
     pub repetition_window: u32,
-    /// Seed of the draws.
+    /// Seed of the generator.
     pub seed: u64,
 }
 
 impl Default for Sampling {
-    /// Draws from the 40 likeliest tokens within 95 % of probability, at temperature 0.8.
+    /// Samples from the 40 likeliest tokens within 95 % of probability, at temperature 0.8.
     fn default() -> Self {
         Self {
             temperature: 0.8,
@@ -43,15 +44,15 @@ impl Default for Sampling {
 }
 
 impl Sampling {
-    /// Chooses the likeliest token always.
+    /// Returns settings that always select the likeliest token.
     pub fn greedy() -> Self {
         Self { temperature: 0.0, ..Self::default() }
     }
 
-    /// Checks that each setting is in its range.
+    /// Checks the range of each setting.
     ///
     /// # Errors
-    /// Names the first setting that is not, NaN included.
+    /// The first setting out of range. NaN is out of range.
     pub fn validate(&self) -> Result<(), SamplingError> {
         let check = |name, value: f32, valid: bool, wanted| {
             if valid { Ok(()) } else { Err(SamplingError::Setting { name, value, wanted }) }
@@ -71,32 +72,32 @@ impl Sampling {
     }
 }
 
-/// Why no token was chosen or weighed.
+/// A sampling failure.
 #[derive(Clone, Debug, PartialEq, Error)]
 pub enum SamplingError {
-    /// A setting out of its range.
+    /// A setting out of range.
     #[error("{name} is {value}; it must be {wanted}")]
     Setting {
-        /// Which.
+        /// Name of the setting.
         name: &'static str,
         /// Its value.
         value: f32,
-        /// What it should be.
+        /// Allowed range.
         wanted: &'static str,
     },
-    /// No token has a probability: every logit is NaN or -∞, or there are none.
+    /// No token has a probability: every logit is NaN or -∞, or there are no logits.
     #[error("no token can be chosen: all {logits} logits are NaN or negative infinity")]
     NoCandidate {
         /// Number of logits.
         logits: usize,
     },
-    /// A logit that a probability would depend on.
+    /// A NaN logit in a computation of probabilities.
     #[error("the logit of token {token} is not a number")]
     NotANumber {
         /// The token.
         token: usize,
     },
-    /// A token that the vocabulary does not have.
+    /// A token outside the vocabulary.
     #[error("token {token} of a vocabulary of {vocabulary}")]
     NoSuchToken {
         /// The token.
@@ -106,7 +107,7 @@ pub enum SamplingError {
     },
 }
 
-/// A token and its logit, in the order of preference: larger logits first, lower ids among equals.
+/// A token and its logit. Ordered by preference: larger logits first, then lower ids.
 #[derive(Clone, Copy, Debug)]
 struct Candidate {
     logit: f32,
@@ -119,8 +120,8 @@ impl Candidate {
     }
 }
 
-/// The token with the largest logit, the lowest among equals. Devices wait for this, so the logits are gone over once, block by
-/// block, and only the block that has the largest is gone through again, wherever that is.
+/// Returns the token with the largest logit, the lowest id of equal ones. Devices wait for this, so it scans
+/// the logits once by blocks, then only the block with the largest logit again.
 fn likeliest(logits: &[f32]) -> Option<u32> {
     const BLOCK: usize = 1024;
     let (mut best, mut first) = (f32::NEG_INFINITY, 0);
@@ -134,33 +135,33 @@ fn likeliest(logits: &[f32]) -> Option<u32> {
     u32::try_from(first + logits.iter().position(|&logit| logit >= best)?).ok()
 }
 
-/// The largest logit, in lanes that a compiler makes vectors of; negative infinity if there is no number. The largest number is as
-/// good as infinity.
+/// Returns the largest logit, in lanes that compilers vectorise; negative infinity without numbers. Infinity
+/// counts as the largest finite number.
 fn largest(logits: &[f32]) -> f32 {
     let (lanes, rest) = logits.as_chunks::<16>();
     let mut best = [f32::NEG_INFINITY; 16];
     for lane in lanes {
         for (best, &logit) in best.iter_mut().zip(lane) {
-            // What is not a number is never the larger of two.
+            // NaN is never the larger of two.
             *best = if logit > *best { logit } else { *best };
         }
     }
     best.iter().chain(rest).copied().fold(f32::NEG_INFINITY, f32::max).min(f32::MAX)
 }
 
-/// Chooses tokens one after the other, for one sequence.
+/// Samples tokens for one sequence.
 #[derive(Clone, Debug)]
 pub struct Sampler {
     settings: Sampling,
     draws: SplitMix64,
-    // Kept between calls to spare allocations.
+    // Reused buffers.
     candidates: Vec<Candidate>,
     recent: Vec<u32>,
     weights: Vec<f64>,
 }
 
 impl Sampler {
-    /// A sampler at the start of its draws.
+    /// Creates a sampler at the start of its random stream.
     ///
     /// # Errors
     /// As [`Sampling::validate`].
@@ -170,13 +171,13 @@ impl Sampler {
         Ok(Self { settings, draws, candidates: Vec::new(), recent: Vec::new(), weights: Vec::new() })
     }
 
-    /// Its settings.
+    /// Returns the settings.
     pub fn settings(&self) -> &Sampling {
         &self.settings
     }
 
-    /// Chooses a token. `logits` has one value for each token of the vocabulary; `history` holds the sequence's tokens so
-    /// far, the prompt's included, the latest last. NaN is never chosen and takes no part.
+    /// Samples a token. `logits` has one value for each token of the vocabulary. `history` holds the
+    /// sequence's tokens so far including the prompt, latest last. NaN logits are ignored.
     ///
     /// # Errors
     /// [`SamplingError::NoCandidate`] if every logit is NaN or negative infinity.
@@ -198,7 +199,7 @@ impl Sampler {
         Ok(self.draw())
     }
 
-    /// The candidates, penalised: all tokens with a probability.
+    /// Collects the candidates after the penalty: all tokens with a probability.
     fn collect(&mut self, logits: &[f32], history: &[u32]) {
         let Sampling { repetition_penalty: penalty, repetition_window: window, .. } = self.settings;
         self.recent.clear();
@@ -209,7 +210,7 @@ impl Sampler {
             self.recent.dedup();
         }
         self.candidates.clear();
-        // Both lists ascend, so that one walk finds each token that was seen.
+        // Both lists ascend, so one pass finds every recent token.
         let mut recent = self.recent.iter().copied().peekable();
         for (id, &logit) in (0u32..).zip(logits) {
             let seen = recent.next_if_eq(&id).is_some();
@@ -218,8 +219,8 @@ impl Sampler {
                 true => logit * penalty,
                 false => logit,
             };
-            // Infinities would make NaN of the differences below; the largest number is as good. Adding zero makes the two
-            // zeros equal in `total_cmp`.
+            // Infinities would produce NaN in the differences below, so clamp to the largest number. Adding
+            // zero makes the two zeros equal in `total_cmp`.
             let logit = if logit.is_nan() { f32::NEG_INFINITY } else { logit.min(f32::MAX) + 0.0 };
             if logit > f32::NEG_INFINITY {
                 self.candidates.push(Candidate { logit, id });
@@ -235,7 +236,7 @@ impl Sampler {
         }
     }
 
-    /// Brings the best `count` candidates to the front, in order, without sorting the rest.
+    /// Moves the best `count` candidates to the front, in order, without sorting the rest.
     fn sort_best(&mut self, count: usize) {
         if count < self.candidates.len() {
             self.candidates.select_nth_unstable_by(count, Candidate::before);
@@ -257,7 +258,7 @@ impl Sampler {
         let best = f64::from(self.best_logit());
         let weight = |c: &Candidate| (f64::from(c.logit) - best).exp();
         let wanted = p * self.candidates.iter().map(weight).sum::<f64>();
-        // Mostly a few tokens have the probability that is wanted: sort more of them only until they do.
+        // Usually a few tokens reach the probability, so sort only as many as needed.
         let mut sorted = 64;
         loop {
             self.sort_best(sorted);
@@ -296,14 +297,14 @@ impl Sampler {
             }
             left -= weight;
         }
-        // Rounding may leave a crumb after the last weight; it belongs to the last token that has any.
+        // Rounding may leave a remainder after the last weight. It belongs to the last token with a weight.
         let last = self.weights.iter().rposition(|w| *w > 0.0).unwrap_or(0);
         self.candidates[last].id
     }
 }
 
-/// SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", 2014): a counter through a mixing
-/// function. Its stream is part of what a seed means to users, so it does not come from a crate that may change it.
+/// SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", 2014): a counter with a
+/// mixing function. Users rely on the stream of a seed, so it does not come from a crate that may change it.
 #[derive(Clone, Debug)]
 struct SplitMix64(u64);
 
@@ -316,17 +317,17 @@ impl SplitMix64 {
         z ^ (z >> 31)
     }
 
-    /// Uniform in [0, 1), in steps of 2^-53.
+    /// Returns a uniform number in [0, 1), in steps of 2^-53.
     fn unit(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1u64 << 53) as f64
     }
 }
 
-/// Natural logarithm of the probability that the softmax of `logits` gives to `token`, in float64.
+/// Returns the natural logarithm of the softmax probability of `token`, in f64.
 ///
 /// # Errors
-/// [`SamplingError::NotANumber`] if any logit is NaN, [`SamplingError::NoSuchToken`] if the token is not in the
-/// vocabulary, [`SamplingError::NoCandidate`] if no token has a probability.
+/// [`SamplingError::NotANumber`] if any logit is NaN, [`SamplingError::NoSuchToken`] if the token is not in
+/// the vocabulary, [`SamplingError::NoCandidate`] if no token has a probability.
 pub fn token_log_probability(logits: &[f32], token: u32) -> Result<f64, SamplingError> {
     if let Some(token) = logits.iter().position(|l| l.is_nan()) {
         return Err(SamplingError::NotANumber { token });

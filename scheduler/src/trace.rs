@@ -1,4 +1,4 @@
-//! What devices really did and when, for traces and for comparing with what was predicted.
+//! Recorded activity of devices, for traces and for comparison with predictions.
 
 use crate::core::{MicroBatch, MicroBatchId, Nanoseconds};
 use crate::crossing::Crossings;
@@ -8,37 +8,38 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Submissions of a queue that may wait for their timing; older ones are forgotten, since some devices time nothing.
+/// Most submissions of a queue that wait for their timing. Older ones are dropped, because some devices
+/// report no timings.
 const LABELS: usize = 1024;
 
-/// What a submission did.
+/// The work of a submission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SpanKind {
-    /// Weights went to the device.
+    /// Upload of weights.
     Weights,
-    /// An activation entered.
+    /// Upload of activations.
     Upload,
-    /// A stage's program ran.
+    /// A stage's program.
     Compute,
-    /// An activation left.
+    /// Download of activations.
     Download,
-    /// Logits went to the host.
+    /// Download of logits.
     Logits,
 }
 
-/// One submission as it ran, on the clock of [`Timing::now_ns`].
+/// A submission with its times, on the clock of [`Timing::now_ns`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Span {
     /// The stage.
     pub stage: u32,
     /// The queue.
     pub queue: QueueKind,
-    /// What it did.
+    /// Its work.
     pub kind: SpanKind,
     /// The stage's segments.
     pub segments: Range<usize>,
-    /// The micro-batch; none for weights.
+    /// The micro-batch; `None` for weights.
     pub micro_batch: Option<MicroBatchId>,
     /// Its rows.
     pub rows: u32,
@@ -48,7 +49,7 @@ pub struct Span {
     pub end_ns: Nanoseconds,
 }
 
-/// One turn of a stage's actor: from when it took up a message until it was ready for the next, on the same clock.
+/// The handling of one message by a stage's actor, on the same clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Turn {
     /// The stage.
@@ -62,19 +63,19 @@ pub struct Turn {
 /// Spans and turns of all stages.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Trace {
-    /// In the order in which they were learnt.
+    /// Submissions, in the order in which their timings arrived.
     pub spans: Vec<Span>,
-    /// What the actors did themselves.
+    /// Turns of the actors.
     pub turns: Vec<Turn>,
-    /// How many more spans and turns there were than were to be kept.
+    /// Spans and turns beyond the capacity.
     pub dropped: u64,
 }
 
-/// Where actors put their spans.
+/// Collects the spans of all actors.
 #[derive(Clone, Debug)]
 pub(crate) struct TraceSink {
     trace: Arc<Mutex<Trace>>,
-    /// Most spans kept, and most turns; 0 for no trace.
+    /// Most spans and most turns; 0 disables the trace.
     capacity: usize,
 }
 
@@ -101,30 +102,31 @@ impl TraceSink {
     }
 }
 
-/// Micro-batches of one kind, as a stage computed them: what a cost model needs to say how long they should have taken.
+/// Sums over the micro-batches of one kind on a stage: the input of the cost model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Computed {
-    /// How many.
+    /// Number of micro-batches.
     pub micro_batches: u64,
     /// Their rows.
     pub rows: u64,
-    /// Their sequences: one that is in several micro-batches counts in each.
+    /// Their sequences. A sequence counts once per micro-batch.
     pub sequences: u64,
-    /// Positions that their rows attend to, over all rows.
+    /// Attended positions, summed over all rows.
     pub positions: u64,
-    /// Rows of which logits are wanted.
+    /// Rows that need logits.
     pub logit_rows: u64,
-    /// Those micro-batches that have such rows.
+    /// Micro-batches with such rows.
     pub with_logits: u64,
-    /// How long the compute queue worked on them.
+    /// Busy time of the compute queue.
     pub busy_ns: Nanoseconds,
-    /// Sum of the squares of what each took, in square microseconds: it tells how much they differ.
+    /// Sum of the squared times of the micro-batches, in square microseconds, from which the variance
+    /// follows.
     #[serde(default)]
     pub busy_us2: u64,
 }
 
 impl Computed {
-    /// What was computed since an earlier look.
+    /// Returns the sums since an earlier report.
     pub(crate) fn since(&self, before: &Self) -> Self {
         Self {
             micro_batches: self.micro_batches.saturating_sub(before.micro_batches),
@@ -138,7 +140,7 @@ impl Computed {
         }
     }
 
-    /// One micro-batch before it is computed.
+    /// Returns the sums of one micro-batch before it is computed.
     fn of(batch: &MicroBatch) -> Self {
         let positions = batch.items.iter().map(|item| {
             let tokens = item.tokens.len() as u64;
@@ -170,16 +172,16 @@ impl Computed {
     }
 }
 
-/// Micro-batches of like size, as a stage computed them.
+/// Micro-batches of similar size on a stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SizeReport {
-    /// Whether they are of decode steps alone.
+    /// Whether they contain only decode steps.
     pub decode: bool,
-    /// They have at most so many rows, and more than half as many: a power of two.
+    /// Most rows, a power of two. All have more than half as many.
     pub rows: u32,
-    /// What they were.
+    /// Their sums.
     pub computed: Computed,
-    /// The same without the first of them, for which kernels may have been compiled and commands recorded.
+    /// The sums without the first micro-batch, which may include compiling kernels and recording commands.
     #[serde(default)]
     pub warm: Computed,
 }
@@ -191,16 +193,16 @@ impl SizeReport {
     }
 }
 
-/// What a submission was, until its timing comes.
+/// Description of a submission until its timing arrives.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Label {
     pub(crate) kind: SpanKind,
     pub(crate) micro_batch: Option<MicroBatchId>,
-    /// The micro-batch that is computed.
+    /// The computed micro-batch.
     pub(crate) work: Computed,
-    /// Whether every row is a decode step.
+    /// Whether all rows are decode steps.
     pub(crate) decode: bool,
-    /// Bytes that are copied.
+    /// Copied bytes.
     pub(crate) bytes: u64,
 }
 
@@ -229,16 +231,16 @@ impl Label {
     }
 }
 
-/// The ends of the edges at a stage.
+/// The edges at a stage.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Ends {
-    /// The edge on which activations come.
+    /// The incoming edge.
     pub(crate) incoming: Option<Crossings>,
-    /// The edge on which activations leave; from the last stage, the one on which tokens return.
+    /// The outgoing edge; on the last stage, the token return.
     pub(crate) outgoing: Option<Crossings>,
 }
 
-/// Matches the timings of one stage with what was submitted.
+/// Matches the timings of one stage with its submissions.
 #[derive(Debug)]
 pub(crate) struct Recorder {
     stage: u32,
@@ -248,9 +250,9 @@ pub(crate) struct Recorder {
     ends: Ends,
     pub(crate) prefill: Computed,
     pub(crate) decode: Computed,
-    /// By whether they are decode steps alone, and by the power of two that their rows fill.
+    /// Sizes by decode and by rows rounded up to a power of two.
     sizes: BTreeMap<(bool, u32), SizeReport>,
-    /// The actor's longest turn.
+    /// Longest turn of the actor.
     pub(crate) longest_turn_ns: Nanoseconds,
 }
 
@@ -261,26 +263,26 @@ impl Recorder {
         Self { stage, segments, labels, sink, ends, prefill, decode, sizes, longest_turn_ns: 0 }
     }
 
-    /// What was computed, by size.
+    /// Returns the computed micro-batches by size.
     pub(crate) fn sizes(&self) -> Vec<SizeReport> {
         self.sizes.values().copied().collect()
     }
 
-    /// Bytes of a micro-batch are about to leave: activations, or logits.
+    /// Records that a micro-batch's activations or logits are about to leave.
     pub(crate) fn leaves(&self, batch: &MicroBatch, bytes: u64) {
         if let Some(edge) = self.ends.outgoing.as_ref().filter(|_| bytes > 0) {
             edge.begin(batch.id, batch.decodes_only(), bytes);
         }
     }
 
-    /// A micro-batch that comes has got its slot.
+    /// Records that an incoming micro-batch has a slot.
     pub(crate) fn admitted(&self, micro_batch: MicroBatchId, now_ns: Nanoseconds) {
         if let Some(edge) = &self.ends.incoming {
             edge.admitted(micro_batch, now_ns);
         }
     }
 
-    /// The actor has handled a message.
+    /// Records that the actor has handled a message.
     pub(crate) fn turned(&mut self, start_ns: Nanoseconds, end_ns: Nanoseconds) {
         self.longest_turn_ns = self.longest_turn_ns.max(end_ns.saturating_sub(start_ns));
         self.sink.add(|trace| &mut trace.turns, Turn { stage: self.stage, start_ns, end_ns });
@@ -374,7 +376,7 @@ mod tests {
         let prefill = Computed { micro_batches: 2, rows: 4, sequences: 2, positions: 18, busy_ns: 4, ..work };
         let decode = Computed { busy_ns: 4, ..work };
         assert_eq!((recorder.prefill, recorder.decode), (prefill, decode));
-        // The first of each size may have been compiled for.
+        // The first of each size may include compilation.
         let size = |decode, computed, warm| SizeReport { decode, rows: 2, computed, warm };
         let warm = Computed { busy_ns: 3, ..work };
         assert_eq!(recorder.sizes(), [size(false, prefill, warm), size(true, decode, Computed::default())]);

@@ -1,13 +1,11 @@
-//! Trials of plans, for the planner.
-//!
-//! This module must not know how plans are found.
+//! Simulated trials of plans, for the planner. Knows nothing about the search.
 
 use crate::sim::{Arrivals, DrawnLoad, Lengths, SimSpec, SimSummary, simulate};
 use ragtag_graph::Segment;
 use ragtag_planner::{Plan, PlannerInput, TrialLoad};
 
-/// Simulates a plan and returns the requests a second that it serves; none if it cannot be simulated. It is what
-/// [`PlannerInput::trial`] takes.
+/// Simulates a plan and returns the requests served per second, or `None` if it cannot be simulated. For
+/// [`PlannerInput::trial`].
 pub fn trial(input: &PlannerInput<'_>, plan: &Plan, segments: &[Segment], load: &TrialLoad) -> Option<f64> {
     let load = DrawnLoad {
         requests: load.requests,
@@ -18,7 +16,7 @@ pub fn trial(input: &PlannerInput<'_>, plan: &Plan, segments: &[Segment], load: 
     };
     let load = load.draw().ok()?;
     let spec = SimSpec::of_plan(plan, input.model, segments, input.devices, input.links, &load).ok()?;
-    // Nobody looks at what happened when.
+    // Spans are not needed.
     let spec = SimSpec { max_spans: 0, ..spec };
     let report = simulate(&spec).ok()?;
     Some(SimSummary::new(&spec, report).requests_per_s)

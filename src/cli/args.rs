@@ -28,6 +28,9 @@ Exit codes: 0 done, 1 internal error, device failure or failed self-test, 2 usag
 5 device selection, 6 does not fit in memory, 7 cannot read or write a file or standard output, 8 refused by --strict."
 )]
 pub(crate) struct Cli {
+    /// Show all columns of tables, however wide the terminal.
+    #[arg(long, global = true)]
+    pub(crate) wide: bool,
     #[command(subcommand)]
     pub(crate) command: Command,
 }

@@ -46,6 +46,7 @@ pub fn main() -> ExitCode {
         Err(other) => return explain(&other),
     };
     start_logging();
+    output::set_wide(cli.wide);
     execute(&cli.command).map_or_else(|error| failed(&error), |()| ExitCode::SUCCESS)
 }
 

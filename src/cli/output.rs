@@ -2,9 +2,10 @@
 //! output, everything else to standard error.
 
 use crate::error::{Error, Result};
-use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
+use comfy_table::{Cell, CellAlignment, ContentArrangement, Table, presets};
 use serde::Serialize;
-use std::io::{ErrorKind, Write};
+use std::fmt;
+use std::io::{ErrorKind, IsTerminal, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Writes to standard output. A closed pipe (`| head`) is not an error.
@@ -79,17 +80,60 @@ pub(crate) fn to_json(value: &impl Serialize) -> String {
     }
 }
 
-/// Creates a Markdown table, ready to paste into a report. Columns marked with `>` are right-aligned.
-pub(crate) fn table(columns: &[&str]) -> Table {
+/// Whether tables show all their columns in full.
+static WIDE: AtomicBool = AtomicBool::new(false);
+
+/// Makes tables show all their columns in full if `wide` is true.
+pub(crate) fn set_wide(wide: bool) {
+    WIDE.store(wide, Ordering::Relaxed);
+}
+
+/// Width of tables if standard output is not a terminal.
+const WIDTH: u16 = 80;
+
+/// A Markdown table, ready to paste into a report. It fits the terminal, unless `--wide` was given.
+pub(crate) struct TextTable {
+    table: Table,
+    /// Whether each column is shown.
+    shown: Vec<bool>,
+}
+
+/// Creates a table. Columns marked with `>` are right-aligned. Columns marked with `+` need `--wide`; the mark
+/// comes first.
+pub(crate) fn table(columns: &[&str]) -> TextTable {
+    let wide = WIDE.load(Ordering::Relaxed);
     let mut table = Table::new();
-    table.load_preset(presets::ASCII_MARKDOWN).set_content_arrangement(ContentArrangement::Dynamic);
-    table.set_header(columns.iter().map(|c| c.trim_start_matches('>')));
+    table.load_preset(presets::ASCII_MARKDOWN);
+    if !wide {
+        table.set_content_arrangement(ContentArrangement::Dynamic);
+        if !std::io::stdout().is_terminal() {
+            table.set_width(WIDTH);
+        }
+    }
+    let shown: Vec<bool> = columns.iter().map(|column| wide || !column.starts_with('+')).collect();
+    let columns = columns.iter().zip(&shown).filter(|(_, shown)| **shown);
+    let columns: Vec<_> = columns.map(|(column, _)| column.trim_start_matches('+')).collect();
+    table.set_header(columns.iter().map(|column| column.trim_start_matches('>')));
     for (index, column) in columns.iter().enumerate() {
         if let Some(cells) = table.column_mut(index).filter(|_| column.starts_with('>')) {
             cells.set_cell_alignment(CellAlignment::Right);
         }
     }
-    table
+    TextTable { table, shown }
+}
+
+impl TextTable {
+    /// Adds a row with a cell for each column, shown or not.
+    pub(crate) fn add_row(&mut self, cells: impl IntoIterator<Item = impl Into<Cell>>) {
+        let cells = cells.into_iter().zip(&self.shown).filter(|(_, shown)| **shown);
+        self.table.add_row(cells.map(|(cell, _)| cell));
+    }
+}
+
+impl fmt::Display for TextTable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.table.fmt(f)
+    }
 }
 
 /// Formats bytes with a binary unit: `1.50 GiB`.

@@ -8,7 +8,7 @@ use crate::pictures::{self, BarStyle, Report};
 use std::path::Path;
 
 /// Columns if the terminal width is unknown.
-const COLUMNS: usize = 100;
+const COLUMNS: usize = 80;
 
 type Draw = fn(&Report) -> String;
 

@@ -2,7 +2,7 @@
 
 use super::args::SimulateArgs;
 use super::files::{self, write_file};
-use super::output::{bytes, inform, print_json, show, table};
+use super::output::{TextTable, bytes, inform, print_json, show, table};
 use super::plan::{for_fleet_or_devices, summary};
 use super::wanted::Needs;
 use crate::error::{Error, Result};
@@ -117,7 +117,7 @@ fn as_table(plan: &Plan, summary: &SimSummary) -> String {
     format!("{text}\n{}\n\n{}\n{}", latencies(summary), stages(plan, summary), links(summary))
 }
 
-fn latencies(summary: &SimSummary) -> comfy_table::Table {
+fn latencies(summary: &SimSummary) -> TextTable {
     let mut table = table(&["latency", ">mean", ">p50", ">p90", ">p99", ">max"]);
     let rows: [(&str, &Percentiles); 3] = [
         ("first token", &summary.first_token_us),
@@ -134,7 +134,7 @@ fn latencies(summary: &SimSummary) -> comfy_table::Table {
     table
 }
 
-fn stages(plan: &Plan, summary: &SimSummary) -> comfy_table::Table {
+fn stages(plan: &Plan, summary: &SimSummary) -> TextTable {
     let mut table = table(&[
         ">stage",
         "device",

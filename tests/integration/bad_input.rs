@@ -476,7 +476,7 @@ fn refuses_damaged_plans_and_plans_for_other_devices_or_models() {
         "\"ragtag_plan\": 2",
         "\"ragtag_plan\": 3, \"more\": []",
         PLACEMENT,
-        &["of version 3, this build reads version 2"],
+        &["version 3, but this build reads version 2"],
     );
     plan.changed("cpu:1", "cuda:0", PLACEMENT, &["there is no device cuda:0"]);
     plan.changed("cpu:1", "cpu:0", PLACEMENT, &["cpu:0 is named twice"]);

@@ -141,7 +141,7 @@ fn calibration_and_its_planner_skip_devices_that_fail_to_open() {
         let error = split.plan().unwrap_err().to_string();
         assert!(error.contains("the split names cpu:1, which is excluded"), "{error}");
 
-        // A device with a cached profile is not opened.
+        // A device with a cached profile is not opened, so this forces a measurement.
         let none = two_without(&["cpu:0", "cpu:1"]);
         let error = Calibration::run(&model, &none, &anew, &|_, _| ()).unwrap_err();
         assert!(matches!(error, Error::Device { .. }), "{error:?}");

@@ -4,6 +4,7 @@ mod defaults;
 mod page;
 mod plans;
 mod selftest;
+mod tables;
 
 use crate::support::{
     self, golden, metadata_value, model_path, patch, ragtag, read_json, relative_error, text,
@@ -347,7 +348,7 @@ fn a_plan_of_half_blocks_runs_but_not_with_blocks() {
     let words = err.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(
         words.contains(
-            "the plan's segments are of granularity half-block (26 of them), those wanted of granularity block (14 of them)"
+            "the plan has granularity half-block (26 segments), but granularity block (14 segments) is requested"
         ),
         "{err}"
     );
@@ -627,9 +628,9 @@ fn a_failed_write_does_not_affect_other_outputs() {
 
 // ---- strict -------------------------------------------------------------------------------------------------------
 
-fn corrupt(folder: &Path, name: &str, corrupt_bytes: impl FnOnce(&mut [u8])) -> String {
+fn corrupt(folder: &Path, name: &str, change: impl FnOnce(&mut [u8])) -> String {
     let mut bytes = support::model_bytes(LLAMA);
-    corrupt_bytes(&mut bytes);
+    change(&mut bytes);
     let path = folder.join(name);
     std::fs::write(&path, bytes).unwrap();
     text(&path).to_string()

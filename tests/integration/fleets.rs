@@ -130,10 +130,10 @@ fn simulates_a_fleet_without_devices() {
 
 #[test]
 fn reports_errors_in_fleets() {
-    refused(&["plan", "--fleet", "rtx309"], PLACEMENT, &["--fleet: \"rtx309\"", "nearest are rtx3090"]);
+    refused(&["plan", "--fleet", "rtx309"], PLACEMENT, &["--fleet: \"rtx309\"", "similar cards are rtx3090"]);
     refused(&["plan", "--fleet", "l4", "--device", "cpu"], USAGE, &["--device"]);
     refused(&["plan", "--fleet", "missing.json"], 7, &["cannot read missing.json"]);
-    refused(&["plan", "--fleet", "l4", "--objective", "speed"], USAGE, &["no such objective"]);
+    refused(&["plan", "--fleet", "l4", "--objective", "speed"], USAGE, &["unknown objective"]);
     refused(
         &["plan", "--fleet", "l4", "--prompt-tokens", "0", "--new-tokens", "0"],
         PLACEMENT,
@@ -154,7 +154,7 @@ fn reports_errors_in_fleets() {
         r#"{"ragtag_fleet": 1, "devices": [["a", "l4"]]}"#,
         &["devices[0]: invalid type: sequence, expected struct FleetDevice"],
     );
-    fails(r#"{"ragtag_fleet": 2, "novel": 1}"#, &["version 2, this build reads version 1"]);
+    fails(r#"{"ragtag_fleet": 2, "novel": 1}"#, &["version 2, but this build reads version 1"]);
     let units = r#"{"ragtag_fleet": 1, "devices": [{"card": "l4", "bandwidth_gb_per_s": 448000000000}]}"#;
     fails(units, &["devices[0].bandwidth_gb_per_s: is 448000000000", "looks like bytes per second"]);
     fails(

@@ -147,12 +147,12 @@ fn handicaps_show_everywhere_and_strict_refuses_them() {
 
     let devices = json(&[&["devices", "--device", "cpu", "--json"][..], &slow].concat());
     assert_eq!(devices["handicaps"][0]["duty"]["percent"], 50, "{devices}");
-    let table = run(&[&["devices", "--device", "cpu"][..], &slow].concat()).out;
+    let table = run(&[&["devices", "--device", "cpu", "--wide"][..], &slow].concat()).out;
     assert!(table.contains("duty 50 %"), "{table}");
 
     let refused = run(&[&["run", "-n", "1", "--strict"][..], &slow].concat());
     assert_eq!(refused.code, 8);
-    assert!(refused.err.contains("cpu:1=duty:50% is throttled (--handicap)"), "{}", refused.err);
+    assert!(refused.err.contains("cpu:1=duty:50% is throttled (--throttle)"), "{}", refused.err);
     // Only the long help mentions throttles.
     assert!(!run(&["run", "-h"]).out.contains("--throttle"));
     assert!(run(&["run", "--help"]).out.contains("--throttle"));

@@ -1,7 +1,7 @@
-//! AArch64 from another machine: the workspace compiles, and the CPU kernels with NEON run in QEMU. With `RAGTAG_TEST_ALL` the
-//! conformance suite of CPU devices runs there, too.
+//! Cross-checks AArch64 from another machine: compiles the workspace and runs the NEON CPU kernels in QEMU.
+//! With `RAGTAG_TEST_ALL` the conformance suite of CPU devices runs there, too.
 //!
-//! This module must not know which kernels there are.
+//! Knows nothing about individual kernels.
 
 use crate::checks::Done;
 use std::path::Path;
@@ -10,27 +10,27 @@ use std::process::Command;
 const TARGET: &str = "aarch64-unknown-linux-gnu";
 const LINKER: &str = "aarch64-linux-gnu-gcc";
 const QEMU: &str = "qemu-aarch64";
-/// Variables for cargo.
+/// Environment variables for cargo.
 const VARIABLES: [(&str, &str); 2] = [
     ("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", LINKER),
-    // Libraries of this machine that LD_LIBRARY_PATH names do not run there.
+    // LD_LIBRARY_PATH names libraries of the host machine; they do not run in QEMU.
     (
         "CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER",
         "qemu-aarch64 -L /usr/aarch64-linux-gnu -U LD_LIBRARY_PATH",
     ),
 ];
 
-/// Compiles the workspace and tests the CPU device, as far as the tools are there.
+/// Compiles the workspace and tests the CPU device. Skips the steps whose tools are missing.
 ///
 /// # Errors
-/// If something does not compile, or a test fails.
+/// Fails if a crate does not compile or a test fails.
 pub(crate) fn run(root: &Path, done: &mut Done) -> Result<(), String> {
     let check = ["check", "--workspace", "--locked", "--target", TARGET];
     if !has_std() {
         done.skip("AArch64", "Rust for AArch64", &format!("rustup target add {TARGET}"));
         return Ok(());
     }
-    // C code of dependencies needs it, too.
+    // Dependencies contain C code and need the linker as well.
     if !starts(LINKER) {
         done.skip("AArch64", "C compiler for AArch64", LINKER);
         return Ok(());
@@ -45,7 +45,7 @@ pub(crate) fn run(root: &Path, done: &mut Done) -> Result<(), String> {
         done.cargo(root, &arguments, &VARIABLES)
     };
     test("ragtag-kernels", "cpu")?;
-    // It compiles every backend for the target, which takes longer than all tests there.
+    // Compiles every backend for the target, which takes longer than all tests there.
     if std::env::var_os("RAGTAG_TEST_ALL").is_some() {
         test("ragtag-conformance", "cpu")?;
     }

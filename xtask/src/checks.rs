@@ -1,16 +1,16 @@
-//! The checks of `cargo xtask test` and `cargo xtask ci`, in order. The first failure stops them, except that all tests run
-//! after a failed one. The tests come last.
+//! The checks of `cargo xtask test` and `cargo xtask ci`, in order. The first failure stops the run, except
+//! that a failed test does not stop the others. The tests run last.
 //!
-//! This module must not know rules about source text; those are `tidy`'s.
+//! Knows nothing about rules for source text; `tidy` has those.
 
 use crate::run_tests::{self, TestArgs};
-use crate::{aarch64, support, tidy};
+use crate::{aarch64, packages, support, tidy};
 use std::path::Path;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 use test_support::Skip;
 
-/// Steps so far, for the report at the end.
+/// Completed steps, for the report at the end.
 #[derive(Default)]
 pub(crate) struct Done {
     pub times: Vec<(Duration, String)>,
@@ -18,7 +18,7 @@ pub(crate) struct Done {
 }
 
 impl Done {
-    /// Runs cargo with these arguments and variables.
+    /// Runs cargo with these arguments and environment variables.
     pub(crate) fn cargo(
         &mut self,
         root: &Path,
@@ -34,7 +34,7 @@ impl Done {
         })
     }
 
-    /// Runs a step under its name, and notes how long it took.
+    /// Runs a named step and records its duration.
     pub(crate) fn timed(
         &mut self,
         name: &str,
@@ -48,7 +48,7 @@ impl Done {
         Ok(())
     }
 
-    /// Notes a step that cannot run here.
+    /// Records a step that cannot run here.
     pub(crate) fn skip(&mut self, step: &str, missing: &str, why: &str) {
         println!("== SKIPPED {step}: {missing}: {why}");
         let [missing, package, test, why] = [missing, "xtask", step, why].map(str::to_owned);
@@ -56,36 +56,38 @@ impl Done {
     }
 }
 
-/// Backends that must compile without the others.
+/// Backends that must compile on their own.
 const BACKENDS: [&str; 6] = ["cpu", "cuda", "hip", "opencl", "vulkan", "wgpu"];
 
-/// What the README calls the tests. The workspace's tests come last: a log ends with what they say.
+/// The checks that the README describes. The workspace's tests come last, so that their output ends the log.
 pub fn test(root: &Path, args: &TestArgs) -> Result<(), String> {
     test_after(root, args, Done::default())
 }
 
 fn test_after(root: &Path, args: &TestArgs, mut done: Done) -> Result<(), String> {
     done.cargo(root, &["fmt", "--all", "--check"], &[])?;
-    done.timed("tidy", || tidy::run(root))?;
+    done.timed("tidy", || tidy::run(root, tidy::Args::default()))?;
     done.timed("support table", || support::run(root, true))?;
-    // Clippy denies the compiler's warnings along with its own, in every target. So the tests need no RUSTFLAGS, which would
-    // have everything compiled once more.
+    // Clippy denies compiler warnings along with its own, in every target. So the tests need no RUSTFLAGS,
+    // which would recompile everything.
     done.cargo(root, &["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"], &[])?;
     done.cargo(root, &["doc", "--workspace", "--no-deps", "--locked"], &[("RUSTDOCFLAGS", "-D warnings")])?;
     run_tests::run(root, args, done)
 }
 
-/// The tests, and what users of other features, processors and tools get.
+/// The tests, plus checks of other feature sets, processors and tools.
 pub fn ci(root: &Path, args: &TestArgs) -> Result<(), String> {
     let mut done = Done::default();
     features(root, &mut done)?;
     deny(root, &mut done)?;
     fuzz_targets(root, &mut done)?;
+    packages::run(root, &mut done)?;
     aarch64::run(root, &mut done)?;
     test_after(root, args, done)
 }
 
-/// Lints the crates that look at features, for each backend alone and for none, and the library without the command.
+/// Lints the crates that have backend features, with each backend alone and with none, and the library without the
+/// command.
 fn features(root: &Path, done: &mut Done) -> Result<(), String> {
     let mut lint = |package, features| {
         let arguments =
@@ -95,12 +97,12 @@ fn features(root: &Path, done: &mut Done) -> Result<(), String> {
     lint("ragtag-devices", "")?;
     BACKENDS.iter().try_for_each(|backend| lint("ragtag-devices", backend))?;
     lint("ragtag", "")?;
-    // Of the backends the command's code asks for HIP alone.
+    // HIP is the only backend feature that the command's code checks.
     lint("ragtag", "cli")?;
     lint("ragtag", "cli,hip")
 }
 
-/// Licences, sources and advisories of the dependencies.
+/// Checks licences, sources and advisories of the dependencies.
 fn deny(root: &Path, done: &mut Done) -> Result<(), String> {
     if !output(root, &["deny", "--version"])?.status.success() {
         done.skip("cargo deny", "cargo-deny", "not installed");
@@ -130,20 +132,21 @@ fn deny(root: &Path, done: &mut Done) -> Result<(), String> {
     done.cargo(root, &check, &[])
 }
 
-/// The fuzz targets compile. Tests of `graph` and `scheduler` run their code on the seeds.
+/// Checks that the fuzz targets compile. Tests of `graph` and `scheduler` run their code on the seeds.
 fn fuzz_targets(root: &Path, done: &mut Done) -> Result<(), String> {
     let arguments = ["check", "--manifest-path", "fuzz/Cargo.toml", "--locked"];
-    // With a library of libFuzzer named, its C++ is not built. Nothing is linked.
+    // With this variable set, libFuzzer's C++ code is not built. `cargo check` links nothing, so the file may
+    // be missing.
     done.cargo(root, &arguments, &[("CUSTOM_LIBFUZZER_PATH", "target/libfuzzer.a")])
 }
 
-/// What cargo prints with these arguments.
+/// Output of cargo with these arguments.
 fn output(root: &Path, arguments: &[&str]) -> Result<Output, String> {
     let output = Command::new(cargo()).args(arguments).current_dir(root).output();
     output.map_err(|e| format!("cargo {}: {e}", arguments.join(" ")))
 }
 
-/// The cargo that runs this program.
+/// The cargo executable that runs this program.
 pub fn cargo() -> String {
     std::env::var("CARGO").unwrap_or_else(|_| "cargo".into())
 }

@@ -1,15 +1,17 @@
-//! Developer tasks: `cargo xtask test` runs all tests, `cargo xtask tidy` holds the tree to the project's rules.
+//! Developer tasks: `cargo xtask test` runs all tests, `cargo xtask tidy` checks the project's rules.
 //!
 //! Users never need this program; no crate of Ragtag may depend on it.
 
-// A program for terminals: it prints.
+// A command-line program: it prints.
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
 mod aarch64;
 mod checks;
 mod kernels;
+mod metadata;
 mod mutants;
 mod nightly;
+mod packages;
 mod run_tests;
 mod schemas;
 mod skips;
@@ -31,24 +33,30 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Task {
-    /// All tests: formatting, lints, tidy, the workspace's tests, documentation.
+    /// Run all tests: formatting, lints, tidy, the workspace's tests, documentation.
     Test(run_tests::TestArgs),
-    /// Hold the tree to the project's rules: who imports whom, where `unsafe` may stand, how long a file may be, …
-    Tidy,
-    /// Everything for each commit: the tests, features alone, cargo-deny, fuzz targets and AArch64, as far as tools are installed.
+    /// Check the project's rules: dependencies between crates, where `unsafe` may stand, file length, prose,
+    /// …
+    Tidy(tidy::Args),
+    /// Run everything for each commit: the tests, single features, cargo-deny, fuzz targets and AArch64.
+    /// Skips steps whose tools are not installed.
     Ci(run_tests::TestArgs),
-    /// What takes too long for each commit: all shares, fuzzing, mutants, a hundred thousand simulations, clean Debian systems.
+    /// Package the published crates, then build and run the examples with these packages alone.
+    Packages,
+    /// Run everything that takes too long for each commit: all shares, fuzzing, mutants, 100,000 simulations,
+    /// clean Debian systems.
     Nightly(nightly::Args),
-    /// Try a seeded sample of an area's mutants; those that no test notices must be accepted in docs/mutants.md.
+    /// Try a seeded sample of an area's mutants. Surviving mutants must be accepted in docs/mutants.md.
     Mutants(mutants::Args),
-    /// Write the kernels' texts to files, build or check the PTX that is committed, and compile for GPUs that are not here.
+    /// Write the kernel sources to files, build or check the committed PTX, and compile for GPUs that are not
+    /// here.
     Kernels(kernels::Args),
     /// Write docs/support.md from the summaries in docs/reports.
     SupportTable {
-        /// Put the summary of a report of `ragtag selftest` into docs/reports first.
+        /// First add the summary of a report of `ragtag selftest` to docs/reports.
         #[arg(long, value_name = "REPORT")]
         add: Option<PathBuf>,
-        /// Only say whether the page is up to date.
+        /// Only check that the page is up to date.
         #[arg(long)]
         check: bool,
     },
@@ -67,9 +75,10 @@ fn root() -> PathBuf {
 fn main() -> ExitCode {
     let result = match Arguments::parse().task {
         Task::Test(args) => checks::test(&root(), &args),
-        Task::Tidy => tidy::run(&root()),
+        Task::Tidy(args) => tidy::run(&root(), args),
         Task::Mutants(args) => mutants::run(&root(), &args),
         Task::Ci(args) => checks::ci(&root(), &args),
+        Task::Packages => packages::run(&root(), &mut checks::Done::default()),
         Task::Nightly(args) => nightly::run(&root(), &args),
         Task::Kernels(args) => kernels::run(&root(), &args),
         Task::SupportTable { add, check } => add

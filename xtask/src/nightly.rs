@@ -1,6 +1,7 @@
-//! `cargo xtask nightly`: everything that takes too long for each commit. A failed part does not keep the others from running.
+//! `cargo xtask nightly`: runs everything that takes too long for each commit. The other parts still run
+//! after a failed one.
 //!
-//! This module must not know how a part works; each is a command of the shell.
+//! Knows nothing about the parts; each is a shell command.
 
 use crate::mutants;
 use std::path::Path;
@@ -15,14 +16,14 @@ pub(crate) struct Args {
     ci: Vec<String>,
 }
 
-/// A command, in which `"$0"` is this program and `"$@"` the options for `ci`.
+/// A shell command. `"$0"` is this program, `"$@"` are the options for `ci`.
 struct Part {
     command: String,
-    /// A command that fails where the part's tool is missing.
+    /// A command that fails if the part's tool is missing.
     needs: &'static str,
 }
 
-/// Largest inputs in bytes, and further options.
+/// Name, and options with the largest input in bytes.
 const FUZZ_TARGETS: [(&str, &str); 4] = [
     ("gguf", "-max_len=40000 -dict=fuzz/gguf.dict"),
     ("safetensors", "-max_len=20000 -dict=fuzz/checkpoint.dict"),
@@ -30,7 +31,7 @@ const FUZZ_TARGETS: [(&str, &str); 4] = [
     ("plan", "-max_len=4000"),
 ];
 
-/// Everything, in order.
+/// All parts, in order.
 fn parts() -> Vec<Part> {
     let part = |command: &str, needs| Part { command: command.into(), needs };
     let mut parts = vec![
@@ -54,10 +55,10 @@ fn parts() -> Vec<Part> {
     parts
 }
 
-/// Runs all parts and prints how each ended.
+/// Runs all parts and prints their results.
 ///
 /// # Errors
-/// If a part failed.
+/// Fails if a part failed.
 pub(crate) fn run(root: &Path, args: &Args) -> Result<(), String> {
     let xtask = std::env::current_exe().map_err(|e| e.to_string())?;
     let (table, failures) = run_parts(root, &parts(), &xtask, &args.ci);
@@ -65,7 +66,7 @@ pub(crate) fn run(root: &Path, args: &Args) -> Result<(), String> {
     if failures == 0 { Ok(()) } else { Err(format!("{failures} parts failed")) }
 }
 
-/// Runs these parts. Returns a line for each, and the number of failures.
+/// Runs these parts. Returns a line per part and the number of failures.
 fn run_parts(root: &Path, parts: &[Part], xtask: &Path, options: &[String]) -> (String, usize) {
     let shell = |command: &str| {
         let mut shell = Command::new("sh");
@@ -99,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_run_after_a_failure_and_without_a_tool() {
+    fn runs_the_other_parts_after_a_failure_or_a_missing_tool() {
         let part = |command: &str, needs| Part { command: command.into(), needs };
         let parts =
             [part("false", "true"), part("true", "no-such-tool"), part(r#"test "$0 $*" = "x a b""#, "true")];

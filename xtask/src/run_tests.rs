@@ -1,4 +1,4 @@
-//! The workspace's tests as one run of cargo, and the report after them: times, skips, failures.
+//! Runs the workspace's tests with one cargo command, then reports times, skips and failures.
 
 use crate::checks::{Done, cargo};
 use crate::skips;
@@ -9,17 +9,18 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// Where tests record their skips, from the root.
+/// File in which tests record their skips, from the root.
 const SKIPS: &str = "target/skips.txt";
-/// Slowest tests in the report.
+/// Number of slowest tests in the report.
 const SLOWEST: usize = 10;
-/// Shorter parts share one line of the report.
+/// Parts shorter than this share one line of the report.
 const SHORT: Duration = Duration::from_secs(1);
 
-/// Which skips are allowed.
+/// Options for skipped tests.
 #[derive(Debug, clap::Args)]
 pub(crate) struct TestArgs {
-    /// Fail if a test is skipped that is not in this list: lines of missing thing, package and test with tabs between them, sorted. `#` begins a comment.
+    /// Fail if a skipped test is not in this list. Lines are `MISSING<TAB>PACKAGE<TAB>TEST`, sorted; `#`
+    /// starts a comment.
     #[arg(long, value_name = "FILE")]
     skips: Option<PathBuf>,
     /// Write this run's skips as such a list.
@@ -30,7 +31,7 @@ pub(crate) struct TestArgs {
 /// Builds and runs all tests and prints the report.
 ///
 /// # Errors
-/// If a test failed, or was skipped and is not in the list.
+/// Fails if a test failed, or a skipped test is not in the list.
 pub(crate) fn run(root: &Path, args: &TestArgs, mut done: Done) -> Result<(), String> {
     let mut names = BTreeMap::new();
     done.timed("building tests", || build(root, &mut names))?;
@@ -59,7 +60,7 @@ pub(crate) fn run(root: &Path, args: &TestArgs, mut done: Done) -> Result<(), St
     verdict(&run, status, allowed)
 }
 
-/// Notes on allowed skips, or every failure in one message.
+/// Prints notes on allowed skips, or returns all failures in one message.
 fn verdict(run: &Run, status: ExitStatus, allowed: Result<String, String>) -> Result<(), String> {
     let mut errors = Vec::new();
     if !status.success() {
@@ -74,7 +75,7 @@ fn verdict(run: &Run, status: ExitStatus, allowed: Result<String, String>) -> Re
     if errors.is_empty() { Ok(()) } else { Err(errors.join("\n")) }
 }
 
-/// The first `count` of these times, and the sum of the others.
+/// The first `count` times, and the sum of the others.
 fn table(times: &[(Duration, String)], count: usize) -> String {
     let (first, others) = times.split_at(count.min(times.len()));
     let line = |time: Duration, name: &str| format!("{:8.1} s  {name}\n", time.as_secs_f64());
@@ -86,7 +87,7 @@ fn table(times: &[(Duration, String)], count: usize) -> String {
     text
 }
 
-/// Threads that libtest starts.
+/// Number of threads that libtest starts.
 fn threads() -> usize {
     let set = std::env::var("RUST_TEST_THREADS").ok().and_then(|threads| threads.parse().ok());
     set.or_else(|| std::thread::available_parallelism().ok().map(usize::from)).unwrap_or(1)
@@ -99,12 +100,12 @@ fn cargo_test(root: &Path, arguments: &[&str]) -> Command {
     command
 }
 
-/// Compiles the tests and notes by the file of each binary to which package and target it belongs.
+/// Compiles the tests. Records the package and target of each test binary by its file name.
 fn build(root: &Path, names: &mut BTreeMap<String, String>) -> Result<(), String> {
     let arguments = ["--no-run", "--message-format=json-render-diagnostics"];
     let output = cargo_test(root, &arguments).stderr(Stdio::inherit()).output().map_err(|e| e.to_string())?;
     if !output.status.success() {
-        return Err(format!("the tests do not compile ({})", output.status));
+        return Err(format!("cannot compile the tests ({})", output.status));
     }
     for line in output.stdout.lines() {
         let line = line.map_err(|e| e.to_string())?;
@@ -120,15 +121,16 @@ fn build(root: &Path, names: &mut BTreeMap<String, String>) -> Result<(), String
     Ok(())
 }
 
-/// Runs the tests of all crates, also after a failure, and prints and passes on each line as it comes.
+/// Runs the tests of all crates without stopping at a failure. Prints each line as it comes and passes it to
+/// `line`.
 fn stream(root: &Path, skips: &Path, mut line: impl FnMut(&str)) -> Result<ExitStatus, String> {
     let mut command = cargo_test(root, &["--no-fail-fast", "--color=never"]);
     println!("== cargo test --workspace --locked --no-fail-fast");
-    // One pipe for both, so that cargo's lines stay between libtest's.
+    // One pipe for both streams, so that cargo's lines stay in order with libtest's.
     let (reader, writer) = std::io::pipe().map_err(|e| e.to_string())?;
     command.stdout(writer.try_clone().map_err(|e| e.to_string())?).stderr(writer);
     let mut child = command.env("RAGTAG_TEST_SKIPS", skips).spawn().map_err(|e| e.to_string())?;
-    // It holds the write ends; the pipe would stay open.
+    // The command holds the write ends, which would keep the pipe open.
     drop(command);
     for text in BufReader::new(reader).split(b'\n') {
         let text = text.map_err(|e| e.to_string())?;

@@ -1,7 +1,7 @@
-//! `docs/schemas`: the JSON Schemas of fleets and plans, made from the types that are read and written. A test of
-//! `ragtag-planner` says when they are stale.
+//! Writes `docs/schemas`, the JSON Schemas of fleets and plans, from the types that are read and written. A
+//! test of `ragtag-planner` fails when they are stale.
 //!
-//! This module must not know what a schema says.
+//! Knows nothing about the content of a schema.
 
 use std::path::Path;
 

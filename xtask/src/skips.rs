@@ -1,12 +1,14 @@
-//! The skips of a run of all tests: their sum by missing thing, and the list of those that continuous integration allows.
+//! The skips of a test run: a summary by missing requirement, and the list of skips that continuous
+//! integration allows.
 //!
-//! A line of a list is `MISSING<TAB>PACKAGE<TAB>TEST`; lines with `#` are comments. This module must not run tests.
+//! A line of a list is `MISSING<TAB>PACKAGE<TAB>TEST`; lines with `#` are comments. This module runs no
+//! tests.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 use test_support::Skip;
 
-/// Commands that install the most common missing things, on Debian.
+/// Debian commands that install the most common missing requirements.
 const REMEDIES: &[(&str, &str)] = &[
     ("AMD's HIP library", "apt install libamdhip64-5 libhiprtc-builtins5 rocm-device-libs"),
     ("C compiler", "apt install gcc"),
@@ -17,7 +19,7 @@ const REMEDIES: &[(&str, &str)] = &[
     ("browser", "apt install chromium"),
 ];
 
-/// Tests that skipped something, by missing thing; the last field is the reason.
+/// Skipped tests by missing requirement: package and test, with the reason.
 type Skips = BTreeMap<String, BTreeMap<(String, String), String>>;
 
 fn by_missing(skips: &[Skip]) -> Skips {
@@ -29,16 +31,16 @@ fn by_missing(skips: &[Skip]) -> Skips {
     sum
 }
 
-/// Formats the number of skipped tests by missing thing.
+/// Formats the number of skipped tests by missing requirement.
 pub(crate) fn sum(skips: &[Skip]) -> String {
     if skips.is_empty() {
         return "no test was skipped\n".into();
     }
-    let mut text = "skipped in whole or in part, by missing thing:\n".to_owned();
+    let mut text = "skipped in whole or in part, by missing requirement:\n".to_owned();
     for (missing, tests) in by_missing(skips) {
         let plural = if tests.len() == 1 { "" } else { "s" };
         text.push_str(&format!("  {missing}: {} test{plural}", tests.len()));
-        // One reason stands for all; they differ where devices differ.
+        // One reason stands for all, although devices may give different ones.
         if let Some(why) = tests.values().next() {
             text.push_str(&format!(" ({why})"));
         }
@@ -50,12 +52,12 @@ pub(crate) fn sum(skips: &[Skip]) -> String {
     text
 }
 
-/// The skips as the text of a list that allows them.
+/// Formats the skips as a list that allows them.
 pub(crate) fn list(skips: &[Skip]) -> String {
     lines(skips).into_iter().map(|line| line + "\n").collect()
 }
 
-/// A line for each skip, sorted.
+/// A sorted line per skip.
 fn lines(skips: &[Skip]) -> Vec<String> {
     let line = |(missing, tests): (String, BTreeMap<(String, String), String>)| {
         tests.into_keys().map(move |(package, test)| format!("{missing}\t{package}\t{test}"))
@@ -63,10 +65,10 @@ fn lines(skips: &[Skip]) -> Vec<String> {
     by_missing(skips).into_iter().flat_map(line).collect()
 }
 
-/// Holds skips against the list in `file`: returns notes on lines that it need not have.
+/// Compares skips with the list in `file`. Returns notes on unused lines.
 ///
 /// # Errors
-/// With the lines to add, if there are skips that it does not allow.
+/// Lists the lines to add, if there are skips that the list does not allow.
 pub(crate) fn check(skips: &[Skip], file: &Path) -> Result<String, String> {
     let text = std::fs::read_to_string(file).map_err(|e| format!("cannot read {}: {e}", file.display()))?;
     compare(&lines(skips), &text).map_err(|e| format!("{}: {e}", file.display()))
@@ -86,7 +88,7 @@ fn compare(lines: &[String], list: &str) -> Result<String, String> {
         .map(|line| format!("\n{line}"))
         .collect();
     if !unexpected.is_empty() {
-        return Err(format!("tests were skipped that must run; to allow them, add:{unexpected}"));
+        return Err(format!("skipped tests that must run; to allow them, add:{unexpected}"));
     }
     let unused = allowed.iter().filter(|line| !lines.iter().any(|found| found == *line));
     Ok(unused.map(|line| format!("note: this allowed skip did not happen: {line}\n")).collect())
@@ -102,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn the_sum_counts_tests_by_missing_thing() {
+    fn the_sum_counts_tests_by_missing_requirement() {
         assert_eq!(sum(&[]), "no test was skipped\n");
         let skips = [
             skip("OpenCL driver", "a", "no library"),
@@ -110,7 +112,7 @@ mod tests {
             skip("OpenCL driver", "b", "no library"),
             skip("luck", "c", "none left"),
         ];
-        let expected = "skipped in whole or in part, by missing thing:\n  OpenCL driver: 2 tests (no library)\n    \
+        let expected = "skipped in whole or in part, by missing requirement:\n  OpenCL driver: 2 tests (no library)\n    \
                         apt install pocl-opencl-icd ocl-icd-libopencl1\n  luck: 1 test (none left)\n";
         assert_eq!(sum(&skips), expected);
         assert_eq!(compare(&lines(&skips), &list(&skips)), Ok(String::new()));

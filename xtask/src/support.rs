@@ -1,21 +1,22 @@
-//! The support table of the documents, made from committed reports of `ragtag selftest`: what was executed on which device,
-//! what is only compiled, what is not there at all.
+//! Writes the support table of the documentation from committed reports of `ragtag selftest`: executed (on
+//! which device), compiled only, or absent.
 //!
-//! This module must not know what the tests are; it counts them.
+//! Knows nothing about the tests; it only counts them.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::Path;
 
-/// Where reports lie, from the root.
+/// Folder of the reports, from the root.
 const REPORTS: &str = "docs/reports";
 /// The page, from the root.
 const PAGE: &str = "docs/support.md";
-/// The version of the reports.
+/// Format version of the reports.
 const VERSION: u32 = 1;
 
-/// Every backend there is to be, in order of preference. Those that exist have a crate of this name under `devices/`.
+/// All planned backends, in order of preference. An existing backend has a crate of this name under
+/// `devices/`.
 const BACKENDS: [&str; 7] = ["cuda", "hip", "level-zero", "vulkan", "opencl", "wgpu", "cpu"];
 
 const HEAD: &str = "\
@@ -41,7 +42,7 @@ Exact, fast: the largest relative error ‖out − reference‖ / ‖reference�
 1e-4 and 2e-2.
 ";
 
-/// A report, as far as the table shows it; the whole form is in `docs/formats.md`.
+/// The fields of a report that the table shows. `docs/formats.md` has the full format.
 #[derive(Debug, Deserialize, Serialize)]
 struct Report<D = Summary> {
     ragtag_selftest: u32,
@@ -53,23 +54,23 @@ struct Report<D = Summary> {
     reports: Vec<D>,
 }
 
-/// A device as `ragtag selftest` reports it.
+/// A device in a report of `ragtag selftest`.
 #[derive(Debug, Deserialize)]
 struct Device {
     adapter: Adapter,
     tests: Vec<Test>,
 }
 
-/// A device as docs/reports has it.
+/// A device in docs/reports.
 #[derive(Debug, Deserialize, Serialize)]
 struct Summary {
     adapter: Adapter,
     passed: usize,
     /// Reasons by test.
     failed: BTreeMap<String, String>,
-    /// Numbers of tests by reason.
+    /// Number of tests by reason.
     skipped: BTreeMap<String, usize>,
-    /// The worst relative error of each numerics class.
+    /// Largest relative error per numerics class.
     relative_errors: BTreeMap<String, f64>,
 }
 
@@ -125,7 +126,7 @@ impl From<Device> for Summary {
     }
 }
 
-/// Writes the summary of a report of `ragtag selftest` to the folder of reports, under the file's name.
+/// Writes the summary of a report of `ragtag selftest` to docs/reports, under the report's file name.
 pub(crate) fn add(root: &Path, file: &Path) -> Result<(), String> {
     let about = |e: &dyn std::fmt::Display| format!("{}: {e}", file.display());
     let text = std::fs::read_to_string(file).map_err(|e| about(&e))?;
@@ -143,7 +144,7 @@ fn summarised(text: &str) -> serde_json::Result<Report> {
     Ok(Report { ragtag_selftest, ragtag, os, arch, started_unix_s, only, reports })
 }
 
-/// Writes the page; with `check` only says whether it is as it would be written.
+/// Writes the page. With `check`, only verifies that the page is up to date.
 pub(crate) fn run(root: &Path, check: bool) -> Result<(), String> {
     let is_built = |backend: &str| root.join("devices").join(backend).join("Cargo.toml").is_file();
     let page = page(&read(&root.join(REPORTS))?, is_built)?;
@@ -159,7 +160,7 @@ pub(crate) fn run(root: &Path, check: bool) -> Result<(), String> {
     }
 }
 
-/// The reports of a folder with their names, in the order of these.
+/// The reports of a folder with their names, sorted by name.
 fn read(folder: &Path) -> Result<Vec<(String, Report)>, String> {
     let about = |e: &dyn std::fmt::Display| format!("{REPORTS}: {e}");
     let mut reports = Vec::new();
@@ -189,7 +190,7 @@ fn page(reports: &[(String, Report)], is_built: impl Fn(&str) -> bool) -> Result
             .collect();
         if rows.is_empty() {
             let state = if is_built(backend) { "compiled" } else { "never" };
-            // Writing to a string does not fail.
+            // Writing to a string cannot fail.
             let _ = writeln!(page, "| {backend} | {state} |{}", "  |".repeat(9));
         }
         page.extend(rows);
@@ -198,18 +199,18 @@ fn page(reports: &[(String, Report)], is_built: impl Fn(&str) -> bool) -> Result
     Ok(page)
 }
 
-/// A report of part of the suite, or of a form or backend that is not known here, is no basis for a table.
+/// Rejects reports of part of the suite, and those with an unknown version or backend.
 fn check_report(report: &Report) -> Result<(), String> {
     if report.ragtag_selftest != VERSION {
         return Err(format!("version {}; {VERSION} is wanted", report.ragtag_selftest));
     }
     if !report.only.is_empty() {
-        return Err(format!("only tests with {:?} were run", report.only));
+        return Err(format!("only tests with {:?} were run; run the whole suite", report.only));
     }
     for device in &report.reports {
         let backend = &device.adapter.backend;
         if !BACKENDS.contains(&backend.as_str()) {
-            return Err(format!("the list in xtask/src/support.rs does not know the backend {backend}"));
+            return Err(format!("unknown backend {backend}: add it to BACKENDS in xtask/src/support.rs"));
         }
     }
     Ok(())
@@ -219,7 +220,7 @@ fn row(name: &str, report: &Report, device: &Summary) -> String {
     let error = |class: &str| device.relative_errors.get(class).map_or(String::new(), |e| format!("{e:.1e}"));
     let Adapter { backend, name: device_name, driver } = &device.adapter;
     let state = if device.passed > 0 { "executed" } else { "failed" };
-    // What a driver calls itself must not end a cell.
+    // A driver's name must not end a table cell.
     let cell = |text: &str| text.replace('|', "\\|");
     format!(
         "| {backend} | {state} | {} | {} | {} {}, ragtag {} | {} | {} | {} | {} | {} | [{name}](reports/{name}.json) |\n",
@@ -258,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_counts_what_reports_say() {
+    fn the_table_counts_the_reported_tests() {
         let page = page(&[report("opencl", "", 1)], |backend| backend == "cpu").unwrap();
         for line in [
             "| opencl | executed | A\\|B | 1.2 | linux x86_64, ragtag 0.1.0 | 3 | 1 | 1 | 3.0e-6 |  | [box](reports/box.json) |",
@@ -274,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_that_are_no_basis_are_refused() {
+    fn refuses_partial_and_unknown_reports() {
         let refusal = |report| page(&[report], |_| true).unwrap_err();
         assert!(refusal(report("cpu", "matmul", 1)).contains("only tests with \"matmul\""));
         assert!(refusal(report("cpu", "", 2)).contains("version 2"));
@@ -282,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_that_is_out_of_date_is_found() {
+    fn finds_an_outdated_page() {
         let root = std::env::temp_dir().join(format!("ragtag-support-{}", std::process::id()));
         std::fs::create_dir_all(root.join(REPORTS)).unwrap();
         let checked = |check| run(&root, check);

@@ -1,7 +1,7 @@
-//! Reads the output of `cargo test`: failed tests, and times of binaries and tests.
+//! Reads the output of `cargo test`: failed tests, and the times of binaries and tests.
 //!
-//! libtest reports no times on a stable toolchain. It starts tests in the order of their names, one per thread, so the moments
-//! at which tests end tell when each began. This module must not start anything.
+//! libtest reports no times on a stable toolchain. It starts tests in the order of their names, one per
+//! thread, so each start time follows from the end times. This module starts no process.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -13,22 +13,24 @@ pub(crate) struct Binary {
     pub name: String,
     pub start: Duration,
     pub end: Duration,
-    /// Its tests and when each ended, in that order.
+    /// Its tests with their end times, in the order of completion.
     ended: Vec<(String, Duration)>,
 }
 
-/// The run so far.
+/// The state of the run.
 #[derive(Debug, Default)]
 pub(crate) struct Run {
     pub binaries: Vec<Binary>,
     /// Binary and name of each failed test.
     pub failed: Vec<String>,
-    /// Cargo's options that repeat a failed binary, such as `-p ragtag --lib`. A binary that crashed names no test.
+    /// Cargo options that rerun a failed binary, such as `-p ragtag --lib`. A binary that crashed reports no
+    /// test.
     pub failed_binaries: Vec<String>,
 }
 
 impl Run {
-    /// Takes in a line that was printed `now` after the run's start. `names` gives a binary's name by its file's.
+    /// Processes a line that was printed `now` after the start of the run. `names` maps the file of a binary
+    /// to its name.
     pub(crate) fn line(&mut self, line: &str, now: Duration, names: &BTreeMap<String, String>) {
         if let Some(binary) = self.binaries.last_mut() {
             binary.end = now;
@@ -46,7 +48,7 @@ impl Run {
         }
     }
 
-    /// Tests with their times, slowest first. `threads` run tests of one binary.
+    /// Tests with their times, slowest first. `threads` run the tests of one binary.
     pub(crate) fn tests(&self, threads: usize) -> Vec<(Duration, String)> {
         let times = self.binaries.iter().flat_map(|binary| {
             let times = binary.times(threads).into_iter();
@@ -59,9 +61,9 @@ impl Run {
 }
 
 impl Binary {
-    /// How long each test took.
+    /// Duration of each test.
     fn times(&self, threads: usize) -> Vec<(&str, Duration)> {
-        // Tests that end in the order in which they start ran one by one, as `RUST_TEST_THREADS=1` has it.
+        // Tests that end in the order of their starts ran sequentially, as with `RUST_TEST_THREADS=1`.
         let one_by_one = self.ended.is_sorted_by_key(|(test, _)| test);
         let threads = if one_by_one { 1 } else { threads };
         let mut waiting: Vec<_> = self.ended.iter().map(|(test, _)| test.as_str()).collect();
@@ -71,7 +73,7 @@ impl Binary {
             waiting.drain(..threads.min(waiting.len())).map(|test| (test, self.start)).collect();
         let mut times = Vec::new();
         for (test, end) in &self.ended {
-            // A thread more than there were would otherwise leave a test without a start.
+            // If libtest ran more threads than assumed, a test has no start; it takes zero time.
             let start = running.remove(test.as_str()).unwrap_or(*end);
             times.push((test.as_str(), *end - start));
             running.extend(waiting.pop_front().map(|next| (next, *end)));
@@ -80,7 +82,8 @@ impl Binary {
     }
 }
 
-/// The file of a test binary that starts, `integration-0123456789abcdef`, or the doc tests that do.
+/// File name of the test binary that starts here, `integration-0123456789abcdef`, or the line of the doc
+/// tests.
 fn started(line: &str) -> Option<&str> {
     let line = line.trim_start();
     if line.starts_with("Doc-tests ") {
@@ -90,7 +93,7 @@ fn started(line: &str) -> Option<&str> {
     path.rsplit(['/', '\\']).next()
 }
 
-/// A test that ended, and how.
+/// Name and result of a test that ended.
 fn ended(line: &str) -> Option<(&str, &str)> {
     let (test, result) = line.strip_prefix("test ")?.rsplit_once(" ... ")?;
     Some((test.trim_end_matches(" - should panic"), result))
@@ -108,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn tests_begin_in_the_order_of_their_names_as_threads_come_free() {
+    fn tests_start_in_order_of_name_when_a_thread_is_free() {
         let run = run(&[
             (10, "     Running unittests src/lib.rs (target/debug/deps/a-1)"),
             (10, "running 4 tests"),
@@ -134,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn tests_that_end_in_order_ran_one_by_one() {
+    fn tests_that_end_in_order_ran_sequentially() {
         let run =
             run(&[(0, "Running a (a-1)"), (5, "test a ... ok"), (7, "test b ... ok"), (8, "test c ... ok")]);
         let times: Vec<_> = run.tests(2).iter().map(|(time, _)| time.as_secs()).collect();

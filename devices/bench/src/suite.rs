@@ -11,7 +11,7 @@ pub mod points;
 pub use lost::{a_lost_device_reports_its_loss_and_closes, unplug};
 
 use crate::{Bench, open};
-use ragtag_hal::{Adapter, Backend, Limits};
+use ragtag_hal::{Adapter, AdapterKind, Backend, Limits};
 
 /// A backend to be tested.
 pub trait Subject {
@@ -41,6 +41,16 @@ pub fn each(on: &dyn Subject, test: impl Fn(Bench)) {
     }
 }
 
+/// The adapters with memory of their own; none with a skip. A stray kernel on a processor would end the process.
+pub fn cards(on: &dyn Subject) -> Vec<Adapter> {
+    let cards = on.adapters().into_iter().filter(|adapter| adapter.kind == AdapterKind::Discrete);
+    let cards: Vec<_> = cards.collect();
+    if cards.is_empty() {
+        on.skip("device memory of its own", on.api());
+    }
+    cards
+}
+
 /// Makes `Tested`, a [`Subject`](crate::suite::Subject) over a type of backend, with `subject()` for the one of `backend()` and
 /// `adapters()`: all adapters, or none with a skip for the missing thing. There are `$wanted` at least, and `$check` looks for
 /// objections.
@@ -55,6 +65,7 @@ macro_rules! tested {
             $crate::scale_text(ragtag_hal::KernelLanguage::$language).unwrap()
         }
 
+        /// A module of a text with `SCALE`.
         pub fn module(text: std::sync::Arc<str>) -> ragtag_hal::Module {
             let language = ragtag_hal::KernelLanguage::$language;
             $crate::module_of(language, text, $crate::function("scale"))
@@ -63,10 +74,13 @@ macro_rules! tested {
         /// The backend for tests that all backends share.
         pub struct Tested(pub $backend);
 
+        /// The backend that the tests of the suite run on.
+        #[allow(dead_code)] // tests of a backend alone have none
         pub fn subject() -> Tested {
             Tested(backend())
         }
 
+        /// The adapters of a backend, or none with a skip.
         pub fn adapters(backend: &$backend) -> Vec<ragtag_hal::Adapter> {
             let found = ragtag_hal::Backend::probe(backend).map_err(|unavailable| unavailable.to_string());
             let wanted: usize = $wanted;

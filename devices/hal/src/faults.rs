@@ -19,7 +19,7 @@ use mirror::{Due, Mirror, News};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Faults to inject on a device. None by default.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -140,7 +140,8 @@ impl Faulty {
             false => self.imported.get(&point.timeline).cloned(),
         };
         let waits = submission.waits.iter().filter_map(|point| Some((timeline(point)?, point.value)));
-        Due::Rested(waits.collect())
+        let waits: Vec<_> = waits.filter(|(timeline, value)| timeline.value() < *value).collect();
+        Due::Rested(waits.is_empty().then(Instant::now), waits)
     }
 
     /// Fails if the device is lost.
@@ -192,6 +193,7 @@ impl Device for Faulty {
             Some(mirror) if queue == QueueKind::Download && self.throttle.link_bytes_per_s.is_some() => {
                 mirror.link()
             }
+            _ if self.queues().is_none() => self.inner.timeline_for_others(queue),
             _ => self.timeline(queue),
         }
     }

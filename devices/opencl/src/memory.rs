@@ -7,25 +7,6 @@ use crate::transfer::TransferMode;
 use ragtag_hal::driver::Allocation;
 use ragtag_hal::{Error, Result};
 use std::sync::{Arc, Mutex, PoisonError};
-use sysinfo::{MemoryRefreshKind, RefreshKind, System};
-
-/// Host memory.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct HostMemory {
-    /// Bytes available without swapping.
-    pub(crate) free_bytes: u64,
-}
-
-impl HostMemory {
-    /// Queries the operating system. Container limits count.
-    pub(crate) fn now() -> Self {
-        let ram = MemoryRefreshKind::nothing().with_ram();
-        let system = System::new_with_specifics(RefreshKind::nothing().with_memory(ram));
-        let available = system.available_memory();
-        let group = system.cgroup_limits().filter(|group| group.total_memory > 0);
-        Self { free_bytes: group.map_or(available, |group| available.min(group.free_memory)) }
-    }
-}
 
 /// A buffer.
 #[derive(Debug)]

@@ -3,7 +3,6 @@
 //! Does not know how a device works.
 
 use crate::api::{CommandBuffers, SpirVLoader, UnifiedMemory};
-use crate::memory::HostMemory;
 use crate::transfer::MemoryCaps;
 use cl3::ext::{
     CL_DEVICE_GLOBAL_FREE_MEMORY_AMD, CL_DEVICE_HOST_MEM_CAPABILITIES_INTEL, CL_DEVICE_PCI_BUS_ID_NV,
@@ -18,8 +17,8 @@ use opencl3::error_codes::{CL_DEVICE_NOT_FOUND, CL_PLATFORM_NOT_FOUND_KHR, ClErr
 use opencl3::platform::{Platform, platform::get_platform_ids};
 use ragtag_hal::cache::{Key, key};
 use ragtag_hal::{
-    Adapter, AdapterKind, Caps, Clocks, Feature, Features, HeapKind, KernelLanguage, Memory, MemorySource,
-    PciAddress, PhysicalIdentity, QueueLayout, Unavailable,
+    Adapter, AdapterKind, Caps, Clocks, Feature, Features, HeapKind, HostMemory, KernelLanguage, Memory,
+    MemorySource, PciAddress, PhysicalIdentity, QueueLayout, Unavailable,
 };
 use std::collections::BTreeSet;
 use std::ffi::c_void;

@@ -40,37 +40,36 @@ impl Queue {
             let recorded = recorded.next_if(|recorded| recorded.steps.start == at);
             let end = recorded.map_or(at + 1, |recorded| recorded.steps.end);
             let wanted = at == 0 || end == steps.len();
+            let ends = api::Ends { after, wanted };
             let event = match recorded {
                 // SAFETY: as for launches.
-                Some(recorded) => unsafe { self.api.play(&recorded.buffer, after, wanted) }?,
-                None => enqueue(&self.api, &steps[at], after, wanted)?,
+                Some(recorded) => unsafe { self.api.play(&recorded.buffer, ends) }?,
+                None => enqueue(&self.api, &steps[at], ends)?,
             };
             first = first.or(last.take());
             last = event;
             at = end;
         }
         if steps.is_empty() {
-            last = self.api.marker(after, true)?;
+            last = self.api.marker(api::Ends { after, wanted: true })?;
         }
         Ok(Ends { first, last: Arc::new(last.ok_or_else(nothing)?) })
     }
 }
 
-fn enqueue(queue: &api::Queue, step: &Step, after: &[cl_event], wanted: bool) -> Result<Option<Event>> {
+fn enqueue(queue: &api::Queue, step: &Step, ends: api::Ends<'_>) -> Result<Option<Event>> {
     match step {
         // SAFETY: `Checked` validated the dispatch against the entry's ABI (number, access and extent of the
         // bindings), which says what the kernel touches; the bindings lie inside buffers that the script
         // keeps alive.
-        Step::Launch(launch) => unsafe {
-            queue.launch(&launch.code.kernel, &launch.code.size, after, wanted)
-        },
-        Step::Copy { from, to } => queue.copy(part(from), part(to), after, wanted),
-        Step::Fill { to, word } => queue.fill(part(to), *word, after, wanted),
+        Step::Launch(launch) => unsafe { queue.launch(&launch.code.kernel, &launch.code.size, ends) },
+        Step::Copy { from, to } => queue.copy(part(from), part(to), ends),
+        Step::Fill { to, word } => queue.fill(part(to), *word, ends),
         // SAFETY: the bytes lie in the region, which the script keeps alive; the script is kept until the
         // command has ended.
-        Step::Upload { from, to } => unsafe { queue.write(from.pointer(), part(to), after, wanted) },
+        Step::Upload { from, to } => unsafe { queue.write(from.pointer(), part(to), ends) },
         // SAFETY: as above; points and reservations exclude all other access to these bytes meanwhile.
-        Step::Download { from, to } => unsafe { queue.read(part(from), to.pointer(), after, wanted) },
+        Step::Download { from, to } => unsafe { queue.read(part(from), to.pointer(), ends) },
     }
 }
 

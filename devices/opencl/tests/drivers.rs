@@ -6,39 +6,23 @@
 
 mod support;
 
-use ragtag_hal::Backend;
 use std::fs;
 use std::path::{Path, PathBuf};
 use support::*;
-use test_support::{Child, child as child_process};
+use test_support::child as child_process;
 
 /// Name of the test that child processes run.
 const CHILD: &str = "child";
 
-/// Returns the probe result, one line per adapter.
-fn probed() -> Vec<String> {
-    match backend().probe() {
-        Ok(adapters) => {
-            adapters.iter().map(|one| format!("{} {} {}", one.label(), one.name, one.driver)).collect()
-        }
-        Err(unavailable) => vec![format!("unavailable: {unavailable}")],
-    }
-}
-
-/// In a child process, prints the probe result.
+/// Says what a probe says, if it was started for that.
 #[test]
 fn child() {
-    if Child::inside(CHILD) {
-        probed().iter().for_each(|line| println!("probed: {line}"));
-    }
+    prints_its_probe(CHILD, &backend());
 }
 
 /// Returns the probe result of a process that finds its drivers in a folder.
 fn probed_with(vendors: &Path) -> Vec<String> {
-    let child = child_process(CHILD).env("OCL_ICD_VENDORS", vendors).passes();
-    let text = String::from_utf8_lossy(&child.stdout).into_owned();
-    // The first line follows output of the test runner.
-    text.lines().filter_map(|line| Some(line.split_once("probed: ")?.1.to_string())).collect()
+    probed(child_process(CHILD).env("OCL_ICD_VENDORS", vendors))
 }
 
 /// Returns the folder of the driver manifests.

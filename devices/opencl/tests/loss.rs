@@ -5,7 +5,7 @@
 
 mod support;
 
-use ragtag_hal::{AdapterKind, KernelLanguage};
+use ragtag_hal::KernelLanguage;
 use support::*;
 
 const TEXT: &str = "__kernel void stray(__global uint *out, uint far) {
@@ -14,16 +14,11 @@ const TEXT: &str = "__kernel void stray(__global uint *out, uint far) {
 
 #[test]
 fn a_stray_kernel_loses_the_device() {
-    let backend = backend();
-    let mut adapters = adapters(&backend);
-    adapters.retain(|adapter| adapter.kind == AdapterKind::Discrete);
-    if adapters.is_empty() {
-        test_support::skip!("device memory of its own", "OpenCL");
-    }
+    let subject = subject();
     // Only one device is tested: some drivers are unusable in this process afterwards.
-    if let Some(adapter) = adapters.first() {
+    if let Some(adapter) = suite::cards(&subject).first() {
         let anew = support::backend();
-        let lost = goes_astray([&backend, &anew], adapter, (KernelLanguage::OpenClC, TEXT), 0x7000_0000);
+        let lost = goes_astray([&subject.0, &anew], adapter, (KernelLanguage::OpenClC, TEXT), 0x7000_0000);
         assert!(lost.is_some(), "{}", adapter.label());
     }
 }

@@ -1,26 +1,16 @@
-//! Memory of buffers, a device's memory types, and free host memory.
+//! Memory of buffers, and the types that a device has of it.
 //!
 //! Knows nothing about commands.
 
 use crate::api::{Logical, Memory};
 use ash::vk::{self, MemoryPropertyFlags as Flags};
 use ragtag_hal::driver::Allocation;
-use ragtag_hal::{AdapterKind, HeapKind, MemorySource};
-use sysinfo::{MemoryRefreshKind, RefreshKind, System};
+use ragtag_hal::{AdapterKind, HeapKind, HostMemory, MemorySource};
 
 /// Memory that host and device can access without flushes.
 const SHARED: Flags = Flags::from_raw(Flags::HOST_VISIBLE.as_raw() | Flags::HOST_COHERENT.as_raw());
 
-/// Returns the bytes of host memory available without swapping. Container limits count.
-pub(crate) fn host_free_bytes() -> u64 {
-    let ram = MemoryRefreshKind::nothing().with_ram();
-    let system = System::new_with_specifics(RefreshKind::nothing().with_memory(ram));
-    let available = system.available_memory();
-    let group = system.cgroup_limits().filter(|group| group.total_memory > 0);
-    group.map_or(available, |group| available.min(group.free_memory))
-}
-
-/// Memory types of a device by purpose, best first.
+/// The types of memory that a device has, by what they are good for; the best comes first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct MemoryTypes {
     /// Types for buffers.
@@ -75,7 +65,9 @@ pub(crate) fn heap(kind: AdapterKind, (total_bytes, free_bytes): (u64, Option<u6
     let (heap, free_bytes, source) = match (kind, free_bytes) {
         (AdapterKind::Discrete, free_bytes) => (HeapKind::Device, free_bytes, MemorySource::Api),
         (_, Some(free)) => (HeapKind::Host, Some(free), MemorySource::Api),
-        (_, None) => (HeapKind::Host, Some(host_free_bytes().min(total_bytes)), MemorySource::System),
+        (_, None) => {
+            (HeapKind::Host, Some(HostMemory::now().free_bytes.min(total_bytes)), MemorySource::System)
+        }
     };
     ragtag_hal::Memory { heap, total_bytes, free_bytes, source }
 }

@@ -7,7 +7,7 @@
 #[path = "vulkan/support.rs"]
 mod support;
 
-use ragtag_hal::{AdapterKind, KernelLanguage};
+use ragtag_hal::KernelLanguage;
 use support::*;
 
 const TEXT: &str = "struct Constants { first_group: vec3<u32>, far: u32 }
@@ -20,15 +20,10 @@ const TEXT: &str = "struct Constants { first_group: vec3<u32>, far: u32 }
 
 #[test]
 fn a_stray_kernel_loses_the_device() {
-    let backend = backend();
-    let mut adapters = adapters(&backend);
-    adapters.retain(|adapter| adapter.kind == AdapterKind::Discrete);
-    if adapters.is_empty() {
-        test_support::skip!("device memory of its own", "Vulkan");
-    }
-    for adapter in adapters {
+    let subject = subject();
+    for adapter in suite::cards(&subject) {
         let anew = support::backend();
-        let lost = goes_astray([&backend, &anew], &adapter, (KernelLanguage::Wgsl, TEXT), 0x3000_0000);
+        let lost = goes_astray([&subject.0, &anew], &adapter, (KernelLanguage::Wgsl, TEXT), 0x3000_0000);
         if lost.is_none() {
             test_support::skip!(
                 "driver without robust access",

@@ -6,12 +6,11 @@ use crate::gpu::ready;
 use crate::vulkan;
 use ragtag_hal::cache::{Key, key};
 use ragtag_hal::{
-    Adapter, AdapterKind, Caps, Feature, HeapKind, KernelLanguage, Memory, MemorySource, PhysicalIdentity,
-    QueueLayout, Unavailable,
+    Adapter, AdapterKind, Caps, Feature, HeapKind, HostMemory, KernelLanguage, Memory, MemorySource,
+    PhysicalIdentity, QueueLayout, Unavailable,
 };
 use std::collections::BTreeSet;
 use std::sync::OnceLock;
-use sysinfo::{MemoryRefreshKind, RefreshKind, System};
 use wgpu::{AdapterInfo, Backend, Backends, DeviceType, Instance, InstanceDescriptor, InstanceFlags};
 
 /// APIs of this build, in order of preference if several show one device.
@@ -144,15 +143,10 @@ pub(crate) fn heap(kind: AdapterKind, reported: Option<Memory>) -> Option<Memory
     if kind == AdapterKind::Discrete {
         return reported;
     }
-    let ram = MemoryRefreshKind::nothing().with_ram();
-    let system = System::new_with_specifics(RefreshKind::nothing().with_memory(ram));
-    // Container limits count.
-    let group = system.cgroup_limits().filter(|group| group.total_memory > 0);
-    let available = system.available_memory();
-    let free = group.map_or(available, |group| available.min(group.free_memory));
-    let total_bytes = reported.map_or(system.total_memory(), |reported| reported.total_bytes);
+    let host = HostMemory::now();
+    let total_bytes = reported.map_or(host.total_bytes, |reported| reported.total_bytes);
     let reported_free = reported.and_then(|reported| reported.free_bytes).unwrap_or(u64::MAX);
-    let free_bytes = Some(free.min(reported_free).min(total_bytes));
+    let free_bytes = Some(host.free_bytes.min(reported_free).min(total_bytes));
     let source = reported.map_or(MemorySource::System, |reported| reported.source);
     Some(Memory { heap: HeapKind::Host, total_bytes, free_bytes, source })
 }

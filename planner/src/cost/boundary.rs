@@ -1,26 +1,25 @@
-//! What it costs a stage that activations cross in another form than it keeps them in.
-//!
-//! This module must not know plans, and not what a crossing itself takes: that is the link's.
+//! Cost of converting activations to and from the wire type. Knows nothing about plans. The transfer itself
+//! is costed by the link.
 
 use super::DeviceFacts;
 use ragtag_graph::Boundary;
 
-/// Dispatches of a block in decode, of which [`DeviceFacts::launch_us`] is the overhead.
+/// Dispatches of a block in decode that [`DeviceFacts::launch_us`] covers.
 const BLOCK_DISPATCHES: f64 = 9.0;
 
-/// How long a stage takes to turn rows that came in into those that it keeps, and those into rows that leave: a small
-/// dispatch each. Nobody measures them apart; their overhead is a share of a block's, which is measured or assumed. The
-/// stages at the ends of a pipeline do one of the two, and count like the others.
+/// Time that a stage takes to convert incoming rows from the wire type and outgoing rows to it: one small
+/// dispatch each. They are not measured. Their overhead is a share of a block's, which is measured or
+/// assumed. The first and the last stage convert only once, but are charged like the others.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct BoundaryTime {
-    /// Of the dispatches, in microseconds.
+    /// Overhead of the dispatches, in microseconds.
     pub overhead_us: f64,
-    /// Reading the rows in one form and writing them in the other, in microseconds.
+    /// Time to read the rows in one type and write them in the other, in microseconds.
     pub moving_us: f64,
 }
 
 impl BoundaryTime {
-    /// For a micro-batch of so many rows, each of which takes `row_bytes` where it is kept.
+    /// Returns the time for a micro-batch of `rows` rows, each of `row_bytes` bytes in device memory.
     pub fn new(boundary: Boundary, device: &DeviceFacts, rows: f64, row_bytes: u64) -> Self {
         if boundary == Boundary::F32 {
             return Self::default();
@@ -32,7 +31,7 @@ impl BoundaryTime {
         }
     }
 
-    /// All of it.
+    /// Returns the sum of both.
     pub fn sum_us(&self) -> f64 {
         self.overhead_us + self.moving_us
     }

@@ -1,6 +1,5 @@
-//! What the planner knows of a device.
-//!
-//! This module must not know plans, and no backend: a device is its figures.
+//! The planner's description of a device: measured, reported or assumed values. Knows nothing about plans or
+//! backends.
 
 use super::figure::{Figure, FigureSource, is_overhead_us, is_rate};
 use super::profile::Profile;
@@ -9,42 +8,43 @@ use ragtag_kernels::Activations;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// What the planner knows of a device.
+/// The planner's description of a device.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DeviceFacts {
-    /// Its label, as in `cpu:0`.
+    /// Device label, for example `cpu:0`.
     pub label: String,
-    /// Bytes that a stage may take of its memory. Devices that share a memory (two CPU devices of one host) get shares
-    /// of it here: the planner proves each device apart.
+    /// Bytes of its memory that a stage may use. Devices that share a memory (two CPU devices of one host)
+    /// each get a share, because the planner checks each device on its own.
     pub memory_bytes: u64,
-    /// Where [`DeviceFacts::memory_bytes`] comes from.
+    /// Source of [`DeviceFacts::memory_bytes`].
     pub memory_source: FigureSource,
-    /// Rate at which weights stream from its memory.
+    /// Rate at which weights stream from device memory.
     pub bandwidth_bytes_per_s: Figure,
     /// Rate of matrix products with f32 activations.
     pub exact_flops_per_s: Figure,
     /// Rate of matrix products with int8 activations.
     pub fast_flops_per_s: Figure,
-    /// Overhead of one segment's dispatches; of half a block's, half of it.
+    /// Overhead of the dispatches of one segment. Half a block has half of it.
     pub launch_us: Figure,
-    /// Overhead of one micro-batch on a stage, however many segments that has.
+    /// Overhead of one micro-batch on a stage, independent of its number of segments.
     pub stage_us: Figure,
-    /// Time that a micro-batch which comes alone loses on a stage because threads of the host are woken for it and the device
-    /// begins from rest. It delays that micro-batch and occupies nothing.
+    /// Extra latency of a lone micro-batch on a stage, because host threads must wake up and the device
+    /// starts idle. It delays that micro-batch but occupies nothing.
     pub hand_over_us: Figure,
     /// Time of the smallest copy between the device and host memory.
     pub host_latency_us: Figure,
     /// Rate of large copies between the device and host memory.
     pub host_bandwidth_bytes_per_s: Figure,
-    /// Whether products of wide micro-batches take f16 activations, and f16 copies of quantised weights: more scratch.
+    /// Whether matrix products of wide micro-batches use f16 activations and f16 copies of quantised weights,
+    /// which need more scratch.
     pub f16_products: bool,
     /// Its largest buffers.
     #[serde(default)]
     pub buffers: BufferLimits,
-    /// Whether its memory is the host's, as that of a processor or of an integrated GPU.
+    /// Whether its memory is host memory, as on a CPU or an integrated GPU.
     #[serde(default)]
     pub in_host_memory: bool,
-    /// What was measured with a model's own segments; times come from it where it has them.
+    /// Times measured with a model's own segments. They take precedence over the rates.
     #[serde(skip)]
     pub profile: Option<Arc<Profile>>,
 }
@@ -52,9 +52,9 @@ pub struct DeviceFacts {
 /// The largest buffers of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BufferLimits {
-    /// Most bytes that the device allocates in one piece.
+    /// Largest allocation, in bytes.
     pub allocation_bytes: u64,
-    /// Most bytes that a kernel binds in one piece.
+    /// Largest buffer binding, in bytes.
     pub binding_bytes: u64,
 }
 
@@ -66,9 +66,10 @@ impl Default for BufferLimits {
 }
 
 impl DeviceFacts {
-    /// Facts with assumed rates. `threads` counts for CPUs (and software devices) alone, whose rates are per thread:
-    /// 8 GB/s and 16 GFLOP/s exact, 64 GFLOP/s fast, as one core of a current server or laptop gives or takes. The
-    /// figures for GPUs are those of a middling card, and of a processor's own GPU on two memory channels.
+    /// Returns facts with assumed rates. `threads` matters only for CPUs and software devices, whose rates
+    /// are per thread: 8 GB/s, 16 GFLOP/s exact and 64 GFLOP/s fast, about one core of a current server or
+    /// laptop. The GPU values are those of a mid-range card, and of an integrated GPU with two memory
+    /// channels.
     pub fn assumed(
         label: &str,
         kind: AdapterKind,
@@ -81,7 +82,7 @@ impl DeviceFacts {
             AdapterKind::Discrete => (400e9, 8e12, 32e12, 60.0),
             AdapterKind::Integrated => (50e9, 1e12, 2e12, 80.0),
             AdapterKind::Cpu => (8e9 * threads, 16e9 * threads, 64e9 * threads, 30.0),
-            // A GPU API on top of the processor reaches a fraction of what the processor gives when asked directly.
+            // A software GPU API reaches only a fraction of the CPU's own rates.
             AdapterKind::Software => (4e9 * threads, 4e9 * threads, 4e9 * threads, 200.0),
         };
         let (stage_us, host_latency_us) = match kind {
@@ -97,7 +98,7 @@ impl DeviceFacts {
             fast_flops_per_s: Figure::assumed(fast),
             launch_us: Figure::assumed(launch_us),
             stage_us: Figure::assumed(stage_us),
-            // How soon a host wakes its threads is its own; nothing is typical.
+            // Thread wake-up time depends on the host; no value is typical.
             hand_over_us: Figure::assumed(0.0),
             host_latency_us: Figure::assumed(host_latency_us),
             host_bandwidth_bytes_per_s: Figure::assumed(8e9),
@@ -108,8 +109,8 @@ impl DeviceFacts {
         }
     }
 
-    /// The first figure that no device can have, if there is one: a rate is at least 1 a second and finite, an overhead
-    /// at least 0 and at most 1000 seconds.
+    /// Returns the first field with an impossible value. A rate is finite and at least 1 per second; an
+    /// overhead is 0 to 1000 seconds.
     pub fn nonsense(&self) -> Option<&'static str> {
         let rates = [
             ("bandwidth_bytes_per_s", self.bandwidth_bytes_per_s.value),
@@ -127,19 +128,19 @@ impl DeviceFacts {
         wrong.or_else(|| overheads.into_iter().find(|(_, us)| !is_overhead_us(*us)).map(|(name, _)| name))
     }
 
-    /// Time in which `bytes` bytes cross between the device and host memory, in microseconds.
+    /// Returns the time to copy `bytes` bytes between the device and host memory, in microseconds.
     pub fn host_copy_us(&self, bytes: u64) -> f64 {
         self.host_latency_us.value + bytes as f64 / self.host_bandwidth_bytes_per_s.value * 1e6
     }
 
-    /// The same device with what was measured on it: the profile answers for the kinds of segments that it knows, and the
-    /// figures for all others are those that were fitted to it.
+    /// Adds a measured profile. The profile covers the kinds of segments that it contains; rates fitted to it
+    /// cover all others.
     pub fn with_profile(mut self, profile: Arc<Profile>) -> Self {
         let figure = |value, source| Figure { value, source };
         if let Some(roofline) = &profile.roofline {
             let fitted = |value| figure(value, FigureSource::Fitted);
             self.bandwidth_bytes_per_s = fitted(roofline.bandwidth_bytes_per_s);
-            // The shortest time of a segment has its work in it: it is no less than a launch, and may be far more.
+            // The shortest segment time includes the segment's work, so it may far exceed a launch.
             self.launch_us = fitted(roofline.launch_us.min(self.launch_us.value));
             match profile.identity.activations {
                 Activations::F32 => self.exact_flops_per_s = fitted(roofline.flops_per_s),
@@ -155,8 +156,9 @@ impl DeviceFacts {
         self
     }
 
-    /// Time from the end of the last stage's work until the next step of the same sequences enters the first stage, if this
-    /// device holds the last stage: logits of so many rows, each of so many bytes, go to the host, and tokens are chosen.
+    /// Returns the time between the end of the last stage's work and the next step of the same sequences on
+    /// the first stage, if this device holds the last stage. It covers copying `rows` rows of logits,
+    /// `logit_row_bytes` bytes each, to the host, and sampling.
     pub fn token_return(&self, rows: u32, logit_row_bytes: u64) -> Figure {
         if let Some(profile) = &self.profile {
             let measured = &profile.token_return;

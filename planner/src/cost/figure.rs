@@ -1,31 +1,29 @@
-//! Numbers that say where they come from.
-//!
-//! This module must not know what they are numbers of.
+//! Values with a source. Knows nothing about their meaning.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// Where a figure comes from.
+/// Source of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum FigureSource {
-    /// Typical of the kind of device; nobody looked.
+    /// Assumed: typical of the kind of device.
     Assumed,
-    /// The device's API or the operating system says so.
+    /// Reported by the device's API or the operating system.
     Reported,
-    /// Timed on this device.
+    /// Measured on this device.
     Measured,
-    /// Computed from what was measured at other shapes.
+    /// Fitted to measurements at other shapes.
     Fitted,
-    /// Promised by the maker: a datasheet names it.
+    /// Taken from the manufacturer's datasheet.
     Datasheet,
     /// Given by the user.
     User,
 }
 
 impl FigureSource {
-    /// The one of two that is to be trusted less: what a figure is that was computed from both.
+    /// Returns the less trustworthy of two sources: the source of a value computed from both.
     pub fn weaker(self, other: Self) -> Self {
         let trust = |source| match source {
             FigureSource::Assumed => 0,
@@ -52,31 +50,31 @@ impl fmt::Display for FigureSource {
     }
 }
 
-/// A number with its source. Its unit is in the name of the field that holds it.
+/// A value with its source. The name of the containing field states the unit.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Figure {
-    /// The number.
+    /// The value.
     pub value: f64,
-    /// Where it comes from.
+    /// Source of the value.
     pub source: FigureSource,
 }
 
 impl Figure {
-    /// A figure that is typical of the kind of device.
+    /// Returns an assumed value, typical of the kind of device.
     pub const fn assumed(value: f64) -> Self {
         Self { value, source: FigureSource::Assumed }
     }
 }
 
-// Bounds that keep every sum and product of the model finite.
+// These bounds keep every sum and product of the model finite.
 
-/// Whether a device can have this rate: at least 1 a second, and finite.
+/// Returns whether a rate is possible: finite and at least 1 per second.
 pub(crate) fn is_rate(value: f64) -> bool {
     value.is_finite() && value >= 1.0
 }
 
-/// Whether something can take so long: from nothing to 1000 seconds.
+/// Returns whether an overhead is possible: 0 to 1000 seconds.
 pub(super) fn is_overhead_us(value: f64) -> bool {
     (0.0..=1e9).contains(&value)
 }

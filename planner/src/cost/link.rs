@@ -1,25 +1,23 @@
-//! What the planner knows of the ways between devices.
-//!
-//! This module must not know plans, and no backend.
+//! The planner's description of links between devices. Knows nothing about plans or backends.
 
 use super::figure::{Figure, FigureSource, is_overhead_us, is_rate};
 use ragtag_transfer::Route;
 use serde::{Deserialize, Serialize};
 
-/// What the planner knows of the way from one device to another.
+/// The planner's description of the link from one device to another.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LinkFacts {
-    /// How an activation crosses.
+    /// Route of an activation.
     pub route: Route,
-    /// Time of the smallest crossing.
+    /// Time of the smallest transfer.
     pub latency_us: Figure,
-    /// Rate of large crossings.
+    /// Rate of large transfers.
     pub bandwidth_bytes_per_s: Figure,
 }
 
 impl LinkFacts {
-    /// A host-staged link of assumed speed: the usual ring, 20 µs, 6 GB/s.
+    /// A host-staged link with assumed speed: the default ring, 20 µs, 6 GB/s.
     pub const fn assumed() -> Self {
         Self {
             route: Route::HOST_STAGED,
@@ -28,7 +26,8 @@ impl LinkFacts {
         }
     }
 
-    /// A link over this route, of the latency and rate that suit measured crossings best: (bytes, microseconds).
+    /// Returns a link over `route` with the latency and rate that fit measured transfers best. `samples` are
+    /// pairs of bytes and microseconds.
     pub fn fitted(route: Route, samples: &[(u64, f64)]) -> Self {
         let (latency_us, bandwidth_bytes_per_s) = fit_copies(samples);
         let measured = |value| Figure { value, source: FigureSource::Measured };
@@ -39,17 +38,18 @@ impl LinkFacts {
         }
     }
 
-    /// Time in which `bytes` bytes cross, in microseconds.
+    /// Returns the time to transfer `bytes` bytes, in microseconds.
     pub fn time_us(&self, bytes: u64) -> f64 {
         self.latency_us.value + bytes as f64 / self.bandwidth_bytes_per_s.value * 1e6
     }
 
-    /// Whether a measurement can have come to this: a crossing takes some time, however little there is to cross.
+    /// Returns whether a measurement can have produced this link: even an empty transfer takes time.
     pub fn is_plausible(&self) -> bool {
         self.latency_us.value > 0.0 && self.nonsense().is_none()
     }
 
-    /// The first figure that no link can have, as [`DeviceFacts::nonsense`](crate::DeviceFacts::nonsense).
+    /// Returns the first field with an impossible value, as
+    /// [`DeviceFacts::nonsense`](crate::DeviceFacts::nonsense) does.
     pub fn nonsense(&self) -> Option<&'static str> {
         if !is_overhead_us(self.latency_us.value) {
             Some("latency_us")
@@ -61,11 +61,11 @@ impl LinkFacts {
     }
 }
 
-/// Highest rate that is believed, in bytes a second: where larger copies take no longer, nothing bounds it.
+/// Largest accepted rate, in bytes per second. It applies if larger copies take no longer.
 const MAX_RATE: f64 = 1e13;
 
-/// The latency in microseconds and the rate in bytes a second of copies: (bytes, microseconds) each. Least squares of the
-/// relative errors, so that small copies count as much as large ones.
+/// Fits latency in microseconds and rate in bytes per second to copies, given as pairs of bytes and
+/// microseconds. Minimises the squared relative errors, so that small copies count as much as large ones.
 pub fn fit_copies(samples: &[(u64, f64)]) -> (f64, f64) {
     // Minimise Σ ((latency + bytes × slope − us) / us)².
     let (mut w, mut wx, mut wy, mut wxx, mut wxy) = (0.0, 0.0, 0.0, 0.0, 0.0);
@@ -86,27 +86,27 @@ pub fn fit_copies(samples: &[(u64, f64)]) -> (f64, f64) {
     (latency_us, (1e6 / slope).clamp(1.0, MAX_RATE))
 }
 
-/// Something that several links have in common: a bus, a bridge, the host's memory. Its time is the sum over all crossings
-/// of a plan that use it.
+/// A resource that several links share: a bus, a bridge, host memory. Its busy time is the sum over all
+/// transfers of a plan that use it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SharedLink {
-    /// Name, for people.
+    /// Display name.
     pub name: String,
-    /// The links that use it: from, to.
+    /// The links that use it, as pairs of source and destination.
     pub users: Vec<(String, String)>,
-    /// Its rate, all users together.
+    /// Rate of all users together.
     pub bandwidth_bytes_per_s: Figure,
 }
 
-/// The links between devices: those that are known, and what is assumed of the others.
+/// The links between devices: known links and a default for the others.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Links {
-    /// Known links: from, to, facts. Links are directed.
+    /// Known directed links: source, destination, facts.
     pub known: Vec<(String, String, LinkFacts)>,
-    /// Every other link.
+    /// The default for every other link.
     pub other: LinkFacts,
-    /// What links have in common.
+    /// Resources shared by several links.
     pub shared: Vec<SharedLink>,
 }
 
@@ -117,7 +117,7 @@ impl Default for Links {
 }
 
 impl Links {
-    /// The link from one device to another.
+    /// Returns the link from one device to another.
     pub fn between(&self, from: &str, to: &str) -> &LinkFacts {
         self.known.iter().find(|(a, b, _)| a == from && b == to).map_or(&self.other, |(_, _, facts)| facts)
     }

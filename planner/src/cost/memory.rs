@@ -1,6 +1,6 @@
-//! How much memory a stage needs. Buffers count as devices take them, in whole size classes ([`class_bytes`]).
+//! Memory that a stage needs. Buffers count in size classes ([`class_bytes`]), as devices allocate them.
 //!
-//! This module must not know times.
+//! Knows nothing about times.
 
 use super::{BufferLimits, DeviceFacts};
 use crate::plan::StageMemory;
@@ -10,7 +10,7 @@ use ragtag_kernels::params::{BLOCK_TOKENS, ParamsShape};
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 
-/// What the size of a stage depends on besides its segments.
+/// Parameters that determine the memory of a stage, besides its segments.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StageCapacity {
     /// Longest sequence, in positions.
@@ -23,37 +23,39 @@ pub struct StageCapacity {
     pub logit_rows: u32,
     /// Micro-batches that the stage holds at once.
     pub slots: u32,
-    /// Bytes of one row of activations, as stages keep it.
+    /// Bytes of one row of activations in device memory.
     pub row_bytes: u64,
-    /// The form in which rows cross. Another one than they are kept in takes room of its own, at the ends of the pipeline, too.
+    /// Wire type of activations. If it differs from f32, each slot has an additional buffer, also on the
+    /// first and the last stage.
     pub boundary: Boundary,
     /// Bytes of one row of logits.
     pub logit_row_bytes: u64,
 }
 
 impl StageCapacity {
-    /// Cache blocks that one sequence of the full context fills.
+    /// Returns the cache blocks that one sequence of the full context fills.
     pub fn blocks(&self) -> u64 {
         u64::from(self.context).div_ceil(BLOCK_TOKENS as u64)
     }
 
-    /// Bytes of keys and values of a segment that keeps `bytes_per_position` of them: a buffer for each.
+    /// Returns the bytes of keys and values of a segment with `bytes_per_position` bytes per position: one
+    /// buffer each.
     pub fn kv_bytes(&self, bytes_per_position: u64) -> u64 {
         class_bytes(self.kv_buffer_bytes(bytes_per_position)).saturating_mul(2)
     }
 
-    /// Bytes of one of these two buffers, as a stage asks for it.
+    /// Returns the requested bytes of one of these two buffers.
     fn kv_buffer_bytes(&self, bytes_per_position: u64) -> u64 {
         let positions = (self.blocks() * BLOCK_TOKENS as u64).saturating_mul(u64::from(self.sequences));
         bytes_per_position.div_ceil(2).saturating_mul(positions)
     }
 
-    /// Bytes of the logits of a micro-batch.
+    /// Returns the bytes of a micro-batch's logits.
     pub fn logits_bytes(&self) -> u64 {
         u64::from(self.logit_rows).saturating_mul(self.logit_row_bytes)
     }
 
-    /// Bytes of the parameters of a micro-batch.
+    /// Returns the bytes of a micro-batch's parameters.
     pub fn params_bytes(&self) -> u64 {
         let params = ParamsShape {
             rows: self.rows,
@@ -64,7 +66,7 @@ impl StageCapacity {
         params.bytes()
     }
 
-    /// Bytes of the slots of a stage; the last one holds logits, too.
+    /// Returns the bytes of a stage's slots. Those of the last stage include logits.
     pub fn slot_bytes(&self, last: bool) -> u64 {
         let logits = if last { self.logits_bytes() } else { 0 };
         let rows = |row_bytes| u64::from(self.rows).saturating_mul(row_bytes);
@@ -77,10 +79,10 @@ impl StageCapacity {
     }
 }
 
-/// A buffer that a device does not hold, or bind, in one piece.
+/// A buffer that exceeds a device's limit for allocations or bindings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LargeBuffer {
-    /// The buffer, for messages.
+    /// Name of the buffer, for messages.
     pub what: &'static str,
     /// Its size.
     pub bytes: u64,
@@ -88,24 +90,24 @@ pub struct LargeBuffer {
     pub limit: u64,
 }
 
-/// Memory that every run of segments of a model needs, so that a planner may ask for many runs.
+/// Memory of every contiguous run of segments, computed once for many queries.
 #[derive(Clone, Debug)]
 pub struct RunSizes {
     segments: usize,
-    /// For each run `first ..= last`, at `first * segments + last`: bytes of its tensors, each counted once.
+    /// Bytes of the tensors of run `first ..= last`, at `first * segments + last`. Each tensor counts once.
     weights: Vec<u64>,
-    /// The same for scratch.
+    /// Scratch, with the same index.
     scratch: Vec<u64>,
-    /// The same on devices with f16 products.
+    /// Scratch on devices with f16 products, with the same index.
     wide_scratch: Vec<u64>,
-    /// The same for the largest tensor of a micro-batch.
+    /// Largest tensor of a micro-batch, with the same index.
     tensors: Vec<u64>,
-    /// For each number of bytes per position that segments keep: how many of those before each segment do.
+    /// For each KV size per position: the number of segments with that size before each segment.
     kv_before: Vec<(u64, Vec<u64>)>,
 }
 
 impl RunSizes {
-    /// Sizes of all runs of these segments.
+    /// Computes the sizes of all runs of `segments`.
     pub fn new(segments: &[Segment]) -> Self {
         let n = segments.len();
         let mut ids = HashMap::new();
@@ -157,7 +159,7 @@ impl RunSizes {
         sizes
     }
 
-    /// Bytes of keys and values in the segments `first .. end`.
+    /// Returns the bytes of keys and values in segments `first .. end`.
     pub fn kv_bytes(&self, first: usize, end: usize, shape: &StageCapacity) -> u64 {
         let of_kind = |(kind, before): &(u64, Vec<u64>)| {
             shape.kv_bytes(*kind).saturating_mul(before[end] - before[first])
@@ -165,7 +167,7 @@ impl RunSizes {
         self.kv_before.iter().map(of_kind).fold(0, u64::saturating_add)
     }
 
-    /// What a stage of the segments `run` (at least one) takes of a device's memory.
+    /// Returns the device memory of a stage with the segments `run` (at least one).
     pub fn stage(
         &self,
         run: Range<usize>,
@@ -183,7 +185,8 @@ impl RunSizes {
         StageMemory { weights, kv, scratch, slots, staging, total, available }
     }
 
-    /// The first buffer of such a stage that is too large for the device. Weights are kept in parts where they are too large.
+    /// Returns the first buffer of such a stage that is too large for the device. Weights are not checked,
+    /// because they are split if they are too large.
     pub fn too_large(
         &self,
         run: Range<usize>,

@@ -1,10 +1,11 @@
-//! The cost model: how long a segment takes on a device, how long a crossing takes, and how much memory a stage needs,
-//! from facts about devices and links.
+//! The cost model: segment times, transfer times and stage memory, computed from descriptions of devices and
+//! links.
 //!
-//! Each figure says where it comes from; those of [`DeviceFacts::assumed`] are orders of magnitude for a kind of device, good
-//! enough to balance stages on like devices and to prefer a GPU over a CPU, and are replaced by those of a [`Profile`] where there is one.
+//! Every value has a source. The values of [`DeviceFacts::assumed`] are orders of magnitude for a kind of
+//! device. They suffice to balance stages on equal devices and to prefer a GPU over a CPU. A [`Profile`]
+//! replaces them.
 //!
-//! This module must not know how plans are found, and no backend: a device is its figures.
+//! Knows nothing about the search or backends.
 
 mod boundary;
 mod device;

@@ -1,12 +1,11 @@
-//! Measured profiles: how long the segments of one model shape take on one device, and what follows for shapes that were
-//! not measured.
+//! Measured profiles: segment times of one model shape on one device, and estimates for shapes that were not
+//! measured.
 //!
-//! A time at a measured point is the measured one. Between measured numbers of rows, which lie on a logarithmic grid, it is
-//! linear in the rows; at a number of rows it is linear in the positions that they attend to. A segment of a kind that was
-//! not measured gets the roofline that was fitted to the others.
+//! A measured point keeps its measured time. The measured row counts lie on a logarithmic grid; between them,
+//! time is linear in the rows. For a given row count, time is linear in the attended positions. Kinds of
+//! segments that were not measured use the roofline fitted to the others.
 //!
-//! This module must not know how times are measured or where profiles are kept: a profile is plain data, in JSON of a
-//! version of its own.
+//! Knows nothing about measuring or storing profiles. A profile is plain data, in JSON with its own version.
 
 use super::figure::{Figure, FigureSource, is_overhead_us, is_rate};
 use super::time::BatchShape;
@@ -14,58 +13,60 @@ use ragtag_graph::{Segment, SegmentKind};
 use ragtag_kernels::{Activations, KvType};
 use serde::{Deserialize, Serialize};
 
-/// Version of the format.
+/// Format version.
 pub const PROFILE_VERSION: u32 = 4;
 
-/// What one device does with the segments of one model shape.
+/// Segment times of one model shape on one device.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Profile {
     /// [`PROFILE_VERSION`].
     pub ragtag_profile: u32,
-    /// What the times hold for.
+    /// Conditions under which the times are valid.
     pub identity: ProfileIdentity,
     /// Time of the measurement, in seconds since 1970.
     pub measured_unix_s: u64,
-    /// The largest sizes that the calibration was asked for. A slow device leaves out the largest of them.
+    /// Largest sizes requested for the calibration. A slow device skips the largest of them.
     pub timed_for: TimedFor,
-    /// Overhead of a micro-batch on a stage, however many segments that has, in microseconds.
+    /// Overhead of a micro-batch on a stage, independent of its number of segments, in microseconds.
     pub stage_us: f64,
-    /// Time that a micro-batch which comes alone loses on a stage besides, in microseconds; 0 if that was not measured.
+    /// Extra latency of a lone micro-batch on a stage, in microseconds. 0 if not measured.
     pub hand_over_us: f64,
-    /// Time of the smallest hand-over of results to the host, in microseconds.
+    /// Time of the smallest copy of results to the host, in microseconds.
     pub host_latency_us: f64,
     /// Rate of large copies between the device and host memory.
     pub host_bandwidth_bytes_per_s: f64,
-    /// Time of the tokens' way from the last stage back to the first.
+    /// Time of the token return from the last stage to the first.
     pub token_return: TokenReturn,
-    /// What was fitted to all times together; `None` if nothing was measured.
+    /// Roofline fitted to all times; `None` if nothing was measured.
     pub roofline: Option<Roofline>,
-    /// The times, for each kind of segment.
+    /// Times by kind of segment.
     pub kinds: Vec<KindProfile>,
 }
 
-/// What a profile holds for. Another driver, other kernels or another shape: another profile.
+/// Identity of a profile. Another driver, other kernels or another model shape need another profile.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ProfileIdentity {
-    /// The device's label, as in `cuda:0`; of a part of the processor its API, as in `cpu`: equal parts share a profile.
+    /// Device label, for example `cuda:0`. For a part of the CPU only the API, `cpu`, because equal parts
+    /// share a profile.
     pub device: String,
-    /// Its name.
+    /// Device name.
     pub name: String,
-    /// The driver and its version.
+    /// Driver and version.
     pub driver: String,
     /// Threads or compute units.
     pub units: u32,
-    /// Devices of the same processor that worked at the same time, this one included: they share its caches and memory.
+    /// Devices of the same CPU that were active together, including this one. They share caches and memory
+    /// bandwidth.
     pub together: u32,
     /// Digest of the kernels.
     pub kernels: String,
     /// Digest of the model's shape: architecture, tensor types and shapes.
     pub shape: String,
-    /// Form of the activations.
+    /// Activation type.
     pub activations: Activations,
-    /// Form of keys and values.
+    /// Element type of the KV cache.
     pub kv: KvType,
 }
 
@@ -80,20 +81,20 @@ pub struct TimedFor {
 }
 
 impl TimedFor {
-    /// Whether a calibration for these sizes includes all of the other one.
+    /// Returns whether a calibration for these sizes covers `other`.
     pub fn covers(&self, other: &Self) -> bool {
         self.chunk >= other.chunk && self.sequences >= other.sequences
     }
 }
 
-/// How long it takes from the end of the last stage's work until the next step of the same sequences enters: logits go to
-/// the host, tokens are chosen, a micro-batch is formed.
+/// Time between the end of the last stage's work and the next step of the same sequences: copying logits to
+/// the host, sampling, and forming a micro-batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TokenReturn {
-    /// However many rows there are, in microseconds.
+    /// Fixed part, in microseconds.
     pub latency_us: f64,
-    /// For each row of logits, in microseconds.
+    /// Time per row of logits, in microseconds.
     pub row_us: f64,
 }
 
@@ -101,26 +102,26 @@ pub struct TokenReturn {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Roofline {
-    /// The highest rate at which a segment's bytes were moved.
+    /// Highest rate of memory traffic of any segment.
     pub bandwidth_bytes_per_s: f64,
-    /// The highest rate of operations.
+    /// Highest rate of operations of any segment.
     pub flops_per_s: f64,
-    /// The shortest time of a segment, in microseconds.
+    /// Shortest time of any segment, in microseconds.
     pub launch_us: f64,
 }
 
-/// All that the time of a segment depends on, besides the device and the micro-batch: two segments with the same key take
-/// the same time.
+/// The properties that determine a segment's time, besides the device and the micro-batch. Segments with
+/// equal keys take equal time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SegmentKey {
-    /// What it is.
+    /// Kind of the segment.
     pub kind: SegmentKind,
     /// As in [`Segment`].
     pub flops_per_row: u64,
     /// As in [`Segment`].
     pub flops_per_row_position: u64,
-    /// As in [`Segment`]. With the operations it tells tensor types apart.
+    /// As in [`Segment`]. Together with the operations it distinguishes tensor types.
     pub read_bytes: u64,
     /// As in [`Segment`].
     pub read_bytes_per_row: u64,
@@ -132,9 +133,9 @@ pub struct SegmentKey {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KindProfile {
-    /// Which kind.
+    /// The kind of segment.
     pub key: SegmentKey,
-    /// By ascending rows, sequences and positions.
+    /// Samples by ascending rows, sequences and positions.
     pub samples: Vec<TimeSample>,
 }
 
@@ -142,11 +143,11 @@ pub struct KindProfile {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TimePoint {
-    /// Rows that the segment works on: for the head those of which logits are wanted.
+    /// Rows that the segment processes. For the head, the rows that need logits.
     pub rows: u32,
-    /// Sequences that they belong to; as many as rows for segments that do not ask.
+    /// Sequences of these rows. Equal to `rows` for segments without attention.
     pub sequences: u32,
-    /// Positions that a row attends to, on average; 0 for segments that attend to none.
+    /// Average positions that a row attends to. 0 for segments without attention.
     pub positions: f64,
 }
 
@@ -154,17 +155,17 @@ pub struct TimePoint {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TimeSample {
-    /// Where.
+    /// The point.
     pub at: TimePoint,
-    /// The median, in microseconds.
+    /// Median, in microseconds.
     pub median_us: f64,
-    /// From the first to the third quartile, in microseconds.
+    /// Interquartile range, in microseconds.
     pub spread_us: f64,
-    /// How many were taken.
+    /// Number of measurements.
     pub count: u32,
 }
 
-/// Bytes and operations of a segment for a micro-batch.
+/// Memory traffic and operations of a segment for a micro-batch.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SegmentWork {
     /// Bytes read and written.
@@ -173,22 +174,22 @@ pub struct SegmentWork {
     pub flops: f64,
 }
 
-/// Why a profile is none.
+/// An invalid profile.
 #[derive(Debug, thiserror::Error)]
 pub enum InvalidProfile {
-    /// Not JSON, or with fields that a profile does not have.
+    /// Not JSON, or with unknown fields.
     #[error("not a profile: {0}")]
     Json(#[from] serde_json::Error),
-    /// Of another version.
-    #[error("a profile of version {found}; this program reads version {PROFILE_VERSION}")]
+    /// Written in another format version.
+    #[error("the profile has version {found}, but this build reads version {PROFILE_VERSION}")]
     Version {
-        /// Its version.
+        /// Version of the profile.
         found: u32,
     },
-    /// A figure that cannot be.
-    #[error("{field} makes no sense")]
+    /// An invalid value.
+    #[error("invalid {field}")]
     Figure {
-        /// Which.
+        /// Path of the field.
         field: String,
     },
 }
@@ -207,12 +208,12 @@ impl From<&Segment> for SegmentKey {
 }
 
 impl SegmentKey {
-    /// Whether the time depends on the positions that rows attend to.
+    /// Returns whether the time depends on the attended positions.
     pub fn attends(&self) -> bool {
         self.flops_per_row_position > 0 || self.kv_bytes_per_position > 0
     }
 
-    /// The point at which a micro-batch is for this kind of segment.
+    /// Returns the point of a micro-batch for this kind of segment.
     pub fn point(&self, batch: &BatchShape) -> TimePoint {
         let rows = batch.rows_for(self.kind);
         match self.attends() {
@@ -221,10 +222,10 @@ impl SegmentKey {
         }
     }
 
-    /// Bytes and operations at a point.
+    /// Returns the traffic and operations at a point.
     pub fn work(&self, at: &TimePoint) -> SegmentWork {
         let rows = f64::from(at.rows);
-        // The keys and values of a sequence are read once for all its rows in the micro-batch.
+        // All rows of a sequence in a micro-batch share one read of its keys and values.
         let bytes = self.read_bytes as f64
             + rows * self.read_bytes_per_row as f64
             + f64::from(at.sequences) * at.positions * self.kv_bytes_per_position as f64;
@@ -234,26 +235,26 @@ impl SegmentKey {
 }
 
 impl TimePoint {
-    /// Whether every row is a step of another sequence, or there is one alone.
+    /// Returns whether every row belongs to a different sequence, as in decode.
     fn decodes(&self) -> bool {
         self.sequences >= self.rows
     }
 
-    /// Whether it lies on the same line as points of decode (or of prefill): a single row lies on both.
+    /// Returns whether it lies on the curve for decode (or for prefill). A single row lies on both.
     fn is_like(&self, decodes: bool) -> bool {
         self.rows == 1 || self.decodes() == decodes
     }
 }
 
 impl KindProfile {
-    /// The kind with its samples in order.
+    /// Creates a kind and sorts its samples.
     pub fn new(key: SegmentKey, mut samples: Vec<TimeSample>) -> Self {
         let order = |s: &TimeSample| (s.at.rows, s.at.sequences);
         samples.sort_by(|a, b| order(a).cmp(&order(b)).then(a.at.positions.total_cmp(&b.at.positions)));
         Self { key, samples }
     }
 
-    /// The time at a point; `None` if nothing like it was measured.
+    /// Returns the time at a point, or `None` if no similar point was measured.
     pub fn time(&self, at: &TimePoint) -> Option<Figure> {
         let decodes = self.line_for(at);
         let rows = || self.samples.iter().filter(|s| s.at.is_like(decodes)).map(|s| s.at.rows);
@@ -266,7 +267,7 @@ impl KindProfile {
         let (value, measured) = match (below, above) {
             (Some(same), Some(other)) if same == other => on(same)?,
             (Some(low), Some(high)) => (between((low, high), (on(low)?.0, on(high)?.0)), false),
-            // As the last two go on, but no shorter.
+            // Extrapolate from the last two, but never decreasing.
             (Some(last), None) => match rows().filter(|&rows| rows < last).max() {
                 Some(before) => {
                     let (t0, t1) = (on(before)?.0, on(last)?.0);
@@ -282,20 +283,21 @@ impl KindProfile {
         Some(Figure { value, source })
     }
 
-    /// Whether the times of decode steps stand for a point. Where single sequences alone were timed, a step of several takes
-    /// about as long as a prefill chunk of as many rows.
+    /// Returns whether the decode curve applies to a point. If only single sequences were measured, a decode
+    /// step of several sequences is costed as a prefill chunk with equal rows.
     fn line_for(&self, at: &TimePoint) -> bool {
         at.decodes() && (at.rows == 1 || self.samples.iter().any(|s| s.at.rows > 1 && s.at.decodes()))
     }
 
-    /// The time of so many rows, a measured number, at any number of positions; and whether that one was measured.
+    /// Returns the time for `rows`, a measured row count, at any position, and whether that point was
+    /// measured.
     fn on_line(&self, decodes: bool, rows: u32, positions: f64) -> Option<(f64, bool)> {
         let line = || self.samples.iter().filter(|s| s.at.rows == rows && s.at.is_like(decodes));
         if let Some(same) = line().find(|s| s.at.positions == positions) {
             return Some((same.median_us, true));
         }
         let is_above = |s: &&TimeSample| s.at.positions > positions;
-        // The two around it; beyond the last, or before the first, the two nearest.
+        // The neighbouring samples. Outside the measured range, the two nearest.
         let (mut high, mut low) = (line().find(is_above), line().rfind(|s| !is_above(s)));
         let outside = high.is_none() || low.is_none();
         if high.is_none() {
@@ -307,13 +309,13 @@ impl KindProfile {
             (Some(a), Some(b)) => (a, slope(a, b)),
             (one, None) | (None, one) => (one?, self.slope_of_others(decodes, rows)),
         };
-        // More positions never take less time: outside, where noise would grow.
+        // More positions never take less time. Extrapolation would amplify noise.
         let slope = if outside { slope.max(0.0) } else { slope };
         Some(((a.median_us + slope * (positions - a.at.positions)).max(0.0), false))
     }
 
-    /// Microseconds per position for a number of rows that was timed at one position only. Each row takes as long as at the
-    /// nearest number of rows that was timed at two positions.
+    /// Returns microseconds per position for a row count that was measured at one position only. Assumes the
+    /// time per row and position of the nearest row count that was measured at two positions.
     fn slope_of_others(&self, decodes: bool, rows: u32) -> f64 {
         let line = || self.samples.iter().filter(|s| s.at.is_like(decodes));
         let pairs = line().zip(line().skip(1)).filter(|(a, b)| a.at.rows == b.at.rows);
@@ -323,19 +325,20 @@ impl KindProfile {
     }
 }
 
-/// Microseconds for each position between two samples of one number of rows.
+/// Returns microseconds per position between two samples with equal rows.
 fn slope(a: &TimeSample, b: &TimeSample) -> f64 {
     (b.median_us - a.median_us) / (b.at.positions - a.at.positions)
 }
 
 impl Roofline {
-    /// The roofline under which all times lie; `None` for no times.
+    /// Fits a roofline that bounds all times from below. Returns `None` without times.
     pub fn fit(kinds: &[KindProfile]) -> Option<Self> {
         let all =
             || kinds.iter().flat_map(|kind| kind.samples.iter().map(|s| (kind.key.work(&s.at), s.median_us)));
         let times = || all().filter(|(_, us)| *us > 0.0);
         let launch_us = times().map(|(_, us)| us).reduce(f64::min)?;
-        // What is left of a time when the launch is over; of times not much longer than it nothing could be said.
+        // Subtract the launch overhead. Times close to it say little about the rate, so at least half of a
+        // time counts.
         let rate = |amount: f64, us: f64| amount / (us - launch_us).max(us / 2.0) * 1e6;
         let highest =
             |of: fn(&SegmentWork) -> f64| times().map(|(w, us)| rate(of(&w), us)).fold(1.0, f64::max);
@@ -348,17 +351,17 @@ impl Roofline {
 }
 
 impl Profile {
-    /// The time of a segment at a micro-batch; `None` if its kind was not measured.
+    /// Returns the time of a segment for a micro-batch, or `None` if its kind was not measured.
     pub fn time(&self, key: &SegmentKey, batch: &BatchShape) -> Option<Figure> {
         self.kinds.iter().find(|kind| kind.key == *key)?.time(&key.point(batch))
     }
 
-    /// Whether a kind of segment was timed at a point.
+    /// Returns whether a kind of segment was measured at a point.
     pub fn has(&self, key: &SegmentKey, at: &TimePoint) -> bool {
         self.sample(key, at).is_some()
     }
 
-    /// Whether a prefill chunk of this many rows was timed.
+    /// Returns whether a prefill chunk of `rows` rows was measured.
     pub(crate) fn has_chunk(&self, rows: u32) -> bool {
         let mut samples = self.kinds.iter().flat_map(|kind| &kind.samples);
         samples.any(|sample| sample.at.rows == rows && !sample.at.decodes())
@@ -369,7 +372,8 @@ impl Profile {
         kind.samples.iter().find(|sample| sample.at == *at)
     }
 
-    /// Adds what another profile of the same identity measured elsewhere, and fits again. The result is as old as the older.
+    /// Adds the points of another profile with the same identity and fits again. The result has the age of
+    /// the older one.
     pub fn merge(&mut self, other: &Profile) {
         self.measured_unix_s = self.measured_unix_s.min(other.measured_unix_s);
         self.timed_for = TimedFor {
@@ -389,8 +393,8 @@ impl Profile {
         self.roofline = Roofline::fit(&self.kinds);
     }
 
-    /// The mean of profiles of equal devices that were timed at the same time; of points that some of them lack, the mean
-    /// of the others. `None` for no profiles.
+    /// Returns the mean of profiles of equal devices measured at the same time. A point that some of them
+    /// lack uses the mean of the others. Returns `None` without profiles.
     pub fn mean(profiles: &[&Profile]) -> Option<Self> {
         let mut mean = (*profiles.first()?).clone();
         let average = |of: &dyn Fn(&Profile) -> f64| {
@@ -419,12 +423,12 @@ impl Profile {
         Some(mean)
     }
 
-    /// Reads a profile.
+    /// Parses a profile.
     ///
     /// # Errors
-    /// [`InvalidProfile`] says what is wrong with it.
+    /// [`InvalidProfile`] if the text is not a valid profile.
     pub fn from_json(json: &str) -> Result<Self, InvalidProfile> {
-        /// The version stands for itself: a newer profile may have other fields.
+        /// Read the version separately: a newer profile may have other fields.
         #[derive(Deserialize)]
         struct Version {
             ragtag_profile: u32,
@@ -440,7 +444,7 @@ impl Profile {
         }
     }
 
-    /// The first figure that no device can have.
+    /// Returns the path of the first impossible value.
     fn nonsense(&self) -> Option<String> {
         let mut overheads = vec![
             ("stage_us".to_owned(), self.stage_us),

@@ -1,7 +1,7 @@
-//! How long a segment takes on a device: as its profile says, else its launch overhead plus the larger of (bytes moved ÷
-//! bandwidth) and (operations ÷ rate).
+//! Time of a segment on a device: from the device's profile, otherwise launch overhead plus the larger of
+//! (bytes moved ÷ bandwidth) and (operations ÷ rate).
 //!
-//! This module must not know plans.
+//! Knows nothing about plans.
 
 use super::DeviceFacts;
 use super::figure::{Figure, FigureSource};
@@ -9,21 +9,21 @@ use super::profile::{SegmentKey, SegmentWork};
 use ragtag_graph::{Segment, SegmentKind};
 use ragtag_kernels::Activations;
 
-/// The shape of a micro-batch, as far as costs depend on it.
+/// The properties of a micro-batch that determine its cost.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BatchShape {
     /// Tokens.
     pub rows: u32,
-    /// Tokens of which logits are wanted.
+    /// Tokens that need logits.
     pub logit_rows: u32,
-    /// Sequences that the rows belong to.
+    /// Sequences of these rows.
     pub sequences: u32,
-    /// Positions that a row attends to, on average.
+    /// Average positions that a row attends to.
     pub positions: f64,
 }
 
 impl BatchShape {
-    /// Rows that a segment of this kind works on.
+    /// Returns the rows that a segment of this kind processes.
     pub fn rows_for(&self, kind: SegmentKind) -> u32 {
         match kind {
             SegmentKind::Head => self.logit_rows,
@@ -35,7 +35,8 @@ impl BatchShape {
     }
 }
 
-/// Time that a segment takes for a micro-batch, in microseconds. The head does nothing where no logits are wanted.
+/// Returns the time of a segment for a micro-batch, in microseconds. The head takes no time if no row needs
+/// logits.
 pub fn segment_time_us(
     segment: &Segment,
     device: &DeviceFacts,
@@ -45,8 +46,8 @@ pub fn segment_time_us(
     segment_time(segment, device, activations, batch).value
 }
 
-/// The same with where it comes from: the device's profile, if it has one for such segments, else the roofline of its
-/// figures.
+/// Returns the time of a segment with its source: the device's profile if it has such segments, otherwise the
+/// roofline of its rates.
 pub fn segment_time(
     segment: &Segment,
     device: &DeviceFacts,
@@ -56,7 +57,7 @@ pub fn segment_time(
     kind_time(&SegmentKey::from(segment), device, activations, batch)
 }
 
-/// The same for all segments of a kind.
+/// Returns the time of any segment with this key.
 pub fn kind_time(
     key: &SegmentKey,
     device: &DeviceFacts,
@@ -73,11 +74,11 @@ pub fn kind_time(
         .unwrap_or_else(|| roofline(key.kind, &key.work(&at), device, activations))
 }
 
-/// Launch overhead plus the slower of moving and computing.
+/// Returns launch overhead plus the slower of moving and computing.
 fn roofline(kind: SegmentKind, work: &SegmentWork, device: &DeviceFacts, activations: Activations) -> Figure {
     let (bandwidth, flops) = (device.bandwidth_bytes_per_s, device.flops_per_s(activations));
     let (moving_s, computing_s) = (work.bytes / bandwidth.value, work.flops / flops.value);
-    // The figure is for a block's dispatches; each half has about half of them.
+    // The overhead is that of a block's dispatches. Each half has about half of them.
     let launches = match kind {
         SegmentKind::Attention | SegmentKind::FeedForward => 0.5,
         SegmentKind::Embedding | SegmentKind::Block | SegmentKind::Head => 1.0,

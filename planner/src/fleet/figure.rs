@@ -1,6 +1,6 @@
-//! Figures as fleets give them: a number, or a number with its source; and what such a number can be.
+//! Values in a fleet: a number, or a number with its source; and the bounds of such values.
 //!
-//! This module must not know devices or links.
+//! Knows nothing about devices or links.
 
 use super::InvalidFleet;
 use crate::cost::{Figure, FigureSource};
@@ -10,7 +10,7 @@ use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use std::fmt;
 
-/// A number (given by the user), or an object with `value` and `source`.
+/// A number (source: the user), or an object with `value` and `source`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct FleetFigure(pub Figure);
 
@@ -26,7 +26,7 @@ impl From<f64> for FleetFigure {
 struct Sourced {
     /// The number.
     value: f64,
-    /// Where it comes from.
+    /// Source of the number.
     source: FigureSource,
 }
 
@@ -71,18 +71,18 @@ impl schemars::JsonSchema for FleetFigure {
     fn json_schema(generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
         let sourced = generator.subschema_for::<Sourced>();
         schemars::json_schema!({
-            "description": "A number, or a number with its source. One from a datasheet is what the maker promises, and counts \
-                            for the share of it that kernels reach.",
+            "description": "A number, or a number with its source. A datasheet value is scaled to the share that \
+                            kernels reach.",
             "anyOf": [{ "type": "number" }, sourced],
         })
     }
 }
 
-/// What a figure can be, in the unit of its field.
+/// Range of a value, in the unit of its field.
 pub(super) struct Bounds {
     least: f64,
     most: f64,
-    /// What a number that is too large, or too small, is probably in: from the largest on.
+    /// Likely unit mistakes for a value that is out of range, largest first.
     slips: &'static [(f64, &'static str)],
 }
 
@@ -92,7 +92,7 @@ pub(super) const MEMORY_GIB: Bounds = Bounds {
     most: 65_536.0,
     slips: &[(6.7e7, "that looks like bytes (memory_bytes)"), (65_536.0, "that looks like MiB")],
 };
-/// The same.
+/// The range of [`MEMORY_GIB`] in bytes.
 pub(super) const MEMORY_BYTES: Bounds = Bounds {
     least: 67_108_864.0,
     most: 70_368_744_177_664.0,
@@ -104,7 +104,7 @@ pub(super) const GB_PER_S: Bounds = Bounds {
     most: 20_000.0,
     slips: &[(1e8, "that looks like bytes per second"), (20_000.0, "that looks like MB/s")],
 };
-/// From a tenth of a GFLOP/s to more than any card has.
+/// From 0.1 GFLOP/s to more than any card has.
 pub(super) const T_PER_S: Bounds = Bounds {
     least: 0.0001,
     most: 20_000.0,
@@ -113,11 +113,11 @@ pub(super) const T_PER_S: Bounds = Bounds {
         (20_000.0, "that looks like billions per second"),
     ],
 };
-/// Up to a second.
+/// Up to one second.
 pub(super) const MICROSECONDS: Bounds = Bounds { least: 0.0, most: 1e6, slips: &[] };
 
 impl Bounds {
-    /// Holds a figure to the bounds. NaN is in none.
+    /// Checks a value against the range. Rejects NaN.
     pub(super) fn check(&self, path: &str, figure: FleetFigure) -> Result<Figure, InvalidFleet> {
         let Self { least, most, slips } = self;
         let FleetFigure(figure) = figure;

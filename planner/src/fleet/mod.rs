@@ -1,13 +1,13 @@
-//! Fleets: devices and links that need not exist, as people describe them, in a file or in one line.
+//! Fleets: descriptions of hypothetical devices and links, in a file or in one line.
 //!
-//! [`Fleet`] is the format; [`Fleet::facts`] holds it to what can be and turns it into what the planner knows of devices and
-//! links. A device is described by its figures, by a card of the library ([`cards`]), or like another device of the fleet,
-//! with figures of its own on top.
+//! [`Fleet`] is the format. [`Fleet::facts`] validates it and converts it to the planner's input. A device is
+//! described by its own values, by a card of the library ([`cards`]), or by reference to another device of
+//! the fleet. Its own values take precedence.
 //!
-//! A figure from a datasheet is what its maker promises. It counts for the share that this project's kernels were measured
-//! to reach ([`Reached`]); every other figure counts as it stands.
+//! A value from a datasheet is a theoretical peak. It is multiplied by the share that this project's kernels
+//! reached in measurements ([`Reached`]). Every other value is used as is.
 //!
-//! This module must not know how plans are found, and opens no file.
+//! Knows nothing about the search, and opens no file.
 
 mod cards;
 mod figure;
@@ -27,62 +27,64 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer};
 use thiserror::Error;
 
-/// Version of the format that this build reads.
+/// Format version that this build reads.
 pub const FLEET_VERSION: u32 = 1;
 
 /// Most devices of a fleet.
 pub const MOST_DEVICES: usize = 64;
 
-/// Devices and links that need not exist.
+/// A fleet: devices and links, which need not exist.
 #[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(title = "A fleet of Ragtag")]
 pub struct Fleet {
-    /// Version of the format: 1.
+    /// Format version: 1.
     #[schemars(extend("const" = FLEET_VERSION))]
     pub ragtag_fleet: u32,
-    /// The devices, in the order in which a pipeline may run through them: 1 to 64 of them, counts included.
+    /// The devices, in the order in which a pipeline may use them. 1 to 64, counts included.
     #[schemars(length(min = 1, max = MOST_DEVICES))]
     pub devices: Vec<FleetDevice>,
-    /// Links that are known. Every other pair of devices is linked by way of the host: at the lower of their two rates, and
-    /// with the sum of their latencies.
+    /// Known links. Every other pair of devices is linked through the host, at the lower of their two rates
+    /// and with the sum of their latencies.
     #[serde(default)]
     pub links: Vec<FleetLink>,
-    /// What links have in common: a bus, a bridge, a switch.
+    /// Resources shared by several links: a bus, a bridge, a switch.
     #[serde(default)]
     pub shared_links: Vec<FleetSharedLink>,
 }
 
-/// A device, or several alike. What is not given comes from the card or the other device that is named; memory, bandwidth and
-/// `f32_tflop_per_s` must come from somewhere.
+/// A device, or several equal ones. Omitted values come from the named card or device. Memory, bandwidth and
+/// `f32_tflop_per_s` are required from one of these.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct FleetDevice {
-    /// Its label: letters, digits and `-_.:`. With `count` they are `label:0`, `label:1` …; without a label, `card:0` ….
+    /// Label: letters, digits and `-_.:`. With `count`, devices are `label:0`, `label:1` …; without a label,
+    /// `card:0` ….
     pub label: Option<String>,
-    /// A card of the library, as `ragtag cards` lists them.
+    /// Name of a card of the library. `ragtag cards` lists them.
     pub card: Option<String>,
-    /// The label of another device of the fleet that it is like.
+    /// Label of another device of the fleet whose values this one copies.
     pub like: Option<String>,
-    /// How many of them there are: 1 to 64.
+    /// Number of equal devices: 1 to 64.
     #[schemars(range(min = 1, max = MOST_DEVICES))]
     pub count: Option<u32>,
-    /// What sort of hardware it is; `discrete` unless a card says otherwise.
+    /// Kind of hardware. Default: that of the card, else `discrete`.
     #[schemars(schema_with = "crate::schemas::adapter_kind")]
     pub kind: Option<AdapterKind>,
-    /// Through which API it is used: what its kernels reach of a datasheet's figures. Needed where it has such figures.
+    /// API that runs its kernels. It selects the reachable share of datasheet values, and is required if
+    /// there are any.
     pub through: Option<String>,
     /// Memory for stages, in GiB.
     pub memory_gib: Option<FleetFigure>,
-    /// The same in bytes.
+    /// Memory for stages, in bytes.
     pub memory_bytes: Option<FleetFigure>,
-    /// Rate of its memory, in units of 10⁹ bytes per second.
+    /// Memory bandwidth, in units of 10⁹ bytes per second.
     pub bandwidth_gb_per_s: Option<FleetFigure>,
-    /// Rate of products with f32 activations, in units of 10¹² operations per second.
+    /// Rate of matrix products with f32 activations, in units of 10¹² operations per second.
     pub f32_tflop_per_s: Option<FleetFigure>,
-    /// Rate of its matrix units with f16 activations, in the same unit. None: it has no matrix units.
+    /// Rate of its matrix units with f16 activations, in the same unit. If absent, it has no matrix units.
     pub f16_matrix_tflop_per_s: Option<FleetFigure>,
-    /// Rate of products with int8 activations, in the same unit.
+    /// Rate of matrix products with int8 activations, in the same unit.
     pub int8_top_per_s: Option<FleetFigure>,
     /// Overhead of one segment's dispatches, in microseconds.
     pub launch_us: Option<FleetFigure>,
@@ -92,25 +94,25 @@ pub struct FleetDevice {
     pub host_latency_us: Option<FleetFigure>,
     /// Rate of large copies between it and host memory, in units of 10⁹ bytes per second.
     pub host_bandwidth_gb_per_s: Option<FleetFigure>,
-    /// Its bus, instead of that rate.
+    /// Its PCI Express link, as an alternative to `host_bandwidth_gb_per_s`.
     pub pcie: Option<Pcie>,
 }
 
-/// The way from one device to another.
+/// The link between two devices.
 #[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct FleetLink {
-    /// Label of the one device.
+    /// Label of the source device.
     pub from: String,
-    /// Label of the other.
+    /// Label of the destination device.
     pub to: String,
-    /// Whether it is the way back, too.
+    /// Whether the link also exists in the other direction.
     #[serde(default = "both_ways")]
     pub both_ways: bool,
-    /// Time of the smallest crossing, in microseconds; by default that of two copies by way of the host.
+    /// Time of the smallest transfer, in microseconds. Default: that of two copies through the host.
     #[serde(default)]
     pub latency_us: Option<FleetFigure>,
-    /// Rate of large crossings, in units of 10⁹ bytes per second.
+    /// Rate of large transfers, in units of 10⁹ bytes per second.
     pub bandwidth_gb_per_s: FleetFigure,
 }
 
@@ -118,21 +120,21 @@ fn both_ways() -> bool {
     true
 }
 
-/// Something that several links have in common: its time is the sum over all crossings of a plan that use it.
+/// A resource shared by several links. Its busy time is the sum over all transfers of a plan that use it.
 #[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct FleetSharedLink {
-    /// Name, for people.
+    /// Display name.
     pub name: String,
-    /// The links that use it: labels, from and to.
+    /// The links that use it, as pairs of labels: source and destination.
     #[serde(deserialize_with = "pairs")]
     #[schemars(length(min = 1))]
     pub users: Vec<(String, String)>,
-    /// Its rate, all users together, in units of 10⁹ bytes per second.
+    /// Rate of all users together, in units of 10⁹ bytes per second.
     pub bandwidth_gb_per_s: FleetFigure,
 }
 
-/// Two labels. Read as a list first: of a third label, the reader of pairs knows no more than that it is in the way.
+/// Two labels, read as a list first. A tuple reader gives a poor message for a third label.
 #[derive(Deserialize)]
 #[serde(try_from = "Vec<String>")]
 struct Pair(String, String);
@@ -153,27 +155,27 @@ fn pairs<'de, D: Deserializer<'de>>(reader: D) -> Result<Vec<(String, String)>, 
     Ok(pairs.into_iter().map(|Pair(from, to)| (from, to)).collect())
 }
 
-/// Why a text is no fleet.
+/// An invalid fleet.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum InvalidFleet {
-    /// Not JSON, or not of the form.
+    /// Not JSON, or not in the fleet format.
     #[error("not a fleet: {cause}")]
     NotAFleet {
-        /// Path in the file, what the reader says, line and column.
+        /// Path in the file, the parser's message, line and column.
         cause: String,
     },
-    /// Written for a later version.
-    #[error("the fleet is of version {found}, this build reads version {FLEET_VERSION}")]
+    /// Written in another format version.
+    #[error("the fleet has version {found}, but this build reads version {FLEET_VERSION}")]
     Version {
-        /// Its version.
+        /// Version of the fleet.
         found: u32,
     },
-    /// Of the form, but it cannot be.
+    /// A well-formed fleet with an invalid value.
     #[error("{path}: {why}")]
     Wrong {
-        /// Where: a path in the file, `devices[2].bandwidth_gb_per_s`, or a part of the line.
+        /// Path in the file, for example `devices[2].bandwidth_gb_per_s`, or a part of the line.
         path: String,
-        /// What is wrong there.
+        /// The problem, for the message.
         why: String,
     },
 }
@@ -185,12 +187,12 @@ impl InvalidFleet {
 }
 
 impl Fleet {
-    /// Reads a fleet and holds it to all that [`Fleet::facts`] asks.
+    /// Parses and validates a fleet.
     ///
     /// # Errors
-    /// [`InvalidFleet`] names the first mistake with its path in the file.
+    /// [`InvalidFleet`] with the first problem and its path in the file.
     pub fn from_json(text: &str) -> Result<Self, InvalidFleet> {
-        // The version comes first: a later format may well have fields that this build would call unknown.
+        // Check the version first: a later format may have fields that this build does not know.
         #[derive(Deserialize)]
         struct Head {
             ragtag_fleet: u32,
@@ -205,20 +207,20 @@ impl Fleet {
         Ok(fleet)
     }
 
-    /// Reads a fleet of cards in one line: `2x-arc-a770+rx7900xtx`.
+    /// Parses a fleet of cards in one line: `2x-arc-a770+rx7900xtx`.
     ///
     /// # Errors
-    /// [`InvalidFleet::Wrong`] names the part; for a card that is not in the library, with those whose names are nearest.
+    /// [`InvalidFleet::Wrong`] names the part. For an unknown card it lists the most similar names.
     pub fn from_line(line: &str) -> Result<Self, InvalidFleet> {
         let fleet = spec::parse(line)?;
         fleet.facts()?;
         Ok(fleet)
     }
 
-    /// What the planner knows of the devices and of the links between them.
+    /// Returns the planner's description of the devices and links.
     ///
     /// # Errors
-    /// [`InvalidFleet::Wrong`] names the first figure, label or link that cannot be, with its path.
+    /// [`InvalidFleet::Wrong`] with the path of the first invalid value, label or link.
     pub fn facts(&self) -> Result<(Vec<DeviceFacts>, Links), InvalidFleet> {
         resolve::facts(self)
     }

@@ -1,7 +1,7 @@
-//! From a fleet to what the planner knows: cards and likenesses looked up, promises turned into what kernels reach, every
-//! mistake named with its path.
+//! Resolution of a fleet into the planner's input: looks up cards and references, scales datasheet values to
+//! what kernels reach, and reports every error with its path.
 //!
-//! This module must not know JSON.
+//! Knows nothing about JSON.
 
 use super::figure::{Bounds, GB_PER_S, MEMORY_BYTES, MEMORY_GIB, MICROSECONDS, T_PER_S};
 use super::{
@@ -13,7 +13,7 @@ use ragtag_hal::AdapterKind;
 use ragtag_transfer::Route;
 use std::collections::{HashMap, HashSet};
 
-/// Share of a card's memory that plans may use; the rest is for its driver and for other programs.
+/// Share of a card's memory available to plans. Its driver and other programs use the rest.
 const MEMORY_SHARE: f64 = 0.95;
 /// Share of a bus's rate that copies from pinned memory commonly reach.
 const BUS_SHARE: f64 = 0.8;
@@ -23,7 +23,7 @@ const GIB: f64 = (1u64 << 30) as f64;
 
 type Result<T> = std::result::Result<T, InvalidFleet>;
 
-/// A figure, and whether it is a promise.
+/// A value, and whether it is a theoretical peak.
 #[derive(Clone, Copy)]
 struct Stated {
     figure: Figure,
@@ -31,14 +31,14 @@ struct Stated {
 }
 
 impl Stated {
-    /// What is reached of it, where `share` of a promise is, in units of `unit`.
+    /// Returns the reachable value in units of `unit`. Only a peak is scaled by `share`.
     fn reached(self, share: f64, unit: f64) -> Figure {
         let share = if self.promised { share } else { 1.0 };
         Figure { value: self.figure.value * share * unit, source: self.figure.source }
     }
 }
 
-/// What is known of a device before promises are weighed.
+/// Values of a device before peaks are scaled.
 #[derive(Clone, Default)]
 struct Known {
     kind: Option<AdapterKind>,
@@ -68,14 +68,15 @@ pub(super) fn facts(fleet: &Fleet) -> Result<(Vec<DeviceFacts>, Links)> {
     Ok((devices, links))
 }
 
-/// Facts of a device of this machine with the rates that a card promises, as far as kernels reach them through an API;
-/// unchanged where nothing is known of that API.
+/// Replaces the rates of a local device with those of its card's datasheet, scaled to what kernels reach
+/// through `api`. Returns the facts unchanged if nothing is known about that API.
 pub fn with_datasheet(facts: DeviceFacts, card: &Card, api: &str) -> DeviceFacts {
     with_promises(facts, of_card(card), api)
 }
 
-/// The same with peak rates that the API reports: of the memory in bytes per second, of f32 arithmetic in operations per
-/// second. Where one is not reported the facts keep theirs. `integer_dot` says whether there are int8 dot products of four.
+/// Replaces rates with peak rates reported by the API: memory bandwidth in bytes per second, f32 arithmetic
+/// in operations per second. Rates that are not reported stay unchanged. `integer_dot` says whether the
+/// device has int8 dot products of four.
 pub fn with_reported_rates(
     facts: DeviceFacts,
     bandwidth_bytes_per_s: Option<f64>,
@@ -103,7 +104,8 @@ pub fn with_reported_rates(
         bandwidth: Some(bandwidth.unwrap_or(own(facts.bandwidth_bytes_per_s, 1e9))),
         f32: Some(f32.map_or(own(facts.exact_flops_per_s, 1e12), promise)),
         int8: (integer_dot || f32.is_none()).then(|| fast(4.0)),
-        // No API says how fast matrix units are; the slowest are about four times as fast as the other lanes.
+        // No API reports the rate of matrix units. The slowest are about four times as fast as the other
+        // ALUs.
         f16_matrix: Some(fast(4.0)),
         ..Known::default()
     };
@@ -111,7 +113,7 @@ pub fn with_reported_rates(
 }
 
 fn with_promises(facts: DeviceFacts, mut known: Known, api: &str) -> DeviceFacts {
-    // wgpu's kernels reach the hardware through Vulkan or what is like it.
+    // wgpu's kernels run through Vulkan or a similar API.
     known.through = Some(if api == "wgpu" { "vulkan" } else { api }.into());
     if !facts.f16_products {
         known.f16_matrix = None;
@@ -133,7 +135,7 @@ fn with_promises(facts: DeviceFacts, mut known: Known, api: &str) -> DeviceFacts
     }
 }
 
-/// Every device's place in the file and label.
+/// Returns each device's index in the file and its label.
 fn labels(devices: &[FleetDevice]) -> Result<Vec<(usize, String)>> {
     if devices.is_empty() {
         return Err(InvalidFleet::wrong("devices", "is empty; a fleet has at least one device"));
@@ -165,7 +167,7 @@ fn labels(devices: &[FleetDevice]) -> Result<Vec<(usize, String)>> {
     Ok(labels)
 }
 
-/// Holds each count, and all of them together, to what a fleet has.
+/// Checks each count and their sum.
 fn check_counts(devices: &[FleetDevice]) -> Result<()> {
     for (at, count) in devices.iter().enumerate().filter_map(|(at, device)| Some((at, device.count?))) {
         if !(1..=MOST_DEVICES as u32).contains(&count) {
@@ -181,12 +183,12 @@ fn check_counts(devices: &[FleetDevice]) -> Result<()> {
     Ok(())
 }
 
-/// Labels stand in splits (`0-5=cpu:0,6-13=cpu:1`) and on terminals.
+/// Labels appear in splits (`0-5=cpu:0,6-13=cpu:1`) and on terminals.
 fn check_label(path: &str, label: &str) -> Result<()> {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_.:".contains(c);
     if label.is_empty() || label.len() > LABEL_CHARACTERS || !label.chars().all(plain) {
         let why = format!(
-            "\"{}\" is no label; it has 1 to {LABEL_CHARACTERS} letters, digits and -_.:",
+            "\"{}\" is not a valid label; use 1 to {LABEL_CHARACTERS} letters, digits and -_.:",
             quoted(label)
         );
         return Err(InvalidFleet::wrong(path, why));
@@ -194,18 +196,21 @@ fn check_label(path: &str, label: &str) -> Result<()> {
     Ok(())
 }
 
-/// What is known of the device at a place of the file: what it says itself, over what its card or its like does. `trail` are
-/// the devices that led here.
+/// Returns the values of the device at `at`: its own, then those of its card or of the device that it refers
+/// to. `trail` holds the devices on the path of references, to detect cycles.
 fn known(devices: &[FleetDevice], at: usize, trail: &mut Vec<usize>) -> Result<Known> {
     let (device, path) = (&devices[at], format!("devices[{at}]"));
     let own = own(device, &path)?;
     let base = match (&device.card, &device.like) {
         (None, None) => Known::default(),
         (Some(_), Some(_)) => {
-            return Err(InvalidFleet::wrong(&format!("{path}.like"), "stands beside card; give one of them"));
+            return Err(InvalidFleet::wrong(
+                &format!("{path}.like"),
+                "conflicts with card; give only one of them",
+            ));
         }
         (Some(name), None) => of_card(card(name).map_err(|nearest| {
-            let why = format!("there is no card \"{}\"; nearest are {}", quoted(name), nearest.join(", "));
+            let why = format!("unknown card \"{}\"; similar cards are {}", quoted(name), nearest.join(", "));
             InvalidFleet::Wrong { path: format!("{path}.card"), why }
         })?),
         (None, Some(label)) => {
@@ -220,7 +225,7 @@ fn known(devices: &[FleetDevice], at: usize, trail: &mut Vec<usize>) -> Result<K
                 let way: Vec<_> = trail.iter().chain([&other]).map(|at| format!("devices[{at}]")).collect();
                 return Err(InvalidFleet::wrong(
                     &path,
-                    format!("goes in a circle: {}", way.join(" is like ")),
+                    format!("refers to itself: {}", way.join(" is like ")),
                 ));
             }
             known(devices, other, trail)?
@@ -241,19 +246,22 @@ fn known(devices: &[FleetDevice], at: usize, trail: &mut Vec<usize>) -> Result<K
     })
 }
 
-/// A figure of the file: one from a datasheet is a promise.
+/// Checks a value of the file. One from a datasheet is a peak.
 fn stated(path: &str, field: &str, bounds: &Bounds, figure: FleetFigure) -> Result<Stated> {
     let figure = bounds.check(&format!("{path}.{field}"), figure)?;
     Ok(Stated { figure, promised: figure.source == FigureSource::Datasheet })
 }
 
-/// What the file says of the device itself.
+/// Returns the device's own values in the file.
 fn own(device: &FleetDevice, path: &str) -> Result<Known> {
     let figure = |field: &str, bounds: &Bounds, figure: Option<FleetFigure>| {
         figure.map(|figure| stated(path, field, bounds, figure)).transpose()
     };
     let both = |field: &str, other: &str| {
-        InvalidFleet::wrong(&format!("{path}.{field}"), format!("stands beside {other}; give one of them"))
+        InvalidFleet::wrong(
+            &format!("{path}.{field}"),
+            format!("conflicts with {other}; give only one of them"),
+        )
     };
     let bytes = figure("memory_bytes", &MEMORY_BYTES, device.memory_bytes)?;
     let memory_gib = match (figure("memory_gib", &MEMORY_GIB, device.memory_gib)?, bytes) {
@@ -271,7 +279,7 @@ fn own(device: &FleetDevice, path: &str) -> Result<Known> {
         (None, Some(pcie)) => {
             let value = pcie.gb_per_s().ok_or_else(|| {
                 let why = format!(
-                    "there is no generation {} with {} lanes: it is 1 to 6, with 1, 2, 4, 8 or 16",
+                    "generation {} with {} lanes does not exist; use generation 1 to 6 with 1, 2, 4, 8 or 16 lanes",
                     pcie.generation, pcie.lanes
                 );
                 InvalidFleet::wrong(&format!("{path}.pcie"), why)
@@ -294,7 +302,7 @@ fn own(device: &FleetDevice, path: &str) -> Result<Known> {
     })
 }
 
-/// What a card promises. What its maker does not say was derived from what they do: a promise that is assumed.
+/// Returns the datasheet values of a card. Values that were derived count as assumed peaks.
 fn of_card(card: &Card) -> Known {
     let promise = |field: &str, value: f64| {
         let assumed = card.assumed.iter().any(|name| name == field);
@@ -314,10 +322,13 @@ fn of_card(card: &Card) -> Known {
     }
 }
 
-/// Weighs the promises.
+/// Scales peaks to what kernels reach.
 fn device_facts(path: &str, label: &str, known: &Known) -> Result<DeviceFacts> {
     let missing = |field: &str| {
-        InvalidFleet::wrong(&format!("{path}.{field}"), "is missing: give it, or a card or like that has it")
+        InvalidFleet::wrong(
+            &format!("{path}.{field}"),
+            "is missing; give it, or use a card or a device that has it",
+        )
     };
     let memory = known.memory_gib.ok_or_else(|| missing("memory_gib"))?;
     let bandwidth = known.bandwidth.ok_or_else(|| missing("bandwidth_gb_per_s"))?;
@@ -330,7 +341,7 @@ fn device_facts(path: &str, label: &str, known: &Known) -> Result<DeviceFacts> {
     let assumed = DeviceFacts::assumed(label, kind, 1, memory_bytes.value as u64, memory_bytes.source);
     let exact = f32.reached(share.map_or(1.0, |s| s.f32), 1e12);
     let int8 = known.int8.map(|int8| int8.reached(share.map_or(1.0, |s| s.int8), 1e12));
-    // Matrix units that no kernel uses through this API are as good as none.
+    // Matrix units that no kernel uses through this API do not count.
     let matrix_share = share.map_or(Some(1.0), |s| s.f16_matrix);
     let matrix = known.f16_matrix.zip(matrix_share).map(|(matrix, share)| matrix.reached(share, 1e12));
     let fast = [int8, matrix].into_iter().flatten().fold(exact, |a, b| if b.value > a.value { b } else { a });
@@ -351,26 +362,25 @@ fn device_facts(path: &str, label: &str, known: &Known) -> Result<DeviceFacts> {
     })
 }
 
-/// The shares that are reached through the device's API, which must be named where a promise hangs on them.
+/// Returns the shares that kernels reach through the device's API. The API is required if a value is a peak
+/// (`needed`).
 fn shares(path: &str, known: &Known, needed: bool) -> Result<Option<&'static Reached>> {
     let names = || reached().keys().map(String::as_str).collect::<Vec<_>>().join(", ");
     let path = format!("{path}.through");
     match &known.through {
         Some(api) => reached().get(api).map(Some).ok_or_else(|| {
-            let why =
-                format!("what kernels reach through \"{}\" is not known; known are {}", quoted(api), names());
+            let why = format!("unknown API \"{}\"; known APIs are {}", quoted(api), names());
             InvalidFleet::wrong(&path, why)
         }),
         None if needed => {
-            let why =
-                format!("is missing, and a figure comes from a datasheet: through which API? {}", names());
+            let why = format!("is missing, but datasheet values need an API; known APIs are {}", names());
             Err(InvalidFleet::wrong(&path, why))
         }
         None => Ok(None),
     }
 }
 
-/// The devices, found by their labels.
+/// The devices, indexed by label.
 struct Ends<'a> {
     devices: &'a [DeviceFacts],
     index: HashMap<&'a str, usize>,
@@ -394,7 +404,7 @@ impl<'a> Ends<'a> {
     }
 }
 
-/// Every link: those of the file, and all others by way of the host.
+/// Returns all links: those of the file, and links through the host for all other pairs.
 fn links(fleet: &Fleet, devices: &[DeviceFacts]) -> Result<Links> {
     let ends = Ends::new(devices);
     let mut given = given_links(fleet, &ends)?;
@@ -411,7 +421,7 @@ fn links(fleet: &Fleet, devices: &[DeviceFacts]) -> Result<Links> {
     Ok(Links { known, shared, ..Links::default() })
 }
 
-/// The links of the file, by their ends, each with its place in the file.
+/// Returns the links of the file by their ends, each with its index in the file.
 fn given_links(fleet: &Fleet, ends: &Ends<'_>) -> Result<HashMap<(usize, usize), (usize, LinkFacts)>> {
     let mut given: HashMap<_, (usize, LinkFacts)> = HashMap::new();
     for (at, link) in fleet.links.iter().enumerate() {
@@ -434,7 +444,7 @@ fn given_links(fleet: &Fleet, ends: &Ends<'_>) -> Result<HashMap<(usize, usize),
         for way in [Some((from, to)), back].into_iter().flatten() {
             if let Some((first, _)) = given.insert(way, (at, facts.clone())) {
                 let (from, to) = (&ends.devices[way.0].label, &ends.devices[way.1].label);
-                let why = format!("the way from {from} to {to} is given twice; first in links[{first}]");
+                let why = format!("the link from {from} to {to} is given twice; first in links[{first}]");
                 return Err(InvalidFleet::wrong(&path, why));
             }
         }
@@ -442,7 +452,7 @@ fn given_links(fleet: &Fleet, ends: &Ends<'_>) -> Result<HashMap<(usize, usize),
     Ok(given)
 }
 
-/// What links have in common.
+/// Returns a resource shared by several links.
 fn shared_link(fleet: &Fleet, at: usize, ends: &Ends<'_>) -> Result<SharedLink> {
     let (link, path) = (&fleet.shared_links[at], format!("shared_links[{at}]"));
     let bandwidth = stated(&path, "bandwidth_gb_per_s", &GB_PER_S, link.bandwidth_gb_per_s)?;
@@ -461,14 +471,14 @@ fn shared_link(fleet: &Fleet, at: usize, ends: &Ends<'_>) -> Result<SharedLink> 
             return Err(InvalidFleet::wrong(&path, format!("links {from} to itself")));
         }
         if !seen.insert(way) {
-            return Err(InvalidFleet::wrong(&path, format!("the way from {from} to {to} is given twice")));
+            return Err(InvalidFleet::wrong(&path, format!("the link from {from} to {to} is given twice")));
         }
     }
     let bandwidth_bytes_per_s = bandwidth.reached(BUS_SHARE, 1e9);
     Ok(SharedLink { name: quoted(&link.name), users: link.users.clone(), bandwidth_bytes_per_s })
 }
 
-/// The way through the host's memory: chunks leave the one device while others enter the other.
+/// Returns the link through host memory. Chunks leave one device while others enter the other.
 fn by_host(from: &DeviceFacts, to: &DeviceFacts) -> LinkFacts {
     let slower =
         if from.host_bandwidth_bytes_per_s.value <= to.host_bandwidth_bytes_per_s.value { from } else { to };

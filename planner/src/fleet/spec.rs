@@ -1,11 +1,9 @@
-//! Fleets in one line: `2x-arc-a770+rx7900xtx`.
-//!
-//! This module must not know figures.
+//! Fleets in one line: `2x-arc-a770+rx7900xtx`. Knows nothing about values.
 
 use super::{FLEET_VERSION, Fleet, FleetDevice, InvalidFleet, MOST_DEVICES, card};
 use crate::json::quoted;
 
-/// Cards of the library, joined by `+`, each with how many there are of it before: `2x-` or `2x`.
+/// Parses names of cards joined by `+`, each with an optional count in front: `2x-` or `2x`.
 pub(super) fn parse(line: &str) -> Result<Fleet, InvalidFleet> {
     if line.split('+').count() > MOST_DEVICES {
         return Err(InvalidFleet::wrong("the line", format!("has more than {MOST_DEVICES} parts")));
@@ -33,7 +31,7 @@ fn device(part: &str) -> Result<FleetDevice, InvalidFleet> {
         _ => (None, part),
     };
     card(name).map_err(|nearest| {
-        wrong(format!("there is no card \"{}\"; nearest are {}", quoted(name), nearest.join(", ")))
+        wrong(format!("unknown card \"{}\"; similar cards are {}", quoted(name), nearest.join(", ")))
     })?;
     Ok(FleetDevice { card: Some(name.into()), count, ..FleetDevice::default() })
 }

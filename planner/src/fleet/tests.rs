@@ -1,4 +1,4 @@
-//! Tests of fleets: the format, the library, and every mistake with its path.
+//! Tests of fleets: the format, the library, and the path of every error.
 
 use super::*;
 use crate::cost::{Figure, FigureSource, LinkFacts};
@@ -8,7 +8,7 @@ fn fails(text: &str) -> String {
     Fleet::from_json(text).expect_err(text).to_string()
 }
 
-/// A fleet of these devices, and what else stands beside them.
+/// Returns a fleet of these devices with further fields.
 fn fleet(devices: &str, more: &str) -> String {
     format!("{{\"ragtag_fleet\": 1, \"devices\": [{devices}]{more}}}")
 }
@@ -54,7 +54,7 @@ fn a_line_of_cards_is_a_fleet() {
     let labels: Vec<_> = devices.iter().map(|d| d.label.as_str()).collect();
     assert_eq!(labels, ["arc-a770:0", "arc-a770:1", "rx7900xtx:0", "arc-a770:2"]);
     assert_eq!(links.known.len(), 4 * 3);
-    // 24 GiB but for the driver's; PCIe 4.0 x16.
+    // 24 GiB minus the driver's share; PCIe 4.0 x16.
     assert_eq!(devices[2].memory_bytes, (24.0 * 0.95 * GIB) as u64);
     let bus = 1.969 * 16.0 * 0.8 * 1e9;
     assert!(
@@ -71,10 +71,10 @@ fn mistakes_in_a_line_are_named() {
     let fails = |line: &str| Fleet::from_line(line).expect_err(line).to_string();
     let unknown = fails("2x-arc-a777+rtx3090");
     assert!(
-        unknown.contains("\"2x-arc-a777\": there is no card \"arc-a777\"; nearest are arc-a7"),
+        unknown.contains("\"2x-arc-a777\": unknown card \"arc-a777\"; similar cards are arc-a7"),
         "{unknown}"
     );
-    assert!(fails("RTX-3090").contains("nearest are rtx3090"), "{}", fails("RTX-3090"));
+    assert!(fails("RTX-3090").contains("similar cards are rtx3090"), "{}", fails("RTX-3090"));
     assert!(fails("").contains("names no card"));
     assert!(fails("rtx3090++l4").contains("names no card"));
     assert!(fails("0x-l4").contains("a count is 1 to 64"));
@@ -117,7 +117,7 @@ fn figures_that_cannot_be_are_named_with_their_path() {
         );
         fails(&fleet(&format!("{SMALL}, {device}"), "")).replace("devices[1].", "")
     };
-    // A field given twice is an error of its own: these change another one.
+    // A duplicate field is an error of its own, so these change another one.
     assert_eq!(with(r#""int8_top_per_s": -5"#), "int8_top_per_s: is -5, must be at least 0.0001");
     assert_eq!(with(r#""launch_us": -0.5"#), "launch_us: is -0.5, must be at least 0");
     assert_eq!(with(r#""stage_us": 1e300"#), "stage_us: is 1e300, must be at most 1000000");
@@ -128,21 +128,21 @@ fn figures_that_cannot_be_are_named_with_their_path() {
     assert!(with(r#""host_bandwidth_gb_per_s": 32000"#).contains("that looks like MB/s"));
     assert!(with(r#""host_bandwidth_gb_per_s": 0"#).contains("is 0, must be at least 0.001"));
     assert!(with(r#""int8_top_per_s": 4e13"#).contains("that looks like operations per second"));
-    assert!(with(r#""memory_bytes": 17179869184"#).contains("memory_bytes: stands beside memory_gib"));
+    assert!(with(r#""memory_bytes": 17179869184"#).contains("memory_bytes: conflicts with memory_gib"));
     assert!(
         with(r#""pcie": {"generation": 4, "lanes": 12}"#)
-            .contains("pcie: there is no generation 4 with 12 lanes")
+            .contains("pcie: generation 4 with 12 lanes does not exist")
     );
-    assert!(with(r#""pcie": {"generation": 0, "lanes": 16}"#).contains("pcie: there is no generation 0"));
+    assert!(with(r#""pcie": {"generation": 0, "lanes": 16}"#).contains("pcie: generation 0 with 16 lanes"));
     assert!(
         with(r#""host_bandwidth_gb_per_s": 9, "pcie": {"generation": 4, "lanes": 8}"#)
-            .contains("pcie: stands beside")
+            .contains("pcie: conflicts with")
     );
     let alone = |field: &str| fails(&fleet(&format!(r#"{{"label": "b", {field}}}"#), ""));
     assert!(alone(r#""memory_bytes": 16"#).contains("must be at least 67108864; that looks like GiB"));
     assert!(alone(r#""memory_gib": 17179869184"#).contains("that looks like bytes (memory_bytes)"));
     assert!(alone(r#""memory_gib": 8"#).contains("devices[0].bandwidth_gb_per_s: is missing"));
-    // What no file can say, a program can.
+    // NaN cannot be written in JSON, but a program can set it.
     let mut nan = Fleet::from_json(&fleet(SMALL, "")).unwrap();
     nan.devices[0].bandwidth_gb_per_s = Some(f64::NAN.into());
     let error = nan.facts().expect_err("NaN").to_string();
@@ -157,7 +157,7 @@ fn devices_are_distinct_few_and_not_like_themselves() {
     assert_eq!(twice, "devices[1].label: \"small\" is used twice; first by devices[0]");
     assert!(
         fails(&fleet(r#"{"label": "a b", "card": "l4"}"#, ""))
-            .contains("devices[0].label: \"a b\" is no label")
+            .contains("devices[0].label: \"a b\" is not a valid label")
     );
     assert!(fails(&fleet(r#"{"card": "l4", "count": 65}"#, "")).contains("devices[0].count: is 65"));
     assert!(fails(&fleet(r#"{"card": "l4", "count": 0}"#, "")).contains("devices[0].count: is 0"));
@@ -167,35 +167,34 @@ fn devices_are_distinct_few_and_not_like_themselves() {
     assert!(more.contains("devices: are 80, counts included"), "{more}");
     assert!(
         fails(&fleet(r#"{"card": "l44"}"#, ""))
-            .contains("devices[0].card: there is no card \"l44\"; nearest are l4")
+            .contains("devices[0].card: unknown card \"l44\"; similar cards are l4")
     );
     assert!(
         fails(&fleet(r#"{"card": "l4", "through": "abacus"}"#, ""))
-            .contains("devices[0].through: what kernels reach")
+            .contains("devices[0].through: unknown API")
     );
     let sheet = r#"{"label": "a", "memory_gib": {"value": 8, "source": "datasheet"}, "f32_tflop_per_s": 1,
         "bandwidth_gb_per_s": {"value": 9, "source": "datasheet"}}"#;
     assert!(
-        fails(&fleet(sheet, ""))
-            .contains("devices[0].through: is missing, and a figure comes from a datasheet")
+        fails(&fleet(sheet, "")).contains("devices[0].through: is missing, but datasheet values need an API")
     );
 
     let like = |to: &str| format!(r#"{{"label": "{to}", "like": "{}"}}"#, if to == "a" { "b" } else { "a" });
     let circle = fails(&fleet(&[like("a"), like("b")].join(","), ""));
     assert!(
         circle
-            .contains("devices[1].like: goes in a circle: devices[0] is like devices[1] is like devices[0]"),
+            .contains("devices[1].like: refers to itself: devices[0] is like devices[1] is like devices[0]"),
         "{circle}"
     );
     assert!(
-        fails(&fleet(r#"{"label": "a", "like": "a"}"#, "")).contains("devices[0].like: goes in a circle")
+        fails(&fleet(r#"{"label": "a", "like": "a"}"#, "")).contains("devices[0].like: refers to itself")
     );
     assert!(
         fails(&fleet(r#"{"label": "a", "like": "c"}"#, "")).contains("devices[0].like: there is no device")
     );
     assert!(
         fails(&fleet(r#"{"label": "a", "like": "a", "card": "l4"}"#, ""))
-            .contains("devices[0].like: stands beside card")
+            .contains("devices[0].like: conflicts with card")
     );
 
     let more = r#"{"label": "half", "like": "small", "memory_gib": 4, "count": 2}"#;
@@ -221,7 +220,7 @@ fn links_join_two_devices_once() {
     let back = one_way.replace("\"a\"", "\"c\"").replace("\"b\"", "\"a\"").replace("\"c\"", "\"b\"");
     facts(&link(&format!("{one_way}, {back}")));
     let twice = fails(&link(&format!("{one_way}, {one_way}")));
-    assert_eq!(twice, "links[1]: the way from a to b is given twice; first in links[0]");
+    assert_eq!(twice, "links[1]: the link from a to b is given twice; first in links[0]");
     assert!(
         fails(&link(r#"{"from": "a", "to": "a", "bandwidth_gb_per_s": 1}"#))
             .contains("links[0]: links a to itself")
@@ -298,10 +297,10 @@ fn the_library_is_sound() {
         let (devices, _) = Fleet::from_line(&card.name).and_then(|fleet| fleet.facts()).unwrap();
         let [device] = &devices[..] else { panic!("{}", card.name) };
         assert_eq!(device.nonsense(), None, "{}", card.name);
-        // What is reckoned with is never more than what is promised.
+        // Values used for planning never exceed the datasheet's.
         assert!(device.bandwidth_bytes_per_s.value < card.bandwidth_gb_per_s * 1e9, "{}", card.name);
         assert!(device.exact_flops_per_s.value <= device.fast_flops_per_s.value, "{}", card.name);
-        // A dot product of four is eight operations where a product of f32 is two.
+        // A dot product of four is eight operations; an f32 multiply-add is two.
         assert!(card.int8_top_per_s.unwrap_or(0.0) <= 4.1 * card.f32_tflop_per_s, "{}", card.name);
     }
     for (name, reached) in reached() {

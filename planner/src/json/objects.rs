@@ -1,13 +1,13 @@
-//! A reader that takes structs from objects alone. Other readers take them from arrays as well, field by field, past every
-//! check for fields that nobody knows.
+//! A deserializer that accepts only objects for structs. Other deserializers also accept arrays, field by
+//! field, which bypasses the check for unknown fields.
 //!
-//! This module must not know which structs there are.
+//! Knows nothing about the structs.
 
 use serde::de::{DeserializeSeed, Deserializer, EnumAccess, MapAccess, SeqAccess, VariantAccess, Visitor};
 use serde::forward_to_deserialize_any;
 use std::fmt;
 
-/// A reader of JSON, or a part of one, and whatever it hands on to read with.
+/// A JSON deserializer, or a part of one. It wraps every deserializer and visitor that it passes on.
 pub(super) struct Objects<T>(pub(super) T);
 
 impl<'de, D: Deserializer<'de>> Deserializer<'de> for Objects<D> {
@@ -47,7 +47,7 @@ impl<'de, D: Deserializer<'de>> Deserializer<'de> for Objects<D> {
         self.0.deserialize_enum(name, variants, Objects(visitor))
     }
 
-    // What JSON tells by itself.
+    // These types are self-describing in JSON.
     forward_to_deserialize_any! {
         bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf unit unit_struct seq tuple
         tuple_struct map identifier ignored_any
@@ -165,7 +165,7 @@ impl<'de, A: VariantAccess<'de>> VariantAccess<'de> for Objects<A> {
     }
 }
 
-/// The fields of a variant.
+/// The fields of an enum variant.
 struct Fields<V>(V);
 
 impl<'de, V: Visitor<'de>> DeserializeSeed<'de> for Fields<V> {

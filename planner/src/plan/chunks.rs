@@ -1,7 +1,7 @@
-//! Prefill chunks: how many rows a micro-batch with prompt rows may have.
+//! Prefill chunk sizes: the most rows of a micro-batch with prompt rows.
 //!
-//! A long chunk uses a device's arithmetic better, a short one fills a pipeline sooner and delays generating sequences
-//! less. Programs for all lengths exist side by side, so each micro-batch may choose.
+//! A long chunk uses a device's arithmetic better. A short one fills a pipeline sooner and delays generating
+//! sequences less. Programs for all sizes coexist, so each micro-batch can choose.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

@@ -1,28 +1,28 @@
-//! How engines commonly place layers, to hold plans against.
+//! Placement rules that inference engines use, as a baseline for plans.
 //!
-//! A baseline is what its rule says, over the devices in their order, without those that are excluded. Where that does not
-//! fit or breaks another constraint there is no such baseline.
+//! A baseline applies its rule to the devices in their order, without excluded ones. If the result does not
+//! fit or violates another constraint, the baseline does not exist.
 //!
-//! This module must not know the search.
+//! Knows nothing about the search.
 
 use super::PlannerInput;
 use super::problem::Run;
 use serde::Serialize;
 use std::fmt;
 
-/// A rule by which layers are placed without a search.
+/// A rule that places layers without a search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Baseline {
-    /// Every device gets as many layers as every other.
+    /// Equal numbers of layers on every device.
     EvenLayers,
     /// In proportion to the devices' memory.
     ByMemory,
-    /// In proportion to the devices' rates of arithmetic.
+    /// In proportion to the devices' arithmetic rates.
     ByFlops,
-    /// All on the device on which that is fastest.
+    /// All layers on the fastest single device.
     BestSingle,
-    /// Each device is filled before the next one gets any.
+    /// Fills each device before using the next.
     Greedy,
 }
 
@@ -44,12 +44,12 @@ impl fmt::Display for Baseline {
     }
 }
 
-/// How an engine that chooses nothing to suit a placement spreads the sequences that generate over micro-batches.
+/// Decode grouping of an engine that does not tune it for a placement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EngineDecode {
-    /// All take a step together; the way of llama.cpp.
+    /// All sequences step together, as in llama.cpp.
     Together,
-    /// In as many groups as there are stages, one on each stage in turn; the way of vLLM.
+    /// One group per stage, in turn, as in vLLM.
     InTurn,
 }
 
@@ -67,8 +67,8 @@ impl fmt::Display for EngineDecode {
     }
 }
 
-/// The placements that a rule allows: one, or one for each single device. Memory is not proved, and pins and the number of
-/// stages are not looked at.
+/// Returns the placements that a rule allows: one, or one for each single device. Does not check memory, pins
+/// or the number of stages.
 pub(super) fn placements(
     baseline: Baseline,
     input: &PlannerInput<'_>,
@@ -91,8 +91,8 @@ pub(super) fn placements(
     }
 }
 
-/// Consecutive shares of the segments, each as large as its device's weight; a device whose share is less than half a segment
-/// gets none.
+/// Divides the segments into consecutive shares in proportion to the devices' weights. A share of less than
+/// half a segment becomes none.
 fn in_proportion(segments: usize, devices: &[usize], weight: impl Fn(&usize) -> f64) -> Vec<Run> {
     let total: f64 = devices.iter().map(&weight).sum();
     let (mut runs, mut so_far, mut first) = (Vec::new(), 0.0, 0);
@@ -108,7 +108,7 @@ fn in_proportion(segments: usize, devices: &[usize], weight: impl Fn(&usize) -> 
     runs
 }
 
-/// As many segments on each device as fit there; what is left at the end goes to the last.
+/// Places as many segments on each device as fit. The last one gets the rest.
 fn greedy(segments: usize, devices: &[usize], fits: impl Fn(&[Run]) -> bool) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
     let mut first = 0;

@@ -1,7 +1,7 @@
-//! The prefill chunks that a plan allows: the fastest for each length of prompt, and the longest that delays generating
-//! sequences no more than [`MOST_DELAY_US`].
+//! Prefill chunks of a plan: the fastest for each prompt length, and the longest that delays generating
+//! sequences by at most [`MOST_DELAY_US`].
 //!
-//! This module must not know how placements are found.
+//! Knows nothing about the search.
 
 use super::PlannerInput;
 use super::grid::{Choice, Grid};
@@ -9,19 +9,20 @@ use super::pace::Point;
 use crate::objective::Workload;
 use crate::plan::{Chunks, PromptChunk};
 
-/// The shortest prompt that is priced, in tokens; longer ones double up to the context.
+/// Shortest prompt that is evaluated, in tokens. Lengths double up to the context.
 const SHORTEST: u32 = 64;
-/// Chunks whose times differ by no more than this share count as equally fast: short calibrations are off by as much.
+/// Chunks whose times differ by at most this share count as equal. Short calibrations have errors of this
+/// size.
 const SAME: f64 = 0.04;
-/// Longest that the prefill chunks in flight may delay the next token of other sequences, in microseconds.
+/// Largest delay of other sequences' next tokens by prefill chunks in flight, in microseconds.
 const MOST_DELAY_US: f64 = 100e3;
 
-/// The chunk of the choice alone, and the longest chunk beside decode.
+/// Returns only the choice's own chunk, with the longest chunk beside decode.
 pub(super) fn fixed(grid: &Grid<'_>, choice: &Choice) -> Chunks {
     Chunks { beside_decode: beside_decode(grid, choice), ..Chunks::fixed(choice.point.chunk) }
 }
 
-/// The fastest chunk for each length of prompt on the choice's placement, as far as memory allows.
+/// Returns the fastest chunk that fits for each prompt length, on the choice's placement.
 pub(super) fn by_prompt(grid: &Grid<'_>, choice: &Choice) -> Chunks {
     let points = fitting(grid, choice);
     let mut by_prompt: Vec<PromptChunk> = Vec::new();
@@ -41,10 +42,11 @@ pub(super) fn by_prompt(grid: &Grid<'_>, choice: &Choice) -> Chunks {
     if by_prompt.is_empty() { fixed } else { Chunks { by_prompt, ..fixed } }
 }
 
-/// The points that differ from the choice's in the chunk and at which its placement fits, shortest chunk first.
+/// Returns the points that differ from the choice's only in the chunk and where its placement fits, shortest
+/// chunk first.
 fn fitting(grid: &Grid<'_>, choice: &Choice) -> Vec<Point> {
     let is_like = |point: &Point| Point { chunk: choice.point.chunk, ..*point } == choice.point;
-    // Fewer rows would change the decode steps of the plan.
+    // Fewer rows would change the plan's decode steps.
     let decodes = |point: &Point| point.chunk >= choice.pace.decode_rows;
     let fits = |point: &Point| grid.problem(*point).prove(&choice.runs).is_ok();
     let mut points: Vec<Point> = grid.points().filter(is_like).filter(decodes).filter(fits).collect();
@@ -52,9 +54,9 @@ fn fitting(grid: &Grid<'_>, choice: &Choice) -> Vec<Point> {
     points
 }
 
-/// Rows of the chunk for a prompt of `tokens` tokens, no more than the prompt needs. Of equally fast chunks a GPU takes the longest,
-/// which reads the weights least often; a processor takes the shortest, whose rows stay in its caches. A chunk that was not
-/// timed must be clearly faster than all that were.
+/// Returns the chunk rows for a prompt of `tokens` tokens, no more than the prompt needs. Of equally fast
+/// chunks a GPU takes the longest, which reads the weights least often; a CPU takes the shortest, whose rows
+/// stay in its caches. A chunk that was not measured must be clearly faster than all measured ones.
 fn fastest(grid: &Grid<'_>, choice: &Choice, points: &[Point], tokens: u32) -> Option<u32> {
     let workload = Workload { prompt_tokens: tokens, generated_tokens: 0 };
     let input = PlannerInput { workload, ..*grid.input };
@@ -76,9 +78,11 @@ fn fastest(grid: &Grid<'_>, choice: &Choice, points: &[Point], tokens: u32) -> O
     fastest.or_else(|| if in_host_memory { equal.next() } else { equal.next_back() }).map(|(_, rows)| rows)
 }
 
-/// The longest chunk, up to the choice's own, that delays a token by no more than [`MOST_DELAY_US`], or the shortest one.
+/// Returns the longest chunk, up to the choice's own, that delays a token by at most [`MOST_DELAY_US`], or
+/// the shortest chunk.
 fn beside_decode(grid: &Grid<'_>, choice: &Choice) -> u32 {
-    // A decode step enters behind the other micro-batches in flight, which leave as fast as the slowest stage lets them.
+    // A decode step queues behind the other micro-batches in flight, which leave at the rate of the slowest
+    // stage.
     let delay_us = |point: &Point| {
         let evaluation = grid.problem(*point).evaluate(&choice.runs);
         let slowest_us = evaluation.stages.iter().map(|times| times.full_chunk_us).fold(0.0, f64::max);
@@ -88,6 +92,6 @@ fn beside_decode(grid: &Grid<'_>, choice: &Choice) -> u32 {
     let shorter = || points.iter().filter(|point| point.chunk <= choice.point.chunk);
     let longest = shorter().rfind(|point| delay_us(point) <= MOST_DELAY_US);
     let rows = longest.or_else(|| shorter().next()).map_or(choice.point.chunk, |point| point.chunk);
-    // Prompts go on beside as many decode rows.
+    // Leave room for at least as many prompt rows as decode rows.
     rows.max(choice.pace.decode_rows.saturating_mul(2)).min(choice.point.chunk)
 }

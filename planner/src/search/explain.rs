@@ -1,7 +1,5 @@
-//! Why a plan is as it is, as data: its bottleneck, its bound, the devices that it leaves out, other plans, and what holds it
-//! back.
-//!
-//! This module must not know words for people.
+//! The explanation of a plan, as data: bottleneck, bound, unused devices, alternatives, and binding limits.
+//! Writes no text for people.
 
 use super::baselines::Baseline;
 use super::grid::{Choice, FEWER_DEVICES, Grid, SearchResult};
@@ -13,17 +11,17 @@ use crate::plan::{Alternative, BindingLimit, Bottleneck, Explanation, FigureCoun
 use crate::wording;
 use rayon::prelude::*;
 
-/// Most devices among which other plans are searched for.
+/// Most devices for which alternatives are searched.
 const SEARCHED_DEVICES: usize = 12;
-/// With more devices than these, a device that is left out is tried with those of the plan alone.
+/// With more devices, an unused device is tried only together with the plan's devices.
 const TRIED_WITH_ALL: usize = 8;
-/// Most devices that are left out, alike ones counted once, for which the best plan with them is searched for.
+/// Most unused devices, counted by kind, for which the search looks for a plan that uses them.
 const LEFT_OUT: usize = 16;
-/// Most other plans that are told.
+/// Most alternatives that are reported.
 const ALTERNATIVES: usize = 6;
-/// Most limits of which is asked what more of them would give.
+/// Most limits that are evaluated.
 const BINDINGS: usize = 6;
-/// More of something counts if the plan gets better by this share.
+/// Smallest reported improvement from raising a limit.
 const GAIN: f64 = 0.005;
 
 pub(super) fn explanation(grid: &Grid<'_>, found: &SearchResult) -> Explanation {
@@ -45,12 +43,12 @@ pub(super) fn explanation(grid: &Grid<'_>, found: &SearchResult) -> Explanation 
     }
 }
 
-/// A score, as plans tell it: those of mixtures with small weights are small.
+/// Rounds a score for a plan. Scores of mixes with small weights are small and stay exact.
 fn score(us: f64) -> f64 {
     if us < 1e3 { us } else { tenths(us) }
 }
 
-/// A share, as plans tell it.
+/// Rounds a share for a plan.
 fn share(value: f64) -> f64 {
     (value * 1e4).round() / 1e4
 }
@@ -90,7 +88,7 @@ fn alternative(grid: &Grid<'_>, choice: &Choice, why: impl Into<String>) -> Alte
     }
 }
 
-/// A placement as users write it.
+/// Formats a placement as a split.
 pub(super) fn placement(input: &PlannerInput<'_>, runs: &[Run]) -> String {
     let part = |run: &Run| format!("{}={}", run.span(), input.devices[run.device].label);
     runs.iter().map(part).collect::<Vec<_>>().join(",")
@@ -100,7 +98,8 @@ fn is_used(choice: &Choice, device: usize) -> bool {
     choice.runs.iter().any(|run| run.device == device)
 }
 
-/// Each device that the plan leaves out, with the best plan that has it. Of devices that may change places one is searched for.
+/// Returns the unused devices, each with the best plan that uses it. Searches once per kind of
+/// interchangeable devices.
 fn left_out(grid: &Grid<'_>, best: &Choice) -> Vec<LeftOut> {
     let input = grid.input;
     if input.split.is_some() {
@@ -126,7 +125,8 @@ fn left_out(grid: &Grid<'_>, best: &Choice) -> Vec<LeftOut> {
     all.into_iter().map(|(_, left)| left).collect()
 }
 
-/// The best plan with a device; and, if there is none, whether there would be one without the constraints.
+/// Returns the best plan that uses a device. If there is none, also whether one exists without the
+/// constraints.
 fn best_with(grid: &Grid<'_>, best: &Choice, device: usize) -> (Option<Choice>, bool) {
     let with = |instance: &mut Instance| {
         instance.required = vec![device];
@@ -145,7 +145,7 @@ fn best_with(grid: &Grid<'_>, best: &Choice, device: usize) -> (Option<Choice>, 
     (found, constrained)
 }
 
-/// A choice with two devices in each other's place.
+/// Returns the choice with two devices exchanged.
 fn swapped(choice: &Choice, a: usize, b: usize) -> Choice {
     let mut choice = choice.clone();
     for run in &mut choice.runs {
@@ -158,8 +158,8 @@ fn swapped(choice: &Choice, a: usize, b: usize) -> Choice {
     choice
 }
 
-/// Other plans: those with other numbers of stages, and what rules without a search give; of equal ones the first. With them
-/// a score below which there is none, if that is known.
+/// Returns alternatives: other numbers of stages, and the placements of rules. Of equal ones the first is
+/// kept. Also returns a lower bound of the score, if known.
 fn alternatives(grid: &Grid<'_>, found: &SearchResult) -> (Vec<Alternative>, Option<f64>) {
     let own = placement(grid.input, &found.best.runs);
     let (mut all, bound_us) = match grid.input.split {
@@ -190,8 +190,8 @@ fn by_rules(grid: &Grid<'_>) -> Vec<(Choice, String)> {
     Baseline::ALL.iter().filter_map(|&rule| Some((grid.baseline(rule)?, rule.to_string()))).collect()
 }
 
-/// What a placement of the user's is held against, and a score below which there is no placement. Its micro-batches may be
-/// given as well; others have what suits them.
+/// Returns the alternatives to a user's placement and a lower bound of the score. The user may have fixed the
+/// micro-batches as well; the alternatives choose their own.
 fn found_freely(mut input: PlannerInput<'_>, context: u32) -> (Vec<(Choice, String)>, Option<f64>) {
     (input.limits.decode_groups, input.limits.credits) = (None, None);
     let grid = Grid::new(&input, context);
@@ -201,7 +201,7 @@ fn found_freely(mut input: PlannerInput<'_>, context: u32) -> (Vec<(Choice, Stri
     (searched.into_iter().chain(by_rules(&grid)).collect(), bound_us)
 }
 
-/// Something that there might be more of.
+/// A hypothetical improvement of the hardware.
 struct WhatIf {
     of: String,
     more: String,
@@ -209,7 +209,7 @@ struct WhatIf {
     links: Links,
 }
 
-/// What more memory, a faster crossing or fewer constraints would give.
+/// Returns the gain from more memory, a faster transfer or a faster shared link.
 fn bindings(grid: &Grid<'_>, best: &Choice) -> Vec<BindingLimit> {
     let input = grid.input;
     if input.split.is_some() || input.devices.len() > SEARCHED_DEVICES {
@@ -223,7 +223,7 @@ fn bindings(grid: &Grid<'_>, best: &Choice) -> Vec<BindingLimit> {
         let with = PlannerInput { devices: &what.devices, links: &what.links, ..*input };
         let found = Grid::new(&with, grid.context).solve(best.point).best()?;
         let gain = best.score_us() / found.score_us() - 1.0;
-        // The choice of fewer devices may have cost so much.
+        // The preference for fewer devices may have cost this much.
         (gain > FEWER_DEVICES + GAIN).then_some(BindingLimit {
             of: what.of,
             more: what.more,
@@ -235,7 +235,7 @@ fn bindings(grid: &Grid<'_>, best: &Choice) -> Vec<BindingLimit> {
     bindings
 }
 
-/// Memory that a device may get: half as much again, in whole GiB where it has several.
+/// Returns an increase of a device's memory, with its text: by half, in whole GiB if there are several.
 fn increment(memory_bytes: u64) -> (u64, String) {
     const GIB: u64 = 1 << 30;
     match memory_bytes / 2 / GIB {
@@ -244,7 +244,7 @@ fn increment(memory_bytes: u64) -> (u64, String) {
     }
 }
 
-/// Devices that could not take a segment more.
+/// Returns more memory for each device that cannot hold another segment.
 fn more_memory(grid: &Grid<'_>, best: &Choice) -> Vec<WhatIf> {
     let (input, problem) = (grid.input, grid.problem(best.point));
     let segments = input.segments.len();
@@ -272,7 +272,7 @@ fn more_memory(grid: &Grid<'_>, best: &Choice) -> Vec<WhatIf> {
     (0..input.devices.len()).filter(|&device| is_full(device)).map(what_if).collect()
 }
 
-/// The crossing that takes longest, twice as fast in both directions.
+/// Returns the slowest transfer with doubled speed in both directions.
 fn faster_crossing(grid: &Grid<'_>, best: &Choice) -> Option<WhatIf> {
     let (input, problem) = (grid.input, grid.problem(best.point));
     let crossings = best.evaluation.crossings.iter().enumerate();
@@ -301,7 +301,7 @@ fn faster_crossing(grid: &Grid<'_>, best: &Choice) -> Option<WhatIf> {
     })
 }
 
-/// What crossings share, if it is busy for longer than any of them, twice as fast.
+/// Returns the shared link with doubled rate, if it is the bottleneck.
 fn faster_shared_link(grid: &Grid<'_>, best: &Choice) -> Option<WhatIf> {
     let Bottleneck { place: Place::SharedLink, index, .. } = bottleneck(best) else { return None };
     let mut links = grid.input.links.clone();
@@ -311,7 +311,7 @@ fn faster_shared_link(grid: &Grid<'_>, best: &Choice) -> Option<WhatIf> {
     Some(WhatIf { of, more: "twice the rate".into(), devices: grid.input.devices.to_vec(), links })
 }
 
-/// How many figures that the plan rests on come from where.
+/// Counts the plan's input values by source.
 fn figures(grid: &Grid<'_>, best: &Choice) -> Vec<FigureCount> {
     let input = grid.input;
     let of_device = |run: &Run| {

@@ -1,19 +1,19 @@
-//! The search: the solver's placements at the points of the grid, and those of the rules.
+//! The search: runs the solver at points of the grid and adds the placements of rules.
 //!
-//! The grid is over the form in which activations cross (both, unless one was asked for or is all that there is), the chunk
-//! (the one that was asked for, or those that the model was lowered for) and the number of decode groups, which is that of
-//! the decode micro-batches that go round: at most [`POINTS`] points. A placement is exact at its point. The search starts at
-//! a point of each form; the best placements of a point are priced at all others, and the point that is cheapest for one of
-//! them is solved next, until none is cheaper. Then all other points are solved for placements that beat what is known. With
-//! too many unlike devices ([`WORK`]) that takes too long: no more than [`SOLVED`] points are solved, and the others are
-//! bounded at most.
+//! The grid has three axes. Wire type: both, unless one is requested or only one is possible. Chunk: the
+//! requested one, or those that the model was lowered for. Number of decode groups in flight. It has at most
+//! [`POINTS`] points. A placement is exact at its point. The search starts at one point per wire type. The
+//! best placements of a point are evaluated at all others, and the cheapest point for one of them is solved
+//! next, until none is cheaper. Then all other points are solved for placements that beat the known score.
+//! With too many different devices ([`WORK`]) that takes too long: at most [`SOLVED`] points are solved, and
+//! the others are only bounded.
 //!
-//! Credits are not in the grid, for the cost model sees no difference: a placement has one for each group or each stage,
-//! whichever are more, and one on its way. More serve no more requests (`more_credits_than_a_plan_has_serve_no_more_requests`
-//! in the simulator's tests); with fewer, decode steps wait for fewer chunks of prompts, and some stages may be without work:
-//! which counts for more only simulation says (`trial`).
+//! Credits are not in the grid, because they do not change the predicted times. A placement has one credit
+//! for each group or each stage, whichever are more, plus one. More credits serve no more requests
+//! (`more_credits_than_a_plan_has_serve_no_more_requests` in the simulator's tests). With fewer, decode steps
+//! wait for fewer prefill chunks, but stages may be idle; only simulation can weigh the two (`trial`).
 //!
-//! This module must not know how plans are told.
+//! Knows nothing about the explanation.
 
 use super::PlannerInput;
 use super::baselines::{self, Baseline, EngineDecode};
@@ -27,30 +27,30 @@ use std::sync::{Arc, OnceLock};
 
 /// Most points of the grid.
 const POINTS: usize = 64;
-/// Most numbers of decode groups.
+/// Most different numbers of decode groups.
 const GROUPS: usize = 8;
-/// Length of a prefill chunk as engines have it unless told otherwise; llama.cpp's `--ubatch-size`.
+/// Default prefill chunk of engines, such as llama.cpp's `--ubatch-size`.
 const USUAL_CHUNK: u32 = 512;
-/// Most points that are solved one after the other, each because it is cheapest for what was found before.
+/// Most points that are solved in sequence, each because it is cheapest for an earlier result.
 const SOLVED: usize = 4;
-/// Most cells of the solver's tables, over all points, for which every point is solved. Eight unlike devices and 80
-/// segments have 170 thousand cells at each point.
+/// Most cells of the solver's tables, over all points, for which every point is solved. Eight different
+/// devices and 80 segments have 170 thousand cells at each point.
 const WORK: usize = 12 << 20;
-/// Most devices times segments for which points that are not solved are bounded.
+/// Most devices times segments for which unsolved points are bounded.
 const BOUNDED: usize = 1 << 13;
 /// Most placements that are kept besides the best of each number of stages.
 const ELSEWHERE: usize = 24;
-/// Of plans within this share of the best, the one with the fewest devices is chosen.
+/// The plan with the fewest devices is chosen among those within this share of the best.
 pub(super) const FEWER_DEVICES: f64 = 0.01;
-/// Scores within this share of each other are the same: then the faster decode decides.
+/// Scores within this share count as equal. Then the faster decode wins.
 const SAME: f64 = 5e-3;
 
-/// A placement at a point of the grid, with what the cost model expects of it.
+/// A placement at a point of the grid, with its predictions.
 #[derive(Clone)]
 pub(super) struct Choice {
     pub runs: Vec<Run>,
     pub point: Point,
-    /// Micro-batches in flight at most.
+    /// Most micro-batches in flight.
     pub credits: u32,
     pub pace: Pace,
     pub evaluation: Evaluation,
@@ -78,8 +78,9 @@ fn least_us<'a>(choices: impl Iterator<Item = &'a Choice>) -> f64 {
     choices.map(Choice::expected_us).fold(f64::INFINITY, f64::min)
 }
 
-/// The choice to take: of those within [`FEWER_DEVICES`] of the best, those with the fewest devices; of these, those within
-/// [`SAME`] of the best of them; of these, the first one whose decode is as fast as that of any other, within [`SAME`].
+/// Returns the preferred choice. Of those within [`FEWER_DEVICES`] of the best, keeps those with the fewest
+/// devices. Of these, keeps those within [`SAME`] of their best. Of these, takes the first with the fastest
+/// decode, within [`SAME`].
 fn preferred(mut choices: Vec<Choice>) -> Option<Choice> {
     let most_us = least_us(choices.iter()) * (1.0 + FEWER_DEVICES);
     choices.retain(|choice| choice.expected_us() <= most_us);
@@ -92,40 +93,40 @@ fn preferred(mut choices: Vec<Choice>) -> Option<Choice> {
     choices.into_iter().find(|choice| decode(choice) * (1.0 + SAME) >= fastest)
 }
 
-/// What was found at a point.
+/// The result at a point.
 pub(super) struct Solved {
-    /// The best placement with each number of stages, as far as they matter.
+    /// The best placement for each number of stages that matters.
     pub choices: Vec<Choice>,
-    /// No placement scores below this, unless a known score is below it.
+    /// Lower bound of the score of all placements, unless a known score is below it.
     pub bound_us: f64,
 }
 
 impl Solved {
-    /// The choice to take, of one point.
+    /// Returns the preferred choice of this point.
     pub fn best(self) -> Option<Choice> {
         preferred(self.choices)
     }
 }
 
-/// What a search came to.
+/// The result of a search.
 pub(super) struct SearchResult {
     pub best: Choice,
     /// The best placement with each other number of stages.
     pub others: Vec<Choice>,
-    /// No placement scores below this at any point; `None` if some points were not looked at.
+    /// Lower bound of the score at all points; `None` if some points were skipped.
     pub bound_us: Option<f64>,
-    /// Other placements that were found.
+    /// Other placements found.
     pub elsewhere: Vec<Choice>,
 }
 
 impl SearchResult {
-    /// All that was found.
+    /// Returns all placements found.
     pub fn all(&self) -> impl Iterator<Item = &Choice> {
         std::iter::once(&self.best).chain(&self.others).chain(&self.elsewhere)
     }
 }
 
-/// The problem at every point of the grid, made when it is wanted.
+/// The problems at all points of the grid, created on demand.
 pub(super) struct Grid<'a> {
     pub input: &'a PlannerInput<'a>,
     pub context: u32,
@@ -153,17 +154,17 @@ impl<'a> Grid<'a> {
         Self { input, context, lowered, boundaries, points }
     }
 
-    /// Its points.
+    /// Returns the points.
     pub fn points(&self) -> impl Iterator<Item = Point> {
         self.points.iter().map(|(point, _)| *point)
     }
 
-    /// The forms among which one is chosen in which activations cross.
+    /// Returns the wire types to choose from.
     pub fn boundaries(&self) -> &'static [Boundary] {
         self.boundaries
     }
 
-    /// The segments as they are at a point.
+    /// Returns the segments at a point.
     pub fn segments(&self, point: Point) -> &'a [Segment] {
         let lowered = self.lowered.iter().find(|lowered| lowered.chunk == point.chunk);
         lowered.map_or(self.input.segments, |lowered| lowered.segments)
@@ -176,27 +177,28 @@ impl<'a> Grid<'a> {
         problem.get_or_init(|| Problem::new(self.input, Arc::clone(lowered), self.context, *point))
     }
 
-    /// The problem at a point of this grid.
+    /// Returns the problem at a point of this grid.
     pub fn problem(&self, point: Point) -> &Problem<'a> {
         let index = self.points.iter().position(|(other, _)| *other == point);
         self.problem_at(index.expect("a point of this grid"))
     }
 
-    /// The points from which a search starts with a boundary, the first at which anything fits: as many decode groups as keep
-    /// all devices at work, with the chunk that was asked for and, where that needs too much memory, with others.
+    /// Returns the starting points for a wire type; the search uses the first where anything fits. They have
+    /// enough decode groups to keep all devices busy, with the requested chunk first, then others in case it
+    /// needs too much memory.
     fn starts(&self, boundary: Boundary) -> impl Iterator<Item = Point> + '_ {
         let most = self.points.iter().map(|(point, _)| point.groups).max().unwrap_or(1);
         self.lowered.iter().map(move |lowered| Point { chunk: lowered.chunk, groups: most, boundary })
     }
 
-    /// The point that is asked about when nothing fits.
+    /// Returns the point whose shortages are reported if nothing fits.
     pub fn start(&self) -> &Problem<'a> {
         self.problem_at(0)
     }
 
-    /// The best placement; none if none fits.
+    /// Returns the best placement, or `None` if none fits.
     pub fn search(&self) -> Option<SearchResult> {
-        // Where links are slow, placements differ with the boundary more than with anything else: each is started from.
+        // With slow links, the wire type affects placements most, so start from each.
         let start = |&boundary: &Boundary| {
             let mut solved = self.starts(boundary).map(|point| (point, self.solve(point)));
             solved.find(|(_, solved)| !solved.choices.is_empty())
@@ -228,13 +230,13 @@ impl<'a> Grid<'a> {
         SearchResult::of(found.chain(rules).collect(), bound_us)
     }
 
-    /// Whether there is time to solve every point.
+    /// Returns whether there is time to solve every point.
     fn is_quick(&self) -> bool {
         let cells = solver::cells(&self.start().instance());
         cells.is_some_and(|cells| cells.saturating_mul(self.points.len()) <= WORK)
     }
 
-    /// No placement scores below this at any point; `None` where that takes too long to say ([`BOUNDED`]).
+    /// Returns a lower bound of the score at all points, or `None` if that takes too long ([`BOUNDED`]).
     pub fn bound_us(&self) -> Option<f64> {
         if self.input.devices.len().saturating_mul(self.input.segments.len()) > BOUNDED {
             return None;
@@ -243,13 +245,13 @@ impl<'a> Grid<'a> {
         bounds.map(|at| solver::bound(&self.problem_at(at).instance())).reduce_with(f64::min)
     }
 
-    /// A placement at a point; none if it does not fit.
+    /// Returns a placement at a point, or `None` if it does not fit.
     pub fn priced(&self, point: Point, runs: Vec<Run>) -> Option<Choice> {
         let problem = self.problem(point);
         problem.prove(&runs).is_ok().then(|| Choice::of(problem, runs))
     }
 
-    /// The one of these placements to take, over all points at which it fits.
+    /// Returns the preferred choice of these placements over all points where they fit.
     pub fn cheapest(&self, placements: &[&[Run]]) -> Option<Choice> {
         let at = |index: usize| {
             let problem = self.problem_at(index);
@@ -259,7 +261,7 @@ impl<'a> Grid<'a> {
         preferred((0..self.points.len()).flat_map(at).collect())
     }
 
-    /// The best that a rule without a search gives; none if that does not fit, or breaks a constraint.
+    /// Returns the best placement of a rule, or `None` if it does not fit or violates a constraint.
     pub fn baseline(&self, rule: Baseline) -> Option<Choice> {
         let fits = |runs: &[Run]| self.start().prove(runs).is_ok();
         let mut placements = baselines::placements(rule, self.input, fits);
@@ -267,15 +269,15 @@ impl<'a> Grid<'a> {
         self.cheapest(&placements.iter().map(Vec::as_slice).collect::<Vec<_>>())
     }
 
-    /// A placement as engines run it: chunks of [`USUAL_CHUNK`] or, where they do not fit, the longest shorter ones. Only the form
-    /// in which activations cross is the one that is expected to be better. None if it fits at no point.
+    /// Returns a placement with the settings of an engine: chunks of [`USUAL_CHUNK`], or the longest shorter
+    /// ones that fit. Only the wire type is chosen by prediction. Returns `None` if it fits at no point.
     pub fn untuned(&self, runs: &[Run], decode: EngineDecode) -> Option<Choice> {
         let groups = match decode {
             EngineDecode::Together => 1,
             EngineDecode::InTurn => u32::try_from(runs.len()).unwrap_or(u32::MAX),
         };
         let mut points: Vec<Point> = self.points().collect();
-        // Of numbers of groups that make the same micro-batches the grid has the smallest.
+        // Of numbers of groups that make equal micro-batches, the grid has the smallest.
         points.sort_by_key(|point| {
             let usual = (point.chunk > USUAL_CHUNK, point.chunk.abs_diff(USUAL_CHUNK));
             (point.groups > groups, point.groups.abs_diff(groups), usual)
@@ -287,17 +289,17 @@ impl<'a> Grid<'a> {
         preferred(self.boundaries.iter().filter_map(first).collect())
     }
 
-    /// The best placements at a point.
+    /// Returns the best placements at a point.
     pub fn solve(&self, point: Point) -> Solved {
         self.solve_with(point, |_| ())
     }
 
-    /// Those that beat a known score, or come near it.
+    /// Returns placements that beat a known score or come close to it.
     fn solve_for(&self, point: Point, known_us: f64) -> Solved {
         self.solve_with(point, |instance| instance.known = known_us)
     }
 
-    /// The best placements at a point of the problem with a change.
+    /// Returns the best placements at a point of a modified problem.
     pub fn solve_with(&self, point: Point, change: impl FnOnce(&mut Instance)) -> Solved {
         let problem = self.problem(point);
         let mut instance = problem.instance();
@@ -313,7 +315,7 @@ impl SearchResult {
     fn of(mut choices: Vec<Choice>, bound_us: Option<f64>) -> Option<Self> {
         let best = preferred(choices.clone())?;
         choices.retain(|choice| choice.runs != best.runs);
-        // Stable: of equal ones the first stays.
+        // The sort is stable: of equal ones the first stays.
         choices.sort_by(|a, b| a.expected_us().total_cmp(&b.expected_us()));
         let (mut others, mut elsewhere): (Vec<Choice>, Vec<Choice>) = Default::default();
         for choice in choices {
@@ -329,7 +331,7 @@ impl SearchResult {
     }
 }
 
-/// Each of the placements once.
+/// Removes duplicate placements.
 fn different<'a>(placements: impl Iterator<Item = &'a Vec<Run>>) -> Vec<&'a [Run]> {
     let mut different: Vec<&[Run]> = Vec::new();
     for runs in placements {
@@ -348,8 +350,8 @@ fn runs(placement: &Placement) -> Vec<Run> {
     placement.stages.iter().map(run).collect()
 }
 
-/// The forms in which activations may cross, the one first that takes less memory: the one that was asked for, or all of
-/// their class if they have anywhere to cross to.
+/// Returns the possible wire types, the smaller one first: the requested one, or all that suit the
+/// activations if there is more than one device.
 fn boundaries(input: &PlannerInput<'_>) -> &'static [Boundary] {
     match input.limits.boundary {
         Some(Boundary::F32) => &[Boundary::F32],
@@ -359,8 +361,8 @@ fn boundaries(input: &PlannerInput<'_>) -> &'static [Boundary] {
     }
 }
 
-/// Numbers of decode groups that differ in what a group has: from one to as many as there may be stages, so many numbers at
-/// most.
+/// Returns numbers of decode groups with different group sizes, from one to the most possible stages, at most
+/// `numbers` of them.
 fn groups(input: &PlannerInput<'_>, context: u32, numbers: usize) -> Vec<u32> {
     if let Some(groups) = input.limits.decode_groups {
         return vec![groups];
@@ -378,7 +380,7 @@ fn groups(input: &PlannerInput<'_>, context: u32, numbers: usize) -> Vec<u32> {
     if numbers == 1 {
         return different.last().copied().into_iter().collect();
     }
-    // The first and the last among them.
+    // Keep the first and the last.
     let step = (different.len() - 1).div_ceil(numbers - 1).max(1);
     let last = different.last().copied();
     let mut kept: Vec<_> = different.into_iter().step_by(step).collect();

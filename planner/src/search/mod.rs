@@ -1,11 +1,11 @@
-//! The planner: which device runs which segments. Pure and deterministic: the same facts give the same plan.
+//! The planner: assigns segments to devices. Pure and deterministic: equal inputs give equal plans.
 //!
-//! Every candidate is a contiguous split over some of the devices, in any order, one device alone included, and its memory is
-//! proved before its speed counts. The stages of a request overlap with those of others, so throughput is bounded by the
-//! busiest stage; one request alone takes the sum of its stages. `solver` finds the best placement for fixed micro-batches,
-//! `grid` tries micro-batches.
+//! A candidate is a contiguous split over some of the devices, in any order; one device alone is a candidate
+//! too. Its memory is checked before its speed. Stages of different requests overlap, so the busiest stage
+//! bounds throughput. A lone request takes the sum of its stages. `solver` finds the best placement for fixed
+//! micro-batches; `grid` tries micro-batches.
 //!
-//! This module must not know backends, files, the runtime or the simulator: devices and links are figures, segments are costs.
+//! Knows nothing about backends, files, the runtime or the simulator.
 
 mod baselines;
 mod chunks;
@@ -39,49 +39,49 @@ use thiserror::Error;
 use trial::Trials;
 pub use trial::{Trial, TrialLoad};
 
-/// What the planner knows of the model besides its segments.
+/// The planner's description of the model, besides its segments.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelFacts {
-    /// Name, for people.
+    /// Display name.
     pub name: String,
     /// Digest of its file.
     pub digest: String,
-    /// Positions that it was trained for.
+    /// Trained context length, in positions.
     pub context: u32,
-    /// Bytes of one row of activations, as stages keep it.
+    /// Bytes of one row of activations in device memory.
     pub row_bytes: u64,
     /// Bytes of one row of logits.
     pub logit_row_bytes: u64,
 }
 
-/// What must fit, and in what shape work arrives.
+/// Capacity limits and micro-batch sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlanLimits {
-    /// Longest sequence, in positions; by default what fits, up to the model's own context.
+    /// Longest sequence, in positions. Default: the longest that fits, up to the model's own context.
     pub context: Option<u32>,
     /// Sequences alive at once.
     pub sequences: u32,
-    /// Most rows of a micro-batch; the length of a prefill chunk.
+    /// Most rows of a micro-batch; also the prefill chunk.
     pub chunk: u32,
     /// Most logit rows of a micro-batch.
     pub logit_rows: u32,
     /// Micro-batches that a stage holds at once.
     pub slots: u32,
-    /// Micro-batches over which generating sequences are spread; by default as many as are best.
+    /// Number of decode groups. Default: the best number.
     pub decode_groups: Option<u32>,
-    /// Micro-batches in flight at most; by default as many as are best.
+    /// Most micro-batches in flight. Default: the best number.
     pub credits: Option<u32>,
-    /// How keys and values are kept; the segments' costs are for this type.
+    /// Element type of the KV cache. The segments' costs must be for this type.
     pub kv: KvType,
-    /// How activations enter matrix products.
+    /// Activation type of matrix products.
     pub activations: Activations,
-    /// The form in which they cross between stages; by default the better one. Exact activations cross as f32.
+    /// Wire type of activations. Default: the better one. With f32 activations it is always f32.
     pub boundary: Option<Boundary>,
 }
 
 impl PlanLimits {
-    /// Most logit rows of a micro-batch of up to `chunk` rows. Where only the last row of each sequence is wanted, they are
-    /// those of a decode group.
+    /// Returns the most logit rows of a micro-batch of up to `chunk` rows. If only the last row of each
+    /// sequence needs logits, that is a decode group's.
     fn logit_rows_of(&self, groups: u32, chunk: u32) -> u32 {
         match self.logit_rows <= self.sequences {
             true => logit_rows(self.sequences, groups, chunk).min(self.logit_rows),
@@ -90,21 +90,21 @@ impl PlanLimits {
     }
 }
 
-/// A segment that must be on a device.
+/// A constraint that fixes a segment's device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pin {
     /// The segment.
     pub segment: u32,
-    /// The device's label.
+    /// Device label.
     pub device: String,
 }
 
-/// What a placement must keep to.
+/// Constraints on a placement.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Constraints {
-    /// Segments that must be on given devices; the embedding is segment 0, the head the last.
+    /// Pinned segments. The embedding is segment 0, the head is the last.
     pub pins: Vec<Pin>,
-    /// Labels of devices that must not be used.
+    /// Labels of excluded devices.
     pub excluded: Vec<String>,
     /// Most stages.
     pub max_stages: Option<u32>,
@@ -115,40 +115,41 @@ impl Constraints {
     pub const NONE: &'static Self = &Self { pins: Vec::new(), excluded: Vec::new(), max_stages: None };
 }
 
-/// All that a plan depends on.
+/// All inputs of a plan.
 #[derive(Clone, Copy, Debug)]
 pub struct PlannerInput<'a> {
     /// The model.
     pub model: &'a ModelFacts,
-    /// Its segments, in order, as they are for the chunk of the limits.
+    /// Its segments, in order, lowered for [`PlanLimits::chunk`].
     pub segments: &'a [Segment],
-    /// Other chunks that may be chosen, with the segments as they are for each.
+    /// Other chunks to consider, with the segments lowered for each.
     pub other_chunks: &'a [(u32, &'a [Segment])],
-    /// The devices. Of plans that are equally good the one that takes them in this order is chosen.
+    /// The devices. Ties between plans go to the one that uses devices in this order.
     pub devices: &'a [DeviceFacts],
     /// The links between them.
     pub links: &'a Links,
-    /// Host memory that is free. It is not proved where it is not known.
+    /// Free host memory. If unknown, host memory is not checked.
     pub host_memory_bytes: Option<u64>,
-    /// What to minimise.
+    /// The objective to minimise.
     pub objective: Objective,
     /// The request to plan for.
     pub workload: Workload,
-    /// What must fit.
+    /// Capacity limits.
     pub limits: PlanLimits,
-    /// What a placement must keep to; a split of the user's need not, but it names no excluded device.
+    /// Constraints on a placement. A user's split may violate them, but may not name an excluded device.
     pub constraints: &'a Constraints,
-    /// Tries a plan in simulation. With it, the best few placements for many sequences are tried, and the best of them there is
-    /// chosen.
+    /// Simulates a plan. If present, and the plan is for many sequences, the best few placements are
+    /// simulated and the best of these is chosen.
     pub trial: Option<Trial>,
-    /// Whether the plan says why it is as it is; what other plans would give takes longer than the search.
+    /// Whether to explain the plan. Evaluating alternatives takes longer than the search.
     pub explained: bool,
-    /// The user's placement, if there is one: checked and proved, not improved.
+    /// The user's placement. It is checked but not improved.
     pub split: Option<&'a Split>,
 }
 
 impl PlannerInput<'_> {
-    /// Whether placements are tried in simulation: one is to be chosen, among several, for many sequences.
+    /// Returns whether placements are simulated: with a [`Trial`], without a user's split, and for many
+    /// sequences.
     fn is_tried(&self) -> bool {
         self.trial.is_some()
             && self.split.is_none()
@@ -157,7 +158,7 @@ impl PlannerInput<'_> {
             && self.limits.sequences > 1
     }
 
-    /// Whether a placement keeps to the constraints; memory is another matter.
+    /// Returns whether a placement meets the constraints, memory aside.
     fn allows(&self, runs: &[Run]) -> bool {
         let Constraints { pins, excluded, max_stages } = self.constraints;
         let label = |run: &Run| &self.devices[run.device].label;
@@ -171,90 +172,88 @@ impl PlannerInput<'_> {
     }
 }
 
-/// Why there is no plan.
+/// A failure to plan.
 #[derive(Clone, Debug, PartialEq, Error)]
 pub enum PlanError {
-    /// Nothing to plan on.
+    /// No devices.
     #[error("there is no device to plan on")]
     NoDevice,
-    /// Nothing to plan for.
+    /// No segments.
     #[error("the model has no segment")]
     NoSegment,
-    /// A figure of a device or link that cannot be.
-    #[error("{of}: its {field} makes no sense")]
+    /// An impossible value of a device or link.
+    #[error("{of}: invalid {field}")]
     BadFacts {
         /// The device or link.
         of: String,
-        /// Which figure.
+        /// Name of the field.
         field: &'static str,
     },
-    /// A limit or workload that allows nothing.
+    /// A limit or workload of zero.
     #[error("{what} must be at least 1")]
     BadLimit {
-        /// Which.
+        /// Name of the limit.
         what: &'static str,
     },
-    /// A constraint that names what is not there, or contradicts another.
+    /// A constraint that names something unknown or contradicts another.
     #[error("the constraints: {what}")]
     BadConstraint {
-        /// What is wrong.
+        /// The problem, for the message.
         what: String,
     },
-    /// The user's split does not suit the model or the devices.
+    /// The user's split does not match the model or the devices.
     #[error("the split: {0}")]
     Split(#[from] PartitionError),
-    /// Activations that are to cross in a form which is not of their class.
-    #[error(
-        "exact activations (f32) cross as f32: a boundary of {boundary} is for fast ones, as --activations int8 has them"
-    )]
+    /// A narrow wire type with exact activations.
+    #[error("wire type {boundary} needs --activations int8; exact activations (f32) need wire type f32")]
     ExactBoundary {
-        /// The form.
+        /// The wire type.
         boundary: Boundary,
     },
-    /// It fits nowhere.
+    /// The model does not fit any devices.
     #[error("{}", reasons::does_not_fit(.0))]
     DoesNotFit(Box<DoesNotFit>),
-    /// It fits the devices and not the host.
+    /// The plan fits the devices but not the host.
     #[error("{}", reasons::host_does_not_fit(.0))]
     HostMemory(Box<HostMemory>),
 }
 
-/// What is missing, and where, under the placement that comes closest to fitting.
+/// Missing memory of the placement that comes closest to fitting.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DoesNotFit {
-    /// The context at which it does not fit.
+    /// The context that does not fit.
     pub context: u32,
-    /// The stages that lack memory; at least one.
+    /// The stages that lack memory, at least one.
     pub shortages: Vec<Shortage>,
-    /// What might help.
+    /// Suggestions, for the message.
     pub hint: String,
 }
 
-/// A stage that its device does not hold.
+/// A stage that does not fit its device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shortage {
     /// The device.
     pub device: String,
     /// The segments.
     pub segments: Span,
-    /// What the stage needs and what there is.
+    /// Required and available memory.
     pub memory: StageMemory,
-    /// A buffer that the device does not hold in one piece.
+    /// A buffer that exceeds the device's limits.
     pub too_large: Option<LargeBuffer>,
 }
 
 impl Shortage {
-    /// Bytes that the device lacks.
+    /// Returns the missing bytes.
     pub fn missing_bytes(&self) -> u64 {
         self.memory.total.saturating_sub(self.memory.available)
     }
 }
 
-/// Makes the plan.
+/// Makes a plan.
 ///
 /// # Errors
-/// [`PlanError::DoesNotFit`] names the bytes that are missing and on which device, [`PlanError::HostMemory`] those that the
-/// host needs and has; the other errors name the input that is wrong.
+/// [`PlanError::DoesNotFit`] with the missing bytes on each device, [`PlanError::HostMemory`] with the
+/// required and available host memory, or an error that names the invalid input.
 pub fn plan(input: &PlannerInput<'_>) -> Result<Plan, PlanError> {
     let plan = plan_for_devices(input)?;
     let memory = plan.host_memory_bytes;
@@ -264,7 +263,7 @@ pub fn plan(input: &PlannerInput<'_>) -> Result<Plan, PlanError> {
     }
 }
 
-/// The plan that fits the devices.
+/// Makes a plan that fits the devices. Does not check host memory.
 fn plan_for_devices(input: &PlannerInput<'_>) -> Result<Plan, PlanError> {
     check(input)?;
     let context = match input.limits.context {
@@ -292,11 +291,11 @@ fn plan_for_devices(input: &PlannerInput<'_>) -> Result<Plan, PlanError> {
     Ok(assemble(&grid, &found, Some(trials)))
 }
 
-/// The plan that a rule without a search makes, for comparison: with the micro-batches and credits that suit it best, chosen
-/// as a plan's are, and without an explanation. None if it does not fit.
+/// Makes the plan of a simple rule, for comparison. Chooses micro-batches and credits as [`plan`] does, but
+/// adds no explanation. Returns `None` if it does not fit.
 ///
 /// # Errors
-/// As [`plan`], except that what does not fit is no error.
+/// As [`plan`], but a plan that does not fit is not an error.
 pub fn baseline(input: &PlannerInput<'_>, rule: Baseline) -> Result<Option<Plan>, PlanError> {
     of_rule(input, rule, |grid, choice| {
         let choice = if input.is_tried() { trial::tuned(grid, choice) } else { choice };
@@ -305,9 +304,9 @@ pub fn baseline(input: &PlannerInput<'_>, rule: Baseline) -> Result<Option<Plan>
     })
 }
 
-/// The placement of [`baseline`] as engines run it, with nothing chosen to suit it: chunks of 512 rows or, where they do not
-/// fit, the longest shorter ones of the input's; decode groups as `decode` says, but no more than sequences; and a
-/// micro-batch in flight for each stage, with one on its way. None if it does not fit.
+/// Makes the plan of a simple rule with the fixed settings of inference engines. Chunks have 512 rows, or the
+/// longest shorter length that fits. `decode` gives the decode groups, at most one per sequence. One
+/// micro-batch is in flight per stage, plus one. Returns `None` if it does not fit.
 ///
 /// # Errors
 /// As [`baseline`].
@@ -338,11 +337,11 @@ fn of_rule(
     Ok(choice.map(plan))
 }
 
-/// The longest context that fits, up to the model's own: a multiple of the cache's block, or the model's context itself.
-/// [`PlanLimits::context`] is ignored.
+/// Returns the longest context that fits, up to the model's own: a multiple of the cache block, or the
+/// model's context itself. Ignores [`PlanLimits::context`].
 ///
 /// # Errors
-/// As [`plan`]; [`PlanError::DoesNotFit`] if not even one block of positions fits.
+/// As [`plan`]. [`PlanError::DoesNotFit`] if not even one block of positions fits.
 pub fn largest_context(input: &PlannerInput<'_>) -> Result<u32, PlanError> {
     check(input)?;
     fitting_context(input)
@@ -372,7 +371,7 @@ fn check(input: &PlannerInput<'_>) -> Result<(), PlanError> {
         }
     }
     if let Some(field) = input.links.other.nonsense() {
-        return Err(PlanError::BadFacts { of: "the links that are not known".into(), field });
+        return Err(PlanError::BadFacts { of: "the default link".into(), field });
     }
     let limits = &input.limits;
     let at_least_one = [
@@ -436,7 +435,7 @@ fn check_constraints(input: &PlannerInput<'_>) -> Result<(), PlanError> {
     for (at, pin) in pins.iter().enumerate() {
         let last = input.segments.len() - 1;
         if pin.segment as usize > last {
-            return wrong(format!("segment {} is pinned, and the last one is {last}", pin.segment));
+            return wrong(format!("segment {} is pinned, but the last segment is {last}", pin.segment));
         }
         if excluded.contains(&pin.device) {
             return wrong(format!("segment {} is pinned to {}, which is excluded", pin.segment, pin.device));
@@ -463,7 +462,7 @@ fn check_constraints(input: &PlannerInput<'_>) -> Result<(), PlanError> {
     Ok(())
 }
 
-/// The user's split as runs of segments on devices, after `check`.
+/// Returns the user's split as runs. Call it after `check`.
 fn given_runs(input: &PlannerInput<'_>) -> Option<Vec<Run>> {
     let device = |label: &str| input.devices.iter().position(|d| d.label == label);
     input
@@ -474,7 +473,7 @@ fn given_runs(input: &PlannerInput<'_>) -> Option<Vec<Run>> {
         .collect()
 }
 
-/// Whether some placement (the user's, if there is one) fits at this context.
+/// Returns whether some placement, or the user's, fits at this context.
 fn fits(input: &PlannerInput<'_>, lowered: &Arc<Lowered<'_>>, context: u32) -> bool {
     let boundary = input.limits.boundary.unwrap_or_default();
     let point = Point { chunk: input.limits.chunk, groups: 1, boundary };
@@ -501,7 +500,7 @@ fn fitting_context(input: &PlannerInput<'_>) -> Result<u32, PlanError> {
             None => nothing_fits(&grid),
         });
     }
-    // Memory grows with the context, so what fits is found by halving: `low` blocks fit, `high` do not.
+    // Memory grows with the context, so bisect: `low` blocks fit, `high` blocks do not.
     let (mut low, mut high) = (1, whole.div_ceil(block));
     while high - low > 1 {
         let middle = low + (high - low) / 2;
@@ -514,11 +513,11 @@ fn fitting_context(input: &PlannerInput<'_>) -> Result<u32, PlanError> {
     Ok((low * block).min(whole))
 }
 
-/// Why no placement was found: for want of memory, or else for the constraints.
+/// Returns why no placement was found: missing memory, or the constraints.
 fn nothing_fits(grid: &Grid<'_>) -> PlanError {
     match room::closest(grid.start()) {
         shortages if shortages.is_empty() => {
-            PlanError::BadConstraint { what: "no placement that fits keeps to them all".into() }
+            PlanError::BadConstraint { what: "no placement that fits meets all of them".into() }
         }
         shortages => no_fit(grid.input, grid.context, shortages),
     }
@@ -541,12 +540,12 @@ fn assemble(grid: &Grid<'_>, found: &SearchResult, trials: Option<Trials>) -> Pl
     }
     let explanation = explain::explanation(grid, found);
     let mut reasons = reasons::reasons(grid, &found.best, &explanation);
-    // Behind what was predicted.
+    // After the prediction.
     reasons.splice(4..4, trials.map(reasons::trials));
     plan(explanation, reasons)
 }
 
-/// The host memory of a plan for these stages.
+/// Returns the host memory of these stages.
 fn host_memory(
     input: &PlannerInput<'_>,
     shape: &StageCapacity,
@@ -566,7 +565,7 @@ fn host_memory(
     HostMemory { logits, staging, parameters, devices, total, available: input.host_memory_bytes }
 }
 
-/// Adds the chunks to the plan; the longest one sets its memory.
+/// Adds the chunks to the plan. The longest one determines its memory.
 fn with_chunks(grid: &Grid<'_>, chosen: &Choice, plan: Plan, chunks: Chunks) -> Plan {
     let chunk = chunks.most_rows().max(chosen.point.chunk);
     let problem = grid.problem(Point { chunk, ..chosen.point });

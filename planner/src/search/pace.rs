@@ -1,7 +1,6 @@
-//! The shapes in which work arrives at a pipeline, how much of each makes a request, and what the objective makes of the
-//! times of each.
+//! The micro-batches of a request: their shapes, their number, and the score that follows from their times.
 //!
-//! This module must not know devices, and not how placements are found.
+//! Knows nothing about devices or the search.
 
 use super::PlannerInput;
 use super::solver::{Costs, Score};
@@ -11,34 +10,34 @@ use ragtag_graph::Boundary;
 use std::iter::Sum;
 use std::ops::{Add, Mul, Sub};
 
-/// A point of the grid over what is not a placement.
+/// A point of the search grid: the choices besides the placement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Point {
     /// Most rows of a micro-batch.
     pub chunk: u32,
-    /// Micro-batches over which generating sequences are spread.
+    /// Number of decode groups.
     pub groups: u32,
-    /// Form in which activations cross between stages.
+    /// Wire type of activations between stages.
     pub boundary: Boundary,
 }
 
-/// How long something takes for each of the micro-batches of a [`Pace`], in microseconds.
+/// Times of the micro-batches of a [`Pace`], in microseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Times {
     /// A decode step of one group.
     pub decode_us: f64,
     /// A decode step of one sequence alone.
     pub alone_us: f64,
-    /// A chunk of this request's prompt, no logits wanted.
+    /// A chunk of this request's prompt, without logits.
     pub chunk_us: f64,
-    /// What a prompt's end adds: the logits of its last row.
+    /// Additional time at the end of a prompt: the logits of its last row.
     pub prompt_end_us: f64,
-    /// A chunk of full length that ends a prompt, as plans report it.
+    /// A full-length chunk that ends a prompt. Plans report this time.
     pub full_chunk_us: f64,
 }
 
 impl Times {
-    /// The same time for everything.
+    /// Returns equal times for all micro-batches.
     pub fn always(us: f64) -> Self {
         Self { decode_us: us, alone_us: us, chunk_us: us, prompt_end_us: 0.0, full_chunk_us: us }
     }
@@ -84,7 +83,7 @@ impl Sum for Times {
     }
 }
 
-/// The micro-batches of a request, and how many of each there are.
+/// The micro-batches of a request and their number.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Pace {
     objective: Objective,
@@ -92,11 +91,11 @@ pub(super) struct Pace {
     pub sequences: u32,
     /// Sequences of one decode micro-batch.
     pub decode_rows: u32,
-    /// Decode micro-batches that go round.
+    /// Decode micro-batches in flight.
     pub decode_groups: u32,
     /// Tokens of a request's prompt.
     pub prompt: f64,
-    /// Prefill chunks of a request; the last may be a part of one.
+    /// Prefill chunks of a request. May be fractional: the last one may be short.
     pub chunks: f64,
     /// Tokens that a request generates.
     pub generated: f64,
@@ -133,7 +132,7 @@ impl Pace {
         }
     }
 
-    /// The times of something of which the time for a micro-batch is known.
+    /// Returns the times that `time_us` gives for the micro-batches.
     pub fn times(&self, time_us: impl Fn(&BatchShape) -> f64) -> Times {
         let end = BatchShape { logit_rows: 1, ..self.chunk };
         let chunk_us = time_us(&self.chunk);
@@ -146,23 +145,23 @@ impl Pace {
         }
     }
 
-    /// How long something is busy for one request, in microseconds.
+    /// Returns the busy time per request, in microseconds.
     pub fn busy_us(&self, times: &Times) -> f64 {
         let steps = self.generated / f64::from(self.decode_rows);
         self.chunks * times.chunk_us + times.prompt_end_us + steps * times.decode_us
     }
 
-    /// The part of a prompt's time that adds up over the stages: its first chunk, and its end.
+    /// Returns the part of a prompt's time that adds up over the stages: its first chunk and its end.
     fn filling_us(&self, times: &Times) -> f64 {
         self.chunks.min(1.0) * times.chunk_us + times.prompt_end_us
     }
 
-    /// Chunks that follow the first, each as late as the slowest stage or crossing makes it.
+    /// Returns the number of chunks after the first. The slowest stage or transfer delays each of them.
     fn following(&self) -> f64 {
         self.chunks - self.chunks.min(1.0)
     }
 
-    /// The times in the solver's currencies.
+    /// Converts times to the solver's costs.
     pub fn costs(&self, times: &Times) -> Costs {
         let filling = self.filling_us(times);
         let time = match self.objective {
@@ -176,13 +175,13 @@ impl Pace {
         Costs { busy: self.busy_us(times), time, chunk: times.chunk_us }
     }
 
-    /// What the solver makes of them: microseconds a request.
+    /// Returns the solver's score function, in microseconds per request.
     pub fn score(&self) -> Score {
         let chunk_weight = self.following();
         let sequences = f64::from(self.sequences);
         match self.objective {
             Objective::Latency | Objective::FirstToken => Score::Sum { chunk_weight },
-            // Prompts come one by one, as other requests end, and decode waits while their chunks go through.
+            // Prompts arrive one by one as other requests end, and decode waits while their chunks pass.
             Objective::Throughput => {
                 Score::Busy { sequences, chunk_weight: self.chunks * sequences - self.chunks.min(1.0) }
             }
@@ -193,13 +192,14 @@ impl Pace {
         }
     }
 
-    /// From the arrival of a request at an empty pipeline to its first token: what all parts take together, and what the
-    /// slowest of them takes for a chunk.
+    /// Returns the time from a request's arrival at an empty pipeline to its first token. `sum` is the time
+    /// of all parts, `slowest_chunk_us` that of the slowest part for a chunk.
     pub fn first_token_us(&self, sum: &Times, slowest_chunk_us: f64) -> f64 {
         self.filling_us(sum) + self.following() * slowest_chunk_us
     }
 
-    /// The time per request if prompts and decode steps never overlap: the slowest part counts for each of them apart.
+    /// Returns the time per request if prompts and decode steps never overlap. The slowest part counts
+    /// separately for each.
     pub fn apart_us(&self, sum: &Times, parts: impl Iterator<Item = Times>) -> f64 {
         let (mut chunk_us, mut decode_us) = (0.0f64, 0.0f64);
         for times in parts {
@@ -210,15 +210,15 @@ impl Pace {
         self.chunks * chunk_us + self.generated * decode_us.max(round_us)
     }
 
-    /// The least share of time that a stage of prefill stands idle while `stages` stages fill and drain, when all
-    /// sequences' prompts arrive at once.
+    /// Returns the smallest share of time that a stage is idle while `stages` stages fill and drain, if the
+    /// prompts of all sequences arrive at once.
     pub fn bubble(&self, stages: usize) -> f64 {
         let fill = stages as f64 - 1.0;
         let chunks = (self.chunks.ceil() * f64::from(self.sequences)).max(1.0);
         fill / (chunks + fill)
     }
 
-    /// Rows of a full chunk.
+    /// Returns the rows of a full chunk.
     pub fn full_chunk_rows(&self) -> u32 {
         self.full_chunk.rows
     }

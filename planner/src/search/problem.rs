@@ -1,6 +1,5 @@
-//! A planning problem at one point of the grid: the times of everything, and the solver's instance of it.
-//!
-//! This module must not know how placements are found or told.
+//! A planning problem at one point of the grid: all times, and the solver's instance. Knows nothing about the
+//! search or the explanation.
 
 use super::pace::{Pace, Point, Times};
 use super::solver::{Costs, DeviceCosts, Instance, LinkCosts, SharedBus, Term};
@@ -16,10 +15,10 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A run of segments on a device: at least one segment.
+/// A run of at least one segment on a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Run {
-    /// Index into the devices.
+    /// Index of the device.
     pub device: usize,
     /// The segments.
     pub segments: Range<usize>,
@@ -33,7 +32,7 @@ impl Run {
     }
 }
 
-/// The segments as they are lowered for a chunk, with the memory of every run of them.
+/// The segments lowered for a chunk, with the memory of every run.
 pub(super) struct Lowered<'a> {
     pub chunk: u32,
     pub segments: &'a [Segment],
@@ -46,47 +45,47 @@ impl<'a> Lowered<'a> {
     }
 }
 
-/// What the cost model expects of a placement.
+/// Predictions of the cost model for a placement.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Evaluation {
-    /// Each stage.
+    /// Times of each stage.
     pub stages: Vec<Times>,
-    /// Each crossing to the next stage.
+    /// Times of each transfer to the next stage.
     pub crossings: Vec<Times>,
-    /// What links share, all crossings together.
+    /// Times of each shared link, all transfers together.
     pub shared: Vec<Times>,
     /// Logits to the host, and the next tokens to the first stage.
     pub token_return: Times,
-    /// What the objective makes of it: microseconds a request. Smaller is better.
+    /// Score in microseconds per request. Smaller is better.
     pub score_us: f64,
     /// Time per request if prompts and decode steps never overlap.
     pub apart_us: f64,
-    /// By what points of the grid are compared: the score. Where plans are tried in simulation it is no less than
-    /// `apart_us`, which is near to what the simulator finds: the score has what is busy overlap perfectly, and so takes many
-    /// small decode micro-batches for cheap.
+    /// Value by which points of the grid are compared: the score. If plans are simulated, at least
+    /// `apart_us`, which is closer to the simulation. The score assumes that busy times overlap perfectly, so
+    /// it favours many small decode micro-batches.
     pub expected_us: f64,
-    /// Tokens per second in decode.
+    /// Decode tokens per second.
     pub decode_tokens_per_s: f64,
-    /// Tokens per second in prefill, pipeline full.
+    /// Prefill tokens per second of a full pipeline.
     pub prefill_tokens_per_s: f64,
-    /// From a request's arrival to its first token, alone in the pipeline.
+    /// Time from a request's arrival to its first token, alone in the pipeline.
     pub first_token_us: f64,
-    /// From one token of a sequence to its next.
+    /// Time between two tokens of a sequence.
     pub token_us: f64,
-    /// Share of a decode round in which the slowest stage stands idle.
+    /// Share of a decode round in which the slowest stage is idle.
     pub decode_idle: f64,
 }
 
-/// A planning problem at one point of the grid and a fixed context.
+/// A planning problem at one point of the grid with a fixed context.
 pub(super) struct Problem<'a> {
     pub input: &'a PlannerInput<'a>,
     pub point: Point,
     pub pace: Pace,
     pub shape: StageCapacity,
     lowered: Arc<Lowered<'a>>,
-    /// For each device the times of the segments before each, and before the end.
+    /// Per device: cumulative times before each segment and after the last.
     before: Vec<Vec<Times>>,
-    /// At `from * devices + to`.
+    /// Transfer times at `from * devices + to`.
     crossings: Vec<Times>,
     links: Vec<&'a LinkFacts>,
 }
@@ -114,7 +113,7 @@ impl<'a> Problem<'a> {
         Self { input, point, pace, shape, lowered, before, crossings, links }
     }
 
-    /// The same point for other input over the same segments, such as another workload.
+    /// Returns the same problem for another input with the same segments, such as another workload.
     pub fn of_input<'b>(&self, input: &'b PlannerInput<'b>) -> Problem<'b>
     where
         'a: 'b,
@@ -123,7 +122,7 @@ impl<'a> Problem<'a> {
         Problem::new(input, lowered, self.shape.context, self.point)
     }
 
-    /// The problem as the solver takes it, without devices that must take part.
+    /// Returns the solver's instance, without required devices.
     pub fn instance(&self) -> Instance {
         let input = self.input;
         let staging = |from, to| self.link(from, to).route.staging_bytes();
@@ -163,7 +162,8 @@ impl<'a> Problem<'a> {
         }
     }
 
-    /// For each first segment the end of the longest run that fits, behind a ring of so many bytes.
+    /// Returns, for each first segment, the end of the longest run that fits beside a ring of `staging`
+    /// bytes.
     fn reach(&self, device: usize, staging: u64) -> Vec<usize> {
         let (segments, device) = (self.lowered.segments.len(), &self.input.devices[device]);
         let mut end = 0;
@@ -182,7 +182,7 @@ impl<'a> Problem<'a> {
         (0..segments).map(longest).collect()
     }
 
-    /// What is shared, for each term that counts.
+    /// Returns the shared links, once for each term that counts.
     fn shared(&self) -> Vec<SharedBus> {
         let (busy_weight, chunk_weight) = self.pace.score().weights();
         let terms = [(Term::Busy, busy_weight), (Term::Chunk, chunk_weight)];
@@ -195,13 +195,13 @@ impl<'a> Problem<'a> {
         terms.flat_map(|term| self.input.links.shared.iter().map(move |shared| bus(term, shared))).collect()
     }
 
-    /// How long one crossing occupies something that links share.
+    /// Returns the time that one transfer occupies a shared link.
     fn shared_times(&self, shared: &SharedLink) -> Times {
         let rate = shared.bandwidth_bytes_per_s.value;
         self.pace.times(|batch| crossing_bytes(self.input, self.point, batch.rows) as f64 / rate * 1e6)
     }
 
-    /// How long the shared links are occupied, all crossings of a placement together.
+    /// Returns the time that all transfers of a placement occupy each shared link.
     fn shared_by(&self, runs: &[Run]) -> Vec<Times> {
         let label = |run: &Run| self.input.devices[run.device].label.as_str();
         let occupied = |shared: &SharedLink| {
@@ -213,25 +213,26 @@ impl<'a> Problem<'a> {
         self.input.links.shared.iter().map(occupied).collect()
     }
 
-    /// What any stage on a device takes besides its segments.
+    /// Returns the times that any stage on a device has besides its segments.
     fn stage_times(&self, device: usize) -> Times {
         let (device, row_bytes) = (&self.input.devices[device], self.input.model.row_bytes);
         let boundary = |rows: u32| BoundaryTime::new(self.point.boundary, device, rows.into(), row_bytes);
         Times::always(device.stage_us.value) + self.pace.times(|batch| boundary(batch.rows).sum_us())
     }
 
-    /// What any stage on a device costs besides its segments: a hand-over delays, and keeps nobody busy.
+    /// Returns the costs that any stage on a device has besides its segments. Waking up delays a micro-batch
+    /// but occupies nothing.
     fn stage_costs(&self, device: usize) -> Costs {
         let (own, late) = (self.stage_times(device), self.hand_over(device));
         Costs { time: self.pace.costs(&(own + late)).time, ..self.pace.costs(&own) }
     }
 
-    /// What a micro-batch that comes alone loses on a device.
+    /// Returns the extra latency of a lone micro-batch on a device.
     fn hand_over(&self, device: usize) -> Times {
         Times::always(self.input.devices[device].hand_over_us.value)
     }
 
-    /// The way of tokens from the last stage, on this device, back to the first.
+    /// Returns the times of the token return if the last stage is on this device.
     fn token_return(&self, device: usize) -> Times {
         let device = &self.input.devices[device];
         self.pace.times(|batch| match batch.logit_rows {
@@ -244,19 +245,19 @@ impl<'a> Problem<'a> {
         self.links[from * self.input.devices.len() + to]
     }
 
-    /// The times of a crossing.
+    /// Returns the times of a transfer.
     pub fn crossing(&self, from: usize, to: usize) -> Times {
         self.crossings[from * self.input.devices.len() + to]
     }
 
-    /// What a stage takes, given the device of the stage before it.
+    /// Returns the memory of a stage, given the device of the previous stage.
     pub fn memory(&self, run: &Run, before: Option<usize>) -> StageMemory {
         let staging = before.map_or(0, |before| self.link(before, run.device).route.staging_bytes());
         let device = &self.input.devices[run.device];
         self.lowered.sizes.stage(run.segments.clone(), &self.shape, staging, device)
     }
 
-    /// What a stage lacks, given the device of the stage before it: memory, or room for a buffer in one piece.
+    /// Returns what a stage lacks, given the device of the previous stage: memory, or a large enough buffer.
     pub fn shortage(&self, run: &Run, before: Option<usize>) -> Option<Shortage> {
         let (memory, device) = (self.memory(run, before), &self.input.devices[run.device]);
         let too_large = self.lowered.sizes.too_large(run.segments.clone(), &self.shape, device);
@@ -264,7 +265,7 @@ impl<'a> Problem<'a> {
         lacks.then(|| Shortage { device: device.label.clone(), segments: run.span(), memory, too_large })
     }
 
-    /// Proves the memory of a placement.
+    /// Checks the memory of a placement.
     pub fn prove(&self, runs: &[Run]) -> Result<(), Vec<Shortage>> {
         let shortage = |(at, run): (usize, &Run)| {
             self.shortage(run, at.checked_sub(1).map(|before| runs[before].device))
@@ -273,7 +274,7 @@ impl<'a> Problem<'a> {
         if shortages.is_empty() { Ok(()) } else { Err(shortages) }
     }
 
-    /// What to expect of a placement.
+    /// Predicts a placement.
     pub fn evaluate(&self, runs: &[Run]) -> Evaluation {
         let stage = |run: &Run| {
             let before = &self.before[run.device];
@@ -288,7 +289,7 @@ impl<'a> Problem<'a> {
         let parts = || stages.iter().chain(&crossings).chain(&shared);
         let slowest = |of: fn(&Times) -> f64| parts().map(of).fold(0.0, f64::max);
         let pace = &self.pace;
-        // A micro-batch cannot start its next step before the last one came out at the end of the pipeline.
+        // A micro-batch starts its next step only after its previous step has left the pipeline.
         let decode_us = slowest(|t| t.decode_us);
         let round_us = sum.decode_us.max(f64::from(pace.decode_groups) * decode_us);
         let costs = pace.costs(&sum);
@@ -313,7 +314,7 @@ impl<'a> Problem<'a> {
     }
 }
 
-/// Segments that cost the same are timed once.
+/// Groups of segments with equal costs, timed once each.
 struct Kinds<'a> {
     first: Vec<&'a Segment>,
     of: Vec<usize>,
@@ -357,13 +358,13 @@ fn index(input: &PlannerInput<'_>, label: &str) -> Option<usize> {
     input.devices.iter().position(|device| device.label == label)
 }
 
-/// The link of each pair, at `from * devices + to`.
+/// Returns the link of each pair, at `from * devices + to`.
 fn links<'a>(input: &PlannerInput<'a>) -> Vec<&'a LinkFacts> {
     let devices = input.devices.len();
     let index: HashMap<_, _> =
         input.devices.iter().enumerate().map(|(at, d)| (d.label.as_str(), at)).collect();
     let mut links = vec![&input.links.other; devices * devices];
-    // The first of two that name one link counts, as in `Links::between`.
+    // If a link is listed twice, the first entry counts, as in `Links::between`.
     for (from, to, facts) in input.links.known.iter().rev() {
         if let (Some(from), Some(to)) = (index.get(from.as_str()), index.get(to.as_str())) {
             links[from * devices + to] = facts;
@@ -372,7 +373,7 @@ fn links<'a>(input: &PlannerInput<'a>) -> Vec<&'a LinkFacts> {
     links
 }
 
-/// The pairs of devices whose crossings use something shared.
+/// Returns the pairs of devices whose transfers use a shared link.
 fn users<'a>(
     input: &'a PlannerInput<'_>,
     shared: &'a SharedLink,
@@ -380,7 +381,8 @@ fn users<'a>(
     shared.users.iter().filter_map(|(from, to)| Some((index(input, from)?, index(input, to)?)))
 }
 
-/// For each pair, at `from * devices + to`, the lowest rate of what it shares with others, in bytes a second.
+/// Returns the lowest rate of the shared links that each pair uses, at `from * devices + to`, in bytes per
+/// second.
 fn shared_rates(input: &PlannerInput<'_>) -> Vec<f64> {
     let devices = input.devices.len();
     let mut rates = vec![f64::INFINITY; devices * devices];
@@ -397,7 +399,7 @@ fn crossing_bytes(input: &PlannerInput<'_>, point: Point, rows: u32) -> u64 {
     u64::from(rows).saturating_mul(point.boundary.row_bytes(input.model.row_bytes))
 }
 
-/// How long a crossing takes alone: at the rate of the link or of what it shares with others, whichever is lower.
+/// Returns the times of a lone transfer, at the lower rate of its link and its shared links.
 fn crossing_times(
     input: &PlannerInput<'_>,
     point: Point,

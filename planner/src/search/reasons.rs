@@ -1,6 +1,5 @@
-//! The planner's words: why this plan, what was left out, what is missing.
-//!
-//! This module must not decide anything: it tells what the search and the explanation found.
+//! The planner's texts: reasons for a plan, unused devices, shortages. Decides nothing; only formats the
+//! results of the search and the explanation.
 
 use super::grid::{Choice, Grid};
 use super::pace::{Pace, Point};
@@ -12,13 +11,13 @@ use crate::wording::{self, count};
 use ragtag_graph::Boundary;
 use ragtag_kernels::KvType;
 
-/// Columns of a message of several lines.
+/// Width of multi-line messages, in columns.
 const COLUMNS: usize = 80;
 
-/// Said of plans that the cost model takes for faster than the one that trials chose.
-const IN_SIMULATION: &str = "; in simulation this plan is the best of those that were tried";
+/// Added if the cost model predicts another plan to be faster than the one that trials chose.
+const IN_SIMULATION: &str = "; this plan is the best in simulation";
 
-/// Bytes as people read them, with the exact figure where they are few.
+/// Formats bytes with a unit, or exactly below 1 KiB.
 fn bytes(bytes: u64) -> String {
     const UNITS: [(&str, f64); 3] =
         [("GiB", (1u64 << 30) as f64), ("MiB", (1u64 << 20) as f64), ("KiB", 1024.0)];
@@ -40,12 +39,12 @@ fn percent(share: f64) -> String {
     format!("{:.0} %", share * 100.0)
 }
 
-/// Slower or faster by how much, for "… is predicted 12.0 % slower".
+/// Formats a comparison, for "… is predicted 12.0 % slower".
 fn compared(with: f64, us: f64) -> String {
     wording::speed(us / with)
 }
 
-/// Why this plan.
+/// Returns the reasons for a plan.
 pub(super) fn reasons(grid: &Grid<'_>, chosen: &Choice, explanation: &Explanation) -> Vec<String> {
     let mut reasons = vec![objective(grid, &chosen.pace), context(grid)];
     reasons.push(bottleneck(grid, chosen, &explanation.bottleneck));
@@ -97,14 +96,14 @@ fn context(grid: &Grid<'_>) -> String {
     let (context, own) = (grid.context, grid.input.model.context);
     match grid.input.limits.context {
         Some(_) if context > own => {
-            format!("context {context}: as asked, beyond the {own} that the model was trained for")
+            format!("context {context}: as requested, longer than the {own} that the model was trained for")
         }
-        Some(_) => format!("context {context}: as asked"),
-        None if context == own => format!("context {context}: the model's own, it fits"),
+        Some(_) => format!("context {context}: as requested"),
+        None if context == own => format!("context {context}: the full context of the model"),
         None => {
             let chunk = grid.input.limits.chunk;
             format!(
-                "context {context}: the longest that fits with chunks of {chunk}; the model's own is {own}"
+                "context {context}: the longest that fits with prefill chunks of {chunk}; the model has {own}"
             )
         }
     }
@@ -114,16 +113,16 @@ fn bottleneck(grid: &Grid<'_>, chosen: &Choice, bottleneck: &Bottleneck) -> Stri
     let label = |at: usize| &grid.input.devices[chosen.runs[at].device].label;
     let what = match bottleneck.place {
         Place::Edge => {
-            format!("the crossing from {} to {}", label(bottleneck.index), label(bottleneck.index + 1))
+            format!("the transfer from {} to {}", label(bottleneck.index), label(bottleneck.index + 1))
         }
-        Place::SharedLink => format!("{}, which links share", grid.input.links.shared[bottleneck.index].name),
+        Place::SharedLink => format!("shared link {}", grid.input.links.shared[bottleneck.index].name),
         Place::Stage | Place::TokenReturn => {
             let at = bottleneck.index;
             format!("{} with segments {}", label(at), chosen.runs[at].span())
         }
     };
     let (busy, share) = (time(bottleneck.busy_us), percent(bottleneck.share));
-    format!("bottleneck: {what}, {busy} a request, {share} of all work")
+    format!("bottleneck: {what}, {busy} per request, {share} of all work")
 }
 
 fn speed(chosen: &Choice) -> String {
@@ -138,30 +137,28 @@ fn speed(chosen: &Choice) -> String {
 }
 
 fn idle(chosen: &Choice, explanation: &Explanation) -> String {
-    let stages = chosen.runs.len();
     format!(
-        "bubbles: filling and draining {stages} stages idles each for {} of a prefill burst; in decode the slowest is \
-         idle for {}, with {} of sequences going round",
+        "pipeline bubble: {} in prefill, {} in decode ({} in flight)",
         percent(explanation.prefill_bubble),
         percent(explanation.decode_idle),
         count(chosen.pace.decode_groups as usize, "group"),
     )
 }
 
-/// In which form activations cross, where that is a choice, and what comes of it.
+/// Returns the wire type and its effect, if there is a choice.
 fn boundary(grid: &Grid<'_>, chosen: &Choice) -> Option<String> {
     let form = chosen.point.boundary;
     if grid.input.limits.boundary.is_some() {
-        return Some(format!("boundaries: activations cross as {form}, as asked"));
+        return Some(format!("wire type: {form}, as requested"));
     }
     let other = grid.boundaries().iter().find(|other| **other != form)?;
     let Some(with) = grid.priced(Point { boundary: *other, ..chosen.point }, chosen.runs.clone()) else {
-        return Some(format!("boundaries: activations cross as {form}; as {other} the plan would not fit"));
+        return Some(format!("wire type: {form}; the plan does not fit with {other}"));
     };
-    let told = compared(chosen.score_us(), with.score_us());
-    let told = format!("boundaries: activations cross as {form}; as {other} the plan is predicted {told}");
+    let effect = compared(chosen.score_us(), with.score_us());
+    let reason = format!("wire type: {form}; with {other} the plan is predicted {effect}");
     if form == Boundary::F32 {
-        return Some(told);
+        return Some(reason);
     }
     let crossings = chosen.evaluation.crossings.iter().zip(&with.evaluation.crossings).enumerate();
     let busy_us = |times| chosen.pace.busy_us(times);
@@ -169,7 +166,7 @@ fn boundary(grid: &Grid<'_>, chosen: &Choice) -> Option<String> {
         crossings.max_by(|(_, (_, a)), (_, (_, b))| busy_us(a).total_cmp(&busy_us(b)))?;
     let label = |at: usize| &grid.input.devices[chosen.runs[at].device].label;
     Some(format!(
-        "{told}; the crossing from {} to {} takes {} a request instead of {}",
+        "{reason}; the transfer from {} to {} takes {} per request instead of {}",
         label(at),
         label(at + 1),
         time(busy_us(short)),
@@ -177,26 +174,26 @@ fn boundary(grid: &Grid<'_>, chosen: &Choice) -> Option<String> {
     ))
 }
 
-/// What came of trying placements.
+/// Returns the result of the trials.
 pub(super) fn trials(trials: Trials) -> String {
     format!(
-        "tried: {} in simulation, the best of them serves {:.3} requests/s",
+        "trials: {} simulated, the best serves {:.3} requests/s",
         count(trials.placements, "placement"),
         trials.requests_per_s
     )
 }
 
-/// How far from the best possible the plan is, where that is not nothing.
+/// Returns the gap to the lower bound, if there is one.
 fn bound(explanation: &Explanation) -> Option<String> {
     let gap = explanation.score_us / explanation.bound_us - 1.0;
-    let is_told = gap.is_finite() && gap > 5e-4;
-    is_told.then(|| {
+    let is_worth_a_line = gap.is_finite() && gap > 5e-4;
+    is_worth_a_line.then(|| {
         let faster = wording::speed(explanation.bound_us / explanation.score_us);
-        format!("bound: by the cost model no placement can be more than {faster}, whatever its micro-batches")
+        format!("bound: no placement can be predicted more than {faster}, with any micro-batches")
     })
 }
 
-/// Why a group of like devices is left out.
+/// Returns why a group of equal devices is unused.
 fn left_out_because(grid: &Grid<'_>, explanation: &Explanation, alike: &[&LeftOut]) -> String {
     let labels: Vec<&str> = alike.iter().map(|left| left.device.as_str()).collect();
     let (verb, it, any, has) = match alike {
@@ -209,12 +206,12 @@ fn left_out_because(grid: &Grid<'_>, explanation: &Explanation, alike: &[&LeftOu
             let compared = compared(explanation.score_us, with.score_us);
             let but = match with.score_us < explanation.score_us {
                 true if grid.input.is_tried() => IN_SIMULATION,
-                true => "; of plans within 1 % the one with the fewest devices is taken",
+                true => "; of plans within 1 %, the one with the fewest devices is chosen",
                 false => "",
             };
             format!("{left_out}: the best plan with {it}, {}, is predicted {compared}{but}", with.split)
         }
-        None if alike[0].constrained => format!("{left_out}: the constraints leave no room for {any}"),
+        None if alike[0].constrained => format!("{left_out}: the constraints exclude {any}"),
         None => {
             let devices = grid.input.devices.iter().filter(|facts| labels.contains(&facts.label.as_str()));
             let mut memory: Vec<u64> = devices.map(|facts| facts.memory_bytes).collect();
@@ -228,30 +225,30 @@ fn left_out_because(grid: &Grid<'_>, explanation: &Explanation, alike: &[&LeftOu
     }
 }
 
-/// Devices that are left out and were not looked at further.
+/// Returns the unused devices that were not tried.
 fn left_out_untried(left_out: &[LeftOut]) -> Option<String> {
     let untried: Vec<_> = left_out.iter().filter(|out| !out.tried).map(|out| out.device.as_str()).collect();
     let verb = if untried.len() == 1 { "is" } else { "are" };
     (!untried.is_empty()).then(|| {
         let untried = wording::labels(&untried);
-        format!("{untried} {verb} left out as well; no plan with them was searched for")
+        format!("{untried} {verb} left out without a search")
     })
 }
 
-/// What placing layers by a rule would have cost.
+/// Returns the predicted times of rules.
 fn against_rules(input: &PlannerInput<'_>, explanation: &Explanation) -> Option<String> {
     let is_rule = |why: &str| Baseline::ALL.iter().any(|rule| rule.to_string() == why);
     let rules: Vec<_> = explanation.alternatives.iter().filter(|other| is_rule(&other.why)).collect();
-    let told: Vec<_> = rules
+    let times: Vec<_> = rules
         .iter()
         .map(|rule| format!("{} {}", rule.why, compared(explanation.score_us, rule.score_us)))
         .collect();
     let is_faster = rules.iter().any(|rule| rule.score_us < explanation.score_us);
     let but = if is_faster && input.is_tried() { IN_SIMULATION } else { "" };
-    (!told.is_empty()).then(|| format!("by rule instead: {}{but}", told.join(", ")))
+    (!times.is_empty()).then(|| format!("placement rules: {}{but}", times.join(", ")))
 }
 
-/// The user's split against the planner's own.
+/// Compares the user's split with the planner's own.
 fn against_own(explanation: &Explanation) -> String {
     let own = explanation.alternatives.iter().find(|other| other.why == Alternative::PLANNERS_OWN);
     match own {
@@ -260,7 +257,7 @@ fn against_own(explanation: &Explanation) -> String {
             own.split,
             compared(own.score_us, explanation.score_us)
         ),
-        _ => "the planner knows no faster split".into(),
+        _ => "the planner found no faster split".into(),
     }
 }
 
@@ -270,30 +267,30 @@ fn sources(grid: &Grid<'_>, chosen: &Choice, explanation: &Explanation) -> Strin
         explanation.figures.iter().map(|count| format!("{} {}", count.figures, count.source)).collect();
     let memory: Vec<_> =
         devices.map(|d| format!("{} {} ({})", d.label, bytes(d.memory_bytes), d.memory_source)).collect();
-    format!("figures: {}; memory {}", figures.join(", "), memory.join(", "))
+    format!("inputs: {}; memory {}", figures.join(", "), memory.join(", "))
 }
 
-/// What is missing, where, and what would hold it: several lines.
+/// Formats a shortage and its remedies, over several lines.
 pub(super) fn does_not_fit(error: &DoesNotFit) -> String {
-    const TOLD: usize = 3;
+    const LISTED: usize = 3;
     let mut lines = vec![format!("the model does not fit at a context of {}:", error.context)];
-    lines.extend(error.shortages.iter().take(TOLD).flat_map(|one| wrapped(&shortage(one))));
-    if let Some(rest) = error.shortages.get(TOLD..).filter(|rest| !rest.is_empty()) {
+    lines.extend(error.shortages.iter().take(LISTED).flat_map(|one| wrapped(&shortage(one))));
+    if let Some(rest) = error.shortages.get(LISTED..).filter(|rest| !rest.is_empty()) {
         let missing = rest.iter().map(Shortage::missing_bytes).fold(0, u64::saturating_add);
-        lines.push(format!("  {} more lack {} together", count(rest.len(), "device"), bytes_up(missing)));
+        lines.push(format!("  {} missing on {}", bytes_up(missing), count(rest.len(), "more device")));
     }
     lines.extend(wrapped(&error.hint));
     lines.join("\n")
 }
 
-/// Bytes as people read them, rounded up, so that the printed amount is enough.
+/// Formats bytes with a unit, rounded up so that the printed amount suffices.
 fn bytes_up(exact: u64) -> String {
     let unit = [30, 20, 10].into_iter().find(|bits| exact >> bits > 0);
-    // A tenth of the unit more where rounding took some.
+    // Add half of the last digit.
     unit.map_or_else(|| bytes(exact), |bits| bytes(exact.saturating_add((1 << bits) / 20)))
 }
 
-/// A text in lines of [`COLUMNS`] at most, each indented, the first one less.
+/// Wraps a text to [`COLUMNS`] columns with a hanging indent.
 fn wrapped(text: &str) -> Vec<String> {
     let mut lines = vec![String::from(" ")];
     for word in text.split_whitespace() {
@@ -306,7 +303,7 @@ fn wrapped(text: &str) -> Vec<String> {
     lines
 }
 
-/// What the host lacks.
+/// Formats a shortage of host memory.
 pub(super) fn host_does_not_fit(memory: &HostMemory) -> String {
     let parts = [
         ("logits", memory.logits),
@@ -323,7 +320,7 @@ pub(super) fn host_does_not_fit(memory: &HostMemory) -> String {
     )
 }
 
-/// The sizes that are not zero.
+/// Formats the sizes that are not zero.
 fn sizes(parts: &[(&str, u64)]) -> String {
     let parts = parts.iter().filter(|(_, size)| *size > 0);
     parts.map(|(name, size)| format!("{name} {}", bytes(*size))).collect::<Vec<_>>().join(", ")
@@ -359,7 +356,7 @@ fn shortage(shortage: &Shortage) -> String {
     )
 }
 
-/// What might help; `shorter` is a context that is known to fit.
+/// Returns suggestions. `shorter` is a context that is known to fit.
 pub(super) fn hint(input: &PlannerInput<'_>, shorter: Option<u32>) -> String {
     let mut hints = Vec::new();
     if let Some(context) = shorter {

@@ -1,6 +1,4 @@
-//! Whether a model fits at all, and what is missing where it does not.
-//!
-//! This module must not know times.
+//! Memory fit: whether a model fits at all, and what is missing if not. Knows nothing about times.
 
 use super::Shortage;
 use super::problem::{Problem, Run};
@@ -8,16 +6,18 @@ use super::solver::Instance;
 
 /// Most devices for which every order is tried.
 const EXACT: usize = 12;
-/// Most devices times segments for which the placement that comes closest to fitting is searched for.
+/// Most devices times segments for which the closest placement is searched.
 const SEARCHED: usize = 2048;
 
-/// Whether some placement fits. Exact for few devices; for many, devices are filled in the order of what they hold.
+/// Returns whether some placement fits. Exact for few devices. For many, fills devices in the order of their
+/// capacity.
 pub(super) fn fits(instance: &Instance) -> bool {
     let usable: Vec<usize> = (0..instance.devices.len()).filter(|&d| !instance.excluded[d]).collect();
     if usable.len() > EXACT {
         return fits_by_size(instance, usable);
     }
-    // The furthest segment that a set of devices can have placed, by the last of them: getting further never hurts.
+    // For each set of devices and its last device: the furthest segment that can be placed. Further is always
+    // at least as good.
     let sets = 1usize << usable.len();
     let mut furthest = vec![0usize; sets * usable.len()];
     for set in 1..sets {
@@ -45,14 +45,14 @@ pub(super) fn fits(instance: &Instance) -> bool {
     false
 }
 
-/// The end of the longest run on a device: as far as memory and pins let it.
+/// Returns the end of the longest run on a device that memory and pins allow.
 fn reach(instance: &Instance, device: usize, class: usize, first: usize) -> usize {
     let end = instance.devices[device].reach[class].get(first).copied().unwrap_or(first);
     let pinned_elsewhere = |segment: &usize| instance.pins[*segment].is_some_and(|pin| pin != device);
     (first..end).find(pinned_elsewhere).unwrap_or(end)
 }
 
-/// The same behind another device; 0 if nothing fits there.
+/// Returns the end of the longest run behind another device, or 0 if nothing fits.
 fn next(instance: &Instance, before: usize, device: usize, first: usize) -> usize {
     let Some(crossing) = &instance.crossings[before * instance.devices.len() + device] else { return 0 };
     match reach(instance, device, crossing.class, first) {
@@ -77,8 +77,9 @@ fn fits_by_size(instance: &Instance, mut devices: Vec<usize>) -> bool {
     end == instance.segments
 }
 
-/// What the placement that comes closest to fitting lacks, with the devices in their order: the fewest bytes for few
-/// devices and segments, else what the last device lacks when all are filled in turn.
+/// Returns the shortages of the placement that comes closest to fitting, with devices in their order. For few
+/// devices and segments it minimises the missing bytes; otherwise all devices are filled in turn and the last
+/// one lacks the rest.
 pub(super) fn closest(problem: &Problem<'_>) -> Vec<Shortage> {
     let (segments, devices) = (problem.input.segments.len(), problem.input.devices.len());
     let runs = if segments * devices <= SEARCHED { least_missing(problem) } else { filled_in_turn(problem) };
@@ -92,8 +93,8 @@ fn missing(problem: &Problem<'_>, run: &Run, before: Option<usize>) -> u64 {
     })
 }
 
-/// For each (segments placed, last device): the fewest bytes that are missing, where the last run begins, and the device
-/// before it.
+/// For each number of placed segments and last device: the fewest missing bytes, the start of the last run,
+/// and the previous device.
 fn least_missing(problem: &Problem<'_>) -> Vec<Run> {
     let (segments, devices) = (problem.input.segments.len(), problem.input.devices.len());
     let mut best: Vec<Option<(u64, usize, Option<usize>)>> = vec![None; (segments + 1) * devices];

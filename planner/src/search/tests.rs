@@ -1,4 +1,4 @@
-//! Tests of the planner: against exhaustive search on small random instances, on memory, and on what it says.
+//! Tests of the planner: against exhaustive search on small random instances, memory, and texts.
 
 mod best;
 mod given;
@@ -25,7 +25,7 @@ impl World {
     }
 }
 
-/// All contiguous placements over all ordered subsets of the devices.
+/// Returns all contiguous placements over all ordered subsets of the devices.
 fn all_placements(segments: usize, devices: usize) -> Vec<Vec<Run>> {
     fn extend(
         runs: &mut Vec<Run>,
@@ -65,7 +65,7 @@ fn close(a: f64, b: f64) -> bool {
     (a - b).abs() <= 1e-9 * a.abs().max(b.abs())
 }
 
-/// What the objectives mean, straight from the cost model: no prefix sums, no currencies.
+/// Computes a score straight from the cost model, without prefix sums or the solver's costs.
 fn score_by_hand(world: &World, runs: &[Run], groups: u32, boundary: Boundary) -> f64 {
     let sequences = if matches!(world.objective, Objective::Latency | Objective::FirstToken) {
         1
@@ -86,7 +86,7 @@ fn score_by_hand(world: &World, runs: &[Run], groups: u32, boundary: Boundary) -
     let on = |run: &Run, batch: &BatchShape| -> f64 {
         let device = &world.devices[run.device];
         let time = |segment| segment_time_us(segment, device, world.limits.activations, batch);
-        // Two dispatches of the nine of a block, each of which reads and writes all rows.
+        // Two of a block's nine dispatches, each of which reads and writes all rows.
         let row_bytes = (world.model.row_bytes + world.model.row_bytes / 2) as f64;
         let turning = match boundary {
             Boundary::F32 => 0.0,
@@ -145,7 +145,7 @@ fn score_by_hand(world: &World, runs: &[Run], groups: u32, boundary: Boundary) -
     }
 }
 
-/// A world whose tokens return for nothing.
+/// Returns a random world with a free token return.
 fn random_world_without_return(seed: u64) -> World {
     let mut world = random_world(seed);
     world.model.logit_row_bytes = 0;
@@ -185,7 +185,7 @@ fn the_plan_is_the_best_of_all_placements() {
             let input = world.input();
             let grid = Grid::new(&input, 512);
             let found = grid.search();
-            // The placement is exact over all points of the grid.
+            // The placement is optimal over all points of the grid.
             let all = all_placements(world.segments.len(), world.devices.len());
             let at = |point: Point| {
                 let problem = grid.problem(point);
@@ -205,7 +205,7 @@ fn the_plan_is_the_best_of_all_placements() {
                     assert_eq!(Some(found.best.runs.len()), fewest, "seed {seed}, {objective:?}");
                     let of_length = scores.iter().filter(|(_, stages)| Some(*stages) == fewest);
                     let wanted = of_length.map(|(score, _)| *score).fold(f64::MAX, f64::min);
-                    // Of scores within half a percent the faster decode decides.
+                    // Of scores within half a percent, the faster decode wins.
                     let score = found.best.score_us();
                     assert!(
                         score >= wanted * (1.0 - 1e-9) && score <= wanted * 1.005 * (1.0 + 1e-9),
@@ -280,14 +280,14 @@ fn plans_are_valid_within_memory_and_the_same_each_time() {
             );
         }
         assert_eq!(Plan::from_json(&plan.to_json()).as_ref(), Ok(&plan), "seed {seed}");
-        // A plan given back as a split is the same placement with the same figures.
+        // A plan given back as a split is the same placement with the same predictions.
         let mut again = world.clone().split(&plan.split().to_string());
         again.limits.context = Some(plan.context);
         let again = again.plan().expect("proved before");
         if again.decode_groups == plan.decode_groups {
             assert_eq!((&again.stages, &again.edges), (&plan.stages, &plan.edges));
         }
-        // Of scores within half a percent the faster decode decides.
+        // Of scores within half a percent, the faster decode wins.
         let (after, before) = (again.explanation.score_us, plan.explanation.score_us);
         assert!(after <= before * 1.005, "seed {seed}: {after} {before}");
     }
@@ -351,7 +351,7 @@ fn constraints_are_kept_or_named() {
     assert!(
         wrong(only(&[pin(0, "gpu:7")])).contains("there is no device gpu:7 (devices: cpu:0, cpu:1, cpu:2)")
     );
-    assert!(wrong(only(&[pin(14, "cpu:0")])).contains("segment 14 is pinned, and the last one is 13"));
+    assert!(wrong(only(&[pin(14, "cpu:0")])).contains("segment 14 is pinned, but the last segment is 13"));
     assert!(wrong(only(&[pin(3, "cpu:0"), pin(3, "cpu:1")])).contains("pinned to cpu:0 and to cpu:1"));
     let excluded = Constraints { excluded: vec!["cpu:0".into()], ..only(&[pin(3, "cpu:0")]) };
     assert!(wrong(excluded).contains("which is excluded"));
@@ -365,9 +365,9 @@ fn constraints_are_kept_or_named() {
     assert!(
         wrong(Constraints { max_stages: Some(0), ..Constraints::default() }).contains("at most 0 stages")
     );
-    // Two runs on one device with another between them: no placement can keep to that.
+    // Two runs on one device with another between them: no placement can satisfy that.
     let torn = only(&[pin(0, "cpu:0"), pin(5, "cpu:1"), pin(13, "cpu:0")]);
-    assert!(wrong(torn).contains("no placement that fits keeps to them all"));
+    assert!(wrong(torn).contains("no placement that fits meets all of them"));
     for weight in [-1.0, f64::NAN, f64::INFINITY] {
         let objective = Objective::Mix(crate::Mix { latency: weight, throughput: 1.0, first_token: 0.0 });
         let error = World { objective, ..world.clone() }.plan().expect_err("refused").to_string();
@@ -440,7 +440,7 @@ fn memory_forces_a_second_device_where_latency_would_have_one() {
         vec![device("cpu:0", 1 << 40, 1.0), device("cpu:1", 1 << 40, 1.0)],
     );
     world.objective = Objective::Latency;
-    // One chunk: nothing of a prompt overlaps.
+    // With one chunk, no parts of a prompt overlap.
     world.workload.prompt_tokens = 128;
     assert_eq!(world.plan().expect("fits").stages.len(), 1);
     world.devices.iter_mut().for_each(|d| d.memory_bytes = 100 * MIB);
@@ -472,11 +472,11 @@ fn what_does_not_fit_is_named_with_bytes_and_device() {
     let mut many = world.clone();
     many.devices = (0..6).map(|i| device(&format!("cpu:{i}"), 12 * MIB, 1.0)).collect();
     let Err(PlanError::DoesNotFit(error)) = many.plan() else { panic!("it cannot fit") };
-    let wanted = format!("{} devices more lack ", error.shortages.len() - 3);
+    let wanted = format!(" missing on {} more devices", error.shortages.len() - 3);
     let text = PlanError::DoesNotFit(error).to_string();
     assert!(text.contains(&wanted) && text.lines().all(|line| line.chars().count() <= 80), "{text}");
 
-    // Here the weights fit and the cache does not: the hint names a context that does.
+    // The weights fit but the cache does not, so the hint names a context that fits.
     world.limits.kv = KvType::F32;
     world.devices[0].memory_bytes = 160 * MIB;
     let Err(PlanError::DoesNotFit(error)) = world.plan() else { panic!("it cannot fit") };
@@ -554,8 +554,8 @@ fn one_sequence_decodes_no_faster_over_two_stages() {
     let (one, two) = (world("0-13=cpu:0"), world("0-6=cpu:0,7-13=cpu:1"));
     assert!(two.predicted.decode_tokens_per_s < one.predicted.decode_tokens_per_s);
     assert!(two.predicted.prefill_tokens_per_s > 1.5 * one.predicted.prefill_tokens_per_s);
-    let idle = two.reasons.iter().find(|r| r.starts_with("bubbles")).expect("a reason");
-    assert!(idle.contains("33 % of a prefill burst"), "{idle}");
+    let idle = two.reasons.iter().find(|r| r.starts_with("pipeline bubble")).expect("a reason");
+    assert!(idle.contains("33 % in prefill"), "{idle}");
 }
 
 #[test]
@@ -584,7 +584,7 @@ fn a_slow_link_counts() {
     assert_eq!(plan.stages.len(), 1, "{}", plan.split());
     let forced = world.split("0-6=cpu:0,7-13=cpu:1").plan().expect("fits");
     let bottleneck = &forced.reasons.iter().find(|r| r.starts_with("bottleneck")).expect("a reason");
-    assert!(bottleneck.contains("the crossing from cpu:0 to cpu:1"), "{bottleneck}");
+    assert!(bottleneck.contains("the transfer from cpu:0 to cpu:1"), "{bottleneck}");
 }
 
 #[test]
@@ -609,11 +609,11 @@ fn bad_input_is_named() {
     let nothing = Workload { prompt_tokens: 0, generated_tokens: 0 };
     assert_eq!(error(&|w| w.workload = nothing), "the workload's tokens must be at least 1");
     let twice = error(&|w| w.devices.push(device("cpu:0", 1, 1.0)));
-    assert_eq!(twice, "cpu:0: its label (used twice) makes no sense");
+    assert_eq!(twice, "cpu:0: invalid label (used twice)");
     let nan = error(&|w| w.devices[0].bandwidth_bytes_per_s.value = f64::NAN);
-    assert_eq!(nan, "cpu:0: its bandwidth_bytes_per_s makes no sense");
+    assert_eq!(nan, "cpu:0: invalid bandwidth_bytes_per_s");
     let link = error(&|w| w.links.other.latency_us.value = -1.0);
-    assert_eq!(link, "the links that are not known: its latency_us makes no sense");
+    assert_eq!(link, "the default link: invalid latency_us");
 }
 
 #[test]
@@ -643,7 +643,7 @@ fn a_large_instance_is_planned_quickly_and_for_any_device_count() {
     world.limits.logit_rows = 64;
     let plan = world.plan().expect("fits");
     assert_eq!(plan.stages.len(), 8);
-    // The sort key of the table is a pair of finite numbers.
+    // The table's sort key is a pair of finite numbers.
 }
 
 #[test]

@@ -1,11 +1,11 @@
-//! Placements tried in simulation: the few that the cost model likes best, and those of the rules, under the load that is
-//! planned for. The cost model knows stages and crossings; how micro-batches of prompts and of decode steps get in each other's
-//! way, only the scheduler's own code knows.
+//! Simulated trials of placements: the few best by the cost model, and those of the rules, under the planned
+//! load. The cost model sees only stages and transfers. The scheduler's own code shows how micro-batches of
+//! prompts and decode steps delay each other.
 //!
-//! Each placement is tried at the point of the grid that the cost model expects to suit it best. Those that come near the best
-//! are tuned: neighbouring points are tried, then fewer credits, as long as that serves more.
+//! Each placement is tried at its best point of the grid by the cost model. Placements close to the best are
+//! tuned: first neighbouring points, then fewer credits, while throughput improves.
 //!
-//! This module must not know how placements are found.
+//! Knows nothing about the search.
 
 use super::baselines::{Baseline, EngineDecode};
 use super::grid::{Choice, Grid, SearchResult};
@@ -16,69 +16,70 @@ use crate::plan::{Explanation, Plan};
 use ragtag_graph::Segment;
 use rayon::prelude::*;
 
-/// Most placements that are tried at a time, and most of them that are tuned: the best, as long as they come [`NEAR`] to the
-/// very best.
+/// Most placements that are tried and tuned in one round. Only placements within [`NEAR`] of the best are
+/// tuned.
 const TRIED: Most = Most { trials: 12, tuned: 2 };
-/// The same over more than [`MOST_DEVICES`], whose pipelines take long to simulate: a plan is wanted within a second.
+/// The same for more than [`MOST_DEVICES`]: long pipelines take long to simulate, and a plan should take less
+/// than a second.
 const TRIED_OF_MANY: Most = Most { trials: 6, tuned: 1 };
 const NEAR: f64 = 0.15;
-/// Of what was tuned, all that comes this near to the best is tried again for longer.
+/// Tuned placements this close to the best are tried again for longer.
 const FINAL: f64 = 0.05;
-/// A point at which the cost model expects a placement to take longer by more than this is not tried.
+/// A point is not tried if the cost model predicts more than this additional time.
 const HOPELESS: f64 = 0.05;
-/// Points that are solved because what is best in simulation is there and the search was not; none with more devices than the
-/// solver is quick for.
+/// Most points that are solved because the best trial lies there but the search skipped them. None with more
+/// devices than the solver handles quickly.
 const MORE_SOLVED: usize = 2;
 const MOST_DEVICES: usize = 12;
-/// Rounds of all sequences that a trial takes at most, and the last one of a placement; of long pipelines fewer, so that
-/// requests times stages stay below [`WORK`] for each round.
+/// Rounds of all sequences in a trial, and in the final trial of a placement. Long pipelines get fewer, so
+/// that requests times stages stay below [`WORK`] per round.
 const ROUNDS: u32 = 2;
 const FINAL_ROUNDS: u32 = 4;
 const WORK: u32 = 128;
 
-/// Rates within this share of each other are the same.
+/// Rates within this share count as equal.
 const SAME: f64 = 1e-3;
-/// How far cuts are moved to make prompts and decode steps even.
+/// Numbers of segments by which cuts are moved to balance prompts and decode steps.
 const MOVES: [usize; 4] = [8, 4, 2, 1];
 
-/// How much is tried.
+/// Limits of a round of trials.
 #[derive(Clone, Copy)]
 struct Most {
     trials: usize,
     tuned: usize,
 }
 
-/// The load of a trial: requests of the same lengths, each of which comes when one has ended.
+/// The load of a trial: equal requests. A new one arrives when one ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TrialLoad {
-    /// How many requests.
+    /// Number of requests.
     pub requests: u32,
-    /// How many of them at once.
+    /// Number of concurrent requests.
     pub at_once: u32,
-    /// Tokens of each prompt.
+    /// Prompt tokens per request.
     pub prompt_tokens: u32,
-    /// Tokens that each generates.
+    /// Generated tokens per request.
     pub new_tokens: u32,
 }
 
-/// Simulates a plan with the segments that it is for, and returns the requests a second that it serves; none if it cannot be
-/// simulated.
+/// Simulates a plan for the given segments and returns the requests served per second, or `None` if it cannot
+/// be simulated.
 pub type Trial = fn(&PlannerInput<'_>, &Plan, &[Segment], &TrialLoad) -> Option<f64>;
 
-/// What was tried, for people.
+/// Summary of the trials, for messages.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Trials {
-    /// How many placements.
+    /// Number of placements.
     pub placements: usize,
-    /// Requests a second of the best.
+    /// Requests per second of the best.
     pub requests_per_s: f64,
 }
 
-/// A choice and the requests a second that it serves in simulation.
+/// Requests per second in simulation, and the choice.
 type Tried = (f64, Choice);
 
-/// The placement that serves most requests a second in simulation; of equal ones one with the fewest devices. Nothing if none
-/// can be simulated.
+/// Returns the placement that serves most requests per second in simulation. Of equal ones, one with the
+/// fewest devices. Returns `None` if none can be simulated.
 pub(super) fn best(grid: &Grid<'_>, found: &SearchResult) -> Option<(Choice, Trials)> {
     let mut solved: Vec<Point> = found.all().map(|choice| choice.point).collect();
     let rules: Vec<Choice> = Baseline::ALL.into_iter().filter_map(|rule| grid.baseline(rule)).collect();
@@ -112,8 +113,8 @@ fn best_of(tried: &[Tried]) -> Option<&Tried> {
     near.min_by_key(|(_, choice)| choice.runs.len())
 }
 
-/// Tries those of the placements that are new, and their likes with evened cuts, and tunes the best of them. They are added to
-/// `placements`.
+/// Tries the placements that are new and their variants with balanced cuts, and tunes the best of them. Adds
+/// them to `placements`.
 fn tried<'a>(
     grid: &Grid<'_>,
     choices: impl Iterator<Item = &'a Choice>,
@@ -124,7 +125,7 @@ fn tried<'a>(
     placements.extend(different.iter().map(|choice| choice.runs.clone()));
     let tried = |choice: Choice| Some((requests_per_s(grid, &choice, ROUNDS)?, choice));
     let mut tried: Vec<Tried> = different.into_par_iter().filter_map(tried).collect();
-    // Stable: of equal ones the one that was expected to be better comes first.
+    // The sort is stable: of equal rates, the better prediction comes first.
     tried.sort_by(|(a, _), (b, _)| b.total_cmp(a));
     let near = tried.first().map_or(0.0, |(rate, _)| *rate) * (1.0 - NEAR);
     tried.retain(|(rate, _)| *rate >= near);
@@ -132,7 +133,7 @@ fn tried<'a>(
     tried.into_par_iter().map(|tried| tuned_further(grid, tried)).collect()
 }
 
-/// The point and the credits that let a placement serve most, as far as is tried.
+/// Returns the choice with the point and the credits that serve most in trials.
 pub(super) fn tuned(grid: &Grid<'_>, choice: Choice) -> Choice {
     match requests_per_s(grid, &choice, ROUNDS) {
         Some(rate) => tuned_further(grid, (rate, choice)).1,
@@ -140,7 +141,7 @@ pub(super) fn tuned(grid: &Grid<'_>, choice: Choice) -> Choice {
     }
 }
 
-/// Placements that differ from each other and from those before, each where it is expected to be best, the best first.
+/// Returns distinct placements that are not among those given, each at its best predicted point, best first.
 fn different<'a>(
     grid: &Grid<'_>,
     choices: impl Iterator<Item = &'a Choice>,
@@ -162,8 +163,8 @@ fn different<'a>(
     different
 }
 
-/// The placement with its cuts moved as long as that makes a request shorter if prompts and decode steps never overlap. Where
-/// one device is good at prompts and another at decode, the busiest stage alone says too little.
+/// Moves cuts while that shortens a request whose prompt and decode steps never overlap. If one device is
+/// good at prefill and another at decode, the busiest stage alone is a poor guide.
 fn evened(grid: &Grid<'_>, choice: &Choice) -> Choice {
     let mut best = choice.clone();
     for by in MOVES {
@@ -179,7 +180,7 @@ fn evened(grid: &Grid<'_>, choice: &Choice) -> Choice {
     best
 }
 
-/// The placements with one cut moved by so many segments.
+/// Returns the placements with one cut moved by `by` segments.
 fn moved(choice: &Choice, by: usize) -> Vec<Vec<Run>> {
     let mut all = Vec::new();
     for cut in 1..choice.runs.len() {
@@ -196,8 +197,8 @@ fn moved(choice: &Choice, by: usize) -> Vec<Vec<Run>> {
     all
 }
 
-/// The points at which engines would run it, then neighbours of the best, then fewer credits, as long as more requests are
-/// served.
+/// Tries the points that engines would use, then neighbours of the best, then fewer credits, while throughput
+/// improves.
 fn tuned_further(grid: &Grid<'_>, tried: Tried) -> Tried {
     let (mut best, mut seen) = (tried, Vec::new());
     let untuned = EngineDecode::ALL.into_iter().filter_map(|decode| grid.untuned(&best.1.runs, decode));
@@ -229,7 +230,7 @@ fn tuned_further(grid: &Grid<'_>, tried: Tried) -> Tried {
     best
 }
 
-/// The one that serves most, if it serves more than what is best so far.
+/// Returns the choice that serves most, if it beats the best so far.
 fn most_of(grid: &Grid<'_>, best: &Tried, choices: impl IntoIterator<Item = Choice>) -> Option<Tried> {
     let choices: Vec<Choice> = choices.into_iter().collect();
     let tried = |choice: Choice| Some((requests_per_s(grid, &choice, ROUNDS)?, choice));
@@ -238,7 +239,7 @@ fn most_of(grid: &Grid<'_>, best: &Tried, choices: impl IntoIterator<Item = Choi
     better.max_by(|(a, _), (b, _)| a.total_cmp(b))
 }
 
-/// The points that differ from one in the number of groups or in the chunk, by one step.
+/// Returns the points that differ by one step in the number of groups or in the chunk.
 fn neighbours(grid: &Grid<'_>, of: Point) -> impl Iterator<Item = Point> {
     let next_to = |of_point: fn(&Point) -> u32| {
         let here = of_point(&of);

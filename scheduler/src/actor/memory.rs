@@ -1,4 +1,4 @@
-//! What a stage keeps on its device: buffers, host regions and recorded programs, by slot.
+//! A stage's objects on its device: buffers, host regions and recorded programs, by slot.
 
 use crate::core::{MicroBatch, write_params};
 use crate::error::{Error, Result};
@@ -10,20 +10,20 @@ use ragtag_hal::{
 use std::collections::HashSet;
 use std::sync::Arc;
 
-/// Host memory for parameter blocks, one for each slot.
+/// Host memory for parameter blocks, one per slot.
 const PARAMS: RegionId = RegionId(0);
-/// The ring that activations come in through.
+/// Ring of incoming activations.
 pub(crate) const INCOMING: RegionId = RegionId(1);
-/// The ring that activations go out through.
+/// Ring of outgoing activations.
 pub(crate) const OUTGOING: RegionId = RegionId(2);
-/// Host memory for logits, one part for each credit.
+/// Host memory for logits, one part per credit.
 pub(crate) const LOGITS: RegionId = RegionId(3);
-/// Host memory that weights pass through.
+/// Staging memory for weights.
 pub(crate) const STAGING: RegionId = RegionId(4);
 
 const MODULE: ModuleId = ModuleId(0);
 
-/// Parameter blocks start at multiples of this, so that no two share a cache line.
+/// Alignment of parameter blocks, so that no two share a cache line.
 const PARAMS_ALIGNMENT: u64 = 64;
 
 /// The buffers of one slot.
@@ -31,12 +31,12 @@ const PARAMS_ALIGNMENT: u64 = 64;
 struct SlotBuffers {
     params: BufferId,
     activation: BufferId,
-    /// Rows as they cross, if that is in another form.
+    /// Rows in their wire type, if that differs.
     crossing: Option<BufferId>,
     logits: Option<BufferId>,
 }
 
-/// What a stage keeps on its device.
+/// A stage's objects on its device.
 #[derive(Debug)]
 pub(crate) struct StageBuffers {
     compiled: CompiledStage,
@@ -47,11 +47,11 @@ pub(crate) struct StageBuffers {
     params: Arc<HostRegion>,
     params_stride: u64,
     recorded: HashSet<ProgramId>,
-    /// A parameter block in the making.
+    /// Scratch for a parameter block.
     words: Vec<u32>,
 }
 
-/// Creates buffers and allots their ids.
+/// Creates buffers and assigns their ids.
 struct Allocator<'a> {
     device: &'a mut dyn Device,
     next: u32,
@@ -65,17 +65,17 @@ impl Allocator<'_> {
         Ok(id)
     }
 
-    /// No buffer for no bytes.
+    /// Creates a buffer, or none for zero bytes.
     fn optional(&mut self, bytes: u64) -> ragtag_hal::Result<Option<BufferId>> {
         if bytes == 0 { Ok(None) } else { self.buffer(bytes).map(Some) }
     }
 }
 
 impl StageBuffers {
-    /// Allocates everything but the rings and loads the module. Weights and cache hold nothing yet.
+    /// Allocates everything except the rings, and loads the module. Weights and cache are uninitialised.
     ///
     /// # Errors
-    /// If the device has not enough memory, or refuses the module.
+    /// If the device runs out of memory or refuses the module.
     pub(crate) fn new(
         device: &mut dyn Device,
         compiled: CompiledStage,
@@ -111,7 +111,7 @@ impl StageBuffers {
         Ok(Self { compiled, weights, kv, scratch, slots, params, params_stride, recorded, words })
     }
 
-    /// The bytes of all buffers that [`StageBuffers::new`] creates.
+    /// Returns the bytes of all buffers that [`StageBuffers::new`] creates.
     pub(crate) fn needed_bytes(compiled: &CompiledStage, slots: u32) -> u64 {
         let weights = compiled.weights.iter().map(|weight| weight.bytes());
         let once = weights.chain(compiled.kv_bytes.iter().copied()).chain([compiled.scratch_bytes]);
@@ -127,28 +127,28 @@ impl StageBuffers {
         self.weights[index]
     }
 
-    /// The key and value buffers, of the sizes that the compiled stage says.
+    /// Returns the key and value buffers, with the sizes of the compiled stage.
     pub(crate) fn kv(&self) -> &[BufferId] {
         &self.kv
     }
 
-    /// Bytes of a slot's rows as they cross.
+    /// Returns the range of a slot's rows in their wire type.
     pub(crate) fn edge_rows(&self, slot: u32, offset: u64, bytes: u64) -> BufferRange {
         let buffers = &self.slots[slot as usize];
         BufferRange { buffer: buffers.crossing.unwrap_or(buffers.activation), offset, bytes }
     }
 
-    /// The first rows of a slot's logits; `None` if there are no rows, or no logits on this stage.
+    /// Returns the first rows of a slot's logits; `None` without rows, or if this stage has no logits.
     pub(crate) fn logits(&self, slot: u32, rows: u32) -> Option<BufferRange> {
         let buffer = self.slots[slot as usize].logits.filter(|_| rows > 0)?;
         Some(BufferRange { buffer, offset: 0, bytes: u64::from(rows) * self.compiled.logit_row_bytes })
     }
 
-    /// Writes a micro-batch's parameters for a slot and returns the program to submit, recorded if it is the slot's first
-    /// of this bucket.
+    /// Writes a micro-batch's parameters for a slot and returns the program to submit. Records it if the slot
+    /// has none for this bucket.
     ///
     /// # Errors
-    /// [`Error::Protocol`] if no bucket holds the micro-batch; else what the device says, by `failed`.
+    /// [`Error::Protocol`] if no bucket holds the micro-batch; otherwise the device's error through `failed`.
     pub(crate) fn prepare(
         &mut self,
         device: &mut dyn Device,
@@ -169,7 +169,7 @@ impl StageBuffers {
         write_params(batch, &shape, words).map_err(|e| Error::protocol(format!("{}: {e}", batch.id)))?;
         let start = u64::from(slot) * self.params_stride;
         let range = start as usize..(start + shape.bytes()) as usize;
-        // The slot's last program has passed, so nobody reads these bytes.
+        // The slot's last program has completed, so no device reads these bytes.
         let mut lease = self.params.write(range).map_err(&failed)?;
         for (bytes, word) in lease.as_chunks_mut::<4>().0.iter_mut().zip(words) {
             *bytes = word.to_ne_bytes();
@@ -191,17 +191,17 @@ impl StageBuffers {
         Ok(id)
     }
 
-    /// Destroys the programs that nothing on the device uses; they are recorded again when they are wanted. Whether there
-    /// were any.
+    /// Destroys the programs that are not in use on the device, and returns whether there were any. They are
+    /// recorded again when needed.
     fn forget_programs(&mut self, device: &mut dyn Device) -> bool {
         let before = self.recorded.len();
-        // One with a submission outstanding is refused by the checks, and stays.
+        // `Checked` refuses to destroy a program with an outstanding submission, so it stays.
         self.recorded.retain(|id| device.destroy_program(*id).is_err());
         tracing::debug!(before, left = self.recorded.len(), "programs are destroyed for want of memory");
         self.recorded.len() < before
     }
 
-    /// A program as the device runs it: parameters in, then the stage's steps.
+    /// Returns the commands of a program: parameters in, then the stage's steps.
     fn commands(&self, index: usize, slot: u32) -> Result<Vec<Command>> {
         let program = &self.compiled.programs[index];
         let bytes = program.params.bytes();

@@ -1,8 +1,8 @@
-//! A device's actor: the one thread that owns the device and makes it do what the stage's core wants.
+//! A stage's actor: the thread that owns a device and executes the actions of the stage's core.
 //!
-//! It sleeps on its mailbox alone. While it loads weights it also waits for uploads; nothing is in flight then. When the run
-//! ends it waits a moment for what is, and destroys what it made. It must not decide anything that the core could: it turns
-//! slots into buffers, micro-batches into programs, points into waits.
+//! It sleeps only on its mailbox, except while it loads weights, when it waits for uploads, and at the end of
+//! a run, when it briefly waits for outstanding work before it destroys its objects. It decides nothing that
+//! the core could: it maps slots to buffers, micro-batches to programs, and points to waits.
 
 pub(crate) mod memory;
 mod owned;
@@ -30,27 +30,29 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 use weights::Loading;
 
-/// Timings are taken from the device once for so many messages, before the actor sleeps, and at the end.
+/// Number of messages after which timings are read from the device. They are also read before the actor
+/// sleeps and at the end.
 const TIMINGS_PERIOD: u32 = 16;
 
-/// What a stage has done so far.
+/// Progress of a stage.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StageReport {
-    /// As its core counts.
+    /// Counts of its core.
     pub counts: StageStats,
-    /// Micro-batches with prompt rows, as the device timed them.
+    /// Micro-batches with prompt rows, timed by the device.
     pub prefill: Computed,
-    /// Micro-batches of decode steps alone, as the device timed them.
+    /// Micro-batches of decode steps only, timed by the device.
     pub decode: Computed,
-    /// The same by size.
+    /// The same, by size.
     pub sizes: Vec<SizeReport>,
-    /// The longest that its actor took to handle one message: it blocks on no device, so this is short whatever devices do.
+    /// Longest handling of one message. Short whatever the devices do, because the actor does not block on
+    /// them.
     pub longest_turn_us: u64,
-    /// The pool that its buffers come from.
+    /// Statistics of its buffer pool.
     pub pool: PoolStats,
 }
 
-/// A ring that a stage shares with a neighbour.
+/// A ring shared with a neighbour.
 pub(crate) struct Edge {
     pub(crate) route: Route,
     pub(crate) ring: Arc<HostRegion>,
@@ -58,7 +60,7 @@ pub(crate) struct Edge {
     pub(crate) address: StageAddress,
     /// The neighbour's timeline that this stage waits for.
     pub(crate) timeline: Arc<Timeline>,
-    /// Armed while the ring's sender waits for a slot of it.
+    /// Armed while the ring's sender waits for a slot.
     pub(crate) ring_notice: Notice,
 }
 
@@ -71,7 +73,7 @@ impl Edge {
     }
 }
 
-/// All that an actor starts from.
+/// Inputs of an actor.
 pub(crate) struct ActorSpec {
     pub(crate) stage: u32,
     pub(crate) label: String,
@@ -84,14 +86,14 @@ pub(crate) struct ActorSpec {
     pub(crate) run: RunAddress,
     pub(crate) previous: Option<Edge>,
     pub(crate) next: Option<Edge>,
-    /// Last stage: host memory for logits, and the bytes of each credit's part.
+    /// Last stage only: host memory for logits, and the bytes of each credit's part.
     pub(crate) logits: Option<(Arc<HostRegion>, u64)>,
     pub(crate) sink: TraceSink,
     pub(crate) ends: Ends,
     pub(crate) report: Arc<Mutex<StageReport>>,
 }
 
-/// A loaded stage at work.
+/// A running stage.
 pub(crate) struct Actor {
     stage: u32,
     label: String,
@@ -102,10 +104,10 @@ pub(crate) struct Actor {
     previous: Option<Edge>,
     next: Option<Edge>,
     logits_part_bytes: u64,
-    /// Of a row that crosses.
+    /// Bytes of a row in its wire type.
     row_bytes: u64,
     own: [Arc<Timeline>; 3],
-    /// How far the core knows the download timeline to be.
+    /// Value of the download timeline that the core knows.
     downloaded: u64,
     download_notice: Notice,
     recorder: Recorder,
@@ -118,10 +120,10 @@ pub(crate) struct Actor {
 }
 
 impl Actor {
-    /// Allocates, loads the weights and gets ready.
+    /// Allocates memory and loads the weights.
     ///
     /// # Errors
-    /// What the device, the source of the weights or the shape of the stage is to blame for.
+    /// An error of the device or the weight source, or an invalid shape of the stage.
     pub(crate) fn load(spec: ActorSpec, abort: &AtomicBool, progress: &(dyn Fn(u64) + Sync)) -> Result<Self> {
         let ActorSpec { stage, label, device, compiled, weights, slots, mailbox, address, run, .. } = spec;
         let (previous, next, logits) = (spec.previous, spec.next, spec.logits);
@@ -167,7 +169,8 @@ impl Actor {
         }
         let download_notice = Notice::default();
         let downloads = address.clone();
-        // A full mailbox shows at the next message that is not a notice; a notice is sent once until it is armed again.
+        // A full mailbox shows at the next message that is not a notice. A notice is sent once until it is
+        // armed again.
         let moved = move || drop(downloads.send(StageMessage::Downloaded));
         download_notice.listen(&own[QueueKind::Download.index()], moved, |_| {});
         let mut actor = Self {
@@ -196,20 +199,20 @@ impl Actor {
         Ok(actor)
     }
 
-    /// Works until told to stop, or until something fails; tells the coordinator of that. Whoever waits for this
-    /// device's points is released, and what is on the device destroyed, before this returns.
+    /// Runs until stopped or until a failure, which it reports to the coordinator. Before it returns, it
+    /// fails its timelines, so that waiters are released, and destroys its objects on the device.
     pub(crate) fn serve(mut self) {
         if let Err(error) = self.work() {
             tracing::debug!(stage = self.stage, %error, "a stage has failed");
             self.run.send_urgent(RunUrgent::Failed(error));
-            // Others may wait for what will never be submitted: nobody is to wait for them in turn.
+            // Other devices may wait for work that will never be submitted. Release them.
             self.device.release();
         }
         self.take_timings();
     }
 
     fn work(&mut self) -> Result<()> {
-        // When the message at hand was taken up.
+        // Time at which handling of the current message began.
         let mut since = Timing::now_ns();
         loop {
             let mut letter = self.mailbox.poll();
@@ -232,7 +235,7 @@ impl Actor {
                     self.step(event)?;
                 }
                 Letter::Normal(StageMessage::Downloaded) => self.catch_up()?,
-                // The slot itself lies on the quiet lane.
+                // The slot itself is in the quiet queue.
                 Letter::Normal(StageMessage::RingSlot) => {}
             }
             self.handled += 1;
@@ -242,8 +245,8 @@ impl Actor {
         }
     }
 
-    /// Asks for the notices that are needed, and looks once more at what they are about: whatever happened before the
-    /// asking is found here, whatever happens after it wakes us.
+    /// Arms the required notices and checks their conditions once more. Earlier changes are found here; later
+    /// ones wake the actor.
     fn before_sleep(&mut self) -> Result<Option<Letter<StageMessage, StageUrgent>>> {
         if self.core.wants_slot() {
             self.download_notice.arm();
@@ -252,18 +255,18 @@ impl Actor {
         if let Some(next) = self.next.as_ref().filter(|_| self.core.wants_ring_slot()) {
             next.ring_notice.arm();
         }
-        // Ring slots come on the quiet lane.
+        // Ring slots arrive in the quiet queue.
         Ok(self.mailbox.poll())
     }
 
-    /// Waits for a letter; `None` when nobody can write any more.
+    /// Waits for a message; `None` if no sender is left.
     fn sleep(&mut self) -> Option<Letter<StageMessage, StageUrgent>> {
         let mut anticipation = std::mem::take(&mut self.anticipation);
         let mut told = false;
         let letter = anticipation.wait(|turn| match turn {
             Turn::Look => self.mailbox.poll().map_or(Outcome::Nothing, Outcome::Found),
             Turn::Rest(limit) => {
-                // Nothing is urgent now: time to say how far it is.
+                // Nothing is urgent now, so take timings.
                 if !std::mem::replace(&mut told, true) {
                     self.take_timings();
                 }
@@ -274,7 +277,7 @@ impl Actor {
         letter
     }
 
-    /// Tells the core how far the download timeline has come, if it does not know.
+    /// Reports the download timeline's value to the core if it is new.
     fn catch_up(&mut self) -> Result<()> {
         let downloaded = self.own[QueueKind::Download.index()].value();
         if downloaded > self.downloaded {
@@ -344,7 +347,7 @@ impl Actor {
         }
     }
 
-    /// Gives a ring slot back; its sender is woken only if it waits for one.
+    /// Returns a ring slot, and wakes its sender only if it waits for one.
     fn free(&self, free: ChunkFree) -> Result<()> {
         let Some(previous) = &self.previous else {
             return Err(Error::protocol("a ring slot of a stage that does not exist"));
@@ -356,7 +359,7 @@ impl Actor {
         Ok(())
     }
 
-    /// Where a chunk lies in the ring.
+    /// Returns the location of a chunk in the ring.
     fn staged(&self, region: RegionId, chunk: &Chunk) -> (RegionId, u64) {
         let edge = if region == INCOMING { &self.previous } else { &self.next };
         let chunk_bytes = edge.as_ref().map_or(0, Edge::chunk_bytes);
@@ -398,7 +401,7 @@ fn stage_error(stage: u32, label: &str, cause: ragtag_hal::Error) -> Error {
     Error::Stage { stage, device: label.into(), cause }
 }
 
-/// The device on which a failure began: that of the innermost point that was waited for in vain.
+/// Returns the device on which a failure began: that of the innermost point whose wait failed.
 pub(crate) fn culprit(error: &ragtag_hal::Error) -> Option<DeviceId> {
     match error {
         ragtag_hal::Error::Poisoned { point, cause } => Some(culprit(cause).unwrap_or(point.timeline.device)),

@@ -1,8 +1,8 @@
-//! A device with all that was made on it: what its actor made it destroys, however the run ends. Where memory runs short,
-//! what lies unused on the device goes first, and the call is made once more.
+//! A device that destroys everything its actor made on it, however the run ends. If memory runs short, it
+//! frees unused objects and retries the call once.
 //!
-//! Loading that fails half-way, a run that stops, an actor that panics: in each case the device is dropped, and takes along
-//! what is on it. This module must not know what any of it is for.
+//! The device is dropped, with its objects, if loading fails half-way, the run stops or the actor panics.
+//! Knows nothing about the purpose of the objects.
 
 use ragtag_hal::{
     Adapter, BufferId, Command, Device, DeviceId, Error, HostRegion, Memory, Module, ModuleId, PoolStats,
@@ -12,15 +12,15 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long the end of a run waits for what its device still does. Only work that waits for a neighbour, or a device that
-/// is very slow, takes longer; then nobody waits for it any more.
+/// Longest wait for outstanding work at the end of a run. Only work that waits for a neighbour, or a very
+/// slow device, takes longer; it is then abandoned.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// A device, and the things on it.
+/// A device and its objects.
 pub(crate) struct OwnedDevice {
     device: Box<dyn Device>,
     own: [Arc<Timeline>; 3],
-    /// For each queue the value of its last submission.
+    /// Value of the last submission on each queue.
     submitted: [u64; 3],
     buffers: BTreeSet<BufferId>,
     regions: BTreeSet<RegionId>,
@@ -36,28 +36,28 @@ impl OwnedDevice {
         Self { device, own, submitted, buffers, regions, programs, modules }
     }
 
-    /// Ends all use of the device: nobody waits for its points after this.
+    /// Fails the device's timelines, so that no thread waits for its points.
     pub(crate) fn release(&self) {
         let closed = Error::Closed { cause: "its stage has ended".into() };
         self.own.iter().for_each(|timeline| timeline.fail(closed.clone()));
     }
 
-    /// Destroys what was made on the device, which is as good as new then.
+    /// Destroys all objects on the device, which can then be used like a new one.
     pub(crate) fn clear(&mut self) {
         self.settle();
         self.destroy_all();
     }
 
-    /// Waits a while until what was submitted is done.
+    /// Waits briefly for outstanding submissions.
     fn settle(&self) {
         let deadline = Instant::now() + PATIENCE;
         for (timeline, &value) in self.own.iter().zip(&self.submitted) {
-            // A timeline that failed has nothing more to come.
+            // A failed timeline does not advance any more.
             let _ = timeline.wait(value, Some(deadline.saturating_duration_since(Instant::now())));
         }
     }
 
-    /// Makes a call, and once more with an empty pool if the device has too little memory for it.
+    /// Calls `call`, and if the device is out of memory, once more with an empty pool.
     fn sparing(&mut self, mut call: impl FnMut(&mut dyn Device) -> Result<()>) -> Result<()> {
         match call(self.device.as_mut()) {
             Err(error) if error.is_out_of_memory() => {
@@ -71,7 +71,7 @@ impl OwnedDevice {
 
     fn destroy_all(&mut self) {
         let device = self.device.as_mut();
-        // What a lost device says to this does not matter to anyone.
+        // Errors of a lost device do not matter here.
         let told = |what: &dyn std::fmt::Display, result: Result<()>| {
             if let Err(error) = result {
                 tracing::debug!(%what, %error, "cannot be destroyed");
@@ -92,7 +92,7 @@ impl Drop for OwnedDevice {
     }
 }
 
-/// Notes the id of a thing that was made.
+/// Remembers the id of a new object.
 fn note<T: Ord>(made: &mut BTreeSet<T>, id: T, result: Result<()>) -> Result<()> {
     result?;
     made.insert(id);

@@ -1,5 +1,5 @@
-//! Loading: weights go from their source through a small piece of pinned host memory to the device, one half of it being
-//! filled by several threads while the other half uploads.
+//! Weight loading: from the source through a small pinned staging buffer to the device. Several threads fill
+//! one half while the other half uploads.
 
 use crate::actor::memory::{STAGING, StageBuffers};
 use crate::error::{Error, Result};
@@ -12,25 +12,27 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Largest chunk that a source is asked for.
+/// Largest chunk requested from a source.
 const CHUNK_BYTES: u64 = 8 << 20;
-/// Chunks in each half of the staging memory; as many threads fill them.
+/// Chunks in each half of the staging memory, and threads that fill them.
 const HALF: usize = 4;
-/// Most host memory that a stage takes while it loads, unless its source needs larger chunks; given back before it runs.
+/// Most host memory of a stage during loading, unless its source needs larger chunks. Freed before the stage
+/// runs.
 pub const WEIGHT_STAGING_BYTES: u64 = CHUNK_BYTES * HALF as u64 * 2;
-/// How soon loading notices that it is not wanted any more.
+/// Interval at which loading checks for an abort.
 const PATIENCE: Duration = Duration::from_millis(50);
 
-/// Where the content of a stage's weight buffers comes from.
+/// Source of the contents of a stage's weight buffers.
 pub trait WeightSource: Send + Sync {
-    /// Cuts weight buffer `weight` into consecutive chunks that cover it, of at most `max_bytes` bytes if its layout allows.
+    /// Divides weight buffer `weight` into consecutive chunks that cover it, of at most `max_bytes` bytes if
+    /// its layout allows.
     fn chunks(&self, weight: usize, max_bytes: u64) -> Vec<WeightChunk>;
 
-    /// Writes one of these chunks, in the resident layout. Several threads call this at once. `out` has the chunk's
-    /// length and holds anything.
+    /// Writes one of these chunks in the resident layout. Several threads call this concurrently. `out` has
+    /// the chunk's length and arbitrary contents.
     ///
     /// # Errors
-    /// If the bytes cannot be read or are not what they should be; loading then ends with this error.
+    /// If the bytes cannot be read or are invalid. Loading then ends with this error.
     fn fill(
         &self,
         weight: usize,
@@ -39,14 +41,14 @@ pub trait WeightSource: Send + Sync {
     ) -> std::result::Result<(), Box<dyn std::error::Error + Send + Sync>>;
 }
 
-/// What loading needs of its actor.
+/// Inputs of weight loading.
 pub(crate) struct Loading<'a> {
     pub(crate) stage: u32,
     pub(crate) device_label: &'a str,
     pub(crate) uploads: &'a Timeline,
-    /// Set when another stage has failed.
+    /// Set if another stage has failed.
     pub(crate) abort: &'a AtomicBool,
-    /// Told of bytes as they are submitted.
+    /// Called with the number of bytes at each submission.
     pub(crate) progress: &'a (dyn Fn(u64) + Sync),
 }
 
@@ -54,7 +56,8 @@ impl Loading<'_> {
     /// Uploads all weights of a stage and waits for them.
     ///
     /// # Errors
-    /// [`Error::Weight`] if the source fails, [`Error::Stage`] if the device does, [`Error::Stopped`] if told to stop.
+    /// [`Error::Weight`] if the source fails, [`Error::Stage`] if the device fails, [`Error::Stopped`] if
+    /// aborted.
     pub(crate) fn run(
         &self,
         device: &mut dyn Device,
@@ -67,7 +70,7 @@ impl Loading<'_> {
         let Some(chunk_bytes) = chunks.iter().map(|(_, chunk)| chunk.bytes).max() else { return Ok(()) };
         let failed = |cause| self.failed(cause);
         let (region, in_half) = staging(device, chunk_bytes).map_err(failed)?;
-        // For each half, the value that the timeline has when it may be filled again.
+        // For each half, the timeline value after which it may be filled again.
         let mut busy = [0; 2];
         for (turn, batch) in chunks.chunks(in_half).enumerate() {
             let half = turn % 2;
@@ -92,7 +95,7 @@ impl Loading<'_> {
         device.unregister_region(STAGING).map_err(failed)
     }
 
-    /// All chunks in the order of the stage's weights, checked: what a source says decides where bytes go.
+    /// Returns all chunks in weight order. Validates them, because they determine where bytes are written.
     fn plan(&self, memory: &StageBuffers, source: &dyn WeightSource) -> Result<Vec<(usize, WeightChunk)>> {
         let mut all = Vec::new();
         for (index, weight) in memory.compiled().weights.iter().enumerate() {
@@ -134,7 +137,7 @@ impl Loading<'_> {
         })
     }
 
-    /// Waits until the uploads have come to `value`.
+    /// Waits until the uploads reach `value`.
     fn wait(&self, value: u64) -> Result<()> {
         loop {
             if self.abort.load(Ordering::Relaxed) {
@@ -157,7 +160,8 @@ impl Loading<'_> {
     }
 }
 
-/// The staging memory on a device, and how many chunks a half of it has: fewer where memory is short.
+/// Allocates the staging memory on a device. Also returns the chunks per half, which are fewer if memory is
+/// short.
 fn staging(device: &mut dyn Device, chunk_bytes: u64) -> ragtag_hal::Result<(Arc<HostRegion>, usize)> {
     let mut in_half = HALF;
     loop {

@@ -1,11 +1,11 @@
-//! Micro-batches: what travels through the pipeline together, and how a stage's parameter block is written from one.
+//! Micro-batches, and the parameter blocks that stages derive from them.
 
 use ragtag_kernels::params::{BLOCK_TOKENS, HEADER_WORDS, LOGIT_ROWS, ParamsShape, ROWS, SEQUENCES};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::sync::Arc;
 
-/// Names a sequence for as long as its pipeline lives.
+/// Identifies a sequence for the lifetime of its pipeline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct SequenceId(pub u64);
@@ -16,7 +16,8 @@ impl fmt::Display for SequenceId {
     }
 }
 
-/// Names a micro-batch; they enter the pipeline by ascending ids and every stage keeps that order.
+/// Identifies a micro-batch. Micro-batches enter the pipeline by ascending id, and every stage keeps that
+/// order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct MicroBatchId(pub u64);
@@ -27,35 +28,35 @@ impl fmt::Display for MicroBatchId {
     }
 }
 
-/// Of which rows of an item logits are wanted.
+/// Rows of an item that need logits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LogitRows {
-    /// Of none: more of the prompt follows.
+    /// None: more of the prompt follows.
     None,
-    /// Of the last: the next token is sampled from it.
+    /// The last, from which the next token is sampled.
     Last,
-    /// Of all.
+    /// All rows.
     All,
 }
 
 /// Consecutive tokens of one sequence.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Item {
-    /// Whose tokens.
+    /// The sequence.
     pub sequence: SequenceId,
     /// Position of the first token in its sequence.
     pub first_position: u32,
     /// The tokens, one row each.
     pub tokens: Vec<u32>,
-    /// The cache blocks of the sequence, in the order of its positions.
+    /// The cache blocks of the sequence, in position order.
     pub blocks: Arc<[u32]>,
-    /// The rows of which logits are wanted.
+    /// The rows that need logits.
     pub logits: LogitRows,
 }
 
 impl Item {
-    /// Number of rows of which logits are wanted.
+    /// Returns the number of rows that need logits.
     pub fn logit_rows(&self) -> u32 {
         match self.logits {
             LogitRows::None => 0,
@@ -64,58 +65,59 @@ impl Item {
         }
     }
 
-    /// The position after the last token.
+    /// Returns the position after the last token.
     pub fn end_position(&self) -> u32 {
         self.first_position + self.tokens.len() as u32
     }
 }
 
-/// What travels through the pipeline together. Shared by the stages that work on it; none of them changes it.
+/// The unit of work in the pipeline. Stages share it and do not change it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MicroBatch {
-    /// Its name.
+    /// Identifier.
     pub id: MicroBatchId,
-    /// The entry credit that it holds, from entering until its results are read. It numbers what every micro-batch in
-    /// flight needs for itself: the host memory for its logits.
+    /// Entry credit, held from entry until the results are read. It is also the index of per-micro-batch
+    /// resources such as the host memory for logits.
     pub credit: u32,
-    /// Its items; each of another sequence.
+    /// Its items, each of a different sequence.
     pub items: Vec<Item>,
 }
 
 impl MicroBatch {
-    /// Rows of all items.
+    /// Returns the rows of all items.
     pub fn rows(&self) -> u32 {
         self.items.iter().map(|i| i.tokens.len() as u32).sum()
     }
 
-    /// Rows of which logits are wanted.
+    /// Returns the rows that need logits.
     pub fn logit_rows(&self) -> u32 {
         self.items.iter().map(Item::logit_rows).sum()
     }
 
-    /// Whether every row is a decode step.
+    /// Returns whether every row is a decode step.
     pub fn decodes_only(&self) -> bool {
         self.items.iter().all(|i| i.tokens.len() == 1 && i.first_position > 0)
     }
 }
 
-/// A micro-batch is larger than a parameter block.
+/// A micro-batch that exceeds a parameter block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{wanted} {what} in a parameter block for {capacity}")]
 pub struct ParamsTooSmall {
-    /// What there is too much of.
+    /// Name of the exceeded quantity.
     pub what: &'static str,
-    /// How much of it the micro-batch has.
+    /// Amount in the micro-batch.
     pub wanted: usize,
-    /// How much the block holds.
+    /// Capacity of the block.
     pub capacity: usize,
 }
 
-/// Writes the parameter block of a micro-batch, laid out as [`ragtag_kernels::params`] says. `words` has at least
-/// [`ParamsShape::words`]; those beyond the counts keep what they held, since no kernel reads them.
+/// Writes the parameter block of a micro-batch in the layout of [`ragtag_kernels::params`]. `words` has at
+/// least [`ParamsShape::words`] words. Words beyond the counts stay unchanged, because no kernel reads them.
 ///
 /// # Errors
-/// [`ParamsTooSmall`] if the micro-batch exceeds a capacity or `words` is short; `words` is then unspecified.
+/// [`ParamsTooSmall`] if the micro-batch exceeds a capacity or `words` is short. The contents of `words` are
+/// then unspecified.
 pub fn write_params(
     batch: &MicroBatch,
     shape: &ParamsShape,
@@ -137,7 +139,8 @@ pub fn write_params(
     let table_blocks = shape.table_blocks as usize;
     let (mut row, mut logit) = (0, shape.logit_rows());
     for (index, item) in batch.items.iter().enumerate() {
-        // A sequence may own more blocks than its positions fill yet; the table needs those that kernels look up.
+        // A sequence may own more blocks than its positions fill. The table needs only those that kernels
+        // look up.
         let used = (item.end_position() as usize).div_ceil(BLOCK_TOKENS);
         fits("cache blocks", used, table_blocks.min(item.blocks.len()))?;
         let table = &mut words[shape.tables() + index * table_blocks..][..table_blocks];
@@ -196,7 +199,7 @@ mod tests {
         assert_eq!(list(shape.positions(), 5), [15, 16, 0, 3, 4]);
         assert_eq!(list(shape.row_sequences(), 5), [0, 0, 1, 2, 2]);
         assert_eq!(list(shape.logit_rows(), 4), [1, 3, 4, u32::MAX]);
-        // Position 16 is in the second block; the third is owned but not reached yet.
+        // Position 16 is in the second block; the third is owned but not yet reached.
         assert_eq!(list(shape.tables(), 9), [4, 9, u32::MAX, 5, u32::MAX, u32::MAX, 6, u32::MAX, u32::MAX]);
     }
 

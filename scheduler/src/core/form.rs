@@ -1,16 +1,16 @@
-//! Forming micro-batches: what enters the pipeline next.
+//! Formation of the next micro-batch.
 //!
-//! Decode rows go first, then prompt rows fill the chunk, whose length depends on the prompts and on whether other sequences
-//! generate. To keep every stage at work, the generating sequences are
-//! spread over a number of micro-batches that the plan says: no more rows than that share in one, and no more of such
-//! micro-batches in flight (with more, they would crumble into smaller ones, each of which reads all the weights).
+//! Decode rows come first, then prompt rows up to the chunk length, which depends on the prompts and on
+//! whether other sequences generate. To keep all stages busy, generating sequences are divided among the
+//! plan's number of decode groups. That limits the decode rows of a micro-batch and the micro-batches with
+//! decode rows in flight. More of them would be smaller, and each reads all weights.
 
 use crate::core::batch::{Item, LogitRows};
 use crate::core::run::{RunCore, RunShape};
 use crate::core::sequence::Sequence;
 use crate::core::{MicroBatch, MicroBatchId, SequenceId};
 
-/// A micro-batch in the making, with what it may still take.
+/// A micro-batch under construction, with its remaining capacity.
 struct Draft {
     items: Vec<Item>,
     rows_left: u32,
@@ -37,7 +37,7 @@ impl Draft {
 }
 
 impl RunCore {
-    /// The next micro-batch and whether it has decode rows, if there is work and a credit for it.
+    /// Returns the next micro-batch and whether it has decode rows, if there is work and a free credit.
     pub(super) fn form(&mut self) -> Option<(MicroBatch, bool)> {
         if self.credits.is_empty() || (self.ready.is_empty() && self.prefilling.is_empty()) {
             return None;
@@ -76,11 +76,11 @@ impl RunCore {
         }
     }
 
-    /// Rows of a chunk for the prompts that are entering now.
+    /// Returns the chunk length for the prompts that are entering.
     fn chunk_rows(&self, decodes: bool) -> u32 {
         let most = self.shape.chunks.last_from_tokens();
         let mut tokens = 0;
-        // Stops as soon as more tokens would change nothing.
+        // Stop when more tokens no longer matter.
         for sequence in self.prefilling.iter().filter_map(|id| self.sequences.get(id)) {
             tokens += sequence.prompt.len() as u64;
             if tokens >= most {
@@ -107,7 +107,7 @@ impl RunCore {
     }
 }
 
-/// The next rows of a prompt that the draft has room for.
+/// Returns the next rows of a prompt that fit into the draft.
 fn prompt_item(id: SequenceId, sequence: &Sequence, draft: &Draft) -> Option<Item> {
     let left = sequence.prompt.len() as u32 - sequence.entered;
     let mut rows = left.min(draft.rows_left);
@@ -120,7 +120,7 @@ fn prompt_item(id: SequenceId, sequence: &Sequence, draft: &Draft) -> Option<Ite
             if draft.logit_rows_left > 0 {
                 LogitRows::Last
             } else {
-                // The last row waits for a micro-batch that has a row of logits for it.
+                // The last row waits for a micro-batch with a free logit row.
                 rows -= 1;
                 LogitRows::None
             }

@@ -1,8 +1,8 @@
-//! The deciding part of the scheduler, as steppers: `step(now, event, actions)`. The threaded runtime and the simulator
-//! drive the same ones.
+//! The scheduling cores, as state machines: `step(now, event, actions)`. The threaded runtime and the
+//! simulator run the same cores.
 //!
-//! A core must not know devices, buffers, programs or threads: it knows micro-batches, slots, credits and points. Given
-//! the same events it does the same actions; both are plain data, so that a run can be logged and replayed.
+//! A core knows micro-batches, slots, credits and points, but no devices, buffers, programs or threads. Equal
+//! events give equal actions. Both are plain data, so a run can be logged and replayed.
 
 mod batch;
 mod form;
@@ -18,7 +18,7 @@ pub use sample::{Sample, Sampled};
 pub use sequence::{FinishReason, Finished, Prompt, SequenceTimes, Want};
 pub use stage::{StageAction, StageCore, StageEvent, StagePoints, StageShape, StageStats};
 
-/// A moment, in nanoseconds since some epoch that the driver of the cores chooses.
+/// A time in nanoseconds since an epoch chosen by the driver of the cores.
 pub type Nanoseconds = u64;
 
 #[cfg(test)]

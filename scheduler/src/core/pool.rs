@@ -1,4 +1,4 @@
-//! The blocks of the key-value cache. Every stage keeps the same blocks for its own layers, so one pool serves all.
+//! Blocks of the KV cache. Every stage uses the same blocks for its own layers, so one pool serves all.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ pub(crate) struct BlockPool {
 }
 
 impl BlockPool {
-    /// A pool of blocks `0..total`, all free.
+    /// Creates a pool of blocks `0..total`, all free.
     pub(crate) fn new(total: u32) -> Self {
         Self { free: (0..total).rev().collect(), total }
     }
@@ -23,13 +23,13 @@ impl BlockPool {
         self.free.len() as u32
     }
 
-    /// Takes `count` blocks, or `None` if fewer are free.
+    /// Takes `count` blocks. Returns `None` if fewer are free.
     pub(crate) fn take(&mut self, count: u32) -> Option<Arc<[u32]>> {
         let at = self.free.len().checked_sub(count as usize)?;
         Some(self.free.drain(at..).rev().collect())
     }
 
-    /// Takes blocks back.
+    /// Returns blocks to the pool.
     pub(crate) fn give(&mut self, blocks: &[u32]) {
         self.free.extend(blocks.iter().rev());
         debug_assert!(self.free.len() <= self.total as usize);

@@ -1,4 +1,4 @@
-//! The coordinator of one pipeline: admission, micro-batches, credits, the edge on which tokens return, cancelling.
+//! The coordinator of a pipeline: admission, micro-batches, credits, token return and cancellation.
 
 use crate::core::pool::BlockPool;
 use crate::core::sequence::{FinishReason, Finished, Prompt, Sequence};
@@ -10,20 +10,21 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-/// What a coordinator has to know of its pipeline. Every number is at least 1, and no chunk is longer than `max_rows`.
+/// The coordinator's description of a pipeline. All numbers are at least 1, and no chunk is longer than
+/// `max_rows`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunShape {
-    /// Stages of the pipeline.
+    /// Number of stages.
     pub stages: u32,
-    /// Micro-batches with decode rows that are in flight at once.
+    /// Most micro-batches with decode rows in flight.
     pub decode_groups: u32,
     /// Most micro-batches in flight.
     pub credits: u32,
     /// Longest sequence, in tokens.
     pub context: u32,
-    /// Token ids of the model.
+    /// Size of the vocabulary.
     pub vocabulary: u32,
-    /// Rows of a micro-batch that has prompt rows.
+    /// Most rows of a micro-batch with prompt rows.
     pub chunks: Chunks,
     /// Most rows of a micro-batch.
     pub max_rows: u32,
@@ -31,93 +32,93 @@ pub struct RunShape {
     pub max_logit_rows: u32,
     /// Most sequences of a micro-batch.
     pub max_sequences: u32,
-    /// Blocks of the key-value cache.
+    /// Blocks of the KV cache.
     pub kv_blocks: u32,
 }
 
-/// The last stage tells the coordinator that a micro-batch has passed it, ahead of time.
+/// A message that a micro-batch will have passed the last stage, sent ahead of time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Return {
-    /// Which micro-batch.
+    /// The micro-batch.
     pub micro_batch: MicroBatchId,
-    /// When its logits are in host memory: on the last stage's download timeline.
+    /// Point on the last stage's download timeline after which its logits are in host memory.
     pub ready: Point,
 }
 
-/// What the coordinator learns.
+/// Inputs of the coordinator.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum RunEvent {
     /// A new sequence.
     Submit {
-        /// Its name, not used before.
+        /// Unused identifier.
         sequence: SequenceId,
-        /// What is asked.
+        /// The request.
         prompt: Prompt,
     },
-    /// Nobody wants this sequence any more. Nothing happens if it has ended already.
+    /// A sequence is cancelled. Ignored if it has already ended.
     Cancel {
-        /// Which.
+        /// The sequence.
         sequence: SequenceId,
     },
     /// A micro-batch has gone through the last stage.
     Return(Return),
-    /// The last stage's download timeline has come to this value.
+    /// The last stage's download timeline has advanced.
     Progress {
-        /// All points up to it have passed.
+        /// Value of the timeline.
         value: u64,
     },
-    /// The results of a micro-batch have been read, as [`RunAction::Collect`] asked.
+    /// The results of a micro-batch have been read, as [`RunAction::Collect`] requested.
     Collected {
-        /// Which.
+        /// The micro-batch.
         micro_batch: MicroBatchId,
-        /// The tokens chosen, in the order of its items; none for sequences that have ended.
+        /// The sampled tokens in item order, without sequences that have ended.
         sampled: Vec<Sampled>,
     },
-    /// A stage has failed: the run ends.
+    /// A stage has failed, which ends the run.
     Failed {
-        /// How.
+        /// The cause.
         error: Error,
     },
-    /// The run is to end.
+    /// Stop the run.
     Stop,
 }
 
-/// What the coordinator wants done, in this order.
+/// Actions of the coordinator, to be executed in order.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum RunAction {
-    /// Hand a micro-batch to the first stage.
+    /// Send a micro-batch to the first stage.
     Enter {
-        /// Which.
+        /// The micro-batch.
         micro_batch: Arc<MicroBatch>,
     },
-    /// Read the logits of a micro-batch, sample for those of its sequences that have not ended, and say
-    /// [`RunEvent::Collected`].
+    /// Read the logits of a micro-batch, sample for those of its sequences that have not ended, and answer
+    /// with [`RunEvent::Collected`].
     Collect {
-        /// Which.
+        /// The micro-batch.
         micro_batch: Arc<MicroBatch>,
     },
     /// A sequence has a new token.
     Emit {
-        /// Which sequence.
+        /// The sequence.
         sequence: SequenceId,
         /// The token.
         token: u32,
     },
     /// A sequence has ended.
     Finish {
-        /// Which.
+        /// The sequence.
         sequence: SequenceId,
-        /// How.
+        /// Its result.
         finished: Finished,
     },
-    /// A sequence was refused or has failed.
+    /// A sequence was refused or failed.
     Fail {
-        /// Which.
+        /// The sequence.
         sequence: SequenceId,
-        /// Why.
+        /// The cause.
         error: Error,
     },
-    /// The run has ended: stop the stages. Every sequence has been told.
+    /// The run has ended and every sequence has a result. Stop the stages.
     Stop,
 }
 
@@ -136,18 +137,18 @@ pub(super) struct InFlight {
     flight: Flight,
 }
 
-/// How much of what a coordinator holds.
+/// Current load of a coordinator.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunCounts {
-    /// Sequences that wait for cache blocks.
+    /// Sequences waiting for cache blocks.
     pub waiting: u32,
-    /// Sequences that have theirs.
+    /// Sequences with cache blocks.
     pub active: u32,
     /// Micro-batches in the pipeline.
     pub in_flight: u32,
-    /// Entry credits not in use.
+    /// Free entry credits.
     pub free_credits: u32,
-    /// Cache blocks not in use.
+    /// Free cache blocks.
     pub free_blocks: u32,
 }
 
@@ -157,24 +158,24 @@ pub struct RunCore {
     pub(super) shape: RunShape,
     pool: BlockPool,
     pub(super) sequences: BTreeMap<SequenceId, Sequence>,
-    /// Not admitted yet, in the order of submission.
+    /// Sequences not yet admitted, in submission order.
     waiting: VecDeque<SequenceId>,
-    /// With prompt tokens that have not entered, in the order of admission.
+    /// Sequences with prompt tokens that have not entered, in admission order.
     pub(super) prefilling: VecDeque<SequenceId>,
-    /// With a token to feed back, in the order in which they got it.
+    /// Sequences with a token to feed back, in the order of these tokens.
     pub(super) ready: VecDeque<SequenceId>,
-    /// How many have their cache blocks and want tokens.
+    /// Number of admitted sequences that generate tokens.
     pub(super) generating: u32,
     pub(super) credits: VecDeque<u32>,
     pub(super) in_flight: VecDeque<InFlight>,
     pub(super) next_id: u64,
     progress: u64,
-    /// Why the run has ended, if it has.
+    /// Cause of the end of the run, once it has ended.
     ended: Option<Error>,
 }
 
 impl RunCore {
-    /// A coordinator with nothing to do.
+    /// Creates an idle coordinator.
     ///
     /// # Errors
     /// [`Error::Spec`] if a number of the shape is 0, or a chunk is invalid.
@@ -211,7 +212,7 @@ impl RunCore {
         })
     }
 
-    /// How much of what it holds now.
+    /// Returns the current load.
     pub fn counts(&self) -> RunCounts {
         RunCounts {
             waiting: self.waiting.len() as u32,
@@ -222,10 +223,11 @@ impl RunCore {
         }
     }
 
-    /// Takes an event and appends what is to be done.
+    /// Handles an event and appends the resulting actions.
     ///
     /// # Errors
-    /// [`Error::Protocol`] for an event that cannot happen now. The run is then to be ended with [`RunEvent::Failed`].
+    /// [`Error::Protocol`] for an event that is not allowed now. The caller must then end the run with
+    /// [`RunEvent::Failed`].
     pub fn step(&mut self, now: Nanoseconds, event: RunEvent, actions: &mut Vec<RunAction>) -> Result<()> {
         if let Some(error) = &self.ended {
             if let RunEvent::Submit { sequence, .. } = event {
@@ -294,8 +296,8 @@ impl RunCore {
         Ok(())
     }
 
-    /// Gives cache blocks to those who wait, first come, first served: a short request does not overtake a long one,
-    /// which might then wait for ever.
+    /// Admits waiting sequences in order. A short request does not overtake a long one, which could otherwise
+    /// starve.
     fn admit(&mut self, now: Nanoseconds) {
         while let Some(&id) = self.waiting.front() {
             let Some(sequence) = self.sequences.get_mut(&id) else { return };
@@ -320,7 +322,7 @@ impl RunCore {
         }
     }
 
-    /// Has the results read of every micro-batch whose point has passed.
+    /// Requests the results of every micro-batch whose point has passed.
     fn collect(&mut self, actions: &mut Vec<RunAction>) {
         for next in &mut self.in_flight {
             match next.flight {
@@ -348,7 +350,7 @@ impl RunCore {
         self.in_flight.pop_front();
         self.credits.push_back(batch.credit);
         for item in &batch.items {
-            // A sequence that has ended meanwhile is not there any more, and its result is dropped.
+            // A sequence that has ended meanwhile is absent, and its result is dropped.
             let Some(sequence) = self.sequences.get_mut(&item.sequence) else { continue };
             if item.end_position() < sequence.prompt.len() as u32 {
                 continue;
@@ -417,7 +419,7 @@ impl RunCore {
         }
     }
 
-    /// Takes a sequence out of the queue in which it stands, if any.
+    /// Removes a sequence from its queue, if it is in one.
     fn unqueue(&mut self, id: SequenceId) {
         let Some(sequence) = self.sequences.get(&id) else { return };
         let queue = match sequence {
@@ -430,9 +432,9 @@ impl RunCore {
         }
     }
 
-    /// Forgets a sequence and frees its cache blocks. Micro-batches in flight may still write them; whoever gets them
-    /// next enters later, and every stage keeps that order. One whose last results are there stands in no queue; they may be
-    /// long, and are not searched here.
+    /// Removes a sequence and frees its cache blocks. Micro-batches in flight may still write them. Their
+    /// next owner enters later, and every stage keeps that order. A sequence whose last results have arrived
+    /// is in no queue, so the queues, which may be long, are not searched.
     fn remove(&mut self, id: SequenceId) -> Option<Sequence> {
         let sequence = self.sequences.remove(&id)?;
         self.generating -= u32::from(sequence.is_admitted() && sequence.generation.is_some());
@@ -440,7 +442,7 @@ impl RunCore {
         Some(sequence)
     }
 
-    /// Ends the run and returns the sequences that it still had.
+    /// Ends the run and returns the remaining sequences.
     fn end(&mut self, why: Error) -> Vec<SequenceId> {
         self.ended = Some(why);
         for queue in [&mut self.waiting, &mut self.prefilling, &mut self.ready] {

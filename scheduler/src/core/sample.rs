@@ -1,14 +1,14 @@
-//! The edge on which tokens return: how a row of logits becomes a token.
+//! Sampling interface: a row of logits becomes a token.
 
 use crate::core::SequenceId;
 use serde::{Deserialize, Serialize};
 
-/// Chooses the next token of one sequence. Each request brings its own, with its own settings and generator.
+/// Selects the next token of one sequence. Each request has its own, with its own settings and generator.
 pub trait Sample: Send {
-    /// The token after `history` (prompt and tokens so far), given the logits of the last position.
+    /// Returns the token after `history` (prompt and tokens so far), given the logits of the last position.
     ///
     /// # Errors
-    /// In words, if nothing can be chosen from these logits. The sequence ends with them.
+    /// A message if no token can be selected. It ends the sequence.
     fn sample(&mut self, logits: &[f32], history: &[u32]) -> Result<u32, String>;
 }
 
@@ -18,11 +18,11 @@ impl Sample for crate::sampling::Sampler {
     }
 }
 
-/// A token chosen for a sequence.
+/// A token sampled for a sequence.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sampled {
-    /// Whose token.
+    /// The sequence.
     pub sequence: SequenceId,
-    /// Its id, or why there is none.
+    /// Its id, or the reason why there is none.
     pub token: Result<u32, String>,
 }

@@ -1,4 +1,4 @@
-//! A sequence as the coordinator sees it: what was asked for, how far it has come, and how it ends.
+//! A sequence in the coordinator: its request, progress and result.
 
 use crate::core::Nanoseconds;
 use crate::error::Refusal;
@@ -6,37 +6,37 @@ use ragtag_kernels::params::BLOCK_TOKENS;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// What a request wants of its prompt.
+/// The output that a request wants.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Want {
-    /// New tokens.
+    /// Generate tokens.
     Generate {
-        /// At most so many. With 0 the prompt is processed and nothing is sampled.
+        /// Most new tokens. With 0 the prompt is processed and nothing is sampled.
         max_new_tokens: u32,
         /// Tokens that end the sequence; they are not emitted.
         end_tokens: Arc<[u32]>,
     },
-    /// The logits of every position of the prompt, and no new token.
+    /// The logits of every prompt position, without new tokens.
     Logits,
 }
 
-/// What a request gives the coordinator; its sampler and its replies stay outside.
+/// A request, without its sampler and reply sink.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Prompt {
     /// Token ids.
     pub tokens: Arc<[u32]>,
-    /// What to do with them.
+    /// Requested output.
     pub want: Want,
 }
 
-/// Why a sequence ended.
+/// Reason for the end of a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FinishReason {
     /// One of its end tokens was sampled.
     EndToken(u32),
-    /// It has as many new tokens as were asked for.
+    /// It has the requested number of new tokens.
     MaxTokens,
     /// It fills the context.
     ContextFull,
@@ -46,29 +46,29 @@ pub enum FinishReason {
     Cancelled,
 }
 
-/// When what happened to a sequence, on the clock that drove the core.
+/// Times of a sequence, on the clock that drives the core.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SequenceTimes {
-    /// It was submitted.
+    /// Time of submission.
     pub submitted_ns: Nanoseconds,
-    /// It got its cache blocks.
+    /// Time at which it got its cache blocks.
     pub admitted_ns: Option<Nanoseconds>,
-    /// The result of its whole prompt was there: for a generating sequence, the first token.
+    /// Time at which the whole prompt was processed; for a generating sequence, that of the first token.
     pub prefilled_ns: Option<Nanoseconds>,
-    /// It ended.
+    /// Time of its end.
     pub finished_ns: Nanoseconds,
 }
 
-/// How a sequence ended.
+/// Result of a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Finished {
-    /// Why.
+    /// Reason for its end.
     pub reason: FinishReason,
     /// Tokens of its prompt.
     pub prompt_tokens: u32,
     /// Tokens emitted.
     pub new_tokens: u32,
-    /// When.
+    /// Its times.
     pub times: SequenceTimes,
 }
 
@@ -76,9 +76,9 @@ pub struct Finished {
 #[derive(Debug)]
 pub(crate) struct Sequence {
     pub(crate) prompt: Arc<[u32]>,
-    /// `None` if logits are wanted instead of tokens.
+    /// `None` if the request wants logits.
     pub(crate) generation: Option<Generation>,
-    /// Cache blocks that it needs in all.
+    /// Number of cache blocks that it needs.
     pub(crate) wanted_blocks: u32,
     /// Its cache blocks; empty until it is admitted.
     pub(crate) blocks: Arc<[u32]>,
@@ -90,12 +90,12 @@ pub(crate) struct Sequence {
 #[derive(Debug)]
 pub(crate) struct Generation {
     pub(crate) max_new_tokens: u32,
-    /// Why it ends at `max_new_tokens`.
+    /// Reason for its end at `max_new_tokens`.
     pub(crate) at_limit: FinishReason,
     end_tokens: Arc<[u32]>,
     /// Tokens emitted.
     pub(crate) new_tokens: u32,
-    /// The last of them.
+    /// The last emitted token.
     pub(crate) last_token: u32,
 }
 
@@ -106,7 +106,7 @@ impl Generation {
 }
 
 impl Sequence {
-    /// A sequence for this request, if a cache of `total_blocks` blocks and a context of so many tokens can ever hold it.
+    /// Creates a sequence for a request that fits a cache of `total_blocks` blocks and the context.
     pub(crate) fn new(
         prompt: Prompt,
         context: u32,
@@ -128,7 +128,7 @@ impl Sequence {
         let generation = match want {
             Want::Logits => None,
             Want::Generate { max_new_tokens, end_tokens } => {
-                // The last new token is never fed back and needs no position.
+                // The last new token is never fed back, so it needs no position.
                 let room = context - length + 1;
                 let at_limit =
                     if max_new_tokens > room { FinishReason::ContextFull } else { FinishReason::MaxTokens };
@@ -145,7 +145,7 @@ impl Sequence {
         Ok(Self { prompt: tokens, generation, wanted_blocks, blocks: Arc::new([]), entered: 0, times })
     }
 
-    /// Whether it has its cache blocks.
+    /// Returns whether it has its cache blocks.
     pub(crate) fn is_admitted(&self) -> bool {
         !self.blocks.is_empty()
     }

@@ -1,10 +1,10 @@
-//! One stage of a pipeline: slots, the edge it receives on, the edge it sends on, and the points between them.
+//! The core of one stage: slots, the incoming and outgoing edges, and the points between them.
 //!
-//! Everything is submitted ahead: a micro-batch's upload, computation and download wait for each other by points, so the
-//! device goes from one to the next without asking. Two things hold a micro-batch back: no slot is free (its chunks then
-//! wait in the ring, and the stage before runs out of ring slots), or no ring slot is (its download waits, and with it
-//! its slot). With three slots, one micro-batch computes while the next enters and the one before leaves; a fourth hides
-//! the time until the host learns that a slot is free.
+//! Everything is submitted ahead. A micro-batch's upload, computation and download wait for each other by
+//! points, so the device proceeds without the host. Two shortages delay a micro-batch. Without a free slot
+//! its chunks wait in the ring, and the previous stage runs out of ring slots. Without a free ring slot its
+//! download waits, and keeps its slot. With three slots one micro-batch computes while the next enters and
+//! the previous one leaves. A fourth hides the delay until the host learns that a slot is free.
 
 use crate::core::{MicroBatch, MicroBatchId, Nanoseconds, Return};
 use crate::error::{Error, Result};
@@ -17,111 +17,111 @@ use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// What a stage has to know of itself.
+/// Parameters of a stage.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StageShape {
-    /// Slots: micro-batches that it can hold on the device; at least 1.
+    /// Slots: most micro-batches on the device, at least 1.
     pub slots: u32,
-    /// Bytes of one row of activations, as it crosses.
+    /// Bytes of one row of activations in its wire type.
     pub row_bytes: u64,
-    /// How activations come in; `None` for the first stage.
+    /// Route of incoming activations; `None` for the first stage.
     pub incoming: Option<Route>,
-    /// How activations go out; `None` for the last stage.
+    /// Route of outgoing activations; `None` for the last stage.
     pub outgoing: Option<Route>,
 }
 
-/// What a stage learns.
+/// Inputs of a stage.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum StageEvent {
-    /// The stage before (for the first stage, the coordinator) hands on a micro-batch.
+    /// The previous stage (or the coordinator, for the first stage) hands over a micro-batch.
     HandOff {
-        /// Which.
+        /// The micro-batch.
         micro_batch: Arc<MicroBatch>,
     },
-    /// The stage before has put a chunk of activations into the ring.
+    /// The previous stage has put a chunk of activations into the ring.
     Chunk(ChunkReady),
-    /// The next stage gives a slot of the ring back.
+    /// The next stage returns a ring slot.
     Free(ChunkFree),
-    /// The stage's download timeline has come to this value.
+    /// The stage's download timeline has advanced.
     Progress {
-        /// All points up to it have passed.
+        /// Value of the timeline.
         downloaded: u64,
     },
 }
 
-/// What a stage wants done, in this order.
+/// Actions of a stage, to be executed in order.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum StageAction {
-    /// Submit a copy out of the incoming ring into the slot's activations.
+    /// Submit a copy from the incoming ring to the slot's activations.
     Upload {
         /// The slot.
         slot: u32,
-        /// Whose rows.
+        /// The micro-batch.
         micro_batch: MicroBatchId,
-        /// Which bytes of the activations, and where from.
+        /// Bytes of the activations, and their location in the ring.
         chunk: Chunk,
-        /// What the copy waits for.
+        /// Points that the copy waits for.
         waits: Vec<Point>,
-        /// What it signals.
+        /// Point that the copy signals.
         signal: Point,
     },
     /// Submit the stage's program for a micro-batch.
     Compute {
-        /// The slot; whatever was submitted for it before has passed.
+        /// The slot. All earlier submissions for it have completed.
         slot: u32,
-        /// Which micro-batch.
+        /// The micro-batch.
         micro_batch: Arc<MicroBatch>,
-        /// What the program waits for.
+        /// Points that the program waits for.
         waits: Vec<Point>,
-        /// What it signals.
+        /// Point that the program signals.
         signal: Point,
     },
-    /// Submit a copy of the slot's activations into the outgoing ring.
+    /// Submit a copy of the slot's activations to the outgoing ring.
     Download {
         /// The slot.
         slot: u32,
-        /// Whose rows.
+        /// The micro-batch.
         micro_batch: MicroBatchId,
-        /// Which bytes of the activations, and where to.
+        /// Bytes of the activations, and their location in the ring.
         chunk: Chunk,
-        /// What the copy waits for.
+        /// Points that the copy waits for.
         waits: Vec<Point>,
-        /// What it signals.
+        /// Point that the copy signals.
         signal: Point,
     },
-    /// Last stage: submit a copy of the slot's logits into the host memory of the micro-batch's credit; if it has no
-    /// logit rows, a submission that only waits and signals.
+    /// Last stage: submit a copy of the slot's logits to the host memory of the micro-batch's credit. Without
+    /// logit rows the submission only waits and signals.
     Logits {
         /// The slot.
         slot: u32,
-        /// Which micro-batch.
+        /// The micro-batch.
         micro_batch: Arc<MicroBatch>,
-        /// What the copy waits for.
+        /// Points that the copy waits for.
         waits: Vec<Point>,
-        /// What it signals.
+        /// Point that the copy signals.
         signal: Point,
     },
-    /// Tell the next stage that a micro-batch comes.
+    /// Announce a micro-batch to the next stage.
     HandOff {
-        /// Which.
+        /// The micro-batch.
         micro_batch: Arc<MicroBatch>,
     },
-    /// Tell the next stage that a chunk is in the ring.
+    /// Notify the next stage of a chunk in the ring.
     Chunk(ChunkReady),
-    /// Give a ring slot back to the stage before.
+    /// Return a ring slot to the previous stage.
     Free(ChunkFree),
-    /// Tell the coordinator when a micro-batch's results are there.
+    /// Tell the coordinator at which point a micro-batch's results are available.
     Return(Return),
 }
 
-/// Where micro-batches go from here.
+/// Destination of micro-batches.
 #[derive(Debug)]
 enum Outlet {
     Next(Sender),
     Coordinator(Points),
 }
 
-/// The stepper of one stage.
+/// The state machine of one stage.
 #[derive(Debug)]
 pub struct StageCore {
     row_bytes: u64,
@@ -130,41 +130,41 @@ pub struct StageCore {
     outlet: Outlet,
     compute: Points,
     free: VecDeque<u32>,
-    /// Handed off, without a slot.
+    /// Handed over, without a slot.
     waiting: VecDeque<(Arc<MicroBatch>, Nanoseconds)>,
-    /// With a slot, activations not all received.
+    /// With a slot, activations not completely received.
     receiving: VecDeque<(Arc<MicroBatch>, u32)>,
-    /// Computed, activations not all sent.
+    /// Computed, activations not completely sent.
     sending: VecDeque<(MicroBatchId, u32)>,
-    /// Slots that are free once the download timeline has come so far, in that order.
+    /// Slots that become free when the download timeline reaches the value, in that order.
     draining: VecDeque<(u64, u32)>,
     stats: StageStats,
 }
 
-/// What a stage has done so far.
+/// Counts of a stage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StageStats {
-    /// Micro-batches submitted.
+    /// Submitted micro-batches.
     pub micro_batches: u64,
     /// Their rows.
     pub rows: u64,
-    /// Time that micro-batches waited for a slot, in all.
+    /// Total time that micro-batches waited for a slot.
     pub waited_for_slot_ns: Nanoseconds,
 }
 
-/// The points of a stage's queues, from which its submissions go on.
+/// Next points of a stage's queues.
 #[derive(Clone, Debug)]
 pub struct StagePoints {
-    /// Of the compute queue.
+    /// Compute queue.
     pub compute: Points,
-    /// Of the upload queue.
+    /// Upload queue.
     pub upload: Points,
-    /// Of the download queue.
+    /// Download queue.
     pub download: Points,
 }
 
 impl StagePoints {
-    /// The points of queues on which nothing has been submitted.
+    /// Returns the points of queues without submissions.
     pub fn new(timeline: impl Fn(ragtag_hal::QueueKind) -> TimelineId) -> Self {
         use ragtag_hal::QueueKind::{Compute, Download, Upload};
         let points = |queue| Points::new(timeline(queue));
@@ -173,10 +173,10 @@ impl StagePoints {
 }
 
 impl StageCore {
-    /// A stage with nothing to do.
+    /// Creates an idle stage.
     ///
     /// # Errors
-    /// [`Error::Spec`] for no slots or rows of no bytes, and for a route that does not lead from device to device.
+    /// [`Error::Spec`] without slots, for rows of zero bytes, and for a route that does not connect devices.
     pub fn new(shape: &StageShape, points: StagePoints) -> Result<Self> {
         let spec = |what: String| Err(Error::Spec { what });
         if shape.slots == 0 || shape.row_bytes == 0 {
@@ -210,23 +210,23 @@ impl StageCore {
         })
     }
 
-    /// What it has done so far.
+    /// Returns the counts so far.
     pub fn stats(&self) -> StageStats {
         self.stats
     }
 
-    /// Whether a micro-batch waits for a slot. Until one does, nobody needs to tell the core of progress.
+    /// Returns whether a micro-batch waits for a slot. Until then the core needs no progress events.
     pub fn wants_slot(&self) -> bool {
         !self.waiting.is_empty()
     }
 
-    /// Whether activations wait for a slot of the outgoing ring. Until some do, nobody needs to hurry with those that
-    /// come back.
+    /// Returns whether activations wait for a slot of the outgoing ring. Until then returned slots are not
+    /// urgent.
     pub fn wants_ring_slot(&self) -> bool {
         matches!(&self.outlet, Outlet::Next(sender) if sender.is_waiting())
     }
 
-    /// Whether it holds no micro-batch and every slot and ring slot is home.
+    /// Returns whether it holds no micro-batch and all slots and ring slots are free.
     pub fn is_idle(&self) -> bool {
         let sent = match &self.outlet {
             Outlet::Next(sender) => sender.is_idle(),
@@ -236,10 +236,10 @@ impl StageCore {
         sent && received && self.waiting.is_empty() && self.free.len() == self.slots as usize
     }
 
-    /// Takes an event and appends what is to be done.
+    /// Handles an event and appends the resulting actions.
     ///
     /// # Errors
-    /// [`Error::Protocol`] for an event that cannot happen now.
+    /// [`Error::Protocol`] for an event that is not allowed now.
     pub fn step(
         &mut self,
         now: Nanoseconds,
@@ -269,7 +269,7 @@ impl StageCore {
         self.admit(now, actions)
     }
 
-    /// Gives slots to those who wait for one.
+    /// Assigns free slots to waiting micro-batches.
     fn admit(&mut self, now: Nanoseconds, actions: &mut Vec<StageAction>) -> Result<()> {
         while !self.free.is_empty() {
             let Some((batch, since)) = self.waiting.pop_front() else { return Ok(()) };
@@ -296,7 +296,7 @@ impl StageCore {
 
     fn receive(&mut self, received: Vec<ReceiverAction>, actions: &mut Vec<StageAction>) -> Result<()> {
         for action in received {
-            // Transfers come in order, so the oldest that is being received is meant.
+            // Transfers arrive in order, so this is the oldest one in `receiving`.
             let Some((batch, slot)) = self.receiving.front() else {
                 return Err(Error::protocol("activations for a micro-batch without a slot"));
             };
@@ -337,7 +337,8 @@ impl StageCore {
             Outlet::Coordinator(points) => {
                 let ready = points.allot();
                 self.draining.push_back((ready.value, slot));
-                // Told before it is submitted, so that whoever learns that the point has passed knows what it is about.
+                // Sent before the submission, so that the coordinator knows the micro-batch before its point
+                // passes.
                 actions.push(StageAction::Return(Return { micro_batch: batch.id, ready }));
                 let waits = vec![computed];
                 actions.push(StageAction::Logits { slot, micro_batch: batch, waits, signal: ready });
@@ -348,7 +349,7 @@ impl StageCore {
                 self.sending.push_back((batch.id, slot));
                 let (bytes, start) = (rows * self.row_bytes, actions.len());
                 self.sender_event(SenderEvent::Send { transfer, bytes, after: computed }, actions)?;
-                // Right before the first chunk, so that the next stage wakes up once.
+                // Insert it right before the first chunk, so that the next stage wakes up once.
                 let chunk = actions[start..].iter().position(|a| matches!(a, StageAction::Chunk(_)));
                 let at = chunk.map_or(actions.len(), |chunk| start + chunk);
                 actions.insert(at, StageAction::HandOff { micro_batch: batch });

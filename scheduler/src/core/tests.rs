@@ -1,4 +1,4 @@
-//! What the cores decide, step by step. That whole runs keep their promises is the simulator's business.
+//! Tests of individual decisions of the cores. The simulator checks whole runs.
 
 use super::*;
 use crate::error::{Error, Refusal};
@@ -26,7 +26,7 @@ fn shape(stages: u32) -> RunShape {
     }
 }
 
-/// A coordinator and a pipeline that gives back what it is told to.
+/// A coordinator with a pipeline that returns micro-batches on request.
 struct Run {
     core: RunCore,
     /// In flight.
@@ -67,7 +67,7 @@ impl Run {
         self.step(RunEvent::Submit { sequence: SequenceId(id), prompt });
     }
 
-    /// The oldest micro-batch comes back; every sequence samples token 7.
+    /// Returns the oldest micro-batch; every sequence samples token 7.
     fn give_back(&mut self) -> Arc<MicroBatch> {
         let batch = self.entered.remove(0);
         self.returned += 1;
@@ -82,7 +82,7 @@ impl Run {
     }
 }
 
-/// Sequence, first position and rows of each item.
+/// Returns sequence, first position and rows of each item.
 fn items(batch: &MicroBatch) -> Vec<(u64, u32, usize)> {
     batch.items.iter().map(|i| (i.sequence.0, i.first_position, i.tokens.len())).collect()
 }
@@ -108,7 +108,7 @@ fn short_prompts_share_a_chunk_and_decode_rows_join_them() {
     run.submit(1, 3, 4);
     run.submit(2, 9, 4);
     run.give_back();
-    // The first sequence's decode row goes first; then two prompts and as much of the third as fits.
+    // The first sequence's decode row goes first, then two prompts and as much of the third as fits.
     assert_eq!(items(&run.entered[0]), [(0, 3, 1), (1, 0, 3), (2, 0, 4)]);
 }
 
@@ -121,7 +121,7 @@ fn each_prompt_gets_the_chunk_listed_for_its_length() {
         run.submit(0, tokens, 1);
         assert_eq!(items(&run.entered[0]), [(0, 0, rows)], "{tokens} tokens");
     }
-    // Prompts that wait together count together.
+    // Waiting prompts count together.
     let mut run = Run::new(RunShape { chunks, credits: 1, ..shape(1) });
     run.submit(0, 4, 1);
     run.submit(1, 4, 1);
@@ -218,7 +218,8 @@ fn nobody_overtakes_one_who_waits_for_cache_blocks() {
 
 #[test]
 fn cancelled_sequences_leave_the_queue_in_which_they_stand() {
-    // Of one credit, so that somebody stands in each queue: 0 and 1 have tokens to feed back, 2 and 3 prompts, 4 and 5 wait.
+    // One credit, so that each queue has an entry: 0 and 1 have tokens to feed back, 2 and 3 prompts, 4 and 5
+    // wait.
     let mut run = Run::new(RunShape { credits: 1, kv_blocks: 8, ..shape(1) });
     run.submit(0, 4, 4);
     run.submit(1, 4, 4);
@@ -244,7 +245,7 @@ fn cancelled_sequences_leave_the_queue_in_which_they_stand() {
     assert_eq!((counts.active, counts.waiting, counts.free_blocks), (0, 0, 8));
 }
 
-/// What a step takes does not grow with those who wait: this is seconds where it does not, and minutes where it does.
+/// The time of a step does not grow with the queue. Otherwise this test takes minutes, not seconds.
 #[test]
 fn a_long_queue_costs_its_length_once() {
     const MANY: u64 = 1 << 17;
@@ -273,7 +274,7 @@ fn a_token_that_cannot_be_used_fails_its_sequence_at_its_position() {
         let mut run = Run::new(shape(1));
         run.submit(0, 4, 9);
         run.give_back();
-        // The second token comes after four of the prompt and the first.
+        // The second token follows four of the prompt and the first.
         let micro_batch = run.entered.remove(0).id;
         let ready = timeline(0, QueueKind::Download).at(2);
         run.step(RunEvent::Return(Return { micro_batch, ready }));
@@ -372,7 +373,7 @@ fn a_middle_stage_submits_everything_ahead() {
         let (slot, value) = (id as u32, id + 1);
         let bytes = Chunk { slot, offset: 0, bytes: 32 };
         let foreign = timeline(0, download).at(value);
-        // Nothing has passed yet, and both micro-batches are on their way through all three queues.
+        // Nothing has passed yet, and both micro-batches are submitted to all three queues.
         let expected = [
             StageAction::Upload {
                 slot,

@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Host memory for logits: a part for each credit, rows of 32-bit floats in each.
+/// Host memory for logits: one part per credit, with rows of f32.
 pub(super) struct Logits {
     pub(super) region: Arc<HostRegion>,
     part_bytes: u64,
@@ -36,35 +36,35 @@ impl Logits {
         Ok(Self { region: Arc::new(region), part_bytes, row_bytes })
     }
 
-    /// A row of a micro-batch's logits.
+    /// Returns a row of a micro-batch's logits.
     fn row(&self, credit: u32, row: u32) -> Result<Lease<'_>> {
         let start = (u64::from(credit) * self.part_bytes + u64::from(row) * self.row_bytes) as usize;
-        // The download has passed, so nobody writes there.
+        // The download has completed, so no device writes there.
         let lease = self.region.read(start..start + self.row_bytes as usize);
         lease.map_err(|e| Error::protocol(format!("logits are not there yet: {e}")))
     }
 }
 
-/// The floats of a row.
+/// Returns the floats of a row.
 fn floats<'a>(row: &'a Lease<'_>) -> Result<&'a [f32]> {
     row.floats().ok_or_else(|| Error::protocol("a row of logits begins within a float"))
 }
 
-/// What clients are to be told when everything that devices wait for is done.
+/// Replies that are sent after all work that devices wait for.
 #[derive(Default)]
 struct News {
-    /// Whose tokens.
+    /// Sequences with new tokens.
     of: Vec<SequenceId>,
-    /// Those who have had all of theirs, and what they are told last.
+    /// Sequences that have ended, with their last reply.
     last: Vec<(Client, Reply)>,
 }
 
-/// What the coordinator's thread owns.
+/// State of the coordinator's thread.
 pub(super) struct Coordinator {
     pub(super) core: RunCore,
     pub(super) inbox: Mailbox<RunMessage, RunUrgent>,
     pub(super) requests: Receiver<RequestMessage>,
-    /// Set when no request is taken any more.
+    /// Set when requests are no longer accepted.
     pub(super) ended: Arc<AtomicBool>,
     pub(super) stages: Vec<StageAddress>,
     pub(super) devices: Vec<(DeviceId, String)>,
@@ -74,23 +74,23 @@ pub(super) struct Coordinator {
     pub(super) logits: Logits,
     pub(super) clients: HashMap<SequenceId, Client>,
     pub(super) stats: Arc<Mutex<PipelineStats>>,
-    /// How far the core knows the last timeline to be.
+    /// Value of the last timeline that the core knows.
     pub(super) progress: u64,
-    /// The edge on which tokens return.
+    /// The token return edge.
     pub(super) token_return: Crossings,
-    /// Micro-batches of which the logits have been read, until what follows from them is done.
+    /// Micro-batches whose logits have been read but whose consequences are not yet handled.
     pub(super) collected: Vec<MicroBatchId>,
     pub(super) anticipation: Anticipation,
 }
 
-/// What woke the coordinator.
+/// A message for the coordinator.
 enum Letter {
     Urgent(RunUrgent),
     Stage(RunMessage),
     Request(RequestMessage),
 }
 
-/// Tells those whose requests nobody takes any more.
+/// Refuses pending requests after the end of the run.
 pub(super) fn refuse(requests: &Receiver<RequestMessage>) {
     while let Ok(message) = requests.try_recv() {
         if let RequestMessage::Submit { mut client, .. } = message {
@@ -100,17 +100,19 @@ pub(super) fn refuse(requests: &Receiver<RequestMessage>) {
 }
 
 impl Coordinator {
-    /// Works until told to stop. A panic in a sampler or a reply sink ends the run; every sequence is told.
+    /// Runs until stopped. A panic in a sampler or a reply sink ends the run, and every sequence receives the
+    /// error.
     pub(super) fn serve(mut self) {
         if catch_unwind(AssertUnwindSafe(|| self.work())).is_err() {
             let error = Error::protocol("a sampler or a reply sink panicked");
             for (_, mut client) in self.clients.drain() {
-                // This may be the sink that panicked; the others are to be told all the same.
+                // This sink may be the one that panicked. The others must still receive the error.
                 let _ = catch_unwind(AssertUnwindSafe(|| (client.reply)(Reply::Failed(error.clone()))));
             }
             self.stop_stages();
         }
-        // Who sends from now on looks after what is left, in this order: a request is seen by one of the two.
+        // A later sender handles the remaining requests itself. This order ensures that one of the two sees
+        // each request.
         self.ended.store(true, Ordering::SeqCst);
         refuse(&self.requests);
     }
@@ -138,8 +140,8 @@ impl Coordinator {
         }
     }
 
-    /// Asks to be woken by progress, and looks once more. In this order: a return lies on the quiet lane before its point
-    /// passes, so if the point is seen here, so is the return; if it is not, the notice wakes us.
+    /// Arms the progress notice and checks once more. A return is in the quiet queue before its point passes.
+    /// So if the point is visible here, so is the return; otherwise the notice wakes this thread.
     fn before_sleep(&mut self) -> Option<Letter> {
         self.notice.arm();
         self.catch_up();
@@ -175,7 +177,7 @@ impl Coordinator {
         }
     }
 
-    /// Tells the core how far the last stage has come, if it does not know.
+    /// Reports the last stage's progress to the core if it is new.
     fn catch_up(&mut self) {
         let value = self.last.value();
         if value > self.progress {
@@ -184,11 +186,11 @@ impl Coordinator {
         }
     }
 
-    /// Steps the core and does what it wants, until it wants nothing more.
+    /// Steps the core and executes its actions until there are none.
     fn handle(&mut self, event: RunEvent) {
         let mut events = VecDeque::from([event]);
         let mut actions = Vec::new();
-        // Clients are told last: devices wait for what else there is to do.
+        // Reply to clients last: devices wait for the other actions.
         let mut news = News::default();
         while let Some(event) = events.pop_front() {
             let stepped = self.core.step(Timing::now_ns(), event, &mut actions);
@@ -234,7 +236,8 @@ impl Coordinator {
         Ok(())
     }
 
-    /// Reads the logits of a micro-batch: samples from them or delivers them. Sequences that have ended are left out.
+    /// Reads the logits of a micro-batch and samples from them or delivers them. Skips sequences that have
+    /// ended.
     fn collect(&mut self, batch: &MicroBatch) -> Result<Vec<Sampled>> {
         let mut sampled = Vec::new();
         let (mut row, mut prompt_tokens) = (0, 0);
@@ -270,7 +273,7 @@ impl Coordinator {
         news.last.extend(self.clients.remove(&sequence).map(|client| (client, reply)));
     }
 
-    /// Tells clients what they do not know yet.
+    /// Sends pending replies.
     fn tell(&mut self, news: News) {
         for sequence in news.of {
             self.clients.get_mut(&sequence).into_iter().for_each(Client::tell);
@@ -285,7 +288,7 @@ impl Coordinator {
         self.stages.iter().for_each(|stage| stage.send_urgent(StageUrgent::Stop));
     }
 
-    /// Names the stage where a failure began, if it reached another one through a point first.
+    /// Attributes an error to the stage where it began, if another stage reported it first through a point.
     fn attribute(&self, error: Error) -> Error {
         let Error::Stage { stage, device, cause } = error else { return error };
         let began = culprit(&cause).and_then(|id| self.devices.iter().position(|(other, _)| *other == id));
@@ -316,7 +319,7 @@ mod tests {
     use ragtag_hal::{QueueKind, TimelineId};
     use ragtag_planner::Chunks;
 
-    /// The last stage gets a return in, and its point passes, right after the coordinator found nothing to do.
+    /// The last stage sends a return, and its point passes, right after the coordinator found nothing to do.
     #[test]
     fn a_return_is_not_overslept() {
         let run = RunShape {

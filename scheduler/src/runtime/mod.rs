@@ -1,7 +1,8 @@
-//! The threaded runtime: a pipeline of loaded stages that takes requests.
+//! The threaded runtime: a pipeline of loaded stages that accepts requests.
 //!
-//! One thread per device ([`crate::actor`]), one for the coordinator; each sleeps on its own mailbox. This module must
-//! not know how a core decides or how a device works: it starts threads, connects them and ends them.
+//! It has one thread per device ([`crate::actor`]) and one for the coordinator, each of which sleeps on its
+//! own mailbox. This module starts, connects and ends the threads. It knows nothing about the decisions of
+//! cores or the work of devices.
 
 mod coordinator;
 mod request;
@@ -33,42 +34,42 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-/// Requests that the coordinator has not looked at yet. Whoever submits more than these at once waits a moment.
+/// Most requests that the coordinator has not read yet. With more, submitting blocks briefly.
 const REQUESTS: usize = 1024;
 
-/// What a pipeline has done and holds.
+/// Progress and load of a pipeline.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PipelineStats {
-    /// What the coordinator holds now.
+    /// Current load of the coordinator.
     pub counts: RunCounts,
-    /// Micro-batches that have come back.
+    /// Completed micro-batches.
     pub micro_batches: u64,
-    /// Prompt tokens that have been processed.
+    /// Processed prompt tokens.
     pub prompt_tokens: u64,
     /// Tokens emitted.
     pub new_tokens: u64,
-    /// Each stage, as of some micro-batches ago.
+    /// Reports of the stages, which may lag by a few micro-batches.
     pub stages: Vec<StageReport>,
-    /// The ways between them, each from one stage to the next.
+    /// Transfers between stages, one entry per edge.
     pub edges: Vec<EdgeReport>,
-    /// The edge on which tokens return: from when logits leave the last stage until the coordinator has sampled from them
-    /// and sent on what follows.
+    /// Token return: from the departure of logits from the last stage until the coordinator has sampled and
+    /// sent what follows.
     pub token_return: EdgeReport,
 }
 
-/// What remains of a pipeline that was shut down.
+/// Report of a pipeline after its shutdown.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PipelineReport {
-    /// What it has done.
+    /// Its progress.
     pub stats: PipelineStats,
-    /// When, if it was to be traced.
+    /// The trace, if one was requested.
     pub trace: Trace,
 }
 
-/// Loaded stages at work. Dropping it stops it: unfinished sequences are told that they were cancelled.
+/// Loaded and running stages. Dropping it stops it: unfinished sequences receive a cancellation.
 pub struct Pipeline {
     requests: Sender<RequestMessage>,
-    /// What is left there when the coordinator has ended: a channel keeps what was sent at the last moment.
+    /// For requests that arrive after the coordinator has ended.
     leftovers: Receiver<RequestMessage>,
     ended: Arc<AtomicBool>,
     run: RunAddress,
@@ -77,9 +78,9 @@ pub struct Pipeline {
     next_sequence: AtomicU64,
     stats: Arc<Mutex<PipelineStats>>,
     reports: Vec<Arc<Mutex<StageReport>>>,
-    /// The ways between stages, then the one on which tokens return.
+    /// Transfers between stages, then the token return.
     crossings: Vec<Crossings>,
-    /// After the actors have gone.
+    /// Kept so that the trace is available after the actors have ended.
     sink: TraceSink,
 }
 
@@ -90,12 +91,11 @@ impl std::fmt::Debug for Pipeline {
 }
 
 impl Pipeline {
-    /// Loads the stages, all at once, and returns when they are ready. `progress` is told how far loading has come, from
-    /// the stages' threads.
+    /// Loads all stages in parallel and returns when they are ready. The stages' threads call `progress`.
     ///
     /// # Errors
-    /// [`Error::Spec`] if stages and options do not fit together; what the first stage to fail says, if one does. No
-    /// thread is left then.
+    /// [`Error::Spec`] if stages and options do not match; otherwise the error of the first stage that fails.
+    /// No thread is left then.
     pub fn start(
         stages: Vec<StageSpec>,
         options: &PipelineOptions,
@@ -153,8 +153,8 @@ impl Pipeline {
         })
     }
 
-    /// Submits a request; everything about it comes by its reply sink, a refusal too. Waits a moment if very many
-    /// requests have just been submitted, and is therefore not to be called from a reply sink.
+    /// Submits a request. All results, including a refusal, arrive at its reply sink. May block briefly after
+    /// very many requests, so do not call it from a reply sink.
     pub fn submit(&self, request: Request) -> SequenceId {
         let sequence = SequenceId(self.next_sequence.fetch_add(1, Ordering::Relaxed));
         let (want, sampler) = match request.job {
@@ -171,22 +171,22 @@ impl Pipeline {
         sequence
     }
 
-    /// Cancels a sequence: its cache blocks are free at once, results on their way are dropped, and its sink is told.
-    /// Nothing happens if it has ended already.
+    /// Cancels a sequence. Its cache blocks are free at once, results in flight are dropped, and its sink
+    /// receives the cancellation. Ignored if it has already ended.
     pub fn cancel(&self, sequence: SequenceId) {
         // If the coordinator has ended, so has the sequence.
         self.send(RequestMessage::Cancel { sequence });
     }
 
     fn send(&self, message: RequestMessage) {
-        // There is a receiver as long as there is a pipeline.
+        // The receiver exists as long as the pipeline.
         let _ = self.requests.send(message);
         if self.ended.load(Ordering::SeqCst) {
             refuse(&self.leftovers);
         }
     }
 
-    /// What the pipeline has done and holds.
+    /// Returns the progress and load of the pipeline.
     pub fn stats(&self) -> PipelineStats {
         let mut stats = self.stats.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let report = |r: &Arc<Mutex<StageReport>>| r.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -196,12 +196,12 @@ impl Pipeline {
         stats
     }
 
-    /// The trace so far, without the last few submissions of each stage.
+    /// Returns the trace so far, without the last few submissions of each stage.
     pub fn trace(&self) -> Trace {
         self.sink.snapshot()
     }
 
-    /// Ends the pipeline and all of its threads. Unfinished sequences are told that they were cancelled.
+    /// Ends the pipeline and all of its threads. Unfinished sequences receive a cancellation.
     pub fn shutdown(mut self) -> PipelineReport {
         self.stop();
         PipelineReport { stats: self.stats(), trace: self.trace() }
@@ -210,7 +210,7 @@ impl Pipeline {
     fn stop(&mut self) {
         self.run.send_urgent(RunUrgent::Stop);
         for thread in self.coordinator.take().into_iter().chain(self.actors.drain(..)) {
-            // A thread that panicked has told the coordinator, and that the sequences.
+            // A thread that panicked has reported this to the coordinator, which has failed the sequences.
             let _ = thread.join();
         }
     }
@@ -222,18 +222,18 @@ impl Drop for Pipeline {
     }
 }
 
-/// Actors before they start, with what the coordinator needs of them.
+/// Actors before they start, and the coordinator's connections to them.
 struct Connected {
     actors: Vec<ActorSpec>,
     addresses: Vec<StageAddress>,
     reports: Vec<Arc<Mutex<StageReport>>>,
-    /// The stages' devices and their labels.
+    /// Device ids and labels of the stages.
     devices: Vec<(DeviceId, String)>,
-    /// The ways between stages, then the one on which tokens return.
+    /// Transfers between stages, then the token return.
     crossings: Vec<Crossings>,
 }
 
-/// Gives neighbours their rings and each other's mailboxes and timelines.
+/// Connects neighbours by rings, mailboxes and timelines.
 fn connect(
     stages: Vec<StageSpec>,
     options: &PipelineOptions,
@@ -263,7 +263,7 @@ fn connect(
         stages.iter().map(|s| QueueKind::ALL.map(|queue| s.device.timeline_for_others(queue))).collect();
     let devices: Vec<_> = stages.iter().map(|s| (s.device.id(), s.device.adapter().label())).collect();
     let reports: Vec<Arc<Mutex<StageReport>>> = stages.iter().map(|_| Arc::default()).collect();
-    // The ring number `ring`, as the stage on its other side than `neighbour` sees it.
+    // The edge to `neighbour` over ring `ring`.
     let notices: Vec<_> = rings.iter().map(|_| Notice::default()).collect();
     let crossings: Vec<Crossings> = stages.iter().map(|_| Crossings::default()).collect();
     let edge = |ring: usize, neighbour: usize, queue: QueueKind| Edge {
@@ -307,7 +307,7 @@ fn connect(
     })
 }
 
-/// Starts actors and waits until all of them have loaded.
+/// Starts actors and waits until all have loaded.
 struct Loader {
     abort: Arc<AtomicBool>,
     total: u64,
@@ -343,11 +343,11 @@ impl Loader {
                 }
             }
         }
-        // One result of each, whether it loads or not.
+        // Each actor sends one result, whether it loads or not.
         for result in loaded.iter().take(threads.len()) {
             if let Err(error) = result {
                 self.abort.store(true, Ordering::Relaxed);
-                // The first to fail is to blame; those told to stop only say so.
+                // Report the first failure; aborted stages follow with [`Error::Stopped`].
                 outcome = outcome.and(Err(error));
             }
         }
@@ -360,7 +360,7 @@ impl Loader {
     }
 }
 
-/// The body of an actor's thread. A panic (of a weight source, say) ends the run like any other failure.
+/// Runs an actor's thread. A panic, for example of a weight source, ends the run like any other failure.
 fn serve(spec: ActorSpec, abort: &AtomicBool, progress: &(dyn Fn(u64) + Sync), ready: &Sender<Result<()>>) {
     let (stage, run) = (spec.stage, spec.run.clone());
     let timelines = QueueKind::ALL.map(|queue| spec.device.timeline(queue));
@@ -369,7 +369,7 @@ fn serve(spec: ActorSpec, abort: &AtomicBool, progress: &(dyn Fn(u64) + Sync), r
     let actor = match loaded.unwrap_or_else(|_| Err(panicked())) {
         Ok(actor) => actor,
         Err(error) => {
-            // Nobody waits for a receiver that has gone away.
+            // The receiver may be gone.
             let _ = ready.send(Err(error));
             return;
         }

@@ -1,38 +1,38 @@
-//! What users of a pipeline hand in and get back.
+//! Requests and replies of a pipeline.
 
 use crate::core::{Finished, Sample};
 use crate::error::Error;
 
-/// What to do with a prompt.
+/// The work of a request.
 pub enum Job {
-    /// Go on from it.
+    /// Generate tokens after the prompt.
     Generate {
-        /// At most so many new tokens. With 0 the prompt is processed and nothing is sampled.
+        /// Most new tokens. With 0 the prompt is processed and nothing is sampled.
         max_new_tokens: u32,
         /// Tokens that end the sequence; they are not emitted.
         end_tokens: Vec<u32>,
-        /// Chooses the tokens.
+        /// Selects the tokens.
         sampler: Box<dyn Sample>,
     },
-    /// Deliver the logits of every position, and no new token.
+    /// Deliver the logits of every position, without new tokens.
     Logits,
 }
 
-/// Where replies go. Called on the coordinator's thread, which all sequences share: it must not block, and must not call
-/// the pipeline. A channel with enough room is the usual thing.
+/// Destination of replies. Called on the coordinator's thread, which all sequences share: it must not block
+/// or call the pipeline. Usually a channel with enough capacity.
 pub type ReplySink = Box<dyn FnMut(Reply) + Send>;
 
 /// A request.
 pub struct Request {
-    /// The token ids to start from.
+    /// Token ids of the prompt.
     pub prompt: Vec<u32>,
-    /// What to do with them.
+    /// The work.
     pub job: Job,
-    /// Where replies go.
+    /// Destination of replies.
     pub reply: ReplySink,
 }
 
-/// Something about a sequence. The last reply is [`Reply::Finished`] or [`Reply::Failed`].
+/// A reply about a sequence. The last one is [`Reply::Finished`] or [`Reply::Failed`].
 #[derive(Clone, Debug, PartialEq)]
 pub enum Reply {
     /// A new token.
@@ -40,11 +40,11 @@ pub enum Reply {
         /// Its id.
         id: u32,
     },
-    /// The logits of a position, in the order of the positions.
+    /// The logits of a position, in position order.
     Logits {
-        /// Which.
+        /// The position.
         position: u32,
-        /// One for each token of the vocabulary.
+        /// One logit for each token of the vocabulary.
         row: Vec<f32>,
     },
     /// The sequence has ended. Times are on the clock of [`ragtag_hal::Timing::now_ns`].
@@ -53,19 +53,19 @@ pub enum Reply {
     Failed(Error),
 }
 
-/// What the coordinator's thread keeps of a request.
+/// State of a request in the coordinator's thread.
 pub(crate) struct Client {
     pub(crate) prompt_tokens: u32,
     /// Prompt and tokens so far.
     pub(crate) history: Vec<u32>,
     pub(crate) sampler: Option<Box<dyn Sample>>,
-    /// The last of them, which the client has not been told.
+    /// New tokens that the client has not received.
     pub(crate) untold: Vec<u32>,
     pub(crate) reply: ReplySink,
 }
 
 impl Client {
-    /// Tells what is untold.
+    /// Sends the new tokens.
     pub(crate) fn tell(&mut self) {
         self.untold.drain(..).for_each(|id| (self.reply)(Reply::Token { id }));
     }

@@ -1,4 +1,4 @@
-//! What a pipeline is started from, and whether it fits together.
+//! Inputs of a pipeline, and their validation.
 
 use crate::actor::WeightSource;
 use crate::core::RunShape;
@@ -9,39 +9,39 @@ use ragtag_kernels::params::BLOCK_TOKENS;
 use ragtag_planner::Chunks;
 use ragtag_transfer::Route;
 
-/// One stage: a device, what it runs, and where its weights come from.
+/// A stage: a device, its compiled program and its weights.
 pub struct StageSpec {
-    /// The device, validated by [`ragtag_hal::Checked`] already. Nothing has been submitted to it.
+    /// The device, already wrapped in [`ragtag_hal::Checked`] and without submissions.
     pub device: Box<dyn Device>,
-    /// What it runs.
+    /// The compiled stage.
     pub compiled: CompiledStage,
     /// The content of its weight buffers.
     pub weights: Box<dyn WeightSource>,
 }
 
-/// How a pipeline is to run.
+/// Options of a pipeline.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PipelineOptions {
-    /// How activations cross from each stage to the next: one fewer than stages.
+    /// Routes between stages, one less than stages.
     pub routes: Vec<Route>,
     /// Longest sequence, in tokens.
     pub context: u32,
-    /// Blocks of the key-value cache on every stage, of [`BLOCK_TOKENS`] positions each.
+    /// Blocks of the KV cache on every stage, of [`BLOCK_TOKENS`] positions each.
     pub kv_blocks: u32,
-    /// Rows of a micro-batch that has prompt rows.
+    /// Most rows of a micro-batch with prompt rows.
     pub chunks: Chunks,
-    /// Micro-batches over which the generating sequences are spread.
+    /// Number of decode groups.
     pub decode_groups: u32,
     /// Most micro-batches in flight.
     pub credits: u32,
-    /// Micro-batches that each stage has room for.
+    /// Slots of each stage.
     pub slots: u32,
-    /// Most spans of a trace; 0 for no trace.
+    /// Most spans of a trace; 0 disables it.
     pub trace_spans: usize,
 }
 
 impl PipelineOptions {
-    /// Host-staged routes, and as many micro-batches in flight as keep every stage at work with one more on its way.
+    /// Creates options with host-staged routes and one micro-batch in flight per stage, plus one.
     pub fn new(stages: usize, context: u32, kv_blocks: u32, chunk_rows: u32) -> Self {
         let credits = stages as u32 + 1;
         Self {
@@ -56,31 +56,31 @@ impl PipelineOptions {
         }
     }
 
-    /// Slots that hold nothing back: one micro-batch computes, one enters, one leaves, and one has left but the host does
-    /// not know it yet. More than credits are never used.
+    /// Returns the number of slots that delay nothing: one micro-batch computes, one enters, one leaves, and
+    /// one has left but the host has not noticed. At most the number of credits.
     pub fn slots(credits: u32) -> u32 {
         credits.min(4)
     }
 }
 
-/// How far loading has come, over all stages.
+/// Loading progress over all stages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoadProgress {
-    /// The stage that has come further.
+    /// The stage that progressed.
     pub stage: u32,
-    /// Bytes of weights handed to devices.
+    /// Bytes of weights submitted to devices.
     pub done_bytes: u64,
-    /// Bytes of weights in all.
+    /// Total bytes of weights.
     pub total_bytes: u64,
 }
 
-/// What follows from stages and options.
+/// Values derived from stages and options.
 #[derive(Clone, Debug)]
 pub(crate) struct Layout {
     pub(crate) run: RunShape,
     pub(crate) weight_bytes: u64,
     pub(crate) logit_row_bytes: u64,
-    /// Bytes of host memory for the logits of one micro-batch.
+    /// Host memory for the logits of one micro-batch, in bytes.
     pub(crate) logits_part_bytes: u64,
 }
 

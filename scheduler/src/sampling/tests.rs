@@ -1,8 +1,8 @@
-//! Tests of sampling: ranges, the filters one by one, and distributions held against what they should be.
+//! Tests of sampling: ranges, the individual filters, and distributions.
 
 use super::*;
 
-/// Everything kept, nothing changed.
+/// Returns settings that keep everything unchanged.
 fn plain() -> Sampling {
     Sampling {
         temperature: 1.0,
@@ -19,7 +19,7 @@ fn sampler(settings: Sampling) -> Sampler {
     Sampler::new(settings).expect("valid")
 }
 
-/// Draws many times and holds the counts against `probabilities` by a chi-square bound.
+/// Draws many times and compares the counts with `probabilities` by a chi-square bound.
 fn assert_distribution(settings: Sampling, logits: &[f32], history: &[u32], probabilities: &[f64]) {
     const DRAWS: usize = 20_000;
     let mut sampler = sampler(settings);
@@ -38,7 +38,8 @@ fn assert_distribution(settings: Sampling, logits: &[f32], history: &[u32], prob
         chi_square += (count as f64 - expected).powi(2) / expected;
         kinds += 1.0;
     }
-    // Mean k - 1, variance 2 (k - 1); four deviations and a bit. Seeds are fixed, so this passes always or never.
+    // Mean k - 1, variance 2 (k - 1). The bound is four standard deviations plus 1. Seeds are fixed, so the
+    // result never varies.
     let freedom: f64 = kinds - 1.0;
     let bound = freedom + 4.0 * (2.0 * freedom).sqrt() + 1.0;
     assert!(chi_square <= bound, "chi-square {chi_square} above {bound}: {counts:?}");
@@ -114,7 +115,7 @@ fn nan_is_never_chosen() {
     let logits = [f32::NAN, 0.5, f32::NAN, 1.0, f32::NEG_INFINITY];
     let kept = [0.0, 0.5f64.exp(), 0.0, 1f64.exp(), 0.0];
     assert_distribution(plain(), &logits, &[], &kept);
-    // Penalised NaN stays what it is, of either sign.
+    // A penalised NaN stays NaN, with either sign.
     let settings = Sampling { repetition_penalty: 2.0, ..plain() };
     let kept = [0.0, 0.25f64.exp(), 0.0, 0.5f64.exp(), 0.0];
     assert_distribution(
@@ -171,7 +172,7 @@ fn top_p_keeps_the_fewest_that_suffice() {
 #[test]
 fn top_p_sees_probabilities_before_the_temperature_and_after_top_k() {
     let logits = [0.15f32.ln(), 0.5f32.ln(), 0.05f32.ln(), 0.3f32.ln()];
-    // A high temperature would spread the probabilities; top-p still keeps two tokens.
+    // A high temperature would flatten the probabilities, but top-p still keeps two tokens.
     let hot = Sampling { top_p: 0.6, temperature: 1000.0, ..plain() };
     assert_distribution(hot, &logits, &[], &[0.0, 1.0, 0.0, 1.0]);
     // Of the two that top-k keeps, 0.5 / 0.8 = 0.625 suffices alone.
@@ -181,7 +182,8 @@ fn top_p_sees_probabilities_before_the_temperature_and_after_top_k() {
 
 #[test]
 fn top_p_is_right_when_many_tokens_are_needed() {
-    // Even probabilities over more tokens than are sorted at once: half of them, by lowest ids, are kept.
+    // Equal probabilities over more tokens than are sorted at once: half of them, with the lowest ids, are
+    // kept.
     let logits = vec![1.0f32; 2000];
     let mut sampler = sampler(Sampling { top_p: 0.5, ..plain() });
     let drawn: Vec<_> = (0..4000).map(|_| sampler.sample(&logits, &[]).expect("a token")).collect();
@@ -234,7 +236,7 @@ fn the_generator_is_splitmix64() {
 
 #[test]
 fn filters_agree_with_a_full_sort_on_a_large_vocabulary() {
-    // Logits with many ties, as quantised models have.
+    // Logits with many ties, as quantised models produce.
     let mut noise = SplitMix64(3);
     let logits: Vec<f32> = (0..32_000).map(|_| ((noise.unit() * 4000.0) as f32).floor() / 250.0).collect();
     let settings = Sampling { top_k: 50, top_p: 0.8, min_p: 0.1, temperature: 0.7, ..plain() };
@@ -273,7 +275,7 @@ fn log_probabilities_are_those_of_the_softmax() {
         assert!((got - (logit - sum.ln())).abs() < 1e-12);
     }
     assert_eq!(token_log_probability(&logits, 3), Ok(f64::NEG_INFINITY));
-    // Shifts change nothing, large logits overflow nothing.
+    // Shifts change nothing, and large logits do not overflow.
     let shifted = token_log_probability(&[1001.0, 1002.0, 1003.0], 1).expect("a probability");
     assert!((shifted - (2.0 - sum.ln())).abs() < 1e-12);
     let huge = token_log_probability(&[f32::INFINITY, f32::INFINITY], 0).expect("a probability");

@@ -18,7 +18,7 @@ fn lists_devices_by_api() {
 
 #[test]
 fn the_doctor_reports_findings_for_every_api() {
-    let shown = done(&["devices", "--doctor"]);
+    let shown = done(&["devices", "--doctor", "--wide"]);
     for words in ["| API ", "| opencl ", "| cpu ", "in this build", "OCL_ICD_VENDORS=", "cpu:0: "] {
         assert!(shown.out.contains(words), "{words} in {}", shown.out);
     }
@@ -66,7 +66,7 @@ fn prints_a_plan_as_a_table_or_as_json_that_restores_it() {
     let file = file(LLAMA);
     let arguments = ["plan", &file, "--cpu-devices", "2", "--threads", "1", "--ctx", "256"];
     let table = done(&arguments);
-    for words in ["cpu:0", "cpu:1", "- bottleneck: ", "- context 256: as asked"] {
+    for words in ["cpu:0", "cpu:1", "- bottleneck: ", "- context 256: as requested"] {
         assert!(table.out.contains(words), "{words} in {}", table.out);
     }
     let chosen = table.out.lines().next().unwrap();
@@ -183,9 +183,7 @@ fn accepts_old_spellings_of_options_and_hides_them() {
 fn a_plan_states_the_requested_wire_type_of_activations() {
     let split = ["--split", "0-6=cpu:0,7-13=cpu:1", "--ctx", "64"];
     let with = |more: &[&str]| done(&[&["plan", "--json"], more, &split, &TWO[..]].concat());
-    for (form, reason) in
-        [("f32", "activations cross as f32, as asked"), ("f16", "activations cross as f16, as asked")]
-    {
+    for (form, reason) in [("f32", "wire type: f32, as requested"), ("f16", "wire type: f16, as requested")] {
         let plan = with(&["--wire", form]).json();
         assert_eq!(plan["boundary"], form);
         let reasons = plan["reasons"].as_array().unwrap();
@@ -215,7 +213,7 @@ fn a_plan_states_the_requested_wire_type_of_activations() {
         let output = ragtag().args(&arguments).output().unwrap();
         let message = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(4), "{command}: {message}");
-        assert!(message.contains("exact activations (f32) cross as f32"), "{command}: {message}");
+        assert!(message.contains("exact activations (f32) need wire type f32"), "{command}: {message}");
     }
 }
 
@@ -232,7 +230,7 @@ fn a_plan_meets_its_constraints_or_an_error_names_them() {
     assert_eq!(plan(&["--pin", "0-3=cpu:2", "--pin", "13=cpu:0", "--exclude", "cpu:1"]), "cpu:2 cpu:0");
     for (options, code, said) in [
         (["--pin", "0=gpu:9"], 4, "there is no device gpu:9"),
-        (["--pin", "14=cpu:0"], 4, "segment 14 is pinned, and the last one is 13"),
+        (["--pin", "14=cpu:0"], 4, "segment 14 is pinned, but the last segment is 13"),
         (["--pin", "first=cpu:0"], 4, "is not FIRST-LAST=DEVICE"),
         (["--max-stages", "0"], 2, "0 is not in 1..=64"),
     ] {

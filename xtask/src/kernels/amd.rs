@@ -1,5 +1,5 @@
-//! AMD's GPUs by way of clang: the compiler that hiprtc has inside, without ROCm and without a GPU. What the kernels call of
-//! ROCm's device library stays open, so this proves that the texts compile, not that they link.
+//! Compiles kernels for AMD GPUs with clang, the compiler inside hiprtc. Needs neither ROCm nor a GPU. Calls
+//! into ROCm's device library stay unresolved: this proves that the sources compile, not that they link.
 
 use super::jobs::{self, Share};
 use super::programs::{Program, in_language};
@@ -9,7 +9,8 @@ use std::process::Command;
 
 const CLANG: &str = "clang-19";
 
-/// One of each kind, with what kernels may ask of it: Vega; CDNA 1 to 3, whose matrix instructions differ; RDNA 2 to 4.
+/// One GPU per family with its kernel features: Vega; CDNA 1 to 3, whose matrix instructions differ; RDNA 2
+/// to 4.
 const GPUS: [(&str, &[Feature]); 7] = [
     ("gfx906", &[Feature::Wave64]),
     ("gfx908", &[Feature::Wave64, Feature::Mfma]),
@@ -20,7 +21,7 @@ const GPUS: [(&str, &[Feature]); 7] = [
     ("gfx1201", &[Feature::Wmma]),
 ];
 
-/// As the backend has HIP C++ compiled, but without headers and libraries.
+/// The HIP backend's compiler options, but without headers and libraries.
 const OPTIONS: &[&str] = &[
     "-xhip",
     "--offload-device-only",
@@ -36,7 +37,7 @@ const OPTIONS: &[&str] = &[
     if cfg!(windows) { "NUL" } else { "/dev/null" },
 ];
 
-/// Compiles a share of the texts that lie in `folder`.
+/// Compiles a share of the sources in `folder`.
 pub(super) fn compile(programs: &[&Program], share: Share, folder: &Path) -> Result<(), String> {
     if let Some(why) = jobs::missing(CLANG) {
         println!("SKIPPED AMD's GPUs: {CLANG} does not start: {why}");

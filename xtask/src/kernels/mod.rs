@@ -1,8 +1,8 @@
-//! `cargo xtask kernels`: writes the kernels' texts to files, builds the PTX that is committed and checks it, and has the
-//! compilers of GPUs that this machine need not have compile everything.
+//! `cargo xtask kernels`: writes the kernel sources to files, builds and checks the committed PTX, and
+//! compiles for GPUs that this machine does not have.
 //!
-//! It runs no kernel: what a kernel computes is the conformance suite's to judge. It downloads nothing: compilers are found
-//! where they are said to be.
+//! Runs no kernel; the conformance suite judges results. Downloads nothing; the compilers must be installed
+//! or named in the arguments.
 
 mod amd;
 mod jobs;
@@ -21,10 +21,10 @@ use std::fs;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
-/// Arguments.
+/// Arguments of `cargo xtask kernels`.
 #[derive(ClapArgs)]
 pub struct Args {
-    /// Where the sources are written, and what is made of them.
+    /// Output folder for sources and compiled code.
     #[arg(long, default_value = "target/kernels")]
     out: PathBuf,
     /// Only programs whose name contains this.
@@ -33,8 +33,8 @@ pub struct Args {
     /// Build PTX with the NVRTC in this folder, and write it to kernels/artefacts/cuda.
     #[arg(long, value_name = "DIR", env = "RAGTAG_NVRTC")]
     nvrtc: Option<PathBuf>,
-    /// Write no PTX, but fail if what is committed was built from other texts; with --nvrtc also if NVRTC makes
-    /// programs of them that are launched in another way.
+    /// Write no PTX; fail if the committed PTX was built from other sources. With --nvrtc, also fail if
+    /// NVRTC's output differs in its launch interface.
     #[arg(long)]
     check: bool,
     /// Assemble the PTX with the ptxas in this folder, and write a table of registers, spills and shared memory.
@@ -46,25 +46,25 @@ pub struct Args {
     /// Compile OpenCL C for Intel's GPUs with ocloc, if it is installed.
     #[arg(long)]
     ocloc: bool,
-    /// Translate WGSL for Vulkan devices, and have spirv-val judge the result, if it is installed.
+    /// Translate WGSL to SPIR-V for Vulkan devices and validate it with spirv-val, if it is installed.
     #[arg(long)]
     spirv_val: bool,
-    /// Make the pipelines of all WGSL for every device that Vulkan's loader shows, also where nothing runs: Mesa compiles for
-    /// AMD's GPUs with RADV_FORCE_FAMILY=navi24, or another name, and no such GPU.
+    /// Compile all WGSL pipelines for every device that Vulkan's loader shows. Mesa also compiles for absent
+    /// AMD GPUs, with RADV_FORCE_FAMILY=navi24 or another name.
     #[arg(long)]
     vulkan_pipelines: bool,
-    /// Compile one in so many of the programs for NVIDIA's and AMD's GPUs, each for its architectures by turns.
+    /// Compile one in N of the jobs (a program for an architecture) for NVIDIA's and AMD's GPUs.
     #[arg(long, default_value = "1", value_name = "N")]
     one_in: NonZeroUsize,
-    /// Which ones: N seeds in a row have all of them.
+    /// First job of the share; N consecutive seeds cover all jobs.
     #[arg(long, default_value = "0", value_name = "S")]
     seed: usize,
-    /// Devices to compile for, by ocloc's names.
+    /// Devices to compile for, by their ocloc names.
     #[arg(long, value_delimiter = ',', default_value = "acm-g10,acm-g11")]
     devices: Vec<String>,
 }
 
-/// Writes, builds, checks and compiles, as far as it was asked for. What failed is told after all has been tried.
+/// Writes, builds, checks and compiles as requested. Reports failures at the end, after all steps.
 pub fn run(root: &Path, args: &Args) -> Result<(), String> {
     let programs = programs::all();
     let chosen: Vec<&Program> = programs.iter().filter(|p| p.name.contains(&args.only)).collect();
@@ -102,7 +102,7 @@ pub fn run(root: &Path, args: &Args) -> Result<(), String> {
     if failures.is_empty() { Ok(()) } else { Err(failures.join("\nerror: ")) }
 }
 
-/// Writes a file, with the folders that it is in.
+/// Writes a file and creates its parent folders.
 fn write(path: &Path, content: &[u8]) -> Result<(), String> {
     let folder = path.parent().unwrap_or(path);
     fs::create_dir_all(folder).map_err(|e| format!("{}: {e}", folder.display()))?;

@@ -1,16 +1,17 @@
 //! NVRTC, NVIDIA's compiler from CUDA C++ to PTX, as a library that needs neither a driver nor a GPU.
 //!
-//! This module must not know kernels or artefacts.
+//! Knows nothing about kernels or artefacts.
 
 use libloading::{Library, Symbol};
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::path::Path;
 use std::ptr;
 
-/// The release whose PTX has ISA 8.2, which is what the oldest driver takes that the CUDA backend supports.
+/// The NVRTC release that emits PTX ISA 8.2, the newest ISA of the oldest driver that the CUDA backend
+/// supports.
 const RELEASE: (c_int, c_int) = (12, 2);
 
-/// The library.
+/// The loaded library.
 pub(super) struct Nvrtc {
     library: Library,
 }
@@ -20,14 +21,14 @@ type Query = unsafe extern "C" fn(Handle, *mut usize) -> c_int;
 type Read = unsafe extern "C" fn(Handle, *mut c_char) -> c_int;
 
 impl Nvrtc {
-    /// Loads it from a folder.
+    /// Loads NVRTC from a folder.
     pub fn load(folder: &Path) -> Result<Self, String> {
         let path = folder.join(if cfg!(windows) { "nvrtc64_120_0.dll" } else { "libnvrtc.so.12" });
-        // SAFETY: NVIDIA's library does nothing when it is loaded that would harm this program.
+        // SAFETY: the initialisers of NVIDIA's library have no effect that would harm this program.
         let library = unsafe { Library::new(&path) }.map_err(|e| format!("{}: {e}", path.display()))?;
         let nvrtc = Self { library };
         let (mut major, mut minor) = (0, 0);
-        // SAFETY: the function has this type in every release; both places are there.
+        // SAFETY: the function has this type in every release; both pointers are valid for writes.
         let code = unsafe {
             let version =
                 nvrtc.function::<unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int>("nvrtcVersion")?;
@@ -36,7 +37,7 @@ impl Nvrtc {
         if code != 0 || (major, minor) != RELEASE {
             let (wanted, release) = (RELEASE.0, RELEASE.1);
             return Err(format!(
-                "{}: PTX is built with NVRTC {wanted}.{release}, and this is {major}.{minor}",
+                "{}: NVRTC {major}.{minor} is unsupported; PTX must be built with {wanted}.{release}",
                 path.display()
             ));
         }
@@ -46,22 +47,23 @@ impl Nvrtc {
     /// # Safety
     /// The function must have this type.
     unsafe fn function<T>(&self, name: &str) -> Result<Symbol<'_, T>, String> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees the type.
         unsafe { self.library.get(name.as_bytes()) }.map_err(|e| format!("{name}: {e}"))
     }
 
-    /// The PTX of a text. It is not the same every time: now and then NVRTC numbers or orders something by where it lies in
-    /// memory.
+    /// Compiles a source to PTX. The output is not deterministic: NVRTC sometimes numbers or orders items by
+    /// their address.
     ///
     /// # Errors
-    /// The compiler's log.
+    /// Returns the compiler's log.
     pub fn compile(&self, name: &str, text: &str, options: &[&str]) -> Result<String, String> {
         let c_string = |text: &str| CString::new(text).map_err(|e| format!("{name}: {e}"));
         let options = options.iter().copied().map(c_string).collect::<Result<Vec<_>, _>>()?;
         let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
         let program = Program::new(self, &c_string(text)?, &c_string(name)?)?;
         type Compile = unsafe extern "C" fn(Handle, c_int, *const *const c_char) -> c_int;
-        // SAFETY: the type is NVRTC's; the program lives, and so do the options, which are as many as is said.
+        // SAFETY: the type is NVRTC's; the program and the options outlive the call, and the count is the
+        // length of the options.
         let code = unsafe {
             let compile = self.function::<Compile>("nvrtcCompileProgram")?;
             compile(program.handle, options.len() as c_int, options.as_ptr())
@@ -99,10 +101,11 @@ impl<'a> Program<'a> {
         if code == 0 { Ok(Self { nvrtc, handle }) } else { Err(format!("nvrtcCreateProgram: {code}")) }
     }
 
-    /// A text that NVRTC has of the program.
+    /// Reads a text of the program, by the names of its size function and its read function.
     fn text(&self, size: &str, read: &str) -> Result<String, String> {
         let mut bytes = 0;
-        // SAFETY: both types are NVRTC's; the program lives, and the text has room for as many bytes as NVRTC says.
+        // SAFETY: both types are NVRTC's; the program is alive, and the buffer has the size that NVRTC
+        // reported.
         let text = unsafe {
             let code = self.nvrtc.function::<Query>(size)?(self.handle, &raw mut bytes);
             let mut text = vec![0_u8; if code == 0 { bytes } else { 0 }];
@@ -120,7 +123,7 @@ impl<'a> Program<'a> {
 
 impl Drop for Program<'_> {
     fn drop(&mut self) {
-        // SAFETY: the type is NVRTC's; nobody uses the program after this.
+        // SAFETY: the type is NVRTC's; the program is not used after this.
         unsafe {
             if let Ok(destroy) =
                 self.nvrtc.function::<unsafe extern "C" fn(*mut Handle) -> c_int>("nvrtcDestroyProgram")

@@ -1,4 +1,4 @@
-//! Intel's GPUs by way of ocloc, their offline compiler.
+//! Compiles kernels for Intel GPUs with ocloc, Intel's offline compiler.
 
 use super::jobs;
 use super::programs::{Program, in_language};
@@ -6,10 +6,10 @@ use ragtag_hal::KernelLanguage;
 use std::path::Path;
 use std::process::Command;
 
-/// What the driver of such a device is told, as the backend tells it.
+/// Options that the backend passes to the driver of such a device.
 const OPTIONS: &str = "-cl-std=CL3.0 -DRT_FP16 -DRT_SUBGROUPS -DRT_INTEGER_DOT";
 
-/// Compiles the texts that lie in `folder` for these devices.
+/// Compiles the sources in `folder` for these devices.
 pub(super) fn compile(programs: &[&Program], devices: &[String], folder: &Path) -> Result<(), String> {
     if let Some(why) = jobs::missing("ocloc") {
         println!("SKIPPED Intel's GPUs: ocloc does not start: {why}");

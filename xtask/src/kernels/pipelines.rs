@@ -1,11 +1,11 @@
-//! WGSL compiled to machine code by the drivers of Vulkan, of which some compile for GPUs that are not there.
+//! Compiles WGSL to machine code with Vulkan drivers. Some of them also compile for absent GPUs.
 
 use super::jobs;
 use ragtag_hal::{KernelLanguage, Module};
 use ragtag_kernels::{Variant, module_source, variants};
 use ragtag_vulkan::{PipelineCompiler, VulkanBackend, VulkanConfig};
 
-/// Makes the pipeline of each variant that a device takes, for every device; fails if there is none.
+/// Compiles the pipeline of each supported variant on every device. Fails if there is no device.
 pub(super) fn compile(only: &str) -> Result<(), String> {
     let backend = VulkanBackend::new(VulkanConfig { cache_folder: None, ..VulkanConfig::default() });
     let compilers = backend.compilers().map_err(|error| error.to_string())?;
@@ -30,7 +30,7 @@ fn compile_for(compiler: &PipelineCompiler, only: &str) -> Result<(), String> {
         let module = Module { name: name(variant), entries: vec![variant.abi], source };
         compiler.compile(&module).map_err(|error| error.to_string())
     });
-    println!("{}: {} of {} variants in WGSL are for it", compiler.name(), taken.len(), all.len());
+    println!("{}: supports {} of {} WGSL variants", compiler.name(), taken.len(), all.len());
     let failed = |(variant, result): (&&Variant, Result<(), String>)| Some((name(variant), result.err()?));
     let failures: Vec<_> = taken.iter().zip(results).filter_map(failed).collect();
     jobs::verdict(compiler.name(), taken.len(), &failures)

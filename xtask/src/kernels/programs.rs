@@ -1,24 +1,24 @@
-//! The programs that the table of variants is made of.
+//! Programs of the variant table: one per distinct source and language.
 
 use ragtag_hal::{Feature, KernelLanguage};
 use ragtag_kernels::{Code, artefacts, variants};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// A text, and what it is for.
+/// A kernel source with its language and requirements.
 pub(super) struct Program {
-    /// Named after the first variant that it is for.
+    /// Name of the first variant that uses it.
     pub name: String,
     pub language: KernelLanguage,
     pub text: Arc<str>,
-    /// The function that one of its variants launches; the only one where the language is WGSL.
+    /// A function that one of its variants launches. In WGSL it is the only one.
     pub function: &'static str,
-    /// What each of its variants requires.
+    /// Required features of each variant.
     requires: BTreeSet<&'static [Feature]>,
 }
 
 impl Program {
-    /// The name of the file of its text.
+    /// Name of the source file.
     pub fn file_name(&self) -> String {
         let extension = match self.language {
             KernelLanguage::CudaC => "cu",
@@ -29,23 +29,23 @@ impl Program {
         format!("{}.{extension}", self.name)
     }
 
-    /// What each of its variants requires.
+    /// Required features of each variant.
     pub fn requires(&self) -> impl Iterator<Item = &'static [Feature]> {
         self.requires.iter().copied()
     }
 
-    /// Whether a device with these features takes any variant of it.
+    /// Whether a device with these features can run any of its variants.
     pub fn runs_with(&self, features: &[Feature]) -> bool {
         self.requires.iter().any(|requires| requires.iter().all(|feature| features.contains(feature)))
     }
 
-    /// The architectures for which PTX of it is committed.
+    /// Architectures with committed PTX.
     pub fn architectures(&self) -> BTreeSet<&'static str> {
         self.requires.iter().flat_map(|requires| artefacts::architectures(requires)).collect()
     }
 }
 
-/// Each text once for each language, by name.
+/// Every source once per language, sorted by name.
 pub(super) fn all() -> Vec<Program> {
     let mut programs: BTreeMap<(KernelLanguage, Arc<str>), Program> = BTreeMap::new();
     for variant in variants() {
@@ -65,7 +65,7 @@ pub(super) fn all() -> Vec<Program> {
     programs
 }
 
-/// Those in a language.
+/// The programs in a language.
 pub(super) fn in_language<'a>(programs: &[&'a Program], language: KernelLanguage) -> Vec<&'a Program> {
     programs.iter().copied().filter(|program| program.language == language).collect()
 }

@@ -1,4 +1,4 @@
-//! The PTX that is committed: written, and held to the texts that it was built from.
+//! The committed PTX: writes it, and checks that it matches the current sources.
 
 use super::jobs::{self, Share};
 use super::nvrtc::Nvrtc;
@@ -12,7 +12,7 @@ use std::fs;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
-/// What a row of the index names: architecture and program, with the digest of the text.
+/// Rows of the index: architecture and program, with the digest of the source.
 type Index = BTreeMap<(String, String), String>;
 
 fn folder(root: &Path) -> PathBuf {
@@ -23,7 +23,7 @@ fn file(root: &Path, architecture: &str, program: &str) -> PathBuf {
     folder(root).join(architecture).join(format!("{program}.ptx.gz"))
 }
 
-/// The CUDA programs, each with an architecture that it is built for.
+/// The CUDA programs, each with an architecture to build it for.
 fn wanted<'a>(programs: &[&'a Program]) -> Vec<(&'a Program, &'static str)> {
     let programs = in_language(programs, KernelLanguage::CudaC);
     programs.into_iter().flat_map(|p| p.architectures().into_iter().map(move |a| (p, a))).collect()
@@ -36,13 +36,13 @@ fn index(programs: &[(&Program, &str)]) -> Index {
     programs.iter().map(row).collect()
 }
 
-/// What this program was compiled with: the index of the tree.
+/// The index that this program was compiled with.
 fn committed() -> Index {
     artefacts().iter().map(|a| ((a.architecture.into(), a.program.into()), a.digest.into())).collect()
 }
 
-/// Builds the programs with `only` in their names; the others stay if they were built from the same text. What belongs to
-/// no program goes.
+/// Builds the programs with `only` in their names. Keeps the others if their source is unchanged, and deletes
+/// files that belong to no program.
 pub(super) fn build(root: &Path, programs: &[Program], only: &str, nvrtc: &Nvrtc) -> Result<(), String> {
     let programs: Vec<&Program> = programs.iter().collect();
     let wanted = wanted(&programs);
@@ -71,7 +71,7 @@ fn compile(nvrtc: &Nvrtc, program: &Program, architecture: &str) -> Result<Strin
     nvrtc.compile(&program.file_name(), &program.text, &options)
 }
 
-/// Compressed as small as it gets; the same bytes every time.
+/// Compresses a text at the best level, without a time stamp, so that the output is reproducible.
 fn compressed(text: &str) -> Result<Vec<u8>, String> {
     let mut encoder = GzBuilder::new().write(Vec::new(), Compression::best());
     encoder.write_all(text.as_bytes()).and_then(|()| encoder.finish()).map_err(|e| e.to_string())
@@ -82,7 +82,7 @@ fn failures<T>(jobs: &[(&Program, &str)], results: Vec<Result<T, String>>) -> Ve
     jobs.iter().zip(results).filter_map(|(job, result)| Some((name(job), result.err()?))).collect()
 }
 
-/// The files in the folder that the index does not name.
+/// Files in the folder that the index does not list.
 fn strays(root: &Path, index: &Index) -> Result<Vec<PathBuf>, String> {
     let named: BTreeSet<PathBuf> = index.keys().map(|(a, p)| file(root, a, p)).collect();
     let mut strays = Vec::new();
@@ -99,7 +99,7 @@ fn list(folder: &Path) -> Result<Vec<PathBuf>, String> {
 
 fn write_index(root: &Path, index: &Index) -> Result<(), String> {
     let mut text = String::from(
-        "//! What was built ahead of time, with the digests of the texts. `cargo xtask kernels` writes this file.\n\n\
+        "//! PTX built ahead of time, with the digests of its sources. `cargo xtask kernels` writes this file.\n\n\
          use super::{Artefact, ptx};\n\n/// By architecture and name.\npub(super) const ALL: &[Artefact] = &[\n",
     );
     for ((architecture, program), digest) in index {
@@ -109,16 +109,17 @@ fn write_index(root: &Path, index: &Index) -> Result<(), String> {
     write(&folder(root).join("index.rs"), text.as_bytes())
 }
 
-/// Holds what is committed to the texts: every program for every architecture, built from this very text, and nothing else.
+/// Checks that every program is committed for every architecture, built from its current source, and that no
+/// other file is.
 pub(super) fn check(root: &Path, programs: &[Program]) -> Result<(), String> {
     let programs: Vec<&Program> = programs.iter().collect();
     let (wanted, committed) = (index(&wanted(&programs)), committed());
     let mut wrong = Vec::new();
     for ((architecture, program), digest) in &wanted {
         match committed.get(&(architecture.clone(), program.clone())) {
-            None => wrong.push(format!("{program} is not built for {architecture}")),
+            None => wrong.push(format!("{program}: no PTX for {architecture}")),
             Some(found) if found != digest => {
-                wrong.push(format!("{program} for {architecture} was built from another text"));
+                wrong.push(format!("{program} for {architecture}: built from another source"));
             }
             Some(_) => {}
         }
@@ -127,44 +128,44 @@ pub(super) fn check(root: &Path, programs: &[Program]) -> Result<(), String> {
         committed
             .keys()
             .filter(|key| !wanted.contains_key(*key))
-            .map(|(a, p)| format!("{p} for {a}: no such program")),
+            .map(|(a, p)| format!("{p} for {a}: the program does not exist")),
     );
     wrong.extend(
         strays(root, &committed)?.into_iter().map(|path| format!("{}: not in the index", path.display())),
     );
     if wrong.is_empty() {
-        println!("PTX: {} committed, each built from its text", committed.len());
+        println!("PTX: {} committed, each built from its current source", committed.len());
         return Ok(());
     }
     Err(format!("PTX is stale: `cargo xtask kernels --nvrtc DIR` builds it\n  {}", wrong.join("\n  ")))
 }
 
-/// Holds a share of what is committed to what NVRTC makes of the texts, as far as that is the same every time.
+/// Compares a share of the committed PTX with NVRTC's output, in the parts that are deterministic.
 pub(super) fn compare(programs: &[&Program], nvrtc: &Nvrtc, share: Share) -> Result<(), String> {
     let jobs = share.of(wanted(programs));
     let results = jobs::each("PTX compared", &jobs, |(program, architecture)| {
         let ptx = compile(nvrtc, program, architecture)?;
         let same = |a: &&artefacts::Artefact| a.architecture == *architecture && a.program == program.name;
         let committed = artefacts().iter().find(same).and_then(artefacts::Artefact::ptx);
-        let committed = committed.ok_or("it is not committed, or damaged")?;
+        let committed = committed.ok_or("the committed PTX is missing or damaged")?;
         if interface(&committed) == interface(&ptx) {
             Ok(())
         } else {
-            Err(String::from("what is committed is not what NVRTC makes of the text"))
+            Err(String::from("the committed PTX has another launch interface than NVRTC's output"))
         }
     });
     jobs::verdict("PTX compared", jobs.len(), &failures(&jobs, results))
 }
 
-/// What of a PTX does not depend on how its compiler numbers and orders instructions: the compiler, the target, entries
-/// with their parameters and bounds, shared memory.
+/// The lines of a PTX text that do not depend on numbering or order of instructions: compiler, target,
+/// entries with their parameters and bounds, shared memory.
 fn interface(ptx: &str) -> Vec<&str> {
     let starts =
         ["// Cuda", ".version", ".target", ".visible", ".param", ".maxntid", ".shared", ".minnctapersm"];
     ptx.lines().map(str::trim).filter(|line| starts.iter().any(|start| line.starts_with(start))).collect()
 }
 
-/// The PTX of these programs as it lies in the tree: architecture, program, text.
+/// Reads the committed PTX of these programs: architecture, program, text.
 pub(super) fn read<'a>(
     root: &Path,
     programs: &[&'a Program],
@@ -184,7 +185,7 @@ mod tests {
     use super::interface;
 
     #[test]
-    fn an_interface_is_what_a_launch_relies_on() {
+    fn an_interface_has_what_a_launch_relies_on() {
         let ptx = |register: &str, parameter: &str, items: u32| {
             format!(
                 ".version 8.2\n.target sm_61\n.visible .entry add(\n\t.param {parameter} add_param_0\n)\n\

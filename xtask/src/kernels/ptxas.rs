@@ -1,4 +1,5 @@
-//! ptxas, NVIDIA's assembler: what the driver does with PTX, without a driver. It tells what a kernel takes of a multiprocessor.
+//! Assembles PTX with ptxas, NVIDIA's assembler, as the driver would. Reports the resources that each kernel
+//! uses.
 
 use super::jobs::{self, Share};
 use super::programs::Program;
@@ -7,7 +8,7 @@ use std::fmt::Write;
 use std::path::Path;
 use std::process::Command;
 
-/// What an entry takes: registers of an item, bytes spilled, bytes of shared memory that the text declares.
+/// Resources of an entry: registers per work item, bytes spilled, bytes of declared shared memory.
 #[derive(Debug, Default, PartialEq)]
 struct Usage {
     entry: String,
@@ -16,7 +17,8 @@ struct Usage {
     shared: u32,
 }
 
-/// Assembles a share of the PTX of the tree, each for its architecture; writes it and a table of what the entries take.
+/// Assembles a share of the committed PTX, each for its architecture. Writes it and a table of resources per
+/// entry.
 pub(super) fn assemble(
     root: &Path,
     programs: &[&Program],
@@ -56,12 +58,12 @@ pub(super) fn assemble(
     }
     let path = out.join("ptxas.md");
     write(&path, table.as_bytes())?;
-    println!("ptxas: {entries} entries, {} spill registers; all are in {}", spilling.len(), path.display());
+    println!("ptxas: {entries} entries, {} spill registers; table in {}", spilling.len(), path.display());
     spilling.iter().for_each(|row| println!("{row}"));
     jobs::verdict("ptxas", jobs.len(), &failures)
 }
 
-/// What `--verbose` says of each entry.
+/// Parses the resources of each entry from the output of `--verbose`.
 fn usages(log: &str) -> Vec<Usage> {
     let mut usages: Vec<Usage> = Vec::new();
     for line in log.lines() {

@@ -1,4 +1,4 @@
-//! WGSL as Vulkan devices get it: translated to SPIR-V as the backend translates it, and held to the rules by spirv-val.
+//! Translates WGSL to SPIR-V as the Vulkan backend does, and validates it with spirv-val.
 
 use super::jobs;
 use super::programs::{Program, in_language};
@@ -9,16 +9,16 @@ use std::process::Command;
 
 /// The validator's name.
 const VALIDATOR: &str = "spirv-val";
-/// The versions of Vulkan that devices are asked for, and what spirv-val calls them.
+/// Supported Vulkan versions, with their names in spirv-val.
 const VERSIONS: [((u32, u32), &str); 2] = [((1, 2), "vulkan1.2"), ((1, 3), "vulkan1.3")];
-/// What Vulkan devices may have.
+/// Optional features of Vulkan devices.
 const FEATURES: [Feature; 4] =
     [Feature::Fp16, Feature::SubGroups, Feature::IntegerDot, Feature::CooperativeMatrix];
-/// The first release of spirv-val that knows cooperative matrices.
+/// First release of spirv-val that supports cooperative matrices.
 const MATRICES_SINCE: (u32, u32) = (2023, 4);
 
-/// Translates each text for devices that have just what it needs, and for those that have everything; writes the modules to
-/// `folder` and has them validated.
+/// Translates each source for devices with the least features that it needs, and for devices with all
+/// features. Writes the modules to `folder` and validates them.
 pub(super) fn validate(programs: &[&Program], folder: &Path) -> Result<(), String> {
     let programs = in_language(programs, KernelLanguage::Wgsl);
     if let Some(why) = jobs::missing(VALIDATOR) {
@@ -30,7 +30,7 @@ pub(super) fn validate(programs: &[&Program], folder: &Path) -> Result<(), Strin
     for program in programs {
         for features in feature_sets(program) {
             if features.contains(&Feature::CooperativeMatrix) && uses_matrices(program) && !matrices {
-                println!("SKIPPED {}: this {VALIDATOR} does not know cooperative matrices", program.name);
+                println!("SKIPPED {}: this {VALIDATOR} does not support cooperative matrices", program.name);
                 continue;
             }
             wanted.extend(VERSIONS.map(|version| (program, features.clone(), version)));
@@ -52,10 +52,10 @@ pub(super) fn validate(programs: &[&Program], folder: &Path) -> Result<(), Strin
     jobs::verdict(VALIDATOR, wanted.len(), &failures)
 }
 
-/// A text, what the device has, Vulkan's version with its name.
+/// A program, the device's features, and Vulkan's version with its name.
 type Wanted<'a> = (&'a Program, Features, ((u32, u32), &'static str));
 
-/// What a device may have that runs a program: just what each of its variants requires, and everything.
+/// Feature sets to test a program with: the requirements of each variant, and all features.
 fn feature_sets(program: &Program) -> Vec<Features> {
     let all: Features = FEATURES.into();
     let mut sets: Vec<Features> =

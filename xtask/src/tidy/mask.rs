@@ -1,9 +1,9 @@
-//! Rust source with comments and literals blanked out, so that rules about code see code alone.
+//! Blanks out comments and literals in Rust source, so that rules about code see only code.
 //!
-//! A small lexer: it knows comments, strings and characters, nothing else of the language.
+//! A small lexer: it knows comments, strings and characters, and nothing else of the language.
 
-/// The source with every character of a comment, string or character literal replaced by a space. Line breaks stay, so
-/// that line numbers do.
+/// Replaces every character of a comment, string or character literal by a space. Line breaks and line
+/// numbers stay.
 pub(super) fn code(source: &str) -> String {
     let chars: Vec<char> = source.chars().collect();
     let mut masked = String::with_capacity(source.len());
@@ -23,10 +23,10 @@ pub(super) fn code(source: &str) -> String {
     masked
 }
 
-/// The end of the comment or literal that begins here, if one does.
+/// End of the comment or literal that starts at `at`, if any.
 fn literal_end(chars: &[char], at: usize) -> Option<usize> {
     let next = chars.get(at + 1).copied();
-    // `r` and `b` begin a literal only where no identifier is going on.
+    // `r` and `b` start a literal only at the start of a word.
     let inside_word = at > 0 && is_word(chars[at - 1]);
     match chars[at] {
         '/' if next == Some('/') => Some(find(chars, at, |c| c == '\n')),
@@ -68,7 +68,7 @@ fn block_comment_end(chars: &[char], from: usize) -> usize {
     chars.len()
 }
 
-/// The end of a string whose first character is at `at`.
+/// End of a string whose first character is at `at`.
 fn string_end(chars: &[char], mut at: usize) -> usize {
     while at < chars.len() {
         match chars[at] {
@@ -80,7 +80,7 @@ fn string_end(chars: &[char], mut at: usize) -> usize {
     chars.len()
 }
 
-/// The end of a raw string whose hashes or quote are at `at`; `None` if it is a raw identifier or a name.
+/// End of a raw string whose hashes or quote start at `at`; `None` for a raw identifier or a name.
 fn raw_end(chars: &[char], at: usize) -> Option<usize> {
     let quote = find(chars, at, |c| c != '#');
     if chars.get(quote) != Some(&'"') {
@@ -95,7 +95,7 @@ fn raw_end(chars: &[char], at: usize) -> Option<usize> {
     Some((quote + 1..chars.len()).find(closes).map_or(chars.len(), |end| end + 1 + hashes))
 }
 
-/// The end of a character literal whose quote is at `at`; `None` for a lifetime.
+/// End of a character literal whose quote is at `at`; `None` for a lifetime.
 fn char_end(chars: &[char], at: usize) -> Option<usize> {
     match (chars.get(at + 1)?, chars.get(at + 2)) {
         ('\\', Some(_)) => Some((find(chars, at + 3, |c| c == '\'') + 1).min(chars.len())),
@@ -108,7 +108,7 @@ fn char_end(chars: &[char], at: usize) -> Option<usize> {
 mod tests {
     use super::*;
 
-    /// What is left of the source, blanks squeezed.
+    /// The masked source with runs of blanks reduced to one.
     fn left(source: &str) -> String {
         let masked = code(source);
         assert_eq!(masked.chars().count(), source.chars().count());
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn comments_go() {
+    fn comments_are_masked() {
         assert_eq!(left("a // b\nc"), "a c");
         assert_eq!(left("//! a\n/// b\nc"), "c");
         assert_eq!(left("a /* b /* c */ d */ e"), "a e");
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn strings_go() {
+    fn strings_are_masked() {
         assert_eq!(left(r#"a("b \" // c", d)"#), "a( , d)");
         assert_eq!(left(r###"a(r#"b " c"#, d)"###), "a( , d)");
         assert_eq!(left(r##"a(br#"b"#, b"c", c"d", e)"##), "a( , , , e)");
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn characters_go_and_lifetimes_stay() {
+    fn characters_are_masked_and_lifetimes_stay() {
         assert_eq!(left("a('b', '\\'', '\\u{1f600}', b'\"', c)"), "a( , , , , c)");
         assert_eq!(left("fn f<'a>(x: &'a str) -> &'static str"), "fn f<'a>(x: &'a str) -> &'static str");
     }

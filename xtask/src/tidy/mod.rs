@@ -1,18 +1,19 @@
-//! The project's rules about its own tree, as far as the compiler and clippy do not hold them.
+//! The project's own rules about its tree, beyond those of the compiler and clippy.
 //!
-//! Each rule is a pure function from texts to violations, tested apart; this module reads the tree and runs them all.
+//! Each rule is a pure function from texts to violations with its own tests. This module reads the tree and
+//! runs the rules.
 
 mod imports;
 mod manifests;
 mod mask;
+mod prose;
 mod sources;
 
-use serde::Deserialize;
 use std::fmt;
 use std::path::Path;
 use std::process::Command;
 
-/// Most bytes of all tracked files together.
+/// Maximum total size of all tracked files.
 const TREE_BYTES: u64 = 40 << 20;
 
 /// A place where the tree breaks a rule.
@@ -22,7 +23,7 @@ pub(crate) struct Violation {
     path: String,
     /// The line, from 1; 0 for the file as a whole.
     line: usize,
-    /// What is wrong, and what would be right.
+    /// The defect and the fix.
     what: String,
 }
 
@@ -48,10 +49,21 @@ struct Source {
     text: String,
 }
 
+/// Options of `cargo xtask tidy`.
+#[derive(Clone, Copy, Debug, Default, clap::Args)]
+pub(crate) struct Args {
+    /// Lower the allowances of prose patterns to the matches that are left, before the check.
+    #[arg(long)]
+    shrink_prose: bool,
+}
+
 /// Runs every rule over the tree.
-pub(crate) fn run(root: &Path) -> Result<(), String> {
+pub(crate) fn run(root: &Path, args: Args) -> Result<(), String> {
     let paths = tracked(root)?;
-    let (bytes, texts) = read(root, &paths)?;
+    let (bytes, mut texts) = read(root, &paths)?;
+    if args.shrink_prose {
+        prose::shrink(root, &mut texts)?;
+    }
     let mut violations: Vec<_> = tree_size(bytes).into_iter().collect();
     for source in &texts {
         violations.extend(sources::machine_paths(source));
@@ -63,6 +75,7 @@ pub(crate) fn run(root: &Path) -> Result<(), String> {
     let manifests: Vec<_> = texts.iter().filter(manifest).collect();
     violations.extend(manifests::check(&manifests));
     violations.extend(imports::check(&edges(root)?));
+    violations.extend(prose::check(&texts));
     for violation in &violations {
         eprintln!("{violation}");
     }
@@ -77,11 +90,11 @@ pub(crate) fn run(root: &Path) -> Result<(), String> {
 }
 
 fn tree_size(bytes: u64) -> Option<Violation> {
-    let what = format!("all files together have {bytes} bytes; {TREE_BYTES} are allowed");
+    let what = format!("the tracked files have {bytes} bytes in total; {TREE_BYTES} are allowed");
     (bytes > TREE_BYTES).then(|| Violation::new(".", 0, what))
 }
 
-/// The files that git knows of, and those that it would with the next `git add`.
+/// Tracked files, and untracked files that git does not ignore.
 fn tracked(root: &Path) -> Result<Vec<String>, String> {
     let output = Command::new("git")
         .args(["ls-files", "--cached", "--others", "--exclude-standard", "-z"])
@@ -95,7 +108,7 @@ fn tracked(root: &Path) -> Result<Vec<String>, String> {
     let mut paths: Vec<String> = list.split('\0').filter(|p| !p.is_empty()).map(Into::into).collect();
     paths.sort_unstable();
     paths.dedup();
-    // A file that was deleted but is still in the index is no part of the tree.
+    // Skip files that are deleted but still in the index.
     paths.retain(|path| root.join(path).is_file());
     if paths.is_empty() {
         return Err("git lists no file".into());
@@ -103,7 +116,7 @@ fn tracked(root: &Path) -> Result<Vec<String>, String> {
     Ok(paths)
 }
 
-/// Bytes of all files, and the texts among them.
+/// Total size of all files, and those that are UTF-8.
 fn read(root: &Path, paths: &[String]) -> Result<(u64, Vec<Source>), String> {
     let (mut bytes, mut texts) = (0, Vec::new());
     for path in paths {
@@ -116,35 +129,10 @@ fn read(root: &Path, paths: &[String]) -> Result<(u64, Vec<Source>), String> {
     Ok((bytes, texts))
 }
 
-/// The dependencies between crates of the workspace, as cargo sees them.
+/// Dependencies between crates of the workspace, from `cargo metadata`.
 fn edges(root: &Path) -> Result<Vec<imports::Edge>, String> {
-    #[derive(Deserialize)]
-    struct Metadata {
-        packages: Vec<Package>,
-    }
-    #[derive(Deserialize)]
-    struct Package {
-        name: String,
-        dependencies: Vec<Dependency>,
-    }
-    #[derive(Deserialize)]
-    struct Dependency {
-        name: String,
-        kind: Option<String>,
-        path: Option<String>,
-    }
-    let output = Command::new(crate::checks::cargo())
-        .args(["metadata", "--no-deps", "--format-version", "1", "--offline"])
-        .current_dir(root)
-        .output()
-        .map_err(|e| format!("cargo metadata: {e}"))?;
-    if !output.status.success() {
-        return Err(format!("cargo metadata: {}", String::from_utf8_lossy(&output.stderr).trim()));
-    }
-    let metadata: Metadata =
-        serde_json::from_slice(&output.stdout).map_err(|e| format!("cargo metadata: {e}"))?;
     let mut edges = Vec::new();
-    for package in metadata.packages {
+    for package in crate::metadata::read(root)?.packages {
         for dependency in package.dependencies.into_iter().filter(|d| d.path.is_some()) {
             let tests_only = dependency.kind.as_deref() == Some("dev");
             edges.push(imports::Edge { from: package.name.clone(), to: dependency.name, tests_only });
@@ -158,7 +146,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_tree_is_bounded() {
+    fn the_size_of_the_tree_is_bounded() {
         assert_eq!(tree_size(TREE_BYTES), None);
         assert!(tree_size(TREE_BYTES + 1).is_some_and(|v| v.what.contains("allowed")));
     }

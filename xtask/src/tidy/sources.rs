@@ -1,52 +1,52 @@
-//! Rules about source files: what a module says first, how long a file may be, where `unsafe` may stand, what must not be
-//! written, and what the pure parts must not call.
+//! Rules about source files: a module's opening line, the length of a file, where `unsafe` may stand, banned
+//! words, and calls that the pure parts must not make.
 
 use super::mask::{code, is_word};
 use super::{Source, Violation};
 
-/// Most lines of a source file.
+/// Maximum lines of a source file.
 const LINES: usize = 900;
 
-/// Where `unsafe` may stand: files, or folders that end in a slash.
+/// Places where `unsafe` may stand: files, or folders that end in a slash.
 const UNSAFE: &[&str] = &[
-    // The one launch call, pinned regions, and the tests that drive them.
+    // The launch call, pinned regions, and their tests.
     "devices/hal/src/driver/script.rs",
     "devices/hal/src/host.rs",
     "devices/hal/src/region.rs",
     "devices/hal/src/checked/tests.rs",
-    // The CPU backend hands kernels their bindings.
+    // The CPU backend passes bindings to kernels.
     "devices/cpu/src/script.rs",
     "devices/cpu/src/tests.rs",
-    // OpenCL's calls; what hands them host memory, kernels and handles.
+    // OpenCL calls, and the code that passes them host memory, kernels and handles.
     "devices/opencl/src/api/",
     "devices/opencl/src/context.rs",
     "devices/opencl/src/memory.rs",
     "devices/opencl/src/queue.rs",
-    // Vulkan's calls; what hands them host memory and command buffers.
+    // Vulkan calls, and the code that passes them host memory and command buffers.
     "devices/vulkan/src/api/",
     "devices/vulkan/src/queue.rs",
     "devices/vulkan/src/region.rs",
-    // wgpu's calls that ask for a promise, questions to Vulkan, and the bytes of host regions.
+    // Unsafe functions of wgpu, queries to Vulkan, and the bytes of host regions.
     "devices/wgpu/src/program.rs",
     "devices/wgpu/src/script.rs",
     "devices/wgpu/src/vulkan.rs",
-    // The calls of an API with streams, each with what it asks of its caller.
+    // Calls of stream-based APIs, each with its safety requirements.
     "devices/stream/src/",
-    // The calls of CUDA's driver.
+    // CUDA driver calls.
     "devices/cuda/src/api/",
     "devices/cuda/src/driver.rs",
     "devices/cuda/src/probe.rs",
-    // HIP's calls, and what hands them memory and kernels.
+    // HIP calls, and the code that passes them memory and kernels.
     "devices/hip/src/api/",
     "devices/hip/src/driver.rs",
-    // A variable for drivers, set before any other thread runs.
+    // Sets an environment variable for drivers before any other thread runs.
     "src/main.rs",
-    // Libraries that stand in for a driver in tests.
+    // Libraries that replace a driver in tests.
     "tests/drivers/",
-    // Benches that launch kernels by hand.
+    // Benches that launch kernels directly.
     "devices/cpu/benches/",
     "kernels/benches/",
-    // Kernels of the pipeline tests' made-up model.
+    // Kernels of the synthetic model in pipeline tests.
     "scheduler/tests/support/model.rs",
     // SIMD, and the launch functions that turn bindings into slices.
     "kernels/src/cpu/",
@@ -54,11 +54,11 @@ const UNSAFE: &[&str] = &[
     "kernels/tests/cpu.rs",
     // NVRTC's calls.
     "xtask/src/kernels/nvrtc.rs",
-    // The map of model files.
+    // Memory-mapped model files.
     "src/map.rs",
 ];
 
-/// Crates that promise to have none.
+/// Crates that must forbid `unsafe`.
 const FORBID_UNSAFE: &[&str] = &[
     "compute/src/lib.rs",
     "graph/src/lib.rs",
@@ -68,7 +68,7 @@ const FORBID_UNSAFE: &[&str] = &[
     "scheduler/src/lib.rs",
 ];
 
-/// The parts that do no I/O, start no thread and read no clock.
+/// Parts that do no I/O, start no thread and read no clock.
 const PURE: &[&str] = &[
     "graph/src/",
     "kernels/src/",
@@ -81,7 +81,7 @@ const PURE: &[&str] = &[
     "scheduler/src/sampling.rs",
 ];
 
-/// What the pure parts must not name.
+/// Names that are banned in the pure parts.
 const IMPURE: &[&str] = &[
     "std::fs",
     "std::net",
@@ -95,7 +95,7 @@ const IMPURE: &[&str] = &[
     "Timing::now_ns",
 ];
 
-/// What no source may hold, and why.
+/// Text that is banned in all sources, with the alternative.
 const BANNED: &[(&str, &str)] = &[
     ("todo!", "write it, or say in an error that it is unsupported"),
     ("unimplemented!", "write it, or say in an error that it is unsupported"),
@@ -103,7 +103,8 @@ const BANNED: &[(&str, &str)] = &[
     ("#[ignore", "a test runs, or skips visibly with the reason"),
 ];
 
-/// Beginnings of paths that exist on somebody's machine alone. Written in two parts, for this file is checked as well.
+/// Prefixes of paths that exist on one machine only. Written in two parts because this file is checked as
+/// well.
 const MACHINE_PATHS: &[&str] = &[
     concat!("/ho", "me/"),
     concat!("/ro", "ot/"),
@@ -127,7 +128,7 @@ fn within(path: &str, list: &[&str]) -> bool {
 }
 
 fn opening(source: &Source) -> Option<Violation> {
-    let what = "a module opens with //! and says what it is for and what it must not know";
+    let what = "a module must open with //! and its purpose";
     (!source.text.starts_with("//!")).then(|| Violation::new(&source.path, 1, what))
 }
 
@@ -149,8 +150,8 @@ fn banned(source: &Source, masked: &str) -> Vec<Violation> {
     violations
 }
 
-/// Positions of a word that is not the middle of a longer one.
-fn words<'a>(line: &'a str, word: &'a str) -> impl Iterator<Item = usize> + 'a {
+/// Positions of a word that is not part of a longer one.
+pub(super) fn words<'a>(line: &'a str, word: &'a str) -> impl Iterator<Item = usize> + 'a {
     let open_end = !word.ends_with(is_word);
     line.match_indices(word).map(|(at, _)| at).filter(move |at| {
         let before = line[..*at].chars().next_back();
@@ -163,7 +164,7 @@ fn unsafe_code(source: &Source, masked: &str) -> Vec<Violation> {
     let mut violations = Vec::new();
     let path = source.path.as_str();
     if FORBID_UNSAFE.contains(&path) && !masked.contains("#![forbid(unsafe_code)]") {
-        violations.push(Violation::new(path, 0, "the crate must say #![forbid(unsafe_code)]"));
+        violations.push(Violation::new(path, 0, "missing #![forbid(unsafe_code)]"));
     }
     let texts: Vec<_> = source.text.lines().collect();
     let codes: Vec<_> = masked.lines().collect();
@@ -172,7 +173,7 @@ fn unsafe_code(source: &Source, masked: &str) -> Vec<Violation> {
             continue;
         }
         if !within(path, UNSAFE) {
-            let what = "unsafe stands only in the modules that xtask/src/tidy/sources.rs lists";
+            let what = "unsafe is allowed only in the modules that xtask/src/tidy/sources.rs lists";
             violations.push(Violation::new(path, index + 1, what));
         }
         let needs_reason = words(line, "unsafe").any(|at| !is_function(&line[at..]));
@@ -183,21 +184,22 @@ fn unsafe_code(source: &Source, masked: &str) -> Vec<Violation> {
     violations
 }
 
-/// `unsafe fn`, also with `extern "C"` (its string blanked): a declaration or a type puts a question, which is clippy's to
-/// see documented where it is public; blocks and impls answer it.
+/// Whether this is `unsafe fn`, also with `extern "C"` (its string blanked). Function declarations and types
+/// state a requirement, which clippy checks for docs where it is public. Blocks and impls need the reason why
+/// it holds.
 fn is_function(code: &str) -> bool {
     let rest = code.trim_start_matches("unsafe").trim_start();
     let rest = rest.strip_prefix("extern").unwrap_or(rest).trim_start();
     words(rest, "fn").next() == Some(0)
 }
 
-/// Whether a comment with SAFETY: stands above the statement that this line is part of, or on the line itself.
+/// Whether a SAFETY: comment stands above the statement of this line, or on the line itself.
 fn has_safety_comment(texts: &[&str], codes: &[&str], line: usize) -> bool {
     let says = |at: usize| texts[at].find("//").is_some_and(|start| texts[at][start..].contains("SAFETY:"));
     if says(line) {
         return true;
     }
-    // Upwards through the statement and its comments, to the end of the statement before.
+    // Go up through the statement and its comments, to the end of the statement before.
     for at in (0..line).rev() {
         let ended = codes[at].trim_end().ends_with([';', '{', '}']);
         if ended || texts[at].trim().is_empty() {
@@ -216,7 +218,7 @@ fn impure(source: &Source, masked: &str) -> Vec<Violation> {
         return Vec::new();
     }
     let mut violations = Vec::new();
-    // Unit tests stand at the end of a file and may do as they please.
+    // Unit tests stand at the end of a file and are exempt.
     for (number, line) in (1..).zip(masked.lines().take_while(|line| !line.starts_with("#[cfg(test)]"))) {
         for word in IMPURE.iter().filter(|word| words(line, word).next().is_some()) {
             let what = format!("{word}: this part does no I/O, starts no thread and reads no clock");
@@ -226,12 +228,12 @@ fn impure(source: &Source, masked: &str) -> Vec<Violation> {
     violations
 }
 
-/// Paths of somebody's machine, in any text of the tree.
+/// Finds paths of one machine in any text of the tree.
 pub(super) fn machine_paths(source: &Source) -> Vec<Violation> {
     let mut violations = Vec::new();
     for (number, line) in (1..).zip(source.text.lines()) {
         for path in MACHINE_PATHS {
-            // A path begins where no other goes on: `../work/` or `https://x/home/` are somebody else's.
+            // A match must start a path: `../work/` or `https://x/home/` are fine.
             let begins = |(at, _): (usize, &str)| {
                 let before = line[..at].chars().next_back();
                 !before.is_some_and(|c| is_word(c) || "./~-}>$".contains(c))
@@ -256,27 +258,27 @@ mod tests {
 
     const NONE: [usize; 0] = [];
 
-    /// The lines on which a text breaks a rule, in a file where `unsafe` may stand.
+    /// Lines with violations, in a file where `unsafe` may stand.
     fn lines(text: &str) -> Vec<usize> {
         at("src/map.rs", text).into_iter().map(|(line, _)| line).collect()
     }
 
     #[test]
-    fn a_module_opens_with_its_purpose() {
+    fn a_module_must_open_with_a_header() {
         assert_eq!(lines("//! Why.\n"), NONE);
         assert_eq!(lines("// Why.\n"), [1]);
         assert_eq!(lines("\n//! Why.\n"), [1]);
     }
 
     #[test]
-    fn a_file_has_a_length() {
+    fn the_length_of_a_file_is_bounded() {
         let text = |lines: usize| "//! Why.\n".repeat(lines);
         assert_eq!(lines(&text(LINES)), NONE);
         assert_eq!(lines(&text(LINES + 1)), [0]);
     }
 
     #[test]
-    fn banned_words_are_found_in_code_alone() {
+    fn banned_words_are_found_only_in_code() {
         for word in ["todo!()", "unimplemented!(\"x\")", "dbg!(x)", "#[ignore]", "#[ignore = \"slow\"]"] {
             assert_eq!(lines(&format!("//! Why.\nfn f() {{\n    {word}\n}}\n")), [3], "{word}");
             assert_eq!(lines(&format!("//! No {word} here.\n")), NONE, "{word}");
@@ -285,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn unsafe_stands_in_listed_modules_alone() {
+    fn unsafe_is_allowed_only_in_listed_modules() {
         let text = "//! Why.\nfn f() {\n    // SAFETY: it is.\n    unsafe { g() }\n}\n";
         for path in ["src/map.rs", "kernels/src/cpu/avx2.rs", "devices/hal/src/host.rs"] {
             assert_eq!(at(path, text), [], "{path}");
@@ -300,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn unsafe_has_its_reason_above_it() {
+    fn unsafe_needs_a_safety_comment_above_it() {
         let with = |code: &str| lines(&format!("//! Why.\nfn f() {{\n{code}\n}}\n"));
         assert_eq!(with("    unsafe { g() }"), [3]);
         assert_eq!(with("    // SAFETY: it is.\n    unsafe { g() }"), NONE);
@@ -349,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_of_a_machine_are_found_in_any_text() {
+    fn finds_paths_of_a_machine_in_any_text() {
         let found = |text: &str| machine_paths(&Source { path: "README.md".into(), text: text.into() }).len();
         for path in MACHINE_PATHS {
             assert_eq!(found(&format!("see {path}me/x")), 1, "{path}");

@@ -90,6 +90,13 @@ functions! {
     }
 }
 
+/// Calls a function of the library, and makes an error of what it returns.
+macro_rules! call {
+    ($library:expr, $function:ident($($argument:expr),* $(,)?)) => {
+        $library.check(stringify!($function), ($library.functions.$function)($($argument),*))
+    };
+}
+
 /// The library.
 pub(crate) struct CublasLt {
     functions: Functions,
@@ -126,63 +133,49 @@ impl CublasLt {
         Err(Error::Api { call, code: code.into() })
     }
 
-    fn object(&self, call: &str, code: c_int, raw: Handle, destroy: Destroy) -> Result<Object> {
-        self.check(call, code).map(|()| Object { raw, destroy })
-    }
-
-    /// Describes a column-major matrix.
+    /// A matrix, column by column.
     fn layout(&self, value_type: c_int, rows: u32, columns: u32, pitch: u32) -> Result<Object> {
-        let functions = &self.functions;
+        let (rows, columns, pitch) = (rows.into(), columns.into(), pitch.into());
         let mut raw = null_mut();
         // SAFETY: writes one handle.
-        let code = unsafe {
-            (functions.cublasLtMatrixLayoutCreate)(
-                &mut raw,
-                value_type,
-                rows.into(),
-                columns.into(),
-                pitch.into(),
-            )
-        };
-        self.object("cublasLtMatrixLayoutCreate", code, raw, functions.cublasLtMatrixLayoutDestroy)
+        unsafe { call!(self, cublasLtMatrixLayoutCreate(&mut raw, value_type, rows, columns, pitch)) }?;
+        Ok(Object { raw, destroy: self.functions.cublasLtMatrixLayoutDestroy })
     }
 
     /// Describes the product: the first factor is transposed, and sums are in f32.
     fn operation(&self) -> Result<Object> {
-        let functions = &self.functions;
+        let (sums, scale) = (value::CUBLAS_COMPUTE_32F, value::CUDA_R_32F);
         let mut raw = null_mut();
         // SAFETY: writes one handle.
-        let code = unsafe {
-            (functions.cublasLtMatmulDescCreate)(&mut raw, value::CUBLAS_COMPUTE_32F, value::CUDA_R_32F)
-        };
-        let operation =
-            self.object("cublasLtMatmulDescCreate", code, raw, functions.cublasLtMatmulDescDestroy)?;
+        unsafe { call!(self, cublasLtMatmulDescCreate(&mut raw, sums, scale)) }?;
+        let operation = Object { raw, destroy: self.functions.cublasLtMatmulDescDestroy };
         let transposed: i32 = value::CUBLAS_OP_T;
         // SAFETY: reads as many bytes as the attribute has.
-        self.check("cublasLtMatmulDescSetAttribute", unsafe {
-            (functions.cublasLtMatmulDescSetAttribute)(
-                operation.raw,
-                value::CUBLASLT_MATMUL_DESC_TRANSA,
-                (&raw const transposed).cast(),
-                size_of_val(&transposed),
+        unsafe {
+            call!(
+                self,
+                cublasLtMatmulDescSetAttribute(
+                    operation.raw,
+                    value::CUBLASLT_MATMUL_DESC_TRANSA,
+                    (&raw const transposed).cast(),
+                    size_of_val(&transposed)
+                )
             )
-        })?;
+        }?;
         Ok(operation)
     }
 
     /// Describes the constraints of an algorithm: available workspace and alignment of the matrices.
     fn preference(&self, workspace_bytes: usize, y_alignment: u32) -> Result<Object> {
-        let functions = &self.functions;
         let mut raw = null_mut();
         // SAFETY: writes one handle.
-        let code = unsafe { (functions.cublasLtMatmulPreferenceCreate)(&mut raw) };
-        let destroy = functions.cublasLtMatmulPreferenceDestroy;
-        let preference = self.object("cublasLtMatmulPreferenceCreate", code, raw, destroy)?;
+        unsafe { call!(self, cublasLtMatmulPreferenceCreate(&mut raw)) }?;
+        let preference = Object { raw, destroy: self.functions.cublasLtMatmulPreferenceDestroy };
         let set = |attribute: c_int, from: *const c_void, bytes: usize| {
             // SAFETY: reads as many bytes as the attribute has.
-            self.check("cublasLtMatmulPreferenceSetAttribute", unsafe {
-                (functions.cublasLtMatmulPreferenceSetAttribute)(preference.raw, attribute, from, bytes)
-            })
+            unsafe {
+                call!(self, cublasLtMatmulPreferenceSetAttribute(preference.raw, attribute, from, bytes))
+            }
         };
         let bytes = workspace_bytes as u64;
         set(value::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, (&raw const bytes).cast(), size_of_val(&bytes))?;
@@ -256,7 +249,7 @@ impl Products {
         let functions = &library.functions;
         let mut raw = null_mut();
         // SAFETY: writes one handle.
-        library.check("cublasLtCreate", unsafe { (functions.cublasLtCreate)(&mut raw) })?;
+        unsafe { call!(library, cublasLtCreate(&mut raw)) }?;
         let handle = Object { raw, destroy: functions.cublasLtDestroy };
         let (library, context) = (Arc::clone(library), Arc::clone(context));
         Ok(Self { plans: Mutex::default(), handle, workspace, context, library })
@@ -282,28 +275,31 @@ impl Products {
         let Plan { operation, weights: w, x: x_layout, y: y_layout, algorithm } = &*plan;
         let (alpha, beta) = (1f32, if product.accumulate { 1f32 } else { 0f32 });
         let Workspace { address, bytes } = self.workspace;
-        // SAFETY: the matrices match the layouts and are valid, by the caller's promise; the factors are read
-        // before this returns; the workspace exists.
-        self.library.check("cublasLtMatmul", unsafe {
-            (self.library.functions.cublasLtMatmul)(
-                self.handle.raw,
-                operation.raw,
-                &alpha,
-                weights as *const c_void,
-                w.raw,
-                x as *const c_void,
-                x_layout.raw,
-                &beta,
-                y as *const c_void,
-                y_layout.raw,
-                y as *mut c_void,
-                y_layout.raw,
-                algorithm,
-                address as *mut c_void,
-                bytes,
-                stream.raw().cast(),
+        // SAFETY: the matrices are as the layouts say and valid, by the caller's promise; the factors are read before this
+        // returns; the workspace is there.
+        unsafe {
+            call!(
+                self.library,
+                cublasLtMatmul(
+                    self.handle.raw,
+                    operation.raw,
+                    &alpha,
+                    weights as *const c_void,
+                    w.raw,
+                    x as *const c_void,
+                    x_layout.raw,
+                    &beta,
+                    y as *const c_void,
+                    y_layout.raw,
+                    y as *mut c_void,
+                    y_layout.raw,
+                    algorithm,
+                    address as *mut c_void,
+                    bytes,
+                    stream.raw().cast()
+                )
             )
-        })
+        }
     }
 
     fn plan(&self, product: &Gemm, y_alignment: u32) -> Result<Plan> {

@@ -2,9 +2,8 @@
 
 use super::toolkit_places;
 use ragtag_hal::{Error, Result};
-use ragtag_stream::{Library, functions};
-use std::ffi::{CString, c_char, c_int, c_void};
-use std::ptr::{null, null_mut};
+use ragtag_stream::{CompilerCalls, Library, functions};
+use std::ffi::{c_char, c_int, c_void};
 
 /// Library names, newest first. The number is CUDA's major version.
 const LIBRARIES: &[&str] = if cfg!(windows) {
@@ -90,84 +89,26 @@ impl Nvrtc {
     /// # Errors
     /// [`Error::Compile`] with the log.
     pub(crate) fn compile(&self, text: &str, options: &[String]) -> Result<(String, Vec<u8>)> {
-        let strings =
-            |what: &str| CString::new(what).map_err(|_| Error::invalid("the source contains a zero byte"));
-        let source = strings(text)?;
-        let options = options.iter().map(|option| strings(option)).collect::<Result<Vec<_>>>()?;
-        let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
-        let mut program = Program { functions: &self.functions, raw: null_mut() };
-        // SAFETY: the text ends with a zero; no headers. Writes one handle.
-        let code = unsafe {
-            let name = c"kernels.cu".as_ptr();
-            (self.functions.nvrtcCreateProgram)(&mut program.raw, source.as_ptr(), name, 0, null(), null())
+        let functions = &self.functions;
+        let calls = CompilerCalls {
+            create: functions.nvrtcCreateProgram,
+            destroy: functions.nvrtcDestroyProgram,
+            compile: functions.nvrtcCompileProgram,
+            log_bytes: functions.nvrtcGetProgramLogSize,
+            log: functions.nvrtcGetProgramLog,
         };
-        program.check("nvrtcCreateProgram", code)?;
-        // SAFETY: the program lives; the count matches the options, each of which ends with a zero.
-        let code = unsafe {
-            (self.functions.nvrtcCompileProgram)(program.raw, options.len() as c_int, options.as_ptr())
-        };
-        program.check("nvrtcCompileProgram", code)?;
-        let Functions { nvrtcGetPTXSize, nvrtcGetPTX, nvrtcGetCUBINSize, nvrtcGetCUBIN, .. } =
-            &self.functions;
-        let ptx = program.read(*nvrtcGetPTXSize, *nvrtcGetPTX);
-        let cubin = program.read(*nvrtcGetCUBINSize, *nvrtcGetCUBIN);
-        match (ptx, cubin) {
-            (Some(ptx), Some(cubin)) => Ok((text_of(ptx), cubin)),
-            _ => Err(Error::Compile { log: format!("NVRTC produced no code; {}", program.log()) }),
-        }
+        // SAFETY: the calls of one compiler, which is never unloaded.
+        let compiled = unsafe { calls.compile(c"kernels.cu", text, options) }?;
+        let ptx = compiled.output(functions.nvrtcGetPTXSize, functions.nvrtcGetPTX);
+        let cubin = compiled.output(functions.nvrtcGetCUBINSize, functions.nvrtcGetCUBIN);
+        let nothing = || Error::Compile { log: "nothing came of it".into() };
+        ptx.zip(cubin).map(|(ptx, cubin)| (text_of(ptx), cubin)).ok_or_else(nothing)
     }
 }
 
 fn text_of(mut bytes: Vec<u8>) -> String {
     bytes.truncate(bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len()));
     String::from_utf8_lossy(&bytes).into_owned()
-}
-
-type Size = unsafe extern "C" fn(Handle, *mut usize) -> c_int;
-type Get = unsafe extern "C" fn(Handle, *mut c_char) -> c_int;
-
-/// A source being compiled.
-struct Program<'a> {
-    functions: &'a Functions,
-    raw: Handle,
-}
-
-impl Program<'_> {
-    fn check(&self, call: &str, code: c_int) -> Result<()> {
-        if code == 0 {
-            return Ok(());
-        }
-        Err(Error::Compile { log: format!("{call} failed with code {code}: {}", self.log()) })
-    }
-
-    fn log(&self) -> String {
-        let (size, get) = (self.functions.nvrtcGetProgramLogSize, self.functions.nvrtcGetProgramLog);
-        let log = if self.raw.is_null() { None } else { self.read(size, get) };
-        log.map(text_of)
-            .map(|log| log.trim().to_string())
-            .filter(|log| !log.is_empty())
-            .unwrap_or("no log".into())
-    }
-
-    /// Reads data with a pair of functions for its size and its contents.
-    fn read(&self, size: Size, get: Get) -> Option<Vec<u8>> {
-        let mut bytes = 0;
-        // SAFETY: the program lives; writes one number.
-        let code = unsafe { size(self.raw, &mut bytes) };
-        let mut out = vec![0u8; (code == 0 && bytes > 0).then_some(bytes)?];
-        // SAFETY: writes as many bytes as the compiler reported.
-        let code = unsafe { get(self.raw, out.as_mut_ptr().cast()) };
-        (code == 0).then_some(out)
-    }
-}
-
-impl Drop for Program<'_> {
-    fn drop(&mut self) {
-        if !self.raw.is_null() {
-            // SAFETY: made by this compiler, and owned alone.
-            unsafe { (self.functions.nvrtcDestroyProgram)(&mut self.raw) };
-        }
-    }
 }
 
 #[cfg(test)]

@@ -39,7 +39,7 @@ pub(super) enum Due {
     /// This long after its end.
     After(Duration),
     /// After the queue has rested from it. The work starts when these points have passed.
-    Rested(Vec<(Arc<Timeline>, u64)>),
+    Rested(Option<Instant>, Vec<(Arc<Timeline>, u64)>),
     /// After the link has carried these bytes.
     Carried(u64),
 }
@@ -234,8 +234,9 @@ impl Shared {
             };
             let (value, now) = (*value, Instant::now());
             let passed = |(timeline, value): &(Arc<Timeline>, u64)| timeline.value() >= *value;
-            if matches!(due, Due::Rested(waits) if waits.iter().all(passed)) {
-                first.begun.get_or_insert(now);
+            if let Due::Rested(begun, waits) = due {
+                let begins = || waits.iter().all(passed).then_some(now);
+                first.begun = first.begun.or(*begun).or_else(begins);
             }
             let failure = self.real[place].failure();
             // Read after the failure: a value that passed before it has passed.
@@ -250,7 +251,7 @@ impl Shared {
             if first.due.is_none() {
                 first.due = match due {
                     Due::After(delay) => now.checked_add(*delay),
-                    Due::Rested(_) => now.checked_add(pace.rest(now - first.begun.unwrap_or(now))),
+                    Due::Rested(..) => now.checked_add(pace.rest(now - first.begun.unwrap_or(now))),
                     Due::Carried(bytes) => pace.passed(now, *bytes),
                 };
             }
@@ -258,7 +259,7 @@ impl Shared {
             if at > now {
                 return Some(at);
             }
-            if matches!(due, Due::Rested(_)) {
+            if matches!(due, Due::Rested(..)) {
                 pace.rested(now - ended);
             }
             *first = First::default();

@@ -9,7 +9,7 @@ use opencl3::command_queue::{CL_QUEUE_PROFILING_ENABLE, CL_QUEUE_PROPERTIES};
 use opencl3::device::Device;
 use opencl3::memory::CL_MAP_WRITE_INVALIDATE_REGION;
 use opencl3::types::{CL_BLOCKING, CL_NON_BLOCKING, cl_command_queue, cl_event, cl_uint};
-use ragtag_hal::Result;
+use ragtag_hal::{Error, Result};
 use std::ffi::c_void;
 use std::ptr;
 
@@ -23,6 +23,15 @@ pub(crate) fn raw<'a>(events: impl Iterator<Item = &'a Event>) -> Vec<cl_event> 
     events.map(|event| event.0).collect()
 }
 
+/// What a command waits for, and whether it gives an event.
+#[derive(Clone, Copy)]
+pub(crate) struct Ends<'a> {
+    pub(crate) after: &'a [cl_event],
+    pub(crate) wanted: bool,
+}
+
+type Enqueued = Result<Option<Event>>;
+
 fn wait_list(after: &[cl_event]) -> (cl_uint, *const cl_event) {
     // The list must be null if it is empty.
     (after.len() as cl_uint, if after.is_empty() { ptr::null() } else { after.as_ptr() })
@@ -30,13 +39,19 @@ fn wait_list(after: &[cl_event]) -> (cl_uint, *const cl_event) {
 
 /// Calls an enqueue function with the queue before its arguments, and the wait list and event after them.
 macro_rules! enqueue {
-    ($queue:expr, $after:expr, $wanted:expr, $function:ident($($argument:expr),* $(,)?)) => {{
-        let (count, list) = wait_list($after);
-        let mut event: cl_event = ptr::null_mut();
-        let place = if $wanted { &raw mut event } else { ptr::null_mut() };
-        status!($function($queue, $($argument,)* count, list, place))
-            .map(|()| $wanted.then(|| Event(event)))
-    }};
+    ($queue:expr, $ends:expr, $function:ident($($argument:expr),* $(,)?)) => {
+        give($ends, |count, list, place| status!($function($queue, $($argument,)* count, list, place)))
+    };
+}
+
+fn give(
+    ends: Ends<'_>,
+    enqueue: impl FnOnce(cl_uint, *const cl_event, *mut cl_event) -> Result<()>,
+) -> Enqueued {
+    let (count, list) = wait_list(ends.after);
+    let mut event: cl_event = ptr::null_mut();
+    let place = if ends.wanted { &raw mut event } else { ptr::null_mut() };
+    enqueue(count, list, place).map(|()| ends.wanted.then(|| Event(event)))
 }
 
 impl Queue {
@@ -67,69 +82,36 @@ impl Queue {
     }
 
     /// Enqueues a marker.
-    pub(crate) fn marker(&self, after: &[cl_event], wanted: bool) -> Result<Option<Event>> {
+    pub(crate) fn marker(&self, ends: Ends<'_>) -> Enqueued {
         // SAFETY: valid queue and events.
-        unsafe { enqueue!(self.0, after, wanted, clEnqueueMarkerWithWaitList()) }
+        unsafe { enqueue!(self.0, ends, clEnqueueMarkerWithWaitList()) }
     }
 
-    pub(crate) fn fill(
-        &self,
-        to: Part<'_>,
-        word: u32,
-        after: &[cl_event],
-        wanted: bool,
-    ) -> Result<Option<Event>> {
+    pub(crate) fn fill(&self, to: Part<'_>, word: u32, ends: Ends<'_>) -> Enqueued {
         let pattern = (&raw const word).cast::<c_void>();
         let Part { memory, offset, bytes } = to;
         // SAFETY: the pattern is copied by the call; the driver checks the range.
         unsafe {
-            enqueue!(
-                self.0,
-                after,
-                wanted,
-                clEnqueueFillBuffer(memory.0, pattern, size_of::<u32>(), offset, bytes)
-            )
+            enqueue!(self.0, ends, clEnqueueFillBuffer(memory.0, pattern, size_of::<u32>(), offset, bytes))
         }
     }
 
     /// Writes a zero byte.
     pub(crate) fn touch(&self, memory: &Mem) -> Result<Event> {
-        let mut event: cl_event = ptr::null_mut();
-        let pattern = 0u8;
+        let (pattern, ends) = ([0u8], Ends { after: &[], wanted: true });
         // SAFETY: every buffer has a first byte; the pattern is copied by the call.
-        unsafe {
-            status!(clEnqueueFillBuffer(
-                self.0,
-                memory.0,
-                (&raw const pattern).cast(),
-                1,
-                0,
-                1,
-                0,
-                ptr::null(),
-                &raw mut event,
-            ))
+        let event = unsafe {
+            enqueue!(self.0, ends, clEnqueueFillBuffer(memory.0, pattern.as_ptr().cast(), 1, 0, 1))
         }?;
-        Ok(Event(event))
+        event.ok_or_else(|| Error::invalid("a command that gave no event"))
     }
 
     /// Copies between buffers. `to` has the length of `from` and does not overlap it.
-    pub(crate) fn copy(
-        &self,
-        from: Part<'_>,
-        to: Part<'_>,
-        after: &[cl_event],
-        wanted: bool,
-    ) -> Result<Option<Event>> {
+    pub(crate) fn copy(&self, from: Part<'_>, to: Part<'_>, ends: Ends<'_>) -> Enqueued {
         let (source, target) = (from.memory.0, to.memory.0);
         // SAFETY: the driver checks the ranges.
         unsafe {
-            enqueue!(
-                self.0,
-                after,
-                wanted,
-                clEnqueueCopyBuffer(source, target, from.offset, to.offset, from.bytes)
-            )
+            enqueue!(self.0, ends, clEnqueueCopyBuffer(source, target, from.offset, to.offset, from.bytes))
         }
     }
 
@@ -137,20 +119,13 @@ impl Queue {
     ///
     /// # Safety
     /// `to.bytes` bytes from `from` on are valid until the command has ended.
-    pub(crate) unsafe fn write(
-        &self,
-        from: *const u8,
-        to: Part<'_>,
-        after: &[cl_event],
-        wanted: bool,
-    ) -> Result<Option<Event>> {
+    pub(crate) unsafe fn write(&self, from: *const u8, to: Part<'_>, ends: Ends<'_>) -> Enqueued {
         let Part { memory, offset, bytes } = to;
         // SAFETY: the driver checks the range; the host memory is valid by the caller's promise.
         unsafe {
             enqueue!(
                 self.0,
-                after,
-                wanted,
+                ends,
                 clEnqueueWriteBuffer(memory.0, CL_NON_BLOCKING, offset, bytes, from.cast())
             )
         }
@@ -160,22 +135,11 @@ impl Queue {
     ///
     /// # Safety
     /// As for [`Queue::write`]; nothing else may touch those bytes while the command runs.
-    pub(crate) unsafe fn read(
-        &self,
-        from: Part<'_>,
-        to: *mut u8,
-        after: &[cl_event],
-        wanted: bool,
-    ) -> Result<Option<Event>> {
+    pub(crate) unsafe fn read(&self, from: Part<'_>, to: *mut u8, ends: Ends<'_>) -> Enqueued {
         let Part { memory, offset, bytes } = from;
         // SAFETY: the driver checks the range; the host memory is valid by the caller's promise.
         unsafe {
-            enqueue!(
-                self.0,
-                after,
-                wanted,
-                clEnqueueReadBuffer(memory.0, CL_NON_BLOCKING, offset, bytes, to.cast())
-            )
+            enqueue!(self.0, ends, clEnqueueReadBuffer(memory.0, CL_NON_BLOCKING, offset, bytes, to.cast()))
         }
     }
 
@@ -183,22 +147,11 @@ impl Queue {
     ///
     /// # Safety
     /// The kernel touches only memory that its arguments give it.
-    pub(crate) unsafe fn launch(
-        &self,
-        kernel: &Kernel,
-        size: &Range3,
-        after: &[cl_event],
-        wanted: bool,
-    ) -> Result<Option<Event>> {
+    pub(crate) unsafe fn launch(&self, kernel: &Kernel, size: &Range3, ends: Ends<'_>) -> Enqueued {
         let (global, local) = (size.global.as_ptr(), size.local.as_ptr());
         // SAFETY: there are as many sizes of each kind as axes; the driver checks them and the arguments.
         unsafe {
-            enqueue!(
-                self.0,
-                after,
-                wanted,
-                clEnqueueNDRangeKernel(kernel.0, size.axes(), ptr::null(), global, local)
-            )
+            enqueue!(self.0, ends, clEnqueueNDRangeKernel(kernel.0, size.axes(), ptr::null(), global, local))
         }
     }
 
@@ -206,17 +159,8 @@ impl Queue {
     ///
     /// # Safety
     /// As for the recorded commands.
-    pub(crate) unsafe fn play(
-        &self,
-        buffer: &CommandBuffer,
-        after: &[cl_event],
-        wanted: bool,
-    ) -> Result<Option<Event>> {
-        let (count, list) = wait_list(after);
-        let mut event: cl_event = ptr::null_mut();
-        let place = if wanted { &raw mut event } else { ptr::null_mut() };
-        buffer.enqueue(count, list, place)?;
-        Ok(wanted.then(|| Event(event)))
+    pub(crate) unsafe fn play(&self, buffer: &CommandBuffer, ends: Ends<'_>) -> Enqueued {
+        give(ends, |count, list, place| buffer.enqueue(count, list, place))
     }
 
     /// Maps a buffer over host memory, so that the driver pins it. The contents on the host are kept.

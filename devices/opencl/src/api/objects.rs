@@ -253,22 +253,16 @@ impl Program {
     }
 
     fn log(&self, device: Device) -> Result<String> {
-        let mut bytes = 0;
-        // SAFETY: the first call asks only for the size, the second for as many bytes as there is room for.
-        unsafe {
+        let ask = |bytes, to: *mut c_void, size: *mut usize| {
             let (id, what) = (device.id(), CL_PROGRAM_BUILD_LOG);
-            status!(clGetProgramBuildInfo(self.0, id, what, 0, ptr::null_mut(), &raw mut bytes))?;
-            let mut log = vec![0u8; bytes];
-            status!(clGetProgramBuildInfo(
-                self.0,
-                id,
-                what,
-                bytes,
-                log.as_mut_ptr().cast(),
-                ptr::null_mut()
-            ))?;
-            Ok(String::from_utf8_lossy(&log).trim_matches(['\0', '\n', ' ']).to_string())
-        }
+            // SAFETY: asks for the size alone, then for as many bytes as there is room for.
+            unsafe { status!(clGetProgramBuildInfo(self.0, id, what, bytes, to, size)) }
+        };
+        let mut bytes = 0;
+        ask(0, ptr::null_mut(), &raw mut bytes)?;
+        let mut log = vec![0u8; bytes];
+        ask(bytes, log.as_mut_ptr().cast(), ptr::null_mut())?;
+        Ok(String::from_utf8_lossy(&log).trim_matches(['\0', '\n', ' ']).to_string())
     }
 
     /// Returns the driver's binary for the device, or `None` if the driver provides none.

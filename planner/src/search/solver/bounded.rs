@@ -1,55 +1,56 @@
-//! Instances with too many sets of devices to count: good placements, and how far they can be from the best.
+//! Heuristic solution with a bound, for instances with too many sets of devices to enumerate.
 //!
-//! As in the exact search a box of largest terms is bounded by the least time under its upper limits; here a Lagrangian
-//! bound stands for the least time, and placements come from good orders of the devices. Boxes are halved, the most
-//! promising first, until the gap is small; then orders are improved by local search around the best placement.
+//! As in the exact search, a box of largest terms is bounded by the smallest time under its upper limits.
+//! Here a Lagrangian bound replaces the smallest time, and placements come from good orders of the devices.
+//! Boxes are halved, most promising first, until the gap is small. Then local search improves orders around
+//! the best placement.
 //!
-//! This module must not know how bounds and placements are found.
+//! Knows nothing about how bounds and placements are computed.
 
 use super::dual::{self, Prices, Relaxed};
 use super::rules::{Limits, Rules};
 use super::{Costs, Instance, Placement, Solution, kinds, orders};
 use rayon::prelude::*;
 
-/// The gap at which the search is content, relative to the best score.
+/// Gap at which the search stops, relative to the best score.
 const GAP: f64 = 0.0075;
 
-/// Most boxes that are looked at.
+/// Most boxes that are examined.
 const MOST_BOXES: usize = 80;
 
-/// Steps towards better prices: for the first box, and for each part of one.
+/// Steps of price improvement: for the first box, and for each part of a box.
 const FIRST_STEPS: usize = 100;
 const STEPS: usize = 24;
 
-/// The most by which the prices of a part may be above those of the whole.
+/// Largest factor between the prices of a part and those of the whole.
 const LARGEST_FACTOR: f64 = 4.0;
 
-/// Rounds of local search, each of several trials.
+/// Rounds of local search, each with several trials.
 const ROUNDS: usize = 40;
 const TRIALS: usize = 8;
 
-/// A box of largest terms; `time` is not used.
+/// A box of largest terms; `time` is unused.
 struct Region {
     lower: Costs,
     upper: Costs,
-    /// Of time alone: with the lower limits they prove more where the box is narrow.
+    /// Prices of time alone. Together with the lower limits they prove more if the box is narrow.
     of_time: Prices,
-    /// Of all that is summed up, the largest terms included: they prove more where the box is wide.
+    /// Prices of the whole sum, including the largest terms. They prove more if the box is wide.
     of_sum: Prices,
 }
 
 struct Search<'a> {
     instance: &'a Instance,
-    /// Every device by itself, for orders; alike devices together, for bounds.
+    /// Each device alone, for orders. `merged` groups interchangeable devices, for bounds.
     single: Vec<Vec<usize>>,
     merged: Vec<Vec<usize>>,
-    /// Of every device by itself.
+    /// Exits of single devices.
     exits: Vec<Vec<usize>>,
     orders: Vec<Vec<usize>>,
     solution: Solution,
 }
 
-/// Good placements with a bound.
+/// Finds good placements and a bound.
 pub(super) fn solve(instance: &Instance) -> Solution {
     let mut search = Search::new(instance);
     search.orders = orders::starts(instance, &search.single);
@@ -70,7 +71,7 @@ pub(super) fn solve(instance: &Instance) -> Solution {
         }
         let region = regions.swap_remove(at);
         let Some(parts) = search.halve(&region) else {
-            // Nothing to part: what is left open is the gap of the prices.
+            // Nothing left to halve: the gap that remains is that of the prices.
             bound = bound.min(least);
             continue;
         };
@@ -85,7 +86,7 @@ pub(super) fn solve(instance: &Instance) -> Solution {
     Solution { bound: left.min(best), exact: left >= best && best.is_finite(), ..search.solution }
 }
 
-/// What is proved of all placements without looking for any.
+/// Returns a lower bound of all scores without searching for placements.
 pub(super) fn relaxed(instance: &Instance) -> f64 {
     let search = Search::new(instance);
     let mut all = search.everything();
@@ -106,19 +107,19 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// All placements, with what their largest terms are at least.
+    /// Returns the region of all placements, with lower bounds of their largest terms.
     fn everything(&self) -> Region {
         let lower = dual::least_terms(self.instance, &self.merged);
         let of_time = Prices::without_shares(self.instance, &self.merged);
         Region { lower, upper: Costs::INFINITE, of_time, of_sum: Prices::new(self.instance, &self.merged) }
     }
 
-    /// No placement in the region scores less.
+    /// Returns a lower bound of the scores in the region.
     fn bound(&self, region: &Region) -> f64 {
         self.by_time(region).max(self.by_sum(region))
     }
 
-    /// The same as the prices of time prove it, and as those of the sum do.
+    /// Returns the lower bound from prices of time. `by_sum` does so from prices of the sum.
     fn by_time(&self, region: &Region) -> f64 {
         self.instance.score.of(&Costs { time: region.of_time.bound.max(0.0), ..region.lower })
     }
@@ -127,14 +128,14 @@ impl<'a> Search<'a> {
         self.instance.score.of_sum(region.of_sum.bound, region.lower.busy)
     }
 
-    /// Bounds a region and looks for placements in it.
+    /// Bounds a region and searches for placements in it.
     fn look(&mut self, region: &mut Region) {
         let limits = Limits { most: region.upper, forbidden: &[] };
         self.offer_orders(&Rules::new(self.instance, &self.single, &limits));
         self.price(region);
     }
 
-    /// Bounds a region.
+    /// Improves the prices of a region.
     fn price(&self, region: &mut Region) {
         let instance = self.instance;
         let first = region.upper == Costs::INFINITE;
@@ -161,7 +162,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// The two halves of a region, along the term that counts more; `None` if there is nothing to halve.
+    /// Halves a region along the term with the larger effect. Returns `None` if there is nothing to halve.
     fn halve(&self, region: &Region) -> Option<[Region; 2]> {
         let (lower, least) = (region.lower, region.of_time.bound.max(0.0));
         let room = self.instance.score.room(self.best(), &Costs { time: least, ..lower });
@@ -189,7 +190,7 @@ impl<'a> Search<'a> {
         Some([part(lower, below), part(above, upper)])
     }
 
-    /// Tries all known orders under rules.
+    /// Tries all known orders under `rules`.
     fn offer_orders(&mut self, rules: &Rules) {
         let place =
             |order: &Vec<usize>| orders::least(self.instance, &self.single, &self.exits, rules, order);
@@ -199,7 +200,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Local search around the best placement: devices change places, or move, in its order.
+    /// Runs a local search around the best placement: swaps or moves devices in its order.
     fn improve_orders(&mut self) {
         let Some(mut best) = self.best_placement().cloned() else { return };
         let mut order = self.order_of(&best);
@@ -222,7 +223,7 @@ impl<'a> Search<'a> {
         self.orders.push(order);
     }
 
-    /// The best score that is known.
+    /// Returns the best known score.
     fn best(&self) -> f64 {
         self.solution.best().min(self.instance.known)
     }
@@ -231,7 +232,7 @@ impl<'a> Search<'a> {
         self.solution.choose(0.0)
     }
 
-    /// The order of a placement, with the devices that it leaves out behind, as far as there may be stages.
+    /// Returns the devices of a placement in order, followed by unused ones, up to the most stages.
     fn order_of(&self, placement: &Placement) -> Vec<usize> {
         let at = |device: usize| self.single.iter().position(|kind| kind[0] == device);
         let mut order: Vec<usize> = placement.stages.iter().filter_map(|(device, _)| at(*device)).collect();
@@ -242,9 +243,9 @@ impl<'a> Search<'a> {
     }
 }
 
-/// An order with a small change: the same change for the same number. Devices that are not in it may come in.
+/// Changes an order slightly; equal numbers give equal changes. Unused devices may come in.
 fn moved(order: &[usize], number: usize, devices: usize) -> Vec<usize> {
-    // Weyl's sequence, scrambled: spread, without a state and without a pattern.
+    // A scrambled Weyl sequence: well distributed, stateless and without a pattern.
     let scramble = |salt: u64| {
         let mut bits = (number as u64).wrapping_mul(2).wrapping_add(salt).wrapping_mul(0x9E37_79B9_7F4A_7C15);
         bits ^= bits >> 31;

@@ -1,47 +1,51 @@
-//! Lower bounds without a table of sets: prices of segments, and shares of the largest terms.
+//! Lagrangian lower bounds without a table of sets: prices of segments and shares of the largest terms.
 //!
-//! Let every segment have a price that is paid to whoever runs it, and let every device take the run that earns it most,
-//! whatever the others take. No placement takes less time than all prices together less all earnings: this is the
-//! Lagrangian relaxation of the condition that each segment is run once, and it is tight where segments are much alike.
+//! Every segment has a price, paid to the device that runs it, and every device takes the run that earns it
+//! most, independent of the others. No placement takes less time than the sum of all prices minus all
+//! earnings. This is the Lagrangian relaxation of the condition that each segment runs once. It is tight if
+//! segments are similar.
 //!
-//! A largest term is at least any mean of the terms. So its weight is shared out among the devices, and each pays its share
-//! of its own term; what is not shared out counts with the least that the largest term can be.
+//! A largest term is at least any weighted mean of the terms. So its weight is distributed among the devices,
+//! and each pays its share of its own term. The rest of the weight counts with a lower bound of the largest
+//! term.
 //!
-//! Prices rise for segments that nobody takes and fall for those that several take, shares rise for devices with large terms
-//! (the subgradient method, with Polyak's step). Crossings count with the cheapest way into a device.
+//! Prices rise for segments that no device takes and fall for those that several take; shares rise for
+//! devices with large terms (subgradient method with Polyak's step). Crossings count with the cheapest way
+//! into a device.
 //!
-//! This module must not know how placements are found.
+//! Knows nothing about how placements are found.
 
 use super::rules::{KindRules, Limits, Rules, slide};
 use super::{Costs, DeviceCosts, Instance};
 use rayon::prelude::*;
 use std::ops::Range;
 
-/// How much more than what is proved a step goes for, relatively.
+/// Relative distance beyond the proved bound that a step aims for.
 const REACH: f64 = 0.1;
 
-/// Steps without success after which they are halved.
+/// Unsuccessful steps after which the step size is halved.
 const PATIENCE: usize = 7;
 
-/// Halvings of the interval in which the least possible largest term lies.
+/// Halvings of the interval that contains the smallest possible largest term.
 const HALVINGS: usize = 12;
 
-/// Evaluations of the search for a factor.
+/// Evaluations in the search for a factor.
 const EVALUATIONS: usize = 18;
 
-/// Fewest kinds times segments that are worth a second thread.
+/// Fewest kinds times segments that justify a second thread.
 const CELLS_PER_TASK: usize = 1 << 12;
 
-/// What is bounded: the score's sum, with the largest terms that are part of it, of all placements in a box.
+/// The bounded quantity: the sum in the score, including the largest terms in it, over all placements in a
+/// box.
 #[derive(Clone, Copy)]
 pub(super) struct Relaxed<'a> {
     instance: &'a Instance,
     kinds: &'a [Vec<usize>],
-    /// Those of the upper limits of the box.
+    /// Rules for the upper limits of the box.
     rules: &'a Rules,
-    /// What the largest terms are at least.
+    /// Lower bounds of the largest terms.
     lower: Costs,
-    /// Their weights; 0 if they are not part of the sum. `time` is not used.
+    /// Weights of the largest terms; 0 if they are not in the sum. `time` is unused.
     weights: Costs,
 }
 
@@ -49,42 +53,42 @@ pub(super) struct Relaxed<'a> {
 #[derive(Clone)]
 pub(super) struct Prices {
     each: Vec<f64>,
-    /// Per kind: what a member pays of its own terms; `time` is not used.
+    /// Per kind: the weights with which a member pays its own terms; `time` is unused.
     shares: Vec<Costs>,
-    /// At kind: what a member earns at most, or 0.
+    /// Per kind: largest earnings of a member, or 0.
     earnings: Vec<f64>,
-    /// The sum of no placement in the box is less.
+    /// Lower bound of the sum over all placements in the box.
     pub bound: f64,
 }
 
-/// What is left to do behind an end, as prices tell it.
+/// Lower bound of completing a placement after an end, from prices.
 pub(super) struct Completion {
-    /// At end: the prices of all segments behind it.
+    /// At end: the prices of all segments after it.
     pub prices: Vec<f64>,
-    /// At kind: what a member earns at most, or 0.
+    /// Per kind: largest earnings of a member, or 0.
     pub earnings: Vec<f64>,
 }
 
-/// The run that earns a device most, per member of a kind.
+/// The most profitable run of a device, per member of a kind.
 struct Offer {
     earns: f64,
     run: Range<usize>,
     members: usize,
 }
 
-/// What prices and shares come to.
+/// The bound of prices and shares, with its subgradient.
 struct Outcome {
     bound: f64,
-    /// At segment: how often it is taken, less than 1 if it is wanted.
+    /// Per segment: 1 minus the number of devices that take it.
     wanting: Vec<f64>,
-    /// At kind: by how much the terms of its members exceed the least of the largest.
+    /// Per kind: excess of its members' terms over the lower bound of the largest.
     excess: Vec<Costs>,
-    /// At kind: what a member earns, or 0.
+    /// Per kind: earnings of a member, or 0.
     earnings: Vec<f64>,
 }
 
 impl Prices {
-    /// Prices in proportion to what segments cost on average, and equal shares.
+    /// Creates prices in proportion to average segment costs, and equal shares.
     pub fn new(instance: &Instance, kinds: &[Vec<usize>]) -> Self {
         let Costs { busy, chunk, .. } = instance.score.weights_in_sum();
         let devices: usize = kinds.iter().map(Vec::len).sum();
@@ -97,12 +101,12 @@ impl Prices {
         }
     }
 
-    /// Prices of time alone.
+    /// Creates prices of time alone.
     pub fn without_shares(instance: &Instance, kinds: &[Vec<usize>]) -> Self {
         Self { shares: vec![Costs::default(); kinds.len()], ..Self::new(instance, kinds) }
     }
 
-    /// What the prices tell of placements that are not finished.
+    /// Returns the bound for completing placements.
     pub fn completion(&self) -> Completion {
         let sums = prefix_sums(&self.each);
         let all = sums[self.each.len()];
@@ -112,7 +116,7 @@ impl Prices {
         }
     }
 
-    /// At k: the sum of no placement with up to k + 1 stages is less.
+    /// Returns, at k, a lower bound of the sum over placements with up to k + 1 stages.
     pub fn bounds(&self, kinds: &[Vec<usize>], stages: usize) -> Vec<f64> {
         let members = |(kind, earns): (&Vec<usize>, &f64)| std::iter::repeat_n(*earns, kind.len());
         let mut earnings: Vec<f64> = kinds.iter().zip(&self.earnings).flat_map(members).collect();
@@ -125,11 +129,11 @@ impl Prices {
         earnings.iter().copied().chain(std::iter::repeat(0.0)).take(stages).map(with_one_more).collect()
     }
 
-    /// Raises the bound by so many steps towards `target`; stops once it is there.
+    /// Raises the bound towards `target` in at most `steps` steps.
     pub fn improve(&mut self, relaxed: &Relaxed<'_>, target: f64, steps: usize) {
         let ways = relaxed.cheapest_ways();
         let (busy, chunk) = (relaxed.weights.busy, relaxed.weights.chunk);
-        // A share is to a price as all shares are to all prices.
+        // Scale between shares and prices: the ratio of their totals.
         let unit = |weight: f64| {
             let price = self.each.iter().sum::<f64>() / self.each.len() as f64;
             let share = weight / self.shares.len() as f64;
@@ -159,14 +163,14 @@ impl Prices {
             let of_kinds =
                 outcome.excess.iter().map(|e| units.0 * e.busy * e.busy + units.1 * e.chunk * e.chunk);
             let of_kinds = of_kinds.sum::<f64>();
-            // Where segments are alike, all want the same ones: shares move as far as prices all the same.
+            // If segments are similar, all devices want the same ones. Then shares move as far as prices.
             let ratio = if of_kinds > 0.0 { of_segments / of_kinds } else { 0.0 };
             let square = if of_kinds > 0.0 { 2.0 * of_segments } else { of_segments };
             let units = (units.0 * ratio, units.1 * ratio);
             if square == 0.0 {
                 return;
             }
-            // The target may be far above what can be proved: go for a little more than what is.
+            // The target may be far above any provable bound, so aim only slightly above the current one.
             let goal = target.min(best + REACH * best.abs());
             let step = scale * (goal - outcome.bound) / square;
             trial.each.iter_mut().zip(&outcome.wanting).for_each(|(price, wanting)| *price += step * wanting);
@@ -179,7 +183,7 @@ impl Prices {
         }
     }
 
-    /// Multiplies all prices by what proves most.
+    /// Multiplies all prices by the factor with the largest bound.
     pub fn scale(&mut self, relaxed: &Relaxed<'_>, largest: f64) {
         let ways = relaxed.cheapest_ways();
         let value = |factor: f64| {
@@ -188,7 +192,7 @@ impl Prices {
             let Outcome { bound, earnings, .. } = relaxed.outcome(&ways, &prices);
             Self { bound, earnings, ..prices }
         };
-        // The bound is concave in the factor: golden section.
+        // The bound is concave in the factor, so use golden-section search.
         let golden = (5f64.sqrt() - 1.0) / 2.0;
         let (mut low, mut high) = (0.0, largest);
         let (mut a, mut b) = (high - golden * high, golden * high);
@@ -211,9 +215,9 @@ impl Prices {
     }
 }
 
-/// Makes shares be at least 0, and all of them together no more than a weight.
+/// Clamps shares to at least 0 and their sum to at most `weight`.
 fn share_out(shares: &mut [Costs], kinds: &[Vec<usize>], weight: f64, part: fn(&mut Costs) -> &mut f64) {
-    // Each round takes the same from all that have something left.
+    // Each round subtracts an equal amount from all positive shares.
     for _ in 0..=shares.len() {
         let (mut sum, mut members) = (0.0, 0);
         for (share, kind) in shares.iter_mut().zip(kinds) {
@@ -233,7 +237,8 @@ fn share_out(shares: &mut [Costs], kinds: &[Vec<usize>], weight: f64, part: fn(&
     shares.iter_mut().map(part).for_each(|share| *share = 0.0);
 }
 
-/// What segments cost on average over the devices, each device's costs in proportion to their sum; in all 1.
+/// Returns the segments' costs averaged over the devices, each device's costs normalised. The result sums to
+/// 1.
 pub(super) fn weights(instance: &Instance, before: impl Fn(usize, usize) -> f64) -> Vec<f64> {
     let devices = (0..instance.devices.len()).filter(|d| !instance.excluded[*d]);
     let mut weights = vec![0.0; instance.segments];
@@ -250,7 +255,7 @@ pub(super) fn weights(instance: &Instance, before: impl Fn(usize, usize) -> f64)
     weights.into_iter().map(|weight| weight / sum).collect()
 }
 
-/// What the largest terms are at least, as far as they count.
+/// Returns lower bounds of the largest terms that count.
 pub(super) fn least_terms(instance: &Instance, kinds: &[Vec<usize>]) -> Costs {
     let (busy_weight, chunk_weight) = instance.score.weights();
     let least = |part: fn(&mut Costs) -> &mut f64| {
@@ -272,7 +277,7 @@ pub(super) fn least_terms(instance: &Instance, kinds: &[Vec<usize>]) -> Costs {
     Costs { busy, time: 0.0, chunk }
 }
 
-/// Whether the runs that the rules allow can hold all segments, by weight, if each device took the heaviest it can.
+/// Returns whether all segments can be placed, by weight, if each device took the heaviest allowed run.
 pub(super) fn may_hold(instance: &Instance, kinds: &[Vec<usize>], rules: &Rules, weights: &[f64]) -> bool {
     let sums = prefix_sums(weights);
     let mut held: Vec<f64> = Vec::new();
@@ -290,17 +295,17 @@ pub(super) fn may_hold(instance: &Instance, kinds: &[Vec<usize>], rules: &Rules,
 }
 
 impl<'a> Relaxed<'a> {
-    /// All of the sum, for a box with these least largest terms.
+    /// Relaxes the whole sum, for a box with these lower bounds of the largest terms.
     pub fn of_sum(instance: &'a Instance, kinds: &'a [Vec<usize>], rules: &'a Rules, lower: Costs) -> Self {
         Self { instance, kinds, rules, lower, weights: instance.score.weights_in_sum() }
     }
 
-    /// Of the sum only the time.
+    /// Relaxes the time alone.
     pub fn of_time(instance: &'a Instance, kinds: &'a [Vec<usize>], rules: &'a Rules) -> Self {
         Self { instance, kinds, rules, lower: Costs::default(), weights: Costs::default() }
     }
 
-    /// At kind and group: the least time of a way into it; infinite if there is none.
+    /// Returns, per kind and group, the smallest time of a way into it; infinite if there is none.
     fn cheapest_ways(&self) -> Vec<Vec<f64>> {
         let into = |to: usize| {
             let mut best = vec![f64::INFINITY; self.rules.kinds[to].groups.len()];
@@ -312,7 +317,7 @@ impl<'a> Relaxed<'a> {
         (0..self.kinds.len()).map(into).collect()
     }
 
-    /// What prices and shares prove, and where they are wrong.
+    /// Returns the bound of prices and shares, with its subgradient.
     fn outcome(&self, ways: &[Vec<f64>], prices: &Prices) -> Outcome {
         let sums = prefix_sums(&prices.each);
         let offer = |kind: usize| {
@@ -329,7 +334,8 @@ impl<'a> Relaxed<'a> {
         self.settle(offers, prices)
     }
 
-    /// Devices that lose stay out unless they must take part, and of the others no more take part than there may be stages.
+    /// Selects the devices that take part: the most profitable, at most as many as stages. Unprofitable
+    /// devices take part only if required.
     fn settle(&self, mut offers: Vec<Offer>, prices: &Prices) -> Outcome {
         for (offer, kind) in offers.iter_mut().zip(self.kinds) {
             let must = self.instance.required.contains(&kind[0]);
@@ -376,12 +382,12 @@ impl<'a> Relaxed<'a> {
     }
 }
 
-/// The run that earns most.
+/// Returns the run with the largest earnings.
 fn best_run(kind: &KindRules, device: &DeviceCosts, shares: &Costs, ways: &[f64], sums: &[f64]) -> Offer {
     let pays = |costs: &Costs| costs.time + shares.busy * costs.busy + shares.chunk * costs.chunk;
     let (stage, exit) = (pays(&device.stage), pays(&device.exit));
     let segments = sums.len() - 1;
-    // What a run earns is the difference of these at its ends, but for the stage's own costs.
+    // The earnings of a run are the difference of these values at its ends, minus the stage's own costs.
     let values: Vec<f64> = sums.iter().zip(&device.before).map(|(sum, before)| sum - pays(before)).collect();
     let at_end = |end: usize| values[end] - stage - if end == segments { exit } else { 0.0 };
     let mut best = Offer { earns: f64::NEG_INFINITY, run: 0..0, members: 1 };

@@ -1,16 +1,17 @@
-//! The least sum of time under limits, for each number of stages: dynamic programming over (set of devices, last device,
-//! segments placed). Devices of one kind are counted instead of told apart, so the sets are multisets of kinds. Last devices
-//! from which the same crossings lead on count as one exit: of these only the best matters.
+//! The smallest sum of time under limits, for each number of stages, by dynamic programming over (set of
+//! devices, last device, segments placed). Devices of one kind are counted, so the sets are multisets of
+//! kinds. Last devices with equal outgoing crossings form one exit, of which only the best matters.
 //!
-//! For the last stage's kind the first segments that are allowed for an end form a window, and the window only moves
-//! forward with the end: a sliding minimum makes each cell cheap. A cell is dropped if it cannot be finished within the
-//! limit on time, even if devices could be used again or as prices of segments tell it, or if the devices that are left cannot
-//! hold the segments that are left, at their furthest reach. Each (set, last) keeps the range of its cells that remain.
+//! For a given kind and end of the last stage, the allowed first segments form a window that only moves
+//! forward with the end, so a sliding minimum makes each cell cheap. A cell is dropped if no completion meets
+//! the limit on time, even if devices could be reused or by the prices of segments. It is also dropped if the
+//! remaining devices cannot hold the remaining segments. Each (set, last) keeps the range of its remaining
+//! cells.
 //!
-//! Where shared buses are, each (set, last) also keeps the least load that each of them can have: a bus that is too busy
-//! even so rules the state out. This is a relaxation; the caller looks at the true loads.
+//! With shared buses, each (set, last) also keeps the smallest possible load of each bus. A state is dropped
+//! if even that load is too large. This is a relaxation; the caller checks the true loads.
 //!
-//! This module must not know scores.
+//! Knows nothing about scores.
 
 use super::dual::Completion;
 use super::rules::{Rules, Way, slide};
@@ -18,13 +19,13 @@ use super::{Instance, Stage, kinds};
 use rayon::prelude::*;
 use std::ops::Range;
 
-/// Most cells of a table: half a gigabyte of addresses, of which less than half are ever touched.
+/// Most cells of a table: half a gigabyte of address space, of which less than half is ever touched.
 const MOST_CELLS: usize = 1 << 26;
 
-/// Fewest cells that are worth a task for another thread.
+/// Fewest cells that justify a task for another thread.
 const CELLS_PER_TASK: usize = 1 << 16;
 
-/// A placement with the least sum of time for its number of stages.
+/// A placement with the smallest sum of time for its number of stages.
 pub(super) struct Least {
     pub time: f64,
     pub stages: Vec<Stage>,
@@ -35,33 +36,33 @@ pub(super) struct Table<'a> {
     instance: &'a Instance,
     kinds: &'a [Vec<usize>],
     sets: Sets,
-    /// Kinds from which the crossings are the same, wherever they lead.
+    /// Groups of kinds with equal outgoing crossings.
     exits: Vec<Vec<usize>>,
-    /// At kind: its exit.
+    /// Exit of each kind.
     exit_of: Vec<usize>,
 }
 
-/// What is known of the sets, under limits.
+/// The state of all sets, under limits.
 pub(super) struct Cells {
-    /// At `set * exits + exit`, for the best of the exit's kinds as the last.
+    /// At `set * exits + exit`: the best of the exit's kinds as the last.
     slots: Vec<Slot>,
-    /// At set: whether any of its slots holds something.
+    /// Per set: whether any of its slots has cells.
     alive: Vec<bool>,
-    /// The least time, at `(set * exits + exit) * (segments + 1) + end`.
+    /// Smallest time, at `(set * exits + exit) * (segments + 1) + end`.
     times: Vec<f64>,
 }
 
-/// What is known of a set and its exit besides times.
+/// The state of a set and its exit, besides times.
 #[derive(Clone, Default)]
 struct Slot {
-    /// The ends whose cells hold something.
+    /// The ends whose cells are in use.
     alive: Range<u32>,
-    /// The least loads of the shared buses.
+    /// Smallest loads of the shared buses.
     loads: Vec<f64>,
 }
 
 impl Slot {
-    /// Takes what is better of these ends.
+    /// Merges the better times for these ends.
     fn take(&mut self, times: &mut [f64], better: &[f64], ends: Range<usize>) {
         let alive = self.alive.start as usize..self.alive.end as usize;
         let all = if alive.is_empty() {
@@ -78,7 +79,7 @@ impl Slot {
     }
 }
 
-/// What one thread needs to fill slots.
+/// Buffers that one thread needs to fill slots.
 #[derive(Default)]
 struct Scratch {
     /// Infinite between uses, as `costs` is.
@@ -87,18 +88,18 @@ struct Scratch {
     queue: Vec<u32>,
 }
 
-/// What the sets of a size are filled for.
+/// Inputs for filling the sets of one size.
 #[derive(Clone, Copy)]
 struct Goal<'a> {
     rules: &'a Rules,
-    /// At kind and end: the least time behind it.
+    /// Per kind and end: the smallest time after it.
     rest: &'a [Vec<f64>],
     completion: &'a Completion,
-    /// The kinds, those that earn most first.
+    /// The kinds by descending earnings.
     by_earnings: &'a [usize],
-    /// At `set * exits + exit`: what is behind this end the devices that are left can hold.
+    /// At `set * exits + exit`: the smallest end after which the remaining devices can hold the rest.
     needed: &'a [u32],
-    /// At n: the most time that a placement with n stages more may take.
+    /// At n: the largest allowed time of a placement with n more stages.
     most: &'a [f64],
 }
 
@@ -110,14 +111,15 @@ struct Smaller<'a> {
     kinds: &'a [Vec<usize>],
     exits: &'a [Vec<usize>],
     slots: &'a [Slot],
-    /// At set: whether any of its slots holds something.
+    /// Per set: whether any of its slots has cells.
     alive: &'a [bool],
     times: &'a [f64],
     segments: usize,
     buses: usize,
 }
 
-/// Cells of the table for these kinds and this number of segments; `None` if there are more than [`MOST_CELLS`].
+/// Returns the number of table cells for these kinds and segments, or `None` if there are more than
+/// [`MOST_CELLS`].
 pub(super) fn cells(kinds: &[Vec<usize>], segments: usize) -> Option<usize> {
     let sets = kinds.iter().try_fold(1usize, |n, kind| n.checked_mul(kind.len() + 1))?;
     let width = kinds.len().checked_mul(segments + 1)?;
@@ -125,7 +127,7 @@ pub(super) fn cells(kinds: &[Vec<usize>], segments: usize) -> Option<usize> {
 }
 
 impl<'a> Table<'a> {
-    /// `None` if there are too many sets.
+    /// Creates a table. Returns `None` if there are too many sets.
     pub fn new(instance: &'a Instance, kinds: &'a [Vec<usize>]) -> Option<Self> {
         cells(kinds, instance.segments)?;
         let exits = kinds::exits(instance, kinds);
@@ -134,7 +136,7 @@ impl<'a> Table<'a> {
         Some(Self { instance, kinds, sets: Sets::new(kinds, instance.most_stages()), exit_of, exits })
     }
 
-    /// Cells for so many uses at once, or fewer if they take too much memory; to be kept between uses.
+    /// Allocates reusable cells for up to `most` concurrent uses, fewer if they would take too much memory.
     pub fn cells(&self, most: usize) -> Vec<Cells> {
         let (sets, slots) = (self.sets.len(), self.sets.len() * self.exits.len());
         let times = slots * (self.instance.segments + 1);
@@ -146,8 +148,8 @@ impl<'a> Table<'a> {
         (0..(MOST_CELLS / times.max(1)).clamp(1, most)).map(cells).collect()
     }
 
-    /// At k: the least with k + 1 stages that takes no more than `most[k]`; `None` where the rules allow none. `most` never
-    /// rises.
+    /// Returns, at k, the placement of smallest time with k + 1 stages and at most `most[k]`; `None` if the
+    /// rules allow none. `most` never increases.
     pub fn least(
         &self,
         cells: &mut Cells,
@@ -173,11 +175,11 @@ impl<'a> Table<'a> {
         (0..most.len()).map(|size| self.best(cells, rules, size)).collect()
     }
 
-    /// At `set * exits + exit`: the least end behind which the devices outside the set can hold everything, each of them at
-    /// its furthest reach towards the front.
+    /// Returns, at `set * exits + exit`, the smallest end after which the devices outside the set can hold
+    /// all remaining segments, each with its longest run.
     fn needed(&self, rules: &Rules) -> Vec<u32> {
         let (exits, all) = (self.exits.len(), self.instance.segments as u32);
-        // At `kind * exits + exit`: for each end, where the longest run of the kind begins behind this exit.
+        // At `kind * exits + exit`: for each end, the start of the longest run of the kind after this exit.
         let windows = |kind: usize| {
             self.exits.iter().map(move |exit| {
                 let way = way(rules, exit, kind)?;
@@ -185,7 +187,8 @@ impl<'a> Table<'a> {
             })
         };
         let windows: Vec<Option<&[u32]>> = (0..self.kinds.len()).flat_map(windows).collect();
-        // At `set * exits + exit`: the first segment that the set can hold, to the end, behind this exit.
+        // At `set * exits + exit`: the first segment from which the set can hold everything to the end after
+        // this exit.
         let mut first = vec![all; self.sets.len() * exits];
         for set in 0..self.sets.len() {
             let (smaller_first, first) = first.split_at_mut(set * exits);
@@ -212,7 +215,7 @@ impl<'a> Table<'a> {
         (0..self.sets.len() * exits).map(left).collect()
     }
 
-    /// Fills the slots of the sets of a size.
+    /// Fills the slots of the sets of one size.
     fn fill(&self, cells: &mut Cells, goal: Goal<'_>, size: usize) {
         let (exits, width) = (self.exits.len(), self.instance.segments + 1);
         let sets = self.sets.by_size[size].clone();
@@ -250,7 +253,7 @@ impl<'a> Table<'a> {
         }
     }
 
-    /// The least of a size, told back from the end of the table.
+    /// Returns the best placement of a size by backtracking from the end of the table.
     fn best(&self, cells: &Cells, rules: &Rules, size: usize) -> Option<Least> {
         let (exits, segments) = (self.exits.len(), self.instance.segments);
         let slots = self.sets.by_size.get(size)?.clone().filter(|set| self.has_required(*set));
@@ -276,7 +279,7 @@ impl<'a> Table<'a> {
         Some(Least { time, stages: self.with_members(parts) })
     }
 
-    /// Whether all members of the kinds that must take part are in.
+    /// Returns whether the set contains all members of the required kinds.
     fn has_required(&self, set: usize) -> bool {
         let complete = |(kind, members): (usize, &Vec<usize>)| {
             !self.instance.required.contains(&members[0])
@@ -285,7 +288,7 @@ impl<'a> Table<'a> {
         self.kinds.iter().enumerate().all(complete)
     }
 
-    /// The kind of the last stage of a cell, with the slot and the end before it if it is not the first.
+    /// Returns the kind of a cell's last stage, with the previous slot and end unless it is the first stage.
     fn step_back(
         &self,
         cells: &Cells,
@@ -324,13 +327,13 @@ impl<'a> Table<'a> {
         best.1
     }
 
-    /// The least time of a cell.
+    /// Returns the smallest time of a cell.
     fn time(&self, cells: &Cells, slot: usize, end: usize) -> f64 {
         let alive = cells.slots[slot].alive.contains(&(end as u32));
         if alive { cells.times[slot * (self.instance.segments + 1) + end] } else { f64::INFINITY }
     }
 
-    /// Gives the parts of a kind to its members in order.
+    /// Assigns the parts of a kind to its members in order.
     fn with_members(&self, parts: Vec<(usize, Range<usize>)>) -> Vec<Stage> {
         let mut used = vec![0; self.kinds.len()];
         let member = |(kind, run): (usize, Range<usize>)| {
@@ -383,7 +386,7 @@ impl Smaller<'_> {
         scratch.times = own;
     }
 
-    /// Enters the stages of a kind behind all slots of a set. Returns the ends between which there is something.
+    /// Appends stages of a kind to all slots of a set. Returns the range of ends that received a value.
     fn enter(
         &self,
         (set, kind): (usize, usize),
@@ -398,8 +401,8 @@ impl Smaller<'_> {
         filled.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end)).unwrap_or(0..0)
     }
 
-    /// Enters the stages of a kind, with ends from `begin`, behind all slots of a set from which a crossing leads to this
-    /// group. Returns the ends between which there is something.
+    /// Appends stages of a kind, with ends from `begin`, to all slots of a set with a crossing to this group.
+    /// Returns the range of ends that received a value.
     fn extend(
         &self,
         (set, kind, group): (usize, usize, usize),
@@ -417,7 +420,7 @@ impl Smaller<'_> {
         for (before, exit) in self.exits.iter().enumerate() {
             let slot = set * self.exits.len() + before;
             let alive = &self.slots[slot].alive;
-            // Behind the last segment nothing begins.
+            // No stage begins after the last segment.
             let alive = alive.start.max(from[begin]) as usize..self.segments.min(alive.end as usize);
             let Some(way) = way(self.goal.rules, exit, kind).filter(|w| w.group == group) else { continue };
             let Some(sums) = self.goal.rules.ride(exit[0], kind, &self.slots[slot].loads) else { continue };
@@ -447,7 +450,7 @@ impl Smaller<'_> {
         reached
     }
 
-    /// The ends, of these, between the first and the last from which the rest can be finished in time.
+    /// Narrows the range of ends to those from the first to the last that can be completed in time.
     fn keep(&self, kind: usize, most_with_prices: f64, ends: Range<usize>, times: &[f64]) -> Range<usize> {
         let rest = &self.goal.rest[kind];
         let (prices, most) = (&self.goal.completion.prices, self.goal.most[0]);
@@ -466,7 +469,8 @@ impl Smaller<'_> {
         ends
     }
 
-    /// The most time with the prices of all that is left, if the devices that are not in the set earn what they can.
+    /// Returns the largest allowed time plus prices of the remaining segments, if the devices outside the set
+    /// earn the most they can.
     fn most_with_prices(&self, set: usize) -> f64 {
         let kinds = self.kinds.len();
         let counts = &self.sets.counts[set * kinds..(set + 1) * kinds];
@@ -483,36 +487,36 @@ impl Smaller<'_> {
     }
 }
 
-/// The way from an exit, from any of its kinds but `to` itself if there are others.
+/// Returns the way from an exit: from any of its kinds other than `to`, if there is one.
 pub(super) fn way(rules: &Rules, exit: &[usize], to: usize) -> Option<Way> {
     let from = exit.iter().find(|from| **from != to).unwrap_or(&exit[0]);
     rules.way(*from, to)
 }
 
-/// The multisets of kinds with 1 to as many members as there may be stages, ordered by size.
+/// The multisets of kinds with up to as many members as the most stages, ordered by size.
 struct Sets {
     /// At size - 1.
     by_size: Vec<Range<usize>>,
-    /// At `set * kinds + kind`: how many members of the kind are in.
+    /// At `set * kinds + kind`: the number of members in the set.
     counts: Vec<u16>,
-    /// At `set * kinds + kind`: the set with one member less, if anything is left then.
+    /// At `set * kinds + kind`: the set with one member less, unless it would be empty.
     without: Vec<Option<u32>>,
-    /// At set: all that is not in it.
+    /// Per set: its complement.
     others: Vec<Others>,
 }
 
-/// What a set leaves.
+/// The complement of a set.
 #[derive(Clone, Copy)]
 enum Others {
     None,
     Set(u32),
-    /// More than there may be stages.
+    /// More than the most stages.
     TooMany,
 }
 
 impl Sets {
     fn new(kinds: &[Vec<usize>], most: usize) -> Self {
-        // A set's code has its counts as digits.
+        // The digits of a set's code are its counts.
         let mut units = vec![1];
         units.extend(kinds.iter().scan(1, |unit, kind| {
             *unit *= kind.len() + 1;
@@ -552,7 +556,7 @@ impl Sets {
         self.by_size.last().map_or(0, |sets| sets.end)
     }
 
-    /// The set of a slot without one of the slot's kind; `None` if there is none in it, or nothing else.
+    /// Returns a slot's set without one member of the slot's kind; `None` if it has none, or no other.
     fn without(&self, slot: usize) -> Option<usize> {
         self.without[slot].map(|set| set as usize)
     }

@@ -1,16 +1,18 @@
-//! Branch and bound over limits: from the least sum of time under limits to the least score.
+//! Branch and bound over limits: from the smallest sum of time under limits to the smallest score.
 //!
-//! A region is a box of largest `busy` and largest `chunk`. The least time under the box's upper limits, together with its
-//! lower ones, bounds the score of everything inside. A placement that has this least time beats all that is no better
-//! than itself in both largest terms; what is left of the box is cut into parts. All numbers of stages share the regions.
+//! A region is a box of largest `busy` and largest `chunk`. The smallest time under the box's upper limits,
+//! together with its lower limits, bounds all scores inside. A placement that attains this time dominates all
+//! placements that are no better in both largest terms, so the rest of the box is split into parts. All
+//! numbers of stages share the regions.
 //!
-//! The least time needs a look at the table. Before that prices (`dual`) bound the box, which takes far less: boxes in which
-//! they prove that nothing matters are forgotten, and wide ones are halved, but where the larger of two terms counts.
+//! Computing the smallest time needs the table. Prices (`dual`) bound the box first, which is much cheaper. A
+//! box is dropped if prices prove that nothing in it matters. A wide one is halved, unless the score is the
+//! larger of two terms.
 //!
-//! A table knows nothing of the true loads of shared buses. Where a placement overloads one, the region is parted by its
-//! crossings: those without the first of them, those with the first and without the second, and so on.
+//! A table does not know the true loads of shared buses. If a placement overloads one, the region is split by
+//! its crossings: without the first of them, with the first but without the second, and so on.
 //!
-//! This module must not know how the least time is found.
+//! Knows nothing about how the smallest time is computed.
 
 use super::dual::{self, Prices, Relaxed};
 use super::exact::{Cells, Table};
@@ -21,73 +23,74 @@ use rayon::prelude::*;
 use std::cmp::Ordering;
 use std::sync::Arc;
 
-/// Scores that differ by less, relatively, count as equal.
+/// Scores that differ by a smaller relative amount count as equal.
 const MARGIN: f64 = 1e-12;
 
-/// Regions that are taken up at once: a fixed number, so that the answer does not depend on the machine.
+/// Regions that are processed at once: a fixed number, so that the result does not depend on the machine.
 const AT_ONCE: usize = 2;
 
-/// Most rounds; what is left open then is told in the bound.
+/// Most rounds. The bound reflects what remains open.
 const MOST_ROUNDS: usize = 1 << 14;
 
-/// A box is wide if a largest term makes more of a difference to the score inside, relatively.
+/// A box is wide if a largest term changes the score inside by more than this relative amount.
 const WIDE: f64 = 0.05;
 
-/// Steps towards better prices: for the first box, for each part of one, and towards those of time before a look.
+/// Steps of price improvement: for the first box, for each part of a box, and for prices of time before using
+/// the table.
 const FIRST_STEPS: usize = 40;
 const STEPS: usize = 2;
 const LOOK_STEPS: usize = 3;
 
-/// Largest terms for the first placements, as multiples of the least possible ones.
+/// Limits on the largest terms for the first placements, as multiples of the smallest possible ones.
 const FIRST_LIMITS: [f64; 4] = [1.05, 1.15, 1.3, 2.0];
 
-/// A box with what is known of the placements in it.
+/// A box with bounds of the placements in it.
 #[derive(Clone)]
 struct Region {
-    /// Inclusive; `time` is not used.
+    /// Inclusive lower limits; `time` is unused.
     lower: Costs,
-    /// Inclusive; `time` is not used.
+    /// Inclusive upper limits; `time` is unused.
     upper: Costs,
-    /// At k: what is known of those with k + 1 stages; `None`: none of them matters.
+    /// At k: bounds for k + 1 stages; `None` if none of these placements matters.
     open: Vec<Option<Open>>,
-    /// Pairs of devices that do not follow one another in the region, and pairs that do.
+    /// Pairs of devices that must not be neighbours in the region, and pairs that must.
     forbidden: Vec<(usize, usize)>,
     kept: Vec<(usize, usize)>,
-    /// Those of the upper limits, once it is priced.
+    /// Rules for the upper limits, once priced.
     rules: Option<Arc<Rules>>,
-    /// They prove what is known without a look at the table.
+    /// Prices that prove the bounds without the table.
     prices: Prices,
-    /// The same of time alone.
+    /// Prices of time alone.
     time_prices: Prices,
-    /// Whether these are for the upper limits, too.
+    /// Whether `time_prices` match the upper limits.
     timed: bool,
 }
 
-/// What is known of one number of stages in a region.
+/// Bounds for one number of stages in a region.
 #[derive(Clone)]
 struct Open {
-    /// No placement scores less.
+    /// Lower bound of the score.
     bound: f64,
-    /// No placement takes less time.
+    /// Lower bound of the time.
     least: f64,
-    /// One that takes just this and keeps the upper limits, but for what shared buses add.
+    /// A placement that attains `least` and the upper limits, except for shared buses.
     seen: Option<Arc<Seen>>,
 }
 
 struct Seen {
-    /// As far as they count in the score.
+    /// The totals that count in the score.
     totals: Costs,
     stages: Vec<Stage>,
 }
 
 impl Seen {
-    /// The crossings.
+    /// Returns the crossings.
     fn pairs(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
         self.stages.windows(2).map(|pair| (pair[0].0, pair[1].0))
     }
 }
 
-/// The best placements of an instance for which there is a table.
+/// Finds the best placements of an instance that has a table.
 pub(super) fn solve(instance: &Instance, kinds: &[Vec<usize>], table: Table<'_>) -> Solution {
     let solution = Solution::empty(instance);
     let (busy, chunk) = (Values::ANY, Values::ANY);
@@ -125,7 +128,7 @@ struct Search<'a> {
     instance: &'a Instance,
     kinds: &'a [Vec<usize>],
     table: Table<'a>,
-    /// Of the largest `busy` and the largest `chunk`.
+    /// Possible values of the largest `busy` and the largest `chunk`.
     busy: Values,
     chunk: Values,
     solution: Solution,
@@ -133,11 +136,11 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    /// Finds placements to begin with, and bounds everything.
+    /// Finds initial placements and bounds the whole space.
     fn start(&mut self) {
         let instance = self.instance;
         let lower = dual::least_terms(instance, self.kinds);
-        // Where a score is known, prices alone may prove that nothing here comes near it.
+        // With a known score, prices alone may prove that nothing here comes close to it.
         let is_known = instance.known.is_finite();
         if !is_known {
             self.offer_orders(&lower);
@@ -173,12 +176,12 @@ impl Search<'_> {
         }
     }
 
-    /// Lists the values of the largest terms that may matter, given what they are at least.
+    /// Lists the values of the largest terms that may matter, given their lower bounds.
     fn list_values(&mut self, least: &Costs) {
         let instance = self.instance;
         let most = instance.score.room(self.enough(), least);
         let (busy_weight, chunk_weight) = instance.score.weights();
-        // Loads of buses are sums of which there are too many.
+        // Loads of buses are sums with too many possible values.
         let is_sum = |term: Term| instance.shared.iter().any(|bus| bus.term == term);
         if busy_weight > 0.0 && !is_sum(Term::Busy) {
             self.busy = Values::new(instance, self.kinds, |costs| costs.busy, (least.busy, most.busy));
@@ -188,7 +191,7 @@ impl Search<'_> {
         }
     }
 
-    /// Tries good orders under some limits.
+    /// Tries good orders under several limits.
     fn offer_orders(&mut self, least: &Costs) {
         let single = kinds::single(self.instance);
         let exits = kinds::exits(self.instance, &single);
@@ -211,14 +214,16 @@ impl Search<'_> {
         }
     }
 
-    /// No placement with k + 1 stages in the region scores less; `None` if none of them matters.
+    /// Returns a lower bound of the scores with k + 1 stages in the region; `None` if none of these
+    /// placements matters.
     fn bound(&self, region: &Region, k: usize) -> Option<f64> {
         let open = region.open[k].as_ref()?;
         Some(open.bound.max(self.instance.score.of(&Costs { time: open.least, ..region.lower })))
     }
 
-    /// At k: what a placement with k + 1 stages must score, at most, to change the choice: better than the best; within
-    /// [`SHARE`] of the best with fewer stages than are known; better with as many.
+    /// Returns, at k, the largest score of a placement with k + 1 stages that changes the choice. With fewer
+    /// stages than the best, within [`SHARE`] of the best score; with equal stages, better; otherwise better
+    /// than the best.
     fn wanted(&self) -> Vec<f64> {
         let best = self.best();
         let score = |k: usize| self.solution.best_by_stages[k].as_ref().map_or(f64::INFINITY, |p| p.score);
@@ -232,8 +237,8 @@ impl Search<'_> {
         all.map(wanted).collect()
     }
 
-    /// Takes out the regions that promise most, so many of them, of those that may still change the choice; each with the number
-    /// of stages (less one) for which it does.
+    /// Removes up to `count` most promising regions that may still change the choice, each with the number of
+    /// stages (minus one) for which it does.
     fn take_most_promising(&mut self, count: usize) -> Vec<(Region, usize)> {
         let (wanted, enough) = (self.wanted(), self.enough());
         let matters = |bound: f64, k: usize| match wanted[k] {
@@ -252,7 +257,7 @@ impl Search<'_> {
         promising.into_iter().map(|(_, at, k)| (self.regions.swap_remove(at), k)).collect()
     }
 
-    /// The parts of a region in which a placement was seen, or that is wide; `None` if it is to be looked at.
+    /// Splits a region that is wide or has a known placement. Returns `None` if it needs the table.
     fn parts(&self, region: &Region, stages: usize) -> Option<Vec<Region>> {
         match region.open[stages].as_ref().and_then(|open| open.seen.as_ref()) {
             Some(seen) => Some(self.parts_around(region, stages, seen)),
@@ -260,14 +265,15 @@ impl Search<'_> {
         }
     }
 
-    /// The least time of what is open in a region.
+    /// Returns the smallest time of the open placements in a region.
     fn least(region: &Region) -> f64 {
         region.open.iter().flatten().map(|open| open.least).fold(f64::INFINITY, f64::min)
     }
 
-    /// The halves of a wide region, along the term that counts more; `None` if it is not wide, or without end.
+    /// Halves a wide region along the term with the larger effect. Returns `None` if it is not wide or is
+    /// unbounded.
     fn halves(&self, region: &Region) -> Option<[Region; 2]> {
-        // Where the larger of two terms counts, what was seen parts a box better.
+        // If the score is the larger of two terms, a known placement splits a box better.
         if matches!(self.instance.score, Score::Busy { .. }) {
             return None;
         }
@@ -291,7 +297,8 @@ impl Search<'_> {
         Some([region.within(lower, below), region.within(above, upper)])
     }
 
-    /// The region within the limits that matter and with what prices prove; `None` if nothing in it matters.
+    /// Narrows a region to the limits that matter and bounds it by prices. Returns `None` if nothing in it
+    /// matters.
     fn priced(&self, mut region: Region) -> Option<Region> {
         let (instance, enough) = (self.instance, self.enough());
         let room = instance.score.room(enough, &Costs { time: Self::least(&region), ..region.lower });
@@ -319,7 +326,7 @@ impl Search<'_> {
         region.open.iter().any(Option::is_some).then_some(region)
     }
 
-    /// Improves the prices of time and what they prove.
+    /// Improves the prices of time and the bounds that follow.
     fn improve_time(&self, region: &mut Region, rules: &Rules) {
         let relaxed = Relaxed::of_time(self.instance, self.kinds, rules);
         let most = self.instance.score.room(self.enough(), &region.lower).time;
@@ -330,7 +337,7 @@ impl Search<'_> {
         }
     }
 
-    /// Forgets the numbers of stages for which nothing in a region matters any more.
+    /// Closes the numbers of stages for which nothing in a region matters.
     fn close(&self, region: &mut Region) {
         for k in 0..region.open.len() {
             if self.bound(region, k).is_some_and(|bound| bound > self.enough()) {
@@ -339,7 +346,7 @@ impl Search<'_> {
         }
     }
 
-    /// Finds the least times under the upper limits of a region, with the placements that take them.
+    /// Finds the smallest times under the upper limits of a region, with their placements.
     fn look(&self, region: &mut Region, cells: &mut Cells) -> Vec<Vec<Stage>> {
         let instance = self.instance;
         let limits = Limits { most: region.upper, forbidden: &region.forbidden };
@@ -375,7 +382,7 @@ impl Search<'_> {
                         seen: Some(Arc::new(Seen { totals, stages: found.stages })),
                     })
                 }
-                // More than was looked for.
+                // The search stopped at `wanted`, so that is the new lower bound.
                 (Some(open), None) if wanted < enough => Some(Open { least: open.least.max(wanted), ..open }),
                 _ => None,
             };
@@ -383,15 +390,15 @@ impl Search<'_> {
         placements
     }
 
-    /// The parts of a region that has been looked at, by the placement with so many stages (less one) that was seen in it.
+    /// Splits a region around a placement found in it with `stages` + 1 stages.
     fn parts_around(&self, region: &Region, stages: usize, seen: &Seen) -> Vec<Region> {
         if let Some(bus) = self.overloaded(region, seen) {
             return Self::parts_by_bus(region, seen, bus);
         }
         let Costs { busy, chunk, .. } = seen.totals;
         match self.instance.score {
-            // The larger of two terms counts. What is better has less of the one that counts here, or takes less time, which
-            // nothing in the region does.
+            // The score is the larger of two terms. A better placement has less of the decisive one, or less
+            // time, which is impossible in this region.
             Score::Busy { .. } => {
                 let sum = self.instance.score.of(&Costs { busy: 0.0, ..seen.totals });
                 if busy > sum {
@@ -404,7 +411,7 @@ impl Search<'_> {
                 }
                 smaller.into_iter().flatten().chain([rest]).collect()
             }
-            // Less busy than the placement; else with smaller chunks; else the others.
+            // Less busy than the placement; else smaller chunks; else the rest.
             Score::Sum { .. } | Score::Mix { .. } => {
                 let (less_busy, rest) = region.parts_by_busy(busy);
                 let (smaller, rest) = rest.parts_by_chunk(chunk);
@@ -413,13 +420,13 @@ impl Search<'_> {
         }
     }
 
-    /// A bus on which more comes together than the region allows.
+    /// Returns a bus with a larger load than the region allows.
     fn overloaded(&self, region: &Region, seen: &Seen) -> Option<&SharedBus> {
         let load = |bus: &SharedBus| seen.pairs().map(|pair| bus.load(pair)).sum::<f64>();
         self.instance.shared.iter().find(|bus| load(bus) > bus.term.of(&region.upper))
     }
 
-    /// The parts of a region by the crossings of a placement that overloads a bus.
+    /// Splits a region by the crossings of a placement that overloads a bus.
     fn parts_by_bus(region: &Region, seen: &Seen, bus: &SharedBus) -> Vec<Region> {
         let (mut parts, mut part) = (Vec::new(), region.clone());
         for open in part.open.iter_mut().flatten() {
@@ -434,17 +441,17 @@ impl Search<'_> {
         parts
     }
 
-    /// The best score that is known.
+    /// Returns the best known score.
     fn best(&self) -> f64 {
         self.solution.best().min(self.instance.known)
     }
 
-    /// A score above which nothing can matter any more.
+    /// Returns the score above which nothing matters.
     fn enough(&self) -> f64 {
         self.best() * (1.0 + SHARE)
     }
 
-    /// Forgets the regions in which nothing can matter any more.
+    /// Drops the regions in which nothing matters.
     fn forget(&mut self) {
         let enough = self.enough();
         let mut regions = std::mem::take(&mut self.regions);
@@ -456,12 +463,12 @@ impl Search<'_> {
 }
 
 impl Region {
-    /// The part of a region between limits.
+    /// Returns the part of a region between limits.
     fn within(&self, lower: Costs, upper: Costs) -> Self {
         Self { lower, upper, ..self.clone() }
     }
 
-    /// What is less busy than this, in two halves, and the others.
+    /// Splits off the part that is less busy than `busy`, in two halves.
     fn parts_by_busy(&self, busy: f64) -> (Option<[Self; 2]>, Self) {
         let Self { lower, upper, .. } = *self;
         let less = (below(busy) > lower.busy).then(|| {
@@ -474,7 +481,7 @@ impl Region {
         (less, self.within(Costs { busy: lower.busy.max(busy), ..lower }, upper))
     }
 
-    /// What has smaller chunks than this, in two halves, and the others.
+    /// Splits off the part with chunks smaller than `chunk`, in two halves.
     fn parts_by_chunk(&self, chunk: f64) -> (Option<[Self; 2]>, Self) {
         let Self { lower, upper, .. } = *self;
         let smaller = (below(chunk) > lower.chunk).then(|| {
@@ -487,7 +494,7 @@ impl Region {
         (smaller, self.within(Costs { chunk: lower.chunk.max(chunk), ..lower }, upper))
     }
 
-    /// Takes these limits of `busy` and `chunk`, and keeps of what was seen what still says something.
+    /// Narrows the limits of `busy` and `chunk`, and keeps the known placements that are still useful.
     fn confine(&mut self, busy: (f64, f64), chunk: (f64, f64)) {
         let (lower, upper) = (
             Costs { busy: busy.0, chunk: chunk.0, ..self.lower },
@@ -498,7 +505,7 @@ impl Region {
             let Some(Open { seen: Some(seen), .. }) = known else { continue };
             let totals = &seen.totals;
             if totals.busy <= lower.busy && totals.chunk <= lower.chunk {
-                // Everything inside is no better in any part.
+                // Nothing inside is better in any term.
                 *known = None;
             } else if totals.busy > upper.busy || totals.chunk > upper.chunk {
                 known.iter_mut().for_each(|open| open.seen = None);
@@ -507,7 +514,7 @@ impl Region {
     }
 }
 
-/// What is better than a value by more than rounding.
+/// Returns the largest value that is smaller by more than rounding.
 fn below(value: f64) -> f64 {
     value - value * MARGIN
 }

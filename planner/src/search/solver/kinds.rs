@@ -1,10 +1,9 @@
-//! Devices that are interchangeable count as one kind with several members.
-//!
-//! This module must not know the searches.
+//! Kinds of devices: interchangeable devices form one kind with several members. Knows nothing about the
+//! searches.
 
 use super::Instance;
 
-/// The kinds of devices that may take part, each with its members in order; kinds are in the order of their first members.
+/// Returns the kinds of usable devices, each with its members in order, ordered by first member.
 pub(super) fn merge(instance: &Instance) -> Vec<Vec<usize>> {
     let mut kinds: Vec<Vec<usize>> = Vec::new();
     for device in (0..instance.devices.len()).filter(|d| !instance.excluded[*d]) {
@@ -16,15 +15,14 @@ pub(super) fn merge(instance: &Instance) -> Vec<Vec<usize>> {
     kinds
 }
 
-/// Every device by itself.
+/// Returns each usable device as its own kind.
 pub(super) fn single(instance: &Instance) -> Vec<Vec<usize>> {
     (0..instance.devices.len()).filter(|d| !instance.excluded[*d]).map(|d| vec![d]).collect()
 }
 
-/// Kinds in groups, such that the crossings from a group into a kind are all the same. Where crossings share buses, every
-/// kind is a group.
+/// Groups kinds with equal crossings into every other kind. With shared buses, every kind is its own group.
 pub(super) fn exits(instance: &Instance, kinds: &[Vec<usize>]) -> Vec<Vec<usize>> {
-    // The crossing between members of two kinds; none within a kind that has but one.
+    // The crossing between members of two kinds. A kind with one member has no inner crossing.
     let crossing = |from: usize, to: usize| {
         let target = if from == to { *kinds[from].get(1)? } else { kinds[to][0] };
         Some(instance.crossing(kinds[from][0], target))
@@ -46,7 +44,7 @@ pub(super) fn exits(instance: &Instance, kinds: &[Vec<usize>]) -> Vec<Vec<usize>
     exits
 }
 
-/// Whether a device may change places with any member of a kind without a difference to any placement.
+/// Returns whether a device is interchangeable with all members of a kind.
 fn joins(instance: &Instance, kind: &[usize], device: usize) -> bool {
     let first = kind[0];
     let pinned = |d: usize| instance.pins.contains(&Some(d));
@@ -59,7 +57,8 @@ fn joins(instance: &Instance, kind: &[usize], device: usize) -> bool {
     {
         return false;
     }
-    // Within the kind all crossings are the same; to and from any other device they are those of the first member.
+    // All crossings within a kind are equal. To and from any other device they equal those of the first
+    // member.
     let within = instance.crossing(first, kind.get(1).copied().unwrap_or(device));
     let inside = kind.iter().all(|member| {
         instance.crossing(*member, device) == within && instance.crossing(device, *member) == within

@@ -1,13 +1,15 @@
-//! Which devices run which segments, in which order: the search behind plans, as numbers alone.
+//! The solver: the search behind plans, on numbers alone. It chooses devices, their order and their runs of
+//! segments.
 //!
-//! An [`Instance`] holds what each run of segments costs on each device and what each crossing costs; a placement is an
-//! ordered choice of devices with a contiguous run of segments each. [`solve`] finds the placement of least score. Where
-//! the sets of devices can be counted (twelve different devices; more if some are alike) the answer is exact: dynamic
-//! programming over sets of devices finds the least sum under limits (`exact`), and branch and bound over those limits
-//! (`frontier`) finds the best trade between the sum and the largest terms. Beyond, orders are improved by local search
-//! (`orders`), and a Lagrangian bound (`dual`) says how far the answer can be from the best (`bounded`).
+//! An [`Instance`] holds the cost of each run of segments on each device and the cost of each crossing. A
+//! placement is an ordered choice of devices with a contiguous run of segments each. [`solve`] finds the
+//! placement with the smallest score. If the sets of devices can be enumerated (twelve different devices,
+//! more if some are interchangeable) the result is exact. Dynamic programming over sets of devices finds the
+//! smallest sum under limits (`exact`), and branch and bound over these limits (`frontier`) finds the best
+//! trade-off between the sum and the largest terms. Beyond that, local search improves orders of devices
+//! (`orders`), and a Lagrangian bound (`dual`) limits the distance to the optimum (`bounded`).
 //!
-//! This module must not know models, figures, plans or what the numbers mean.
+//! Knows nothing about models or plans, or the meaning of the numbers.
 
 mod bounded;
 mod dual;
@@ -23,15 +25,16 @@ mod values;
 
 use std::ops::{Add, Range, Sub};
 
-/// Costs of something in three currencies, in microseconds and never negative. What a stage or crossing is `busy` with
-/// limits throughput, its `time` adds to the time of a request, and its `chunk` is its part in each chunk of a prompt.
+/// Costs of a stage or crossing, in microseconds and never negative. `busy` limits throughput, `time` adds to
+/// the time of a request, and `chunk` is the time for each prefill chunk.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Costs {
-    /// Counts by the largest of all stages and crossings, and of what shared links add up to.
+    /// Counts by the maximum over all stages, crossings and shared links. A shared link's cost is the sum of
+    /// its crossings.
     pub busy: f64,
     /// Counts by its sum.
     pub time: f64,
-    /// Counts as `busy` does.
+    /// Counts by the maximum, as `busy` does.
     pub chunk: f64,
 }
 
@@ -54,79 +57,80 @@ impl Sub for Costs {
     }
 }
 
-/// One problem: `segments` segments on `devices.len()` devices.
+/// A problem: `segments` segments on `devices.len()` devices.
 #[derive(Clone, Debug)]
 pub(crate) struct Instance {
-    /// Segments to place; at least 1.
+    /// Number of segments, at least 1.
     pub segments: usize,
-    /// At least 1.
+    /// The devices, at least 1.
     pub devices: Vec<DeviceCosts>,
-    /// At `from * devices + to`; `None`: there is no way from one to the other.
+    /// Crossings at `from * devices + to`; `None` if there is no link.
     pub crossings: Vec<Option<LinkCosts>>,
-    /// Links that several crossings have in common.
+    /// Links that several crossings share.
     pub shared: Vec<SharedBus>,
-    /// What to minimise.
+    /// The score to minimise.
     pub score: Score,
     /// Per segment: the device that must run it.
     pub pins: Vec<Option<usize>>,
-    /// Devices that must take part.
+    /// Devices that must be used.
     pub required: Vec<usize>,
-    /// Per device: must not take part.
+    /// Per device: whether it must not be used.
     pub excluded: Vec<bool>,
-    /// Most stages; at least 1.
+    /// Most stages, at least 1.
     pub max_stages: usize,
-    /// A score that another placement reaches: those that score more by over [`SHARE`] do not matter, and need not be
-    /// found. Infinite if there is none.
+    /// Score of a known placement. Placements that score worse by more than [`SHARE`] need not be found.
+    /// Infinite if there is none.
     pub known: f64,
 }
 
-/// What runs of segments cost on a device.
+/// Costs of runs of segments on a device.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct DeviceCosts {
-    /// Sums over the segments `0 .. i`, with one entry more than there are segments; never falling.
+    /// Cumulative costs of the segments `0 .. i`, with one entry more than there are segments. Never
+    /// decreases.
     pub before: Vec<Costs>,
-    /// Added once for the stage on this device.
+    /// Costs of the stage itself.
     pub stage: Costs,
-    /// Added if the stage is the first.
+    /// Additional costs of the first stage.
     pub entry: Costs,
-    /// Added if the stage is the last.
+    /// Additional costs of the last stage.
     pub exit: Costs,
-    /// At `[class][first]`: the largest end of a run from `first` that fits the device, `first` itself if none does. The
-    /// class is that of the crossing into the stage, 0 for the first stage. Never falls with `first`: a run that fits
-    /// still fits with its first segment left out.
+    /// Largest end of a run that fits, at `[class][first]`; `first` itself if none fits. The class is that of
+    /// the crossing into the stage, 0 for the first stage. Never decreases with `first`: a run that fits
+    /// still fits without its first segment.
     pub reach: Vec<Vec<usize>>,
 }
 
-/// A way from a device to another.
+/// The link from one device to another.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct LinkCosts {
-    /// What it costs.
+    /// Costs of a crossing.
     pub costs: Costs,
-    /// The row of [`DeviceCosts::reach`] that holds for the stage behind it.
+    /// Index into [`DeviceCosts::reach`] for the next stage.
     pub class: usize,
 }
 
-/// A link that several crossings have in common: what they cost in one currency adds up there. One that counts in two
-/// currencies is listed twice.
+/// A link that several crossings share. Their costs in one term add up. A link that counts in two terms is
+/// listed twice.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct SharedBus {
-    /// The currency.
+    /// The term.
     pub term: Term,
-    /// Pairs (from, to) of devices, each at most once, and what a crossing between them adds.
+    /// Pairs (from, to) of devices, each at most once, and the cost of a crossing between them.
     pub users: Vec<((usize, usize), f64)>,
 }
 
-/// A currency that counts by its largest term.
+/// A term that counts by its maximum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Term {
-    /// `busy`.
+    /// [`Costs::busy`].
     Busy,
-    /// `chunk`.
+    /// [`Costs::chunk`].
     Chunk,
 }
 
 impl Term {
-    /// It, of costs.
+    /// Returns this term of `costs`.
     pub fn of(self, costs: &Costs) -> f64 {
         match self {
             Self::Busy => costs.busy,
@@ -135,8 +139,8 @@ impl Term {
     }
 }
 
-/// What a placement is worth; smaller is better. With B the largest `busy` and C the largest `chunk` of all stages and
-/// crossings and of the sum on each shared bus of that term, and T the sum of `time`. Weights are not negative.
+/// The score of a placement; smaller is better. B and C are the largest `busy` and `chunk` of all stages,
+/// crossings and shared links. T is the sum of `time`. Weights are not negative.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Score {
     /// T + `chunk_weight` · C
@@ -146,7 +150,7 @@ pub(crate) enum Score {
     },
     /// max(B, (T + `chunk_weight` · C) ÷ `sequences`)
     Busy {
-        /// Positive.
+        /// Number of sequences, positive.
         sequences: f64,
         /// Weight of C.
         chunk_weight: f64,
@@ -163,32 +167,32 @@ pub(crate) enum Score {
 /// A device and its run of segments.
 pub(crate) type Stage = (usize, Range<usize>);
 
-/// An ordered choice of devices with their runs, and its score.
+/// A placement: an ordered choice of devices with their runs, and its score.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Placement {
     /// The stages, in order.
     pub stages: Vec<Stage>,
-    /// [`score`] of them.
+    /// Its [`score`].
     pub score: f64,
 }
 
-/// What [`solve`] found.
+/// The result of [`solve`].
 #[derive(Clone, Debug)]
 pub(crate) struct Solution {
-    /// At k: the best placement found with k + 1 stages. If `exact`, the best of all is the best there is, and so is the
-    /// one that [`Solution::choose`] takes among those with as many stages, for shares up to [`SHARE`]. Both hold for
-    /// placements within [`SHARE`] of [`Instance::known`] alone.
+    /// At k: the best placement found with k + 1 stages. If `exact`, the best of all is optimal. So is the
+    /// one that [`Solution::choose`] returns, among those with equal numbers of stages, for shares up to
+    /// [`SHARE`]. Both hold only for placements within [`SHARE`] of [`Instance::known`].
     pub best_by_stages: Vec<Option<Placement>>,
-    /// No placement scores less, unless [`Instance::known`] is less than this; infinite if there is no placement.
+    /// Lower bound of all scores, unless [`Instance::known`] is smaller. Infinite if there is no placement.
     pub bound: f64,
-    /// Whether `bound` is reached, by a placement or by [`Instance::known`].
+    /// Whether a placement, or [`Instance::known`], reaches `bound`.
     pub exact: bool,
 }
 
-/// The largest share for which the rule of choice is exact.
+/// Largest share for which [`Solution::choose`] is exact.
 pub(crate) const SHARE: f64 = 0.01;
 
-/// The best placement of an instance.
+/// Finds the best placement of an instance.
 pub(crate) fn solve(instance: &Instance) -> Solution {
     if instance.required.iter().any(|device| instance.excluded[*device]) {
         return Solution::empty(instance);
@@ -203,41 +207,41 @@ pub(crate) fn solve(instance: &Instance) -> Solution {
     }
 }
 
-/// No placement of an instance scores less: what prices prove without a search. Nothing is known of shared links here.
+/// Returns a lower bound of all scores, from Lagrangian prices without a search. Ignores shared links.
 pub(crate) fn bound(instance: &Instance) -> f64 {
     bounded::relaxed(instance)
 }
 
-/// Devices that may change places without a difference to any placement, those that may take part.
+/// Groups the usable devices that are interchangeable in every placement.
 pub(crate) fn alike(instance: &Instance) -> Vec<Vec<usize>> {
     kinds::merge(instance)
 }
 
-/// The cells of the table with which an instance is solved exactly; `None` if there are too many.
+/// Returns the number of table cells for an exact solution, or `None` if there are too many.
 pub(crate) fn cells(instance: &Instance) -> Option<usize> {
     exact::cells(&kinds::merge(instance), instance.segments)
 }
 
-/// What the stages are worth; infinite if the instance does not allow them.
+/// Returns the score of the stages; infinite if the instance does not allow them.
 pub(crate) fn score(instance: &Instance, stages: &[Stage]) -> f64 {
     if instance.allows(stages) { instance.score.of(&instance.totals(stages)) } else { f64::INFINITY }
 }
 
 impl Solution {
-    /// Of the placements within `share` of the best the one with the fewest stages.
+    /// Returns the placement with the fewest stages among those within `share` of the best.
     pub fn choose(&self, share: f64) -> Option<&Placement> {
         let found = || self.best_by_stages.iter().flatten();
         let best = found().map(|p| p.score).reduce(f64::min)?;
         found().find(|p| p.score <= best * (1.0 + share))
     }
 
-    /// A solution without any placement.
+    /// Returns a solution without placements.
     fn empty(instance: &Instance) -> Self {
         let most = instance.most_stages();
         Self { best_by_stages: vec![None; most], bound: f64::INFINITY, exact: true }
     }
 
-    /// Keeps the stages if they beat what is known for their number; of equals the first stays.
+    /// Keeps the stages if they beat the known ones with equal number. Of equal ones the first stays.
     fn offer(&mut self, instance: &Instance, stages: &[Stage]) {
         let score = score(instance, stages);
         let best = &mut self.best_by_stages[stages.len() - 1];
@@ -246,14 +250,14 @@ impl Solution {
         }
     }
 
-    /// The best score found.
+    /// Returns the best score found.
     fn best(&self) -> f64 {
         self.best_by_stages.iter().flatten().map(|p| p.score).fold(f64::INFINITY, f64::min)
     }
 }
 
 impl Instance {
-    /// The most stages that a placement can have.
+    /// Returns the most stages of a placement.
     fn most_stages(&self) -> usize {
         self.segments.min(self.devices.len()).min(self.max_stages)
     }
@@ -262,7 +266,7 @@ impl Instance {
         self.crossings[from * self.devices.len() + to].as_ref()
     }
 
-    /// What a run costs as a stage.
+    /// Returns the costs of a run as a stage.
     fn stage(&self, device: usize, run: Range<usize>) -> Costs {
         let costs = &self.devices[device];
         let mut sum = costs.before[run.end] - costs.before[run.start] + costs.stage;
@@ -275,7 +279,7 @@ impl Instance {
         sum
     }
 
-    /// The sum of `time`, and the largest `busy` and `chunk`, of stages whose crossings exist.
+    /// Returns the sum of `time` and the largest `busy` and `chunk`. All crossings must exist.
     fn totals(&self, stages: &[Stage]) -> Costs {
         let runs = stages.iter().map(|(device, run)| self.stage(*device, run.clone()));
         let pairs = || stages.windows(2).map(|pair| (pair[0].0, pair[1].0));
@@ -295,7 +299,7 @@ impl Instance {
         total
     }
 
-    /// Whether the stages cover all segments in order, fit their devices and keep all conditions.
+    /// Returns whether the stages cover all segments in order, fit their devices and meet all conditions.
     fn allows(&self, stages: &[Stage]) -> bool {
         let mut end = 0;
         let mut used = vec![false; self.devices.len()];
@@ -320,7 +324,7 @@ impl Instance {
 }
 
 impl SharedBus {
-    /// What a crossing adds.
+    /// Returns the cost of a crossing on this link.
     fn load(&self, pair: (usize, usize)) -> f64 {
         self.users.iter().find(|(user, _)| *user == pair).map_or(0.0, |(_, busy)| *busy)
     }

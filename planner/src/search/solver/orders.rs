@@ -1,13 +1,12 @@
-//! Placements for a given order of devices, each used or skipped, and good orders to begin with.
-//!
-//! This module must not know scores.
+//! Placements for a given order of devices, in which each is used or skipped, and good initial orders. Knows
+//! nothing about scores.
 
 use super::exact::way;
 use super::rules::{Rules, slide};
 use super::{Instance, Stage};
 
-/// The least time of a placement that keeps the order; indices into the order are those of kinds with one member each, which
-/// have these exits. `None` if the rules allow none.
+/// Returns the placement of smallest time that keeps the order. Indices into the order refer to kinds with
+/// one member each, which have these exits. Returns `None` if the rules allow none.
 pub(super) fn least(
     instance: &Instance,
     kinds: &[Vec<usize>],
@@ -20,9 +19,9 @@ pub(super) fn least(
     let mut times = vec![f64::INFINITY; order.len() * width];
     let mut costs = vec![f64::INFINITY; width];
     let mut queue = Vec::new();
-    // At exit: the least times of its places from which the next may be reached.
+    // Per exit: the smallest times of its places from which the next may be reached.
     let mut behind = vec![vec![f64::INFINITY; width]; exits.len()];
-    // Behind the last device before this one that must take part.
+    // The position after the last required device before this one.
     let mut earliest = vec![0; order.len()];
     for (at, &kind) in order.iter().enumerate() {
         earliest[at] = (0..at).rev().find(|before| must[*before]).unwrap_or(0);
@@ -67,7 +66,7 @@ pub(super) fn least(
     loop {
         let kind = order[place];
         let to = &rules.kinds[kind];
-        // What the stage begins with: the first segment, or the place and the end before it.
+        // The origin of the stage: the first segment, or the previous place and its end.
         let mut best = (if must[..place].contains(&true) { f64::INFINITY } else { to.opening[end] }, None);
         for before in earliest[place]..place {
             let Some(way) = rules.way(order[before], kind) else { continue };
@@ -89,8 +88,8 @@ pub(super) fn least(
     Some(stages)
 }
 
-/// Orders to begin with: by speed, by memory, by both, and by the nearest next device; each of as many devices as there may
-/// be stages, with those that must take part.
+/// Returns initial orders: by speed, by memory, by both, and by nearest neighbour. Each has as many devices
+/// as the most stages, including the required ones.
 pub(super) fn starts(instance: &Instance, kinds: &[Vec<usize>]) -> Vec<Vec<usize>> {
     let costs = |kind: usize| &instance.devices[kinds[kind][0]];
     let slow = |kind: usize| costs(kind).before[instance.segments].time;
@@ -117,7 +116,7 @@ pub(super) fn starts(instance: &Instance, kinds: &[Vec<usize>]) -> Vec<Vec<usize
     orders
 }
 
-/// The devices of an order, each followed by the one that is the cheapest to reach; the order decides between equals.
+/// Reorders devices so that each is followed by the one that is cheapest to reach. Ties keep the order.
 fn nearest_next(instance: &Instance, kinds: &[Vec<usize>], order: &[usize]) -> Vec<usize> {
     let mut left = order.to_vec();
     let mut chain: Vec<usize> = Vec::new();

@@ -1,61 +1,61 @@
-//! What limits on the parts of a score leave of an instance: which runs and which crossings are allowed, and how much time
-//! the rest of a placement takes at least.
+//! Rules: the runs and crossings of an instance that limits on the score's terms allow, and the least time of
+//! the rest of a placement.
 //!
-//! For a given device every condition on a run (memory, pins, limits) still holds when the run gets shorter, so the runs
-//! that are allowed up to an end are those that begin in an interval that ends there.
+//! For a given device, every condition on a run (memory, pins, limits) still holds if the run gets shorter.
+//! So the allowed runs with a given end start in an interval that ends there.
 //!
-//! This module must not know the searches.
+//! Knows nothing about the searches.
 
 use super::{Costs, Instance};
 use std::collections::VecDeque;
 use std::ops::Range;
 
-/// Limits that a search keeps.
+/// Limits for a search.
 #[derive(Clone, Copy)]
 pub(super) struct Limits<'a> {
-    /// The largest `busy` and `chunk` of a stage or crossing and the largest sum of `time`, all inclusive.
+    /// Largest `busy` and `chunk` of a stage or crossing, and largest sum of `time`, all inclusive.
     pub most: Costs,
-    /// Pairs (from, to) of devices that must not follow one another.
+    /// Pairs (from, to) of devices that must not be neighbours.
     pub forbidden: &'a [(usize, usize)],
 }
 
-/// A crossing that is allowed.
+/// An allowed crossing.
 #[derive(Clone, Copy)]
 pub(super) struct Way {
     pub time: f64,
-    /// The [`Windows`] of the stage behind it.
+    /// Index of the [`Windows`] for the next stage.
     pub group: usize,
 }
 
-/// The runs of a kind of device that are allowed behind some crossings.
+/// The allowed runs of a kind of device after some crossings.
 #[derive(PartialEq)]
 pub(super) struct Windows {
-    /// At an end: the first segment of the longest run; the end itself if there is none. Never falls.
+    /// Per end: first segment of the longest run; the end itself if there is none. Never decreases.
     pub from: Vec<u32>,
-    /// At a first segment: the end of the longest run; the segment itself if there is none. Never falls.
+    /// Per first segment: end of the longest run; the segment itself if there is none. Never decreases.
     pub to: Vec<u32>,
 }
 
-/// One kind of device under limits.
+/// The rules for one kind of device.
 pub(super) struct KindRules {
     /// `time` of the segments `0 .. i`.
     pub prefix: Vec<f64>,
-    /// At an end: `time` of a stage with that end, plus `prefix` at its first segment.
+    /// Per end: `time` of a stage with that end, plus `prefix` at its first segment.
     pub finish: Vec<f64>,
-    /// At an end: `time` of a first stage with that end; infinite if it is not allowed.
+    /// Per end: `time` of a first stage with that end; infinite if it is not allowed.
     pub opening: Vec<f64>,
-    /// Without doubles.
+    /// Windows without duplicates.
     pub groups: Vec<Windows>,
 }
 
-/// An instance under limits.
+/// The rules of an instance under limits.
 pub(super) struct Rules {
     pub kinds: Vec<KindRules>,
-    /// At `from * kinds + to`.
+    /// Ways at `from * kinds + to`.
     ways: Vec<Option<Way>>,
-    /// At `(from * kinds + to) * buses + bus`: what a crossing adds to a shared bus.
+    /// Load of a crossing on each shared bus, at `(from * kinds + to) * buses + bus`.
     rides: Vec<f64>,
-    /// At bus: the most that may come together on it.
+    /// Largest allowed load per bus.
     most: Vec<f64>,
 }
 
@@ -89,7 +89,7 @@ impl Rules {
         self.ways[from * self.kinds.len() + to]
     }
 
-    /// The loads of the shared buses behind a crossing; `None` if one has too much then.
+    /// Returns the loads of the shared buses after a crossing; `None` if one exceeds its limit.
     pub fn ride<'a>(
         &'a self,
         from: usize,
@@ -102,8 +102,8 @@ impl Rules {
         sums().zip(&self.most).all(|(load, most)| load <= *most).then(sums)
     }
 
-    /// At kind and i: the least `time` behind a stage that ends at i, if devices could be used again and again. From the end:
-    /// at each place a crossing, then the best run from there.
+    /// Returns, per kind and end i, the smallest `time` after a stage that ends at i, if devices could be
+    /// reused. Works from the end: at each place a crossing, then the best run from there.
     pub fn rest(&self, segments: usize) -> Vec<Vec<f64>> {
         let mut rest = vec![vec![f64::INFINITY; segments + 1]; self.kinds.len()];
         rest.iter_mut().for_each(|rest| rest[segments] = 0.0);
@@ -136,7 +136,7 @@ impl Rules {
     }
 }
 
-/// The rules for a device, and the group of each class.
+/// Returns the rules for a device, and the group of each class.
 fn kind_rules(instance: &Instance, device: usize, most: &Costs) -> (KindRules, Vec<usize>) {
     let costs = &instance.devices[device];
     let segments = instance.segments;
@@ -144,7 +144,7 @@ fn kind_rules(instance: &Instance, device: usize, most: &Costs) -> (KindRules, V
         let stage = instance.stage(device, run);
         stage.busy <= most.busy && stage.chunk <= most.chunk
     };
-    // At an end: behind the last segment before it that another device must run.
+    // Per end: the position after the last segment before it that another device must run.
     let mut free = vec![0; segments + 1];
     for (at, pin) in instance.pins.iter().enumerate() {
         free[at + 1] = if pin.is_none_or(|pin| pin == device) { free[at] } else { at + 1 };
@@ -168,7 +168,7 @@ fn kind_rules(instance: &Instance, device: usize, most: &Costs) -> (KindRules, V
     (KindRules { prefix, finish, opening: (0..=segments).map(opening).collect(), groups }, group_of)
 }
 
-/// The windows of the runs, behind a first stage, that are allowed.
+/// Returns the windows of the allowed runs that are not first stages.
 fn windows(segments: usize, allowed: impl Fn(Range<usize>) -> bool) -> Windows {
     let mut windows = Windows { from: vec![0; segments + 1], to: (0..=segments as u32).collect() };
     let mut first = 1;
@@ -187,8 +187,8 @@ fn windows(segments: usize, allowed: impl Fn(Range<usize>) -> bool) -> Windows {
     windows
 }
 
-/// For each end from `begin`: the least `costs[first]` with `first` in `range`, before the end and in its window, through
-/// `each(end, least)`. `queue` is scratch.
+/// Calls `each(end, least)` for each end from `begin`, with the least `costs[first]` over `first` in `range`,
+/// before the end and in its window. `queue` is scratch.
 pub(super) fn slide(
     costs: &[f64],
     range: Range<usize>,

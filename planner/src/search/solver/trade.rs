@@ -1,11 +1,10 @@
-//! How a score trades its three parts: what is left for one of them when the others are known.
-//!
-//! This module must not know placements.
+//! Trade-offs between the three terms of a score: the limit of one term when the others are known. Knows
+//! nothing about placements.
 
 use super::{Costs, Score};
 
 impl Score {
-    /// The score of sums and largest terms.
+    /// Returns the score of these totals.
     pub(crate) fn of(&self, total: &Costs) -> f64 {
         match *self {
             Self::Sum { chunk_weight } => total.time + weighted(chunk_weight, total.chunk),
@@ -18,7 +17,7 @@ impl Score {
         }
     }
 
-    /// Weights of the largest `busy` and the largest `chunk`; 0 where one does not count.
+    /// Returns the weights of the largest `busy` and the largest `chunk`; 0 if one does not count.
     pub(crate) fn weights(&self) -> (f64, f64) {
         match *self {
             Self::Sum { chunk_weight } => (0.0, chunk_weight),
@@ -27,8 +26,8 @@ impl Score {
         }
     }
 
-    /// Weights of the largest `busy` and the largest `chunk` in the score's sum: all of a score but the busiest of
-    /// [`Score::Busy`].
+    /// Returns the weights of the largest `busy` and the largest `chunk` in the score's sum, which is all of
+    /// a score except the maximum in [`Score::Busy`].
     pub(super) fn weights_in_sum(&self) -> Costs {
         match *self {
             Self::Sum { chunk_weight: chunk } | Self::Busy { chunk_weight: chunk, .. } => {
@@ -38,7 +37,7 @@ impl Score {
         }
     }
 
-    /// The least score with this sum, if the largest `busy` is no less than `busy`.
+    /// Returns the smallest score with this sum, if the largest `busy` is at least `busy`.
     pub(super) fn of_sum(&self, sum: f64, busy: f64) -> f64 {
         match *self {
             Self::Busy { sequences, .. } => busy.max(sum / sequences),
@@ -46,7 +45,7 @@ impl Score {
         }
     }
 
-    /// The largest sum with which a score is kept.
+    /// Returns the largest sum that meets a score.
     pub(super) fn most_sum(&self, score: f64) -> f64 {
         match *self {
             Self::Busy { sequences, .. } => score * sequences,
@@ -54,8 +53,8 @@ impl Score {
         }
     }
 
-    /// The most of each part with which a score is kept if the other two are at least `least`. A part that does not count
-    /// has no limit.
+    /// Returns the largest value of each term that meets a score if the other two are at least `least`. A
+    /// term that does not count is infinite.
     pub(super) fn room(&self, score: f64, least: &Costs) -> Costs {
         let per = |room: f64, weight: f64| if weight == 0.0 { f64::INFINITY } else { room / weight };
         let (rest, chunk_weight, busy) = match *self {
@@ -71,7 +70,7 @@ impl Score {
     }
 }
 
-/// A weight of 0 makes nothing of anything, of infinity too.
+/// Multiplies, so that a weight of 0 gives 0 even for infinity.
 fn weighted(weight: f64, value: f64) -> f64 {
     if weight == 0.0 { 0.0 } else { weight * value }
 }

@@ -1,29 +1,30 @@
-//! The values that a largest term can have.
+//! Possible values of a largest term.
 //!
-//! Between two of them there is nothing: the limits of a box move to the values inside it, and a box without any is empty. Where
-//! segments are alike there are few values, so that boxes soon hold one alone.
+//! No term has a value between two listed ones, so the limits of a box move inwards to listed values, and a
+//! box without any is empty. If segments are equal there are few values, so boxes soon contain only one.
 //!
-//! This module must not know the searches.
+//! Knows nothing about the searches.
 
 use super::{Costs, Instance};
 
-/// Values that differ by less, relatively, are kept as one interval.
+/// Values that differ by a smaller relative amount form one interval.
 const SAME: f64 = 1e-9;
 
-/// Most values that are listed.
+/// Most listed values.
 const MOST: usize = 1 << 16;
 
-/// Intervals, in rising order, outside which a term has no value between the limits for which they were made.
+/// Intervals in ascending order that contain all values of a term between the limits for which they were
+/// made.
 pub(super) struct Values {
-    /// `None`: it may have any.
+    /// `None` if any value is possible.
     intervals: Option<Vec<(f64, f64)>>,
 }
 
 impl Values {
-    /// A term of which nothing is known.
+    /// A term with unknown values.
     pub const ANY: Self = Self { intervals: None };
 
-    /// Of a part of costs that counts by the largest of all stages and crossings, and is between these limits.
+    /// Lists the values of `of` that are between the limits, over all stages and crossings.
     pub fn new(
         instance: &Instance,
         kinds: &[Vec<usize>],
@@ -39,7 +40,7 @@ impl Values {
             let mut begin = 0;
             for first in 0..instance.segments {
                 let longest = reach.iter().map(|row| row[first]).max().unwrap_or(first);
-                // The first segment of all may cost something more.
+                // The first segment may have additional costs.
                 begin = if first == 1 { first + 1 } else { begin.max(first + 1) };
                 while begin <= longest && value(first, begin) < low {
                     begin += 1;
@@ -61,7 +62,7 @@ impl Values {
         Self { intervals: Some(intervals) }
     }
 
-    /// The limits moved inwards as far as no value is lost; `None` if there is none between them.
+    /// Moves limits inwards to the nearest values. Returns `None` if there is no value between them.
     pub fn within(&self, low: f64, high: f64) -> Option<(f64, f64)> {
         let Some(intervals) = &self.intervals else { return (low <= high).then_some((low, high)) };
         let first = intervals.partition_point(|(_, last)| *last < low);

@@ -1,8 +1,8 @@
-//! That a plan loses to nothing that it tells.
+//! Tests that no alternative in a plan beats the plan.
 
 use super::*;
 
-/// The world's plan among several chunks.
+/// Plans for the world with several chunks.
 fn planned(world: &World) -> Option<Plan> {
     let others = [64, 256, 512].map(|chunk| (chunk, world.segments.as_slice()));
     plan(&PlannerInput { other_chunks: &others, ..world.input() }).ok()
@@ -22,7 +22,7 @@ fn a_plan_loses_to_nothing_that_it_tells() {
             let split: Split = other.split.parse().expect("a split");
             let runs = given_runs(&PlannerInput { split: Some(&split), ..input }).expect("known devices");
             assert!(input.allows(&runs), "seed {seed}: {other:?} breaks {:?}", world.constraints);
-            // Fewer devices may cost a percent, no fewer half of one for a faster decode.
+            // Fewer devices may cost one percent, a faster decode half a percent.
             let most = if split.parts.len() > plan.stages.len() { 1.01 } else { 1.005 };
             assert!(
                 score_us <= other.score_us * most + 0.1,
@@ -36,7 +36,8 @@ fn a_plan_loses_to_nothing_that_it_tells() {
     assert!(plans > 150 && chunks.iter().all(|&count| count > 20), "{plans} plans, chunks {chunks:?}");
 }
 
-/// Two halves of a processor that differ by less than what chunks make of them: the start of a search is not its end.
+/// Two CPU devices that differ by less than the choice of chunk matters: the search must look beyond its
+/// start.
 #[test]
 fn a_device_that_is_faster_with_another_chunk_is_found() {
     let with = |label: &str, launch_us: f64, speed: f64| DeviceFacts {
@@ -52,7 +53,7 @@ fn a_device_that_is_faster_with_another_chunk_is_found() {
     assert_eq!((plan.split().to_string().as_str(), plan.chunk), ("0-13=cpu:1", 512));
 }
 
-/// With many unlike devices only some points are solved.
+/// With many different devices only some points are solved.
 #[test]
 fn a_bound_holds_where_not_every_point_is_solved() {
     let devices: Vec<_> =
@@ -65,7 +66,7 @@ fn a_bound_holds_where_not_every_point_is_solved() {
     for other in others(&plan) {
         assert!(score_us <= other.score_us * 1.01 + 0.1, "{score_us}, {other:?}");
     }
-    // With very many segments no bound is computed, and the plan names none.
+    // With very many segments no bound is computed, and the plan has none.
     world.segments = model(600, MIB / 4, MIB);
     world.devices.iter_mut().for_each(|device| device.memory_bytes = 1 << 40);
     let plan = planned(&world).expect("fits");

@@ -1,4 +1,4 @@
-//! Placements and micro-batches of the user's own.
+//! Tests of placements and micro-batches that the user requests.
 
 use super::*;
 
@@ -6,7 +6,7 @@ use super::*;
 fn a_users_split_is_checked_and_proved_but_kept() {
     let devices = vec![device("cpu:0", 1 << 40, 1.0), device("cpu:1", 130 * MIB, 1.0)];
     let world = World::new(model(12, 10 * MIB, 10 * MIB), devices);
-    // Any order of devices is the user's to choose.
+    // The user may choose any order of devices.
     for text in ["0=cpu:0,1-13=cpu:0", "0-5=cpu:0,7-13=cpu:1", "0-5=cpu:0,6-14=cpu:1", "0-13=cuda:0"] {
         assert!(matches!(world.clone().split(text).plan(), Err(PlanError::Split(_))), "{text}");
     }
@@ -38,7 +38,7 @@ fn decode_groups_that_are_asked_for_are_kept() {
         world.limits.decode_groups = Some(groups);
         let plan = world.plan().expect("fits");
         assert_eq!((plan.decode_groups, plan.decode_rows), (groups, 4u32.div_ceil(groups)));
-        // Other plans have the micro-batches that suit them.
+        // Alternatives choose their own micro-batches.
         let single = plan.explanation.alternatives.into_iter().find(|other| other.split == "0-9=cpu:0");
         alone.push(single.expect("is an alternative").decode_tokens_per_s);
     }
@@ -71,7 +71,7 @@ fn a_bound_holds_for_splits_as_well() {
     assert!(uneven.bound_us >= best.score_us * 0.985, "{} and {}", uneven.bound_us, best.score_us);
 }
 
-/// The bound is over all points of the grid, not over that at which the split is best.
+/// The bound holds over all points of the grid, not only the one where the split is best.
 #[test]
 fn a_bound_of_a_split_is_below_every_plan_that_it_tells() {
     let mut told = 0;

@@ -1,4 +1,4 @@
-//! What the planner chooses beside the placement: chunks, and the form in which activations cross.
+//! Tests of the choices besides the placement: chunks and wire type.
 
 use super::*;
 use crate::cost::{
@@ -8,7 +8,7 @@ use crate::cost::{
 use ragtag_kernels::KvType;
 use std::sync::Arc;
 
-/// Two devices of which neither holds the model, with a link of this rate.
+/// Returns a world with two devices, neither of which holds the model, and links with this rate.
 fn world_over_a_link(bytes_per_s: f64) -> World {
     let devices = vec![device("cpu:0", 80 * MIB, 1.0), device("cpu:1", 80 * MIB, 1.0)];
     let mut world = World::new(model(12, 8 * MIB, 8 * MIB), devices);
@@ -19,21 +19,17 @@ fn world_over_a_link(bytes_per_s: f64) -> World {
 #[test]
 fn activations_cross_as_f16_where_the_link_is_what_takes_the_time() {
     let reason = |plan: &Plan| {
-        plan.reasons.iter().find(|reason| reason.starts_with("boundaries: ")).cloned().unwrap_or_default()
+        plan.reasons.iter().find(|reason| reason.starts_with("wire type: ")).cloned().unwrap_or_default()
     };
     let slow = world_over_a_link(2e6).plan().expect("fits");
     assert_eq!(slow.boundary, Boundary::F16);
-    let told = "activations cross as f16; as f32 the plan is predicted ";
-    assert!(reason(&slow).contains(told) && reason(&slow).contains(" slower; "), "{}", reason(&slow));
-    assert!(reason(&slow).contains("the crossing from cpu:0 to cpu:1 takes "), "{}", reason(&slow));
+    let reported = "wire type: f16; with f32 the plan is predicted ";
+    assert!(reason(&slow).contains(reported) && reason(&slow).contains(" slower; "), "{}", reason(&slow));
+    assert!(reason(&slow).contains("the transfer from cpu:0 to cpu:1 takes "), "{}", reason(&slow));
     let fast = world_over_a_link(6e9).plan().expect("fits");
     assert_eq!(fast.boundary, Boundary::F32);
-    assert!(
-        reason(&fast).contains("activations cross as f32; as f16 the plan is predicted "),
-        "{}",
-        reason(&fast)
-    );
-    // Half the bytes, and the latency as it is.
+    assert!(reason(&fast).contains("wire type: f32; with f16 the plan is predicted "), "{}", reason(&fast));
+    // Half the bytes, with unchanged latency.
     let with = |boundary| {
         let mut world = world_over_a_link(2e6);
         world.limits.boundary = Some(boundary);
@@ -46,9 +42,9 @@ fn activations_cross_as_f16_where_the_link_is_what_takes_the_time() {
     for (row_share, plan) in [(1.0, &wide), (0.5, &narrow)] {
         let expected = [128, plan.decode_rows].map(|rows| tenths(20.0 + row_share * bytes(rows)));
         assert_eq!(crossing(plan), (expected[0], expected[1]));
-        assert_eq!(reason(plan), format!("boundaries: activations cross as {}, as asked", plan.boundary));
+        assert_eq!(reason(plan), format!("wire type: {}, as requested", plan.boundary));
     }
-    // The one that was chosen is the better one of the two.
+    // The chosen wire type is the better of the two.
     assert_eq!(slow.explanation.score_us, narrow.explanation.score_us);
     assert!(narrow.explanation.score_us < wide.explanation.score_us);
     let one = World::new(model(4, MIB, MIB), vec![device("cpu:0", 1 << 40, 1.0)]).plan().expect("fits");
@@ -70,7 +66,8 @@ fn the_form_in_which_activations_cross_is_as_good_as_the_better_of_both() {
             let score = |plan: &Plan| plan.explanation.score_us;
             let forms = Boundary::ALL.map(|form| with(Some(form)));
             let best = forms.iter().flatten().map(score).fold(f64::INFINITY, f64::min);
-            // Of plans within a percent the one with the fewest devices is chosen, and of points within half of one the first.
+            // Of plans within one percent the one with the fewest devices is chosen, and of points within
+            // half a percent the first.
             assert!(
                 score(&chosen) <= best * 1.02 + 0.1,
                 "seed {seed}, {objective:?}: {} {best}",
@@ -91,7 +88,7 @@ fn exact_activations_cross_as_f32() {
     world.limits.boundary = Some(Boundary::F16);
     let error = world.plan().expect_err("refused");
     assert_eq!(error, PlanError::ExactBoundary { boundary: Boundary::F16 });
-    assert!(error.to_string().starts_with("exact activations (f32) cross as f32: "), "{error}");
+    assert!(error.to_string().starts_with("wire type f16 needs "), "{error}");
 }
 
 #[test]
@@ -106,7 +103,7 @@ fn a_chunk_is_chosen_where_several_are_offered() {
         world.devices[0].memory_bytes = constrained;
         plan(&PlannerInput { other_chunks: &others, ..world.input() })
     };
-    // Each launch costs much: long chunks, as long as there is room for their scratch.
+    // Each launch is expensive, so chunks are long while their scratch fits.
     assert_eq!(plan(1 << 40).expect("fits").chunk, 256);
     let needed = plan(1 << 40).expect("fits").stages[0].memory_bytes.total;
     let less = plan(needed - 1).expect("fits");
@@ -130,12 +127,12 @@ fn a_plan_lists_the_fastest_chunk_for_each_length_of_prompt() {
     let list = |plan: &Plan| -> Vec<_> {
         plan.chunks().by_prompt.iter().map(|chunk| (chunk.from_tokens, chunk.rows)).collect()
     };
-    // One launch for all of a prompt is best on one device.
+    // On one device, one launch for the whole prompt is best.
     let short = Workload { prompt_tokens: 100, generated_tokens: 100 };
     let whole = plan(short, 1 << 40);
     assert_eq!(list(&whole), [(0, 64), (65, 128), (129, 512)]);
     assert_eq!((whole.chunk, whole.chunks().most_rows()), (512, 512), "the plan's memory is for the longest");
-    // The memory of the longest chunk is proved.
+    // The memory check uses the longest chunk.
     let total = whole.stages[0].memory_bytes.total;
     assert!(whole.stages[0].memory_bytes.scratch > plan(short, total - 1).stages[0].memory_bytes.scratch);
     assert_eq!(list(&plan(short, total - 1)), [(0, 64), (65, 128)]);
@@ -185,7 +182,7 @@ fn a_chunk_that_was_not_timed_must_be_clearly_faster() {
     assert_eq!(longest_with(50.0, &[16, 128, 512]), 512);
 }
 
-/// A profile without times.
+/// Returns a profile without times.
 fn unmeasured() -> Profile {
     Profile {
         ragtag_profile: PROFILE_VERSION,
@@ -226,12 +223,13 @@ fn chunks_beside_decode_are_short_enough_for_those_who_wait() {
         };
         (plan.chunks().beside_decode, stage_us(plan.chunks().beside_decode))
     };
-    // With two micro-batches in flight: 128 rows take about 45 ms on the first device and 80 ms on the second.
+    // With two micro-batches in flight, 128 rows take about 45 ms on the first device and 80 ms on the
+    // second.
     let (rows, us) = beside(18.0);
     assert!(rows == 128 && us < 50e3, "{rows} rows take {us} µs");
     let (rows, us) = beside(10.0);
     assert!(rows == 64 && us < 50e3, "{rows} rows take {us} µs");
-    // Not even the shortest is short enough.
+    // Even the shortest chunk is too long.
     assert_eq!(beside(0.01).0, 64);
 }
 

@@ -1,4 +1,4 @@
-//! Devices that a plan leaves out, and what it says of them.
+//! Tests of unused devices and the reasons for them.
 
 use super::*;
 
@@ -8,14 +8,14 @@ fn a_device_that_would_slow_the_pipeline_down_is_left_out_and_named() {
         model(12, 10 * MIB, 10 * MIB),
         vec![device("cuda:0", 1 << 40, 50.0), device("cpu:0", 1 << 40, 0.05)],
     );
-    // Even the embedding, which costs next to nothing, must not go there.
+    // Even the embedding, which costs almost nothing, must not go there.
     world.devices[1].stage_us.value = 5000.0;
     let plan = world.plan().expect("fits");
     assert_eq!(plan.split().to_string(), "0-13=cuda:0");
     let why = plan.reasons.iter().find(|r| r.starts_with("cpu:0 is left out")).expect("a reason");
     assert!(why.contains(" slower"), "{why}");
 
-    // A twin of the device that is used adds nothing to the latency.
+    // A second device equal to the used one does not reduce latency.
     let mut twin = world.clone();
     twin.objective = Objective::Latency;
     twin.workload.prompt_tokens = 128;
@@ -33,7 +33,7 @@ fn a_device_that_would_slow_the_pipeline_down_is_left_out_and_named() {
 
 #[test]
 fn a_device_that_makes_little_difference_is_left_out_with_the_reason() {
-    // Two devices are faster than one by less than what a device less is worth.
+    // Two devices are faster than one by less than the preference for fewer devices.
     let mut world = World::new(model(8, 10 * MIB, 10 * MIB), vec![device("cpu:0", 1 << 40, 1.0); 2]);
     world.devices[1] = device("cpu:1", 1 << 40, 0.8);
     (world.objective, world.limits.boundary) = (Objective::FirstToken, Some(Boundary::F32));
@@ -42,7 +42,7 @@ fn a_device_that_makes_little_difference_is_left_out_with_the_reason() {
         let plan = world.clone().split(split).plan().expect("fits");
         plan.explanation.score_us
     };
-    // The link's latency decides how much the second device gains.
+    // The link's latency determines how much the second device gains.
     let (mut low, mut high) = (0.0, score(&world, one));
     for _ in 0..60 {
         world.links.other.latency_us.value = (low + high) / 2.0;
@@ -70,7 +70,7 @@ fn constraints_that_leave_no_room_for_a_device_are_not_taken_for_want_of_memory(
     };
     let pin = |segment| Pin { segment, device: "cpu:1".into() };
     world.constraints.pins = (0..14).map(pin).collect();
-    let wanted = "cpu:0 is left out: the constraints leave no room for it";
+    let wanted = "cpu:0 is left out: the constraints exclude it";
     assert_eq!(why(&world), (wanted.into(), true));
     world.devices[0].memory_bytes = 10;
     assert_eq!(why(&world), ("cpu:0 is left out: no plan with it fits (it has 10 bytes)".into(), false));
@@ -94,7 +94,7 @@ fn rules_keep_to_the_constraints() {
     assert_eq!(rules(&world), ["0-13=cpu:2", "0-13=cpu:0"]);
 }
 
-/// Sixteen like cards: one reason covers all that are left out.
+/// Of sixteen equal cards, one reason covers all unused ones.
 #[test]
 fn like_devices_that_are_left_out_are_told_in_one_line() {
     let devices: Vec<_> = (0..16).map(|at| device(&format!("rtx4090:{at}"), 1 << 40, 1.0)).collect();
@@ -106,7 +106,7 @@ fn like_devices_that_are_left_out_are_told_in_one_line() {
     let told: Vec<_> = plan.reasons.iter().filter(|reason| reason.contains("left out")).collect();
     let wanted = "rtx4090:1 to rtx4090:15 are left out: the best plan with one of them, 0-9=rtx4090:1, is predicted as fast";
     assert_eq!(told, [wanted]);
-    // Each has its own plan all the same.
+    // Each still has its own alternative.
     for left in &plan.explanation.left_out {
         assert_eq!(
             left.best_with.as_ref().map(|with| with.split.clone()),
@@ -133,7 +133,8 @@ fn every_device_that_is_left_out_is_named() {
     let tried = left_out.iter().filter(|left| left.tried).count();
     let told = plan.reasons.iter().filter(|reason| reason.contains(" is left out: ")).count();
     assert!(tried > 0 && tried < left_out.len() && told == tried, "{tried} tried, {told} told");
-    let rest = plan.reasons.iter().find(|reason| reason.contains("left out as well")).expect("a reason");
+    let rest =
+        plan.reasons.iter().find(|reason| reason.contains("left out without a search")).expect("a reason");
     let untried: Vec<_> =
         left_out.iter().filter(|left| !left.tried).map(|left| left.device.as_str()).collect();
     assert!(rest.starts_with(&crate::wording::labels(&untried)), "{rest}");

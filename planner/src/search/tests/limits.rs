@@ -1,8 +1,9 @@
-//! Limits that are not a device's memory: its largest buffers, and the memory of the host.
+//! Tests of limits other than device memory: the largest buffers, and host memory.
 
 use super::*;
 
-/// A model of 2 KiB of keys and values a position for the four sequences, each in a buffer of half of that.
+/// Returns a model with 2 KiB of keys and values per position for the four sequences, half of it in each
+/// buffer.
 fn world() -> World {
     World::new(model(6, MIB, MIB), vec![device("gpu:0", 1 << 40, 1.0)])
 }
@@ -36,7 +37,7 @@ fn another_device_takes_what_one_cannot_bind() {
     world.limits.context = Some(1024);
     let plan = world.plan().expect("the slow device binds it");
     let on_fast = plan.stages.iter().filter(|stage| stage.device == "gpu:0");
-    // The embedding and the head have neither keys nor values.
+    // The embedding and the head have no keys or values.
     assert!(on_fast.into_iter().all(|stage| stage.memory_bytes.kv == 0), "{:?}", plan.stages);
 }
 

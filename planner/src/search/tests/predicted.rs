@@ -1,8 +1,8 @@
-//! What a plan predicts of the parts that no segment accounts for: transfers and the return of tokens.
+//! Tests of predictions for parts that belong to no segment: transfers and the token return.
 
 use super::*;
 
-/// Two equal devices, each with half of the model.
+/// Returns two equal devices, each with half of the model.
 fn halves() -> World {
     let devices = vec![device("cpu:0", 1 << 40, 1.0), device("cpu:1", 1 << 40, 1.0)];
     World::new(model(12, 10 * MIB, 10 * MIB), devices).split("0-6=cpu:0,7-13=cpu:1")
@@ -61,9 +61,9 @@ fn prompts_and_decode_that_never_overlap_each_take_their_slowest_part() {
     assert_eq!((pace.decode_rows, pace.chunks), (2, 2.0));
     let part = |decode_us, chunk_us| Times { decode_us, chunk_us, ..Times::default() };
     let parts = [part(10.0, 700.0), part(30.0, 500.0)];
-    // Two chunks of 700 us, and 64 steps: 30 us for two rows is more than a round of 40 us for four sequences.
+    // Two chunks of 700 us, and 64 steps: 30 us for two rows exceeds a round of 40 us for four sequences.
     let round = |decode_us| pace.apart_us(&part(decode_us, 1200.0), parts.iter().copied());
     assert!(close(round(40.0), 2.0 * 700.0 + 64.0 * 15.0));
-    // A longer round counts instead.
+    // A longer round takes its place.
     assert!(close(round(100.0), 2.0 * 700.0 + 64.0 * 25.0));
 }

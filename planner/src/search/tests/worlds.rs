@@ -1,4 +1,4 @@
-//! Made-up models and fleets. The tests of trials in simulation have them too (`scheduler/tests/trials.rs`).
+//! Synthetic models and fleets. The tests of simulated trials use them too (`scheduler/tests/trials.rs`).
 
 use super::*;
 
@@ -23,7 +23,7 @@ pub fn segment(kind: SegmentKind, name: &str, weights: u64) -> Segment {
     }
 }
 
-/// Embedding, `blocks` blocks of `block` bytes, a head of `head` bytes that shares no tensor.
+/// Returns an embedding, `blocks` blocks of `block` bytes, and a head of `head` bytes without shared tensors.
 pub fn model(blocks: usize, block: u64, head: u64) -> Vec<Segment> {
     let mut segments = vec![Segment {
         flops_per_row: 0,
@@ -57,7 +57,7 @@ pub fn device(label: &str, memory_bytes: u64, speed: f64) -> DeviceFacts {
     }
 }
 
-/// Everything that a [`PlannerInput`] borrows.
+/// Owns everything that a [`PlannerInput`] borrows.
 #[derive(Clone)]
 pub struct World {
     pub model: ModelFacts,
@@ -157,7 +157,7 @@ pub fn random_world(seed: u64) -> World {
     for device in &mut world.devices {
         device.hand_over_us.value = rng.random_range(0.0..2000.0);
     }
-    // Where links are slow it matters how many bytes cross.
+    // With slow links the number of transferred bytes matters.
     if rng.random_bool(0.3) {
         world.links.other.bandwidth_bytes_per_s.value = 10f64.powf(rng.random_range(6.0..9.0));
     }
@@ -167,7 +167,7 @@ pub fn random_world(seed: u64) -> World {
     world
 }
 
-/// A slow way that about half of the links share.
+/// Returns a slow resource that about half of the links share.
 pub fn random_bus(rng: &mut SmallRng, devices: &[DeviceFacts]) -> SharedLink {
     let pairs = devices.iter().flat_map(|from| devices.iter().map(move |to| (from, to)));
     let pairs = pairs.map(|(from, to)| (from.label.clone(), to.label.clone()));
@@ -178,7 +178,8 @@ pub fn random_bus(rng: &mut SmallRng, devices: &[DeviceFacts]) -> SharedLink {
     }
 }
 
-/// Devices that are good at chunks of different lengths, links of all sorts, and constraints in every other world.
+/// Returns devices that are fast at chunks of different lengths, varied links, and constraints in every other
+/// world.
 pub fn unlike_world(seed: u64) -> World {
     let mut world = World { objective: OBJECTIVES[seed as usize % 4], ..random_world(seed) };
     let mut rng = SmallRng::seed_from_u64(seed ^ 0x6265_7374);
@@ -208,7 +209,7 @@ pub fn unlike_world(seed: u64) -> World {
     world
 }
 
-/// All other plans that a plan tells.
+/// Returns all other plans that a plan lists.
 pub fn others(plan: &Plan) -> impl Iterator<Item = &Alternative> {
     let explanation = &plan.explanation;
     let left_out = explanation.left_out.iter().filter_map(|left| left.best_with.as_ref());

@@ -1,4 +1,4 @@
-//! The way from one device to another, for timing: through a ring of host memory, as activations go in a pipeline.
+//! A link between two devices, for timing: a ring in host memory, as in a pipeline.
 
 use super::super::memory::{INCOMING, OUTGOING};
 use super::SoloDevice;
@@ -10,7 +10,7 @@ use std::time::Instant;
 
 const BUFFER: BufferId = BufferId(0);
 
-/// The way from one device to another.
+/// A link between two devices.
 pub struct SoloLink<'a> {
     from: &'a mut SoloDevice,
     to: &'a mut SoloDevice,
@@ -33,10 +33,10 @@ impl Drop for SoloLink<'_> {
 }
 
 impl<'a> SoloLink<'a> {
-    /// The way for up to so many bytes. Two devices must differ in their ids.
+    /// Creates a link for transfers of up to `bytes` bytes. The devices must have different ids.
     ///
     /// # Errors
-    /// [`Error::Spec`] for a route that is not host-staged; else what a device refuses.
+    /// [`Error::Spec`] for a route that is not host-staged; otherwise the error of a device.
     pub fn new(from: &'a mut SoloDevice, to: &'a mut SoloDevice, route: Route, bytes: u64) -> Result<Self> {
         let Route::HostStaged { chunk_bytes: chunk_bytes @ 1.., depth: depth @ 1.. } = route else {
             return Err(Error::Spec { what: format!("route {route:?} is not available") });
@@ -61,8 +61,8 @@ impl<'a> SoloLink<'a> {
         }
     }
 
-    /// Time from handing nothing to the first device until the host knows of its end, in microseconds: what of
-    /// [`SoloLink::time_us`] is no crossing.
+    /// Returns the time from an empty submission on the first device to its completion on the host, in
+    /// microseconds. This is the part of [`SoloLink::time_us`] that is not the transfer.
     ///
     /// # Errors
     /// If the device fails.
@@ -73,8 +73,9 @@ impl<'a> SoloLink<'a> {
         Ok(start.elapsed().as_secs_f64() * 1e6)
     }
 
-    /// Time from handing nothing to the first device until the host knows that so many bytes have crossed and work has begun
-    /// on the other, in microseconds. At most as many bytes as the way is for, at least one.
+    /// Returns the time from an empty submission on the first device until the host knows that `bytes` bytes
+    /// were transferred and work began on the second, in microseconds. `bytes` is clamped to 1 and the size
+    /// of the link.
     ///
     /// # Errors
     /// If a device fails.

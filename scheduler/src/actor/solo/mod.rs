@@ -1,7 +1,7 @@
-//! A device by itself, for timing: stages are loaded as in a pipeline, with the same buffers and programs, and given
-//! micro-batches by hand. No core, no mailbox and no neighbour takes part.
+//! A device on its own, for timing. Stages are loaded as in a pipeline, with the same buffers and programs,
+//! and run single micro-batches without a core, mailbox or neighbour.
 //!
-//! This module must not know what is timed, or why.
+//! Knows nothing about the purpose of the timings.
 
 mod link;
 
@@ -23,19 +23,19 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-/// Micro-batches that are submitted together: the time from one's end to the next one's is what each takes in a pipeline
-/// that never waits.
+/// Micro-batches that are submitted together. The time from one's end to the next one's is its time in a
+/// pipeline that never waits.
 const BURST: u32 = 2;
-/// What caches and activations are filled with: small and normal as f16 and as f32.
+/// Fill pattern of caches and activations: small normal numbers both as f16 and as f32.
 const FILLING: u32 = 0x2c00_2c00;
 
-/// A device by itself.
+/// A device on its own.
 pub struct SoloDevice {
     label: String,
     points: StagePoints,
     own: [Arc<Timeline>; 3],
     timings: Vec<Timing>,
-    /// What logits are downloaded to.
+    /// Destination of logit downloads.
     logits: Option<Arc<HostRegion>>,
     device: OwnedDevice,
 }
@@ -47,7 +47,7 @@ impl std::fmt::Debug for SoloDevice {
 }
 
 impl SoloDevice {
-    /// Takes a device to which nothing has been submitted.
+    /// Takes a device without submissions.
     pub fn new(device: Box<dyn Device>) -> Self {
         let device = OwnedDevice::new(device);
         let own = QueueKind::ALL.map(|queue| device.timeline(queue));
@@ -55,15 +55,15 @@ impl SoloDevice {
         Self { label: device.adapter().label(), points, own, timings: Vec::new(), logits: None, device }
     }
 
-    /// What the device is.
+    /// Returns the device's adapter.
     pub fn adapter(&self) -> &Adapter {
         self.device.adapter()
     }
 
-    /// Loads a stage. It is gone from the device when it is dropped.
+    /// Loads a stage. Dropping it frees its memory.
     ///
     /// # Errors
-    /// If the device has not enough memory or refuses the stage, or the weights cannot be read.
+    /// If the device runs out of memory or refuses the stage, or the weights cannot be read.
     pub fn load(&mut self, compiled: CompiledStage, weights: &dyn WeightSource) -> Result<SoloStage<'_>> {
         let memory = self.try_load(compiled, weights);
         let loaded = memory.and_then(|(memory, made_in)| self.fill(&memory).map(|()| (memory, made_in)));
@@ -100,7 +100,7 @@ impl SoloDevice {
         Ok((memory, made_in))
     }
 
-    /// Fills caches and activations with numbers that no arithmetic stumbles over.
+    /// Fills caches and activations with harmless numbers.
     fn fill(&mut self, memory: &StageBuffers) -> Result<()> {
         let compiled = memory.compiled();
         let rows_bytes = u64::from(compiled.max_rows()) * compiled.edge_row_bytes();
@@ -113,7 +113,7 @@ impl SoloDevice {
         self.wait(signal)
     }
 
-    /// Submits work, and says when it is done.
+    /// Submits work and returns its completion point.
     fn submit(&mut self, queue: QueueKind, work: Work, waits: &[Point]) -> Result<Point> {
         let signal = self.allot(queue);
         let submission = Submission { queue, work, waits: waits.to_vec(), signal };
@@ -134,17 +134,17 @@ impl SoloDevice {
         passed.map(drop).map_err(|cause| self.failed(cause))
     }
 
-    /// What the device says of the time of these submissions.
+    /// Returns the device's timing of a submission.
     fn timing(&mut self, point: Point) -> Option<Timing> {
         self.device.take_timings(&mut self.timings);
         self.timings.iter().find(|timing| timing.point == point).copied()
     }
 
-    /// Times of a copy of so many bytes to the device and of one back, in microseconds: from the submission until the host
-    /// knows of the end.
+    /// Returns the times of a copy of `bytes` bytes to the device and of one back, in microseconds, from
+    /// submission to completion on the host.
     ///
     /// # Errors
-    /// If the device has no memory for it, or fails.
+    /// If the device runs out of memory or fails.
     pub fn host_copies_us(&mut self, bytes: u64) -> Result<[f64; 2]> {
         let copied = self.try_host_copies_us(bytes);
         self.device.clear();
@@ -176,31 +176,32 @@ impl SoloDevice {
     }
 }
 
-/// What a solo stage is given: so many sequences, each with so many rows, the first of which stands at a position.
+/// A micro-batch for a solo stage: equal sequences with consecutive rows from the same position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SoloBatch {
-    /// Sequences.
+    /// Number of sequences.
     pub sequences: u32,
-    /// Rows of each.
+    /// Rows of each sequence.
     pub rows_each: u32,
-    /// Position of the first row of each.
+    /// Position of each sequence's first row.
     pub first_position: u32,
-    /// Whether logits of the last row of each are wanted.
+    /// Whether the last row of each sequence needs logits.
     pub logits: bool,
 }
 
 impl SoloBatch {
-    /// One step of so many sequences, each of which attends to so many positions, itself included.
+    /// Returns one decode step of `sequences` sequences, each of which attends to `positions` positions
+    /// including itself.
     pub fn decode(sequences: u32, positions: u32) -> Self {
         Self { sequences, rows_each: 1, first_position: positions.saturating_sub(1), logits: true }
     }
 
-    /// A piece of a prompt from a position on, of which no logits are wanted.
+    /// Returns a part of a prompt from a position on, without logits.
     pub fn chunk(rows: u32, first_position: u32) -> Self {
         Self { sequences: 1, rows_each: rows, first_position, logits: false }
     }
 
-    /// Positions that a row attends to, on average.
+    /// Returns the average number of attended positions.
     pub fn positions(&self) -> f64 {
         f64::from(self.first_position) + (f64::from(self.rows_each) + 1.0) / 2.0
     }
@@ -209,7 +210,7 @@ impl SoloBatch {
         let item = |s: u32| Item {
             sequence: SequenceId(u64::from(s)),
             first_position: self.first_position,
-            // Any tokens will do, as long as they are not all the same.
+            // Any tokens will do unless they are all equal.
             tokens: (0..self.rows_each).map(|row| (row * 7 + s) % 13).collect(),
             blocks: (s * table_blocks..(s + 1) * table_blocks).collect(),
             logits: if self.logits { LogitRows::Last } else { LogitRows::None },
@@ -218,7 +219,7 @@ impl SoloBatch {
     }
 }
 
-/// A stage on a device by itself.
+/// A stage on a solo device.
 pub struct SoloStage<'a> {
     on: &'a mut SoloDevice,
     memory: StageBuffers,
@@ -238,15 +239,16 @@ impl Drop for SoloStage<'_> {
 }
 
 impl SoloStage<'_> {
-    /// Time in which the device compiled the stage's kernels and allocated its buffers.
+    /// Returns the time to compile the stage's kernels and allocate its buffers.
     pub fn made_in(&self) -> Duration {
         self.made_in
     }
 
-    /// Time that a micro-batch takes among others, in microseconds: from the end of the one before to its own.
+    /// Returns the time of a micro-batch in a sequence of others, in microseconds, from the end of the
+    /// previous one to its own.
     ///
     /// # Errors
-    /// If the stage holds no such micro-batch, or the device fails.
+    /// If the micro-batch does not fit the stage, or the device fails.
     pub fn burst_us(&mut self, batch: &SoloBatch) -> Result<f64> {
         let batch = self.micro_batch(batch);
         let start = Instant::now();
@@ -264,7 +266,7 @@ impl SoloStage<'_> {
         })
     }
 
-    /// Time that a micro-batch takes by itself, in microseconds.
+    /// Returns the time of a lone micro-batch, in microseconds.
     ///
     /// # Errors
     /// As [`SoloStage::burst_us`].
@@ -279,8 +281,9 @@ impl SoloStage<'_> {
         Ok(timing.map_or(wall_us, |t| t.end_ns.saturating_sub(t.start_ns) as f64 / 1e3))
     }
 
-    /// Time from handing a micro-batch to the device until `choose` has seen each row of its logits, in microseconds, without
-    /// the time that the device computes. What a device has just written is in no cache of the host: so it is in a pipeline.
+    /// Returns the time from submitting a micro-batch until `choose` has seen each row of its logits, in
+    /// microseconds, without the device's compute time. As in a pipeline, data just written by the device is
+    /// in no host cache.
     ///
     /// # Errors
     /// As [`SoloStage::burst_us`].
