@@ -1,6 +1,5 @@
-//! Which assumption failed, in words.
-//!
-//! This module must not know how predictions are made: the largest part of one is what is to blame.
+//! Explanations of deviations, as text. Blames the largest component of a prediction. Knows nothing about how
+//! predictions are made.
 
 use super::model::Model;
 use super::{ComparedPart, ComparedRate, Comparison, Phase, TOLERANCE};
@@ -9,9 +8,9 @@ use ragtag_planner::cost::Figure;
 use ragtag_planner::plan::{Place, Plan};
 use ragtag_planner::wording::{self, Quantity};
 
-/// Why a part took longer or shorter than predicted, if it did.
+/// Returns why a part took longer or shorter than predicted, if it did.
 pub(super) fn part_finding(model: &Model<'_>, part: &ComparedPart) -> Option<String> {
-    // Nothing was predicted, or nothing is wrong; NaN is neither.
+    // False also for NaN and without a prediction.
     let off = part.deviation.abs() > TOLERANCE && part.predicted_us > 0.0;
     if !off {
         return None;
@@ -24,7 +23,7 @@ pub(super) fn part_finding(model: &Model<'_>, part: &ComparedPart) -> Option<Str
     Some(format!("{}: {said}", subject(part)))
 }
 
-/// What a part is called.
+/// Returns the name of a part.
 fn subject(part: &ComparedPart) -> String {
     let phase = part.phase;
     let percent = wording::deviation(Quantity::Time, part.deviation);
@@ -70,7 +69,7 @@ fn edge(model: &Model<'_>, part: &ComparedPart, factor: f64) -> String {
     let link = model.link(part.index);
     if latency_binds {
         let Figure { value, source } = link.latency_us;
-        // The bytes' time is taken as it was predicted.
+        // Assume that the time of the bytes is as predicted.
         let took = (part.measured_us - part.parts.moving_us).max(0.0);
         return format!("its latency is {source} at {value:.1} µs: the run took {took:.1} µs");
     }
@@ -79,14 +78,14 @@ fn edge(model: &Model<'_>, part: &ComparedPart, factor: f64) -> String {
     format!("its bandwidth is {source} at {then}: the run moved {now}")
 }
 
-/// Why the whole was slower or faster than predicted, if it was.
+/// Returns why the whole was slower or faster than predicted, if it was.
 pub(super) fn rate_finding(comparison: &Comparison, plan: &Plan, rate: &ComparedRate) -> Option<String> {
     if rate.deviation.is_nan() || rate.deviation.abs() <= TOLERANCE {
         return None;
     }
     let subject = format!("{} {}", rate.what, wording::deviation(Quantity::Rate, rate.deviation));
     let parts: Vec<_> = comparison.parts.iter().filter(|part| part.phase == rate.phase).collect();
-    // A slow part makes a slow whole: the one that accounts for most of the time that was not foreseen.
+    // Blame the part with the largest share of the excess time.
     let slower = rate.deviation < 0.0;
     let unforeseen_us = |part: &ComparedPart| {
         let us = part.measured_us - part.predicted_us;
