@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn an_edge_is_busy_from_the_first_byte_until_the_last_whoever_tells_first() {
+    fn an_edge_is_busy_from_first_to_last_byte_in_any_record_order() {
         let edge = Crossings::default();
         edge.begin(id(1), true, 30);
         edge.admitted(id(1), 90);
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn neither_the_one_before_nor_the_wait_for_a_slot_counts() {
+    fn earlier_transfers_and_waits_for_a_slot_do_not_count() {
         let edge = Crossings::default();
         for (number, left_ns, end_ns) in [(1, 0, 100), (2, 10, 200)] {
             edge.begin(id(number), false, 8);
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_never_timed_is_forgotten() {
+    fn transfers_without_timings_are_dropped() {
         let edge = Crossings::default();
         for number in 0..2 * OPEN as u64 {
             edge.begin(id(number), false, 8);

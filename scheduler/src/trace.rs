@@ -409,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn the_ends_of_edges_hear_of_copies() {
+    fn edges_record_copies_at_both_ends() {
         let edge = Crossings::default();
         let (outgoing, incoming) = (Some(edge.clone()), Some(edge.clone()));
         let from = Ends { outgoing, ..Ends::default() };

@@ -160,14 +160,14 @@ fn check(setup: &Setup) -> PipelineReport {
 }
 
 #[test]
-fn pipelines_of_any_length_say_the_same() {
+fn pipelines_of_any_length_generate_equal_tokens() {
     for stages in 1..=4 {
         check(&Setup::new(stages));
     }
 }
 
 #[test]
-fn tight_slots_credits_and_rings_say_the_same() {
+fn tight_slots_credits_and_rings_do_not_change_tokens() {
     for (slots, credits, depth) in [(1, 1, 1), (1, 6, 1), (2, 4, 3), (4, 6, 1)] {
         let mut setup = Setup::new(3);
         (setup.options.slots, setup.options.credits) = (slots, credits);
@@ -177,7 +177,7 @@ fn tight_slots_credits_and_rings_say_the_same() {
 }
 
 #[test]
-fn slow_devices_say_the_same() {
+fn slow_devices_do_not_change_tokens() {
     let mut setup = Setup::new(3);
     setup.devices.iter_mut().for_each(|d| d.random_delay_us = 300);
     check(&setup);
@@ -186,7 +186,7 @@ fn slow_devices_say_the_same() {
 /// A sleeping thread is always woken. These devices finish at once, so every race between going to sleep and
 /// being notified occurs many times.
 #[test]
-fn nobody_oversleeps_on_devices_that_finish_at_once() {
+fn no_wake_up_is_lost_on_devices_that_finish_at_once() {
     for (stages, sequences, slots, times) in [(1, 1, 4, 12), (2, 1, 1, 2), (2, 5, 2, 1), (3, 8, 1, 1)] {
         let specs = (0..stages).map(|index| support::null::stage(index, stages)).collect();
         let mut options = PipelineOptions::new(stages, 4096, 2048, 16);
@@ -353,7 +353,7 @@ fn dropping_a_busy_pipeline_ends_it() {
 }
 
 #[test]
-fn a_panicking_sampler_ends_the_run_and_nobody_hangs() {
+fn a_panicking_sampler_ends_the_run_without_a_hang() {
     struct Panics;
     impl Sample for Panics {
         fn sample(&mut self, _: &[f32], _: &[u32]) -> std::result::Result<u32, String> {
@@ -506,16 +506,16 @@ fn a_device_that_is_too_small_is_named() {
 }
 
 #[test]
-fn large_weights_arrive_whole_and_loading_is_told() {
+fn large_weights_load_completely_with_progress() {
     let mut setup = Setup::new(2);
     setup.model.layers = 2;
     setup.model.weight_bytes = (9 << 20) + 4;
-    let (send, told) = channel();
+    let (send, reports) = channel();
     let pipeline = Pipeline::start(setup.specs(), &setup.options, move |p| send.send(p).unwrap()).unwrap();
-    let told: Vec<_> = told.try_iter().collect();
+    let reports: Vec<_> = reports.try_iter().collect();
     let total = 2 * setup.model.weight_bytes;
-    assert!(told.iter().all(|p| p.total_bytes == total && p.done_bytes <= total));
-    assert_eq!(told.iter().map(|p| p.done_bytes).max(), Some(total));
+    assert!(reports.iter().all(|p| p.total_bytes == total && p.done_bytes <= total));
+    assert_eq!(reports.iter().map(|p| p.done_bytes).max(), Some(total));
     let prompt = prompt(5, 1);
     assert_eq!(tokens(&all(&submit(&pipeline, &prompt, generate(2)).1)), setup.model.reference(&prompt, 2));
 }

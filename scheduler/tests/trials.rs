@@ -38,7 +38,7 @@ fn served(world: &World, plan: &Plan) -> f64 {
 }
 
 #[test]
-fn what_is_tried_serves_no_less_than_what_is_predicted_best_and_than_rules() {
+fn tried_placements_serve_at_least_as_much_as_predictions_and_rules() {
     let (mut worlds, mut better) = (0, 0);
     for seed in 0..60 {
         let mut world = random_world(seed);
@@ -132,7 +132,7 @@ fn fewer_decode_groups_are_found_where_prompts_and_decode_wait_for_different_dev
 }
 
 #[test]
-fn what_is_tried_keeps_to_the_constraints() {
+fn trials_respect_the_constraints() {
     let devices = [1.0, 3.0, 0.5].into_iter().enumerate();
     let devices: Vec<_> = devices.map(|(at, speed)| device(&format!("cpu:{at}"), 150 * MIB, speed)).collect();
     let free = World::new(model(12, 8 * MIB, 8 * MIB), devices);
@@ -159,7 +159,7 @@ fn what_is_tried_keeps_to_the_constraints() {
 
 /// One request at a time, for which there are no trials.
 #[test]
-fn what_links_share_is_priced_as_it_is_simulated() {
+fn shared_links_cost_as_much_as_in_simulation() {
     let devices: Vec<_> = (0..4).map(|at| device(&format!("cpu:{at}"), 60 * MIB, 1.0)).collect();
     let mut world = World::new(model(12, 12 * MIB, 12 * MIB), devices);
     world.links.other.bandwidth_bytes_per_s.value = 10e9;
@@ -210,7 +210,7 @@ fn what_links_share_is_priced_as_it_is_simulated() {
 
 /// If simulation decides, the reasons say that rules which the cost model prefers are slower in simulation.
 #[test]
-fn what_simulation_decides_is_told() {
+fn reasons_report_decisions_by_simulation() {
     let mut overruled = 0;
     for seed in 0..120 {
         let mut world = World { objective: Objective::Throughput, ..unlike_world(seed) };
@@ -223,11 +223,11 @@ fn what_simulation_decides_is_told() {
         let score_us = plan.explanation.score_us;
         for other in worlds::others(&plan).filter(|other| score_us > other.score_us * 1.0105 + 0.1) {
             let of_rule = format!("{} ", other.why);
-            let told = plan
+            let reasons = plan
                 .reasons
                 .iter()
                 .filter(|reason| reason.contains(&other.split) || reason.contains(&of_rule));
-            for reason in told.filter(|reason| !reason.contains("bound:")) {
+            for reason in reasons.filter(|reason| !reason.contains("bound:")) {
                 assert!(reason.contains("in simulation"), "seed {seed}: {reason}");
                 overruled += 1;
             }

@@ -223,7 +223,7 @@ fn the_plan_is_the_best_of_all_placements() {
 }
 
 #[test]
-fn what_fits_is_known_without_a_search() {
+fn fit_is_decided_without_a_search() {
     for seed in 0..300 {
         let mut world = random_world(seed);
         world.devices.iter_mut().for_each(|device| device.memory_bytes /= 2);
@@ -448,7 +448,7 @@ fn memory_forces_a_second_device_where_latency_would_have_one() {
 }
 
 #[test]
-fn what_does_not_fit_is_named_with_bytes_and_device() {
+fn shortages_name_bytes_and_device() {
     let mut world = World::new(model(12, 10 * MIB, 10 * MIB), vec![device("cpu:0", 100 * MIB, 1.0)]);
     let Err(PlanError::DoesNotFit(error)) = world.plan() else { panic!("it cannot fit") };
     let [shortage] = error.shortages.as_slice() else { panic!("{error:?}") };

@@ -44,7 +44,7 @@ pub struct Comparand<'a> {
     pub links: &'a Links,
 }
 
-/// Returns a pipeline's progress since an earlier report, as far as comparisons need it.
+/// Returns a pipeline's progress since an earlier report, without fields that comparisons ignore.
 pub fn since(before: &PipelineStats, after: &PipelineStats) -> PipelineStats {
     let mut stats = after.clone();
     for (stage, before) in stats.stages.iter_mut().zip(&before.stages) {

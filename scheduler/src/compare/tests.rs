@@ -117,7 +117,7 @@ fn stats(stages: Vec<StageReport>) -> PipelineStats {
 }
 
 #[test]
-fn what_ran_is_predicted_size_by_size() {
+fn predictions_are_made_per_size() {
     // Two segments: 10 + 1000 µs each for up to two rows, 10 + 4000 for eight; 5 for the stage.
     let chunks = [size(false, 3, 8, 0, 8025), size(false, 1, 1, 0, 2025), size(true, 7, 2, 2, 2025)];
     // The head runs in one prefill micro-batch of four, for one row.
@@ -146,7 +146,7 @@ fn averages_lie_between_whole_micro_batches() {
 }
 
 #[test]
-fn what_failed_is_named() {
+fn findings_name_the_wrong_assumption() {
     let run = Run::new();
     let slow = [report(&[size(true, 4, 1, 0, 4050), size(false, 4, 8, 0, 12037)]), report(&[])];
     let comparison = run.compare(&stats(slow.into()));
@@ -249,12 +249,12 @@ fn absurd_clocks_leave_possible_facts() {
     assert!(devices.iter().all(|device| device.nonsense().is_none()));
     assert!(links.known.iter().all(|(_, _, link)| link.nonsense().is_none()));
     // A plan with unknown devices is not compared.
-    let nobody = Run { devices: Vec::new(), ..Run::new() };
-    assert_eq!(nobody.compare(&stats(vec![report(&[])])), Comparison::default());
+    let unknown = Run { devices: Vec::new(), ..Run::new() };
+    assert_eq!(unknown.compare(&stats(vec![report(&[])])), Comparison::default());
 }
 
 #[test]
-fn the_whole_is_predicted_from_its_parts_and_says_what_slowed_it() {
+fn rates_are_predicted_from_parts_and_explained() {
     let run = Run::new();
     let slow = stats(vec![report(&[size(true, 4, 2, 0, 2025)]), report(&[size(true, 4, 2, 2, 6075)])]);
     let mut comparison = run.compare(&slow);
@@ -302,7 +302,7 @@ fn the_whole_is_predicted_from_its_parts_and_says_what_slowed_it() {
 }
 
 #[test]
-fn what_was_compiled_for_is_not_compared() {
+fn compilation_is_not_compared() {
     let run = Run::new();
     // One second of compilation, then as predicted.
     let compiled = |mut size: SizeReport| {
@@ -344,7 +344,7 @@ fn what_was_compiled_for_is_not_compared() {
 }
 
 #[test]
-fn noise_tells_no_equal_devices_apart() {
+fn noise_does_not_separate_equal_devices() {
     let run = Run::new();
     // `count` steps of `each_us` on average, half of them longer by `share`, half shorter.
     let spread = |count: u64, each_us: u64, share: f64| {

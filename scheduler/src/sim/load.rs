@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn loads_that_cannot_be_are_refused() {
+    fn impossible_loads_are_refused() {
         let good = drawn(Arrivals::Together, Lengths::Fixed(5), Lengths::Fixed(5));
         let uniform = |least, most| Lengths::Uniform { least, most };
         for bad in [

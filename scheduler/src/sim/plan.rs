@@ -36,7 +36,7 @@ pub enum SimPlanError {
     #[error(transparent)]
     Plan(#[from] InvalidPlan),
     /// An impossible value of a device or link.
-    #[error("{of}: its {field} makes no sense")]
+    #[error("{of}: invalid {field}")]
     BadFacts {
         /// The device or link.
         of: String,

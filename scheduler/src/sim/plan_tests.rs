@@ -134,7 +134,7 @@ fn assert_near(got: f64, expected: f64, tolerance: f64, what: &str) {
 }
 
 #[test]
-fn a_token_of_one_sequence_takes_all_stages_all_crossings_and_the_return() {
+fn a_lone_token_takes_all_stages_transfers_and_the_return() {
     for blocks in [&[3][..], &[2, 5], &[4, 1, 3], &[1, 1, 1, 1, 1, 1, 1, 1]] {
         let planned = Planned::new(blocks);
         let summary = planned.run(&burst(1, 100, 101));
@@ -167,7 +167,7 @@ fn chunks_of_a_prompt_overlap() {
 }
 
 #[test]
-fn a_hand_over_delays_one_sequence_and_takes_nothing_from_many() {
+fn a_hand_over_delays_one_sequence_but_not_throughput() {
     let late = |mut planned: Planned| {
         planned.devices.iter_mut().for_each(|device| device.hand_over_us = Figure::assumed(100.0));
         planned
@@ -177,7 +177,7 @@ fn a_hand_over_delays_one_sequence_and_takes_nothing_from_many() {
     let more_us = |of: fn(&SimSummary) -> f64| of(&after) - of(&before);
     assert_near(more_us(|s| s.between_tokens_us.mean), 300.0, 1e-3, "later by each stage's");
     assert_near(more_us(|s| s.first_token_us.mean), 300.0, 1e-3, "the prompt's chunk, too");
-    assert_eq!(before.stages[0].decode, after.stages[0].decode, "nobody is busy with it");
+    assert_eq!(before.stages[0].decode, after.stages[0].decode, "it occupies no stage");
     let many = || Planned::new(&[4, 6, 3]).sequences(32, 4);
     let load = burst(32, 16, 600);
     let (before, after) = (many().run(&load), late(many()).run(&load));
@@ -202,7 +202,7 @@ fn many_sequences_get_what_the_slowest_stage_gives() {
 }
 
 #[test]
-fn a_slow_link_is_the_bottleneck_and_one_that_is_shared_is_so_sooner() {
+fn a_shared_slow_link_limits_throughput_sooner() {
     let slow = |planned: &mut Planned| {
         planned.links.other.bandwidth_bytes_per_s = Figure { value: 0.1e9, source: FigureSource::User };
     };
@@ -252,17 +252,17 @@ fn more_credits_than_a_plan_has_serve_no_more_requests() {
                     planned.run(&load.draw().unwrap()).requests_per_s
                 };
                 let credits = groups.max(stages) + 1;
-                let told = format!("{blocks:?}, {sequences} in {groups} groups, {prompt} + {new} tokens");
+                let what = format!("{blocks:?}, {sequences} in {groups} groups, {prompt} + {new} tokens");
                 let rate = served(credits);
                 for more in [credits + 1, 2 * credits, 4 * credits] {
                     assert!(
                         served(more) <= rate * 1.03,
-                        "{told}: {more} credits serve {} for {rate}",
+                        "{what}: {more} credits serve {} for {rate}",
                         served(more)
                     );
                 }
                 // With one micro-batch at a time nothing overlaps.
-                assert!(sequences == 1 || served(1) < rate * 0.8, "{told}: {} for {rate}", served(1));
+                assert!(sequences == 1 || served(1) < rate * 0.8, "{what}: {} for {rate}", served(1));
             }
         }
     }
@@ -270,7 +270,7 @@ fn more_credits_than_a_plan_has_serve_no_more_requests() {
 
 /// Wire type f16: half the bytes on the links, two more dispatches on every stage.
 #[test]
-fn activations_that_cross_as_f16_take_half_the_time_of_a_slow_link() {
+fn f16_activations_halve_the_time_on_a_slow_link() {
     let with = |boundary| {
         let mut planned = Planned::new(&[2, 2]);
         planned.plan.boundary = boundary;
@@ -288,7 +288,7 @@ fn activations_that_cross_as_f16_take_half_the_time_of_a_slow_link() {
 
 /// The simulator checks each sequence. This test checks the totals for all kinds of loads.
 #[test]
-fn every_token_that_was_asked_for_comes_once() {
+fn every_requested_token_arrives_once() {
     let planned = Planned::new(&[2, 3, 2]).sequences(6, 3);
     let lengths = (Lengths::Uniform { least: 1, most: 300 }, Lengths::Geometric { mean: 30.0 });
     for arrivals in [Arrivals::Together, Arrivals::Poisson { per_s: 60.0 }, Arrivals::Closed { at_once: 4 }] {
@@ -361,7 +361,7 @@ fn a_chart_has_bounds() {
 }
 
 #[test]
-fn plans_that_do_not_suit_are_refused() {
+fn unsuitable_plans_are_refused() {
     let load = burst(1, 10, 10);
     let error = |change: &dyn Fn(&mut Planned)| {
         let mut planned = Planned::new(&[1, 1]);

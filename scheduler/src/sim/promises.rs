@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn prompts_keep_behind_decode_rows() {
+    fn prompts_must_follow_decode_rows() {
         let spec = spec();
         let mut promises = Promises::new(&spec);
         refused(enter(&mut promises, &batch(0, 0, &[item(0, 4, 1)])), "position 0 is next");
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_gets_two_tokens_while_another_waits_for_one() {
+    fn no_sequence_gets_two_tokens_while_another_waits() {
         let spec = spec();
         let mut promises = Promises::new(&spec);
         pass(&mut promises, &batch(0, 0, &[item(0, 0, 4)])).unwrap();

@@ -265,7 +265,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn percentiles_are_members_of_what_they_divide() {
+    fn percentiles_are_measured_values() {
         let times = percentiles((1..=100).rev().map(|n| n * 1000).collect());
         let expected = Percentiles { count: 100, mean: 50.5, p50: 50.0, p90: 90.0, p99: 99.0, max: 100.0 };
         assert_eq!(times, expected);

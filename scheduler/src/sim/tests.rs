@@ -114,7 +114,7 @@ fn any_lost_message_is_a_deadlock_or_a_violation() {
         match simulate(&spec) {
             Err(SimFailure::Deadlock { .. }) => deadlocks += 1,
             Err(SimFailure::Violation { .. }) => {}
-            Ok(_) => panic!("message {nth} was lost and nobody noticed"),
+            Ok(_) => panic!("message {nth} was lost without a failure"),
         }
     }
     assert!(deadlocks > 0);
@@ -133,7 +133,7 @@ fn any_repeated_message_is_noticed() {
     let mut spec = steady(3, 4);
     for nth in 0..40 {
         spec.faults = vec![Fault::MessageTwice { nth }];
-        assert!(simulate(&spec).is_err(), "message {nth} came twice and nobody noticed");
+        assert!(simulate(&spec).is_err(), "message {nth} came twice without a failure");
     }
 }
 
@@ -164,7 +164,7 @@ fn outcomes(fault: Fault) -> Vec<Outcome> {
 }
 
 #[test]
-fn whatever_ends_a_device_is_what_every_sequence_is_told() {
+fn every_sequence_receives_the_cause_of_a_device_failure() {
     for stage in 0..3 {
         for (fault, said) in [
             (Fault::OutOfMemory { stage }, "out of device memory: 1073741824 bytes wanted, 1048576 free"),
@@ -222,7 +222,7 @@ fn all_stages_work_at_once() {
 }
 
 #[test]
-fn an_activation_crosses_while_the_neighbours_compute() {
+fn transfers_overlap_with_computation() {
     // Copies take almost as long as computing. Executed in sequence, the stages would be idle half of the
     // time.
     let mut spec = steady(3, 24);

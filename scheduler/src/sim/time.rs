@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_paid_once_is_paid_by_one_chunk() {
+    fn one_chunk_pays_the_cost_per_micro_batch() {
         let time = CopyTime { copy_ns: 1, once_ns: 100, byte_ns: 0.5 };
         assert_eq!([time.of(true, 10), time.of(false, 10), time.of(true, 0)], [106, 6, 1]);
         assert_eq!(CopyTime { byte_ns: f64::MAX, ..time }.of(true, u64::MAX), u64::MAX);

@@ -28,16 +28,16 @@ enum Message {
 
 /// A bounded queue of a mailbox.
 #[derive(Clone, Copy, Debug)]
-enum Lane {
+enum MailboxQueue {
     Waking,
     Quiet,
 }
 
-impl Lane {
+impl MailboxQueue {
     fn of(self, lanes: &mut Lanes) -> &mut usize {
         match self {
-            Lane::Waking => &mut lanes.waking,
-            Lane::Quiet => &mut lanes.quiet,
+            MailboxQueue::Waking => &mut lanes.waking,
+            MailboxQueue::Quiet => &mut lanes.quiet,
         }
     }
 }
@@ -45,10 +45,12 @@ impl Lane {
 impl Message {
     /// Returns the queue that the threaded runtime uses; `None` for requests and failures, whose queues are
     /// unbounded.
-    fn lane(&self) -> Option<Lane> {
+    fn queue(&self) -> Option<MailboxQueue> {
         match self {
-            Message::Stage(StageEvent::Free(_)) | Message::Run(RunEvent::Return(_)) => Some(Lane::Quiet),
-            Message::Stage(_) | Message::Progress => Some(Lane::Waking),
+            Message::Stage(StageEvent::Free(_)) | Message::Run(RunEvent::Return(_)) => {
+                Some(MailboxQueue::Quiet)
+            }
+            Message::Stage(_) | Message::Progress => Some(MailboxQueue::Waking),
             Message::Run(_) => None,
         }
     }
@@ -327,11 +329,13 @@ impl<'a> World<'a> {
 
     fn deliver(&mut self, to: usize, at: Nanoseconds, message: Message) -> Result<(), String> {
         let Mailbox { outstanding, capacity, .. } = &mut self.mailboxes[to];
-        if let Some(lane) = message.lane() {
-            *lane.of(outstanding) += 1;
-            let (held, capacity) = (*lane.of(outstanding), *lane.of(capacity));
+        if let Some(queue) = message.queue() {
+            *queue.of(outstanding) += 1;
+            let (held, capacity) = (*queue.of(outstanding), *queue.of(capacity));
             if held > capacity {
-                return Err(format!("the {lane:?} lane of mailbox {to} holds more than {capacity} messages"));
+                return Err(format!(
+                    "the {queue:?} queue of mailbox {to} holds more than {capacity} messages"
+                ));
             }
         }
         self.at(at, Happening::Arrive { to, message });
@@ -339,8 +343,8 @@ impl<'a> World<'a> {
     }
 
     fn handle(&mut self, actor: usize, message: Message) -> Result<(), String> {
-        if let Some(lane) = message.lane() {
-            *lane.of(&mut self.mailboxes[actor].outstanding) -= 1;
+        if let Some(queue) = message.queue() {
+            *queue.of(&mut self.mailboxes[actor].outstanding) -= 1;
         }
         let last = self.stages.len() - 1;
         match message {

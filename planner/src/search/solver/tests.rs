@@ -249,7 +249,7 @@ fn equals_the_enumeration() {
 
 /// A known score prunes no placement that beats it.
 #[test]
-fn what_beats_a_known_score_is_found() {
+fn placements_that_beat_a_known_score_are_found() {
     let (mut beaten, mut kept) = (0, 0);
     for seed in 0..600 {
         let (devices, segments) = sizes(seed);
