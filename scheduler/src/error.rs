@@ -22,7 +22,7 @@ pub enum Refusal {
         context: u32,
     },
     /// The sequence needs more cache blocks than exist.
-    #[error("the sequence needs {wanted} blocks of the key-value cache, which has {total}")]
+    #[error("the sequence needs {wanted} blocks of the KV cache, which has only {total}")]
     TooManyBlocks {
         /// Blocks for the prompt and the new tokens.
         wanted: u32,

@@ -474,9 +474,9 @@ fn loading_that_fails_says_why_and_leaves_no_thread() {
         Pipeline::start(specs, &setup.options, |_| {}).unwrap_err()
     };
     for (how, said) in [
-        ("gap", "comes next"),
+        ("gap", "expected at byte"),
         ("short", "chunks cover"),
-        ("large", "comes next"),
+        ("large", "expected at byte"),
         ("fill", "the file is shorter than it was"),
     ] {
         match start(1, how) {
@@ -540,12 +540,12 @@ fn stages_that_do_not_fit_together_are_refused() {
         refused(&|setup, _| setup.options.routes = vec![Route::HostStaged { chunk_bytes: 1, depth: 0 }]),
         "not available",
     );
-    said(refused(&|setup, _| setup.options.context = 129), "block tables hold 128");
+    said(refused(&|setup, _| setup.options.context = 129), "block tables hold only 128");
     said(refused(&|setup, _| setup.options.slots = 0), "no slots");
-    said(refused(&|setup, _| setup.options.credits = 0), "cannot have this shape");
+    said(refused(&|setup, _| setup.options.credits = 0), "invalid pipeline shape");
     said(
         refused(&|setup, _| setup.options.chunks = ragtag_planner::Chunks::fixed(17)),
-        "cannot have this shape",
+        "invalid pipeline shape",
     );
     said(refused(&|_, specs| specs.swap(0, 1)), "begin");
     said(refused(&|_, specs| specs[1].compiled.row_bytes += 8), "not compiled for this pipeline");

@@ -197,7 +197,7 @@ impl StageBuffers {
         let before = self.recorded.len();
         // `Checked` refuses to destroy a program with an outstanding submission, so it stays.
         self.recorded.retain(|id| device.destroy_program(*id).is_err());
-        tracing::debug!(before, left = self.recorded.len(), "programs are destroyed for want of memory");
+        tracing::debug!(before, left = self.recorded.len(), "destroying idle programs, out of memory");
         self.recorded.len() < before
     }
 

@@ -62,7 +62,7 @@ impl OwnedDevice {
         match call(self.device.as_mut()) {
             Err(error) if error.is_out_of_memory() => {
                 let bytes = self.device.trim_pool();
-                tracing::debug!(device = self.device.adapter().label(), %error, bytes, "the pool is emptied");
+                tracing::debug!(device = self.device.adapter().label(), %error, bytes, "emptying the buffer pool, out of memory");
                 call(self.device.as_mut())
             }
             other => other,
@@ -74,7 +74,7 @@ impl OwnedDevice {
         // Errors of a lost device do not matter here.
         let log = |what: &dyn std::fmt::Display, result: Result<()>| {
             if let Err(error) = result {
-                tracing::debug!(%what, %error, "cannot be destroyed");
+                tracing::debug!(%what, %error, "cannot destroy an object");
             }
         };
         std::mem::take(&mut self.programs).iter().for_each(|id| log(id, device.destroy_program(*id)));

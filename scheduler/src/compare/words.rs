@@ -29,7 +29,7 @@ fn subject(part: &ComparedPart) -> String {
     let percent = wording::deviation(Quantity::Time, part.deviation);
     match part.place {
         Place::Stage => format!("stage {} on {}, {phase} {percent}", part.index, part.device),
-        Place::TokenReturn => format!("the return of tokens, {phase} {percent}"),
+        Place::TokenReturn => format!("the token return, {phase} {percent}"),
         _ => format!("the link {} -> {}, {phase} {percent}", part.device, part.to.as_deref().unwrap_or("")),
     }
 }
@@ -39,12 +39,12 @@ fn stage(model: &Model<'_>, part: &ComparedPart, factor: f64) -> String {
     if parts.overhead_us >= parts.moving_us.max(parts.computing_us) {
         let Figure { value, source } = device.launch_us;
         let took = value * factor;
-        return format!("launching a segment is {source} to take {value:.1} µs: the run took {took:.1} µs");
+        return format!("launch overhead per segment was {took:.1} µs in the run, {value:.1} µs {source}");
     }
     if parts.moving_us >= parts.computing_us {
         let Figure { value, source } = device.bandwidth_bytes_per_s;
         let (then, now) = (bytes_per_s(value), bytes_per_s(value / factor));
-        return format!("its bandwidth is {source} at {then}: the run moved {now}");
+        return format!("bandwidth was {now} in the run, {then} {source}");
     }
     let (figure, form) = match model.activations() {
         Activations::F32 => (device.exact_flops_per_s, "f32"),
@@ -52,30 +52,28 @@ fn stage(model: &Model<'_>, part: &ComparedPart, factor: f64) -> String {
         Activations::F16 => (device.fast_flops_per_s, "f16"),
     };
     let (then, now) = (flops_per_s(figure.value), flops_per_s(figure.value / factor));
-    format!("its rate with {form} activations is {} at {then}: the run reached {now}", figure.source)
+    format!("rate with {form} activations was {now} in the run, {then} {}", figure.source)
 }
 
 fn edge(model: &Model<'_>, part: &ComparedPart, factor: f64) -> String {
     let latency_binds = part.parts.overhead_us >= part.parts.moving_us;
     if part.place == Place::TokenReturn {
         let what =
-            if latency_binds { "copies to and from the host" } else { "logits on their way to the host" };
+            if latency_binds { "copies to and from the host" } else { "the copy of logits to the host" };
         let Figure { source, .. } = model.device(0).host_latency_us;
         let (then, now) = (part.predicted_us, part.measured_us);
-        return format!(
-            "{what} and the choice of tokens are {source} to take {then:.1} µs: the run took {now:.1} µs"
-        );
+        return format!("{what} and sampling took {now:.1} µs in the run, {then:.1} µs {source}");
     }
     let link = model.link(part.index);
     if latency_binds {
         let Figure { value, source } = link.latency_us;
         // Assume that the time of the bytes is as predicted.
         let took = (part.measured_us - part.parts.moving_us).max(0.0);
-        return format!("its latency is {source} at {value:.1} µs: the run took {took:.1} µs");
+        return format!("latency was {took:.1} µs in the run, {value:.1} µs {source}");
     }
     let Figure { value, source } = link.bandwidth_bytes_per_s;
     let (then, now) = (bytes_per_s(value), bytes_per_s(value / factor));
-    format!("its bandwidth is {source} at {then}: the run moved {now}")
+    format!("bandwidth was {now} in the run, {then} {source}")
 }
 
 /// Returns why the whole was slower or faster than predicted, if it was.
@@ -105,12 +103,12 @@ pub(super) fn rate_finding(comparison: &Comparison, plan: &Plan, rate: &Compared
     if slower && warm_up_us > by_part_us.max(predicted_us * TOLERANCE) {
         let late = warm_up_us / 1e3;
         return Some(format!(
-            "{subject}: most of all because the first micro-batches of each size took {late:.1} ms longer than predicted, as they \
-             do while kernels are compiled"
+            "{subject}: mainly because the first micro-batches of each size took {late:.1} ms longer than predicted, \
+             probably to compile kernels"
         ));
     }
     if let Some(part) = blamed {
-        return Some(format!("{subject}: most of all because of {}", super::words::subject(part)));
+        return Some(format!("{subject}: mainly because of {}", super::words::subject(part)));
     }
     let rows = parts.iter().find(|part| part.place == Place::Stage).map(|part| part.rows);
     if let Some(rows) = rows
@@ -118,7 +116,7 @@ pub(super) fn rate_finding(comparison: &Comparison, plan: &Plan, rate: &Compared
     {
         let planned = plan.decode_rows;
         return Some(format!(
-            "{subject}: decode micro-batches were uneven, {rows:.1} rows on average where the plan has {planned}"
+            "{subject}: decode micro-batches were uneven, with {rows:.1} rows on average instead of {planned}"
         ));
     }
     let waited = parts.iter().max_by(|a, b| a.waited_us.total_cmp(&b.waited_us));
@@ -127,7 +125,7 @@ pub(super) fn rate_finding(comparison: &Comparison, plan: &Plan, rate: &Compared
         return Some(format!("{subject}: micro-batches waited {us:.1} µs each for a slot of stage {index}"));
     }
     Some(format!(
-        "{subject}: no stage or edge is off by that much, so they waited for each other or for the host"
+        "{subject}: no stage or edge deviates that much, so they waited for each other or for the host"
     ))
 }
 

@@ -102,7 +102,7 @@ impl MicroBatch {
 
 /// A micro-batch that exceeds a parameter block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{wanted} {what} in a parameter block for {capacity}")]
+#[error("{wanted} {what} exceed the capacity of a parameter block, {capacity}")]
 pub struct ParamsTooSmall {
     /// Name of the exceeded quantity.
     pub what: &'static str,

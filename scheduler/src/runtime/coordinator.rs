@@ -41,13 +41,13 @@ impl Logits {
         let start = (u64::from(credit) * self.part_bytes + u64::from(row) * self.row_bytes) as usize;
         // The download has completed, so no device writes there.
         let lease = self.region.read(start..start + self.row_bytes as usize);
-        lease.map_err(|e| Error::protocol(format!("logits are not there yet: {e}")))
+        lease.map_err(|e| Error::protocol(format!("logits are not available yet: {e}")))
     }
 }
 
 /// Returns the floats of a row.
 fn floats<'a>(row: &'a Lease<'_>) -> Result<&'a [f32]> {
-    row.floats().ok_or_else(|| Error::protocol("a row of logits begins within a float"))
+    row.floats().ok_or_else(|| Error::protocol("a row of logits is not aligned to floats"))
 }
 
 /// Replies that are sent after all work that devices wait for.
@@ -365,7 +365,7 @@ mod tests {
         address.send_quietly(RunMessage::Return(returned)).unwrap();
         last.advance(1);
         let Some(Incoming::Stage(RunMessage::Return(returned))) = coordinator.before_sleep() else {
-            panic!("overslept");
+            panic!("the return was lost");
         };
         coordinator.handle(RunEvent::Return(returned));
         assert_eq!(coordinator.core.counts().active, 0);

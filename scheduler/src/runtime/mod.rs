@@ -106,7 +106,7 @@ impl Pipeline {
         let (run, run_inbox) = mailbox::<RunMessage, RunUrgent>(Lanes::of_run(options.credits));
         let sink = TraceSink::new(options.trace_spans);
         let last = stages.last().map(|s| s.device.timeline(QueueKind::Download));
-        let last = last.ok_or_else(|| Error::Spec { what: "a pipeline of no stages".into() })?;
+        let last = last.ok_or_else(|| Error::Spec { what: "the pipeline has no stages".into() })?;
         let logits = Logits::new(&layout)?;
         let connected = connect(stages, options, &layout, &run, &logits, &sink)?;
         let Connected { actors: specs, addresses, reports, devices, crossings } = connected;
@@ -384,5 +384,5 @@ fn serve(spec: ActorSpec, abort: &AtomicBool, progress: &(dyn Fn(u64) + Sync), r
 
 fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
     let spawned = std::thread::Builder::new().name(name).spawn(body);
-    spawned.map_err(|e| Error::Spec { what: format!("the system gives no thread: {e}") })
+    spawned.map_err(|e| Error::Spec { what: format!("cannot start a thread: {e}") })
 }

@@ -101,7 +101,7 @@ pub enum LoadError {
         what: String,
     },
     /// A file without requests.
-    #[error("there is no request in it")]
+    #[error("no requests in the file")]
     Empty,
     /// A load above a limit.
     #[error("more than {most} {what}")]
@@ -167,7 +167,7 @@ impl Lengths {
             Lengths::Geometric { .. } => (1, 0),
         };
         if from < least || from > to || to > LONGEST {
-            let what = format!("{of} are {self}; from {least} to {LONGEST} tokens are possible, in order");
+            let what = format!("{of} are {self}; must be {least} to {LONGEST} tokens, in ascending order");
             return Err(LoadError::Figure { what });
         }
         Ok(())
@@ -205,7 +205,7 @@ impl FromStr for Lengths {
     fn from_str(text: &str) -> Result<Self, LoadError> {
         let wrong = || {
             let what = format!(
-                "{} is no length: write 512, 100-300 (uniform) or ~200 (geometric, mean)",
+                "{} is not a length; write 512, 100-300 (uniform) or ~200 (geometric, mean)",
                 quoted(text)
             );
             LoadError::Figure { what }
@@ -281,7 +281,7 @@ impl Load {
         for (number, line) in lines {
             let record = match &columns {
                 // The JSON reader would also accept an array of the values.
-                None if !line.starts_with('{') => Err("an object is expected, as on the first line".into()),
+                None if !line.starts_with('{') => Err("expected an object, as on the first line".into()),
                 None => serde_json::from_str(line).map_err(|e| said(&e)),
                 Some(columns) => row(line, columns),
             };
@@ -300,14 +300,14 @@ impl Load {
 fn columns(line: &str) -> Result<[usize; 3], String> {
     let names: Vec<_> = line.split(',').map(str::trim).collect();
     if let Some(other) = names.iter().find(|name| !COLUMNS.contains(name)) {
-        return Err(format!("{} is no column; they are {}", quoted(other), COLUMNS.join(", ")));
+        return Err(format!("{} is not a column; columns are {}", quoted(other), COLUMNS.join(", ")));
     }
     let mut places = [0; 3];
     for (place, name) in places.iter_mut().zip(COLUMNS) {
         let mut found = names.iter().enumerate().filter(|(_, n)| **n == name);
         *place = found.next().ok_or_else(|| format!("the column {name} is missing"))?.0;
         if found.next().is_some() {
-            return Err(format!("the column {name} is there twice"));
+            return Err(format!("the column {name} occurs twice"));
         }
     }
     Ok(places)
@@ -320,7 +320,7 @@ fn row(line: &str, columns: &[usize; 3]) -> Result<Record, String> {
     }
     let value = |column: usize| values[columns[column]];
     let wrong =
-        |column: usize| format!("{} is {}, which is no number", COLUMNS[column], quoted(value(column)));
+        |column: usize| format!("{} is {}, which is not a number", COLUMNS[column], quoted(value(column)));
     Ok(Record {
         arrival_s: value(0).parse().map_err(|_| wrong(0))?,
         prompt_tokens: value(1).parse().map_err(|_| wrong(1))?,
@@ -331,13 +331,13 @@ fn row(line: &str, columns: &[usize; 3]) -> Result<Record, String> {
 fn checked(record: Record) -> Result<Record, String> {
     if !(0.0..=LATEST_S).contains(&record.arrival_s) {
         let arrival_s = number(record.arrival_s);
-        return Err(format!("arrival_s is {arrival_s}; from 0 to {LATEST_S} are possible"));
+        return Err(format!("arrival_s is {arrival_s}; must be 0 to {LATEST_S}"));
     }
     if !(1..=LONGEST).contains(&record.prompt_tokens) {
-        return Err(format!("prompt_tokens is {}; from 1 to {LONGEST} are possible", record.prompt_tokens));
+        return Err(format!("prompt_tokens is {}; must be 1 to {LONGEST}", record.prompt_tokens));
     }
     if record.output_tokens > LONGEST {
-        return Err(format!("output_tokens is {}; up to {LONGEST} are possible", record.output_tokens));
+        return Err(format!("output_tokens is {}; must be at most {LONGEST}", record.output_tokens));
     }
     Ok(record)
 }
@@ -421,7 +421,7 @@ mod tests {
         let said = |load: DrawnLoad| load.draw().unwrap_err().to_string();
         assert_eq!(
             said(DrawnLoad { prompt_tokens: uniform(10, 5), ..good }),
-            "the lengths of a prompt (--prompt-tokens) are 10-5; from 1 to 16777216 tokens are possible, in order"
+            "the lengths of a prompt (--prompt-tokens) are 10-5; must be 1 to 16777216 tokens, in ascending order"
         );
         let huge = said(DrawnLoad { new_tokens: Lengths::Geometric { mean: 1e300 }, ..good });
         assert!(huge.starts_with("the lengths of an answer (--new-tokens) are ~1e300; from 0"), "{huge}");
@@ -459,28 +459,28 @@ mod tests {
         let with = |from: &str, to: &str| format!("{good}\n{}", good.replacen(from, to, 1));
         for (text, line, words) in [
             ("arrival_s,prompt_tokens\n".into(), 1, "output_tokens is missing"),
-            ("\narrival_s,prompt_tokens,tokens\n".into(), 2, "'tokens' is no column"),
+            ("\narrival_s,prompt_tokens,tokens\n".into(), 2, "'tokens' is not a column"),
             ("arrival_s,arrival_s,prompt_tokens,output_tokens\n".into(), 1, "twice"),
             (format!("{header}1,2,3\n1,2\n"), 3, "2 values for 3 columns"),
             (
                 format!("{header}1,2,3\n1,x\u{1b}[2J,3\n"),
                 3,
-                "prompt_tokens is 'x\\u{1b}[2J', which is no number",
+                "prompt_tokens is 'x\\u{1b}[2J', which is not a number",
             ),
-            (format!("{header}1,-2,3\n"), 2, "prompt_tokens is '-2', which is no number"),
-            (format!("{header}nan,2,3\n"), 2, "arrival_s is NaN; from 0"),
-            (format!("{header}-1,2,3\n"), 2, "arrival_s is -1; from 0"),
-            (format!("{header}1e10,2,3\n"), 2, "arrival_s is 10000000000; from 0"),
-            (format!("{header}1e300,2,3\n"), 2, "arrival_s is 1e300; from 0"),
-            ("\"arrival_s\",prompt_tokens\n".into(), 1, "'\"arrival_s\"' is no column"),
-            (format!("{header}1,0,3\n"), 2, "prompt_tokens is 0; from 1"),
-            (format!("{header}1,2,99999999\n"), 2, "output_tokens is 99999999; up to"),
+            (format!("{header}1,-2,3\n"), 2, "prompt_tokens is '-2', which is not a number"),
+            (format!("{header}nan,2,3\n"), 2, "arrival_s is NaN; must be 0"),
+            (format!("{header}-1,2,3\n"), 2, "arrival_s is -1; must be 0"),
+            (format!("{header}1e10,2,3\n"), 2, "arrival_s is 10000000000; must be 0"),
+            (format!("{header}1e300,2,3\n"), 2, "arrival_s is 1e300; must be 0"),
+            ("\"arrival_s\",prompt_tokens\n".into(), 1, "'\"arrival_s\"' is not a column"),
+            (format!("{header}1,0,3\n"), 2, "prompt_tokens is 0; must be 1"),
+            (format!("{header}1,2,99999999\n"), 2, "output_tokens is 99999999; must be at most"),
             (with("prompt", "promt"), 3, "unknown field `promt_tokens`"),
             (with(", \"output_tokens\": 3", ""), 3, "missing field `output_tokens`"),
             (with("2", "2.5"), 3, "invalid type: floating point"),
             (with("}", ""), 3, "EOF"),
-            (format!("{good}1,2,3\n"), 2, "an object is expected"),
-            (format!("{good}[1,2,3]\n"), 2, "an object is expected"),
+            (format!("{good}1,2,3\n"), 2, "expected an object"),
+            (format!("{good}[1,2,3]\n"), 2, "expected an object"),
         ] {
             let error = Load::from_text(&text).unwrap_err();
             let LoadError::Line { line: found, what } = &error else { panic!("{text}: {error:?}") };

@@ -115,7 +115,7 @@ impl<'a> World<'a> {
         let impossible = |error: Error| SimFailure::Violation { at_ns: 0, what: error.to_string() };
         let run = RunCore::new(spec.run.clone()).map_err(impossible)?;
         let Some(last) = spec.stages.len().checked_sub(1) else {
-            return Err(impossible(Error::Spec { what: "a pipeline of no stages".into() }));
+            return Err(impossible(Error::Spec { what: "the pipeline has no stages".into() }));
         };
         let depth = |route: Option<Route>| match route {
             Some(Route::HostStaged { depth, .. }) => depth,
