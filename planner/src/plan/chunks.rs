@@ -11,9 +11,9 @@ use thiserror::Error;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Chunks {
-    /// Chunks by the length of the prompts that are entering, shortest first. The first one starts at 0 tokens.
+    /// Chunks by the total length of the entering prompts, shortest first. The first starts at 0 tokens.
     pub by_prompt: Vec<PromptChunk>,
-    /// Longest chunk, in rows, while other sequences generate: it bounds how long they wait for their next token.
+    /// Longest chunk, in rows, while other sequences generate. It bounds the delay of their next token.
     pub beside_decode: u32,
 }
 
@@ -47,7 +47,8 @@ impl Chunks {
         Self { by_prompt: vec![PromptChunk { from_tokens: 0, rows }], beside_decode: rows }
     }
 
-    /// Rows of a chunk for entering prompts of `prompt_tokens` tokens in all; `generating` says whether other sequences generate.
+    /// Returns the rows of a chunk for entering prompts of `prompt_tokens` tokens in total. `generating` says
+    /// whether other sequences generate.
     pub fn rows(&self, prompt_tokens: u64, generating: bool) -> u32 {
         let starts = |chunk: &&PromptChunk| u64::from(chunk.from_tokens) <= prompt_tokens;
         let rows = self.by_prompt.iter().rfind(starts).map_or(1, |chunk| chunk.rows);

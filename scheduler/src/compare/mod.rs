@@ -14,9 +14,9 @@ pub use facts::{Alike, facts_from};
 pub use model::{Burst, TimeParts};
 
 use crate::actor::StageReport;
-use crate::crossing::{Crossed, EdgeReport};
 use crate::runtime::PipelineStats;
 use crate::trace::{Computed, SizeReport};
+use crate::transfers::{Crossed, EdgeReport};
 use model::Model;
 use ragtag_graph::Segment;
 use ragtag_planner::cost::{DeviceFacts, Links};

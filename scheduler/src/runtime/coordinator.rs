@@ -4,13 +4,13 @@ use crate::actor::culprit;
 use crate::core::{
     LogitRows, MicroBatch, MicroBatchId, RunAction, RunCore, RunEvent, Sampled, SequenceId, StageEvent,
 };
-use crate::crossing::Crossings;
 use crate::error::{Error, Result};
 use crate::mailbox::{self, Mailbox, Notice, found, over};
 use crate::message::{RequestMessage, RunMessage, RunUrgent, StageAddress, StageMessage, StageUrgent};
 use crate::runtime::PipelineStats;
 use crate::runtime::request::{Client, Reply};
 use crate::runtime::spec::Layout;
+use crate::transfers::Transfers;
 use crossbeam_channel::{Receiver, select_biased};
 use ragtag_hal::{Anticipation, DeviceId, HostRegion, Lease, Outcome, Timeline, Timing, Turn};
 use std::collections::{HashMap, VecDeque};
@@ -77,7 +77,7 @@ pub(super) struct Coordinator {
     /// Value of the last timeline that the core knows.
     pub(super) progress: u64,
     /// The token return edge.
-    pub(super) token_return: Crossings,
+    pub(super) token_return: Transfers,
     /// Micro-batches whose logits have been read but whose consequences are not yet handled.
     pub(super) collected: Vec<MicroBatchId>,
     pub(super) anticipation: Anticipation,
@@ -353,7 +353,7 @@ mod tests {
             clients: HashMap::new(),
             stats: Arc::default(),
             progress: 0,
-            token_return: Crossings::default(),
+            token_return: Transfers::default(),
             collected: Vec::new(),
             anticipation: Anticipation::default(),
         };

@@ -70,7 +70,7 @@ impl Planned {
         SimSummary::new(&spec, report)
     }
 
-    /// Returns the time of a stage for `rows` rows of which `logit_rows` need logits.
+    /// Returns the time of a stage for `rows` rows, `logit_rows` of them with logits.
     fn stage_us(&self, stage: usize, rows: u32, logit_rows: u32, positions: f64) -> f64 {
         let segments = &self.segments[self.plan.stages[stage].segments.range()];
         let (device, boundary) = (&self.devices[stage], self.plan.boundary);

@@ -8,7 +8,7 @@ use crate::cost::{
 use ragtag_kernels::KvType;
 use std::sync::Arc;
 
-/// Returns a world with two devices, neither of which holds the model, and links with this rate.
+/// Returns a world with two devices that hold the model only together, and links with this rate.
 fn world_over_a_link(bytes_per_s: f64) -> World {
     let devices = vec![device("cpu:0", 80 * MIB, 1.0), device("cpu:1", 80 * MIB, 1.0)];
     let mut world = World::new(model(12, 8 * MIB, 8 * MIB), devices);
@@ -37,11 +37,11 @@ fn slow_links_get_wire_type_f16() {
     };
     let [wide, narrow] = Boundary::ALL.map(with);
     assert_eq!((wide.chunk, narrow.chunk, wide.decode_rows), (128, 128, narrow.decode_rows));
-    let crossing = |plan: &Plan| (plan.edges[0].predicted.prefill_us, plan.edges[0].predicted.decode_us);
+    let transfer = |plan: &Plan| (plan.edges[0].predicted.prefill_us, plan.edges[0].predicted.decode_us);
     let bytes = |rows: u32| f64::from(rows) * 2048.0 / 2e6 * 1e6;
     for (row_share, plan) in [(1.0, &wide), (0.5, &narrow)] {
         let expected = [128, plan.decode_rows].map(|rows| tenths(20.0 + row_share * bytes(rows)));
-        assert_eq!(crossing(plan), (expected[0], expected[1]));
+        assert_eq!(transfer(plan), (expected[0], expected[1]));
         assert_eq!(reason(plan), format!("wire type: {}, as requested", plan.boundary));
     }
     // The chosen wire type is the better of the two.

@@ -190,8 +190,8 @@ pub struct SoloBatch {
 }
 
 impl SoloBatch {
-    /// Returns one decode step of `sequences` sequences, each of which attends to `positions` positions
-    /// including itself.
+    /// Returns one decode step of `sequences` sequences. Each attends to `positions` positions, including
+    /// itself.
     pub fn decode(sequences: u32, positions: u32) -> Self {
         Self { sequences, rows_each: 1, first_position: positions.saturating_sub(1), logits: true }
     }

@@ -54,8 +54,8 @@ fn reach(instance: &Instance, device: usize, class: usize, first: usize) -> usiz
 
 /// Returns the end of the longest run behind another device, or 0 if nothing fits.
 fn next(instance: &Instance, before: usize, device: usize, first: usize) -> usize {
-    let Some(crossing) = &instance.crossings[before * instance.devices.len() + device] else { return 0 };
-    match reach(instance, device, crossing.class, first) {
+    let Some(transfer) = &instance.transfers[before * instance.devices.len() + device] else { return 0 };
+    match reach(instance, device, transfer.class, first) {
         end if end > first => end,
         _ => 0,
     }
