@@ -61,7 +61,7 @@ pub struct Devices {
     plan_options: PlanDeviceOptions,
     handicaps: Vec<Handicap>,
     limits: Limits,
-    check: Box<Check>,
+    check: Box<Check<'static>>,
 }
 
 impl std::fmt::Debug for Devices {

@@ -303,7 +303,7 @@ mod tests {
         assert_eq!(zeros().map_err(|error| error.to_string()), Ok(()));
         for _ in 0..3 {
             let error = zeros().unwrap_err().to_string();
-            assert!(error.contains("by a fault on demand"), "{error}");
+            assert!(error.contains("injected fault"), "{error}");
         }
     }
 

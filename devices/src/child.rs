@@ -1,8 +1,8 @@
-//! Probing in a process of its own: a driver that crashes or hangs there takes nobody along.
+//! Probing in a child process, so that a crashing or hanging driver cannot take the application down.
 //!
-//! The child is a program that the caller names, as a rule the same one started again. It is told a backend's name, asks
-//! that backend ([`crate::Backends::answer`]) and prints one line. As soon as the line is there the child is killed, since
-//! a driver may as well crash when it ends. This module must not know any backend.
+//! The child is a program that the caller names, usually the same one again. It receives a backend's name,
+//! probes that backend ([`crate::Backends::answer`]) and prints one line. The child is killed as soon as the
+//! line has arrived, because a driver may also crash on exit. Knows no backend.
 
 use ragtag_hal::{Adapter, Unavailable, exit_in_words};
 use serde::{Deserialize, Serialize};
@@ -13,44 +13,44 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-/// What the line of an answer begins with: drivers print as well.
+/// Prefix of an answer. Drivers also print to standard output.
 const MARK: &str = "ragtag-probe ";
-/// How often is looked whether a child still lives that says nothing.
+/// Polling interval for the exit of a silent child.
 const STEP: Duration = Duration::from_millis(5);
-/// How long what a dead child has written may take to arrive.
+/// Time for the remaining output of a dead child to arrive.
 const LAST_WORDS: Duration = Duration::from_millis(200);
-/// Most that is read of what a child writes.
+/// Most bytes that are read of a child's output.
 const MOST_BYTES: u64 = 1 << 20;
-/// Most that is quoted of what it says before it crashes.
+/// Most characters of a crashed child's output that are quoted.
 const MOST_QUOTED: usize = 200;
 
-/// How to start a process that probes one backend.
+/// Command that starts a process which probes one backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProbeChild {
-    /// The program.
+    /// Program.
     pub program: PathBuf,
-    /// Its arguments; the backend's name is added as the last.
+    /// Arguments. The backend's name is appended.
     pub arguments: Vec<OsString>,
-    /// How long it may take.
+    /// Time limit of a probe.
     pub limit: Duration,
 }
 
 impl ProbeChild {
-    /// How long a probe may take unless something else is said: drivers of many GPUs take seconds to wake them.
+    /// Default time limit of a probe. Drivers of machines with many GPUs take seconds to wake them.
     pub const LIMIT: Duration = Duration::from_secs(30);
 
-    /// Starts the child. `None` if it does not start: then nothing stands in the way of probing here.
+    /// Starts the child. Returns `None` if it cannot be started; the caller then probes in this process.
     pub(crate) fn ask(&self, backend: &str) -> Option<Asked> {
         let mut child = Command::new(&self.program)
             .args(&self.arguments)
             .arg(backend)
-            // What it says is logged here once more.
+            // Its output is logged again in this process.
             .env("NO_COLOR", "1")
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
-            .inspect_err(|error| tracing::debug!(backend, %error, "no process to probe in"))
+            .inspect_err(|error| tracing::debug!(backend, %error, "cannot start a probe process"))
             .ok()?;
         let answer = answer_of(child.stdout.take()?);
         let said = said_by(child.stderr.take()?);
@@ -59,13 +59,13 @@ impl ProbeChild {
     }
 }
 
-/// The line that an answer travels in.
+/// Formats the line of an answer.
 pub(crate) fn line(probe: &Result<Vec<Adapter>, Unavailable>) -> String {
     let answer = match probe {
         Ok(adapters) => Answer::Found(adapters.clone()),
         Err(unavailable) => Answer::Unavailable(unavailable.clone()),
     };
-    // Adapters and causes are plain data; what could not be written would be no answer.
+    // Adapters and causes are plain data, so serialization does not fail. An empty line counts as no answer.
     serde_json::to_string(&answer).map(|json| format!("{MARK}{json}\n")).unwrap_or_default()
 }
 
@@ -76,7 +76,7 @@ enum Answer {
     Unavailable(Unavailable),
 }
 
-/// A child that has been asked.
+/// A child whose answer is pending.
 pub(crate) struct Asked {
     backend: String,
     child: Child,
@@ -90,13 +90,13 @@ impl Asked {
     /// Waits for the answer.
     ///
     /// # Errors
-    /// What the backend said; or that the child crashed, with the signal, or took too long.
+    /// The backend's own error, or that the child crashed (with the signal) or took too long.
     pub(crate) fn wait(mut self) -> Result<Vec<Adapter>, Unavailable> {
         loop {
             match self.answer.recv_timeout(STEP) {
                 Ok(line) => return self.answered(&line),
                 Err(RecvTimeoutError::Timeout) => {}
-                // It says no more; it should end now.
+                // It closed its output and should exit now.
                 Err(RecvTimeoutError::Disconnected) => std::thread::sleep(STEP),
             }
             if let Ok(Some(status)) = self.child.try_wait() {
@@ -108,9 +108,7 @@ impl Asked {
             if Instant::now() > self.deadline {
                 let limit_s = self.limit.as_secs_f32();
                 self.end();
-                return Err(unavailable(format!(
-                    "the driver did not say within {limit_s} s which devices it has"
-                )));
+                return Err(unavailable(format!("the driver did not list its devices within {limit_s} s")));
             }
         }
     }
@@ -119,14 +117,14 @@ impl Asked {
         let answer = serde_json::from_str(line);
         let backend = self.backend.clone();
         let said = self.end();
-        // Drivers talk of what does not matter here; what does is in the answer.
+        // The drivers' output is irrelevant here; the answer has all results.
         if let Ok(said) = said.recv_timeout(LAST_WORDS) {
             said.lines().for_each(|line| tracing::debug!(backend, "{line}"));
         }
         match answer {
             Ok(Answer::Found(adapters)) => Ok(adapters),
             Ok(Answer::Unavailable(why)) => Err(why),
-            Err(error) => Err(unavailable(format!("its probe gave no answer that can be read: {error}"))),
+            Err(error) => Err(unavailable(format!("cannot read the answer of the probe process: {error}"))),
         }
     }
 
@@ -134,15 +132,15 @@ impl Asked {
         let said = self.said.recv_timeout(LAST_WORDS).unwrap_or_default();
         let said: String = said.lines().rfind(|line| !line.trim().is_empty()).unwrap_or_default().into();
         let said: String = said.trim().chars().filter(|c| !c.is_control()).take(MOST_QUOTED).collect();
-        let said = if said.is_empty() { said } else { format!(", after it said: {said}") };
+        let said = if said.is_empty() { said } else { format!("; its last output: {said}") };
         let how = exit_in_words(status);
-        unavailable(format!("the driver crashed when it was asked for its devices: {how}{said}"))
+        unavailable(format!("the driver crashed while listing its devices: {how}{said}"))
     }
 
-    /// Ends the child. Its end may take as long as the system likes, so nobody waits for it here.
+    /// Kills the child. A thread waits for its exit, which may take long.
     fn end(mut self) -> Receiver<String> {
         std::thread::spawn(move || {
-            // It may have ended by itself.
+            // It may have exited already.
             let _ = self.child.kill();
             let _ = self.child.wait();
         });
@@ -151,10 +149,10 @@ impl Asked {
 }
 
 fn unavailable(cause: String) -> Unavailable {
-    Unavailable { tried: vec!["a process of its own".into()], cause }
+    Unavailable { tried: vec!["a separate process".into()], cause }
 }
 
-/// Reads until the line of an answer comes.
+/// Reads output until the line of an answer arrives.
 fn answer_of(out: impl Read + Send + 'static) -> Receiver<String> {
     let (sender, receiver) = channel();
     std::thread::spawn(move || {
@@ -163,18 +161,18 @@ fn answer_of(out: impl Read + Send + 'static) -> Receiver<String> {
             let line = String::from_utf8_lossy(&line.ok()?).into_owned();
             Some(line.split_once(MARK)?.1.to_string())
         });
-        // Nobody is there any more if it took too long.
+        // The receiver is gone if the time limit has passed.
         let _ = marked.map(|line| sender.send(line));
     });
     receiver
 }
 
-/// Reads everything, as text.
+/// Reads all output as text.
 fn said_by(err: impl Read + Send + 'static) -> Receiver<String> {
     let (sender, receiver) = channel();
     std::thread::spawn(move || {
         let mut said = Vec::new();
-        // What was read before a failure is as good as anything.
+        // A read error keeps the output so far.
         let _ = err.take(MOST_BYTES).read_to_end(&mut said);
         let _ = sender.send(String::from_utf8_lossy(&said).into_owned());
     });
@@ -188,7 +186,7 @@ mod tests {
     use crate::table::{Backends, Probed, Row, Status};
     use ragtag_hal::AdapterKind;
 
-    /// What comes of a child that is a shell script; `$0` is the backend's name.
+    /// Returns the result of a child that runs a shell script; `$0` is the backend's name.
     fn ask(script: &str, limit: Duration) -> Result<Vec<Adapter>, Unavailable> {
         let arguments = ["-c", script].map(OsString::from).into();
         ProbeChild { program: "/bin/sh".into(), arguments, limit }.ask("fake").unwrap().wait()
@@ -201,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_comes_through_whatever_the_driver_prints() {
+    fn an_answer_is_found_among_other_output() {
         let adapters = vec![adapter("fake", 0, AdapterKind::Discrete, 8)];
         let printed = line(&Ok(adapters.clone()));
         let script = format!(
@@ -209,24 +207,24 @@ mod tests {
         );
         let begun = Instant::now();
         assert_eq!(ask(&script, LONG), Ok(adapters));
-        assert!(begun.elapsed() < Duration::from_secs(30), "nobody waits for its end");
+        assert!(begun.elapsed() < Duration::from_secs(30), "waits for the exit of the child");
         let why = Unavailable { tried: vec!["libfake.so".into()], cause: "no \"library\"".into() };
         let script = format!("[ $0 = fake ] && cat <<'END'\n{}END\nkill -SEGV $$", line(&Err(why.clone())));
-        assert_eq!(ask(&script, LONG), Err(why), "it crashed when it had said everything");
+        assert_eq!(ask(&script, LONG), Err(why), "a crash after the answer");
     }
 
     #[test]
-    fn a_crash_is_told_with_its_signal_and_its_last_words() {
+    fn a_crash_is_reported_with_its_signal_and_last_output() {
         assert_eq!(
             cause("kill -SEGV $$"),
-            "the driver crashed when it was asked for its devices: SIGSEGV (segmentation fault)"
+            "the driver crashed while listing its devices: SIGSEGV (segmentation fault)"
         );
         let said = cause("echo first >&2; echo LLVM ERROR: no target >&2; echo >&2; kill -ABRT $$");
-        assert!(said.ends_with("SIGABRT (abort), after it said: LLVM ERROR: no target"), "{said}");
+        assert!(said.ends_with("SIGABRT (abort); its last output: LLVM ERROR: no target"), "{said}");
         let said = cause("exit 3");
         assert!(said.ends_with("exit code 3"), "{said}");
         let said = cause(&format!("echo '{MARK}nonsense'"));
-        assert!(said.contains("no answer that can be read"), "{said}");
+        assert!(said.contains("cannot read the answer"), "{said}");
     }
 
     #[test]
@@ -234,14 +232,14 @@ mod tests {
         let begun = Instant::now();
         for script in ["sleep 60", "exec >&-; sleep 60"] {
             let why = ask(script, Duration::from_millis(200)).unwrap_err();
-            assert_eq!(why.cause, "the driver did not say within 0.2 s which devices it has");
+            assert_eq!(why.cause, "the driver did not list its devices within 0.2 s");
         }
         assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
     }
 
-    /// One of two backends that are probed apart crashes; all others are as they were.
+    /// One of two backends with child processes crashes. All others are unaffected.
     #[test]
-    fn a_crash_takes_nobody_along() {
+    fn a_crash_affects_only_its_backend() {
         let answer = line(&Ok(vec![adapter("opencl", 0, AdapterKind::Discrete, 8)]));
         let script = format!("[ $0 = hip ] && kill -ABRT $$; cat <<'END'\n{answer}END\n");
         let arguments = ["-c", &script].map(OsString::from).into();
@@ -262,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_is_not_there_is_not_asked() {
+    fn a_missing_program_starts_no_probe() {
         let child = ProbeChild { program: "/nonexistent".into(), arguments: Vec::new(), limit: LONG };
         assert!(child.ask("fake").is_none());
     }

@@ -1,20 +1,22 @@
-//! Which adapters are one physical device seen through several APIs.
+//! Detection of adapters that are one physical device seen through several APIs.
 //!
-//! This module must not know backends by name: their order says which is preferred.
+//! Knows no backend by name. The order of backends expresses preference.
 
 use ragtag_hal::{Adapter, AdapterKind, Memory, MemorySource};
 
-/// The adapters of one physical device, by their places in the report.
+/// Adapters of one physical device, by their indices in the report.
 type Group = Vec<usize>;
 
-/// What makes two adapters one device, the surest first. A surer match is made before a weaker one is looked at, so that
-/// nobody takes its place.
+/// Criteria by which two adapters are one device, most reliable first. All matches by one criterion are made
+/// before the next is tried, so that a weaker match cannot displace a stronger one.
 const EVIDENCE: [fn(&Adapter, &Adapter) -> bool; 3] = [same_address, same_uuid, same_name];
 
-/// Groups adapters by physical device. They come in order of preference, and so do the groups and what is in them.
+/// Groups adapters by physical device. Adapters are sorted by preference; groups and their members keep that
+/// order.
 ///
-/// Two adapters of one backend are two devices, whatever their UUIDs say (software devices share one); so a group has at
-/// most one adapter of each backend, and twins pair up in the order in which the backends show them.
+/// Two adapters of one backend are always two devices, whatever their UUIDs say (software devices share one).
+/// So a group has at most one adapter per backend, and identical devices pair up in the order in which the
+/// backends list them.
 pub(crate) fn merge(adapters: &[&Adapter]) -> Vec<Group> {
     let mut groups: Vec<Group> = (0..adapters.len()).map(|at| vec![at]).collect();
     for same in EVIDENCE {
@@ -52,8 +54,9 @@ fn same_name(a: &Adapter, b: &Adapter) -> bool {
     a.name.eq_ignore_ascii_case(&b.name) && similar(total_bytes(a), total_bytes(b))
 }
 
-/// Whether two adapters cannot be one device: two of one backend, or of different addresses, or of different UUIDs where
-/// not both have an address. CPU devices are parts of a processor that only their own backend divides.
+/// Returns true if two adapters cannot be one device: they have the same backend, different addresses, or
+/// different UUIDs while one lacks an address. CPU devices are never merged, because only their own backend
+/// divides the processor.
 fn differ(a: &Adapter, b: &Adapter) -> bool {
     let cpu = a.kind == AdapterKind::Cpu || b.kind == AdapterKind::Cpu;
     let named_apart = match (a.identity.pci.zip(b.identity.pci), a.identity.uuid.zip(b.identity.uuid)) {
@@ -64,25 +67,25 @@ fn differ(a: &Adapter, b: &Adapter) -> bool {
     cpu || a.backend == b.backend || named_apart
 }
 
-/// The size of the heap that buffers come from.
+/// Returns the size of the heap that buffers are allocated from.
 pub(crate) fn total_bytes(adapter: &Adapter) -> u64 {
     adapter.memory.first().map_or(0, |memory| memory.total_bytes)
 }
 
-/// Within a sixteenth: drivers keep different amounts for themselves.
+/// Returns true if two sizes differ by at most a sixteenth. Drivers reserve different amounts.
 fn similar(a: u64, b: u64) -> bool {
     a.abs_diff(b) <= a.max(b) / 16
 }
 
-/// What an API does not say about an adapter's memory, as another API says it of the same device. `None` if there is
-/// nothing to add.
+/// Returns the memory figures that an adapter lacks, taken from another API of the same device. `None` if
+/// nothing can be added.
 pub(crate) fn borrowed_memory(adapter: &Adapter, others: &[&Adapter]) -> Option<Memory> {
     let own = adapter.memory.first();
     if own.is_some_and(|own| own.free_bytes.is_some()) {
         return None;
     }
     let heaps = || others.iter().filter_map(|other| other.memory.first());
-    // A size alone is worth having where there is none.
+    // A size alone helps only if the adapter reports none.
     let lent = heaps().find(|heap| heap.free_bytes.is_some()).or(heaps().next().filter(|_| own.is_none()))?;
     let total_bytes = own.map_or(lent.total_bytes, |own| own.total_bytes);
     Some(Memory {
@@ -105,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pci_address_decides_where_both_have_one() {
+    fn a_pci_address_decides_if_both_have_one() {
         let mut a = adapter("cuda", 0, AdapterKind::Discrete, 8);
         let mut b = adapter("vulkan", 0, AdapterKind::Discrete, 8);
         let mut c = adapter("vulkan", 1, AdapterKind::Discrete, 8);
@@ -115,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn else_the_uuid_decides_where_both_have_one() {
+    fn otherwise_the_uuid_decides_if_both_have_one() {
         let mut a = adapter("cuda", 0, AdapterKind::Discrete, 8);
         let mut b = adapter("vulkan", 0, AdapterKind::Discrete, 8);
         let mut c = adapter("opencl", 0, AdapterKind::Discrete, 20);
@@ -126,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn else_name_and_memory_decide() {
+    fn otherwise_name_and_memory_decide() {
         let gpu = |backend, total_gib| {
             let mut adapter = adapter(backend, 0, AdapterKind::Integrated, total_gib);
             adapter.name = if backend == "wgpu" { "Arc A380".into() } else { "ARC A380".into() };
@@ -140,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn twins_stay_two_and_pair_up_across_backends() {
+    fn identical_devices_stay_separate_and_pair_up_across_backends() {
         let twin = |backend, index| {
             let mut adapter = adapter(backend, index, AdapterKind::Software, 8);
             adapter.identity.uuid = Some([7; 16]);
@@ -158,9 +161,9 @@ mod tests {
         assert_eq!(merged(&[opencl, cpu[0].clone(), cpu[1].clone()]).len(), 3);
     }
 
-    /// Two equal cards; one of OpenCL's two drivers does not say where its card is.
+    /// Two equal cards. One of OpenCL's two drivers does not report its PCI address.
     #[test]
-    fn a_name_does_not_take_the_place_of_an_address() {
+    fn a_match_by_name_does_not_displace_a_match_by_address() {
         let card = |backend, index, bus: Option<u8>| {
             let mut adapter = adapter(backend, index, AdapterKind::Discrete, 24);
             adapter.name = "RTX 3090".into();
@@ -173,7 +176,7 @@ mod tests {
         let all = [a, b, opencl[0].clone(), opencl[1].clone()];
         assert_eq!(merged(&all), [["cuda:0", "opencl:1"], ["cuda:1", "opencl:0"]]);
 
-        // What has only a name in common with one does not lead a third to it.
+        // An adapter matched only by name does not pull in a third adapter.
         let [a, b] = cuda;
         let all = [a, b, card("opencl", 0, None), card("wgpu", 0, Some(2))];
         assert_eq!(merged(&all), [["cuda:0", "opencl:0"], ["cuda:1", "wgpu:0"]]);
@@ -184,7 +187,7 @@ mod tests {
         let card = |backend: &str, index: u32| {
             let mut adapter = adapter(backend, index, AdapterKind::Discrete, 24);
             adapter.name = "RTX 3090".into();
-            // One API lists them the other way round, and a third says nothing but names.
+            // One API lists them in reverse, and a third reports only names.
             adapter.identity.pci = match backend {
                 "cuda" => pci(index as u8),
                 "vulkan" => pci(3 - index as u8),
@@ -203,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_decides_even_where_uuids_differ() {
+    fn an_address_decides_even_if_uuids_differ() {
         let mut a = adapter("hip", 0, AdapterKind::Discrete, 24);
         let mut b = adapter("vulkan", 0, AdapterKind::Discrete, 24);
         (a.identity.pci, b.identity.pci) = (pci(1), pci(1));
@@ -212,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_an_api_does_not_tell_is_borrowed() {
+    fn memory_that_an_api_does_not_report_is_borrowed() {
         const GIB: u64 = 1 << 30;
         let mut teller = adapter("cuda", 0, AdapterKind::Discrete, 24);
         teller.memory[0].free_bytes = Some(20 * GIB);
@@ -228,7 +231,7 @@ mod tests {
         assert_eq!((heap.total_bytes, heap.free_bytes), (24 * GIB, Some(20 * GIB)));
         let heap = borrowed_memory(&mute, &[&silent]).unwrap();
         assert_eq!((heap.total_bytes, heap.free_bytes), (16 * GIB, None));
-        assert_eq!(borrowed_memory(&teller, &[&silent]), None, "who knows borrows nothing");
+        assert_eq!(borrowed_memory(&teller, &[&silent]), None, "nothing to borrow");
         assert_eq!(borrowed_memory(&silent, &[&mute]), None);
     }
 }

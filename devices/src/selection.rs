@@ -1,4 +1,4 @@
-//! Which devices the user wants: the text of `--device` and `RAGTAG_DEVICES`, and what it comes to on this machine.
+//! Device selection: parses `--device` and `RAGTAG_DEVICES` and resolves them on this machine.
 //!
 //! ```text
 //! selection = item { "," item }
@@ -6,10 +6,11 @@
 //! size      = digits [ "B" | "KiB" | "MiB" | "GiB" | "TiB" ]
 //! ```
 //!
-//! `auto` is every GPU, or every CPU device where there is no GPU; a list of filters alone means `auto`. A GPU that the
-//! processor imitates is taken only if it is named. A backend alone names all of its devices, one by one. A word takes each
-//! physical device once, through the API that names it elsewhere in the list, else through the best; only who names two APIs of
-//! one device gets it twice. This module must not know any backend but the processor's own; it reads reports.
+//! `auto` selects every GPU, or every CPU device if there is no GPU. Filters alone imply `auto`. A software
+//! GPU is selected only by name. A backend name selects each of its devices by name. The words `auto`, `gpu`
+//! and `cpu` select each physical device once, through the API named elsewhere in the list, otherwise through
+//! the preferred one. A device is selected twice only if two of its APIs are named. Knows no backend except
+//! `cpu`; it reads reports.
 
 use crate::identity::total_bytes;
 use crate::table::{Report, Status};
@@ -24,75 +25,75 @@ pub(crate) mod fakes;
 #[cfg(test)]
 mod tests;
 
-/// What a selection may be wrong about.
+/// An invalid selection.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SelectionError {
-    /// Part of the text means nothing.
+    /// Part of the text is not a device.
     #[error(
         "{item:?} in {text:?} is not a device: expected auto, gpu, cpu, BACKEND, BACKEND:INDEX or min-memory=SIZE"
     )]
     Syntax {
-        /// The part.
+        /// Invalid part.
         item: String,
-        /// The whole.
+        /// Whole text.
         text: String,
     },
-    /// A filter has a value that cannot be read.
+    /// A filter has an invalid value.
     #[error("{item:?} is not a filter: expected min-memory=SIZE with a size like 512MiB or 8GiB")]
     FilterSyntax {
-        /// The filter.
+        /// Filter.
         item: String,
     },
-    /// There is no backend of that name.
+    /// Unknown backend.
     #[error("unknown backend {name:?}; there are {}", known.join(", "))]
     UnknownBackend {
-        /// The name.
+        /// Name.
         name: String,
-        /// The names of all backends.
+        /// Names of all backends.
         known: Vec<String>,
     },
     /// The backend is not in this build.
     #[error("backend {name:?} is not compiled into this build")]
     NotCompiled {
-        /// The name.
+        /// Name.
         name: String,
     },
     /// The backend's library or driver is missing.
     #[error("{label} cannot be used: {cause}")]
     Unavailable {
-        /// The device, or the backend.
+        /// Device or backend.
         label: String,
-        /// What the backend's probe said.
+        /// Error of the backend's probe.
         cause: String,
     },
-    /// The backend shows no such device.
+    /// The backend has no such device.
     #[error("no device {label}; there are {}", list(existing))]
     NoSuchDevice {
-        /// The device.
+        /// Device.
         label: String,
-        /// The devices that there are.
+        /// Existing devices.
         existing: Vec<String>,
     },
-    /// The backend shows no device at all.
+    /// The backend has no devices.
     #[error("{name} shows no device; there are {}", list(existing))]
     NoDeviceOf {
-        /// The backend.
+        /// Backend.
         name: String,
-        /// The devices that there are.
+        /// Existing devices.
         existing: Vec<String>,
     },
-    /// A GPU was asked for and there is none.
+    /// A GPU was requested and there is none.
     #[error("no GPU found; there are {}", list(found))]
     NoGpu {
-        /// What there is.
+        /// Existing devices.
         found: Vec<String>,
     },
-    /// No device is left.
+    /// No device matches.
     #[error("no device fits {requested:?}; there are {}", list(found))]
     Nothing {
-        /// The selection.
+        /// Selection.
         requested: String,
-        /// What there is.
+        /// Existing devices.
         found: Vec<String>,
     },
 }
@@ -101,7 +102,7 @@ fn list(labels: &[String]) -> String {
     if labels.is_empty() { "none".into() } else { labels.join(", ") }
 }
 
-/// A way to name devices.
+/// A device term of a selection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Term {
     /// Every GPU, or every CPU device if there is no GPU.
@@ -116,10 +117,10 @@ pub enum Term {
     Adapter(Label),
 }
 
-/// A condition on devices.
+/// A filter of a selection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Filter {
-    /// The device's memory is at least this large.
+    /// Minimum size of the device's memory in bytes.
     MinMemoryBytes(u64),
 }
 
@@ -177,7 +178,7 @@ impl FromStr for Selection {
     }
 }
 
-/// Whether a text may be the name of a backend.
+/// Returns true if a text can be a backend name.
 fn is_word(item: &str) -> bool {
     !item.is_empty() && item.chars().all(|c| c.is_ascii_lowercase() || c == '-')
 }
@@ -187,7 +188,7 @@ fn filter(item: &str) -> Result<Filter, SelectionError> {
     bytes.map(Filter::MinMemoryBytes).ok_or_else(|| SelectionError::FilterSyntax { item: item.into() })
 }
 
-/// Reads `512`, `512B`, `3KiB` … `1TiB`.
+/// Parses `512`, `512B`, `3KiB` … `1TiB`.
 fn size_bytes(text: &str) -> Option<u64> {
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, unit) = text.split_at(digits);
@@ -202,7 +203,7 @@ fn size_bytes(text: &str) -> Option<u64> {
     number.parse::<u64>().ok()?.checked_mul(1 << shift)
 }
 
-/// Who asked for a selection.
+/// Origin of a selection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Source {
@@ -210,24 +211,25 @@ pub enum Source {
     Flag,
     /// The environment variable `RAGTAG_DEVICES`.
     Environment,
-    /// Nobody.
+    /// Neither; the default.
     Default,
 }
 
-/// A selection and who asked for it.
+/// A selection with its origin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Requested {
-    /// What is asked for.
+    /// Selection.
     pub selection: Selection,
-    /// By whom.
+    /// Origin.
     pub source: Source,
 }
 
 impl Requested {
-    /// The flag's value if there is one, else that of `RAGTAG_DEVICES` unless it is empty, else `auto`.
+    /// Returns the flag's value if given, otherwise that of `RAGTAG_DEVICES` unless it is empty, otherwise
+    /// `auto`.
     ///
     /// # Errors
-    /// If the value that counts cannot be read.
+    /// If the value in effect is invalid.
     pub fn new(flag: Option<&str>, environment: Option<&str>) -> Result<Self, SelectionError> {
         let environment = environment.filter(|value| !value.trim().is_empty());
         Ok(match (flag, environment) {
@@ -237,10 +239,10 @@ impl Requested {
         })
     }
 
-    /// What it comes to on the machine of a report.
+    /// Resolves the selection on the machine of a report.
     ///
     /// # Errors
-    /// If it names what is not there, names a device twice, or leaves none.
+    /// If it names a missing device, names a device twice, or selects none.
     pub fn choose(&self, report: &Report) -> Result<Choice, SelectionError> {
         let selected = self.selection.resolve(report)?.into_iter().cloned().collect();
         let detected = report.devices.iter().map(ToString::to_string).collect();
@@ -248,16 +250,16 @@ impl Requested {
     }
 }
 
-/// What was asked for, what there is, and what is used. Its display is the line that a run starts with.
+/// Requested, detected and selected devices. Its display is the first line that a run prints.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Choice {
-    /// The selection as the user wrote it.
+    /// Selection as the user wrote it.
     pub requested: String,
-    /// Who asked.
+    /// Origin of the selection.
     pub source: Source,
-    /// All physical devices, each with its labels: `cuda:0 = opencl:1`.
+    /// All physical devices with their labels: `cuda:0 = opencl:1`.
     pub detected: Vec<String>,
-    /// The adapters to open, in the order asked for.
+    /// Adapters to open, in the requested order.
     pub selected: Vec<Adapter>,
 }
 
@@ -274,11 +276,11 @@ impl fmt::Display for Choice {
     }
 }
 
-/// A physical device of a report, with the adapter through which it is to be used.
+/// Index of a physical device in a report, with the adapter through which to use it.
 type Device<'a> = (usize, &'a Adapter);
 
 impl Selection {
-    /// The adapters that this selection means, in the order asked for: each physical device once, unless several of its
+    /// Returns the selected adapters in the requested order: each physical device once, unless several of its
     /// APIs are named.
     fn resolve<'a>(&self, report: &'a Report) -> Result<Vec<&'a Adapter>, SelectionError> {
         let named = self.named(report)?;
@@ -305,7 +307,7 @@ impl Selection {
             };
             for (at, adapter) in devices {
                 if chosen.iter().all(|&(other, _)| other != at) {
-                    // A device that is also named is used through the API that names it.
+                    // A device that is also named is used through the named API.
                     chosen.push((at, named.get(&at).copied().unwrap_or(adapter)));
                 }
             }
@@ -317,7 +319,7 @@ impl Selection {
         Ok(chosen.into_iter().map(|(_, adapter)| adapter).collect())
     }
 
-    /// The physical devices that are named one by one, with the first name of each.
+    /// Returns the physical devices that are selected by name, with the first such adapter of each.
     fn named<'a>(&self, report: &'a Report) -> Result<BTreeMap<usize, &'a Adapter>, SelectionError> {
         let mut named: BTreeMap<usize, &Adapter> = BTreeMap::new();
         for term in &self.terms {
@@ -330,7 +332,7 @@ impl Selection {
 }
 
 impl Term {
-    /// The devices that it names one by one; none for a word.
+    /// Returns the devices that the term selects by name; none for a word.
     fn named<'a>(&self, report: &'a Report) -> Result<Vec<Device<'a>>, SelectionError> {
         match self {
             Term::Auto | Term::Gpu | Term::Cpu => Ok(Vec::new()),
@@ -344,7 +346,8 @@ fn is_gpu(adapter: &Adapter) -> bool {
     matches!(adapter.kind, AdapterKind::Discrete | AdapterKind::Integrated)
 }
 
-/// The processor's own devices; the same processor through OpenCL would use its cores twice.
+/// Returns true for devices of the `cpu` backend. The processor's OpenCL device would use the same cores
+/// twice.
 fn is_cpu(adapter: &Adapter) -> bool {
     adapter.backend == "cpu"
 }
@@ -353,14 +356,14 @@ fn labels(report: &Report) -> Vec<String> {
     report.adapters().map(Adapter::label).collect()
 }
 
-/// The physical devices whose preferred adapter is of a kind.
+/// Returns the physical devices whose preferred adapter satisfies a predicate.
 fn of_kind(report: &Report, is: fn(&Adapter) -> bool) -> Vec<Device<'_>> {
     let best = |physical: &crate::table::Physical| report.adapter(physical.adapters.first()?);
     let devices = report.devices.iter().enumerate().filter_map(|(at, physical)| Some((at, best(physical)?)));
     devices.filter(|(_, adapter)| is(adapter)).collect()
 }
 
-/// The adapter with this name, and its physical device.
+/// Returns the adapter with this label and its physical device.
 fn find<'a>(report: &'a Report, backend: &str, index: u32) -> Result<Device<'a>, SelectionError> {
     let label = format!("{backend}:{index}");
     adapters(report, backend, &label)?;
@@ -369,7 +372,7 @@ fn find<'a>(report: &'a Report, backend: &str, index: u32) -> Result<Device<'a>,
     found.ok_or_else(|| SelectionError::NoSuchDevice { label, existing: labels(report) })
 }
 
-/// All adapters of a backend, each with its physical device.
+/// Returns all adapters of a backend with their physical devices.
 fn find_all<'a>(report: &'a Report, backend: &str) -> Result<Vec<Device<'a>>, SelectionError> {
     let adapters = adapters(report, backend, backend)?;
     if adapters.is_empty() {
@@ -378,7 +381,7 @@ fn find_all<'a>(report: &'a Report, backend: &str) -> Result<Vec<Device<'a>>, Se
     adapters.iter().map(|adapter| find(report, backend, adapter.index)).collect()
 }
 
-/// The adapters that a backend shows; `label` is what the user asked for.
+/// Returns the adapters of a backend. `label` is the requested name, for errors.
 fn adapters<'a>(report: &'a Report, backend: &str, label: &str) -> Result<&'a [Adapter], SelectionError> {
     let known = report.backends.iter().find(|known| known.name == backend);
     match known.map(|known| &known.status) {

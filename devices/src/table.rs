@@ -1,10 +1,10 @@
-//! The table of backends, what their probes report, and how their adapters are opened.
+//! Table of backends: probing them, merging their reports and opening their adapters.
 //!
-//! This module must not know how users name devices.
+//! Does not know how users name devices.
 
 use crate::child::{self, Asked, ProbeChild};
-use crate::handicap::Handicap;
 use crate::identity;
+use crate::throttle::Handicap;
 use ragtag_hal::{
     Adapter, Backend, Checked, Device, DeviceId, Error, Features, GemmChoice, Limits, Result, Throttle,
     Unavailable,
@@ -17,28 +17,30 @@ use std::sync::Arc;
 #[cfg(any(feature = "opencl", feature = "vulkan", feature = "wgpu"))]
 use std::sync::{Mutex, PoisonError};
 
-/// What the user says about backends as a whole.
+/// User settings that apply to all backends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Into how many devices the host's processor is divided.
+    /// Number of CPU devices into which the host's processor is divided.
     pub cpu_devices: u32,
-    /// Threads of each CPU device; without it the cores are divided among them.
+    /// Threads of each CPU device. By default the cores are divided among them.
     pub cpu_threads: Option<u32>,
-    /// The only features that CPU devices may claim, where the processor has them: for tests of lesser code paths.
+    /// The only CPU features that kernels may use, where the processor has them. For tests of slower code
+    /// paths.
     pub cpu_features: Option<Features>,
-    /// How to start a process in which drivers that may crash are probed. Without it they are probed in this one.
+    /// Command that starts a child process for probing drivers that may crash. Without it they are probed in
+    /// this process.
     pub child: Option<ProbeChild>,
-    /// The program, with its arguments, that is started to compile a text for HIP, whose compiler may crash: one that calls
-    /// `compile_for_hip`. Empty: texts are compiled in this process.
+    /// Command, with arguments, that compiles a source for HIP, whose compiler may crash. The program must
+    /// call `compile_for_hip`. If empty, this process compiles.
     pub hip_compiler: Vec<OsString>,
-    /// How devices are slowed on purpose.
+    /// Throttles of devices and links.
     pub handicaps: Vec<Handicap>,
-    /// Who computes products of many rows where a library for that is found.
+    /// Use of matrix product libraries.
     pub gemm: GemmChoice,
 }
 
 impl Default for Config {
-    /// One CPU device with all cores and features.
+    /// Returns a configuration with one CPU device that has all cores and features.
     fn default() -> Self {
         Self {
             cpu_devices: 1,
@@ -57,26 +59,26 @@ pub(crate) struct Row {
     pub(crate) name: &'static str,
     /// `None` if it is not compiled in.
     pub(crate) backend: Option<Arc<dyn Backend>>,
-    /// Where it is probed.
+    /// Process that probes it.
     pub(crate) probed: Probed,
 }
 
-/// Where a backend is probed.
+/// Process in which a backend is probed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Probed {
-    /// In this process.
+    /// This process.
     Here,
-    /// In a process of its own, if the configuration says how to start one: its drivers are known to crash.
+    /// A child process, if the configuration has a command for it. For drivers that are known to crash.
     Apart,
 }
 
-/// The rows in order of preference: where several backends see one physical device, the first of them is taken.
+/// Returns the rows in order of preference. If several backends see one physical device, the first is used.
 ///
-/// The rule for [`Probed`]: NVIDIA's library answers with codes whatever is wrong, and waking many GPUs twice would take
-/// long, so CUDA is asked here. OpenCL's loader brings in every driver that is installed, and two that hold a compiler
-/// each are known to abort; PoCL aborts on settings that it does not know. AMD's runtime aborts on GPUs that it was not
-/// built for. Vulkan's loader brings in every driver that is installed, too, and layers that users have installed for games.
-/// wgpu asks Vulkan's loader as well.
+/// The rule for [`Probed`]: NVIDIA's library returns error codes whatever is wrong, and waking many GPUs
+/// twice would take long, so CUDA is probed in this process. OpenCL's loader loads every installed driver,
+/// and two drivers that each contain a compiler are known to abort; PoCL aborts on unknown settings. AMD's
+/// runtime aborts on GPUs for which it was not built. Vulkan's loader also loads every installed driver, and
+/// layers that users install for games. wgpu uses Vulkan's loader too.
 fn rows(config: &Config) -> Vec<Row> {
     vec![
         Row { name: "cuda", backend: cuda(config), probed: Probed::Here },
@@ -88,8 +90,8 @@ fn rows(config: &Config) -> Vec<Row> {
     ]
 }
 
-/// The backends of this process by their configurations, for APIs whose drivers take long to start and to compile: whoever
-/// probes once more finds what was found, and compiles nothing again.
+/// Backends of this process by configuration, for APIs whose drivers take long to start and compile. A
+/// repeated probe reuses the results and compiles nothing again.
 #[cfg(any(feature = "opencl", feature = "vulkan", feature = "wgpu"))]
 struct Kept<C, B>(Mutex<Vec<(C, Arc<B>)>>);
 
@@ -110,6 +112,25 @@ impl<C: Clone + PartialEq, B> Kept<C, B> {
     }
 }
 
+/// Stands for the backends that are not in this build.
+macro_rules! absent {
+    ($($feature:literal $backend:ident($($config:ty)?);)*) => {$(
+        #[cfg(not(feature = $feature))]
+        fn $backend($(_: $config)?) -> Option<Arc<dyn Backend>> {
+            None
+        }
+    )*};
+}
+
+absent! {
+    "cpu" cpu(&Config);
+    "hip" hip(&Config);
+    "opencl" opencl();
+    "vulkan" vulkan();
+    "wgpu" wgpu();
+    "cuda" cuda(&Config);
+}
+
 #[cfg(feature = "cpu")]
 fn cpu(config: &Config) -> Option<Arc<dyn Backend>> {
     let threads_of = config.handicaps.iter().filter_map(|handicap| match handicap {
@@ -124,21 +145,11 @@ fn cpu(config: &Config) -> Option<Arc<dyn Backend>> {
     })))
 }
 
-#[cfg(not(feature = "cpu"))]
-fn cpu(_: &Config) -> Option<Arc<dyn Backend>> {
-    None
-}
-
 #[cfg(feature = "hip")]
 fn hip(config: &Config) -> Option<Arc<dyn Backend>> {
     let own = ragtag_hip::HipConfig::default();
     let own = ragtag_hip::HipConfig { compiler: config.hip_compiler.clone(), ..own };
     Some(Arc::new(ragtag_hip::HipBackend::new(own)))
-}
-
-#[cfg(not(feature = "hip"))]
-fn hip(_: &Config) -> Option<Arc<dyn Backend>> {
-    None
 }
 
 #[cfg(feature = "opencl")]
@@ -148,11 +159,6 @@ fn opencl() -> Option<Arc<dyn Backend>> {
     Some(KEPT.get(OpenClConfig::default(), OpenClBackend::new))
 }
 
-#[cfg(not(feature = "opencl"))]
-fn opencl() -> Option<Arc<dyn Backend>> {
-    None
-}
-
 #[cfg(feature = "vulkan")]
 fn vulkan() -> Option<Arc<dyn Backend>> {
     use ragtag_vulkan::{VulkanBackend, VulkanConfig};
@@ -160,21 +166,11 @@ fn vulkan() -> Option<Arc<dyn Backend>> {
     Some(KEPT.get(VulkanConfig::default(), VulkanBackend::new))
 }
 
-#[cfg(not(feature = "vulkan"))]
-fn vulkan() -> Option<Arc<dyn Backend>> {
-    None
-}
-
 #[cfg(feature = "wgpu")]
 fn wgpu() -> Option<Arc<dyn Backend>> {
     use ragtag_wgpu::{WgpuBackend, WgpuConfig};
     static KEPT: Kept<WgpuConfig, WgpuBackend> = Kept::new();
     Some(KEPT.get(WgpuConfig::default(), WgpuBackend::new))
-}
-
-#[cfg(not(feature = "wgpu"))]
-fn wgpu() -> Option<Arc<dyn Backend>> {
-    None
 }
 
 #[cfg(feature = "cuda")]
@@ -188,32 +184,27 @@ fn cuda(config: &Config) -> Option<Arc<dyn Backend>> {
     Some(Arc::new(ragtag_cuda::CudaBackend::new(config)))
 }
 
-#[cfg(not(feature = "cuda"))]
-fn cuda(_: &Config) -> Option<Arc<dyn Backend>> {
-    None
-}
-
-/// What became of a backend.
+/// Result of probing a backend.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "status")]
 pub enum Status {
-    /// This build does not have it.
+    /// The build does not include it.
     NotCompiled,
-    /// Its library or driver is missing or refuses.
+    /// Its library or driver is missing or refuses to work.
     Unavailable(Unavailable),
-    /// It works, and shows these adapters; perhaps none.
+    /// It works and has these adapters, possibly none.
     Found {
-        /// The adapters.
+        /// Adapters.
         adapters: Vec<Adapter>,
     },
 }
 
-/// A backend and what became of it.
+/// A backend with its probe result.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BackendReport {
     /// Its name, as in `cpu:0`.
     pub name: String,
-    /// What became of it.
+    /// Probe result.
     #[serde(flatten)]
     pub status: Status,
 }
@@ -221,28 +212,28 @@ pub struct BackendReport {
 /// One physical device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Physical {
-    /// The labels of the adapters that show it, the preferred one first; never empty.
+    /// Labels of its adapters, the preferred one first. Never empty.
     pub adapters: Vec<String>,
 }
 
 impl fmt::Display for Physical {
-    /// All of its labels: `cuda:0 = opencl:1`.
+    /// Writes all labels: `cuda:0 = opencl:1`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.adapters.join(" = "))
     }
 }
 
-/// What the probes of all backends say.
+/// Probe results of all backends.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {
-    /// The backends in order of preference.
+    /// Backends in order of preference.
     pub backends: Vec<BackendReport>,
-    /// The physical devices that they show.
+    /// Physical devices.
     pub devices: Vec<Physical>,
 }
 
 impl Report {
-    /// All adapters, in order of preference.
+    /// Returns all adapters in order of preference.
     pub fn adapters(&self) -> impl Iterator<Item = &Adapter> {
         self.backends.iter().flat_map(|backend| match &backend.status {
             Status::Found { adapters } => adapters.as_slice(),
@@ -250,13 +241,13 @@ impl Report {
         })
     }
 
-    /// The physical device that an adapter with this label shows.
+    /// Returns the physical device of the adapter with this label.
     pub fn device(&self, label: &str) -> Option<&Physical> {
         self.devices.iter().find(|device| device.adapters.iter().any(|own| own == label))
     }
 
-    /// A report of what the backends say: which adapters are one device, and what one of them knows of its memory for
-    /// the others.
+    /// Builds a report from probe results: merges adapters of one physical device and shares memory figures
+    /// between them.
     fn of(backends: Vec<BackendReport>) -> Self {
         let mut report = Self { backends, devices: Vec::new() };
         let all: Vec<&Adapter> = report.adapters().collect();
@@ -287,26 +278,26 @@ impl Report {
         })
     }
 
-    /// The adapter with this label.
+    /// Returns the adapter with this label.
     pub fn adapter(&self, label: &str) -> Option<&Adapter> {
         self.adapters().find(|adapter| adapter.label() == label)
     }
 }
 
-/// Puts the checks above a device that has been opened.
-pub type Check = dyn Fn(&Adapter, Box<dyn Device>) -> Result<Checked> + Send + Sync;
+/// Wraps an opened device in validation.
+pub type Check<'a> = dyn Fn(&Adapter, Box<dyn Device>) -> Result<Checked> + Send + Sync + 'a;
 
-/// The backends of this build.
+/// Backends of this build.
 pub struct Backends {
     rows: Vec<Row>,
     child: Option<ProbeChild>,
     gemm: GemmChoice,
-    /// The duties of throttled devices, by their labels.
+    /// Duty cycles of throttled devices, by label.
     duty_percent: BTreeMap<String, u32>,
 }
 
 impl Backends {
-    /// All backends that are compiled in.
+    /// Returns all backends that are compiled in.
     pub fn new(config: &Config) -> Self {
         let duty = |handicap: &Handicap| match handicap {
             Handicap::Duty { device, percent } => Some((device.to_string(), *percent)),
@@ -326,7 +317,7 @@ impl Backends {
         Self { child: Some(child), ..self }
     }
 
-    /// Asks every backend for its adapters; those that are probed in processes of their own, all at the same time.
+    /// Probes every backend. Child processes run concurrently.
     pub fn probe(&self) -> Report {
         let ask = |row: &Row| {
             let apart = row.backend.is_some() && row.probed == Probed::Apart;
@@ -345,9 +336,9 @@ impl Backends {
                 Some(Err(unavailable)) => Status::Unavailable(unavailable),
                 Some(Ok(mut adapters)) => {
                     for adapter in &mut adapters {
-                        // A process of its own does not know the choice.
+                        // A child process does not know the choice.
                         adapter.caps.gemm = self.gemm.of(adapter.caps.gemm.take());
-                        // Told, for figures of such a device are not those of the hardware.
+                        // Reported because measurements of a throttled device are not those of the hardware.
                         adapter.driver.duty_percent = self.duty_percent.get(&adapter.label()).copied();
                     }
                     Status::Found { adapters }
@@ -358,37 +349,37 @@ impl Backends {
         Report::of(backends.collect())
     }
 
-    /// Whether this build has a backend.
+    /// Returns true if this build has a backend.
     pub fn compiled(&self, backend: &str) -> bool {
         self.rows.iter().any(|row| row.name == backend && row.backend.is_some())
     }
 
-    /// What a process prints that was started to probe one backend: see [`ProbeChild`]. `None` if this build has no such
-    /// backend.
+    /// Returns the output of a child process that probes one backend: see [`ProbeChild`]. `None` if this
+    /// build has no such backend.
     pub fn answer(&self, backend: &str) -> Option<String> {
         let row = self.rows.iter().find(|row| row.name == backend)?;
         Some(child::line(&row.backend.as_ref()?.probe()))
     }
 
-    /// Opens adapters of a report, those of one backend together, and puts the checks above each. The devices come in
-    /// the order of `adapters`.
+    /// Opens adapters of a report and wraps each device in validation. Adapters of one backend are opened
+    /// together. The devices are in the order of `adapters`.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for an adapter whose backend this build does not have; what a backend says if it cannot open
-    /// one.
+    /// [`Error::Invalid`] for an adapter of a backend that is not in this build; the backend's error if it
+    /// cannot open one.
     pub fn open(&self, adapters: &[(Adapter, DeviceId)], limits: &Limits) -> Result<Vec<Checked>> {
         self.open_with(adapters, limits, &|_, device| Ok(Checked::new(device)))
     }
 
-    /// The same, with `check` putting the checks above each device: where tests add faults.
+    /// Like [`Backends::open`], with `check` wrapping each device. Tests use it to inject faults.
     ///
     /// # Errors
-    /// As [`Backends::open`], and what `check` says.
+    /// As [`Backends::open`], and the errors of `check`.
     pub fn open_with(
         &self,
         adapters: &[(Adapter, DeviceId)],
         limits: &Limits,
-        check: &dyn Fn(&Adapter, Box<dyn Device>) -> Result<Checked>,
+        check: &Check<'_>,
     ) -> Result<Vec<Checked>> {
         let mut opened: Vec<(DeviceId, Box<dyn Device>)> = Vec::with_capacity(adapters.len());
         for row in &self.rows {

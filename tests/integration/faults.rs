@@ -239,7 +239,7 @@ fn a_loss_reported_by_a_call_appears_once_with_the_call() {
             let prompt = &prompts()[0];
             let stream = engine.session().generate(Prompt::Tokens(prompt), &greedy(100)).unwrap();
             let error = block_on(listen(stream)).unwrap_err();
-            let said = "device lost: submission 60, by a fault on demand, failed for good";
+            let said = "device lost: submission 60 failed (injected fault)";
             assert_eq!(error.to_string(), format!("stage {stage} on {lost}: {said}"));
             assert_eq!(error.exit_code(), 1);
             // Later requests get the error that ended the run.

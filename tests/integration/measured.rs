@@ -162,8 +162,8 @@ fn handicaps_show_everywhere_and_strict_refuses_them() {
 fn reports_invalid_throttles() {
     for (handicap, words) in [
         ("cpu:1=duty:0%", "1% to 100%"),
-        ("cpu:1", "there is no ="),
-        ("link:cpu:0->cpu:1=fast", "a rate is at least"),
+        ("cpu:1", "missing \"=\""),
+        ("link:cpu:0->cpu:1=fast", "the rate must be at least 1B/s"),
         ("cpu:7=duty:50%", "cpu:7 is not among the selected devices (cpu:0, cpu:1)"),
         ("cuda:0=threads:2", "only CPU devices"),
         ("cpu:0=sms:8", "only CUDA devices"),
@@ -175,7 +175,7 @@ fn reports_invalid_throttles() {
     }
     let twice = ["--throttle", "cpu:1=duty:50%", "--throttle", "cpu:1=duty:40%"];
     let refused = run(&[&["run", "-n", "1", "--device", "cpu"][..], &twice].concat());
-    assert!(refused.code == 2 && refused.err.contains("another one says the same"), "{}", refused.err);
+    assert!(refused.code == 2 && refused.err.contains("duplicate throttle"), "{}", refused.err);
 }
 
 /// A device throttled to an eighth of the time is slower than planned and gets fewer segments. The share is small, so

@@ -4,7 +4,7 @@
 //! Knows nothing about rules for source text; `tidy` has those.
 
 use crate::run_tests::{self, TestArgs};
-use crate::{aarch64, support, tidy};
+use crate::{aarch64, packages, support, tidy};
 use std::path::Path;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
@@ -81,6 +81,7 @@ pub fn ci(root: &Path, args: &TestArgs) -> Result<(), String> {
     features(root, &mut done)?;
     deny(root, &mut done)?;
     fuzz_targets(root, &mut done)?;
+    packages::run(root, &mut done)?;
     aarch64::run(root, &mut done)?;
     test_after(root, args, done)
 }

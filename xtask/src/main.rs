@@ -8,8 +8,10 @@
 mod aarch64;
 mod checks;
 mod kernels;
+mod metadata;
 mod mutants;
 mod nightly;
+mod packages;
 mod run_tests;
 mod schemas;
 mod skips;
@@ -39,6 +41,8 @@ enum Task {
     /// Run everything for each commit: the tests, single features, cargo-deny, fuzz targets and AArch64.
     /// Skips steps whose tools are not installed.
     Ci(run_tests::TestArgs),
+    /// Package the published crates, then build and run the examples with these packages alone.
+    Packages,
     /// Run everything that takes too long for each commit: all shares, fuzzing, mutants, 100,000 simulations,
     /// clean Debian systems.
     Nightly(nightly::Args),
@@ -74,6 +78,7 @@ fn main() -> ExitCode {
         Task::Tidy(args) => tidy::run(&root(), args),
         Task::Mutants(args) => mutants::run(&root(), &args),
         Task::Ci(args) => checks::ci(&root(), &args),
+        Task::Packages => packages::run(&root(), &mut checks::Done::default()),
         Task::Nightly(args) => nightly::run(&root(), &args),
         Task::Kernels(args) => kernels::run(&root(), &args),
         Task::SupportTable { add, check } => add

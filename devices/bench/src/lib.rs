@@ -5,6 +5,7 @@
 //! | --- | --- |
 //! | `text.rs` | the kernel, in the languages of GPUs |
 //! | `suite.rs` | the tests that every backend passes |
+//! | `probes.rs` | what a probe says in a process of its own |
 //! | `stray.rs` | a kernel that writes where nothing is |
 //! | `faults.rs` | what becomes of a device that is lost, or has no memory left |
 //!
@@ -13,10 +14,12 @@
 #![allow(clippy::print_stdout)] // what tests say is for their readers
 
 pub mod faults;
+mod probes;
 mod stray;
 pub mod suite;
 mod text;
 
+pub use probes::{prints_its_probe, probed};
 pub use stray::goes_astray;
 pub use text::{SCALE, function, module_of, scale_text, scale_text_adding};
 

@@ -8,10 +8,10 @@ pub mod devices;
 mod lost;
 pub mod points;
 
-pub use lost::{a_lost_device_says_so_and_closes, unplug};
+pub use lost::{a_lost_device_reports_its_loss_and_closes, unplug};
 
 use crate::{Bench, open};
-use ragtag_hal::{Adapter, Backend, Limits};
+use ragtag_hal::{Adapter, AdapterKind, Backend, Limits};
 
 /// A backend to be tested.
 pub trait Subject {
@@ -41,6 +41,16 @@ pub fn each(on: &dyn Subject, test: impl Fn(Bench)) {
     }
 }
 
+/// The adapters with memory of their own; none with a skip. A stray kernel on a processor would end the process.
+pub fn cards(on: &dyn Subject) -> Vec<Adapter> {
+    let cards = on.adapters().into_iter().filter(|adapter| adapter.kind == AdapterKind::Discrete);
+    let cards: Vec<_> = cards.collect();
+    if cards.is_empty() {
+        on.skip("device memory of its own", on.api());
+    }
+    cards
+}
+
 /// Makes `Tested`, a [`Subject`](crate::suite::Subject) over a type of backend, with `subject()` for the one of `backend()` and
 /// `adapters()`: all adapters, or none with a skip for the missing thing. There are `$wanted` at least, and `$check` looks for
 /// objections.
@@ -55,6 +65,7 @@ macro_rules! tested {
             $crate::scale_text(ragtag_hal::KernelLanguage::$language).unwrap()
         }
 
+        /// A module of a text with `SCALE`.
         pub fn module(text: std::sync::Arc<str>) -> ragtag_hal::Module {
             let language = ragtag_hal::KernelLanguage::$language;
             $crate::module_of(language, text, $crate::function("scale"))
@@ -63,10 +74,13 @@ macro_rules! tested {
         /// The backend for tests that all backends share.
         pub struct Tested(pub $backend);
 
+        /// The backend that the tests of the suite run on.
+        #[allow(dead_code)] // tests of a backend alone have none
         pub fn subject() -> Tested {
             Tested(backend())
         }
 
+        /// The adapters of a backend, or none with a skip.
         pub fn adapters(backend: &$backend) -> Vec<ragtag_hal::Adapter> {
             let found = ragtag_hal::Backend::probe(backend).map_err(|unavailable| unavailable.to_string());
             let wanted: usize = $wanted;
@@ -129,11 +143,11 @@ macro_rules! device_tests {
             programs_replay,
             programs_of_many_launches_run_in_order,
             an_empty_grid_does_nothing,
-            the_programs_of_a_module_are_compiled_side_by_side,
-            after_running_out_of_memory_less_works,
-            what_the_host_holds_no_device_copies,
-            regions_come_and_go,
-            timings_lie_in_order_between_submitting_and_hearing,
+            programs_of_a_module_are_compiled_in_parallel,
+            smaller_allocations_work_after_running_out_of_memory,
+            copies_of_leased_bytes_fail,
+            regions_can_be_registered_and_released,
+            timings_are_in_order_between_submission_and_completion,
             large_grids_are_launched_in_parts,
             commands_that_overlap_in_part_take_effect_in_order,
             a_build_failure_shows_the_log,
@@ -150,9 +164,9 @@ macro_rules! point_tests {
             $subject, points:
             points_cross_to_the_cpu_and_back,
             points_cross_between_devices,
-            submitting_does_not_wait_for_a_point_that_is_pending,
-            points_that_pass_while_submissions_are_made_are_not_missed,
-            a_failure_abroad_reaches_all_that_waits_for_it,
+            submitting_does_not_wait_for_a_pending_point,
+            points_that_pass_during_submission_are_not_missed,
+            a_failure_of_another_device_reaches_all_waiting_work,
             closing_with_waits_that_never_end_does_not_hang,
         }
     };
@@ -174,10 +188,10 @@ macro_rules! cache_tests {
 
         $crate::suite_tests! {
             subject(), cache:
-            what_was_compiled_once_is_not_compiled_again,
+            programs_are_compiled_once,
             damaged_and_foreign_files_are_replaced,
-            twins_have_programs_of_their_own,
-            without_a_folder_everything_works,
+            identical_devices_have_their_own_programs,
+            everything_works_without_a_folder,
         }
     };
 }

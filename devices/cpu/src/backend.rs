@@ -4,9 +4,8 @@
 
 use crate::driver;
 use crate::features;
-use crate::memory::HostMemory;
 use ragtag_hal::{
-    Adapter, AdapterKind, Backend, Caps, Device, DeviceId, DriverInfo, Error, Features, HeapKind,
+    Adapter, AdapterKind, Backend, Caps, Device, DeviceId, DriverInfo, Error, Features, HeapKind, HostMemory,
     KernelLanguage, Limits, Memory, MemorySource, PhysicalIdentity, Result, Unavailable,
 };
 use std::collections::{BTreeMap, BTreeSet};
@@ -66,7 +65,7 @@ impl CpuBackend {
 
     fn adapters(&self) -> Vec<Adapter> {
         let name = processor_name();
-        let memory = HostMemory::now().share(self.config.devices);
+        let (memory, parts) = (HostMemory::now(), u64::from(self.config.devices.max(1)));
         let features = self.features();
         let driver: DriverInfo =
             format!("ragtag {}, {}", env!("CARGO_PKG_VERSION"), features::name(&features)).into();
@@ -79,8 +78,8 @@ impl CpuBackend {
             identity: PhysicalIdentity::default(),
             memory: vec![Memory {
                 heap: HeapKind::Host,
-                total_bytes: memory.total_bytes,
-                free_bytes: Some(memory.free_bytes),
+                total_bytes: memory.total_bytes / parts,
+                free_bytes: Some(memory.free_bytes / parts),
                 source: MemorySource::System,
             }],
             caps: Caps {

@@ -2,14 +2,14 @@
 //!
 //! This module must not know ids or points.
 
-use crate::memory::{Buffer, HostMemory};
+use crate::memory::Buffer;
 use crate::queue::Queue;
 use crate::script::Launch;
 use crate::team::Team;
 use ragtag_hal::driver::{self, Driver, DriverDevice};
-use ragtag_hal::lanes::Common;
+use ragtag_hal::queues::Common;
 use ragtag_hal::{
-    Adapter, DeviceId, Error, HeapKind, HostFn, HostRegion, Limits, Memory, MemorySource, Module,
+    Adapter, DeviceId, Error, HeapKind, HostFn, HostMemory, HostRegion, Limits, Memory, MemorySource, Module,
     ModuleSource, QueueKind, Result,
 };
 use std::sync::Arc;

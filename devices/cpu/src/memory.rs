@@ -1,10 +1,9 @@
-//! Memory of buffers, and what the host has left.
+//! Memory of buffers.
 //!
 //! This module must not know commands or queues.
 
 use memmap2::{MmapMut, MmapRaw};
 use ragtag_hal::driver::Allocation;
-use sysinfo::{MemoryRefreshKind, RefreshKind, System};
 
 /// From this size on a buffer asks for huge pages: a matrix that is streamed through costs fewer misses of the
 /// translation buffers.
@@ -50,37 +49,6 @@ impl Allocation for Buffer {
     }
 }
 
-/// The host's memory.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct HostMemory {
-    /// All of it.
-    pub(crate) total_bytes: u64,
-    /// What can be had without swapping.
-    pub(crate) free_bytes: u64,
-}
-
-impl HostMemory {
-    /// Asks the operating system; a container's own limits count.
-    pub(crate) fn now() -> Self {
-        let ram = MemoryRefreshKind::nothing().with_ram();
-        let system = System::new_with_specifics(RefreshKind::nothing().with_memory(ram));
-        let whole = Self { total_bytes: system.total_memory(), free_bytes: system.available_memory() };
-        match system.cgroup_limits() {
-            Some(group) if group.total_memory > 0 => Self {
-                total_bytes: whole.total_bytes.min(group.total_memory),
-                free_bytes: whole.free_bytes.min(group.free_memory),
-            },
-            _ => whole,
-        }
-    }
-
-    /// One of `parts` equal shares.
-    pub(crate) fn share(self, parts: u32) -> Self {
-        let parts = u64::from(parts.max(1));
-        Self { total_bytes: self.total_bytes / parts, free_bytes: self.free_bytes / parts }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -92,13 +60,5 @@ mod tests {
             assert_eq!((buffer.bytes(), buffer.pointer() as usize % 4096), (bytes, 0));
         }
         assert!(Buffer::new(1 << 60).is_none(), "no host has that");
-    }
-
-    #[test]
-    fn the_host_has_memory_and_shares_add_up() {
-        let host = HostMemory::now();
-        assert!(host.free_bytes > 0 && host.free_bytes <= host.total_bytes, "{host:?}");
-        let share = host.share(3);
-        assert!(share.total_bytes * 3 <= host.total_bytes && share.total_bytes * 3 + 3 > host.total_bytes);
     }
 }

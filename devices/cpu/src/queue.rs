@@ -4,7 +4,7 @@
 
 use crate::driver::{Cpu, Script};
 use crate::team::{Team, run_alone};
-use ragtag_hal::lanes::{DriverQueue, Ends};
+use ragtag_hal::queues::{DriverQueue, Ends};
 use ragtag_hal::{Result, Timing};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 

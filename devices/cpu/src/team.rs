@@ -10,7 +10,7 @@
 use crate::driver::{Script, Step};
 use crate::script::{name, pieces, run};
 use crossbeam_channel::{Sender, unbounded};
-use ragtag_hal::lanes::Thread;
+use ragtag_hal::queues::Thread;
 use ragtag_hal::{Error, Result};
 use std::any::Any;
 use std::hint::spin_loop;

@@ -204,6 +204,16 @@ fn a_throttle_of_nothing_leaves_the_device_as_it_is() {
 }
 
 #[test]
+fn a_device_with_faults_keeps_its_slow_link() {
+    let throttle = Throttle { link_bytes_per_s: Some(1), ..Throttle::default() };
+    let faults = Faults { failing_allocation: Some(9), ..Faults::default() };
+    let device = Checked::with_faults(throttle.over(open(0)).unwrap(), faults).unwrap();
+    let [own, link] =
+        [Device::timeline, Device::timeline_for_others].map(|of| of(&device, QueueKind::Download));
+    assert!(!Arc::ptr_eq(&own, &link));
+}
+
+#[test]
 fn a_duty_counts_rest_as_work_and_holds_back_what_waits() {
     let mut b = throttled(Throttle { duty_percent: Some(25), ..Throttle::default() });
     b.region.write(0..BYTES as usize).unwrap().fill(7);

@@ -1,6 +1,6 @@
-//! CUDA's devices as adapters, and how they are opened.
+//! The CUDA backend: reports devices as adapters and opens them.
 //!
-//! This module must not know how a device works.
+//! Does not know how a device works.
 
 use crate::api::{Context, CublasLt, Functions, Nvrtc};
 use crate::driver::{Abilities, CudaDriver, Tools, WORKSPACE_BYTES};
@@ -15,31 +15,31 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
-/// The backend's name.
+/// Backend name.
 const NAME: &str = "cuda";
 
-/// What can be said about CUDA devices as a whole.
+/// Configuration of the CUDA backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CudaConfig {
-    /// The folder that compiled programs are kept in; without it they are compiled anew each time. What the driver compiles
-    /// it keeps by itself.
+    /// Folder for compiled programs. Without it they are compiled each time. The driver has its own cache for
+    /// code that it compiles.
     pub cache_folder: Option<PathBuf>,
-    /// Who computes products of many rows. cuBLASLt is looked for if it is preferred, or if some device has no matrix units:
-    /// loading it takes a fifth of a second.
+    /// Use of cuBLASLt for products of many rows. It is looked for only if it is preferred or some device has
+    /// no matrix units, because loading it takes 0.2 seconds.
     pub gemm: GemmChoice,
-    /// Devices, by their numbers, that are limited to so many of their multiprocessors, for tests.
+    /// Limits on the number of multiprocessors, by device number. For tests.
     pub multiprocessors: BTreeMap<u32, u32>,
 }
 
 impl Default for CudaConfig {
-    /// Programs are kept in `cuda` in the folder that `RAGTAG_CACHE_DIR` names, else in `ragtag/cuda` in the user's folder
-    /// for caches.
+    /// Returns the default configuration. Programs are cached in `cuda` within `RAGTAG_CACHE_DIR`, or in
+    /// `ragtag/cuda` within the user's cache folder.
     fn default() -> Self {
         Self { cache_folder: default_folder(NAME), gemm: GemmChoice::Auto, multiprocessors: BTreeMap::new() }
     }
 }
 
-/// The libraries, once they are found.
+/// Loaded libraries.
 struct Libraries {
     functions: Arc<Functions>,
     nvrtc: Option<Arc<Nvrtc>>,
@@ -57,7 +57,7 @@ impl Libraries {
         let compiles = |capability| self.nvrtc.as_ref().is_some_and(|nvrtc| nvrtc.knows(capability));
         let mut found = devices(&self.functions, &Common { backend: NAME, compiles: &compiles })?;
         for Found { adapter, .. } in &mut found {
-            // Told, for figures of such a device are not those of the hardware.
+            // Reported because measurements of a limited device are not those of the hardware.
             adapter.driver.multiprocessors = config.multiprocessors.get(&adapter.index).copied();
             let most = adapter.driver.multiprocessors.unwrap_or(u32::MAX);
             adapter.caps.parallel_units = adapter.caps.parallel_units.min(most);
@@ -65,13 +65,13 @@ impl Libraries {
         Ok(found)
     }
 
-    /// cuBLASLt, loaded by whoever asks first; `None` if there is none.
+    /// Returns cuBLASLt, loaded on first use, or `None` if it is not installed.
     fn cublas_lt(&self) -> Option<&Arc<CublasLt>> {
         let find = || CublasLt::find(self.functions.version()).map(Arc::new);
         self.cublas_lt.get_or_init(find).as_ref()
     }
 
-    /// The library of products that devices may be linked to, if it is looked for.
+    /// Returns the product library that devices may link to, if it is wanted and found.
     fn gemm(&self, choice: GemmChoice, found: &[Found]) -> Option<GemmLibrary> {
         let has_matrix_units = |found: &Found| found.adapter.caps.features.contains(&Feature::Sm70);
         let looked_for = match choice {
@@ -97,7 +97,7 @@ pub struct CudaBackend {
 }
 
 impl CudaBackend {
-    /// A backend with this configuration. The driver is looked for at the first probe.
+    /// Creates a backend with this configuration. The first probe loads the driver.
     pub fn new(config: CudaConfig) -> Self {
         Self { config, libraries: OnceLock::new(), pins: Arc::default() }
     }
@@ -149,12 +149,12 @@ impl Backend for CudaBackend {
         let ask = |mut found: Found| {
             let free = free_bytes(&libraries.functions, found.device);
             let free = free.inspect_err(|error| {
-                tracing::warn!(adapter = found.adapter.label(), %error, "a device does not tell its free memory");
+                tracing::warn!(adapter = found.adapter.label(), %error, "cannot query the device's free memory");
             });
             found.adapter.memory.iter_mut().for_each(|memory| memory.free_bytes = free.clone().ok());
             found.adapter
         };
-        // A context takes a while; devices make theirs side by side.
+        // Creating a context is slow, so devices create theirs in parallel.
         Ok(std::thread::scope(|scope| {
             let asked: Vec<_> = found.into_iter().map(|found| scope.spawn(|| ask(found))).collect();
             asked.into_iter().filter_map(|thread| thread.join().ok()).collect()

@@ -1,12 +1,13 @@
-//! CUDA's calls, as a device over streams takes them.
+//! CUDA's implementation of the stream-ordered driver calls.
 //!
 //! # Launches that overlap
-//! On compute capability 9.0 and newer a kernel may be launched while the one before it in its stream still runs, if it
-//! says itself where it needs that one's results (`griddepcontrol.wait`). Such kernels are launched with that permission,
-//! others plainly. A capture keeps the permission as an edge of the graph from CUDA 12.3 on; older drivers would refuse the
-//! graph, so that launches are captured plainly there.
+//! From compute capability 9.0 on, a kernel may be launched while its predecessor in the stream still runs,
+//! if it contains an instruction that waits for the predecessor's results (`griddepcontrol.wait`). Such
+//! kernels are launched with that permission, others without. From CUDA 12.3 on, a capture keeps the
+//! permission as an edge of the graph. Older drivers would refuse the graph, so there launches are captured
+//! without it.
 //!
-//! This module must not know how a device is made of these calls.
+//! Does not know how a device uses these calls.
 
 use crate::api::{
     self, Context, CublasLt, Event, Functions, Graph, Pool, Products, Stream, Workspace, check, enter,
@@ -25,29 +26,29 @@ use std::ffi::{CString, c_int};
 use std::ptr::null_mut;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The first version of CUDA whose graphs keep the permission to overlap.
+/// First CUDA version whose graphs keep the permission to overlap.
 const OVERLAP_IN_GRAPHS: i32 = 12_030;
 
-/// Memory that cuBLASLt is given to work in: what NVIDIA recommends for compute capability 9.0.
+/// cuBLASLt's workspace: the size that NVIDIA recommends for compute capability 9.0.
 pub(crate) const WORKSPACE_BYTES: u64 = 32 << 20;
 
-/// What a device can do, as far as its calls differ by that.
+/// Device properties that change the calls.
 pub(crate) struct Abilities {
-    /// Launches may overlap the end of the kernel before them.
+    /// Whether launches may overlap the end of the previous kernel.
     pub(crate) overlaps: bool,
-    /// Memory comes from stream-ordered pools.
+    /// Whether memory comes from stream-ordered pools.
     pub(crate) pools: bool,
-    /// Local memory that a group may have.
+    /// Most local memory of a group, in bytes.
     pub(crate) local_memory_bytes: u64,
 }
 
-/// Memory in the order of a stream that has nothing but allocations, so that neither waits for anything else.
+/// Stream-ordered memory on a stream used only for allocations, so that neither waits for other work.
 struct Ordered {
     pool: Pool,
     stream: Stream,
 }
 
-/// The libraries beside the driver's that a device uses.
+/// Libraries of a device besides the driver's.
 #[derive(Default)]
 pub(crate) struct Tools {
     pub(crate) compiler: Option<Compiler>,
@@ -59,12 +60,12 @@ pub(crate) struct CudaDriver {
     context: Arc<Context>,
     memory: Option<Ordered>,
     tools: Tools,
-    /// cuBLASLt and its memory, once there is a module with products.
+    /// cuBLASLt and its workspace, once a module with products exists.
     products: Mutex<Option<(Products, Workspace)>>,
     abilities: Abilities,
 }
 
-/// Loaded code, and what is known of its functions.
+/// Loaded code with the properties of its functions.
 pub(crate) struct Code {
     module: Arc<api::Module>,
     entries: HashMap<String, Entry>,
@@ -74,7 +75,7 @@ pub(crate) struct Code {
 pub(crate) struct Function {
     raw: api::Function,
     entry: Option<Entry>,
-    /// Its launches may overlap the end of the kernel before them.
+    /// Whether its launches may overlap the end of the previous kernel.
     overlaps: bool,
 }
 
@@ -101,9 +102,10 @@ impl Drop for CudaDriver {
         let products = self.products.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         let Some((products, workspace)) = products else { return };
         drop(products);
-        // SAFETY: allocated for the products, which are gone; what is enqueued keeps the driver until it has ended.
+        // SAFETY: allocated for the products, which are gone; enqueued work keeps the driver until it has
+        // ended.
         if let Err(error) = unsafe { self.free(workspace.address) } {
-            tracing::debug!(%error, "cuBLASLt's memory was not freed");
+            tracing::debug!(%error, "cannot free cuBLASLt's workspace");
         }
     }
 }
@@ -113,7 +115,7 @@ impl Ordered {
         Ok(Self { pool: Pool::new(context)?, stream: Stream::new(context)? })
     }
 
-    /// Lets go of everything that nobody uses.
+    /// Returns all unused memory to the device.
     fn settle(&self) -> Result<()> {
         self.stream.finish()?;
         self.pool.trim()
@@ -122,7 +124,7 @@ impl Ordered {
     fn allocate(&self, bytes: usize) -> Result<u64> {
         let allocate = || self.pool.allocate(&self.stream, bytes);
         let allocated = allocate().or_else(|error| match error {
-            // What was given back may lie in pieces that are too small.
+            // Freed memory may be fragmented into pieces that are too small.
             Error::OutOfMemory { .. } => self.settle().and_then(|()| allocate()),
             other => Err(other),
         });
@@ -272,14 +274,14 @@ impl Driver for CudaDriver {
         if ready.is_some() {
             return Ok(());
         }
-        let none = || Error::Unsupported { what: "products without cuBLASLt".into() };
+        let none = || Error::Unsupported { what: "matrix products without cuBLASLt".into() };
         let library = self.tools.cublas_lt.as_ref().ok_or_else(none)?;
         let address = self.allocate(WORKSPACE_BYTES)?;
         let workspace = Workspace { address, bytes: WORKSPACE_BYTES as usize };
         match Products::new(library, &self.context, workspace) {
             Ok(products) => *ready = Some((products, workspace)),
             Err(error) => {
-                // SAFETY: nobody has used it.
+                // SAFETY: nothing has used it.
                 unsafe { self.free(address) }?;
                 return Err(error);
             }
@@ -290,7 +292,7 @@ impl Driver for CudaDriver {
     unsafe fn gemm(&self, stream: &Stream, product: &Gemm, operands: Operands) -> Result<()> {
         let ready = self.products.lock().unwrap_or_else(PoisonError::into_inner);
         let (products, _) =
-            ready.as_ref().ok_or_else(|| Error::invalid("a product before the library is ready"))?;
+            ready.as_ref().ok_or_else(|| Error::invalid("a product before the library is initialised"))?;
         let Operands { x, weights, y } = operands;
         // SAFETY: the caller's promise.
         unsafe { products.enqueue(stream, product, [x, weights, y]) }
@@ -312,7 +314,7 @@ impl Driver for CudaDriver {
     fn load(&self, language: KernelLanguage, text: &str) -> Result<Code> {
         let (entries, module) = match (language, &self.tools.compiler) {
             (KernelLanguage::Ptx, _) => {
-                let zero = |_| Error::Compile { log: "a text with a zero in it".into() };
+                let zero = |_| Error::Compile { log: "the source contains a zero byte".into() };
                 let code = CString::new(text).map_err(zero)?;
                 (ptx::entries(text), api::Module::new(&self.context, code.as_bytes_with_nul())?)
             }
@@ -328,14 +330,14 @@ impl Driver for CudaDriver {
 
     fn function(&self, code: &Arc<Code>, function: &DeviceFunction) -> Result<Function> {
         let DeviceFunction { name, dynamic_local_bytes, .. } = function;
-        let zero = |_| Error::Compile { log: format!("function {name:?}: a name with a zero in it") };
+        let zero = |_| Error::Compile { log: format!("function {name:?}: the name contains a zero byte") };
         let raw = code.module.function(&CString::new(name.as_str()).map_err(zero)?)?;
         if *dynamic_local_bytes > 0 {
             let own = self.attribute(&raw, CUfunction_attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)?;
             let wanted = own.saturating_add(u64::from(*dynamic_local_bytes));
             let has = self.abilities.local_memory_bytes;
             if wanted > has {
-                let what = format!("{wanted} bytes of local memory in {name}; a group has {has}");
+                let what = format!("{wanted} bytes of local memory in {name} (the limit per group is {has})");
                 return Err(Error::Unsupported { what });
             }
             let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;

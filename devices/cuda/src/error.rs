@@ -1,11 +1,11 @@
-//! CUDA's result codes as the errors that callers act upon.
+//! Conversion of CUDA's result codes to errors.
 //!
-//! This module must not know who called what.
+//! Does not know the callers.
 
 use cudarc::driver::sys::CUresult;
 use ragtag_hal::Error;
 
-/// After these a context answers every call with the same code, or the device is gone.
+/// Codes after which a context returns the same code for every call, or the device is gone.
 const STICKY: &[CUresult] = &[
     CUresult::CUDA_ERROR_DEINITIALIZED,
     CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE,
@@ -25,10 +25,10 @@ const STICKY: &[CUresult] = &[
     CUresult::CUDA_ERROR_UNKNOWN,
 ];
 
-/// `CUDA_ERROR_CONTAINED`, which CUDA 12.8 brought: the error stayed within this process, which has to end for it.
+/// `CUDA_ERROR_CONTAINED` of CUDA 12.8: the error was confined to this process, which must exit.
 const CONTAINED: u32 = 226;
 
-/// Codes that mean: this code is not for this device, or not code at all.
+/// Codes for code that is not for this device, or not code at all.
 const REFUSED_CODE: &[CUresult] = &[
     CUresult::CUDA_ERROR_INVALID_IMAGE,
     CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU,
@@ -45,17 +45,17 @@ fn is(code: u32, list: &[CUresult]) -> bool {
     list.iter().any(|&known| known as u32 == code)
 }
 
-/// The error of a call that returned this code, which the driver calls `name`.
+/// Returns the error of a call that returned this code, which the driver calls `name`.
 pub(crate) fn failure(call: &str, code: u32, name: Option<&str>) -> Error {
     Error::of_call(call, code.into(), name, code == CONTAINED || is(code, STICKY))
 }
 
-/// The same for calls that allocate.
+/// Converts the error of an allocating call to [`Error::OutOfMemory`] if its code means that.
 pub(crate) fn allocation_failure(error: Error, wanted: u64) -> Error {
     error.or_shortage(|code| code == CUresult::CUDA_ERROR_OUT_OF_MEMORY as i64, wanted)
 }
 
-/// The same for calls that load code, with the compiler's log.
+/// Converts the error of a call that loads code to [`Error::Compile`] with the log, if its code means that.
 pub(crate) fn code_failure(error: Error, log: &str) -> Error {
     match error {
         Error::Api { ref call, code } if u32::try_from(code).is_ok_and(|code| is(code, REFUSED_CODE)) => {
@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn codes_have_names_where_they_are_known() {
+    fn known_codes_have_names() {
         let Error::Api { call, code } = failure("cuX", 1, Some("CUDA_ERROR_INVALID_VALUE")) else {
             panic!("not an API error")
         };
@@ -80,19 +80,20 @@ mod tests {
     }
 
     #[test]
-    fn sticky_codes_mean_that_the_device_is_lost() {
+    fn sticky_codes_mean_a_lost_device() {
         for code in [4, 46, 214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 911, 999] {
             let error = failure("cuX", code, None);
             assert!(matches!(&error, Error::Lost { cause } if cause.contains(&code.to_string())), "{error}");
         }
-        // Too many resources for a launch, not ready, not supported, stream capture: the context goes on.
+        // Too many resources for a launch, not ready, not supported, stream capture: the context remains
+        // usable.
         for code in [1, 2, 200, 218, 400, 500, 600, 701, 704, 801, 900, 901] {
             assert!(matches!(failure("cuX", code, None), Error::Api { .. }), "{code}");
         }
     }
 
     #[test]
-    fn shortages_and_refused_code_are_told_from_other_failures() {
+    fn shortages_and_refused_code_are_distinguished_from_other_failures() {
         let short = failure("cuX", 2, None);
         assert_eq!(allocation_failure(short.clone(), 100), Error::OutOfMemory { wanted: 100, free: None });
         assert_eq!(code_failure(short.clone(), "log"), short);

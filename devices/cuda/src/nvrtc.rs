@@ -1,16 +1,16 @@
-//! CUDA C++: compiled for the device's own architecture, and kept on disk.
+//! CUDA C++: compiled for the device's own architecture and cached on disk.
 //!
-//! What is kept is machine code, with the PTX that says what its functions are. This module must not know devices.
+//! The cache stores machine code, with the PTX that describes its functions. Knows nothing about devices.
 
 use crate::api::Nvrtc;
 use ragtag_hal::Result;
 use ragtag_hal::cache::{Folder, Key, key};
 use std::sync::Arc;
 
-/// Bytes of the length before the PTX in a file of the cache.
+/// Bytes of the length field before the PTX in a cache file.
 const LENGTH_BYTES: usize = 8;
 
-/// A text's PTX and machine code.
+/// PTX and machine code of a source.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Compiled {
     pub(crate) ptx: String,
@@ -32,8 +32,8 @@ impl Compiled {
     }
 }
 
-/// What a text is compiled with: the device's own architecture, with what only that has; rounding as IEEE 754 says, product
-/// by product, so that every compiler's code computes the same.
+/// Returns the compiler options: the device's own architecture with its specific features, and IEEE 754
+/// rounding without contraction, so that every compiler's code gives the same results.
 pub(crate) fn options((major, minor): (i32, i32)) -> Vec<String> {
     let suffix = if (major, minor) >= (9, 0) { "a" } else { "" };
     let architecture = format!("--gpu-architecture=sm_{major}{minor}{suffix}");
@@ -59,7 +59,7 @@ impl Compiler {
         key(parts.into_iter().chain(self.options.iter().map(String::as_bytes)))
     }
 
-    /// A text's code, from the cache or from NVRTC.
+    /// Returns the code of a source, from the cache or from NVRTC.
     ///
     /// # Errors
     /// [`Error::Compile`](ragtag_hal::Error::Compile) with the log.
@@ -67,12 +67,12 @@ impl Compiler {
         let key = self.key(text);
         let kept = self.folder.as_ref().and_then(|folder| folder.load(&key));
         if let Some(compiled) = kept.as_deref().and_then(Compiled::from_bytes) {
-            tracing::debug!(%key, "a program was loaded");
+            tracing::debug!(%key, "loaded a cached program");
             return Ok(compiled);
         }
         let (ptx, machine_code) = self.nvrtc.compile(text, &self.options)?;
         let compiled = Compiled { ptx, machine_code };
-        tracing::debug!(%key, bytes = compiled.machine_code.len(), "a program was compiled");
+        tracing::debug!(%key, bytes = compiled.machine_code.len(), "compiled a program");
         if let Some(folder) = &self.folder {
             folder.store(&key, &compiled.to_bytes());
         }
@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_kept_comes_back_and_nothing_else_does() {
+    fn only_intact_cache_entries_are_loaded() {
         let compiled = Compiled { ptx: ".entry k()".into(), machine_code: b"\x7fELF".to_vec() };
         let bytes = compiled.to_bytes();
         assert_eq!(Compiled::from_bytes(&bytes).as_ref(), Some(&compiled));

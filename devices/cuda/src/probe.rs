@@ -1,6 +1,6 @@
-//! The driver's devices, and what they say of themselves.
+//! Detection of the driver's devices and their properties.
 //!
-//! This module must not know how devices are opened or used.
+//! Does not know how devices are opened or used.
 
 use crate::api::{Context, Functions, check, version};
 use cudarc::driver::sys::{CUdevice, CUdevice_attribute as Attribute, CUuuid};
@@ -12,9 +12,9 @@ use std::collections::BTreeSet;
 use std::ffi::{CStr, c_char};
 use std::sync::Arc;
 
-/// The lowest compute capability: four-way dot products of int8.
+/// Lowest compute capability: the first with four-way int8 dot products.
 const LOWEST_CAPABILITY: (i32, i32) = (6, 1);
-/// Bindings are read sixteen bytes at a time.
+/// Kernels read bindings sixteen bytes at a time.
 const BINDING_ALIGNMENT_BYTES: u64 = 16;
 /// Bytes for a device's name.
 const NAME_BYTES: usize = 256;
@@ -27,21 +27,22 @@ pub(crate) struct Native {
     pub(crate) device: CUdevice,
     /// Major and minor number.
     pub(crate) capability: (i32, i32),
-    /// Memory comes from stream-ordered pools.
+    /// Whether memory comes from stream-ordered pools.
     pub(crate) pools: bool,
 }
 
-/// What adapters are called and what all of them take besides PTX.
+/// Settings shared by all adapters of a backend.
 pub(crate) struct Common<'a> {
     pub(crate) backend: &'static str,
-    /// Whether CUDA C++ is compiled for a compute capability.
+    /// Whether CUDA C++ can be compiled for a compute capability.
     pub(crate) compiles: &'a dyn Fn((i32, i32)) -> bool,
 }
 
-/// The devices that Ragtag can use, in the driver's order. A device that cannot be asked is left out.
+/// Returns the devices that Ragtag can use, in the driver's order. A device that cannot be queried is
+/// omitted.
 ///
 /// # Errors
-/// If the driver does not say how many there are.
+/// If the driver does not report the number of devices.
 pub(crate) fn devices(functions: &Functions, common: &Common<'_>) -> Result<Vec<Found>> {
     let mut count = 0;
     // SAFETY: writes one number.
@@ -49,12 +50,12 @@ pub(crate) fn devices(functions: &Functions, common: &Common<'_>) -> Result<Vec<
     let found = (0..count).filter_map(|ordinal| match device(functions, ordinal, common) {
         Ok(found) if found.capability < LOWEST_CAPABILITY => {
             let (name, capability) = (&found.adapter.name, found.capability);
-            tracing::warn!(name, ?capability, "a device is too old: compute capability 6.1 is needed");
+            tracing::warn!(name, ?capability, "skipping a device: compute capability 6.1 or newer is needed");
             None
         }
         Ok(found) => Some(found),
         Err(error) => {
-            tracing::warn!(ordinal, %error, "a CUDA device cannot be asked");
+            tracing::warn!(ordinal, %error, "skipping a CUDA device that cannot be queried");
             None
         }
     });
@@ -65,7 +66,7 @@ pub(crate) fn devices(functions: &Functions, common: &Common<'_>) -> Result<Vec<
     Ok(found)
 }
 
-/// The adapters whose memory a device reaches, as far as the driver knows.
+/// Returns the adapters whose memory a device can access, according to the driver.
 fn peers(functions: &Functions, found: &[Found], at: usize) -> BTreeSet<u32> {
     let device = found[at].device;
     let reaches = |other: &&Found| {
@@ -78,7 +79,7 @@ fn peers(functions: &Functions, found: &[Found], at: usize) -> BTreeSet<u32> {
     others.filter(reaches).map(|other| other.adapter.index).collect()
 }
 
-/// The memory that is free now, its contexts' own needs taken off: asks in a context, which is let go again.
+/// Returns the memory that is free now, without the needs of the context itself. Creates a temporary context.
 pub(crate) fn free_bytes(functions: &Arc<Functions>, device: CUdevice) -> Result<u64> {
     Context::new(functions, device, None)?.memory().map(|(free, _)| free)
 }
@@ -104,7 +105,7 @@ fn device(functions: &Functions, ordinal: i32, common: &Common<'_>) -> Result<Fo
         work_group_items: number(Attribute::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?,
         local_memory_bytes: number(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?.into(),
     };
-    // Newer drivers may report no clocks: then there is nothing to conclude from them.
+    // Newer drivers may not report clocks.
     let reported = |name| number(name).unwrap_or(0);
     let clocks = Clocks {
         compute_khz: reported(Attribute::CU_DEVICE_ATTRIBUTE_CLOCK_RATE),
@@ -112,7 +113,7 @@ fn device(functions: &Functions, ordinal: i32, common: &Common<'_>) -> Result<Fo
         memory_khz: reported(Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE),
         memory_bus_bits: reported(Attribute::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH),
     };
-    // Memory that is mapped piece by piece can be given away, if there are handles for it.
+    // Memory that is mapped piecewise can be exported if there are handle types for it.
     let exports = attribute(Attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)? != 0
         && attribute(Attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED)? != 0;
     let sharing = MemorySharing {
@@ -143,10 +144,10 @@ fn device(functions: &Functions, ordinal: i32, common: &Common<'_>) -> Result<Fo
 
 fn name(functions: &Functions, device: CUdevice) -> Result<String> {
     let mut name = [0u8; NAME_BYTES];
-    // SAFETY: writes at most so many bytes.
+    // SAFETY: writes at most this many bytes.
     unsafe { check!(functions, cuDeviceGetName(name.as_mut_ptr().cast(), NAME_BYTES as i32, device)) }?;
     let name = CStr::from_bytes_until_nul(&name).map(CStr::to_string_lossy);
-    Ok(name.map_or_else(|_| "a device without a name".into(), |name| name.into_owned()))
+    Ok(name.map_or_else(|_| "unnamed device".into(), |name| name.into_owned()))
 }
 
 fn uuid(functions: &Functions, device: CUdevice) -> Result<[u8; 16]> {
@@ -163,7 +164,7 @@ fn total_bytes(functions: &Functions, device: CUdevice) -> Result<u64> {
     Ok(bytes as u64)
 }
 
-/// The driver, with what the user told it to hide.
+/// Returns the driver's version, with the user's setting that hides devices.
 fn driver(number: i32) -> DriverInfo {
     let release = release().map_or_else(String::new, |release| format!(", driver {release}"));
     let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
@@ -174,7 +175,8 @@ fn driver(number: i32) -> DriverInfo {
     }
 }
 
-/// The driver's own version, as in 580.159.04, where the system tells: the API counts versions of CUDA alone.
+/// Returns the driver's own version, such as 580.159.04, if the system reports it. The API reports only CUDA
+/// versions.
 fn release() -> Option<String> {
     let release = std::fs::read_to_string("/sys/module/nvidia/version").ok()?;
     let release = release.trim();
@@ -182,7 +184,7 @@ fn release() -> Option<String> {
     plain.then(|| release.to_owned())
 }
 
-/// The figures behind a device's capabilities.
+/// Limits of a device.
 struct Limits {
     total_bytes: u64,
     units: u32,
@@ -212,7 +214,7 @@ impl Limits {
     }
 }
 
-/// f32 lanes of a multiprocessor.
+/// Returns the f32 lanes of a multiprocessor.
 fn lanes_per_unit(capability: (i32, i32)) -> u32 {
     match capability {
         (6, 0) | (7, _) | (8, 0) => 64,
@@ -220,7 +222,7 @@ fn lanes_per_unit(capability: (i32, i32)) -> u32 {
     }
 }
 
-/// What a compute capability means.
+/// Returns the features of a compute capability.
 fn features(capability: (i32, i32)) -> Features {
     let from =
         [((7, 0), Feature::Sm70), ((7, 5), Feature::Sm75), ((8, 0), Feature::Sm80), ((9, 0), Feature::Sm90)];
@@ -235,13 +237,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn capabilities_are_features() {
+    fn capabilities_imply_features() {
         let has = |capability, feature| features(capability).contains(&feature);
         assert_eq!(features((6, 1)), [Feature::Fp16, Feature::SubGroups, Feature::IntegerDot].into());
         assert!(has((7, 0), Feature::Sm70) && !has((7, 0), Feature::Sm75));
         assert!(has((8, 6), Feature::Sm80) && !has((8, 6), Feature::Sm90));
         assert!(has((9, 0), Feature::Sm90) && has((9, 0), Feature::Sm90a));
-        assert!(has((10, 0), Feature::Sm90) && !has((10, 0), Feature::Sm90a), "what only 9.0 has");
+        assert!(has((10, 0), Feature::Sm90) && !has((10, 0), Feature::Sm90a), "a feature of 9.0 only");
         assert!(has((12, 0), Feature::Sm70));
     }
 
@@ -254,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn caps_name_cuda_where_it_is_compiled() {
+    fn caps_name_cuda_if_it_can_be_compiled() {
         let limits =
             Limits { total_bytes: 1 << 30, units: 132, work_group_items: 1024, local_memory_bytes: 232_448 };
         let caps = limits.caps((9, 0), false);

@@ -1,26 +1,28 @@
-//! What a text in PTX says about its functions: how many parameters they have, and whether they wait by themselves for the
-//! kernel before them.
+//! Properties of the functions in a PTX source: their number of parameters, and whether they wait for the
+//! previous kernel.
 //!
-//! After the PTX ISA, sections 5.2 (`.entry`, its parameters) and 9.7.12.14 (`griddepcontrol`). This reads just enough of
-//! compilers' output; the driver's assembler is what checks a text. This module must not know the driver.
+//! See the PTX ISA, sections 5.2 (`.entry`, its parameters) and 9.7.12.14 (`griddepcontrol`). The parser
+//! understands just enough of compilers' output; the driver's assembler validates the source. Knows nothing
+//! about the driver.
 
 use std::collections::HashMap;
 
-/// What is known of a kernel function.
+/// Properties of a kernel function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
-    /// How many parameters it has.
+    /// Number of parameters.
     pub(crate) parameters: usize,
-    /// It has the instruction that waits for the end of the kernel before it, so that its launch may overlap that.
+    /// Whether it contains the instruction that waits for the end of the previous kernel, so that its launch
+    /// may overlap it.
     pub(crate) waits_for_grids: bool,
 }
 
-/// The kernel functions of a text, by name.
+/// Returns the kernel functions of a source by name.
 pub(crate) fn entries(text: &str) -> HashMap<String, Entry> {
     let text = without_comments(text);
     let mut entries = HashMap::new();
     for part in text.split(".entry").skip(1) {
-        // What follows up to the next entry may hold other functions as well.
+        // The text up to the next entry may contain other functions as well.
         let part = part.split(".func").next().unwrap_or(part);
         let name: String = part.trim_start().chars().take_while(|&c| is_name(c)).collect();
         let head = part.split('{').next().unwrap_or(part);
@@ -79,14 +81,14 @@ mod tests {
         assert_eq!(
             of("plain"),
             Some((0, false)),
-            "neither what it lets start nor what another function waits for"
+            "ignores what it starts and what another function waits for"
         );
         assert_eq!(of("last$1"), Some((1, false)));
         assert_eq!((of("helper"), found.len()), (None, 3));
     }
 
     #[test]
-    fn any_text_will_do() {
+    fn any_text_is_accepted() {
         for end in 0..TEXT.len() {
             if let Some(part) = TEXT.get(..end) {
                 assert!(entries(part).len() <= 3);

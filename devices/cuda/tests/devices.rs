@@ -1,5 +1,5 @@
-//! Every CUDA device of this machine: kernels in both languages, launches that overlap, programs, what a failure says.
-//! What every device owes is in the conformance suite.
+//! Tests on every CUDA device of this machine: kernels in both languages, overlapping launches, programs and
+//! errors. The conformance suite covers what every device must pass.
 
 #![allow(clippy::print_stdout)] // a skip is visible
 
@@ -16,7 +16,7 @@ use support::*;
 device_bench::device_tests!(subject());
 
 #[test]
-fn an_adapter_says_what_it_is() {
+fn an_adapter_describes_its_device() {
     let backend = backend();
     for adapter in adapters(&backend) {
         println!("{adapter:#?}");
@@ -38,7 +38,7 @@ fn computes(bench: &mut Bench, module: u32) {
 }
 
 #[test]
-fn cuda_c_computes_where_its_compiler_is_found_and_is_kept() {
+fn cuda_c_runs_if_its_compiler_is_installed_and_is_cached() {
     let folder = tempfile::tempdir().unwrap();
     let backend =
         || CudaBackend::new(CudaConfig { cache_folder: Some(folder.path().into()), ..CudaConfig::default() });
@@ -61,7 +61,7 @@ fn cuda_c_computes_where_its_compiler_is_found_and_is_kept() {
     }
 }
 
-/// A chain of launches, each of which reads what the one before it wrote: as a graph, and one by one.
+/// A chain of launches, each of which reads the result of the previous one: as a graph, and one by one.
 fn chain(bench: &mut Bench, module: u32, launches: u32) {
     let commands = |turns: std::ops::Range<u32>| -> Vec<Command> {
         turns.map(|turn| scale_of(module, all(turn % 2), all((turn + 1) % 2), 3)).collect()
@@ -87,7 +87,7 @@ fn chain(bench: &mut Bench, module: u32, launches: u32) {
 }
 
 #[test]
-fn launches_run_in_order_whether_they_overlap_or_not() {
+fn launches_run_in_order_with_and_without_overlap() {
     each(&subject(), |mut bench| {
         chain(&mut bench, 0, 400);
         if !bench.device.adapter().caps.features.contains(&Feature::Sm90) {
@@ -100,7 +100,7 @@ fn launches_run_in_order_whether_they_overlap_or_not() {
 }
 
 #[test]
-fn functions_are_held_to_their_abi() {
+fn functions_are_checked_against_their_abi() {
     each(&subject(), |mut bench| {
         let short = module(source().replace(".param .u64 from, ", "").replace("[from]", "[to]").into());
         let error = bench.device.create_module(ModuleId(1), &short).unwrap_err();
@@ -139,7 +139,7 @@ fn regions_are_pinned_once_for_all_devices() {
                     bench.device.unregister_region(RegionId(id)).unwrap();
                 }
             }
-            assert_eq!(Arc::strong_count(&region), 1, "nothing holds a region that was let go");
+            assert_eq!(Arc::strong_count(&region), 1, "nothing holds an unregistered region");
         }
     }
 }

@@ -1,5 +1,5 @@
-//! A device that is really lost: by a kernel that writes where nothing is. In a process of its own, because some drivers are
-//! good for nothing in it afterwards.
+//! Test of a real device loss, caused by a kernel that writes to an invalid address. It runs in its own
+//! process, because some drivers are unusable afterwards.
 
 #![allow(clippy::print_stdout)] // a skip is visible
 
@@ -27,7 +27,7 @@ const TEXT: &str = "
 ";
 
 #[test]
-fn a_kernel_that_goes_astray_loses_the_device() {
+fn a_stray_kernel_loses_the_device() {
     let backend = backend();
     let adapters = adapters(&backend);
     let Some((adapter, others)) = adapters.split_first() else { return };
@@ -38,8 +38,8 @@ fn a_kernel_that_goes_astray_loses_the_device() {
     let [first, later] = lost.unwrap_or_else(|| panic!("{} is not lost", adapter.label()));
     let Error::Lost { cause } = first.root() else { panic!("{first:?}") };
     assert!(cause.contains("cu") && cause.contains("700"), "the call and its code: {cause}");
-    assert_eq!(later.root(), first.root(), "it is said once");
-    // What that does to the driver's other devices is the driver's affair: they work, or say that they are lost as well.
+    assert_eq!(later.root(), first.root(), "the first cause is kept");
+    // The effect on the driver's other devices is unspecified: they work or are lost as well.
     for mut other in others {
         let label = other.device.adapter().label();
         let error = other.failure(QueueKind::Compute, vec![Command::Fill { to: all(0), word: 4 }]);

@@ -1,4 +1,5 @@
-//! A device whose memory runs out. In a process of its own: there is none left for others meanwhile.
+//! Test of a device that runs out of memory. It runs in its own process, because it leaves no memory for
+//! others.
 
 #![allow(clippy::print_stdout)] // a skip is visible
 
@@ -8,7 +9,7 @@ use ragtag_hal::{BufferId, Device, Error, Limits};
 use support::*;
 
 #[test]
-fn after_running_out_of_memory_less_works() {
+fn smaller_allocations_work_after_running_out_of_memory() {
     let backend = backend();
     for adapter in adapters(&backend) {
         let mut device = open(&backend, &adapter, 0, &Limits::default());

@@ -1,4 +1,4 @@
-//! Points between devices: of two APIs, and of devices that never come to them.
+//! Tests of points between devices: of two APIs, and of devices that never reach them.
 
 #![allow(clippy::print_stdout)] // a skip is visible
 

@@ -13,7 +13,7 @@ use std::ops::Deref;
 use std::str::FromStr;
 use std::sync::Arc;
 
-/// What sort of hardware an adapter is.
+/// Hardware type of an adapter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum AdapterKind {
@@ -21,9 +21,9 @@ pub enum AdapterKind {
     Discrete,
     /// A GPU that shares the host's memory.
     Integrated,
-    /// The host's processor, addressed as such.
+    /// The host's processor as a device of its own.
     Cpu,
-    /// A GPU API executed by the host's processor.
+    /// A GPU API that runs on the host's processor.
     Software,
 }
 
@@ -63,7 +63,7 @@ impl FromStr for PciAddress {
     }
 }
 
-/// What tells one physical device from another, as far as the API says.
+/// Identifiers of a physical device. Fields that the API does not report are `None`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PhysicalIdentity {
     /// PCI address.
@@ -72,7 +72,7 @@ pub struct PhysicalIdentity {
     pub uuid: Option<[u8; 16]>,
 }
 
-/// Which memory a heap is.
+/// Memory that a heap lies in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum HeapKind {
@@ -82,7 +82,7 @@ pub enum HeapKind {
     Host,
 }
 
-/// Where a memory figure comes from.
+/// Source of a memory figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum MemorySource {
@@ -96,20 +96,20 @@ pub enum MemorySource {
     User,
 }
 
-/// A heap: how large, and how much of it is free now.
+/// Size and free bytes of a heap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Memory {
-    /// Which memory.
+    /// Memory that it lies in.
     pub heap: HeapKind,
     /// Size in bytes.
     pub total_bytes: u64,
-    /// Free now, in bytes, where anything reports it.
+    /// Free bytes now, if known.
     pub free_bytes: Option<u64>,
-    /// Who says so.
+    /// Source of these figures.
     pub source: MemorySource,
 }
 
-/// The name of an adapter as users type it: `cpu:0`. Written as one text.
+/// Name of an adapter as users type it: `cpu:0`. Serialized as a string.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct Label {
@@ -131,7 +131,7 @@ impl FromStr for Label {
     fn from_str(text: &str) -> std::result::Result<Self, Self::Err> {
         let (backend, index) = text.split_once(':').ok_or("a device is BACKEND:INDEX")?;
         let named = !backend.is_empty() && backend.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-');
-        // `parse` alone would take a sign.
+        // `parse` alone would accept a sign.
         let counts = index.bytes().all(|byte| byte.is_ascii_digit());
         let index = index.parse().ok().filter(|_| named && counts).ok_or("a device is BACKEND:INDEX")?;
         Ok(Self { backend: backend.into(), index })
@@ -161,36 +161,36 @@ pub struct Adapter {
     pub index: u32,
     /// The device's name.
     pub name: String,
-    /// The driver, and what narrows the device.
+    /// Driver, and settings that restrict the device.
     pub driver: DriverInfo,
-    /// What sort of hardware.
+    /// Hardware type.
     pub kind: AdapterKind,
-    /// What tells it from others.
+    /// Identifiers of the physical device.
     pub identity: PhysicalIdentity,
-    /// Its heaps; the first is the one that buffers are allocated from.
+    /// Heaps. Buffers are allocated from the first.
     pub memory: Vec<Memory>,
-    /// What it can do.
+    /// Capabilities.
     pub caps: Caps,
 }
 
 impl Adapter {
-    /// The name that users type: `cpu:0`.
+    /// Returns the name that users type: `cpu:0`.
     pub fn label(&self) -> String {
         format!("{}:{}", self.backend, self.index)
     }
 }
 
-/// The driver of an adapter, and what narrows the device that it shows. Written as one text.
+/// Driver of an adapter, and settings that restrict the device. Serialized as a string.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "String", from = "String")]
 pub struct DriverInfo {
-    /// The driver and its version, as the API reports them.
+    /// Driver name and version as the API reports them.
     pub name: String,
-    /// Variables of the environment that hide devices, with their values.
+    /// Environment variables that hide devices, with their values.
     pub hidden_by: Option<String>,
-    /// The most multiprocessors that the device uses, where a handicap limits them.
+    /// Most multiprocessors that the device uses, if a throttle limits them.
     pub multiprocessors: Option<u32>,
-    /// Share of the time in which a handicap lets the device compute, in percent.
+    /// Share of time in which the device may compute, in percent, if a throttle limits it.
     pub duty_percent: Option<u32>,
 }
 
@@ -221,12 +221,12 @@ impl From<DriverInfo> for String {
     }
 }
 
-/// A device as a probe found it: an adapter, and what its backend opens it with, to which it dereferences.
+/// A probed device: its adapter, and the handle with which its backend opens it. Dereferences to the handle.
 #[derive(Clone, Debug)]
 pub struct Found<T> {
     /// The adapter.
     pub adapter: Adapter,
-    /// What the backend opens it with.
+    /// Handle with which the backend opens it.
     pub native: T,
 }
 
@@ -239,25 +239,25 @@ impl<T> Deref for Found<T> {
 }
 
 impl<T> Found<T> {
-    /// The adapters of a probe.
+    /// Returns the adapters of a probe.
     pub fn adapters(found: Vec<Self>) -> Vec<Adapter> {
         found.into_iter().map(|found| found.adapter).collect()
     }
 
-    /// The device that an earlier probe showed as `wanted`.
+    /// Returns the device that an earlier probe reported as `wanted`.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if it is not there any more.
+    /// [`Error::Invalid`] if the device is gone.
     pub fn find<'a>(present: &'a [Self], wanted: &Adapter) -> Result<&'a Self> {
         let facts = |adapter: &Adapter| (adapter.label(), adapter.name.clone(), adapter.identity);
         let found = present.iter().find(|found| facts(&found.adapter) == facts(wanted));
         found.ok_or_else(|| Error::invalid(format!("no adapter {}", wanted.label())))
     }
 
-    /// Opens devices that an earlier probe showed as `wanted`.
+    /// Opens the devices that an earlier probe reported as `wanted`.
     ///
     /// # Errors
-    /// As [`find`](Self::find), and what `open` says.
+    /// As [`find`](Self::find), and the errors of `open`.
     pub fn open_each<D: Device + 'static>(
         present: &[Self],
         wanted: &[(Adapter, DeviceId)],
@@ -270,71 +270,74 @@ impl<T> Found<T> {
     }
 }
 
-/// Bounds that the user puts on an opened device.
+/// Limits that the user sets on an opened device.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Limits {
-    /// Most bytes that its buffers may take together.
+    /// Most bytes that all buffers may take together.
     pub memory_bytes: Option<u64>,
-    /// What it may keep of buffers that are gone, for the next ones.
+    /// Limits of the pool of freed buffers.
     pub pool: PoolLimits,
 }
 
-/// One API.
+/// A compute API: CPU, CUDA, Vulkan, ….
 pub trait Backend: Send + Sync {
     /// Its name in labels: `cpu`, `cuda`, …
     fn name(&self) -> &'static str;
 
-    /// The adapters that this API shows.
+    /// Returns the adapters that this API reports.
     ///
     /// # Errors
     /// [`Unavailable`] names the library or driver that is missing.
     fn probe(&self) -> std::result::Result<Vec<Adapter>, Unavailable>;
 
-    /// Opens adapters, several at once so that they may share a context. Each is given the id that names its timelines.
+    /// Opens adapters, several in one call so that they can share a context. Each device ID names that
+    /// device's timelines.
     ///
     /// # Errors
-    /// If an adapter is not there any more, or its driver refuses.
+    /// If an adapter is gone or its driver refuses.
     fn open(&self, adapters: &[(Adapter, DeviceId)], limits: &Limits) -> Result<Vec<Box<dyn Device>>>;
 }
 
-/// When a submission ran, in nanoseconds since an epoch that all devices of this process share
+/// Time at which a submission ran, in nanoseconds since an epoch that all devices of this process share
 /// ([`Timing::now_ns`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Timing {
-    /// The point that it signalled.
+    /// Point that the submission signalled.
     pub point: Point,
-    /// Work started.
+    /// Start of the work.
     pub start_ns: u64,
-    /// Work ended.
+    /// End of the work.
     pub end_ns: u64,
 }
 
 impl Timing {
-    /// The clock of [`Timing`]: monotonic nanoseconds since the process first asked.
+    /// Returns the clock of [`Timing`]: monotonic nanoseconds since the first call in this process.
     pub fn now_ns() -> u64 {
         static EPOCH: std::sync::OnceLock<std::time::Instant> = std::sync::OnceLock::new();
         EPOCH.get_or_init(std::time::Instant::now).elapsed().as_nanos() as u64
     }
 }
 
-/// An opened device, owned by exactly one thread. No method blocks on the device, except where it says so.
+/// An opened device, owned by exactly one thread. Methods do not block on the device unless their
+/// documentation says so.
 pub trait Device: Send {
-    /// The id it was opened with.
+    /// ID that it was opened with.
     fn id(&self) -> DeviceId;
 
-    /// Its adapter, as probed when it was opened.
+    /// Adapter as probed when the device was opened.
     fn adapter(&self) -> &Adapter;
 
-    /// Its heaps as they are now; the first is the one that buffers are allocated from.
+    /// Returns the current state of its heaps. Buffers are allocated from the first.
     ///
     /// # Errors
     /// If the API refuses.
     fn memory(&self) -> Result<Vec<Memory>>;
 
-    /// The mirror of a queue's timeline.
+    /// Returns the host's mirror of a queue's timeline.
     fn timeline(&self, queue: QueueKind) -> Arc<Timeline>;
 
-    /// The same as other devices are to wait for it: where the link to them is throttled, its points pass later.
+    /// Returns the timeline on which other devices wait. If the link to them is throttled, its points pass
+    /// later.
     fn timeline_for_others(&self, queue: QueueKind) -> Arc<Timeline> {
         self.timeline(queue)
     }
@@ -345,20 +348,21 @@ pub trait Device: Send {
     /// If the API refuses.
     fn import_timeline(&mut self, timeline: Arc<Timeline>) -> Result<()>;
 
-    /// What the pool that its buffers come from holds and has done.
+    /// Returns the contents and counters of the buffer pool.
     fn pool_stats(&self) -> PoolStats;
 
-    /// Gives everything back to the system that its pool holds and no buffer uses, and returns the bytes.
+    /// Frees the memory that the pool holds for no buffer. Returns the number of bytes.
     fn trim_pool(&mut self) -> u64;
 
-    /// Allocates a buffer of `bytes` bytes, 64-byte aligned at least, its contents undefined. It takes
-    /// [`class_bytes`](crate::pool::class_bytes) of the device's memory, or less.
+    /// Allocates a buffer of `bytes` bytes, aligned to at least 64 bytes, with undefined contents. It takes
+    /// at most [`class_bytes`](crate::pool::class_bytes) of device memory.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`] or [`Error::AllocationTooLarge`] with sizes; [`Error::Invalid`] for zero bytes.
     fn create_buffer(&mut self, id: BufferId, bytes: u64) -> Result<()>;
 
-    /// Frees a buffer. No submission that names it may be outstanding; programs that name it are not submitted again.
+    /// Frees a buffer. No submission that uses it may be outstanding, and programs that use it must not be
+    /// submitted again.
     ///
     /// # Errors
     /// If the API refuses.
@@ -367,48 +371,50 @@ pub trait Device: Send {
     /// Loads a module.
     ///
     /// # Errors
-    /// [`Error::Compile`] with the log; [`Error::Unsupported`] for a language that the device does not take.
+    /// [`Error::Compile`] with the log; [`Error::Unsupported`] for a language that the device does not
+    /// accept.
     fn create_module(&mut self, id: ModuleId, module: &Module) -> Result<()>;
 
-    /// Unloads a module. No submission that names it may be outstanding; programs that name it are not submitted again.
+    /// Unloads a module. No submission that uses it may be outstanding, and programs that use it must not be
+    /// submitted again.
     ///
     /// # Errors
     /// If the API refuses.
     fn destroy_module(&mut self, id: ModuleId) -> Result<()>;
 
-    /// Registers a host region, so that uploads and downloads may name it.
+    /// Registers a host region for uploads and downloads.
     ///
     /// # Errors
     /// If the API cannot pin it.
     fn register_region(&mut self, id: RegionId, region: Arc<HostRegion>) -> Result<()>;
 
-    /// Lets go of a region. No submission that names it may be outstanding; programs that name it are not submitted
-    /// again.
+    /// Unregisters a region. No submission that uses it may be outstanding, and programs that use it must not
+    /// be submitted again.
     ///
     /// # Errors
     /// If the API refuses.
     fn unregister_region(&mut self, id: RegionId) -> Result<()>;
 
-    /// Records commands for the compute queue on the API's own means. A program may be submitted again only after its
-    /// last submission has passed. An id used before is recorded anew.
+    /// Records commands for the compute queue as a native program of the API. A program may be submitted
+    /// again only after its last submission has passed. Recording under an existing ID replaces the program.
     ///
     /// # Errors
     /// If the API refuses.
     fn record(&mut self, id: ProgramId, commands: Vec<Command>) -> Result<()>;
 
-    /// Forgets a program. No submission of it may be outstanding.
+    /// Destroys a program. No submission of it may be outstanding.
     ///
     /// # Errors
     /// If the API refuses.
     fn destroy_program(&mut self, id: ProgramId) -> Result<()>;
 
-    /// Enqueues work and returns. Work that fails later poisons the timeline of its queue.
+    /// Enqueues work and returns. If the work fails later, it poisons the timeline of its queue.
     ///
     /// # Errors
-    /// If the API refuses at once; the queue's timeline is then poisoned as well.
+    /// If the API refuses the submission. The queue's timeline is then poisoned as well.
     fn submit(&mut self, submission: Submission) -> Result<()>;
 
-    /// Appends the timings of submissions that passed since the last call, as far as the API measures them.
+    /// Appends the timings of submissions that passed since the last call, where the API measures them.
     fn take_timings(&mut self, timings: &mut Vec<Timing>);
 }
 
@@ -429,7 +435,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_on_the_bus_are_read_as_they_are_written() {
+    fn pci_addresses_round_trip() {
         let address = PciAddress { domain: 1, bus: 0xc3, device: 0x1f, function: 7 };
         assert_eq!("0001:c3:1f.7".parse(), Ok(address));
         assert_eq!(address.to_string().parse(), Ok(address));
@@ -439,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn labels_are_read_as_they_are_written() {
+    fn labels_round_trip() {
         let label = Label { backend: "level-zero".into(), index: 12 };
         assert_eq!(label.to_string().parse(), Ok(label.clone()));
         assert_eq!(Label::try_from(String::from(label.clone())), Ok(label));
@@ -449,7 +455,7 @@ mod tests {
     }
 
     #[test]
-    fn what_narrows_a_device_stands_behind_its_driver() {
+    fn restrictions_of_a_device_follow_its_driver() {
         let driver = DriverInfo {
             hidden_by: Some("DEVICES=1".into()),
             multiprocessors: Some(64),

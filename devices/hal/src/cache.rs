@@ -1,8 +1,8 @@
-//! Compiled programs, in this process and on disk: a folder of files that are written whole or not at all, each with its
-//! checksum, bounded together.
+//! Cache of compiled programs, in memory and in a folder of bounded size. Files are written atomically and
+//! carry a checksum.
 //!
-//! Nothing here is an error to anybody: what cannot be read is compiled, what cannot be written is not kept. This module
-//! must not know drivers.
+//! The cache never causes an error: an unreadable program is compiled again, and a failed write only leaves
+//! the program uncached. Knows nothing about drivers.
 
 use crate::error::Result;
 use blake3::{Hash, Hasher};
@@ -13,26 +13,26 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
-/// Most bytes that the folder holds; beyond that the files go that were not used for longest.
+/// Most bytes that the folder holds. Beyond it, the least recently used files are removed.
 const MAX_BYTES: u64 = 256 << 20;
 /// Bytes of the checksum before each program.
 const CHECKSUM_BYTES: usize = 32;
 
-/// Names a program: the digest of all that its code depends on.
+/// Digest of everything that the code of a program depends on.
 pub type Key = Hash;
 
-/// The key of a program that depends on these parts: the source, the compiler's options, the device and its driver.
+/// Returns the key of a program from its parts: source, compiler options, device and driver.
 pub fn key<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> Key {
     let mut hasher = Hasher::new();
     for part in parts {
-        // Lengths keep parts apart.
+        // Lengths keep the parts distinct.
         hasher.update(&(part.len() as u64).to_le_bytes()).update(part);
     }
     hasher.finalize()
 }
 
-/// Where a backend keeps programs unless its configuration says otherwise: a folder of its name in the one that
-/// `RAGTAG_CACHE_DIR` names, else in `ragtag` in the user's folder for caches.
+/// Returns a backend's default cache folder: the folder named after the backend in `RAGTAG_CACHE_DIR`, or in
+/// `ragtag` within the user's cache folder.
 pub fn default_folder(backend: &str) -> Option<PathBuf> {
     let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     if let Some(folder) = variable("RAGTAG_CACHE_DIR") {
@@ -43,7 +43,7 @@ pub fn default_folder(backend: &str) -> Option<PathBuf> {
     user.filter(|folder| folder.is_absolute()).map(|folder| folder.join("ragtag").join(backend))
 }
 
-/// The folder.
+/// Cache folder of a backend.
 #[derive(Clone, Debug)]
 pub struct Folder {
     path: PathBuf,
@@ -51,7 +51,7 @@ pub struct Folder {
 }
 
 impl Folder {
-    /// The folder at this path, made when something is stored.
+    /// Returns the folder at this path. It is created at the first write.
     pub fn new(path: PathBuf) -> Self {
         Self { path, max_bytes: MAX_BYTES }
     }
@@ -60,26 +60,26 @@ impl Folder {
         self.path.join(format!("{}.bin", key.to_hex()))
     }
 
-    /// What was kept under this key, if it is whole.
+    /// Returns the program stored under this key if its file is intact.
     pub fn load(&self, key: &Key) -> Option<Vec<u8>> {
         let path = self.file(key);
         let mut content = Vec::new();
-        // No longer file is kept, and a link may lead to one without end.
+        // Stored files are never longer, and a link may lead to an endless file.
         fs::File::open(&path).ok()?.take(self.max_bytes).read_to_end(&mut content).ok()?;
         let (checksum, program) = content.split_at_checked(CHECKSUM_BYTES)?;
         if blake3::hash(program).as_bytes() != checksum {
-            tracing::debug!(path = %path.display(), "a program in the cache is damaged");
+            tracing::debug!(path = %path.display(), "ignoring a damaged program in the cache");
             return None;
         }
-        // Used now: it goes last. Where the time cannot be set, it goes as if it had not been used.
+        // Marks the file as recently used. If the time cannot be set, it counts as unused.
         let _ = fs::File::open(&path).and_then(|file| file.set_modified(SystemTime::now()));
         Some(program.to_vec())
     }
 
-    /// Keeps a program under a key, in place of any other.
+    /// Stores a program under a key and replaces an older one.
     pub fn store(&self, key: &Key, program: &[u8]) {
         if let Err(error) = self.write(key, program).and_then(|()| self.prune()) {
-            tracing::debug!(%error, path = %self.path.display(), "a program was not kept");
+            tracing::debug!(%error, path = %self.path.display(), "cannot store a program in the cache");
         }
     }
 
@@ -91,13 +91,13 @@ impl Folder {
         file.persist(self.file(key)).map(drop).map_err(|error| error.error)
     }
 
-    /// Removes the files that were not used for longest until the rest fits. What a dead process left half-written is a
-    /// file like any other.
+    /// Removes the least recently used files until the rest fits. Partial files of a dead process are treated
+    /// like any other.
     fn prune(&self) -> io::Result<()> {
         let mut files: Vec<(SystemTime, u64, PathBuf)> = Vec::new();
         for entry in fs::read_dir(&self.path)? {
             let entry = entry?;
-            // Another process may have removed it since.
+            // Another process may have removed it meanwhile.
             let Ok(facts) = entry.metadata() else { continue };
             if facts.is_file() {
                 files.push((facts.modified().unwrap_or(SystemTime::UNIX_EPOCH), facts.len(), entry.path()));
@@ -116,19 +116,19 @@ impl Folder {
     }
 }
 
-/// Programs that a backend's devices asked for, by where they came from.
+/// Counts of the programs that a backend's devices requested, by source.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CacheCounters {
-    /// Compiled from their source.
+    /// Compiled from source.
     pub compiled: u64,
     /// Loaded from disk.
     pub loaded: u64,
-    /// Found in this process.
+    /// Reused within this process.
     pub reused: u64,
 }
 
-/// Programs as drivers give them away, for all devices of a backend: kept in this process as long as the backend lives and, with
-/// a folder, for later ones.
+/// Driver binaries of programs, shared by all devices of a backend. They stay in memory while the backend
+/// lives and, with a folder, on disk for later processes.
 #[derive(Debug, Default)]
 pub struct Shelf {
     folder: Option<Folder>,
@@ -136,21 +136,21 @@ pub struct Shelf {
     counters: Mutex<CacheCounters>,
 }
 
-/// The bytes of a program; locked while it is looked for or made.
+/// Bytes of a program, locked while a thread looks for it or compiles it.
 type Place = Arc<Mutex<Option<Arc<[u8]>>>>;
 
 impl Shelf {
-    /// With a folder, or for this process alone.
+    /// Returns a shelf that is backed by a folder, or by memory alone.
     pub fn new(folder: Option<Folder>) -> Self {
         Self { folder, ..Self::default() }
     }
 
-    /// Where the programs came from so far.
+    /// Returns the counters.
     pub fn counters(&self) -> CacheCounters {
         *lock(&self.counters)
     }
 
-    /// The kept bytes of a program, and the counter for their source.
+    /// Returns the cached bytes of a program, and the counter of their source.
     fn find(&self, key: &Key, place: &Option<Arc<[u8]>>) -> Option<(Arc<[u8]>, Counter)> {
         match place {
             Some(bytes) => Some((Arc::clone(bytes), |counters| &mut counters.reused)),
@@ -165,30 +165,31 @@ impl Shelf {
 
 type Counter = fn(&mut CacheCounters) -> &mut u64;
 
-/// A program that was just compiled, and its bytes for the shelf where the driver gives them.
+/// A newly compiled program, and its binary if the driver provides one.
 pub type Compiled<P> = (P, Option<Vec<u8>>);
 
-/// Programs of devices, made once each.
+/// Loaded programs of devices, each created once.
 #[derive(Debug)]
 pub struct Programs<P> {
     shelf: Arc<Shelf>,
-    /// By key and device: twins have the same key, but each needs a program of its own.
+    /// By key and device: identical devices share a key, but each needs its own program.
     slots: Mutex<HashMap<(Key, usize), Slot<P>>>,
 }
 
-/// A program; locked while it is made.
+/// A program, locked while it is created.
 type Slot<P> = Arc<Mutex<Option<P>>>;
 
 impl<P: Clone> Programs<P> {
-    /// An empty table over a shelf.
+    /// Returns an empty table backed by a shelf.
     pub fn new(shelf: Arc<Shelf>) -> Self {
         Self { shelf, slots: Mutex::default() }
     }
 
-    /// The program of a key on a device, made if it was not yet: by `load` from what the shelf has, else by `compile`.
+    /// Returns the program of a key on a device. A new one is created by `load` from the shelf, otherwise by
+    /// `compile`.
     ///
     /// # Errors
-    /// What `compile` says. Where `load` fails, the program is compiled.
+    /// The error of `compile`. If `load` fails, the program is compiled.
     pub fn get(
         &self,
         key: Key,
@@ -208,17 +209,19 @@ impl<P: Clone> Programs<P> {
             match load(&bytes) {
                 Ok(program) => {
                     self.shelf.count(counter);
-                    tracing::debug!(%key, bytes = bytes.len(), "a program was loaded");
+                    tracing::debug!(%key, bytes = bytes.len(), "loaded a cached program");
                     *place = Some(bytes);
                     return Ok(slot.insert(program).clone());
                 }
-                Err(error) => tracing::debug!(%key, %error, "a kept program was refused"),
+                Err(error) => {
+                    tracing::debug!(%key, %error, "the driver refused a cached program; compiling it again")
+                }
             }
         }
         let start = std::time::Instant::now();
         let (program, bytes) = compile()?;
         self.shelf.count(|counters| &mut counters.compiled);
-        tracing::debug!(%key, elapsed = ?start.elapsed(), kept = bytes.is_some(), "a program was compiled");
+        tracing::debug!(%key, elapsed = ?start.elapsed(), kept = bytes.is_some(), "compiled a program");
         if let Some(bytes) = bytes {
             if let Some(folder) = &self.shelf.folder {
                 folder.store(&key, &bytes);
@@ -235,7 +238,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 fn remove(path: &Path) {
     if let Err(error) = fs::remove_file(path) {
-        tracing::debug!(%error, path = %path.display(), "a file of the cache was not removed");
+        tracing::debug!(%error, path = %path.display(), "cannot remove a file of the cache");
     }
 }
 
@@ -252,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_keep_parts_apart() {
+    fn keys_distinguish_parts() {
         let of = |parts: &[&'static str]| key(parts.iter().map(|part| part.as_bytes()));
         assert_eq!(of(&["ab", "c"]), of(&["ab", "c"]));
         assert_ne!(of(&["ab", "c"]), of(&["a", "bc"]));
@@ -260,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_stored_is_loaded() {
+    fn stored_programs_are_loaded() {
         let (_temporary, folder) = folder(1 << 20);
         let (a, b) = (blake3::hash(b"a"), blake3::hash(b"b"));
         assert_eq!(folder.load(&a), None);
@@ -273,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_is_made_once_and_loaded_by_later_tables() {
+    fn a_program_is_compiled_once_and_loaded_by_later_tables() {
         let (_temporary, folder) = folder(1 << 20);
         let key = blake3::hash(b"a");
         let get = |programs: &Programs<String>, device| {
@@ -299,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_program_is_compiled_and_a_failure_leaves_nothing() {
+    fn a_refused_program_is_compiled_and_a_failure_stores_nothing() {
         let (_temporary, folder) = folder(1 << 20);
         let key = blake3::hash(b"a");
         folder.store(&key, b"refused");
@@ -317,7 +320,7 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn a_file_without_end_is_no_program() {
+    fn an_endless_file_is_ignored() {
         let (_temporary, folder) = folder(1 << 10);
         let key = blake3::hash(b"a");
         fs::create_dir_all(&folder.path).unwrap();
@@ -326,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn damaged_files_are_no_programs() {
+    fn damaged_files_are_ignored() {
         let (_temporary, folder) = folder(1 << 20);
         let key = blake3::hash(b"a");
         folder.store(&key, b"a program");
@@ -346,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn the_least_recently_used_goes_when_it_is_full() {
+    fn the_least_recently_used_program_is_removed_when_the_folder_is_full() {
         let (_temporary, folder) = folder(3 * (100 + CHECKSUM_BYTES as u64));
         let keys: Vec<_> = (0..4u8).map(|key| blake3::hash(&[key])).collect();
         let age = |key: &Key, seconds: u64| {
@@ -364,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_cannot_be_written_does_no_harm() {
+    fn an_unwritable_folder_is_harmless() {
         let (temporary, _) = folder(1);
         let file = temporary.path().join("a file");
         fs::write(&file, "not a folder").unwrap();

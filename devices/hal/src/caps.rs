@@ -1,4 +1,4 @@
-//! What a device can do, as data: variants, layouts and routes are chosen from it in tables.
+//! Capabilities of a device, as data. Tables choose kernel variants, layouts and routes from them.
 
 use crate::gemm::GemmLibrary;
 use serde::{Deserialize, Serialize};
@@ -14,9 +14,9 @@ pub enum Feature {
     Avx512Vnni,
     /// AArch64 Advanced SIMD with the dot-product extension.
     NeonDot,
-    /// Half-precision arithmetic in kernels.
+    /// Half-precision arithmetic.
     Fp16,
-    /// Sub-groups: work items of a group that exchange values without local memory.
+    /// Sub-groups: work items that exchange values without local memory.
     SubGroups,
     /// Four-way dot products of packed int8 in one instruction.
     IntegerDot,
@@ -24,11 +24,11 @@ pub enum Feature {
     Sm70,
     /// NVIDIA compute capability 7.5 or newer.
     Sm75,
-    /// NVIDIA compute capability 8.0 or newer: bf16, asynchronous copies into shared memory.
+    /// NVIDIA compute capability 8.0 or newer: bf16 and asynchronous copies into shared memory.
     Sm80,
-    /// NVIDIA compute capability 9.0 or newer: launches that overlap the end of the one before.
+    /// NVIDIA compute capability 9.0 or newer: a launch may overlap the end of the previous one.
     Sm90,
-    /// NVIDIA compute capability 9.0 itself, with what only it has: matrix instructions of four warps.
+    /// NVIDIA compute capability 9.0 only: matrix instructions of four warps (`wgmma`).
     Sm90a,
     /// AMD GPUs whose waves have 64 work items.
     Wave64,
@@ -36,14 +36,14 @@ pub enum Feature {
     Wmma,
     /// AMD matrix instructions of CDNA.
     Mfma,
-    /// Matrices of 16 × 16 f16 values that the work items of a sub-group hold together and multiply, with f32 sums.
+    /// Matrices of 16 × 16 f16 values held by the work items of a sub-group and multiplied with f32 sums.
     CooperativeMatrix,
 }
 
 /// A set of features.
 pub type Features = BTreeSet<Feature>;
 
-/// A form of kernel code that a device takes.
+/// Form of kernel code that a device accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum KernelLanguage {
@@ -63,55 +63,56 @@ pub enum KernelLanguage {
     Wgsl,
 }
 
-/// How the three queues lie on the hardware.
+/// Mapping of the three queues to the hardware.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum QueueLayout {
-    /// Three queues that run at the same time.
+    /// The three queues run concurrently.
     Separate,
-    /// All three are one hardware queue.
+    /// The three queues share one hardware queue.
     Single,
 }
 
 /// Capabilities and limits of a device.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Caps {
-    /// The kernel languages that it takes.
+    /// Kernel languages that it accepts.
     pub languages: BTreeSet<KernelLanguage>,
     /// Features that variants may ask for.
     pub features: Features,
-    /// How the three queues lie on the hardware.
+    /// Mapping of the three queues to the hardware.
     pub queues: QueueLayout,
-    /// Whether recorded programs are cheaper to submit than the same commands one by one.
+    /// Whether a recorded program is cheaper to submit than its commands one by one.
     pub records_programs: bool,
     /// Largest single allocation, in bytes.
     pub max_allocation_bytes: u64,
-    /// Largest range that one binding may span, in bytes.
+    /// Largest range of one binding, in bytes.
     pub max_binding_bytes: u64,
-    /// Alignment that a binding's offset needs, in bytes.
+    /// Required alignment of a binding's offset, in bytes.
     pub binding_alignment_bytes: u64,
-    /// What offsets in buffers and lengths of uploads, downloads and copies must be multiples of, in bytes; a length that
-    /// reaches the end of its buffer need not be one.
+    /// Alignment of buffer offsets and of the lengths of uploads, downloads and copies, in bytes. A length
+    /// that reaches the end of its buffer need not be aligned.
     pub copy_alignment_bytes: u64,
-    /// Threads or compute units that share the work of one dispatch.
+    /// Threads or compute units that share one dispatch.
     pub parallel_units: u32,
-    /// Most work items in a group; 1 where groups are not divided.
+    /// Most work items in a group; 1 if groups are not subdivided.
     pub max_work_group_items: u32,
     /// Local memory that a group may use, in bytes.
     pub local_memory_bytes: u64,
-    /// What the API says of its speed.
+    /// Clocks and widths that the API reports.
     #[serde(default, skip_serializing_if = "Clocks::is_unknown")]
     pub clocks: Clocks,
-    /// The library of matrix products that modules may be linked to, if one was found.
+    /// Matrix product library that modules may link to, if found.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gemm: Option<GemmLibrary>,
-    /// Who else may reach its memory.
+    /// Sharing of its memory with other devices and APIs.
     #[serde(default, skip_serializing_if = "MemorySharing::is_none")]
     pub sharing: MemorySharing,
 }
 
 impl Default for Caps {
-    /// What a processor can do where nothing narrows it: three queues, memory without limits, groups that are not divided.
+    /// Returns the capabilities of an unrestricted CPU: three queues, unlimited memory, groups of one work
+    /// item.
     fn default() -> Self {
         Self {
             languages: BTreeSet::new(),
@@ -120,7 +121,7 @@ impl Default for Caps {
             records_programs: true,
             max_allocation_bytes: isize::MAX as u64,
             max_binding_bytes: isize::MAX as u64,
-            // A cache line: two kernels' outputs never share one.
+            // A cache line, so that outputs of two kernels never share one.
             binding_alignment_bytes: 64,
             copy_alignment_bytes: 1,
             parallel_units: 1,
@@ -133,26 +134,27 @@ impl Default for Caps {
     }
 }
 
-/// Clocks and widths as an API reports them, from which peak rates follow; 0 where it says nothing.
+/// Clocks and widths as an API reports them, the basis of peak rates. 0 means not reported.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Clocks {
     /// Clock of the compute units, in kHz.
     pub compute_khz: u32,
-    /// f32 lanes of one of [`Caps::parallel_units`].
+    /// f32 lanes per unit of [`Caps::parallel_units`].
     pub lanes_per_unit: u32,
-    /// Clock of the memory, in kHz. Two transfers are made in a cycle.
+    /// Memory clock, in kHz. Each cycle makes two transfers.
     pub memory_khz: u32,
-    /// Width of the memory's bus.
+    /// Width of the memory bus.
     pub memory_bus_bits: u32,
 }
 
 impl Clocks {
-    /// Whether nothing is reported.
+    /// Returns true if nothing is reported.
     pub fn is_unknown(&self) -> bool {
         *self == Self::default()
     }
 
-    /// Peak f32 rate of `units` compute units, in FLOP/s; `None` if the report is missing or implausible.
+    /// Returns the peak f32 rate of `units` compute units, in FLOP/s, or `None` if the report is missing or
+    /// implausible.
     pub fn flops_per_s(&self, units: u32) -> Option<f64> {
         let plausible = (100_000..=6_000_000).contains(&self.compute_khz)
             && (1..=1024).contains(&self.lanes_per_unit)
@@ -161,7 +163,8 @@ impl Clocks {
         plausible.then(|| f64::from(self.compute_khz) * 1e3 * lanes * 2.0)
     }
 
-    /// Peak rate of the memory in bytes per second; `None` where it is not reported or the report is absurd.
+    /// Returns the peak memory bandwidth in bytes per second, or `None` if the report is missing or
+    /// implausible.
     pub fn bandwidth_bytes_per_s(&self) -> Option<f64> {
         let plausible = (100_000..=30_000_000).contains(&self.memory_khz)
             && (32..=16_384).contains(&self.memory_bus_bits);
@@ -169,29 +172,29 @@ impl Clocks {
     }
 }
 
-/// What a driver promises about memory that several devices reach. Nothing relies on it that was not tried.
+/// Memory sharing that a driver claims to support. Nothing relies on it before a trial.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemorySharing {
-    /// The adapters of the same backend, by their index, whose memory it reaches.
+    /// Indices of adapters of the same backend whose memory it can reach.
     pub peers: BTreeSet<u32>,
-    /// The handles under which its memory can be given to others.
+    /// Handle types under which it can export memory.
     pub exports: BTreeSet<MemoryHandle>,
-    /// The handles under which it takes memory of others.
+    /// Handle types under which it can import memory.
     pub imports: BTreeSet<MemoryHandle>,
 }
 
 impl MemorySharing {
-    /// Whether nothing is shared with anyone.
+    /// Returns true if nothing is shared.
     pub fn is_none(&self) -> bool {
         *self == Self::default()
     }
 }
 
-/// What memory is called when it is given to another API.
+/// Handle type of memory that is exported to another API.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum MemoryHandle {
-    /// A POSIX file descriptor that means nothing but to drivers.
+    /// A POSIX file descriptor that only drivers interpret.
     OpaqueFd,
 }
 
@@ -200,7 +203,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn peak_rates_follow_from_clocks_unless_they_are_absurd() {
+    fn peak_rates_follow_from_plausible_clocks() {
         // An H200.
         let clocks = Clocks {
             compute_khz: 1_980_000,

@@ -1,10 +1,10 @@
-//! Validation, once, above every backend.
+//! Validation of every call, done once above all backends.
 //!
-//! [`Checked`] holds the caller to the contract of the crate's front page, so that a backend may trust its arguments.
-//! A call that breaks a rule is refused with [`Error::Invalid`] before the backend hears of it, and leaves everything as
-//! it was. Commands of a program are validated when it is recorded; submitting it costs a look at one timeline.
+//! [`Checked`] enforces the contract in the crate's documentation, so that a backend may trust its arguments.
+//! An invalid call fails with [`Error::Invalid`] before it reaches the backend, and changes nothing. Commands
+//! of a program are validated when it is recorded, so submitting it checks only one timeline.
 //!
-//! This module must not know any API: it reads commands, capabilities and timelines, nothing else.
+//! Knows no API: it reads only commands, capabilities and timelines.
 
 mod commands;
 mod leaks;
@@ -27,16 +27,16 @@ use std::sync::Arc;
 
 /// A device whose calls are validated before they reach the backend.
 ///
-/// Besides the rules that the commands' own documentation states:
-/// - an id is used for one thing at a time;
-/// - a wait on a point of the device's own names one that an earlier submission signals, a wait on any other point one
-///   of an imported timeline;
-/// - what is destroyed has no submission outstanding. Programs that name a destroyed buffer, region or module cannot be
-///   submitted any more.
+/// It enforces the documented rules of the commands, and these:
+/// - an ID names one thing at a time;
+/// - a wait on the device's own timeline names a point that an earlier submission signals; any other wait
+///   names a point of an imported timeline;
+/// - a thing is destroyed only when no submission that uses it is outstanding. Programs that name a destroyed
+///   buffer, region or module cannot be submitted any more.
 ///
-/// A timeline that has failed has nothing outstanding.
+/// A failed timeline has no outstanding submissions.
 ///
-/// What has not been destroyed when it is dropped is reported as a warning: see [`Checked::leaks`].
+/// On drop it warns about things that were not destroyed: see [`Checked::leaks`].
 pub struct Checked {
     inner: Box<dyn Device>,
     own: [Own; 3],
@@ -49,7 +49,7 @@ pub struct Checked {
 /// One of the device's own queues.
 struct Own {
     timeline: Arc<Timeline>,
-    /// The value of its last submission.
+    /// Value of its last submission.
     signalled: u64,
 }
 
@@ -59,7 +59,7 @@ impl Own {
     }
 }
 
-/// For each queue the value of the last submission that names a thing.
+/// Per queue, the value of the last submission that uses a thing.
 #[derive(Clone, Copy, Default)]
 struct LastUse([u64; 3]);
 
@@ -68,7 +68,7 @@ impl LastUse {
         self.0[queue.index()] = value;
     }
 
-    /// A point that has to pass before the thing may go.
+    /// Returns a point that must pass before the thing may be destroyed.
     fn outstanding(&self, own: &[Own; 3]) -> Option<Point> {
         let late = |queue: &QueueKind| own[queue.index()].outstanding(self.0[queue.index()]);
         let queue = QueueKind::ALL.into_iter().find(late)?;
@@ -79,12 +79,12 @@ impl LastUse {
 struct Program {
     names: Vec<Name>,
     last_use: LastUse,
-    /// What the program names and was destroyed since.
+    /// A destroyed thing that the program names.
     missing: Option<String>,
 }
 
 impl Checked {
-    /// Puts the checks above a device.
+    /// Wraps a device in validation.
     pub fn new(inner: Box<dyn Device>) -> Self {
         let own = QueueKind::ALL.map(|queue| {
             let timeline = inner.timeline(queue);
@@ -96,11 +96,11 @@ impl Checked {
         Self { inner, own, imported, resources, programs, watch: LeakWatch::default() }
     }
 
-    /// The same for a device on which things go wrong as told. Without faults this is [`Checked::new`] and costs nothing;
-    /// delays and losses take a thread, which advances timelines of their own.
+    /// Like [`Checked::new`], with injected faults. Without faults it adds no cost. Delays and losses need a
+    /// thread, which advances mirrored timelines.
     ///
     /// # Errors
-    /// If the system gives no thread.
+    /// If the system cannot start the thread.
     pub fn with_faults(inner: Box<dyn Device>, faults: Faults) -> Result<Self> {
         if faults == Faults::default() {
             return Ok(Self::new(inner));
@@ -164,7 +164,7 @@ impl Checked {
         self.programs.get(&id).ok_or_else(|| Error::invalid(format!("{id} is not recorded")))
     }
 
-    /// Fails if a submission that names the thing is outstanding.
+    /// Fails if a submission that uses the thing is outstanding.
     fn check_idle(&self, last_use: &LastUse, deed: std::fmt::Arguments<'_>) -> Result<()> {
         match last_use.outstanding(&self.own) {
             Some(point) => Err(Error::invalid(format!("{deed} before {point} has passed"))),
@@ -172,14 +172,14 @@ impl Checked {
         }
     }
 
-    /// As [`Checked::check_idle`], for a thing and every program that names it.
+    /// Like [`Checked::check_idle`], for a thing and every program that names it.
     fn check_unused(&self, last_use: &LastUse, name: Name, deed: std::fmt::Arguments<'_>) -> Result<()> {
         self.check_idle(last_use, deed)?;
         let mut users = self.programs.values().filter(|program| program.names.contains(&name));
         users.try_for_each(|program| self.check_idle(&program.last_use, deed))
     }
 
-    /// Marks the programs that name a destroyed thing.
+    /// Invalidates the programs that name a destroyed thing.
     fn invalidate(&mut self, name: Name) {
         for program in self.programs.values_mut().filter(|program| program.names.contains(&name)) {
             program.missing.get_or_insert_with(|| name.to_string());
@@ -287,7 +287,7 @@ impl Device for Checked {
         self.check_idle(&last_use, format_args!("{id} is recorded anew"))?;
         self.check_commands(QueueKind::Compute, &commands)?;
         let names = names(&commands);
-        // Whatever the backend makes of the call, the old program is gone.
+        // The old program is gone even if the backend refuses the new one.
         self.programs.remove(&id);
         self.inner.record(id, commands)?;
         self.programs.insert(id, Program { names, last_use, missing: None });
@@ -305,8 +305,8 @@ impl Device for Checked {
         let (queue, signal) = (submission.queue, submission.signal);
         self.check_signal(&submission)?;
         submission.waits.iter().try_for_each(|&wait| self.check_wait(wait))?;
-        // Marked before the call: a submission that the backend refuses poisons its timeline, which then has nothing
-        // outstanding.
+        // Marked before the call: if the backend refuses a submission, its timeline is poisoned and has
+        // nothing outstanding.
         match &submission.work {
             Work::Commands(commands) => {
                 self.check_commands(queue, commands)?;

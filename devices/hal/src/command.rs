@@ -6,12 +6,12 @@ use crate::host::HostFn;
 use crate::ids::{BufferId, ModuleId, Point, ProgramId, QueueKind, RegionId};
 use std::sync::Arc;
 
-/// What a kernel does with a binding.
+/// Use of a binding by a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Only read.
+    /// Read only.
     Read,
-    /// Only written: what was there before does not matter.
+    /// Written only; the old contents do not matter.
     Write,
     /// Read and written.
     ReadWrite,
@@ -28,12 +28,13 @@ pub struct BufferRange {
     pub bytes: u64,
 }
 
-/// A range of a buffer bound to a kernel argument. What a kernel writes overlaps none of its other bindings.
+/// A range of a buffer bound to a kernel argument. A written binding must not overlap another binding of the
+/// dispatch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Binding {
-    /// The bytes.
+    /// The range.
     pub range: BufferRange,
-    /// How the kernel uses them; must be what the entry's ABI says.
+    /// Use by the kernel. Must match the entry's ABI.
     pub access: Access,
 }
 
@@ -42,32 +43,32 @@ pub struct Binding {
 pub struct Dispatch {
     /// The module.
     pub module: ModuleId,
-    /// Which entry of the module: an index into [`Module::entries`].
+    /// Entry of the module: an index into [`Module::entries`].
     pub entry: u32,
     /// The arguments, in the ABI's order.
     pub bindings: Vec<Binding>,
-    /// The constants, in the ABI's order. Floats travel as their bits.
+    /// Constants in the ABI's order. Floats are passed as their bits.
     pub constants: Vec<u32>,
-    /// Number of work groups. Groups of one dispatch may run in any order and at the same time; a kernel's groups
-    /// never write the same bytes. At most 2^32 - 1 groups; a grid with a zero does nothing.
+    /// Number of work groups. Groups of one dispatch may run in any order and concurrently, and never write
+    /// the same bytes. At most 2^32 - 1 groups; a grid with a zero does nothing.
     pub grid: [u32; 3],
 }
 
-/// Something a queue does. Commands of one submission take effect in order.
+/// A command of a queue. Commands of one submission take effect in order.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Command {
     /// Launch a kernel (compute queue).
     Dispatch(Dispatch),
-    /// Copy within the device; the ranges have the same length and do not overlap (compute queue).
+    /// Copy within the device. The ranges have the same length and do not overlap (compute queue).
     Copy {
-        /// Read from here.
+        /// Source.
         from: BufferRange,
-        /// Written to here.
+        /// Destination.
         to: BufferRange,
     },
-    /// Fill with a 32-bit word; offset and length are multiples of four (compute queue).
+    /// Fill with a 32-bit word. Offset and length are multiples of four (compute queue).
     Fill {
-        /// Written to here.
+        /// Destination.
         to: BufferRange,
         /// The word.
         word: u32,
@@ -78,12 +79,12 @@ pub enum Command {
         region: RegionId,
         /// First byte in the region.
         offset: u64,
-        /// Written to here.
+        /// Destination.
         to: BufferRange,
     },
     /// Copy into a registered host region (compute or download queue).
     Download {
-        /// Read from here.
+        /// Source.
         from: BufferRange,
         /// The region.
         region: RegionId,
@@ -95,60 +96,62 @@ pub enum Command {
 /// The work of a submission.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Work {
-    /// These commands, once. An empty list only waits and signals.
+    /// Commands to execute once. An empty list only waits and signals.
     Commands(Vec<Command>),
-    /// A program recorded before (compute queue only).
+    /// A recorded program (compute queue only).
     Program(ProgramId),
 }
 
-/// Work for a queue, with what it waits for and what it signals.
+/// Work for a queue, with the points that it waits for and signals.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Submission {
     /// The queue.
     pub queue: QueueKind,
-    /// What to do.
+    /// The work.
     pub work: Work,
-    /// Points that must have passed before the work starts: the device's own, signalled by an earlier submission
-    /// (events and graphs can name no later one), or of an imported timeline.
+    /// Points that must have passed before the work starts. Each belongs to an imported timeline, or is a
+    /// point of the device that an earlier submission signals (events and graphs cannot name a later one).
     pub waits: Vec<Point>,
-    /// Passes when the work is done: on the timeline of `queue`, larger than any point that this queue signalled before.
+    /// Point that passes when the work is done. On the timeline of `queue`, above every point signalled there
+    /// before.
     pub signal: Point,
 }
 
-/// The binary interface of one kernel entry. `Checked` holds every dispatch to it.
+/// Binary interface of a kernel entry. `Checked` validates every dispatch against it.
 #[derive(Debug)]
 pub struct EntryAbi {
-    /// The entry's name in its module.
+    /// Name in its module.
     pub name: &'static str,
     /// One access per binding.
     pub bindings: &'static [Access],
     /// Number of 32-bit constants.
     pub constants: usize,
-    /// Writes, for each binding, the bytes that a launch with these constants may touch from the binding's start on.
-    /// Saturating arithmetic: constants that overflow ask for `u64::MAX` bytes, which no binding has.
+    /// Writes, for each binding, the number of bytes from its start that a launch with these constants may
+    /// touch. The arithmetic saturates, so constants that overflow require `u64::MAX` bytes, which no binding
+    /// has.
     pub extents: fn(constants: &[u32], extents: &mut [u64]),
 }
 
-/// The code of a module.
+/// Code of a module.
 #[derive(Clone, Debug)]
 pub enum ModuleSource {
-    /// Functions in this process, one for each entry.
+    /// Functions in this process, one per entry.
     Host(Vec<HostFn>),
-    /// Text in a language that the driver or its compiler takes, one for each entry.
+    /// Source text for the driver or its compiler, one per entry.
     Text {
         /// The language: OpenCL C, CUDA C++, PTX, HIP C++ or WGSL.
         language: KernelLanguage,
         /// The entries' texts and functions.
         entries: Vec<TextEntry>,
     },
-    /// The same where some entries are products of the library that the device's capabilities name.
+    /// Like `Text`, with some entries as products of the library that the device's capabilities name.
     Linked {
-        /// The language of the texts; none if there is no text.
+        /// Language of the texts, if there are any.
         language: Option<KernelLanguage>,
         /// The entries.
         entries: Vec<LinkedEntry>,
     },
-    /// SPIR-V: a binary, and one function of it for each entry.
+    /// A SPIR-V binary, with one function for each entry.
     SpirV {
         /// The words, little-endian.
         binary: Arc<[u8]>,
@@ -157,47 +160,47 @@ pub enum ModuleSource {
     },
 }
 
-/// A kernel function of a device's compiler. Its parameters are the entry's bindings as global pointers, then its
-/// constants as 32-bit words.
+/// A kernel function for a device compiler. Its parameters are the entry's bindings as global pointers, then
+/// its constants as 32-bit words.
 ///
-/// A function in WGSL has the bindings as `@group(0) @binding(i)` in the address space `storage`, in the entry's order, and
-/// finds in the address space `immediate` three words that are the first work group's place, then the constants: a grid that
-/// is larger than what a device launches at once is launched in parts, and a group's place in the grid is the sum of that
-/// place and its `workgroup_id`.
+/// In WGSL the bindings are `@group(0) @binding(i)` in the address space `storage`, in the entry's order. The
+/// address space `immediate` holds three words with the position of the first work group, then the constants.
+/// A grid that exceeds the device's limit is launched in parts, and a group's position in the grid is the sum
+/// of that position and its `workgroup_id`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceFunction {
-    /// Its name.
+    /// Name.
     pub name: String,
     /// Work items in a group.
     pub work_group: [u32; 3],
-    /// Local memory that each group is launched with, beside what the code declares, in bytes. OpenCL has none.
+    /// Bytes of local memory per group beyond what the code declares. Always 0 in OpenCL.
     pub dynamic_local_bytes: u32,
 }
 
-/// A kernel function with the text that it is compiled from.
+/// A kernel function with its source text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TextEntry {
-    /// The complete text. Entries with equal texts are one program.
+    /// Complete text. Entries with equal texts share one program.
     pub text: Arc<str>,
     /// The function.
     pub function: DeviceFunction,
 }
 
-/// An entry of a module that is linked to a library.
+/// An entry of a module that links to a library.
 #[derive(Clone, Debug)]
 pub enum LinkedEntry {
     /// A kernel.
     Text(TextEntry),
-    /// A product of the library's. Its grid says whether there is anything to do, and no more.
+    /// A product of the library. An empty grid skips it; its grid has no other meaning.
     Gemm(GemmEntry),
 }
 
-/// A module: entries with their ABIs, and their code in a language that the device takes.
+/// Entries with their ABIs, and their code in a language that the device accepts.
 #[derive(Clone, Debug)]
 pub struct Module {
-    /// For messages and reports.
+    /// Name for messages and reports.
     pub name: String,
-    /// The entries; a dispatch names one by its position.
+    /// Entries. A dispatch names one by its index.
     pub entries: Vec<&'static EntryAbi>,
     /// The code.
     pub source: ModuleSource,

@@ -1,7 +1,7 @@
-//! The one device that stands on every backend's driver.
+//! The common device implementation above every backend's driver.
 //!
-//! A backend implements [`Driver`] and [`DriverQueue`], and hands both to [`DriverDevice::open`].
-//! Everything else that a [`Device`](crate::Device) owes is here.
+//! A backend implements [`Driver`] and [`DriverQueue`], and passes both to [`DriverDevice::open`]. The rest
+//! of [`Device`](crate::Device) is implemented here.
 //!
 //! | file | subject |
 //! | --- | --- |
@@ -9,7 +9,7 @@
 //! | `script.rs` | commands whose ids are resolved to memory and kernels |
 //! | `memory.rs` | the pool of buffers and the limit on it |
 //!
-//! This module must not know any API.
+//! Knows no API.
 
 mod device;
 mod memory;
@@ -23,21 +23,21 @@ pub use script::{HostSpan, Launch, Registered, Script, Span, Step, grid_parts};
 use crate::backend::Memory;
 use crate::command::Module;
 use crate::error::Result;
-use crate::lanes::DriverQueue;
+use crate::queues::DriverQueue;
 use crate::region::HostRegion;
 use std::sync::Arc;
 
-/// Memory on a device. Dropping it gives it back.
+/// Memory on a device, freed on drop.
 pub trait Allocation: Send + Sync + 'static {
     /// Size in bytes.
     fn bytes(&self) -> u64;
 
-    /// The first byte as the host writes it, where the host can.
+    /// Returns a pointer for host writes, if the host can write the memory.
     fn writable(&self) -> Option<*mut u8> {
         None
     }
 
-    /// The first byte as the host reads it, where the host can and reads fast.
+    /// Returns a pointer for host reads, if the host can read the memory fast.
     fn readable(&self) -> Option<*const u8> {
         None
     }
@@ -46,40 +46,43 @@ pub trait Allocation: Send + Sync + 'static {
     fn recycle(&mut self) {}
 }
 
-/// An API on one opened device. No method waits for work on the device, except where it says so.
+/// An API on one opened device. Methods do not wait for work on the device unless their documentation says
+/// so.
 pub trait Driver: Send + Sync + Sized + 'static {
     /// Memory of a buffer.
     type Buffer: Allocation;
-    /// The driver's hold on a host region: a pin, an import, a shadow.
+    /// Driver state of a registered host region: a pin, an import or a shadow copy.
     type Region: Send + Sync;
     /// An entry of a module.
     type Entry: Send;
-    /// A launch with its arguments bound. The spans that it uses are kept beside it.
+    /// A launch with bound arguments. The caller keeps the spans that it uses.
     type Launch: Send + Sync;
-    /// What the driver keeps of a script beside its steps. Dropped before them.
+    /// Driver state of a script beside its steps. Dropped before them.
     type Recording: Send + Sync;
     /// A queue of the device.
     type Queue: DriverQueue<Driver = Self>;
 
+    /// Reports objections that the driver raised since an earlier call.
+    ///
     /// # Errors
-    /// If the driver has objected to an earlier call.
+    /// If the driver raised one.
     fn check(&self) -> Result<()> {
         Ok(())
     }
 
-    /// The heap of the buffers as it is now, regardless of limits.
+    /// Returns the current state of the heap of the buffers, regardless of limits.
     ///
     /// # Errors
     /// If the driver refuses.
     fn heap(&self) -> Result<Memory>;
 
-    /// Whether a buffer that is larger than the heap's free bytes is refused before the driver is asked.
+    /// Returns true if a buffer larger than the heap's free bytes is refused without asking the driver.
     fn trusts_free_bytes(&self) -> bool;
 
-    /// Allocates memory that is there when this returns.
+    /// Allocates memory. The memory is committed when this returns.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory); the caller fills in `free`.
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory). The caller fills in `free`.
     fn allocate(&self, bytes: u64) -> Result<Self::Buffer>;
 
     /// Loads a module, one entry for each of [`Module::entries`].
@@ -88,7 +91,7 @@ pub trait Driver: Send + Sync + Sized + 'static {
     /// As [`Device::create_module`](crate::Device::create_module).
     fn entries(&self, module: &Module) -> Result<Vec<Self::Entry>>;
 
-    /// Binds spans and constants to an entry. Their numbers are those of the entry's ABI.
+    /// Binds spans and constants to an entry. Their counts match the entry's ABI.
     ///
     /// # Errors
     /// If the driver refuses.
@@ -100,13 +103,13 @@ pub trait Driver: Send + Sync + Sized + 'static {
         grid: [u32; 3],
     ) -> Result<Self::Launch>;
 
-    /// Makes a host region ready for copies.
+    /// Prepares a host region for copies.
     ///
     /// # Errors
-    /// If copies would not work. A pin that only makes them faster may fail without an error.
+    /// If copies would not work. A pin that only speeds up copies may fail without an error.
     fn register(&self, region: &Arc<HostRegion>) -> Result<Self::Region>;
 
-    /// Appends a step to a script, or the steps that stand for it where the API has no such command.
+    /// Appends a step to a script, or its replacement steps if the API has no such command.
     ///
     /// # Errors
     /// If the driver refuses.
@@ -115,8 +118,8 @@ pub trait Driver: Send + Sync + Sized + 'static {
         Ok(())
     }
 
-    /// Prepares steps for the queues: once for each submission of commands, or once for a `program`, which runs on the compute
-    /// queue many times.
+    /// Prepares steps for the queues: for one submission of commands, or for a `program` that runs on the
+    /// compute queue many times.
     ///
     /// # Errors
     /// If the driver refuses.

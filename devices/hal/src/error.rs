@@ -1,4 +1,4 @@
-//! What can go wrong on a device, as types that callers act upon.
+//! Errors of devices, as types that callers act upon.
 
 use crate::ids::Point;
 use serde::{Deserialize, Serialize};
@@ -6,37 +6,37 @@ use serde::{Deserialize, Serialize};
 /// Result of a call to a device.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// A failed call or submission. `Clone`, because a poisoned timeline tells everyone who waits.
+/// A failed call or submission. `Clone`, because a poisoned timeline reports its error to every waiter.
 #[derive(Clone, Debug, PartialEq, thiserror::Error, Serialize, Deserialize)]
 pub enum Error {
     /// The device cannot hold an allocation.
     #[error("out of device memory: {wanted} bytes wanted, {} free", free.map_or("unknown".into(), |f| f.to_string()))]
     OutOfMemory {
-        /// Bytes asked for.
+        /// Requested bytes.
         wanted: u64,
-        /// Bytes that the device reports free, where it reports any.
+        /// Free bytes that the device reports, if any.
         free: Option<u64>,
     },
-    /// One allocation is larger than the device makes any, however much memory is free.
+    /// The allocation exceeds the device's limit for one allocation, regardless of free memory.
     #[error(
         "out of device memory: {wanted} bytes wanted in one piece, the largest single allocation is {largest}"
     )]
     AllocationTooLarge {
-        /// Bytes asked for.
+        /// Requested bytes.
         wanted: u64,
         /// Bytes of the largest single allocation.
         largest: u64,
     },
-    /// The device is gone; nothing on it can be used again.
+    /// The device is gone. Nothing on it can be used again.
     #[error("device lost: {cause}")]
     Lost {
-        /// The driver's words.
+        /// Cause as the driver reports it.
         cause: String,
     },
-    /// Whoever owned the device has ended; nobody waits for what it still does.
+    /// The owner of the device has ended. Outstanding work has no waiter.
     #[error("device closed: {cause}")]
     Closed {
-        /// Why.
+        /// Reason.
         cause: String,
     },
     /// A kernel did not compile.
@@ -45,43 +45,44 @@ pub enum Error {
         /// The compiler's log.
         log: String,
     },
-    /// The device or the API cannot do this.
+    /// The device or the API does not support this.
     #[error("not supported: {what}")]
     Unsupported {
-        /// What was asked for.
+        /// The unsupported request.
         what: String,
     },
-    /// An API call failed in a way that has no better name.
+    /// An API call failed for a reason without a variant of its own.
     #[error("{call} failed with code {code}")]
     Api {
-        /// The API function.
+        /// API function.
         call: String,
-        /// Its return code.
+        /// Return code.
         code: i64,
     },
-    /// The caller broke the contract: unknown id, range outside a buffer, wrong arity, wrong access.
+    /// The caller broke the contract: unknown ID, range outside a buffer, wrong arity, wrong access.
     #[error("invalid use: {what}")]
     Invalid {
-        /// Which rule, with the values.
+        /// The broken rule with the offending values.
         what: String,
     },
-    /// A wait named a point on a timeline that had failed.
+    /// A wait named a point of a timeline that had failed.
     #[error("{point} failed: {cause}")]
     Poisoned {
-        /// The point waited for.
+        /// The awaited point.
         point: Point,
-        /// What failed on that timeline first.
+        /// First failure of that timeline.
         cause: Box<Error>,
     },
 }
 
 impl Error {
-    /// An [`Error::Invalid`] with this text.
+    /// Returns an [`Error::Invalid`] with this text.
     pub fn invalid(what: impl Into<String>) -> Self {
         Error::Invalid { what: what.into() }
     }
 
-    /// The error of a call of an API that returned this code, which the API calls `name`. After some codes the device is lost.
+    /// Returns the error of an API call that returned `code`, which the API calls `name`. `is_lost` marks
+    /// codes after which the device is lost.
     pub fn of_call(call: &str, code: i64, name: Option<&str>, is_lost: bool) -> Self {
         let call = name.map_or_else(|| call.to_string(), |name| format!("{call} ({name})"));
         match is_lost {
@@ -90,7 +91,8 @@ impl Error {
         }
     }
 
-    /// The same for a call that allocates `wanted` bytes: some codes mean too little memory then.
+    /// Turns the error of a call that allocates `wanted` bytes into [`Error::OutOfMemory`] if its code means
+    /// that.
     pub fn or_shortage(self, is_shortage: impl FnOnce(i64) -> bool, wanted: u64) -> Self {
         match self {
             Error::Api { code, .. } if is_shortage(code) => Error::OutOfMemory { wanted, free: None },
@@ -98,12 +100,12 @@ impl Error {
         }
     }
 
-    /// Whether less of something would have fitted.
+    /// Returns true if a smaller allocation might have succeeded.
     pub fn is_out_of_memory(&self) -> bool {
         matches!(self.root(), Error::OutOfMemory { .. } | Error::AllocationTooLarge { .. })
     }
 
-    /// The error at the root of a chain of poisoned waits.
+    /// Returns the error at the root of a chain of poisoned waits.
     pub fn root(&self) -> &Error {
         match self {
             Error::Poisoned { cause, .. } => cause.root(),
@@ -112,12 +114,12 @@ impl Error {
     }
 }
 
-/// Why a backend has no adapters: its library or driver is missing or refuses.
+/// Reason why a backend has no adapters: its library or driver is missing or refuses to work.
 #[derive(Clone, Debug, PartialEq, thiserror::Error, Serialize, Deserialize)]
 #[error("{cause} (tried {})", if tried.is_empty() { "nothing".into() } else { tried.join(", ") })]
 pub struct Unavailable {
-    /// The libraries or paths that were tried.
+    /// Libraries or paths that were tried.
     pub tried: Vec<String>,
-    /// The cause in words.
+    /// Cause as text.
     pub cause: String,
 }

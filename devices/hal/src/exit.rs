@@ -1,10 +1,10 @@
-//! How a process ended, in words: drivers and their compilers crash, and whoever started them has to tell.
+//! Descriptions of process exit statuses, for reports about crashed drivers and compilers.
 //!
-//! This module must not know what the process was for.
+//! Knows nothing about the purpose of the process.
 
 use std::process::ExitStatus;
 
-/// `SIGSEGV (segmentation fault)`, `exit code 3`.
+/// Describes an exit status: `SIGSEGV (segmentation fault)`, `exit code 3`.
 pub fn exit_in_words(status: ExitStatus) -> String {
     match (signal(status), status.code()) {
         (Some(number), _) => match NAMES.iter().find(|(known, _)| *known == number) {
@@ -29,21 +29,21 @@ fn signal(_: ExitStatus) -> Option<i32> {
     None
 }
 
-/// Signals that end a process, by the numbers that Linux gives them on x86-64 and AArch64.
+/// Signals that end a process, by their Linux numbers on x86-64 and AArch64.
 const NAMES: &[(i32, &str)] = &[
     (4, "SIGILL (illegal instruction)"),
     (5, "SIGTRAP (trap)"),
     (6, "SIGABRT (abort)"),
     (7, "SIGBUS (bus error)"),
     (8, "SIGFPE (arithmetic error)"),
-    (9, "SIGKILL (killed, perhaps for want of memory)"),
+    (9, "SIGKILL (killed, possibly by the out-of-memory killer)"),
     (11, "SIGSEGV (segmentation fault)"),
     (13, "SIGPIPE (broken pipe)"),
-    (15, "SIGTERM (told to end)"),
+    (15, "SIGTERM (termination requested)"),
     (31, "SIGSYS (forbidden system call)"),
 ];
 
-/// Codes that Windows ends a crashed process with.
+/// Exit codes of crashed processes on Windows.
 const CODES: &[(u32, &str)] = &[
     (0xc000_0005, "access violation"),
     (0xc000_001d, "illegal instruction"),
@@ -57,7 +57,7 @@ mod tests {
     use std::os::unix::process::ExitStatusExt;
 
     #[test]
-    fn signals_and_codes_have_words() {
+    fn signals_and_codes_are_described() {
         // As wait() reports them: a signal in the low bits, a code above them.
         let words = |raw| exit_in_words(ExitStatus::from_raw(raw));
         assert_eq!(words(11), "SIGSEGV (segmentation fault)");

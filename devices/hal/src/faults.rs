@@ -1,8 +1,9 @@
-//! Faults on demand: a device that runs out of memory, refuses, goes away, or takes its time when it is told to.
+//! Fault injection: a device that runs out of memory, refuses calls, gets lost or is slow on request.
 //!
-//! For tests of everything that stands above a device. [`Faulty`] lies between a backend and
-//! [`Checked`](crate::Checked), so that the caller's contract holds as ever; what a backend does is done, only the news of
-//! it may come late or never. It also carries out a [`Throttle`]. This module must not know any API.
+//! It is used by tests of the layers above a device. [`Faulty`] sits between a backend and
+//! [`Checked`](crate::Checked), so the contract of the caller is still enforced. The backend executes all
+//! work; only reports of its completion may be late or missing. [`Faulty`] also implements a [`Throttle`].
+//! Knows no API.
 
 mod mirror;
 
@@ -18,43 +19,43 @@ use mirror::{Due, Mirror, News};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-/// What goes wrong on a device, and when. Nothing by default.
+/// Faults to inject on a device. None by default.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Faults {
-    /// The allocation that fails, counted from 1. Half of what it asks for is said to be free.
+    /// Allocation that fails, counted from 1. The error reports half of the requested bytes as free.
     pub failing_allocation: Option<u64>,
-    /// Every allocation of more bytes than this fails.
+    /// Allocations of more bytes than this fail.
     pub largest_allocation_bytes: Option<u64>,
-    /// Most bytes that buffers may take together, whatever the device says it has. More is refused, and not a word of what is
-    /// free.
+    /// Most bytes that all buffers may take together, whatever the device reports. Allocations beyond it
+    /// fail, and the error reports no free bytes.
     pub most_bytes: Option<u64>,
-    /// Every host region of more bytes than this is refused, likewise.
+    /// Host regions of more bytes than this are refused in the same way.
     pub largest_region_bytes: Option<u64>,
-    /// Most programs that the device holds at once; memory runs out when one more is recorded.
+    /// Most programs that the device holds at once. Recording one more fails with out of memory.
     pub most_programs: Option<usize>,
-    /// The submission that the device refuses, counted from 1.
+    /// Submission that the device refuses, counted from 1.
     pub failing_submission: Option<u64>,
-    /// The submission at which the driver finds that the device is lost, counted from 1: it, and every call after it, says
-    /// so.
+    /// Submission at which the driver reports the device as lost, counted from 1. This call and every later
+    /// one fail.
     pub losing_submission: Option<u64>,
-    /// The command at which the device is lost, counted from 1 over all submissions; a program counts its commands each
-    /// time. The submission that holds it does not start.
+    /// Command at which the device is lost, counted from 1 over all submissions. Each submission of a program
+    /// counts its commands. The submission with this command does not start.
     pub lost_at_command: Option<u64>,
-    /// For each queue, in the order of [`QueueKind::ALL`], how long each point passes after its work is done and the point
-    /// before has passed, in microseconds. What waits for the point waits as long, the device's own submissions too if it
-    /// takes foreign points.
+    /// Delay per queue in microseconds, in the order of [`QueueKind::ALL`]. A point passes this long after
+    /// its work is done and the previous point has passed. Everything that waits for the point is delayed,
+    /// including the device's own submissions if it accepts foreign points.
     pub delay_us: [u64; 3],
-    /// The same once more, of random length up to this, so that queues overtake each other.
+    /// Upper bound of an additional random delay in microseconds, so that queues overtake each other.
     pub random_delay_us: u64,
-    /// Seeds the random delays: the same submissions have the same ones.
+    /// Seed of the random delays. The same submissions get the same delays.
     pub seed: u64,
 }
 
 impl Faults {
-    /// Whether the news of finished work is to come late, or not at all.
+    /// Returns true if completions are reported late or never.
     fn touch_timelines(&self) -> bool {
         self.lost_at_command.is_some() || self.random_delay_us > 0 || self.delay_us.iter().any(|&us| us > 0)
     }
@@ -66,7 +67,7 @@ impl Faults {
     }
 }
 
-/// Scrambles a number so that its neighbours lie far apart: the finaliser of SplitMix64.
+/// Hashes a number so that neighbours map far apart: the finaliser of SplitMix64.
 fn scramble(seed: u64) -> u64 {
     let x = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -74,34 +75,34 @@ fn scramble(seed: u64) -> u64 {
     x ^ x >> 31
 }
 
-/// What a command of a program is said to take of a device's memory.
+/// Device memory that a command of a program pretends to take.
 const PROGRAM_BYTES: u64 = 1 << 10;
 
-/// A device with faults.
+/// A device with injected faults.
 pub(crate) struct Faulty {
-    /// Before the device, so that its thread has ended and nobody waits for its news when the device closes.
+    /// Declared before the device, so that its thread has ended before the device closes.
     mirror: Option<Mirror>,
     inner: Box<dyn Device>,
     faults: Faults,
     throttle: Throttle,
-    /// Timelines of other devices, which work of a throttled queue may wait for.
+    /// Timelines of other devices that work of a throttled queue may wait for.
     imported: HashMap<TimelineId, Arc<Timeline>>,
-    /// The last submission to the compute queue.
+    /// Last submission to the compute queue.
     computes: Option<Point>,
     allocations: u64,
     submissions: u64,
     commands: u64,
-    /// The commands of each program.
+    /// Number of commands of each program.
     programs: HashMap<ProgramId, u64>,
-    /// What a submission was refused with that lost the device.
+    /// Error of the refused submission that lost the device.
     loss: Option<Error>,
 }
 
 impl Faulty {
-    /// Puts faults and a throttle above a device.
+    /// Wraps a device in faults and a throttle.
     ///
     /// # Errors
-    /// If the system gives no thread where one is needed.
+    /// If the system cannot start a thread that is needed.
     pub(crate) fn new(mut inner: Box<dyn Device>, faults: Faults, throttle: Throttle) -> Result<Self> {
         let queues = faults.touch_timelines() || throttle.duty_percent.is_some();
         let mirrors = queues || throttle.link_bytes_per_s.is_some();
@@ -121,12 +122,13 @@ impl Faulty {
         })
     }
 
-    /// The mirror, if it stands for the device's queues.
+    /// Returns the mirror if it replaces the timelines of the device's queues.
     fn queues(&self) -> Option<&Mirror> {
         self.mirror.as_ref().filter(|mirror| mirror.has_queues())
     }
 
-    /// When a submission is over. With a duty, a submission to the compute queue begins when the one before has rested.
+    /// Returns when a submission completes. With a duty cycle, a compute submission starts after the previous
+    /// one has rested.
     fn due(&mut self, submission: &mut Submission) -> Due {
         let (queue, signal) = (submission.queue, submission.signal);
         if queue != QueueKind::Compute || self.throttle.duty_percent.is_none() {
@@ -138,10 +140,11 @@ impl Faulty {
             false => self.imported.get(&point.timeline).cloned(),
         };
         let waits = submission.waits.iter().filter_map(|point| Some((timeline(point)?, point.value)));
-        Due::Rested(waits.collect())
+        let waits: Vec<_> = waits.filter(|(timeline, value)| timeline.value() < *value).collect();
+        Due::Rested(waits.is_empty().then(Instant::now), waits)
     }
 
-    /// A lost device says so to every call.
+    /// Fails if the device is lost.
     fn check_there(&self) -> Result<()> {
         match self.loss.clone().or_else(|| self.mirror.as_ref().and_then(Mirror::loss)) {
             Some(loss) => Err(loss),
@@ -156,8 +159,9 @@ impl Faulty {
         }
     }
 
-    /// Counts the commands of a submission; whether the device is lost at one of them, or was at an earlier one.
-    fn dooms(&mut self, work: &Work) -> bool {
+    /// Counts the commands of a submission. Returns true if the device is lost at one of them or was lost
+    /// before.
+    fn loses_device(&mut self, work: &Work) -> bool {
         self.commands += match work {
             Work::Commands(commands) => commands.len() as u64,
             Work::Program(id) => self.programs.get(id).copied().unwrap_or(0),
@@ -189,6 +193,7 @@ impl Device for Faulty {
             Some(mirror) if queue == QueueKind::Download && self.throttle.link_bytes_per_s.is_some() => {
                 mirror.link()
             }
+            _ if self.queues().is_none() => self.inner.timeline_for_others(queue),
             _ => self.timeline(queue),
         }
     }
@@ -278,25 +283,25 @@ impl Device for Faulty {
         let (queue, value) = (submission.queue, submission.signal.value);
         self.submissions += 1;
         if self.faults.failing_submission == Some(self.submissions) {
-            let error = Error::Api { call: "submit, by a fault on demand,".into(), code: -1 };
+            let error = Error::Api { call: "submit (injected fault)".into(), code: -1 };
             self.poison(queue, &error);
             return Err(error);
         }
         if self.faults.losing_submission == Some(self.submissions) {
-            let cause = format!("submission {}, by a fault on demand, failed for good", self.submissions);
+            let cause = format!("submission {} failed (injected fault)", self.submissions);
             let error = Error::Lost { cause };
             self.loss = Some(error.clone());
             QueueKind::ALL.iter().for_each(|&queue| self.poison(queue, &error));
             return Err(error);
         }
-        let doomed = self.dooms(&submission.work);
+        let lost = self.loses_device(&submission.work);
         if self.mirror.is_none() {
             return self.inner.submit(submission);
         }
         let due = self.due(&mut submission);
         if let Some(mirror) = self.queues() {
-            if doomed {
-                // What comes after it does not run either; nobody knows yet.
+            if lost {
+                // Later submissions do not run either, but the loss is not reported yet.
                 mirror.expect(queue, News::Loss);
                 return Ok(());
             }
@@ -312,7 +317,7 @@ impl Device for Faulty {
         self.inner.submit(submission)
     }
 
-    /// Rest counts as the submission's time.
+    /// Counts rest as part of the submission's time.
     fn take_timings(&mut self, timings: &mut Vec<Timing>) {
         let start = timings.len();
         self.inner.take_timings(timings);
@@ -326,7 +331,7 @@ impl Device for Faulty {
     }
 }
 
-/// Bytes that commands copy to the host.
+/// Returns the number of bytes that commands copy to the host.
 fn downloaded(commands: &[Command]) -> u64 {
     let bytes = |command: &Command| match command {
         Command::Download { from, .. } => from.bytes,

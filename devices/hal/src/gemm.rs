@@ -1,27 +1,27 @@
-//! Matrix products by a library: the one operation that the hardware layer knows by name.
+//! Matrix products by a library: the only operation that the hardware layer knows by name.
 //!
-//! An API may have a library of products (cuBLASLt, rocBLAS) that is found when the program runs. A module's entry may then
-//! be a product in place of a kernel: a dispatch of it has the bindings and constants of the entry's ABI like any other, and
-//! [`GemmEntry`] says which product they are. This module must not know any library, operator or model.
+//! An API may have a product library (cuBLASLt, rocBLAS) that is found at run time. An entry of a module may
+//! then be a product instead of a kernel. Its dispatch has the bindings and constants of the entry's ABI like
+//! any other, and [`GemmEntry`] describes the product. Knows no library, operator or model.
 
 use serde::{Deserialize, Serialize};
 use std::str::FromStr;
 
-/// What rows of x and of W begin at multiples of, in values: 16 bytes, as libraries want it for matrix units.
+/// Alignment of the rows of x and W, in values: 16 bytes, which libraries require for matrix units.
 pub const GEMM_PITCH_VALUES: u32 = 8;
 
 /// y = x · Wᵀ, or y += x · Wᵀ.
 ///
-/// x is `[rows, depth]` and W `[columns, depth]`, both of f16; y is `[rows, columns]` of f32, and so are the sums. A row
-/// begins so many values after the last (its matrix's pitch), and what lies between rows is not touched. The pitches of x and
-/// W are multiples of [`GEMM_PITCH_VALUES`]; that of y is any.
+/// x is `[rows, depth]` and W is `[columns, depth]`, both f16. y is `[rows, columns]` in f32 with f32 sums. A
+/// matrix's pitch is the number of values from the start of one row to the next; the values between rows are
+/// not touched. The pitches of x and W are multiples of [`GEMM_PITCH_VALUES`]; that of y is arbitrary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Gemm {
-    /// Rows of x and of y.
+    /// Rows of x and y.
     pub rows: u32,
-    /// Columns of y, which are rows of W.
+    /// Columns of y; rows of W.
     pub columns: u32,
-    /// Columns of x and of W.
+    /// Columns of x and W.
     pub depth: u32,
     /// Values from one row of x to the next.
     pub x_pitch: u32,
@@ -29,13 +29,13 @@ pub struct Gemm {
     pub weights_pitch: u32,
     /// Values from one row of y to the next.
     pub y_pitch: u32,
-    /// Whether it is added to y.
+    /// Whether the product is added to y.
     pub accumulate: bool,
 }
 
 impl Gemm {
-    /// Whether it can be asked of a library: there is something to do, rows do not overlap, pitches are as they must be, and
-    /// nothing is beyond what a library counts in 32 bits with a sign.
+    /// Returns true if a library can compute it: it is not empty, rows do not overlap, pitches are aligned,
+    /// and all sizes fit in a signed 32-bit integer.
     pub fn is_sound(&self) -> bool {
         let Self { rows, columns, depth, x_pitch, weights_pitch, y_pitch, .. } = *self;
         let sizes = [rows, columns, depth, x_pitch, weights_pitch, y_pitch];
@@ -44,7 +44,7 @@ impl Gemm {
             && y_pitch >= columns
     }
 
-    /// Bytes from the first to the last of x, of W and of y.
+    /// Returns the bytes from the first to the last value of x, W and y.
     pub fn extents(&self) -> [u64; 3] {
         let reach = |rows: u32, pitch: u32, width: u32, bytes: u64| {
             let before = u64::from(rows.saturating_sub(1)).saturating_mul(pitch.into());
@@ -61,50 +61,50 @@ impl Gemm {
 /// An entry of a module that is a product.
 #[derive(Clone, Copy, Debug)]
 pub struct GemmEntry {
-    /// Which of the entry's bindings are x, W and y.
+    /// Indices of the bindings of x, W and y.
     pub bindings: [usize; 3],
-    /// The product that a dispatch with these constants is; they are as many as the entry's ABI says.
+    /// Product for these constants. Their number matches the entry's ABI.
     pub product: fn(constants: &[u32]) -> Gemm,
 }
 
-/// A library of products that was found.
+/// A product library found at run time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GemmLibrary {
-    /// Its name: cuBLASLt, rocBLAS.
+    /// Name: cuBLASLt, rocBLAS.
     pub name: String,
     /// Its version.
     pub version: String,
-    /// Memory of the device that it works in, taken when the first module with a product is made, in bytes.
+    /// Device memory for its workspace in bytes, taken when the first module with a product is created.
     pub workspace_bytes: u64,
-    /// Whether it comes before kernels that would do as well, where a product is large enough to be worth it. Else it serves
-    /// where there are no kernels for the device's matrix units.
+    /// Whether it is preferred over suitable kernels for large products. Otherwise it is used only where no
+    /// kernels exist for the device's matrix units.
     pub preferred: bool,
 }
 
-/// Who computes products of many rows where a library was found.
+/// Choice between kernels and a product library for products of many rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum GemmChoice {
-    /// Kernels for the device's matrix units; the library where there are none.
+    /// Kernels for the device's matrix units, or the library if there are none.
     #[default]
     Auto,
-    /// Kernels, always.
+    /// Always kernels.
     Own,
     /// The library.
     Library,
 }
 
 impl GemmChoice {
-    /// What is left of a library that was found.
+    /// Applies the choice to a library that was found.
     pub fn of(self, found: Option<GemmLibrary>) -> Option<GemmLibrary> {
         let preferred = self == GemmChoice::Library;
         found.filter(|_| self != GemmChoice::Own).map(|library| GemmLibrary { preferred, ..library })
     }
 }
 
-/// A word that is no choice.
+/// An invalid choice.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is none of auto, own and library")]
+#[error("{0:?} is not one of auto, own and library")]
 pub struct NoGemmChoice(String);
 
 impl FromStr for GemmChoice {
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_library_could_do_is_not_sound() {
+    fn unsupported_products_are_not_sound() {
         assert!(PLAIN.is_sound());
         assert!(Gemm { y_pitch: 6, accumulate: true, ..PLAIN }.is_sound());
         for bad in [
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_choice_says_what_is_left_of_a_library() {
+    fn a_choice_applies_to_a_found_library() {
         let library = |preferred| GemmLibrary {
             name: "name".into(),
             version: "1".into(),

@@ -1,22 +1,23 @@
-//! The launch call of `Host` kernels: plain functions over raw bindings, run group by group by the CPU backend.
+//! Launch interface of CPU kernels (`Host`): functions over raw bindings that the CPU backend runs group by
+//! group.
 //!
-//! A host kernel is the CPU's counterpart of a GPU kernel: it gets its bindings as raw memory, its constants as words,
-//! and a range of work groups. Several threads run disjoint ranges of the same launch at once, so a binding can only be
-//! handed over as a pointer; the typed views below are where it becomes a slice again.
+//! A CPU kernel is the counterpart of a GPU kernel. It receives its bindings as raw memory, its constants as
+//! words, and a range of work groups. Several threads run disjoint ranges of the same launch concurrently, so
+//! bindings are passed as pointers. The typed views below turn them into slices.
 
 use std::ops::Range;
 
-/// A kernel as the CPU backend runs it: the launch's arguments and the range of linear group indices
-/// (`x + grid.x · (y + grid.y · z)`) to compute now.
+/// A kernel as the CPU backend runs it: the arguments of the launch and the range of linear group indices (`x
+/// + grid.x · (y + grid.y · z)`) to compute.
 ///
 /// # Safety
-/// Callers guarantee what [`Checked`](crate::Checked) and the submission rules establish: the bindings are as many as
-/// the entry's ABI says, each is valid for its bytes and for its access while the call lasts, at least as long as the
-/// ABI's extents for these constants, and 64-byte aligned at the buffer's start; no other work touches what this
-/// launch writes. Implementations write only what belongs to the groups they were given.
+/// Callers guarantee what [`Checked`](crate::Checked) and the submission rules establish: the bindings are as
+/// many as the entry's ABI says; each is valid for its bytes and its access during the call, at least as long
+/// as the ABI's extents for these constants, and 64-byte aligned at the buffer's start; no other work touches
+/// what this launch writes. Implementations write only what belongs to the groups they were given.
 pub type HostFn = unsafe fn(call: &HostCall<'_>, groups: Range<u32>);
 
-/// A binding as a host kernel sees it.
+/// A binding as a CPU kernel sees it.
 #[derive(Clone, Copy, Debug)]
 pub struct HostBinding {
     pointer: *mut u8,
@@ -30,39 +31,39 @@ unsafe impl Send for HostBinding {}
 unsafe impl Sync for HostBinding {}
 
 impl HostBinding {
-    /// A binding of `bytes` bytes at `pointer`. Building one is safe; using it is not.
+    /// Returns a binding of `bytes` bytes at `pointer`. Building one is safe; using it is not.
     pub fn new(pointer: *mut u8, bytes: usize) -> Self {
         Self { pointer, bytes }
     }
 
-    /// First byte.
+    /// Returns a pointer to the first byte.
     pub fn pointer(&self) -> *mut u8 {
         self.pointer
     }
 
-    /// Number of bytes.
+    /// Returns the number of bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 }
 
-/// The arguments of one launch.
+/// Arguments of one launch.
 #[derive(Clone, Copy, Debug)]
 pub struct HostCall<'a> {
     /// Arguments in the ABI's order.
     pub bindings: &'a [HostBinding],
     /// Constants in the ABI's order.
     pub constants: &'a [u32],
-    /// The launch's grid.
+    /// Grid of the launch.
     pub grid: [u32; 3],
 }
 
 impl HostCall<'_> {
-    /// Binding `index` as values of `T`, for reading.
+    /// Returns binding `index` as values of `T` for reading.
     ///
     /// # Safety
-    /// As for [`HostFn`]; `T` is plain data for which any bits are a value, and no thread writes this binding during
-    /// the launch.
+    /// As for [`HostFn`]; `T` is plain data for which any bits are a value, and no thread writes this binding
+    /// during the launch.
     pub unsafe fn read<T>(&self, index: usize) -> &[T] {
         let binding = self.bindings[index];
         debug_assert_eq!(binding.pointer as usize % align_of::<T>(), 0);
@@ -70,14 +71,14 @@ impl HostCall<'_> {
         unsafe { std::slice::from_raw_parts(binding.pointer.cast(), binding.bytes / size_of::<T>()) }
     }
 
-    /// Elements `range` of binding `index` as values of `T`, for writing.
+    /// Returns elements `range` of binding `index` as values of `T` for writing.
     ///
     /// # Panics
     /// If the range lies outside the binding.
     ///
     /// # Safety
-    /// As for [`HostFn`]; `T` is plain data for which any bits are a value, and no other thread touches these elements
-    /// during the launch.
+    /// As for [`HostFn`]; `T` is plain data for which any bits are a value, and no other thread touches these
+    /// elements during the launch.
     #[allow(clippy::mut_from_ref)] // disjointness between groups is the caller's promise
     pub unsafe fn write<T>(&self, index: usize, range: Range<usize>) -> &mut [T] {
         let binding = self.bindings[index];
@@ -90,7 +91,7 @@ impl HostCall<'_> {
         unsafe { std::slice::from_raw_parts_mut(binding.pointer.cast::<T>().add(range.start), range.len()) }
     }
 
-    /// Constant `index` as a float.
+    /// Returns constant `index` as a float.
     pub fn float(&self, index: usize) -> f32 {
         f32::from_bits(self.constants[index])
     }

@@ -1,4 +1,4 @@
-//! Names for things: all of them allotted by the caller, none of them a handle of an API.
+//! IDs of devices, resources, timelines and points. The caller assigns all of them; none is an API handle.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -19,7 +19,7 @@ macro_rules! ids {
 }
 
 ids! {
-    /// An opened device, numbered by whoever opened it.
+    /// An opened device, numbered by its opener.
     DeviceId(u16), "device ";
     /// A device buffer.
     BufferId(u32), "buffer ";
@@ -47,12 +47,12 @@ impl QueueKind {
     /// All queues, in the order of [`QueueKind::index`].
     pub const ALL: [QueueKind; 3] = [QueueKind::Compute, QueueKind::Upload, QueueKind::Download];
 
-    /// Position in [`QueueKind::ALL`].
+    /// Returns the position in [`QueueKind::ALL`].
     pub fn index(self) -> usize {
         self as usize
     }
 
-    /// Lower-case name, as in traces.
+    /// Returns the lower-case name, as in traces.
     pub fn name(self) -> &'static str {
         match self {
             QueueKind::Compute => "compute",
@@ -62,17 +62,17 @@ impl QueueKind {
     }
 }
 
-/// The timeline of one queue of one device.
+/// Timeline of one queue of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct TimelineId {
-    /// Whose timeline.
+    /// Device.
     pub device: DeviceId,
-    /// Which of its queues.
+    /// Queue of the device.
     pub queue: QueueKind,
 }
 
 impl TimelineId {
-    /// The point at `value` on this timeline.
+    /// Returns the point at `value` on this timeline.
     pub fn at(self, value: u64) -> Point {
         Point { timeline: self, value }
     }
@@ -84,12 +84,13 @@ impl fmt::Display for TimelineId {
     }
 }
 
-/// A value on a timeline. It has passed when the timeline's value is at least this one; value 0 has always passed.
+/// A value on a timeline. It has passed when the timeline's value is at least this one. Value 0 has always
+/// passed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Point {
-    /// The timeline.
+    /// Timeline.
     pub timeline: TimelineId,
-    /// The value on it.
+    /// Value on the timeline.
     pub value: u64,
 }
 

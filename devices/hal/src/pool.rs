@@ -1,25 +1,26 @@
-//! A pool of native allocations: what a buffer leaves behind serves the next one of its size.
+//! Pool of native allocations. A new buffer reuses the allocation of a freed one of its size class.
 //!
-//! Requests are rounded up to size classes, so that buffers of nearly the same size can follow each other. What is not in
-//! use stays cached within [`PoolLimits`], and is given up when it has been idle for long or memory runs short.
+//! Requests are rounded up to size classes, so that buffers of similar sizes can reuse each other's memory.
+//! Unused allocations stay cached within [`PoolLimits`]. They are freed after a long idle time or when memory
+//! runs short.
 //!
-//! This module must not know what an allocation is, and reads no clock: whoever calls says what time it is.
+//! Knows nothing about the allocations and reads no clock; the caller passes the time.
 
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// The smallest class.
+/// Smallest class.
 const SMALLEST_BYTES: u64 = 256;
-/// Classes lie at most this far apart.
+/// Largest distance between classes.
 const LARGEST_STEP_BYTES: u64 = 64 << 10;
-/// Classes for each power of two, as far as that is finer.
+/// Classes per power of two, where that is finer.
 const STEPS: u64 = 8;
 
-/// The bytes that a buffer of `bytes` bytes takes: the next size class. Above the smallest class, 256 bytes, there are
-/// eight classes for each power of two, and from 512 KiB on all multiples of 64 KiB; so less than an eighth is wasted.
-/// Nothing takes nothing; sizes beyond 64 bits saturate.
+/// Returns the size class of a buffer of `bytes` bytes. Above the smallest class, 256 bytes, there are eight
+/// classes per power of two; from 512 KiB on, all multiples of 64 KiB. So less than an eighth is wasted. Zero
+/// bytes take zero; sizes beyond 64 bits saturate.
 pub fn class_bytes(bytes: u64) -> u64 {
     match bytes {
         0 => 0,
@@ -32,14 +33,15 @@ pub fn class_bytes(bytes: u64) -> u64 {
     }
 }
 
-/// What a pool may keep that is not in use.
+/// Limits of a pool's unused allocations.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolLimits {
-    /// Most bytes that lie cached. 256 MiB by default; with 0 nothing is kept.
+    /// Most cached bytes. 256 MiB by default; 0 disables caching.
     pub max_pool_bytes: u64,
-    /// Most allocations that lie cached. 64 by default.
+    /// Most cached allocations. 64 by default.
     pub max_cached_buffers: usize,
-    /// How long an allocation may lie idle; older ones go at the next call. 30 seconds by default.
+    /// Longest idle time of a cached allocation. Older ones are freed at the next call. 30 seconds by
+    /// default.
     pub cleanup_interval: Duration,
 }
 
@@ -49,28 +51,28 @@ impl Default for PoolLimits {
     }
 }
 
-/// What a device's pool holds and has done. Bytes count whole size classes.
+/// Contents and counters of a device's pool. Bytes count whole size classes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PoolStats {
-    /// Allocations that are buffers now.
+    /// Allocations in use.
     pub in_use_buffers: u64,
-    /// Their bytes.
+    /// Bytes of the allocations in use.
     pub in_use_bytes: u64,
-    /// Allocations that wait for a next use.
+    /// Cached allocations.
     pub cached_buffers: u64,
-    /// Their bytes.
+    /// Bytes of the cached allocations.
     pub cached_bytes: u64,
-    /// Most bytes that were ever held, in use and cached together.
+    /// Peak of all bytes held, in use and cached together.
     pub peak_bytes: u64,
-    /// Buffers that got a cached allocation.
+    /// Buffers that reused a cached allocation.
     pub hits: u64,
-    /// Buffers that needed a new one.
+    /// Buffers that needed a new allocation.
     pub misses: u64,
-    /// Cached allocations that were given up: idle for too long, one too many, or in the way of a new one.
+    /// Cached allocations that were freed: idle too long, over the limit, or to make room.
     pub trimmed: u64,
 }
 
-/// An allocation that waits for its next use.
+/// A cached allocation.
 #[derive(Debug)]
 struct Cached<T> {
     native: T,
@@ -78,42 +80,42 @@ struct Cached<T> {
     since_ns: u64,
 }
 
-/// Native allocations of one kind of memory. Dropping a `T` gives it back to the system.
+/// Native allocations of one kind of memory. Dropping a `T` frees it.
 #[derive(Debug)]
 pub struct Pool<T> {
     limits: PoolLimits,
     budget_bytes: u64,
     largest_bytes: u64,
-    /// The one that has been idle for longest comes first.
+    /// Ordered by idle time, longest first.
     cached: VecDeque<Cached<T>>,
     stats: PoolStats,
 }
 
 impl<T> Pool<T> {
-    /// An empty pool that holds at most `budget_bytes` bytes, in use and cached together, in allocations of at most
-    /// `largest_bytes`.
+    /// Returns an empty pool that holds at most `budget_bytes` bytes, in use and cached together, in
+    /// allocations of at most `largest_bytes`.
     pub fn new(limits: PoolLimits, budget_bytes: u64, largest_bytes: u64) -> Self {
         let (cached, stats) = (VecDeque::new(), PoolStats::default());
         Self { limits, budget_bytes, largest_bytes, cached, stats }
     }
 
-    /// What it holds and has done.
+    /// Returns the contents and counters.
     pub fn stats(&self) -> PoolStats {
         self.stats
     }
 
-    /// What buffers may still take of the budget. What lies cached makes room for them.
+    /// Returns the rest of the budget for buffers. Cached allocations count as free.
     pub fn free_bytes(&self) -> u64 {
         self.budget_bytes.saturating_sub(self.stats.in_use_bytes)
     }
 
-    /// An allocation for a buffer of `bytes` bytes: a cached one, else what `allocate` makes when told its size, which is
-    /// that of the class unless the budget or the largest allocation cuts it short. If memory runs out, all that is cached
-    /// goes and `allocate` is asked once more.
+    /// Returns an allocation for a buffer of `bytes` bytes: a cached one, or a new one from `allocate`. A new
+    /// one has the size of its class unless the budget or the largest allocation limits it. If memory runs
+    /// out, frees the cache and calls `allocate` once more.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] for the bytes asked for, if the budget or the system does not have them; whatever else
-    /// `allocate` says.
+    /// [`Error::OutOfMemory`] with the requested bytes if the budget or the system lacks them; other errors
+    /// of `allocate`.
     pub fn acquire(
         &mut self,
         bytes: u64,
@@ -145,7 +147,8 @@ impl<T> Pool<T> {
         Ok(native)
     }
 
-    /// A cached allocation of this class, if there is one. The one that was in use last, since its pages are warm.
+    /// Takes a cached allocation of this class, if there is one. Prefers the most recently used, whose pages
+    /// are warm.
     pub fn take(&mut self, bytes: u64, now_ns: u64) -> Option<T> {
         self.trim(now_ns);
         let size = class_bytes(bytes);
@@ -157,10 +160,11 @@ impl<T> Pool<T> {
         Some(cached.native)
     }
 
-    /// Takes back an allocation of `bytes` bytes (its own size, not that of the buffer), and keeps it if it may.
+    /// Takes back an allocation of `bytes` bytes (its own size, not that of the buffer), and caches it within
+    /// the limits.
     pub fn put(&mut self, native: T, bytes: u64, now_ns: u64) {
         self.forget(bytes);
-        // One whose size was cut short would serve no class.
+        // A truncated allocation fits no class.
         if bytes == class_bytes(bytes) && bytes <= self.limits.max_pool_bytes {
             self.cached.push_back(Cached { native, bytes, since_ns: now_ns });
             self.count_cached();
@@ -169,13 +173,13 @@ impl<T> Pool<T> {
         self.trim(now_ns);
     }
 
-    /// An allocation of `bytes` bytes is no buffer any more, and does not come back.
+    /// Removes an allocation of `bytes` bytes that will not come back.
     pub fn forget(&mut self, bytes: u64) {
         self.stats.in_use_buffers = self.stats.in_use_buffers.saturating_sub(1);
         self.stats.in_use_bytes = self.stats.in_use_bytes.saturating_sub(bytes);
     }
 
-    /// Gives up what has been idle for longer than the limits say.
+    /// Frees allocations that have been idle for longer than the limit.
     pub fn trim(&mut self, now_ns: u64) {
         let interval = self.limits.cleanup_interval.as_nanos();
         let idle = |cached: &&Cached<T>| u128::from(now_ns.saturating_sub(cached.since_ns)) > interval;
@@ -183,14 +187,14 @@ impl<T> Pool<T> {
         self.keep_at_most(self.cached.len() - stale, u64::MAX);
     }
 
-    /// Gives up all that is cached, and returns its bytes.
+    /// Frees all cached allocations and returns their bytes.
     pub fn drain(&mut self) -> u64 {
         let bytes = self.stats.cached_bytes;
         self.keep_at_most(0, 0);
         bytes
     }
 
-    /// Gives up cached allocations, those first that have been idle for longest, until no more than this is left.
+    /// Frees the cached allocations that have been idle longest, until at most this much is left.
     fn keep_at_most(&mut self, buffers: usize, bytes: u64) {
         while self.cached.len() > buffers || self.stats.cached_bytes > bytes {
             self.cached.pop_front();
@@ -224,7 +228,7 @@ mod tests {
 
     const SECOND_NS: u64 = 1_000_000_000;
 
-    /// A made-up system with so much memory; an allocation gives its bytes back when it is dropped.
+    /// A simulated system with limited memory. Dropping an allocation frees its bytes.
     #[derive(Clone)]
     struct System {
         free_bytes: Rc<Cell<u64>>,
@@ -311,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_put_back_serves_the_next_of_its_class() {
+    fn a_freed_allocation_is_reused_within_its_class() {
         let mut b = Bench::new(PoolLimits::default(), 1 << 20, 1 << 20);
         let first = b.acquire(1000, 0).unwrap();
         assert_eq!(first.bytes, 1024);
@@ -333,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_bound_what_lies_idle() {
+    fn limits_bound_the_cache() {
         let limits = PoolLimits { max_pool_bytes: 2048, max_cached_buffers: 3, ..PoolLimits::default() };
         let mut b = Bench::new(limits, 1 << 20, 1 << 20);
         let blocks: Vec<_> = [512, 512, 512, 1024].map(|bytes| b.acquire(bytes, 0).unwrap()).into();
@@ -356,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn idle_allocations_go_after_the_interval() {
+    fn idle_allocations_are_freed_after_the_interval() {
         let limits = PoolLimits { cleanup_interval: Duration::from_secs(10), ..PoolLimits::default() };
         let mut b = Bench::new(limits, 1 << 20, 1 << 20);
         let (early, late) = (b.acquire(300, 0).unwrap(), b.acquire(600, 0).unwrap());
@@ -372,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn running_out_drains_the_pool_and_tries_once_more() {
+    fn running_out_of_memory_drains_the_cache_and_retries_once() {
         let mut b = Bench::new(PoolLimits::default(), u64::MAX, 4096);
         let blocks: Vec<_> = (0..4).map(|_| b.acquire(1024, 0).unwrap()).collect();
         blocks.into_iter().for_each(|block| b.put(block, 1));
@@ -382,12 +386,16 @@ mod tests {
         let same = b.acquire(2047, 3).unwrap();
         assert_eq!((same.bytes, b.system.asked.get()), (2048, 7), "of the same class");
         let refused = b.acquire(1000, 3).map(|block| block.bytes);
-        assert_eq!(refused, Err(Error::OutOfMemory { wanted: 1000, free: Some(0) }), "told in bytes wanted");
-        assert_eq!(b.system.asked.get(), 8, "with nothing cached there is nothing to try again for");
+        assert_eq!(
+            refused,
+            Err(Error::OutOfMemory { wanted: 1000, free: Some(0) }),
+            "reports the requested bytes"
+        );
+        assert_eq!(b.system.asked.get(), 8, "no retry with an empty cache");
     }
 
     #[test]
-    fn a_budget_counts_what_lies_cached_and_cuts_classes_short() {
+    fn a_budget_includes_the_cache_and_truncates_classes() {
         let mut b = Bench::new(PoolLimits::default(), 3000, 1 << 20);
         let first = b.acquire(2048, 0).unwrap();
         assert_eq!(b.pool.free_bytes(), 952);

@@ -1,8 +1,8 @@
-//! Host memory that several devices and the host reach: page-aligned, shared, and leased by range.
+//! Host memory that is shared by devices and the host: page-aligned and leased by range.
 //!
-//! Devices copy into and out of regions at times that the compiler cannot see. Each use of bytes therefore takes a
-//! lease for its range, and two leases overlap only if both read: a scheduling mistake becomes an error with a range in
-//! it instead of corrupted data.
+//! Devices copy into and out of regions at times that the compiler cannot see. Each use therefore takes a
+//! lease of its range, and two leases may overlap only if both read. A scheduling mistake becomes an error
+//! that names the range instead of corrupted data.
 
 use crate::error::{Error, Result};
 use std::alloc::{Layout, alloc_zeroed, dealloc};
@@ -40,7 +40,7 @@ impl HostRegion {
     /// Allocates a region.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for zero bytes, [`Error::OutOfMemory`] if the host has no such block.
+    /// [`Error::Invalid`] for zero bytes, [`Error::OutOfMemory`] if the host cannot allocate the block.
     pub fn new(bytes: usize) -> Result<Self> {
         if bytes == 0 {
             return Err(Error::invalid("a host region of zero bytes"));
@@ -57,7 +57,8 @@ impl HostRegion {
         self.layout.size()
     }
 
-    /// The first byte, for drivers that pin or map the memory. Access through it is bound by the leases as well.
+    /// Returns a pointer to the first byte, for drivers that pin or map the memory. The leases apply to this
+    /// access as well.
     pub fn as_ptr(&self) -> *mut u8 {
         self.pointer.as_ptr()
     }
@@ -65,7 +66,7 @@ impl HostRegion {
     /// Leases a range for reading.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the range is outside the region or somebody writes in it.
+    /// [`Error::Invalid`] if the range is outside the region or overlaps a write lease.
     pub fn read(&self, range: Range<usize>) -> Result<Lease<'_>> {
         self.hold(range.clone(), false)?;
         Ok(Lease { region: self, range })
@@ -74,13 +75,14 @@ impl HostRegion {
     /// Leases a range for writing.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the range is outside the region or somebody uses any of it.
+    /// [`Error::Invalid`] if the range is outside the region or overlaps another lease.
     pub fn write(&self, range: Range<usize>) -> Result<LeaseMut<'_>> {
         self.hold(range.clone(), true)?;
         Ok(LeaseMut { region: self, range })
     }
 
-    /// Leases a range without a borrow, for a device that copies by itself: the lease lasts as long as what is returned.
+    /// Leases a range without a borrow, for a device that copies asynchronously. The lease lasts as long as
+    /// the returned value.
     ///
     /// # Errors
     /// As for [`HostRegion::write`] or [`HostRegion::read`].
@@ -137,7 +139,7 @@ pub struct Lease<'a> {
 }
 
 impl Lease<'_> {
-    /// The bytes as 32-bit floats, as the host stores them; `None` if the lease does not begin or end between two.
+    /// Returns the bytes as 32-bit floats in the host's byte order, or `None` if the lease splits one.
     pub fn floats(&self) -> Option<&[f32]> {
         // SAFETY: any bits are a float.
         match unsafe { self.align_to::<f32>() } {
@@ -193,7 +195,7 @@ impl Drop for LeaseMut<'_> {
     }
 }
 
-/// A lease of a device's own. The bytes are reached through [`HostRegion::as_ptr`].
+/// A lease held by a device. It reaches the bytes through [`HostRegion::as_ptr`].
 #[derive(Debug)]
 pub struct Reservation {
     region: Arc<HostRegion>,
@@ -221,14 +223,14 @@ mod tests {
     }
 
     #[test]
-    fn what_one_lease_writes_the_next_reads() {
+    fn a_write_is_visible_to_the_next_lease() {
         let region = HostRegion::new(64).unwrap();
         region.write(8..12).unwrap().copy_from_slice(&[1, 2, 3, 4]);
         assert_eq!(region.read(7..13).unwrap()[..], [0, 1, 2, 3, 4, 0]);
     }
 
     #[test]
-    fn a_lease_of_whole_floats_is_floats() {
+    fn an_aligned_lease_is_read_as_floats() {
         let region = HostRegion::new(64).unwrap();
         region
             .write(8..16)
@@ -241,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn leases_overlap_only_to_read() {
+    fn only_read_leases_overlap() {
         let region = HostRegion::new(64).unwrap();
         let writer = region.write(16..32).unwrap();
         assert!(matches!(region.read(31..40), Err(Error::Invalid { .. })));
@@ -257,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reservation_is_a_lease() {
+    fn reservations_are_leases() {
         let region = Arc::new(HostRegion::new(64).unwrap());
         let reads = region.reserve(0..16, false).unwrap();
         assert!(region.read(0..64).is_ok() && region.write(15..16).is_err());
@@ -268,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn leases_stay_inside() {
+    fn leases_stay_inside_their_region() {
         let region = HostRegion::new(64).unwrap();
         assert!(region.read(0..65).is_err());
         assert!(region.write(60..usize::MAX).is_err());

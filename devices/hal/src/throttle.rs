@@ -1,29 +1,29 @@
-//! Throttles: a device that computes for a share of the time, and one whose downloads reach other devices late. They make a
-//! mixed machine of equal devices.
+//! Throttles: a device that computes for part of the time, or whose downloads reach other devices late. They
+//! emulate a mixed machine with equal devices.
 //!
-//! A throttled device works as ever. Its timelines report the work later: see [`Faulty`]. This module must not know what the
-//! work is.
+//! The throttled device itself is unchanged. Its timelines report the work later: see [`Faulty`]. Knows
+//! nothing about the work.
 
 use crate::backend::Device;
 use crate::error::Result;
 use crate::faults::{Faults, Faulty};
 use std::time::{Duration, Instant};
 
-/// How a device is throttled. Not at all by default.
+/// Throttle of a device. Disabled by default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Throttle {
-    /// Share of the time in which the compute queue works, in percent: 1 to 100. It rests after each submission.
+    /// Duty cycle of the compute queue in percent: 1 to 100. The queue rests after each submission.
     pub duty_percent: Option<u32>,
-    /// Bytes per second of the link on which its downloads reach other devices, at least 1. The device itself does not wait
-    /// for the link.
+    /// Bandwidth in bytes per second, at least 1, with which downloads reach other devices. The device itself
+    /// does not wait for the link.
     pub link_bytes_per_s: Option<u64>,
 }
 
 impl Throttle {
-    /// Puts the throttle above a device; none if there is nothing to throttle.
+    /// Wraps a device in the throttle. Returns the device itself if the throttle is disabled.
     ///
     /// # Errors
-    /// If the system gives no thread.
+    /// If the system cannot start a thread.
     pub fn over(self, device: Box<dyn Device>) -> Result<Box<dyn Device>> {
         if self == Self::default() {
             return Ok(device);
@@ -32,13 +32,13 @@ impl Throttle {
     }
 }
 
-/// When throttled work is over.
+/// Completion times of throttled work.
 #[derive(Debug)]
 pub(crate) struct Pace {
     throttle: Throttle,
-    /// Rest that is due, less the rest beyond what was due: systems let threads sleep longer than they ask for.
+    /// Rest owed minus excess rest so far. Systems let threads sleep longer than requested.
     due_ns: i64,
-    /// When the link has carried all that it was given.
+    /// Time at which the link has carried everything so far.
     free: Option<Instant>,
 }
 
@@ -47,7 +47,7 @@ impl Pace {
         Self { throttle, due_ns: 0, free: None }
     }
 
-    /// How long to rest after work of this length.
+    /// Returns how long to rest after work of this length.
     pub(crate) fn rest(&mut self, worked: Duration) -> Duration {
         let percent = i64::from(self.throttle.duty_percent.unwrap_or(100).clamp(1, 100));
         let worked_ns = i64::try_from(worked.as_nanos()).unwrap_or(i64::MAX).min(i64::MAX / 100);
@@ -55,12 +55,13 @@ impl Pace {
         Duration::from_nanos(u64::try_from(self.due_ns).unwrap_or(0))
     }
 
-    /// The device has rested.
+    /// Records a completed rest.
     pub(crate) fn rested(&mut self, rest: Duration) {
         self.due_ns = self.due_ns.saturating_sub(i64::try_from(rest.as_nanos()).unwrap_or(i64::MAX));
     }
 
-    /// When bytes that may start now have passed the link: one transfer after the other. `None` is too far away to count.
+    /// Returns when bytes that can start now have passed the link, which carries one transfer at a time.
+    /// `None` means too far in the future to represent.
     pub(crate) fn passed(&mut self, now: Instant, bytes: u64) -> Option<Instant> {
         let rate = self.throttle.link_bytes_per_s.unwrap_or(u64::MAX).max(1);
         let start = self.free.map_or(now, |free| free.max(now));
@@ -76,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rest_and_work_keep_their_shares() {
+    fn work_and_rest_keep_the_duty_cycle() {
         let pace = |percent| Pace::new(Throttle { duty_percent: Some(percent), link_bytes_per_s: None });
         let ns = Duration::from_nanos;
         let mut quarter = pace(25);

@@ -1,4 +1,4 @@
-//! The host's mirror of a queue's progress: a monotonic value that threads can wait for and subscribe to.
+//! Host mirror of a queue's progress: a monotonic value that threads can wait for and subscribe to.
 //!
 //! A backend advances the mirror on its own threads. Other devices import the mirror and wait for its points.
 
@@ -8,12 +8,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How far a timeline has come.
+/// Progress of a timeline.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Progress {
     /// All points up to this value have passed.
     pub value: u64,
-    /// The first failure; no later point will pass.
+    /// First failure. No later point will pass.
     pub failure: Option<Error>,
 }
 
@@ -24,7 +24,7 @@ struct State {
     subscribers: Vec<Subscriber>,
 }
 
-/// A monotonic counter of finished work, with the error that ended it if one did.
+/// A monotonic counter of finished work, with the error that ended it, if any.
 pub struct Timeline {
     id: TimelineId,
     value: AtomicU64,
@@ -39,7 +39,7 @@ impl std::fmt::Debug for Timeline {
 }
 
 impl Timeline {
-    /// A timeline at value 0.
+    /// Returns a timeline at value 0.
     pub fn new(id: TimelineId) -> Arc<Self> {
         Arc::new(Self {
             id,
@@ -49,23 +49,23 @@ impl Timeline {
         })
     }
 
-    /// Whose timeline this is.
+    /// Returns the ID.
     pub fn id(&self) -> TimelineId {
         self.id
     }
 
-    /// All points up to this value have passed.
+    /// Returns the value up to which all points have passed.
     pub fn value(&self) -> u64 {
         self.value.load(Ordering::Acquire)
     }
 
-    /// The error that ended the timeline.
+    /// Returns the error that ended the timeline.
     pub fn failure(&self) -> Option<Error> {
         self.lock().failure.clone()
     }
 
-    /// Moves the timeline to `value` and tells waiters and subscribers. A value that is not larger changes nothing, and
-    /// so does any value after a failure.
+    /// Advances the timeline to `value` and notifies waiters and subscribers. A smaller or equal value
+    /// changes nothing, nor does any value after a failure.
     pub fn advance(&self, value: u64) {
         let state = self.lock();
         if state.failure.is_none() && value > self.value.load(Ordering::Relaxed) {
@@ -74,7 +74,7 @@ impl Timeline {
         }
     }
 
-    /// Ends the timeline: points that have not passed never will. Only the first error counts.
+    /// Fails the timeline: points that have not passed never will. Only the first error counts.
     pub fn fail(&self, error: Error) {
         let mut state = self.lock();
         if state.failure.is_none() {
@@ -83,19 +83,19 @@ impl Timeline {
         }
     }
 
-    /// Calls `subscriber` now and at each later change, on the thread that makes the change: a thread of the backend, or
-    /// the one that submits. It must be quick, must not block (a full mailbox that this same thread empties would never
-    /// empty) and must not call back into the timeline.
+    /// Calls `subscriber` now and at each later change, on the thread that makes the change (a thread of the
+    /// backend or the submitting thread). It must be quick, must not block (waiting for room in a mailbox
+    /// that this same thread empties would deadlock) and must not call back into the timeline.
     pub fn subscribe(&self, subscriber: impl Fn(&Progress) + Send + 'static) {
         let mut state = self.lock();
         subscriber(&Progress { value: self.value(), failure: state.failure.clone() });
         state.subscribers.push(Box::new(subscriber));
     }
 
-    /// Blocks until `value` has passed or, if `timeout` is given, that long. `Ok(false)` means that time ran out.
+    /// Blocks until `value` has passed or `timeout` has elapsed. Returns `Ok(false)` on timeout.
     ///
     /// # Errors
-    /// [`Error::Poisoned`] if the timeline failed before it got there.
+    /// [`Error::Poisoned`] if the timeline failed before reaching the value.
     pub fn wait(&self, value: u64, timeout: Option<Duration>) -> Result<bool> {
         if self.value() >= value {
             return Ok(true);
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn it_only_moves_forward() {
+    fn a_timeline_only_moves_forward() {
         let timeline = Timeline::new(ID);
         assert_eq!(timeline.value(), 0);
         assert_eq!(timeline.wait(0, None), Ok(true));
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_ends_it_and_the_first_one_counts() {
+    fn the_first_failure_ends_a_timeline() {
         let timeline = Timeline::new(ID);
         timeline.advance(2);
         timeline.fail(lost());
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn subscribers_hear_the_present_and_every_change() {
+    fn subscribers_receive_the_current_state_and_every_change() {
         let timeline = Timeline::new(ID);
         timeline.advance(1);
         let heard = Arc::new(Mutex::new(Vec::new()));
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn many_threads_wait_for_their_own_points() {
+    fn threads_wait_for_their_own_points() {
         let timeline = Timeline::new(ID);
         let passed = AtomicUsize::new(0);
         thread::scope(|scope| {
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_wakes_all_who_wait() {
+    fn a_failure_wakes_all_waiters() {
         let timeline = Timeline::new(ID);
         thread::scope(|scope| {
             let waits: Vec<_> = (1..=4u64)

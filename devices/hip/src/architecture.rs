@@ -1,29 +1,32 @@
-//! What AMD's architectures can do, by their names.
+//! Features of AMD's architectures, by name.
 //!
-//! After the processors that LLVM lists for AMD GPUs (`AMDGPUUsage`) and the ISA documents. This module must not know HIP.
+//! Based on LLVM's list of AMD GPU processors (`AMDGPUUsage`) and the ISA documents. Knows nothing about HIP.
 
 use ragtag_hal::{Feature, Features};
 
-/// The oldest architecture: what comes before it is not supported by the compilers of HIP 5 and newer.
+/// Oldest supported architecture. The compilers of HIP 5 and newer do not support older ones.
 const OLDEST: u32 = 0x900;
 
 /// An architecture.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Architecture {
-    /// With its settings, as in `gfx90a:sramecc+:xnack-`: what code is compiled for.
+    /// Name with settings, such as `gfx90a:sramecc+:xnack-`: the compilation target.
     pub(crate) target: String,
-    /// Major version, minor version and stepping, a digit each for the last two: 0x90a.
+    /// Major version, then one digit each for minor version and stepping: 0x90a.
     number: u32,
 }
 
 impl Architecture {
+    /// Parses an architecture name.
+    ///
     /// # Errors
-    /// Why kernels cannot be compiled for it, in words.
+    /// Text that says why kernels cannot be compiled for it.
     pub(crate) fn of(target: &str) -> Result<Self, String> {
         let name = target.split(':').next().unwrap_or_default();
-        let number = name.strip_prefix("gfx").and_then(number).ok_or_else(|| {
-            format!("its architecture is {name:?}, which is not named like one of AMD's (gfx900 …)")
-        })?;
+        let number = name
+            .strip_prefix("gfx")
+            .and_then(number)
+            .ok_or_else(|| format!("its architecture {name:?} has no valid AMD name (gfx900 …)"))?;
         if number < OLDEST {
             return Err(format!(
                 "its architecture {name} is older than gfx900, the oldest that is supported"
@@ -32,7 +35,7 @@ impl Architecture {
         Ok(Self { target: target.into(), number })
     }
 
-    /// The features that kernel variants may ask for; waves as the driver says.
+    /// Returns the features for kernel variants. The driver reports the wave size.
     pub(crate) fn features(&self, wave_items: u32) -> Features {
         [
             (true, Feature::Fp16),
@@ -47,7 +50,7 @@ impl Architecture {
         .collect()
     }
 
-    /// Without the settings, as in `gfx90a`.
+    /// Returns the name without settings, such as `gfx90a`.
     pub(crate) fn name(&self) -> &str {
         self.target.split(':').next().unwrap_or_default()
     }
@@ -56,7 +59,8 @@ impl Architecture {
         self.number >> 8
     }
 
-    /// Products of four signed bytes in one instruction: from Vega 20 on, but for the first RDNA and some integrated GPUs.
+    /// Returns true if dot products of four signed bytes are one instruction: from Vega 20 on, except the
+    /// first RDNA and some integrated GPUs.
     fn integer_dot(&self) -> bool {
         match self.major() {
             0x9 => matches!(self.number, 0x906 | 0x908 | 0x90a) || self.number >= 0x940,
@@ -65,18 +69,19 @@ impl Architecture {
         }
     }
 
-    /// Matrix instructions of RDNA 3 and 4. Those of gfx125x have other shapes.
+    /// Returns true if it has the matrix instructions of RDNA 3 and 4. Those of gfx125x have other shapes.
     fn wmma(&self) -> bool {
         matches!(self.number, 0x1100..=0x124f)
     }
 
-    /// Matrix instructions of CDNA.
+    /// Returns true if it has the matrix instructions of CDNA.
     fn mfma(&self) -> bool {
         matches!(self.number, 0x908 | 0x90a | 0x940..=0x9ff)
     }
 }
 
-/// `90a` as 0x90a, `1100` as 0x1100: major in decimal digits, then one digit each for minor and stepping.
+/// Parses `90a` to 0x90a and `1100` to 0x1100: a decimal major version, then one digit each for minor version
+/// and stepping.
 fn number(digits: &str) -> Option<u32> {
     let major = digits.get(..digits.len().checked_sub(2)?)?;
     let plain = !major.is_empty() && digits.len() <= 4 && major.bytes().all(|digit| digit.is_ascii_digit());
@@ -101,19 +106,19 @@ mod tests {
     ];
 
     #[test]
-    fn matrix_instructions_are_where_the_documents_have_them() {
+    fn matrix_instructions_match_the_documents() {
         assert_eq!(those(Feature::Mfma, ALL), ["gfx908", "gfx90a", "gfx942", "gfx950"]);
         assert_eq!(those(Feature::Wmma, ALL), ["gfx1100", "gfx1151", "gfx1201"]);
     }
 
     #[test]
-    fn dot_products_are_where_the_documents_have_them() {
+    fn dot_products_match_the_documents() {
         let without: Vec<_> = ALL.iter().filter(|target| !has(target, Feature::IntegerDot)).collect();
         assert_eq!(without, [&"gfx900", &"gfx902", &"gfx90c", &"gfx1010"]);
     }
 
     #[test]
-    fn waves_are_as_the_driver_says() {
+    fn the_driver_reports_the_wave_size() {
         let architecture = Architecture::of("gfx90a:sramecc+:xnack-").unwrap();
         assert_eq!(architecture.target, "gfx90a:sramecc+:xnack-");
         assert!(architecture.features(64).contains(&Feature::Wave64));
@@ -126,7 +131,7 @@ mod tests {
             assert!(Architecture::of(name).is_err_and(|why| why.contains(name) && why.contains("older")));
         }
         for name in ["", "gfx", "gfx9", "sm_90", "gfxabc", "gfx-90", "gfx12345", "gfxx00"] {
-            assert!(Architecture::of(name).is_err_and(|why| why.contains("not named like")), "{name}");
+            assert!(Architecture::of(name).is_err_and(|why| why.contains("no valid AMD name")), "{name}");
         }
     }
 }

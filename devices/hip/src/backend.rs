@@ -1,6 +1,6 @@
-//! HIP's devices as adapters, and how they are opened.
+//! The HIP backend: reports devices as adapters and opens them.
 //!
-//! This module must not know how a device works.
+//! Does not know how a device works.
 
 use crate::driver::HipDriver;
 use crate::probe::{Found, probe};
@@ -12,23 +12,23 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// The backend's name.
+/// Backend name.
 const NAME: &str = "hip";
 
-/// What can be said about HIP devices as a whole.
+/// Configuration of the HIP backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HipConfig {
-    /// The folder that compiled programs are kept in; without it every text is compiled anew.
+    /// Folder for compiled programs. Without it every source is compiled again.
     pub cache_folder: Option<PathBuf>,
-    /// The program, with its arguments, that is started for each text to be compiled and calls
-    /// [`compile_child`](crate::compile_child). Empty: texts are compiled in this process, and end it where the compiler
-    /// does not know the architecture.
+    /// Command that compiles a source in a child process, which calls
+    /// [`compile_child`](crate::compile_child). If empty, sources are compiled in this process, which aborts
+    /// if the compiler does not know the architecture.
     pub compiler: Vec<OsString>,
 }
 
 impl Default for HipConfig {
-    /// Programs are kept in `hip` in the folder that `RAGTAG_CACHE_DIR` names, else in `ragtag/hip` in the user's folder for
-    /// caches. They are compiled in this process.
+    /// Returns the default configuration. Programs are cached in `hip` within `RAGTAG_CACHE_DIR`, or in
+    /// `ragtag/hip` within the user's cache folder. They are compiled in this process.
     fn default() -> Self {
         Self { cache_folder: default_folder(NAME), compiler: Vec::new() }
     }
@@ -41,7 +41,7 @@ pub struct HipBackend {
 }
 
 impl HipBackend {
-    /// A backend with this configuration.
+    /// Creates a backend with this configuration.
     pub fn new(config: HipConfig) -> Self {
         Self { config, pins: Arc::default() }
     }
@@ -70,7 +70,7 @@ impl Backend for HipBackend {
     }
 
     fn open(&self, adapters: &[(Adapter, DeviceId)], limits: &Limits) -> Result<Vec<Box<dyn Device>>> {
-        // What was chosen of what the first probe found is in the adapters.
+        // The adapters already contain the choice of library from the first probe.
         let present = probe(NAME, false)?;
         Found::open_each(&present, adapters, |found, adapter, id| self.device(found, adapter, id, limits))
     }

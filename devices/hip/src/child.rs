@@ -1,7 +1,8 @@
-//! The compiler in a process of its own, since it can end the process that it runs in.
+//! Compilation in a child process, because the compiler may abort its process.
 //!
-//! A program starts itself, or another one, so that [`compile_child`] runs in it. The request goes to its standard input,
-//! the answer comes from its standard output, behind whatever a library may print. This module must not know the cache.
+//! A program starts itself or another program, which calls [`compile_child`]. The request goes to its
+//! standard input. The answer comes from its standard output, after anything that libraries print. Knows
+//! nothing about the cache.
 
 use crate::api::{Code, Compiler};
 use ragtag_hal::{Error, Result, exit_in_words};
@@ -9,16 +10,16 @@ use std::ffi::OsString;
 use std::io::{self, Read, Write};
 use std::process::{Child, Command, Output, Stdio};
 
-/// What stands before an answer.
+/// Marker before an answer.
 const MARK: &[u8] = b"\nragtag: compiled\n";
 /// Most bytes of a request.
 const MAX_REQUEST_BYTES: u64 = 64 << 20;
-/// Most bytes of what a process that crashed said last.
+/// Most bytes of a crashed process's output that are quoted.
 const MAX_LAST_WORDS: usize = 2000;
 
-/// What is to be compiled, with what.
+/// A source to compile, with compiler and options.
 pub(crate) struct Request<'a> {
-    /// The name that the compiler's library was found by.
+    /// Name under which the compiler library was found.
     pub(crate) library: &'a str,
     pub(crate) options: &'a [String],
     pub(crate) text: &'a str,
@@ -27,10 +28,10 @@ pub(crate) struct Request<'a> {
 /// Compiles in a process that this command starts.
 ///
 /// # Errors
-/// [`Error::Compile`] with the log, or with what became of the process.
+/// [`Error::Compile`] with the log, or with the exit status of the process.
 pub(crate) fn compile(command: &[OsString], request: &Request<'_>) -> Result<Code> {
     let (program, arguments) =
-        command.split_first().ok_or_else(|| Error::invalid("a command without a program"))?;
+        command.split_first().ok_or_else(|| Error::invalid("the compiler command is empty"))?;
     let child = Command::new(program)
         .args(arguments)
         .stdin(Stdio::piped())
@@ -38,29 +39,29 @@ pub(crate) fn compile(command: &[OsString], request: &Request<'_>) -> Result<Cod
         .stderr(Stdio::piped())
         .spawn();
     let said = |error: io::Error| Error::Compile {
-        log: format!("the compiler's process, {}, does not work: {error}", program.display()),
+        log: format!("cannot run the compiler process {}: {error}", program.display()),
     };
     let output = child.and_then(|child| converse(child, request)).map_err(said)?;
     answer(&output.stdout).unwrap_or_else(|| Err(Error::Compile { log: no_answer(&output) }))
 }
 
-/// Asks, and waits for all that the process says.
+/// Sends the request and collects the output.
 fn converse(mut child: Child, request: &Request<'_>) -> io::Result<Output> {
     if let Some(mut input) = child.stdin.take() {
-        // A process that ends before it has read everything says why.
+        // A process that exits before it has read the request reports the reason.
         let _ = input.write_all(&encoded(request));
     }
     child.wait_with_output()
 }
 
-/// Each part behind its length: the library, the text, the options.
+/// Encodes library, source and options, each preceded by its length.
 fn encoded(request: &Request<'_>) -> Vec<u8> {
     let parts = [request.library, request.text].into_iter().chain(request.options.iter().map(String::as_str));
     let part = |part: &str| [&(part.len() as u64).to_le_bytes(), part.as_bytes()].concat();
     parts.flat_map(part).collect()
 }
 
-/// The parts of a request; `None` if it is not whole.
+/// Decodes the parts of a request. Returns `None` if it is incomplete.
 fn decoded(mut request: &[u8]) -> Option<Vec<String>> {
     let mut parts = Vec::new();
     while !request.is_empty() {
@@ -71,13 +72,13 @@ fn decoded(mut request: &[u8]) -> Option<Vec<String>> {
     Some(parts)
 }
 
-/// A part behind its length, and what follows.
+/// Splits off a part that is preceded by its length.
 fn split(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let (length, rest) = bytes.split_first_chunk::<8>()?;
     rest.split_at_checked(usize::try_from(u64::from_le_bytes(*length)).ok()?)
 }
 
-/// What the process answered: code, or why there is none. `None` if it did not get so far.
+/// Returns the answer: code, or the error. `None` if the process gave none.
 fn answer(said: &[u8]) -> Option<Result<Code>> {
     let at = said.windows(MARK.len()).position(|window| window == MARK)?;
     let (kind, rest) = said[at + MARK.len()..].split_first()?;
@@ -88,21 +89,21 @@ fn answer(said: &[u8]) -> Option<Result<Code>> {
     })
 }
 
-/// What is known of a process that did not answer.
+/// Describes a process that gave no answer.
 fn no_answer(output: &Output) -> String {
     let words = String::from_utf8_lossy(&output.stderr);
     let words = words.trim();
     let last = words.char_indices().rev().nth(MAX_LAST_WORDS).map_or(words, |(at, _)| &words[at..]);
     let last = if last.is_empty() { String::new() } else { format!(": {last}") };
-    format!("the compiler's process ended without an answer ({}){last}", exit_in_words(output.status))
+    format!("the compiler process ended without an answer ({}){last}", exit_in_words(output.status))
 }
 
-/// The body of the process: reads a request from standard input, compiles, and answers on standard output. What a program
-/// calls that was started with the command of [`HipConfig::compiler`](crate::HipConfig::compiler), before it prints
-/// anything.
+/// Entry point of the child process: reads a request from standard input, compiles it, and answers on
+/// standard output. A program that was started by the command of
+/// [`HipConfig::compiler`](crate::HipConfig::compiler) calls it before it prints anything.
 ///
 /// # Errors
-/// If there is nobody to read from, or to answer.
+/// If standard input or output fails.
 pub fn compile_child() -> io::Result<()> {
     let mut request = Vec::new();
     io::stdin().lock().take(MAX_REQUEST_BYTES).read_to_end(&mut request)?;
@@ -112,7 +113,7 @@ pub fn compile_child() -> io::Result<()> {
             made.map_err(|tried| format!("no compiler in {}", tried.join(", ")))
                 .and_then(|compiler| compiler.compile(text, options).map_err(log_of))
         }
-        _ => Err("a request that is not whole".into()),
+        _ => Err("incomplete request".into()),
     };
     let (kind, content) = match &answered {
         Ok(code) => (0u8, code.as_slice()),
@@ -124,7 +125,7 @@ pub fn compile_child() -> io::Result<()> {
     output.flush()
 }
 
-/// The compiler's words alone; whoever asked makes an error of them.
+/// Returns only the compiler's log; the parent builds the error.
 fn log_of(error: Error) -> String {
     match error {
         Error::Compile { log } => log,
@@ -143,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_arrive_as_they_were_sent() {
+    fn requests_round_trip() {
         let options = ["-O3".to_string(), "--offload-arch=gfx1030".to_string()];
         let sent = encoded(&request(&options, "text\0ü"));
         let parts = ["libhiprtc.so.6", "text\0ü", &options[0], &options[1]].map(String::from);
@@ -155,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_are_found_behind_what_libraries_print() {
+    fn answers_are_found_after_other_output() {
         let whole = |kind: u8| [b"a warning", MARK, &[kind], &3u64.to_le_bytes(), b"abc and more"].concat();
         assert_eq!(answer(&whole(0)), Some(Ok(b"abc".to_vec())));
         assert_eq!(answer(&whole(1)), Some(Err(Error::Compile { log: "abc".into() })));
@@ -163,7 +164,7 @@ mod tests {
         assert_eq!(answer(b"nothing"), None);
     }
 
-    /// The body of the compiler's process, if this process was started for that.
+    /// Runs the compiler process if this process was started for it.
     #[test]
     fn compiler() {
         if std::env::var_os("RAGTAG_TEST_COMPILE").is_some() {
@@ -171,19 +172,19 @@ mod tests {
         }
     }
 
-    /// AMD's own compiler of HIP 5, where it is installed: it knows RDNA 2 and aborts for RDNA 3.
+    /// AMD's own compiler of HIP 5, if installed. It knows RDNA 2 and aborts for RDNA 3.
     #[cfg(unix)]
     #[test]
-    fn the_genuine_compiler_compiles_or_ends_its_own_process_alone() {
+    fn the_genuine_compiler_aborts_only_its_own_process() {
         let library = "libamdhip64.so.5";
         if let Err(tried) = Compiler::first_of(&[library.into()]) {
             test_support::skip!("AMD's HIP library", "{} is not installed", tried.join(", "));
             return;
         }
         let own = std::env::current_exe().unwrap().into_os_string();
-        let told = ["env", "RAGTAG_TEST_COMPILE=1"].map(OsString::from).into_iter().chain([own]);
+        let prefix = ["env", "RAGTAG_TEST_COMPILE=1"].map(OsString::from).into_iter().chain([own]);
         let asked = ["--exact", "child::tests::compiler", "--nocapture"].map(OsString::from);
-        let command: Vec<_> = told.chain(asked).collect();
+        let command: Vec<_> = prefix.chain(asked).collect();
         let text = "extern \"C\" __global__ void one(unsigned int *out) { out[threadIdx.x] = 1u; }";
         let compile = |architecture: &str, text: &str| {
             let options = OPTIONS.map(String::from).into_iter();
@@ -192,7 +193,7 @@ mod tests {
         };
         for architecture in ["gfx906", "gfx90a", "gfx1030"] {
             let code = compile(architecture, text).unwrap();
-            // A bundle of code objects, or one: an ELF file.
+            // A bundle of code objects, or a single ELF file.
             assert!(
                 code.starts_with(b"__CLANG_OFFLOAD_BUNDLE__") || code.starts_with(b"\x7fELF"),
                 "{architecture}"
@@ -212,7 +213,7 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn a_process_that_ends_early_is_an_error_with_its_last_words() {
+    fn an_early_exit_is_reported_with_the_last_output() {
         let log = |script: &str| {
             let command = ["sh", "-c", script].map(OsString::from);
             match compile(&command, &request(&[], "text")) {

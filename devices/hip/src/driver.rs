@@ -1,6 +1,6 @@
-//! HIP's calls as a device over streams wants them.
+//! HIP's implementation of the stream-ordered driver calls.
 //!
-//! Objects give back what they stand for when they are dropped. This module must not know what a device does with them.
+//! Objects release their handles on drop. Does not know how a device uses the calls.
 
 use crate::api::symbols::blas::{F16, F32, NONE, STANDARD, TRANSPOSE};
 use crate::api::symbols::{FUNCTION_MAX_THREADS, Handle, code, copy_kind};
@@ -14,13 +14,13 @@ use std::ffi::CString;
 use std::ptr;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// `hipStreamNonBlocking`: it does not wait for the default stream.
+/// `hipStreamNonBlocking`: does not wait for the default stream.
 const NON_BLOCKING: u32 = 1;
-/// `hipEventBlockingSync`: who waits sleeps.
+/// `hipEventBlockingSync`: waiters sleep.
 const BLOCKING_SYNC: u32 = 1;
 /// `hipHostRegisterPortable`: for all devices.
 const PORTABLE: u32 = 1;
-/// `hipStreamCaptureModeThreadLocal`: other threads are not captured and not hindered.
+/// `hipStreamCaptureModeThreadLocal`: other threads are neither captured nor restricted.
 const CAPTURE_THREAD_LOCAL: i32 = 1;
 
 /// Calls a function of the runtime with the driver's device current on this thread.
@@ -30,7 +30,7 @@ macro_rules! on_device {
     };
 }
 
-/// Something of the driver, given back when it is dropped.
+/// A driver object that is released on drop.
 pub(crate) struct Object {
     api: &'static Api,
     ordinal: i32,
@@ -45,15 +45,15 @@ unsafe impl Sync for Object {}
 
 impl Drop for Object {
     fn drop(&mut self) {
-        // There is nobody to tell if one of these fails; after a loss they do.
+        // Errors are ignored: a release has no remedy, and fails after a loss.
         if self.api.select(self.ordinal).is_ok() {
-            // SAFETY: the handle is what this function destroys, and nobody has it any more.
+            // SAFETY: the handle belongs to this destroy function and is not used any more.
             let _ = unsafe { (self.destroy)(self.handle) };
         }
     }
 }
 
-/// A kernel function, with the module that it is part of.
+/// A kernel function with its module.
 pub(crate) struct Function {
     handle: Handle,
     _module: Arc<Object>,
@@ -64,10 +64,10 @@ unsafe impl Send for Function {}
 // SAFETY: as for objects.
 unsafe impl Sync for Function {}
 
-/// rocBLAS, ready for products.
+/// rocBLAS with its handle and workspace.
 struct Products {
     blas: &'static Blas,
-    /// Goes before the memory that it works in.
+    /// Dropped before the workspace.
     handle: Object,
     _workspace: Object,
 }
@@ -78,13 +78,15 @@ pub(crate) struct HipDriver {
     ordinal: i32,
     programs: Programs,
     local_memory_bytes: u64,
-    /// On which memory is allocated and freed, if the driver has pools for that. Nothing else is enqueued there.
+    /// Stream used only for allocations, if the driver has memory pools.
     pool: Option<Object>,
-    /// Locked from the choice of the stream to the product.
+    /// Locked from setting the stream until the product is enqueued.
     products: Mutex<Option<Products>>,
 }
 
 impl HipDriver {
+    /// Opens a device.
+    ///
     /// # Errors
     /// If the driver refuses.
     pub(crate) fn new(found: &Found, programs: Programs) -> Result<Self> {
@@ -110,9 +112,9 @@ impl HipDriver {
         Object { api: self.api, ordinal: self.ordinal, handle, destroy }
     }
 
-    /// rocBLAS with memory of its own to work in: what it would take by itself it might take while a stream is captured.
+    /// Initialises rocBLAS with its own workspace. On its own it might allocate one during a capture.
     fn products(&self) -> Result<Products> {
-        let none = || Error::Unsupported { what: "products without rocBLAS".into() };
+        let none = || Error::Unsupported { what: "matrix products without rocBLAS".into() };
         let blas = blas(self.api).ok_or_else(none)?;
         let mut address = ptr::null_mut();
         // SAFETY: it writes an address.
@@ -136,13 +138,16 @@ impl HipDriver {
     /// Loads a code object.
     fn module(&self, code: &[u8]) -> Result<Object> {
         let mut handle = ptr::null_mut();
-        // SAFETY: the code says itself how long it is; it was made by the compiler, or kept with its checksum.
+        // SAFETY: the code states its own length; it comes from the compiler, or from the cache with its
+        // checksum.
         unsafe { on_device!(self, call, hipModuleLoadData(&raw mut handle, code.as_ptr())) }?;
         Ok(self.object(handle, self.api.functions.hipModuleUnload))
     }
 
+    /// Enqueues a copy.
+    ///
     /// # Safety
-    /// Both ranges are valid until the copy has ended, and nobody else's.
+    /// Both ranges are valid until the copy has ended, and not used otherwise.
     unsafe fn copy_async(
         &self,
         stream: &Object,
@@ -156,7 +161,7 @@ impl HipDriver {
     }
 }
 
-/// An address on the device as HIP has it.
+/// Converts a device address to HIP's type.
 fn handle(address: u64) -> Handle {
     address as usize as Handle
 }
@@ -173,7 +178,7 @@ impl Driver for HipDriver {
     }
 
     fn heap(&self) -> Result<Heap> {
-        // A pool gives back what was freed when its stream is waited for; nothing but that is ever on this one.
+        // A pool frees memory when its stream is synchronised. Only allocations are on this stream.
         self.pool.as_ref().map_or(Ok(()), |pool| self.finish(pool))?;
         self.select()?;
         let (free_bytes, total_bytes) = self.api.memory()?;
@@ -272,30 +277,31 @@ impl Driver for HipDriver {
     }
 
     unsafe fn upload(&self, stream: &Object, from: *const u8, to: u64, bytes: usize) -> Result<()> {
-        // SAFETY: by the caller\'s promise.
+        // SAFETY: by the caller's promise.
         unsafe { self.copy_async(stream, from, handle(to), bytes, copy_kind::UPLOAD) }
     }
 
     unsafe fn download(&self, stream: &Object, from: u64, to: *mut u8, bytes: usize) -> Result<()> {
-        // SAFETY: by the caller\'s promise.
+        // SAFETY: by the caller's promise.
         unsafe { self.copy_async(stream, handle(from).cast(), to.cast(), bytes, copy_kind::DOWNLOAD) }
     }
 
     unsafe fn copy(&self, stream: &Object, from: u64, to: u64, bytes: usize) -> Result<()> {
-        // SAFETY: by the caller\'s promise.
+        // SAFETY: by the caller's promise.
         unsafe { self.copy_async(stream, handle(from).cast(), handle(to), bytes, copy_kind::DEVICE) }
     }
 
     unsafe fn fill(&self, stream: &Object, to: u64, word: u32, words: usize) -> Result<()> {
         let word = word.cast_signed();
-        // SAFETY: the range is valid and nobody else's until the fill has ended, by the caller's promise.
+        // SAFETY: the range is valid and not used otherwise until the fill has ended, by the caller's
+        // promise.
         unsafe { on_device!(self, call, hipMemsetD32Async(handle(to), word, words, stream.handle)) }
     }
 
     unsafe fn launch(&self, stream: &Object, launch: &Launch<'_, Self>) -> Result<()> {
         let ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]) = (launch.grid, launch.work_group);
         let mut arguments = launch.arguments.pointers();
-        // SAFETY: the arguments are what the function takes, by the caller's promise; they are read before this
+        // SAFETY: the arguments match the function, by the caller's promise; they are read before this
         // returns.
         unsafe {
             on_device!(
@@ -326,13 +332,13 @@ impl Driver for HipDriver {
         Ok(())
     }
 
-    /// rocBLAS has matrices column by column, as whose columns our rows are: yᵀ = (Wᵀ)ᵀ · xᵀ.
+    /// rocBLAS is column-major, and our rows are its columns: yᵀ = (Wᵀ)ᵀ · xᵀ.
     unsafe fn gemm(&self, stream: &Object, product: &Gemm, operands: Operands) -> Result<()> {
         self.select()?;
         let products = self.products.lock().unwrap_or_else(PoisonError::into_inner);
-        let not_ready = || Error::invalid("a product before the library is ready");
+        let not_ready = || Error::invalid("a product before the library is initialised");
         let Products { blas, handle, .. } = products.as_ref().ok_or_else(not_ready)?;
-        // Sound products have no sizes beyond that.
+        // Sound products have no larger sizes.
         let size = |size: u32| i32::try_from(size).unwrap_or(i32::MAX);
         let (alpha, beta) = (1f32, if product.accumulate { 1f32 } else { 0f32 });
         let Operands { x, weights, y } = operands;
@@ -387,7 +393,7 @@ impl Driver for HipDriver {
         unsafe { call_optional!(functions, hipStreamEndCapture(stream.handle, &raw mut graph)) }?;
         let graph = self.object(graph, destroy_graph);
         let mut executable = ptr::null_mut();
-        // SAFETY: it writes a handle; there is no room for a log, and it is told so.
+        // SAFETY: it writes a handle; the log buffer is stated to be empty.
         unsafe {
             call_optional!(
                 functions,
@@ -414,11 +420,11 @@ impl Driver for HipDriver {
         if u64::from(*dynamic_local_bytes) > self.local_memory_bytes {
             let has = self.local_memory_bytes;
             let what =
-                format!("{dynamic_local_bytes} bytes of local memory for {name}; the device has {has}");
+                format!("{dynamic_local_bytes} bytes of local memory for {name} (the device has {has})");
             return Err(Error::Unsupported { what });
         }
-        let c_name =
-            CString::new(name.as_str()).map_err(|_| Error::invalid(format!("a function named {name:?}")))?;
+        let c_name = CString::new(name.as_str())
+            .map_err(|_| Error::invalid(format!("invalid function name {name:?}")))?;
         let mut handle = ptr::null_mut();
         // SAFETY: a module of this device, and a name that ends with a zero; it writes a handle.
         let found = unsafe {
@@ -441,7 +447,7 @@ impl Driver for HipDriver {
                 hipFuncGetAttribute(&raw mut items, FUNCTION_MAX_THREADS, function.handle)
             )?;
         }
-        // HIP does not say how many parameters a function has.
+        // HIP does not report the number of parameters.
         Ok(Facts { max_work_group_items: items.unsigned_abs(), parameters: None })
     }
 }

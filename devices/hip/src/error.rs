@@ -1,35 +1,35 @@
-//! HIP's return codes as the errors that callers act upon.
+//! Conversion of HIP's return codes to errors.
 //!
-//! This module must not know who called what.
+//! Does not know the callers.
 
 use crate::api::symbols::code;
 use ragtag_hal::Error;
 
-/// The codes after which a device or its context is gone for good: whatever is called later fails as well.
+/// Codes after which a device or its context is permanently unusable: all later calls fail as well.
 const LOST: [i32; 7] = [
     // The runtime is shutting down.
     4,
-    // Memory errors that could not be corrected.
+    // Uncorrectable memory errors.
     214,
     code::ILLEGAL_ADDRESS,
-    // A kernel ran for too long, or the context was destroyed, or a kernel stopped itself.
+    // A kernel timed out, the context was destroyed, or a kernel trapped.
     702,
     709,
     710,
     code::LAUNCH_FAILURE,
 ];
 
-/// The error of a call that returned this code.
+/// Returns the error of a call that returned this code.
 pub(crate) fn failure(call: &str, returned: i32) -> Error {
     Error::of_call(call, returned.into(), name(returned), LOST.contains(&returned))
 }
 
-/// The same for calls that allocate.
+/// Converts the error of an allocating call to [`Error::OutOfMemory`] if its code means that.
 pub(crate) fn allocation_failure(error: Error, wanted: u64) -> Error {
     error.or_shortage(|code| code == code::OUT_OF_MEMORY.into(), wanted)
 }
 
-/// Names of `hipError_t`, as far as people are likely to meet them.
+/// Names of the common codes of `hipError_t`.
 fn name(returned: i32) -> Option<&'static str> {
     Some(match returned {
         1 => "hipErrorInvalidValue",
@@ -77,14 +77,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn codes_have_names_where_they_are_known() {
+    fn known_codes_have_names() {
         let call = "hipMalloc (hipErrorInvalidValue)".to_string();
         assert_eq!(failure("hipMalloc", 1), Error::Api { call, code: 1 });
         assert_eq!(failure("hipX", 4242), Error::Api { call: "hipX".into(), code: 4242 });
     }
 
     #[test]
-    fn some_codes_mean_that_the_device_is_lost() {
+    fn some_codes_mean_a_lost_device() {
         for code in LOST {
             let error = failure("hipX", code);
             assert!(
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn shortages_are_told_from_other_failures() {
+    fn shortages_are_distinguished_from_other_failures() {
         let shortage = allocation_failure(failure("hipMalloc", 2), 100);
         assert_eq!(shortage, Error::OutOfMemory { wanted: 100, free: None });
         assert_eq!(allocation_failure(failure("hipMalloc", 1), 100), failure("hipMalloc", 1));

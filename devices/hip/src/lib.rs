@@ -1,18 +1,18 @@
-//! The HIP backend: AMD's GPUs through HIP 5, 6 and 7, as `hip:0 …`.
+//! The HIP backend: AMD GPUs through HIP 5, 6 and 7, as `hip:0 …`.
 //!
-//! The libraries are found when the program runs. What a device does is `ragtag-stream`'s; here are HIP's calls, what it
-//! says about devices, and how kernels are compiled: from HIP C++, by hiprtc, in a process of its own where the program
-//! provides one ([`compile_child`]), and kept on disk.
+//! The libraries are loaded at run time. `ragtag-stream` implements the device. This crate has HIP's calls,
+//! its properties of devices, and the compilation of kernels: from HIP C++ by hiprtc, in a child process if
+//! the program provides one ([`compile_child`]), cached on disk.
 //!
 //! | file | subject |
 //! | --- | --- |
 //! | `backend.rs` | probe and open |
-//! | `probe.rs`, `architecture.rs` | devices, what they say of themselves, and what follows from their architecture |
-//! | `driver.rs` | HIP's calls as a device over streams wants them |
-//! | `program.rs`, `child.rs` | code objects: where they are compiled, and how they are kept |
+//! | `probe.rs`, `architecture.rs` | devices, their properties, and the features of their architectures |
+//! | `driver.rs` | HIP's implementation of the stream-ordered driver calls |
+//! | `program.rs`, `child.rs` | code objects: caching, and compilation in a child process |
 //! | `error.rs`, `api/` | HIP's codes, libraries and calls |
 //!
-//! This crate must not know any operator, kernel or model.
+//! Knows no operator, kernel or model.
 
 mod api;
 mod architecture;

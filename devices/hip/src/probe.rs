@@ -1,6 +1,6 @@
-//! HIP's devices as adapters, and as the facts that opening one needs.
+//! Detection of HIP's devices: adapters, and the facts needed to open them.
 //!
-//! This module must not know how a device works.
+//! Does not know how a device works.
 
 use crate::api::symbols::attribute;
 use crate::api::{Api, Compiler, api, blas, compiler};
@@ -12,34 +12,34 @@ use ragtag_hal::{
 
 /// Alignment of a binding's offset: the widest load of a kernel.
 const BINDING_ALIGNMENT_BYTES: u64 = 16;
-/// The first version whose stream-ordered pools are used.
+/// First HIP version whose stream-ordered pools are used.
 const POOLS_SINCE: u32 = 6;
-/// Memory that rocBLAS is given to work in: what it takes by itself on most devices.
+/// rocBLAS's workspace: the size that it allocates by default on most devices.
 pub(crate) const WORKSPACE_BYTES: u64 = 32 << 20;
-/// What drivers read to hide devices.
+/// Variables with which drivers hide devices.
 const VISIBILITY: [&str; 4] =
     ["HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"];
 
 pub(crate) type Found = ragtag_hal::Found<Native>;
 
-/// What a device is opened with.
+/// Facts needed to open a device.
 #[derive(Clone)]
 pub(crate) struct Native {
     pub(crate) api: &'static Api,
     pub(crate) compiler: &'static Compiler,
-    /// Its number in HIP.
+    /// Ordinal in HIP.
     pub(crate) ordinal: i32,
-    /// What code is compiled for.
+    /// Compilation target.
     pub(crate) target: String,
-    /// Whether memory can be allocated in the order of a stream.
+    /// Whether stream-ordered allocation is supported.
     pub(crate) pools: bool,
 }
 
-/// All devices that kernels can be compiled for, in HIP's order; with the library of matrix products, if it is to be looked
-/// for, which takes a while.
+/// Returns all devices for which kernels can be compiled, in HIP's order. Looks for the matrix product
+/// library only on request, because that is slow.
 ///
 /// # Errors
-/// If there is no library, no compiler, no device, or none whose architecture is supported.
+/// If there is no library, no compiler, no device, or none with a supported architecture.
 pub(crate) fn probe(backend: &str, looks_for_gemm: bool) -> std::result::Result<Vec<Found>, Unavailable> {
     let hidden = environment(|name| std::env::var(name).ok());
     let with_hidden = |unavailable: Unavailable| match &hidden {
@@ -59,7 +59,7 @@ pub(crate) fn probe(backend: &str, looks_for_gemm: bool) -> std::result::Result<
                 found.push(one);
             }
             Err(why) => {
-                tracing::debug!(ordinal, %why, "a HIP device is left out");
+                tracing::debug!(ordinal, %why, "skipping a HIP device");
                 left_out.push(why);
             }
         }
@@ -74,12 +74,12 @@ pub(crate) fn probe(backend: &str, looks_for_gemm: bool) -> std::result::Result<
     Ok(found)
 }
 
-/// What the driver promises of a device's memory and of others'.
+/// Returns the memory sharing that the driver claims for a device.
 fn sharing(found: &[Found], at: usize) -> MemorySharing {
     let Native { api, ordinal, .. } = found[at].native;
     let reached =
         found.iter().filter(|other| other.ordinal != ordinal && api.reaches(ordinal, other.ordinal));
-    // Windows has other handles.
+    // Windows uses other handle types.
     let imports = api.imports_memory && cfg!(target_os = "linux");
     MemorySharing {
         peers: reached.map(|other| other.adapter.index).collect(),
@@ -88,7 +88,7 @@ fn sharing(found: &[Found], at: usize) -> MemorySharing {
     }
 }
 
-/// The library of products, if it has kernels for the architecture.
+/// Returns the product library if it has kernels for the architecture.
 fn gemm(api: &'static Api, architecture: &Architecture) -> Option<GemmLibrary> {
     let blas = blas(api).filter(|blas| blas.serves(architecture.name()))?;
     Some(GemmLibrary {
@@ -99,15 +99,17 @@ fn gemm(api: &'static Api, architecture: &Architecture) -> Option<GemmLibrary> {
     })
 }
 
-/// The variables that hide devices, if any is set.
+/// Returns the variables that hide devices, if any is set.
 fn environment(variable: impl Fn(&str) -> Option<String>) -> Option<String> {
     let set = VISIBILITY.iter().filter_map(|name| Some(format!("{name}={}", variable(name)?)));
     let set: Vec<_> = set.collect();
     (!set.is_empty()).then(|| set.join(" "))
 }
 
+/// Queries a device.
+///
 /// # Errors
-/// Why the device cannot be used, in words.
+/// Text that says why the device cannot be used.
 fn describe(
     backend: &str,
     index: u32,
@@ -155,8 +157,8 @@ fn caps(api: &Api, ordinal: i32, architecture: &Architecture) -> Result<Caps> {
     let number = |attribute| api.attribute(attribute, ordinal);
     let total_bytes = api.total_bytes(ordinal)?;
     let features = architecture.features(number(attribute::WARP_SIZE)?);
-    // Units whose waves have 32 work items are counted in pairs. The clock of the memory is no use: how many transfers are
-    // made in a cycle depends on its sort, which nothing tells.
+    // Units whose waves have 32 work items are counted in pairs. The memory clock is unusable: the number of
+    // transfers per cycle depends on the memory type, which is not reported.
     let clocks = Clocks {
         compute_khz: number(attribute::CLOCK_RATE).unwrap_or(0),
         lanes_per_unit: if features.contains(&Feature::Wave64) { 64 } else { 128 },
@@ -185,7 +187,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn variables_that_hide_devices_are_shown() {
+    fn variables_that_hide_devices_are_reported() {
         assert_eq!(environment(|_| None), None);
         let one = |name: &str| (name == "ROCR_VISIBLE_DEVICES").then(|| "1".to_string());
         assert_eq!(environment(one), Some("ROCR_VISIBLE_DEVICES=1".into()));

@@ -1,6 +1,6 @@
-//! Code objects: compiled once for a text and a device, and kept on disk.
+//! Code objects: compiled once per source and device, and cached on disk.
 //!
-//! This module must not know kernels or modules.
+//! Knows nothing about kernels or modules.
 
 use crate::api::{Code, Compiler};
 use crate::child::{self, Request};
@@ -9,18 +9,18 @@ use ragtag_hal::Result;
 use ragtag_hal::cache::{Folder, Key, key};
 use std::ffi::OsString;
 
-/// What every text is compiled with, beside the architecture. What is to be fused is written so, and nothing trades
+/// Compiler options besides the architecture. Sources fuse operations explicitly, and no option trades
 /// exactness for speed.
 pub(crate) const OPTIONS: [&str; 3] = ["-std=c++17", "-O3", "-ffp-contract=off"];
 
-/// A device's code objects.
+/// Code objects of a device.
 pub(crate) struct Programs {
     compiler: &'static Compiler,
-    /// What starts a process to compile in; none: this one.
+    /// Command of the compiler process. If empty, this process compiles.
     command: Vec<OsString>,
     folder: Option<Folder>,
     options: Vec<String>,
-    /// Names the driver and the compiler.
+    /// Identifies the driver and the compiler.
     fingerprint: Key,
 }
 
@@ -46,20 +46,22 @@ impl Programs {
         key([self.fingerprint.as_bytes(), options.as_bytes(), text.as_bytes()])
     }
 
-    /// Has a text's code loaded, from disk or else compiled.
+    /// Loads the code of a source, cached or newly compiled, with `load`.
     ///
     /// # Errors
-    /// [`Error::Compile`](ragtag_hal::Error::Compile) with the log; what `load` says.
+    /// [`Error::Compile`](ragtag_hal::Error::Compile) with the log; the error of `load`.
     pub(crate) fn with_code<T>(&self, text: &str, load: impl Fn(&Code) -> Result<T>) -> Result<T> {
         let key = self.key(text);
         if let Some(code) = self.folder.as_ref().and_then(|folder| folder.load(&key)) {
             match load(&code) {
                 Ok(loaded) => return Ok(loaded),
-                Err(error) => tracing::debug!(%key, %error, "a kept program was refused"),
+                Err(error) => {
+                    tracing::debug!(%key, %error, "the driver refused a cached program; compiling it again")
+                }
             }
         }
         let code = self.compile(text)?;
-        tracing::debug!(%key, bytes = text.len(), "a program was compiled");
+        tracing::debug!(%key, bytes = text.len(), "compiled a program");
         let loaded = load(&code)?;
         if let Some(folder) = &self.folder {
             folder.store(&key, &code);

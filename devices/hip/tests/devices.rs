@@ -1,23 +1,22 @@
-//! The backend on a stand-in for AMD's driver that executes on OpenCL devices: what the probe says, kernels, programs, the
-//! compiler's process and the cache.
+//! Tests of the backend on a stand-in for AMD's driver that executes on OpenCL devices: probe, kernels,
+//! programs, compiler process and cache.
 
 #![allow(clippy::print_stdout)] // a skip is visible
 
-use device_bench::{Bench, all, download, function, module_of, scale, scale_text, upload};
+use device_bench::{Bench, all, download, expected, same, scale, upload};
 use ragtag_hal::{
     Adapter, Backend, BufferRange, Checked, Command, Device, DeviceId, Error, Feature, KernelLanguage,
-    Limits, Module, ModuleId, ProgramId, QueueKind, Unavailable,
+    Limits, ModuleId, ProgramId, QueueKind, Unavailable,
 };
 use ragtag_hip::{HipBackend, HipConfig, compile_child};
 use std::ffi::OsString;
 use std::path::Path;
-use std::sync::Arc;
 use test_drivers::with_hip_on_opencl;
 
-/// Set in the process that compiles.
+/// Set in the compiler process.
 const COMPILE: &str = "RAGTAG_TEST_COMPILE";
 
-/// The body of the compiler's process, if this process was started for that.
+/// Runs the compiler process if this process was started for it.
 #[test]
 fn compiler() {
     if std::env::var_os(COMPILE).is_some() {
@@ -26,64 +25,50 @@ fn compiler() {
 }
 
 /// A backend that compiles in a process of its own: this binary, told what to do.
-fn backend(folder: Option<&Path>) -> HipBackend {
+fn backend_in(folder: Option<&Path>) -> HipBackend {
     let own = std::env::current_exe().unwrap().into_os_string();
-    let told = ["env".into(), OsString::from(format!("{COMPILE}=1")), own];
-    let compiler = told.into_iter().chain(["--exact", "compiler", "--nocapture"].map(OsString::from));
+    let command = ["env".into(), OsString::from(format!("{COMPILE}=1")), own];
+    let compiler = command.into_iter().chain(["--exact", "compiler", "--nocapture"].map(OsString::from));
     HipBackend::new(HipConfig { cache_folder: folder.map(Path::to_path_buf), compiler: compiler.collect() })
 }
 
-/// The adapters of the stand-in; none, with a skip, where OpenCL has no device for it.
-fn adapters(backend: &HipBackend) -> Vec<Adapter> {
-    match backend.probe() {
-        Ok(adapters) => adapters,
-        Err(unavailable) => {
-            assert!(std::env::var_os("RAGTAG_TEST_OPENCL_ADAPTERS").is_none(), "{unavailable}");
-            test_support::skip!("OpenCL driver", "{unavailable}");
-            Vec::new()
-        }
-    }
+fn backend() -> HipBackend {
+    backend_in(None)
 }
 
-/// The kernel of the tests.
-fn text() -> Arc<str> {
-    scale_text(KernelLanguage::HipC).unwrap()
+/// The stand-in has a device where OpenCL has one for it.
+fn wanted() -> usize {
+    usize::from(std::env::var_os("RAGTAG_TEST_OPENCL_ADAPTERS").is_some())
 }
 
-fn module(text: &str) -> Module {
-    module_of(KernelLanguage::HipC, text.into(), function("scale"))
-}
+device_bench::tested!(HipBackend, HipC, "HIP", "OpenCL driver", wanted(), |_: &HipBackend| ());
 
 fn open(backend: &HipBackend, adapter: &Adapter) -> Result<Bench, Error> {
     let mut opened = backend.open(&[(adapter.clone(), DeviceId(0))], &Limits::default())?;
     Bench::try_new(Checked::new(opened.swap_remove(0)))
 }
 
-/// Fails unless the region's words are these.
-#[track_caller]
-fn expect(bench: &Bench, word: impl Fn(u32) -> u32) {
-    let words = bench.region_words();
-    let wanted: Vec<u32> = (0..words.len() as u32).map(word).collect();
-    device_bench::same(&words, &wanted, bench.device.adapter().label());
+#[test]
+fn adapters_report_the_drivers_properties() {
+    with_hip_on_opencl(
+        "adapters_report_the_drivers_properties",
+        &[("RAGTAG_FAKE_ARCH", "gfx90a:xnack-")],
+        || {
+            for adapter in adapters(&backend()) {
+                assert!(adapter.driver.name.starts_with("HIP 6.0.0, gfx90a"), "{}", adapter.driver);
+                assert_eq!(adapter.caps.languages, [KernelLanguage::HipC].into());
+                assert!(adapter.caps.features.contains(&Feature::Mfma));
+                assert!(adapter.caps.local_memory_bytes > 0 && adapter.memory[0].total_bytes > 0);
+            }
+        },
+    );
 }
 
 #[test]
-fn adapters_say_what_the_driver_says() {
-    with_hip_on_opencl("adapters_say_what_the_driver_says", &[("RAGTAG_FAKE_ARCH", "gfx90a:xnack-")], || {
-        for adapter in adapters(&backend(None)) {
-            assert!(adapter.driver.name.starts_with("HIP 6.0.0, gfx90a"), "{}", adapter.driver);
-            assert_eq!(adapter.caps.languages, [KernelLanguage::HipC].into());
-            assert!(adapter.caps.features.contains(&Feature::Mfma));
-            assert!(adapter.caps.local_memory_bytes > 0 && adapter.memory[0].total_bytes > 0);
-        }
-    });
-}
-
-#[test]
-fn hidden_devices_are_not_there_and_the_reason_is_shown() {
-    let test = "hidden_devices_are_not_there_and_the_reason_is_shown";
+fn hidden_devices_are_missing_and_the_reason_is_reported() {
+    let test = "hidden_devices_are_missing_and_the_reason_is_reported";
     with_hip_on_opencl(test, &[("HIP_VISIBLE_DEVICES", "-1")], || {
-        let Unavailable { tried, cause } = backend(None).probe().unwrap_err();
+        let Unavailable { tried, cause } = backend().probe().unwrap_err();
         assert!(cause.contains("no AMD device") && cause.contains("HIP_VISIBLE_DEVICES=-1"), "{cause}");
         assert_eq!(tried, ["libamdhip64.so.7"]);
     });
@@ -92,7 +77,7 @@ fn hidden_devices_are_not_there_and_the_reason_is_shown() {
 #[test]
 fn old_architectures_are_named() {
     with_hip_on_opencl("old_architectures_are_named", &[("RAGTAG_FAKE_ARCH", "gfx803")], || {
-        let said = backend(None).probe().unwrap_err().cause;
+        let said = backend().probe().unwrap_err().cause;
         if said.contains("no AMD device") {
             return test_support::skip!("OpenCL driver", "{said}");
         }
@@ -103,14 +88,14 @@ fn old_architectures_are_named() {
 #[test]
 fn kernels_compute_and_programs_replay() {
     with_hip_on_opencl("kernels_compute_and_programs_replay", &[], || {
-        let backend = backend(None);
+        let backend = backend();
         for adapter in adapters(&backend) {
             let mut bench = open(&backend, &adapter).unwrap();
             bench.fill_region(|at| at ^ 0x5555);
             let commands = vec![upload(0), scale(all(0), all(1), 3), download(1)];
             let ran = bench.commands(QueueKind::Compute, commands, &[]);
             bench.wait(ran);
-            expect(&bench, |at| 3 * (at ^ 0x5555) + 1);
+            same(&bench.region_words(), &expected(|at| 3 * (at ^ 0x5555) + 1), adapter.label());
             let fill = Command::Fill { to: BufferRange { bytes: 64, ..all(3) }, word: 42 };
             let copy = Command::Copy { from: all(2), to: all(3) };
             let scales = [scale(all(0), all(1), 5), scale(all(1), all(2), 7)];
@@ -120,17 +105,18 @@ fn kernels_compute_and_programs_replay() {
                 bench.fill_region(|at| at.wrapping_mul(round));
                 let ran = bench.program(0, &[]);
                 bench.wait(ran);
-                expect(&bench, |at| if at < 16 { 42 } else { 7 * (5 * at.wrapping_mul(round) + 1) + 1 });
+                let word = |at: u32| if at < 16 { 42 } else { 7 * (5 * at.wrapping_mul(round) + 1) + 1 };
+                same(&bench.region_words(), &expected(word), adapter.label());
             }
         }
     });
 }
 
 #[test]
-fn what_was_compiled_once_needs_no_compiler() {
-    with_hip_on_opencl("what_was_compiled_once_needs_no_compiler", &[], || {
+fn cached_programs_need_no_compiler() {
+    with_hip_on_opencl("cached_programs_need_no_compiler", &[], || {
         let folder = tempfile::tempdir().unwrap();
-        let first = backend(Some(folder.path()));
+        let first = backend_in(Some(folder.path()));
         let Some(adapter) = adapters(&first).into_iter().next() else { return };
         drop(open(&first, &adapter).unwrap());
         let config = HipConfig {
@@ -139,10 +125,10 @@ fn what_was_compiled_once_needs_no_compiler() {
         };
         let second = HipBackend::new(config.clone());
         let mut bench = open(&second, &adapter).unwrap();
-        let other = text().replace("+ 1u", "+ 2u");
-        let refused = bench.device.create_module(ModuleId(1), &module(&other));
+        let other = source().replace("+ 1u", "+ 2u");
+        let refused = bench.device.create_module(ModuleId(1), &module(other.into()));
         assert!(matches!(refused, Err(Error::Compile { log }) if log.contains("no-such-compiler")));
-        // What does not load is compiled anew.
+        // A program that cannot be loaded is compiled again.
         for file in std::fs::read_dir(folder.path()).unwrap() {
             std::fs::write(file.unwrap().path(), "damaged").unwrap();
         }
@@ -152,28 +138,30 @@ fn what_was_compiled_once_needs_no_compiler() {
 }
 
 #[test]
-fn mistakes_in_a_text_are_told() {
-    with_hip_on_opencl("mistakes_in_a_text_are_told", &[], || {
-        let backend = backend(None);
+fn errors_in_a_source_are_reported() {
+    with_hip_on_opencl("errors_in_a_source_are_reported", &[], || {
+        let backend = backend();
         let Some(adapter) = adapters(&backend).into_iter().next() else { return };
         let mut bench = open(&backend, &adapter).unwrap();
-        let create =
-            |bench: &mut Bench, text: &str| match bench.device.create_module(ModuleId(1), &module(text)) {
-                Err(Error::Compile { log }) => log,
-                other => panic!("{other:?}"),
-            };
-        let log = create(&mut bench, &text().replace("factor * in", "no_such_name * in"));
+        let create = |bench: &mut Bench, text: &str| match bench
+            .device
+            .create_module(ModuleId(1), &module(text.into()))
+        {
+            Err(Error::Compile { log }) => log,
+            other => panic!("{other:?}"),
+        };
+        let log = create(&mut bench, &source().replace("factor * in", "no_such_name * in"));
         assert!(log.contains("no_such_name"), "{log}");
-        let log = create(&mut bench, &text().replace("scale(", "another("));
+        let log = create(&mut bench, &source().replace("scale(", "another("));
         assert!(log.contains("function scale"), "{log}");
     });
 }
 
 #[test]
-fn a_compiler_that_ends_its_process_is_an_error_with_the_signal() {
-    let test = "a_compiler_that_ends_its_process_is_an_error_with_the_signal";
+fn an_aborting_compiler_is_reported_with_its_signal() {
+    let test = "an_aborting_compiler_is_reported_with_its_signal";
     with_hip_on_opencl(test, &[("RAGTAG_FAKE_ABORT", "1")], || {
-        let backend = backend(None);
+        let backend = backend();
         let Some(adapter) = adapters(&backend).into_iter().next() else { return };
         match open(&backend, &adapter).map(drop) {
             Err(Error::Compile { log }) => assert!(log.contains("SIGABRT"), "{log}"),

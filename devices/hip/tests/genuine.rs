@@ -1,4 +1,4 @@
-//! AMD's own library, where it is installed: on a machine without AMD's hardware it says so, and nothing else happens.
+//! Test of AMD's own library, if installed. On a machine without AMD hardware it must report exactly that.
 
 #![allow(clippy::print_stdout)] // a skip is visible
 

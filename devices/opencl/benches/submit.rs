@@ -1,5 +1,5 @@
-//! What uploads, programs and kernels cost on each OpenCL device, by each way that the backend has for them. The ways are
-//! tried in turns, so that a noisy machine is noisy for all of them.
+//! Benchmark of uploads, programs and kernels on each OpenCL device, with every method that the backend
+//! supports. Methods alternate, so that noise affects all of them equally.
 //!
 //! `cargo bench -p ragtag-opencl --bench submit`
 #![allow(clippy::print_stdout)] // a report is what it is for
@@ -29,7 +29,7 @@ fn main() {
 fn bench(config: OpenClConfig, adapter: &Adapter) -> Option<Bench> {
     let backend = OpenClBackend::new(config);
     let mut device = open(&backend, adapter, 0, &Limits::default());
-    // A device without memory of this kind has none to give.
+    // Skip devices without memory of this kind.
     device.create_buffer(BufferId(9), 64).ok()?;
     Some(Bench::new(device))
 }
@@ -39,11 +39,11 @@ fn median(mut samples: Vec<f64>) -> f64 {
     samples[samples.len() / 2]
 }
 
-/// Runs each of several things in turns, and gives the median of each in microseconds.
+/// Runs several benchmarks alternately. Returns the median time of each in microseconds.
 fn in_turns(benches: &mut [Bench], mut run: impl FnMut(&mut Bench)) -> Vec<f64> {
     let mut samples = vec![Vec::with_capacity(ROUNDS); benches.len()];
     for round in 0..2 * ROUNDS {
-        // The first half is for clocks to rise.
+        // The first half warms up the clocks.
         let counts = round >= ROUNDS;
         for (bench, samples) in benches.iter_mut().zip(&mut samples) {
             let start = Instant::now();
@@ -56,7 +56,7 @@ fn in_turns(benches: &mut [Bench], mut run: impl FnMut(&mut Bench)) -> Vec<f64> 
     samples.into_iter().map(median).collect()
 }
 
-/// From submitting to knowing that it has passed: up, and down again.
+/// Measures uploads and downloads from submission to completion.
 fn transfers(adapter: &Adapter) {
     let modes = [TransferMode::Explicit, TransferMode::SharedVirtual, TransferMode::Unified];
     let opened = modes.map(|mode| (mode, bench(OpenClConfig { transfer: Some(mode), ..config() }, adapter)));
@@ -94,7 +94,7 @@ fn transfers(adapter: &Adapter) {
     }
 }
 
-/// A program of many small launches: submitting it, and knowing that it has passed.
+/// Measures submission and completion of a program of many small launches.
 fn programs(adapter: &Adapter) {
     let configs = [true, false].map(|command_buffers| OpenClConfig { command_buffers, ..config() });
     let mut benches: Vec<_> = configs.into_iter().filter_map(|config| bench(config, adapter)).collect();

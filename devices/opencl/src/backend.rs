@@ -1,6 +1,6 @@
-//! OpenCL's devices as adapters, and how they are opened.
+//! The OpenCL backend: reports devices as adapters and opens them.
 //!
-//! This module must not know how a device works.
+//! Does not know how a device works.
 
 use crate::context::Context;
 use crate::driver::{self, OpenClDevice};
@@ -11,23 +11,23 @@ use ragtag_hal::{Adapter, Backend, Device, DeviceId, Limits, Result, Unavailable
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-/// The backend's name.
+/// Backend name.
 const NAME: &str = "opencl";
 
-/// What can be said about OpenCL devices as a whole.
+/// Configuration of the OpenCL backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OpenClConfig {
-    /// The folder that compiled programs are kept in; without it they are kept in this process alone.
+    /// Folder for compiled programs. Without it they are cached only in this process.
     pub cache_folder: Option<PathBuf>,
-    /// How buffers are filled and read, instead of what suits the device best.
+    /// Transfer mode, instead of the best one for each device.
     pub transfer: Option<TransferMode>,
-    /// Whether programs are recorded in command buffers, where the driver has them.
+    /// Whether programs are recorded in command buffers, if the driver supports them.
     pub command_buffers: bool,
 }
 
 impl Default for OpenClConfig {
-    /// Programs are kept in `opencl` in the folder that `RAGTAG_CACHE_DIR` names, else in `ragtag/opencl` in the user's
-    /// folder for caches.
+    /// Returns the default configuration. Programs are cached in `opencl` within `RAGTAG_CACHE_DIR`, or in
+    /// `ragtag/opencl` within the user's cache folder.
     fn default() -> Self {
         Self { cache_folder: default_folder(NAME), transfer: None, command_buffers: true }
     }
@@ -37,18 +37,18 @@ impl Default for OpenClConfig {
 pub struct OpenClBackend {
     config: OpenClConfig,
     shelf: Arc<Shelf>,
-    /// Contexts in use: later devices of a platform join them where they can.
+    /// Contexts in use. Devices of the same platform that are opened later join them if possible.
     contexts: Mutex<Vec<Weak<Context>>>,
 }
 
 impl OpenClBackend {
-    /// A backend with this configuration.
+    /// Creates a backend with this configuration.
     pub fn new(config: OpenClConfig) -> Self {
         let shelf = Shelf::new(config.cache_folder.clone().map(Folder::new));
         Self { config, shelf: Arc::new(shelf), contexts: Mutex::default() }
     }
 
-    /// What became of the programs of all devices that were opened here.
+    /// Returns the cache counters of all devices opened by this backend.
     pub fn counters(&self) -> CacheCounters {
         self.shelf.counters()
     }
@@ -57,7 +57,7 @@ impl OpenClBackend {
         probe(NAME)
     }
 
-    /// A context for devices of one platform: one that is in use, if it has them all.
+    /// Returns a context for devices of one platform: an existing one, if it contains them all.
     fn context(&self, platform: PlatformId, found: &[&Found]) -> Result<Arc<Context>> {
         let mut contexts = self.contexts.lock().unwrap_or_else(PoisonError::into_inner);
         contexts.retain(|context| context.strong_count() > 0);
@@ -108,7 +108,7 @@ impl Backend for OpenClBackend {
         let present = self.found()?;
         let all: Vec<&Found> =
             adapters.iter().map(|(wanted, _)| Found::find(&present, wanted)).collect::<Result<_>>()?;
-        // The devices of a platform share a context, which lives as long as somebody holds it.
+        // Devices of a platform share a context, which lives as long as any of them.
         let contexts = all.iter().map(|one| {
             let siblings: Vec<&Found> =
                 all.iter().copied().filter(|other| other.platform == one.platform).collect();

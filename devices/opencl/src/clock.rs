@@ -1,37 +1,38 @@
-//! A device's clock in terms of the host's.
+//! Conversion of a device's clock to the host's.
 //!
-//! Where the driver tells both clocks at once, the difference is asked for. Elsewhere a command's end is known to be past
-//! when the host hears of it, so the least difference seen is nearest to the truth. This module must not know commands.
+//! If the driver can read both clocks at once, the offset is measured that way. Otherwise a command has ended
+//! by the time the host learns of it, so the smallest observed difference is the best estimate. Knows nothing
+//! about commands.
 
 use opencl3::device::Device;
 use ragtag_hal::Timing;
-use ragtag_hal::lanes::Difference;
+use ragtag_hal::queues::Difference;
 
-/// How long a difference that was asked for is trusted.
+/// Lifetime of a measured offset.
 const SAMPLE_NS: u64 = 1_000_000_000;
-/// Questions for one sample; the quickest answer counts.
+/// Readings per measurement; the fastest counts.
 const QUESTIONS: u32 = 4;
 
-/// The difference between two clocks.
+/// Offset between the two clocks.
 #[derive(Debug)]
 pub(crate) struct Clock {
     device: Device,
-    /// Whether the driver tells both clocks.
-    told: bool,
+    /// Whether the driver can read both clocks at once.
+    reads_both: bool,
     difference: Option<Difference>,
 }
 
 impl Clock {
     pub(crate) fn new(device: Device) -> Self {
         let difference = sample(device);
-        Self { device, told: difference.is_some(), difference }
+        Self { device, reads_both: difference.is_some(), difference }
     }
 
-    /// The host's times for the start and the end of a command of which the host has just heard that it ended.
+    /// Converts start and end of a command that the host has just seen end to host time.
     pub(crate) fn host(&mut self, start_ns: u64, end_ns: u64) -> (u64, u64) {
         let now_ns = Timing::now_ns();
         let old = |difference: Difference| now_ns.saturating_sub(difference.at_ns) > SAMPLE_NS;
-        if !self.told {
+        if !self.reads_both {
             self.difference = Some(Difference::heard(self.difference, end_ns, now_ns));
         } else if self.difference.is_none_or(old) {
             self.difference = sample(self.device).or(self.difference);

@@ -1,6 +1,6 @@
-//! What opened devices of one platform share: a context, the programs compiled in it, and pinned host memory.
+//! State shared by opened devices of one platform: a context, its compiled programs, and pinned host memory.
 //!
-//! This module must not know how a device works.
+//! Does not know how a device works.
 
 use crate::api::{self, Mem, Program};
 use crate::probe::{Found, PlatformId};
@@ -11,18 +11,20 @@ use std::collections::HashMap;
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-/// A context over some devices of one platform.
+/// A context for some devices of one platform.
 pub(crate) struct Context {
     platform: PlatformId,
     devices: Vec<Device>,
     programs: Programs<Arc<Program>>,
-    /// Pinned regions by the address of their first byte: two devices that register a region pin it once.
+    /// Pinned regions by address. Two devices that register a region pin it once.
     pins: Mutex<HashMap<usize, Weak<Pin>>>,
     /// Released last.
     api: api::Context,
 }
 
 impl Context {
+    /// Creates a context.
+    ///
     /// # Errors
     /// If the driver refuses.
     pub(crate) fn new(platform: PlatformId, found: &[&Found], shelf: Arc<Shelf>) -> Result<Self> {
@@ -32,7 +34,7 @@ impl Context {
         Ok(Self { platform, devices, programs, pins: Mutex::default(), api })
     }
 
-    /// Whether these devices, of one platform, may share it.
+    /// Returns true if these devices, of one platform, can share it.
     pub(crate) fn serves(&self, found: &[&Found]) -> bool {
         let has = |one: &&Found| self.devices.iter().any(|device| device.id() == one.device.id());
         found.iter().all(|one| one.platform == self.platform && has(one))
@@ -46,7 +48,7 @@ impl Context {
         &self.programs
     }
 
-    /// Pins a region. `None` if the driver refuses: copies are slower then, and right all the same.
+    /// Pins a region. Returns `None` if the driver refuses; copies are then slower but correct.
     pub(crate) fn pin(&self, queue: &Arc<api::Queue>, region: &Arc<HostRegion>) -> Option<Arc<Pin>> {
         let mut pins = self.pins.lock().unwrap_or_else(PoisonError::into_inner);
         pins.retain(|_, pin| pin.strong_count() > 0);
@@ -55,26 +57,28 @@ impl Context {
             return Some(pin);
         }
         let pin = Pin::new(&self.api, queue, region);
-        let pin = Arc::new(pin.inspect_err(|error| tracing::debug!(%error, "a region is not pinned")).ok()?);
+        let pin = Arc::new(pin.inspect_err(|error| tracing::debug!(%error, "cannot pin a region")).ok()?);
         pins.insert(address, Arc::downgrade(&pin));
         Some(pin)
     }
 }
 
-/// A region that the driver reaches without a copy of its own.
+/// A region that the driver accesses without a copy of its own.
 pub(crate) struct Pin {
     queue: Arc<api::Queue>,
     memory: Mem,
-    /// Where it is mapped: at the region's own bytes.
+    /// Mapped address: that of the region itself.
     mapped: usize,
-    /// Kept until the driver has let go of it.
+    /// Keeps the region alive until the driver has unpinned it.
     _region: Arc<HostRegion>,
 }
 
 impl Pin {
-    /// The driver pins memory of the host's that is mapped, and recognises its addresses in copies of other buffers.
+    /// Pins by mapping: the driver pins mapped host memory and recognises its addresses in copies of other
+    /// buffers.
     fn new(context: &api::Context, queue: &Arc<api::Queue>, region: &Arc<HostRegion>) -> Result<Self> {
-        // SAFETY: the region lives as long as the pin, and no command uses this memory: it is mapped as long as it lives.
+        // SAFETY: the region lives as long as the pin, and no command uses this buffer, which stays mapped
+        // for its lifetime.
         let memory = unsafe { Mem::over(context, region.as_ptr(), region.bytes()) }?;
         let mapped = queue.pin(&memory, region.bytes())? as usize;
         Ok(Self { queue: Arc::clone(queue), memory, mapped, _region: Arc::clone(region) })
@@ -86,7 +90,7 @@ impl Drop for Pin {
         let unpinned =
             self.queue.unpin(&self.memory, self.mapped as *mut c_void).and_then(|()| self.queue.finish());
         if let Err(error) = unpinned {
-            tracing::debug!(%error, "a region was not unpinned");
+            tracing::debug!(%error, "cannot unpin a region");
         }
     }
 }

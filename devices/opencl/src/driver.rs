@@ -1,6 +1,6 @@
 //! The driver of one OpenCL device: memory, kernels and recorded programs.
 //!
-//! This module must not know ids or points.
+//! Knows nothing about IDs or points.
 
 use crate::api;
 use crate::clock::Clock;
@@ -13,7 +13,7 @@ use crate::queue::Queue;
 use crate::recording::{Recorded, recorded};
 use crate::transfer::TransferMode;
 use ragtag_hal::driver::{self, Driver, DriverDevice};
-use ragtag_hal::lanes::Common;
+use ragtag_hal::queues::Common;
 use ragtag_hal::{DeviceId, Error, HostRegion, Limits, Memory, Module, Result};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -27,17 +27,18 @@ pub(crate) struct OpenCl {
     found: Found,
     mode: TransferMode,
     compute: Arc<api::Queue>,
-    /// The queue on which new buffers are touched; renewed after a failure. It never holds anything that waits.
+    /// Queue on which new buffers are touched, recreated after a failure. It never holds a command that
+    /// waits.
     touching: Mutex<Option<api::Queue>>,
-    /// For pinning: never holds anything that waits.
+    /// Queue for pinning. It never holds a command that waits.
     pinning: Arc<api::Queue>,
     context: Arc<Context>,
 }
 
-/// Opens a device in a context that has it.
+/// Opens a device in a context that contains it.
 ///
 /// # Errors
-/// If the driver refuses, or the system gives no more threads.
+/// If the driver refuses or the system cannot start a thread.
 pub(crate) fn open(
     id: DeviceId,
     found: Found,
@@ -55,7 +56,7 @@ pub(crate) fn open(
     DriverDevice::open(Common::new(id), adapter, driver, queues, limits)
 }
 
-/// A launch of a kernel: the kernel has all its arguments.
+/// A launch of a kernel whose arguments are all set.
 #[derive(Debug)]
 pub(crate) struct Launch {
     pub(crate) kernel: api::Kernel,
@@ -63,8 +64,8 @@ pub(crate) struct Launch {
 }
 
 impl OpenCl {
-    /// Uses memory once. Some drivers take it only then, and say only then that there is too little: long after they gave
-    /// the buffer away.
+    /// Touches memory once. Some drivers commit memory only on first use, and report a shortage only then,
+    /// long after the allocation.
     fn commit(&self, memory: &api::Mem) -> Result<()> {
         let mut touching = self.touching.lock().unwrap_or_else(PoisonError::into_inner);
         let queue = match touching.take() {
@@ -74,7 +75,7 @@ impl OpenCl {
         let event = queue.touch(memory)?;
         queue.flush()?;
         event.wait()?;
-        // Kept only if nothing went wrong on it.
+        // Kept only if nothing failed on it.
         *touching = Some(queue);
         Ok(())
     }
@@ -90,14 +91,14 @@ impl Driver for OpenCl {
 
     fn heap(&self) -> Result<Memory> {
         heap(&self.found.device, self.found.free)
-            .ok_or_else(|| Error::invalid("a device that does not tell the size of its memory"))
+            .ok_or_else(|| Error::invalid("the device does not report the size of its memory"))
     }
 
     fn trusts_free_bytes(&self) -> bool {
         true
     }
 
-    /// Waits until the memory is there.
+    /// Allocates a buffer and waits until its memory is committed.
     fn allocate(&self, bytes: u64) -> Result<Buffer> {
         let made = Buffer::new(self.context.api(), bytes, self.mode, self.found.unified).and_then(|buffer| {
             match buffer.is_shared() {
@@ -126,7 +127,7 @@ impl Driver for OpenCl {
         Ok(Launch { kernel, size: api::Range3 { global, local } })
     }
 
-    /// A device in the host's memory copies as the host does.
+    /// A device that uses host memory copies as fast as the host, so nothing is pinned.
     fn register(&self, region: &Arc<HostRegion>) -> Result<Option<Arc<Pin>>> {
         let apart = !self.found.memory.host_memory;
         Ok(apart.then(|| self.context.pin(&self.pinning, region)).flatten())

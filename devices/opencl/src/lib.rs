@@ -1,23 +1,23 @@
-//! The OpenCL backend: the devices of every platform that the machine's OpenCL library shows, as `opencl:0 …`.
+//! The OpenCL backend: the devices of all OpenCL platforms of the machine, as `opencl:0 …`.
 //!
-//! The library is found when the program runs. A device has three in-order queues. A submission is enqueued when it is
-//! made, with events for what it waits for on its own device; one that waits for another device is enqueued when that
-//! has got there. A thread for each queue watches events end and moves the timelines. Kernels are OpenCL C or SPIR-V,
-//! compiled by the driver and kept on disk.
+//! The library is loaded at run time. A device has three in-order queues. A submission that waits only for
+//! its own device is enqueued at once with the events of its predecessors. A submission that waits for
+//! another device is enqueued when those points have passed. A thread per queue waits for events and advances
+//! the timelines. Kernels are OpenCL C or SPIR-V, compiled by the driver and cached on disk.
 //!
 //! | file | subject |
 //! | --- | --- |
 //! | `backend.rs` | probe and open |
-//! | `probe.rs` | platforms and devices, and what they say of themselves |
-//! | `context.rs` | what devices of one platform share |
+//! | `probe.rs` | platforms and devices, and their properties |
+//! | `context.rs` | state shared by devices of one platform |
 //! | `driver.rs` | the driver of a device, as `ragtag-hal` uses it |
-//! | `queue.rs`, `recording.rs` | a queue of the driver: how it takes commands one by one and recorded |
+//! | `queue.rs`, `recording.rs` | a driver queue: single commands and recorded ones |
 //! | `program.rs` | compiled programs, in this process and on disk |
-//! | `memory.rs`, `transfer.rs` | memory of buffers, and how it is filled and read |
-//! | `clock.rs` | the device's clock in terms of the host's |
+//! | `memory.rs`, `transfer.rs` | buffer memory, and transfers to and from it |
+//! | `clock.rs` | conversion of the device's clock to the host's |
 //! | `error.rs`, `api/` | OpenCL's codes, objects and calls |
 //!
-//! This crate must not know any operator, kernel or model.
+//! Knows no operator, kernel or model.
 
 mod api;
 mod backend;

@@ -1,31 +1,12 @@
-//! Memory of buffers, and what the host has left.
+//! Memory of buffers, and free host memory.
 //!
-//! This module must not know commands.
+//! Knows nothing about commands.
 
 use crate::api::{Context, Mem, SharedBlock, UnifiedMemory};
 use crate::transfer::TransferMode;
 use ragtag_hal::driver::Allocation;
 use ragtag_hal::{Error, Result};
 use std::sync::{Arc, Mutex, PoisonError};
-use sysinfo::{MemoryRefreshKind, RefreshKind, System};
-
-/// The host's memory.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct HostMemory {
-    /// What can be had without swapping.
-    pub(crate) free_bytes: u64,
-}
-
-impl HostMemory {
-    /// Asks the operating system; a container's own limits count.
-    pub(crate) fn now() -> Self {
-        let ram = MemoryRefreshKind::nothing().with_ram();
-        let system = System::new_with_specifics(RefreshKind::nothing().with_memory(ram));
-        let available = system.available_memory();
-        let group = system.cgroup_limits().filter(|group| group.total_memory > 0);
-        Self { free_bytes: group.map_or(available, |group| available.min(group.free_memory)) }
-    }
-}
 
 /// A buffer.
 #[derive(Debug)]
@@ -39,6 +20,8 @@ pub(crate) struct Buffer {
 }
 
 impl Buffer {
+    /// Allocates a buffer.
+    ///
     /// # Errors
     /// If the driver refuses, or has no memory of this kind.
     pub(crate) fn new(
@@ -57,7 +40,7 @@ impl Buffer {
             (TransferMode::Unified, None) | (TransferMode::Explicit, _) => None,
         };
         let memory = match &block {
-            // SAFETY: the block has these bytes and stays with the memory; what touches it when is ordered by points, as
+            // SAFETY: the block has these bytes and stays with the memory; points order all access to it, as
             // for every buffer.
             Some(block) => unsafe { Mem::over(context, block.pointer(), size) }?,
             None => Mem::new(context, size)?,
@@ -65,7 +48,7 @@ impl Buffer {
         Ok(Self { parts: Mutex::default(), memory, bytes: size, block })
     }
 
-    /// Whether the host reaches its memory.
+    /// Returns true if the host can access its memory.
     pub(crate) fn is_shared(&self) -> bool {
         self.block.is_some()
     }
@@ -74,8 +57,8 @@ impl Buffer {
         &self.memory
     }
 
-    /// The memory object that starts at an offset and reaches to the end. A kernel's pointer starts where its memory object
-    /// does, so that a binding further on needs an object of its own. `None` for the buffer's own.
+    /// Returns a memory object from an offset to the end of the buffer. A kernel's pointer starts where its
+    /// memory object does, so a binding at an offset needs its own object. `None` for offset 0.
     ///
     /// # Errors
     /// If the driver refuses.
@@ -107,10 +90,11 @@ impl Allocation for Buffer {
     }
 }
 
-/// What kernels are bound to further on than a buffer's start, in the order in which it was made: one object for each offset,
-/// since NVIDIA's driver crashes when objects that begin at the same place are released.
+/// Sub-buffers for bindings at an offset, in order of creation. There is one object for each offset, because
+/// NVIDIA's driver crashes when objects with the same start are released.
 ///
-/// It has crashed with objects released in that order, too: the last goes first, all of them before the buffer's own memory.
+/// The driver has also crashed when objects were released in order of creation. So the last is released
+/// first, and all of them before the buffer itself.
 #[derive(Debug, Default)]
 struct Parts(Vec<(usize, Arc<Mem>)>);
 

@@ -1,9 +1,8 @@
-//! What platforms and devices there are, as adapters and as the facts that opening one needs.
+//! Detection of platforms and devices: adapters, and the facts needed to open them.
 //!
-//! This module must not know how a device works.
+//! Does not know how a device works.
 
 use crate::api::{CommandBuffers, SpirVLoader, UnifiedMemory};
-use crate::memory::HostMemory;
 use crate::transfer::MemoryCaps;
 use cl3::ext::{
     CL_DEVICE_GLOBAL_FREE_MEMORY_AMD, CL_DEVICE_HOST_MEM_CAPABILITIES_INTEL, CL_DEVICE_PCI_BUS_ID_NV,
@@ -18,14 +17,14 @@ use opencl3::error_codes::{CL_DEVICE_NOT_FOUND, CL_PLATFORM_NOT_FOUND_KHR, ClErr
 use opencl3::platform::{Platform, platform::get_platform_ids};
 use ragtag_hal::cache::{Key, key};
 use ragtag_hal::{
-    Adapter, AdapterKind, Caps, Clocks, Feature, Features, HeapKind, KernelLanguage, Memory, MemorySource,
-    PciAddress, PhysicalIdentity, QueueLayout, Unavailable,
+    Adapter, AdapterKind, Caps, Clocks, Feature, Features, HeapKind, HostMemory, KernelLanguage, Memory,
+    MemorySource, PciAddress, PhysicalIdentity, QueueLayout, Unavailable,
 };
 use std::collections::BTreeSet;
 use std::ffi::c_void;
 use std::sync::{Mutex, PoisonError};
 
-/// The library's name, for messages.
+/// Library name for messages.
 const LIBRARY: &str = if cfg!(target_os = "windows") {
     "OpenCL.dll"
 } else if cfg!(target_os = "macos") {
@@ -33,19 +32,19 @@ const LIBRARY: &str = if cfg!(target_os = "windows") {
 } else {
     "libOpenCL.so.1"
 };
-/// The first final version of `cl_khr_command_buffer`, as OpenCL packs versions.
+/// First final version of `cl_khr_command_buffer`, in OpenCL's version encoding.
 const FINAL_COMMAND_BUFFERS: u32 = 1 << 22;
-/// `cl_khr_integer_dot_product`: products of four packed bytes.
+/// `cl_khr_integer_dot_product`: dot products of four packed bytes.
 const PACKED_DOT: u64 = 1;
-/// NVIDIA's question for the domain of a PCI address.
+/// NVIDIA's query for the domain of a PCI address.
 const CL_DEVICE_PCI_DOMAIN_ID_NV: u32 = 0x400a;
 /// `cl_intel_unified_shared_memory`: kernels may read and write.
 const UNIFIED_ACCESS: u64 = 1;
 
-/// One probe at a time: PoCL 3.1 sets its devices up in the first, and crashes those who ask for them meanwhile.
+/// Serializes probes: PoCL 3.1 initialises its devices in the first and crashes concurrent queries.
 static PROBING: Mutex<()> = Mutex::new(());
 
-/// A platform's handle, as a number: it is good on every thread, for as long as the process runs.
+/// A platform handle as a number. It is valid on every thread for the life of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PlatformId(usize);
 
@@ -55,29 +54,29 @@ impl PlatformId {
     }
 }
 
-/// Who says how much memory is free.
+/// Source of the free memory figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FreeMemory {
-    /// The operating system: the device works in the host's memory.
+    /// The operating system, because the device uses host memory.
     Host,
     /// AMD's extension.
     Amd,
-    /// Nobody.
+    /// None.
     Unknown,
 }
 
 pub(crate) type Found = ragtag_hal::Found<Native>;
 
-/// What a device is opened with.
+/// Facts needed to open a device.
 #[derive(Clone, Debug)]
 pub(crate) struct Native {
     pub(crate) platform: PlatformId,
     pub(crate) device: Device,
-    /// What programs are compiled with.
+    /// Compiler options for programs.
     pub(crate) options: String,
-    /// Names the platform, the device and the driver in full: compiled programs fit no other.
+    /// Identifies platform, device and driver. Compiled programs are valid only for the same fingerprint.
     pub(crate) fingerprint: Key,
-    /// Whether the platform is of OpenCL 2.0 or later.
+    /// Whether the platform has OpenCL 2.0 or later.
     pub(crate) modern: bool,
     pub(crate) command_buffers: Option<CommandBuffers>,
     pub(crate) spir_v: Option<SpirVLoader>,
@@ -86,10 +85,10 @@ pub(crate) struct Native {
     pub(crate) free: FreeMemory,
 }
 
-/// All devices of all platforms, each once, in the order in which the library shows them.
+/// Returns all devices of all platforms without duplicates, in the order of the library.
 ///
 /// # Errors
-/// If there is no library, or no driver behind it.
+/// If the library or every driver is missing.
 pub(crate) fn probe(backend: &str) -> Result<Vec<Found>, Unavailable> {
     let _alone = PROBING.lock().unwrap_or_else(PoisonError::into_inner);
     let unavailable = |cause: String| Unavailable { tried: vec![LIBRARY.into()], cause };
@@ -102,29 +101,29 @@ pub(crate) fn probe(backend: &str) -> Result<Vec<Found>, Unavailable> {
         Err(code) => return Err(unavailable(format!("clGetPlatformIDs: {}", ClError(code)))),
     };
     let mut found: Vec<Found> = Vec::new();
-    // A driver that is installed twice shows the same platforms and devices twice.
+    // A driver that is installed twice lists the same platforms and devices twice.
     for (id, device) in distinct(platforms.into_iter().flat_map(devices)) {
         match describe(backend, found.len() as u32, id, device) {
             Ok(one) => found.push(one),
-            Err(why) => tracing::debug!(%why, "an OpenCL device is left out"),
+            Err(why) => tracing::debug!(%why, "skipping an OpenCL device"),
         }
     }
     Ok(found)
 }
 
-/// The devices of a platform, with it.
+/// Returns the devices of a platform, each with the platform.
 fn devices(platform: cl_platform_id) -> Vec<(cl_platform_id, Device)> {
     match Platform::new(platform).get_devices(CL_DEVICE_TYPE_ALL) {
         Ok(ids) => ids.into_iter().map(|id| (platform, Device::new(id))).collect(),
         Err(ClError(CL_DEVICE_NOT_FOUND)) => Vec::new(),
         Err(error) => {
-            tracing::debug!(%error, "an OpenCL platform shows no devices");
+            tracing::debug!(%error, "an OpenCL platform has no devices");
             Vec::new()
         }
     }
 }
 
-/// Each device handle once.
+/// Removes duplicate device handles.
 fn distinct<P>(all: impl Iterator<Item = (P, Device)>) -> Vec<(P, Device)> {
     let mut seen: BTreeSet<*mut c_void> = BTreeSet::new();
     all.filter(|(_, device)| seen.insert(device.id())).collect()
@@ -168,7 +167,7 @@ fn describe(backend: &str, index: u32, id: cl_platform_id, device: Device) -> Re
         () if extensions.has("cl_amd_device_attribute_query") => FreeMemory::Amd,
         () => FreeMemory::Unknown,
     };
-    let heap = heap(&device, free).ok_or("the size of its memory")?;
+    let heap = heap(&device, free).ok_or("unknown memory size")?;
     let command_buffers = extensions.has("cl_khr_command_buffer") && final_command_buffers(&device);
     let adapter = Adapter {
         backend: backend.into(),
@@ -196,10 +195,10 @@ fn describe(backend: &str, index: u32, id: cl_platform_id, device: Device) -> Re
     Ok(Found { adapter, native })
 }
 
-/// Whether kernels as they are here can run at all.
+/// Checks that the device can run this crate's kernels.
 fn usable(device: &Device, class: u64) -> Result<(), &'static str> {
     match () {
-        () if class & CL_DEVICE_TYPE_CUSTOM != 0 => Err("it takes no kernels"),
+        () if class & CL_DEVICE_TYPE_CUSTOM != 0 => Err("it runs no kernels"),
         () if !device.available().unwrap_or(false) => Err("it is not available"),
         () if !device.compiler_available().unwrap_or(false) => Err("its driver has no compiler"),
         () if !device.endian_little().unwrap_or(false) => Err("it is big-endian"),
@@ -208,7 +207,7 @@ fn usable(device: &Device, class: u64) -> Result<(), &'static str> {
     }
 }
 
-/// A device's extensions, as words.
+/// Extensions of a device, separated by spaces.
 struct Extensions(String);
 
 impl Extensions {
@@ -221,7 +220,7 @@ impl Extensions {
     }
 }
 
-/// The version in a text like `OpenCL 3.0 and more`.
+/// Parses the version in a text such as `OpenCL 3.0 and more`.
 fn version_of(text: &str, prefix: &str) -> (u32, u32) {
     let words = text.strip_prefix(prefix).and_then(|rest| rest.split_ascii_whitespace().next());
     let numbers = words.and_then(|word| word.split_once('.'));
@@ -233,7 +232,7 @@ fn first_words(version: &str) -> String {
     version.split_ascii_whitespace().take(2).collect::<Vec<_>>().join(" ")
 }
 
-/// The highest version of OpenCL C that the device takes.
+/// Returns the highest OpenCL C version that the device supports.
 fn c_version(device: &Device) -> (u32, u32) {
     let listed = device.opencl_c_all_versions().unwrap_or_default();
     let listed = listed.iter().map(|one| (one.version >> 22, one.version >> 12 & 0x3ff)).max();
@@ -241,7 +240,8 @@ fn c_version(device: &Device) -> (u32, u32) {
     listed.map_or(said, |listed| listed.max(said))
 }
 
-/// Compiler options. None of them trades exactness for speed. `-w`: PoCL's compiler counts its warnings on standard error.
+/// Returns the compiler options. None of them trades exactness for speed. `-w`: PoCL's compiler otherwise
+/// prints the number of warnings to standard error.
 fn options((major, minor): (u32, u32), features: &Features) -> String {
     let standard = match (major, minor) {
         (3.., _) => "CL3.0",
@@ -270,7 +270,7 @@ fn features(device: &Device, extensions: &Extensions, nvidia: bool) -> Features 
     [
         (extensions.has("cl_khr_fp16"), Feature::Fp16),
         (sub_groups, Feature::SubGroups),
-        // NVIDIA lists no such extension; its compiler takes the instruction itself.
+        // NVIDIA does not list the extension, but its compiler accepts the instruction.
         (dot || nvidia, Feature::IntegerDot),
     ]
     .into_iter()
@@ -278,7 +278,7 @@ fn features(device: &Device, extensions: &Extensions, nvidia: bool) -> Features 
     .collect()
 }
 
-/// A name that ends with its first zero.
+/// Truncates a name at its first zero.
 fn name_of(name: &[u8]) -> &[u8] {
     name.split(|&byte| byte == 0).next().unwrap_or_default()
 }
@@ -303,7 +303,7 @@ fn spir_v(
     }
 }
 
-/// The lanes of a compute unit, by the device's vendor; 0 of others.
+/// Returns the f32 lanes of a compute unit by vendor; 0 if unknown.
 fn lanes_per_unit(vendor: &str) -> u32 {
     let vendor = vendor.to_lowercase();
     match () {
@@ -329,7 +329,7 @@ fn caps(device: &Device, features: Features, spir_v: bool) -> Result<Caps, ClErr
         records_programs: true,
         max_allocation_bytes,
         max_binding_bytes: max_allocation_bytes,
-        // The standard counts this one in bits.
+        // The standard states this value in bits.
         binding_alignment_bytes: u64::from(device.mem_base_addr_align()? / 8).max(1),
         copy_alignment_bytes: 1,
         parallel_units: device.max_compute_units()?.max(1),
@@ -341,7 +341,7 @@ fn caps(device: &Device, features: Features, spir_v: bool) -> Result<Caps, ClErr
     })
 }
 
-/// The heap that buffers come from, as it is now.
+/// Returns the current state of the heap of the buffers.
 pub(crate) fn heap(device: &Device, free: FreeMemory) -> Option<Memory> {
     let total_bytes = device.global_mem_size().ok().filter(|&bytes| bytes > 0)?;
     let free_bytes = match free {
@@ -357,14 +357,14 @@ pub(crate) fn heap(device: &Device, free: FreeMemory) -> Option<Memory> {
     })
 }
 
-/// What AMD's extension says: kibibytes, of which the first of several figures is the sum.
+/// Returns the figure of AMD's extension, which is in KiB. The first of several values is the total.
 fn amd_free_bytes(device: &Device) -> Option<u64> {
     let figures = device.get_data(CL_DEVICE_GLOBAL_FREE_MEMORY_AMD).ok()?;
     let kib = u64::from_ne_bytes(*figures.first_chunk()?);
     kib.checked_mul(1024)
 }
 
-/// An answer of four or eight bytes.
+/// Queries a value of four or eight bytes.
 fn number(device: &Device, what: u32) -> Option<u64> {
     let bytes = device.get_data(what).ok()?;
     match bytes.len() {
@@ -391,12 +391,12 @@ fn pci(device: &Device, nvidia: bool) -> Option<PciAddress> {
     }
     if nvidia {
         let bus = u8::try_from(number(device, CL_DEVICE_PCI_BUS_ID_NV)?).ok()?;
-        // Device and function in one byte, as the bus has them.
+        // The byte encodes device and function as on the PCI bus.
         let slot = u8::try_from(number(device, CL_DEVICE_PCI_SLOT_ID_NV)?).ok()?;
         let domain = number(device, CL_DEVICE_PCI_DOMAIN_ID_NV).unwrap_or(0);
         return Some(PciAddress { domain: domain as u32, bus, device: slot >> 3, function: slot & 7 });
     }
-    // AMD: a word that says 1, then bytes of which the last three are bus, device and function.
+    // AMD: a word with value 1, then bytes; the last three are bus, device and function.
     let topology = device.get_data(CL_DEVICE_TOPOLOGY_AMD).ok()?;
     match topology.as_slice() {
         [1, 0, 0, 0, .., bus, device, function] if topology.len() == 24 => {
@@ -416,7 +416,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_that_is_shown_twice_counts_once() {
+    fn a_duplicate_device_counts_once() {
         let device = |id: usize| Device::new(id as *mut c_void);
         let shown = [(1, device(8)), (1, device(16)), (2, device(8)), (3, device(24)), (3, device(24))];
         let distinct: Vec<_> = distinct(shown.into_iter())
@@ -427,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn versions_are_read_from_texts() {
+    fn versions_are_parsed() {
         assert_eq!(version_of("OpenCL 3.0 PoCL 3.1+debian", "OpenCL "), (3, 0));
         assert_eq!(version_of("OpenCL C 1.2", "OpenCL C "), (1, 2));
         assert_eq!(version_of("OpenCL three", "OpenCL "), (0, 0));
@@ -435,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn options_name_the_standard_and_the_features() {
+    fn options_contain_the_standard_and_the_features() {
         let all = Features::from([Feature::Fp16, Feature::SubGroups, Feature::IntegerDot]);
         assert_eq!(options((3, 1), &all), "-cl-std=CL3.0 -w -DRT_FP16 -DRT_SUBGROUPS -DRT_INTEGER_DOT");
         assert_eq!(options((2, 0), &Features::new()), "-cl-std=CL2.0 -w");

@@ -1,6 +1,6 @@
-//! Programs: compiled once for a text, options and a device, kept in this process and on disk.
+//! Programs: compiled once per source, options and device; cached in this process and on disk.
 //!
-//! This module must not know kernels' arguments.
+//! Knows nothing about kernel arguments.
 
 use crate::api::{Kernel, Program};
 use crate::context::Context;
@@ -11,7 +11,7 @@ use rayon::prelude::*;
 use std::ffi::CString;
 use std::sync::Arc;
 
-/// Code as a module has it.
+/// Code of a module.
 #[derive(Clone, Copy, Debug)]
 enum Source<'a> {
     OpenClC(&'a str),
@@ -33,16 +33,17 @@ impl Source<'_> {
         }
     }
 
-    /// What it is compiled with: there is nothing to say about SPIR-V.
+    /// Returns the compiler options. SPIR-V has none.
     fn options(&self, found: &Found) -> Result<CString> {
         let options = match self {
             Source::OpenClC(_) => found.options.as_str(),
             Source::SpirV(_) => "",
         };
-        CString::new(options).map_err(|_| Error::invalid("compiler options with a zero"))
+        CString::new(options).map_err(|_| Error::invalid("compiler options contain a zero byte"))
     }
 
-    /// Names the program: the same key means the same code, compiled alike for the same device and driver.
+    /// Returns the cache key. Equal keys mean equal code, compiled identically for the same device and
+    /// driver.
     fn key(&self, found: &Found) -> Key {
         key([
             found.fingerprint.as_bytes(),
@@ -53,7 +54,7 @@ impl Source<'_> {
     }
 }
 
-/// An entry of a module: a function, and how it is launched.
+/// An entry of a module: a function and its launch parameters.
 #[derive(Debug)]
 pub(crate) struct Entry {
     pub(crate) work_group: [usize; 3],
@@ -62,13 +63,13 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    /// A kernel without arguments.
+    /// Creates a kernel without arguments.
     pub(crate) fn kernel(&self) -> Result<Kernel> {
         Kernel::new(&self.program, &self.name)
     }
 }
 
-/// The program of a source, made if it was not yet.
+/// Returns the program of a source, compiled on first use.
 fn get(context: &Context, found: &Found, source: Source<'_>) -> Result<Arc<Program>> {
     let load = |binary: &[u8]| {
         let program = Program::from_binary(context.api(), found.device, binary)?;
@@ -84,7 +85,7 @@ fn compile(context: &Context, found: &Found, source: Source<'_>) -> Result<Compi
         Source::OpenClC(text) => Program::from_source(context.api(), text)?,
         Source::SpirV(binary) => {
             if !whole(binary) {
-                return Err(Error::Compile { log: "a SPIR-V binary that is not whole".into() });
+                return Err(Error::Compile { log: "the SPIR-V binary is truncated or damaged".into() });
             }
             let refused = || Error::Unsupported { what: format!("SPIR-V on {}", found.adapter.label()) };
             Program::from_spir_v(context.api(), found.spir_v.ok_or_else(refused)?, binary)?
@@ -92,17 +93,18 @@ fn compile(context: &Context, found: &Found, source: Source<'_>) -> Result<Compi
     };
     program.build(found.device, &source.options(found)?)?;
     let binary = program.binary(found.device).unwrap_or_else(|error| {
-        tracing::debug!(%error, "the driver gives no binary");
+        tracing::debug!(%error, "the driver provides no binary");
         None
     });
     Ok((Arc::new(program), binary))
 }
 
-/// The entries of a module. Its distinct programs are made side by side.
+/// Returns the entries of a module. Distinct programs are compiled in parallel.
 ///
 /// # Errors
-/// [`Error::Compile`] with the log; [`Error::Unsupported`] for a language that the device does not take, and for a
-/// function whose groups are too large for it; [`Error::Invalid`] for a function that is not what its ABI says.
+/// [`Error::Compile`] with the log; [`Error::Unsupported`] for a language that the device does not accept, or
+/// a function whose groups are too large for it; [`Error::Invalid`] for a function that does not match its
+/// ABI.
 pub(crate) fn entries(context: &Context, found: &Found, module: &Module) -> Result<Vec<Entry>> {
     let functions: Vec<(Source<'_>, &DeviceFunction)> = match &module.source {
         ModuleSource::Text { language: KernelLanguage::OpenClC, entries } => {
@@ -132,8 +134,9 @@ pub(crate) fn entries(context: &Context, found: &Found, module: &Module) -> Resu
     functions.iter().zip(&module.entries).map(entry).collect()
 }
 
-/// Whether a binary is SPIR-V and ends where an instruction does: Intel's processor runtime ends the process if not. After
-/// the specification of SPIR-V 1.0, section 2.3: five words of header, then instructions that begin with their length.
+/// Returns true if a binary is SPIR-V and ends at an instruction boundary. Intel's CPU runtime aborts the
+/// process otherwise. SPIR-V 1.0, section 2.3: a header of five words, then instructions that start with
+/// their length.
 fn whole(binary: &[u8]) -> bool {
     let (words, rest) = binary.as_chunks::<4>();
     let words: Vec<u32> = words.iter().map(|word| u32::from_le_bytes(*word)).collect();
@@ -150,7 +153,7 @@ fn whole(binary: &[u8]) -> bool {
     true
 }
 
-/// A function of a program, if it is there and is what its ABI says.
+/// Looks up a function and checks it against its ABI.
 fn checked(
     program: Arc<Program>,
     function: &DeviceFunction,
@@ -159,7 +162,7 @@ fn checked(
 ) -> Result<Entry> {
     let DeviceFunction { name, work_group, .. } = function;
     let c_name =
-        CString::new(name.as_str()).map_err(|_| Error::invalid(format!("a function named {name:?}")))?;
+        CString::new(name.as_str()).map_err(|_| Error::invalid(format!("invalid function name {name:?}")))?;
     let entry = Entry { work_group: work_group.map(|side| side as usize), program, name: c_name };
     let kernel =
         entry.kernel().map_err(|error| Error::Compile { log: format!("function {name}: {error}") })?;
@@ -167,13 +170,13 @@ fn checked(
     if has != wanted {
         return Err(Error::invalid(format!("function {name} has {has} parameters, its ABI {wanted}")));
     }
-    // What the source requires has been compiled so; some drivers name a smaller limit all the same.
+    // The work group that the source requires has been compiled, even if a driver reports a smaller limit.
     if kernel.required_group(found.device)? == entry.work_group {
         return Ok(entry);
     }
     let (limit, items) = (kernel.group_limit(found.device)?, entry.work_group.iter().product::<usize>());
     if items > limit {
-        let what = format!("groups of {items} work items in {name}, which takes {limit} on this device");
+        let what = format!("{items} work items per group in {name} (this device's limit is {limit})");
         return Err(Error::Unsupported { what });
     }
     Ok(entry)

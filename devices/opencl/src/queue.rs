@@ -1,26 +1,26 @@
-//! A queue of the driver as lanes use it: scripts in, events out, times in the host's clock.
+//! The backend's driver queue: enqueues scripts, returns events, and converts times to the host's clock.
 //!
-//! OpenCL has user events: a command is enqueued at once and waits for an event that the host completes. They are not used
-//! for points of other devices. What has to happen when the other device fails, OpenCL leaves to the driver: Intel's
-//! processor runtime frees memory twice when a command has waited for a failed user event and another, or runs commands
-//! behind one that failed, and PoCL 3.1 aborts the process when an in-order command without an event stands behind one. And
-//! they gain nothing: NVIDIA's driver begins to launch a waiting queue when the event is completed, and then takes as long
-//! as it takes to enqueue it.
+//! OpenCL has user events: a command can be enqueued at once and wait for an event that the host completes.
+//! They are not used for points of other devices, because OpenCL leaves the failure of such an event to the
+//! driver. Intel's CPU runtime double-frees memory when a command has waited for a failed user event and
+//! another event, or runs commands behind a failed one. PoCL 3.1 aborts the process when an in-order command
+//! without an event follows one. User events would also gain nothing: NVIDIA's driver starts to launch a
+//! waiting queue when the event is completed, which takes as long as enqueueing it then.
 //!
-//! This module must not know ids or points.
+//! Knows nothing about IDs or points.
 
 use crate::api::{self, Event, Part};
 use crate::clock::Clock;
 use crate::driver::{OpenCl, Script, Span, Step};
 use opencl3::types::cl_event;
-use ragtag_hal::lanes::{DriverQueue, Ends};
+use ragtag_hal::queues::{DriverQueue, Ends};
 use ragtag_hal::{Error, Result};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// An in-order queue of the driver.
 pub(crate) struct Queue {
     api: Arc<api::Queue>,
-    /// The device's, which all its queues share.
+    /// The device's clock, shared by its queues.
     clock: Arc<Mutex<Clock>>,
 }
 
@@ -29,50 +29,51 @@ impl Queue {
         Self { api, clock: Arc::clone(clock) }
     }
 
-    /// Enqueues all steps, to start after some events.
+    /// Enqueues all steps, to start after the given events.
     fn steps(&self, script: &Script, after: &[cl_event]) -> Result<Ends<Event>> {
-        let nothing = || Error::invalid("a command that gave no event");
+        let nothing = || Error::invalid("a command returned no event");
         let (steps, mut recorded) = (script.steps(), script.recording().iter().peekable());
         let (mut at, mut first, mut last) = (0, None, None);
         while at < steps.len() {
-            // What the first waits for the others wait for, too.
+            // The queue is in-order, so only the first step needs the wait list.
             let after = if at == 0 { after } else { &[] };
             let recorded = recorded.next_if(|recorded| recorded.steps.start == at);
             let end = recorded.map_or(at + 1, |recorded| recorded.steps.end);
             let wanted = at == 0 || end == steps.len();
+            let ends = api::Ends { after, wanted };
             let event = match recorded {
                 // SAFETY: as for launches.
-                Some(recorded) => unsafe { self.api.play(&recorded.buffer, after, wanted) }?,
-                None => enqueue(&self.api, &steps[at], after, wanted)?,
+                Some(recorded) => unsafe { self.api.play(&recorded.buffer, ends) }?,
+                None => enqueue(&self.api, &steps[at], ends)?,
             };
             first = first.or(last.take());
             last = event;
             at = end;
         }
         if steps.is_empty() {
-            last = self.api.marker(after, true)?;
+            last = self.api.marker(api::Ends { after, wanted: true })?;
         }
         Ok(Ends { first, last: Arc::new(last.ok_or_else(nothing)?) })
     }
 }
 
-fn enqueue(queue: &api::Queue, step: &Step, after: &[cl_event], wanted: bool) -> Result<Option<Event>> {
+fn enqueue(queue: &api::Queue, step: &Step, ends: api::Ends<'_>) -> Result<Option<Event>> {
     match step {
-        // SAFETY: `Checked` held the dispatch to the entry's ABI (number, access and extent of the bindings), which says what
-        // the kernel touches; the bindings lie inside buffers that the script keeps.
-        Step::Launch(launch) => unsafe {
-            queue.launch(&launch.code.kernel, &launch.code.size, after, wanted)
-        },
-        Step::Copy { from, to } => queue.copy(part(from), part(to), after, wanted),
-        Step::Fill { to, word } => queue.fill(part(to), *word, after, wanted),
-        // SAFETY: the bytes lie in the region, which the script keeps; the lane keeps the script until the command has ended.
-        Step::Upload { from, to } => unsafe { queue.write(from.pointer(), part(to), after, wanted) },
-        // SAFETY: as above; points and reservations keep everything else from these bytes meanwhile.
-        Step::Download { from, to } => unsafe { queue.read(part(from), to.pointer(), after, wanted) },
+        // SAFETY: `Checked` validated the dispatch against the entry's ABI (number, access and extent of the
+        // bindings), which says what the kernel touches; the bindings lie inside buffers that the script
+        // keeps alive.
+        Step::Launch(launch) => unsafe { queue.launch(&launch.code.kernel, &launch.code.size, ends) },
+        Step::Copy { from, to } => queue.copy(part(from), part(to), ends),
+        Step::Fill { to, word } => queue.fill(part(to), *word, ends),
+        // SAFETY: the bytes lie in the region, which the script keeps alive; the script is kept until the
+        // command has ended.
+        Step::Upload { from, to } => unsafe { queue.write(from.pointer(), part(to), ends) },
+        // SAFETY: as above; points and reservations exclude all other access to these bytes meanwhile.
+        Step::Download { from, to } => unsafe { queue.read(part(from), to.pointer(), ends) },
     }
 }
 
-/// The bytes of a span, as OpenCL's copies take them.
+/// Returns the byte range of a span for OpenCL's copies.
 pub(crate) fn part(span: &Span) -> Part<'_> {
     Part { memory: span.buffer().memory(), offset: span.offset() as usize, bytes: span.bytes() as usize }
 }
@@ -81,7 +82,7 @@ impl DriverQueue for Queue {
     type Driver = OpenCl;
     type Event = Event;
 
-    /// NVIDIA's driver sometimes crashes in `clReleaseMemObject` a moment after the last event.
+    /// NVIDIA's driver sometimes crashes in `clReleaseMemObject` shortly after the last event.
     const USES_AFTER_END: bool = true;
 
     fn enqueue(&self, script: &Arc<Script>, after: &[&Event]) -> Result<Ends<Event>> {
@@ -97,7 +98,7 @@ impl DriverQueue for Queue {
         event.wait()
     }
 
-    /// A driver that measures nothing for some kind of command leaves that one out.
+    /// A driver that does not measure some kinds of commands omits their times.
     fn times_ns(&self, ends: &Ends<Event>) -> Option<(u64, u64)> {
         let first = ends.first.as_ref().unwrap_or(&ends.last);
         let (start_ns, end_ns) = (first.start_ns().ok()?, ends.last.end_ns().ok()?);

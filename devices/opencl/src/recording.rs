@@ -1,7 +1,8 @@
-//! Runs of commands as command buffers of the driver (`cl_khr_command_buffer`), where it has them and takes the commands.
+//! Runs of commands as driver command buffers (`cl_khr_command_buffer`), where the driver supports them.
 //!
-//! Copies from and to host regions are never recorded: they use what the region holds, and where it is pinned, when they
-//! run. So a program is command buffers with such copies between them. This module must not know programs' ids.
+//! Copies to and from host regions are never recorded, because they depend on the contents and the pinning of
+//! the region when they run. So a program is a series of command buffers with such copies between them. Knows
+//! nothing about program IDs.
 
 use crate::api::{self, CommandBuffer, CommandBuffers};
 use crate::driver::Step;
@@ -9,14 +10,14 @@ use crate::queue::part;
 use ragtag_hal::{Error, Result};
 use std::ops::Range;
 
-/// A run of steps that the driver keeps and runs as one.
+/// A run of steps recorded as one command buffer.
 pub(crate) struct Recorded {
-    /// Their places in the script, which keeps what they name.
+    /// Indices of the steps in the script, which keeps everything that they name alive.
     pub(crate) steps: Range<usize>,
     pub(crate) buffer: CommandBuffer,
 }
 
-/// Records each run of two or more steps that stay on the device, for a queue. A run that the driver refuses is left out.
+/// Records each run of two or more steps that stay on the device. Runs that the driver refuses are omitted.
 pub(crate) fn recorded(functions: CommandBuffers, queue: &api::Queue, steps: &[Step]) -> Vec<Recorded> {
     let stays = |step: &Step| matches!(step, Step::Launch(_) | Step::Copy { .. } | Step::Fill { .. });
     let mut all = Vec::new();
@@ -29,7 +30,7 @@ pub(crate) fn recorded(functions: CommandBuffers, queue: &api::Queue, steps: &[S
         }
         match record(functions, queue, run) {
             Ok(buffer) => all.push(Recorded { steps: start..end, buffer }),
-            Err(error) => tracing::debug!(%error, commands = run.len(), "commands are not recorded"),
+            Err(error) => tracing::debug!(%error, commands = run.len(), "cannot record commands"),
         }
     }
     all
@@ -43,7 +44,7 @@ fn record(functions: CommandBuffers, queue: &api::Queue, steps: &[Step]) -> Resu
             Step::Copy { from, to } => buffer.copy(part(from), part(to))?,
             Step::Fill { to, word } => buffer.fill(part(to), *word)?,
             Step::Upload { .. } | Step::Download { .. } => {
-                return Err(Error::invalid("a command that cannot be recorded"));
+                return Err(Error::invalid("this command cannot be recorded"));
             }
         }
     }

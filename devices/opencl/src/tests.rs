@@ -1,5 +1,5 @@
-//! What only this crate can see: which devices share a context, and what becomes of a device that is lost. What the
-//! backend owes to its users is in its folder of tests and in the conformance suite.
+//! Tests that need this crate's internals: shared contexts and lost devices. The tests of the public
+//! interface are in the `tests` folder and in the conformance suite.
 
 #![allow(clippy::print_stdout)] // a skip is visible
 
@@ -38,11 +38,11 @@ fn devices_of_one_platform_share_a_context() {
     let both = open(&[(a, 0), (b, 1)]);
     assert_eq!(backend.contexts_in_use(), 1, "two devices that are opened together");
     let again = open(&[(b, 2)]);
-    assert_eq!(backend.contexts_in_use(), 1, "one that is opened later");
+    assert_eq!(backend.contexts_in_use(), 1, "a device that is opened later");
     drop(both);
-    assert_eq!(backend.contexts_in_use(), 1, "one is left");
+    assert_eq!(backend.contexts_in_use(), 1, "one device remains");
     drop(again);
-    assert_eq!(backend.contexts_in_use(), 0, "none is left");
+    assert_eq!(backend.contexts_in_use(), 0, "no device remains");
     let one = open(&[(a, 3)]);
     let other = open(&[(b, 4)]);
     assert_eq!(backend.contexts_in_use(), 2, "a context that is in use gets no more devices");
@@ -50,12 +50,12 @@ fn devices_of_one_platform_share_a_context() {
 }
 
 #[test]
-fn a_lost_device_says_so_and_closes() {
+fn a_lost_device_reports_its_loss_and_closes() {
     let backend = backend();
     for adapter in adapters(&backend) {
         let found =
             backend.found().unwrap().into_iter().find(|found| found.adapter.label() == adapter.label());
         let device = backend.open_one(DeviceId(0), found.unwrap(), &Limits::default()).unwrap();
-        suite::a_lost_device_says_so_and_closes(device, suite::unplug);
+        suite::a_lost_device_reports_its_loss_and_closes(device, suite::unplug);
     }
 }

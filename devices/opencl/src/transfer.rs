@@ -1,33 +1,33 @@
-//! How bytes come from host regions to buffers and back: by a command of the driver, or by the host itself where host and
+//! Transfer modes between host regions and buffers: a driver command, or a copy by the host if host and
 //! device address the same memory.
 //!
-//! This module decides by capabilities alone; it must not know buffers or queues.
+//! Decides by capabilities alone. Knows nothing about buffers or queues.
 
-/// What a device says about memory that it shares with the host.
+/// Properties of memory that a device shares with the host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryCaps {
-    /// The device works in the host's memory: it is the processor, or integrated with it.
+    /// Whether the device uses host memory, as the processor or an integrated GPU.
     pub host_memory: bool,
-    /// Shared virtual memory of OpenCL 2.0, in fine-grained buffers: either side sees what the other wrote once a
-    /// command has ended, without a call.
+    /// OpenCL 2.0 shared virtual memory with fine-grained buffers: once a command has ended, each side sees
+    /// the other's writes without a call.
     pub fine_grained_buffers: bool,
-    /// Unified shared memory (`cl_intel_unified_shared_memory`) on the host, that kernels read and write.
+    /// Unified shared memory (`cl_intel_unified_shared_memory`) on the host that kernels can read and write.
     pub unified_host: bool,
 }
 
-/// How a device's buffers are filled and read.
+/// Way to write and read a device's buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TransferMode {
-    /// By the driver's copies alone.
+    /// Driver copies only.
     Explicit,
-    /// Buffers are shared virtual memory: small copies, for which nothing has to be waited, are made by the host.
+    /// Buffers are shared virtual memory. The host makes small copies that need not wait.
     SharedVirtual,
-    /// The same with unified shared memory.
+    /// Like `SharedVirtual`, with unified shared memory.
     Unified,
 }
 
-/// The mode for a device. Memory that is not the host's own would be reached across the bus by every kernel, so sharing is
-/// for devices that work in the host's memory; of two ways to share, the standard's own is taken.
+/// Returns the mode for a device. Kernels would access shared memory across the bus, so only devices that use
+/// host memory share it. If both mechanisms exist, the standard one is used.
 pub fn transfer_mode(caps: &MemoryCaps) -> TransferMode {
     match caps {
         MemoryCaps { host_memory: false, .. } => TransferMode::Explicit,
@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_is_shared_only_with_devices_that_work_in_it() {
+    fn memory_is_shared_only_with_devices_that_use_host_memory() {
         let mode = |host_memory, fine_grained_buffers, unified_host| {
             transfer_mode(&MemoryCaps { host_memory, fine_grained_buffers, unified_host })
         };

@@ -1,4 +1,4 @@
-//! Every OpenCL device of this machine: kernels, programs, memory, leases, what a failure says.
+//! Tests on every OpenCL device of this machine: kernels, programs, memory, leases and errors.
 
 #![allow(clippy::print_stdout)] // a skip is visible
 
@@ -19,7 +19,7 @@ fn programs_replay_as_command_buffers_and_as_loops() {
 }
 
 #[test]
-fn all_ways_to_transfer_give_the_same() {
+fn all_transfer_modes_give_the_same_result() {
     for transfer in [TransferMode::Explicit, TransferMode::SharedVirtual, TransferMode::Unified] {
         let backend = OpenClBackend::new(OpenClConfig { transfer: Some(transfer), ..config() });
         for adapter in adapters(&backend) {
@@ -56,7 +56,7 @@ fn all_ways_to_transfer_give_the_same() {
 }
 
 #[test]
-fn functions_are_held_to_their_abi() {
+fn functions_are_checked_against_their_abi() {
     each(&subject(), |mut bench| {
         let short = "__kernel void scale(__global const uint *in, __global uint *out) { out[0] = in[0]; }";
         let arity = bench.device.create_module(ModuleId(1), &module(short.into()));
@@ -65,12 +65,12 @@ fn functions_are_held_to_their_abi() {
 }
 
 #[test]
-fn memory_that_a_driver_gives_and_does_not_have_is_found_out() {
+fn overcommitted_memory_is_detected() {
     let backend = backend();
     for adapter in adapters(&backend) {
-        // Where the free memory is known, the backend itself refuses.
+        // If free memory is known, the backend itself refuses.
         if adapter.memory[0].free_bytes.is_some() {
-            test_support::skip!("driver that hides its free memory", "{} tells it", adapter.label());
+            test_support::skip!("driver that hides its free memory", "{} reports it", adapter.label());
             continue;
         }
         let mut device = open(&backend, &adapter, 0, &Limits::default());
@@ -82,7 +82,7 @@ fn memory_that_a_driver_gives_and_does_not_have_is_found_out() {
         assert!(wanted == block && id > 0, "{id} of {blocks}");
         device.destroy_buffer(BufferId(0)).unwrap();
         let mut bench_memory = || device.create_buffer(BufferId(id), block);
-        assert_eq!(bench_memory(), Ok(()), "what was given back can be had again");
+        assert_eq!(bench_memory(), Ok(()), "freed memory can be allocated again");
         for id in 1..=id {
             device.destroy_buffer(BufferId(id)).unwrap();
         }

@@ -1,52 +1,37 @@
-//! Drivers as a machine has them installed: none, and one of them twice. The library looks for drivers once in a process,
-//! so each case is a process of its own: this same binary, told by a variable what to do.
+//! Tests of driver installations: no driver, and a driver that is installed twice. The library looks for
+//! drivers once per process, so each case runs in a child process: this binary again, controlled by an
+//! environment variable.
 
 #![allow(clippy::print_stdout)] // a skip is visible
 
 mod support;
 
-use ragtag_hal::Backend;
 use std::fs;
 use std::path::{Path, PathBuf};
 use support::*;
-use test_support::{Child, child as child_process};
+use test_support::child as child_process;
 
-/// The test that the processes of the other tests run.
+/// Name of the test that child processes run.
 const CHILD: &str = "child";
-
-/// What a probe says, in one line for each adapter.
-fn probed() -> Vec<String> {
-    match backend().probe() {
-        Ok(adapters) => {
-            adapters.iter().map(|one| format!("{} {} {}", one.label(), one.name, one.driver)).collect()
-        }
-        Err(unavailable) => vec![format!("unavailable: {unavailable}")],
-    }
-}
 
 /// Says what a probe says, if it was started for that.
 #[test]
 fn child() {
-    if Child::inside(CHILD) {
-        probed().iter().for_each(|line| println!("probed: {line}"));
-    }
+    prints_its_probe(CHILD, &backend());
 }
 
-/// What a process says that finds its drivers in a folder.
+/// Returns the probe result of a process that finds its drivers in a folder.
 fn probed_with(vendors: &Path) -> Vec<String> {
-    let child = child_process(CHILD).env("OCL_ICD_VENDORS", vendors).passes();
-    let text = String::from_utf8_lossy(&child.stdout).into_owned();
-    // The first line follows what the test runner says.
-    text.lines().filter_map(|line| Some(line.split_once("probed: ")?.1.to_string())).collect()
+    probed(child_process(CHILD).env("OCL_ICD_VENDORS", vendors))
 }
 
-/// The folder with the files that name drivers.
+/// Returns the folder of the driver manifests.
 fn vendors() -> PathBuf {
     std::env::var_os("OCL_ICD_VENDORS").map_or_else(|| "/etc/OpenCL/vendors".into(), PathBuf::from)
 }
 
 #[test]
-fn a_driver_that_is_installed_twice_shows_its_devices_once() {
+fn a_driver_that_is_installed_twice_lists_its_devices_once() {
     let files: Vec<_> = fs::read_dir(vendors())
         .map(|entries| entries.filter_map(|entry| entry.ok()).map(|entry| entry.path()).collect())
         .unwrap_or_default();
@@ -61,7 +46,7 @@ fn a_driver_that_is_installed_twice_shows_its_devices_once() {
         fs::copy(file, twice.path().join(format!("{at}-again.icd"))).unwrap();
     }
     let devices = |lines: Vec<String>| {
-        // Drivers come in no order that this test could rely on: what counts is which devices there are, and how often.
+        // The order of drivers is unspecified. The test compares which devices exist, and how often.
         let mut names: Vec<_> =
             lines.iter().filter_map(|line| line.split_once(' ')).map(|at| at.1.to_string()).collect();
         names.sort_unstable();
@@ -73,7 +58,7 @@ fn a_driver_that_is_installed_twice_shows_its_devices_once() {
 }
 
 #[test]
-fn no_driver_is_said_to_be_missing() {
+fn a_missing_driver_is_reported() {
     if !cfg!(target_os = "linux") {
         test_support::skip!("Linux", "OCL_ICD_VENDORS is its own");
         return;

@@ -1,11 +1,11 @@
-//! A device that is really lost: by a kernel that writes where nothing is. On a processor that would be the end of the
-//! process, so it is tried on devices with memory of their own, and in a process of its own.
+//! Test of a real device loss, caused by a kernel that writes to an invalid address. On a CPU device this
+//! would crash the process, so it runs only on devices with their own memory, and in its own process.
 
 #![allow(clippy::print_stdout)] // a skip is visible
 
 mod support;
 
-use ragtag_hal::{AdapterKind, KernelLanguage};
+use ragtag_hal::KernelLanguage;
 use support::*;
 
 const TEXT: &str = "__kernel void stray(__global uint *out, uint far) {
@@ -13,17 +13,12 @@ const TEXT: &str = "__kernel void stray(__global uint *out, uint far) {
 }";
 
 #[test]
-fn a_kernel_that_goes_astray_loses_the_device() {
-    let backend = backend();
-    let mut adapters = adapters(&backend);
-    adapters.retain(|adapter| adapter.kind == AdapterKind::Discrete);
-    if adapters.is_empty() {
-        test_support::skip!("device memory of its own", "OpenCL");
-    }
-    // One of them alone: some drivers are good for nothing in this process afterwards.
-    if let Some(adapter) = adapters.first() {
+fn a_stray_kernel_loses_the_device() {
+    let subject = subject();
+    // Only one device is tested: some drivers are unusable in this process afterwards.
+    if let Some(adapter) = suite::cards(&subject).first() {
         let anew = support::backend();
-        let lost = goes_astray([&backend, &anew], adapter, (KernelLanguage::OpenClC, TEXT), 0x7000_0000);
+        let lost = goes_astray([&subject.0, &anew], adapter, (KernelLanguage::OpenClC, TEXT), 0x7000_0000);
         assert!(lost.is_some(), "{}", adapter.label());
     }
 }

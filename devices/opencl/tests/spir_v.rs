@@ -1,4 +1,4 @@
-//! Kernels as SPIR-V, on every device that takes them.
+//! Tests of SPIR-V kernels, on every device that accepts them.
 
 #![allow(clippy::print_stdout)] // a skip is visible
 
@@ -10,16 +10,16 @@ use ragtag_hal::{
 use std::sync::Arc;
 use support::*;
 
-/// Puts a binary together, instruction by instruction.
+/// Assembles a binary instruction by instruction.
 struct Assembler(Vec<u32>);
 
 impl Assembler {
-    /// The header of a module of SPIR-V 1.0 whose ids are less than `bound`.
+    /// Writes the header of a SPIR-V 1.0 module whose IDs are less than `bound`.
     fn new(bound: u32) -> Self {
         Self(vec![0x0723_0203, 0x0001_0000, 0, bound, 0])
     }
 
-    /// An instruction: its length and code in the first word, then its operands.
+    /// Appends an instruction: its length and opcode in the first word, then its operands.
     fn op(&mut self, code: u32, operands: &[u32]) -> &mut Self {
         self.0.push((operands.len() as u32 + 1) << 16 | code);
         self.0.extend(operands);
@@ -31,8 +31,8 @@ impl Assembler {
     }
 }
 
-/// `scale` with the parameters of its ABI: out[at] = factor · in[at] + 1 where at < count. After the specification of
-/// SPIR-V 1.0, sections 2.3 (layout) and 3.32 (instructions).
+/// Returns `scale` with the parameters of its ABI: out[at] = factor · in[at] + 1 where at < count. See SPIR-V
+/// 1.0, sections 2.3 (layout) and 3.32 (instructions).
 fn scale_binary() -> Arc<[u8]> {
     const NAME: [u32; 2] = [u32::from_le_bytes(*b"scal"), u32::from_le_bytes(*b"e\0\0\0")];
     let (void, uint, ulong, ulong3, global, input, function, boolean) = (1, 2, 3, 4, 5, 6, 7, 8);
@@ -89,14 +89,19 @@ fn spir_v(binary: Arc<[u8]>) -> Module {
 }
 
 #[test]
-fn a_binary_computes_where_it_is_taken() {
+fn a_binary_runs_on_devices_that_accept_spir_v() {
     let backend = backend();
     let mut taken = 0;
     for adapter in adapters(&backend) {
         let mut bench = Bench::new(open(&backend, &adapter, 0, &Limits::default()));
         let created = bench.device.create_module(ModuleId(1), &spir_v(scale_binary()));
         if !adapter.caps.languages.contains(&KernelLanguage::SpirV) {
-            test_support::skip!("SPIR-V in OpenCL", "{} ({}) takes none", adapter.label(), adapter.driver);
+            test_support::skip!(
+                "SPIR-V in OpenCL",
+                "{} ({}) does not accept it",
+                adapter.label(),
+                adapter.driver
+            );
             assert!(matches!(created, Err(Error::Unsupported { .. })), "{created:?}");
             continue;
         }
@@ -117,5 +122,5 @@ fn a_binary_computes_where_it_is_taken() {
         let broken = bench.device.create_module(ModuleId(2), &spir_v(scale_binary()[..64].into()));
         assert!(matches!(broken, Err(Error::Compile { .. })), "{}: {broken:?}", adapter.label());
     }
-    println!("{taken} devices take SPIR-V");
+    println!("{taken} devices accept SPIR-V");
 }

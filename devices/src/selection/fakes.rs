@@ -1,4 +1,4 @@
-//! Backends made up for tests.
+//! Fake backends for tests.
 
 use crate::table::{Backends, Probed, Row};
 use ragtag_hal::{
@@ -7,7 +7,7 @@ use ragtag_hal::{
 };
 use std::sync::Arc;
 
-/// An adapter with nothing that identifies it but its name, which is its label.
+/// Returns an adapter that is identified only by its name, which is its label.
 pub(crate) fn adapter(backend: &str, index: u32, kind: AdapterKind, total_gib: u64) -> Adapter {
     let total_bytes = total_gib << 30;
     Adapter {
@@ -34,7 +34,7 @@ pub(crate) fn adapter(backend: &str, index: u32, kind: AdapterKind, total_gib: u
     }
 }
 
-/// A PCI address with this bus.
+/// Returns a PCI address with this bus.
 pub(crate) fn pci(bus: u8) -> Option<PciAddress> {
     Some(PciAddress { domain: 0, bus, device: 0, function: 0 })
 }
@@ -58,23 +58,23 @@ impl Backend for Fake {
     }
 }
 
-/// A backend that shows these adapters.
+/// Returns a backend with these adapters.
 pub(crate) fn found(name: &'static str, adapters: Vec<Adapter>) -> Row {
     Row { name, backend: Some(Arc::new(Fake { name, probe: Ok(adapters) })), probed: Probed::Here }
 }
 
-/// A backend whose library is missing.
+/// Returns a backend whose library is missing.
 pub(crate) fn missing(name: &'static str) -> Row {
     let probe = Err(Unavailable { tried: vec![format!("lib{name}.so")], cause: "no such library".into() });
     Row { name, backend: Some(Arc::new(Fake { name, probe })), probed: Probed::Here }
 }
 
-/// A backend that is not in the build.
+/// Returns a backend that is not compiled in.
 pub(crate) fn absent(name: &'static str) -> Row {
     Row { name, backend: None, probed: Probed::Here }
 }
 
-/// A machine with two GPUs, one of them seen twice, a software GPU and two CPU devices.
+/// Returns a machine with two GPUs, one of them visible through two APIs, a software GPU and two CPU devices.
 pub(crate) fn machine() -> Backends {
     use AdapterKind::{Cpu, Discrete, Integrated, Software};
     let mut cuda = adapter("cuda", 0, Discrete, 24);

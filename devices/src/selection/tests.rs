@@ -1,4 +1,4 @@
-//! What users may write, and what it comes to.
+//! Tests of selections and their results.
 
 use super::fakes::{adapter, found, machine, pci};
 use super::*;
@@ -19,7 +19,7 @@ fn cpu_only() -> Backends {
 }
 
 #[test]
-fn words_name_classes_of_devices() {
+fn words_select_classes_of_devices() {
     assert_eq!(choose("auto").unwrap(), ["cuda:0", "vulkan:0"]);
     assert_eq!(choose("gpu").unwrap(), ["cuda:0", "vulkan:0"]);
     assert_eq!(choose("cpu").unwrap(), ["cpu:0", "cpu:1"]);
@@ -30,22 +30,22 @@ fn words_name_classes_of_devices() {
 }
 
 #[test]
-fn devices_are_named_in_the_order_of_the_pipeline() {
+fn devices_keep_the_requested_order() {
     assert_eq!(choose("cpu:1, vulkan:0,cpu:0").unwrap(), ["cpu:1", "vulkan:0", "cpu:0"]);
     assert_eq!(choose("cpu:1,cpu:1").unwrap(), ["cpu:1"]);
-    assert_eq!(choose("vulkan:2").unwrap(), ["vulkan:2"], "software devices have to be named");
+    assert_eq!(choose("vulkan:2").unwrap(), ["vulkan:2"], "software devices are selected by name only");
     assert_eq!(choose("cpu:1,cpu").unwrap(), ["cpu:1", "cpu:0"]);
 }
 
 #[test]
-fn a_physical_device_is_used_once_through_the_api_that_is_named() {
+fn a_physical_device_is_used_once_through_the_named_api() {
     assert_eq!(choose("gpu,vulkan:1").unwrap(), ["vulkan:1", "vulkan:0"]);
     assert_eq!(choose("vulkan:1,auto").unwrap(), ["vulkan:1", "vulkan:0"]);
     assert_eq!(choose("vulkan:1").unwrap(), ["vulkan:1"], "not through the best API");
 }
 
 #[test]
-fn an_api_names_all_of_its_devices() {
+fn a_backend_name_selects_all_of_its_devices() {
     assert_eq!(choose("cuda").unwrap(), ["cuda:0"]);
     assert_eq!(choose("vulkan").unwrap(), ["vulkan:0", "vulkan:1", "vulkan:2"]);
     assert_eq!(choose("vulkan:2,vulkan,cpu:1").unwrap(), ["vulkan:2", "vulkan:0", "vulkan:1", "cpu:1"]);
@@ -67,7 +67,7 @@ fn an_api_names_all_of_its_devices() {
     assert_eq!(said(choose_on(&none, "cpu,cuda").unwrap_err()), "cuda shows no device; there are cpu:0");
 }
 
-/// Two stages on one card through two APIs: nobody gets that who does not ask for it.
+/// Two APIs of one card give two stages only if both are named.
 #[test]
 fn two_apis_of_one_device_are_used_if_both_are_named() {
     assert_eq!(choose("cuda:0,vulkan:1").unwrap(), ["cuda:0", "vulkan:1"]);
@@ -77,7 +77,7 @@ fn two_apis_of_one_device_are_used_if_both_are_named() {
 }
 
 #[test]
-fn filters_leave_devices_out() {
+fn filters_exclude_devices() {
     assert_eq!(choose("min-memory=10GiB").unwrap(), ["cuda:0"]);
     assert_eq!(choose("gpu,cpu,min-memory=8GiB").unwrap(), ["cuda:0", "vulkan:0"]);
     assert_eq!(choose("cpu,min-memory=4294967296").unwrap(), ["cpu:0", "cpu:1"]);
@@ -90,7 +90,7 @@ fn filters_leave_devices_out() {
 }
 
 #[test]
-fn what_is_not_there_is_refused_with_what_is() {
+fn errors_list_the_existing_devices() {
     let error = choose("tpu:0").unwrap_err();
     assert_eq!(error.to_string(), "unknown backend \"tpu\"; there are cuda, hip, vulkan, opencl, cpu");
     assert_eq!(choose("hip:0"), Err(SelectionError::NotCompiled { name: "hip".into() }));
@@ -111,7 +111,7 @@ fn what_is_not_there_is_refused_with_what_is() {
 }
 
 #[test]
-fn what_means_nothing_is_refused() {
+fn invalid_selections_are_refused() {
     for text in
         ["", "GPU", "cuda:", ":0", "cuda:x", "cuda:-1", "cuda:+1", "cuda:99999999999", "cpu,", "cpu 0"]
     {
@@ -127,7 +127,7 @@ fn what_means_nothing_is_refused() {
 }
 
 #[test]
-fn the_flag_goes_over_the_environment_over_auto() {
+fn the_flag_precedes_the_environment_and_auto() {
     let of = |flag, environment| {
         let requested = Requested::new(flag, environment).unwrap();
         (requested.selection.to_string(), requested.source)
@@ -136,7 +136,7 @@ fn the_flag_goes_over_the_environment_over_auto() {
     assert_eq!(of(None, Some("gpu")), ("gpu".into(), Source::Environment));
     assert_eq!(of(None, Some("  ")), ("auto".into(), Source::Default));
     assert_eq!(of(None, None), ("auto".into(), Source::Default));
-    assert!(Requested::new(Some("cpu"), Some("no sense")).is_ok(), "what does not count is not read");
+    assert!(Requested::new(Some("cpu"), Some("no sense")).is_ok(), "the overridden value is not parsed");
     assert!(Requested::new(None, Some("no sense")).is_err());
 }
 
@@ -147,7 +147,7 @@ fn a_choice_is_one_line() {
 }
 
 #[test]
-fn a_device_is_detected_once_with_its_apis() {
+fn a_device_is_listed_once_with_all_its_apis() {
     let report = machine().probe();
     let choice = Requested::new(None, None).unwrap().choose(&report).unwrap();
     let start = "requested=auto detected=[cuda:0 = vulkan:1, vulkan:0, vulkan:2, cpu:0, cpu:1] selected=[";
@@ -157,7 +157,7 @@ fn a_device_is_detected_once_with_its_apis() {
 }
 
 #[test]
-fn what_another_api_knows_of_the_memory_is_in_the_report() {
+fn memory_figures_of_another_api_are_in_the_report() {
     let mut cuda = adapter("cuda", 0, AdapterKind::Discrete, 24);
     let mut opencl = [0, 1].map(|index| adapter("opencl", index, AdapterKind::Discrete, 24));
     (cuda.identity.pci, opencl[0].identity.pci, opencl[1].identity.pci) = (pci(2), pci(1), pci(2));
@@ -170,9 +170,9 @@ fn what_another_api_knows_of_the_memory_is_in_the_report() {
     assert_eq!((free_bytes, source), (Some(5 << 30), MemorySource::OtherApi));
 }
 
-/// The order of preference; whatever of it this build has.
+/// Backends are ordered by preference, with any subset compiled in.
 #[test]
-fn the_backends_stand_in_the_order_of_preference() {
+fn backends_are_in_order_of_preference() {
     const ORDER: [&str; 7] = ["cuda", "hip", "level-zero", "vulkan", "opencl", "wgpu", "cpu"];
     let report = Backends::new(&Config::default()).probe();
     let places = report.backends.iter().map(|backend| ORDER.iter().position(|name| *name == backend.name));
@@ -193,7 +193,7 @@ fn reports_survive_json() {
 
 #[cfg(feature = "cpu")]
 #[test]
-fn this_machine_opens_its_cpu_devices_in_the_order_asked_for() {
+fn this_machine_opens_its_cpu_devices_in_the_requested_order() {
     use ragtag_hal::{Device as _, DeviceId, Limits};
     let backends = Backends::new(&Config { cpu_devices: 2, cpu_threads: Some(1), ..Config::default() });
     let choice = Requested::new(Some("cpu:1,cpu:0"), None).unwrap().choose(&backends.probe()).unwrap();
@@ -207,7 +207,7 @@ fn this_machine_opens_its_cpu_devices_in_the_order_asked_for() {
 
 #[cfg(not(feature = "cpu"))]
 #[test]
-fn a_build_without_backends_says_so() {
+fn a_build_without_backends_reports_it() {
     let report = Backends::new(&Config::default()).probe();
     assert!(report.backends.iter().all(|backend| backend.status == Status::NotCompiled));
 }

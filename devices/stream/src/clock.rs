@@ -1,26 +1,26 @@
-//! A device's clock in terms of the host's.
+//! Conversion of a device's clock to the host's.
 //!
-//! The APIs say how much time lies between two events, as a `f32` of milliseconds: exact to a microsecond as long as they
-//! are not many seconds apart. So an event that has passed serves as the anchor, and is replaced by a later one in time.
-//! This module must not know commands.
+//! The APIs report the time between two events as an `f32` of milliseconds, which is exact to a microsecond
+//! if they are not many seconds apart. So a passed event serves as the anchor, and is replaced by a later one
+//! in time. Knows nothing about commands.
 
 use crate::driver::Driver;
 use ragtag_hal::Timing;
-use ragtag_hal::lanes::{Difference, Ends};
+use ragtag_hal::queues::{Difference, Ends};
 use std::sync::Arc;
 
-/// How long an anchor serves.
+/// Lifetime of an anchor.
 const ANCHOR_MS: f32 = 1000.0;
-/// The device's time at the first anchor. Streams overtake each other, so that there are times before it.
+/// Device time of the first anchor. Streams overtake each other, so earlier times occur.
 const EPOCH_NS: u64 = 1 << 60;
 
-/// An event whose time is known.
+/// An event with a known time.
 struct Anchor<E> {
     event: Arc<E>,
     ns: u64,
 }
 
-/// The clock of a device.
+/// Clock of a device.
 pub(crate) struct Clock<E> {
     anchor: Option<Anchor<E>>,
     difference: Option<Difference>,
@@ -31,7 +31,7 @@ impl<E> Clock<E> {
         Self { anchor: None, difference: None }
     }
 
-    /// The host's times for the start and the end of a script of which the host has just heard that it ended.
+    /// Converts start and end of a script that the host has just seen end to host time.
     pub(crate) fn host<D: Driver<Event = E>>(&mut self, driver: &D, ends: &Ends<E>) -> Option<(u64, u64)> {
         let now_ns = Timing::now_ns();
         let lasted_ms = driver.elapsed_ms(ends.first.as_ref()?, &ends.last).ok()?;

@@ -1,6 +1,6 @@
-//! The device over a stream-ordered API: how it stands on the API's calls.
+//! The `ragtag-hal` driver over the calls of a stream-ordered API.
 //!
-//! This module must not know ids or points.
+//! Knows nothing about IDs or points.
 
 use crate::clock::Clock;
 use crate::driver::{Arguments, Driver, Launch, Operands};
@@ -9,7 +9,7 @@ use crate::module::{Code, Kernel, entries};
 use crate::pins::{Pin, Pins};
 use crate::queue::Queue;
 use ragtag_hal::driver::{self, DriverDevice};
-use ragtag_hal::lanes::Common;
+use ragtag_hal::queues::Common;
 use ragtag_hal::{
     Adapter, DeviceId, Error, Gemm, HeapKind, HostRegion, Limits, Memory, MemorySource, Module, Result,
 };
@@ -24,16 +24,16 @@ pub(crate) type Span<D> = driver::Span<Buffer<D>>;
 /// The driver of one device.
 pub struct Streams<D: Driver> {
     adapter: Adapter,
-    /// Where programs are captured: nothing ever runs on it.
+    /// Stream on which programs are captured. Nothing runs on it.
     capture: D::Stream,
     pins: Arc<Pins<D>>,
     driver: Arc<D>,
 }
 
-/// Opens a device over a driver that has opened this adapter. `pins` belongs to all devices of the backend.
+/// Opens a device over a driver that has opened this adapter. `pins` is shared by all devices of the backend.
 ///
 /// # Errors
-/// If the driver refuses, or the system gives no more threads.
+/// If the driver refuses or the system cannot start a thread.
 pub fn open<D: Driver>(
     id: DeviceId,
     adapter: Adapter,
@@ -48,18 +48,18 @@ pub fn open<D: Driver>(
     DriverDevice::open(Common::new(id), adapter, streams, queues, limits)
 }
 
-/// A launch, with its arguments.
+/// A launch with its arguments.
 pub enum Bound<D: Driver> {
-    /// Of a kernel.
+    /// A kernel launch.
     Kernel {
-        /// The kernel.
+        /// Kernel.
         kernel: Arc<Kernel<D>>,
         /// Work groups.
         grid: [u32; 3],
-        /// The arguments.
+        /// Arguments.
         arguments: Arguments,
     },
-    /// Of the library's product.
+    /// A product of the library.
     Product(Gemm, Operands),
 }
 
@@ -110,7 +110,7 @@ impl<D: Driver> driver::Driver for Streams<D> {
             Code::Gemm(gemm) => {
                 let operand = |at: usize| spans.get(at).map(address);
                 let [x, weights, y] = gemm.bindings.map(operand);
-                let missing = || Error::invalid("a product without one of its matrices");
+                let missing = || Error::invalid("a product lacks one of its matrices");
                 let operands = x.zip(weights).zip(y).map(|((x, weights), y)| Operands { x, weights, y });
                 Bound::Product((gemm.product)(&constants), operands.ok_or_else(missing)?)
             }
@@ -121,9 +121,9 @@ impl<D: Driver> driver::Driver for Streams<D> {
         Ok(self.pins.pin(&self.driver, region))
     }
 
-    /// A program is captured once and launched unchanged ever after: the parameter block, which its first step copies from a
-    /// host region, says what differs from run to run. It is enqueued step by step if one call would gain nothing, or the
-    /// driver does not take it.
+    /// Captures a program once; launches never change it. Values that differ between runs are in the
+    /// parameter block, which the program's first step copies from a host region. Steps are enqueued one by
+    /// one if a graph would gain nothing or the driver cannot capture them.
     fn prepare(&self, steps: &[Step<D>], program: bool) -> Result<Option<D::Graph>> {
         if !program || steps.len() < 2 {
             return Ok(None);
@@ -132,7 +132,7 @@ impl<D: Driver> driver::Driver for Streams<D> {
             Ok(graph) => Ok(Some(graph)),
             Err(error @ Error::Lost { .. }) => Err(error),
             Err(error) => {
-                tracing::debug!(%error, commands = steps.len(), api = self.driver.api(), "not recorded");
+                tracing::debug!(%error, commands = steps.len(), api = self.driver.api(), "cannot capture a program");
                 Ok(None)
             }
         }
@@ -148,21 +148,21 @@ impl<D: Driver> Streams<D> {
     }
 }
 
-/// Where a span begins on the device.
+/// Returns the device address of a span.
 fn address<D: Driver>(span: &Span<D>) -> u64 {
     span.buffer().address() + span.offset()
 }
 
-/// Enqueues a step, or lets it be captured.
+/// Enqueues a step, or captures it.
 ///
 /// # Errors
 /// If the driver refuses.
 pub(crate) fn enqueue<D: Driver>(driver: &D, stream: &D::Stream, step: &Step<D>) -> Result<()> {
-    // SAFETY: spans lie in buffers and host spans in regions that the script keeps, and the lane keeps the script until it has
-    // ended; points and reservations keep everything else from these bytes meanwhile. `Checked` held launches to the entry's
-    // ABI, which says what a kernel takes and touches, and products to what they touch, and lets no program be submitted
-    // before its last run has ended. Dispatches are on the compute stream alone, and the library was made ready with the
-    // product's module.
+    // SAFETY: spans lie in buffers and host spans in regions that the script keeps, and the script is kept
+    // until it has ended; points and reservations exclude all other access to these bytes meanwhile.
+    // `Checked` validated launches against the entry's ABI, which says what a kernel takes and touches, and
+    // products against what they touch. It lets no program be submitted before its last run has ended.
+    // Dispatches are on the compute stream alone, and the library was initialised with the product's module.
     unsafe {
         match step {
             Step::Launch(launch) => match &launch.code {

@@ -1,23 +1,25 @@
-//! What backends for stream-ordered GPU APIs have in common: `ragtag-hal`'s driver over a trait for the API's calls.
+//! The common part of backends for stream-ordered GPU APIs: `ragtag-hal`'s driver over a trait for the API's
+//! calls.
 //!
-//! CUDA and HIP have the same objects: streams in which work happens in order, events that are recorded in them and waited
-//! for, graphs that are launched as one, modules of kernels. [`Driver`] names the calls; a backend implements it, and
-//! [`StreamDevice`] is the device over it: three streams, each with a thread that watches its events; programs that are
-//! graphs; host regions that are pinned.
+//! CUDA and HIP have the same objects: in-order streams, events that are recorded in them and waited for,
+//! graphs that are launched as one, and modules of kernels. [`Driver`] declares the calls, and a backend
+//! implements it. [`StreamDevice`] is the device over it: three streams, each with a completion thread;
+//! programs as graphs; pinned host regions.
 //!
 //! | file | subject |
 //! | --- | --- |
 //! | `driver.rs` | the API's calls |
-//! | `device.rs` | commands as the API's calls, one by one and as graphs |
-//! | `queue.rs` | a stream, as the lanes of `ragtag-hal` use it |
+//! | `device.rs` | commands as API calls, one by one and as graphs |
+//! | `queue.rs` | a stream, as `ragtag-hal` uses it |
 //! | `module.rs` | modules and their kernels |
 //! | `memory.rs`, `pins.rs` | memory of the device, pinned memory of the host |
-//! | `library.rs` | libraries that are found when the program runs |
+//! | `library.rs`, `compiler.rs` | libraries that are found when the program runs, and compilers among them |
 //! | `clock.rs` | the device's clock in terms of the host's |
 //!
-//! This crate must not know any API, operator, kernel or model.
+//! Knows no API, operator, kernel or model.
 
 mod clock;
+mod compiler;
 mod device;
 mod driver;
 mod library;
@@ -28,6 +30,7 @@ mod queue;
 #[cfg(test)]
 mod tests;
 
+pub use compiler::{CompiledText, CompilerCalls, Output, OutputBytes};
 pub use device::{StreamDevice, Streams, open};
 pub use driver::{Arguments, Driver, Facts, Heap, Launch, Operands};
 pub use library::{Library, places};

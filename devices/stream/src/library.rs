@@ -1,70 +1,70 @@
-//! Libraries of an API's vendor: found when the program runs, loaded once, never unloaded.
+//! Vendor libraries of an API: found at run time, loaded once, never unloaded.
 //!
-//! This module must not know any library.
+//! Knows no library by name.
 
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 
-/// A loaded library. Its threads and handlers outlive any use of it, so it is never unloaded.
+/// A loaded library. Its threads and handlers may outlive every use, so it is never unloaded.
 #[derive(Clone, Copy, Debug)]
 pub struct Library(&'static libloading::Library);
 
 impl Library {
-    /// Loads the library at a place.
+    /// Loads the library at a path.
     ///
     /// # Errors
-    /// The loader's own words.
+    /// The loader's message.
     ///
     /// # Safety
-    /// The library's initialisers do nothing that this process cannot take.
+    /// The library's initialisers are harmless to this process.
     pub unsafe fn load(place: &OsStr) -> Result<Self, String> {
         // SAFETY: the caller's promise.
         match unsafe { libloading::Library::new(place) } {
             Ok(library) => Ok(Self(Box::leak(Box::new(library)))),
-            // They stand in the error's cause.
+            // The cause of the error has the message.
             Err(error) => {
                 Err(std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string))
             }
         }
     }
 
-    /// A function, if the library has it.
+    /// Returns a function if the library has it.
     ///
     /// # Safety
-    /// The library's header declares a function of this name like `T`.
+    /// The library's header declares a function of this name with type `T`.
     pub unsafe fn symbol<T: Copy>(self, name: &str) -> Option<T> {
         // SAFETY: the caller's promise; the library is never unloaded.
         unsafe { self.0.get::<T>(name.as_bytes()) }.ok().map(|found| *found)
     }
 }
 
-/// Places to try for a library of these names: as the loader finds them, then in `folder` of the homes that environment
-/// variables name and, except on Windows, of the usual home.
+/// Returns the paths to try for a library of these names: the loader's search path, then `folder` within the
+/// directories that environment variables name and, except on Windows, within the default directory.
 pub fn places(names: &[&str], variables: &[&str], home: &str, folder: &str) -> Vec<OsString> {
-    let told = variables.iter().filter_map(|name| std::env::var_os(name).filter(|path| !path.is_empty()));
-    let homes = told.map(PathBuf::from).chain((!cfg!(windows)).then(|| home.into()));
+    let named = variables.iter().filter_map(|name| std::env::var_os(name).filter(|path| !path.is_empty()));
+    let homes = named.map(PathBuf::from).chain((!cfg!(windows)).then(|| home.into()));
     let folder = if cfg!(windows) { "bin" } else { folder };
     let elsewhere = homes.flat_map(|home| names.iter().map(move |name| home.join(folder).join(name)));
     names.iter().map(OsString::from).chain(elsewhere.map(PathBuf::into_os_string)).collect()
 }
 
-/// Makes a structure of functions that a library is asked for by their names, with `of`, which names a function that the library
-/// lacks; those of the second list may be missing. Whoever writes such a list vouches for it: the library's header declares each
-/// function as the list does.
+/// Defines a structure of library functions that are looked up by name. Its `of` returns the name of a
+/// missing function as an error; functions of the second list are optional. The author of the list vouches
+/// that it matches the library's header.
 #[macro_export]
 macro_rules! functions {
     ($(#[$doc:meta])* $table:ident {
         $($name:ident($($argument:ty),* $(,)?) -> $returned:ty;)*
     } $(optional { $($optional:ident($($taken:ty),*) -> $given:ty;)* })?) => {
         $(#[$doc])*
-        #[allow(non_snake_case)] // named as the library names them
+        #[allow(non_snake_case)] // named as in the library
         pub(crate) struct $table {
             $(pub(crate) $name: unsafe extern "C" fn($($argument),*) -> $returned,)*
             $($(pub(crate) $optional: Option<unsafe extern "C" fn($($taken),*) -> $given>,)*)?
         }
 
         impl $table {
-            /// All names that the library must have, for stand-ins.
+            /// Names of all required functions, for stand-ins.
             #[cfg(test)]
             #[allow(dead_code)] // not every library has a stand-in
             pub(crate) const NAMES: &[&str] = &[$(stringify!($name)),*];

@@ -1,6 +1,6 @@
 //! Memory of a device's buffers.
 //!
-//! All allocation and release of device memory is here. This module must not know commands.
+//! All allocation and release of device memory is here. Knows nothing about commands.
 
 use crate::driver::Driver;
 use ragtag_hal::Result;
@@ -20,7 +20,7 @@ impl<D: Driver> Buffer<D> {
         Ok(Self { driver: Arc::clone(driver), address, bytes })
     }
 
-    /// Where it lies on the device.
+    /// Returns the device address.
     pub(crate) fn address(&self) -> u64 {
         self.address
     }
@@ -34,9 +34,9 @@ impl<D: Driver> Allocation for Buffer<D> {
 
 impl<D: Driver> Drop for Buffer<D> {
     fn drop(&mut self) {
-        // SAFETY: allocated in `new`. Whatever is enqueued keeps the buffers that it uses until it has ended.
+        // SAFETY: allocated in `new`. Enqueued work keeps its buffers until it has ended.
         if let Err(error) = unsafe { self.driver.free(self.address) } {
-            tracing::debug!(%error, "memory of a device was not freed");
+            tracing::debug!(%error, "cannot free device memory");
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Modules and their kernels.
 //!
-//! This module must not know commands.
+//! Knows nothing about commands.
 
 use crate::driver::Driver;
 use ragtag_hal::{
@@ -14,23 +14,24 @@ use std::sync::Arc;
 pub enum Code<D: Driver> {
     /// A kernel.
     Kernel(Arc<Kernel<D>>),
-    /// A product by the library.
+    /// A product of the library.
     Gemm(GemmEntry),
 }
 
-/// A function, and how it is launched.
+/// A function and its launch parameters.
 pub struct Kernel<D: Driver> {
     pub(crate) function: D::Function,
     pub(crate) work_group: [u32; 3],
     pub(crate) dynamic_local_bytes: u32,
 }
 
-/// The entries of a module. Its distinct texts are compiled and loaded side by side, and the library is made ready if there
-/// are products.
+/// Returns the entries of a module. Distinct sources are compiled and loaded in parallel, and the library is
+/// initialised if there are products.
 ///
 /// # Errors
-/// [`Error::Compile`] with the log; [`Error::Unsupported`] for a language that the device does not take, and for a function
-/// whose groups or local memory are too large for it; [`Error::Invalid`] for a function that is not what its ABI says.
+/// [`Error::Compile`] with the log; [`Error::Unsupported`] for a language that the device does not accept, or
+/// a function whose groups or local memory are too large for it; [`Error::Invalid`] for a function that does
+/// not match its ABI.
 pub(crate) fn entries<D: Driver>(driver: &D, adapter: &Adapter, module: &Module) -> Result<Vec<Code<D>>> {
     let (language, texts, gemms) = parts(&module.source).ok_or_else(|| refused(driver, adapter, module))?;
     let taken = language.is_none_or(|language| adapter.caps.languages.contains(&language));
@@ -48,7 +49,7 @@ pub(crate) fn entries<D: Driver>(driver: &D, adapter: &Adapter, module: &Module)
         None => Vec::new(),
     };
     let mut codes: Vec<_> = kernels.into_iter().map(Code::Kernel).collect();
-    // Earlier ones first: each finds all that are before it in place.
+    // Inserted in ascending order, so that each index counts all earlier entries.
     gemms.into_iter().for_each(|(at, gemm)| codes.insert(at, Code::Gemm(gemm)));
     Ok(codes)
 }
@@ -57,7 +58,8 @@ fn refused<D: Driver>(driver: &D, adapter: &Adapter, module: &Module) -> Error {
     Error::Unsupported { what: format!("module {} on {} ({})", module.name, adapter.label(), driver.api()) }
 }
 
-/// The texts' language, the texts, and the products, both with their places among the entries. `None` for other sources.
+/// Language of the sources, the sources, and the products, both with their entry indices. `None` for other
+/// module sources.
 type Parts<'a> = (Option<KernelLanguage>, Vec<(usize, &'a TextEntry)>, Vec<(usize, GemmEntry)>);
 
 fn parts(source: &ModuleSource) -> Option<Parts<'_>> {
@@ -79,7 +81,7 @@ fn parts(source: &ModuleSource) -> Option<Parts<'_>> {
     }
 }
 
-/// The kernels of some texts.
+/// Returns the kernels of some sources.
 fn kernels<D: Driver>(
     driver: &D,
     adapter: &Adapter,
@@ -98,7 +100,7 @@ fn kernels<D: Driver>(
     let kernel = |(entry, &abi): (&&TextEntry, &&'static EntryAbi)| {
         let at = texts.iter().position(|text| **text == entry.text);
         let code = at.and_then(|at| loaded.get(at));
-        let code = code.ok_or_else(|| Error::invalid("a function without a text"))?;
+        let code = code.ok_or_else(|| Error::invalid("a function without a source"))?;
         checked(driver, code, &entry.function, abi).map(Arc::new)
     };
     entries.iter().zip(abis).map(kernel).collect()
@@ -113,11 +115,11 @@ fn load<D: Driver>(
     let start = std::time::Instant::now();
     let loaded = driver.load(language, text)?;
     let (device, elapsed) = (adapter.label(), start.elapsed());
-    tracing::debug!(device, bytes = text.len(), ?elapsed, "a text was compiled and loaded");
+    tracing::debug!(device, bytes = text.len(), ?elapsed, "compiled and loaded a source");
     Ok(Arc::new(loaded))
 }
 
-/// A function of a module, if it is there and is what its ABI says.
+/// Looks up a function and checks it against its ABI.
 fn checked<D: Driver>(
     driver: &D,
     code: &Arc<D::Module>,
@@ -134,7 +136,7 @@ fn checked<D: Driver>(
     let items = work_group.iter().fold(1u64, |items, &side| items.saturating_mul(u64::from(side)));
     let limit = facts.max_work_group_items;
     if items > u64::from(limit) {
-        let what = format!("groups of {items} work items in {name}, which takes {limit} on this device");
+        let what = format!("{items} work items per group in {name} (this device's limit is {limit})");
         return Err(Error::Unsupported { what });
     }
     let (work_group, dynamic_local_bytes) = (*work_group, *dynamic_local_bytes);

@@ -1,31 +1,34 @@
-//! A stream as lanes use it: scripts in, events out, times in the host's clock.
+//! A stream as `ragtag-hal` uses it: enqueues scripts, returns events, and converts times to the host's
+//! clock.
 //!
-//! Points of other devices are waited for on the host. The APIs can let a stream wait for a word of pinned memory
-//! (`cuStreamWaitValue64`, `hipStreamWaitValue64`), which the host would write when the point passes. That is not used.
-//! Nothing that stands behind such a wait can be taken back: when the other device fails, the word has to be written all the
-//! same, for else the stream never ends, and then work runs on bytes that never came; a parameter block of old bytes is
-//! enough to make a kernel read where it must not, and lose this device as well. And little is gained: one call of the
-//! driver, of a microsecond or two, for a launch that is a graph anyway.
+//! The host waits for points of other devices. The APIs can make a stream wait for a word of pinned memory
+//! (`cuStreamWaitValue64`, `hipStreamWaitValue64`), which the host would write when the point passes. This is
+//! not used, because work behind such a wait cannot be withdrawn. When the other device fails, the word must
+//! still be written, or the stream never ends. The work then runs on missing data. An outdated parameter
+//! block is enough to make a kernel read invalid addresses and lose this device as well. The gain would be
+//! small: one driver call of a microsecond or two, for a launch that is a graph anyway.
 //!
-//! This module must not know buffers, kernels or points.
+//! Knows nothing about buffers, kernels or points.
 
 use crate::clock::Clock;
 use crate::device::{Script, Streams, enqueue};
 use crate::driver::Driver;
 
 use ragtag_hal::Result;
-use ragtag_hal::lanes::{DriverQueue, Ends};
+use ragtag_hal::queues::{DriverQueue, Ends};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// A stream of a device.
 pub struct Queue<D: Driver> {
     driver: Arc<D>,
     stream: D::Stream,
-    /// The device's, which all its queues share.
+    /// The device's clock, shared by its queues.
     clock: Arc<Mutex<Clock<D::Event>>>,
 }
 
 impl<D: Driver> Queue<D> {
+    /// Creates a queue.
+    ///
     /// # Errors
     /// If the driver refuses.
     pub(crate) fn new(driver: &Arc<D>, clock: &Arc<Mutex<Clock<D::Event>>>) -> Result<Self> {

@@ -1,5 +1,5 @@
-//! The device over a made-up driver: order, programs, points of other devices, failures, and that nothing is used after it
-//! was given back. What real drivers do is in the backends' tests and in the conformance suite.
+//! Tests of the device over a fake driver: order, programs, points of other devices, failures, and that
+//! nothing is used after it was freed. The backends' tests and the conformance suite cover real drivers.
 
 mod fake;
 
@@ -33,7 +33,7 @@ fn adapter() -> Adapter {
             source: MemorySource::Api,
         }],
         caps: Caps {
-            // One that the bench has no kernel in.
+            // A language for which the bench has no kernel.
             languages: [KernelLanguage::CudaC].into(),
             max_allocation_bytes: TOTAL_BYTES,
             max_binding_bytes: TOTAL_BYTES,
@@ -51,7 +51,7 @@ fn adapter() -> Adapter {
     }
 }
 
-/// Waits until the test lets it go on.
+/// Waits until the test releases it.
 static HOLD: EntryAbi = EntryAbi { name: "hold", bindings: &[], constants: 0, extents: |_, _| {} };
 
 const TEXT: &str = "scale 4\nhold 0";
@@ -132,7 +132,7 @@ impl Bench {
         self.bench.outcome(point).map(|error| error.root().clone())
     }
 
-    /// The word that fills a buffer.
+    /// Returns the word that fills a buffer.
     #[track_caller]
     fn word(&mut self, buffer: u32) -> u32 {
         let point = self.commands(QueueKind::Download, vec![download(buffer)], &[]);
@@ -140,7 +140,7 @@ impl Bench {
         self.region_word()
     }
 
-    /// The word that fills the region.
+    /// Returns the word that fills the region.
     #[track_caller]
     fn region_word(&self) -> u32 {
         let words = self.region_words();
@@ -148,7 +148,7 @@ impl Bench {
         words[0]
     }
 
-    /// Closes the device, after which nothing may be left.
+    /// Closes the device and asserts that nothing is left.
     #[track_caller]
     fn close(self) {
         let Self { fake, bench } = self;
@@ -168,7 +168,7 @@ fn lost() -> Error {
 }
 
 #[test]
-fn points_order_what_streams_do() {
+fn points_order_the_work_of_streams() {
     let mut bench = Bench::new();
     for round in 1..200 {
         bench.fill_region(|_| round);
@@ -181,9 +181,9 @@ fn points_order_what_streams_do() {
     bench.close();
 }
 
-/// A device that works for a quarter of the time: what its work takes counts four times for all who wait for it.
+/// A duty cycle of a quarter: all waiters see four times the duration of the work.
 #[test]
-fn a_duty_holds_back_whatever_waits() {
+fn a_duty_cycle_delays_all_waiters() {
     let throttle = Throttle { duty_percent: Some(25), ..Throttle::default() };
     let mut bench = Bench::throttled(Fake::default(), &Arc::default(), 0, throttle);
     let start = std::time::Instant::now();
@@ -193,7 +193,7 @@ fn a_duty_holds_back_whatever_waits() {
     std::thread::sleep(Duration::from_millis(200));
     bench.fake.release();
     bench.wait(first);
-    // 800 ms, less what the kernel began late on a busy machine.
+    // 800 ms, minus the time by which the kernel started late on a busy machine.
     assert!(start.elapsed() >= Duration::from_millis(400), "{:?}", start.elapsed());
     bench.wait(down);
     assert_eq!(bench.region_word(), 3 * 7 + 1);
@@ -201,15 +201,15 @@ fn a_duty_holds_back_whatever_waits() {
     bench.device.take_timings(&mut timings);
     let of = |point| timings.iter().find(|timing| timing.point == point).copied();
     if let (Some(first), Some(second)) = (of(first), of(second)) {
-        assert!(second.start_ns >= first.end_ns, "nothing begins while it rests: {timings:?}");
+        assert!(second.start_ns >= first.end_ns, "nothing starts during a rest: {timings:?}");
         assert!(first.end_ns - first.start_ns >= 300_000_000, "{timings:?}");
     }
     bench.close();
 }
 
-/// Closing ends a rest of ages.
+/// Closing interrupts a very long rest.
 #[test]
-fn a_device_that_rests_is_closed_at_once() {
+fn a_resting_device_closes_at_once() {
     let throttle = Throttle { duty_percent: Some(1), ..Throttle::default() };
     let mut bench = Bench::throttled(Fake::default(), &Arc::default(), 0, throttle);
     bench.compute(vec![hold()], &[]);
@@ -217,11 +217,11 @@ fn a_device_that_rests_is_closed_at_once() {
     bench.fake.release();
     let start = std::time::Instant::now();
     bench.close();
-    assert!(start.elapsed() < Duration::from_secs(60), "99 s of rest are due");
+    assert!(start.elapsed() < Duration::from_secs(60), "99 s of rest remain");
 }
 
 #[test]
-fn a_submission_does_not_wait_and_neither_does_another_lane() {
+fn a_submission_does_not_block_the_caller_or_other_queues() {
     let mut bench = Bench::new();
     let held = bench.compute(vec![hold(), fill(0, 7)], &[]);
     let behind = bench.commands(QueueKind::Download, vec![download(0)], &[held]);
@@ -235,7 +235,7 @@ fn a_submission_does_not_wait_and_neither_does_another_lane() {
 }
 
 #[test]
-fn programs_are_graphs_launched_unchanged() {
+fn programs_are_graphs_that_do_not_change() {
     let mut bench = Bench::new();
     bench.device.record(ProgramId(0), vec![upload(0), scale(0, 1, 3), scale(1, 2, 1), download(2)]).unwrap();
     let launches = bench.fake.calls("launch");
@@ -247,12 +247,12 @@ fn programs_are_graphs_launched_unchanged() {
     }
     assert_eq!((bench.fake.calls("play"), bench.fake.calls("launch")), (9, launches));
     bench.device.destroy_program(ProgramId(0)).unwrap();
-    assert_eq!(bench.fake.left().2, 0, "its graph goes with it");
+    assert_eq!(bench.fake.left().2, 0, "its graph is destroyed with it");
     bench.close();
 }
 
 #[test]
-fn programs_that_a_driver_does_not_record_run_all_the_same() {
+fn programs_that_cannot_be_captured_still_run() {
     for call in ["begin_capture", "launch", "end_capture"] {
         let mut bench = Bench::new();
         bench.fake.refuse(call, Error::Api { call: call.into(), code: 900 });
@@ -268,7 +268,7 @@ fn programs_that_a_driver_does_not_record_run_all_the_same() {
 }
 
 #[test]
-fn what_waits_for_another_device_is_enqueued_when_the_point_passes() {
+fn work_that_waits_for_another_device_is_enqueued_when_the_point_passes() {
     let mut bench = Bench::new();
     let timeline = abroad();
     bench.device.import_timeline(Arc::clone(&timeline)).unwrap();
@@ -286,7 +286,7 @@ fn what_waits_for_another_device_is_enqueued_when_the_point_passes() {
 }
 
 #[test]
-fn what_waits_for_a_device_that_fails_is_never_enqueued() {
+fn work_that_waits_for_a_failed_device_is_never_enqueued() {
     let mut bench = Bench::new();
     let timeline = abroad();
     bench.device.import_timeline(Arc::clone(&timeline)).unwrap();
@@ -300,18 +300,18 @@ fn what_waits_for_a_device_that_fails_is_never_enqueued() {
         assert_eq!(bench.outcome(point), Some(lost()), "{point}");
     }
     assert_eq!((bench.fake.calls("fill"), bench.fake.calls("upload")), (1, 0));
-    assert_eq!(bench.word(0), 1, "the third queue goes on");
+    assert_eq!(bench.word(0), 1, "the third queue continues");
     bench.close();
 }
 
 #[test]
-fn a_loss_is_told_once_and_ends_everything() {
+fn a_loss_is_reported_once_and_ends_everything() {
     let mut bench = Bench::new();
     let held = bench.compute(vec![hold()], &[]);
     let across = bench.commands(QueueKind::Download, vec![download(0)], &[held]);
     bench.fake.lose(lost());
     assert_eq!((bench.outcome(held), bench.outcome(across)), (Some(lost()), Some(lost())));
-    // Whatever calls say later, the first loss is the one that counts.
+    // The first loss counts, whatever later calls report.
     bench.fake.lose(Error::Lost { cause: "said later".into() });
     let late = bench.try_submit(QueueKind::Upload, Work::Commands(vec![upload(0)]), &[]);
     assert_eq!(late, Err(lost()));
@@ -322,7 +322,7 @@ fn a_loss_is_told_once_and_ends_everything() {
 }
 
 #[test]
-fn a_loss_that_a_call_reports_ends_all_queues() {
+fn a_loss_reported_by_a_call_ends_all_queues() {
     type Call = fn(&mut Bench) -> Result<()>;
     let calls: [(&str, Call); 5] = [
         ("allocate", |bench| bench.device.create_buffer(BufferId(9), 64)),
@@ -345,7 +345,7 @@ fn a_loss_that_a_call_reports_ends_all_queues() {
 }
 
 #[test]
-fn a_refused_submission_fails_its_queue_alone() {
+fn a_refused_submission_fails_only_its_queue() {
     let mut bench = Bench::new();
     let error = Error::Api { call: "launch".into(), code: 701 };
     bench.fake.refuse("launch", error.clone());
@@ -358,7 +358,7 @@ fn a_refused_submission_fails_its_queue_alone() {
 }
 
 #[test]
-fn a_device_that_is_closed_keeps_what_still_runs() {
+fn a_closed_device_keeps_resources_of_running_work() {
     let mut bench = Bench::new();
     bench.device.record(ProgramId(0), vec![hold(), upload(0), scale(0, 1, 3), fill(2, 1)]).unwrap();
     bench.program(0, &[]);
@@ -372,7 +372,7 @@ fn a_device_that_is_closed_keeps_what_still_runs() {
 }
 
 #[test]
-fn memory_comes_and_goes_with_sizes_in_the_error() {
+fn allocation_errors_have_sizes() {
     let mut bench = Bench::new();
     let free = bench.device.memory().unwrap()[0].free_bytes.unwrap();
     let wanted = TOTAL_BYTES - 64;
@@ -380,7 +380,7 @@ fn memory_comes_and_goes_with_sizes_in_the_error() {
         bench.device.create_buffer(BufferId(9), wanted),
         Err(Error::OutOfMemory { wanted, free: Some(free) })
     );
-    // The device says that this fits, and its memory lies in pieces.
+    // The device reports enough free memory, but it is fragmented.
     bench.fake.refuse("allocate", Error::OutOfMemory { wanted: 0, free: None });
     let wanted = 4096;
     assert_eq!(
@@ -389,7 +389,7 @@ fn memory_comes_and_goes_with_sizes_in_the_error() {
     );
     bench.device.create_buffer(BufferId(9), free / 2).unwrap();
     bench.device.destroy_buffer(BufferId(9)).unwrap();
-    assert_eq!(bench.device.memory().unwrap()[0].free_bytes, Some(free), "what the pool keeps is free");
+    assert_eq!(bench.device.memory().unwrap()[0].free_bytes, Some(free), "cached memory counts as free");
     bench.device.create_buffer(BufferId(9), free / 4 * 3).unwrap();
     bench.close();
 }
@@ -405,10 +405,10 @@ fn a_region_is_pinned_once_for_all_devices() {
     }
     assert_eq!(fake.calls("pin"), 2, "it is pinned already");
     (0..3).for_each(|id| a.device.unregister_region(RegionId(id)).unwrap());
-    assert_eq!(fake.calls("unpin"), 0, "another device has it still");
+    assert_eq!(fake.calls("unpin"), 0, "another device still uses it");
     (1..3).for_each(|id| b.device.unregister_region(RegionId(id)).unwrap());
     assert_eq!(fake.calls("unpin"), 1);
-    // A driver that pins nothing copies all the same.
+    // A driver that cannot pin still copies.
     fake.refuse("pin", Error::Api { call: "pin".into(), code: 2 });
     a.device.register_region(RegionId(0), region).unwrap();
     assert_eq!(fake.left().1, 1);
@@ -417,7 +417,7 @@ fn a_region_is_pinned_once_for_all_devices() {
 }
 
 #[test]
-fn modules_are_held_to_what_the_driver_says() {
+fn modules_are_checked_against_the_drivers_properties() {
     let mut bench = Bench::new();
     let mut create = |text: &str, names: &[&str], work_group| {
         let created = bench.device.create_module(ModuleId(1), &module(text, names, work_group));
@@ -440,7 +440,7 @@ fn modules_are_held_to_what_the_driver_says() {
     bench.close();
 }
 
-/// A product with the first constant as its depth.
+/// A product whose depth is the first constant.
 static PRODUCT: EntryAbi = EntryAbi {
     name: "product",
     bindings: &[Access::Read, Access::Read, Access::ReadWrite],
@@ -461,7 +461,7 @@ const GEMM: GemmEntry = GemmEntry {
     },
 };
 
-/// A module whose second entry is a product, beside `scale`.
+/// A module whose second entry is a product, after `scale`.
 fn linked() -> Module {
     let plain = module(TEXT, &["scale"], [64, 1, 1]);
     let ModuleSource::Text { language, entries } = plain.source else { panic!("not text") };
@@ -480,12 +480,12 @@ fn product(depth: u32, y_bytes: u64) -> Command {
 }
 
 #[test]
-fn products_are_the_librarys_in_commands_and_in_programs() {
+fn products_use_the_library_in_commands_and_programs() {
     let mut bench = Bench::new();
     assert_eq!(bench.fake.calls("ready_gemm"), 0);
     bench.device.create_module(ModuleId(1), &linked()).unwrap();
     assert_eq!(bench.fake.calls("ready_gemm"), 1);
-    // Halves of 2 and of 3.
+    // f16 bit patterns, which the fake library reads as the integers 2 and 3.
     let set = vec![fill(0, 0x0002_0002), fill(1, 0x0003_0003), fill(2, 1f32.to_bits())];
     let set = bench.compute([set, vec![product(7, 80)]].concat(), &[]);
     bench.device.record(ProgramId(0), vec![product(7, 80), product(4, 80)]).unwrap();
@@ -496,7 +496,7 @@ fn products_are_the_librarys_in_commands_and_in_programs() {
     for (at, word) in bench.region_words().into_iter().enumerate() {
         assert_eq!(f32::from_bits(word), if at < 20 && at % 4 < 3 { sums } else { 1.0 }, "value {at}");
     }
-    // A product touches more than its ABI says: so much has to be bound; and it has to be one.
+    // A product touches more than its ABI states. Its bindings must be large enough, and it must be sound.
     for (depth, y_bytes, why) in [(7, 72, "its product 76"), (9, 80, "no library"), (0, 80, "no library")] {
         let refused =
             bench.try_submit(QueueKind::Compute, Work::Commands(vec![product(depth, y_bytes)]), &[]);
@@ -506,7 +506,7 @@ fn products_are_the_librarys_in_commands_and_in_programs() {
 }
 
 #[test]
-fn products_need_a_library_and_bindings_of_their_kind() {
+fn products_need_a_library_and_suitable_bindings() {
     let mut bench = Bench::new();
     bench.fake.refuse("ready_gemm", Error::Unsupported { what: "no library".into() });
     let refused = bench.device.create_module(ModuleId(1), &linked());
@@ -520,7 +520,7 @@ fn products_need_a_library_and_bindings_of_their_kind() {
 }
 
 #[test]
-fn timings_lie_in_order() {
+fn timings_are_in_order() {
     let mut bench = Bench::new();
     let mut timings = Vec::new();
     for _ in 0..20 {

@@ -1,6 +1,6 @@
-//! Vulkan's physical devices as adapters, and how they are opened.
+//! The Vulkan backend: reports physical devices as adapters and opens them.
 //!
-//! This module must not know how a device works.
+//! Does not know how a device works.
 
 use crate::api::{Instance, Messages};
 use crate::compiler::PipelineCompiler;
@@ -11,38 +11,38 @@ use ragtag_hal::{Adapter, Backend, Device, DeviceId, Error, Limits, Result, Unav
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
-/// The backend's name.
+/// Backend name.
 const NAME: &str = "vulkan";
 
-/// What can be said about Vulkan devices as a whole.
+/// Configuration of the Vulkan backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VulkanConfig {
-    /// The folder that compiled programs are kept in; without it they are kept in this process alone.
+    /// Folder for compiled programs. Without it they are cached only in this process.
     pub cache_folder: Option<PathBuf>,
-    /// Whether the validation layer looks at every call. What it says is logged, and kept for
+    /// Use of the validation layer. Its messages are logged and kept for
     /// [`VulkanBackend::validation_messages`].
     pub validation: Validation,
-    /// Whether buffers lie where the host sees them, on devices whose own memory can all be seen.
+    /// Whether buffers are placed in host-visible memory, on devices whose entire memory is host-visible.
     pub direct_memory: bool,
-    /// Whether host regions are imported, on devices that can.
+    /// Whether host regions are imported, on devices that support it.
     pub import_regions: bool,
-    /// Which matrix units count.
+    /// Matrix units to use.
     pub matrices: MatrixUnits,
 }
 
-/// Whether the validation layer looks at every call.
+/// Use of the validation layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Validation {
-    /// It does not.
+    /// Never.
     Off,
-    /// It does where it is installed.
+    /// If the layer is installed.
     WhereInstalled,
-    /// It does, and must be installed.
+    /// Always. Probing fails if the layer is not installed.
     On,
 }
 
 impl Validation {
-    /// What a value of `RAGTAG_VULKAN_VALIDATION` asks for.
+    /// Parses the value of `RAGTAG_VULKAN_VALIDATION`.
     fn wanted(value: &str, debugging: bool) -> Self {
         match value {
             "1" => Self::On,
@@ -53,19 +53,20 @@ impl Validation {
     }
 }
 
-/// Which devices' cooperative matrices are used.
+/// Devices whose cooperative matrices are used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MatrixUnits {
-    /// None's: for a driver that computes wrongly with them, and to compare.
+    /// None. For drivers with wrong results, and for comparison.
     Off,
-    /// Those of graphics cards.
+    /// Graphics cards.
     Hardware,
-    /// Also those that are software: they are slower than none, and kernels with many of them take minutes to compile.
+    /// Software devices as well. They are slower with matrices, and kernels with many of them take minutes to
+    /// compile.
     Software,
 }
 
 impl MatrixUnits {
-    /// What `RAGTAG_VULKAN_MATRICES` asks for; what is not known is said and passed over.
+    /// Parses `RAGTAG_VULKAN_MATRICES`. Warns about an unknown value and ignores it.
     fn wanted() -> Self {
         const VARIABLE: &str = "RAGTAG_VULKAN_MATRICES";
         let value = std::env::var_os(VARIABLE).unwrap_or_default();
@@ -74,7 +75,7 @@ impl MatrixUnits {
             Some("software") => Self::Software,
             Some("" | "auto") => Self::Hardware,
             _ => {
-                tracing::warn!(?value, "{VARIABLE} is auto, off or software; taken as auto");
+                tracing::warn!(?value, "invalid {VARIABLE}: using auto (expected auto, off or software)");
                 Self::Hardware
             }
         }
@@ -82,10 +83,10 @@ impl MatrixUnits {
 }
 
 impl Default for VulkanConfig {
-    /// Programs are kept in `vulkan` in the folder that `RAGTAG_CACHE_DIR` names, else in `ragtag/vulkan` in the user's folder
-    /// for caches. The validation layer is asked for with `RAGTAG_VULKAN_VALIDATION=1`; builds for debugging have it where it is
-    /// installed, except with `0`. `RAGTAG_VULKAN_MATRICES` is `off` for no matrix units and `software` for those that are
-    /// software, too.
+    /// Returns the default configuration. Programs are cached in `vulkan` within `RAGTAG_CACHE_DIR`, or in
+    /// `ragtag/vulkan` within the user's cache folder. `RAGTAG_VULKAN_VALIDATION=1` requires the validation
+    /// layer; debug builds use it if it is installed, unless the variable is `0`. `RAGTAG_VULKAN_MATRICES` is
+    /// `off` for no matrix units, or `software` to include software devices.
     fn default() -> Self {
         let validation = std::env::var("RAGTAG_VULKAN_VALIDATION").unwrap_or_default();
         Self {
@@ -107,24 +108,24 @@ pub struct VulkanBackend {
 }
 
 impl VulkanBackend {
-    /// A backend with this configuration. The loader is looked for at the first probe.
+    /// Creates a backend with this configuration. The first probe loads the Vulkan loader.
     pub fn new(config: VulkanConfig) -> Self {
         let shelf = Arc::new(Shelf::new(config.cache_folder.clone().map(Folder::new)));
         Self { config, instance: OnceLock::new(), messages: Arc::default(), shelf }
     }
 
-    /// What became of the programs of all devices that were opened here.
+    /// Returns the cache counters of all devices opened by this backend.
     pub fn counters(&self) -> CacheCounters {
         self.shelf.counters()
     }
 
-    /// What the validation layer objected to, if it was there.
+    /// Returns the validation layer's messages, if it was used.
     pub fn validation_messages(&self) -> Vec<String> {
         self.messages.all()
     }
 
-    /// What compiles for each physical device that has the versions and queues for it, also for one that could not run what
-    /// was compiled.
+    /// Returns a compiler for each physical device with the required versions and queues, including devices
+    /// that cannot run the result.
     ///
     /// # Errors
     /// If there is no loader, or a device cannot be opened.
@@ -150,7 +151,7 @@ impl VulkanBackend {
         let instance = self.instance().map_err(unavailable)?;
         let (found, left_out) = devices(instance, &self.common()).map_err(unavailable)?;
         for why in &left_out {
-            tracing::debug!(why, "a Vulkan device is left out");
+            tracing::debug!(why, "skipping a Vulkan device");
         }
         if found.is_empty() {
             let none = || "the loader shows no devices".to_string();
@@ -192,7 +193,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn builds_for_debugging_are_validated_unless_told_otherwise() {
+    fn debug_builds_are_validated_by_default() {
         let of = |value| [true, false].map(|debugging| Validation::wanted(value, debugging));
         assert_eq!(of("1"), [Validation::On; 2]);
         assert_eq!(of("0"), [Validation::Off; 2]);

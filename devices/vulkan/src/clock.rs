@@ -1,26 +1,27 @@
-//! A device's clock in terms of the host's.
+//! Conversion of a device's clock to the host's.
 //!
-//! A submission's end is known to be past when the host hears of it, so the least difference seen is nearest to the truth.
-//! This module must not know submissions, and reads no clock.
+//! A submission has ended by the time the host learns of it, so the smallest observed difference is the best
+//! estimate. Knows nothing about submissions, and reads no clock.
 
-use ragtag_hal::lanes::Difference;
+use ragtag_hal::queues::Difference;
 
-/// How far back a clock may be that only tells ends out of order; one that is further back has begun anew.
+/// Largest step back that can come from ends observed out of order. A larger one means that the clock has
+/// wrapped.
 const DISORDER_NS: u64 = 60_000_000_000;
 
-/// The difference between the two clocks.
+/// Offset between the two clocks.
 #[derive(Debug, Default)]
 pub(crate) struct Clock {
     difference: Option<Difference>,
-    /// The latest time that the device's clock has told.
+    /// Latest device time seen.
     latest_ns: u64,
 }
 
 impl Clock {
-    /// The host's times for the start and the end of a submission of which the host hears now that it has ended.
+    /// Converts start and end of a submission that the host has just seen end to host time.
     pub(crate) fn host(&mut self, start_ns: u64, end_ns: u64, now_ns: u64) -> (u64, u64) {
         if end_ns.saturating_add(DISORDER_NS) < self.latest_ns {
-            // Some clocks have so few bits that they begin anew within hours.
+            // Some clocks have few bits and wrap within hours.
             *self = Self::default();
         }
         self.latest_ns = self.latest_ns.max(end_ns);
@@ -35,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_clock_that_begins_anew_is_learnt_anew() {
+    fn a_clock_that_wraps_is_measured_again() {
         let mut clock = Clock::default();
         let hour = 3_600_000_000_000;
         assert_eq!(clock.host(hour, hour + 10, 2 * hour), (2 * hour - 10, 2 * hour));

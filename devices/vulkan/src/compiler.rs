@@ -1,6 +1,6 @@
-//! Pipelines without a device that runs them: for drivers that stand in for hardware which is not there, and compile for it.
+//! Pipeline compilation without running kernels, for drivers that compile for absent hardware.
 //!
-//! This module must not know buffers or queues.
+//! Knows nothing about buffers or queues.
 
 use crate::api::{Instance, Logical};
 use crate::probe::{Common, Compiles};
@@ -9,7 +9,7 @@ use ragtag_hal::cache::Shelf;
 use ragtag_hal::{Caps, Module, Result};
 use std::sync::Arc;
 
-/// What compiles for one physical device, and keeps nothing on disk.
+/// A compiler for one physical device. It caches nothing on disk.
 pub struct PipelineCompiler {
     name: String,
     caps: Caps,
@@ -25,17 +25,17 @@ impl PipelineCompiler {
         Ok(Self { name, caps, programs })
     }
 
-    /// The physical device and its driver.
+    /// Returns the name of the physical device and its driver.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// What the device can do.
+    /// Returns the device's capabilities.
     pub fn caps(&self) -> &Caps {
         &self.caps
     }
 
-    /// Makes the pipelines of a module.
+    /// Compiles the pipelines of a module.
     ///
     /// # Errors
     /// As when a device loads the module.

@@ -1,6 +1,6 @@
 //! The driver of one Vulkan device: memory, pipelines and recorded programs.
 //!
-//! This module must not know ids or points.
+//! Knows nothing about IDs or points.
 
 use crate::api::{Instance, Logical, Pipeline, SharedQueue};
 use crate::clock::Clock;
@@ -13,7 +13,7 @@ use crate::recording::{Prepared, Recorders};
 use crate::region::Mapping;
 use ragtag_hal::cache::Shelf;
 use ragtag_hal::driver::{self, Driver, DriverDevice};
-use ragtag_hal::lanes::Common;
+use ragtag_hal::queues::Common;
 use ragtag_hal::{AdapterKind, DeviceId, HostRegion, Limits, Memory, Module, Result};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -30,32 +30,32 @@ pub(crate) struct Vulkan {
     kind: AdapterKind,
     types: MemoryTypes,
     import_regions: bool,
-    /// Of the compute queue.
+    /// Command buffers of the compute queue.
     recorders: Arc<Recorders>,
     programs: Programs,
     logical: Arc<Logical>,
 }
 
-/// What a device is opened with.
+/// Arguments for opening a device.
 pub(crate) struct Opening<'a> {
     pub(crate) instance: &'a Arc<Instance>,
     pub(crate) found: Found,
     pub(crate) shelf: &'a Arc<Shelf>,
-    /// Whether host regions are imported, if the device can.
+    /// Whether host regions are imported if the device supports it.
     pub(crate) import_regions: bool,
 }
 
 /// Opens a device.
 ///
 /// # Errors
-/// If the driver refuses, or the system gives no more threads.
+/// If the driver refuses or the system cannot start a thread.
 pub(crate) fn open(id: DeviceId, opening: Opening<'_>, limits: &Limits) -> Result<VulkanDevice> {
     let Opening { instance, found, shelf, import_regions } = opening;
     let Found { adapter, native: Native { facts, queues: [compute, upload, download], types, target } } =
         found;
     let logical = Arc::new(Logical::new(instance, &facts, &counts(&[compute, upload, download]))?);
     let label = adapter.label();
-    // Lanes may share a queue of the driver.
+    // The device's queues may share a driver queue.
     let mut made: BTreeMap<(u32, u32), (Arc<SharedQueue>, Arc<Recorders>)> = BTreeMap::new();
     let clock = Arc::<Mutex<Clock>>::default();
     let mut queue = |place: (u32, u32)| {
@@ -81,7 +81,7 @@ pub(crate) fn open(id: DeviceId, opening: Opening<'_>, limits: &Limits) -> Resul
     DriverDevice::open(Common::new(id), adapter, driver, queues, limits)
 }
 
-/// The number of queues of each family.
+/// Returns the number of queues of each family.
 fn counts(queues: &[(u32, u32); 3]) -> Vec<(u32, u32)> {
     let mut counts = BTreeMap::new();
     for &(family, queue) in queues {
@@ -114,7 +114,8 @@ impl Driver for Vulkan {
         Ok(heap(self.kind, self.logical.heap(self.types.heap)))
     }
 
-    /// What drivers say of their own heaps is advice; a processor that has too little memory swaps, or ends the process.
+    /// Drivers' figures for their own heaps are estimates. A CPU with too little memory swaps, or the process
+    /// is killed.
     fn trusts_free_bytes(&self) -> bool {
         self.kind != AdapterKind::Discrete
     }
@@ -142,7 +143,7 @@ impl Driver for Vulkan {
         Mapping::new(&self.logical, &self.types, region, self.import_regions)
     }
 
-    /// The command buffer of commands is recorded when they are enqueued: the host makes small copies itself.
+    /// Commands are recorded when they are enqueued, because the host makes small copies itself.
     fn prepare(&self, steps: &[Step], program: bool) -> Result<Prepared> {
         let prepared = Prepared::new(steps);
         if program {

@@ -1,18 +1,18 @@
-//! Vulkan's result codes as the errors that callers act upon.
+//! Conversion of Vulkan's result codes to errors.
 //!
-//! This module must not know who called what.
+//! Does not know the callers.
 
 use ash::vk;
 use ragtag_hal::Error;
 
-/// The error of a call that returned this code.
+/// Returns the error of a call that returned this code.
 pub(crate) fn failure(call: &str, code: vk::Result) -> Error {
     let is_lost = code == vk::Result::ERROR_DEVICE_LOST;
     Error::of_call(call, code.as_raw().into(), Some(&format!("{code:?}")), is_lost)
 }
 
-/// The same for calls that allocate: codes that mean too little memory then. A driver that keeps no more allocations has none
-/// for this one either, nor has one whose pool of anything is used up.
+/// Converts the error of an allocating call to [`Error::OutOfMemory`] if its code means that. This includes
+/// an exhausted number of allocations and an exhausted pool of any kind.
 pub(crate) fn allocation_failure(error: Error, wanted: u64) -> Error {
     const SHORTAGE: [vk::Result; 4] = [
         vk::Result::ERROR_OUT_OF_DEVICE_MEMORY,
@@ -35,14 +35,14 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_device_is_lost_whatever_was_called() {
+    fn a_lost_device_is_lost_regardless_of_the_call() {
         let lost = failure("vkWaitSemaphores", vk::Result::ERROR_DEVICE_LOST);
         assert!(matches!(&lost, Error::Lost { cause } if cause.contains("-4")));
         assert_eq!(allocation_failure(lost.clone(), 100), lost);
     }
 
     #[test]
-    fn shortages_are_told_from_other_failures() {
+    fn shortages_are_distinguished_from_other_failures() {
         for code in [-1, -2, -10, -1_000_069_000] {
             let error = failure("vkAllocateMemory", vk::Result::from_raw(code));
             let short = allocation_failure(error, 100);

@@ -1,10 +1,11 @@
-//! Halves in SPIR-V of naga's: bits that are made floats and then halves again are taken as they are.
+//! SPIR-V pass over naga's output that removes conversions of f16 bits to f32 and back.
 //!
-//! Texts read halves 16 bytes at a time, as words, for no vector of halves is as long. naga has no way to say that words are
-//! halves, so that each is unpacked and converted, which drivers really do. Here the conversion of what was just unpacked
-//! becomes a change of type. Numbers are those of the SPIR-V specification, version 1.6, and of GLSL.std.450.
+//! WGSL sources read f16 values 16 bytes at a time as words, because no f16 vector is that long. naga cannot
+//! express a bitcast of words to f16, so each value is unpacked and converted, and drivers really do that.
+//! This pass replaces the conversion of a just unpacked value with a bitcast. Opcodes are those of SPIR-V 1.6
+//! and GLSL.std.450.
 //!
-//! This module must not know WGSL.
+//! Knows nothing about WGSL.
 
 use crate::memory_model::{BOUND, HEADER, instructions};
 use std::collections::HashMap;
@@ -18,7 +19,7 @@ const OP_F_CONVERT: u32 = 115;
 const OP_BITCAST: u32 = 124;
 const UNPACK_HALF_2X16: u32 = 62;
 
-/// The same module without conversions of halves that were just unpacked.
+/// Returns the module without conversions of just unpacked f16 values.
 pub(crate) fn keep(words: Vec<u32>) -> Vec<u32> {
     let facts = Facts::of(&words);
     let Some(two_words) = facts.two_words else { return words };
@@ -45,16 +46,16 @@ pub(crate) fn keep(words: Vec<u32>) -> Vec<u32> {
     out
 }
 
-/// What is said of ids.
+/// Facts about IDs.
 #[derive(Default)]
 struct Facts {
-    /// The type of two words.
+    /// Type of a vector of two words.
     two_words: Option<u32>,
-    /// Types of two and of four halves.
+    /// Types of vectors of two and four f16 values.
     halves: Vec<u32>,
-    /// Of two floats that were unpacked, the word.
+    /// Source word of each unpacked vector of two floats.
     unpacked: HashMap<u32, u32>,
-    /// Of four floats that were unpacked, the two words.
+    /// Source words of each unpacked vector of four floats.
     pairs: HashMap<u32, [u32; 2]>,
 }
 

@@ -1,17 +1,18 @@
-//! Which commands of a command buffer must wait for commands before them.
+//! Placement of barriers between the commands of a command buffer.
 //!
-//! Vulkan runs the commands of a command buffer side by side unless a barrier stands between them. One is set only where a
-//! command touches bytes that an earlier one writes, or writes bytes that an earlier one reads; it orders everything before it
-//! before everything behind it, so that only what came since counts.
+//! Vulkan runs the commands of a command buffer concurrently unless a barrier separates them. A barrier is
+//! placed only where a command accesses bytes that an earlier one writes, or writes bytes that an earlier one
+//! reads. It orders all commands before it before all after it, so only commands since the last barrier
+//! matter.
 //!
-//! This module must not know Vulkan's calls.
+//! Knows nothing about Vulkan's calls.
 
 use std::ops::Range;
 
-/// Bytes that a command reads or writes.
+/// A read or write of bytes by a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Use {
-    /// Whose bytes: unlike for different memory.
+    /// Identifies the memory. Different memory has different values.
     pub(crate) memory: usize,
     pub(crate) range: Range<u64>,
     pub(crate) writes: bool,
@@ -26,12 +27,12 @@ impl Use {
     }
 }
 
-/// What the commands since the last barrier use.
+/// Accesses of the commands since the last barrier.
 #[derive(Debug, Default)]
 pub(crate) struct Hazards(Vec<Use>);
 
 impl Hazards {
-    /// Takes note of one more command. Whether a barrier must stand before it.
+    /// Adds a command. Returns true if a barrier must precede it.
     pub(crate) fn barrier_before(&mut self, uses: Vec<Use>) -> bool {
         let barrier = uses.iter().any(|one| self.0.iter().any(|before| one.conflicts(before)));
         if barrier {
@@ -71,13 +72,13 @@ mod tests {
     }
 
     #[test]
-    fn a_barrier_settles_all_that_came_before() {
+    fn a_barrier_settles_all_earlier_accesses() {
         let mut hazards = Hazards::default();
         assert!(!hazards.barrier_before(vec![write(0, 0..8)]));
         assert!(!hazards.barrier_before(vec![write(1, 0..8)]));
         assert!(hazards.barrier_before(vec![read(0, 0..8), write(2, 0..8)]));
-        assert!(!hazards.barrier_before(vec![read(1, 0..8)]), "settled by the barrier before");
-        assert!(hazards.barrier_before(vec![read(2, 0..8)]), "what came since counts");
+        assert!(!hazards.barrier_before(vec![read(1, 0..8)]), "settled by the barrier");
+        assert!(hazards.barrier_before(vec![read(2, 0..8)]), "an access after the barrier");
     }
 
     #[test]

@@ -1,25 +1,27 @@
-//! The Vulkan backend: the physical devices that the machine's Vulkan loader shows, as `vulkan:0 …`.
+//! The Vulkan backend: the physical devices of the machine's Vulkan loader, as `vulkan:0 …`.
 //!
-//! The loader is found when the program runs. A device has up to three queues, each with a timeline semaphore: a submission
-//! is enqueued when it is made, with values for what it waits for on its own device; one that waits for another device is
-//! enqueued when that has got there. A thread for each queue waits for the values and moves the timelines. Kernels are WGSL,
-//! translated to SPIR-V in this process; pipelines are kept on disk.
+//! The loader is loaded at run time. A device has up to three queues, each with a timeline semaphore. A
+//! submission that waits only for its own device is enqueued at once with the values of its predecessors. A
+//! submission that waits for another device is enqueued when those points have passed. A thread per queue
+//! waits for the values and advances the timelines. Kernels are WGSL, translated to SPIR-V in this process.
+//! Pipelines are cached on disk.
 //!
 //! | file | subject |
 //! | --- | --- |
 //! | `backend.rs` | probe and open |
-//! | `probe.rs` | physical devices, and what they say of themselves |
+//! | `probe.rs` | physical devices and their properties |
 //! | `driver.rs` | the driver of a device, as `ragtag-hal` uses it |
-//! | `queue.rs` | a queue of the driver, as the lanes of `ragtag-hal` use it |
-//! | `recording.rs` | how commands become a command buffer |
-//! | `hazards.rs` | which commands must wait for which |
-//! | `program.rs`, `translate.rs` | pipelines, in this process and on disk, and the SPIR-V that they are made of |
+//! | `queue.rs` | a driver queue, as `ragtag-hal` uses it |
+//! | `recording.rs` | recording of command buffers |
+//! | `hazards.rs` | placement of barriers |
+//! | `program.rs`, `translate.rs` | pipelines, in this process and on disk, and their SPIR-V |
+//! | `halves.rs`, `memory_model.rs` | SPIR-V passes over naga's output |
 //! | `compiler.rs` | pipelines for devices that only compile |
-//! | `memory.rs`, `region.rs` | memory of buffers, and the host's memory that they are filled from |
-//! | `clock.rs` | the device's clock in terms of the host's |
+//! | `memory.rs`, `region.rs` | buffer memory, and host regions as buffers |
+//! | `clock.rs` | conversion of the device's clock to the host's |
 //! | `error.rs`, `api/` | Vulkan's codes, objects and calls |
 //!
-//! This crate must not know any operator, kernel or model.
+//! Knows no operator, kernel or model.
 
 mod api;
 mod backend;

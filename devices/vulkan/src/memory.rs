@@ -1,39 +1,30 @@
-//! Memory of buffers, the types that a device has of it, and what the host has left.
+//! Memory of buffers, and the types that a device has of it.
 //!
-//! This module must not know commands.
+//! Knows nothing about commands.
 
 use crate::api::{Logical, Memory};
 use ash::vk::{self, MemoryPropertyFlags as Flags};
 use ragtag_hal::driver::Allocation;
-use ragtag_hal::{AdapterKind, HeapKind, MemorySource};
-use sysinfo::{MemoryRefreshKind, RefreshKind, System};
+use ragtag_hal::{AdapterKind, HeapKind, HostMemory, MemorySource};
 
-/// What host and device both see, without calls to make it so.
+/// Memory that host and device can access without flushes.
 const SHARED: Flags = Flags::from_raw(Flags::HOST_VISIBLE.as_raw() | Flags::HOST_COHERENT.as_raw());
-
-/// Bytes of the host's memory that can be had without swapping. A container's own limits count.
-pub(crate) fn host_free_bytes() -> u64 {
-    let ram = MemoryRefreshKind::nothing().with_ram();
-    let system = System::new_with_specifics(RefreshKind::nothing().with_memory(ram));
-    let available = system.available_memory();
-    let group = system.cgroup_limits().filter(|group| group.total_memory > 0);
-    group.map_or(available, |group| available.min(group.free_memory))
-}
 
 /// The types of memory that a device has, by what they are good for; the best comes first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct MemoryTypes {
-    /// For buffers.
+    /// Types for buffers.
     pub(crate) device: Vec<u32>,
-    /// For what the host writes and reads.
+    /// Types for staging: memory that the host writes and reads.
     pub(crate) host: Vec<u32>,
-    /// The heap of the best type for buffers.
+    /// Heap of the best type for buffers.
     pub(crate) heap: u32,
 }
 
 impl MemoryTypes {
-    /// With `direct`, buffers lie where the host sees them if all of the device's own memory can be seen: on a device that
-    /// works in the host's memory, and on others with what is called a resizable BAR. A window of 256 MiB is for drivers.
+    /// Selects memory types. With `direct`, buffers are host-visible if all of the device's own memory is: on
+    /// devices that use host memory, and on others with a resizable BAR. A window of 256 MiB is left to the
+    /// driver.
     pub(crate) fn of(memory: &vk::PhysicalDeviceMemoryProperties, direct: bool) -> Self {
         let types = &memory.memory_types[..memory.memory_type_count as usize];
         let size = |one: &vk::MemoryType| memory.memory_heaps[one.heap_index as usize].size;
@@ -46,7 +37,7 @@ impl MemoryTypes {
             ranked.sort_unstable();
             ranked.into_iter().map(|(_, at)| at).collect()
         };
-        // Memory that is a small part of the device's own is a window, or a special place.
+        // A type with a small part of the device's memory is a window or reserved for special purposes.
         let whole = |one: &vk::MemoryType| size(one) >= largest / 2;
         let device = rank(&|one: &vk::MemoryType| {
             let flags = one.property_flags;
@@ -68,17 +59,20 @@ impl MemoryTypes {
     }
 }
 
-/// The heap that buffers come from. Software devices, and those that share the host's memory, have no more than it has.
+/// Returns the heap of the buffers. Software devices and devices that share host memory cannot exceed its
+/// free bytes.
 pub(crate) fn heap(kind: AdapterKind, (total_bytes, free_bytes): (u64, Option<u64>)) -> ragtag_hal::Memory {
     let (heap, free_bytes, source) = match (kind, free_bytes) {
         (AdapterKind::Discrete, free_bytes) => (HeapKind::Device, free_bytes, MemorySource::Api),
         (_, Some(free)) => (HeapKind::Host, Some(free), MemorySource::Api),
-        (_, None) => (HeapKind::Host, Some(host_free_bytes().min(total_bytes)), MemorySource::System),
+        (_, None) => {
+            (HeapKind::Host, Some(HostMemory::now().free_bytes.min(total_bytes)), MemorySource::System)
+        }
     };
     ragtag_hal::Memory { heap, total_bytes, free_bytes, source }
 }
 
-/// Whether the host may read buffers where they lie.
+/// Returns true if the host may read buffers in place.
 pub(crate) fn host_reads(logical: &Logical, types: &MemoryTypes) -> bool {
     let all = &logical.facts().memory.memory_types;
     let best = types.device.first().and_then(|&at| all.get(at as usize));
@@ -127,7 +121,7 @@ mod tests {
     const CACHED: Flags = Flags::from_raw(SHARED.as_raw() | Flags::HOST_CACHED.as_raw());
 
     #[test]
-    fn buffers_lie_in_the_devices_own_memory() {
+    fn buffers_are_in_the_devices_own_memory() {
         let small_bar = [16 * GIB, 8 * GIB, 246 << 20];
         let types = [(1, Flags::empty()), (0, OWN), (1, SHARED), (1, CACHED), (2, OWN | SHARED)];
         let types = MemoryTypes::of(&memory(&small_bar, &types), false);
@@ -136,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_of_the_whole_memory_is_used_where_it_is_asked_for() {
+    fn host_visible_memory_is_used_on_request() {
         let types = [(0, OWN), (1, SHARED), (1, CACHED), (0, OWN | SHARED)];
         let memory = memory(&[16 * GIB, 8 * GIB], &types);
         assert_eq!(MemoryTypes::of(&memory, true).device, [3, 0, 1, 2]);
@@ -144,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn where_all_memory_is_one_there_is_no_choice() {
+    fn unified_memory_leaves_no_choice() {
         let memory = memory(&[2 * GIB], &[(0, OWN | CACHED)]);
         for direct in [false, true] {
             let types = MemoryTypes::of(&memory, direct);

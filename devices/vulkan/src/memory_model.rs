@@ -1,15 +1,17 @@
-//! The Vulkan memory model in SPIR-V of naga's: what a group shares is visible beyond a barrier.
+//! SPIR-V pass over naga's output that completes the Vulkan memory model: makes local memory visible across
+//! barriers.
 //!
-//! Cooperative matrices demand this model, in which an access is an invocation's own affair unless it says otherwise, and a
-//! barrier makes nothing available or visible that it does not name. naga declares the model and says neither, so that a
-//! driver may move accesses of local memory across barriers. This says both: `NonPrivatePointer` on each access,
-//! `MakeAvailable` and `MakeVisible` on each barrier. Numbers are those of the SPIR-V specification, version 1.6.
+//! Cooperative matrices require this model. In it an access is private to its invocation unless marked
+//! otherwise, and a barrier makes nothing available or visible that it does not name. naga declares the model
+//! but does neither, so a driver may move accesses to local memory across barriers. This pass adds
+//! `NonPrivatePointer` to each access, and `MakeAvailable` and `MakeVisible` to each barrier. Opcodes are
+//! those of SPIR-V 1.6.
 //!
-//! This module must not know WGSL.
+//! Knows nothing about WGSL.
 
 use std::collections::{BTreeSet, HashMap};
 
-/// Words before the first instruction; the fourth is the bound of ids.
+/// Words before the first instruction. The fourth is the ID bound.
 pub(crate) const HEADER: usize = 5;
 pub(crate) const BOUND: usize = 3;
 
@@ -22,7 +24,8 @@ const OP_CONTROL_BARRIER: u32 = 224;
 const OP_MEMORY_BARRIER: u32 = 225;
 const OP_COOPERATIVE_MATRIX_LOAD: u32 = 4457;
 const OP_COOPERATIVE_MATRIX_STORE: u32 = 4458;
-/// Instructions whose result may be a pointer: parameters, variables, access chains, copies, selections, phis.
+/// Instructions whose result may be a pointer: parameters, variables, access chains, copies, selections,
+/// phis.
 const OPS_OF_POINTERS: [u32; 8] = [55, 59, 65, 66, 67, 83, 169, 245];
 
 const VULKAN: u32 = 3;
@@ -30,7 +33,7 @@ const WORKGROUP: u32 = 4;
 const NON_PRIVATE_POINTER: u32 = 0x20;
 const MAKE_AVAILABLE_AND_VISIBLE: u32 = 0x2000 | 0x4000;
 
-/// The instructions of a module, each with its first word.
+/// Returns the instructions of a module with their opcodes.
 pub(crate) fn instructions(words: &[u32]) -> impl Iterator<Item = (u32, &[u32])> {
     let mut rest = words.get(HEADER..).unwrap_or_default();
     std::iter::from_fn(move || {
@@ -41,14 +44,15 @@ pub(crate) fn instructions(words: &[u32]) -> impl Iterator<Item = (u32, &[u32])>
     })
 }
 
-/// The same module, if it declares the Vulkan memory model, with accesses of local memory and barriers that keep to it.
+/// Returns the module with correct accesses to local memory and barriers, if it declares the Vulkan memory
+/// model.
 pub(crate) fn complete(words: Vec<u32>) -> Vec<u32> {
     if !instructions(&words).any(|(op, words)| op == OP_MEMORY_MODEL && words.get(2) == Some(&VULKAN)) {
         return words;
     }
     let facts = Facts::of(&words);
     let mut out: Vec<u32> = words[..HEADER].to_vec();
-    // The semantics of barriers as constants of their own: others may use the old ones.
+    // The semantics of barriers get new constants, because other instructions may use the old ones.
     let mut semantics = HashMap::new();
     for (op, instruction) in instructions(&words) {
         let mut instruction = instruction.to_vec();
@@ -77,11 +81,11 @@ pub(crate) fn complete(words: Vec<u32>) -> Vec<u32> {
     out
 }
 
-/// What is said of ids.
+/// Facts about IDs.
 struct Facts {
     /// Pointers to local memory.
     local: BTreeSet<u32>,
-    /// Constants that are semantics of barriers.
+    /// Constants that are barrier semantics.
     semantics: BTreeSet<u32>,
 }
 
@@ -101,7 +105,8 @@ impl Facts {
         Self { local, semantics }
     }
 
-    /// Marks an access whose pointer and memory operands are at these places, if it is of local memory.
+    /// Marks an access to local memory. `pointer` and `operands` are the indices of its pointer and memory
+    /// operands.
     fn share(&self, instruction: &mut Vec<u32>, pointer: usize, operands: usize) {
         if !instruction.get(pointer).is_some_and(|id| self.local.contains(id)) {
             return;
@@ -144,7 +149,7 @@ mod tests {
     ";
 
     #[test]
-    fn local_memory_is_shared_and_barriers_say_so() {
+    fn accesses_and_barriers_of_local_memory_are_completed() {
         let features = [Feature::CooperativeMatrix, Feature::Fp16].into();
         let spirv = translate(TEXT, "main", &SpirVTarget { vulkan: (1, 3), features }).unwrap();
         let facts = Facts::of(&spirv.words);
@@ -174,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn other_modules_stay_as_they_are() {
+    fn other_modules_are_unchanged() {
         let text = "@group(0) @binding(0) var<storage, read_write> y: array<f32>;
             @compute @workgroup_size(1) fn main() { y[0] = 1.0; }";
         let features = [Feature::CooperativeMatrix, Feature::Fp16].into();

@@ -1,6 +1,6 @@
-//! Which physical devices there are, as adapters and as the facts that opening one needs.
+//! Detection of physical devices: adapters, and the facts needed to open them.
 //!
-//! This module must not know how a device works.
+//! Does not know how a device works.
 
 use crate::api::{Facts, Family, Instance};
 use crate::backend::MatrixUnits;
@@ -12,42 +12,43 @@ use ragtag_hal::{
 };
 use std::sync::Arc;
 
-/// Queues that do more than their names say, but have nothing to do with us.
+/// Queue capabilities that this backend does not use. They mark special-purpose queues.
 const ODD: QueueFlags = QueueFlags::from_raw(
     QueueFlags::VIDEO_DECODE_KHR.as_raw()
         | QueueFlags::VIDEO_ENCODE_KHR.as_raw()
         | QueueFlags::OPTICAL_FLOW_NV.as_raw(),
 );
-/// Compute units of a device that does not tell how many it has: a guess, for graphics cards and for the rest.
+/// Assumed compute units of a device that does not report them: graphics cards, others.
 const UNITS: [u32; 2] = [48, 16];
 
-/// A queue: its family, and which of that.
+/// Family and index of a queue.
 pub(crate) type QueuePlace = (u32, u32);
 
 pub(crate) type Found = ragtag_hal::Found<Native>;
 
-/// What a device is opened with.
+/// Facts needed to open a device.
 #[derive(Clone)]
 pub(crate) struct Native {
     pub(crate) facts: Arc<Facts>,
-    /// The queues for [`QueueKind::ALL`](ragtag_hal::QueueKind::ALL).
+    /// Queues for [`QueueKind::ALL`](ragtag_hal::QueueKind::ALL).
     pub(crate) queues: [QueuePlace; 3],
     pub(crate) types: MemoryTypes,
     pub(crate) target: SpirVTarget,
 }
 
-/// What is the same for all adapters of a backend.
+/// Settings shared by all adapters of a backend.
 pub(crate) struct Common {
     pub(crate) backend: &'static str,
-    /// Whether buffers may lie where the host sees them.
+    /// Whether buffers may be placed in host-visible memory.
     pub(crate) direct: bool,
     pub(crate) matrices: MatrixUnits,
 }
 
-/// All physical devices that can run kernels: graphics cards first, software last. Each of the others with its reason.
+/// Returns the physical devices that can run kernels, graphics cards first and software last, and the reasons
+/// for omitting the others.
 ///
 /// # Errors
-/// In words, if the loader does not show its devices.
+/// Text, if the loader cannot list the devices.
 pub(crate) fn devices(instance: &Instance, common: &Common) -> Result<(Vec<Found>, Vec<String>), String> {
     let (mut found, mut left_out) = (Vec::new(), Vec::new());
     for facts in instance.physical_devices()? {
@@ -68,7 +69,7 @@ pub(crate) fn devices(instance: &Instance, common: &Common) -> Result<(Vec<Found
     Ok((found, left_out))
 }
 
-/// A physical device for which kernels can be compiled, whether or not they could run.
+/// A physical device for which kernels can be compiled, even if they cannot run.
 pub(crate) struct Compiles {
     pub(crate) facts: Facts,
     pub(crate) caps: Caps,
@@ -76,10 +77,10 @@ pub(crate) struct Compiles {
     pub(crate) target: SpirVTarget,
 }
 
-/// All physical devices for which kernels can be compiled, as the loader orders them.
+/// Returns the physical devices for which kernels can be compiled, in the loader's order.
 ///
 /// # Errors
-/// In words, if the loader does not show its devices.
+/// Text, if the loader cannot list the devices.
 pub(crate) fn compiled_for(instance: &Instance) -> Result<Vec<Compiles>, String> {
     let devices = instance.physical_devices()?.into_iter();
     Ok(devices.filter_map(|facts| compiles(facts, MatrixUnits::Software).ok()).collect())
@@ -93,7 +94,7 @@ fn compiles(facts: Facts, units: MatrixUnits) -> Result<Compiles, &'static str> 
     if !facts.timeline_semaphores {
         return Err("timeline semaphores");
     }
-    let queues = places(&facts.families).ok_or("queue that computes")?;
+    let queues = places(&facts.families).ok_or("compute queue")?;
     let features = features(&facts, units);
     let caps = caps(&facts, features.clone(), &queues);
     Ok(Compiles { facts, caps, queues, target: SpirVTarget { vulkan, features } })
@@ -112,7 +113,7 @@ fn describe(instance: &Instance, facts: Facts, common: &Common) -> Result<Found,
     let kind = kind(&facts);
     let types = MemoryTypes::of(&facts.memory, common.direct);
     if types.device.is_empty() || types.host.is_empty() {
-        return Err("memory of a kind that it needs");
+        return Err("memory of the required types");
     }
     let adapter = Adapter {
         backend: common.backend.into(),
@@ -137,7 +138,7 @@ fn pci([domain, bus, device, function]: [u32; 4]) -> Option<PciAddress> {
 }
 
 fn features(facts: &Facts, units: MatrixUnits) -> Features {
-    // What is not faster is not worth a variant, except where variants are tried out.
+    // A feature that is not faster needs no variant, except on software devices, where variants are tested.
     let dot = facts.integer_dot && (facts.integer_dot_accelerated || kind(facts) == AdapterKind::Software);
     let matrices = match units {
         MatrixUnits::Off => false,
@@ -181,8 +182,8 @@ fn caps(facts: &Facts, features: Features, queues: &[QueuePlace; 3]) -> Caps {
     }
 }
 
-/// Where the three queues lie: compute in a family that does not draw, if there is one; copies in a family of their own, which
-/// has engines for that, else in further queues of the first family as far as it has them.
+/// Chooses the three queues. Compute uses a family without graphics if there is one. Copies use a dedicated
+/// transfer family with its own engines, otherwise further queues of the first family if it has them.
 fn places(families: &[Family]) -> Option<[QueuePlace; 3]> {
     let does = |family: &&Family, flags| family.flags.contains(flags) && family.queues > 0;
     let computes = || families.iter().filter(|family| does(family, QueueFlags::COMPUTE));
@@ -212,7 +213,7 @@ mod tests {
     const COPY: QueueFlags = QueueFlags::TRANSFER;
 
     #[test]
-    fn copies_have_engines_of_their_own_where_there_are_any() {
+    fn copies_use_dedicated_engines_if_available() {
         let nvidia = [
             family(0, DRAW | COMPUTE | COPY, 16),
             family(1, COPY, 2),
@@ -227,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn one_queue_is_for_everything() {
+    fn a_single_queue_serves_everything() {
         assert_eq!(places(&[family(0, DRAW | COMPUTE | COPY, 1)]), Some([(0, 0); 3]));
         assert_eq!(places(&[family(0, DRAW | COMPUTE, 2)]), Some([(0, 0), (0, 1), (0, 1)]));
         assert_eq!(places(&[family(0, DRAW | COPY, 1)]), None);

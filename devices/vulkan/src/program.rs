@@ -1,10 +1,10 @@
-//! Pipelines: translated once for a text and a target, compiled once for a device and its driver, kept in this process and on
-//! disk.
+//! Pipelines: translated once per source and target, compiled once per device and driver; cached in this
+//! process and on disk.
 //!
-//! What is kept of a text is its SPIR-V and what the driver made of that, as the driver gives it away. A second device of the
-//! same kind takes both from the first.
+//! The cache stores a source's SPIR-V and the driver's pipeline cache data. A second device of the same kind
+//! reuses both.
 //!
-//! This module must not know kernels' arguments.
+//! Knows nothing about kernel arguments.
 
 use crate::api::{Logical, Pipeline, PipelineCache};
 use crate::error::allocation_failure;
@@ -14,19 +14,19 @@ use ragtag_hal::{DeviceFunction, EntryAbi, Error, KernelLanguage, Module, Module
 use rayon::prelude::*;
 use std::sync::Arc;
 
-/// Words of a kernel's constants that are the place of its first group.
+/// Number of constant words that hold the position of the first group.
 const PLACE_WORDS: usize = 3;
 /// Bytes of a word.
 const WORD_BYTES: usize = 4;
 
-/// What is kept of a text: SPIR-V, and what the driver gave away.
+/// Cache entry of a source: its SPIR-V and the driver's data.
 struct Artefact {
     words: Vec<u32>,
     kept: Vec<u8>,
 }
 
 impl Artefact {
-    /// The number of words, the words, what is left: little-endian.
+    /// Serializes the number of words, the words and the driver's data, little-endian.
     fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity((self.words.len() + 1) * WORD_BYTES + self.kept.len());
         bytes.extend((self.words.len() as u32).to_le_bytes());
@@ -45,7 +45,7 @@ impl Artefact {
     }
 }
 
-/// A text to be compiled for an entry.
+/// A source to compile for an entry.
 #[derive(Clone, Copy)]
 struct Source<'a> {
     text: &'a str,
@@ -54,7 +54,7 @@ struct Source<'a> {
 }
 
 impl Source<'_> {
-    /// Bindings, and bytes of push constants.
+    /// Returns the number of bindings and the bytes of push constants.
     fn interface(&self) -> (u32, u32) {
         (self.abi.bindings.len() as u32, ((PLACE_WORDS + self.abi.constants) * WORD_BYTES) as u32)
     }
@@ -64,7 +64,7 @@ impl Source<'_> {
     }
 }
 
-/// The pipelines of a device.
+/// Pipelines of a device.
 pub(crate) struct Programs {
     target: SpirVTarget,
     pipelines: cache::Programs<Arc<Pipeline>>,
@@ -77,11 +77,12 @@ impl Programs {
         Self { target, pipelines: cache::Programs::new(shelf), logical: Arc::clone(logical), label }
     }
 
-    /// The entries of a module. Its distinct texts are compiled side by side.
+    /// Returns the entries of a module. Distinct sources are compiled in parallel.
     ///
     /// # Errors
-    /// [`Error::Compile`] with the log; [`Error::Unsupported`] for a language that the device does not take, and for a
-    /// function that is too large for it; [`Error::Invalid`] for a function that is not what its ABI says.
+    /// [`Error::Compile`] with the log; [`Error::Unsupported`] for a language that the device does not
+    /// accept, or a function that exceeds its limits; [`Error::Invalid`] for a function that does not match
+    /// its ABI.
     pub(crate) fn entries(&self, module: &Module) -> Result<Vec<Arc<Pipeline>>> {
         let ModuleSource::Text { language: KernelLanguage::Wgsl, entries } = &module.source else {
             return Err(Error::Unsupported { what: format!("module {} on a Vulkan device", module.name) });
@@ -96,14 +97,17 @@ impl Programs {
     fn pipeline(&self, source: Source<'_>) -> Result<Arc<Pipeline>> {
         self.fits(source)?;
         let load = |bytes: &[u8]| {
-            let artefact = Artefact::from_bytes(bytes).ok_or_else(|| Error::invalid("a damaged program"))?;
+            let artefact =
+                Artefact::from_bytes(bytes).ok_or_else(|| Error::invalid("damaged cached program"))?;
             self.make(source, &artefact).map(|(pipeline, _)| Arc::new(pipeline))
         };
         self.pipelines.get(self.key(source), 0, load, || self.compile(source))
     }
 
+    /// Checks a function against the device's limits.
+    ///
     /// # Errors
-    /// If the function is too large for the device.
+    /// If the function exceeds one.
     fn fits(&self, source: Source<'_>) -> Result<()> {
         let limits = &self.logical.facts().limits;
         let DeviceFunction { name, work_group, .. } = source.function;
@@ -122,7 +126,8 @@ impl Programs {
         Err(Error::Unsupported { what: format!("{what} in {name} on {}", self.label) })
     }
 
-    /// Names the pipeline: the same key means the same code, made alike for the same device and driver.
+    /// Returns the cache key. Equal keys mean equal code, compiled identically for the same device and
+    /// driver.
     fn key(&self, source: Source<'_>) -> Key {
         let (bindings, push_bytes) = source.interface();
         let shape = format!("{:?} {bindings} {push_bytes} {:?}", source.function, self.target);
@@ -132,7 +137,7 @@ impl Programs {
 
     fn make(&self, source: Source<'_>, artefact: &Artefact) -> Result<(Pipeline, PipelineCache)> {
         let Artefact { words, kept } = artefact;
-        // Drivers do not say how much they have no memory for; they need the words at least.
+        // Drivers do not report the size of a failed allocation. It is at least that of the SPIR-V.
         let short = |error| allocation_failure(error, (words.len() * WORD_BYTES) as u64);
         let cache = PipelineCache::new(&self.logical, kept).map_err(short)?;
         let most = self.logical.facts().full_sub_groups;
@@ -162,7 +167,7 @@ impl Programs {
         let (pipeline, cache) = self.make(source, &artefact)?;
         match cache.data() {
             Ok(kept) => artefact.kept = kept,
-            Err(error) => tracing::debug!(%error, "the driver gives nothing away"),
+            Err(error) => tracing::debug!(%error, "the driver provides no pipeline data"),
         }
         Ok((Arc::new(pipeline), Some(artefact.to_bytes())))
     }
@@ -173,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn artefacts_survive_the_disk() {
+    fn artefacts_round_trip_through_the_disk() {
         for (words, kept) in
             [(vec![], vec![]), (vec![1, 2, u32::MAX], vec![]), (vec![7], vec![1, 2, 3, 4, 5])]
         {

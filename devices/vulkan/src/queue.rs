@@ -1,17 +1,18 @@
-//! A queue of the driver as lanes use it: scripts in, values of a timeline semaphore out, times in the host's clock.
+//! The backend's driver queue: submits scripts, signals a timeline semaphore, and converts times to the
+//! host's clock.
 //!
-//! Points of other devices are waited for on the host. A submission could wait for a semaphore that the host signals when such a
-//! point passes. That is not used: nothing that was enqueued can be taken back, so that work behind a point which fails would
-//! have to run on bytes that never came, and lanes that share a queue of the driver would all stand behind it.
+//! The host waits for points of other devices. A submission could instead wait for a semaphore that the host
+//! signals when such a point passes. This is not used, because enqueued work cannot be withdrawn: work behind
+//! a failed point would run on missing data, and all queues that share a driver queue would wait behind it.
 //!
-//! This module must not know buffers, kernels or points.
+//! Knows nothing about buffers, kernels or points.
 
 use crate::api::{Semaphore, SharedQueue, Stamps};
 use crate::clock::Clock;
 use crate::driver::{HostSpan, Script, Vulkan};
 use crate::recording::Recorders;
 use crossbeam_channel::{Receiver, Sender, unbounded};
-use ragtag_hal::lanes::{DriverQueue, Ends, Thread};
+use ragtag_hal::queues::{DriverQueue, Ends, Thread};
 use ragtag_hal::{Result, Timing};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -20,15 +21,15 @@ pub(crate) struct Event {
     semaphore: Arc<Semaphore>,
     value: u64,
     stamps: Option<Arc<Stamps>>,
-    /// Copied out of shadows when it has passed.
-    collects: Arc<[HostSpan]>,
-    /// Where the queue's values are dealt with.
+    /// Spans to copy out of staging buffers when it has passed.
+    copy_outs: Arc<[HostSpan]>,
+    /// Completed copies of the queue's values.
     settled: Arc<Settled>,
-    /// The value with which its shadows are filled, if it has any to fill.
-    cast: Option<(Arc<Settled>, u64)>,
+    /// Value for which its staging buffers are filled, if there are any.
+    copy_in: Option<(Arc<Settled>, u64)>,
 }
 
-/// How far a thread has dealt with the values of a semaphore: what belongs to them has been copied, or never will be.
+/// Progress of a thread over a semaphore's values: copies up to `value` are done, or will never be.
 #[derive(Default)]
 struct Settled {
     state: Mutex<SettledState>,
@@ -47,7 +48,7 @@ impl Settled {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// All up to this value is dealt with.
+    /// Marks all values up to this one as handled.
     fn reach(&self, value: u64, failed: bool) {
         let mut state = self.lock();
         state.value = state.value.max(value);
@@ -55,90 +56,93 @@ impl Settled {
         self.moved.notify_all();
     }
 
-    /// Blocks until it has got there; whether all went well.
+    /// Blocks until the value has been handled. Returns true on success.
     fn wait(&self, value: u64) -> bool {
         let waited = self.moved.wait_while(self.lock(), |state| state.value < value);
         !waited.unwrap_or_else(PoisonError::into_inner).failed
     }
 }
 
-/// What is copied into shadows before a submission starts. What came before is to have left them by then: the end of a
-/// submission alone does not say that.
-struct Cast {
+/// A copy into staging buffers before a submission starts. It waits until the copy-outs of earlier
+/// submissions are done, which the end of a submission alone does not imply.
+struct CopyIn {
     spans: Arc<[HostSpan]>,
     after: Vec<(Arc<Settled>, u64)>,
     value: u64,
 }
 
-/// The thread that copies into shadows, once there are any.
-struct Caster {
-    inbox: Option<Sender<Cast>>,
+/// The copy-in thread, started with the first staging buffer.
+struct CopyInThread {
+    inbox: Option<Sender<CopyIn>>,
     semaphore: Arc<Semaphore>,
     settled: Arc<Settled>,
     value: u64,
     thread: Thread,
 }
 
-impl Caster {
+impl CopyInThread {
     fn new(queue: &SharedQueue) -> Result<Self> {
         let semaphore = Arc::new(Semaphore::new(queue.logical())?);
-        let (inbox, casts) = unbounded();
+        let (inbox, copy_ins) = unbounded();
         let settled = Arc::<Settled>::default();
         let (signal, theirs) = (Arc::clone(&semaphore), Arc::clone(&settled));
-        let thread = Thread::spawn("vulkan shadows".into(), move || cast_all(&casts, &signal, &theirs))?;
+        let thread =
+            Thread::spawn("vulkan staging".into(), move || serve_copy_ins(&copy_ins, &signal, &theirs))?;
         Ok(Self { inbox: Some(inbox), semaphore, settled, value: 0, thread })
     }
 
-    /// Has shadows filled. The thread ends only when the queue does.
-    fn send(&mut self, cast: Cast) {
-        self.value = cast.value;
-        let _ = self.inbox.as_ref().map(|inbox| inbox.send(cast));
+    /// Enqueues a copy-in. The thread ends only with the queue.
+    fn send(&mut self, copy_in: CopyIn) {
+        self.value = copy_in.value;
+        let _ = self.inbox.as_ref().map(|inbox| inbox.send(copy_in));
     }
 }
 
-/// The body of the thread. It waits for submissions that were made before, which all come to their ends: a device that is lost
-/// lets every wait end.
-fn cast_all(casts: &Receiver<Cast>, done: &Semaphore, settled: &Settled) {
-    for cast in casts {
-        let left = cast.after.iter().all(|(settled, value)| settled.wait(*value));
+/// Runs the copy-in thread. It waits for earlier submissions. All of them end, because a lost device ends
+/// every wait.
+fn serve_copy_ins(copy_ins: &Receiver<CopyIn>, done: &Semaphore, settled: &Settled) {
+    for copy_in in copy_ins {
+        let left = copy_in.after.iter().all(|(settled, value)| settled.wait(*value));
         if left {
-            cast.spans.iter().for_each(|span| span.registered().hold.cast(span.range()));
+            copy_in.spans.iter().for_each(|span| span.registered().hold.copy_in(span.range()));
         }
-        settled.reach(cast.value, !left);
-        if let Err(error) = done.signal(cast.value) {
-            tracing::debug!(%error, "a shadow's semaphore was not signalled");
+        settled.reach(copy_in.value, !left);
+        if let Err(error) = done.signal(copy_in.value) {
+            tracing::debug!(%error, "cannot signal the semaphore of a staging buffer");
         }
     }
 }
 
-impl Drop for Caster {
+impl Drop for CopyInThread {
     fn drop(&mut self) {
         self.inbox = None;
         self.thread.end();
     }
 }
 
-/// What is guarded by a queue's order.
+/// State guarded by a queue's order.
 #[derive(Default)]
 struct Order {
-    /// The last value that was given away.
+    /// Last value in use.
     value: u64,
-    caster: Option<Caster>,
+    copy_thread: Option<CopyInThread>,
 }
 
-/// A queue of the driver, with a semaphore of its own.
+/// A driver queue with its own semaphore.
 pub(crate) struct Queue {
     shared: Arc<SharedQueue>,
     recorders: Arc<Recorders>,
     semaphore: Arc<Semaphore>,
-    /// Moved by whoever waits for events, which is the lane's watcher, in their order.
+    /// Advanced in the order of events by the thread that waits for them: the queue's completion thread.
     settled: Arc<Settled>,
     order: Mutex<Order>,
-    /// The device's, which all its queues share.
+    /// The device's clock, shared by its queues.
     clock: Arc<Mutex<Clock>>,
 }
 
 impl Queue {
+    /// Creates a queue.
+    ///
     /// # Errors
     /// If the driver refuses.
     pub(crate) fn new(
@@ -160,24 +164,25 @@ impl Queue {
         &self.recorders
     }
 
-    /// Who fills a script's shadows, and what with, when what is before it has ended.
-    fn cast<'a>(
+    /// Returns the copy-in that a script needs, with its thread. It starts after the given events.
+    fn copy_in<'a>(
         &self,
         order: &'a mut Order,
         script: &Script,
         after: &[&Event],
-    ) -> Result<Option<(&'a mut Caster, Cast)>> {
-        if script.recording().casts.is_empty() {
+    ) -> Result<Option<(&'a mut CopyInThread, CopyIn)>> {
+        if script.recording().copy_ins.is_empty() {
             return Ok(None);
         }
-        let caster = match &mut order.caster {
-            Some(caster) => caster,
-            none => none.insert(Caster::new(&self.shared)?),
+        let copy_thread = match &mut order.copy_thread {
+            Some(copy_thread) => copy_thread,
+            none => none.insert(CopyInThread::new(&self.shared)?),
         };
         let others = after.iter().map(|event| (Arc::clone(&event.settled), event.value));
         let after = others.chain([(Arc::clone(&self.settled), order.value)]).collect();
-        let cast = Cast { spans: Arc::clone(&script.recording().casts), after, value: caster.value + 1 };
-        Ok(Some((caster, cast)))
+        let copy_in =
+            CopyIn { spans: Arc::clone(&script.recording().copy_ins), after, value: copy_thread.value + 1 };
+        Ok(Some((copy_thread, copy_in)))
     }
 }
 
@@ -193,25 +198,28 @@ impl DriverQueue for Queue {
         }
         let mut order = self.order.lock().unwrap_or_else(PoisonError::into_inner);
         let value = order.value + 1;
-        let cast = self.cast(&mut order, script, after)?;
+        let copy_in = self.copy_in(&mut order, script, after)?;
         let mut waits: Vec<_> = after.iter().map(|event| (event.semaphore.as_ref(), event.value)).collect();
-        waits.extend(cast.iter().map(|(caster, cast)| (caster.semaphore.as_ref(), cast.value)));
+        waits.extend(
+            copy_in.iter().map(|(copy_thread, copy_in)| (copy_thread.semaphore.as_ref(), copy_in.value)),
+        );
         let commands = recording.as_ref().and_then(|recording| recording.recorder()).map(|one| one.buffer());
-        // SAFETY: the lane keeps the script, and with it the recording and all that it names, until the event has passed; the
-        // semaphores are kept by the device's queues, which end after that. `Checked` lets no program be submitted before its
-        // last run has ended. The waits are values that were enqueued before, or that a thread signals after such.
+        // SAFETY: the caller keeps the script, and with it the recording and all that it names, until the
+        // event has passed; the device's queues keep the semaphores, and end after that. `Checked` lets no
+        // program be submitted before its last run has ended. The waits are for values that were enqueued
+        // before, or that a thread signals after such values.
         let submitted = unsafe { self.shared.submit(commands, &waits, (&self.semaphore, value)) };
         submitted.map_err(|error| script.recording().refused(error))?;
-        // Only now: of what the driver refuses nothing may be read any more.
-        let cast = cast.map(|(caster, cast)| {
-            let settled = (Arc::clone(&caster.settled), cast.value);
-            caster.send(cast);
+        // Sent only now: a copy-in for a refused submission would read bytes that are no longer leased.
+        let copy_in = copy_in.map(|(copy_thread, copy_in)| {
+            let settled = (Arc::clone(&copy_thread.settled), copy_in.value);
+            copy_thread.send(copy_in);
             settled
         });
         order.value = value;
         let (semaphore, settled) = (Arc::clone(&self.semaphore), Arc::clone(&self.settled));
-        let collects = Arc::clone(&script.recording().collects);
-        let last = Event { semaphore, value, stamps, collects, settled, cast };
+        let copy_outs = Arc::clone(&script.recording().copy_outs);
+        let last = Event { semaphore, value, stamps, copy_outs, settled, copy_in };
         Ok(Ends { first: None, last: Arc::new(last) })
     }
 
@@ -219,15 +227,16 @@ impl DriverQueue for Queue {
         Some(event.semaphore.has_passed(event.value))
     }
 
-    /// What has arrived in shadows is copied to where it belongs.
+    /// Copies data out of staging buffers after the event.
     fn wait(&self, event: &Event) -> Result<()> {
         let ended = event.semaphore.wait(event.value);
-        if let Some((cast, value)) = &event.cast {
-            // It ends without the submission where the device is lost, and the region is leased until then.
-            cast.wait(*value);
+        if let Some((copy_in, value)) = &event.copy_in {
+            // On a lost device the copy-in may outlast the submission, and the region is leased until it is
+            // done.
+            copy_in.wait(*value);
         }
         if ended.is_ok() {
-            event.collects.iter().for_each(|span| span.registered().hold.collect(span.range()));
+            event.copy_outs.iter().for_each(|span| span.registered().hold.copy_out(span.range()));
         }
         event.settled.reach(event.value, ended.is_err());
         ended

@@ -1,6 +1,6 @@
-//! Steps as a command buffer of the driver, and where those come from.
+//! Recording of steps in command buffers, and the pool of command buffers.
 //!
-//! This module must not know programs' ids.
+//! Knows nothing about program IDs.
 
 use crate::api::{Part, Recorder, SharedQueue, Stamps};
 use crate::driver::{HostSpan, Launch, Span, Step};
@@ -10,11 +10,11 @@ use ragtag_hal::driver::grid_parts;
 use ragtag_hal::{Access, Error, Result};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The command buffers of a queue's family: those that are not in use wait here.
+/// Idle command buffers of a queue's family.
 pub(crate) struct Recorders {
     idle: Mutex<Vec<Recorder>>,
     queue: Arc<SharedQueue>,
-    /// Whether the host may read what was written without a download.
+    /// Whether the host may read results without a download.
     shows_host: bool,
     /// Most groups of a dispatch along each axis.
     max_groups: [u32; 3],
@@ -36,22 +36,22 @@ impl Recorders {
     }
 }
 
-/// About what a driver keeps of a step, where it does not say what it has no memory for.
+/// Estimated driver memory per step, for drivers that do not report the size of a failed allocation.
 const STEP_BYTES: u64 = 256;
 
-/// The driver's part of a script.
+/// Driver state of a script.
 pub(crate) struct Prepared {
     recording: Mutex<Option<Arc<Recording>>>,
     steps: usize,
-    /// Spans copied into shadows before the script starts.
-    pub(crate) casts: Arc<[HostSpan]>,
-    /// Spans copied out of shadows after the script has ended.
-    pub(crate) collects: Arc<[HostSpan]>,
+    /// Spans to copy into staging buffers before the script starts.
+    pub(crate) copy_ins: Arc<[HostSpan]>,
+    /// Spans to copy out of staging buffers after the script has ended.
+    pub(crate) copy_outs: Arc<[HostSpan]>,
 }
 
 impl Prepared {
     pub(crate) fn new(steps: &[Step]) -> Self {
-        let shadow = |span: &&HostSpan| span.registered().hold.is_shadow();
+        let staging = |span: &&HostSpan| span.registered().hold.is_staging();
         let uploads = steps.iter().filter_map(|step| match step {
             Step::Upload { from, .. } => Some(from),
             _ => None,
@@ -63,15 +63,15 @@ impl Prepared {
         Self {
             recording: Mutex::default(),
             steps: steps.len(),
-            casts: uploads.filter(shadow).cloned().collect(),
-            collects: downloads.filter(shadow).cloned().collect(),
+            copy_ins: uploads.filter(staging).cloned().collect(),
+            copy_outs: downloads.filter(staging).cloned().collect(),
         }
     }
 
-    /// The commands as a command buffer, recorded when it is first asked for; `None` if there are none.
+    /// Returns the command buffer, recorded on first use, or `None` if there are no commands.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] with a size; whatever else has the driver refuse.
+    /// [`Error::OutOfMemory`] with a size; other errors of the driver.
     pub(crate) fn recording(
         &self,
         recorders: &Arc<Recorders>,
@@ -88,13 +88,13 @@ impl Prepared {
         Ok(recording.clone())
     }
 
-    /// The error of commands that the driver does not take.
+    /// Returns the error of commands that the driver refuses.
     pub(crate) fn refused(&self, error: Error) -> Error {
         allocation_failure(error, self.steps.max(1) as u64 * STEP_BYTES)
     }
 }
 
-/// What a step reads and writes.
+/// Returns the accesses of a step.
 fn uses(step: &Step) -> Vec<Use> {
     let used = |span: &Span, writes| {
         let memory = Arc::as_ptr(span.buffer()) as usize;
@@ -116,7 +116,7 @@ fn uses(step: &Step) -> Vec<Use> {
     }
 }
 
-/// The bytes of a span, as Vulkan's copies take them.
+/// Returns the byte range of a span for Vulkan's copies.
 fn part(span: &Span) -> Part<'_> {
     Part { memory: &span.buffer().0, offset: span.offset(), bytes: span.bytes() }
 }
@@ -125,14 +125,16 @@ fn host_part(span: &HostSpan) -> Part<'_> {
     span.registered().hold.part(span.range())
 }
 
-/// A command buffer that can be run any number of times, one after the other.
+/// A command buffer that can run many times, one run at a time.
 pub(crate) struct Recording {
-    /// `None` once it is being dropped.
+    /// `None` only while it is being dropped.
     recorder: Option<Recorder>,
     recorders: Arc<Recorders>,
 }
 
 impl Recording {
+    /// Records steps.
+    ///
     /// # Errors
     /// If the driver refuses.
     fn new(recorders: &Arc<Recorders>, steps: &[Step]) -> Result<Self> {
@@ -145,7 +147,7 @@ impl Recording {
         };
         recorder.begin(launches().count() as u32, launches().sum())?;
         let mut hazards = Hazards::default();
-        // Whether there are copies since the last barrier. Launches alone wait for less.
+        // Whether there are copies since the last barrier. Launches alone need a weaker barrier.
         let mut copied = false;
         for step in steps {
             let copies = !matches!(step, Step::Launch(_));
@@ -194,8 +196,8 @@ fn record(recorder: &Recorder, step: &Step, max_groups: [u32; 3]) -> Result<()> 
     Ok(())
 }
 
-/// A launch, in parts where the grid is larger than the device launches at once. A part's first group is the first of the
-/// push constants.
+/// Records a launch, in parts if the grid exceeds the device's limit. The first push constants hold the first
+/// group of a part.
 fn record_launch(recorder: &Recorder, launch: &Launch, spans: &[Span], max_groups: [u32; 3]) -> Result<()> {
     let Launch { pipeline, constants, grid } = launch;
     let parts: Vec<_> = spans.iter().map(part).collect();

@@ -1,9 +1,10 @@
-//! Host regions as buffers: the region's own memory where the device can import it, else a shadow of it.
+//! Host regions as buffers: the region's own memory if the device can import it, otherwise a staging buffer.
 //!
-//! A shadow is a buffer of the same size that the host sees. What is uploaded is copied into it before the device starts, what
-//! was downloaded out of it when the device has ended. Leases keep those bytes to one submission meanwhile.
+//! A staging buffer has the size of the region and is host-visible. Uploads are copied into it before the
+//! device starts, downloads out of it when the device has ended. Leases reserve these bytes for one
+//! submission at a time.
 //!
-//! This module must not know commands.
+//! Knows nothing about commands.
 
 use crate::api::{Logical, Memory, Part};
 use crate::error::allocation_failure;
@@ -12,23 +13,23 @@ use ragtag_hal::{Error, HostRegion, Result};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// What regions are aligned to, and what their memory is mapped in units of, at least.
+/// Minimum alignment and mapping unit of regions.
 const PAGE_BYTES: u64 = 4096;
 
 /// A region as the device sees it.
 pub(crate) struct Mapping {
-    /// Before the region, whose memory it may be.
+    /// Declared before the region, whose memory it may be.
     memory: Memory,
     region: Arc<HostRegion>,
-    /// Whether `memory` is a shadow.
-    shadow: bool,
+    /// Whether `memory` is a staging buffer.
+    staging: bool,
 }
 
 impl Mapping {
-    /// Imports a region, or makes a shadow of it.
+    /// Imports a region or creates a staging buffer for it.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] with sizes; whatever else has the driver refuse both.
+    /// [`Error::OutOfMemory`] with sizes; other errors if the driver refuses both.
     pub(crate) fn new(
         logical: &Arc<Logical>,
         types: &MemoryTypes,
@@ -36,58 +37,60 @@ impl Mapping {
         import: bool,
     ) -> Result<Self> {
         let bytes = region.bytes() as u64;
-        let made = |memory, shadow| Self { memory, region: Arc::clone(region), shadow };
+        let made = |memory, staging| Self { memory, region: Arc::clone(region), staging };
         let aligned = logical.facts().import_alignment_bytes.is_some_and(|bytes| bytes <= PAGE_BYTES);
         if import && aligned {
-            // SAFETY: the region starts at a page and is kept; the rest of its last page is mapped with it, and no command
-            // names that.
+            // SAFETY: the region starts at a page boundary and is kept; the rest of its last page is mapped
+            // with it, and no command names that.
             match unsafe { Memory::over(logical, region.as_ptr(), bytes, &types.host) } {
                 Ok(memory) => return Ok(made(memory, false)),
                 Err(error @ Error::Lost { .. }) => return Err(error),
-                Err(error) => tracing::debug!(%error, bytes, "a region is not imported"),
+                Err(error) => {
+                    tracing::debug!(%error, bytes, "cannot import a region; using a staging buffer")
+                }
             }
         }
         let memory = Memory::new(logical, bytes, &types.host);
         let memory = memory.map_err(|error| allocation_failure(error, bytes))?;
         match memory.mapped() {
             Some(_) => Ok(made(memory, true)),
-            None => Err(Error::Unsupported { what: "memory that host and device see".into() }),
+            None => Err(Error::Unsupported { what: "host-visible device memory".into() }),
         }
     }
 
-    pub(crate) fn is_shadow(&self) -> bool {
-        self.shadow
+    pub(crate) fn is_staging(&self) -> bool {
+        self.staging
     }
 
-    /// Some of its bytes, as the device sees them.
+    /// Returns a range of its bytes as the device sees them.
     pub(crate) fn part(&self, range: &Range<usize>) -> Part<'_> {
         Part { memory: &self.memory, offset: range.start as u64, bytes: range.len() as u64 }
     }
 
-    /// Copies bytes of the region into the shadow.
-    pub(crate) fn cast(&self, range: &Range<usize>) {
-        if let Some(shadow) = self.shadow_at(range) {
-            // SAFETY: both are `range` of memory of the same size. Whoever calls has leased these bytes of the region, and so
-            // nobody else uses the shadow's.
-            unsafe { std::ptr::copy_nonoverlapping(self.region_at(range), shadow, range.len()) }
+    /// Copies bytes of the region into the staging buffer.
+    pub(crate) fn copy_in(&self, range: &Range<usize>) {
+        if let Some(staging) = self.staging_at(range) {
+            // SAFETY: both are `range` of memory of the same size. The caller has leased these bytes of the
+            // region, which also excludes other users of the same bytes of the staging buffer.
+            unsafe { std::ptr::copy_nonoverlapping(self.region_at(range), staging, range.len()) }
         }
     }
 
-    /// Copies bytes of the shadow into the region.
-    pub(crate) fn collect(&self, range: &Range<usize>) {
-        if let Some(shadow) = self.shadow_at(range) {
-            // SAFETY: as for `cast`.
-            unsafe { std::ptr::copy_nonoverlapping(shadow, self.region_at(range), range.len()) }
+    /// Copies bytes of the staging buffer into the region.
+    pub(crate) fn copy_out(&self, range: &Range<usize>) {
+        if let Some(staging) = self.staging_at(range) {
+            // SAFETY: as for `copy_in`.
+            unsafe { std::ptr::copy_nonoverlapping(staging, self.region_at(range), range.len()) }
         }
     }
 
-    /// The first of some bytes of the region.
+    /// Returns a pointer to the first byte of a range of the region.
     fn region_at(&self, range: &Range<usize>) -> *mut u8 {
         self.region.as_ptr().wrapping_add(range.start)
     }
 
-    fn shadow_at(&self, range: &Range<usize>) -> Option<*mut u8> {
-        let mapped = self.memory.mapped().filter(|_| self.shadow)?;
+    fn staging_at(&self, range: &Range<usize>) -> Option<*mut u8> {
+        let mapped = self.memory.mapped().filter(|_| self.staging)?;
         (range.end <= self.region.bytes()).then(|| (mapped.address as *mut u8).wrapping_add(range.start))
     }
 }

@@ -1,5 +1,5 @@
-//! What only this crate can see: what becomes of a device that is lost. What the backend owes to its users is in its folder of
-//! tests and in the conformance suite.
+//! Tests that need this crate's internals: lost devices. The tests of the public interface are in the `tests`
+//! folder and in the conformance suite.
 
 #![allow(clippy::print_stdout)] // a skip is visible
 
@@ -8,7 +8,7 @@ use device_bench::suite;
 use ragtag_hal::{Backend, DeviceId, Limits};
 
 #[test]
-fn a_lost_device_says_so_and_closes() {
+fn a_lost_device_reports_its_loss_and_closes() {
     let backend = VulkanBackend::new(VulkanConfig { cache_folder: None, ..VulkanConfig::default() });
     let adapters = backend.probe().unwrap_or_else(|unavailable| {
         test_support::skip!("Vulkan driver", "{unavailable}");
@@ -16,7 +16,7 @@ fn a_lost_device_says_so_and_closes() {
     });
     for adapter in adapters {
         let device = backend.open_one(DeviceId(0), &adapter, &Limits::default()).unwrap();
-        suite::a_lost_device_says_so_and_closes(device, suite::unplug);
+        suite::a_lost_device_reports_its_loss_and_closes(device, suite::unplug);
     }
     assert_eq!(backend.validation_messages(), Vec::<String>::new());
 }

@@ -1,11 +1,11 @@
-//! WGSL to SPIR-V, by naga.
+//! Translation of WGSL to SPIR-V by naga.
 //!
-//! What a device can do decides what a text may use, and how some of it is written: a product of packed bytes is one
-//! instruction where the device has it. Nothing is added that the language asks for and kernels here do not: `Checked` holds
-//! dispatches to the extents of their kernels, so that no index is checked again, loops end, divisors are not zero, and what a
-//! group shares is written before it is read.
+//! The device's features decide what a source may use, and how some of it is compiled: a dot product of
+//! packed bytes is one instruction if the device has it. Safety checks required by WGSL are disabled, because
+//! kernels do not need them: `Checked` holds dispatches to the extents of their kernels, so indices need no
+//! checks; loops end, divisors are not zero, and local memory is written before it is read.
 //!
-//! This module must not know Vulkan's objects.
+//! Knows nothing about Vulkan objects.
 
 use crate::{halves, memory_model};
 use naga::back::spv::{
@@ -16,20 +16,20 @@ use naga::valid::{Capabilities, ValidationFlags, Validator};
 use naga::{AddressSpace, ResourceBinding};
 use ragtag_hal::{Error, Feature, Features, Result};
 
-/// The translator's version, for keys of what is kept: a change here or in naga means other SPIR-V.
+/// Version of the translator, part of cache keys. Change it with this file or naga.
 pub(crate) const VERSION: &str = "naga 30, 3";
 
-/// What SPIR-V is made for.
+/// Target of a translation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SpirVTarget {
-    /// Vulkan's version, as in (1, 2).
+    /// Vulkan version, such as (1, 2).
     pub vulkan: (u32, u32),
-    /// What the device can do.
+    /// Features of the device.
     pub features: Features,
 }
 
 impl SpirVTarget {
-    /// The latest version of SPIR-V that this version of Vulkan takes.
+    /// Returns the latest SPIR-V version that this version of Vulkan accepts.
     fn language(&self) -> (u8, u8) {
         match self.vulkan {
             (1, 0) => (1, 0),
@@ -39,7 +39,7 @@ impl SpirVTarget {
         }
     }
 
-    /// What a text may use.
+    /// Returns the WGSL capabilities that a source may use.
     fn accepted(&self) -> Capabilities {
         let mut accepted = Capabilities::IMMEDIATES;
         for feature in &self.features {
@@ -50,12 +50,12 @@ impl SpirVTarget {
                 _ => Capabilities::empty(),
             };
         }
-        // Halves of words are unpacked by instructions that need nothing.
+        // f16 values in words are unpacked by instructions that need no capability.
         accepted | Capabilities::SHADER_FLOAT16_IN_FLOAT32
     }
 
-    /// What the SPIR-V of a text may declare. Matrices come with a memory model of their own, which other texts are better
-    /// without.
+    /// Returns the SPIR-V capabilities that the output may declare. Matrices require another memory model,
+    /// which other sources are better without.
     fn capabilities(&self, has_matrices: bool) -> Vec<Capability> {
         let mut all = vec![Capability::Shader];
         for feature in self.features.iter().filter(|f| has_matrices || **f != Feature::CooperativeMatrix) {
@@ -73,7 +73,7 @@ impl SpirVTarget {
     }
 }
 
-/// What a text with matrices says.
+/// Directive of sources that use matrices.
 const MATRICES: &str = "enable wgpu_cooperative_matrix;";
 
 const SUB_GROUPS: &[Capability] = &[
@@ -85,12 +85,12 @@ const SUB_GROUPS: &[Capability] = &[
     Capability::GroupNonUniformShuffleRelative,
 ];
 
-/// A translated text, with what it takes.
+/// A translated source and its interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SpirV {
-    /// The module.
+    /// SPIR-V words.
     pub words: Vec<u32>,
-    /// Storage buffers in group 0: one more than the largest binding.
+    /// Number of storage buffers in group 0: one more than the largest binding.
     pub bindings: u32,
     /// Bytes of push constants.
     pub constant_bytes: u32,
@@ -98,10 +98,10 @@ pub struct SpirV {
     pub work_group: [u32; 3],
 }
 
-/// The SPIR-V of a text in WGSL, whose only entry point is `entry`.
+/// Translates a WGSL source whose only entry point is `entry`.
 ///
 /// # Errors
-/// [`Error::Compile`] with the log, also for a text that uses what the target lacks.
+/// [`Error::Compile`] with the log, also for a source that uses features that the target lacks.
 pub fn translate(text: &str, entry: &str, target: &SpirVTarget) -> Result<SpirV> {
     let refused = |log: String| Error::Compile { log };
     let module = naga::front::wgsl::parse_str(text).map_err(|error| refused(error.emit_to_string(text)))?;
@@ -136,7 +136,7 @@ pub fn translate(text: &str, entry: &str, target: &SpirVTarget) -> Result<SpirV>
     Ok(SpirV { words, bindings, constant_bytes, work_group: work_group.unwrap_or_default() })
 }
 
-/// How many bindings a text has, and bytes of constants.
+/// Returns the number of bindings and the bytes of constants.
 fn arguments(module: &naga::Module) -> std::result::Result<(u32, u32), String> {
     let (mut bindings, mut constant_bytes) = (0, 0);
     for (_, variable) in module.global_variables.iter() {
@@ -154,7 +154,7 @@ fn arguments(module: &naga::Module) -> std::result::Result<(u32, u32), String> {
     Ok((bindings, constant_bytes))
 }
 
-/// Bindings as the text has them.
+/// Returns the bindings as the source numbers them.
 fn bindings(module: &naga::Module) -> BindingMap {
     let bound = module.global_variables.iter().filter_map(|(_, variable)| variable.binding);
     bound
@@ -169,8 +169,8 @@ fn bindings(module: &naga::Module) -> BindingMap {
         .collect()
 }
 
-/// Whether SPIR-V uses what work items of a sub-group do together: it declares one of the capabilities 61 to 68, or that of
-/// cooperative matrices (the specification of SPIR-V, section 3.31; `OpCapability` is 17).
+/// Returns true if SPIR-V uses sub-group operations: it declares one of the capabilities 61 to 68, or that of
+/// cooperative matrices (SPIR-V specification, section 3.31; `OpCapability` is 17).
 pub(crate) fn uses_sub_groups(words: &[u32]) -> bool {
     let mut rest = words.get(5..).unwrap_or_default();
     while let [first, argument, ..] = rest {
@@ -206,7 +206,7 @@ mod tests {
         Ok(made.words)
     }
 
-    /// Opcodes in a module: the low halves of instructions' first words.
+    /// Returns the opcodes of a module: the low 16 bits of each instruction's first word.
     fn opcodes(words: &[u32]) -> Vec<u32> {
         let (mut rest, mut all) = (&words[5..], Vec::new());
         while let [first, ..] = rest {
@@ -217,20 +217,20 @@ mod tests {
     }
 
     #[test]
-    fn a_text_becomes_a_module_of_the_targets_version() {
+    fn a_source_becomes_a_module_of_the_targets_version() {
         let words = with("x[at] + 1u", &[]).unwrap();
         assert_eq!(words[..2], [0x0723_0203, 0x0001_0500]);
         assert!(!uses_sub_groups(&words));
     }
 
     #[test]
-    fn sub_groups_are_for_devices_that_have_them() {
+    fn sub_groups_need_device_support() {
         assert!(matches!(with("subgroupAdd(at)", &[]), Err(Error::Compile { .. })));
         assert!(uses_sub_groups(&with("subgroupAdd(at)", &[Feature::SubGroups]).unwrap()));
     }
 
     #[test]
-    fn products_of_bytes_are_one_instruction_where_there_is_one() {
+    fn byte_dot_products_are_one_instruction_if_supported() {
         const UDOT: u32 = 4451;
         let plain = with("dot4U8Packed(at, x[at])", &[]).unwrap();
         let packed = with("dot4U8Packed(at, x[at])", &[Feature::IntegerDot]).unwrap();
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_a_text_is_shown_with_its_place() {
+    fn errors_in_a_source_show_their_position() {
         let Err(Error::Compile { log }) = with("y[at]", &[]) else { panic!("it compiles") };
         assert!(log.contains("y[at]"), "{log}");
         let target = SpirVTarget { vulkan: (1, 3), features: Features::new() };

@@ -1,4 +1,5 @@
-//! A device whose memory runs out. In a process of its own: there is none left for others meanwhile.
+//! Test of a device that runs out of memory. It runs in its own process, because it leaves no memory for
+//! others.
 
 #![allow(clippy::print_stdout)] // a skip is visible
 
@@ -8,9 +9,9 @@ mod support;
 use ragtag_hal::{BufferId, Device, Error, Limits};
 use support::*;
 
-/// More than there is, in pieces that each could be had.
+/// Allocates more than the total in pieces that would each fit.
 #[test]
-fn memory_that_a_device_does_not_have_is_refused_with_sizes() {
+fn a_shortage_is_reported_with_sizes() {
     let backend = backend();
     for adapter in adapters(&backend) {
         let mut device = open(&backend, &adapter, 0, &Limits::default());
@@ -22,7 +23,7 @@ fn memory_that_a_device_does_not_have_is_refused_with_sizes() {
         assert!(wanted == block && free.is_none_or(|free| free < block), "{wanted} of {free:?}");
         let too_large = device.create_buffer(BufferId(1000), u64::MAX / 2);
         assert!(matches!(too_large, Err(Error::AllocationTooLarge { .. })), "{too_large:?}");
-        // Others may have taken so much of the host's memory that there was no room for one.
+        // Other processes may have taken so much host memory that not even one fitted.
         if at > 0 {
             device.destroy_buffer(BufferId(0)).unwrap();
         }

@@ -1,6 +1,6 @@
-//! wgpu's adapters, and how they are opened.
+//! The wgpu backend: reports adapters and opens them.
 //!
-//! This module must not know how a device works.
+//! Does not know how a device works.
 
 use crate::driver::{self, WgpuDevice};
 use crate::gpu::{Gpu, ready};
@@ -12,19 +12,19 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use wgpu::{DeviceDescriptor, ExperimentalFeatures, Instance, MemoryHints};
 
-/// The backend's name.
+/// Backend name.
 const NAME: &str = "wgpu";
 
-/// What can be said about wgpu's devices as a whole.
+/// Configuration of the wgpu backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WgpuConfig {
-    /// The folder that compiled programs are kept in; without it they are kept in this process alone.
+    /// Folder for compiled programs. Without it they are cached only in this process.
     pub cache_folder: Option<PathBuf>,
 }
 
 impl Default for WgpuConfig {
-    /// Programs are kept in `wgpu` in the folder that `RAGTAG_CACHE_DIR` names, else in `ragtag/wgpu` in the user's folder
-    /// for caches.
+    /// Returns the default configuration. Programs are cached in `wgpu` within `RAGTAG_CACHE_DIR`, or in
+    /// `ragtag/wgpu` within the user's cache folder.
     fn default() -> Self {
         Self { cache_folder: default_folder(NAME) }
     }
@@ -37,13 +37,13 @@ pub struct WgpuBackend {
 }
 
 impl WgpuBackend {
-    /// A backend with this configuration. Drivers are looked for at the first probe.
+    /// Creates a backend with this configuration. The first probe looks for drivers.
     pub fn new(config: WgpuConfig) -> Self {
         let shelf = Shelf::new(config.cache_folder.map(Folder::new));
         Self { instance: OnceLock::new(), shelf: Arc::new(shelf) }
     }
 
-    /// What became of the programs of all devices that were opened here.
+    /// Returns the cache counters of all devices opened by this backend.
     pub fn counters(&self) -> CacheCounters {
         self.shelf.counters()
     }
@@ -58,7 +58,7 @@ impl WgpuBackend {
     }
 }
 
-/// Opens an adapter with all features that are of use, and with its own limits.
+/// Opens an adapter with all useful features and its own limits.
 fn open(found: &Found) -> Result<Gpu> {
     let features = wanted_features(&found.wgpu);
     let descriptor = DeviceDescriptor {
@@ -69,9 +69,9 @@ fn open(found: &Found) -> Result<Gpu> {
         memory_hints: MemoryHints::MemoryUsage,
         trace: wgpu::Trace::Off,
     };
-    let refused = |why: String| Error::Unsupported { what: format!("wgpu gives no device: {why}") };
+    let refused = |why: String| Error::Unsupported { what: format!("opening a wgpu device: {why}") };
     let opened = ready(found.wgpu.request_device(&descriptor));
-    let opened = opened.ok_or_else(|| refused("it keeps waiting".into()))?;
+    let opened = opened.ok_or_else(|| refused("the request does not complete".into()))?;
     opened.map(|(device, queue)| Gpu::new(device, queue)).map_err(|error| refused(error.to_string()))
 }
 
@@ -88,7 +88,7 @@ impl Backend for WgpuBackend {
         Found::open_each(&self.found()?, adapters, |found, wanted, id| {
             let mut found = found.clone();
             if found.adapter.memory.is_empty() {
-                // What another API knows.
+                // Figures of another API.
                 found.adapter.memory.clone_from(&wanted.memory);
             }
             self.device(id, found, limits)

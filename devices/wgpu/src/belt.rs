@@ -1,20 +1,20 @@
-//! Chunks of memory that host and device reach in turn, by way of which buffers are filled and read.
+//! Staging chunks, through which buffers are written and read.
 //!
-//! A chunk that is not in use waits for its next one, mapped where the host writes it. All chunks of a belt are at most
-//! [`MAX_BYTES`] together: whoever wants more waits until some come back. This module must not know commands or regions.
+//! An idle upload chunk stays mapped for the host. All chunks of a belt have at most [`MAX_BYTES`] together.
+//! A thread that needs more waits until some are returned. Knows nothing about commands or regions.
 
 use crate::gpu::{Failure, Gpu};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use wgpu::{Buffer, BufferDescriptor, BufferUsages, MapMode};
 
-/// Largest chunk. More is transferred in parts.
+/// Largest chunk. Larger transfers are split.
 pub(crate) const CHUNK_BYTES: u64 = 4 << 20;
 /// Smallest chunk.
 const SMALLEST_BYTES: u64 = 16 << 10;
 /// Most bytes of all chunks of a belt.
 const MAX_BYTES: u64 = 64 << 20;
 
-/// Which way the bytes go.
+/// Direction of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Direction {
     /// To the device.
@@ -25,13 +25,13 @@ pub(crate) enum Direction {
 
 #[derive(Default)]
 struct State {
-    /// Of all chunks, in use or not.
+    /// Bytes of all chunks, in use or idle.
     bytes: u64,
     free: Vec<Buffer>,
 }
 
 impl State {
-    /// Whether there was a chunk that nobody uses; it is gone now.
+    /// Drops an idle chunk. Returns false if there is none.
     fn give_one_up(&mut self) -> bool {
         let one = self.free.pop();
         self.bytes -= one.as_ref().map_or(0, Buffer::size);
@@ -39,7 +39,7 @@ impl State {
     }
 }
 
-/// The chunks of one direction.
+/// Chunks of one direction.
 pub(crate) struct Belt {
     gpu: Arc<Gpu>,
     direction: Direction,
@@ -57,11 +57,11 @@ impl Belt {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A chunk of at least so many bytes, at most [`CHUNK_BYTES`]; `None` if all are in use, or those that are take what memory
-    /// there is.
+    /// Takes a chunk of at least this size, up to [`CHUNK_BYTES`]. Returns `None` if all are in use, or if
+    /// those in use exhaust the memory.
     ///
     /// # Errors
-    /// If there is no memory for a single one, or the device is lost.
+    /// If there is no memory for a single chunk, or the device is lost.
     pub(crate) fn take(self: &Arc<Self>, bytes: u64) -> Result<Option<Chunk>, Failure> {
         let size = bytes.next_power_of_two().max(SMALLEST_BYTES);
         let chunk = |buffer| Some(Chunk { buffer, belt: Arc::downgrade(self), kept: false });
@@ -85,9 +85,9 @@ impl Belt {
             let mut state = self.lock();
             state.bytes -= size;
             match failure {
-                // That makes room, perhaps.
+                // Dropping an idle chunk may make room.
                 Failure::OutOfMemory { .. } if state.give_one_up() => {}
-                // They come back.
+                // Chunks in use will be returned.
                 Failure::OutOfMemory { .. } if state.bytes > 0 => return Ok(None),
                 failure => return Err(failure.wanting(size)),
             }
@@ -102,15 +102,16 @@ impl Belt {
         self.gpu.device.create_buffer(&BufferDescriptor { label: None, size, usage, mapped_at_creation })
     }
 
-    /// Waits until a chunk has come back, or the device is lost. Some that come back may be taken by others, so that one
-    /// has to try again.
+    /// Waits until a chunk has been returned, or the device is lost. Other threads may take it first, so the
+    /// caller must retry.
     ///
     /// # Errors
     /// If the device is lost.
     pub(crate) fn wait(&self) -> Result<(), Failure> {
         let state = self.lock();
         if state.free.is_empty() && state.bytes > 0 {
-            // Whoever waits for submissions has them come back; the time is for a device that is lost meanwhile.
+            // Threads that wait for submissions return their chunks. The timeout covers a device that is lost
+            // meanwhile.
             let some = std::time::Duration::from_millis(100);
             drop(self.returned.wait_timeout(state, some).unwrap_or_else(PoisonError::into_inner));
         }
@@ -118,10 +119,11 @@ impl Belt {
     }
 }
 
-/// A chunk in use. Dropped, it is given up; [`Chunk::put_back`] keeps it.
+/// A chunk in use. Dropping it frees it; [`Chunk::put_back`] keeps it.
 pub(crate) struct Chunk {
     buffer: Buffer,
-    /// wgpu may have the chunk until its device goes, which the belt keeps.
+    /// Weak, because wgpu may hold the chunk until its device is dropped, and the belt keeps the device
+    /// alive.
     belt: Weak<Belt>,
     kept: bool,
 }
@@ -131,7 +133,7 @@ impl Chunk {
         &self.buffer
     }
 
-    /// Writes bytes to the beginning of a chunk that goes up, and leaves it to the device.
+    /// Writes bytes to the start of an upload chunk, and unmaps it for the device.
     ///
     /// # Errors
     /// If the device is lost.
@@ -145,7 +147,7 @@ impl Chunk {
         Ok(())
     }
 
-    /// Leaves a chunk that went up to the belt, which has it mapped again once the device is done with it.
+    /// Returns an upload chunk to the belt, which maps it again when the device is done with it.
     pub(crate) fn put_back_later(self) {
         let buffer = self.buffer.clone();
         buffer.slice(..).map_async(MapMode::Write, move |mapped| {
@@ -155,12 +157,12 @@ impl Chunk {
         });
     }
 
-    /// Has a chunk mapped that comes down, once the device has written it, and then calls back: whether it is.
+    /// Maps a download chunk when the device has written it. Calls back with the success.
     pub(crate) fn map(&self, then: impl FnOnce(bool) + Send + 'static) {
         self.buffer.slice(..).map_async(MapMode::Read, move |mapped| then(mapped.is_ok()));
     }
 
-    /// Calls back with the first bytes of a chunk that came down and is mapped, and leaves it to the device.
+    /// Calls back with the first bytes of a mapped download chunk, and unmaps it for the device.
     ///
     /// # Errors
     /// If the device is lost.
@@ -174,7 +176,7 @@ impl Chunk {
         Ok(())
     }
 
-    /// Ends its use: it is as [`Belt::take`] gives them.
+    /// Returns the chunk to the belt, in the state in which [`Belt::take`] returns chunks.
     pub(crate) fn put_back(mut self) {
         self.kept = true;
     }

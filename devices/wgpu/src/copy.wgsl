@@ -1,8 +1,8 @@
-// Copies words within a buffer, between ranges that do not overlap: groups take 1024 words each.
+// Copies words within a buffer, between ranges that do not overlap. Each group copies 1024 words.
 
 struct Constants {
     first_group: vec3<u32>,
-    // The first word on either side, and how many.
+    // First word of source and destination, and the number of words.
     first_from: u32,
     first_to: u32,
     count: u32,

@@ -1,6 +1,6 @@
-//! The driver of one device of wgpu's: memory, pipelines, and the steps that are kernels here.
+//! The driver of one wgpu device: memory, pipelines, and the commands that are implemented as kernels.
 //!
-//! This module must not know ids or points.
+//! Knows nothing about IDs or points.
 
 use crate::encoder::Encoder;
 use crate::gpu::{Gpu, heard};
@@ -14,7 +14,7 @@ use crate::tools::Tools;
 use crate::vulkan;
 use crossbeam_channel::unbounded;
 use ragtag_hal::driver::{self, Driver, DriverDevice};
-use ragtag_hal::lanes::{Common, Thread};
+use ragtag_hal::queues::{Common, Thread};
 use ragtag_hal::{
     DeviceId, Error, HeapKind, HostRegion, Limits, Memory, MemorySource, Module, QueueKind, Result,
 };
@@ -27,19 +27,19 @@ pub(crate) type Step = driver::Step<Wgpu>;
 pub(crate) type Span = driver::Span<Buffer>;
 pub(crate) type HostSpan = driver::HostSpan<()>;
 
-/// An opened device of wgpu's.
+/// An opened wgpu device.
 pub(crate) struct Wgpu {
-    /// Ends when the lanes have gone.
+    /// Ends when the queues are dropped.
     _encoder: Joined,
     pub(crate) found: Found,
-    /// What was known of the heap when the device was opened, for one that its driver does not tell.
+    /// Heap as known when the device was opened, for drivers that do not report it.
     assumed: Memory,
     pub(crate) programs: Programs,
     tools: Tools,
     pub(crate) gpu: Arc<Gpu>,
 }
 
-/// A thread that is waited for.
+/// A thread that is joined on drop.
 struct Joined(Thread);
 
 impl Drop for Joined {
@@ -51,7 +51,7 @@ impl Drop for Joined {
 /// Opens a device.
 ///
 /// # Errors
-/// If no API tells how much memory it has, or the system gives no more threads.
+/// If no API reports the size of its memory, or the system cannot start a thread.
 pub(crate) fn open(
     id: DeviceId,
     gpu: Gpu,
@@ -69,18 +69,18 @@ pub(crate) fn open(
     };
     let known = adapter.memory.first().copied().or(limits.memory_bytes.map(users));
     let assumed = known.ok_or_else(|| Error::Unsupported {
-        what: format!("{label}, whose memory no API tells: it takes a limit"),
+        what: format!("{label}: no API reports the size of its memory; set a memory limit"),
     })?;
     let common = Common::new(id);
-    tell_loss(&gpu, &common);
+    report_loss(&gpu, &common);
     let (jobs, inbox) = unbounded();
     let stamps = Stamps::new(&gpu);
     let encoder = Encoder::new(Arc::clone(&gpu), stamps.clone());
     let encoder = Joined(Thread::spawn(format!("{label} encoder"), move || encoder.serve(&inbox))?);
-    let queues = QueueKind::ALL.map(|lane| Queue {
+    let queues = QueueKind::ALL.map(|kind| Queue {
         gpu: Arc::clone(&gpu),
         stamps: stamps.clone(),
-        lane,
+        kind,
         jobs: jobs.clone(),
     });
     // The encoder ends with the last sender, which belongs to a queue.
@@ -89,9 +89,9 @@ pub(crate) fn open(
     DriverDevice::open(common, adapter, driver, queues, limits)
 }
 
-/// Ends all timelines when wgpu says that the device is lost.
-fn tell_loss(gpu: &Arc<Gpu>, common: &Arc<Common>) {
-    // The callback stays with wgpu's device, which must not keep what is above it.
+/// Fails all timelines when wgpu reports that the device is lost.
+fn report_loss(gpu: &Arc<Gpu>, common: &Arc<Common>) {
+    // wgpu's device keeps the callback, which must not keep the layers above alive.
     let (theirs, common) = (Arc::downgrade(gpu), Arc::downgrade(common));
     gpu.device.set_device_lost_callback(move |reason, message| {
         let Some(gpu) = theirs.upgrade() else { return };
@@ -101,7 +101,7 @@ fn tell_loss(gpu: &Arc<Gpu>, common: &Arc<Common>) {
         };
         gpu.lose(cause.clone());
         if let Some(common) = common.upgrade() {
-            common.told(Error::Lost { cause });
+            common.record(Error::Lost { cause });
         }
     });
 }
@@ -143,7 +143,8 @@ impl Driver for Wgpu {
         Ok(())
     }
 
-    /// wgpu copies from one buffer to another only, and fills with zeros only: the rest are launches.
+    /// wgpu can copy only between different buffers and fill only with zeros. Other copies and fills are
+    /// launches.
     fn append(&self, step: Step, steps: &mut Vec<Step>) -> Result<()> {
         match step {
             Step::Copy { from, to } if Arc::ptr_eq(from.buffer(), to.buffer()) => {

@@ -1,13 +1,15 @@
-//! The thread that encodes scripts and submits them, in the order in which they were enqueued.
+//! The thread that encodes and submits scripts, in the order in which they were enqueued.
 //!
-//! A script is one submission, unless it moves more bytes between host and device than the belts hold. Nothing is submitted
-//! behind a script of the same lane that failed, or behind one of another lane that it waits for.
+//! A script is one submission, unless it transfers more bytes between host and device than the belts hold. A
+//! script is not submitted after a failed script of the same queue, or after a failed script of another queue
+//! that it waits for.
 //!
-//! # Bytes of the host
-//! What goes up is read when it is encoded, which may be before what the script waits for has ended on the device. The host's
-//! bytes are right by then all the same, unless a download is still to write them: that is waited for.
+//! # Host data
+//! Uploads are read when they are encoded, which may be before the work that the script waits for has ended
+//! on the device. The host's bytes are valid by then, except where an outstanding download will write them.
+//! Such downloads are awaited.
 //!
-//! This module must not know points or ids.
+//! Knows nothing about points or IDs.
 
 use crate::belt::{Belt, CHUNK_BYTES, Chunk, Direction};
 use crate::driver::{HostSpan, Span, Step};
@@ -20,21 +22,21 @@ use ragtag_hal::{Error, Result};
 use std::sync::Arc;
 use wgpu::{CommandEncoder, CommandEncoderDescriptor, ComputePass, ComputePassDescriptor, SubmissionIndex};
 
-/// A host range that a download will write, and what tells that it has: the sender's end goes then.
+/// A host range that a download will write. The sender of `done` is dropped when it has.
 struct Arrival {
     to: Footprint,
-    told: Receiver<()>,
+    done: Receiver<()>,
 }
 
-/// The state of the thread.
+/// State of the thread.
 pub(crate) struct Encoder {
     gpu: Arc<Gpu>,
     stamps: Option<Arc<Stamps>>,
     up: Arc<Belt>,
     down: Arc<Belt>,
-    /// What was submitted last.
+    /// Last submission.
     last: Option<SubmissionIndex>,
-    /// The first failure of each lane.
+    /// First failure of each queue.
     failures: [Option<Error>; 3],
     arrivals: Vec<Arrival>,
 }
@@ -45,25 +47,25 @@ impl Encoder {
         Self { gpu, stamps, up, down, last: None, failures: Default::default(), arrivals: Vec::new() }
     }
 
-    /// The body of the thread.
+    /// Runs the thread.
     pub(crate) fn serve(mut self, jobs: &Receiver<Job>) {
         for job in jobs {
             let result = self.check(&job).and_then(|()| self.encode(&job));
             if let Err(error) = &result {
-                self.failures[job.lane.index()].get_or_insert_with(|| error.clone());
+                self.failures[job.kind.index()].get_or_insert_with(|| error.clone());
                 let _ = job.fate.set(error.clone());
             }
-            // What the script names is let go before anyone hears of its end.
+            // Resources of the script are released before its end is reported.
             let Job { script, progress, .. } = job;
             drop(script);
-            // The lane waits for it, unless its thread is gone.
+            // The receiver waits for this, unless its thread is gone.
             let _ = progress.send(Progress::End(result));
         }
     }
 
-    /// Whether what stands before a script has gone well.
+    /// Fails if a predecessor of the script has failed.
     fn check(&self, job: &Job) -> Result<()> {
-        let own = self.failures[job.lane.index()].as_ref();
+        let own = self.failures[job.kind.index()].as_ref();
         match own.or_else(|| job.after.iter().find_map(|fate| fate.get())) {
             Some(error) => Err(error.clone()),
             None => self.gpu.check().map_err(|failure| failure.of("a submission")),
@@ -71,7 +73,7 @@ impl Encoder {
     }
 
     fn encode(&mut self, job: &Job) -> Result<()> {
-        self.arrivals.retain(|arrival| arrival.told.try_recv() != Err(TryRecvError::Disconnected));
+        self.arrivals.retain(|arrival| arrival.done.try_recv() != Err(TryRecvError::Disconnected));
         let gpu = Arc::clone(&self.gpu);
         let result = gpu.guarded(|| self.steps(job));
         result.and_then(|result| result).map_err(|failure| failure.of("a submission"))
@@ -85,7 +87,7 @@ impl Encoder {
                 Step::Copy { from, to } => {
                     draft.copy(place(from), place(to), padded_bytes(from));
                 }
-                // All others are launches.
+                // All other fills are launches.
                 Step::Fill { to, .. } => draft.clear(to),
                 Step::Upload { from, to } => {
                     for offset in (0..to.bytes()).step_by(CHUNK_BYTES as usize) {
@@ -127,8 +129,8 @@ impl Encoder {
             let arrival = self.arrivals.swap_remove(at);
             let full = std::mem::replace(draft, self.draft());
             self.submit(job, full)?;
-            // Nothing is ever sent: it ends when the other end goes.
-            let _ = arrival.told.recv();
+            // Nothing is ever sent; the call returns when the sender is dropped.
+            let _ = arrival.done.recv();
             self.gpu.check()?;
         }
         let chunk = self.chunk(job, draft, Direction::Up, padded_bytes(to))?;
@@ -147,13 +149,13 @@ impl Encoder {
     ) -> std::result::Result<(), Failure> {
         let chunk = self.chunk(job, draft, Direction::Down, padded_bytes(from))?;
         draft.copy(place(from), (chunk.buffer(), 0), padded_bytes(from));
-        let (arrival, told) = bounded(0);
-        self.arrivals.push(Arrival { to: Footprint::of(&to), told });
+        let (arrival, done) = bounded(0);
+        self.arrivals.push(Arrival { to: Footprint::of(&to), done });
         draft.down.push(Descent { chunk, to, bytes: from.bytes(), arrival });
         Ok(())
     }
 
-    /// A chunk of a belt. If all are in use, some of them perhaps by this very draft, the draft goes first.
+    /// Returns a chunk of a belt. If all are in use, possibly by this draft, submits the draft first.
     fn chunk(
         &mut self,
         job: &Job,
@@ -175,7 +177,7 @@ impl Encoder {
         }
     }
 
-    /// Submits what is encoded and tells the lane.
+    /// Submits a draft and reports it to the queue.
     fn submit(&mut self, job: &Job, draft: Draft) -> std::result::Result<(), Failure> {
         let Draft { encoder, begun, pass, up, down, .. } = draft;
         drop(pass);
@@ -187,18 +189,18 @@ impl Encoder {
         up.into_iter().for_each(Chunk::put_back_later);
         let readbacks = down.into_iter().map(Descent::start).collect();
         let stamps = stamps.map(Ended::start);
-        // The lane waits for this one's end, unless its thread is gone.
+        // The receiver waits for this piece, unless its thread is gone.
         let _ = job.progress.send(Progress::Submitted(Piece { index: self.last.clone(), readbacks, stamps }));
         Ok(())
     }
 }
 
-/// A buffer and the first byte in it.
+/// Returns a span's buffer and the offset of its first byte.
 fn place(span: &Span) -> (&wgpu::Buffer, u64) {
     (&span.buffer().0, span.offset())
 }
 
-/// Bytes that come down with a piece.
+/// A download of a piece.
 struct Descent {
     chunk: Chunk,
     to: HostSpan,
@@ -207,10 +209,10 @@ struct Descent {
 }
 
 impl Descent {
-    /// Has the chunk mapped when the device is done with the piece, which was submitted.
+    /// Maps the chunk when the device has finished the submitted piece.
     fn start(self) -> Readback {
         let (tell, mapped) = bounded(1);
-        // Whoever waits may be gone.
+        // The receiver may be gone.
         self.chunk.map(move |is| {
             let _ = tell.send(is);
         });
@@ -218,7 +220,7 @@ impl Descent {
     }
 }
 
-/// What is encoded and was not submitted yet.
+/// Encoded commands that are not submitted yet.
 struct Draft {
     gpu: Arc<Gpu>,
     stamps: Option<Arc<Stamps>>,
@@ -231,7 +233,7 @@ struct Draft {
 }
 
 impl Draft {
-    /// The encoder, made when something is to be encoded.
+    /// Returns the encoder, created on first use.
     fn encoder(&mut self) -> &mut CommandEncoder {
         let Self { gpu, stamps, begun, encoder, .. } = self;
         encoder.get_or_insert_with(|| {

@@ -1,8 +1,8 @@
-// Fills words of a buffer: groups take 1024 words each.
+// Fills words of a buffer. Each group fills 1024 words.
 
 struct Constants {
     first_group: vec3<u32>,
-    // The first word, and how many.
+    // First word, and the number of words.
     first: u32,
     count: u32,
     word: u32,

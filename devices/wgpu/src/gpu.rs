@@ -1,8 +1,8 @@
 //! wgpu's device: its errors as results, its loss, and waiting for it.
 //!
-//! wgpu tells of errors by callbacks, or panics where nobody listens. Every call that can fail is made in
-//! [`Gpu::guarded`], which gathers the errors of the calling thread; what still panics is caught there. This module must not
-//! know buffers, kernels or commands.
+//! wgpu reports errors through callbacks, or panics if there is none. Every fallible call is made in
+//! [`Gpu::guarded`], which collects the errors of the calling thread and catches panics. Knows nothing about
+//! buffers, kernels or commands.
 
 use ragtag_hal::Error;
 use std::any::Any;
@@ -14,23 +14,24 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 use wgpu::{CommandEncoder, ErrorFilter, PollError, PollType, SubmissionIndex};
 
-/// How long one wait lasts before the loss of the device is looked for: some drivers never end the wait. Longer than any
-/// submission takes: where a wait runs out while another thread sees the end of the same submission, wgpu 30 panics.
+/// Timeout of one wait, after which the loss of the device is checked, because some drivers never end the
+/// wait. It is longer than any submission: if a wait times out while another thread sees the same submission
+/// end, wgpu 30 panics.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What went wrong in wgpu.
+/// An error of wgpu.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Failure {
-    /// Too little memory, for so many bytes where whoever asked says so.
+    /// Too little memory for this many bytes; 0 if unknown.
     OutOfMemory { wanted: u64 },
-    /// wgpu refuses, or a limit of it was reached: its words.
+    /// wgpu refused the call, or one of its limits was reached. Its message.
     Refused(String),
-    /// The device is gone: why.
+    /// The device is lost. The cause.
     Lost(String),
 }
 
 impl Failure {
-    /// With the bytes that were wanted, if it was memory that there was too little of.
+    /// Sets the requested bytes if the error is a shortage of memory.
     pub(crate) fn wanting(self, wanted: u64) -> Self {
         match self {
             Failure::OutOfMemory { .. } => Failure::OutOfMemory { wanted },
@@ -38,7 +39,7 @@ impl Failure {
         }
     }
 
-    /// As an error of this call.
+    /// Converts it to an error of this call.
     pub(crate) fn of(self, call: &str) -> Error {
         match self {
             Failure::OutOfMemory { wanted } => Error::OutOfMemory { wanted, free: None },
@@ -60,12 +61,12 @@ impl From<wgpu::Error> for Failure {
 }
 
 thread_local! {
-    /// The call of wgpu's that this thread is in. Whoever listens for a loss hears of it within the call that found it out, and
-    /// is not told which that was.
+    /// wgpu call that this thread is in. The callback for a lost device runs within the call that detected
+    /// the loss, and does not receive its name.
     static CALL: Cell<&'static str> = const { Cell::new("wgpu") };
 }
 
-/// Makes a call of this name, which must not panic.
+/// Makes a call with this name, which must not panic.
 fn named<T>(call: &'static str, make: impl FnOnce() -> T) -> T {
     let before = CALL.replace(call);
     let value = make();
@@ -73,12 +74,12 @@ fn named<T>(call: &'static str, make: impl FnOnce() -> T) -> T {
     value
 }
 
-/// What is said with the name of the call in which it was heard.
+/// Adds the name of the current call to a message.
 pub(crate) fn heard(words: &str) -> String {
     format!("{}: {words}", CALL.get())
 }
 
-/// wgpu's device and its queue.
+/// wgpu's device and queue.
 pub(crate) struct Gpu {
     pub(crate) device: wgpu::Device,
     pub(crate) queue: wgpu::Queue,
@@ -87,15 +88,15 @@ pub(crate) struct Gpu {
 
 impl Gpu {
     pub(crate) fn new(device: wgpu::Device, queue: wgpu::Queue) -> Self {
-        // What is not gathered by a guard has its effect on what is made next, and is found there.
+        // An error outside of a guard shows in the objects created next.
         device.on_uncaptured_error(std::sync::Arc::new(|error| tracing::debug!(%error, "wgpu")));
         Self { device, queue, lost: OnceLock::new() }
     }
 
-    /// Makes calls of wgpu's.
+    /// Makes calls to wgpu.
     ///
     /// # Errors
-    /// The first that one of them made on this thread; a panic counts as the loss of the device.
+    /// The first error of this thread in them. A panic counts as the loss of the device.
     pub(crate) fn guarded<T>(&self, calls: impl FnOnce() -> T) -> Result<T, Failure> {
         let filters = [ErrorFilter::Validation, ErrorFilter::Internal, ErrorFilter::OutOfMemory];
         let scopes = filters.map(|filter| self.device.push_error_scope(filter));
@@ -117,26 +118,28 @@ impl Gpu {
         named("Queue::submit", || self.guarded(|| self.queue.submit([encoder.finish()])))
     }
 
-    /// Notes that the device is gone.
+    /// Records that the device is lost.
     pub(crate) fn lose(&self, cause: String) -> Failure {
         Failure::Lost(self.lost.get_or_init(|| cause).clone())
     }
 
+    /// Fails if the device is lost.
+    ///
     /// # Errors
-    /// [`Failure::Lost`] once the device is.
+    /// [`Failure::Lost`] if it is.
     pub(crate) fn check(&self) -> Result<(), Failure> {
         self.lost.get().map_or(Ok(()), |cause| Err(Failure::Lost(cause.clone())))
     }
 
-    /// Waits for a submission, asleep, and has callbacks called of what has ended.
+    /// Sleeps until a submission has ended, and runs the callbacks of completed work.
     ///
     /// # Errors
-    /// If the device is lost before.
+    /// If the device is lost meanwhile.
     pub(crate) fn wait(&self, submission: &SubmissionIndex) -> Result<(), Failure> {
         loop {
             self.check()?;
             let poll = PollType::Wait { submission_index: Some(submission.clone()), timeout: Some(PATIENCE) };
-            // wgpu panics where the driver says that the device is lost.
+            // wgpu panics if the driver reports a lost device.
             match named("Device::poll", || catch_unwind(AssertUnwindSafe(|| self.device.poll(poll)))) {
                 Ok(Ok(_)) => return Ok(()),
                 Ok(Err(PollError::Timeout)) => {}
@@ -147,14 +150,14 @@ impl Gpu {
     }
 }
 
-/// What a panic said.
+/// Returns the message of a panic.
 fn words(panic: Box<dyn Any + Send>) -> String {
     let said = panic.downcast_ref::<String>().map(String::as_str);
     let said = said.or_else(|| panic.downcast_ref::<&str>().copied());
     said.unwrap_or("wgpu panicked").into()
 }
 
-/// The value of a future that is ready, as all of wgpu's own are.
+/// Returns the value of a future that is ready. wgpu's own futures always are.
 pub(crate) fn ready<T>(future: impl Future<Output = T>) -> Option<T> {
     match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(value) => Some(value),

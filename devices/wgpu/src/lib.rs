@@ -1,25 +1,25 @@
-//! The wgpu backend: what Vulkan, Metal and Direct3D 12 show on this machine, as `wgpu:0 …`.
+//! The wgpu backend: devices of Vulkan, Metal and Direct3D 12, as `wgpu:0 …`.
 //!
-//! wgpu is the way to Metal and Direct3D 12; where there is Vulkan, the machine's own backend for it has less between itself
-//! and the driver. A device has one hardware queue. What is submitted goes to a thread that encodes it anew each time, since
-//! wgpu's command buffers are submitted once; threads of the lanes wait until it is done, and read what was downloaded.
-//! Kernels are in WGSL.
+//! wgpu provides Metal and Direct3D 12. For Vulkan, Ragtag's own backend has fewer layers above the driver. A
+//! device has one hardware queue. A thread encodes each submission again, because wgpu's command buffers can
+//! be submitted only once. The completion threads of the queues wait for results and read downloads. Kernels
+//! are WGSL.
 //!
 //! | file | subject |
 //! | --- | --- |
 //! | `backend.rs` | probe and open |
-//! | `probe.rs` | adapters, and what they say of themselves |
-//! | `vulkan.rs` | what Vulkan says of an adapter, and wgpu does not |
+//! | `probe.rs` | adapters and their properties |
+//! | `vulkan.rs` | properties that Vulkan reports and wgpu does not |
 //! | `gpu.rs` | wgpu's device: its errors as results, its loss, waiting |
 //! | `driver.rs` | the driver of a device, as `ragtag-hal` uses it |
-//! | `memory.rs`, `belt.rs` | memory of buffers, and the staging buffers that fill and read it |
+//! | `memory.rs`, `belt.rs` | buffer memory, and staging chunks |
 //! | `program.rs` | compiled programs, in this process and on disk |
-//! | `script.rs`, `tools.rs` | launches, and the commands that are kernels here |
+//! | `script.rs`, `tools.rs` | launches, and commands implemented as kernels |
 //! | `encoder.rs` | the thread that encodes and submits |
-//! | `stamps.rs` | the device's clock in terms of the host's |
-//! | `queue.rs` | that thread as the lanes of `ragtag-hal` use it |
+//! | `stamps.rs` | conversion of the device's clock to the host's |
+//! | `queue.rs` | that thread as `ragtag-hal`'s queues use it |
 //!
-//! This crate must not know any operator, kernel or model.
+//! Knows no operator, kernel or model.
 
 mod backend;
 mod belt;

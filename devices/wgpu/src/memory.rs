@@ -1,6 +1,6 @@
 //! Memory of buffers.
 //!
-//! This module must not know commands.
+//! Knows nothing about commands.
 
 use ragtag_hal::driver::Allocation;
 
@@ -9,7 +9,7 @@ use ragtag_hal::driver::Allocation;
 pub(crate) struct Buffer(pub(crate) wgpu::Buffer);
 
 impl Allocation for Buffer {
-    /// A multiple of four.
+    /// Returns the size, a multiple of four.
     fn bytes(&self) -> u64 {
         self.0.size()
     }

@@ -1,33 +1,32 @@
-//! wgpu's adapters, and what they say of themselves.
+//! Detection of wgpu's adapters and their properties.
 //!
-//! This module must not know how a device works.
+//! Does not know how a device works.
 
 use crate::gpu::ready;
 use crate::vulkan;
 use ragtag_hal::cache::{Key, key};
 use ragtag_hal::{
-    Adapter, AdapterKind, Caps, Feature, HeapKind, KernelLanguage, Memory, MemorySource, PhysicalIdentity,
-    QueueLayout, Unavailable,
+    Adapter, AdapterKind, Caps, Feature, HeapKind, HostMemory, KernelLanguage, Memory, MemorySource,
+    PhysicalIdentity, QueueLayout, Unavailable,
 };
 use std::collections::BTreeSet;
 use std::sync::OnceLock;
-use sysinfo::{MemoryRefreshKind, RefreshKind, System};
 use wgpu::{AdapterInfo, Backend, Backends, DeviceType, Instance, InstanceDescriptor, InstanceFlags};
 
-/// The APIs that this build has, in the order of preference where several show one device.
+/// APIs of this build, in order of preference if several show one device.
 const APIS: [Backend; 3] = [Backend::Vulkan, Backend::Metal, Backend::Dx12];
 
 pub(crate) type Found = ragtag_hal::Found<Native>;
 
-/// What an adapter is opened with.
+/// Facts needed to open an adapter.
 #[derive(Clone)]
 pub(crate) struct Native {
     pub(crate) wgpu: wgpu::Adapter,
-    /// Names the device, its driver and the API, for programs that are kept.
+    /// Identifies device, driver and API in cache keys.
     pub(crate) fingerprint: Key,
 }
 
-/// The APIs that `WGPU_BACKEND` names, else all, as far as this build has them.
+/// Returns the APIs named in `WGPU_BACKEND`, or all, limited to this build.
 fn apis() -> Vec<Backend> {
     let wanted = Backends::from_env().unwrap_or(Backends::all());
     let compiled = Instance::enabled_backend_features();
@@ -35,30 +34,30 @@ fn apis() -> Vec<Backend> {
     APIS.into_iter().filter(ours).collect()
 }
 
-/// An instance of these APIs.
+/// Creates an instance of these APIs.
 pub(crate) fn instance() -> Instance {
     let instance = Instance::new(InstanceDescriptor {
         backends: apis().iter().fold(Backends::empty(), |set, api| set | (*api).into()),
-        // The debug layers of `WGPU_DEBUG` and `WGPU_VALIDATION`, and no others.
+        // Enables only the debug layers requested by `WGPU_DEBUG` and `WGPU_VALIDATION`.
         flags: InstanceFlags::empty().with_env(),
         ..InstanceDescriptor::new_without_display_handle()
     });
-    // Drivers stay in memory with the first instance: not every one of them can be loaded any number of times.
+    // Keeps the drivers loaded, because some cannot be reloaded indefinitely.
     static KEPT: OnceLock<Instance> = OnceLock::new();
     KEPT.get_or_init(|| instance.clone());
     instance
 }
 
-/// The adapters that an instance shows.
+/// Returns the adapters of an instance.
 ///
 /// # Errors
-/// [`Unavailable`] where none of its APIs shows any.
+/// [`Unavailable`] if none of its APIs has any.
 pub(crate) fn probe(backend: &str, instance: &Instance) -> Result<Vec<Found>, Unavailable> {
     let tried = || apis().iter().map(|api| api.to_str().to_string()).collect();
     let all = ready(instance.enumerate_adapters(Backends::all())).unwrap_or_default();
     let all = once_each(all.into_iter().map(|adapter| (adapter.get_info(), adapter)).collect());
     if all.is_empty() {
-        return Err(Unavailable { tried: tried(), cause: "no API that wgpu uses shows a device".into() });
+        return Err(Unavailable { tried: tried(), cause: "no graphics API has a device for wgpu".into() });
     }
     let lacks: Vec<String> = all.iter().filter_map(|(info, adapter)| lack(info, adapter)).collect();
     let usable = all.into_iter().filter(|(info, adapter)| lack(info, adapter).is_none());
@@ -71,20 +70,20 @@ pub(crate) fn probe(backend: &str, instance: &Instance) -> Result<Vec<Found>, Un
     Ok(found)
 }
 
-/// What an adapter lacks to be of use, in words.
+/// Describes what an adapter lacks to be usable, if anything.
 fn lack(info: &AdapterInfo, adapter: &wgpu::Adapter) -> Option<String> {
     let missing = wgpu::Features::IMMEDIATES.difference(adapter.features());
     let name = format!("{} ({})", info.name, info.backend);
     if !missing.is_empty() {
-        return Some(format!("{name} has no immediates, which carry the constants of kernels"));
+        return Some(format!("{name} has no immediates, which kernels need for their constants"));
     }
     let compute = wgpu::DownlevelFlags::COMPUTE_SHADERS;
     let has = adapter.get_downlevel_capabilities().flags.contains(compute);
     (!has).then(|| format!("{name} has no compute shaders"))
 }
 
-/// Leaves out what an API shows that a better one shows as well. On Windows a device is there through Vulkan and through
-/// Direct3D: the n-th of a name and PCI id through one API is the n-th of them through the other.
+/// Removes devices that a preferred API also shows. On Windows a device is visible through Vulkan and
+/// Direct3D. The n-th device with a name and PCI ID in one API is the n-th in the other.
 fn once_each<T>(mut all: Vec<(AdapterInfo, T)>) -> Vec<(AdapterInfo, T)> {
     let rank = |info: &AdapterInfo| APIS.iter().position(|api| *api == info.backend).unwrap_or(APIS.len());
     all.sort_by_key(|(info, _)| rank(info));
@@ -137,28 +136,23 @@ fn kind(device_type: DeviceType) -> AdapterKind {
     }
 }
 
-/// The heap that buffers are allocated from: what the driver says of it, and what the system says of memory that the host
-/// shares. `None` where neither says anything, as of a card through Direct3D; then another API may know, or the user.
-pub(crate) fn heap(kind: AdapterKind, told: Option<Memory>) -> Option<Memory> {
+/// Returns the heap of the buffers: the driver's figures, limited by the system's for devices that share host
+/// memory. `None` if neither reports any, as for a card through Direct3D. Then another API or the user must
+/// supply them.
+pub(crate) fn heap(kind: AdapterKind, reported: Option<Memory>) -> Option<Memory> {
     if kind == AdapterKind::Discrete {
-        return told;
+        return reported;
     }
-    let ram = MemoryRefreshKind::nothing().with_ram();
-    let system = System::new_with_specifics(RefreshKind::nothing().with_memory(ram));
-    // A container's own limits count.
-    let group = system.cgroup_limits().filter(|group| group.total_memory > 0);
-    let available = system.available_memory();
-    let free = group.map_or(available, |group| available.min(group.free_memory));
-    let total_bytes = told.map_or(system.total_memory(), |told| told.total_bytes);
-    let told_free = told.and_then(|told| told.free_bytes).unwrap_or(u64::MAX);
-    let free_bytes = Some(free.min(told_free).min(total_bytes));
-    let source = told.map_or(MemorySource::System, |told| told.source);
+    let host = HostMemory::now();
+    let total_bytes = reported.map_or(host.total_bytes, |reported| reported.total_bytes);
+    let reported_free = reported.and_then(|reported| reported.free_bytes).unwrap_or(u64::MAX);
+    let free_bytes = Some(host.free_bytes.min(reported_free).min(total_bytes));
+    let source = reported.map_or(MemorySource::System, |reported| reported.source);
     Some(Memory { heap: HeapKind::Host, total_bytes, free_bytes, source })
 }
 
-/// The features that a device is opened with: of those that are of use, what the adapter has. Cooperative matrices are not
-/// among them: wgpu 30 does not say in SPIR-V that what a group shares is visible beyond a barrier, as their memory model
-/// wants it said.
+/// Returns the useful features that the adapter has, for opening it. Cooperative matrices are excluded: the
+/// SPIR-V of wgpu 30 does not make local memory visible across barriers, which their memory model requires.
 pub(crate) fn wanted_features(adapter: &wgpu::Adapter) -> wgpu::Features {
     use wgpu::Features;
     let wanted = Features::IMMEDIATES
@@ -182,13 +176,13 @@ fn caps(adapter: &wgpu::Adapter, integer_dot: bool) -> Caps {
         languages: BTreeSet::from([KernelLanguage::Wgsl]),
         features: features.into_iter().filter(|(_, has)| *has).map(|(feature, _)| feature).collect(),
         queues: QueueLayout::Single,
-        // What is recorded has its bind groups and the parts of its grids; it is encoded anew each time.
+        // Recordings keep bind groups and split grids. Commands are encoded again each time.
         records_programs: true,
         max_allocation_bytes: words(limits.max_buffer_size),
         max_binding_bytes: words(limits.max_storage_buffer_binding_size),
         binding_alignment_bytes: u64::from(limits.min_storage_buffer_offset_alignment),
         copy_alignment_bytes: wgpu::COPY_BUFFER_ALIGNMENT,
-        // wgpu does not tell.
+        // wgpu does not report it.
         parallel_units: 1,
         max_work_group_items: limits.max_compute_invocations_per_workgroup,
         local_memory_bytes: u64::from(limits.max_compute_workgroup_storage_size),
@@ -207,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_is_there_once_however_many_apis_show_it() {
+    fn a_device_visible_through_several_apis_appears_once() {
         let (vulkan, dx12) = (Backend::Vulkan, Backend::Dx12);
         let all = [
             info("Basic Render Driver", 9, dx12),
@@ -224,23 +218,23 @@ mod tests {
             ("llvmpipe", vulkan),
             ("llvmpipe", vulkan),
             ("Basic Render Driver", dx12),
-            // Two through Direct3D, of which Vulkan shows one.
+            // Direct3D shows two devices, Vulkan only one of them.
             ("Arc A770", dx12),
         ];
         assert_eq!(kept, wanted);
     }
 
     #[test]
-    fn a_card_has_the_memory_that_its_driver_tells_and_no_other() {
-        let told = |free_bytes| Memory {
+    fn a_card_has_only_the_memory_that_its_driver_reports() {
+        let reported = |free_bytes| Memory {
             heap: HeapKind::Device,
             total_bytes: 1 << 20,
             free_bytes,
             source: MemorySource::Api,
         };
         assert_eq!(heap(AdapterKind::Discrete, None), None);
-        assert_eq!(heap(AdapterKind::Discrete, Some(told(None))), Some(told(None)));
-        let shared = heap(AdapterKind::Integrated, Some(told(None))).unwrap();
+        assert_eq!(heap(AdapterKind::Discrete, Some(reported(None))), Some(reported(None)));
+        let shared = heap(AdapterKind::Integrated, Some(reported(None))).unwrap();
         assert_eq!((shared.total_bytes, shared.free_bytes.is_some()), (1 << 20, true));
         let host = heap(AdapterKind::Integrated, None).unwrap();
         assert_eq!((host.heap, host.source), (HeapKind::Host, MemorySource::System));

@@ -1,6 +1,7 @@
-//! Programs: compiled once for a text and a device, kept in this process and, where the driver gives them away, on disk.
+//! Programs: compiled once per source and device; cached in this process and, if the driver provides
+//! binaries, on disk.
 //!
-//! This module must not know kernels' arguments.
+//! Knows nothing about kernel arguments.
 
 use crate::gpu::{Failure, Gpu};
 use crate::probe::Found;
@@ -17,22 +18,22 @@ use wgpu::{
     ShaderRuntimeChecks, ShaderSource, ShaderStages,
 };
 
-/// Words before the constants: the place of a launch's first group.
+/// Words before the constants: the position of a launch's first group.
 pub(crate) const FIRST_GROUP_WORDS: usize = 3;
-/// The header of a pipeline cache: wgpu's of 64 bytes and Vulkan's of 32. A cache that is no longer holds nothing.
+/// Header of a pipeline cache: 64 bytes of wgpu and 32 of Vulkan. A cache of this size is empty.
 const EMPTY_CACHE_BYTES: usize = 96;
 
-/// An entry of a module: a pipeline, and what it is launched with.
+/// An entry of a module: a pipeline and its launch parameters.
 #[derive(Clone, Debug)]
 pub(crate) struct Entry {
     pub(crate) pipeline: ComputePipeline,
     pub(crate) layout: BindGroupLayout,
-    /// Bytes of its constants, the place of the first group included.
+    /// Bytes of its constants, including the position of the first group.
     pub(crate) immediate_bytes: usize,
     pub(crate) name: &'static str,
 }
 
-/// The programs of a device.
+/// Programs of a device.
 pub(crate) struct Programs {
     entries: cache::Programs<Entry>,
     /// By number of bindings.
@@ -44,11 +45,11 @@ impl Programs {
         Self { entries: cache::Programs::new(shelf), layouts: Mutex::default() }
     }
 
-    /// The entries of a module. Its distinct programs are made side by side.
+    /// Returns the entries of a module. Distinct programs are compiled in parallel.
     ///
     /// # Errors
-    /// [`Error::Compile`] with the log; [`Error::Unsupported`] for another language, and for an entry with more bindings or
-    /// constants than the device takes.
+    /// [`Error::Compile`] with the log; [`Error::Unsupported`] for another language, or an entry with more
+    /// bindings or constants than the device supports.
     pub(crate) fn entries(&self, gpu: &Gpu, found: &Found, module: &Module) -> Result<Vec<Entry>> {
         let ModuleSource::Text { language: KernelLanguage::Wgsl, entries } = &module.source else {
             return Err(Error::Unsupported { what: format!("module {} on a wgpu device", module.name) });
@@ -60,7 +61,7 @@ impl Programs {
         entries.par_iter().map(entry).collect()
     }
 
-    /// The program of a text, made if it was not yet.
+    /// Returns the program of a source, compiled on first use.
     ///
     /// # Errors
     /// As [`Programs::entries`].
@@ -94,17 +95,17 @@ impl Programs {
         function: &DeviceFunction,
         abi: &'static EntryAbi,
     ) -> Result<Entry> {
-        // A structure that begins with a vector of three words is a multiple of four words long.
+        // A structure that starts with a vector of three words has a multiple of four words.
         let immediate_bytes = (FIRST_GROUP_WORDS + abi.constants).next_multiple_of(4) * 4;
         let limits = gpu.device.limits();
         if immediate_bytes > limits.max_immediate_size as usize {
             let most = limits.max_immediate_size;
-            let what = format!("{immediate_bytes} bytes of constants for {}, of at most {most}", abi.name);
+            let what = format!("{immediate_bytes} bytes of constants for {} (the limit is {most})", abi.name);
             return Err(Error::Unsupported { what });
         }
         let most = limits.max_storage_buffers_per_shader_stage.min(limits.max_bindings_per_bind_group);
         if abi.bindings.len() > most as usize {
-            let what = format!("{} bindings for {}, of at most {most}", abi.bindings.len(), abi.name);
+            let what = format!("{} bindings for {} (the limit is {most})", abi.bindings.len(), abi.name);
             return Err(Error::Unsupported { what });
         }
         let compile_error = |failure| match failure {
@@ -124,7 +125,7 @@ impl Programs {
                 layout: Some(&pipeline_layout),
                 module: &module,
                 entry_point: Some(&function.name),
-                // What a kernel finds in the memory of its group is what it put there.
+                // Kernels write local memory before they read it.
                 compilation_options: PipelineCompilationOptions {
                     zero_initialize_workgroup_memory: false,
                     ..PipelineCompilationOptions::default()
@@ -136,8 +137,8 @@ impl Programs {
         Ok(Entry { pipeline, layout, immediate_bytes, name: abi.name })
     }
 
-    /// Bindings in the ABI's order, all of them writable: wgpu refuses one buffer that is bound to be read here and to be
-    /// written there in one launch, and parts of one buffer often are.
+    /// Returns a layout with all bindings writable. wgpu refuses a launch that reads one buffer through one
+    /// binding and writes it through another, and kernels often do that with parts of a buffer.
     fn layout(&self, gpu: &Gpu, bindings: usize) -> Result<BindGroupLayout> {
         let mut layouts = self.layouts.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(layout) = layouts.get(&bindings) {
@@ -162,22 +163,22 @@ impl Programs {
     }
 }
 
-/// A pipeline cache for one program; `None` where the device has none.
+/// Creates a pipeline cache for one program. Returns `None` if the device does not support it.
 fn cache(gpu: &Gpu, data: Option<&[u8]>) -> std::result::Result<Option<PipelineCache>, Failure> {
     if !gpu.device.features().contains(wgpu::Features::PIPELINE_CACHE) {
         return Ok(None);
     }
     let descriptor = PipelineCacheDescriptor { label: None, data, fallback: false };
-    // SAFETY: the data were given by such a cache for this device and driver, which their key names, and their checksum is
-    // right.
+    // SAFETY: the data come from such a cache for this device and driver, which the key identifies, and their
+    // checksum is valid.
     gpu.guarded(|| unsafe { gpu.device.create_pipeline_cache(&descriptor) }).map(Some)
 }
 
-/// The module of a text, with all bindings writable and without checks.
+/// Creates the module of a source, with all bindings writable and without run-time checks.
 fn shader_module(gpu: &Gpu, text: &str) -> ShaderModule {
     let text = text.replace("var<storage, read>", "var<storage, read_write>");
     let descriptor = ShaderModuleDescriptor { label: None, source: ShaderSource::Wgsl(Cow::Owned(text)) };
-    // SAFETY: `Checked` holds every launch to its entry's ABI, which says what the kernel touches of its bindings for its
-    // constants; the kernels' loops end and their divisors are not zero.
+    // SAFETY: `Checked` validates every launch against its entry's ABI, which says what the kernel touches of
+    // its bindings for its constants; the kernels' loops end and their divisors are not zero.
     unsafe { gpu.device.create_shader_module_trusted(descriptor, ShaderRuntimeChecks::unchecked()) }
 }

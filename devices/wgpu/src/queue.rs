@@ -1,8 +1,8 @@
-//! The device's one queue as three lanes use it: scripts in, events out.
+//! The device's single hardware queue as `ragtag-hal`'s three queues: accepts scripts and returns events.
 //!
-//! What is enqueued goes to the thread that encodes, in the order of all lanes together, which is the order in which the
-//! device works: what waits for an event of another lane stands behind it. The lane's own thread waits until the device is
-//! done, and moves what came down into its region. This module must not know buffers or kernels.
+//! Scripts of all queues go to the encoder thread in one order, in which the device executes them. So a
+//! script that waits for an event of another queue is behind it. A queue's completion thread waits for the
+//! device and copies downloads into their regions. Knows nothing about buffers or kernels.
 
 use crate::belt::Chunk;
 use crate::driver::{HostSpan, Script, Wgpu};
@@ -10,54 +10,54 @@ use crate::gpu::Gpu;
 use crate::script::write;
 use crate::stamps::{Reading, Stamps};
 use crossbeam_channel::{Receiver, Sender, unbounded};
-use ragtag_hal::lanes::{DriverQueue, Ends};
+use ragtag_hal::queues::{DriverQueue, Ends};
 use ragtag_hal::{Error, QueueKind, Result};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use wgpu::SubmissionIndex;
 
-/// A script on its way to the encoder.
+/// A script for the encoder.
 pub(crate) struct Job {
-    pub(crate) lane: QueueKind,
+    pub(crate) kind: QueueKind,
     pub(crate) script: Arc<Script>,
-    /// What became of those that it waits for; the encoder knows before it comes to this one.
+    /// Results of the scripts that it waits for, decided before the encoder reaches this one.
     pub(crate) after: Vec<Arc<Fate>>,
     pub(crate) fate: Arc<Fate>,
     pub(crate) progress: Sender<Progress>,
 }
 
-/// The error of a script that could not be submitted.
+/// Error of a script that could not be submitted.
 pub(crate) type Fate = OnceLock<Error>;
 
-/// What the encoder tells of a script.
+/// Progress of a script, as the encoder reports it.
 pub(crate) enum Progress {
-    /// A piece of it was submitted.
+    /// A piece was submitted.
     Submitted(Piece),
-    /// That was the last piece, or there will be no other.
+    /// There are no further pieces.
     End(Result<()>),
 }
 
-/// Part of a script that was submitted, or all of it.
+/// A submitted part of a script.
 pub(crate) struct Piece {
-    /// The submission that it is done with; `None` if nothing was ever submitted.
+    /// Submission after which it is done; `None` if nothing was ever submitted.
     pub(crate) index: Option<SubmissionIndex>,
     pub(crate) readbacks: Vec<Readback>,
     pub(crate) stamps: Option<Reading>,
 }
 
-/// Bytes on their way down.
+/// A download in progress.
 pub(crate) struct Readback {
     pub(crate) chunk: Chunk,
-    /// Whether the chunk could be mapped, as soon as it is.
+    /// Receives whether the chunk was mapped.
     pub(crate) mapped: Receiver<bool>,
     pub(crate) to: HostSpan,
     pub(crate) bytes: u64,
-    /// Goes when the bytes have arrived, which the encoder may wait for.
+    /// Dropped when the bytes have arrived. The encoder may wait for that.
     pub(crate) _arrival: Sender<()>,
 }
 
 impl Readback {
     fn deliver(self) -> Result<()> {
-        let lost = || Error::Lost { cause: "what was downloaded could not be mapped".into() };
+        let lost = || Error::Lost { cause: "cannot map downloaded data".into() };
         if !self.mapped.recv().unwrap_or(false) {
             return Err(lost());
         }
@@ -68,24 +68,24 @@ impl Readback {
     }
 }
 
-/// The end of a script.
+/// End of a script.
 pub(crate) struct Event {
     progress: Receiver<Progress>,
     fate: Arc<Fate>,
-    /// When it began and ended, in ticks of the device.
+    /// Start and end, in ticks of the device.
     ticks: Mutex<Option<(u64, u64)>>,
 }
 
-/// A lane's end of the device's queue.
+/// One of the three queues.
 pub(crate) struct Queue {
     pub(crate) gpu: Arc<Gpu>,
     pub(crate) stamps: Option<Arc<Stamps>>,
-    pub(crate) lane: QueueKind,
+    pub(crate) kind: QueueKind,
     pub(crate) jobs: Sender<Job>,
 }
 
 impl Queue {
-    /// Waits for a piece, and moves what came down with it.
+    /// Waits for a piece and copies its downloads.
     fn end(&self, piece: Piece, event: &Event) -> Result<()> {
         let Piece { index, readbacks, stamps } = piece;
         if let Some(index) = index {
@@ -108,23 +108,23 @@ impl DriverQueue for Queue {
         let (sender, progress) = unbounded();
         let fate = Arc::<Fate>::default();
         let job = Job {
-            lane: self.lane,
+            kind: self.kind,
             script: Arc::clone(script),
             after: after.iter().map(|event| Arc::clone(&event.fate)).collect(),
             fate: Arc::clone(&fate),
             progress: sender,
         };
-        let ended = |_| Error::Lost { cause: "the thread that encodes has ended".into() };
+        let ended = |_| Error::Lost { cause: "the encoder thread has ended".into() };
         self.jobs.send(job).map_err(ended)?;
         Ok(Ends { first: None, last: Arc::new(Event { progress, fate, ticks: Mutex::default() }) })
     }
 
-    /// Waiting is what moves the bytes that came down.
+    /// Cannot be polled: waiting is what copies the downloads.
     fn passed(&self, _: &Event) -> Option<bool> {
         None
     }
 
-    /// Goes on to the last piece also after an error: what the device has it uses until then.
+    /// Continues to the last piece even after an error, because the device uses resources until then.
     fn wait(&self, event: &Event) -> Result<()> {
         let mut result = Ok(());
         loop {
@@ -135,7 +135,7 @@ impl DriverQueue for Queue {
                 }
                 Ok(Progress::End(end)) => return result.and(end),
                 Err(_) => {
-                    let cause = "the thread that encodes has ended".into();
+                    let cause = "the encoder thread has ended".into();
                     return result.and(Err(Error::Lost { cause }));
                 }
             }
@@ -147,7 +147,7 @@ impl DriverQueue for Queue {
         Some(self.stamps.as_ref()?.host_ns(ticks?))
     }
 
-    /// Nothing is under way that no event tells of.
+    /// Does nothing: all work has events.
     fn finish(&self) -> Result<()> {
         Ok(())
     }

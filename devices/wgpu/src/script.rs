@@ -1,6 +1,6 @@
-//! Launches with their bind groups and constants, and the bytes of spans as wgpu sees them.
+//! Launches with bind groups and constants, and byte ranges of spans as wgpu sees them.
 //!
-//! This module must not know how scripts are encoded.
+//! Does not know how scripts are encoded.
 
 use crate::driver::{HostSpan, Span};
 use crate::gpu::Gpu;
@@ -11,13 +11,13 @@ use std::ops::Range;
 use std::sync::{Arc, Weak};
 use wgpu::{BindGroup, BindGroupDescriptor, BindGroupEntry, BindingResource, BufferBinding, ComputePipeline};
 
-/// The bytes of a span as words: a part of the last one counts as a whole, which the buffer has.
+/// Returns the bytes of a span rounded up to whole words. The buffer always has them.
 pub(crate) fn padded_bytes(span: &Span) -> u64 {
     span.bytes().next_multiple_of(wgpu::COPY_BUFFER_ALIGNMENT)
 }
 
 fn bytes(span: &Span) -> BufferBinding<'_> {
-    // A vector of four words more is bound where a kernel's last one is cut short.
+    // Rounded up to vectors of four words, which a kernel's last access may be.
     let end = (span.offset() + span.bytes()).next_multiple_of(16).min(span.buffer().bytes());
     BufferBinding {
         buffer: &span.buffer().0,
@@ -28,19 +28,19 @@ fn bytes(span: &Span) -> BufferBinding<'_> {
 
 /// Calls back with the bytes of a region.
 pub(crate) fn read<T>(span: &HostSpan, take: impl FnOnce(&[u8]) -> T) -> T {
-    // SAFETY: the bytes lie in the region, which is initialised and lives as long as the span. Points and reservations keep
-    // others from writing them meanwhile.
+    // SAFETY: the bytes lie in the region, which is initialised and lives as long as the span. Points and
+    // reservations exclude writers meanwhile.
     take(unsafe { std::slice::from_raw_parts(span.pointer(), span.range().len()) })
 }
 
 /// Writes the bytes of a region.
 pub(crate) fn write(span: &HostSpan, bytes: &[u8]) {
     let count = span.range().len().min(bytes.len());
-    // SAFETY: as above; points and reservations keep others from touching them meanwhile.
+    // SAFETY: as above; points and reservations exclude all other access meanwhile.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), span.pointer(), count) }
 }
 
-/// Which bytes of which region, without a hold on it.
+/// A byte range of a region, which does not keep the region alive.
 pub(crate) struct Footprint {
     region: Weak<HostRegion>,
     range: Range<usize>,
@@ -51,7 +51,7 @@ impl Footprint {
         Self { region: Arc::downgrade(&span.registered().region), range: span.range().clone() }
     }
 
-    /// Whether a span has some of these bytes.
+    /// Returns true if a span overlaps it.
     pub(crate) fn meets(&self, span: &HostSpan) -> bool {
         let (a, b) = (&self.range, span.range());
         let same = self.region.as_ptr() == Arc::as_ptr(&span.registered().region);
@@ -59,7 +59,7 @@ impl Footprint {
     }
 }
 
-/// A launch of a kernel, in as many parts as the device asks for.
+/// A launch of a kernel, split into parts within the device's limits.
 pub(crate) struct Launch {
     pub(crate) pipeline: ComputePipeline,
     pub(crate) bind_group: BindGroup,
@@ -68,9 +68,9 @@ pub(crate) struct Launch {
 
 /// Part of a launch.
 pub(crate) struct Part {
-    /// The place of its first group, and the constants.
+    /// Position of its first group, then the constants.
     pub(crate) immediates: Vec<u8>,
-    /// Its groups.
+    /// Number of groups.
     pub(crate) groups: [u32; 3],
 }
 

@@ -1,24 +1,24 @@
-//! When the device begins and ends a submission, by its own clock, and what that is by the host's.
+//! Timestamps of submissions in the device's clock, converted to the host's.
 //!
-//! Each submission that is measured has a slot: two queries, a place that they are resolved to, and a buffer that the host
-//! maps. While all slots are in use, submissions are not measured. This module must not know commands.
+//! Each measured submission has a slot: two queries, a buffer range for their results, and a buffer that the
+//! host maps. While all slots are in use, submissions are not measured. Knows nothing about commands.
 
 use crate::gpu::Gpu;
 use crossbeam_channel::{Receiver, bounded};
 use ragtag_hal::Timing;
-use ragtag_hal::lanes::Difference;
+use ragtag_hal::queues::Difference;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use wgpu::{
     Buffer, BufferDescriptor, BufferUsages, CommandEncoder, Features, MapMode,
     QUERY_RESOLVE_BUFFER_ALIGNMENT, QuerySet, QuerySetDescriptor, QueryType,
 };
 
-/// Submissions that are measured at a time.
+/// Number of submissions measured at a time.
 const SLOTS: u32 = 64;
-/// Bytes of two stamps.
+/// Bytes of two timestamps.
 const BYTES: u64 = 16;
 
-/// The slots of a device.
+/// Slots of a device.
 pub(crate) struct Stamps {
     queries: QuerySet,
     resolved: Buffer,
@@ -27,14 +27,14 @@ pub(crate) struct Stamps {
     period_ns: f64,
 }
 
-/// A slot: its number, and what the host maps.
+/// A slot: its index and its mappable buffer.
 struct Slot {
     number: u32,
     buffer: Buffer,
 }
 
 impl Stamps {
-    /// `None` if the device does not measure.
+    /// Creates the slots. Returns `None` if the device cannot measure.
     pub(crate) fn new(gpu: &Gpu) -> Option<Arc<Self>> {
         let wanted = Features::TIMESTAMP_QUERY | Features::TIMESTAMP_QUERY_INSIDE_ENCODERS;
         let period_ns = f64::from(gpu.queue.get_timestamp_period());
@@ -69,21 +69,21 @@ impl Stamps {
                 period_ns,
             }
         });
-        made.inspect_err(|failure| tracing::debug!(?failure, "nothing is measured")).ok().map(Arc::new)
+        made.inspect_err(|failure| tracing::debug!(?failure, "timestamps are unavailable")).ok().map(Arc::new)
     }
 
     fn slots(&self) -> MutexGuard<'_, Vec<Slot>> {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Marks the begin of what is encoded from here on; `None` while all slots are in use.
+    /// Marks the start of the commands encoded from here on. Returns `None` while all slots are in use.
     pub(crate) fn begin(self: &Arc<Self>, encoder: &mut CommandEncoder) -> Option<Begun> {
         let slot = self.slots().pop()?;
         encoder.write_timestamp(&self.queries, 2 * slot.number);
         Some(Begun { stamps: Arc::clone(self), slot })
     }
 
-    /// The host's times for two stamps of the device, of which the host has just heard.
+    /// Converts two device timestamps that the host has just read to host time.
     pub(crate) fn host_ns(&self, (start, end): (u64, u64)) -> (u64, u64) {
         let ns = |ticks: u64| (ticks as f64 * self.period_ns) as u64;
         let now_ns = Timing::now_ns();
@@ -93,14 +93,14 @@ impl Stamps {
     }
 }
 
-/// The begin was marked.
+/// A measurement with its start marked.
 pub(crate) struct Begun {
     stamps: Arc<Stamps>,
     slot: Slot,
 }
 
 impl Begun {
-    /// Marks the end of what was encoded since.
+    /// Marks the end of the measured commands.
     pub(crate) fn end(self, encoder: &mut CommandEncoder) -> Ended {
         let Self { stamps, slot } = self;
         let (first, place) = (2 * slot.number, u64::from(slot.number) * QUERY_RESOLVE_BUFFER_ALIGNMENT);
@@ -111,33 +111,33 @@ impl Begun {
     }
 }
 
-/// The end was marked, too.
+/// A measurement with start and end marked.
 pub(crate) struct Ended {
     stamps: Arc<Stamps>,
     slot: Slot,
 }
 
 impl Ended {
-    /// Has the stamps mapped when the device is done with what was submitted.
+    /// Maps the timestamps when the device has finished the submission.
     pub(crate) fn start(self) -> Reading {
         let (tell, mapped) = bounded(1);
         self.slot.buffer.slice(..).map_async(MapMode::Read, move |result| {
-            // Whoever waits may be gone.
+            // The receiver may be gone.
             let _ = tell.send(result.is_ok());
         });
         Reading { ended: self, mapped }
     }
 }
 
-/// Stamps on their way to the host.
+/// Timestamps being mapped.
 pub(crate) struct Reading {
     ended: Ended,
     mapped: Receiver<bool>,
 }
 
 impl Reading {
-    /// The stamps, in ticks of the device, once it is done. `None` for a slot that could not be mapped, which is not used
-    /// again.
+    /// Returns the timestamps in ticks of the device once they are mapped. `None` if mapping failed; the slot
+    /// is then not reused.
     pub(crate) fn ticks(self) -> Option<(u64, u64)> {
         self.mapped.recv().ok().filter(|is| *is)?;
         let Ended { stamps, slot } = self.ended;

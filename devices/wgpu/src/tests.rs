@@ -1,5 +1,5 @@
-//! What only this crate can see: what becomes of a device that is lost. What the backend owes to its users is in its folder
-//! of tests and in the conformance suite.
+//! Tests that need this crate's internals: lost devices. The tests of the public interface are in the `tests`
+//! folder and in the conformance suite.
 
 #![allow(clippy::print_stdout)] // a skip is visible
 
@@ -11,17 +11,17 @@ use ragtag_hal::{DeviceId, Limits};
 const ID: DeviceId = DeviceId(0);
 
 #[test]
-fn a_lost_device_says_so_and_closes() {
+fn a_lost_device_reports_its_loss_and_closes() {
     let found = probe("wgpu", &instance()).unwrap_or_else(|unavailable| {
         test_support::skip!("Vulkan driver", "wgpu: {unavailable}");
         Vec::new()
     });
     for found in found {
         let device = open_one(ID, found, &Limits::default()).unwrap();
-        device_bench::suite::a_lost_device_says_so_and_closes(device, |device| {
+        device_bench::suite::a_lost_device_reports_its_loss_and_closes(device, |device| {
             let gpu = &device.driver().gpu;
             gpu.device.destroy();
-            // wgpu tells when it is asked next.
+            // wgpu reports the loss at the next poll.
             assert_eq!(gpu.guarded(|| ()), Ok(()));
             let polled = gpu.device.poll(wgpu::PollType::Poll);
             assert!(polled.is_ok(), "{polled:?}");
@@ -29,9 +29,9 @@ fn a_lost_device_says_so_and_closes() {
     }
 }
 
-/// A device that wgpu does not know to be lost yet: what is submitted is refused, and nothing panics.
+/// A device that wgpu does not know to be lost yet: submissions are refused, and nothing panics.
 #[test]
-fn what_wgpu_refuses_is_an_error() {
+fn a_refused_call_is_an_error() {
     let Some(found) = probe("wgpu", &instance()).ok().and_then(|found| found.into_iter().next()) else {
         return test_support::skip!("Vulkan driver", "wgpu shows no device");
     };
@@ -47,5 +47,5 @@ fn what_wgpu_refuses_is_an_error() {
         buffer.slice(0..17).size()
     });
     assert!(matches!(&panicked, Err(Failure::Lost(why)) if why.contains("17")), "{panicked:?}");
-    assert_eq!(gpu.check(), panicked.map(drop), "and stays so");
+    assert_eq!(gpu.check(), panicked.map(drop), "the device stays lost");
 }

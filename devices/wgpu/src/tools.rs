@@ -1,6 +1,7 @@
-//! Fills, and copies within a buffer: wgpu has no commands for them, so they are small kernels of this crate's own.
+//! Kernels for fills and for copies within a buffer, for which wgpu has no commands.
 //!
-//! They bind whole ranges as far as a binding's alignment and size allow. This module must not know how launches are encoded.
+//! They bind whole ranges within the alignment and size limits of a binding. Does not know how launches are
+//! encoded.
 
 use crate::driver::{Span, Step, Wgpu};
 use crate::probe::Found;
@@ -10,7 +11,7 @@ use ragtag_hal::driver::{self, Driver};
 use ragtag_hal::{Access, DeviceFunction, EntryAbi, Error, Result};
 use std::sync::{Mutex, PoisonError};
 
-/// Words that a group takes.
+/// Words per group.
 const GROUP_WORDS: u64 = 1024;
 
 static FILL: EntryAbi = EntryAbi {
@@ -27,7 +28,7 @@ static COPY: EntryAbi = EntryAbi {
     extents: |_, extents| extents.fill(4),
 };
 
-/// The kernels of a device, compiled when they are first wanted.
+/// Kernels of a device, compiled on first use.
 #[derive(Default)]
 pub(crate) struct Tools {
     fill: Mutex<Option<Entry>>,
@@ -51,7 +52,7 @@ impl Tools {
         Ok(())
     }
 
-    /// Appends launches that copy a span to another of the same buffer that does not overlap it.
+    /// Appends launches that copy a span to another span of the same buffer that does not overlap it.
     ///
     /// # Errors
     /// If wgpu refuses.
@@ -70,7 +71,7 @@ impl Tools {
     }
 }
 
-/// A launch over as many groups as `words` words need.
+/// Returns a launch over the groups for `words` words.
 fn launch(
     on: &Wgpu,
     (entry, abi): (&Entry, &'static EntryAbi),
@@ -91,18 +92,18 @@ fn entry(place: &Mutex<Option<Entry>>, on: &Wgpu, text: &str, abi: &'static Entr
     Ok(place.insert(on.programs.get(&on.gpu, &on.found, text, &function, abi)?).clone())
 }
 
-/// The most bytes of one launch: with what lies between an aligned offset and the span, a binding.
+/// Returns the most bytes of one launch, so that a binding from an aligned offset stays within the limit.
 fn piece_bytes(found: &Found) -> u64 {
     let caps = &found.adapter.caps;
     let most = caps.max_binding_bytes.saturating_sub(2 * caps.binding_alignment_bytes);
-    // In whole groups, so that all pieces but the last are.
+    // Whole groups, so that only the last piece has a partial one.
     (most - most % (4 * GROUP_WORDS)).max(4 * GROUP_WORDS)
 }
 
-/// The span from an aligned offset on, and which of its words is the span's first.
+/// Returns the span from an aligned offset on, and the index of its first word in it.
 fn bind(span: &Span, found: &Found) -> Result<(Span, u32)> {
     let before = span.offset() % found.adapter.caps.binding_alignment_bytes.max(1);
     let bound = Span::new(span.buffer(), span.offset() - before, before + padded_bytes(span));
-    let bound = bound.ok_or_else(|| Error::invalid("a span that is not inside of its buffer"))?;
+    let bound = bound.ok_or_else(|| Error::invalid("a span lies outside of its buffer"))?;
     Ok((bound, (before / 4) as u32))
 }

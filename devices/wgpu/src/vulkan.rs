@@ -1,33 +1,33 @@
-//! What Vulkan says of an adapter, and wgpu does not: its memory, its UUID, and whether it multiplies packed int8.
+//! Properties that Vulkan reports and wgpu does not: memory, UUID, and int8 dot products.
 //!
-//! wgpu hands out the driver's own handles; questions are asked of them, and nothing is done with them. For adapters of other
-//! APIs there are no answers. This module must not know devices.
+//! wgpu exposes the driver's handles. They are used only for queries. Adapters of other APIs have no such
+//! properties. Knows nothing about devices.
 
 use ragtag_hal::{HeapKind, Memory, MemorySource};
 
-/// The answers.
+/// Queried properties.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Facts {
     /// The UUID of the physical device.
     pub(crate) uuid: Option<[u8; 16]>,
-    /// The heap that buffers are allocated from.
+    /// Heap that buffers are allocated from.
     pub(crate) memory: Option<Memory>,
-    /// Whether four-way dot products of packed int8 are instructions.
+    /// Whether four-way dot products of packed int8 are single instructions.
     pub(crate) integer_dot: bool,
 }
 
-/// Asks about an adapter.
+/// Queries an adapter.
 #[cfg(any(windows, target_os = "linux", target_os = "android", target_os = "freebsd"))]
 pub(crate) fn facts(adapter: &wgpu::Adapter) -> Facts {
     use ash::{ext, khr, vk};
 
-    // SAFETY: the handle is only asked questions, while wgpu keeps it alive for the guard.
+    // SAFETY: the handle is only used for queries, while the guard keeps it alive.
     let Some(native) = (unsafe { adapter.as_hal::<wgpu::hal::api::Vulkan>() }) else {
         return Facts::default();
     };
     let (shared, device) = (native.shared_instance(), native.raw_physical_device());
     let capabilities = native.physical_device_capabilities();
-    // The functions asked below are of Vulkan 1.1.
+    // The functions below need Vulkan 1.1.
     if shared.instance_api_version() < vk::API_VERSION_1_1 {
         return Facts::default();
     }
@@ -37,12 +37,12 @@ pub(crate) fn facts(adapter: &wgpu::Adapter) -> Facts {
         vk::PhysicalDeviceShaderIntegerDotProductProperties::default(),
     );
     let mut properties = vk::PhysicalDeviceProperties2::default().push_next(&mut id).push_next(&mut dot);
-    // SAFETY: the instance has the function since Vulkan 1.1, and the device is one of its own.
+    // SAFETY: the instance has the function since Vulkan 1.1, and the device belongs to it.
     unsafe { instance.get_physical_device_properties2(device, &mut properties) };
     let software = properties.properties.device_type == vk::PhysicalDeviceType::CPU;
     let modern = properties.properties.api_version >= vk::API_VERSION_1_3;
     let has_dot = modern || capabilities.supports_extension(khr::shader_integer_dot_product::NAME);
-    // A processor has no such instruction, and is as slow without.
+    // A processor has no such instruction and is equally slow without.
     let accelerated = dot.integer_dot_product4x8_bit_packed_signed_accelerated == vk::TRUE;
 
     let tells_budget = capabilities.supports_extension(ext::memory_budget::NAME);
@@ -67,7 +67,7 @@ pub(crate) fn facts(adapter: &wgpu::Adapter) -> Facts {
     Facts { uuid: Some(id.device_uuid), memory, integer_dot }
 }
 
-/// There is no Vulkan here.
+/// Returns nothing: this platform has no Vulkan.
 #[cfg(not(any(windows, target_os = "linux", target_os = "android", target_os = "freebsd")))]
 pub(crate) fn facts(_: &wgpu::Adapter) -> Facts {
     Facts::default()

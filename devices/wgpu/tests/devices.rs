@@ -1,4 +1,4 @@
-//! Every device that wgpu shows on this machine: kernels, programs, memory, transfers, leases, what a failure says.
+//! Tests on every wgpu device of this machine: kernels, programs, memory, transfers, leases and errors.
 
 #![allow(clippy::print_stdout)] // a skip is visible
 
@@ -10,9 +10,10 @@ use support::*;
 
 device_bench::device_tests!(subject());
 
-/// wgpu refuses a buffer that is bound to be read and to be written in one launch; kernels do that with parts of buffers.
+/// wgpu refuses to bind one buffer for reading and for writing in one launch, but kernels do that with parts
+/// of buffers.
 #[test]
-fn one_buffer_is_read_and_written_in_parts() {
+fn parts_of_one_buffer_are_read_and_written() {
     each(&subject(), |mut bench| {
         bench.fill_region(|at| at);
         let half = WORDS / 2;
@@ -25,9 +26,9 @@ fn one_buffer_is_read_and_written_in_parts() {
     });
 }
 
-/// More bytes in one submission than are on their way at a time, up and down again, by way of two odd offsets.
+/// Uploads and downloads more bytes in one submission than the belts hold, with two unaligned offsets.
 #[test]
-fn large_transfers_go_in_pieces() {
+fn large_transfers_are_split() {
     each(&subject(), |mut bench| {
         let bytes = (100 << 20) + 5;
         let region = Arc::new(HostRegion::new(bytes + 3).unwrap());
@@ -47,14 +48,15 @@ fn large_transfers_go_in_pieces() {
         bench.wait(down);
         let held = region.read(0..bytes + 3).unwrap();
         let wrong = held[1..=bytes].chunks(4).enumerate().position(|(at, got)| got != &word(at)[..got.len()]);
-        assert_eq!(wrong, None, "{}: the first word that came back wrong", bench.label());
+        assert_eq!(wrong, None, "{}: the first wrong word", bench.label());
         assert_eq!((held[0], held[bytes + 1]), (0xe7, 0xe7), "around it");
     });
 }
 
-/// What goes up is read when it is encoded: not before a download has written it, of the same submission or of another.
+/// An upload is read when it is encoded, but not before a download of the same or another submission has
+/// written it.
 #[test]
-fn what_comes_down_may_go_up_again() {
+fn downloads_can_be_uploaded_again() {
     each(&subject(), |mut bench| {
         bench.fill_region(|at| at);
         let all = |buffer| buffer_range(buffer, 0, WORDS);
@@ -68,17 +70,17 @@ fn what_comes_down_may_go_up_again() {
         let up = bench.commands(QueueKind::Upload, vec![upload(3)], &[down]);
         bench.wait(up);
         same(&bench.words(1), &[77; WORDS], format!("{}: within a submission", bench.label()));
-        same(&bench.words(3), &[155; WORDS], format!("{}: by way of two queues", bench.label()));
+        same(&bench.words(3), &[155; WORDS], format!("{}: through two queues", bench.label()));
     });
 }
 
 #[test]
-fn functions_are_held_to_their_abi() {
+fn functions_are_checked_against_their_abi() {
     each(&subject(), |mut bench| {
         let other = source().replacen("@binding(1)", "@binding(2)", 1);
         let refused = bench.device.create_module(ModuleId(1), &module(other.into()));
         assert!(matches!(refused, Err(Error::Compile { .. })), "{refused:?}");
-        // A constant that the ABI does not have is noticed when it is missing.
+        // A constant beyond the ABI is detected when it is missing.
         let more = source().replacen("count: u32", "count: u32, more: array<u32, 4>", 1);
         let more = module(more.replacen("constants.count", "constants.more[3]", 1).into());
         bench.device.create_module(ModuleId(2), &more).unwrap();

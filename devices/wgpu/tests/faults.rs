@@ -1,5 +1,5 @@
-//! Devices that are lost, and that have no memory, behind every driver of Vulkan: a layer between it and the loader makes them so.
-//! What wgpu does about that is the same for Metal and Direct3D 12.
+//! Tests of lost devices and memory shortages, injected on every Vulkan driver by a layer between it and the
+//! loader. wgpu handles them in the same way for Metal and Direct3D 12.
 
 #![allow(clippy::print_stdout)] // a skip is visible
 
@@ -11,10 +11,11 @@ use std::sync::Arc;
 use support::*;
 use test_drivers::{LostAt, VulkanFaults, with_vulkan_faults};
 
-/// wgpu as it shows Vulkan's devices alone.
+/// Restricts wgpu to Vulkan devices.
 const VULKAN: &[(&str, &str)] = &[("WGPU_BACKEND", "vulkan")];
 
-/// Loses each device in turn. Which of wgpu's calls hears of it first is open: several threads ask a device.
+/// Loses each device in turn. The wgpu call that detects the loss is unspecified, because several threads use
+/// the device.
 fn loses_each(faults: &VulkanFaults, at: LostAt) {
     let backend = backend();
     for adapter in adapters(&backend) {
@@ -23,37 +24,37 @@ fn loses_each(faults: &VulkanFaults, at: LostAt) {
 }
 
 #[test]
-fn a_lost_submission_ends_its_device_and_no_other() {
-    with_vulkan_faults("a_lost_submission_ends_its_device_and_no_other", VULKAN, |faults| {
+fn a_lost_submission_ends_only_its_device() {
+    with_vulkan_faults("a_lost_submission_ends_only_its_device", VULKAN, |faults| {
         loses_each(faults, LostAt::Submit);
     });
 }
 
 #[test]
-fn a_device_that_is_lost_while_it_works_ends_and_no_other() {
-    with_vulkan_faults("a_device_that_is_lost_while_it_works_ends_and_no_other", VULKAN, |faults| {
+fn a_device_lost_while_working_ends_alone() {
+    with_vulkan_faults("a_device_lost_while_working_ends_alone", VULKAN, |faults| {
         loses_each(faults, LostAt::Wait);
     });
 }
 
 #[test]
-fn memory_that_is_refused_is_told_with_sizes() {
-    with_vulkan_faults("memory_that_is_refused_is_told_with_sizes", VULKAN, |faults| {
+fn refused_memory_is_reported_with_sizes() {
+    with_vulkan_faults("refused_memory_is_reported_with_sizes", VULKAN, |faults| {
         let backend = backend();
         for adapter in adapters(&backend) {
-            // wgpu takes memory in blocks of up to 64 MiB.
+            // wgpu allocates memory in blocks of up to 64 MiB.
             runs_out_of_memory(faults, &backend, &adapter, 128 << 20);
         }
     });
 }
 
-/// With less memory for what is on its way between host and device than they would take, they wait for each other; with none,
-/// that is told with the size of what there was no room for, and other queues go on.
+/// With less memory than transfers need at once, they wait for each other. With none, the error states the
+/// size that did not fit, and other queues continue.
 #[test]
-fn transfers_make_do_with_the_memory_that_there_is() {
+fn transfers_work_with_the_available_memory() {
     const BYTES: usize = 40 << 20;
     const CHUNK: u64 = 4 << 20;
-    with_vulkan_faults("transfers_make_do_with_the_memory_that_there_is", VULKAN, |faults| {
+    with_vulkan_faults("transfers_work_with_the_available_memory", VULKAN, |faults| {
         let backend = backend();
         for adapter in adapters(&backend) {
             let number = faults.opened();

@@ -1,4 +1,5 @@
-//! Rules about Cargo.toml: crates inherit the workspace's lints, and every dependency has a reason.
+//! Rules about Cargo.toml: crates inherit the workspace's lints, every dependency has a reason, and every
+//! published package describes itself.
 //!
 //! Reads manifests line by line, as text. `imports` uses cargo's view of them.
 
@@ -7,11 +8,15 @@ use super::{Source, Violation};
 /// Manifests outside the workspace, as cargo-fuzz requires.
 const OUTSIDE: &[&str] = &["fuzz/Cargo.toml"];
 
+/// Keys of a package's description, required without `publish = false`.
+const PUBLISHED: &[&str] = &["description", "include", "license", "readme", "[package.metadata.docs.rs]"];
+
 /// Runs the rules over all manifests.
 pub(super) fn check(manifests: &[&Source]) -> Vec<Violation> {
     let mut violations = Vec::new();
     for manifest in manifests {
         violations.extend(reasons(manifest));
+        violations.extend(published(manifest));
         if !OUTSIDE.contains(&manifest.path.as_str()) {
             violations.extend(lints(manifest));
         }
@@ -34,6 +39,17 @@ fn lints(manifest: &Source) -> Option<Violation> {
         0,
         "the crate does not inherit the lints: add [lints] workspace = true",
     ))
+}
+
+/// Checks that a published package describes itself to registries.
+fn published(manifest: &Source) -> Option<Violation> {
+    let has = |wanted: &str| {
+        let mut keys = manifest.text.lines().map(|line| line.split(['=', ' ']).next().unwrap_or_default());
+        keys.any(|key| key == wanted || key.strip_suffix(".workspace") == Some(wanted))
+    };
+    let missing: Vec<_> = PUBLISHED.iter().copied().filter(|key| !has(key)).collect();
+    let what = format!("a crate without `publish = false` also has {}", missing.join(", "));
+    (!has("publish") && !missing.is_empty()).then(|| Violation::new(&manifest.path, 0, what))
 }
 
 /// Every dependency needs a comment above it with its reason. Exceptions: crates of the workspace (the import
@@ -116,13 +132,25 @@ mod tests {
     }
 
     #[test]
+    fn packages_say_what_they_are() {
+        let all = "[package]\ndescription = \"x\"\nlicense.workspace = true\nreadme = \"README.md\"\ninclude = []\n\
+                   [package.metadata.docs.rs]\n";
+        assert_eq!(published(&manifest(all)), None);
+        assert_eq!(published(&manifest("[package]\npublish = false\n")), None);
+        for key in ["description", "include", "license.workspace", "readme", "[package.metadata.docs.rs]"] {
+            let found = published(&manifest(&all.replace(key, "other"))).expect(key);
+            assert!(found.what.ends_with(key.trim_end_matches(".workspace")), "{found}");
+        }
+    }
+
+    #[test]
     fn lints_must_be_inherited() {
         assert!(lints(&manifest("[lints]\nworkspace = true\n")).is_none());
         assert!(lints(&manifest("[package]\nname = \"x\"\n")).is_some());
         assert!(lints(&manifest("[dependencies]\nworkspace = true\n")).is_some());
         assert!(lints(&manifest("[lints]\nworkspace = false\n")).is_some());
-        let outside = Source { path: "fuzz/Cargo.toml".into(), text: String::new() };
+        let outside = Source { path: "fuzz/Cargo.toml".into(), text: "publish = false\n".into() };
         assert_eq!(check(&[&outside]), []);
-        assert_eq!(check(&[&manifest("[dependencies]\nrand = \"1\"\n")]).len(), 2);
+        assert_eq!(check(&[&manifest("[dependencies]\nrand = \"1\"\n")]).len(), 3);
     }
 }

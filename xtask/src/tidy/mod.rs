@@ -9,7 +9,6 @@ mod mask;
 mod prose;
 mod sources;
 
-use serde::Deserialize;
 use std::fmt;
 use std::path::Path;
 use std::process::Command;
@@ -132,33 +131,8 @@ fn read(root: &Path, paths: &[String]) -> Result<(u64, Vec<Source>), String> {
 
 /// Dependencies between crates of the workspace, from `cargo metadata`.
 fn edges(root: &Path) -> Result<Vec<imports::Edge>, String> {
-    #[derive(Deserialize)]
-    struct Metadata {
-        packages: Vec<Package>,
-    }
-    #[derive(Deserialize)]
-    struct Package {
-        name: String,
-        dependencies: Vec<Dependency>,
-    }
-    #[derive(Deserialize)]
-    struct Dependency {
-        name: String,
-        kind: Option<String>,
-        path: Option<String>,
-    }
-    let output = Command::new(crate::checks::cargo())
-        .args(["metadata", "--no-deps", "--format-version", "1", "--offline"])
-        .current_dir(root)
-        .output()
-        .map_err(|e| format!("cargo metadata: {e}"))?;
-    if !output.status.success() {
-        return Err(format!("cargo metadata: {}", String::from_utf8_lossy(&output.stderr).trim()));
-    }
-    let metadata: Metadata =
-        serde_json::from_slice(&output.stdout).map_err(|e| format!("cargo metadata: {e}"))?;
     let mut edges = Vec::new();
-    for package in metadata.packages {
+    for package in crate::metadata::read(root)?.packages {
         for dependency in package.dependencies.into_iter().filter(|d| d.path.is_some()) {
             let tests_only = dependency.kind.as_deref() == Some("dev");
             edges.push(imports::Edge { from: package.name.clone(), to: dependency.name, tests_only });

@@ -50,9 +50,9 @@ const UNSAFE: &[&str] = &[
     "scheduler/tests/support/model.rs",
     // SIMD, and the launch functions that turn bindings into slices.
     "kernels/src/cpu/",
-    // The tests' kernel launches.
+    // What launches them in tests.
     "kernels/tests/cpu.rs",
-    // NVRTC calls.
+    // NVRTC's calls.
     "xtask/src/kernels/nvrtc.rs",
     // Memory-mapped model files.
     "src/map.rs",

@@ -39,7 +39,7 @@ fn two_programs(adapter: &Adapter) -> Module {
 }
 
 /// A program is compiled once for all devices of a backend, and once for all processes where the driver gives it away.
-pub fn what_was_compiled_once_is_not_compiled_again(on: &dyn Cached) {
+pub fn programs_are_compiled_once(on: &dyn Cached) {
     for adapter in on.adapters() {
         let (folder, label) = (tempfile::tempdir().unwrap(), adapter.label());
         let first = on.anew(Some(folder.path()));
@@ -97,7 +97,7 @@ pub fn damaged_and_foreign_files_are_replaced(on: &dyn Cached) {
 }
 
 /// Two devices of one kind share what the driver gives away, and each has a program of its own.
-pub fn twins_have_programs_of_their_own(on: &dyn Cached) {
+pub fn identical_devices_have_their_own_programs(on: &dyn Cached) {
     let adapters = on.adapters();
     let pair = adapters.iter().enumerate().find_map(|(at, a)| {
         let twin = adapters[at + 1..].iter().find(|b| (&b.name, &b.driver) == (&a.name, &a.driver))?;
@@ -116,7 +116,7 @@ pub fn twins_have_programs_of_their_own(on: &dyn Cached) {
 }
 
 /// Without a folder each process compiles for itself.
-pub fn without_a_folder_everything_works(on: &dyn Cached) {
+pub fn everything_works_without_a_folder(on: &dyn Cached) {
     for adapter in on.adapters() {
         for _ in 0..2 {
             let alone = on.anew(None);

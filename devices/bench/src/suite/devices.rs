@@ -73,7 +73,7 @@ pub fn an_empty_grid_does_nothing(on: &dyn Subject) {
 }
 
 /// Compilers that are not as safe for threads as they should be show it here.
-pub fn the_programs_of_a_module_are_compiled_side_by_side(on: &dyn Subject) {
+pub fn programs_of_a_module_are_compiled_in_parallel(on: &dyn Subject) {
     each(on, |mut bench| {
         let offsets = 10..26u32;
         let language = language(&bench);
@@ -103,7 +103,7 @@ pub fn the_programs_of_a_module_are_compiled_side_by_side(on: &dyn Subject) {
 }
 
 /// A refusal has sizes, and a smaller buffer fits.
-pub fn after_running_out_of_memory_less_works(on: &dyn Subject) {
+pub fn smaller_allocations_work_after_running_out_of_memory(on: &dyn Subject) {
     for adapter in on.adapters() {
         let limit = 64 << 20;
         let limits = Limits { memory_bytes: Some(limit), ..Limits::default() };
@@ -126,7 +126,7 @@ pub fn after_running_out_of_memory_less_works(on: &dyn Subject) {
 }
 
 /// A copy of bytes that the host has leased fails.
-pub fn what_the_host_holds_no_device_copies(on: &dyn Subject) {
+pub fn copies_of_leased_bytes_fail(on: &dyn Subject) {
     each(on, |mut bench| {
         let region = Arc::clone(&bench.region);
         let held = region.write(0..4).unwrap();
@@ -145,7 +145,7 @@ pub fn what_the_host_holds_no_device_copies(on: &dyn Subject) {
 }
 
 /// A region can be registered under two names, and is let go.
-pub fn regions_come_and_go(on: &dyn Subject) {
+pub fn regions_can_be_registered_and_released(on: &dyn Subject) {
     each(on, |mut bench| {
         for round in 0..20u32 {
             let region = Arc::new(HostRegion::new(WORDS * 4).unwrap());
@@ -169,7 +169,7 @@ pub fn regions_come_and_go(on: &dyn Subject) {
 }
 
 /// Timings lie between submitting and hearing, in order.
-pub fn timings_lie_in_order_between_submitting_and_hearing(on: &dyn Subject) {
+pub fn timings_are_in_order_between_submission_and_completion(on: &dyn Subject) {
     each(on, |mut bench| {
         let mut timings: Vec<Timing> = Vec::new();
         let mut last_end_ns = 0;

@@ -9,7 +9,7 @@ use ragtag_hal::{
 use std::sync::Arc;
 
 /// A device that its driver loses tells so on every queue and in every call, and can be closed.
-pub fn a_lost_device_says_so_and_closes<D: Driver>(
+pub fn a_lost_device_reports_its_loss_and_closes<D: Driver>(
     mut device: DriverDevice<D>,
     lose: impl FnOnce(&DriverDevice<D>),
 ) {
@@ -43,5 +43,5 @@ pub fn a_lost_device_says_so_and_closes<D: Driver>(
 
 /// Loses a device as its driver does.
 pub fn unplug<D: Driver>(device: &DriverDevice<D>) {
-    device.common().told(Error::Lost { cause: "unplugged for a test".into() });
+    device.common().record(Error::Lost { cause: "unplugged for a test".into() });
 }

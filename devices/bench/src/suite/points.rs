@@ -43,7 +43,7 @@ fn ping_pong(mut a: Bench, mut b: Bench, rounds: u32) {
 }
 
 /// One thread submits and then lets the point pass: it hangs if a submission blocks it.
-pub fn submitting_does_not_wait_for_a_point_that_is_pending(on: &dyn Subject) {
+pub fn submitting_does_not_wait_for_a_pending_point(on: &dyn Subject) {
     for adapter in on.adapters() {
         let mut bench = Bench::new(open(on.backend(), &adapter, 0, &Limits::default()));
         in_time(&adapter.label(), move || {
@@ -73,7 +73,7 @@ pub fn submitting_does_not_wait_for_a_point_that_is_pending(on: &dyn Subject) {
 }
 
 /// Points that pass while submissions are made are not missed.
-pub fn points_that_pass_while_submissions_are_made_are_not_missed(on: &dyn Subject) {
+pub fn points_that_pass_during_submission_are_not_missed(on: &dyn Subject) {
     for adapter in on.adapters() {
         let mut bench = Bench::new(open(on.backend(), &adapter, 0, &Limits::default()));
         let timeline = abroad();
@@ -93,7 +93,7 @@ pub fn points_that_pass_while_submissions_are_made_are_not_missed(on: &dyn Subje
 }
 
 /// Everything behind a point that fails fails, on all queues, with the cause; what went before stays.
-pub fn a_failure_abroad_reaches_all_that_waits_for_it(on: &dyn Subject) {
+pub fn a_failure_of_another_device_reaches_all_waiting_work(on: &dyn Subject) {
     for adapter in on.adapters() {
         let mut bench = Bench::new(open(on.backend(), &adapter, 0, &Limits::default()));
         let timeline = abroad();

@@ -1,8 +1,8 @@
-//! cuBLASLt, NVIDIA's library of matrix products.
+//! cuBLASLt, NVIDIA's matrix product library.
 //!
-//! After `cublasLt.h` of CUDA 12.0 to 13.0, in which these functions, structures and values are the same. The library has
-//! matrices column by column, as whose columns our rows are: y = x · Wᵀ in rows is yᵀ = (Wᵀ)ᵀ · xᵀ in columns, which is the
-//! order that it is fastest in. This module must not know what a device of Ragtag is.
+//! Declarations follow `cublasLt.h` of CUDA 12.0 to 13.0, in which these functions, structures and values are
+//! the same. The library is column-major, and our rows are its columns: y = x · Wᵀ in rows is yᵀ = (Wᵀ)ᵀ · xᵀ
+//! in columns, which is its fastest order. Does not know Ragtag's devices.
 
 use super::objects::{Context, Stream};
 use super::toolkit_places;
@@ -14,8 +14,8 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The names under which it is known for a driver of this version of CUDA, newer ones first. A library's number is that of
-/// CUDA's major version, and drivers know those before their own.
+/// Library names for a driver of this CUDA version, newest first. The number is CUDA's major version, and
+/// drivers support libraries of earlier versions.
 fn names(driver_version: i32) -> &'static [&'static str] {
     match driver_version / 1000 {
         13.. if cfg!(windows) => &["cublasLt64_13.dll", "cublasLt64_12.dll"],
@@ -26,7 +26,7 @@ fn names(driver_version: i32) -> &'static [&'static str] {
     }
 }
 
-/// Values of the library's enumerations, by their names there.
+/// Values of the library's enumerations, with their original names.
 mod value {
     use std::ffi::c_int;
 
@@ -43,7 +43,7 @@ mod value {
     pub(super) const CUBLAS_STATUS_NOT_SUPPORTED: c_int = 15;
 }
 
-/// `cublasLtMatmulAlgo_t`: the library's own.
+/// `cublasLtMatmulAlgo_t`, an opaque structure.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 struct Algorithm {
@@ -61,12 +61,12 @@ struct Heuristic {
     reserved: [c_int; 4],
 }
 
-/// An object of the library's.
+/// Handle of a library object.
 type Handle = *mut c_void;
 type Destroy = unsafe extern "C" fn(Handle) -> c_int;
 
 functions! {
-    /// The library's functions.
+    /// Functions of the library.
     Functions {
         cublasLtGetVersion() -> usize;
         cublasLtGetStatusName(c_int) -> *const c_char;
@@ -90,13 +90,20 @@ functions! {
     }
 }
 
+/// Calls a function of the library, and makes an error of what it returns.
+macro_rules! call {
+    ($library:expr, $function:ident($($argument:expr),* $(,)?)) => {
+        $library.check(stringify!($function), ($library.functions.$function)($($argument),*))
+    };
+}
+
 /// The library.
 pub(crate) struct CublasLt {
     functions: Functions,
 }
 
 impl CublasLt {
-    /// The newest library that a driver for this version of CUDA takes, if there is one.
+    /// Returns the newest library that a driver for this CUDA version supports.
     pub(crate) fn find(driver_version: i32) -> Option<Self> {
         toolkit_places(names(driver_version)).into_iter().find_map(|name| {
             // SAFETY: NVIDIA's library; loading it runs its own initialisers, which is what it is for.
@@ -107,9 +114,9 @@ impl CublasLt {
         })
     }
 
-    /// Its version as people write it.
+    /// Returns the version as users write it.
     pub(crate) fn version(&self) -> String {
-        // SAFETY: takes nothing and returns a number.
+        // SAFETY: has no parameters and returns a number.
         let number = unsafe { (self.functions.cublasLtGetVersion)() };
         format!("{}.{}.{}", number / 10_000, number / 100 % 100, number % 100)
     }
@@ -118,7 +125,7 @@ impl CublasLt {
         if code == 0 {
             return Ok(());
         }
-        // SAFETY: returns a string of the library's that stays, whatever the code.
+        // SAFETY: returns a static string of the library, for any code.
         let name = unsafe { (self.functions.cublasLtGetStatusName)(code) };
         // SAFETY: as above.
         let name = (!name.is_null()).then(|| unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned());
@@ -126,63 +133,49 @@ impl CublasLt {
         Err(Error::Api { call, code: code.into() })
     }
 
-    fn object(&self, call: &str, code: c_int, raw: Handle, destroy: Destroy) -> Result<Object> {
-        self.check(call, code).map(|()| Object { raw, destroy })
-    }
-
     /// A matrix, column by column.
     fn layout(&self, value_type: c_int, rows: u32, columns: u32, pitch: u32) -> Result<Object> {
-        let functions = &self.functions;
+        let (rows, columns, pitch) = (rows.into(), columns.into(), pitch.into());
         let mut raw = null_mut();
         // SAFETY: writes one handle.
-        let code = unsafe {
-            (functions.cublasLtMatrixLayoutCreate)(
-                &mut raw,
-                value_type,
-                rows.into(),
-                columns.into(),
-                pitch.into(),
-            )
-        };
-        self.object("cublasLtMatrixLayoutCreate", code, raw, functions.cublasLtMatrixLayoutDestroy)
+        unsafe { call!(self, cublasLtMatrixLayoutCreate(&mut raw, value_type, rows, columns, pitch)) }?;
+        Ok(Object { raw, destroy: self.functions.cublasLtMatrixLayoutDestroy })
     }
 
-    /// Sums in f32 over the columns of both factors: the first is transposed.
+    /// Describes the product: the first factor is transposed, and sums are in f32.
     fn operation(&self) -> Result<Object> {
-        let functions = &self.functions;
+        let (sums, scale) = (value::CUBLAS_COMPUTE_32F, value::CUDA_R_32F);
         let mut raw = null_mut();
         // SAFETY: writes one handle.
-        let code = unsafe {
-            (functions.cublasLtMatmulDescCreate)(&mut raw, value::CUBLAS_COMPUTE_32F, value::CUDA_R_32F)
-        };
-        let operation =
-            self.object("cublasLtMatmulDescCreate", code, raw, functions.cublasLtMatmulDescDestroy)?;
+        unsafe { call!(self, cublasLtMatmulDescCreate(&mut raw, sums, scale)) }?;
+        let operation = Object { raw, destroy: self.functions.cublasLtMatmulDescDestroy };
         let transposed: i32 = value::CUBLAS_OP_T;
         // SAFETY: reads as many bytes as the attribute has.
-        self.check("cublasLtMatmulDescSetAttribute", unsafe {
-            (functions.cublasLtMatmulDescSetAttribute)(
-                operation.raw,
-                value::CUBLASLT_MATMUL_DESC_TRANSA,
-                (&raw const transposed).cast(),
-                size_of_val(&transposed),
+        unsafe {
+            call!(
+                self,
+                cublasLtMatmulDescSetAttribute(
+                    operation.raw,
+                    value::CUBLASLT_MATMUL_DESC_TRANSA,
+                    (&raw const transposed).cast(),
+                    size_of_val(&transposed)
+                )
             )
-        })?;
+        }?;
         Ok(operation)
     }
 
-    /// What an algorithm may count on: the memory that there is, and how matrices are aligned.
+    /// Describes the constraints of an algorithm: available workspace and alignment of the matrices.
     fn preference(&self, workspace_bytes: usize, y_alignment: u32) -> Result<Object> {
-        let functions = &self.functions;
         let mut raw = null_mut();
         // SAFETY: writes one handle.
-        let code = unsafe { (functions.cublasLtMatmulPreferenceCreate)(&mut raw) };
-        let destroy = functions.cublasLtMatmulPreferenceDestroy;
-        let preference = self.object("cublasLtMatmulPreferenceCreate", code, raw, destroy)?;
+        unsafe { call!(self, cublasLtMatmulPreferenceCreate(&mut raw)) }?;
+        let preference = Object { raw, destroy: self.functions.cublasLtMatmulPreferenceDestroy };
         let set = |attribute: c_int, from: *const c_void, bytes: usize| {
             // SAFETY: reads as many bytes as the attribute has.
-            self.check("cublasLtMatmulPreferenceSetAttribute", unsafe {
-                (functions.cublasLtMatmulPreferenceSetAttribute)(preference.raw, attribute, from, bytes)
-            })
+            unsafe {
+                call!(self, cublasLtMatmulPreferenceSetAttribute(preference.raw, attribute, from, bytes))
+            }
         };
         let bytes = workspace_bytes as u64;
         set(value::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, (&raw const bytes).cast(), size_of_val(&bytes))?;
@@ -199,25 +192,25 @@ impl CublasLt {
     }
 }
 
-/// An object of the library's that goes when it is dropped.
+/// A library object that is destroyed on drop.
 struct Object {
     raw: Handle,
     destroy: Destroy,
 }
 
-// SAFETY: descriptions are plain data of the library's, which nobody changes once they are made.
+// SAFETY: descriptions are plain data of the library, immutable after creation.
 unsafe impl Send for Object {}
 // SAFETY: as above.
 unsafe impl Sync for Object {}
 
 impl Drop for Object {
     fn drop(&mut self) {
-        // SAFETY: the library made it, and nobody has it any more.
+        // SAFETY: created by the library and owned alone.
         let _ = unsafe { (self.destroy)(self.raw) };
     }
 }
 
-/// How a product is computed.
+/// Descriptions and algorithm of a product.
 struct Plan {
     operation: Object,
     weights: Object,
@@ -226,16 +219,16 @@ struct Plan {
     algorithm: Algorithm,
 }
 
-/// Memory of the device.
+/// Workspace memory on the device.
 #[derive(Clone, Copy)]
 pub(crate) struct Workspace {
     pub(crate) address: u64,
     pub(crate) bytes: usize,
 }
 
-/// The library on one device, with a plan for each product that it was asked for: the library is asked for the best way once.
+/// The library on one device, with a plan for each product. The library selects each algorithm once.
 pub(crate) struct Products {
-    // Plans and the handle go before the library.
+    // Plans and the handle are dropped before the library.
     plans: Mutex<HashMap<(Gemm, u32), Plan>>,
     handle: Object,
     workspace: Workspace,
@@ -243,20 +236,20 @@ pub(crate) struct Products {
     library: Arc<CublasLt>,
 }
 
-/// The largest power of two up to 16 that divides an address.
+/// Returns the largest power of two up to 16 that divides an address.
 fn alignment(address: u64) -> u32 {
     1 << address.trailing_zeros().min(4)
 }
 
 impl Products {
-    /// `workspace` is there until this is dropped.
+    /// Creates a handle. `workspace` must exist until it is dropped.
     pub(crate) fn new(library: &Arc<CublasLt>, context: &Arc<Context>, workspace: Workspace) -> Result<Self> {
-        // The library works in the context that is current.
+        // The library uses the current context.
         context.enter()?;
         let functions = &library.functions;
         let mut raw = null_mut();
         // SAFETY: writes one handle.
-        library.check("cublasLtCreate", unsafe { (functions.cublasLtCreate)(&mut raw) })?;
+        unsafe { call!(library, cublasLtCreate(&mut raw)) }?;
         let handle = Object { raw, destroy: functions.cublasLtDestroy };
         let (library, context) = (Arc::clone(library), Arc::clone(context));
         Ok(Self { plans: Mutex::default(), handle, workspace, context, library })
@@ -265,8 +258,8 @@ impl Products {
     /// Enqueues a product.
     ///
     /// # Safety
-    /// The matrices begin at these addresses, x and W at multiples of 16, and are valid until the product has ended. All
-    /// products are on one stream.
+    /// The matrices start at these addresses, x and W at multiples of 16, and are valid until the product has
+    /// ended. All products are on one stream.
     pub(crate) unsafe fn enqueue(
         &self,
         stream: &Stream,
@@ -284,26 +277,29 @@ impl Products {
         let Workspace { address, bytes } = self.workspace;
         // SAFETY: the matrices are as the layouts say and valid, by the caller's promise; the factors are read before this
         // returns; the workspace is there.
-        self.library.check("cublasLtMatmul", unsafe {
-            (self.library.functions.cublasLtMatmul)(
-                self.handle.raw,
-                operation.raw,
-                &alpha,
-                weights as *const c_void,
-                w.raw,
-                x as *const c_void,
-                x_layout.raw,
-                &beta,
-                y as *const c_void,
-                y_layout.raw,
-                y as *mut c_void,
-                y_layout.raw,
-                algorithm,
-                address as *mut c_void,
-                bytes,
-                stream.raw().cast(),
+        unsafe {
+            call!(
+                self.library,
+                cublasLtMatmul(
+                    self.handle.raw,
+                    operation.raw,
+                    &alpha,
+                    weights as *const c_void,
+                    w.raw,
+                    x as *const c_void,
+                    x_layout.raw,
+                    &beta,
+                    y as *const c_void,
+                    y_layout.raw,
+                    y as *mut c_void,
+                    y_layout.raw,
+                    algorithm,
+                    address as *mut c_void,
+                    bytes,
+                    stream.raw().cast()
+                )
             )
-        })
+        }
     }
 
     fn plan(&self, product: &Gemm, y_alignment: u32) -> Result<Plan> {
@@ -334,16 +330,16 @@ impl Products {
         let state = if count < 1 { value::CUBLAS_STATUS_NOT_SUPPORTED } else { found.state };
         self.library.check("cublasLtMatmulAlgoGetHeuristic", state)?;
         let (bytes, waves) = (found.workspace_bytes, found.waves);
-        tracing::debug!(?product, bytes, waves, "cuBLASLt has an algorithm");
+        tracing::debug!(?product, bytes, waves, "cuBLASLt selected an algorithm");
         Ok(Plan { operation, weights, x, y, algorithm: found.algorithm })
     }
 }
 
 impl Drop for Products {
     fn drop(&mut self) {
-        // Whatever the handle lets go of is of this context.
+        // The handle's resources belong to this context.
         if let Err(error) = self.context.enter() {
-            tracing::debug!(%error, "cuBLASLt is let go without its context");
+            tracing::debug!(%error, "destroying cuBLASLt without its context");
         }
     }
 }
@@ -354,7 +350,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn structures_are_as_large_as_the_header_has_them() {
+    fn structures_have_the_sizes_of_the_header() {
         assert_eq!((size_of::<Algorithm>(), size_of::<Heuristic>()), (64, 96));
         assert_eq!(std::mem::offset_of!(Heuristic, state), 72);
     }
@@ -367,14 +363,14 @@ mod tests {
     }
 
     #[test]
-    fn addresses_are_aligned_as_far_as_it_matters() {
+    fn alignments_of_addresses_are_limited() {
         assert_eq!([256, 16, 24, 20, 2].map(alignment), [16, 16, 8, 4, 2]);
     }
 
-    /// The library is there without a device, too, as far as its version goes and the descriptions that it takes: it refuses
-    /// attributes that it does not know, or that have another size.
+    /// The library works without a device for its version and its descriptions. It refuses attributes that
+    /// are unknown or have the wrong size.
     #[test]
-    fn a_library_that_is_installed_takes_the_descriptions() {
+    fn an_installed_library_accepts_the_descriptions() {
         let Some(library) = CublasLt::find(13_000) else {
             return test_support::skip!("cuBLASLt", "not installed");
         };

@@ -1,6 +1,7 @@
-//! The driver's library and its functions, found when the program runs.
+//! The driver library and its functions, loaded at run time.
 //!
-//! Result codes are plain numbers here: a newer driver has codes that the bindings' enumeration lacks.
+//! Result codes are plain numbers here, because newer drivers have codes that the enumeration of the bindings
+//! lacks.
 
 use crate::error::failure;
 use cudarc::driver::sys::{
@@ -13,32 +14,32 @@ use ragtag_stream::{Library, functions};
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::ops::Deref;
 
-/// The names under which the library is known.
+/// Names of the library.
 pub(super) const LIBRARIES: &[&str] =
     if cfg!(windows) { &["nvcuda.dll"] } else { &["libcuda.so.1", "libcuda.so"] };
-/// The oldest version that has all of these functions and takes the committed PTX: CUDA 12.2.
+/// Oldest version that has all of these functions and accepts the committed PTX: CUDA 12.2.
 const OLDEST_VERSION: i32 = 12_020;
 
-/// Why there is no driver.
+/// Reason why there is no usable driver.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub(crate) enum Missing {
     #[error("NVIDIA's driver is not there: {0}")]
     Library(String),
     #[error("NVIDIA's driver lacks {0}")]
     Function(&'static str),
-    #[error("NVIDIA's driver is too old: it is for CUDA {}, CUDA {} is needed", version(*.0), version(OLDEST_VERSION))]
+    #[error("NVIDIA's driver is too old: it supports CUDA {}, CUDA {} is needed", version(*.0), version(OLDEST_VERSION))]
     Version(i32),
     #[error("NVIDIA's driver refuses: {0}")]
     Refused(String),
 }
 
-/// A version of CUDA as people write it.
+/// Formats a CUDA version as users write it.
 pub(crate) fn version(number: i32) -> String {
     format!("{}.{}", number / 1000, number % 1000 / 10)
 }
 
 functions! {
-    /// The functions of the driver, by their names.
+    /// Functions of the driver by name.
     Table {
         cuInit(c_uint) -> c_uint;
         cuGetErrorName(c_uint, *mut *const c_char) -> c_uint;
@@ -92,7 +93,7 @@ functions! {
     }
 }
 
-/// The driver's library, started.
+/// The loaded and initialised driver library.
 pub(crate) struct Functions {
     table: Table,
     version: i32,
@@ -108,12 +109,12 @@ impl Deref for Functions {
 }
 
 impl Functions {
-    /// Loads the driver's library and starts the driver.
+    /// Loads the driver library and initialises the driver.
     pub(crate) fn load() -> std::result::Result<Self, Missing> {
         Self::load_one_of(LIBRARIES)
     }
 
-    /// The names that [`Functions::load`] tries.
+    /// Returns the names that [`Functions::load`] tries.
     pub(crate) fn tried() -> Vec<String> {
         LIBRARIES.iter().map(|&name| name.into()).collect()
     }
@@ -131,7 +132,7 @@ impl Functions {
     }
 
     fn start(library: Library) -> std::result::Result<Self, Missing> {
-        // The version comes first: an old driver lacks functions.
+        // The version is checked first, because an old driver lacks functions.
         let version = {
             type Ask = unsafe extern "C" fn(*mut c_int) -> c_uint;
             // SAFETY: as for all functions.
@@ -155,23 +156,24 @@ impl Functions {
         Ok(functions)
     }
 
-    /// The library, for functions that the oldest driver that is taken need not have.
+    /// Returns the library, for functions that older supported drivers may lack.
     pub(super) fn library(&self) -> Library {
         self.library
     }
 
-    /// The version of CUDA that the driver is for: 1000 times the major number and ten times the minor one.
+    /// Returns the CUDA version that the driver supports: 1000 times the major number plus ten times the
+    /// minor one.
     pub(crate) fn version(&self) -> i32 {
         self.version
     }
 
-    /// The error of a call, if its code says that there is one.
+    /// Converts a result code to a result.
     pub(crate) fn check(&self, call: &str, code: c_uint) -> Result<()> {
         if code == 0 {
             return Ok(());
         }
         let mut name = std::ptr::null();
-        // SAFETY: writes one pointer, to a string of the driver's that stays.
+        // SAFETY: writes one pointer to a static string of the driver.
         let named = unsafe { (self.cuGetErrorName)(code, &mut name) };
         let known = named == 0 && !name.is_null();
         // SAFETY: as the driver said: a string that ends with a zero.
@@ -180,7 +182,7 @@ impl Functions {
     }
 }
 
-/// Calls a function of the driver and looks at its result: `check!(functions, cuInit(0))`.
+/// Calls a function of the driver and checks its result: `check!(functions, cuInit(0))`.
 macro_rules! check {
     ($functions:expr, $name:ident($($argument:expr),* $(,)?)) => {{
         let functions: &$crate::api::Functions = $functions;
@@ -189,7 +191,7 @@ macro_rules! check {
     }};
 }
 
-/// The same with the context of `$of` current on the calling thread.
+/// Like `check!`, with the context of `$of` current on the calling thread.
 macro_rules! enter {
     ($of:expr, $name:ident($($argument:expr),* $(,)?)) => {
         $of.enter().and_then(|functions| $crate::api::check!(functions, $name($($argument),*)))
@@ -203,7 +205,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_read_as_people_write_them() {
+    fn versions_are_formatted_as_users_write_them() {
         assert_eq!(
             (version(12_020), version(13_000), version(11_080)),
             ("12.2".into(), "13.0".into(), "11.8".into())
@@ -213,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn alibrary_that_is_missing_or_another_is_named() {
+    fn a_missing_or_unrelated_library_is_named() {
         let missing = Functions::load_one_of(&["libragtag-no-such-driver.so.1"]).err();
         assert!(
             matches!(&missing, Some(Missing::Library(why)) if why.contains("libragtag-no-such-driver")),
@@ -226,7 +228,7 @@ mod tests {
         }
     }
 
-    /// The library of a driver for CUDA 11.4, as far as it is asked.
+    /// A minimal driver library for CUDA 11.4.
     #[test]
     fn a_driver_that_is_too_old_is_named() {
         if !cfg!(unix) || std::process::Command::new("cc").arg("--version").output().is_err() {

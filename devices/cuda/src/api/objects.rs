@@ -1,6 +1,6 @@
-//! The driver's objects, each of which gives itself back.
+//! Owned driver objects, released on drop.
 //!
-//! Every object keeps its context, and makes it current on whatever thread it is used on.
+//! Every object keeps its context alive and makes it current on the thread that uses it.
 
 use super::functions::{Functions, check, enter};
 use super::partition::{Partition, report};
@@ -19,7 +19,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Bytes for the log of the driver's compiler.
 const LOG_BYTES: usize = 64 << 10;
 
-/// A device's primary context, and the part of the device that its streams run on if it is not all of it.
+/// A device's primary context, and the partition on which its streams run, if they use only part of the
+/// device.
 pub(crate) struct Context {
     functions: Arc<Functions>,
     device: CUdevice,
@@ -27,25 +28,28 @@ pub(crate) struct Context {
     partition: Option<Partition>,
 }
 
-// SAFETY: a context may be current on any number of threads at once; the driver's calls are free of races.
+// SAFETY: a context may be current on any number of threads at once; the driver's calls are free of data
+// races.
 unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
 
 impl Context {
-    /// The context of a device, of which only so many multiprocessors are to be used if a number is given.
+    /// Retains the context of a device. With a number, only that many multiprocessors are used.
     ///
     /// # Errors
-    /// [`Error::Unsupported`](ragtag_hal::Error::Unsupported) if the driver cannot give that number; else what it says.
+    /// [`Error::Unsupported`](ragtag_hal::Error::Unsupported) if the driver cannot provide that number; other
+    /// errors of the driver.
     pub(crate) fn new(
         functions: &Arc<Functions>,
         device: CUdevice,
         multiprocessors: Option<u32>,
     ) -> Result<Arc<Self>> {
         let flags = CUctx_flags::CU_CTX_SCHED_BLOCKING_SYNC as c_uint;
-        // SAFETY: sets how threads wait; refused where another user of the device has a say, which does no harm.
+        // SAFETY: sets how threads wait; the driver refuses harmlessly if another user of the device has set
+        // it.
         if let Err(error) = unsafe { check!(functions, cuDevicePrimaryCtxSetFlags_v2(device, flags)) } {
-            tracing::debug!(%error, "threads wait as another user of the context likes it");
+            tracing::debug!(%error, "another user of the context has set how threads wait");
         }
         let mut raw = null_mut();
         // SAFETY: writes one handle.
@@ -57,19 +61,19 @@ impl Context {
         Ok(Arc::new(context))
     }
 
-    /// The functions, with this context current on the calling thread.
+    /// Returns the functions, with this context current on the calling thread.
     pub(crate) fn enter(&self) -> Result<&Functions> {
         // SAFETY: the context lives as long as `self`.
         unsafe { check!(&self.functions, cuCtxSetCurrent(self.raw)) }?;
         Ok(&self.functions)
     }
 
-    /// The version of CUDA that the driver is for.
+    /// Returns the CUDA version that the driver supports.
     pub(crate) fn version(&self) -> i32 {
         self.functions.version()
     }
 
-    /// Free and total bytes of the device's memory.
+    /// Returns free and total bytes of the device's memory.
     pub(crate) fn memory(&self) -> Result<(u64, u64)> {
         let (mut free, mut total) = (0, 0);
         // SAFETY: writes two numbers.
@@ -80,14 +84,14 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // It holds on to the context itself.
+        // The partition refers to the context.
         self.partition = None;
         // SAFETY: retained in `new`; every object that needs it keeps it.
         report(unsafe { check!(&self.functions, cuDevicePrimaryCtxRelease_v2(self.device)) });
     }
 }
 
-/// An object of the driver: its handle, how it is destroyed, and its context.
+/// Defines a driver object from its handle type and its destroy function. It keeps its context.
 macro_rules! object {
     ($(#[$doc:meta])* $name:ident($raw:ty), $destroy:ident) => {
         $(#[$doc])*
@@ -98,7 +102,7 @@ macro_rules! object {
 
         // SAFETY: the driver's handles may be used from any thread.
         unsafe impl Send for $name {}
-        // SAFETY: as above; what must not happen at the same time, the methods' contracts exclude.
+        // SAFETY: as above; the methods' contracts exclude forbidden concurrent calls.
         unsafe impl Sync for $name {}
 
         impl $name {
@@ -118,7 +122,7 @@ macro_rules! object {
 }
 
 object! {
-    /// An event that measures time and whose waiters sleep.
+    /// An event with timing whose waiters sleep.
     Event(CUevent), cuEventDestroy_v2
 }
 object! {
@@ -130,11 +134,11 @@ object! {
     Module(CUmodule), cuModuleUnload
 }
 object! {
-    /// A pool of device memory that keeps nothing that nobody uses.
+    /// A device memory pool that keeps no unused memory.
     Pool(CUmemoryPool), cuMemPoolDestroy
 }
 object! {
-    /// A stream's handle.
+    /// Handle of a stream.
     RawStream(CUstream), cuStreamDestroy_v2
 }
 
@@ -167,7 +171,7 @@ impl Pool {
     }
 }
 
-/// A stream that waits for no other by itself.
+/// A stream that does not implicitly wait for others.
 pub(crate) struct Stream {
     raw: RawStream,
     capturing: AtomicBool,
@@ -198,7 +202,7 @@ impl Stream {
         unsafe { enter!(self.raw.context, cuStreamSynchronize(self.raw())) }
     }
 
-    /// Whether what is enqueued is captured, and does not run.
+    /// Returns true if enqueued work is captured instead of run.
     pub(crate) fn is_capturing(&self) -> bool {
         self.capturing.load(Ordering::Relaxed)
     }
@@ -218,24 +222,25 @@ impl Stream {
         // SAFETY: the stream lives; writes one handle.
         unsafe { check!(functions, cuStreamEndCapture(self.raw(), &mut template)) }?;
         let mut raw = null_mut();
-        // SAFETY: the template is a graph of the driver's; writes one handle.
+        // SAFETY: the template is a graph of the driver; writes one handle.
         let made = unsafe { check!(functions, cuGraphInstantiateWithFlags(&mut raw, template, 0)) };
-        // SAFETY: owned alone, and needed no more.
+        // SAFETY: owned alone, and not needed any more.
         report(unsafe { check!(functions, cuGraphDestroy(template)) });
         made.map(|()| Graph { context: Arc::clone(&self.raw.context), raw })
     }
 }
 
 impl Module {
-    /// Loads PTX, which ends with a zero, or a cubin.
+    /// Loads PTX that ends with a zero, or a cubin.
     pub(crate) fn new(context: &Arc<Context>, code: &[u8]) -> Result<Self> {
         let mut log = vec![0u8; LOG_BYTES];
         let mut options =
             [CUjit_option::CU_JIT_ERROR_LOG_BUFFER, CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
-        // A number is given in the pointer's place.
+        // The option's value is a number in place of a pointer.
         let mut values = [log.as_mut_ptr().cast::<c_void>(), LOG_BYTES as *mut c_void];
         let mut raw = null_mut();
-        // SAFETY: the code ends with a zero or says in its header how long it is; the log has as many bytes as is said.
+        // SAFETY: the code ends with a zero or states its length in its header; the log has as many bytes as
+        // stated.
         let loaded = unsafe {
             enter!(
                 context,
@@ -253,7 +258,7 @@ impl Module {
         Ok(Self { context: Arc::clone(context), raw })
     }
 
-    /// A function of the module.
+    /// Returns a function of the module.
     pub(crate) fn function(self: &Arc<Self>, name: &CStr) -> Result<Function> {
         let mut raw = null_mut();
         // SAFETY: writes one handle; the name ends with a zero.
@@ -281,7 +286,7 @@ impl Function {
 }
 
 impl Pool {
-    /// Allocates memory that is there once the stream gets so far.
+    /// Allocates memory that exists once the stream reaches this point.
     pub(crate) fn allocate(&self, stream: &Stream, bytes: usize) -> Result<u64> {
         let mut address = 0;
         // SAFETY: writes one address.
@@ -292,7 +297,7 @@ impl Pool {
         Ok(address)
     }
 
-    /// Gives back to the device what nobody uses.
+    /// Returns unused memory to the device.
     pub(crate) fn trim(&self) -> Result<()> {
         // SAFETY: the pool lives.
         unsafe { enter!(self.context, cuMemPoolTrimTo(self.raw(), 0)) }

@@ -1,10 +1,10 @@
-//! A part of a device's multiprocessors: a green context, of which only the streams are used. The primary context stays the
-//! current one, since a green context may be current on one thread at a time.
+//! A partition of a device's multiprocessors: a green context, used only for its streams. The primary context
+//! stays current, because a green context can be current on only one thread at a time.
 //!
-//! The functions came with CUDA 12.4, that for streams with 12.5; older drivers lack them. Layouts and signatures are those
-//! of `cuda.h` of CUDA 12.9, which 13 keeps.
+//! The functions exist since CUDA 12.4, the one for streams since 12.5. Layouts and signatures follow
+//! `cuda.h` of CUDA 12.9; CUDA 13 keeps them.
 //!
-//! This module must not know what runs on the streams.
+//! Does not know what runs on the streams.
 
 use super::functions::Functions;
 use cudarc::driver::sys::{CUdevice, CUstream};
@@ -15,10 +15,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// `CU_DEV_RESOURCE_TYPE_SM`.
 const MULTIPROCESSORS: c_uint = 1;
-/// `CU_GREEN_CTX_DEFAULT_STREAM`, which has to be said.
+/// `CU_GREEN_CTX_DEFAULT_STREAM`, a required flag.
 const DEFAULT_STREAM: c_uint = 1;
 
-/// `CUdevResource`, as far as it is about multiprocessors.
+/// `CUdevResource` with the fields for multiprocessors.
 #[repr(C, align(8))]
 #[derive(Clone, Copy)]
 struct Resource {
@@ -46,37 +46,39 @@ type Create = unsafe extern "C" fn(*mut *mut c_void, *mut c_void, CUdevice, c_ui
 type Destroy = unsafe extern "C" fn(*mut c_void) -> c_uint;
 type CreateStream = unsafe extern "C" fn(*mut CUstream, *mut c_void, c_uint, c_int) -> c_uint;
 
-/// A function that older drivers lack.
+/// Looks up a function that older drivers lack.
 ///
 /// # Safety
-/// The driver's header declares a function of this name like `T`.
+/// The driver's header declares a function of this name with type `T`.
 unsafe fn newer<T: Copy>(functions: &Functions, name: &str) -> Result<T> {
     // SAFETY: the caller's promise.
     let found = unsafe { functions.library().symbol(name) };
     found.ok_or_else(|| Error::Unsupported {
-        what: format!("a part of the multiprocessors: the driver lacks {name}"),
+        what: format!("limiting multiprocessors: the driver lacks {name}"),
     })
 }
 
-/// A part of a device.
+/// A partition of a device.
 pub(super) struct Partition {
     functions: Arc<Functions>,
-    /// The green context; the driver takes it from one thread at a time.
+    /// Green context. The driver allows use by one thread at a time.
     raw: Mutex<*mut c_void>,
     destroy: Destroy,
     create_stream: CreateStream,
 }
 
-// SAFETY: the handle is used under the lock alone.
+// SAFETY: the handle is used only under the lock.
 unsafe impl Send for Partition {}
 // SAFETY: as above.
 unsafe impl Sync for Partition {}
 
 impl Partition {
-    /// Exactly so many multiprocessors of a device whose primary context is retained.
+    /// Creates a partition with exactly this many multiprocessors of a device whose primary context is
+    /// retained.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if the driver cannot, or gives another number: it rounds up, on current devices to eights.
+    /// [`Error::Unsupported`] if the driver cannot, or provides another number. It rounds up, on current
+    /// devices to multiples of eight.
     pub(super) fn new(functions: &Arc<Functions>, device: CUdevice, count: u32) -> Result<Self> {
         // SAFETY: types as in `cuda.h`.
         let (get, split, describe, create, destroy, create_stream): (
@@ -106,7 +108,7 @@ impl Partition {
         check("cuDevSmResourceSplitByCount", code)?;
         if groups != 1 || part.multiprocessors != count {
             let (given, all) = (part.multiprocessors, whole.multiprocessors);
-            let what = format!("{count} of {all} multiprocessors: the driver gives {given}");
+            let what = format!("{count} of {all} multiprocessors: the driver provides {given}");
             return Err(Error::Unsupported { what });
         }
         let (mut description, mut raw) = (null_mut(), null_mut());
@@ -117,7 +119,7 @@ impl Partition {
         Ok(Self { functions: Arc::clone(functions), raw: Mutex::new(raw), destroy, create_stream })
     }
 
-    /// A stream whose kernels run on this part.
+    /// Creates a stream whose kernels run on this partition.
     pub(super) fn stream(&self, flags: c_uint) -> Result<CUstream> {
         let raw = self.raw.lock().unwrap_or_else(PoisonError::into_inner);
         let mut stream = null_mut();
@@ -130,15 +132,15 @@ impl Partition {
 impl Drop for Partition {
     fn drop(&mut self) {
         let raw = *self.raw.get_mut().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: made in `new` and owned alone; streams keep the context that has this.
+        // SAFETY: made in `new` and owned alone; streams keep the context that contains it.
         report(self.functions.check("cuGreenCtxDestroy", unsafe { (self.destroy)(raw) }));
     }
 }
 
-/// A failure to give something back: nobody can do anything about it.
+/// Logs a failed release, which has no remedy.
 pub(super) fn report(result: Result<()>) {
     if let Err(error) = result {
-        tracing::debug!(%error, "an object of the driver was not given back");
+        tracing::debug!(%error, "cannot release an object of the driver");
     }
 }
 
@@ -147,7 +149,8 @@ pub(super) fn report(result: Result<()>) {
 mod tests {
     use super::*;
 
-    /// What a driver for a device of 132 multiprocessors does, which come in eights, with the layouts of `cuda.h`.
+    /// Stand-in for a driver of a device with 132 multiprocessors in groups of eight, with the layouts of
+    /// `cuda.h`.
     const GREEN: &str = r"
         struct resource { unsigned type; unsigned char padding[92]; unsigned count; unsigned char rest[44]; };
         int cuDeviceGetDevResource(int device, struct resource *whole, unsigned type) {
@@ -169,7 +172,7 @@ mod tests {
             *stream = green; return flags == 1 && priority == 0 ? 0 : 1;
         }";
 
-    /// A driver of nothing but its names, with more functions in C.
+    /// Builds a driver library with all required names and the given C functions.
     fn driver(folder: &std::path::Path, more: &str) -> Arc<Functions> {
         let plain: String = crate::api::functions::Table::NAMES
             .iter()
@@ -187,13 +190,13 @@ mod tests {
     }
 
     #[test]
-    fn resources_lie_as_the_header_says() {
+    fn resources_have_the_layout_of_the_header() {
         assert_eq!((size_of::<Resource>(), align_of::<Resource>()), (144, 8));
         assert_eq!(std::mem::offset_of!(Resource, multiprocessors), 96);
     }
 
     #[test]
-    fn a_part_has_as_many_multiprocessors_as_were_asked_for_or_there_is_none() {
+    fn a_partition_has_exactly_the_requested_multiprocessors() {
         if !cfg!(unix) || std::process::Command::new("cc").arg("--version").output().is_err() {
             test_support::skip!("C compiler", "cc does not start");
             return;
@@ -201,7 +204,7 @@ mod tests {
         let (new, old) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let functions = driver(new.path(), GREEN);
         let part = Partition::new(&functions, 0, 64).unwrap();
-        assert_eq!(part.stream(1).unwrap() as usize, 64, "a stream of that part");
+        assert_eq!(part.stream(1).unwrap() as usize, 64, "a stream of the partition");
         let refused = |functions, count| Partition::new(functions, 0, count).err().unwrap();
         assert!(matches!(refused(&functions, 65), Error::Unsupported { what } if what.contains("gives 72")));
         assert!(matches!(refused(&functions, 200), Error::Api { .. }));

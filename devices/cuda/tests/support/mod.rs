@@ -1,6 +1,6 @@
-//! Devices to test on, and the kernel of the tests in their languages.
+//! Devices to test on, and the tests' kernel in their languages.
 //!
-//! Nothing here knows which devices a machine has; tests say which they lack.
+//! Knows nothing about a machine's devices. Tests report which ones they lack.
 
 #![allow(dead_code, unused_imports)] // each test binary uses its part
 
@@ -10,19 +10,20 @@ pub use device_bench::*;
 use ragtag_cuda::{CudaBackend, CudaConfig};
 use std::sync::Arc;
 
-/// A backend that keeps no programs on disk.
+/// Returns a backend without a cache on disk.
 pub fn backend() -> CudaBackend {
     CudaBackend::new(CudaConfig { cache_folder: None, ..CudaConfig::default() })
 }
 
-/// [`source`] for compute capability 9.0 and newer: lets the next launch begin, and then waits for the last one.
+/// Returns [`source`] for compute capability 9.0 and newer: allows the next launch to start, then waits for
+/// the previous one.
 pub fn overlapping() -> Arc<str> {
     let (first, wait) =
         ("\tld.param", "\tgriddepcontrol.launch_dependents;\n\tgriddepcontrol.wait;\n\tld.param");
     source().replace("sm_61", "sm_90").replacen(first, wait, 1).into()
 }
 
-/// `SCALE` in CUDA C++.
+/// Returns `SCALE` in CUDA C++.
 pub fn cuda_source() -> Arc<str> {
     "extern \"C\" __global__ void scale(const unsigned *in, unsigned *out, unsigned factor, unsigned count) {
         unsigned at = blockIdx.x * blockDim.x + threadIdx.x;

@@ -1,4 +1,4 @@
-//! What a device holds, and whether a command may use it so.
+//! Resources of a device, and validation of the commands that use them.
 
 use super::LastUse;
 use crate::caps::{Caps, KernelLanguage};
@@ -11,7 +11,7 @@ use crate::ids::{BufferId, ModuleId, QueueKind, RegionId};
 use std::collections::HashMap;
 use std::fmt;
 
-/// The outcome of a check: if it fails, the rule with the values that break it.
+/// Result of a check. The error states the rule with the offending values.
 type Rule = Result<(), String>;
 
 /// A buffer or a region.
@@ -23,12 +23,12 @@ pub(super) struct Held {
 /// A module.
 pub(super) struct Loaded {
     entries: Vec<&'static EntryAbi>,
-    /// Of entries that are products: one for each entry, or none at all.
+    /// GEMM descriptions of the entries: one for each entry, or none at all.
     gemms: Vec<Option<GemmEntry>>,
     pub(super) last_use: LastUse,
 }
 
-/// The things that commands name.
+/// Things that commands can name.
 pub(super) struct Resources {
     caps: Caps,
     pub(super) buffers: HashMap<BufferId, Held>,
@@ -54,7 +54,7 @@ impl fmt::Display for Name {
     }
 }
 
-/// What some commands name, each thing once.
+/// Returns the things that commands name, without duplicates.
 pub(super) fn names(commands: &[Command]) -> Vec<Name> {
     let mut names = Vec::new();
     commands.iter().for_each(|command| visit(command, |name| names.push(name)));
@@ -63,7 +63,7 @@ pub(super) fn names(commands: &[Command]) -> Vec<Name> {
     names
 }
 
-/// Calls back with each thing that a command names.
+/// Calls `name` with each thing that a command names.
 fn visit(command: &Command, mut name: impl FnMut(Name)) {
     match command {
         Command::Dispatch(dispatch) => {
@@ -132,7 +132,7 @@ impl Resources {
         self.modules.get(&id).ok_or_else(|| format!("{id} does not exist"))
     }
 
-    /// Notes that a submission names what its commands name.
+    /// Records the use of the things that a submission's commands name.
     pub(super) fn mark(&mut self, queue: QueueKind, value: u64, commands: &[Command]) {
         for command in commands {
             visit(command, |name| {
@@ -148,7 +148,7 @@ impl Resources {
         }
     }
 
-    /// Whether this queue may execute this command on what there is.
+    /// Checks that the queue may execute this command with the existing resources.
     pub(super) fn check(&self, queue: QueueKind, command: &Command) -> Rule {
         let (name, home) = match command {
             Command::Dispatch(_) => ("dispatch", QueueKind::Compute),
@@ -187,7 +187,8 @@ impl Resources {
         }
     }
 
-    /// What is copied starts at a multiple of the device's alignment, and ends at one or where its buffer ends.
+    /// Checks that a copy starts at a multiple of the device's alignment, and ends at one or at the end of
+    /// its buffer.
     fn check_alignment(&self, range: &BufferRange) -> Rule {
         let alignment = self.caps.copy_alignment_bytes.max(1);
         let end = range.offset.saturating_add(range.bytes);
@@ -237,7 +238,7 @@ impl Resources {
     fn check_dispatch(&self, dispatch: &Dispatch) -> Rule {
         let Loaded { entries, gemms, .. } = self.module(dispatch.module)?;
         let abi = entries.get(dispatch.entry as usize).ok_or_else(|| {
-            format!("entry {} of {}, which has {}", dispatch.entry, dispatch.module, entries.len())
+            format!("no entry {} in {}, which has {}", dispatch.entry, dispatch.module, entries.len())
         })?;
         let name = abi.name;
         if dispatch.bindings.len() != abi.bindings.len() {
@@ -296,18 +297,18 @@ impl Resources {
             ));
         }
         if range.bytes < extent {
-            return Err(format!("{} bytes, where these constants ask for {extent}", range.bytes));
+            return Err(format!("{} bytes; the constants require {extent}", range.bytes));
         }
         Ok(())
     }
 }
 
-/// Whether two valid ranges share bytes.
+/// Returns true if two valid ranges overlap.
 fn overlap(a: &BufferRange, b: &BufferRange) -> bool {
     a.buffer == b.buffer && a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes
 }
 
-/// A library touches what its product says, whatever the ABI asks for.
+/// Checks the byte ranges of a product. A library touches what the product needs, whatever the ABI states.
 fn check_product(name: &str, gemm: &GemmEntry, dispatch: &Dispatch) -> Rule {
     let product = (gemm.product)(&dispatch.constants);
     if !product.is_sound() {
@@ -322,7 +323,7 @@ fn check_product(name: &str, gemm: &GemmEntry, dispatch: &Dispatch) -> Rule {
     Ok(())
 }
 
-/// The entries of a module that are products, one for each entry; empty if it is linked to no library.
+/// Returns one item per entry, `Some` for products. Empty if the module links to no library.
 fn gemms(source: &ModuleSource) -> Vec<Option<GemmEntry>> {
     let gemm = |entry: &LinkedEntry| match entry {
         LinkedEntry::Gemm(gemm) => Some(*gemm),
@@ -334,7 +335,7 @@ fn gemms(source: &ModuleSource) -> Vec<Option<GemmEntry>> {
     }
 }
 
-/// A product reads x and W, and writes y.
+/// Checks that a product reads x and W, and writes y.
 fn check_gemm(abi: &EntryAbi, gemm: &GemmEntry) -> Rule {
     let access = |at: usize| abi.bindings.get(at).copied();
     match gemm.bindings.map(access) {
@@ -343,7 +344,7 @@ fn check_gemm(abi: &EntryAbi, gemm: &GemmEntry) -> Rule {
     }
 }
 
-/// A module fits its entries and the device.
+/// Checks that a module matches its entries and the device.
 fn check_module(module: &Module, caps: &Caps) -> error::Result<()> {
     let mut groups: Vec<[u32; 3]> = Vec::new();
     let (language, functions) = match &module.source {

@@ -1,4 +1,4 @@
-//! What a device was left with: everything that its owner made and did not destroy.
+//! Leak reports: things that a device's owner created and did not destroy.
 
 use super::Checked;
 use crate::error::Error;
@@ -8,12 +8,12 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// What has not been destroyed, in the order of the ids.
+/// Things that were not destroyed, ordered by ID.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Leaks {
     /// Buffers.
     pub buffers: Vec<BufferId>,
-    /// Host regions that are registered.
+    /// Registered host regions.
     pub regions: Vec<RegionId>,
     /// Recorded programs.
     pub programs: Vec<ProgramId>,
@@ -22,7 +22,7 @@ pub struct Leaks {
 }
 
 impl Leaks {
-    /// Whether everything was destroyed.
+    /// Returns true if everything was destroyed.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
@@ -42,19 +42,20 @@ impl fmt::Display for Leaks {
     }
 }
 
-/// Tells what a device was left with once it has gone, to those who gave it away.
+/// Reports the leaks of a device after it is gone, to a caller that no longer owns it.
 #[derive(Clone, Debug, Default)]
 pub struct LeakWatch(Arc<Mutex<Option<Leaks>>>);
 
 impl LeakWatch {
-    /// What was left; `None` while the device is open.
+    /// Returns the leaks, or `None` while the device is open.
     pub fn leaks(&self) -> Option<Leaks> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
 impl Checked {
-    /// What has not been destroyed so far. A lost device cannot be asked to destroy anything, so nothing counts there.
+    /// Returns the things not destroyed so far. Empty for a lost device, because the owner cannot destroy
+    /// anything there.
     pub fn leaks(&self) -> Leaks {
         if self.is_lost() {
             return Leaks::default();
@@ -67,12 +68,12 @@ impl Checked {
         }
     }
 
-    /// Will know what this device is left with.
+    /// Returns a handle that reports this device's leaks after it is dropped.
     pub fn leak_watch(&self) -> LeakWatch {
         self.watch.clone()
     }
 
-    /// Whether the device itself was lost; not whether it waited for one that was.
+    /// Returns true if the device itself was lost, false if it only waited for a lost one.
     fn is_lost(&self) -> bool {
         self.own.iter().any(|own| matches!(own.timeline.failure(), Some(Error::Lost { .. })))
     }
@@ -89,7 +90,7 @@ impl Drop for Checked {
         let leaks = self.leaks();
         if !leaks.is_empty() {
             let device = self.inner.adapter().label();
-            tracing::warn!(device, ?leaks, "a device was closed with {leaks} that nobody destroyed");
+            tracing::warn!(device, ?leaks, "a device was closed with {leaks} that were not destroyed");
         }
         *self.watch.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(leaks);
     }

@@ -1,4 +1,4 @@
-//! Every rule of [`Checked`] fires, and valid use passes, on a device that only records what reaches it.
+//! Tests that every rule of [`Checked`] fires and that valid use passes, on a device that only records calls.
 
 use super::*;
 use crate::backend::{AdapterKind, HeapKind, MemorySource, PhysicalIdentity};
@@ -16,7 +16,7 @@ const ABROAD: TimelineId = TimelineId { device: DeviceId(9), queue: QueueKind::D
 
 type Log = Arc<Mutex<Vec<&'static str>>>;
 
-/// Does nothing but note the calls that reach it. Its timelines move when a test moves them.
+/// A device that only records the calls that reach it. Tests advance its timelines.
 struct Fake {
     adapter: Adapter,
     timelines: [Arc<Timeline>; 3],
@@ -140,7 +140,7 @@ fn fake_with(adapter: Adapter) -> (Checked, Log) {
     (Checked::new(Box::new(Fake { adapter, timelines, log: Arc::clone(&log) })), log)
 }
 
-/// A device with buffers 0, 1, 2, module 0 and region 0.
+/// A device with buffers 0, 1 and 2, module 0 and region 0.
 struct Bench {
     device: Checked,
     log: Log,
@@ -162,7 +162,7 @@ impl Bench {
         Bench { device, log }
     }
 
-    /// Submits, signalling the next value of the queue.
+    /// Submits, and signals the next value of the queue.
     fn submit(&mut self, queue: QueueKind, work: Work, waits: Vec<Point>) -> Result<()> {
         let own = &self.device.own[queue.index()];
         let signal = own.timeline.id().at(own.signalled + 1);
@@ -182,7 +182,7 @@ impl Bench {
         std::mem::take(&mut self.log.lock().unwrap())
     }
 
-    /// The call was refused with all of these words, and the backend heard nothing of it.
+    /// Asserts that the call was refused with all of these words and did not reach the backend.
     #[track_caller]
     fn refused(&self, result: Result<()>, words: &[&str]) {
         match result {
@@ -272,8 +272,8 @@ fn modules_have_new_ids_and_code_for_each_entry() {
     b.refused(result, &["1 entries and 2 functions"]);
     let result = b.device.create_module(ModuleId(1), &module(1));
     b.passes(result, "create_module");
-    // Its adapter names no library of products.
-    let product = |_: &[u32]| panic!("nobody may ask");
+    // Its adapter names no product library.
+    let product = |_: &[u32]| panic!("a refused entry's product was computed");
     let linked = LinkedEntry::Gemm(GemmEntry { bindings: [0, 0, 2], product });
     let source = ModuleSource::Linked { language: None, entries: vec![linked] };
     let result = b.device.create_module(ModuleId(2), &Module { source, ..module(1) });
@@ -285,7 +285,7 @@ fn modules_have_new_ids_and_code_for_each_entry() {
 }
 
 #[test]
-fn a_destroyed_module_takes_its_programs_along() {
+fn destroying_a_module_invalidates_its_programs() {
     let mut b = Bench::new();
     b.device.record(ProgramId(0), vec![Command::Dispatch(dispatch())]).unwrap();
     b.submit(QueueKind::Compute, Work::Program(ProgramId(0)), vec![]).unwrap();
@@ -309,7 +309,7 @@ fn a_destroyed_module_takes_its_programs_along() {
 }
 
 #[test]
-fn a_device_knows_what_it_is_left_with() {
+fn a_device_reports_its_leaks() {
     let mut b = Bench::new();
     b.device.record(ProgramId(3), vec![]).unwrap();
     let all = Leaks {
@@ -338,9 +338,10 @@ fn a_device_knows_what_it_is_left_with() {
     assert_eq!(watch.leaks(), Some(Leaks::default()));
 }
 
-/// Nobody can ask a lost device to destroy anything. One that only waited for a lost one, or was closed, can be asked.
+/// The owner cannot destroy anything on a lost device. It can on one that was closed or only waited for a
+/// lost one.
 #[test]
-fn a_lost_device_has_let_go() {
+fn a_lost_device_has_no_leaks() {
     let lost = Error::Lost { cause: "unplugged".into() };
     let poisoned = Error::Poisoned { point: ABROAD.at(1), cause: Box::new(lost.clone()) };
     let closed = Error::Closed { cause: "its stage has ended".into() };
@@ -458,7 +459,7 @@ fn dispatches_keep_to_their_abi() {
     type Change = fn(&mut Dispatch);
     let cases: [(Change, &[&str]); 15] = [
         (|d| d.module = ModuleId(4), &["module 4 does not exist"]),
-        (|d| d.entry = 1, &["entry 1 of module 0, which has 1"]),
+        (|d| d.entry = 1, &["no entry 1 in module 0, which has 1"]),
         (|d| d.bindings.truncate(2), &["sum takes 3 bindings, not 2"]),
         (|d| d.constants.push(0), &["sum takes 1 constants, not 2"]),
         (|d| d.grid = [1 << 16, 1 << 16, 1], &["sum", "2^32"]),
@@ -483,7 +484,7 @@ fn dispatches_keep_to_their_abi() {
 fn bindings_hold_at_least_their_extent_and_at_most_the_limit() {
     let mut b = Bench::new();
     for (bytes, refusal) in [
-        (63, Some(["sum, binding 0: 63 bytes", "ask for 64"])),
+        (63, Some(["sum, binding 0: 63 bytes", "require 64"])),
         (64, None),
         (256, None),
         (257, Some(["sum, binding 0: 257 bytes", "at most 256"])),
@@ -496,7 +497,7 @@ fn bindings_hold_at_least_their_extent_and_at_most_the_limit() {
     }
 }
 
-/// As `SUM`, but all bindings are read.
+/// Like `SUM`, with all bindings read.
 static READS: EntryAbi =
     EntryAbi { name: "reads", bindings: &[Access::Read, Access::Read], constants: 0, extents: |_, _| {} };
 
@@ -526,7 +527,7 @@ fn bindings_that_are_only_read_may_overlap() {
     b.passes(result, "submit");
 }
 
-/// A product of `constants[0]` rows. The ABI alone asks for no bytes.
+/// A product of `constants[0]` rows. The ABI alone requires no bytes.
 static PRODUCT: EntryAbi = EntryAbi {
     name: "product",
     bindings: &[Access::Read, Access::Read, Access::ReadWrite],
@@ -570,7 +571,7 @@ fn products_touch_nothing_beyond_their_bindings() {
         (2, 1, [32, 63, 32], Some("product, binding 1")),
         (2, 1, [32, 64, 31], Some("product, binding 2")),
         (0, 1, [32, 64, 32], Some("product: no library computes")),
-        // Without groups, nothing is touched.
+        // An empty grid touches nothing.
         (0, 0, [32, 64, 32], None),
     ] {
         let result = b.run(QueueKind::Compute, launch(rows, groups, bytes));
@@ -606,7 +607,7 @@ fn queues_take_their_own_commands() {
 }
 
 #[test]
-fn signals_rise_on_the_timeline_of_their_queue() {
+fn signals_increase_on_the_timeline_of_their_queue() {
     let mut b = Bench::new();
     let signal = |device, queue, value| Submission {
         queue: QueueKind::Compute,
@@ -629,7 +630,7 @@ fn signals_rise_on_the_timeline_of_their_queue() {
 }
 
 #[test]
-fn waits_name_imported_points_or_own_points_that_will_come() {
+fn waits_name_imported_points_or_already_submitted_points_of_the_device() {
     let mut b = Bench::new();
     let nothing = || Work::Commands(vec![]);
     let own = |queue: QueueKind, value| TimelineId { device: DEVICE, queue }.at(value);
@@ -689,7 +690,7 @@ fn programs_are_recorded_then_submitted_to_the_compute_queue_one_at_a_time() {
 }
 
 #[test]
-fn what_is_in_use_is_not_destroyed() {
+fn a_thing_in_use_cannot_be_destroyed() {
     let mut b = Bench::new();
     let result = b.run(QueueKind::Upload, upload(0, range(0, 0, 4)));
     b.passes(result, "submit");
@@ -707,7 +708,7 @@ fn what_is_in_use_is_not_destroyed() {
 }
 
 #[test]
-fn programs_hold_what_they_name_while_outstanding_and_lose_it_afterwards() {
+fn outstanding_programs_protect_what_they_name() {
     let mut b = Bench::new();
     b.device.record(ProgramId(0), vec![changed(|_| ()), download(range(0, 0, 4), 0)]).unwrap();
     b.submit(QueueKind::Compute, Work::Program(ProgramId(0)), vec![]).unwrap();
@@ -742,7 +743,7 @@ fn a_failed_timeline_has_nothing_outstanding() {
 }
 
 #[test]
-fn a_refused_submission_leaves_no_trace() {
+fn a_refused_submission_changes_nothing() {
     let mut b = Bench::new();
     let result = b.run(QueueKind::Compute, fill(range(0, 1, 4)));
     b.refused(result, &["multiples of four"]);
@@ -752,14 +753,14 @@ fn a_refused_submission_leaves_no_trace() {
 }
 
 #[test]
-fn pools_are_those_of_the_device() {
+fn pool_calls_reach_the_device() {
     let mut b = Bench::new();
     assert_eq!((b.device.pool_stats().hits, b.device.trim_pool()), (7, 4096));
     assert_eq!(b.calls(), ["trim_pool"]);
 }
 
 #[test]
-fn devices_have_the_faults_that_are_asked_for() {
+fn devices_have_the_requested_faults() {
     let second_buffer = |faults: Faults| {
         let (inner, _) = fake([KernelLanguage::Host]);
         let mut device = Checked::with_faults(Box::new(inner), faults).unwrap();

@@ -1,9 +1,10 @@
-//! The device: it turns ids into memory, kernels and scripts, points into waits, and hands scripts to its queues.
+//! Common device: resolves IDs to memory, kernels and scripts, and points to waits; passes scripts to its
+//! queues.
 //!
-//! Calls are expected to come through [`Checked`](crate::Checked). A device checks again that an id is known and that a range
-//! lies in its buffer or region, so that a wrong call does not touch foreign memory.
+//! Calls are expected to come through [`Checked`](crate::Checked). A device checks again that an ID is known
+//! and that a range lies in its buffer or region, so that an invalid call cannot touch foreign memory.
 //!
-//! This module must not know how a queue or a driver works.
+//! Does not know how a queue or a driver works.
 
 use super::memory::DeviceMemory;
 use super::{Driver, HostSpan, Launch, Registered, Script, Span, Step};
@@ -11,8 +12,8 @@ use crate::backend::{Adapter, Device, Limits, Memory, Timing};
 use crate::command::{BufferRange, Command, Dispatch, EntryAbi, Module, Submission, Work};
 use crate::error::{Error, Result};
 use crate::ids::{BufferId, DeviceId, ModuleId, Point, ProgramId, QueueKind, RegionId, TimelineId};
-use crate::lanes::{Common, Feeder, Lane, Task, Wait};
 use crate::pool::PoolStats;
+use crate::queues::{Common, Submitter, Task, TrackedQueue, Wait};
 use crate::region::HostRegion;
 use crate::timeline::Timeline;
 use std::collections::HashMap;
@@ -20,7 +21,7 @@ use std::mem::{ManuallyDrop, take};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long a device that is closed waits for the driver: longer than any submission takes.
+/// Time that closing a device waits for the driver. Longer than any submission takes.
 const CLOSING_LIMIT: Duration = Duration::from_secs(60);
 
 /// An opened device over a driver.
@@ -31,8 +32,8 @@ pub struct DriverDevice<D: Driver> {
     modules: HashMap<ModuleId, Vec<(&'static EntryAbi, D::Entry)>>,
     imported: HashMap<TimelineId, Arc<Timeline>>,
     common: Arc<Common>,
-    /// Its drop waits for the driver, so it goes before what the driver uses.
-    feeder: Feeder<D::Queue>,
+    /// Dropping it waits for the driver, so it is dropped before everything that the driver uses.
+    submitter: Submitter<D::Queue>,
     pub(super) buffers: HashMap<BufferId, Arc<D::Buffer>>,
     regions: HashMap<RegionId, Arc<Registered<D::Region>>>,
     memory: DeviceMemory<D>,
@@ -41,10 +42,10 @@ pub struct DriverDevice<D: Driver> {
 }
 
 impl<D: Driver> DriverDevice<D> {
-    /// A device over a driver that has opened this adapter, with its queues by [`QueueKind::index`].
+    /// Creates a device over a driver that has opened this adapter, with its queues by [`QueueKind::index`].
     ///
     /// # Errors
-    /// If the system gives no more threads.
+    /// If the system cannot start another thread.
     pub fn open(
         common: Arc<Common>,
         adapter: Adapter,
@@ -54,14 +55,19 @@ impl<D: Driver> DriverDevice<D> {
     ) -> Result<Self> {
         let label = adapter.label();
         let [compute, upload, download] = queues;
-        let lane = |kind: QueueKind, queue| {
+        let tracked = |kind: QueueKind, queue| {
             let timeline = Arc::clone(&common.timelines()[kind.index()]);
-            Lane::new(format!("{label} {}", kind.name()), Arc::new(queue), timeline, Arc::clone(&common))
+            TrackedQueue::new(
+                format!("{label} {}", kind.name()),
+                Arc::new(queue),
+                timeline,
+                Arc::clone(&common),
+            )
         };
-        let lanes = [
-            lane(QueueKind::Compute, compute)?,
-            lane(QueueKind::Upload, upload)?,
-            lane(QueueKind::Download, download)?,
+        let queues = [
+            tracked(QueueKind::Compute, compute)?,
+            tracked(QueueKind::Upload, upload)?,
+            tracked(QueueKind::Download, download)?,
         ];
         let driver = Arc::new(driver);
         let largest_bytes = adapter.caps.max_allocation_bytes;
@@ -71,7 +77,7 @@ impl<D: Driver> DriverDevice<D> {
             programs: HashMap::new(),
             modules: HashMap::new(),
             imported: HashMap::new(),
-            feeder: Feeder::new(format!("{label} feeder"), lanes)?,
+            submitter: Submitter::new(format!("{label} submit"), queues)?,
             buffers: HashMap::new(),
             regions: HashMap::new(),
             memory,
@@ -87,13 +93,15 @@ impl<D: Driver> DriverDevice<D> {
         &self.driver
     }
 
-    /// What the queues share.
+    /// State that the queues share.
     pub fn common(&self) -> &Arc<Common> {
         &self.common
     }
 
+    /// Fails if the device is unusable.
+    ///
     /// # Errors
-    /// If the device is lost, or the driver has objected to something.
+    /// If the device is lost or the driver raised an objection.
     fn check(&self) -> Result<()> {
         self.common.check()?;
         self.driver.check()
@@ -121,7 +129,7 @@ impl<D: Driver> DriverDevice<D> {
         Script::new(self.driver.as_ref(), steps, program).map(Arc::new)
     }
 
-    /// `None` for a command that does nothing.
+    /// Resolves a command. Returns `None` for one that does nothing.
     fn step(&self, command: Command) -> Result<Option<Step<D>>> {
         Ok(Some(match command {
             Command::Dispatch(dispatch) if dispatch.grid.contains(&0) => return Ok(None),
@@ -143,9 +151,9 @@ impl<D: Driver> DriverDevice<D> {
         let Dispatch { module, entry, bindings, constants, grid } = dispatch;
         let entries = self.modules.get(&module).ok_or_else(|| unknown(module))?;
         let (abi, entry) = entries.get(entry as usize).ok_or_else(|| unknown(format!("entry {entry}")))?;
-        // Drivers read as many arguments as the function has parameters.
+        // Drivers read one argument for each parameter of the function.
         if (bindings.len(), constants.len()) != (abi.bindings.len(), abi.constants) {
-            return Err(Error::invalid(format!("arguments that {} does not take", abi.name)));
+            return Err(Error::invalid(format!("arguments do not match the parameters of {}", abi.name)));
         }
         let spans: Vec<_> =
             bindings.iter().map(|binding| self.span(&binding.range)).collect::<Result<_>>()?;
@@ -156,12 +164,12 @@ impl<D: Driver> DriverDevice<D> {
         Ok(Launch { code, spans, abi })
     }
 
-    /// A point that a submission to a queue waits for; `None` for a point of the same queue, which works in order.
+    /// Returns the wait for a point, or `None` for a point of the same queue, which executes in order.
     fn wait(&self, queue: QueueKind, point: Point) -> Result<Option<Wait>> {
         let Point { timeline: TimelineId { device, queue: other }, value } = point;
         let timeline = match device == self.id {
             true if other == queue => return Ok(None),
-            true => self.feeder.lane(other).timeline(),
+            true => self.submitter.tracked(other).timeline(),
             false => self.imported.get(&point.timeline).ok_or_else(|| unknown(point))?,
         };
         let own = (device == self.id).then_some(other);
@@ -176,22 +184,22 @@ impl<D: Driver> DriverDevice<D> {
             Work::Program(id) => self.programs.get(&id).cloned().ok_or_else(|| unknown(id))?,
         };
         let waits = waits.into_iter().filter_map(|point| self.wait(queue, point).transpose());
-        self.feeder.submit(queue, Task { script, waits: waits.collect::<Result<_>>()?, signal })
+        self.submitter.submit(queue, Task { script, waits: waits.collect::<Result<_>>()?, signal })
     }
 
-    /// Waits for what the driver has, and leaves behind a driver that does not end it: with everything that its threads may
-    /// still use.
+    /// Waits for the driver's outstanding work. If the driver does not finish in time, leaks it with
+    /// everything that its threads may still use.
     pub(super) fn close(&mut self, deadline: Instant) {
         if std::mem::replace(&mut self.closed, true) {
             return;
         }
-        if self.feeder.close(deadline) {
+        if self.submitter.close(deadline) {
             self.forget_programs(|_, _| true);
             return;
         }
         let label = self.adapter.label();
         tracing::warn!(
-            "{label} does not end its work; its memory and its threads stay until the process ends"
+            "{label} does not finish its work; its memory and threads remain until the process exits"
         );
         self.memory.leak();
         let _leaked = ManuallyDrop::new((take(&mut self.programs), take(&mut self.modules)));
@@ -203,7 +211,7 @@ impl<D: Driver> DriverDevice<D> {
         let programs: Vec<_> = self.programs.extract_if(|id, script| forgotten(id, script)).collect();
         if !programs.is_empty() {
             let scripts = programs.into_iter().map(|(_, script)| script).collect();
-            self.feeder.lane(QueueKind::Compute).retire(scripts);
+            self.submitter.tracked(QueueKind::Compute).retire(scripts);
         }
     }
 }
@@ -229,15 +237,15 @@ impl<D: Driver> Device for DriverDevice<D> {
 
     fn memory(&self) -> Result<Vec<Memory>> {
         self.check()?;
-        self.common.noted(self.memory.heap()).map(|heap| vec![heap])
+        self.common.recorded(self.memory.heap()).map(|heap| vec![heap])
     }
 
     fn timeline(&self, queue: QueueKind) -> Arc<Timeline> {
-        Arc::clone(self.feeder.lane(queue).timeline())
+        Arc::clone(self.submitter.tracked(queue).timeline())
     }
 
     fn import_timeline(&mut self, timeline: Arc<Timeline>) -> Result<()> {
-        self.feeder.listen(&timeline);
+        self.submitter.listen(&timeline);
         self.imported.insert(timeline.id(), timeline);
         Ok(())
     }
@@ -256,13 +264,13 @@ impl<D: Driver> Device for DriverDevice<D> {
             return Err(Error::invalid(format!("{id} of zero bytes")));
         }
         let buffer = self.memory.allocate(bytes);
-        self.buffers.insert(id, self.common.noted(buffer)?);
+        self.buffers.insert(id, self.common.recorded(buffer)?);
         Ok(())
     }
 
     fn destroy_buffer(&mut self, id: BufferId) -> Result<()> {
         let buffer = self.buffers.remove(&id).ok_or_else(|| unknown(id))?;
-        // A program that names it is not submitted again, and would keep the memory.
+        // Programs that name it cannot be submitted again, but would keep its memory.
         self.forget_programs(|_, script| script.uses_buffer(&buffer));
         self.memory.release(buffer);
         Ok(())
@@ -270,7 +278,7 @@ impl<D: Driver> Device for DriverDevice<D> {
 
     fn create_module(&mut self, id: ModuleId, module: &Module) -> Result<()> {
         self.check()?;
-        let entries = self.common.noted(self.driver.entries(module))?;
+        let entries = self.common.recorded(self.driver.entries(module))?;
         self.modules.insert(id, module.entries.iter().copied().zip(entries).collect());
         Ok(())
     }
@@ -282,7 +290,7 @@ impl<D: Driver> Device for DriverDevice<D> {
 
     fn register_region(&mut self, id: RegionId, region: Arc<HostRegion>) -> Result<()> {
         self.check()?;
-        let hold = self.common.noted(self.driver.register(&region))?;
+        let hold = self.common.recorded(self.driver.register(&region))?;
         self.regions.insert(id, Arc::new(Registered { hold, region }));
         Ok(())
     }
@@ -296,12 +304,12 @@ impl<D: Driver> Device for DriverDevice<D> {
     fn record(&mut self, id: ProgramId, commands: Vec<Command>) -> Result<()> {
         self.check()?;
         self.forget_programs(|known, _| *known == id);
-        let script = self.common.noted(self.script(commands, true))?;
+        let script = self.common.recorded(self.script(commands, true))?;
         self.programs.insert(id, script);
         Ok(())
     }
 
-    /// A program that went away with a buffer or region of its own is forgotten already.
+    /// Succeeds also for a program that was dropped with one of its buffers or regions.
     fn destroy_program(&mut self, id: ProgramId) -> Result<()> {
         self.forget_programs(|known, _| *known == id);
         Ok(())
@@ -309,7 +317,7 @@ impl<D: Driver> Device for DriverDevice<D> {
 
     fn submit(&mut self, submission: Submission) -> Result<()> {
         let queue = submission.queue;
-        self.enqueue(submission).map_err(|error| self.feeder.lane(queue).fail(error))
+        self.enqueue(submission).map_err(|error| self.submitter.tracked(queue).fail(error))
     }
 
     fn take_timings(&mut self, timings: &mut Vec<Timing>) {

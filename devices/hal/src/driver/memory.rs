@@ -1,6 +1,6 @@
-//! The buffers of a device: a pool of its allocations, with the user's limit.
+//! Buffers of a device: a pool of allocations within the user's limit.
 //!
-//! This module must not know commands.
+//! Knows nothing about commands.
 
 use super::{Allocation, Driver};
 use crate::backend::{Limits, Memory, Timing};
@@ -10,10 +10,10 @@ use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
 pub(super) struct DeviceMemory<D: Driver> {
-    // Before the driver: the cached allocations go first.
+    // Declared before the driver, so that cached allocations are dropped first.
     pool: Pool<D::Buffer>,
     driver: Arc<D>,
-    /// Most bytes that the buffers may take together.
+    /// Most bytes that all buffers may take together.
     limit_bytes: u64,
 }
 
@@ -23,7 +23,7 @@ impl<D: Driver> DeviceMemory<D> {
         Ok(Self { pool: Pool::new(limits.pool.clone(), limit_bytes, largest_bytes), driver, limit_bytes })
     }
 
-    /// The heap as it is now, within the limit. Cached allocations count as free.
+    /// Returns the current heap within the limit. Cached allocations count as free.
     pub(super) fn heap(&self) -> Result<Memory> {
         let heap = self.driver.heap()?;
         let cached = self.pool.stats().cached_bytes;
@@ -38,7 +38,7 @@ impl<D: Driver> DeviceMemory<D> {
         self.pool.stats()
     }
 
-    /// A buffer of at least `bytes` bytes.
+    /// Returns a buffer of at least `bytes` bytes.
     pub(super) fn allocate(&mut self, bytes: u64) -> Result<Arc<D::Buffer>> {
         if self.driver.trusts_free_bytes() {
             let free = self.heap()?.free_bytes.unwrap_or(u64::MAX).min(self.pool.free_bytes());
@@ -50,7 +50,7 @@ impl<D: Driver> DeviceMemory<D> {
         let allocated = self.pool.acquire(bytes, Timing::now_ns(), |size| driver.allocate(size));
         allocated.map(Arc::new).map_err(|error| match error {
             Error::OutOfMemory { free: None, .. } => {
-                // More free bytes than that were not enough: they may lie in pieces.
+                // With more than `bytes` bytes free, the failure may come from fragmentation.
                 let free = self.heap().ok().and_then(|heap| heap.free_bytes).filter(|&free| free < bytes);
                 Error::OutOfMemory { wanted: bytes, free }
             }
@@ -62,7 +62,7 @@ impl<D: Driver> DeviceMemory<D> {
         self.pool.drain()
     }
 
-    /// Takes a buffer back. A buffer that a submission still holds is freed with the submission.
+    /// Releases a buffer. A buffer that a submission still uses is freed with the submission.
     pub(super) fn release(&mut self, buffer: Arc<D::Buffer>) {
         let bytes = buffer.bytes();
         match Arc::try_unwrap(buffer) {
@@ -74,7 +74,7 @@ impl<D: Driver> DeviceMemory<D> {
         }
     }
 
-    /// Never gives the cached allocations back.
+    /// Leaks the cached allocations.
     pub(super) fn leak(&mut self) {
         let empty = Pool::new(PoolLimits::default(), 0, 0);
         let _leaked = ManuallyDrop::new(std::mem::replace(&mut self.pool, empty));

@@ -1,17 +1,17 @@
-//! Commands whose ids are resolved to memory and kernels.
+//! Commands with IDs resolved to memory and kernels.
 //!
-//! A script is made once, when a program is recorded or commands are submitted. It is only read afterwards, and keeps what it
-//! names alive. This module must not know waits or points.
+//! A script is created when a program is recorded or commands are submitted. It is immutable and keeps
+//! everything that it names alive. Knows nothing about waits or points.
 
 use super::{Allocation, Driver};
 use crate::command::EntryAbi;
 use crate::error::Result;
-use crate::lanes::{Claim, Claims};
+use crate::queues::{Claim, Claims};
 use crate::region::{HostRegion, Reservation};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Bytes of a buffer.
+/// A range of bytes of a buffer.
 #[derive(Debug)]
 pub struct Span<B> {
     buffer: Arc<B>,
@@ -26,7 +26,7 @@ impl<B> Clone for Span<B> {
 }
 
 impl<B: Allocation> Span<B> {
-    /// `bytes` bytes from `offset` on, or `None` if the buffer does not have them.
+    /// Returns `bytes` bytes from `offset`, or `None` if the buffer is too short.
     pub fn new(buffer: &Arc<B>, offset: u64, bytes: u64) -> Option<Self> {
         let fits = offset.checked_add(bytes)? <= buffer.bytes();
         fits.then(|| Self { buffer: Arc::clone(buffer), offset, bytes })
@@ -37,7 +37,7 @@ impl<B: Allocation> Span<B> {
         &self.buffer
     }
 
-    /// The first byte in the buffer.
+    /// Offset of the first byte in the buffer.
     pub fn offset(&self) -> u64 {
         self.offset
     }
@@ -47,7 +47,7 @@ impl<B: Allocation> Span<B> {
         self.bytes
     }
 
-    /// The part from `offset` on, of at most `most` bytes.
+    /// Returns the part from `offset` on, at most `most` bytes.
     pub fn part(&self, offset: u64, most: u64) -> Self {
         let offset = offset.min(self.bytes);
         let bytes = most.min(self.bytes - offset);
@@ -59,16 +59,16 @@ impl<B: Allocation> Span<B> {
     }
 }
 
-/// A region that the device knows.
+/// A registered region.
 #[derive(Debug)]
 pub struct Registered<R> {
-    /// The driver's hold on it. Dropped before the region.
+    /// Driver state of the region. Dropped before the region.
     pub hold: R,
     /// The region.
     pub region: Arc<HostRegion>,
 }
 
-/// Bytes of a registered region.
+/// A range of bytes of a registered region.
 #[derive(Debug)]
 pub struct HostSpan<R> {
     registered: Arc<Registered<R>>,
@@ -82,7 +82,7 @@ impl<R> Clone for HostSpan<R> {
 }
 
 impl<R> HostSpan<R> {
-    /// `bytes` bytes from `offset` on, or `None` if the region does not have them.
+    /// Returns `bytes` bytes from `offset`, or `None` if the region is too short.
     pub fn new(registered: &Arc<Registered<R>>, offset: u64, bytes: u64) -> Option<Self> {
         let start = usize::try_from(offset).ok()?;
         let end = start.checked_add(usize::try_from(bytes).ok()?)?;
@@ -95,17 +95,17 @@ impl<R> HostSpan<R> {
         &self.registered
     }
 
-    /// Its bytes in the region.
+    /// Range of its bytes in the region.
     pub fn range(&self) -> &Range<usize> {
         &self.range
     }
 
-    /// The first byte.
+    /// Pointer to the first byte.
     pub fn pointer(&self) -> *mut u8 {
         self.registered.region.as_ptr().wrapping_add(self.range.start)
     }
 
-    /// The part from `offset` on, of at most `most` bytes.
+    /// Returns the part from `offset` on, at most `most` bytes.
     pub fn part(&self, offset: u64, most: u64) -> Self {
         let start = self.range.start + (offset as usize).min(self.range.len());
         let bytes = (self.range.end - start).min(usize::try_from(most).unwrap_or(usize::MAX));
@@ -119,15 +119,15 @@ impl<R> HostSpan<R> {
 
 /// A launch of a kernel.
 pub struct Launch<D: Driver> {
-    /// The driver's part. Dropped before the spans that it uses.
+    /// Driver state of the launch. Dropped before the spans that it uses.
     pub code: D::Launch,
-    /// The bindings, in the ABI's order.
+    /// Bindings in the ABI's order.
     pub spans: Vec<Span<D::Buffer>>,
-    /// The entry's interface.
+    /// Interface of the entry.
     pub abi: &'static EntryAbi,
 }
 
-/// A grid in parts of at most `most` groups along each axis: their first groups and sizes.
+/// Splits a grid into parts of at most `most` groups along each axis. Yields their first groups and sizes.
 pub fn grid_parts(grid: [u32; 3], most: [u32; 3]) -> impl Iterator<Item = ([u32; 3], [u32; 3])> {
     let [x, y, z] = [0, 1, 2].map(|axis| {
         let (all, most) = (grid[axis], most[axis].max(1));
@@ -138,42 +138,42 @@ pub fn grid_parts(grid: [u32; 3], most: [u32; 3]) -> impl Iterator<Item = ([u32;
     })
 }
 
-/// A command, ready for the driver. The two sides of a copy are equally long.
+/// A command, ready for the driver. Source and destination of a copy have equal lengths.
 pub enum Step<D: Driver> {
-    /// Launch a kernel over a grid that is not empty.
+    /// Launch a kernel over a non-empty grid.
     Launch(Launch<D>),
     /// Copy between buffers.
     Copy {
-        /// Read from here.
+        /// Source.
         from: Span<D::Buffer>,
-        /// Written to here.
+        /// Destination.
         to: Span<D::Buffer>,
     },
     /// Fill with a word.
     Fill {
-        /// Written to here.
+        /// Destination.
         to: Span<D::Buffer>,
         /// The word.
         word: u32,
     },
-    /// Copy out of a host region.
+    /// Copy from a host region.
     Upload {
-        /// Read from here.
+        /// Source.
         from: HostSpan<D::Region>,
-        /// Written to here.
+        /// Destination.
         to: Span<D::Buffer>,
     },
     /// Copy into a host region.
     Download {
-        /// Read from here.
+        /// Source.
         from: Span<D::Buffer>,
-        /// Written to here.
+        /// Destination.
         to: HostSpan<D::Region>,
     },
 }
 
 impl<D: Driver> Step<D> {
-    /// The use that it makes of a host region, if any.
+    /// Returns its use of a host region, if any.
     fn claim(&self) -> Option<Claim> {
         match self {
             Step::Upload { from, .. } => Some(from.claim(false)),
@@ -182,7 +182,7 @@ impl<D: Driver> Step<D> {
         }
     }
 
-    /// The copy that the host can make in its stead: from where, to where, how many bytes.
+    /// Returns source, destination and length if the host can do the copy itself.
     fn host_copy(&self) -> Option<(*const u8, *mut u8, usize)> {
         match self {
             Step::Upload { from, to } => {
@@ -215,6 +215,8 @@ pub struct Script<D: Driver> {
 }
 
 impl<D: Driver> Script<D> {
+    /// Prepares steps for the queues.
+    ///
     /// # Errors
     /// If the driver refuses.
     pub(super) fn new(driver: &D, steps: Vec<Step<D>>, program: bool) -> Result<Self> {
@@ -222,7 +224,7 @@ impl<D: Driver> Script<D> {
         Ok(Self { recording: driver.prepare(&steps, program)?, steps, claims })
     }
 
-    /// What the driver prepared.
+    /// Driver state of the script.
     pub fn recording(&self) -> &D::Recording {
         &self.recording
     }
@@ -240,7 +242,7 @@ impl<D: Driver> Script<D> {
         self.claims.uses(region)
     }
 
-    /// Leases what it uses of host regions.
+    /// Leases the host region ranges that it uses.
     ///
     /// # Errors
     /// If another lease overlaps it.
@@ -248,20 +250,21 @@ impl<D: Driver> Script<D> {
         self.claims.reserve()
     }
 
-    /// The bytes that it copies, if it does nothing but copies that the host can make.
+    /// Returns the number of bytes that it copies, if it consists of copies that the host can do.
     pub(crate) fn host_bytes(&self) -> Option<usize> {
         self.steps.iter().try_fold(0usize, |sum, step| sum.checked_add(step.host_copy()?.2))
     }
 
-    /// Makes the host's copies.
+    /// Executes the copies on the host.
     ///
     /// # Errors
     /// If another lease overlaps the bytes of a host region.
     pub(crate) fn run_on_host(&self) -> Result<()> {
         let _reserved = self.claims.reserve()?;
         for (from, to, bytes) in self.steps.iter().filter_map(Step::host_copy) {
-            // SAFETY: both ends are inside live memory and equally long; a region's memory is never a buffer's. The region
-            // is reserved; the caller promises with each submission that nothing else touches the buffer meanwhile.
+            // SAFETY: both ends are inside live memory and equally long; a region's memory is never a
+            // buffer's. The region is reserved; the caller promises with each submission that nothing else
+            // touches the buffer meanwhile.
             unsafe { std::ptr::copy_nonoverlapping(from, to, bytes) }
         }
         Ok(())

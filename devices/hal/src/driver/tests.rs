@@ -1,4 +1,5 @@
-//! The device over a driver made of host memory. The stream crate's tests exercise the same device with queues that overlap.
+//! Tests of the device over a driver that uses host memory. The stream crate tests it with queues that
+//! overlap.
 
 use super::*;
 use crate::backend::{
@@ -8,16 +9,16 @@ use crate::caps::Caps;
 use crate::command::{BufferRange, Command, Submission, Work};
 use crate::error::Error;
 use crate::ids::{BufferId, DeviceId, Point, ProgramId, QueueKind, RegionId, TimelineId};
-use crate::lanes::{Common, Ends};
 use crate::pool::class_bytes;
+use crate::queues::{Common, Ends};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const LIMIT: Duration = Duration::from_secs(30);
 const TOTAL_BYTES: u64 = 1 << 20;
 
-/// Memory that counts itself.
+/// Host memory that counts itself.
 struct Block {
     bytes: u64,
     free_bytes: Arc<AtomicU64>,
@@ -85,7 +86,7 @@ impl Driver for Fake {
     }
 }
 
-/// A queue whose submissions end when the test sends a word for each, or lets go of the sender.
+/// A queue whose submissions end when the test sends a word for each, or drops the sender.
 struct FakeQueue {
     held: Option<Receiver<()>>,
     pending: AtomicU64,
@@ -183,7 +184,7 @@ fn fill(buffer: u32) -> Command {
 }
 
 #[test]
-fn closing_waits_for_work_and_gives_everything_back() {
+fn closing_waits_for_work_and_frees_everything() {
     let mut bench = Bench::new(true);
     bench.device.create_buffer(BufferId(0), 4096).unwrap();
     bench.device.record(ProgramId(0), vec![fill(0)]).unwrap();
@@ -195,9 +196,9 @@ fn closing_waits_for_work_and_gives_everything_back() {
     assert_eq!(free.load(Ordering::Relaxed), TOTAL_BYTES);
 }
 
-/// A driver that hangs costs its memory and its threads, and nothing else.
+/// A driver that hangs costs only its memory and its threads.
 #[test]
-fn a_driver_that_never_ends_its_work_is_left_behind() {
+fn a_driver_that_never_finishes_is_left_behind() {
     let mut bench = Bench::new(true);
     bench.device.create_buffer(BufferId(0), 4096).unwrap();
     bench.device.create_buffer(BufferId(1), 256).unwrap();
@@ -210,14 +211,14 @@ fn a_driver_that_never_ends_its_work_is_left_behind() {
     bench.device.close(Instant::now());
     let Bench { device, free_bytes, release } = bench;
     drop(device);
-    let failure = timeline.wait(point.value, Some(PATIENCE)).unwrap_err();
+    let failure = timeline.wait(point.value, Some(LIMIT)).unwrap_err();
     assert!(matches!(failure.root(), Error::Closed { .. }), "{failure:?}");
     let taken = 4096 + class_bytes(256);
     assert_eq!(free_bytes.load(Ordering::Relaxed), TOTAL_BYTES - taken, "the driver may still use it");
-    // The driver ends the work after all: the thread lets go of the script alone.
+    // The driver finishes after all: the thread drops only the script.
     let scripts = Arc::strong_count(&buffer);
     release.send(()).unwrap();
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + LIMIT;
     while Arc::strong_count(&buffer) == scripts && Instant::now() < end {
         std::thread::yield_now();
     }
@@ -226,9 +227,9 @@ fn a_driver_that_never_ends_its_work_is_left_behind() {
     assert!(Arc::strong_count(&driver) > 1, "the driver stays");
 }
 
-/// Calls that let go of programs return while the queue is busy; the memory comes back when the queue has ended its work.
+/// Releasing programs does not wait for a busy queue. Their memory is freed when the queue finishes.
 #[test]
-fn a_queue_that_hangs_holds_up_no_release() {
+fn a_hanging_queue_does_not_block_a_release() {
     let mut bench = Bench::new(true);
     let region = Arc::new(HostRegion::new(64).unwrap());
     bench.device.register_region(RegionId(0), region).unwrap();
@@ -249,11 +250,11 @@ fn a_queue_that_hangs_holds_up_no_release() {
         returned.send(()).unwrap();
         bench
     });
-    calls.recv_timeout(PATIENCE).expect("a release waits for the queue");
+    calls.recv_timeout(LIMIT).expect("a release waits for the queue");
     let bench = thread.join().unwrap();
     assert_eq!(bench.free(), TOTAL_BYTES - 3 * 4096, "the queue may still use it");
     bench.release.send(()).unwrap();
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + LIMIT;
     while bench.free() < TOTAL_BYTES - 2 * 4096 && Instant::now() < end {
         std::thread::yield_now();
     }
@@ -261,7 +262,7 @@ fn a_queue_that_hangs_holds_up_no_release() {
 }
 
 #[test]
-fn a_buffer_in_use_is_never_handed_out_again() {
+fn a_buffer_in_use_is_not_reused() {
     let mut bench = Bench::new(true);
     for id in [0, 1] {
         bench.device.create_buffer(BufferId(id), 5000).unwrap();
@@ -280,7 +281,7 @@ fn a_buffer_in_use_is_never_handed_out_again() {
 }
 
 #[test]
-fn a_shortage_has_sizes() {
+fn a_shortage_reports_sizes() {
     for trusts in [true, false] {
         let mut bench = Bench::new(trusts);
         bench.free_bytes.store(10_000, Ordering::Relaxed);

@@ -1,6 +1,7 @@
-//! Timelines that tell of a device's progress late: a small thread hears the device's own timelines and advances these.
+//! Mirrored timelines that report a device's progress late. A thread follows the device's own timelines and
+//! advances these.
 //!
-//! This module must not know what is submitted, only what points are to pass and when.
+//! Knows nothing about the submitted work, only which points pass and when.
 
 use crate::backend::Device;
 use crate::error::{Error, Result};
@@ -15,35 +16,35 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// The place of the throttled link behind those of the queues.
+/// Index of the throttled link, after those of the queues.
 const LINK: usize = 3;
 
-/// What is to be told of a queue next.
+/// Next event of a mirrored timeline.
 #[derive(Debug)]
 pub(super) enum News {
-    /// Its work is done so far: told later than it is so.
+    /// The work is done up to this value. The mirror reports it late.
     Done {
-        /// The value that passes.
+        /// Value that passes.
         value: u64,
-        /// How much later.
+        /// Delay of the report.
         due: Due,
     },
     /// The device is lost.
     Loss,
 }
 
-/// When finished work is told of.
+/// Time at which finished work is reported.
 #[derive(Debug)]
 pub(super) enum Due {
     /// This long after its end.
     After(Duration),
-    /// When the queue has rested from it. It begins when these points have passed.
-    Rested(Vec<(Arc<Timeline>, u64)>),
-    /// When the link has carried these bytes.
+    /// After the queue has rested from it. The work starts when these points have passed.
+    Rested(Option<Instant>, Vec<(Arc<Timeline>, u64)>),
+    /// After the link has carried these bytes.
     Carried(u64),
 }
 
-/// The first of a queue's news, as far as it is known.
+/// Known times of a queue's first pending event.
 #[derive(Default)]
 struct First {
     begun: Option<Instant>,
@@ -51,42 +52,43 @@ struct First {
     due: Option<Instant>,
 }
 
-/// What the thread shares with the device.
+/// State shared by the thread and the device.
 struct Shared {
     device: DeviceId,
-    /// The device's own timelines; the link's is that of the downloads.
+    /// The device's own timelines. The link uses that of the downloads.
     real: [Arc<Timeline>; 4],
-    /// What everyone else takes for them.
-    told: [Arc<Timeline>; 4],
-    /// Those of the queues again, under another device's name: the device itself waits for these, as if they were foreign.
+    /// Timelines that callers see in their place.
+    visible: [Arc<Timeline>; 4],
+    /// Mirrors of the queues again, under another device's ID. The device itself waits for these as for
+    /// foreign timelines.
     inward: [Arc<Timeline>; 3],
-    /// The places that are told of at all.
+    /// Indices of the timelines that are mirrored.
     places: Range<usize>,
-    /// Held while a loss is told, so that timelines and calls tell of it at once. Whoever listens to timelines makes no calls
-    /// meanwhile.
-    telling: Mutex<()>,
+    /// Held while a loss is reported, so that timelines and calls report it together. Subscribers of
+    /// timelines make no device calls meanwhile.
+    reporting: Mutex<()>,
     news: Mutex<[VecDeque<News>; 4]>,
     closing: AtomicBool,
 }
 
-/// The timelines of a device as others are to see them.
+/// Mirrored timelines of a device.
 pub(super) struct Mirror {
     shared: Arc<Shared>,
     wake: SyncSender<()>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// A name that no device has that was numbered from 0 on, and no other mirror.
-fn stranger() -> DeviceId {
+/// Returns a device ID used by no device numbered from 0 and by no other mirror.
+fn foreign_id() -> DeviceId {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     DeviceId(NEXT.fetch_add(1, Ordering::Relaxed) | 0x8000)
 }
 
 impl Mirror {
-    /// Mirrors a device to which nothing has been submitted: its queues, the throttled link, or both.
+    /// Mirrors a device without submissions: its queues, the throttled link, or both.
     ///
     /// # Errors
-    /// If the device does not import the mirrors, or the system gives no thread.
+    /// If the device cannot import the mirrors, or the system cannot start the thread.
     pub(super) fn new(device: &mut dyn Device, queues: bool, throttle: Throttle) -> Result<Self> {
         let id = device.id();
         let end = if throttle.link_bytes_per_s.is_some() { LINK + 1 } else { LINK };
@@ -94,7 +96,7 @@ impl Mirror {
         if queues {
             shared.inward.iter().try_for_each(|timeline| device.import_timeline(Arc::clone(timeline)))?;
         }
-        // One reminder is as good as many.
+        // One pending wake-up is enough.
         let (wake, reminders) = sync_channel(1);
         let (theirs, pace) = (Arc::clone(&shared), Pace::new(throttle));
         let name = format!("faults of {id}");
@@ -106,7 +108,7 @@ impl Mirror {
         Ok(mirror)
     }
 
-    /// Looks again whenever this timeline moves.
+    /// Wakes the thread whenever this timeline changes.
     pub(super) fn listen(&self, timeline: &Timeline) {
         let wake = self.wake.clone();
         timeline.subscribe(move |_| {
@@ -114,46 +116,46 @@ impl Mirror {
         });
     }
 
-    /// Whether it stands for the device's queues, not for its link alone.
+    /// Returns true if it mirrors the queues and not only the link.
     pub(super) fn has_queues(&self) -> bool {
         self.shared.places.start == 0
     }
 
-    /// The timeline of the throttled link.
+    /// Returns the timeline of the throttled link.
     pub(super) fn link(&self) -> Arc<Timeline> {
-        Arc::clone(&self.shared.told[LINK])
+        Arc::clone(&self.shared.visible[LINK])
     }
 
-    /// The next thing to be told of the throttled link.
+    /// Appends an event of the throttled link.
     pub(super) fn expect_on_link(&self, news: News) {
         self.shared.news()[LINK].push_back(news);
         let _ = self.wake.try_send(());
     }
 
     pub(super) fn timeline(&self, queue: QueueKind) -> Arc<Timeline> {
-        Arc::clone(&self.shared.told[queue.index()])
+        Arc::clone(&self.shared.visible[queue.index()])
     }
 
-    /// The error with which the device was lost, once it is known.
+    /// Returns the error with which the device was lost, if it is known.
     pub(super) fn loss(&self) -> Option<Error> {
         self.shared.loss()
     }
 
-    /// The next thing to be told of a queue.
+    /// Appends an event of a queue.
     pub(super) fn expect(&self, queue: QueueKind, news: News) {
         self.shared.news()[queue.index()].push_back(news);
         let _ = self.wake.try_send(());
     }
 
-    /// Ends a queue's timeline.
+    /// Fails a queue's timeline.
     pub(super) fn fail(&self, queue: QueueKind, error: &Error) {
         self.shared.fail(queue.index(), error);
     }
 
-    /// Has waits for the device's own points wait for their mirrors.
+    /// Replaces waits for the device's own points by waits for their mirrors.
     pub(super) fn redirect(&self, waits: &mut [Point]) {
         for point in waits.iter_mut().filter(|p| p.timeline.device == self.shared.device) {
-            point.timeline.device = self.shared.stranger();
+            point.timeline.device = self.shared.foreign_id();
         }
     }
 }
@@ -163,7 +165,7 @@ impl Drop for Mirror {
         self.shared.closing.store(true, Ordering::Release);
         let _ = self.wake.try_send(());
         if let Some(thread) = self.thread.take() {
-            // It calls nothing that panics.
+            // The thread calls nothing that panics.
             let _ = thread.join();
         }
     }
@@ -173,20 +175,20 @@ impl Shared {
     fn new(real: impl Fn(QueueKind) -> Arc<Timeline>, device: DeviceId, places: Range<usize>) -> Arc<Self> {
         let [compute, upload, download] = QueueKind::ALL;
         let all = [compute, upload, download, download];
-        let stranger = stranger();
+        let foreign_id = foreign_id();
         Arc::new(Self {
             device,
             real: all.map(real),
-            told: all.map(|queue| Timeline::new(TimelineId { device, queue })),
-            inward: QueueKind::ALL.map(|queue| Timeline::new(TimelineId { device: stranger, queue })),
+            visible: all.map(|queue| Timeline::new(TimelineId { device, queue })),
+            inward: QueueKind::ALL.map(|queue| Timeline::new(TimelineId { device: foreign_id, queue })),
             places,
-            telling: Mutex::default(),
+            reporting: Mutex::default(),
             news: Mutex::default(),
             closing: AtomicBool::new(false),
         })
     }
 
-    fn stranger(&self) -> DeviceId {
+    fn foreign_id(&self) -> DeviceId {
         self.inward[0].id().device
     }
 
@@ -194,22 +196,22 @@ impl Shared {
         self.news.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn telling(&self) -> MutexGuard<'_, ()> {
-        self.telling.lock().unwrap_or_else(PoisonError::into_inner)
+    fn reporting(&self) -> MutexGuard<'_, ()> {
+        self.reporting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What calls say of a loss.
+    /// Returns the loss that calls report.
     fn loss(&self) -> Option<Error> {
-        let _told = self.telling();
+        let _guard = self.reporting();
         self.inward[0].failure().filter(|error| matches!(error, Error::Lost { .. }))
     }
 
-    /// The body of the thread: sleeps until something is due or the device's timelines move.
+    /// Runs the thread: sleeps until an event is due or the device's timelines move.
     fn serve(&self, reminders: &Receiver<()>, mut pace: Pace) {
         let mut firsts: [First; 4] = Default::default();
         while !self.closing.load(Ordering::Acquire) {
             let places = self.places.clone();
-            let next = places.filter_map(|place| self.tell(place, &mut firsts[place], &mut pace)).min();
+            let next = places.filter_map(|place| self.report(place, &mut firsts[place], &mut pace)).min();
             let woken = match next {
                 Some(at) => reminders.recv_timeout(at.saturating_duration_since(Instant::now())),
                 None => reminders.recv().map_err(RecvTimeoutError::from),
@@ -221,26 +223,27 @@ impl Shared {
         self.fail_all(&Error::Closed { cause: "the device was closed".into() });
     }
 
-    /// Tells what is due at a place; when the next news are due, if that is known.
-    fn tell(&self, place: usize, first: &mut First, pace: &mut Pace) -> Option<Instant> {
+    /// Reports due events of a timeline. Returns when the next event is due, if known.
+    fn report(&self, place: usize, first: &mut First, pace: &mut Pace) -> Option<Instant> {
         loop {
             let mut news = self.news();
             let News::Done { value, due } = news[place].front()? else {
                 drop(news);
-                self.fail_all(&Error::Lost { cause: "by a fault on demand".into() });
+                self.fail_all(&Error::Lost { cause: "injected fault".into() });
                 return None;
             };
             let (value, now) = (*value, Instant::now());
             let passed = |(timeline, value): &(Arc<Timeline>, u64)| timeline.value() >= *value;
-            if matches!(due, Due::Rested(waits) if waits.iter().all(passed)) {
-                first.begun.get_or_insert(now);
+            if let Due::Rested(begun, waits) = due {
+                let begins = || waits.iter().all(passed).then_some(now);
+                first.begun = first.begun.or(*begun).or_else(begins);
             }
             let failure = self.real[place].failure();
-            // Looked at after the failure: what passed before it has passed.
+            // Read after the failure: a value that passed before it has passed.
             if self.real[place].value() < value {
                 drop(news);
                 if let Some(error) = failure {
-                    self.fail(place, &self.as_told(error));
+                    self.fail(place, &self.with_public_names(error));
                 }
                 return None;
             }
@@ -248,7 +251,7 @@ impl Shared {
             if first.due.is_none() {
                 first.due = match due {
                     Due::After(delay) => now.checked_add(*delay),
-                    Due::Rested(_) => now.checked_add(pace.rest(now - first.begun.unwrap_or(now))),
+                    Due::Rested(..) => now.checked_add(pace.rest(now - first.begun.unwrap_or(now))),
                     Due::Carried(bytes) => pace.passed(now, *bytes),
                 };
             }
@@ -256,39 +259,40 @@ impl Shared {
             if at > now {
                 return Some(at);
             }
-            if matches!(due, Due::Rested(_)) {
+            if matches!(due, Due::Rested(..)) {
                 pace.rested(now - ended);
             }
             *first = First::default();
             news[place].pop_front();
             drop(news);
             self.inward.get(place).iter().for_each(|inward| inward.advance(value));
-            self.told[place].advance(value);
+            self.visible[place].advance(value);
         }
     }
 
     fn fail(&self, place: usize, error: &Error) {
-        self.told[place].fail(error.clone());
+        self.visible[place].fail(error.clone());
         self.inward.get(place).iter().for_each(|inward| inward.fail(error.clone()));
         self.news()[place].clear();
     }
 
     fn fail_all(&self, error: &Error) {
-        // Whoever hears of a loss by a call ends the timelines that the device has told so far, as its own end; the loss is to
-        // be there before. And whoever hears of it by a timeline is to hear the same by the next call.
-        let _telling = self.telling();
-        self.told[self.places.clone()].iter().for_each(|timeline| timeline.fail(error.clone()));
+        // A caller that learns of a loss from a call fails the visible timelines itself, so the loss must be
+        // recorded first. A subscriber that learns of it from a timeline must get the same error from its
+        // next call.
+        let _reporting = self.reporting();
+        self.visible[self.places.clone()].iter().for_each(|timeline| timeline.fail(error.clone()));
         self.places.clone().for_each(|place| self.fail(place, error));
     }
 
-    /// An error with the points of the mirrors by their usual names.
-    fn as_told(&self, error: Error) -> Error {
+    /// Renames mirrored points in an error to the names that callers know.
+    fn with_public_names(&self, error: Error) -> Error {
         match error {
             Error::Poisoned { mut point, cause } => {
-                if point.timeline.device == self.stranger() {
+                if point.timeline.device == self.foreign_id() {
                     point.timeline.device = self.device;
                 }
-                Error::Poisoned { point, cause: Box::new(self.as_told(*cause)) }
+                Error::Poisoned { point, cause: Box::new(self.with_public_names(*cause)) }
             }
             other => other,
         }
@@ -301,7 +305,7 @@ mod tests {
 
     const DEVICE: DeviceId = DeviceId(3);
 
-    /// A mirror's share, without a device behind it.
+    /// Returns the shared state of a mirror without a device.
     fn shared() -> Arc<Shared> {
         Shared::new(|queue| Timeline::new(TimelineId { device: DEVICE, queue }), DEVICE, 0..LINK)
     }
@@ -310,18 +314,18 @@ mod tests {
         Error::Lost { cause: "unplugged".into() }
     }
 
-    /// A call that is made when a timeline has told.
+    /// Calls after any timeline has reported a loss report it too.
     #[test]
-    fn after_any_timeline_calls_tell_of_a_loss_too() {
+    fn calls_report_a_loss_after_any_timeline_has() {
         let shared = shared();
         let (sender, calls) = std::sync::mpsc::channel();
-        for timeline in &shared.told[..LINK] {
+        for timeline in &shared.visible[..LINK] {
             let (theirs, sender) = (Arc::clone(&shared), sender.clone());
             timeline.subscribe(move |progress| {
                 if progress.failure.is_some() {
                     let (theirs, sender) = (Arc::clone(&theirs), sender.clone());
                     std::thread::spawn(move || sender.send(theirs.loss()));
-                    // Time enough for a call that does not wait until all are told.
+                    // Long enough for a call that does not wait until all timelines have failed.
                     std::thread::sleep(Duration::from_millis(20));
                 }
             });
@@ -333,10 +337,10 @@ mod tests {
     }
 
     #[test]
-    fn every_timeline_tells_of_a_loss_before_any_call_does() {
+    fn every_timeline_reports_a_loss_before_any_call() {
         let shared = shared();
         let heard = Arc::new(Mutex::new(Vec::new()));
-        for timeline in &shared.told[..LINK] {
+        for timeline in &shared.visible[..LINK] {
             let (theirs, heard) = (Arc::clone(&shared), Arc::clone(&heard));
             timeline.subscribe(move |progress| {
                 if progress.failure.is_some() {

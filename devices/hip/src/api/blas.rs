@@ -1,27 +1,27 @@
-//! rocBLAS, AMD's library of matrix products: whether it is there, and for which architectures.
+//! Detection of rocBLAS, AMD's matrix product library, and of the architectures that it supports.
 //!
-//! It ends the process when it is asked for an architecture that it has no kernels for. So it is held to what lies beside it:
-//! its kernels are files with the architectures in their names, in `rocblas/library` beside the library or where
-//! `ROCBLAS_TENSILE_LIBPATH` says. This module must not know what a device does with it.
+//! rocBLAS aborts the process for an architecture without kernels. So its kernel files are checked first:
+//! their names contain the architectures, and they lie in `rocblas/library` beside the library or in
+//! `ROCBLAS_TENSILE_LIBPATH`. Does not know how a device uses the library.
 
 use super::library::{self, BlasFunctions, Version};
 use super::text;
 use ragtag_hal::{Error, Result};
 use std::path::{Path, PathBuf};
 
-/// Where rocBLAS itself looks first.
+/// Variable with the folder that rocBLAS searches first.
 const KERNELS: &str = "ROCBLAS_TENSILE_LIBPATH";
 
-/// The library.
+/// The loaded library.
 pub(crate) struct Blas {
     pub(crate) functions: BlasFunctions,
     pub(crate) version: String,
-    /// The names of its files of kernels.
+    /// Names of its kernel files.
     kernels: Vec<String>,
 }
 
 impl Blas {
-    /// The library for a version of the runtime, if there is one.
+    /// Finds the library for a version of the runtime.
     pub(super) fn find(version: Version) -> Option<Self> {
         let (functions, name) = library::blas(version)?;
         let said = text::<128>(|buffer, bytes| {
@@ -30,25 +30,25 @@ impl Blas {
                 (functions.rocblas_get_version_string)(buffer, bytes.unsigned_abs() as usize)
             })
         });
-        let told = std::env::var_os(KERNELS).filter(|path| !path.is_empty()).map(PathBuf::from);
-        let folder = told.or_else(|| Some(place(&name)?.parent()?.join("rocblas").join("library")));
+        let variable = std::env::var_os(KERNELS).filter(|path| !path.is_empty()).map(PathBuf::from);
+        let folder = variable.or_else(|| Some(place(&name)?.parent()?.join("rocblas").join("library")));
         let kernels = folder.map_or_else(Vec::new, |folder| names(&folder));
-        tracing::debug!(name, ?said, files = kernels.len(), "rocBLAS");
+        tracing::debug!(name, ?said, files = kernels.len(), "found rocBLAS");
         Some(Self { functions, version: said.ok()?, kernels })
     }
 
-    /// Whether it has kernels for an architecture, as in `gfx90a`.
+    /// Returns true if it has kernels for an architecture such as `gfx90a`.
     pub(crate) fn serves(&self, architecture: &str) -> bool {
         self.kernels.iter().any(|name| names_architecture(name, architecture))
     }
 }
 
-/// Makes an error of what a function of rocBLAS returns: its codes are not HIP's.
+/// Converts a return code of rocBLAS to a result. Its codes differ from HIP's.
 pub(crate) fn check(function: &str, returned: i32) -> Result<()> {
     if returned == 0 { Ok(()) } else { Err(Error::Api { call: function.into(), code: returned.into() }) }
 }
 
-/// Where a library lies that was loaded by a name: if that is no path, the system says it on Linux.
+/// Returns the path of a library that was loaded by name. If the name is no path, Linux reports it.
 fn place(name: &str) -> Option<PathBuf> {
     let path = Path::new(name);
     if path.is_absolute() {
@@ -63,13 +63,14 @@ fn place(name: &str) -> Option<PathBuf> {
     paths.into_iter().find(is_it).map(Path::to_path_buf)
 }
 
-/// The names of a folder's files; none if it is not there.
+/// Returns the file names in a folder, or none if the folder is missing.
 fn names(folder: &Path) -> Vec<String> {
     let files = std::fs::read_dir(folder).into_iter().flatten().filter_map(std::result::Result::ok);
     files.filter_map(|file| file.file_name().into_string().ok()).collect()
 }
 
-/// Whether a file's name has an architecture in it, and not one whose name only begins like it: `gfx90a` is not `gfx90`.
+/// Returns true if a file name contains this architecture, and not a longer one with it as prefix: `gfx90a`
+/// is not `gfx90`.
 fn names_architecture(name: &str, architecture: &str) -> bool {
     let ends = |rest: &str| !rest.starts_with(|c: char| c.is_ascii_alphanumeric());
     name.match_indices(architecture).any(|(at, found)| ends(&name[at + found.len()..]))
@@ -80,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kernels_name_their_architectures() {
+    fn kernel_files_name_their_architectures() {
         for (name, architecture, found) in [
             ("TensileLibrary_lazy_gfx90a.dat", "gfx90a", true),
             ("TensileLibrary_Type_HS_HPA_Contraction_l_Alik_Bljk_Cijk_Dijk_gfx1030.co", "gfx1030", true),
@@ -95,8 +96,8 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn libraries_are_found_where_they_were_loaded_from() {
-        // A program has the C library loaded, under its own name or by way of it.
+    fn libraries_are_found_at_their_load_path() {
+        // The process has loaded the C library, directly or indirectly.
         let libc = place("libc.so.6");
         assert!(libc.is_none_or(|path| path.is_absolute() && path.exists()));
         assert_eq!(place("libragtag-has-no-such-library.so.1"), None);

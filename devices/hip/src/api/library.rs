@@ -1,19 +1,19 @@
-//! HIP's libraries: found when the program runs, loaded once, never unloaded.
+//! HIP's libraries: found at run time, loaded once, never unloaded.
 //!
-//! This module must not know what the functions are called for.
+//! Does not know what the functions are called for.
 
 use super::symbols::Handle;
 use ragtag_stream::{Library, functions, places};
 use std::ffi::c_char;
 use std::fmt;
 
-/// The library of the runtime: version 7, 6 or 5, else whichever there is.
+/// Names of the runtime library: versions 7, 6 and 5, then the unversioned name.
 const RUNTIME: &[&str] = if cfg!(windows) {
     &["amdhip64_7.dll", "amdhip64_6.dll", "amdhip64.dll"]
 } else {
     &["libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5", "libamdhip64.so"]
 };
-/// Where AMD's packages put everything.
+/// Installation folder of AMD's packages.
 const ROCM: &str = "/opt/rocm";
 
 macro_rules! tables {
@@ -22,15 +22,15 @@ macro_rules! tables {
      hiprtc { $(fn $rtc:ident($($_r:ident: $rtc_type:ty),* $(,)?);)* }
      rocblas { $(fn $blas:ident($($_b:ident: $blas_type:ty),* $(,)?);)* }) => {
         functions! {
-            /// The functions of the runtime.
+            /// Functions of the runtime.
             Functions { $($hip($($hip_type),*) -> i32;)* } optional { $($optional($($optional_type),*) -> i32;)* }
         }
         functions! {
-            /// The functions of the compiler.
+            /// Functions of the compiler.
             CompilerFunctions { $($rtc($($rtc_type),*) -> i32;)* }
         }
         functions! {
-            /// The functions of the library of matrix products.
+            /// Functions of the matrix product library.
             BlasFunctions { $($blas($($blas_type),*) -> i32;)* }
         }
     };
@@ -46,7 +46,7 @@ pub(crate) struct Version {
 }
 
 impl Version {
-    /// From the number that HIP packs it in.
+    /// Unpacks HIP's version number.
     pub(super) fn of(number: i32) -> Self {
         let number = number.unsigned_abs();
         Self { major: number / 10_000_000, minor: number / 100_000 % 100, patch: number % 100_000 }
@@ -59,19 +59,20 @@ impl fmt::Display for Version {
     }
 }
 
-/// Loads the first of some libraries that is there, with its name.
+/// Loads the first library of the list that can be loaded, and returns its name.
 ///
 /// # Errors
-/// What was tried, and what the loader says about those that are there and cannot be loaded.
+/// The names that were tried, and the loader's message about a library that exists but cannot be loaded.
 fn load(names: &[&str]) -> Result<(Library, String), NotLoaded> {
     let mut not = NotLoaded { tried: Vec::new(), broken: None };
     for place in places(names, &["ROCM_PATH"], ROCM, "lib") {
         let name = place.to_string_lossy().into_owned();
-        // SAFETY: what these libraries do when they are loaded is what every program that uses HIP does.
+        // SAFETY: these libraries' initialisers run in every program that uses HIP.
         match unsafe { Library::load(&place) } {
             Ok(library) => return Ok((library, name)),
             Err(said) => {
-                // A library that is there but lacks another one is worth more words than one that is not there.
+                // The error of a library that exists but lacks a dependency is more useful than that of a
+                // missing library.
                 if is_broken(&said, &name) {
                     not.broken.get_or_insert(said);
                 }
@@ -82,38 +83,38 @@ fn load(names: &[&str]) -> Result<(Library, String), NotLoaded> {
     Err(not)
 }
 
-/// Why no library was loaded.
+/// Reason why no library was loaded.
 #[derive(Debug)]
 pub(crate) struct NotLoaded {
-    /// The names that were tried.
+    /// Names that were tried.
     pub(crate) tried: Vec<String>,
-    /// What the loader says about one that is there.
+    /// Loader's message about a library that exists.
     pub(crate) broken: Option<String>,
 }
 
-/// Whether the loader complains of something else than that this very file is not there. On Linux it says which file it
-/// misses first.
+/// Returns true if the loader's message is not about this file being missing. On Linux the message starts
+/// with the missing file.
 fn is_broken(said: &str, name: &str) -> bool {
     cfg!(target_os = "linux") && !said.starts_with(&format!("{name}: cannot open shared object file"))
 }
 
-/// The runtime's library.
+/// The runtime library.
 pub(crate) struct Runtime {
     pub(crate) functions: Functions,
-    /// Whether it takes memory of other APIs.
+    /// Whether it can import memory of other APIs.
     pub(crate) imports_memory: bool,
-    /// The name that it was found by.
+    /// Name under which it was found.
     pub(crate) name: String,
 }
 
 /// Loads the runtime.
 ///
 /// # Errors
-/// What was tried, and what is wrong, in words.
+/// The names that were tried, and the cause as text.
 pub(crate) fn runtime() -> Result<Runtime, (Vec<String>, String)> {
     let (library, name) = load(RUNTIME).map_err(|not| {
         let cause = match &not.broken {
-            Some(said) => format!("HIP's library does not load: {said}"),
+            Some(said) => format!("cannot load HIP's library: {said}"),
             None => "HIP's library is not installed".into(),
         };
         (not.tried, cause)
@@ -121,12 +122,13 @@ pub(crate) fn runtime() -> Result<Runtime, (Vec<String>, String)> {
     let functions = Functions::of(library).map_err(|missing| {
         (vec![name.clone()], format!("{name} has no {missing}: HIP 5 or newer is needed"))
     })?;
-    // SAFETY: nobody calls it; only whether it is there is asked.
+    // SAFETY: only looked up, never called.
     let imports_memory = unsafe { library.symbol::<Handle>("hipImportExternalMemory") }.is_some();
     Ok(Runtime { functions, imports_memory, name })
 }
 
-/// Names of rocBLAS's library for a version of the runtime, which it is linked to: another would bring in another runtime.
+/// Returns the names of rocBLAS for a version of the runtime. It links to that version; another one would
+/// load a second runtime.
 fn blas_names(version: Version) -> &'static [&'static str] {
     match version.major {
         _ if cfg!(windows) => &["rocblas.dll"],
@@ -137,24 +139,24 @@ fn blas_names(version: Version) -> &'static [&'static str] {
     }
 }
 
-/// Loads rocBLAS, if it is there with all that is needed of it, and says by which name.
+/// Loads rocBLAS if it is installed with all needed functions. Returns the functions and the library's name.
 pub(crate) fn blas(version: Version) -> Option<(BlasFunctions, String)> {
     let (library, name) = load(blas_names(version)).ok()?;
     BlasFunctions::of(library)
-        .inspect_err(|missing| tracing::debug!(name, missing, "this rocBLAS is not used"))
+        .inspect_err(|missing| tracing::debug!(name, missing, "ignoring a rocBLAS that lacks a function"))
         .ok()
         .map(|functions| (functions, name))
 }
 
-/// The compiler's library.
+/// The compiler library.
 pub(crate) struct CompilerLibrary {
     pub(crate) functions: CompilerFunctions,
-    /// The name that it was found by.
+    /// Name under which it was found.
     pub(crate) name: String,
 }
 
-/// Names of the compiler's library for a version of the runtime: its own first, then the runtime itself, which had the
-/// compiler in it up to HIP 6, then others.
+/// Returns the names of the compiler library for a version of the runtime: its own first, then the runtime
+/// itself, which contained the compiler up to HIP 6, then others.
 pub(crate) fn compiler_names(runtime: &str, version: Version) -> Vec<String> {
     let Version { major, minor, .. } = version;
     if cfg!(windows) {
@@ -168,10 +170,10 @@ pub(crate) fn compiler_names(runtime: &str, version: Version) -> Vec<String> {
         .collect()
 }
 
-/// Loads the first of these libraries that has a compiler in it.
+/// Loads the first of these libraries that contains a compiler.
 ///
 /// # Errors
-/// What was tried.
+/// The names that were tried.
 pub(crate) fn compiler(names: &[String]) -> Result<CompilerLibrary, Vec<String>> {
     let mut tried = Vec::new();
     for name in names {
@@ -212,7 +214,7 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn a_library_that_is_there_and_does_not_load_is_told_from_one_that_is_not_there() {
+    fn a_broken_library_is_distinguished_from_a_missing_one() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("libbroken.so");
         std::fs::write(&path, "not a library").unwrap();

@@ -1,7 +1,7 @@
-//! HIP's calls as results, and what it says about devices.
+//! HIP's calls as results, and its properties of devices.
 //!
-//! The library is loaded and HIP initialised once in a process. This module must not know what adapters, streams or
-//! programs are for; only the hardware layer's errors.
+//! The library is loaded and HIP initialised once per process. Does not know adapters, streams or programs;
+//! of the hardware layer it knows only the errors.
 
 mod blas;
 mod compiler;
@@ -18,31 +18,32 @@ use std::ffi::{CStr, c_char};
 use std::sync::OnceLock;
 use symbols::{PROPERTIES_R0000, PROPERTIES_R0600, Properties, code};
 
-/// Room for what `hipGetDeviceProperties` writes, and for what a later version might: words, so that it is aligned.
+/// Size of the buffer for `hipGetDeviceProperties`, with room for later versions. In 64-bit words for
+/// alignment.
 const PROPERTIES_WORDS: usize = 1024;
 
-/// HIP's runtime, initialised.
+/// The initialised HIP runtime.
 pub(crate) struct Api {
     pub(crate) functions: Functions,
-    /// The name that the library was found by.
+    /// Name under which the library was found.
     pub(crate) library: String,
     pub(crate) version: Version,
-    /// Devices that it shows.
+    /// Number of visible devices.
     pub(crate) devices: i32,
-    /// Whether it takes memory of other APIs.
+    /// Whether it can import memory of other APIs.
     pub(crate) imports_memory: bool,
 }
 
-/// The runtime, loaded by whoever asks first.
+/// Returns the runtime, loaded on first use.
 ///
 /// # Errors
-/// That there is no library, or no device.
+/// If there is no library or no device.
 pub(crate) fn api() -> std::result::Result<&'static Api, Unavailable> {
     static API: OnceLock<std::result::Result<Api, Unavailable>> = OnceLock::new();
     API.get_or_init(Api::load).as_ref().map_err(Clone::clone)
 }
 
-/// The compiler beside the runtime, loaded by whoever asks first.
+/// Returns the compiler for the runtime, loaded on first use.
 ///
 /// # Errors
 /// The names that were tried.
@@ -51,13 +52,13 @@ pub(crate) fn compiler(api: &'static Api) -> std::result::Result<&'static Compil
     COMPILER.get_or_init(|| Compiler::beside(&api.library, api.version)).as_ref().map_err(Clone::clone)
 }
 
-/// The library of matrix products beside the runtime, loaded by whoever asks first; `None` if there is none.
+/// Returns the matrix product library for the runtime, loaded on first use, or `None` if it is not installed.
 pub(crate) fn blas(api: &'static Api) -> Option<&'static Blas> {
     static BLAS: OnceLock<Option<Blas>> = OnceLock::new();
     BLAS.get_or_init(|| Blas::find(api.version)).as_ref()
 }
 
-/// Calls a function of the runtime, and makes an error of what it returns.
+/// Calls a function of the runtime and converts its return code to a result.
 macro_rules! call {
     ($functions:expr, $function:ident($($argument:expr),* $(,)?)) => {{
         let returned = ($functions.$function)($($argument),*);
@@ -65,7 +66,7 @@ macro_rules! call {
     }};
 }
 
-/// The same for a function that some versions lack.
+/// Like `call!`, for a function that some versions lack.
 macro_rules! call_optional {
     ($functions:expr, $function:ident($($argument:expr),* $(,)?)) => {{
         match $functions.$function {
@@ -90,7 +91,7 @@ impl Api {
         let library::Runtime { functions, imports_memory, name: library } = loaded;
         let unavailable = |cause: String| Unavailable { tried: vec![library.clone()], cause };
         let (mut number, mut devices) = (0, 0);
-        // SAFETY: each is given what its declaration asks for; nothing was initialised before.
+        // SAFETY: arguments as in the declarations; nothing was initialised before.
         let started = unsafe {
             call!(functions, hipRuntimeGetVersion(&raw mut number))
                 .and_then(|()| call!(functions, hipGetDeviceCount(&raw mut devices)))
@@ -101,7 +102,7 @@ impl Api {
             Ok(()) if devices > 0 => Ok(Self { functions, library, version, devices, imports_memory }),
             Ok(()) => Err(unavailable(no_device(version, None))),
             Err(error) if says_no_device(&error) => Err(unavailable(no_device(version, Some(&error)))),
-            Err(error) => Err(unavailable(format!("HIP does not start: {error}"))),
+            Err(error) => Err(unavailable(format!("cannot initialise HIP: {error}"))),
         }
     }
 
@@ -110,10 +111,12 @@ impl Api {
     /// # Errors
     /// If the driver refuses.
     pub(crate) fn select(&self, device: i32) -> Result<()> {
-        // SAFETY: any number may be asked for.
+        // SAFETY: any number is valid.
         unsafe { call!(self.functions, hipSetDevice(device)) }
     }
 
+    /// Returns the device's name.
+    ///
     /// # Errors
     /// If the driver refuses.
     pub(crate) fn name(&self, device: i32) -> Result<String> {
@@ -123,6 +126,8 @@ impl Api {
         })
     }
 
+    /// Returns the size of the device's memory.
+    ///
     /// # Errors
     /// If the driver refuses.
     pub(crate) fn total_bytes(&self, device: i32) -> Result<u64> {
@@ -132,7 +137,7 @@ impl Api {
         Ok(bytes as u64)
     }
 
-    /// Bytes that are free, and all bytes, of the device that is current on this thread.
+    /// Returns free and total bytes of the current device's memory.
     ///
     /// # Errors
     /// If the driver refuses.
@@ -143,10 +148,10 @@ impl Api {
         Ok((free as u64, total as u64))
     }
 
-    /// A number that the device is described by.
+    /// Returns a numeric attribute of the device.
     ///
     /// # Errors
-    /// If the driver refuses, or does not know it.
+    /// If the driver refuses or does not know it.
     pub(crate) fn attribute(&self, attribute: i32, device: i32) -> Result<u32> {
         let mut value = 0;
         // SAFETY: it writes one number.
@@ -155,7 +160,7 @@ impl Api {
             .map_err(|_| Error::invalid(format!("attribute {attribute} of device {device} is {value}")))
     }
 
-    /// Whether a device reaches another's memory, as far as the driver knows.
+    /// Returns true if a device can access another's memory, according to the driver.
     pub(crate) fn reaches(&self, device: i32, peer: i32) -> bool {
         let mut can = 0;
         // SAFETY: it writes one number.
@@ -163,14 +168,14 @@ impl Api {
         asked.is_ok() && can != 0
     }
 
-    /// The device's architecture with its settings, as in `gfx90a:sramecc+:xnack-`.
+    /// Returns the device's architecture with its settings, such as `gfx90a:sramecc+:xnack-`.
     ///
     /// # Errors
-    /// If the driver refuses, or says something else.
+    /// If the driver refuses or reports an invalid value.
     pub(crate) fn architecture(&self, device: i32) -> Result<String> {
         let mut words = [0u64; PROPERTIES_WORDS];
         let properties = words.as_mut_ptr().cast();
-        // The functions have the same name in the headers, and write different structures.
+        // The headers use one name for both functions, but they write different structures.
         let layout = if self.functions.hipGetDevicePropertiesR0600.is_some() {
             // SAFETY: there is room for the structure.
             unsafe { call_optional!(self.functions, hipGetDevicePropertiesR0600(properties, device)) }?;
@@ -184,7 +189,7 @@ impl Api {
         architecture_in(&bytes, layout)
     }
 
-    /// Where the device is on the bus, if the driver says so.
+    /// Returns the device's PCI address, if the driver reports it.
     pub(crate) fn pci(&self, device: i32) -> Option<PciAddress> {
         let said = text::<64>(|buffer, bytes| {
             // SAFETY: the buffer has these bytes.
@@ -193,7 +198,7 @@ impl Api {
         said.ok()?.parse().ok()
     }
 
-    /// The device's UUID, if the driver has one for it.
+    /// Returns the device's UUID, if the driver reports one.
     pub(crate) fn uuid(&self, device: i32) -> Option<[u8; 16]> {
         let mut uuid = [0; 16];
         // SAFETY: it writes sixteen bytes.
@@ -211,7 +216,7 @@ fn no_device(version: Version, said: Option<&Error>) -> String {
     format!("HIP {version} is installed and finds no AMD device ({said})")
 }
 
-/// A text that a function writes into a buffer of so many bytes.
+/// Returns a string that a function writes to a buffer of `BYTES` bytes.
 fn text<const BYTES: usize>(write: impl FnOnce(*mut c_char, i32) -> Result<()>) -> Result<String> {
     let mut buffer = [0u8; BYTES];
     // The last byte stays zero.
@@ -224,13 +229,13 @@ fn until_zero(bytes: &[u8]) -> String {
     String::from_utf8_lossy(text).trim().to_string()
 }
 
-/// The architecture in a structure of properties.
+/// Returns the architecture in a structure of properties.
 fn architecture_in(properties: &[u8], layout: Properties) -> Result<String> {
     let said = until_zero(properties.get(layout.architecture_at..layout.bytes).unwrap_or_default());
     if said.starts_with("gfx") && said.len() < 256 {
         Ok(said)
     } else {
-        Err(Error::invalid(format!("an architecture named {said:?}")))
+        Err(Error::invalid(format!("invalid architecture name {said:?}")))
     }
 }
 
@@ -239,7 +244,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_architecture_is_read_where_each_version_has_it() {
+    fn the_architecture_is_read_from_both_layouts() {
         for layout in [PROPERTIES_R0000, PROPERTIES_R0600] {
             let mut properties = vec![0u8; 8 * PROPERTIES_WORDS];
             properties[layout.architecture_at..][..13].copy_from_slice(b"gfx90a:xnack-");
@@ -250,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn no_device_is_told_from_other_failures() {
+    fn no_device_is_distinguished_from_other_failures() {
         for code in [code::NO_DEVICE, code::INVALID_DEVICE] {
             assert!(says_no_device(&failure("hipInit", code)));
         }

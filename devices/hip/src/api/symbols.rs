@@ -1,17 +1,18 @@
-//! The functions of HIP, hiprtc and rocBLAS that Ragtag calls, in one list: the backend's tables are made from it, and so are
-//! the stand-ins for a driver that tests load.
+//! The functions of HIP, hiprtc and rocBLAS that Ragtag calls, in one list. The backend's tables and the
+//! tests' stand-ins for a driver are generated from it.
 //!
-//! After the headers `hip/hip_runtime_api.h` and `hip/hiprtc.h` of HIP 5.0 to 7.0 and `rocblas/rocblas.h` of the same, in
-//! which these signatures are the same. Each function returns a code, 0 for success; enumerations travel as `i32`,
-//! `hipDevice_t` is the device's ordinal. This module must not know what the functions are called for.
+//! Signatures follow `hip/hip_runtime_api.h` and `hip/hiprtc.h` of HIP 5.0 to 7.0 and the matching
+//! `rocblas/rocblas.h`, in which they are the same. Each function returns a code, 0 for success. Enumerations
+//! are passed as `i32`, and `hipDevice_t` is the device's ordinal. Does not know what the functions are
+//! called for.
 
 use std::ffi::c_void;
 
-/// An object of the driver, or an address on the device.
+/// A driver object, or a device address.
 pub type Handle = *mut c_void;
 
-/// Hands the list to a macro: functions that every HIP has, functions that some lack, those of hiprtc, and those of rocBLAS,
-/// which need not be there at all. Where it is expanded, `Handle` and `c_char` are in scope.
+/// Passes the list to a macro: functions of every HIP version, optional functions, those of hiprtc, and those
+/// of rocBLAS, which may be missing entirely. The expansion needs `Handle` and `c_char` in scope.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! hip_functions {
@@ -135,7 +136,7 @@ macro_rules! hip_functions {
     };
 }
 
-/// Codes of `hipError_t` that mean something to callers.
+/// Codes of `hipError_t` that callers interpret.
 pub mod code {
     /// A parameter is out of range.
     pub const INVALID_VALUE: i32 = 1;
@@ -145,23 +146,23 @@ pub mod code {
     pub const NOT_INITIALIZED: i32 = 3;
     /// There is no device.
     pub const NO_DEVICE: i32 = 100;
-    /// There is no such device; `hipInit` says so where there is none at all.
+    /// There is no such device. `hipInit` also returns it if there is no device at all.
     pub const INVALID_DEVICE: i32 = 101;
     /// Code that is not for this device.
     pub const INVALID_IMAGE: i32 = 200;
-    /// No object.
+    /// Invalid object.
     pub const INVALID_HANDLE: i32 = 400;
     /// No such name.
     pub const NOT_FOUND: i32 = 500;
     /// Not finished yet.
     pub const NOT_READY: i32 = 600;
-    /// A kernel touched memory that is not its own.
+    /// A kernel accessed invalid memory.
     pub const ILLEGAL_ADDRESS: i32 = 700;
     /// A kernel ended with an exception.
     pub const LAUNCH_FAILURE: i32 = 719;
     /// This HIP has no such function.
     pub const NOT_SUPPORTED: i32 = 801;
-    /// Nothing more is known.
+    /// Unknown error.
     pub const UNKNOWN: i32 = 999;
 }
 
@@ -171,15 +172,15 @@ pub mod attribute {
     pub const CLOCK_RATE: i32 = 5;
     /// Whether the device shares the host's memory.
     pub const INTEGRATED: i32 = 16;
-    /// Work items of a group.
+    /// Most work items in a group.
     pub const MAX_THREADS_PER_BLOCK: i32 = 56;
     /// Compute units, or pairs of them.
     pub const MULTIPROCESSOR_COUNT: i32 = 63;
     /// Local memory of a group, in bytes.
     pub const MAX_SHARED_MEMORY_PER_BLOCK: i32 = 74;
-    /// Work items of a wave.
+    /// Work items in a wave.
     pub const WARP_SIZE: i32 = 87;
-    /// Whether memory can be allocated in the order of a stream.
+    /// Whether stream-ordered allocation is supported.
     pub const MEMORY_POOLS_SUPPORTED: i32 = 88;
 }
 
@@ -198,7 +199,7 @@ pub mod copy_kind {
 
 /// Values of rocBLAS's enumerations.
 pub mod blas {
-    /// `rocblas_operation_none`: a matrix as it is.
+    /// `rocblas_operation_none`: not transposed.
     pub const NONE: i32 = 111;
     /// `rocblas_operation_transpose`.
     pub const TRANSPOSE: i32 = 112;
@@ -212,16 +213,17 @@ pub mod blas {
     pub const NOT_IMPLEMENTED: i32 = 2;
 }
 
-/// `hipDeviceProp_t`, as far as it is read: the device's architecture is told nowhere else.
+/// Layout of `hipDeviceProp_t`, limited to the fields that are read. The architecture is available only
+/// there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Properties {
-    /// Bytes of the structure.
+    /// Size of the structure in bytes.
     pub bytes: usize,
-    /// Where `gcnArchName` lies in it: 256 bytes of text that ends with a zero.
+    /// Offset of `gcnArchName`: a string of up to 256 bytes that ends with a zero.
     pub architecture_at: usize,
 }
 
-/// What `hipGetDeviceProperties` writes: the structure of HIP 5.
+/// Layout of `hipGetDeviceProperties`: the structure of HIP 5.
 pub const PROPERTIES_R0000: Properties = Properties { bytes: 792, architecture_at: 396 };
-/// What `hipGetDevicePropertiesR0600` writes: the structure of HIP 6 and 7.
+/// Layout of `hipGetDevicePropertiesR0600`: the structure of HIP 6 and 7.
 pub const PROPERTIES_R0600: Properties = Properties { bytes: 1472, architecture_at: 1160 };

@@ -1,7 +1,7 @@
-//! Extensions, whose functions a platform hands out by name: command buffers, SPIR-V before OpenCL 2.1,
-//! Intel's unified shared memory.
+//! Extension functions, looked up by name on a platform: command buffers, SPIR-V before OpenCL 2.1, Intel's
+//! unified shared memory.
 //!
-//! This module must not know what is recorded.
+//! Does not know what is recorded.
 
 use super::commands::{Part, Queue, Range3};
 use super::{Kernel, check, library, missing};
@@ -16,7 +16,7 @@ use ragtag_hal::Result;
 use std::ffi::{CStr, c_void};
 use std::ptr;
 
-/// The address of an extension's function. It has the type that the extension's specification gives it.
+/// Returns the address of an extension function. Its type is defined by the extension's specification.
 fn address(platform: cl_platform_id, name: &CStr) -> Option<*mut c_void> {
     // SAFETY: a valid platform and a name that ends with zero.
     let address =
@@ -24,7 +24,7 @@ fn address(platform: cl_platform_id, name: &CStr) -> Option<*mut c_void> {
     address.filter(|address| !address.is_null())
 }
 
-/// Looks a function up by its name, as the type of the field it is for.
+/// Looks up a function by name, typed as the field that receives it.
 macro_rules! function {
     ($platform:expr, $name:literal, $type:ty) => {{
         let address = address($platform, $name)?;
@@ -33,10 +33,10 @@ macro_rules! function {
     }};
 }
 
-/// The type of a function from that of a pointer that may be null.
+/// Type of a function, from the type of a nullable function pointer.
 type Of<T> = <T as IntoIterator>::Item;
 
-/// The functions of `cl_khr_command_buffer`, of its version 1.0.
+/// Functions of `cl_khr_command_buffer` version 1.0.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CommandBuffers {
     create: Of<clCreateCommandBufferKHR_fn>,
@@ -49,7 +49,8 @@ pub(crate) struct CommandBuffers {
 }
 
 impl CommandBuffers {
-    /// Ask only if the device has version 1.0 or later: before that, some functions took other arguments.
+    /// Looks up the functions. Valid only if the device has version 1.0 or later; earlier versions had other
+    /// signatures.
     pub(crate) fn of(platform: cl_platform_id) -> Option<Self> {
         Some(Self {
             create: function!(platform, c"clCreateCommandBufferKHR", clCreateCommandBufferKHR_fn),
@@ -63,20 +64,21 @@ impl CommandBuffers {
     }
 }
 
-/// Commands that were recorded for a queue. They run in the order of recording, as the queue is in-order.
+/// A recorded command buffer. Commands run in the order of recording, because its queue is in-order.
 #[derive(Debug)]
 pub(crate) struct CommandBuffer {
     functions: CommandBuffers,
     buffer: cl_command_buffer_khr,
 }
 
-// SAFETY: the buffer may be used on any thread, by one at a time while it is recorded, for which these take `&mut`.
+// SAFETY: the buffer may be used on any thread, but by only one at a time while it is recorded; recording
+// takes `&mut`.
 unsafe impl Send for CommandBuffer {}
 // SAFETY: as above.
 unsafe impl Sync for CommandBuffer {}
 
 impl CommandBuffer {
-    /// An empty one.
+    /// Creates an empty command buffer.
     pub(crate) fn new(functions: CommandBuffers, queue: &Queue) -> Result<Self> {
         let mut code = 0;
         // SAFETY: one valid queue, no properties.
@@ -92,7 +94,8 @@ impl CommandBuffer {
     pub(crate) fn launch(&mut self, kernel: &Kernel, size: &Range3) -> Result<()> {
         let (none, no_mutable, nobody) = (ptr::null_mut(), ptr::null_mut(), ptr::null());
         let (global, local) = (size.global.as_ptr(), size.local.as_ptr());
-        // SAFETY: recorded for the buffer's own queue; as many sizes of each kind as there are axes; the arguments are taken as they are now.
+        // SAFETY: recorded for the buffer's own queue; there are as many sizes of each kind as axes; the
+        // current arguments are copied.
         let code = unsafe {
             (self.functions.launch)(
                 self.buffer,
@@ -161,7 +164,7 @@ impl CommandBuffer {
     }
 
     pub(super) fn enqueue(&self, count: cl_uint, after: *const cl_event, event: *mut cl_event) -> Result<()> {
-        // SAFETY: a finalised buffer on the queue it was recorded for; the caller gives a valid list.
+        // SAFETY: a finalised buffer on the queue it was recorded for; the caller passes a valid list.
         let code = unsafe { (self.functions.enqueue)(0, ptr::null_mut(), self.buffer, count, after, event) };
         check("clEnqueueCommandBufferKHR", code)
     }
@@ -169,15 +172,15 @@ impl CommandBuffer {
 
 impl Drop for CommandBuffer {
     fn drop(&mut self) {
-        // SAFETY: valid and owned; the driver keeps it while it runs.
+        // SAFETY: valid and owned; the driver keeps it alive while it runs.
         let code = unsafe { (self.functions.release)(self.buffer) };
         if let Err(error) = check("clReleaseCommandBufferKHR", code) {
-            tracing::debug!(%error, "a command buffer was not released");
+            tracing::debug!(%error, "cannot release a command buffer");
         }
     }
 }
 
-/// The functions of `cl_intel_unified_shared_memory` for host memory.
+/// Functions of `cl_intel_unified_shared_memory` for host memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct UnifiedMemory {
     pub(super) allocate: Of<clHostMemAllocINTEL_fn>,
@@ -193,17 +196,17 @@ impl UnifiedMemory {
     }
 }
 
-/// How a platform takes SPIR-V.
+/// Way in which a platform loads SPIR-V.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum SpirVLoader {
-    /// As OpenCL 2.1 and later do.
+    /// Core function of OpenCL 2.1 and later.
     Core,
-    /// By the extension `cl_khr_il_program`.
+    /// Extension `cl_khr_il_program`.
     Extension(Of<clCreateProgramWithILKHR_fn>),
 }
 
 impl SpirVLoader {
-    /// The extension's function.
+    /// Looks up the extension's function.
     pub(crate) fn extension(platform: cl_platform_id) -> Option<Self> {
         Some(Self::Extension(function!(platform, c"clCreateProgramWithILKHR", clCreateProgramWithILKHR_fn)))
     }

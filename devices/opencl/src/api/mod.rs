@@ -1,15 +1,15 @@
-//! OpenCL's objects as owned values, its calls as results.
+//! OpenCL objects as owned values and calls as results.
 //!
-//! Calls go to the library that was found when the program ran; a function that it lacks is an error like any other.
-//! Objects are released when they are dropped, and what a driver says to that is logged at most.
+//! Calls go to the library found at run time; a missing function is an ordinary error. Objects are released
+//! on drop, and errors of a release are only logged.
 //!
-//! This module must not know devices, buffers or points of the hardware layer; only its errors.
+//! Knows nothing of the hardware layer except its errors.
 
 mod commands;
 mod extensions;
 mod objects;
 
-pub(crate) use commands::{Part, Queue, Range3, raw};
+pub(crate) use commands::{Ends, Part, Queue, Range3, raw};
 pub(crate) use extensions::{CommandBuffer, CommandBuffers, SpirVLoader, UnifiedMemory};
 pub(crate) use objects::{Context, Event, Kernel, Mem, Program, SharedBlock};
 
@@ -19,16 +19,17 @@ use opencl3::error_codes::CL_SUCCESS;
 use opencl3::types::cl_int;
 use ragtag_hal::{Error, Result};
 
-/// The library.
+/// Returns the library.
 ///
 /// # Errors
 /// If it was not found.
 ///
 /// # Safety
-/// Its functions are declared as if any arguments would do: whoever calls one keeps to what OpenCL says about it.
+/// Its functions are declared as safe for any arguments. Callers must follow OpenCL's rules for each
+/// function.
 unsafe fn library() -> Result<&'static OpenClRuntime> {
     let library = cl3::load_library().as_ref();
-    library.map_err(|error| Error::Unsupported { what: format!("OpenCL's library: {error}") })
+    library.map_err(|error| Error::Unsupported { what: format!("OpenCL (cannot load the library: {error})") })
 }
 
 fn missing(function: &str) -> Error {
@@ -39,7 +40,7 @@ fn check(function: &str, code: cl_int) -> Result<()> {
     if code == CL_SUCCESS { Ok(()) } else { Err(failure(function, code)) }
 }
 
-/// Calls a function that returns a code.
+/// Calls a function that returns a status code.
 macro_rules! status {
     ($function:ident($($argument:expr),* $(,)?)) => {{
         let code = $crate::api::library()?.$function($($argument),*);
@@ -48,7 +49,8 @@ macro_rules! status {
     }};
 }
 
-/// Calls a function that returns an object and has a code as its last argument, which is added here.
+/// Calls a function that returns an object. The macro appends the last argument, which receives the status
+/// code.
 macro_rules! create {
     ($function:ident($($argument:expr),* $(,)?)) => {{
         let mut code = opencl3::error_codes::CL_INVALID_VALUE;

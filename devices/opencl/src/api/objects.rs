@@ -1,6 +1,6 @@
 //! Contexts, memory, programs, kernels and events.
 //!
-//! This module must not know queues.
+//! Knows nothing about queues.
 
 use super::{SpirVLoader, UnifiedMemory, check, create, missing, status};
 use cl3::ext::cl_platform_id;
@@ -40,11 +40,11 @@ macro_rules! handle {
         impl Drop for $name {
             fn drop(&mut self) {
                 let release = || {
-                    // SAFETY: the handle is valid and owned; nobody uses it after this.
+                    // SAFETY: the handle is valid and owned; it is not used after this.
                     unsafe { status!($release(self.0)) }
                 };
                 if let Err(error) = release() {
-                    tracing::debug!(%error, "an object was not released");
+                    tracing::debug!(%error, "cannot release an object");
                 }
             }
         }
@@ -52,7 +52,7 @@ macro_rules! handle {
 }
 pub(super) use handle;
 
-/// Asks an object a question whose answer is plain numbers.
+/// Queries a plain number from an object.
 macro_rules! ask {
     ($question:ident($($of:expr),+), $answer:ty) => {{
         let mut value = <$answer>::default();
@@ -63,7 +63,7 @@ macro_rules! ask {
 }
 
 handle! {
-    /// What several devices of one platform share.
+    /// State shared by several devices of one platform.
     Context(cl_context), clReleaseContext
 }
 handle! {
@@ -75,11 +75,11 @@ handle! {
     Program(cl_program), clReleaseProgram
 }
 handle! {
-    /// A function of a program, with arguments.
+    /// A kernel function with its arguments.
     Kernel(cl_kernel), clReleaseKernel
 }
 handle! {
-    /// The end of a command.
+    /// Completion event of a command.
     Event(cl_event), clReleaseEvent
 }
 
@@ -87,7 +87,7 @@ impl Context {
     pub(crate) fn new(platform: cl_platform_id, devices: &[Device]) -> Result<Self> {
         let ids: Vec<cl_device_id> = devices.iter().map(Device::id).collect();
         let properties = [CL_CONTEXT_PLATFORM, platform as isize, 0];
-        // SAFETY: the lists are as long as is said, the properties end with zero, and there is no callback.
+        // SAFETY: the lists have the given lengths, the properties end with zero, and there is no callback.
         let context = unsafe {
             create!(clCreateContext(
                 properties.as_ptr(),
@@ -102,24 +102,24 @@ impl Context {
 }
 
 impl Mem {
-    /// Memory that some drivers do not take before its first use.
+    /// Creates a buffer. Some drivers commit its memory only on first use.
     pub(crate) fn new(context: &Context, bytes: usize) -> Result<Self> {
         // SAFETY: the context is valid and there is no host memory.
         unsafe { create!(clCreateBuffer(context.0, CL_MEM_READ_WRITE, bytes, ptr::null_mut())) }.map(Self)
     }
 
-    /// Memory that is the host's.
+    /// Creates a buffer over host memory.
     ///
     /// # Safety
-    /// `bytes` bytes from `pointer` on must stay valid as long as this, and nobody may touch them while a command uses
-    /// them.
+    /// `bytes` bytes from `pointer` must stay valid as long as the buffer, and must not be touched while a
+    /// command uses them.
     pub(crate) unsafe fn over(context: &Context, pointer: *mut u8, bytes: usize) -> Result<Self> {
         let flags = CL_MEM_READ_WRITE | CL_MEM_USE_HOST_PTR;
         // SAFETY: the context is valid; the memory is, by the caller's promise.
         unsafe { create!(clCreateBuffer(context.0, flags, bytes, pointer.cast())) }.map(Self)
     }
 
-    /// Part of this memory, which keeps all of it alive.
+    /// Returns a sub-buffer, which keeps the whole buffer alive.
     pub(crate) fn part(&self, offset: usize, bytes: usize) -> Result<Self> {
         let region = cl_buffer_region { origin: offset, size: bytes };
         // SAFETY: the memory is valid, and the driver checks the range.
@@ -140,17 +140,17 @@ impl Mem {
 pub(crate) struct SharedBlock {
     context: cl_context,
     pointer: *mut c_void,
-    /// How it is freed; `None` for OpenCL's own shared virtual memory.
+    /// Functions that free it; `None` for OpenCL's own shared virtual memory.
     unified: Option<UnifiedMemory>,
 }
 
 // SAFETY: the block is plain memory, and its context may be used on any thread.
 unsafe impl Send for SharedBlock {}
-// SAFETY: as above; what is in the block is reached through raw pointers alone.
+// SAFETY: as above; the contents of the block are reached only through raw pointers.
 unsafe impl Sync for SharedBlock {}
 
 impl SharedBlock {
-    /// Of OpenCL 2's fine-grained shared virtual memory. `None` if there is no such block.
+    /// Allocates OpenCL 2 fine-grained shared virtual memory. Returns `None` if there is none.
     pub(crate) fn fine_grained(context: &Context, bytes: usize) -> Result<Option<Self>> {
         let flags = CL_MEM_READ_WRITE | CL_MEM_SVM_FINE_GRAIN_BUFFER;
         // SAFETY: the context is valid; alignment 0 asks for that of the largest type.
@@ -159,7 +159,7 @@ impl SharedBlock {
         Ok((!pointer.is_null()).then_some(Self { context: context.0, pointer, unified: None }))
     }
 
-    /// Of the host memory of Intel's unified shared memory.
+    /// Allocates host memory of Intel's unified shared memory.
     pub(crate) fn unified(context: &Context, memory: UnifiedMemory, bytes: usize) -> Result<Self> {
         let mut code = 0;
         // SAFETY: the context is valid; there are no properties.
@@ -213,7 +213,7 @@ impl Program {
         program.map(Self)
     }
 
-    /// What [`Program::binary`] gave, on the same device and driver.
+    /// Loads a binary from [`Program::binary`], on the same device and driver.
     pub(crate) fn from_binary(context: &Context, device: Device, binary: &[u8]) -> Result<Self> {
         let (id, pointer, bytes, mut loaded) = (device.id(), binary.as_ptr(), binary.len(), 0);
         // SAFETY: one device and one binary with its length.
@@ -234,7 +234,7 @@ impl Program {
     /// Compiles and links for a device.
     ///
     /// # Errors
-    /// [`Error::Compile`] with that device's log.
+    /// [`Error::Compile`] with the build log for the device.
     pub(crate) fn build(&self, device: Device, options: &CStr) -> Result<()> {
         let id = device.id();
         // SAFETY: one device, options that end with zero, no callback.
@@ -253,27 +253,21 @@ impl Program {
     }
 
     fn log(&self, device: Device) -> Result<String> {
-        let mut bytes = 0;
-        // SAFETY: asks for the size alone, then for as many bytes as there is room for.
-        unsafe {
+        let ask = |bytes, to: *mut c_void, size: *mut usize| {
             let (id, what) = (device.id(), CL_PROGRAM_BUILD_LOG);
-            status!(clGetProgramBuildInfo(self.0, id, what, 0, ptr::null_mut(), &raw mut bytes))?;
-            let mut log = vec![0u8; bytes];
-            status!(clGetProgramBuildInfo(
-                self.0,
-                id,
-                what,
-                bytes,
-                log.as_mut_ptr().cast(),
-                ptr::null_mut()
-            ))?;
-            Ok(String::from_utf8_lossy(&log).trim_matches(['\0', '\n', ' ']).to_string())
-        }
+            // SAFETY: asks for the size alone, then for as many bytes as there is room for.
+            unsafe { status!(clGetProgramBuildInfo(self.0, id, what, bytes, to, size)) }
+        };
+        let mut bytes = 0;
+        ask(0, ptr::null_mut(), &raw mut bytes)?;
+        let mut log = vec![0u8; bytes];
+        ask(bytes, log.as_mut_ptr().cast(), ptr::null_mut())?;
+        Ok(String::from_utf8_lossy(&log).trim_matches(['\0', '\n', ' ']).to_string())
     }
 
-    /// The device's code, as the driver keeps it. `None` if the driver has none to give.
+    /// Returns the driver's binary for the device, or `None` if the driver provides none.
     pub(crate) fn binary(&self, device: Device) -> Result<Option<Vec<u8>>> {
-        // A program belongs to all devices of its context, also to those that it was not built for.
+        // A program belongs to all devices of its context, including those for which it was not built.
         let mut count: cl_uint = 0;
         self.info(CL_PROGRAM_NUM_DEVICES, std::slice::from_mut(&mut count))?;
         let mut devices: Vec<cl_device_id> = vec![ptr::null_mut(); count as usize];
@@ -284,7 +278,7 @@ impl Program {
         let Some((at, bytes)) = at.map(|at| (at, sizes[at])).filter(|&(_, bytes)| bytes > 0) else {
             return Ok(None);
         };
-        // All of them are given room: some drivers write where the standard lets them skip.
+        // All binaries get a buffer: some drivers write to entries that the standard allows to skip.
         let mut binaries: Vec<Vec<u8>> = sizes.iter().map(|&bytes| vec![0u8; bytes]).collect();
         let mut places: Vec<*mut u8> = binaries.iter_mut().map(|binary| binary.as_mut_ptr()).collect();
         self.info(CL_PROGRAM_BINARIES, &mut places)?;
@@ -294,8 +288,8 @@ impl Program {
 
     fn info<T: Copy>(&self, what: cl_uint, values: &mut [T]) -> Result<()> {
         let bytes = size_of_val(values);
-        // SAFETY: the values are plain integers and pointers, with their size; pointers among them have room for what
-        // their sizes say.
+        // SAFETY: the values are plain integers or pointers, with their size; each pointer has room for its
+        // binary's size.
         unsafe { status!(clGetProgramInfo(self.0, what, bytes, values.as_mut_ptr().cast(), ptr::null_mut())) }
     }
 }
@@ -306,18 +300,18 @@ impl Kernel {
         unsafe { create!(clCreateKernel(program.0, name.as_ptr())) }.map(Self)
     }
 
-    /// How many parameters the function has.
+    /// Returns the number of parameters.
     pub(crate) fn parameters(&self) -> Result<usize> {
         Ok(ask!(clGetKernelInfo(self.0, CL_KERNEL_NUM_ARGS), cl_uint)? as usize)
     }
 
-    /// The work group that the function's source requires; zeros if it takes any.
+    /// Returns the work group that the source requires, or zeros if it requires none.
     pub(crate) fn required_group(&self, device: Device) -> Result<[usize; 3]> {
         let question = CL_KERNEL_COMPILE_WORK_GROUP_SIZE;
         ask!(clGetKernelWorkGroupInfo(self.0, device.id(), question), [usize; 3])
     }
 
-    /// Most work items of a group that runs this function.
+    /// Returns the most work items in a group that runs this function.
     pub(crate) fn group_limit(&self, device: Device) -> Result<usize> {
         ask!(clGetKernelWorkGroupInfo(self.0, device.id(), CL_KERNEL_WORK_GROUP_SIZE), usize)
     }
@@ -346,16 +340,16 @@ impl Event {
     /// Blocks until the command has ended. Some drivers spin here.
     ///
     /// # Errors
-    /// What the command failed with.
+    /// The error of the command.
     pub(crate) fn wait(&self) -> Result<()> {
         // SAFETY: one valid event.
         let waited = unsafe { status!(clWaitForEvents(1, &raw const self.0)) };
-        // A failed command is reported by the call in general, by the event in particular.
+        // The call reports a failed command with a generic code, the event with a specific one.
         let code = self.status()?;
         if code < 0 { check("a command", code) } else { waited }
     }
 
-    /// Whether the command has ended, or failed, which whoever waits is told.
+    /// Returns true if the command has ended or failed. A failure is reported by `wait`.
     pub(crate) fn has_passed(&self) -> bool {
         self.status().map_or(true, |code| code <= CL_COMPLETE)
     }
@@ -364,12 +358,12 @@ impl Event {
         ask!(clGetEventInfo(self.0, CL_EVENT_COMMAND_EXECUTION_STATUS), cl_int)
     }
 
-    /// When the device began with the command, in nanoseconds of its own clock.
+    /// Returns the start of the command in nanoseconds of the device's clock.
     pub(crate) fn start_ns(&self) -> Result<u64> {
         self.profile(CL_PROFILING_COMMAND_START)
     }
 
-    /// When the device was done with the command.
+    /// Returns the end of the command in nanoseconds of the device's clock.
     pub(crate) fn end_ns(&self) -> Result<u64> {
         self.profile(CL_PROFILING_COMMAND_END)
     }

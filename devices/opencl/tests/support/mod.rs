@@ -1,6 +1,6 @@
-//! Devices to test on, and the kernel of the tests in their language.
+//! Devices to test on, and the tests' kernel in OpenCL C.
 //!
-//! Nothing here knows which platforms a machine has; tests say which they lack.
+//! Knows nothing about a machine's platforms. Tests report which ones they lack.
 
 #![allow(dead_code, unused_imports)] // each test binary uses its part
 
@@ -9,7 +9,7 @@ pub use device_bench::*;
 
 use ragtag_opencl::{OpenClBackend, OpenClConfig};
 
-/// A backend that keeps no programs on disk.
+/// Returns a configuration without a cache on disk.
 pub fn config() -> OpenClConfig {
     OpenClConfig { cache_folder: None, ..OpenClConfig::default() }
 }

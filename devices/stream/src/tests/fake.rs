@@ -1,8 +1,8 @@
-//! A driver made of threads: each stream is one, memory is the host's, and everything that is used is looked up first, so
-//! that work on memory that was given back is found out.
+//! A fake driver: each stream is a thread, memory is host memory, and every access is checked, so that a use
+//! after free is detected.
 //!
-//! It knows two kernels: `scale`, and `hold`, which waits until the test lets it go on; and products by a library whose halves
-//! are whole numbers: as many as the bits say.
+//! It knows two kernels, `scale` and `hold`, which waits until the test releases it. Its product library
+//! reads the bits of f16 values as integers.
 
 use crate::driver::{Arguments, Driver, Facts, Heap, Launch, Operands};
 use ragtag_hal::{DeviceFunction, Error, Gemm, KernelLanguage, Result};
@@ -12,10 +12,10 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// The bytes that the fake device has.
+/// Total bytes of the fake device.
 pub const TOTAL_BYTES: u64 = 1 << 20;
 
-/// A piece of work.
+/// An operation of a stream.
 #[derive(Clone)]
 enum Op {
     Copy { from: u64, to: u64, bytes: usize },
@@ -29,17 +29,17 @@ enum Op {
 
 #[derive(Default)]
 pub struct State {
-    /// Allocations by address; the blocks are of words of 64 bits.
+    /// Allocations by address. Blocks consist of 64-bit words.
     allocated: HashMap<u64, Box<[u64]>>,
     /// Pinned ranges by address.
     pinned: HashMap<u64, usize>,
-    /// What was used when it was not there.
+    /// Accesses to memory that did not exist.
     violations: Vec<String>,
-    /// Calls by name.
+    /// Number of calls by name.
     calls: HashMap<&'static str, u32>,
-    /// Calls that are refused once, with what they say.
+    /// Errors of calls that fail once.
     refusals: HashMap<&'static str, Error>,
-    /// What every call says once the device is lost.
+    /// Error of every call once the device is lost.
     lost: Option<Error>,
     open: bool,
     graphs: i32,
@@ -57,7 +57,7 @@ impl Shared {
     }
 }
 
-/// The driver.
+/// The fake driver.
 #[derive(Clone, Default)]
 pub struct Fake {
     shared: Arc<Shared>,
@@ -77,7 +77,7 @@ impl Fake {
         self.shared.lock().calls.get(name).copied().unwrap_or(0)
     }
 
-    /// Lets the next call of this name fail.
+    /// Makes the next call of this name fail.
     pub fn refuse(&self, name: &'static str, error: Error) {
         self.shared.lock().refusals.insert(name, error);
     }
@@ -90,13 +90,13 @@ impl Fake {
         self.shared.changed.notify_all();
     }
 
-    /// Lets `hold` go on from now on.
+    /// Releases `hold` from now on.
     pub fn release(&self) {
         self.shared.lock().open = true;
         self.shared.changed.notify_all();
     }
 
-    /// Allocations, pinned ranges and graphs that nobody gave back, and what was used without being there.
+    /// Returns the numbers of leaked allocations, pinned ranges and graphs, and the invalid accesses.
     pub fn left(&self) -> (usize, usize, i32, Vec<String>) {
         let state = self.shared.lock();
         (state.allocated.len(), state.pinned.len(), state.graphs, state.violations.clone())
@@ -111,7 +111,7 @@ impl Fake {
 }
 
 impl Shared {
-    /// Whether a range is in memory of the device or pinned memory of the host.
+    /// Checks that a range is in device memory or pinned host memory.
     fn check(&self, what: &str, address: u64, bytes: usize) {
         let mut state = self.lock();
         let within = |(&start, length): (&u64, usize)| {
@@ -120,7 +120,7 @@ impl Shared {
         let known = state.allocated.iter().any(|(start, block)| within((start, block.len() * 8)))
             || state.pinned.iter().any(|(start, &bytes)| within((start, bytes)));
         if !known {
-            state.violations.push(format!("{what} uses {bytes} bytes that are not there"));
+            state.violations.push(format!("{what} uses {bytes} bytes that do not exist"));
         }
     }
 
@@ -132,7 +132,8 @@ impl Shared {
             Op::Copy { from, to, bytes } => {
                 self.check("a copy", *from, *bytes);
                 self.check("a copy", *to, *bytes);
-                // SAFETY: both ranges were just looked up; whoever enqueued it keeps them apart from other work.
+                // SAFETY: both ranges were just looked up; the enqueuing side keeps them apart from other
+                // work.
                 unsafe { std::ptr::copy_nonoverlapping(*from as *const u8, *to as *mut u8, *bytes) }
             }
             Op::Fill { to, word, words } => {
@@ -189,7 +190,7 @@ impl Shared {
     }
 }
 
-/// A stream: a thread.
+/// A stream, run by a thread.
 pub struct Stream {
     ops: Option<Sender<Op>>,
     captured: Mutex<Option<Vec<Op>>>,
@@ -209,7 +210,7 @@ impl Drop for Stream {
     }
 }
 
-/// When it passed, if it has.
+/// An event: the time at which it passed, or none yet.
 #[derive(Clone)]
 pub struct Event {
     shared: Arc<Shared>,
@@ -229,13 +230,13 @@ impl Event {
     }
 }
 
-/// A function by its name, with how many parameters its text says.
+/// A function with its name and the number of parameters that the source states.
 pub struct Function {
     name: String,
     parameters: usize,
 }
 
-/// What was captured.
+/// Captured operations.
 pub struct Graph {
     shared: Arc<Shared>,
     ops: Arc<Vec<Op>>,
@@ -407,7 +408,7 @@ impl Driver for Fake {
         }
     }
 
-    /// A text has a line for each function: its name and its parameters.
+    /// Parses a source: each line is a function's name and its number of parameters.
     fn function(&self, module: &Arc<String>, function: &DeviceFunction) -> Result<Function> {
         let lines = module.lines().filter_map(|line| line.split_once(' '));
         let found = lines.into_iter().find(|(name, _)| *name == function.name);

@@ -1,4 +1,4 @@
-//! The loader, and an instance of it.
+//! The loader and a Vulkan instance.
 
 use super::{Facts, Messages};
 use crate::backend::Validation;
@@ -7,12 +7,12 @@ use ragtag_hal::Error;
 use std::ffi::CStr;
 use std::sync::{Arc, OnceLock};
 
-/// The version that is asked for; devices may have an older one.
+/// Requested API version. Devices may support less.
 const VERSION: u32 = vk::API_VERSION_1_3;
-/// The layer that looks at every call.
+/// Layer that validates every call.
 const VALIDATION: &CStr = c"VK_LAYER_KHRONOS_validation";
 
-/// An instance, with what listens to it.
+/// An instance with its debug messenger.
 pub(crate) struct Instance {
     messenger: Option<(ext::debug_utils::Instance, vk::DebugUtilsMessengerEXT)>,
     raw: ash::Instance,
@@ -20,18 +20,19 @@ pub(crate) struct Instance {
     messages: Arc<Messages>,
 }
 
-/// Keeps the drivers in memory as long as the process lives. The loader lets go of them with the last instance, and not every
-/// driver can be loaded any number of times: with NVIDIA's, the loader found none after some twenty.
+/// Keeps the drivers loaded for the life of the process. The loader unloads them with the last instance, and
+/// some drivers cannot be reloaded indefinitely: after about twenty reloads of NVIDIA's, the loader found
+/// none.
 fn keep_drivers(entry: &ash::Entry) {
     static KEPT: OnceLock<Option<(ash::Entry, ash::Instance)>> = OnceLock::new();
     KEPT.get_or_init(|| {
-        // SAFETY: an instance without layers or extensions, which nobody uses and nobody destroys.
+        // SAFETY: an instance without layers or extensions, which is never used or destroyed.
         let instance = unsafe { entry.create_instance(&vk::InstanceCreateInfo::default(), None) };
         Some((entry.clone(), instance.ok()?))
     });
 }
 
-/// Whether the layer is installed.
+/// Returns true if the validation layer is installed.
 fn has_validation(entry: &ash::Entry) -> bool {
     // SAFETY: no instance is needed.
     let layers = unsafe { entry.enumerate_instance_layer_properties() };
@@ -39,7 +40,7 @@ fn has_validation(entry: &ash::Entry) -> bool {
 }
 
 impl Instance {
-    /// The library's name.
+    /// Name of the library.
     pub(crate) const LIBRARY: &'static str = if cfg!(target_os = "windows") {
         "vulkan-1.dll"
     } else if cfg!(any(target_os = "macos", target_os = "ios")) {
@@ -50,17 +51,18 @@ impl Instance {
         "libvulkan.so.1"
     };
 
-    /// Finds the loader and makes an instance, with the validation layer as `validation` asks for it.
+    /// Loads the library and creates an instance, with validation as requested.
     ///
     /// # Errors
-    /// In words, if there is no loader, no driver behind it, or no such layer.
+    /// Text, if there is no loader, no driver, or the required layer is missing.
     pub(crate) fn load(validation: Validation, messages: &Arc<Messages>) -> Result<Self, String> {
-        // SAFETY: the system's Vulkan loader; that its initialisation does no harm is what linking to it would mean, too.
+        // SAFETY: the system's Vulkan loader; its initialisation is as trustworthy as that of a linked
+        // library.
         let entry = unsafe { ash::Entry::load() }.map_err(|error| error.to_string())?;
         // SAFETY: no instance is needed.
         let version = unsafe { entry.try_enumerate_instance_version() };
         if version.ok().flatten().is_none_or(|version| version < vk::API_VERSION_1_1) {
-            return Err("the Vulkan loader knows Vulkan 1.0 alone".into());
+            return Err("the Vulkan loader supports only Vulkan 1.0; update the loader".into());
         }
         let validation = match validation {
             Validation::Off => false,
@@ -94,8 +96,10 @@ impl Instance {
         Ok(instance)
     }
 
+    /// Fails once the validation layer has raised an objection.
+    ///
     /// # Errors
-    /// If the validation layer has objected to anything: what it looks at fails, whoever asks for it.
+    /// The first objection. Calls after it fail, whoever caused it.
     pub(crate) fn unobjected(&self) -> Result<(), Error> {
         let objection = self.messenger.is_some().then(|| self.messages.objection()).flatten();
         objection.map_or(Ok(()), Err)
@@ -103,7 +107,7 @@ impl Instance {
 
     fn listen(&mut self, info: &vk::DebugUtilsMessengerCreateInfoEXT<'_>) -> Result<(), String> {
         let functions = ext::debug_utils::Instance::new(&self.entry, &self.raw);
-        // SAFETY: the extension is enabled; what listens lives as long as the instance.
+        // SAFETY: the extension is enabled; the receiver of messages lives as long as the instance.
         let messenger = unsafe { functions.create_debug_utils_messenger(info, None) };
         let messenger = messenger.map_err(|code| format!("vkCreateDebugUtilsMessengerEXT: {code:?}"))?;
         self.messenger = Some((functions, messenger));
@@ -118,10 +122,10 @@ impl Instance {
         &self.entry
     }
 
-    /// The physical devices, as the loader orders them, with what they say of themselves.
+    /// Returns the physical devices with their properties, in the loader's order.
     ///
     /// # Errors
-    /// In words, if the loader does not say.
+    /// Text, if the loader cannot list them.
     pub(crate) fn physical_devices(&self) -> Result<Vec<Facts>, String> {
         // SAFETY: the instance lives.
         let devices = unsafe { self.raw.enumerate_physical_devices() };
@@ -132,7 +136,7 @@ impl Instance {
 
 impl Drop for Instance {
     fn drop(&mut self) {
-        // SAFETY: devices hold the instance, so that none is left; nor is the messenger used any more.
+        // SAFETY: devices hold the instance, so none is left; the messenger is not used any more.
         unsafe {
             if let Some((functions, messenger)) = self.messenger.take() {
                 functions.destroy_debug_utils_messenger(messenger, None);

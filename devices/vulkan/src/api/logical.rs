@@ -1,4 +1,4 @@
-//! A logical device with its queues.
+//! A logical device and its queues.
 
 use super::matrices::{FLEXIBLE, FlexibleFeatures};
 use super::{Facts, Instance, Semaphore, said};
@@ -11,13 +11,13 @@ pub(crate) struct Logical {
     pub(super) raw: ash::Device,
     pub(super) import: Option<ext::external_memory_host::Device>,
     facts: Arc<Facts>,
-    /// The families of its queues, each once.
+    /// Queue families in use, without duplicates.
     families: Vec<u32>,
     instance: Arc<Instance>,
 }
 
 impl Logical {
-    /// Opens a device with so many queues of each of these families.
+    /// Opens a device with the given number of queues of each family.
     ///
     /// # Errors
     /// If the driver refuses.
@@ -71,7 +71,7 @@ impl Logical {
         if facts.flexible_matrices {
             info = info.push_next(&mut flexible);
         }
-        // SAFETY: only what the device says it has is asked for; the structures live until the call returns.
+        // SAFETY: only supported features are requested; the structures live until the call returns.
         let raw = unsafe { instance.raw().create_device(facts.handle, &info, None) };
         let raw = said("vkCreateDevice", raw)?;
         let import = facts.import_alignment_bytes.is_some();
@@ -92,12 +92,12 @@ impl Logical {
         &self.instance
     }
 
-    /// The families of its queues: buffers are for all of them.
+    /// Returns the families of its queues, which all buffers are shared by.
     pub(super) fn families(&self) -> &[u32] {
         &self.families
     }
 
-    /// A heap's size, and what is free of it where the driver says so.
+    /// Returns a heap's size and, if the driver reports them, its free bytes.
     pub(crate) fn heap(&self, index: u32) -> (u64, Option<u64>) {
         self.facts.heap(&self.instance, index)
     }
@@ -105,12 +105,12 @@ impl Logical {
 
 impl Drop for Logical {
     fn drop(&mut self) {
-        // SAFETY: all objects of the device hold it, so that none is left.
+        // SAFETY: all objects of the device hold it, so none is left.
         unsafe { self.raw.destroy_device(None) }
     }
 }
 
-/// A queue of the driver, which lanes may share.
+/// A driver queue, which several of the device's queues may share.
 pub(crate) struct SharedQueue {
     logical: Arc<Logical>,
     /// Locked for each call.
@@ -121,13 +121,13 @@ pub(crate) struct SharedQueue {
 }
 
 impl SharedQueue {
-    /// A queue of a family that the device was opened with.
+    /// Returns a queue of a family that the device was opened with.
     ///
     /// # Errors
     /// If the device has no such family.
     pub(crate) fn new(logical: &Arc<Logical>, family: u32, index: u32) -> Result<Self> {
         let known = logical.facts.families.iter().find(|known| known.index == family);
-        let known = known.ok_or_else(|| Error::invalid(format!("queue family {family}")))?;
+        let known = known.ok_or_else(|| Error::invalid(format!("unknown queue family {family}")))?;
         // SAFETY: the device was opened with this queue.
         let raw = unsafe { logical.raw.get_device_queue(family, index) };
         Ok(Self {
@@ -143,14 +143,15 @@ impl SharedQueue {
         &self.logical
     }
 
-    /// Enqueues a command buffer, if there is one, after these values of semaphores; then `signal` passes.
+    /// Enqueues a command buffer, if any, after the given semaphore values. Then `signal` passes.
     ///
     /// # Errors
     /// If the driver refuses.
     ///
     /// # Safety
-    /// What the commands name, and the semaphores, must live until `signal` has passed or the device is lost. The command
-    /// buffer is not pending. Somebody lets the waits pass without waiting for what comes later in this queue.
+    /// Everything that the commands name, and the semaphores, must live until `signal` has passed or the
+    /// device is lost. The command buffer must not be pending. Every wait must be satisfied without depending
+    /// on later work in this queue.
     pub(crate) unsafe fn submit(
         &self,
         commands: Option<vk::CommandBuffer>,
@@ -172,7 +173,7 @@ impl SharedQueue {
             .signal_semaphores(&signalled)
             .push_next(&mut timeline);
         let queue = self.raw.lock().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: the caller's promise; nobody else uses the queue meanwhile.
+        // SAFETY: the caller's promise; the lock excludes other users of the queue.
         said("vkQueueSubmit", unsafe { self.logical.raw.queue_submit(*queue, &[info], vk::Fence::null()) })
     }
 }

@@ -1,21 +1,21 @@
-//! Which matrices the sub-groups of a device multiply together.
+//! Detection of the matrix shapes that a device's sub-groups can multiply.
 //!
-//! Kernels take squares of 16 × 16. A device may have smaller ones alone, and put larger ones together of them: that is
-//! `VK_NV_cooperative_matrix2` (its feature `cooperativeMatrixFlexibleDimensions`), which is newer than the bindings, so that
-//! its structures and its call are declared here as the Vulkan specification has them.
+//! Kernels need 16 × 16. A device may support only smaller matrices and compose larger ones of them through
+//! `VK_NV_cooperative_matrix2` (feature `cooperativeMatrixFlexibleDimensions`). The extension is newer than
+//! the bindings, so its structures and its function are declared here as in the Vulkan specification.
 
 use super::Instance;
 use ash::vk;
 use std::ffi::{CStr, c_void};
 use std::marker::PhantomData;
 
-/// The extension with larger matrices.
+/// Extension for larger matrices.
 pub(super) const FLEXIBLE: &CStr = c"VK_NV_cooperative_matrix2";
 
-/// Rows, columns and depth of what is multiplied.
+/// Rows, columns and depth of a product.
 const SIDE: u32 = 16;
 
-/// Halves multiplied, sums in single precision.
+/// f16 operands with f32 sums.
 const HALF: vk::ComponentTypeKHR = vk::ComponentTypeKHR::FLOAT16;
 const SINGLE: vk::ComponentTypeKHR = vk::ComponentTypeKHR::FLOAT32;
 
@@ -35,7 +35,7 @@ pub(super) struct FlexibleFeatures<'a> {
 }
 
 impl FlexibleFeatures<'_> {
-    /// With larger matrices, or none of its features.
+    /// Returns the structure with only this feature set.
     pub(super) fn with(flexible_dimensions: bool) -> Self {
         Self {
             s_type: vk::StructureType::from_raw(1_000_593_000),
@@ -52,7 +52,7 @@ impl FlexibleFeatures<'_> {
     }
 }
 
-// SAFETY: the specification lists the structure as one that extends this one, and it begins as all that do.
+// SAFETY: the specification lists the structure as an extension of this one, and it has the common header.
 unsafe impl vk::ExtendsPhysicalDeviceFeatures2 for FlexibleFeatures<'_> {}
 // SAFETY: as above.
 unsafe impl vk::ExtendsDeviceCreateInfo for FlexibleFeatures<'_> {}
@@ -63,9 +63,9 @@ unsafe impl vk::ExtendsDeviceCreateInfo for FlexibleFeatures<'_> {}
 struct FlexibleProperties {
     s_type: vk::StructureType,
     p_next: *mut c_void,
-    /// Of M, N and K.
+    /// M, N and K.
     granularity: [u32; 3],
-    /// Of A, B, C and the result.
+    /// A, B, C and the result.
     types: [vk::ComponentTypeKHR; 4],
     saturating_accumulation: vk::Bool32,
     scope: vk::ScopeKHR,
@@ -79,7 +79,8 @@ type FlexibleCall =
 /// Most rows of a device's table that are read.
 const MOST_ROWS: usize = 1024;
 
-/// Whether sub-groups multiply matrices of 16 × 16 halves, by a device with `VK_KHR_cooperative_matrix`.
+/// Returns true if sub-groups multiply 16 × 16 f16 matrices. The device must support
+/// `VK_KHR_cooperative_matrix`.
 pub(super) fn multiplies(instance: &Instance, handle: vk::PhysicalDevice) -> bool {
     let functions = ash::khr::cooperative_matrix::Instance::new(instance.entry(), instance.raw());
     // SAFETY: the device has the extension.
@@ -91,16 +92,17 @@ pub(super) fn multiplies(instance: &Instance, handle: vk::PhysicalDevice) -> boo
     })
 }
 
-/// Whether it puts them together of smaller ones, by a device with [`FLEXIBLE`] and its feature.
+/// Returns true if such matrices are composed of smaller ones. The device must support [`FLEXIBLE`] and its
+/// feature.
 pub(super) fn puts_together(instance: &Instance, handle: vk::PhysicalDevice) -> bool {
     let name = c"vkGetPhysicalDeviceCooperativeMatrixFlexibleDimensionsPropertiesNV";
     // SAFETY: the instance is alive, the name ends with a zero.
     let call = unsafe { instance.entry().get_instance_proc_addr(instance.raw().handle(), name.as_ptr()) };
     let Some(call) = call else { return false };
-    // SAFETY: the specification gives the function of this name this type.
+    // SAFETY: the specification defines this type for the function of this name.
     let call = unsafe { std::mem::transmute::<unsafe extern "system" fn(), FlexibleCall>(call) };
     let mut count = 0;
-    // SAFETY: without rows to fill, the call writes how many there are.
+    // SAFETY: with a null array, the call only writes the number of rows.
     let asked = unsafe { call(handle, &raw mut count, std::ptr::null_mut()) };
     if asked != vk::Result::SUCCESS {
         return false;
@@ -116,7 +118,8 @@ pub(super) fn puts_together(instance: &Instance, handle: vk::PhysicalDevice) -> 
     };
     let mut rows = vec![empty; (count as usize).min(MOST_ROWS)];
     count = rows.len() as u32;
-    // SAFETY: `rows` has room for as many as `count` says; the call says how many it wrote, which are no more.
+    // SAFETY: `rows` has room for `count` entries; the call writes at most that many and returns their
+    // number.
     let filled = unsafe { call(handle, &raw mut count, rows.as_mut_ptr()) };
     let fits = |granularity: u32| granularity > 0 && SIDE.is_multiple_of(granularity);
     matches!(filled, vk::Result::SUCCESS | vk::Result::INCOMPLETE)

@@ -1,22 +1,22 @@
-//! Buffers, each with device memory of its own.
+//! Buffers, each with its own device memory.
 //!
-//! Drivers allow some thousands of allocations (`maxMemoryAllocationCount`, 4096 where it is least). A stage has some hundreds of
-//! buffers, most of them large, and its pool keeps few: dividing allocations among buffers would gain nothing.
+//! Drivers allow thousands of allocations (`maxMemoryAllocationCount` is at least 4096). A stage has hundreds
+//! of buffers, most of them large, and its pool keeps few. Sub-allocation would gain nothing.
 
 use super::{Logical, said};
 use ash::vk;
 use ragtag_hal::{Error, Result};
 use std::sync::Arc;
 
-/// Vulkan's word size for fills, and what shaders read at once.
+/// Vulkan's word size for fills, and the access size of shaders.
 const WORD_BYTES: u64 = 4;
 
-/// Where the host sees memory of a device.
+/// Host mapping of device memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Mapped {
-    /// The first byte, as a number.
+    /// Address of the first byte.
     pub(crate) address: usize,
-    /// Whether reading is fast.
+    /// Whether host reads are fast.
     pub(crate) cached: bool,
 }
 
@@ -24,13 +24,13 @@ pub(crate) struct Mapped {
 pub(crate) struct Memory {
     logical: Arc<Logical>,
     raw: vk::Buffer,
-    /// Null while there is none.
+    /// Null if not allocated yet.
     memory: vk::DeviceMemory,
     bytes: u64,
     mapped: Option<Mapped>,
 }
 
-/// Bytes of a buffer.
+/// A range of bytes of a buffer.
 #[derive(Clone, Copy)]
 pub(crate) struct Part<'a> {
     pub(crate) memory: &'a Memory,
@@ -39,7 +39,8 @@ pub(crate) struct Part<'a> {
 }
 
 impl Memory {
-    /// A buffer in memory of the first of these types that it can lie in, mapped if the host sees it.
+    /// Allocates a buffer in the first of these memory types that it supports, and maps it if the host can
+    /// see it.
     ///
     /// # Errors
     /// If the driver refuses.
@@ -47,35 +48,37 @@ impl Memory {
         let mut buffer = Self::without_memory(logical, bytes, vk::ExternalMemoryHandleTypeFlags::empty())?;
         let needs = buffer.requirements();
         let taken = types.iter().copied().find(|index| needs.memory_type_bits & 1 << index != 0);
-        let index = taken.ok_or_else(|| Error::Unsupported { what: "memory for buffers".into() })?;
+        let index = taken
+            .ok_or_else(|| Error::Unsupported { what: "buffers in this device's memory types".into() })?;
         let info = vk::MemoryAllocateInfo::default().allocation_size(needs.size).memory_type_index(index);
         buffer.allocate(&info)?;
         buffer.map(index);
         Ok(buffer)
     }
 
-    /// A buffer over the host's memory: `bytes` bytes from `pointer` on, of which whole units of the device's alignment are
-    /// imported.
+    /// Creates a buffer over host memory: `bytes` bytes from `pointer`, rounded up to the device's import
+    /// alignment.
     ///
     /// # Errors
     /// If the driver refuses.
     ///
     /// # Safety
-    /// The bytes, up to the end of the last such unit, are mapped for as long as the buffer lives.
+    /// The bytes, up to the end of the last alignment unit, must stay mapped as long as the buffer lives.
     pub(crate) unsafe fn over(
         logical: &Arc<Logical>,
         pointer: *mut u8,
         bytes: u64,
         types: &[u32],
     ) -> Result<Self> {
-        let refused = || Error::Unsupported { what: "this memory of the host in a Vulkan buffer".into() };
+        let refused =
+            || Error::Unsupported { what: "importing this host memory into a Vulkan buffer".into() };
         let functions = logical.import.as_ref().ok_or_else(refused)?;
         let alignment = logical.facts().import_alignment_bytes.ok_or_else(refused)?;
         let kind = vk::ExternalMemoryHandleTypeFlags::HOST_ALLOCATION_EXT;
         let mut buffer = Self::without_memory(logical, bytes, kind)?;
         let needs = buffer.requirements();
         let mut can = vk::MemoryHostPointerPropertiesEXT::default();
-        // SAFETY: the device has the extension; the pointer is good.
+        // SAFETY: the device has the extension; the pointer is valid.
         let asked = unsafe {
             (functions.fp().get_memory_host_pointer_properties_ext)(
                 functions.device(),
@@ -106,7 +109,7 @@ impl Memory {
         let mut external = vk::ExternalMemoryBufferCreateInfo::default().handle_types(external);
         let families = logical.families();
         let mut info = vk::BufferCreateInfo::default()
-            // Kernels may take the last bytes for a whole word.
+            // Kernels may access the last bytes as a whole word.
             .size(bytes.next_multiple_of(WORD_BYTES))
             .usage(
                 vk::BufferUsageFlags::STORAGE_BUFFER
@@ -114,7 +117,7 @@ impl Memory {
                     | vk::BufferUsageFlags::TRANSFER_DST,
             );
         if families.len() > 1 {
-            // Any queue may use it at any time; for buffers that costs nothing.
+            // Any queue may use it at any time. Concurrent sharing costs nothing for buffers.
             info = info.sharing_mode(vk::SharingMode::CONCURRENT).queue_family_indices(families);
         }
         if !external.handle_types.is_empty() {
@@ -132,14 +135,14 @@ impl Memory {
 
     fn allocate(&mut self, info: &vk::MemoryAllocateInfo<'_>) -> Result<()> {
         let raw = &self.logical.raw;
-        // SAFETY: the memory has a type and a size that the buffer can have; it is bound once.
+        // SAFETY: the memory has a type and a size that the buffer supports; it is bound once.
         unsafe {
             self.memory = said("vkAllocateMemory", raw.allocate_memory(info, None))?;
             said("vkBindBufferMemory", raw.bind_buffer_memory(self.raw, self.memory, 0))
         }
     }
 
-    /// Lets the host see the memory, if it can. Without that it is good for all else.
+    /// Maps the memory if possible. Without a mapping only host access is lost.
     fn map(&mut self, index: u32) {
         use vk::MemoryPropertyFlags as Flags;
         let flags = self.logical.facts().memory.memory_types[index as usize].property_flags;
@@ -155,7 +158,7 @@ impl Memory {
                 let cached = flags.contains(Flags::HOST_CACHED);
                 self.mapped = Some(Mapped { address: pointer as usize, cached });
             }
-            Err(code) => tracing::debug!(?code, bytes = self.bytes, "memory is not mapped"),
+            Err(code) => tracing::debug!(?code, bytes = self.bytes, "cannot map memory"),
         }
     }
 
@@ -164,7 +167,7 @@ impl Memory {
         self.bytes
     }
 
-    /// Where the host sees it, if it does.
+    /// Returns the host mapping, if there is one.
     pub(crate) fn mapped(&self) -> Option<Mapped> {
         self.mapped
     }
@@ -172,8 +175,7 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: whatever is enqueued keeps the buffers that it uses until it has ended. What is mapped is unmapped with its
-        // memory.
+        // SAFETY: enqueued work keeps its buffers until it has ended. Freeing memory unmaps it.
         unsafe {
             self.logical.raw.destroy_buffer(self.raw, None);
             self.logical.raw.free_memory(self.memory, None);
@@ -186,7 +188,8 @@ impl Part<'_> {
         self.memory.raw
     }
 
-    /// As a storage buffer: of whole words, since kernels read and write nothing smaller.
+    /// Returns a descriptor as a storage buffer, rounded up to whole words, the smallest unit that kernels
+    /// access.
     pub(super) fn descriptor(&self) -> vk::DescriptorBufferInfo {
         vk::DescriptorBufferInfo {
             buffer: self.memory.raw,

@@ -1,30 +1,30 @@
-//! What the validation layer says.
+//! Messages of the validation layer.
 
 use ash::vk;
 use ragtag_hal::Error;
 use std::ffi::{CStr, c_void};
 use std::sync::{Mutex, PoisonError};
 
-/// Most messages that are kept: one mistake may be made a million times.
+/// Most messages that are kept. One mistake may repeat millions of times.
 const MAX_MESSAGES: usize = 100;
 
-/// Messages of the validation layer since the instance was made.
+/// Messages of the validation layer since the instance was created.
 #[derive(Debug, Default)]
 pub(crate) struct Messages(Mutex<Vec<String>>);
 
 impl Messages {
-    /// All that was said, in order; of very many only the first.
+    /// Returns all messages in order, up to the limit.
     pub(crate) fn all(&self) -> Vec<String> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The first of them, as an error.
+    /// Returns the first message as an error.
     pub(crate) fn objection(&self) -> Option<Error> {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         all.first().map(|first| Error::invalid(format!("the validation layer objects: {first}")))
     }
 
-    /// Where messages go to. `self` must outlive the messenger.
+    /// Describes a messenger that sends messages here. `self` must outlive the messenger.
     pub(super) fn messenger(&self) -> vk::DebugUtilsMessengerCreateInfoEXT<'static> {
         use vk::{DebugUtilsMessageSeverityFlagsEXT as Severity, DebugUtilsMessageTypeFlagsEXT as Type};
         vk::DebugUtilsMessengerCreateInfoEXT::default()
@@ -43,21 +43,21 @@ impl Messages {
     }
 }
 
-/// What the loader calls. It says what is wrong with drivers as well; only what the layer says of our use counts.
+/// Callback of the loader. It also receives messages about drivers; only validation messages are kept.
 unsafe extern "system" fn heard(
     _: vk::DebugUtilsMessageSeverityFlagsEXT,
     kinds: vk::DebugUtilsMessageTypeFlagsEXT,
     data: *const vk::DebugUtilsMessengerCallbackDataEXT<'_>,
     messages: *mut c_void,
 ) -> vk::Bool32 {
-    // SAFETY: `messages` is what `messenger` passed on, and `data` with its text is good for this call.
+    // SAFETY: `messages` is what `messenger` passed on; `data` and its text are valid during this call.
     let (messages, text) = unsafe {
         let text = (*data).p_message;
         let text = if text.is_null() { c"" } else { CStr::from_ptr(text) };
         (&*messages.cast::<Messages>().cast_const(), text.to_string_lossy().into_owned())
     };
     if kinds.contains(vk::DebugUtilsMessageTypeFlagsEXT::GENERAL) {
-        tracing::debug!(text, "Vulkan's loader");
+        tracing::debug!(text, "message of the Vulkan loader");
     } else {
         messages.add(text);
     }

@@ -1,7 +1,7 @@
-//! Vulkan's calls, and objects that give back what they hold.
+//! Vulkan calls, and owned objects that release their resources.
 //!
-//! All `unsafe` calls are here. What callers promise is said where it is asked for: that memory which a command names lives
-//! until the command has ended, and that a submission's waits can be met.
+//! All `unsafe` calls are here. Functions state what their callers must guarantee: memory that a command
+//! names lives until the command has ended, and a submission's waits can be satisfied.
 
 mod instance;
 mod logical;
@@ -26,7 +26,7 @@ use crate::error::failure;
 use ash::prelude::VkResult;
 use ragtag_hal::Result;
 
-/// The result of a call in the words of `ragtag-hal`.
+/// Converts the result of a call to an error of `ragtag-hal`.
 fn said<T>(call: &str, result: VkResult<T>) -> Result<T> {
     result.map_err(|code| failure(call, code))
 }

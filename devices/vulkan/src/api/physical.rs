@@ -1,4 +1,4 @@
-//! What physical devices say of themselves.
+//! Properties of physical devices.
 
 use super::Instance;
 use super::matrices::{self, FLEXIBLE, FlexibleFeatures};
@@ -7,17 +7,17 @@ use ragtag_hal::cache::{Key, key};
 use std::collections::BTreeSet;
 use std::ffi::{CStr, CString};
 
-/// A family of queues.
+/// A queue family.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Family {
     pub(crate) index: u32,
     pub(crate) flags: vk::QueueFlags,
     pub(crate) queues: u32,
-    /// Significant bits of its timestamps; none if it takes none.
+    /// Significant bits of its timestamps; 0 if unsupported.
     pub(crate) timestamp_bits: u32,
 }
 
-/// Everything that is asked of a physical device, once.
+/// All queried properties of a physical device.
 #[derive(Clone, Debug)]
 pub(crate) struct Facts {
     pub(super) handle: vk::PhysicalDevice,
@@ -26,39 +26,41 @@ pub(crate) struct Facts {
     pub(crate) driver: String,
     pub(crate) kind: vk::PhysicalDeviceType,
     pub(crate) uuid: [u8; 16],
-    /// Domain, bus, device, function.
+    /// Domain, bus, device and function.
     pub(crate) pci: Option<[u32; 4]>,
-    /// Names the hardware and the driver in full, as compiled pipelines do.
+    /// Identifies hardware and driver in the same way as pipeline caches do.
     pub(crate) fingerprint: Key,
     pub(crate) limits: vk::PhysicalDeviceLimits,
     pub(crate) max_allocation_bytes: u64,
     pub(crate) memory: vk::PhysicalDeviceMemoryProperties,
     pub(crate) families: Vec<Family>,
-    /// What a host pointer that is imported must be aligned to, where one can be.
+    /// Required alignment of an imported host pointer, if import is supported.
     pub(crate) import_alignment_bytes: Option<u64>,
     pub(crate) memory_budget: bool,
     pub(crate) timeline_semaphores: bool,
     pub(crate) host_query_reset: bool,
     pub(crate) half_floats: bool,
-    /// All that sub-group built-ins of WGSL need.
+    /// Support for all sub-group built-ins of WGSL.
     pub(crate) sub_groups: bool,
-    /// Whether they take f16 as well.
+    /// Whether they accept f16 as well.
     pub(crate) sub_group_types: bool,
-    /// Whether pipelines may ask for full sub-groups, of at most so many work items.
+    /// Most work items in a full sub-group, if pipelines can require full sub-groups.
     pub(crate) full_sub_groups: Option<u32>,
     pub(crate) integer_dot: bool,
-    /// Whether that is faster than the same in several instructions.
+    /// Whether it is faster than separate instructions.
     pub(crate) integer_dot_accelerated: bool,
-    /// Whether sub-groups multiply matrices of 16 × 16 halves, with sums in single precision.
+    /// Whether sub-groups multiply 16 × 16 f16 matrices with f32 sums.
     pub(crate) cooperative_matrices: bool,
-    /// Whether they put them together of smaller ones to do so.
+    /// Whether such matrices are composed of smaller ones.
     pub(crate) flexible_matrices: bool,
     pub(crate) compute_units: Option<u32>,
 }
 
 impl Facts {
+    /// Queries a physical device.
+    ///
     /// # Errors
-    /// In words, if the driver does not say.
+    /// Text, if the driver does not report its properties.
     pub(super) fn of(instance: &Instance, handle: vk::PhysicalDevice) -> Result<Self, String> {
         let raw = instance.raw();
         // SAFETY: the handle is of this instance, as everywhere below.
@@ -104,7 +106,7 @@ impl Facts {
         if has(amd::shader_core_properties2::NAME) {
             properties = properties.push_next(&mut amd);
         }
-        // SAFETY: each structure is known to a device of this version with these extensions.
+        // SAFETY: a device of this version with these extensions supports each structure.
         unsafe { raw.get_physical_device_properties2(handle, &mut properties) };
 
         let mut in_1_1 = vk::PhysicalDeviceVulkan11Features::default();
@@ -202,8 +204,8 @@ impl Facts {
         })
     }
 
-    /// The heap that buffers are allocated from, as it is now: its size, and what this process may still take of it where the
-    /// driver says so.
+    /// Returns the current state of the heap for buffers: its size, and the bytes that this process may still
+    /// allocate if the driver reports them.
     pub(crate) fn heap(&self, instance: &Instance, index: u32) -> (u64, Option<u64>) {
         let index = index as usize;
         let mut budget = vk::PhysicalDeviceMemoryBudgetPropertiesEXT::default();

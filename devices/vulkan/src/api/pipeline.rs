@@ -1,4 +1,4 @@
-//! Compute pipelines, and what drivers keep of them.
+//! Compute pipelines and pipeline caches.
 
 use super::{Logical, said};
 use ash::vk;
@@ -6,25 +6,25 @@ use ragtag_hal::{Error, Result};
 use std::ffi::CString;
 use std::sync::Arc;
 
-/// What a driver has compiled, for the next time.
+/// Compiled pipelines of a driver, for reuse.
 pub(crate) struct PipelineCache {
     logical: Arc<Logical>,
     raw: vk::PipelineCache,
 }
 
 impl PipelineCache {
-    /// With what was kept; what the driver does not know it ignores.
+    /// Creates a cache with stored data. The driver ignores data that it does not recognise.
     ///
     /// # Errors
     /// If the driver refuses.
     pub(crate) fn new(logical: &Arc<Logical>, kept: &[u8]) -> Result<Self> {
         let info = vk::PipelineCacheCreateInfo::default().initial_data(kept);
-        // SAFETY: the device lives. Drivers check the header of the data, whose rest has our checksum.
+        // SAFETY: the device lives. Drivers check the header of the data, and our checksum protects the rest.
         let raw = said("vkCreatePipelineCache", unsafe { logical.raw.create_pipeline_cache(&info, None) })?;
         Ok(Self { logical: Arc::clone(logical), raw })
     }
 
-    /// What to keep.
+    /// Returns the data to store.
     ///
     /// # Errors
     /// If the driver refuses.
@@ -36,12 +36,12 @@ impl PipelineCache {
 
 impl Drop for PipelineCache {
     fn drop(&mut self) {
-        // SAFETY: nothing is being compiled with it.
+        // SAFETY: no pipeline is being compiled with it.
         unsafe { self.logical.raw.destroy_pipeline_cache(self.raw, None) }
     }
 }
 
-/// A kernel, ready to be dispatched.
+/// A kernel that is ready to be dispatched.
 pub(crate) struct Pipeline {
     logical: Arc<Logical>,
     pub(super) raw: vk::Pipeline,
@@ -52,8 +52,8 @@ pub(crate) struct Pipeline {
 }
 
 impl Pipeline {
-    /// A pipeline of one entry point that takes `bindings` storage buffers in set 0 and `push_bytes` bytes of push constants.
-    /// With `full_sub_groups` no work item of a sub-group is missing.
+    /// Creates a pipeline of one entry point with `bindings` storage buffers in set 0 and `push_bytes` bytes
+    /// of push constants. `full_sub_groups` requires sub-groups without missing work items.
     ///
     /// # Errors
     /// [`Error::Compile`] if the driver refuses the code.
@@ -74,9 +74,10 @@ impl Pipeline {
             push_bytes,
         };
         pipeline.lay_out()?;
-        let name = CString::new(entry).map_err(|_| Error::invalid(format!("a function named {entry:?}")))?;
+        let name =
+            CString::new(entry).map_err(|_| Error::invalid(format!("invalid function name {entry:?}")))?;
         let info = vk::ShaderModuleCreateInfo::default().code(words);
-        // SAFETY: the words are SPIR-V that naga has written, or that was kept with a checksum.
+        // SAFETY: the words are SPIR-V written by naga, or stored with a checksum.
         let module = unsafe { logical.raw.create_shader_module(&info, None) };
         let module = said("vkCreateShaderModule", module)?;
         let made = pipeline.make(module, &name, full_sub_groups, cache);
@@ -96,7 +97,7 @@ impl Pipeline {
         };
         let bindings: Vec<_> = (0..self.bindings).map(binding).collect();
         let info = vk::DescriptorSetLayoutCreateInfo::default().bindings(&bindings);
-        // SAFETY: the device lives; counts are within its limits.
+        // SAFETY: the device lives; the counts are within its limits.
         let set_layout = unsafe { raw.create_descriptor_set_layout(&info, None) };
         self.set_layout = said("vkCreateDescriptorSetLayout", set_layout)?;
         let push = vk::PushConstantRange::default().stage_flags(vk::ShaderStageFlags::COMPUTE);
@@ -128,9 +129,9 @@ impl Pipeline {
         let made = unsafe { self.logical.raw.create_compute_pipelines(cache.raw, &[info], None) };
         match made {
             Ok(pipelines) => self.raw = pipelines[0],
-            // There is no log: Vulkan has none.
+            // Vulkan provides no compiler log.
             Err((_, vk::Result::ERROR_UNKNOWN | vk::Result::ERROR_INVALID_SHADER_NV)) => {
-                let log = format!("the driver refuses {name:?} and does not say why");
+                let log = format!("the driver refuses {name:?} without a reason");
                 return Err(Error::Compile { log });
             }
             Err((_, code)) => return said("vkCreateComputePipelines", Err(code)),
@@ -141,7 +142,7 @@ impl Pipeline {
 
 impl Drop for Pipeline {
     fn drop(&mut self) {
-        // SAFETY: whatever is enqueued keeps the pipelines that it uses until it has ended.
+        // SAFETY: enqueued work keeps its pipelines until it has ended.
         unsafe {
             self.logical.raw.destroy_pipeline(self.raw, None);
             self.logical.raw.destroy_pipeline_layout(self.layout, None);

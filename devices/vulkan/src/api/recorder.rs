@@ -1,18 +1,18 @@
-//! Command buffers, with the descriptor sets and timestamps that their commands need.
+//! Command buffers with the descriptor sets and timestamps of their commands.
 
 use super::{Logical, Part, Pipeline, SharedQueue, said};
 use ash::vk;
 use ragtag_hal::Result;
 use std::sync::Arc;
 
-/// Descriptor sets and descriptors for a command buffer.
+/// Number of descriptor sets and descriptors of a command buffer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Room {
     sets: u32,
     descriptors: u32,
 }
 
-/// When a command buffer started and ended, by the device's clock.
+/// Start and end timestamps of a command buffer, in the device's clock.
 pub(crate) struct Stamps {
     logical: Arc<Logical>,
     pool: vk::QueryPool,
@@ -32,13 +32,13 @@ impl Stamps {
         Ok(Some(Arc::new(Self { logical: Arc::clone(logical), pool, bits: queue.timestamp_bits })))
     }
 
-    /// Forgets the last run.
+    /// Discards the timestamps of the last run.
     pub(crate) fn reset(&self) {
         // SAFETY: the feature is enabled; the last run has ended.
         unsafe { self.logical.raw.reset_query_pool(self.pool, 0, 2) }
     }
 
-    /// Start and end of the last run in nanoseconds of the device's clock, once it has ended.
+    /// Returns start and end of the last run in nanoseconds of the device's clock, once it has ended.
     pub(crate) fn times_ns(&self) -> Option<(u64, u64)> {
         let mut ticks = [0u64; 2];
         // SAFETY: two queries with room for both.
@@ -55,12 +55,12 @@ impl Stamps {
 
 impl Drop for Stamps {
     fn drop(&mut self) {
-        // SAFETY: whatever is enqueued keeps it until it has ended.
+        // SAFETY: enqueued work keeps it until it has ended.
         unsafe { self.logical.raw.destroy_query_pool(self.pool, None) }
     }
 }
 
-/// A command buffer that is recorded, run any number of times, and recorded anew.
+/// A command buffer that can be recorded, run many times, and recorded again.
 pub(crate) struct Recorder {
     logical: Arc<Logical>,
     pool: vk::CommandPool,
@@ -68,21 +68,21 @@ pub(crate) struct Recorder {
     sets: vk::DescriptorPool,
     room: Room,
     stamps: Option<Arc<Stamps>>,
-    /// What its queue does.
+    /// Pipeline stages of its queue.
     stages: vk::PipelineStageFlags,
-    /// What it writes.
+    /// Write accesses of its queue.
     writes: vk::AccessFlags,
 }
 
 impl Recorder {
-    /// For a queue's family.
+    /// Creates a recorder for a queue's family.
     ///
     /// # Errors
     /// If the driver refuses.
     pub(crate) fn new(queue: &SharedQueue) -> Result<Self> {
         let logical = queue.logical();
         let raw = &logical.raw;
-        // Before the pool, which nobody gives back until it is the recorder's.
+        // Created before the pool, which has no owner until it is in the recorder.
         let stamps = Stamps::new(queue)?;
         let info = vk::CommandPoolCreateInfo::default().queue_family_index(queue.family);
         // SAFETY: the device lives and has the family.
@@ -104,7 +104,7 @@ impl Recorder {
             writes,
         };
         let info = vk::CommandBufferAllocateInfo::default().command_pool(pool).command_buffer_count(1);
-        // SAFETY: the pool is new and nobody else's.
+        // SAFETY: the pool is new and used only here.
         let buffers = said("vkAllocateCommandBuffers", unsafe { raw.allocate_command_buffers(&info) })?;
         recorder.buffer = buffers[0];
         Ok(recorder)
@@ -118,7 +118,8 @@ impl Recorder {
         self.stamps.as_ref()
     }
 
-    /// Forgets what was recorded, and begins anew with room for so many dispatches that have so many bindings together.
+    /// Resets the command buffer and begins a recording, with room for this many dispatches that have this
+    /// many bindings in total.
     ///
     /// # Errors
     /// If the driver refuses.
@@ -126,14 +127,14 @@ impl Recorder {
         self.make_room(Room { sets: dispatches, descriptors: bindings })?;
         let raw = &self.logical.raw;
         let info = vk::CommandBufferBeginInfo::default();
-        // SAFETY: the buffer is not pending: whoever runs it keeps it.
+        // SAFETY: the buffer is not pending: pending work keeps its recorder.
         unsafe {
             let reset = raw.reset_command_pool(self.pool, vk::CommandPoolResetFlags::empty());
             said("vkResetCommandPool", reset)?;
             said("vkBeginCommandBuffer", raw.begin_command_buffer(self.buffer, &info))?;
         }
         self.stamp(vk::PipelineStageFlags::TOP_OF_PIPE, 0);
-        // Whatever came before in this queue, also from another command buffer.
+        // Waits for all earlier work of this queue, including other command buffers.
         self.barrier();
         Ok(())
     }
@@ -176,7 +177,7 @@ impl Recorder {
         }
     }
 
-    /// What follows waits for what came before, and sees it.
+    /// Makes later commands wait for earlier ones and see their writes.
     pub(crate) fn barrier(&self) {
         let mut reads = vk::AccessFlags::TRANSFER_READ;
         if self.stages.contains(vk::PipelineStageFlags::COMPUTE_SHADER) {
@@ -185,13 +186,13 @@ impl Recorder {
         self.wait_for_writes([self.stages; 2], self.writes, reads | self.writes);
     }
 
-    /// The same where launches follow launches. Drivers flush less for it.
+    /// Like `barrier`, between launches only. Drivers flush less for it.
     pub(crate) fn barrier_between_launches(&self) {
         let (stage, writes) = (vk::PipelineStageFlags::COMPUTE_SHADER, vk::AccessFlags::SHADER_WRITE);
         self.wait_for_writes([stage; 2], writes, vk::AccessFlags::SHADER_READ | writes);
     }
 
-    /// The host sees what came before, once it hears of the end.
+    /// Makes earlier writes visible to the host once the command buffer has ended.
     pub(crate) fn show_host(&self) {
         let stages = [self.stages, vk::PipelineStageFlags::HOST];
         self.wait_for_writes(stages, self.writes, vk::AccessFlags::HOST_READ);
@@ -212,15 +213,15 @@ impl Recorder {
         }
     }
 
-    /// Binds a kernel to its arguments.
+    /// Binds a kernel and its arguments.
     ///
     /// # Errors
-    /// If there is no more room for its bindings.
+    /// If there is no room left for its bindings.
     pub(crate) fn bind(&self, pipeline: &Pipeline, parts: &[Part<'_>]) -> Result<()> {
         let raw = &self.logical.raw;
         let layouts = [pipeline.set_layout];
         let info = vk::DescriptorSetAllocateInfo::default().descriptor_pool(self.sets).set_layouts(&layouts);
-        // SAFETY: the pool is this recorder's own.
+        // SAFETY: the pool belongs to this recorder.
         let sets = said("vkAllocateDescriptorSets", unsafe { raw.allocate_descriptor_sets(&info) })?;
         let buffers: Vec<_> = parts.iter().map(|part| [part.descriptor()]).collect();
         let writes = (0..pipeline.bindings).zip(&buffers).map(|(at, buffer)| {
@@ -231,7 +232,7 @@ impl Recorder {
                 .buffer_info(buffer)
         });
         let writes: Vec<_> = writes.collect();
-        // SAFETY: the buffer is being recorded; the set is new, and has as many bindings as the pipeline.
+        // SAFETY: the buffer is being recorded; the set is new and has as many bindings as the pipeline.
         unsafe {
             raw.update_descriptor_sets(&writes, &[]);
             raw.cmd_bind_pipeline(self.buffer, vk::PipelineBindPoint::COMPUTE, pipeline.raw);
@@ -241,7 +242,7 @@ impl Recorder {
         Ok(())
     }
 
-    /// Launches groups of the kernel that is bound, with the first of its push constants as given.
+    /// Launches groups of the bound kernel, with the given words as its first push constants.
     pub(crate) fn dispatch(&self, pipeline: &Pipeline, words: &[u32], groups: [u32; 3]) {
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
         let raw = &self.logical.raw;
@@ -264,16 +265,16 @@ impl Recorder {
 
     /// Fills with a word.
     pub(crate) fn fill(&self, to: Part<'_>, word: u32) {
-        // SAFETY: the buffer is being recorded; the part lies in its buffer and is of whole words.
+        // SAFETY: the buffer is being recorded; the part lies in its buffer and consists of whole words.
         unsafe {
             self.logical.raw.cmd_fill_buffer(self.buffer, to.buffer(), to.offset, to.bytes, word);
         }
     }
 
-    /// Ends recording.
+    /// Ends the recording.
     ///
     /// # Errors
-    /// If the driver could not record something.
+    /// If the driver could not record a command.
     pub(crate) fn end(&self) -> Result<()> {
         self.stamp(vk::PipelineStageFlags::BOTTOM_OF_PIPE, 1);
         // SAFETY: the buffer is being recorded.
@@ -283,7 +284,7 @@ impl Recorder {
 
 impl Drop for Recorder {
     fn drop(&mut self) {
-        // SAFETY: whatever is enqueued keeps its recorder until it has ended.
+        // SAFETY: enqueued work keeps its recorder until it has ended.
         unsafe {
             self.logical.raw.destroy_descriptor_pool(self.sets, None);
             self.logical.raw.destroy_command_pool(self.pool, None);

@@ -5,14 +5,14 @@ use ash::vk;
 use ragtag_hal::Result;
 use std::sync::Arc;
 
-/// A counter that submissions or the host move, and that submissions and the host wait for.
+/// A counter that submissions and the host can advance and wait for.
 pub(crate) struct Semaphore {
     logical: Arc<Logical>,
     pub(super) raw: vk::Semaphore,
 }
 
 impl Semaphore {
-    /// One at 0.
+    /// Creates a semaphore with value 0.
     ///
     /// # Errors
     /// If the driver refuses.
@@ -24,7 +24,7 @@ impl Semaphore {
         Ok(Self { logical: Arc::clone(logical), raw })
     }
 
-    /// Blocks until the counter has got there.
+    /// Blocks until the counter has reached `value`.
     ///
     /// # Errors
     /// If the device is lost.
@@ -35,14 +35,15 @@ impl Semaphore {
         said("vkWaitSemaphores", unsafe { self.logical.raw.wait_semaphores(&info, u64::MAX) })
     }
 
-    /// Whether the counter has got there, or never will: the device is lost, which whoever waits is told.
+    /// Returns true if the counter has reached `value`, or never will because the device is lost; `wait` then
+    /// reports the loss.
     pub(crate) fn has_passed(&self, value: u64) -> bool {
         // SAFETY: the semaphore lives.
         let counter = unsafe { self.logical.raw.get_semaphore_counter_value(self.raw) };
         counter.map_or(true, |counter| counter >= value)
     }
 
-    /// Moves the counter to a larger value.
+    /// Advances the counter to a larger value.
     ///
     /// # Errors
     /// If the device is lost.
@@ -55,7 +56,7 @@ impl Semaphore {
 
 impl Drop for Semaphore {
     fn drop(&mut self) {
-        // SAFETY: whoever enqueued what names it kept it until that had ended.
+        // SAFETY: enqueued work keeps its semaphores until it has ended.
         unsafe { self.logical.raw.destroy_semaphore(self.raw, None) }
     }
 }

@@ -1,4 +1,4 @@
-//! Every Vulkan device of this machine: kernels, programs, memory, leases, what a failure says.
+//! Tests on every Vulkan device of this machine: kernels, programs, memory, leases and errors.
 
 use crate::support::*;
 use ragtag_hal::{Adapter, AdapterKind, Command, Device, Error, Feature, Limits, ModuleId, QueueKind};
@@ -7,7 +7,7 @@ use ragtag_vulkan::{MatrixUnits, VulkanBackend, VulkanConfig};
 device_bench::device_tests!(subject());
 
 #[test]
-fn programs_replay_whatever_memory_they_use() {
+fn programs_replay_in_every_memory_mode() {
     for import_regions in [true, false] {
         for direct_memory in [true, false] {
             let config = VulkanConfig { import_regions, direct_memory, ..config() };
@@ -16,9 +16,9 @@ fn programs_replay_whatever_memory_they_use() {
     }
 }
 
-/// Where hardware has none, or only software has, the three settings may come to the same: then nothing is shown.
+/// Without matrix units, or with software ones only, settings may coincide. Then the test shows nothing.
 #[test]
-fn matrix_units_count_as_asked() {
+fn matrix_units_follow_the_setting() {
     let with = |matrices| {
         let found = adapters(&VulkanBackend::new(VulkanConfig { matrices, ..config() }));
         let has = |a: &Adapter| (a.kind, a.caps.features.contains(&Feature::CooperativeMatrix));
@@ -33,17 +33,17 @@ fn matrix_units_count_as_asked() {
     }
 }
 
-/// A shadow's bytes reach the region and leave it in the order that points make, also between submissions of one queue.
+/// Staging buffers follow the order of points, also between submissions of one queue.
 #[test]
-fn shadows_follow_their_regions() {
+fn staging_buffers_follow_their_regions() {
     let backend = VulkanBackend::new(VulkanConfig { import_regions: false, ..config() });
     for adapter in adapters(&backend) {
         let mut bench = Bench::new(open(&backend, &adapter, 0, &Limits::default()));
         let all = |buffer| buffer_range(buffer, 0, WORDS);
         for round in 1..20u32 {
             bench.fill_region(|at| at * round);
-            // Down and up again through the region, on one queue and without a point between: once in one submission, once
-            // in two.
+            // Downloads and uploads the same region on one queue without a point between: once in one
+            // submission, once in two.
             let first =
                 vec![upload(0), scale(all(0), all(1), 3), download(1), upload(2), scale(all(2), all(3), 5)];
             bench.commands(QueueKind::Compute, first, &[]);
@@ -58,9 +58,9 @@ fn shadows_follow_their_regions() {
     no_objections(&backend);
 }
 
-/// What was downloaded is in the region before it is uploaded from there, also where nobody waits for the first submission.
+/// A download reaches the region before it is uploaded from there, even if the host does not wait in between.
 #[test]
-fn what_comes_down_into_a_shadow_goes_up_again() {
+fn a_download_through_staging_can_be_uploaded_again() {
     let backend = VulkanBackend::new(VulkanConfig { import_regions: false, ..config() });
     for adapter in adapters(&backend) {
         let mut bench = Bench::new(open(&backend, &adapter, 0, &Limits::default()));
@@ -82,7 +82,7 @@ fn what_comes_down_into_a_shadow_goes_up_again() {
 }
 
 #[test]
-fn functions_are_held_to_their_abi() {
+fn functions_are_checked_against_their_abi() {
     each(&subject(), |mut bench| {
         for (from, to) in [
             ("@binding(1)", "@binding(2)"),
@@ -98,7 +98,7 @@ fn functions_are_held_to_their_abi() {
 }
 
 #[test]
-fn twins_stay_two() {
+fn identical_devices_stay_separate() {
     let adapters = adapters(&backend());
     for (at, a) in adapters.iter().enumerate() {
         assert_eq!(a.index as usize, at);

@@ -1,43 +1,29 @@
-//! Drivers as a machine has them installed: none, and sub-groups of other widths. The loader and its drivers read variables
-//! once in a process, so each case is a process of its own: this same binary, told by a variable what to do.
+//! Tests of driver installations: no driver, a duplicate one, and other sub-group widths. The loader and its
+//! drivers read environment variables once per process, so each case runs in a child process: this binary
+//! again, controlled by a variable.
 
 use crate::support::*;
-use ragtag_hal::{Adapter, AdapterKind, Backend};
+use ragtag_hal::{Adapter, AdapterKind};
 use std::fs;
-use test_support::{Child, child as child_process};
+use test_support::child as child_process;
 
-/// The test that the processes of the other tests run.
+/// Name of the test that child processes run.
 const CHILD: &str = "drivers::child";
-
-/// What a probe says, in one line for each adapter.
-fn probed() -> Vec<String> {
-    match backend().probe() {
-        Ok(adapters) => {
-            adapters.iter().map(|one| format!("{} {} {}", one.label(), one.name, one.driver)).collect()
-        }
-        Err(unavailable) => vec![format!("unavailable: {unavailable}")],
-    }
-}
 
 /// Says what a probe says, if it was started for that.
 #[test]
 fn child() {
-    if Child::inside(CHILD) {
-        probed().iter().for_each(|line| println!("probed: {line}"));
-    }
+    prints_its_probe(CHILD, &backend());
 }
 
-/// What a process says that has these variables.
+/// Returns the probe result of a process with these environment variables.
 fn probed_with(variables: &[(&str, &str)]) -> Vec<String> {
     let child = child_process(CHILD).envs(variables.iter().copied());
-    let child = child.env_remove("RAGTAG_TEST_VULKAN_ADAPTERS").passes();
-    let text = String::from_utf8_lossy(&child.stdout).into_owned();
-    // The first line follows what the test runner says.
-    text.lines().filter_map(|line| Some(line.split_once("probed: ")?.1.to_string())).collect()
+    probed(child.env_remove("RAGTAG_TEST_VULKAN_ADAPTERS"))
 }
 
 #[test]
-fn no_driver_is_said_to_be_missing() {
+fn a_missing_driver_is_reported() {
     if !cfg!(target_os = "linux") {
         test_support::skip!("Linux", "only its loader can be redirected");
         return;
@@ -49,7 +35,7 @@ fn no_driver_is_said_to_be_missing() {
 }
 
 #[test]
-fn a_driver_that_is_named_twice_shows_its_devices_twice() {
+fn a_driver_that_is_named_twice_lists_its_devices_twice() {
     let software = |one: &&Adapter| one.kind == AdapterKind::Software;
     let Some(files) = std::env::var("VK_DRIVER_FILES").ok().filter(|files| !files.is_empty()) else {
         test_support::skip!("Vulkan driver", "VK_DRIVER_FILES names none");

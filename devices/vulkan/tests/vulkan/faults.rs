@@ -1,4 +1,4 @@
-//! Devices that are lost, and that have no memory, on every driver: a layer between it and the loader makes them so.
+//! Tests of lost devices and memory shortages, injected on every driver by a layer between it and the loader.
 
 use crate::support::*;
 use device_bench::faults::{loses_one_of_two, no_memory, runs_out_of_memory};
@@ -7,11 +7,11 @@ use ragtag_vulkan::{VulkanBackend, VulkanConfig};
 use std::sync::Arc;
 use test_drivers::{LostAt, VulkanFaults, with_vulkan_faults};
 
-/// What is left of a device's memory.
+/// Remaining bytes of a device's memory.
 const ROOM: u64 = 4 << 20;
 
-/// Loses each device in turn, with regions that are imported and with shadows of them. A call of Vulkan's is named; which one is
-/// open, since several threads ask a device, and the first that does so after it was lost says so.
+/// Loses each device in turn, with imported regions and with staging buffers. The error names a Vulkan call.
+/// Which one is unspecified, because the first of several threads to use the lost device reports it.
 fn loses_each(faults: &VulkanFaults, at: LostAt) {
     for import_regions in [true, false] {
         let backend = VulkanBackend::new(VulkanConfig { import_regions, ..config() });
@@ -23,22 +23,22 @@ fn loses_each(faults: &VulkanFaults, at: LostAt) {
 }
 
 #[test]
-fn a_lost_submission_ends_its_device_and_no_other() {
-    with_vulkan_faults("faults::a_lost_submission_ends_its_device_and_no_other", &[], |faults| {
+fn a_lost_submission_ends_only_its_device() {
+    with_vulkan_faults("faults::a_lost_submission_ends_only_its_device", &[], |faults| {
         loses_each(faults, LostAt::Submit);
     });
 }
 
 #[test]
-fn a_device_that_is_lost_while_it_works_ends_and_no_other() {
-    with_vulkan_faults("faults::a_device_that_is_lost_while_it_works_ends_and_no_other", &[], |faults| {
+fn a_device_lost_while_working_ends_alone() {
+    with_vulkan_faults("faults::a_device_lost_while_working_ends_alone", &[], |faults| {
         loses_each(faults, LostAt::Wait);
     });
 }
 
 #[test]
-fn memory_that_is_refused_is_told_with_sizes() {
-    with_vulkan_faults("faults::memory_that_is_refused_is_told_with_sizes", &[], |faults| {
+fn refused_memory_is_reported_with_sizes() {
+    with_vulkan_faults("faults::refused_memory_is_reported_with_sizes", &[], |faults| {
         let backend = backend();
         for adapter in adapters(&backend) {
             runs_out_of_memory(faults, &backend, &adapter, ROOM);
@@ -47,10 +47,10 @@ fn memory_that_is_refused_is_told_with_sizes() {
     });
 }
 
-/// Whether they are imported or have shadows.
+/// Both with imported regions and with staging buffers.
 #[test]
-fn regions_that_there_is_no_memory_for_are_told_with_sizes() {
-    with_vulkan_faults("faults::regions_that_there_is_no_memory_for_are_told_with_sizes", &[], |faults| {
+fn a_shortage_for_regions_is_reported_with_sizes() {
+    with_vulkan_faults("faults::a_shortage_for_regions_is_reported_with_sizes", &[], |faults| {
         let backend = backend();
         for adapter in adapters(&backend) {
             let number = faults.opened();
@@ -65,10 +65,10 @@ fn regions_that_there_is_no_memory_for_are_told_with_sizes() {
     });
 }
 
-/// Drivers take memory for more than buffers.
+/// Drivers allocate memory for more than buffers.
 #[test]
-fn programs_that_there_is_no_memory_for_are_told_with_sizes() {
-    with_vulkan_faults("faults::programs_that_there_is_no_memory_for_are_told_with_sizes", &[], |faults| {
+fn a_shortage_for_programs_is_reported_with_sizes() {
+    with_vulkan_faults("faults::a_shortage_for_programs_is_reported_with_sizes", &[], |faults| {
         let backend = backend();
         for adapter in adapters(&backend) {
             let number = faults.opened();

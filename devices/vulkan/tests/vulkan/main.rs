@@ -1,8 +1,8 @@
-//! What the Vulkan backend owes to its users, on every Vulkan device of this machine.
+//! Tests of the Vulkan backend on every Vulkan device of this machine.
 //!
-//! The validation layer, where it is installed, looks at every call, and one objection fails the test; with
-//! `RAGTAG_VULKAN_VALIDATION=1` it must be there.
-//! `RAGTAG_TEST_VULKAN_ADAPTERS` says how many adapters there must be; without any the tests are skipped visibly.
+//! The validation layer, if installed, checks every call, and one objection fails the test.
+//! `RAGTAG_VULKAN_VALIDATION=1` requires the layer. `RAGTAG_TEST_VULKAN_ADAPTERS` sets the expected number of
+//! adapters. Without it and without adapters, tests are skipped with a message.
 
 #![allow(clippy::print_stdout)] // a skip is visible
 

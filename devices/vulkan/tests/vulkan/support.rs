@@ -1,6 +1,6 @@
-//! Devices to test on, and the kernel of the tests in their language.
+//! Devices to test on, and the tests' kernel in WGSL.
 //!
-//! Nothing here knows which drivers a machine has; tests say which they lack.
+//! Knows nothing about a machine's drivers. Tests report which ones they lack.
 
 #![allow(dead_code, unused_imports)] // each test binary uses its part
 
@@ -9,7 +9,7 @@ pub use device_bench::*;
 
 use ragtag_vulkan::{VulkanBackend, VulkanConfig};
 
-/// A backend that keeps no programs on disk.
+/// Returns a configuration without a cache on disk.
 pub fn config() -> VulkanConfig {
     VulkanConfig { cache_folder: None, ..VulkanConfig::default() }
 }
@@ -18,12 +18,12 @@ pub fn backend() -> VulkanBackend {
     VulkanBackend::new(config())
 }
 
-/// How many adapters there must be: `RAGTAG_TEST_VULKAN_ADAPTERS`.
+/// Returns the expected number of adapters: `RAGTAG_TEST_VULKAN_ADAPTERS`.
 fn wanted() -> usize {
     std::env::var("RAGTAG_TEST_VULKAN_ADAPTERS").map_or(0, |wanted| wanted.parse().unwrap())
 }
 
-/// Fails if the validation layer objected to anything. Where it is not, it has said nothing.
+/// Fails if the validation layer raised an objection. Passes if the layer is not installed.
 #[track_caller]
 pub fn no_objections(backend: &VulkanBackend) {
     let said = backend.validation_messages();

@@ -1,23 +1,23 @@
-//! The difference between a device's clock and the host's.
+//! Offset between a device's clock and the host's.
 //!
-//! A command's end is known to be past when the host hears of it, so the least difference seen is nearest to the truth.
-//! This module must not know commands, and reads no clock.
+//! A command has ended by the time the host learns of it, so the smallest observed difference is the best
+//! estimate. Knows nothing about commands, and reads no clock.
 
-/// How much clocks may drift apart: one part in so many.
+/// Reciprocal of the assumed clock drift: 1 part in 10,000.
 const DRIFT: u64 = 10_000;
 
-/// The difference between two clocks.
+/// Offset between two clocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Difference {
-    /// Host time less device time.
+    /// Host time minus device time.
     pub ns: i64,
-    /// The host time at which it was found.
+    /// Host time of the measurement.
     pub at_ns: u64,
 }
 
 impl Difference {
-    /// What a command that ended at `end_ns` of the device's clock teaches a host that hears of it now: the least
-    /// difference seen, allowing for drift since.
+    /// Updates the offset with a command that ended at device time `end_ns` and whose end the host observes
+    /// now. Keeps the smallest difference, with an allowance for drift since then.
     pub fn heard(known: Option<Self>, end_ns: u64, now_ns: u64) -> Self {
         let seen = (now_ns as i64).wrapping_sub(end_ns as i64);
         let ns = known.map_or(seen, |known| {
@@ -27,7 +27,7 @@ impl Difference {
         Self { ns, at_ns: now_ns }
     }
 
-    /// The host's times for a start and an end of the device's clock that have passed.
+    /// Converts the device times of a past start and end to host times.
     pub fn host(self, start_ns: u64, end_ns: u64, now_ns: u64) -> (u64, u64) {
         let host = |device_ns: u64| u64::try_from((device_ns as i64).wrapping_add(self.ns)).unwrap_or(0);
         let end_ns = host(end_ns).min(now_ns);
@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_least_difference_counts() {
+    fn the_smallest_difference_wins() {
         let heard = |known, end_ns, now_ns| Difference::heard(known, end_ns, now_ns).ns;
         let known = Some(Difference { ns: 4000, at_ns: 5000 });
         assert_eq!(heard(None, 1000, 5000), 4000);
@@ -49,9 +49,9 @@ mod tests {
     }
 
     #[test]
-    fn clocks_may_drift_apart() {
+    fn clocks_may_drift() {
         let second = 1_000_000_000;
-        // The device's clock is slow by one part in twenty thousand, and the host hears at once.
+        // The device's clock is slow by 1 part in 20,000, and the host observes ends at once.
         let mut known = Difference { ns: 4000, at_ns: 0 };
         for now_ns in (1..=20).map(|seconds| seconds * second) {
             let truth = 4000 + (now_ns / 20_000) as i64;
@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_ends_in_the_future() {
+    fn ends_are_never_in_the_future() {
         let difference = Difference { ns: -100, at_ns: 0 };
         assert_eq!(difference.host(500, 700, 1000), (400, 600));
         assert_eq!(difference.host(1200, 1300, 1000), (1000, 1000));

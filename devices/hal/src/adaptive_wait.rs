@@ -1,70 +1,72 @@
-//! Waiting: asleep while nothing is expected, awake around the times after which something came before.
+//! Adaptive waiting: a thread parks until shortly before an event is expected, then spins until it arrives.
 //!
-//! Whoever sleeps until it is woken loses tens of microseconds to the system, in a virtual machine up to a hundred, and a
-//! token passes several such threads. Steps of a pipeline take nearly as long as the steps before, so a thread can know when
-//! to be awake. It costs a part of a core for as long as steps come; where cores are few nobody is awake for that.
+//! Waking a parked thread costs tens of microseconds (up to 100 in a virtual machine), and a token passes
+//! several such threads. Pipeline steps take about as long as the steps before them, so a thread can predict
+//! when to be awake. Spinning costs part of a core while steps keep coming. On machines with few cores no
+//! thread spins on a prediction.
 //!
-//! This module must not know what is waited for.
+//! Knows nothing about the events that it waits for.
 
 use std::ops::Range;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-/// Waits that are remembered.
+/// Number of past waits kept for prediction.
 const REMEMBERED: usize = 4;
-/// How long before the expected time a thread wakes: longer than a timer may be late.
+/// Time before the expected event at which a thread wakes. It exceeds the lateness of timers.
 const EARLY: Duration = Duration::from_micros(150);
-/// How long after it a thread looks on.
+/// Time after the expected event during which a thread keeps spinning.
 const LATE: Duration = Duration::from_micros(100);
-/// So many of the last eight waits must have ended when expected, or nothing is expected any more.
+/// Minimum number of correct predictions among the last eight waits. Below it, nothing is predicted.
 const RELIABLE: u32 = 4;
-/// Processors from which on some are to spare.
+/// Minimum number of cores for spinning on predictions.
 const SPARE_FROM: usize = 8;
 
-/// What to do next while one waits.
+/// Next action of a waiting thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turn {
-    /// See whether it has come.
+    /// Poll once.
     Look,
-    /// Sleep until it comes, for so long at most if there is a limit.
+    /// Park until woken, or until the timeout if there is one.
     Rest(Option<Duration>),
 }
 
-/// What came of a turn.
+/// Result of a turn.
 #[derive(Debug)]
 pub enum Outcome<T> {
-    /// That which was waited for.
+    /// The awaited item.
     Found(T),
-    /// Nothing yet.
+    /// Nothing yet; keep waiting.
     Nothing,
-    /// Nothing will come any more.
+    /// Nothing will ever arrive.
     Gone,
 }
 
-/// How one thread waits at one place. By default it rests until it is woken.
+/// Wait policy of one thread at one place. The default parks until woken.
 #[derive(Debug, Default)]
 pub struct Anticipation {
     linger: Duration,
-    habit: Option<Habit>,
+    history: Option<History>,
 }
 
 impl Anticipation {
-    /// Of someone who always looks around for so long before the first rest.
+    /// Returns a policy that always spins for `linger` before it first parks.
     pub fn lingering(linger: Duration) -> Self {
-        Self { linger, habit: has_spare_cores().then(Habit::default) }
+        Self { linger, history: has_spare_cores().then(History::default) }
     }
 
-    /// The same where cores are to spare; elsewhere of someone who rests at once.
+    /// Returns [`lingering`](Self::lingering) on machines with spare cores, otherwise a policy that parks at
+    /// once.
     pub fn lingering_if_spare(linger: Duration) -> Self {
         if has_spare_cores() { Self::lingering(linger) } else { Self::default() }
     }
 
-    /// Looks for `linger` before the first rest, and predicts nothing.
+    /// Returns a policy that spins for `linger` before it first parks and makes no predictions.
     pub fn brief(linger: Duration) -> Self {
-        Self { linger, habit: None }
+        Self { linger, history: None }
     }
 
-    /// Waits by taking turns until something is found; `None` when nothing will come any more.
+    /// Takes turns until an item is found. Returns `None` if nothing will ever arrive.
     pub fn wait<T>(&mut self, mut take: impl FnMut(Turn) -> Outcome<T>) -> Option<T> {
         let start = Instant::now();
         let found = loop {
@@ -76,13 +78,13 @@ impl Anticipation {
             match take(turn) {
                 Outcome::Found(found) => break Some(found),
                 Outcome::Gone => break None,
-                // Others may run in between.
+                // Let other threads run between polls.
                 Outcome::Nothing if turn == Turn::Look => std::thread::yield_now(),
                 Outcome::Nothing => {}
             }
         };
-        if let Some(habit) = &mut self.habit {
-            habit.learn(start.elapsed());
+        if let Some(history) = &mut self.history {
+            history.learn(start.elapsed());
         }
         found
     }
@@ -91,7 +93,7 @@ impl Anticipation {
         if elapsed < self.linger {
             return Phase::Awake;
         }
-        self.habit.as_ref().map_or(Phase::Asleep { until: None }, |habit| habit.phase(elapsed))
+        self.history.as_ref().map_or(Phase::Asleep { until: None }, |history| history.phase(elapsed))
     }
 }
 
@@ -100,26 +102,26 @@ fn has_spare_cores() -> bool {
     *SPARE.get_or_init(|| std::thread::available_parallelism().is_ok_and(|cores| cores.get() >= SPARE_FROM))
 }
 
-/// What to do at some time of a wait.
+/// State of a waiting thread at a given time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// Look.
+    /// Polling.
     Awake,
-    /// Rest until then, or until woken.
+    /// Parked until the given time or until woken.
     Asleep { until: Option<Duration> },
 }
 
-/// How long the last waits took.
+/// Durations of recent waits.
 #[derive(Debug, Default)]
-struct Habit {
+struct History {
     recent: [Duration; REMEMBERED],
     waits: usize,
-    /// Whether each of the last eight ended when one before it had.
-    foreseen: u8,
+    /// One bit for each of the last eight waits: set if a window predicted it.
+    predicted: u8,
 }
 
-impl Habit {
-    /// When a wait would end if it took as long as one of the last.
+impl History {
+    /// Returns the windows in which a wait ends if it takes as long as a recent one.
     fn windows(&self) -> impl Iterator<Item = Range<Duration>> {
         self.recent.iter().take(self.waits).map(|&wait| wait.saturating_sub(EARLY)..wait + LATE)
     }
@@ -129,7 +131,7 @@ impl Habit {
     }
 
     fn phase(&self, elapsed: Duration) -> Phase {
-        if self.foreseen.count_ones() < RELIABLE {
+        if self.predicted.count_ones() < RELIABLE {
             return Phase::Asleep { until: None };
         }
         if self.is_expected(elapsed) {
@@ -141,9 +143,9 @@ impl Habit {
     }
 
     fn learn(&mut self, waited: Duration) {
-        self.foreseen = self.foreseen << 1 | u8::from(self.is_expected(waited));
+        self.predicted = self.predicted << 1 | u8::from(self.is_expected(waited));
         self.recent[self.waits % REMEMBERED] = waited;
-        // The remainder is what counts from then on.
+        // From here on only the remainder matters.
         self.waits = if self.waits + 1 == 2 * REMEMBERED { REMEMBERED } else { self.waits + 1 };
     }
 }
@@ -156,29 +158,29 @@ mod tests {
         Duration::from_micros(us)
     }
 
-    fn habit(waits: &[u64]) -> Habit {
-        let mut habit = Habit::default();
-        waits.iter().for_each(|&wait| habit.learn(us(wait)));
-        habit
+    fn history(waits: &[u64]) -> History {
+        let mut history = History::default();
+        waits.iter().for_each(|&wait| history.learn(us(wait)));
+        history
     }
 
     #[test]
-    fn one_is_awake_around_the_times_of_regular_waits_and_asleep_otherwise() {
-        // Two kinds of waits in turns.
-        let habit = habit(&[2000, 5000, 2010, 5020, 1990, 4990, 2000, 5000]);
-        assert_eq!(habit.phase(us(0)), Phase::Asleep { until: Some(us(1840)) });
-        assert_eq!(habit.phase(us(1840)), Phase::Awake);
-        assert_eq!(habit.phase(us(2050)), Phase::Awake);
-        assert_eq!(habit.phase(us(2100)), Phase::Asleep { until: Some(us(4840)) });
-        assert_eq!(habit.phase(us(5100)), Phase::Asleep { until: None });
-        assert_eq!(habit.phase(us(900_000)), Phase::Asleep { until: None });
+    fn a_thread_is_awake_around_the_times_of_regular_waits_and_asleep_otherwise() {
+        // Two kinds of waits, alternating.
+        let history = history(&[2000, 5000, 2010, 5020, 1990, 4990, 2000, 5000]);
+        assert_eq!(history.phase(us(0)), Phase::Asleep { until: Some(us(1840)) });
+        assert_eq!(history.phase(us(1840)), Phase::Awake);
+        assert_eq!(history.phase(us(2050)), Phase::Awake);
+        assert_eq!(history.phase(us(2100)), Phase::Asleep { until: Some(us(4840)) });
+        assert_eq!(history.phase(us(5100)), Phase::Asleep { until: None });
+        assert_eq!(history.phase(us(900_000)), Phase::Asleep { until: None });
     }
 
     #[test]
-    fn nothing_is_expected_of_waits_without_rule_nor_of_the_first() {
-        assert_eq!(habit(&[]).phase(us(0)), Phase::Asleep { until: None });
-        assert_eq!(habit(&[3000, 3000]).phase(us(2950)), Phase::Asleep { until: None });
-        let mut wild = habit(&[3000; 12]);
+    fn the_first_wait_and_irregular_waits_are_not_predicted() {
+        assert_eq!(history(&[]).phase(us(0)), Phase::Asleep { until: None });
+        assert_eq!(history(&[3000, 3000]).phase(us(2950)), Phase::Asleep { until: None });
+        let mut wild = history(&[3000; 12]);
         assert_eq!(wild.phase(us(2950)), Phase::Awake);
         for wait in [400, 9000, 1700, 30_000, 800, 70_000, 5000] {
             wild.learn(us(wait));
@@ -187,8 +189,8 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_is_found_awake_or_asleep() {
-        let mut anticipation = Anticipation { linger: us(50), habit: Some(habit(&[20_000; 8])) };
+    fn an_item_is_found_by_spinning_or_after_parking() {
+        let mut anticipation = Anticipation { linger: us(50), history: Some(history(&[20_000; 8])) };
         let by_looking = |turn| if turn == Turn::Look { Outcome::Found(1) } else { Outcome::Gone };
         assert_eq!(anticipation.wait(by_looking), Some(1));
         let mut rests = Vec::new();

@@ -1,6 +1,6 @@
-//! What a script uses of host regions.
+//! Use of host regions by a script.
 //!
-//! This module must not know commands.
+//! Knows nothing about commands.
 
 use crate::error::Result;
 use crate::region::{HostRegion, Reservation};
@@ -10,20 +10,20 @@ use std::sync::Arc;
 /// Bytes of a region that a script reads or writes.
 #[derive(Debug)]
 pub struct Claim {
-    /// The region.
+    /// Region.
     pub region: Arc<HostRegion>,
-    /// Its bytes.
+    /// Range of bytes.
     pub range: Range<usize>,
-    /// Whether they are written.
+    /// Whether the bytes are written.
     pub writes: bool,
 }
 
-/// All that a script uses of host regions.
+/// All uses of host regions by a script.
 #[derive(Debug, Default)]
 pub struct Claims(Vec<Claim>);
 
 impl Claims {
-    /// Joins claims that overlap: within a script the order of its steps is enough.
+    /// Merges overlapping claims. Within a script the order of its steps suffices.
     pub fn new(mut claims: Vec<Claim>) -> Self {
         claims.sort_by_key(|claim| (Arc::as_ptr(&claim.region) as usize, claim.range.start));
         let mut joined: Vec<Claim> = Vec::new();
@@ -41,15 +41,15 @@ impl Claims {
         Self(joined)
     }
 
-    /// Leases everything.
+    /// Leases all ranges.
     ///
     /// # Errors
-    /// If somebody else uses some of it.
+    /// If another lease conflicts with one of them.
     pub fn reserve(&self) -> Result<Vec<Reservation>> {
         self.0.iter().map(|claim| claim.region.reserve(claim.range.clone(), claim.writes)).collect()
     }
 
-    /// Whether any of it is in this region.
+    /// Returns true if any claim is in this region.
     pub fn uses(&self, region: &Arc<HostRegion>) -> bool {
         self.0.iter().any(|claim| Arc::ptr_eq(&claim.region, region))
     }
@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn claims_that_overlap_are_joined() {
+    fn overlapping_claims_are_merged() {
         let regions = [(), ()].map(|()| Arc::new(HostRegion::new(4096).unwrap()));
         let claim = |region: usize, range: Range<usize>, writes| Claim {
             region: Arc::clone(&regions[region]),

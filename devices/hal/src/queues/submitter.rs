@@ -1,17 +1,17 @@
-//! Submissions of a device on their way to its lanes.
+//! Enqueueing of a device's submissions.
 //!
-//! One that waits for its own device alone is enqueued when it is made: the driver knows the events. One that waits for
-//! another device is held, and so is what comes behind it or waits for it; a thread of the device enqueues them as the
-//! points pass.
+//! A submission that waits only for its own device is enqueued at once, because the driver has the events. A
+//! submission that waits for another device is held, as are those behind it and those that wait for it. The
+//! device's submission thread enqueues them as the points pass.
 //!
-//! No API's own means are used for that last part: what has to happen when the other device fails would be the driver's to
-//! decide, and nothing that was enqueued can be taken back. The backends say what they saw.
+//! No API feature is used for waits between devices: the driver would decide what happens when the other
+//! device fails, and enqueued work cannot be withdrawn. The backends document their observations.
 //!
-//! This module must not know commands or the driver.
+//! Knows nothing about commands or the driver.
 
-use super::lane::{After, DriverQueue, LINGER, Lane, Order, closed};
+use super::queue::{After, DriverQueue, LINGER, Order, TrackedQueue, closed};
 use super::thread::Thread;
-use crate::anticipation::{Anticipation, Outcome, Turn};
+use crate::adaptive_wait::{Anticipation, Outcome, Turn};
 use crate::driver::{Driver, Script};
 use crate::error::{Error, Result};
 use crate::ids::{Point, QueueKind};
@@ -21,13 +21,13 @@ use std::mem::ManuallyDrop;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// A point to wait for.
+/// An awaited point.
 pub struct Wait {
-    /// The timeline.
+    /// Timeline.
     pub timeline: Arc<Timeline>,
-    /// The value on it.
+    /// Value on the timeline.
     pub value: u64,
-    /// The lane, if it is the device's own.
+    /// Queue, if the timeline is the device's own.
     pub own: Option<QueueKind>,
 }
 
@@ -37,30 +37,30 @@ impl Wait {
     }
 }
 
-/// A submission whose names are resolved.
+/// A submission with resolved IDs.
 pub struct Task<D: Driver> {
-    /// What to do.
+    /// Work.
     pub script: Arc<Script<D>>,
-    /// What it waits for.
+    /// Awaited points.
     pub waits: Vec<Wait>,
-    /// What passes when it is done.
+    /// Point that passes when the work is done.
     pub signal: Point,
 }
 
 /// Whether a task can be enqueued.
 enum Readiness<E> {
-    /// After these, which the driver has.
+    /// Can be enqueued after this work, whose events the driver has.
     Ready(Vec<After<E>>),
-    /// Not yet: because of this point.
+    /// Cannot be enqueued before this point passes.
     Waiting(Point),
-    /// Never.
+    /// Can never be enqueued.
     Failed(Error),
 }
 
-/// A task with what is to become of it.
+/// A task with its decided readiness.
 type Fate<Q> = (Task<<Q as DriverQueue>::Driver>, Readiness<<Q as DriverQueue>::Event>);
 
-/// What wakes the thread.
+/// Wake-up signal of the submission thread.
 #[derive(Default)]
 struct Alarm {
     state: Mutex<AlarmState>,
@@ -69,9 +69,9 @@ struct Alarm {
 
 #[derive(Default)]
 struct AlarmState {
-    /// Tasks that are held; while there are none, nobody need be woken.
+    /// Number of held tasks. If it is zero, the thread need not be woken.
     held: usize,
-    /// How often it was rung.
+    /// Number of signals so far.
     rings: u64,
     closing: bool,
 }
@@ -81,7 +81,7 @@ impl Alarm {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Something changed that a task may wait for.
+    /// Signals that a change may have made a held task ready.
     fn ring(&self) {
         let mut state = self.lock();
         if state.held > 0 || state.closing {
@@ -90,7 +90,7 @@ impl Alarm {
         }
     }
 
-    /// Whether it was rung after so many times.
+    /// Waits for a signal after the first `rings` ones.
     fn heard(&self, rings: u64, turn: Turn) -> Outcome<()> {
         let quiet = |state: &mut AlarmState| state.rings == rings && !state.closing;
         let mut state = self.lock();
@@ -107,21 +107,21 @@ impl Alarm {
         if quiet(&mut state) { Outcome::Nothing } else { Outcome::Found(()) }
     }
 
-    /// One more task is held.
+    /// Counts one more held task.
     fn hold(&self) {
         self.lock().held += 1;
     }
 
-    /// One less is.
+    /// Counts one less held task.
     fn release(&self) {
         self.lock().held -= 1;
     }
 }
 
-/// A device's lanes, with what each of them is to get.
+/// Queues of a device with their held tasks.
 struct Shared<Q: DriverQueue> {
-    lanes: [Lane<Q>; 3],
-    /// Tasks of each lane that are held, in order. Locked after the lane's order.
+    queues: [TrackedQueue<Q>; 3],
+    /// Held tasks of each queue in order. Locked after the queue's order.
     held: [Mutex<VecDeque<Task<Q::Driver>>>; 3],
     alarm: Arc<Alarm>,
 }
@@ -134,9 +134,10 @@ impl<Q: DriverQueue> Shared<Q> {
     fn readiness(&self, task: &Task<Q::Driver>) -> Readiness<Q::Event> {
         let mut after = Vec::new();
         for wait in &task.waits {
-            // The order of the questions counts: what fails does not pass, and what has passed stays so.
+            // The order of these reads matters: a failed timeline does not advance, and a passed point stays
+            // passed.
             let failure = wait.timeline.failure();
-            let event = wait.own.and_then(|queue| self.lanes[queue.index()].event(wait.value));
+            let event = wait.own.and_then(|queue| self.queues[queue.index()].event(wait.value));
             if wait.timeline.value() >= wait.value {
                 continue;
             }
@@ -156,27 +157,27 @@ impl<Q: DriverQueue> Shared<Q> {
         Readiness::Ready(after)
     }
 
-    /// Enqueues what can be enqueued by now; with `closing`, lets the rest fail. Whether anything moved.
-    fn feed(&self, queue: QueueKind, closing: bool) -> bool {
-        let lane = &self.lanes[queue.index()];
+    /// Enqueues the tasks that are ready. With `closing`, fails the rest. Returns true if anything changed.
+    fn submit_ready(&self, queue: QueueKind, closing: bool) -> bool {
+        let tracked = &self.queues[queue.index()];
         let mut moved = false;
         loop {
-            let mut order = lane.order();
+            let mut order = tracked.order();
             let Some((task, readiness)) = self.next(queue, closing) else { return moved };
             self.alarm.release();
             moved = true;
-            if let Err(error) = feed_one(lane, &mut order, task, readiness) {
-                let error = lane.told(error);
-                lane.doom(&mut order, error);
+            if let Err(error) = submit_one(tracked, &mut order, task, readiness) {
+                let error = tracked.record(error);
+                tracked.fail_in_turn(&mut order, error);
             }
         }
     }
 
-    /// Takes the first task of a lane if its fate is known.
+    /// Takes the first task of a queue if it is ready or has failed.
     fn next(&self, queue: QueueKind, closing: bool) -> Option<Fate<Q>> {
         let mut held = self.held(queue);
         let task = held.front()?;
-        let mut readiness = match self.lanes[queue.index()].timeline().failure() {
+        let mut readiness = match self.queues[queue.index()].timeline().failure() {
             Some(cause) => Readiness::Failed(cause),
             None => self.readiness(task),
         };
@@ -190,51 +191,51 @@ impl<Q: DriverQueue> Shared<Q> {
     }
 }
 
-fn feed_one<Q: DriverQueue>(
-    lane: &Lane<Q>,
+fn submit_one<Q: DriverQueue>(
+    tracked: &TrackedQueue<Q>,
     order: &mut Order<Q>,
     task: Task<Q::Driver>,
     readiness: Readiness<Q::Event>,
 ) -> Result<()> {
     match readiness {
-        Readiness::Ready(after) => lane.start(order, task.script, after, task.signal),
+        Readiness::Ready(after) => tracked.start(order, task.script, after, task.signal),
         Readiness::Failed(error) => {
-            lane.doom(order, error);
+            tracked.fail_in_turn(order, error);
             Ok(())
         }
         Readiness::Waiting(point) => Err(Error::invalid(format!("{point} has not passed"))),
     }
 }
 
-/// The device's end. It is closed before it is dropped.
-pub struct Feeder<Q: DriverQueue> {
+/// The device's handle. It must be closed before it is dropped.
+pub struct Submitter<Q: DriverQueue> {
     shared: Arc<Shared<Q>>,
     thread: Thread,
 }
 
-impl<Q: DriverQueue> Feeder<Q> {
-    /// Starts the thread of a device with these lanes, by [`QueueKind::index`].
+impl<Q: DriverQueue> Submitter<Q> {
+    /// Starts the submission thread of a device with these queues, by [`QueueKind::index`].
     ///
     /// # Errors
-    /// If the system gives no more threads.
-    pub fn new(name: String, lanes: [Lane<Q>; 3]) -> Result<Self> {
-        let shared = Arc::new(Shared { lanes, held: Default::default(), alarm: Arc::default() });
+    /// If the system cannot start another thread.
+    pub fn new(name: String, queues: [TrackedQueue<Q>; 3]) -> Result<Self> {
+        let shared = Arc::new(Shared { queues, held: Default::default(), alarm: Arc::default() });
         let theirs = Arc::clone(&shared);
         let thread = Thread::spawn(name, move || serve(&theirs))?;
-        let feeder = Self { shared, thread };
-        // What is held may also wait for what is held on another lane.
-        feeder.shared.lanes.iter().for_each(|lane| feeder.listen(lane.timeline()));
-        Ok(feeder)
+        let submitter = Self { shared, thread };
+        // Held tasks may also wait for held tasks of another queue.
+        submitter.shared.queues.iter().for_each(|tracked| submitter.listen(tracked.timeline()));
+        Ok(submitter)
     }
 
-    /// The lane of a queue.
-    pub fn lane(&self, queue: QueueKind) -> &Lane<Q> {
-        &self.shared.lanes[queue.index()]
+    /// Returns the driver queue of a queue kind.
+    pub fn tracked(&self, queue: QueueKind) -> &TrackedQueue<Q> {
+        &self.shared.queues[queue.index()]
     }
 
-    /// Looks again whenever this timeline moves.
+    /// Wakes the submission thread whenever this timeline changes.
     pub fn listen(&self, timeline: &Timeline) {
-        // A subscription outlives the device.
+        // Subscriptions outlive the device.
         let alarm = Arc::downgrade(&self.shared.alarm);
         timeline.subscribe(move |_| {
             if let Some(alarm) = alarm.upgrade() {
@@ -243,44 +244,44 @@ impl<Q: DriverQueue> Feeder<Q> {
         });
     }
 
-    /// Fails held tasks and waits for the driver until the deadline. Returns whether all work has ended. If not, a thread still
-    /// uses what its submissions name, and the lanes are leaked.
+    /// Fails held tasks and waits for the driver until the deadline. Returns true if all work has ended.
+    /// Otherwise a thread still uses resources of its submissions, and the queues are leaked.
     pub fn close(&self, deadline: Instant) -> bool {
         self.shared.alarm.lock().closing = true;
         self.shared.alarm.ring();
-        let lanes = &self.shared.lanes;
-        // The thread may be in the driver, with a lane's order.
+        let queues = &self.shared.queues;
+        // The thread may be inside the driver and hold a queue's order.
         let mut ended = self.thread.ends_before(deadline);
         if ended {
-            // A lane may wait for another, which waits for what closing ends.
-            lanes.iter().for_each(Lane::close);
-            ended = lanes.each_ref().map(|lane| lane.ends_before(deadline)) == [true; 3];
+            // One queue may wait for another, which waits for work that closing ends.
+            queues.iter().for_each(TrackedQueue::close);
+            ended = queues.each_ref().map(|tracked| tracked.ends_before(deadline)) == [true; 3];
         }
         if !ended {
-            let cause = "the driver did not end its work while the device was closed".to_string();
-            lanes.iter().for_each(|lane| lane.timeline().fail(Error::Closed { cause: cause.clone() }));
+            let cause = "the driver did not finish its work while the device was closing".to_string();
+            queues.iter().for_each(|tracked| tracked.timeline().fail(Error::Closed { cause: cause.clone() }));
             let _leaked = ManuallyDrop::new(Arc::clone(&self.shared));
         }
         ended
     }
 
-    /// Enqueues a task on a lane, now or when it can be. On a timeline that has failed nothing happens any more.
+    /// Enqueues a task now or when it becomes ready. Does nothing on a failed timeline.
     ///
     /// # Errors
-    /// If it can be now and the driver refuses, or somebody else uses its bytes of a host region.
+    /// If the task is ready and the driver refuses it or a lease conflicts with its host region ranges.
     pub fn submit(&self, queue: QueueKind, task: Task<Q::Driver>) -> Result<()> {
-        let lane = self.lane(queue);
-        if lane.timeline().failure().is_some() {
+        let tracked = self.tracked(queue);
+        if tracked.timeline().failure().is_some() {
             return Ok(());
         }
-        let mut order = lane.order();
+        let mut order = tracked.order();
         let mut held = self.shared.held(queue);
         if held.is_empty() {
             match self.shared.readiness(&task) {
                 Readiness::Waiting(_) => {}
                 readiness => {
                     drop(held);
-                    return feed_one(lane, &mut order, task, readiness);
+                    return submit_one(tracked, &mut order, task, readiness);
                 }
             }
         }
@@ -292,7 +293,7 @@ impl<Q: DriverQueue> Feeder<Q> {
     }
 }
 
-/// The body of the thread.
+/// Runs the submission thread.
 fn serve<Q: DriverQueue>(shared: &Shared<Q>) {
     let mut anticipation = Anticipation::lingering_if_spare(LINGER);
     loop {
@@ -300,8 +301,8 @@ fn serve<Q: DriverQueue>(shared: &Shared<Q>) {
             let state = shared.alarm.lock();
             (state.rings, state.closing)
         };
-        // Every lane has its turn, whatever became of the others.
-        let moved = QueueKind::ALL.map(|queue| shared.feed(queue, closing));
+        // Every queue gets a turn, whatever the outcome of the others.
+        let moved = QueueKind::ALL.map(|queue| shared.submit_ready(queue, closing));
         if moved.contains(&true) {
             continue;
         }

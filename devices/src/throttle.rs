@@ -1,89 +1,89 @@
-//! Devices and links that are slowed on purpose, so that a machine of equal devices becomes a mixed one.
+//! Throttles of devices and links. They emulate a mixed machine with equal devices.
 //!
 //! ```text
-//! handicap = device "=threads:" number | device "=sms:" number | device "=duty:" number "%"
+//! throttle = device "=threads:" number | device "=sms:" number | device "=duty:" number "%"
 //!          | "link:" device "->" device "=" rate
 //! rate     = number ( "B/s" | "kB/s" | "MB/s" | "GB/s" )
 //! ```
 //!
-//! This module must not know how anything is slowed: it reads texts and holds them against the devices at hand.
+//! Parses throttles and checks them against the selected devices. Does not know how a throttle works.
 
 use ragtag_hal::Label;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
-/// One thing that is slowed on purpose.
+/// One throttle.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Handicap {
-    /// A CPU device has so many threads, whatever the others have.
+    /// Number of threads of a CPU device, whatever the others have.
     Threads {
-        /// Its label.
+        /// Label of the device.
         device: Label,
         /// At least 1.
         threads: u32,
     },
-    /// A CUDA device uses so many of its multiprocessors.
+    /// Number of multiprocessors that a CUDA device uses.
     Multiprocessors {
-        /// Its label.
+        /// Label of the device.
         device: Label,
         /// At least 1.
         count: u32,
     },
-    /// A device computes for a share of the time, and rests in between.
+    /// Duty cycle: the device computes for a share of the time and rests in between.
     Duty {
-        /// Its label.
+        /// Label of the device.
         device: Label,
-        /// The share, in hundredths: 1 to 100.
+        /// Share in percent: 1 to 100.
         percent: u32,
     },
-    /// Activations cross no faster than this.
+    /// Upper bound of the transfer rate of activations.
     LinkRate {
-        /// The label of the device that they leave.
+        /// Label of the sending device.
         from: Label,
-        /// The label of the device that they enter.
+        /// Label of the receiving device.
         to: Label,
         /// Bytes per second, at least 1.
         bytes_per_s: u64,
     },
 }
 
-/// What a handicap may be wrong about.
+/// An invalid throttle.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HandicapError {
-    /// The text means nothing.
+    /// The text is not a throttle.
     #[error(
-        "{text:?} is not a handicap: expected cpu:0=threads:1, cuda:0=sms:64, cpu:0=duty:50% or link:cpu:0->cpu:1=1GB/s; {cause}"
+        "invalid throttle {text:?}: {cause} (expected cpu:0=threads:1, cuda:0=sms:64, cpu:0=duty:50% or link:cpu:0->cpu:1=1GB/s)"
     )]
     Syntax {
-        /// The text.
+        /// Text.
         text: String,
         /// What is wrong with it.
         cause: String,
     },
-    /// It slows something that is not used.
-    #[error("the handicap {handicap}: {device} is not among the selected devices ({})", selected.join(", "))]
+    /// The device is not selected.
+    #[error("throttle {handicap}: {device} is not among the selected devices ({})", selected.join(", "))]
     NotSelected {
-        /// The handicap.
+        /// Throttle.
         handicap: Handicap,
-        /// The device.
+        /// Device.
         device: String,
-        /// The labels of the selected ones.
+        /// Labels of the selected devices.
         selected: Vec<String>,
     },
-    /// There is no means to slow such a device.
-    #[error("the handicap {handicap}: only {only} devices can be slowed like that")]
+    /// This type of device does not support the throttle.
+    #[error("throttle {handicap}: only {only} devices support it")]
     NotSlowable {
-        /// The handicap.
+        /// Throttle.
         handicap: Handicap,
-        /// Which devices can.
+        /// Devices that support it.
         only: &'static str,
     },
-    /// The same thing is slowed twice.
-    #[error("the handicap {handicap}: another one says the same of it")]
+    /// The setting is already throttled.
+    #[error("duplicate throttle {handicap}: this setting is already throttled")]
     Twice {
-        /// The second of them.
+        /// The later of the two throttles.
         handicap: Handicap,
     },
 }
@@ -107,33 +107,33 @@ impl FromStr for Handicap {
     fn from_str(text: &str) -> Result<Self, HandicapError> {
         let wrong = |cause: &str| HandicapError::Syntax { text: text.into(), cause: cause.into() };
         let label = |text: &str| text.trim().parse::<Label>().map_err(wrong);
-        let (what, how) = text.trim().split_once('=').ok_or_else(|| wrong("there is no ="))?;
+        let (what, how) = text.trim().split_once('=').ok_or_else(|| wrong("missing \"=\""))?;
         if let Some(link) = what.strip_prefix("link:") {
-            let (from, to) = link.split_once("->").ok_or_else(|| wrong("a link leads from -> to"))?;
+            let (from, to) =
+                link.split_once("->").ok_or_else(|| wrong("a link has the form link:FROM->TO"))?;
             let (from, to) = (label(from)?, label(to)?);
             if from == to {
-                return Err(wrong("a link leads from one device to another"));
+                return Err(wrong("a link connects two different devices"));
             }
-            let bytes_per_s = bytes_per_s(how)
-                .ok_or_else(|| wrong("a rate is at least 1B/s and has a unit: B/s, kB/s, MB/s or GB/s"))?;
+            let bytes_per_s = bytes_per_s(how).ok_or_else(|| {
+                wrong("the rate must be at least 1B/s with a unit: B/s, kB/s, MB/s or GB/s")
+            })?;
             return Ok(Handicap::LinkRate { from, to, bytes_per_s });
         }
         let device = label(what)?;
+        let within = |text: &str, most: u32, cause: &str| {
+            number(text).filter(|number| (1..=most).contains(number)).ok_or_else(|| wrong(cause))
+        };
         match how.split_once(':') {
-            Some(("threads", threads)) => {
-                let threads = number(threads).filter(|threads| (1..=1024).contains(threads));
-                let threads = threads.ok_or_else(|| wrong("threads are 1 to 1024"))?;
-                Ok(Handicap::Threads { device, threads })
+            Some(("threads", text)) => {
+                Ok(Handicap::Threads { device, threads: within(text, 1024, "threads are 1 to 1024")? })
             }
-            Some(("sms", count)) => {
-                let count = number(count).filter(|count| (1..=1024).contains(count));
-                let count = count.ok_or_else(|| wrong("multiprocessors are 1 to 1024"))?;
+            Some(("sms", text)) => {
+                let count = within(text, 1024, "multiprocessors are 1 to 1024")?;
                 Ok(Handicap::Multiprocessors { device, count })
             }
-            Some(("duty", duty)) => {
-                let percent = duty.strip_suffix('%').and_then(number);
-                let percent = percent.filter(|percent| (1..=100).contains(percent));
-                let percent = percent.ok_or_else(|| wrong("a duty is 1% to 100%"))?;
+            Some(("duty", text)) => {
+                let percent = within(text.strip_suffix('%').unwrap_or(""), 100, "a duty is 1% to 100%")?;
                 Ok(Handicap::Duty { device, percent })
             }
             _ => Err(wrong("a device has threads:N, sms:N or duty:N%")),
@@ -142,10 +142,11 @@ impl FromStr for Handicap {
 }
 
 impl Handicap {
-    /// Holds handicaps against the labels of the devices that are used.
+    /// Checks throttles against the labels of the selected devices.
     ///
     /// # Errors
-    /// Names the first that slows what is not used, what cannot be slowed, or what is slowed already.
+    /// Names the first throttle of a device that is not selected, of a type that does not support it, or of a
+    /// setting that is already throttled.
     pub fn check(handicaps: &[Handicap], selected: &[String]) -> Result<(), HandicapError> {
         for (at, handicap) in handicaps.iter().enumerate() {
             if handicaps[..at].iter().any(|other| other.is_about_the_same(handicap)) {
@@ -163,7 +164,7 @@ impl Handicap {
         Ok(())
     }
 
-    /// The devices that can be slowed like that, if this one cannot.
+    /// Returns the devices that support this throttle, if this one does not.
     fn only(&self) -> Option<&'static str> {
         match self {
             Handicap::Threads { device, .. } if device.backend != "cpu" => Some("CPU"),
@@ -186,7 +187,7 @@ impl Handicap {
     }
 }
 
-/// `parse` alone would take a sign.
+/// Parses a number. `parse` alone would accept a sign.
 fn number(text: &str) -> Option<u32> {
     text.parse().ok().filter(|_| text.bytes().all(|byte| byte.is_ascii_digit()))
 }
@@ -197,7 +198,7 @@ fn bytes_per_s(text: &str) -> Option<u64> {
     let (number, unit) = UNITS.iter().find_map(|(name, unit)| Some((text.strip_suffix(name)?, *unit)))?;
     let plain = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
     let rate = number.parse::<f64>().ok().filter(|_| plain)? * unit as f64;
-    // Beyond this a float holds no single bytes, and no link is that fast.
+    // Beyond this a float cannot represent single bytes, and no link is that fast.
     (1.0..=1e15).contains(&rate).then_some(rate as u64)
 }
 
@@ -211,7 +212,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn handicaps_are_read_and_written() {
+    fn throttles_round_trip() {
         for text in [
             "cpu:0=threads:1",
             "cpu:12=duty:50%",
@@ -228,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn what_means_nothing_is_named() {
+    fn syntax_errors_name_their_cause() {
         let expected = [
             ("", "no ="),
             ("cpu:0", "no ="),
@@ -242,9 +243,9 @@ mod tests {
             ("cpu:0=speed:2", "threads:N, sms:N or duty:N%"),
             ("cuda:0=sms:0", "1 to 1024"),
             ("cpu:0=", "threads:N, sms:N or duty:N%"),
-            ("link:cpu:0=1GB/s", "from -> to"),
+            ("link:cpu:0=1GB/s", "FROM->TO"),
             ("link:cpu:0->cpu=1GB/s", "BACKEND:INDEX"),
-            ("link:cpu:0->cpu:0=1GB/s", "from one device to another"),
+            ("link:cpu:0->cpu:0=1GB/s", "two different devices"),
             ("link:cpu:0->cpu:1=1", "a unit"),
             ("link:cpu:0->cpu:1=GB/s", "a unit"),
             ("link:cpu:0->cpu:1=0GB/s", "at least 1B/s"),
@@ -259,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn handicaps_are_about_devices_that_are_used() {
+    fn throttles_need_selected_devices() {
         let selected = ["cpu:0".to_string(), "cpu:1".into(), "cuda:0".into()];
         let check = |texts: &[&str]| {
             let handicaps: Vec<_> = texts.iter().map(|text| text.parse().unwrap()).collect();
@@ -279,6 +280,6 @@ mod tests {
         wrong(&["link:cpu:0->cuda:1=1GB/s"], "cuda:1 is not among");
         wrong(&["cuda:0=threads:2"], "only CPU devices");
         wrong(&["cpu:0=sms:8"], "only CUDA devices");
-        wrong(&["cpu:0=duty:50%", "cpu:0=duty:20%"], "the handicap cpu:0=duty:20%: another one");
+        wrong(&["cpu:0=duty:50%", "cpu:0=duty:20%"], "duplicate throttle cpu:0=duty:20%");
     }
 }

@@ -1,11 +1,11 @@
-//! Threads that are waited for until a deadline.
+//! Threads that can be joined with a deadline.
 
 use crate::error::{Error, Result};
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
 use std::convert::Infallible;
 use std::time::Instant;
 
-/// A thread with a name.
+/// A named thread.
 #[derive(Debug)]
 pub struct Thread(Receiver<Infallible>);
 
@@ -13,25 +13,25 @@ impl Thread {
     /// Starts a thread.
     ///
     /// # Errors
-    /// If the system gives no more threads.
+    /// If the system cannot start another thread.
     pub fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> Result<Self> {
         let (alive, ended) = bounded(0);
         let body = move || {
-            // Dropped last, also by a panic.
+            // Dropped last, also after a panic.
             let _alive = alive;
             body();
         };
         let spawned = std::thread::Builder::new().name(name).spawn(body);
-        let refused = |error| Error::Unsupported { what: format!("one more thread: {error}") };
+        let refused = |error| Error::Unsupported { what: format!("starting another thread: {error}") };
         spawned.map(|_| Self(ended)).map_err(refused)
     }
 
-    /// Waits until it ends, or until the deadline. Whether it has ended.
+    /// Waits for the thread until the deadline. Returns true if it has ended.
     pub fn ends_before(&self, deadline: Instant) -> bool {
         matches!(self.0.recv_deadline(deadline), Err(RecvTimeoutError::Disconnected))
     }
 
-    /// Waits until it ends.
+    /// Waits until the thread ends.
     pub fn end(&self) {
         // Nothing is ever sent.
         let _ = self.0.recv();

@@ -1,20 +1,21 @@
-//! A lane: one in-order queue of the driver, what was put into it, and the thread that watches it and moves the timeline.
+//! One in-order driver queue with its outstanding work, and the completion thread that advances its timeline.
 //!
-//! The watcher takes submissions in order. It sleeps until what a submission waits for on other lanes has passed, since
-//! some drivers spin where they wait, and only then waits for its last event. Around the times after which either came before
-//! it is awake ([`Anticipation`]).
+//! The completion thread handles submissions in order. It sleeps until the points of other queues that a
+//! submission waits for have passed, because some drivers spin on waits. Only then does it wait for the
+//! submission's last event. Around the expected times of both it spins ([`Anticipation`]).
 //!
 //! # What a submission holds
-//! Points order everything; leases of host regions check that order. A submission that can start when it is enqueued
-//! leases what it uses before, and is refused if somebody else has it. Any other leases when the points that it waits for
-//! have passed, which the watcher sees: from then until its own point passes those bytes are nobody else's, so a lease
-//! that is refused then is a mistake of whoever holds them, and fails the timeline. Regions themselves stay alive until
-//! the driver has done with them, also on a timeline that failed long ago.
+//! Points order all work; leases of host regions verify that order. A submission that can start when it is
+//! enqueued takes its leases first, and is refused if one conflicts. Any other takes its leases when the
+//! points that it waits for have passed, as seen by the completion thread. From then until its own point
+//! passes, no other user may touch those bytes. A lease that is refused at that time is a mistake of its
+//! holder and fails the timeline. Regions stay alive until the driver is done with them, even on a timeline
+//! that failed long ago.
 //!
-//! This module must not know buffers, kernels or other devices, only scripts.
+//! Knows only scripts; nothing about buffers, kernels or other devices.
 
 use super::thread::Thread;
-use crate::anticipation::{Anticipation, Outcome, Turn};
+use crate::adaptive_wait::{Anticipation, Outcome, Turn};
 use crate::backend::Timing;
 use crate::driver::{Driver, Script};
 use crate::error::{Error, Result};
@@ -29,79 +30,79 @@ use std::time::{Duration, Instant};
 
 /// Most bytes that are copied on the submitting thread.
 const INLINE_BYTES: usize = 64 << 10;
-/// Most timings kept for someone to take.
+/// Most timings kept until they are taken.
 const MAX_TIMINGS: usize = 1 << 16;
-/// How long a watcher looks before it sleeps, where cores are to spare: small copies take no longer.
+/// Time that a thread spins before it parks on machines with spare cores. Small copies take no longer.
 pub(super) const LINGER: Duration = Duration::from_micros(40);
-/// The same for a watcher that runs the work itself: the next step of a decode is often that near.
+/// Spin time of a thread that executes the work itself. The next step of a decode is often this close.
 const BRIEF: Duration = Duration::from_micros(5);
-/// How long a watcher sleeps at a time while it expects the driver to take longer: the driver does not wake it, and what ends
-/// early must not be noticed late.
+/// Longest sleep while the driver is expected to take longer. The driver does not wake the thread, and an
+/// early end must not be noticed late.
 const NAP: Duration = Duration::from_micros(100);
 
-/// How soon a watcher that waits for another device notices that its own device closes.
+/// Interval at which a thread that waits for another device checks whether its own device is closing.
 const CLOSING_PERIOD: Duration = Duration::from_millis(20);
 
-/// The error of work that waited for a point when its device was closed.
+/// Returns the error of work that waited for a point when its device was closed.
 pub(super) fn closed(point: Point) -> Error {
     Error::Lost { cause: format!("the device was closed while it waited for {point}") }
 }
 
-/// The ends of a script on its way through a queue.
+/// Events at the ends of an enqueued script.
 #[derive(Debug)]
 pub struct Ends<E> {
-    /// Where it begins, if the end does not tell that as well.
+    /// Start, unless the end event reports it as well.
     pub first: Option<E>,
-    /// Where it ends.
+    /// End.
     pub last: Arc<E>,
 }
 
 /// An in-order queue of a driver.
 pub trait DriverQueue: Send + Sync + 'static {
-    /// The driver whose scripts it takes.
+    /// Driver whose scripts it accepts.
     type Driver: Driver;
-    /// What passes when something that was enqueued has ended.
+    /// Event that passes when enqueued work has ended.
     type Event: Send + Sync + 'static;
 
-    /// Whether a script runs on the thread that waits for its event, from then on. That thread also waits for what the script
-    /// comes after, and runs nothing after a failure.
+    /// Whether a script runs on the thread that waits for its event, starting at that wait. That thread also
+    /// waits for the script's predecessors, and runs nothing after a failure.
     const RUNS_IN_WAIT: bool = false;
 
-    /// Whether the driver may use memory and kernels of a script for a moment after the event of its end. Programs are dropped
-    /// after [`finish`](Self::finish) then.
+    /// Whether the driver may use memory and kernels of a script briefly after its end event. If so, programs
+    /// are dropped after [`finish`](Self::finish).
     const USES_AFTER_END: bool = false;
 
-    /// Enqueues a script, to start after events of other queues of the device, and lets the driver begin.
+    /// Enqueues a script to start after events of other queues of the device, and lets the driver begin.
     ///
     /// # Errors
-    /// If the driver refuses; some of the script may be under way then.
+    /// If the driver refuses. Part of the script may be running then.
     fn enqueue(
         &self,
         script: &Arc<Script<Self::Driver>>,
         after: &[&Self::Event],
     ) -> Result<Ends<Self::Event>>;
 
-    /// Whether an event has passed, or failed; `None` where asking costs more than waiting.
+    /// Returns whether an event has passed or failed, or `None` if polling costs more than waiting.
     fn passed(&self, event: &Self::Event) -> Option<bool>;
 
-    /// Waits for an event, asleep where the driver can.
+    /// Waits for an event, asleep if the driver supports that.
     ///
     /// # Errors
-    /// If what it stands for failed.
+    /// If the work of the event failed.
     fn wait(&self, event: &Self::Event) -> Result<()>;
 
-    /// When a script that has just ended started and ended, in the host's time ([`Timing::now_ns`]), where the driver
-    /// measures that.
+    /// Returns start and end of a script that has just ended, in host time ([`Timing::now_ns`]), if the
+    /// driver measures them.
     fn times_ns(&self, ends: &Ends<Self::Event>) -> Option<(u64, u64)>;
 
-    /// Waits for all that was enqueued.
+    /// Waits for all enqueued work.
     ///
     /// # Errors
-    /// If some of it failed.
+    /// If any of it failed.
     fn finish(&self) -> Result<()>;
 }
 
-/// What the lanes of a device share.
+/// State shared by the queues of a device.
 pub struct Common {
     timelines: [Arc<Timeline>; 3],
     timings: Mutex<Vec<Timing>>,
@@ -109,24 +110,25 @@ pub struct Common {
 }
 
 impl Common {
-    /// For a device.
+    /// Creates the state of a device.
     pub fn new(device: DeviceId) -> Arc<Self> {
         let timelines = QueueKind::ALL.map(|queue| Timeline::new(TimelineId { device, queue }));
         Arc::new(Self { timelines, timings: Mutex::default(), lost: OnceLock::new() })
     }
 
-    /// The device.
+    /// Returns the device.
     pub fn device(&self) -> DeviceId {
         self.timelines[0].id().device
     }
 
-    /// The timelines, by [`QueueKind::index`](crate::QueueKind::index).
+    /// Returns the timelines, by [`QueueKind::index`](crate::QueueKind::index).
     pub fn timelines(&self) -> &[Arc<Timeline>; 3] {
         &self.timelines
     }
 
-    /// What is to be said of an error: a loss is the end of all lanes, and is told as the first was.
-    pub fn told(&self, error: Error) -> Error {
+    /// Records an error: a device loss fails every queue. Returns the error to report; once the device is
+    /// lost, this is the first loss.
+    pub fn record(&self, error: Error) -> Error {
         if !matches!(error, Error::Lost { .. }) {
             return error;
         }
@@ -142,16 +144,18 @@ impl Common {
         lost.clone()
     }
 
-    /// What is to be said of what a call came to.
+    /// Records the error of a result.
     ///
     /// # Errors
-    /// The call's, as [`told`](Self::told).
-    pub fn noted<T>(&self, result: Result<T>) -> Result<T> {
-        result.map_err(|error| self.told(error))
+    /// The error of the result, as [`record`](Self::record) returns it.
+    pub fn recorded<T>(&self, result: Result<T>) -> Result<T> {
+        result.map_err(|error| self.record(error))
     }
 
+    /// Fails if the device is lost.
+    ///
     /// # Errors
-    /// [`Error::Lost`] once the device is.
+    /// [`Error::Lost`] if it is.
     pub fn check(&self) -> Result<()> {
         self.lost.get().map_or(Ok(()), |error| Err(error.clone()))
     }
@@ -169,81 +173,81 @@ impl Common {
     }
 }
 
-/// Work that has to end first: its event for the driver, its point for the watcher.
+/// Work that must end first: its event for the driver, its point for the completion thread.
 pub struct After<E> {
-    /// Its event, if the driver has it.
+    /// Event, if the driver has it.
     pub event: Option<Arc<E>>,
-    /// Its timeline.
+    /// Timeline.
     pub timeline: Arc<Timeline>,
-    /// The point on it.
+    /// Value on the timeline.
     pub value: u64,
 }
 
-/// A submission that the driver has.
+/// A submission that was passed to the driver.
 struct Enqueued<Q: DriverQueue> {
     signal: Point,
     after: Vec<After<Q::Event>>,
     ends: Ends<Q::Event>,
-    /// Taken already, if it could start at once.
+    /// Leases, if the submission could start at once.
     reserved: Option<Vec<Reservation>>,
-    /// Keeps alive what the driver uses.
+    /// Keeps everything alive that the driver uses.
     script: Arc<Script<Q::Driver>>,
 }
 
-/// What becomes of a submission, as the watcher sees it.
+/// A submission as the completion thread receives it.
 enum Flight<Q: DriverQueue> {
-    /// The driver has it.
+    /// Passed to the driver.
     Enqueued(Enqueued<Q>),
-    /// It was never enqueued, because what it waits for has failed, or something before it.
-    Doomed(Error),
-    /// It was enqueued in part, and no event tells its end.
+    /// Not enqueued, because a point that it waits for or an earlier submission has failed.
+    Failed(Error),
+    /// Enqueued in part; no event signals its end.
     Abandoned(Arc<Script<Q::Driver>>),
-    /// Programs that are dropped here.
+    /// Programs to drop at this position.
     Retired(Vec<Arc<Script<Q::Driver>>>),
 }
 
-/// What is guarded by a lane's order: whoever holds this may enqueue.
+/// State guarded by a queue's order. The holder may enqueue.
 pub struct Order<Q: DriverQueue> {
-    /// `None` once the lane is closed.
+    /// `None` once the queue is closed.
     inbox: Option<Sender<Flight<Q>>>,
-    /// Submissions that the watcher was told of.
+    /// Submissions sent to the completion thread.
     sent: u64,
-    /// Whether one of them will fail the timeline when its turn comes: nothing may be enqueued behind it.
-    doomed: Option<Error>,
+    /// Error with which a submission will fail the timeline in its turn. Nothing may be enqueued behind it.
+    failed: Option<Error>,
 }
 
-/// A queue of the driver. It is closed before it is dropped.
-pub struct Lane<Q: DriverQueue> {
+/// A queue of the driver. It must be closed before it is dropped.
+pub struct TrackedQueue<Q: DriverQueue> {
     queue: Arc<Q>,
     timeline: Arc<Timeline>,
     common: Arc<Common>,
     order: Mutex<Order<Q>>,
-    /// What the driver has and has not passed yet, in order.
+    /// Events of outstanding submissions, in order.
     events: Mutex<VecDeque<(u64, Arc<Q::Event>)>>,
-    /// Submissions that the watcher has dealt with.
+    /// Submissions that the completion thread has handled.
     finished: Arc<AtomicU64>,
-    /// Whether it need not wait for other devices any more.
+    /// Set to end waits for other devices.
     closing: Arc<AtomicBool>,
-    watcher: Thread,
+    completion: Thread,
 }
 
-impl<Q: DriverQueue> Lane<Q> {
-    /// Starts the watcher of a timeline.
+impl<Q: DriverQueue> TrackedQueue<Q> {
+    /// Starts the completion thread of a timeline.
     ///
     /// # Errors
-    /// If the system gives no more threads.
+    /// If the system cannot start another thread.
     pub fn new(name: String, queue: Arc<Q>, timeline: Arc<Timeline>, common: Arc<Common>) -> Result<Self> {
         let (inbox, flights) = unbounded();
         let finished = Arc::<AtomicU64>::default();
-        let watched = Watched {
+        let completion = Completion {
             queue: Arc::clone(&queue),
             timeline: Arc::clone(&timeline),
             common: Arc::clone(&common),
         };
         let closing = Arc::<AtomicBool>::default();
         let (theirs, ends) = (Arc::clone(&finished), Arc::clone(&closing));
-        let watcher = Thread::spawn(name, move || watched.watch(&theirs, &flights, &ends))?;
-        let order = Order { inbox: Some(inbox), sent: 0, doomed: None };
+        let completion = Thread::spawn(name, move || completion.run_completion(&theirs, &flights, &ends))?;
+        let order = Order { inbox: Some(inbox), sent: 0, failed: None };
         Ok(Self {
             queue,
             timeline,
@@ -252,16 +256,16 @@ impl<Q: DriverQueue> Lane<Q> {
             events: Mutex::default(),
             finished,
             closing,
-            watcher,
+            completion,
         })
     }
 
-    /// The timeline that it moves.
+    /// Returns the timeline that it advances.
     pub fn timeline(&self) -> &Arc<Timeline> {
         &self.timeline
     }
 
-    /// The right to enqueue.
+    /// Locks the right to enqueue.
     pub fn order(&self) -> MutexGuard<'_, Order<Q>> {
         self.order.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -270,15 +274,15 @@ impl<Q: DriverQueue> Lane<Q> {
         self.events.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The event of the submission that lets `value` pass, if the driver has it.
+    /// Returns the event of the submission after which `value` passes, if it is outstanding.
     pub fn event(&self, value: u64) -> Option<Arc<Q::Event>> {
         self.events().iter().find(|(signal, _)| *signal >= value).map(|(_, event)| Arc::clone(event))
     }
 
-    /// Enqueues a script, or runs it at once if the host can and it need not wait.
+    /// Enqueues a script. Runs it at once if the host can execute it and it need not wait.
     ///
     /// # Errors
-    /// If the driver refuses, or the script can start now and somebody else uses its bytes of a host region.
+    /// If the driver refuses, or the script can start now and a lease conflicts with its host region ranges.
     pub fn start(
         &self,
         order: &mut Order<Q>,
@@ -286,8 +290,8 @@ impl<Q: DriverQueue> Lane<Q> {
         after: Vec<After<Q::Event>>,
         signal: Point,
     ) -> Result<()> {
-        if let Some(error) = order.doomed.clone() {
-            self.doom(order, error);
+        if let Some(error) = order.failed.clone() {
+            self.fail_in_turn(order, error);
             return Ok(());
         }
         let now = after.is_empty() && self.finished.load(Ordering::Acquire) == order.sent;
@@ -306,29 +310,30 @@ impl<Q: DriverQueue> Lane<Q> {
         Ok(())
     }
 
-    /// Has the watcher end when it has dealt with everything. Nothing may be enqueued afterwards.
+    /// Lets the completion thread end when it has handled everything. Nothing may be enqueued afterwards.
     pub(super) fn close(&self) {
         self.closing.store(true, Ordering::Release);
         self.order().inbox = None;
     }
 
-    /// Waits until the watcher has ended, or until the deadline. Whether it has.
+    /// Waits for the completion thread until the deadline. Returns true if it has ended.
     pub(super) fn ends_before(&self, deadline: Instant) -> bool {
-        self.watcher.ends_before(deadline)
+        self.completion.ends_before(deadline)
     }
 
-    /// Lets a submission fail in its turn, behind what the driver has already, and everything behind it.
-    pub fn doom(&self, order: &mut Order<Q>, error: Error) {
-        order.doomed = Some(error.clone());
-        send(order, Flight::Doomed(error));
+    /// Fails a submission in its turn, after outstanding work, and everything behind it.
+    pub fn fail_in_turn(&self, order: &mut Order<Q>, error: Error) {
+        order.failed = Some(error.clone());
+        send(order, Flight::Failed(error));
     }
 
-    /// Drops programs that are not in flight. Never waits for the queue's work: the watcher does where that is necessary.
+    /// Drops programs that are not in flight. Never waits for the queue's work; the completion thread does if
+    /// necessary.
     pub fn retire(&self, programs: Vec<Arc<Script<Q::Driver>>>) {
         if Q::USES_AFTER_END {
             let mut order = self.order();
             let idle = self.finished.load(Ordering::Acquire) == order.sent;
-            // An abandoned script fails the timeline, and the queue may still have it.
+            // An abandoned script fails the timeline, and the queue may still execute it.
             if order.inbox.is_some() && (!idle || self.timeline.failure().is_some()) {
                 return send(&mut order, Flight::Retired(programs));
             }
@@ -337,19 +342,19 @@ impl<Q: DriverQueue> Lane<Q> {
         drop(programs);
     }
 
-    /// Ends the timeline, and all of them if the device is lost. Returns what is to be said of that.
+    /// Fails the timeline, and all timelines if the device is lost. Returns the error to report.
     pub fn fail(&self, error: Error) -> Error {
-        let error = self.told(error);
+        let error = self.record(error);
         self.timeline.fail(error.clone());
         error
     }
 
-    /// What is to be said of an error: a loss is the end of all lanes, and is told as the first was.
-    pub fn told(&self, error: Error) -> Error {
-        self.common.told(error)
+    /// Records an error; see [`Common::record`].
+    pub fn record(&self, error: Error) -> Error {
+        self.common.record(error)
     }
 
-    /// Makes the host's copies, for which nothing has to be waited.
+    /// Executes the script on the host. It need not wait for anything.
     fn run(&self, script: &Script<Q::Driver>, signal: Point) -> Result<()> {
         let start_ns = Timing::now_ns();
         script.run_on_host()?;
@@ -372,23 +377,23 @@ impl<Q: DriverQueue> Lane<Q> {
 
 fn finish<Q: DriverQueue>(queue: &Q) {
     if let Err(error) = queue.finish() {
-        tracing::debug!(%error, "the queue was not finished");
+        tracing::debug!(%error, "cannot wait for the rest of a queue's work");
     }
 }
 
 fn send<Q: DriverQueue>(order: &mut Order<Q>, flight: Flight<Q>) {
     order.sent += 1;
-    // The watcher ends only when the lane does, which lets go of the inbox first.
+    // The completion thread ends only when the queue is closed, which drops the inbox first.
     let _ = order.inbox.as_ref().map(|inbox| inbox.send(flight));
 }
 
-/// How a watcher waits: for what comes before its submissions, and for their ends.
-struct Patience {
+/// Wait policies of a completion thread: for predecessors of submissions and for their ends.
+struct Waits {
     start: Anticipation,
     end: Anticipation,
 }
 
-impl Patience {
+impl Waits {
     fn new<Q: DriverQueue>() -> Self {
         let anticipation = || match Q::RUNS_IN_WAIT {
             // The device's own threads need the cores.
@@ -398,11 +403,11 @@ impl Patience {
         Self { start: anticipation(), end: anticipation() }
     }
 
-    /// Waits for a point. Points of the same device pass or fail as long as the driver works. Other points, for which the
-    /// driver has no event, are waited for until the device closes.
+    /// Waits for a point. Points of the same device pass or fail as long as the driver works. Other points,
+    /// for which the driver has no event, are awaited until the device closes.
     ///
     /// # Errors
-    /// If it will not pass.
+    /// If the point will not pass.
     fn start<E>(&mut self, after: &After<E>, closing: &AtomicBool) -> Result<()> {
         let After { event, timeline, value } = after;
         let most = event.is_none().then_some(CLOSING_PERIOD);
@@ -423,7 +428,7 @@ impl Patience {
     /// Waits for an event.
     ///
     /// # Errors
-    /// If what it stands for failed.
+    /// If the work of the event failed.
     fn end<Q: DriverQueue>(&mut self, queue: &Q, event: &Q::Event) -> Result<()> {
         let ended = self.end.wait(|turn| match (turn, queue.passed(event)) {
             (Turn::Look, Some(false)) => Outcome::Nothing,
@@ -437,22 +442,22 @@ impl Patience {
     }
 }
 
-/// What a watcher sees of its lane.
-struct Watched<Q: DriverQueue> {
+/// The completion thread's view of its queue.
+struct Completion<Q: DriverQueue> {
     queue: Arc<Q>,
     timeline: Arc<Timeline>,
     common: Arc<Common>,
 }
 
-impl<Q: DriverQueue> Watched<Q> {
-    /// The body of a watcher.
-    fn watch(&self, finished: &AtomicU64, flights: &Receiver<Flight<Q>>, closing: &AtomicBool) {
-        let mut patience = Patience::new::<Q>();
+impl<Q: DriverQueue> Completion<Q> {
+    /// Runs the completion thread.
+    fn run_completion(&self, finished: &AtomicU64, flights: &Receiver<Flight<Q>>, closing: &AtomicBool) {
+        let mut waits = Waits::new::<Q>();
         let mut abandoned = Vec::new();
         for flight in flights {
             let ended = match flight {
-                Flight::Enqueued(work) => self.end(work, &mut patience, closing),
-                Flight::Doomed(error) => Err(error),
+                Flight::Enqueued(work) => self.end(work, &mut waits, closing),
+                Flight::Failed(error) => Err(error),
                 Flight::Abandoned(script) => {
                     abandoned.push(script);
                     // The failed submission fails the timeline.
@@ -471,18 +476,17 @@ impl<Q: DriverQueue> Watched<Q> {
             finished.fetch_add(1, Ordering::Release);
         }
         if !abandoned.is_empty() {
-            // The last chance to wait for what no event tells of. What went wrong is on the timeline.
+            // The last chance to wait for work without an event. Its error is on the timeline.
             finish(self.queue.as_ref());
         }
     }
 
-    /// Waits for the end of a submission. What it held is let go before anyone hears of that.
-    fn end(&self, work: Enqueued<Q>, patience: &mut Patience, closing: &AtomicBool) -> Result<Point> {
+    /// Waits for the end of a submission. Its resources are released before its end is reported.
+    fn end(&self, work: Enqueued<Q>, waits: &mut Waits, closing: &AtomicBool) -> Result<Point> {
         let Enqueued { signal, after, ends, reserved, script } = work;
         let failure = self.timeline.failure().filter(|_| Q::RUNS_IN_WAIT);
         let started = failure.map_or(Ok(()), Err);
-        let started =
-            started.and_then(|()| after.iter().try_for_each(|after| patience.start(after, closing)));
+        let started = started.and_then(|()| after.iter().try_for_each(|after| waits.start(after, closing)));
         let reserved = started.and_then(|()| match reserved {
             Some(reserved) => Ok(reserved),
             None => script.reserve(),
@@ -490,8 +494,8 @@ impl<Q: DriverQueue> Watched<Q> {
         if Q::RUNS_IN_WAIT && reserved.is_err() {
             return reserved.and(Ok(signal));
         }
-        // Whatever came of that: the driver has it until its event says otherwise.
-        let ended = self.common.noted(patience.end(self.queue.as_ref(), &ends.last));
+        // Whatever the outcome, the driver uses it until its event passes.
+        let ended = self.common.recorded(waits.end(self.queue.as_ref(), &ends.last));
         reserved?;
         ended?;
         if let Some((start_ns, end_ns)) = self.queue.times_ns(&ends) {

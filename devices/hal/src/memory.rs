@@ -1,0 +1,41 @@
+//! The host's memory, as the operating system reports it.
+//!
+//! This module must not know devices.
+
+use sysinfo::{MemoryRefreshKind, RefreshKind, System};
+
+/// The host's memory. A container's own limits count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HostMemory {
+    /// All of it.
+    pub total_bytes: u64,
+    /// What can be had without swapping.
+    pub free_bytes: u64,
+}
+
+impl HostMemory {
+    /// Asks the operating system.
+    pub fn now() -> Self {
+        let ram = MemoryRefreshKind::nothing().with_ram();
+        let system = System::new_with_specifics(RefreshKind::nothing().with_memory(ram));
+        let whole = Self { total_bytes: system.total_memory(), free_bytes: system.available_memory() };
+        match system.cgroup_limits() {
+            Some(group) if group.total_memory > 0 => Self {
+                total_bytes: whole.total_bytes.min(group.total_memory),
+                free_bytes: whole.free_bytes.min(group.free_memory),
+            },
+            _ => whole,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_host_has_memory() {
+        let host = HostMemory::now();
+        assert!(host.free_bytes > 0 && host.free_bytes <= host.total_bytes, "{host:?}");
+    }
+}

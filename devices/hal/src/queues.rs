@@ -1,0 +1,21 @@
+//! Queues of a device over a driver's in-order queues and events.
+//!
+//! A `TrackedQueue` is one driver queue with its outstanding work and its completion thread, which advances the
+//! timeline. The `Submitter` enqueues a device's submissions: at once if the driver has everything that they
+//! wait for, otherwise on a submission thread when the points of other devices pass. A backend implements
+//! [`DriverQueue`].
+//!
+//! Knows nothing about buffers, kernels or any API.
+
+mod claims;
+mod clock;
+mod queue;
+mod submitter;
+mod thread;
+
+pub(crate) use claims::{Claim, Claims};
+pub use clock::Difference;
+pub(crate) use queue::TrackedQueue;
+pub use queue::{Common, DriverQueue, Ends};
+pub(crate) use submitter::{Submitter, Task, Wait};
+pub use thread::Thread;

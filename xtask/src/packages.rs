@@ -1,0 +1,155 @@
+//! The published packages as a registry and its users get them: each is packaged and small enough, and a program outside the
+//! workspace builds the examples with nothing but them.
+//!
+//! This module must not know which packages there are; cargo says so.
+
+use crate::checks::Done;
+use crate::metadata::{self, Package};
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+/// Most bytes of a package: registries refuse larger ones.
+const PACKAGE_BYTES: u64 = 10 << 20;
+
+/// The example that runs, in a small size, and a part of what it prints.
+const RUNS: (&str, [&str; 3], &str) = ("06-attention-everywhere", ["2", "32", "16"], "cpu:0 ");
+
+/// To optimise these takes longer than to run unoptimised what little the example does.
+const UNOPTIMISED: [&str; 2] = ["ragtag-kernels", "ragtag-scheduler"];
+
+/// Packages the published crates, and builds the examples with them.
+///
+/// # Errors
+/// If a package lacks something, is too large, or its users get other results.
+pub(crate) fn run(root: &Path, done: &mut Done) -> Result<(), String> {
+    let metadata = metadata::read(root)?;
+    let packages: Vec<_> = metadata.packages.iter().filter(|package| package.is_published()).collect();
+    let names = packages.iter().flat_map(|package| ["-p", &package.name]);
+    // Cargo's own verification would compile all dependencies again for each package. The program below verifies them together.
+    let package = ["package", "--locked", "--offline", "--no-verify", "--allow-dirty"];
+    done.cargo(root, &package.into_iter().chain(names).collect::<Vec<_>>(), &[])?;
+    let files = metadata.target_directory.join("package");
+    // The same in every run, so that what it compiles replaces that of the last run.
+    let place = root.to_string_lossy().replace(|c: char| !c.is_ascii_alphanumeric(), "-");
+    let folder = std::env::temp_dir().join(format!("downstream{place}"));
+    let outcome = done.timed("the examples with the packages alone", || {
+        unpack(&packages, &files, &folder)?;
+        program(root, &packages, &folder)?;
+        build(&folder, &metadata.target_directory)
+    });
+    let _ = fs::remove_dir_all(&folder);
+    outcome
+}
+
+/// Unpacks the packages side by side.
+fn unpack(packages: &[&Package], files: &Path, folder: &Path) -> Result<(), String> {
+    fs::create_dir_all(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
+    for package in packages {
+        let file = files.join(format!("{}.crate", directory(package)));
+        let bytes = fs::metadata(&file).map_err(|e| format!("{}: {e}", file.display()))?.len();
+        if bytes > PACKAGE_BYTES {
+            return Err(format!("{}: {bytes} bytes; {PACKAGE_BYTES} are allowed", file.display()));
+        }
+        // The files are as new as they are here (m); in packages all are from 2006, and cargo would not see that they changed.
+        printed(Command::new("tar").arg("xzmf").arg(&file).current_dir(folder))?;
+    }
+    Ok(())
+}
+
+/// Writes the program: the examples, and a manifest with the packages and the workspace's profiles, so that it shares what was
+/// compiled before.
+fn program(root: &Path, packages: &[&Package], folder: &Path) -> Result<(), String> {
+    let read = |file: &str| fs::read_to_string(root.join(file)).map_err(|e| format!("{file}: {e}"));
+    let write =
+        |file: &str, text: &str| fs::write(folder.join(file), text).map_err(|e| format!("{file}: {e}"));
+    write("Cargo.toml", &manifest(packages, &read("Cargo.toml")?))?;
+    write("Cargo.lock", &read("Cargo.lock")?)?;
+    fs::create_dir_all(folder.join("examples")).map_err(|e| e.to_string())?;
+    for entry in fs::read_dir(root.join("examples")).map_err(|e| format!("examples: {e}"))? {
+        let name = entry.map_err(|e| e.to_string())?.file_name().to_string_lossy().into_owned();
+        if name.ends_with(".rs") {
+            // The workspace's own examples lie in the same target folder.
+            write(&format!("examples/packaged-{name}"), &read(&format!("examples/{name}"))?)?;
+        }
+    }
+    Ok(())
+}
+
+fn manifest(packages: &[&Package], workspace: &str) -> String {
+    let mut text = "[workspace]\n[package]\nname = \"downstream\"\nedition = \"2024\"\n".to_owned();
+    text.push_str("[dependencies]\ntokio = \"1\"\n");
+    for package in packages {
+        let _ = writeln!(text, "{} = \"={}\"", package.name, package.version);
+    }
+    text.push_str("[patch.crates-io]\n");
+    for package in packages {
+        let _ = writeln!(text, "{} = {{ path = \"{}\" }}", package.name, directory(package));
+    }
+    let mut in_profile = false;
+    for line in workspace.lines() {
+        in_profile = if line.starts_with('[') { line.starts_with("[profile.") } else { in_profile };
+        if in_profile {
+            text.push_str(line);
+            text.push('\n');
+        }
+    }
+    text
+}
+
+/// A package's name in files.
+fn directory(package: &Package) -> String {
+    format!("{}-{}", package.name, package.version)
+}
+
+/// Builds the program and runs an example of it.
+fn build(folder: &Path, target: &Path) -> Result<(), String> {
+    let cargo = |arguments: &[&str]| {
+        let mut command = Command::new(crate::checks::cargo());
+        command.args(arguments).arg("--offline").current_dir(folder).env("CARGO_TARGET_DIR", target);
+        command
+    };
+    // The lock file is the workspace's: this leaves out what the program does not depend on, and keeps the versions.
+    printed(&mut cargo(&["update", "--workspace"]))?;
+    let levels = UNOPTIMISED.map(|name| format!("--config=profile.dev.package.{name}.opt-level=0"));
+    let status =
+        cargo(&["build", "--examples", "--locked"]).args(levels).status().map_err(|e| e.to_string())?;
+    if !status.success() {
+        return Err(format!("the examples do not build with the packages ({status})"));
+    }
+    let (example, arguments, part) = RUNS;
+    let mut command = Command::new(target.join(format!("debug/examples/packaged-{example}")));
+    // The processor is enough: no driver lies where these point.
+    let drivers = [("OCL_ICD_VENDORS", folder), ("VK_DRIVER_FILES", &folder.join("none.json"))];
+    let out = printed(command.args(arguments).envs(drivers))?;
+    if out.contains(part) { Ok(()) } else { Err(format!("{part:?} is not in what {example} prints:\n{out}")) }
+}
+
+/// What a program prints.
+fn printed(command: &mut Command) -> Result<String, String> {
+    let output = command.output().map_err(|e| format!("{command:?}: {e}"))?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+    }
+    Err(format!("{command:?} failed ({}):\n{}", output.status, String::from_utf8_lossy(&output.stderr)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_program_has_the_published_packages_and_the_workspaces_profiles() {
+        let metadata = metadata::read(&crate::root()).unwrap();
+        let published: Vec<_> = metadata.packages.iter().filter(|package| package.is_published()).collect();
+        assert!(published.iter().all(|package| package.name.starts_with("ragtag")), "{published:?}");
+        let workspace = "[workspace]\nmembers = []\n# Fast.\n[profile.release]\nlto = true\n[profile.dev.package]\n\
+                         ash.opt-level = 0\n[package]\nname = \"x\"\n";
+        let text = manifest(&published, workspace);
+        let profiles = "[profile.release]\nlto = true\n[profile.dev.package]\nash.opt-level = 0\n";
+        assert!(text.ends_with(&format!("\" }}\n{profiles}")), "{text}");
+        assert!(text.contains("\nragtag-hal = { path = \"ragtag-hal-0.1.0\" }\n"), "{text}");
+        assert!(text.contains("\nragtag = \"=0.1.0\"\n") && !text.contains("xtask"), "{text}");
+    }
+}
