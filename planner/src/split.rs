@@ -20,12 +20,12 @@ impl Span {
         (first <= last).then_some(Self { first, last })
     }
 
-    /// First segment.
+    /// Returns the first segment.
     pub fn first(self) -> u32 {
         self.first
     }
 
-    /// Last segment, inclusive.
+    /// Returns the last segment, inclusive.
     pub fn last(self) -> u32 {
         self.last
     }

@@ -42,7 +42,7 @@ pub fn deviation(of: Quantity, deviation: f64) -> String {
     }
 }
 
-/// A number of things: `1 group`, `2 groups`.
+/// Formats a number with a noun: `1 group`, `2 groups`.
 pub fn count(number: usize, noun: &str) -> String {
     format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
 }

@@ -26,7 +26,7 @@ fn sample(rows: u32, sequences: u32, positions: f64, median_us: f64) -> TimeSamp
     TimeSample { at: TimePoint { rows, sequences, positions }, median_us, spread_us: 1.0, count: 9 }
 }
 
-/// A profile with a block of 100 µs and more and an embedding, but no head.
+/// Returns a profile with a block of 100 µs and more and an embedding, but no head.
 fn profile() -> Profile {
     let block = vec![
         sample(1, 1, 32.0, 100.0),

@@ -42,7 +42,7 @@ pub enum InvalidChunks {
 }
 
 impl Chunks {
-    /// One chunk for everything.
+    /// Returns chunks with equal rows for all prompts.
     pub fn fixed(rows: u32) -> Self {
         Self { by_prompt: vec![PromptChunk { from_tokens: 0, rows }], beside_decode: rows }
     }
@@ -55,17 +55,17 @@ impl Chunks {
         if generating { rows.min(self.beside_decode) } else { rows }
     }
 
-    /// Rows of the shortest chunk.
+    /// Returns the rows of the shortest chunk.
     pub fn least_rows(&self) -> u32 {
         self.by_prompt.iter().map(|chunk| chunk.rows).min().unwrap_or(0)
     }
 
-    /// Rows of the longest chunk.
+    /// Returns the rows of the longest chunk.
     pub fn most_rows(&self) -> u32 {
         self.by_prompt.iter().map(|chunk| chunk.rows).max().unwrap_or(0)
     }
 
-    /// Tokens from which on longer prompts change nothing.
+    /// Returns the prompt length in tokens above which the chunk stays the same.
     pub fn last_from_tokens(&self) -> u64 {
         self.by_prompt.last().map_or(0, |chunk| chunk.from_tokens.into())
     }

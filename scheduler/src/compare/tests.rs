@@ -26,7 +26,7 @@ fn segments() -> Vec<Segment> {
     [SegmentKind::Embedding, SegmentKind::Block, SegmentKind::Block, SegmentKind::Head].map(segment).into()
 }
 
-/// A device on which a segment takes 10 µs, plus the larger of 1000 µs and 500 µs per row.
+/// Returns a device on which a segment takes 10 µs, plus the larger of 1000 µs and 500 µs per row.
 fn device(label: &str) -> DeviceFacts {
     DeviceFacts {
         bandwidth_bytes_per_s: Figure::assumed(1e9),

@@ -101,7 +101,7 @@ fn device(at: usize) -> DeviceFacts {
     facts
 }
 
-/// Costs of 250 µs per block and row. Keys and values add a little per position.
+/// Returns a segment; a block takes 250 µs per row. Keys and values add a little per position.
 fn segment(kind: SegmentKind) -> Segment {
     let (read_bytes, flops_per_row) = match kind {
         SegmentKind::Embedding => (0, 0),

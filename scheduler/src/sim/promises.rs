@@ -224,7 +224,7 @@ mod tests {
     use super::*;
     use crate::core::{Finished, SequenceTimes};
 
-    /// Three requests of four tokens each. The last one wants logits.
+    /// Returns three requests of four tokens each. The last one wants logits.
     fn spec() -> SimSpec {
         let mut spec = SimSpec::random(0);
         let chunks = ragtag_planner::Chunks { beside_decode: 3, ..ragtag_planner::Chunks::fixed(4) };

@@ -275,7 +275,7 @@ impl<'a> World<'a> {
         self.wake(to);
     }
 
-    /// A request arrives.
+    /// Submits a request that arrives.
     fn request(&mut self, index: usize) {
         let (request, sequence) = (&self.spec.requests[index], SequenceId(index as u64));
         let token = |position| token_at(sequence.0, position, self.spec.run.vocabulary);
@@ -285,7 +285,7 @@ impl<'a> World<'a> {
         self.arrive(self.stages.len(), Message::Run(RunEvent::Submit { sequence, prompt }));
     }
 
-    /// A device fails, and its actor with it. The coordinator is notified.
+    /// Fails a device and its actor, and notifies the coordinator.
     fn fail(&mut self, stage: usize, cause: ragtag_hal::Error) {
         if self.devices[stage].failure.is_some() {
             return;

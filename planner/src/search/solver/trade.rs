@@ -70,7 +70,7 @@ impl Score {
     }
 }
 
-/// Multiplies, so that a weight of 0 gives 0 even for infinity.
+/// Multiplies a value by a weight. A weight of 0 gives 0 even for infinity.
 fn weighted(weight: f64, value: f64) -> f64 {
     if weight == 0.0 { 0.0 } else { weight * value }
 }
