@@ -111,7 +111,7 @@ struct Library {
 
 static LIBRARY: LazyLock<Library> = LazyLock::new(|| {
     // The data is part of the program, and tests read it.
-    serde_json::from_str(include_str!("cards.json")).expect("the library of cards is of its form")
+    serde_json::from_str(include_str!("cards.json")).expect("cards.json is valid")
 });
 
 /// Returns all cards.
