@@ -26,7 +26,7 @@ fn measure(stages: usize, sequences: usize, tokens: u32) -> (Duration, u64) {
         for _ in 0..sequences {
             let send = send.clone();
             let reply = move |reply| match reply {
-                Reply::Finished(_) => send.send(()).expect("somebody counts"),
+                Reply::Finished(_) => send.send(()).expect("the receiver exists"),
                 Reply::Failed(error) => panic!("{error}"),
                 Reply::Token { .. } | Reply::Logits { .. } => {}
             };

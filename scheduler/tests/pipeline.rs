@@ -15,7 +15,7 @@ use std::time::Duration;
 use support::Model;
 
 /// Far longer than any operation here takes.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 struct Greedy;
 
@@ -95,7 +95,7 @@ fn generate(max_new_tokens: u32) -> Job {
 fn all(replies: &Receiver<Reply>) -> Vec<Reply> {
     let mut all = Vec::new();
     loop {
-        all.push(replies.recv_timeout(PATIENCE).expect("a sequence that never ends"));
+        all.push(replies.recv_timeout(TIMEOUT).expect("a sequence that never ends"));
         if matches!(all.last(), Some(Reply::Finished(_) | Reply::Failed(_))) {
             assert!(replies.try_recv().is_err(), "a reply after the last");
             return all;
@@ -306,7 +306,7 @@ fn cancelling_frees_what_a_sequence_held() {
     let prompt = prompt(20, 2);
     let (id, replies) = submit(&pipeline, &prompt, generate(100));
     let (_, other) = submit(&pipeline, &prompt, generate(10));
-    let first = replies.recv_timeout(PATIENCE).unwrap();
+    let first = replies.recv_timeout(TIMEOUT).unwrap();
     pipeline.cancel(id);
     let replies = all(&replies);
     assert_eq!(finished(&replies).reason, FinishReason::Cancelled);
@@ -347,7 +347,7 @@ fn dropping_a_busy_pipeline_ends_it() {
     setup.devices.iter_mut().for_each(|d| d.random_delay_us = 2000);
     let pipeline = setup.start().unwrap();
     let (_, replies) = submit(&pipeline, &prompt(9, 1), generate(100));
-    replies.recv_timeout(PATIENCE).unwrap();
+    replies.recv_timeout(TIMEOUT).unwrap();
     drop(pipeline);
     assert_eq!(finished(&all(&replies)).reason, FinishReason::Cancelled);
 }
@@ -393,7 +393,7 @@ fn a_pipeline_that_ran_or_was_cancelled_or_dropped_leaves_nothing_on_its_devices
     let (specs, watches) = setup.watched();
     let pipeline = Pipeline::start(specs, &setup.options, |_| {}).unwrap();
     let (id, replies) = submit(&pipeline, &prompt(20, 2), generate(100));
-    replies.recv_timeout(PATIENCE).unwrap();
+    replies.recv_timeout(TIMEOUT).unwrap();
     pipeline.cancel(id);
     all(&replies);
     pipeline.shutdown();
@@ -402,7 +402,7 @@ fn a_pipeline_that_ran_or_was_cancelled_or_dropped_leaves_nothing_on_its_devices
     let (specs, watches) = setup.watched();
     let pipeline = Pipeline::start(specs, &setup.options, |_| {}).unwrap();
     let (_, replies) = submit(&pipeline, &prompt(20, 2), generate(100));
-    replies.recv_timeout(PATIENCE).unwrap();
+    replies.recv_timeout(TIMEOUT).unwrap();
     drop(pipeline);
     nothing_leaks(&watches, "dropped");
 }

@@ -111,7 +111,7 @@ struct Library {
 
 static LIBRARY: LazyLock<Library> = LazyLock::new(|| {
     // The data is part of the program, and tests read it.
-    serde_json::from_str(include_str!("cards.json")).expect("the library of cards is of its form")
+    serde_json::from_str(include_str!("cards.json")).expect("cards.json is valid")
 });
 
 /// Returns all cards.
@@ -188,9 +188,9 @@ fn nearest(name: &str) -> Vec<&'static str> {
     const SHOWN: usize = 3;
     // Compare only a prefix: the name may be very long.
     let name: String = name.chars().take(40).flat_map(char::to_lowercase).collect();
-    let likeness =
+    let similarity =
         |card: &Card| strsim::jaro_winkler(&card.name, &name).max(strsim::sorensen_dice(&card.name, &name));
-    let mut cards: Vec<_> = cards().iter().map(|card| (likeness(card), card.name.as_str())).collect();
+    let mut cards: Vec<_> = cards().iter().map(|card| (similarity(card), card.name.as_str())).collect();
     cards.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(b.1)));
     cards.into_iter().take(SHOWN).map(|(_, name)| name).collect()
 }

@@ -27,13 +27,13 @@ type Result<T> = std::result::Result<T, InvalidFleet>;
 #[derive(Clone, Copy)]
 struct Stated {
     figure: Figure,
-    promised: bool,
+    is_peak: bool,
 }
 
 impl Stated {
     /// Returns the reachable value in units of `unit`. Only a peak is scaled by `share`.
     fn reached(self, share: f64, unit: f64) -> Figure {
-        let share = if self.promised { share } else { 1.0 };
+        let share = if self.is_peak { share } else { 1.0 };
         Figure { value: self.figure.value * share * unit, source: self.figure.source }
     }
 }
@@ -71,7 +71,7 @@ pub(super) fn facts(fleet: &Fleet) -> Result<(Vec<DeviceFacts>, Links)> {
 /// Replaces the rates of a local device with those of its card's datasheet, scaled to what kernels reach
 /// through `api`. Returns the facts unchanged if nothing is known about that API.
 pub fn with_datasheet(facts: DeviceFacts, card: &Card, api: &str) -> DeviceFacts {
-    with_promises(facts, of_card(card), api)
+    with_peaks(facts, of_card(card), api)
 }
 
 /// Replaces rates with peak rates reported by the API: memory bandwidth in bytes per second, f32 arithmetic
@@ -87,32 +87,32 @@ pub fn with_reported_rates(
     if bandwidth_bytes_per_s.is_none() && flops_per_s.is_none() {
         return facts;
     }
-    let promise =
-        |value: f64| Stated { figure: Figure { value, source: FigureSource::Reported }, promised: true };
+    let peak =
+        |value: f64| Stated { figure: Figure { value, source: FigureSource::Reported }, is_peak: true };
     let own = |figure: Figure, unit: f64| Stated {
         figure: Figure { value: figure.value / unit, ..figure },
-        promised: false,
+        is_peak: false,
     };
-    let bandwidth = bandwidth_bytes_per_s.map(|rate| promise(rate / 1e9));
+    let bandwidth = bandwidth_bytes_per_s.map(|rate| peak(rate / 1e9));
     let f32 = flops_per_s.map(|rate| rate / 1e12);
     let fast = |times: f64| match f32 {
-        Some(rate) => promise(rate * times),
+        Some(rate) => peak(rate * times),
         None => own(facts.fast_flops_per_s, 1e12),
     };
     let known = Known {
         kind: None,
         bandwidth: Some(bandwidth.unwrap_or(own(facts.bandwidth_bytes_per_s, 1e9))),
-        f32: Some(f32.map_or(own(facts.exact_flops_per_s, 1e12), promise)),
+        f32: Some(f32.map_or(own(facts.exact_flops_per_s, 1e12), peak)),
         int8: (integer_dot || f32.is_none()).then(|| fast(4.0)),
         // No API reports the rate of matrix units. The slowest are about four times as fast as the other
         // ALUs.
         f16_matrix: Some(fast(4.0)),
         ..Known::default()
     };
-    with_promises(facts, known, api)
+    with_peaks(facts, known, api)
 }
 
-fn with_promises(facts: DeviceFacts, mut known: Known, api: &str) -> DeviceFacts {
+fn with_peaks(facts: DeviceFacts, mut known: Known, api: &str) -> DeviceFacts {
     // wgpu's kernels run through Vulkan or a similar API.
     known.through = Some(if api == "wgpu" { "vulkan" } else { api }.into());
     if !facts.f16_products {
@@ -120,16 +120,16 @@ fn with_promises(facts: DeviceFacts, mut known: Known, api: &str) -> DeviceFacts
     }
     known.memory_gib = Some(Stated {
         figure: Figure { value: facts.memory_bytes as f64 / GIB, source: facts.memory_source },
-        promised: false,
+        is_peak: false,
     });
     match device_facts("device", &facts.label, &known) {
         Err(_) => facts,
-        Ok(promised) => DeviceFacts {
-            bandwidth_bytes_per_s: promised.bandwidth_bytes_per_s,
-            exact_flops_per_s: promised.exact_flops_per_s,
-            fast_flops_per_s: promised.fast_flops_per_s,
-            launch_us: promised.launch_us,
-            host_bandwidth_bytes_per_s: promised.host_bandwidth_bytes_per_s,
+        Ok(scaled) => DeviceFacts {
+            bandwidth_bytes_per_s: scaled.bandwidth_bytes_per_s,
+            exact_flops_per_s: scaled.exact_flops_per_s,
+            fast_flops_per_s: scaled.fast_flops_per_s,
+            launch_us: scaled.launch_us,
+            host_bandwidth_bytes_per_s: scaled.host_bandwidth_bytes_per_s,
             ..facts
         },
     }
@@ -249,7 +249,7 @@ fn known(devices: &[FleetDevice], at: usize, trail: &mut Vec<usize>) -> Result<K
 /// Checks a value of the file. One from a datasheet is a peak.
 fn stated(path: &str, field: &str, bounds: &Bounds, figure: FleetFigure) -> Result<Stated> {
     let figure = bounds.check(&format!("{path}.{field}"), figure)?;
-    Ok(Stated { figure, promised: figure.source == FigureSource::Datasheet })
+    Ok(Stated { figure, is_peak: figure.source == FigureSource::Datasheet })
 }
 
 /// Returns the device's own values in the file.
@@ -284,7 +284,7 @@ fn own(device: &FleetDevice, path: &str) -> Result<Known> {
                 );
                 InvalidFleet::wrong(&format!("{path}.pcie"), why)
             })?;
-            Some(Stated { figure: Figure { value, source: FigureSource::Datasheet }, promised: true })
+            Some(Stated { figure: Figure { value, source: FigureSource::Datasheet }, is_peak: true })
         }
     };
     Ok(Known {
@@ -304,20 +304,20 @@ fn own(device: &FleetDevice, path: &str) -> Result<Known> {
 
 /// Returns the datasheet values of a card. Values that were derived count as assumed peaks.
 fn of_card(card: &Card) -> Known {
-    let promise = |field: &str, value: f64| {
+    let peak = |field: &str, value: f64| {
         let assumed = card.assumed.iter().any(|name| name == field);
         let source = if assumed { FigureSource::Assumed } else { FigureSource::Datasheet };
-        Stated { figure: Figure { value, source }, promised: true }
+        Stated { figure: Figure { value, source }, is_peak: true }
     };
     Known {
         kind: Some(card.kind),
         through: Some(card.through.clone()),
-        memory_gib: Some(promise("memory_gib", card.memory_gib)),
-        bandwidth: Some(promise("bandwidth_gb_per_s", card.bandwidth_gb_per_s)),
-        f32: Some(promise("f32_tflop_per_s", card.f32_tflop_per_s)),
-        f16_matrix: card.f16_matrix_tflop_per_s.map(|value| promise("f16_matrix_tflop_per_s", value)),
-        int8: card.int8_top_per_s.map(|value| promise("int8_top_per_s", value)),
-        host_bandwidth: card.pcie.and_then(|pcie| pcie.gb_per_s()).map(|value| promise("pcie", value)),
+        memory_gib: Some(peak("memory_gib", card.memory_gib)),
+        bandwidth: Some(peak("bandwidth_gb_per_s", card.bandwidth_gb_per_s)),
+        f32: Some(peak("f32_tflop_per_s", card.f32_tflop_per_s)),
+        f16_matrix: card.f16_matrix_tflop_per_s.map(|value| peak("f16_matrix_tflop_per_s", value)),
+        int8: card.int8_top_per_s.map(|value| peak("int8_top_per_s", value)),
+        host_bandwidth: card.pcie.and_then(|pcie| pcie.gb_per_s()).map(|value| peak("pcie", value)),
         ..Known::default()
     }
 }
@@ -334,7 +334,7 @@ fn device_facts(path: &str, label: &str, known: &Known) -> Result<DeviceFacts> {
     let bandwidth = known.bandwidth.ok_or_else(|| missing("bandwidth_gb_per_s"))?;
     let f32 = known.f32.ok_or_else(|| missing("f32_tflop_per_s"))?;
     let rates = [Some(bandwidth), Some(f32), known.f16_matrix, known.int8];
-    let share = shares(path, known, rates.into_iter().flatten().any(|rate| rate.promised))?;
+    let share = shares(path, known, rates.into_iter().flatten().any(|rate| rate.is_peak))?;
 
     let memory_bytes = memory.reached(MEMORY_SHARE, GIB);
     let kind = known.kind.unwrap_or(AdapterKind::Discrete);

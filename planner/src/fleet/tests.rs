@@ -33,7 +33,7 @@ fn user_values_are_used_unchanged() {
 
 #[test]
 fn datasheet_values_are_scaled_to_the_reachable_share() {
-    let promised = |figure: &str| {
+    let bandwidth_of = |figure: &str| {
         let device = format!(
             r#"{{"label": "a", "through": "cuda", "memory_gib": 10, "bandwidth_gb_per_s": {figure}, "f32_tflop_per_s": 1}}"#
         );
@@ -41,9 +41,9 @@ fn datasheet_values_are_scaled_to_the_reachable_share() {
     };
     let cuda = &reached()["cuda"];
     let source = FigureSource::Datasheet;
-    let sheet = promised(r#"{"value": 1000, "source": "datasheet"}"#);
+    let sheet = bandwidth_of(r#"{"value": 1000, "source": "datasheet"}"#);
     assert_eq!(sheet, Figure { value: 1000.0 * cuda.bandwidth * 1e9, source });
-    let measured = promised(r#"{"value": 1000, "source": "measured"}"#);
+    let measured = bandwidth_of(r#"{"value": 1000, "source": "measured"}"#);
     assert_eq!(measured, Figure { value: 1e12, source: FigureSource::Measured });
 }
 
@@ -381,14 +381,14 @@ fn datasheet_values_are_scaled_by_api() {
     let facts = DeviceFacts::assumed("cuda:0", AdapterKind::Discrete, 1, 1 << 30, FigureSource::Reported);
     let facts = DeviceFacts { f16_products: true, ..facts };
     let card = card_named("NVIDIA H200", 140 << 30).unwrap();
-    let promised = with_datasheet(facts.clone(), card, "cuda");
+    let scaled = with_datasheet(facts.clone(), card, "cuda");
     let figure = |value: f64| Figure { value, source: FigureSource::Datasheet };
     let near = |a: Figure, b: Figure| (a.value / b.value - 1.0).abs() < 1e-9 && a.source == b.source;
-    assert!(near(promised.bandwidth_bytes_per_s, figure(0.85 * 4800e9)), "{promised:?}");
-    assert!(near(promised.fast_flops_per_s, figure(0.45 * 989e12)), "{promised:?}");
-    assert_eq!((promised.label.as_str(), promised.memory_bytes), ("cuda:0", 1 << 30));
+    assert!(near(scaled.bandwidth_bytes_per_s, figure(0.85 * 4800e9)), "{scaled:?}");
+    assert!(near(scaled.fast_flops_per_s, figure(0.45 * 989e12)), "{scaled:?}");
+    assert_eq!((scaled.label.as_str(), scaled.memory_bytes), ("cuda:0", 1 << 30));
     let without = with_datasheet(DeviceFacts { f16_products: false, ..facts.clone() }, card, "cuda");
-    assert!(without.fast_flops_per_s.value < promised.fast_flops_per_s.value, "no matrix units");
+    assert!(without.fast_flops_per_s.value < scaled.fast_flops_per_s.value, "no matrix units");
     assert_eq!(with_datasheet(facts.clone(), card, "abacus"), facts);
 }
 

@@ -179,7 +179,7 @@ impl<'a> Grid<'a> {
     fn problem_at(&self, index: usize) -> &Problem<'a> {
         let (point, problem) = &self.points[index];
         let lowered = self.lowered.iter().find(|lowered| lowered.chunk == point.chunk);
-        let lowered = lowered.expect("points are of these chunks");
+        let lowered = lowered.expect("every point has a lowered chunk");
         problem.get_or_init(|| Problem::new(self.input, Arc::clone(lowered), self.context, *point))
     }
 

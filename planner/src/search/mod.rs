@@ -275,7 +275,7 @@ fn plan_for_devices(input: &PlannerInput<'_>) -> Result<Plan, PlanError> {
         Some(runs) => {
             let proved = grid.start().prove(&runs);
             proved.map_err(|shortages| no_fit(input, context, shortages))?;
-            let best = grid.cheapest(&[&runs]).expect("it fits at one point at least");
+            let best = grid.cheapest(&[&runs]).expect("the placement fits at some point");
             SearchResult { bound_us: None, best, others: Vec::new(), elsewhere: Vec::new() }
         }
         None => grid.search().ok_or_else(|| nothing_fits(&grid))?,

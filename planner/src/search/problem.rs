@@ -28,7 +28,7 @@ impl Run {
     pub fn span(&self) -> Span {
         let number = |at: usize| u32::try_from(at).unwrap_or(u32::MAX);
         Span::new(number(self.segments.start), number(self.segments.end - 1))
-            .expect("runs hold a segment at least")
+            .expect("a run has at least one segment")
     }
 }
 

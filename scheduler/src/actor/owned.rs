@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 /// Longest wait for outstanding work at the end of a run. Only work that waits for a neighbour, or a very
 /// slow device, takes longer; it is then abandoned.
-const PATIENCE: Duration = Duration::from_millis(500);
+const SETTLE_LIMIT: Duration = Duration::from_millis(500);
 
 /// A device and its objects.
 pub(crate) struct OwnedDevice {
@@ -50,7 +50,7 @@ impl OwnedDevice {
 
     /// Waits briefly for outstanding submissions.
     fn settle(&self) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + SETTLE_LIMIT;
         for (timeline, &value) in self.own.iter().zip(&self.submitted) {
             // A failed timeline does not advance any more.
             let _ = timeline.wait(value, Some(deadline.saturating_duration_since(Instant::now())));

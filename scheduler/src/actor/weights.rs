@@ -20,7 +20,7 @@ const HALF: usize = 4;
 /// runs.
 pub const WEIGHT_STAGING_BYTES: u64 = CHUNK_BYTES * HALF as u64 * 2;
 /// Interval at which loading checks for an abort.
-const PATIENCE: Duration = Duration::from_millis(50);
+const ABORT_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Source of the contents of a stage's weight buffers.
 pub trait WeightSource: Send + Sync {
@@ -143,7 +143,7 @@ impl Loading<'_> {
             if self.abort.load(Ordering::Relaxed) {
                 return Err(Error::Stopped);
             }
-            if self.uploads.wait(value, Some(PATIENCE)).map_err(|cause| self.failed(cause))? {
+            if self.uploads.wait(value, Some(ABORT_INTERVAL)).map_err(|cause| self.failed(cause))? {
                 return Ok(());
             }
         }

@@ -10,10 +10,10 @@
 //! is random, and the result is a [`SimSummary`].
 
 mod device;
+mod invariants;
 mod load;
 mod observe;
 mod plan;
-mod promises;
 mod spec;
 mod summary;
 mod time;

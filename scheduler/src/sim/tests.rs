@@ -22,7 +22,7 @@ fn seeds() -> Vec<u64> {
 }
 
 #[test]
-fn random_pipelines_keep_their_promises() {
+fn random_pipelines_keep_their_invariants() {
     let seeds = seeds();
     let (mut lost, mut cancelled, mut refused, mut tokens) = (0, 0, 0, 0);
     let (mut no_memory, mut no_submission, mut late, mut stopped) = (0, 0, 0, 0);

@@ -7,8 +7,8 @@ use crate::core::{
 };
 use crate::error::{Error, Refusal};
 use crate::sim::device::{Job, RingMemory, SimDevice, Submitted, timeline};
+use crate::sim::invariants::Invariants;
 use crate::sim::observe::Observations;
-use crate::sim::promises::Promises;
 use crate::sim::spec::{Fault, SimRequest, SimSpec, SimStage, token_at};
 use crate::sim::{Outcome, SimFailure, SimReport, SimSpan};
 use ragtag_hal::QueueKind;
@@ -57,7 +57,7 @@ impl Message {
 }
 
 #[derive(Clone, Debug)]
-enum Happening {
+enum Event {
     Request { index: usize },
     Arrive { to: usize, message: Message },
     Handle { actor: usize },
@@ -82,8 +82,8 @@ pub(super) struct World<'a> {
     now: Nanoseconds,
     /// Time of an event, a number that orders simultaneous events, and its index.
     heap: BinaryHeap<Reverse<(Nanoseconds, u64, usize)>>,
-    happenings: Vec<Option<Happening>>,
-    /// Free places in `happenings`.
+    events: Vec<Option<Event>>,
+    /// Free places in `events`.
     vacant: Vec<usize>,
     next: u64,
     devices: Vec<SimDevice>,
@@ -105,7 +105,7 @@ pub(super) struct World<'a> {
     entered: u64,
     stopped: bool,
     /// Used with [`SimSpec::checked`].
-    promises: Option<Promises<'a>>,
+    invariants: Option<Invariants<'a>>,
     tokens: BTreeMap<SequenceId, Vec<u32>>,
     report: SimReport,
 }
@@ -153,7 +153,7 @@ impl<'a> World<'a> {
             rng: SmallRng::seed_from_u64(spec.seed ^ 0x7361_6c74),
             now: 0,
             heap: BinaryHeap::new(),
-            happenings: Vec::new(),
+            events: Vec::new(),
             vacant: Vec::new(),
             next: 0,
             rings: spec.stages.iter().map(|_| RingMemory::default()).collect(),
@@ -168,7 +168,7 @@ impl<'a> World<'a> {
             messages: 0,
             entered: 0,
             stopped: false,
-            promises: spec.checked.then(|| Promises::new(spec)),
+            invariants: spec.checked.then(|| Invariants::new(spec)),
             tokens: BTreeMap::new(),
             report,
         };
@@ -183,20 +183,20 @@ impl<'a> World<'a> {
             self.next_request = self.next_request.min(at_once as usize);
         }
         for (index, request) in self.spec.requests.iter().enumerate().take(self.next_request) {
-            self.at(request.at_ns, Happening::Request { index });
+            self.at(request.at_ns, Event::Request { index });
             if let Some(cancel_ns) = request.cancel_ns {
                 let message = Message::Run(RunEvent::Cancel { sequence: SequenceId(index as u64) });
-                self.at(cancel_ns, Happening::Arrive { to: run, message });
+                self.at(cancel_ns, Event::Arrive { to: run, message });
             }
         }
         for fault in &self.spec.faults {
             match *fault {
                 Fault::DeviceLost { stage, at_ns } => {
-                    self.at(at_ns, Happening::Fail { stage: stage as usize, cause: lost() });
+                    self.at(at_ns, Event::Fail { stage: stage as usize, cause: lost() });
                 }
                 Fault::OutOfMemory { stage } => {
                     let cause = ragtag_hal::Error::OutOfMemory { wanted: 1 << 30, free: Some(1 << 20) };
-                    self.at(0, Happening::Fail { stage: stage as usize, cause });
+                    self.at(0, Event::Fail { stage: stage as usize, cause });
                 }
                 Fault::Slow { stage, queue, by_ns } => {
                     self.devices[stage as usize].slow_ns[queue.index()] = by_ns;
@@ -204,7 +204,7 @@ impl<'a> World<'a> {
                 Fault::Unsteady { stage, up_to_ns } => self.devices[stage as usize].unsteady_ns = up_to_ns,
                 Fault::WaitsIgnored { stage } => self.devices[stage as usize].ignores_waits = true,
                 Fault::Stopped { at_ns } => {
-                    self.at(at_ns, Happening::Arrive { to: run, message: Message::Run(RunEvent::Stop) });
+                    self.at(at_ns, Event::Arrive { to: run, message: Message::Run(RunEvent::Stop) });
                 }
                 Fault::SubmissionRefused { .. }
                 | Fault::NoticesRepeated { .. }
@@ -225,36 +225,36 @@ impl<'a> World<'a> {
                 let what = format!("{most} events without a micro-batch that enters");
                 return Err(SimFailure::Violation { at_ns: at, what });
             }
-            let Some(happening) = self.happenings[place].take() else { continue };
+            let Some(event) = self.events[place].take() else { continue };
             self.vacant.push(place);
-            self.happen(happening).map_err(|what| SimFailure::Violation { at_ns: self.now, what })?;
+            self.handle_event(event).map_err(|what| SimFailure::Violation { at_ns: self.now, what })?;
         }
         self.report.makespan_ns = self.now;
         self.report.observations.close(self.now);
         self.finish()
     }
 
-    fn at(&mut self, at: Nanoseconds, happening: Happening) {
+    fn at(&mut self, at: Nanoseconds, event: Event) {
         let place = self.vacant.pop().unwrap_or_else(|| {
-            self.happenings.push(None);
-            self.happenings.len() - 1
+            self.events.push(None);
+            self.events.len() - 1
         });
-        self.happenings[place] = Some(happening);
+        self.events[place] = Some(event);
         self.heap.push(Reverse((at, self.next, place)));
         self.next += 1;
     }
 
-    fn happen(&mut self, happening: Happening) -> Result<(), String> {
-        match happening {
-            Happening::Request { index } => {
+    fn handle_event(&mut self, event: Event) -> Result<(), String> {
+        match event {
+            Event::Request { index } => {
                 self.request(index);
                 Ok(())
             }
-            Happening::Arrive { to, message } => {
+            Event::Arrive { to, message } => {
                 self.arrive(to, message);
                 Ok(())
             }
-            Happening::Handle { actor } => {
+            Event::Handle { actor } => {
                 self.mailboxes[actor].handling = false;
                 if let Some(message) = self.mailboxes[actor].messages.pop_front() {
                     self.handle(actor, message)?;
@@ -262,8 +262,8 @@ impl<'a> World<'a> {
                 self.wake(actor);
                 Ok(())
             }
-            Happening::Done { stage, hardware, start_ns } => self.done(stage, hardware, start_ns),
-            Happening::Fail { stage, cause } => {
+            Event::Done { stage, hardware, start_ns } => self.done(stage, hardware, start_ns),
+            Event::Fail { stage, cause } => {
                 self.fail(stage, cause);
                 Ok(())
             }
@@ -294,7 +294,7 @@ impl<'a> World<'a> {
         let error =
             Error::Stage { stage: stage as u32, device: self.spec.stages[stage].device.clone(), cause };
         let (to, at) = (self.stages.len(), self.now + self.delay());
-        self.at(at, Happening::Arrive { to, message: Message::Run(RunEvent::Failed { error }) });
+        self.at(at, Event::Arrive { to, message: Message::Run(RunEvent::Failed { error }) });
     }
 
     fn wake(&mut self, actor: usize) {
@@ -302,7 +302,7 @@ impl<'a> World<'a> {
         if !mailbox.handling && !mailbox.messages.is_empty() {
             mailbox.handling = true;
             let at = self.now + self.rng.random_range(0..=self.spec.handling_ns);
-            self.at(at, Happening::Handle { actor });
+            self.at(at, Event::Handle { actor });
         }
     }
 
@@ -338,7 +338,7 @@ impl<'a> World<'a> {
                 ));
             }
         }
-        self.at(at, Happening::Arrive { to, message });
+        self.at(at, Event::Arrive { to, message });
         Ok(())
     }
 
@@ -484,7 +484,7 @@ impl<'a> World<'a> {
             }
             Job::Compute { .. } | Job::Logits { .. } => {}
         }
-        self.at(end_ns, Happening::Done { stage, hardware, start_ns });
+        self.at(end_ns, Event::Done { stage, hardware, start_ns });
     }
 
     /// Records the end of a submission.
@@ -533,8 +533,8 @@ impl<'a> World<'a> {
         let (now, device) = (self.now, &mut self.devices[stage]);
         let submitted = device.end(hardware, now, before.last_mut(), from_here.first_mut())?;
         self.ended(stage, &submitted, start_ns);
-        if let (Job::Logits { micro_batch, .. }, Some(promises)) = (&submitted.job, &mut self.promises) {
-            promises.copied(micro_batch)?;
+        if let (Job::Logits { micro_batch, .. }, Some(invariants)) = (&submitted.job, &mut self.invariants) {
+            invariants.copied(micro_batch)?;
         }
         if submitted.queue == QueueKind::Download {
             let last = self.stages.len() - 1;
@@ -552,9 +552,9 @@ impl<'a> World<'a> {
     fn run_event(&mut self, event: RunEvent) -> Result<(), String> {
         let mut events = VecDeque::from([event]);
         while let Some(event) = events.pop_front() {
-            if let Some(promises) = &mut self.promises {
+            if let Some(invariants) = &mut self.invariants {
                 if let RunEvent::Collected { micro_batch, .. } = event {
-                    promises.collected(micro_batch);
+                    invariants.collected(micro_batch);
                 }
                 self.report.run_events.push((self.now, event.clone()));
             }
@@ -565,8 +565,8 @@ impl<'a> World<'a> {
             }
             self.report.observations.waiting.set(self.now, self.run.counts().waiting);
             for action in actions {
-                if let Some(promises) = &mut self.promises {
-                    promises.act(&action)?;
+                if let Some(invariants) = &mut self.invariants {
+                    invariants.act(&action)?;
                 }
                 match action {
                     RunAction::Enter { micro_batch } => {
@@ -616,7 +616,7 @@ impl<'a> World<'a> {
     fn end(&mut self, sequence: SequenceId, outcome: Outcome) -> Result<(), String> {
         self.report.observations.ended(self.now, sequence);
         if self.spec.at_once.is_some() && self.next_request < self.spec.requests.len() {
-            self.at(self.now, Happening::Request { index: self.next_request });
+            self.at(self.now, Event::Request { index: self.next_request });
             self.next_request += 1;
         }
         match self.report.outcomes.insert(sequence, outcome) {

@@ -222,8 +222,8 @@ impl Search<'_> {
     }
 
     /// Returns, at k, the largest score of a placement with k + 1 stages that changes the choice. With fewer
-    /// stages than the best, within [`SHARE`] of the best score; with equal stages, better; otherwise better
-    /// than the best.
+    /// stages than the chosen placement, that is [`SHARE`] above the best score. With as many, it is the
+    /// chosen score; with more, the best score.
     fn wanted(&self) -> Vec<f64> {
         let best = self.best();
         let score = |k: usize| self.solution.best_by_stages[k].as_ref().map_or(f64::INFINITY, |p| p.score);

@@ -238,8 +238,7 @@ fn share_out(shares: &mut [Costs], kinds: &[Vec<usize>], weight: f64, part: fn(&
     shares.iter_mut().map(part).for_each(|share| *share = 0.0);
 }
 
-/// Returns the segments' costs averaged over the devices, each device's costs normalised. The result sums to
-/// 1.
+/// Returns normalised segment costs, averaged over the devices.
 pub(super) fn weights(instance: &Instance, before: impl Fn(usize, usize) -> f64) -> Vec<f64> {
     let devices = (0..instance.devices.len()).filter(|d| !instance.excluded[*d]);
     let mut weights = vec![0.0; instance.segments];

@@ -24,7 +24,7 @@ impl Values {
     /// A term with unknown values.
     pub const ANY: Self = Self { intervals: None };
 
-    /// Lists the values of `of` that are between the limits, over all stages and transfers.
+    /// Lists the values of `part` that are between the limits, over all stages and transfers.
     pub fn new(
         instance: &Instance,
         kinds: &[Vec<usize>],

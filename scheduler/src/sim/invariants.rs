@@ -23,7 +23,7 @@ struct Progress {
 
 /// The record.
 #[derive(Debug)]
-pub(super) struct Promises<'a> {
+pub(super) struct Invariants<'a> {
     shape: &'a RunShape,
     requests: &'a [SimRequest],
     sequences: BTreeMap<SequenceId, Progress>,
@@ -35,7 +35,7 @@ pub(super) struct Promises<'a> {
     stopped: bool,
 }
 
-impl<'a> Promises<'a> {
+impl<'a> Invariants<'a> {
     pub(super) fn new(spec: &'a SimSpec) -> Self {
         Self {
             shape: &spec.run,
@@ -257,22 +257,22 @@ mod tests {
         Arc::new(MicroBatch { id: MicroBatchId(id), credit, items: items.to_vec() })
     }
 
-    fn enter(promises: &mut Promises<'_>, batch: &Arc<MicroBatch>) -> Result<(), String> {
-        promises.act(&RunAction::Enter { micro_batch: Arc::clone(batch) })
+    fn enter(invariants: &mut Invariants<'_>, batch: &Arc<MicroBatch>) -> Result<(), String> {
+        invariants.act(&RunAction::Enter { micro_batch: Arc::clone(batch) })
     }
 
-    fn emit(promises: &mut Promises<'_>, sequence: u64) -> Result<(), String> {
-        promises.act(&RunAction::Emit { sequence: SequenceId(sequence), token: 0 })
+    fn emit(invariants: &mut Invariants<'_>, sequence: u64) -> Result<(), String> {
+        invariants.act(&RunAction::Emit { sequence: SequenceId(sequence), token: 0 })
     }
 
     /// Runs a micro-batch through the whole pipeline.
-    fn pass(promises: &mut Promises<'_>, batch: &Arc<MicroBatch>) -> Result<(), String> {
-        enter(promises, batch)?;
-        promises.copied(batch)?;
-        promises.act(&RunAction::Collect { micro_batch: Arc::clone(batch) })?;
-        promises.collected(batch.id);
+    fn pass(invariants: &mut Invariants<'_>, batch: &Arc<MicroBatch>) -> Result<(), String> {
+        enter(invariants, batch)?;
+        invariants.copied(batch)?;
+        invariants.act(&RunAction::Collect { micro_batch: Arc::clone(batch) })?;
+        invariants.collected(batch.id);
         let wanted = batch.items.iter().filter(|item| item.logits == LogitRows::Last);
-        wanted.map(|item| item.sequence.0).try_for_each(|sequence| emit(promises, sequence))
+        wanted.map(|item| item.sequence.0).try_for_each(|sequence| emit(invariants, sequence))
     }
 
     #[track_caller]
@@ -284,7 +284,7 @@ mod tests {
     #[test]
     fn micro_batches_beyond_a_bound_are_noticed() {
         let spec = spec();
-        let first = |items: &[Item], credit| enter(&mut Promises::new(&spec), &batch(0, credit, items));
+        let first = |items: &[Item], credit| enter(&mut Invariants::new(&spec), &batch(0, credit, items));
         first(&[item(0, 0, 4)], 0).unwrap();
         refused(first(&[item(0, 0, 4), item(1, 0, 3)], 0), "7 rows where 6 fit");
         refused(first(&[item(0, 0, 4), item(1, 0, 1)], 0), "5 rows of a chunk where 4 fit");
@@ -295,58 +295,61 @@ mod tests {
         refused(first(&[item(0, 1, 3)], 0), "where position 0 is next");
         refused(first(&[Item { logits: LogitRows::None, ..item(0, 0, 4) }], 0), "should have logits of Last");
         let few = SimSpec { run: RunShape { max_logit_rows: 3, ..spec.run.clone() }, ..spec.clone() };
-        refused(enter(&mut Promises::new(&few), &batch(0, 0, &[item(2, 0, 4)])), "4 logit rows where 3 fit");
+        refused(
+            enter(&mut Invariants::new(&few), &batch(0, 0, &[item(2, 0, 4)])),
+            "4 logit rows where 3 fit",
+        );
 
-        let mut promises = Promises::new(&spec);
-        enter(&mut promises, &batch(0, 1, &[item(0, 0, 2)])).unwrap();
-        refused(enter(&mut promises, &batch(1, 1, &[item(0, 2, 2)])), "credit 1 is not free");
+        let mut invariants = Invariants::new(&spec);
+        enter(&mut invariants, &batch(0, 1, &[item(0, 0, 2)])).unwrap();
+        refused(enter(&mut invariants, &batch(1, 1, &[item(0, 2, 2)])), "credit 1 is not free");
     }
 
     #[test]
     fn prompts_must_follow_decode_rows() {
         let spec = spec();
-        let mut promises = Promises::new(&spec);
-        refused(enter(&mut promises, &batch(0, 0, &[item(0, 4, 1)])), "position 0 is next");
-        pass(&mut promises, &batch(0, 0, &[item(0, 0, 4)])).unwrap();
-        refused(enter(&mut promises, &batch(1, 1, &[item(1, 0, 3)])), "prompts overtake decode rows");
+        let mut invariants = Invariants::new(&spec);
+        refused(enter(&mut invariants, &batch(0, 0, &[item(0, 4, 1)])), "position 0 is next");
+        pass(&mut invariants, &batch(0, 0, &[item(0, 0, 4)])).unwrap();
+        refused(enter(&mut invariants, &batch(1, 1, &[item(1, 0, 3)])), "prompts overtake decode rows");
         let long = [item(0, 4, 1), item(1, 0, 3)];
-        refused(enter(&mut promises, &batch(1, 1, &long)), "4 rows of a chunk where 3 fit");
-        enter(&mut promises, &batch(1, 1, &[item(0, 4, 1), item(1, 0, 2)])).unwrap();
-        refused(enter(&mut promises, &batch(2, 2, &[item(0, 5, 1)])), "decodes without a token");
+        refused(enter(&mut invariants, &batch(1, 1, &long)), "4 rows of a chunk where 3 fit");
+        enter(&mut invariants, &batch(1, 1, &[item(0, 4, 1), item(1, 0, 2)])).unwrap();
+        refused(enter(&mut invariants, &batch(2, 2, &[item(0, 5, 1)])), "decodes without a token");
     }
 
     #[test]
     fn no_sequence_gets_two_tokens_while_another_waits() {
         let spec = spec();
-        let mut promises = Promises::new(&spec);
-        pass(&mut promises, &batch(0, 0, &[item(0, 0, 4)])).unwrap();
-        pass(&mut promises, &batch(1, 0, &[item(0, 4, 1), item(1, 0, 2)])).unwrap();
-        pass(&mut promises, &batch(2, 0, &[item(0, 5, 1), item(1, 2, 2)])).unwrap();
-        pass(&mut promises, &batch(3, 0, &[item(0, 6, 1)])).unwrap();
-        pass(&mut promises, &batch(4, 0, &[item(0, 7, 1)])).unwrap();
-        let late = pass(&mut promises, &batch(5, 0, &[item(1, 4, 1)]));
+        let mut invariants = Invariants::new(&spec);
+        pass(&mut invariants, &batch(0, 0, &[item(0, 0, 4)])).unwrap();
+        pass(&mut invariants, &batch(1, 0, &[item(0, 4, 1), item(1, 0, 2)])).unwrap();
+        pass(&mut invariants, &batch(2, 0, &[item(0, 5, 1), item(1, 2, 2)])).unwrap();
+        pass(&mut invariants, &batch(3, 0, &[item(0, 6, 1)])).unwrap();
+        pass(&mut invariants, &batch(4, 0, &[item(0, 7, 1)])).unwrap();
+        let late = pass(&mut invariants, &batch(5, 0, &[item(1, 4, 1)]));
         refused(late, "sequence 0 got 2 tokens between two of sequence 1");
     }
 
     #[test]
     fn logits_are_read_once_and_whole() {
         let spec = spec();
-        let mut promises = Promises::new(&spec);
+        let mut invariants = Invariants::new(&spec);
         let (half, rest) = (batch(0, 0, &[item(2, 0, 2)]), batch(1, 1, &[item(2, 2, 2)]));
-        enter(&mut promises, &half).unwrap();
+        enter(&mut invariants, &half).unwrap();
         let collect = |batch: &Arc<MicroBatch>| RunAction::Collect { micro_batch: Arc::clone(batch) };
-        refused(promises.act(&collect(&half)), "None has written there");
-        promises.copied(&half).unwrap();
-        refused(promises.copied(&half), "overwrites the logits");
-        promises.act(&collect(&half)).unwrap();
-        enter(&mut promises, &rest).unwrap();
+        refused(invariants.act(&collect(&half)), "None has written there");
+        invariants.copied(&half).unwrap();
+        refused(invariants.copied(&half), "overwrites the logits");
+        invariants.act(&collect(&half)).unwrap();
+        enter(&mut invariants, &rest).unwrap();
         let times = SequenceTimes::default();
         let finished = Finished { reason: FinishReason::LogitsDone, prompt_tokens: 4, new_tokens: 0, times };
         refused(
-            promises.act(&RunAction::Finish { sequence: SequenceId(2), finished }),
+            invariants.act(&RunAction::Finish { sequence: SequenceId(2), finished }),
             "got 2 rows of logits",
         );
-        promises.act(&RunAction::Stop).unwrap();
-        refused(enter(&mut promises, &batch(2, 2, &[item(0, 0, 4)])), "after the end");
+        invariants.act(&RunAction::Stop).unwrap();
+        refused(enter(&mut invariants, &batch(2, 2, &[item(0, 0, 4)])), "after the end");
     }
 }
