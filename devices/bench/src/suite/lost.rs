@@ -1,4 +1,4 @@
-//! A device that is lost.
+//! Test of a lost device.
 
 use crate::{PATIENCE, all, in_time};
 use ragtag_hal::driver::{Driver, DriverDevice};
@@ -8,7 +8,7 @@ use ragtag_hal::{
 };
 use std::sync::Arc;
 
-/// A device that its driver loses tells so on every queue and in every call, and can be closed.
+/// A lost device reports its loss on every queue and in every call, and can be closed.
 pub fn a_lost_device_reports_its_loss_and_closes<D: Driver>(
     mut device: DriverDevice<D>,
     lose: impl FnOnce(&DriverDevice<D>),
@@ -41,7 +41,7 @@ pub fn a_lost_device_reports_its_loss_and_closes<D: Driver>(
     in_time(&label, move || drop(device));
 }
 
-/// Loses a device as its driver does.
+/// Loses a device as its driver would.
 pub fn unplug<D: Driver>(device: &DriverDevice<D>) {
     device.common().record(Error::Lost { cause: "unplugged for a test".into() });
 }
