@@ -96,7 +96,7 @@ fn instance(seed: u64, devices: usize, segments: usize, fleet: Fleet, score: Sco
         DeviceCosts { before, stage, entry: edge, exit: edge, reach }
     };
     let ports: Vec<bool> = (0..devices).map(|_| rng.random_bool(0.5)).collect();
-    let crossing = |from: usize, to: usize| {
+    let transfer = |from: usize, to: usize| {
         let direct = ports[from] && ports[to];
         let (latency, bandwidth) = if direct { (10.0, 24e3) } else { (25.0, 10e3) };
         let costs = Costs {
@@ -109,7 +109,7 @@ fn instance(seed: u64, devices: usize, segments: usize, fleet: Fleet, score: Sco
     Instance {
         segments,
         devices: cards.iter().map(costs_of).collect(),
-        crossings: (0..devices * devices).map(|at| crossing(at / devices, at % devices)).collect(),
+        transfers: (0..devices * devices).map(|at| transfer(at / devices, at % devices)).collect(),
         shared: Vec::new(),
         score,
         pins: vec![None; segments],

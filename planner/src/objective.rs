@@ -44,7 +44,7 @@ pub struct Workload {
 }
 
 impl Workload {
-    /// Whether the request fits a context.
+    /// Returns whether the request fits a context.
     pub fn fits(&self, context: u32) -> bool {
         u64::from(self.prompt_tokens) + u64::from(self.generated_tokens) <= u64::from(context)
     }
@@ -58,7 +58,7 @@ impl Workload {
 }
 
 impl Default for Workload {
-    /// 512 tokens in, 128 out: common values in benchmarks of inference engines.
+    /// Returns 512 prompt and 128 generated tokens, common values in benchmarks of inference engines.
     fn default() -> Self {
         Self { prompt_tokens: 512, generated_tokens: 128 }
     }

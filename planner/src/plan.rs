@@ -214,8 +214,8 @@ impl LeftOut {
         let rates = |other: &Alternative| {
             (other.score_us, other.decode_tokens_per_s, other.prefill_tokens_per_s, other.why.clone())
         };
-        let told = |left: &Self| (left.tried, left.constrained, left.best_with.as_ref().map(rates));
-        name(self) == name(other) && told(self) == told(other)
+        let status = |left: &Self| (left.tried, left.constrained, left.best_with.as_ref().map(rates));
+        name(self) == name(other) && status(self) == status(other)
     }
 }
 
@@ -705,7 +705,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_plan_is_refused() {
+    fn invalid_plans_are_refused() {
         for json in ["", "{}", "[]", "GGUF", "{\"ragtag_plan\": -1}", "{\"ragtag_plan\": 2}"] {
             assert!(matches!(Plan::from_json(json), Err(InvalidPlan::NotAPlan { .. })), "{json}");
         }
@@ -738,7 +738,7 @@ mod tests {
     }
 
     #[test]
-    fn validation_names_what_is_wrong() {
+    fn validation_names_the_problem() {
         assert_eq!(plan().validate(&model(), &DEVICES), Ok(()));
         let with = |change: &dyn Fn(&mut Plan)| {
             let mut changed = plan();
@@ -772,7 +772,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_that_names_no_granularity_is_one_of_blocks() {
+    fn a_plan_without_a_granularity_uses_blocks() {
         let mut halves = plan();
         halves.model.granularity = Granularity::HalfBlock;
         let json = halves.to_json();
@@ -784,7 +784,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_need_not_name_its_device_options() {
+    fn device_options_are_optional() {
         let unnamed = Plan { device_options: None, ..plan() };
         assert!(!unnamed.to_json().contains("device_options"));
         assert_eq!(Plan::from_json(&unnamed.to_json()), Ok(unnamed));
@@ -793,7 +793,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_that_names_no_boundary_crosses_as_f32() {
+    fn a_plan_without_a_boundary_uses_f32() {
         let mut narrow = plan();
         narrow.boundary = Boundary::F16;
         let json = narrow.to_json();

@@ -20,12 +20,12 @@ impl Span {
         (first <= last).then_some(Self { first, last })
     }
 
-    /// First segment.
+    /// Returns the first segment.
     pub fn first(self) -> u32 {
         self.first
     }
 
-    /// Last segment, inclusive.
+    /// Returns the last segment, inclusive.
     pub fn last(self) -> u32 {
         self.last
     }
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn names_what_is_wrong() {
+    fn names_the_problem() {
         let hole = |first, last| Err(PartitionError::Hole { missing: span(first, last), last_segment: 13 });
         assert_eq!(check("1-13=cpu:0"), hole(0, 0));
         assert_eq!(check("0-5=cpu:0,8-13=cpu:1"), hole(6, 7));

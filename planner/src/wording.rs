@@ -42,7 +42,7 @@ pub fn deviation(of: Quantity, deviation: f64) -> String {
     }
 }
 
-/// A number of things: `1 group`, `2 groups`.
+/// Formats a number with a noun: `1 group`, `2 groups`.
 pub fn count(number: usize, noun: &str) -> String {
     format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
 }
@@ -90,7 +90,7 @@ mod tests {
 
     #[test]
     fn differences_are_percentages_or_factors_and_never_a_negative_zero() {
-        let told = [1.0, 1.0004, 0.9996, 1.12, 1.0 / 1.12, 1.99, 2.0, 1.0 / 3.2, 62.99, 1e9, f64::NAN, 0.0]
+        let texts = [1.0, 1.0004, 0.9996, 1.12, 1.0 / 1.12, 1.99, 2.0, 1.0 / 3.2, 62.99, 1e9, f64::NAN, 0.0]
             .map(speed);
         let wanted = [
             "as fast",
@@ -106,19 +106,19 @@ mod tests {
             "not comparable",
             "not comparable",
         ];
-        assert_eq!(told, wanted);
-        let told =
+        assert_eq!(texts, wanted);
+        let texts =
             [0.0, -0.0001, 0.0001, 0.025, -0.12, 0.999, 1.0, -0.75].map(|d| deviation(Quantity::Time, d));
         let wanted =
             ["±0 %", "±0 %", "±0 %", "+2.5 %", "-12 %", "+100 %", "2.0 times slower", "4.0 times faster"];
-        assert_eq!(told, wanted);
+        assert_eq!(texts, wanted);
         assert_eq!(deviation(Quantity::Rate, 10.0), "11 times faster");
         assert_eq!(deviation(Quantity::Rate, -0.9), "10 times slower");
         assert_eq!(deviation(Quantity::Rate, f64::NAN), "?");
     }
 
     #[test]
-    fn requests_say_what_they_are_scaled_down_to() {
+    fn requests_show_their_scaled_size() {
         let workload = Workload { prompt_tokens: 512, generated_tokens: 128 };
         assert_eq!(request(workload, 640), "512 prompt and 128 generated tokens");
         let small = "512 prompt and 128 generated tokens (scaled down to 51 and 13, the context is 64)";
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn labels_that_are_counted_up_are_a_range() {
+    fn consecutive_labels_become_a_range() {
         let cards: Vec<String> = (3..16).map(|at| format!("rtx4090:{at}")).collect();
         let mut all: Vec<&str> = cards.iter().map(String::as_str).collect();
         all.extend(["cpu:0", "cpu:1", "odd"]);

@@ -103,7 +103,7 @@ fn cuda_caps() -> Caps {
 }
 
 #[test]
-fn scratch_is_proved_whatever_kernels_a_device_has() {
+fn scratch_is_proved_for_all_kernels() {
     for name in ["tales-q8_0", "tales-bitnet-tq2_0"] {
         let model = model(name);
         for (chunk, logit_rows) in [(1, 1), (5, 1), (8, 1), (31, 31), (32, 1), (100, 1), (100, 100)] {
@@ -130,7 +130,7 @@ fn scratch_is_proved_whatever_kernels_a_device_has() {
 }
 
 #[test]
-fn what_is_planned_within_the_limits_of_buffers_compiles() {
+fn plans_within_buffer_limits_compile() {
     let model = model("tales-q8_0");
     let (kv, activations, boundary) = (KvType::F16, Activations::Int8, Boundary::F32);
     let (mut planned, mut refused) = (0, 0);
@@ -182,9 +182,9 @@ fn the_proof_is_what_compiled_stages_take() {
                     let promised = &stage.memory_bytes;
                     let sum = |bytes: &[u64]| bytes.iter().map(|&bytes| class_bytes(bytes)).sum::<u64>();
                     let weights: Vec<u64> = compiled.weights.iter().map(|w| w.bytes()).collect();
-                    let told = format!("{name} {split} {kv:?} on {}: {promised:?}", stage.device);
-                    assert_eq!(promised.weights, sum(&weights), "weights, {told}");
-                    assert_eq!(promised.kv, sum(&compiled.kv_bytes), "kv, {told}");
+                    let what = format!("{name} {split} {kv:?} on {}: {promised:?}", stage.device);
+                    assert_eq!(promised.weights, sum(&weights), "weights, {what}");
+                    assert_eq!(promised.kv, sum(&compiled.kv_bytes), "kv, {what}");
                     let rows = u64::from(compiled.max_rows());
                     let slot = [
                         compiled.programs.iter().map(|p| p.params.bytes()).max().expect("programs"),
@@ -193,14 +193,14 @@ fn the_proof_is_what_compiled_stages_take() {
                         u64::from(compiled.max_logit_rows()) * compiled.logit_row_bytes,
                     ];
                     assert_eq!(compiled.crossing_row_bytes.is_some(), boundary == Boundary::F16);
-                    assert_eq!(promised.slots, u64::from(SLOTS) * sum(&slot), "slots, {told}");
+                    assert_eq!(promised.slots, u64::from(SLOTS) * sum(&slot), "slots, {what}");
                     let scratch = class_bytes(compiled.scratch_bytes);
-                    assert!(promised.scratch >= scratch, "scratch {scratch}, {told}");
+                    assert!(promised.scratch >= scratch, "scratch {scratch}, {what}");
                     let all = promised.weights + promised.kv + scratch + promised.slots + promised.staging;
                     let raw = compiled.device_bytes(u64::from(SLOTS)) + promised.staging;
-                    assert!(promised.total >= all && all >= raw, "{all}, {raw}, {told}");
+                    assert!(promised.total >= all && all >= raw, "{all}, {raw}, {what}");
                     let buffers = weights.len() + compiled.kv_bytes.len() + 1 + slot.len() * SLOTS as usize;
-                    assert!(all <= raw + raw / 8 + 256 * buffers as u64, "{all} for {raw}, {told}");
+                    assert!(all <= raw + raw / 8 + 256 * buffers as u64, "{all} for {raw}, {what}");
                 }
             }
         }

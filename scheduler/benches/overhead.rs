@@ -1,9 +1,9 @@
-//! What scheduling costs: pipelines of devices whose submissions complete at once, so that nothing but the cores, the
-//! mailboxes and the threads takes time. `cargo bench -p ragtag-scheduler`.
+//! Scheduling overhead: pipelines of devices whose submissions complete at once, so that only the cores,
+//! mailboxes and threads take time. `cargo bench -p ragtag-scheduler`.
 //!
-//! Saturated: enough sequences decode that every stage always has a micro-batch; printed is the time for each stage and
-//! micro-batch, all threads of the machine at work. Alone: one sequence decodes, so each step is a round trip through all
-//! threads; printed is the time for each step.
+//! Saturated: enough sequences decode that every stage always has a micro-batch. Prints the time per stage
+//! and micro-batch, with all threads of the machine busy. Alone: one sequence decodes, so each step is a
+//! round trip through all threads. Prints the time per step.
 
 #![allow(missing_docs)]
 #![allow(clippy::print_stdout)] // this is what it is for
@@ -16,7 +16,7 @@ use ragtag_scheduler::{Job, Pipeline, PipelineOptions, Reply, Request};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-/// Time and micro-batches for `sequences` sequences of `tokens` tokens each.
+/// Returns the time and the micro-batches for `sequences` sequences of `tokens` tokens each.
 fn measure(stages: usize, sequences: usize, tokens: u32) -> (Duration, u64) {
     let specs = (0..stages).map(|index| stage(index, stages)).collect();
     let options = PipelineOptions::new(stages, 4096, 256 * sequences as u32, 16);

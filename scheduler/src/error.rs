@@ -22,7 +22,7 @@ pub enum Refusal {
         context: u32,
     },
     /// The sequence needs more cache blocks than exist.
-    #[error("the sequence needs {wanted} blocks of the key-value cache, which has {total}")]
+    #[error("the sequence needs {wanted} blocks of the KV cache, which has only {total}")]
     TooManyBlocks {
         /// Blocks for the prompt and the new tokens.
         wanted: u32,
@@ -189,7 +189,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_device_gave_is_known_and_what_it_says_is_believed_once() {
+    fn available_memory_follows_from_held_and_reported_bytes() {
         let refused = |free_bytes, held_bytes| RefusedMemory {
             device: "a",
             wanted_bytes: 1000,
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn want_of_memory_while_loading_is_told_with_sizes_and_nothing_else_is() {
+    fn only_out_of_memory_errors_gain_sizes_during_loading() {
         let stage = |cause| Error::Stage { stage: 1, device: "a".into(), cause };
         let error = stage(ragtag_hal::Error::OutOfMemory { wanted: 8, free: None }).while_loading(3, 20);
         let refused = error.refused_memory().unwrap();

@@ -9,7 +9,6 @@ mod actor;
 pub mod capacity;
 pub mod compare;
 pub mod core;
-mod crossing;
 mod error;
 #[cfg(test)]
 mod made_up;
@@ -19,12 +18,12 @@ mod runtime;
 pub mod sampling;
 pub mod sim;
 mod trace;
+mod transfers;
 mod trial;
 
 pub use actor::{
     SoloBatch, SoloDevice, SoloLink, SoloStage, StageReport, WEIGHT_STAGING_BYTES, WeightSource,
 };
-pub use crossing::{Crossed, EdgeReport};
 pub use error::{Error, Refusal, RefusedMemory, Result};
 pub use runtime::{
     Job, LoadProgress, Pipeline, PipelineOptions, PipelineReport, PipelineStats, Reply, ReplySink, Request,
@@ -32,4 +31,5 @@ pub use runtime::{
 };
 pub use sampling::{Sampler, Sampling, SamplingError, token_log_probability};
 pub use trace::{Computed, SizeReport, Span, SpanKind, Trace, Turn};
+pub use transfers::{Crossed, EdgeReport};
 pub use trial::trial;

@@ -1,4 +1,4 @@
-//! A made-up plan, for tests of what goes by one.
+//! A synthetic plan for tests.
 
 use ragtag_graph::{Boundary, Granularity};
 use ragtag_kernels::{Activations, KvType};
@@ -8,7 +8,7 @@ use ragtag_planner::{
 };
 use ragtag_transfer::Route;
 
-/// A plan for one sequence with this placement of a model of whole blocks, for which nothing is predicted.
+/// Returns a plan for one sequence with this placement of a model of whole blocks, without predictions.
 pub(crate) fn plan(split: &str) -> Plan {
     let Split { parts } = split.parse().unwrap();
     let predicted = PredictedTimes::default();

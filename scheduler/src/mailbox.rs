@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::time::{Duration, Instant};
 
 /// A message from a mailbox.
-pub(crate) enum Letter<M, U> {
+pub(crate) enum Envelope<M, U> {
     Urgent(U),
     Normal(M),
 }
@@ -72,36 +72,36 @@ impl<M, U> Address<M, U> {
     }
 }
 
-fn put<M>(lane: &Sender<M>, message: M) -> Result<(), Error> {
-    match lane.try_send(message) {
+fn put<M>(queue: &Sender<M>, message: M) -> Result<(), Error> {
+    match queue.try_send(message) {
         Ok(()) | Err(TrySendError::Disconnected(_)) => Ok(()),
         Err(TrySendError::Full(_)) => {
-            let capacity = lane.capacity().unwrap_or(0);
-            Err(Error::protocol(format!("a mailbox lane for {capacity} messages is full")))
+            let capacity = queue.capacity().unwrap_or(0);
+            Err(Error::protocol(format!("a mailbox queue for {capacity} messages is full")))
         }
     }
 }
 
 impl<M, U> Mailbox<M, U> {
     /// Blocks until a waking message arrives, for at most `limit`.
-    pub(crate) fn receive(&self, limit: Option<Duration>) -> Outcome<Letter<M, U>> {
+    pub(crate) fn receive(&self, limit: Option<Duration>) -> Outcome<Envelope<M, U>> {
         select_biased! {
-            recv(self.urgent) -> message => found(message.map(Letter::Urgent)),
-            recv(self.waking) -> message => found(message.map(Letter::Normal)),
+            recv(self.urgent) -> message => found(message.map(Envelope::Urgent)),
+            recv(self.waking) -> message => found(message.map(Envelope::Normal)),
             recv(over(limit)) -> _ => Outcome::Nothing,
         }
     }
 
     /// Returns the next message without blocking: urgent ones first, then quiet ones.
-    pub(crate) fn poll(&self) -> Option<Letter<M, U>> {
+    pub(crate) fn poll(&self) -> Option<Envelope<M, U>> {
         if let Ok(urgent) = self.urgent.try_recv() {
-            return Some(Letter::Urgent(urgent));
+            return Some(Envelope::Urgent(urgent));
         }
-        self.quiet.try_recv().or_else(|_| self.waking.try_recv()).ok().map(Letter::Normal)
+        self.quiet.try_recv().or_else(|_| self.waking.try_recv()).ok().map(Envelope::Normal)
     }
 
     /// Returns the waking queues, for an owner that also waits for other channels.
-    pub(crate) fn waking_lanes(&self) -> (&Receiver<M>, &Receiver<U>) {
+    pub(crate) fn waking_queues(&self) -> (&Receiver<M>, &Receiver<U>) {
         (&self.waking, &self.urgent)
     }
 }
@@ -169,7 +169,7 @@ mod tests {
     use ragtag_hal::{DeviceId, QueueKind, TimelineId};
 
     #[test]
-    fn urgent_and_quiet_messages_overtake_and_a_full_lane_is_an_error() {
+    fn urgent_and_quiet_messages_overtake_and_a_full_queue_is_an_error() {
         let (address, mailbox) = mailbox::<u32, &str>(Lanes { waking: 2, quiet: 1 });
         address.send(1).unwrap();
         address.send(2).unwrap();
@@ -177,10 +177,10 @@ mod tests {
         address.send_quietly(7).unwrap();
         assert!(matches!(address.send_quietly(8), Err(Error::Protocol { .. })));
         address.send_urgent("stop");
-        assert!(matches!(mailbox.poll(), Some(Letter::Urgent("stop"))));
-        assert!(matches!(mailbox.poll(), Some(Letter::Normal(7))));
-        assert!(matches!(mailbox.poll(), Some(Letter::Normal(1))));
-        assert!(matches!(mailbox.receive(Some(Duration::ZERO)), Outcome::Found(Letter::Normal(2))));
+        assert!(matches!(mailbox.poll(), Some(Envelope::Urgent("stop"))));
+        assert!(matches!(mailbox.poll(), Some(Envelope::Normal(7))));
+        assert!(matches!(mailbox.poll(), Some(Envelope::Normal(1))));
+        assert!(matches!(mailbox.receive(Some(Duration::ZERO)), Outcome::Found(Envelope::Normal(2))));
         assert!(matches!(mailbox.receive(Some(Duration::ZERO)), Outcome::Nothing));
         drop(address);
         assert!(matches!(mailbox.receive(None), Outcome::Gone) && mailbox.poll().is_none());
@@ -192,11 +192,11 @@ mod tests {
         (0..100).for_each(|_| address.send_urgent("failed"));
         address.send_urgent("stop");
         let messages = std::iter::from_fn(|| mailbox.poll());
-        assert!(matches!(messages.last(), Some(Letter::Urgent("stop"))));
+        assert!(matches!(messages.last(), Some(Envelope::Urgent("stop"))));
     }
 
     #[test]
-    fn progress_is_told_once_and_only_when_asked() {
+    fn progress_is_notified_once_and_only_on_request() {
         let timeline = Timeline::new(TimelineId { device: DeviceId(0), queue: QueueKind::Compute });
         let (address, mailbox) = mailbox::<u32, String>(Lanes { waking: 1, quiet: 0 });
         let notice = Notice::default();
@@ -207,9 +207,9 @@ mod tests {
         notice.arm();
         timeline.advance(2);
         timeline.advance(3);
-        assert!(matches!(mailbox.poll(), Some(Letter::Normal(1))));
+        assert!(matches!(mailbox.poll(), Some(Envelope::Normal(1))));
         assert!(mailbox.poll().is_none());
         timeline.fail(ragtag_hal::Error::Lost { cause: "gone".into() });
-        assert!(matches!(mailbox.poll(), Some(Letter::Urgent(cause)) if cause.contains("gone")));
+        assert!(matches!(mailbox.poll(), Some(Envelope::Urgent(cause)) if cause.contains("gone")));
     }
 }

@@ -86,19 +86,19 @@ pub enum SamplingError {
         wanted: &'static str,
     },
     /// No token has a probability: every logit is NaN or -∞, or there are no logits.
-    #[error("no token can be chosen: all {logits} logits are NaN or negative infinity")]
+    #[error("cannot sample a token: all {logits} logits are NaN or negative infinity")]
     NoCandidate {
         /// Number of logits.
         logits: usize,
     },
     /// A NaN logit in a computation of probabilities.
-    #[error("the logit of token {token} is not a number")]
+    #[error("the logit of token {token} is NaN")]
     NotANumber {
         /// The token.
         token: usize,
     },
     /// A token outside the vocabulary.
-    #[error("token {token} of a vocabulary of {vocabulary}")]
+    #[error("token {token} is outside the vocabulary of {vocabulary}")]
     NoSuchToken {
         /// The token.
         token: u32,

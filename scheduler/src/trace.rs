@@ -1,7 +1,7 @@
 //! Recorded activity of devices, for traces and for comparison with predictions.
 
 use crate::core::{MicroBatch, MicroBatchId, Nanoseconds};
-use crate::crossing::Crossings;
+use crate::transfers::Transfers;
 use ragtag_hal::{Point, QueueKind, Timing};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
@@ -235,9 +235,9 @@ impl Label {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Ends {
     /// The incoming edge.
-    pub(crate) incoming: Option<Crossings>,
+    pub(crate) incoming: Option<Transfers>,
     /// The outgoing edge; on the last stage, the token return.
-    pub(crate) outgoing: Option<Crossings>,
+    pub(crate) outgoing: Option<Transfers>,
 }
 
 /// Matches the timings of one stage with its submissions.
@@ -344,7 +344,7 @@ impl Recorder {
 mod tests {
     use super::*;
     use crate::core::{Item, LogitRows, SequenceId};
-    use crate::crossing::Crossed;
+    use crate::transfers::Crossed;
     use ragtag_hal::{DeviceId, TimelineId};
 
     #[test]
@@ -409,8 +409,8 @@ mod tests {
     }
 
     #[test]
-    fn the_ends_of_edges_hear_of_copies() {
-        let edge = Crossings::default();
+    fn edges_record_copies_at_both_ends() {
+        let edge = Transfers::default();
         let (outgoing, incoming) = (Some(edge.clone()), Some(edge.clone()));
         let from = Ends { outgoing, ..Ends::default() };
         let to = Ends { incoming, ..Ends::default() };

@@ -1,4 +1,4 @@
-//! The threaded pipeline over CPU devices, with a made-up model.
+//! Tests of the threaded pipeline over CPU devices, with a synthetic model.
 
 #![allow(missing_docs)]
 
@@ -14,7 +14,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 use support::Model;
 
-/// Far longer than any of this takes: what is not there by then never comes.
+/// Far longer than any operation here takes.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 struct Greedy;
@@ -26,7 +26,7 @@ impl Sample for Greedy {
     }
 }
 
-/// One of four devices of the processor.
+/// Opens one of four CPU devices.
 fn open(index: usize, faults: &Faults) -> Checked {
     let backend = CpuBackend::new(CpuConfig { devices: 4, threads: Some(1), ..CpuConfig::default() });
     let adapter = backend.probe().unwrap().swap_remove(index);
@@ -44,7 +44,7 @@ impl Setup {
     fn new(stages: usize) -> Self {
         let model = Model::default();
         let mut options = PipelineOptions::new(stages, 128, model.kv_blocks, 12);
-        // Several chunks for a micro-batch, none of them a whole number of rows.
+        // Several chunks per micro-batch, none of them a whole number of rows.
         options.routes = vec![Route::HostStaged { chunk_bytes: 100, depth: 2 }; stages - 1];
         Self { model, devices: vec![Faults::default(); stages], options }
     }
@@ -63,7 +63,7 @@ impl Setup {
         self.devices.iter().enumerate().map(spec).collect()
     }
 
-    /// Stages, and who knows what their devices are left with.
+    /// Returns the stages, and watchers of leftovers on their devices.
     fn watched(&self) -> (Vec<StageSpec>, Vec<LeakWatch>) {
         let mut specs = self.specs();
         let watch = |(stage, spec): (usize, &mut StageSpec)| {
@@ -91,7 +91,7 @@ fn generate(max_new_tokens: u32) -> Job {
     Job::Generate { max_new_tokens, end_tokens: Vec::new(), sampler: Box::new(Greedy) }
 }
 
-/// All replies to a request, which must end.
+/// Returns all replies to a request, which must end.
 fn all(replies: &Receiver<Reply>) -> Vec<Reply> {
     let mut all = Vec::new();
     loop {
@@ -125,7 +125,7 @@ fn prompt(length: u32, salt: u32) -> Vec<u32> {
     (0..length).map(|i| (i * 7 + salt * 13) % 97).collect()
 }
 
-/// Waits until nothing is held any more.
+/// Waits until nothing is in use.
 fn settled(pipeline: &Pipeline) -> RunCounts {
     for _ in 0..3000 {
         let counts = pipeline.stats().counts;
@@ -160,14 +160,14 @@ fn check(setup: &Setup) -> PipelineReport {
 }
 
 #[test]
-fn pipelines_of_any_length_say_the_same() {
+fn pipelines_of_any_length_generate_equal_tokens() {
     for stages in 1..=4 {
         check(&Setup::new(stages));
     }
 }
 
 #[test]
-fn tight_slots_credits_and_rings_say_the_same() {
+fn tight_slots_credits_and_rings_do_not_change_tokens() {
     for (slots, credits, depth) in [(1, 1, 1), (1, 6, 1), (2, 4, 3), (4, 6, 1)] {
         let mut setup = Setup::new(3);
         (setup.options.slots, setup.options.credits) = (slots, credits);
@@ -177,21 +177,21 @@ fn tight_slots_credits_and_rings_say_the_same() {
 }
 
 #[test]
-fn slow_devices_say_the_same() {
+fn slow_devices_do_not_change_tokens() {
     let mut setup = Setup::new(3);
     setup.devices.iter_mut().for_each(|d| d.random_delay_us = 300);
     check(&setup);
 }
 
-/// Whoever sleeps is woken: with devices that finish before anyone has heard of it, every race between falling asleep
-/// and being told is run many times.
+/// A sleeping thread is always woken. These devices finish at once, so every race between going to sleep and
+/// being notified occurs many times.
 #[test]
-fn nobody_oversleeps_on_devices_that_finish_at_once() {
+fn no_wake_up_is_lost_on_devices_that_finish_at_once() {
     for (stages, sequences, slots, times) in [(1, 1, 4, 12), (2, 1, 1, 2), (2, 5, 2, 1), (3, 8, 1, 1)] {
         let specs = (0..stages).map(|index| support::null::stage(index, stages)).collect();
         let mut options = PipelineOptions::new(stages, 4096, 2048, 16);
         options.slots = slots;
-        // Less than the rows of a micro-batch, so that ring slots are short as well.
+        // Less than a micro-batch's rows, so that ring slots are short as well.
         options.routes.fill(Route::HostStaged { chunk_bytes: 5000, depth: 1 });
         let pipeline = Pipeline::start(specs, &options, |_| {}).unwrap();
         let job = || Job::Generate {
@@ -321,7 +321,7 @@ fn cancelling_frees_what_a_sequence_held() {
 #[test]
 fn a_lost_device_ends_every_sequence_with_one_clear_error() {
     for stage in 0..3 {
-        // Whichever queue has the command.
+        // The loss may hit any queue.
         for command in 30..40 {
             let mut setup = Setup::new(3);
             setup.devices[stage].lost_at_command = Some(command);
@@ -353,7 +353,7 @@ fn dropping_a_busy_pipeline_ends_it() {
 }
 
 #[test]
-fn a_panicking_sampler_ends_the_run_and_nobody_hangs() {
+fn a_panicking_sampler_ends_the_run_without_a_hang() {
     struct Panics;
     impl Sample for Panics {
         fn sample(&mut self, _: &[f32], _: &[u32]) -> std::result::Result<u32, String> {
@@ -370,7 +370,7 @@ fn a_panicking_sampler_ends_the_run_and_nobody_hangs() {
     assert!(matches!(failed(&all(&late.1)), Error::Stopped));
 }
 
-/// Every device is gone, and none of them was left with anything.
+/// Checks that every device is gone and had no leftovers.
 #[track_caller]
 fn nothing_leaks(watches: &[LeakWatch], how: &str) {
     for (stage, watch) in watches.iter().enumerate() {
@@ -409,7 +409,7 @@ fn a_pipeline_that_ran_or_was_cancelled_or_dropped_leaves_nothing_on_its_devices
 
 #[test]
 fn a_pipeline_that_failed_leaves_nothing_on_its_devices() {
-    // A lost device; the others cannot know when it will be, and let go all the same.
+    // A lost device. The others cannot know when it is lost, and still release everything.
     let mut setup = Setup::new(3);
     setup.devices[1].lost_at_command = Some(30);
     let (specs, watches) = setup.watched();
@@ -418,7 +418,7 @@ fn a_pipeline_that_failed_leaves_nothing_on_its_devices() {
     pipeline.shutdown();
     nothing_leaks(&watches, "lost");
 
-    // Too little memory on the second device: what it has by then goes again.
+    // Too little memory on the second device: what it has allocated is freed.
     let mut setup = Setup::new(3);
     setup.devices[1].most_bytes = Some(12_000);
     let (specs, watches) = setup.watched();
@@ -435,7 +435,7 @@ fn a_pipeline_that_failed_leaves_nothing_on_its_devices() {
     }
 }
 
-/// A weight source that goes wrong in one place.
+/// A weight source that fails in one place.
 struct Spoilt<S>(S, &'static str);
 
 impl<S: WeightSource> WeightSource for Spoilt<S> {
@@ -474,9 +474,9 @@ fn loading_that_fails_says_why_and_leaves_no_thread() {
         Pipeline::start(specs, &setup.options, |_| {}).unwrap_err()
     };
     for (how, said) in [
-        ("gap", "comes next"),
+        ("gap", "expected at byte"),
         ("short", "chunks cover"),
-        ("large", "comes next"),
+        ("large", "expected at byte"),
         ("fill", "the file is shorter than it was"),
     ] {
         match start(1, how) {
@@ -506,16 +506,16 @@ fn a_device_that_is_too_small_is_named() {
 }
 
 #[test]
-fn large_weights_arrive_whole_and_loading_is_told() {
+fn large_weights_load_completely_with_progress() {
     let mut setup = Setup::new(2);
     setup.model.layers = 2;
     setup.model.weight_bytes = (9 << 20) + 4;
-    let (send, told) = channel();
+    let (send, reports) = channel();
     let pipeline = Pipeline::start(setup.specs(), &setup.options, move |p| send.send(p).unwrap()).unwrap();
-    let told: Vec<_> = told.try_iter().collect();
+    let reports: Vec<_> = reports.try_iter().collect();
     let total = 2 * setup.model.weight_bytes;
-    assert!(told.iter().all(|p| p.total_bytes == total && p.done_bytes <= total));
-    assert_eq!(told.iter().map(|p| p.done_bytes).max(), Some(total));
+    assert!(reports.iter().all(|p| p.total_bytes == total && p.done_bytes <= total));
+    assert_eq!(reports.iter().map(|p| p.done_bytes).max(), Some(total));
     let prompt = prompt(5, 1);
     assert_eq!(tokens(&all(&submit(&pipeline, &prompt, generate(2)).1)), setup.model.reference(&prompt, 2));
 }
@@ -540,12 +540,12 @@ fn stages_that_do_not_fit_together_are_refused() {
         refused(&|setup, _| setup.options.routes = vec![Route::HostStaged { chunk_bytes: 1, depth: 0 }]),
         "not available",
     );
-    said(refused(&|setup, _| setup.options.context = 129), "block tables hold 128");
+    said(refused(&|setup, _| setup.options.context = 129), "block tables hold only 128");
     said(refused(&|setup, _| setup.options.slots = 0), "no slots");
-    said(refused(&|setup, _| setup.options.credits = 0), "cannot have this shape");
+    said(refused(&|setup, _| setup.options.credits = 0), "invalid pipeline shape");
     said(
         refused(&|setup, _| setup.options.chunks = ragtag_planner::Chunks::fixed(17)),
-        "cannot have this shape",
+        "invalid pipeline shape",
     );
     said(refused(&|_, specs| specs.swap(0, 1)), "begin");
     said(refused(&|_, specs| specs[1].compiled.row_bytes += 8), "not compiled for this pipeline");

@@ -1,4 +1,4 @@
-//! What comes of trying placements in simulation.
+//! Tests of simulated trials of placements.
 
 use ragtag_graph::segment::SegmentTensor;
 use ragtag_graph::{Segment, SegmentKind};
@@ -10,7 +10,7 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use worlds::*;
 
-// The planner's tests have the same.
+// Shared with the planner's tests.
 #[path = "../../planner/src/search/tests/worlds.rs"]
 mod worlds;
 
@@ -18,7 +18,7 @@ fn tried(world: &World) -> PlannerInput<'_> {
     PlannerInput { trial: Some(trial), ..world.input() }
 }
 
-/// Requests a second of a plan under the load that it is made for, two rounds of all sequences.
+/// Returns the requests per second of a plan under its own load, over two rounds of all sequences.
 fn served(world: &World, plan: &Plan) -> f64 {
     let (prompt, generated) = (world.workload.prompt_tokens, world.workload.generated_tokens);
     let scale = (512.0 / f64::from(prompt + generated)).min(1.0);
@@ -38,7 +38,7 @@ fn served(world: &World, plan: &Plan) -> f64 {
 }
 
 #[test]
-fn what_is_tried_serves_no_less_than_what_is_predicted_best_and_than_rules() {
+fn tried_placements_serve_at_least_as_much_as_predictions_and_rules() {
     let (mut worlds, mut better) = (0, 0);
     for seed in 0..60 {
         let mut world = random_world(seed);
@@ -68,7 +68,7 @@ fn a_rule_that_is_tuned_has_the_placement_of_the_untuned_one_and_serves_no_less(
     for seed in 0..60 {
         let mut world = random_world(seed);
         world.limits.sequences = world.limits.sequences.max(2);
-        // Chunks among which engines have their own, each with the room that it takes.
+        // Chunks that include the engines' own, each with its scratch.
         let wider = |chunk: u64| {
             let scratch = |segment: &Segment| Segment {
                 scratch_bytes: segment.scratch_bytes * chunk / 128,
@@ -97,7 +97,7 @@ fn a_rule_that_is_tuned_has_the_placement_of_the_untuned_one_and_serves_no_less(
                 let rows = world.limits.sequences.div_ceil(groups);
                 assert_eq!(untuned.decode_rows, rows, "seed {seed}, {rule}, {decode}");
                 let rates = [&tuned, &untuned].map(served);
-                // A plan's chunks are short while sequences generate, those of engines are not.
+                // A plan's chunks are short while sequences generate; those of engines are not.
                 assert!(rates[0] >= rates[1] * 0.99, "seed {seed}, {rule}, {decode}: {rates:?}");
                 better += usize::from(rates[0] > rates[1] * 1.02);
                 plans += 1;
@@ -107,8 +107,8 @@ fn a_rule_that_is_tuned_has_the_placement_of_the_untuned_one_and_serves_no_less(
     assert!(plans > 100 && better > plans / 10, "{better} of {plans} are better for having been tuned");
 }
 
-/// Prompts wait for a device that computes slowly, decode steps for one that reads slowly. The score has the two overlap, and
-/// so takes three small micro-batches for better than two.
+/// Prompts wait for a device that computes slowly, decode steps for one that reads slowly. The score assumes
+/// that the two overlap, so it prefers three small micro-batches to two.
 #[test]
 fn fewer_decode_groups_are_found_where_prompts_and_decode_wait_for_different_devices() {
     let with = |label: &str, bandwidth: f64, flops: f64| {
@@ -132,7 +132,7 @@ fn fewer_decode_groups_are_found_where_prompts_and_decode_wait_for_different_dev
 }
 
 #[test]
-fn what_is_tried_keeps_to_the_constraints() {
+fn trials_respect_the_constraints() {
     let devices = [1.0, 3.0, 0.5].into_iter().enumerate();
     let devices: Vec<_> = devices.map(|(at, speed)| device(&format!("cpu:{at}"), 150 * MIB, speed)).collect();
     let free = World::new(model(12, 8 * MIB, 8 * MIB), devices);
@@ -157,9 +157,9 @@ fn what_is_tried_keeps_to_the_constraints() {
     assert_eq!(plan(&tried(&world)).expect("it fits").stages.len(), 1);
 }
 
-/// One request alone, which no trial is made for.
+/// One request at a time, for which there are no trials.
 #[test]
-fn what_links_share_is_priced_as_it_is_simulated() {
+fn shared_links_cost_as_much_as_in_simulation() {
     let devices: Vec<_> = (0..4).map(|at| device(&format!("cpu:{at}"), 60 * MIB, 1.0)).collect();
     let mut world = World::new(model(12, 12 * MIB, 12 * MIB), devices);
     world.links.other.bandwidth_bytes_per_s.value = 10e9;
@@ -190,7 +190,7 @@ fn what_links_share_is_priced_as_it_is_simulated() {
         let spec =
             SimSpec::of_plan(&plan, &world.model, &world.segments, facts, links, &load).expect("a plan");
         let summary = SimSummary::new(&spec, simulate(&spec).expect("simulated"));
-        // Where the bus is all that counts, the first chunk crosses it while others already do.
+        // If the bus dominates, the first chunk is transferred while others already follow.
         let near = |predicted: f64, simulated: f64| (0.97..1.1).contains(&(predicted / simulated));
         let (first_token_us, token_us) = (summary.first_token_us.mean, summary.between_tokens_us.mean);
         let what = format!("{bytes_per_s} bytes/s, {objective:?}: {first_token_us} and {token_us} simulated");
@@ -208,9 +208,9 @@ fn what_links_share_is_priced_as_it_is_simulated() {
     }
 }
 
-/// Where simulation decides, the reasons say that rules which the cost model prefers are slower in simulation.
+/// If simulation decides, the reasons say that rules which the cost model prefers are slower in simulation.
 #[test]
-fn what_simulation_decides_is_told() {
+fn reasons_report_decisions_by_simulation() {
     let mut overruled = 0;
     for seed in 0..120 {
         let mut world = World { objective: Objective::Throughput, ..unlike_world(seed) };
@@ -223,11 +223,11 @@ fn what_simulation_decides_is_told() {
         let score_us = plan.explanation.score_us;
         for other in worlds::others(&plan).filter(|other| score_us > other.score_us * 1.0105 + 0.1) {
             let of_rule = format!("{} ", other.why);
-            let told = plan
+            let reasons = plan
                 .reasons
                 .iter()
                 .filter(|reason| reason.contains(&other.split) || reason.contains(&of_rule));
-            for reason in told.filter(|reason| !reason.contains("bound:")) {
+            for reason in reasons.filter(|reason| !reason.contains("bound:")) {
                 assert!(reason.contains("in simulation"), "seed {seed}: {reason}");
                 overruled += 1;
             }

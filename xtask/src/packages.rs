@@ -17,7 +17,7 @@ const PACKAGE_BYTES: u64 = 10 << 20;
 const RUNS: (&str, [&str; 3], &str) = ("06-attention-everywhere", ["2", "32", "16"], "cpu:0 ");
 
 /// To optimise these takes longer than to run unoptimised what little the example does.
-const UNOPTIMISED: [&str; 2] = ["ragtag-kernels", "ragtag-scheduler"];
+const UNOPTIMISED: [&str; 3] = ["ragtag-kernels", "ragtag-planner", "ragtag-scheduler"];
 
 /// Packages the published crates, and builds the examples with them.
 ///

@@ -59,7 +59,7 @@ pub struct BufferLimits {
 }
 
 impl Default for BufferLimits {
-    /// No limits.
+    /// Returns unlimited sizes.
     fn default() -> Self {
         Self { allocation_bytes: u64::MAX, binding_bytes: u64::MAX }
     }

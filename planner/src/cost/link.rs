@@ -17,7 +17,7 @@ pub struct LinkFacts {
 }
 
 impl LinkFacts {
-    /// A host-staged link with assumed speed: the default ring, 20 µs, 6 GB/s.
+    /// Returns a host-staged link with assumed speed: the default ring, 20 µs, 6 GB/s.
     pub const fn assumed() -> Self {
         Self {
             route: Route::HOST_STAGED,

@@ -70,11 +70,11 @@ impl StageCapacity {
     pub fn slot_bytes(&self, last: bool) -> u64 {
         let logits = if last { self.logits_bytes() } else { 0 };
         let rows = |row_bytes| u64::from(self.rows).saturating_mul(row_bytes);
-        let crossing = match self.boundary {
+        let transfer = match self.boundary {
             Boundary::F32 => 0,
             other => rows(other.row_bytes(self.row_bytes)),
         };
-        let buffers = [self.params_bytes(), rows(self.row_bytes), crossing, logits].map(class_bytes);
+        let buffers = [self.params_bytes(), rows(self.row_bytes), transfer, logits].map(class_bytes);
         buffers.into_iter().fold(0, u64::saturating_add).saturating_mul(u64::from(self.slots))
     }
 }

@@ -26,7 +26,7 @@ fn sample(rows: u32, sequences: u32, positions: f64, median_us: f64) -> TimeSamp
     TimeSample { at: TimePoint { rows, sequences, positions }, median_us, spread_us: 1.0, count: 9 }
 }
 
-/// A profile with a block of 100 µs and more and an embedding, but no head.
+/// Returns a profile with a block of 100 µs and more and an embedding, but no head.
 fn profile() -> Profile {
     let block = vec![
         sample(1, 1, 32.0, 100.0),
@@ -106,7 +106,7 @@ fn a_measured_point_has_its_time() {
 }
 
 #[test]
-fn between_measured_points_times_are_linear_and_beyond_them_they_go_on() {
+fn times_are_interpolated_and_extrapolated_linearly() {
     assert_eq!(block(&decode(1, 272.0)), fitted(124.0));
     assert_eq!(block(&decode(2, 32.0)), fitted(120.0));
     assert_eq!(block(&decode(2, 512.0)), fitted(216.0));
@@ -137,7 +137,7 @@ fn times_grow_between_measured_points() {
 }
 
 #[test]
-fn what_was_not_measured_gets_the_fitted_roofline_or_the_assumed_one() {
+fn unmeasured_segments_use_the_fitted_or_assumed_roofline() {
     let head = segment(SegmentKind::Head);
     let roofline = profile().roofline.unwrap();
     let time = segment_time(&head, &device(), Activations::Int8, &decode(1, 0.0));
@@ -192,7 +192,7 @@ fn the_overheads_are_those_of_the_profile() {
 }
 
 #[test]
-fn profiles_are_json_that_says_what_is_wrong_with_it() {
+fn invalid_profiles_are_named() {
     let json = |profile: &Profile| serde_json::to_string(profile).unwrap();
     assert_eq!(Profile::from_json(&json(&profile())).unwrap(), profile());
     let with = |change: &dyn Fn(&mut Profile)| {
@@ -228,7 +228,7 @@ fn equal_devices_have_the_mean_of_their_profiles() {
 }
 
 #[test]
-fn profiles_merge_and_what_is_newer_counts() {
+fn merged_profiles_prefer_newer_samples() {
     let (mut new, old) = (profile(), profile());
     let key = new.kinds[0].key;
     new.kinds.truncate(1);

@@ -143,7 +143,7 @@ fn sizes_beyond_64_bits_saturate() {
 }
 
 #[test]
-fn nonsense_is_named() {
+fn impossible_values_are_named() {
     assert_eq!(device().nonsense(), None);
     let with = |change: &dyn Fn(&mut DeviceFacts)| {
         let mut facts = device();

@@ -169,8 +169,8 @@ fn model_words(name: &str) -> Vec<String> {
         words[at].strip_suffix("gb").is_some_and(is_number)
             || (is_number(words[at]) && matches!(next, Some("gb" | "gib")))
     };
-    let told = (0..words.len()).filter(|&at| !is_size(at) && !["gb", "gib"].contains(&words[at]));
-    told.map(|at| words[at].to_owned()).filter(|word| !COMMON.contains(&word.as_str())).collect()
+    let kept = (0..words.len()).filter(|&at| !is_size(at) && !["gb", "gib"].contains(&words[at]));
+    kept.map(|at| words[at].to_owned()).filter(|word| !COMMON.contains(&word.as_str())).collect()
 }
 
 /// Returns the shares that kernels reach, by API.

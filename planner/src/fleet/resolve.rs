@@ -183,7 +183,7 @@ fn check_counts(devices: &[FleetDevice]) -> Result<()> {
     Ok(())
 }
 
-/// Labels appear in splits (`0-5=cpu:0,6-13=cpu:1`) and on terminals.
+/// Checks a label. Labels appear in splits (`0-5=cpu:0,6-13=cpu:1`) and on terminals.
 fn check_label(path: &str, label: &str) -> Result<()> {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_.:".contains(c);
     if label.is_empty() || label.len() > LABEL_CHARACTERS || !label.chars().all(plain) {

@@ -20,7 +20,7 @@ fn facts(text: &str) -> (Vec<DeviceFacts>, Links) {
 const SMALL: &str = r#"{"label": "small", "memory_gib": 8, "bandwidth_gb_per_s": 448, "f32_tflop_per_s": 10, "int8_top_per_s": 40}"#;
 
 #[test]
-fn figures_of_the_user_count_as_they_stand() {
+fn user_values_are_used_unchanged() {
     let (devices, _) = facts(&fleet(SMALL, ""));
     let [device] = &devices[..] else { panic!("{devices:?}") };
     let user = |value| Figure { value, source: FigureSource::User };
@@ -32,7 +32,7 @@ fn figures_of_the_user_count_as_they_stand() {
 }
 
 #[test]
-fn promises_count_for_what_is_reached_of_them() {
+fn datasheet_values_are_scaled_to_the_reachable_share() {
     let promised = |figure: &str| {
         let device = format!(
             r#"{{"label": "a", "through": "cuda", "memory_gib": 10, "bandwidth_gb_per_s": {figure}, "f32_tflop_per_s": 1}}"#
@@ -110,7 +110,7 @@ fn versions_and_forms_are_checked_before_meaning() {
 }
 
 #[test]
-fn figures_that_cannot_be_are_named_with_their_path() {
+fn impossible_values_are_named_with_their_path() {
     let with = |field: &str| {
         let device = format!(
             r#"{{"label": "b", "memory_gib": 8, "bandwidth_gb_per_s": 448, "f32_tflop_per_s": 10, {field}}}"#
@@ -150,7 +150,7 @@ fn figures_that_cannot_be_are_named_with_their_path() {
 }
 
 #[test]
-fn devices_are_distinct_few_and_not_like_themselves() {
+fn devices_are_distinct_limited_and_not_self_referential() {
     assert!(fails(&fleet("", "")).contains("devices: is empty"));
     assert!(fails(&fleet("{}", "")).contains("devices[0]: has neither label nor card"));
     let twice = fails(&fleet(&format!("{SMALL}, {SMALL}"), ""));
@@ -311,7 +311,7 @@ fn the_library_is_sound() {
 }
 
 #[test]
-fn a_cut_file_is_no_fleet_and_an_odd_line_no_panic() {
+fn truncated_files_are_refused_and_odd_lines_do_not_panic() {
     let text = include_str!("../../../examples/fleets/switch.json").trim_end();
     facts(text);
     for cut in (0..text.len()).filter(|cut| text.is_char_boundary(*cut)) {
@@ -376,7 +376,7 @@ fn names_of_adapters_find_their_cards_and_no_others() {
 }
 
 #[test]
-fn a_datasheet_counts_for_what_kernels_reach_through_the_api() {
+fn datasheet_values_are_scaled_by_api() {
     use ragtag_hal::AdapterKind;
     let facts = DeviceFacts::assumed("cuda:0", AdapterKind::Discrete, 1, 1 << 30, FigureSource::Reported);
     let facts = DeviceFacts { f16_products: true, ..facts };
@@ -393,7 +393,7 @@ fn a_datasheet_counts_for_what_kernels_reach_through_the_api() {
 }
 
 #[test]
-fn reported_peaks_count_for_what_kernels_reach_and_the_rest_stays_assumed() {
+fn reported_peaks_are_scaled_and_other_values_stay_assumed() {
     use ragtag_hal::AdapterKind;
     let facts = DeviceFacts::assumed("cuda:0", AdapterKind::Discrete, 1, 1 << 30, FigureSource::Reported);
     let with = |bandwidth, flops| with_reported_rates(facts.clone(), bandwidth, flops, true, "cuda");

@@ -11,9 +11,9 @@ use thiserror::Error;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Chunks {
-    /// Chunks by the length of the prompts that are entering, shortest first. The first one starts at 0 tokens.
+    /// Chunks by the total length of the entering prompts, shortest first. The first starts at 0 tokens.
     pub by_prompt: Vec<PromptChunk>,
-    /// Longest chunk, in rows, while other sequences generate: it bounds how long they wait for their next token.
+    /// Longest chunk, in rows, while other sequences generate. It bounds the delay of their next token.
     pub beside_decode: u32,
 }
 
@@ -42,29 +42,30 @@ pub enum InvalidChunks {
 }
 
 impl Chunks {
-    /// One chunk for everything.
+    /// Returns chunks with equal rows for all prompts.
     pub fn fixed(rows: u32) -> Self {
         Self { by_prompt: vec![PromptChunk { from_tokens: 0, rows }], beside_decode: rows }
     }
 
-    /// Rows of a chunk for entering prompts of `prompt_tokens` tokens in all; `generating` says whether other sequences generate.
+    /// Returns the rows of a chunk for entering prompts of `prompt_tokens` tokens in total. `generating` says
+    /// whether other sequences generate.
     pub fn rows(&self, prompt_tokens: u64, generating: bool) -> u32 {
         let starts = |chunk: &&PromptChunk| u64::from(chunk.from_tokens) <= prompt_tokens;
         let rows = self.by_prompt.iter().rfind(starts).map_or(1, |chunk| chunk.rows);
         if generating { rows.min(self.beside_decode) } else { rows }
     }
 
-    /// Rows of the shortest chunk.
+    /// Returns the rows of the shortest chunk.
     pub fn least_rows(&self) -> u32 {
         self.by_prompt.iter().map(|chunk| chunk.rows).min().unwrap_or(0)
     }
 
-    /// Rows of the longest chunk.
+    /// Returns the rows of the longest chunk.
     pub fn most_rows(&self) -> u32 {
         self.by_prompt.iter().map(|chunk| chunk.rows).max().unwrap_or(0)
     }
 
-    /// Tokens from which on longer prompts change nothing.
+    /// Returns the prompt length in tokens above which the chunk stays the same.
     pub fn last_from_tokens(&self) -> u64 {
         self.by_prompt.last().map_or(0, |chunk| chunk.from_tokens.into())
     }

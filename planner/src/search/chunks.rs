@@ -5,7 +5,7 @@
 
 use super::PlannerInput;
 use super::grid::{Choice, Grid};
-use super::pace::Point;
+use super::workload_times::Point;
 use crate::objective::Workload;
 use crate::plan::{Chunks, PromptChunk};
 
@@ -47,7 +47,7 @@ pub(super) fn by_prompt(grid: &Grid<'_>, choice: &Choice) -> Chunks {
 fn fitting(grid: &Grid<'_>, choice: &Choice) -> Vec<Point> {
     let is_like = |point: &Point| Point { chunk: choice.point.chunk, ..*point } == choice.point;
     // Fewer rows would change the plan's decode steps.
-    let decodes = |point: &Point| point.chunk >= choice.pace.decode_rows;
+    let decodes = |point: &Point| point.chunk >= choice.workload_times.decode_rows;
     let fits = |point: &Point| grid.problem(*point).prove(&choice.runs).is_ok();
     let mut points: Vec<Point> = grid.points().filter(is_like).filter(decodes).filter(fits).collect();
     points.sort_by_key(|point| point.chunk);
@@ -93,5 +93,5 @@ fn beside_decode(grid: &Grid<'_>, choice: &Choice) -> u32 {
     let longest = shorter().rfind(|point| delay_us(point) <= MOST_DELAY_US);
     let rows = longest.or_else(|| shorter().next()).map_or(choice.point.chunk, |point| point.chunk);
     // Leave room for at least as many prompt rows as decode rows.
-    rows.max(choice.pace.decode_rows.saturating_mul(2)).min(choice.point.chunk)
+    rows.max(choice.workload_times.decode_rows.saturating_mul(2)).min(choice.point.chunk)
 }

@@ -34,7 +34,7 @@ pub(super) fn explanation(grid: &Grid<'_>, found: &SearchResult) -> Explanation 
         score_us: score(best.score_us()),
         bound_us: score(bound_us.map_or(0.0, |bound_us| bound_us.min(best.score_us()))),
         bottleneck: bottleneck(best),
-        prefill_bubble: share(best.pace.bubble(best.runs.len())),
+        prefill_bubble: share(best.workload_times.bubble(best.runs.len())),
         decode_idle: share(best.evaluation.decode_idle.max(0.0)),
         left_out,
         alternatives,
@@ -57,14 +57,14 @@ fn bottleneck(choice: &Choice) -> Bottleneck {
     let evaluation = &choice.evaluation;
     let places = [
         (Place::Stage, &evaluation.stages),
-        (Place::Edge, &evaluation.crossings),
+        (Place::Edge, &evaluation.transfers),
         (Place::SharedLink, &evaluation.shared),
     ];
     let mut largest = Bottleneck::default();
     let mut total_us = 0.0;
     for (place, times) in places {
         for (index, times) in times.iter().enumerate() {
-            let busy_us = choice.pace.busy_us(times);
+            let busy_us = choice.workload_times.busy_us(times);
             if place != Place::SharedLink {
                 total_us += busy_us;
             }
@@ -216,7 +216,7 @@ fn bindings(grid: &Grid<'_>, best: &Choice) -> Vec<BindingLimit> {
         return Vec::new();
     }
     let mut asked = more_memory(grid, best);
-    asked.extend(faster_crossing(grid, best));
+    asked.extend(faster_transfer(grid, best));
     asked.extend(faster_shared_link(grid, best));
     asked.truncate(BINDINGS);
     let gain = |what: WhatIf| {
@@ -273,11 +273,11 @@ fn more_memory(grid: &Grid<'_>, best: &Choice) -> Vec<WhatIf> {
 }
 
 /// Returns the slowest transfer with doubled speed in both directions.
-fn faster_crossing(grid: &Grid<'_>, best: &Choice) -> Option<WhatIf> {
+fn faster_transfer(grid: &Grid<'_>, best: &Choice) -> Option<WhatIf> {
     let (input, problem) = (grid.input, grid.problem(best.point));
-    let crossings = best.evaluation.crossings.iter().enumerate();
-    let busy = |at: &usize| best.pace.busy_us(&best.evaluation.crossings[*at]);
-    let at = crossings.map(|(at, _)| at).max_by(|a, b| busy(a).total_cmp(&busy(b)))?;
+    let transfers = best.evaluation.transfers.iter().enumerate();
+    let busy = |at: &usize| best.workload_times.busy_us(&best.evaluation.transfers[*at]);
+    let at = transfers.map(|(at, _)| at).max_by(|a, b| busy(a).total_cmp(&busy(b)))?;
     let (from, to) = (best.runs[at].device, best.runs[at + 1].device);
     let label = |device: usize| input.devices[device].label.clone();
     let faster = |from: usize, to: usize| {

@@ -17,9 +17,9 @@
 
 use super::PlannerInput;
 use super::baselines::{self, Baseline, EngineDecode};
-use super::pace::{Pace, Point};
 use super::problem::{Evaluation, Lowered, Problem, Run};
 use super::solver::{self, Instance, Placement};
+use super::workload_times::{Point, WorkloadTimes};
 use ragtag_graph::{Boundary, Segment};
 use ragtag_kernels::Activations;
 use rayon::prelude::*;
@@ -52,7 +52,7 @@ pub(super) struct Choice {
     pub point: Point,
     /// Most micro-batches in flight.
     pub credits: u32,
-    pub pace: Pace,
+    pub workload_times: WorkloadTimes,
     pub evaluation: Evaluation,
 }
 
@@ -62,7 +62,13 @@ impl Choice {
         let stages = u32::try_from(runs.len()).unwrap_or(u32::MAX);
         let usual = problem.point.groups.max(stages).saturating_add(1);
         let credits = problem.input.limits.credits.unwrap_or(usual);
-        Self { runs, point: problem.point, credits, pace: problem.pace.clone(), evaluation }
+        Self {
+            runs,
+            point: problem.point,
+            credits,
+            workload_times: problem.workload_times.clone(),
+            evaluation,
+        }
     }
 
     pub fn score_us(&self) -> f64 {
@@ -368,12 +374,13 @@ fn groups(input: &PlannerInput<'_>, context: u32, numbers: usize) -> Vec<u32> {
         return vec![groups];
     }
     let boundary = Boundary::default();
-    let pace = |groups| Pace::new(input, context, Point { chunk: input.limits.chunk, groups, boundary });
-    let most = pace(1).sequences.min(u32::try_from(input.devices.len()).unwrap_or(u32::MAX)).max(1);
+    let workload_times =
+        |groups| WorkloadTimes::new(input, context, Point { chunk: input.limits.chunk, groups, boundary });
+    let most = workload_times(1).sequences.min(u32::try_from(input.devices.len()).unwrap_or(u32::MAX)).max(1);
     let mut different: Vec<u32> = Vec::new();
     for groups in 1..=most {
-        let rows = pace(groups).decode_rows;
-        if different.last().is_none_or(|&last| pace(last).decode_rows != rows) {
+        let rows = workload_times(groups).decode_rows;
+        if different.last().is_none_or(|&last| workload_times(last).decode_rows != rows) {
             different.push(groups);
         }
     }

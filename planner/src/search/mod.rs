@@ -11,14 +11,14 @@ mod baselines;
 mod chunks;
 mod explain;
 mod grid;
-mod pace;
+mod memory_fit;
 mod problem;
 mod reasons;
-mod room;
 mod solver;
 #[cfg(test)]
 mod tests;
 mod trial;
+mod workload_times;
 
 use crate::cost::{DeviceFacts, LargeBuffer, Links, StageCapacity, is_rate};
 use crate::objective::{Objective, Workload};
@@ -29,7 +29,6 @@ use crate::plan::{
 use crate::split::{PartitionError, Span, Split};
 pub use baselines::{Baseline, EngineDecode};
 use grid::{Choice, Grid, SearchResult};
-use pace::{Point, Times};
 use problem::{Lowered, Problem, Run};
 use ragtag_graph::{Boundary, Granularity, Segment};
 use ragtag_kernels::params::BLOCK_TOKENS;
@@ -38,6 +37,7 @@ use std::sync::Arc;
 use thiserror::Error;
 use trial::Trials;
 pub use trial::{Trial, TrialLoad};
+use workload_times::{Point, Times};
 
 /// The planner's description of the model, besides its segments.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -480,7 +480,7 @@ fn fits(input: &PlannerInput<'_>, lowered: &Arc<Lowered<'_>>, context: u32) -> b
     let problem = Problem::new(input, Arc::clone(lowered), context, point);
     match given_runs(input) {
         Some(runs) => problem.prove(&runs).is_ok(),
-        None => room::fits(&problem.instance()),
+        None => memory_fit::fits(&problem.instance()),
     }
 }
 
@@ -515,7 +515,7 @@ fn fitting_context(input: &PlannerInput<'_>) -> Result<u32, PlanError> {
 
 /// Returns why no placement was found: missing memory, or the constraints.
 fn nothing_fits(grid: &Grid<'_>) -> PlanError {
-    match room::closest(grid.start()) {
+    match memory_fit::closest(grid.start()) {
         shortages if shortages.is_empty() => {
             PlanError::BadConstraint { what: "no placement that fits meets all of them".into() }
         }
@@ -615,7 +615,7 @@ fn assemble_choice(grid: &Grid<'_>, chosen: &Choice, explanation: Explanation, r
         sequences: input.limits.sequences,
         chunk: chosen.point.chunk,
         chunks: None,
-        decode_rows: chosen.pace.decode_rows,
+        decode_rows: chosen.workload_times.decode_rows,
         decode_groups: chosen.point.groups,
         credits: chosen.credits,
         slots: input.limits.slots,
@@ -624,7 +624,7 @@ fn assemble_choice(grid: &Grid<'_>, chosen: &Choice, explanation: Explanation, r
         boundary: chosen.point.boundary,
         host_memory_bytes: host_memory(input, &problem.shape, chosen.credits, &stages),
         stages,
-        edges: chosen.runs.windows(2).zip(&evaluation.crossings).map(edge).collect(),
+        edges: chosen.runs.windows(2).zip(&evaluation.transfers).map(edge).collect(),
         token_return: predicted(&evaluation.token_return),
         predicted: PredictedRun {
             decode_tokens_per_s: tenths(evaluation.decode_tokens_per_s),

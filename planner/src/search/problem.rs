@@ -1,8 +1,8 @@
 //! A planning problem at one point of the grid: all times, and the solver's instance. Knows nothing about the
 //! search or the explanation.
 
-use super::pace::{Pace, Point, Times};
 use super::solver::{Costs, DeviceCosts, Instance, LinkCosts, SharedBus, Term};
+use super::workload_times::{Point, Times, WorkloadTimes};
 use super::{PlannerInput, Shortage};
 use crate::cost::{
     BoundaryTime, DeviceFacts, LinkFacts, RunSizes, SegmentKey, SharedLink, StageCapacity, segment_time_us,
@@ -51,7 +51,7 @@ pub(super) struct Evaluation {
     /// Times of each stage.
     pub stages: Vec<Times>,
     /// Times of each transfer to the next stage.
-    pub crossings: Vec<Times>,
+    pub transfers: Vec<Times>,
     /// Times of each shared link, all transfers together.
     pub shared: Vec<Times>,
     /// Logits to the host, and the next tokens to the first stage.
@@ -80,13 +80,13 @@ pub(super) struct Evaluation {
 pub(super) struct Problem<'a> {
     pub input: &'a PlannerInput<'a>,
     pub point: Point,
-    pub pace: Pace,
+    pub workload_times: WorkloadTimes,
     pub shape: StageCapacity,
     lowered: Arc<Lowered<'a>>,
     /// Per device: cumulative times before each segment and after the last.
     before: Vec<Vec<Times>>,
     /// Transfer times at `from * devices + to`.
-    crossings: Vec<Times>,
+    transfers: Vec<Times>,
     links: Vec<&'a LinkFacts>,
 }
 
@@ -103,14 +103,15 @@ impl<'a> Problem<'a> {
             boundary: point.boundary,
             logit_row_bytes: input.model.logit_row_bytes,
         };
-        let pace = Pace::new(input, context, point);
+        let workload_times = WorkloadTimes::new(input, context, point);
         let kinds = Kinds::new(lowered.segments);
-        let before = input.devices.iter().map(|device| kinds.times_before(input, device, &pace)).collect();
+        let before =
+            input.devices.iter().map(|device| kinds.times_before(input, device, &workload_times)).collect();
         let links = links(input);
         let rates = shared_rates(input);
-        let crossing = |(link, rate)| crossing_times(input, point, &pace, link, rate);
-        let crossings = links.iter().copied().zip(rates).map(crossing).collect();
-        Self { input, point, pace, shape, lowered, before, crossings, links }
+        let transfer = |(link, rate)| transfer_times(input, point, &workload_times, link, rate);
+        let transfers = links.iter().copied().zip(rates).map(transfer).collect();
+        Self { input, point, workload_times, shape, lowered, before, transfers, links }
     }
 
     /// Returns the same problem for another input with the same segments, such as another workload.
@@ -130,7 +131,7 @@ impl<'a> Problem<'a> {
         classes.sort_unstable();
         classes.dedup();
         let class = |bytes| classes.binary_search(&bytes).unwrap_or(0);
-        let costs = |times: &Times| self.pace.costs(times);
+        let costs = |times: &Times| self.workload_times.costs(times);
         let device = |device: usize| DeviceCosts {
             before: self.before[device].iter().map(costs).collect(),
             stage: self.stage_costs(device),
@@ -138,8 +139,8 @@ impl<'a> Problem<'a> {
             exit: Costs { busy: 0.0, chunk: 0.0, ..costs(&self.token_return(device)) },
             reach: classes.iter().map(|&bytes| self.reach(device, bytes)).collect(),
         };
-        let crossing = |(from, to): (usize, usize)| {
-            let costs = costs(&self.crossing(from, to));
+        let transfer = |(from, to): (usize, usize)| {
+            let costs = costs(&self.transfer(from, to));
             (from != to).then(|| LinkCosts { costs, class: class(staging(from, to)) })
         };
         let constraints = input.constraints;
@@ -151,9 +152,9 @@ impl<'a> Problem<'a> {
         Instance {
             segments: input.segments.len(),
             devices: (0..input.devices.len()).map(device).collect(),
-            crossings: pairs(input).map(crossing).collect(),
+            transfers: pairs(input).map(transfer).collect(),
             shared: self.shared(),
-            score: self.pace.score(),
+            score: self.workload_times.score(),
             pins,
             required: Vec::new(),
             excluded: input.devices.iter().map(is_excluded).collect(),
@@ -184,11 +185,11 @@ impl<'a> Problem<'a> {
 
     /// Returns the shared links, once for each term that counts.
     fn shared(&self) -> Vec<SharedBus> {
-        let (busy_weight, chunk_weight) = self.pace.score().weights();
+        let (busy_weight, chunk_weight) = self.workload_times.score().weights();
         let terms = [(Term::Busy, busy_weight), (Term::Chunk, chunk_weight)];
         let terms = terms.into_iter().filter(|(_, weight)| *weight > 0.0).map(|(term, _)| term);
         let bus = |term: Term, shared: &SharedLink| {
-            let load = term.of(&self.pace.costs(&self.shared_times(shared)));
+            let load = term.of(&self.workload_times.costs(&self.shared_times(shared)));
             let users = users(self.input, shared).map(|pair| (pair, load)).collect();
             SharedBus { term, users }
         };
@@ -198,7 +199,8 @@ impl<'a> Problem<'a> {
     /// Returns the time that one transfer occupies a shared link.
     fn shared_times(&self, shared: &SharedLink) -> Times {
         let rate = shared.bandwidth_bytes_per_s.value;
-        self.pace.times(|batch| crossing_bytes(self.input, self.point, batch.rows) as f64 / rate * 1e6)
+        self.workload_times
+            .times(|batch| transfer_bytes(self.input, self.point, batch.rows) as f64 / rate * 1e6)
     }
 
     /// Returns the time that all transfers of a placement occupy each shared link.
@@ -217,14 +219,15 @@ impl<'a> Problem<'a> {
     fn stage_times(&self, device: usize) -> Times {
         let (device, row_bytes) = (&self.input.devices[device], self.input.model.row_bytes);
         let boundary = |rows: u32| BoundaryTime::new(self.point.boundary, device, rows.into(), row_bytes);
-        Times::always(device.stage_us.value) + self.pace.times(|batch| boundary(batch.rows).sum_us())
+        Times::always(device.stage_us.value)
+            + self.workload_times.times(|batch| boundary(batch.rows).sum_us())
     }
 
     /// Returns the costs that any stage on a device has besides its segments. Waking up delays a micro-batch
     /// but occupies nothing.
     fn stage_costs(&self, device: usize) -> Costs {
         let (own, late) = (self.stage_times(device), self.hand_over(device));
-        Costs { time: self.pace.costs(&(own + late)).time, ..self.pace.costs(&own) }
+        Costs { time: self.workload_times.costs(&(own + late)).time, ..self.workload_times.costs(&own) }
     }
 
     /// Returns the extra latency of a lone micro-batch on a device.
@@ -235,7 +238,7 @@ impl<'a> Problem<'a> {
     /// Returns the times of the token return if the last stage is on this device.
     fn token_return(&self, device: usize) -> Times {
         let device = &self.input.devices[device];
-        self.pace.times(|batch| match batch.logit_rows {
+        self.workload_times.times(|batch| match batch.logit_rows {
             0 => 0.0,
             rows => device.token_return(rows, self.input.model.logit_row_bytes).value,
         })
@@ -246,8 +249,8 @@ impl<'a> Problem<'a> {
     }
 
     /// Returns the times of a transfer.
-    pub fn crossing(&self, from: usize, to: usize) -> Times {
-        self.crossings[from * self.input.devices.len() + to]
+    pub fn transfer(&self, from: usize, to: usize) -> Times {
+        self.transfers[from * self.input.devices.len() + to]
     }
 
     /// Returns the memory of a stage, given the device of the previous stage.
@@ -281,33 +284,34 @@ impl<'a> Problem<'a> {
             before[run.segments.end] - before[run.segments.start] + self.stage_times(run.device)
         };
         let stages: Vec<_> = runs.iter().map(stage).collect();
-        let crossings: Vec<_> = runs.windows(2).map(|p| self.crossing(p[0].device, p[1].device)).collect();
+        let transfers: Vec<_> = runs.windows(2).map(|p| self.transfer(p[0].device, p[1].device)).collect();
         let token_return = runs.last().map(|run| self.token_return(run.device)).unwrap_or_default();
         let late: Times = runs.iter().map(|run| self.hand_over(run.device)).sum();
-        let sum: Times = stages.iter().chain(&crossings).copied().sum::<Times>() + late + token_return;
+        let sum: Times = stages.iter().chain(&transfers).copied().sum::<Times>() + late + token_return;
         let shared = self.shared_by(runs);
-        let parts = || stages.iter().chain(&crossings).chain(&shared);
+        let parts = || stages.iter().chain(&transfers).chain(&shared);
         let slowest = |of: fn(&Times) -> f64| parts().map(of).fold(0.0, f64::max);
-        let pace = &self.pace;
+        let workload_times = &self.workload_times;
         // A micro-batch starts its next step only after its previous step has left the pipeline.
         let decode_us = slowest(|t| t.decode_us);
-        let round_us = sum.decode_us.max(f64::from(pace.decode_groups) * decode_us);
-        let costs = pace.costs(&sum);
+        let round_us = sum.decode_us.max(f64::from(workload_times.decode_groups) * decode_us);
+        let costs = workload_times.costs(&sum);
         let slowest_chunk_us = slowest(|t| t.chunk_us);
-        let busy = parts().map(|times| pace.busy_us(times)).fold(0.0, f64::max);
-        let score_us = pace.score().of(&Costs { busy, chunk: slowest_chunk_us, ..costs });
-        let apart_us = pace.apart_us(&sum, parts().copied());
+        let busy = parts().map(|times| workload_times.busy_us(times)).fold(0.0, f64::max);
+        let score_us = workload_times.score().of(&Costs { busy, chunk: slowest_chunk_us, ..costs });
+        let apart_us = workload_times.apart_us(&sum, parts().copied());
         Evaluation {
             score_us,
             apart_us,
             expected_us: if self.input.is_tried() { score_us.max(apart_us) } else { score_us },
-            decode_tokens_per_s: f64::from(pace.sequences) / round_us * 1e6,
-            prefill_tokens_per_s: f64::from(pace.full_chunk_rows()) / slowest(|t| t.full_chunk_us) * 1e6,
-            first_token_us: pace.first_token_us(&sum, slowest_chunk_us),
+            decode_tokens_per_s: f64::from(workload_times.sequences) / round_us * 1e6,
+            prefill_tokens_per_s: f64::from(workload_times.full_chunk_rows()) / slowest(|t| t.full_chunk_us)
+                * 1e6,
+            first_token_us: workload_times.first_token_us(&sum, slowest_chunk_us),
             token_us: round_us,
-            decode_idle: 1.0 - f64::from(pace.decode_groups) * decode_us / round_us,
+            decode_idle: 1.0 - f64::from(workload_times.decode_groups) * decode_us / round_us,
             stages,
-            crossings,
+            transfers,
             shared,
             token_return,
         }
@@ -336,10 +340,16 @@ impl<'a> Kinds<'a> {
         Self { first, of }
     }
 
-    fn times_before(&self, input: &PlannerInput<'_>, device: &DeviceFacts, pace: &Pace) -> Vec<Times> {
+    fn times_before(
+        &self,
+        input: &PlannerInput<'_>,
+        device: &DeviceFacts,
+        workload_times: &WorkloadTimes,
+    ) -> Vec<Times> {
         let activations = input.limits.activations;
-        let time =
-            |segment: &&Segment| pace.times(|batch| segment_time_us(segment, device, activations, batch));
+        let time = |segment: &&Segment| {
+            workload_times.times(|batch| segment_time_us(segment, device, activations, batch))
+        };
         let times: Vec<_> = self.first.iter().map(time).collect();
         let mut before = vec![Times::default()];
         for &kind in &self.of {
@@ -395,15 +405,15 @@ fn shared_rates(input: &PlannerInput<'_>) -> Vec<f64> {
     rates
 }
 
-fn crossing_bytes(input: &PlannerInput<'_>, point: Point, rows: u32) -> u64 {
+fn transfer_bytes(input: &PlannerInput<'_>, point: Point, rows: u32) -> u64 {
     u64::from(rows).saturating_mul(point.boundary.row_bytes(input.model.row_bytes))
 }
 
 /// Returns the times of a lone transfer, at the lower rate of its link and its shared links.
-fn crossing_times(
+fn transfer_times(
     input: &PlannerInput<'_>,
     point: Point,
-    pace: &Pace,
+    workload_times: &WorkloadTimes,
     link: &LinkFacts,
     shared_rate: f64,
 ) -> Times {
@@ -413,6 +423,6 @@ fn crossing_times(
     };
     match link.route {
         Route::SameDevice => Times::default(),
-        _ => pace.times(|batch| time_us(crossing_bytes(input, point, batch.rows))),
+        _ => workload_times.times(|batch| time_us(transfer_bytes(input, point, batch.rows))),
     }
 }

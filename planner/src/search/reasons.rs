@@ -2,8 +2,8 @@
 //! results of the search and the explanation.
 
 use super::grid::{Choice, Grid};
-use super::pace::{Pace, Point};
 use super::trial::Trials;
+use super::workload_times::{Point, WorkloadTimes};
 use super::{Baseline, DoesNotFit, HostMemory, PlannerInput, Shortage};
 use crate::objective::Objective;
 use crate::plan::{Alternative, Bottleneck, Explanation, LeftOut, Place};
@@ -46,7 +46,7 @@ fn compared(with: f64, us: f64) -> String {
 
 /// Returns the reasons for a plan.
 pub(super) fn reasons(grid: &Grid<'_>, chosen: &Choice, explanation: &Explanation) -> Vec<String> {
-    let mut reasons = vec![objective(grid, &chosen.pace), context(grid)];
+    let mut reasons = vec![objective(grid, &chosen.workload_times), context(grid)];
     reasons.push(bottleneck(grid, chosen, &explanation.bottleneck));
     reasons.push(speed(chosen));
     if chosen.runs.len() > 1 {
@@ -72,7 +72,7 @@ pub(super) fn reasons(grid: &Grid<'_>, chosen: &Choice, explanation: &Explanatio
     reasons
 }
 
-fn objective(grid: &Grid<'_>, pace: &Pace) -> String {
+fn objective(grid: &Grid<'_>, workload_times: &WorkloadTimes) -> String {
     let input = grid.input;
     let request = format!("requests of {}", wording::request(input.workload, grid.context));
     if input.split.is_some() {
@@ -82,7 +82,7 @@ fn objective(grid: &Grid<'_>, pace: &Pace) -> String {
         Objective::Latency => format!("objective: latency of one sequence, for {request}"),
         Objective::FirstToken => format!("objective: time to the first token of one sequence, for {request}"),
         Objective::Throughput => {
-            let sequences = count(pace.sequences as usize, "sequence");
+            let sequences = count(workload_times.sequences as usize, "sequence");
             format!("objective: throughput of {sequences}, for {request}")
         }
         Objective::Mix(mix) => format!(
@@ -126,12 +126,12 @@ fn bottleneck(grid: &Grid<'_>, chosen: &Choice, bottleneck: &Bottleneck) -> Stri
 }
 
 fn speed(chosen: &Choice) -> String {
-    let (evaluation, pace) = (&chosen.evaluation, &chosen.pace);
+    let (evaluation, workload_times) = (&chosen.evaluation, &chosen.workload_times);
     format!(
         "predicted: decode {:.1} tokens/s with {} in micro-batches of {}, prefill {:.1} tokens/s",
         evaluation.decode_tokens_per_s,
-        count(pace.sequences as usize, "sequence"),
-        pace.decode_rows,
+        count(workload_times.sequences as usize, "sequence"),
+        workload_times.decode_rows,
         evaluation.prefill_tokens_per_s
     )
 }
@@ -141,7 +141,7 @@ fn idle(chosen: &Choice, explanation: &Explanation) -> String {
         "pipeline bubble: {} in prefill, {} in decode ({} in flight)",
         percent(explanation.prefill_bubble),
         percent(explanation.decode_idle),
-        count(chosen.pace.decode_groups as usize, "group"),
+        count(chosen.workload_times.decode_groups as usize, "group"),
     )
 }
 
@@ -160,10 +160,10 @@ fn boundary(grid: &Grid<'_>, chosen: &Choice) -> Option<String> {
     if form == Boundary::F32 {
         return Some(reason);
     }
-    let crossings = chosen.evaluation.crossings.iter().zip(&with.evaluation.crossings).enumerate();
-    let busy_us = |times| chosen.pace.busy_us(times);
+    let transfers = chosen.evaluation.transfers.iter().zip(&with.evaluation.transfers).enumerate();
+    let busy_us = |times| chosen.workload_times.busy_us(times);
     let (at, (short, long)) =
-        crossings.max_by(|(_, (_, a)), (_, (_, b))| busy_us(a).total_cmp(&busy_us(b)))?;
+        transfers.max_by(|(_, (_, a)), (_, (_, b))| busy_us(a).total_cmp(&busy_us(b)))?;
     let label = |at: usize| &grid.input.devices[chosen.runs[at].device].label;
     Some(format!(
         "{reason}; the transfer from {} to {} takes {} per request instead of {}",

@@ -86,7 +86,7 @@ fn score_by_hand(world: &World, runs: &[Run], groups: u32, boundary: Boundary) -
     let on = |run: &Run, batch: &BatchShape| -> f64 {
         let device = &world.devices[run.device];
         let time = |segment| segment_time_us(segment, device, world.limits.activations, batch);
-        // Two of a block's nine dispatches, each of which reads and writes all rows.
+        // Two of a block's nine dispatches. Each reads and writes all rows.
         let row_bytes = (world.model.row_bytes + world.model.row_bytes / 2) as f64;
         let turning = match boundary {
             Boundary::F32 => 0.0,
@@ -107,18 +107,18 @@ fn score_by_hand(world: &World, runs: &[Run], groups: u32, boundary: Boundary) -
         let on_bus = on_bus.map_or(0.0, |bus| bytes as f64 / bus.bandwidth_bytes_per_s.value * 1e6);
         (link.time_us(bytes).max(link.latency_us.value + on_bus), on_bus)
     };
-    let crossing = |pair: &[Run]| [rows, 1, chunk_rows].map(|rows| over(pair, rows));
+    let transfer = |pair: &[Run]| [rows, 1, chunk_rows].map(|rows| over(pair, rows));
     let parts: Vec<[f64; 4]> = runs
         .iter()
         .map(|run| {
             [on(run, &step(rows)), on(run, &step(1)), on(run, &chunk), on(run, &end) - on(run, &chunk)]
         })
         .chain(runs.windows(2).map(|pair| {
-            let [decode, alone, chunk] = crossing(pair).map(|(time, _)| time);
+            let [decode, alone, chunk] = transfer(pair).map(|(time, _)| time);
             [decode, alone, chunk, 0.0]
         }))
         .collect();
-    let bus = runs.windows(2).map(crossing).fold([0.0; 4], |sum, [decode, alone, chunk]| {
+    let bus = runs.windows(2).map(transfer).fold([0.0; 4], |sum, [decode, alone, chunk]| {
         [sum[0] + decode.1, sum[1] + alone.1, sum[2] + chunk.1, 0.0]
     });
     let prompts = f64::from(u8::from(chunks > 0.0));
@@ -223,7 +223,7 @@ fn the_plan_is_the_best_of_all_placements() {
 }
 
 #[test]
-fn what_fits_is_known_without_a_search() {
+fn fit_is_decided_without_a_search() {
     for seed in 0..300 {
         let mut world = random_world(seed);
         world.devices.iter_mut().for_each(|device| device.memory_bytes /= 2);
@@ -231,7 +231,7 @@ fn what_fits_is_known_without_a_search() {
         let problem = problem(&input, 1);
         let all = all_placements(world.segments.len(), world.devices.len());
         let fits = all.iter().any(|runs| problem.prove(runs).is_ok());
-        assert_eq!(room::fits(&problem.instance()), fits, "seed {seed}");
+        assert_eq!(memory_fit::fits(&problem.instance()), fits, "seed {seed}");
     }
 }
 
@@ -251,7 +251,7 @@ fn the_closest_placement_lacks_the_fewest_bytes() {
             .filter(|runs| in_order(runs))
             .map(|runs| problem.prove(runs).err().map_or(0, |s| missing(&s)))
             .min();
-        assert_eq!(Some(missing(&room::closest(&problem))), wanted, "seed {seed}");
+        assert_eq!(Some(missing(&memory_fit::closest(&problem))), wanted, "seed {seed}");
         refused += usize::from(wanted > Some(0));
     }
     assert!(refused > 50);
@@ -448,7 +448,7 @@ fn memory_forces_a_second_device_where_latency_would_have_one() {
 }
 
 #[test]
-fn what_does_not_fit_is_named_with_bytes_and_device() {
+fn shortages_name_bytes_and_device() {
     let mut world = World::new(model(12, 10 * MIB, 10 * MIB), vec![device("cpu:0", 100 * MIB, 1.0)]);
     let Err(PlanError::DoesNotFit(error)) = world.plan() else { panic!("it cannot fit") };
     let [shortage] = error.shortages.as_slice() else { panic!("{error:?}") };

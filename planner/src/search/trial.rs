@@ -9,8 +9,8 @@
 
 use super::baselines::{Baseline, EngineDecode};
 use super::grid::{Choice, Grid, SearchResult};
-use super::pace::Point;
 use super::problem::Run;
+use super::workload_times::Point;
 use super::{PlannerInput, assemble_choice, chunks};
 use crate::plan::{Explanation, Plan};
 use ragtag_graph::Segment;
@@ -262,8 +262,8 @@ fn requests_per_s(grid: &Grid<'_>, choice: &Choice, rounds: u32) -> Option<f64> 
     let load = TrialLoad {
         requests: sequences.checked_mul(rounds)?,
         at_once: sequences,
-        prompt_tokens: tokens(choice.pace.prompt),
-        new_tokens: tokens(choice.pace.generated),
+        prompt_tokens: tokens(choice.workload_times.prompt),
+        new_tokens: tokens(choice.workload_times.generated),
     };
     let plan = assemble_choice(grid, choice, Explanation::default(), Vec::new());
     let plan = Plan { chunks: Some(chunks::fixed(grid, choice)), ..plan };

@@ -32,7 +32,7 @@ struct SlotBuffers {
     params: BufferId,
     activation: BufferId,
     /// Rows in their wire type, if that differs.
-    crossing: Option<BufferId>,
+    wire: Option<BufferId>,
     logits: Option<BufferId>,
 }
 
@@ -94,12 +94,12 @@ impl StageBuffers {
             .map(|&bytes| allocator.buffer(bytes))
             .collect::<ragtag_hal::Result<_>>()?;
         let scratch = allocator.optional(compiled.scratch_bytes)?;
-        let [params_bytes, activation_bytes, crossing_bytes, logits_bytes] = compiled.slot_buffers();
+        let [params_bytes, activation_bytes, wire_bytes, logits_bytes] = compiled.slot_buffers();
         let mut slot = || -> ragtag_hal::Result<SlotBuffers> {
             Ok(SlotBuffers {
                 params: allocator.buffer(params_bytes)?,
                 activation: allocator.buffer(activation_bytes)?,
-                crossing: allocator.optional(crossing_bytes)?,
+                wire: allocator.optional(wire_bytes)?,
                 logits: allocator.optional(logits_bytes)?,
             })
         };
@@ -135,7 +135,7 @@ impl StageBuffers {
     /// Returns the range of a slot's rows in their wire type.
     pub(crate) fn edge_rows(&self, slot: u32, offset: u64, bytes: u64) -> BufferRange {
         let buffers = &self.slots[slot as usize];
-        BufferRange { buffer: buffers.crossing.unwrap_or(buffers.activation), offset, bytes }
+        BufferRange { buffer: buffers.wire.unwrap_or(buffers.activation), offset, bytes }
     }
 
     /// Returns the first rows of a slot's logits; `None` without rows, or if this stage has no logits.
@@ -197,7 +197,7 @@ impl StageBuffers {
         let before = self.recorded.len();
         // `Checked` refuses to destroy a program with an outstanding submission, so it stays.
         self.recorded.retain(|id| device.destroy_program(*id).is_err());
-        tracing::debug!(before, left = self.recorded.len(), "programs are destroyed for want of memory");
+        tracing::debug!(before, left = self.recorded.len(), "destroying idle programs, out of memory");
         self.recorded.len() < before
     }
 
@@ -228,7 +228,7 @@ impl StageBuffers {
             Place::Kv(index) => self.kv.get(index).copied(),
             Place::Scratch => self.scratch,
             Place::Activation => Some(buffers.activation),
-            Place::Crossing => buffers.crossing,
+            Place::Crossing => buffers.wire,
             Place::Logits => buffers.logits,
             Place::Params => Some(buffers.params),
         };

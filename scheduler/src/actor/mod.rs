@@ -14,7 +14,7 @@ pub use weights::{WEIGHT_STAGING_BYTES, WeightSource};
 
 use crate::core::{StageAction, StageCore, StageEvent, StagePoints, StageShape, StageStats};
 use crate::error::{Error, Result};
-use crate::mailbox::{LINGER, Letter, Mailbox, Notice};
+use crate::mailbox::{Envelope, LINGER, Mailbox, Notice};
 use crate::message::{RunAddress, RunMessage, RunUrgent, StageAddress, StageMessage, StageUrgent};
 use crate::trace::{Computed, Ends, Label, Recorder, SizeReport, SpanKind, TraceSink};
 use memory::{INCOMING, LOGITS, OUTGOING, StageBuffers};
@@ -215,28 +215,28 @@ impl Actor {
         // Time at which handling of the current message began.
         let mut since = Timing::now_ns();
         loop {
-            let mut letter = self.mailbox.poll();
-            if letter.is_none() {
-                letter = self.before_sleep()?;
+            let mut envelope = self.mailbox.poll();
+            if envelope.is_none() {
+                envelope = self.before_sleep()?;
             }
             let now = Timing::now_ns();
             self.recorder.turned(since, now);
             since = now;
-            if letter.is_none() {
-                letter = self.sleep();
+            if envelope.is_none() {
+                envelope = self.sleep();
                 since = Timing::now_ns();
             }
-            let Some(letter) = letter else { return Ok(()) };
-            match letter {
-                Letter::Urgent(StageUrgent::Stop) => return Ok(()),
-                Letter::Urgent(StageUrgent::Failed(cause)) => return Err(self.failed(cause)),
-                Letter::Normal(StageMessage::Event(event)) => {
+            let Some(envelope) = envelope else { return Ok(()) };
+            match envelope {
+                Envelope::Urgent(StageUrgent::Stop) => return Ok(()),
+                Envelope::Urgent(StageUrgent::Failed(cause)) => return Err(self.failed(cause)),
+                Envelope::Normal(StageMessage::Event(event)) => {
                     self.catch_up()?;
                     self.step(event)?;
                 }
-                Letter::Normal(StageMessage::Downloaded) => self.catch_up()?,
+                Envelope::Normal(StageMessage::Downloaded) => self.catch_up()?,
                 // The slot itself is in the quiet queue.
-                Letter::Normal(StageMessage::RingSlot) => {}
+                Envelope::Normal(StageMessage::RingSlot) => {}
             }
             self.handled += 1;
             if self.handled.is_multiple_of(TIMINGS_PERIOD) {
@@ -247,7 +247,7 @@ impl Actor {
 
     /// Arms the required notices and checks their conditions once more. Earlier changes are found here; later
     /// ones wake the actor.
-    fn before_sleep(&mut self) -> Result<Option<Letter<StageMessage, StageUrgent>>> {
+    fn before_sleep(&mut self) -> Result<Option<Envelope<StageMessage, StageUrgent>>> {
         if self.core.wants_slot() {
             self.download_notice.arm();
             self.catch_up()?;
@@ -260,21 +260,21 @@ impl Actor {
     }
 
     /// Waits for a message; `None` if no sender is left.
-    fn sleep(&mut self) -> Option<Letter<StageMessage, StageUrgent>> {
+    fn sleep(&mut self) -> Option<Envelope<StageMessage, StageUrgent>> {
         let mut anticipation = std::mem::take(&mut self.anticipation);
-        let mut told = false;
-        let letter = anticipation.wait(|turn| match turn {
+        let mut has_timings = false;
+        let envelope = anticipation.wait(|turn| match turn {
             Turn::Look => self.mailbox.poll().map_or(Outcome::Nothing, Outcome::Found),
             Turn::Rest(limit) => {
                 // Nothing is urgent now, so take timings.
-                if !std::mem::replace(&mut told, true) {
+                if !std::mem::replace(&mut has_timings, true) {
                     self.take_timings();
                 }
                 self.mailbox.receive(limit)
             }
         });
         self.anticipation = anticipation;
-        letter
+        envelope
     }
 
     /// Reports the download timeline's value to the core if it is new.

@@ -62,7 +62,7 @@ impl OwnedDevice {
         match call(self.device.as_mut()) {
             Err(error) if error.is_out_of_memory() => {
                 let bytes = self.device.trim_pool();
-                tracing::debug!(device = self.device.adapter().label(), %error, bytes, "the pool is emptied");
+                tracing::debug!(device = self.device.adapter().label(), %error, bytes, "emptying the buffer pool, out of memory");
                 call(self.device.as_mut())
             }
             other => other,
@@ -72,15 +72,15 @@ impl OwnedDevice {
     fn destroy_all(&mut self) {
         let device = self.device.as_mut();
         // Errors of a lost device do not matter here.
-        let told = |what: &dyn std::fmt::Display, result: Result<()>| {
+        let log = |what: &dyn std::fmt::Display, result: Result<()>| {
             if let Err(error) = result {
-                tracing::debug!(%what, %error, "cannot be destroyed");
+                tracing::debug!(%what, %error, "cannot destroy an object");
             }
         };
-        std::mem::take(&mut self.programs).iter().for_each(|id| told(id, device.destroy_program(*id)));
-        std::mem::take(&mut self.buffers).iter().for_each(|id| told(id, device.destroy_buffer(*id)));
-        std::mem::take(&mut self.regions).iter().for_each(|id| told(id, device.unregister_region(*id)));
-        std::mem::take(&mut self.modules).iter().for_each(|id| told(id, device.destroy_module(*id)));
+        std::mem::take(&mut self.programs).iter().for_each(|id| log(id, device.destroy_program(*id)));
+        std::mem::take(&mut self.buffers).iter().for_each(|id| log(id, device.destroy_buffer(*id)));
+        std::mem::take(&mut self.regions).iter().for_each(|id| log(id, device.unregister_region(*id)));
+        std::mem::take(&mut self.modules).iter().for_each(|id| log(id, device.destroy_module(*id)));
     }
 }
 
@@ -93,7 +93,7 @@ impl Drop for OwnedDevice {
 }
 
 /// Remembers the id of a new object.
-fn note<T: Ord>(made: &mut BTreeSet<T>, id: T, result: Result<()>) -> Result<()> {
+fn remember<T: Ord>(made: &mut BTreeSet<T>, id: T, result: Result<()>) -> Result<()> {
     result?;
     made.insert(id);
     Ok(())
@@ -130,7 +130,7 @@ impl Device for OwnedDevice {
 
     fn create_buffer(&mut self, id: BufferId, bytes: u64) -> Result<()> {
         let made = self.sparing(|device| device.create_buffer(id, bytes));
-        note(&mut self.buffers, id, made)
+        remember(&mut self.buffers, id, made)
     }
 
     fn destroy_buffer(&mut self, id: BufferId) -> Result<()> {
@@ -141,7 +141,7 @@ impl Device for OwnedDevice {
 
     fn create_module(&mut self, id: ModuleId, module: &Module) -> Result<()> {
         let made = self.sparing(|device| device.create_module(id, module));
-        note(&mut self.modules, id, made)
+        remember(&mut self.modules, id, made)
     }
 
     fn destroy_module(&mut self, id: ModuleId) -> Result<()> {
@@ -152,7 +152,7 @@ impl Device for OwnedDevice {
 
     fn register_region(&mut self, id: RegionId, region: Arc<HostRegion>) -> Result<()> {
         let made = self.sparing(|device| device.register_region(id, Arc::clone(&region)));
-        note(&mut self.regions, id, made)
+        remember(&mut self.regions, id, made)
     }
 
     fn unregister_region(&mut self, id: RegionId) -> Result<()> {
@@ -163,7 +163,7 @@ impl Device for OwnedDevice {
 
     fn record(&mut self, id: ProgramId, commands: Vec<Command>) -> Result<()> {
         let made = self.sparing(|device| device.record(id, commands.clone()));
-        note(&mut self.programs, id, made)
+        remember(&mut self.programs, id, made)
     }
 
     fn destroy_program(&mut self, id: ProgramId) -> Result<()> {

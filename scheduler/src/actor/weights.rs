@@ -106,7 +106,7 @@ impl Loading<'_> {
                     return Err(self.weight(
                         memory,
                         index,
-                        format!("{chunk:?} where byte {covered} comes next"),
+                        format!("{chunk:?} is not expected at byte {covered}"),
                     ));
                 }
                 covered += chunk.bytes;

@@ -1,33 +1,34 @@
-//! What a run says of the facts that a plan was made from.
+//! Corrections of device and link facts from a measured run.
 //!
-//! This module must not know plans or segments: it sees how far predictions were off, and what they were made of.
+//! Uses only deviations of predictions and their components. Knows nothing about plans or segments.
 
 use super::{ComparedPart, Comparison, Phase, TimeParts};
 use ragtag_planner::cost::{DeviceFacts, Figure, FigureSource, LinkFacts, Links, ProfileIdentity};
 use ragtag_planner::plan::Place;
 
-/// No figure is corrected by more than this at once, whatever a clock says.
+/// Largest correction factor, whatever the clocks report.
 const LARGEST_FACTOR: f64 = 1e3;
-/// Two crossings that differ in size by less than this tell nothing of latency and bandwidth apart.
+/// Smallest size ratio of two transfers that separates latency from bandwidth.
 const SIZES_APART: f64 = 2.0;
 
-/// Spreads of their micro-batches by which like devices must differ to count as different.
+/// Number of standard deviations by which equal devices must differ to count as different.
 const SPREADS: f64 = 3.0;
-/// The least spread that is believed.
+/// Smallest credible relative standard deviation.
 const LEAST_SPREAD: f64 = 0.05;
-/// It must be persistent, too: its logarithm times the number of micro-batches is no less than this. A factor of 1.5 takes 20
-/// of them, a factor of 4 six.
+/// Smallest product of the logarithm of the ratio and the number of micro-batches for a persistent
+/// difference. A factor of 1.5 takes 20 micro-batches, a factor of 4 six.
 const PERSISTENT: f64 = 8.0;
 
-/// Devices that share a correction factor: they differ in their labels alone, and a run shows no difference beyond noise.
+/// Groups of devices that share correction factors: they differ only in their labels, and a run shows no
+/// difference beyond noise.
 #[derive(Clone, Debug)]
 pub struct Alike {
-    /// At device: the first one that it is like.
+    /// Per device: the first device of its group.
     first: Vec<usize>,
 }
 
 impl Alike {
-    /// Those of a run.
+    /// Groups the devices by a run.
     pub fn of(comparison: &Comparison, devices: &[DeviceFacts]) -> Self {
         let first = |at: usize| {
             let is_first = |other: &usize| is_like(&devices[*other], &devices[at]);
@@ -49,12 +50,12 @@ impl Alike {
     }
 }
 
-/// The part of a label before its number.
+/// Returns the part of a label before its number.
 fn api(device: &DeviceFacts) -> &str {
     device.label.split(':').next().unwrap_or_default()
 }
 
-/// Whether nothing but labels, memory and what chance makes of measurements tells two devices apart.
+/// Returns whether two devices differ only in label, memory and measurement noise.
 fn is_like(a: &DeviceFacts, b: &DeviceFacts) -> bool {
     let unnamed =
         |device: &DeviceFacts| DeviceFacts { label: String::new(), memory_bytes: 0, ..device.clone() };
@@ -72,7 +73,7 @@ fn is_like(a: &DeviceFacts, b: &DeviceFacts) -> bool {
         }
 }
 
-/// Whether the stages of two devices are further apart in a phase, and for longer, than noise makes them.
+/// Returns whether the stages of two devices differ in a phase by more than noise, and persistently.
 fn differ(comparison: &Comparison, a: &str, b: &str) -> bool {
     let stage = |label: &str, phase: Phase| {
         comparison.parts.iter().find(|p| p.place == Place::Stage && p.device == label && p.phase == phase)
@@ -87,16 +88,17 @@ fn differ(comparison: &Comparison, a: &str, b: &str) -> bool {
     })
 }
 
-/// Facts corrected by what a run measured. A device's times are multiplied by how far its stage was off: launches, bandwidth
-/// and rate each by the decode and prefill steps that rest on it, weighted by how much of them does. Devices that did not
-/// run keep their figures, but what is assumed of them is assumed wrong by as much as of those that did and are of the same
-/// API. Of the return of tokens most is not the device's but the host's, which chooses them: every device is as far from the
-/// host as was measured. Links get latency and bandwidth from crossings of two sizes, else from how far they were off.
+/// Corrects facts by a measured run. The deviation of its stage scales a device's times. Launches, bandwidth
+/// and rate are scaled by the decode and prefill steps that depend on them, weighted by their share. Devices
+/// that did not run keep their values, except assumed ones, which are scaled like those of devices with the
+/// same API that ran. Most of the token return is spent on the host, in sampling, so the measured difference
+/// applies to every device. Links get latency and bandwidth from transfers of two sizes, otherwise from their
+/// deviation.
 ///
-/// Devices that are alike are corrected by the mean of what was measured of them: noise makes no difference between equals.
+/// Equal devices are corrected by their mean, so that noise does not separate them.
 ///
-/// Where times are no sum of a figure's effects, one call comes near and another one, with a comparison over the new facts,
-/// nearer.
+/// If times are not a sum of these effects, the result is approximate. Repeat with a comparison over the new
+/// facts to come closer.
 pub fn facts_from(
     comparison: &Comparison,
     alike: &Alike,
@@ -131,7 +133,7 @@ pub fn facts_from(
     (devices, corrected_links(comparison, links))
 }
 
-/// By how much longer things take than a device's figures say.
+/// Ratios of measured to predicted times of a device.
 #[derive(Clone, Copy, Debug)]
 struct Factors {
     overhead: f64,
@@ -168,7 +170,8 @@ impl Factors {
         (!of.is_empty()).then_some(Self { overhead, moving, computing })
     }
 
-    /// The device with its figures corrected; `source` says what each is called then, or that it stays.
+    /// Returns the device with corrected values. `source` gives the new source of a value, or `None` to keep
+    /// it.
     fn apply(&self, device: &DeviceFacts, source: impl Fn(&Figure) -> Option<FigureSource>) -> DeviceFacts {
         let corrected =
             |figure: Figure, value| source(&figure).map_or(figure, |source| Figure { value, source });
@@ -178,7 +181,7 @@ impl Factors {
             bandwidth_bytes_per_s: rate(device.bandwidth_bytes_per_s, self.moving),
             exact_flops_per_s: rate(device.exact_flops_per_s, self.computing),
             fast_flops_per_s: rate(device.fast_flops_per_s, self.computing),
-            // What was measured apart is no longer what is measured in a run: the figures that were fitted to it are.
+            // The run replaces separate measurements, including values fitted to them.
             profile: None,
             launch_us: time(device.launch_us, self.overhead),
             stage_us: time(device.stage_us, self.overhead),
@@ -187,7 +190,7 @@ impl Factors {
     }
 }
 
-/// By how much longer parts took, as a weighted geometric mean; `None` without weight.
+/// Returns the weighted geometric mean of the ratios of measured to predicted time; `None` without weight.
 fn weighted(parts: &[&ComparedPart], weight: impl Fn(&ComparedPart) -> f64) -> Option<f64> {
     let sum: f64 = parts.iter().map(|part| weight(part)).sum();
     let logs = parts.iter().map(|part| weight(part) * (part.measured_us / part.predicted_us).ln());
@@ -195,7 +198,7 @@ fn weighted(parts: &[&ComparedPart], weight: impl Fn(&ComparedPart) -> f64) -> O
     (sum > 0.0).then(|| factor.clamp(1.0 / LARGEST_FACTOR, LARGEST_FACTOR))
 }
 
-/// By how much longer than predicted tokens took to return in decode, in microseconds.
+/// Returns the excess of the measured over the predicted token return in decode, in microseconds.
 fn return_takes_more_us(comparison: &Comparison) -> Option<f64> {
     let part = comparison.part(Place::TokenReturn, 0, Phase::Decode)?;
     Some((part.measured_us - part.predicted_us).clamp(-1e9, 1e9))
@@ -231,8 +234,8 @@ fn link_from(crossings: &[&ComparedPart], before: &LinkFacts) -> Option<LinkFact
     facts.nonsense().is_none().then_some(facts)
 }
 
-/// Latency and bandwidth of the line through the smallest and the largest crossing, if they are apart and it is one that a
-/// link can have.
+/// Returns the latency and bandwidth of the line through the smallest and the largest transfer, if their
+/// sizes differ enough and the result is possible.
 fn line(crossings: &[&ComparedPart]) -> Option<(f64, f64)> {
     let small = crossings.iter().min_by(|a, b| a.bytes.total_cmp(&b.bytes))?;
     let large = crossings.iter().max_by(|a, b| a.bytes.total_cmp(&b.bytes))?;

@@ -1,8 +1,8 @@
-//! Predicted against measured: what the cost model says of the very micro-batches that ran, beside what they took, which
-//! assumption failed where the two are apart, and what follows for the facts.
+//! Comparison of predictions with a run. For the micro-batches that ran, it compares the cost model's times
+//! with the measured ones, finds the wrong assumption if they differ, and corrects the facts.
 //!
-//! Pure: plans, facts and reports in, data out. This module must not know how a plan is found or carried out, and no
-//! backend.
+//! Pure: takes plans, facts and reports, returns data. Knows nothing about the search, the execution or
+//! backends.
 
 mod facts;
 mod model;
@@ -14,9 +14,9 @@ pub use facts::{Alike, facts_from};
 pub use model::{Burst, TimeParts};
 
 use crate::actor::StageReport;
-use crate::crossing::{Crossed, EdgeReport};
 use crate::runtime::PipelineStats;
 use crate::trace::{Computed, SizeReport};
+use crate::transfers::{Crossed, EdgeReport};
 use model::Model;
 use ragtag_graph::Segment;
 use ragtag_planner::cost::{DeviceFacts, Links};
@@ -24,27 +24,27 @@ use ragtag_planner::plan::{Place, Plan};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// How far measured may be from predicted before someone has to say why.
+/// Relative deviation of measured from predicted times that requires an explanation.
 pub const TOLERANCE: f64 = 0.15;
 
-/// What a comparison is made of.
+/// Inputs of a comparison.
 #[derive(Clone, Copy, Debug)]
 pub struct Comparand<'a> {
     /// The plan that ran.
     pub plan: &'a Plan,
-    /// The model's segments, as they were planned.
+    /// The model's segments as planned.
     pub segments: &'a [Segment],
-    /// Bytes of one row of activations, as stages keep it.
+    /// Bytes of one row of activations in device memory.
     pub row_bytes: u64,
     /// Bytes of one row of logits.
     pub logit_row_bytes: u64,
-    /// The facts that predictions come from, the devices of the plan among them.
+    /// Device facts for the predictions, including the plan's devices.
     pub devices: &'a [DeviceFacts],
     /// The links between them.
     pub links: &'a Links,
 }
 
-/// What a pipeline has done since an earlier look at it, as far as comparisons need it.
+/// Returns a pipeline's progress since an earlier report, without fields that comparisons ignore.
 pub fn since(before: &PipelineStats, after: &PipelineStats) -> PipelineStats {
     let mut stats = after.clone();
     for (stage, before) in stats.stages.iter_mut().zip(&before.stages) {
@@ -68,11 +68,11 @@ pub fn since(before: &PipelineStats, after: &PipelineStats) -> PipelineStats {
     stats
 }
 
-/// A sort of micro-batch.
+/// Kind of a micro-batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Phase {
-    /// Decode steps alone.
+    /// Only decode steps.
     Decode,
     /// With prompt rows.
     Prefill,
@@ -87,78 +87,77 @@ impl fmt::Display for Phase {
     }
 }
 
-/// A part of the pipeline: what it should have taken and what it took for the micro-batches that ran.
+/// Predicted and measured times of a part of the pipeline, for the micro-batches that ran.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ComparedPart {
-    /// What sort of part.
+    /// Kind of the part.
     pub place: Place,
-    /// Which, counted from 0: edge `n` leaves stage `n`.
+    /// Index from 0. Edge `n` leaves stage `n`.
     pub index: usize,
-    /// The stage's device; for an edge, where it comes from.
+    /// Device of the stage; for an edge, its source.
     pub device: String,
-    /// Where an edge leads to.
+    /// Destination of an edge.
     pub to: Option<String>,
-    /// For which micro-batches.
+    /// Kind of the micro-batches.
     pub phase: Phase,
-    /// How many there were; of a stage without the first of each size, which may have waited for compilation.
+    /// Number of micro-batches. For a stage, without the first of each size, which may include compilation.
     pub micro_batches: u64,
-    /// Rows of each on average; 0 for edges.
+    /// Average rows; 0 for edges.
     pub rows: f64,
-    /// Bytes of each on average; 0 for stages.
+    /// Average bytes; 0 for stages.
     pub bytes: f64,
-    /// What one should have taken on average, in microseconds.
+    /// Average predicted time, in microseconds.
     pub predicted_us: f64,
-    /// What one took on average, in microseconds.
+    /// Average measured time, in microseconds.
     pub measured_us: f64,
-    /// By how much those of one size differ, as a share of what one takes: a standard deviation. `None` for edges, and where
-    /// no two of a stage are of one size.
+    /// Relative standard deviation within one size. `None` for edges, and if no size occurs twice.
     pub spread: Option<f64>,
-    /// How long one waited for a slot of the stage on average, whatever the phase, in microseconds; 0 for edges.
+    /// Average wait for a slot of the stage in both phases, in microseconds; 0 for edges.
     pub waited_us: f64,
     /// `measured ÷ predicted − 1`.
     pub deviation: f64,
-    /// What the prediction is made of.
+    /// Components of the prediction.
     pub parts: TimeParts,
-    /// Which assumption failed, if the two are further apart than [`TOLERANCE`].
+    /// The wrong assumption, if the deviation exceeds [`TOLERANCE`].
     pub finding: Option<String>,
 }
 
-/// The whole pipeline: how fast it should have been and how fast it was.
+/// Predicted and measured rate of the whole pipeline.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ComparedRate {
-    /// What ran, as in `pp512`.
+    /// The workload, for example `pp512`.
     pub what: String,
-    /// Which phase it shows.
+    /// Its phase.
     pub phase: Phase,
-    /// Tokens per second of all sequences together, as predicted.
+    /// Predicted tokens per second of all sequences together.
     pub predicted_tokens_per_s: f64,
-    /// The same as measured.
+    /// Measured tokens per second.
     pub measured_tokens_per_s: f64,
     /// `measured ÷ predicted − 1`.
     pub deviation: f64,
-    /// Which assumption failed, if the two are further apart than [`TOLERANCE`].
+    /// The wrong assumption, if the deviation exceeds [`TOLERANCE`].
     pub finding: Option<String>,
 }
 
-/// What a plan predicted of a run against what the run measured.
+/// Predictions of a plan compared with a run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Comparison {
-    /// Stages, edges and the return of tokens, as far as they were measured.
+    /// Measured stages, edges and token returns.
     pub parts: Vec<ComparedPart>,
-    /// The whole.
+    /// Rates of the whole pipeline.
     pub rates: Vec<ComparedRate>,
-    /// By how much longer than predicted the first decode steps of each size took, in microseconds over all stages. They may
-    /// have waited for compilation, and count in `rates` alone.
+    /// Excess time of the first decode steps of each size, over all stages, in microseconds. They may include
+    /// compilation and count only in `rates`.
     pub decode_warm_up_us: f64,
-    /// The same of micro-batches with prompt rows.
+    /// The same for micro-batches with prompt rows.
     pub prefill_warm_up_us: f64,
 }
 
-/// By how much one micro-batch may be off, as a share, where none tells.
+/// Assumed relative deviation of one micro-batch if it is unknown.
 const UNKNOWN_SPREAD: f64 = 0.25;
 
 impl Comparison {
-    /// Compares what a pipeline has done with what the cost model says of it.
+    /// Compares a pipeline's progress with the cost model.
     pub fn new(of: &Comparand<'_>, stats: &PipelineStats) -> Self {
         let mut parts = Vec::new();
         let Some(model) = Model::new(of) else { return Self::default() };
@@ -180,7 +179,7 @@ impl Comparison {
         Self { parts, rates: Vec::new(), decode_warm_up_us, prefill_warm_up_us }
     }
 
-    /// Adds the rate of a run of which all else was compared.
+    /// Adds the rate of a run whose parts are already compared.
     pub fn add_rate(&mut self, of: &Comparand<'_>, burst: &Burst, measured_tokens_per_s: f64) {
         let Some(model) = Model::new(of) else { return };
         let predicted_tokens_per_s = model.tokens_per_s(burst);
@@ -196,19 +195,19 @@ impl Comparison {
         self.rates.push(rate);
     }
 
-    /// What was compared of one part.
+    /// Returns the comparison of one part.
     pub fn part(&self, place: Place, index: usize, phase: Phase) -> Option<&ComparedPart> {
         self.parts.iter().find(|p| (p.place, p.index, p.phase) == (place, index, phase))
     }
 
-    /// Which assumptions failed, in words.
+    /// Returns the wrong assumptions, as text.
     pub fn findings(&self) -> Vec<&str> {
         let parts = self.parts.iter().filter_map(|part| part.finding.as_deref());
         parts.chain(self.rates.iter().filter_map(|rate| rate.finding.as_deref())).collect()
     }
 
-    /// By how much the measured times of stages may be off by chance, as a share: twice the standard error of their means, on
-    /// average over their times. Nothing is certain where nothing was measured.
+    /// Returns the relative uncertainty of the stages' measured times: twice the standard error of their
+    /// means, averaged over their times. Infinite if nothing was measured.
     pub fn uncertainty(&self) -> f64 {
         let stages = || self.parts.iter().filter(|part| part.place == Place::Stage);
         let total_us = |part: &ComparedPart| part.measured_us * part.micro_batches as f64;
@@ -222,14 +221,14 @@ impl Comparison {
         }
     }
 
-    /// The largest deviation of a stage's time, whichever way.
+    /// Returns the largest absolute deviation of a stage.
     pub fn largest_stage_deviation(&self) -> f64 {
         let stages = self.parts.iter().filter(|part| part.place == Place::Stage);
         stages.map(|part| part.deviation.abs()).fold(0.0, f64::max)
     }
 }
 
-/// How far a measured figure is from a predicted one; 0 where nothing was predicted.
+/// Returns the relative deviation; 0 without a prediction.
 fn deviation(predicted: f64, measured: f64) -> f64 {
     if predicted > 0.0 { measured / predicted - 1.0 } else { 0.0 }
 }
@@ -238,7 +237,7 @@ fn sizes(report: &StageReport, phase: Phase) -> impl Iterator<Item = &SizeReport
     report.sizes.iter().filter(move |size| size.decode == (phase == Phase::Decode))
 }
 
-/// By how much longer than predicted the first micro-batches of each size took on a stage, in microseconds.
+/// Returns the excess time of the first micro-batches of each size on a stage, in microseconds.
 fn warm_up_us(model: &Model<'_>, index: usize, report: &StageReport, phase: Phase) -> f64 {
     let first = sizes(report, phase).map(|size| size.computed.since(&size.warm));
     let first = first.filter(|first| first.micro_batches > 0);
@@ -257,7 +256,7 @@ fn stage(model: &Model<'_>, index: usize, report: &StageReport, phase: Phase) ->
         return None;
     }
     let (count, counts) = (micro_batches as f64, report.counts);
-    // Programs are made for sizes, and times are no straight line over all of them: each size is predicted for itself.
+    // Programs differ by size and times are not linear over all sizes, so predict each size separately.
     let mut parts = TimeParts::default();
     for size in warm() {
         parts += model.stage(index, &size).times(size.micro_batches as f64 / count);
@@ -283,7 +282,7 @@ fn stage(model: &Model<'_>, index: usize, report: &StageReport, phase: Phase) ->
     Some(part.judged(model))
 }
 
-/// The standard deviation of micro-batches from the mean of their size, in microseconds.
+/// Returns the standard deviation of micro-batches from the mean of their size, in microseconds.
 fn deviation_us(sizes: impl Iterator<Item = Computed>) -> Option<f64> {
     let (mut squares, mut free) = (0.0, 0);
     for size in sizes {
@@ -335,7 +334,7 @@ fn edge(
 }
 
 impl ComparedPart {
-    /// The same with how far it is off, and why.
+    /// Adds the deviation and its explanation.
     fn judged(mut self, model: &Model<'_>) -> Self {
         self.deviation = deviation(self.predicted_us, self.measured_us);
         self.finding = words::part_finding(model, &self);

@@ -1,6 +1,5 @@
-//! What the cost model says of the micro-batches that ran, and of a burst of work as a whole.
-//!
-//! This module must not know what was measured.
+//! Predictions of the cost model for the micro-batches that ran, and for a burst of work. Knows nothing about
+//! measurements.
 
 use super::{Comparand, Phase};
 use crate::trace::Computed;
@@ -11,24 +10,24 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::ops::AddAssign;
 
-/// What a predicted time is made of, in microseconds.
+/// Components of a predicted time, in microseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct TimeParts {
-    /// Launches and other overheads of a device; the latency of an edge.
+    /// Launches and other overheads of a device; latency of an edge.
     pub overhead_us: f64,
-    /// Where bytes are what takes the time.
+    /// Time of memory-bound work.
     pub moving_us: f64,
-    /// Where operations are what takes the time.
+    /// Time of compute-bound work.
     pub computing_us: f64,
 }
 
 impl TimeParts {
-    /// All of it.
+    /// Returns the sum.
     pub fn sum_us(&self) -> f64 {
         self.overhead_us + self.moving_us + self.computing_us
     }
 
-    /// So many times as much of each.
+    /// Multiplies each component by `factor`.
     pub fn times(&self, factor: f64) -> Self {
         Self {
             overhead_us: self.overhead_us * factor,
@@ -46,23 +45,23 @@ impl AddAssign for TimeParts {
     }
 }
 
-/// Work that is given to an idle pipeline at once.
+/// Work submitted to an idle pipeline at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Burst {
-    /// Prompts of so many tokens each.
+    /// Prompts of equal length.
     Prompts {
-        /// Tokens of each.
+        /// Tokens of each prompt.
         tokens: u32,
-        /// How many.
+        /// Number of prompts.
         sequences: u32,
     },
-    /// Sequences that go on from a prompt.
+    /// Sequences that generate after a prompt.
     Generations {
         /// Tokens of each prompt.
         prompt: u32,
         /// New tokens of each.
         tokens: u32,
-        /// How many.
+        /// Number of sequences.
         sequences: u32,
     },
 }
@@ -85,15 +84,16 @@ impl Burst {
     }
 }
 
-/// The cost model at one plan.
+/// The cost model of one plan.
 pub(super) struct Model<'a> {
     of: Comparand<'a>,
-    /// Of each stage.
+    /// Device and segments of each stage.
     stages: Vec<(&'a DeviceFacts, &'a [Segment])>,
 }
 
 impl<'a> Model<'a> {
-    /// `None` if the plan has no stage, or one on a device or with segments that nobody knows.
+    /// Creates the model. Returns `None` if the plan has no stages, or a stage has an unknown device or
+    /// segments.
     pub(super) fn new(of: &Comparand<'a>) -> Option<Self> {
         let stage = |stage: &'a ragtag_planner::plan::PlanStage| {
             let device = of.devices.iter().find(|device| device.label == stage.device)?;
@@ -124,13 +124,13 @@ impl<'a> Model<'a> {
         self.of.links.between(from, to)
     }
 
-    /// One of these micro-batches on a stage, on average.
+    /// Returns the average time of these micro-batches on a stage.
     pub(super) fn stage(&self, stage: usize, computed: &Computed) -> TimeParts {
         let mut parts = self
             .whole_stage(stage, &batches(computed, computed.logit_rows), |kind| kind != SegmentKind::Head);
         parts.overhead_us += self.device(stage).stage_us.value;
         parts += self.boundary(stage, computed.rows as f64 / computed.micro_batches.max(1) as f64);
-        // The head works for those alone that want logits.
+        // The head processes only rows that need logits.
         let rows = (computed.logit_rows * computed.micro_batches).checked_div(computed.with_logits);
         if let Some(rows) = rows {
             let head = self.whole_stage(stage, &batches(computed, rows), |kind| kind == SegmentKind::Head);
@@ -155,7 +155,7 @@ impl<'a> Model<'a> {
         sum
     }
 
-    /// What it takes a stage that so many rows cross in another form than it keeps them in.
+    /// Returns the time of a stage to convert rows to and from the wire type.
     fn boundary(&self, stage: usize, rows: f64) -> TimeParts {
         let (plan, row_bytes) = (self.of.plan, self.of.row_bytes);
         let BoundaryTime { overhead_us, moving_us } =
@@ -163,14 +163,14 @@ impl<'a> Model<'a> {
         TimeParts { overhead_us, moving_us, computing_us: 0.0 }
     }
 
-    /// So many bytes on an edge.
+    /// Returns the time of a transfer of `bytes` bytes over an edge.
     pub(super) fn edge(&self, edge: usize, bytes: f64) -> TimeParts {
         let link = self.link(edge);
         let moving_us = bytes / link.bandwidth_bytes_per_s.value * 1e6;
         TimeParts { overhead_us: link.latency_us.value, moving_us, computing_us: 0.0 }
     }
 
-    /// So many bytes of logits on their way to the host, and what follows from them to the first stage.
+    /// Returns the time of the token return for `bytes` bytes of logits.
     pub(super) fn token_return(&self, bytes: f64) -> TimeParts {
         let (last, row_bytes) = (self.device(self.stages.len() - 1), self.of.logit_row_bytes);
         let [overhead_us, row_us] = [0, 1].map(|rows| last.token_return(rows, row_bytes).value);
@@ -178,7 +178,7 @@ impl<'a> Model<'a> {
         TimeParts { overhead_us, moving_us, computing_us: 0.0 }
     }
 
-    /// Tokens per second of a burst.
+    /// Returns the tokens per second of a burst.
     pub(super) fn tokens_per_s(&self, burst: &Burst) -> f64 {
         let chunks = self.of.plan.chunks();
         match *burst {
@@ -195,7 +195,7 @@ impl<'a> Model<'a> {
                 let (sum_us, slowest_us) =
                     self.pass(&of_rows(chunk.min(tokens.saturating_mul(sequences).max(1))));
                 let (rest_sum_us, rest_slowest_us) = self.pass(&of_rows(rest));
-                // The first fills the pipeline, each other one comes as late as the slowest part makes it.
+                // The first chunk fills the pipeline. The slowest part delays each of the others.
                 let busy_us = match (full, rest) {
                     (0, _) => rest_sum_us,
                     (full, 0) => sum_us + (full - 1) as f64 * slowest_us,
@@ -217,7 +217,7 @@ impl<'a> Model<'a> {
         }
     }
 
-    /// The time of a micro-batch through all stages and edges, and in the slowest of them.
+    /// Returns the time of a micro-batch through all stages and edges, and in the slowest of them.
     fn pass(&self, batch: &BatchShape) -> (f64, f64) {
         if batch.rows == 0 {
             return (0.0, 0.0);
@@ -231,19 +231,19 @@ impl<'a> Model<'a> {
         let bytes = f64::from(batch.rows) * row_bytes as f64;
         let edges = (1..self.stages.len()).map(|next| self.edge(next - 1, bytes).sum_us());
         let times = (0..self.stages.len()).map(stage).chain(edges);
-        // Hand-overs delay what passes, and occupy nothing.
+        // Wake-ups delay a micro-batch but occupy nothing.
         let late_us: f64 = self.stages.iter().map(|(device, _)| device.hand_over_us.value).sum();
         times.fold((late_us, 0.0), |(sum, slowest), us| (sum + us, us.max(slowest)))
     }
 
-    /// What the heads of prompts add.
+    /// Returns the additional time of the heads of prompts.
     fn heads_us(&self, batch: &BatchShape) -> f64 {
         let last = self.stages.len() - 1;
         self.whole_stage(last, &[(1.0, *batch)], |kind| kind == SegmentKind::Head).sum_us()
     }
 }
 
-/// The two whole micro-batches between which the average of many lies, with their weights.
+/// Returns the two integral micro-batches around the average of many, with their weights.
 fn batches(computed: &Computed, logit_rows: u64) -> [(f64, BatchShape); 2] {
     let count = computed.micro_batches as f64;
     let rows = computed.rows as f64 / count;
@@ -258,8 +258,8 @@ fn batches(computed: &Computed, logit_rows: u64) -> [(f64, BatchShape); 2] {
     [(1.0 - upper, batch(rows.floor())), (upper, batch(rows.ceil()))]
 }
 
-/// The time of a segment with what it is made of: launches, and the larger of moving and computing, whichever way the time
-/// itself is known.
+/// Returns the time of a segment with its components: launches, and the larger of moving and computing, for
+/// measured times too.
 fn segment_parts(
     segment: &Segment,
     device: &DeviceFacts,

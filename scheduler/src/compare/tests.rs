@@ -1,4 +1,4 @@
-//! Comparisons of made-up runs.
+//! Tests of comparisons, with synthetic runs.
 
 use super::*;
 use crate::trace::SizeReport;
@@ -26,7 +26,7 @@ fn segments() -> Vec<Segment> {
     [SegmentKind::Embedding, SegmentKind::Block, SegmentKind::Block, SegmentKind::Head].map(segment).into()
 }
 
-/// A segment takes 10 µs, and the larger of 1000 µs and 500 µs a row.
+/// Returns a device on which a segment takes 10 µs, plus the larger of 1000 µs and 500 µs per row.
 fn device(label: &str) -> DeviceFacts {
     DeviceFacts {
         bandwidth_bytes_per_s: Figure::assumed(1e9),
@@ -46,7 +46,7 @@ fn plan() -> Plan {
     Plan { context: 64, sequences: 4, chunk: 8, decode_rows: 2, decode_groups: 2, ..plan }
 }
 
-/// What a comparison is over.
+/// The inputs of a comparison.
 struct Run {
     plan: Plan,
     segments: Vec<Segment>,
@@ -74,7 +74,8 @@ impl Run {
     }
 }
 
-/// A report of `count` micro-batches of one size, `each_us` long each, after a first one that does not count.
+/// Returns a report of `count` micro-batches of one size and `each_us` each, after a first one that does not
+/// count.
 fn size(decode: bool, count: u64, rows: u64, logit_rows: u64, each_us: u64) -> SizeReport {
     let sequences = if decode { rows } else { 1 };
     let computed = |count: u64| Computed {
@@ -116,10 +117,10 @@ fn stats(stages: Vec<StageReport>) -> PipelineStats {
 }
 
 #[test]
-fn what_ran_is_predicted_size_by_size() {
+fn predictions_are_made_per_size() {
     // Two segments: 10 + 1000 µs each for up to two rows, 10 + 4000 for eight; 5 for the stage.
     let chunks = [size(false, 3, 8, 0, 8025), size(false, 1, 1, 0, 2025), size(true, 7, 2, 2, 2025)];
-    // The head works in one prefill micro-batch of four: for one row.
+    // The head runs in one prefill micro-batch of four, for one row.
     let last = [size(false, 3, 8, 0, 4015), size(false, 1, 1, 1, 2025), size(true, 7, 2, 2, 2025)];
     let comparison = Run::new().compare(&stats(vec![report(&chunks), report(&last)]));
     assert_eq!(comparison.parts.len(), 4);
@@ -136,7 +137,7 @@ fn what_ran_is_predicted_size_by_size() {
 
 #[test]
 fn averages_lie_between_whole_micro_batches() {
-    // 2.5 rows on average: as much as two rows (1000 µs a segment) and three (1500) on average.
+    // 2.5 rows on average take the average of two rows (1000 µs per segment) and three (1500).
     let mut uneven = size(true, 2, 2, 0, 0);
     uneven.warm.rows = 5;
     uneven.warm.busy_ns = 2 * 2_525_000;
@@ -145,7 +146,7 @@ fn averages_lie_between_whole_micro_batches() {
 }
 
 #[test]
-fn what_failed_is_named() {
+fn findings_name_the_wrong_assumption() {
     let run = Run::new();
     let slow = [report(&[size(true, 4, 1, 0, 4050), size(false, 4, 8, 0, 12037)]), report(&[])];
     let comparison = run.compare(&stats(slow.into()));
@@ -153,12 +154,11 @@ fn what_failed_is_named() {
     assert_eq!(findings.len(), 2, "{findings:?}");
     assert_eq!(
         findings[0],
-        "stage 0 on cpu:0, decode 2.0 times slower: its bandwidth is assumed at 1.0 GB/s: the run moved 500.0 MB/s"
+        "stage 0 on cpu:0, decode 2.0 times slower: bandwidth was 500.0 MB/s in the run, 1.0 GB/s assumed"
     );
     assert!(
-        findings[1].ends_with(
-            "+50 %: its rate with int8 activations is assumed at 4.0 GFLOP/s: the run reached 2.7 GFLOP/s"
-        ),
+        findings[1]
+            .ends_with("+50 %: rate with int8 activations was 2.7 GFLOP/s in the run, 4.0 GFLOP/s assumed"),
         "{findings:?}"
     );
 
@@ -166,11 +166,7 @@ fn what_failed_is_named() {
     idle.devices.iter_mut().for_each(|device| device.launch_us = Figure::assumed(5000.0));
     let quick = idle.compare(&stats(vec![report(&[size(true, 1, 1, 0, 6002)])]));
     let finding = quick.findings().join("; ");
-    assert!(
-        finding
-            .contains("2.0 times faster: launching a segment is assumed to take 5000.0 µs: the run took 2"),
-        "{finding}"
-    );
+    assert!(finding.contains("2.0 times faster: launch overhead per segment was 2"), "{finding}");
 }
 
 #[test]
@@ -185,21 +181,21 @@ fn edges_have_latency_and_bandwidth() {
     assert_eq!(
         comparison.findings(),
         [
-            "the link cpu:0 -> cpu:1, decode 4.0 times slower: its latency is assumed at 20.0 µs: the run took 83.0 µs",
-            "the link cpu:0 -> cpu:1, prefill 3.9 times slower: its bandwidth is assumed at 1.0 GB/s: the run moved 253.7 MB/s"
+            "the link cpu:0 -> cpu:1, decode 4.0 times slower: latency was 83.0 µs in the run, 20.0 µs assumed",
+            "the link cpu:0 -> cpu:1, prefill 3.9 times slower: bandwidth was 253.7 MB/s in the run, 1.0 GB/s assumed"
         ]
     );
     let back = comparison.part(Place::TokenReturn, 0, Phase::Decode).unwrap();
     assert_eq!((back.device.as_str(), back.to.as_deref()), ("cpu:1", Some("cpu:0")));
     assert!((back.predicted_us - 4.0).abs() < 1e-9 && back.deviation.abs() < 1e-9);
 
-    // The host took as long as predicted; had it taken 100 µs more, so it would with every device.
+    // The host took as long as predicted. 100 µs more apply to every device.
     let slow_return = EdgeReport { decode: crossed(10, 2000, 106), ..EdgeReport::default() };
     let slow_return = run.compare(&PipelineStats { token_return: slow_return, ..PipelineStats::default() });
     let (devices, _) = facts_from(&slow_return, &run.alike(&slow_return), &run.devices, &run.links);
     assert!(devices.iter().all(|device| (device.host_latency_us.value - 104.0).abs() < 1e-9));
 
-    // Two sizes tell latency and bandwidth apart: 84 µs for 1 kB, 4020 for 1 MB.
+    // Two sizes separate latency from bandwidth: 84 µs for 1 kB, 4020 for 1 MB.
     let (_, links) = facts_from(&comparison, &run.alike(&comparison), &run.devices, &run.links);
     let facts = links.between("cpu:0", "cpu:1");
     for (bytes, us) in [(1000, 84.0), (1_000_000, 4020.0)] {
@@ -226,12 +222,12 @@ fn corrected_facts_predict_what_was_measured() {
     assert!(comparison.largest_stage_deviation() < 0.01, "{comparison:#?}");
     assert_eq!(run.devices[0].bandwidth_bytes_per_s.source, FigureSource::Fitted);
     assert!(run.devices.iter().all(|device| device.nonsense().is_none()));
-    // Of devices that did not run, assumptions are as wrong as of their like; of another API nothing is known.
+    // Assumptions about devices that did not run are corrected like those of the same API; other APIs stay.
     let bandwidth = |at: usize| run.devices[at].bandwidth_bytes_per_s.value;
     assert!((bandwidth(2) / (bandwidth(0) * bandwidth(1)).sqrt() - 1.0).abs() < 1e-9);
     assert_eq!(run.devices[2].bandwidth_bytes_per_s.source, FigureSource::Assumed);
     assert_eq!(run.devices[3], before[3]);
-    // What somebody measured stays.
+    // Measured values stay.
     run.devices[2].bandwidth_bytes_per_s = Figure { value: 7e9, source: FigureSource::Measured };
     let (devices, _) = facts_from(&run.compare(&measured), &alike, &run.devices, &run.links);
     assert_eq!(devices[2].bandwidth_bytes_per_s, run.devices[2].bandwidth_bytes_per_s);
@@ -247,18 +243,18 @@ fn absurd_clocks_leave_possible_facts() {
     let (devices, links) = facts_from(&comparison, &run.alike(&comparison), &run.devices, &run.links);
     assert!(devices.iter().all(|device| device.nonsense().is_none()));
     assert!(links.known.iter().all(|(_, _, link)| link.nonsense().is_none()));
-    // A plan on devices that nobody knows is not compared.
-    let nobody = Run { devices: Vec::new(), ..Run::new() };
-    assert_eq!(nobody.compare(&stats(vec![report(&[])])), Comparison::default());
+    // A plan with unknown devices is not compared.
+    let unknown = Run { devices: Vec::new(), ..Run::new() };
+    assert_eq!(unknown.compare(&stats(vec![report(&[])])), Comparison::default());
 }
 
 #[test]
-fn the_whole_is_predicted_from_its_parts_and_says_what_slowed_it() {
+fn rates_are_predicted_from_parts_and_explained() {
     let run = Run::new();
     let slow = stats(vec![report(&[size(true, 4, 2, 0, 2025)]), report(&[size(true, 4, 2, 2, 6075)])]);
     let mut comparison = run.compare(&slow);
-    // A stage takes 2025 µs for two rows, the edge 20 and a little; two groups of two sequences go round. What returns
-    // takes 2 + 2 µs.
+    // A stage takes 2025 µs for two rows, the edge about 20; two groups of two sequences are in flight. The
+    // token return takes 2 + 2 µs.
     let burst = Burst::Generations { prompt: 0, tokens: 64, sequences: 4 };
     comparison.add_rate(&run.comparand(), &burst, 330.0);
     let rate = &comparison.rates[0];
@@ -267,12 +263,12 @@ fn the_whole_is_predicted_from_its_parts_and_says_what_slowed_it() {
     let finding = rate.finding.as_deref().unwrap();
     assert!(
         finding.starts_with(
-            "tg64 3.0 times slower: most of all because of stage 1 on cpu:1, decode 3.0 times slower"
+            "tg64 3.0 times slower: mainly because of stage 1 on cpu:1, decode 3.0 times slower"
         ),
         "{finding}"
     );
 
-    // 20 tokens in chunks of 8: the slowest part takes 8025 µs, and the last chunk of four rows 4025.
+    // 20 tokens in chunks of 8: the slowest part takes 8025 µs, and 4025 for the last chunk of four rows.
     let prompts = Burst::Prompts { tokens: 10, sequences: 2 };
     comparison.add_rate(&run.comparand(), &prompts, 100.0);
     let rate = &comparison.rates[1];
@@ -289,7 +285,7 @@ fn the_whole_is_predicted_from_its_parts_and_says_what_slowed_it() {
     let finding = comparison.rates[0].finding.clone().unwrap();
     assert!(finding.ends_with("micro-batches waited 2000.0 µs each for a slot of stage 0"), "{finding}");
 
-    // As predicted: nothing to say.
+    // As predicted, so there is no finding.
     let mut comparison = run.compare(&slow);
     comparison.add_rate(&run.comparand(), &prompts, 20.0 / busy_us * 1e6);
     assert_eq!(comparison.rates[0].finding, None);
@@ -297,13 +293,13 @@ fn the_whole_is_predicted_from_its_parts_and_says_what_slowed_it() {
     let mut comparison = run.compare(&uneven);
     comparison.add_rate(&run.comparand(), &burst, 330.0);
     let finding = comparison.rates[0].finding.clone().unwrap();
-    assert!(finding.contains("uneven, 1.0 rows on average where the plan has 2"), "{finding}");
+    assert!(finding.contains("uneven, with 1.0 rows on average instead of 2"), "{finding}");
 }
 
 #[test]
-fn what_was_compiled_for_is_not_compared() {
+fn compilation_is_not_compared() {
     let run = Run::new();
-    // A second of compilation, and then as predicted.
+    // One second of compilation, then as predicted.
     let compiled = |mut size: SizeReport| {
         size.computed.busy_ns += 1_000_000_000;
         size
@@ -319,11 +315,11 @@ fn what_was_compiled_for_is_not_compared() {
         finding.contains("because the first micro-batches of each size took 1000.0 ms longer"),
         "{finding}"
     );
-    // Where there is no second one of a size nothing is compared.
+    // A size that occurs only once is not compared.
     let alone = run.compare(&stats(vec![report(&[compiled(size(true, 0, 2, 0, 2025))])]));
     assert!(alone.parts.is_empty() && alone.decode_warm_up_us > 9e5, "{alone:?}");
 
-    // What was done before an earlier look does not count at all.
+    // Work before an earlier report does not count.
     let more = |count: u64, busy_ns: u64| {
         let mut more = first.clone();
         more.sizes.truncate(1);
@@ -343,9 +339,9 @@ fn what_was_compiled_for_is_not_compared() {
 }
 
 #[test]
-fn noise_tells_no_equal_devices_apart() {
+fn noise_does_not_separate_equal_devices() {
     let run = Run::new();
-    // `count` steps of `each_us` on average; half of them take longer by `share`, half shorter.
+    // `count` steps of `each_us` on average, half of them longer by `share`, half shorter.
     let spread = |count: u64, each_us: u64, share: f64| {
         let mut size = size(true, count, 2, 0, each_us);
         size.warm.busy_us2 = (size.warm.busy_us2 as f64 * (1.0 + share * share)) as u64;
@@ -364,7 +360,7 @@ fn noise_tells_no_equal_devices_apart() {
         assert!((ratio - 1.0).abs() < 1e-9, "{count} steps {apart} times apart make a ratio of {ratio}");
         assert!(uncertainty < 0.6, "{uncertainty}");
     }
-    // What lasts, and is far more than the spread, is the device's.
+    // A persistent difference far beyond the spread belongs to the device.
     for (count, apart, share) in [(40, 1.5, 0.05), (8, 4.0, 0.2)] {
         let (ratio, uncertainty) = rates(count, apart, share);
         assert!(ratio > 1.3, "{count} steps {apart} times apart make a ratio of {ratio}");
@@ -372,7 +368,7 @@ fn noise_tells_no_equal_devices_apart() {
     }
     assert!(rates(40, 1.0, 0.4).1 > rates(400, 1.0, 0.4).1 * 3.0);
     assert!(run.compare(&stats(vec![report(&[])])).uncertainty().is_infinite());
-    // Those that other figures tell apart are two devices.
+    // Devices that differ in other values are not equal.
     let mut unlike = Run::new();
     unlike.devices[1].launch_us = Figure::assumed(11.0);
     let comparison = unlike.compare(&stats(vec![spread(4, 2025, 0.0), spread(4, 3037, 0.0)]));

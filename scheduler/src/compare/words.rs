@@ -1,6 +1,5 @@
-//! Which assumption failed, in words.
-//!
-//! This module must not know how predictions are made: the largest part of one is what is to blame.
+//! Explanations of deviations, as text. Blames the largest component of a prediction. Knows nothing about how
+//! predictions are made.
 
 use super::model::Model;
 use super::{ComparedPart, ComparedRate, Comparison, Phase, TOLERANCE};
@@ -9,9 +8,9 @@ use ragtag_planner::cost::Figure;
 use ragtag_planner::plan::{Place, Plan};
 use ragtag_planner::wording::{self, Quantity};
 
-/// Why a part took longer or shorter than predicted, if it did.
+/// Returns why a part took longer or shorter than predicted, if it did.
 pub(super) fn part_finding(model: &Model<'_>, part: &ComparedPart) -> Option<String> {
-    // Nothing was predicted, or nothing is wrong; NaN is neither.
+    // False also for NaN and without a prediction.
     let off = part.deviation.abs() > TOLERANCE && part.predicted_us > 0.0;
     if !off {
         return None;
@@ -24,13 +23,13 @@ pub(super) fn part_finding(model: &Model<'_>, part: &ComparedPart) -> Option<Str
     Some(format!("{}: {said}", subject(part)))
 }
 
-/// What a part is called.
+/// Returns the name of a part.
 fn subject(part: &ComparedPart) -> String {
     let phase = part.phase;
     let percent = wording::deviation(Quantity::Time, part.deviation);
     match part.place {
         Place::Stage => format!("stage {} on {}, {phase} {percent}", part.index, part.device),
-        Place::TokenReturn => format!("the return of tokens, {phase} {percent}"),
+        Place::TokenReturn => format!("the token return, {phase} {percent}"),
         _ => format!("the link {} -> {}, {phase} {percent}", part.device, part.to.as_deref().unwrap_or("")),
     }
 }
@@ -40,12 +39,12 @@ fn stage(model: &Model<'_>, part: &ComparedPart, factor: f64) -> String {
     if parts.overhead_us >= parts.moving_us.max(parts.computing_us) {
         let Figure { value, source } = device.launch_us;
         let took = value * factor;
-        return format!("launching a segment is {source} to take {value:.1} µs: the run took {took:.1} µs");
+        return format!("launch overhead per segment was {took:.1} µs in the run, {value:.1} µs {source}");
     }
     if parts.moving_us >= parts.computing_us {
         let Figure { value, source } = device.bandwidth_bytes_per_s;
         let (then, now) = (bytes_per_s(value), bytes_per_s(value / factor));
-        return format!("its bandwidth is {source} at {then}: the run moved {now}");
+        return format!("bandwidth was {now} in the run, {then} {source}");
     }
     let (figure, form) = match model.activations() {
         Activations::F32 => (device.exact_flops_per_s, "f32"),
@@ -53,40 +52,38 @@ fn stage(model: &Model<'_>, part: &ComparedPart, factor: f64) -> String {
         Activations::F16 => (device.fast_flops_per_s, "f16"),
     };
     let (then, now) = (flops_per_s(figure.value), flops_per_s(figure.value / factor));
-    format!("its rate with {form} activations is {} at {then}: the run reached {now}", figure.source)
+    format!("rate with {form} activations was {now} in the run, {then} {}", figure.source)
 }
 
 fn edge(model: &Model<'_>, part: &ComparedPart, factor: f64) -> String {
     let latency_binds = part.parts.overhead_us >= part.parts.moving_us;
     if part.place == Place::TokenReturn {
         let what =
-            if latency_binds { "copies to and from the host" } else { "logits on their way to the host" };
+            if latency_binds { "copies to and from the host" } else { "the copy of logits to the host" };
         let Figure { source, .. } = model.device(0).host_latency_us;
         let (then, now) = (part.predicted_us, part.measured_us);
-        return format!(
-            "{what} and the choice of tokens are {source} to take {then:.1} µs: the run took {now:.1} µs"
-        );
+        return format!("{what} and sampling took {now:.1} µs in the run, {then:.1} µs {source}");
     }
     let link = model.link(part.index);
     if latency_binds {
         let Figure { value, source } = link.latency_us;
-        // The bytes' time is taken as it was predicted.
+        // Assume that the time of the bytes is as predicted.
         let took = (part.measured_us - part.parts.moving_us).max(0.0);
-        return format!("its latency is {source} at {value:.1} µs: the run took {took:.1} µs");
+        return format!("latency was {took:.1} µs in the run, {value:.1} µs {source}");
     }
     let Figure { value, source } = link.bandwidth_bytes_per_s;
     let (then, now) = (bytes_per_s(value), bytes_per_s(value / factor));
-    format!("its bandwidth is {source} at {then}: the run moved {now}")
+    format!("bandwidth was {now} in the run, {then} {source}")
 }
 
-/// Why the whole was slower or faster than predicted, if it was.
+/// Returns why the whole was slower or faster than predicted, if it was.
 pub(super) fn rate_finding(comparison: &Comparison, plan: &Plan, rate: &ComparedRate) -> Option<String> {
     if rate.deviation.is_nan() || rate.deviation.abs() <= TOLERANCE {
         return None;
     }
     let subject = format!("{} {}", rate.what, wording::deviation(Quantity::Rate, rate.deviation));
     let parts: Vec<_> = comparison.parts.iter().filter(|part| part.phase == rate.phase).collect();
-    // A slow part makes a slow whole: the one that accounts for most of the time that was not foreseen.
+    // Blame the part with the largest share of the excess time.
     let slower = rate.deviation < 0.0;
     let unforeseen_us = |part: &ComparedPart| {
         let us = part.measured_us - part.predicted_us;
@@ -106,12 +103,12 @@ pub(super) fn rate_finding(comparison: &Comparison, plan: &Plan, rate: &Compared
     if slower && warm_up_us > by_part_us.max(predicted_us * TOLERANCE) {
         let late = warm_up_us / 1e3;
         return Some(format!(
-            "{subject}: most of all because the first micro-batches of each size took {late:.1} ms longer than predicted, as they \
-             do while kernels are compiled"
+            "{subject}: mainly because the first micro-batches of each size took {late:.1} ms longer than predicted, \
+             probably to compile kernels"
         ));
     }
     if let Some(part) = blamed {
-        return Some(format!("{subject}: most of all because of {}", super::words::subject(part)));
+        return Some(format!("{subject}: mainly because of {}", super::words::subject(part)));
     }
     let rows = parts.iter().find(|part| part.place == Place::Stage).map(|part| part.rows);
     if let Some(rows) = rows
@@ -119,7 +116,7 @@ pub(super) fn rate_finding(comparison: &Comparison, plan: &Plan, rate: &Compared
     {
         let planned = plan.decode_rows;
         return Some(format!(
-            "{subject}: decode micro-batches were uneven, {rows:.1} rows on average where the plan has {planned}"
+            "{subject}: decode micro-batches were uneven, with {rows:.1} rows on average instead of {planned}"
         ));
     }
     let waited = parts.iter().max_by(|a, b| a.waited_us.total_cmp(&b.waited_us));
@@ -128,7 +125,7 @@ pub(super) fn rate_finding(comparison: &Comparison, plan: &Plan, rate: &Compared
         return Some(format!("{subject}: micro-batches waited {us:.1} µs each for a slot of stage {index}"));
     }
     Some(format!(
-        "{subject}: no stage or edge is off by that much, so they waited for each other or for the host"
+        "{subject}: no stage or edge deviates that much, so they waited for each other or for the host"
     ))
 }
 

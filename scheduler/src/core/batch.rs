@@ -102,7 +102,7 @@ impl MicroBatch {
 
 /// A micro-batch that exceeds a parameter block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{wanted} {what} in a parameter block for {capacity}")]
+#[error("{wanted} {what} exceed the capacity of a parameter block, {capacity}")]
 pub struct ParamsTooSmall {
     /// Name of the exceeded quantity.
     pub what: &'static str,
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_parameter_block_says_what_the_micro_batch_does() {
+    fn a_parameter_block_describes_its_micro_batch() {
         let batch = MicroBatch {
             id: MicroBatchId(1),
             credit: 0,
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_micro_batch_of_prompt_rows_decodes_not_only() {
+    fn a_micro_batch_with_prompt_rows_is_not_decode_only() {
         let decodes_only = |items: &[Item]| {
             MicroBatch { id: MicroBatchId(1), credit: 0, items: items.to_vec() }.decodes_only()
         };
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn what_exceeds_a_capacity_is_refused() {
+    fn micro_batches_beyond_a_capacity_are_refused() {
         let batch = MicroBatch {
             id: MicroBatchId(1),
             credit: 0,

@@ -194,7 +194,7 @@ impl RunCore {
             kv_blocks,
         ];
         if all.contains(&0) || shape.chunks.check().is_err() || shape.chunks.most_rows() > max_rows {
-            return Err(Error::Spec { what: format!("a pipeline cannot have this shape: {shape:?}") });
+            return Err(Error::Spec { what: format!("invalid pipeline shape: {shape:?}") });
         }
         Ok(Self {
             pool: BlockPool::new(kv_blocks),

@@ -180,10 +180,10 @@ impl StageCore {
     pub fn new(shape: &StageShape, points: StagePoints) -> Result<Self> {
         let spec = |what: String| Err(Error::Spec { what });
         if shape.slots == 0 || shape.row_bytes == 0 {
-            return spec(format!("a stage cannot have this shape: {shape:?}"));
+            return spec(format!("invalid stage shape: {shape:?}"));
         }
         if [shape.incoming, shape.outgoing].contains(&Some(Route::SameDevice)) {
-            return spec("two stages on one device: they are one stage".into());
+            return spec("two neighbouring stages on one device; merge them".into());
         }
         let unavailable = |error: ragtag_transfer::Error| Error::Spec { what: error.to_string() };
         let outlet = match shape.outgoing {

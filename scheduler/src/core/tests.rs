@@ -152,7 +152,7 @@ fn a_long_prompt_does_not_hold_up_sequences_that_generate() {
 }
 
 #[test]
-fn generating_sequences_are_shared_out_among_the_stages() {
+fn generating_sequences_are_divided_among_the_stages() {
     let mut run = Run::new(shape(2));
     for id in 0..8 {
         run.submit(id, 1, 60);
@@ -184,7 +184,7 @@ fn the_sequence_that_waited_longest_decodes_first() {
 }
 
 #[test]
-fn decode_rows_keep_to_the_logit_rows_of_a_micro_batch() {
+fn decode_rows_respect_the_logit_rows_of_a_micro_batch() {
     let mut run = Run::new(RunShape { max_logit_rows: 2, ..shape(1) });
     for id in 0..5 {
         run.submit(id, 1, 20);
@@ -197,7 +197,7 @@ fn decode_rows_keep_to_the_logit_rows_of_a_micro_batch() {
 }
 
 #[test]
-fn nobody_overtakes_one_who_waits_for_cache_blocks() {
+fn sequences_waiting_for_cache_blocks_are_not_overtaken() {
     let mut run = Run::new(RunShape { kv_blocks: 4, ..shape(1) });
     run.submit(0, 30, 10); // 3 blocks
     run.submit(1, 30, 3); // 2 blocks
@@ -217,7 +217,7 @@ fn nobody_overtakes_one_who_waits_for_cache_blocks() {
 }
 
 #[test]
-fn cancelled_sequences_leave_the_queue_in_which_they_stand() {
+fn cancelled_sequences_leave_their_queue() {
     // One credit, so that each queue has an entry: 0 and 1 have tokens to feed back, 2 and 3 prompts, 4 and 5
     // wait.
     let mut run = Run::new(RunShape { credits: 1, kv_blocks: 8, ..shape(1) });
@@ -302,7 +302,7 @@ fn a_failure_ends_everything_once() {
 }
 
 #[test]
-fn what_cannot_happen_is_refused() {
+fn impossible_events_are_refused() {
     let ready = timeline(0, QueueKind::Download).at(1);
     let wrong = [
         RunEvent::Return(Return { micro_batch: MicroBatchId(1), ready }),

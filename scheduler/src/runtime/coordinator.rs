@@ -4,13 +4,13 @@ use crate::actor::culprit;
 use crate::core::{
     LogitRows, MicroBatch, MicroBatchId, RunAction, RunCore, RunEvent, Sampled, SequenceId, StageEvent,
 };
-use crate::crossing::Crossings;
 use crate::error::{Error, Result};
 use crate::mailbox::{self, Mailbox, Notice, found, over};
 use crate::message::{RequestMessage, RunMessage, RunUrgent, StageAddress, StageMessage, StageUrgent};
 use crate::runtime::PipelineStats;
 use crate::runtime::request::{Client, Reply};
 use crate::runtime::spec::Layout;
+use crate::transfers::Transfers;
 use crossbeam_channel::{Receiver, select_biased};
 use ragtag_hal::{Anticipation, DeviceId, HostRegion, Lease, Outcome, Timeline, Timing, Turn};
 use std::collections::{HashMap, VecDeque};
@@ -41,13 +41,13 @@ impl Logits {
         let start = (u64::from(credit) * self.part_bytes + u64::from(row) * self.row_bytes) as usize;
         // The download has completed, so no device writes there.
         let lease = self.region.read(start..start + self.row_bytes as usize);
-        lease.map_err(|e| Error::protocol(format!("logits are not there yet: {e}")))
+        lease.map_err(|e| Error::protocol(format!("logits are not available yet: {e}")))
     }
 }
 
 /// Returns the floats of a row.
 fn floats<'a>(row: &'a Lease<'_>) -> Result<&'a [f32]> {
-    row.floats().ok_or_else(|| Error::protocol("a row of logits begins within a float"))
+    row.floats().ok_or_else(|| Error::protocol("a row of logits is not aligned to floats"))
 }
 
 /// Replies that are sent after all work that devices wait for.
@@ -77,14 +77,14 @@ pub(super) struct Coordinator {
     /// Value of the last timeline that the core knows.
     pub(super) progress: u64,
     /// The token return edge.
-    pub(super) token_return: Crossings,
+    pub(super) token_return: Transfers,
     /// Micro-batches whose logits have been read but whose consequences are not yet handled.
     pub(super) collected: Vec<MicroBatchId>,
     pub(super) anticipation: Anticipation,
 }
 
 /// A message for the coordinator.
-enum Letter {
+enum Incoming {
     Urgent(RunUrgent),
     Stage(RunMessage),
     Request(RequestMessage),
@@ -120,19 +120,19 @@ impl Coordinator {
     fn work(&mut self) {
         loop {
             let next = self.poll().or_else(|| self.before_sleep()).or_else(|| self.sleep());
-            let Some(letter) = next else { return };
-            match letter {
-                Letter::Urgent(RunUrgent::Stop) => return self.handle(RunEvent::Stop),
-                Letter::Urgent(RunUrgent::Failed(error)) => {
+            let Some(incoming) = next else { return };
+            match incoming {
+                Incoming::Urgent(RunUrgent::Stop) => return self.handle(RunEvent::Stop),
+                Incoming::Urgent(RunUrgent::Failed(error)) => {
                     let error = self.attribute(error);
                     self.handle(RunEvent::Failed { error });
                 }
-                Letter::Stage(RunMessage::Return(returned)) => self.handle(RunEvent::Return(returned)),
-                Letter::Stage(RunMessage::Downloaded) => self.catch_up(),
-                Letter::Request(RequestMessage::Cancel { sequence }) => {
+                Incoming::Stage(RunMessage::Return(returned)) => self.handle(RunEvent::Return(returned)),
+                Incoming::Stage(RunMessage::Downloaded) => self.catch_up(),
+                Incoming::Request(RequestMessage::Cancel { sequence }) => {
                     self.handle(RunEvent::Cancel { sequence })
                 }
-                Letter::Request(RequestMessage::Submit { sequence, prompt, client }) => {
+                Incoming::Request(RequestMessage::Submit { sequence, prompt, client }) => {
                     self.clients.insert(sequence, client);
                     self.handle(RunEvent::Submit { sequence, prompt });
                 }
@@ -142,37 +142,37 @@ impl Coordinator {
 
     /// Arms the progress notice and checks once more. A return is in the quiet queue before its point passes.
     /// So if the point is visible here, so is the return; otherwise the notice wakes this thread.
-    fn before_sleep(&mut self) -> Option<Letter> {
+    fn before_sleep(&mut self) -> Option<Incoming> {
         self.notice.arm();
         self.catch_up();
         self.publish();
         self.poll()
     }
 
-    fn poll(&self) -> Option<Letter> {
+    fn poll(&self) -> Option<Incoming> {
         match self.inbox.poll() {
-            Some(mailbox::Letter::Urgent(urgent)) => Some(Letter::Urgent(urgent)),
-            Some(mailbox::Letter::Normal(message)) => Some(Letter::Stage(message)),
-            None => self.requests.try_recv().ok().map(Letter::Request),
+            Some(mailbox::Envelope::Urgent(urgent)) => Some(Incoming::Urgent(urgent)),
+            Some(mailbox::Envelope::Normal(message)) => Some(Incoming::Stage(message)),
+            None => self.requests.try_recv().ok().map(Incoming::Request),
         }
     }
 
-    fn sleep(&mut self) -> Option<Letter> {
+    fn sleep(&mut self) -> Option<Incoming> {
         let mut anticipation = std::mem::take(&mut self.anticipation);
-        let letter = anticipation.wait(|turn| match turn {
+        let incoming = anticipation.wait(|turn| match turn {
             Turn::Look => self.poll().map_or(Outcome::Nothing, Outcome::Found),
             Turn::Rest(limit) => self.receive(limit),
         });
         self.anticipation = anticipation;
-        letter
+        incoming
     }
 
-    fn receive(&self, limit: Option<Duration>) -> Outcome<Letter> {
-        let (stages, urgent) = self.inbox.waking_lanes();
+    fn receive(&self, limit: Option<Duration>) -> Outcome<Incoming> {
+        let (stages, urgent) = self.inbox.waking_queues();
         select_biased! {
-            recv(urgent) -> message => found(message.map(Letter::Urgent)),
-            recv(stages) -> message => found(message.map(Letter::Stage)),
-            recv(self.requests) -> message => found(message.map(Letter::Request)),
+            recv(urgent) -> message => found(message.map(Incoming::Urgent)),
+            recv(stages) -> message => found(message.map(Incoming::Stage)),
+            recv(self.requests) -> message => found(message.map(Incoming::Request)),
             recv(over(limit)) -> _ => Outcome::Nothing,
         }
     }
@@ -321,7 +321,7 @@ mod tests {
 
     /// The last stage sends a return, and its point passes, right after the coordinator found nothing to do.
     #[test]
-    fn a_return_is_not_overslept() {
+    fn a_return_before_sleep_wakes_the_coordinator() {
         let run = RunShape {
             stages: 1,
             decode_groups: 1,
@@ -353,7 +353,7 @@ mod tests {
             clients: HashMap::new(),
             stats: Arc::default(),
             progress: 0,
-            token_return: Crossings::default(),
+            token_return: Transfers::default(),
             collected: Vec::new(),
             anticipation: Anticipation::default(),
         };
@@ -364,8 +364,8 @@ mod tests {
         let returned = Return { micro_batch: MicroBatchId(0), ready: id.at(1) };
         address.send_quietly(RunMessage::Return(returned)).unwrap();
         last.advance(1);
-        let Some(Letter::Stage(RunMessage::Return(returned))) = coordinator.before_sleep() else {
-            panic!("overslept");
+        let Some(Incoming::Stage(RunMessage::Return(returned))) = coordinator.before_sleep() else {
+            panic!("the return was lost");
         };
         coordinator.handle(RunEvent::Return(returned));
         assert_eq!(coordinator.core.counts().active, 0);

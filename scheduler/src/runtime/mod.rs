@@ -1,8 +1,8 @@
 //! The threaded runtime: a pipeline of loaded stages that accepts requests.
 //!
-//! It has one thread per device ([`crate::actor`]) and one for the coordinator, each of which sleeps on its
-//! own mailbox. This module starts, connects and ends the threads. It knows nothing about the decisions of
-//! cores or the work of devices.
+//! It has one thread per device ([`crate::actor`]) and one for the coordinator. Each sleeps on its own
+//! mailbox. This module starts, connects and ends the threads. It knows nothing about the decisions of cores
+//! or the work of devices.
 
 mod coordinator;
 mod request;
@@ -15,13 +15,13 @@ pub use spec::{LoadProgress, PipelineOptions, StageSpec};
 use crate::actor::{Actor, ActorSpec, Edge, StageReport};
 use crate::capacity::Lanes;
 use crate::core::{Prompt, RunCore, RunCounts, SequenceId, Want};
-use crate::crossing::{Crossings, EdgeReport};
 use crate::error::{Error, Result};
 use crate::mailbox::{LINGER, Notice, mailbox};
 use crate::message::{
     RequestMessage, RunAddress, RunMessage, RunUrgent, StageAddress, StageMessage, StageUrgent,
 };
 use crate::trace::{Ends, Trace, TraceSink};
+use crate::transfers::{EdgeReport, Transfers};
 use coordinator::{Coordinator, Logits, refuse};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use ragtag_hal::{Anticipation, DeviceId, HostRegion, QueueKind, Timeline};
@@ -79,7 +79,7 @@ pub struct Pipeline {
     stats: Arc<Mutex<PipelineStats>>,
     reports: Vec<Arc<Mutex<StageReport>>>,
     /// Transfers between stages, then the token return.
-    crossings: Vec<Crossings>,
+    crossings: Vec<Transfers>,
     /// Kept so that the trace is available after the actors have ended.
     sink: TraceSink,
 }
@@ -106,7 +106,7 @@ impl Pipeline {
         let (run, run_inbox) = mailbox::<RunMessage, RunUrgent>(Lanes::of_run(options.credits));
         let sink = TraceSink::new(options.trace_spans);
         let last = stages.last().map(|s| s.device.timeline(QueueKind::Download));
-        let last = last.ok_or_else(|| Error::Spec { what: "a pipeline of no stages".into() })?;
+        let last = last.ok_or_else(|| Error::Spec { what: "the pipeline has no stages".into() })?;
         let logits = Logits::new(&layout)?;
         let connected = connect(stages, options, &layout, &run, &logits, &sink)?;
         let Connected { actors: specs, addresses, reports, devices, crossings } = connected;
@@ -191,7 +191,7 @@ impl Pipeline {
         let mut stats = self.stats.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let report = |r: &Arc<Mutex<StageReport>>| r.lock().unwrap_or_else(PoisonError::into_inner).clone();
         stats.stages = self.reports.iter().map(report).collect();
-        stats.edges = self.crossings.iter().map(Crossings::report).collect();
+        stats.edges = self.crossings.iter().map(Transfers::report).collect();
         stats.token_return = stats.edges.pop().unwrap_or_default();
         stats
     }
@@ -230,7 +230,7 @@ struct Connected {
     /// Device ids and labels of the stages.
     devices: Vec<(DeviceId, String)>,
     /// Transfers between stages, then the token return.
-    crossings: Vec<Crossings>,
+    crossings: Vec<Transfers>,
 }
 
 /// Connects neighbours by rings, mailboxes and timelines.
@@ -265,7 +265,7 @@ fn connect(
     let reports: Vec<Arc<Mutex<StageReport>>> = stages.iter().map(|_| Arc::default()).collect();
     // The edge to `neighbour` over ring `ring`.
     let notices: Vec<_> = rings.iter().map(|_| Notice::default()).collect();
-    let crossings: Vec<Crossings> = stages.iter().map(|_| Crossings::default()).collect();
+    let crossings: Vec<Transfers> = stages.iter().map(|_| Transfers::default()).collect();
     let edge = |ring: usize, neighbour: usize, queue: QueueKind| Edge {
         ring_notice: notices[ring].clone(),
         route: options.routes[ring],
@@ -384,5 +384,5 @@ fn serve(spec: ActorSpec, abort: &AtomicBool, progress: &(dyn Fn(u64) + Sync), r
 
 fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
     let spawned = std::thread::Builder::new().name(name).spawn(body);
-    spawned.map_err(|e| Error::Spec { what: format!("the system gives no thread: {e}") })
+    spawned.map_err(|e| Error::Spec { what: format!("cannot start a thread: {e}") })
 }

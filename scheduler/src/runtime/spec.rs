@@ -88,17 +88,21 @@ impl Layout {
     pub(crate) fn new(stages: &[StageSpec], options: &PipelineOptions) -> Result<Self> {
         let spec = |what: String| Error::Spec { what };
         let compiled = || stages.iter().map(|s| &s.compiled);
-        let Some(last) = compiled().next_back() else { return Err(spec("a pipeline of no stages".into())) };
+        let Some(last) = compiled().next_back() else {
+            return Err(spec("the pipeline has no stages".into()));
+        };
         if options.routes.len() != stages.len() - 1 {
             return Err(spec(format!("{} routes between {} stages", options.routes.len(), stages.len())));
         }
         if options.slots == 0 {
-            return Err(spec("stages of no slots".into()));
+            return Err(spec("the stages have no slots".into()));
         }
         for route in &options.routes {
             match route {
                 Route::HostStaged { chunk_bytes: 1.., depth: 1.. } => {}
-                Route::SameDevice => return Err(spec("two stages on one device: they are one stage".into())),
+                Route::SameDevice => {
+                    return Err(spec("two neighbouring stages on one device; merge them".into()));
+                }
                 other => return Err(spec(format!("route {other:?} is not available"))),
             }
         }
@@ -114,7 +118,7 @@ impl Layout {
             if stage.compiled.segments.start
                 != if index == 0 { 0 } else { stages[index - 1].compiled.segments.end }
             {
-                return Err(spec(format!("stage {index} does not begin where the one before ends")));
+                return Err(spec(format!("stage {index} does not begin at the end of the previous stage")));
             }
         }
         if last.logit_row_bytes == 0 || !last.logit_row_bytes.is_multiple_of(4) {
@@ -126,7 +130,9 @@ impl Layout {
         let table_positions = u64::from(smallest(|s| s.table_blocks)) * BLOCK_TOKENS as u64;
         if u64::from(options.context) > table_positions {
             let context = options.context;
-            return Err(spec(format!("a context of {context} where block tables hold {table_positions}")));
+            return Err(spec(format!(
+                "the context is {context}, but block tables hold only {table_positions} positions"
+            )));
         }
         let logits_part_bytes = u64::from(last.max_logit_rows()) * last.logit_row_bytes;
         let run = RunShape {

@@ -1,4 +1,4 @@
-//! Made-up devices: three queues each, in order, that honour points and know what their memory holds.
+//! Simulated devices: three in-order queues that honour points, and memory whose contents are tracked.
 
 use crate::core::{MicroBatch, MicroBatchId, Nanoseconds, SequenceId};
 use crate::sim::SimSpanKind;
@@ -36,7 +36,7 @@ impl Job {
         }
     }
 
-    /// Rows that it computes.
+    /// Returns the rows that it computes.
     pub(super) fn rows(&self) -> u32 {
         match self {
             Job::Compute { micro_batch, .. } => micro_batch.rows(),
@@ -45,7 +45,7 @@ impl Job {
     }
 }
 
-/// A submission to a made-up queue.
+/// A submission to a simulated queue.
 #[derive(Clone, Debug)]
 pub(super) struct Submitted {
     pub(super) queue: QueueKind,
@@ -54,51 +54,51 @@ pub(super) struct Submitted {
     pub(super) signal: Point,
 }
 
-/// What a ring slot holds.
+/// Contents of a ring slot.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Staged {
     micro_batch: MicroBatchId,
     chunk: Chunk,
 }
 
-/// The ring between a stage and the next.
+/// The ring between two stages.
 #[derive(Debug, Default)]
 pub(super) struct RingMemory {
     slots: BTreeMap<u32, Staged>,
 }
 
-/// What a slot holds.
+/// Contents of a slot.
 #[derive(Clone, Debug, Default)]
 struct SlotMemory {
     holder: Option<MicroBatchId>,
-    /// Bytes of the holder's rows; known when it computes.
+    /// Bytes of the holder's rows, known when it computes.
     total: u64,
     uploaded: u64,
     computed: bool,
     downloaded: u64,
 }
 
-/// One device: queues, timelines, memory.
+/// A simulated device: queues, timelines, memory.
 #[derive(Debug)]
 pub(super) struct SimDevice {
     pub(super) spec: SimStage,
-    /// Hardware queues; all kinds go to the first if it is a single one.
+    /// Hardware queues. With a single queue, all kinds go to the first.
     queues: [VecDeque<Submitted>; 3],
     running: [bool; 3],
     values: [u64; 3],
-    /// When each hardware queue ended its last submission, if it has had one.
+    /// Time at which each hardware queue ended its last submission, if any.
     ended_ns: [Option<Nanoseconds>; 3],
-    /// What ended it.
+    /// Cause of its failure.
     pub(super) failure: Option<ragtag_hal::Error>,
-    /// Submissions so far, and commands that it has started.
+    /// Number of submissions, and of started commands.
     pub(super) submitted: u64,
     pub(super) started: u64,
-    /// What each queue takes longer, and up to how much more all of them do.
+    /// Additional time of each queue, and the largest random additional time.
     pub(super) slow_ns: [Nanoseconds; 3],
     pub(super) unsteady_ns: Nanoseconds,
     pub(super) ignores_waits: bool,
     slots: Vec<SlotMemory>,
-    /// For each cache position, whose token at which position was written last.
+    /// Sequence and position of the token last written to each cache position.
     cache: Vec<Option<(SequenceId, u32)>>,
     row_bytes: u64,
     logit_row_bytes: u64,
@@ -148,24 +148,24 @@ impl SimDevice {
         self.queues[hardware].push_back(submitted);
     }
 
-    /// The submission that a hardware queue can start now, if `passed` says so of its waits.
+    /// Returns the submission that a hardware queue can start now. `passed` says whether a point has passed.
     pub(super) fn next(&self, hardware: usize, passed: impl Fn(Point) -> bool) -> Option<&Submitted> {
         let idle = self.failure.is_none() && !self.running[hardware];
         let next = self.queues[hardware].front().filter(|_| idle)?;
         (self.ignores_waits || next.waits.iter().all(|&p| passed(p))).then_some(next)
     }
 
-    /// The submission that a hardware queue works on.
+    /// Returns the submission that a hardware queue executes.
     pub(super) fn running(&self, hardware: usize) -> Option<&Submitted> {
         self.queues[hardware].front().filter(|_| self.running[hardware])
     }
 
-    /// How long a submission takes, at least.
+    /// Returns the time of a submission without random delays.
     pub(super) fn duration(&self, submitted: &Submitted) -> Nanoseconds {
         self.slow_ns[submitted.queue.index()] + self.job_duration(&submitted.job)
     }
 
-    /// How much later a submission begins because the hardware has rested until now.
+    /// Returns the additional delay of a submission after the hardware was idle.
     pub(super) fn hand_over(&self, hardware: usize, job: &Job, now: Nanoseconds) -> Nanoseconds {
         let rested_ns =
             self.ended_ns[hardware].map_or(Nanoseconds::MAX, |ended_ns| now.saturating_sub(ended_ns));
@@ -186,7 +186,7 @@ impl SimDevice {
         }
     }
 
-    /// Starts the first submission of a queue: looks at what it reads.
+    /// Starts a queue's first submission and checks its inputs.
     pub(super) fn start(
         &mut self,
         hardware: usize,
@@ -242,7 +242,7 @@ impl SimDevice {
         Ok(())
     }
 
-    /// Ends what `start` began: writes what it writes and signals.
+    /// Ends what `start` began: writes the outputs and signals.
     pub(super) fn end(
         &mut self,
         hardware: usize,
@@ -283,7 +283,8 @@ impl SimDevice {
     }
 }
 
-/// Writes a micro-batch's positions into the cache and looks up all that they attend to, as a stage's kernels do.
+/// Writes a micro-batch's positions into the cache and checks all positions that they attend to, as a stage's
+/// kernels do.
 fn append_and_attend(
     cache: &mut [Option<(SequenceId, u32)>],
     batch: &MicroBatch,

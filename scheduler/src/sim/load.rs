@@ -1,6 +1,5 @@
-//! Loads: which requests come when. Drawn from a seed, or read from a file.
-//!
-//! This module must not know devices or plans.
+//! Loads: requests with arrival times, drawn from a seed or read from a file. Knows nothing about devices or
+//! plans.
 
 use crate::core::{Nanoseconds, Want};
 use crate::sim::SimRequest;
@@ -14,110 +13,111 @@ use thiserror::Error;
 
 /// Most requests of a load.
 pub const MOST_REQUESTS: u32 = 1 << 20;
-/// Most tokens of a load, those of prompts and those to generate together.
+/// Most tokens of a load, prompts and generated tokens together.
 pub const MOST_TOKENS: u64 = 1 << 26;
-/// Most tokens of a prompt, and most tokens to generate for a request.
+/// Most tokens of a prompt, and most generated tokens of a request.
 pub const LONGEST: u32 = 1 << 24;
-/// The last moment at which a request may come, in seconds.
+/// Latest arrival time, in seconds.
 pub const LATEST_S: f64 = 1e9;
-/// Most characters that a message quotes of a file.
+/// Most characters that a message quotes from a file.
 const MOST_SHOWN: usize = 100;
 
-/// Requests, and how they come.
+/// Requests and their arrival.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Load {
-    /// The requests; at least one.
+    /// The requests, at least one.
     pub requests: Vec<SimRequest>,
-    /// With a number, so many are there at once: another comes when one has ended, and not at its time.
+    /// Number of concurrent requests. If set, a request arrives when another ends, instead of at its own
+    /// time.
     pub at_once: Option<u32>,
 }
 
-/// When requests come.
+/// Arrival of requests.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Arrivals {
     /// All at the start.
     Together,
-    /// At random moments, independent of each other: a Poisson process of so many a second.
+    /// A Poisson process: random, independent times.
     Poisson {
-        /// Requests a second, on average.
+        /// Average requests per second.
         per_s: f64,
     },
-    /// So many at the start, and another whenever one has ended: a closed loop.
+    /// A closed loop: a fixed number at the start, and another whenever one ends.
     Closed {
-        /// How many.
+        /// Number of concurrent requests.
         at_once: u32,
     },
 }
 
-/// How long prompts or answers are, in tokens.
+/// Lengths of prompts or answers, in tokens.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Lengths {
-    /// All the same.
+    /// Equal lengths.
     Fixed(u32),
-    /// Any of these is as likely as another.
+    /// Uniformly distributed lengths.
     Uniform {
-        /// The shortest.
+        /// Shortest length.
         least: u32,
-        /// The longest.
+        /// Longest length.
         most: u32,
     },
-    /// At least 1; after each token it is as likely as after any other that it was the last.
+    /// Geometrically distributed lengths, at least 1.
     Geometric {
-        /// The mean, at least 1.
+        /// Mean length, at least 1.
         mean: f64,
     },
 }
 
-/// A load to be drawn.
+/// Parameters of a random load.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DrawnLoad {
-    /// How many requests.
+    /// Number of requests.
     pub requests: u32,
-    /// When they come.
+    /// Arrival times.
     pub arrivals: Arrivals,
-    /// Tokens of their prompts; at least 1.
+    /// Prompt tokens, at least 1.
     pub prompt_tokens: Lengths,
-    /// Tokens that they generate.
+    /// Generated tokens.
     pub new_tokens: Lengths,
-    /// Everything follows from it.
+    /// Seed of the load.
     pub seed: u64,
 }
 
-/// Why there is no such load.
+/// An invalid load.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum LoadError {
-    /// A figure that makes no sense.
+    /// An invalid parameter.
     #[error("{what}")]
     Figure {
-        /// Which, and what it should be.
+        /// The parameter and its valid range.
         what: String,
     },
-    /// A line of a file.
+    /// An invalid line in a file.
     #[error("line {line}: {what}")]
     Line {
-        /// Counted from 1.
+        /// Line number from 1.
         line: usize,
-        /// What is wrong with it.
+        /// The problem, for the message.
         what: String,
     },
-    /// No request in a file.
-    #[error("there is no request in it")]
+    /// A file without requests.
+    #[error("no requests in the file")]
     Empty,
-    /// More than is simulated.
+    /// A load above a limit.
     #[error("more than {most} {what}")]
     TooMuch {
-        /// What there is too much of.
+        /// Name of the quantity.
         what: &'static str,
-        /// How much of it there may be.
+        /// Its limit.
         most: u64,
     },
 }
 
 impl DrawnLoad {
-    /// Draws it.
+    /// Draws the load.
     ///
     /// # Errors
-    /// [`LoadError::Figure`] for no requests, lengths, rates or numbers that make no sense, [`LoadError::TooMuch`] beyond
+    /// [`LoadError::Figure`] for invalid requests, lengths, rates or numbers, [`LoadError::TooMuch`] beyond
     /// [`MOST_REQUESTS`] and [`MOST_TOKENS`].
     pub fn draw(&self) -> Result<Load, LoadError> {
         self.check()?;
@@ -167,7 +167,7 @@ impl Lengths {
             Lengths::Geometric { .. } => (1, 0),
         };
         if from < least || from > to || to > LONGEST {
-            let what = format!("{of} are {self}; from {least} to {LONGEST} tokens are possible, in order");
+            let what = format!("{of} are {self}; must be {least} to {LONGEST} tokens, in ascending order");
             return Err(LoadError::Figure { what });
         }
         Ok(())
@@ -179,7 +179,7 @@ impl Lengths {
             Lengths::Uniform { least, most } => rng.random_range(least..=most),
             Lengths::Geometric { mean } if mean <= 1.0 => 1,
             Lengths::Geometric { mean } => {
-                // The whole part of an exponential variable is geometric.
+                // The integer part of an exponential variable is geometric.
                 let more = exponential(rng) / -(-1.0 / mean).ln_1p();
                 (1.0 + more.floor()).min(f64::from(LONGEST)) as u32
             }
@@ -187,7 +187,7 @@ impl Lengths {
     }
 }
 
-/// As users write them.
+/// Formats lengths as users write them.
 impl fmt::Display for Lengths {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
@@ -201,11 +201,11 @@ impl fmt::Display for Lengths {
 impl FromStr for Lengths {
     type Err = LoadError;
 
-    /// `512`, `100-300` (uniform) or `~200` (geometric, by its mean).
+    /// Parses `512`, `100-300` (uniform) or `~200` (geometric with this mean).
     fn from_str(text: &str) -> Result<Self, LoadError> {
         let wrong = || {
             let what = format!(
-                "{} is no length: write 512, 100-300 (uniform) or ~200 (geometric, mean)",
+                "{} is not a length; write 512, 100-300 (uniform) or ~200 (geometric, mean)",
                 quoted(text)
             );
             LoadError::Figure { what }
@@ -222,7 +222,7 @@ impl FromStr for Lengths {
     }
 }
 
-/// An exponential variable of mean 1.
+/// Returns an exponential variable with mean 1.
 fn exponential(rng: &mut SmallRng) -> f64 {
     -(-rng.random::<f64>()).ln_1p()
 }
@@ -232,7 +232,7 @@ fn request(at_s: f64, prompt_tokens: u32, new_tokens: u32) -> SimRequest {
     SimRequest { at_ns: (at_s * 1e9).round() as Nanoseconds, prompt_tokens, want, cancel_ns: None }
 }
 
-/// The tokens of a load so far.
+/// Total tokens of a load.
 #[derive(Default)]
 struct Tokens(u64);
 
@@ -246,7 +246,7 @@ impl Tokens {
     }
 }
 
-/// A request as files have it.
+/// A request in a file.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Record {
@@ -255,15 +255,15 @@ struct Record {
     output_tokens: u32,
 }
 
-/// The columns of a table, by their names.
+/// Column names of a table.
 const COLUMNS: [&str; 3] = ["arrival_s", "prompt_tokens", "output_tokens"];
 
 impl Load {
-    /// Reads requests from a text: an object with `arrival_s`, `prompt_tokens` and `output_tokens` on each line, or a
-    /// table with commas whose first line has these names, in any order. Lines that are empty are passed over.
+    /// Parses requests: either one object with `arrival_s`, `prompt_tokens` and `output_tokens` per line, or
+    /// a comma-separated table whose first line has these names in any order. Empty lines are skipped.
     ///
     /// # Errors
-    /// [`LoadError::Line`] with the first line that is wrong; [`LoadError::Empty`]; [`LoadError::TooMuch`].
+    /// [`LoadError::Line`] for the first invalid line; [`LoadError::Empty`]; [`LoadError::TooMuch`].
     pub fn from_text(text: &str) -> Result<Self, LoadError> {
         let text = text.strip_prefix('\u{feff}').unwrap_or(text);
         let lines = (1..).zip(text.lines().map(str::trim)).filter(|(_, line)| !line.is_empty());
@@ -280,8 +280,8 @@ impl Load {
         let (mut requests, mut tokens) = (Vec::new(), Tokens::default());
         for (number, line) in lines {
             let record = match &columns {
-                // The reader would take an array of the values as well.
-                None if !line.starts_with('{') => Err("an object is expected, as on the first line".into()),
+                // The JSON reader would also accept an array of the values.
+                None if !line.starts_with('{') => Err("expected an object, as on the first line".into()),
                 None => serde_json::from_str(line).map_err(|e| said(&e)),
                 Some(columns) => row(line, columns),
             };
@@ -296,18 +296,18 @@ impl Load {
     }
 }
 
-/// For each of [`COLUMNS`] where it stands.
+/// Returns the position of each of [`COLUMNS`].
 fn columns(line: &str) -> Result<[usize; 3], String> {
     let names: Vec<_> = line.split(',').map(str::trim).collect();
     if let Some(other) = names.iter().find(|name| !COLUMNS.contains(name)) {
-        return Err(format!("{} is no column; they are {}", quoted(other), COLUMNS.join(", ")));
+        return Err(format!("{} is not a column; columns are {}", quoted(other), COLUMNS.join(", ")));
     }
     let mut places = [0; 3];
     for (place, name) in places.iter_mut().zip(COLUMNS) {
         let mut found = names.iter().enumerate().filter(|(_, n)| **n == name);
         *place = found.next().ok_or_else(|| format!("the column {name} is missing"))?.0;
         if found.next().is_some() {
-            return Err(format!("the column {name} is there twice"));
+            return Err(format!("the column {name} occurs twice"));
         }
     }
     Ok(places)
@@ -320,7 +320,7 @@ fn row(line: &str, columns: &[usize; 3]) -> Result<Record, String> {
     }
     let value = |column: usize| values[columns[column]];
     let wrong =
-        |column: usize| format!("{} is {}, which is no number", COLUMNS[column], quoted(value(column)));
+        |column: usize| format!("{} is {}, which is not a number", COLUMNS[column], quoted(value(column)));
     Ok(Record {
         arrival_s: value(0).parse().map_err(|_| wrong(0))?,
         prompt_tokens: value(1).parse().map_err(|_| wrong(1))?,
@@ -331,18 +331,18 @@ fn row(line: &str, columns: &[usize; 3]) -> Result<Record, String> {
 fn checked(record: Record) -> Result<Record, String> {
     if !(0.0..=LATEST_S).contains(&record.arrival_s) {
         let arrival_s = number(record.arrival_s);
-        return Err(format!("arrival_s is {arrival_s}; from 0 to {LATEST_S} are possible"));
+        return Err(format!("arrival_s is {arrival_s}; must be 0 to {LATEST_S}"));
     }
     if !(1..=LONGEST).contains(&record.prompt_tokens) {
-        return Err(format!("prompt_tokens is {}; from 1 to {LONGEST} are possible", record.prompt_tokens));
+        return Err(format!("prompt_tokens is {}; must be 1 to {LONGEST}", record.prompt_tokens));
     }
     if record.output_tokens > LONGEST {
-        return Err(format!("output_tokens is {}; up to {LONGEST} are possible", record.output_tokens));
+        return Err(format!("output_tokens is {}; must be at most {LONGEST}", record.output_tokens));
     }
     Ok(record)
 }
 
-/// What the reader of JSON says, with the column; the line is known better here. It may quote the file at any length.
+/// Returns the JSON parser's message with the column; the caller knows the line. Shortens quotes of the file.
 fn said(error: &serde_json::Error) -> String {
     let text = error.to_string();
     let position = format!(" at line {} column {}", error.line(), error.column());
@@ -380,10 +380,10 @@ mod tests {
         assert!((mean(&|r| r.prompt_tokens) - 20.0).abs() < 0.2);
         assert!(requests.iter().all(|r| (10..=30).contains(&r.prompt_tokens) && new_tokens(r) >= 1));
         assert!((mean(&new_tokens) - 40.0).abs() < 1.0, "{}", mean(&new_tokens));
-        // A geometric variable of mean 40 is 1 once in 40 times.
+        // A geometric variable with mean 40 is 1 once in 40 times.
         let ones = requests.iter().filter(|r| new_tokens(r) == 1).count();
         assert!((400..600).contains(&ones), "{ones}");
-        // Gaps of a Poisson process: their mean is 1 / rate, and so is their deviation.
+        // Gaps of a Poisson process: both mean and standard deviation are 1 / rate.
         let gaps: Vec<_> = requests.windows(2).map(|r| (r[1].at_ns - r[0].at_ns) as f64 / 1e9).collect();
         let mean = gaps.iter().sum::<f64>() / gaps.len() as f64;
         let deviation = (gaps.iter().map(|g| (g - mean).powi(2)).sum::<f64>() / gaps.len() as f64).sqrt();
@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn loads_that_cannot_be_are_refused() {
+    fn impossible_loads_are_refused() {
         let good = drawn(Arrivals::Together, Lengths::Fixed(5), Lengths::Fixed(5));
         let uniform = |least, most| Lengths::Uniform { least, most };
         for bad in [
@@ -421,7 +421,7 @@ mod tests {
         let said = |load: DrawnLoad| load.draw().unwrap_err().to_string();
         assert_eq!(
             said(DrawnLoad { prompt_tokens: uniform(10, 5), ..good }),
-            "the lengths of a prompt (--prompt-tokens) are 10-5; from 1 to 16777216 tokens are possible, in order"
+            "the lengths of a prompt (--prompt-tokens) are 10-5; must be 1 to 16777216 tokens, in ascending order"
         );
         let huge = said(DrawnLoad { new_tokens: Lengths::Geometric { mean: 1e300 }, ..good });
         assert!(huge.starts_with("the lengths of an answer (--new-tokens) are ~1e300; from 0"), "{huge}");
@@ -459,28 +459,28 @@ mod tests {
         let with = |from: &str, to: &str| format!("{good}\n{}", good.replacen(from, to, 1));
         for (text, line, words) in [
             ("arrival_s,prompt_tokens\n".into(), 1, "output_tokens is missing"),
-            ("\narrival_s,prompt_tokens,tokens\n".into(), 2, "'tokens' is no column"),
+            ("\narrival_s,prompt_tokens,tokens\n".into(), 2, "'tokens' is not a column"),
             ("arrival_s,arrival_s,prompt_tokens,output_tokens\n".into(), 1, "twice"),
             (format!("{header}1,2,3\n1,2\n"), 3, "2 values for 3 columns"),
             (
                 format!("{header}1,2,3\n1,x\u{1b}[2J,3\n"),
                 3,
-                "prompt_tokens is 'x\\u{1b}[2J', which is no number",
+                "prompt_tokens is 'x\\u{1b}[2J', which is not a number",
             ),
-            (format!("{header}1,-2,3\n"), 2, "prompt_tokens is '-2', which is no number"),
-            (format!("{header}nan,2,3\n"), 2, "arrival_s is NaN; from 0"),
-            (format!("{header}-1,2,3\n"), 2, "arrival_s is -1; from 0"),
-            (format!("{header}1e10,2,3\n"), 2, "arrival_s is 10000000000; from 0"),
-            (format!("{header}1e300,2,3\n"), 2, "arrival_s is 1e300; from 0"),
-            ("\"arrival_s\",prompt_tokens\n".into(), 1, "'\"arrival_s\"' is no column"),
-            (format!("{header}1,0,3\n"), 2, "prompt_tokens is 0; from 1"),
-            (format!("{header}1,2,99999999\n"), 2, "output_tokens is 99999999; up to"),
+            (format!("{header}1,-2,3\n"), 2, "prompt_tokens is '-2', which is not a number"),
+            (format!("{header}nan,2,3\n"), 2, "arrival_s is NaN; must be 0"),
+            (format!("{header}-1,2,3\n"), 2, "arrival_s is -1; must be 0"),
+            (format!("{header}1e10,2,3\n"), 2, "arrival_s is 10000000000; must be 0"),
+            (format!("{header}1e300,2,3\n"), 2, "arrival_s is 1e300; must be 0"),
+            ("\"arrival_s\",prompt_tokens\n".into(), 1, "'\"arrival_s\"' is not a column"),
+            (format!("{header}1,0,3\n"), 2, "prompt_tokens is 0; must be 1"),
+            (format!("{header}1,2,99999999\n"), 2, "output_tokens is 99999999; must be at most"),
             (with("prompt", "promt"), 3, "unknown field `promt_tokens`"),
             (with(", \"output_tokens\": 3", ""), 3, "missing field `output_tokens`"),
             (with("2", "2.5"), 3, "invalid type: floating point"),
             (with("}", ""), 3, "EOF"),
-            (format!("{good}1,2,3\n"), 2, "an object is expected"),
-            (format!("{good}[1,2,3]\n"), 2, "an object is expected"),
+            (format!("{good}1,2,3\n"), 2, "expected an object"),
+            (format!("{good}[1,2,3]\n"), 2, "expected an object"),
         ] {
             let error = Load::from_text(&text).unwrap_err();
             let LoadError::Line { line: found, what } = &error else { panic!("{text}: {error:?}") };

@@ -1,13 +1,13 @@
-//! The simulator: pipelines of made-up devices on a virtual clock, driving the very cores that the threaded runtime
-//! drives.
+//! The simulator: pipelines of simulated devices on a virtual clock, with the same cores as the threaded
+//! runtime.
 //!
-//! Messages take random times (in order from one actor to another, in any order otherwise), queues run at random speeds
-//! and honour points, requests come and are cancelled when they like, devices fail. What moves is checked as it moves:
-//! each copy and computation looks at what its inputs hold at that moment, so a wait that is missing shows as wrong
-//! data and not only as good luck. Everything follows from the [`SimSpec`], and that from a seed.
+//! Message delays are random (in order between two actors, otherwise in any order), queues run at random
+//! speeds and honour points, requests arrive and are cancelled at random, and devices fail. Each copy and
+//! computation checks the current contents of its inputs, so a missing wait shows as wrong data and not only
+//! by chance. Everything follows from the [`SimSpec`], which can be drawn from a seed.
 //!
-//! A plan is simulated as well ([`SimSpec::of_plan`]): its stages take the time that the cost model says, nothing is random
-//! but the load, and what comes of it is a [`SimSummary`].
+//! It can also simulate a plan ([`SimSpec::of_plan`]). Stages then take the cost model's times, only the load
+//! is random, and the result is a [`SimSummary`].
 
 mod device;
 mod load;
@@ -34,52 +34,52 @@ use ragtag_hal::QueueKind;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// How a simulated sequence ended.
+/// Result of a simulated sequence.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Outcome {
     /// It finished, with these tokens.
     Finished {
-        /// Why.
+        /// Reason for its end.
         reason: FinishReason,
         /// Tokens emitted.
         tokens: Vec<u32>,
     },
     /// It failed or was refused.
     Failed {
-        /// With this error.
+        /// The error.
         error: Error,
     },
 }
 
-/// What a submission did.
+/// The work of a submission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SimSpanKind {
-    /// A stage computed a micro-batch with prompt rows.
+    /// Computation of a micro-batch with prompt rows.
     Prefill,
-    /// A stage computed a micro-batch of decode steps alone.
+    /// Computation of a micro-batch of decode steps only.
     Decode,
-    /// An activation entered.
+    /// Upload of activations.
     Upload,
-    /// An activation left.
+    /// Download of activations.
     Download,
-    /// Logits went to the host.
+    /// Download of logits.
     Logits,
 }
 
-/// One submission as it ran.
+/// A submission with its times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SimSpan {
-    /// On which stage's device.
+    /// Index of the stage.
     pub stage: u32,
-    /// On which queue.
+    /// Queue of its device.
     pub queue: QueueKind,
-    /// What it did.
+    /// Its work.
     pub kind: SimSpanKind,
-    /// For which micro-batch.
+    /// The micro-batch.
     pub micro_batch: MicroBatchId,
-    /// Rows that it computed; 0 for copies.
+    /// Computed rows; 0 for copies.
     pub rows: u32,
     /// Start.
     pub start_ns: Nanoseconds,
@@ -87,30 +87,30 @@ pub struct SimSpan {
     pub end_ns: Nanoseconds,
 }
 
-/// Spans that the simulation of a plan keeps: enough for any chart.
+/// Most spans kept when simulating a plan, enough for any chart.
 pub const MOST_SPANS: usize = 1 << 14;
 
-/// What a simulated run came to.
+/// Result of a simulated run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SimReport {
-    /// How each sequence ended; every request is here.
+    /// Results of all requests.
     pub outcomes: BTreeMap<SequenceId, Outcome>,
-    /// What the devices did, in the order in which it ended; the first [`SimSpec::max_spans`] of them.
+    /// Submissions in order of completion; the first [`SimSpec::max_spans`] of them.
     pub spans: Vec<SimSpan>,
-    /// How many more spans there were.
+    /// Spans beyond the limit.
     pub dropped_spans: u64,
-    /// When the last thing happened.
+    /// Time of the last event.
     pub makespan_ns: Nanoseconds,
-    /// How long everything was at work, and when tokens came.
+    /// Utilisation and token times.
     pub observations: Observations,
-    /// All that the coordinator was told, and when; empty unless [`SimSpec::checked`].
+    /// All events of the coordinator with their times; empty unless [`SimSpec::checked`].
     pub run_events: Vec<(Nanoseconds, RunEvent)>,
-    /// All that the coordinator did; empty unless [`SimSpec::checked`].
+    /// All actions of the coordinator; empty unless [`SimSpec::checked`].
     pub run_actions: Vec<RunAction>,
 }
 
 impl SimReport {
-    /// The part of the whole time in which a queue was busy.
+    /// Returns the share of the total time in which a queue was busy.
     pub fn utilisation(&self, stage: u32, queue: QueueKind) -> f64 {
         let stage = self.observations.stages.get(stage as usize);
         let busy_ns = stage.map_or(0, |stage| stage.queues[queue.index()].busy_ns);
@@ -118,31 +118,31 @@ impl SimReport {
     }
 }
 
-/// What a simulated run showed to be wrong.
+/// A defect that a simulated run revealed.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum SimFailure {
-    /// Nothing can happen any more, and some sequences have not ended.
+    /// No event is left, but some sequences have not ended.
     #[error("deadlock at {at_ns} ns: {} sequences never end, first {}", sequences.len(), sequences[0])]
     Deadlock {
-        /// When.
+        /// Time of the deadlock.
         at_ns: Nanoseconds,
-        /// Which sequences; at least one.
+        /// The sequences that have not ended, at least one.
         sequences: Vec<SequenceId>,
     },
-    /// Something happened that must not.
+    /// A violated property.
     #[error("at {at_ns} ns: {what}")]
     Violation {
-        /// When.
+        /// Time of the violation.
         at_ns: Nanoseconds,
-        /// What.
+        /// The violation.
         what: String,
     },
 }
 
-/// Runs a pipeline until nothing is left to do, and checks it.
+/// Simulates a pipeline to the end and checks it.
 ///
 /// # Errors
-/// [`SimFailure`] if a property does not hold.
+/// [`SimFailure`] if a property is violated.
 pub fn simulate(spec: &SimSpec) -> Result<SimReport, SimFailure> {
     world::World::new(spec)?.run()
 }

@@ -1,20 +1,19 @@
-//! What is noted while a simulation runs: how long everything was at work, how much waited, and when tokens came.
-//!
-//! This module must not know what a figure is good for: it adds up.
+//! Observations of a simulation: busy times, waiting, and token times. Only accumulates; knows nothing about
+//! their use.
 
 use crate::core::{Nanoseconds, SequenceId};
 use crate::trace::Computed;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// How long something was at work; that of two things at once counts once.
+/// Busy time of a resource. Concurrent work counts once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Work {
-    /// In all.
+    /// Total busy time.
     pub busy_ns: Nanoseconds,
-    /// When it first began.
+    /// Start of the first work.
     pub first_ns: Option<Nanoseconds>,
-    /// When it last came to rest.
+    /// End of the last work.
     pub last_ns: Nanoseconds,
     active: u32,
     since_ns: Nanoseconds,
@@ -37,19 +36,19 @@ impl Work {
         }
     }
 
-    /// The share of the time between its first work and its last in which it stood idle.
+    /// Returns the idle share of the time between the start of the first and the end of the last work.
     pub fn bubble(&self) -> f64 {
         let span_ns = self.last_ns.saturating_sub(self.first_ns.unwrap_or(self.last_ns));
         if span_ns == 0 { 0.0 } else { 1.0 - self.busy_ns as f64 / span_ns as f64 }
     }
 }
 
-/// A number that goes up and down.
+/// A number over time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Level {
-    /// The largest that it was for any time at all.
+    /// Largest value that lasted for any time.
     pub max: u32,
-    /// Its sum over time.
+    /// Integral over time.
     area: u128,
     value: u32,
     since_ns: Nanoseconds,
@@ -73,63 +72,63 @@ impl Level {
         self.set(now, self.value.saturating_sub(1));
     }
 
-    /// Its mean over a time that ends when it was last set.
+    /// Returns the mean over a time that ends at the last change.
     pub fn mean(&self, over_ns: Nanoseconds) -> f64 {
         self.area as f64 / over_ns.max(1) as f64
     }
 }
 
-/// A stage.
+/// Observations of a stage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StageWork {
     /// Its queues, in the order of [`ragtag_hal::QueueKind::index`].
     pub queues: [Work; 3],
     /// Micro-batches with prompt rows.
     pub prefill: Computed,
-    /// Micro-batches of decode steps alone.
+    /// Micro-batches of decode steps only.
     pub decode: Computed,
-    /// Micro-batches whose rows have begun to arrive on the device and that are not computed.
+    /// Micro-batches whose rows have begun to arrive on the device and that are not yet computed.
     pub waiting: Level,
 }
 
-/// The way from a stage to the next.
+/// Observations of an edge.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EdgeWork {
-    /// Copies into its ring and out of it.
+    /// Copies into and out of its ring.
     pub work: Work,
-    /// Micro-batches that have crossed.
+    /// Number of transferred micro-batches.
     pub crossings: u64,
     /// Their bytes.
     pub bytes: u64,
 }
 
-/// A sequence.
+/// Times of a sequence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SequenceWork {
-    /// It was submitted.
+    /// Time of submission.
     pub arrived_ns: Nanoseconds,
-    /// Its first token came.
+    /// Time of the first token.
     pub first_token_ns: Option<Nanoseconds>,
-    /// Its last token so far came.
+    /// Time of the latest token.
     pub last_token_ns: Nanoseconds,
-    /// It ended.
+    /// Time of its end.
     pub ended_ns: Option<Nanoseconds>,
 }
 
-/// All that was noted.
+/// All observations.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Observations {
-    /// Each stage.
+    /// Observations of each stage.
     pub stages: Vec<StageWork>,
-    /// Each edge: one less than there are stages.
+    /// Observations of each edge, one less than stages.
     pub edges: Vec<EdgeWork>,
-    /// How long each shared link was occupied.
+    /// Busy time of each shared link.
     pub shared_busy_ns: Vec<Nanoseconds>,
-    /// Each sequence that has come.
+    /// Times of each submitted sequence.
     pub sequences: BTreeMap<SequenceId, SequenceWork>,
-    /// Times from one token of a sequence to its next, of all sequences.
+    /// Times between two tokens of a sequence, over all sequences.
     pub between_tokens_ns: Vec<Nanoseconds>,
-    /// Sequences that wait for cache blocks.
+    /// Sequences waiting for cache blocks.
     pub waiting: Level,
 }
 
@@ -160,7 +159,7 @@ impl Observations {
         self.sequences.entry(sequence).or_default().ended_ns = Some(now);
     }
 
-    /// The run is over: levels go on up to here.
+    /// Extends all levels to the end of the run.
     pub(super) fn close(&mut self, now: Nanoseconds) {
         let levels = self.stages.iter_mut().map(|s| &mut s.waiting).chain([&mut self.waiting]);
         levels.for_each(|level| level.set(now, level.value));
@@ -190,7 +189,7 @@ mod tests {
         let mut level = Level::default();
         level.add(10);
         level.add(20);
-        // For no time at all.
+        // This value lasts for no time.
         level.add(30);
         level.take(30);
         level.take(40);

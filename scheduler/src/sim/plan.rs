@@ -1,13 +1,15 @@
-//! Plans as simulations: stages by the cost model, edges by their links, the way on which tokens return.
+//! Simulations of plans: stages by the cost model, edges by their links, and the token return.
 //!
-//! What a plan's prediction adds up is what takes time here, too: a stage computes for [`StageCosts::time_us`]; an
-//! activation that crosses alone takes [`LinkFacts::time_us`](crate::LinkFacts::time_us); logits take
-//! [`DeviceFacts::token_return`] of the last device, which has the way of the next tokens in it. The link's latency is divided between the copies into the ring and those out of it as the two devices' own latencies are, and paid once a
-//! micro-batch; its rate holds for the copies in, and those out keep up. A stage that has
-//! rested begins later by [`DeviceFacts::hand_over_us`], or by as long as it has rested. Messages, actors and sampling take no
-//! other time: `stage_us` of a device has what they were measured to take.
+//! The times are those that a plan's prediction adds up. A stage computes for [`StageCosts::time_us`]. A lone
+//! transfer takes [`LinkFacts::time_us`](crate::LinkFacts::time_us). Logits take
+//! [`DeviceFacts::token_return`] of the last device, which includes the return of the next tokens. A link's
+//! latency is charged once per micro-batch, and divided between the copies into and out of the ring in
+//! proportion to the two devices' own latencies. Its rate applies to the copies in; those out keep up. A
+//! stage that was idle starts later by [`DeviceFacts::hand_over_us`], or by the idle time if that is shorter.
+//! Messages, actors and sampling take no additional time, because a device's `stage_us` includes their
+//! measured cost.
 //!
-//! This module must not know how plans are found.
+//! Knows nothing about the search.
 
 use crate::core::RunShape;
 use crate::sim::spec::{SimSharedLink, SimSpec, SimStage};
@@ -22,43 +24,43 @@ use ragtag_transfer::Route;
 use std::sync::Arc;
 use thiserror::Error;
 
-/// Most of what a plan may ask of a simulation: slots, credits, sequences, chunks of a ring.
+/// Most slots, credits, sequences and ring chunks of a simulated plan.
 const MOST: u32 = 1 << 16;
 /// Most cache blocks.
 const MOST_BLOCKS: u32 = 1 << 24;
 
-/// Why a plan cannot be simulated.
+/// A plan that cannot be simulated.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum SimPlanError {
-    /// It is for another model or other devices, or makes no sense.
+    /// Invalid, or for another model or other devices.
     #[error(transparent)]
     Plan(#[from] InvalidPlan),
-    /// A figure of a device or link that cannot be.
-    #[error("{of}: its {field} makes no sense")]
+    /// An impossible value of a device or link.
+    #[error("{of}: invalid {field}")]
     BadFacts {
         /// The device or link.
         of: String,
-        /// Which figure.
+        /// Name of the field.
         field: &'static str,
     },
-    /// A plan for more than is simulated.
+    /// A value above the simulator's limit.
     #[error("the plan's {field} is {value}; at most {most} are simulated")]
     TooLarge {
-        /// Which figure.
+        /// Name of the field.
         field: &'static str,
         /// Its value.
         value: u32,
-        /// The largest.
+        /// Its limit.
         most: u32,
     },
 }
 
 impl SimSpec {
-    /// A simulation of a plan under a load. `segments` are the model's as they are lowered for the plan; `devices` has
-    /// those of the plan, and maybe others.
+    /// Returns the simulation of a plan under a load. `segments` are the model's, lowered for the plan.
+    /// `devices` includes those of the plan and may have others.
     ///
     /// # Errors
-    /// [`SimPlanError`] if the plan does not go with the rest, or a figure makes no sense.
+    /// [`SimPlanError`] if the plan does not match the other inputs, or a value is invalid.
     pub fn of_plan(
         plan: &Plan,
         model: &ModelFacts,
@@ -129,7 +131,7 @@ impl SimSpec {
     }
 }
 
-/// The way of tokens from the last stage back to the first, for so many rows of logits.
+/// Returns the time of the token return for `rows` rows of logits.
 fn return_us(last: &DeviceFacts, model: &ModelFacts, rows: u32) -> f64 {
     last.token_return(rows, model.logit_row_bytes).value
 }
@@ -172,7 +174,7 @@ fn byte_ns(bytes_per_s: f64) -> f64 {
     1e9 / bytes_per_s
 }
 
-/// The copy into the ring and the copy out of it.
+/// Returns the times of the copies into and out of the ring.
 fn link_times(
     from: &DeviceFacts,
     to: &DeviceFacts,
@@ -193,7 +195,7 @@ fn link_times(
     Ok((download, upload))
 }
 
-/// The shared links that edges of the plan use.
+/// Returns the shared links that the plan's edges use.
 fn shared_links(plan: &Plan, links: &Links) -> Result<Vec<SimSharedLink>, SimPlanError> {
     let mut shared_links = Vec::new();
     for shared in &links.shared {

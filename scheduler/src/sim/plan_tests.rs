@@ -1,4 +1,4 @@
-//! Plans as simulations: what one sequence takes, what many get, and that nothing is lost.
+//! Tests of simulated plans: latency of one sequence, throughput of many, and completeness.
 
 use super::*;
 use crate::core::Want;
@@ -12,7 +12,7 @@ use ragtag_transfer::Route;
 const ROW_BYTES: u64 = 16_384;
 const VOCABULARY: u64 = 32_000;
 
-/// A plan with all that it is simulated from.
+/// A plan with the inputs of its simulation.
 struct Planned {
     plan: Plan,
     model: ModelFacts,
@@ -22,8 +22,8 @@ struct Planned {
 }
 
 impl Planned {
-    /// One stage for each of these numbers of blocks, all on devices of the same speed; the embedding goes with the first
-    /// and the head with the last.
+    /// Creates one stage per entry with that number of blocks, all on equally fast devices. The embedding is
+    /// on the first, the head on the last.
     fn new(blocks: &[u32]) -> Self {
         let devices: Vec<_> = (0..blocks.len()).map(device).collect();
         let all: u32 = blocks.iter().sum();
@@ -51,7 +51,7 @@ impl Planned {
         Self { plan, model, segments, devices, links: Links::default() }
     }
 
-    /// For so many sequences, spread over so many groups.
+    /// Plans for `sequences` sequences in `groups` groups.
     fn sequences(mut self, sequences: u32, groups: u32) -> Self {
         (self.plan.sequences, self.plan.decode_groups) = (sequences, groups);
         self.plan.decode_rows = sequences.div_ceil(groups);
@@ -70,7 +70,7 @@ impl Planned {
         SimSummary::new(&spec, report)
     }
 
-    /// The time of a stage for so many rows, all with their logits or one alone.
+    /// Returns the time of a stage for `rows` rows, `logit_rows` of them with logits.
     fn stage_us(&self, stage: usize, rows: u32, logit_rows: u32, positions: f64) -> f64 {
         let segments = &self.segments[self.plan.stages[stage].segments.range()];
         let (device, boundary) = (&self.devices[stage], self.plan.boundary);
@@ -82,7 +82,7 @@ impl Planned {
         (0..self.plan.stages.len()).map(|stage| self.stage_us(stage, rows, logit_rows, positions)).sum()
     }
 
-    /// All crossings of so many rows, and the way of as many tokens back.
+    /// Returns the time of all transfers of `rows` rows and of the token return.
     fn moving_us(&self, rows: u32, logit_rows: u32) -> f64 {
         let crossings = self.devices.windows(2).map(|pair| {
             let link = self.links.between(&pair[0].label, &pair[1].label);
@@ -101,7 +101,7 @@ fn device(at: usize) -> DeviceFacts {
     facts
 }
 
-/// Costs that make 250 µs of a block for a row. Keys and values make it slower by little with each position.
+/// Returns a segment; a block takes 250 µs per row. Keys and values add a little per position.
 fn segment(kind: SegmentKind) -> Segment {
     let (read_bytes, flops_per_row) = match kind {
         SegmentKind::Embedding => (0, 0),
@@ -123,7 +123,7 @@ fn segment(kind: SegmentKind) -> Segment {
     }
 }
 
-/// So many requests at once, all the same.
+/// Returns equal requests that arrive at once.
 fn burst(requests: u32, prompt: u32, new: u32) -> Load {
     let (prompt_tokens, new_tokens) = (Lengths::Fixed(prompt), Lengths::Fixed(new));
     DrawnLoad { requests, arrivals: Arrivals::Together, prompt_tokens, new_tokens, seed: 0 }.draw().unwrap()
@@ -134,19 +134,19 @@ fn assert_near(got: f64, expected: f64, tolerance: f64, what: &str) {
 }
 
 #[test]
-fn a_token_of_one_sequence_takes_all_stages_all_crossings_and_the_return() {
+fn a_lone_token_takes_all_stages_transfers_and_the_return() {
     for blocks in [&[3][..], &[2, 5], &[4, 1, 3], &[1, 1, 1, 1, 1, 1, 1, 1]] {
         let planned = Planned::new(blocks);
         let summary = planned.run(&burst(1, 100, 101));
-        // The tokens after the first: their rows attend to 101 up to 200 positions.
+        // The tokens after the first. Their rows attend to 101 up to 200 positions.
         let expected = planned.stages_us(1, 1, 150.5) + planned.moving_us(1, 1);
         let between = summary.between_tokens_us;
         assert_eq!(between.count, 100);
         assert_near(between.mean, expected, 1e-3, "between tokens");
-        // The prompt is one chunk, of whose rows the last has logits. One crosses in several chunks of the ring.
+        // The prompt is one chunk whose last row has logits. It takes several ring chunks per transfer.
         let expected = planned.stages_us(100, 1, 50.5) + planned.moving_us(100, 1);
         assert_near(summary.first_token_us.mean, expected, 1e-3, "first token");
-        // One micro-batch is somewhere at any time.
+        // Exactly one micro-batch is in flight.
         let busy: f64 = summary.stages.iter().map(|s| s.utilisation).sum();
         assert!(busy > 0.5 && busy < 1.0, "{busy}");
         assert_eq!(summary.waiting_requests, Depth::default());
@@ -167,7 +167,7 @@ fn chunks_of_a_prompt_overlap() {
 }
 
 #[test]
-fn a_hand_over_delays_one_sequence_and_takes_nothing_from_many() {
+fn a_hand_over_delays_one_sequence_but_not_throughput() {
     let late = |mut planned: Planned| {
         planned.devices.iter_mut().for_each(|device| device.hand_over_us = Figure::assumed(100.0));
         planned
@@ -177,7 +177,7 @@ fn a_hand_over_delays_one_sequence_and_takes_nothing_from_many() {
     let more_us = |of: fn(&SimSummary) -> f64| of(&after) - of(&before);
     assert_near(more_us(|s| s.between_tokens_us.mean), 300.0, 1e-3, "later by each stage's");
     assert_near(more_us(|s| s.first_token_us.mean), 300.0, 1e-3, "the prompt's chunk, too");
-    assert_eq!(before.stages[0].decode, after.stages[0].decode, "nobody is busy with it");
+    assert_eq!(before.stages[0].decode, after.stages[0].decode, "it occupies no stage");
     let many = || Planned::new(&[4, 6, 3]).sequences(32, 4);
     let load = burst(32, 16, 600);
     let (before, after) = (many().run(&load), late(many()).run(&load));
@@ -188,7 +188,7 @@ fn a_hand_over_delays_one_sequence_and_takes_nothing_from_many() {
 fn many_sequences_get_what_the_slowest_stage_gives() {
     let planned = Planned::new(&[4, 6, 3]).sequences(32, 4);
     let summary = planned.run(&burst(32, 16, 600));
-    // Groups of eight; halfway they attend to 316 positions.
+    // Groups of eight. Halfway they attend to 316 positions.
     let stage_us = planned.stage_us(1, 8, 8, 316.0);
     assert!((0..3).all(|stage| planned.stage_us(stage, 8, 8, 316.0) <= stage_us));
     assert_near(summary.decode_tokens_per_s, 8.0 / stage_us * 1e6, 0.03, "tokens per second");
@@ -196,13 +196,13 @@ fn many_sequences_get_what_the_slowest_stage_gives() {
     assert!(slowest.utilisation > 0.97 && slowest.utilisation <= 1.0, "{slowest:?}");
     assert!(slowest.bubble < 0.03);
     assert!(summary.stages.iter().all(|s| s.utilisation <= slowest.utilisation));
-    // Someone always waits for the slowest, and nobody for those behind it.
+    // There is always a queue before the slowest stage and none behind it.
     assert!(slowest.queue.mean > 1.0 && summary.stages[2].queue.mean < 1.0, "{:?}", summary.stages);
     assert_eq!((summary.finished, summary.new_tokens, summary.refused), (32, 32 * 600, 0));
 }
 
 #[test]
-fn a_slow_link_is_the_bottleneck_and_one_that_is_shared_is_so_sooner() {
+fn a_shared_slow_link_limits_throughput_sooner() {
     let slow = |planned: &mut Planned| {
         planned.links.other.bandwidth_bytes_per_s = Figure { value: 0.1e9, source: FigureSource::User };
     };
@@ -210,13 +210,13 @@ fn a_slow_link_is_the_bottleneck_and_one_that_is_shared_is_so_sooner() {
     let mut planned = Planned::new(&[1, 1, 1]).sequences(32, 4);
     slow(&mut planned);
     let alone = planned.run(&burst(32, 16, 800));
-    // Bytes cross at the link's rate while the latency of the next copy goes on beside.
+    // Bytes are transferred at the link's rate while the latency of the next copy overlaps.
     let expected = 8.0 / (crossing_us(8, 0.1e9) + 20.0 * 5.0 / 20.0) * 1e6;
     assert_near(alone.decode_tokens_per_s, expected, 0.05, "tokens per second");
     assert!(alone.links[0].utilisation > 0.95, "{:?}", alone.links);
     assert!(alone.shared_links.is_empty());
 
-    // The same rate, but for both crossings together; a third user is not part of the plan.
+    // The same rate, shared by both transfers. A third user is not part of the plan.
     let users = [("device:0", "device:1"), ("device:1", "device:2"), ("device:5", "device:1")];
     planned.links.shared = vec![SharedLink {
         name: "bus".into(),
@@ -227,13 +227,14 @@ fn a_slow_link_is_the_bottleneck_and_one_that_is_shared_is_so_sooner() {
     let expected = 8.0 / (2.0 * crossing_us(8, 0.1e9)) * 1e6;
     assert_near(shared.decode_tokens_per_s, expected, 0.05, "tokens per second over the bus");
     assert!(shared.shared_links[0].utilisation > 0.95, "{:?}", shared.shared_links);
-    // A bus that nobody else uses changes nothing.
+    // A bus without another user changes nothing.
     planned.links.shared[0].users = vec![("device:1".into(), "device:0".into())];
     assert_eq!(planned.run(&burst(32, 16, 800)), alone);
 }
 
-/// Why there is no grid over credits: a plan has one for each group or each stage, whichever are more, and one on its way.
-/// Over up to four stages more change little, whatever comes how; one alone would be too few.
+/// The reason why the grid has no axis for credits. A plan has one credit for each group or each stage,
+/// whichever are more, plus one. For up to four stages more credits change little. A single one would be too
+/// few.
 #[test]
 fn more_credits_than_a_plan_has_serve_no_more_requests() {
     let shapes: [&[u32]; 3] = [&[4, 4], &[2, 4, 3], &[1, 5, 2, 2]];
@@ -251,25 +252,25 @@ fn more_credits_than_a_plan_has_serve_no_more_requests() {
                     planned.run(&load.draw().unwrap()).requests_per_s
                 };
                 let credits = groups.max(stages) + 1;
-                let told = format!("{blocks:?}, {sequences} in {groups} groups, {prompt} + {new} tokens");
+                let what = format!("{blocks:?}, {sequences} in {groups} groups, {prompt} + {new} tokens");
                 let rate = served(credits);
                 for more in [credits + 1, 2 * credits, 4 * credits] {
                     assert!(
                         served(more) <= rate * 1.03,
-                        "{told}: {more} credits serve {} for {rate}",
+                        "{what}: {more} credits serve {} for {rate}",
                         served(more)
                     );
                 }
                 // With one micro-batch at a time nothing overlaps.
-                assert!(sequences == 1 || served(1) < rate * 0.8, "{told}: {} for {rate}", served(1));
+                assert!(sequences == 1 || served(1) < rate * 0.8, "{what}: {} for {rate}", served(1));
             }
         }
     }
 }
 
-/// F16 boundaries: half the bytes on the links, two dispatches more on every stage.
+/// Wire type f16: half the bytes on the links, two more dispatches on every stage.
 #[test]
-fn activations_that_cross_as_f16_take_half_the_time_of_a_slow_link() {
+fn f16_activations_halve_the_time_on_a_slow_link() {
     let with = |boundary| {
         let mut planned = Planned::new(&[2, 2]);
         planned.plan.boundary = boundary;
@@ -285,9 +286,9 @@ fn activations_that_cross_as_f16_take_half_the_time_of_a_slow_link() {
     assert!(narrow.stages[0].decode.busy_ns > wide.stages[0].decode.busy_ns);
 }
 
-/// The simulator compares each sequence with what it must say; here are the sums, of loads of every kind.
+/// The simulator checks each sequence. This test checks the totals for all kinds of loads.
 #[test]
-fn every_token_that_was_asked_for_comes_once() {
+fn every_requested_token_arrives_once() {
     let planned = Planned::new(&[2, 3, 2]).sequences(6, 3);
     let lengths = (Lengths::Uniform { least: 1, most: 300 }, Lengths::Geometric { mean: 30.0 });
     for arrivals in [Arrivals::Together, Arrivals::Poisson { per_s: 60.0 }, Arrivals::Closed { at_once: 4 }] {
@@ -307,7 +308,7 @@ fn every_token_that_was_asked_for_comes_once() {
         assert_eq!((summary.finished, summary.refused, summary.cut_short), (200, 0, 0));
         assert_eq!(summary.between_tokens_us.count, asked.1 - 200);
         assert_eq!((summary.first_token_us.count, summary.request_us.count), (200, 200));
-        // Each stage computes every token but the last of each sequence.
+        // Each stage computes all tokens of each sequence except the last.
         for stage in &summary.stages {
             assert_eq!(stage.prefill.rows + stage.decode.rows, asked.0 + asked.1 - 200);
         }
@@ -320,11 +321,11 @@ fn every_token_that_was_asked_for_comes_once() {
         }
         assert_eq!(planned.run(&load), summary, "the same once more");
         if let Arrivals::Closed { .. } = arrivals {
-            // There is room for six at least.
+            // At least six fit.
             assert_eq!(summary.waiting_requests, Depth::default());
         }
         if arrivals == Arrivals::Together {
-            // Cache blocks are given out by what a request needs: more than six fit.
+            // Cache blocks are allocated by need, so more than six fit.
             assert!((100..194).contains(&summary.waiting_requests.max), "{:?}", summary.waiting_requests);
             assert!(summary.first_token_us.p90 > summary.first_token_us.p50);
         }
@@ -360,7 +361,7 @@ fn a_chart_has_bounds() {
 }
 
 #[test]
-fn plans_that_do_not_suit_are_refused() {
+fn unsuitable_plans_are_refused() {
     let load = burst(1, 10, 10);
     let error = |change: &dyn Fn(&mut Planned)| {
         let mut planned = Planned::new(&[1, 1]);
@@ -400,7 +401,7 @@ fn plans_that_do_not_suit_are_refused() {
     }
 }
 
-/// The slowest that figures allow: time goes to the end of the clock and stays there.
+/// With the slowest possible values, time saturates at the end of the clock.
 #[test]
 fn times_beyond_the_clock_end_it() {
     let mut planned = Planned::new(&[1, 1]);

@@ -1,6 +1,7 @@
-//! Promises of the coordinator, checked at each of its actions.
+//! Invariants of the coordinator, checked at each of its actions.
 //!
-//! This module keeps its own record of what is in flight and who waits, and must not look into the coordinator.
+//! This module keeps its own record of micro-batches in flight and waiting sequences, and never looks into
+//! the coordinator.
 
 use crate::core::{
     FinishReason, Item, LogitRows, MicroBatch, MicroBatchId, RunAction, RunShape, SequenceId, Want,
@@ -9,14 +10,14 @@ use crate::sim::spec::{SimRequest, SimSpec};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-/// A sequence, as its micro-batches and tokens show it.
+/// Progress of a sequence, derived from its micro-batches and tokens.
 #[derive(Debug, Default)]
 struct Progress {
-    /// The position that enters next.
+    /// Next position to enter.
     next_position: u32,
     /// Rows of logits that the host has read for the request itself.
     logit_rows: u32,
-    /// Tokens that each other sequence got since this one's last token.
+    /// Tokens of each other sequence since this one's last token.
     others: BTreeMap<SequenceId, u32>,
 }
 
@@ -29,7 +30,7 @@ pub(super) struct Promises<'a> {
     /// Sequences with a token to feed back.
     ready: BTreeSet<SequenceId>,
     in_flight: VecDeque<Arc<MicroBatch>>,
-    /// Micro-batches whose logits are in the host memory of each credit, unread.
+    /// Micro-batch whose unread logits are in the host memory of each credit.
     logits: BTreeMap<u32, MicroBatchId>,
     stopped: bool,
 }
@@ -47,7 +48,7 @@ impl<'a> Promises<'a> {
         }
     }
 
-    /// Checks an action and records it.
+    /// Checks and records an action.
     pub(super) fn act(&mut self, action: &RunAction) -> Result<(), String> {
         if self.stopped && !matches!(action, RunAction::Fail { .. }) {
             return Err(format!("after the end: {action:?}"));
@@ -79,7 +80,7 @@ impl<'a> Promises<'a> {
         }
     }
 
-    /// The last stage has copied a micro-batch's logits into the host memory of its credit.
+    /// Records that the last stage has copied a micro-batch's logits into the host memory of its credit.
     pub(super) fn copied(&mut self, batch: &MicroBatch) -> Result<(), String> {
         match self.logits.insert(batch.credit, batch.id) {
             Some(unread) => Err(format!("{} overwrites the logits of {unread}", batch.id)),
@@ -87,7 +88,7 @@ impl<'a> Promises<'a> {
         }
     }
 
-    /// The coordinator learns that a micro-batch's results were read.
+    /// Records that the coordinator knows that a micro-batch's results were read.
     pub(super) fn collected(&mut self, id: MicroBatchId) {
         self.in_flight.retain(|batch| batch.id != id);
     }
@@ -125,7 +126,7 @@ impl<'a> Promises<'a> {
         Ok(())
     }
 
-    /// Rows, logit rows, sequences and the credit of a micro-batch.
+    /// Checks rows, logit rows, sequences and the credit of a micro-batch.
     fn check_sizes(&self, batch: &MicroBatch) -> Result<(), String> {
         let shape = self.shape;
         let prefills = batch.items.iter().any(|item| !self.decodes(item));
@@ -158,7 +159,7 @@ impl<'a> Promises<'a> {
         Ok(())
     }
 
-    /// Decode rows enter before prompts, in at most as many micro-batches as there are decode groups.
+    /// Checks that decode rows enter before prompts, in at most as many micro-batches as decode groups.
     fn check_order(&self, batch: &MicroBatch) -> Result<(), String> {
         let has_decode_rows = |batch: &MicroBatch| batch.items.iter().any(|item| self.decodes(item));
         let groups = self.in_flight.iter().filter(|other| has_decode_rows(other)).count() as u32;
@@ -182,7 +183,7 @@ impl<'a> Promises<'a> {
         }
     }
 
-    /// The host reads the logits of a micro-batch, which must be there.
+    /// Checks and records that the host reads a micro-batch's logits.
     fn collect(&mut self, batch: &MicroBatch) -> Result<(), String> {
         let found = self.logits.remove(&batch.credit);
         if found != Some(batch.id) {
@@ -196,8 +197,8 @@ impl<'a> Promises<'a> {
         Ok(())
     }
 
-    /// Records a new token. A sequence that got a token goes to the end of the queue, so no other sequence may have got two
-    /// tokens since this one's last.
+    /// Records a new token. The sequence then goes to the end of the queue, so no other sequence may have got
+    /// two tokens since this one's last.
     fn emit(&mut self, sequence: SequenceId) -> Result<(), String> {
         let progress =
             self.sequences.get_mut(&sequence).ok_or("a token for a sequence that never entered")?;
@@ -208,7 +209,7 @@ impl<'a> Promises<'a> {
         self.ready.insert(sequence);
         let requests = self.requests;
         for (id, progress) in &mut self.sequences {
-            // It has had a token, or its whole prompt is on the way.
+            // It has had a token, or its whole prompt is in flight.
             let generates = progress.next_position >= requests[id.0 as usize].prompt_tokens;
             if *id != sequence && generates {
                 *progress.others.entry(sequence).or_default() += 1;
@@ -223,7 +224,7 @@ mod tests {
     use super::*;
     use crate::core::{Finished, SequenceTimes};
 
-    /// Three requests of four tokens each; the last one wants logits.
+    /// Returns three requests of four tokens each. The last one wants logits.
     fn spec() -> SimSpec {
         let mut spec = SimSpec::random(0);
         let chunks = ragtag_planner::Chunks { beside_decode: 3, ..ragtag_planner::Chunks::fixed(4) };
@@ -264,7 +265,7 @@ mod tests {
         promises.act(&RunAction::Emit { sequence: SequenceId(sequence), token: 0 })
     }
 
-    /// A micro-batch goes all the way.
+    /// Runs a micro-batch through the whole pipeline.
     fn pass(promises: &mut Promises<'_>, batch: &Arc<MicroBatch>) -> Result<(), String> {
         enter(promises, batch)?;
         promises.copied(batch)?;
@@ -302,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn prompts_keep_behind_decode_rows() {
+    fn prompts_must_follow_decode_rows() {
         let spec = spec();
         let mut promises = Promises::new(&spec);
         refused(enter(&mut promises, &batch(0, 0, &[item(0, 4, 1)])), "position 0 is next");
@@ -315,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_gets_two_tokens_while_another_waits_for_one() {
+    fn no_sequence_gets_two_tokens_while_another_waits() {
         let spec = spec();
         let mut promises = Promises::new(&spec);
         pass(&mut promises, &batch(0, 0, &[item(0, 0, 4)])).unwrap();

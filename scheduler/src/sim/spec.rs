@@ -1,4 +1,4 @@
-//! What is simulated: stages, requests and faults, given or drawn from a seed.
+//! Specification of a simulation: stages, requests and faults, given or drawn from a seed.
 
 use crate::core::{Nanoseconds, RunShape, Want};
 use crate::sim::time::{ComputeTime, CopyTime};
@@ -10,170 +10,173 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use serde::{Deserialize, Serialize};
 
-/// A made-up device with its stage.
+/// A simulated device with its stage.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SimStage {
-    /// Label of the device.
+    /// Device label.
     pub device: String,
     /// Slots of the stage.
     pub slots: u32,
     /// Computing time.
     pub compute: ComputeTime,
-    /// By how much later it begins to compute after a rest that was as long or longer; after a shorter one by as much as that.
+    /// Additional delay of a computation after an idle time, limited to that idle time.
     pub hand_over_ns: Nanoseconds,
     /// Time of copies of activations to the device.
     pub upload: CopyTime,
     /// Time of copies of activations from the device.
     pub download: CopyTime,
-    /// Time of copies of logits from the device; ignored but on the last stage.
+    /// Time of copies of logits from the device. Used only on the last stage.
     pub logits: CopyTime,
     /// Whether all three queues are one hardware queue.
     pub single_queue: bool,
-    /// The route to the next stage; ignored on the last.
+    /// Route to the next stage. Unused on the last.
     pub route: Route,
 }
 
-/// Something that several edges have in common, such as a bus. It serves one copy after another, in the order in which
+/// A resource that several edges share, such as a bus. It serves one copy at a time, in the order in which
 /// they begin.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SimSharedLink {
-    /// Name, for people.
+    /// Display name.
     pub name: String,
-    /// The edges that use it: edge `n` leaves stage `n`.
+    /// The edges that use it. Edge `n` leaves stage `n`.
     pub edges: Vec<usize>,
-    /// How long each byte occupies it.
+    /// Busy time per byte.
     pub byte_ns: f64,
 }
 
-/// A made-up request.
+/// A simulated request.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SimRequest {
-    /// When it comes.
+    /// Arrival time.
     pub at_ns: Nanoseconds,
     /// Tokens of its prompt.
     pub prompt_tokens: u32,
-    /// What it wants.
+    /// Requested output.
     pub want: Want,
-    /// When it is cancelled, if it is.
+    /// Time of cancellation, if any.
     pub cancel_ns: Option<Nanoseconds>,
 }
 
-/// Something that goes wrong.
+/// A fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Fault {
-    /// A device is lost.
+    /// A device is lost at a given time.
     DeviceLost {
-        /// Which stage's.
+        /// Index of the stage.
         stage: u32,
-        /// When.
+        /// Time of the loss.
         at_ns: Nanoseconds,
     },
-    /// A device has not enough memory for its stage: loading fails.
+    /// A device has too little memory for its stage, so loading fails.
     OutOfMemory {
-        /// Which stage's.
+        /// Index of the stage.
         stage: u32,
     },
     /// A device refuses a submission.
     SubmissionRefused {
-        /// Which stage's.
+        /// Index of the stage.
         stage: u32,
-        /// Which of its submissions, counted from 1.
+        /// Number of the submission, from 1.
         nth: u64,
     },
-    /// A device is lost when it is to start a command.
+    /// A device is lost when it starts a given command.
     LostAtCommand {
-        /// Which stage's.
+        /// Index of the stage.
         stage: u32,
-        /// Which of its commands, counted from 1 over all queues in the order in which they start.
+        /// Number of the command, from 1 over all queues, in the order in which they start.
         nth: u64,
     },
-    /// A queue takes longer for everything.
+    /// A queue is slower for all work.
     Slow {
-        /// Which stage's.
+        /// Index of the stage.
         stage: u32,
-        /// Which queue.
+        /// The queue.
         queue: QueueKind,
-        /// By so much.
+        /// Additional time.
         by_ns: Nanoseconds,
     },
-    /// A device takes longer, each time by another while: its queues overtake each other.
+    /// A device is slower by random amounts, so its queues overtake each other.
     Unsteady {
-        /// Which stage's.
+        /// Index of the stage.
         stage: u32,
-        /// By up to so much.
+        /// Largest additional time.
         up_to_ns: Nanoseconds,
     },
     /// The run is stopped.
     Stopped {
-        /// When.
+        /// Time of the stop.
         at_ns: Nanoseconds,
     },
-    /// Each notice of an actor's progress sends it another. Not survivable: shows that the simulator ends endless loops.
+    /// Each progress notice of an actor sends it another. Not survivable: tests that the simulator ends
+    /// endless loops.
     NoticesRepeated {
-        /// Which stage's actor.
+        /// Index of the stage.
         stage: u32,
     },
-    /// The so-manieth message between stages or from the last stage never arrives. Not survivable: shows that the
-    /// simulator notices.
+    /// A message between stages, or from the last stage, is lost. Not survivable: tests that the simulator
+    /// notices.
     MessageLost {
-        /// Counted from 0.
+        /// Number of the message, from 0.
         nth: u64,
     },
-    /// The so-manieth such message arrives twice. Not survivable.
+    /// Such a message arrives twice. Not survivable.
     MessageTwice {
-        /// Counted from 0.
+        /// Number of the message, from 0.
         nth: u64,
     },
     /// A stage's submissions do not wait for points. Not survivable.
     WaitsIgnored {
-        /// Which stage.
+        /// Index of the stage.
         stage: u32,
     },
 }
 
-/// A whole simulation.
+/// Specification of a simulation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SimSpec {
-    /// Seeds every delay.
+    /// Seed of all delays.
     pub seed: u64,
     /// The stages.
     pub stages: Vec<SimStage>,
-    /// What the coordinator knows of them.
+    /// The coordinator's description of the pipeline.
     pub run: RunShape,
-    /// Bytes of one row of activations, as it crosses.
+    /// Bytes of one row of activations in its wire type.
     pub row_bytes: u64,
     /// Bytes of one row of logits.
     pub logit_row_bytes: u64,
-    /// What edges have in common.
+    /// Resources that edges share.
     pub shared_links: Vec<SimSharedLink>,
-    /// Longest time that a message takes.
+    /// Longest delay of a message.
     pub message_ns: Nanoseconds,
-    /// Time that an actor takes to handle a message.
+    /// Time in which an actor handles a message.
     pub handling_ns: Nanoseconds,
-    /// By how much, in percent, times on devices vary.
+    /// Variation of device times, in percent.
     pub jitter_percent: u64,
     /// The requests.
     pub requests: Vec<SimRequest>,
-    /// With a number, so many requests are there at once: another comes when one has ended, and not at its time.
+    /// Number of concurrent requests. If set, a request arrives when another ends, instead of at its own
+    /// time.
     pub at_once: Option<u32>,
-    /// What goes wrong.
+    /// The faults.
     pub faults: Vec<Fault>,
-    /// Whether every look-up in the caches is checked, and all events of the coordinator kept: much work. What slots and
-    /// rings hold, and how sequences end, is checked in any case.
+    /// Whether to check every cache access and to keep all events of the coordinator, which is slow. Contents
+    /// of slots and rings and the results of sequences are always checked.
     pub checked: bool,
     /// Most spans kept.
     pub max_spans: usize,
 }
 
-/// The token that a simulated sequence has at a position, in its prompt and after it.
+/// Returns the token of a simulated sequence at a position of its prompt or answer.
 pub fn token_at(sequence: u64, position: u32, vocabulary: u32) -> u32 {
     let mixed = (sequence << 32 | u64::from(position)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     ((mixed ^ mixed >> 29) % u64::from(vocabulary)) as u32
 }
 
 impl SimSpec {
-    /// A random pipeline with random requests. About one in eight loses a device at some time, one in sixteen each at some
-    /// command, by a refused submission or for want of memory; one in eight is stopped; many have slow and unsteady devices.
+    /// Returns a random pipeline with random requests. About one in eight loses a device at some time, one in
+    /// sixteen each at some command, by a refused submission, or by lack of memory. One in eight is stopped.
+    /// Many have slow and unsteady devices.
     pub fn random(seed: u64) -> Self {
         let mut rng = SmallRng::seed_from_u64(seed);
         let stages = rng.random_range(1..=6u32);
@@ -274,7 +277,7 @@ fn random_stage(rng: &mut SmallRng, at: u32, row_bytes: u64) -> SimStage {
 }
 
 fn random_request(rng: &mut SmallRng, run: &RunShape) -> SimRequest {
-    // A few are longer than the context or larger than the cache: those are to be refused.
+    // Some exceed the context or the cache, and must be refused.
     let cache = run.kv_blocks * BLOCK_TOKENS as u32;
     let prompt_tokens = rng.random_range(0..=run.context.min(cache) + 2);
     let end_tokens = (0..rng.random_range(0..3)).map(|_| rng.random_range(0..run.vocabulary)).collect();
@@ -288,7 +291,7 @@ fn random_request(rng: &mut SmallRng, run: &RunShape) -> SimRequest {
     SimRequest { at_ns, prompt_tokens, want, cancel_ns }
 }
 
-/// Three random chunks of at most `max_rows` rows.
+/// Returns three random chunks of at most `max_rows` rows.
 fn random_chunks(rng: &mut SmallRng, max_rows: u32) -> Chunks {
     let mut from_tokens = 0;
     let mut chunk = |at: u32| {

@@ -1,6 +1,5 @@
-//! What a simulated run comes to: rates, latencies, how much everything was used, and the spans of its chart.
-//!
-//! This module must not know how a run is simulated.
+//! Summary of a simulated run: rates, latencies, utilisation, and the spans of its chart. Knows nothing about
+//! the simulation itself.
 
 use crate::core::{FinishReason, Nanoseconds};
 use crate::sim::observe::{Level, Observations, Work};
@@ -9,124 +8,124 @@ use crate::trace::Computed;
 use ragtag_hal::QueueKind;
 use serde::{Deserialize, Serialize};
 
-/// What a simulated run comes to. Rates and shares are over the time from the first request to the end.
+/// Summary of a simulated run. Rates and shares are over the time from the first request to the end.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SimSummary {
-    /// Requests that have all their tokens, or as many as the context has room for.
+    /// Requests that got all their tokens, or as many as the context allows.
     pub finished: u64,
-    /// Those of them that the context cut short.
+    /// Finished requests that the context cut short.
     pub cut_short: u64,
-    /// Requests that the plan has no room for.
+    /// Requests that do not fit the plan.
     pub refused: u64,
-    /// Tokens of the prompts of finished requests.
+    /// Prompt tokens of finished requests.
     pub prompt_tokens: u64,
-    /// Tokens generated.
+    /// Generated tokens.
     pub new_tokens: u64,
-    /// From the first request to the end.
+    /// Time from the first request to the end.
     pub duration_us: f64,
-    /// Requests a second.
+    /// Requests per second.
     pub requests_per_s: f64,
-    /// Prompt tokens a second.
+    /// Prompt tokens per second.
     pub prefill_tokens_per_s: f64,
-    /// Generated tokens a second.
+    /// Generated tokens per second.
     pub decode_tokens_per_s: f64,
-    /// From the arrival of a request to its first token.
+    /// Time from a request's arrival to its first token.
     pub first_token_us: Percentiles,
-    /// From a token of a request to its next.
+    /// Time between two tokens of a request.
     pub between_tokens_us: Percentiles,
-    /// From the arrival of a request to its end.
+    /// Time from a request's arrival to its end.
     pub request_us: Percentiles,
-    /// Requests that wait for room in the caches.
+    /// Requests waiting for cache blocks.
     pub waiting_requests: Depth,
     /// The stages.
     pub stages: Vec<StageUse>,
-    /// The ways between them: one less than there are stages.
+    /// The links between stages, one less than stages.
     pub links: Vec<LinkUse>,
-    /// What several of these have in common.
+    /// Resources shared by links.
     pub shared_links: Vec<SharedLinkUse>,
-    /// What the devices did, in the order in which it ended, as far as it was kept.
+    /// Submissions in order of completion, up to the limit.
     pub spans: Vec<SimSpan>,
-    /// How many more spans there were.
+    /// Spans beyond the limit.
     pub dropped_spans: u64,
 }
 
-/// How times are distributed, in microseconds; all 0 where there is none.
+/// Distribution of times in microseconds; all 0 without times.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Percentiles {
-    /// How many there are.
+    /// Number of times.
     pub count: u64,
-    /// Their mean.
+    /// Mean.
     pub mean: f64,
-    /// Half of them are no longer.
+    /// Median.
     pub p50: f64,
-    /// Nine of ten are no longer.
+    /// 90th percentile.
     pub p90: f64,
-    /// 99 of a hundred are no longer.
+    /// 99th percentile.
     pub p99: f64,
     /// The longest.
     pub max: f64,
 }
 
-/// How many there are at a time.
+/// Number of waiting items.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Depth {
-    /// On average over the time.
+    /// Average over time.
     pub mean: f64,
-    /// At most.
+    /// Maximum.
     pub max: u32,
 }
 
-/// How a stage was used.
+/// Utilisation of a stage.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StageUse {
-    /// Its device.
+    /// Device label.
     pub device: String,
     /// Share of the time in which it computed.
     pub utilisation: f64,
-    /// Share of the time between its first computation and the end of its last in which it did not compute.
+    /// Idle share of the time between its first computation and the end of its last.
     pub bubble: f64,
     /// Share of the time in which activations or logits left it.
     pub download_utilisation: f64,
     /// Micro-batches with prompt rows.
     pub prefill: Computed,
-    /// Micro-batches of decode steps alone.
+    /// Micro-batches of decode steps only.
     pub decode: Computed,
-    /// Micro-batches on the device that are not computed yet, the one that is being computed included.
+    /// Micro-batches on the device that are not yet computed, including the current one.
     pub queue: Depth,
 }
 
-/// How the way from a stage to the next was used.
+/// Utilisation of a link.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LinkUse {
-    /// The device that it leaves.
+    /// Source device.
     pub from: String,
-    /// The device that it leads to.
+    /// Destination device.
     pub to: String,
-    /// Share of the time in which something was on its way, waiting for a shared link included.
+    /// Share of the time with a transfer in progress, including waits for a shared link.
     pub utilisation: f64,
-    /// Micro-batches that crossed.
+    /// Transferred micro-batches.
     pub crossings: u64,
     /// Their bytes.
     pub bytes: u64,
 }
 
-/// How a shared link was used.
+/// Utilisation of a shared link.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SharedLinkUse {
     /// Its name.
     pub name: String,
-    /// Share of the time in which bytes crossed it.
+    /// Share of the time with a transfer in progress.
     pub utilisation: f64,
 }
 
 impl SimSummary {
-    /// Sums a run up.
+    /// Summarises a run.
     pub fn new(spec: &SimSpec, report: SimReport) -> Self {
         let seen = &report.observations;
         let begin_ns = seen.sequences.values().map(|s| s.arrived_ns).min().unwrap_or(0);
@@ -159,7 +158,7 @@ impl SimSummary {
     }
 }
 
-/// How the sequences ended.
+/// Counts of how sequences ended.
 #[derive(Default)]
 struct Ends {
     finished: u64,
@@ -167,7 +166,7 @@ struct Ends {
     refused: u64,
     prompt_tokens: u64,
     new_tokens: u64,
-    /// For each request.
+    /// Per request.
     is_finished: Vec<bool>,
 }
 
@@ -244,7 +243,7 @@ fn shared_links(spec: &SimSpec, seen: &Observations, over_ns: Nanoseconds) -> Ve
         .collect()
 }
 
-/// By nearest rank.
+/// Computes percentiles by nearest rank.
 fn percentiles(mut times_ns: Vec<Nanoseconds>) -> Percentiles {
     times_ns.sort_unstable();
     let Some(&max) = times_ns.last() else { return Percentiles::default() };
@@ -266,7 +265,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn percentiles_are_members_of_what_they_divide() {
+    fn percentiles_are_measured_values() {
         let times = percentiles((1..=100).rev().map(|n| n * 1000).collect());
         let expected = Percentiles { count: 100, mean: 50.5, p50: 50.0, p90: 90.0, p99: 99.0, max: 100.0 };
         assert_eq!(times, expected);

@@ -1,17 +1,17 @@
-//! Random pipelines; the faults that the simulator must notice; and what pipelining is for.
+//! Tests of the simulator: random pipelines, faults that it must notice, and the benefit of pipelining.
 
 use super::*;
 use crate::core::{RunCore, RunShape, Want};
 use ragtag_transfer::Route;
 
-/// The number in a variable, if it is set.
+/// Returns the number in an environment variable, if it is set.
 fn variable(name: &str) -> Option<u64> {
     let text = std::env::var(name).ok()?;
     Some(text.parse().unwrap_or_else(|_| panic!("{name} is not a number: {text}")))
 }
 
-/// The one seed that `RAGTAG_SIM_SEED` names; else as many as `RAGTAG_SIM_SEEDS` says, a thousand without it. Which ones
-/// follows from `RAGTAG_TEST_SEED`.
+/// Returns the seed in `RAGTAG_SIM_SEED`. Without it, as many seeds as `RAGTAG_SIM_SEEDS` says (default
+/// 1000), which follow from `RAGTAG_TEST_SEED`.
 fn seeds() -> Vec<u64> {
     if let Some(seed) = variable("RAGTAG_SIM_SEED") {
         return vec![seed];
@@ -45,7 +45,7 @@ fn random_pipelines_keep_their_promises() {
             }
         }
     }
-    // The draw covers what it is meant to cover.
+    // The seeds cover all intended cases.
     if seeds.len() >= 1000 {
         assert!(lost > 100 && cancelled > 100 && refused > 100 && tokens > 10_000);
         assert!(no_memory > 100 && no_submission > 50 && late > 300 && stopped > 100);
@@ -58,7 +58,7 @@ fn a_seed_is_one_run() {
     assert_eq!(simulate(&spec).unwrap(), simulate(&spec).unwrap());
 }
 
-/// A pipeline in which nothing goes wrong by itself.
+/// Returns a pipeline without faults.
 fn steady(stages: usize, sequences: usize) -> SimSpec {
     let copy = CopyTime { copy_ns: 1_000, once_ns: 0, byte_ns: 1.0 };
     let stage = |at| SimStage {
@@ -114,7 +114,7 @@ fn any_lost_message_is_a_deadlock_or_a_violation() {
         match simulate(&spec) {
             Err(SimFailure::Deadlock { .. }) => deadlocks += 1,
             Err(SimFailure::Violation { .. }) => {}
-            Ok(_) => panic!("message {nth} was lost and nobody noticed"),
+            Ok(_) => panic!("message {nth} was lost without a failure"),
         }
     }
     assert!(deadlocks > 0);
@@ -133,7 +133,7 @@ fn any_repeated_message_is_noticed() {
     let mut spec = steady(3, 4);
     for nth in 0..40 {
         spec.faults = vec![Fault::MessageTwice { nth }];
-        assert!(simulate(&spec).is_err(), "message {nth} came twice and nobody noticed");
+        assert!(simulate(&spec).is_err(), "message {nth} came twice without a failure");
     }
 }
 
@@ -157,14 +157,14 @@ fn a_lost_device_ends_every_sequence_with_its_name() {
     }
 }
 
-/// How each sequence ends if this goes wrong.
+/// Returns the results of all sequences with this fault.
 fn outcomes(fault: Fault) -> Vec<Outcome> {
     let spec = SimSpec { faults: vec![fault], ..steady(3, 4) };
     simulate(&spec).unwrap().outcomes.into_values().collect()
 }
 
 #[test]
-fn whatever_ends_a_device_is_what_every_sequence_is_told() {
+fn every_sequence_receives_the_cause_of_a_device_failure() {
     for stage in 0..3 {
         for (fault, said) in [
             (Fault::OutOfMemory { stage }, "out of device memory: 1073741824 bytes wanted, 1048576 free"),
@@ -222,8 +222,9 @@ fn all_stages_work_at_once() {
 }
 
 #[test]
-fn an_activation_crosses_while_the_neighbours_compute() {
-    // Copies take nearly as long as computing: in line after each other the stages would idle half of the time.
+fn transfers_overlap_with_computation() {
+    // Copies take almost as long as computing. Executed in sequence, the stages would be idle half of the
+    // time.
     let mut spec = steady(3, 24);
     for stage in &mut spec.stages {
         let copy = CopyTime { copy_ns: 80_000, ..CopyTime::default() };
@@ -241,7 +242,7 @@ fn an_activation_crosses_while_the_neighbours_compute() {
     }
 }
 
-/// A log of the coordinator's events, written and read back, makes a fresh one do the same again.
+/// A recorded log of the coordinator's events makes a fresh one repeat its actions.
 #[test]
 fn a_log_replays() {
     for seed in 0..20 {

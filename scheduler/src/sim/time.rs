@@ -1,6 +1,5 @@
-//! How long made-up devices take: by a line, as random pipelines do, or by the cost model, as plans do.
-//!
-//! This module must not know plans, and not what happens when.
+//! Times of simulated devices: linear, for random pipelines, or by the cost model, for plans. Knows nothing
+//! about plans or the order of events.
 
 use crate::core::{Item, MicroBatch, Nanoseconds};
 use ragtag_graph::{Boundary, Segment};
@@ -8,22 +7,22 @@ use ragtag_kernels::Activations;
 use ragtag_planner::cost::{BatchShape, BoundaryTime, DeviceFacts, SegmentKey, kind_time};
 use std::sync::Arc;
 
-/// How long a stage computes.
+/// Computing time of a stage.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ComputeTime {
-    /// So long for any micro-batch, and so long for each of its rows.
+    /// Fixed time per micro-batch plus time per row.
     Linear {
-        /// For any micro-batch.
+        /// Time per micro-batch.
         batch_ns: Nanoseconds,
-        /// For each row.
+        /// Time per row.
         row_ns: Nanoseconds,
     },
-    /// As the cost model has it.
+    /// Time by the cost model.
     Modelled(Arc<StageCosts>),
 }
 
 impl ComputeTime {
-    /// The time of a micro-batch.
+    /// Returns the time of a micro-batch.
     pub(super) fn of(&self, batch: &MicroBatch) -> Nanoseconds {
         match self {
             ComputeTime::Linear { batch_ns, row_ns } => batch_ns + u64::from(batch.rows()) * row_ns,
@@ -32,10 +31,10 @@ impl ComputeTime {
     }
 }
 
-/// What the cost model needs to know of a stage.
+/// Inputs of the cost model for a stage.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StageCosts {
-    /// How many segments of which kind.
+    /// Number of segments of each kind.
     kinds: Vec<(SegmentKey, f64)>,
     device: DeviceFacts,
     activations: Activations,
@@ -44,8 +43,8 @@ pub struct StageCosts {
 }
 
 impl StageCosts {
-    /// Those of segments on a device, with the form in which activations enter matrix products and that in which they cross.
-    /// A row of them has `row_bytes`, as the stage keeps it.
+    /// Creates the costs of segments on a device, for an activation type and a wire type. `row_bytes` is the
+    /// size of a row in device memory.
     pub fn new(
         segments: &[Segment],
         device: &DeviceFacts,
@@ -64,7 +63,7 @@ impl StageCosts {
         Self { kinds, device: device.clone(), activations, boundary, row_bytes }
     }
 
-    /// The time of a micro-batch, in microseconds.
+    /// Returns the time of a micro-batch, in microseconds.
     pub fn time_us(&self, batch: &BatchShape) -> f64 {
         let of_kind = |(key, count): &(SegmentKey, f64)| {
             count * kind_time(key, &self.device, self.activations, batch).value
@@ -74,7 +73,8 @@ impl StageCosts {
     }
 }
 
-/// What costs depend on: of positions the mean, for a row attends to itself and all before it.
+/// Returns the properties that costs depend on. Positions are averaged; a row attends to itself and all
+/// earlier positions.
 fn shape(batch: &MicroBatch) -> BatchShape {
     let positions = |item: &Item| {
         let rows = item.tokens.len() as f64;
@@ -89,28 +89,28 @@ fn shape(batch: &MicroBatch) -> BatchShape {
     }
 }
 
-/// How long a copy takes.
+/// Time of a copy.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct CopyTime {
-    /// Any copy, besides the rest.
+    /// Fixed time of every copy.
     pub copy_ns: Nanoseconds,
-    /// One copy of a micro-batch, besides, however many chunks there are: the first that leaves a device, the last that
-    /// enters one.
+    /// Additional time of one copy per micro-batch, independent of the number of chunks: the first that
+    /// leaves a device, the last that enters one.
     pub once_ns: Nanoseconds,
-    /// Each byte.
+    /// Time per byte.
     pub byte_ns: f64,
 }
 
 impl CopyTime {
-    /// The time of a copy. One of no bytes is a submission that only waits and signals.
+    /// Returns the time of a copy. A copy of zero bytes is a submission that only waits and signals.
     pub(super) fn of(&self, pays_once: bool, bytes: u64) -> Nanoseconds {
         let once = if pays_once && bytes > 0 { self.once_ns } else { 0 };
-        // A float that is too large becomes the largest integer.
+        // Casting a float that is too large saturates.
         self.copy_ns.saturating_add(once).saturating_add((bytes as f64 * self.byte_ns).round() as u64)
     }
 }
 
-/// Microseconds as the virtual clock counts. What is longer than the clock goes takes as long as that.
+/// Converts microseconds to the virtual clock. Saturates at its end.
 pub(super) fn nanoseconds(us: f64) -> Nanoseconds {
     (us * 1e3).round() as u64
 }
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_paid_once_is_paid_by_one_chunk() {
+    fn one_chunk_pays_the_cost_per_micro_batch() {
         let time = CopyTime { copy_ns: 1, once_ns: 100, byte_ns: 0.5 };
         assert_eq!([time.of(true, 10), time.of(false, 10), time.of(true, 0)], [106, 6, 1]);
         assert_eq!(CopyTime { byte_ns: f64::MAX, ..time }.of(true, u64::MAX), u64::MAX);

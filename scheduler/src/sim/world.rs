@@ -1,4 +1,4 @@
-//! The event loop of the simulator: a virtual clock, mailboxes, and the cores.
+//! Event loop of the simulator: a virtual clock, mailboxes, and the cores.
 
 use crate::capacity::Lanes;
 use crate::core::{
@@ -18,7 +18,7 @@ use rand::{Rng, SeedableRng};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 
-/// What lies in a mailbox. Progress carries no value: whoever handles it looks at the timeline then.
+/// A message in a mailbox. Progress has no value: its handler reads the timeline.
 #[derive(Clone, Debug)]
 enum Message {
     Stage(StageEvent),
@@ -26,28 +26,31 @@ enum Message {
     Progress,
 }
 
-/// A bounded lane of a mailbox.
+/// A bounded queue of a mailbox.
 #[derive(Clone, Copy, Debug)]
-enum Lane {
+enum MailboxQueue {
     Waking,
     Quiet,
 }
 
-impl Lane {
+impl MailboxQueue {
     fn of(self, lanes: &mut Lanes) -> &mut usize {
         match self {
-            Lane::Waking => &mut lanes.waking,
-            Lane::Quiet => &mut lanes.quiet,
+            MailboxQueue::Waking => &mut lanes.waking,
+            MailboxQueue::Quiet => &mut lanes.quiet,
         }
     }
 }
 
 impl Message {
-    /// Where the threaded runtime puts it; `None` for requests and failures, whose lanes have no bound.
-    fn lane(&self) -> Option<Lane> {
+    /// Returns the queue that the threaded runtime uses; `None` for requests and failures, whose queues are
+    /// unbounded.
+    fn queue(&self) -> Option<MailboxQueue> {
         match self {
-            Message::Stage(StageEvent::Free(_)) | Message::Run(RunEvent::Return(_)) => Some(Lane::Quiet),
-            Message::Stage(_) | Message::Progress => Some(Lane::Waking),
+            Message::Stage(StageEvent::Free(_)) | Message::Run(RunEvent::Return(_)) => {
+                Some(MailboxQueue::Quiet)
+            }
+            Message::Stage(_) | Message::Progress => Some(MailboxQueue::Waking),
             Message::Run(_) => None,
         }
     }
@@ -62,12 +65,12 @@ enum Happening {
     Fail { stage: usize, cause: ragtag_hal::Error },
 }
 
-/// An actor's mailbox as the simulator keeps it.
+/// An actor's simulated mailbox.
 #[derive(Debug, Default)]
 struct Mailbox {
     messages: VecDeque<Message>,
     handling: bool,
-    /// Sent and not handled, requests and failures apart: those have lanes of their own.
+    /// Messages sent and not handled, without requests and failures, which have queues of their own.
     outstanding: Lanes,
     capacity: Lanes,
     progress_pending: bool,
@@ -77,31 +80,31 @@ pub(super) struct World<'a> {
     spec: &'a SimSpec,
     rng: SmallRng,
     now: Nanoseconds,
-    /// When something happens, a number by which what happens at once keeps its order, and where it lies.
+    /// Time of an event, a number that orders simultaneous events, and its index.
     heap: BinaryHeap<Reverse<(Nanoseconds, u64, usize)>>,
     happenings: Vec<Option<Happening>>,
-    /// Places in `happenings` where nothing lies.
+    /// Free places in `happenings`.
     vacant: Vec<usize>,
     next: u64,
     devices: Vec<SimDevice>,
     rings: Vec<RingMemory>,
     stages: Vec<StageCore>,
     run: RunCore,
-    /// One for each stage, then the coordinator's.
+    /// One per stage, then the coordinator's.
     mailboxes: Vec<Mailbox>,
-    /// When the last message from one actor to another arrives: messages of a pair keep their order.
+    /// Arrival time of the last message between two actors, because their messages keep their order.
     last_arrival: BTreeMap<(usize, usize), Nanoseconds>,
-    /// Bytes of the activations of each micro-batch in flight.
+    /// Activation bytes of each micro-batch in flight.
     bytes: BTreeMap<MicroBatchId, u64>,
-    /// When each shared link is free again.
+    /// Time at which each shared link becomes free.
     shared_free: Vec<Nanoseconds>,
-    /// The request that comes when another has ended, with [`SimSpec::at_once`].
+    /// Next request to arrive when another ends, with [`SimSpec::at_once`].
     next_request: usize,
     messages: u64,
-    /// Micro-batches that have entered.
+    /// Number of entered micro-batches.
     entered: u64,
     stopped: bool,
-    /// With [`SimSpec::checked`].
+    /// Used with [`SimSpec::checked`].
     promises: Option<Promises<'a>>,
     tokens: BTreeMap<SequenceId, Vec<u32>>,
     report: SimReport,
@@ -112,7 +115,7 @@ impl<'a> World<'a> {
         let impossible = |error: Error| SimFailure::Violation { at_ns: 0, what: error.to_string() };
         let run = RunCore::new(spec.run.clone()).map_err(impossible)?;
         let Some(last) = spec.stages.len().checked_sub(1) else {
-            return Err(impossible(Error::Spec { what: "a pipeline of no stages".into() }));
+            return Err(impossible(Error::Spec { what: "the pipeline has no stages".into() }));
         };
         let depth = |route: Option<Route>| match route {
             Some(Route::HostStaged { depth, .. }) => depth,
@@ -130,7 +133,8 @@ impl<'a> World<'a> {
             stages.push(StageCore::new(&shape, points).map_err(impossible)?);
             devices.push(SimDevice::new(index, spec));
             let mut lanes = Lanes::of_stage(spec.run.credits, depth(shape.incoming), depth(shape.outgoing));
-            // A made-up stage hears of its device's progress at once: of the two notices there is the ring's.
+            // A simulated stage learns of its device's progress at once, so of the two notices only the
+            // ring's exists.
             lanes.waking -= 1;
             mailboxes.push(Mailbox { capacity: lanes, ..Mailbox::default() });
         }
@@ -172,7 +176,7 @@ impl<'a> World<'a> {
         Ok(world)
     }
 
-    /// What the specification says will happen.
+    /// Schedules all events of the specification.
     fn schedule(&mut self) {
         let run = self.stages.len();
         if let Some(at_once) = self.spec.at_once {
@@ -271,7 +275,7 @@ impl<'a> World<'a> {
         self.wake(to);
     }
 
-    /// A request comes.
+    /// Submits a request that arrives.
     fn request(&mut self, index: usize) {
         let (request, sequence) = (&self.spec.requests[index], SequenceId(index as u64));
         let token = |position| token_at(sequence.0, position, self.spec.run.vocabulary);
@@ -281,7 +285,7 @@ impl<'a> World<'a> {
         self.arrive(self.stages.len(), Message::Run(RunEvent::Submit { sequence, prompt }));
     }
 
-    /// A device ends, and its actor with it; the coordinator is told.
+    /// Fails a device and its actor, and notifies the coordinator.
     fn fail(&mut self, stage: usize, cause: ragtag_hal::Error) {
         if self.devices[stage].failure.is_some() {
             return;
@@ -306,7 +310,7 @@ impl<'a> World<'a> {
         self.rng.random_range(0..=self.spec.message_ns)
     }
 
-    /// Sends a message from one actor to another; the order of a pair's messages is kept.
+    /// Sends a message from one actor to another. Messages of a pair keep their order.
     fn send(&mut self, from: usize, to: usize, message: Message) -> Result<(), String> {
         let nth = self.messages;
         self.messages += 1;
@@ -325,11 +329,13 @@ impl<'a> World<'a> {
 
     fn deliver(&mut self, to: usize, at: Nanoseconds, message: Message) -> Result<(), String> {
         let Mailbox { outstanding, capacity, .. } = &mut self.mailboxes[to];
-        if let Some(lane) = message.lane() {
-            *lane.of(outstanding) += 1;
-            let (held, capacity) = (*lane.of(outstanding), *lane.of(capacity));
+        if let Some(queue) = message.queue() {
+            *queue.of(outstanding) += 1;
+            let (held, capacity) = (*queue.of(outstanding), *queue.of(capacity));
             if held > capacity {
-                return Err(format!("the {lane:?} lane of mailbox {to} holds more than {capacity} messages"));
+                return Err(format!(
+                    "the {queue:?} queue of mailbox {to} holds more than {capacity} messages"
+                ));
             }
         }
         self.at(at, Happening::Arrive { to, message });
@@ -337,8 +343,8 @@ impl<'a> World<'a> {
     }
 
     fn handle(&mut self, actor: usize, message: Message) -> Result<(), String> {
-        if let Some(lane) = message.lane() {
-            *lane.of(&mut self.mailboxes[actor].outstanding) -= 1;
+        if let Some(queue) = message.queue() {
+            *queue.of(&mut self.mailboxes[actor].outstanding) -= 1;
         }
         let last = self.stages.len() - 1;
         match message {
@@ -420,8 +426,8 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Starts whatever can start now that something has changed at a stage: there, or at its neighbours, which wait for its
-    /// points. No others do.
+    /// Starts all work that can start after a change at a stage: there or at its neighbours, which wait for
+    /// its points.
     fn start_around(&mut self, changed: usize) -> Result<(), String> {
         for stage in changed.saturating_sub(1)..self.devices.len().min(changed + 2) {
             for hardware in 0..QueueKind::ALL.len() {
@@ -450,8 +456,8 @@ impl<'a> World<'a> {
         Ok(())
     }
 
-    /// Notes what starts on a hardware queue, now or a little late, and when it will be done. A copy waits in its queue until the shared
-    /// links that it uses have served those that began before.
+    /// Records the start of a submission on a hardware queue, possibly delayed, and schedules its end. A copy
+    /// waits until the shared links that it uses have served earlier ones.
     fn started(&mut self, stage: usize, hardware: usize, late: Nanoseconds, duration: Nanoseconds) {
         let Some(submitted) = self.devices[stage].running(hardware) else { return };
         let (queue, start_ns) = (submitted.queue, self.now.saturating_add(late));
@@ -481,7 +487,7 @@ impl<'a> World<'a> {
         self.at(end_ns, Happening::Done { stage, hardware, start_ns });
     }
 
-    /// Notes what a queue has done.
+    /// Records the end of a submission.
     fn ended(&mut self, stage: usize, submitted: &Submitted, start_ns: Nanoseconds) {
         let (now, job) = (self.now, &submitted.job);
         let observations = &mut self.report.observations;
@@ -619,7 +625,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Nothing is left to happen: what should be true now?
+    /// Checks the final state.
     fn finish(self) -> Result<SimReport, SimFailure> {
         let violation = |what: String| Err(SimFailure::Violation { at_ns: self.now, what });
         let all = (0..self.spec.requests.len() as u64).map(SequenceId);
@@ -675,8 +681,9 @@ impl<'a> World<'a> {
     }
 }
 
-/// Most events between a micro-batch's entry and the next: of each stage's submissions for all micro-batches in flight, and of
-/// all requests, each with the messages that it causes. With more of them, the simulation is in an endless loop.
+/// Returns the most events between the entries of two micro-batches: of each stage's submissions for all
+/// micro-batches in flight, and of all requests, with the messages that they cause. More events mean an
+/// endless loop.
 fn most_between_entries(spec: &SimSpec) -> u64 {
     const EVENTS: u64 = 32;
     let bytes = u64::from(spec.run.max_rows).saturating_mul(spec.row_bytes);
@@ -694,7 +701,7 @@ fn lost() -> ragtag_hal::Error {
     ragtag_hal::Error::Lost { cause: "made up".into() }
 }
 
-/// How a request must end when nothing interferes.
+/// Returns the result of a request without faults.
 fn expected(
     spec: &SimSpec,
     sequence: u64,

@@ -1,8 +1,8 @@
-//! A made-up model, and devices that do nothing, so that the runtime can be tested without a model file.
+//! A synthetic model, and devices that do nothing, for tests of the runtime without a model file.
 //!
-//! The kernels of the model are a hash chain over the tokens of a sequence, kept in the key-value cache by layer, so that the
-//! next token depends on every weight, every earlier token, every position and every cache block. Whatever goes wrong between
-//! them gives other tokens than [`Model::reference`].
+//! The model's kernels are a hash chain over the tokens of a sequence, stored in the KV cache by layer. So
+//! the next token depends on every weight, earlier token, position and cache block, and any error gives other
+//! tokens than [`Model::reference`].
 
 #![allow(missing_docs)]
 

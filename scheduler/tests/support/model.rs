@@ -1,4 +1,4 @@
-//! The made-up model: its stages, weights, kernels and what it should say.
+//! The synthetic model: its stages, weights, kernels and expected output.
 
 use ragtag_graph::{
     CompiledStage, Place, Program, ProgramStep, Slice, WeightBuffer, WeightChunk, WeightContent,
@@ -8,7 +8,7 @@ use ragtag_kernels::params::{BLOCK_TOKENS, LOGIT_ROWS, ParamsShape, ROWS};
 use ragtag_scheduler::WeightSource;
 use std::ops::Range;
 
-/// Bytes of a row of activations: one hash, and some bytes that make it longer.
+/// Bytes of a row of activations: one hash plus padding.
 pub const ROW_BYTES: u64 = 24;
 const ROW: usize = ROW_BYTES as usize / 8;
 
@@ -57,7 +57,7 @@ static LAYER: EntryAbi = abi("layer", &[Read, ReadWrite, ReadWrite, Read]);
 static HEAD: EntryAbi = abi("head", &[Read, Read, Write]);
 
 impl Model {
-    /// Segments: embedding, layers, head.
+    /// Returns the number of segments: embedding, layers, head.
     pub fn segments(&self) -> usize {
         self.layers + 2
     }
@@ -66,7 +66,7 @@ impl Model {
         u64::from(self.kv_blocks) * BLOCK_TOKENS as u64 * 8
     }
 
-    /// The stage of these segments.
+    /// Compiles the stage of these segments.
     pub fn compile(&self, segments: Range<usize>) -> CompiledStage {
         let layers: Vec<usize> = segments.clone().filter(|&s| s > 0 && s <= self.layers).collect();
         let last = segments.end == self.segments();
@@ -122,12 +122,12 @@ impl Model {
         Program { params, steps: steps.collect() }
     }
 
-    /// Where the weights of a stage come from.
+    /// Returns the weight source of a stage.
     pub fn weights(&self, segments: Range<usize>) -> Weights {
         Weights { first_layer: segments.start.max(1), bytes: self.weight_bytes }
     }
 
-    /// The hash after each token of a sequence.
+    /// Returns the hash after each token of a sequence.
     fn hashes(&self, tokens: &[u32]) -> Vec<u64> {
         let mut rows: Vec<u64> = tokens.iter().zip(0u64..).map(|(&t, p)| mix(u64::from(t), p)).collect();
         for layer in 1..=self.layers {
@@ -141,12 +141,12 @@ impl Model {
         rows
     }
 
-    /// The token of the largest logit after each token.
+    /// Returns the token with the largest logit after each token.
     pub fn next_tokens(&self, tokens: &[u32]) -> Vec<u32> {
         self.hashes(tokens).iter().map(|h| (h % u64::from(self.vocabulary)) as u32).collect()
     }
 
-    /// What greedy generation says after a prompt.
+    /// Returns the greedy continuation of a prompt.
     pub fn reference(&self, prompt: &[u32], new_tokens: usize) -> Vec<u32> {
         let mut tokens = prompt.to_vec();
         for _ in 0..new_tokens {
@@ -160,7 +160,7 @@ fn weight_byte(layer: usize, at: u64) -> u8 {
     mix(layer as u64, at) as u8
 }
 
-/// A digest of a weight's bytes: of some of them, since weights may be large.
+/// Returns a digest of some of a weight's bytes, because weights may be large.
 fn digest(bytes: impl Iterator<Item = u8>, count: u64) -> u64 {
     let some = bytes.zip(0..).filter(|(_, at)| at % 997 == 0 || at + 1 == count);
     some.fold(count, |sum, (byte, at)| mix(sum, mix(u64::from(byte), at)))
@@ -174,7 +174,7 @@ pub struct Weights {
 
 impl WeightSource for Weights {
     fn chunks(&self, _weight: usize, max_bytes: u64) -> Vec<WeightChunk> {
-        // Small weights in uneven pieces, too.
+        // Small weights come in uneven pieces, too.
         let step = max_bytes.min(self.bytes.div_ceil(3));
         let starts = (0..self.bytes).step_by(step as usize);
         starts.map(|offset| WeightChunk { offset, bytes: step.min(self.bytes - offset) }).collect()
@@ -198,7 +198,7 @@ fn shape(call: &HostCall<'_>) -> ParamsShape {
     ParamsShape { rows, logit_rows, sequences, table_blocks }
 }
 
-/// All elements of a binding.
+/// Returns the range of all elements of a binding.
 fn whole<T>(call: &HostCall<'_>, index: usize) -> Range<usize> {
     0..call.bindings[index].bytes() / size_of::<T>()
 }

@@ -1,4 +1,5 @@
-//! A device whose submissions complete at once and do nothing, and stages for it: what remains is scheduling.
+//! A device whose submissions complete at once and do nothing, with stages for it, to measure scheduling
+//! alone.
 
 #![allow(missing_docs)]
 
@@ -10,7 +11,7 @@ use ragtag_scheduler::{StageSpec, WeightSource};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// A device that does nothing, at once.
+/// A device whose submissions complete at once without any work.
 pub struct NullDevice {
     id: DeviceId,
     adapter: Adapter,
@@ -105,7 +106,7 @@ impl Device for NullDevice {
     fn submit(&mut self, submission: Submission) -> Result<()> {
         for wait in &submission.waits {
             let known = self.timelines.iter().chain(&self.imported).find(|t| t.id() == wait.timeline);
-            // Devices like this one have done whatever anyone has been told of.
+            // Submissions complete at once, so every awaited point has passed.
             assert!(known.is_some_and(|t| t.value() >= wait.value), "{wait} has not passed");
         }
         self.timelines[submission.queue.index()].advance(submission.signal.value);
@@ -141,7 +142,7 @@ impl Sample for Zero {
     }
 }
 
-/// A stage of one segment on a device that does nothing.
+/// Returns a stage of one segment on a null device.
 pub fn stage(index: usize, stages: usize) -> StageSpec {
     let params = ParamsShape { rows: 16, logit_rows: 16, sequences: 16, table_blocks: 256 };
     StageSpec {

@@ -77,8 +77,8 @@ const PURE: &[&str] = &[
     "planner/src/",
     "scheduler/src/compare/",
     "scheduler/src/core/",
-    "scheduler/src/crossing.rs",
     "scheduler/src/sampling.rs",
+    "scheduler/src/transfers.rs",
 ];
 
 /// Names that are banned in the pure parts.

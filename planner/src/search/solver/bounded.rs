@@ -7,7 +7,7 @@
 //!
 //! Knows nothing about how bounds and placements are computed.
 
-use super::dual::{self, Prices, Relaxed};
+use super::lagrangian::{self, Prices, Relaxed};
 use super::rules::{Limits, Rules};
 use super::{Costs, Instance, Placement, Solution, kinds, orders};
 use rayon::prelude::*;
@@ -109,7 +109,7 @@ impl<'a> Search<'a> {
 
     /// Returns the region of all placements, with lower bounds of their largest terms.
     fn everything(&self) -> Region {
-        let lower = dual::least_terms(self.instance, &self.merged);
+        let lower = lagrangian::least_terms(self.instance, &self.merged);
         let of_time = Prices::without_shares(self.instance, &self.merged);
         Region { lower, upper: Costs::INFINITE, of_time, of_sum: Prices::new(self.instance, &self.merged) }
     }
@@ -139,7 +139,7 @@ impl<'a> Search<'a> {
     fn price(&self, region: &mut Region) {
         let instance = self.instance;
         let first = region.upper == Costs::INFINITE;
-        let room = instance.score.room(self.best(), &region.lower);
+        let largest = instance.score.largest_terms(self.best(), &region.lower);
         let rules = Rules::new(instance, &self.merged, &Limits { most: region.upper, forbidden: &[] });
         let of_time = Relaxed::of_time(instance, &self.merged, &rules);
         let of_sum = Relaxed::of_sum(instance, &self.merged, &rules, region.lower);
@@ -155,7 +155,7 @@ impl<'a> Search<'a> {
             region.of_sum.improve(&of_sum, instance.score.most_sum(self.best()), FIRST_STEPS);
         } else {
             region.of_time.scale(&of_time, LARGEST_FACTOR);
-            region.of_time.improve(&of_time, room.time, STEPS);
+            region.of_time.improve(&of_time, largest.time, STEPS);
             if self.by_sum(region) >= self.by_time(region) {
                 region.of_sum.improve(&of_sum, instance.score.most_sum(self.best()), STEPS);
             }
@@ -165,9 +165,9 @@ impl<'a> Search<'a> {
     /// Halves a region along the term with the larger effect. Returns `None` if there is nothing to halve.
     fn halve(&self, region: &Region) -> Option<[Region; 2]> {
         let (lower, least) = (region.lower, region.of_time.bound.max(0.0));
-        let room = self.instance.score.room(self.best(), &Costs { time: least, ..lower });
-        let busy = region.upper.busy.min(room.busy);
-        let chunk = region.upper.chunk.min(room.chunk);
+        let largest = self.instance.score.largest_terms(self.best(), &Costs { time: least, ..lower });
+        let busy = region.upper.busy.min(largest.busy);
+        let chunk = region.upper.chunk.min(largest.chunk);
         let worth = |costs: Costs| self.instance.score.of(&Costs { time: least, ..costs });
         let (busy_weight, chunk_weight) = self.instance.score.weights();
         let busy_counts = if busy_weight > 0.0 { worth(Costs { busy, ..lower }) } else { 0.0 };

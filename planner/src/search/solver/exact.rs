@@ -1,6 +1,6 @@
 //! The smallest sum of time under limits, for each number of stages, by dynamic programming over (set of
 //! devices, last device, segments placed). Devices of one kind are counted, so the sets are multisets of
-//! kinds. Last devices with equal outgoing crossings form one exit, of which only the best matters.
+//! kinds. Last devices with equal outgoing transfers form one exit; only its best device matters.
 //!
 //! For a given kind and end of the last stage, the allowed first segments form a window that only moves
 //! forward with the end, so a sliding minimum makes each cell cheap. A cell is dropped if no completion meets
@@ -13,13 +13,13 @@
 //!
 //! Knows nothing about scores.
 
-use super::dual::Completion;
+use super::lagrangian::Completion;
 use super::rules::{Rules, Way, slide};
 use super::{Instance, Stage, kinds};
 use rayon::prelude::*;
 use std::ops::Range;
 
-/// Most cells of a table: half a gigabyte of address space, of which less than half is ever touched.
+/// Most cells of a table: half a gigabyte of address space. Less than half is ever touched.
 const MOST_CELLS: usize = 1 << 26;
 
 /// Fewest cells that justify a task for another thread.
@@ -36,7 +36,7 @@ pub(super) struct Table<'a> {
     instance: &'a Instance,
     kinds: &'a [Vec<usize>],
     sets: Sets,
-    /// Groups of kinds with equal outgoing crossings.
+    /// Groups of kinds with equal outgoing transfers.
     exits: Vec<Vec<usize>>,
     /// Exit of each kind.
     exit_of: Vec<usize>,
@@ -401,7 +401,7 @@ impl Smaller<'_> {
         filled.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end)).unwrap_or(0..0)
     }
 
-    /// Appends stages of a kind, with ends from `begin`, to all slots of a set with a crossing to this group.
+    /// Appends stages of a kind, with ends from `begin`, to all slots of a set with a transfer to this group.
     /// Returns the range of ends that received a value.
     fn extend(
         &self,

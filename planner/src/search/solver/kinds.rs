@@ -20,16 +20,16 @@ pub(super) fn single(instance: &Instance) -> Vec<Vec<usize>> {
     (0..instance.devices.len()).filter(|d| !instance.excluded[*d]).map(|d| vec![d]).collect()
 }
 
-/// Groups kinds with equal crossings into every other kind. With shared buses, every kind is its own group.
+/// Groups kinds with equal transfers into every other kind. With shared buses, every kind is its own group.
 pub(super) fn exits(instance: &Instance, kinds: &[Vec<usize>]) -> Vec<Vec<usize>> {
-    // The crossing between members of two kinds. A kind with one member has no inner crossing.
-    let crossing = |from: usize, to: usize| {
+    // The transfer between members of two kinds. A kind with one member has no inner transfer.
+    let transfer = |from: usize, to: usize| {
         let target = if from == to { *kinds[from].get(1)? } else { kinds[to][0] };
-        Some(instance.crossing(kinds[from][0], target))
+        Some(instance.transfer(kinds[from][0], target))
     };
     let joins = |exit: &Vec<usize>, kind: usize| {
         let same = |to: usize| {
-            let mut all = exit.iter().chain([&kind]).filter_map(|from| crossing(*from, to));
+            let mut all = exit.iter().chain([&kind]).filter_map(|from| transfer(*from, to));
             all.next().is_none_or(|first| all.all(|other| other == first))
         };
         instance.shared.is_empty() && (0..kinds.len()).all(same)
@@ -57,15 +57,15 @@ fn joins(instance: &Instance, kind: &[usize], device: usize) -> bool {
     {
         return false;
     }
-    // All crossings within a kind are equal. To and from any other device they equal those of the first
+    // All transfers within a kind are equal. To and from any other device they equal those of the first
     // member.
-    let within = instance.crossing(first, kind.get(1).copied().unwrap_or(device));
+    let within = instance.transfer(first, kind.get(1).copied().unwrap_or(device));
     let inside = kind.iter().all(|member| {
-        instance.crossing(*member, device) == within && instance.crossing(device, *member) == within
+        instance.transfer(*member, device) == within && instance.transfer(device, *member) == within
     });
     let outside = (0..instance.devices.len()).filter(|d| *d != device && !kind.contains(d)).all(|other| {
-        instance.crossing(other, device) == instance.crossing(other, first)
-            && instance.crossing(device, other) == instance.crossing(first, other)
+        instance.transfer(other, device) == instance.transfer(other, first)
+            && instance.transfer(device, other) == instance.transfer(first, other)
     });
     inside && outside && instance.devices[device] == instance.devices[first]
 }

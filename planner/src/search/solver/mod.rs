@@ -1,21 +1,23 @@
 //! The solver: the search behind plans, on numbers alone. It chooses devices, their order and their runs of
 //! segments.
 //!
-//! An [`Instance`] holds the cost of each run of segments on each device and the cost of each crossing. A
+//! An [`Instance`] holds the cost of each run of segments on each device and the cost of each transfer. A
 //! placement is an ordered choice of devices with a contiguous run of segments each. [`solve`] finds the
-//! placement with the smallest score. If the sets of devices can be enumerated (twelve different devices,
-//! more if some are interchangeable) the result is exact. Dynamic programming over sets of devices finds the
-//! smallest sum under limits (`exact`), and branch and bound over these limits (`frontier`) finds the best
-//! trade-off between the sum and the largest terms. Beyond that, local search improves orders of devices
-//! (`orders`), and a Lagrangian bound (`dual`) limits the distance to the optimum (`bounded`).
+//! placement with the smallest score.
+//!
+//! If the sets of devices can be enumerated (twelve different devices, more if some are interchangeable) the
+//! result is exact. Dynamic programming over sets of devices finds the smallest sum under limits (`exact`).
+//! Branch and bound over these limits (`branch_and_bound`) finds the best trade-off between the sum and the
+//! largest terms. Beyond that, local search improves orders of devices (`orders`), and a Lagrangian bound
+//! (`lagrangian`) limits the distance to the optimum (`bounded`).
 //!
 //! Knows nothing about models or plans, or the meaning of the numbers.
 
 mod bounded;
-mod dual;
+mod branch_and_bound;
 mod exact;
-mod frontier;
 mod kinds;
+mod lagrangian;
 mod orders;
 mod rules;
 #[cfg(test)]
@@ -25,12 +27,12 @@ mod values;
 
 use std::ops::{Add, Range, Sub};
 
-/// Costs of a stage or crossing, in microseconds and never negative. `busy` limits throughput, `time` adds to
+/// Costs of a stage or transfer, in microseconds and never negative. `busy` limits throughput, `time` adds to
 /// the time of a request, and `chunk` is the time for each prefill chunk.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Costs {
-    /// Counts by the maximum over all stages, crossings and shared links. A shared link's cost is the sum of
-    /// its crossings.
+    /// Counts by the maximum over all stages, transfers and shared links. A shared link's cost is the sum of
+    /// its transfers.
     pub busy: f64,
     /// Counts by its sum.
     pub time: f64,
@@ -64,9 +66,9 @@ pub(crate) struct Instance {
     pub segments: usize,
     /// The devices, at least 1.
     pub devices: Vec<DeviceCosts>,
-    /// Crossings at `from * devices + to`; `None` if there is no link.
-    pub crossings: Vec<Option<LinkCosts>>,
-    /// Links that several crossings share.
+    /// Transfers at `from * devices + to`; `None` if there is no link.
+    pub transfers: Vec<Option<LinkCosts>>,
+    /// Links that several transfers share.
     pub shared: Vec<SharedBus>,
     /// The score to minimise.
     pub score: Score,
@@ -96,7 +98,7 @@ pub(crate) struct DeviceCosts {
     /// Additional costs of the last stage.
     pub exit: Costs,
     /// Largest end of a run that fits, at `[class][first]`; `first` itself if none fits. The class is that of
-    /// the crossing into the stage, 0 for the first stage. Never decreases with `first`: a run that fits
+    /// the transfer into the stage, 0 for the first stage. Never decreases with `first`: a run that fits
     /// still fits without its first segment.
     pub reach: Vec<Vec<usize>>,
 }
@@ -104,19 +106,19 @@ pub(crate) struct DeviceCosts {
 /// The link from one device to another.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct LinkCosts {
-    /// Costs of a crossing.
+    /// Costs of a transfer.
     pub costs: Costs,
     /// Index into [`DeviceCosts::reach`] for the next stage.
     pub class: usize,
 }
 
-/// A link that several crossings share. Their costs in one term add up. A link that counts in two terms is
+/// A link that several transfers share. Their costs in one term add up. A link that counts in two terms is
 /// listed twice.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct SharedBus {
     /// The term.
     pub term: Term,
-    /// Pairs (from, to) of devices, each at most once, and the cost of a crossing between them.
+    /// Pairs (from, to) of devices, each at most once, and the cost of a transfer between them.
     pub users: Vec<((usize, usize), f64)>,
 }
 
@@ -140,7 +142,7 @@ impl Term {
 }
 
 /// The score of a placement; smaller is better. B and C are the largest `busy` and `chunk` of all stages,
-/// crossings and shared links. T is the sum of `time`. Weights are not negative.
+/// transfers and shared links. T is the sum of `time`. Weights are not negative.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Score {
     /// T + `chunk_weight` · C
@@ -202,7 +204,7 @@ pub(crate) fn solve(instance: &Instance) -> Solution {
         return Solution::empty(instance);
     }
     match exact::Table::new(instance, &kinds) {
-        Some(table) => frontier::solve(instance, &kinds, table),
+        Some(table) => branch_and_bound::solve(instance, &kinds, table),
         None => bounded::solve(instance),
     }
 }
@@ -262,8 +264,8 @@ impl Instance {
         self.segments.min(self.devices.len()).min(self.max_stages)
     }
 
-    fn crossing(&self, from: usize, to: usize) -> Option<&LinkCosts> {
-        self.crossings[from * self.devices.len() + to].as_ref()
+    fn transfer(&self, from: usize, to: usize) -> Option<&LinkCosts> {
+        self.transfers[from * self.devices.len() + to].as_ref()
     }
 
     /// Returns the costs of a run as a stage.
@@ -279,12 +281,12 @@ impl Instance {
         sum
     }
 
-    /// Returns the sum of `time` and the largest `busy` and `chunk`. All crossings must exist.
+    /// Returns the sum of `time` and the largest `busy` and `chunk`. All transfers must exist.
     fn totals(&self, stages: &[Stage]) -> Costs {
         let runs = stages.iter().map(|(device, run)| self.stage(*device, run.clone()));
         let pairs = || stages.windows(2).map(|pair| (pair[0].0, pair[1].0));
-        let crossings = pairs().filter_map(|(from, to)| self.crossing(from, to)).map(|c| c.costs);
-        let mut total = runs.chain(crossings).fold(Costs::default(), |total, costs| Costs {
+        let transfers = pairs().filter_map(|(from, to)| self.transfer(from, to)).map(|c| c.costs);
+        let mut total = runs.chain(transfers).fold(Costs::default(), |total, costs| Costs {
             busy: total.busy.max(costs.busy),
             time: total.time + costs.time,
             chunk: total.chunk.max(costs.chunk),
@@ -304,9 +306,9 @@ impl Instance {
         let mut end = 0;
         let mut used = vec![false; self.devices.len()];
         for (at, (device, run)) in stages.iter().enumerate() {
-            let class = match at.checked_sub(1).map(|before| self.crossing(stages[before].0, *device)) {
+            let class = match at.checked_sub(1).map(|before| self.transfer(stages[before].0, *device)) {
                 None => 0,
-                Some(Some(crossing)) => crossing.class,
+                Some(Some(transfer)) => transfer.class,
                 Some(None) => return false,
             };
             let pinned = |segment: usize| self.pins[segment].is_none_or(|pin| pin == *device);
@@ -324,7 +326,7 @@ impl Instance {
 }
 
 impl SharedBus {
-    /// Returns the cost of a crossing on this link.
+    /// Returns the cost of a transfer on this link.
     fn load(&self, pair: (usize, usize)) -> f64 {
         self.users.iter().find(|(user, _)| *user == pair).map_or(0.0, |(_, busy)| *busy)
     }

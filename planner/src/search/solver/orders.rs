@@ -124,7 +124,7 @@ fn nearest_next(instance: &Instance, kinds: &[Vec<usize>], order: &[usize]) -> V
         let far = |to: usize| match chain.last() {
             None => 0.0,
             Some(last) => {
-                instance.crossing(kinds[*last][0], kinds[to][0]).map_or(f64::INFINITY, |c| c.costs.time)
+                instance.transfer(kinds[*last][0], kinds[to][0]).map_or(f64::INFINITY, |c| c.costs.time)
             }
         };
         let next = (0..left.len()).min_by(|a, b| far(left[*a]).total_cmp(&far(left[*b]))).unwrap_or(0);

@@ -1,4 +1,4 @@
-//! Rules: the runs and crossings of an instance that limits on the score's terms allow, and the least time of
+//! Rules: the runs and transfers of an instance that limits on the score's terms allow, and the least time of
 //! the rest of a placement.
 //!
 //! For a given device, every condition on a run (memory, pins, limits) still holds if the run gets shorter.
@@ -13,13 +13,13 @@ use std::ops::Range;
 /// Limits for a search.
 #[derive(Clone, Copy)]
 pub(super) struct Limits<'a> {
-    /// Largest `busy` and `chunk` of a stage or crossing, and largest sum of `time`, all inclusive.
+    /// Largest `busy` and `chunk` of a stage or transfer, and largest sum of `time`, all inclusive.
     pub most: Costs,
     /// Pairs (from, to) of devices that must not be neighbours.
     pub forbidden: &'a [(usize, usize)],
 }
 
-/// An allowed crossing.
+/// An allowed transfer.
 #[derive(Clone, Copy)]
 pub(super) struct Way {
     pub time: f64,
@@ -27,7 +27,7 @@ pub(super) struct Way {
     pub group: usize,
 }
 
-/// The allowed runs of a kind of device after some crossings.
+/// The allowed runs of a kind of device after some transfers.
 #[derive(PartialEq)]
 pub(super) struct Windows {
     /// Per end: first segment of the longest run; the end itself if there is none. Never decreases.
@@ -53,7 +53,7 @@ pub(super) struct Rules {
     pub kinds: Vec<KindRules>,
     /// Ways at `from * kinds + to`.
     ways: Vec<Option<Way>>,
-    /// Load of a crossing on each shared bus, at `(from * kinds + to) * buses + bus`.
+    /// Load of a transfer on each shared bus, at `(from * kinds + to) * buses + bus`.
     rides: Vec<f64>,
     /// Largest allowed load per bus.
     most: Vec<f64>,
@@ -65,12 +65,12 @@ impl Rules {
             kinds.iter().map(|kind| kind_rules(instance, kind[0], &limits.most)).unzip();
         let way = |from: usize, to: usize| {
             let source = kinds[from][0];
-            // Within a kind the crossing is one between two members.
+            // Within a kind the transfer is one between two members.
             let target = if from == to { *kinds[from].get(1)? } else { kinds[to][0] };
-            let crossing = instance.crossing(source, target)?;
-            let within = crossing.costs.busy <= limits.most.busy && crossing.costs.chunk <= limits.most.chunk;
+            let transfer = instance.transfer(source, target)?;
+            let within = transfer.costs.busy <= limits.most.busy && transfer.costs.chunk <= limits.most.chunk;
             let allowed = within && !limits.forbidden.contains(&(source, target));
-            allowed.then(|| Way { time: crossing.costs.time, group: group_of[to][crossing.class] })
+            allowed.then(|| Way { time: transfer.costs.time, group: group_of[to][transfer.class] })
         };
         let pairs = || (0..kinds.len()).flat_map(|from| (0..kinds.len()).map(move |to| (from, to)));
         let ride = |(from, to): (usize, usize)| {
@@ -89,7 +89,7 @@ impl Rules {
         self.ways[from * self.kinds.len() + to]
     }
 
-    /// Returns the loads of the shared buses after a crossing; `None` if one exceeds its limit.
+    /// Returns the loads of the shared buses after a transfer; `None` if one exceeds its limit.
     pub fn ride<'a>(
         &'a self,
         from: usize,
@@ -103,7 +103,7 @@ impl Rules {
     }
 
     /// Returns, per kind and end i, the smallest `time` after a stage that ends at i, if devices could be
-    /// reused. Works from the end: at each place a crossing, then the best run from there.
+    /// reused. Works from the end: at each place a transfer, then the best run from there.
     pub fn rest(&self, segments: usize) -> Vec<Vec<f64>> {
         let mut rest = vec![vec![f64::INFINITY; segments + 1]; self.kinds.len()];
         rest.iter_mut().for_each(|rest| rest[segments] = 0.0);

@@ -63,11 +63,11 @@ fn random_instance(seed: u64, most_devices: usize, most_segments: usize) -> Inst
         devices.push(like.unwrap_or_else(|| device(rng, segments, classes)));
     }
     let usual = LinkCosts { costs: costs(rng, 2.0), class: rng.random_range(0..classes) };
-    let crossings = (0..count * count)
+    let transfers = (0..count * count)
         .map(|_| {
             let own = LinkCosts { costs: costs(rng, 2.0), class: rng.random_range(0..classes) };
-            let crossing = if alike { usual } else { own };
-            (alike || !rng.random_bool(0.15)).then_some(crossing)
+            let transfer = if alike { usual } else { own };
+            (alike || !rng.random_bool(0.15)).then_some(transfer)
         })
         .collect();
     let mut shared = Vec::new();
@@ -89,7 +89,7 @@ fn random_instance(seed: u64, most_devices: usize, most_segments: usize) -> Inst
     Instance {
         segments,
         devices,
-        crossings,
+        transfers,
         shared,
         score: random_score(rng),
         pins,
@@ -116,13 +116,13 @@ fn enumerate(instance: &Instance) -> Vec<f64> {
             let mut class = 0;
             if at > 0 {
                 let pair = (stages[at - 1].0, *device);
-                let Some(crossing) = &instance.crossings[pair.0 * instance.devices.len() + pair.1] else {
+                let Some(transfer) = &instance.transfers[pair.0 * instance.devices.len() + pair.1] else {
                     return f64::INFINITY;
                 };
-                class = crossing.class;
-                busy = busy.max(crossing.costs.busy);
-                time += crossing.costs.time;
-                chunk = chunk.max(crossing.costs.chunk);
+                class = transfer.class;
+                busy = busy.max(transfer.costs.busy);
+                time += transfer.costs.time;
+                chunk = chunk.max(transfer.costs.chunk);
                 for (bus, load) in instance.shared.iter().zip(&mut loads) {
                     *load +=
                         bus.users.iter().filter(|(user, _)| *user == pair).map(|(_, busy)| busy).sum::<f64>();
@@ -249,7 +249,7 @@ fn equals_the_enumeration() {
 
 /// A known score prunes no placement that beats it.
 #[test]
-fn what_beats_a_known_score_is_found() {
+fn placements_that_beat_a_known_score_are_found() {
     let (mut beaten, mut kept) = (0, 0);
     for seed in 0..600 {
         let (devices, segments) = sizes(seed);
@@ -314,9 +314,9 @@ fn more_is_never_worse() {
         let mut larger = instance.clone();
         larger.devices.push(larger.devices[device].clone());
         larger.excluded.push(false);
-        larger.crossings = (0..more * more)
+        larger.transfers = (0..more * more)
             .map(|at| match (at / more, at % more) {
-                (from, to) if from < count && to < count => instance.crossings[from * count + to],
+                (from, to) if from < count && to < count => instance.transfers[from * count + to],
                 _ => Some(LinkCosts { costs: costs(rng, 1.0), class: 0 }),
             })
             .collect();
@@ -340,11 +340,11 @@ fn plain(devices: usize, segments: usize, score: Score) -> Instance {
         exit: Costs::default(),
         reach: vec![vec![segments; segments + 1]],
     };
-    let crossing = LinkCosts { costs: Costs { busy: 2.0, time: 3.0, chunk: 4.0 }, class: 0 };
+    let transfer = LinkCosts { costs: Costs { busy: 2.0, time: 3.0, chunk: 4.0 }, class: 0 };
     Instance {
         segments,
         devices: vec![device; devices],
-        crossings: vec![Some(crossing); devices * devices],
+        transfers: vec![Some(transfer); devices * devices],
         shared: Vec::new(),
         score,
         pins: vec![None; segments],
@@ -382,10 +382,10 @@ fn five_devices_of_two_kinds() {
 }
 
 #[test]
-fn a_crossing_of_enormous_cost_is_avoided() {
+fn a_transfer_of_enormous_cost_is_avoided() {
     let mut instance = plain(3, 30, BUSY);
-    for crossing in instance.crossings.iter_mut().flatten() {
-        crossing.costs = Costs { busy: 1e15, time: 1e15, chunk: 1e15 };
+    for transfer in instance.transfers.iter_mut().flatten() {
+        transfer.costs = Costs { busy: 1e15, time: 1e15, chunk: 1e15 };
     }
     assert_eq!(solve(&instance).choose(SHARE).map(|p| (p.stages.len(), p.score)), Some((1, 301.0)));
     instance

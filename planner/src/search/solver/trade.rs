@@ -55,8 +55,8 @@ impl Score {
 
     /// Returns the largest value of each term that meets a score if the other two are at least `least`. A
     /// term that does not count is infinite.
-    pub(super) fn room(&self, score: f64, least: &Costs) -> Costs {
-        let per = |room: f64, weight: f64| if weight == 0.0 { f64::INFINITY } else { room / weight };
+    pub(super) fn largest_terms(&self, score: f64, least: &Costs) -> Costs {
+        let per = |amount: f64, weight: f64| if weight == 0.0 { f64::INFINITY } else { amount / weight };
         let (rest, chunk_weight, busy) = match *self {
             Self::Sum { chunk_weight } => (score, chunk_weight, f64::INFINITY),
             Self::Busy { sequences, chunk_weight } => (score * sequences, chunk_weight, score),
@@ -70,7 +70,7 @@ impl Score {
     }
 }
 
-/// Multiplies, so that a weight of 0 gives 0 even for infinity.
+/// Multiplies a value by a weight. A weight of 0 gives 0 even for infinity.
 fn weighted(weight: f64, value: f64) -> f64 {
     if weight == 0.0 { 0.0 } else { weight * value }
 }

@@ -24,7 +24,7 @@ impl Values {
     /// A term with unknown values.
     pub const ANY: Self = Self { intervals: None };
 
-    /// Lists the values of `of` that are between the limits, over all stages and crossings.
+    /// Lists the values of `of` that are between the limits, over all stages and transfers.
     pub fn new(
         instance: &Instance,
         kinds: &[Vec<usize>],
@@ -32,8 +32,8 @@ impl Values {
         limits: (f64, f64),
     ) -> Self {
         let (low, high) = limits;
-        let crossings = instance.crossings.iter().flatten().map(|crossing| part(&crossing.costs));
-        let mut all: Vec<f64> = crossings.filter(|value| (low..=high).contains(value)).collect();
+        let transfers = instance.transfers.iter().flatten().map(|transfer| part(&transfer.costs));
+        let mut all: Vec<f64> = transfers.filter(|value| (low..=high).contains(value)).collect();
         for device in kinds.iter().map(|kind| kind[0]) {
             let reach = &instance.devices[device].reach;
             let value = |first: usize, end: usize| part(&instance.stage(device, first..end));

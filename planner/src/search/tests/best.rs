@@ -9,7 +9,7 @@ fn planned(world: &World) -> Option<Plan> {
 }
 
 #[test]
-fn a_plan_loses_to_nothing_that_it_tells() {
+fn no_listed_alternative_beats_the_plan() {
     let (mut plans, mut chunks) = (0, [0; 2]);
     for seed in 0..400 {
         let world = unlike_world(seed);

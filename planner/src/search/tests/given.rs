@@ -30,7 +30,7 @@ fn a_users_split_is_checked_and_proved_but_kept() {
 }
 
 #[test]
-fn decode_groups_that_are_asked_for_are_kept() {
+fn requested_decode_groups_are_kept() {
     let devices = vec![device("cpu:0", 1 << 40, 1.0), device("cpu:1", 1 << 40, 1.0)];
     let mut world = World::new(model(8, MIB, 3 * MIB), devices).split("0-4=cpu:0,5-9=cpu:1");
     let mut alone = Vec::new();
@@ -48,7 +48,7 @@ fn decode_groups_that_are_asked_for_are_kept() {
 }
 
 #[test]
-fn credits_and_slots_that_are_asked_for_are_kept() {
+fn requested_credits_and_slots_are_kept() {
     let mut world = World::new(model(8, 10 * MIB, 10 * MIB), vec![device("cpu:0", 1 << 40, 1.0); 2]);
     world.devices[1].label = "cpu:1".into();
     world.split = Some("0-4=cpu:0,5-9=cpu:1".parse().expect("a split"));
@@ -73,8 +73,8 @@ fn a_bound_holds_for_splits_as_well() {
 
 /// The bound holds over all points of the grid, not only the one where the split is best.
 #[test]
-fn a_bound_of_a_split_is_below_every_plan_that_it_tells() {
-    let mut told = 0;
+fn the_bound_of_a_split_is_below_every_listed_plan() {
+    let mut listed = 0;
     for seed in 0..200 {
         let objective = OBJECTIVES[seed as usize % 4];
         let world = World { objective, ..random_world(seed) };
@@ -89,15 +89,15 @@ fn a_bound_of_a_split_is_below_every_plan_that_it_tells() {
                     "seed {seed}: {:?}",
                     plan.explanation
                 );
-                told += 1;
+                listed += 1;
             }
         }
     }
-    assert!(told > 200, "{told}");
+    assert!(listed > 200, "{listed}");
 }
 
 #[test]
-fn a_request_that_is_scaled_down_is_said_to_be() {
+fn scaled_requests_are_reported() {
     let mut world = World::new(model(8, 10 * MIB, 10 * MIB), vec![device("cpu:0", 1 << 40, 1.0)]);
     let request = |world: &World| world.plan().expect("fits").reasons[0].clone();
     assert!(

@@ -8,7 +8,7 @@ use crate::cost::{
 use ragtag_kernels::KvType;
 use std::sync::Arc;
 
-/// Returns a world with two devices, neither of which holds the model, and links with this rate.
+/// Returns a world with two devices that hold the model only together, and links with this rate.
 fn world_over_a_link(bytes_per_s: f64) -> World {
     let devices = vec![device("cpu:0", 80 * MIB, 1.0), device("cpu:1", 80 * MIB, 1.0)];
     let mut world = World::new(model(12, 8 * MIB, 8 * MIB), devices);
@@ -17,7 +17,7 @@ fn world_over_a_link(bytes_per_s: f64) -> World {
 }
 
 #[test]
-fn activations_cross_as_f16_where_the_link_is_what_takes_the_time() {
+fn slow_links_get_wire_type_f16() {
     let reason = |plan: &Plan| {
         plan.reasons.iter().find(|reason| reason.starts_with("wire type: ")).cloned().unwrap_or_default()
     };
@@ -37,11 +37,11 @@ fn activations_cross_as_f16_where_the_link_is_what_takes_the_time() {
     };
     let [wide, narrow] = Boundary::ALL.map(with);
     assert_eq!((wide.chunk, narrow.chunk, wide.decode_rows), (128, 128, narrow.decode_rows));
-    let crossing = |plan: &Plan| (plan.edges[0].predicted.prefill_us, plan.edges[0].predicted.decode_us);
+    let transfer = |plan: &Plan| (plan.edges[0].predicted.prefill_us, plan.edges[0].predicted.decode_us);
     let bytes = |rows: u32| f64::from(rows) * 2048.0 / 2e6 * 1e6;
     for (row_share, plan) in [(1.0, &wide), (0.5, &narrow)] {
         let expected = [128, plan.decode_rows].map(|rows| tenths(20.0 + row_share * bytes(rows)));
-        assert_eq!(crossing(plan), (expected[0], expected[1]));
+        assert_eq!(transfer(plan), (expected[0], expected[1]));
         assert_eq!(reason(plan), format!("wire type: {}, as requested", plan.boundary));
     }
     // The chosen wire type is the better of the two.
@@ -52,7 +52,7 @@ fn activations_cross_as_f16_where_the_link_is_what_takes_the_time() {
 }
 
 #[test]
-fn the_form_in_which_activations_cross_is_as_good_as_the_better_of_both() {
+fn the_chosen_wire_type_is_as_good_as_the_better_one() {
     let mut narrow = 0;
     for seed in 0..200 {
         for objective in OBJECTIVES {
@@ -79,7 +79,7 @@ fn the_form_in_which_activations_cross_is_as_good_as_the_better_of_both() {
 }
 
 #[test]
-fn exact_activations_cross_as_f32() {
+fn exact_activations_use_wire_type_f32() {
     let mut world = world_over_a_link(2e6);
     world.limits.activations = Activations::F32;
     let plan = world.plan().expect("fits");
@@ -210,7 +210,7 @@ fn unmeasured() -> Profile {
 }
 
 #[test]
-fn chunks_beside_decode_are_short_enough_for_those_who_wait() {
+fn chunks_beside_decode_limit_the_delay() {
     let beside = |speed: f64| {
         let world = World::new(model(12, 10 * MIB, 10 * MIB), vec![device("cpu:0", 1 << 40, speed)]);
         let others = [(64, world.segments.as_slice()), (512, world.segments.as_slice())];
@@ -272,7 +272,7 @@ fn the_grid_has_64_points_at_most_and_its_corners_among_them() {
 }
 
 #[test]
-fn engines_take_chunks_of_512_where_they_fit_and_shorter_ones_where_not() {
+fn engines_use_chunks_of_512_or_the_longest_that_fits() {
     let roomy = [device("cpu:0", 1 << 40, 1.0), device("cpu:1", 1 << 40, 1.0)];
     let world = World::new(model(12, 10 * MIB, 10 * MIB), roomy.to_vec());
     let wider: Vec<Segment> =

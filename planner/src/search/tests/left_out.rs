@@ -60,7 +60,7 @@ fn a_device_that_makes_little_difference_is_left_out_with_the_reason() {
 }
 
 #[test]
-fn constraints_that_leave_no_room_for_a_device_are_not_taken_for_want_of_memory() {
+fn excluded_devices_are_not_reported_as_short_of_memory() {
     let devices = (0..2).map(|at| device(&format!("cpu:{at}"), 1 << 40, 1.0 + f64::from(at))).collect();
     let mut world = World::new(model(12, 10 * MIB, 10 * MIB), devices);
     let why = |world: &World| {
@@ -77,7 +77,7 @@ fn constraints_that_leave_no_room_for_a_device_are_not_taken_for_want_of_memory(
 }
 
 #[test]
-fn rules_keep_to_the_constraints() {
+fn rules_respect_the_constraints() {
     let devices = (0..3).map(|at| device(&format!("cpu:{at}"), 1 << 40, 1.0 + f64::from(at))).collect();
     let mut world = World::new(model(12, 10 * MIB, 10 * MIB), devices);
     world.constraints.excluded = vec!["cpu:2".into()];
@@ -96,16 +96,16 @@ fn rules_keep_to_the_constraints() {
 
 /// Of sixteen equal cards, one reason covers all unused ones.
 #[test]
-fn like_devices_that_are_left_out_are_told_in_one_line() {
+fn equal_unused_devices_share_one_line() {
     let devices: Vec<_> = (0..16).map(|at| device(&format!("rtx4090:{at}"), 1 << 40, 1.0)).collect();
     let mut world = World::new(model(8, 10 * MIB, 10 * MIB), devices);
     world.objective = Objective::Latency;
     world.workload.prompt_tokens = 16;
     let plan = world.plan().expect("fits");
     assert_eq!((plan.stages.len(), plan.explanation.left_out.len()), (1, 15));
-    let told: Vec<_> = plan.reasons.iter().filter(|reason| reason.contains("left out")).collect();
+    let reported: Vec<_> = plan.reasons.iter().filter(|reason| reason.contains("left out")).collect();
     let wanted = "rtx4090:1 to rtx4090:15 are left out: the best plan with one of them, 0-9=rtx4090:1, is predicted as fast";
-    assert_eq!(told, [wanted]);
+    assert_eq!(reported, [wanted]);
     // Each still has its own alternative.
     for left in &plan.explanation.left_out {
         assert_eq!(
@@ -131,8 +131,8 @@ fn every_device_that_is_left_out_is_named() {
     assert_eq!(left_out.len(), 20 - plan.stages.len());
     assert!(left_out.iter().filter(|left| !left.tried).all(|left| left.best_with.is_none()));
     let tried = left_out.iter().filter(|left| left.tried).count();
-    let told = plan.reasons.iter().filter(|reason| reason.contains(" is left out: ")).count();
-    assert!(tried > 0 && tried < left_out.len() && told == tried, "{tried} tried, {told} told");
+    let reported = plan.reasons.iter().filter(|reason| reason.contains(" is left out: ")).count();
+    assert!(tried > 0 && tried < left_out.len() && reported == tried, "{tried} tried, {reported} reported");
     let rest =
         plan.reasons.iter().find(|reason| reason.contains("left out without a search")).expect("a reason");
     let untried: Vec<_> =

@@ -57,12 +57,12 @@ fn prompts_and_decode_that_never_overlap_each_take_their_slowest_part() {
     world.workload = Workload { prompt_tokens: 256, generated_tokens: 64 };
     let input = world.input();
     let problem = problem(&input, 2);
-    let pace = &problem.pace;
-    assert_eq!((pace.decode_rows, pace.chunks), (2, 2.0));
+    let workload_times = &problem.workload_times;
+    assert_eq!((workload_times.decode_rows, workload_times.chunks), (2, 2.0));
     let part = |decode_us, chunk_us| Times { decode_us, chunk_us, ..Times::default() };
     let parts = [part(10.0, 700.0), part(30.0, 500.0)];
     // Two chunks of 700 us, and 64 steps: 30 us for two rows exceeds a round of 40 us for four sequences.
-    let round = |decode_us| pace.apart_us(&part(decode_us, 1200.0), parts.iter().copied());
+    let round = |decode_us| workload_times.apart_us(&part(decode_us, 1200.0), parts.iter().copied());
     assert!(close(round(40.0), 2.0 * 700.0 + 64.0 * 15.0));
     // A longer round takes its place.
     assert!(close(round(100.0), 2.0 * 700.0 + 64.0 * 25.0));

@@ -190,8 +190,8 @@ pub struct SoloBatch {
 }
 
 impl SoloBatch {
-    /// Returns one decode step of `sequences` sequences, each of which attends to `positions` positions
-    /// including itself.
+    /// Returns one decode step of `sequences` sequences. Each attends to `positions` positions, including
+    /// itself.
     pub fn decode(sequences: u32, positions: u32) -> Self {
         Self { sequences, rows_each: 1, first_position: positions.saturating_sub(1), logits: true }
     }
@@ -301,7 +301,7 @@ impl SoloStage<'_> {
         for at in 0..from.map_or(0, |_| batch.logit_rows() as usize) {
             let Some(region) = &self.on.logits else { break };
             let lease = region.read(at * row_bytes..(at + 1) * row_bytes);
-            let lease = lease.map_err(|e| Error::protocol(format!("logits are not there yet: {e}")))?;
+            let lease = lease.map_err(|e| Error::protocol(format!("logits are not available yet: {e}")))?;
             choose(lease.floats().unwrap_or_default());
         }
         let wall_us = start.elapsed().as_secs_f64() * 1e6;

@@ -52,11 +52,11 @@ impl EdgeReport {
 
 /// Transfers over one edge, shared by both ends.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Crossings(Arc<Mutex<State>>);
+pub(crate) struct Transfers(Arc<Mutex<State>>);
 
 #[derive(Debug, Default)]
 struct State {
-    open: VecDeque<OpenCrossing>,
+    open: VecDeque<OpenTransfer>,
     /// Arrival time of the last micro-batch with a complete record.
     arrived_ns: Nanoseconds,
     report: EdgeReport,
@@ -64,7 +64,7 @@ struct State {
 
 /// A transfer with an incomplete record.
 #[derive(Debug)]
-struct OpenCrossing {
+struct OpenTransfer {
     micro_batch: MicroBatchId,
     decode: bool,
     bytes: u64,
@@ -90,7 +90,7 @@ impl Leg {
     }
 }
 
-impl Crossings {
+impl Transfers {
     /// Starts a transfer. Call it before all other records of the micro-batch.
     pub(crate) fn begin(&self, micro_batch: MicroBatchId, decode: bool, bytes: u64) {
         let mut state = self.lock();
@@ -98,31 +98,31 @@ impl Crossings {
             state.open.pop_front();
         }
         let (left, arrived) = (Leg::default(), Leg::default());
-        state.open.push_back(OpenCrossing { micro_batch, decode, bytes, left, arrived, admitted_ns: 0 });
+        state.open.push_back(OpenTransfer { micro_batch, decode, bytes, left, arrived, admitted_ns: 0 });
     }
 
     /// Records that a piece was copied from the sending device.
     pub(crate) fn left(&self, id: MicroBatchId, bytes: u64, start_ns: Nanoseconds, end_ns: Nanoseconds) {
-        self.lock().update(id, |crossing| crossing.left.add(bytes, start_ns, end_ns));
+        self.lock().update(id, |transfer| transfer.left.add(bytes, start_ns, end_ns));
     }
 
     /// Records that the receiver has a slot and requests the first piece.
     pub(crate) fn admitted(&self, id: MicroBatchId, now_ns: Nanoseconds) {
-        self.lock().update(id, |crossing| {
-            if crossing.admitted_ns == 0 {
-                crossing.admitted_ns = now_ns;
+        self.lock().update(id, |transfer| {
+            if transfer.admitted_ns == 0 {
+                transfer.admitted_ns = now_ns;
             }
         });
     }
 
     /// Records that a piece has arrived on the receiving device.
     pub(crate) fn arrived(&self, id: MicroBatchId, bytes: u64, end_ns: Nanoseconds) {
-        self.lock().update(id, |crossing| crossing.arrived.add(bytes, end_ns, end_ns));
+        self.lock().update(id, |transfer| transfer.arrived.add(bytes, end_ns, end_ns));
     }
 
     /// Records that the whole micro-batch has arrived.
     pub(crate) fn arrived_whole(&self, id: MicroBatchId, end_ns: Nanoseconds) {
-        self.lock().update(id, |crossing| crossing.arrived.add(crossing.bytes, end_ns, end_ns));
+        self.lock().update(id, |transfer| transfer.arrived.add(transfer.bytes, end_ns, end_ns));
     }
 
     /// Returns the transfers so far.
@@ -136,21 +136,21 @@ impl Crossings {
 }
 
 impl State {
-    fn update(&mut self, id: MicroBatchId, change: impl FnOnce(&mut OpenCrossing)) {
-        let Some(at) = self.open.iter().position(|crossing| crossing.micro_batch == id) else { return };
-        let crossing = &mut self.open[at];
-        change(crossing);
-        if crossing.left.bytes < crossing.bytes || crossing.arrived.bytes < crossing.bytes {
+    fn update(&mut self, id: MicroBatchId, change: impl FnOnce(&mut OpenTransfer)) {
+        let Some(at) = self.open.iter().position(|transfer| transfer.micro_batch == id) else { return };
+        let transfer = &mut self.open[at];
+        change(transfer);
+        if transfer.left.bytes < transfer.bytes || transfer.arrived.bytes < transfer.bytes {
             return;
         }
-        let Some(crossing) = self.open.remove(at) else { return };
-        let begun_ns = crossing.left.start_ns.max(self.arrived_ns);
-        let without_slot_ns = crossing.admitted_ns.saturating_sub(crossing.left.end_ns.max(self.arrived_ns));
-        self.arrived_ns = self.arrived_ns.max(crossing.arrived.end_ns);
-        let crossed = if crossing.decode { &mut self.report.decode } else { &mut self.report.prefill };
+        let Some(transfer) = self.open.remove(at) else { return };
+        let begun_ns = transfer.left.start_ns.max(self.arrived_ns);
+        let without_slot_ns = transfer.admitted_ns.saturating_sub(transfer.left.end_ns.max(self.arrived_ns));
+        self.arrived_ns = self.arrived_ns.max(transfer.arrived.end_ns);
+        let crossed = if transfer.decode { &mut self.report.decode } else { &mut self.report.prefill };
         crossed.crossings += 1;
-        crossed.bytes += crossing.bytes;
-        crossed.busy_ns += crossing.arrived.end_ns.saturating_sub(begun_ns).saturating_sub(without_slot_ns);
+        crossed.bytes += transfer.bytes;
+        crossed.busy_ns += transfer.arrived.end_ns.saturating_sub(begun_ns).saturating_sub(without_slot_ns);
     }
 }
 
@@ -163,8 +163,8 @@ mod tests {
     }
 
     #[test]
-    fn an_edge_is_busy_from_the_first_byte_until_the_last_whoever_tells_first() {
-        let edge = Crossings::default();
+    fn an_edge_is_busy_from_first_to_last_byte_in_any_record_order() {
+        let edge = Transfers::default();
         edge.begin(id(1), true, 30);
         edge.admitted(id(1), 90);
         edge.arrived(id(1), 20, 150);
@@ -181,8 +181,8 @@ mod tests {
     }
 
     #[test]
-    fn neither_the_one_before_nor_the_wait_for_a_slot_counts() {
-        let edge = Crossings::default();
+    fn earlier_transfers_and_waits_for_a_slot_do_not_count() {
+        let edge = Transfers::default();
         for (number, left_ns, end_ns) in [(1, 0, 100), (2, 10, 200)] {
             edge.begin(id(number), false, 8);
             edge.left(id(number), 8, left_ns, left_ns + 10);
@@ -199,8 +199,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_never_timed_is_forgotten() {
-        let edge = Crossings::default();
+    fn transfers_without_timings_are_dropped() {
+        let edge = Transfers::default();
         for number in 0..2 * OPEN as u64 {
             edge.begin(id(number), false, 8);
         }

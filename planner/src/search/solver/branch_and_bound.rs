@@ -5,17 +5,17 @@
 //! placements that are no better in both largest terms, so the rest of the box is split into parts. All
 //! numbers of stages share the regions.
 //!
-//! Computing the smallest time needs the table. Prices (`dual`) bound the box first, which is much cheaper. A
-//! box is dropped if prices prove that nothing in it matters. A wide one is halved, unless the score is the
-//! larger of two terms.
+//! Computing the smallest time needs the table. Prices (`lagrangian`) bound the box first, which is much
+//! cheaper. A box is dropped if prices prove that nothing in it matters. A wide one is halved, unless the
+//! score is the larger of two terms.
 //!
 //! A table does not know the true loads of shared buses. If a placement overloads one, the region is split by
-//! its crossings: without the first of them, with the first but without the second, and so on.
+//! its transfers: without the first of them, with the first but without the second, and so on.
 //!
 //! Knows nothing about how the smallest time is computed.
 
-use super::dual::{self, Prices, Relaxed};
 use super::exact::{Cells, Table};
+use super::lagrangian::{self, Prices, Relaxed};
 use super::rules::{Limits, Rules};
 use super::values::Values;
 use super::{Costs, Instance, SHARE, Score, SharedBus, Solution, Stage, Term, kinds, orders};
@@ -84,7 +84,7 @@ struct Seen {
 }
 
 impl Seen {
-    /// Returns the crossings.
+    /// Returns the transfers.
     fn pairs(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
         self.stages.windows(2).map(|pair| (pair[0].0, pair[1].0))
     }
@@ -139,7 +139,7 @@ impl Search<'_> {
     /// Finds initial placements and bounds the whole space.
     fn start(&mut self) {
         let instance = self.instance;
-        let lower = dual::least_terms(instance, self.kinds);
+        let lower = lagrangian::least_terms(instance, self.kinds);
         // With a known score, prices alone may prove that nothing here comes close to it.
         let is_known = instance.known.is_finite();
         if !is_known {
@@ -179,7 +179,7 @@ impl Search<'_> {
     /// Lists the values of the largest terms that may matter, given their lower bounds.
     fn list_values(&mut self, least: &Costs) {
         let instance = self.instance;
-        let most = instance.score.room(self.enough(), least);
+        let most = instance.score.largest_terms(self.enough(), least);
         let (busy_weight, chunk_weight) = instance.score.weights();
         // Loads of buses are sums with too many possible values.
         let is_sum = |term: Term| instance.shared.iter().any(|bus| bus.term == term);
@@ -301,9 +301,10 @@ impl Search<'_> {
     /// matters.
     fn priced(&self, mut region: Region) -> Option<Region> {
         let (instance, enough) = (self.instance, self.enough());
-        let room = instance.score.room(enough, &Costs { time: Self::least(&region), ..region.lower });
-        let busy = self.busy.within(region.lower.busy, region.upper.busy.min(room.busy))?;
-        let chunk = self.chunk.within(region.lower.chunk, region.upper.chunk.min(room.chunk))?;
+        let largest =
+            instance.score.largest_terms(enough, &Costs { time: Self::least(&region), ..region.lower });
+        let busy = self.busy.within(region.lower.busy, region.upper.busy.min(largest.busy))?;
+        let chunk = self.chunk.within(region.lower.chunk, region.upper.chunk.min(largest.chunk))?;
         region.confine(busy, chunk);
         let limits = Limits { most: region.upper, forbidden: &region.forbidden };
         let rules = Rules::new(instance, self.kinds, &limits);
@@ -329,7 +330,7 @@ impl Search<'_> {
     /// Improves the prices of time and the bounds that follow.
     fn improve_time(&self, region: &mut Region, rules: &Rules) {
         let relaxed = Relaxed::of_time(self.instance, self.kinds, rules);
-        let most = self.instance.score.room(self.enough(), &region.lower).time;
+        let most = self.instance.score.largest_terms(self.enough(), &region.lower).time;
         region.time_prices.improve(&relaxed, most, LOOK_STEPS);
         let bounds = region.time_prices.bounds(self.kinds, region.open.len());
         for (open, bound) in region.open.iter_mut().zip(bounds) {
@@ -359,7 +360,7 @@ impl Search<'_> {
         let Some(stages) = region.open.iter().rposition(Option::is_some).map(|k| k + 1) else {
             return Vec::new();
         };
-        let most = |score: f64| instance.score.room(score, &region.lower).time;
+        let most = |score: f64| instance.score.largest_terms(score, &region.lower).time;
         let enough = most(self.enough());
         let wanted: Vec<f64> = self.wanted().into_iter().take(stages).map(most).collect();
         let found = self.table.least(cells, &rules, &region.time_prices.completion(), &wanted);
@@ -426,7 +427,7 @@ impl Search<'_> {
         self.instance.shared.iter().find(|bus| load(bus) > bus.term.of(&region.upper))
     }
 
-    /// Splits a region by the crossings of a placement that overloads a bus.
+    /// Splits a region by the transfers of a placement that overloads a bus.
     fn parts_by_bus(region: &Region, seen: &Seen, bus: &SharedBus) -> Vec<Region> {
         let (mut parts, mut part) = (Vec::new(), region.clone());
         for open in part.open.iter_mut().flatten() {

@@ -10,7 +10,7 @@
 //! term.
 //!
 //! Prices rise for segments that no device takes and fall for those that several take; shares rise for
-//! devices with large terms (subgradient method with Polyak's step). Crossings count with the cheapest way
+//! devices with large terms (subgradient method with Polyak's step). Transfers count with the cheapest way
 //! into a device.
 //!
 //! Knows nothing about how placements are found.
@@ -163,7 +163,8 @@ impl Prices {
             let of_kinds =
                 outcome.excess.iter().map(|e| units.0 * e.busy * e.busy + units.1 * e.chunk * e.chunk);
             let of_kinds = of_kinds.sum::<f64>();
-            // If segments are similar, all devices want the same ones. Then shares move as far as prices.
+            // If segments are similar, all devices want the same ones. Then shares move by the same distance
+            // as prices.
             let ratio = if of_kinds > 0.0 { of_segments / of_kinds } else { 0.0 };
             let square = if of_kinds > 0.0 { 2.0 * of_segments } else { of_segments };
             let units = (units.0 * ratio, units.1 * ratio);

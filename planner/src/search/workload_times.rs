@@ -21,7 +21,7 @@ pub(super) struct Point {
     pub boundary: Boundary,
 }
 
-/// Times of the micro-batches of a [`Pace`], in microseconds.
+/// Times of the micro-batches of a [`WorkloadTimes`], in microseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Times {
     /// A decode step of one group.
@@ -85,7 +85,7 @@ impl Sum for Times {
 
 /// The micro-batches of a request and their number.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Pace {
+pub(super) struct WorkloadTimes {
     objective: Objective,
     /// Sequences that share the pipeline.
     pub sequences: u32,
@@ -105,7 +105,7 @@ pub(super) struct Pace {
     full_chunk: BatchShape,
 }
 
-impl Pace {
+impl WorkloadTimes {
     pub fn new(input: &PlannerInput<'_>, context: u32, point: Point) -> Self {
         let sequences = match input.objective {
             Objective::Latency | Objective::FirstToken => 1,

@@ -54,8 +54,8 @@ fn reach(instance: &Instance, device: usize, class: usize, first: usize) -> usiz
 
 /// Returns the end of the longest run behind another device, or 0 if nothing fits.
 fn next(instance: &Instance, before: usize, device: usize, first: usize) -> usize {
-    let Some(crossing) = &instance.crossings[before * instance.devices.len() + device] else { return 0 };
-    match reach(instance, device, crossing.class, first) {
+    let Some(transfer) = &instance.transfers[before * instance.devices.len() + device] else { return 0 };
+    match reach(instance, device, transfer.class, first) {
         end if end > first => end,
         _ => 0,
     }
@@ -93,8 +93,8 @@ fn missing(problem: &Problem<'_>, run: &Run, before: Option<usize>) -> u64 {
     })
 }
 
-/// For each number of placed segments and last device: the fewest missing bytes, the start of the last run,
-/// and the previous device.
+/// Returns the placement with the fewest missing bytes. Tracks, for each number of placed segments and last
+/// device, the missing bytes, the start of the last run, and the previous device.
 fn least_missing(problem: &Problem<'_>) -> Vec<Run> {
     let (segments, devices) = (problem.input.segments.len(), problem.input.devices.len());
     let mut best: Vec<Option<(u64, usize, Option<usize>)>> = vec![None; (segments + 1) * devices];
