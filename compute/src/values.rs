@@ -138,22 +138,22 @@ impl Compute {
             return Err(Error::Shapes { operation: "rope", left, right, rule: "one position for each row" });
         }
         super::positive("rope", "base", rope.base)?;
-        let turned = rope.dimensions.unwrap_or(head_dim);
-        if turned > head_dim || !turned.is_multiple_of(2) {
-            let what = format!("cannot rotate {turned} values in pairs in heads of {}", x.shape);
+        let rotated = rope.dimensions.unwrap_or(head_dim);
+        if rotated > head_dim || !rotated.is_multiple_of(2) {
+            let what = format!("cannot rotate {rotated} values in pairs in heads of {}", x.shape);
             return Err(Error::Argument { operation: "rope", what });
         }
         let out = self.shared.tensor(&x.shape, x.kind)?;
         if out.memory.is_some() {
-            let pairs = (0..turned / 2).map(|i| -2.0 * i as f64 / turned as f64);
+            let pairs = (0..rotated / 2).map(|i| -2.0 * i as f64 / rotated as f64);
             let turns: Vec<u32> =
                 pairs.flat_map(|power| rope::turn(f64::from(rope.base).powf(power))).collect();
-            let turns = self.upload_indices([turned], &turns)?;
+            let turns = self.upload_indices([rotated], &turns)?;
             let pairing = match rope.pairing {
                 Pairing::Neighbours => rope::INTERLEAVED,
                 Pairing::Halves => rope::HALVES,
             };
-            let sizes = [rows, heads, head_dim, turned].map(word);
+            let sizes = [rows, heads, head_dim, rotated].map(word);
             let constants = [&[elements::number(element)], sizes.as_slice(), &[pairing]].concat();
             self.shared.launch(Kernel::Rope, 1, &[&positions, &turns, &x, &out], &constants)?;
         }

@@ -31,7 +31,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// Time limit of any single point.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const TIMEOUT: Duration = Duration::from_secs(60);
 /// Words of the buffers of [`Bench`].
 pub const WORDS: usize = 4096;
 /// Work items in a group of the tests' kernels.
@@ -174,7 +174,7 @@ impl Bench {
     /// Returns the error with which a point failed, if any.
     #[track_caller]
     pub fn outcome(&self, point: Point) -> Option<Error> {
-        match self.timeline(point.timeline.queue).wait(point.value, Some(PATIENCE)) {
+        match self.timeline(point.timeline.queue).wait(point.value, Some(TIMEOUT)) {
             Ok(true) => None,
             Ok(false) => panic!("{point} takes too long"),
             Err(error) => Some(error),
@@ -251,6 +251,6 @@ pub fn in_time<T: Send + 'static>(what: &str, run: impl FnOnce() -> T + Send + '
         let _ = done.send(());
         result
     });
-    assert!(finished.recv_timeout(PATIENCE).is_ok(), "{what} hangs");
+    assert!(finished.recv_timeout(TIMEOUT).is_ok(), "{what} hangs");
     thread.join().unwrap()
 }

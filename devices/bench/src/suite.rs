@@ -42,8 +42,8 @@ pub fn each(on: &dyn Subject, test: impl Fn(Bench)) {
     }
 }
 
-/// Returns the adapters with their own memory. Records a skip if there are none. A stray kernel on a CPU device would
-/// crash the process.
+/// Returns the adapters with their own memory. Records a skip if there are none. A stray kernel on a CPU
+/// device would crash the process.
 pub fn cards(on: &dyn Subject) -> Vec<Adapter> {
     let cards = on.adapters().into_iter().filter(|adapter| adapter.kind == AdapterKind::Discrete);
     let cards: Vec<_> = cards.collect();

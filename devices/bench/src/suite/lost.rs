@@ -1,6 +1,6 @@
 //! Test of a lost device.
 
-use crate::{PATIENCE, all, in_time};
+use crate::{TIMEOUT, all, in_time};
 use ragtag_hal::driver::{Driver, DriverDevice};
 use ragtag_hal::{
     BufferId, Command, Device, DeviceId, Error, Point, ProgramId, QueueKind, Submission, Timeline,
@@ -26,12 +26,12 @@ pub fn a_lost_device_reports_its_loss_and_closes<D: Driver>(
         Submission { queue, work: Work::Commands(commands), waits, signal }
     };
     device.submit(fill(QueueKind::Compute, 1, vec![])).unwrap();
-    assert_eq!(device.timeline(QueueKind::Compute).wait(1, Some(PATIENCE)), Ok(true), "{label}");
+    assert_eq!(device.timeline(QueueKind::Compute).wait(1, Some(TIMEOUT)), Ok(true), "{label}");
     for queue in QueueKind::ALL {
         device.submit(fill(queue, 2, vec![abroad.id().at(1)])).unwrap();
     }
     lose(&device);
-    let failure = |queue| device.timeline(queue).wait(2, Some(PATIENCE)).expect_err(&label).root().clone();
+    let failure = |queue| device.timeline(queue).wait(2, Some(TIMEOUT)).expect_err(&label).root().clone();
     let lost = failure(QueueKind::Compute);
     assert!(matches!(lost, Error::Lost { .. }), "{label}: {lost:?}");
     assert_eq!(QueueKind::ALL.map(failure), [(); 3].map(|()| lost.clone()), "{label}");
