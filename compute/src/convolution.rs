@@ -7,33 +7,33 @@ use super::tensor::{Input, Tensor};
 use super::{Compute, word};
 use ragtag_kernels::{Kernel, conv2d};
 
-/// How a convolution's kernel moves: down and across, each of these.
+/// Parameters of a convolution, each for height and width.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Conv2d {
-    /// Steps from one place to the next.
+    /// Stride.
     pub stride: [usize; 2],
-    /// Zeros at either end of the image.
+    /// Zero padding at either end.
     pub padding: [usize; 2],
-    /// Steps from one value of the kernel to the next.
+    /// Dilation of the kernel.
     pub dilation: [usize; 2],
-    /// Channels are divided into so many groups, each with its own out channels.
+    /// Number of groups into which channels are divided, each with its own output channels.
     pub groups: usize,
 }
 
 impl Default for Conv2d {
-    /// Every place, no zeros, one group.
+    /// Returns stride 1, no padding, dilation 1 and one group.
     fn default() -> Self {
         Self { stride: [1; 2], padding: [0; 2], dilation: [1; 2], groups: 1 }
     }
 }
 
 impl Compute {
-    /// The convolution of images `[batch, channels, height, width]` with weights `[out channels, channels / groups, kernel
-    /// height, kernel width]`, as f32.
+    /// Convolves images `[batch, channels, height, width]` with weights `[out channels, channels / groups,
+    /// kernel height, kernel width]`, as f32.
     ///
     /// # Errors
-    /// [`Error::Rank`] and [`Error::Shapes`] for other shapes, [`Error::Argument`] for a stride, a dilation or groups of zero or
-    /// several types; what the device says.
+    /// [`Error::Rank`] and [`Error::Shapes`] for other shapes; [`Error::Argument`] for a stride, dilation or
+    /// number of groups of zero, or for mixed types; errors of the device.
     pub fn conv2d<'a, 'b>(
         &self,
         conv: &Conv2d,

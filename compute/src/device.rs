@@ -1,5 +1,5 @@
-//! A device with what single operators need around it: memory that goes when nobody has it any more, modules that are made
-//! once, and one line of work.
+//! A device prepared for single operators: reference-counted memory, modules that are created once, and one
+//! sequence of work.
 
 use super::error::{Error, Result};
 use super::pending::Wakers;
@@ -12,7 +12,7 @@ use ragtag_kernels::{Kernel, Variant, module_source, select};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// A device that several threads may give work.
+/// A device that several threads may use.
 pub(super) struct Shared {
     adapter: Adapter,
     timeline: Arc<Timeline>,
@@ -25,7 +25,7 @@ struct Core {
     next_id: u32,
     signalled: u64,
     modules: HashMap<(Kernel, &'static str), ModuleId>,
-    /// What is to go when this point has passed.
+    /// Resources to destroy when this point has passed.
     left: Vec<(u64, Left)>,
 }
 
@@ -75,7 +75,7 @@ impl Shared {
         &self.wakers
     }
 
-    /// The point that the last submission signals.
+    /// Returns the point of the last submission.
     pub(super) fn signalled(&self) -> u64 {
         self.lock().signalled
     }
@@ -84,7 +84,7 @@ impl Shared {
         self.core.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Memory whose content is undefined; none for no bytes.
+    /// Allocates uninitialised memory. Returns `None` for zero bytes.
     pub(super) fn allocate(self: &Arc<Self>, bytes: u64) -> Result<Option<Arc<Memory>>> {
         if bytes == 0 {
             return Ok(None);
@@ -95,7 +95,7 @@ impl Shared {
                 Err(Error::Device(error)) if error.is_out_of_memory() && !core.left.is_empty() => {
                     let last = core.signalled;
                     drop(core);
-                    // There will be room when what is being worked on is done. Others go on meanwhile.
+                    // Completing outstanding work frees memory. Other threads continue meanwhile.
                     self.timeline.wait(last, None)?;
                 }
                 created => break created?,
@@ -105,14 +105,14 @@ impl Shared {
         Ok(Some(Arc::new(Memory { shared: Arc::clone(self), range })))
     }
 
-    /// A tensor whose values are undefined.
+    /// Creates a tensor with undefined values.
     pub(super) fn tensor(self: &Arc<Self>, shape: impl Into<Shape>, kind: Type) -> Result<Tensor> {
         let shape = shape.into();
         let memory = self.allocate(kind.bytes(&shape)?)?;
         Ok(Tensor { shape, kind, memory })
     }
 
-    /// Copies bytes of the host, which `fill` writes, to memory.
+    /// Uploads bytes that `fill` writes.
     pub(super) fn upload(&self, to: &Memory, fill: impl FnOnce(&mut [u8]) -> Result<()>) -> Result<u64> {
         let bytes = to.range.bytes as usize;
         let region = Arc::new(HostRegion::new(bytes)?);
@@ -125,7 +125,7 @@ impl Shared {
         outcome
     }
 
-    /// Copies memory to the host; the bytes are there when the point has passed.
+    /// Downloads memory. The bytes are valid when the point has passed.
     pub(super) fn download(&self, from: &Memory) -> Result<(u64, Arc<HostRegion>)> {
         let region = Arc::new(HostRegion::new(from.range.bytes as usize)?);
         let mut core = self.lock();
@@ -146,8 +146,8 @@ impl Shared {
         self.lock().submit(vec![Command::Copy { from: from.range, to: to.range }])
     }
 
-    /// Launches a kernel on tensors in its interface's order. What has no values is bound to memory of which it reads
-    /// nothing.
+    /// Launches a kernel on tensors in its interface's order. A tensor without values is bound to memory that
+    /// the kernel does not read.
     pub(super) fn launch(
         self: &Arc<Self>,
         kernel: Kernel,
@@ -194,8 +194,8 @@ impl Core {
             return Ok(*module);
         }
         let name = format!("{} ({})", variant.kernel, variant.name);
-        let source =
-            module_source([variant], caps).ok_or_else(|| Error::Open(format!("{name} has no text")))?;
+        let source = module_source([variant], caps)
+            .ok_or_else(|| Error::Open(format!("no source for kernel {name}")))?;
         let id = ModuleId(self.id());
         self.device()?.create_module(id, &Module { name, entries: vec![variant.abi], source })?;
         self.modules.insert(key, id);
@@ -208,7 +208,7 @@ impl Core {
         Ok(id)
     }
 
-    /// Enqueues work behind all that was enqueued before.
+    /// Enqueues work after all earlier work.
     fn submit(&mut self, commands: Vec<Command>) -> Result<u64> {
         self.sweep()?;
         let value = self.signalled + 1;
@@ -217,21 +217,22 @@ impl Core {
         let (signal, work) = (timeline.id().at(value), Work::Commands(commands));
         let submission = Submission { queue: QueueKind::Compute, work, waits: Vec::new(), signal };
         let outcome = device.submit(submission);
-        // What the device refuses ends the timeline and has had its value: the next submission is to hear of that.
+        // A refused submission ends the timeline and has used its value. The next submission reports the
+        // failure.
         if outcome.is_ok() || timeline.failure().is_some() {
             self.signalled = value;
         }
         Ok(outcome.map(|()| value)?)
     }
 
-    /// Lets go of something as soon as nothing uses it.
+    /// Destroys a resource as soon as nothing uses it.
     fn leave(&mut self, left: Left) {
         self.left.push((self.signalled, left));
-        // What is refused now is tried again, and said, with the next submission.
+        // A failure is retried and reported with the next submission.
         let _ = self.sweep();
     }
 
-    /// Destroys what is not used any more.
+    /// Destroys unused resources.
     fn sweep(&mut self) -> Result<()> {
         let Some(device) = &mut self.device else { return Ok(()) };
         let timeline = device.timeline(QueueKind::Compute);
@@ -250,7 +251,7 @@ impl Core {
 
 impl Drop for Core {
     fn drop(&mut self) {
-        // A device that failed has nothing outstanding; one that did not comes to its last point.
+        // A failed device has nothing outstanding. Any other reaches its last point.
         if let Some(device) = &self.device {
             let _ = device.timeline(QueueKind::Compute).wait(self.signalled, None);
         }
@@ -282,7 +283,7 @@ mod tests {
     use std::thread;
     use std::time::Duration;
 
-    /// The processor, on which things go wrong as told.
+    /// Returns the CPU device with injected faults.
     fn processor(faults: Faults) -> Compute {
         let backends = Backends::new(&Config::default());
         let adapter = backends.probe().adapters().find(|adapter| adapter.backend == "cpu").unwrap().clone();
@@ -297,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn after_a_refused_submission_all_hear_of_its_cause() {
+    fn the_cause_of_a_refused_submission_reaches_all_later_calls() {
         let device = processor(Faults { failing_submission: Some(2), ..Faults::default() });
         let zeros = || device.zeros([4])?.wait().map(drop);
         assert_eq!(zeros().map_err(|error| error.to_string()), Ok(()));
@@ -307,7 +308,7 @@ mod tests {
         }
     }
 
-    /// A task that ends when it is woken, with all that it has.
+    /// A task that ends when it is woken, together with everything that it holds.
     struct Last<T> {
         held: Mutex<Option<T>>,
         over: mpsc::Sender<()>,
@@ -321,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn the_device_may_go_with_a_task_that_is_woken() {
+    fn a_woken_task_may_drop_the_device() {
         let device = processor(late(Duration::from_millis(50)));
         let zeros = device.zeros([4]).unwrap();
         let tensor = zeros.queued().clone();
@@ -332,11 +333,11 @@ mod tests {
         assert!(Pin::new(&mut pending).poll(&mut Context::from_waker(&waker)).is_pending());
         *task.held.lock().unwrap() = Some((device, zeros, tensor, pending));
         drop((task, waker));
-        woken.recv_timeout(Duration::from_secs(30)).expect("the task is woken, and comes to its end");
+        woken.recv_timeout(Duration::from_secs(30)).expect("the task is woken and ends");
     }
 
     #[test]
-    fn who_waits_for_memory_keeps_nobody_waiting() {
+    fn a_thread_that_waits_for_memory_does_not_block_others() {
         let device = processor(Faults { most_bytes: Some(4096), ..late(Duration::from_secs(2)) });
         let first = device.zeros([1024]).unwrap();
         let point = device.shared.signalled();
@@ -345,7 +346,7 @@ mod tests {
         let second = thread::spawn(move || other.zeros([1024])?.wait().map(drop));
         thread::sleep(Duration::from_millis(200));
         assert_eq!(device.shared.signalled(), point, "nothing was submitted yet");
-        assert!(device.shared.timeline().value() < point, "and that was known before the memory was there");
+        assert!(device.shared.timeline().value() < point, "reported before the memory was available");
         assert_eq!(second.join().unwrap().map_err(|error| error.to_string()), Ok(()));
     }
 }

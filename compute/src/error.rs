@@ -1,4 +1,4 @@
-//! What can be wrong with a single operator.
+//! Errors of single operators.
 
 use super::tensor::{Shape, Type};
 use ragtag_kernels::TensorType;
@@ -6,142 +6,142 @@ use ragtag_kernels::TensorType;
 /// Result of single operators.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Anything that can go wrong with a single operator.
+/// An error of a single operator.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// There is no such device, or it does not open.
+    /// There is no such device, or it cannot be opened.
     #[error("{0}")]
     Open(String),
-    /// Two shapes that an operator cannot bring together.
-    #[error("{operation}: {left} and {right} do not fit: {rule}")]
+    /// Two shapes that do not match.
+    #[error("{operation}: shapes {left} and {right} do not match: {rule}")]
     Shapes {
-        /// The operator.
+        /// Operator.
         operation: &'static str,
-        /// One shape.
+        /// First shape.
         left: Shape,
-        /// The other.
+        /// Second shape.
         right: Shape,
-        /// What would fit.
+        /// Rule that the shapes violate.
         rule: &'static str,
     },
     /// A shape with too many or too few dimensions.
     #[error("{operation} of {shape}: {rule}")]
     Rank {
-        /// The operator.
+        /// Operator.
         operation: &'static str,
-        /// The shape.
+        /// Shape.
         shape: Shape,
-        /// What it takes.
+        /// Required shape.
         rule: &'static str,
     },
     /// An axis that the shape does not have.
     #[error("{operation} of {shape}: there is no axis {axis}")]
     Axis {
-        /// The operator.
+        /// Operator.
         operation: &'static str,
-        /// The axis.
+        /// Axis.
         axis: usize,
-        /// The shape.
+        /// Shape.
         shape: Shape,
     },
-    /// A reduction of no values that has no value of its own.
+    /// A reduction over an empty axis whose result is undefined.
     #[error("{operation} of {shape}: axis {axis} has no values")]
     EmptyAxis {
-        /// The operator.
+        /// Operator.
         operation: &'static str,
-        /// The axis.
+        /// Axis.
         axis: usize,
-        /// The shape.
+        /// Shape.
         shape: Shape,
     },
-    /// A scale, or another factor, that is not finite and positive.
-    #[error("{operation}: a {name} of {value} is not finite and positive")]
+    /// A scale or another factor that is not finite and positive.
+    #[error("{operation}: {name} must be finite and positive (got {value})")]
     Factor {
-        /// The operator.
+        /// Operator.
         operation: &'static str,
-        /// Which factor.
+        /// Name of the factor.
         name: &'static str,
-        /// Its value.
+        /// Value.
         value: f32,
     },
-    /// A number that makes no sense with the shapes.
+    /// An invalid argument.
     #[error("{operation}: {what}")]
     Argument {
-        /// The operator.
+        /// Operator.
         operation: &'static str,
-        /// What is wrong, with the values.
+        /// Description with the values.
         what: String,
     },
     /// An index of a row that does not exist.
-    #[error("{operation}: index {index} at {place} of a table of {rows} rows")]
+    #[error("{operation}: index {index} at {place} is not in a table of {rows} rows")]
     Index {
-        /// The operator.
+        /// Operator.
         operation: &'static str,
-        /// The index.
+        /// Index.
         index: u32,
-        /// Which of the indices.
+        /// Position among the indices.
         place: usize,
         /// Rows of the table.
         rows: usize,
     },
-    /// A tensor of a type that the operator does not take.
+    /// A tensor of a type that the operator does not accept.
     #[error("{operation} takes {wanted}, not {got}")]
     Type {
-        /// The operator.
+        /// Operator.
         operation: &'static str,
-        /// What it takes.
+        /// Accepted types.
         wanted: &'static str,
-        /// What it was given.
+        /// Type of the tensor.
         got: Type,
     },
-    /// Values that do not fill a shape.
+    /// A number of values that does not match a shape.
     #[error("{values} values do not fill {shape}")]
     Length {
-        /// How many values there are.
+        /// Number of values.
         values: usize,
-        /// The shape.
+        /// Shape.
         shape: Shape,
     },
-    /// Rows that are no whole blocks.
+    /// Rows that do not consist of whole blocks.
     #[error("rows of {shape} are not whole blocks of {tensor_type}")]
     Blocks {
-        /// The type.
+        /// Type.
         tensor_type: TensorType,
-        /// The shape.
+        /// Shape.
         shape: Shape,
     },
     /// More than 2^32 − 1 values.
-    #[error("{shape} has more values than an operator takes")]
+    #[error("{shape} has more than 2^32 - 1 values")]
     TooLarge {
-        /// The shape.
+        /// Shape.
         shape: Shape,
     },
-    /// Memory of zero bytes was asked for.
+    /// A request for memory of zero bytes.
     #[error("{shape} takes no memory")]
     ZeroBytes {
-        /// The shape.
+        /// Shape.
         shape: Shape,
     },
     /// A tensor of another device.
-    #[error("{operation}: a tensor lies on {other}, not on {device}")]
+    #[error("{operation}: a tensor is on {other}, not on {device}")]
     OtherDevice {
-        /// The operator.
+        /// Operator.
         operation: &'static str,
-        /// The operator's device.
+        /// Device of the operator.
         device: String,
-        /// Where the tensor lies.
+        /// Device of the tensor.
         other: String,
     },
-    /// The device has no kernel for it.
+    /// The device has no suitable kernel.
     #[error("{device} has no kernel {kernel}")]
     NoKernel {
-        /// The device.
+        /// Device.
         device: String,
-        /// The kernel.
+        /// Kernel.
         kernel: String,
     },
-    /// The device refused, or failed.
+    /// The device refused the work or failed.
     #[error(transparent)]
     Device(#[from] ragtag_hal::Error),
 }

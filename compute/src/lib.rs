@@ -1,7 +1,8 @@
-//! Single operators on any device: a matrix product, an attention or a norm, without a model.
+//! Single operators on any device, without a model: matrix products, attention, norms and more.
 //!
-//! [`Compute::open`] opens a device by the name that `ragtag devices` shows, or the best one. Operators take tensors that lie
-//! on it, or values of the host with their shape, and return [`Pending`] results, which can be waited for or awaited:
+//! [`Compute::open`] opens a device by the name that `ragtag devices` shows, or the best one. Operators take
+//! tensors on the device, or host values with their shape. They return [`Pending`] results, which can be
+//! waited for or awaited:
 //!
 //! ```
 //! use ragtag_compute::{Compute, Gemm, Reduction, UnaryFunction};
@@ -11,7 +12,7 @@
 //! let weights = device.upload([2, 3], &[1.0, 0.0, 2.0, 0.5, -1.0, 3.0])?;
 //! let x = [1.0, 2.0, 3.0, -1.0, 0.0, 1.0];
 //!
-//! // x · weightsᵀ, then what is negative to zero. The second operator is queued behind the first.
+//! // x · weightsᵀ, then ReLU. The second operator is queued behind the first.
 //! let product = device.gemm(&Gemm { transpose_b: true, ..Gemm::default() }, ([2, 3], &x), &weights)?;
 //! let positive = device.unary(UnaryFunction::Relu, &product)?.wait()?;
 //! assert_eq!(device.read(&positive)?.wait()?, [7.0, 7.5, 1.0, 2.5]);
@@ -22,16 +23,17 @@
 //! # }
 //! ```
 //!
-//! Everything runs on the device, in the order in which it was asked for. Tensors never change: an operator makes new ones.
-//! Shapes are checked before anything runs, and errors name them. Dimensions of size zero are allowed everywhere: there is
-//! then nothing to do, and nothing is allocated.
+//! Everything runs on the device in the requested order. Tensors are immutable: an operator creates new ones.
+//! Shapes are checked before anything runs, and errors name them. Dimensions of size zero are allowed
+//! everywhere; such operators do nothing and allocate nothing.
 //!
-//! Every operator takes f32, f16 and bf16, and computes in f32. What computes each value from few others ([`Compute::unary`],
-//! [`Compute::binary`], [`Compute::rope`], and what only moves values) gives the type that it is given; what sums (products,
-//! attention, convolution, reductions, norms, softmax) gives f32, which [`Compute::cast`] makes smaller. [`NumericsClass`] says how close results come to float64. Products of quantised
-//! weights ([`Weights`]) may be asked for in either class; all else is exact.
+//! Every operator accepts f32, f16 and bf16, and computes in f32. Elementwise operators ([`Compute::unary`],
+//! [`Compute::binary`], [`Compute::rope`]) and operators that only move values keep the type of their input.
+//! Operators that sum (products, attention, convolution, reductions, norms, softmax) return f32, which
+//! [`Compute::cast`] converts. [`NumericsClass`] states the accuracy relative to float64. Products of quantized
+//! weights ([`Weights`]) are available in both classes; all other operators are exact.
 //!
-//! This crate must not know how kernels work: it knows their interfaces.
+//! Knows the interfaces of kernels, not how they work.
 
 #![forbid(unsafe_code)]
 
@@ -65,40 +67,41 @@ use ragtag_devices::{Backends, Config, Requested};
 use ragtag_hal::{Checked, DeviceId, Limits};
 use std::sync::Arc;
 
-/// A device for single operators. Copies of it are the same device, which is closed when the last of them and the last
-/// tensor on it are gone.
+/// A device for single operators. Clones share the device, which is closed with the last of them and the last
+/// tensor on it.
 #[derive(Clone)]
 pub struct Compute {
     shared: Arc<Shared>,
 }
 
 impl Compute {
-    /// Opens a device: `cpu`, `vulkan:0`, `auto` for the best one; whatever `--device` takes. Of several the first is opened.
+    /// Opens a device: `cpu`, `vulkan:0`, `auto` for the best one, or any text that `--device` accepts. If it
+    /// selects several, the first is opened.
     ///
     /// # Errors
-    /// [`Error::Open`] if there is no such device, or it does not open.
+    /// [`Error::Open`] if there is no such device, or it cannot be opened.
     pub fn open(label: &str) -> Result<Self> {
         let backends = Backends::new(&Config::default());
         let chosen = Requested::new(Some(label), None).and_then(|wanted| wanted.choose(&backends.probe()));
         let selected = chosen.map_err(|error| Error::Open(error.to_string()))?.selected;
-        let first = selected.first().ok_or_else(|| Error::Open(format!("{label}: no device")))?;
+        let first = selected.first().ok_or_else(|| Error::Open(format!("no device matches {label}")))?;
         Self::on(backends.open(&[(first.clone(), DeviceId(0))], &Limits::default())?.swap_remove(0))
     }
 
-    /// Takes a device that is open.
+    /// Uses a device that is already open.
     ///
     /// # Errors
-    /// [`Error::Open`] if the system starts no thread for it.
+    /// [`Error::Open`] if the system cannot start a thread for it.
     pub fn on(device: Checked) -> Result<Self> {
         Ok(Self { shared: Shared::new(device)? })
     }
 
-    /// The device.
+    /// Returns the device's adapter.
     pub fn adapter(&self) -> &Adapter {
         self.shared.adapter()
     }
 
-    /// The tensor that an operator is given, uploaded if it is of the host.
+    /// Returns an operator's input as a tensor. Uploads host values.
     fn given<'a>(&self, operation: &'static str, input: impl Into<Input<'a>>) -> Result<Tensor> {
         match input.into() {
             Input::Tensor(tensor) => match &tensor.memory {
@@ -114,7 +117,7 @@ impl Compute {
         }
     }
 
-    /// The same, of floats of some type.
+    /// Like `given`, for floats of any type.
     fn elements<'a>(
         &self,
         operation: &'static str,
@@ -127,7 +130,7 @@ impl Compute {
         }
     }
 
-    /// The same, as f32: 16-bit values are converted first, on the device.
+    /// Like `given`, converted to f32 on the device.
     fn f32s<'a>(&self, operation: &'static str, input: impl Into<Input<'a>>) -> Result<Tensor> {
         match self.elements(operation, input)? {
             (tensor, ElementType::F32) => Ok(tensor),
@@ -135,7 +138,7 @@ impl Compute {
         }
     }
 
-    /// The same, of indices.
+    /// Like `given`, for indices.
     fn indices<'a>(&self, operation: &'static str, input: impl Into<Input<'a>>) -> Result<Tensor> {
         let tensor = self.given(operation, input)?;
         match tensor.kind {
@@ -144,12 +147,12 @@ impl Compute {
         }
     }
 
-    /// A new tensor of f32.
+    /// Creates an f32 tensor.
     fn make(&self, shape: impl Into<Shape>) -> Result<Tensor> {
         self.shared.tensor(shape, Type::Elements(ElementType::F32))
     }
 
-    /// What is being made by now.
+    /// Wraps the result of work enqueued so far.
     fn pending<T>(&self, result: T) -> Pending<T> {
         Pending::queued_at(&self.shared, self.shared.signalled(), result)
     }
@@ -161,17 +164,17 @@ impl std::fmt::Debug for Compute {
     }
 }
 
-/// A size as kernels take it. Shapes whose values fit 32 bits have sizes that do, but where there are no values at all.
+/// Converts a size for kernels. Sizes of shapes with up to 2^32 − 1 values fit, except in empty shapes.
 fn word(size: usize) -> u32 {
     u32::try_from(size).unwrap_or(u32::MAX)
 }
 
-/// Refuses what is not finite and positive.
+/// Checks that a value is finite and positive.
 fn positive(operation: &'static str, name: &'static str, value: f32) -> Result<()> {
     if value.is_finite() && value > 0.0 { Ok(()) } else { Err(Error::Factor { operation, name, value }) }
 }
 
-/// The values before an axis, along it, and after it.
+/// Returns the numbers of values before an axis, along it, and after it.
 fn around(operation: &'static str, shape: &Shape, axis: usize) -> Result<[usize; 3]> {
     let sizes = shape.sizes();
     if axis >= sizes.len() {

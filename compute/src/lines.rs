@@ -1,4 +1,4 @@
-//! Operators along an axis: reductions, norms, and where values are largest.
+//! Operators along an axis: reductions, norms, and positions of the largest values.
 
 use super::error::{Error, Result};
 use super::pending::Pending;
@@ -9,11 +9,12 @@ use ragtag_kernels::{Activations, ElementType, Kernel, elements, top_k};
 use std::sync::Arc;
 
 impl Compute {
-    /// One f32 for each line of values along an axis, which the result lacks. Few long lines are taken in two launches.
+    /// Reduces each line of values along an axis to one f32. The result lacks the axis. Few long lines take
+    /// two launches.
     ///
     /// # Errors
-    /// [`Error::Axis`] for an axis that there is not, [`Error::EmptyAxis`] for the extreme or mean of no values, whose sum is
-    /// zero; what the device says.
+    /// [`Error::Axis`] for a missing axis; [`Error::EmptyAxis`] for the extreme or mean of no values (their
+    /// sum is zero); errors of the device.
     pub fn reduce<'a>(
         &self,
         reduction: Reduction,
@@ -62,11 +63,11 @@ impl Compute {
         Ok(())
     }
 
-    /// Probabilities along an axis, as f32: e^(x − largest) over their sum. −∞ has probability zero; lines of nothing else become
-    /// zeros, lines with a NaN or +∞ become NaN.
+    /// Computes softmax along an axis, as f32: e^(x − largest) over their sum. −∞ has probability zero. Lines
+    /// of only −∞ become zeros, and lines with a NaN or +∞ become NaN.
     ///
     /// # Errors
-    /// [`Error::Axis`] for an axis that there is not; what the device says.
+    /// [`Error::Axis`] for a missing axis; errors of the device.
     pub fn softmax<'a>(&self, x: impl Into<Input<'a>>, axis: usize) -> Result<Pending<Tensor>> {
         let (x, element) = self.elements("softmax", x)?;
         let [outer, size, inner] = around("softmax", &x.shape, axis)?.map(word);
@@ -78,12 +79,12 @@ impl Compute {
         Ok(self.pending(out))
     }
 
-    /// Each row, along the last dimension, over its root mean square, times the weight of its column. ε is added to the mean
-    /// square.
+    /// Divides each row (the last dimension) by its root mean square and multiplies it by the weight of each
+    /// column. ε is added to the mean square.
     ///
     /// # Errors
-    /// [`Error::Shapes`] if there is not one weight a column, [`Error::Factor`] if ε is not finite and positive; what the
-    /// device says.
+    /// [`Error::Shapes`] if there is not one weight per column; [`Error::Factor`] if ε is not finite and
+    /// positive; errors of the device.
     pub fn rms_norm<'a, 'b>(
         &self,
         x: impl Into<Input<'a>>,
@@ -102,12 +103,12 @@ impl Compute {
         Ok(self.pending(out))
     }
 
-    /// Each row, along the last dimension, less its mean, over its standard deviation, times the weight and plus the bias of
-    /// its column. ε is added to the variance.
+    /// Normalizes each row (the last dimension) to mean 0 and standard deviation 1, then applies the weight
+    /// and bias of each column. ε is added to the variance.
     ///
     /// # Errors
-    /// [`Error::Shapes`] if there is not one weight and one bias a column, [`Error::Factor`] if ε is not finite and positive;
-    /// what the device says.
+    /// [`Error::Shapes`] if there is not one weight and one bias per column; [`Error::Factor`] if ε is not
+    /// finite and positive; errors of the device.
     pub fn layer_norm<'a, 'b, 'c>(
         &self,
         x: impl Into<Input<'a>>,
@@ -128,10 +129,11 @@ impl Compute {
         Ok(self.pending(out))
     }
 
-    /// Where each row, along the last dimension, is largest: the first of equal values; NaN is below every number.
+    /// Returns the position of the largest value of each row (the last dimension): the first of equal values.
+    /// NaN is below every number.
     ///
     /// # Errors
-    /// [`Error::EmptyAxis`] if rows have no values; what the device says.
+    /// [`Error::EmptyAxis`] if rows have no values; errors of the device.
     pub fn arg_max<'a>(&self, x: impl Into<Input<'a>>) -> Result<Pending<Tensor>> {
         let x = self.f32s("arg_max", x)?;
         let (sizes, width) = x.shape.rows();
@@ -153,16 +155,17 @@ impl Compute {
         Ok(self.pending(out))
     }
 
-    /// The `k` largest values of each row, along the last dimension, in descending order, and where they are. Of equal values
-    /// the first comes first; NaN comes last.
+    /// Returns the `k` largest values of each row (the last dimension) in descending order, and their
+    /// positions. Of equal values the first comes first; NaN comes last.
     ///
     /// # Errors
-    /// [`Error::Argument`] if `k` is zero, more than a row has or more than 64; what the device says.
+    /// [`Error::Argument`] if `k` is zero, greater than 64, or greater than the length of a row; errors of
+    /// the device.
     pub fn top_k<'a>(&self, x: impl Into<Input<'a>>, k: usize) -> Result<Pending<(Tensor, Tensor)>> {
         let x = self.f32s("top_k", x)?;
         let (sizes, width) = x.shape.rows();
         if k == 0 || k > width || k > top_k::MOST as usize {
-            let what = format!("{k} of rows of {}; from one to {} may be had", x.shape, width.min(64));
+            let what = format!("k of {k} for rows of {} (valid: 1 to {})", x.shape, width.min(64));
             return Err(Error::Argument { operation: "top_k", what });
         }
         let shape = Shape::from([sizes, &[k]].concat());
@@ -176,7 +179,7 @@ impl Compute {
         Ok(self.pending((values, indices)))
     }
 
-    /// The parameters of kernels that models' steps use, too: how many rows there are.
+    /// Returns the parameter block with the number of rows, for kernels that models also use.
     pub(super) fn counts(&self, rows: usize) -> Result<Tensor> {
         let counts = self.shared.tensor([4], Type::Indices)?;
         if let Some(memory) = &counts.memory {
@@ -186,7 +189,7 @@ impl Compute {
     }
 }
 
-/// Rows and columns, for each of which every one of `of_columns` has a value.
+/// Returns rows and columns. Checks that every one of `of_columns` has one value per column.
 fn columns<const N: usize>(
     operation: &'static str,
     x: &Tensor,

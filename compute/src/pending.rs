@@ -1,4 +1,4 @@
-//! What an operator returns: its result, once the device has come so far.
+//! Pending results of operators.
 
 use super::device::Shared;
 use super::error::{Error, Result};
@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::thread;
 
-/// A result that its device is working on. It can be waited for, or awaited: then a thread beside the device wakes the
-/// task, and no thread of an executor is held. Dropped, it runs all the same.
+/// A result in progress. It can be waited for or awaited. If awaited, a separate thread wakes the task, and
+/// no executor thread blocks. Dropping it does not cancel the work.
 #[must_use = "the device may fail"]
 pub struct Pending<T> {
     shared: Arc<Shared>,
@@ -21,9 +21,9 @@ pub struct Pending<T> {
 }
 
 enum Outcome<T> {
-    /// There is already what it will be in.
+    /// The object that will hold the result.
     Queued(T),
-    /// Made of what the device leaves.
+    /// A function that builds the result from the device's output.
     After(Box<dyn FnOnce() -> Result<T> + Send>),
 }
 
@@ -40,10 +40,10 @@ impl<T> Pending<T> {
         Self { shared: Arc::clone(shared), point, result: Some(Outcome::After(Box::new(make))) }
     }
 
-    /// Blocks until the device has come so far.
+    /// Blocks until the result is ready.
     ///
     /// # Errors
-    /// What the device failed with.
+    /// The device's error.
     pub fn wait(mut self) -> Result<T> {
         self.shared.timeline().wait(self.point, None)?;
         self.take()
@@ -59,7 +59,8 @@ impl<T> Pending<T> {
 }
 
 impl Pending<Tensor> {
-    /// The tensor before it has its values: operators on it are queued behind what makes them.
+    /// Returns the tensor before it has its values. Operators on it are queued after the work that computes
+    /// it.
     pub fn queued(&self) -> &Tensor {
         match &self.result {
             Some(Outcome::Queued(tensor)) => tensor,
@@ -79,7 +80,7 @@ impl<T> Future for Pending<T> {
         let has_ended = || timeline.value() >= self.point || timeline.failure().is_some();
         if !has_ended() {
             self.shared.wakers().register(self.point, context.waker());
-            // What happened in between has woken nobody.
+            // Progress between the check and the registration has woken no waker.
             if !has_ended() {
                 return Poll::Pending;
             }
@@ -89,15 +90,15 @@ impl<T> Future for Pending<T> {
     }
 }
 
-/// The tasks that wait for points of a timeline. A thread of their own wakes them: whoever tells of progress holds the timeline,
-/// and a task that is woken may end there and then, its tensors and the device with it.
+/// Tasks that wait for points of a timeline. A separate thread wakes them: the thread that reports progress
+/// holds the timeline's lock, and a woken task may end at once and drop its tensors and the device.
 pub(super) struct Wakers {
     waiting: Mutex<Vec<(u64, Waker)>>,
     due: Sender<Waker>,
 }
 
 impl Wakers {
-    /// Starts the thread, which ends when nobody has the wakers any more.
+    /// Starts the thread, which ends when the wakers are dropped.
     pub(super) fn new() -> Result<Arc<Self>> {
         let (due, woken) = channel();
         let wake = move || woken.into_iter().for_each(Waker::wake);
@@ -113,12 +114,12 @@ impl Wakers {
         }
     }
 
-    /// Wakes those whose points have passed, or all if no other will.
+    /// Wakes the tasks whose points have passed, or all if no further point will pass.
     pub(super) fn wake(&self, progress: &Progress) {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         let is_due = |point: u64| point <= progress.value || progress.failure.is_some();
         for (_, waker) in waiting.extract_if(.., |(point, _)| is_due(*point)) {
-            // The thread is there as long as the wakers are.
+            // The thread lives as long as the wakers.
             let _ = self.due.send(waker);
         }
     }

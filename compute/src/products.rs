@@ -1,4 +1,4 @@
-//! Products: of matrices, of quantised weights, and attention.
+//! Products: of matrices and of quantised weights, and attention.
 
 use super::error::{Error, Result};
 use super::pending::Pending;
@@ -9,53 +9,53 @@ use ragtag_kernels::{
     Activations, ElementType, Kernel, NumericsClass, Resident, TensorType, gemm, layout_for,
 };
 
-/// A product of matrices: α · op(A) · op(B).
+/// A matrix product: α · op(A) · op(B).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Gemm {
-    /// Whether op(A) is A transposed: A is then `[…, k, m]`.
+    /// Whether op(A) transposes A, which is then `[…, k, m]`.
     pub transpose_a: bool,
-    /// Whether op(B) is B transposed: B is then `[…, n, k]`.
+    /// Whether op(B) transposes B, which is then `[…, n, k]`.
     pub transpose_b: bool,
-    /// The factor α.
+    /// Factor α.
     pub alpha: f32,
 }
 
 impl Default for Gemm {
-    /// A · B.
+    /// Returns A · B.
     fn default() -> Self {
         Self { transpose_a: false, transpose_b: false, alpha: 1.0 }
     }
 }
 
-/// Where the matrices of products lie, in values, as in BLAS but row by row.
+/// Layout of the matrices of products, in values, as in BLAS but row-major.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Strided {
     /// m, n and k: op(A) is m × k, op(B) k × n and C m × n.
     pub sizes: [usize; 3],
-    /// How many products there are.
+    /// Number of products.
     pub batch: usize,
-    /// From one row of A, of B and of C to the next: their leading dimensions.
+    /// Leading dimensions of A, B and C: values from one row to the next.
     pub leading: [usize; 3],
-    /// From one matrix of the batch to the next; zero for one that all products share.
+    /// Values from one matrix of the batch to the next; 0 for a matrix shared by all products.
     pub strides: [usize; 3],
 }
 
-/// What an attention's rows see, and how scores are taken. Row i of m stands at position i + n − m of n.
+/// Visibility of positions and scaling of scores in attention. Row i of m is at position i + n − m of n.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Attention {
-    /// Rows see no later position than their own.
+    /// Whether rows see no later position than their own.
     pub causal: bool,
-    /// Rows see positions less than so far away only.
+    /// Distance limit: rows see only positions closer than this.
     pub window: Option<usize>,
-    /// All rows see the first so many positions.
+    /// Number of first positions that all rows see.
     pub prefix: usize,
-    /// The factor of scores; 1 / √d if none is named.
+    /// Factor of scores; 1 / √d by default.
     pub scale: Option<f32>,
     /// Scores s become cap · tanh(s / cap).
     pub soft_cap: Option<f32>,
 }
 
-/// A matrix of weights of any type, packed for the device's products.
+/// A weight matrix of any type, packed for the device's products.
 #[derive(Clone, Debug)]
 pub struct Weights {
     resident: Resident,
@@ -63,23 +63,24 @@ pub struct Weights {
 }
 
 impl Weights {
-    /// Rows, each of which makes a value of the product.
+    /// Returns the number of rows. Each row produces one value of the product.
     pub fn rows(&self) -> usize {
         self.resident.rows()
     }
 
-    /// Columns: the values of a row that it is multiplied with.
+    /// Returns the number of columns: the values of a row.
     pub fn columns(&self) -> usize {
         self.resident.columns()
     }
 
-    /// The type of the values in files.
+    /// Returns the type of the values in files.
     pub fn tensor_type(&self) -> TensorType {
         self.resident.tensor_type()
     }
 }
 
-/// A batch of matrices: how many there are if it is one, rows and columns.
+/// Splits a tensor into a batch of matrices: the batch sizes (empty for a single matrix), then rows and
+/// columns.
 fn matrices(operation: &'static str, x: &Tensor) -> Result<(Vec<usize>, [usize; 2])> {
     match x.shape.sizes() {
         [batch @ .., rows, columns] => Ok((batch.to_vec(), [*rows, *columns])),
@@ -94,27 +95,27 @@ pub(super) fn shapes(operation: &'static str, left: &Tensor, right: &Tensor, rul
     Error::Shapes { operation, left: left.shape.clone(), right: right.shape.clone(), rule }
 }
 
-/// The type that all tensors have.
+/// Returns the common type of all tensors.
 pub(super) fn same_type(operation: &'static str, types: &[ElementType]) -> Result<ElementType> {
     match types.iter().find(|other| **other != types[0]) {
         None => Ok(types[0]),
         Some(other) => {
-            let what = format!("{} and {other} together; cast one of them", types[0]);
+            let what = format!("mixed types {} and {other}; cast one of them", types[0]);
             Err(Error::Argument { operation, what })
         }
     }
 }
 
-/// Refuses factors that are not finite.
+/// Checks that factors are finite.
 fn finite(operation: &'static str, factors: [f32; 2]) -> Result<()> {
     match factors.into_iter().find(|factor| !factor.is_finite()) {
         None => Ok(()),
-        Some(factor) => Err(Error::Argument { operation, what: format!("a factor of {factor}") }),
+        Some(factor) => Err(Error::Argument { operation, what: format!("factor {factor} is not finite") }),
     }
 }
 
 impl Strided {
-    /// As the kernel takes them.
+    /// Returns the kernel's constants.
     fn constants(&self, gemm: &Gemm, beta: f32) -> [u32; 14] {
         let ([m, n, k], [lda, ldb, ldc]) = (self.sizes.map(word), self.leading.map(word));
         let [stride_a, stride_b, stride_c] = self.strides.map(word);
@@ -126,12 +127,13 @@ impl Strided {
 }
 
 impl Compute {
-    /// The product of matrices, or of each of a batch of them: α · op(A) · op(B), as f32. Where only one of A and B is a
+    /// Computes α · op(A) · op(B) for matrices or batches of matrices, as f32. If only one of A and B is a
     /// batch, all products share the other.
     ///
     /// # Errors
-    /// [`Error::Shapes`] if columns of op(A) are not as many as rows of op(B), or batches differ; [`Error::Rank`] for what is
-    /// no matrix; [`Error::Argument`] for two types or a factor that is not finite; what the device says.
+    /// [`Error::Shapes`] if op(A) has not as many columns as op(B) has rows, or batches differ;
+    /// [`Error::Rank`] for tensors that are no matrices; [`Error::Argument`] for mixed types or a factor that
+    /// is not finite; errors of the device.
     pub fn gemm<'a, 'b>(
         &self,
         gemm: &Gemm,
@@ -141,7 +143,7 @@ impl Compute {
         self.product(gemm, (a.into(), b.into()), None)
     }
 
-    /// The product plus β · C.
+    /// Computes the product plus β · C.
     ///
     /// # Errors
     /// As for [`Compute::gemm`], and [`Error::Shapes`] if C has another shape than the product.
@@ -169,10 +171,10 @@ impl Compute {
         let [m, k] = if gemm.transpose_a { [lda, rows_a] } else { [rows_a, lda] };
         let [k_of_b, n] = if gemm.transpose_b { [ldb, rows_b] } else { [rows_b, ldb] };
         if k != k_of_b {
-            return Err(shapes(NAME, &a, &b, "columns of the first are as many as rows of the second"));
+            return Err(shapes(NAME, &a, &b, "the first needs as many columns as the second has rows"));
         }
         if !batch_a.is_empty() && !batch_b.is_empty() && batch_a != batch_b {
-            return Err(shapes(NAME, &a, &b, "batches are equal, or one is shared"));
+            return Err(shapes(NAME, &a, &b, "batches must be equal, or one shared"));
         }
         let (shared_a, shared_b) = (batch_a.is_empty(), batch_b.is_empty());
         let batch = if shared_a { batch_b } else { batch_a };
@@ -187,7 +189,7 @@ impl Compute {
                         operation: NAME,
                         left,
                         right,
-                        rule: "C is like the product",
+                        rule: "C must have the shape of the product",
                     });
                 }
                 (self.copy(&c)?.queued().clone(), beta)
@@ -208,12 +210,13 @@ impl Compute {
         Ok(self.pending(out))
     }
 
-    /// α · op(A) · op(B) + β · C for matrices that are parts of tensors of any shape. The result has C's shape; what lies
-    /// between C's rows is as in C. As in BLAS, products with a factor of zero are zero, whatever they are of.
+    /// Computes α · op(A) · op(B) + β · C for matrices that are parts of tensors of any shape. The result has
+    /// C's shape, and values between C's rows are copied from C. As in BLAS, products with a factor of zero
+    /// are zero, whatever the operands.
     ///
     /// # Errors
-    /// [`Error::Argument`] if a matrix reaches beyond its tensor, rows of C overlap, there are two types or a factor is not
-    /// finite; what the device says.
+    /// [`Error::Argument`] if a matrix exceeds its tensor, rows of C overlap, types are mixed, or a factor is
+    /// not finite; errors of the device.
     pub fn gemm_strided<'a, 'b, 'c>(
         &self,
         gemm: &Gemm,
@@ -232,7 +235,7 @@ impl Compute {
         (gemm::abi(element).extents)(&constants, &mut reach);
         for (tensor, reach) in [&a, &b, &c].into_iter().zip(reach) {
             if reach > tensor.kind.bytes(&tensor.shape)? {
-                let what = format!("{strided:?} do not lie in {}, {} and {}", a.shape, b.shape, c.shape);
+                let what = format!("{strided:?} does not fit {}, {} and {}", a.shape, b.shape, c.shape);
                 return Err(Error::Argument { operation: NAME, what });
             }
         }
@@ -243,11 +246,11 @@ impl Compute {
         Ok(self.pending(out))
     }
 
-    /// Packs `[rows, columns]` weights, as files have them, for the device's products.
+    /// Packs `[rows, columns]` weights in file format for the device's products.
     ///
     /// # Errors
-    /// [`Error::Blocks`] if columns are not whole blocks, or no multiple of 32; [`Error::Length`] if there are not as many
-    /// bytes as the shape takes; what the device says.
+    /// [`Error::Blocks`] if columns are not whole blocks or no multiple of 32; [`Error::Length`] if the
+    /// number of bytes does not match the shape; errors of the device.
     pub fn weights(
         &self,
         tensor_type: TensorType,
@@ -272,11 +275,11 @@ impl Compute {
         Ok(Weights { resident, packed: Tensor { shape, kind: Type::Blocks(tensor_type), memory } })
     }
 
-    /// The product of rows with weights: x · Wᵀ, as f32 `[…, rows of W]`. Exact ones take f32 values as they are; fast ones
-    /// round the rows to 8 bits where weights have integer quanta.
+    /// Computes the product of rows with weights: x · Wᵀ, as f32 `[…, rows of W]`. Exact products use f32
+    /// values unchanged. Fast ones round the rows to 8 bits if the weights have integer quants.
     ///
     /// # Errors
-    /// [`Error::Shapes`] if rows of `x` have not as many values as the weights have columns; what the device says.
+    /// [`Error::Shapes`] if rows of `x` do not match the columns of the weights; errors of the device.
     pub fn matmul_quantised<'a>(
         &self,
         weights: &Weights,
@@ -288,7 +291,7 @@ impl Compute {
         let packed = self.given(NAME, &weights.packed)?;
         let (sizes, k) = x.shape.rows();
         if k != weights.columns() {
-            return Err(shapes(NAME, &x, &packed, "rows of either have as many values"));
+            return Err(shapes(NAME, &x, &packed, "rows must have equal lengths"));
         }
         let rows = Shape::from(sizes).count()?;
         let out = self.make([sizes, &[weights.rows()]].concat())?;
@@ -314,12 +317,12 @@ impl Compute {
         Ok(self.pending(out))
     }
 
-    /// Attention of queries `[batch, heads, m, d]` over keys and values `[batch, kv heads, n, d]`, as f32 of the queries'
-    /// shape. Heads share kv heads in equal groups. Rows that see nothing are zero.
+    /// Computes attention of queries `[batch, heads, m, d]` over keys and values `[batch, kv heads, n, d]`,
+    /// as f32 in the queries' shape. Equal groups of heads share a KV head. Rows that see nothing are zero.
     ///
     /// # Errors
-    /// [`Error::Rank`] and [`Error::Shapes`] for other shapes, [`Error::Factor`] for a scale or a cap that is not finite and
-    /// positive, [`Error::Argument`] for an empty window or several types; what the device says.
+    /// [`Error::Rank`] and [`Error::Shapes`] for other shapes; [`Error::Factor`] for a scale or a cap that is
+    /// not finite and positive; [`Error::Argument`] for an empty window or mixed types; errors of the device.
     pub fn attention<'a, 'b, 'c>(
         &self,
         attention: &Attention,
@@ -336,21 +339,21 @@ impl Compute {
             return Err(Error::Rank { operation: NAME, shape, rule: "[batch, heads, rows, dimensions]" });
         };
         if k.shape != v.shape {
-            return Err(shapes(NAME, &k, &v, "keys are like values"));
+            return Err(shapes(NAME, &k, &v, "keys and values must have equal shapes"));
         }
         if (batch, d) != (k_batch, k_d) || (heads > 0 && (kv_heads == 0 || !heads.is_multiple_of(kv_heads))) {
             return Err(shapes(
                 NAME,
                 &q,
                 &k,
-                "batches and dimensions are equal, heads a multiple of kv heads",
+                "batches and dimensions must be equal, heads a multiple of kv heads",
             ));
         }
         let scale = attention.scale.unwrap_or(1.0 / (d.max(1) as f32).sqrt());
         positive(NAME, "scale", scale)?;
         attention.soft_cap.map_or(Ok(()), |cap| positive(NAME, "soft cap", cap))?;
         if attention.window == Some(0) {
-            return Err(Error::Argument { operation: NAME, what: "a window of no positions".into() });
+            return Err(Error::Argument { operation: NAME, what: "the window must not be empty".into() });
         }
         let out = self.make(&q.shape)?;
         if out.memory.is_some() {

@@ -1,4 +1,4 @@
-//! To the device and back, and from one form to another.
+//! Transfers between host and device, and conversions.
 
 use super::device::Memory;
 use super::error::{Error, Result};
@@ -17,7 +17,7 @@ pub(super) struct Walk<const N: usize> {
 }
 
 impl<const N: usize> Walk<N> {
-    /// Dimensions that no operand tells apart become one; those of size one go.
+    /// Merges dimensions that are contiguous for all operands, and drops dimensions of size one.
     pub(super) fn new(sizes: &[usize], strides: [&[usize]; N]) -> Self {
         let mut walk = Self { sizes: Vec::new(), strides: std::array::from_fn(|_| Vec::new()) };
         for (dimension, &size) in sizes.iter().enumerate().filter(|(_, size)| **size != 1) {
@@ -35,7 +35,7 @@ impl<const N: usize> Walk<N> {
         walk
     }
 
-    /// The sizes, then the strides of each operand, with as many dimensions as kernels take.
+    /// Returns the sizes, then the strides of each operand, padded to the kernel's number of dimensions.
     pub(super) fn constants(&self) -> Option<Vec<u32>> {
         let missing = RANK.checked_sub(self.sizes.len())?;
         let padded = |values: &[usize], front: u32| {
@@ -47,7 +47,7 @@ impl<const N: usize> Walk<N> {
     }
 }
 
-/// The strides of values that lie one after the other.
+/// Returns the strides of contiguous values.
 pub(super) fn contiguous(sizes: &[usize]) -> Vec<usize> {
     let mut strides = vec![1_usize; sizes.len()];
     for i in (1..sizes.len()).rev() {
@@ -63,16 +63,16 @@ fn bytes_of<T, const N: usize>(values: &[T], to_bytes: impl Fn(&T) -> [u8; N], o
 }
 
 impl Compute {
-    /// Copies f32 values to the device.
+    /// Uploads f32 values.
     ///
     /// # Errors
-    /// [`Error::Length`] if they do not fill the shape; what the device says.
+    /// [`Error::Length`] if their number does not match the shape; errors of the device.
     pub fn upload(&self, shape: impl Into<Shape>, values: &[f32]) -> Result<Tensor> {
         let kind = Type::Elements(ElementType::F32);
         self.upload_as(shape.into(), kind, values.len(), |out| bytes_of(values, |v| v.to_le_bytes(), out))
     }
 
-    /// Copies indices to the device.
+    /// Uploads indices.
     ///
     /// # Errors
     /// As for [`Compute::upload`].
@@ -81,11 +81,11 @@ impl Compute {
         self.upload_as(shape.into(), Type::Indices, indices.len(), fill)
     }
 
-    /// Copies blocks, as files have them, to the device. The last dimension is whole blocks.
+    /// Uploads blocks in file format. The last dimension consists of whole blocks.
     ///
     /// # Errors
-    /// [`Error::Type`] for a type without blocks, [`Error::Blocks`] if rows are not whole ones, [`Error::Length`] if there
-    /// are not as many bytes as the shape takes; what the device says.
+    /// [`Error::Type`] for a type without blocks; [`Error::Blocks`] if rows are not whole blocks;
+    /// [`Error::Length`] if the number of bytes does not match the shape; errors of the device.
     pub fn upload_blocks(
         &self,
         tensor_type: TensorType,
@@ -114,17 +114,17 @@ impl Compute {
         if let Some(memory) = &tensor.memory {
             self.shared.upload(memory, |out| {
                 fill(out);
-                // Blocks and 16-bit values end where their last word may not.
+                // Blocks and 16-bit values may end inside the last word.
                 Ok(())
             })?;
         }
         Ok(tensor)
     }
 
-    /// A tensor of f32 zeros.
+    /// Returns a tensor of f32 zeros.
     ///
     /// # Errors
-    /// [`Error::ZeroBytes`] if it would have no values: there is no memory of zero bytes.
+    /// [`Error::ZeroBytes`] if it would have no values: memory of zero bytes does not exist.
     pub fn zeros(&self, shape: impl Into<Shape>) -> Result<Pending<Tensor>> {
         let tensor = self.make(shape)?;
         let memory =
@@ -133,10 +133,10 @@ impl Compute {
         Ok(self.pending(tensor))
     }
 
-    /// The values of a tensor, as f32: 16-bit ones are converted, blocks decoded on the device.
+    /// Reads the values of a tensor as f32. The device converts 16-bit values and dequantizes blocks.
     ///
     /// # Errors
-    /// [`Error::Type`] for indices; what the device says.
+    /// [`Error::Type`] for indices; errors of the device.
     pub fn read<'a>(&self, x: impl Into<Input<'a>>) -> Result<Pending<Vec<f32>>> {
         let x = self.given("read", x)?;
         let x = match x.kind {
@@ -149,10 +149,10 @@ impl Compute {
         })
     }
 
-    /// The values of a tensor of indices.
+    /// Reads a tensor of indices.
     ///
     /// # Errors
-    /// [`Error::Type`] for anything else; what the device says.
+    /// [`Error::Type`] for other types; errors of the device.
     pub fn read_indices<'a>(&self, x: impl Into<Input<'a>>) -> Result<Pending<Vec<u32>>> {
         let x = self.indices("read", x)?;
         self.download(x.memory.as_ref(), |bytes| {
@@ -160,10 +160,10 @@ impl Compute {
         })
     }
 
-    /// The bytes of a tensor, as the device has them: 16-bit values and blocks one after the other.
+    /// Reads the bytes of a tensor in the device's format: 16-bit values and blocks are contiguous.
     ///
     /// # Errors
-    /// What the device says.
+    /// Errors of the device.
     pub fn read_bytes<'a>(&self, x: impl Into<Input<'a>>) -> Result<Pending<Vec<u8>>> {
         let x = self.given("read", x)?;
         let count = x.shape.count()?;
@@ -188,10 +188,10 @@ impl Compute {
         Ok(Pending::after(&self.shared, point, make))
     }
 
-    /// A copy with memory of its own.
+    /// Copies a tensor into its own memory.
     ///
     /// # Errors
-    /// What the device says.
+    /// Errors of the device.
     pub fn copy<'a>(&self, x: impl Into<Input<'a>>) -> Result<Pending<Tensor>> {
         let x = self.given("copy", x)?;
         let out = self.shared.tensor(x.shape.clone(), x.kind)?;
@@ -201,21 +201,22 @@ impl Compute {
         Ok(self.pending(out))
     }
 
-    /// The values in another type: rounded to nearest, ties to even; what is too large becomes infinite, NaN stays NaN.
+    /// Converts values to another type, rounded to nearest, ties to even. Too large values become infinite,
+    /// and NaN is preserved.
     ///
     /// # Errors
-    /// [`Error::Type`] for indices and blocks; what the device says.
+    /// [`Error::Type`] for indices and blocks; errors of the device.
     pub fn cast<'a>(&self, x: impl Into<Input<'a>>, to: ElementType) -> Result<Pending<Tensor>> {
         let (x, from) = self.elements("cast", x)?;
         let sizes = x.shape.sizes().to_vec();
         self.walk("cast", &x, [from, to], 0, (&sizes, &contiguous(&sizes)))
     }
 
-    /// The dimensions in another order: dimension i of the result is dimension `order[i]` of `x`.
+    /// Permutes the dimensions: dimension i of the result is dimension `order[i]` of `x`.
     ///
     /// # Errors
-    /// [`Error::Argument`] if the order does not name every dimension once, [`Error::Rank`] if more than six dimensions
-    /// change places; what the device says.
+    /// [`Error::Argument`] if the order does not name every dimension once; [`Error::Rank`] if more than six
+    /// dimensions move; errors of the device.
     pub fn transpose<'a>(&self, x: impl Into<Input<'a>>, order: &[usize]) -> Result<Pending<Tensor>> {
         let (x, element) = self.elements("transpose", x)?;
         let mut named = order.to_vec();
@@ -230,11 +231,11 @@ impl Compute {
         self.walk("transpose", &x, [element; 2], 0, (&sizes, &strides))
     }
 
-    /// A part of a tensor: these places of an axis.
+    /// Returns a range of positions of an axis.
     ///
     /// # Errors
-    /// [`Error::Axis`] for an axis that there is not, [`Error::Argument`] for places that there are not; what the device
-    /// says.
+    /// [`Error::Axis`] for a missing axis; [`Error::Argument`] for positions outside of it; errors of the
+    /// device.
     pub fn slice<'a>(
         &self,
         x: impl Into<Input<'a>>,
@@ -253,7 +254,7 @@ impl Compute {
         self.walk("slice", &x, [element; 2], places.start * inner, (&sizes, &strides))
     }
 
-    /// Copies elements by strides.
+    /// Copies values by strides.
     fn walk(
         &self,
         operation: &'static str,
@@ -265,7 +266,7 @@ impl Compute {
         let out = self.shared.tensor(sizes, Type::Elements(to))?;
         if out.memory.is_some() {
             let shape = Walk::new(sizes, [strides]).constants();
-            let rule = "at most six dimensions that do not lie one in the other";
+            let rule = "at most six dimensions after merging contiguous ones";
             let shape = shape.ok_or_else(|| Error::Rank { operation, shape: x.shape.clone(), rule })?;
             let types = [elements::number(from), elements::number(to), word(first)];
             self.shared.launch(Kernel::Copy, 1, &[x, &out], &[types.as_slice(), &shape].concat())?;
@@ -273,10 +274,11 @@ impl Compute {
         Ok(self.pending(out))
     }
 
-    /// Values as blocks, as files have them. The last dimension is whole blocks.
+    /// Quantizes values to blocks in file format. The last dimension consists of whole blocks.
     ///
     /// # Errors
-    /// [`Error::Type`] for a type without blocks, [`Error::Blocks`] if rows are not whole ones; what the device says.
+    /// [`Error::Type`] for a type without blocks; [`Error::Blocks`] if rows are not whole blocks; errors of
+    /// the device.
     pub fn quantise<'a>(&self, x: impl Into<Input<'a>>, tensor_type: TensorType) -> Result<Pending<Tensor>> {
         let x = self.f32s("quantise", x)?;
         let kind = blocks_of("quantise", tensor_type)?;
@@ -284,10 +286,10 @@ impl Compute {
         self.blocks(Kernel::EncodeBlocks, tensor_type, &x, out)
     }
 
-    /// The values of blocks.
+    /// Dequantizes blocks.
     ///
     /// # Errors
-    /// [`Error::Type`] if there are none in it; what the device says.
+    /// [`Error::Type`] if the tensor has no blocks; errors of the device.
     pub fn dequantise<'a>(&self, x: impl Into<Input<'a>>) -> Result<Pending<Tensor>> {
         let x = self.given("dequantise", x)?;
         let Type::Blocks(tensor_type) = x.kind else {
@@ -312,7 +314,7 @@ impl Compute {
     }
 }
 
-/// The type of a tensor of blocks.
+/// Returns the type of a tensor of blocks.
 fn blocks_of(operation: &'static str, tensor_type: TensorType) -> Result<Type> {
     let element = match tensor_type {
         TensorType::F32 => ElementType::F32,

@@ -7,35 +7,35 @@ use ragtag_kernels::{ElementType, TensorType};
 use std::fmt;
 use std::sync::Arc;
 
-/// The sizes of a tensor's dimensions, outermost first. Without any, it is that of one value.
+/// Sizes of a tensor's dimensions, outermost first. A shape without dimensions has one value.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Shape(Vec<usize>);
 
 impl Shape {
-    /// The sizes.
+    /// Returns the sizes.
     pub fn sizes(&self) -> &[usize] {
         &self.0
     }
 
-    /// How many dimensions there are.
+    /// Returns the number of dimensions.
     pub fn rank(&self) -> usize {
         self.0.len()
     }
 
-    /// How many values there are.
+    /// Returns the number of values.
     ///
     /// # Errors
-    /// [`Error::TooLarge`] if they are more than 2^32 − 1: kernels count in 32 bits.
+    /// [`Error::TooLarge`] if it exceeds 2^32 − 1, because kernels count in 32 bits.
     pub fn count(&self) -> Result<usize> {
         let count = self.0.iter().try_fold(1_usize, |count, size| count.checked_mul(*size));
-        // A zero among sizes whose product overflows counts, too.
+        // A zero among the sizes makes the count zero even if the product of the others overflows.
         let count = if self.0.contains(&0) { Some(0) } else { count };
         count
             .filter(|count| u32::try_from(*count).is_ok())
             .ok_or_else(|| Error::TooLarge { shape: self.clone() })
     }
 
-    /// All but the last size, and the last; a shape without dimensions is one row of one value.
+    /// Returns all sizes but the last, and the last. A shape without dimensions is one row of one value.
     pub(crate) fn rows(&self) -> (&[usize], usize) {
         self.0.split_last().map_or((&[], 1), |(last, rest)| (rest, *last))
     }
@@ -71,14 +71,14 @@ impl fmt::Display for Shape {
     }
 }
 
-/// What a tensor's values are.
+/// Type of a tensor's values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Type {
     /// Floats.
     Elements(ElementType),
     /// 32-bit indices.
     Indices,
-    /// Blocks as files have them, along the last dimension.
+    /// Blocks in file format, along the last dimension.
     Blocks(TensorType),
 }
 
@@ -93,7 +93,7 @@ impl fmt::Display for Type {
 }
 
 impl Type {
-    /// Bytes of a tensor of this shape; those of 16-bit values and of blocks fill whole words.
+    /// Returns the bytes of a tensor of this shape, rounded up to whole words for 16-bit values and blocks.
     pub(crate) fn bytes(self, shape: &Shape) -> Result<u64> {
         let count = shape.count()? as u64;
         let bytes = match self {
@@ -109,36 +109,41 @@ impl Type {
     }
 }
 
-/// Values in a device's memory, which is given back when the last tensor that shares it goes. No operator changes what it
-/// is given, so that copies of a tensor share its memory.
+/// Values in a device's memory, which is freed with the last tensor that shares it. Operators never change
+/// their inputs, so clones of a tensor share its memory.
 #[derive(Clone)]
 pub struct Tensor {
     pub(super) shape: Shape,
     pub(super) kind: Type,
-    /// None where there are no values.
+    /// `None` if there are no values.
     pub(super) memory: Option<Arc<Memory>>,
 }
 
 impl Tensor {
-    /// Its shape.
+    /// Returns the shape.
     pub fn shape(&self) -> &Shape {
         &self.shape
     }
 
-    /// What its values are.
+    /// Returns the type of its values.
     pub fn kind(&self) -> Type {
         self.kind
     }
 
-    /// The same values in another shape.
+    /// Returns the same values in another shape.
     ///
     /// # Errors
-    /// [`Error::Shapes`] if that has another number of values, [`Error::Blocks`] if blocks would cross rows.
+    /// [`Error::Shapes`] if the number of values differs; [`Error::Blocks`] if blocks would cross rows.
     pub fn reshape(&self, shape: impl Into<Shape>) -> Result<Tensor> {
         let shape = shape.into();
         if shape.count()? != self.shape.count()? {
             let (left, right) = (self.shape.clone(), shape);
-            return Err(Error::Shapes { operation: "reshape", left, right, rule: "as many values" });
+            return Err(Error::Shapes {
+                operation: "reshape",
+                left,
+                right,
+                rule: "the number of values must be equal",
+            });
         }
         self.kind.bytes(&shape)?;
         Ok(Tensor { shape, ..self.clone() })
@@ -151,12 +156,12 @@ impl fmt::Debug for Tensor {
     }
 }
 
-/// What an operator takes: a tensor, the tensor that another operator will have made, or values of the host, with their
-/// shape, which are copied to the device first.
+/// Input of an operator: a tensor, the pending tensor of another operator, or host values with their shape,
+/// which are uploaded first.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Input<'a> {
-    /// A tensor of the device.
+    /// A tensor on the device.
     Tensor(&'a Tensor),
     /// f32 values.
     Values(Shape, &'a [f32]),

@@ -1,4 +1,4 @@
-//! Operators that compute each value from few others.
+//! Elementwise operators, gathers and RoPE.
 
 use super::error::{Error, Result};
 use super::pending::Pending;
@@ -10,38 +10,38 @@ use ragtag_kernels::binary::Operation;
 use ragtag_kernels::unary::Function;
 use ragtag_kernels::{Kernel, elements, rope};
 
-/// Which values of a head turn together.
+/// Pairs of a head's values that RoPE rotates together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pairing {
     /// Neighbours: 2i and 2i + 1.
     Neighbours,
-    /// One of each half: i and i + dimensions / 2.
+    /// One from each half: i and i + dimensions / 2.
     Halves,
 }
 
-/// How heads turn.
+/// Parameters of RoPE.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rope {
-    /// Pair i turns by base^(−2i / dimensions) radians a position.
+    /// Base: pair i rotates by base^(−2i / dimensions) radians per position.
     pub base: f32,
-    /// How many values of a head turn, from the first on; all, if none are named.
+    /// Number of values of a head that rotate, from the first on. All by default.
     pub dimensions: Option<usize>,
-    /// Which of them turn together.
+    /// Pairing of the values.
     pub pairing: Pairing,
 }
 
 impl Default for Rope {
-    /// The base that most models have, all values, halves.
+    /// Returns the usual base of 10,000, all values, and halves.
     fn default() -> Self {
         Self { base: 10_000.0, dimensions: None, pairing: Pairing::Halves }
     }
 }
 
 impl Compute {
-    /// A function of each value, in its type.
+    /// Applies a function to each value, in its type.
     ///
     /// # Errors
-    /// [`Error::Type`] for indices and blocks; what the device says.
+    /// [`Error::Type`] for indices and blocks; errors of the device.
     pub fn unary<'a>(&self, function: Function, x: impl Into<Input<'a>>) -> Result<Pending<Tensor>> {
         let (x, element) = self.elements("unary", x)?;
         let out = self.shared.tensor(&x.shape, x.kind)?;
@@ -52,12 +52,12 @@ impl Compute {
         Ok(self.pending(out))
     }
 
-    /// An operation on pairs of values, in their type. Shapes are aligned at their last dimensions; one that is missing or of size one is
-    /// repeated.
+    /// Combines pairs of values, in their type. Shapes are aligned at their last dimensions. A missing
+    /// dimension or one of size one is broadcast.
     ///
     /// # Errors
-    /// [`Error::Shapes`] if sizes differ otherwise, [`Error::Rank`] if more than six dimensions are repeated in turns,
-    /// [`Error::Argument`] for two types; what the device says.
+    /// [`Error::Shapes`] if sizes differ otherwise; [`Error::Rank`] if more than six dimensions remain after
+    /// merging; [`Error::Argument`] for mixed types; errors of the device.
     pub fn binary<'a, 'b>(
         &self,
         operation: Operation,
@@ -71,7 +71,7 @@ impl Compute {
         if out.memory.is_some() {
             let [strides_a, strides_b] = [&a, &b].map(|x| repeated(&x.shape, &sizes));
             let shape = Walk::new(&sizes, [&strides_a, &strides_b]).constants();
-            let rule = "at most six dimensions that are repeated in turns";
+            let rule = "at most six dimensions after merging broadcast ones";
             let shape =
                 shape.ok_or_else(|| Error::Rank { operation: "binary", shape: out.shape.clone(), rule })?;
             let constants = [&[operation as u32, elements::number(element)], shape.as_slice()].concat();
@@ -80,11 +80,12 @@ impl Compute {
         Ok(self.pending(out))
     }
 
-    /// Rows of a table, which lie along its first dimension: for each index the row of that number.
+    /// Returns the rows of a table (along its first dimension) with the given indices.
     ///
     /// # Errors
-    /// [`Error::Index`] for a row that there is not, where indices are the host's; those of a tensor are only known to the
-    /// device, and rows that there are not are zero. [`Error::Rank`] for a table without dimensions; what the device says.
+    /// [`Error::Index`] for an index out of range among host values. Indices in a tensor are known only to
+    /// the device; rows that do not exist are zero. [`Error::Rank`] for a table without dimensions; errors of
+    /// the device.
     pub fn gather<'a, 'b>(
         &self,
         table: impl Into<Input<'a>>,
@@ -93,7 +94,7 @@ impl Compute {
         let (table, element) = self.elements("gather", table)?;
         let Some((&rows, row)) = table.shape.sizes().split_first() else {
             let (operation, shape) = ("gather", table.shape);
-            return Err(Error::Rank { operation, shape, rule: "a table has rows" });
+            return Err(Error::Rank { operation, shape, rule: "a table must have rows" });
         };
         let indices = indices.into();
         if let Input::Indices(_, list) = &indices
@@ -113,12 +114,13 @@ impl Compute {
         Ok(self.pending(out))
     }
 
-    /// The rotary position embedding of `[rows, heads, dimensions]`, in their type: each row turns by its position.
+    /// Applies rotary position embedding to `[rows, heads, dimensions]`, in their type. Each row rotates by
+    /// its position.
     ///
     /// # Errors
-    /// [`Error::Shapes`] if there is not a position for each row, [`Error::Rank`] for another number of dimensions,
-    /// [`Error::Factor`] for a base that is not finite and positive, [`Error::Argument`] for an odd number of values that
-    /// turn, or more than a head has; what the device says.
+    /// [`Error::Shapes`] if there is not one position per row; [`Error::Rank`] for another number of
+    /// dimensions; [`Error::Factor`] for a base that is not finite and positive; [`Error::Argument`] if the
+    /// number of rotating values is odd or exceeds the head; errors of the device.
     pub fn rope<'a, 'b>(
         &self,
         rope: &Rope,
@@ -133,25 +135,25 @@ impl Compute {
         };
         if positions.shape.sizes() != [rows] {
             let (left, right) = (x.shape.clone(), positions.shape.clone());
-            return Err(Error::Shapes { operation: "rope", left, right, rule: "a position for each row" });
+            return Err(Error::Shapes { operation: "rope", left, right, rule: "one position for each row" });
         }
         super::positive("rope", "base", rope.base)?;
-        let turned = rope.dimensions.unwrap_or(head_dim);
-        if turned > head_dim || !turned.is_multiple_of(2) {
-            let what = format!("{turned} values of heads of {} cannot turn in pairs", x.shape);
+        let rotated = rope.dimensions.unwrap_or(head_dim);
+        if rotated > head_dim || !rotated.is_multiple_of(2) {
+            let what = format!("cannot rotate {rotated} values in pairs in heads of {}", x.shape);
             return Err(Error::Argument { operation: "rope", what });
         }
         let out = self.shared.tensor(&x.shape, x.kind)?;
         if out.memory.is_some() {
-            let pairs = (0..turned / 2).map(|i| -2.0 * i as f64 / turned as f64);
+            let pairs = (0..rotated / 2).map(|i| -2.0 * i as f64 / rotated as f64);
             let turns: Vec<u32> =
                 pairs.flat_map(|power| rope::turn(f64::from(rope.base).powf(power))).collect();
-            let turns = self.upload_indices([turned], &turns)?;
+            let turns = self.upload_indices([rotated], &turns)?;
             let pairing = match rope.pairing {
                 Pairing::Neighbours => rope::INTERLEAVED,
                 Pairing::Halves => rope::HALVES,
             };
-            let sizes = [rows, heads, head_dim, turned].map(word);
+            let sizes = [rows, heads, head_dim, rotated].map(word);
             let constants = [&[elements::number(element)], sizes.as_slice(), &[pairing]].concat();
             self.shared.launch(Kernel::Rope, 1, &[&positions, &turns, &x, &out], &constants)?;
         }
@@ -159,7 +161,7 @@ impl Compute {
     }
 }
 
-/// The sizes of what two shapes make together.
+/// Returns the broadcast sizes of two shapes.
 fn broadcast(a: &Shape, b: &Shape) -> Result<Vec<usize>> {
     let rank = a.rank().max(b.rank());
     let size = |shape: &Shape, i: usize| (i + shape.rank()).checked_sub(rank).map_or(1, |i| shape.sizes()[i]);
@@ -168,14 +170,14 @@ fn broadcast(a: &Shape, b: &Shape) -> Result<Vec<usize>> {
         (1, other) | (other, 1) => Ok(other),
         _ => {
             let (left, right) = (a.clone(), b.clone());
-            let rule = "sizes are equal, or one of them is 1, from the last dimension on";
+            let rule = "sizes must be equal or 1, aligned at the last dimension";
             Err(Error::Shapes { operation: "binary", left, right, rule })
         }
     });
     sizes.collect()
 }
 
-/// The strides of a shape that is repeated to fill these sizes.
+/// Returns the strides of a shape that is broadcast to these sizes.
 fn repeated(shape: &Shape, sizes: &[usize]) -> Vec<usize> {
     let own = contiguous(shape.sizes());
     let missing = sizes.len() - shape.rank();

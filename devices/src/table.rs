@@ -112,7 +112,7 @@ impl<C: Clone + PartialEq, B> Kept<C, B> {
     }
 }
 
-/// Stands for the backends that are not in this build.
+/// Defines constructors for backends that are not in this build.
 macro_rules! absent {
     ($($feature:literal $backend:ident($($config:ty)?);)*) => {$(
         #[cfg(not(feature = $feature))]

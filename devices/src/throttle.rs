@@ -59,7 +59,7 @@ pub enum HandicapError {
     Syntax {
         /// Text.
         text: String,
-        /// What is wrong with it.
+        /// Cause of the error.
         cause: String,
     },
     /// The device is not selected.
@@ -125,15 +125,17 @@ impl FromStr for Handicap {
             number(text).filter(|number| (1..=most).contains(number)).ok_or_else(|| wrong(cause))
         };
         match how.split_once(':') {
-            Some(("threads", text)) => {
-                Ok(Handicap::Threads { device, threads: within(text, 1024, "threads are 1 to 1024")? })
-            }
+            Some(("threads", text)) => Ok(Handicap::Threads {
+                device,
+                threads: within(text, 1024, "the number of threads must be 1 to 1024")?,
+            }),
             Some(("sms", text)) => {
-                let count = within(text, 1024, "multiprocessors are 1 to 1024")?;
+                let count = within(text, 1024, "the number of multiprocessors must be 1 to 1024")?;
                 Ok(Handicap::Multiprocessors { device, count })
             }
             Some(("duty", text)) => {
-                let percent = within(text.strip_suffix('%').unwrap_or(""), 100, "a duty is 1% to 100%")?;
+                let percent =
+                    within(text.strip_suffix('%').unwrap_or(""), 100, "the duty cycle must be 1% to 100%")?;
                 Ok(Handicap::Duty { device, percent })
             }
             _ => Err(wrong("a device has threads:N, sms:N or duty:N%")),

@@ -1,5 +1,5 @@
-//! What becomes of a device that is lost, and of one that has no memory left. A layer between Vulkan's loader and the driver has
-//! that happen on any driver; backends differ in what they call.
+//! Tests of device loss and memory shortages. A layer between Vulkan's loader and the driver injects them on
+//! any driver. Backends differ in the calls that they make.
 
 use crate::{Bench, WORDS, all, download, in_time, open, scale, upload};
 use ragtag_hal::{
@@ -9,21 +9,22 @@ use ragtag_hal::{
 use std::sync::Arc;
 use test_drivers::{LostAt, VulkanFaults};
 
-/// Submissions that go well before a device is lost.
+/// Successful submissions before the loss.
 const GOOD: u64 = 5;
-/// Submissions that it is lost with.
+/// Submissions made after the loss is armed.
 const MORE: usize = 12;
-/// The region that downloads go to meanwhile.
+/// Region for downloads meanwhile.
 const OTHER: RegionId = RegionId(1);
-/// A point that nobody reaches.
+/// A point that is never reached.
 const NEVER: u64 = 1000;
 
 fn launch() -> Vec<Command> {
     vec![scale(all(0), all(1), 3)]
 }
 
-/// Loses one of two devices in the middle of its work. It says so once, with these words in its cause, and goes without leaving
-/// anything; the other one goes on, and so does one that is opened anew. Each submission is one call that it can be lost at.
+/// Loses one of two devices while it works. The error contains these words, is the same in every call, and
+/// nothing leaks. The other device continues, and so does a device opened afterwards. Each submission is one
+/// call that can lose the device.
 #[track_caller]
 pub fn loses_one_of_two(
     faults: &VulkanFaults,
@@ -45,9 +46,10 @@ pub fn loses_one_of_two(
 
     faults.lose(number, at, GOOD);
     for _ in 0..GOOD {
-        assert_eq!(sick.failure(QueueKind::Compute, launch()), None, "{label}: not yet");
+        assert_eq!(sick.failure(QueueKind::Compute, launch()), None, "{label}: lost too early");
     }
-    // One kind of work after the other, each in its queue: the host may have made its copies itself before.
+    // Uses one kind of work after the other, each in its queue. Until now the host may have made the copies
+    // itself.
     let queues = QueueKind::ALL.into_iter().cycle().take(MORE);
     let mut submit = |queue| {
         let commands = match queue {
@@ -58,7 +60,7 @@ pub fn loses_one_of_two(
         sick.try_submit(queue, Work::Commands(commands), &[])
     };
     let submitted: Vec<_> = queues.map(&mut submit).collect();
-    // What ended before the device was lost has gone well, and some of what did so at that moment.
+    // Work that ended before the loss has succeeded, and so has some of the work that ended at that moment.
     let outcome = |submitted: Result<_, _>| submitted.map_or_else(Some, |point| sick.outcome(point));
     let outcomes: Vec<_> = submitted.into_iter().filter_map(outcome).collect();
     let lost = outcomes.first().map(|error| error.root().clone());
@@ -67,7 +69,11 @@ pub fn loses_one_of_two(
     assert!(words.iter().all(|word| cause.contains(word)), "{label}: {cause}");
 
     let same = |outcome: Option<Error>| {
-        assert_eq!(outcome.as_ref().map(Error::root), lost.as_ref(), "{label}: it is said once");
+        assert_eq!(
+            outcome.as_ref().map(Error::root),
+            lost.as_ref(),
+            "{label}: every call returns the first cause"
+        );
     };
     outcomes.into_iter().map(Some).for_each(same);
     same(sick.outcome(held));
@@ -79,14 +85,14 @@ pub fn loses_one_of_two(
     same(sick.device.memory().err());
     let region = Arc::clone(&sick.region);
     in_time("closing a lost device", move || drop(sick));
-    assert_eq!((faults.is_open(number), faults.held(number)), (false, 0), "{label}: all is given back");
-    assert_eq!([region, other].map(|region| Arc::strong_count(&region)), [1, 1], "{label}: regions as well");
+    assert_eq!((faults.is_open(number), faults.held(number)), (false, 0), "{label}: memory leaked");
+    assert_eq!([region, other].map(|region| Arc::strong_count(&region)), [1, 1], "{label}: regions leaked");
 
     well.works();
     Bench::new(open(backend, adapter, 2, &Limits::default())).works();
 }
 
-/// Fails unless an error says that there is no memory for so many bytes.
+/// Asserts that an error reports a shortage for this many bytes.
 #[track_caller]
 pub fn no_memory<T: std::fmt::Debug>(result: Result<T, Error>, bytes: u64) {
     match result {
@@ -97,8 +103,8 @@ pub fn no_memory<T: std::fmt::Debug>(result: Result<T, Error>, bytes: u64) {
     }
 }
 
-/// Has a driver refuse memory of which it said that there is more than `room` bytes: that is told with sizes, less can be had, and
-/// what was given back can be had again.
+/// Makes a driver refuse memory although it reports more than `room` bytes. The error has sizes, a smaller
+/// allocation works, and freed memory can be reused.
 #[track_caller]
 pub fn runs_out_of_memory(faults: &VulkanFaults, backend: &dyn Backend, adapter: &Adapter, room: u64) {
     let number = faults.opened();
@@ -109,7 +115,7 @@ pub fn runs_out_of_memory(faults: &VulkanFaults, backend: &dyn Backend, adapter:
     bench.works();
     bench.device.create_buffer(BufferId(10), room / 2).unwrap();
     no_memory(bench.device.create_buffer(BufferId(11), room), room);
-    // What the pool keeps of it makes room for another size.
+    // Cached memory makes room for another size.
     bench.device.destroy_buffer(BufferId(10)).unwrap();
     bench.device.create_buffer(BufferId(11), room / 4 * 3).unwrap();
     bench.works();

@@ -1,17 +1,17 @@
-//! An opened device with what tests of backends need around it: a kernel in its language, buffers, a region of the host, ids and
-//! points allotted in turn, a limit on waiting.
+//! Test bench for backends: an opened device with a kernel in its language, buffers, a host region, IDs,
+//! points, and timeouts.
 //!
 //! | file | subject |
 //! | --- | --- |
 //! | `text.rs` | the kernel, in the languages of GPUs |
-//! | `suite.rs` | the tests that every backend passes |
-//! | `probes.rs` | what a probe says in a process of its own |
-//! | `stray.rs` | a kernel that writes where nothing is |
-//! | `faults.rs` | what becomes of a device that is lost, or has no memory left |
+//! | `suite.rs` | the tests that every backend must pass |
+//! | `probes.rs` | probing in a child process |
+//! | `stray.rs` | a kernel that writes to an invalid address |
+//! | `faults.rs` | device loss and memory shortages |
 //!
-//! This crate is for tests alone and must not know any backend. What breaks its promises fails the test that asks.
+//! For tests only; knows no backend. A broken promise of a device fails the calling test.
 
-#![allow(clippy::print_stdout)] // what tests say is for their readers
+#![allow(clippy::print_stdout)] // tests report to their readers
 
 pub mod faults;
 mod probes;
@@ -30,19 +30,19 @@ use ragtag_hal::{
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long any one point may take.
-pub const PATIENCE: Duration = Duration::from_secs(60);
-/// Words of the buffers that [`Bench`] has.
+/// Time limit of any single point.
+pub const TIMEOUT: Duration = Duration::from_secs(60);
+/// Words of the buffers of [`Bench`].
 pub const WORDS: usize = 4096;
 /// Work items in a group of the tests' kernels.
 pub(crate) const GROUP: u32 = 64;
 
-/// The adapters of a probe.
+/// Returns the adapters of a probe.
 ///
 /// # Errors
 /// If there are none: the reason for a skip.
 pub fn some(adapters: Vec<Adapter>) -> Result<Vec<Adapter>, String> {
-    if adapters.is_empty() { Err("the driver shows no device".into()) } else { Ok(adapters) }
+    if adapters.is_empty() { Err("the driver has no device".into()) } else { Ok(adapters) }
 }
 
 /// Opens a device.
@@ -52,17 +52,17 @@ pub fn open(backend: &dyn Backend, adapter: &Adapter, id: u16, limits: &Limits) 
     Checked::new(devices.swap_remove(0))
 }
 
-/// Some words of a buffer.
+/// Returns a range of words of a buffer.
 pub fn buffer_range(buffer: u32, first: usize, words: usize) -> BufferRange {
     BufferRange { buffer: BufferId(buffer), offset: first as u64 * 4, bytes: words as u64 * 4 }
 }
 
-/// All words of a buffer of [`Bench`].
+/// Returns all words of a buffer of [`Bench`].
 pub fn all(buffer: u32) -> BufferRange {
     buffer_range(buffer, 0, WORDS)
 }
 
-/// A launch of [`SCALE`] of a module.
+/// Returns a launch of [`SCALE`] of a module.
 pub fn scale_of(module: u32, from: BufferRange, to: BufferRange, factor: u32) -> Command {
     let words = (to.bytes / 4) as u32;
     let bindings =
@@ -72,42 +72,42 @@ pub fn scale_of(module: u32, from: BufferRange, to: BufferRange, factor: u32) ->
     Command::Dispatch(Dispatch { module: ModuleId(module), entry: 0, bindings, constants, grid })
 }
 
-/// A launch of [`SCALE`] of module 0.
+/// Returns a launch of [`SCALE`] of module 0.
 pub fn scale(from: BufferRange, to: BufferRange, factor: u32) -> Command {
     scale_of(0, from, to, factor)
 }
 
-/// The region's words to a buffer.
+/// Returns an upload of the region to a buffer.
 pub fn upload(buffer: u32) -> Command {
     Command::Upload { region: RegionId(0), offset: 0, to: all(buffer) }
 }
 
-/// A buffer's words to the region.
+/// Returns a download of a buffer to the region.
 pub fn download(buffer: u32) -> Command {
     Command::Download { from: all(buffer), region: RegionId(0), offset: 0 }
 }
 
-/// A device with [`SCALE`] as module 0, if it takes a language that this is written in, buffers 0 to 3 of [`WORDS`] words, and
-/// region 0 for one of them.
+/// A device with [`SCALE`] as module 0 (if written in one of its languages), buffers 0 to 3 of [`WORDS`]
+/// words, and region 0 of the size of one buffer.
 pub struct Bench {
-    /// The device.
+    /// Device.
     pub device: Checked,
-    /// Its region.
+    /// Region 0.
     pub region: Arc<HostRegion>,
     next: [u64; 3],
 }
 
 impl Bench {
-    /// Makes all that on a device.
+    /// Creates the bench on a device.
     #[track_caller]
     pub fn new(device: Checked) -> Self {
         Self::try_new(device).unwrap()
     }
 
-    /// The same on a device that may refuse.
+    /// Like `new`, on a device that may refuse.
     ///
     /// # Errors
-    /// The device's.
+    /// The device's error.
     pub fn try_new(mut device: Checked) -> Result<Self, Error> {
         let languages = device.adapter().caps.languages.clone();
         let module = languages
@@ -122,27 +122,27 @@ impl Bench {
         Ok(Bench { device, region, next: [0; 3] })
     }
 
-    /// The device's name: `opencl:0`.
+    /// Returns the device's label: `opencl:0`.
     pub fn label(&self) -> String {
         self.device.adapter().label()
     }
 
-    /// The next point of a queue.
+    /// Returns the next point of a queue.
     pub fn point(&mut self, queue: QueueKind) -> Point {
         self.next[queue.index()] += 1;
         self.device.timeline(queue).id().at(self.next[queue.index()])
     }
 
-    /// Submits, with the queue's next point.
+    /// Submits with the queue's next point.
     ///
     /// # Errors
-    /// The device's.
+    /// The device's error.
     pub fn try_submit(&mut self, queue: QueueKind, work: Work, waits: &[Point]) -> Result<Point, Error> {
         let signal = self.point(queue);
         self.device.submit(Submission { queue, work, waits: waits.to_vec(), signal }).map(|()| signal)
     }
 
-    /// Submits what the device takes.
+    /// Submits work that the device must accept.
     #[track_caller]
     pub fn submit(&mut self, queue: QueueKind, work: Work, waits: &[Point]) -> Point {
         self.try_submit(queue, work, waits).unwrap()
@@ -160,28 +160,28 @@ impl Bench {
         self.submit(QueueKind::Compute, Work::Program(ProgramId(id)), waits)
     }
 
-    /// A queue's timeline.
+    /// Returns a queue's timeline.
     pub fn timeline(&self, queue: QueueKind) -> Arc<Timeline> {
         self.device.timeline(queue)
     }
 
-    /// Waits for a point that has to pass.
+    /// Waits for a point that must pass.
     #[track_caller]
     pub fn wait(&self, point: Point) {
         assert_eq!(self.outcome(point), None, "{point}");
     }
 
-    /// What a point failed with.
+    /// Returns the error with which a point failed, if any.
     #[track_caller]
     pub fn outcome(&self, point: Point) -> Option<Error> {
-        match self.timeline(point.timeline.queue).wait(point.value, Some(PATIENCE)) {
+        match self.timeline(point.timeline.queue).wait(point.value, Some(TIMEOUT)) {
             Ok(true) => None,
             Ok(false) => panic!("{point} takes too long"),
             Err(error) => Some(error),
         }
     }
 
-    /// What commands fail with, at once or later.
+    /// Returns the error of commands, at submission or later.
     #[track_caller]
     pub fn failure(&mut self, queue: QueueKind, commands: Vec<Command>) -> Option<Error> {
         match self.try_submit(queue, Work::Commands(commands), &[]) {
@@ -190,7 +190,7 @@ impl Bench {
         }
     }
 
-    /// Fills the region with words that are told by their places.
+    /// Fills the region with words computed from their indices.
     #[track_caller]
     pub fn fill_region(&self, word: impl Fn(u32) -> u32) {
         let mut region = self.region.write(0..WORDS * 4).unwrap();
@@ -199,14 +199,14 @@ impl Bench {
         }
     }
 
-    /// The words of the region.
+    /// Returns the words of the region.
     #[track_caller]
     pub fn region_words(&self) -> Vec<u32> {
         let region = self.region.read(0..WORDS * 4).unwrap();
         region.as_chunks::<4>().0.iter().map(|word| u32::from_ne_bytes(*word)).collect()
     }
 
-    /// The words of a buffer, by way of the region.
+    /// Downloads the words of a buffer through the region.
     #[track_caller]
     pub fn words(&mut self, buffer: u32) -> Vec<u32> {
         self.fill_region(|_| 0xe7e7_e7e7);
@@ -215,7 +215,7 @@ impl Bench {
         self.region_words()
     }
 
-    /// Fails unless module 0 computes what it should, from the region and back to it.
+    /// Asserts that module 0 computes the correct result, from the region and back to it.
     #[track_caller]
     pub fn works(&mut self) {
         self.fill_region(|at| at);
@@ -227,12 +227,12 @@ impl Bench {
     }
 }
 
-/// The words of a buffer of [`Bench`], computed from their places.
+/// Returns the words of a buffer of [`Bench`], computed from their indices.
 pub fn expected(word: impl Fn(u32) -> u32) -> Vec<u32> {
     (0..WORDS as u32).map(word).collect()
 }
 
-/// Fails unless words are as wanted, and says where they first differ.
+/// Asserts that words are equal. Reports the first difference.
 #[track_caller]
 pub fn same(words: &[u32], wanted: &[u32], what: impl std::fmt::Display) {
     assert_eq!(words.len(), wanted.len(), "{what}");
@@ -241,16 +241,16 @@ pub fn same(words: &[u32], wanted: &[u32], what: impl std::fmt::Display) {
     }
 }
 
-/// Runs something that may hang, and fails instead.
+/// Runs code that may hang, with a time limit.
 #[track_caller]
 pub fn in_time<T: Send + 'static>(what: &str, run: impl FnOnce() -> T + Send + 'static) -> T {
     let (done, finished) = std::sync::mpsc::channel();
     let thread = std::thread::spawn(move || {
         let result = run();
-        // The receiver is gone only if time ran out.
+        // The receiver is gone only after a timeout.
         let _ = done.send(());
         result
     });
-    assert!(finished.recv_timeout(PATIENCE).is_ok(), "{what} hangs");
+    assert!(finished.recv_timeout(TIMEOUT).is_ok(), "{what} hangs");
     thread.join().unwrap()
 }

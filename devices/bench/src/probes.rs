@@ -1,12 +1,12 @@
-//! What a probe says in a process of its own: loaders and drivers read variables once in a process.
+//! Probing in a child process, because loaders and drivers read environment variables once per process.
 
 use ragtag_hal::Backend;
 use test_support::Child;
 
-/// What stands before a line of a probe.
+/// Prefix of a line of a probe's result.
 const MARK: &str = "probed: ";
 
-/// The body of the test `test`: prints what a probe says, one line for each adapter, if this process was started for that.
+/// Body of the test `test`: in a child process, prints the probe result, one line per adapter.
 pub fn prints_its_probe(test: &str, backend: &dyn Backend) {
     if !Child::inside(test) {
         return;
@@ -19,9 +19,9 @@ pub fn prints_its_probe(test: &str, backend: &dyn Backend) {
     }
 }
 
-/// The lines that a process of [`prints_its_probe`] prints.
+/// Returns the lines that a child process with [`prints_its_probe`] prints.
 pub fn probed(child: Child) -> Vec<String> {
     let text = String::from_utf8_lossy(&child.passes().stdout).into_owned();
-    // The first line follows what the test runner says.
+    // The first line follows output of the test runner.
     text.lines().filter_map(|line| Some(line.split_once(MARK)?.1.to_string())).collect()
 }

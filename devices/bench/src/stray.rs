@@ -1,4 +1,4 @@
-//! A device that is really lost: by a kernel that writes where nothing is.
+//! A real device loss, caused by a kernel that writes to an invalid address.
 
 use crate::{Bench, all, function, in_time, open, same, upload};
 use ragtag_hal::{
@@ -6,7 +6,7 @@ use ragtag_hal::{
     Error, KernelLanguage, Limits, Module, ModuleId, QueueKind,
 };
 
-/// Writes a word far outside its binding, whatever the ABI says.
+/// Writes a word far outside its binding, in violation of its ABI.
 static STRAY: EntryAbi = EntryAbi {
     name: "stray",
     bindings: &[Access::Write],
@@ -14,9 +14,9 @@ static STRAY: EntryAbi = EntryAbi {
     extents: |_, extents| extents[0] = 4,
 };
 
-/// Loses a device by a kernel in its language, `stray`, that writes as far away as its constant says, and returns what it said
-/// first, and when it said that it is lost; nothing if it is not: devices may keep kernels inside of their bindings. `again` is another backend, in which the device is opened anew if its
-/// driver still can.
+/// Loses a device with a kernel in its language, `stray`, that writes at the distance given by its constant.
+/// Returns the first error and the error that reported the loss, or `None` if the device confines kernels to
+/// their bindings. `again` is another backend, in which the device is opened again if its driver still works.
 #[track_caller]
 pub fn goes_astray(
     [backend, again]: [&dyn Backend; 2],
@@ -33,28 +33,28 @@ pub fn goes_astray(
     let first = bench.failure(QueueKind::Compute, vec![Command::Dispatch(stray)]);
     println!("{label}: {first:?}");
     let first = first?;
-    // The next calls find out that it is for good, if the first did not say so.
+    // If the first error did not report the loss, one of the next calls does.
     let said = (0..10).find_map(|_| {
         let said = bench.failure(QueueKind::Upload, vec![upload(0)])?;
         matches!(said.root(), Error::Lost { .. }).then_some(said)
     });
     println!("{label}: {said:?}");
-    let Some(said) = said else { panic!("{label} does not say that it is lost") };
+    let Some(said) = said else { panic!("{label} does not report its loss") };
     let refused = bench.device.create_buffer(BufferId(50), 4096);
     assert!(matches!(refused, Err(Error::Lost { .. })), "{refused:?}");
     in_time("closing a lost device", move || drop(bench));
 
-    // Some drivers are good for nothing in this process from now on, and say so.
+    // Some drivers are unusable in this process afterwards, and report it.
     match again.open(&[(adapter.clone(), DeviceId(0))], &Limits::default()) {
         Ok(mut devices) => {
             let mut bench = Bench::new(Checked::new(devices.swap_remove(0)));
             let fill = Command::Fill { to: all(0), word: 4 };
             let filled = bench.commands(QueueKind::Compute, vec![fill], &[]);
             bench.wait(filled);
-            same(&bench.words(0), &vec![4; crate::WORDS], "a device opened anew");
+            same(&bench.words(0), &vec![4; crate::WORDS], "a device opened again");
         }
         Err(error) => {
-            println!("{label}: not opened anew: {error}");
+            println!("{label}: not opened again: {error}");
             assert!(matches!(error, Error::Lost { .. }), "{error:?}");
         }
     }

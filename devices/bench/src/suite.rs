@@ -1,7 +1,8 @@
-//! The tests that every backend over a GPU API passes, on each of its devices.
+//! Tests that every backend for a GPU API must pass on each of its devices.
 //!
-//! [`device_tests!`](crate::device_tests), [`point_tests!`](crate::point_tests) and [`cache_tests!`](crate::cache_tests) make a
-//! test of each function here; `lost.rs` is for devices that a crate opens by itself.
+//! [`device_tests!`](crate::device_tests), [`point_tests!`](crate::point_tests) and
+//! [`cache_tests!`](crate::cache_tests) generate a test for each function here. `lost.rs` is for devices that
+//! a crate opens itself.
 
 pub mod cache;
 pub mod devices;
@@ -13,21 +14,21 @@ pub use lost::{a_lost_device_reports_its_loss_and_closes, unplug};
 use crate::{Bench, open};
 use ragtag_hal::{Adapter, AdapterKind, Backend, Limits};
 
-/// A backend to be tested.
+/// A backend under test.
 pub trait Subject {
-    /// Its API, for skips: `OpenCL`.
+    /// Returns the API's name for skips: `OpenCL`.
     fn api(&self) -> &'static str;
 
-    /// The backend. It keeps no programs on disk.
+    /// Returns the backend. It caches no programs on disk.
     fn backend(&self) -> &dyn Backend;
 
-    /// Its adapters, or none with a skip.
+    /// Returns its adapters. Records a skip if there are none.
     fn adapters(&self) -> Vec<Adapter>;
 
     /// Records a skip.
     fn skip(&self, missing: &str, why: &str);
 
-    /// Fails if the driver has objected to anything so far.
+    /// Fails if the driver has raised an objection.
     fn check(&self) {}
 }
 
@@ -41,7 +42,8 @@ pub fn each(on: &dyn Subject, test: impl Fn(Bench)) {
     }
 }
 
-/// The adapters with memory of their own; none with a skip. A stray kernel on a processor would end the process.
+/// Returns the adapters with their own memory. Records a skip if there are none. A stray kernel on a CPU
+/// device would crash the process.
 pub fn cards(on: &dyn Subject) -> Vec<Adapter> {
     let cards = on.adapters().into_iter().filter(|adapter| adapter.kind == AdapterKind::Discrete);
     let cards: Vec<_> = cards.collect();
@@ -51,42 +53,42 @@ pub fn cards(on: &dyn Subject) -> Vec<Adapter> {
     cards
 }
 
-/// Makes `Tested`, a [`Subject`](crate::suite::Subject) over a type of backend, with `subject()` for the one of `backend()` and
-/// `adapters()`: all adapters, or none with a skip for the missing thing. There are `$wanted` at least, and `$check` looks for
-/// objections.
+/// Defines `Tested`, a [`Subject`](crate::suite::Subject) over a type of backend, with `subject()` for the
+/// one of `backend()` and `adapters()`, which returns all adapters or skips for the missing thing. There must
+/// be at least `$wanted`, and `$check` looks for objections.
 #[macro_export]
 macro_rules! tested {
     ($backend:ty, $language:ident, $api:literal, $missing:literal) => {
         $crate::tested!($backend, $language, $api, $missing, 0, |_| ());
     };
     ($backend:ty, $language:ident, $api:literal, $missing:literal, $wanted:expr, $check:expr) => {
-        /// `SCALE` in the backend's language.
+        /// Returns `SCALE` in the backend's language.
         pub fn source() -> std::sync::Arc<str> {
             $crate::scale_text(ragtag_hal::KernelLanguage::$language).unwrap()
         }
 
-        /// A module of a text with `SCALE`.
+        /// Returns a module of a source with `SCALE`.
         pub fn module(text: std::sync::Arc<str>) -> ragtag_hal::Module {
             let language = ragtag_hal::KernelLanguage::$language;
             $crate::module_of(language, text, $crate::function("scale"))
         }
 
-        /// The backend for tests that all backends share.
+        /// Subject of the shared tests.
         pub struct Tested(pub $backend);
 
-        /// The backend that the tests of the suite run on.
-        #[allow(dead_code)] // tests of a backend alone have none
+        /// Returns the subject of the shared tests.
+        #[allow(dead_code)] // unused by tests of a backend's own behaviour
         pub fn subject() -> Tested {
             Tested(backend())
         }
 
-        /// The adapters of a backend, or none with a skip.
+        /// Returns the adapters of a backend. Records a skip if there are none.
         pub fn adapters(backend: &$backend) -> Vec<ragtag_hal::Adapter> {
             let found = ragtag_hal::Backend::probe(backend).map_err(|unavailable| unavailable.to_string());
             let wanted: usize = $wanted;
             match found.and_then($crate::some) {
                 Ok(adapters) => {
-                    assert!(adapters.len() >= wanted, "{} adapters of {wanted}", adapters.len());
+                    assert!(adapters.len() >= wanted, "{} adapters, expected {wanted}", adapters.len());
                     adapters
                 }
                 Err(why) => {
@@ -121,7 +123,7 @@ macro_rules! tested {
     };
 }
 
-/// Makes tests of functions of the suite.
+/// Generates tests from functions of the suite.
 #[macro_export]
 macro_rules! suite_tests {
     ($subject:expr, $module:ident: $($test:ident),* $(,)?) => {$(
@@ -132,7 +134,7 @@ macro_rules! suite_tests {
     )*};
 }
 
-/// Makes the tests of `suite::devices` for a [`Subject`].
+/// Generates the tests of `suite::devices` for a [`Subject`].
 #[macro_export]
 macro_rules! device_tests {
     ($subject:expr) => {
@@ -156,7 +158,7 @@ macro_rules! device_tests {
     };
 }
 
-/// Makes the tests of `suite::points` for a [`Subject`].
+/// Generates the tests of `suite::points` for a [`Subject`].
 #[macro_export]
 macro_rules! point_tests {
     ($subject:expr) => {
@@ -172,7 +174,7 @@ macro_rules! point_tests {
     };
 }
 
-/// Makes the tests of `suite::cache` for the backends that `$with` makes with a folder or without.
+/// Generates the tests of `suite::cache` for backends created by `$with` from an optional folder.
 #[macro_export]
 macro_rules! cache_tests {
     ($with:expr) => {

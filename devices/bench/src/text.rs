@@ -1,4 +1,4 @@
-//! The kernel of the tests, in the languages of GPUs.
+//! The tests' kernel in the languages of GPUs.
 
 use crate::GROUP;
 use ragtag_hal::{Access, DeviceFunction, EntryAbi, KernelLanguage, Module, ModuleSource, TextEntry};
@@ -31,7 +31,7 @@ fn scale(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_
 }
 ";
 
-/// For any device of NVIDIA's.
+/// For any NVIDIA device.
 const PTX: &str = "
 .version 8.0
 .target sm_61
@@ -65,7 +65,7 @@ done:
 }
 ";
 
-/// Behind a prelude as kernels have it: who stands in for AMD's compiler puts another in its place.
+/// With the prelude that kernels have. A stand-in for AMD's compiler replaces it.
 const HIP_C: &str = "
 typedef unsigned int uint;
 #define KERNEL(items) extern \"C\" __global__ void __launch_bounds__(items)
@@ -79,7 +79,8 @@ KERNEL(64) scale(const GLOBAL uint *in, GLOBAL uint *out, uint factor, uint coun
 }
 ";
 
-/// [`SCALE`] in a language, if it is written in it: not in CUDA C++, for which not every device has a compiler.
+/// Returns [`SCALE`] in a language, if it is available. Not in CUDA C++, because not every device has a
+/// compiler.
 pub fn scale_text(language: KernelLanguage) -> Option<Arc<str>> {
     match language {
         KernelLanguage::OpenClC => Some(OPENCL_C.into()),
@@ -90,7 +91,7 @@ pub fn scale_text(language: KernelLanguage) -> Option<Arc<str>> {
     }
 }
 
-/// The same for another sum than plus one: another program.
+/// Like `scale_text`, with another summand than one: a different program.
 pub fn scale_text_adding(language: KernelLanguage, addend: u32) -> Option<Arc<str>> {
     let (one, other) = match language {
         KernelLanguage::Ptx => ("%r1, 1;", format!("%r1, {addend};")),
@@ -99,12 +100,12 @@ pub fn scale_text_adding(language: KernelLanguage, addend: u32) -> Option<Arc<st
     scale_text(language).map(|text| text.replace(one, &other).into())
 }
 
-/// A function whose groups have as many work items as the tests' kernels want.
+/// Returns a function with the work group of the tests' kernels.
 pub fn function(name: &str) -> DeviceFunction {
     DeviceFunction { name: name.into(), work_group: [GROUP, 1, 1], dynamic_local_bytes: 0 }
 }
 
-/// A module of one function with the ABI of [`SCALE`].
+/// Returns a module of one function with the ABI of [`SCALE`].
 pub fn module_of(language: KernelLanguage, text: Arc<str>, function: DeviceFunction) -> Module {
     let source = ModuleSource::Text { language, entries: vec![TextEntry { text, function }] };
     Module { name: "test".into(), entries: vec![&SCALE], source }

@@ -1,4 +1,4 @@
-//! What a submission and a dispatch cost on the CPU device, with a kernel that does nothing.
+//! Benchmark of submissions and dispatches on the CPU device, with a kernel that does nothing.
 //!
 //! `cargo bench -p ragtag-cpu --bench dispatch`
 #![allow(clippy::print_stdout)] // a report is what it is for
@@ -13,7 +13,7 @@ use std::time::Instant;
 
 static NOTHING: EntryAbi = EntryAbi { name: "nothing", bindings: &[], constants: 0, extents: |_, _| {} };
 
-/// Touches nothing, so it asks nothing of its caller.
+/// Touches nothing, so it requires nothing of its caller.
 unsafe fn nothing(_: &HostCall<'_>, _: Range<u32>) {}
 
 fn main() -> Result<()> {
@@ -45,7 +45,7 @@ impl Bench {
         Ok(Self { device, next: 0 })
     }
 
-    /// From submitting a program of so many dispatches to knowing that it has passed.
+    /// Measures the median time from submission to completion of a program with this many dispatches.
     fn median_us(&mut self, dispatches: usize) -> Result<f64> {
         let dispatch =
             Dispatch { module: ModuleId(0), entry: 0, bindings: vec![], constants: vec![], grid: [8, 1, 1] };

@@ -1,6 +1,6 @@
-//! What the host's processor looks like as adapters, and how they are opened.
+//! The CPU backend: reports shares of the host's processor as adapters and opens them.
 //!
-//! This module must not know how a device works.
+//! Does not know how a device works.
 
 use crate::driver;
 use crate::features;
@@ -12,21 +12,22 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::thread::available_parallelism;
 use sysinfo::{CpuRefreshKind, RefreshKind, System};
 
-/// How the host's processor is divided into devices.
+/// Division of the host's processor into devices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CpuConfig {
-    /// How many devices.
+    /// Number of devices.
     pub devices: u32,
-    /// Threads of each device; without it the cores are divided among the devices, at least one each.
+    /// Threads of each device. By default the cores are divided among the devices, at least one each.
     pub threads: Option<u32>,
-    /// The only features that devices may claim, where the processor has them: for tests of lesser code paths.
+    /// The only CPU features that kernels may use, where the processor has them. For tests of slower code
+    /// paths.
     pub features: Option<Features>,
-    /// Threads of devices that differ from the others, by their number.
+    /// Threads of devices that differ from the others, by device number.
     pub threads_of: BTreeMap<u32, u32>,
 }
 
 impl Default for CpuConfig {
-    /// One device with all cores and features.
+    /// Returns a configuration with one device that has all cores and features.
     fn default() -> Self {
         Self { devices: 1, threads: None, features: None, threads_of: BTreeMap::new() }
     }
@@ -39,17 +40,17 @@ pub struct CpuBackend {
 }
 
 impl CpuBackend {
-    /// A backend with this division.
+    /// Creates a backend with this configuration.
     pub fn new(config: CpuConfig) -> Self {
         Self { config }
     }
 
-    /// The threads of device `index`: as many as was said, or its part of the cores.
+    /// Returns the threads of device `index`: the configured number, or its share of the cores.
     fn threads(&self, index: u32) -> u32 {
         if let Some(threads) = self.config.threads_of.get(&index).copied().or(self.config.threads) {
             return threads.max(1);
         }
-        // Counts what the scheduler and a container's limits let this process use.
+        // Respects the scheduler's affinity and container limits.
         let cores = available_parallelism().map_or(1, |cores| u32::try_from(cores.get()).unwrap_or(u32::MAX));
         let (each, rest) = (cores / self.config.devices, cores % self.config.devices);
         (each + u32::from(index < rest)).max(1)
@@ -100,12 +101,12 @@ impl Backend for CpuBackend {
 
     fn probe(&self) -> std::result::Result<Vec<Adapter>, Unavailable> {
         if self.config.devices == 0 {
-            return Err(Unavailable { tried: vec![], cause: "no CPU devices were asked for".into() });
+            return Err(Unavailable { tried: vec![], cause: "no CPU devices were requested".into() });
         }
         Ok(self.adapters())
     }
 
-    /// A device has the threads that its adapter says, which may be fewer than it was found with.
+    /// A device uses the threads stated in its adapter, which may be fewer than the probe reported.
     fn open(&self, adapters: &[(Adapter, DeviceId)], limits: &Limits) -> Result<Vec<Box<dyn Device>>> {
         let present = self.adapters();
         let open = |(wanted, id): &(Adapter, DeviceId)| {
@@ -119,7 +120,7 @@ impl Backend for CpuBackend {
     }
 }
 
-/// The processor's name as the operating system has it.
+/// Returns the processor's name as the operating system reports it.
 fn processor_name() -> String {
     let system = System::new_with_specifics(RefreshKind::nothing().with_cpu(CpuRefreshKind::nothing()));
     let name = system.cpus().first().map(|cpu| cpu.brand().trim().to_string());

@@ -1,6 +1,6 @@
 //! The driver of a share of the host's processor.
 //!
-//! This module must not know ids or points.
+//! Knows nothing about IDs or points.
 
 use crate::memory::Buffer;
 use crate::queue::Queue;
@@ -21,14 +21,14 @@ pub(crate) type Span = driver::Span<Buffer>;
 
 /// An opened share of the host's processor.
 pub(crate) struct Cpu {
-    /// The limit on its buffers, or its share of the memory that was free.
+    /// Limit on its buffers, or its share of the memory that was free.
     total_bytes: u64,
 }
 
 /// Opens an adapter and starts its threads.
 ///
 /// # Errors
-/// If the system gives no more threads.
+/// If the system cannot start another thread.
 pub(crate) fn open(id: DeviceId, adapter: Adapter, limits: &Limits) -> Result<CpuDevice> {
     let share = adapter.memory.first().and_then(|memory| memory.free_bytes).unwrap_or(0);
     let total_bytes = limits.memory_bytes.unwrap_or(share);

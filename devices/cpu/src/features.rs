@@ -1,10 +1,10 @@
-//! What the processor can do, found at run time.
+//! Run-time detection of the processor's features.
 //!
-//! This module must not know which kernels want what: it names instruction sets only.
+//! Knows instruction sets, not the kernels that use them.
 
 use ragtag_hal::{Feature, Features};
 
-/// The features of the processor that runs this.
+/// Returns the features of the current processor.
 pub(crate) fn detect() -> Features {
     let mut features = Features::new();
     #[cfg(target_arch = "x86_64")]
@@ -32,7 +32,7 @@ pub(crate) fn detect() -> Features {
     features
 }
 
-/// The most capable feature of a set, as users read it.
+/// Returns the name of the most capable feature in a set.
 pub(crate) fn name(features: &Features) -> &'static str {
     match features.last() {
         Some(Feature::Avx512Vnni) => "avx512-vnni",

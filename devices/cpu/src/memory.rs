@@ -1,35 +1,36 @@
 //! Memory of buffers.
 //!
-//! This module must not know commands or queues.
+//! Knows nothing about commands or queues.
 
 use memmap2::{MmapMut, MmapRaw};
 use ragtag_hal::driver::Allocation;
 
-/// From this size on a buffer asks for huge pages: a matrix that is streamed through costs fewer misses of the
-/// translation buffers.
+/// Size from which a buffer requests huge pages. Streaming through a large matrix then causes fewer TLB
+/// misses.
 #[cfg(target_os = "linux")]
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 
-/// Memory of a buffer: page-aligned and of fixed size. It is reached through pointers alone, since several threads work
-/// on it at times that only the submissions' points order.
+/// Page-aligned memory of a buffer. It is accessed only through pointers, because several threads use it at
+/// times that only the submissions' points order.
 #[derive(Debug)]
 pub(crate) struct Buffer {
     map: MmapRaw,
 }
 
 impl Buffer {
-    /// A buffer of `bytes` bytes, or `None` if the host does not give them. Pages are taken as they are first touched.
+    /// Allocates a buffer of `bytes` bytes. Returns `None` if the host refuses. Pages are committed on first
+    /// access.
     pub(crate) fn new(bytes: u64) -> Option<Self> {
         let map = MmapMut::map_anon(usize::try_from(bytes).ok()?).ok()?;
         #[cfg(target_os = "linux")]
         if map.len() >= HUGE_PAGE_BYTES {
-            // Only advice: without huge pages everything works, somewhat slower.
+            // Only a hint: without huge pages the buffer is somewhat slower.
             let _ = map.advise(memmap2::Advice::HugePage);
         }
         Some(Self { map: MmapRaw::from(map) })
     }
 
-    /// The first byte.
+    /// Returns a pointer to the first byte.
     pub(crate) fn pointer(&self) -> *mut u8 {
         self.map.as_mut_ptr()
     }

@@ -1,6 +1,6 @@
 //! A queue: the thread that waits for a script's event runs the script.
 //!
-//! This module must not know ids or points.
+//! Knows nothing about IDs or points.
 
 use crate::driver::{Cpu, Script};
 use crate::team::{Team, run_alone};
@@ -11,13 +11,13 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 /// A queue of the device.
 #[derive(Debug)]
 pub(crate) struct Queue {
-    /// The threads that share its scripts; without them a script runs on the queue's own thread.
+    /// Threads that share its scripts. Without them the queue's own thread runs a script.
     pub(crate) team: Option<Team>,
 }
 
-/// A script on its way through a queue.
+/// Completion event of a script.
 pub(crate) struct Event {
-    /// Taken when it runs, so that its memory is let go before anyone hears that it has ended.
+    /// Taken when it runs, so that its memory is released before its end is reported.
     script: Mutex<Option<Arc<Script>>>,
     times_ns: OnceLock<(u64, u64)>,
 }
@@ -54,7 +54,7 @@ impl DriverQueue for Queue {
         ends.last.times_ns.get().copied()
     }
 
-    /// Nothing is under way that no event tells of.
+    /// Does nothing: all work has events.
     fn finish(&self) -> Result<()> {
         Ok(())
     }

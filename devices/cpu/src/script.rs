@@ -1,16 +1,16 @@
-//! How each step of a script is executed.
+//! Execution of the steps of a script.
 //!
-//! This module must not know threads or queues.
+//! Knows nothing about threads or queues.
 
 use crate::driver::{Span, Step};
 use ragtag_hal::{HostBinding, HostCall, HostFn};
 use std::ops::Range;
 
-/// A launch of a host function.
+/// A launch of a CPU kernel.
 #[derive(Debug)]
 pub(crate) struct Launch {
     function: HostFn,
-    /// They point into spans that the step keeps alive.
+    /// Pointers into spans that the step keeps alive.
     bindings: Vec<HostBinding>,
     constants: Vec<u32>,
     grid: [u32; 3],
@@ -26,9 +26,10 @@ impl Launch {
 
     fn run(&self, groups: Range<u32>) {
         let call = HostCall { bindings: &self.bindings, constants: &self.constants, grid: self.grid };
-        // SAFETY: `Checked` held the dispatch to the entry's ABI (number, access and extent of the bindings); the
-        // bindings lie inside buffers that the step's spans keep alive, and those are page-aligned. The caller promises with
-        // each submission that nothing else touches what the launch writes, and groups are handed out once each.
+        // SAFETY: `Checked` validated the dispatch against the entry's ABI (number, access and extent of the
+        // bindings); the bindings lie inside buffers that the step's spans keep alive, and those are
+        // page-aligned. The caller promises with each submission that nothing else touches what the launch
+        // writes, and each group runs once.
         unsafe { (self.function)(&call, groups) }
     }
 }
@@ -37,7 +38,7 @@ fn pointer(span: &Span) -> *mut u8 {
     span.buffer().pointer().wrapping_add(span.offset() as usize)
 }
 
-/// For messages: the kernel's name, or what kind of copy it is.
+/// Returns a name for messages: that of the kernel, or the kind of copy.
 pub(crate) fn name(step: &Step) -> &'static str {
     match step {
         Step::Launch(launch) => launch.abi.name,
@@ -48,7 +49,7 @@ pub(crate) fn name(step: &Step) -> &'static str {
     }
 }
 
-/// Into how many pieces threads may divide a step.
+/// Returns the number of pieces into which threads may divide a step.
 pub(crate) fn pieces(step: &Step) -> u32 {
     match step {
         Step::Launch(launch) => launch.code.groups,
@@ -72,8 +73,8 @@ pub(crate) fn run(step: &Step, pieces: Range<u32>) {
         Step::Upload { from, to } => (from.pointer(), pointer(to), from.range().len()),
         Step::Download { from, to } => (pointer(from), to.pointer(), to.range().len()),
     };
-    // SAFETY: both ends are inside live memory and equally long; they do not overlap (`Checked`), and a region's memory is
-    // never a buffer's. The lane has leased a region's bytes, and nothing else touches a buffer's meanwhile (the submission
-    // rules).
+    // SAFETY: both ends are inside live memory and equally long; they do not overlap (`Checked`), and a
+    // region's memory is never a buffer's. The queue has leased a region's bytes, and nothing else touches a
+    // buffer's meanwhile (the submission rules).
     unsafe { std::ptr::copy_nonoverlapping(from.cast_const(), to, bytes) }
 }

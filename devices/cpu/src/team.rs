@@ -1,11 +1,11 @@
 //! The threads of a device that share the work of a script.
 //!
-//! There is no fork and join per kernel, and nobody waits for a thread that has nothing in hand. Every thread walks
-//! through all steps: it takes chunks of a step's pieces from a shared counter until none is left, waits until all
-//! pieces of the step are done, and goes on. A thread that comes late (woken or scheduled late) finds the counters
-//! exhausted and catches up in nanoseconds; one that is preempted delays the others only by the chunk it holds.
+//! There is no fork and join per kernel, and no thread waits for an idle one. Every thread walks through all
+//! steps. It takes chunks of a step's pieces from a shared counter until none is left, waits until all pieces
+//! of the step are done, and continues. A thread that starts late finds the counters exhausted and catches up
+//! in nanoseconds. A preempted thread delays the others only by the chunk that it holds.
 //!
-//! This module must not know queues, points or timelines.
+//! Knows nothing about queues, points or timelines.
 
 use crate::driver::{Script, Step};
 use crate::script::{name, pieces, run};
@@ -19,15 +19,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread;
 
-/// Chunks per thread into which a step is divided: enough to even out threads of unequal speed.
+/// Chunks of a step per thread: enough to balance threads of unequal speed.
 const CHUNKS_PER_THREAD: u32 = 4;
-/// Turns of a waiting loop before it starts to yield its processor: a few microseconds.
+/// Iterations of a waiting loop before it starts to yield: a few microseconds.
 const SPINS: u32 = 128;
 
-/// How far a step has come.
+/// Progress of a step.
 #[derive(Debug, Default)]
 struct Progress {
-    /// Pieces taken by some thread. 64 bits, since each thread overshoots the end once.
+    /// Pieces taken by threads. 64 bits, because each thread overshoots the end once.
     taken: AtomicU64,
     /// Pieces computed.
     done: AtomicU64,
@@ -48,11 +48,11 @@ impl Run {
         Self { script, progress, threads, failure: OnceLock::new() }
     }
 
-    /// Takes part until all is done or something failed.
+    /// Participates until all work is done or a step has failed.
     fn work(&self) {
         for (step, progress) in self.script.steps().iter().zip(&self.progress) {
             if let Err(error) = self.share(step, progress) {
-                // The first failure counts; `set` keeps it.
+                // `set` keeps the first failure.
                 let _ = self.failure.set(error);
             }
             if !self.all_done(step, progress) {
@@ -76,13 +76,13 @@ impl Run {
             }
             let end = pieces.min(start + chunk);
             run_caught(step, start as u32, end as u32)?;
-            // Release what was written; threads that see the sum acquire it.
+            // Releases the writes; threads that read the sum acquire them.
             progress.done.fetch_add(end - start, Ordering::AcqRel);
         }
         Ok(())
     }
 
-    /// Waits for the other threads' chunks of a step. False if one failed.
+    /// Waits for the other threads' chunks of a step. Returns false if one failed.
     fn all_done(&self, step: &Step, progress: &Progress) -> bool {
         let pieces = u64::from(pieces(step));
         let mut turns = 0;
@@ -115,7 +115,7 @@ fn panic_text(panic: &(dyn Any + Send)) -> &str {
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
 }
 
-/// Runs a script on this thread alone.
+/// Runs a script on this thread only.
 ///
 /// # Errors
 /// The first failure of a step, or the panic of a kernel.
@@ -123,7 +123,7 @@ pub(crate) fn run_alone(script: &Script) -> Result<()> {
     script.steps().iter().try_for_each(|step| run_caught(step, 0, pieces(step)))
 }
 
-/// The threads of a device: the one that calls [`Team::run`], and its helpers.
+/// Threads of a device: the caller of [`Team::run`] and its helpers.
 #[derive(Debug)]
 pub(crate) struct Team {
     helpers: Vec<Helper>,
@@ -131,7 +131,7 @@ pub(crate) struct Team {
 
 #[derive(Debug)]
 struct Helper {
-    /// `None` once the team is being dropped.
+    /// `None` only while the team is being dropped.
     inbox: Option<Sender<Arc<Run>>>,
     thread: Thread,
 }
@@ -140,7 +140,7 @@ impl Team {
     /// Starts `threads - 1` helpers.
     ///
     /// # Errors
-    /// If the system gives no more threads.
+    /// If the system cannot start another thread.
     pub(crate) fn new(name: &str, threads: u32) -> Result<Self> {
         let helper = |number: u32| {
             let (inbox, runs) = unbounded::<Arc<Run>>();
@@ -153,15 +153,15 @@ impl Team {
     /// Runs a script on all threads and returns when it is done.
     ///
     /// # Errors
-    /// The first failure of a step, or the panic of a kernel. Other threads may still be in a chunk then; they keep
-    /// alive what they use.
+    /// The first failure of a step, or the panic of a kernel. Other threads may still be running a chunk;
+    /// they keep alive what they use.
     pub(crate) fn run(&self, script: &Arc<Script>) -> Result<()> {
         if self.helpers.is_empty() || !script.steps().iter().any(|step| pieces(step) > 1) {
             return run_alone(script);
         }
         let run = Arc::new(Run::new(Arc::clone(script), self.helpers.len() as u32 + 1));
         for inbox in self.helpers.iter().filter_map(|helper| helper.inbox.as_ref()) {
-            // A helper takes what it is sent until its inbox closes, which happens in `drop` alone.
+            // A helper receives until its inbox closes, which happens only in `drop`.
             let _ = inbox.send(Arc::clone(&run));
         }
         run.work();

@@ -1,5 +1,5 @@
-//! What is particular to this backend: threads, panics, closing, the quick path for small copies. What every backend
-//! owes is in the conformance suite.
+//! Tests of this backend's own behaviour: threads, panics, closing, and the fast path for small copies. The
+//! conformance suite covers what every backend must pass.
 
 use crate::{CpuBackend, CpuConfig};
 use device_bench::{Bench, buffer_range, in_time};
@@ -16,7 +16,7 @@ use std::time::Instant;
 const DEVICE: DeviceId = DeviceId(0);
 const GROUPS: u32 = 250;
 
-/// Each group g turns word g into 3 · word g + 1.
+/// Group g turns word g into 3 · word g + 1.
 static STEP: EntryAbi = EntryAbi {
     name: "step",
     bindings: &[Access::ReadWrite],
@@ -32,7 +32,8 @@ unsafe fn step(call: &HostCall<'_>, groups: Range<u32>) {
     }
 }
 
-/// Group g writes word g: the sum of all words of the first binding. Wrong unless the step before is complete.
+/// Group g writes the sum of all words of the first binding to word g. Wrong unless the previous step is
+/// complete.
 static SUM: EntryAbi = EntryAbi {
     name: "sum",
     bindings: &[Access::Read, Access::Write],
@@ -67,7 +68,7 @@ fn open(config: CpuConfig, limits: &Limits) -> Checked {
     Checked::new(backend.open(&[(adapter, DEVICE)], limits).unwrap().swap_remove(0))
 }
 
-/// A bench whose module 1 is the one above.
+/// Returns a bench whose module 1 is the one above.
 fn bench(threads: u32) -> Bench {
     let mut bench = Bench::new(open(config(threads), &Limits::default()));
     let module = Module {
@@ -149,7 +150,7 @@ fn an_empty_grid_does_nothing() {
 }
 
 #[test]
-fn a_kernel_that_panics_fails_its_timeline_and_nothing_else() {
+fn a_panicking_kernel_fails_only_its_timeline() {
     for threads in [1, 3] {
         for group in [0, GROUPS / 2, GROUPS - 1] {
             let mut bench = bench(threads);
@@ -180,7 +181,7 @@ fn small_copies_are_done_when_submit_returns() {
     bench.region.write(0..4).unwrap().copy_from_slice(&9u32.to_le_bytes());
     let point = bench.submit(QueueKind::Upload, upload(), &[]);
     assert_eq!(bench.device.timeline(QueueKind::Upload).value(), point.value);
-    // One that has to wait goes to the thread, and so do those after it.
+    // A copy that must wait goes to the thread, as do all copies after it.
     let held = bench.submit(QueueKind::Upload, upload(), &[abroad.id().at(1)]);
     let next = bench.submit(QueueKind::Upload, upload(), &[]);
     assert_eq!(bench.device.timeline(QueueKind::Upload).value(), point.value);
@@ -234,7 +235,7 @@ fn closing_lets_the_queues_finish() {
 }
 
 #[test]
-fn limits_bound_the_buffers_and_what_is_freed_can_be_had_again() {
+fn limits_bound_the_buffers_and_freed_memory_can_be_reused() {
     let mib = 1 << 20;
     let mut device = open(config(1), &Limits { memory_bytes: Some(8 * mib), ..Limits::default() });
     device.create_buffer(BufferId(0), 6 * mib).unwrap();
@@ -247,7 +248,7 @@ fn limits_bound_the_buffers_and_what_is_freed_can_be_had_again() {
     let stats = device.pool_stats();
     assert_eq!((stats.hits, stats.misses, stats.in_use_bytes, stats.peak_bytes), (1, 2, 8 * mib, 8 * mib));
     device.destroy_buffer(BufferId(0)).unwrap();
-    // What lies cached makes room.
+    // Freeing cached memory makes room.
     device.create_buffer(BufferId(0), 5 * mib).unwrap();
     assert_eq!((device.pool_stats().cached_bytes, device.pool_stats().trimmed), (0, 1));
     let all = open(config(1), &Limits::default()).create_buffer(BufferId(0), 1 << 50);
@@ -278,7 +279,7 @@ fn cores_and_memory_are_divided_among_the_devices() {
 }
 
 #[test]
-fn features_can_be_restricted_and_never_invented() {
+fn features_can_be_restricted_but_not_added() {
     let of = |features| {
         let config = CpuConfig { features, ..CpuConfig::default() };
         CpuBackend::new(config).probe().unwrap().swap_remove(0)
@@ -296,7 +297,7 @@ fn features_can_be_restricted_and_never_invented() {
 }
 
 #[test]
-fn an_adapter_that_is_not_there_cannot_be_opened() {
+fn a_missing_adapter_cannot_be_opened() {
     let backend = CpuBackend::new(CpuConfig { devices: 2, ..CpuConfig::default() });
     let second = backend.probe().unwrap().swap_remove(1);
     let opened = CpuBackend::new(CpuConfig::default()).open(&[(second, DEVICE)], &Limits::default());
@@ -304,7 +305,7 @@ fn an_adapter_that_is_not_there_cannot_be_opened() {
 }
 
 #[test]
-fn timings_come_once_and_in_order() {
+fn timings_are_reported_once_and_in_order() {
     let mut bench = bench(1);
     let before = Instant::now();
     let points = [compute(&mut bench, vec![fill(1)]), compute(&mut bench, vec![step_all()])];

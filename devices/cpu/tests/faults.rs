@@ -1,6 +1,6 @@
-//! Faults on demand, on devices that are otherwise sound: what goes wrong is what was asked for, and nothing else does.
+//! Tests of fault injection on sound devices: exactly the requested faults occur.
 
-use device_bench::{Bench, PATIENCE, buffer_range};
+use device_bench::{Bench, TIMEOUT, buffer_range};
 use ragtag_cpu::{CpuBackend, CpuConfig};
 use ragtag_hal::{
     Backend, BufferId, BufferRange, Checked, Command, Device, DeviceId, Error, Faults, Limits, Point,
@@ -49,12 +49,12 @@ fn download(b: &mut Bench, waits: &[Point]) -> Point {
 }
 
 #[test]
-fn without_faults_there_is_nothing_between() {
+fn without_faults_no_layer_is_added() {
     let device = open(0);
     let own = device.timeline(QueueKind::Compute);
     let checked = Checked::with_faults(device, Faults::default()).unwrap();
     assert!(Arc::ptr_eq(&own, &checked.timeline(QueueKind::Compute)));
-    // Nor is there a thread where no timeline is touched.
+    // Faults that leave timelines alone add no thread.
     let device = open(0);
     let own = device.timeline(QueueKind::Compute);
     let faults = Faults { failing_allocation: Some(1), ..Faults::default() };
@@ -63,7 +63,7 @@ fn without_faults_there_is_nothing_between() {
 }
 
 #[test]
-fn faults_are_plain_data() {
+fn faults_round_trip_through_json() {
     let faults = Faults { lost_at_command: Some(3), delay_us: [1, 2, 3], seed: 9, ..Faults::default() };
     let json = serde_json::to_string(&faults).unwrap();
     assert_eq!(serde_json::from_str::<Faults>(&json).unwrap(), faults);
@@ -72,7 +72,7 @@ fn faults_are_plain_data() {
 
 #[test]
 fn allocations_fail_with_sizes_and_a_smaller_one_works() {
-    // Four are the bench's own, of 16 KiB.
+    // The bench itself has four, of 16 KiB each.
     let faults = Faults { failing_allocation: Some(5), ..Faults::default() };
     let mut b = faulty(0, faults);
     let refused = b.device.create_buffer(BufferId(9), 50_000);
@@ -103,7 +103,7 @@ fn a_refused_submission_poisons_its_queue() {
 }
 
 #[test]
-fn a_device_is_lost_at_the_command_that_was_named() {
+fn a_device_is_lost_at_the_requested_command() {
     let mut b = faulty(0, Faults { lost_at_command: Some(6), ..Faults::default() });
     b.device.record(ProgramId(0), vec![Command::Fill { to: whole(1), word: 1 }; 2]).unwrap();
     let uploaded = upload(&mut b, &[]);
@@ -126,7 +126,7 @@ fn a_device_is_lost_at_the_command_that_was_named() {
 }
 
 #[test]
-fn a_slow_queue_is_late_with_each_point_and_holds_back_what_waits() {
+fn a_slow_queue_delays_each_point_and_its_waiters() {
     const DELAY: Duration = Duration::from_millis(30);
     let mut b = faulty(0, Faults { delay_us: [0, 30_000, 0], ..Faults::default() });
     let begun = Instant::now();
@@ -137,7 +137,7 @@ fn a_slow_queue_is_late_with_each_point_and_holds_back_what_waits() {
     b.wait(first);
     assert!(begun.elapsed() >= DELAY);
     b.wait(copied);
-    assert!(begun.elapsed() >= 2 * DELAY, "one after the other, and the copy after both");
+    assert!(begun.elapsed() >= 2 * DELAY, "the delays add up, and the copy waits for both");
 
     // Another device waits as long.
     let mut other = faulty(1, Faults::default());
@@ -149,9 +149,9 @@ fn a_slow_queue_is_late_with_each_point_and_holds_back_what_waits() {
     assert!(begun.elapsed() >= DELAY);
 }
 
-/// Data stays right however the queues overtake each other, and they do.
+/// Queues overtake each other, and the data stay correct.
 #[test]
-fn random_delays_change_the_order_and_no_data() {
+fn random_delays_change_the_order_but_not_the_data() {
     let mut overtaken = 0;
     for seed in 0..4 {
         let mut b = faulty(0, Faults { random_delay_us: 2000, seed, ..Faults::default() });
@@ -176,7 +176,7 @@ fn random_delays_change_the_order_and_no_data() {
         }
         let order: Vec<_> =
             heard.try_iter().filter(|(_, value)| *value > 0).map(|(queue, _)| queue).collect();
-        // Uploads are submitted before fills; where a fill is told of first, it has overtaken.
+        // Uploads are submitted before fills. If a fill is reported first, it has overtaken.
         let rounds = order.chunks(4);
         overtaken += rounds.filter(|round| round.first() == Some(&QueueKind::Compute)).count();
     }
@@ -184,19 +184,19 @@ fn random_delays_change_the_order_and_no_data() {
 }
 
 #[test]
-fn a_device_that_is_closed_while_it_is_late_ends_at_once() {
+fn closing_a_delayed_device_ends_it_at_once() {
     let mut b = faulty(0, Faults { delay_us: [0, 60_000_000, 0], ..Faults::default() });
     let uploaded = upload(&mut b, &[]);
     copy(&mut b, &[uploaded]);
     let timeline = b.device.timeline(QueueKind::Upload);
     let begun = Instant::now();
     drop(b);
-    assert!(begun.elapsed() < PATIENCE);
+    assert!(begun.elapsed() < TIMEOUT);
     assert!(matches!(timeline.failure(), Some(Error::Closed { .. })));
 }
 
 #[test]
-fn a_throttle_of_nothing_leaves_the_device_as_it_is() {
+fn an_empty_throttle_leaves_the_device_unchanged() {
     let device = open(0);
     let own = device.timeline(QueueKind::Compute);
     let device = Throttle::default().over(device).unwrap();
@@ -214,7 +214,7 @@ fn a_device_with_faults_keeps_its_slow_link() {
 }
 
 #[test]
-fn a_duty_counts_rest_as_work_and_holds_back_what_waits() {
+fn a_duty_cycle_counts_rest_as_work_and_delays_waiters() {
     let mut b = throttled(Throttle { duty_percent: Some(25), ..Throttle::default() });
     b.region.write(0..BYTES as usize).unwrap().fill(7);
     let uploaded = upload(&mut b, &[]);
@@ -231,9 +231,9 @@ fn a_duty_counts_rest_as_work_and_holds_back_what_waits() {
 }
 
 #[test]
-fn a_slow_link_holds_up_other_devices_alone() {
-    const CROSSING: Duration = Duration::from_millis(40);
-    let link_bytes_per_s = Some(BYTES * 1000 / CROSSING.as_millis() as u64);
+fn a_slow_link_delays_only_other_devices() {
+    const TRANSFER: Duration = Duration::from_millis(40);
+    let link_bytes_per_s = Some(BYTES * 1000 / TRANSFER.as_millis() as u64);
     let mut b = throttled(Throttle { link_bytes_per_s, ..Throttle::default() });
     let link = b.device.timeline_for_others(QueueKind::Download);
     assert_eq!(link.id(), b.device.timeline(QueueKind::Download).id());
@@ -245,22 +245,22 @@ fn a_slow_link_holds_up_other_devices_alone() {
     b.wait(second);
     let after = copy(&mut b, &[second]);
     b.wait(after);
-    assert_eq!(link.wait(first.value, Some(PATIENCE)), Ok(true));
-    assert!(begun.elapsed() >= CROSSING);
+    assert_eq!(link.wait(first.value, Some(TIMEOUT)), Ok(true));
+    assert!(begun.elapsed() >= TRANSFER);
     other.wait(waited);
-    assert!(begun.elapsed() >= 2 * CROSSING, "one after the other");
+    assert!(begun.elapsed() >= 2 * TRANSFER, "one transfer after the other");
 }
 
 #[test]
-fn failures_pass_a_slow_link_and_closing_ends_a_transfer_of_ages() {
+fn failures_pass_a_slow_link_and_closing_ends_a_long_transfer() {
     let mut b = throttled(Throttle { link_bytes_per_s: Some(1), ..Throttle::default() });
     let downloaded = download(&mut b, &[]);
     b.wait(downloaded);
     let link = b.device.timeline_for_others(QueueKind::Download);
-    assert_eq!(link.value(), 0, "4096 s are due");
+    assert_eq!(link.value(), 0, "4096 s remain");
     let begun = Instant::now();
     drop(b);
-    assert!(begun.elapsed() < PATIENCE);
+    assert!(begun.elapsed() < TIMEOUT);
     assert!(matches!(link.failure(), Some(Error::Closed { .. })));
 
     let faults = Faults { failing_submission: Some(1), ..Faults::default() };
@@ -271,5 +271,5 @@ fn failures_pass_a_slow_link_and_closing_ends_a_transfer_of_ages() {
     let refused = b.try_submit(QueueKind::Download, Work::Commands(vec![command]), &[]);
     assert!(refused.is_err());
     let link = b.device.timeline_for_others(QueueKind::Download);
-    assert!(link.wait(1, Some(PATIENCE)).is_err());
+    assert!(link.wait(1, Some(TIMEOUT)).is_err());
 }

@@ -61,7 +61,7 @@ fn cuda_c_runs_if_its_compiler_is_installed_and_is_cached() {
     }
 }
 
-/// A chain of launches, each of which reads the result of the previous one: as a graph, and one by one.
+/// Runs a chain of dependent launches as a graph and one by one.
 fn chain(bench: &mut Bench, module: u32, launches: u32) {
     let commands = |turns: std::ops::Range<u32>| -> Vec<Command> {
         turns.map(|turn| scale_of(module, all(turn % 2), all((turn + 1) % 2), 3)).collect()

@@ -1,20 +1,20 @@
-//! The host's memory, as the operating system reports it.
+//! Host memory, as the operating system reports it.
 //!
-//! This module must not know devices.
+//! Knows nothing about devices.
 
 use sysinfo::{MemoryRefreshKind, RefreshKind, System};
 
-/// The host's memory. A container's own limits count.
+/// Host memory. Container limits count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostMemory {
-    /// All of it.
+    /// Total bytes.
     pub total_bytes: u64,
-    /// What can be had without swapping.
+    /// Bytes available without swapping.
     pub free_bytes: u64,
 }
 
 impl HostMemory {
-    /// Asks the operating system.
+    /// Queries the operating system.
     pub fn now() -> Self {
         let ram = MemoryRefreshKind::nothing().with_ram();
         let system = System::new_with_specifics(RefreshKind::nothing().with_memory(ram));

@@ -24,7 +24,7 @@ fn compiler() {
     }
 }
 
-/// A backend that compiles in a process of its own: this binary, told what to do.
+/// Returns a backend that compiles in a child process: this binary again, controlled by a variable.
 fn backend_in(folder: Option<&Path>) -> HipBackend {
     let own = std::env::current_exe().unwrap().into_os_string();
     let command = ["env".into(), OsString::from(format!("{COMPILE}=1")), own];
@@ -36,7 +36,7 @@ fn backend() -> HipBackend {
     backend_in(None)
 }
 
-/// The stand-in has a device where OpenCL has one for it.
+/// Returns the expected number of adapters. The stand-in has a device if OpenCL has one for it.
 fn wanted() -> usize {
     usize::from(std::env::var_os("RAGTAG_TEST_OPENCL_ADAPTERS").is_some())
 }

@@ -61,7 +61,7 @@ pub(crate) enum FreeMemory {
     Host,
     /// AMD's extension.
     Amd,
-    /// None.
+    /// No source.
     Unknown,
 }
 

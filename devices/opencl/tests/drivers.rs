@@ -14,7 +14,7 @@ use test_support::child as child_process;
 /// Name of the test that child processes run.
 const CHILD: &str = "child";
 
-/// Says what a probe says, if it was started for that.
+/// In a child process, prints the probe result.
 #[test]
 fn child() {
     prints_its_probe(CHILD, &backend());

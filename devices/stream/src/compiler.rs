@@ -1,37 +1,37 @@
-//! A compiler of kernels that is a library: NVRTC and hiprtc have the same calls.
+//! Kernel compilers in a library: NVRTC and hiprtc, which have the same calls.
 //!
-//! This module must not know whose compiler it is.
+//! Knows neither by name.
 
 use ragtag_hal::{Error, Result};
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr::{null, null_mut};
 
-/// Most bytes of a log or of code: beyond that a compiler's answer is not believed.
+/// Most bytes of a log or of code. Larger sizes are treated as invalid.
 const MAX_BYTES: usize = 1 << 30;
 
 type Handle = *mut c_void;
 type Texts = *const *const c_char;
-/// Says how many bytes an output of a program has.
+/// Call that returns the size of an output of a program.
 pub type OutputBytes = unsafe extern "C" fn(Handle, *mut usize) -> c_int;
-/// Writes an output of a program.
+/// Call that writes an output of a program.
 pub type Output = unsafe extern "C" fn(Handle, *mut c_char) -> c_int;
 
-/// The calls of a compiler.
+/// Calls of a compiler.
 #[derive(Clone, Copy, Debug)]
 pub struct CompilerCalls {
-    /// Takes a text.
+    /// Creates a program from a source.
     pub create: unsafe extern "C" fn(*mut Handle, *const c_char, *const c_char, c_int, Texts, Texts) -> c_int,
-    /// Gives it back.
+    /// Destroys a program.
     pub destroy: unsafe extern "C" fn(*mut Handle) -> c_int,
-    /// Compiles it with options.
+    /// Compiles a program with options.
     pub compile: unsafe extern "C" fn(Handle, c_int, Texts) -> c_int,
-    /// The size of the log.
+    /// Returns the size of the log.
     pub log_bytes: OutputBytes,
-    /// The log.
+    /// Writes the log.
     pub log: Output,
 }
 
-/// A text that was compiled.
+/// A compiled source.
 #[derive(Debug)]
 pub struct CompiledText {
     calls: CompilerCalls,
@@ -39,7 +39,7 @@ pub struct CompiledText {
 }
 
 impl CompilerCalls {
-    /// Compiles a text, which the log calls `name`.
+    /// Compiles a source. The log refers to it as `name`.
     ///
     /// # Errors
     /// [`Error::Compile`] with the log.
@@ -48,34 +48,36 @@ impl CompilerCalls {
     /// All calls are those of one compiler, which stays loaded.
     pub unsafe fn compile(self, name: &CStr, text: &str, options: &[String]) -> Result<CompiledText> {
         let refused = |log: String| Error::Compile { log };
-        let zero = |_| refused("a text or an option with a zero in it".into());
+        let zero = |_| refused("the source or an option contains a zero byte".into());
         let text = CString::new(text).map_err(zero)?;
         let options = options.iter().map(|option| CString::new(option.as_str()).map_err(zero));
         let options = options.collect::<Result<Vec<_>>>()?;
         let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
         let mut handle = null_mut();
-        // SAFETY: texts that end with a zero, and no headers; writes one handle.
+        // SAFETY: strings that end with a zero, and no headers; writes one handle.
         match unsafe { (self.create)(&mut handle, text.as_ptr(), name.as_ptr(), 0, null(), null()) } {
             0 => {}
-            code => return Err(refused(format!("no program was made of the text: code {code}"))),
+            code => return Err(refused(format!("cannot create a program from the source: code {code}"))),
         }
         let compiled = CompiledText { calls: self, handle };
-        // SAFETY: the program lives; so many options, each of which ends with a zero.
+        // SAFETY: the program lives; the count matches the options, and every option ends with a zero.
         match unsafe { (self.compile)(handle, options.len() as c_int, options.as_ptr()) } {
             0 => Ok(compiled),
-            code => Err(refused(compiled.log().unwrap_or_else(|| format!("code {code} and no log")))),
+            code => {
+                Err(refused(compiled.log().unwrap_or_else(|| format!("failed with code {code} and no log"))))
+            }
         }
     }
 }
 
 impl CompiledText {
-    /// What one function says how large it is, and another gives; nothing if either fails.
+    /// Reads an output with a pair of calls for its size and its contents. Returns `None` if either fails.
     pub fn output(&self, bytes: OutputBytes, get: Output) -> Option<Vec<u8>> {
         let mut size = 0;
         // SAFETY: the program lives; writes one number.
         let code = unsafe { bytes(self.handle, &mut size) };
         let mut out = vec![0u8; (code == 0 && (1..=MAX_BYTES).contains(&size)).then_some(size)?];
-        // SAFETY: writes as many bytes as it said.
+        // SAFETY: writes as many bytes as the compiler reported.
         let code = unsafe { get(self.handle, out.as_mut_ptr().cast()) };
         (code == 0).then_some(out)
     }
@@ -89,7 +91,7 @@ impl CompiledText {
 
 impl Drop for CompiledText {
     fn drop(&mut self) {
-        // SAFETY: made by this compiler, and owned alone. There is nobody to tell if it fails.
+        // SAFETY: made by this compiler, and owned alone. A failure has no remedy.
         unsafe { (self.calls.destroy)(&mut self.handle) };
     }
 }

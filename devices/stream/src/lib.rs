@@ -12,9 +12,9 @@
 //! | `device.rs` | commands as API calls, one by one and as graphs |
 //! | `queue.rs` | a stream, as `ragtag-hal` uses it |
 //! | `module.rs` | modules and their kernels |
-//! | `memory.rs`, `pins.rs` | memory of the device, pinned memory of the host |
-//! | `library.rs`, `compiler.rs` | libraries that are found when the program runs, and compilers among them |
-//! | `clock.rs` | the device's clock in terms of the host's |
+//! | `memory.rs`, `pins.rs` | device memory, pinned host memory |
+//! | `library.rs`, `compiler.rs` | vendor libraries and compilers loaded at run time |
+//! | `clock.rs` | conversion of the device's clock to the host's |
 //!
 //! Knows no API, operator, kernel or model.
 

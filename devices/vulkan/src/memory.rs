@@ -1,4 +1,4 @@
-//! Memory of buffers, and the types that a device has of it.
+//! Memory of buffers, and a device's memory types.
 //!
 //! Knows nothing about commands.
 
@@ -10,7 +10,7 @@ use ragtag_hal::{AdapterKind, HeapKind, HostMemory, MemorySource};
 /// Memory that host and device can access without flushes.
 const SHARED: Flags = Flags::from_raw(Flags::HOST_VISIBLE.as_raw() | Flags::HOST_COHERENT.as_raw());
 
-/// The types of memory that a device has, by what they are good for; the best comes first.
+/// Memory types of a device by purpose, best first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct MemoryTypes {
     /// Types for buffers.

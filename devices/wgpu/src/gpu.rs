@@ -17,7 +17,7 @@ use wgpu::{CommandEncoder, ErrorFilter, PollError, PollType, SubmissionIndex};
 /// Timeout of one wait, after which the loss of the device is checked, because some drivers never end the
 /// wait. It is longer than any submission: if a wait times out while another thread sees the same submission
 /// end, wgpu 30 panics.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// An error of wgpu.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -138,7 +138,7 @@ impl Gpu {
     pub(crate) fn wait(&self, submission: &SubmissionIndex) -> Result<(), Failure> {
         loop {
             self.check()?;
-            let poll = PollType::Wait { submission_index: Some(submission.clone()), timeout: Some(PATIENCE) };
+            let poll = PollType::Wait { submission_index: Some(submission.clone()), timeout: Some(TIMEOUT) };
             // wgpu panics if the driver reports a lost device.
             match named("Device::poll", || catch_unwind(AssertUnwindSafe(|| self.device.poll(poll)))) {
                 Ok(Ok(_)) => return Ok(()),

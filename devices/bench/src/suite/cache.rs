@@ -1,4 +1,5 @@
-//! Compiled programs are kept in the process and on disk, and a kept one that is damaged or refused is compiled again.
+//! Tests of the program cache: programs are cached in the process and on disk, and damaged or refused ones
+//! are compiled again.
 
 use super::Subject;
 use crate::*;
@@ -7,16 +8,16 @@ use ragtag_hal::{KernelLanguage, Module, ModuleSource, TextEntry};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// A backend that keeps compiled programs.
+/// A backend with a program cache.
 pub trait Cached: Subject {
-    /// What became of its programs.
+    /// Returns its cache counters.
     fn counters(&self) -> CacheCounters;
 
-    /// A new backend over a folder, as a later process has one.
+    /// Returns a new backend over a folder, as in a later process.
     fn anew(&self, folder: Option<&Path>) -> Box<dyn Cached>;
 }
 
-/// How many programs were compiled, and how many were loaded from disk.
+/// Returns the numbers of programs that were compiled and loaded from disk.
 fn made(on: &dyn Cached) -> (u64, u64) {
     let CacheCounters { compiled, loaded, .. } = on.counters();
     (compiled, loaded)
@@ -26,7 +27,7 @@ fn files(folder: &Path) -> Vec<PathBuf> {
     fs::read_dir(folder).map(|files| files.map(|file| file.unwrap().path()).collect()).unwrap_or_default()
 }
 
-/// A module of three entries in two programs.
+/// Returns a module of three entries in two programs.
 fn two_programs(adapter: &Adapter) -> Module {
     let language = |language: &&KernelLanguage| scale_text(**language).is_some();
     let language = *adapter.caps.languages.iter().find(language).unwrap();
@@ -38,7 +39,8 @@ fn two_programs(adapter: &Adapter) -> Module {
     Module { name: "two programs".into(), entries: vec![&SCALE; 3], source }
 }
 
-/// A program is compiled once for all devices of a backend, and once for all processes where the driver gives it away.
+/// A program is compiled once for all devices of a backend, and once for all processes if the driver provides
+/// binaries.
 pub fn programs_are_compiled_once(on: &dyn Cached) {
     for adapter in on.adapters() {
         let (folder, label) = (tempfile::tempdir().unwrap(), adapter.label());
@@ -46,7 +48,7 @@ pub fn programs_are_compiled_once(on: &dyn Cached) {
         let mut device = open(first.backend(), &adapter, 0, &Limits::default());
         for id in [1, 2] {
             device.create_module(ModuleId(id), &two_programs(&adapter)).unwrap();
-            assert_eq!(made(&*first), (2, 0), "{label}: equal texts are one program");
+            assert_eq!(made(&*first), (2, 0), "{label}: equal sources are one program");
         }
         drop(device);
         let gives = !files(folder.path()).is_empty();
@@ -55,7 +57,7 @@ pub fn programs_are_compiled_once(on: &dyn Cached) {
         }
         let mut device = open(first.backend(), &adapter, 0, &Limits::default());
         device.create_module(ModuleId(1), &two_programs(&adapter)).unwrap();
-        assert_eq!(made(&*first), if gives { (2, 0) } else { (4, 0) }, "{label}: a device opened anew");
+        assert_eq!(made(&*first), if gives { (2, 0) } else { (4, 0) }, "{label}: a device opened again");
 
         let second = on.anew(Some(folder.path()));
         let mut bench = Bench::new(open(second.backend(), &adapter, 0, &Limits::default()));
@@ -67,7 +69,7 @@ pub fn programs_are_compiled_once(on: &dyn Cached) {
     }
 }
 
-/// A file that is cut off, or is not what the driver once gave, is compiled again and replaced.
+/// A truncated file, or one that the driver does not accept, is compiled again and replaced.
 pub fn damaged_and_foreign_files_are_replaced(on: &dyn Cached) {
     for adapter in on.adapters() {
         let folder = tempfile::tempdir().unwrap();
@@ -80,7 +82,7 @@ pub fn damaged_and_foreign_files_are_replaced(on: &dyn Cached) {
             continue;
         };
         let whole = fs::read(file).unwrap();
-        // What an update of the driver may leave behind.
+        // A file as an update of the driver may leave behind.
         let foreign = b"not a program of any driver".to_vec();
         let foreign = [blake3::hash(&foreign).as_bytes().to_vec(), foreign].concat();
         for damaged in [whole[..whole.len() / 2].to_vec(), Vec::new(), foreign] {
@@ -96,7 +98,7 @@ pub fn damaged_and_foreign_files_are_replaced(on: &dyn Cached) {
     }
 }
 
-/// Two devices of one kind share what the driver gives away, and each has a program of its own.
+/// Two identical devices share binaries, but each has its own loaded program.
 pub fn identical_devices_have_their_own_programs(on: &dyn Cached) {
     let adapters = on.adapters();
     let pair = adapters.iter().enumerate().find_map(|(at, a)| {
@@ -110,7 +112,7 @@ pub fn identical_devices_have_their_own_programs(on: &dyn Cached) {
     let devices = both.backend().open(&wanted, &Limits::default()).unwrap();
     let mut benches: Vec<_> = devices.into_iter().map(|device| Bench::new(Checked::new(device))).collect();
     let gives = !files(folder.path()).is_empty();
-    assert_eq!(made(&*both), (if gives { 1 } else { 2 }, 0), "what the first compiled the second takes");
+    assert_eq!(made(&*both), (if gives { 1 } else { 2 }, 0), "the second device reuses the binary");
     benches.iter_mut().for_each(Bench::works);
     both.check();
 }

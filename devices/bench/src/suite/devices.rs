@@ -1,16 +1,16 @@
-//! What every device owes to its users: kernels, programs, memory, leases.
+//! Tests of every device: kernels, programs, memory, leases.
 
 use super::{Subject, each};
 use crate::*;
 use ragtag_hal::{KernelLanguage, Module, ModuleSource, TextEntry, Timing};
 
-/// The language in which a device has the tests' kernel.
+/// Returns the language in which a device has the tests' kernel.
 fn language(bench: &Bench) -> KernelLanguage {
     let languages = &bench.device.adapter().caps.languages;
     *languages.iter().find(|language| scale_text(**language).is_some()).unwrap()
 }
 
-/// A kernel computes what it should.
+/// A kernel computes the correct result.
 pub fn a_kernel_computes(on: &dyn Subject) {
     each(on, |mut bench| {
         bench.fill_region(|at| at ^ 0x5555);
@@ -24,7 +24,7 @@ pub fn a_kernel_computes(on: &dyn Subject) {
     });
 }
 
-/// A binding may start inside of its buffer, at the device's alignment.
+/// A binding may start inside its buffer, at the device's alignment.
 pub fn bindings_may_start_inside_buffers(on: &dyn Subject) {
     each(on, |mut bench| {
         let alignment = bench.device.adapter().caps.binding_alignment_bytes as usize / 4;
@@ -72,7 +72,7 @@ pub fn an_empty_grid_does_nothing(on: &dyn Subject) {
     });
 }
 
-/// Compilers that are not as safe for threads as they should be show it here.
+/// Exposes compilers that are not thread-safe.
 pub fn programs_of_a_module_are_compiled_in_parallel(on: &dyn Subject) {
     each(on, |mut bench| {
         let offsets = 10..26u32;
@@ -102,7 +102,7 @@ pub fn programs_of_a_module_are_compiled_in_parallel(on: &dyn Subject) {
     });
 }
 
-/// A refusal has sizes, and a smaller buffer fits.
+/// A refused allocation reports sizes, and a smaller one works.
 pub fn smaller_allocations_work_after_running_out_of_memory(on: &dyn Subject) {
     for adapter in on.adapters() {
         let limit = 64 << 20;
@@ -133,7 +133,7 @@ pub fn copies_of_leased_bytes_fail(on: &dyn Subject) {
         let refused = bench.try_submit(QueueKind::Upload, Work::Commands(vec![upload(0)]), &[]);
         assert!(matches!(refused, Err(Error::Invalid { .. })), "{refused:?}");
         drop(held);
-        // Behind other work the conflict shows only before the point passes.
+        // Behind other work the conflict is detected only when the copy's turn comes.
         let held = region.read(0..4).unwrap();
         let fills = (0..50).map(|word| Command::Fill { to: all(1), word });
         let busy = bench.commands(QueueKind::Compute, fills.collect(), &[]);
@@ -144,13 +144,13 @@ pub fn copies_of_leased_bytes_fail(on: &dyn Subject) {
     });
 }
 
-/// A region can be registered under two names, and is let go.
+/// A region can be registered under two IDs, and is released afterwards.
 pub fn regions_can_be_registered_and_released(on: &dyn Subject) {
     each(on, |mut bench| {
         for round in 0..20u32 {
             let region = Arc::new(HostRegion::new(WORDS * 4).unwrap());
             region.write(0..WORDS * 4).unwrap().fill(round as u8);
-            // Under two names at once, as two stages of one device would have it.
+            // Two IDs at once, as for two stages on one device.
             for id in [1, 2] {
                 bench.device.register_region(RegionId(id), Arc::clone(&region)).unwrap();
             }
@@ -158,17 +158,17 @@ pub fn regions_can_be_registered_and_released(on: &dyn Subject) {
             let up = Command::Upload { region: RegionId(1 + round % 2), offset: 0, to };
             let up = bench.commands(QueueKind::Upload, vec![up], &[]);
             bench.wait(up);
-            assert_eq!(region.read(0..1).unwrap()[0], round as u8, "registering changes nothing");
+            assert_eq!(region.read(0..1).unwrap()[0], round as u8, "registering changes the contents");
             for id in [1, 2] {
                 bench.device.unregister_region(RegionId(id)).unwrap();
             }
-            assert_eq!(Arc::strong_count(&region), 1, "nothing holds a region that was let go");
-            same(&bench.words(0), &vec![u32::from_ne_bytes([round as u8; 4]); WORDS], "what was uploaded");
+            assert_eq!(Arc::strong_count(&region), 1, "nothing holds an unregistered region");
+            same(&bench.words(0), &vec![u32::from_ne_bytes([round as u8; 4]); WORDS], "the uploaded words");
         }
     });
 }
 
-/// Timings lie between submitting and hearing, in order.
+/// Timings are in order, between submission and completion.
 pub fn timings_are_in_order_between_submission_and_completion(on: &dyn Subject) {
     each(on, |mut bench| {
         let mut timings: Vec<Timing> = Vec::new();
@@ -190,8 +190,8 @@ pub fn timings_are_in_order_between_submission_and_completion(on: &dyn Subject) 
     });
 }
 
-/// A program uploads, computes, copies, fills and downloads, so that recorded parts and copies alternate. It works on what its
-/// region holds when it runs.
+/// A program uploads, computes, copies, fills and downloads, so that recorded parts and copies alternate. It
+/// uses the contents of its region at the time of the run.
 pub fn programs_replay(on: &dyn Subject) {
     let program = vec![
         upload(0),
@@ -217,7 +217,7 @@ pub fn programs_replay(on: &dyn Subject) {
     });
 }
 
-/// A grid with more groups than a device launches at once: along each axis the limit is 65535 at least.
+/// A grid that exceeds the device's limit, which is at least 65535 along each axis.
 pub fn large_grids_are_launched_in_parts(on: &dyn Subject) {
     each(on, |mut bench| {
         let most = bench.device.adapter().caps.max_allocation_bytes.min(64 << 20);
@@ -239,7 +239,7 @@ pub fn large_grids_are_launched_in_parts(on: &dyn Subject) {
     });
 }
 
-/// Commands that touch each other's bytes take effect in order, others as they like.
+/// Commands with overlapping accesses take effect in order.
 pub fn commands_that_overlap_in_part_take_effect_in_order(on: &dyn Subject) {
     each(on, |mut bench| {
         let alignment = bench.device.adapter().caps.binding_alignment_bytes as usize / 4;
@@ -262,7 +262,7 @@ pub fn commands_that_overlap_in_part_take_effect_in_order(on: &dyn Subject) {
     });
 }
 
-/// A text with a mistake shows the compiler's log, and does no harm.
+/// A source with an error reports the compiler's log, and does no harm.
 pub fn a_build_failure_shows_the_log(on: &dyn Subject) {
     each(on, |mut bench| {
         let language = language(&bench);
@@ -278,11 +278,11 @@ pub fn a_build_failure_shows_the_log(on: &dyn Subject) {
             other => panic!("{other:?}"),
         }
         let fine = bench.device.create_module(ModuleId(1), &module_of(language, text, function("scale")));
-        assert_eq!(fine, Ok(()), "the device is as good as before");
+        assert_eq!(fine, Ok(()), "the device still works");
     });
 }
 
-/// A function that a module names and its text lacks is an error with its name.
+/// The error for a function that the source lacks contains its name.
 pub fn a_missing_function_is_named(on: &dyn Subject) {
     each(on, |mut bench| {
         let language = language(&bench);

@@ -1,6 +1,6 @@
-//! A device that is lost.
+//! Test of a lost device.
 
-use crate::{PATIENCE, all, in_time};
+use crate::{TIMEOUT, all, in_time};
 use ragtag_hal::driver::{Driver, DriverDevice};
 use ragtag_hal::{
     BufferId, Command, Device, DeviceId, Error, Point, ProgramId, QueueKind, Submission, Timeline,
@@ -8,7 +8,7 @@ use ragtag_hal::{
 };
 use std::sync::Arc;
 
-/// A device that its driver loses tells so on every queue and in every call, and can be closed.
+/// A lost device reports its loss on every queue and in every call, and can be closed.
 pub fn a_lost_device_reports_its_loss_and_closes<D: Driver>(
     mut device: DriverDevice<D>,
     lose: impl FnOnce(&DriverDevice<D>),
@@ -26,12 +26,12 @@ pub fn a_lost_device_reports_its_loss_and_closes<D: Driver>(
         Submission { queue, work: Work::Commands(commands), waits, signal }
     };
     device.submit(fill(QueueKind::Compute, 1, vec![])).unwrap();
-    assert_eq!(device.timeline(QueueKind::Compute).wait(1, Some(PATIENCE)), Ok(true), "{label}");
+    assert_eq!(device.timeline(QueueKind::Compute).wait(1, Some(TIMEOUT)), Ok(true), "{label}");
     for queue in QueueKind::ALL {
         device.submit(fill(queue, 2, vec![abroad.id().at(1)])).unwrap();
     }
     lose(&device);
-    let failure = |queue| device.timeline(queue).wait(2, Some(PATIENCE)).expect_err(&label).root().clone();
+    let failure = |queue| device.timeline(queue).wait(2, Some(TIMEOUT)).expect_err(&label).root().clone();
     let lost = failure(QueueKind::Compute);
     assert!(matches!(lost, Error::Lost { .. }), "{label}: {lost:?}");
     assert_eq!(QueueKind::ALL.map(failure), [(); 3].map(|()| lost.clone()), "{label}");
@@ -41,7 +41,7 @@ pub fn a_lost_device_reports_its_loss_and_closes<D: Driver>(
     in_time(&label, move || drop(device));
 }
 
-/// Loses a device as its driver does.
+/// Loses a device as its driver would.
 pub fn unplug<D: Driver>(device: &DriverDevice<D>) {
     device.common().record(Error::Lost { cause: "unplugged for a test".into() });
 }

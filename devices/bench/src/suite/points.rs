@@ -1,4 +1,4 @@
-//! Points between devices: of two APIs, of two drivers, and of devices that never come to them.
+//! Tests of points between devices: of two APIs, of two drivers, and of devices that never reach them.
 
 use super::Subject;
 use crate::*;
@@ -6,7 +6,7 @@ use ragtag_cpu::{CpuBackend, CpuConfig};
 use ragtag_hal::TimelineId;
 use std::thread;
 
-/// A device that does not exist. Its timeline is moved by tests.
+/// Returns the timeline of a device that does not exist. Tests advance it.
 fn abroad() -> Arc<Timeline> {
     Timeline::new(TimelineId { device: DeviceId(900), queue: QueueKind::Download })
 }
@@ -18,7 +18,7 @@ fn cpu(id: u16) -> Bench {
     Bench::new(Checked::new(devices.swap_remove(0)))
 }
 
-/// Words go from one device to the other and back through a region that both know, in an order that only points make.
+/// Sends words from one device to the other and back through a shared region, ordered only by points.
 fn ping_pong(mut a: Bench, mut b: Bench, rounds: u32) {
     b.device.unregister_region(RegionId(0)).unwrap();
     b.device.register_region(RegionId(0), Arc::clone(&a.region)).unwrap();
@@ -28,7 +28,7 @@ fn ping_pong(mut a: Bench, mut b: Bench, rounds: u32) {
     a.fill_region(|at| at);
     let mut ready = Vec::new();
     for round in 0..rounds {
-        // Everything is submitted before the first of it can have ended.
+        // Everything is submitted before any of it can have ended.
         for (at, bench) in [&mut a, &mut b].into_iter().enumerate() {
             let up = bench.commands(QueueKind::Upload, vec![upload(0)], &ready);
             let word = 2 * round + at as u32;
@@ -42,7 +42,7 @@ fn ping_pong(mut a: Bench, mut b: Bench, rounds: u32) {
     same(&a.region_words(), &wanted, "the region");
 }
 
-/// One thread submits and then lets the point pass: it hangs if a submission blocks it.
+/// One thread submits and then lets the point pass. It hangs if a submission blocks.
 pub fn submitting_does_not_wait_for_a_pending_point(on: &dyn Subject) {
     for adapter in on.adapters() {
         let mut bench = Bench::new(open(on.backend(), &adapter, 0, &Limits::default()));
@@ -56,7 +56,7 @@ pub fn submitting_does_not_wait_for_a_pending_point(on: &dyn Subject) {
                 let ran = bench.program(0, &[up, timeline.id().at(value)]);
                 let copies = vec![Command::Copy { from: all(1), to: all(2) }];
                 let copied = bench.commands(QueueKind::Compute, copies, &[]);
-                // Behind work that waits, a buffer can be made all the same.
+                // A buffer can be created while work waits.
                 bench.device.create_buffer(BufferId(100 + value as u32), 4096).unwrap();
                 let down = bench.commands(QueueKind::Download, vec![download(2)], &[copied]);
                 thread::sleep(Duration::from_millis(2));
@@ -72,7 +72,7 @@ pub fn submitting_does_not_wait_for_a_pending_point(on: &dyn Subject) {
     on.check();
 }
 
-/// Points that pass while submissions are made are not missed.
+/// A point that passes during a submission is not missed.
 pub fn points_that_pass_during_submission_are_not_missed(on: &dyn Subject) {
     for adapter in on.adapters() {
         let mut bench = Bench::new(open(on.backend(), &adapter, 0, &Limits::default()));
@@ -92,7 +92,7 @@ pub fn points_that_pass_during_submission_are_not_missed(on: &dyn Subject) {
     on.check();
 }
 
-/// Everything behind a point that fails fails, on all queues, with the cause; what went before stays.
+/// All work behind a failed point fails on all queues with the cause. Earlier work is unaffected.
 pub fn a_failure_of_another_device_reaches_all_waiting_work(on: &dyn Subject) {
     for adapter in on.adapters() {
         let mut bench = Bench::new(open(on.backend(), &adapter, 0, &Limits::default()));
@@ -112,7 +112,7 @@ pub fn a_failure_of_another_device_reaches_all_waiting_work(on: &dyn Subject) {
         }
         let late = bench.try_submit(QueueKind::Compute, Work::Commands(fill(4)), &[]);
         assert!(late.is_ok_and(|point| bench.outcome(point).is_some()), "the timeline has ended");
-        same(&bench.words(0), &vec![1; WORDS], format!("{}: nothing behind it ran", adapter.label()));
+        same(&bench.words(0), &vec![1; WORDS], format!("{}: work behind the failure ran", adapter.label()));
     }
     on.check();
 }
@@ -139,7 +139,7 @@ pub fn closing_with_waits_that_never_end_does_not_hang(on: &dyn Subject) {
             assert!(timeline.failure().is_some(), "{} waits for ever", timeline.id());
         }
         timeline.advance(1);
-        // The driver is as good as before.
+        // The driver still works.
         let mut bench = Bench::new(open(on.backend(), &adapter, 0, &Limits::default()));
         let fill = Command::Fill { to: buffer_range(0, 0, WORDS), word: 8 };
         let filled = bench.commands(QueueKind::Compute, vec![fill], &[]);
@@ -149,7 +149,7 @@ pub fn closing_with_waits_that_never_end_does_not_hang(on: &dyn Subject) {
     on.check();
 }
 
-/// Points and bytes cross between the CPU and each device, both ways.
+/// Points and data pass between the CPU and each device in both directions.
 pub fn points_cross_to_the_cpu_and_back(on: &dyn Subject) {
     for adapter in on.adapters() {
         let opened = || Bench::new(open(on.backend(), &adapter, 1, &Limits::default()));
@@ -159,7 +159,7 @@ pub fn points_cross_to_the_cpu_and_back(on: &dyn Subject) {
     on.check();
 }
 
-/// Points and bytes cross between all pairs of devices, of one driver and of two.
+/// Points and data pass between all pairs of devices, of one driver and of two.
 pub fn points_cross_between_devices(on: &dyn Subject) {
     let adapters = on.adapters();
     let rest = |at: usize| adapters[at + 1..].iter();

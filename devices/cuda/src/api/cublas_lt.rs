@@ -90,14 +90,14 @@ functions! {
     }
 }
 
-/// Calls a function of the library, and makes an error of what it returns.
+/// Calls a function of the library and converts its status to a result.
 macro_rules! call {
     ($library:expr, $function:ident($($argument:expr),* $(,)?)) => {
         $library.check(stringify!($function), ($library.functions.$function)($($argument),*))
     };
 }
 
-/// The library.
+/// The loaded library.
 pub(crate) struct CublasLt {
     functions: Functions,
 }
@@ -109,7 +109,7 @@ impl CublasLt {
             // SAFETY: NVIDIA's library; loading it runs its own initialisers, which is what it is for.
             let library = unsafe { Library::load(&name) }.ok()?;
             let functions = Functions::of(library).ok()?;
-            tracing::debug!(library = %name.display(), "cuBLASLt");
+            tracing::debug!(library = %name.display(), "found cuBLASLt");
             Some(Self { functions })
         })
     }
@@ -133,7 +133,7 @@ impl CublasLt {
         Err(Error::Api { call, code: code.into() })
     }
 
-    /// A matrix, column by column.
+    /// Describes a column-major matrix.
     fn layout(&self, value_type: c_int, rows: u32, columns: u32, pitch: u32) -> Result<Object> {
         let (rows, columns, pitch) = (rows.into(), columns.into(), pitch.into());
         let mut raw = null_mut();
@@ -275,8 +275,8 @@ impl Products {
         let Plan { operation, weights: w, x: x_layout, y: y_layout, algorithm } = &*plan;
         let (alpha, beta) = (1f32, if product.accumulate { 1f32 } else { 0f32 });
         let Workspace { address, bytes } = self.workspace;
-        // SAFETY: the matrices are as the layouts say and valid, by the caller's promise; the factors are read before this
-        // returns; the workspace is there.
+        // SAFETY: the matrices match the layouts and are valid, by the caller's promise; the factors are read
+        // before this returns; the workspace exists.
         unsafe {
             call!(
                 self.library,

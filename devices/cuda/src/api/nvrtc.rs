@@ -97,11 +97,11 @@ impl Nvrtc {
             log_bytes: functions.nvrtcGetProgramLogSize,
             log: functions.nvrtcGetProgramLog,
         };
-        // SAFETY: the calls of one compiler, which is never unloaded.
+        // SAFETY: all calls are those of one compiler, which is never unloaded.
         let compiled = unsafe { calls.compile(c"kernels.cu", text, options) }?;
         let ptx = compiled.output(functions.nvrtcGetPTXSize, functions.nvrtcGetPTX);
         let cubin = compiled.output(functions.nvrtcGetCUBINSize, functions.nvrtcGetCUBIN);
-        let nothing = || Error::Compile { log: "nothing came of it".into() };
+        let nothing = || Error::Compile { log: "NVRTC produced no code".into() };
         ptx.zip(cubin).map(|(ptx, cubin)| (text_of(ptx), cubin)).ok_or_else(nothing)
     }
 }

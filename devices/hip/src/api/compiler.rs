@@ -58,9 +58,9 @@ impl Compiler {
             log_bytes: functions.hiprtcGetProgramLogSize,
             log: functions.hiprtcGetProgramLog,
         };
-        // SAFETY: the calls of one compiler, which is never unloaded.
+        // SAFETY: all calls are those of one compiler, which is never unloaded.
         let compiled = unsafe { calls.compile(c"ragtag.hip", text, options) }?;
         let code = compiled.output(functions.hiprtcGetCodeSize, functions.hiprtcGetCode);
-        code.ok_or_else(|| Error::Compile { log: "nothing came of it".into() })
+        code.ok_or_else(|| Error::Compile { log: "hiprtc produced no code".into() })
     }
 }

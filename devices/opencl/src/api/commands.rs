@@ -23,7 +23,7 @@ pub(crate) fn raw<'a>(events: impl Iterator<Item = &'a Event>) -> Vec<cl_event> 
     events.map(|event| event.0).collect()
 }
 
-/// What a command waits for, and whether it gives an event.
+/// Events that a command waits for, and whether it returns one.
 #[derive(Clone, Copy)]
 pub(crate) struct Ends<'a> {
     pub(crate) after: &'a [cl_event],
@@ -103,7 +103,7 @@ impl Queue {
         let event = unsafe {
             enqueue!(self.0, ends, clEnqueueFillBuffer(memory.0, pattern.as_ptr().cast(), 1, 0, 1))
         }?;
-        event.ok_or_else(|| Error::invalid("a command that gave no event"))
+        event.ok_or_else(|| Error::invalid("a command returned no event"))
     }
 
     /// Copies between buffers. `to` has the length of `from` and does not overlap it.

@@ -92,7 +92,7 @@ impl CommandBuffer {
     }
 
     pub(crate) fn launch(&mut self, kernel: &Kernel, size: &Range3) -> Result<()> {
-        let (none, no_mutable, nobody) = (ptr::null_mut(), ptr::null_mut(), ptr::null());
+        let (none, no_mutable, no_sync) = (ptr::null_mut(), ptr::null_mut(), ptr::null());
         let (global, local) = (size.global.as_ptr(), size.local.as_ptr());
         // SAFETY: recorded for the buffer's own queue; there are as many sizes of each kind as axes; the
         // current arguments are copied.
@@ -107,7 +107,7 @@ impl CommandBuffer {
                 global,
                 local,
                 0,
-                nobody,
+                no_sync,
                 none,
                 no_mutable,
             )

@@ -255,7 +255,7 @@ impl Program {
     fn log(&self, device: Device) -> Result<String> {
         let ask = |bytes, to: *mut c_void, size: *mut usize| {
             let (id, what) = (device.id(), CL_PROGRAM_BUILD_LOG);
-            // SAFETY: asks for the size alone, then for as many bytes as there is room for.
+            // SAFETY: asks only for the size, or for as many bytes as there is room for.
             unsafe { status!(clGetProgramBuildInfo(self.0, id, what, bytes, to, size)) }
         };
         let mut bytes = 0;

@@ -99,7 +99,7 @@ impl Instance {
     /// Fails once the validation layer has raised an objection.
     ///
     /// # Errors
-    /// The first objection. Calls after it fail, whoever caused it.
+    /// The first objection. All later calls fail, regardless of its cause.
     pub(crate) fn unobjected(&self) -> Result<(), Error> {
         let objection = self.messenger.is_some().then(|| self.messages.objection()).flatten();
         objection.map_or(Ok(()), Err)

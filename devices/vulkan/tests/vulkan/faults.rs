@@ -10,8 +10,8 @@ use test_drivers::{LostAt, VulkanFaults, with_vulkan_faults};
 /// Remaining bytes of a device's memory.
 const ROOM: u64 = 4 << 20;
 
-/// Loses each device in turn, with imported regions and with staging buffers. The error names a Vulkan call.
-/// Which one is unspecified, because the first of several threads to use the lost device reports it.
+/// Loses each device in turn, with imported regions and with staging buffers. The error names an
+/// unspecified Vulkan call, because the first of several threads to use the lost device reports it.
 fn loses_each(faults: &VulkanFaults, at: LostAt) {
     for import_regions in [true, false] {
         let backend = VulkanBackend::new(VulkanConfig { import_regions, ..config() });
