@@ -72,7 +72,7 @@ fn subject(path: &str, threads: u32) -> ragtag::Result<Subject> {
         sequences: 1,
         chunk: plan.chunk,
         logit_rows: 1,
-        boundary: plan.boundary,
+        wire_type: plan.wire_type,
     };
     let segments = model
         .graph()

@@ -124,7 +124,7 @@ fn engine(
         sequences,
         chunk: plan.chunk,
         logit_rows: 1,
-        boundary: plan.boundary,
+        wire_type: plan.wire_type,
     };
     let segments = model.graph().segments(&lowering);
     let segments = segments.map_err(|cause| ragtag::Error::Model { name: name.into(), cause })?;

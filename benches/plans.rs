@@ -26,7 +26,7 @@ use ragtag::compare::{Burst, ComparedPart};
 use ragtag::simulation::{Arrivals, DrawnLoad, Lengths};
 use ragtag::{
     Activations, Baseline, Calibration, CalibrationOptions, DeviceOptions, Devices, Engine, EngineOptions,
-    Handicap, KvType, MAX_CHUNK, Model, Objective, Plan, Planner, Workload,
+    KvType, MAX_CHUNK, Model, Objective, Plan, Planner, ThrottleSpec, Workload,
 };
 use ragtag_planner::PlanError;
 use rand::rngs::SmallRng;
@@ -63,7 +63,7 @@ struct Arguments {
     threads: Option<u32>,
     /// Device or link to throttle; may be repeated
     #[arg(long)]
-    handicap: Vec<Handicap>,
+    throttle: Vec<ThrottleSpec>,
     /// Number of drawn plans
     #[arg(long, default_value_t = 20)]
     plans: usize,
@@ -159,8 +159,7 @@ impl Rates {
 impl<'a> Bench<'a> {
     fn new(arguments: &'a Arguments) -> Result<Self> {
         let model = model(&arguments.model, arguments.layers)?;
-        let mut options =
-            DeviceOptions::selecting(&*arguments.device).handicapped(arguments.handicap.clone());
+        let mut options = DeviceOptions::selecting(&*arguments.device).throttled(arguments.throttle.clone());
         (options.cpu_devices, options.cpu_threads) = (arguments.cpu_devices, arguments.threads);
         let devices = Devices::probe(&options)?;
         println!("{}", devices.start_line());
@@ -206,7 +205,7 @@ impl<'a> Bench<'a> {
         }
         let mut candidates: Vec<Candidate> = Vec::new();
         for (name, plan) in named {
-            let planner = self.planner.clone().split(plan.split()).boundary(plan.boundary);
+            let planner = self.planner.clone().split(plan.split()).wire_type(plan.wire_type);
             let credits = plan.credits;
             let mut plan = planner.chunk(plan.chunk).decode_groups(plan.decode_groups).plan()?;
             plan.credits = credits;
@@ -348,7 +347,7 @@ impl<'a> Bench<'a> {
             "model": a.model, "layers": a.layers, "seed": a.seed, "sequences": a.sequences,
             "prompt": a.prompt, "tokens": a.tokens, "rounds": a.rounds, "activations": a.activations,
             "devices": self.devices.selected(),
-            "handicaps": self.devices.handicaps(),
+            "throttles": self.devices.throttles(),
             "profiles": self.calibration.profiles.iter().map(|(_, profile)| profile.as_ref()).collect::<Vec<_>>(),
             "links": self.calibration.links,
             "warnings": self.calibration.warnings,

@@ -2,7 +2,7 @@
 
 use crate::compute::{self, Compute};
 use crate::error::{Error, Result};
-use ragtag_devices::{Backends, Check, Choice, Config, Handicap, ProbeChild, Report, Requested};
+use ragtag_devices::{Backends, Check, Choice, Config, ProbeChild, Report, Requested, ThrottleSpec};
 use ragtag_hal::{
     Adapter, AdapterKind, Checked, Device, DeviceId, Feature, GemmChoice, HeapKind, Label, Limits,
     MemorySource, Throttle,
@@ -29,7 +29,7 @@ pub struct DeviceOptions {
     /// `ragtag::compile_for_hip`. If empty, sources are compiled in this process.
     pub(crate) hip_compiler: Vec<OsString>,
     /// Devices and links to throttle, for tests.
-    pub(crate) handicaps: Vec<Handicap>,
+    pub(crate) throttles: Vec<ThrottleSpec>,
     /// Kernels for matmuls of many rows: Ragtag's, or a library's.
     pub gemm: GemmChoice,
 }
@@ -42,8 +42,8 @@ impl DeviceOptions {
 
     /// For benchmarks: throttles devices and links.
     #[doc(hidden)]
-    pub fn handicapped(self, handicaps: Vec<Handicap>) -> Self {
-        Self { handicaps, ..self }
+    pub fn throttled(self, throttles: Vec<ThrottleSpec>) -> Self {
+        Self { throttles, ..self }
     }
 }
 
@@ -59,7 +59,7 @@ pub struct Devices {
     report: Report,
     choice: Choice,
     plan_options: PlanDeviceOptions,
-    handicaps: Vec<Handicap>,
+    throttles: Vec<ThrottleSpec>,
     limits: Limits,
     check: Box<Check<'static>>,
 }
@@ -75,7 +75,7 @@ impl Devices {
     ///
     /// # Errors
     /// [`Error::Devices`] or [`Error::DevicesOfEnvironment`] if the selection is malformed or matches no
-    /// device; [`Error::Handicap`] for a device or link that is not selected or cannot be throttled.
+    /// device; [`Error::ThrottleSpec`] for a device or link that is not selected or cannot be throttled.
     pub fn probe(options: &DeviceOptions) -> Result<Self> {
         let (flag, environment) = (options.requested.as_deref(), options.from_environment.as_deref());
         let by_environment = flag.is_none() && environment.is_some_and(|value| !value.trim().is_empty());
@@ -85,18 +85,18 @@ impl Devices {
         let report = backends.probe();
         let mut choice = requested.choose(&report).map_err(wrong)?;
         if options.cpu_threads.is_none() {
-            spare_threads(&mut choice.selected, &options.handicaps);
+            spare_threads(&mut choice.selected, &options.throttles);
         }
         let selected: Vec<_> = choice.selected.iter().map(Adapter::label).collect();
-        let handicaps = options.handicaps.clone();
-        Handicap::check(&handicaps, &selected)?;
+        let throttles = options.throttles.clone();
+        ThrottleSpec::check(&throttles, &selected)?;
         let plan_options = PlanDeviceOptions {
             selection: choice.requested.clone(),
             cpu_devices: options.cpu_devices.max(1),
             threads: options.cpu_threads,
         };
         let check = Box::new(|_: &Adapter, device| Ok(Checked::new(device)));
-        Ok(Self { backends, report, choice, plan_options, handicaps, limits: Limits::default(), check })
+        Ok(Self { backends, report, choice, plan_options, throttles, limits: Limits::default(), check })
     }
 
     /// Probes every backend and ignores the selection.
@@ -152,25 +152,25 @@ impl Devices {
         self.selected().iter().map(Adapter::label).collect()
     }
 
-    /// Summary in one line: `requested=auto detected=[cpu:0] selected=[cpu:0]`, followed by handicaps if
+    /// Summary in one line: `requested=auto detected=[cpu:0] selected=[cpu:0]`, followed by throttles if
     /// there are any.
     pub fn start_line(&self) -> String {
-        if self.handicaps.is_empty() {
+        if self.throttles.is_empty() {
             return self.choice.to_string();
         }
-        let handicaps: Vec<_> = self.handicaps.iter().map(Handicap::to_string).collect();
-        format!("{} handicaps=[{}]", self.choice, handicaps.join(", "))
+        let throttles: Vec<_> = self.throttles.iter().map(ThrottleSpec::to_string).collect();
+        format!("{} throttles=[{}]", self.choice, throttles.join(", "))
     }
 
     /// Throttled devices and links.
-    pub fn handicaps(&self) -> &[Handicap] {
-        &self.handicaps
+    pub fn throttles(&self) -> &[ThrottleSpec] {
+        &self.throttles
     }
 
     /// Rate to which a link is throttled.
     fn link_limit_bytes_per_s(&self, a: &str, b: &str) -> Option<u64> {
-        self.handicaps.iter().find_map(|handicap| match handicap {
-            Handicap::LinkRate { from, to, bytes_per_s } => {
+        self.throttles.iter().find_map(|throttle| match throttle {
+            ThrottleSpec::LinkRate { from, to, bytes_per_s } => {
                 ([from, to].map(Label::to_string) == [a, b]).then_some(*bytes_per_s)
             }
             _ => None,
@@ -263,7 +263,7 @@ fn backends(options: &DeviceOptions) -> Backends {
         cpu_threads: options.cpu_threads,
         child: options.probe_child.clone(),
         hip_compiler: options.hip_compiler.clone(),
-        handicaps: options.handicaps.clone(),
+        throttles: options.throttles.clone(),
         gemm: options.gemm,
         ..Config::default()
     })
@@ -272,7 +272,7 @@ fn backends(options: &DeviceOptions) -> Backends {
 /// Reserves a CPU thread for each device other than the CPU, and one for the coordinator. All threads of a
 /// CPU device synchronize after every operator, so one that shares its core delays the others. Devices with a
 /// thread count set by the user keep it.
-fn spare_threads(selected: &mut [Adapter], handicaps: &[Handicap]) {
+fn spare_threads(selected: &mut [Adapter], throttles: &[ThrottleSpec]) {
     let is_processor = |adapter: &Adapter| adapter.kind == AdapterKind::Cpu;
     let processors = selected.iter().filter(|adapter| is_processor(adapter)).count();
     let others = selected.len() - processors;
@@ -281,7 +281,9 @@ fn spare_threads(selected: &mut [Adapter], handicaps: &[Handicap]) {
     }
     let each = (others + 1).div_ceil(processors.max(1)) as u32;
     let chosen = |label: &str| {
-        handicaps.iter().any(|h| matches!(h, Handicap::Threads { device, .. } if device.to_string() == label))
+        throttles
+            .iter()
+            .any(|h| matches!(h, ThrottleSpec::Threads { device, .. } if device.to_string() == label))
     };
     for adapter in selected.iter_mut().filter(|adapter| is_processor(adapter) && !chosen(&adapter.label())) {
         let threads = adapter.caps.parallel_units;
@@ -380,9 +382,9 @@ mod tests {
         };
         let gpu =
             |index| Adapter { backend: "abacus".into(), kind: AdapterKind::Discrete, ..processor(index, 99) };
-        let left = |mut selected: Vec<Adapter>, handicaps: &[&str]| {
-            let handicaps: Vec<Handicap> = handicaps.iter().map(|text| text.parse().unwrap()).collect();
-            spare_threads(&mut selected, &handicaps);
+        let left = |mut selected: Vec<Adapter>, throttles: &[&str]| {
+            let throttles: Vec<ThrottleSpec> = throttles.iter().map(|text| text.parse().unwrap()).collect();
+            spare_threads(&mut selected, &throttles);
             selected.iter().map(|adapter| adapter.caps.parallel_units).collect::<Vec<_>>()
         };
         assert_eq!(left(vec![processor(0, 32), processor(1, 32)], &[]), [32, 32], "no other devices");

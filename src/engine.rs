@@ -165,7 +165,7 @@ pub(crate) fn lowering(plan: &Plan, all_logits: bool) -> Lowering {
         sequences: plan.sequences,
         chunk: plan.chunk,
         logit_rows: if all_logits { plan.chunk } else { plan.logit_rows() },
-        boundary: plan.boundary,
+        wire_type: plan.wire_type,
     }
 }
 

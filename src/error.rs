@@ -52,7 +52,7 @@ pub enum Error {
     DevicesOfEnvironment(ragtag_devices::SelectionError),
     /// A device or link that cannot be throttled as requested.
     #[error(transparent)]
-    Handicap(#[from] ragtag_devices::HandicapError),
+    ThrottleSpec(#[from] ragtag_devices::ThrottleError),
     /// A placement that is invalid or does not fit.
     #[error(transparent)]
     Planner(#[from] ragtag_planner::PlanError),
@@ -173,7 +173,7 @@ impl Error {
     pub fn exit_code(&self) -> u8 {
         use ragtag_planner::PlanError;
         match self {
-            Error::Usage(_) | Error::Handicap(_) | Error::Run(ragtag_scheduler::Error::Refused(_)) => 2,
+            Error::Usage(_) | Error::ThrottleSpec(_) | Error::Run(ragtag_scheduler::Error::Refused(_)) => 2,
             Error::Load(_) | Error::RequestFile { .. } => 2,
             Error::Model { .. } | Error::Tokenizer { .. } => 3,
             Error::Planner(PlanError::DoesNotFit(_) | PlanError::HostMemory(_))

@@ -70,8 +70,8 @@ pub use selftest::{SELFTEST_VERSION, SelfTest};
 pub use ragtag_conformance::Shapes;
 #[cfg(feature = "hip")]
 pub use ragtag_devices::compile_for_hip;
-pub use ragtag_devices::{Handicap, HandicapError, ProbeChild};
-pub use ragtag_graph::{Boundary, Granularity};
+pub use ragtag_devices::{ProbeChild, ThrottleError, ThrottleSpec};
+pub use ragtag_graph::{Granularity, WireType};
 pub use ragtag_hal::{AdapterKind, GemmChoice};
 pub use ragtag_kernels::{Activations, KvType, TensorType};
 pub use ragtag_planner::{

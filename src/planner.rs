@@ -8,7 +8,7 @@ use crate::calibrate::Calibration;
 use crate::devices::Devices;
 use crate::error::{Error, Result};
 use crate::model::Model;
-use ragtag_graph::{Boundary, Granularity, Lowering, Segment};
+use ragtag_graph::{Granularity, Lowering, Segment, WireType};
 use ragtag_hal::Adapter;
 use ragtag_kernels::{Activations, KvType};
 use ragtag_planner::{
@@ -84,7 +84,7 @@ impl Planner {
             credits: None,
             kv: KvType::F16,
             activations: Activations::Int8,
-            boundary: None,
+            wire_type: None,
         };
         Self {
             model: model.clone(),
@@ -244,8 +244,8 @@ impl Planner {
 
     /// Sets the wire type of activations between stages. By default the planner takes the faster one.
     /// [`Planner::plan`] refuses f16 with exact activations.
-    pub fn boundary(mut self, boundary: Boundary) -> Self {
-        self.limits.boundary = Some(boundary);
+    pub fn wire_type(mut self, wire_type: WireType) -> Self {
+        self.limits.wire_type = Some(wire_type);
         self
     }
 
@@ -377,7 +377,7 @@ impl Planner {
             chunk,
             logit_rows: limits.logit_rows.min(chunk),
             // Segment costs do not depend on the wire type.
-            boundary: Boundary::F32,
+            wire_type: WireType::F32,
         };
         let as_error = |cause| Error::Model { name: self.model.name().into(), cause };
         self.model.graph().with_granularity(self.granularity).segments(&lowering).map_err(as_error)

@@ -16,4 +16,4 @@ pub use child::ProbeChild;
 pub use ragtag_hip::compile_child as compile_for_hip;
 pub use selection::{Choice, Filter, Requested, Selection, SelectionError, Source, Term};
 pub use table::{BackendReport, Backends, Check, Config, Physical, Report, Status};
-pub use throttle::{Handicap, HandicapError};
+pub use throttle::{ThrottleError, ThrottleSpec};

@@ -4,7 +4,7 @@
 
 use crate::child::{self, Asked, ProbeChild};
 use crate::identity;
-use crate::throttle::Handicap;
+use crate::throttle::ThrottleSpec;
 use ragtag_hal::{
     Adapter, Backend, Checked, Device, DeviceId, Error, Features, GemmChoice, Limits, Result, Throttle,
     Unavailable,
@@ -34,7 +34,7 @@ pub struct Config {
     /// call `compile_for_hip`. If empty, this process compiles.
     pub hip_compiler: Vec<OsString>,
     /// Throttles of devices and links.
-    pub handicaps: Vec<Handicap>,
+    pub throttles: Vec<ThrottleSpec>,
     /// Use of matrix product libraries.
     pub gemm: GemmChoice,
 }
@@ -48,7 +48,7 @@ impl Default for Config {
             cpu_features: None,
             child: None,
             hip_compiler: Vec::new(),
-            handicaps: Vec::new(),
+            throttles: Vec::new(),
             gemm: GemmChoice::Auto,
         }
     }
@@ -133,8 +133,8 @@ absent! {
 
 #[cfg(feature = "cpu")]
 fn cpu(config: &Config) -> Option<Arc<dyn Backend>> {
-    let threads_of = config.handicaps.iter().filter_map(|handicap| match handicap {
-        Handicap::Threads { device, threads } => Some((device.index, *threads)),
+    let threads_of = config.throttles.iter().filter_map(|throttle| match throttle {
+        ThrottleSpec::Threads { device, threads } => Some((device.index, *threads)),
         _ => None,
     });
     Some(Arc::new(ragtag_cpu::CpuBackend::new(ragtag_cpu::CpuConfig {
@@ -175,8 +175,8 @@ fn wgpu() -> Option<Arc<dyn Backend>> {
 
 #[cfg(feature = "cuda")]
 fn cuda(config: &Config) -> Option<Arc<dyn Backend>> {
-    let limited = config.handicaps.iter().filter_map(|handicap| match handicap {
-        Handicap::Multiprocessors { device, count } => Some((device.index, *count)),
+    let limited = config.throttles.iter().filter_map(|throttle| match throttle {
+        ThrottleSpec::Multiprocessors { device, count } => Some((device.index, *count)),
         _ => None,
     });
     let own = ragtag_cuda::CudaConfig::default();
@@ -299,11 +299,11 @@ pub struct Backends {
 impl Backends {
     /// Returns all backends that are compiled in.
     pub fn new(config: &Config) -> Self {
-        let duty = |handicap: &Handicap| match handicap {
-            Handicap::Duty { device, percent } => Some((device.to_string(), *percent)),
+        let duty = |throttle: &ThrottleSpec| match throttle {
+            ThrottleSpec::Duty { device, percent } => Some((device.to_string(), *percent)),
             _ => None,
         };
-        let duty_percent = config.handicaps.iter().filter_map(duty).collect();
+        let duty_percent = config.throttles.iter().filter_map(duty).collect();
         Self { rows: rows(config), child: config.child.clone(), gemm: config.gemm, duty_percent }
     }
 

@@ -16,7 +16,7 @@ use std::str::FromStr;
 /// One throttle.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Handicap {
+pub enum ThrottleSpec {
     /// Number of threads of a CPU device, whatever the others have.
     Threads {
         /// Label of the device.
@@ -51,7 +51,7 @@ pub enum Handicap {
 
 /// An invalid throttle.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum HandicapError {
+pub enum ThrottleError {
     /// The text is not a throttle.
     #[error(
         "invalid throttle {text:?}: {cause} (expected cpu:0=threads:1, cuda:0=sms:64, cpu:0=duty:50% or link:cpu:0->cpu:1=1GB/s)"
@@ -63,49 +63,49 @@ pub enum HandicapError {
         cause: String,
     },
     /// The device is not selected.
-    #[error("throttle {handicap}: {device} is not among the selected devices ({})", selected.join(", "))]
+    #[error("throttle {throttle}: {device} is not among the selected devices ({})", selected.join(", "))]
     NotSelected {
         /// Throttle.
-        handicap: Handicap,
+        throttle: ThrottleSpec,
         /// Device.
         device: String,
         /// Labels of the selected devices.
         selected: Vec<String>,
     },
     /// This type of device does not support the throttle.
-    #[error("throttle {handicap}: only {only} devices support it")]
+    #[error("throttle {throttle}: only {only} devices support it")]
     NotSlowable {
         /// Throttle.
-        handicap: Handicap,
+        throttle: ThrottleSpec,
         /// Devices that support it.
         only: &'static str,
     },
     /// The setting is already throttled.
-    #[error("duplicate throttle {handicap}: this setting is already throttled")]
+    #[error("duplicate throttle {throttle}: this setting is already throttled")]
     Twice {
         /// The later of the two throttles.
-        handicap: Handicap,
+        throttle: ThrottleSpec,
     },
 }
 
-impl fmt::Display for Handicap {
+impl fmt::Display for ThrottleSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Handicap::Threads { device, threads } => write!(f, "{device}=threads:{threads}"),
-            Handicap::Multiprocessors { device, count } => write!(f, "{device}=sms:{count}"),
-            Handicap::Duty { device, percent } => write!(f, "{device}=duty:{percent}%"),
-            Handicap::LinkRate { from, to, bytes_per_s } => {
+            ThrottleSpec::Threads { device, threads } => write!(f, "{device}=threads:{threads}"),
+            ThrottleSpec::Multiprocessors { device, count } => write!(f, "{device}=sms:{count}"),
+            ThrottleSpec::Duty { device, percent } => write!(f, "{device}=duty:{percent}%"),
+            ThrottleSpec::LinkRate { from, to, bytes_per_s } => {
                 write!(f, "link:{from}->{to}={}", rate(*bytes_per_s))
             }
         }
     }
 }
 
-impl FromStr for Handicap {
-    type Err = HandicapError;
+impl FromStr for ThrottleSpec {
+    type Err = ThrottleError;
 
-    fn from_str(text: &str) -> Result<Self, HandicapError> {
-        let wrong = |cause: &str| HandicapError::Syntax { text: text.into(), cause: cause.into() };
+    fn from_str(text: &str) -> Result<Self, ThrottleError> {
+        let wrong = |cause: &str| ThrottleError::Syntax { text: text.into(), cause: cause.into() };
         let label = |text: &str| text.trim().parse::<Label>().map_err(wrong);
         let (what, how) = text.trim().split_once('=').ok_or_else(|| wrong("missing \"=\""))?;
         if let Some(link) = what.strip_prefix("link:") {
@@ -118,49 +118,49 @@ impl FromStr for Handicap {
             let bytes_per_s = bytes_per_s(how).ok_or_else(|| {
                 wrong("the rate must be at least 1B/s with a unit: B/s, kB/s, MB/s or GB/s")
             })?;
-            return Ok(Handicap::LinkRate { from, to, bytes_per_s });
+            return Ok(ThrottleSpec::LinkRate { from, to, bytes_per_s });
         }
         let device = label(what)?;
         let within = |text: &str, most: u32, cause: &str| {
             number(text).filter(|number| (1..=most).contains(number)).ok_or_else(|| wrong(cause))
         };
         match how.split_once(':') {
-            Some(("threads", text)) => Ok(Handicap::Threads {
+            Some(("threads", text)) => Ok(ThrottleSpec::Threads {
                 device,
                 threads: within(text, 1024, "the number of threads must be 1 to 1024")?,
             }),
             Some(("sms", text)) => {
                 let count = within(text, 1024, "the number of multiprocessors must be 1 to 1024")?;
-                Ok(Handicap::Multiprocessors { device, count })
+                Ok(ThrottleSpec::Multiprocessors { device, count })
             }
             Some(("duty", text)) => {
                 let percent =
                     within(text.strip_suffix('%').unwrap_or(""), 100, "the duty cycle must be 1% to 100%")?;
-                Ok(Handicap::Duty { device, percent })
+                Ok(ThrottleSpec::Duty { device, percent })
             }
             _ => Err(wrong("a device has threads:N, sms:N or duty:N%")),
         }
     }
 }
 
-impl Handicap {
+impl ThrottleSpec {
     /// Checks throttles against the labels of the selected devices.
     ///
     /// # Errors
     /// Names the first throttle of a device that is not selected, of a type that does not support it, or of a
     /// setting that is already throttled.
-    pub fn check(handicaps: &[Handicap], selected: &[String]) -> Result<(), HandicapError> {
-        for (at, handicap) in handicaps.iter().enumerate() {
-            if handicaps[..at].iter().any(|other| other.is_about_the_same(handicap)) {
-                return Err(HandicapError::Twice { handicap: handicap.clone() });
+    pub fn check(throttles: &[ThrottleSpec], selected: &[String]) -> Result<(), ThrottleError> {
+        for (at, throttle) in throttles.iter().enumerate() {
+            if throttles[..at].iter().any(|other| other.is_about_the_same(throttle)) {
+                return Err(ThrottleError::Twice { throttle: throttle.clone() });
             }
-            if let Some(only) = handicap.only() {
-                return Err(HandicapError::NotSlowable { handicap: handicap.clone(), only });
+            if let Some(only) = throttle.only() {
+                return Err(ThrottleError::NotSlowable { throttle: throttle.clone(), only });
             }
-            let mut labels = handicap.devices().into_iter().map(Label::to_string);
+            let mut labels = throttle.devices().into_iter().map(Label::to_string);
             if let Some(device) = labels.find(|device| !selected.contains(device)) {
-                let handicap = handicap.clone();
-                return Err(HandicapError::NotSelected { handicap, device, selected: selected.to_vec() });
+                let throttle = throttle.clone();
+                return Err(ThrottleError::NotSelected { throttle, device, selected: selected.to_vec() });
             }
         }
         Ok(())
@@ -169,22 +169,22 @@ impl Handicap {
     /// Returns the devices that support this throttle, if this one does not.
     fn only(&self) -> Option<&'static str> {
         match self {
-            Handicap::Threads { device, .. } if device.backend != "cpu" => Some("CPU"),
-            Handicap::Multiprocessors { device, .. } if device.backend != "cuda" => Some("CUDA"),
+            ThrottleSpec::Threads { device, .. } if device.backend != "cpu" => Some("CPU"),
+            ThrottleSpec::Multiprocessors { device, .. } if device.backend != "cuda" => Some("CUDA"),
             _ => None,
         }
     }
 
     fn devices(&self) -> Vec<&Label> {
         match self {
-            Handicap::Threads { device, .. }
-            | Handicap::Multiprocessors { device, .. }
-            | Handicap::Duty { device, .. } => vec![device],
-            Handicap::LinkRate { from, to, .. } => vec![from, to],
+            ThrottleSpec::Threads { device, .. }
+            | ThrottleSpec::Multiprocessors { device, .. }
+            | ThrottleSpec::Duty { device, .. } => vec![device],
+            ThrottleSpec::LinkRate { from, to, .. } => vec![from, to],
         }
     }
 
-    fn is_about_the_same(&self, other: &Handicap) -> bool {
+    fn is_about_the_same(&self, other: &ThrottleSpec) -> bool {
         std::mem::discriminant(self) == std::mem::discriminant(other) && self.devices() == other.devices()
     }
 }
@@ -224,9 +224,9 @@ mod tests {
             "link:cuda:0->level-zero:1=250MB/s",
             "link:cpu:1->cpu:0=1234B/s",
         ] {
-            assert_eq!(text.parse::<Handicap>().unwrap().to_string(), text);
+            assert_eq!(text.parse::<ThrottleSpec>().unwrap().to_string(), text);
         }
-        let half: Handicap = " link:cpu:0->cpu:1=0.5GB/s".parse().unwrap();
+        let half: ThrottleSpec = " link:cpu:0->cpu:1=0.5GB/s".parse().unwrap();
         assert_eq!(half.to_string(), "link:cpu:0->cpu:1=500MB/s");
     }
 
@@ -256,7 +256,7 @@ mod tests {
             ("link:cpu:0->cpu:1=-1GB/s", "at least 1B/s"),
         ];
         for (text, cause) in expected {
-            let error = text.parse::<Handicap>().unwrap_err().to_string();
+            let error = text.parse::<ThrottleSpec>().unwrap_err().to_string();
             assert!(error.contains(cause) && error.contains(&format!("{text:?}")), "{text}: {error}");
         }
     }
@@ -265,8 +265,8 @@ mod tests {
     fn throttles_need_selected_devices() {
         let selected = ["cpu:0".to_string(), "cpu:1".into(), "cuda:0".into()];
         let check = |texts: &[&str]| {
-            let handicaps: Vec<_> = texts.iter().map(|text| text.parse().unwrap()).collect();
-            Handicap::check(&handicaps, &selected).map_err(|error| error.to_string())
+            let throttles: Vec<_> = texts.iter().map(|text| text.parse().unwrap()).collect();
+            ThrottleSpec::check(&throttles, &selected).map_err(|error| error.to_string())
         };
         let all = [
             "cpu:0=threads:1",

@@ -6,7 +6,6 @@
 #![forbid(unsafe_code)]
 
 mod arch;
-mod boundary;
 mod builder;
 pub mod checkpoint;
 mod compile;
@@ -28,9 +27,9 @@ mod stack;
 mod test_models;
 pub mod tokenizer;
 pub mod weights;
+mod wire_type;
 
 pub use arch::{ARCHITECTURES, Architecture, Hyperparameters, Llama3Scaling};
-pub use boundary::Boundary;
 pub use compile::{CompileError, buckets, compile};
 pub use error::{FormatError, SourceError, TokenizerError};
 pub use gguf::{Metadata, ModelFile};
@@ -44,3 +43,4 @@ pub use source::{Directory, MemorySource, Source};
 pub use stack::{Stack, StackedMatrix};
 pub use tokenizer::{TextStream, Tokenizer};
 pub use weights::{TensorInfo, Weights};
+pub use wire_type::WireType;

@@ -1,7 +1,6 @@
 //! A model: hyperparameters, weights and operator graph, lowered for a form of activations.
 
 use crate::arch::{Architecture, Hyperparameters};
-use crate::boundary::Boundary;
 use crate::checkpoint;
 use crate::error::{FormatError, TokenizerError};
 use crate::gguf::{Metadata, ModelFile};
@@ -13,6 +12,7 @@ use crate::source::Directory;
 use crate::stack::{Stack, StackedMatrix};
 use crate::tokenizer::Tokenizer;
 use crate::weights::{TensorInfo, Weights};
+use crate::wire_type::WireType;
 use ragtag_kernels::{Activations, KvType, Layout, TensorType};
 use std::sync::Arc;
 
@@ -92,7 +92,7 @@ pub struct Lowering {
     /// Maximum rows of a micro-batch that need logits.
     pub logit_rows: u32,
     /// Wire type of activations between stages.
-    pub boundary: Boundary,
+    pub wire_type: WireType,
 }
 
 impl Lowering {

@@ -183,7 +183,7 @@ fn row_major_if_plain(tensor_type: TensorType) -> Layout {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Boundary, Granularity, test_models};
+    use crate::{Granularity, WireType, test_models};
     use ragtag_kernels::KvType;
 
     fn lowering(activations: Activations) -> Lowering {
@@ -194,7 +194,7 @@ mod tests {
             sequences: 2,
             chunk: 48,
             logit_rows: 3,
-            boundary: Boundary::F32,
+            wire_type: WireType::F32,
         }
     }
 

@@ -4,8 +4,8 @@
 //! the diff.
 
 use ragtag_graph::{
-    Boundary, CompiledStage, Granularity, Lowering, MemorySource, Model, ModelFile, Place, Source,
-    WeightContent, compile,
+    CompiledStage, Granularity, Lowering, MemorySource, Model, ModelFile, Place, Source, WeightContent,
+    WireType, compile,
 };
 use ragtag_hal::{Caps, Feature, KernelLanguage, QueueLayout};
 use ragtag_kernels::{Activations, KvType, Layout, TensorType};
@@ -54,7 +54,7 @@ fn lowering(activations: Activations) -> Lowering {
         sequences: 2,
         chunk: 6,
         logit_rows: 2,
-        boundary: Boundary::F32,
+        wire_type: WireType::F32,
     }
 }
 
@@ -190,7 +190,7 @@ fn stages_of_whole_blocks_do_not_depend_on_the_granularity() {
 #[test]
 fn f16_boundaries_add_a_dispatch_at_each_end_that_has_a_neighbour() {
     let (model, f32_rows) = (llama(), lowering(Activations::Int8));
-    let f16_rows = Lowering { boundary: Boundary::F16, ..f32_rows };
+    let f16_rows = Lowering { wire_type: WireType::F16, ..f32_rows };
     for caps in [plain_caps(), wide_caps(), cuda_caps()] {
         for (segments, arrives, leaves) in
             [(0..14, false, false), (0..4, false, true), (4..9, true, true), (9..14, true, false)]

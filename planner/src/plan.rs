@@ -9,7 +9,7 @@ use crate::cost::FigureSource;
 use crate::objective::{Objective, Workload};
 use crate::split::{PartitionError, Span, Split, SplitPart, check_partition};
 pub use chunks::{Chunks, InvalidChunks, PromptChunk};
-use ragtag_graph::{Boundary, Granularity};
+use ragtag_graph::{Granularity, WireType};
 use ragtag_kernels::{Activations, KvType};
 use ragtag_transfer::Route;
 use schemars::JsonSchema;
@@ -66,9 +66,9 @@ pub struct Plan {
     #[schemars(schema_with = "crate::schemas::activations")]
     pub activations: Activations,
     /// Wire type of activations between stages. If absent, f32.
-    #[serde(default)]
-    #[schemars(schema_with = "crate::schemas::boundary")]
-    pub boundary: Boundary,
+    #[serde(default, rename = "boundary")]
+    #[schemars(schema_with = "crate::schemas::wire_type")]
+    pub wire_type: WireType,
     /// The stages, in segment order.
     pub stages: Vec<PlanStage>,
     /// Host memory of the pipeline. If absent, zero.
@@ -433,10 +433,10 @@ pub enum InvalidPlan {
         stages: usize,
     },
     /// A narrow wire type with exact activations.
-    #[error("the plan's boundary is {boundary}, but exact activations need f32")]
-    Boundary {
+    #[error("the plan's wire type is {wire_type}, but exact activations need f32")]
+    WireType {
         /// The wire type.
-        boundary: Boundary,
+        wire_type: WireType,
     },
     /// An invalid route between two stages.
     #[error("the plan's edges[{edge}].route: {what}")]
@@ -525,8 +525,8 @@ impl Plan {
         if self.edges.len() + 1 != self.stages.len() {
             return Err(InvalidPlan::Routes { routes: self.edges.len(), stages: self.stages.len() });
         }
-        if self.activations == Activations::F32 && self.boundary != Boundary::F32 {
-            return Err(InvalidPlan::Boundary { boundary: self.boundary });
+        if self.activations == Activations::F32 && self.wire_type != WireType::F32 {
+            return Err(InvalidPlan::WireType { wire_type: self.wire_type });
         }
         self.validate_figures()
     }
@@ -645,7 +645,7 @@ mod tests {
             slots: 2,
             kv: KvType::F16,
             activations: Activations::Int8,
-            boundary: Boundary::F32,
+            wire_type: WireType::F32,
             stages: vec![stage("cpu:0", 0, 5), stage("cpu:1", 6, 13)],
             host_memory_bytes: HostMemory { total: 7, available: Some(1 << 40), ..HostMemory::default() },
             edges: vec![PlanEdge {
@@ -765,8 +765,8 @@ mod tests {
         let none = Chunks { by_prompt: Vec::new(), beside_decode: 1 };
         assert!(with(&|p| p.chunks = Some(none.clone())).contains("must start at 0 tokens"));
         assert!(with(&|p| p.decode_rows = 129).contains("decode_rows is 129"));
-        let exact = with(&|p| (p.boundary, p.activations) = (Boundary::F16, Activations::F32));
-        assert!(exact.contains("boundary is f16, but exact activations"), "{exact}");
+        let exact = with(&|p| (p.wire_type, p.activations) = (WireType::F16, Activations::F32));
+        assert!(exact.contains("wire type is f16, but exact activations"), "{exact}");
         let ring = Route::HostStaged { chunk_bytes: 1, depth: 0 };
         assert!(with(&|p| p.edges[0].route = ring).contains("a ring needs"));
     }
@@ -793,9 +793,9 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_without_a_boundary_uses_f32() {
+    fn a_plan_without_a_wire_type_uses_f32() {
         let mut narrow = plan();
-        narrow.boundary = Boundary::F16;
+        narrow.wire_type = WireType::F16;
         let json = narrow.to_json();
         let field = "  \"boundary\": \"f16\",\n";
         assert!(json.contains(field), "{json}");

@@ -3,7 +3,7 @@
 
 use crate::fleet::Fleet;
 use crate::plan::Plan;
-use ragtag_graph::{Boundary, Granularity};
+use ragtag_graph::{Granularity, WireType};
 use ragtag_hal::AdapterKind;
 use ragtag_kernels::{Activations, KvType};
 use schemars::generate::SchemaSettings;
@@ -39,8 +39,8 @@ pub(crate) fn granularity(_: &mut SchemaGenerator) -> Schema {
     one_of(&[Granularity::Block, Granularity::HalfBlock])
 }
 
-pub(crate) fn boundary(_: &mut SchemaGenerator) -> Schema {
-    one_of(&Boundary::ALL)
+pub(crate) fn wire_type(_: &mut SchemaGenerator) -> Schema {
+    one_of(&WireType::ALL)
 }
 
 pub(crate) fn activations(_: &mut SchemaGenerator) -> Schema {

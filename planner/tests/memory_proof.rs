@@ -1,7 +1,7 @@
 //! Compares the planner's memory proof with compiled stages of the bundled models: weights, cache and slots
 //! to the byte, scratch at least the actual size. Buffers count in size classes.
 
-use ragtag_graph::{Boundary, Granularity, Lowering, MemorySource, Model, ModelFile};
+use ragtag_graph::{Granularity, Lowering, MemorySource, Model, ModelFile, WireType};
 use ragtag_hal::pool::class_bytes;
 use ragtag_hal::{Caps, Feature, KernelLanguage};
 use ragtag_kernels::{Activations, KvType};
@@ -72,7 +72,7 @@ fn try_plan(model: &Model, lowering: &Lowering, split: &str, caps: &Caps) -> Res
             credits: None,
             kv: lowering.kv,
             activations: lowering.activations,
-            boundary: Some(lowering.boundary),
+            wire_type: Some(lowering.wire_type),
         },
         constraints: Constraints::NONE,
         trial: None,
@@ -108,9 +108,9 @@ fn scratch_is_proved_for_all_kernels() {
         let model = model(name);
         for (chunk, logit_rows) in [(1, 1), (5, 1), (8, 1), (31, 31), (32, 1), (100, 1), (100, 100)] {
             let (kv, activations) = (KvType::F16, Activations::Int8);
-            let boundary = Boundary::F32;
+            let wire_type = WireType::F32;
             let lowering =
-                Lowering { activations, kv, context: 1500, sequences: 3, chunk, logit_rows, boundary };
+                Lowering { activations, kv, context: 1500, sequences: 3, chunk, logit_rows, wire_type };
             for caps in [caps(), gpu_caps(), cuda_caps()] {
                 let halves = model.with_granularity(Granularity::HalfBlock);
                 let splits = [(&model, "0-6=cpu:0,7-13=cpu:1"), (&halves, "0-13=cpu:0,14-25=cpu:1")];
@@ -132,13 +132,13 @@ fn scratch_is_proved_for_all_kernels() {
 #[test]
 fn plans_within_buffer_limits_compile() {
     let model = model("tales-q8_0");
-    let (kv, activations, boundary) = (KvType::F16, Activations::Int8, Boundary::F32);
+    let (kv, activations, wire_type) = (KvType::F16, Activations::Int8, WireType::F32);
     let (mut planned, mut refused) = (0, 0);
     for limit in [100, 200, 400, 1000, 4000].map(|kib: u64| kib << 10) {
         for (context, chunk, logit_rows) in
             [(64, 8, 3), (500, 32, 3), (4000, 8, 3), (64, 500, 3), (64, 64, 64)]
         {
-            let lowering = Lowering { activations, kv, context, sequences: 3, chunk, logit_rows, boundary };
+            let lowering = Lowering { activations, kv, context, sequences: 3, chunk, logit_rows, wire_type };
             for (allocation, binding) in [(1 << 40, limit), (limit, 1 << 40)] {
                 let caps = Caps { max_allocation_bytes: allocation, max_binding_bytes: binding, ..caps() };
                 let plan = try_plan(&model, &lowering, "0-6=cpu:0,7-13=cpu:1", &caps);
@@ -159,14 +159,14 @@ fn the_proof_is_what_compiled_stages_take() {
     for name in ["tales-q8_0", "tales-bitnet-tq2_0"] {
         let model = model(name);
         let forms = [
-            (KvType::F16, Activations::Int8, Boundary::F32),
-            (KvType::F16, Activations::Int8, Boundary::F16),
-            (KvType::F32, Activations::F32, Boundary::F32),
-            (KvType::F16, Activations::F16, Boundary::F32),
+            (KvType::F16, Activations::Int8, WireType::F32),
+            (KvType::F16, Activations::Int8, WireType::F16),
+            (KvType::F32, Activations::F32, WireType::F32),
+            (KvType::F16, Activations::F16, WireType::F32),
         ];
-        for (kv, activations, boundary) in forms {
+        for (kv, activations, wire_type) in forms {
             let (context, sequences, chunk, logit_rows) = (500, 3, 100, 5);
-            let lowering = Lowering { activations, kv, context, sequences, chunk, logit_rows, boundary };
+            let lowering = Lowering { activations, kv, context, sequences, chunk, logit_rows, wire_type };
             let blocks = ["0-13=cpu:0", "0=cpu:0,1-13=cpu:1", "0-6=cpu:0,7-13=cpu:1", "0-12=cpu:0,13=cpu:1"];
             let halves =
                 ["0-25=cpu:0", "0-1=cpu:0,2-25=cpu:1", "0-13=cpu:0,14-25=cpu:1", "0-23=cpu:0,24-25=cpu:1"];
@@ -192,7 +192,7 @@ fn the_proof_is_what_compiled_stages_take() {
                         rows * compiled.crossing_row_bytes.unwrap_or(0),
                         u64::from(compiled.max_logit_rows()) * compiled.logit_row_bytes,
                     ];
-                    assert_eq!(compiled.crossing_row_bytes.is_some(), boundary == Boundary::F16);
+                    assert_eq!(compiled.crossing_row_bytes.is_some(), wire_type == WireType::F16);
                     assert_eq!(promised.slots, u64::from(SLOTS) * sum(&slot), "slots, {what}");
                     let scratch = class_bytes(compiled.scratch_bytes);
                     assert!(promised.scratch >= scratch, "scratch {scratch}, {what}");

@@ -1,6 +1,6 @@
 //! A synthetic plan for tests.
 
-use ragtag_graph::{Boundary, Granularity};
+use ragtag_graph::{Granularity, WireType};
 use ragtag_kernels::{Activations, KvType};
 use ragtag_planner::{
     Explanation, HostMemory, Objective, PLAN_VERSION, Plan, PlanEdge, PlanModel, PlanStage, PredictedRun,
@@ -38,7 +38,7 @@ pub(crate) fn plan(split: &str) -> Plan {
         slots: 3,
         kv: KvType::F16,
         activations: Activations::Int8,
-        boundary: Boundary::F32,
+        wire_type: WireType::F32,
         edges: vec![PlanEdge { route: Route::HOST_STAGED, predicted }; stages.len() - 1],
         stages,
         host_memory_bytes: HostMemory::default(),

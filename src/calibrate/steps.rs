@@ -6,7 +6,7 @@ use super::{CalibrationOptions, is_processor};
 use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::planner::MAX_CHUNK;
-use ragtag_graph::{Boundary, CompiledStage, Lowering, Segment, buckets};
+use ragtag_graph::{CompiledStage, Lowering, Segment, WireType, buckets};
 use ragtag_hal::{Adapter, LinkedEntry, ModuleSource};
 use ragtag_planner::cost::{BatchShape, Profile, ProfileIdentity, SegmentKey, TimePoint, TimedFor};
 use ragtag_scheduler::SoloBatch;
@@ -93,7 +93,7 @@ impl Steps {
             sequences,
             chunk: chunk.max(sequences),
             logit_rows: sequences,
-            boundary: Boundary::F32,
+            wire_type: WireType::F32,
         };
         let shared_chunk = chunk.min(MAX_SHARED_CHUNK);
         let shared = lowering(longest.min(CONTEXTS[1]).max(shared_chunk), most, shared_chunk);

@@ -1,7 +1,7 @@
 //! Command-line arguments and their help texts. The sibling modules implement the commands.
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use ragtag_devices::Handicap;
+use ragtag_devices::ThrottleSpec;
 use ragtag_hal::GemmChoice;
 use ragtag_kernels::TensorType;
 use ragtag_planner::Objective;
@@ -103,7 +103,7 @@ pub(crate) struct DeviceArgs {
     /// Throttle a device or a link, for tests: cpu:0=threads:1, cuda:0=sms:64, cpu:1=duty:50%,
     /// link:cpu:0->cpu:1=1GB/s. Repeatable.
     #[arg(long, alias = "handicap", value_name = "THROTTLE", hide_short_help = true)]
-    pub(crate) throttle: Vec<Handicap>,
+    pub(crate) throttle: Vec<ThrottleSpec>,
     /// Kernels for prefill matmuls of 512 rows and more, if a library (cuBLASLt, rocBLAS) is available: own
     /// (Ragtag's kernels), library, or auto: Ragtag's kernels if they use the device's matrix units, else the
     /// library.

@@ -267,7 +267,7 @@ fn changed_devices(args: &BenchArgs, change: &Change) -> Result<Devices> {
 /// Planner for the alternative. All other settings are the default plan's.
 fn changed(placed: &Placed, devices: &Devices, model: &Model, change: &Change) -> Result<Planner> {
     let plan = &placed.plan;
-    let planner = placed.planner.clone().boundary(plan.boundary);
+    let planner = placed.planner.clone().wire_type(plan.wire_type);
     Ok(match change {
         Change::Chunk(rows) => planner.chunk(*rows),
         Change::Groups(groups) => planner.decode_groups(*groups),
@@ -284,7 +284,7 @@ fn changed(placed: &Placed, devices: &Devices, model: &Model, change: &Change) -
             .kv(plan.kv)
             .activations(plan.activations)
             .granularity(plan.model.granularity)
-            .boundary(plan.boundary)
+            .wire_type(plan.wire_type)
             .chunk(plan.chunk)
             .chunks(plan.chunks())
             .decode_groups(plan.decode_groups)
@@ -298,7 +298,14 @@ fn changed(placed: &Placed, devices: &Devices, model: &Model, change: &Change) -
 /// Whether two plans on the same devices execute identically.
 fn runs_alike(a: &Plan, b: &Plan) -> bool {
     let of = |plan: &Plan| {
-        (plan.split().to_string(), plan.chunks(), plan.decode_groups, plan.credits, plan.slots, plan.boundary)
+        (
+            plan.split().to_string(),
+            plan.chunks(),
+            plan.decode_groups,
+            plan.credits,
+            plan.slots,
+            plan.wire_type,
+        )
     };
     of(a) == of(b)
 }

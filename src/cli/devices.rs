@@ -19,7 +19,7 @@ pub(super) fn run(args: &DevicesArgs) -> Result<()> {
             "requested": choice.requested,
             "detected": choice.detected,
             "selected": devices.labels(),
-            "handicaps": devices.handicaps(),
+            "throttles": devices.throttles(),
             "report": devices.report(),
         }))?;
     } else {

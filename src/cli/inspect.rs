@@ -4,7 +4,7 @@ use super::args::InspectArgs;
 use super::output::{bytes, count, print, print_json, show, table};
 use crate::error::{Error, Result};
 use crate::model::Model;
-use ragtag_graph::{Boundary, Granularity, Lowering, ModelError, Segment};
+use ragtag_graph::{Granularity, Lowering, ModelError, Segment, WireType};
 use ragtag_kernels::{Activations, KvType};
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -31,8 +31,8 @@ fn segments(
     activations: Activations,
 ) -> std::result::Result<Vec<Segment>, ModelError> {
     let context = graph.hyperparameters().context;
-    let (kv, boundary) = (KvType::F16, Boundary::F32);
-    let lowering = Lowering { activations, kv, context, sequences: 1, chunk: 1, logit_rows: 1, boundary };
+    let (kv, wire_type) = (KvType::F16, WireType::F32);
+    let lowering = Lowering { activations, kv, context, sequences: 1, chunk: 1, logit_rows: 1, wire_type };
     graph.segments(&lowering)
 }
 

@@ -143,7 +143,7 @@ fn device_options(args: &DeviceArgs) -> DeviceOptions {
         cpu_threads: args.threads,
         probe_child: probe_child(Duration::from_secs(args.probe_limit)),
         hip_compiler: hip_compiler(),
-        handicaps: args.throttle.clone(),
+        throttles: args.throttle.clone(),
         gemm: args.gemm,
     }
 }

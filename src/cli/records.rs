@@ -81,7 +81,7 @@ fn receipt(model: &Model, devices: &Devices, engine: &Engine) -> Result<serde_js
         "requested": devices.choice().requested,
         "detected": devices.choice().detected,
         "selected": devices.labels(),
-        "handicaps": devices.handicaps(),
+        "throttles": devices.throttles(),
         "stages": stages,
         "routes": engine.plan().routes(),
         "compute_path": path.join(" -> "),

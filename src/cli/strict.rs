@@ -20,7 +20,7 @@ pub(super) fn check_devices(devices: &Devices) -> Result<()> {
 
 fn findings(devices: &Devices) -> Vec<String> {
     let software = devices.selected().iter().filter(|a: &&Adapter| a.kind == AdapterKind::Software);
-    let slowed = devices.handicaps().iter().map(|handicap| format!("{handicap} is throttled (--throttle)"));
+    let slowed = devices.throttles().iter().map(|throttle| format!("{throttle} is throttled (--throttle)"));
     software.map(|a| format!("{} ({}) is a software device", a.label(), a.name)).chain(slowed).collect()
 }
 

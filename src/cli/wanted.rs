@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::files::MOST_JSON_BYTES;
 use crate::model::Model;
 use crate::planner::Planner;
-use ragtag_graph::{Boundary, Granularity};
+use ragtag_graph::{Granularity, WireType};
 use ragtag_kernels::{Activations, KvType};
 use ragtag_planner::plan::{InvalidPlan, Plan, PlanDeviceOptions, PlanModel};
 use ragtag_planner::{PartitionError, Split, Workload};
@@ -133,12 +133,12 @@ impl<'a> Wanted<'a> {
     }
 
     /// Wire type of activations: the argument's, else `usual`. `None` leaves it to the planner.
-    fn boundary(&self, usual: Option<Boundary>) -> Option<Boundary> {
+    fn wire_type(&self, usual: Option<WireType>) -> Option<WireType> {
         match self.args.wire {
             None => usual,
             Some(WireArg::Auto) => None,
-            Some(WireArg::F32) => Some(Boundary::F32),
-            Some(WireArg::F16) => Some(Boundary::F16),
+            Some(WireArg::F32) => Some(WireType::F32),
+            Some(WireArg::F16) => Some(WireType::F16),
         }
     }
 
@@ -230,8 +230,8 @@ impl<'a> Wanted<'a> {
         if let Some(rows) = self.args.chunk {
             planner = planner.chunk(rows);
         }
-        if let Some(boundary) = self.boundary(None) {
-            planner = planner.boundary(boundary);
+        if let Some(wire_type) = self.wire_type(None) {
+            planner = planner.wire_type(wire_type);
         }
         if let Some(split) = &self.split {
             planner = planner.split(split.clone());
@@ -254,9 +254,9 @@ impl<'a> Wanted<'a> {
     /// as written.
     fn like(&self, plan: &Plan, mut planner: Planner) -> Planner {
         // Exact activations require an f32 wire type, whatever the plan chose for fast ones.
-        let usual = if self.activations() == plan.activations { plan.boundary } else { Boundary::F32 };
-        if let Some(boundary) = self.boundary(Some(usual)) {
-            planner = planner.boundary(boundary);
+        let usual = if self.activations() == plan.activations { plan.wire_type } else { WireType::F32 };
+        if let Some(wire_type) = self.wire_type(Some(usual)) {
+            planner = planner.wire_type(wire_type);
         }
         // For another number of sequences, let the planner choose the micro-batches.
         if self.sequences() == plan.sequences {

@@ -349,7 +349,7 @@ fn predicted_us(
         sequences: rows,
         chunk: 64,
         logit_rows: rows,
-        boundary: ragtag::Boundary::F32,
+        wire_type: ragtag::WireType::F32,
     };
     let batch =
         ragtag_planner::cost::BatchShape { rows, logit_rows: rows, sequences: rows, positions: 64.0 + 24.0 };

@@ -534,7 +534,7 @@ fn a_receipt_records_what_ran() {
     let expected = [
         "compute_path",
         "detected",
-        "handicaps",
+        "throttles",
         "model",
         "plan",
         "ragtag",

@@ -250,7 +250,7 @@ fn a_config_gets_the_plan_of_its_checkpoint() {
         sequences: 2,
         chunk: 64,
         logit_rows: 2,
-        boundary: ragtag::Boundary::F32,
+        wire_type: ragtag::WireType::F32,
     };
     let described = Model::open_metadata(folder.path(), None).unwrap();
     let whole = Model::open_metadata(support::checkpoint(), None).unwrap();

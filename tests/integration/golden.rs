@@ -1,7 +1,7 @@
 //! Compares every golden model with an independent implementation, in both numerics classes.
 
 use crate::support::{self, MODELS, Setup, argmax, golden, relative_error};
-use ragtag::{Boundary, Model};
+use ragtag::{Model, WireType};
 use ragtag_kernels::{Activations, NumericsClass};
 
 fn check_logits(activations: Activations, class: NumericsClass) {
@@ -42,16 +42,16 @@ fn the_f16_wire_type_is_within_2e_2_at_every_cut() {
         let path = support::model_path(name);
         let (model, golden) = (Model::open(path).unwrap(), golden(name));
         let ids = &golden.cases[0].prompt_ids;
-        let logits = |split: Option<&str>, cpu_devices, boundary| {
+        let logits = |split: Option<&str>, cpu_devices, wire_type| {
             let activations = Activations::Int8;
-            let setup = Setup { activations, boundary, split, cpu_devices, chunk: 24, ..Default::default() };
+            let setup = Setup { activations, wire_type, split, cpu_devices, chunk: 24, ..Default::default() };
             support::block_on(support::engine(&model, &setup).session().logits(ids)).unwrap()
         };
-        let alone = logits(None, 1, Boundary::F32);
+        let alone = logits(None, 1, WireType::F32);
         let cuts = (1..14).map(|cut| (format!("0-{}=cpu:0,{cut}-13=cpu:1", cut - 1), 2));
         let mut worst = 0f64;
         for (split, devices) in cuts.chain([(each.join(","), 14)]) {
-            let narrow = logits(Some(&split), devices, Boundary::F16);
+            let narrow = logits(Some(&split), devices, WireType::F16);
             let error = relative_error(&narrow, &golden.logits);
             assert!(error <= NumericsClass::Fast.tolerance(), "{name}, {split}: {error}");
             // The transfer really rounds to f16. The output of an embedding may already be f16.

@@ -7,7 +7,7 @@
 use crate::support::{
     self, MODELS, Setup, argmax, block_on, golden, greedy, listen, model_path, relative_error, within,
 };
-use ragtag::{Boundary, DeviceOptions, Devices, Generation, Model, Prompt};
+use ragtag::{DeviceOptions, Devices, Generation, Model, Prompt, WireType};
 use ragtag_hal::{Adapter, AdapterKind, HeapKind, MemorySource};
 use ragtag_kernels::{Activations, NumericsClass};
 use std::time::Instant;
@@ -273,12 +273,12 @@ fn the_f16_wire_type_between_apis_is_within_2e_2() {
         for (cut, (first, second)) in (1..SEGMENTS).cycle().step_by(4).zip(pairs) {
             let split = format!("0-{}={first},{cut}-{}={second}", cut - 1, SEGMENTS - 1);
             let devices = format!("{first},{second}");
-            let (activations, boundary) = (Activations::Int8, Boundary::F16);
+            let (activations, wire_type) = (Activations::Int8, WireType::F16);
             let setup = Setup {
                 devices: &devices,
                 split: Some(&split),
                 activations,
-                boundary,
+                wire_type,
                 chunk: 24,
                 ..Setup::default()
             };

@@ -132,21 +132,21 @@ fn a_throttled_link_is_slower_and_changes_no_token() {
 }
 
 #[test]
-fn handicaps_show_everywhere_and_strict_refuses_them() {
+fn throttles_are_reported_everywhere_and_refused_by_strict() {
     let slow = ["--throttle", "cpu:1=duty:50%", "--throttle", "cpu:0=threads:2"];
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("receipt.json");
     let arguments = ["run", "-n", "2", "--receipt", text(&path)];
     let done = run(&[&arguments[..], &SPLIT, &slow].concat());
     assert_eq!(done.code, 0, "{}", done.err);
-    assert!(done.err.contains(" handicaps=[cpu:1=duty:50%, cpu:0=threads:2]"), "{}", done.err);
+    assert!(done.err.contains(" throttles=[cpu:1=duty:50%, cpu:0=threads:2]"), "{}", done.err);
     let receipt = read_json(&path);
-    assert_eq!(receipt["handicaps"].as_array().unwrap().len(), 2);
+    assert_eq!(receipt["throttles"].as_array().unwrap().len(), 2);
     assert!(receipt["stages"][1]["driver"].as_str().unwrap().ends_with("duty 50 %"), "{receipt}");
     assert_eq!((&receipt["stages"][0]["units"], &receipt["stages"][1]["units"]), (&2.into(), &1.into()));
 
     let devices = json(&[&["devices", "--device", "cpu", "--json"][..], &slow].concat());
-    assert_eq!(devices["handicaps"][0]["duty"]["percent"], 50, "{devices}");
+    assert_eq!(devices["throttles"][0]["duty"]["percent"], 50, "{devices}");
     let table = run(&[&["devices", "--device", "cpu", "--wide"][..], &slow].concat()).out;
     assert!(table.contains("duty 50 %"), "{table}");
 
@@ -160,7 +160,7 @@ fn handicaps_show_everywhere_and_strict_refuses_them() {
 
 #[test]
 fn reports_invalid_throttles() {
-    for (handicap, words) in [
+    for (throttle, words) in [
         ("cpu:1=duty:0%", "1% to 100%"),
         ("cpu:1", "missing \"=\""),
         ("link:cpu:0->cpu:1=fast", "the rate must be at least 1B/s"),
@@ -169,9 +169,9 @@ fn reports_invalid_throttles() {
         ("cpu:0=sms:8", "only CUDA devices"),
         ("link:cpu:0->cuda:0=1GB/s", "cuda:0 is not among the selected devices"),
     ] {
-        let refused = run(&["run", "-n", "1", "--device", "cpu", "--throttle", handicap]);
-        assert_eq!(refused.code, 2, "{handicap}: {}", refused.err);
-        assert!(refused.err.contains(words), "{handicap}: {}", refused.err);
+        let refused = run(&["run", "-n", "1", "--device", "cpu", "--throttle", throttle]);
+        assert_eq!(refused.code, 2, "{throttle}: {}", refused.err);
+        assert!(refused.err.contains(words), "{throttle}: {}", refused.err);
     }
     let twice = ["--throttle", "cpu:1=duty:50%", "--throttle", "cpu:1=duty:40%"];
     let refused = run(&[&["run", "-n", "1", "--device", "cpu"][..], &twice].concat());

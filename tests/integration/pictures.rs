@@ -112,7 +112,7 @@ fn synthetic(stages: u32, name: &str, label: impl Fn(u32) -> String) -> Plan {
         slots: 3,
         kv: KvType::F16,
         activations: Activations::Int8,
-        boundary: ragtag::Boundary::F32,
+        wire_type: ragtag::WireType::F32,
         stages: (0..stages).map(stage).collect(),
         host_memory_bytes: Default::default(),
         edges: (1..stages).map(edge).collect(),

@@ -5,8 +5,8 @@ use crate::support::{
     self, Said, Setup, block_on, golden, greedy, listen, model_path, relative_error, within,
 };
 use ragtag::{
-    Boundary, DeviceOptions, Devices, Engine, EngineOptions, Error, Event, Generation, Granularity, Model,
-    Planner, Prompt, Reason, Session, overlap,
+    DeviceOptions, Devices, Engine, EngineOptions, Error, Event, Generation, Granularity, Model, Planner,
+    Prompt, Reason, Session, WireType, overlap,
 };
 use ragtag_hal::{Checked, Device, LeakWatch, Leaks, QueueKind};
 use ragtag_kernels::{Activations, NumericsClass};
@@ -179,15 +179,15 @@ fn outliers_stay_finite_with_the_f16_wire_type() {
     let (token, before) = (ids[5] as usize, ids[..5].iter().all(|id| *id != ids[5]));
     assert!(before);
     let cut = "0=cpu:0,1-13=cpu:1";
-    let with = |value: f32, boundary| {
+    let with = |value: f32, wire_type| {
         let model = with_an_outlier(token, value);
         let activations = Activations::Int8;
-        let setup = Setup { cpu_devices: 2, split: Some(cut), activations, boundary, ..Setup::default() };
+        let setup = Setup { cpu_devices: 2, split: Some(cut), activations, wire_type, ..Setup::default() };
         (model.hyperparameters().vocabulary as usize, logits(&model, &setup, &ids))
     };
     for value in [6e4, 1e5, 3e6] {
-        let (vocabulary, wide) = with(value, Boundary::F32);
-        let (_, narrow) = with(value, Boundary::F16);
+        let (vocabulary, wide) = with(value, WireType::F32);
+        let (_, narrow) = with(value, WireType::F16);
         assert!(narrow.iter().chain(&wide).all(|logit| logit.is_finite()), "{value}");
         // The outlier does not affect earlier rows.
         let error = relative_error(&narrow[..5 * vocabulary], &wide[..5 * vocabulary]);

@@ -1,8 +1,8 @@
 //! Shared test support: models, golden data, engines, errors, and the command itself.
 
 use ragtag::{
-    Boundary, DeviceOptions, Devices, Engine, EngineOptions, Event, GemmChoice, Generation, Granularity,
-    Model, Planner, Summary, TokenStream,
+    DeviceOptions, Devices, Engine, EngineOptions, Event, GemmChoice, Generation, Granularity, Model,
+    Planner, Summary, TokenStream, WireType,
 };
 use ragtag_kernels::{Activations, KvType};
 use ragtag_planner::Split;
@@ -86,7 +86,7 @@ pub struct Setup<'a> {
     pub granularity: Granularity,
     pub split: Option<&'a str>,
     pub activations: Activations,
-    pub boundary: Boundary,
+    pub wire_type: WireType,
     pub chunk: u32,
     pub sequences: u32,
     pub context: u32,
@@ -104,7 +104,7 @@ impl Default for Setup<'_> {
             granularity: Granularity::Block,
             split: None,
             activations: Activations::F32,
-            boundary: Boundary::F32,
+            wire_type: WireType::F32,
             chunk: 32,
             sequences: 1,
             context: 128,
@@ -146,7 +146,7 @@ pub fn engine_on(model: &Model, setup: &Setup<'_>, devices: &Devices) -> ragtag:
         .chunk(setup.chunk)
         .granularity(setup.granularity)
         .activations(setup.activations)
-        .boundary(setup.boundary)
+        .wire_type(setup.wire_type)
         .kv(if setup.activations == Activations::F32 { KvType::F32 } else { KvType::F16 });
     if setup.all_logits {
         planner = planner.all_logits();

@@ -2,8 +2,8 @@
 
 use super::CompileError;
 use super::emit::Emitter;
-use crate::boundary::Boundary;
 use crate::program::{Place, ProgramStep};
+use crate::wire_type::WireType;
 use ragtag_kernels::elements::{self, RANK};
 use ragtag_kernels::params::ROWS;
 use ragtag_kernels::{Activations, ElementType, Kernel};
@@ -12,7 +12,7 @@ use std::ops::Range;
 impl Emitter<'_> {
     /// Converts the rows received over the edge to residual rows.
     pub(super) fn arriving(&mut self, segments: &Range<usize>) -> Result<Option<ProgramStep>, CompileError> {
-        if segments.start == 0 || self.lowering.boundary == Boundary::F32 {
+        if segments.start == 0 || self.lowering.wire_type == WireType::F32 {
             return Ok(None);
         }
         let (rows, width) = (self.params.rows, self.model.hyperparameters().width);
@@ -31,7 +31,7 @@ impl Emitter<'_> {
 
     /// Converts the residual rows to the wire type for the next edge.
     pub(super) fn leaving(&mut self, segments: &Range<usize>) -> Result<Option<ProgramStep>, CompileError> {
-        if segments.end == self.model.segment_count() || self.lowering.boundary == Boundary::F32 {
+        if segments.end == self.model.segment_count() || self.lowering.wire_type == WireType::F32 {
             return Ok(None);
         }
         let (rows, width) = (self.params.rows, self.model.hyperparameters().width);

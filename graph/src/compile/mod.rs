@@ -10,12 +10,12 @@ mod crossing;
 mod emit;
 mod storage;
 
-use crate::boundary::Boundary;
 use crate::model::{Lowering, Model, ModelError};
 use crate::op::{Node, Operator, OperatorGraph, Rows};
 use crate::passes;
 use crate::program::{CompiledStage, Program, ProgramStep, WeightBuffer, WeightContent, vector_values};
 use crate::stack::{Stack, StackedMatrix};
+use crate::wire_type::WireType;
 use emit::Emitter;
 use ragtag_hal::{Caps, Module};
 use ragtag_kernels::attention::{append, partial};
@@ -109,8 +109,8 @@ pub fn compile(
         kv_bytes: kv_bytes(model, &plain, &segments, lowering),
         scratch_bytes,
         row_bytes,
-        crossing_row_bytes: (lowering.boundary != Boundary::F32)
-            .then(|| lowering.boundary.row_bytes(row_bytes)),
+        crossing_row_bytes: (lowering.wire_type != WireType::F32)
+            .then(|| lowering.wire_type.row_bytes(row_bytes)),
         logit_row_bytes: if last { u64::from(h.vocabulary) * 4 } else { 0 },
         programs,
         weights,

@@ -4,7 +4,7 @@
 
 use super::{BufferLimits, DeviceFacts};
 use crate::plan::StageMemory;
-use ragtag_graph::{Boundary, Segment};
+use ragtag_graph::{Segment, WireType};
 use ragtag_hal::pool::class_bytes;
 use ragtag_kernels::params::{BLOCK_TOKENS, ParamsShape};
 use std::collections::{BTreeSet, HashMap};
@@ -27,7 +27,7 @@ pub struct StageCapacity {
     pub row_bytes: u64,
     /// Wire type of activations. If it differs from f32, each slot has an additional buffer, also on the
     /// first and the last stage.
-    pub boundary: Boundary,
+    pub wire_type: WireType,
     /// Bytes of one row of logits.
     pub logit_row_bytes: u64,
 }
@@ -70,8 +70,8 @@ impl StageCapacity {
     pub fn slot_bytes(&self, last: bool) -> u64 {
         let logits = if last { self.logits_bytes() } else { 0 };
         let rows = |row_bytes| u64::from(self.rows).saturating_mul(row_bytes);
-        let transfer = match self.boundary {
-            Boundary::F32 => 0,
+        let transfer = match self.wire_type {
+            WireType::F32 => 0,
             other => rows(other.row_bytes(self.row_bytes)),
         };
         let buffers = [self.params_bytes(), rows(self.row_bytes), transfer, logits].map(class_bytes);

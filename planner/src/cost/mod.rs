@@ -7,7 +7,6 @@
 //!
 //! Knows nothing about the search or backends.
 
-mod boundary;
 mod device;
 mod figure;
 mod link;
@@ -18,8 +17,8 @@ mod profile_tests;
 #[cfg(test)]
 mod tests;
 mod time;
+mod wire_type;
 
-pub use boundary::BoundaryTime;
 pub use device::{BufferLimits, DeviceFacts};
 pub(crate) use figure::is_rate;
 pub use figure::{Figure, FigureSource};
@@ -30,3 +29,4 @@ pub use profile::{
     SegmentWork, TimePoint, TimeSample, TimedFor, TokenReturn,
 };
 pub use time::{BatchShape, kind_time, segment_time, segment_time_us};
+pub use wire_type::BoundaryTime;

@@ -2,7 +2,7 @@
 
 use super::*;
 use ragtag_graph::segment::SegmentTensor;
-use ragtag_graph::{Boundary, Segment, SegmentKind};
+use ragtag_graph::{Segment, SegmentKind, WireType};
 use ragtag_hal::pool::class_bytes;
 use ragtag_kernels::Activations;
 
@@ -100,7 +100,7 @@ fn a_shared_tensor_counts_once_in_a_stage() {
         logit_rows: 2,
         slots: 2,
         row_bytes: 100,
-        boundary: Boundary::F32,
+        wire_type: WireType::F32,
         logit_row_bytes: 1000,
     };
     let weights = |first, end| sizes.stage(first..end, &shape, 0, &device()).weights;
@@ -135,7 +135,7 @@ fn sizes_beyond_64_bits_saturate() {
         logit_rows: u32::MAX,
         slots: u32::MAX,
         row_bytes: u64::MAX,
-        boundary: Boundary::F16,
+        wire_type: WireType::F16,
         logit_row_bytes: u64::MAX,
     };
     let sizes = RunSizes::new(&[huge]);

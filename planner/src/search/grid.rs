@@ -20,7 +20,7 @@ use super::baselines::{self, Baseline, EngineDecode};
 use super::problem::{Evaluation, Lowered, Problem, Run};
 use super::solver::{self, Instance, Placement};
 use super::workload_times::{Point, WorkloadTimes};
-use ragtag_graph::{Boundary, Segment};
+use ragtag_graph::{Segment, WireType};
 use ragtag_kernels::Activations;
 use rayon::prelude::*;
 use std::sync::{Arc, OnceLock};
@@ -137,7 +137,7 @@ pub(super) struct Grid<'a> {
     pub input: &'a PlannerInput<'a>,
     pub context: u32,
     lowered: Vec<Arc<Lowered<'a>>>,
-    boundaries: &'static [Boundary],
+    boundaries: &'static [WireType],
     points: Vec<(Point, OnceLock<Problem<'a>>)>,
 }
 
@@ -150,9 +150,9 @@ impl<'a> Grid<'a> {
         let boundaries = boundaries(input);
         let groups = groups(input, context, (POINTS / (lowered.len() * boundaries.len())).clamp(1, GROUPS));
         let mut points = Vec::new();
-        for &boundary in boundaries {
+        for &wire_type in boundaries {
             for chunk in lowered.iter().map(|lowered| lowered.chunk) {
-                let of_groups = groups.iter().map(|&groups| Point { chunk, groups, boundary });
+                let of_groups = groups.iter().map(|&groups| Point { chunk, groups, wire_type });
                 points.extend(of_groups.map(|point| (point, OnceLock::new())));
             }
         }
@@ -166,7 +166,7 @@ impl<'a> Grid<'a> {
     }
 
     /// Returns the wire types to choose from.
-    pub fn boundaries(&self) -> &'static [Boundary] {
+    pub fn boundaries(&self) -> &'static [WireType] {
         self.boundaries
     }
 
@@ -192,9 +192,9 @@ impl<'a> Grid<'a> {
     /// Returns the starting points for a wire type; the search uses the first where anything fits. They have
     /// enough decode groups to keep all devices busy, with the requested chunk first, then others in case it
     /// needs too much memory.
-    fn starts(&self, boundary: Boundary) -> impl Iterator<Item = Point> + '_ {
+    fn starts(&self, wire_type: WireType) -> impl Iterator<Item = Point> + '_ {
         let most = self.points.iter().map(|(point, _)| point.groups).max().unwrap_or(1);
-        self.lowered.iter().map(move |lowered| Point { chunk: lowered.chunk, groups: most, boundary })
+        self.lowered.iter().map(move |lowered| Point { chunk: lowered.chunk, groups: most, wire_type })
     }
 
     /// Returns the point whose shortages are reported if nothing fits.
@@ -205,8 +205,8 @@ impl<'a> Grid<'a> {
     /// Returns the best placement, or `None` if none fits.
     pub fn search(&self) -> Option<SearchResult> {
         // With slow links, the wire type affects placements most, so start from each.
-        let start = |&boundary: &Boundary| {
-            let mut solved = self.starts(boundary).map(|point| (point, self.solve(point)));
+        let start = |&wire_type: &WireType| {
+            let mut solved = self.starts(wire_type).map(|point| (point, self.solve(point)));
             solved.find(|(_, solved)| !solved.choices.is_empty())
         };
         let mut solved: Vec<(Point, Solved)> = self.boundaries.iter().filter_map(start).collect();
@@ -288,8 +288,8 @@ impl<'a> Grid<'a> {
             let usual = (point.chunk > USUAL_CHUNK, point.chunk.abs_diff(USUAL_CHUNK));
             (point.groups > groups, point.groups.abs_diff(groups), usual)
         });
-        let first = |boundary: &Boundary| {
-            let mut points = points.iter().filter(|point| point.boundary == *boundary);
+        let first = |wire_type: &WireType| {
+            let mut points = points.iter().filter(|point| point.wire_type == *wire_type);
             points.find_map(|point| self.priced(*point, runs.to_vec()))
         };
         preferred(self.boundaries.iter().filter_map(first).collect())
@@ -358,12 +358,12 @@ fn runs(placement: &Placement) -> Vec<Run> {
 
 /// Returns the possible wire types, the smaller one first: the requested one, or all that suit the
 /// activations if there is more than one device.
-fn boundaries(input: &PlannerInput<'_>) -> &'static [Boundary] {
-    match input.limits.boundary {
-        Some(Boundary::F32) => &[Boundary::F32],
-        Some(Boundary::F16) => &[Boundary::F16],
-        None if input.limits.activations == Activations::F32 || input.devices.len() == 1 => &[Boundary::F32],
-        None => &Boundary::ALL,
+fn boundaries(input: &PlannerInput<'_>) -> &'static [WireType] {
+    match input.limits.wire_type {
+        Some(WireType::F32) => &[WireType::F32],
+        Some(WireType::F16) => &[WireType::F16],
+        None if input.limits.activations == Activations::F32 || input.devices.len() == 1 => &[WireType::F32],
+        None => &WireType::ALL,
     }
 }
 
@@ -373,9 +373,9 @@ fn groups(input: &PlannerInput<'_>, context: u32, numbers: usize) -> Vec<u32> {
     if let Some(groups) = input.limits.decode_groups {
         return vec![groups];
     }
-    let boundary = Boundary::default();
+    let wire_type = WireType::default();
     let workload_times =
-        |groups| WorkloadTimes::new(input, context, Point { chunk: input.limits.chunk, groups, boundary });
+        |groups| WorkloadTimes::new(input, context, Point { chunk: input.limits.chunk, groups, wire_type });
     let most = workload_times(1).sequences.min(u32::try_from(input.devices.len()).unwrap_or(u32::MAX)).max(1);
     let mut different: Vec<u32> = Vec::new();
     for groups in 1..=most {

@@ -30,7 +30,7 @@ use crate::split::{PartitionError, Span, Split};
 pub use baselines::{Baseline, EngineDecode};
 use grid::{Choice, Grid, SearchResult};
 use problem::{Lowered, Problem, Run};
-use ragtag_graph::{Boundary, Granularity, Segment};
+use ragtag_graph::{Granularity, Segment, WireType};
 use ragtag_kernels::params::BLOCK_TOKENS;
 use ragtag_kernels::{Activations, KvType};
 use std::sync::Arc;
@@ -76,7 +76,7 @@ pub struct PlanLimits {
     /// Activation type of matrix products.
     pub activations: Activations,
     /// Wire type of activations. Default: the better one. With f32 activations it is always f32.
-    pub boundary: Option<Boundary>,
+    pub wire_type: Option<WireType>,
 }
 
 impl PlanLimits {
@@ -205,10 +205,10 @@ pub enum PlanError {
     #[error("the split: {0}")]
     Split(#[from] PartitionError),
     /// A narrow wire type with exact activations.
-    #[error("wire type {boundary} needs --activations int8; exact activations (f32) need wire type f32")]
+    #[error("wire type {wire_type} needs --activations int8; exact activations (f32) need wire type f32")]
     ExactBoundary {
         /// The wire type.
-        boundary: Boundary,
+        wire_type: WireType,
     },
     /// The model does not fit any devices.
     #[error("{}", reasons::does_not_fit(.0))]
@@ -395,11 +395,11 @@ fn check(input: &PlannerInput<'_>) -> Result<(), PlanError> {
             return Err(PlanError::BadLimit { what: "every chunk" });
         }
     }
-    if let Some(boundary) = limits.boundary
-        && boundary != Boundary::F32
+    if let Some(wire_type) = limits.wire_type
+        && wire_type != WireType::F32
         && limits.activations == Activations::F32
     {
-        return Err(PlanError::ExactBoundary { boundary });
+        return Err(PlanError::ExactBoundary { wire_type });
     }
     check_objective(input.objective)?;
     check_constraints(input)?;
@@ -475,8 +475,8 @@ fn given_runs(input: &PlannerInput<'_>) -> Option<Vec<Run>> {
 
 /// Returns whether some placement, or the user's, fits at this context.
 fn fits(input: &PlannerInput<'_>, lowered: &Arc<Lowered<'_>>, context: u32) -> bool {
-    let boundary = input.limits.boundary.unwrap_or_default();
-    let point = Point { chunk: input.limits.chunk, groups: 1, boundary };
+    let wire_type = input.limits.wire_type.unwrap_or_default();
+    let point = Point { chunk: input.limits.chunk, groups: 1, wire_type };
     let problem = Problem::new(input, Arc::clone(lowered), context, point);
     match given_runs(input) {
         Some(runs) => problem.prove(&runs).is_ok(),
@@ -621,7 +621,7 @@ fn assemble_choice(grid: &Grid<'_>, chosen: &Choice, explanation: Explanation, r
         slots: input.limits.slots,
         kv: input.limits.kv,
         activations: input.limits.activations,
-        boundary: chosen.point.boundary,
+        wire_type: chosen.point.wire_type,
         host_memory_bytes: host_memory(input, &problem.shape, chosen.credits, &stages),
         stages,
         edges: chosen.runs.windows(2).zip(&evaluation.transfers).map(edge).collect(),

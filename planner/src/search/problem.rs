@@ -100,7 +100,7 @@ impl<'a> Problem<'a> {
             logit_rows: limits.logit_rows_of(point.groups, point.chunk),
             slots: limits.slots,
             row_bytes: input.model.row_bytes,
-            boundary: point.boundary,
+            wire_type: point.wire_type,
             logit_row_bytes: input.model.logit_row_bytes,
         };
         let workload_times = WorkloadTimes::new(input, context, point);
@@ -218,9 +218,9 @@ impl<'a> Problem<'a> {
     /// Returns the times that any stage on a device has besides its segments.
     fn stage_times(&self, device: usize) -> Times {
         let (device, row_bytes) = (&self.input.devices[device], self.input.model.row_bytes);
-        let boundary = |rows: u32| BoundaryTime::new(self.point.boundary, device, rows.into(), row_bytes);
+        let wire_type = |rows: u32| BoundaryTime::new(self.point.wire_type, device, rows.into(), row_bytes);
         Times::always(device.stage_us.value)
-            + self.workload_times.times(|batch| boundary(batch.rows).sum_us())
+            + self.workload_times.times(|batch| wire_type(batch.rows).sum_us())
     }
 
     /// Returns the costs that any stage on a device has besides its segments. Waking up delays a micro-batch
@@ -406,7 +406,7 @@ fn shared_rates(input: &PlannerInput<'_>) -> Vec<f64> {
 }
 
 fn transfer_bytes(input: &PlannerInput<'_>, point: Point, rows: u32) -> u64 {
-    u64::from(rows).saturating_mul(point.boundary.row_bytes(input.model.row_bytes))
+    u64::from(rows).saturating_mul(point.wire_type.row_bytes(input.model.row_bytes))
 }
 
 /// Returns the times of a lone transfer, at the lower rate of its link and its shared links.

@@ -8,7 +8,7 @@ use super::{Baseline, DoesNotFit, HostMemory, PlannerInput, Shortage};
 use crate::objective::Objective;
 use crate::plan::{Alternative, Bottleneck, Explanation, LeftOut, Place};
 use crate::wording::{self, count};
-use ragtag_graph::Boundary;
+use ragtag_graph::WireType;
 use ragtag_kernels::KvType;
 
 /// Width of multi-line messages, in columns.
@@ -51,7 +51,7 @@ pub(super) fn reasons(grid: &Grid<'_>, chosen: &Choice, explanation: &Explanatio
     reasons.push(speed(chosen));
     if chosen.runs.len() > 1 {
         reasons.push(idle(chosen, explanation));
-        reasons.extend(boundary(grid, chosen));
+        reasons.extend(wire_type(grid, chosen));
     }
     match grid.input.split {
         Some(_) => reasons.push(against_own(explanation)),
@@ -146,18 +146,18 @@ fn idle(chosen: &Choice, explanation: &Explanation) -> String {
 }
 
 /// Returns the wire type and its effect, if there is a choice.
-fn boundary(grid: &Grid<'_>, chosen: &Choice) -> Option<String> {
-    let form = chosen.point.boundary;
-    if grid.input.limits.boundary.is_some() {
+fn wire_type(grid: &Grid<'_>, chosen: &Choice) -> Option<String> {
+    let form = chosen.point.wire_type;
+    if grid.input.limits.wire_type.is_some() {
         return Some(format!("wire type: {form}, as requested"));
     }
     let other = grid.boundaries().iter().find(|other| **other != form)?;
-    let Some(with) = grid.priced(Point { boundary: *other, ..chosen.point }, chosen.runs.clone()) else {
+    let Some(with) = grid.priced(Point { wire_type: *other, ..chosen.point }, chosen.runs.clone()) else {
         return Some(format!("wire type: {form}; the plan does not fit with {other}"));
     };
     let effect = compared(chosen.score_us(), with.score_us());
     let reason = format!("wire type: {form}; with {other} the plan is predicted {effect}");
-    if form == Boundary::F32 {
+    if form == WireType::F32 {
         return Some(reason);
     }
     let transfers = chosen.evaluation.transfers.iter().zip(&with.evaluation.transfers).enumerate();

@@ -13,7 +13,7 @@ use crate::cost::{BatchShape, BufferLimits, Figure, FigureSource, LinkFacts, Sha
 use crate::objective::{Mix, Objective, Workload};
 use crate::plan::Alternative;
 use ragtag_graph::segment::SegmentTensor;
-use ragtag_graph::{Boundary, Granularity, SegmentKind};
+use ragtag_graph::{Granularity, SegmentKind, WireType};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use worlds::*;
@@ -53,12 +53,12 @@ fn all_placements(segments: usize, devices: usize) -> Vec<Vec<Run>> {
 }
 
 fn problem<'a>(input: &'a PlannerInput<'a>, groups: u32) -> Problem<'a> {
-    problem_with(input, groups, Boundary::F32)
+    problem_with(input, groups, WireType::F32)
 }
 
-fn problem_with<'a>(input: &'a PlannerInput<'a>, groups: u32, boundary: Boundary) -> Problem<'a> {
+fn problem_with<'a>(input: &'a PlannerInput<'a>, groups: u32, wire_type: WireType) -> Problem<'a> {
     let lowered = Arc::new(Lowered::new(input.limits.chunk, input.segments));
-    Problem::new(input, lowered, 512, Point { chunk: input.limits.chunk, groups, boundary })
+    Problem::new(input, lowered, 512, Point { chunk: input.limits.chunk, groups, wire_type })
 }
 
 fn close(a: f64, b: f64) -> bool {
@@ -66,7 +66,7 @@ fn close(a: f64, b: f64) -> bool {
 }
 
 /// Computes a score straight from the cost model, without prefix sums or the solver's costs.
-fn score_by_hand(world: &World, runs: &[Run], groups: u32, boundary: Boundary) -> f64 {
+fn score_by_hand(world: &World, runs: &[Run], groups: u32, wire_type: WireType) -> f64 {
     let sequences = if matches!(world.objective, Objective::Latency | Objective::FirstToken) {
         1
     } else {
@@ -88,9 +88,9 @@ fn score_by_hand(world: &World, runs: &[Run], groups: u32, boundary: Boundary) -
         let time = |segment| segment_time_us(segment, device, world.limits.activations, batch);
         // Two of a block's nine dispatches. Each reads and writes all rows.
         let row_bytes = (world.model.row_bytes + world.model.row_bytes / 2) as f64;
-        let turning = match boundary {
-            Boundary::F32 => 0.0,
-            Boundary::F16 => {
+        let turning = match wire_type {
+            WireType::F32 => 0.0,
+            WireType::F16 => {
                 let moving = f64::from(batch.rows) * row_bytes / device.bandwidth_bytes_per_s.value * 1e6;
                 2.0 * (device.launch_us.value / 9.0 + moving)
             }
@@ -100,7 +100,7 @@ fn score_by_hand(world: &World, runs: &[Run], groups: u32, boundary: Boundary) -
     };
     let over = |pair: &[Run], rows: u32| {
         let [from, to] = [0, 1].map(|at: usize| &world.devices[pair[at].device].label);
-        let row_bytes = world.model.row_bytes / if boundary == Boundary::F16 { 2 } else { 1 };
+        let row_bytes = world.model.row_bytes / if wire_type == WireType::F16 { 2 } else { 1 };
         let (bytes, link) = (u64::from(rows) * row_bytes, world.links.between(from, to));
         let uses = |bus: &&SharedLink| bus.users.contains(&(from.clone(), to.clone()));
         let on_bus = world.links.shared.iter().find(uses);
@@ -158,11 +158,11 @@ fn scores_are_what_the_objectives_mean() {
         for objective in OBJECTIVES {
             let world = World { objective, ..random_world_without_return(seed) };
             let input = world.input();
-            for (groups, boundary) in (1..=3).zip([Boundary::F32, Boundary::F16, Boundary::F16]) {
-                let problem = problem_with(&input, groups, boundary);
+            for (groups, wire_type) in (1..=3).zip([WireType::F32, WireType::F16, WireType::F16]) {
+                let problem = problem_with(&input, groups, wire_type);
                 for runs in all_placements(world.segments.len(), world.devices.len()).iter().step_by(7) {
                     let (by_hand, evaluated) =
-                        (score_by_hand(&world, runs, groups, boundary), problem.evaluate(runs).score_us);
+                        (score_by_hand(&world, runs, groups, wire_type), problem.evaluate(runs).score_us);
                     assert!(
                         close(by_hand, evaluated),
                         "seed {seed}, {objective:?}: {by_hand} {evaluated} {runs:?}"

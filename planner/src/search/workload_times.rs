@@ -6,7 +6,7 @@ use super::PlannerInput;
 use super::solver::{Costs, Score};
 use crate::cost::BatchShape;
 use crate::objective::Objective;
-use ragtag_graph::Boundary;
+use ragtag_graph::WireType;
 use std::iter::Sum;
 use std::ops::{Add, Mul, Sub};
 
@@ -18,7 +18,7 @@ pub(super) struct Point {
     /// Number of decode groups.
     pub groups: u32,
     /// Wire type of activations between stages.
-    pub boundary: Boundary,
+    pub wire_type: WireType,
 }
 
 /// Times of the micro-batches of a [`WorkloadTimes`], in microseconds.

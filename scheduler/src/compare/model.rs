@@ -129,7 +129,7 @@ impl<'a> Model<'a> {
         let mut parts = self
             .whole_stage(stage, &batches(computed, computed.logit_rows), |kind| kind != SegmentKind::Head);
         parts.overhead_us += self.device(stage).stage_us.value;
-        parts += self.boundary(stage, computed.rows as f64 / computed.micro_batches.max(1) as f64);
+        parts += self.wire_type(stage, computed.rows as f64 / computed.micro_batches.max(1) as f64);
         // The head processes only rows that need logits.
         let rows = (computed.logit_rows * computed.micro_batches).checked_div(computed.with_logits);
         if let Some(rows) = rows {
@@ -156,10 +156,10 @@ impl<'a> Model<'a> {
     }
 
     /// Returns the time of a stage to convert rows to and from the wire type.
-    fn boundary(&self, stage: usize, rows: f64) -> TimeParts {
+    fn wire_type(&self, stage: usize, rows: f64) -> TimeParts {
         let (plan, row_bytes) = (self.of.plan, self.of.row_bytes);
         let BoundaryTime { overhead_us, moving_us } =
-            BoundaryTime::new(plan.boundary, self.device(stage), rows, row_bytes);
+            BoundaryTime::new(plan.wire_type, self.device(stage), rows, row_bytes);
         TimeParts { overhead_us, moving_us, computing_us: 0.0 }
     }
 
@@ -224,10 +224,10 @@ impl<'a> Model<'a> {
         }
         let stage = |stage: usize| {
             let parts = self.whole_stage(stage, &[(1.0, *batch)], |_| true);
-            let boundary = self.boundary(stage, batch.rows.into());
-            parts.sum_us() + boundary.sum_us() + self.device(stage).stage_us.value
+            let wire_type = self.wire_type(stage, batch.rows.into());
+            parts.sum_us() + wire_type.sum_us() + self.device(stage).stage_us.value
         };
-        let row_bytes = self.of.plan.boundary.row_bytes(self.of.row_bytes);
+        let row_bytes = self.of.plan.wire_type.row_bytes(self.of.row_bytes);
         let bytes = f64::from(batch.rows) * row_bytes as f64;
         let edges = (1..self.stages.len()).map(|next| self.edge(next - 1, bytes).sum_us());
         let times = (0..self.stages.len()).map(stage).chain(edges);

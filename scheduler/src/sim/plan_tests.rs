@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::core::Want;
-use ragtag_graph::{Boundary, Segment, SegmentKind};
+use ragtag_graph::{Segment, SegmentKind, WireType};
 use ragtag_hal::AdapterKind;
 use ragtag_kernels::Activations;
 use ragtag_planner::cost::{BatchShape, DeviceFacts, Figure, FigureSource, LinkFacts, Links, SharedLink};
@@ -73,8 +73,8 @@ impl Planned {
     /// Returns the time of a stage for `rows` rows, `logit_rows` of them with logits.
     fn stage_us(&self, stage: usize, rows: u32, logit_rows: u32, positions: f64) -> f64 {
         let segments = &self.segments[self.plan.stages[stage].segments.range()];
-        let (device, boundary) = (&self.devices[stage], self.plan.boundary);
-        let costs = StageCosts::new(segments, device, Activations::Int8, boundary, ROW_BYTES);
+        let (device, wire_type) = (&self.devices[stage], self.plan.wire_type);
+        let costs = StageCosts::new(segments, device, Activations::Int8, wire_type, ROW_BYTES);
         costs.time_us(&BatchShape { rows, logit_rows, sequences: logit_rows, positions })
     }
 
@@ -86,7 +86,7 @@ impl Planned {
     fn moving_us(&self, rows: u32, logit_rows: u32) -> f64 {
         let crossings = self.devices.windows(2).map(|pair| {
             let link = self.links.between(&pair[0].label, &pair[1].label);
-            link.time_us(u64::from(rows) * self.plan.boundary.row_bytes(ROW_BYTES))
+            link.time_us(u64::from(rows) * self.plan.wire_type.row_bytes(ROW_BYTES))
         });
         let logits = u64::from(logit_rows) * self.model.logit_row_bytes;
         let last = &self.devices[self.devices.len() - 1];
@@ -271,16 +271,16 @@ fn more_credits_than_a_plan_has_serve_no_more_requests() {
 /// Wire type f16: half the bytes on the links, two more dispatches on every stage.
 #[test]
 fn f16_activations_halve_the_time_on_a_slow_link() {
-    let with = |boundary| {
+    let with = |wire_type| {
         let mut planned = Planned::new(&[2, 2]);
-        planned.plan.boundary = boundary;
+        planned.plan.wire_type = wire_type;
         planned.links.other.bandwidth_bytes_per_s = Figure { value: 1e7, source: FigureSource::User };
         let summary = planned.run(&burst(1, 100, 101));
         let expected = planned.stages_us(1, 1, 150.5) + planned.moving_us(1, 1);
         assert_near(summary.between_tokens_us.mean, expected, 1e-3, "between tokens");
         summary
     };
-    let [wide, narrow] = Boundary::ALL.map(with);
+    let [wide, narrow] = WireType::ALL.map(with);
     assert_eq!((wide.links[0].bytes, narrow.links[0].bytes), (200 * ROW_BYTES, 200 * ROW_BYTES / 2));
     assert!(narrow.duration_us < wide.duration_us);
     assert!(narrow.stages[0].decode.busy_ns > wide.stages[0].decode.busy_ns);

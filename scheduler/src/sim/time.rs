@@ -2,7 +2,7 @@
 //! about plans or the order of events.
 
 use crate::core::{Item, MicroBatch, Nanoseconds};
-use ragtag_graph::{Boundary, Segment};
+use ragtag_graph::{Segment, WireType};
 use ragtag_kernels::Activations;
 use ragtag_planner::cost::{BatchShape, BoundaryTime, DeviceFacts, SegmentKey, kind_time};
 use std::sync::Arc;
@@ -38,7 +38,7 @@ pub struct StageCosts {
     kinds: Vec<(SegmentKey, f64)>,
     device: DeviceFacts,
     activations: Activations,
-    boundary: Boundary,
+    wire_type: WireType,
     row_bytes: u64,
 }
 
@@ -49,7 +49,7 @@ impl StageCosts {
         segments: &[Segment],
         device: &DeviceFacts,
         activations: Activations,
-        boundary: Boundary,
+        wire_type: WireType,
         row_bytes: u64,
     ) -> Self {
         let mut kinds: Vec<(SegmentKey, f64)> = Vec::new();
@@ -60,7 +60,7 @@ impl StageCosts {
                 None => kinds.push((key, 1.0)),
             }
         }
-        Self { kinds, device: device.clone(), activations, boundary, row_bytes }
+        Self { kinds, device: device.clone(), activations, wire_type, row_bytes }
     }
 
     /// Returns the time of a micro-batch, in microseconds.
@@ -68,8 +68,8 @@ impl StageCosts {
         let of_kind = |(key, count): &(SegmentKey, f64)| {
             count * kind_time(key, &self.device, self.activations, batch).value
         };
-        let boundary = BoundaryTime::new(self.boundary, &self.device, batch.rows.into(), self.row_bytes);
-        self.device.stage_us.value + self.kinds.iter().map(of_kind).sum::<f64>() + boundary.sum_us()
+        let wire_type = BoundaryTime::new(self.wire_type, &self.device, batch.rows.into(), self.row_bytes);
+        self.device.stage_us.value + self.kinds.iter().map(of_kind).sum::<f64>() + wire_type.sum_us()
     }
 }
 

@@ -22,33 +22,33 @@ fn slow_links_get_wire_type_f16() {
         plan.reasons.iter().find(|reason| reason.starts_with("wire type: ")).cloned().unwrap_or_default()
     };
     let slow = world_over_a_link(2e6).plan().expect("fits");
-    assert_eq!(slow.boundary, Boundary::F16);
+    assert_eq!(slow.wire_type, WireType::F16);
     let reported = "wire type: f16; with f32 the plan is predicted ";
     assert!(reason(&slow).contains(reported) && reason(&slow).contains(" slower; "), "{}", reason(&slow));
     assert!(reason(&slow).contains("the transfer from cpu:0 to cpu:1 takes "), "{}", reason(&slow));
     let fast = world_over_a_link(6e9).plan().expect("fits");
-    assert_eq!(fast.boundary, Boundary::F32);
+    assert_eq!(fast.wire_type, WireType::F32);
     assert!(reason(&fast).contains("wire type: f32; with f16 the plan is predicted "), "{}", reason(&fast));
     // Half the bytes, with unchanged latency.
-    let with = |boundary| {
+    let with = |wire_type| {
         let mut world = world_over_a_link(2e6);
-        world.limits.boundary = Some(boundary);
+        world.limits.wire_type = Some(wire_type);
         world.plan().expect("fits")
     };
-    let [wide, narrow] = Boundary::ALL.map(with);
+    let [wide, narrow] = WireType::ALL.map(with);
     assert_eq!((wide.chunk, narrow.chunk, wide.decode_rows), (128, 128, narrow.decode_rows));
     let transfer = |plan: &Plan| (plan.edges[0].predicted.prefill_us, plan.edges[0].predicted.decode_us);
     let bytes = |rows: u32| f64::from(rows) * 2048.0 / 2e6 * 1e6;
     for (row_share, plan) in [(1.0, &wide), (0.5, &narrow)] {
         let expected = [128, plan.decode_rows].map(|rows| tenths(20.0 + row_share * bytes(rows)));
         assert_eq!(transfer(plan), (expected[0], expected[1]));
-        assert_eq!(reason(plan), format!("wire type: {}, as requested", plan.boundary));
+        assert_eq!(reason(plan), format!("wire type: {}, as requested", plan.wire_type));
     }
     // The chosen wire type is the better of the two.
     assert_eq!(slow.explanation.score_us, narrow.explanation.score_us);
     assert!(narrow.explanation.score_us < wide.explanation.score_us);
     let one = World::new(model(4, MIB, MIB), vec![device("cpu:0", 1 << 40, 1.0)]).plan().expect("fits");
-    assert_eq!((one.boundary, reason(&one).as_str()), (Boundary::F32, ""));
+    assert_eq!((one.wire_type, reason(&one).as_str()), (WireType::F32, ""));
 }
 
 #[test]
@@ -57,14 +57,14 @@ fn the_chosen_wire_type_is_as_good_as_the_better_one() {
     for seed in 0..200 {
         for objective in OBJECTIVES {
             let world = World { objective, ..random_world(seed) };
-            let with = |boundary| {
-                let limits = PlanLimits { boundary, ..world.limits };
+            let with = |wire_type| {
+                let limits = PlanLimits { wire_type, ..world.limits };
                 World { limits, ..world.clone() }.plan().ok()
             };
             let Some(chosen) = with(None) else { continue };
-            narrow += usize::from(chosen.boundary == Boundary::F16);
+            narrow += usize::from(chosen.wire_type == WireType::F16);
             let score = |plan: &Plan| plan.explanation.score_us;
-            let forms = Boundary::ALL.map(|form| with(Some(form)));
+            let forms = WireType::ALL.map(|form| with(Some(form)));
             let best = forms.iter().flatten().map(score).fold(f64::INFINITY, f64::min);
             // Of plans within one percent the one with the fewest devices is chosen, and of points within
             // half a percent the first.
@@ -83,11 +83,11 @@ fn exact_activations_use_wire_type_f32() {
     let mut world = world_over_a_link(2e6);
     world.limits.activations = Activations::F32;
     let plan = world.plan().expect("fits");
-    assert_eq!(plan.boundary, Boundary::F32);
+    assert_eq!(plan.wire_type, WireType::F32);
     assert!(!plan.reasons.iter().any(|reason| reason.starts_with("boundaries")));
-    world.limits.boundary = Some(Boundary::F16);
+    world.limits.wire_type = Some(WireType::F16);
     let error = world.plan().expect_err("refused");
-    assert_eq!(error, PlanError::ExactBoundary { boundary: Boundary::F16 });
+    assert_eq!(error, PlanError::ExactBoundary { wire_type: WireType::F16 });
     assert!(error.to_string().starts_with("wire type f16 needs "), "{error}");
 }
 
@@ -240,8 +240,8 @@ fn the_grid_has_64_points_at_most_and_its_corners_among_them() {
         let mut world = World::new(model(40, MIB, MIB), devices);
         (world.limits.sequences, world.limits.logit_rows) = (64, 64);
         let others: Vec<_> = (0..others).map(|i| (129 + i, world.segments.as_slice())).collect();
-        for boundary in [None, Some(Boundary::F32), Some(Boundary::F16)] {
-            let limits = PlanLimits { boundary, ..world.limits };
+        for wire_type in [None, Some(WireType::F32), Some(WireType::F16)] {
+            let limits = PlanLimits { wire_type, ..world.limits };
             let input = PlannerInput { other_chunks: &others, limits, ..world.input() };
             let grid = Grid::new(&input, 512);
             let points: Vec<Point> = grid.points().collect();
@@ -249,19 +249,19 @@ fn the_grid_has_64_points_at_most_and_its_corners_among_them() {
             for (at, point) in points.iter().enumerate() {
                 assert!(!points[..at].contains(point), "{point:?} twice");
             }
-            let forms = match boundary {
+            let forms = match wire_type {
                 Some(form) => vec![form],
-                None if world.devices.len() == 1 => vec![Boundary::F32],
-                None => Boundary::ALL.to_vec(),
+                None if world.devices.len() == 1 => vec![WireType::F32],
+                None => WireType::ALL.to_vec(),
             };
             let most = u32::try_from(world.devices.len()).expect("few");
-            for boundary in forms.into_iter().filter(|_| others.len() < 10) {
+            for wire_type in forms.into_iter().filter(|_| others.len() < 10) {
                 for chunk in std::iter::once(128).chain(others.iter().map(|(chunk, _)| *chunk)) {
                     for groups in [1, most] {
-                        let corner = Point { chunk, groups, boundary };
+                        let corner = Point { chunk, groups, wire_type };
                         let rows = |point: &Point| 64u32.div_ceil(point.groups);
                         let alike = |point: &Point| {
-                            (point.chunk, point.boundary, rows(point)) == (chunk, boundary, rows(&corner))
+                            (point.chunk, point.wire_type, rows(point)) == (chunk, wire_type, rows(&corner))
                         };
                         assert!(points.iter().any(alike), "{corner:?} of {points:?}");
                     }

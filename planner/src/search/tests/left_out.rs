@@ -36,7 +36,7 @@ fn a_device_that_makes_little_difference_is_left_out_with_the_reason() {
     // Two devices are faster than one by less than the preference for fewer devices.
     let mut world = World::new(model(8, 10 * MIB, 10 * MIB), vec![device("cpu:0", 1 << 40, 1.0); 2]);
     world.devices[1] = device("cpu:1", 1 << 40, 0.8);
-    (world.objective, world.limits.boundary) = (Objective::FirstToken, Some(Boundary::F32));
+    (world.objective, world.limits.wire_type) = (Objective::FirstToken, Some(WireType::F32));
     let (one, two) = ("0-9=cpu:0", "0-3=cpu:1,4-9=cpu:0");
     let score = |world: &World, split| {
         let plan = world.clone().split(split).plan().expect("fits");

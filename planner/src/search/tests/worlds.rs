@@ -84,7 +84,7 @@ impl World {
             credits: None,
             kv: KvType::F16,
             activations: Activations::Int8,
-            boundary: None,
+            wire_type: None,
         };
         Self {
             model: ModelFacts {

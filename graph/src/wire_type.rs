@@ -15,7 +15,7 @@ use std::fmt;
 /// Wire type of activations between stages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Boundary {
+pub enum WireType {
     /// As stored: a pipeline computes the same as a single device.
     #[default]
     F32,
@@ -23,7 +23,7 @@ pub enum Boundary {
     F16,
 }
 
-impl Boundary {
+impl WireType {
     /// All wire types.
     pub const ALL: [Self; 2] = [Self::F32, Self::F16];
 
@@ -39,7 +39,7 @@ impl Boundary {
     }
 }
 
-impl fmt::Display for Boundary {
+impl fmt::Display for WireType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::F32 => "f32",
@@ -54,9 +54,9 @@ mod tests {
 
     #[test]
     fn f16_rows_are_whole_cache_lines() {
-        assert_eq!(Boundary::F32.row_bytes(4 * 96), 4 * 96);
-        assert_eq!(Boundary::F16.row_bytes(4 * 96), 2 * 128);
-        assert_eq!(Boundary::F16.row_bytes(4 * 4096), 2 * 4096);
-        assert!(Boundary::F16.row_bytes(u64::MAX) > 1 << 62);
+        assert_eq!(WireType::F32.row_bytes(4 * 96), 4 * 96);
+        assert_eq!(WireType::F16.row_bytes(4 * 96), 2 * 128);
+        assert_eq!(WireType::F16.row_bytes(4 * 4096), 2 * 4096);
+        assert!(WireType::F16.row_bytes(u64::MAX) > 1 << 62);
     }
 }

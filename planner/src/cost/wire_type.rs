@@ -2,7 +2,7 @@
 //! is costed by the link.
 
 use super::DeviceFacts;
-use ragtag_graph::Boundary;
+use ragtag_graph::WireType;
 
 /// Dispatches of a block in decode that [`DeviceFacts::launch_us`] covers.
 const BLOCK_DISPATCHES: f64 = 9.0;
@@ -20,11 +20,11 @@ pub struct BoundaryTime {
 
 impl BoundaryTime {
     /// Returns the time for a micro-batch of `rows` rows, each of `row_bytes` bytes in device memory.
-    pub fn new(boundary: Boundary, device: &DeviceFacts, rows: f64, row_bytes: u64) -> Self {
-        if boundary == Boundary::F32 {
+    pub fn new(wire_type: WireType, device: &DeviceFacts, rows: f64, row_bytes: u64) -> Self {
+        if wire_type == WireType::F32 {
             return Self::default();
         }
-        let bytes = rows * (row_bytes as f64 + boundary.row_bytes(row_bytes) as f64);
+        let bytes = rows * (row_bytes as f64 + wire_type.row_bytes(row_bytes) as f64);
         Self {
             overhead_us: 2.0 * device.launch_us.value / BLOCK_DISPATCHES,
             moving_us: 2.0 * bytes / device.bandwidth_bytes_per_s.value * 1e6,
