@@ -187,7 +187,7 @@ fn once(session: &Session, burst: &Burst) -> Result<f64> {
 
 fn as_table(model: &Model, engine: &Engine, measurements: &[Measurement]) -> String {
     let mut table =
-        table(&["model", ">size", ">params", "placement", ">parallel", "test", ">tokens/s", ">median"]);
+        table(&["model", "+>size", "+>params", "placement", ">parallel", "test", ">tokens/s", ">median"]);
     for m in measurements {
         table.add_row([
             model.name().to_string(),

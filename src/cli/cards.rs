@@ -16,11 +16,11 @@ pub(super) fn run(args: &CardsArgs) -> Result<()> {
         "name",
         ">memory, GiB",
         ">GB/s",
-        ">f32, TFLOP/s",
+        "+>f32, TFLOP/s",
         ">f16 matrix",
-        ">int8, TOP/s",
-        "PCIe",
-        "through",
+        "+>int8, TOP/s",
+        "+PCIe",
+        "+through",
     ]);
     for card in cards() {
         let figure = |field: &str, value: Option<f64>| match value {

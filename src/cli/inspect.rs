@@ -81,7 +81,7 @@ fn print_summary(model: &Model) -> Result<()> {
 
 fn print_segments(segments: &[Segment]) -> Result<()> {
     let mut table =
-        table(&[">#", "segment", ">resident", ">read / micro-batch", ">FLOP / token", ">KV / token (f16)"]);
+        table(&[">#", "segment", ">resident", "+>read / micro-batch", ">FLOP / token", ">KV / token (f16)"]);
     for row in rows(segments) {
         let (segment, last) = (&segments[row[0]], &segments[row[row.len() - 1]]);
         let name = match row.len() {

@@ -2,7 +2,7 @@
 //! output, everything else to standard error.
 
 use crate::error::{Error, Result};
-use comfy_table::{Cell, CellAlignment, ContentArrangement, Table, presets};
+use comfy_table::{Cell, CellAlignment, ColumnConstraint, ContentArrangement, Table, presets};
 use serde::Serialize;
 use std::fmt;
 use std::io::{ErrorKind, IsTerminal, Write};
@@ -118,6 +118,10 @@ pub(crate) fn table(columns: &[&str]) -> TextTable {
         if let Some(cells) = table.column_mut(index).filter(|_| column.starts_with('>')) {
             cells.set_cell_alignment(CellAlignment::Right);
         }
+    }
+    // Labels are for copying, so they are never wrapped.
+    if let Some(labels) = table.column_mut(0) {
+        labels.set_constraint(ColumnConstraint::ContentWidth);
     }
     TextTable { table, shown }
 }

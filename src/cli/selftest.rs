@@ -45,7 +45,7 @@ pub(super) fn run(args: &SelftestArgs) -> Result<()> {
 /// Formats the table, then failures and skips, then unavailable backends.
 fn as_text(found: &SelfTest) -> String {
     let mut table =
-        table(&["device", "name", "driver", ">passed", ">failed", ">skipped", ">exact", ">fast", ">time"]);
+        table(&["device", "+name", "+driver", ">passed", ">failed", ">skipped", ">exact", ">fast", ">time"]);
     for report in &found.reports {
         let error = |class| report.worst_relative_error(class).map_or(String::new(), |e| format!("{e:.1e}"));
         let duration_us: u64 = report.tests.iter().map(|test| test.duration_us).sum();
@@ -154,7 +154,7 @@ mod tests {
         ]));
         let (table, lines) = text.split_at(text.find("cpu:0 failed").unwrap());
         let row: Vec<_> = table.lines().last().unwrap().split('|').map(str::trim).collect();
-        assert_eq!(row[4..9], ["3", "1", "5", "3.0e-6", ""]);
+        assert_eq!(row[2..7], ["3", "1", "5", "3.0e-6", ""]);
         assert_eq!(
             lines,
             "cpu:0 failed: wrong: i\ncpu:0 skipped: too small: d, f, g and 1 more\ncpu:0 skipped: too slow: e\nabacus: no beads\n"

@@ -304,7 +304,7 @@ fn escapes_control_characters_in_names_from_files() {
 
 #[test]
 fn inspect_numbers_the_halves_of_blocks() {
-    let out = done(&["inspect", &file(LLAMA), "--granularity", "half"]).out;
+    let out = done(&["inspect", &file(LLAMA), "--granularity", "half", "--wide"]).out;
     for words in ["1, 3 … 23", "block 0 attention … block 11 attention", "2, 4 … 24", "block 11 ffn", "25"]
     {
         assert!(out.contains(words), "{words} in {out}");
