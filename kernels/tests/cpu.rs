@@ -220,6 +220,49 @@ fn rows_do_not_depend_on_other_rows() {
     }
 }
 
+#[test]
+fn more_blocks_than_a_group_takes_are_all_converted() {
+    let kernels = [Kernel::DecodeBlocks, Kernel::EncodeBlocks];
+    for variant in runnable().filter(|variant| kernels.contains(&variant.kernel)) {
+        // An even number of blocks is whole words.
+        let cases = variant.cases(3);
+        let few = cases.iter().find(|case| case.constants[1] % 2 == 0).expect("an even number of blocks");
+        let repeated = |memory: &[Vec<u8>]| memory.iter().map(|bytes| bytes.repeat(200)).collect::<Vec<_>>();
+        let mut many = Case { bindings: repeated(&few.bindings), ..few.clone() };
+        many.constants[1] *= 200;
+        assert!(
+            variant.grid(&many.constants, &Caps::default())[0] > 1,
+            "{} {} is one group",
+            variant.name,
+            variant.kernel
+        );
+        let expected = repeated(&launch(variant, few, 1));
+        assert!(launch(variant, &many, 3) == expected, "{} {}", variant.name, variant.kernel);
+    }
+}
+
+/// Words behind the tables belong to no sequence, though a binding may have them.
+#[test]
+fn a_row_whose_sequence_has_no_table_attends_to_nothing() {
+    for variant in runnable().filter(|variant| matches!(variant.kernel, Kernel::Attention(_))) {
+        for mut case in variant.cases(5) {
+            let [capacity, sequences, table_blocks] = [0, 1, 2].map(|i| case.constants[i] as usize);
+            let list = 16 + 2 * capacity * 4;
+            for sequence in case.bindings[0][list..][..capacity * 4].as_chunks_mut().0 {
+                *sequence = (sequences as u32).to_le_bytes();
+            }
+            // As tables, these would lead to the first block of the cache.
+            let longer = case.bindings[0].len() + table_blocks * 4;
+            case.bindings[0].resize(longer, 0);
+            let width = (case.constants[4] * case.constants[6]) as usize;
+            let after = launch(variant, &case, 1);
+            for row in rows_of(&case, &after, rows(4, width, width)) {
+                assert!(row.iter().all(|byte| *byte == 0), "{} {}", variant.name, case.label);
+            }
+        }
+    }
+}
+
 /// Makes row `row` the only one, with its values, position and sequence.
 fn move_row_to_front(case: &mut Case, row: usize, bindings: [Rows; 2]) {
     for Rows { binding, width, stride } in bindings {

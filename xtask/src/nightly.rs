@@ -51,7 +51,7 @@ fn parts() -> Vec<Part> {
         part(&format!("mkdir -p {corpus} && {run}"), "cargo +nightly fuzz --version")
     }));
     let mutants = mutants::areas().map(|area| format!(r#""$0" mutants --area {area}"#));
-    parts.extend(mutants.map(|command| part(&command, "cargo mutants --version")));
+    parts.extend(mutants.map(|command| part(&command, "cargo mutants --version && cargo nextest --version")));
     parts
 }
 
