@@ -1,4 +1,4 @@
-//! What was built ahead of time, with the digests of the texts. `cargo xtask kernels` writes this file.
+//! PTX built ahead of time, with the digests of its sources. `cargo xtask kernels` writes this file.
 
 use super::{Artefact, ptx};
 
