@@ -265,7 +265,7 @@ fn commands_report_that_nothing_is_cached() {
         let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
         (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
     };
-    let (code, table, said) = command(&["calibrate", "--seconds", "0"]);
+    let (code, table, said) = command(&["calibrate", "--seconds", "0", "--wide"]);
     assert!(code == 7 && table.contains("of roofline"), "{code}: {said}");
     let (planned, _, warned) = command(&["plan", "--ctx", "64"]);
     assert_eq!(planned, 0, "{warned}");

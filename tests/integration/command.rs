@@ -466,7 +466,7 @@ fn bench_measures_prompts_and_generation() {
         assert!((low..=high).contains(&measurement["median_tokens_per_s"].as_f64().unwrap()));
         assert_eq!(measurement["parallel"], 3);
     }
-    let table = done(&["bench", "-p", "16", "-n", "4", "-r", "1"]).out;
+    let table = done(&["bench", "-p", "16", "-n", "4", "-r", "1", "--wide"]).out;
     assert!(["pp16", "tg4", "±", "10.5 M"].iter().all(|words| table.contains(words)), "{table}");
 }
 
