@@ -109,7 +109,7 @@ pub(crate) struct DeviceArgs {
     /// library.
     #[arg(long, value_name = "KERNELS", default_value = "auto")]
     pub(crate) gemm: GemmChoice,
-    /// Refuse software devices in place of GPUs, fallbacks, --throttle and suspicious weights, with exit code
+    /// Refuse software devices in place of GPUs, fallbacks, throttles and suspicious weights, with exit code
     /// 8.
     #[arg(long, env = "RAGTAG_STRICT", value_parser = switch("RAGTAG_STRICT"))]
     pub(crate) strict: bool,

@@ -111,7 +111,7 @@ fn as_table(calibration: &Calibration) -> String {
     let mut overheads = table(&[
         "device",
         ">per stage",
-        ">hand-over",
+        "+>hand-over",
         ">token return",
         "+>per row",
         "+>copy latency",

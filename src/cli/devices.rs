@@ -35,7 +35,7 @@ pub(super) fn run(args: &DevicesArgs) -> Result<()> {
 
 /// Prints a row for each physical device, described by its selected API, else by its best one.
 fn print_devices(devices: &Devices) -> Result<()> {
-    let mut table = table(&["device", "name", "+kind", ">free", ">total", "+>units", "+driver", "selected"]);
+    let mut table = table(&["device", "name", "+kind", "+>free", ">total", "+>units", "+driver", "selected"]);
     let selected = devices.labels();
     let report = devices.report();
     for physical in &report.devices {

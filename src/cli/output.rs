@@ -2,7 +2,7 @@
 //! output, everything else to standard error.
 
 use crate::error::{Error, Result};
-use comfy_table::{Cell, CellAlignment, ColumnConstraint, ContentArrangement, Table, presets};
+use comfy_table::{Cell, CellAlignment, ColumnConstraint, ContentArrangement, Table, Width, presets};
 use serde::Serialize;
 use std::fmt;
 use std::io::{ErrorKind, IsTerminal, Write};
@@ -115,13 +115,18 @@ pub(crate) fn table(columns: &[&str]) -> TextTable {
     let columns: Vec<_> = columns.map(|(column, _)| column.trim_start_matches('+')).collect();
     table.set_header(columns.iter().map(|column| column.trim_start_matches('>')));
     for (index, column) in columns.iter().enumerate() {
-        if let Some(cells) = table.column_mut(index).filter(|_| column.starts_with('>')) {
+        let Some(cells) = table.column_mut(index) else { continue };
+        let title = column.trim_start_matches('>');
+        // Figures, and labels, which users copy, are never wrapped.
+        if index == 0 || column.starts_with('>') {
+            cells.set_constraint(ColumnConstraint::ContentWidth);
+        } else {
+            let least = u16::try_from(title.chars().count() + 2).unwrap_or(WIDTH);
+            cells.set_constraint(ColumnConstraint::LowerBoundary(Width::Fixed(least)));
+        }
+        if title != *column {
             cells.set_cell_alignment(CellAlignment::Right);
         }
-    }
-    // Labels are for copying, so they are never wrapped.
-    if let Some(labels) = table.column_mut(0) {
-        labels.set_constraint(ColumnConstraint::ContentWidth);
     }
     TextTable { table, shown }
 }
