@@ -233,8 +233,8 @@ mod tests {
     #[test]
     fn syntax_errors_name_their_cause() {
         let expected = [
-            ("", "no ="),
-            ("cpu:0", "no ="),
+            ("", "missing \"=\""),
+            ("cpu:0", "missing \"=\""),
             ("cpu=duty:50%", "BACKEND:INDEX"),
             ("cpu:0=duty:50", "1% to 100%"),
             ("cpu:0=duty:0%", "1% to 100%"),

@@ -248,7 +248,8 @@ fn links_join_two_devices_once() {
         fails(&shared(r#"["a", "x"]"#)).contains("shared_links[0].users[0][1]: there is no device \"x\"")
     );
     assert!(
-        fails(&shared(r#"["a", "b"], ["a", "b"]"#)).contains("shared_links[0].users[1]: the way from a to b")
+        fails(&shared(r#"["a", "b"], ["a", "b"]"#))
+            .contains("shared_links[0].users[1]: the link from a to b")
     );
     for (users, count) in [(r#"["a", "b", "c"]"#, 3), (r#"["a"]"#, 1), (r#"[]"#, 0)] {
         let message = fails(&shared(&format!(r#"["a", "b"], {users}"#)));

@@ -495,7 +495,11 @@ fn the_default_context_is_the_largest_that_fits() {
     world.limits.context = None;
     let plan = world.plan().expect("fits");
     assert_eq!(plan.context, 2048);
-    assert!(plan.reasons.iter().any(|r| r.contains("context 2048: the model's own")), "{:?}", plan.reasons);
+    assert!(
+        plan.reasons.iter().any(|r| r.contains("context 2048: the full context of the model")),
+        "{:?}",
+        plan.reasons
+    );
 
     for memory in [150, 160, 170, 200, 240] {
         world.devices[0].memory_bytes = memory * MIB;

@@ -424,7 +424,7 @@ mod tests {
             "the lengths of a prompt (--prompt-tokens) are 10-5; must be 1 to 16777216 tokens, in ascending order"
         );
         let huge = said(DrawnLoad { new_tokens: Lengths::Geometric { mean: 1e300 }, ..good });
-        assert!(huge.starts_with("the lengths of an answer (--new-tokens) are ~1e300; from 0"), "{huge}");
+        assert!(huge.starts_with("the lengths of an answer (--new-tokens) are ~1e300; must be 0"), "{huge}");
     }
 
     #[test]

@@ -384,8 +384,8 @@ fn unsuitable_plans_are_refused() {
             error(&|p| p.plan.edges[0].route = Route::HostStaged { chunk_bytes: 1, depth: u32::MAX }),
             "ring's depth is 4294967295",
         ),
-        (error(&|p| p.devices[1].stage_us.value = f64::NAN), "device:1: its stage_us"),
-        (error(&|p| p.links.other.latency_us.value = -1.0), "device:0 to device:1: its latency_us"),
+        (error(&|p| p.devices[1].stage_us.value = f64::NAN), "device:1: invalid stage_us"),
+        (error(&|p| p.links.other.latency_us.value = -1.0), "device:0 to device:1: invalid latency_us"),
         (
             error(&|p| {
                 p.links.shared = vec![SharedLink {

@@ -206,7 +206,9 @@ mod tests {
         let part = Partition::new(&functions, 0, 64).unwrap();
         assert_eq!(part.stream(1).unwrap() as usize, 64, "a stream of the partition");
         let refused = |functions, count| Partition::new(functions, 0, count).err().unwrap();
-        assert!(matches!(refused(&functions, 65), Error::Unsupported { what } if what.contains("gives 72")));
+        assert!(
+            matches!(refused(&functions, 65), Error::Unsupported { what } if what.contains("provides 72"))
+        );
         assert!(matches!(refused(&functions, 200), Error::Api { .. }));
         let older = driver(old.path(), "");
         let why = refused(&older, 64);

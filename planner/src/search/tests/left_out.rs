@@ -54,7 +54,7 @@ fn a_device_that_makes_little_difference_is_left_out_with_the_reason() {
     let why = plan.reasons.iter().find(|r| r.starts_with("cpu:1 is left out")).expect("a reason");
     assert!(
         why.contains(two)
-            && why.contains("% faster; of plans within 1 % the one with the fewest devices is taken"),
+            && why.contains("% faster; of plans within 1 %, the one with the fewest devices is chosen"),
         "{why}"
     );
 }
