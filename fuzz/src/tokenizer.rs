@@ -1,8 +1,9 @@
 //! Builds a tokenizer from any vocabulary and encodes any text. The tokenizer is built or refused, and
 //! decodes what it encodes.
 //!
-//! Input that starts with a brace is a `tokenizer.json`, with a line feed (the first field of its messages) a
-//! `tokenizer.model`. Other input starts with a byte of flags, then lines: the text, then one token per line.
+//! Input that starts with `{` is read as a `tokenizer.json`. Input that starts with a line feed (0x0A, the
+//! protobuf tag of field 1) is read as a `tokenizer.model`. Other input is one byte of flags, then lines: the
+//! text, then one token per line.
 
 use super::short;
 use ragtag_graph::gguf::Writer;

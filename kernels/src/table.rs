@@ -47,7 +47,7 @@ pub struct Variant {
 pub enum Grid {
     /// The same on every device.
     Fixed(fn(constants: &[u32]) -> [u32; 3]),
-    /// For a device with this number of compute units.
+    /// Depends on the number of compute units, `units`.
     PerDevice(fn(constants: &[u32], units: u32) -> [u32; 3]),
 }
 

@@ -100,7 +100,7 @@ impl KnownFacts {
     }
 }
 
-/// Number of devices that are timed at the same time as this one, including itself.
+/// Returns the number of devices that are timed at the same time as this one, including itself.
 fn together(adapters: &[Adapter], adapter: &Adapter) -> u32 {
     match is_processor(adapter) {
         true => adapters.iter().filter(|other| is_processor(other)).count() as u32,

@@ -154,7 +154,8 @@ fn probe_child(limit: Duration) -> Option<ProbeChild> {
     Some(ProbeChild { program, arguments: vec!["probe".into()], limit })
 }
 
-/// Child process that compiles for HIP: this executable. Empty if its path is unknown.
+/// Returns the command line of the child process that compiles for HIP: this executable with
+/// `compile-for-hip`. Empty if the executable's path is unknown.
 fn hip_compiler() -> Vec<OsString> {
     let own = std::env::current_exe().ok().map(|program| vec![program.into(), "compile-for-hip".into()]);
     own.unwrap_or_default()

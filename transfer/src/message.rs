@@ -33,7 +33,7 @@ pub struct ChunkReady {
     pub transfer: TransferId,
     /// The byte range and its ring slot.
     pub chunk: Chunk,
-    /// Point of the sender's download of the chunk. Foreign to the receiver.
+    /// Point that passes once the sender has downloaded the chunk. It belongs to the sender's device.
     pub ready: Point,
 }
 

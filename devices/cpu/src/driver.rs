@@ -21,7 +21,7 @@ pub(crate) type Span = driver::Span<Buffer>;
 
 /// An opened share of the host's processor.
 pub(crate) struct Cpu {
-    /// Limit on its buffers, or its share of the memory that was free.
+    /// Memory for its buffers: the configured limit, else its share of the memory that was free at the probe.
     total_bytes: u64,
 }
 

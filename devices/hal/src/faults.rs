@@ -41,8 +41,8 @@ pub struct Faults {
     /// Submission at which the driver reports the device as lost, counted from 1. This call and every later
     /// one fail.
     pub losing_submission: Option<u64>,
-    /// Command at which the device is lost, counted from 1 over all submissions. Each submission of a program
-    /// counts its commands. The submission with this command does not start.
+    /// Command at which the device is lost, counted from 1 across all submissions. A program's commands count
+    /// again each time it is submitted. The submission that contains this command does not start.
     pub lost_at_command: Option<u64>,
     /// Delay per queue in microseconds, in the order of [`QueueKind::ALL`]. A point passes this long after
     /// its work is done and the previous point has passed. Everything that waits for the point is delayed,

@@ -54,8 +54,8 @@ impl SpirVTarget {
         accepted | Capabilities::SHADER_FLOAT16_IN_FLOAT32
     }
 
-    /// Returns the SPIR-V capabilities that the output may declare. Matrices require another memory model,
-    /// which other sources are better without.
+    /// Returns the SPIR-V capabilities that the output may declare. Cooperative matrices require the Vulkan
+    /// memory model, so only sources with matrices declare both.
     fn capabilities(&self, has_matrices: bool) -> Vec<Capability> {
         let mut all = vec![Capability::Shader];
         for feature in self.features.iter().filter(|f| has_matrices || **f != Feature::CooperativeMatrix) {

@@ -57,7 +57,7 @@ impl Fields {
         self.find(key).map(text).transpose()
     }
 
-    /// Returns a number or a list of numbers; empty if missing.
+    /// Returns the token ids under `key`, which may be a number or a list. Empty if the key is missing.
     pub(crate) fn ids(&self, key: &str) -> Result<Vec<u32>, FormatError> {
         let values = match self.find(key) {
             None => return Ok(Vec::new()),

@@ -120,7 +120,7 @@ pub fn compile(
     Ok(stage)
 }
 
-/// Fuses launches for this number of rows, where the device has a kernel that does so.
+/// Fuses operators where the device has a fused kernel for this number of rows.
 fn fuse(
     graph: &mut OperatorGraph,
     model: &Model,

@@ -1,7 +1,7 @@
 //! GGUF, versions 2 and 3, little-endian: a reader for untrusted files that copies nothing, and a writer for
 //! tools and tests.
 //!
-//! Every length, count, offset and type is checked before use. Nothing is allocated from a claimed count. The
+//! Every length, count, offset and type is checked before use. No allocation is sized by a count from the file. The
 //! layout follows the GGUF specification in ggml's repository.
 //!
 //! Knows nothing about architectures and tokenizers.

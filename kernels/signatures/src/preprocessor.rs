@@ -92,7 +92,7 @@ impl Preprocessor {
         rest.first().is_some_and(|name| self.macros.is_defined(&name.text))
     }
 
-    /// Returns whether a condition holds. Words that are not macros are zero.
+    /// Evaluates an `#if` condition. Identifiers that are not macros evaluate to 0.
     fn holds(&mut self, condition: &[Token]) -> bool {
         let asked = self.answer_defined(condition);
         let mut expanded = self.macros.expand(asked);

@@ -6,7 +6,7 @@
 //! | 1 | x: f32 `[rows, width]`, width at least 1 |
 //! | 2 | out: u32 `[rows]`, written |
 //!
-//! Constants: rows, count word, width. One group per row.
+//! Constants: rows, index of the row-count word, width. One group per row.
 //!
 //! Among equal values the first wins; zeros are equal, whatever their signs. NaN ranks below every number,
 //! including −∞. A row of NaN only yields its first position.

@@ -14,9 +14,9 @@
 //! Constants: those of [partial](super::partial), then rope dimensions and pairing as for [rope and
 //! append](crate::rope_append). There is at most one row, and [`takes`] gives the supported head dimensions.
 //!
-//! Each group rotates the queries of its own kv head. The group whose split has the last position rounds key
-//! and value to the cache's type and writes them after reading all other positions of the split. Nothing is
-//! appended for a row with an invalid sequence, position or block.
+//! Each group rotates the queries of its own KV head. The group whose split contains the last position also
+//! appends the new key and value. It first reads all other positions of the split, then rounds both to the
+//! cache's type and writes them. Nothing is appended for a row with an invalid sequence, position or block.
 
 use super::partial::{expected, partials_bytes};
 use super::{LONG, random_scene, scene};

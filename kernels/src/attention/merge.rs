@@ -7,7 +7,7 @@
 //! | 1 | partials |
 //! | 2 | out: f32 `[rows, heads · head dimension]`, [int8](crate::quantize) or [f16 activations](crate::half_rows), written |
 //!
-//! Constants: rows, count word, heads, head dimension, splits.
+//! Constants: rows, index of the row-count word, heads, head dimension, splits.
 //!
 //! For each split let m be the largest score, s the sum and v the means, and let M be the largest m. Then out
 //! = Σ w v / Σ w, w = s · e^(m − M). Splits with s = 0 are ignored. A row without other splits becomes zero.

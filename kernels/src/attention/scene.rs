@@ -125,9 +125,8 @@ impl Scene {
         build.bytes(self.keys.bytes()).bytes(self.values.bytes())
     }
 
-    /// Makes the first row one whose queries, key and value are still to be rotated and appended. Key and
-    /// value belong to its last position, where the cache is still empty. They are `times` as large as the
-    /// queries.
+    /// Replaces the first row with one that needs RoPE and KV append. Its key and value belong to the row's last
+    /// position, whose cache slot is still empty. They are `times` as large as the queries.
     pub fn freshen(&mut self, random: &mut Random, rope_dims: usize, pairing: u32, times: f32) -> Fresh {
         let (heads, kv_heads, head_dim, kv_type) =
             (self.heads, self.kv_heads, self.head_dim, self.keys.kv_type);

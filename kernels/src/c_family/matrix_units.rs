@@ -33,7 +33,7 @@ const FEW: u32 = 64;
 /// Rows of weights of a group of the products for a few rows, and rows of x: `WEIGHT_ROWS` and `TOKENS` in their source.
 const FEW_TILE: (u32, u32) = (32, 32);
 
-/// Bytes of a row of a tile in local memory.
+/// Bytes per tile row in local memory.
 const TILE_ROW: u32 = 128;
 
 /// Local memory begins where it happens to; what `wgmma` reads begins at a multiple of this.

@@ -41,7 +41,8 @@ pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     elements::grid(count.div_ceil(in_a_word(constants[1]).unwrap_or(1).into()) as u32)
 }
 
-/// Returns random elements: values of every size, and bit patterns that are often subnormal, infinite or NaN.
+/// Returns random elements: values of widely varying magnitude, and raw bit patterns, which include
+/// subnormals, infinities and NaNs.
 pub(crate) fn random_elements(random: &mut Random, of: ElementType, count: usize) -> Vec<u32> {
     let bits = |i: usize| {
         let value = random.float(1.0) * 10_f32.powi(random.below(14) as i32 - 8);

@@ -149,8 +149,8 @@ fn quantised<S: Isa, W: Quantised>(out: &mut Vec<Variant>) {
     out.push(variant::<S, halves::Widen<W>>());
 }
 
-/// Returns the minimum rows of a kernel. CPUs have no matrix units that justify dequantizing, and few groups
-/// to fill, so attention is not split for them.
+/// Returns the minimum number of rows for a kernel. CPUs never use dequantize kernels, because they have no
+/// matrix units to make them worthwhile. They never split attention, because a few groups keep all cores busy.
 fn min_rows(kernel: Kernel) -> u32 {
     match kernel {
         Kernel::Widen(_)

@@ -7,7 +7,8 @@ use crate::blocks::{TensorType, k_scale, tq1_0_quants};
 /// Maximum number of sections of any type.
 const SECTIONS: usize = 4;
 
-/// Moves `source`, [`unit_columns`] columns of one row, to its lane of the unit's part of each section.
+/// Scatters one unit of a row ([`unit_columns`] columns) into lane `lane` of each section. `out` holds the
+/// unit's bytes of each section.
 type Move = fn(source: &[u8], lane: usize, out: [&mut [u8]; SECTIONS]);
 
 /// Copies rows with padding.

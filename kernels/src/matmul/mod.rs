@@ -7,7 +7,7 @@
 //! | 2 | x: f32 `[rows, k]`, [int8](crate::quantize) or [f16 activations](crate::half_rows) of k columns |
 //! | 3 | y: f32, `n` values per row with stride `stride` (in values), read and written (read only to accumulate) |
 //!
-//! Constants: rows, count word, n, k, accumulate (0 or 1), stride (at least n). Several products may share
+//! Constants: rows, index of the row-count word, n, k, accumulate (0 or 1), stride (at least n). Several products may share
 //! joint rows, each bound from its own first column on. The gap up to the stride belongs to other products.
 //!
 //! One group per [`TASK_ROWS`] rows of weights. It loops over the tokens, so that weights are read from

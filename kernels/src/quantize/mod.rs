@@ -6,7 +6,7 @@
 //! | 1 | x: f32 `[rows, width]` |
 //! | 2 | out: int8 or [f16 activations](crate::half_rows), written |
 //!
-//! Constants: rows, count word, width. One group per row.
+//! Constants: rows, index of the row-count word, width. One group per row.
 //!
 //! # Int8 activations
 //!

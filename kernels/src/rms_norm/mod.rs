@@ -7,7 +7,7 @@
 //! | 2 | weight: f32 `[width]` |
 //! | 3 | out: f32 `[rows, width]`, [int8](crate::quantize) or [f16 activations](crate::half_rows), written |
 //!
-//! Constants: rows, count word, width, ε (the bits of an f32). One group per row.
+//! Constants: rows, index of the row-count word, width, ε (the bits of an f32). One group per row.
 //!
 //! Squares and their sum are f32, so the root mean square of a row must be at most 1.8 · 10¹⁹ / √width.
 //! Beyond that, a row of finite values becomes zeros.

@@ -6,7 +6,7 @@
 //! | 1 | gate and up: f32 `[rows, 2 · width]`; each row has the gate's values, then up's |
 //! | 2 | out: f32 `[rows, width]`, [int8](crate::quantize) or [f16 activations](crate::half_rows), written |
 //!
-//! Constants: rows, count word, width. One group per row.
+//! Constants: rows, index of the row-count word, width. One group per row.
 
 use crate::abi::{HEADER_BYTES, words};
 use crate::cases::{Build, Case, ROW_SHAPES, Random, RowShape};

@@ -6,7 +6,7 @@
 //! | 1 | x: f32 `[rows, width]` |
 //! | 2 | out: f32 `[rows, width]`, written |
 //!
-//! Constants: rows, count word, width. One group per row.
+//! Constants: rows, index of the row-count word, width. One group per row.
 //!
 //! out = exp(x − max) / Σ exp(x − max), in f32. −∞ has probability zero. A row of only −∞ becomes zeros. A
 //! row with a NaN or +∞ becomes all NaN.

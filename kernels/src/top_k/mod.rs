@@ -7,7 +7,7 @@
 //! | 2 | values: f32 `[rows, k]`, written |
 //! | 3 | indices: u32 `[rows, k]`, written |
 //!
-//! Constants: rows, count word, width, k: 1 to [`MOST`], at most the width. One group per row.
+//! Constants: rows, index of the row-count word, width, k: 1 to [`MOST`], at most the width. One group per row.
 //!
 //! Descending, in the order of [`arg_max`](crate::arg_max): among equal values the first comes first, and NaN
 //! comes after every number.

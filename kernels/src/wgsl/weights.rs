@@ -213,8 +213,8 @@ fn half_product(tensor_type: TensorType) -> Function {
     Function { min_rows: NEVER, ..function }
 }
 
-/// Returns the kernel that dequantizes weights. It pays only with matrix units, which the product's variants
-/// check, and enough rows.
+/// Returns the kernel that dequantizes weights. It pays off only with matrix units and enough rows. The matmul
+/// variants check for matrix units.
 fn widen_function(tensor_type: TensorType) -> Function {
     Function {
         kernel: Kernel::Widen(tensor_type),

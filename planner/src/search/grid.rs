@@ -1,8 +1,11 @@
 //! The search: runs the solver at points of the grid and adds the placements of rules.
 //!
-//! The grid has three axes. Wire type: both, unless one is requested or only one is possible. Chunk: the
-//! requested one, or those that the model was lowered for. Number of decode groups in flight. It has at most
-//! [`POINTS`] points. A placement is exact at its point. The search starts at one point per wire type. The
+//! The grid has three axes:
+//! - wire type: both types, unless one was requested or only one is possible
+//! - prefill chunk: the requested size, or every size that the model was lowered for
+//! - number of decode groups in flight
+//!
+//! The grid has at most [`POINTS`] points. A placement is exact at its point. The search starts at one point per wire type. The
 //! best placements of a point are evaluated at all others, and the cheapest point for one of them is solved
 //! next, until none is cheaper. Then all other points are solved for placements that beat the known score.
 //! With too many different devices ([`WORK`]) that takes too long: at most [`SOLVED`] points are solved, and

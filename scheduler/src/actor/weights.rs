@@ -24,8 +24,8 @@ const ABORT_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Source of the contents of a stage's weight buffers.
 pub trait WeightSource: Send + Sync {
-    /// Divides weight buffer `weight` into consecutive chunks that cover it, of at most `max_bytes` bytes if
-    /// its layout allows.
+    /// Divides weight buffer `weight` into consecutive chunks that cover it. Each has at most `max_bytes` bytes if
+    /// the layout allows.
     fn chunks(&self, weight: usize, max_bytes: u64) -> Vec<WeightChunk>;
 
     /// Writes one of these chunks in the resident layout. Several threads call this concurrently. `out` has

@@ -112,7 +112,8 @@ pub struct ComparedPart {
     pub measured_us: f64,
     /// Relative standard deviation within one size. `None` for edges, and if no size occurs twice.
     pub spread: Option<f64>,
-    /// Average wait for a slot of the stage in both phases, in microseconds; 0 for edges.
+    /// Average time that a micro-batch waits for a slot of the stage, over prefill and decode together, in
+    /// microseconds; 0 for edges.
     pub waited_us: f64,
     /// `measured ÷ predicted − 1`.
     pub deviation: f64,

@@ -86,7 +86,7 @@ pub(super) struct SimDevice {
     queues: [VecDeque<Submitted>; 3],
     running: [bool; 3],
     values: [u64; 3],
-    /// Time at which each hardware queue ended its last submission, if any.
+    /// Time at which each hardware queue finished its last submission, if any.
     ended_ns: [Option<Nanoseconds>; 3],
     /// Cause of its failure.
     pub(super) failure: Option<ragtag_hal::Error>,

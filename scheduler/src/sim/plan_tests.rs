@@ -401,7 +401,7 @@ fn unsuitable_plans_are_refused() {
     }
 }
 
-/// With the slowest possible values, time saturates at the end of the clock.
+/// With the slowest devices and links, simulated time saturates at the clock's maximum.
 #[test]
 fn times_beyond_the_clock_end_it() {
     let mut planned = Planned::new(&[1, 1]);

@@ -310,7 +310,8 @@ impl<'a> World<'a> {
         self.rng.random_range(0..=self.spec.message_ns)
     }
 
-    /// Sends a message from one actor to another. Messages of a pair keep their order.
+    /// Sends a message from one actor to another. Messages from the same sender to the same receiver arrive in
+    /// order.
     fn send(&mut self, from: usize, to: usize, message: Message) -> Result<(), String> {
         let nth = self.messages;
         self.messages += 1;

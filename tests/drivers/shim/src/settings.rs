@@ -2,8 +2,8 @@
 
 use std::env;
 
-/// Default architecture of the devices. It has waves of 32 work items and no matrix instructions, because not
-/// every engine can emulate AMD's.
+/// Default device architecture. It has waves of 32 work items and no matrix instructions, because some engines
+/// cannot emulate AMD's matrix instructions.
 pub const ARCHITECTURE: &str = "gfx1030";
 
 /// The pretended architecture.
