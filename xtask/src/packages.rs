@@ -1,7 +1,7 @@
-//! The published packages as a registry and its users get them: each is packaged and small enough, and a program outside the
-//! workspace builds the examples with nothing but them.
+//! Checks the published packages: packages each crate, limits its size, and builds the examples outside the
+//! workspace with these packages alone.
 //!
-//! This module must not know which packages there are; cargo says so.
+//! Knows no package by name; the list comes from cargo.
 
 use crate::checks::Done;
 use crate::metadata::{self, Package};
@@ -10,28 +10,29 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-/// Most bytes of a package: registries refuse larger ones.
+/// Maximum bytes of a package: registries refuse larger ones.
 const PACKAGE_BYTES: u64 = 10 << 20;
 
-/// The example that runs, in a small size, and a part of what it prints.
+/// The example that runs, its arguments for a small size, and a part of its output.
 const RUNS: (&str, [&str; 3], &str) = ("06-attention-everywhere", ["2", "32", "16"], "cpu:0 ");
 
-/// To optimise these takes longer than to run unoptimised what little the example does.
+/// Crates that are built without optimisation: the example runs for less time than optimising them takes.
 const UNOPTIMISED: [&str; 3] = ["ragtag-kernels", "ragtag-planner", "ragtag-scheduler"];
 
 /// Packages the published crates, and builds the examples with them.
 ///
 /// # Errors
-/// If a package lacks something, is too large, or its users get other results.
+/// If a package is incomplete or too large, or the example prints other results.
 pub(crate) fn run(root: &Path, done: &mut Done) -> Result<(), String> {
     let metadata = metadata::read(root)?;
     let packages: Vec<_> = metadata.packages.iter().filter(|package| package.is_published()).collect();
     let names = packages.iter().flat_map(|package| ["-p", &package.name]);
-    // Cargo's own verification would compile all dependencies again for each package. The program below verifies them together.
+    // Cargo's own verification would compile all dependencies again for each package. The program below verifies
+    // all packages at once.
     let package = ["package", "--locked", "--offline", "--no-verify", "--allow-dirty"];
     done.cargo(root, &package.into_iter().chain(names).collect::<Vec<_>>(), &[])?;
     let files = metadata.target_directory.join("package");
-    // The same in every run, so that what it compiles replaces that of the last run.
+    // The same path in every run, so that new build files replace old ones.
     let place = root.to_string_lossy().replace(|c: char| !c.is_ascii_alphanumeric(), "-");
     let folder = std::env::temp_dir().join(format!("downstream{place}"));
     let outcome = done.timed("the examples with the packages alone", || {
@@ -52,14 +53,14 @@ fn unpack(packages: &[&Package], files: &Path, folder: &Path) -> Result<(), Stri
         if bytes > PACKAGE_BYTES {
             return Err(format!("{}: {bytes} bytes; {PACKAGE_BYTES} are allowed", file.display()));
         }
-        // The files are as new as they are here (m); in packages all are from 2006, and cargo would not see that they changed.
+        // Packages date all files to 2006, which would hide changes from cargo. `m` sets the current time.
         printed(Command::new("tar").arg("xzmf").arg(&file).current_dir(folder))?;
     }
     Ok(())
 }
 
-/// Writes the program: the examples, and a manifest with the packages and the workspace's profiles, so that it shares what was
-/// compiled before.
+/// Writes the program: the examples, and a manifest with the packages and the workspace's profiles. Equal
+/// profiles let it reuse compiled dependencies.
 fn program(root: &Path, packages: &[&Package], folder: &Path) -> Result<(), String> {
     let read = |file: &str| fs::read_to_string(root.join(file)).map_err(|e| format!("{file}: {e}"));
     let write =
@@ -70,7 +71,7 @@ fn program(root: &Path, packages: &[&Package], folder: &Path) -> Result<(), Stri
     for entry in fs::read_dir(root.join("examples")).map_err(|e| format!("examples: {e}"))? {
         let name = entry.map_err(|e| e.to_string())?.file_name().to_string_lossy().into_owned();
         if name.ends_with(".rs") {
-            // The workspace's own examples lie in the same target folder.
+            // The workspace's own examples are in the same target folder.
             write(&format!("examples/packaged-{name}"), &read(&format!("examples/{name}"))?)?;
         }
     }
@@ -98,19 +99,19 @@ fn manifest(packages: &[&Package], workspace: &str) -> String {
     text
 }
 
-/// A package's name in files.
+/// Returns a package's name in file names.
 fn directory(package: &Package) -> String {
     format!("{}-{}", package.name, package.version)
 }
 
-/// Builds the program and runs an example of it.
+/// Builds the program and runs one of its examples.
 fn build(folder: &Path, target: &Path) -> Result<(), String> {
     let cargo = |arguments: &[&str]| {
         let mut command = Command::new(crate::checks::cargo());
         command.args(arguments).arg("--offline").current_dir(folder).env("CARGO_TARGET_DIR", target);
         command
     };
-    // The lock file is the workspace's: this leaves out what the program does not depend on, and keeps the versions.
+    // Starts from the workspace's lock file: keeps its versions and drops crates that the program does not need.
     printed(&mut cargo(&["update", "--workspace"]))?;
     let levels = UNOPTIMISED.map(|name| format!("--config=profile.dev.package.{name}.opt-level=0"));
     let status =
@@ -120,13 +121,13 @@ fn build(folder: &Path, target: &Path) -> Result<(), String> {
     }
     let (example, arguments, part) = RUNS;
     let mut command = Command::new(target.join(format!("debug/examples/packaged-{example}")));
-    // The processor is enough: no driver lies where these point.
+    // The CPU is enough, so these paths hide all drivers.
     let drivers = [("OCL_ICD_VENDORS", folder), ("VK_DRIVER_FILES", &folder.join("none.json"))];
     let out = printed(command.args(arguments).envs(drivers))?;
     if out.contains(part) { Ok(()) } else { Err(format!("{part:?} is not in what {example} prints:\n{out}")) }
 }
 
-/// What a program prints.
+/// Runs a program and returns its output.
 fn printed(command: &mut Command) -> Result<String, String> {
     let output = command.output().map_err(|e| format!("{command:?}: {e}"))?;
     if output.status.success() {

@@ -158,11 +158,10 @@ fn address<D: Driver>(span: &Span<D>) -> u64 {
 /// # Errors
 /// If the driver refuses.
 pub(crate) fn enqueue<D: Driver>(driver: &D, stream: &D::Stream, step: &Step<D>) -> Result<()> {
-    // SAFETY: spans lie in buffers and host spans in regions that the script keeps, and the script is kept
-    // until it has ended; points and reservations exclude all other access to these bytes meanwhile.
-    // `Checked` validated launches against the entry's ABI, which says what a kernel takes and touches, and
-    // products against what they touch. It lets no program be submitted before its last run has ended.
-    // Dispatches are on the compute stream alone, and the library was initialised with the product's module.
+    // The library was initialised with the product's module, and dispatches use the compute stream alone.
+    // SAFETY: the script keeps the buffers and regions of all spans until it has ended. Points and reservations
+    // exclude other access to these bytes meanwhile. `Checked` validated launches against the entry's ABI and
+    // products against their extents, and submits a program only after its last run has ended.
     unsafe {
         match step {
             Step::Launch(launch) => match &launch.code {

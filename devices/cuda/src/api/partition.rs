@@ -80,15 +80,9 @@ impl Partition {
     /// [`Error::Unsupported`] if the driver cannot, or provides another number. It rounds up, on current
     /// devices to multiples of eight.
     pub(super) fn new(functions: &Arc<Functions>, device: CUdevice, count: u32) -> Result<Self> {
+        type Calls = (GetResource, Split, Describe, Create, Destroy, CreateStream);
         // SAFETY: types as in `cuda.h`.
-        let (get, split, describe, create, destroy, create_stream): (
-            GetResource,
-            Split,
-            Describe,
-            Create,
-            Destroy,
-            CreateStream,
-        ) = unsafe {
+        let (get, split, describe, create, destroy, create_stream): Calls = unsafe {
             (
                 newer(functions, "cuDeviceGetDevResource")?,
                 newer(functions, "cuDevSmResourceSplitByCount")?,
