@@ -10,9 +10,7 @@ pub(crate) type Compose = fn(KernelLanguage) -> Arc<str>;
 /// A [`Compose`] of `$compose(language, tensor_type)` for a type known at compile time.
 macro_rules! composer {
     ($tensor_type:expr, $compose:expr) => {
-        $crate::composer::composer!(
-            $tensor_type, $compose; F32 F16 BF16 Q8_0 Q4_0 Q4_1 Q5_0 Q5_1 Q4_K Q5_K Q6_K TQ1_0 TQ2_0
-        )
+        $crate::types::each_type!(composer $tensor_type, $compose;)
     };
     ($tensor_type:expr, $compose:expr; $($name:ident)*) => {
         match $tensor_type {

@@ -41,11 +41,11 @@ pub mod softmax;
 pub mod softmax_axis;
 mod table;
 pub mod top_k;
+mod types;
 pub mod unary;
 mod wgsl;
 pub mod widen;
 
-pub use blocks::TensorType;
 pub use cases::{Case, cases, random_case};
 pub use kernel::{Activations, ElementType, Kernel, KvType, NumericsClass};
 pub use layout::{Layout, LayoutError, Resident, layout_for};
@@ -54,3 +54,4 @@ pub use table::{
     Code, Grid, NEVER, Text, Variant, activations_for, has_f16_products, module_source, preferred, select,
     variants,
 };
+pub use types::TensorType;

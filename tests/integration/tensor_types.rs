@@ -13,25 +13,11 @@ use rand::{Rng, RngCore, SeedableRng};
 fn blocks(random: &mut StdRng, tensor_type: TensorType, values: u64, gain: f32) -> Vec<u8> {
     let mut bytes = vec![0; tensor_type.bytes(values).unwrap() as usize];
     random.fill_bytes(&mut bytes);
-    // Offset and approximate size of the f16 values of a block.
-    let halves: &[(usize, f32)] = match tensor_type {
-        TensorType::F32 | TensorType::F16 | TensorType::BF16 => unreachable!("{tensor_type} has no quanta"),
-        TensorType::Q8_0 => &[(0, 7e-4)],
-        TensorType::Q4_0 => &[(0, 1e-2)],
-        TensorType::Q4_1 => &[(0, 1e-2), (2, -7.5e-2)],
-        TensorType::Q5_0 => &[(0, 5e-3)],
-        TensorType::Q5_1 => &[(0, 5e-3), (2, -7.75e-2)],
-        TensorType::Q4_K => &[(0, 3e-4), (2, 2.25e-3)],
-        TensorType::Q5_K => &[(0, 1.5e-4), (2, 2.33e-3)],
-        TensorType::Q6_K => &[(208, 4e-5)],
-        TensorType::TQ1_0 => &[(52, 6e-2)],
-        TensorType::TQ2_0 => &[(64, 6e-2)],
-    };
     for block in bytes.chunks_exact_mut(tensor_type.block_bytes()) {
         let sign = if random.random() { 1.0 } else { -1.0 };
-        let like = sign * gain * random.random_range(0.75..1.25);
-        for &(at, size) in halves {
-            block[at..at + 2].copy_from_slice(&f16::from_f32(size * like).to_le_bytes());
+        let like = sign * gain * random.random_range(0.0375..0.0625);
+        for (at, size) in tensor_type.scales() {
+            block[*at..at + 2].copy_from_slice(&f16::from_f32(size * like).to_le_bytes());
         }
     }
     bytes

@@ -18,52 +18,69 @@ pub fn quantise(tensor_type: TensorType, values: &[f32], blocks: &mut [u8]) -> R
     if tensor_type.bytes(values.len() as u64) != Some(blocks.len() as u64) {
         return Err(SizeError { tensor_type, bytes: blocks.len(), values: values.len() });
     }
-    let blocks = blocks.chunks_exact_mut(tensor_type.block_bytes());
-    for (values, block) in values.chunks_exact(tensor_type.block_values()).zip(blocks) {
-        match tensor_type {
-            TensorType::F32 => block.copy_from_slice(&values[0].to_le_bytes()),
-            TensorType::F16 => block.copy_from_slice(&f16::from_f32(values[0]).to_le_bytes()),
-            TensorType::BF16 => block.copy_from_slice(&half::bf16::from_f32(values[0]).to_le_bytes()),
-            _ => Block::new(tensor_type, values).write(block),
-        }
+    let row = tensor_type.row();
+    let blocks = blocks.chunks_exact_mut(row.block_bytes);
+    for (values, block) in values.chunks_exact(row.block_values).zip(blocks) {
+        (row.quantise)(values, block);
     }
     Ok(())
 }
 
-/// Conversion of values to quants.
-#[derive(Clone, Copy, Default)]
-struct Steps {
-    /// Inverse of the quant step; zero if all quants represent the same value.
-    inverse: f32,
-    /// Value of quant zero, for types whose quants are not centred.
-    minimum: f32,
-}
-
-/// A block with its scales.
-struct Block<'a> {
-    tensor_type: TensorType,
-    values: &'a [f32],
-    /// Bits of d, and of m or dmin.
-    d: u16,
-    m: u16,
-    /// Per sub-block: the conversion to quants, and scale and minimum as stored.
-    steps: [Steps; 16],
-    scales: [u8; 16],
-    minima: [u8; 16],
-}
-
 /// Returns the value with the largest magnitude, the first of several.
-fn largest(values: &[f32]) -> f32 {
+pub(crate) fn largest(values: &[f32]) -> f32 {
     values.iter().fold(0.0, |largest: f32, x| if x.abs() > largest.abs() { *x } else { largest })
 }
 
-fn inverse_of(x: f32) -> f32 {
+/// Returns the smallest and the largest value.
+pub(crate) fn range(values: &[f32]) -> [f32; 2] {
+    values.iter().fold([values[0]; 2], |[least, most], x| [least.min(*x), most.max(*x)])
+}
+
+/// Returns 1 / x, or 0 for 0.
+pub(crate) fn inverse_of(x: f32) -> f32 {
     if x == 0.0 { 0.0 } else { 1.0 / x }
 }
 
 /// Rounds to the nearest integer, ties away from zero.
-fn rounded(x: f32) -> f32 {
+pub(crate) fn rounded(x: f32) -> f32 {
     (x.abs() + 0.5).floor().copysign(x)
+}
+
+/// Returns the stored quants of a block, from 0 to `most`. `quant` computes one from its index and value.
+pub(crate) fn quants<const N: usize>(
+    values: &[f32],
+    most: f32,
+    quant: impl Fn(usize, f32) -> f32,
+) -> [u8; N] {
+    std::array::from_fn(|i| quant(i, values[i]).clamp(0.0, most) as u8)
+}
+
+/// Writes a value as f16 at a byte of a block.
+pub(crate) fn put_half(block: &mut [u8], at: usize, value: f32) {
+    block[at..at + 2].copy_from_slice(&f16::from_f32(value).to_le_bytes());
+}
+
+/// Packs quants of `count` values, `stride` apart, into a byte: `bits` bits of each, starting at bit `low`.
+pub(crate) fn pack_bits(
+    quants: &[u8],
+    first: usize,
+    stride: usize,
+    (count, low, bits): (usize, usize, usize),
+) -> u8 {
+    let part = |n: usize| ((quants[first + n * stride] >> low) & ((1 << bits) - 1)) << (n * bits);
+    (0..count).fold(0, |byte, n| byte | part(n))
+}
+
+/// Packs 32 quants of 4 bits into 16 bytes: values i and i + 16 share byte i.
+pub(crate) fn pack_nibbles(quants: &[u8; 32], out: &mut [u8]) {
+    out.iter_mut().enumerate().for_each(|(i, byte)| *byte = pack_bits(quants, i, 16, (2, 0, 4)));
+}
+
+/// Packs 32 quants of 5 bits into 20 bytes. [`fives`](super::fives) reads them.
+pub(crate) fn pack_fives(quants: &[u8; 32], out: &mut [u8]) {
+    let (high, low) = out.split_at_mut(4);
+    high.iter_mut().enumerate().for_each(|(i, byte)| *byte = pack_bits(quants, i * 8, 1, (8, 4, 1)));
+    pack_nibbles(quants, low);
 }
 
 /// Returns the best of the scales that `inverses` lead to, for quants from `least` to `most`, where quant
@@ -88,178 +105,90 @@ fn search(values: &[f32], minimum: f32, [least, most]: [f32; 2], inverses: impl 
     best.1
 }
 
-impl<'a> Block<'a> {
-    fn new(tensor_type: TensorType, values: &'a [f32]) -> Self {
-        let block = Self {
-            tensor_type,
-            values,
-            d: 0,
-            m: 0,
-            steps: [Steps::default(); 16],
-            scales: [0; 16],
-            minima: [0; 16],
-        };
-        match tensor_type {
-            TensorType::Q4_K | TensorType::Q5_K => block.with_minima(),
-            TensorType::Q6_K => block.with_scales(),
-            _ => block.alone(),
-        }
-    }
+/// Scales and minima of eight sub-blocks of 32 values, 6 bits each.
+pub(crate) struct WithMinima {
+    /// Bits of d and of dmin.
+    d: u16,
+    m: u16,
+    scales: [u8; 8],
+    minima: [u8; 8],
+    /// Per sub-block, the inverse of the quant step and the value of quant zero.
+    steps: [(f32, f32); 8],
+}
 
-    /// Returns the largest quant.
-    fn most(&self) -> f32 {
-        match self.tensor_type {
-            TensorType::Q4_0 | TensorType::Q4_1 | TensorType::Q4_K => 15.0,
-            TensorType::Q5_0 | TensorType::Q5_1 | TensorType::Q5_K => 31.0,
-            TensorType::Q6_K => 63.0,
-            TensorType::Q8_0 => 255.0,
-            _ => 2.0,
-        }
-    }
-
-    /// Computes one scale and minimum for the whole block.
-    fn alone(mut self) -> Self {
-        let (mut minimum, mut maximum) = (self.values[0], self.values[0]);
-        for x in self.values {
-            (minimum, maximum) = (minimum.min(*x), maximum.max(*x));
-        }
-        let (d, minimum) = match self.tensor_type {
-            TensorType::Q4_1 | TensorType::Q5_1 => ((maximum - minimum) / self.most(), minimum),
-            TensorType::Q4_0 => (largest(self.values) / -8.0, 0.0),
-            TensorType::Q5_0 => (largest(self.values) / -16.0, 0.0),
-            TensorType::Q8_0 => (largest(self.values).abs() / 127.0, 0.0),
-            _ => (largest(self.values).abs(), 0.0),
-        };
-        (self.d, self.m) = (half_bits(d), half_bits(minimum));
-        self.steps[0] = Steps { inverse: inverse_of(d), minimum };
-        self
-    }
-
-    /// Computes eight sub-blocks with 6-bit scales and minima.
-    fn with_minima(mut self) -> Self {
-        let most = self.most();
+impl WithMinima {
+    /// Fits scales and minima for quants from 0 to `most`.
+    pub fn new(values: &[f32], most: f32) -> Self {
         let (mut scales, mut minima) = ([0.0; 8], [0.0; 8]);
-        for (values, (scale, minimum)) in self.values.chunks_exact(32).zip(scales.iter_mut().zip(&mut minima))
-        {
+        for (values, (scale, minimum)) in values.chunks_exact(32).zip(scales.iter_mut().zip(&mut minima)) {
             let least = values.iter().fold(0.0, |least: f32, x| least.min(*x));
             let range = values.iter().fold(least, |most: f32, x| most.max(*x)) - least;
             let inverses = (0..=20).map(|step| (most - 1.0 + 0.1 * step as f32) * inverse_of(range));
             (*scale, *minimum) = (search(values, least, [0.0, most], inverses), -least);
         }
         let [scale, minimum] = [scales, minima].map(|of| of.into_iter().fold(0.0, f32::max));
-        (self.d, self.m) = (half_bits(scale / 63.0), half_bits(minimum / 63.0));
-        for j in 0..8 {
-            let code = |x: f32, largest: f32| (x * (63.0 * inverse_of(largest)) + 0.5).floor().min(63.0);
-            let (s, m) = (code(scales[j], scale), code(minima[j], minimum));
-            (self.scales[j], self.minima[j]) = (s as u8, m as u8);
-            let inverse = inverse_of(half_value(self.d) * s);
-            self.steps[j] = Steps { inverse, minimum: -half_value(self.m) * m };
+        let [d, m] = [scale / 63.0, minimum / 63.0].map(f16::from_f32);
+        let code = |x: f32, largest: f32| (x * (63.0 * inverse_of(largest)) + 0.5).floor().min(63.0);
+        let (scales, minima) = (scales.map(|x| code(x, scale)), minima.map(|x| code(x, minimum)));
+        let step = |j: usize| (inverse_of(d.to_f32() * scales[j]), -m.to_f32() * minima[j]);
+        Self {
+            d: d.to_bits(),
+            m: m.to_bits(),
+            scales: scales.map(|s| s as u8),
+            minima: minima.map(|m| m as u8),
+            steps: std::array::from_fn(step),
         }
-        self
     }
 
-    /// Computes sixteen sub-blocks with 8-bit scales.
-    fn with_scales(mut self) -> Self {
-        let mut scales = [0.0; 16];
-        for (values, scale) in self.values.chunks_exact(16).zip(&mut scales) {
-            let inverse = inverse_of(largest(values));
-            let inverses = (0..=18).map(|step| (-31.1 - 0.1 * step as f32) * inverse);
-            *scale = search(values, 0.0, [-32.0, 31.0], inverses);
-        }
-        let d = largest(&scales) / -128.0;
-        self.d = half_bits(d);
-        for (j, scale) in scales.into_iter().enumerate() {
-            let s = rounded(scale * inverse_of(d)).clamp(-128.0, 127.0);
-            self.scales[j] = s as i8 as u8;
-            self.steps[j].inverse = inverse_of(half_value(self.d) * s);
-        }
-        self
+    /// Returns the quant of value `i` before clamping.
+    pub fn quant(&self, i: usize, value: f32) -> f32 {
+        let (inverse, minimum) = self.steps[i / 32];
+        ((value - minimum) * inverse + 0.5).floor()
     }
 
-    /// Returns the stored quant of value `i`.
-    fn quant(&self, i: usize) -> u8 {
-        let sub_values = match self.tensor_type {
-            TensorType::Q4_K | TensorType::Q5_K => 32,
-            TensorType::Q6_K => 16,
-            _ => 256,
-        };
-        let Steps { inverse, minimum } = self.steps[i / sub_values];
-        let x = (self.values[i] - minimum) * inverse;
-        let quant = match self.tensor_type {
-            TensorType::Q4_0 => (x + 8.5).floor(),
-            TensorType::Q5_0 => (x + 16.5).floor(),
-            TensorType::Q8_0 => rounded(x) + 128.0,
-            TensorType::Q6_K => rounded(x) + 32.0,
-            TensorType::TQ1_0 | TensorType::TQ2_0 => rounded(x) + 1.0,
-            _ => (x + 0.5).floor(),
-        };
-        quant.clamp(0.0, self.most()) as u8
-    }
-
-    /// Packs quants of `count` values, `stride` apart, into a byte: `bits` bits of each, starting at bit
-    /// `low`.
-    fn bits(&self, first: usize, stride: usize, (count, low, bits): (usize, usize, usize)) -> u8 {
-        let part = |n: usize| ((self.quant(first + n * stride) >> low) & ((1 << bits) - 1)) << (n * bits);
-        (0..count).fold(0, |byte, n| byte | part(n))
-    }
-
-    /// Packs five quants in base 3, times 256/243, rounded up.
-    fn digits(&self, first: usize, stride: usize, count: usize) -> u8 {
-        let digit = |n: usize| if n < count { u16::from(self.quant(first + n * stride)) } else { 0 };
-        ((0..5).fold(0, |number, n| number * 3 + digit(n)) * 256).div_ceil(243) as u8
-    }
-
-    /// Returns byte `i` of the twelve that hold eight 6-bit scales and minima.
-    fn packed_scale(&self, i: usize) -> u8 {
+    /// Writes d, dmin, and the packed scales and minima that [`k_scale`](super::k_scale) reads.
+    pub fn write(&self, out: &mut [u8]) {
         let (scales, minima) = (&self.scales, &self.minima);
-        match i {
-            0..4 => scales[i] | scales[i + 4] >> 4 << 6,
-            4..8 => minima[i - 4] | minima[i] >> 4 << 6,
-            _ => (scales[i - 4] & 15) | minima[i - 4] << 4,
+        out[..2].copy_from_slice(&self.d.to_le_bytes());
+        out[2..4].copy_from_slice(&self.m.to_le_bytes());
+        for i in 0..4 {
+            out[4 + i] = scales[i] | scales[i + 4] >> 4 << 6;
+            out[8 + i] = minima[i] | minima[i + 4] >> 4 << 6;
+            out[12 + i] = (scales[i + 4] & 15) | minima[i + 4] << 4;
         }
-    }
-
-    /// Returns byte `at` of the block. The formats are those of [`super::dequantise()`].
-    fn byte(&self, at: usize) -> u8 {
-        let nibbles = |i: usize| self.bits(i, 16, (2, 0, 4));
-        let pairs = |i: usize| self.bits(i / 32 * 64 + i % 32, 32, (2, 0, 4));
-        let (d, m) = (self.d.to_le_bytes(), self.m.to_le_bytes());
-        match (self.tensor_type, at) {
-            (TensorType::Q6_K, 0..128) => self.bits(at / 64 * 128 + at % 64, 64, (2, 0, 4)),
-            (TensorType::Q6_K, 128..192) => self.bits((at - 128) / 32 * 128 + at % 32, 32, (4, 4, 2)),
-            (TensorType::Q6_K, 192..208) => self.scales[at - 192],
-            (TensorType::TQ1_0, 0..32) => self.digits(at, 32, 5),
-            (TensorType::TQ1_0, 32..48) => self.digits(160 + at - 32, 16, 5),
-            (TensorType::TQ1_0, 48..52) => self.digits(240 + at - 48, 4, 4),
-            (TensorType::TQ2_0, 0..64) => self.bits(at / 32 * 128 + at % 32, 32, (4, 0, 2)),
-            (TensorType::Q6_K | TensorType::TQ1_0 | TensorType::TQ2_0, _) => d[at % 2],
-            (_, 0..2) => d[at],
-            (TensorType::Q8_0, _) => self.quant(at - 2) ^ 0x80,
-            (TensorType::Q4_0, _) => nibbles(at - 2),
-            (TensorType::Q5_0, 2..6) => self.bits((at - 2) * 8, 1, (8, 4, 1)),
-            (TensorType::Q5_0, _) => nibbles(at - 6),
-            (_, 2..4) => m[at - 2],
-            (TensorType::Q4_1, _) => nibbles(at - 4),
-            (TensorType::Q5_1, 4..8) => self.bits((at - 4) * 8, 1, (8, 4, 1)),
-            (TensorType::Q5_1, _) => nibbles(at - 8),
-            (_, 4..16) => self.packed_scale(at - 4),
-            (TensorType::Q5_K, 16..48) => self.bits(at - 16, 32, (8, 4, 1)),
-            (TensorType::Q5_K, _) => pairs(at - 48),
-            _ => pairs(at - 16),
-        }
-    }
-
-    fn write(&self, out: &mut [u8]) {
-        out.iter_mut().enumerate().for_each(|(at, byte)| *byte = self.byte(at));
     }
 }
 
-fn half_bits(value: f32) -> u16 {
-    f16::from_f32(value).to_bits()
+/// Signed scales of sixteen sub-blocks of 16 values.
+pub(crate) struct WithScales {
+    /// Bits of d.
+    pub d: u16,
+    pub scales: [i8; 16],
+    /// Per sub-block, the inverse of the quant step.
+    inverses: [f32; 16],
 }
 
-fn half_value(bits: u16) -> f32 {
-    f16::from_bits(bits).to_f32()
+impl WithScales {
+    /// Fits scales from −`scales` to `scales` − 1 for quants in `range`. The first candidate maps the largest
+    /// value to −`first`.
+    pub fn new(values: &[f32], range: [f32; 2], first: f32, most: f32) -> Self {
+        let mut scales = [0.0; 16];
+        for (values, scale) in values.chunks_exact(16).zip(&mut scales) {
+            let inverse = inverse_of(largest(values));
+            let inverses = (0..=18).map(|step| (-first - 0.1 * step as f32) * inverse);
+            *scale = search(values, 0.0, range, inverses);
+        }
+        let d = largest(&scales) / -most;
+        let stored = f16::from_f32(d);
+        let scales = scales.map(|scale| rounded(scale * inverse_of(d)).clamp(-most, most - 1.0));
+        let inverses = scales.map(|s| inverse_of(stored.to_f32() * s));
+        Self { d: stored.to_bits(), scales: scales.map(|s| s as i8), inverses }
+    }
+
+    /// Returns the signed quant of value `i` before clamping.
+    pub fn quant(&self, i: usize, value: f32) -> f32 {
+        rounded(value * self.inverses[i / 16])
+    }
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 //! the table of variants.
 //!
 //! A text is a prelude, shared code and kernels, one file after the other. Kernels for weights are written
-//! once over a few functions that each tensor type defines, so a new type is one more file in `weights/`.
+//! once over a few functions that each tensor type defines in its folder of `types`.
 //! Only the prelude depends on the language. Pure data: knows nothing about compiling and launching.
 
 mod decode;

@@ -5,9 +5,10 @@
 
 use super::decode::{Compose, Function, MAX_ROWS};
 use super::weights::WIDEN_ROWS;
-use super::weights::{BLOCKS, QUANTISED, plain_reader, quantised_reader};
+use super::weights::{BLOCKS, QUANTISED};
 use super::{Items, program};
 use crate::blocks::TensorType;
+use crate::composer::composer;
 use crate::kernel::{Activations, Kernel};
 use crate::layout::{GROUP_ROWS, layout_in, sections};
 use crate::matmul;
@@ -67,42 +68,38 @@ enum Rows {
     Few,
 }
 
-/// A function that composes a product's text for a type.
-macro_rules! composer {
-    ($tensor_type:expr, $ring:ident, $rows:ident) => {
-        composer!(
-            $tensor_type, $ring, $rows; F32 F16 BF16 Q8_0 Q4_0 Q4_1 Q5_0 Q5_1 Q4_K Q5_K Q6_K TQ1_0 TQ2_0
-        )
-    };
-    ($tensor_type:expr, $ring:ident, $rows:ident; $($name:ident)*) => {
-        match $tensor_type {
-            $(TensorType::$name => {
-                (|language| source(language, TensorType::$name, &$ring, Rows::$rows)) as Compose
-            })*
-        }
-    };
-}
-
 /// The products of every type, better ones first: with int8 activations if the weights are in blocks, with f32 if not.
 pub(super) fn products() -> Vec<Function> {
     let of_type = |t: TensorType| {
         let few = |blocks, plain| if is_plain(t) { plain } else { blocks };
         [
-            function(t, &BULK, Rows::One, "cuda-sm90-gemv-1", composer!(t, BULK, One)),
+            function(
+                t,
+                &BULK,
+                Rows::One,
+                "cuda-sm90-gemv-1",
+                composer!(t, |l, t| source(l, t, &BULK, Rows::One)),
+            ),
             function(
                 t,
                 &BULK,
                 Rows::Few,
                 few("cuda-sm90-gemv-8", "cuda-sm90-gemv-4"),
-                composer!(t, BULK, Few),
+                composer!(t, |l, t| source(l, t, &BULK, Rows::Few)),
             ),
-            function(t, &ASYNC, Rows::One, "cuda-sm80-gemv-1", composer!(t, ASYNC, One)),
+            function(
+                t,
+                &ASYNC,
+                Rows::One,
+                "cuda-sm80-gemv-1",
+                composer!(t, |l, t| source(l, t, &ASYNC, Rows::One)),
+            ),
             function(
                 t,
                 &ASYNC,
                 Rows::Few,
                 few("cuda-sm80-gemv-8", "cuda-sm80-gemv-4"),
-                composer!(t, ASYNC, Few),
+                composer!(t, |l, t| source(l, t, &ASYNC, Rows::Few)),
             ),
         ]
     };
@@ -224,7 +221,8 @@ const CHUNKS_ROWS: &str = include_str!("../matmul/chunks_rows.cu");
 /// The text of a product.
 fn source(language: KernelLanguage, tensor_type: TensorType, ring: &Ring, rows: Rows) -> Arc<str> {
     let chunks = Chunks::new(tensor_type, ring, rows).define();
-    if let Some(reader) = plain_reader(tensor_type) {
+    let reader = tensor_type.row().c;
+    if is_plain(tensor_type) {
         let values = format!("#define VALUE_BYTES {}\n#define M {PLAIN_ROWS}\n", tensor_type.block_bytes());
         let product = match rows {
             Rows::One => include_str!("../matmul/gemv_rows.cu"),
@@ -236,23 +234,10 @@ fn source(language: KernelLanguage, tensor_type: TensorType, ring: &Ring, rows: 
     let sections = define_sections(tensor_type);
     let product: &[&str] = match rows {
         Rows::One => &[BLOCKS, LANES, include_str!("../matmul/gemv_blocks.cu")],
-        Rows::Few => &[
-            &format!("#define {}\n", type_macro(tensor_type)),
-            include_str!("weights/pairs.cu"),
-            include_str!("../matmul/few_blocks.cu"),
-        ],
+        Rows::Few => &[tensor_type.row().pairs, include_str!("../matmul/few_blocks.cu")],
     };
-    let reader = quantised_reader(tensor_type);
     let before = [&chunks, &sections, QUANTISED, reader, ring.source, SHARES, CHUNKS_BLOCKS];
     program(language, ring.items, &[&before, product].concat())
-}
-
-/// What tells a type's pairs of rows apart from others'.
-fn type_macro(tensor_type: TensorType) -> String {
-    match tensor_type {
-        TensorType::TQ1_0 | TensorType::TQ2_0 => "TYPE_TERNARY".into(),
-        other => format!("TYPE_{other}"),
-    }
 }
 
 #[cfg(test)]

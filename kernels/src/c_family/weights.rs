@@ -188,38 +188,10 @@ pub(super) const QUANTISED: &str = include_str!("weights/quantised.cl");
 const ROW_MAJOR: &str = include_str!("weights/row_major.cl");
 const VALUES: &str = include_str!("weights/values.cl");
 
-/// Returns the source that reads plain weights of this type, in any layout.
-pub(super) fn plain_reader(tensor_type: TensorType) -> Option<&'static str> {
-    match tensor_type {
-        TensorType::F32 => Some(include_str!("weights/f32.cl")),
-        TensorType::F16 => Some(include_str!("weights/f16.cl")),
-        TensorType::BF16 => Some(include_str!("weights/bf16.cl")),
-        _ => None,
-    }
-}
-
-/// Returns the source that reads block weights of this type.
-pub(super) fn quantised_reader(tensor_type: TensorType) -> &'static str {
-    match tensor_type {
-        TensorType::F32 | TensorType::F16 | TensorType::BF16 => "",
-        TensorType::Q8_0 => include_str!("weights/q8_0.cl"),
-        TensorType::Q4_0 => include_str!("weights/q4_0.cl"),
-        TensorType::Q4_1 => include_str!("weights/q4_1.cl"),
-        TensorType::Q5_0 => include_str!("weights/q5_0.cl"),
-        TensorType::Q5_1 => include_str!("weights/q5_1.cl"),
-        TensorType::Q4_K => include_str!("weights/q4_k.cl"),
-        TensorType::Q5_K => include_str!("weights/q5_k.cl"),
-        TensorType::Q6_K => include_str!("weights/q6_k.cl"),
-        TensorType::TQ1_0 | TensorType::TQ2_0 => include_str!("weights/ternary.cl"),
-    }
-}
-
 /// Returns the sources that read weights of this type from `Rows16`.
 fn reader(tensor_type: TensorType) -> [&'static str; 3] {
-    match plain_reader(tensor_type) {
-        Some(text) => [text, PLAIN, ""],
-        None => [QUANTISED, quantised_reader(tensor_type), VALUES],
-    }
+    let own = tensor_type.row().c;
+    if tensor_type.block_values() == 1 { [own, PLAIN, ""] } else { [QUANTISED, own, VALUES] }
 }
 
 /// Returns the work items of a product for `m` rows of x.
@@ -271,7 +243,7 @@ fn fast_tiled(language: KernelLanguage, tensor_type: TensorType) -> Arc<str> {
 
 /// Composes a program for plain weights in row-major layout.
 fn with_rows(language: KernelLanguage, tensor_type: TensorType, items: Items, parts: &[&str]) -> Arc<str> {
-    let reader = [plain_reader(tensor_type).unwrap_or_default(), ROW_MAJOR];
+    let reader = [tensor_type.row().c, ROW_MAJOR];
     program(language, items, &[&reader[..], parts].concat())
 }
 

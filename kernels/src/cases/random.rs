@@ -1,7 +1,7 @@
 //! Seeded random inputs.
 
-use crate::blocks::TensorType;
-use half::{bf16, f16};
+use crate::blocks::{TensorType, quantise};
+use half::f16;
 
 /// A small generator (SplitMix64) with the same sequence on every machine.
 pub(crate) struct Random(u64);
@@ -61,31 +61,17 @@ impl Random {
 
     /// Returns random file blocks: any quants, with scales as in a model.
     pub fn blocks(&mut self, tensor_type: TensorType, values: usize) -> Vec<u8> {
-        match tensor_type {
-            TensorType::F32 => (0..values).flat_map(|_| self.float(1.0).to_le_bytes()).collect(),
-            TensorType::F16 => {
-                (0..values).flat_map(|_| f16::from_f32(self.float(1.0)).to_le_bytes()).collect()
-            }
-            TensorType::BF16 => {
-                (0..values).flat_map(|_| bf16::from_f32(self.float(1.0)).to_le_bytes()).collect()
-            }
-            _ => {
-                let bytes = values / tensor_type.block_values() * tensor_type.block_bytes();
-                let mut out: Vec<u8> = (0..bytes).map(|_| self.next() as u8).collect();
-                let scales: &[usize] = match tensor_type {
-                    TensorType::Q4_1 | TensorType::Q5_1 | TensorType::Q4_K | TensorType::Q5_K => &[0, 2],
-                    TensorType::Q6_K => &[208],
-                    TensorType::TQ1_0 => &[52],
-                    TensorType::TQ2_0 => &[64],
-                    _ => &[0],
-                };
-                for block in out.chunks_exact_mut(tensor_type.block_bytes()) {
-                    for &at in scales {
-                        block[at..at + 2].copy_from_slice(&f16::from_f32(self.float(0.02)).to_le_bytes());
-                    }
-                }
-                out
+        let mut out = vec![0; values / tensor_type.block_values() * tensor_type.block_bytes()];
+        if tensor_type.block_values() == 1 {
+            quantise(tensor_type, &self.floats(values, 1.0), &mut out).expect("sizes agree");
+            return out;
+        }
+        out.iter_mut().for_each(|byte| *byte = self.next() as u8);
+        for block in out.chunks_exact_mut(tensor_type.block_bytes()) {
+            for (at, _) in tensor_type.scales() {
+                block[*at..at + 2].copy_from_slice(&f16::from_f32(self.float(0.02)).to_le_bytes());
             }
         }
+        out
     }
 }

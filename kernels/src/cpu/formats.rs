@@ -1,11 +1,14 @@
 //! Readers of the tensor types in their resident layout, for the CPU kernels.
 //!
-//! A new type is one more reader here. Products and embedding are written over [`Format`] and [`Quantised`].
-//! Knows nothing about the use of the weights.
+//! The readers are in `types`. Products and embedding are written over [`Format`] and [`Quantised`]. Knows
+//! nothing about the use of the weights.
 
-use super::isa::Isa;
-use crate::blocks::TensorType;
-use crate::layout::{COLUMN_BLOCK, GROUP_ROWS, sections};
+pub(crate) use super::isa::Isa;
+pub(crate) use crate::blocks::TensorType;
+pub(crate) use crate::layout::{COLUMN_BLOCK, GROUP_ROWS};
+pub(crate) use crate::table::Variant;
+
+use crate::layout::sections;
 use std::marker::PhantomData;
 
 /// A tensor type that can be read as f32, 32 columns of 16 rows at a time.
@@ -25,6 +28,8 @@ pub(crate) trait Format: 'static {
     fn bytes<'a>(group: Self::Group<'a>, block: usize) -> &'a [u8];
     /// Returns columns 4·`quad` … 4·`quad` + 3 of a block.
     fn quad<S: Isa>(s: S, block: &Self::Block<'_, S>, quad: usize) -> [S::F; 4];
+    /// Adds the kernels of the type.
+    fn variants<S: Isa>(out: &mut Vec<Variant>);
 }
 
 /// A tensor type of integer quants with scales.
@@ -62,7 +67,7 @@ pub(crate) struct Biased<S: Isa> {
 
 /// Returns the first `N` sections of a group.
 #[inline(always)]
-fn split<const N: usize>(tensor_type: TensorType, group: &[u8], columns: usize) -> [&[u8]; N] {
+pub(crate) fn split<const N: usize>(tensor_type: TensorType, group: &[u8], columns: usize) -> [&[u8]; N] {
     let mut rest = group;
     let mut parts = [&[][..]; N];
     for (part, section) in parts.iter_mut().zip(sections(tensor_type)) {
@@ -73,104 +78,133 @@ fn split<const N: usize>(tensor_type: TensorType, group: &[u8], columns: usize) 
 
 /// Splits bytes into arrays of `N`.
 #[inline(always)]
-fn arrays<const N: usize>(bytes: &[u8]) -> &[[u8; N]] {
+pub(crate) fn arrays<const N: usize>(bytes: &[u8]) -> &[[u8; N]] {
     bytes.as_chunks().0
 }
 
 /// Returns the columns of a block, each as `N` bytes of 16 rows.
 #[inline(always)]
-fn plain_columns<const N: usize>(group: &[u8], columns: usize) -> &[[[u8; N]; COLUMN_BLOCK]] {
+pub(crate) fn plain_columns<const N: usize>(group: &[u8], columns: usize) -> &[[[u8; N]; COLUMN_BLOCK]] {
     arrays(&group[..columns * N]).as_chunks().0
 }
 
+/// Defines the reader of a type without blocks: its name, the bytes of a value, and the load function.
 macro_rules! plain {
-    ($($name:ident, $bytes:literal, $load:ident;)*) => {$(
+    ($name:ident, $bytes:literal, $load:ident) => {
         #[doc = concat!(stringify!($name), " values, column by column.")]
         pub(crate) struct $name;
 
-        impl Format for $name {
-            const TYPE: TensorType = TensorType::$name;
-            type Group<'a> = &'a [[[u8; $bytes * GROUP_ROWS]; COLUMN_BLOCK]];
-            type Block<'a, S: Isa> = &'a [[u8; $bytes * GROUP_ROWS]; COLUMN_BLOCK];
+        const _: () = {
+            use $crate::cpu::formats::{
+                COLUMN_BLOCK, Format, GROUP_ROWS, Isa, TensorType, Variant, plain_columns,
+            };
 
-            #[inline(always)]
-            fn open(group: &[u8], columns: usize) -> Self::Group<'_> {
-                plain_columns(group, columns)
+            impl Format for $name {
+                const TYPE: TensorType = TensorType::$name;
+                type Group<'a> = &'a [[[u8; $bytes * GROUP_ROWS]; COLUMN_BLOCK]];
+                type Block<'a, S: Isa> = &'a [[u8; $bytes * GROUP_ROWS]; COLUMN_BLOCK];
+
+                #[inline(always)]
+                fn open(group: &[u8], columns: usize) -> Self::Group<'_> {
+                    plain_columns(group, columns)
+                }
+                #[inline(always)]
+                fn bytes<'a>(group: Self::Group<'a>, block: usize) -> &'a [u8] {
+                    group[block].as_flattened()
+                }
+                #[inline(always)]
+                fn block<'a, S: Isa>(_: S, group: Self::Group<'a>, block: usize) -> Self::Block<'a, S> {
+                    &group[block]
+                }
+                #[inline(always)]
+                fn quad<S: Isa>(s: S, block: &Self::Block<'_, S>, quad: usize) -> [S::F; 4] {
+                    let at = &block.as_chunks::<4>().0[quad];
+                    [s.$load(&at[0]), s.$load(&at[1]), s.$load(&at[2]), s.$load(&at[3])]
+                }
+                fn variants<S: Isa>(out: &mut Vec<Variant>) {
+                    $crate::cpu::plain::<S, Self>(out);
+                }
             }
-            #[inline(always)]
-            fn bytes<'a>(group: Self::Group<'a>, block: usize) -> &'a [u8] {
-                group[block].as_flattened()
-            }
-            #[inline(always)]
-            fn block<'a, S: Isa>(_: S, group: Self::Group<'a>, block: usize) -> Self::Block<'a, S> {
-                &group[block]
-            }
-            #[inline(always)]
-            fn quad<S: Isa>(s: S, block: &Self::Block<'_, S>, quad: usize) -> [S::F; 4] {
-                let at = &block.as_chunks::<4>().0[quad];
-                [s.$load(&at[0]), s.$load(&at[1]), s.$load(&at[2]), s.$load(&at[3])]
-            }
-        }
-    )*};
+        };
+    };
 }
+pub(crate) use plain;
 
-plain! {
-    F32, 4, load_f32;
-    F16, 2, load_f16;
-    BF16, 2, load_bf16;
-}
-
+/// Defines the reader of a type with blocks: its name, the group of rows, the field of the group that benefits
+/// most from prefetching, and the function that makes a group of its sections.
 macro_rules! quantised {
-    ($($name:ident, $group:ty, $bytes:ident, $open:expr;)*) => {$(
+    ($name:ident, $group:ty, $bytes:ident, $open:expr) => {
         #[doc = concat!(stringify!($name), " blocks.")]
         #[allow(non_camel_case_types)] // The field's spelling.
         pub(crate) struct $name;
 
-        impl Format for $name {
-            const TYPE: TensorType = TensorType::$name;
-            type Group<'a> = $group;
-            type Block<'a, S: Isa> = Biased<S>;
+        const _: () = {
+            use $crate::cpu::formats::{Biased, Format, Isa, TensorType, Variant, biased, split};
 
-            #[inline(always)]
-            fn open(group: &[u8], columns: usize) -> Self::Group<'_> {
-                $open(split(TensorType::$name, group, columns))
+            impl Format for $name {
+                const TYPE: TensorType = TensorType::$name;
+                type Group<'a> = $group;
+                type Block<'a, S: Isa> = Biased<S>;
+
+                #[inline(always)]
+                fn open(group: &[u8], columns: usize) -> Self::Group<'_> {
+                    $open(split(TensorType::$name, group, columns))
+                }
+                #[inline(always)]
+                fn bytes<'a>(group: Self::Group<'a>, block: usize) -> &'a [u8] {
+                    &group.$bytes[block]
+                }
+                #[inline(always)]
+                fn block<'a, S: Isa>(s: S, group: Self::Group<'a>, block: usize) -> Self::Block<'a, S> {
+                    biased::<S, Self>(s, group, block)
+                }
+                #[inline(always)]
+                fn quad<S: Isa>(s: S, block: &Self::Block<'_, S>, quad: usize) -> [S::F; 4] {
+                    block.quad(s, quad)
+                }
+                fn variants<S: Isa>(out: &mut Vec<Variant>) {
+                    $crate::cpu::quantised::<S, Self>(out);
+                }
             }
-            #[inline(always)]
-            fn bytes<'a>(group: Self::Group<'a>, block: usize) -> &'a [u8] {
-                &group.$bytes[block]
-            }
-            #[inline(always)]
-            fn block<'a, S: Isa>(s: S, group: Self::Group<'a>, block: usize) -> Self::Block<'a, S> {
-                let quants = Self::quants(s, group, block);
-                let bias = |half: usize| {
-                    if Self::MINIMA {
-                        s.sub(s.zero(), quants.minimum)
-                    } else {
-                        s.mul(quants.scales[half], s.splat(-Self::OFFSET as f32))
-                    }
-                };
-                Biased { quants, biases: [bias(0), bias(1)] }
-            }
-            #[inline(always)]
-            fn quad<S: Isa>(s: S, block: &Self::Block<'_, S>, quad: usize) -> [S::F; 4] {
-                let (scale, bias) = (block.quants.scales[quad / 4], block.biases[quad / 4]);
-                let [a, b, c, d] = s.bytes_to_f32(block.quants.quads[quad]);
-                [s.fma(a, scale, bias), s.fma(b, scale, bias), s.fma(c, scale, bias), s.fma(d, scale, bias)]
-            }
+        };
+    };
+}
+pub(crate) use quantised;
+
+/// Reads a block with its biases.
+#[inline(always)]
+pub(crate) fn biased<S: Isa, W: Quantised>(s: S, group: W::Group<'_>, block: usize) -> Biased<S> {
+    let quants = W::quants(s, group, block);
+    let bias = |half: usize| {
+        if W::MINIMA {
+            s.sub(s.zero(), quants.minimum)
+        } else {
+            s.mul(quants.scales[half], s.splat(-W::OFFSET as f32))
         }
-    )*};
+    };
+    Biased { quants, biases: [bias(0), bias(1)] }
+}
+
+impl<S: Isa> Biased<S> {
+    /// Returns the values of four columns.
+    #[inline(always)]
+    pub fn quad(&self, s: S, quad: usize) -> [S::F; 4] {
+        let (scale, bias) = (self.quants.scales[quad / 4], self.biases[quad / 4]);
+        let [a, b, c, d] = s.bytes_to_f32(self.quants.quads[quad]);
+        [s.fma(a, scale, bias), s.fma(b, scale, bias), s.fma(c, scale, bias), s.fma(d, scale, bias)]
+    }
 }
 
 /// Sections of a type with scales per block or per 256 columns: `Q` bytes of quants, `D` bytes of scales.
 #[derive(Clone, Copy)]
 pub(crate) struct Scaled<'a, const Q: usize, const D: usize> {
-    quants: &'a [[u8; Q]],
-    scales: &'a [[u8; D]],
+    pub quants: &'a [[u8; Q]],
+    pub scales: &'a [[u8; D]],
 }
 
 impl<'a, const Q: usize, const D: usize> Scaled<'a, Q, D> {
     #[inline(always)]
-    fn new([quants, scales]: [&'a [u8]; 2]) -> Self {
+    pub fn new([quants, scales]: [&'a [u8]; 2]) -> Self {
         Self { quants: arrays(quants), scales: arrays(scales) }
     }
 }
@@ -178,66 +212,21 @@ impl<'a, const Q: usize, const D: usize> Scaled<'a, Q, D> {
 /// Sections of Q5_0 and Q5_1: `D` bytes of scales per block.
 #[derive(Clone, Copy)]
 pub(crate) struct Q5Group<'a, const D: usize> {
-    lows: &'a [[u8; 256]],
-    highs: &'a [[u8; 64]],
-    scales: &'a [[u8; D]],
+    pub lows: &'a [[u8; 256]],
+    pub highs: &'a [[u8; 64]],
+    pub scales: &'a [[u8; D]],
 }
 
 impl<'a, const D: usize> Q5Group<'a, D> {
     #[inline(always)]
-    fn new([lows, highs, scales]: [&'a [u8]; 3]) -> Self {
+    pub fn new([lows, highs, scales]: [&'a [u8]; 3]) -> Self {
         Self { lows: arrays(lows), highs: arrays(highs), scales: arrays(scales) }
     }
 }
 
-/// Sections of Q4_K.
-#[derive(Clone, Copy)]
-pub(crate) struct Q4KGroup<'a> {
-    quants: &'a [[u8; 256]],
-    subs: &'a [[u8; 32]],
-    tops: &'a [[u8; 64]],
-}
-
-/// Sections of Q5_K.
-#[derive(Clone, Copy)]
-pub(crate) struct Q5KGroup<'a> {
-    lows: &'a [[u8; 256]],
-    highs: &'a [[u8; 64]],
-    subs: &'a [[u8; 32]],
-    tops: &'a [[u8; 64]],
-}
-
-/// Sections of Q6_K.
-#[derive(Clone, Copy)]
-pub(crate) struct Q6KGroup<'a> {
-    lows: &'a [[u8; 256]],
-    highs: &'a [[u8; 128]],
-    subs: &'a [[u8; 32]],
-    tops: &'a [[u8; 32]],
-}
-
-quantised! {
-    Q8_0, Scaled<'a, 512, 32>, quants, Scaled::new;
-    Q4_0, Scaled<'a, 256, 32>, quants, Scaled::new;
-    Q4_1, Scaled<'a, 256, 64>, quants, Scaled::new;
-    Q5_0, Q5Group<'a, 32>, lows, Q5Group::new;
-    Q5_1, Q5Group<'a, 64>, lows, Q5Group::new;
-    Q4_K, Q4KGroup<'a>, quants, |[quants, subs, tops]: [_; 3]| {
-        Q4KGroup { quants: arrays(quants), subs: arrays(subs), tops: arrays(tops) }
-    };
-    Q5_K, Q5KGroup<'a>, lows, |[lows, highs, subs, tops]: [_; 4]| {
-        Q5KGroup { lows: arrays(lows), highs: arrays(highs), subs: arrays(subs), tops: arrays(tops) }
-    };
-    Q6_K, Q6KGroup<'a>, lows, |[lows, highs, subs, tops]: [_; 4]| {
-        Q6KGroup { lows: arrays(lows), highs: arrays(highs), subs: arrays(subs), tops: arrays(tops) }
-    };
-    TQ1_0, Scaled<'a, 128, 32>, quants, Scaled::new;
-    TQ2_0, Scaled<'a, 128, 32>, quants, Scaled::new;
-}
-
 /// Unpacks four vectors of nibbles to eight quads.
 #[inline(always)]
-fn nibbles<S: Isa>(s: S, vectors: &[u8; 256]) -> [S::B; 8] {
+pub(crate) fn nibbles<S: Isa>(s: S, vectors: &[u8; 256]) -> [S::B; 8] {
     let v = arrays::<64>(vectors);
     let [a, b, c, d] = [s.load_bytes(&v[0]), s.load_bytes(&v[1]), s.load_bytes(&v[2]), s.load_bytes(&v[3])];
     [
@@ -254,7 +243,7 @@ fn nibbles<S: Isa>(s: S, vectors: &[u8; 256]) -> [S::B; 8] {
 
 /// Unpacks four vectors of nibbles and one of fifth bits to eight quads.
 #[inline(always)]
-fn fifths<S: Isa>(s: S, lows: &[u8; 256], highs: &[u8; 64]) -> [S::B; 8] {
+pub(crate) fn fifths<S: Isa>(s: S, lows: &[u8; 256], highs: &[u8; 64]) -> [S::B; 8] {
     let (low, high) = (nibbles(s, lows), s.load_bytes(highs));
     [
         s.join(low[0], s.bits::<0>(high, 1)),
@@ -270,7 +259,7 @@ fn fifths<S: Isa>(s: S, lows: &[u8; 256], highs: &[u8; 64]) -> [S::B; 8] {
 
 /// Unpacks two vectors of four 2-bit fields to eight quads.
 #[inline(always)]
-fn pairs<S: Isa>(s: S, vectors: &[u8; 128]) -> [S::B; 8] {
+pub(crate) fn pairs<S: Isa>(s: S, vectors: &[u8; 128]) -> [S::B; 8] {
     let [a, b] = halves(vectors);
     let (a, b) = (s.load_bytes(a), s.load_bytes(b));
     [
@@ -288,171 +277,24 @@ fn pairs<S: Isa>(s: S, vectors: &[u8; 128]) -> [S::B; 8] {
 /// Reads scale and minimum of a type that stores an addend. The minimum, which is subtracted, is its
 /// negative.
 #[inline(always)]
-fn scale_and_minimum<S: Isa>(s: S, scales: &[u8; 64]) -> ([S::F; 2], S::F) {
+pub(crate) fn scale_and_minimum<S: Isa>(s: S, scales: &[u8; 64]) -> ([S::F; 2], S::F) {
     let [d, m] = halves(scales);
     ([s.load_f16(d); 2], s.sub(s.zero(), s.load_f16(m)))
 }
 
 /// Reads scale and minimum of a sub-block of Q4_K or Q5_K.
 #[inline(always)]
-fn k_scale_and_minimum<S: Isa>(s: S, tops: &[u8; 64], subs: &[u8; 32]) -> ([S::F; 2], S::F) {
+pub(crate) fn k_scale_and_minimum<S: Isa>(s: S, tops: &[u8; 64], subs: &[u8; 32]) -> ([S::F; 2], S::F) {
     let ([d, dmin], [scale, minimum]) = (halves(tops), halves(subs));
     ([s.mul(s.load_f16(d), s.load_u8(scale)); 2], s.mul(s.load_f16(dmin), s.load_u8(minimum)))
 }
 
 /// Returns the two halves of an array of sub-scales.
 #[inline(always)]
-fn halves<const N: usize, const H: usize>(bytes: &[u8; N]) -> [&[u8; H]; 2] {
+pub(crate) fn halves<const N: usize, const H: usize>(bytes: &[u8; N]) -> [&[u8; H]; 2] {
     let parts = arrays::<H>(bytes);
     [&parts[0], &parts[1]]
 }
-
-impl Quantised for Q8_0 {
-    const WIDE: bool = true;
-    const OFFSET: i32 = 128;
-    const HALVES: bool = false;
-    const MINIMA: bool = false;
-
-    #[inline(always)]
-    fn quants<S: Isa>(s: S, group: Self::Group<'_>, block: usize) -> Quants<S> {
-        let v = arrays::<64>(&group.quants[block]);
-        let quads = [
-            s.load_bytes(&v[0]),
-            s.load_bytes(&v[1]),
-            s.load_bytes(&v[2]),
-            s.load_bytes(&v[3]),
-            s.load_bytes(&v[4]),
-            s.load_bytes(&v[5]),
-            s.load_bytes(&v[6]),
-            s.load_bytes(&v[7]),
-        ];
-        Quants { quads, scales: [s.load_f16(&group.scales[block]); 2], minimum: s.zero() }
-    }
-}
-
-impl Quantised for Q4_0 {
-    const WIDE: bool = false;
-    const OFFSET: i32 = 8;
-    const HALVES: bool = false;
-    const MINIMA: bool = false;
-
-    #[inline(always)]
-    fn quants<S: Isa>(s: S, group: Self::Group<'_>, block: usize) -> Quants<S> {
-        let quads = nibbles(s, &group.quants[block]);
-        Quants { quads, scales: [s.load_f16(&group.scales[block]); 2], minimum: s.zero() }
-    }
-}
-
-impl Quantised for Q4_1 {
-    const WIDE: bool = false;
-    const OFFSET: i32 = 0;
-    const HALVES: bool = false;
-    const MINIMA: bool = true;
-
-    #[inline(always)]
-    fn quants<S: Isa>(s: S, group: Self::Group<'_>, block: usize) -> Quants<S> {
-        let (scales, minimum) = scale_and_minimum(s, &group.scales[block]);
-        Quants { quads: nibbles(s, &group.quants[block]), scales, minimum }
-    }
-}
-
-impl Quantised for Q5_0 {
-    const WIDE: bool = false;
-    const OFFSET: i32 = 16;
-    const HALVES: bool = false;
-    const MINIMA: bool = false;
-
-    #[inline(always)]
-    fn quants<S: Isa>(s: S, group: Self::Group<'_>, block: usize) -> Quants<S> {
-        let quads = fifths(s, &group.lows[block], &group.highs[block]);
-        Quants { quads, scales: [s.load_f16(&group.scales[block]); 2], minimum: s.zero() }
-    }
-}
-
-impl Quantised for Q5_1 {
-    const WIDE: bool = false;
-    const OFFSET: i32 = 0;
-    const HALVES: bool = false;
-    const MINIMA: bool = true;
-
-    #[inline(always)]
-    fn quants<S: Isa>(s: S, group: Self::Group<'_>, block: usize) -> Quants<S> {
-        let (scales, minimum) = scale_and_minimum(s, &group.scales[block]);
-        Quants { quads: fifths(s, &group.lows[block], &group.highs[block]), scales, minimum }
-    }
-}
-
-impl Quantised for Q4_K {
-    const WIDE: bool = false;
-    const OFFSET: i32 = 0;
-    const HALVES: bool = false;
-    const MINIMA: bool = true;
-
-    #[inline(always)]
-    fn quants<S: Isa>(s: S, group: Self::Group<'_>, block: usize) -> Quants<S> {
-        let (scales, minimum) = k_scale_and_minimum(s, &group.tops[block / 8], &group.subs[block]);
-        Quants { quads: nibbles(s, &group.quants[block]), scales, minimum }
-    }
-}
-
-impl Quantised for Q5_K {
-    const WIDE: bool = false;
-    const OFFSET: i32 = 0;
-    const HALVES: bool = false;
-    const MINIMA: bool = true;
-
-    #[inline(always)]
-    fn quants<S: Isa>(s: S, group: Self::Group<'_>, block: usize) -> Quants<S> {
-        let (scales, minimum) = k_scale_and_minimum(s, &group.tops[block / 8], &group.subs[block]);
-        Quants { quads: fifths(s, &group.lows[block], &group.highs[block]), scales, minimum }
-    }
-}
-
-impl Quantised for Q6_K {
-    const WIDE: bool = false;
-    const OFFSET: i32 = 32;
-    const HALVES: bool = true;
-    const MINIMA: bool = false;
-
-    #[inline(always)]
-    fn quants<S: Isa>(s: S, group: Self::Group<'_>, block: usize) -> Quants<S> {
-        let low = nibbles(s, &group.lows[block]);
-        let [even, odd] = halves(&group.highs[block]);
-        let (even, odd) = (s.load_bytes(even), s.load_bytes(odd));
-        let quads = [
-            s.join(low[0], s.bits::<0>(even, 3)),
-            s.join(low[1], s.bits::<0>(odd, 3)),
-            s.join(low[2], s.bits::<2>(even, 3)),
-            s.join(low[3], s.bits::<2>(odd, 3)),
-            s.join(low[4], s.bits::<4>(even, 3)),
-            s.join(low[5], s.bits::<4>(odd, 3)),
-            s.join(low[6], s.bits::<6>(even, 3)),
-            s.join(low[7], s.bits::<6>(odd, 3)),
-        ];
-        let d = s.load_f16(&group.tops[block / 8]);
-        let [first, last] = halves(&group.subs[block]);
-        Quants { quads, scales: [s.mul(d, s.load_i8(first)), s.mul(d, s.load_i8(last))], minimum: s.zero() }
-    }
-}
-
-macro_rules! ternary {
-    ($($name:ident),*) => {$(
-        impl Quantised for $name {
-            const WIDE: bool = false;
-            const OFFSET: i32 = 1;
-            const HALVES: bool = false;
-            const MINIMA: bool = false;
-
-            #[inline(always)]
-            fn quants<S: Isa>(s: S, group: Self::Group<'_>, block: usize) -> Quants<S> {
-                let quads = pairs(s, &group.quants[block]);
-                Quants { quads, scales: [s.load_f16(&group.scales[block / 8]); 2], minimum: s.zero() }
-            }
-        }
-    )*};
-}
-
-ternary!(TQ1_0, TQ2_0); // Both have the same layout.
 
 /// A format as a type parameter of a kernel without other use for it.
 pub(crate) type Of<W> = PhantomData<W>;

@@ -18,10 +18,10 @@ mod conv2d;
 mod elements;
 mod elementwise;
 mod file_blocks;
-mod formats;
+pub(crate) mod formats;
 mod gemm;
 mod halves;
-mod isa;
+pub(crate) mod isa;
 mod kv;
 mod launch;
 mod lines;
@@ -38,9 +38,9 @@ use crate::blocks::TensorType;
 use crate::kernel::{Activations, Kernel};
 use crate::layout::Layout;
 use crate::table::{Code, Grid, NEVER, Variant};
-use formats::{
-    BF16, F16, F32, Format, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, Quantised, TQ1_0, TQ2_0,
-};
+use crate::types::cpu::{BF16, F16};
+use crate::types::{self, each_type};
+use formats::{Format, Quantised};
 use half::{bf16, f16};
 use isa::Isa;
 use ragtag_hal::{EntryAbi, HostCall};
@@ -78,19 +78,10 @@ pub(crate) fn variants() -> Vec<Variant> {
 
 /// Adds the variants of one instruction set.
 fn add<S: Isa>(out: &mut Vec<Variant>) {
-    plain::<S, F32>(out);
-    plain::<S, F16>(out);
-    plain::<S, BF16>(out);
-    quantised::<S, Q8_0>(out);
-    quantised::<S, Q4_0>(out);
-    quantised::<S, Q4_1>(out);
-    quantised::<S, Q5_0>(out);
-    quantised::<S, Q5_1>(out);
-    quantised::<S, Q4_K>(out);
-    quantised::<S, Q5_K>(out);
-    quantised::<S, Q6_K>(out);
-    quantised::<S, TQ1_0>(out);
-    quantised::<S, TQ2_0>(out);
+    macro_rules! add_types {
+        ($($name:ident)*) => { $(types::cpu::$name::variants::<S>(out);)* };
+    }
+    each_type!(add_types);
     out.push(variant::<S, rows::Gather>());
     out.push(variant::<S, rows::RmsNorm>());
     out.push(variant::<S, rows::RmsNormInt8>());
@@ -137,13 +128,13 @@ fn add<S: Isa>(out: &mut Vec<Variant>) {
 }
 
 /// Adds the kernels of a tensor type.
-fn plain<S: Isa, W: Format>(out: &mut Vec<Variant>) {
+pub(crate) fn plain<S: Isa, W: Format>(out: &mut Vec<Variant>) {
     out.push(variant::<S, rows::Embed<W>>());
     out.push(variant::<S, matmul::Exact<W>>());
 }
 
 /// Adds the kernels of a tensor type with integer quants.
-fn quantised<S: Isa, W: Quantised>(out: &mut Vec<Variant>) {
+pub(crate) fn quantised<S: Isa, W: Quantised>(out: &mut Vec<Variant>) {
     plain::<S, W>(out);
     out.push(variant::<S, matmul::Fast<W>>());
     out.push(variant::<S, halves::Widen<W>>());

@@ -19,10 +19,11 @@ use crate::cases::{Build, Case, Params, Random};
 use crate::kernel::Kernel;
 use crate::layout::{Layout, Resident};
 use crate::params::ParamsShape;
+use crate::types::each_type;
 use ragtag_hal::{Access, EntryAbi};
 
 macro_rules! abis {
-    ($($name:ident),*) => {
+    ($($name:ident)*) => {
         /// Returns the binary interface for a table of this type in this layout.
         pub fn abi(tensor_type: TensorType, layout: Layout) -> &'static EntryAbi {
             match (tensor_type, layout) {
@@ -44,7 +45,7 @@ macro_rules! abi {
         &ABI
     }};
 }
-abis!(F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, TQ1_0, TQ2_0);
+each_type!(abis);
 
 fn extents(tensor_type: TensorType, layout: Layout, constants: &[u32], out: &mut [u64]) {
     let [rows, vocabulary, width, _] = *constants else { return };

@@ -13,27 +13,12 @@
 //!
 //! For every type: the rows of a group are interleaved so that one SIMD lane is one row. Products then need
 //! no horizontal sums. A group holds its sections one after the other, each section block by block along the
-//! columns, padded to 64 bytes. "16 × x" below is one x per row.
-//!
-//! | type | sections |
-//! | --- | --- |
-//! | F32, F16, BF16 | for each column 16 × value |
-//! | Q8_0 | for each 32 columns 8 vectors; 16 × f16 scale |
-//! | Q4_0 | for each 32 columns 4 vectors; 16 × f16 scale |
-//! | Q4_1 | for each 32 columns 4 vectors; for each 32 columns 16 × f16 d, 16 × f16 m, which is added |
-//! | Q5_0 | for each 32 columns 4 vectors of low bits; for each 32 columns 1 vector of high bits; for each 32 columns 16 × f16 scale |
-//! | Q5_1 | for each 32 columns 4 vectors of low bits; for each 32 columns 1 vector of high bits; for each 32 columns 16 × f16 d, 16 × f16 m, which is added |
-//! | Q4_K | for each 32 columns 4 vectors; for each 32 columns 16 × u8 scale, 16 × u8 minimum; for each 256 columns 16 × f16 d, 16 × f16 dmin |
-//! | Q5_K | for each 32 columns 4 vectors of low bits; for each 32 columns 1 vector of high bits; for each 32 columns 16 × u8 scale, 16 × u8 minimum; for each 256 columns 16 × f16 d, 16 × f16 dmin |
-//! | Q6_K | for each 32 columns 4 vectors of low bits; for each 32 columns 2 vectors of high bits; for each 32 columns 16 × i8 scale of the first 16, 16 × i8 of the last 16; for each 256 columns 16 × f16 d |
-//! | TQ1_0, TQ2_0 | for each 32 columns 2 vectors; for each 256 columns 16 × f16 d |
+//! columns, padded to 64 bytes. The modules in `types` list the sections of each type: "16 × x" is one x per
+//! row.
 //!
 //! A *vector* is 64 bytes: 16 rows × 4 consecutive columns (a *quad*), as integer dot products need it.
-//! Quants are unsigned bytes: Q8_0 is stored plus 128, the others as in the file. Of the eight quads of 32
-//! columns, 4-bit vector j holds quad j in its low and quad j + 4 in its high nibbles. The 2-bit vectors of
-//! ternary types hold quads 4j … 4j + 3 from the lowest bits up. Vector j of Q6_K holds every second quad
-//! from quad j on. A vector of fifth bits holds quad j in bits j of its bytes. TQ1_0 is unpacked to the
-//! layout of TQ2_0, because its five digits per byte would need divisions each time.
+//! Quants are unsigned bytes. Of the eight quads of 32 columns, 4-bit vector j holds quad j in its low and quad
+//! j + 4 in its high nibbles. A vector of fifth bits holds quad j in bits j of its bytes.
 //!
 //! Vector weights (norms) are not matrices: they stay plain f32.
 
@@ -42,6 +27,10 @@ mod pack;
 mod tests;
 
 use crate::blocks::TensorType;
+pub(crate) use pack::{
+    SECTIONS, move_fifth_bits, move_half, move_halves, move_k_nibbles, move_k_scales, move_nibbles,
+    pack_with, put, quad,
+};
 use ragtag_hal::{Caps, KernelLanguage};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
@@ -143,27 +132,14 @@ pub(crate) struct Section {
     pub bytes: usize,
 }
 
-const fn section(columns: usize, bytes: usize) -> Section {
+/// Creates a section.
+pub(crate) const fn section(columns: usize, bytes: usize) -> Section {
     Section { columns, bytes }
 }
 
-/// Returns the sections of a group, in order. See the table above.
+/// Returns the sections of a group, in order.
 pub(crate) const fn sections(tensor_type: TensorType) -> &'static [Section] {
-    match tensor_type {
-        TensorType::F32 => const { &[section(1, 64)] },
-        TensorType::F16 | TensorType::BF16 => const { &[section(1, 32)] },
-        TensorType::Q8_0 => const { &[section(32, 512), section(32, 32)] },
-        TensorType::Q4_0 => const { &[section(32, 256), section(32, 32)] },
-        TensorType::Q4_1 => const { &[section(32, 256), section(32, 64)] },
-        TensorType::Q5_0 => const { &[section(32, 256), section(32, 64), section(32, 32)] },
-        TensorType::Q5_1 => const { &[section(32, 256), section(32, 64), section(32, 64)] },
-        TensorType::Q4_K => const { &[section(32, 256), section(32, 32), section(256, 64)] },
-        TensorType::Q5_K => const { &[section(32, 256), section(32, 64), section(32, 32), section(256, 64)] },
-        TensorType::Q6_K => {
-            const { &[section(32, 256), section(32, 128), section(32, 32), section(256, 32)] }
-        }
-        TensorType::TQ1_0 | TensorType::TQ2_0 => const { &[section(32, 128), section(256, 32)] },
-    }
+    tensor_type.row().sections
 }
 
 /// Shape and sizes of a weight matrix in its resident layout.
@@ -275,7 +251,7 @@ impl Resident {
         )?;
         check("resident groups", out.len(), groups.len() * self.group_bytes())?;
         match self.layout {
-            Layout::Rows16 => pack::pack(self, source_rows, out),
+            Layout::Rows16 => (self.tensor_type.row().pack)(self, source_rows, out),
             Layout::RowMajor => pack::pad_rows(self, source_rows, out),
         }
         Ok(())

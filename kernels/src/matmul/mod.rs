@@ -29,6 +29,7 @@ use crate::blocks::{TensorType, dequantise};
 use crate::cases::{Build, Case, ROW_SHAPES, Random, RowShape};
 use crate::kernel::{Activations, Kernel};
 use crate::layout::{Layout, Resident};
+use crate::types::each_type;
 use crate::{half_rows, quantize};
 use ragtag_hal::{Access, EntryAbi};
 
@@ -41,12 +42,12 @@ pub fn takes(tensor_type: TensorType, activations: Activations) -> bool {
     match activations {
         Activations::F32 => true,
         Activations::Int8 => tensor_type.block_values() > 1,
-        Activations::F16 => matches!(tensor_type, TensorType::F16 | TensorType::BF16),
+        Activations::F16 => tensor_type.block_bytes() == 2,
     }
 }
 
 macro_rules! abis {
-    ($($name:ident),*) => {
+    ($($name:ident)*) => {
         /// Returns the binary interface for weights of this type in this layout.
         pub fn abi(tensor_type: TensorType, layout: Layout, activations: Activations) -> &'static EntryAbi {
             match (tensor_type, layout, activations) {
@@ -82,7 +83,7 @@ macro_rules! abi {
         &ABI
     }};
 }
-abis!(F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, TQ1_0, TQ2_0);
+each_type!(abis);
 
 const BINDINGS: &[Access] = &[Access::Read, Access::Read, Access::Read, Access::ReadWrite];
 

@@ -23,6 +23,7 @@ use crate::blocks::dequantise;
 use crate::cases::{Build, Case, ROW_SHAPES, Random, RowShape};
 use crate::kernel::Kernel;
 use crate::layout::{GROUP_ROWS, Layout};
+use crate::types::each_type;
 use ragtag_hal::{Access, EntryAbi};
 
 const BINDINGS: &[Access] = &[Access::Read, Access::Read, Access::Read, Access::ReadWrite, Access::Read];
@@ -35,7 +36,7 @@ pub fn has_gates(tensor_type: TensorType, n: u32) -> bool {
 }
 
 macro_rules! abis {
-    ($($name:ident),*) => {
+    ($($name:ident)*) => {
         /// Returns the binary interface for weights of this type in this layout, gated or not.
         pub fn abi(tensor_type: TensorType, layout: Layout, gated: bool) -> &'static EntryAbi {
             match (tensor_type, layout, gated) {
@@ -59,7 +60,7 @@ macro_rules! abi {
         &ABI
     }};
 }
-abis!(F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, TQ1_0, TQ2_0);
+each_type!(abis);
 
 fn extents((tensor_type, layout): (TensorType, Layout), gated: bool, constants: &[u32], out: &mut [u64]) {
     let [rows, _, n, k, _, stride, _] = *constants else { return };

@@ -1,7 +1,7 @@
 //! Kernels that read weights: embedding, products and dequantization, one per tensor type.
 //!
-//! A tensor type is a file in `weights/` with a few functions. Types without blocks use the row-major layout,
-//! the others groups of 16 rows. For products with few rows of x, one file handles columns and another
+//! Each tensor type has a file with a few functions in its folder of `types`. Types without blocks use the
+//! row-major layout, the others groups of 16 rows. For products with few rows of x, one file handles columns and another
 //! combines the sums of work items.
 
 use super::{Function, bare_program, program, repeat};
@@ -259,20 +259,7 @@ const VALUES: &str = include_str!("weights/values.wgsl");
 
 /// Returns the source that reads weights of this type: the shared part of its layout, and its own.
 fn reader(tensor_type: TensorType) -> [&'static str; 2] {
-    match tensor_type {
-        TensorType::F32 => [ROW_MAJOR, include_str!("weights/f32.wgsl")],
-        TensorType::F16 => [ROW_MAJOR, include_str!("weights/f16.wgsl")],
-        TensorType::BF16 => [ROW_MAJOR, include_str!("weights/bf16.wgsl")],
-        TensorType::Q8_0 => [QUANTISED, include_str!("weights/q8_0.wgsl")],
-        TensorType::Q4_0 => [QUANTISED, include_str!("weights/q4_0.wgsl")],
-        TensorType::Q4_1 => [QUANTISED, include_str!("weights/q4_1.wgsl")],
-        TensorType::Q5_0 => [QUANTISED, include_str!("weights/q5_0.wgsl")],
-        TensorType::Q5_1 => [QUANTISED, include_str!("weights/q5_1.wgsl")],
-        TensorType::Q4_K => [QUANTISED, include_str!("weights/q4_k.wgsl")],
-        TensorType::Q5_K => [QUANTISED, include_str!("weights/q5_k.wgsl")],
-        TensorType::Q6_K => [QUANTISED, include_str!("weights/q6_k.wgsl")],
-        TensorType::TQ1_0 | TensorType::TQ2_0 => [QUANTISED, include_str!("weights/ternary.wgsl")],
-    }
+    [if is_quantised(tensor_type) { QUANTISED } else { ROW_MAJOR }, tensor_type.row().wgsl]
 }
 
 /// Returns the source that reads the values of quads.

@@ -14,13 +14,14 @@ use crate::cases::{Build, Case, Content, Random};
 use crate::half_rows::rounded;
 use crate::kernel::Kernel;
 use crate::layout::{GROUP_ROWS, Layout, PITCH_VALUES, Resident};
+use crate::types::each_type;
 use ragtag_hal::{Access, EntryAbi};
 
 /// Columns per group.
 pub const GROUP_COLUMNS: u32 = 512;
 
 macro_rules! abis {
-    ($($name:ident),*) => {
+    ($($name:ident)*) => {
         /// Returns the binary interface for weights of this type.
         pub fn abi(tensor_type: TensorType) -> &'static EntryAbi {
             match tensor_type {
@@ -37,7 +38,7 @@ macro_rules! abis {
         }
     };
 }
-abis!(F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, TQ1_0, TQ2_0);
+each_type!(abis);
 
 /// Returns the output bytes for `n` rows of `k` columns; impossible if this is no valid matrix.
 pub fn out_bytes(n: u32, k: u32) -> u64 {

@@ -1,8 +1,7 @@
 //! Random blocks of every tensor type, with mean zero and a given standard deviation.
 //!
-//! Floating-point values are uniform. Quants are random bits, and the scale follows from the standard
-//! deviation of these bits. Scales vary a little from block to block, to expose kernels that mix them up.
-//! Block layouts are those of ggml (`block_q8_0` and so on).
+//! Floating-point values are uniform. Blocks are random bits with scales from the table of tensor types. Scales
+//! vary a little from block to block, to expose kernels that mix them up.
 
 use half::{bf16, f16};
 use ragtag_kernels::TensorType;
@@ -50,11 +49,8 @@ fn mix(mut word: u64) -> u64 {
 
 /// Log2 of the table length for a floating-point type.
 const TABLE_BITS: u32 = 12;
-/// Number of scales for the blocks of a tensor.
-const SCALES: usize = 16;
-
-/// Fills a block with random quants and this scale.
-type FillBlock = fn(&mut Random, &mut [u8], f16);
+/// Number of sizes for the scales of a tensor.
+const SIZES: usize = 16;
 
 /// The way to fill a tensor.
 pub enum Fill {
@@ -64,8 +60,8 @@ pub enum Fill {
     Table2(Vec<[u8; 2]>),
     /// Values of 4 bytes, drawn from a table.
     Table4(Vec<[u8; 4]>),
-    /// Blocks of quants: a function for one block, and the scales to choose from.
-    Blocks(FillBlock, TensorType, [f16; SCALES]),
+    /// Blocks of random quants, and the sizes to choose from for their scales.
+    Blocks(TensorType, [f32; SIZES]),
 }
 
 impl Fill {
@@ -77,25 +73,16 @@ impl Fill {
             let position = (2 * i + 1) as f32 / (1u32 << TABLE_BITS) as f32 - 1.0;
             position * 3f32.sqrt() * deviation
         });
-        let (block, quanta_deviation): (FillBlock, f32) = match tensor_type {
-            TensorType::F32 => return Fill::Table4(table.map(f32::to_le_bytes).collect()),
-            TensorType::F16 => return Fill::Table2(table.map(|v| f16::from_f32(v).to_le_bytes()).collect()),
-            TensorType::BF16 => {
-                return Fill::Table2(table.map(|v| bf16::from_f32(v).to_le_bytes()).collect());
+        match tensor_type {
+            TensorType::F32 => Fill::Table4(table.map(f32::to_le_bytes).collect()),
+            TensorType::F16 => Fill::Table2(table.map(|v| f16::from_f32(v).to_le_bytes()).collect()),
+            TensorType::BF16 => Fill::Table2(table.map(|v| bf16::from_f32(v).to_le_bytes()).collect()),
+            _ => {
+                // Both signs are equally frequent, so that the mean is zero.
+                let size = |i: usize| [deviation, -deviation][i % 2] * (0.75 + (i / 2) as f32 / 14.0);
+                Fill::Blocks(tensor_type, std::array::from_fn(size))
             }
-            TensorType::Q8_0 => (q8_0, 73.6),
-            TensorType::Q4_0 => (q4_0, 4.18),
-            TensorType::Q4_1 => (q4_1, 4.61),
-            TensorType::Q5_0 => (q5_0, 8.8),
-            TensorType::Q5_1 => (q5_1, 9.23),
-            TensorType::Q4_K => (q4_k, 4.61 * 48.4),
-            TensorType::Q5_K => (q5_k, 9.23 * 48.4),
-            TensorType::Q6_K => (q6_k, 18.5 * 74.6),
-            TensorType::TQ1_0 => (tq1_0, 0.816),
-            TensorType::TQ2_0 => (tq2_0, 0.707),
-        };
-        let scale = |i: usize| f16::from_f32(deviation / quanta_deviation * (0.75 + i as f32 / 30.0));
-        Fill::Blocks(block, tensor_type, std::array::from_fn(scale))
+        }
     }
 
     /// Fills whole blocks.
@@ -104,10 +91,13 @@ impl Fill {
             Fill::Ones => out.chunks_exact_mut(4).for_each(|v| v.copy_from_slice(&1f32.to_le_bytes())),
             Fill::Table2(table) => draw(table, random, out),
             Fill::Table4(table) => draw(table, random, out),
-            Fill::Blocks(fill, tensor_type, scales) => {
+            Fill::Blocks(tensor_type, sizes) => {
+                random.fill(out);
                 for block in out.chunks_exact_mut(tensor_type.block_bytes()) {
-                    let scale = scales[(random.next() % SCALES as u64) as usize];
-                    fill(random, block, scale);
+                    let size = sizes[(random.next() % SIZES as u64) as usize];
+                    for (at, scale) in tensor_type.scales() {
+                        block[*at..at + 2].copy_from_slice(&f16::from_f32(scale * size).to_le_bytes());
+                    }
                 }
             }
         }
@@ -123,113 +113,4 @@ fn draw<const N: usize>(table: &[[u8; N]], random: &mut Random, out: &mut [u8]) 
             word <<= 16;
         }
     }
-}
-
-/// Scale, 32 × i8. -128 does not occur, as in quantised files.
-fn q8_0(random: &mut Random, block: &mut [u8], scale: f16) {
-    random.fill(&mut block[2..]);
-    block[2..].iter_mut().for_each(|q| *q = q.cast_signed().max(-127).cast_unsigned());
-    block[..2].copy_from_slice(&scale.to_le_bytes());
-}
-
-/// Scale, 32 × 4 bits minus 8. 0 (that is, -8) becomes 8 (that is, 0), so that the mean is zero.
-fn q4_0(random: &mut Random, block: &mut [u8], scale: f16) {
-    random.fill(&mut block[2..]);
-    for byte in &mut block[2..] {
-        let filled = *byte | *byte >> 1;
-        let nonzero = (filled | filled >> 2) & 0x11;
-        *byte |= (nonzero ^ 0x11) << 3;
-    }
-    block[..2].copy_from_slice(&scale.to_le_bytes());
-}
-
-/// Writes a scale and a multiple of it.
-fn scale_and(block: &mut [u8], scale: f16, factor: f32) {
-    block[..2].copy_from_slice(&scale.to_le_bytes());
-    block[2..4].copy_from_slice(&f16::from_f32(scale.to_f32() * factor).to_le_bytes());
-}
-
-/// Scale, minimum, 32 × 4 bits. The minimum is the negated midpoint of the quants, so that the mean is zero.
-fn q4_1(random: &mut Random, block: &mut [u8], scale: f16) {
-    scale_and(block, scale, -7.5);
-    random.fill(&mut block[4..]);
-}
-
-/// Scale, 32 high bits, 32 × 4 low bits; the 5-bit value minus 16. 0 (that is, -16) becomes 16 (that is, 0),
-/// so that the mean is zero.
-fn q5_0(random: &mut Random, block: &mut [u8], scale: f16) {
-    random.fill(&mut block[2..]);
-    let (high, low) = block[2..].split_at_mut(4);
-    for i in 0..32 {
-        let nibble = low[i % 16] >> (i / 16 * 4) & 15;
-        high[i / 8] |= u8::from(nibble == 0) << (i % 8);
-    }
-    block[..2].copy_from_slice(&scale.to_le_bytes());
-}
-
-/// Scale, minimum, 32 high bits, 32 × 4 low bits. The mean is zero as with Q4_1.
-fn q5_1(random: &mut Random, block: &mut [u8], scale: f16) {
-    scale_and(block, scale, -15.5);
-    random.fill(&mut block[4..]);
-}
-
-/// Scale, scale of the minima, 8 × (6-bit scale, 6-bit minimum), 256 × 4 bits. The scale of the minima is the
-/// midpoint of the quants times the scale, so that the mean is zero.
-fn q4_k(random: &mut Random, block: &mut [u8], scale: f16) {
-    scale_and(block, scale, 7.5);
-    k_scales(random, &mut block[4..16]);
-    random.fill(&mut block[16..]);
-}
-
-/// As Q4_K, with 256 high bits before the 256 × 4 low bits.
-fn q5_k(random: &mut Random, block: &mut [u8], scale: f16) {
-    scale_and(block, scale, 15.5);
-    k_scales(random, &mut block[4..16]);
-    random.fill(&mut block[16..]);
-}
-
-/// Sub-scales of Q4_K and Q5_K. The minimum of each sub-block equals its scale.
-fn k_scales(random: &mut Random, packed: &mut [u8]) {
-    // From 32 to 63: the top bit of six is set.
-    let subscale = random.next().to_le_bytes().map(|byte| byte & 31 | 32);
-    for i in 0..4 {
-        let (low, high) = (subscale[i], subscale[i + 4]);
-        packed[i] = low | (high >> 4) << 6;
-        packed[4 + i] = low | (high >> 4) << 6;
-        packed[8 + i] = (high & 15) | (high & 15) << 4;
-    }
-}
-
-/// 128 bytes of low bits, 64 of high bits, 16 × i8 scales, scale. Sub-scales have random signs, so that the
-/// mean is zero.
-fn q6_k(random: &mut Random, block: &mut [u8], scale: f16) {
-    random.fill(&mut block[..208]);
-    for subscale in &mut block[192..208] {
-        let size = (*subscale & 127).max(32).cast_signed();
-        *subscale = if *subscale & 128 == 0 { size } else { -size }.cast_unsigned();
-    }
-    block[208..].copy_from_slice(&scale.to_le_bytes());
-}
-
-/// 52 × five base-3 digits, each minus 1; scale. A byte is a number below 243, times 256/243, rounded up.
-fn tq1_0(random: &mut Random, block: &mut [u8], scale: f16) {
-    for four in block[..52].chunks_exact_mut(4) {
-        let mut word = random.next();
-        for byte in four {
-            let number = (u32::from(word as u16) * 243) >> 16;
-            *byte = (number * 256).div_ceil(243) as u8;
-            word >>= 16;
-        }
-    }
-    block[52..].copy_from_slice(&scale.to_le_bytes());
-}
-
-/// 256 × 2 bits minus 1, scale. 3 does not occur; it becomes 1 (that is, 0).
-fn tq2_0(random: &mut Random, block: &mut [u8], scale: f16) {
-    random.fill(&mut block[..64]);
-    for byte in &mut block[..64] {
-        let threes = *byte & *byte >> 1 & 0x55;
-        *byte ^= threes << 1;
-    }
-    block[64..].copy_from_slice(&scale.to_le_bytes());
 }

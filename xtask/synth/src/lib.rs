@@ -30,8 +30,7 @@ pub struct Args {
     /// Shape to start from
     #[arg(long, value_enum, default_value = "tiny")]
     preset: Preset,
-    /// Tensor type of the matrices: f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k, q6_k, tq1_0 or
-    /// tq2_0 (ternary models have an f16 embedding)
+    /// Tensor type of the matrices, such as q4_k (ternary models have an f16 embedding)
     #[arg(long = "type", value_parser = tensor_type, default_value = "q8_0")]
     tensor_type: TensorType,
     /// Architecture; bitnet has sub-norms and ties the output matrix to the embedding

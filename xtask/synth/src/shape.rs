@@ -104,7 +104,7 @@ impl Shape {
         let arch = self.architecture.name();
         header.put("general.architecture", arch);
         header.put("general.name", "synthetic");
-        header.put("general.file_type", self.file_type());
+        header.put("general.file_type", self.tensor_type.gguf_file_type());
         header.put("general.quantization_version", 2u32);
         let head_width = self.width / self.heads;
         let numbers = [
@@ -124,25 +124,6 @@ impl Shape {
         }
         header.put(&format!("{arch}.rope.freq_base"), 10000f32);
         header.put(&format!("{arch}.attention.layer_norm_rms_epsilon"), 1e-5f32);
-    }
-
-    /// Value of llama.cpp's `llama_ftype` for files of mostly this type.
-    fn file_type(&self) -> u32 {
-        match self.tensor_type {
-            TensorType::F32 => 0,
-            TensorType::F16 => 1,
-            TensorType::Q4_0 => 2,
-            TensorType::Q4_1 => 3,
-            TensorType::Q8_0 => 7,
-            TensorType::Q5_0 => 8,
-            TensorType::Q5_1 => 9,
-            TensorType::Q4_K => 15,
-            TensorType::Q5_K => 17,
-            TensorType::Q6_K => 18,
-            TensorType::BF16 => 32,
-            TensorType::TQ1_0 => 36,
-            TensorType::TQ2_0 => 37,
-        }
     }
 
     /// All tensors in file order.

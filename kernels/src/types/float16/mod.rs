@@ -1,0 +1,34 @@
+//! F16. `Rows16`: for each column 16 × value.
+
+use super::Row;
+use crate::blocks::{half_at, put_half};
+use crate::cpu::formats::plain;
+use crate::layout::{Resident, pack_with, section};
+
+pub(super) const ROW: Row = Row {
+    name: "F16",
+    gguf_id: 1,
+    file_type: 1,
+    block_values: 1,
+    block_bytes: 2,
+    scales: &[],
+    dequantise: |block, out| out[0] = half_at(block, 0),
+    quantise: |values, out| put_half(out, 0, values[0]),
+    sections: &[section(1, 32)],
+    pack,
+    c: include_str!("weights.cl"),
+    wgsl: include_str!("weights.wgsl"),
+    pairs: "",
+};
+
+/// Packs values of two bytes.
+pub(super) fn pack(layout: &Resident, source: &[u8], out: &mut [u8]) {
+    pack_with(layout, source, out, |source, lane, [out, ..]| {
+        let lanes = out.as_chunks_mut::<2>().0.as_chunks_mut::<16>().0;
+        for (value, lanes) in source.as_chunks::<2>().0.iter().zip(lanes) {
+            lanes[lane] = *value;
+        }
+    });
+}
+
+plain!(F16, 2, load_f16);

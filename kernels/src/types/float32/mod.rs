@@ -1,0 +1,30 @@
+//! F32. `Rows16`: for each column 16 × value.
+
+use super::Row;
+use crate::cpu::formats::plain;
+use crate::layout::{pack_with, section};
+
+pub(super) const ROW: Row = Row {
+    name: "F32",
+    gguf_id: 0,
+    file_type: 0,
+    block_values: 1,
+    block_bytes: 4,
+    scales: &[],
+    dequantise: |b, out| out[0] = f32::from_le_bytes([b[0], b[1], b[2], b[3]]),
+    quantise: |values, out| out.copy_from_slice(&values[0].to_le_bytes()),
+    sections: &[section(1, 64)],
+    pack: |layout, source, out| {
+        pack_with(layout, source, out, |source, lane, [out, ..]| {
+            let lanes = out.as_chunks_mut::<4>().0.as_chunks_mut::<16>().0;
+            for (value, lanes) in source.as_chunks::<4>().0.iter().zip(lanes) {
+                lanes[lane] = *value;
+            }
+        })
+    },
+    c: include_str!("weights.cl"),
+    wgsl: include_str!("weights.wgsl"),
+    pairs: "",
+};
+
+plain!(F32, 4, load_f32);

@@ -1,0 +1,60 @@
+//! Q4_0. A file block is `d: f16, q: u8[16]`. Byte i holds value i in its low and value i + 16 in its high
+//! nibble; value = d·(q − 8).
+//!
+//! `Rows16`: for each 32 columns 4 vectors; 16 × f16 d.
+
+use super::Row;
+use crate::blocks::{half_at, inverse_of, largest, pack_nibbles, put_half, quants};
+use crate::cpu::formats::{Quantised, Quants, Scaled, nibbles, quantised};
+use crate::cpu::isa::Isa;
+use crate::layout::{SECTIONS, move_half, move_nibbles, pack_with, section};
+
+pub(super) const ROW: Row = Row {
+    name: "Q4_0",
+    gguf_id: 2,
+    file_type: 2,
+    block_values: 32,
+    block_bytes: 18,
+    scales: &[(0, 0.2157)],
+    dequantise,
+    quantise,
+    sections: &[section(32, 256), section(32, 32)],
+    pack: |layout, source, out| pack_with(layout, source, out, pack),
+    c: include_str!("weights.cl"),
+    wgsl: include_str!("weights.wgsl"),
+    pairs: pairs!("Q4_0"),
+};
+
+fn dequantise(block: &[u8], out: &mut [f32]) {
+    let d = half_at(block, 0);
+    for (i, &q) in block[2..18].iter().enumerate() {
+        out[i] = d * (f32::from(q & 15) - 8.0);
+        out[i + 16] = d * (f32::from(q >> 4) - 8.0);
+    }
+}
+
+fn quantise(values: &[f32], out: &mut [u8]) {
+    let d = largest(values) / -8.0;
+    put_half(out, 0, d);
+    pack_nibbles(&quants::<32>(values, 15.0, |_, x| (x * inverse_of(d) + 8.5).floor()), &mut out[2..]);
+}
+
+fn pack(source: &[u8], lane: usize, [quants, scales, ..]: [&mut [u8]; SECTIONS]) {
+    move_half(scales, lane, source);
+    move_nibbles(&source[2..18], lane, quants);
+}
+
+quantised!(Q4_0, Scaled<'a, 256, 32>, quants, Scaled::new);
+
+impl Quantised for Q4_0 {
+    const WIDE: bool = false;
+    const OFFSET: i32 = 8;
+    const HALVES: bool = false;
+    const MINIMA: bool = false;
+
+    #[inline(always)]
+    fn quants<S: Isa>(s: S, group: Self::Group<'_>, block: usize) -> Quants<S> {
+        let quads = nibbles(s, &group.quants[block]);
+        Quants { quads, scales: [s.load_f16(&group.scales[block]); 2], minimum: s.zero() }
+    }
+}

@@ -1,0 +1,62 @@
+//! Q4_1. A file block is `d, m: f16, q: u8[16]`, with nibbles as in Q4_0; value = d·q + m.
+//!
+//! `Rows16`: for each 32 columns 4 vectors; for each 32 columns 16 × f16 d, 16 × f16 m.
+
+use super::Row;
+use crate::blocks::{half_at, inverse_of, pack_nibbles, put_half, quants, range};
+use crate::cpu::formats::{Quantised, Quants, Scaled, nibbles, quantised, scale_and_minimum};
+use crate::cpu::isa::Isa;
+use crate::layout::{SECTIONS, move_halves, move_nibbles, pack_with, section};
+
+pub(super) const ROW: Row = Row {
+    name: "Q4_1",
+    gguf_id: 3,
+    file_type: 3,
+    block_values: 32,
+    block_bytes: 20,
+    scales: &[(0, 0.2171), (2, -1.628)],
+    dequantise,
+    quantise,
+    sections: &[section(32, 256), section(32, 64)],
+    pack: |layout, source, out| pack_with(layout, source, out, pack),
+    c: include_str!("weights.cl"),
+    wgsl: include_str!("weights.wgsl"),
+    pairs: pairs!("Q4_1"),
+};
+
+fn dequantise(block: &[u8], out: &mut [f32]) {
+    let (d, m) = (half_at(block, 0), half_at(block, 2));
+    for (i, &q) in block[4..20].iter().enumerate() {
+        out[i] = d * f32::from(q & 15) + m;
+        out[i + 16] = d * f32::from(q >> 4) + m;
+    }
+}
+
+fn quantise(values: &[f32], out: &mut [u8]) {
+    let [least, most] = range(values);
+    let d = (most - least) / 15.0;
+    put_half(out, 0, d);
+    put_half(out, 2, least);
+    let quants = quants::<32>(values, 15.0, |_, x| ((x - least) * inverse_of(d) + 0.5).floor());
+    pack_nibbles(&quants, &mut out[4..]);
+}
+
+fn pack(source: &[u8], lane: usize, [quants, scales, ..]: [&mut [u8]; SECTIONS]) {
+    move_halves(scales, lane, source);
+    move_nibbles(&source[4..20], lane, quants);
+}
+
+quantised!(Q4_1, Scaled<'a, 256, 64>, quants, Scaled::new);
+
+impl Quantised for Q4_1 {
+    const WIDE: bool = false;
+    const OFFSET: i32 = 0;
+    const HALVES: bool = false;
+    const MINIMA: bool = true;
+
+    #[inline(always)]
+    fn quants<S: Isa>(s: S, group: Self::Group<'_>, block: usize) -> Quants<S> {
+        let (scales, minimum) = scale_and_minimum(s, &group.scales[block]);
+        Quants { quads: nibbles(s, &group.quants[block]), scales, minimum }
+    }
+}

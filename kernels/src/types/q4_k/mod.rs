@@ -1,0 +1,79 @@
+//! Q4_K. A file block is `d, dmin: f16, scales: u8[12], q: u8[128]`. 32 bytes of `q` hold sub-block 2c in their
+//! low and 2c + 1 in their high nibbles; value = d·scale·q − dmin·minimum.
+//!
+//! `Rows16`: for each 32 columns 4 vectors; for each 32 columns 16 × u8 scale, 16 × u8 minimum; for each 256
+//! columns 16 × f16 d, 16 × f16 dmin.
+
+use super::Row;
+use crate::blocks::{WithMinima, half_at, k_scale, pack_bits, quants};
+use crate::cpu::formats::{Quantised, Quants, arrays, k_scale_and_minimum, nibbles, quantised};
+use crate::cpu::isa::Isa;
+use crate::layout::{SECTIONS, move_halves, move_k_nibbles, move_k_scales, pack_with, section};
+
+pub(super) const ROW: Row = Row {
+    name: "Q4_K",
+    gguf_id: 12,
+    file_type: 15,
+    block_values: 256,
+    block_bytes: 144,
+    scales: &[(0, 0.003878), (2, 0.02909)],
+    dequantise,
+    quantise,
+    sections: &[section(32, 256), section(32, 32), section(256, 64)],
+    pack: |layout, source, out| pack_with(layout, source, out, pack),
+    c: include_str!("weights.cl"),
+    wgsl: include_str!("weights.wgsl"),
+    pairs: pairs!("Q4_K"),
+};
+
+fn dequantise(block: &[u8], out: &mut [f32]) {
+    let (d, dmin) = (half_at(block, 0), half_at(block, 2));
+    for (sub, values) in out.chunks_exact_mut(32).enumerate() {
+        let (scale, minimum) = k_scale(&block[4..16], sub);
+        let (scale, minimum) = (d * f32::from(scale), dmin * f32::from(minimum));
+        let quants = &block[16 + sub / 2 * 32..][..32];
+        for (value, &q) in values.iter_mut().zip(quants) {
+            *value = scale * f32::from((q >> (sub % 2 * 4)) & 15) - minimum;
+        }
+    }
+}
+
+fn quantise(values: &[f32], out: &mut [u8]) {
+    let scales = WithMinima::new(values, 15.0);
+    let quants = quants::<256>(values, 15.0, |i, x| scales.quant(i, x));
+    scales.write(&mut out[..16]);
+    for (i, byte) in out[16..].iter_mut().enumerate() {
+        *byte = pack_bits(&quants, i / 32 * 64 + i % 32, 32, (2, 0, 4));
+    }
+}
+
+fn pack(source: &[u8], lane: usize, [quants, subs, tops, _]: [&mut [u8]; SECTIONS]) {
+    move_halves(tops, lane, source);
+    move_k_scales(&source[4..16], lane, subs);
+    move_k_nibbles(&source[16..144], lane, quants);
+}
+
+/// Sections of a group.
+#[derive(Clone, Copy)]
+pub(crate) struct Group<'a> {
+    quants: &'a [[u8; 256]],
+    subs: &'a [[u8; 32]],
+    tops: &'a [[u8; 64]],
+}
+
+quantised!(Q4_K, Group<'a>, quants, |[quants, subs, tops]: [_; 3]| {
+    Group { quants: arrays(quants), subs: arrays(subs), tops: arrays(tops) }
+});
+
+impl Quantised for Q4_K {
+    const WIDE: bool = false;
+    const OFFSET: i32 = 0;
+    const HALVES: bool = false;
+    const MINIMA: bool = true;
+
+    #[inline(always)]
+    fn quants<S: Isa>(s: S, group: Self::Group<'_>, block: usize) -> Quants<S> {
+        let (scales, minimum) = k_scale_and_minimum(s, &group.tops[block / 8], &group.subs[block]);
+        Quants { quads: nibbles(s, &group.quants[block]), scales, minimum }
+    }
+}

@@ -1,0 +1,88 @@
+//! Q5_K. A file block is `d, dmin: f16, scales: u8[12], high: u8[32], low: u8[128]`. As Q4_K, and bit s of byte i
+//! of `high` is the fifth bit of value i of sub-block s.
+//!
+//! `Rows16`: for each 32 columns 4 vectors of low bits; for each 32 columns 1 vector of high bits; for each 32
+//! columns 16 × u8 scale, 16 × u8 minimum; for each 256 columns 16 × f16 d, 16 × f16 dmin.
+
+use super::Row;
+use crate::blocks::{WithMinima, half_at, k_scale, pack_bits, quants};
+use crate::cpu::formats::{Quantised, Quants, arrays, fifths, k_scale_and_minimum, quantised};
+use crate::cpu::isa::Isa;
+use crate::layout::{SECTIONS, move_halves, move_k_nibbles, move_k_scales, pack_with, put, quad, section};
+
+pub(super) const ROW: Row = Row {
+    name: "Q5_K",
+    gguf_id: 13,
+    file_type: 17,
+    block_values: 256,
+    block_bytes: 176,
+    scales: &[(0, 0.001902), (2, 0.02948)],
+    dequantise,
+    quantise,
+    sections: &[section(32, 256), section(32, 64), section(32, 32), section(256, 64)],
+    pack: |layout, source, out| pack_with(layout, source, out, pack),
+    c: include_str!("weights.cl"),
+    wgsl: include_str!("weights.wgsl"),
+    pairs: pairs!("Q5_K"),
+};
+
+fn dequantise(block: &[u8], out: &mut [f32]) {
+    let (d, dmin) = (half_at(block, 0), half_at(block, 2));
+    for (sub, values) in out.chunks_exact_mut(32).enumerate() {
+        let (scale, minimum) = k_scale(&block[4..16], sub);
+        let (scale, minimum) = (d * f32::from(scale), dmin * f32::from(minimum));
+        let low = &block[48 + sub / 2 * 32..][..32];
+        for (i, value) in values.iter_mut().enumerate() {
+            let q = ((low[i] >> (sub % 2 * 4)) & 15) | ((block[16 + i] >> sub) & 1) << 4;
+            *value = scale * f32::from(q) - minimum;
+        }
+    }
+}
+
+fn quantise(values: &[f32], out: &mut [u8]) {
+    let scales = WithMinima::new(values, 31.0);
+    let quants = quants::<256>(values, 31.0, |i, x| scales.quant(i, x));
+    scales.write(&mut out[..16]);
+    for (i, byte) in out[16..48].iter_mut().enumerate() {
+        *byte = pack_bits(&quants, i, 32, (8, 4, 1));
+    }
+    for (i, byte) in out[48..].iter_mut().enumerate() {
+        *byte = pack_bits(&quants, i / 32 * 64 + i % 32, 32, (2, 0, 4));
+    }
+}
+
+fn pack(source: &[u8], lane: usize, [quants, highs, subs, tops]: [&mut [u8]; SECTIONS]) {
+    move_halves(tops, lane, source);
+    move_k_scales(&source[4..16], lane, subs);
+    move_k_nibbles(&source[48..176], lane, quants);
+    for (sub, highs) in highs.chunks_exact_mut(64).enumerate() {
+        let bits = |j| (quad(&source[16..48], j) >> sub) & 0x0101_0101;
+        put(highs, 0, lane, (0..8).fold(0, |word, j| word | bits(j) << j));
+    }
+}
+
+/// Sections of a group.
+#[derive(Clone, Copy)]
+pub(crate) struct Group<'a> {
+    lows: &'a [[u8; 256]],
+    highs: &'a [[u8; 64]],
+    subs: &'a [[u8; 32]],
+    tops: &'a [[u8; 64]],
+}
+
+quantised!(Q5_K, Group<'a>, lows, |[lows, highs, subs, tops]: [_; 4]| {
+    Group { lows: arrays(lows), highs: arrays(highs), subs: arrays(subs), tops: arrays(tops) }
+});
+
+impl Quantised for Q5_K {
+    const WIDE: bool = false;
+    const OFFSET: i32 = 0;
+    const HALVES: bool = false;
+    const MINIMA: bool = true;
+
+    #[inline(always)]
+    fn quants<S: Isa>(s: S, group: Self::Group<'_>, block: usize) -> Quants<S> {
+        let (scales, minimum) = k_scale_and_minimum(s, &group.tops[block / 8], &group.subs[block]);
+        Quants { quads: fifths(s, &group.lows[block], &group.highs[block]), scales, minimum }
+    }
+}

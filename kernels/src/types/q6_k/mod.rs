@@ -1,0 +1,118 @@
+//! Q6_K. A file block is `low: u8[128], high: u8[64], scales: i8[16], d: f16`. For each half of 128 values, the
+//! four sub-blocks of 32 are in the low nibbles of 32 + 32 bytes, then in their high nibbles. Their upper two
+//! bits share the same 32 bytes of `high`, two bits apart. value = d·scale·(q − 32), with one scale per 16
+//! values.
+//!
+//! `Rows16`: for each 32 columns 4 vectors of low bits; for each 32 columns 2 vectors of high bits; for each 32
+//! columns 16 × i8 scale of the first 16, 16 × i8 of the last 16; for each 256 columns 16 × f16 d.
+
+use super::Row;
+use crate::blocks::{WithScales, half_at, pack_bits, quants};
+use crate::cpu::formats::{Quantised, Quants, arrays, halves, nibbles, quantised};
+use crate::cpu::isa::Isa;
+use crate::layout::{SECTIONS, move_half, pack_with, put, quad, section};
+
+pub(super) const ROW: Row = Row {
+    name: "Q6_K",
+    gguf_id: 14,
+    file_type: 18,
+    block_values: 256,
+    block_bytes: 210,
+    scales: &[(208, 0.0007332)],
+    dequantise,
+    quantise,
+    sections: &[section(32, 256), section(32, 128), section(32, 32), section(256, 32)],
+    pack: |layout, source, out| pack_with(layout, source, out, pack),
+    c: include_str!("weights.cl"),
+    wgsl: include_str!("weights.wgsl"),
+    pairs: pairs!("Q6_K"),
+};
+
+fn dequantise(block: &[u8], out: &mut [f32]) {
+    let d = half_at(block, 208);
+    for (sub, values) in out.chunks_exact_mut(32).enumerate() {
+        let (half, quarter) = (sub / 4, sub % 4);
+        let low = &block[half * 64 + quarter % 2 * 32..][..32];
+        let high = &block[128 + half * 32..][..32];
+        for (i, value) in values.iter_mut().enumerate() {
+            let q = ((low[i] >> (quarter / 2 * 4)) & 15) | (((high[i] >> (quarter * 2)) & 3) << 4);
+            let scale = block[192 + sub * 2 + i / 16] as i8;
+            *value = d * f32::from(scale) * (f32::from(q) - 32.0);
+        }
+    }
+}
+
+fn quantise(values: &[f32], out: &mut [u8]) {
+    let scales = WithScales::new(values, [-32.0, 31.0], 31.1, 128.0);
+    let quants = quants::<256>(values, 63.0, |i, x| scales.quant(i, x) + 32.0);
+    for (at, byte) in out[..128].iter_mut().enumerate() {
+        *byte = pack_bits(&quants, at / 64 * 128 + at % 64, 64, (2, 0, 4));
+    }
+    for (at, byte) in out[128..192].iter_mut().enumerate() {
+        *byte = pack_bits(&quants, at / 32 * 128 + at % 32, 32, (4, 4, 2));
+    }
+    for (byte, scale) in out[192..].iter_mut().zip(scales.scales) {
+        *byte = scale.cast_unsigned();
+    }
+    out[208..].copy_from_slice(&scales.d.to_le_bytes());
+}
+
+fn pack(source: &[u8], lane: usize, [lows, highs, subs, tops]: [&mut [u8]; SECTIONS]) {
+    move_half(tops, lane, &source[208..]);
+    for (sub, sub_scales) in subs.chunks_exact_mut(32).enumerate() {
+        (sub_scales[lane], sub_scales[16 + lane]) = (source[192 + sub * 2], source[193 + sub * 2]);
+    }
+    for (sub, (low, high)) in lows.chunks_exact_mut(256).zip(highs.chunks_exact_mut(128)).enumerate() {
+        let (half, quarter) = (sub / 4, sub % 4);
+        let nibbles =
+            |j| (quad(&source[half * 64 + quarter % 2 * 32..][..32], j) >> (quarter / 2 * 4)) & 0x0f0f_0f0f;
+        let pairs = |j| (quad(&source[128 + half * 32..][..32], j) >> (quarter * 2)) & 0x0303_0303;
+        for j in 0..4 {
+            put(low, j, lane, nibbles(j) | (nibbles(j + 4) << 4));
+        }
+        // Vector j holds every second quad from quad j on.
+        for j in 0..2 {
+            put(high, j, lane, pairs(j) | (pairs(j + 2) << 2) | (pairs(j + 4) << 4) | (pairs(j + 6) << 6));
+        }
+    }
+}
+
+/// Sections of a group.
+#[derive(Clone, Copy)]
+pub(crate) struct Group<'a> {
+    lows: &'a [[u8; 256]],
+    highs: &'a [[u8; 128]],
+    subs: &'a [[u8; 32]],
+    tops: &'a [[u8; 32]],
+}
+
+quantised!(Q6_K, Group<'a>, lows, |[lows, highs, subs, tops]: [_; 4]| {
+    Group { lows: arrays(lows), highs: arrays(highs), subs: arrays(subs), tops: arrays(tops) }
+});
+
+impl Quantised for Q6_K {
+    const WIDE: bool = false;
+    const OFFSET: i32 = 32;
+    const HALVES: bool = true;
+    const MINIMA: bool = false;
+
+    #[inline(always)]
+    fn quants<S: Isa>(s: S, group: Self::Group<'_>, block: usize) -> Quants<S> {
+        let low = nibbles(s, &group.lows[block]);
+        let [even, odd] = halves(&group.highs[block]);
+        let (even, odd) = (s.load_bytes(even), s.load_bytes(odd));
+        let quads = [
+            s.join(low[0], s.bits::<0>(even, 3)),
+            s.join(low[1], s.bits::<0>(odd, 3)),
+            s.join(low[2], s.bits::<2>(even, 3)),
+            s.join(low[3], s.bits::<2>(odd, 3)),
+            s.join(low[4], s.bits::<4>(even, 3)),
+            s.join(low[5], s.bits::<4>(odd, 3)),
+            s.join(low[6], s.bits::<6>(even, 3)),
+            s.join(low[7], s.bits::<6>(odd, 3)),
+        ];
+        let d = s.load_f16(&group.tops[block / 8]);
+        let [first, last] = halves(&group.subs[block]);
+        Quants { quads, scales: [s.mul(d, s.load_i8(first)), s.mul(d, s.load_i8(last))], minimum: s.zero() }
+    }
+}

@@ -1,0 +1,72 @@
+//! TQ2_0. A file block is `q: u8[64], d: f16`. For each half of 128 values, the four sub-blocks of 32 share the
+//! same 32 bytes, two bits apart; value = d·(q − 1).
+//!
+//! `Rows16`: for each 32 columns 2 vectors, of quads 4j … 4j + 3 from the lowest bits up; for each 256 columns
+//! 16 × f16 d.
+
+use super::Row;
+use crate::blocks::{half_at, inverse_of, largest, pack_bits, put_half, quants, rounded};
+use crate::cpu::formats::{Quantised, Quants, Scaled, pairs, quantised};
+use crate::cpu::isa::Isa;
+use crate::layout::{SECTIONS, move_half, pack_with, put, quad, section};
+
+pub(super) const ROW: Row = Row {
+    name: "TQ2_0",
+    gguf_id: 35,
+    file_type: 37,
+    block_values: 256,
+    block_bytes: 66,
+    scales: &[(64, 0.8163)],
+    dequantise,
+    quantise,
+    sections: &[section(32, 128), section(256, 32)],
+    pack: |layout, source, out| pack_with(layout, source, out, pack),
+    c: include_str!("weights.cl"),
+    wgsl: include_str!("weights.wgsl"),
+    pairs: pairs!("TERNARY"),
+};
+
+fn dequantise(block: &[u8], out: &mut [f32]) {
+    let d = half_at(block, 64);
+    for (sub, values) in out.chunks_exact_mut(32).enumerate() {
+        let quants = &block[sub / 4 * 32..][..32];
+        for (value, &q) in values.iter_mut().zip(quants) {
+            *value = d * (f32::from((q >> (sub % 4 * 2)) & 3) - 1.0);
+        }
+    }
+}
+
+fn quantise(values: &[f32], out: &mut [u8]) {
+    let d = largest(values).abs();
+    let quants = quants::<256>(values, 2.0, |_, x| rounded(x * inverse_of(d)) + 1.0);
+    for (at, byte) in out[..64].iter_mut().enumerate() {
+        *byte = pack_bits(&quants, at / 32 * 128 + at % 32, 32, (4, 0, 2));
+    }
+    put_half(out, 64, d);
+}
+
+fn pack(source: &[u8], lane: usize, [quants, tops, ..]: [&mut [u8]; SECTIONS]) {
+    move_half(tops, lane, &source[64..]);
+    for (sub, quants) in quants.chunks_exact_mut(128).enumerate() {
+        let pairs = |j| (quad(&source[sub / 4 * 32..][..32], j) >> (sub % 4 * 2)) & 0x0303_0303;
+        for j in 0..2 {
+            let at = |field: usize| pairs(j * 4 + field) << (field * 2);
+            put(quants, j, lane, at(0) | at(1) | at(2) | at(3));
+        }
+    }
+}
+
+quantised!(TQ2_0, Scaled<'a, 128, 32>, quants, Scaled::new);
+
+impl Quantised for TQ2_0 {
+    const WIDE: bool = false;
+    const OFFSET: i32 = 1;
+    const HALVES: bool = false;
+    const MINIMA: bool = false;
+
+    #[inline(always)]
+    fn quants<S: Isa>(s: S, group: Self::Group<'_>, block: usize) -> Quants<S> {
+        let quads = pairs(s, &group.quants[block]);
+        Quants { quads, scales: [s.load_f16(&group.scales[block / 8]); 2], minimum: s.zero() }
+    }
+}
