@@ -71,5 +71,7 @@ fn source(language: KernelLanguage) -> Arc<str> {
         include_str!("../file_blocks/decode.cl"),
         include_str!("../file_blocks/encode.cl"),
     ];
-    program(language, ITEMS, &parts)
+    let codecs: Vec<&str> = file_blocks::types().map(|t| t.row().codec_c).collect();
+    let kernels = file_blocks::repeat(include_str!("../file_blocks/file_blocks.cl"));
+    program(language, ITEMS, &[&parts, &codecs[..], &[&kernels]].concat())
 }

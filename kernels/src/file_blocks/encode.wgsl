@@ -1,5 +1,8 @@
 // Encodes values as blocks. An item takes two blocks, which are whole words for every type, and computes them
-// byte by byte. Quants are computed on demand from the block's scales.
+// byte by byte. A type defines
+//   scale_TYPE()           fills in the scales
+//   quant_of_TYPE(i)       the stored quant of value `i`
+//   byte_of_TYPE(at)       byte `at` of the block, from its scales and quants
 
 struct Constants {
     first_group: vec3<u32>,
@@ -19,6 +22,7 @@ var<private> inverses: array<f32, 16>;
 var<private> lowest: array<f32, 16>;
 var<private> scales: array<u32, 16>;
 var<private> minima: array<u32, 16>;
+var<private> quants: array<u32, 256>;
 
 fn half_bits(value: f32) -> u32 { return half_of_f32(bitcast<u32>(value)); }
 
@@ -69,40 +73,28 @@ fn search(first: u32, count: u32, minimum: f32, range: vec2<f32>, inverse: f32, 
     return kept;
 }
 
-fn most_of(kind: u32) -> f32 {
-    switch kind {
-        case 2u, 3u, 12u: { return 15.0; }
-        case 6u, 7u, 13u: { return 31.0; }
-        case 14u: { return 63.0; }
-        case 8u: { return 255.0; }
-        default: { return 2.0; }
-    }
+// Computes one scale for the whole block.
+fn scale_by(scale: f32) {
+    d = half_bits(scale);
+    inverses[0] = inverse_of(scale);
+    lowest[0] = 0.0;
 }
 
-// Computes one scale and minimum for the whole block.
-fn scale_alone(kind: u32) {
-    let largest = largest_of(start, values_of(kind));
+// Computes one scale and one minimum for 32 values, for quants from 0 to `most`.
+fn scale_with_minimum(most: f32) {
     var minimum = x[start];
     var maximum = minimum;
-    for (var i = 1u; i < values_of(kind); i++) {
+    for (var i = 1u; i < 32u; i++) {
         minimum = min(minimum, x[start + i]);
         maximum = max(maximum, x[start + i]);
     }
-    let has_minimum = kind == 3u || kind == 7u;
-    var scale = abs(largest);
-    if has_minimum { scale = (maximum - minimum) / most_of(kind); }
-    if kind == 2u { scale = largest / -8.0; }
-    if kind == 6u { scale = largest / -16.0; }
-    if kind == 8u { scale /= 127.0; }
-    d = half_bits(scale);
+    scale_by((maximum - minimum) / most);
     m = half_bits(minimum);
-    inverses[0] = inverse_of(scale);
-    lowest[0] = select(0.0, minimum, has_minimum);
+    lowest[0] = minimum;
 }
 
-// Computes eight sub-blocks with 6-bit scales and minima.
-fn scale_with_minima(kind: u32) {
-    let most = most_of(kind);
+// Computes eight sub-blocks with 6-bit scales and minima, for quants from 0 to `most`.
+fn scale_with_minima(most: f32) {
     var scale = 0.0;
     var minimum = 0.0;
     for (var j = 0u; j < 8u; j++) {
@@ -131,105 +123,81 @@ fn scale_with_minima(kind: u32) {
     }
 }
 
-// Computes sixteen sub-blocks with 8-bit scales.
-fn scale_with_scales() {
+// Computes sixteen sub-blocks with signed scales below `most`, for quants from `least` on, as many negative as
+// others. The first candidate maps the largest value to `factor`.
+fn scale_with_scales(least: f32, factor: f32, most: f32) {
     var largest = 0.0;
     for (var j = 0u; j < 16u; j++) {
         let first = start + j * 16u;
         let inverse = inverse_of(largest_of(first, 16u));
-        let scale = search(first, 16u, 0.0, vec2(-32.0, 31.0), -31.1 * inverse, -0.1 * inverse, 19u);
+        let scale = search(first, 16u, 0.0, vec2(least, -least - 1.0), factor * inverse, -0.1 * inverse, 19u);
         if abs(scale) > abs(largest) { largest = scale; }
         inverses[j] = scale;
     }
-    let scale = largest / -128.0;
+    let scale = largest / -most;
     d = half_bits(scale);
     for (var j = 0u; j < 16u; j++) {
-        let s = clamp(rounded(inverses[j] * inverse_of(scale)), -128.0, 127.0);
+        let s = clamp(rounded(inverses[j] * inverse_of(scale)), -most, most - 1.0);
         scales[j] = bitcast<u32>(i32(s)) & 0xffu;
         inverses[j] = inverse_of(half_value(d) * s);
         lowest[j] = 0.0;
     }
 }
 
-// The stored quant of value `i`.
-fn quantum_of(kind: u32, i: u32) -> u32 {
-    var sub = 0u;
-    if kind == 12u || kind == 13u { sub = i / 32u; }
-    if kind == 14u { sub = i / 16u; }
-    let value = (x[start + i] - lowest[sub]) * inverses[sub];
-    var quantum = floor(value + 0.5);
-    switch kind {
-        case 2u: { quantum = floor(value + 8.5); }
-        case 6u: { quantum = floor(value + 16.5); }
-        case 8u: { quantum = rounded(value) + 128.0; }
-        case 14u: { quantum = rounded(value) + 32.0; }
-        case 34u, 35u: { quantum = rounded(value) + 1.0; }
-        default: {}
-    }
-    return u32(clamp(quantum, 0.0, most_of(kind)));
-}
+// Value `i` in quant steps of sub-block `sub`.
+fn steps_of(i: u32, sub: u32) -> f32 { return (x[start + i] - lowest[sub]) * inverses[sub]; }
+
+fn clamped(quant: f32, most: f32) -> u32 { return u32(clamp(quant, 0.0, most)); }
+
+// Byte 0 or 1 of 16 bits.
+fn half_byte(bits: u32, at: u32) -> u32 { return (bits >> (at % 2u * 8u)) & 0xffu; }
+
+// Byte `at` of d, then m or dmin.
+fn scale_byte(at: u32) -> u32 { return half_byte(select(m, d, at < 2u), at); }
 
 // Packs quants of `count` values, `stride` apart, into a byte: `bits` bits of each, starting at bit `low`.
-fn bits_of(kind: u32, first: u32, stride: u32, count: u32, low: u32, bits: u32) -> u32 {
+fn bits_of(first: u32, stride: u32, count: u32, low: u32, bits: u32) -> u32 {
     var byte = 0u;
     for (var n = 0u; n < count; n++) {
-        byte |= ((quantum_of(kind, first + n * stride) >> low) & ((1u << bits) - 1u)) << (n * bits);
+        byte |= ((quants[first + n * stride] >> low) & ((1u << bits) - 1u)) << (n * bits);
     }
     return byte;
 }
 
-// Five quants in base 3, times 256/243, rounded up.
-fn digits_of(kind: u32, first: u32, stride: u32, count: u32) -> u32 {
-    var number = 0u;
-    for (var n = 0u; n < 5u; n++) {
-        number *= 3u;
-        if n < count { number += quantum_of(kind, first + n * stride); }
-    }
-    return (number * 256u + 242u) / 243u;
+// Byte `at` of 32 nibbles, and of 32 fifth bits before them.
+fn nibbles_of(at: u32) -> u32 { return bits_of(at, 16u, 2u, 0u, 4u); }
+fn fives_of(at: u32) -> u32 {
+    if at < 4u { return bits_of(at * 8u, 1u, 8u, 4u, 1u); }
+    return nibbles_of(at - 4u);
 }
 
-// Byte `i` of the twelve that hold eight 6-bit scales and minima.
-fn packed_scale(i: u32) -> u32 {
-    if i < 4u { return scales[i] | (scales[i + 4u] >> 4u << 6u); }
-    if i < 8u { return minima[i - 4u] | (minima[i] >> 4u << 6u); }
-    return (scales[i - 4u] & 15u) | ((minima[i - 4u] & 15u) << 4u);
+// Byte `at` of d, dmin, and eight 6-bit scales and minima.
+fn byte_with_minima(at: u32) -> u32 {
+    if at < 4u { return scale_byte(at); }
+    if at < 8u { return scales[at - 4u] | (scales[at] >> 4u << 6u); }
+    if at < 12u { return minima[at - 8u] | (minima[at - 4u] >> 4u << 6u); }
+    return (scales[at - 8u] & 15u) | ((minima[at - 8u] & 15u) << 4u);
 }
 
-fn byte_of_super_block(kind: u32, at: u32) -> u32 {
-    if kind == 14u {
-        if at < 128u { return bits_of(kind, at / 64u * 128u + at % 64u, 64u, 2u, 0u, 4u); }
-        if at < 192u { return bits_of(kind, (at - 128u) / 32u * 128u + at % 32u, 32u, 4u, 4u, 2u); }
-        if at < 208u { return scales[at - 192u]; }
-    } else if kind == 34u {
-        if at < 32u { return digits_of(kind, at, 32u, 5u); }
-        if at < 48u { return digits_of(kind, 160u + at - 32u, 16u, 5u); }
-        if at < 52u { return digits_of(kind, 240u + at - 48u, 4u, 4u); }
-    } else if at < 64u {
-        return bits_of(kind, at / 32u * 128u + at % 32u, 32u, 4u, 0u, 2u);
+fn scale(kind: u32) {
+    switch kind {
+        case $idu: { scale_$name(); }
+        default: {}
     }
-    return (d >> (at % 2u * 8u)) & 0xffu;
 }
 
-// Byte `at` of the block. The formats are those of the tensor types.
-fn byte_of(kind: u32, at: u32) -> u32 {
-    if kind == 14u || kind == 34u || kind == 35u { return byte_of_super_block(kind, at); }
-    if at < 2u { return (d >> (at * 8u)) & 0xffu; }
-    if kind == 8u { return quantum_of(kind, at - 2u) ^ 0x80u; }
-    if kind == 2u { return bits_of(kind, at - 2u, 16u, 2u, 0u, 4u); }
-    if kind == 6u {
-        if at < 6u { return bits_of(kind, (at - 2u) * 8u, 1u, 8u, 4u, 1u); }
-        return bits_of(kind, at - 6u, 16u, 2u, 0u, 4u);
+fn quant_of(i: u32) -> u32 {
+    switch constants.kind {
+        case $idu: { return quant_of_$name(i); }
+        default: { return 0u; }
     }
-    if at < 4u { return (m >> (at % 2u * 8u)) & 0xffu; }
-    if kind == 3u { return bits_of(kind, at - 4u, 16u, 2u, 0u, 4u); }
-    if kind == 7u {
-        if at < 8u { return bits_of(kind, (at - 4u) * 8u, 1u, 8u, 4u, 1u); }
-        return bits_of(kind, at - 8u, 16u, 2u, 0u, 4u);
+}
+
+fn byte_of(at: u32) -> u32 {
+    switch constants.kind {
+        case $idu: { return byte_of_$name(at); }
+        default: { return 0u; }
     }
-    if at < 16u { return packed_scale(at - 4u); }
-    if kind == 13u && at < 48u { return bits_of(kind, at - 16u, 32u, 8u, 4u, 1u); }
-    let i = at - select(16u, 48u, kind == 13u);
-    return bits_of(kind, i / 32u * 64u + i % 32u, 32u, 2u, 0u, 4u);
 }
 
 @compute @workgroup_size(ITEMS)
@@ -243,11 +211,10 @@ fn encode_blocks(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_inv
     var filled = 0u;
     for (var block = 2u * pair; block < min(2u * pair + 2u, constants.count); block++) {
         start = block * values_of(kind);
-        if kind == 12u || kind == 13u { scale_with_minima(kind); }
-        else if kind == 14u { scale_with_scales(); }
-        else { scale_alone(kind); }
+        scale(kind);
+        for (var i = 0u; i < values_of(kind); i++) { quants[i] = quant_of(i); }
         for (var at = 0u; at < bytes; at++) {
-            word |= byte_of(kind, at) << (8u * filled);
+            word |= byte_of(at) << (8u * filled);
             filled++;
             if filled == 4u {
                 out[place] = word;

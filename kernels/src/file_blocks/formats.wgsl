@@ -1,19 +1,16 @@
-// File blocks, by the number of their type in files.
+// File blocks, by the number of their type in files. Lines with `$id` are repeated for each type.
 
-fn values_of(kind: u32) -> u32 { return select(256u, 32u, kind < 10u); }
+fn values_of(kind: u32) -> u32 {
+    switch kind {
+        case $idu: { return $valuesu; }
+        default: { return 1u; }
+    }
+}
 
 fn bytes_of(kind: u32) -> u32 {
     switch kind {
-        case 2u: { return 18u; }
-        case 3u: { return 20u; }
-        case 6u: { return 22u; }
-        case 7u: { return 24u; }
-        case 8u: { return 34u; }
-        case 12u: { return 144u; }
-        case 13u: { return 176u; }
-        case 14u: { return 210u; }
-        case 34u: { return 54u; }
-        default: { return 66u; }
+        case $idu: { return $bytesu; }
+        default: { return 1u; }
     }
 }
 

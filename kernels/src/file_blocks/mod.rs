@@ -15,8 +15,9 @@
 //! | 1 | out: blocks, one after the other, written |
 //!
 //! Constants of either: the number of the blocks' type in GGUF files, the number of blocks. Fewer than 2^32
-//! values. Blocks of 18, 34 or 210 bytes are adjacent and are accessed by whole words. If they end within a
-//! word, the rest is zero.
+//! values. Blocks are adjacent and are accessed by whole words, whatever their size. If they end within a
+//! word, the rest is zero. The texts for GPUs consist of a part for each type, in its folder of `types`, and a
+//! shared part.
 //!
 //! [`crate::blocks`] defines both. Encoded blocks may differ from those of
 //! [`quantise`](crate::blocks::quantise()), but must be as close to the values up to 1e-4.
@@ -36,6 +37,22 @@ pub fn types() -> impl Iterator<Item = TensorType> {
 /// Returns the type with this number, if it has blocks of several values.
 pub(crate) fn type_of(id: u32) -> Option<TensorType> {
     TensorType::from_gguf_id(id).filter(|tensor_type| tensor_type.block_values() > 1)
+}
+
+/// Repeats the lines of a text that contain `$id` for each type, with the number of the type, its name in lower
+/// case (`$name`), and the values (`$values`) and bytes (`$bytes`) of a block.
+pub(crate) fn repeat(text: &str) -> String {
+    let line_of = |line: &str, t: TensorType| {
+        line.replace("$values", &t.block_values().to_string())
+            .replace("$bytes", &t.block_bytes().to_string())
+            .replace("$name", &t.name().to_lowercase())
+            .replace("$id", &t.gguf_id().to_string())
+    };
+    let lines = text.split_inclusive('\n').map(|line| match line.contains("$id") {
+        true => types().map(|t| line_of(line, t)).collect(),
+        false => line.to_owned(),
+    });
+    lines.collect()
 }
 
 /// Binary interface of decoding.

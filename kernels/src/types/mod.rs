@@ -63,8 +63,15 @@ pub(crate) struct Row {
     /// Reader of resident weights in WGSL: the functions that `wgsl/weights/quantised.wgsl` lists, or those of
     /// `f32.wgsl`.
     pub wgsl: &'static str,
-    /// Reader of two rows for matrix units in CUDA C++. Empty for types without blocks.
+    /// Reader of two rows for matrix units in CUDA C++. Empty for types without blocks, like all below.
     pub pairs: &'static str,
+    /// Decoder and encoder of file blocks in the C family: the functions that `file_blocks/decode.cl` and
+    /// `encode.cl` list.
+    pub codec_c: &'static str,
+    /// Decoder of file blocks in WGSL: the functions that `file_blocks/decode.wgsl` lists.
+    pub decode_wgsl: &'static str,
+    /// Encoder of file blocks in WGSL: the functions that `file_blocks/encode.wgsl` lists.
+    pub encode_wgsl: &'static str,
 }
 
 /// Defines [`TensorType`], and `each_type!`, which passes all types to another macro.

@@ -3,6 +3,7 @@
 use super::Function;
 use crate::kernel::Kernel;
 use crate::table::Variant;
+use crate::types::Row;
 use crate::{
     binary, copy, elements, file_blocks, gather_rows, layer_norm, reduce, rope, softmax_axis, unary,
 };
@@ -37,14 +38,14 @@ pub(super) fn variants() -> Vec<Variant> {
             &file_blocks::DECODE_ABI,
             file_blocks::decode_grid,
             "decode_blocks",
-            |_| blocks(include_str!("../file_blocks/decode.wgsl")),
+            |_| blocks(include_str!("../file_blocks/decode.wgsl"), |row| row.decode_wgsl),
         ),
         function(
             Kernel::EncodeBlocks,
             &file_blocks::ENCODE_ABI,
             file_blocks::encode_grid,
             "encode_blocks",
-            |_| blocks(include_str!("../file_blocks/encode.wgsl")),
+            |_| blocks(include_str!("../file_blocks/encode.wgsl"), |row| row.encode_wgsl),
         ),
         function(Kernel::Rope, &rope::ABI, rope::grid, "rope", |_| {
             text(&[include_str!("elements.wgsl"), include_str!("../rope/rope.wgsl")])
@@ -84,9 +85,11 @@ fn text(parts: &[&str]) -> Arc<str> {
     std::iter::once(items.as_str()).chain(parts.iter().copied()).collect::<Vec<_>>().join("\n").into()
 }
 
-/// Composes a text that handles file blocks.
-fn blocks(part: &str) -> Arc<str> {
-    text(&[include_str!("elements.wgsl"), include_str!("../file_blocks/formats.wgsl"), part])
+/// Composes a text that handles file blocks, with a part of each type.
+fn blocks(part: &str, of_type: fn(&Row) -> &'static str) -> Arc<str> {
+    let shared = [include_str!("../file_blocks/formats.wgsl"), part].map(file_blocks::repeat);
+    let types: Vec<&str> = file_blocks::types().map(|t| of_type(t.row())).collect();
+    text(&[&[include_str!("elements.wgsl"), &shared[0], &shared[1]], &types[..]].concat())
 }
 
 /// Composes a text that handles non-finite values.

@@ -19,6 +19,9 @@ pub(super) const ROW: Row = Row {
     c: include_str!("weights.cl"),
     wgsl: include_str!("weights.wgsl"),
     pairs: "",
+    codec_c: "",
+    decode_wgsl: "",
+    encode_wgsl: "",
 };
 
 /// Packs values of two bytes.

@@ -25,6 +25,9 @@ pub(super) const ROW: Row = Row {
     c: include_str!("weights.cl"),
     wgsl: include_str!("weights.wgsl"),
     pairs: "",
+    codec_c: "",
+    decode_wgsl: "",
+    encode_wgsl: "",
 };
 
 plain!(F32, 4, load_f32);

@@ -24,6 +24,9 @@ pub(super) const ROW: Row = Row {
     c: include_str!("weights.cl"),
     wgsl: include_str!("weights.wgsl"),
     pairs: pairs!("Q5_K"),
+    codec_c: include_str!("codec.cl"),
+    decode_wgsl: include_str!("decode.wgsl"),
+    encode_wgsl: include_str!("encode.wgsl"),
 };
 
 fn dequantise(block: &[u8], out: &mut [f32]) {

@@ -41,6 +41,9 @@ pub(super) const ROW: Row = Row {
     c: include_str!("weights.cl"),
     wgsl: include_str!("weights.wgsl"),
     pairs: pairs!("Q8_0"),
+    codec_c: include_str!("codec.cl"),
+    decode_wgsl: include_str!("decode.wgsl"),
+    encode_wgsl: include_str!("encode.wgsl"),
 };
 
 quantised!(Q8_0, Scaled<'a, 512, 32>, quants, Scaled::new);

@@ -20,6 +20,9 @@ pub(super) const ROW: Row = Row {
     dequantise,
     quantise,
     pack: |layout, source, out| pack_with(layout, source, out, pack),
+    codec_c: include_str!("codec.cl"),
+    decode_wgsl: include_str!("decode.wgsl"),
+    encode_wgsl: include_str!("encode.wgsl"),
     ..tq2_0::ROW
 };
 

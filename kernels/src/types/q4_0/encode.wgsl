@@ -1,0 +1,9 @@
+// Q4_0, as files store it.
+
+fn scale_q4_0() { scale_by(largest_of(start, 32u) / -8.0); }
+fn quant_of_q4_0(i: u32) -> u32 { return clamped(floor(steps_of(i, 0u) + 8.5), 15.0); }
+
+fn byte_of_q4_0(at: u32) -> u32 {
+    if at < 2u { return half_byte(d, at); }
+    return nibbles_of(at - 2u);
+}
