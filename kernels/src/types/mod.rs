@@ -21,6 +21,7 @@ macro_rules! pairs {
 mod bfloat16;
 mod float16;
 mod float32;
+mod q3_k;
 mod q4_0;
 mod q4_1;
 mod q4_k;
@@ -126,6 +127,8 @@ table! { $;
     Q5_0 q5_0;
     /// 32 values: f16 scale and minimum, 5-bit quants.
     Q5_1 q5_1;
+    /// 256 values in 16 sub-blocks: f16 scale, 6-bit sub-scales minus 32, 3-bit quants minus 4.
+    Q3_K q3_k;
     /// 256 values in 8 sub-blocks: f16 scale and minimum, 6-bit sub-scales and sub-minima, 4-bit quants.
     Q4_K q4_k;
     /// 256 values in 8 sub-blocks: f16 scale and minimum, 6-bit sub-scales and sub-minima, 5-bit quants.

@@ -1,0 +1,127 @@
+//! Q3_K. A file block is `high: u8[32], low: u8[64], scales: u8[12], d: f16`. For each half of 128 values, the four
+//! sub-blocks of 32 share the same 32 bytes of `low`, two bits apart. Bit s of byte i of `high` is the third bit
+//! of value i of sub-block s. value = d·(scale − 32)·(q − 4), with one 6-bit scale per 16 values.
+//!
+//! `Rows16`: for each 32 columns 3 vectors; for each 32 columns 16 × i8 scale of the first 16, 16 × i8 of the last
+//! 16; for each 256 columns 16 × f16 d. The bytes of vector j hold quads 2j and 2j + 1 in three bits each. Their
+//! upper two bits hold, in vectors 0 and 1, the low bits of quads 6 and 7, and in vector 2 the high bits of both.
+
+use super::Row;
+use crate::blocks::{WithScales, half_at, pack_bits, quants};
+use crate::cpu::formats::{Quantised, Quants, arrays, halves, quantised};
+use crate::cpu::isa::Isa;
+use crate::layout::{SECTIONS, move_half, pack_with, put, quad, section};
+
+pub(super) const ROW: Row = Row {
+    name: "Q3_K",
+    gguf_id: 11,
+    file_type: 12,
+    block_values: 256,
+    block_bytes: 110,
+    scales: &[(108, 0.02306)],
+    dequantise,
+    quantise,
+    sections: &[section(32, 192), section(32, 32), section(256, 32)],
+    pack: |layout, source, out| pack_with(layout, source, out, pack),
+    c: include_str!("weights.cl"),
+    wgsl: include_str!("weights.wgsl"),
+    pairs: concat!(include_str!("../../c_family/weights/pairs.cu"), include_str!("pairs.cu")),
+    codec_c: include_str!("codec.cl"),
+    decode_wgsl: include_str!("decode.wgsl"),
+    encode_wgsl: include_str!("encode.wgsl"),
+};
+
+/// Returns scale `j` of the sixteen in 12 bytes: low nibbles, high nibbles, then the upper two bits.
+fn scale(packed: &[u8], j: usize) -> i8 {
+    let low = (packed[j % 8] >> (j / 8 * 4)) & 15;
+    let high = (packed[8 + j % 4] >> (j / 4 * 2)) & 3;
+    (low | high << 4).cast_signed() - 32
+}
+
+fn dequantise(block: &[u8], out: &mut [f32]) {
+    let d = half_at(block, 108);
+    for (sub, values) in out.chunks_exact_mut(32).enumerate() {
+        let low = &block[32 + sub / 4 * 32..][..32];
+        for (i, value) in values.iter_mut().enumerate() {
+            let q = ((low[i] >> (sub % 4 * 2)) & 3) | ((block[i] >> sub) & 1) << 2;
+            let scale = scale(&block[96..108], sub * 2 + i / 16);
+            *value = d * f32::from(scale) * (f32::from(q) - 4.0);
+        }
+    }
+}
+
+fn quantise(values: &[f32], out: &mut [u8]) {
+    let scales = WithScales::new(values, [-4.0, 3.0], 3.1, 32.0);
+    let quants = quants::<256>(values, 7.0, |i, x| scales.quant(i, x) + 4.0);
+    for (i, byte) in out[..32].iter_mut().enumerate() {
+        *byte = pack_bits(&quants, i, 32, (8, 2, 1));
+    }
+    for (at, byte) in out[32..96].iter_mut().enumerate() {
+        *byte = pack_bits(&quants, at / 32 * 128 + at % 32, 32, (4, 0, 2));
+    }
+    let codes = scales.scales.map(|scale| (scale + 32).cast_unsigned());
+    for (j, byte) in out[96..104].iter_mut().enumerate() {
+        *byte = pack_bits(&codes, j, 8, (2, 0, 4));
+    }
+    for (j, byte) in out[104..108].iter_mut().enumerate() {
+        *byte = pack_bits(&codes, j, 4, (4, 4, 2));
+    }
+    out[108..].copy_from_slice(&scales.d.to_le_bytes());
+}
+
+fn pack(source: &[u8], lane: usize, [quants, subs, tops, _]: [&mut [u8]; SECTIONS]) {
+    move_half(tops, lane, &source[108..]);
+    for (sub, sub_scales) in subs.chunks_exact_mut(32).enumerate() {
+        let scale = |half| scale(&source[96..108], sub * 2 + half).cast_unsigned();
+        (sub_scales[lane], sub_scales[16 + lane]) = (scale(0), scale(1));
+    }
+    for (sub, vectors) in quants.chunks_exact_mut(192).enumerate() {
+        let low = |j| (quad(&source[32 + sub / 4 * 32..][..32], j) >> (sub % 4 * 2)) & 0x0303_0303;
+        let high = |j| (quad(&source[..32], j) >> sub) & 0x0101_0101;
+        let both = |j| low(j) | high(j) << 2 | low(j + 1) << 3 | high(j + 1) << 5;
+        put(vectors, 0, lane, both(0) | low(6) << 6);
+        put(vectors, 1, lane, both(2) | low(7) << 6);
+        put(vectors, 2, lane, both(4) | high(6) << 6 | high(7) << 7);
+    }
+}
+
+/// Sections of a group.
+#[derive(Clone, Copy)]
+pub(crate) struct Group<'a> {
+    quants: &'a [[u8; 192]],
+    subs: &'a [[u8; 32]],
+    tops: &'a [[u8; 32]],
+}
+
+quantised!(Q3_K, Group<'a>, quants, |[quants, subs, tops]: [_; 3]| {
+    Group { quants: arrays(quants), subs: arrays(subs), tops: arrays(tops) }
+});
+
+impl Quantised for Q3_K {
+    const WIDE: bool = false;
+    const OFFSET: i32 = 4;
+    const HALVES: bool = true;
+    const MINIMA: bool = false;
+
+    #[inline(always)]
+    fn quants<S: Isa>(s: S, group: Self::Group<'_>, block: usize) -> Quants<S> {
+        let v = arrays::<64>(&group.quants[block]);
+        let [a, b, c] = [s.load_bytes(&v[0]), s.load_bytes(&v[1]), s.load_bytes(&v[2])];
+        // Low bits in bits 2 and 3, the high bit in bit 4.
+        let sixth = s.join(s.bits::<4>(a, 12), s.bits::<6>(c, 1));
+        let seventh = s.join(s.bits::<4>(b, 12), s.bits::<7>(c, 1));
+        let quads = [
+            s.bits::<0>(a, 7),
+            s.bits::<3>(a, 7),
+            s.bits::<0>(b, 7),
+            s.bits::<3>(b, 7),
+            s.bits::<0>(c, 7),
+            s.bits::<3>(c, 7),
+            s.bits::<2>(sixth, 7),
+            s.bits::<2>(seventh, 7),
+        ];
+        let d = s.load_f16(&group.tops[block / 8]);
+        let [first, last] = halves(&group.subs[block]);
+        Quants { quads, scales: [s.mul(d, s.load_i8(first)), s.mul(d, s.load_i8(last))], minimum: s.zero() }
+    }
+}
