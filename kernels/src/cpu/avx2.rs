@@ -172,6 +172,10 @@ impl Isa for Avx2 {
                 _mm256_or_si256(low[1], _mm256_slli_epi16::<4>(high[1])),
             ]
         }
+        fn look_up(self, v: Bytes, table: &[u8; 16]) -> Bytes {
+            let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
+            [_mm256_shuffle_epi8(table, v[0]), _mm256_shuffle_epi8(table, v[1])]
+        }
         fn bytes_to_f32(self, v: Bytes) -> [Floats; 4] {
             let [a, b] = v;
             [

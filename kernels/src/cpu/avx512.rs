@@ -92,6 +92,9 @@ impl Isa for Avx512 {
             _mm512_and_si512(_mm512_srli_epi16::<SHIFT>(v), _mm512_set1_epi8(mask as i8))
         }
         fn join(self, low: __m512i, high: __m512i) -> __m512i { _mm512_or_si512(low, _mm512_slli_epi16::<4>(high)) }
+        fn look_up(self, v: __m512i, table: &[u8; 16]) -> __m512i {
+            _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast())), v)
+        }
         fn bytes_to_f32(self, v: __m512i) -> [__m512; 4] {
             let low = _mm512_set1_epi32(255);
             [

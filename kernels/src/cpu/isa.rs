@@ -86,6 +86,8 @@ pub(crate) trait Isa: Copy + 'static {
     fn bits<const SHIFT: u32>(self, v: Self::B, mask: u8) -> Self::B;
     /// low + 16 · high per byte; both are below 16.
     fn join(self, low: Self::B, high: Self::B) -> Self::B;
+    /// Replaces each byte, which is below 16, by an entry of a table.
+    fn look_up(self, v: Self::B, table: &[u8; 16]) -> Self::B;
     /// Converts unsigned bytes 0, 1, 2 and 3 of each lane to floats.
     fn bytes_to_f32(self, v: Self::B) -> [Self::F; 4];
     /// Adds to each lane the products of its four weights, each below 128, and the four signed bytes of `x`.

@@ -187,6 +187,10 @@ impl Isa for Neon {
             each!(I => vandq_u8(vshlq_u8(v[I], shift), mask))
         }
         fn join(self, low: Bytes, high: Bytes) -> Bytes { each!(I => vorrq_u8(low[I], vshlq_n_u8::<4>(high[I]))) }
+        fn look_up(self, v: Bytes, table: &[u8; 16]) -> Bytes {
+            let table = vld1q_u8(table.as_ptr());
+            each!(I => vqtbl1q_u8(table, v[I]))
+        }
         fn bytes_to_f32(self, v: Bytes) -> [Floats; 4] {
             let v: [uint32x4_t; 4] = each!(I => vreinterpretq_u32_u8(v[I]));
             [

@@ -153,6 +153,10 @@ impl Isa for Portable {
         from_fn(|i| low[i] | (high[i] << 4))
     }
     #[inline(always)]
+    fn look_up(self, v: Self::B, table: &[u8; 16]) -> Self::B {
+        v.map(|b| table[usize::from(b & 15)])
+    }
+    #[inline(always)]
     fn bytes_to_f32(self, v: Self::B) -> [Self::F; 4] {
         from_fn(|j| from_fn(|i| f32::from(v[i * 4 + j])))
     }

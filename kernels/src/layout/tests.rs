@@ -18,6 +18,7 @@ fn sizes_follow_from_the_sections() {
     assert_eq!(bytes(TensorType::Q4_K, 256), 2 * (8 * 288 + 64));
     assert_eq!(bytes(TensorType::Q5_K, 256), 2 * (8 * 352 + 64));
     assert_eq!(bytes(TensorType::Q6_K, 512), 2 * 2 * (8 * 416 + 32));
+    assert_eq!(bytes(TensorType::IQ4_NL, 256), bytes(TensorType::Q4_0, 256));
     assert_eq!(bytes(TensorType::TQ1_0, 512), bytes(TensorType::TQ2_0, 512));
     assert_eq!(bytes(TensorType::TQ2_0, 512), 2 * 2 * (8 * 128 + 32));
 }
@@ -100,6 +101,10 @@ fn value(layout: &Resident, group: &[u8], row: usize, column: usize) -> f32 {
             let high = (byte(1, block * 2 + quad % 2) >> (quad / 2 * 2)) & 3;
             let scale = f32::from(sub(2, quad / 4) as i8);
             half(3, top) * scale * (f32::from(nibble() | high << 4) - 32.0)
+        }
+        TensorType::IQ4_NL => {
+            let values = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+            half(1, block) * values[usize::from(nibble())] as f32
         }
         TensorType::TQ1_0 | TensorType::TQ2_0 => {
             let field = (byte(0, block * 2 + quad / 4) >> (quad % 4 * 2)) & 3;

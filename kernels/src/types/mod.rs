@@ -21,6 +21,7 @@ macro_rules! pairs {
 mod bfloat16;
 mod float16;
 mod float32;
+mod iq4_nl;
 mod q3_k;
 mod q4_0;
 mod q4_1;
@@ -135,6 +136,8 @@ table! { $;
     Q5_K q5_k;
     /// 256 values in 16 sub-blocks: f16 scale, int8 sub-scales, 6-bit quants minus 32.
     Q6_K q6_k;
+    /// 32 values: f16 scale, 4-bit indices of a table of values.
+    IQ4_NL iq4_nl;
     /// 256 values: f16 scale, quants minus 1 (ternary), five per byte.
     TQ1_0 tq1_0;
     /// 256 values: f16 scale, 2-bit quants minus 1 (ternary).

@@ -1,0 +1,45 @@
+// IQ4_NL, as files store it.
+
+// The value of a quant.
+fn value_of_index(index: u32) -> f32 {
+    let low = select(0xbfad9881u, 0xf6eaddcfu, (index & 4u) != 0u);
+    let high = select(0x26190d01u, 0x71594535u, (index & 4u) != 0u);
+    let four = select(low, high, (index & 8u) != 0u);
+    return f32(unpack4xI8(four)[index % 4u]);
+}
+
+// The quant of the nearest value.
+fn nearest_index(value: f32) -> u32 {
+    var index = 0u;
+    while index < 15u && 2.0 * value > value_of_index(index) + value_of_index(index + 1u) { index++; }
+    return index;
+}
+
+fn scale_iq4_nl() {
+    let inverse = inverse_of(largest_of(start, 32u));
+    var scale = 0.0;
+    var best = 0.0;
+    for (var step = -134.0; step <= -120.0; step += 1.0) {
+        var products = 0.0;
+        var squares = 0.0;
+        for (var i = start; i < start + 32u; i++) {
+            let q = value_of_index(nearest_index(x[i] * (step * inverse)));
+            products += q * x[i];
+            squares += q * q;
+        }
+        // With the scale that fits best, the squared error is smallest where this is largest.
+        let gain = products * products / squares;
+        if gain > best {
+            best = gain;
+            scale = products / squares;
+        }
+    }
+    d = half_bits(scale);
+    inverses[0] = inverse_of(half_value(d));
+    lowest[0] = 0.0;
+}
+fn quant_of_iq4_nl(i: u32) -> u32 { return nearest_index(steps_of(i, 0u)); }
+fn byte_of_iq4_nl(at: u32) -> u32 {
+    if at < 2u { return half_byte(d, at); }
+    return nibbles_of(at - 2u);
+}

@@ -1,0 +1,31 @@
+// IQ4_NL: nibbles that index a table of signed bytes, then f16 scales.
+
+const OFFSET: i32 = 0;
+const UNEQUAL: bool = false;
+const MINIMA: bool = false;
+
+fn group_vectors(columns: u32) -> u32 { return (columns / 32u * 18u + 3u) & ~3u; }
+
+// The value of one index per word, from bit `shift` on.
+fn value_at(indices: vec4<u32>, shift: u32) -> vec4<u32> {
+    let index = indices >> vec4<u32>(shift);
+    let is_second = (index & vec4<u32>(4u)) != vec4<u32>();
+    let low = select(vec4<u32>(0xbfad9881u), vec4<u32>(0xf6eaddcfu), is_second);
+    let high = select(vec4<u32>(0x26190d01u), vec4<u32>(0x71594535u), is_second);
+    let four = select(low, high, (index & vec4<u32>(8u)) != vec4<u32>());
+    return ((four >> (index % vec4<u32>(4u) * 8u)) & vec4<u32>(255u)) << vec4<u32>(shift);
+}
+
+// Values of four indices per word, one per byte.
+fn values_of_indices(indices: vec4<u32>) -> vec4<u32> {
+    return value_at(indices, 0u) | value_at(indices, 8u) | value_at(indices, 16u) | value_at(indices, 24u);
+}
+
+fn pair_words(group: u32, blocks: u32, block: u32, pair: u32, part: u32) -> Pair {
+    let words = nibbles(group, block, pair, part);
+    return Pair(values_of_indices(words.low), values_of_indices(words.high));
+}
+
+fn block_scales(group: u32, blocks: u32, block: u32, part: u32) -> Scales {
+    return whole(four_halves(group + blocks * 16u + block * 2u, part));
+}
