@@ -85,9 +85,10 @@ mod tests {
             dequantise(tensor_type, blocks, &mut out).unwrap();
             for (i, (value, bytes)) in out.iter().zip(expected.as_chunks::<4>().0).enumerate() {
                 let wanted = f32::from_le_bytes(*bytes);
-                assert!(
-                    (value - wanted).abs() <= wanted.abs() * 1e-6,
-                    "{tensor_type} value {i}: {value} is not {wanted}"
+                assert_eq!(
+                    value.to_bits(),
+                    wanted.to_bits(),
+                    "{tensor_type} value {i}: {value}, not {wanted}"
                 );
             }
         }
