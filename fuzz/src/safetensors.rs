@@ -70,7 +70,7 @@ pub fn run(data: &[u8]) -> bool {
                     Some(bytes.len() as u64)
                 );
             }
-            assert!(model.hyperparameters().inverse_frequencies(None).iter().all(|f| f.is_finite()));
+            assert!(model.hyperparameters().rope.frequencies(None).iter().all(|f| f.is_finite()));
             true
         }
         Err(error) => short(&error),

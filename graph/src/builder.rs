@@ -1,7 +1,8 @@
 //! Builds operator graphs. Each call adds a node, infers its output shape and checks its weights against it.
 
+use crate::arch::Rope;
 use crate::model::ModelError;
-use crate::op::{Node, Operator, OperatorGraph, RopePairing, Rows};
+use crate::op::{Heads, Node, Operator, OperatorGraph, Rows};
 use crate::stack::Stack;
 use crate::weights::{TensorInfo, Weights};
 use petgraph::stable_graph::NodeIndex;
@@ -12,9 +13,17 @@ use std::collections::BTreeSet;
 /// output. NVIDIA's OpenCL has the strictest alignment: 512 bytes.
 const JOINT_COLUMNS: u32 = 128;
 
+/// Source of the tensors' types.
+enum Tensors<'a> {
+    /// The model's files. A tensor must have the expected shape.
+    Weights(&'a Weights),
+    /// None. Every expected tensor is described, matrices and vectors with these types.
+    Described { matrices: TensorType, vectors: TensorType, found: Vec<TensorInfo> },
+}
+
 /// An operator graph under construction.
 pub(crate) struct Builder<'a> {
-    weights: &'a Weights,
+    tensors: Tensors<'a>,
     graph: OperatorGraph,
     used: BTreeSet<String>,
     segment: usize,
@@ -23,7 +32,16 @@ pub(crate) struct Builder<'a> {
 
 impl<'a> Builder<'a> {
     pub(crate) fn new(weights: &'a Weights) -> Self {
-        Self { weights, graph: OperatorGraph::default(), used: BTreeSet::new(), segment: 0, order: 0 }
+        Self::with(Tensors::Weights(weights))
+    }
+
+    /// Creates a builder that only describes tensors.
+    pub(crate) fn describing(matrices: TensorType, vectors: TensorType) -> Self {
+        Self::with(Tensors::Described { matrices, vectors, found: Vec::new() })
+    }
+
+    fn with(tensors: Tensors<'a>) -> Self {
+        Self { tensors, graph: OperatorGraph::default(), used: BTreeSet::new(), segment: 0, order: 0 }
     }
 
     /// Starts the next segment of the finest cut: an attention half, a feed-forward half, or the head.
@@ -31,26 +49,28 @@ impl<'a> Builder<'a> {
         self.segment += 1;
     }
 
-    pub(crate) fn has(&self, tensor: &str) -> bool {
-        self.weights.tensor(tensor).is_some()
-    }
-
-    /// Returns the tensor after checking its shape: `[columns, rows]`, or `[columns]` if `rows` is 0.
-    pub(crate) fn tensor(
-        &mut self,
-        name: &str,
-        columns: u32,
-        rows: u32,
-    ) -> Result<&'a TensorInfo, ModelError> {
-        let info =
-            self.weights.tensor(name).ok_or_else(|| ModelError::MissingTensor { name: name.into() })?;
+    /// Returns the type of a tensor after checking its shape: `[columns, rows]`, or `[columns]` if `rows` is 0.
+    pub(crate) fn tensor(&mut self, name: &str, columns: u32, rows: u32) -> Result<TensorType, ModelError> {
         let mut expected = vec![u64::from(columns)];
         expected.extend((rows > 0).then_some(u64::from(rows)));
-        if info.shape != expected {
-            return Err(ModelError::Shape { name: name.into(), expected, found: info.shape.clone() });
+        let is_new = self.used.insert(name.into());
+        match &mut self.tensors {
+            Tensors::Weights(weights) => {
+                let info = weights.tensor(name);
+                let info = info.ok_or_else(|| ModelError::MissingTensor { name: name.into() })?;
+                if info.shape != expected {
+                    return Err(ModelError::Shape { name: name.into(), expected, found: info.shape.clone() });
+                }
+                Ok(info.tensor_type)
+            }
+            Tensors::Described { matrices, vectors, found } => {
+                let tensor_type = if rows > 0 { *matrices } else { *vectors };
+                if is_new {
+                    found.push(TensorInfo::described(name, tensor_type, expected)?);
+                }
+                Ok(tensor_type)
+            }
         }
-        self.used.insert(name.into());
-        Ok(info)
     }
 
     fn add(&mut self, operator: Operator, rows: Rows, width: u32, inputs: &[NodeIndex]) -> NodeIndex {
@@ -107,7 +127,7 @@ impl<'a> Builder<'a> {
         let mut products: Vec<(TensorType, u32, Stack)> = Vec::new();
         let mut width = 0;
         for &(name, part) in weights {
-            let tensor_type = self.tensor(name, columns, part)?.tensor_type;
+            let tensor_type = self.tensor(name, columns, part)?;
             match products.last_mut().filter(|(last, ..)| *last == tensor_type) {
                 Some((.., stack)) => stack.tensors.push(name.into()),
                 None => products.push((tensor_type, width, Stack::of(name))),
@@ -126,18 +146,13 @@ impl<'a> Builder<'a> {
         Ok(inputs[inputs.len() - 1])
     }
 
-    /// Appends the keys and values of `qkv` to the layer's cache and adds the attention of the queries, which
-    /// are `width` values per row.
-    pub(crate) fn attention(
-        &mut self,
-        qkv: NodeIndex,
-        pairing: RopePairing,
-        layer: u32,
-        width: u32,
-    ) -> NodeIndex {
+    /// Appends the keys and values of `qkv` to the layer's cache and adds the attention of the queries, with
+    /// scores divided by √dimensions.
+    pub(crate) fn attention(&mut self, qkv: NodeIndex, layer: u32, heads: Heads, rope: Rope) -> NodeIndex {
         let rows = self.graph.node(qkv).rows;
-        let turned = self.like(Operator::RopeAppend { layer, pairing }, &[qkv]);
-        self.add(Operator::Attention { layer }, rows, width, &[turned])
+        let turned = self.like(Operator::RopeAppend { layer, heads, rope }, &[qkv]);
+        let scale = 1.0 / (heads.dimensions as f32).sqrt();
+        self.add(Operator::Attention { layer, heads, scale }, rows, heads.query_width(), &[turned])
     }
 
     pub(crate) fn silu_mul(&mut self, gate_up: NodeIndex) -> NodeIndex {
@@ -152,9 +167,18 @@ impl<'a> Builder<'a> {
     /// Returns the graph if every tensor of the file was used. A tensor that the architecture does not know
     /// would be silently left out of the model.
     pub(crate) fn finish(self) -> Result<OperatorGraph, ModelError> {
-        match self.weights.tensors().iter().find(|t| !self.used.contains(&t.name)) {
+        let Tensors::Weights(weights) = self.tensors else { return Ok(self.graph) };
+        match weights.tensors().iter().find(|t| !self.used.contains(&t.name)) {
             Some(unused) => Err(ModelError::UnknownTensor { name: unused.name.clone() }),
             None => Ok(self.graph),
+        }
+    }
+
+    /// Returns the described tensors.
+    pub(crate) fn described(self) -> Vec<TensorInfo> {
+        match self.tensors {
+            Tensors::Weights(_) => Vec::new(),
+            Tensors::Described { found, .. } => found,
         }
     }
 }

@@ -29,7 +29,7 @@ pub mod tokenizer;
 pub mod weights;
 mod wire_type;
 
-pub use arch::{ARCHITECTURES, Architecture, Hyperparameters, Llama3Scaling};
+pub use arch::{ARCHITECTURES, Architecture, Hyperparameters, Llama3Scaling, Rope, RopePairing};
 pub use compile::{CompileError, buckets, compile};
 pub use error::{FormatError, SourceError, TokenizerError};
 pub use gguf::{Metadata, ModelFile};

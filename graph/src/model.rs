@@ -5,7 +5,7 @@ use crate::checkpoint;
 use crate::error::{FormatError, TokenizerError};
 use crate::gguf::{Metadata, ModelFile};
 use crate::granularity::Granularity;
-use crate::op::{Operator, OperatorGraph, Rows};
+use crate::op::{Heads, Operator, OperatorGraph, Rows};
 use crate::passes;
 use crate::segment::{self, Segment, SegmentKind};
 use crate::source::Directory;
@@ -146,11 +146,10 @@ impl Model {
     /// # Errors
     /// [`ModelError`] names the file, key, tensor or architecture at fault.
     pub fn from_directory(directory: Directory) -> Result<Self, ModelError> {
-        let (architecture, hyperparameters, weights) =
-            checkpoint::open(&directory).map_err(checkpoint::with_original_names)?;
+        let (architecture, hyperparameters, weights) = checkpoint::open(&directory)?;
         let description = Description::Directory(Arc::new(directory));
         Self::build(architecture, hyperparameters, weights, description)
-            .map_err(checkpoint::with_original_names)
+            .map_err(|error| checkpoint::with_original_names(architecture, error))
     }
 
     /// Describes the model of a directory with `config.json` and no weights. Their shapes follow from the
@@ -225,16 +224,16 @@ impl Model {
     }
 
     /// Returns the operator graph with activations chosen by each product's weight type and rows, and
-    /// attention split over positions.
+    /// attention split over positions into as many parts as `splits` returns.
     pub(crate) fn lowered(
         &self,
-        splits: Option<u32>,
+        splits: Option<&dyn Fn(Heads) -> u32>,
         form: impl Fn(TensorType, Rows) -> Activations,
     ) -> OperatorGraph {
         let mut graph = OperatorGraph::clone(&self.graph);
         graph.renumber(|half| self.granularity.segment_of(half));
         if let Some(splits) = splits {
-            passes::split_attention(&mut graph, self.hyperparameters.head_dimensions, splits);
+            passes::split_attention(&mut graph, splits);
         }
         let of_type = |stack: &Stack| stack.infos(&self.weights).ok()?.first().map(|t| t.tensor_type);
         passes::quantize_activations(&mut graph, |stack, rows| {

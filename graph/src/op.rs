@@ -2,6 +2,7 @@
 //!
 //! A node has one output. The micro-batch determines its rows. Its width is inferred when the node is added.
 
+use crate::arch::Rope;
 use crate::stack::Stack;
 use petgraph::Direction;
 use petgraph::stable_graph::{NodeIndex, StableDiGraph};
@@ -10,14 +11,27 @@ use ragtag_kernels::Activations;
 use serde::Serialize;
 use std::fmt;
 
-/// Pairing of the dimensions that a rotary embedding rotates together.
+/// Heads of an attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum RopePairing {
-    /// Dimensions 2i and 2i + 1.
-    Interleaved,
-    /// Dimensions i and i + half.
-    Halves,
+pub struct Heads {
+    /// Query heads.
+    pub queries: u32,
+    /// Key and value heads.
+    pub kv: u32,
+    /// Values per head.
+    pub dimensions: u32,
+}
+
+impl Heads {
+    /// Returns the values per row of the queries.
+    pub(crate) fn query_width(&self) -> u32 {
+        self.queries * self.dimensions
+    }
+
+    /// Returns the values per row of the keys, or of the values.
+    pub(crate) fn kv_width(&self) -> u32 {
+        self.kv * self.dimensions
+    }
 }
 
 /// An RMS norm that is fused into a product.
@@ -85,25 +99,37 @@ pub enum Operator {
     RopeAppend {
         /// The layer.
         layer: u32,
-        /// Pairing of the rotated dimensions.
-        pairing: RopePairing,
+        /// Heads of the input.
+        heads: Heads,
+        /// The rotation.
+        rope: Rope,
     },
     /// Causal attention over the cache. The queries are the first columns of the input's rows.
     Attention {
         /// The layer.
         layer: u32,
+        /// Heads of the input.
+        heads: Heads,
+        /// Factor of the scores.
+        scale: f32,
     },
     /// First half of split attention: the partial result of each split of the positions.
     AttentionPartial {
         /// The layer.
         layer: u32,
+        /// Heads of the input.
+        heads: Heads,
+        /// Factor of the scores.
+        scale: f32,
         /// Number of splits.
         splits: u32,
-        /// Pairing of a fused [`Operator::RopeAppend`] of the input, if any.
-        appends: Option<RopePairing>,
+        /// Rotation of a fused [`Operator::RopeAppend`] of the input, if any.
+        appends: Option<Rope>,
     },
     /// Second half of split attention: combines the partial results of an [`Operator::AttentionPartial`].
     AttentionMerge {
+        /// Heads of the attention.
+        heads: Heads,
         /// Number of splits.
         splits: u32,
         /// Form of the output.
@@ -148,7 +174,7 @@ impl Operator {
             }
             Operator::Widen { weights, .. } => weights.tensors.clear(),
             Operator::RopeAppend { layer, .. }
-            | Operator::Attention { layer }
+            | Operator::Attention { layer, .. }
             | Operator::AttentionPartial { layer, .. } => *layer = 0,
             Operator::Gather
             | Operator::Quantize { .. }

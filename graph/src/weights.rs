@@ -3,6 +3,7 @@
 //! Knows nothing about formats and architectures.
 
 use crate::error::{FormatError, Quoted, SourceError};
+use crate::model::ModelError;
 use crate::source::Source;
 use ragtag_kernels::TensorType;
 use std::collections::HashMap;
@@ -26,6 +27,26 @@ pub struct TensorInfo {
 }
 
 impl TensorInfo {
+    /// Creates a tensor without data or file.
+    pub(crate) fn described(
+        name: &str,
+        tensor_type: TensorType,
+        shape: Vec<u64>,
+    ) -> Result<Self, ModelError> {
+        let columns = shape.first().copied().unwrap_or(1);
+        let values = shape.iter().try_fold(1u64, |values, extent| values.checked_mul(*extent));
+        let whole = columns.is_multiple_of(tensor_type.block_values() as u64);
+        let bytes =
+            values.filter(|_| whole).and_then(|values| tensor_type.bytes(values)).ok_or_else(|| {
+                let what = format!(
+                    "tensor {name} as {tensor_type}: rows of {columns} values are not whole blocks of {}",
+                    tensor_type.block_values()
+                );
+                ModelError::Unsupported { what }
+            })?;
+        Ok(Self { name: name.into(), tensor_type, shape, shard: 0, offset: 0, bytes })
+    }
+
     /// Returns the values per row.
     pub fn columns(&self) -> u64 {
         self.shape.first().copied().unwrap_or(1)

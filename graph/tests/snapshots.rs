@@ -253,7 +253,8 @@ fn half_blocks_have_their_own_weights_and_only_attention_has_a_cache() {
     let names = |stage: &CompiledStage| stage.weights.iter().map(|w| w.name.clone()).collect::<Vec<_>>();
     let (attention, ffn) = (stage(3..4), stage(4..5));
     let qkv = "blk.1.attn_q.weight + blk.1.attn_k.weight + blk.1.attn_v.weight";
-    let of_attention = ["blk.1.attn_norm.weight", qkv, "rotary frequencies", "blk.1.attn_output.weight"];
+    let frequencies = "rotary frequencies: base 10000, 64 dimensions";
+    let of_attention = ["blk.1.attn_norm.weight", qkv, frequencies, "blk.1.attn_output.weight"];
     assert_eq!(names(&attention), of_attention);
     let gate_up = "blk.1.ffn_gate.weight + blk.1.ffn_up.weight";
     assert_eq!(names(&ffn), ["blk.1.ffn_norm.weight", gate_up, "blk.1.ffn_down.weight"]);

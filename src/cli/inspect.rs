@@ -52,10 +52,6 @@ fn print_summary(model: &Model) -> Result<()> {
         types(model).iter().map(|(name, (n, b))| format!("{n} {name} ({})", bytes(*b))).collect();
     let described = model.graph().weights().without_data().is_some();
     let heads = format!("{} of {} dimensions, {} KV heads", h.heads, h.head_dimensions, h.kv_heads);
-    let mut rope = format!("base {}, {} of {} dimensions", h.rope_base, h.rope_dimensions, h.head_dimensions);
-    if let Some(scaling) = h.rope_llama3 {
-        rope += &format!(", Llama 3 scaling by {} from context {}", scaling.factor, scaling.original_context);
-    }
     let vocabulary = match model.tokenizer() {
         Ok(tokenizer) => format!("{}, tokenizer with {}", h.vocabulary, tokenizer.vocabulary_size()),
         Err(error) => format!("{}; no tokenizer: {error}", h.vocabulary),
@@ -70,7 +66,7 @@ fn print_summary(model: &Model) -> Result<()> {
         ("blocks", h.layers.to_string()),
         ("width", format!("{}, feed-forward {}", h.width, h.feed_forward)),
         ("heads", heads),
-        ("RoPE", rope),
+        ("RoPE", h.rope.to_string()),
         ("context", h.context.to_string()),
         ("vocabulary", vocabulary),
     ] {

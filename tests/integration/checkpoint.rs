@@ -73,7 +73,7 @@ fn every_command_accepts_a_directory() {
 
     let inspected = json(&succeeds(&["inspect", model, "--json", "--tensors"]));
     assert_eq!(inspected["model"], "tiny-hf");
-    assert_eq!(inspected["hyperparameters"]["rope_pairing"], "halves");
+    assert_eq!(inspected["hyperparameters"]["rope"]["pairing"], "halves");
     assert_eq!(inspected["tensor_types"]["F16"]["tensors"], 38);
     assert_eq!(inspected["parameters"], 434_752);
     for same in [format!("{model}/"), format!("{model}/.")] {

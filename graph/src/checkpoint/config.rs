@@ -4,11 +4,10 @@
 //! heads, rotary scaling). Fields that shape the weights are required.
 
 use super::{CONFIG, MOST_CONFIG_BYTES};
-use crate::arch::{Architecture, Hyperparameters, Llama3Scaling, in_range, positive};
+use crate::arch::{Architecture, Hyperparameters, Llama3Scaling, Rope, RopePairing, in_range, positive};
 use crate::error::{FormatError, Quoted};
 use crate::json;
 use crate::model::ModelError;
-use crate::op::RopePairing;
 use crate::source::{Directory, Source};
 use ragtag_kernels::TensorType;
 use serde_json::{Map, Value};
@@ -155,7 +154,6 @@ pub(super) fn read(
             return Err(ModelError::Hyperparameter { key: config.in_file("num_attention_heads"), why });
         }
     };
-    let rope = rope(&config)?;
     let hyperparameters = Hyperparameters {
         architecture: architecture.name.to_owned(),
         name: None,
@@ -166,13 +164,7 @@ pub(super) fn read(
         heads,
         kv_heads: config.find_count("num_key_value_heads")?.unwrap_or(heads),
         head_dimensions,
-        rope_dimensions: head_dimensions,
-        // Unlike GGUF files, checkpoints keep these projections in their trained order.
-        rope_pairing: RopePairing::Halves,
-        rope_base: rope.base,
-        rope_scale: rope.scale,
-        rope_llama3: rope.llama3,
-        has_rope_factors: false,
+        rope: rope(&config, head_dimensions)?,
         epsilon: config.float("rms_norm_eps")?,
         vocabulary: config.count("vocab_size")?,
     };
@@ -214,14 +206,8 @@ fn class(config: &Fields) -> Result<&str, ModelError> {
     Ok(one.ok_or_else(|| config.wrong_type("architectures", "a list of one class", classes))?)
 }
 
-struct Rope {
-    base: f32,
-    scale: f32,
-    llama3: Option<Llama3Scaling>,
-}
-
 /// Reads the rotary embedding: `rope_parameters`, or `rope_theta` and `rope_scaling` in older files.
-fn rope(config: &Fields) -> Result<Rope, ModelError> {
+fn rope(config: &Fields, dimensions: u32) -> Result<Rope, ModelError> {
     const DEFAULT_BASE: f32 = 10_000.0;
     let parameters = config.object("rope_parameters")?;
     let scaling = match config.object("rope_scaling")? {
@@ -235,7 +221,9 @@ fn rope(config: &Fields) -> Result<Rope, ModelError> {
     };
     let whole = [Value::from(1), Value::from(1.0)];
     config.refuse("partial_rotary_factor", &whole)?;
-    let plain = Rope { base, scale: 1.0, llama3: None };
+    // Unlike GGUF files, checkpoints keep the query and key projections in their trained order.
+    let pairing = RopePairing::Halves;
+    let plain = Rope { dimensions, pairing, base, scale: 1.0, llama3: None, has_factors: false };
     let Some(scaling) = scaling else { return Ok(plain) };
     scaling.refuse("partial_rotary_factor", &whole)?;
     let kind = match scaling.text("rope_type")? {

@@ -9,7 +9,6 @@
 mod config;
 mod described;
 mod index;
-mod names;
 
 #[cfg(test)]
 mod hostile;
@@ -20,9 +19,8 @@ pub use index::shard_names;
 
 pub(crate) use config::Fields;
 pub(crate) use described::describe;
-pub(crate) use names::with_original_names;
 
-use crate::arch::{Architecture, Hyperparameters};
+use crate::arch::{Architecture, HEAD, Hyperparameters, is_derived};
 use crate::error::{FormatError, Quoted};
 use crate::model::ModelError;
 use crate::safetensors;
@@ -62,14 +60,15 @@ pub(crate) fn open(
     let (architecture, hyperparameters, tied) = config::read(directory)?;
     let names = shard_names(directory)?;
     let shards = shards(directory, &names)?;
-    let tensors = tensors(directory, &names, &shards)?;
+    let tensors = tensors(architecture, directory, &names, &shards)?;
     let weights = Weights::new(shards, tensors)?;
     // A model without its own head uses the embedding, and `config.json` must say so.
-    match (tied, weights.tensor(names::HEAD).is_some()) {
+    let head = || architecture.name_in_checkpoint(HEAD);
+    match (tied, weights.tensor(HEAD).is_some()) {
         (true, true) => Err(ModelError::Unsupported {
-            what: format!("{} beside tie_word_embeddings in {CONFIG}", names::original(names::HEAD)),
+            what: format!("{} beside tie_word_embeddings in {CONFIG}", head()),
         }),
-        (false, false) => Err(ModelError::MissingTensor { name: names::HEAD.into() }),
+        (false, false) => Err(ModelError::MissingTensor { name: head() }),
         _ => Ok((architecture, hyperparameters, weights)),
     }
 }
@@ -84,6 +83,7 @@ fn shards(directory: &Directory, names: &[String]) -> Result<Vec<Arc<dyn Source>
 
 /// Returns the tensors of all shards, under the graph's names.
 fn tensors(
+    architecture: &Architecture,
     directory: &Directory,
     names: &[String],
     shards: &[Arc<dyn Source>],
@@ -95,14 +95,27 @@ fn tensors(
     index::check(directory, names, &found)?;
     let mut tensors = Vec::new();
     for tensor in found {
-        match names::in_graph(&tensor.name) {
-            names::Name::Tensor(name) => tensors.push(TensorInfo { name, ..tensor }),
-            names::Name::Derived => {}
-            names::Name::Unknown => {
+        match architecture.name_in_graph(&tensor.name) {
+            Some(name) => tensors.push(TensorInfo { name, ..tensor }),
+            None if is_derived(&tensor.name) => {}
+            None => {
                 let name = Quoted(&tensor.name).to_string();
                 return Err(ModelError::UnknownTensor { name });
             }
         }
     }
     Ok(tensors)
+}
+
+/// Replaces the graph's tensor names in an error by those of the user's file.
+pub(crate) fn with_original_names(architecture: &Architecture, error: ModelError) -> ModelError {
+    let original = |name: String| architecture.name_in_checkpoint(&name);
+    match error {
+        ModelError::MissingTensor { name } => ModelError::MissingTensor { name: original(name) },
+        ModelError::UnknownTensor { name } => ModelError::UnknownTensor { name: original(name) },
+        ModelError::Shape { name, expected, found } => {
+            ModelError::Shape { name: original(name), expected, found }
+        }
+        other => other,
+    }
 }

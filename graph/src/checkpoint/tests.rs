@@ -1,8 +1,8 @@
 //! Small handmade checkpoints.
 
 use super::*;
+use crate::arch::RopePairing;
 use crate::model::Model;
-use crate::op::RopePairing;
 use crate::source::MemorySource;
 use ragtag_kernels::TensorType;
 use serde_json::{Value, json};
@@ -92,8 +92,8 @@ fn opens_a_checkpoint() {
     let h = model.hyperparameters();
     assert_eq!((h.architecture.as_str(), h.layers, h.context, h.width), ("llama", 1, 128, 32));
     assert_eq!((h.heads, h.kv_heads, h.head_dimensions, h.feed_forward), (2, 1, 16, 64));
-    assert_eq!((h.vocabulary, h.rope_base, h.epsilon), (8, 10_000.0, 1e-5));
-    assert_eq!(h.rope_pairing, RopePairing::Halves);
+    assert_eq!((h.vocabulary, h.rope.base, h.epsilon), (8, 10_000.0, 1e-5));
+    assert_eq!(h.rope.pairing, RopePairing::Halves);
     let weights = model.weights();
     assert_eq!(weights.tensors().len(), 12);
     let up = weights.tensor("blk.0.ffn_down.weight").unwrap();
@@ -210,7 +210,7 @@ fn rotary_scaling_of_llama_3() {
     });
     let made = Made::new().with("rope_theta", 500_000.0.into()).with("rope_scaling", scaling.clone());
     let h = made.open().unwrap().hyperparameters().clone();
-    let found = h.inverse_frequencies(None);
+    let found = h.rope.frequencies(None);
     let mut kinds = [0; 3];
     for (pair, found) in found.iter().enumerate() {
         let plain = 500_000f64.powf(-(2.0 * pair as f64) / 16.0);
@@ -239,8 +239,8 @@ fn rotary_scaling_of_llama_3() {
     named["type"] = named["rope_type"].take();
     assert_eq!(older.with("rope_scaling", named).open().unwrap().hyperparameters(), &h);
     let linear = Made::new().with("rope_scaling", json!({ "type": "linear", "factor": 2.0 })).open().unwrap();
-    assert_eq!(linear.hyperparameters().rope_scale, 2.0);
-    assert_eq!(linear.hyperparameters().inverse_frequencies(None)[0], 0.5);
+    assert_eq!(linear.hyperparameters().rope.scale, 2.0);
+    assert_eq!(linear.hyperparameters().rope.frequencies(None)[0], 0.5);
     let none = Made::new().with("rope_scaling", Value::Null).open().unwrap();
     assert_eq!(none.hyperparameters(), Made::new().open().unwrap().hyperparameters());
 

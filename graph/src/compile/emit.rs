@@ -1,9 +1,12 @@
 //! Writes the dispatches of a program: for each node, its kernel's arguments and constants as the kernel's
 //! ABI lists them.
 
-use super::{CompileError, ROPE_FREQUENCIES, capacity, kv_layers, output_bytes, storage::Storage};
+use super::{
+    CompileError, cache_bytes, capacity, frequencies_name, kv_layers, output_bytes, storage::Storage,
+};
+use crate::arch::{Rope, RopePairing};
 use crate::model::{Lowering, Model, ModelError};
-use crate::op::{Node, Operator, OperatorGraph, RopePairing, Rows};
+use crate::op::{Heads, Node, Operator, OperatorGraph, Rows};
 use crate::passes::WIDENED;
 use crate::program::{Place, ProgramStep, Slice, WeightBuffer, WeightContent};
 use crate::stack::{Stack, StackedMatrix};
@@ -38,7 +41,7 @@ pub(super) struct Emitter<'a> {
 
 impl Emitter<'_> {
     pub(super) fn steps(&mut self, segments: Range<usize>) -> Result<Vec<ProgramStep>, CompileError> {
-        let layers = kv_layers(self.graph, &segments);
+        let layers: Vec<u32> = kv_layers(self.graph, &segments).into_iter().map(|(layer, _)| layer).collect();
         let nodes = self.graph.ordered();
         let inside = nodes.into_iter().filter(|&n| segments.contains(&self.graph.node(n).segment));
         let arriving = self.arriving(&segments)?;
@@ -134,16 +137,12 @@ impl Emitter<'_> {
     /// Emits the step of a node whose weights, if any, are in one part.
     fn step(&mut self, index: NodeIndex, layers: &[u32]) -> Result<ProgramStep, CompileError> {
         let node = self.graph.node(index);
-        let h = self.model.hyperparameters();
         let inputs: Vec<Argument> = self.graph.inputs(index).into_iter().map(|i| self.output(i)).collect();
         let (rows, count) = self.rows(node);
         let p = self.params;
-        let cache = |layer: u32| {
+        let cache = |layer: u32, heads: &Heads| {
             let first = 2 * layers.iter().position(|&l| l == layer).unwrap_or(0);
-            let bytes = self.lowering.kv.bytes()
-                * u64::from(self.lowering.cache_blocks())
-                * ragtag_kernels::params::BLOCK_TOKENS as u64
-                * u64::from(h.kv_heads * h.head_dimensions);
+            let bytes = cache_bytes(heads, self.lowering);
             [(Place::Kv(first), 0, bytes), (Place::Kv(first + 1), 0, bytes)]
         };
         let (kernel, arguments, constants) = match &node.operator {
@@ -159,39 +158,40 @@ impl Emitter<'_> {
                 vec![inputs[0], self.output(index)],
                 vec![rows, count, node.width],
             ),
-            Operator::RopeAppend { layer, pairing } => {
-                let mut constants = self.cache_constants();
-                constants.extend(self.rope_constants(*pairing));
-                let [keys, values] = cache(*layer);
-                let arguments = vec![self.output(index), self.weight(ROPE_FREQUENCIES), keys, values];
+            Operator::RopeAppend { layer, heads, rope } => {
+                let mut constants = self.cache_constants(heads);
+                constants.extend(rope_constants(rope));
+                let [keys, values] = cache(*layer, heads);
+                let frequencies = self.weight(&frequencies_name(rope));
+                let arguments = vec![self.output(index), frequencies, keys, values];
                 (Kernel::RopeAppend(self.lowering.kv), arguments, constants)
             }
-            Operator::Attention { layer } | Operator::AttentionPartial { layer, .. } => {
-                let scale = 1.0 / (h.head_dimensions as f32).sqrt();
+            Operator::Attention { layer, heads, scale }
+            | Operator::AttentionPartial { layer, heads, scale, .. } => {
                 let qkv = self.graph.inputs(index)[0];
-                let mut constants = self.cache_constants();
+                let mut constants = self.cache_constants(heads);
                 constants.extend([scale.to_bits(), self.graph.node(qkv).width]);
-                let q = self.columns(qkv, 0, h.heads * h.head_dimensions);
-                let [keys, values] = cache(*layer);
+                let q = self.columns(qkv, 0, heads.query_width());
+                let [keys, values] = cache(*layer, heads);
                 let mut arguments = vec![q, keys, values, self.output(index)];
-                let kernel = match node.operator {
-                    Operator::AttentionPartial { splits, appends: Some(pairing), .. } => {
-                        constants.push(splits);
-                        constants.extend(self.rope_constants(pairing));
+                let kernel = match &node.operator {
+                    Operator::AttentionPartial { splits, appends: Some(rope), .. } => {
+                        constants.push(*splits);
+                        constants.extend(rope_constants(rope));
                         arguments[0] = self.output(qkv);
-                        arguments.push(self.weight(ROPE_FREQUENCIES));
+                        arguments.push(self.weight(&frequencies_name(rope)));
                         Kernel::AppendAttention(self.lowering.kv)
                     }
                     Operator::AttentionPartial { splits, .. } => {
-                        constants.push(splits);
+                        constants.push(*splits);
                         Kernel::AttentionPartial(self.lowering.kv)
                     }
                     _ => Kernel::Attention(self.lowering.kv),
                 };
                 (kernel, arguments, constants)
             }
-            Operator::AttentionMerge { splits, output } => {
-                let constants = vec![rows, count, h.heads, h.head_dimensions, *splits];
+            Operator::AttentionMerge { heads, splits, output } => {
+                let constants = vec![rows, count, heads.queries, heads.dimensions, *splits];
                 (Kernel::AttentionMerge(*output), vec![inputs[0], self.output(index)], constants)
             }
             Operator::SiluMul { output } => {
@@ -253,16 +253,11 @@ impl Emitter<'_> {
 
     /// Leading constants of kernels that access the cache: the capacities of the parameter block, heads and
     /// blocks.
-    fn cache_constants(&self) -> Vec<u32> {
-        let (p, h) = (self.params, self.model.hyperparameters());
+    fn cache_constants(&self, heads: &Heads) -> Vec<u32> {
+        let p = self.params;
         let mut constants = vec![p.rows, p.sequences, p.table_blocks, p.logit_rows];
-        constants.extend([h.heads, h.kv_heads, h.head_dimensions, self.lowering.cache_blocks()]);
+        constants.extend([heads.queries, heads.kv, heads.dimensions, self.lowering.cache_blocks()]);
         constants
-    }
-
-    /// Returns the number of rotating dimensions per head, and how they are paired.
-    fn rope_constants(&self, pairing: RopePairing) -> [u32; 2] {
-        [self.model.hyperparameters().rope_dimensions, u32::from(pairing == RopePairing::Halves)]
     }
 
     fn output(&self, node: NodeIndex) -> Argument {
@@ -300,4 +295,9 @@ impl Emitter<'_> {
         let index = self.weights.iter().position(|w| w.name == name).unwrap_or(0);
         (Place::Weight(index), 0, self.weights[index].bytes())
     }
+}
+
+/// Returns the number of rotating dimensions per head, and how they are paired.
+fn rope_constants(rope: &Rope) -> [u32; 2] {
+    [rope.dimensions, u32::from(rope.pairing == RopePairing::Halves)]
 }

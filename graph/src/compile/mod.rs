@@ -10,8 +10,9 @@ mod crossing;
 mod emit;
 mod storage;
 
+use crate::arch::{ROPE_FACTORS, Rope};
 use crate::model::{Lowering, Model, ModelError};
-use crate::op::{Node, Operator, OperatorGraph, Rows};
+use crate::op::{Heads, Node, Operator, OperatorGraph, Rows};
 use crate::passes;
 use crate::program::{CompiledStage, Program, ProgramStep, WeightBuffer, WeightContent, vector_values};
 use crate::stack::{Stack, StackedMatrix};
@@ -82,7 +83,8 @@ pub fn compile(
     let mut scratch_bytes = 0;
     for rows in buckets(lowering.chunk) {
         let params = params_shape(lowering, rows);
-        let splits = attention_splits(model, lowering, caps, rows);
+        let splits = |heads: Heads| attention_splits(heads, lowering, caps);
+        let splits = splits_attention(lowering, caps, rows).then_some(&splits as &dyn Fn(Heads) -> u32);
         let mut graph = model.lowered(splits, |tensor_type, rows| {
             activations_for(tensor_type, lowering.activations, caps, capacity(rows, &params))
         });
@@ -106,7 +108,10 @@ pub fn compile(
                 .ok_or(CompileError::Languages)?,
         },
         variants: variants.iter().map(|v| format!("{} {}", v.kernel, v.name)).collect(),
-        kv_bytes: kv_bytes(model, &plain, &segments, lowering),
+        kv_bytes: kv_layers(&plain, &segments)
+            .iter()
+            .flat_map(|(_, heads)| [cache_bytes(heads, lowering); 2])
+            .collect(),
         scratch_bytes,
         row_bytes,
         crossing_row_bytes: (lowering.wire_type != WireType::F32)
@@ -146,23 +151,23 @@ fn fuse(
         matrix(stack).as_ref().is_some_and(fits) && is_whole(stack)
     });
     // With several rows, one could see keys and values that another appends.
-    let takes = params.rows == 1 && append::takes(model.hyperparameters().head_dimensions);
-    if takes && has(Kernel::AppendAttention(lowering.kv), Rows::Tokens) {
-        passes::fuse_appends(graph);
+    if params.rows == 1 && has(Kernel::AppendAttention(lowering.kv), Rows::Tokens) {
+        passes::fuse_appends(graph, |heads| append::takes(heads.dimensions));
     }
 }
 
-/// Returns the number of splits of attention over positions, for up to `rows` rows, if splitting pays on this
-/// device. The count does not depend on the rows of a micro-batch, so a row's result does not either. Each
-/// compute unit gets at most one group, because a second one that has to wait would double the time.
-fn attention_splits(model: &Model, lowering: &Lowering, caps: &Caps, rows: u32) -> Option<u32> {
+/// Returns whether splitting attention over positions pays on this device, for up to `rows` rows.
+fn splits_attention(lowering: &Lowering, caps: &Caps, rows: u32) -> bool {
     let merges = Activations::ALL.map(Kernel::AttentionMerge);
-    let kernels = [Kernel::AttentionPartial(lowering.kv)].into_iter().chain(merges);
-    if !kernels.into_iter().all(|kernel| ragtag_kernels::preferred(kernel, caps, rows).is_some()) {
-        return None;
-    }
-    let splits = caps.parallel_units / model.hyperparameters().kv_heads.max(1);
-    Some(splits.clamp(1, most_splits(lowering)))
+    let mut kernels = [Kernel::AttentionPartial(lowering.kv)].into_iter().chain(merges);
+    kernels.all(|kernel| ragtag_kernels::preferred(kernel, caps, rows).is_some())
+}
+
+/// Returns the number of splits. It does not depend on the rows of a micro-batch, so a row's result does not
+/// either. Each compute unit gets at most one group, because a second one that has to wait would double the
+/// time.
+fn attention_splits(heads: Heads, lowering: &Lowering, caps: &Caps) -> u32 {
+    (caps.parallel_units / heads.kv.max(1)).clamp(1, most_splits(lowering))
 }
 
 /// Returns the largest number of splits of a program, such that none is empty at the full context.
@@ -177,8 +182,11 @@ pub(crate) struct Largest([(OperatorGraph, ParamsShape); 2]);
 impl Largest {
     /// Lowers both programs. `form` gives the activations of products by weight type.
     pub(crate) fn new(model: &Model, lowering: &Lowering, form: impl Fn(TensorType) -> Activations) -> Self {
-        let program = |splits, rows| (model.lowered(splits, |t, _| form(t)), params_shape(lowering, rows));
-        let split = program(Some(most_splits(lowering)), lowering.chunk.min(partial::MAX_ROWS));
+        let program = |splits: Option<&dyn Fn(Heads) -> u32>, rows| {
+            (model.lowered(splits, |t, _| form(t)), params_shape(lowering, rows))
+        };
+        let most = |_| most_splits(lowering);
+        let split = program(Some(&most), lowering.chunk.min(partial::MAX_ROWS));
         Self([program(None, lowering.chunk), split])
     }
 
@@ -245,7 +253,7 @@ pub(crate) fn weight_buffers(
             Operator::RmsNorm { weight, .. } => {
                 WeightContent::Vector { values: model.tensor(weight)?.columns() }
             }
-            Operator::RopeAppend { .. } => rope_frequencies(model)?,
+            Operator::RopeAppend { rope, .. } => rope_frequencies(model, rope)?,
             _ => continue,
         };
         buffers.push(WeightBuffer { name, content, segment: *segment });
@@ -258,48 +266,40 @@ pub(crate) fn weight_name(operator: &Operator) -> Option<String> {
     match operator {
         Operator::Embed { table: name } | Operator::RmsNorm { weight: name, .. } => Some(name.clone()),
         Operator::MatMul { weights, .. } => Some(weights.name()),
-        Operator::RopeAppend { .. } => Some(ROPE_FREQUENCIES.into()),
+        Operator::RopeAppend { rope, .. } => Some(frequencies_name(rope)),
         _ => None,
     }
 }
 
-/// Name of the generated buffer of rotary frequencies.
-pub(crate) const ROPE_FREQUENCIES: &str = "rotary frequencies";
+/// Returns the name of the generated buffer of rotary frequencies.
+pub(crate) fn frequencies_name(rope: &Rope) -> String {
+    format!("rotary frequencies: {rope}")
+}
 
-fn rope_frequencies(model: &Model) -> Result<WeightContent, ModelError> {
-    let h = model.hyperparameters();
-    let factors = match h.has_rope_factors {
-        true => Some(model.tensor("rope_freqs.weight")?),
-        false => None,
-    };
+fn rope_frequencies(model: &Model, rope: &Rope) -> Result<WeightContent, ModelError> {
+    let factors = rope.has_factors.then(|| model.tensor(ROPE_FACTORS)).transpose()?;
     // A model without data is never compiled; only sizes matter.
     let factors = factors.filter(|tensor| model.weights().holds(tensor));
     let factors = factors.map(|tensor| vector_values(tensor, model.weights())).transpose()?;
     if let Some(bad) = factors.iter().flatten().find(|f| !(f.is_finite() && **f > 0.0)) {
         let why = format!("{bad} is not finite and positive");
-        return Err(ModelError::Hyperparameter { key: "rope_freqs.weight".into(), why });
+        return Err(ModelError::Hyperparameter { key: ROPE_FACTORS.into(), why });
     }
-    Ok(WeightContent::Generated(h.inverse_frequencies(factors.as_deref()).into()))
+    Ok(WeightContent::Generated(rope.frequencies(factors.as_deref()).into()))
 }
 
-/// Returns the sizes of the key and value buffers: two per block, in order.
-fn kv_bytes(model: &Model, graph: &OperatorGraph, segments: &Range<usize>, lowering: &Lowering) -> Vec<u64> {
-    let h = model.hyperparameters();
-    let bytes = u64::from(lowering.cache_blocks())
-        * BLOCK_TOKENS as u64
-        * u64::from(h.kv_heads)
-        * u64::from(h.head_dimensions)
-        * lowering.kv.bytes();
-    kv_layers(graph, segments).iter().flat_map(|_| [bytes, bytes]).collect()
+/// Returns the bytes of a layer's key cache, or of its value cache.
+fn cache_bytes(heads: &Heads, lowering: &Lowering) -> u64 {
+    let positions = u64::from(lowering.cache_blocks()) * BLOCK_TOKENS as u64;
+    positions * u64::from(heads.kv_width()) * lowering.kv.bytes()
 }
 
-/// Returns the layers whose caches the segments hold, in order.
-fn kv_layers(graph: &OperatorGraph, segments: &Range<usize>) -> Vec<u32> {
+/// Returns the layers whose caches the segments hold, in order, with their heads.
+fn kv_layers(graph: &OperatorGraph, segments: &Range<usize>) -> Vec<(u32, Heads)> {
     let layer = |node: &Node| match node.operator {
         _ if !segments.contains(&node.segment) => None,
-        Operator::RopeAppend { layer, .. } | Operator::AttentionPartial { layer, appends: Some(_), .. } => {
-            Some(layer)
-        }
+        Operator::RopeAppend { layer, heads, .. }
+        | Operator::AttentionPartial { layer, heads, appends: Some(_), .. } => Some((layer, heads)),
         _ => None,
     };
     graph.ordered().into_iter().filter_map(|n| layer(graph.node(n))).collect()

@@ -124,16 +124,22 @@ fn first_fit(live: &mut Vec<Live>, bytes: u64, until: usize) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::op::{Node, Rows};
+    use crate::op::{Heads, Node, Rows};
     use crate::{Granularity, Model, test_models};
     use proptest::prelude::*;
     use ragtag_kernels::Activations;
+
+    type Splits = Option<&'static dyn Fn(Heads) -> u32>;
+
+    fn forms() -> Vec<(Activations, Splits)> {
+        Activations::ALL.into_iter().flat_map(|a| [(a, None), (a, Some(&(|_| 7u32) as _))]).collect()
+    }
 
     /// Runs through the program and tracks the owner of each byte: a node must read exactly what was written
     /// for it.
     fn check_owners(
         model: &Model,
-        (activations, splits): (Activations, Option<u32>),
+        (activations, splits): (Activations, Splits),
         segments: Range<usize>,
         rows: u32,
     ) -> u64 {
@@ -173,7 +179,7 @@ mod tests {
     fn live_tensors_never_share_bytes() {
         for model in models() {
             let count = model.segment_count();
-            for form in Activations::ALL.map(|a| [(a, None), (a, Some(7))]).concat() {
+            for form in forms() {
                 for rows in [1, 3, 64] {
                     let all = check_owners(&model, form, 0..count, rows);
                     let largest =
@@ -187,7 +193,7 @@ mod tests {
     #[test]
     fn only_residual_rows_cross_between_segments() {
         for model in models() {
-            for (activations, splits) in Activations::ALL.map(|a| [(a, None), (a, Some(7))]).concat() {
+            for (activations, splits) in forms() {
                 let graph = model.lowered(splits, |t, _| crate::model::basic_form(t, activations));
                 let params = ParamsShape { rows: 3, logit_rows: 3, sequences: 3, table_blocks: 4 };
                 let storage = Storage::plan(&graph, 0..model.segment_count(), &params).unwrap();
