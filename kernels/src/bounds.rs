@@ -22,7 +22,7 @@ impl Kernel {
         match self {
             Kernel::Gather | Kernel::Copy | Kernel::GatherRows | Kernel::ArgMax | Kernel::TopK => 1e-6,
             Kernel::Embed(_) | Kernel::DecodeBlocks | Kernel::Add | Kernel::Binary => 1e-6,
-            Kernel::Reduce | Kernel::RmsNorm(F32) | Kernel::SiluMul(F32) => 1e-6,
+            Kernel::Reduce | Kernel::RmsNorm(F32) | Kernel::HeadNorm | Kernel::SiluMul(F32) => 1e-6,
             Kernel::Rope | Kernel::RopeAppend(KvType::F32) => 1e-6,
             Kernel::Gemm(_) | Kernel::Conv2d(_) | Kernel::MatMul(_, Int8) => 2e-6,
             Kernel::Softmax | Kernel::SoftmaxAxis | Kernel::AttentionMerge(F32) => 2e-6,

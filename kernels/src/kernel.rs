@@ -147,6 +147,8 @@ pub enum Kernel {
     GatedMatMul(TensorType),
     /// Dequantizes weights of this type to f16.
     Widen(TensorType),
+    /// RMS norm of each query and key head.
+    HeadNorm,
     /// RoPE and KV append.
     RopeAppend(KvType),
     /// Causal attention over the cache.
@@ -200,7 +202,7 @@ impl Kernel {
     /// Returns all kernels that have variants. Some types have products with some activations only: see
     /// [`crate::matmul::takes`].
     pub fn all() -> Vec<Kernel> {
-        let mut all = vec![Kernel::Gather, Kernel::Add];
+        let mut all = vec![Kernel::Gather, Kernel::Add, Kernel::HeadNorm];
         all.extend([Kernel::Softmax, Kernel::ArgMax, Kernel::TopK]);
         all.extend([Kernel::Copy, Kernel::GatherRows, Kernel::Unary, Kernel::Binary]);
         all.extend([Kernel::Reduce, Kernel::SoftmaxAxis, Kernel::LayerNorm, Kernel::Rope]);
@@ -280,6 +282,7 @@ impl fmt::Display for Kernel {
             Kernel::NormMatMul(t) => write!(f, "norm-matmul/{t}"),
             Kernel::GatedMatMul(t) => write!(f, "gated-matmul/{t}"),
             Kernel::Widen(t) => write!(f, "widen/{t}"),
+            Kernel::HeadNorm => write!(f, "head-norm"),
             Kernel::RopeAppend(k) => write!(f, "rope-append/{}", kv(k)),
             Kernel::Attention(k) => write!(f, "attention/{}", kv(k)),
             Kernel::AttentionPartial(k) => write!(f, "attention-partial/{}", kv(k)),

@@ -25,6 +25,7 @@ pub mod gather;
 pub mod gather_rows;
 pub mod gemm;
 pub mod half_rows;
+pub mod head_norm;
 mod kernel;
 pub mod layer_norm;
 pub mod layout;

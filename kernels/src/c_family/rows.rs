@@ -3,11 +3,16 @@
 use super::{Function, HALF_ROWS, Items, matrix_units, names, program};
 use crate::kernel::{Activations, Kernel, KvType};
 use crate::table::Variant;
-use crate::{add, arg_max, attention, gather, quantize, rms_norm, rope_append, silu_mul, softmax, top_k};
+use crate::{
+    add, arg_max, attention, gather, head_norm, quantize, rms_norm, rope_append, silu_mul, softmax, top_k,
+};
 use ragtag_hal::{EntryAbi, KernelLanguage};
 use std::sync::Arc;
 
 const ITEMS: Items = Items(256);
+
+/// Work items that norm a head.
+const HEAD_ITEMS: Items = Items(128);
 
 /// Upper bound of the row kernels' local memory.
 const ROW_BYTES: u64 = 4 << 10;
@@ -37,6 +42,11 @@ pub(super) fn variants() -> Vec<Variant> {
         merge(Kernel::AttentionMerge(Activations::F32), &attention::merge::ABI_F32, "attention_merge_f32"),
         merge(Kernel::AttentionMerge(Activations::Int8), &attention::merge::ABI_INT8, "attention_merge_int8"),
         merge(Kernel::AttentionMerge(Activations::F16), &attention::merge::ABI_F16, "attention_merge_f16"),
+        Function {
+            source: head_source,
+            items: HEAD_ITEMS,
+            ..function(Kernel::HeadNorm, &head_norm::ABI, head_norm::grid, "head_norm")
+        },
         row(Kernel::Softmax, &softmax::ABI, "softmax"),
         row(Kernel::ArgMax, &arg_max::ABI, "arg_max"),
         row(Kernel::TopK, &top_k::ABI, "top_k"),
@@ -87,6 +97,10 @@ fn row_source(language: KernelLanguage) -> Arc<str> {
         include_str!("../top_k/top_k.cl"),
     ];
     program(language, ITEMS, &parts)
+}
+
+fn head_source(language: KernelLanguage) -> Arc<str> {
+    program(language, HEAD_ITEMS, &[include_str!("../head_norm/head_norm.cl")])
 }
 
 fn cache_functions(kv_type: KvType) -> [Function; 3] {

@@ -32,6 +32,7 @@ pub fn cases(kernel: Kernel, layout: Option<Layout>, seed: u64) -> Vec<Case> {
             crate::matmul::normed::cases(kernel, tensor_type, layout, seed)
         }
         Kernel::Widen(tensor_type) => crate::widen::cases(tensor_type, seed),
+        Kernel::HeadNorm => crate::head_norm::cases(seed),
         Kernel::RopeAppend(kv_type) => crate::rope_append::cases(kv_type, seed),
         Kernel::Attention(kv_type) => crate::attention::cases(kv_type, seed),
         Kernel::AttentionPartial(kv_type) => crate::attention::partial::cases(kv_type, seed),
@@ -78,6 +79,7 @@ fn random_shape(kernel: Kernel, layout: Layout, random: &mut Random) -> Case {
             crate::matmul::normed::random_case(kernel, tensor_type, layout, random)
         }
         Kernel::Widen(tensor_type) => crate::widen::random_case(tensor_type, random),
+        Kernel::HeadNorm => crate::head_norm::random_case(random),
         Kernel::RopeAppend(kv_type) => crate::rope_append::random_case(kv_type, random),
         Kernel::Attention(kv_type) => crate::attention::random_case(kv_type, random),
         Kernel::AttentionPartial(kv_type) => crate::attention::partial::random_case(kv_type, random),

@@ -94,6 +94,7 @@ fn add<S: Isa>(out: &mut Vec<Variant>) {
     out.push(variant::<S, rows::Gather>());
     out.push(variant::<S, rows::RmsNorm>());
     out.push(variant::<S, rows::RmsNormInt8>());
+    out.push(variant::<S, rows::HeadNorm>());
     out.push(variant::<S, rows::Quantize>());
     out.push(variant::<S, rows::SiluMul>());
     out.push(variant::<S, rows::SiluMulInt8>());
