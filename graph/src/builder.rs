@@ -111,17 +111,19 @@ impl<'a> Builder<'a> {
     }
 
     pub(crate) fn matmul(&mut self, x: NodeIndex, weight: &str, width: u32) -> Result<NodeIndex, ModelError> {
-        self.joint_matmul(x, &[(weight, width)])
+        self.joint_matmul(x, &[(weight, width)], &[])
     }
 
     /// Adds the products of `x` with the named weights of the given widths, side by side in one tensor.
     /// Adjacent weights of one type become one product. Products run from last to first: a product that would
     /// not start at a multiple of [`JOINT_COLUMNS`] starts at the multiple before it, padded with rows of
-    /// zeros, and the product that owns those columns overwrites them later.
+    /// zeros, and the product that owns those columns overwrites them later. With `biases`, one per weight,
+    /// products add to them instead, where zeros change nothing.
     pub(crate) fn joint_matmul(
         &mut self,
         x: NodeIndex,
         weights: &[(&str, u32)],
+        biases: &[String],
     ) -> Result<NodeIndex, ModelError> {
         let (rows, columns) = (self.graph.node(x).rows, self.graph.node(x).width);
         let mut products: Vec<(TensorType, u32, Stack)> = Vec::new();
@@ -135,15 +137,36 @@ impl<'a> Builder<'a> {
             width += part;
         }
         let mut inputs = vec![x];
+        if !biases.is_empty() {
+            for (bias, (_, part)) in biases.iter().zip(weights) {
+                self.tensor(bias, *part, 0)?;
+            }
+            inputs.push(self.add(Operator::Bias { weights: biases.to_vec() }, rows, width, &[]));
+        }
+        let accumulate = !biases.is_empty();
         for (_, column, mut weights) in products.into_iter().rev() {
             weights.zero_rows = column % JOINT_COLUMNS;
             let column = column - weights.zero_rows;
             let activations = Activations::F32;
             let (norm, gated) = (None, false);
-            let operator = Operator::MatMul { weights, activations, column, accumulate: false, norm, gated };
+            let operator = Operator::MatMul { weights, activations, column, accumulate, norm, gated };
             inputs = vec![x, self.add(operator, rows, width, &inputs)];
         }
         Ok(inputs[inputs.len() - 1])
+    }
+
+    /// Norms the heads of `qkv` by these weights of the queries and of the keys.
+    pub(crate) fn head_norm(
+        &mut self,
+        qkv: NodeIndex,
+        heads: Heads,
+        weights: [String; 2],
+        epsilon: f32,
+    ) -> Result<NodeIndex, ModelError> {
+        for weight in &weights {
+            self.tensor(weight, heads.dimensions, 0)?;
+        }
+        Ok(self.like(Operator::HeadNorm { heads, weights, epsilon }, &[qkv]))
     }
 
     /// Appends the keys and values of `qkv` to the layer's cache and adds the attention of the queries, with
@@ -206,7 +229,7 @@ mod tests {
         let mut builder = Builder::new(&weights);
         let x = builder.embed("table", 64, 100).unwrap();
         let parts: Vec<_> = matrices.iter().map(|(name, _, rows)| (*name, *rows as u32)).collect();
-        let last = builder.joint_matmul(x, &parts).unwrap();
+        let last = builder.joint_matmul(x, &parts, &[]).unwrap();
         let graph = builder.finish().unwrap();
         let products = graph.ordered().into_iter().filter_map(|n| match &graph.node(n).operator {
             Operator::MatMul { weights, column, .. } => Some((*column, weights.zero_rows, weights.name())),
@@ -214,6 +237,44 @@ mod tests {
         });
         assert_eq!(graph.ordered().last(), Some(&last));
         (products.collect(), graph.node(last).width)
+    }
+
+    #[test]
+    fn products_add_to_their_biases() {
+        use TensorType::{F32, Q4_0, Q8_0};
+        let mut tensors = weights(&[("q", Q4_0, 64), ("k", Q4_0, 32), ("v", Q8_0, 32)]).tensors().to_vec();
+        for (name, values) in [("bq", 64), ("bk", 32), ("bv", 32), ("nq", 32), ("nk", 32)] {
+            tensors.push(TensorInfo::described(name, F32, vec![values]).unwrap());
+        }
+        let weights = Weights::new(vec![], tensors).unwrap();
+        let build = |biases: [&str; 3], norms: [&str; 2]| {
+            let mut builder = Builder::new(&weights);
+            let x = builder.embed("table", 64, 100)?;
+            let qkv =
+                builder.joint_matmul(x, &[("q", 64), ("k", 32), ("v", 32)], &biases.map(String::from))?;
+            let heads = Heads { queries: 2, kv: 1, dimensions: 32 };
+            builder.head_norm(qkv, heads, norms.map(String::from), 1e-6)?;
+            let graph = builder.finish()?;
+            let name = |&n: &NodeIndex| {
+                let node = graph.node(n);
+                let inputs = graph.inputs(n).into_iter().map(|i| graph.node(i).order.0).collect::<Vec<_>>();
+                format!("{} {} {:?} {inputs:?}", node.operator.name(), node.width, node.operator.tensors())
+            };
+            Ok::<_, ModelError>(graph.ordered().iter().map(name).collect::<Vec<_>>())
+        };
+        let nodes = build(["bq", "bk", "bv"], ["nq", "nk"]).unwrap();
+        // Each product overwrites what was there: the biases, then the sums of the product before it.
+        let expected = [
+            r#"embed 64 ["table"] []"#,
+            r#"bias 128 ["bq", "bk", "bv"] []"#,
+            r#"matmul 128 ["v"] [1, 2]"#,
+            r#"matmul 128 ["q", "k"] [1, 3]"#,
+            r#"head-norm 128 ["nq", "nk"] [4]"#,
+        ];
+        assert_eq!(nodes, expected);
+        // Biases have the width of their products, and norms that of a head.
+        assert!(matches!(build(["bk", "bq", "bv"], ["nq", "nk"]), Err(ModelError::Shape { .. })));
+        assert!(matches!(build(["bq", "bk", "bv"], ["bq", "nk"]), Err(ModelError::Shape { .. })));
     }
 
     #[test]

@@ -33,6 +33,11 @@ pub(crate) fn node_cost(model: &Model, node: &Node, lowering: &Lowering) -> Resu
             cost.flops_per_row = 4 * width;
             cost.read_bytes = 4 * width;
         }
+        Operator::Bias { .. } => cost.read_bytes = 4 * width,
+        Operator::HeadNorm { heads, .. } => {
+            cost.flops_per_row = 4 * u64::from(heads.query_width() + heads.kv_width());
+            cost.read_bytes = 8 * u64::from(heads.dimensions);
+        }
         Operator::Attention { heads, .. } | Operator::AttentionPartial { heads, .. } => {
             cost.flops_per_row_position = 4 * u64::from(heads.query_width());
         }

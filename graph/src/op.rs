@@ -94,6 +94,21 @@ pub enum Operator {
         /// Whether the output is SiLU of the first half of the columns times the second half.
         gated: bool,
     },
+    /// Vectors side by side, in every row: biases of the joint products that accumulate onto them. No input.
+    Bias {
+        /// Names of the vectors.
+        weights: Vec<String>,
+    },
+    /// RMS norm of each query head and of each key head, times a weight per dimension. Overwrites the input,
+    /// which holds queries, keys and values side by side.
+    HeadNorm {
+        /// Heads of the input.
+        heads: Heads,
+        /// Names of the weights: for queries, for keys.
+        weights: [String; 2],
+        /// Added to the mean square.
+        epsilon: f32,
+    },
     /// Rotates the input's queries in place, and appends its rotated keys and its values to the cache of a
     /// layer. The input holds queries, keys and values side by side.
     RopeAppend {
@@ -154,6 +169,8 @@ impl Operator {
             Operator::Quantize { .. } => "quantize",
             Operator::Widen { .. } => "widen",
             Operator::MatMul { .. } => "matmul",
+            Operator::Bias { .. } => "bias",
+            Operator::HeadNorm { .. } => "head-norm",
             Operator::RopeAppend { .. } => "rope-append",
             Operator::Attention { .. } => "attention",
             Operator::AttentionPartial { .. } => "attention-partial",
@@ -173,6 +190,8 @@ impl Operator {
                 norm.iter_mut().for_each(|norm| norm.weight.clear());
             }
             Operator::Widen { weights, .. } => weights.tensors.clear(),
+            Operator::Bias { weights } => weights.clear(),
+            Operator::HeadNorm { weights, .. } => weights.iter_mut().for_each(String::clear),
             Operator::RopeAppend { layer, .. }
             | Operator::Attention { layer, .. }
             | Operator::AttentionPartial { layer, .. } => *layer = 0,
@@ -192,6 +211,8 @@ impl Operator {
                 std::slice::from_ref(name)
             }
             Operator::MatMul { weights, .. } | Operator::Widen { weights, .. } => &weights.tensors,
+            Operator::Bias { weights } => weights,
+            Operator::HeadNorm { weights, .. } => weights,
             _ => &[],
         }
     }

@@ -76,9 +76,11 @@ pub struct Program {
 pub enum WeightContent {
     /// A matrix in its resident layout.
     Matrix(StackedMatrix),
-    /// Vector with the buffer's name, as f32 values.
+    /// Vectors one after the other, as f32 values.
     Vector {
-        /// Number of values.
+        /// Their names.
+        tensors: Vec<String>,
+        /// Total number of values.
         values: u64,
     },
     /// Values computed during lowering.
@@ -90,7 +92,7 @@ impl WeightContent {
     pub fn bytes(&self) -> u64 {
         match self {
             WeightContent::Matrix(matrix) => matrix.resident().bytes(),
-            WeightContent::Vector { values } => values * 4,
+            WeightContent::Vector { values, .. } => values * 4,
             WeightContent::Generated(values) => values.len() as u64 * 4,
         }
     }
@@ -159,9 +161,6 @@ impl WeightBuffer {
     /// # Errors
     /// If the file can no longer be read.
     pub fn fill(&self, weights: &Weights, chunk: &WeightChunk, out: &mut [u8]) -> Result<(), ModelError> {
-        let tensor = || {
-            weights.tensor(&self.name).ok_or_else(|| ModelError::MissingTensor { name: self.name.clone() })
-        };
         match &self.content {
             WeightContent::Matrix(matrix) => {
                 let group_bytes = matrix.resident().group_bytes() as u64;
@@ -169,7 +168,14 @@ impl WeightBuffer {
                     ..((chunk.offset + chunk.bytes) / group_bytes) as usize;
                 matrix.fill(weights, groups, out)?;
             }
-            WeightContent::Vector { .. } => write_values(&vector_values(tensor()?, weights)?, chunk, out),
+            WeightContent::Vector { tensors, .. } => {
+                let values = tensors.iter().map(|name| {
+                    let tensor = weights.tensor(name);
+                    let tensor = tensor.ok_or_else(|| ModelError::MissingTensor { name: name.clone() })?;
+                    vector_values(tensor, weights)
+                });
+                write_values(&values.collect::<Result<Vec<_>, _>>()?.concat(), chunk, out);
+            }
             WeightContent::Generated(values) => write_values(values, chunk, out),
         }
         Ok(())

@@ -19,6 +19,10 @@ pub(super) struct Layer {
 pub(super) struct Attention {
     pub(super) heads: Heads,
     pub(super) rope: Rope,
+    /// Biases of queries, keys and values.
+    pub(super) qkv_bias: bool,
+    /// Norm of each query head and of each key head, before the rotary embedding.
+    pub(super) head_norm: bool,
     /// Norm before the output projection.
     pub(super) sub_norm: bool,
 }
@@ -36,7 +40,7 @@ impl Layer {
     pub(super) fn plain(h: &Hyperparameters) -> Self {
         let heads = Heads { queries: h.heads, kv: h.kv_heads, dimensions: h.head_dimensions };
         Self {
-            attention: Attention { heads, rope: h.rope, sub_norm: false },
+            attention: Attention { heads, rope: h.rope, qkv_bias: false, head_norm: false, sub_norm: false },
             feed_forward: FeedForward { hidden: h.feed_forward, sub_norm: false },
             epsilon: h.epsilon,
         }
@@ -75,12 +79,16 @@ fn attention_half(
     x: NodeIndex,
     index: u32,
 ) -> Result<NodeIndex, ModelError> {
-    let Attention { heads, rope, sub_norm } = layer.attention;
+    let Attention { heads, rope, qkv_bias, head_norm, sub_norm } = layer.attention;
     let name = |part: &str| format!("blk.{index}.{part}.weight");
     let normed = b.rms_norm(x, &name("attn_norm"), layer.epsilon)?;
     let (q, kv) = (heads.query_width(), heads.kv_width());
     let weights = [(&*name("attn_q"), q), (&*name("attn_k"), kv), (&*name("attn_v"), kv)];
-    let qkv = b.joint_matmul(normed, &weights)?;
+    let biases = ["attn_q", "attn_k", "attn_v"].map(|part| format!("blk.{index}.{part}.bias"));
+    let mut qkv = b.joint_matmul(normed, &weights, if qkv_bias { &biases } else { &[] })?;
+    if head_norm {
+        qkv = b.head_norm(qkv, heads, ["attn_q_norm", "attn_k_norm"].map(name), layer.epsilon)?;
+    }
     let mut attended = b.attention(qkv, index, heads, rope);
     if sub_norm {
         attended = b.rms_norm(attended, &name("attn_sub_norm"), layer.epsilon)?;
@@ -99,7 +107,7 @@ fn feed_forward_half(
     let FeedForward { hidden, sub_norm } = layer.feed_forward;
     let name = |part: &str| format!("blk.{index}.{part}.weight");
     let normed = b.rms_norm(x, &name("ffn_norm"), layer.epsilon)?;
-    let gate_up = b.joint_matmul(normed, &[(&*name("ffn_gate"), hidden), (&*name("ffn_up"), hidden)])?;
+    let gate_up = b.joint_matmul(normed, &[(&*name("ffn_gate"), hidden), (&*name("ffn_up"), hidden)], &[])?;
     let mut gated = b.silu_mul(gate_up);
     if sub_norm {
         gated = b.rms_norm(gated, &name("ffn_sub_norm"), layer.epsilon)?;

@@ -144,7 +144,16 @@ pub(super) fn read(
     config.refuse("mlp_bias", &off)?;
     config.refuse("hidden_act", &["silu".into(), "swish".into()])?;
     config.refuse("quantization_config", &[])?;
-    config.refuse("sliding_window", &off)?;
+    config.refuse("use_sliding_window", &off)?;
+    if config.find("use_sliding_window").is_none() {
+        config.refuse("sliding_window", &off)?;
+    }
+    let is_full =
+        |types: &Value| types.as_array().is_some_and(|all| all.iter().all(|t| t == "full_attention"));
+    if !config.find("layer_types").is_none_or(is_full) {
+        let what = format!("{} other than \"full_attention\"", config.in_file("layer_types"));
+        return Err(ModelError::Unsupported { what });
+    }
     let (width, heads) = (config.count("hidden_size")?, config.count("num_attention_heads")?);
     let head_dimensions = match config.find_count("head_dim")? {
         Some(values) => values,

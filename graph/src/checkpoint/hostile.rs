@@ -267,6 +267,7 @@ fn rejects_features_that_would_be_ignored() {
         ("hidden_act", json!("gelu")),
         ("quantization_config", json!({ "bits": 4 })),
         ("sliding_window", json!(4096)),
+        ("use_sliding_window", json!(true)),
         ("partial_rotary_factor", json!(0.5)),
     ] {
         let error = Made::new().with(key, value.clone()).error();
@@ -278,8 +279,16 @@ fn rejects_features_that_would_be_ignored() {
     {
         assert!(Made::new().with(key, value).open().is_ok(), "{key}");
     }
+    // Without windows, their size means nothing.
+    let off = Made::new().with("use_sliding_window", json!(false)).with("sliding_window", json!(4096));
+    assert!(off.with("layer_types", json!(["full_attention"])).open().is_ok());
+    for types in [json!(["full_attention", "sliding_attention"]), json!("full_attention")] {
+        let error = off.with("layer_types", types).error();
+        assert_eq!(error, "not supported: layer_types in config.json other than \"full_attention\"");
+    }
     let error = Made::new().with("architectures", json!(["MambaForCausalLM"])).error();
-    assert_eq!(error, "architecture \"MambaForCausalLM\" is not supported; supported are LlamaForCausalLM");
+    let known = "architecture \"MambaForCausalLM\" is not supported; supported are LlamaForCausalLM";
+    assert!(error.starts_with(known), "{error}");
     for other in
         [json!([]), json!("LlamaForCausalLM"), json!(["LlamaForCausalLM", "x"]), json!([1]), json!({})]
     {

@@ -17,14 +17,8 @@ impl Emitter<'_> {
         }
         let (rows, width) = (self.params.rows, self.model.hyperparameters().width);
         let pitch = Activations::F16.row_bytes(width as usize) as u32 / 2;
-        let walk = |outer: u32, row: u32, column: u32| {
-            let mut dimensions = [outer; RANK];
-            dimensions[RANK - 2..].copy_from_slice(&[row, column]);
-            dimensions
-        };
-        let types = [ElementType::F16, ElementType::F32].map(elements::number);
         // Converts all rows that the buffer can hold. Rows beyond the micro-batch are never read.
-        let constants = [&types[..], &[0], &walk(1, rows, width), &walk(0, pitch, 1)].concat();
+        let constants = row_copy([ElementType::F16, ElementType::F32], [rows, width], pitch);
         let arguments = vec![self.crossing_rows(), self.residual_rows()];
         self.dispatch(segments.start, Kernel::Copy, rows, arguments, constants).map(Some)
     }
@@ -52,4 +46,14 @@ impl Emitter<'_> {
         let width = self.model.hyperparameters().width as usize;
         u64::from(self.params.rows) * form.row_bytes(width) as u64
     }
+}
+
+/// Returns the constants of a copy of `rows` rows of `width` values, whose starts are `pitch` values apart.
+pub(super) fn row_copy(types: [ElementType; 2], [rows, width]: [u32; 2], pitch: u32) -> Vec<u32> {
+    let walk = |outer: u32, row: u32, column: u32| {
+        let mut dimensions = [outer; RANK];
+        dimensions[RANK - 2..].copy_from_slice(&[row, column]);
+        dimensions
+    };
+    [&types.map(elements::number)[..], &[0], &walk(1, rows, width), &walk(0, pitch, 1)].concat()
 }

@@ -1,6 +1,7 @@
 //! Writes the dispatches of a program: for each node, its kernel's arguments and constants as the kernel's
 //! ABI lists them.
 
+use super::crossing::row_copy;
 use super::{
     CompileError, cache_bytes, capacity, frequencies_name, kv_layers, output_bytes, storage::Storage,
 };
@@ -13,7 +14,7 @@ use crate::stack::{Stack, StackedMatrix};
 use petgraph::stable_graph::NodeIndex;
 use ragtag_hal::Caps;
 use ragtag_kernels::params::{LOGIT_ROWS, ParamsShape, ROWS};
-use ragtag_kernels::{Kernel, Layout, Resident, TensorType, Variant};
+use ragtag_kernels::{ElementType, Kernel, Layout, Resident, TensorType, Variant};
 use std::ops::Range;
 
 /// A binding without its access: place, first byte, number of bytes.
@@ -158,6 +159,17 @@ impl Emitter<'_> {
                 vec![inputs[0], self.output(index)],
                 vec![rows, count, node.width],
             ),
+            Operator::Bias { weights } => {
+                let arguments = vec![self.weight(&weights.join(" + ")), self.output(index)];
+                // Rows beyond the micro-batch are never read.
+                (Kernel::Copy, arguments, row_copy([ElementType::F32; 2], [rows, node.width], 0))
+            }
+            Operator::HeadNorm { heads, weights, epsilon } => {
+                let arguments = vec![self.output(index), self.weight(&weights.join(" + "))];
+                let heads = [heads.queries, heads.kv, heads.dimensions];
+                let constants = [&[rows, count], &heads[..], &[epsilon.to_bits()]].concat();
+                (Kernel::HeadNorm, arguments, constants)
+            }
             Operator::RopeAppend { layer, heads, rope } => {
                 let mut constants = self.cache_constants(heads);
                 constants.extend(rope_constants(rope));

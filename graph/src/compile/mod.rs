@@ -250,8 +250,11 @@ pub(crate) fn weight_buffers(
         let content = match operator {
             Operator::Embed { table } => matrix(&Stack::of(table))?,
             Operator::MatMul { weights, .. } => matrix(weights)?,
-            Operator::RmsNorm { weight, .. } => {
-                WeightContent::Vector { values: model.tensor(weight)?.columns() }
+            Operator::RmsNorm { .. } | Operator::Bias { .. } | Operator::HeadNorm { .. } => {
+                let tensors = operator.tensors().to_vec();
+                let columns = tensors.iter().map(|name| Ok(model.tensor(name)?.columns()));
+                let values = columns.sum::<Result<_, ModelError>>()?;
+                WeightContent::Vector { tensors, values }
             }
             Operator::RopeAppend { rope, .. } => rope_frequencies(model, rope)?,
             _ => continue,
@@ -264,8 +267,11 @@ pub(crate) fn weight_buffers(
 /// Returns the buffer name of the weights that an operator reads, if it reads any.
 pub(crate) fn weight_name(operator: &Operator) -> Option<String> {
     match operator {
-        Operator::Embed { table: name } | Operator::RmsNorm { weight: name, .. } => Some(name.clone()),
-        Operator::MatMul { weights, .. } => Some(weights.name()),
+        Operator::Embed { .. }
+        | Operator::RmsNorm { .. }
+        | Operator::MatMul { .. }
+        | Operator::Bias { .. }
+        | Operator::HeadNorm { .. } => Some(operator.tensors().join(" + ")),
         Operator::RopeAppend { rope, .. } => Some(frequencies_name(rope)),
         _ => None,
     }

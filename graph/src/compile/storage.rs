@@ -74,7 +74,7 @@ impl Storage {
 /// Returns the input whose bytes the node's output reuses.
 fn overwritten_input(graph: &OperatorGraph, node: NodeIndex) -> Option<NodeIndex> {
     match graph.node(node).operator {
-        Operator::Add | Operator::RopeAppend { .. } => graph.input(node, 0),
+        Operator::Add | Operator::HeadNorm { .. } | Operator::RopeAppend { .. } => graph.input(node, 0),
         Operator::MatMul { .. } => graph.input(node, 1),
         _ => None,
     }

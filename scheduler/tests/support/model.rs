@@ -72,7 +72,7 @@ impl Model {
         let last = segments.end == self.segments();
         let weights = layers.iter().map(|l| WeightBuffer {
             name: format!("layer {l}"),
-            content: WeightContent::Vector { values: self.weight_bytes / 4 },
+            content: WeightContent::Vector { tensors: Vec::new(), values: self.weight_bytes / 4 },
             segment: *l,
         });
         CompiledStage {
