@@ -94,7 +94,7 @@ fn every_command_accepts_a_directory() {
     assert_eq!(ran["prompt_tokens"][0], 1, "starts with the begin token");
     assert_eq!(ran["tokens"].as_array().unwrap().len(), 8);
 
-    let (out, ids) = (scratch.path().join("out.npy"), support::checkpoint_ids());
+    let (out, ids) = (scratch.path().join("out.npy"), support::Checkpoint::open("tiny-hf").ids);
     let ids = ids.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
     succeeds(&["logits", model, "--ids", &ids, "-o", text(&out), "--activations", "f32"]);
     let read = |path: &Path| ragtag::npy::decode(&std::fs::read(path).unwrap()).unwrap();

@@ -1,6 +1,6 @@
 //! Compares every golden model with an independent implementation, in both numerics classes.
 
-use crate::support::{self, MODELS, Setup, argmax, golden, relative_error};
+use crate::support::{self, Checkpoint, MODELS, Setup, argmax, golden, relative_error};
 use ragtag::{Model, WireType};
 use ragtag_kernels::{Activations, NumericsClass};
 
@@ -146,22 +146,39 @@ fn fast_perplexity_with_the_f16_wire_type_is_within_a_percent() {
     }
 }
 
-/// A safetensors directory, compared with an independent implementation in float32 on the same f16 weights.
+/// Model directories, compared with an independent implementation in float32 or float64 on the same weights.
 #[test]
-fn logits_of_a_checkpoint_are_within_1e_4() {
-    let folder = support::checkpoint();
-    let model = Model::open(&folder).unwrap();
-    let (reference, _) = ragtag::npy::decode(&std::fs::read(folder.join("logits.npy")).unwrap()).unwrap();
-    let ids = support::checkpoint_ids();
-    for split in [None, Some("0-2=cpu:0,3-5=cpu:1")] {
-        let engine = support::engine(&model, &Setup { cpu_devices: 2, split, ..Default::default() });
-        let logits = support::block_on(engine.session().logits(&ids)).unwrap();
-        let error = relative_error(&logits, &reference);
-        println!("tiny-hf: relative error {error:.2e}");
-        assert!(error <= NumericsClass::Exact.tolerance(), "{error}");
+fn logits_of_checkpoints_are_within_1e_4() {
+    for name in support::CHECKPOINTS {
+        let checkpoint = Checkpoint::open(name);
+        let split = format!("0-1=cpu:0,2-{}=cpu:1", checkpoint.models[0].graph().segment_count() - 1);
+        for split in [None, Some(&*split)] {
+            checkpoint.check_logits(name, &Setup { cpu_devices: 2, split, ..Default::default() });
+        }
     }
-    // The ids are those of a text and start with the begin token.
-    let tokenizer = model.tokenizer().unwrap();
+}
+
+/// Tokenizers of a directory and of a GGUF file give the same ids.
+#[test]
+fn tokenizers_of_checkpoints_agree() {
+    let text = "The inner  part isn't\n\n2024 naïve cafés";
+    for name in support::CHECKPOINTS {
+        let encoded = |model: &Model| {
+            let tokenizer = model.tokenizer().unwrap();
+            let ids = tokenizer.encode(text, false).unwrap();
+            assert_eq!(tokenizer.decode(&ids), text, "{name}");
+            (ids, tokenizer.eos().clone())
+        };
+        let all: Vec<_> = Checkpoint::open(name).models.iter().map(encoded).collect();
+        assert!(all.iter().all(|one| *one == all[0]), "{name}: {all:?}");
+    }
+}
+
+/// The ids are those of a text and start with the begin token.
+#[test]
+fn tokenizer_of_a_checkpoint_adds_the_begin_token() {
+    let Checkpoint { models, ids, .. } = Checkpoint::open("tiny-hf");
+    let tokenizer = models[0].tokenizer().unwrap();
     assert_eq!(tokenizer.encode(&tokenizer.decode(&ids), true).unwrap(), ids);
     assert_eq!(tokenizer.bos(), Some(1));
     assert_eq!(tokenizer.eos().iter().copied().collect::<Vec<_>>(), [2]);

@@ -5,7 +5,8 @@
 //! a number of OpenCL adapters: continuous integration installs implementations that run on the CPU.
 
 use crate::support::{
-    self, MODELS, Setup, argmax, block_on, golden, greedy, listen, model_path, relative_error, within,
+    self, Checkpoint, MODELS, Setup, argmax, block_on, golden, greedy, listen, model_path, relative_error,
+    within,
 };
 use ragtag::{DeviceOptions, Devices, Generation, Model, Prompt, WireType};
 use ragtag_hal::{Adapter, AdapterKind, HeapKind, MemorySource};
@@ -136,6 +137,21 @@ fn exact_logits_are_within_1e_4_on_every_adapter() {
     let class = NumericsClass::Exact;
     within(600, move || {
         check_logits(&distinct(), |one| assigned_models(one, class), WHOLE, Activations::F32, class)
+    });
+}
+
+/// Chunks of eight rows, and a last one of a single row. Adapters without a shader cache take seconds per model
+/// and compile the same shaders.
+#[test]
+fn logits_of_checkpoints_are_within_1e_4_on_every_adapter() {
+    within(600, || {
+        for adapter in distinct().into_iter().filter(|one| !compiles_anew(one)) {
+            let label = adapter.label();
+            let setup = Setup { devices: &label, chunk: 8, ..Setup::default() };
+            for name in support::CHECKPOINTS {
+                Checkpoint::open(name).check_logits(&format!("{label}, {name}"), &setup);
+            }
+        }
     });
 }
 

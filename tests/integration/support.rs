@@ -4,7 +4,7 @@ use ragtag::{
     DeviceOptions, Devices, Engine, EngineOptions, Event, GemmChoice, Generation, Granularity, Model,
     Planner, Summary, TokenStream, WireType,
 };
-use ragtag_kernels::{Activations, KvType};
+use ragtag_kernels::{Activations, KvType, NumericsClass};
 use ragtag_planner::Split;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -297,10 +297,41 @@ pub fn checkpoint() -> PathBuf {
     test_support::golden("tiny-hf")
 }
 
-/// The ids of the golden logits in the directory.
-pub fn checkpoint_ids() -> Vec<u32> {
-    let json = read_json(&checkpoint().join("ids.json"));
-    json["ids"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
+/// Model directories with golden logits.
+pub const CHECKPOINTS: [&str; 1] = ["tiny-hf"];
+
+/// A model directory with golden logits.
+pub struct Checkpoint {
+    /// The model from its directory and, if the directory has `model.gguf`, from that file.
+    pub models: Vec<Model>,
+    pub ids: Vec<u32>,
+    /// Logits of all ids, by `transformers`.
+    pub logits: Vec<f32>,
+}
+
+impl Checkpoint {
+    pub fn open(name: &str) -> Self {
+        let folder = test_support::golden(name);
+        let paths = [folder.clone(), folder.join("model.gguf")].into_iter().filter(|path| path.exists());
+        let json = read_json(&folder.join("ids.json"));
+        let ids = json["ids"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32);
+        Self {
+            models: paths.map(|path| Model::open(path).unwrap()).collect(),
+            ids: ids.collect(),
+            logits: ragtag::npy::decode(&std::fs::read(folder.join("logits.npy")).unwrap()).unwrap().0,
+        }
+    }
+
+    /// Checks the logits of each model in class exact.
+    pub fn check_logits(&self, what: &str, setup: &Setup<'_>) {
+        for model in &self.models {
+            let engine = engine(model, setup);
+            let logits = block_on(engine.session().logits(&self.ids)).unwrap();
+            let error = relative_error(&logits, &self.logits);
+            println!("{what}, {}: relative error {error:.2e}", model.name());
+            assert!(error <= NumericsClass::Exact.tolerance(), "{what}, {}: {error}", model.name());
+        }
+    }
 }
 
 /// Writes a model as `count` GGUF parts, with metadata, and returns their names.
