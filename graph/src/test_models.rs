@@ -17,6 +17,11 @@ pub(crate) fn llama() -> Model {
     open("llama", include_bytes!("../../examples/models/tales-q8_0.gguf"))
 }
 
+/// A tiny model with biases.
+pub(crate) fn qwen2() -> Model {
+    open("qwen2", include_bytes!("../../tests/support/golden/tiny-qwen2/model.gguf"))
+}
+
 /// Shape of a Llama.
 pub(crate) struct Shape {
     pub(crate) layers: u32,

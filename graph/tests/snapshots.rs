@@ -326,6 +326,27 @@ fn fused_kernels_save_launches_for_single_rows() {
     assert!(!in_parts.iter().any(|name| name.starts_with("gated") || name.starts_with("rms-norm")));
 }
 
+/// Returns the launches of a block of a tiny model with bfloat16 weights, for one row.
+fn launches_of_tiny(name: &str) -> Vec<String> {
+    let bytes = std::fs::read(test_support::golden(name).join("model.gguf")).unwrap();
+    let file = ModelFile::open(vec![Arc::new(MemorySource::new(name, bytes))]).unwrap();
+    launches(&Model::new(file).unwrap(), Activations::F32, &wgsl_caps(), 1)
+}
+
+/// The kernels of a block after its product of queries, keys and values, for one row.
+const AFTER_QKV: [&str; 5] = [
+    "append-attention/f16",
+    "attention-merge/f32",
+    "matmul/BF16/f32",
+    "gated-matmul/BF16",
+    "matmul/BF16/f32",
+];
+
+#[test]
+fn biases_take_one_launch_and_keep_fusions() {
+    assert_eq!(launches_of_tiny("tiny-qwen2"), [&["copy", "norm-matmul/BF16"][..], &AFTER_QKV].concat());
+}
+
 #[test]
 fn fused_gate_has_one_column_per_two_weight_rows() {
     let stage = compile(&llama(), 1..2, &lowering(Activations::F32), &wgsl_caps()).unwrap();

@@ -297,8 +297,8 @@ pub fn checkpoint() -> PathBuf {
     test_support::golden("tiny-hf")
 }
 
-/// Model directories with golden logits.
-pub const CHECKPOINTS: [&str; 1] = ["tiny-hf"];
+/// Model directories with golden logits. `tests/support/golden/tiny.py` wrote all but the first.
+pub const CHECKPOINTS: [&str; 2] = ["tiny-hf", "tiny-qwen2"];
 
 /// A model directory with golden logits.
 pub struct Checkpoint {

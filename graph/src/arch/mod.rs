@@ -4,6 +4,7 @@ mod bitnet;
 mod hyperparameters;
 mod llama;
 mod names;
+mod qwen2;
 mod rope;
 mod transformer;
 
@@ -37,7 +38,7 @@ pub struct Architecture {
 }
 
 /// All architectures.
-pub static ARCHITECTURES: [&Architecture; 2] = [&llama::LLAMA, &bitnet::BITNET];
+pub static ARCHITECTURES: [&Architecture; 3] = [&llama::LLAMA, &bitnet::BITNET, &qwen2::QWEN2];
 
 impl Architecture {
     /// Finds an architecture by name.

@@ -169,10 +169,10 @@ mod tests {
         storage.scratch_bytes
     }
 
-    /// Returns the bundled models, cut at blocks and at halves of blocks.
+    /// Returns models of all architectures, cut at blocks and at halves of blocks.
     fn models() -> Vec<Model> {
-        let models = [test_models::bitnet(), test_models::llama()].into_iter();
-        models.flat_map(|m| [m.with_granularity(Granularity::HalfBlock), m]).collect()
+        let models = [test_models::bitnet(), test_models::llama(), test_models::qwen2()];
+        models.into_iter().flat_map(|m| [m.with_granularity(Granularity::HalfBlock), m]).collect()
     }
 
     #[test]
