@@ -205,8 +205,8 @@ mod tests {
         shape.without_bytes(|layer| if layer % 3 == 0 { TensorType::Q6_K } else { TensorType::Q4_0 })
     }
 
-    fn models() -> [Model; 4] {
-        [test_models::bitnet(), test_models::llama(), test_models::qwen2(), mixed()]
+    fn models() -> [Model; 5] {
+        [test_models::bitnet(), test_models::llama(), test_models::qwen2(), test_models::qwen3(), mixed()]
     }
 
     #[test]

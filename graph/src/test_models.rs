@@ -22,6 +22,11 @@ pub(crate) fn qwen2() -> Model {
     open("qwen2", include_bytes!("../../tests/support/golden/tiny-qwen2/model.gguf"))
 }
 
+/// A tiny model with head norms.
+pub(crate) fn qwen3() -> Model {
+    open("qwen3", include_bytes!("../../tests/support/golden/tiny-qwen3/model.gguf"))
+}
+
 /// Shape of a Llama.
 pub(crate) struct Shape {
     pub(crate) layers: u32,

@@ -348,6 +348,11 @@ fn biases_take_one_launch_and_keep_fusions() {
 }
 
 #[test]
+fn head_norms_take_one_launch_and_keep_fusions() {
+    assert_eq!(launches_of_tiny("tiny-qwen3"), [&["norm-matmul/BF16", "head-norm"][..], &AFTER_QKV].concat());
+}
+
+#[test]
 fn fused_gate_has_one_column_per_two_weight_rows() {
     let stage = compile(&llama(), 1..2, &lowering(Activations::F32), &wgsl_caps()).unwrap();
     let program = &stage.programs[stage.program_for(1).unwrap()];

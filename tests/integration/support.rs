@@ -298,7 +298,7 @@ pub fn checkpoint() -> PathBuf {
 }
 
 /// Model directories with golden logits. `tests/support/golden/tiny.py` wrote all but the first.
-pub const CHECKPOINTS: [&str; 2] = ["tiny-hf", "tiny-qwen2"];
+pub const CHECKPOINTS: [&str; 3] = ["tiny-hf", "tiny-qwen2", "tiny-qwen3"];
 
 /// A model directory with golden logits.
 pub struct Checkpoint {

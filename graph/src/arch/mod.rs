@@ -5,6 +5,7 @@ mod hyperparameters;
 mod llama;
 mod names;
 mod qwen2;
+mod qwen3;
 mod rope;
 mod transformer;
 
@@ -38,7 +39,7 @@ pub struct Architecture {
 }
 
 /// All architectures.
-pub static ARCHITECTURES: [&Architecture; 3] = [&llama::LLAMA, &bitnet::BITNET, &qwen2::QWEN2];
+pub static ARCHITECTURES: [&Architecture; 4] = [&llama::LLAMA, &bitnet::BITNET, &qwen2::QWEN2, &qwen3::QWEN3];
 
 impl Architecture {
     /// Finds an architecture by name.

@@ -171,7 +171,8 @@ mod tests {
 
     /// Returns models of all architectures, cut at blocks and at halves of blocks.
     fn models() -> Vec<Model> {
-        let models = [test_models::bitnet(), test_models::llama(), test_models::qwen2()];
+        let models =
+            [test_models::bitnet(), test_models::llama(), test_models::qwen2(), test_models::qwen3()];
         models.into_iter().flat_map(|m| [m.with_granularity(Granularity::HalfBlock), m]).collect()
     }
 

@@ -23,6 +23,11 @@ MODELS = {
         dict(num_attention_heads=2, num_key_value_heads=1, tie_word_embeddings=True),
         {"q_proj.bias": 0.0, "k_proj.bias": 0.0, "v_proj.bias": 0.0},
     ),
+    "qwen3": (
+        "Qwen3", gguf.MODEL_ARCH.QWEN3,
+        dict(num_attention_heads=4, num_key_value_heads=2, head_dim=16, tie_word_embeddings=False),
+        {"q_norm.weight": 1.0, "k_norm.weight": 1.0},
+    ),
 }
 WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 MERGES = [("Ġ", "t"), ("h", "e"), ("Ġt", "he"), ("i", "n"), ("e", "r")]
