@@ -218,15 +218,26 @@ impl Devices {
         self.open_with(labels, |_| None)
     }
 
-    /// As [`Devices::open`], for the stages of a pipeline, with throttled links between them.
+    /// Opens the devices of a pipeline's stages, each once, with throttled links between them. Returns them
+    /// with the index of each stage's device.
     ///
     /// # Errors
     /// As [`open`](Self::open).
-    pub(crate) fn open_stages(&self, labels: &[String]) -> Result<Vec<(Adapter, Checked)>> {
-        self.open_with(labels, |label| {
-            let [from, to] = labels.windows(2).find(|pair| pair[0] == label)? else { return None };
-            self.link_limit_bytes_per_s(from, to)
-        })
+    pub(crate) fn open_stages(&self, stages: &[String]) -> Result<(Vec<(Adapter, Checked)>, Vec<usize>)> {
+        let mut labels: Vec<String> = Vec::new();
+        let hosts = stages.iter().map(|label| {
+            let known = labels.iter().position(|other| other == label);
+            known.unwrap_or_else(|| {
+                labels.push(label.clone());
+                labels.len() - 1
+            })
+        });
+        let hosts = hosts.collect();
+        let devices = self.open_with(&labels, |label| {
+            let limits = stages.windows(2).filter(|pair| pair[0] == label);
+            limits.filter_map(|pair| self.link_limit_bytes_per_s(&pair[0], &pair[1])).min()
+        })?;
+        Ok((devices, hosts))
     }
 
     fn open_with(

@@ -8,7 +8,9 @@ use crate::trace::Trace;
 use ragtag_graph::{CompiledStage, Lowering, WeightBuffer, WeightChunk, Weights};
 use ragtag_hal::{Adapter, Device};
 use ragtag_planner::plan::Plan;
-use ragtag_scheduler::{Pipeline, PipelineOptions, PipelineStats, StageReport, StageSpec, WeightSource};
+use ragtag_scheduler::{
+    Pipeline, PipelineOptions, PipelineSpec, PipelineStats, StageReport, StageSpec, WeightSource,
+};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -89,13 +91,14 @@ impl Engine {
         let lowering = lowering(plan, options.all_logits);
         let labels: Vec<String> = plan.stages.iter().map(|s| s.device.clone()).collect();
         let graph = model.graph().with_granularity(plan.model.granularity);
+        let (opened, hosts) = devices.open_stages(&labels)?;
         let (mut specs, mut stages) = (Vec::new(), Vec::new());
-        for (stage, (adapter, device)) in plan.stages.iter().zip(devices.open_stages(&labels)?) {
-            let segments = stage.segments.range();
+        for (stage, device) in plan.stages.iter().zip(hosts) {
+            let (adapter, segments) = (opened[device].0.clone(), stage.segments.range());
             let compiled = ragtag_graph::compile(&graph, segments.clone(), &lowering, &adapter.caps)
                 .map_err(|cause| Error::Compile { device: adapter.label(), cause })?;
             stages.push(StageInfo { adapter, segments, kernels: compiled.variants.clone() });
-            specs.push(stage_spec(model, compiled, Box::new(device)));
+            specs.push(stage_spec(model, compiled, device));
         }
         let mut run = PipelineOptions::new(specs.len(), plan.context, lowering.cache_blocks(), plan.chunk);
         run.chunks = plan.chunks();
@@ -105,7 +108,9 @@ impl Engine {
         run.slots = plan.slots;
         run.trace_spans = if options.trace { TRACE_SPANS } else { 0 };
         let progress = Arc::clone(&options.progress);
-        let pipeline = Pipeline::start(specs, &run, move |loaded| {
+        let devices = opened.into_iter().map(|(_, device)| Box::new(device) as Box<dyn Device>).collect();
+        let spec = PipelineSpec { devices, stages: specs };
+        let pipeline = Pipeline::start(spec, &run, move |loaded| {
             let mut progress = progress.lock().unwrap_or_else(PoisonError::into_inner);
             if let Some(report) = progress.as_mut() {
                 report(loaded.done_bytes, loaded.total_bytes);
@@ -169,7 +174,7 @@ pub(crate) fn lowering(plan: &Plan, all_logits: bool) -> Lowering {
     }
 }
 
-fn stage_spec(model: &Model, compiled: CompiledStage, device: Box<dyn Device>) -> StageSpec {
+fn stage_spec(model: &Model, compiled: CompiledStage, device: usize) -> StageSpec {
     let weights = FileWeights::new(model, &compiled);
     StageSpec { device, compiled, weights: Box::new(weights) }
 }

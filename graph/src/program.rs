@@ -122,6 +122,11 @@ impl WeightBuffer {
         self.content.bytes()
     }
 
+    /// Returns whether two buffers have the same content, whichever segments need them.
+    pub fn is_same(&self, other: &Self) -> bool {
+        self.name == other.name && self.content == other.content
+    }
+
     /// Splits the buffer into parts of at most `max_bytes`, in order. They share the name. Only matrices can
     /// be split. `is_widened` tells whether matrices of a type may be dequantized on the device.
     pub(crate) fn split(

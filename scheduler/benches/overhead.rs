@@ -11,16 +11,16 @@
 #[path = "../tests/support/null.rs"]
 mod null;
 
-use null::{Zero, stage};
+use null::{Zero, pipeline};
 use ragtag_scheduler::{Job, Pipeline, PipelineOptions, Reply, Request};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 /// Returns the time and the micro-batches for `sequences` sequences of `tokens` tokens each.
 fn measure(stages: usize, sequences: usize, tokens: u32) -> (Duration, u64) {
-    let specs = (0..stages).map(|index| stage(index, stages)).collect();
+    let hosts: Vec<_> = (0..stages).collect();
     let options = PipelineOptions::new(stages, 4096, 256 * sequences as u32, 16);
-    let pipeline = Pipeline::start(specs, &options, |_| {}).expect("null devices start");
+    let pipeline = Pipeline::start(pipeline(&hosts), &options, |_| {}).expect("null devices start");
     let (send, ended) = channel();
     let run = |tokens| {
         for _ in 0..sequences {

@@ -1,6 +1,8 @@
 //! Mailbox capacities. Senders never wait: credits and ring slots bound the messages in flight, so a queue of
 //! this size is never full. A full queue is a defect that ends the run.
 
+use ragtag_hal::QueueKind;
+
 /// Capacities of a mailbox's two bounded queues.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Lanes {
@@ -11,11 +13,17 @@ pub struct Lanes {
 }
 
 impl Lanes {
-    /// Returns the capacities of a stage's mailbox. Waking: a hand-off for each micro-batch in flight, a
-    /// chunk for each slot of the incoming ring, and one pending notice each of download progress and of the
-    /// outgoing ring. Quiet: a credit for each slot of the outgoing ring.
-    pub fn of_stage(credits: u32, incoming_depth: u32, outgoing_depth: u32) -> Self {
-        Self { waking: credits as usize + incoming_depth as usize + 2, quiet: outgoing_depth as usize }
+    /// Returns the capacities of a device's mailbox, from the depths of each of its stages' incoming and
+    /// outgoing rings. Waking: for each stage a hand-off of each micro-batch in flight, a chunk for each slot
+    /// of the incoming ring and one pending notice of the outgoing ring, and for the device one pending notice
+    /// of progress of each queue. Quiet: a credit for each slot of the outgoing rings.
+    pub fn of_device(credits: u32, stages: impl IntoIterator<Item = (u32, u32)>) -> Self {
+        let mut lanes = Self { waking: QueueKind::ALL.len(), quiet: 0 };
+        for (incoming_depth, outgoing_depth) in stages {
+            lanes.waking += credits as usize + incoming_depth as usize + 1;
+            lanes.quiet += outgoing_depth as usize;
+        }
+        lanes
     }
 
     /// Returns the capacities of the coordinator's mailbox. Waking: one pending progress notice. Quiet: a

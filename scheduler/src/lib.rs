@@ -26,8 +26,8 @@ pub use actor::{
 };
 pub use error::{Error, Refusal, RefusedMemory, Result};
 pub use runtime::{
-    Job, LoadProgress, Pipeline, PipelineOptions, PipelineReport, PipelineStats, Reply, ReplySink, Request,
-    StageSpec,
+    Job, LoadProgress, Pipeline, PipelineOptions, PipelineReport, PipelineSpec, PipelineStats, Reply,
+    ReplySink, Request, StageSpec,
 };
 pub use sampling::{Sampler, Sampling, SamplingError, token_log_probability};
 pub use trace::{Computed, SizeReport, Span, SpanKind, Trace, Turn};

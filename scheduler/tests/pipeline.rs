@@ -6,7 +6,10 @@ mod support;
 
 use ragtag_cpu::{CpuBackend, CpuConfig};
 use ragtag_graph::WeightChunk;
-use ragtag_hal::{Backend, Checked, DeviceId, Error as DeviceError, Faults, LeakWatch, Leaks, Limits};
+use ragtag_hal::pool::class_bytes;
+use ragtag_hal::{
+    Backend, Checked, Device, DeviceId, Error as DeviceError, Faults, LeakWatch, Leaks, Limits,
+};
 use ragtag_scheduler::core::{FinishReason, Finished, RunCounts, Sample, SequenceId};
 use ragtag_scheduler::*;
 use ragtag_transfer::Route;
@@ -37,42 +40,58 @@ fn open(index: usize, faults: &Faults) -> Checked {
 struct Setup {
     model: Model,
     devices: Vec<Faults>,
+    /// Device of each stage.
+    hosts: Vec<usize>,
     options: PipelineOptions,
 }
 
 impl Setup {
+    /// Returns a pipeline with one stage on each device.
     fn new(stages: usize) -> Self {
+        Self::on(&(0..stages).collect::<Vec<_>>())
+    }
+
+    /// Returns a pipeline whose stages are on these devices.
+    fn on(hosts: &[usize]) -> Self {
+        let stages = hosts.len();
         let model = Model::default();
         let mut options = PipelineOptions::new(stages, 128, model.kv_blocks, 12);
         // Several chunks per micro-batch, none of them a whole number of rows.
         options.routes = vec![Route::HostStaged { chunk_bytes: 100, depth: 2 }; stages - 1];
-        Self { model, devices: vec![Faults::default(); stages], options }
+        let devices = vec![Faults::default(); hosts.iter().max().unwrap() + 1];
+        Self { model, devices, hosts: hosts.into(), options }
     }
 
-    fn specs(&self) -> Vec<StageSpec> {
-        let (segments, stages) = (self.model.segments(), self.devices.len());
+    fn specs(&self) -> PipelineSpec {
+        let (segments, stages) = (self.model.segments(), self.hosts.len());
         let cut = |stage: usize| segments * stage / stages;
-        let spec = |(stage, faults): (usize, &Faults)| {
+        let spec = |(stage, &device): (usize, &usize)| {
             let range = cut(stage)..cut(stage + 1);
             StageSpec {
-                device: Box::new(open(stage, faults)),
+                device,
                 compiled: self.model.compile(range.clone()),
                 weights: Box::new(self.model.weights(range)),
             }
         };
-        self.devices.iter().enumerate().map(spec).collect()
+        let devices = self.devices.iter().enumerate();
+        PipelineSpec {
+            devices: devices
+                .map(|(index, faults)| Box::new(open(index, faults)) as Box<dyn Device>)
+                .collect(),
+            stages: self.hosts.iter().enumerate().map(spec).collect(),
+        }
     }
 
     /// Returns the stages, and watchers of leftovers on their devices.
-    fn watched(&self) -> (Vec<StageSpec>, Vec<LeakWatch>) {
+    fn watched(&self) -> (PipelineSpec, Vec<LeakWatch>) {
         let mut specs = self.specs();
-        let watch = |(stage, spec): (usize, &mut StageSpec)| {
-            let device = open(stage, &self.devices[stage]);
+        let watch = |(index, place): (usize, &mut Box<dyn Device>)| {
+            let device = open(index, &self.devices[index]);
             let watch = device.leak_watch();
-            spec.device = Box::new(device);
+            *place = Box::new(device);
             watch
         };
-        let watches = specs.iter_mut().enumerate().map(watch).collect();
+        let watches = specs.devices.iter_mut().enumerate().map(watch).collect();
         (specs, watches)
     }
 
@@ -167,6 +186,45 @@ fn pipelines_of_any_length_generate_equal_tokens() {
 }
 
 #[test]
+fn devices_with_several_stages_generate_equal_tokens() {
+    for hosts in [&[0, 1, 0][..], &[0, 1, 0, 1], &[1, 0, 2, 0], &[0, 1, 2, 1, 0]] {
+        let PipelineReport { stats, .. } = check(&Setup::on(hosts));
+        assert_eq!(stats.stages.len(), hosts.len());
+        for stage in &stats.stages {
+            assert_eq!(stage.counts.micro_batches, stats.micro_batches);
+            assert_eq!(stage.prefill.micro_batches + stage.decode.micro_batches, stats.micro_batches);
+        }
+    }
+    for (slots, credits, depth) in [(1, 1, 1), (1, 6, 1), (4, 6, 2)] {
+        let mut setup = Setup::on(&[0, 1, 0, 1]);
+        (setup.options.slots, setup.options.credits) = (slots, credits);
+        setup.options.routes = vec![Route::HostStaged { chunk_bytes: 37, depth }; 3];
+        setup.devices.iter_mut().for_each(|d| d.random_delay_us = 100);
+        check(&setup);
+    }
+}
+
+#[test]
+fn stages_of_one_device_share_scratch_and_equal_weights() {
+    const SCRATCH_BYTES: u64 = 1 << 20;
+    // The first and the last stage have one equal weight.
+    let in_use = |hosts: &[usize]| {
+        let setup = Setup::on(hosts);
+        let mut specs = setup.specs();
+        specs.stages.iter_mut().for_each(|stage| stage.compiled.scratch_bytes = SCRATCH_BYTES);
+        let equal = specs.stages[0].compiled.weights[0].clone();
+        specs.stages[2].compiled.weights[0] = equal;
+        let pipeline = Pipeline::start(specs, &setup.options, |_| {}).unwrap();
+        pipeline.stats().stages.iter().map(|stage| stage.pool.in_use_bytes).collect::<Vec<_>>()
+    };
+    let (apart, shared) = (in_use(&[0, 1, 2]), in_use(&[0, 1, 0]));
+    assert_eq!(shared[0], shared[2], "one pool");
+    let saved_bytes = SCRATCH_BYTES + class_bytes(Setup::new(3).model.weight_bytes);
+    assert_eq!(shared[0], apart[0] + apart[2] - saved_bytes);
+    assert_eq!(shared[1], apart[1]);
+}
+
+#[test]
 fn tight_slots_credits_and_rings_do_not_change_tokens() {
     for (slots, credits, depth) in [(1, 1, 1), (1, 6, 1), (2, 4, 3), (4, 6, 1)] {
         let mut setup = Setup::new(3);
@@ -187,9 +245,16 @@ fn slow_devices_do_not_change_tokens() {
 /// being notified occurs many times.
 #[test]
 fn no_wake_up_is_lost_on_devices_that_finish_at_once() {
-    for (stages, sequences, slots, times) in [(1, 1, 4, 12), (2, 1, 1, 2), (2, 5, 2, 1), (3, 8, 1, 1)] {
-        let specs = (0..stages).map(|index| support::null::stage(index, stages)).collect();
-        let mut options = PipelineOptions::new(stages, 4096, 2048, 16);
+    for (hosts, sequences, slots, times) in [
+        (&[0][..], 1, 4, 12),
+        (&[0, 1], 1, 1, 2),
+        (&[0, 1], 5, 2, 1),
+        (&[0, 1, 2], 8, 1, 1),
+        (&[0, 1, 0], 1, 1, 1),
+        (&[0, 1, 0, 1, 2, 0], 8, 2, 1),
+    ] {
+        let specs = support::null::pipeline(hosts);
+        let mut options = PipelineOptions::new(hosts.len(), 4096, 2048, 16);
         options.slots = slots;
         // Less than a micro-batch's rows, so that ring slots are short as well.
         options.routes.fill(Route::HostStaged { chunk_bytes: 5000, depth: 1 });
@@ -428,8 +493,8 @@ fn a_pipeline_that_failed_leaves_nothing_on_its_devices() {
     for how in ["fill", "panic"] {
         let setup = Setup::new(3);
         let (mut specs, watches) = setup.watched();
-        let segments = specs[2].compiled.segments.clone();
-        specs[2].weights = Box::new(Spoilt(setup.model.weights(segments), how));
+        let segments = specs.stages[2].compiled.segments.clone();
+        specs.stages[2].weights = Box::new(Spoilt(setup.model.weights(segments), how));
         assert!(Pipeline::start(specs, &setup.options, |_| {}).is_err());
         nothing_leaks(&watches, how);
     }
@@ -469,8 +534,8 @@ fn loading_that_fails_says_why_and_leaves_no_thread() {
     let start = |stage: usize, how: &'static str| {
         let setup = Setup::new(3);
         let mut specs = setup.specs();
-        let segments = specs[stage].compiled.segments.clone();
-        specs[stage].weights = Box::new(Spoilt(setup.model.weights(segments), how));
+        let segments = specs.stages[stage].compiled.segments.clone();
+        specs.stages[stage].weights = Box::new(Spoilt(setup.model.weights(segments), how));
         Pipeline::start(specs, &setup.options, |_| {}).unwrap_err()
     };
     for (how, said) in [
@@ -487,7 +552,7 @@ fn loading_that_fails_says_why_and_leaves_no_thread() {
             other => panic!("{how}: {other:?}"),
         }
     }
-    assert!(matches!(start(2, "panic"), Error::Protocol { what } if what.contains("stage 2")));
+    assert!(matches!(start(2, "panic"), Error::Protocol { what } if what.contains("cpu:2")));
 }
 
 #[test]
@@ -522,7 +587,7 @@ fn large_weights_load_completely_with_progress() {
 
 #[test]
 fn stages_that_do_not_fit_together_are_refused() {
-    let refused = |change: &dyn Fn(&mut Setup, &mut Vec<StageSpec>)| {
+    let refused = |change: &dyn Fn(&mut Setup, &mut PipelineSpec)| {
         let mut setup = Setup::new(2);
         let mut specs = setup.specs();
         change(&mut setup, &mut specs);
@@ -532,7 +597,7 @@ fn stages_that_do_not_fit_together_are_refused() {
         }
     };
     let said = |what: String, part: &str| assert!(what.contains(part), "{what}");
-    said(refused(&|_, specs| specs.clear()), "no stages");
+    said(refused(&|_, specs| specs.stages.clear()), "no stages");
     said(refused(&|setup, _| setup.options.routes.clear()), "0 routes between 2 stages");
     said(refused(&|setup, _| setup.options.routes = vec![Route::Peer]), "not available");
     said(refused(&|setup, _| setup.options.routes = vec![Route::SameDevice]), "one device");
@@ -547,13 +612,27 @@ fn stages_that_do_not_fit_together_are_refused() {
         refused(&|setup, _| setup.options.chunks = ragtag_planner::Chunks::fixed(17)),
         "invalid pipeline shape",
     );
-    said(refused(&|_, specs| specs.swap(0, 1)), "begin");
-    said(refused(&|_, specs| specs[1].compiled.row_bytes += 8), "not compiled for this pipeline");
-    said(refused(&|_, specs| specs[1].compiled.logit_row_bytes = 0), "logits of 0 bytes");
+    said(refused(&|_, specs| specs.stages.swap(0, 1)), "begin");
+    said(refused(&|_, specs| specs.stages[1].compiled.row_bytes += 8), "not compiled for this pipeline");
+    said(refused(&|_, specs| specs.stages[1].compiled.logit_row_bytes = 0), "logits of 0 bytes");
     said(
-        refused(&|_, specs| specs[1].device = Box::new(open(0, &Faults::default()))),
-        "two stages on device 0",
+        refused(&|_, specs| specs.devices[1] = Box::new(open(0, &Faults::default()))),
+        "device 0 is listed twice",
     );
+    said(refused(&|_, specs| specs.stages[1].device = 0), "device 1 has no stage");
+    said(refused(&|_, specs| specs.stages[1].device = 2), "device 1 has no stage");
+    let neighbours = |_: &mut Setup, specs: &mut PipelineSpec| {
+        specs.devices.truncate(1);
+        specs.stages[1].device = 0;
+    };
+    said(refused(&neighbours), "on one device; merge them");
+    let beyond = |setup: &mut Setup, specs: &mut PipelineSpec| {
+        *setup = Setup::new(3);
+        *specs = setup.specs();
+        specs.devices.truncate(2);
+        specs.stages[2].device = 2;
+    };
+    said(refused(&beyond), "stage 2 is on device 2 of 2");
 }
 
 #[test]
@@ -568,7 +647,7 @@ fn a_trace_names_what_ran_where() {
         assert_eq!(computed, (0..stats.micro_batches).collect::<Vec<_>>(), "every micro-batch, in order");
         assert!(
             spans(SpanKind::Compute)
-                .all(|s| s.rows > 0 && s.segments == setup.specs()[stage as usize].compiled.segments)
+                .all(|s| s.rows > 0 && s.segments == setup.specs().stages[stage as usize].compiled.segments)
         );
         assert!(spans(SpanKind::Weights).count() > 0);
         assert_eq!(spans(SpanKind::Upload).count() > 0, stage == 1);

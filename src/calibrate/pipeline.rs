@@ -12,12 +12,12 @@ use super::steps::{Steps, micro_batch};
 use crate::devices::Devices;
 use crate::error::{Error, Result};
 use ragtag_graph::CompiledStage;
-use ragtag_hal::Timing;
+use ragtag_hal::{Device, Timing};
 use ragtag_planner::cost::Profile;
 use ragtag_scheduler::core::Sample;
 use ragtag_scheduler::{
-    Crossed, EdgeReport, Job, Pipeline, PipelineOptions, PipelineStats, Reply, Request, Sampler, Sampling,
-    SoloBatch, StageSpec,
+    Crossed, EdgeReport, Job, Pipeline, PipelineOptions, PipelineSpec, PipelineStats, Reply, Request, Sampler,
+    Sampling, SoloBatch, StageSpec,
 };
 use std::sync::mpsc;
 use std::time::Duration;
@@ -39,7 +39,7 @@ impl CalibrationPipeline {
     /// Starts a pipeline over these devices. The profiles give the time of a segment on each.
     pub(super) fn start(devices: &Devices, steps: &Steps, stages: &[(String, &Profile)]) -> Result<Self> {
         let labels: Vec<String> = stages.iter().map(|(label, _)| label.clone()).collect();
-        let (mut specs, mut logit_row_bytes) = (Vec::new(), 0);
+        let (mut opened, mut specs, mut logit_row_bytes) = (Vec::new(), Vec::new(), 0);
         for (at, (adapter, device)) in devices.open(&labels)?.into_iter().enumerate() {
             let segment = if at + 1 == stages.len() { steps.head() } else { steps.window.start };
             let mut compiled = steps.compile(segment..segment + 1, &adapter)?;
@@ -50,13 +50,15 @@ impl CalibrationPipeline {
             lengthen(&mut compiled, step_us, steps.lowering.sequences);
             logit_row_bytes = compiled.logit_row_bytes;
             let weights = Box::new(Filling::new(&compiled));
-            specs.push(StageSpec { device: Box::new(device), compiled, weights });
+            specs.push(StageSpec { device: at, compiled, weights });
+            opened.push(Box::new(device) as Box<dyn Device>);
         }
         let lowering = &steps.lowering;
         let mut options =
             PipelineOptions::new(stages.len(), lowering.context, lowering.cache_blocks(), lowering.chunk);
         options.decode_groups = 1;
-        Ok(Self { pipeline: Pipeline::start(specs, &options, |_| ())?, logit_row_bytes })
+        let spec = PipelineSpec { devices: opened, stages: specs };
+        Ok(Self { pipeline: Pipeline::start(spec, &options, |_| ())?, logit_row_bytes })
     }
 
     /// Runs `sequences` concurrent sequences, each with `prompt` prompt tokens and `tokens` new tokens.

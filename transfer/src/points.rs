@@ -3,7 +3,7 @@
 use ragtag_hal::{Point, TimelineId};
 use serde::{Deserialize, Serialize};
 
-/// Points of one queue, in submission order. The thread that submits to the queue owns its only `Points`.
+/// Points of one queue, in submission order. The core of the queue's device owns its only `Points`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Points {
     timeline: TimelineId,

@@ -65,18 +65,17 @@ struct Incoming {
 pub struct Receiver {
     /// Chunk size and depth of the ring. `None` within one device, where nothing moves.
     ring: Option<(u64, u32)>,
-    points: Points,
     expected: VecDeque<Incoming>,
     /// Chunks in the ring whose transfer is not open yet.
     held: VecDeque<ChunkReady>,
 }
 
 impl Receiver {
-    /// Creates a receiver for `route` that signals `points` of the destination's upload queue.
+    /// Creates a receiver for `route`.
     ///
     /// # Errors
     /// If the route is not available or its ring is empty.
-    pub fn new(route: Route, points: Points) -> Result<Self, Error> {
+    pub fn new(route: Route) -> Result<Self, Error> {
         let ring = match route {
             Route::SameDevice => None,
             Route::Peer | Route::Import => return Err(Error::Unavailable(route)),
@@ -85,7 +84,7 @@ impl Receiver {
             }
             Route::HostStaged { chunk_bytes, depth } => Some((chunk_bytes, depth)),
         };
-        Ok(Self { ring, points, expected: VecDeque::new(), held: VecDeque::new() })
+        Ok(Self { ring, expected: VecDeque::new(), held: VecDeque::new() })
     }
 
     /// Returns the number of transfers that have not been received in full.
@@ -93,13 +92,19 @@ impl Receiver {
         self.expected.len()
     }
 
-    /// Handles an event and appends the resulting actions.
+    /// Handles an event and appends the resulting actions. They signal `points` of the destination's upload
+    /// queue.
     ///
     /// # Errors
     /// Returns [`Error::Protocol`] for a chunk that is not the next of its transfer, for more chunks
     /// than the ring holds, and for a buffer without an announced transfer. Returns [`Error::Empty`] for a
     /// transfer of zero bytes.
-    pub fn step(&mut self, event: ReceiverEvent, actions: &mut Vec<ReceiverAction>) -> Result<(), Error> {
+    pub fn step(
+        &mut self,
+        event: ReceiverEvent,
+        points: &mut Points,
+        actions: &mut Vec<ReceiverAction>,
+    ) -> Result<(), Error> {
         match event {
             ReceiverEvent::Expect { transfer, bytes: 0 } => return Err(Error::Empty(transfer)),
             ReceiverEvent::Expect { transfer, bytes } => {
@@ -120,10 +125,10 @@ impl Receiver {
                 Some(_) => self.held.push_back(ready),
             },
         }
-        self.pump(actions)
+        self.pump(points, actions)
     }
 
-    fn pump(&mut self, actions: &mut Vec<ReceiverAction>) -> Result<(), Error> {
+    fn pump(&mut self, points: &mut Points, actions: &mut Vec<ReceiverAction>) -> Result<(), Error> {
         let Some((chunk_bytes, depth)) = self.ring else {
             while self.expected.front().is_some_and(|i| i.open) {
                 let Some(Incoming { transfer, .. }) = self.expected.pop_front() else { break };
@@ -145,7 +150,7 @@ impl Receiver {
                     incoming.received, incoming.bytes, incoming.transfer
                 )));
             }
-            let signal = self.points.allot();
+            let signal = points.allot();
             incoming.received += chunk.bytes;
             let last = incoming.received == incoming.bytes;
             actions.push(ReceiverAction::Upload { transfer, chunk, waits: vec![ready.ready], signal });

@@ -69,18 +69,17 @@ pub struct Sender {
 struct Ring {
     chunk_bytes: u64,
     depth: u32,
-    points: Points,
     /// Slots that the sender may write, each once its point has passed.
     credits: VecDeque<(u32, Option<Point>)>,
     queue: VecDeque<Outgoing>,
 }
 
 impl Sender {
-    /// Creates a sender for `route` that signals `points` of the source's download queue.
+    /// Creates a sender for `route`.
     ///
     /// # Errors
     /// If the route is not available or its ring is empty.
-    pub fn new(route: Route, points: Points) -> Result<Self, Error> {
+    pub fn new(route: Route) -> Result<Self, Error> {
         let ring = match route {
             Route::SameDevice => None,
             Route::Peer | Route::Import => return Err(Error::Unavailable(route)),
@@ -89,7 +88,7 @@ impl Sender {
             }
             Route::HostStaged { chunk_bytes, depth } => {
                 let credits = (0..depth).map(|slot| (slot, None)).collect();
-                Some(Ring { chunk_bytes, depth, points, credits, queue: VecDeque::new() })
+                Some(Ring { chunk_bytes, depth, credits, queue: VecDeque::new() })
             }
         };
         Ok(Self { ring, newest: None })
@@ -110,12 +109,17 @@ impl Sender {
         self.ring.as_ref().is_none_or(|r| r.queue.is_empty() && r.credits.len() == r.depth as usize)
     }
 
-    /// Handles an event and appends the resulting actions.
+    /// Handles an event and appends the resulting actions. They signal `points` of the source's download queue.
     ///
     /// # Errors
     /// Returns [`Error::Protocol`] for a slot returned twice and for ids that do not ascend, and
     /// [`Error::Empty`] for zero bytes.
-    pub fn step(&mut self, event: SenderEvent, actions: &mut Vec<SenderAction>) -> Result<(), Error> {
+    pub fn step(
+        &mut self,
+        event: SenderEvent,
+        points: &mut Points,
+        actions: &mut Vec<SenderAction>,
+    ) -> Result<(), Error> {
         match event {
             SenderEvent::Send { transfer, bytes, after } => {
                 if bytes == 0 {
@@ -129,7 +133,7 @@ impl Sender {
                     None => actions.push(SenderAction::Sent { transfer, at: after }),
                     Some(ring) => {
                         ring.queue.push_back(Outgoing { transfer, bytes, sent: 0, after });
-                        ring.pump(actions);
+                        ring.pump(points, actions);
                     }
                 }
             }
@@ -143,7 +147,7 @@ impl Sender {
                         )));
                     }
                     ring.credits.push_back((free.slot, Some(free.after)));
-                    ring.pump(actions);
+                    ring.pump(points, actions);
                 }
             },
         }
@@ -152,14 +156,14 @@ impl Sender {
 }
 
 impl Ring {
-    fn pump(&mut self, actions: &mut Vec<SenderAction>) {
+    fn pump(&mut self, points: &mut Points, actions: &mut Vec<SenderAction>) {
         while let Some(outgoing) = self.queue.front_mut() {
             let Some((slot, free)) = self.credits.pop_front() else { return };
             let transfer = outgoing.transfer;
             let bytes = self.chunk_bytes.min(outgoing.bytes - outgoing.sent);
             let chunk = Chunk { slot, offset: outgoing.sent, bytes };
             let waits = std::iter::once(outgoing.after).chain(free).collect();
-            let signal = self.points.allot();
+            let signal = points.allot();
             outgoing.sent += bytes;
             let last = outgoing.sent == outgoing.bytes;
             actions.push(SenderAction::Download { transfer, chunk, waits, signal });

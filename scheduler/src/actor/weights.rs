@@ -53,7 +53,7 @@ pub(crate) struct Loading<'a> {
 }
 
 impl Loading<'_> {
-    /// Uploads all weights of a stage and waits for them.
+    /// Uploads a stage's weights that are not on the device yet, and waits for them.
     ///
     /// # Errors
     /// [`Error::Weight`] if the source fails, [`Error::Stage`] if the device fails, [`Error::Stopped`] if
@@ -98,7 +98,8 @@ impl Loading<'_> {
     /// Returns all chunks in weight order. Validates them, because they determine where bytes are written.
     fn plan(&self, memory: &StageBuffers, source: &dyn WeightSource) -> Result<Vec<(usize, WeightChunk)>> {
         let mut all = Vec::new();
-        for (index, weight) in memory.compiled().weights.iter().enumerate() {
+        for &index in memory.unloaded() {
+            let weight = &memory.compiled().weights[index];
             let mut covered = 0;
             for chunk in source.chunks(index, CHUNK_BYTES) {
                 let left = weight.bytes() - covered;

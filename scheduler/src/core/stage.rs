@@ -1,17 +1,20 @@
 //! The core of one stage: slots, the incoming and outgoing edges, and the points between them.
 //!
-//! Everything is submitted ahead. A micro-batch's upload, computation and download wait for each other by
+//! A stage with a device of its own submits everything ahead. A micro-batch's upload, computation and download wait for each other by
 //! points, so the device proceeds without the host. Two shortages delay a micro-batch. Without a free slot
 //! its chunks wait in the ring, and the previous stage runs out of ring slots. Without a free ring slot its
 //! download waits, and keeps its slot. With three slots one micro-batch computes while the next enters and
 //! the previous one leaves. A fourth hides the delay until the host learns that a slot is free.
+//!
+//! A stage that shares its device does not compute ahead. [`DeviceCore`](super::DeviceCore) decides when it
+//! computes.
 
-use crate::core::{MicroBatch, MicroBatchId, Nanoseconds, Return};
+use crate::core::{MicroBatch, MicroBatchId, Nanoseconds, QueuePoints, Return};
 use crate::error::{Error, Result};
-use ragtag_hal::{Point, TimelineId};
+use ragtag_hal::Point;
 use ragtag_transfer::{
-    Chunk, ChunkFree, ChunkReady, Points, Receiver, ReceiverAction, ReceiverEvent, Route, Sender,
-    SenderAction, SenderEvent, TransferId,
+    Chunk, ChunkFree, ChunkReady, Receiver, ReceiverAction, ReceiverEvent, Route, Sender, SenderAction,
+    SenderEvent, TransferId,
 };
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
@@ -42,11 +45,6 @@ pub enum StageEvent {
     Chunk(ChunkReady),
     /// The next stage returns a ring slot.
     Free(ChunkFree),
-    /// The stage's download timeline has advanced.
-    Progress {
-        /// Value of the timeline.
-        downloaded: u64,
-    },
 }
 
 /// Actions of a stage, to be executed in order.
@@ -118,22 +116,34 @@ pub enum StageAction {
 #[derive(Debug)]
 enum Outlet {
     Next(Sender),
-    Coordinator(Points),
+    Coordinator,
+}
+
+/// A micro-batch that has a slot and, on all but the first stage, submitted uploads.
+#[derive(Debug)]
+struct Ready {
+    micro_batch: Arc<MicroBatch>,
+    slot: u32,
+    /// Point of the last upload.
+    received: Option<Point>,
 }
 
 /// The state machine of one stage.
 #[derive(Debug)]
-pub struct StageCore {
+pub(super) struct StageCore {
     row_bytes: u64,
     slots: u32,
     incoming: Option<Receiver>,
     outlet: Outlet,
-    compute: Points,
+    /// Whether it computes ahead, before its inputs have arrived.
+    ahead: bool,
     free: VecDeque<u32>,
     /// Handed over, without a slot.
     waiting: VecDeque<(Arc<MicroBatch>, Nanoseconds)>,
     /// With a slot, activations not completely received.
     receiving: VecDeque<(Arc<MicroBatch>, u32)>,
+    /// Waits for [`StageCore::compute_oldest`]. Empty on a stage that computes ahead.
+    ready: VecDeque<Ready>,
     /// Computed, activations not completely sent.
     sending: VecDeque<(MicroBatchId, u32)>,
     /// Slots that become free when the download timeline reaches the value, in that order.
@@ -152,32 +162,12 @@ pub struct StageStats {
     pub waited_for_slot_ns: Nanoseconds,
 }
 
-/// Next points of a stage's queues.
-#[derive(Clone, Debug)]
-pub struct StagePoints {
-    /// Compute queue.
-    pub compute: Points,
-    /// Upload queue.
-    pub upload: Points,
-    /// Download queue.
-    pub download: Points,
-}
-
-impl StagePoints {
-    /// Returns the points of queues without submissions.
-    pub fn new(timeline: impl Fn(ragtag_hal::QueueKind) -> TimelineId) -> Self {
-        use ragtag_hal::QueueKind::{Compute, Download, Upload};
-        let points = |queue| Points::new(timeline(queue));
-        Self { compute: points(Compute), upload: points(Upload), download: points(Download) }
-    }
-}
-
 impl StageCore {
-    /// Creates an idle stage.
+    /// Creates an idle stage. With `ahead`, it computes before its inputs have arrived.
     ///
     /// # Errors
     /// [`Error::Spec`] without slots, for rows of zero bytes, and for a route that does not connect devices.
-    pub fn new(shape: &StageShape, points: StagePoints) -> Result<Self> {
+    pub(super) fn new(shape: &StageShape, ahead: bool) -> Result<Self> {
         let spec = |what: String| Err(Error::Spec { what });
         if shape.slots == 0 || shape.row_bytes == 0 {
             return spec(format!("invalid stage shape: {shape:?}"));
@@ -187,23 +177,20 @@ impl StageCore {
         }
         let unavailable = |error: ragtag_transfer::Error| Error::Spec { what: error.to_string() };
         let outlet = match shape.outgoing {
-            Some(route) => Outlet::Next(Sender::new(route, points.download).map_err(unavailable)?),
-            None => Outlet::Coordinator(points.download),
+            Some(route) => Outlet::Next(Sender::new(route).map_err(unavailable)?),
+            None => Outlet::Coordinator,
         };
-        let incoming = shape
-            .incoming
-            .map(|route| Receiver::new(route, points.upload))
-            .transpose()
-            .map_err(unavailable)?;
+        let incoming = shape.incoming.map(Receiver::new).transpose().map_err(unavailable)?;
         Ok(Self {
             row_bytes: shape.row_bytes,
             slots: shape.slots,
             incoming,
             outlet,
-            compute: points.compute,
+            ahead,
             free: (0..shape.slots).collect(),
             waiting: VecDeque::new(),
             receiving: VecDeque::new(),
+            ready: VecDeque::new(),
             sending: VecDeque::new(),
             draining: VecDeque::new(),
             stats: StageStats::default(),
@@ -211,26 +198,26 @@ impl StageCore {
     }
 
     /// Returns the counts so far.
-    pub fn stats(&self) -> StageStats {
+    pub(super) fn stats(&self) -> StageStats {
         self.stats
     }
 
     /// Returns whether a micro-batch waits for a slot. Until then the core needs no progress events.
-    pub fn wants_slot(&self) -> bool {
+    pub(super) fn wants_slot(&self) -> bool {
         !self.waiting.is_empty()
     }
 
     /// Returns whether activations wait for a slot of the outgoing ring. Until then returned slots are not
     /// urgent.
-    pub fn wants_ring_slot(&self) -> bool {
+    pub(super) fn wants_ring_slot(&self) -> bool {
         matches!(&self.outlet, Outlet::Next(sender) if sender.is_waiting())
     }
 
     /// Returns whether it holds no micro-batch and all slots and ring slots are free.
-    pub fn is_idle(&self) -> bool {
+    pub(super) fn is_idle(&self) -> bool {
         let sent = match &self.outlet {
             Outlet::Next(sender) => sender.is_idle(),
-            Outlet::Coordinator(_) => true,
+            Outlet::Coordinator => true,
         };
         let received = self.incoming.as_ref().is_none_or(|r| r.expected() == 0);
         sent && received && self.waiting.is_empty() && self.free.len() == self.slots as usize
@@ -240,10 +227,11 @@ impl StageCore {
     ///
     /// # Errors
     /// [`Error::Protocol`] for an event that is not allowed now.
-    pub fn step(
+    pub(super) fn step(
         &mut self,
         now: Nanoseconds,
         event: StageEvent,
+        points: &mut QueuePoints,
         actions: &mut Vec<StageAction>,
     ) -> Result<()> {
         match event {
@@ -252,49 +240,78 @@ impl StageCore {
                     let transfer = TransferId(micro_batch.id.0);
                     let bytes = u64::from(micro_batch.rows()) * self.row_bytes;
                     let mut received = Vec::new();
-                    receiver.step(ReceiverEvent::Expect { transfer, bytes }, &mut received)?;
-                    self.receive(received, actions)?;
+                    let expect = ReceiverEvent::Expect { transfer, bytes };
+                    receiver.step(expect, &mut points.upload, &mut received)?;
+                    self.receive(received, points, actions)?;
                 }
                 self.waiting.push_back((micro_batch, now));
             }
-            StageEvent::Chunk(ready) => self.receiver_event(ReceiverEvent::Ready(ready), actions)?,
-            StageEvent::Free(free) => self.sender_event(SenderEvent::Free(free), actions)?,
-            StageEvent::Progress { downloaded } => {
-                while let Some(&(_, slot)) = self.draining.front().filter(|(value, _)| *value <= downloaded) {
-                    self.draining.pop_front();
-                    self.free.push_back(slot);
-                }
+            StageEvent::Chunk(ready) => {
+                self.receiver_event(ReceiverEvent::Ready(ready), points, actions)?;
             }
+            StageEvent::Free(free) => self.sender_event(SenderEvent::Free(free), points, actions)?,
         }
-        self.admit(now, actions)
+        self.admit(now, points, actions)
+    }
+
+    /// Handles progress of the device's download timeline, which frees slots.
+    ///
+    /// # Errors
+    /// [`Error::Protocol`] if chunks in the ring do not fit their micro-batch.
+    pub(super) fn downloaded(
+        &mut self,
+        now: Nanoseconds,
+        value: u64,
+        points: &mut QueuePoints,
+        actions: &mut Vec<StageAction>,
+    ) -> Result<()> {
+        while let Some((_, slot)) = self.draining.pop_front_if(|(at, _)| *at <= value) {
+            self.free.push_back(slot);
+        }
+        self.admit(now, points, actions)
     }
 
     /// Assigns free slots to waiting micro-batches.
-    fn admit(&mut self, now: Nanoseconds, actions: &mut Vec<StageAction>) -> Result<()> {
+    fn admit(
+        &mut self,
+        now: Nanoseconds,
+        points: &mut QueuePoints,
+        actions: &mut Vec<StageAction>,
+    ) -> Result<()> {
         while !self.free.is_empty() {
-            let Some((batch, since)) = self.waiting.pop_front() else { return Ok(()) };
+            let Some((micro_batch, since)) = self.waiting.pop_front() else { return Ok(()) };
             let Some(slot) = self.free.pop_front() else { return Ok(()) };
             self.stats.waited_for_slot_ns += now.saturating_sub(since);
             if self.incoming.is_some() {
-                self.receiving.push_back((batch, slot));
-                self.receiver_event(ReceiverEvent::Open, actions)?;
+                self.receiving.push_back((micro_batch, slot));
+                self.receiver_event(ReceiverEvent::Open, points, actions)?;
             } else {
-                self.compute(batch, slot, None, actions)?;
+                self.proceed(Ready { micro_batch, slot, received: None }, points, actions)?;
             }
         }
         Ok(())
     }
 
-    fn receiver_event(&mut self, event: ReceiverEvent, actions: &mut Vec<StageAction>) -> Result<()> {
+    fn receiver_event(
+        &mut self,
+        event: ReceiverEvent,
+        points: &mut QueuePoints,
+        actions: &mut Vec<StageAction>,
+    ) -> Result<()> {
         let Some(receiver) = &mut self.incoming else {
             return Err(Error::protocol("a chunk for the first stage"));
         };
         let mut received = Vec::new();
-        receiver.step(event, &mut received)?;
-        self.receive(received, actions)
+        receiver.step(event, &mut points.upload, &mut received)?;
+        self.receive(received, points, actions)
     }
 
-    fn receive(&mut self, received: Vec<ReceiverAction>, actions: &mut Vec<StageAction>) -> Result<()> {
+    fn receive(
+        &mut self,
+        received: Vec<ReceiverAction>,
+        points: &mut QueuePoints,
+        actions: &mut Vec<StageAction>,
+    ) -> Result<()> {
         for action in received {
             // Transfers arrive in order, so this is the oldest one in `receiving`.
             let Some((batch, slot)) = self.receiving.front() else {
@@ -307,25 +324,59 @@ impl StageCore {
                 }
                 ReceiverAction::Free(free) => actions.push(StageAction::Free(free)),
                 ReceiverAction::Received { at, .. } => {
-                    let Some((batch, slot)) = self.receiving.pop_front() else { continue };
-                    self.compute(batch, slot, at, actions)?;
+                    let Some((micro_batch, slot)) = self.receiving.pop_front() else { continue };
+                    self.proceed(Ready { micro_batch, slot, received: at }, points, actions)?;
                 }
             }
         }
         Ok(())
     }
 
-    fn compute(
+    /// Computes a micro-batch now, or queues it if the stage does not compute ahead.
+    fn proceed(
         &mut self,
-        batch: Arc<MicroBatch>,
-        slot: u32,
-        received: Option<Point>,
+        ready: Ready,
+        points: &mut QueuePoints,
         actions: &mut Vec<StageAction>,
     ) -> Result<()> {
+        if self.ahead {
+            return self.compute(ready, points, actions);
+        }
+        self.ready.push_back(ready);
+        Ok(())
+    }
+
+    /// Returns the oldest micro-batch that is ready to compute, and the point of its last upload.
+    pub(super) fn oldest(&self) -> Option<(MicroBatchId, Option<Point>)> {
+        self.ready.front().map(|ready| (ready.micro_batch.id, ready.received))
+    }
+
+    /// Computes the oldest micro-batch that is ready.
+    ///
+    /// # Errors
+    /// [`Error::Protocol`] if none is ready.
+    pub(super) fn compute_oldest(
+        &mut self,
+        points: &mut QueuePoints,
+        actions: &mut Vec<StageAction>,
+    ) -> Result<()> {
+        let Some(ready) = self.ready.pop_front() else {
+            return Err(Error::protocol("no micro-batch is ready to compute"));
+        };
+        self.compute(ready, points, actions)
+    }
+
+    fn compute(
+        &mut self,
+        ready: Ready,
+        points: &mut QueuePoints,
+        actions: &mut Vec<StageAction>,
+    ) -> Result<()> {
+        let Ready { micro_batch: batch, slot, received } = ready;
         let rows = u64::from(batch.rows());
         self.stats.micro_batches += 1;
         self.stats.rows += rows;
-        let computed = self.compute.allot();
+        let computed = points.compute.allot();
         let micro_batch = batch.clone();
         actions.push(StageAction::Compute {
             slot,
@@ -334,8 +385,8 @@ impl StageCore {
             signal: computed,
         });
         match &mut self.outlet {
-            Outlet::Coordinator(points) => {
-                let ready = points.allot();
+            Outlet::Coordinator => {
+                let ready = points.download.allot();
                 self.draining.push_back((ready.value, slot));
                 // Sent before the submission, so that the coordinator knows the micro-batch before its point
                 // passes.
@@ -348,7 +399,7 @@ impl StageCore {
                 let transfer = TransferId(batch.id.0);
                 self.sending.push_back((batch.id, slot));
                 let (bytes, start) = (rows * self.row_bytes, actions.len());
-                self.sender_event(SenderEvent::Send { transfer, bytes, after: computed }, actions)?;
+                self.sender_event(SenderEvent::Send { transfer, bytes, after: computed }, points, actions)?;
                 // Insert it right before the first chunk, so that the next stage wakes up once.
                 let chunk = actions[start..].iter().position(|a| matches!(a, StageAction::Chunk(_)));
                 let at = chunk.map_or(actions.len(), |chunk| start + chunk);
@@ -358,12 +409,17 @@ impl StageCore {
         }
     }
 
-    fn sender_event(&mut self, event: SenderEvent, actions: &mut Vec<StageAction>) -> Result<()> {
+    fn sender_event(
+        &mut self,
+        event: SenderEvent,
+        points: &mut QueuePoints,
+        actions: &mut Vec<StageAction>,
+    ) -> Result<()> {
         let Outlet::Next(sender) = &mut self.outlet else {
             return Err(Error::protocol("a ring slot for the last stage"));
         };
         let mut sent = Vec::new();
-        sender.step(event, &mut sent)?;
+        sender.step(event, &mut points.download, &mut sent)?;
         for action in sent {
             let Some(&(micro_batch, slot)) = self.sending.front() else {
                 return Err(Error::protocol("activations of a micro-batch without a slot"));

@@ -6,7 +6,7 @@ use crate::core::{
 };
 use crate::error::{Error, Result};
 use crate::mailbox::{self, Mailbox, Notice, found, over};
-use crate::message::{RequestMessage, RunMessage, RunUrgent, StageAddress, StageMessage, StageUrgent};
+use crate::message::{DeviceAddress, DeviceMessage, DeviceUrgent, RequestMessage, RunMessage, RunUrgent};
 use crate::runtime::PipelineStats;
 use crate::runtime::request::{Client, Reply};
 use crate::runtime::spec::Layout;
@@ -66,7 +66,11 @@ pub(super) struct Coordinator {
     pub(super) requests: Receiver<RequestMessage>,
     /// Set when requests are no longer accepted.
     pub(super) ended: Arc<AtomicBool>,
-    pub(super) stages: Vec<StageAddress>,
+    /// Mailboxes of the devices.
+    pub(super) actors: Vec<DeviceAddress>,
+    /// Device of the first stage.
+    pub(super) first_device: usize,
+    /// Device ids and labels of the stages.
     pub(super) devices: Vec<(DeviceId, String)>,
     /// The last stage's download timeline.
     pub(super) last: Arc<Timeline>,
@@ -109,7 +113,7 @@ impl Coordinator {
                 // This sink may be the one that panicked. The others must still receive the error.
                 let _ = catch_unwind(AssertUnwindSafe(|| (client.reply)(Reply::Failed(error.clone()))));
             }
-            self.stop_stages();
+            self.stop_devices();
         }
         // A later sender handles the remaining requests itself. This order ensures that one of the two sees
         // each request.
@@ -213,8 +217,8 @@ impl Coordinator {
     fn act(&mut self, action: RunAction, events: &mut VecDeque<RunEvent>, news: &mut News) -> Result<()> {
         match action {
             RunAction::Enter { micro_batch } => {
-                let hand_off = StageMessage::Event(StageEvent::HandOff { micro_batch });
-                return self.stages[0].send(hand_off);
+                let event = StageEvent::HandOff { micro_batch };
+                return self.actors[self.first_device].send(DeviceMessage::Event { stage: 0, event });
             }
             RunAction::Collect { micro_batch } => {
                 let sampled = self.collect(&micro_batch)?;
@@ -231,7 +235,7 @@ impl Coordinator {
             }
             RunAction::Finish { sequence, finished } => self.end(sequence, Reply::Finished(finished), news),
             RunAction::Fail { sequence, error } => self.end(sequence, Reply::Failed(error), news),
-            RunAction::Stop => self.stop_stages(),
+            RunAction::Stop => self.stop_devices(),
         }
         Ok(())
     }
@@ -284,8 +288,8 @@ impl Coordinator {
         }
     }
 
-    fn stop_stages(&self) {
-        self.stages.iter().for_each(|stage| stage.send_urgent(StageUrgent::Stop));
+    fn stop_devices(&self) {
+        self.actors.iter().for_each(|actor| actor.send_urgent(DeviceUrgent::Stop));
     }
 
     /// Attributes an error to the stage where it began, if another stage reported it first through a point.
@@ -336,7 +340,7 @@ mod tests {
         };
         let layout = Layout { run, weight_bytes: 0, logit_row_bytes: 16, logits_part_bytes: 16 };
         let (address, inbox) = mailbox(Lanes::of_run(1));
-        let (stage, _stage_inbox) = mailbox(Lanes::of_stage(1, 0, 0));
+        let (actor, _actor_inbox) = mailbox(Lanes::of_device(1, [(0, 0)]));
         let (_requests, requests) = bounded(1);
         let id = TimelineId { device: DeviceId(0), queue: QueueKind::Download };
         let last = Timeline::new(id);
@@ -345,7 +349,8 @@ mod tests {
             inbox,
             requests,
             ended: Arc::default(),
-            stages: vec![stage],
+            actors: vec![actor],
+            first_device: 0,
             devices: vec![(DeviceId(0), "made-up:0".into())],
             last: Arc::clone(&last),
             notice: Notice::default(),

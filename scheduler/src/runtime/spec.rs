@@ -9,10 +9,18 @@ use ragtag_kernels::params::BLOCK_TOKENS;
 use ragtag_planner::Chunks;
 use ragtag_transfer::Route;
 
-/// A stage: a device, its compiled program and its weights.
+/// Devices and stages of a pipeline.
+pub struct PipelineSpec {
+    /// Devices with at least one stage each, wrapped in [`ragtag_hal::Checked`] and without submissions.
+    pub devices: Vec<Box<dyn Device>>,
+    /// Stages in pipeline order.
+    pub stages: Vec<StageSpec>,
+}
+
+/// A stage: its device, its compiled program and its weights.
 pub struct StageSpec {
-    /// The device, already wrapped in [`ragtag_hal::Checked`] and without submissions.
-    pub device: Box<dyn Device>,
+    /// Index of its device in [`PipelineSpec::devices`]. Neighbouring stages have different devices.
+    pub device: usize,
     /// The compiled stage.
     pub compiled: CompiledStage,
     /// The content of its weight buffers.
@@ -85,7 +93,8 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    pub(crate) fn new(stages: &[StageSpec], options: &PipelineOptions) -> Result<Self> {
+    pub(crate) fn new(pipeline: &PipelineSpec, options: &PipelineOptions) -> Result<Self> {
+        let PipelineSpec { devices, stages } = pipeline;
         let spec = |what: String| Error::Spec { what };
         let compiled = || stages.iter().map(|s| &s.compiled);
         let Some(last) = compiled().next_back() else {
@@ -106,10 +115,28 @@ impl Layout {
                 other => return Err(spec(format!("route {other:?} is not available"))),
             }
         }
+        for (index, device) in devices.iter().enumerate() {
+            let id = device.id();
+            if devices[..index].iter().any(|other| other.id() == id) {
+                return Err(spec(format!("{id} is listed twice")));
+            }
+            if stages.iter().all(|stage| stage.device != index) {
+                return Err(spec(format!("{id} has no stage")));
+            }
+        }
+        if let Some(pair) = stages.windows(2).find(|pair| pair[0].device == pair[1].device) {
+            let at = pair[1].compiled.segments.start;
+            return Err(spec(format!(
+                "the stages on both sides of segment {at} are on one device; merge them"
+            )));
+        }
         for (index, stage) in stages.iter().enumerate() {
-            let id = stage.device.id();
-            if stages[..index].iter().any(|other| other.device.id() == id) {
-                return Err(spec(format!("two stages on {id}")));
+            if stage.device >= devices.len() {
+                return Err(spec(format!(
+                    "stage {index} is on device {} of {}",
+                    stage.device,
+                    devices.len()
+                )));
             }
             let rows = |compiled: &CompiledStage| (compiled.row_bytes, compiled.crossing_row_bytes);
             if stage.compiled.programs.is_empty() || rows(&stage.compiled) != rows(last) {

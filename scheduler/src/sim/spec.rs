@@ -10,10 +10,10 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use serde::{Deserialize, Serialize};
 
-/// A simulated device with its stage.
+/// A simulated stage, with the figures of its device.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SimStage {
-    /// Device label.
+    /// Device label. Stages with the same label share a device.
     pub device: String,
     /// Slots of the stage.
     pub slots: u32,
@@ -27,7 +27,7 @@ pub struct SimStage {
     pub download: CopyTime,
     /// Time of copies of logits from the device. Used only on the last stage.
     pub logits: CopyTime,
-    /// Whether all three queues are one hardware queue.
+    /// Whether all three queues are one hardware queue. Holds for a device if it holds for one of its stages.
     pub single_queue: bool,
     /// Route to the next stage. Unused on the last.
     pub route: Route,
@@ -194,7 +194,8 @@ impl SimSpec {
             kv_blocks: rng.random_range(1..=24),
         };
         let row_bytes = rng.random_range(1..=64);
-        let stages: Vec<_> = (0..stages).map(|at| random_stage(&mut rng, at, row_bytes)).collect();
+        let mut stages: Vec<_> = (0..stages).map(|at| random_stage(&mut rng, at, row_bytes)).collect();
+        share_devices(seed, &mut stages);
         let requests = (0..rng.random_range(1..=12)).map(|_| random_request(&mut rng, &run)).collect();
         let mut faults = Vec::new();
         for stage in 0..stages.len() as u32 {
@@ -249,6 +250,24 @@ fn random_faults(seed: u64, stages: u32) -> Vec<Fault> {
         faults.push(Fault::Stopped { at_ns: rng.random_range(0..3_000_000) });
     }
     faults
+}
+
+/// Puts the stages of every second pipeline on random devices. Neighbours stay on different ones.
+fn share_devices(seed: u64, stages: &mut [SimStage]) {
+    let mut rng = SmallRng::seed_from_u64(seed ^ 0x6465_7669);
+    if stages.len() < 3 || rng.random_ratio(1, 2) {
+        return;
+    }
+    let devices = rng.random_range(2..stages.len() as u32);
+    let mut before = devices;
+    for stage in stages {
+        let mut device = rng.random_range(0..devices);
+        if device == before {
+            device = (device + 1) % devices;
+        }
+        stage.device = format!("made-up:{device}");
+        before = device;
+    }
 }
 
 fn random_stage(rng: &mut SmallRng, at: u32, row_bytes: u64) -> SimStage {

@@ -1,14 +1,16 @@
 //! A link between two devices, for timing: a ring in host memory, as in a pipeline.
 
-use super::super::memory::{INCOMING, OUTGOING};
 use super::SoloDevice;
 use crate::error::{Error, Result};
-use ragtag_hal::{BufferId, BufferRange, Command, Device, HostRegion, Point, QueueKind, Timeline, Work};
+use ragtag_hal::{
+    BufferId, BufferRange, Command, Device, HostRegion, Point, QueueKind, RegionId, Timeline, Work,
+};
 use ragtag_transfer::Route;
 use std::sync::Arc;
 use std::time::Instant;
 
 const BUFFER: BufferId = BufferId(0);
+const RING: RegionId = RegionId(0);
 
 /// A link between two devices.
 pub struct SoloLink<'a> {
@@ -45,13 +47,13 @@ impl<'a> SoloLink<'a> {
         let ring = Arc::new(ring);
         let timeline = |of: &SoloDevice, queue: QueueKind| Arc::clone(&of.own[queue.index()]);
         let [sent, taken] = [timeline(from, QueueKind::Download), timeline(to, QueueKind::Upload)];
-        let prepare = |of: &mut SoloDevice, region, neighbour: Arc<Timeline>| {
+        let prepare = |of: &mut SoloDevice, neighbour: Arc<Timeline>| {
             let made = of.device.create_buffer(BUFFER, bytes);
-            let made = made.and_then(|()| of.device.register_region(region, Arc::clone(&ring)));
+            let made = made.and_then(|()| of.device.register_region(RING, Arc::clone(&ring)));
             let made = made.and_then(|()| of.device.import_timeline(neighbour));
             made.map_err(|cause| of.failed(cause))
         };
-        match prepare(from, OUTGOING, taken).and_then(|()| prepare(to, INCOMING, sent)) {
+        match prepare(from, taken).and_then(|()| prepare(to, sent)) {
             Ok(()) => Ok(Self { from, to, chunk_bytes, depth, bytes }),
             Err(error) => {
                 from.device.clear();
@@ -90,9 +92,9 @@ impl<'a> SoloLink<'a> {
             let place = (index % self.depth as usize) as u64 * self.chunk_bytes;
             let freed = index.checked_sub(self.depth as usize).map(|before| arrived[before]);
             let waits: Vec<_> = std::iter::once(computed).chain(freed).collect();
-            let download = Command::Download { from: range, region: OUTGOING, offset: place };
+            let download = Command::Download { from: range, region: RING, offset: place };
             let sent = self.from.submit(QueueKind::Download, Work::Commands(vec![download]), &waits)?;
-            let upload = Command::Upload { region: INCOMING, offset: place, to: range };
+            let upload = Command::Upload { region: RING, offset: place, to: range };
             arrived.push(self.to.submit(QueueKind::Upload, Work::Commands(vec![upload]), &[sent])?);
         }
         let ready = self.to.submit(QueueKind::Compute, nothing(), &arrived[arrived.len() - 1..])?;

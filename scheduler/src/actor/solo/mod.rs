@@ -7,11 +7,11 @@ mod link;
 
 pub use link::SoloLink;
 
-use super::memory::{LOGITS, StageBuffers};
+use super::memory::{LOGITS, SharedBuffers, StageBuffers};
 use super::owned::OwnedDevice;
 use super::stage_error;
 use super::weights::{Loading, WeightSource};
-use crate::core::{Item, LogitRows, MicroBatch, MicroBatchId, SequenceId, StagePoints};
+use crate::core::{Item, LogitRows, MicroBatch, MicroBatchId, QueuePoints, SequenceId};
 use crate::error::{Error, Result};
 use crate::trace::{Ends, Recorder, TraceSink};
 use ragtag_graph::CompiledStage;
@@ -32,7 +32,7 @@ const FILLING: u32 = 0x2c00_2c00;
 /// A device on its own.
 pub struct SoloDevice {
     label: String,
-    points: StagePoints,
+    points: QueuePoints,
     own: [Arc<Timeline>; 3],
     timings: Vec<Timing>,
     /// Destination of logit downloads.
@@ -51,7 +51,7 @@ impl SoloDevice {
     pub fn new(device: Box<dyn Device>) -> Self {
         let device = OwnedDevice::new(device);
         let own = QueueKind::ALL.map(|queue| device.timeline(queue));
-        let points = StagePoints::new(|queue| own[queue.index()].id());
+        let points = QueuePoints::new(|queue| own[queue.index()].id());
         Self { label: device.adapter().label(), points, own, timings: Vec::new(), logits: None, device }
     }
 
@@ -86,7 +86,8 @@ impl SoloDevice {
         let logits_bytes = u64::from(compiled.max_logit_rows()) * compiled.logit_row_bytes;
         let mut recorder = Recorder::new(0, compiled.segments.clone(), TraceSink::new(0), Ends::default());
         let start = Instant::now();
-        let memory = StageBuffers::new(device, compiled, BURST).map_err(failed)?;
+        let mut shared = SharedBuffers::new(device, &[&compiled]).map_err(failed)?;
+        let memory = StageBuffers::new(device, &mut shared, compiled, BURST).map_err(failed)?;
         let made_in = start.elapsed();
         if logits_bytes > 0 {
             let region = Arc::new(HostRegion::new(logits_bytes as usize).map_err(failed)?);
