@@ -350,6 +350,7 @@ impl Planner {
             limits: PlanLimits { chunk, ..self.limits },
             constraints: &self.constraints,
             trial: Some(ragtag_scheduler::trial),
+            several_stages: true,
             explained: self.explained,
             split: self.split.as_ref(),
         })

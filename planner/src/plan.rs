@@ -69,6 +69,9 @@ pub struct Plan {
     #[serde(default, rename = "boundary")]
     #[schemars(schema_with = "crate::schemas::wire_type")]
     pub wire_type: WireType,
+    /// Family of the placement. If absent, one stage per device.
+    #[serde(default, skip_serializing_if = "Family::is_one_stage")]
+    pub family: Family,
     /// The stages, in segment order.
     pub stages: Vec<PlanStage>,
     /// Host memory of the pipeline. If absent, zero.
@@ -109,6 +112,28 @@ pub(crate) fn logit_rows(sequences: u32, decode_groups: u32, chunk: u32) -> u32 
     sequences.div_ceil(decode_groups.max(1)).saturating_add(1).min(sequences).min(chunk)
 }
 
+/// A family of placements. Only the first is searched exactly; the others are candidates beside it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Family {
+    /// Each device has one stage. The lower bound of the score covers this family.
+    #[default]
+    OneStage,
+    /// The devices take turns, with several stages each.
+    Interleaved,
+    /// One device has the attention halves of all blocks, another the feed-forward halves.
+    FeedForwardApart,
+    /// Some device has several stages, in another order.
+    SeveralStages,
+}
+
+impl Family {
+    /// Returns whether each device has one stage.
+    pub fn is_one_stage(&self) -> bool {
+        *self == Self::OneStage
+    }
+}
+
 /// Options that determined the devices of a plan. With other options, some of them may not exist.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -138,9 +163,10 @@ pub struct PlanEdge {
 pub struct Explanation {
     /// Score of the plan: the value of the objective.
     pub score_us: f64,
-    /// Lower bound of the score over all placements that meet the constraints, with any of the chunks, decode
-    /// groups and wire types that were considered. For a user's split it bounds all other placements too. 0
-    /// if no bound is known, which happens with very many devices and segments.
+    /// Lower bound of the score over all placements with one stage per device that meet the constraints, with any
+    /// of the chunks, decode groups and wire types that were considered. For a user's split it bounds all other
+    /// such placements too. 0 if no bound is known: with very many devices and segments, and for plans of
+    /// another [`Family`].
     pub bound_us: f64,
     /// The part that is busy longest in a request.
     pub bottleneck: Bottleneck,
@@ -292,7 +318,7 @@ pub struct PlanModel {
     pub granularity: Granularity,
 }
 
-/// The segments that one device runs.
+/// A stage: a run of segments on a device.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PlanStage {
@@ -646,6 +672,7 @@ mod tests {
             kv: KvType::F16,
             activations: Activations::Int8,
             wire_type: WireType::F32,
+            family: Family::OneStage,
             stages: vec![stage("cpu:0", 0, 5), stage("cpu:1", 6, 13)],
             host_memory_bytes: HostMemory { total: 7, available: Some(1 << 40), ..HostMemory::default() },
             edges: vec![PlanEdge {
@@ -756,7 +783,7 @@ mod tests {
         );
         assert!(with(&|p| p.stages[1] = stage("cpu:1", 6, 14)).contains("last segment is 13"));
         assert!(with(&|p| p.stages[1].device = "cuda:0".into()).contains("no device cuda:0"));
-        assert!(with(&|p| p.stages[1].device = "cpu:0".into()).contains("cpu:0 is named twice"));
+        assert!(with(&|p| p.stages[1].device = "cpu:0".into()).contains("0-5 and 6-13 are both on cpu:0"));
         assert!(with(&|p| p.stages.swap(0, 1)).contains("in the order of the segments"));
         assert!(with(&|p| p.stages.clear()).contains("no segment is placed"));
         assert!(with(&|p| p.edges.clear()).contains("0 routes for 2 stages"));

@@ -103,10 +103,14 @@ pub enum PartitionError {
         /// The model's last segment.
         last_segment: u32,
     },
-    /// A device with two parts.
-    #[error("{device} is named twice: a device runs one contiguous run of segments")]
-    DeviceTwice {
-        /// The device.
+    /// Two neighbouring parts on one device.
+    #[error("segments {first} and {second} are both on {device}: write them as one range")]
+    Neighbours {
+        /// The first part.
+        first: Span,
+        /// The part after it.
+        second: Span,
+        /// Their device.
         device: String,
     },
     /// An unknown device.
@@ -119,8 +123,8 @@ pub enum PartitionError {
     },
 }
 
-/// Checks that `parts` cover the segments `0 .. segments` exactly once, in order, on different devices from
-/// `devices`.
+/// Checks that `parts` cover the segments `0 .. segments` exactly once, in order, on `devices`. A device may
+/// have several parts, but not two in a row.
 ///
 /// # Errors
 /// The first problem found.
@@ -132,15 +136,12 @@ pub fn check_partition(
     let Some(last_segment) = segments.checked_sub(1).filter(|_| !parts.is_empty()) else {
         return Err(PartitionError::Empty);
     };
-    for (at, &(span, device)) in parts.iter().enumerate() {
+    for &(span, device) in parts {
         if !devices.contains(&device) {
             return Err(PartitionError::UnknownDevice { device: device.into(), known: devices.join(", ") });
         }
         if span.last > last_segment {
             return Err(PartitionError::Beyond { span, device: device.into(), last_segment });
-        }
-        if parts[..at].iter().any(|(_, other)| *other == device) {
-            return Err(PartitionError::DeviceTwice { device: device.into() });
         }
     }
     for pair in parts.windows(2) {
@@ -165,6 +166,10 @@ pub fn check_partition(
             });
         }
         next = span.last + 1;
+    }
+    if let Some(pair) = parts.windows(2).find(|pair| pair[0].1 == pair[1].1) {
+        let (first, second, device) = (pair[0].0, pair[1].0, pair[0].1.into());
+        return Err(PartitionError::Neighbours { first, second, device });
     }
     if next <= last_segment {
         return Err(PartitionError::Hole { missing: Span { first: next, last: last_segment }, last_segment });
@@ -292,6 +297,7 @@ mod tests {
         assert_eq!(check("0-5=cpu:0,6-13=cpu:1"), Ok(()));
         assert_eq!(check("0=cpu:1,1-13=cpu:0"), Ok(()));
         assert_eq!(check("0-13=cpu:1"), Ok(()));
+        assert_eq!(check("0-3=cpu:0,4-7=cpu:1,8-13=cpu:0"), Ok(()));
     }
 
     #[test]
@@ -335,10 +341,9 @@ mod tests {
         let beyond = PartitionError::Beyond { span: span(6, 14), device: "cpu:1".into(), last_segment: 13 };
         assert_eq!(beyond.to_string(), "segments 6-14 on cpu:1: the model's last segment is 13");
         assert_eq!(check("0-5=cpu:0,6-14=cpu:1"), Err(beyond));
-        assert_eq!(
-            check("0-5=cpu:0,6-13=cpu:0"),
-            Err(PartitionError::DeviceTwice { device: "cpu:0".into() })
-        );
+        let neighbours =
+            PartitionError::Neighbours { first: span(0, 5), second: span(6, 13), device: "cpu:0".into() };
+        assert_eq!(check("0-5=cpu:0,6-13=cpu:0"), Err(neighbours));
         let unknown = PartitionError::UnknownDevice { device: "cuda:3".into(), known: "cpu:0, cpu:1".into() };
         assert_eq!(check("0-5=cpu:0,6-13=cuda:3"), Err(unknown));
         assert_eq!(Split { parts: vec![] }.check(14, &DEVICES), Err(PartitionError::Empty));

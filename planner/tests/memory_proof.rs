@@ -76,6 +76,7 @@ fn try_plan(model: &Model, lowering: &Lowering, split: &str, caps: &Caps) -> Res
         },
         constraints: Constraints::NONE,
         trial: None,
+        several_stages: false,
         explained: true,
         split: Some(&split),
     })

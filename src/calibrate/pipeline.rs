@@ -16,8 +16,8 @@ use ragtag_hal::{Device, Timing};
 use ragtag_planner::cost::Profile;
 use ragtag_scheduler::core::Sample;
 use ragtag_scheduler::{
-    Crossed, EdgeReport, Job, Pipeline, PipelineOptions, PipelineSpec, PipelineStats, Reply, Request, Sampler,
-    Sampling, SoloBatch, StageSpec,
+    Crossed, EdgeReport, Job, Pipeline, PipelineOptions, PipelineSpec, PipelineStats, Reply, Request,
+    Sampler, Sampling, SoloBatch, StageSpec,
 };
 use std::sync::mpsc;
 use std::time::Duration;

@@ -479,7 +479,7 @@ fn refuses_damaged_plans_and_plans_for_other_devices_or_models() {
         &["version 3, but this build reads version 2"],
     );
     plan.changed("cpu:1", "cuda:0", PLACEMENT, &["there is no device cuda:0"]);
-    plan.changed("cpu:1", "cpu:0", PLACEMENT, &["cpu:0 is named twice"]);
+    plan.changed("cpu:1", "cpu:0", PLACEMENT, &["are both on cpu:0: write them as one range"]);
     plan.changed("\"context\": 64", "\"context\": 0", PLACEMENT, &["context is 0"]);
     plan.changed("\"context\": 64", "\"context\": 4294967295", DOES_NOT_FIT, &["cpu:0"]);
     plan.changed("\"sequences\": 1", "\"sequences\": 4294967295", PLACEMENT, &["decode_rows is 1"]);
@@ -552,7 +552,7 @@ fn refuses_invalid_splits() {
         ("0-4294967296=cpu:0", "is not FIRST-LAST=DEVICE"),
         ("0-5=cpu:0,6-13=cpu:7", "there is no device cpu:7 (devices: cpu:0, cpu:1)"),
         ("0-5=cpu:0,6-13=cuda:0", "there is no device cuda:0"),
-        ("0-5=cpu:0,6-13=cpu:0", "cpu:0 is named twice"),
+        ("0-5=cpu:0,6-13=cpu:0", "segments 0-5 and 6-13 are both on cpu:0"),
         ("6-13=cpu:1,0-5=cpu:0", "in the order of the segments"),
         ("5-0=cpu:0,6-13=cpu:1", "'5-0=cpu:0': the last segment comes before the first"),
         ("", "an empty part in ''"),

@@ -90,10 +90,21 @@ pub struct LargeBuffer {
     pub limit: u64,
 }
 
+/// Memory that a device's earlier stages hold and later ones share.
+#[derive(Clone, Debug, Default)]
+pub struct Held {
+    /// Ids of tensors.
+    tensors: BTreeSet<usize>,
+    scratch: u64,
+    total: u64,
+}
+
 /// Memory of every contiguous run of segments, computed once for many queries.
 #[derive(Clone, Debug)]
 pub struct RunSizes {
     segments: usize,
+    /// Ids and bytes of each segment's tensors.
+    tensors_of: Vec<Vec<(usize, u64)>>,
     /// Bytes of the tensors of run `first ..= last`, at `first * segments + last`. Each tensor counts once.
     weights: Vec<u64>,
     /// Scratch, with the same index.
@@ -127,6 +138,7 @@ impl RunSizes {
             wide_scratch: none(),
             tensors: none(),
             kv_before: Vec::new(),
+            tensors_of: Vec::new(),
         };
         for first in 0..n {
             let mut kept = vec![false; ids.len()];
@@ -156,6 +168,7 @@ impl RunSizes {
             }
             sizes.kv_before.push((kind, before));
         }
+        sizes.tensors_of = tensors;
         sizes
     }
 
@@ -183,6 +196,33 @@ impl RunSizes {
         let available = device.memory_bytes;
         let total = [weights, kv, scratch, slots, staging].into_iter().fold(0, u64::saturating_add);
         StageMemory { weights, kv, scratch, slots, staging, total, available }
+    }
+
+    /// Returns what a stage needs beside the earlier stages of its device, and adds it to what they hold. The
+    /// stages of a device share equal tensors and scratch.
+    pub fn stage_beside(
+        &self,
+        held: &mut Held,
+        run: Range<usize>,
+        shape: &StageCapacity,
+        staging: u64,
+        device: &DeviceFacts,
+    ) -> StageMemory {
+        let mut memory = self.stage(run.clone(), shape, staging, device);
+        memory.available = memory.available.saturating_sub(held.total);
+        memory.weights = 0;
+        for &(id, bytes) in self.tensors_of[run].iter().flatten() {
+            if held.tensors.insert(id) {
+                memory.weights = memory.weights.saturating_add(bytes);
+            }
+        }
+        let scratch = memory.scratch;
+        memory.scratch = scratch.saturating_sub(held.scratch);
+        held.scratch = held.scratch.max(scratch);
+        let StageMemory { weights, kv, scratch, slots, .. } = memory;
+        memory.total = [weights, kv, scratch, slots, staging].into_iter().fold(0, u64::saturating_add);
+        held.total = held.total.saturating_add(memory.total);
+        memory
     }
 
     /// Returns the first buffer of such a stage that is too large for the device. Weights are not checked,

@@ -3,12 +3,13 @@
 
 use super::baselines::Baseline;
 use super::grid::{Choice, FEWER_DEVICES, Grid, SearchResult};
-use super::problem::Run;
+use super::problem::{Run, device_times};
 use super::solver::{self, Instance};
-use super::{PlannerInput, tenths};
+use super::{PlannerInput, families, tenths};
 use crate::cost::{DeviceFacts, Figure, FigureSource, LinkFacts, Links};
-use crate::plan::{Alternative, BindingLimit, Bottleneck, Explanation, FigureCount, LeftOut, Place};
+use crate::plan::{Alternative, BindingLimit, Bottleneck, Explanation, Family, FigureCount, LeftOut, Place};
 use crate::wording;
+use ragtag_graph::Granularity;
 use rayon::prelude::*;
 
 /// Most devices for which alternatives are searched.
@@ -26,15 +27,17 @@ const GAIN: f64 = 0.005;
 
 pub(super) fn explanation(grid: &Grid<'_>, found: &SearchResult) -> Explanation {
     let best = &found.best;
+    let devices = device_times(&best.runs, &best.evaluation.stages).len();
+    let is_one_stage = devices == best.runs.len();
     let (left_out, ((alternatives, bound_us), bindings)) = rayon::join(
         || left_out(grid, best),
         || rayon::join(|| alternatives(grid, found), || bindings(grid, best)),
     );
     Explanation {
         score_us: score(best.score_us()),
-        bound_us: score(bound_us.map_or(0.0, |bound_us| bound_us.min(best.score_us()))),
+        bound_us: score(bound_us.filter(|_| is_one_stage).map_or(0.0, |us| us.min(best.score_us()))),
         bottleneck: bottleneck(best),
-        prefill_bubble: share(best.workload_times.bubble(best.runs.len())),
+        prefill_bubble: share(best.workload_times.bubble(devices, best.runs.len())),
         decode_idle: share(best.evaluation.decode_idle.max(0.0)),
         left_out,
         alternatives,
@@ -164,7 +167,7 @@ fn alternatives(grid: &Grid<'_>, found: &SearchResult) -> (Vec<Alternative>, Opt
     let own = placement(grid.input, &found.best.runs);
     let (mut all, bound_us) = match grid.input.split {
         None => {
-            let all = [others(found), by_rules(grid)].concat();
+            let all = [others(grid, found), by_rules(grid)].concat();
             (all, found.bound_us.or_else(|| grid.bound_us()))
         }
         Some(_) => found_freely(*grid.input, grid.context),
@@ -181,9 +184,15 @@ fn alternatives(grid: &Grid<'_>, found: &SearchResult) -> (Vec<Alternative>, Opt
     (kept, bound_us)
 }
 
-fn others(found: &SearchResult) -> Vec<(Choice, String)> {
-    let why = |stages: usize| format!("best with {}", wording::count(stages, "stage"));
-    found.others.iter().map(|other| (other.clone(), why(other.runs.len()))).collect()
+fn others(grid: &Grid<'_>, found: &SearchResult) -> Vec<(Choice, String)> {
+    let granularity = Granularity::of(grid.input.segments);
+    let why = |choice: &Choice| match families::family(&choice.runs, granularity) {
+        Family::OneStage => format!("best with {}", wording::count(choice.runs.len(), "stage")),
+        Family::Interleaved => "interleaved".into(),
+        Family::FeedForwardApart => "feed-forward apart".into(),
+        Family::SeveralStages => "several stages per device".into(),
+    };
+    found.others.iter().map(|other| (other.clone(), why(other))).collect()
 }
 
 fn by_rules(grid: &Grid<'_>) -> Vec<(Choice, String)> {

@@ -20,7 +20,7 @@
 
 use super::PlannerInput;
 use super::baselines::{self, Baseline, EngineDecode};
-use super::problem::{Evaluation, Lowered, Problem, Run};
+use super::problem::{Evaluation, Lowered, Problem, Run, device_times};
 use super::solver::{self, Instance, Placement};
 use super::workload_times::{Point, WorkloadTimes};
 use ragtag_graph::{Segment, WireType};
@@ -62,8 +62,8 @@ pub(super) struct Choice {
 impl Choice {
     fn of(problem: &Problem<'_>, runs: Vec<Run>) -> Self {
         let evaluation = problem.evaluate(&runs);
-        let stages = u32::try_from(runs.len()).unwrap_or(u32::MAX);
-        let usual = problem.point.groups.max(stages).saturating_add(1);
+        let devices = u32::try_from(device_times(&runs, &evaluation.stages).len()).unwrap_or(u32::MAX);
+        let usual = problem.point.groups.max(devices).saturating_add(1);
         let credits = problem.input.limits.credits.unwrap_or(usual);
         Self {
             runs,

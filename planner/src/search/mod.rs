@@ -1,7 +1,7 @@
 //! The planner: assigns segments to devices. Pure and deterministic: equal inputs give equal plans.
 //!
 //! A candidate is a contiguous split over some of the devices, in any order; one device alone is a candidate
-//! too. Its memory is checked before its speed. Stages of different requests overlap, so the busiest stage
+//! too. `families` adds placements in which devices have several stages. The memory of a candidate is checked before its speed. Stages of different requests overlap, so the busiest stage
 //! bounds throughput. A lone request takes the sum of its stages. `solver` finds the best placement for fixed
 //! micro-batches; `grid` tries micro-batches.
 //!
@@ -10,6 +10,7 @@
 mod baselines;
 mod chunks;
 mod explain;
+mod families;
 mod grid;
 mod memory_fit;
 mod problem;
@@ -141,6 +142,8 @@ pub struct PlannerInput<'a> {
     /// Simulates a plan. If present, and the plan is for many sequences, the best few placements are
     /// simulated and the best of these is chosen.
     pub trial: Option<Trial>,
+    /// Whether placements in which devices have several stages are candidates.
+    pub several_stages: bool,
     /// Whether to explain the plan. Evaluating alternatives takes longer than the search.
     pub explained: bool,
     /// The user's placement. It is checked but not improved.
@@ -278,7 +281,13 @@ fn plan_for_devices(input: &PlannerInput<'_>) -> Result<Plan, PlanError> {
             let best = grid.cheapest(&[&runs]).expect("the placement fits at some point");
             SearchResult { bound_us: None, best, others: Vec::new(), elsewhere: Vec::new() }
         }
-        None => grid.search().ok_or_else(|| nothing_fits(&grid))?,
+        None => {
+            let mut found = grid.search().ok_or_else(|| nothing_fits(&grid))?;
+            if input.several_stages {
+                families::add(&grid, &mut found);
+            }
+            found
+        }
     };
     let Some((best, trials)) = input.is_tried().then(|| trial::best(&grid, &found)).flatten() else {
         return Ok(assemble(&grid, &found, None));
@@ -569,11 +578,9 @@ fn host_memory(
 fn with_chunks(grid: &Grid<'_>, chosen: &Choice, plan: Plan, chunks: Chunks) -> Plan {
     let chunk = chunks.most_rows().max(chosen.point.chunk);
     let problem = grid.problem(Point { chunk, ..chosen.point });
-    let stage = |(at, stage): (usize, PlanStage)| {
-        let before = at.checked_sub(1).map(|before| chosen.runs[before].device);
-        PlanStage { memory_bytes: problem.memory(&chosen.runs[at], before), ..stage }
-    };
-    let stages: Vec<_> = plan.stages.into_iter().enumerate().map(stage).collect();
+    let memories = problem.memories(&chosen.runs);
+    let stages = plan.stages.into_iter().zip(memories);
+    let stages: Vec<_> = stages.map(|(stage, memory_bytes)| PlanStage { memory_bytes, ..stage }).collect();
     let host_memory_bytes = host_memory(grid.input, &problem.shape, chosen.credits, &stages);
     Plan { chunk, chunks: Some(chunks), stages, host_memory_bytes, ..plan }
 }
@@ -589,17 +596,18 @@ fn predicted(times: &Times) -> PredictedTimes {
 fn assemble_choice(grid: &Grid<'_>, chosen: &Choice, explanation: Explanation, reasons: Vec<String>) -> Plan {
     let (input, problem) = (grid.input, grid.problem(chosen.point));
     let evaluation = &chosen.evaluation;
-    let stage = |(at, run): (usize, &Run)| PlanStage {
+    let stage = |((run, memory_bytes), times): ((&Run, StageMemory), &Times)| PlanStage {
         device: input.devices[run.device].label.clone(),
         segments: run.span(),
-        memory_bytes: problem.memory(run, at.checked_sub(1).map(|before| chosen.runs[before].device)),
-        predicted: predicted(&evaluation.stages[at]),
+        memory_bytes,
+        predicted: predicted(times),
     };
     let edge = |(pair, times): (&[Run], &Times)| PlanEdge {
         route: problem.link(pair[0].device, pair[1].device).route,
         predicted: predicted(times),
     };
-    let stages: Vec<_> = chosen.runs.iter().enumerate().map(stage).collect();
+    let memories = problem.memories(&chosen.runs);
+    let stages: Vec<_> = chosen.runs.iter().zip(memories).zip(&evaluation.stages).map(stage).collect();
     Plan {
         ragtag_plan: PLAN_VERSION,
         model: PlanModel {
@@ -622,6 +630,7 @@ fn assemble_choice(grid: &Grid<'_>, chosen: &Choice, explanation: Explanation, r
         kv: input.limits.kv,
         activations: input.limits.activations,
         wire_type: chosen.point.wire_type,
+        family: families::family(&chosen.runs, Granularity::of(input.segments)),
         host_memory_bytes: host_memory(input, &problem.shape, chosen.credits, &stages),
         stages,
         edges: chosen.runs.windows(2).zip(&evaluation.transfers).map(edge).collect(),

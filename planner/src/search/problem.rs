@@ -5,7 +5,8 @@ use super::solver::{Costs, DeviceCosts, Instance, LinkCosts, SharedBus, Term};
 use super::workload_times::{Point, Times, WorkloadTimes};
 use super::{PlannerInput, Shortage};
 use crate::cost::{
-    BoundaryTime, DeviceFacts, LinkFacts, RunSizes, SegmentKey, SharedLink, StageCapacity, segment_time_us,
+    BoundaryTime, DeviceFacts, Held, LinkFacts, RunSizes, SegmentKey, SharedLink, StageCapacity,
+    segment_time_us,
 };
 use crate::plan::StageMemory;
 use crate::split::Span;
@@ -260,9 +261,28 @@ impl<'a> Problem<'a> {
         self.lowered.sizes.stage(run.segments.clone(), &self.shape, staging, device)
     }
 
+    /// Returns the memory of the stages of a placement. A later stage of a device has what the earlier ones
+    /// leave available.
+    pub fn memories(&self, runs: &[Run]) -> Vec<StageMemory> {
+        let mut held = HashMap::<usize, Held>::new();
+        let memory = |(at, run): (usize, &Run)| {
+            let staging = at
+                .checked_sub(1)
+                .map_or(0, |before| self.link(runs[before].device, run.device).route.staging_bytes());
+            let (held, device) = (held.entry(run.device).or_default(), &self.input.devices[run.device]);
+            self.lowered.sizes.stage_beside(held, run.segments.clone(), &self.shape, staging, device)
+        };
+        runs.iter().enumerate().map(memory).collect()
+    }
+
     /// Returns what a stage lacks, given the device of the previous stage: memory, or a large enough buffer.
+    /// The device has no other stage.
     pub fn shortage(&self, run: &Run, before: Option<usize>) -> Option<Shortage> {
-        let (memory, device) = (self.memory(run, before), &self.input.devices[run.device]);
+        self.shortage_of(run, self.memory(run, before))
+    }
+
+    fn shortage_of(&self, run: &Run, memory: StageMemory) -> Option<Shortage> {
+        let device = &self.input.devices[run.device];
         let too_large = self.lowered.sizes.too_large(run.segments.clone(), &self.shape, device);
         let lacks = memory.total > memory.available || too_large.is_some();
         lacks.then(|| Shortage { device: device.label.clone(), segments: run.span(), memory, too_large })
@@ -270,11 +290,32 @@ impl<'a> Problem<'a> {
 
     /// Checks the memory of a placement.
     pub fn prove(&self, runs: &[Run]) -> Result<(), Vec<Shortage>> {
-        let shortage = |(at, run): (usize, &Run)| {
-            self.shortage(run, at.checked_sub(1).map(|before| runs[before].device))
-        };
-        let shortages: Vec<_> = runs.iter().enumerate().filter_map(shortage).collect();
+        let memories = self.memories(runs);
+        let shortages = runs.iter().zip(memories).filter_map(|(run, memory)| self.shortage_of(run, memory));
+        let shortages: Vec<_> = shortages.collect();
         if shortages.is_empty() { Ok(()) } else { Err(shortages) }
+    }
+
+    /// Returns the time by which each of `chunks` chunks after the first delays the end of the last, if devices
+    /// have several stages. A device computes all of its stages for all chunks. Before its first stage and
+    /// after its last, a chunk is on other devices. The next chunk cannot overtake it at any stage.
+    fn chunk_interval_us(&self, runs: &[Run], stages: &[Times], transfers: &[Times], chunks: f64) -> f64 {
+        let slowest_stage_us = stages.iter().map(|times| times.chunk_us).fold(0.0, f64::max);
+        if chunks <= 1.0 {
+            return slowest_stage_us;
+        }
+        let part_us = |at: usize| stages[at].chunk_us + transfers.get(at).map_or(0.0, |times| times.chunk_us);
+        let end_us = |(device, times): &(usize, Times)| {
+            let is_here = |run: &Run| run.device == *device;
+            let first = runs.iter().position(is_here).unwrap_or(0);
+            let last = runs.iter().rposition(is_here).unwrap_or(0);
+            let before_us: f64 = (0..first).map(part_us).sum();
+            let after_us: f64 = (last + 1..runs.len()).map(part_us).sum();
+            before_us + chunks * times.chunk_us + after_us
+        };
+        let busiest_us = device_times(runs, stages).iter().map(end_us).fold(0.0, f64::max);
+        let sum_us: f64 = (0..runs.len()).map(part_us).sum();
+        slowest_stage_us.max((busiest_us - sum_us) / (chunks - 1.0))
     }
 
     /// Predicts a placement.
@@ -289,16 +330,25 @@ impl<'a> Problem<'a> {
         let late: Times = runs.iter().map(|run| self.hand_over(run.device)).sum();
         let sum: Times = stages.iter().chain(&transfers).copied().sum::<Times>() + late + token_return;
         let shared = self.shared_by(runs);
-        let parts = || stages.iter().chain(&transfers).chain(&shared);
+        let devices = device_times(runs, &stages);
+        let parts = || devices.iter().map(|(_, times)| times).chain(&transfers).chain(&shared);
         let slowest = |of: fn(&Times) -> f64| parts().map(of).fold(0.0, f64::max);
         let workload_times = &self.workload_times;
         // A micro-batch starts its next step only after its previous step has left the pipeline.
         let decode_us = slowest(|t| t.decode_us);
         let round_us = sum.decode_us.max(f64::from(workload_times.decode_groups) * decode_us);
         let costs = workload_times.costs(&sum);
-        let slowest_chunk_us = slowest(|t| t.chunk_us);
+        // The time by which each chunk after the first delays the last of `chunks` chunks.
+        let slowest_chunk_us = |chunks: f64| match devices.len() == runs.len() {
+            true => slowest(|t| t.chunk_us),
+            false => {
+                let links = transfers.iter().chain(&shared).map(|times| times.chunk_us);
+                links.fold(self.chunk_interval_us(runs, &stages, &transfers, chunks), f64::max)
+            }
+        };
         let busy = parts().map(|times| workload_times.busy_us(times)).fold(0.0, f64::max);
-        let score_us = workload_times.score().of(&Costs { busy, chunk: slowest_chunk_us, ..costs });
+        let chunk = slowest_chunk_us(workload_times.chunks_in_a_row());
+        let score_us = workload_times.score().of(&Costs { busy, chunk, ..costs });
         let apart_us = workload_times.apart_us(&sum, parts().copied());
         Evaluation {
             score_us,
@@ -307,7 +357,7 @@ impl<'a> Problem<'a> {
             decode_tokens_per_s: f64::from(workload_times.sequences) / round_us * 1e6,
             prefill_tokens_per_s: f64::from(workload_times.full_chunk_rows()) / slowest(|t| t.full_chunk_us)
                 * 1e6,
-            first_token_us: workload_times.first_token_us(&sum, slowest_chunk_us),
+            first_token_us: workload_times.first_token_us(&sum, slowest_chunk_us(workload_times.chunks)),
             token_us: round_us,
             decode_idle: 1.0 - f64::from(workload_times.decode_groups) * decode_us / round_us,
             stages,
@@ -316,6 +366,18 @@ impl<'a> Problem<'a> {
             token_return,
         }
     }
+}
+
+/// Returns the devices of a placement, each with the times of all of its stages.
+pub(super) fn device_times(runs: &[Run], stages: &[Times]) -> Vec<(usize, Times)> {
+    let mut devices: Vec<(usize, Times)> = Vec::new();
+    for (run, &times) in runs.iter().zip(stages) {
+        match devices.iter_mut().find(|(device, _)| *device == run.device) {
+            Some((_, sum)) => *sum = *sum + times,
+            None => devices.push((run.device, times)),
+        }
+    }
+    devices
 }
 
 /// Groups of segments with equal costs, timed once each.

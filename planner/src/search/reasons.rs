@@ -4,11 +4,11 @@
 use super::grid::{Choice, Grid};
 use super::trial::Trials;
 use super::workload_times::{Point, WorkloadTimes};
-use super::{Baseline, DoesNotFit, HostMemory, PlannerInput, Shortage};
+use super::{Baseline, DoesNotFit, HostMemory, PlannerInput, Shortage, families};
 use crate::objective::Objective;
-use crate::plan::{Alternative, Bottleneck, Explanation, LeftOut, Place};
+use crate::plan::{Alternative, Bottleneck, Explanation, Family, LeftOut, Place};
 use crate::wording::{self, count};
-use ragtag_graph::WireType;
+use ragtag_graph::{Granularity, WireType};
 use ragtag_kernels::KvType;
 
 /// Width of multi-line messages, in columns.
@@ -49,6 +49,7 @@ pub(super) fn reasons(grid: &Grid<'_>, chosen: &Choice, explanation: &Explanatio
     let mut reasons = vec![objective(grid, &chosen.workload_times), context(grid)];
     reasons.push(bottleneck(grid, chosen, &explanation.bottleneck));
     reasons.push(speed(chosen));
+    reasons.extend(family(grid, chosen));
     if chosen.runs.len() > 1 {
         reasons.push(idle(chosen, explanation));
         reasons.extend(wire_type(grid, chosen));
@@ -183,13 +184,24 @@ pub(super) fn trials(trials: Trials) -> String {
     )
 }
 
+/// Returns the family of a placement in which devices have several stages.
+fn family(grid: &Grid<'_>, chosen: &Choice) -> Option<String> {
+    let what = match families::family(&chosen.runs, Granularity::of(grid.input.segments)) {
+        Family::OneStage => return None,
+        Family::Interleaved => "interleaved: the devices take turns",
+        Family::FeedForwardApart => "attention and feed-forward halves are on different devices",
+        Family::SeveralStages => "some device has several stages",
+    };
+    Some(format!("family: {what}; no bound covers it"))
+}
+
 /// Returns the gap to the lower bound, if there is one.
 fn bound(explanation: &Explanation) -> Option<String> {
     let gap = explanation.score_us / explanation.bound_us - 1.0;
     let is_worth_a_line = gap.is_finite() && gap > 5e-4;
     is_worth_a_line.then(|| {
         let faster = wording::speed(explanation.bound_us / explanation.score_us);
-        format!("bound: no placement can be predicted more than {faster}, with any micro-batches")
+        format!("bound: with one stage per device, no placement can be predicted more than {faster}")
     })
 }
 

@@ -1,6 +1,7 @@
 //! Tests of the planner: against exhaustive search on small random instances, memory, and texts.
 
 mod best;
+mod families;
 mod given;
 mod grid;
 mod left_out;

@@ -161,6 +161,14 @@ impl WorkloadTimes {
         self.chunks - self.chunks.min(1.0)
     }
 
+    /// Returns the number of chunks that follow each other in the score.
+    pub fn chunks_in_a_row(&self) -> f64 {
+        match self.objective {
+            Objective::Throughput => self.chunks * f64::from(self.sequences),
+            Objective::Latency | Objective::FirstToken | Objective::Mix(_) => self.chunks,
+        }
+    }
+
     /// Converts times to the solver's costs.
     pub fn costs(&self, times: &Times) -> Costs {
         let filling = self.filling_us(times);
@@ -210,10 +218,10 @@ impl WorkloadTimes {
         self.chunks * chunk_us + self.generated * decode_us.max(round_us)
     }
 
-    /// Returns the smallest share of time that a stage is idle while `stages` stages fill and drain, if the
-    /// prompts of all sequences arrive at once.
-    pub fn bubble(&self, stages: usize) -> f64 {
-        let fill = stages as f64 - 1.0;
+    /// Returns the smallest share of time that a device is idle while the stages fill and drain, if the prompts
+    /// of all sequences arrive at once. With several stages on each device, filling takes a part of the time.
+    pub fn bubble(&self, devices: usize, stages: usize) -> f64 {
+        let fill = (devices as f64 - 1.0) * devices as f64 / stages.max(1) as f64;
         let chunks = (self.chunks.ceil() * f64::from(self.sequences)).max(1.0);
         fill / (chunks + fill)
     }

@@ -70,6 +70,7 @@ pub struct World {
     pub limits: PlanLimits,
     pub constraints: Constraints,
     pub split: Option<Split>,
+    pub several_stages: bool,
 }
 
 impl World {
@@ -103,6 +104,7 @@ impl World {
             limits,
             constraints: Constraints::default(),
             split: None,
+            several_stages: false,
         }
     }
 
@@ -119,6 +121,7 @@ impl World {
             limits: self.limits,
             constraints: &self.constraints,
             trial: None,
+            several_stages: self.several_stages,
             explained: true,
             split: self.split.as_ref(),
         }
