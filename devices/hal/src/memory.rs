@@ -4,7 +4,7 @@
 
 use sysinfo::{MemoryRefreshKind, RefreshKind, System};
 
-/// Host memory. Container limits count.
+/// Size and free bytes of the host's memory. The limits of a container reduce both figures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostMemory {
     /// Total bytes.

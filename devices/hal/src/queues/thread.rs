@@ -17,7 +17,7 @@ impl Thread {
     pub fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> Result<Self> {
         let (alive, ended) = bounded(0);
         let body = move || {
-            // Dropped last, also after a panic.
+            // Dropped when the thread ends, even after a panic.
             let _alive = alive;
             body();
         };
@@ -33,7 +33,7 @@ impl Thread {
 
     /// Waits until the thread ends.
     pub fn end(&self) {
-        // Nothing is ever sent.
+        // The channel carries no messages, so this returns when the thread ends.
         let _ = self.0.recv();
     }
 }
