@@ -21,7 +21,8 @@ pub(crate) type Span = driver::Span<Buffer>;
 
 /// An opened share of the host's processor.
 pub(crate) struct Cpu {
-    /// Memory for its buffers: the configured limit, else its share of the memory that was free at the probe.
+    /// Memory for buffers in bytes: the user's limit, or else the device's share of the memory that was free
+    /// at the probe.
     total_bytes: u64,
 }
 
