@@ -247,7 +247,7 @@ impl<T> Found<T> {
     /// Returns the device that an earlier probe reported as `wanted`.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the device is gone.
+    /// [`Error::Invalid`] if the device is no longer present.
     pub fn find<'a>(present: &'a [Self], wanted: &Adapter) -> Result<&'a Self> {
         let facts = |adapter: &Adapter| (adapter.label(), adapter.name.clone(), adapter.identity);
         let found = present.iter().find(|found| facts(&found.adapter) == facts(wanted));
@@ -257,7 +257,7 @@ impl<T> Found<T> {
     /// Opens the devices that an earlier probe reported as `wanted`.
     ///
     /// # Errors
-    /// As [`find`](Self::find), and the errors of `open`.
+    /// The errors of [`find`](Self::find) and the errors of `open`.
     pub fn open_each<D: Device + 'static>(
         present: &[Self],
         wanted: &[(Adapter, DeviceId)],

@@ -90,7 +90,7 @@ pub trait Driver: Send + Sync + Sized + 'static {
     /// Loads a module. Returns one loaded entry for each of [`Module::entries`].
     ///
     /// # Errors
-    /// As [`Device::create_module`](crate::Device::create_module).
+    /// The errors of [`Device::create_module`](crate::Device::create_module).
     fn entries(&self, module: &Module) -> Result<Vec<Self::Entry>>;
 
     /// Binds spans and constants to an entry. The caller has checked their numbers against the entry's ABI.
