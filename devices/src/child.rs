@@ -2,7 +2,7 @@
 //!
 //! The caller names the program of the child, usually its own. The child receives a backend's name, probes
 //! the backend ([`crate::Backends::answer`]) and prints one line. The parent kills the child as soon as the
-//! line has arrived, because a driver may also crash on exit. Knows no backend.
+//! line has arrived, because a driver may also crash on exit. This module knows no backend.
 
 use ragtag_hal::{Adapter, Unavailable, exit_in_words};
 use serde::{Deserialize, Serialize};
@@ -90,7 +90,8 @@ impl Asked {
     /// Waits for the answer.
     ///
     /// # Errors
-    /// The backend's own error, a crash of the child with its signal, or a timeout.
+    /// Returns the backend's own error, or an error that describes the crash (with the signal) or the timeout
+    /// of the child.
     pub(crate) fn wait(mut self) -> Result<Vec<Adapter>, Unavailable> {
         loop {
             match self.answer.recv_timeout(STEP) {

@@ -1,6 +1,6 @@
 //! Detection of adapters that are one physical device seen through several APIs.
 //!
-//! Knows no backend by name. Backends are in order of preference.
+//! This module knows no backend by name. Backends are in order of preference.
 
 use ragtag_hal::{Adapter, AdapterKind, Memory, MemorySource};
 

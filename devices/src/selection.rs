@@ -9,8 +9,8 @@
 //! `auto` selects every GPU, or every CPU device if there is no GPU. A list of only filters implies `auto`. A
 //! software GPU is selected only by name. The name of a backend names each of its devices. The words `auto`,
 //! `gpu` and `cpu` select each physical device once. If another item names an API of the device, they use
-//! that API, otherwise the preferred API. A device is selected twice only if two of its APIs are named. Knows
-//! no backend by name except `cpu`.
+//! that API, otherwise the preferred API. A device is selected twice only if two of its APIs are named. This
+//! module knows no backend by name except `cpu`.
 
 use crate::identity::total_bytes;
 use crate::table::{Report, Status};
@@ -28,7 +28,7 @@ mod tests;
 /// An invalid selection.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SelectionError {
-    /// An item of the text is not a device.
+    /// An item of the selection is not a valid device term.
     #[error(
         "{item:?} in {text:?} is not a device: expected auto, gpu, cpu, BACKEND, BACKEND:INDEX or min-memory=SIZE"
     )]
@@ -229,7 +229,7 @@ impl Requested {
     /// `auto` if the variable is not set or empty.
     ///
     /// # Errors
-    /// If the value that takes effect is invalid.
+    /// Returns an error if the value that takes effect is invalid.
     pub fn new(flag: Option<&str>, environment: Option<&str>) -> Result<Self, SelectionError> {
         let environment = environment.filter(|value| !value.trim().is_empty());
         Ok(match (flag, environment) {
@@ -242,7 +242,7 @@ impl Requested {
     /// Resolves the selection against the devices of a report.
     ///
     /// # Errors
-    /// If the selection names a missing device or selects no device.
+    /// Returns an error if the selection names a missing device or selects no device.
     pub fn choose(&self, report: &Report) -> Result<Choice, SelectionError> {
         let selected = self.selection.resolve(report)?.into_iter().cloned().collect();
         let detected = report.devices.iter().map(ToString::to_string).collect();

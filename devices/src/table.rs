@@ -1,6 +1,6 @@
 //! Table of backends. Probes backends, merges their reports and opens their adapters.
 //!
-//! Knows nothing about the syntax of selections.
+//! This module knows nothing about the syntax of selections.
 
 use crate::child::{self, Asked, ProbeChild};
 use crate::identity;
@@ -369,8 +369,8 @@ impl Backends {
     /// together. Returns the devices in the order of `adapters`.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if this build does not include the backend of an adapter. The backend's error if it
-    /// cannot open an adapter.
+    /// Returns [`Error::Invalid`] if this build does not include the backend of an adapter. Returns the
+    /// backend's error if the backend cannot open an adapter.
     pub fn open(&self, adapters: &[(Adapter, DeviceId)], limits: &Limits) -> Result<Vec<Checked>> {
         self.open_with(adapters, limits, &|_, device| Ok(Checked::new(device)))
     }
@@ -378,7 +378,7 @@ impl Backends {
     /// Like [`Backends::open`], but `check` wraps each device. Tests use `check` to inject faults.
     ///
     /// # Errors
-    /// The errors of [`Backends::open`] and the errors of `check`.
+    /// Returns the errors of [`Backends::open`] and the errors of `check`.
     pub fn open_with(
         &self,
         adapters: &[(Adapter, DeviceId)],

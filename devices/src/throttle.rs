@@ -6,8 +6,8 @@
 //! rate     = number ( "B/s" | "kB/s" | "MB/s" | "GB/s" )
 //! ```
 //!
-//! Parses throttles and checks them against the selected devices. Knows nothing about the implementation of
-//! throttles.
+//! Parses throttles and checks them against the selected devices. This module knows nothing about the
+//! implementation of throttles.
 
 use ragtag_hal::Label;
 use serde::{Deserialize, Serialize};
@@ -148,8 +148,8 @@ impl ThrottleSpec {
     /// Checks throttles against the labels of the selected devices.
     ///
     /// # Errors
-    /// Names the first throttle that repeats a setting, that its device does not support, or whose device is
-    /// not selected.
+    /// Returns an error that names the first throttle with a repeated setting, an unsupported setting, or a
+    /// device that is not selected.
     pub fn check(throttles: &[ThrottleSpec], selected: &[String]) -> Result<(), ThrottleError> {
         for (at, throttle) in throttles.iter().enumerate() {
             if throttles[..at].iter().any(|other| other.is_about_the_same(throttle)) {

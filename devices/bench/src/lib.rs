@@ -9,7 +9,7 @@
 //! | `stray.rs` | a kernel that writes to an invalid address |
 //! | `faults.rs` | device loss and out-of-memory errors |
 //!
-//! For tests only. Knows no backend. If a device breaks its contract, the calling test fails.
+//! For tests only. This crate knows no backend. If a device breaks its contract, the calling test fails.
 
 #![allow(clippy::print_stdout)] // test output
 
@@ -40,7 +40,7 @@ pub(crate) const GROUP: u32 = 64;
 /// Returns the adapters of a probe if there are any.
 ///
 /// # Errors
-/// The reason for a skipped test, if there are no adapters.
+/// Returns the reason for a skipped test, if there are no adapters.
 pub fn some(adapters: Vec<Adapter>) -> Result<Vec<Adapter>, String> {
     if adapters.is_empty() { Err("the driver has no device".into()) } else { Ok(adapters) }
 }
@@ -107,7 +107,7 @@ impl Bench {
     /// Like `new`, but returns the device's error.
     ///
     /// # Errors
-    /// If a call to the device fails.
+    /// Returns an error if a call to the device fails.
     pub fn try_new(mut device: Checked) -> Result<Self, Error> {
         let languages = device.adapter().caps.languages.clone();
         let module = languages
@@ -136,7 +136,7 @@ impl Bench {
     /// Submits work that signals the queue's next point.
     ///
     /// # Errors
-    /// If a call to the device fails.
+    /// Returns an error if a call to the device fails.
     pub fn try_submit(&mut self, queue: QueueKind, work: Work, waits: &[Point]) -> Result<Point, Error> {
         let signal = self.point(queue);
         self.device.submit(Submission { queue, work, waits: waits.to_vec(), signal }).map(|()| signal)

@@ -1,6 +1,6 @@
 //! The CPU backend: reports shares of the host's processor as adapters and opens them.
 //!
-//! Knows nothing about queues or kernels.
+//! This module knows nothing about queues or kernels.
 
 use crate::driver;
 use crate::features;

@@ -1,6 +1,6 @@
 //! The driver of a share of the host's processor.
 //!
-//! Knows nothing about IDs or points.
+//! This module knows nothing about IDs or points.
 
 use crate::memory::Buffer;
 use crate::queue::Queue;
@@ -29,7 +29,7 @@ pub(crate) struct Cpu {
 /// Opens an adapter and starts its threads.
 ///
 /// # Errors
-/// If the system cannot start another thread.
+/// Returns an error if the system cannot start another thread.
 pub(crate) fn open(id: DeviceId, adapter: Adapter, limits: &Limits) -> Result<CpuDevice> {
     let share = adapter.memory.first().and_then(|memory| memory.free_bytes).unwrap_or(0);
     let total_bytes = limits.memory_bytes.unwrap_or(share);

@@ -14,7 +14,7 @@
 //! | `memory.rs` | memory of buffers |
 //! | `features.rs` | features of the processor |
 //!
-//! Knows no operator, kernel or model.
+//! This crate knows no operator, kernel or model.
 
 mod backend;
 mod driver;

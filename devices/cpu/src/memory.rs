@@ -1,6 +1,6 @@
 //! Memory of buffers.
 //!
-//! Knows nothing about commands or queues.
+//! This module knows nothing about commands or queues.
 
 use memmap2::{MmapMut, MmapRaw};
 use ragtag_hal::driver::Allocation;

@@ -1,6 +1,6 @@
 //! A queue of a CPU device. The thread that waits for a script's event runs the script.
 //!
-//! Knows nothing about IDs or points.
+//! This module knows nothing about IDs or points.
 
 use crate::driver::{Cpu, Script};
 use crate::team::{Team, run_alone};

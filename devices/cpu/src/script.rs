@@ -1,6 +1,6 @@
 //! Execution of the steps of a script.
 //!
-//! Knows nothing about threads or queues.
+//! This module knows nothing about threads or queues.
 
 use crate::driver::{Span, Step};
 use ragtag_hal::{HostBinding, HostCall, HostFn};

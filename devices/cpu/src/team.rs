@@ -6,7 +6,7 @@
 //! starts late finds the counters exhausted and catches up in nanoseconds. A preempted thread delays the
 //! other threads only by the chunk that it holds.
 //!
-//! Knows nothing about queues, points or timelines.
+//! This module knows nothing about queues, points or timelines.
 
 use crate::driver::{Script, Step};
 use crate::script::{name, pieces, run};
@@ -119,7 +119,7 @@ fn panic_text(panic: &(dyn Any + Send)) -> &str {
 /// Runs a script on this thread only.
 ///
 /// # Errors
-/// The first failure of a step, such as a panic of a kernel.
+/// Returns the first failure of a step, such as a panic of a kernel.
 pub(crate) fn run_alone(script: &Script) -> Result<()> {
     script.steps().iter().try_for_each(|step| run_caught(step, 0, pieces(step)))
 }
@@ -141,7 +141,7 @@ impl Team {
     /// Starts `threads - 1` helpers.
     ///
     /// # Errors
-    /// If the system cannot start another thread.
+    /// Returns an error if the system cannot start another thread.
     pub(crate) fn new(name: &str, threads: u32) -> Result<Self> {
         let helper = |number: u32| {
             let (inbox, runs) = unbounded::<Arc<Run>>();
@@ -154,8 +154,8 @@ impl Team {
     /// Runs a script on all threads and returns when it is done.
     ///
     /// # Errors
-    /// The first failure of a step, such as a panic of a kernel. Other threads may still run a chunk. They
-    /// keep the script alive.
+    /// Returns the first failure of a step, such as a panic of a kernel. Other threads may still run a chunk.
+    /// They keep the script alive.
     pub(crate) fn run(&self, script: &Arc<Script>) -> Result<()> {
         if self.helpers.is_empty() || !script.steps().iter().any(|step| pieces(step) > 1) {
             return run_alone(script);

@@ -5,7 +5,7 @@
 //! when the next event arrives. Spinning takes part of a core during generation. On machines with fewer than
 //! eight cores, threads do not spin on predictions.
 //!
-//! Knows nothing about the events that it waits for.
+//! This module knows nothing about the events that it waits for.
 
 use std::ops::Range;
 use std::sync::OnceLock;

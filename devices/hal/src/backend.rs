@@ -247,7 +247,7 @@ impl<T> Found<T> {
     /// Returns the device that an earlier probe reported as `wanted`.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the device is no longer present.
+    /// Returns [`Error::Invalid`] if the device is no longer present.
     pub fn find<'a>(present: &'a [Self], wanted: &Adapter) -> Result<&'a Self> {
         let facts = |adapter: &Adapter| (adapter.label(), adapter.name.clone(), adapter.identity);
         let found = present.iter().find(|found| facts(&found.adapter) == facts(wanted));
@@ -257,7 +257,7 @@ impl<T> Found<T> {
     /// Opens the devices that an earlier probe reported as `wanted`.
     ///
     /// # Errors
-    /// The errors of [`find`](Self::find) and the errors of `open`.
+    /// Returns the errors of [`find`](Self::find) and the errors of `open`.
     pub fn open_each<D: Device + 'static>(
         present: &[Self],
         wanted: &[(Adapter, DeviceId)],
@@ -287,14 +287,14 @@ pub trait Backend: Send + Sync {
     /// Returns the adapters that this API reports.
     ///
     /// # Errors
-    /// [`Unavailable`] names the library or driver that is missing.
+    /// Returns [`Unavailable`], which names the missing library or driver.
     fn probe(&self) -> std::result::Result<Vec<Adapter>, Unavailable>;
 
     /// Opens adapters. Devices that are opened in one call can share a driver context. The timelines of a
     /// device carry its device ID.
     ///
     /// # Errors
-    /// If an adapter no longer exists or a driver call fails.
+    /// Returns an error if an adapter no longer exists or a driver call fails.
     fn open(&self, adapters: &[(Adapter, DeviceId)], limits: &Limits) -> Result<Vec<Box<dyn Device>>>;
 }
 
@@ -330,7 +330,7 @@ pub trait Device: Send {
     /// heap.
     ///
     /// # Errors
-    /// If an API call fails.
+    /// Returns an error if an API call fails.
     fn memory(&self) -> Result<Vec<Memory>>;
 
     /// Returns the host's mirror of a queue's timeline.
@@ -345,7 +345,7 @@ pub trait Device: Send {
     /// Allows submissions to wait for points of another device's timeline.
     ///
     /// # Errors
-    /// If an API call fails.
+    /// Returns an error if an API call fails.
     fn import_timeline(&mut self, timeline: Arc<Timeline>) -> Result<()>;
 
     /// Returns the statistics of the buffer pool.
@@ -358,41 +358,42 @@ pub trait Device: Send {
     /// takes at most [`class_bytes`](crate::pool::class_bytes) of device memory.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] or [`Error::AllocationTooLarge`] with sizes; [`Error::Invalid`] for zero bytes.
+    /// Returns [`Error::OutOfMemory`] or [`Error::AllocationTooLarge`] with the sizes. Returns
+    /// [`Error::Invalid`] for zero bytes.
     fn create_buffer(&mut self, id: BufferId, bytes: u64) -> Result<()>;
 
     /// Frees a buffer. No submission that uses the buffer may be outstanding. Programs that use the buffer
     /// must not be submitted again.
     ///
     /// # Errors
-    /// If an API call fails.
+    /// Returns an error if an API call fails.
     fn destroy_buffer(&mut self, id: BufferId) -> Result<()>;
 
     /// Loads a module.
     ///
     /// # Errors
-    /// [`Error::Compile`] with the log; [`Error::Unsupported`] for a language that the device does not
-    /// accept.
+    /// Returns [`Error::Compile`] with the compiler's log. Returns [`Error::Unsupported`] for a language that
+    /// the device does not accept.
     fn create_module(&mut self, id: ModuleId, module: &Module) -> Result<()>;
 
     /// Unloads a module. No submission that uses the module may be outstanding. Programs that use the module
     /// must not be submitted again.
     ///
     /// # Errors
-    /// If an API call fails.
+    /// Returns an error if an API call fails.
     fn destroy_module(&mut self, id: ModuleId) -> Result<()>;
 
     /// Registers a host region for uploads and downloads.
     ///
     /// # Errors
-    /// If the API cannot pin the region.
+    /// Returns an error if the API cannot pin the region.
     fn register_region(&mut self, id: RegionId, region: Arc<HostRegion>) -> Result<()>;
 
     /// Unregisters a region. No submission that uses the region may be outstanding. Programs that use the
     /// region must not be submitted again.
     ///
     /// # Errors
-    /// If an API call fails.
+    /// Returns an error if an API call fails.
     fn unregister_region(&mut self, id: RegionId) -> Result<()>;
 
     /// Records commands for the compute queue as a native program of the API. A program may be submitted
@@ -400,20 +401,20 @@ pub trait Device: Send {
     /// the program.
     ///
     /// # Errors
-    /// If an API call fails.
+    /// Returns an error if an API call fails.
     fn record(&mut self, id: ProgramId, commands: Vec<Command>) -> Result<()>;
 
     /// Destroys a program. No submission of the program may be outstanding.
     ///
     /// # Errors
-    /// If an API call fails.
+    /// Returns an error if an API call fails.
     fn destroy_program(&mut self, id: ProgramId) -> Result<()>;
 
     /// Enqueues work and returns without waiting for it. If the work fails later, the timeline of its queue
     /// fails.
     ///
     /// # Errors
-    /// If the API rejects the submission. The queue's timeline then fails as well.
+    /// Returns an error if the API rejects the submission. The queue's timeline then fails as well.
     fn submit(&mut self, submission: Submission) -> Result<()>;
 
     /// Appends the timings of submissions that ended since the last call, if the API measures them.

@@ -2,7 +2,7 @@
 //! carry a checksum.
 //!
 //! Failures of the cache cause no errors. An unreadable program is compiled again, and a program whose write
-//! fails is not cached. Knows nothing about drivers.
+//! fails is not cached. This module knows nothing about drivers.
 
 use crate::error::Result;
 use blake3::{Hash, Hasher};
@@ -189,7 +189,7 @@ impl<P: Clone> Programs<P> {
     /// from a cached binary. If there is no binary or `load` fails, `compile` creates it.
     ///
     /// # Errors
-    /// The error of `compile`.
+    /// Returns the error of `compile`.
     pub fn get(
         &self,
         key: Key,

@@ -5,7 +5,7 @@
 //! a program are validated when the program is recorded. A submission of the program checks only its points
 //! and that its last run has ended.
 //!
-//! Knows no API. Reads only commands, capabilities and timelines.
+//! This module knows no API. It reads only commands, capabilities and timelines.
 
 mod commands;
 mod leaks;
@@ -101,7 +101,7 @@ impl Checked {
     /// losses start a thread that advances mirrored timelines.
     ///
     /// # Errors
-    /// If the system cannot start the thread.
+    /// Returns an error if the system cannot start the thread.
     pub fn with_faults(inner: Box<dyn Device>, faults: Faults) -> Result<Self> {
         if faults == Faults::default() {
             return Ok(Self::new(inner));

@@ -9,7 +9,7 @@
 //! | `script.rs` | commands whose ids are resolved to memory and kernels |
 //! | `memory.rs` | the buffer pool and its size limit |
 //!
-//! Knows no API.
+//! This module knows no API.
 
 mod device;
 mod memory;
@@ -62,11 +62,11 @@ pub trait Driver: Send + Sync + Sized + 'static {
     /// A queue of the device.
     type Queue: DriverQueue<Driver = Self>;
 
-    /// Reports errors that the driver raised outside of its return codes, such as errors of a validation
+    /// Checks for errors that the driver reports by other means than return codes, such as a validation
     /// layer.
     ///
     /// # Errors
-    /// If the driver raised an error.
+    /// Returns an error if the driver has reported one.
     fn check(&self) -> Result<()> {
         Ok(())
     }
@@ -74,7 +74,7 @@ pub trait Driver: Send + Sync + Sized + 'static {
     /// Returns the current size and free bytes of the heap for buffers. Ignores limits that the user set.
     ///
     /// # Errors
-    /// If a driver call fails.
+    /// Returns an error if a driver call fails.
     fn heap(&self) -> Result<Memory>;
 
     /// Returns true if the free bytes of the heap are reliable. The device then rejects larger buffers
@@ -84,19 +84,19 @@ pub trait Driver: Send + Sync + Sized + 'static {
     /// Allocates memory and commits it before the call returns.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory). The caller fills in its field `free`.
+    /// Returns [`Error::OutOfMemory`](crate::Error::OutOfMemory). The caller fills in its field `free`.
     fn allocate(&self, bytes: u64) -> Result<Self::Buffer>;
 
     /// Loads a module. Returns one loaded entry for each of [`Module::entries`].
     ///
     /// # Errors
-    /// The errors of [`Device::create_module`](crate::Device::create_module).
+    /// Returns the errors of [`Device::create_module`](crate::Device::create_module).
     fn entries(&self, module: &Module) -> Result<Vec<Self::Entry>>;
 
     /// Binds spans and constants to an entry. The caller has checked their numbers against the entry's ABI.
     ///
     /// # Errors
-    /// If a driver call fails.
+    /// Returns an error if a driver call fails.
     fn launch(
         &self,
         entry: &Self::Entry,
@@ -108,14 +108,14 @@ pub trait Driver: Send + Sync + Sized + 'static {
     /// Prepares a host region for copies.
     ///
     /// # Errors
-    /// If copies to and from the region are impossible. If pinning only speeds up copies, a failure to pin is
-    /// not an error.
+    /// Returns an error if copies to and from the region are impossible. If pinning only speeds up copies, a
+    /// failure to pin is not an error.
     fn register(&self, region: &Arc<HostRegion>) -> Result<Self::Region>;
 
     /// Appends a step to a script. If the API lacks the command, appends equivalent steps.
     ///
     /// # Errors
-    /// If a driver call fails.
+    /// Returns an error if a driver call fails.
     fn append(&self, step: Step<Self>, steps: &mut Vec<Step<Self>>) -> Result<()> {
         steps.push(step);
         Ok(())
@@ -125,6 +125,6 @@ pub trait Driver: Send + Sync + Sized + 'static {
     /// compute queue. Otherwise they will run once.
     ///
     /// # Errors
-    /// If a driver call fails.
+    /// Returns an error if a driver call fails.
     fn prepare(&self, steps: &[Step<Self>], program: bool) -> Result<Self::Recording>;
 }

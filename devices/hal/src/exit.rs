@@ -1,6 +1,6 @@
 //! Descriptions of process exit statuses, for reports about crashed drivers and compilers.
 //!
-//! Knows nothing about the purpose of the process.
+//! This module knows nothing about the purpose of the process.
 
 use std::process::ExitStatus;
 

@@ -3,7 +3,7 @@
 //! Tests of the layers above a device use it. [`Faulty`] sits between a backend and
 //! [`Checked`](crate::Checked), so `Checked` still enforces the contract of the caller. The backend executes
 //! all work that reaches it. Only the reports of completion are late or missing. [`Faulty`] also implements a
-//! [`Throttle`]. Knows no API.
+//! [`Throttle`]. This module knows no API.
 
 mod mirror;
 
@@ -103,7 +103,8 @@ impl Faulty {
     /// Wraps a device in faults and a throttle.
     ///
     /// # Errors
-    /// If the device cannot import mirrored timelines, or the system cannot start the mirror's thread.
+    /// Returns an error if the device cannot import mirrored timelines, or the system cannot start the
+    /// mirror's thread.
     pub(crate) fn new(mut inner: Box<dyn Device>, faults: Faults, throttle: Throttle) -> Result<Self> {
         let queues = faults.touch_timelines() || throttle.duty_percent.is_some();
         let mirrors = queues || throttle.link_bytes_per_s.is_some();

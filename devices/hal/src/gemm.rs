@@ -2,7 +2,7 @@
 //!
 //! An API may have a product library (cuBLASLt, rocBLAS) that is found at run time. An entry of a module may
 //! then be a product instead of a kernel. A dispatch of such an entry has the bindings and constants of the
-//! entry's ABI. [`GemmEntry`] describes the product. Knows no library, operator or model.
+//! entry's ABI. [`GemmEntry`] describes the product. This module knows no library, operator or model.
 
 use serde::{Deserialize, Serialize};
 use std::str::FromStr;

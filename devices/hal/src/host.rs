@@ -81,7 +81,7 @@ impl HostCall<'_> {
     /// Returns elements `range` of binding `index` as values of `T` for writing.
     ///
     /// # Panics
-    /// If the range lies outside the binding.
+    /// Panics if the range lies outside the binding.
     ///
     /// # Safety
     /// The conditions of [`HostFn`] hold. `T` is plain data, and every bit pattern is a valid `T`. No other

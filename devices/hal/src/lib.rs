@@ -21,7 +21,7 @@
 //!   results;
 //! - trusts its arguments: [`Checked`] validates IDs, ranges, arity and access once, above every backend.
 //!
-//! Knows no operator, model or backend.
+//! This crate knows no operator, model or backend.
 
 mod adaptive_wait;
 mod backend;

@@ -1,6 +1,6 @@
 //! Host memory, as the operating system reports it.
 //!
-//! Knows nothing about devices.
+//! This module knows nothing about devices.
 
 use sysinfo::{MemoryRefreshKind, RefreshKind, System};
 

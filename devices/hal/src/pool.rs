@@ -4,7 +4,7 @@
 //! Unused allocations stay cached within [`PoolLimits`]. The pool frees them after a long idle time or when
 //! memory runs out.
 //!
-//! Knows nothing about the allocations and reads no clock; the caller passes the time.
+//! This module knows nothing about the allocations and reads no clock; the caller passes the time.
 
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -117,8 +117,8 @@ impl<T> Pool<T> {
     /// size limits it. If memory runs out, frees the cache and calls `allocate` again.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] with the requested bytes if the budget or the system has less memory. Other
-    /// errors of `allocate` are passed on.
+    /// Returns [`Error::OutOfMemory`] with the requested bytes if the budget or the system has less memory.
+    /// Other errors of `allocate` are passed on.
     pub fn acquire(
         &mut self,
         bytes: u64,

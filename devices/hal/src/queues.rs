@@ -5,7 +5,7 @@
 //! driver has events for all points that it waits for. Otherwise a submission thread enqueues it when the
 //! points of other devices have passed. A backend implements [`DriverQueue`].
 //!
-//! Knows nothing about buffers, kernels or any API.
+//! This module knows nothing about buffers, kernels or any API.
 
 mod claims;
 mod clock;

@@ -40,7 +40,8 @@ impl HostRegion {
     /// Allocates a region.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for zero bytes, [`Error::OutOfMemory`] if the host cannot allocate the block.
+    /// Returns [`Error::Invalid`] for zero bytes, and [`Error::OutOfMemory`] if the host cannot allocate the
+    /// memory.
     pub fn new(bytes: usize) -> Result<Self> {
         if bytes == 0 {
             return Err(Error::invalid("a host region of zero bytes"));
@@ -66,7 +67,7 @@ impl HostRegion {
     /// Leases a range for reading.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the range is outside the region or overlaps a write lease.
+    /// Returns [`Error::Invalid`] if the range is outside the region or overlaps a write lease.
     pub fn read(&self, range: Range<usize>) -> Result<Lease<'_>> {
         self.hold(range.clone(), false)?;
         Ok(Lease { region: self, range })
@@ -75,7 +76,7 @@ impl HostRegion {
     /// Leases a range for writing.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the range is outside the region or overlaps another lease.
+    /// Returns [`Error::Invalid`] if the range is outside the region or overlaps another lease.
     pub fn write(&self, range: Range<usize>) -> Result<LeaseMut<'_>> {
         self.hold(range.clone(), true)?;
         Ok(LeaseMut { region: self, range })
@@ -85,7 +86,8 @@ impl HostRegion {
     /// the returned value.
     ///
     /// # Errors
-    /// The errors of [`HostRegion::write`] if `writes` is true, otherwise those of [`HostRegion::read`].
+    /// Returns the errors of [`HostRegion::write`] if `writes` is true, otherwise the errors of
+    /// [`HostRegion::read`].
     pub fn reserve(self: &Arc<Self>, range: Range<usize>, writes: bool) -> Result<Reservation> {
         self.hold(range.clone(), writes)?;
         Ok(Reservation { region: Arc::clone(self), range, writes })

@@ -2,7 +2,7 @@
 //! Throttles emulate a mixed machine on equal devices.
 //!
 //! The hardware runs at full speed. The timelines of the device report completed work late: see [`Faulty`].
-//! Knows nothing about the work.
+//! This module knows nothing about the work.
 
 use crate::backend::Device;
 use crate::error::Result;
@@ -23,7 +23,8 @@ impl Throttle {
     /// Wraps a device in the throttle. Returns the device itself if the throttle is disabled.
     ///
     /// # Errors
-    /// If the device cannot import mirrored timelines, or the system cannot start the mirror's thread.
+    /// Returns an error if the device cannot import mirrored timelines, or the system cannot start the
+    /// mirror's thread.
     pub fn over(self, device: Box<dyn Device>) -> Result<Box<dyn Device>> {
         if self == Self::default() {
             return Ok(device);

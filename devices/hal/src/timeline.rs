@@ -96,7 +96,7 @@ impl Timeline {
     /// Blocks until `value` has passed or `timeout` has elapsed. Returns `Ok(false)` on timeout.
     ///
     /// # Errors
-    /// [`Error::Poisoned`] if the timeline failed before reaching the value.
+    /// Returns [`Error::Poisoned`] if the timeline failed before reaching the value.
     pub fn wait(&self, value: u64, timeout: Option<Duration>) -> Result<bool> {
         if self.value() >= value {
             return Ok(true);

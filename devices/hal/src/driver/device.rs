@@ -4,7 +4,7 @@
 //! Callers use the device through [`Checked`](crate::Checked). The device checks again that an ID is known
 //! and that a range lies inside its buffer or region. An invalid call therefore cannot access other memory.
 //!
-//! Does not know how a queue or a driver works.
+//! This module does not know how a queue or a driver works.
 
 use super::memory::DeviceMemory;
 use super::{Driver, HostSpan, Launch, Registered, Script, Span, Step};
@@ -46,7 +46,7 @@ impl<D: Driver> DriverDevice<D> {
     /// [`QueueKind::ALL`].
     ///
     /// # Errors
-    /// If the system cannot start another thread.
+    /// Returns an error if the system cannot start another thread.
     pub fn open(
         common: Arc<Common>,
         adapter: Adapter,
@@ -102,7 +102,7 @@ impl<D: Driver> DriverDevice<D> {
     /// Fails if the device is unusable.
     ///
     /// # Errors
-    /// If the device is lost or the driver has raised an error.
+    /// Returns an error if the device is lost or the driver has raised an error.
     fn check(&self) -> Result<()> {
         self.common.check()?;
         self.driver.check()

@@ -1,6 +1,6 @@
 //! Buffers of a device: a pool of allocations within the user's limit.
 //!
-//! Knows nothing about commands.
+//! This module knows nothing about commands.
 
 use super::{Allocation, Driver};
 use crate::backend::{Limits, Memory, Timing};

@@ -1,7 +1,7 @@
 //! Commands with IDs resolved to memory and kernels.
 //!
 //! A script is created when a program is recorded or commands are submitted. It is immutable, and keeps its
-//! buffers, regions and kernels alive. Knows nothing about waits or points.
+//! buffers, regions and kernels alive. This module knows nothing about waits or points.
 
 use super::{Allocation, Driver};
 use crate::command::EntryAbi;
@@ -220,7 +220,7 @@ impl<D: Driver> Script<D> {
     /// Prepares steps for the queues.
     ///
     /// # Errors
-    /// If a driver call fails.
+    /// Returns an error if a driver call fails.
     pub(super) fn new(driver: &D, steps: Vec<Step<D>>, program: bool) -> Result<Self> {
         let claims = Claims::new(steps.iter().filter_map(Step::claim).collect());
         Ok(Self { recording: driver.prepare(&steps, program)?, steps, claims })
@@ -247,7 +247,7 @@ impl<D: Driver> Script<D> {
     /// Leases the ranges of host regions that the script uses.
     ///
     /// # Errors
-    /// If another lease conflicts with one of the ranges.
+    /// Returns an error if another lease conflicts with one of the ranges.
     pub(crate) fn reserve(&self) -> Result<Vec<Reservation>> {
         self.claims.reserve()
     }
@@ -260,7 +260,7 @@ impl<D: Driver> Script<D> {
     /// Executes the copies on the host.
     ///
     /// # Errors
-    /// If another lease conflicts with a range of a host region.
+    /// Returns an error if another lease conflicts with a range of a host region.
     pub(crate) fn run_on_host(&self) -> Result<()> {
         let _reserved = self.claims.reserve()?;
         for (from, to, bytes) in self.steps.iter().filter_map(Step::host_copy) {

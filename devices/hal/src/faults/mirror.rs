@@ -1,7 +1,7 @@
 //! Mirrored timelines that report a device's progress late. A thread follows the device's own timelines and
 //! advances the mirrored timelines.
 //!
-//! Knows the points of submissions, but nothing about their work.
+//! This module knows the points of submissions, but nothing about their work.
 
 use crate::backend::Device;
 use crate::error::{Error, Result};
@@ -89,7 +89,7 @@ impl Mirror {
     /// Mirrors the queues of a device, the throttled link, or both. The device must not have submissions yet.
     ///
     /// # Errors
-    /// If the device cannot import the mirrors, or the system cannot start the thread.
+    /// Returns an error if the device cannot import the mirrors, or the system cannot start the thread.
     pub(super) fn new(device: &mut dyn Device, queues: bool, throttle: Throttle) -> Result<Self> {
         let id = device.id();
         let end = if throttle.link_bytes_per_s.is_some() { LINK + 1 } else { LINK };

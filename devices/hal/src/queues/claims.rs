@@ -1,6 +1,6 @@
 //! Ranges of host regions that a script uses.
 //!
-//! Knows nothing about commands.
+//! This module knows nothing about commands.
 
 use crate::error::Result;
 use crate::region::{HostRegion, Reservation};
@@ -45,7 +45,7 @@ impl Claims {
     /// Leases all ranges.
     ///
     /// # Errors
-    /// If another lease conflicts with one of the ranges.
+    /// Returns an error if another lease conflicts with one of the ranges.
     pub fn reserve(&self) -> Result<Vec<Reservation>> {
         self.0.iter().map(|claim| claim.region.reserve(claim.range.clone(), claim.writes)).collect()
     }

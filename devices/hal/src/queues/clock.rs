@@ -1,7 +1,7 @@
 //! Offset between a device's clock and the host's.
 //!
 //! The host observes the end of a command with a delay. The smallest observed difference is therefore the
-//! best estimate of the offset. Knows nothing about commands, and reads no clock.
+//! best estimate of the offset. This module knows nothing about commands, and reads no clock.
 
 /// Reciprocal of the assumed clock drift: 1 part in 10,000.
 const DRIFT: u64 = 10_000;

@@ -11,7 +11,7 @@
 //! last until the submission's own point passes. A conflict at this stage is an error of the caller and fails
 //! the timeline. Regions stay alive until the driver has finished with them, even if the timeline has failed.
 //!
-//! Knows scripts, but no buffers, kernels or other devices.
+//! This module knows scripts, but no buffers, kernels or other devices.
 
 use super::thread::Thread;
 use crate::adaptive_wait::{Anticipation, Outcome, Turn};
@@ -75,7 +75,7 @@ pub trait DriverQueue: Send + Sync + 'static {
     /// Enqueues a script that starts after these events of other queues of the device, and flushes the queue.
     ///
     /// # Errors
-    /// If a driver call fails. Part of the script may already be running.
+    /// Returns an error if a driver call fails. Part of the script may already be running.
     fn enqueue(
         &self,
         script: &Arc<Script<Self::Driver>>,
@@ -88,7 +88,7 @@ pub trait DriverQueue: Send + Sync + 'static {
     /// Waits for an event. The thread sleeps if the driver supports it.
     ///
     /// # Errors
-    /// If the work of the event failed.
+    /// Returns an error if the work of the event failed.
     fn wait(&self, event: &Self::Event) -> Result<()>;
 
     /// Returns the start and end of a script that has just ended, in host time ([`Timing::now_ns`]). Returns
@@ -98,7 +98,7 @@ pub trait DriverQueue: Send + Sync + 'static {
     /// Waits for all enqueued work.
     ///
     /// # Errors
-    /// If any of the work failed.
+    /// Returns an error if any of the work failed.
     fn finish(&self) -> Result<()>;
 }
 
@@ -147,7 +147,7 @@ impl Common {
     /// Records the error of a result.
     ///
     /// # Errors
-    /// The error that [`record`](Self::record) returns.
+    /// Returns the error that [`record`](Self::record) returns.
     pub fn recorded<T>(&self, result: Result<T>) -> Result<T> {
         result.map_err(|error| self.record(error))
     }
@@ -155,7 +155,7 @@ impl Common {
     /// Fails if the device is lost.
     ///
     /// # Errors
-    /// The first [`Error::Lost`] of the device.
+    /// Returns the first [`Error::Lost`] of the device.
     pub fn check(&self) -> Result<()> {
         self.lost.get().map_or(Ok(()), |error| Err(error.clone()))
     }
@@ -237,7 +237,7 @@ impl<Q: DriverQueue> TrackedQueue<Q> {
     /// Creates a queue and starts its completion thread.
     ///
     /// # Errors
-    /// If the system cannot start another thread.
+    /// Returns an error if the system cannot start another thread.
     pub fn new(name: String, queue: Arc<Q>, timeline: Arc<Timeline>, common: Arc<Common>) -> Result<Self> {
         let (inbox, flights) = unbounded();
         let finished = Arc::<AtomicU64>::default();
@@ -285,7 +285,8 @@ impl<Q: DriverQueue> TrackedQueue<Q> {
     /// thread.
     ///
     /// # Errors
-    /// If a driver call fails, or if the script can start now and a lease conflicts with its host regions.
+    /// Returns an error if a driver call fails, or if the script can start now and a lease conflicts with its
+    /// host regions.
     pub fn start(
         &self,
         order: &mut Order<Q>,
@@ -411,7 +412,7 @@ impl Waits {
     /// another device has no event, and the wait for it ends when the device closes.
     ///
     /// # Errors
-    /// If the timeline of the point fails or the device closes.
+    /// Returns an error if the timeline of the point fails or the device closes.
     fn start<E>(&mut self, after: &After<E>, closing: &AtomicBool) -> Result<()> {
         let After { event, timeline, value } = after;
         let most = event.is_none().then_some(CLOSING_PERIOD);
@@ -432,7 +433,7 @@ impl Waits {
     /// Waits for an event.
     ///
     /// # Errors
-    /// If the work of the event failed.
+    /// Returns an error if the work of the event failed.
     fn end<Q: DriverQueue>(&mut self, queue: &Q, event: &Q::Event) -> Result<()> {
         let ended = self.end.wait(|turn| match (turn, queue.passed(event)) {
             (Turn::Look, Some(false)) => Outcome::Nothing,

@@ -9,7 +9,7 @@
 //! when the other device fails, and enqueued work could not be withdrawn. Each backend documents how its
 //! drivers behave.
 //!
-//! Knows nothing about commands or the driver.
+//! This module knows nothing about commands or the driver.
 
 use super::queue::{After, DriverQueue, LINGER, Order, TrackedQueue, closed};
 use super::thread::Thread;
@@ -221,7 +221,7 @@ impl<Q: DriverQueue> Submitter<Q> {
     /// Starts the submission thread of a device. `queues` are in the order of [`QueueKind::ALL`].
     ///
     /// # Errors
-    /// If the system cannot start another thread.
+    /// Returns an error if the system cannot start another thread.
     pub fn new(name: String, queues: [TrackedQueue<Q>; 3]) -> Result<Self> {
         let shared = Arc::new(Shared { queues, held: Default::default(), alarm: Arc::default() });
         let theirs = Arc::clone(&shared);
@@ -274,7 +274,8 @@ impl<Q: DriverQueue> Submitter<Q> {
     /// Enqueues a task now or when it becomes ready. Does nothing on a failed timeline.
     ///
     /// # Errors
-    /// If the task is ready, and a driver call fails or a lease conflicts with its host regions.
+    /// Returns an error if the task is ready, and a driver call fails or a lease conflicts with its host
+    /// regions.
     pub fn submit(&self, queue: QueueKind, task: Task<Q::Driver>) -> Result<()> {
         let tracked = self.tracked(queue);
         if tracked.timeline().failure().is_some() {
