@@ -1,8 +1,8 @@
 //! Probing in a child process, so that a crashing or hanging driver cannot take the application down.
 //!
-//! The caller names the program of the child, usually its own. The child receives a backend's name, probes
-//! the backend ([`crate::Backends::answer`]) and prints one line. The parent kills the child as soon as the
-//! line has arrived, because a driver may also crash on exit. This module knows no backend.
+//! The caller names the program that the child runs, usually its own program. The child receives a backend's
+//! name, probes the backend ([`crate::Backends::answer`]) and prints one line. The parent kills the child as
+//! soon as the line has arrived, because a driver may also crash on exit. This module knows no backend.
 
 use ragtag_hal::{Adapter, Unavailable, exit_in_words};
 use serde::{Deserialize, Serialize};

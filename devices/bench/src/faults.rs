@@ -1,5 +1,5 @@
 //! Tests of device loss and out-of-memory errors. A layer between Vulkan's loader and the driver injects the
-//! faults, so they work with any driver. Each backend chooses the Vulkan call that fails.
+//! faults, so they work with any driver. The tests of each backend choose the Vulkan call that fails.
 
 use crate::{Bench, WORDS, all, download, in_time, open, scale, upload};
 use ragtag_hal::{

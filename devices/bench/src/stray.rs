@@ -16,7 +16,7 @@ static STRAY: EntryAbi = EntryAbi {
 
 /// Loses a device with the kernel `stray`, which writes a word at the distance `far` from its binding.
 /// Returns the first error and the error that reported the loss. Returns `None` if the device confines
-/// kernels to their bindings. After the loss, opens the device again through the backend `again`.
+/// kernels to their bindings. After the loss, tries to open the device again through the backend `again`.
 #[track_caller]
 pub fn goes_astray(
     [backend, again]: [&dyn Backend; 2],

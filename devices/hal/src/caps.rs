@@ -96,7 +96,7 @@ pub struct Caps {
     pub copy_alignment_bytes: u64,
     /// Number of threads or compute units that execute a dispatch.
     pub parallel_units: u32,
-    /// Maximum number of work items in a group. 1 if groups have no separate work items.
+    /// Maximum number of work items in a group. 1 if groups are not divided into work items.
     pub max_work_group_items: u32,
     /// Maximum local memory of a group in bytes.
     pub local_memory_bytes: u64,

@@ -58,23 +58,23 @@ pub struct Dispatch {
 /// A command of a queue. Commands of one submission take effect in order.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Command {
-    /// Launch a kernel (compute queue).
+    /// A kernel launch (compute queue).
     Dispatch(Dispatch),
-    /// Copy within the device. The ranges have the same length and do not overlap (compute queue).
+    /// A copy within the device (compute queue). The ranges have the same length and do not overlap.
     Copy {
         /// Source.
         from: BufferRange,
         /// Destination.
         to: BufferRange,
     },
-    /// Fill with a 32-bit word. Offset and length are multiples of four (compute queue).
+    /// A fill with a 32-bit word (compute queue). Offset and length are multiples of four.
     Fill {
         /// Destination.
         to: BufferRange,
         /// The word.
         word: u32,
     },
-    /// Copy from a registered host region (compute or upload queue).
+    /// A copy from a registered host region (compute or upload queue).
     Upload {
         /// The region.
         region: RegionId,
@@ -83,7 +83,7 @@ pub enum Command {
         /// Destination.
         to: BufferRange,
     },
-    /// Copy into a registered host region (compute or download queue).
+    /// A copy into a registered host region (compute or download queue).
     Download {
         /// Source.
         from: BufferRange,

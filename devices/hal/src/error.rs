@@ -115,7 +115,7 @@ impl Error {
     }
 }
 
-/// Reason why a backend has no adapters: its library or driver is missing or refuses to work.
+/// Reason why a backend has no adapters: its library or driver is missing or does not work.
 #[derive(Clone, Debug, PartialEq, thiserror::Error, Serialize, Deserialize)]
 #[error("{cause} (tried {})", if tried.is_empty() { "nothing".into() } else { tried.join(", ") })]
 pub struct Unavailable {

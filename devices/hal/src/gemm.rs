@@ -36,8 +36,8 @@ pub struct Gemm {
 }
 
 impl Gemm {
-    /// Returns true if a library can compute the product: no size is zero, rows do not overlap, pitches are
-    /// aligned, and all sizes fit in a signed 32-bit integer.
+    /// Returns true if a library can compute the product. No size may be zero, rows must not overlap, pitches
+    /// must be aligned, and all sizes must fit in a signed 32-bit integer.
     pub fn is_sound(&self) -> bool {
         let Self { rows, columns, depth, x_pitch, weights_pitch, y_pitch, .. } = *self;
         let sizes = [rows, columns, depth, x_pitch, weights_pitch, y_pitch];

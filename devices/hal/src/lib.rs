@@ -7,16 +7,16 @@
 //!   without a round trip;
 //! - orders work with [`Point`]s: each submission waits for points and signals one point. Within a queue,
 //!   submissions start in submission order. Between queues, only points order work;
-//! - keeps a buffer, region, module or program alive until the last submission that names it has passed, and
-//!   destroys it before it drops the device, unless the device is lost;
+//! - keeps a buffer, region, module or program alive until the last submission that names it has passed. It
+//!   destroys all of them before it drops the device, unless the device is lost;
 //! - orders conflicting submissions: if a submission writes bytes that another submission reads or writes, a
 //!   point orders the two.
 //!
 //! *The backend*
 //! - never blocks the calling thread on the device: `submit` enqueues;
 //! - advances the host mirror ([`Timeline`]) of each of its queues from its own threads;
-//! - keeps all resources of a submission alive until the device has finished it, even if the timeline has
-//!   failed because the owner closed the device;
+//! - keeps all resources of a submission alive until the device has finished the submission, even on a
+//!   timeline that failed because the device was closed;
 //! - fails a timeline with a typed error when a submission fails, and never panics because of a driver's
 //!   results;
 //! - trusts its arguments: [`Checked`] validates IDs, ranges, arity and access once, above every backend.

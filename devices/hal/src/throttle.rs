@@ -49,7 +49,7 @@ impl Pace {
         Self { throttle, due_ns: 0, free: None }
     }
 
-    /// Returns the duration of the rest after work of this duration.
+    /// Returns how long the queue must rest after work of duration `worked`.
     pub(crate) fn rest(&mut self, worked: Duration) -> Duration {
         let percent = i64::from(self.throttle.duty_percent.unwrap_or(100).clamp(1, 100));
         let worked_ns = i64::try_from(worked.as_nanos()).unwrap_or(i64::MAX).min(i64::MAX / 100);

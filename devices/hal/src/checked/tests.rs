@@ -558,7 +558,7 @@ fn products_touch_nothing_beyond_their_bindings() {
     b.refused(result, &["product: a product whose bindings are"]);
     let result = b.device.create_module(ModuleId(1), &product([0, 1, 2]));
     b.passes(result, "create_module");
-    // Two rows: 32 bytes of x, 64 of W and 32 of y.
+    // Two rows need 32 bytes of x, 64 bytes of W and 32 bytes of y.
     let launch = |rows, groups, bytes: [u64; 3]| {
         changed(|d| {
             (d.module, d.constants, d.grid) = (ModuleId(1), vec![rows], [groups, 1, 1]);

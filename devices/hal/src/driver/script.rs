@@ -141,30 +141,30 @@ pub fn grid_parts(grid: [u32; 3], most: [u32; 3]) -> impl Iterator<Item = ([u32;
 
 /// A command with resolved arguments. Source and destination of a copy have equal lengths.
 pub enum Step<D: Driver> {
-    /// Launch a kernel over a non-empty grid.
+    /// A kernel launch over a non-empty grid.
     Launch(Launch<D>),
-    /// Copy between buffers.
+    /// A copy between buffers.
     Copy {
         /// Source.
         from: Span<D::Buffer>,
         /// Destination.
         to: Span<D::Buffer>,
     },
-    /// Fill with a word.
+    /// A fill with a 32-bit word.
     Fill {
         /// Destination.
         to: Span<D::Buffer>,
         /// The word.
         word: u32,
     },
-    /// Copy from a host region.
+    /// A copy from a host region.
     Upload {
         /// Source.
         from: HostSpan<D::Region>,
         /// Destination.
         to: Span<D::Buffer>,
     },
-    /// Copy into a host region.
+    /// A copy into a host region.
     Download {
         /// Source.
         from: Span<D::Buffer>,

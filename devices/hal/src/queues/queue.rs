@@ -1,8 +1,8 @@
 //! One in-order driver queue with its outstanding work, and the completion thread that advances its timeline.
 //!
-//! The completion thread handles submissions in order. It first waits for the points of other queues that a
-//! submission waits for, because some drivers spin during such waits. Then it waits for the submission's last
-//! event. The thread sleeps, but spins around the expected times of the points and events ([`Anticipation`]).
+//! The completion thread handles submissions in order. For each submission, it first waits for the points of
+//! other queues, because some drivers spin during such waits. Then it waits for the submission's last event.
+//! The thread sleeps, but spins around the expected times of the points and events ([`Anticipation`]).
 //!
 //! # Leases of a submission
 //! Points order all work, and leases of host regions verify this order. A submission that can start at once
