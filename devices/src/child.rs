@@ -39,7 +39,8 @@ impl ProbeChild {
     /// Default time limit of a probe. On machines with many GPUs, drivers take seconds to initialise.
     pub const LIMIT: Duration = Duration::from_secs(30);
 
-    /// Starts the child. Returns `None` if it cannot be started; the caller then probes in this process.
+    /// Starts the child. Returns `None` if the child cannot be started. The caller then probes in this
+    /// process.
     pub(crate) fn ask(&self, backend: &str) -> Option<Asked> {
         let mut child = Command::new(&self.program)
             .args(&self.arguments)
@@ -138,7 +139,7 @@ impl Asked {
         unavailable(format!("the driver crashed while listing its devices: {how}{said}"))
     }
 
-    /// Kills the child. Another thread waits for its exit, which may take long.
+    /// Kills the child. Another thread waits for the exit of the child, which may take long.
     fn end(mut self) -> Receiver<String> {
         std::thread::spawn(move || {
             // The child may have exited already.
@@ -162,7 +163,7 @@ fn answer_of(out: impl Read + Send + 'static) -> Receiver<String> {
             let line = String::from_utf8_lossy(&line.ok()?).into_owned();
             Some(line.split_once(MARK)?.1.to_string())
         });
-        // The receiver is gone if the time limit has passed.
+        // The send fails if the time limit has passed.
         let _ = marked.map(|line| sender.send(line));
     });
     receiver

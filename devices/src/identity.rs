@@ -11,7 +11,7 @@ type Group = Vec<usize>;
 /// adapters before the next criterion, so that a weaker match cannot displace a stronger match.
 const EVIDENCE: [fn(&Adapter, &Adapter) -> bool; 3] = [same_address, same_uuid, same_name];
 
-/// Groups adapters by physical device. Adapters are sorted by preference; groups and their members keep that
+/// Groups adapters by physical device. Adapters are sorted by preference. Groups and their members keep this
 /// order.
 ///
 /// Two adapters of one backend are always two devices, even if they have the same UUID, as some software
@@ -55,7 +55,7 @@ fn same_name(a: &Adapter, b: &Adapter) -> bool {
 }
 
 /// Returns true if two adapters cannot be one device. Adapters of the same backend are different devices.
-/// Otherwise the PCI addresses decide if both adapters have one, or else the UUIDs. CPU devices are never
+/// Otherwise the PCI addresses decide. If an address is missing, the UUIDs decide. CPU devices are never
 /// merged, because only the backend `cpu` divides the processor.
 fn differ(a: &Adapter, b: &Adapter) -> bool {
     let cpu = a.kind == AdapterKind::Cpu || b.kind == AdapterKind::Cpu;
@@ -162,7 +162,7 @@ mod tests {
         assert_eq!(merged(&[opencl, cpu[0].clone(), cpu[1].clone()]).len(), 3);
     }
 
-    /// Checks two equal cards. OpenCL reports the PCI address of only one of them.
+    /// Checks two equal cards. OpenCL reports the PCI address of only one card.
     #[test]
     fn a_match_by_name_does_not_displace_a_match_by_address() {
         let card = |backend, index, bus: Option<u8>| {

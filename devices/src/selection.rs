@@ -1,4 +1,5 @@
-//! Device selection: parses `--device` and `RAGTAG_DEVICES` and resolves them on this machine.
+//! Device selection. Parses the values of `--device` and `RAGTAG_DEVICES`, and resolves them to adapters of
+//! this machine.
 //!
 //! ```text
 //! selection = item { "," item }
@@ -105,7 +106,7 @@ fn list(labels: &[String]) -> String {
 /// A device term of a selection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Term {
-    /// Every GPU. If there is no GPU, every CPU device.
+    /// Every GPU, or every CPU device if there is no GPU.
     Auto,
     /// Every GPU.
     Gpu,

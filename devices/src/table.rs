@@ -25,7 +25,7 @@ pub struct Config {
     /// Number of threads of each CPU device. By default the cores are divided among the devices.
     pub cpu_threads: Option<u32>,
     /// CPU features that kernels may use if the processor has them. By default kernels use all features.
-    /// Tests of slower code paths restrict them.
+    /// Tests of slower code paths restrict the features.
     pub cpu_features: Option<Features>,
     /// Command that starts a child process to probe drivers that may crash. Without a command, this process
     /// probes them.
@@ -57,7 +57,7 @@ impl Default for Config {
 /// A backend of the table.
 pub(crate) struct Row {
     pub(crate) name: &'static str,
-    /// `None` if the backend is not compiled in.
+    /// The backend, or `None` if it is not compiled in.
     pub(crate) backend: Option<Arc<dyn Backend>>,
     /// Process that probes the backend.
     pub(crate) probed: Probed,
@@ -68,7 +68,8 @@ pub(crate) struct Row {
 pub(crate) enum Probed {
     /// This process.
     Here,
-    /// A child process, if the configuration has a command for it. Used for drivers that are known to crash.
+    /// A child process, if the configuration has a command for it. Drivers that are known to crash are probed
+    /// in this way.
     Apart,
 }
 
@@ -215,7 +216,7 @@ pub struct BackendReport {
 /// One physical device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Physical {
-    /// Labels of the device's adapters, the preferred adapter first. Never empty.
+    /// Labels of the device's adapters, the preferred adapter first. The list is never empty.
     pub adapters: Vec<String>,
 }
 
@@ -375,7 +376,8 @@ impl Backends {
         self.open_with(adapters, limits, &|_, device| Ok(Checked::new(device)))
     }
 
-    /// Like [`Backends::open`], but `check` wraps each device. Tests use `check` to inject faults.
+    /// Opens adapters, as [`Backends::open`] does, but `check` wraps each device. Tests use `check` to inject
+    /// faults.
     ///
     /// # Errors
     /// Returns the errors of [`Backends::open`] and the errors of `check`.

@@ -167,7 +167,8 @@ impl ThrottleSpec {
         Ok(())
     }
 
-    /// Returns the type of device that supports this throttle if the throttled device does not support it.
+    /// Returns the only type of device that supports this throttle. Returns `None` if the throttled device
+    /// supports it.
     fn only(&self) -> Option<&'static str> {
         match self {
             ThrottleSpec::Threads { device, .. } if device.backend != "cpu" => Some("CPU"),

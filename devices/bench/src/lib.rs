@@ -104,7 +104,7 @@ impl Bench {
         Self::try_new(device).unwrap()
     }
 
-    /// Like `new`, but returns the device's error.
+    /// Creates the bench on a device. Unlike `new`, returns the device's error.
     ///
     /// # Errors
     /// Returns an error if a call to the device fails.
@@ -122,7 +122,7 @@ impl Bench {
         Ok(Bench { device, region, next: [0; 3] })
     }
 
-    /// Returns the device's label: `opencl:0`.
+    /// Returns the device's label, such as `opencl:0`.
     pub fn label(&self) -> String {
         self.device.adapter().label()
     }
@@ -242,13 +242,13 @@ pub fn same(words: &[u32], wanted: &[u32], what: impl std::fmt::Display) {
     }
 }
 
-/// Runs code that may hang, with a time limit.
+/// Runs code that may hang. Fails the test after a time limit.
 #[track_caller]
 pub fn in_time<T: Send + 'static>(what: &str, run: impl FnOnce() -> T + Send + 'static) -> T {
     let (done, finished) = std::sync::mpsc::channel();
     let thread = std::thread::spawn(move || {
         let result = run();
-        // The receiver is gone only after a timeout.
+        // The send fails only if the time limit has passed.
         let _ = done.send(());
         result
     });

@@ -56,7 +56,7 @@ pub fn cards(on: &dyn Subject) -> Vec<Adapter> {
 /// Defines the helpers of a backend's tests. `Tested` implements [`Subject`](crate::suite::Subject) for the
 /// type of backend. `subject()` wraps the result of `backend()`, which the caller defines. `adapters()`
 /// returns all adapters, or records a skipped test with `$missing` if there are none. It fails if there are
-/// fewer than `$wanted`. `$check` implements `Subject::check`.
+/// fewer than `$wanted` adapters. `$check` implements `Subject::check`.
 #[macro_export]
 macro_rules! tested {
     ($backend:ty, $language:ident, $api:literal, $missing:literal) => {

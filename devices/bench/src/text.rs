@@ -65,8 +65,7 @@ done:
 }
 ";
 
-/// HIP C++ with a prelude like that of Ragtag's kernels. The stand-in for AMD's compiler replaces the
-/// prelude.
+/// HIP C++ with a prelude, as in Ragtag's kernels. The stand-in for AMD's compiler replaces the prelude.
 const HIP_C: &str = "
 typedef unsigned int uint;
 #define KERNEL(items) extern \"C\" __global__ void __launch_bounds__(items)
@@ -92,7 +91,7 @@ pub fn scale_text(language: KernelLanguage) -> Option<Arc<str>> {
     }
 }
 
-/// Like [`scale_text`], but the kernel adds `addend` instead of 1. The result is a different program.
+/// Returns a variant of [`scale_text`] that adds `addend` instead of 1. It is a different program.
 pub fn scale_text_adding(language: KernelLanguage, addend: u32) -> Option<Arc<str>> {
     let (one, other) = match language {
         KernelLanguage::Ptx => ("%r1, 1;", format!("%r1, {addend};")),

@@ -21,9 +21,9 @@ pub struct CpuConfig {
     /// has at least one thread.
     pub threads: Option<u32>,
     /// CPU features that kernels may use if the processor has them. By default kernels use all features.
-    /// Tests of slower code paths restrict them.
+    /// Tests of slower code paths restrict the features.
     pub features: Option<Features>,
-    /// Number of threads of individual devices, by device number. Overrides `threads`.
+    /// Number of threads of individual devices, by device number. It overrides `threads`.
     pub threads_of: BTreeMap<u32, u32>,
 }
 
@@ -108,8 +108,8 @@ impl Backend for CpuBackend {
         Ok(self.adapters())
     }
 
-    /// Opens devices. The number of threads is that of the given adapter, which may be lower than the probe
-    /// reported.
+    /// Opens devices. A device starts as many threads as its adapter states, which may be fewer than the
+    /// probe reported.
     fn open(&self, adapters: &[(Adapter, DeviceId)], limits: &Limits) -> Result<Vec<Box<dyn Device>>> {
         let present = self.adapters();
         let open = |(wanted, id): &(Adapter, DeviceId)| {

@@ -1,4 +1,4 @@
-//! Memory of buffers.
+//! Host memory of buffers.
 //!
 //! This module knows nothing about commands or queues.
 

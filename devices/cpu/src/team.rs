@@ -132,7 +132,7 @@ pub(crate) struct Team {
 
 #[derive(Debug)]
 struct Helper {
-    /// `None` only while the team is being dropped.
+    /// Channel to the helper. It is `None` only while the team is being dropped.
     inbox: Option<Sender<Arc<Run>>>,
     thread: Thread,
 }

@@ -28,7 +28,7 @@ const SPARE_FROM: usize = 8;
 pub enum Turn {
     /// Poll once.
     Look,
-    /// Park until another thread wakes this one, or until the timeout if it is given.
+    /// Park until another thread wakes the waiting thread. If there is a timeout, wake up after it.
     Rest(Option<Duration>),
 }
 
@@ -43,8 +43,8 @@ pub enum Outcome<T> {
     Gone,
 }
 
-/// Wait policy of a thread for one kind of event. The default policy parks until another thread wakes this
-/// one.
+/// Wait policy of a thread for one kind of event. The default policy parks until another thread wakes the
+/// waiting thread.
 #[derive(Debug, Default)]
 pub struct Anticipation {
     linger: Duration,
@@ -109,7 +109,7 @@ fn has_spare_cores() -> bool {
 enum Phase {
     /// Polling.
     Awake,
-    /// Parked until the given time or until another thread wakes this one.
+    /// Parked until the given time, or until another thread wakes the waiting thread.
     Asleep { until: Option<Duration> },
 }
 

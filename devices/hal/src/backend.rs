@@ -109,7 +109,7 @@ pub struct Memory {
     pub source: MemorySource,
 }
 
-/// Name of an adapter as users type it: `cpu:0`. Serialized as a string.
+/// Name of an adapter as users type it, such as `cpu:0`. The serialized form is a string.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct Label {
@@ -174,13 +174,13 @@ pub struct Adapter {
 }
 
 impl Adapter {
-    /// Returns the name that users type: `cpu:0`.
+    /// Returns the name that users type, such as `cpu:0`.
     pub fn label(&self) -> String {
         format!("{}:{}", self.backend, self.index)
     }
 }
 
-/// Driver of an adapter, and settings that restrict the device. Serialized as a string.
+/// Driver of an adapter, and settings that restrict the device. The serialized form is a string.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "String", from = "String")]
 pub struct DriverInfo {
@@ -221,7 +221,8 @@ impl From<DriverInfo> for String {
     }
 }
 
-/// A probed device: its adapter and the handle that the backend needs to open it. Dereferences to the handle.
+/// A probed device: its adapter and the handle that the backend needs to open it. It dereferences to the
+/// handle.
 #[derive(Clone, Debug)]
 pub struct Found<T> {
     /// The adapter.

@@ -27,7 +27,7 @@ pub enum Feature {
     Sm75,
     /// NVIDIA compute capability 8.0 or newer: bf16 and asynchronous copies into shared memory.
     Sm80,
-    /// NVIDIA compute capability 9.0 or newer: a launch may overlap the end of the previous one.
+    /// NVIDIA compute capability 9.0 or newer: a launch may overlap the end of the previous launch.
     Sm90,
     /// NVIDIA compute capability 9.0 only: matrix instructions of four warps (`wgmma`).
     Sm90a,
@@ -96,7 +96,7 @@ pub struct Caps {
     pub copy_alignment_bytes: u64,
     /// Number of threads or compute units that execute a dispatch.
     pub parallel_units: u32,
-    /// Maximum number of work items in a group. 1 if groups are not divided into work items.
+    /// Maximum number of work items in a group. It is 1 if groups are not divided into work items.
     pub max_work_group_items: u32,
     /// Maximum local memory of a group in bytes.
     pub local_memory_bytes: u64,
@@ -135,8 +135,8 @@ impl Default for Caps {
     }
 }
 
-/// Clock rates and widths that an API reports. Peak rates are computed from these values. 0 means not
-/// reported.
+/// Clock rates and widths that an API reports. Peak rates are computed from these values. A value of 0 was
+/// not reported.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Clocks {
     /// Clock of the compute units, in kHz.

@@ -97,7 +97,7 @@ impl Checked {
         Self { inner, own, imported, resources, programs, watch: LeakWatch::default() }
     }
 
-    /// Like [`Checked::new`], with injected faults. An empty set of faults adds no overhead. Delays and
+    /// Wraps a device in validation and injects faults. An empty set of faults adds no overhead. Delays and
     /// losses start a thread that advances mirrored timelines.
     ///
     /// # Errors
@@ -173,7 +173,7 @@ impl Checked {
         }
     }
 
-    /// Like [`Checked::check_idle`], for a resource and every program that names it.
+    /// Fails if an outstanding submission uses the resource or runs a program that names it.
     fn check_unused(&self, last_use: &LastUse, name: Name, deed: std::fmt::Arguments<'_>) -> Result<()> {
         self.check_idle(last_use, deed)?;
         let mut users = self.programs.values().filter(|program| program.names.contains(&name));

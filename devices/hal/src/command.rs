@@ -50,8 +50,8 @@ pub struct Dispatch {
     /// Constants in the ABI's order. Floats are passed as their bit patterns.
     pub constants: Vec<u32>,
     /// Numbers of work groups along x, y and z, at most 2^32 - 1 groups in total. A dispatch with a zero does
-    /// nothing. Groups of one dispatch may run concurrently and in any order. They must not write the same
-    /// bytes.
+    /// nothing. Groups of one dispatch may run concurrently and in any order. Two groups must not write the
+    /// same bytes.
     pub grid: [u32; 3],
 }
 
@@ -137,19 +137,19 @@ pub struct EntryAbi {
 /// Code of a module.
 #[derive(Clone, Debug)]
 pub enum ModuleSource {
-    /// Functions in this process, one per entry.
+    /// Functions in this process, one for each entry.
     Host(Vec<HostFn>),
-    /// Source text for the driver or its compiler, one per entry.
+    /// Source texts for the driver or its compiler, one for each entry.
     Text {
         /// The language: OpenCL C, CUDA C++, PTX, HIP C++ or WGSL.
         language: KernelLanguage,
         /// The entries' texts and functions.
         entries: Vec<TextEntry>,
     },
-    /// Like `Text`, but some entries are matrix products that a library computes. The device's capabilities
-    /// name the library.
+    /// Source text for some entries, and matrix products of a library for other entries. The device's
+    /// capabilities name the library.
     Linked {
-        /// Language of the source texts. `None` if all entries are products.
+        /// Language of the source texts, or `None` if all entries are products.
         language: Option<KernelLanguage>,
         /// The entries.
         entries: Vec<LinkedEntry>,
@@ -176,7 +176,7 @@ pub struct DeviceFunction {
     pub name: String,
     /// Work items in a group.
     pub work_group: [u32; 3],
-    /// Local memory of a group in bytes, in addition to the memory that the code declares. Always 0 in
+    /// Local memory of a group in bytes, in addition to the memory that the code declares. It is always 0 in
     /// OpenCL.
     pub dynamic_local_bytes: u32,
 }

@@ -66,7 +66,7 @@ pub trait Driver: Send + Sync + Sized + 'static {
     /// layer.
     ///
     /// # Errors
-    /// Returns an error if the driver has reported one.
+    /// Returns an error if the driver has reported an error.
     fn check(&self) -> Result<()> {
         Ok(())
     }

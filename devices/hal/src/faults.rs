@@ -1,6 +1,6 @@
 //! Fault injection: a device that runs out of memory, rejects calls, gets lost or slows down on request.
 //!
-//! Tests of the layers above a device use it. [`Faulty`] sits between a backend and
+//! Tests of the layers above a device use fault injection. [`Faulty`] sits between a backend and
 //! [`Checked`](crate::Checked), so `Checked` still enforces the contract of the caller. The backend executes
 //! all work that reaches it. Only the reports of completion are late or missing. [`Faulty`] also implements a
 //! [`Throttle`]. This module knows no API.
@@ -81,12 +81,13 @@ const PROGRAM_BYTES: u64 = 1 << 10;
 
 /// A device with injected faults.
 pub(crate) struct Faulty {
-    /// Declared before `inner`, so that the mirror's thread ends before the device closes.
+    /// Mirrored timelines. They are declared before `inner`, so that their thread ends before the device
+    /// closes.
     mirror: Option<Mirror>,
     inner: Box<dyn Device>,
     faults: Faults,
     throttle: Throttle,
-    /// Imported timelines of other devices. Filled only if the throttle sets a duty cycle.
+    /// Imported timelines of other devices. The map is empty if the throttle sets no duty cycle.
     imported: HashMap<TimelineId, Arc<Timeline>>,
     /// Point of the last submission to the compute queue.
     computes: Option<Point>,

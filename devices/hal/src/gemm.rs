@@ -31,7 +31,7 @@ pub struct Gemm {
     pub weights_pitch: u32,
     /// Pitch of y in values.
     pub y_pitch: u32,
-    /// Whether the product is added to y. Otherwise it replaces y.
+    /// Whether the product is added to y. Otherwise the product replaces y.
     pub accumulate: bool,
 }
 
@@ -65,7 +65,8 @@ impl Gemm {
 pub struct GemmEntry {
     /// Indices of the bindings of x, W and y.
     pub bindings: [usize; 3],
-    /// Function that returns the product for these constants. Their number matches the entry's ABI.
+    /// Function that returns the product for these constants. The number of constants matches the entry's
+    /// ABI.
     pub product: fn(constants: &[u32]) -> Gemm,
 }
 

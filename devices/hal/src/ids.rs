@@ -1,4 +1,4 @@
-//! IDs of devices, resources, timelines and points. The caller assigns all of them; none is an API handle.
+//! IDs of devices, resources, timelines and points. The caller assigns all IDs. No ID is an API handle.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;

@@ -7,8 +7,8 @@
 //!   without a round trip;
 //! - orders work with [`Point`]s: each submission waits for points and signals one point. Within a queue,
 //!   submissions start in submission order. Between queues, only points order work;
-//! - keeps a buffer, region, module or program alive until the last submission that names it has passed. It
-//!   destroys all of them before it drops the device, unless the device is lost;
+//! - keeps a buffer, region, module or program alive until the last submission that names it has passed.
+//!   Unless the device is lost, the caller destroys all resources before it drops the device;
 //! - orders conflicting submissions: if a submission writes bytes that another submission reads or writes, a
 //!   point orders the two.
 //!

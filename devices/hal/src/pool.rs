@@ -4,7 +4,7 @@
 //! Unused allocations stay cached within [`PoolLimits`]. The pool frees them after a long idle time or when
 //! memory runs out.
 //!
-//! This module knows nothing about the allocations and reads no clock; the caller passes the time.
+//! This module knows nothing about the allocations. It reads no clock, because the caller passes the time.
 
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -52,8 +52,7 @@ impl Default for PoolLimits {
     }
 }
 
-/// Statistics of a device's pool. Sizes in bytes are those of the allocations, which include rounding to size
-/// classes.
+/// Statistics of a device's pool. Sizes in bytes include the rounding to size classes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PoolStats {
     /// Allocations in use.

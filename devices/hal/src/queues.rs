@@ -2,8 +2,8 @@
 //!
 //! A `TrackedQueue` is one driver queue with its outstanding work and its completion thread, which advances
 //! the timeline. The `Submitter` enqueues a device's submissions. A submission is enqueued at once if the
-//! driver has events for all points that it waits for. Otherwise a submission thread enqueues it when the
-//! points of other devices have passed. A backend implements [`DriverQueue`].
+//! driver has events for all points that it waits for. Otherwise a submission thread enqueues the submission
+//! when the points of other devices have passed. A backend implements [`DriverQueue`].
 //!
 //! This module knows nothing about buffers, kernels or any API.
 

@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::faults::{Faults, Faulty};
 use std::time::{Duration, Instant};
 
-/// Throttle of a device. Disabled by default.
+/// Throttle of a device. The default does not throttle.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Throttle {
     /// Duty cycle of the compute queue in percent: 1 to 100. The queue rests after each submission.
@@ -37,8 +37,8 @@ impl Throttle {
 #[derive(Debug)]
 pub(crate) struct Pace {
     throttle: Throttle,
-    /// Outstanding rest. Negative if the queue has rested too long, because threads may sleep longer than
-    /// requested.
+    /// Outstanding rest. It is negative if the queue has rested too long, because threads may sleep longer
+    /// than requested.
     due_ns: i64,
     /// Time at which the link becomes free.
     free: Option<Instant>,

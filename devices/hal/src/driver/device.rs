@@ -32,7 +32,8 @@ pub struct DriverDevice<D: Driver> {
     modules: HashMap<ModuleId, Vec<(&'static EntryAbi, D::Entry)>>,
     imported: HashMap<TimelineId, Arc<Timeline>>,
     common: Arc<Common>,
-    /// Declared before the resources that its queues use, so that it is dropped first.
+    /// Submitter with the queues. It is declared before the resources that its queues use, so that it is
+    /// dropped first.
     submitter: Submitter<D::Queue>,
     pub(super) buffers: HashMap<BufferId, Arc<D::Buffer>>,
     regions: HashMap<RegionId, Arc<Registered<D::Region>>>,

@@ -10,7 +10,7 @@ use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
 pub(super) struct DeviceMemory<D: Driver> {
-    // Declared before `driver`, so that cached allocations are dropped first.
+    // The pool is declared before `driver`, so that cached allocations are dropped first.
     pool: Pool<D::Buffer>,
     driver: Arc<D>,
     /// Maximum total size of all buffers in bytes.

@@ -65,8 +65,8 @@ struct Shared {
     inward: [Arc<Timeline>; 3],
     /// Indices of the mirrored timelines.
     places: Range<usize>,
-    /// Locked while a loss is reported, so that no call reports the loss before all timelines have failed.
-    /// Subscribers of timelines must not call the device.
+    /// Lock for the report of a loss. It prevents calls from reporting the loss before all timelines have
+    /// failed. Subscribers of timelines must not call the device.
     reporting: Mutex<()>,
     news: Mutex<[VecDeque<News>; 4]>,
     closing: AtomicBool,

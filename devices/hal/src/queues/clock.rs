@@ -1,4 +1,4 @@
-//! Offset between a device's clock and the host's.
+//! Offset between a device's clock and the host's clock.
 //!
 //! The host observes the end of a command with a delay. The smallest observed difference is therefore the
 //! best estimate of the offset. This module knows nothing about commands, and reads no clock.
@@ -16,8 +16,9 @@ pub struct Difference {
 }
 
 impl Difference {
-    /// Updates the offset with a command that ended at device time `end_ns`. The host observed this at host
-    /// time `now_ns`. Keeps the smallest difference, with an allowance for the drift since its measurement.
+    /// Updates the offset with a command that ended at device time `end_ns`. The host observed the end at
+    /// host time `now_ns`. Keeps the smallest difference, with an allowance for clock drift since the
+    /// measurement of that difference.
     pub fn heard(known: Option<Self>, end_ns: u64, now_ns: u64) -> Self {
         let seen = (now_ns as i64).wrapping_sub(end_ns as i64);
         let ns = known.map_or(seen, |known| {

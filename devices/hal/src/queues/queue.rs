@@ -51,7 +51,7 @@ pub(super) fn closed(point: Point) -> Error {
 /// Events at the start and the end of an enqueued script.
 #[derive(Debug)]
 pub struct Ends<E> {
-    /// Start event. `None` if the end event also reports the start.
+    /// Start event, or `None` if the end event also reports the start.
     pub first: Option<E>,
     /// End event.
     pub last: Arc<E>,
@@ -176,7 +176,7 @@ impl Common {
 /// A predecessor of a submission. The driver waits for its event, and the completion thread waits for its
 /// point.
 pub struct After<E> {
-    /// Event. `None` if the driver has no event for the point.
+    /// Event, or `None` if the driver has no event for the point.
     pub event: Option<Arc<E>>,
     /// Timeline.
     pub timeline: Arc<Timeline>,
@@ -207,9 +207,9 @@ enum Flight<Q: DriverQueue> {
     Retired(Vec<Arc<Script<Q::Driver>>>),
 }
 
-/// State of a queue's submission order. The holder of its lock may enqueue.
+/// State of a queue's submission order. Only the holder of its lock may enqueue.
 pub struct Order<Q: DriverQueue> {
-    /// `None` once the queue is closed.
+    /// Channel to the completion thread. It is `None` once the queue is closed.
     inbox: Option<Sender<Flight<Q>>>,
     /// Number of messages sent to the completion thread.
     sent: u64,
@@ -228,7 +228,7 @@ pub struct TrackedQueue<Q: DriverQueue> {
     events: Mutex<VecDeque<(u64, Arc<Q::Event>)>>,
     /// Number of messages that the completion thread has handled.
     finished: Arc<AtomicU64>,
-    /// Set when the queue closes. It ends waits for other devices.
+    /// Whether the queue is closing. Closing ends waits for other devices.
     closing: Arc<AtomicBool>,
     completion: Thread,
 }
@@ -354,7 +354,7 @@ impl<Q: DriverQueue> TrackedQueue<Q> {
         error
     }
 
-    /// Records an error; see [`Common::record`].
+    /// Records an error, as [`Common::record`] does.
     pub fn record(&self, error: Error) -> Error {
         self.common.record(error)
     }
@@ -392,7 +392,7 @@ fn send<Q: DriverQueue>(order: &mut Order<Q>, flight: Flight<Q>) {
     let _ = order.inbox.as_ref().map(|inbox| inbox.send(flight));
 }
 
-/// Wait policies of a completion thread: one for predecessors of submissions, one for ends of submissions.
+/// Wait policies of a completion thread for the predecessors and the ends of submissions.
 struct Waits {
     start: Anticipation,
     end: Anticipation,

@@ -5,9 +5,9 @@
 //! wait for a held submission are held too. The device's submission thread enqueues held submissions when the
 //! awaited points have passed.
 //!
-//! Waits between devices use no feature of an API. With such a feature, the driver would decide what happens
-//! when the other device fails, and enqueued work could not be withdrawn. Each backend documents how its
-//! drivers behave.
+//! Waits between devices use no API feature such as shared semaphores. Otherwise the driver would decide what
+//! happens when the other device fails, and enqueued work could not be withdrawn. Each backend documents how
+//! its drivers behave.
 //!
 //! This module knows nothing about commands or the driver.
 
@@ -258,7 +258,7 @@ impl<Q: DriverQueue> Submitter<Q> {
         // not closed.
         let mut ended = self.thread.ends_before(deadline);
         if ended {
-            // All queues are closed before any of them is awaited, because a queue may wait for work of
+            // All queues close before this thread waits for any queue, because a queue may wait for work of
             // another queue.
             queues.iter().for_each(TrackedQueue::close);
             ended = queues.each_ref().map(|tracked| tracked.ends_before(deadline)) == [true; 3];

@@ -17,7 +17,7 @@ impl Thread {
     pub fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> Result<Self> {
         let (alive, ended) = bounded(0);
         let body = move || {
-            // Dropped when the thread ends, even after a panic.
+            // The sender is dropped when the thread ends, even after a panic.
             let _alive = alive;
             body();
         };
