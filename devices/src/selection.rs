@@ -251,7 +251,7 @@ impl Requested {
     }
 }
 
-/// Requested, detected and selected devices. Its `Display` output is the first line that a run prints.
+/// Requested, detected and selected devices. The `Display` output is the first line that a run prints.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Choice {
     /// Selection as the user wrote it.

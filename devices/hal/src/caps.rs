@@ -150,7 +150,7 @@ pub struct Clocks {
 }
 
 impl Clocks {
-    /// Returns true if the API reports none of these values.
+    /// Returns true if the API reports no clock and no width.
     pub fn is_unknown(&self) -> bool {
         *self == Self::default()
     }

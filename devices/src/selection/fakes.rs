@@ -7,7 +7,7 @@ use ragtag_hal::{
 };
 use std::sync::Arc;
 
-/// Returns an adapter without PCI address and UUID. Its name is its label.
+/// Returns an adapter without PCI address and UUID. The adapter's name is its label.
 pub(crate) fn adapter(backend: &str, index: u32, kind: AdapterKind, total_gib: u64) -> Adapter {
     let total_bytes = total_gib << 30;
     Adapter {

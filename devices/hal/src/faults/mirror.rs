@@ -36,12 +36,12 @@ pub(super) enum News {
 /// Time at which the mirror reports finished work.
 #[derive(Debug)]
 pub(super) enum Due {
-    /// After this delay from the end of the work.
+    /// This delay after the end of the work.
     After(Duration),
-    /// After the rest that the duty cycle requires. The work starts at the given time, or when all of these
+    /// End of the rest that the duty cycle requires. The work starts at the given time, or when all of these
     /// points have passed.
     Rested(Option<Instant>, Vec<(Arc<Timeline>, u64)>),
-    /// After the link has carried this number of bytes.
+    /// Time at which the link has carried this number of bytes.
     Carried(u64),
 }
 
