@@ -125,7 +125,7 @@ pub fn compile_child() -> io::Result<()> {
     output.flush()
 }
 
-/// Returns the compiler's log without its error prefix. The parent builds the error.
+/// Returns the log of a compiler error, or the text of another error.
 fn log_of(error: Error) -> String {
     match error {
         Error::Compile { log } => log,

@@ -1,4 +1,4 @@
-//! HIP's calls with results as return values, and the properties of HIP devices.
+//! Wrappers of HIP's calls that return results, and queries of device properties.
 //!
 //! The library is loaded and HIP is initialised once per process. This module does not depend on adapters,
 //! streams or programs.
