@@ -1,9 +1,9 @@
-//! The wgpu backend: devices of Vulkan, Metal and Direct3D 12, as `wgpu:0 …`.
+//! The wgpu backend: devices of Vulkan, Metal and Direct3D 12, named `wgpu:0`, `wgpu:1` and so on.
 //!
-//! wgpu provides Metal and Direct3D 12. For Vulkan, Ragtag's own backend has fewer layers above the driver. A
-//! device has one hardware queue. A thread encodes each submission again, because wgpu's command buffers can
-//! be submitted only once. The completion threads of the queues wait for results and read downloads. Kernels
-//! are WGSL.
+//! Ragtag uses wgpu for Metal and Direct3D 12. For Vulkan, Ragtag has its own backend with fewer layers above
+//! the driver. A device has one hardware queue. A thread encodes every submission anew, because wgpu's
+//! command buffers can be submitted only once. The completion threads of the queues wait for results and copy
+//! downloads to host regions. Kernels are WGSL.
 //!
 //! | file | subject |
 //! | --- | --- |
