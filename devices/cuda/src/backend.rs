@@ -1,5 +1,4 @@
 //! The CUDA backend: reports devices as adapters and opens them.
-//!
 
 use crate::api::{Context, CublasLt, Functions, Nvrtc};
 use crate::driver::{Abilities, CudaDriver, Tools, WORKSPACE_BYTES};

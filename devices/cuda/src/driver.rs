@@ -7,7 +7,6 @@
 //!
 //! From CUDA 12.3 on, a capture keeps the attribute as an edge of the graph. Older drivers refuse such a
 //! graph, so captures on older drivers omit the attribute.
-//!
 
 use crate::api::{
     self, Context, CublasLt, Event, Functions, Graph, Pool, Products, Stream, Workspace, check, enter,
@@ -158,7 +157,7 @@ impl Driver for CudaDriver {
             return memory.allocate(size);
         }
         let mut address = 0;
-        // SAFETY: writes one address.
+        // SAFETY: the call writes one address.
         let allocated = unsafe { enter!(self, cuMemAlloc_v2(&mut address, size)) };
         allocated.map(|()| address).map_err(|error| allocation_failure(error, bytes))
     }
@@ -166,7 +165,7 @@ impl Driver for CudaDriver {
     unsafe fn free(&self, address: u64) -> Result<()> {
         let functions = self.enter()?;
         match &self.memory {
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             Some(memory) => unsafe { check!(functions, cuMemFreeAsync(address, memory.stream.raw())) },
             // SAFETY: as above.
             None => unsafe { check!(functions, cuMemFree_v2(address)) },
@@ -174,12 +173,12 @@ impl Driver for CudaDriver {
     }
 
     unsafe fn pin(&self, pointer: *mut u8, bytes: usize) -> Result<()> {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { enter!(self, cuMemHostRegister_v2(pointer.cast(), bytes, CU_MEMHOSTREGISTER_PORTABLE)) }
     }
 
     unsafe fn unpin(&self, pointer: *mut u8) -> Result<()> {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { enter!(self, cuMemHostUnregister(pointer.cast())) }
     }
 
@@ -196,50 +195,50 @@ impl Driver for CudaDriver {
     }
 
     fn record(&self, event: &Event, stream: &Stream) -> Result<()> {
-        // SAFETY: both live.
+        // SAFETY: both objects are alive.
         unsafe { enter!(self, cuEventRecord(event.raw(), stream.raw())) }
     }
 
     fn wait(&self, stream: &Stream, event: &Event) -> Result<()> {
-        // SAFETY: both live.
+        // SAFETY: both objects are alive.
         unsafe { enter!(self, cuStreamWaitEvent(stream.raw(), event.raw(), 0)) }
     }
 
     fn has_passed(&self, event: &Event) -> bool {
         let Ok(functions) = self.enter() else { return true };
-        // SAFETY: the event lives.
+        // SAFETY: the event is alive.
         unsafe { (functions.cuEventQuery)(event.raw()) != CUresult::CUDA_ERROR_NOT_READY as u32 }
     }
 
     fn synchronise(&self, event: &Event) -> Result<()> {
-        // SAFETY: the event lives.
+        // SAFETY: the event is alive.
         unsafe { enter!(self, cuEventSynchronize(event.raw())) }
     }
 
     fn elapsed_ms(&self, from: &Event, to: &Event) -> Result<f32> {
         let mut elapsed_ms = 0.0;
-        // SAFETY: both live; writes one number.
+        // SAFETY: both objects are alive. The call writes one number.
         unsafe { enter!(self, cuEventElapsedTime(&mut elapsed_ms, from.raw(), to.raw())) }?;
         Ok(elapsed_ms)
     }
 
     unsafe fn upload(&self, stream: &Stream, from: *const u8, to: u64, bytes: usize) -> Result<()> {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { enter!(self, cuMemcpyHtoDAsync_v2(to, from.cast(), bytes, stream.raw())) }
     }
 
     unsafe fn download(&self, stream: &Stream, from: u64, to: *mut u8, bytes: usize) -> Result<()> {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { enter!(self, cuMemcpyDtoHAsync_v2(to.cast(), from, bytes, stream.raw())) }
     }
 
     unsafe fn copy(&self, stream: &Stream, from: u64, to: u64, bytes: usize) -> Result<()> {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { enter!(self, cuMemcpyDtoDAsync_v2(to, from, bytes, stream.raw())) }
     }
 
     unsafe fn fill(&self, stream: &Stream, to: u64, word: u32, words: usize) -> Result<()> {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { enter!(self, cuMemsetD32Async(to, word, words, stream.raw())) }
     }
 
@@ -296,7 +295,7 @@ impl Driver for CudaDriver {
         let (products, _) =
             ready.as_ref().ok_or_else(|| Error::invalid("a product before the library is initialised"))?;
         let Operands { x, weights, y } = operands;
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { products.enqueue(stream, product, [x, weights, y]) }
     }
 
@@ -309,7 +308,7 @@ impl Driver for CudaDriver {
     }
 
     unsafe fn play(&self, stream: &Stream, graph: &Graph) -> Result<()> {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { enter!(self, cuGraphLaunch(graph.raw(), stream.raw())) }
     }
 
@@ -344,7 +343,7 @@ impl Driver for CudaDriver {
             }
             let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
             let value = c_int::try_from(*dynamic_local_bytes).unwrap_or(c_int::MAX);
-            // SAFETY: the function lives.
+            // SAFETY: the function is alive.
             unsafe { enter!(self, cuFuncSetAttribute(raw.raw(), attribute, value)) }?;
         }
         let entry = code.entries.get(name).copied();

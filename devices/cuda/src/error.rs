@@ -1,5 +1,4 @@
 //! Conversion of CUDA's result codes to errors.
-//!
 
 use cudarc::driver::sys::CUresult;
 use ragtag_hal::Error;

@@ -19,7 +19,7 @@
 //! The driver reads `CUDA_VISIBLE_DEVICES` and other variables of CUDA. An adapter's `driver` shows the value
 //! of `CUDA_VISIBLE_DEVICES`, because this variable can hide devices.
 //!
-//! Knows no operator, kernel or model.
+//! This crate does not depend on operators, kernels or models.
 
 mod api;
 mod backend;

@@ -1,5 +1,4 @@
 //! Detection of CUDA devices and their properties.
-//!
 
 use crate::api::{Context, Functions, check, version};
 use cudarc::driver::sys::{CUdevice, CUdevice_attribute as Attribute, CUuuid};
@@ -44,7 +43,7 @@ pub(crate) struct Common<'a> {
 /// Returns the driver's error if it cannot count the devices.
 pub(crate) fn devices(functions: &Functions, common: &Common<'_>) -> Result<Vec<Found>> {
     let mut count = 0;
-    // SAFETY: writes one number.
+    // SAFETY: the call writes one number.
     unsafe { check!(functions, cuDeviceGetCount(&mut count)) }?;
     let found = (0..count).filter_map(|ordinal| match device(functions, ordinal, common) {
         Ok(found) if found.capability < LOWEST_CAPABILITY => {
@@ -70,7 +69,7 @@ fn peers(functions: &Functions, found: &[Found], at: usize) -> BTreeSet<u32> {
     let device = found[at].device;
     let reaches = |other: &&Found| {
         let mut can = 0;
-        // SAFETY: writes one number.
+        // SAFETY: the call writes one number.
         let asked = unsafe { check!(functions, cuDeviceCanAccessPeer(&mut can, device, other.device)) };
         asked.is_ok() && can != 0
     };
@@ -85,11 +84,11 @@ pub(crate) fn free_bytes(functions: &Arc<Functions>, device: CUdevice) -> Result
 
 fn device(functions: &Functions, ordinal: i32, common: &Common<'_>) -> Result<Found> {
     let mut device = 0;
-    // SAFETY: writes one number.
+    // SAFETY: the call writes one number.
     unsafe { check!(functions, cuDeviceGet(&mut device, ordinal)) }?;
     let attribute = |attribute: Attribute| {
         let mut value = 0;
-        // SAFETY: writes one number.
+        // SAFETY: the call writes one number.
         unsafe { check!(functions, cuDeviceGetAttribute(&mut value, attribute, device)) }.map(|()| value)
     };
     let number = |name| attribute(name).map(|value| u32::try_from(value).unwrap_or(0));
@@ -158,7 +157,7 @@ fn uuid(functions: &Functions, device: CUdevice) -> Result<[u8; 16]> {
 
 fn total_bytes(functions: &Functions, device: CUdevice) -> Result<u64> {
     let mut bytes = 0;
-    // SAFETY: writes one number.
+    // SAFETY: the call writes one number.
     unsafe { check!(functions, cuDeviceTotalMem_v2(&mut bytes, device)) }?;
     Ok(bytes as u64)
 }

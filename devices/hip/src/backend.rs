@@ -1,5 +1,4 @@
 //! The HIP backend: reports devices as adapters and opens them.
-//!
 
 use crate::driver::HipDriver;
 use crate::probe::{Found, probe};

@@ -88,7 +88,7 @@ impl HipDriver {
     /// Opens a device.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// Returns the driver's error.
     pub(crate) fn new(found: &Found, programs: Programs) -> Result<Self> {
         let mut driver = Self {
             api: found.api,

@@ -1,5 +1,4 @@
 //! Conversion of HIP's return codes to errors.
-//!
 
 use crate::api::symbols::code;
 use ragtag_hal::Error;

@@ -12,7 +12,7 @@
 //! | `program.rs`, `child.rs` | code objects: caching, and compilation in a child process |
 //! | `error.rs`, `api/` | HIP's codes, libraries and calls |
 //!
-//! Knows no operator, kernel or model.
+//! This crate does not depend on operators, kernels or models.
 
 mod api;
 mod architecture;

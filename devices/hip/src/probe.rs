@@ -1,5 +1,4 @@
 //! Detection of HIP devices, which returns their adapters and the properties needed to open them.
-//!
 
 use crate::api::symbols::attribute;
 use crate::api::{Api, Compiler, api, blas, compiler};

@@ -1,5 +1,4 @@
 //! The OpenCL backend: reports devices as adapters and opens them.
-//!
 
 use crate::context::Context;
 use crate::driver::{self, OpenClDevice};

@@ -1,6 +1,5 @@
 //! State that the opened devices of one platform share: an OpenCL context, its compiled programs, and pinned
 //! host memory.
-//!
 
 use crate::api::{self, Mem, Program};
 use crate::probe::{Found, PlatformId};
@@ -26,7 +25,7 @@ impl Context {
     /// Creates a context.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// Returns the driver's error.
     pub(crate) fn new(platform: PlatformId, found: &[&Found], shelf: Arc<Shelf>) -> Result<Self> {
         let devices: Vec<Device> = found.iter().map(|found| found.device).collect();
         let api = api::Context::new(platform.raw(), &devices)?;

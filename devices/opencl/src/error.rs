@@ -1,5 +1,4 @@
 //! Conversion of OpenCL's status codes to errors.
-//!
 
 use opencl3::error_codes::{
     CL_DEVICE_NOT_AVAILABLE, CL_INVALID_BUFFER_SIZE, CL_INVALID_COMMAND_QUEUE,

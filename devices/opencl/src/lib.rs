@@ -19,7 +19,7 @@
 //! | `clock.rs` | conversion of the device's clock to the host's |
 //! | `error.rs`, `api/` | OpenCL's codes, objects and calls |
 //!
-//! Knows no operator, kernel or model.
+//! This crate does not depend on operators, kernels or models.
 
 mod api;
 mod backend;

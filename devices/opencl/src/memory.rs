@@ -62,7 +62,7 @@ impl Buffer {
     /// its own object.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// Returns the driver's error.
     pub(crate) fn part(&self, offset: usize) -> Result<Option<Arc<Mem>>> {
         if offset == 0 {
             return Ok(None);

@@ -1,6 +1,5 @@
 //! Detection of OpenCL platforms and devices, which returns their adapters and the properties needed to open
 //! them.
-//!
 
 use crate::api::{CommandBuffers, SpirVLoader, UnifiedMemory};
 use crate::transfer::MemoryCaps;

@@ -1,5 +1,4 @@
 //! Kernel compilers that are libraries: NVRTC and hiprtc, whose calls have the same signatures.
-//!
 
 use ragtag_hal::{Error, Result};
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -74,7 +73,7 @@ impl CompiledText {
     /// either call fails.
     pub fn output(&self, bytes: OutputBytes, get: Output) -> Option<Vec<u8>> {
         let mut size = 0;
-        // SAFETY: the program lives; writes one number.
+        // SAFETY: the program is alive. The call writes one number.
         let code = unsafe { bytes(self.handle, &mut size) };
         let mut out = vec![0u8; (code == 0 && (1..=MAX_BYTES).contains(&size)).then_some(size)?];
         // SAFETY: the call writes as many bytes as the compiler reported.

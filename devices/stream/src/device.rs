@@ -1,6 +1,6 @@
 //! An implementation of `ragtag-hal`'s driver trait over the calls of a stream-ordered API.
 //!
-//! Knows nothing about IDs or points.
+//! This module does not depend on IDs or points.
 
 use crate::clock::Clock;
 use crate::driver::{Arguments, Driver, Launch, Operands};
@@ -156,7 +156,7 @@ fn address<D: Driver>(span: &Span<D>) -> u64 {
 /// Enqueues a step. The step is captured if the stream is capturing.
 ///
 /// # Errors
-/// If the driver refuses.
+/// Returns the driver's error.
 pub(crate) fn enqueue<D: Driver>(driver: &D, stream: &D::Stream, step: &Step<D>) -> Result<()> {
     // The product's module initialised the library, and all dispatches use the compute stream.
     // SAFETY: the script keeps the buffers and regions of all spans alive until it has ended. Meanwhile,

@@ -8,7 +8,6 @@
 //!   with the call's name and code. Other failures are [`Error::Api`](ragtag_hal::Error::Api) unless the
 //!   method's documentation says otherwise.
 //! - No method panics, whatever the driver returns.
-//!
 
 use ragtag_hal::{DeviceFunction, Gemm, KernelLanguage, Result};
 use std::ffi::c_void;
@@ -99,7 +98,7 @@ pub trait Driver: Send + Sync + Sized + 'static {
     /// Returns the total and the free device memory. Memory released by [`Driver::free`] counts as free.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// Returns the driver's error.
     fn heap(&self) -> Result<Heap>;
 
     /// Allocates device memory, aligned to 256 bytes, and returns its address. The memory is committed when
@@ -115,7 +114,7 @@ pub trait Driver: Send + Sync + Sized + 'static {
     /// `address` comes from [`Driver::allocate`], and no unfinished work on the device uses the memory.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// Returns the driver's error.
     unsafe fn free(&self, address: u64) -> Result<()>;
 
     /// Pins host memory for all devices of the API.
@@ -134,13 +133,13 @@ pub trait Driver: Send + Sync + Sized + 'static {
     /// No unfinished work on any device reads or writes the memory.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// Returns the driver's error.
     unsafe fn unpin(&self, pointer: *mut u8) -> Result<()>;
 
     /// Creates a stream.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// Returns the driver's error.
     fn stream(&self) -> Result<Self::Stream>;
 
     /// Waits until all work on a stream has ended. The thread sleeps if the API supports that.
@@ -152,20 +151,20 @@ pub trait Driver: Send + Sync + Sized + 'static {
     /// Creates an event in the unrecorded state.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// Returns the driver's error.
     fn event(&self) -> Result<Self::Event>;
 
     /// Records an event on a stream. The event passes when all work that was enqueued before it has ended.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// Returns the driver's error.
     fn record(&self, event: &Self::Event, stream: &Self::Stream) -> Result<()>;
 
     /// Makes later work on the stream wait for a recorded event. A later recording of the same event does not
     /// affect the wait.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// Returns the driver's error.
     fn wait(&self, stream: &Self::Stream, event: &Self::Event) -> Result<()>;
 
     /// Returns true if a recorded event has passed or failed. [`Driver::synchronise`] then returns the error
@@ -192,7 +191,7 @@ pub trait Driver: Send + Sync + Sized + 'static {
     /// `from`.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// Returns the driver's error.
     unsafe fn upload(&self, stream: &Self::Stream, from: *const u8, to: u64, bytes: usize) -> Result<()>;
 
     /// Enqueues a copy from the device to the host.
@@ -201,7 +200,7 @@ pub trait Driver: Send + Sync + Sized + 'static {
     /// The requirements of [`Driver::upload`] apply.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// Returns the driver's error.
     unsafe fn download(&self, stream: &Self::Stream, from: u64, to: *mut u8, bytes: usize) -> Result<()>;
 
     /// Enqueues a copy within the device.
@@ -210,7 +209,7 @@ pub trait Driver: Send + Sync + Sized + 'static {
     /// The requirements of [`Driver::upload`] apply, and the ranges do not overlap.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// Returns the driver's error.
     unsafe fn copy(&self, stream: &Self::Stream, from: u64, to: u64, bytes: usize) -> Result<()>;
 
     /// Enqueues a fill of `words` 32-bit words with the value `word`.
@@ -219,7 +218,7 @@ pub trait Driver: Send + Sync + Sized + 'static {
     /// The requirements of [`Driver::upload`] apply to the range, and `to` is a multiple of four.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// Returns the driver's error.
     unsafe fn fill(&self, stream: &Self::Stream, to: u64, word: u32, words: usize) -> Result<()>;
 
     /// Enqueues a launch. The driver reads the arguments before the call returns.
@@ -229,7 +228,7 @@ pub trait Driver: Send + Sync + Sized + 'static {
     /// kernel has ended.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// Returns the driver's error.
     unsafe fn launch(&self, stream: &Self::Stream, launch: &Launch<'_, Self>) -> Result<()>;
 
     /// Initialises the matrix product library and its workspace. The device calls it for each module with
@@ -273,7 +272,7 @@ pub trait Driver: Send + Sync + Sized + 'static {
     /// The requirements of each captured call apply. The previous launch of the graph has ended.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// Returns the driver's error.
     unsafe fn play(&self, stream: &Self::Stream, graph: &Self::Graph) -> Result<()>;
 
     /// Compiles and loads a source. The adapter's capabilities list its language. Compilation may take
@@ -294,6 +293,6 @@ pub trait Driver: Send + Sync + Sized + 'static {
     /// Returns the properties of a function that the driver reports.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// Returns the driver's error.
     fn facts(&self, function: &Self::Function) -> Result<Facts>;
 }

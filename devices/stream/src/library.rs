@@ -1,5 +1,4 @@
 //! Vendor libraries, which are found at run time, loaded once and never unloaded.
-//!
 
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
@@ -17,7 +16,7 @@ impl Library {
     /// # Safety
     /// Running the library's initialisers in this process is safe.
     pub unsafe fn load(place: &OsStr) -> Result<Self, String> {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         match unsafe { libloading::Library::new(place) } {
             Ok(library) => Ok(Self(Box::leak(Box::new(library)))),
             // The source of the error contains the loader's message.

@@ -1,6 +1,6 @@
 //! Modules and their kernels.
 //!
-//! Knows nothing about commands.
+//! This module does not depend on commands.
 
 use crate::driver::Driver;
 use ragtag_hal::{

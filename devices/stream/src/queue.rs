@@ -10,7 +10,7 @@
 //! outdated parameter block can make a kernel read invalid addresses, so that this device is lost too. The
 //! gain would be only one or two microseconds, because a launch is already a single call for a graph.
 //!
-//! Knows nothing about buffers, kernels or points.
+//! This module does not depend on buffers, kernels or points.
 
 use crate::clock::Clock;
 use crate::device::{Script, Streams, enqueue};
@@ -32,7 +32,7 @@ impl<D: Driver> Queue<D> {
     /// Creates a queue.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// Returns the driver's error.
     pub(crate) fn new(driver: &Arc<D>, clock: &Arc<Mutex<Clock<D::Event>>>) -> Result<Self> {
         let stream = driver.stream()?;
         Ok(Self { driver: Arc::clone(driver), stream, clock: Arc::clone(clock) })

@@ -1,5 +1,4 @@
 //! The Vulkan backend: reports physical devices as adapters and opens them.
-//!
 
 use crate::api::{Instance, Messages};
 use crate::compiler::PipelineCompiler;

@@ -1,6 +1,6 @@
 //! The driver of one Vulkan device: memory, pipelines and recorded programs.
 //!
-//! Knows nothing about IDs or points.
+//! This module does not depend on IDs or points.
 
 use crate::api::{Instance, Logical, Pipeline, SharedQueue};
 use crate::clock::Clock;

@@ -1,5 +1,4 @@
 //! Conversion of Vulkan's result codes to errors.
-//!
 
 use ash::vk;
 use ragtag_hal::Error;

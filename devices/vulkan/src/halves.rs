@@ -5,7 +5,7 @@
 //! drivers do not optimise that away. This pass replaces the conversion of an unpacked value with a bitcast.
 //! The opcodes are those of SPIR-V 1.6 and GLSL.std.450.
 //!
-//! Knows nothing about WGSL.
+//! This module does not depend on WGSL.
 
 use crate::memory_model::{BOUND, HEADER, instructions};
 use std::collections::HashMap;

@@ -4,7 +4,7 @@
 //! need a barrier between them if one of them writes bytes that the other reads or writes. A barrier orders
 //! all commands before it before all commands after it. So only the commands since the last barrier matter.
 //!
-//! Knows nothing about Vulkan's calls.
+//! This module does not depend on Vulkan's calls.
 
 use std::ops::Range;
 

@@ -22,7 +22,7 @@
 //! | `clock.rs` | conversion of the device's clock to the host's |
 //! | `error.rs`, `api/` | Vulkan's codes, objects and calls |
 //!
-//! Knows no operator, kernel or model.
+//! This crate does not depend on operators, kernels or models.
 
 mod api;
 mod backend;

@@ -1,6 +1,6 @@
 //! Memory of buffers, and the selection of memory types.
 //!
-//! Knows nothing about commands.
+//! This module does not depend on commands.
 
 use crate::api::{Logical, Memory};
 use ash::vk::{self, MemoryPropertyFlags as Flags};

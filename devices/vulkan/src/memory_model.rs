@@ -6,7 +6,7 @@
 //! move accesses to local memory across barriers. This pass adds `NonPrivatePointer` to each access, and
 //! `MakeAvailable` and `MakeVisible` to each barrier. The opcodes are those of SPIR-V 1.6.
 //!
-//! Knows nothing about WGSL.
+//! This module does not depend on WGSL.
 
 use std::collections::{BTreeSet, HashMap};
 

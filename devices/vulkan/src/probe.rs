@@ -1,5 +1,4 @@
 //! Detection of physical devices, which returns their adapters and the properties needed to open them.
-//!
 
 use crate::api::{Facts, Family, Instance};
 use crate::backend::MatrixUnits;

@@ -6,7 +6,7 @@
 //! withdrawn. If the point failed, the work would run without its input. All queues that share the Vulkan
 //! queue would wait behind it too.
 //!
-//! Knows nothing about buffers, kernels or points.
+//! This module does not depend on buffers, kernels or points.
 
 use crate::api::{Semaphore, SharedQueue, Stamps};
 use crate::clock::Clock;
@@ -146,7 +146,7 @@ impl Queue {
     /// Creates a queue.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// Returns the driver's error.
     pub(crate) fn new(
         shared: &Arc<SharedQueue>,
         recorders: &Arc<Recorders>,

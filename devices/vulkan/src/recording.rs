@@ -138,7 +138,7 @@ impl Recording {
     /// Records steps in a command buffer from the pool.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// Returns the driver's error.
     fn new(recorders: &Arc<Recorders>, steps: &[Step]) -> Result<Self> {
         let mut recorder = recorders.take()?;
         let launches = || {

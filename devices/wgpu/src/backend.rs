@@ -1,5 +1,4 @@
 //! The wgpu backend: reports adapters and opens them.
-//!
 
 use crate::driver::{self, WgpuDevice};
 use crate::gpu::{Gpu, ready};

@@ -1,6 +1,6 @@
 //! The driver of one wgpu device: memory, pipelines, and commands that are implemented as kernels.
 //!
-//! Knows nothing about IDs or points.
+//! This module does not depend on IDs or points.
 
 use crate::encoder::Encoder;
 use crate::gpu::{Gpu, heard};

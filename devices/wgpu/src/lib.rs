@@ -19,7 +19,7 @@
 //! | `stamps.rs` | conversion of the device's clock to the host's |
 //! | `queue.rs` | that thread as `ragtag-hal`'s queues use it |
 //!
-//! Knows no operator, kernel or model.
+//! This crate does not depend on operators, kernels or models.
 
 mod backend;
 mod belt;

@@ -1,6 +1,6 @@
 //! Memory of buffers.
 //!
-//! Knows nothing about commands.
+//! This module does not depend on commands.
 
 use ragtag_hal::driver::Allocation;
 

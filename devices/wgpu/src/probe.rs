@@ -1,5 +1,4 @@
 //! Detection of wgpu's adapters and their properties.
-//!
 
 use crate::gpu::ready;
 use crate::vulkan;

@@ -138,7 +138,7 @@ impl CublasLt {
     fn layout(&self, value_type: c_int, rows: u32, columns: u32, pitch: u32) -> Result<Object> {
         let (rows, columns, pitch) = (rows.into(), columns.into(), pitch.into());
         let mut raw = null_mut();
-        // SAFETY: writes one handle.
+        // SAFETY: the call writes one handle.
         unsafe { call!(self, cublasLtMatrixLayoutCreate(&mut raw, value_type, rows, columns, pitch)) }?;
         Ok(Object { raw, destroy: self.functions.cublasLtMatrixLayoutDestroy })
     }
@@ -147,7 +147,7 @@ impl CublasLt {
     fn operation(&self) -> Result<Object> {
         let (sums, scale) = (value::CUBLAS_COMPUTE_32F, value::CUDA_R_32F);
         let mut raw = null_mut();
-        // SAFETY: writes one handle.
+        // SAFETY: the call writes one handle.
         unsafe { call!(self, cublasLtMatmulDescCreate(&mut raw, sums, scale)) }?;
         let operation = Object { raw, destroy: self.functions.cublasLtMatmulDescDestroy };
         let transposed: i32 = value::CUBLAS_OP_T;
@@ -169,7 +169,7 @@ impl CublasLt {
     /// Describes the constraints on an algorithm: workspace size and alignment of the matrices.
     fn preference(&self, workspace_bytes: usize, y_alignment: u32) -> Result<Object> {
         let mut raw = null_mut();
-        // SAFETY: writes one handle.
+        // SAFETY: the call writes one handle.
         unsafe { call!(self, cublasLtMatmulPreferenceCreate(&mut raw)) }?;
         let preference = Object { raw, destroy: self.functions.cublasLtMatmulPreferenceDestroy };
         let set = |attribute: c_int, from: *const c_void, bytes: usize| {
@@ -249,7 +249,7 @@ impl Products {
         context.enter()?;
         let functions = &library.functions;
         let mut raw = null_mut();
-        // SAFETY: writes one handle.
+        // SAFETY: the call writes one handle.
         unsafe { call!(library, cublasLtCreate(&mut raw)) }?;
         let handle = Object { raw, destroy: functions.cublasLtDestroy };
         let (library, context) = (Arc::clone(library), Arc::clone(context));

@@ -140,7 +140,7 @@ impl Functions {
             let ask = unsafe { library.symbol::<Ask>("cuDriverGetVersion") };
             let ask = ask.ok_or(Missing::Function("cuDriverGetVersion"))?;
             let mut version = 0;
-            // SAFETY: writes one number.
+            // SAFETY: the call writes one number.
             match unsafe { ask(&mut version) } {
                 0 => version,
                 code => return Err(Missing::Refused(format!("cuDriverGetVersion failed with code {code}"))),

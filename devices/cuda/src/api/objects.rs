@@ -50,7 +50,7 @@ impl Context {
             tracing::debug!(%error, "another user of the context has set how threads wait");
         }
         let mut raw = null_mut();
-        // SAFETY: writes one handle.
+        // SAFETY: the call writes one handle.
         unsafe { check!(functions, cuDevicePrimaryCtxRetain(&mut raw, device)) }?;
         let mut context = Self { functions: Arc::clone(functions), device, raw, partition: None };
         if let Some(count) = multiprocessors {
@@ -74,7 +74,7 @@ impl Context {
     /// Returns the free and the total bytes of device memory.
     pub(crate) fn memory(&self) -> Result<(u64, u64)> {
         let (mut free, mut total) = (0, 0);
-        // SAFETY: writes two numbers.
+        // SAFETY: the call writes two numbers.
         unsafe { enter!(self, cuMemGetInfo_v2(&mut free, &mut total)) }?;
         Ok((free as u64, total as u64))
     }
@@ -144,7 +144,7 @@ object! {
 impl Event {
     pub(crate) fn new(context: &Arc<Context>) -> Result<Self> {
         let mut raw = null_mut();
-        // SAFETY: writes one handle.
+        // SAFETY: the call writes one handle.
         unsafe { enter!(context, cuEventCreate(&mut raw, CUevent_flags::CU_EVENT_BLOCKING_SYNC as c_uint)) }?;
         Ok(Self { context: Arc::clone(context), raw })
     }
@@ -183,7 +183,7 @@ impl Stream {
             Some(partition) => partition.stream(flags)?,
             None => {
                 let mut raw = null_mut();
-                // SAFETY: writes one handle.
+                // SAFETY: the call writes one handle.
                 unsafe { enter!(context, cuStreamCreate(&mut raw, flags)) }?;
                 raw
             }
@@ -197,7 +197,7 @@ impl Stream {
     }
 
     pub(crate) fn finish(&self) -> Result<()> {
-        // SAFETY: the stream lives.
+        // SAFETY: the stream is alive.
         unsafe { enter!(self.raw.context, cuStreamSynchronize(self.raw())) }
     }
 
@@ -208,7 +208,7 @@ impl Stream {
 
     pub(crate) fn begin_capture(&self) -> Result<()> {
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-        // SAFETY: the stream lives.
+        // SAFETY: the stream is alive.
         unsafe { enter!(self.raw.context, cuStreamBeginCapture_v2(self.raw(), mode)) }?;
         self.capturing.store(true, Ordering::Relaxed);
         Ok(())
@@ -218,7 +218,7 @@ impl Stream {
         self.capturing.store(false, Ordering::Relaxed);
         let functions = self.raw.context.enter()?;
         let mut template = null_mut();
-        // SAFETY: the stream lives; writes one handle.
+        // SAFETY: the stream is alive. The call writes one handle.
         unsafe { check!(functions, cuStreamEndCapture(self.raw(), &mut template)) }?;
         let mut raw = null_mut();
         // SAFETY: the driver made the template. The call writes one handle.
@@ -288,7 +288,7 @@ impl Pool {
     /// Allocates memory in stream order: it is usable after all earlier work on the stream.
     pub(crate) fn allocate(&self, stream: &Stream, bytes: usize) -> Result<u64> {
         let mut address = 0;
-        // SAFETY: writes one address.
+        // SAFETY: the call writes one address.
         let allocated = unsafe {
             enter!(self.context, cuMemAllocFromPoolAsync(&mut address, bytes, self.raw(), stream.raw()))
         };
@@ -298,7 +298,7 @@ impl Pool {
 
     /// Releases unused memory to the device.
     pub(crate) fn trim(&self) -> Result<()> {
-        // SAFETY: the pool lives.
+        // SAFETY: the pool is alive.
         unsafe { enter!(self.context, cuMemPoolTrimTo(self.raw(), 0)) }
     }
 }

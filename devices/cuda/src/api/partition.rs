@@ -5,7 +5,6 @@
 //!
 //! CUDA 12.4 introduced these functions, and CUDA 12.5 `cuGreenCtxStreamCreate`. Layouts and signatures
 //! follow `cuda.h` of CUDA 12.9 and are the same in CUDA 13.
-//!
 
 use super::functions::Functions;
 use cudarc::driver::sys::{CUdevice, CUstream};
@@ -52,7 +51,7 @@ type CreateStream = unsafe extern "C" fn(*mut CUstream, *mut c_void, c_uint, c_i
 /// # Safety
 /// The driver's header declares a function of this name with type `T`.
 unsafe fn newer<T: Copy>(functions: &Functions, name: &str) -> Result<T> {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let found = unsafe { functions.library().symbol(name) };
     found.ok_or_else(|| Error::Unsupported {
         what: format!("limiting multiprocessors: the driver lacks {name}"),
@@ -118,7 +117,7 @@ impl Partition {
     pub(super) fn stream(&self, flags: c_uint) -> Result<CUstream> {
         let raw = self.raw.lock().unwrap_or_else(PoisonError::into_inner);
         let mut stream = null_mut();
-        // SAFETY: the green context lives; writes one handle.
+        // SAFETY: the green context is alive. The call writes one handle.
         let code = unsafe { (self.create_stream)(&mut stream, *raw, flags, 0) };
         self.functions.check("cuGreenCtxStreamCreate", code).map(|()| stream)
     }

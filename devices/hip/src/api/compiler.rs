@@ -37,7 +37,7 @@ impl Compiler {
     /// Returns the version, for cache keys.
     pub(crate) fn version(&self) -> String {
         let (mut major, mut minor) = (0, 0);
-        // SAFETY: it writes two numbers.
+        // SAFETY: the call writes two numbers.
         match unsafe { (self.functions.hiprtcVersion)(&raw mut major, &raw mut minor) } {
             0 => format!("{major}.{minor}"),
             _ => "?".into(),

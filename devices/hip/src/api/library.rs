@@ -1,5 +1,4 @@
 //! HIP's libraries, which are found at run time, loaded once and never unloaded.
-//!
 
 use super::symbols::Handle;
 use ragtag_stream::{Library, functions, places};

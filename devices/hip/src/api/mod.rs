@@ -109,7 +109,7 @@ impl Api {
     /// Makes a device current on the calling thread.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// Returns the driver's error.
     pub(crate) fn select(&self, device: i32) -> Result<()> {
         // SAFETY: any number is valid.
         unsafe { call!(self.functions, hipSetDevice(device)) }
@@ -118,7 +118,7 @@ impl Api {
     /// Returns the device's name.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// Returns the driver's error.
     pub(crate) fn name(&self, device: i32) -> Result<String> {
         text::<256>(|buffer, bytes| {
             // SAFETY: the buffer has room for this many bytes.
@@ -129,10 +129,10 @@ impl Api {
     /// Returns the total memory of the device in bytes.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// Returns the driver's error.
     pub(crate) fn total_bytes(&self, device: i32) -> Result<u64> {
         let mut bytes = 0;
-        // SAFETY: it writes one number.
+        // SAFETY: the call writes one number.
         unsafe { call!(self.functions, hipDeviceTotalMem(&raw mut bytes, device)) }?;
         Ok(bytes as u64)
     }
@@ -140,10 +140,10 @@ impl Api {
     /// Returns the free and the total bytes of the current device's memory.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// Returns the driver's error.
     pub(crate) fn memory(&self) -> Result<(u64, u64)> {
         let (mut free, mut total) = (0, 0);
-        // SAFETY: it writes two numbers.
+        // SAFETY: the call writes two numbers.
         unsafe { call!(self.functions, hipMemGetInfo(&raw mut free, &raw mut total)) }?;
         Ok((free as u64, total as u64))
     }
@@ -154,7 +154,7 @@ impl Api {
     /// Returns the driver's error, for example for an unknown attribute.
     pub(crate) fn attribute(&self, attribute: i32, device: i32) -> Result<u32> {
         let mut value = 0;
-        // SAFETY: it writes one number.
+        // SAFETY: the call writes one number.
         unsafe { call!(self.functions, hipDeviceGetAttribute(&raw mut value, attribute, device)) }?;
         u32::try_from(value)
             .map_err(|_| Error::invalid(format!("attribute {attribute} of device {device} is {value}")))
@@ -163,7 +163,7 @@ impl Api {
     /// Returns true if a device can access the memory of a peer, as the driver reports it.
     pub(crate) fn reaches(&self, device: i32, peer: i32) -> bool {
         let mut can = 0;
-        // SAFETY: it writes one number.
+        // SAFETY: the call writes one number.
         let asked = unsafe { call!(self.functions, hipDeviceCanAccessPeer(&raw mut can, device, peer)) };
         asked.is_ok() && can != 0
     }
@@ -201,7 +201,7 @@ impl Api {
     /// Returns the device's UUID, if the driver reports one.
     pub(crate) fn uuid(&self, device: i32) -> Option<[u8; 16]> {
         let mut uuid = [0; 16];
-        // SAFETY: it writes sixteen bytes.
+        // SAFETY: the call writes sixteen bytes.
         unsafe { call_optional!(self.functions, hipDeviceGetUuid(uuid.as_mut_ptr(), device)) }.ok()?;
         (uuid != [0; 16]).then_some(uuid)
     }

@@ -1,6 +1,5 @@
 //! Extension functions, which are looked up by name on a platform: command buffers, SPIR-V before OpenCL 2.1,
 //! and Intel's unified shared memory.
-//!
 
 use super::commands::{Part, Queue, Range3};
 use super::{Kernel, check, library, missing};

@@ -127,7 +127,7 @@ impl Instance {
     /// # Errors
     /// Returns text with the loader's result code if it cannot list the devices.
     pub(crate) fn physical_devices(&self) -> Result<Vec<Facts>, String> {
-        // SAFETY: the instance lives.
+        // SAFETY: the instance is alive.
         let devices = unsafe { self.raw.enumerate_physical_devices() };
         let devices = devices.map_err(|code| format!("vkEnumeratePhysicalDevices: {code:?}"))?;
         devices.into_iter().map(|device| Facts::of(self, device)).collect()

@@ -20,7 +20,7 @@ impl Logical {
     /// Opens a device. `queues` has pairs of a queue family and a number of queues.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// Returns the driver's error.
     pub(crate) fn new(instance: &Arc<Instance>, facts: &Arc<Facts>, queues: &[(u32, u32)]) -> Result<Self> {
         let priorities = [1.0; 16];
         let count = |count: u32| &priorities[..(count as usize).min(priorities.len())];
@@ -147,7 +147,7 @@ impl SharedQueue {
     /// `signal` at the end.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// Returns the driver's error.
     ///
     /// # Safety
     /// The semaphores and all objects of the commands must live until `signal` has passed or the device is

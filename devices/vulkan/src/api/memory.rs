@@ -43,7 +43,7 @@ impl Memory {
     /// host-visible.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// Returns the driver's error.
     pub(crate) fn new(logical: &Arc<Logical>, bytes: u64, types: &[u32]) -> Result<Self> {
         let mut buffer = Self::without_memory(logical, bytes, vk::ExternalMemoryHandleTypeFlags::empty())?;
         let needs = buffer.requirements();
@@ -60,7 +60,7 @@ impl Memory {
     /// the device's import alignment.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// Returns the driver's error.
     ///
     /// # Safety
     /// The host memory, including the rest of the last alignment unit, stays mapped as long as the buffer
@@ -130,7 +130,7 @@ impl Memory {
     }
 
     fn requirements(&self) -> vk::MemoryRequirements {
-        // SAFETY: the buffer lives.
+        // SAFETY: the buffer is alive.
         unsafe { self.logical.raw.get_buffer_memory_requirements(self.raw) }
     }
 

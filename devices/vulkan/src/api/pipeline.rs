@@ -16,7 +16,7 @@ impl PipelineCache {
     /// Creates a cache from stored data. The driver ignores data that it does not recognise.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// Returns the driver's error.
     pub(crate) fn new(logical: &Arc<Logical>, kept: &[u8]) -> Result<Self> {
         let info = vk::PipelineCacheCreateInfo::default().initial_data(kept);
         // SAFETY: the device is alive. Drivers check the header of the data, and Ragtag's checksum protects
@@ -28,9 +28,9 @@ impl PipelineCache {
     /// Returns the contents of the cache, to be stored.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// Returns the driver's error.
     pub(crate) fn data(&self) -> Result<Vec<u8>> {
-        // SAFETY: the cache lives.
+        // SAFETY: the cache is alive.
         said("vkGetPipelineCacheData", unsafe { self.logical.raw.get_pipeline_cache_data(self.raw) })
     }
 }

@@ -27,7 +27,7 @@ impl Stamps {
             return Ok(None);
         }
         let info = vk::QueryPoolCreateInfo::default().query_type(vk::QueryType::TIMESTAMP).query_count(2);
-        // SAFETY: the device lives.
+        // SAFETY: the device is alive.
         let pool = said("vkCreateQueryPool", unsafe { logical.raw.create_query_pool(&info, None) })?;
         Ok(Some(Arc::new(Self { logical: Arc::clone(logical), pool, bits: queue.timestamp_bits })))
     }
@@ -79,7 +79,7 @@ impl Recorder {
     /// Creates a recorder for the queue family of a queue.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// Returns the driver's error.
     pub(crate) fn new(queue: &SharedQueue) -> Result<Self> {
         let logical = queue.logical();
         let raw = &logical.raw;
@@ -123,7 +123,7 @@ impl Recorder {
     /// dispatches.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// Returns the driver's error.
     pub(crate) fn begin(&mut self, dispatches: u32, bindings: u32) -> Result<()> {
         self.make_room(Room { sets: dispatches, descriptors: bindings })?;
         let raw = &self.logical.raw;

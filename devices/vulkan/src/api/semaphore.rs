@@ -15,7 +15,7 @@ impl Semaphore {
     /// Creates a semaphore with the value 0.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// Returns the driver's error.
     pub(crate) fn new(logical: &Arc<Logical>) -> Result<Self> {
         let mut timeline = vk::SemaphoreTypeCreateInfo::default().semaphore_type(vk::SemaphoreType::TIMELINE);
         let info = vk::SemaphoreCreateInfo::default().push_next(&mut timeline);
@@ -31,14 +31,14 @@ impl Semaphore {
     pub(crate) fn wait(&self, value: u64) -> Result<()> {
         let (semaphores, values) = ([self.raw], [value]);
         let info = vk::SemaphoreWaitInfo::default().semaphores(&semaphores).values(&values);
-        // SAFETY: the semaphore lives.
+        // SAFETY: the semaphore is alive.
         said("vkWaitSemaphores", unsafe { self.logical.raw.wait_semaphores(&info, u64::MAX) })
     }
 
     /// Returns true if the semaphore has reached `value` or the device is lost. [`Semaphore::wait`] then
     /// reports the loss.
     pub(crate) fn has_passed(&self, value: u64) -> bool {
-        // SAFETY: the semaphore lives.
+        // SAFETY: the semaphore is alive.
         let counter = unsafe { self.logical.raw.get_semaphore_counter_value(self.raw) };
         counter.map_or(true, |counter| counter >= value)
     }
