@@ -64,7 +64,7 @@ pub(crate) fn devices(functions: &Functions, common: &Common<'_>) -> Result<Vec<
     Ok(found)
 }
 
-/// Returns the adapters whose memory a device can access, as the driver reports it.
+/// Returns the adapters whose memory a device can access, according to the driver.
 fn peers(functions: &Functions, found: &[Found], at: usize) -> BTreeSet<u32> {
     let device = found[at].device;
     let reaches = |other: &&Found| {

@@ -164,7 +164,7 @@ mod tests {
         assert_eq!(answer(b"nothing"), None);
     }
 
-    /// Acts as the compiler process if the environment variable says so.
+    /// Acts as the compiler process if `RAGTAG_TEST_COMPILE` is set.
     #[test]
     fn compiler() {
         if std::env::var_os("RAGTAG_TEST_COMPILE").is_some() {

@@ -73,7 +73,7 @@ pub(crate) fn probe(backend: &str, looks_for_gemm: bool) -> std::result::Result<
     Ok(found)
 }
 
-/// Returns the memory sharing that the driver reports for a device.
+/// Returns the ways in which a device can share memory, according to the driver.
 fn sharing(found: &[Found], at: usize) -> MemorySharing {
     let Native { api, ordinal, .. } = found[at].native;
     let reached =

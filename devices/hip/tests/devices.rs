@@ -16,7 +16,7 @@ use test_drivers::with_hip_on_opencl;
 /// Environment variable that is set in the compiler process.
 const COMPILE: &str = "RAGTAG_TEST_COMPILE";
 
-/// Acts as the compiler process if the environment variable says so.
+/// Acts as the compiler process if `RAGTAG_TEST_COMPILE` is set.
 #[test]
 fn compiler() {
     if std::env::var_os(COMPILE).is_some() {
@@ -36,7 +36,8 @@ fn backend() -> HipBackend {
     backend_in(None)
 }
 
-/// Returns the expected number of adapters. The stand-in shows a device if an OpenCL device was found for it.
+/// Returns the expected number of adapters. The stand-in has one device if the machine has a suitable OpenCL
+/// device.
 fn wanted() -> usize {
     usize::from(std::env::var_os("RAGTAG_TEST_OPENCL_ADAPTERS").is_some())
 }

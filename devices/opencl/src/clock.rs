@@ -28,7 +28,8 @@ impl Clock {
         Self { device, reads_both: difference.is_some(), difference }
     }
 
-    /// Converts the start and the end of a command to host time. The host has just seen the command end.
+    /// Converts the start and the end of a command to host time. Must be called as soon as the host has seen
+    /// the command end.
     pub(crate) fn host(&mut self, start_ns: u64, end_ns: u64) -> (u64, u64) {
         let now_ns = Timing::now_ns();
         let old = |difference: Difference| now_ns.saturating_sub(difference.at_ns) > SAMPLE_NS;

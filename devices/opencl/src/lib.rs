@@ -14,7 +14,7 @@
 //! | `context.rs` | state shared by devices of one platform |
 //! | `driver.rs` | the driver of a device, as `ragtag-hal` uses it |
 //! | `queue.rs`, `recording.rs` | a driver queue: single commands and recorded ones |
-//! | `program.rs` | compiled programs, in this process and on disk |
+//! | `program.rs` | compiled programs, cached in memory and on disk |
 //! | `memory.rs`, `transfer.rs` | buffer memory, and transfers to and from it |
 //! | `clock.rs` | conversion of the device's clock to the host's |
 //! | `error.rs`, `api/` | OpenCL's codes, objects and calls |

@@ -23,7 +23,7 @@ impl Buffer {
     /// Allocates a buffer.
     ///
     /// # Errors
-    /// Returns the driver's error, also if the device has no memory of this kind.
+    /// Returns the driver's error, for example if the device does not support `mode`.
     pub(crate) fn new(
         context: &Context,
         bytes: u64,

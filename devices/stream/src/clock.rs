@@ -31,7 +31,8 @@ impl<E> Clock<E> {
         Self { anchor: None, difference: None }
     }
 
-    /// Converts the start and the end of a script to host time. The host has just seen the script end.
+    /// Converts the start and the end of a script to host time. Must be called as soon as the host has seen
+    /// the script end.
     pub(crate) fn host<D: Driver<Event = E>>(&mut self, driver: &D, ends: &Ends<E>) -> Option<(u64, u64)> {
         let now_ns = Timing::now_ns();
         let lasted_ms = driver.elapsed_ms(ends.first.as_ref()?, &ends.last).ok()?;

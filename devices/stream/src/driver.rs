@@ -105,7 +105,8 @@ pub trait Driver: Send + Sync + Sized + 'static {
     /// the call returns. With stream-ordered pools, the call waits for no other work on the device.
     ///
     /// # Errors
-    /// Returns [`Error::OutOfMemory`](ragtag_hal::Error::OutOfMemory). The caller fills in its field `free`.
+    /// Returns [`Error::OutOfMemory`](ragtag_hal::Error::OutOfMemory). The caller sets the field `free` of
+    /// this error.
     fn allocate(&self, bytes: u64) -> Result<u64>;
 
     /// Frees device memory. With stream-ordered pools, the call waits for no work on the device.
@@ -187,8 +188,7 @@ pub trait Driver: Send + Sync + Sized + 'static {
     /// Enqueues a copy from the host to the device.
     ///
     /// # Safety
-    /// Both ranges are valid until the copy has ended. No concurrent work accesses them, except for reads of
-    /// `from`.
+    /// Both ranges are valid until the copy has ended. No concurrent access conflicts with the copy.
     ///
     /// # Errors
     /// Returns the driver's error.
@@ -256,7 +256,7 @@ pub trait Driver: Send + Sync + Sized + 'static {
     /// threads are not affected.
     ///
     /// # Errors
-    /// Returns the driver's error, also if the driver has no graphs.
+    /// Returns the driver's error, for example if the driver has no graphs.
     fn begin_capture(&self, stream: &Self::Stream) -> Result<()>;
 
     /// Ends the capture and returns the graph. The thread that started the capture makes this call, even

@@ -60,10 +60,11 @@ fn refused<D: Driver>(driver: &D, adapter: &Adapter, module: &Module) -> Error {
     Error::Unsupported { what: format!("module {} on {} ({})", module.name, adapter.label(), driver.api()) }
 }
 
-/// Language of the sources, the sources, and the products. Sources and products have their entry index.
-/// `None` stands for a kind of module that these APIs do not support.
+/// Language of the sources, the sources, and the products. Each source and each product has its entry index.
 type Parts<'a> = (Option<KernelLanguage>, Vec<(usize, &'a TextEntry)>, Vec<(usize, GemmEntry)>);
 
+/// Splits the entries of a module into sources and products. Returns `None` for modules of CPU functions and
+/// for SPIR-V.
 fn parts(source: &ModuleSource) -> Option<Parts<'_>> {
     match source {
         ModuleSource::Text { language, entries } => {

@@ -132,7 +132,7 @@ impl Bench {
         self.bench.outcome(point).map(|error| error.root().clone())
     }
 
-    /// Returns the word with which a buffer is filled.
+    /// Returns the word that fills a buffer. Panics if the words of the buffer differ.
     #[track_caller]
     fn word(&mut self, buffer: u32) -> u32 {
         let point = self.commands(QueueKind::Download, vec![download(buffer)], &[]);
@@ -140,7 +140,7 @@ impl Bench {
         self.region_word()
     }
 
-    /// Returns the word with which the region is filled.
+    /// Returns the word that fills the region. Panics if the words of the region differ.
     #[track_caller]
     fn region_word(&self) -> u32 {
         let words = self.region_words();

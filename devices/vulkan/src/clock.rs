@@ -18,8 +18,8 @@ pub(crate) struct Clock {
 }
 
 impl Clock {
-    /// Converts the start and the end of a submission to host time. The host has just seen the submission
-    /// end.
+    /// Converts the start and the end of a submission to host time. Must be called as soon as the host has
+    /// seen the submission end.
     pub(crate) fn host(&mut self, start_ns: u64, end_ns: u64, now_ns: u64) -> (u64, u64) {
         if end_ns.saturating_add(DISORDER_NS) < self.latest_ns {
             // Some clocks have few bits and wrap within hours.

@@ -15,7 +15,7 @@
 //! | `queue.rs` | a driver queue, as `ragtag-hal` uses it |
 //! | `recording.rs` | recording of command buffers |
 //! | `hazards.rs` | placement of barriers |
-//! | `program.rs`, `translate.rs` | pipelines, in this process and on disk, and their SPIR-V |
+//! | `program.rs`, `translate.rs` | pipelines, cached in memory and on disk, and their SPIR-V |
 //! | `halves.rs`, `memory_model.rs` | SPIR-V passes over naga's output |
 //! | `compiler.rs` | pipelines for devices that only compile |
 //! | `memory.rs`, `region.rs` | buffer memory, and host regions as buffers |

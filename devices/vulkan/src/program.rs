@@ -26,7 +26,8 @@ struct Artefact {
 }
 
 impl Artefact {
-    /// Serialises the number of words, the words and the driver's data in little-endian order.
+    /// Serialises the SPIR-V words, preceded by their number, and then the driver's data. Integers are
+    /// little-endian.
     fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity((self.words.len() + 1) * WORD_BYTES + self.kept.len());
         bytes.extend((self.words.len() as u32).to_le_bytes());

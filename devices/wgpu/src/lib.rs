@@ -13,7 +13,7 @@
 //! | `gpu.rs` | wgpu's device: its errors as results, its loss, waiting |
 //! | `driver.rs` | the driver of a device, as `ragtag-hal` uses it |
 //! | `memory.rs`, `belt.rs` | buffer memory, and staging chunks |
-//! | `program.rs` | compiled programs, in this process and on disk |
+//! | `program.rs` | compiled programs, cached in memory and on disk |
 //! | `script.rs`, `tools.rs` | launches, and commands implemented as kernels |
 //! | `encoder.rs` | the thread that encodes and submits |
 //! | `stamps.rs` | conversion of the device's clock to the host's |

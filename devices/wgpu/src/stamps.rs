@@ -84,7 +84,8 @@ impl Stamps {
         Some(Begun { stamps: Arc::clone(self), slot })
     }
 
-    /// Converts two device timestamps to host time. The host has just read them.
+    /// Converts two device timestamps to host time. Must be called as soon as the host has read the
+    /// timestamps.
     pub(crate) fn host_ns(&self, (start, end): (u64, u64)) -> (u64, u64) {
         let ns = |ticks: u64| (ticks as f64 * self.period_ns) as u64;
         let now_ns = Timing::now_ns();

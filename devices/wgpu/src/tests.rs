@@ -1,5 +1,5 @@
-//! Tests that use internals of the crate, about lost devices. The folder `tests` and the conformance suite
-//! test the public interface.
+//! Tests of lost devices that use internals of the crate. The folder `tests` and the conformance suite test
+//! the public interface.
 
 #![allow(clippy::print_stdout)] // a skip is visible
 

@@ -1,7 +1,7 @@
 //! Calls of the driver library, NVRTC and cuBLASLt. All `unsafe` code of the crate is here and in
 //! `driver.rs`.
 //!
-//! Does not know Ragtag's devices.
+//! This module does not depend on Ragtag's devices.
 
 mod cublas_lt;
 mod functions;

@@ -3,8 +3,8 @@
 //! A green context is used only to create streams. The primary context stays current, because a green context
 //! can be current on only one thread at a time.
 //!
-//! CUDA 12.4 introduced these functions, and CUDA 12.5 `cuGreenCtxStreamCreate`. Layouts and signatures
-//! follow `cuda.h` of CUDA 12.9 and are the same in CUDA 13.
+//! CUDA 12.4 introduced most of these functions. CUDA 12.5 introduced `cuGreenCtxStreamCreate`. Layouts and
+//! signatures follow `cuda.h` of CUDA 12.9 and are the same in CUDA 13.
 
 use super::functions::Functions;
 use cudarc::driver::sys::{CUdevice, CUstream};

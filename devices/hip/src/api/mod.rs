@@ -160,7 +160,7 @@ impl Api {
             .map_err(|_| Error::invalid(format!("attribute {attribute} of device {device} is {value}")))
     }
 
-    /// Returns true if a device can access the memory of a peer, as the driver reports it.
+    /// Returns true if a device can access the memory of a peer, according to the driver.
     pub(crate) fn reaches(&self, device: i32, peer: i32) -> bool {
         let mut can = 0;
         // SAFETY: the call writes one number.

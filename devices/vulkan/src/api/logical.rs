@@ -97,7 +97,7 @@ impl Logical {
         &self.families
     }
 
-    /// Returns the size of a heap. Returns its free bytes too if the driver reports them.
+    /// Returns the size of a heap and, if the driver reports them, its free bytes.
     pub(crate) fn heap(&self, index: u32) -> (u64, Option<u64>) {
         self.facts.heap(&self.instance, index)
     }

@@ -205,8 +205,8 @@ impl Facts {
         })
     }
 
-    /// Returns the size of a heap. Returns the number of bytes that this process may still allocate too, if
-    /// the driver reports it.
+    /// Returns the size of a heap and the bytes that this process may still allocate. The latter is `None` if
+    /// the driver does not report it.
     pub(crate) fn heap(&self, instance: &Instance, index: u32) -> (u64, Option<u64>) {
         let index = index as usize;
         let mut budget = vk::PhysicalDeviceMemoryBudgetPropertiesEXT::default();
