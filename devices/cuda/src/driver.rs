@@ -2,8 +2,8 @@
 //!
 //! # Overlapping launches
 //! From compute capability 9.0 on, a kernel may be launched while its predecessor in the stream still runs.
-//! Such a kernel contains `griddepcontrol.wait`, which waits for the predecessor's results. Only kernels with
-//! this instruction are launched with the attribute that permits the overlap.
+//! Such a kernel must contain `griddepcontrol.wait`, which waits for the predecessor's results. Only kernels
+//! with this instruction are launched with the attribute that permits the overlap.
 //!
 //! From CUDA 12.3 on, a capture keeps the attribute as an edge of the graph. Older drivers refuse such a
 //! graph, so captures on older drivers omit the attribute.

@@ -61,7 +61,7 @@ impl Architecture {
     }
 
     /// Returns true if the architecture has an instruction for dot products of four signed bytes. Vega 20
-    /// introduced it. The first RDNA and some integrated GPUs lack it.
+    /// introduced this instruction. The first RDNA GPUs and some integrated GPUs lack it.
     fn integer_dot(&self) -> bool {
         match self.major() {
             0x9 => matches!(self.number, 0x906 | 0x908 | 0x90a) || self.number >= 0x940,

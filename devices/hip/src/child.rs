@@ -72,7 +72,7 @@ fn decoded(mut request: &[u8]) -> Option<Vec<String>> {
     Some(parts)
 }
 
-/// Splits off one part. Its length precedes it.
+/// Splits off the first part, which its length precedes.
 fn split(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let (length, rest) = bytes.split_first_chunk::<8>()?;
     rest.split_at_checked(usize::try_from(u64::from_le_bytes(*length)).ok()?)

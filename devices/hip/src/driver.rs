@@ -112,8 +112,8 @@ impl HipDriver {
         Object { api: self.api, ordinal: self.ordinal, handle, destroy }
     }
 
-    /// Initialises rocBLAS with a workspace that Ragtag allocates. Without it, rocBLAS may allocate one
-    /// during a capture, which fails.
+    /// Initialises rocBLAS with a workspace that Ragtag allocates. Otherwise, rocBLAS may allocate its own
+    /// workspace during a capture, and the capture fails.
     fn products(&self) -> Result<Products> {
         let none = || Error::Unsupported { what: "matrix products without rocBLAS".into() };
         let blas = blas(self.api).ok_or_else(none)?;

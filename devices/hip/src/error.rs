@@ -3,7 +3,7 @@
 use crate::api::symbols::code;
 use ragtag_hal::Error;
 
-/// Codes after which a device or its context is unusable: all later calls fail too.
+/// Codes after which a device or its context is unusable, so that all later calls fail.
 const LOST: [i32; 7] = [
     // The runtime is shutting down.
     4,

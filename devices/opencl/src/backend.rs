@@ -35,8 +35,8 @@ impl Default for OpenClConfig {
 pub struct OpenClBackend {
     config: OpenClConfig,
     shelf: Arc<Shelf>,
-    /// Contexts in use. A device that is opened later joins the context of its platform if that context
-    /// contains it.
+    /// Contexts in use. A device that is opened later uses an existing context if that context contains the
+    /// device.
     contexts: Mutex<Vec<Weak<Context>>>,
 }
 

@@ -35,7 +35,7 @@ pub(crate) struct OpenCl {
     context: Arc<Context>,
 }
 
-/// Opens a device in a context that contains it.
+/// Opens a device. `context` must contain the device.
 ///
 /// # Errors
 /// Returns an error if a driver call fails or the system cannot start a thread.

@@ -57,11 +57,11 @@ impl PlatformId {
 /// Source of the free memory size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FreeMemory {
-    /// The operating system reports it, because the device uses host memory.
+    /// The operating system reports the size, because the device uses host memory.
     Host,
-    /// AMD's extension reports it.
+    /// AMD's OpenCL extension reports the size.
     Amd,
-    /// No source reports it.
+    /// No source reports the size.
     Unknown,
 }
 
@@ -304,7 +304,7 @@ fn spir_v(
     }
 }
 
-/// Returns the number of f32 lanes per compute unit for a vendor. Returns 0 for an unknown vendor.
+/// Returns the number of f32 lanes per compute unit of a vendor's GPUs. Returns 0 for an unknown vendor.
 fn lanes_per_unit(vendor: &str) -> u32 {
     let vendor = vendor.to_lowercase();
     match () {

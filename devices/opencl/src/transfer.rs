@@ -27,8 +27,9 @@ pub enum TransferMode {
     Unified,
 }
 
-/// Returns the transfer mode for a device. Only devices that use host memory share it, because the kernels of
-/// other devices would access it over the bus. If the device has both mechanisms, the standard one is used.
+/// Returns the transfer mode for a device. Only devices that use host memory share buffers with the host.
+/// Kernels of other devices would access shared buffers over the bus. If a device has both kinds of shared
+/// memory, the kind of the OpenCL standard is used.
 pub fn transfer_mode(caps: &MemoryCaps) -> TransferMode {
     match caps {
         MemoryCaps { host_memory: false, .. } => TransferMode::Explicit,

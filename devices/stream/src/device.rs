@@ -121,9 +121,9 @@ impl<D: Driver> driver::Driver for Streams<D> {
         Ok(self.pins.pin(&self.driver, region))
     }
 
-    /// Captures a program as a graph. Values that differ between runs are in the parameter block, which the
-    /// first step copies from a host region, so launches never change the graph. Returns `None` if a graph
-    /// brings no gain or the driver cannot capture the steps. The queue then enqueues the steps one by one.
+    /// Captures a program as a graph. The graph never changes. Values that differ between runs are in the
+    /// parameter block, which the first step copies from a host region. Returns `None` if a graph brings no
+    /// gain or the driver cannot capture the steps. The queue then enqueues the steps one by one.
     fn prepare(&self, steps: &[Step<D>], program: bool) -> Result<Option<D::Graph>> {
         if !program || steps.len() < 2 {
             return Ok(None);

@@ -260,7 +260,7 @@ pub trait Driver: Send + Sync + Sized + 'static {
     fn begin_capture(&self, stream: &Self::Stream) -> Result<()>;
 
     /// Ends the capture and returns the graph. The thread that started the capture makes this call, even
-    /// after an error during the capture. The stream then runs work again, also if this call fails.
+    /// after an error during the capture. Even if this call fails, the stream runs later work normally.
     ///
     /// # Errors
     /// Returns the driver's error if it cannot make a graph from the captured work.

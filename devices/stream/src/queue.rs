@@ -1,12 +1,12 @@
 //! An implementation of `ragtag-hal`'s queue over a stream. It enqueues scripts, returns events, and converts
 //! times to the host's clock.
 //!
-//! Points of other devices are waited for on the host. The APIs also let a stream wait until a word of pinned
+//! The host waits for points of other devices. The APIs can also make a stream wait until a word of pinned
 //! memory changes (`cuStreamWaitValue64`, `hipStreamWaitValue64`). The host would write that word when the
 //! point passes.
 //!
-//! Ragtag does not use this, because work behind such a wait cannot be withdrawn. If the other device fails,
-//! the word must still be written, or the stream never ends. The work then runs without its input. An
+//! Ragtag does not use such waits, because the work behind them cannot be withdrawn. If the other device
+//! fails, the word must still be written, or the stream never ends. The work then runs without its input. An
 //! outdated parameter block can make a kernel read invalid addresses, so that this device is lost too. The
 //! gain would be only one or two microseconds, because a launch is already a single call for a graph.
 //!

@@ -115,7 +115,7 @@ impl Driver for Vulkan {
     }
 
     /// Returns false for discrete GPUs, because a driver only estimates the free bytes of its own heap. Other
-    /// devices use host memory. If they exceed it, the system swaps or kills the process.
+    /// devices use host memory. If host memory runs out, the system swaps or kills the process.
     fn trusts_free_bytes(&self) -> bool {
         self.kind != AdapterKind::Discrete
     }

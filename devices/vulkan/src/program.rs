@@ -2,7 +2,7 @@
 //! are cached in memory and on disk.
 //!
 //! The cache stores the SPIR-V of a source and the driver's pipeline cache data. A second device with the
-//! same hardware and driver reuses both.
+//! same hardware and driver reuses the SPIR-V and the data.
 //!
 //! This module does not depend on kernel arguments.
 

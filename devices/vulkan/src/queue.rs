@@ -1,10 +1,10 @@
 //! An implementation of `ragtag-hal`'s queue over a Vulkan queue. It submits scripts, signals a timeline
 //! semaphore, and converts times to the host's clock.
 //!
-//! Points of other devices are waited for on the host. A submission could instead wait for a semaphore that
-//! the host signals when the point passes. Ragtag does not use this, because enqueued work cannot be
-//! withdrawn. If the point failed, the work would run without its input. All queues that share the Vulkan
-//! queue would wait behind it too.
+//! The host waits for points of other devices. A submission could instead wait for a semaphore that the host
+//! signals when the point passes. Ragtag does not use such a semaphore, because enqueued work cannot be
+//! withdrawn. If the point failed, the work would run without its input. The work of all queues that share
+//! the Vulkan queue would also wait.
 //!
 //! This module does not depend on buffers, kernels or points.
 

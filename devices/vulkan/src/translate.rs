@@ -57,7 +57,8 @@ impl SpirVTarget {
     }
 
     /// Returns the SPIR-V capabilities that the output may declare. Cooperative matrices require the Vulkan
-    /// memory model. So only sources with matrices may declare both.
+    /// memory model. So only sources with matrices may declare the capabilities for matrices and for this
+    /// memory model.
     fn capabilities(&self, has_matrices: bool) -> Vec<Capability> {
         let mut all = vec![Capability::Shader];
         for feature in self.features.iter().filter(|f| has_matrices || **f != Feature::CooperativeMatrix) {

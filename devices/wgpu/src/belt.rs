@@ -58,8 +58,9 @@ impl Belt {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a chunk of at least `bytes` bytes, which is at most [`CHUNK_BYTES`]. Returns `None` if the belt
-    /// has reached its maximum size or the device is out of memory, and chunks are in use.
+    /// Takes a chunk of at least `bytes` bytes, which is at most [`CHUNK_BYTES`]. Returns `None` if the
+    /// caller must wait for a chunk in use: the belt has reached its maximum size, or the device is out of
+    /// memory.
     ///
     /// # Errors
     /// Returns an error if the device has no memory for a single chunk, or if the device is lost.
@@ -120,7 +121,7 @@ impl Belt {
     }
 }
 
-/// A chunk in use. [`Chunk::put_back`] returns it to the belt, and a drop frees it.
+/// A chunk in use. [`Chunk::put_back`] returns the chunk to the belt. Dropping the chunk frees its memory.
 pub(crate) struct Chunk {
     buffer: Buffer,
     /// Weak reference, because wgpu may hold the chunk until its device is dropped, and the belt keeps the

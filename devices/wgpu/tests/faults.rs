@@ -47,8 +47,9 @@ fn refused_memory_is_reported_with_sizes() {
     });
 }
 
-/// Checks large transfers with little memory, and then with none. With little memory, transfers wait for each
-/// other. With none, the error gives the size of the failed allocation, and other queues continue.
+/// Checks large transfers with little memory, and then without free memory. With little memory, transfers
+/// wait for each other. Without free memory, the error gives the size of the failed allocation, and other
+/// queues continue.
 #[test]
 fn transfers_work_with_the_available_memory() {
     const BYTES: usize = 40 << 20;

@@ -22,7 +22,7 @@ fn address(platform: cl_platform_id, name: &CStr) -> Option<*mut c_void> {
     address.filter(|address| !address.is_null())
 }
 
-/// Looks up an extension function. Its type is that of the field that receives it.
+/// Looks up an extension function and converts it to the type of the field that receives it.
 macro_rules! function {
     ($platform:expr, $name:literal, $type:ty) => {{
         let address = address($platform, $name)?;
@@ -206,7 +206,7 @@ pub(crate) enum SpirVLoader {
 }
 
 impl SpirVLoader {
-    /// Looks up the extension's function. Returns `None` if the platform lacks it.
+    /// Looks up the function of the extension. Returns `None` if the platform lacks the extension.
     pub(crate) fn extension(platform: cl_platform_id) -> Option<Self> {
         Some(Self::Extension(function!(platform, c"clCreateProgramWithILKHR", clCreateProgramWithILKHR_fn)))
     }

@@ -1,8 +1,8 @@
 //! A fake driver. Each stream is a thread, and device memory is host memory. Every access is checked, which
 //! detects use after free.
 //!
-//! It has two kernels. `scale` multiplies and adds, and `hold` waits until the test releases it. Its product
-//! library reads the bits of f16 values as integers.
+//! The driver has two kernels. `scale` multiplies and adds, and `hold` waits until the test releases it. Its
+//! product library reads the bits of f16 values as integers.
 
 use crate::driver::{Arguments, Driver, Facts, Heap, Launch, Operands};
 use ragtag_hal::{DeviceFunction, Error, Gemm, KernelLanguage, Result};

@@ -99,7 +99,7 @@ impl Instance {
     /// Returns an error if the validation layer has reported a message.
     ///
     /// # Errors
-    /// Returns the first message. All later calls return it too, whatever their cause.
+    /// Returns the first message of the validation layer. All later calls return the same message.
     pub(crate) fn unobjected(&self) -> Result<(), Error> {
         let objection = self.messenger.is_some().then(|| self.messages.objection()).flatten();
         objection.map_or(Ok(()), Err)

@@ -24,7 +24,8 @@ impl Messages {
         all.first().map(|first| Error::invalid(format!("the validation layer objects: {first}")))
     }
 
-    /// Returns the description of a messenger that stores its messages in `self`, which must outlive it.
+    /// Returns the description of a messenger that stores its messages in `self`. `self` must outlive the
+    /// messenger.
     pub(super) fn messenger(&self) -> vk::DebugUtilsMessengerCreateInfoEXT<'static> {
         use vk::{DebugUtilsMessageSeverityFlagsEXT as Severity, DebugUtilsMessageTypeFlagsEXT as Type};
         vk::DebugUtilsMessengerCreateInfoEXT::default()
