@@ -13,7 +13,7 @@
 //! | `driver.rs` | the driver's calls |
 //! | `ptx.rs` | properties of the functions in a PTX source |
 //! | `nvrtc.rs` | CUDA C++, compiled and cached on disk |
-//! | `error.rs` | CUDA's codes as errors |
+//! | `error.rs` | conversion of CUDA's codes to errors |
 //! | `api/` | the driver library, NVRTC and cuBLASLt: functions, objects, calls |
 //!
 //! The driver reads `CUDA_VISIBLE_DEVICES` and other variables of CUDA. An adapter's `driver` shows the value

@@ -33,11 +33,11 @@ const LIBRARY: &str = if cfg!(target_os = "windows") {
 };
 /// First final version of `cl_khr_command_buffer` (1.0), in OpenCL's version encoding.
 const FINAL_COMMAND_BUFFERS: u32 = 1 << 22;
-/// Bit of `cl_khr_integer_dot_product` for dot products of four packed bytes.
+/// Capability bit of `cl_khr_integer_dot_product` for dot products of four packed bytes.
 const PACKED_DOT: u64 = 1;
-/// Query of NVIDIA's driver for the domain of a PCI address.
+/// Device property of NVIDIA's driver: the domain of the device's PCI address.
 const CL_DEVICE_PCI_DOMAIN_ID_NV: u32 = 0x400a;
-/// Bit of `cl_intel_unified_shared_memory` that allows kernels to read and write.
+/// Capability bit of `cl_intel_unified_shared_memory` that allows kernels to read and write.
 const UNIFIED_ACCESS: u64 = 1;
 
 /// Lock that serialises probes. PoCL 3.1 initialises its devices in the first probe and crashes on concurrent

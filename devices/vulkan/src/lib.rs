@@ -17,7 +17,7 @@
 //! | `hazards.rs` | placement of barriers |
 //! | `program.rs`, `translate.rs` | pipelines, cached in memory and on disk, and their SPIR-V |
 //! | `halves.rs`, `memory_model.rs` | SPIR-V passes over naga's output |
-//! | `compiler.rs` | pipelines for devices that only compile |
+//! | `compiler.rs` | pipeline compilation for GPUs that the machine does not have |
 //! | `memory.rs`, `region.rs` | buffer memory, and host regions as buffers |
 //! | `clock.rs` | conversion of the device's clock to the host's |
 //! | `error.rs`, `api/` | Vulkan's codes, objects and calls |

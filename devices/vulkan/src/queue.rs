@@ -101,7 +101,8 @@ impl CopyInThread {
     }
 }
 
-/// Runs the copy-in thread. It waits for earlier submissions. All these waits end, even if a device is lost.
+/// Runs the copy-in thread, which waits for earlier submissions. These waits always end, because a lost
+/// device ends them.
 fn serve_copy_ins(copy_ins: &Receiver<CopyIn>, done: &Semaphore, settled: &Settled) {
     for copy_in in copy_ins {
         let left = copy_in.after.iter().all(|(settled, value)| settled.wait(*value));
