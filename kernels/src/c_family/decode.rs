@@ -1,6 +1,6 @@
-//! Decode kernels in CUDA C++ only: the operations of a step with few tokens besides its products, for
-//! NVIDIA's devices. Latency limits them, not throughput. They issue all loads at once, sum over the lanes of
-//! a warp, and wait for the previous launch only before reading data that a launch writes.
+//! Decode kernels in CUDA C++ only, for NVIDIA's devices. They compute all operations of a step with few
+//! tokens, except products. Latency limits them, not throughput: they issue all loads at once and sum over
+//! the lanes of a warp. They wait for the previous launch only before they read data that a launch writes.
 
 use super::streams::products;
 use super::{HALF_ROWS, Items, program};

@@ -1,4 +1,4 @@
-//! Row kernels without block weights.
+//! Row kernels that read no block weights.
 
 use super::{Function, HALF_ROWS, INT8_ROWS, function, program};
 use crate::kernel::{Activations, Kernel};
@@ -9,10 +9,10 @@ use ragtag_hal::Feature;
 /// Work items of a group on any device.
 const ITEMS: u32 = 256;
 
-/// Work items of a group whose sub-groups exchange values, which lets a row use more items.
+/// Work items per group with sub-group operations, which make larger groups worthwhile.
 const SUB_GROUP_ITEMS: u32 = 1024;
 
-/// Returns the same function for each method of reducing a group's values, best first.
+/// Returns one variant per method of reducing values across a group, best first.
 macro_rules! reducing {
     ($kernel:expr, $abi:expr, $function:literal, $parts:expr) => {{
         let narrow = Function {
