@@ -43,8 +43,8 @@ const SMALL: Tile = Tile { slices: [2, 2], lines: [2, 1], k_step: 64 };
 /// Tile for many rows. Two groups fill the registers of an NVIDIA multiprocessor: one multiplies while the
 /// other waits.
 const LARGE: Tile = Tile { slices: [2, 2], lines: [4, 4], k_step: 64 };
-/// Large tile for devices with 32 KiB of local memory. Its sub-groups have half the sums, so that more of
-/// them fit into the registers. Not compared with `LARGE` where both fit.
+/// Large tile for devices with 32 KiB of local memory. Each sub-group has half as many sums, so that more
+/// sub-groups fit into the registers. Its speed was not compared with `LARGE` on devices that support both.
 const WIDE: Tile = Tile { slices: [4, 2], lines: [2, 4], k_step: 32 };
 
 impl Tile {
