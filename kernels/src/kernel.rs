@@ -40,7 +40,7 @@ pub enum Activations {
 }
 
 impl Activations {
-    /// All forms.
+    /// All activation types.
     pub const ALL: [Activations; 3] = [Activations::F32, Activations::Int8, Activations::F16];
 
     /// Returns the bytes from one row of `width` values to the next. The width of int8 and f16 rows is a

@@ -6,7 +6,7 @@
 //! | 1 | x: f32 `[rows, width]`, width at least 1 |
 //! | 2 | out: u32 `[rows]`, written |
 //!
-//! Constants: rows, index of the row-count word, width. One group per row.
+//! The constants are the rows, the index of the row-count word, and the width. A launch has one group per row.
 //!
 //! Among equal values, the first one wins. Zeros of either sign are equal. NaN ranks below every number,
 //! including −∞. If all values are NaN, the result is position 0.

@@ -17,7 +17,7 @@
 //! also works. Rows of out do not overlap. Kernels read 16-bit types as whole words, so these bindings are
 //! multiples of four bytes.
 //!
-//! Heads are a multiple of kv heads. The heads / kv heads heads from h · heads / kv heads on share kv head h.
+//! Heads are a multiple of kv heads. With g = heads / kv heads, heads h · g … (h + 1) · g − 1 share kv head h.
 //! Row i is at position p = i + n − m, so the last row is at the last position. Row i attends to position j
 //! - if j is below `prefix`,
 //! - or if j passes both masks: j ≤ p unless `causal` is zero, and |p − j| < window unless `window` is zero.
@@ -252,8 +252,8 @@ const EDGE_MASK: Mask = causal(5, SPECIAL + 4, 0, 0);
 /// Position in the second step, so that the softmax needs a correction.
 const SPECIAL: usize = STEP;
 
-/// Builds a case in which only the special position has a finite score. Its values start with `special`. Each
-/// result is the values of one position, zero, or NaN.
+/// Builds a case whose products q·k are infinite or NaN, except at the special position. The values of this
+/// position start with `special`. Each result is the values of one position, zero, or NaN.
 fn edges(element: ElementType, shape: Shape, special: f32) -> Case {
     let Shape { mask, d, .. } = shape;
     let rows_of = |firsts: Vec<f32>, rest: f32| {
