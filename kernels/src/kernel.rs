@@ -254,8 +254,9 @@ impl Kernel {
         }
     }
 
-    /// Returns the layout of the weights that it reads, if any. `kept` gives a device's layout by type.
-    /// Products with f16 activations always read the row-major layout, because matrix units load rows.
+    /// Returns the layout of the weights that the kernel reads, if it reads any. `kept` returns the device's
+    /// layout of a type. Products with f16 activations always read the row-major layout, because matrix units
+    /// load rows.
     pub fn layout(self, kept: impl FnOnce(TensorType) -> Layout) -> Option<Layout> {
         match self {
             Kernel::MatMul(_, Activations::F16) => Some(Layout::RowMajor),

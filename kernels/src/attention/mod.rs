@@ -10,8 +10,7 @@
 //!
 //! The constants are the rows, sequences, table blocks, logit rows, heads, kv heads, head dimension, cache
 //! blocks, scale (the bits of an f32), and stride (at least heads · head dimension). Heads are a multiple of
-//! kv heads. With
-//! g = heads / kv heads, heads h · g … (h + 1) · g − 1 share kv head h.
+//! kv heads. With g = heads / kv heads, heads h · g … (h + 1) · g − 1 share kv head h.
 //!
 //! A row at position p attends to positions 0 … p of its sequence: out = Σ softmax(scale · q·k) v. Softmax
 //! streams over steps of [`STEP_TOKENS`] positions, so the scores of a row are never stored as a whole. The

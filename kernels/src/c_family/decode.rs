@@ -199,7 +199,7 @@ fn cache_source(language: KernelLanguage, is_f16: &str, items: Items, parts: &[&
     program(language, items, &[&cache, parts].concat())
 }
 
-/// Returns rows × parts of a row.
+/// Returns a grid of rows × parts of a row.
 fn silu_grid(constants: &[u32]) -> [u32; 3] {
     [constants[0], constants[2].div_ceil(SILU_COLUMNS * COLUMN_ITEMS.0), 1]
 }

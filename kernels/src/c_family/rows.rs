@@ -148,17 +148,17 @@ fn cache_source(language: KernelLanguage, is_f16: &str) -> Arc<str> {
     program(language, ITEMS, &parts)
 }
 
-/// Returns rows × parts of a row.
+/// Returns a grid of rows × parts of a row.
 fn part_grid(constants: &[u32]) -> [u32; 3] {
     [constants[0], constants[2].div_ceil(4 * ITEMS.0), 1]
 }
 
-/// Returns rows × kv heads.
+/// Returns a grid of rows × kv heads.
 fn append_grid(constants: &[u32]) -> [u32; 3] {
     [constants[0], constants[5], 1]
 }
 
-/// Returns rows × parts of a row.
+/// Returns a grid of rows × parts of a row.
 fn merge_grid(constants: &[u32]) -> [u32; 3] {
     [constants[0], constants[2].saturating_mul(constants[3]).div_ceil(MERGE_COLUMNS), 1]
 }

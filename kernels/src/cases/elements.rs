@@ -44,8 +44,9 @@ impl Random {
         ElementType::ALL[self.below(ElementType::ALL.len())]
     }
 
-    /// Returns rows of `width` values between −`size` and `size`, repeated along dimensions of (count,
-    /// stride). Gaps are NaN. Returns at least one value, because no device binds an empty buffer.
+    /// Returns rows of `width` values between −`size` and `size`. `dimensions` lists the (count, stride) of
+    /// each dimension along which rows repeat. Gaps are NaN. Returns at least one value, because devices
+    /// cannot bind an empty buffer.
     pub fn rows(&mut self, width: usize, dimensions: &[(usize, usize)], size: f32) -> Vec<f32> {
         let starts = row_starts(dimensions);
         let mut out = vec![f32::NAN; starts.iter().max().map_or(0, |last| last + width).max(1)];

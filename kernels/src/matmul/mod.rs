@@ -128,7 +128,7 @@ pub(crate) fn cases(
     let wide = (activations == Activations::F16).then_some(wide);
     let mut out = Vec::new();
     for (i, (shape, (n, k))) in shapes.chain(long).chain(wide).enumerate() {
-        // Short blocks allow odd numbers of them.
+        // Types with short blocks also support odd numbers of blocks.
         let k = if tensor_type.block_values() < 256 { k / 8 - k % 3 / 2 * 32 } else { k };
         out.push(case(&mut random, (tensor_type, layout, activations), shape, (n, k), i % 2 == 1));
     }

@@ -179,12 +179,12 @@ fn matrices_function<const DIMS: u32>(name: &'static str) -> Function {
     }
 }
 
-/// Returns rows × kv heads.
+/// Returns a grid of rows × kv heads.
 fn append_grid(constants: &[u32]) -> [u32; 3] {
     [constants[0], constants[5], 1]
 }
 
-/// Returns rows × parts of a row.
+/// Returns a grid of rows × parts of a row.
 fn merge_grid(constants: &[u32]) -> [u32; 3] {
     [constants[0], constants[2].saturating_mul(constants[3]).div_ceil(ITEMS), 1]
 }

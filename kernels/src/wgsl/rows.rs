@@ -90,7 +90,7 @@ pub(super) fn variants() -> Vec<Variant> {
     out.into_iter().map(Function::variant).collect()
 }
 
-/// Returns rows × parts of a row.
+/// Returns a grid of rows × parts of a row.
 fn part_grid(constants: &[u32]) -> [u32; 3] {
     [constants[0], constants[2].div_ceil(4 * ITEMS), 1]
 }
