@@ -38,8 +38,8 @@ struct Part {
 }
 
 impl Part {
-    /// Returns the part of a group. Groups cover outer × columns × parts of the axis with `of_axis` values
-    /// each.
+    /// Returns the part of a group. The grid is outer × columns × parts of the axis, with `of_axis` values per
+    /// part.
     #[inline(always)]
     fn new([outer, axis, inner]: [u32; 3], of_axis: u32, group: u32) -> Self {
         let strips = inner.div_ceil(columns(inner));

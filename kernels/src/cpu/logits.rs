@@ -24,7 +24,7 @@ fn largest_number<S: Isa>(s: S, row: &[f32]) -> f32 {
     for quad in quads {
         let lanes = quad.as_chunks::<16>().0;
         for i in 0..4 {
-            best[i] = s.max(s.load(&lanes[i]), best[i]); // Returns the second if the first is NaN.
+            best[i] = s.max(s.load(&lanes[i]), best[i]); // Returns the second argument if the first is NaN.
         }
     }
     let best = s.largest(s.max(s.max(best[0], best[1]), s.max(best[2], best[3])));
