@@ -30,7 +30,7 @@ pub enum Content {
     },
     /// 32-bit words, bit for bit.
     Words(Vec<Option<u32>>),
-    /// File blocks, in whole words. The error is the excess of their distance from `values` over that of the
+    /// File blocks, in whole words. The error is how much further these blocks are from `values` than the
     /// reference's blocks, apart from ties.
     Blocks {
         /// Type of the blocks.
