@@ -76,7 +76,7 @@ pub(crate) const MOST_WEIGHT: f64 = 1e9;
 pub struct ObjectiveError {
     /// The text.
     pub text: String,
-    /// The reason, for the message.
+    /// Description of the problem, for the message.
     pub why: &'static str,
 }
 

@@ -18,7 +18,7 @@ pub struct DeviceFacts {
     pub memory_bytes: u64,
     /// Source of [`DeviceFacts::memory_bytes`].
     pub memory_source: FigureSource,
-    /// Rate at which weights stream from device memory.
+    /// Rate at which the device reads weights from its memory.
     pub bandwidth_bytes_per_s: Figure,
     /// Rate of matrix products with f32 activations.
     pub exact_flops_per_s: Figure,

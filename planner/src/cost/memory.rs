@@ -82,7 +82,7 @@ impl StageCapacity {
 /// A buffer that exceeds a device's limit for allocations or bindings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LargeBuffer {
-    /// Name of the buffer, for messages.
+    /// Name of the buffer, for error messages.
     pub what: &'static str,
     /// Size of the buffer.
     pub bytes: u64,

@@ -45,7 +45,7 @@ pub struct Fleet {
     #[schemars(length(min = 1, max = MOST_DEVICES))]
     pub devices: Vec<FleetDevice>,
     /// Known links. All other pairs of devices are linked through the host, at the lower of their host rates
-    /// and the larger of their host latencies.
+    /// and with the sum of their host latencies.
     #[serde(default)]
     pub links: Vec<FleetLink>,
     /// Resources shared by several links: a bus, a bridge, a switch.
