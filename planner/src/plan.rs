@@ -391,7 +391,7 @@ pub enum InvalidPlan {
         /// Version of the plan.
         found: u32,
     },
-    /// Made for another model.
+    /// Made for a different model.
     #[error(
         "the plan was made for the model {plan_name} ({plan_segments} segments, digest {plan_digest}), \
          not for {name} ({segments} segments, digest {digest})"

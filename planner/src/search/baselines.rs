@@ -16,9 +16,9 @@ use std::fmt;
 pub enum Baseline {
     /// Equal numbers of layers on every device.
     EvenLayers,
-    /// In proportion to the devices' memory.
+    /// Numbers of layers in proportion to the devices' memory.
     ByMemory,
-    /// In proportion to the devices' arithmetic rates.
+    /// Numbers of layers in proportion to the devices' arithmetic rates.
     ByFlops,
     /// All layers on the single device that is fastest.
     BestSingle,

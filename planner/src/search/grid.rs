@@ -39,7 +39,7 @@ const GROUPS: usize = 8;
 const USUAL_CHUNK: u32 = 512;
 /// Largest number of points that are solved in sequence. Each is the cheapest point for an earlier result.
 const SOLVED: usize = 4;
-/// Most cells of the solver's tables, over all points, for which every point is solved. Eight different
+/// Largest number of solver table cells, over all points, for which every point is solved. Eight different
 /// devices and 80 segments have 170 thousand cells at each point.
 const WORK: usize = 12 << 20;
 /// Largest product of devices and segments for which unsolved points are bounded.

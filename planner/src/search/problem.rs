@@ -58,7 +58,7 @@ pub(super) struct Evaluation {
     pub token_return: Times,
     /// Score, in microseconds per request. A smaller score is better.
     pub score_us: f64,
-    /// Time per request if prompts and decode steps never overlap.
+    /// Time per request if prompts and decode steps never overlap, in microseconds.
     pub apart_us: f64,
     /// Value for comparing points of the grid. This is the score, or at least `apart_us` if plans are
     /// simulated. The score assumes that busy times overlap perfectly, so it favours many small decode
