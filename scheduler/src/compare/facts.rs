@@ -24,7 +24,7 @@ const PERSISTENT: f64 = 8.0;
 /// run shows no difference beyond noise.
 #[derive(Clone, Debug)]
 pub struct Alike {
-    /// Per device: the first device of its group.
+    /// For each device: the first device of its group.
     first: Vec<usize>,
 }
 

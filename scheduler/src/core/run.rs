@@ -71,7 +71,7 @@ pub enum RunEvent {
     Collected {
         /// The micro-batch.
         micro_batch: MicroBatchId,
-        /// The sampled tokens in item order, without sequences that have ended.
+        /// Sampled tokens in item order. Sequences that have ended are absent.
         sampled: Vec<Sampled>,
     },
     /// A stage has failed, which ends the run.
@@ -108,7 +108,7 @@ pub enum RunAction {
     Finish {
         /// The sequence.
         sequence: SequenceId,
-        /// Its result.
+        /// Result of the sequence.
         finished: Finished,
     },
     /// A sequence was refused or failed.

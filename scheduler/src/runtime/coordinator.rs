@@ -55,7 +55,7 @@ fn floats<'a>(row: &'a Lease<'_>) -> Result<&'a [f32]> {
 struct News {
     /// Sequences with new tokens.
     of: Vec<SequenceId>,
-    /// Sequences that have ended, with their last reply.
+    /// Sequences that have ended, each with its last reply.
     last: Vec<(Client, Reply)>,
 }
 

@@ -1,5 +1,5 @@
-//! Times of simulated devices: linear, for random pipelines, or by the cost model, for plans. Knows nothing
-//! about plans or the order of events.
+//! Times of simulated devices. They are linear for random pipelines, and computed by the cost model for
+//! plans. Knows nothing about plans or the order of events.
 
 use crate::core::{Item, MicroBatch, Nanoseconds};
 use ragtag_graph::{Segment, WireType};
@@ -17,7 +17,7 @@ pub enum ComputeTime {
         /// Time per row.
         row_ns: Nanoseconds,
     },
-    /// Time by the cost model.
+    /// Time that the cost model computes.
     Modelled(Arc<StageCosts>),
 }
 
@@ -102,15 +102,15 @@ pub struct CopyTime {
 }
 
 impl CopyTime {
-    /// Returns the time of a copy. A copy of zero bytes is a submission that only waits and signals.
+    /// Returns the time of a copy. A copy of zero bytes only waits and signals.
     pub(super) fn of(&self, pays_once: bool, bytes: u64) -> Nanoseconds {
         let once = if pays_once && bytes > 0 { self.once_ns } else { 0 };
-        // Casting a float that is too large saturates.
+        // The cast saturates if the float is too large.
         self.copy_ns.saturating_add(once).saturating_add((bytes as f64 * self.byte_ns).round() as u64)
     }
 }
 
-/// Converts microseconds to the virtual clock. Saturates at its end.
+/// Converts microseconds to nanoseconds. Saturates at the clock's largest value.
 pub(super) fn nanoseconds(us: f64) -> Nanoseconds {
     (us * 1e3).round() as u64
 }
@@ -129,7 +129,7 @@ mod tests {
     fn costs_depend_on_rows_logits_sequences_and_the_mean_of_positions() {
         let items = vec![item(0, 9, 1, LogitRows::Last), item(1, 4, 3, LogitRows::None)];
         let batch = MicroBatch { id: MicroBatchId(0), credit: 0, items };
-        // Positions 9 and 4, 5, 6: rows that attend to 10 and to 5, 6, 7 positions.
+        // The rows are at positions 9, 4, 5 and 6. They attend to 10, 5, 6 and 7 positions.
         let expected = BatchShape { rows: 4, logit_rows: 1, sequences: 2, positions: 7.0 };
         assert_eq!(shape(&batch), expected);
         assert!(!batch.decodes_only());
