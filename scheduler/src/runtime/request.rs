@@ -37,7 +37,7 @@ pub struct Request {
 pub enum Reply {
     /// A new token.
     Token {
-        /// Its id.
+        /// Token id.
         id: u32,
     },
     /// The logits of one position. Positions arrive in ascending order.

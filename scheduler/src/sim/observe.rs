@@ -46,9 +46,9 @@ impl Work {
 /// An integer that changes over time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Level {
-    /// Largest value that lasted for any time.
+    /// Largest value that lasted longer than 0 ns.
     pub max: u32,
-    /// Integral over time.
+    /// Integral of the value over time.
     area: u128,
     value: u32,
     since_ns: Nanoseconds,
@@ -94,7 +94,7 @@ pub struct StageWork {
 /// Observations of an edge.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EdgeWork {
-    /// Copies into and out of its ring.
+    /// Busy time of copies into and out of the edge's ring.
     pub work: Work,
     /// Number of transferred micro-batches.
     pub crossings: u64,

@@ -68,7 +68,7 @@ pub enum Fault {
         /// Time of the loss.
         at_ns: Nanoseconds,
     },
-    /// A device has too little memory for its stage, so loading fails.
+    /// A device has too little memory for its stage. Loading fails.
     OutOfMemory {
         /// Index of the stage.
         stage: u32,
@@ -77,7 +77,7 @@ pub enum Fault {
     SubmissionRefused {
         /// Index of the stage.
         stage: u32,
-        /// Number of the submission, from 1.
+        /// Number of the submission, counted from 1.
         nth: u64,
     },
     /// A device is lost when it starts a given command.
@@ -117,7 +117,7 @@ pub enum Fault {
     /// A message between stages, or from the last stage, is lost. A run cannot survive this: the fault tests
     /// that the simulator detects it.
     MessageLost {
-        /// Number of the message, from 0.
+        /// Number of the message, counted from 0.
         nth: u64,
     },
     /// A message between stages, or from the last stage, arrives twice. A run cannot survive this.

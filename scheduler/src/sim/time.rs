@@ -73,8 +73,8 @@ impl StageCosts {
     }
 }
 
-/// Returns the properties that costs depend on. Positions are averaged; a row attends to itself and all
-/// earlier positions.
+/// Returns the properties of a micro-batch that determine its cost. Positions are averaged over the rows. A
+/// row attends to itself and to all earlier positions.
 fn shape(batch: &MicroBatch) -> BatchShape {
     let positions = |item: &Item| {
         let rows = item.tokens.len() as f64;
@@ -94,8 +94,8 @@ fn shape(batch: &MicroBatch) -> BatchShape {
 pub struct CopyTime {
     /// Fixed time of every copy.
     pub copy_ns: Nanoseconds,
-    /// Additional time of one copy per micro-batch, independent of the number of chunks: the first that
-    /// leaves a device, the last that enters one.
+    /// Additional time of one copy per micro-batch, independent of the number of chunks. On the sender this
+    /// is the first copy out, and on the receiver the last copy in.
     pub once_ns: Nanoseconds,
     /// Time per byte.
     pub byte_ns: f64,
