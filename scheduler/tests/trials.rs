@@ -158,7 +158,7 @@ fn trials_respect_the_constraints() {
     assert_eq!(plan(&tried(&world)).expect("it fits").stages.len(), 1);
 }
 
-/// One request at a time, for which there are no trials.
+/// Uses one request at a time. The planner runs no trials for it.
 #[test]
 fn shared_links_cost_as_much_as_in_simulation() {
     let devices: Vec<_> = (0..4).map(|at| device(&format!("cpu:{at}"), 60 * MIB, 1.0)).collect();

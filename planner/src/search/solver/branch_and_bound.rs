@@ -50,16 +50,17 @@ const FIRST_LIMITS: [f64; 4] = [1.05, 1.15, 1.3, 2.0];
 /// A box, with bounds of the placements in it.
 #[derive(Clone)]
 struct Region {
-    /// Inclusive lower limits; `time` is unused.
+    /// Inclusive lower limits. `time` is unused.
     lower: Costs,
-    /// Inclusive upper limits; `time` is unused.
+    /// Inclusive upper limits. `time` is unused.
     upper: Costs,
-    /// At k: bounds for k + 1 stages; `None` if none of these placements matters.
+    /// At index k: bounds for k + 1 stages. `None` if no such placement matters.
     open: Vec<Option<Open>>,
     /// Pairs of devices that must not be neighbours in the region.
     forbidden: Vec<(usize, usize)>,
+    /// Pairs of devices that must be neighbours in the region.
     kept: Vec<(usize, usize)>,
-    /// Rules for the upper limits, once priced.
+    /// Rules for the upper limits. `None` until the region is priced.
     rules: Option<Arc<Rules>>,
     /// Multipliers that prove the bounds without the table.
     prices: Prices,

@@ -55,7 +55,7 @@ pub(super) struct Cells {
     times: Vec<f64>,
 }
 
-/// The state of a set and its exit, besides times.
+/// State of a set and an exit, without the times.
 #[derive(Clone, Default)]
 struct Slot {
     /// Range of ends whose cells are in use.
@@ -340,7 +340,7 @@ impl<'a> Table<'a> {
         if alive { cells.times[slot * (self.instance.segments + 1) + end] } else { f64::INFINITY }
     }
 
-    /// Replaces kinds by devices: each part of a kind gets the next member.
+    /// Assigns the parts of each kind to the members of the kind, in order.
     fn with_members(&self, parts: Vec<(usize, Range<usize>)>) -> Vec<Stage> {
         let mut used = vec![0; self.kinds.len()];
         let member = |(kind, run): (usize, Range<usize>)| {
@@ -458,7 +458,7 @@ impl Smaller<'_> {
         reached
     }
 
-    /// Narrows the range of ends. The first and the last end can then be completed in time.
+    /// Narrows the range of ends so that its first and last ends can be completed in time.
     fn keep(&self, kind: usize, most_with_prices: f64, ends: Range<usize>, times: &[f64]) -> Range<usize> {
         let rest = &self.goal.rest[kind];
         let (prices, most) = (&self.goal.completion.prices, self.goal.most[0]);

@@ -98,9 +98,9 @@ pub(crate) struct DeviceCosts {
     pub entry: Costs,
     /// Additional costs of the last stage.
     pub exit: Costs,
-    /// Largest end of a run that fits, at `[class][first]`; `first` itself if none fits. The class is that of
-    /// the transfer into the stage, 0 for the first stage. Never decreases with `first`: a run that fits
-    /// still fits without its first segment.
+    /// End of the longest run that fits, at `[class][first]`; equal to `first` if no run fits. The class
+    /// comes from the transfer into the stage, and is 0 for the first stage. The end never decreases with
+    /// `first`, because a run that fits still fits without its first segment.
     pub reach: Vec<Vec<usize>>,
 }
 
