@@ -286,7 +286,8 @@ fn stage(model: &Model<'_>, index: usize, report: &StageReport, phase: Phase) ->
     Some(part.judged(model))
 }
 
-/// Returns the standard deviation of the micro-batches' times from the mean of their size, in microseconds.
+/// Returns the standard deviation of times from the mean of all micro-batches of the same size, in
+/// microseconds.
 fn deviation_us(sizes: impl Iterator<Item = Computed>) -> Option<f64> {
     let (mut squares, mut free) = (0.0, 0);
     for size in sizes {
