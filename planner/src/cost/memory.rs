@@ -18,9 +18,9 @@ pub struct StageCapacity {
     pub context: u32,
     /// Sequences in the pipeline at once.
     pub sequences: u32,
-    /// Most rows of a micro-batch.
+    /// Largest number of rows of a micro-batch.
     pub rows: u32,
-    /// Most logit rows of a micro-batch.
+    /// Largest number of logit rows of a micro-batch.
     pub logit_rows: u32,
     /// Micro-batches that the stage holds at once.
     pub slots: u32,

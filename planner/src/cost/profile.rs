@@ -38,7 +38,7 @@ pub struct Profile {
     pub host_bandwidth_bytes_per_s: f64,
     /// Time of the token return from the last stage to the first.
     pub token_return: TokenReturn,
-    /// Roofline fitted to all times; `None` if nothing was measured.
+    /// Roofline fitted to all times. `None` if no time was measured.
     pub roofline: Option<Roofline>,
     /// Times by kind of segment.
     pub kinds: Vec<KindProfile>,

@@ -30,7 +30,7 @@ use thiserror::Error;
 /// Format version that this build reads.
 pub const FLEET_VERSION: u32 = 1;
 
-/// Most devices of a fleet.
+/// Largest number of devices in a fleet.
 pub const MOST_DEVICES: usize = 64;
 
 /// A set of hypothetical devices and the links between them.

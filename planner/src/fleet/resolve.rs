@@ -17,7 +17,7 @@ use std::collections::{HashMap, HashSet};
 const MEMORY_SHARE: f64 = 0.95;
 /// Share of a bus's rate that copies from pinned memory usually reach.
 const BUS_SHARE: f64 = 0.8;
-/// Most characters of a label.
+/// Largest number of characters in a label.
 const LABEL_CHARACTERS: usize = 64;
 const GIB: f64 = (1u64 << 30) as f64;
 

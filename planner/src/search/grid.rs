@@ -209,7 +209,7 @@ impl<'a> Grid<'a> {
         self.problem_at(0)
     }
 
-    /// Returns the best placement, or `None` if none fits.
+    /// Searches for the best placement. Returns `None` if no placement fits.
     pub fn search(&self) -> Option<SearchResult> {
         // With slow links, the wire type affects placements most. So search from one point per wire type.
         let start = |&wire_type: &WireType| {

@@ -183,8 +183,8 @@ impl<'a> Problem<'a> {
         (0..segments).map(longest).collect()
     }
 
-    /// Returns the shared links for the solver. A link appears once for each term of the score to which it
-    /// adds.
+    /// Returns the shared links for the solver. A link appears once for each term of the score that it
+    /// affects.
     fn shared(&self) -> Vec<SharedBus> {
         let (busy_weight, chunk_weight) = self.workload_times.score().weights();
         let terms = [(Term::Busy, busy_weight), (Term::Chunk, chunk_weight)];
