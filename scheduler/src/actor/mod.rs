@@ -359,7 +359,7 @@ impl Actor {
         Ok(())
     }
 
-    /// Returns the location of a chunk in the ring.
+    /// Returns the region and byte offset of a chunk in the ring.
     fn staged(&self, region: RegionId, chunk: &Chunk) -> (RegionId, u64) {
         let edge = if region == INCOMING { &self.previous } else { &self.next };
         let chunk_bytes = edge.as_ref().map_or(0, Edge::chunk_bytes);

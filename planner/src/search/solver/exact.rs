@@ -107,7 +107,7 @@ struct Goal<'a> {
     most: &'a [f64],
 }
 
-/// The slots of all smaller sets than the ones being filled.
+/// Slots of all sets that are smaller than the sets being filled.
 #[derive(Clone, Copy)]
 struct Smaller<'a> {
     goal: Goal<'a>,
