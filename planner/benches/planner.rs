@@ -40,7 +40,7 @@ enum Fleet {
 impl Fleet {
     const ALL: [(Self, &'static str); 2] = [(Self::Distinct, "distinct"), (Self::Kinds, "kinds")];
 
-    /// Returns the random factor that is applied to a device's bandwidth and arithmetic rate.
+    /// Returns a random factor for a device's bandwidth, arithmetic rate and memory.
     fn spread(self, rng: &mut SmallRng) -> f64 {
         match self {
             Self::Distinct => rng.random_range(0.9..1.1),
