@@ -8,11 +8,11 @@ use crate::runtime::Client;
 /// Messages to a stage's actor.
 #[derive(Debug)]
 pub(crate) enum StageMessage {
-    /// An event for its core.
+    /// An event for the stage's core.
     Event(StageEvent),
-    /// Its download timeline has advanced.
+    /// The device's download timeline has advanced.
     Downloaded,
-    /// A slot of the outgoing ring came back, in the quiet queue.
+    /// A slot of the outgoing ring was returned. The slot itself is in the quiet queue.
     RingSlot,
 }
 
@@ -21,7 +21,7 @@ pub(crate) enum StageMessage {
 pub(crate) enum StageUrgent {
     /// The run has ended.
     Stop,
-    /// A timeline of its device has failed.
+    /// A timeline of the stage's device has failed.
     Failed(ragtag_hal::Error),
 }
 
