@@ -1,5 +1,5 @@
-//! Placements in the form that users write: `0-5=cpu:0,6-13=cpu:1`. Knows nothing about costs, memory or
-//! segment contents.
+//! User-specified placements, such as `0-5=cpu:0,6-13=cpu:1`. Knows nothing about costs, memory or segment
+//! contents.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -15,7 +15,7 @@ pub struct Span {
 }
 
 impl Span {
-    /// Returns the inclusive range `first` to `last`, or `None` if `last` is less than `first`.
+    /// Returns the inclusive range from `first` to `last`, or `None` if `last` is less than `first`.
     pub fn new(first: u32, last: u32) -> Option<Self> {
         (first <= last).then_some(Self { first, last })
     }
@@ -80,17 +80,17 @@ pub enum PartitionError {
     Overlap {
         /// First range that is placed twice.
         twice: Span,
-        /// The device named first.
+        /// Device of the part that comes first.
         first_device: String,
-        /// The device named second.
+        /// Device of the part that comes second.
         second_device: String,
     },
     /// The parts are not in segment order.
     #[error("segments {later} come before segments {earlier}: parts must be in the order of the segments")]
     Order {
-        /// The part named first.
+        /// The part that comes first in the list.
         later: Span,
-        /// The part named after it.
+        /// The part that comes after it in the list.
         earlier: Span,
     },
     /// Segments beyond the end of the model.
@@ -123,11 +123,11 @@ pub enum PartitionError {
     },
 }
 
-/// Checks that `parts` cover the segments `0 .. segments` exactly once, in order, on `devices`. A device may
-/// have several parts, but not two in a row.
+/// Checks that `parts` cover the segments `0 .. segments` exactly once and in order. Each part needs a
+/// different device from `devices`.
 ///
 /// # Errors
-/// The first problem found.
+/// Reports the first problem.
 pub fn check_partition(
     parts: &[(Span, &str)],
     segments: u32,
@@ -186,8 +186,8 @@ pub struct SplitPart {
     pub device: String,
 }
 
-/// A user's placement: parts in segment order. Parsing does not check it against a model or devices;
-/// [`Split::check`] does.
+/// A placement from the user, with parts in segment order. Parsing does not check it against a model or
+/// devices. [`Split::check`] does.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Split {
     /// The parts, at least one.
@@ -195,11 +195,11 @@ pub struct Split {
 }
 
 impl Split {
-    /// Checks the split against a model with `segments` segments and the available devices.
+    /// Checks the split against a model with `segments` segments and against the available devices.
     ///
     /// # Errors
-    /// The first problem: missing or overlapping segments, an unknown device, or a segment beyond the model's
-    /// last.
+    /// Reports the first problem: missing or overlapping segments, an unknown device, or a segment after the
+    /// model's last one.
     pub fn check(&self, segments: u32, devices: &[&str]) -> Result<(), PartitionError> {
         let parts: Vec<_> = self.parts.iter().map(|p| (p.span, p.device.as_str())).collect();
         check_partition(&parts, segments, devices)
@@ -216,7 +216,7 @@ impl fmt::Display for Split {
     }
 }
 
-/// A text that is not a split.
+/// A text that is not a valid split.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum SplitError {
     /// An empty part.

@@ -1,5 +1,5 @@
-//! Execution of plans: sampling, the scheduling cores, the actors that drive devices, and a simulator that
-//! runs the same cores without devices.
+//! Executes plans: sampling, the scheduling cores, the actors that drive devices, and a simulator that runs
+//! the same cores without devices.
 //!
 //! Names no backend. The cores do no I/O, start no thread and read no clock.
 

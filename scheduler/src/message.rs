@@ -26,7 +26,7 @@ pub(crate) enum DeviceMessage {
 pub(crate) enum DeviceUrgent {
     /// The run has ended.
     Stop,
-    /// A timeline of its device has failed.
+    /// A timeline of the stage's device has failed.
     Failed(ragtag_hal::Error),
 }
 

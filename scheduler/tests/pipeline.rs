@@ -17,7 +17,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 use support::Model;
 
-/// Far longer than any operation here takes.
+/// Limit that is far longer than any operation in these tests takes.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 struct Greedy;
@@ -56,7 +56,7 @@ impl Setup {
         let stages = hosts.len();
         let model = Model::default();
         let mut options = PipelineOptions::new(stages, 128, model.kv_blocks, 12);
-        // Several chunks per micro-batch, none of them a whole number of rows.
+        // Each micro-batch has several chunks, and no chunk is a whole number of rows.
         options.routes = vec![Route::HostStaged { chunk_bytes: 100, depth: 2 }; stages - 1];
         let devices = vec![Faults::default(); hosts.iter().max().unwrap() + 1];
         Self { model, devices, hosts: hosts.into(), options }
@@ -82,7 +82,7 @@ impl Setup {
         }
     }
 
-    /// Returns the stages, and watchers of leftovers on their devices.
+    /// Returns the stages, and a leak watch for each device.
     fn watched(&self) -> (PipelineSpec, Vec<LeakWatch>) {
         let mut specs = self.specs();
         let watch = |(index, place): (usize, &mut Box<dyn Device>)| {
@@ -110,7 +110,7 @@ fn generate(max_new_tokens: u32) -> Job {
     Job::Generate { max_new_tokens, end_tokens: Vec::new(), sampler: Box::new(Greedy) }
 }
 
-/// Returns all replies to a request, which must end.
+/// Returns all replies to a request. Fails the test if the request does not end.
 fn all(replies: &Receiver<Reply>) -> Vec<Reply> {
     let mut all = Vec::new();
     loop {
@@ -144,7 +144,7 @@ fn prompt(length: u32, salt: u32) -> Vec<u32> {
     (0..length).map(|i| (i * 7 + salt * 13) % 97).collect()
 }
 
-/// Waits until nothing is in use.
+/// Waits until no sequence and no micro-batch is left.
 fn settled(pipeline: &Pipeline) -> RunCounts {
     for _ in 0..3000 {
         let counts = pipeline.stats().counts;
@@ -156,7 +156,7 @@ fn settled(pipeline: &Pipeline) -> RunCounts {
     panic!("never settles: {:?}", pipeline.stats());
 }
 
-/// Generates with many sequences at once and compares every token.
+/// Generates with many sequences at once and compares every token with the reference.
 fn check(setup: &Setup) -> PipelineReport {
     let pipeline = setup.start().unwrap();
     let prompts: Vec<_> = (0..9).map(|i| prompt(1 + i * 5, i)).collect();
@@ -241,8 +241,8 @@ fn slow_devices_do_not_change_tokens() {
     check(&setup);
 }
 
-/// A sleeping thread is always woken. These devices finish at once, so every race between going to sleep and
-/// being notified occurs many times.
+/// Checks that a sleeping thread is always woken. Submissions complete at once, so threads often race between
+/// going to sleep and being notified.
 #[test]
 fn no_wake_up_is_lost_on_devices_that_finish_at_once() {
     for (hosts, sequences, slots, times) in [
@@ -256,7 +256,7 @@ fn no_wake_up_is_lost_on_devices_that_finish_at_once() {
         let specs = support::null::pipeline(hosts);
         let mut options = PipelineOptions::new(hosts.len(), 4096, 2048, 16);
         options.slots = slots;
-        // Less than a micro-batch's rows, so that ring slots are short as well.
+        // A chunk holds less than a micro-batch's rows, so ring slots run out too.
         options.routes.fill(Route::HostStaged { chunk_bytes: 5000, depth: 1 });
         let pipeline = Pipeline::start(specs, &options, |_| {}).unwrap();
         let job = || Job::Generate {
@@ -386,7 +386,7 @@ fn cancelling_frees_what_a_sequence_held() {
 #[test]
 fn a_lost_device_ends_every_sequence_with_one_clear_error() {
     for stage in 0..3 {
-        // The loss may hit any queue.
+        // The loss may affect any queue.
         for command in 30..40 {
             let mut setup = Setup::new(3);
             setup.devices[stage].lost_at_command = Some(command);
@@ -435,7 +435,7 @@ fn a_panicking_sampler_ends_the_run_without_a_hang() {
     assert!(matches!(failed(&all(&late.1)), Error::Stopped));
 }
 
-/// Checks that every device is gone and had no leftovers.
+/// Checks that every device was dropped without leftovers.
 #[track_caller]
 fn nothing_leaks(watches: &[LeakWatch], how: &str) {
     for (stage, watch) in watches.iter().enumerate() {
@@ -474,7 +474,7 @@ fn a_pipeline_that_ran_or_was_cancelled_or_dropped_leaves_nothing_on_its_devices
 
 #[test]
 fn a_pipeline_that_failed_leaves_nothing_on_its_devices() {
-    // A lost device. The others cannot know when it is lost, and still release everything.
+    // One device is lost. The other devices cannot predict the loss, and still release everything.
     let mut setup = Setup::new(3);
     setup.devices[1].lost_at_command = Some(30);
     let (specs, watches) = setup.watched();
@@ -483,7 +483,7 @@ fn a_pipeline_that_failed_leaves_nothing_on_its_devices() {
     pipeline.shutdown();
     nothing_leaks(&watches, "lost");
 
-    // Too little memory on the second device: what it has allocated is freed.
+    // The second device runs out of memory. Everything that it has allocated is freed.
     let mut setup = Setup::new(3);
     setup.devices[1].most_bytes = Some(12_000);
     let (specs, watches) = setup.watched();
@@ -500,7 +500,7 @@ fn a_pipeline_that_failed_leaves_nothing_on_its_devices() {
     }
 }
 
-/// A weight source that fails in one place.
+/// A weight source that fails at one point.
 struct Spoilt<S>(S, &'static str);
 
 impl<S: WeightSource> WeightSource for Spoilt<S> {

@@ -7,7 +7,7 @@
 use crate::support::{
     self, MODELS, Setup, argmax, block_on, golden, greedy, listen, model_path, relative_error, within,
 };
-use ragtag::{DeviceOptions, Devices, Generation, Model, Prompt, WireType};
+use ragtag::{DeviceOptions, Devices, Generation, Granularity, Model, Prompt, WireType};
 use ragtag_hal::{Adapter, AdapterKind, HeapKind, MemorySource};
 use ragtag_kernels::{Activations, NumericsClass};
 use std::time::Instant;
@@ -291,6 +291,35 @@ fn the_f16_wire_type_between_apis_is_within_2e_2() {
             let error = relative_error(&logits, &golden.logits);
             println!("{split}: relative error {error:.2e}");
             assert!(error <= NumericsClass::Fast.tolerance(), "{split}: {error}");
+        }
+    });
+}
+
+/// The feed-forward halves of all blocks on the CPU, and the rest on one adapter of each API, and the other way
+/// round.
+#[test]
+fn attention_and_feed_forward_halves_apart_give_the_golden_tokens() {
+    within(900, || {
+        let model = Model::open(model_path(BITNET)).unwrap();
+        let mut all: Vec<String> = Vec::new();
+        for adapter in hardware_first() {
+            if !all.iter().any(|label| api(label) == adapter.backend) {
+                all.push(adapter.label());
+            }
+        }
+        let slow = slow(&adapters());
+        for (turn, label) in all.iter().enumerate() {
+            let devices = format!("{label},cpu:0");
+            let (first, second) =
+                if turn % 2 == 0 { (label.as_str(), "cpu:0") } else { ("cpu:0", label.as_str()) };
+            let split = support::feed_forward_apart(first, second, 26);
+            let granularity = Granularity::HalfBlock;
+            let setup =
+                Setup { devices: &devices, granularity, split: Some(&split), chunk: 64, ..Setup::default() };
+            let most = if slow.contains(label) { 19 } else { usize::MAX };
+            let compared = check_tokens(&model, &setup, most, &split);
+            println!("{first} and {second}: {compared} tokens");
+            assert!(compared > 8);
         }
     });
 }

@@ -113,6 +113,7 @@ fn synthetic(stages: u32, name: &str, label: impl Fn(u32) -> String) -> Plan {
         kv: KvType::F16,
         activations: Activations::Int8,
         wire_type: ragtag::WireType::F32,
+        family: ragtag::Family::OneStage,
         stages: (0..stages).map(stage).collect(),
         host_memory_bytes: Default::default(),
         edges: (1..stages).map(edge).collect(),

@@ -157,6 +157,27 @@ fn three_four_and_fourteen_devices_give_the_bits_of_one() {
     });
 }
 
+#[test]
+fn devices_with_several_stages_give_the_bits_of_one() {
+    within(120, || {
+        let (model, ids) = (open(LLAMA), ids(LLAMA, 8));
+        let setup = Setup { chunk: 8, context: 32, ..Setup::default() };
+        let alone = logits(&model, &setup, &ids);
+        for split in [
+            "0-3=cpu:0,4-7=cpu:1,8-13=cpu:0",
+            "0-3=cpu:0,4-7=cpu:1,8-10=cpu:0,11-13=cpu:1",
+            "0-1=cpu:2,2=cpu:0,3-8=cpu:1,9-11=cpu:2,12=cpu:1,13=cpu:0",
+        ] {
+            let setup = Setup { cpu_devices: 3, split: Some(split), ..setup.clone() };
+            assert_same_bits(&logits(&model, &setup, &ids), &alone, split);
+        }
+        let split = support::feed_forward_apart("cpu:0", "cpu:1", HALVES);
+        let granularity = Granularity::HalfBlock;
+        let setup = Setup { cpu_devices: 2, granularity, split: Some(&split), ..setup };
+        assert_same_bits(&logits(&model, &setup, &ids), &alone, &split);
+    });
+}
+
 /// A model in which the embedding of a token has an outlier, as in the residual stream of some models.
 fn with_an_outlier(token: usize, value: f32) -> Model {
     let mut bytes = support::model_bytes(LLAMA);

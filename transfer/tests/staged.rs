@@ -1,6 +1,7 @@
-//! Runs sender and receiver of a host-staged transfer against a model of the hardware: two in-order queues, a
-//! ring of bytes, and messages that a random scheduler delivers. Bytes really move, so a chunk copied too
-//! early, twice or from an overwritten slot shows up as wrong data.
+//! Runs the sender and the receiver of a host-staged transfer against a model of the hardware. The model has
+//! two in-order queues, a ring of bytes, and messages that a random scheduler delivers. It really copies
+//! bytes, so an error shows as wrong data: a chunk copied too early, copied twice, or read from an
+//! overwritten slot.
 
 #![allow(missing_docs)]
 
@@ -120,7 +121,7 @@ impl Model {
         }
     }
 
-    /// Performs one action of the given kind if it is possible now.
+    /// Performs one action of the given kind. Returns whether the action was possible.
     fn act(&mut self, which: u8) -> bool {
         match which {
             0 if self.next_send < self.sources.len() => {
@@ -201,10 +202,11 @@ proptest! {
 fn downloads_overlap_uploads() {
     let mut model = Model::new(Route::HostStaged { chunk_bytes: 10, depth: 2 }, &[40]);
     assert!(model.act(0) && model.act(2) && model.act(1) && model.act(2) && model.act(2));
-    // Both slots are being downloaded. The first upload was submitted before either download finished.
+    // Both slots are being filled by downloads. The first upload was submitted before either download
+    // finished.
     assert_eq!((model.downloads.len(), model.uploads.len()), (2, 2));
     assert!(model.act(4) && model.act(5) && model.act(3));
-    // Chunk 2 reuses the slot of chunk 0 while chunk 1 has not reached the destination.
+    // Chunk 2 reuses the slot of chunk 0 before chunk 1 has reached the destination.
     assert_eq!(model.downloads.len(), 2);
     assert_eq!(model.downloads[1].chunk, Chunk { slot: 0, offset: 20, bytes: 10 });
     assert!(model.downloads[1].waits.contains(&timeline(1, QueueKind::Upload).at(1)));
@@ -267,7 +269,7 @@ fn reports_protocol_violations() {
 
     let mut sender = new_sender();
     protocol(send_to(&mut sender, SenderEvent::Free(ChunkFree { slot: 0, after: ready })));
-    // The first slot number that the ring does not have.
+    // 2 is the first slot number that is not in the ring.
     protocol(send_to(&mut sender, SenderEvent::Free(ChunkFree { slot: 2, after: ready })));
     let send = |id, bytes| SenderEvent::Send { transfer: TransferId(id), bytes, after: ready };
     assert_eq!(send_to(&mut sender, send(1, 0)), Err(Error::Empty(TransferId(1))));

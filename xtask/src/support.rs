@@ -22,13 +22,13 @@ const BACKENDS: [&str; 7] = ["cuda", "hip", "level-zero", "vulkan", "opencl", "w
 const HEAD: &str = "\
 # Support
 
-The devices that passed or failed the conformance suite. `cargo xtask support-table` writes this page from the summaries in
-[reports/](reports), and `cargo xtask test` checks that it is up to date. `ragtag selftest --report FILE` writes a report on a machine,
-and `cargo xtask support-table --add FILE` adds its summary.
+This page lists the devices on which the conformance suite has run. `cargo xtask support-table` writes the page from the summaries in
+[reports/](reports), and `cargo xtask test` checks that the page is up to date. `ragtag selftest --report FILE` writes the report of a
+machine, and `cargo xtask support-table --add FILE` adds its summary.
 
-- **executed**: the suite ran on this device, with these numbers of tests. A test is skipped if the device or the driver lacks a
-  feature; the report gives the reason. A report named after a stand-in (`hip-on-cuda`) ran through it on the device shown.
-  [hip.md](hip.md) describes what this proves.
+- **executed**: the suite ran on this device, and the columns give the numbers of tests. A test is skipped if the device or the driver
+  lacks a feature, and the report gives the reason. In the report `hip-on-cuda-h200`, a stand-in for AMD's driver ran on the device shown.
+  [hip.md](hip.md) describes what such a report covers.
 - **failed**: the suite ran, and no test passed.
 - **compiled**: the backend is built and linted, and no device has a report.
 - **never**: the backend does not exist yet.
@@ -38,8 +38,8 @@ and `cargo xtask support-table --add FILE` adds its summary.
 ";
 
 const FOOT: &str = "
-Exact, fast: the largest relative error ‖out − reference‖ / ‖reference‖ of any kernel in that numerics class. The bounds are
-1e-4 and 2e-2.
+The columns \"exact\" and \"fast\" give the largest relative error ‖out − reference‖ / ‖reference‖ of all kernels in each numerics class.
+The bounds are 1e-4 (exact) and 2e-2 (fast).
 ";
 
 /// The fields of a report that the table shows. `docs/formats.md` has the full format.

@@ -2,7 +2,7 @@
 //! links.
 //!
 //! Every value has a source. The values of [`DeviceFacts::assumed`] are orders of magnitude for a kind of
-//! device. They suffice to balance stages on equal devices and to prefer a GPU over a CPU. A [`Profile`]
+//! device. They suffice to balance stages on equal devices and to prefer a GPU to a CPU. A [`Profile`]
 //! replaces them.
 //!
 //! Knows nothing about the search or backends.

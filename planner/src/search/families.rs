@@ -1,8 +1,8 @@
 //! Families of placements in which devices have several stages. The solver's exact search covers placements
 //! with one stage per device. These families are candidates beside it:
 //!
-//! - *Interleaved*: the devices take turns, 2 to [`TURNS`] stages each. A pipeline of p devices fills in the
-//!   time of a stage, so more and shorter stages shorten it ([Megatron-LM](https://arxiv.org/abs/2104.04473)).
+//! - *Interleaved*: the devices take turns, with 2 to [`TURNS`] stages each. Shorter stages fill the pipeline
+//!   in less time ([Megatron-LM](https://arxiv.org/abs/2104.04473)).
 //! - *Feed-forward apart*: one device has the attention halves of all blocks and another the feed-forward
 //!   halves. It serves models whose weights fit only the second device, and whose cache fits the first.
 //!
@@ -63,7 +63,8 @@ fn is_one_half_each(runs: &[Run]) -> bool {
     runs.len() > 2 && runs[1..runs.len() - 1].iter().all(|run| run.segments.len() == 1)
 }
 
-/// Returns placements in which the devices of a placement take turns. Each device keeps its number of segments.
+/// Returns placements in which the devices of a placement take turns. Each device keeps its number of
+/// segments.
 fn interleaved(runs: &[Run]) -> Vec<Vec<Run>> {
     if !(2..=DEVICES).contains(&runs.len()) {
         return Vec::new();

@@ -1,4 +1,4 @@
-//! A stage's objects on its device: buffers, host regions and recorded programs, by slot.
+//! Objects of a stage on its device: buffers, host regions and recorded programs, by slot.
 
 use crate::core::{MicroBatch, write_params};
 use crate::error::{Error, Result};
@@ -15,7 +15,7 @@ pub(crate) const STAGING: RegionId = RegionId(0);
 /// Host memory for logits, one part per credit.
 pub(crate) const LOGITS: RegionId = RegionId(1);
 
-/// Alignment of parameter blocks, so that no two share a cache line.
+/// Alignment of parameter blocks. Two blocks never share a cache line.
 const PARAMS_ALIGNMENT: u64 = 64;
 
 /// The buffers of one slot.
@@ -23,7 +23,7 @@ const PARAMS_ALIGNMENT: u64 = 64;
 struct SlotBuffers {
     params: BufferId,
     activation: BufferId,
-    /// Rows in their wire type, if that differs.
+    /// Activation rows in the wire type, if it is not f32.
     wire: Option<BufferId>,
     logits: Option<BufferId>,
 }
@@ -102,15 +102,15 @@ pub(crate) struct StageBuffers {
     /// First of its program ids.
     first_program: u32,
     recorded: HashSet<ProgramId>,
-    /// Scratch for a parameter block.
+    /// Scratch in which a parameter block is written.
     words: Vec<u32>,
 }
 
 impl StageBuffers {
-    /// Allocates everything except the rings, and loads the module. Weights and cache are uninitialised.
+    /// Allocates all buffers except the rings, and loads the module. Weights and KV cache are uninitialised.
     ///
     /// # Errors
-    /// If the device runs out of memory or refuses the module.
+    /// Fails if the device runs out of memory or refuses the module.
     pub(crate) fn new(
         device: &mut dyn Device,
         shared: &mut SharedBuffers,
@@ -197,28 +197,29 @@ impl StageBuffers {
         self.weights[index]
     }
 
-    /// Returns the key and value buffers, with the sizes of the compiled stage.
+    /// Returns the buffers of keys and values. The compiled stage lists their sizes.
     pub(crate) fn kv(&self) -> &[BufferId] {
         &self.kv
     }
 
-    /// Returns the range of a slot's rows in their wire type.
+    /// Returns a range of a slot's activation rows in the wire type.
     pub(crate) fn edge_rows(&self, slot: u32, offset: u64, bytes: u64) -> BufferRange {
         let buffers = &self.slots[slot as usize];
         BufferRange { buffer: buffers.wire.unwrap_or(buffers.activation), offset, bytes }
     }
 
-    /// Returns the first rows of a slot's logits; `None` without rows, or if this stage has no logits.
+    /// Returns the first `rows` rows of a slot's logits. Returns `None` for zero rows, or if the stage has no
+    /// logits.
     pub(crate) fn logits(&self, slot: u32, rows: u32) -> Option<BufferRange> {
         let buffer = self.slots[slot as usize].logits.filter(|_| rows > 0)?;
         Some(BufferRange { buffer, offset: 0, bytes: u64::from(rows) * self.compiled.logit_row_bytes })
     }
 
-    /// Writes a micro-batch's parameters for a slot and returns the program to submit. Records it if the slot
-    /// has none for this bucket.
+    /// Writes a micro-batch's parameters for a slot and returns the program to submit. Records the program
+    /// first if the slot has none for this bucket.
     ///
     /// # Errors
-    /// [`Error::Protocol`] if no bucket holds the micro-batch; otherwise the device's error through `failed`.
+    /// [`Error::Protocol`] if no bucket holds the micro-batch. `failed` converts errors of the device.
     pub(crate) fn prepare(
         &mut self,
         device: &mut dyn Device,
@@ -261,17 +262,17 @@ impl StageBuffers {
         Ok(id)
     }
 
-    /// Destroys the programs that are not in use on the device, and returns whether there were any. They are
+    /// Destroys the programs that are not in use on the device. Returns whether it destroyed any. They are
     /// recorded again when needed.
     fn forget_programs(&mut self, device: &mut dyn Device) -> bool {
         let before = self.recorded.len();
-        // `Checked` refuses to destroy a program with an outstanding submission, so it stays.
+        // `Checked` refuses to destroy a program with an outstanding submission. Such a program stays.
         self.recorded.retain(|id| device.destroy_program(*id).is_err());
         tracing::debug!(before, left = self.recorded.len(), "destroying idle programs, out of memory");
         self.recorded.len() < before
     }
 
-    /// Returns the commands of a program: parameters in, then the stage's steps.
+    /// Returns the commands of a program: the upload of the parameters, then the steps of the stage.
     fn commands(&self, index: usize, slot: u32) -> Result<Vec<Command>> {
         let program = &self.compiled.programs[index];
         let bytes = program.params.bytes();

@@ -1,8 +1,8 @@
 //! A device's actor: the thread that owns a device and executes the actions of the cores of its stages.
 //!
-//! It sleeps only on its mailbox, except while it loads weights, when it waits for uploads, and at the end of
-//! a run, when it briefly waits for outstanding work before it destroys its objects. It decides nothing that
-//! the core could: it maps slots to buffers, micro-batches to programs, and points to waits.
+//! It sleeps only on its mailbox. There are two exceptions: it waits for uploads while loading weights, and
+//! it waits briefly for outstanding work at the end of a run before destroying its objects. The core makes
+//! all decisions. The actor maps slots to buffers, micro-batches to programs, and points to waits.
 
 pub(crate) mod memory;
 mod owned;
@@ -34,25 +34,25 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 use weights::Loading;
 
-/// Number of messages after which timings are read from the device. They are also read before the actor
+/// Number of messages after which the actor reads timings from the device. It also reads them before it
 /// sleeps and at the end.
 const TIMINGS_PERIOD: u32 = 16;
 
 /// Progress of a stage.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StageReport {
-    /// Counts of its core.
+    /// Counts of the stage's core.
     pub counts: StageStats,
     /// Micro-batches with prompt rows, timed by the device.
     pub prefill: Computed,
     /// Micro-batches of decode steps only, timed by the device.
     pub decode: Computed,
-    /// The same, by size.
+    /// Sums for all micro-batches, by size.
     pub sizes: Vec<SizeReport>,
-    /// Longest handling of one message. Short whatever the devices do, because the actor does not block on
-    /// them.
+    /// Longest time in which the actor handled one message. It should be short, because the actor does not
+    /// block on devices.
     pub longest_turn_us: u64,
-    /// Statistics of its buffer pool.
+    /// Statistics of the device's buffer pool.
     pub pool: PoolStats,
 }
 
@@ -66,7 +66,7 @@ pub(crate) struct Edge {
     pub(crate) stage: usize,
     /// The neighbour's timeline that this stage waits for.
     pub(crate) timeline: Arc<Timeline>,
-    /// Armed while the ring's sender waits for a slot.
+    /// Armed while the sender of the ring waits for a ring slot.
     pub(crate) ring_notice: Notice,
 }
 
@@ -92,7 +92,7 @@ pub(crate) struct ActorStage {
     pub(crate) weights: Box<dyn WeightSource>,
     pub(crate) previous: Option<Edge>,
     pub(crate) next: Option<Edge>,
-    /// Last stage only: host memory for logits, and the bytes of each credit's part.
+    /// Last stage only: host memory for logits, and the bytes of the part for each credit.
     pub(crate) logits: Option<(Arc<HostRegion>, u64)>,
     pub(crate) ends: Ends,
     pub(crate) report: Arc<Mutex<StageReport>>,
@@ -119,7 +119,7 @@ struct Stage {
     previous: Option<Edge>,
     next: Option<Edge>,
     logits_part_bytes: u64,
-    /// Bytes of a row in its wire type.
+    /// Bytes of one activation row in the wire type.
     row_bytes: u64,
     recorder: Recorder,
     report: Arc<Mutex<StageReport>>,
@@ -186,7 +186,7 @@ impl Actor {
     /// Allocates memory and loads the weights. Calls `progress` with a stage and the bytes submitted for it.
     ///
     /// # Errors
-    /// An error of the device or the weight source, or an invalid shape of a stage.
+    /// Fails if the device or the weight source fails, or if the shape of the stage is invalid.
     pub(crate) fn load(
         spec: ActorSpec,
         abort: &AtomicBool,
@@ -233,8 +233,8 @@ impl Actor {
         let notices: [Notice; 3] = Default::default();
         for (notice, timeline) in notices.iter().zip(&own) {
             let address = address.clone();
-            // A full mailbox shows at the next message that is not a notice. A notice is sent once until it is
-            // armed again.
+            // Ignore a full mailbox here: the next regular message reports it. A notice is sent only once
+            // until it is armed again.
             notice.listen(timeline, move || drop(address.send(DeviceMessage::Progress)), |_| {});
         }
         let mut actor = Self {
@@ -256,20 +256,20 @@ impl Actor {
         Ok(actor)
     }
 
-    /// Runs until stopped or until a failure, which it reports to the coordinator. Before it returns, it
-    /// fails its timelines, so that waiters are released, and destroys its objects on the device.
+    /// Runs until the stage is stopped or fails. Reports a failure to the coordinator. Before it returns, it
+    /// fails its timelines to release waiters, and destroys its objects on the device.
     pub(crate) fn serve(mut self) {
         if let Err(error) = self.work() {
             tracing::debug!(device = self.label, %error, "a device has failed");
             self.run.send_urgent(RunUrgent::Failed(error));
-            // Other devices may wait for work that will never be submitted. Release them.
+            // Release other devices that may wait for work that will never be submitted.
             self.device.release();
         }
         self.take_timings();
     }
 
     fn work(&mut self) -> Result<()> {
-        // Time at which handling of the current message began.
+        // Time at which the actor began to handle the current message.
         let mut since = Timing::now_ns();
         loop {
             let mut envelope = self.mailbox.poll();
@@ -292,7 +292,7 @@ impl Actor {
                     self.step(DeviceEvent::Stage { stage, event })?;
                 }
                 Envelope::Normal(DeviceMessage::Progress) => self.catch_up()?,
-                // The slot itself is in the quiet queue.
+                // The ring slot itself is in the quiet queue. This message only wakes the actor.
                 Envelope::Normal(DeviceMessage::RingSlot) => {}
             }
             self.handled += 1;
@@ -302,8 +302,8 @@ impl Actor {
         }
     }
 
-    /// Arms the required notices and checks their conditions once more. Earlier changes are found here; later
-    /// ones wake the actor.
+    /// Arms the required notices and then checks their conditions again. This finds earlier changes. Later
+    /// changes wake the actor.
     fn before_sleep(&mut self) -> Result<Option<Envelope<DeviceMessage, DeviceUrgent>>> {
         let awaited = self.core.awaited();
         if !awaited.is_empty() {
@@ -315,18 +315,18 @@ impl Actor {
                 next.ring_notice.arm();
             }
         }
-        // Ring slots arrive in the quiet queue.
+        // Returned ring slots are in the quiet queue.
         Ok(self.mailbox.poll())
     }
 
-    /// Waits for a message; `None` if no sender is left.
+    /// Waits for a message. Returns `None` if no sender is left.
     fn sleep(&mut self) -> Option<Envelope<DeviceMessage, DeviceUrgent>> {
         let mut anticipation = std::mem::take(&mut self.anticipation);
         let mut has_timings = false;
         let envelope = anticipation.wait(|turn| match turn {
             Turn::Look => self.mailbox.poll().map_or(Outcome::Nothing, Outcome::Found),
             Turn::Rest(limit) => {
-                // Nothing is urgent now, so take timings.
+                // The actor is idle, so it has time to read timings.
                 if !std::mem::replace(&mut has_timings, true) {
                     self.take_timings();
                 }
@@ -337,7 +337,7 @@ impl Actor {
         envelope
     }
 
-    /// Reports the timelines' values to the core if a value that it uses is new.
+    /// Reports the values of the timelines to the core if a value that it uses has changed.
     fn catch_up(&mut self) -> Result<()> {
         let value = |queue: QueueKind| self.own[queue.index()].value();
         let mut progress = Progress { downloaded: value(QueueKind::Download), ..self.known };
@@ -469,7 +469,7 @@ fn stage_error(stage: u32, label: &str, cause: ragtag_hal::Error) -> Error {
     Error::Stage { stage, device: label.into(), cause }
 }
 
-/// Returns the device on which a failure began: that of the innermost point whose wait failed.
+/// Returns the device on which a failure began. This is the device of the innermost point whose wait failed.
 pub(crate) fn culprit(error: &ragtag_hal::Error) -> Option<DeviceId> {
     match error {
         ragtag_hal::Error::Poisoned { point, cause } => Some(culprit(cause).unwrap_or(point.timeline.device)),

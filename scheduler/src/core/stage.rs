@@ -1,13 +1,15 @@
 //! The core of one stage: slots, the incoming and outgoing edges, and the points between them.
 //!
-//! A stage with a device of its own submits everything ahead. A micro-batch's upload, computation and download wait for each other by
-//! points, so the device proceeds without the host. Two shortages delay a micro-batch. Without a free slot
-//! its chunks wait in the ring, and the previous stage runs out of ring slots. Without a free ring slot its
-//! download waits, and keeps its slot. With three slots one micro-batch computes while the next enters and
-//! the previous one leaves. A fourth hides the delay until the host learns that a slot is free.
+//! A stage with a device of its own submits work before its inputs are ready. A micro-batch's upload,
+//! computation and download wait for each other's points, so the device proceeds without the host. A stage
+//! that shares its device computes only when [`DeviceCore`](super::DeviceCore) tells it to.
 //!
-//! A stage that shares its device does not compute ahead. [`DeviceCore`](super::DeviceCore) decides when it
-//! computes.
+//! Two kinds of slots can run out and delay a micro-batch. Without a free slot on the device, its chunks wait
+//! in the ring, and the previous stage runs out of ring slots. Without a free ring slot, its download waits
+//! and its slot stays occupied.
+//!
+//! With three slots, one micro-batch computes while the next one enters and the previous one leaves. A fourth
+//! slot hides the delay until the host learns that a slot is free.
 
 use crate::core::{MicroBatch, MicroBatchId, Nanoseconds, QueuePoints, Return};
 use crate::error::{Error, Result};
@@ -23,20 +25,20 @@ use std::sync::Arc;
 /// Parameters of a stage.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StageShape {
-    /// Slots: most micro-batches on the device, at least 1.
+    /// Number of slots, at least 1: the largest number of micro-batches on the device.
     pub slots: u32,
-    /// Bytes of one row of activations in its wire type.
+    /// Bytes of one row of activations in the wire type.
     pub row_bytes: u64,
-    /// Route of incoming activations; `None` for the first stage.
+    /// Route of incoming activations. `None` on the first stage.
     pub incoming: Option<Route>,
-    /// Route of outgoing activations; `None` for the last stage.
+    /// Route of outgoing activations. `None` on the last stage.
     pub outgoing: Option<Route>,
 }
 
 /// Inputs of a stage.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum StageEvent {
-    /// The previous stage (or the coordinator, for the first stage) hands over a micro-batch.
+    /// The previous stage hands over a micro-batch. For the first stage, the coordinator does.
     HandOff {
         /// The micro-batch.
         micro_batch: Arc<MicroBatch>,
@@ -56,7 +58,7 @@ pub enum StageAction {
         slot: u32,
         /// The micro-batch.
         micro_batch: MicroBatchId,
-        /// Bytes of the activations, and their location in the ring.
+        /// Byte range of the activations, and its location in the ring.
         chunk: Chunk,
         /// Points that the copy waits for.
         waits: Vec<Point>,
@@ -80,15 +82,15 @@ pub enum StageAction {
         slot: u32,
         /// The micro-batch.
         micro_batch: MicroBatchId,
-        /// Bytes of the activations, and their location in the ring.
+        /// Byte range of the activations, and its location in the ring.
         chunk: Chunk,
         /// Points that the copy waits for.
         waits: Vec<Point>,
         /// Point that the copy signals.
         signal: Point,
     },
-    /// Last stage: submit a copy of the slot's logits to the host memory of the micro-batch's credit. Without
-    /// logit rows the submission only waits and signals.
+    /// Last stage only: submit a copy of the slot's logits to the host memory of the micro-batch's credit.
+    /// Without logit rows, the submission only waits and signals.
     Logits {
         /// The slot.
         slot: u32,
@@ -108,7 +110,7 @@ pub enum StageAction {
     Chunk(ChunkReady),
     /// Return a ring slot to the previous stage.
     Free(ChunkFree),
-    /// Tell the coordinator at which point a micro-batch's results are available.
+    /// Notify the coordinator of the point after which a micro-batch's results are available.
     Return(Return),
 }
 
@@ -138,15 +140,15 @@ pub(super) struct StageCore {
     /// Whether it computes ahead, before its inputs have arrived.
     ahead: bool,
     free: VecDeque<u32>,
-    /// Handed over, without a slot.
+    /// Micro-batches that were handed over and have no slot.
     waiting: VecDeque<(Arc<MicroBatch>, Nanoseconds)>,
-    /// With a slot, activations not completely received.
+    /// Micro-batches with a slot that have not received all activations.
     receiving: VecDeque<(Arc<MicroBatch>, u32)>,
     /// Waits for [`StageCore::compute_oldest`]. Empty on a stage that computes ahead.
     ready: VecDeque<Ready>,
     /// Computed, activations not completely sent.
     sending: VecDeque<(MicroBatchId, u32)>,
-    /// Slots that become free when the download timeline reaches the value, in that order.
+    /// Slots that become free when the download timeline reaches the value, in ascending order.
     draining: VecDeque<(u64, u32)>,
     stats: StageStats,
 }
@@ -156,7 +158,7 @@ pub(super) struct StageCore {
 pub struct StageStats {
     /// Submitted micro-batches.
     pub micro_batches: u64,
-    /// Their rows.
+    /// Rows of the submitted micro-batches.
     pub rows: u64,
     /// Total time that micro-batches waited for a slot.
     pub waited_for_slot_ns: Nanoseconds,
@@ -166,7 +168,8 @@ impl StageCore {
     /// Creates an idle stage. With `ahead`, it computes before its inputs have arrived.
     ///
     /// # Errors
-    /// [`Error::Spec`] without slots, for rows of zero bytes, and for a route that does not connect devices.
+    /// [`Error::Spec`] if there are no slots, if a row has zero bytes, or if a route does not connect
+    /// devices.
     pub(super) fn new(shape: &StageShape, ahead: bool) -> Result<Self> {
         let spec = |what: String| Err(Error::Spec { what });
         if shape.slots == 0 || shape.row_bytes == 0 {
@@ -202,18 +205,19 @@ impl StageCore {
         self.stats
     }
 
-    /// Returns whether a micro-batch waits for a slot. Until then the core needs no progress events.
+    /// Returns whether a micro-batch waits for a slot. The core needs progress events only while this is
+    /// true.
     pub(super) fn wants_slot(&self) -> bool {
         !self.waiting.is_empty()
     }
 
-    /// Returns whether activations wait for a slot of the outgoing ring. Until then returned slots are not
-    /// urgent.
+    /// Returns whether activations wait for a slot of the outgoing ring. Returned ring slots are urgent only
+    /// while this is true.
     pub(super) fn wants_ring_slot(&self) -> bool {
         matches!(&self.outlet, Outlet::Next(sender) if sender.is_waiting())
     }
 
-    /// Returns whether it holds no micro-batch and all slots and ring slots are free.
+    /// Returns whether the stage holds no micro-batch and all slots and ring slots are free.
     pub(super) fn is_idle(&self) -> bool {
         let sent = match &self.outlet {
             Outlet::Next(sender) => sender.is_idle(),
@@ -226,7 +230,7 @@ impl StageCore {
     /// Handles an event and appends the resulting actions.
     ///
     /// # Errors
-    /// [`Error::Protocol`] for an event that is not allowed now.
+    /// [`Error::Protocol`] for an event that is not allowed in this state.
     pub(super) fn step(
         &mut self,
         now: Nanoseconds,
@@ -313,7 +317,7 @@ impl StageCore {
         actions: &mut Vec<StageAction>,
     ) -> Result<()> {
         for action in received {
-            // Transfers arrive in order, so this is the oldest one in `receiving`.
+            // Transfers arrive in order, so this action belongs to the oldest entry in `receiving`.
             let Some((batch, slot)) = self.receiving.front() else {
                 return Err(Error::protocol("activations for a micro-batch without a slot"));
             };
@@ -388,8 +392,8 @@ impl StageCore {
             Outlet::Coordinator => {
                 let ready = points.download.allot();
                 self.draining.push_back((ready.value, slot));
-                // Sent before the submission, so that the coordinator knows the micro-batch before its point
-                // passes.
+                // Send the return before the submission, so that the coordinator knows the micro-batch before
+                // its point passes.
                 actions.push(StageAction::Return(Return { micro_batch: batch.id, ready }));
                 let waits = vec![computed];
                 actions.push(StageAction::Logits { slot, micro_batch: batch, waits, signal: ready });
@@ -400,7 +404,8 @@ impl StageCore {
                 self.sending.push_back((batch.id, slot));
                 let (bytes, start) = (rows * self.row_bytes, actions.len());
                 self.sender_event(SenderEvent::Send { transfer, bytes, after: computed }, points, actions)?;
-                // Insert it right before the first chunk, so that the next stage wakes up once.
+                // Insert the hand-off right before the first chunk, so that the next stage wakes up only
+                // once.
                 let chunk = actions[start..].iter().position(|a| matches!(a, StageAction::Chunk(_)));
                 let at = chunk.map_or(actions.len(), |chunk| start + chunk);
                 actions.insert(at, StageAction::HandOff { micro_batch: batch });

@@ -1,4 +1,4 @@
-//! Tests of individual decisions of the cores. The simulator checks whole runs.
+//! Tests of single decisions of the cores. The simulator checks whole runs.
 
 use super::*;
 use crate::error::{Error, Refusal};
@@ -26,10 +26,10 @@ fn shape(stages: u32) -> RunShape {
     }
 }
 
-/// A coordinator with a pipeline that returns micro-batches on request.
+/// A coordinator with a pipeline that returns micro-batches when the test requests it.
 struct Run {
     core: RunCore,
-    /// In flight.
+    /// Micro-batches in flight.
     entered: Vec<Arc<MicroBatch>>,
     finished: Vec<(SequenceId, FinishReason)>,
     failed: Vec<SequenceId>,
@@ -67,7 +67,7 @@ impl Run {
         self.step(RunEvent::Submit { sequence: SequenceId(id), prompt });
     }
 
-    /// Returns the oldest micro-batch; every sequence samples token 7.
+    /// Returns the oldest micro-batch. Every sequence in it samples token 7.
     fn give_back(&mut self) -> Arc<MicroBatch> {
         let batch = self.entered.remove(0);
         self.returned += 1;
@@ -82,7 +82,7 @@ impl Run {
     }
 }
 
-/// Returns sequence, first position and rows of each item.
+/// Returns the sequence, first position and number of rows of each item.
 fn items(batch: &MicroBatch) -> Vec<(u64, u32, usize)> {
     batch.items.iter().map(|i| (i.sequence.0, i.first_position, i.tokens.len())).collect()
 }
@@ -108,7 +108,7 @@ fn short_prompts_share_a_chunk_and_decode_rows_join_them() {
     run.submit(1, 3, 4);
     run.submit(2, 9, 4);
     run.give_back();
-    // The first sequence's decode row goes first, then two prompts and as much of the third as fits.
+    // The first sequence's decode row goes first. Two prompts follow, then as many rows of the third as fit.
     assert_eq!(items(&run.entered[0]), [(0, 3, 1), (1, 0, 3), (2, 0, 4)]);
 }
 
@@ -121,7 +121,7 @@ fn each_prompt_gets_the_chunk_listed_for_its_length() {
         run.submit(0, tokens, 1);
         assert_eq!(items(&run.entered[0]), [(0, 0, rows)], "{tokens} tokens");
     }
-    // Waiting prompts count together.
+    // The lengths of all waiting prompts add up.
     let mut run = Run::new(RunShape { chunks, credits: 1, ..shape(1) });
     run.submit(0, 4, 1);
     run.submit(1, 4, 1);
@@ -218,8 +218,8 @@ fn sequences_waiting_for_cache_blocks_are_not_overtaken() {
 
 #[test]
 fn cancelled_sequences_leave_their_queue() {
-    // One credit, so that each queue has an entry: 0 and 1 have tokens to feed back, 2 and 3 prompts, 4 and 5
-    // wait.
+    // There is one credit, so each queue has entries. Sequences 0 and 1 have tokens to feed back, 2 and 3
+    // have prompts to enter, and 4 and 5 wait for blocks.
     let mut run = Run::new(RunShape { credits: 1, kv_blocks: 8, ..shape(1) });
     run.submit(0, 4, 4);
     run.submit(1, 4, 4);
@@ -245,7 +245,7 @@ fn cancelled_sequences_leave_their_queue() {
     assert_eq!((counts.active, counts.waiting, counts.free_blocks), (0, 0, 8));
 }
 
-/// The time of a step does not grow with the queue. Otherwise this test takes minutes, not seconds.
+/// The time of a step must not grow with the queue. Otherwise this test takes minutes instead of seconds.
 #[test]
 fn a_long_queue_costs_its_length_once() {
     const MANY: u64 = 1 << 17;
@@ -274,7 +274,7 @@ fn a_token_that_cannot_be_used_fails_its_sequence_at_its_position() {
         let mut run = Run::new(shape(1));
         run.submit(0, 4, 9);
         run.give_back();
-        // The second token follows four of the prompt and the first.
+        // The second token follows four prompt tokens and the first new token.
         let micro_batch = run.entered.remove(0).id;
         let ready = timeline(0, QueueKind::Download).at(2);
         run.step(RunEvent::Return(Return { micro_batch, ready }));
@@ -388,7 +388,7 @@ fn a_middle_stage_submits_everything_ahead() {
         let (slot, value) = (id as u32, id + 1);
         let bytes = Chunk { slot, offset: 0, bytes: 32 };
         let foreign = timeline(0, download).at(value);
-        // Nothing has passed yet, and both micro-batches are submitted to all three queues.
+        // No point has passed yet. Both micro-batches are already submitted to all three queues.
         let expected = [
             StageAction::Upload {
                 slot,

@@ -1,8 +1,8 @@
 //! The threaded runtime: a pipeline of loaded stages that accepts requests.
 //!
-//! It has one thread per device ([`crate::actor`]) and one for the coordinator. Each sleeps on its own
-//! mailbox. This module starts, connects and ends the threads. It knows nothing about the decisions of cores
-//! or the work of devices.
+//! There is one thread per device ([`crate::actor`]) and one for the coordinator. Each thread sleeps on its
+//! own mailbox. This module starts, connects and ends the threads. It knows nothing about the decisions of
+//! the cores or the work of the devices.
 
 mod coordinator;
 mod request;
@@ -34,7 +34,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-/// Most requests that the coordinator has not read yet. With more, submitting blocks briefly.
+/// Largest number of requests that the coordinator has not read. Beyond it, submitting a request blocks
+/// briefly.
 const REQUESTS: usize = 1024;
 
 /// Progress and load of a pipeline.
@@ -48,28 +49,28 @@ pub struct PipelineStats {
     pub prompt_tokens: u64,
     /// Tokens emitted.
     pub new_tokens: u64,
-    /// Reports of the stages, which may lag by a few micro-batches.
+    /// Reports of the stages. They may lag by a few micro-batches.
     pub stages: Vec<StageReport>,
     /// Transfers between stages, one entry per edge.
     pub edges: Vec<EdgeReport>,
-    /// Token return: from the departure of logits from the last stage until the coordinator has sampled and
-    /// sent what follows.
+    /// Transfers of the token return. A transfer starts when logits leave the last stage. It ends when the
+    /// coordinator has sampled and sent the resulting micro-batches.
     pub token_return: EdgeReport,
 }
 
 /// Report of a pipeline after its shutdown.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PipelineReport {
-    /// Its progress.
+    /// Final progress of the pipeline.
     pub stats: PipelineStats,
     /// The trace, if one was requested.
     pub trace: Trace,
 }
 
-/// Loaded and running stages. Dropping it stops it: unfinished sequences receive a cancellation.
+/// Loaded and running stages. Dropping the pipeline stops it, and unfinished sequences are cancelled.
 pub struct Pipeline {
     requests: Sender<RequestMessage>,
-    /// For requests that arrive after the coordinator has ended.
+    /// Receives requests that arrive after the coordinator has ended.
     leftovers: Receiver<RequestMessage>,
     ended: Arc<AtomicBool>,
     run: RunAddress,
@@ -78,9 +79,9 @@ pub struct Pipeline {
     next_sequence: AtomicU64,
     stats: Arc<Mutex<PipelineStats>>,
     reports: Vec<Arc<Mutex<StageReport>>>,
-    /// Transfers between stages, then the token return.
+    /// Transfers between stages, followed by the token return.
     crossings: Vec<Transfers>,
-    /// Kept so that the trace is available after the actors have ended.
+    /// Kept so that the trace stays available after the actors have ended.
     sink: TraceSink,
 }
 
@@ -91,11 +92,11 @@ impl std::fmt::Debug for Pipeline {
 }
 
 impl Pipeline {
-    /// Loads all devices in parallel and returns when they are ready. The devices' threads call `progress`.
+    /// Loads all stages in parallel. Returns when all are ready. The stages' threads call `progress`.
     ///
     /// # Errors
-    /// [`Error::Spec`] if devices, stages and options do not match; otherwise the error of the first stage
-    /// that fails. No thread is left then.
+    /// [`Error::Spec`] if stages and options do not match. Otherwise, the error of the first stage that
+    /// fails. No thread is left after an error.
     pub fn start(
         pipeline: PipelineSpec,
         options: &PipelineOptions,
@@ -155,8 +156,8 @@ impl Pipeline {
         })
     }
 
-    /// Submits a request. All results, including a refusal, arrive at its reply sink. May block briefly after
-    /// very many requests, so do not call it from a reply sink.
+    /// Submits a request. All results arrive at its reply sink, including a refusal. It may block briefly if
+    /// very many requests are pending, so a reply sink must not call it.
     pub fn submit(&self, request: Request) -> SequenceId {
         let sequence = SequenceId(self.next_sequence.fetch_add(1, Ordering::Relaxed));
         let (want, sampler) = match request.job {
@@ -173,15 +174,15 @@ impl Pipeline {
         sequence
     }
 
-    /// Cancels a sequence. Its cache blocks are free at once, results in flight are dropped, and its sink
-    /// receives the cancellation. Ignored if it has already ended.
+    /// Cancels a sequence. Its cache blocks become free at once, results in flight are dropped, and its reply
+    /// sink receives the cancellation. Does nothing if the sequence has already ended.
     pub fn cancel(&self, sequence: SequenceId) {
-        // If the coordinator has ended, so has the sequence.
+        // If the coordinator has ended, the sequence has ended too.
         self.send(RequestMessage::Cancel { sequence });
     }
 
     fn send(&self, message: RequestMessage) {
-        // The receiver exists as long as the pipeline.
+        // This cannot fail, because the pipeline owns the receiver.
         let _ = self.requests.send(message);
         if self.ended.load(Ordering::SeqCst) {
             refuse(&self.leftovers);
@@ -198,12 +199,12 @@ impl Pipeline {
         stats
     }
 
-    /// Returns the trace so far, without the last few submissions of each stage.
+    /// Returns the trace so far. It lacks the last few submissions of each stage.
     pub fn trace(&self) -> Trace {
         self.sink.snapshot()
     }
 
-    /// Ends the pipeline and all of its threads. Unfinished sequences receive a cancellation.
+    /// Ends the pipeline and all of its threads. Unfinished sequences are cancelled.
     pub fn shutdown(mut self) -> PipelineReport {
         self.stop();
         PipelineReport { stats: self.stats(), trace: self.trace() }
@@ -212,7 +213,8 @@ impl Pipeline {
     fn stop(&mut self) {
         self.run.send_urgent(RunUrgent::Stop);
         for thread in self.coordinator.take().into_iter().chain(self.actors.drain(..)) {
-            // A thread that panicked has reported this to the coordinator, which has failed the sequences.
+            // A thread that panicked has reported the panic to the coordinator, which has failed all
+            // sequences.
             let _ = thread.join();
         }
     }
@@ -224,7 +226,7 @@ impl Drop for Pipeline {
     }
 }
 
-/// Actors before they start, and the coordinator's connections to them.
+/// Actors that have not started, and the coordinator's connections to them.
 struct Connected {
     actors: Vec<ActorSpec>,
     /// Mailboxes of the devices.
@@ -316,8 +318,8 @@ fn connect(
     })
 }
 
-/// Returns the depths of the incoming and outgoing rings of each stage of a device. `hosts` are the devices of
-/// all stages.
+/// Returns the depths of the incoming and outgoing rings of each stage of a device. `hosts` lists the devices
+/// of all stages.
 pub(crate) fn ring_depths(routes: &[Route], hosts: &[usize], device: usize) -> Vec<(u32, u32)> {
     let depth = |route: Option<&Route>| match route {
         Some(Route::HostStaged { depth, .. }) => *depth,
@@ -365,11 +367,11 @@ impl Loader {
                 }
             }
         }
-        // Each actor sends one result, whether it loads or not.
+        // Each actor sends one result, whether or not it loads.
         for result in loaded.iter().take(threads.len()) {
             if let Err(error) = result {
                 self.abort.store(true, Ordering::Relaxed);
-                // Report the first failure; aborted stages follow with [`Error::Stopped`].
+                // Keep the first failure. Aborted stages report [`Error::Stopped`] later.
                 outcome = outcome.and(Err(error));
             }
         }
@@ -382,7 +384,7 @@ impl Loader {
     }
 }
 
-/// Runs an actor's thread. A panic, for example of a weight source, ends the run like any other failure.
+/// Runs an actor's thread. A panic, for example in a weight source, ends the run like any other failure.
 fn serve(
     spec: ActorSpec,
     abort: &AtomicBool,
@@ -396,7 +398,7 @@ fn serve(
     let actor = match loaded.unwrap_or_else(|_| Err(panicked())) {
         Ok(actor) => actor,
         Err(error) => {
-            // The receiver may be gone.
+            // Ignore a missing receiver.
             let _ = ready.send(Err(error));
             return;
         }

@@ -1,4 +1,4 @@
-//! Inputs of a pipeline, and their validation.
+//! Inputs of a pipeline, with their validation.
 
 use crate::actor::WeightSource;
 use crate::core::RunShape;
@@ -23,33 +23,34 @@ pub struct StageSpec {
     pub device: usize,
     /// The compiled stage.
     pub compiled: CompiledStage,
-    /// The content of its weight buffers.
+    /// Source of the stage's weights.
     pub weights: Box<dyn WeightSource>,
 }
 
 /// Options of a pipeline.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PipelineOptions {
-    /// Routes between stages, one less than stages.
+    /// Routes between stages: one fewer than the stages.
     pub routes: Vec<Route>,
     /// Longest sequence, in tokens.
     pub context: u32,
-    /// Blocks of the KV cache on every stage, of [`BLOCK_TOKENS`] positions each.
+    /// Number of cache blocks on every stage, with [`BLOCK_TOKENS`] positions each.
     pub kv_blocks: u32,
-    /// Most rows of a micro-batch with prompt rows.
+    /// Prefill chunks: the largest number of rows of a micro-batch with prompt rows.
     pub chunks: Chunks,
     /// Number of decode groups.
     pub decode_groups: u32,
-    /// Most micro-batches in flight.
+    /// Largest number of micro-batches in flight.
     pub credits: u32,
     /// Slots of each stage.
     pub slots: u32,
-    /// Most spans of a trace; 0 disables it.
+    /// Largest number of spans in a trace. 0 disables the trace.
     pub trace_spans: usize,
 }
 
 impl PipelineOptions {
-    /// Creates options with host-staged routes and one micro-batch in flight per stage, plus one.
+    /// Creates options with host-staged routes. The number of micro-batches in flight is the number of stages
+    /// plus one.
     pub fn new(stages: usize, context: u32, kv_blocks: u32, chunk_rows: u32) -> Self {
         let credits = stages as u32 + 1;
         Self {
@@ -64,8 +65,8 @@ impl PipelineOptions {
         }
     }
 
-    /// Returns the number of slots that delay nothing: one micro-batch computes, one enters, one leaves, and
-    /// one has left but the host has not noticed. At most the number of credits.
+    /// Returns the smallest number of slots that causes no delay, at most the number of credits. One
+    /// micro-batch computes, one enters, one leaves, and one has left without the host knowing it.
     pub fn slots(credits: u32) -> u32 {
         credits.min(4)
     }
@@ -74,11 +75,11 @@ impl PipelineOptions {
 /// Loading progress over all stages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoadProgress {
-    /// The stage that progressed.
+    /// Stage that has just progressed.
     pub stage: u32,
-    /// Bytes of weights submitted to devices.
+    /// Bytes of weights that were submitted to devices.
     pub done_bytes: u64,
-    /// Total bytes of weights.
+    /// Total bytes of weights of all stages.
     pub total_bytes: u64,
 }
 

@@ -1,4 +1,4 @@
-//! Simulated devices: three in-order queues that honour points, and memory whose contents are tracked.
+//! Simulated devices: three in-order queues that wait for points, and memory with tracked contents.
 
 use crate::core::{MicroBatch, MicroBatchId, Nanoseconds, SequenceId};
 use crate::sim::SimSpanKind;
@@ -36,7 +36,7 @@ impl Job {
         }
     }
 
-    /// Returns the rows that it computes.
+    /// Returns the number of rows that the job computes.
     pub(super) fn rows(&self) -> u32 {
         match self {
             Job::Compute { micro_batch, .. } => micro_batch.rows(),
@@ -73,7 +73,7 @@ pub(super) struct RingMemory {
 #[derive(Clone, Debug, Default)]
 struct SlotMemory {
     holder: Option<MicroBatchId>,
-    /// Bytes of the holder's rows, known when it computes.
+    /// Bytes of the holder's rows. Known once the micro-batch computes.
     total: u64,
     uploaded: u64,
     computed: bool,
@@ -99,14 +99,14 @@ pub(super) struct SimDevice {
     queues: [VecDeque<Submitted>; 3],
     running: [bool; 3],
     values: [u64; 3],
-    /// Time at which each hardware queue finished its last submission, if any.
+    /// Time at which each hardware queue finished its last submission. `None` if it had no submission.
     ended_ns: [Option<Nanoseconds>; 3],
-    /// Cause of its failure.
+    /// Cause of the device's failure.
     pub(super) failure: Option<ragtag_hal::Error>,
-    /// Number of submissions, and of started commands.
+    /// Numbers of submissions and of started commands so far.
     pub(super) submitted: u64,
     pub(super) started: u64,
-    /// Additional time of each queue, and the largest random additional time.
+    /// Fixed additional time of each queue, and largest random additional time.
     pub(super) slow_ns: [Nanoseconds; 3],
     pub(super) unsteady_ns: Nanoseconds,
     pub(super) ignores_waits: bool,
@@ -162,24 +162,25 @@ impl SimDevice {
         self.queues[hardware].push_back(submitted);
     }
 
-    /// Returns the submission that a hardware queue can start now. `passed` says whether a point has passed.
+    /// Returns the submission that a hardware queue can start now. `passed` returns whether a point has
+    /// passed.
     pub(super) fn next(&self, hardware: usize, passed: impl Fn(Point) -> bool) -> Option<&Submitted> {
         let idle = self.failure.is_none() && !self.running[hardware];
         let next = self.queues[hardware].front().filter(|_| idle)?;
         (self.ignores_waits || next.waits.iter().all(|&p| passed(p))).then_some(next)
     }
 
-    /// Returns the submission that a hardware queue executes.
+    /// Returns the submission that a hardware queue is executing.
     pub(super) fn running(&self, hardware: usize) -> Option<&Submitted> {
         self.queues[hardware].front().filter(|_| self.running[hardware])
     }
 
-    /// Returns the time of a submission without random delays.
+    /// Returns the time of a submission without the random additional time.
     pub(super) fn duration(&self, submitted: &Submitted) -> Nanoseconds {
         self.slow_ns[submitted.queue.index()] + self.job_duration(submitted)
     }
 
-    /// Returns the additional delay of a submission after the hardware was idle.
+    /// Returns the start delay of a submission after an idle time of the hardware queue.
     pub(super) fn hand_over(&self, hardware: usize, next: &Submitted, now: Nanoseconds) -> Nanoseconds {
         let rested_ns =
             self.ended_ns[hardware].map_or(Nanoseconds::MAX, |ended_ns| now.saturating_sub(ended_ns));
@@ -201,7 +202,7 @@ impl SimDevice {
         }
     }
 
-    /// Starts a queue's first submission and checks its inputs.
+    /// Starts the first submission of a queue and checks its inputs.
     pub(super) fn start(
         &mut self,
         hardware: usize,
@@ -259,7 +260,7 @@ impl SimDevice {
         Ok(())
     }
 
-    /// Ends what `start` began: writes the outputs and signals.
+    /// Completes a running submission: writes its outputs and signals its point.
     pub(super) fn end(
         &mut self,
         hardware: usize,
@@ -301,8 +302,8 @@ impl SimDevice {
     }
 }
 
-/// Writes a micro-batch's positions into the cache and checks all positions that they attend to, as a stage's
-/// kernels do.
+/// Appends the positions of a micro-batch to the cache, and checks all positions to which they attend. A
+/// stage's kernels access the cache in the same way.
 fn append_and_attend(
     cache: &mut [Option<(SequenceId, u32)>],
     batch: &MicroBatch,

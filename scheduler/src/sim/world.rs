@@ -1,4 +1,4 @@
-//! Event loop of the simulator: a virtual clock, mailboxes, and the cores.
+//! Event loop of the simulator: the virtual clock, the mailboxes and the cores.
 
 use crate::capacity::Lanes;
 use crate::core::{
@@ -20,7 +20,7 @@ use rand::{Rng, SeedableRng};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 
-/// A message in a mailbox. Progress has no value: its handler reads the timeline.
+/// A message in a mailbox. A progress message has no value, because its handler reads the timeline.
 #[derive(Clone, Debug)]
 enum Message {
     /// For a stage, by its index in the pipeline.
@@ -46,8 +46,8 @@ impl MailboxQueue {
 }
 
 impl Message {
-    /// Returns the queue that the threaded runtime uses; `None` for requests and failures, whose queues are
-    /// unbounded.
+    /// Returns the queue that the message uses in the threaded runtime. Returns `None` for requests and
+    /// failures, which use unbounded queues.
     fn queue(&self) -> Option<MailboxQueue> {
         match self {
             Message::Stage(_, StageEvent::Free(_)) | Message::Run(RunEvent::Return(_)) => {
@@ -73,7 +73,8 @@ enum Event {
 struct Mailbox {
     messages: VecDeque<Message>,
     handling: bool,
-    /// Messages sent and not handled, without requests and failures, which have queues of their own.
+    /// Messages that were sent but not handled. Requests and failures do not count, because they have their
+    /// own queues.
     outstanding: Lanes,
     capacity: Lanes,
     progress_pending: bool,
@@ -83,10 +84,10 @@ pub(super) struct World<'a> {
     spec: &'a SimSpec,
     rng: SmallRng,
     now: Nanoseconds,
-    /// Time of an event, a number that orders simultaneous events, and its index.
+    /// For each event: its time, a number that orders simultaneous events, and its index in `events`.
     heap: BinaryHeap<Reverse<(Nanoseconds, u64, usize)>>,
     events: Vec<Option<Event>>,
-    /// Free places in `events`.
+    /// Unused indices in `events`.
     vacant: Vec<usize>,
     next: u64,
     devices: Vec<SimDevice>,
@@ -101,21 +102,21 @@ pub(super) struct World<'a> {
     /// Ring between each stage and the next.
     rings: Vec<RingMemory>,
     run: RunCore,
-    /// One per device, then the coordinator's.
+    /// Mailboxes of the stages, followed by the coordinator's.
     mailboxes: Vec<Mailbox>,
-    /// Arrival time of the last message between two actors, because their messages keep their order.
+    /// Arrival time of the last message between two actors. Messages between two actors keep their order.
     last_arrival: BTreeMap<(usize, usize), Nanoseconds>,
     /// Activation bytes of each micro-batch in flight.
     bytes: BTreeMap<MicroBatchId, u64>,
     /// Time at which each shared link becomes free.
     shared_free: Vec<Nanoseconds>,
-    /// Next request to arrive when another ends, with [`SimSpec::at_once`].
+    /// Next request to arrive when another request ends. Used with [`SimSpec::at_once`].
     next_request: usize,
     messages: u64,
-    /// Number of entered micro-batches.
+    /// Number of micro-batches that have entered the pipeline.
     entered: u64,
     stopped: bool,
-    /// Used with [`SimSpec::checked`].
+    /// Present if [`SimSpec::checked`] is set.
     invariants: Option<Invariants<'a>>,
     tokens: BTreeMap<SequenceId, Vec<u32>>,
     report: SimReport,
@@ -145,7 +146,8 @@ impl<'a> World<'a> {
             let points = QueuePoints::new(|queue| timeline(device, queue));
             cores.push(DeviceCore::new(&shapes, points).map_err(impossible)?);
             let mut lanes = Lanes::of_device(spec.run.credits, ring_depths(&routes, &hosts, device));
-            // A simulated device has one notice of progress for all queues, and none of rings.
+            // A simulated stage sees its device's progress at once, so it needs only one of the two notices:
+            // the one for the ring.
             lanes.waking -= QueueKind::ALL.len() - 1 + stages.len();
             mailboxes.push(Mailbox { capacity: lanes, ..Mailbox::default() });
         }
@@ -293,7 +295,7 @@ impl<'a> World<'a> {
         self.wake(to);
     }
 
-    /// Submits a request that arrives.
+    /// Submits a request at its arrival.
     fn request(&mut self, index: usize) {
         let (request, sequence) = (&self.spec.requests[index], SequenceId(index as u64));
         let token = |position| token_at(sequence.0, position, self.spec.run.vocabulary);
@@ -303,7 +305,7 @@ impl<'a> World<'a> {
         self.arrive(self.cores.len(), Message::Run(RunEvent::Submit { sequence, prompt }));
     }
 
-    /// Fails the device of a stage and its actor, and notifies the coordinator.
+    /// Fails a device and its actor. Notifies the coordinator.
     fn fail(&mut self, stage: usize, cause: ragtag_hal::Error) {
         let failure = &mut self.devices[self.hosts[stage]].failure;
         if failure.is_some() {
@@ -329,8 +331,7 @@ impl<'a> World<'a> {
         self.rng.random_range(0..=self.spec.message_ns)
     }
 
-    /// Sends a message from one actor to another. Messages from the same sender to the same receiver arrive in
-    /// order.
+    /// Sends a message from one actor to another. Messages between the same two actors arrive in order.
     fn send(&mut self, from: usize, to: usize, message: Message) -> Result<(), String> {
         let nth = self.messages;
         self.messages += 1;
@@ -462,8 +463,8 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Starts all work that can start after a change at a device: there or at the devices that wait for its
-    /// points.
+    /// Starts all submissions that can start after a change at a stage. They are on this stage, or on its
+    /// neighbours, which wait for its points.
     fn start_around(&mut self, changed: usize) -> Result<(), String> {
         for at in 0..self.around[changed].len() {
             let device = self.around[changed][at];
@@ -494,8 +495,8 @@ impl<'a> World<'a> {
         Ok(())
     }
 
-    /// Records the start of a submission on a hardware queue, possibly delayed, and schedules its end. A copy
-    /// waits until the shared links that it uses have served earlier ones.
+    /// Records the start of a submission on a hardware queue and schedules its end. `late` delays the start.
+    /// A copy waits until the shared links that it uses have finished earlier copies.
     fn started(&mut self, device: usize, hardware: usize, late: Nanoseconds, duration: Nanoseconds) {
         let Some(submitted) = self.devices[device].running(hardware) else { return };
         let stage = submitted.stage;
@@ -723,9 +724,8 @@ impl<'a> World<'a> {
     }
 }
 
-/// Returns the most events between the entries of two micro-batches: of each stage's submissions for all
-/// micro-batches in flight, and of all requests, with the messages that they cause. More events mean an
-/// endless loop.
+/// Returns the largest number of events between the entries of two micro-batches. It counts all submissions
+/// for the micro-batches in flight and all requests, with their messages. More events mean an endless loop.
 fn most_between_entries(spec: &SimSpec) -> u64 {
     const EVENTS: u64 = 32;
     let bytes = u64::from(spec.run.max_rows).saturating_mul(spec.row_bytes);
@@ -763,7 +763,7 @@ fn lost() -> ragtag_hal::Error {
     ragtag_hal::Error::Lost { cause: "made up".into() }
 }
 
-/// Returns the result of a request without faults.
+/// Returns the expected result of a request in a run without faults.
 fn expected(
     spec: &SimSpec,
     sequence: u64,

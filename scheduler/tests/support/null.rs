@@ -1,5 +1,5 @@
-//! A device whose submissions complete at once and do nothing, with stages for it, to measure scheduling
-//! alone.
+//! Devices whose submissions complete at once without any work, and stages for them. They allow measuring the
+//! scheduling alone.
 
 #![allow(missing_docs)]
 

@@ -1,8 +1,8 @@
-//! Tests that no alternative in a plan beats the plan.
+//! Tests that no alternative listed in a plan beats the plan.
 
 use super::*;
 
-/// Plans for the world with several chunks.
+/// Makes a plan for the world with several chunks.
 fn planned(world: &World) -> Option<Plan> {
     let others = [64, 256, 512].map(|chunk| (chunk, world.segments.as_slice()));
     plan(&PlannerInput { other_chunks: &others, ..world.input() }).ok()
@@ -22,7 +22,8 @@ fn no_listed_alternative_beats_the_plan() {
             let split: Split = other.split.parse().expect("a split");
             let runs = given_runs(&PlannerInput { split: Some(&split), ..input }).expect("known devices");
             assert!(input.allows(&runs), "seed {seed}: {other:?} breaks {:?}", world.constraints);
-            // Fewer devices may cost one percent, a faster decode half a percent.
+            // A plan may cost one percent more for fewer devices, and half a percent more for a faster
+            // decode.
             let most = if split.parts.len() > plan.stages.len() { 1.01 } else { 1.005 };
             assert!(
                 score_us <= other.score_us * most + 0.1,
@@ -36,8 +37,8 @@ fn no_listed_alternative_beats_the_plan() {
     assert!(plans > 150 && chunks.iter().all(|&count| count > 20), "{plans} plans, chunks {chunks:?}");
 }
 
-/// Two CPU devices that differ by less than the choice of chunk matters: the search must look beyond its
-/// start.
+/// The choice of chunk matters more than the difference between the two CPU devices. So the search must look
+/// beyond its starting points.
 #[test]
 fn a_device_that_is_faster_with_another_chunk_is_found() {
     let with = |label: &str, launch_us: f64, speed: f64| DeviceFacts {
@@ -53,7 +54,7 @@ fn a_device_that_is_faster_with_another_chunk_is_found() {
     assert_eq!((plan.split().to_string().as_str(), plan.chunk), ("0-13=cpu:1", 512));
 }
 
-/// With many different devices only some points are solved.
+/// With many different devices, the search solves only some points.
 #[test]
 fn a_bound_holds_where_not_every_point_is_solved() {
     let devices: Vec<_> =
@@ -66,7 +67,7 @@ fn a_bound_holds_where_not_every_point_is_solved() {
     for other in others(&plan) {
         assert!(score_us <= other.score_us * 1.01 + 0.1, "{score_us}, {other:?}");
     }
-    // With very many segments no bound is computed, and the plan has none.
+    // With very many segments the planner computes no bound.
     world.segments = model(600, MIB / 4, MIB);
     world.devices.iter_mut().for_each(|device| device.memory_bytes = 1 << 40);
     let plan = planned(&world).expect("fits");

@@ -1,4 +1,4 @@
-//! Tests of unused devices and the reasons for them.
+//! Tests of unused devices and of the reasons for leaving them out.
 
 use super::*;
 
@@ -8,14 +8,14 @@ fn a_device_that_would_slow_the_pipeline_down_is_left_out_and_named() {
         model(12, 10 * MIB, 10 * MIB),
         vec![device("cuda:0", 1 << 40, 50.0), device("cpu:0", 1 << 40, 0.05)],
     );
-    // Even the embedding, which costs almost nothing, must not go there.
+    // Even the embedding must not be placed on this device, although the embedding costs almost nothing.
     world.devices[1].stage_us.value = 5000.0;
     let plan = world.plan().expect("fits");
     assert_eq!(plan.split().to_string(), "0-13=cuda:0");
     let why = plan.reasons.iter().find(|r| r.starts_with("cpu:0 is left out")).expect("a reason");
     assert!(why.contains(" slower"), "{why}");
 
-    // A second device equal to the used one does not reduce latency.
+    // A second device that equals the used device does not reduce latency.
     let mut twin = world.clone();
     twin.objective = Objective::Latency;
     twin.workload.prompt_tokens = 128;
@@ -33,7 +33,7 @@ fn a_device_that_would_slow_the_pipeline_down_is_left_out_and_named() {
 
 #[test]
 fn a_device_that_makes_little_difference_is_left_out_with_the_reason() {
-    // Two devices are faster than one by less than the preference for fewer devices.
+    // Two devices are faster than one, but by less than the preference for fewer devices.
     let mut world = World::new(model(8, 10 * MIB, 10 * MIB), vec![device("cpu:0", 1 << 40, 1.0); 2]);
     world.devices[1] = device("cpu:1", 1 << 40, 0.8);
     (world.objective, world.limits.wire_type) = (Objective::FirstToken, Some(WireType::F32));
@@ -42,7 +42,7 @@ fn a_device_that_makes_little_difference_is_left_out_with_the_reason() {
         let plan = world.clone().split(split).plan().expect("fits");
         plan.explanation.score_us
     };
-    // The link's latency determines how much the second device gains.
+    // The link's latency determines the gain from the second device.
     let (mut low, mut high) = (0.0, score(&world, one));
     for _ in 0..60 {
         world.links.other.latency_us.value = (low + high) / 2.0;
@@ -94,7 +94,7 @@ fn rules_respect_the_constraints() {
     assert_eq!(rules(&world), ["0-13=cpu:2", "0-13=cpu:0"]);
 }
 
-/// Of sixteen equal cards, one reason covers all unused ones.
+/// The planner uses some of sixteen equal cards. One reason must cover all unused cards.
 #[test]
 fn equal_unused_devices_share_one_line() {
     let devices: Vec<_> = (0..16).map(|at| device(&format!("rtx4090:{at}"), 1 << 40, 1.0)).collect();
@@ -106,7 +106,7 @@ fn equal_unused_devices_share_one_line() {
     let reported: Vec<_> = plan.reasons.iter().filter(|reason| reason.contains("left out")).collect();
     let wanted = "rtx4090:1 to rtx4090:15 are left out: the best plan with one of them, 0-9=rtx4090:1, is predicted as fast";
     assert_eq!(reported, [wanted]);
-    // Each still has its own alternative.
+    // Each unused device still has its own alternative.
     for left in &plan.explanation.left_out {
         assert_eq!(
             left.best_with.as_ref().map(|with| with.split.clone()),

@@ -1,4 +1,5 @@
-//! A link between two devices, for timing: a ring in host memory, as in a pipeline.
+//! A link between two devices, for timing. It stages transfers through a ring in host memory, as a pipeline
+//! does.
 
 use super::SoloDevice;
 use crate::error::{Error, Result};
@@ -12,7 +13,7 @@ use std::time::Instant;
 const BUFFER: BufferId = BufferId(0);
 const RING: RegionId = RegionId(0);
 
-/// A link between two devices.
+/// A link from one device to another, for timing.
 pub struct SoloLink<'a> {
     from: &'a mut SoloDevice,
     to: &'a mut SoloDevice,
@@ -35,10 +36,10 @@ impl Drop for SoloLink<'_> {
 }
 
 impl<'a> SoloLink<'a> {
-    /// Creates a link for transfers of up to `bytes` bytes. The devices must have different ids.
+    /// Creates a link for transfers of at most `bytes` bytes. The two devices must have different ids.
     ///
     /// # Errors
-    /// [`Error::Spec`] for a route that is not host-staged; otherwise the error of a device.
+    /// [`Error::Spec`] for a route that is not host-staged, or the error of a device.
     pub fn new(from: &'a mut SoloDevice, to: &'a mut SoloDevice, route: Route, bytes: u64) -> Result<Self> {
         let Route::HostStaged { chunk_bytes: chunk_bytes @ 1.., depth: depth @ 1.. } = route else {
             return Err(Error::Spec { what: format!("route {route:?} is not available") });
@@ -64,10 +65,10 @@ impl<'a> SoloLink<'a> {
     }
 
     /// Returns the time from an empty submission on the first device to its completion on the host, in
-    /// microseconds. This is the part of [`SoloLink::time_us`] that is not the transfer.
+    /// microseconds. [`SoloLink::time_us`] includes this time besides the transfer.
     ///
     /// # Errors
-    /// If the device fails.
+    /// Fails if the device fails.
     pub fn hand_over_us(&mut self) -> Result<f64> {
         let start = Instant::now();
         let idle = self.from.submit(QueueKind::Compute, Work::Commands(Vec::new()), &[])?;
@@ -75,12 +76,12 @@ impl<'a> SoloLink<'a> {
         Ok(start.elapsed().as_secs_f64() * 1e6)
     }
 
-    /// Returns the time from an empty submission on the first device until the host knows that `bytes` bytes
-    /// were transferred and work began on the second, in microseconds. `bytes` is clamped to 1 and the size
-    /// of the link.
+    /// Returns the time of a transfer of `bytes` bytes, in microseconds. It starts with an empty submission
+    /// on the first device. It ends when the host knows that the bytes were transferred and that work began
+    /// on the second device. `bytes` is clamped to the range from 1 to the size of the link.
     ///
     /// # Errors
-    /// If a device fails.
+    /// Fails if a device fails.
     pub fn time_us(&mut self, bytes: u64) -> Result<f64> {
         let bytes = bytes.clamp(1, self.bytes);
         let nothing = || Work::Commands(Vec::new());
