@@ -41,7 +41,7 @@ fn generation(options: &[String]) -> &'static str {
 /// Translates a source to OpenCL C.
 ///
 /// # Errors
-/// If the source has no prelude to replace.
+/// Returns an error if the source has no prelude to replace.
 fn translated(text: &str) -> std::result::Result<String, String> {
     let at = text.find(END).ok_or_else(|| format!("the source has no line {END:?}"))?;
     // OpenCL's prelude may contain the end line as well.
