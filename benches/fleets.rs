@@ -10,12 +10,12 @@
 //! of the library except CPUs. There are two tables, which answer two questions.
 //!
 //! In the first table, the user wants to run *a* model that needs more than one card. The generator draws it
-//! from the models below that fit the fleet with a context of 2048 for 16 sequences, but fit none of its
+//! from the models below. They fit the fleet with a context of 2048 for 16 sequences, but fit none of its
 //! cards alone. If there is no such model, the largest model that fits the fleet is used. In the second
 //! table, the user wants to run the *largest* model that fits.
 //!
 //! Only placements that fit count. The plan is compared with the best rule in two simulations. In the first,
-//! the rules run as in other engines (`Planner::untuned_baseline`): all decoding sequences are in one
+//! the rules run as in other engines (`Planner::untuned_baseline`). All decoding sequences are in one
 //! micro-batch, or in one per stage, whichever is better. In the second, chunk, micro-batches and credits are
 //! tuned for each rule's placement as for the planner's (`Planner::baseline`). Only the placement then
 //! differs.

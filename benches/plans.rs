@@ -14,7 +14,7 @@
 //!
 //! | figure | measured | predicted |
 //! | --- | --- | --- |
-//! | decode | all sequences at once, while all of them generate | by the plan |
+//! | decode | all sequences at once, while all of them generate | by the planner |
 //! | prefill | the prompts of all sequences, from the first to the last | by the simulator |
 //! | load | all sequences, prompts and answers | by the simulator |
 //! | alone | one sequence, prompt and answer | by the simulator |

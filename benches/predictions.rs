@@ -18,7 +18,7 @@ use ragtag::{
 };
 use ragtag_synth::{Preset, Shape};
 
-/// Number of sequences, and the prompt tokens and new tokens of each.
+/// Number of sequences, prompt tokens per sequence, and new tokens per sequence.
 const LOAD: (u32, u32, u32) = (4, 96, 64);
 const ROUNDS: usize = 4;
 /// Maximum error of a prediction, relative to the measurement.

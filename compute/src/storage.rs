@@ -260,7 +260,7 @@ impl Compute {
         self.walk("slice", &x, [element; 2], places.start * inner, (&sizes, &strides))
     }
 
-    /// Copies values from and to positions that strides define.
+    /// Copies values at strided positions to a contiguous tensor, and converts their type.
     fn walk(
         &self,
         operation: &'static str,

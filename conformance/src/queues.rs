@@ -153,7 +153,8 @@ fn foreign_point(bench: &mut Bench) -> Outcomes {
     Ok(Verdict::PASSED)
 }
 
-/// Checks that a failed point fails all work that waits for it, with the same cause, but no completed work.
+/// Checks that a failed point fails all work that waits for it, with the same cause. Completed work is not
+/// affected.
 fn poison(bench: &mut Bench) -> Outcomes {
     let foreign = import(bench, QueueKind::Download)?;
     let buffer = bench.filled(&[5; 64])?;

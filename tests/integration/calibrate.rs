@@ -165,8 +165,8 @@ fn profiles_are_cached_and_damaged_ones_are_measured_again() {
     });
 }
 
-/// Checks that a profile cut short by its time limit has few figures, but enough for a plan, and that the
-/// profile is cached and reused.
+/// Checks that a profile cut short by its time limit has enough figures for a plan. The profile must be
+/// cached and reused.
 #[test]
 fn calibrate_completes_a_profile_cut_short_by_its_time_limit() {
     within(120, || {

@@ -208,9 +208,9 @@ fn check_tokens(model: &Model, setup: &Setup<'_>, most: usize, what: &str) -> us
 }
 
 /// Returns the cuts to test between two devices: every third cut, rotated by pair and seed. Shaders on the
-/// CPU are slow. If a device of the pair uses them, the pair has one cut in one of its orders if the APIs
-/// differ, and no cut otherwise. `RAGTAG_TEST_ALL_CUTS=1` selects all cuts for every pair. With a list of
-/// APIs, the variable selects all cuts for pairs whose first stage is on one of these APIs.
+/// CPU are slow. A pair that uses them has one cut in one of its orders if its APIs differ, and no cut
+/// otherwise. `RAGTAG_TEST_ALL_CUTS=1` selects all cuts for every pair. With a list of APIs, the variable
+/// selects all cuts for pairs whose first stage is on one of these APIs.
 fn cuts(first: &str, second: &str, pair: u32, slow: &[String]) -> Vec<u32> {
     if let Some(wanted) = std::env::var_os("RAGTAG_TEST_ALL_CUTS") {
         let is_wanted =

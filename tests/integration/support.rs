@@ -265,13 +265,13 @@ pub fn model_bytes(name: &str) -> Vec<u8> {
     std::fs::read(model_path(name)).unwrap()
 }
 
-/// Returns the position of a metadata value in a model file. The position is behind the value's type.
+/// Returns the position of a metadata value in a model file. The position is after the value's type.
 pub fn metadata_value(bytes: &[u8], key: &str) -> usize {
     after_string(bytes, key) + 4
 }
 
-/// Returns the position in a model file behind a tensor's name. There follow the dimensions, extents, type
-/// and offset.
+/// Returns the position in a model file after a tensor's name, where its dimensions, extents, type and offset
+/// follow.
 pub fn tensor_info(bytes: &[u8], tensor: &str) -> usize {
     after_string(bytes, tensor)
 }

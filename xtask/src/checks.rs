@@ -133,8 +133,7 @@ fn deny(root: &Path, done: &mut Done) -> Result<(), String> {
     done.cargo(root, &check, &[])
 }
 
-/// Checks that the fuzz targets compile. Tests of `graph` and `scheduler` run the code of the targets on the
-/// seeds.
+/// Checks that the fuzz targets compile. An integration test runs the code of the targets on the seeds.
 fn fuzz_targets(root: &Path, done: &mut Done) -> Result<(), String> {
     let arguments = ["check", "--manifest-path", "fuzz/Cargo.toml", "--locked"];
     // If this variable is set, cargo does not build libFuzzer's C++ code. `cargo check` links nothing, so the

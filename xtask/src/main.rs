@@ -53,7 +53,7 @@ enum Task {
     Kernels(kernels::Args),
     /// Write docs/support.md from the summaries in docs/reports.
     SupportTable {
-        /// First add the summary of a report of `ragtag selftest` to docs/reports.
+        /// Before that, add the summary of a report of `ragtag selftest` to docs/reports.
         #[arg(long, value_name = "REPORT")]
         add: Option<PathBuf>,
         /// Only check that the page is up to date.

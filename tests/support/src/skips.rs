@@ -31,7 +31,7 @@ macro_rules! skip {
 /// Returns the missing requirement for a backend without a device. On Linux, wgpu runs on Vulkan's drivers.
 ///
 /// # Panics
-/// Panics if the vocabulary of skips lacks the backend.
+/// Panics if no missing requirement is defined for the backend.
 pub fn driver(backend: &str) -> &'static str {
     match backend {
         "cuda" => "CUDA driver",

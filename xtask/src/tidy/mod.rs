@@ -52,7 +52,7 @@ struct Source {
 /// Options of `cargo xtask tidy`.
 #[derive(Clone, Copy, Debug, Default, clap::Args)]
 pub(crate) struct Args {
-    /// Lower the allowances of prose patterns to the matches that are left, before the check.
+    /// Before the check, lower each allowance of prose patterns to the remaining matches.
     #[arg(long)]
     shrink_prose: bool,
 }

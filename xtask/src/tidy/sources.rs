@@ -1,5 +1,5 @@
-//! Checks rules about source files: a module's opening line, the length of a file, the places that may
-//! contain `unsafe`, banned words, and calls that the pure parts must not make.
+//! Checks rules about source files: the opening line of a module, the length of a file, places that may
+//! contain `unsafe`, banned words, and impure calls in the pure parts.
 
 use super::mask::{code, is_word};
 use super::{Source, Violation};

@@ -177,9 +177,9 @@ fn q5_1(random: &mut Random, block: &mut [u8], scale: f16) {
     random.fill(&mut block[4..]);
 }
 
-/// Fills a block of Q4_K: the scale, the scale of the minima, 8 pairs of a 6-bit scale and a 6-bit minimum,
-/// then 256 quants of 4 bits. The scale of the minima is the midpoint of the quants times the scale, so that
-/// the mean is zero.
+/// Fills a block of Q4_K: the scale, the scale of the minima, 8 pairs of 6-bit scale and minimum, then 256
+/// quants of 4 bits. The scale of the minima is the midpoint of the quants times the scale, so that the mean
+/// is zero.
 fn q4_k(random: &mut Random, block: &mut [u8], scale: f16) {
     scale_and(block, scale, 7.5);
     k_scales(random, &mut block[4..16]);

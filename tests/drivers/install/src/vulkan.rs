@@ -22,7 +22,7 @@ pub enum LostAt {
     Wait,
 }
 
-/// Control of the layer. Devices are numbered in the order in which this process opens them.
+/// Handle to control the layer. Devices are numbered in the order in which this process opens them.
 #[derive(Debug)]
 pub struct VulkanFaults(Library);
 

@@ -132,7 +132,7 @@ pub trait Engine: Sized + Send + Sync + 'static {
     ) -> std::result::Result<(Vec<Signature>, Vec<u8>), String>;
     /// Loads code that [`Engine::compile`] returned.
     fn load(&self, device: usize, signatures: Vec<Signature>, code: &[u8]) -> Result<Self::Module>;
-    /// Returns a function of a module by its name.
+    /// Looks up a function of a module by its name.
     fn function(&self, module: &Self::Module, name: &CStr) -> Result<Self::Function>;
     /// Returns the maximum number of work items per group of a function.
     fn max_items(&self, function: &Self::Function) -> Result<i32>;

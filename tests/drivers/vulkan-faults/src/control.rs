@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// Environment variable that limits the allocations of each device, in bytes. It is for processes that no
 /// test controls.
 const LIMIT: &str = "RAGTAG_VULKAN_FAULTS_LIMIT_BYTES";
-/// Environment variable that makes every device fail to open because of missing memory, if it is set.
+/// Environment variable. If it is set, every device fails to open with an out-of-memory error.
 const CLOSED: &str = "RAGTAG_VULKAN_FAULTS_CLOSED";
 
 /// Call at which a device fails.
