@@ -319,7 +319,7 @@ fn plans_for_a_header_with_rotary_factors() {
     assert_eq!(plan.stages.len(), 1);
 }
 
-/// Checks plans for 405 billion weights on a fleet of 16 devices. The model is only a header.
+/// Checks plans for 405 billion weights on a fleet of 16 devices. The model file has only a header.
 #[test]
 fn plans_for_the_largest_models_from_their_headers() {
     let shape = Shape {

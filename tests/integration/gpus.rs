@@ -82,7 +82,8 @@ fn distinct_and_quick() -> Vec<Adapter> {
 }
 
 /// Returns the models to test on an adapter in a numerics class. An adapter that emulates a GPU on the CPU
-/// gets half of the models. The other class, the other API and an identical adapter get the other half.
+/// gets half of the models. The selected half alternates between the classes, between Vulkan and wgpu, and
+/// between identical adapters.
 fn assigned_models(adapter: &Adapter, class: NumericsClass) -> Vec<&'static str> {
     if adapter.kind != AdapterKind::Software {
         return MODELS.to_vec();

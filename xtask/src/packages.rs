@@ -100,7 +100,7 @@ fn manifest(packages: &[&Package], workspace: &str) -> String {
     text
 }
 
-/// Returns the package's name and version, as in file names.
+/// Returns the name of the folder inside a package, which consists of the package's name and version.
 fn directory(package: &Package) -> String {
     format!("{}-{}", package.name, package.version)
 }

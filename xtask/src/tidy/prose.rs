@@ -11,7 +11,7 @@ use std::path::Path;
 
 /// File with the allowances, relative to the root.
 pub(super) const ALLOWANCE: &str = "xtask/prose-allowance.txt";
-/// This file, which is exempt because it spells the patterns out.
+/// Path of this file, which is exempt because it spells the patterns out.
 const OWN: &str = "xtask/src/tidy/prose.rs";
 /// Extensions of files that hold prose.
 const KINDS: [&str; 6] = [".rs", ".md", ".toml", ".wgsl", ".cl", ".cu"];

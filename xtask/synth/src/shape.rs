@@ -19,7 +19,7 @@ pub enum Preset {
     /// 7.2 billion weights, in the shape of a well-known Llama-like model
     #[value(name = "7b")]
     B7,
-    /// 69 billion weights, in the shape of a well-known large Llama: blocks that fit in no cache
+    /// 69 billion weights, in the shape of a well-known large Llama, with blocks too large for any cache
     #[value(name = "70b")]
     B70,
 }

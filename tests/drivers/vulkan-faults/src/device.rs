@@ -104,7 +104,7 @@ impl Device {
         self.ask(call)
     }
 
-    /// Makes a call that only fails if the device is lost.
+    /// Makes a call. If the device is lost, returns `ERROR_DEVICE_LOST` instead.
     pub fn ask(&self, call: impl FnOnce(&ash::Device) -> vk::Result) -> vk::Result {
         if self.is_lost() { vk::Result::ERROR_DEVICE_LOST } else { call(&self.next) }
     }
