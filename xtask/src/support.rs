@@ -1,5 +1,5 @@
-//! Writes the support table of the documentation from committed reports of `ragtag selftest`: executed (on
-//! which device), compiled only, or absent.
+//! Writes the support table of the documentation from committed reports of `ragtag selftest`. A backend is
+//! executed (on a named device), compiled only, or absent.
 //!
 //! Knows nothing about the tests; it only counts them.
 
@@ -8,9 +8,9 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::Path;
 
-/// Folder of the reports, from the root.
+/// Folder of the reports, relative to the root.
 const REPORTS: &str = "docs/reports";
-/// The page, from the root.
+/// Page with the table, relative to the root.
 const PAGE: &str = "docs/support.md";
 /// Format version of the reports.
 const VERSION: u32 = 1;
@@ -42,7 +42,7 @@ The columns \"exact\" and \"fast\" give the largest relative error ‖out − re
 The bounds are 1e-4 (exact) and 2e-2 (fast).
 ";
 
-/// The fields of a report that the table shows. `docs/formats.md` has the full format.
+/// Fields of a report that the table shows. `docs/formats.md` describes the full format.
 #[derive(Debug, Deserialize, Serialize)]
 struct Report<D = Summary> {
     ragtag_selftest: u32,
@@ -54,21 +54,21 @@ struct Report<D = Summary> {
     reports: Vec<D>,
 }
 
-/// A device in a report of `ragtag selftest`.
+/// Device in a report of `ragtag selftest`.
 #[derive(Debug, Deserialize)]
 struct Device {
     adapter: Adapter,
     tests: Vec<Test>,
 }
 
-/// A device in docs/reports.
+/// Summary of a device in docs/reports.
 #[derive(Debug, Deserialize, Serialize)]
 struct Summary {
     adapter: Adapter,
     passed: usize,
-    /// Reasons by test.
+    /// Reasons of failed tests, by test.
     failed: BTreeMap<String, String>,
-    /// Number of tests by reason.
+    /// Number of skipped tests, by reason.
     skipped: BTreeMap<String, usize>,
     /// Largest relative error per numerics class.
     relative_errors: BTreeMap<String, f64>,
@@ -160,7 +160,7 @@ pub(crate) fn run(root: &Path, check: bool) -> Result<(), String> {
     }
 }
 
-/// The reports of a folder with their names, sorted by name.
+/// Reads the reports of a folder. Returns them with their names, sorted by name.
 fn read(folder: &Path) -> Result<Vec<(String, Report)>, String> {
     let about = |e: &dyn std::fmt::Display| format!("{REPORTS}: {e}");
     let mut reports = Vec::new();
@@ -199,7 +199,7 @@ fn page(reports: &[(String, Report)], is_built: impl Fn(&str) -> bool) -> Result
     Ok(page)
 }
 
-/// Rejects reports of part of the suite, and those with an unknown version or backend.
+/// Returns an error for reports of a part of the suite, and for reports with an unknown version or backend.
 fn check_report(report: &Report) -> Result<(), String> {
     if report.ragtag_selftest != VERSION {
         return Err(format!("version {}; {VERSION} is wanted", report.ragtag_selftest));
