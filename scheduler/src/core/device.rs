@@ -2,24 +2,24 @@
 //!
 //! A device with one stage computes ahead, because its micro-batches follow each other anyway. With several
 //! stages, a computation that waits for another device would hold up the other stages in the compute queue.
-//! So a computation enters the queue only when its input has arrived, and at most [`COMPUTING`] are in the
-//! queue. The oldest micro-batch goes first, because its result is needed first. A micro-batch is never ready
-//! at two stages at once, so age alone decides.
+//! So a computation enters the queue only when its input has arrived. The oldest micro-batch goes first,
+//! because its result is needed first. A micro-batch is never ready at two stages at once, so age alone decides.
+//! A second computation waits in the queue only if no older micro-batch can still arrive.
 //!
 //! Stages cannot deadlock, even if they form loops over devices. A queue is in order, and a submission waits
 //! only for points of earlier submissions. Each stage has its own slots and rings, and the last stage returns
 //! its slots without waiting for another stage.
 
 use crate::core::stage::StageCore;
-use crate::core::{Nanoseconds, StageAction, StageEvent, StageShape, StageStats};
+use crate::core::{MicroBatchId, Nanoseconds, StageAction, StageEvent, StageShape, StageStats};
 use crate::error::{Error, Result};
 use ragtag_hal::{QueueKind, TimelineId};
 use ragtag_transfer::Points;
 use serde::{Deserialize, Serialize};
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
-/// Most computations in the queue of a device with several stages. One runs, and the next hides the delay
-/// until the host learns of its end.
+/// Maximum number of computations in the queue of a device with several stages. One runs, and the next hides the
+/// delay until the host learns of its end.
 const COMPUTING: usize = 2;
 
 /// Next points of a device's queues.
@@ -84,6 +84,8 @@ pub struct DeviceCore {
     progress: Progress,
     /// Timeline values of the computations in the queue. Unused with one stage.
     computing: VecDeque<u64>,
+    /// Micro-batches that the device's last stage has not computed yet. Unused with one stage.
+    unfinished: BTreeSet<MicroBatchId>,
     /// Actions of one stage.
     actions: Vec<StageAction>,
 }
@@ -99,8 +101,8 @@ impl DeviceCore {
         }
         let ahead = shapes.len() == 1;
         let stages = shapes.iter().map(|shape| StageCore::new(shape, ahead)).collect::<Result<_>>()?;
-        let (progress, computing, actions) = Default::default();
-        Ok(Self { stages, points, progress, computing, actions })
+        let (progress, computing, unfinished, actions) = Default::default();
+        Ok(Self { stages, points, progress, computing, unfinished, actions })
     }
 
     /// Returns the counts of a stage so far.
@@ -115,11 +117,7 @@ impl DeviceCore {
             queues.push(QueueKind::Download);
         }
         if self.stages.iter().any(|stage| stage.oldest().is_some()) {
-            queues.push(if self.computing.len() < COMPUTING {
-                QueueKind::Upload
-            } else {
-                QueueKind::Compute
-            });
+            queues.extend([QueueKind::Upload, QueueKind::Compute]);
         }
         queues
     }
@@ -147,6 +145,11 @@ impl DeviceCore {
     ) -> Result<()> {
         match event {
             DeviceEvent::Stage { stage, event } => {
+                if let StageEvent::HandOff { micro_batch } = &event
+                    && self.stages.len() > 1
+                {
+                    self.unfinished.insert(micro_batch.id);
+                }
                 self.at(stage, actions, |core, points, out| core.step(now, event, points, out))?;
             }
             DeviceEvent::Progress(progress) => {
@@ -178,14 +181,21 @@ impl DeviceCore {
 
     /// Computes the oldest micro-batches whose inputs have arrived, while the queue is short.
     fn compute(&mut self, actions: &mut Vec<DeviceAction>) -> Result<()> {
-        while self.computing.len() < COMPUTING {
+        loop {
             let uploaded = self.progress.uploaded;
             let arrived = |stage: usize| {
                 let (micro_batch, received) = self.stages[stage].oldest()?;
                 received.is_none_or(|point| point.value <= uploaded).then_some((micro_batch, stage))
             };
             let oldest = (0..self.stages.len()).filter_map(arrived).min();
-            let Some((_, stage)) = oldest else { return Ok(()) };
+            let Some((micro_batch, stage)) = oldest else { return Ok(()) };
+            let is_oldest = self.unfinished.first().is_none_or(|first| micro_batch <= *first);
+            if self.computing.len() >= if is_oldest { COMPUTING } else { 1 } {
+                return Ok(());
+            }
+            if stage + 1 == self.stages.len() {
+                self.unfinished.remove(&micro_batch);
+            }
             self.at(stage, actions, |core, points, out| core.compute_oldest(points, out))?;
             self.computing.push_back(self.points.compute.last().value);
         }
