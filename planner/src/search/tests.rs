@@ -7,12 +7,13 @@ mod grid;
 mod left_out;
 mod limits;
 mod predicted;
+mod tried;
 mod worlds;
 
 use super::*;
 use crate::cost::{BatchShape, BufferLimits, Figure, FigureSource, LinkFacts, SharedLink, segment_time_us};
 use crate::objective::{Mix, Objective, Workload};
-use crate::plan::Alternative;
+use crate::plan::{Alternative, LeftOut};
 use ragtag_graph::segment::SegmentTensor;
 use ragtag_graph::{Granularity, SegmentKind, WireType};
 use rand::rngs::SmallRng;
@@ -256,6 +257,17 @@ fn the_closest_placement_lacks_the_fewest_bytes() {
         refused += usize::from(wanted > Some(0));
     }
     assert!(refused > 50);
+}
+
+/// With very many devices, all are filled in turn, and the last device lacks the rest.
+#[test]
+fn the_last_of_many_devices_lacks_what_is_left() {
+    let devices = (0..40).map(|at| device(&format!("cpu:{at}"), 15 * MIB, 1.0)).collect();
+    let world = World::new(model(50, 10 * MIB, 10 * MIB), devices);
+    let Err(PlanError::DoesNotFit(error)) = world.plan() else { panic!("it cannot fit") };
+    let short: Vec<_> =
+        error.shortages.iter().map(|one| (one.device.as_str(), one.segments.to_string())).collect();
+    assert_eq!(short, [("cpu:39", "39-51".into())]);
 }
 
 #[test]

@@ -371,6 +371,18 @@ fn equal_devices_share_equally() {
     assert_eq!(alone.choose(SHARE).map(|p| (p.stages.clone(), p.score)), Some((vec![(0, 0..80)], 801.0)));
 }
 
+/// A transfer that differs in one direction is enough.
+#[test]
+fn devices_with_different_transfers_are_not_interchangeable() {
+    assert_eq!(alike(&plain(3, 6, SUM)), [[0, 1, 2]]);
+    for (from, to) in [(0, 2), (1, 2), (2, 0), (2, 1)] {
+        let mut instance = plain(3, 6, SUM);
+        let transfer = instance.transfers[from * 3 + to].as_mut().expect("a link");
+        transfer.costs.time += 1.0;
+        assert_eq!(alike(&instance), [[0], [1], [2]], "{from} to {to}");
+    }
+}
+
 #[test]
 fn five_devices_of_two_kinds() {
     let mut instance = plain(5, 60, BUSY);

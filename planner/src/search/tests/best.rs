@@ -54,6 +54,31 @@ fn a_device_that_is_faster_with_another_chunk_is_found() {
     assert_eq!((plan.split().to_string().as_str(), plan.chunk), ("0-13=cpu:1", 512));
 }
 
+/// With many different devices, the search solves only some points. It continues at a point that is better for
+/// the placements that it found.
+#[test]
+fn a_better_chunk_is_found_where_not_every_point_is_solved() {
+    let devices = (0..20).map(|at| device(&format!("cpu:{at}"), 30 * MIB, 1.0)).collect();
+    let mut world = World::new(model(4, 10 * MIB, 10 * MIB), devices);
+    world.workload = Workload { prompt_tokens: 512, generated_tokens: 0 };
+    world.objective = Objective::FirstToken;
+    world.limits.wire_type = Some(WireType::F32);
+    // The rules use the devices in their order. Only in the reverse order are the links fast.
+    let slow = LinkFacts { latency_us: Figure::assumed(1e5), ..LinkFacts::assumed() };
+    for (at, to) in world.devices.iter().enumerate() {
+        let before = world.devices[..at].iter();
+        world.links.known.extend(before.map(|from| (from.label.clone(), to.label.clone(), slow.clone())));
+    }
+    let score_us = |chunk: u32, others: &[(u32, &[Segment])]| {
+        let limits = PlanLimits { chunk, ..world.limits };
+        let input = PlannerInput { limits, other_chunks: others, ..world.input() };
+        Grid::new(&input, 512).search().expect("fits").best.score_us()
+    };
+    let (long, short, found) =
+        (score_us(512, &[]), score_us(128, &[]), score_us(512, &[(128, &world.segments)]));
+    assert!(short < 0.8 * long && found < 1.01 * short, "{found} of {short} and {long}");
+}
+
 /// With many different devices, the search solves only some points.
 #[test]
 fn a_bound_holds_where_not_every_point_is_solved() {

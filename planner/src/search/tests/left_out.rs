@@ -31,9 +31,9 @@ fn a_device_that_would_slow_the_pipeline_down_is_left_out_and_named() {
     assert!(why.contains("no plan with it fits (it has 10 bytes)"), "{why}");
 }
 
-#[test]
-fn a_device_that_makes_little_difference_is_left_out_with_the_reason() {
-    // Two devices are faster than one, but by less than the preference for fewer devices.
+/// Returns a world where two devices are faster than one, but by less than the preference for fewer devices.
+/// Also returns the two splits.
+fn barely_faster_with_two() -> (World, &'static str, &'static str) {
     let mut world = World::new(model(8, 10 * MIB, 10 * MIB), vec![device("cpu:0", 1 << 40, 1.0); 2]);
     world.devices[1] = device("cpu:1", 1 << 40, 0.8);
     (world.objective, world.limits.wire_type) = (Objective::FirstToken, Some(WireType::F32));
@@ -49,6 +49,12 @@ fn a_device_that_makes_little_difference_is_left_out_with_the_reason() {
         let is_slow = score(&world, two) > 0.995 * score(&world, one);
         *(if is_slow { &mut high } else { &mut low }) = world.links.other.latency_us.value;
     }
+    (world, one, two)
+}
+
+#[test]
+fn a_device_that_makes_little_difference_is_left_out_with_the_reason() {
+    let (world, one, two) = barely_faster_with_two();
     let plan = world.plan().expect("fits");
     assert_eq!(plan.split().to_string(), one);
     let why = plan.reasons.iter().find(|r| r.starts_with("cpu:1 is left out")).expect("a reason");
@@ -57,6 +63,44 @@ fn a_device_that_makes_little_difference_is_left_out_with_the_reason() {
             && why.contains("% faster; of plans within 1 %, the one with the fewest devices is chosen"),
         "{why}"
     );
+}
+
+#[test]
+fn the_reasons_state_how_much_faster_a_plan_could_be() {
+    let (world, ..) = barely_faster_with_two();
+    let reasons = world.plan().expect("fits").reasons;
+    let wanted = "bound: with one stage per device, no placement can be predicted more than 0.5 % faster";
+    assert!(reasons.iter().any(|reason| reason == wanted), "{reasons:?}");
+}
+
+/// The best plan with one of two equal devices uses both. The other device's plan exchanges them.
+#[test]
+fn each_of_two_equal_unused_devices_has_a_plan_of_its_own() {
+    let small = |label| device(label, 60 * MIB, 1.0);
+    let devices = vec![device("cuda:0", 1 << 40, 50.0), small("cpu:0"), small("cpu:1")];
+    let mut world = World::new(model(4, 10 * MIB, 10 * MIB), devices);
+    let slow = LinkFacts { bandwidth_bytes_per_s: Figure::assumed(1e3), ..LinkFacts::assumed() };
+    for cpu in ["cpu:0", "cpu:1"] {
+        world.links.known.push(("cuda:0".into(), cpu.into(), slow.clone()));
+        world.links.known.push((cpu.into(), "cuda:0".into(), slow.clone()));
+    }
+    let plan = world.plan().expect("fits");
+    assert_eq!(plan.split().to_string(), "0-5=cuda:0");
+    let split = |left: &LeftOut| left.best_with.as_ref().map(|with| with.split.clone()).expect("a plan");
+    let splits: Vec<_> = plan.explanation.left_out.iter().map(split).collect();
+    assert_eq!(splits, ["0-2=cpu:1,3-5=cpu:0", "0-2=cpu:0,3-5=cpu:1"]);
+}
+
+#[test]
+fn more_memory_is_suggested_for_the_full_device() {
+    let devices = vec![device("cuda:0", 120 * MIB, 10.0), device("cpu:0", 1 << 40, 1.0)];
+    let mut world = World::new(model(12, 10 * MIB, 10 * MIB), devices);
+    world.objective = Objective::Latency;
+    let plan = world.plan().expect("fits");
+    assert_eq!(plan.stages.len(), 2, "{}", plan.split());
+    let bindings: Vec<_> =
+        plan.explanation.bindings.iter().map(|binding| (&*binding.of, &*binding.more)).collect();
+    assert_eq!(bindings, [("cuda:0", "60 MiB more memory")]);
 }
 
 #[test]
