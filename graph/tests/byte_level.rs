@@ -224,7 +224,7 @@ fn errors_name_unknown_pre_tokenizers_and_bad_vocabularies() {
     assert!(outside.contains("bos_token_id is 70000"), "{outside}");
 }
 
-/// Encodes long texts and long runs of one character. Quadratic time would exceed any time limit.
+/// Encodes long texts and long runs of one character. The time must not grow with the square of the length.
 #[test]
 fn long_texts_take_linear_time() {
     let data = data();

@@ -359,7 +359,7 @@ fn matrix_units_dequantize_weights_for_wide_buckets_only() {
         let names = ["widen/Q8_0 ", "matmul/F16/f16 ", "matmul/Q8_0/int8 ", "silu-mul/f16 "];
         assert_eq!(names.map(count), expected, "{} rows: {kernels:?}", program.params.rows);
     }
-    // Scratch holds the largest dequantized matrix. The plan's bound equals the actual size.
+    // Scratch holds the largest dequantized matrix, and does not exceed the bound in `Segment`.
     let widest = 2 * 1536 * 256;
     let segments = llama().segments(&lowering).unwrap();
     assert!(stage.scratch_bytes > widest && stage.scratch_bytes <= segments[1].wide_scratch_bytes);
