@@ -100,7 +100,8 @@ mod tests {
             seconds: 9.0,
             tokens_s: tokens_s.iter().map(|one| one.to_vec()).collect(),
         };
-        // From 2 s to 4 s, the first sequence has tokens at 3 s and 4 s, and the second at 2.5 s and 3.5 s.
+        // Between 2 s and 4 s, the first sequence has tokens at 3 s and 4 s. The second has tokens at 2.5 s
+        // and 3.5 s.
         let two = times(&[&[1.0, 2.0, 3.0, 4.0], &[2.0, 2.5, 3.5, 4.5]]);
         assert_eq!(two.together_tokens_per_s(), Some(2.0));
         assert_eq!(times(&[&[1.0, 2.0], &[3.0, 4.0]]).together_tokens_per_s(), None);

@@ -30,7 +30,7 @@ pub struct DeviceOptions {
     pub(crate) hip_compiler: Vec<OsString>,
     /// Devices and links to throttle, for tests.
     pub(crate) throttles: Vec<ThrottleSpec>,
-    /// Kernels for matmuls with many rows: those of Ragtag, or those of a library.
+    /// Kernels for matmuls with many rows: Ragtag's own kernels, or a library.
     pub gemm: GemmChoice,
 }
 

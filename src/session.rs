@@ -156,8 +156,8 @@ fn rate(tokens: u32, seconds: f64) -> f64 {
 /// Event of a generation.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
-    /// New text of a token. If there is no id, the text was held back earlier, because it was part of a
-    /// character or the possible start of a stop string.
+    /// New text of a token. Text without an id was held back earlier, because it was part of a character or
+    /// the possible start of a stop string.
     Token {
         /// The token.
         id: Option<u32>,

@@ -1,6 +1,6 @@
 //! Granularity of the segments of a model, and the kind and name of each segment.
 //!
-//! In a new graph, the segment numbers of nodes are those of half-block granularity. Lowering converts them
+//! In a new graph, nodes have the segment numbers of half-block granularity. Lowering converts these numbers
 //! to the model's granularity.
 
 use crate::segment::{Segment, SegmentKind};

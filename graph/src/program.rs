@@ -43,7 +43,7 @@ pub struct Slice {
     pub offset: u64,
     /// Number of bytes.
     pub bytes: u64,
-    /// How the kernel accesses the bytes.
+    /// Kind of access by the kernel: read, write or both.
     pub access: Access,
 }
 

@@ -51,8 +51,8 @@ fn tokens(steps: &Steps) -> u32 {
     TOKENS.min(steps.lowering.context.saturating_sub(1)).max(1)
 }
 
-/// Calls `run` once as a warm-up, which records the programs, and then at least once more. Returns the
-/// results of the later calls, of which there are as many as fit into the time.
+/// Calls `run` once as a warm-up, which records the programs. Then calls it at least once more, and as often
+/// as the time allows. Returns the results of the later calls.
 fn runs(left: Duration, mut run: impl FnMut() -> Result<Seen>) -> Result<Vec<Seen>> {
     let start = Instant::now();
     run()?;

@@ -47,7 +47,7 @@ const LONG_US: f64 = 50e3;
 const DISTURBED: f64 = 3.0;
 /// Minimum number of runs when timing a batch.
 const RUNS: f64 = 4.0;
-/// Assumed machine balance in operations per byte. The value lies between those of CPUs and of GPUs.
+/// Assumed machine balance in operations per byte. CPUs have a lower balance, and GPUs a higher one.
 const FLOPS_PER_BYTE: f64 = 50.0;
 
 /// Memory whose sweep evicts the CPU caches. In a run, all blocks execute before the head, so the head never
@@ -273,8 +273,9 @@ impl Timer<'_> {
         Ok(Some(TokenReturn { latency_us: latency_us.max(0.0), row_us }))
     }
 
-    /// Times all kinds of segments between embedding and head. The time of the window is divided among the
-    /// kinds in proportion to the times of single segments, or to their work in a quick calibration.
+    /// Times all kinds of segments between embedding and head. Divides the time of the window in proportion
+    /// to the times of single segments. In a quick calibration, divides it in proportion to the work of the
+    /// segments.
     fn blocks(&self, device: &mut SoloDevice, stage_us: f64) -> Result<(Vec<KindProfile>, Vec<String>)> {
         let steps = self.steps;
         if steps.window.is_empty() {

@@ -43,8 +43,7 @@ const CONTRADICTING_CHUNKS: u64 = 8;
 /// Wall time limit of an implicit calibration. It leaves a margin to the documented 3 seconds.
 const USUAL_LIMIT: Duration = Duration::from_millis(2700);
 
-/// Timeouts of the wait for another process's calibration, if this calibration has a time limit and if it has
-/// none.
+/// Timeouts of the wait for another process's calibration, with and without a time limit of this calibration.
 const QUICK_LOCK_WAIT: Duration = Duration::from_secs(10);
 const LOCK_WAIT: Duration = Duration::from_secs(120);
 
@@ -99,7 +98,7 @@ pub struct Calibration {
     /// Devices that could not be opened. [`Planner::calibrated`](crate::Planner::calibrated) excludes these
     /// devices.
     pub closed: Vec<String>,
-    /// Warnings for the user about devices that cannot be opened or timed, and about drifting times.
+    /// Warnings for the user, for example about devices that cannot be opened or whose times drift.
     pub warnings: Vec<String>,
     /// Reason why some results could not be cached. These results are valid, but the next calibration
     /// measures them again.

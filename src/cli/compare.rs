@@ -21,7 +21,7 @@ pub(super) struct Change {
     from: String,
     /// Split of the new plan.
     to: String,
-    /// Predicted time of the old split divided by that of the new split, minus 1. The predictions use the
+    /// Ratio of the predicted times of the old and the new split, minus 1. The predictions use the
     /// measurements.
     predicted_gain: f64,
 }

@@ -82,7 +82,7 @@ struct Measured {
     plan: String,
     default_tokens_per_s: f64,
     tokens_per_s: f64,
-    /// Speed of the default divided by that of the alternative. 1 or more if the default is at least as fast.
+    /// Ratio of the speeds of the default and the alternative. 1 or more if the default is at least as fast.
     ratio: f64,
     default_samples_tokens_per_s: Vec<f64>,
     samples_tokens_per_s: Vec<f64>,

@@ -91,8 +91,8 @@ fn refuse_long(tokens: usize, context: u32) -> Result<()> {
     Err(Error::Run(Refusal::PromptTooLong { tokens, context }.into()))
 }
 
-/// Runs a short generation whose times `--replan` uses: two chunks of the size for a prompt of `tokens`
-/// tokens, and [`WARM_UP_STEPS`] decode steps.
+/// Runs a short generation whose times `--replan` uses. The generation has two chunks, of the same size as
+/// those of a prompt of `tokens` tokens, and [`WARM_UP_STEPS`] decode steps.
 async fn warm_up(engine: &Engine, tokens: usize) -> Result<()> {
     let plan = engine.plan();
     let steps = WARM_UP_STEPS.min(plan.context / 2).max(1);

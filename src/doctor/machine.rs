@@ -294,8 +294,8 @@ impl Machine {
         files.filter_map(icd).collect()
     }
 
-    /// Returns the drivers that the Vulkan loader would load: those in its environment variables, or those in
-    /// its search folders if no variable is set (LoaderDriverInterface.md of the Vulkan loader).
+    /// Returns the drivers that the Vulkan loader would load. The loader reads its environment variables, and
+    /// its search folders if no variable is set. Source: LoaderDriverInterface.md of the Vulkan loader.
     pub(super) fn vulkan_icds(&self) -> Vec<Icd> {
         let named = ["VK_DRIVER_FILES", "VK_ICD_FILENAMES"];
         let named = named.iter().find_map(|name| self.variable(name).filter(|value| !value.is_empty()));

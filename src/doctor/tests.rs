@@ -1,4 +1,4 @@
-//! Tests of the doctor on fake machines, each of which is a folder of files.
+//! Tests of the doctor on fake machines. A fake machine is a folder of files.
 
 use super::machine::{Access, Distribution, Machine, Node};
 use super::{Diagnosis, Finding, State, apis, diagnose};

@@ -239,7 +239,7 @@ impl<'a> Estimate<'a> {
         Self { plan, free_us: vec![0.0; 2 * plan.stages.len()], spans: Vec::new() }
     }
 
-    /// Estimates a burst of prefill chunks, all of which are available at the start.
+    /// Estimates a burst of prefill chunks. All chunks are available at the start.
     fn prefill(mut self) -> Gantt {
         for chunk in 0..CHUNKS {
             self.pass(chunk, GanttKind::Prefill, 0.0);

@@ -24,8 +24,8 @@ pub struct Replanned {
     pub planner: Planner,
     /// The new plan.
     pub plan: Plan,
-    /// Predicted time of the old plan divided by that of the new plan, minus 1. Both predictions use the
-    /// measured facts.
+    /// Ratio of the predicted times of the old and the new plan, minus 1. Both predictions use the measured
+    /// facts.
     pub gain: f64,
 }
 

@@ -1,8 +1,7 @@
 //! Reads `config.json`: hyperparameters under Hugging Face's names.
 //!
-//! Only a few fields are optional, with the defaults of the `transformers` library: the head size, the number
-//! of key and value heads, and the RoPE scaling. All other fields that determine the shapes of weights are
-//! required.
+//! The head size, the number of key and value heads, and the RoPE scaling are optional, with the defaults of
+//! the `transformers` library. All other fields that determine the shapes of weights are required.
 
 use super::{CONFIG, MOST_CONFIG_BYTES};
 use crate::arch::{Architecture, Hyperparameters, Llama3Scaling, in_range, positive};
