@@ -233,7 +233,7 @@ impl OperatorGraph {
         self.graph.remove_node(index);
     }
 
-    /// Replaces the segment of every node with `segment` of it.
+    /// Applies `segment` to the segment number of every node.
     pub(crate) fn renumber(&mut self, segment: impl Fn(usize) -> usize) {
         self.graph.node_weights_mut().for_each(|node| node.segment = segment(node.segment));
     }

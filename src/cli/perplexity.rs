@@ -102,8 +102,8 @@ impl Score {
         (self.sum / self.count.max(1) as f64).exp()
     }
 
-    /// Returns one standard error of the perplexity: the standard error of the mean, propagated through the
-    /// exponential.
+    /// Returns the standard error of the perplexity, computed from the standard error of the mean
+    /// log-probability.
     fn uncertainty(&self) -> f64 {
         let n = self.count.max(2) as f64;
         let mean = self.sum / n;
