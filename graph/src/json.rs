@@ -7,7 +7,7 @@ use serde::de::DeserializeOwned;
 /// Reads a file of at most `most_bytes`.
 ///
 /// # Errors
-/// Fails if the file is larger, is not JSON, or does not match `T`.
+/// Fails if the file exceeds `most_bytes`, is not JSON, or does not match `T`.
 pub(crate) fn parse<T: DeserializeOwned>(source: &dyn Source, most_bytes: u64) -> Result<T, FormatError> {
     let bytes = source.bytes();
     if bytes > most_bytes {

@@ -1,7 +1,7 @@
 //! The operator graph of a model: a petgraph graph whose nodes are operators and whose edges are tensors.
 //!
-//! A node has one output. The micro-batch determines the rows of the output. Its width is inferred when the
-//! node is added.
+//! A node has one output. The micro-batch determines the number of rows of the output. The builder infers the
+//! width of the output when it adds the node.
 
 use crate::stack::Stack;
 use petgraph::Direction;

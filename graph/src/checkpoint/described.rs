@@ -8,8 +8,8 @@ use crate::weights::{TensorInfo, Weights};
 use ragtag_kernels::TensorType;
 
 /// Returns the architecture, hyperparameters and weights that `config.json` describes. The weights have no
-/// data. If `matrices` is given, matrices have this type, and norms are f32 as in GGUF files.
-/// Otherwise all weights have the type in `config.json`.
+/// data. If `matrices` is given, matrices have this type, and norms are f32 as in GGUF files. Otherwise all
+/// weights have the type in `config.json`.
 pub(crate) fn describe(
     directory: &Directory,
     matrices: Option<TensorType>,

@@ -152,8 +152,8 @@ fn fuse(
 }
 
 /// Returns the number of parts into which attention is split over positions, or `None` if the device lacks
-/// kernels for up to `rows` rows. The number does not depend on the rows of a micro-batch, so the result of a
-/// row does not either. Each compute unit gets at most one work group per row, because a second wave of
+/// kernels for up to `rows` rows. The number must not depend on the rows of a micro-batch, because it affects
+/// the rounding of results. Each compute unit gets at most one work group per row, because a second wave of
 /// groups would double the time.
 fn attention_splits(model: &Model, lowering: &Lowering, caps: &Caps, rows: u32) -> Option<u32> {
     let merges = Activations::ALL.map(Kernel::AttentionMerge);

@@ -4,7 +4,7 @@ use crate::op::{Node, Operator, OperatorGraph};
 use crate::stack::Stack;
 use ragtag_kernels::Activations;
 
-/// Number of the input of a product that holds its dequantized weights.
+/// Input number of a product's dequantized weights.
 pub(crate) const WIDENED: u8 = 2;
 
 /// Inserts a widen node before every product with f16 activations and quantised weights. `shape` returns the
