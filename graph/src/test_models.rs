@@ -1,4 +1,4 @@
-//! Models for this crate's tests: the bundled ones, and shapes without data.
+//! Models for this crate's tests: the bundled models, and models without data.
 
 use crate::{MemorySource, Model, ModelFile, Source, TensorInfo, Weights, gguf};
 use ragtag_kernels::TensorType;
@@ -17,7 +17,7 @@ pub(crate) fn llama() -> Model {
     open("llama", include_bytes!("../../examples/models/tales-q8_0.gguf"))
 }
 
-/// Shape of a Llama.
+/// Shape of a Llama model.
 pub(crate) struct Shape {
     pub(crate) layers: u32,
     pub(crate) width: u32,
@@ -63,7 +63,7 @@ impl Shape {
         Model::new(ModelFile { weights: Weights::new(vec![header], tensors).unwrap(), ..file }).unwrap()
     }
 
-    /// Builds a file with these hyperparameters and no tensor.
+    /// Builds a file with these hyperparameters and no tensors.
     fn header(&self) -> Vec<u8> {
         let mut writer = gguf::Writer::new();
         writer.put("general.architecture", "llama");

@@ -1,5 +1,5 @@
-//! Hyperparameters of a model, read from GGUF metadata and validated before use. (For checkpoints, which have
-//! a `config.json`, see `checkpoint`.)
+//! Hyperparameters of a model, read from GGUF metadata and validated before use. `checkpoint` reads the
+//! hyperparameters of a checkpoint from its `config.json`.
 
 use super::Architecture;
 use crate::gguf::Metadata;
@@ -12,7 +12,7 @@ use std::f64::consts::TAU;
 #[cfg(test)]
 mod tests;
 
-/// Upper limit of every count. Keeps all products below within 64 bits.
+/// Upper limit of every count, so that no product of counts in this file exceeds 64 bits.
 const LARGEST: u32 = 1 << 24;
 
 /// Hyperparameters of a model.
@@ -36,32 +36,34 @@ pub struct Hyperparameters {
     pub kv_heads: u32,
     /// Values per head.
     pub head_dimensions: u32,
-    /// Values per head that rotate.
+    /// Values per head that RoPE rotates.
     pub rope_dimensions: u32,
-    /// Pairs of values that rotate together. Follows from how the file orders the query and key projections.
+    /// Pairing of the values that RoPE rotates. It depends on the order of the query and key projections in
+    /// the file.
     pub rope_pairing: RopePairing,
-    /// Base of the rotary frequencies.
+    /// Base of the RoPE frequencies.
     pub rope_base: f32,
     /// Divisor of positions (linear scaling).
     pub rope_scale: f32,
-    /// Frequency-dependent scaling as in Llama 3.1.
+    /// Frequency-dependent RoPE scaling of Llama 3.1.
     pub rope_llama3: Option<Llama3Scaling>,
     /// Whether `rope_freqs.weight` divides the frequencies.
     pub has_rope_factors: bool,
-    /// Added to the mean square in RMS norms.
+    /// Constant that RMS norms add to the mean square.
     pub epsilon: f32,
     /// Size of the vocabulary.
     pub vocabulary: u32,
 }
 
-/// Rotary scaling of type `llama3`: divides low frequencies, keeps high ones and blends those between.
+/// RoPE scaling of type `llama3`. It divides low frequencies by a factor, keeps high frequencies, and
+/// interpolates between the two ranges.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Llama3Scaling {
     /// Divisor of low frequencies.
     pub factor: f32,
-    /// A frequency with fewer turns than this within the original context is low.
+    /// Upper limit of the low frequencies, in turns within the original context.
     pub low_frequency_factor: f32,
-    /// A frequency with more turns than this within the original context is high. Greater than
+    /// Lower limit of the high frequencies, in turns within the original context. Greater than
     /// `low_frequency_factor`.
     pub high_frequency_factor: f32,
     /// Longest sequence before scaling, in tokens.
@@ -82,8 +84,8 @@ impl Hyperparameters {
     /// Reads and validates the hyperparameters.
     ///
     /// # Errors
-    /// [`ModelError::Format`] for missing keys and wrong types, [`ModelError::Hyperparameter`] for
-    /// invalid values, and [`ModelError::Unsupported`] for features that would otherwise be silently ignored.
+    /// Returns [`ModelError::Format`] for missing keys and wrong types, [`ModelError::Hyperparameter`] for
+    /// invalid values, and [`ModelError::Unsupported`] for unsupported features.
     pub fn read(metadata: &Metadata, weights: &Weights) -> Result<Self, ModelError> {
         let architecture = metadata.get::<&str>("general.architecture")?.to_string();
         let key = |part: &str| format!("{architecture}.{part}");
@@ -126,8 +128,8 @@ impl Hyperparameters {
         Ok(found)
     }
 
-    /// Checks that the values are consistent. The keys name, for error messages, the key-value heads, the
-    /// rotating dimensions and the dimensions of a head in the file at hand.
+    /// Checks that the values are consistent. The parameter holds the keys of three counts in the file, for
+    /// error messages.
     pub(crate) fn check_shape(&self, [kv_heads, rotating, head]: [String; 3]) -> Result<(), ModelError> {
         let bad = |key, why| Err(ModelError::Hyperparameter { key, why });
         if !self.heads.is_multiple_of(self.kv_heads) {
@@ -145,7 +147,7 @@ impl Hyperparameters {
         Ok(())
     }
 
-    /// Rejects features that would otherwise be silently ignored.
+    /// Rejects metadata that asks for unsupported features, so that no such key is silently ignored.
     fn check_features(&self, metadata: &Metadata) -> Result<(), ModelError> {
         let value_key = format!("{}.attention.value_length", self.architecture);
         if metadata.find::<u32>(&value_key)?.is_some_and(|length| length != self.head_dimensions) {
@@ -158,7 +160,8 @@ impl Hyperparameters {
         Ok(())
     }
 
-    /// Returns the rotary frequencies in radians per position, one per rotating pair. `factors` divide them.
+    /// Returns the RoPE frequencies in radians per position, one per rotating pair. If `factors` is given,
+    /// each frequency is divided by its factor.
     pub fn inverse_frequencies(&self, factors: Option<&[f32]>) -> Vec<f32> {
         let pairs = self.rope_dimensions / 2;
         let frequency = |pair: u32| {
@@ -171,7 +174,7 @@ impl Hyperparameters {
     }
 }
 
-/// Returns the value as a count, if it is in range.
+/// Converts a value to a count. Fails unless the value is from 1 to [`LARGEST`].
 pub(crate) fn in_range(key: &str, value: i128) -> Result<u32, ModelError> {
     match u32::try_from(value) {
         Ok(count @ 1..=LARGEST) => Ok(count),
@@ -182,7 +185,7 @@ pub(crate) fn in_range(key: &str, value: i128) -> Result<u32, ModelError> {
     }
 }
 
-/// Returns the value if it is finite and positive.
+/// Returns the value. Fails unless it is finite and positive.
 pub(crate) fn positive(key: &str, value: f32) -> Result<f32, ModelError> {
     if value.is_finite() && value > 0.0 {
         return Ok(value);
@@ -190,7 +193,8 @@ pub(crate) fn positive(key: &str, value: f32) -> Result<f32, ModelError> {
     Err(ModelError::Hyperparameter { key: key.into(), why: format!("{value} is not finite and positive") })
 }
 
-/// Returns the divisor of positions: 1 without scaling, the factor with linear scaling. Rejects other kinds.
+/// Returns the divisor of positions: 1 without scaling, or the factor of linear scaling. Rejects other types
+/// of scaling.
 fn rope_scale(
     metadata: &Metadata,
     architecture: &str,

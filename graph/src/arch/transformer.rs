@@ -1,4 +1,4 @@
-//! Parts that all decoder-only transformers share. An architecture supplies its own options.
+//! Graph construction that all decoder-only transformers share. Each architecture passes its own [`Options`].
 
 use super::Hyperparameters;
 use crate::builder::Builder;
@@ -7,7 +7,7 @@ use petgraph::stable_graph::NodeIndex;
 
 /// Differences between architectures.
 pub(super) struct Options {
-    /// Norms before the attention's output projection and before the FFN's down projection.
+    /// Whether norms precede the attention's output projection and the FFN's down projection.
     pub(super) sub_norms: bool,
 }
 

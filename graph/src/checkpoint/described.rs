@@ -1,7 +1,4 @@
-//! Describes the weights of a checkpoint from `config.json` alone. Their shapes follow from the
-//! hyperparameters.
-//!
-//! Knows nothing about the types that files name.
+//! Describes the weights of a checkpoint from `config.json` alone. The hyperparameters determine the shapes.
 
 use super::{config, names};
 use crate::arch::{Architecture, Hyperparameters};
@@ -11,8 +8,8 @@ use crate::weights::{TensorInfo, Weights};
 use ragtag_kernels::TensorType;
 
 /// Returns the architecture, hyperparameters and weights that `config.json` describes. The weights have no
-/// data. If `matrices` is given, matrices have that type and norms are f32, as in GGUF files. Otherwise all
-/// weights have the type that the file names.
+/// data. If `matrices` is given, matrices have this type, and norms are f32 as in GGUF files. Otherwise all
+/// weights have the type in `config.json`.
 pub(crate) fn describe(
     directory: &Directory,
     matrices: Option<TensorType>,
@@ -43,7 +40,7 @@ pub(crate) fn describe(
     Ok((architecture, h, Weights::new(Vec::new(), tensors)?))
 }
 
-/// Returns the shape of a tensor by name, row length first. The architecture checks the shapes again.
+/// Returns the shape of the tensor called `name`, row length first.
 fn shape(h: &Hyperparameters, name: &str) -> Vec<u64> {
     let of_heads = |heads: u32| u64::from(heads) * u64::from(h.head_dimensions);
     let (width, hidden, vocabulary) =
@@ -60,7 +57,7 @@ fn shape(h: &Hyperparameters, name: &str) -> Vec<u64> {
     }
 }
 
-/// Creates a tensor without data or file.
+/// Creates a tensor that has no data in a file.
 fn described(name: String, tensor_type: TensorType, shape: Vec<u64>) -> Result<TensorInfo, ModelError> {
     let columns = shape.first().copied().unwrap_or(1);
     let values = shape.iter().try_fold(1u64, |values, extent| values.checked_mul(*extent));

@@ -2,17 +2,18 @@
 
 use crate::model::ModelError;
 
-/// Projection to logits.
+/// Name of the projection to logits.
 pub(super) const HEAD: &str = "output.weight";
 
-/// Tensors outside the blocks: the checkpoint's name and the graph's.
+/// Tensors outside the blocks: the name in the checkpoint and the name in the graph.
 const OUTER: [(&str, &str); 3] = [
     ("model.embed_tokens.weight", "token_embd.weight"),
     ("model.norm.weight", "output_norm.weight"),
     ("lm_head.weight", HEAD),
 ];
 
-/// Tensors within a block, after `model.layers.N.` and `blk.N.`.
+/// Tensors within a block: the name after `model.layers.N.` in the checkpoint and after `blk.N.` in the
+/// graph.
 const INNER: [(&str, &str); 9] = [
     ("input_layernorm.weight", "attn_norm.weight"),
     ("self_attn.q_proj.weight", "attn_q.weight"),
@@ -25,22 +26,22 @@ const INNER: [(&str, &str); 9] = [
     ("mlp.down_proj.weight", "ffn_down.weight"),
 ];
 
-/// Returns the graph's names of the tensors within a block.
+/// Returns the names of the tensors within a block, as the graph uses them.
 pub(super) fn inner() -> impl Iterator<Item = &'static str> {
     INNER.iter().map(|(_, ours)| *ours)
 }
 
-/// Rotary frequencies. Old checkpoints store them although they follow from the hyperparameters.
+/// Name of the RoPE frequencies. Old checkpoints store them, although the hyperparameters determine them.
 const DERIVED: &str = "self_attn.rotary_emb.inv_freq";
 
-/// Meaning of a checkpoint's tensor for the graph.
+/// Role of a checkpoint's tensor in the graph.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Name {
     /// A tensor of the graph with this name.
     Tensor(String),
-    /// Ignored: it follows from the hyperparameters.
+    /// A tensor that is ignored because the hyperparameters determine its values.
     Derived,
-    /// Unknown.
+    /// A tensor that Ragtag does not know.
     Unknown,
 }
 
@@ -72,12 +73,13 @@ pub(super) fn original(name: &str) -> String {
     }
 }
 
-/// Accepts only canonical numbers, so that two names cannot denote the same tensor.
+/// Returns whether a text is a canonical decimal number. With leading zeros, two names could denote the same
+/// tensor.
 fn is_number(text: &str) -> bool {
     text.parse::<u32>().is_ok_and(|number| number.to_string() == text)
 }
 
-/// Replaces the graph's tensor names in an error by those of the user's file.
+/// Replaces the graph's tensor names in an error with the names in the user's file.
 pub(crate) fn with_original_names(error: ModelError) -> ModelError {
     match error {
         ModelError::MissingTensor { name } => ModelError::MissingTensor { name: original(&name) },

@@ -1,8 +1,8 @@
-//! Fuses RoPE and KV append into the split attention that follows, for programs of a single row.
+//! Fuses RoPE and KV append into the split attention after them, in programs for a single row.
 
 use crate::op::{Operator, OperatorGraph};
 
-/// Fuses every RoPE and append whose output only a split attention reads.
+/// Fuses every RoPE-and-append node whose only reader is a split attention.
 pub(crate) fn fuse_appends(graph: &mut OperatorGraph) {
     for append in graph.ordered() {
         let Operator::RopeAppend { pairing, .. } = graph.node(append).operator else { continue };

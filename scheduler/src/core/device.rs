@@ -3,8 +3,8 @@
 //! A device with one stage computes ahead, because its micro-batches follow each other anyway. With several
 //! stages, a computation that waits for another device would hold up the other stages in the compute queue.
 //! So a computation enters the queue only when its input has arrived. The oldest micro-batch goes first,
-//! because its result is needed first. A micro-batch is never ready at two stages at once, so age alone decides.
-//! A second computation waits in the queue only if no older micro-batch can still arrive.
+//! because its result is needed first. A micro-batch is never ready at two stages at once, so age alone
+//! decides. A second computation waits in the queue only if no older micro-batch can still arrive.
 //!
 //! Stages cannot deadlock, even if they form loops over devices. A queue is in order, and a submission waits
 //! only for points of earlier submissions. Each stage has its own slots and rings, and the last stage returns
@@ -18,8 +18,8 @@ use ragtag_transfer::Points;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeSet, VecDeque};
 
-/// Maximum number of computations in the queue of a device with several stages. One runs, and the next hides the
-/// delay until the host learns of its end.
+/// Maximum number of computations in the queue of a device with several stages. One runs, and the next hides
+/// the delay until the host learns of its end.
 const COMPUTING: usize = 2;
 
 /// Next points of a device's queues.
@@ -199,6 +199,5 @@ impl DeviceCore {
             self.at(stage, actions, |core, points, out| core.compute_oldest(points, out))?;
             self.computing.push_back(self.points.compute.last().value);
         }
-        Ok(())
     }
 }
