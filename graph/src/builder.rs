@@ -1,4 +1,5 @@
-//! Builds operator graphs. Each call adds a node, infers its output shape and checks its weights against it.
+//! Builds operator graphs. Each call adds a node, infers the shape of its output, and checks the shapes of
+//! its weights.
 
 use crate::arch::Rope;
 use crate::model::ModelError;
@@ -9,8 +10,8 @@ use petgraph::stable_graph::NodeIndex;
 use ragtag_kernels::{Activations, TensorType};
 use std::collections::BTreeSet;
 
-/// Alignment, in columns, of the products within a joint tensor, so that every API can bind each product's
-/// output. NVIDIA's OpenCL has the strictest alignment: 512 bytes.
+/// Alignment, in columns, of the products within a joint tensor. Every API can bind an output at this
+/// alignment. NVIDIA's OpenCL has the strictest requirement: 512 bytes.
 const JOINT_COLUMNS: u32 = 128;
 
 /// Source of the tensors' types.
@@ -115,10 +116,11 @@ impl<'a> Builder<'a> {
     }
 
     /// Adds the products of `x` with the named weights of the given widths, side by side in one tensor.
-    /// Adjacent weights of one type become one product. Products run from last to first: a product that would
-    /// not start at a multiple of [`JOINT_COLUMNS`] starts at the multiple before it, padded with rows of
-    /// zeros, and the product that owns those columns overwrites them later. With `biases`, one per weight,
-    /// products add to them instead, where zeros change nothing.
+    /// Adjacent weights of one type become one product.
+    ///
+    /// Each product starts at a multiple of [`JOINT_COLUMNS`]. If its first column is not such a multiple,
+    /// rows of zeros are prepended to its weights. Products run from last to first, so an earlier product
+    /// overwrites the zeros in its columns.
     pub(crate) fn joint_matmul(
         &mut self,
         x: NodeIndex,
@@ -155,7 +157,8 @@ impl<'a> Builder<'a> {
         Ok(inputs[inputs.len() - 1])
     }
 
-    /// Norms the heads of `qkv` by these weights of the queries and of the keys.
+    /// Adds nodes that append the keys and values of `qkv` to the layer's cache and compute attention. The
+    /// queries have `width` values per row.
     pub(crate) fn head_norm(
         &mut self,
         qkv: NodeIndex,
@@ -187,8 +190,8 @@ impl<'a> Builder<'a> {
         self.like(Operator::Add, &[x, y])
     }
 
-    /// Returns the graph if every tensor of the file was used. A tensor that the architecture does not know
-    /// would be silently left out of the model.
+    /// Returns the graph. Fails if the graph does not use every tensor of the file, because the model would
+    /// run without the unused tensor.
     pub(crate) fn finish(self) -> Result<OperatorGraph, ModelError> {
         let Tensors::Weights(weights) = self.tensors else { return Ok(self.graph) };
         match weights.tensors().iter().find(|t| !self.used.contains(&t.name)) {
@@ -212,7 +215,7 @@ mod tests {
     use crate::source::MemorySource;
     use std::sync::Arc;
 
-    /// Returns weights of 64 columns: a table, and matrices of the given types and rows.
+    /// Returns weights with 64 columns each: a table, and matrices with the given types and numbers of rows.
     fn weights(matrices: &[(&str, TensorType, u64)]) -> Weights {
         let table = ("table", TensorType::F16, 100);
         let tensors = [&[table], matrices].concat().into_iter().map(|(name, tensor_type, rows)| {
@@ -222,8 +225,8 @@ mod tests {
         Weights::new(vec![Arc::new(MemorySource::new("file", vec![]))], tensors.collect()).unwrap()
     }
 
-    /// Returns first column, rows of zeros and tensors of each product in program order, and the tensor's
-    /// width.
+    /// Returns the first column, the rows of zeros and the tensors of each product, in program order. Also
+    /// returns the width of the joint tensor.
     fn joint(matrices: &[(&str, TensorType, u64)]) -> (Vec<(u32, u32, String)>, u32) {
         let weights = weights(matrices);
         let mut builder = Builder::new(&weights);
@@ -289,7 +292,7 @@ mod tests {
             joint(&[("q", Q4_0, 256), ("k", Q4_0, 128), ("v", Q8_0, 128)]),
             (vec![one(384, 0, "v"), one(0, 0, "q + k")], 512)
         );
-        // An unaligned product starts with zeros, and runs before the product whose columns it overwrites.
+        // An unaligned product starts with zeros. It runs before the product that owns those columns.
         assert_eq!(
             joint(&[("q", Q4_0, 576), ("k", Q8_0, 192), ("v", Q4_0, 192)]),
             (vec![one(768, 0, "v"), one(512, 64, "k"), one(0, 0, "q")], 960)

@@ -1,4 +1,4 @@
-//! Models for this crate's tests: the bundled ones, and shapes without data.
+//! Models for this crate's tests: the bundled models, and models without data.
 
 use crate::{MemorySource, Model, ModelFile, Source, TensorInfo, Weights, gguf};
 use ragtag_kernels::TensorType;
@@ -73,7 +73,7 @@ impl Shape {
         Model::new(ModelFile { weights: Weights::new(vec![header], tensors).unwrap(), ..file }).unwrap()
     }
 
-    /// Builds a file with these hyperparameters and no tensor.
+    /// Builds a file with these hyperparameters and no tensors.
     fn header(&self) -> Vec<u8> {
         let mut writer = gguf::Writer::new();
         writer.put("general.architecture", "llama");

@@ -1,7 +1,7 @@
-//! Kernels: for each one its binary interface, its reference in plain Rust, its numerics class and its
-//! sources, and the table that selects a variant by a device's capabilities.
+//! Kernels. Each has a binary interface, a reference in plain Rust, a numerics class and sources. A table
+//! selects a variant by a device's capabilities.
 //!
-//! Knows nothing about models, plans and backends. Does no I/O and starts no thread.
+//! This crate knows nothing about models, plans and backends. It does no I/O and starts no thread.
 
 mod abi;
 pub mod add;

@@ -1,4 +1,4 @@
-//! `ragtag inspect`: the contents of a model file.
+//! `ragtag inspect`: prints the contents of a model file.
 
 use super::args::InspectArgs;
 use super::output::{bytes, count, print, print_json, show, table};
@@ -96,8 +96,8 @@ fn print_segments(segments: &[Segment]) -> Result<()> {
     show(&format!("{table}\n"))
 }
 
-/// Groups segments of equal cost into rows. With half-blocks, attention and feed-forward halves form separate
-/// rows.
+/// Groups segments of equal cost into rows. At half-block granularity, attention and feed-forward halves form
+/// separate rows.
 fn rows(segments: &[Segment]) -> Vec<Vec<usize>> {
     let step = match Granularity::of(segments) {
         Granularity::Block => 1,

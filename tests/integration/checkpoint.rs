@@ -1,5 +1,5 @@
-//! Model directories from the user's side: every command accepts them, plans identify them by all their
-//! files, and errors in them are reported.
+//! Tests model directories as a user sees them. Every command accepts a directory, plans identify it by all
+//! its files, and errors in the files are reported.
 
 use crate::support::{self, ragtag, text};
 use ragtag::Model;
@@ -13,7 +13,7 @@ const FILE: i32 = 7;
 const SECOND_SHARD: &str = "model-00002-of-00002.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 
-/// A copy of the checkpoint that a test may corrupt.
+/// Copy of the checkpoint that a test may corrupt.
 struct Copied {
     folder: TempDir,
 }
@@ -120,7 +120,7 @@ fn plans_identify_a_directory_by_all_its_files() {
     let plan = copied.file("plan.json");
     std::fs::write(&plan, succeeds(&["plan", copied.path(), "--json"])).unwrap();
 
-    // Other weights change the digest; other metadata changes the model's identity for plans as well.
+    // Other weights change the digest. Other metadata also changes the model identity that plans record.
     let shard = copied.file(SECOND_SHARD);
     let mut weights = std::fs::read(&shard).unwrap();
     *weights.last_mut().unwrap() ^= 1;
@@ -133,7 +133,7 @@ fn plans_identify_a_directory_by_all_its_files() {
     refused(&["run", copied.path(), "--plan", text(&plan)], PLACEMENT, &["the plan was made for the model"]);
 }
 
-/// One weights file instead of shards, and no tokenizer.
+/// Checks a directory with a single weights file and no tokenizer.
 #[test]
 fn a_directory_with_one_weights_file_runs() {
     let copied = Copied::new();

@@ -1,5 +1,5 @@
-//! Hyperparameters of a model, read from GGUF metadata and validated before use. (For checkpoints, which have
-//! a `config.json`, see `checkpoint`.)
+//! Hyperparameters of a model, read from GGUF metadata and validated before use. `checkpoint` reads the
+//! hyperparameters of a checkpoint from its `config.json`.
 
 use super::names::{EMBEDDING, ROPE_FACTORS};
 use super::{Architecture, Rope};
@@ -11,7 +11,7 @@ use serde::Serialize;
 #[cfg(test)]
 mod tests;
 
-/// Upper limit of every count. Keeps all products below within 64 bits.
+/// Upper limit of every count, so that no product of counts in this file exceeds 64 bits.
 const LARGEST: u32 = 1 << 24;
 
 /// Hyperparameters of a model.
@@ -47,8 +47,8 @@ impl Hyperparameters {
     /// Reads and validates the hyperparameters.
     ///
     /// # Errors
-    /// [`ModelError::Format`] for missing keys and wrong types, [`ModelError::Hyperparameter`] for
-    /// invalid values, and [`ModelError::Unsupported`] for features that would otherwise be silently ignored.
+    /// Returns [`ModelError::Format`] for missing keys and wrong types, [`ModelError::Hyperparameter`] for
+    /// invalid values, and [`ModelError::Unsupported`] for unsupported features.
     pub fn read(metadata: &Metadata, weights: &Weights) -> Result<Self, ModelError> {
         let architecture = metadata.get::<&str>("general.architecture")?.to_string();
         let key = |part: &str| format!("{architecture}.{part}");
@@ -93,8 +93,8 @@ impl Hyperparameters {
         Ok(found)
     }
 
-    /// Checks that the values are consistent. The keys name, for error messages, the key-value heads, the
-    /// rotating dimensions and the dimensions of a head in the file at hand.
+    /// Checks that the values are consistent. The parameter holds the keys of three counts in the file, for
+    /// error messages.
     pub(crate) fn check_shape(&self, [kv_heads, rotating, head]: [String; 3]) -> Result<(), ModelError> {
         let bad = |key, why| Err(ModelError::Hyperparameter { key, why });
         if !self.heads.is_multiple_of(self.kv_heads) {
@@ -112,7 +112,7 @@ impl Hyperparameters {
         Ok(())
     }
 
-    /// Rejects features that would otherwise be silently ignored.
+    /// Rejects metadata that asks for unsupported features, so that no such key is silently ignored.
     fn check_features(&self, metadata: &Metadata) -> Result<(), ModelError> {
         let value_key = format!("{}.attention.value_length", self.architecture);
         if metadata.find::<u32>(&value_key)?.is_some_and(|length| length != self.head_dimensions) {
@@ -126,7 +126,7 @@ impl Hyperparameters {
     }
 }
 
-/// Returns the value as a count, if it is in range.
+/// Converts a value to a count. Fails unless the value is from 1 to [`LARGEST`].
 pub(crate) fn in_range(key: &str, value: i128) -> Result<u32, ModelError> {
     match u32::try_from(value) {
         Ok(count @ 1..=LARGEST) => Ok(count),
@@ -137,7 +137,7 @@ pub(crate) fn in_range(key: &str, value: i128) -> Result<u32, ModelError> {
     }
 }
 
-/// Returns the value if it is finite and positive.
+/// Returns the value. Fails unless it is finite and positive.
 pub(crate) fn positive(key: &str, value: f32) -> Result<f32, ModelError> {
     if value.is_finite() && value > 0.0 {
         return Ok(value);
@@ -145,7 +145,8 @@ pub(crate) fn positive(key: &str, value: f32) -> Result<f32, ModelError> {
     Err(ModelError::Hyperparameter { key: key.into(), why: format!("{value} is not finite and positive") })
 }
 
-/// Returns the divisor of positions: 1 without scaling, the factor with linear scaling. Rejects other kinds.
+/// Returns the divisor of positions: 1 without scaling, or the factor of linear scaling. Rejects other types
+/// of scaling.
 fn rope_scale(
     metadata: &Metadata,
     architecture: &str,

@@ -1,7 +1,7 @@
-//! Llama: RMS norms, grouped-query attention with rotary embedding, SiLU-gated FFN.
+//! Llama: RMS norms, grouped-query attention with RoPE, and a SiLU-gated FFN.
 //!
-//! GGUF files permute the query and key projections so that the rotation pairs neighbouring dimensions.
-//! Checkpoints keep the trained order, which pairs halves.
+//! GGUF files permute the query and key projections so that RoPE pairs neighbouring dimensions. Checkpoints
+//! keep the trained order, in which RoPE pairs the two halves of a head.
 
 use super::names::COMMON;
 use super::transformer::Layer;

@@ -1,4 +1,4 @@
-//! Table of architectures. To add one, add a file beside this one and a row here.
+//! Table of architectures. A new architecture needs a file in this folder and a row in [`ARCHITECTURES`].
 
 mod bitnet;
 mod hyperparameters;
@@ -24,13 +24,13 @@ use names::Names;
 use ragtag_kernels::TensorType;
 use transformer::Layer;
 
-/// A family of models as data.
+/// A family of models and the function that builds its operator graph.
 pub struct Architecture {
     /// Value of `general.architecture`.
     pub name: &'static str,
-    /// Names in `architectures` of a checkpoint's `config.json`.
+    /// Class names that a checkpoint's `config.json` lists under `architectures`.
     pub classes: &'static [&'static str],
-    /// Order of the query and key projections in GGUF files, for the rotary embedding.
+    /// RoPE pairing for the order of the query and key projections in GGUF files.
     pub gguf_pairing: RopePairing,
     /// The layer with this index.
     layer: fn(&Hyperparameters, u32) -> Layer,
@@ -45,7 +45,7 @@ impl Architecture {
     /// Finds an architecture by name.
     ///
     /// # Errors
-    /// [`ModelError::Architecture`] lists the known ones.
+    /// Returns [`ModelError::Architecture`], which lists the known names, for an unknown name.
     pub fn find(name: &str) -> Result<&'static Architecture, ModelError> {
         ARCHITECTURES.into_iter().find(|a| a.name == name).ok_or_else(|| ModelError::Architecture {
             name: name.into(),
@@ -56,7 +56,7 @@ impl Architecture {
     /// Finds the architecture of a checkpoint's class.
     ///
     /// # Errors
-    /// [`ModelError::Architecture`] lists the known ones.
+    /// Returns [`ModelError::Architecture`], which lists the known classes, for an unknown class.
     pub fn of_class(class: &str) -> Result<&'static Architecture, ModelError> {
         let known: Vec<&str> = ARCHITECTURES.iter().flat_map(|a| a.classes).copied().collect();
         let found = ARCHITECTURES.into_iter().find(|a| a.classes.contains(&class));
@@ -69,7 +69,7 @@ impl Architecture {
     /// Builds the operator graph.
     ///
     /// # Errors
-    /// If a tensor is missing, has the wrong shape, or is unknown to the architecture.
+    /// Fails if a tensor is missing, has the wrong shape, or is unknown to the architecture.
     pub fn build(
         &self,
         hyperparameters: &Hyperparameters,
@@ -114,7 +114,7 @@ mod tests {
 
     #[test]
     fn each_rotating_pair_has_a_rope_factor() {
-        // Heads of 32 values.
+        // Each head has 32 values.
         let shape = Shape { layers: 1, width: 64, ffn: 64, heads: 2, kv_heads: 1, vocabulary: 32 };
         let model = shape.without_bytes(|_| TensorType::Q4_0);
         let mut h = model.hyperparameters().clone();

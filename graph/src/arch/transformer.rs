@@ -1,4 +1,4 @@
-//! Layers of decoder-only transformers as data, and the graph that follows from them.
+//! Graph construction that all decoder-only transformers share. Each architecture passes its own [`Options`].
 
 use super::names::{EMBEDDING, HEAD, ROPE_FACTORS};
 use super::{Architecture, Hyperparameters, Rope};
@@ -7,11 +7,11 @@ use crate::model::ModelError;
 use crate::op::Heads;
 use petgraph::stable_graph::NodeIndex;
 
-/// A layer: an attention and a feed-forward network, each between an RMS norm and a residual addition.
+/// Differences between architectures.
 pub(super) struct Layer {
     pub(super) attention: Attention,
     pub(super) feed_forward: FeedForward,
-    /// Added to the mean square in the norms.
+    /// Whether norms precede the attention's output projection and the FFN's down projection.
     pub(super) epsilon: f32,
 }
 

@@ -1,7 +1,7 @@
 //! Reads `config.json`: hyperparameters under Hugging Face's names.
 //!
-//! A missing field takes the class's own default only where that means "none" (head size, fewer key and value
-//! heads, rotary scaling). Fields that shape the weights are required.
+//! The head size, the number of key and value heads, and the RoPE scaling are optional, with the defaults of
+//! the `transformers` library. All other fields that determine the shapes of weights are required.
 
 use super::{CONFIG, MOST_CONFIG_BYTES};
 use crate::arch::{Architecture, Hyperparameters, Llama3Scaling, Rope, RopePairing, in_range, positive};
@@ -15,7 +15,7 @@ use serde_json::{Map, Value};
 /// An object of a JSON file, read field by field. A `null` field counts as missing.
 pub(crate) struct Fields {
     file: String,
-    /// Prefix of each key in messages, for nested objects.
+    /// Path of a nested object, prepended to each key in messages.
     path: String,
     map: Map<String, Value>,
 }
@@ -31,7 +31,7 @@ impl Fields {
         self.map.get(key).filter(|value| !value.is_null())
     }
 
-    /// Returns a key's name for messages.
+    /// Returns the key with its path, for messages.
     fn label(&self, key: &str) -> String {
         format!("{}{key}", self.path)
     }
@@ -56,7 +56,8 @@ impl Fields {
         self.find(key).map(text).transpose()
     }
 
-    /// Returns the token ids under `key`, which may be a number or a list. Empty if the key is missing.
+    /// Returns the token ids under `key`, whose value may be a number or a list. Returns an empty list if the
+    /// key is missing.
     pub(crate) fn ids(&self, key: &str) -> Result<Vec<u32>, FormatError> {
         let values = match self.find(key) {
             None => return Ok(Vec::new()),
@@ -102,12 +103,12 @@ impl Fields {
         Ok(self.find_float(key)?.ok_or_else(|| self.missing(key))?)
     }
 
-    /// Returns a key's name for [`ModelError::Hyperparameter`].
+    /// Returns the key with its path and file, for [`ModelError::Hyperparameter`].
     fn in_file(&self, key: &str) -> String {
         format!("{} in {CONFIG}", self.label(key))
     }
 
-    /// Rejects a feature that must be off or missing.
+    /// Rejects `key` if it is present with a value other than those in `off`.
     fn refuse(&self, key: &str, off: &[Value]) -> Result<(), ModelError> {
         match self.find(key).filter(|value| !off.contains(value)) {
             Some(value) => {
@@ -182,7 +183,7 @@ pub(super) fn read(
     Ok((architecture, hyperparameters, config.flag("tie_word_embeddings")?.unwrap_or(false)))
 }
 
-/// Returns the type of the weights: `torch_dtype`, or `dtype` in newer files.
+/// Returns the type of the weights from `torch_dtype`, or from `dtype` in newer files.
 pub(super) fn tensor_type(directory: &Directory) -> Result<TensorType, ModelError> {
     let source = directory.file(CONFIG).ok_or_else(|| FormatError::MissingFile {
         directory: directory.name().to_owned(),
@@ -205,7 +206,7 @@ pub(super) fn tensor_type(directory: &Directory) -> Result<TensorType, ModelErro
     }
 }
 
-/// Returns the only class that the weights are for.
+/// Returns the model class. Fails if `architectures` does not list exactly one class.
 fn class(config: &Fields) -> Result<&str, ModelError> {
     let classes = config.find("architectures").ok_or_else(|| config.missing("architectures"))?;
     let one = match classes.as_array().map(Vec::as_slice) {
@@ -215,7 +216,7 @@ fn class(config: &Fields) -> Result<&str, ModelError> {
     Ok(one.ok_or_else(|| config.wrong_type("architectures", "a list of one class", classes))?)
 }
 
-/// Reads the rotary embedding: `rope_parameters`, or `rope_theta` and `rope_scaling` in older files.
+/// Reads the RoPE settings from `rope_parameters`, or from `rope_theta` and `rope_scaling` in older files.
 fn rope(config: &Fields, dimensions: u32) -> Result<Rope, ModelError> {
     const DEFAULT_BASE: f32 = 10_000.0;
     let parameters = config.object("rope_parameters")?;

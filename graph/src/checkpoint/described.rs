@@ -1,7 +1,4 @@
-//! Describes the weights of a checkpoint from `config.json` alone. Their shapes follow from the
-//! hyperparameters.
-//!
-//! Knows nothing about the types that files name.
+//! Describes the weights of a checkpoint from `config.json` alone. The hyperparameters determine the shapes.
 
 use super::config;
 use crate::arch::{Architecture, Hyperparameters};
@@ -11,8 +8,8 @@ use crate::weights::Weights;
 use ragtag_kernels::TensorType;
 
 /// Returns the architecture, hyperparameters and weights that `config.json` describes. The weights have no
-/// data. If `matrices` is given, matrices have that type and norms are f32, as in GGUF files. Otherwise all
-/// weights have the type that the file names.
+/// data. If `matrices` is given, matrices have this type, and norms are f32 as in GGUF files. Otherwise all
+/// weights have the type in `config.json`.
 pub(crate) fn describe(
     directory: &Directory,
     matrices: Option<TensorType>,

@@ -1,10 +1,8 @@
-//! Models as directories in Hugging Face's layout: `config.json`, weights in one safetensors file or several
-//! with an index, and the tokenizer's files.
+//! Models as directories in Hugging Face's layout: `config.json`, the tokenizer's files, and weights in one
+//! safetensors file or in several with an index.
 //!
-//! Tensors get their GGUF names, so that each architecture is written once. The caller opens the files that
-//! [`FILES`] and then [`shard_names`] list.
-//!
-//! Knows nothing about tokenizers.
+//! Tensors get their GGUF names, so that each architecture needs only one implementation. The caller opens
+//! the files listed by [`FILES`] and then by [`shard_names`].
 
 mod config;
 mod described;
@@ -28,29 +26,29 @@ use crate::source::{Directory, Source};
 use crate::weights::{TensorInfo, Weights};
 use std::sync::Arc;
 
-/// Files of a directory to open where they exist, in addition to the shards of [`shard_names`].
+/// Files to open if the directory contains them, in addition to the shards of [`shard_names`].
 pub const FILES: [&str; 7] =
     [CONFIG, GENERATION_CONFIG, MODEL, INDEX, TOKENIZER, TOKENIZER_CONFIG, SENTENCEPIECE];
 
-/// Files among them that hold or list weights. Without them, a directory only describes a model.
+/// Files of [`FILES`] that hold or list weights. A directory without these files only describes a model.
 pub const WEIGHTS: [&str; 2] = [MODEL, INDEX];
 
 /// Hyperparameters.
 pub(crate) const CONFIG: &str = "config.json";
 /// Generation defaults, including the end-of-text tokens.
 pub(crate) const GENERATION_CONFIG: &str = "generation_config.json";
-/// Maps tensors to shards.
+/// Index that maps tensor names to shards.
 pub(crate) const INDEX: &str = "model.safetensors.index.json";
-/// Weights, if they are in one file.
+/// Weights of a model that is not sharded.
 pub(crate) const MODEL: &str = "model.safetensors";
 /// Tokenizer in the format of the `tokenizers` library.
 pub(crate) const TOKENIZER: &str = "tokenizer.json";
-/// Tokens that the tokenizer adds to a text.
+/// Settings for the tokens that the tokenizer adds to a text.
 pub(crate) const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 /// Tokenizer in the format of the sentencepiece library.
 pub(crate) const SENTENCEPIECE: &str = "tokenizer.model";
 
-/// Size limit of the small files: hyperparameters, and tables of a few thousand names.
+/// Size limit of small JSON files, such as `config.json`.
 pub(crate) const MOST_CONFIG_BYTES: u64 = 16 << 20;
 
 /// Returns the architecture, hyperparameters and weights of a model's directory.
@@ -62,7 +60,7 @@ pub(crate) fn open(
     let shards = shards(directory, &names)?;
     let tensors = tensors(architecture, directory, &names, &shards)?;
     let weights = Weights::new(shards, tensors)?;
-    // A model without its own head uses the embedding, and `config.json` must say so.
+    // If the head has no tensor of its own, `config.json` must tie it to the embedding.
     let head = || architecture.name_in_checkpoint(HEAD);
     match (tied, weights.tensor(HEAD).is_some()) {
         (true, true) => Err(ModelError::Unsupported {
@@ -81,7 +79,7 @@ fn shards(directory: &Directory, names: &[String]) -> Result<Vec<Arc<dyn Source>
     names.iter().map(|name| directory.file(name).cloned().ok_or_else(|| missing(name))).collect()
 }
 
-/// Returns the tensors of all shards, under the graph's names.
+/// Returns the tensors of all shards under their names in the graph.
 fn tensors(
     architecture: &Architecture,
     directory: &Directory,

@@ -1,4 +1,4 @@
-//! Small handmade checkpoints.
+//! Tests with small handmade checkpoints.
 
 use super::*;
 use crate::arch::RopePairing;
@@ -67,7 +67,7 @@ pub(super) fn put(directory: &mut Directory, name: &str, bytes: Vec<u8>) {
     directory.insert(name, Arc::new(MemorySource::new(format!("d/{name}"), bytes)));
 }
 
-/// Builds a file with these F32 tensors, whose values count up.
+/// Builds a file with these F32 tensors. The values are 0, 1, 2 and so on, across all tensors.
 pub(super) fn safetensors(tensors: &[(String, Vec<u64>)]) -> Vec<u8> {
     let mut entries = Vec::new();
     let mut end = 0;
@@ -98,7 +98,7 @@ fn opens_a_checkpoint() {
     assert_eq!(weights.tensors().len(), 12);
     let up = weights.tensor("blk.0.ffn_down.weight").unwrap();
     assert_eq!((up.columns(), up.rows(), up.tensor_type), (64, 32, TensorType::F32));
-    // The data is where the header says: 8 × 32 values precede the first norm.
+    // In the data, 8 × 32 values precede the first norm.
     let norm = weights.bytes(weights.tensor("blk.0.attn_norm.weight").unwrap()).unwrap();
     assert_eq!(norm[..4], 256f32.to_le_bytes());
     assert_eq!(model.segment_count(), 3);
@@ -110,7 +110,7 @@ fn accepts_every_tensor_type_in_any_order() {
     made.tensors.reverse();
     let bytes = safetensors(&made.tensors);
     let mut directory = made.directory();
-    // The header may list tensors in any order. Halving the width would give another size.
+    // The header may list tensors in any order.
     for (dtype, expected) in [("BF16", TensorType::BF16), ("F16", TensorType::F16)] {
         let header = json!({
             "__metadata__": { "format": "pt" },
@@ -200,8 +200,7 @@ fn errors_use_the_checkpoints_names() {
     assert_eq!(made.open().unwrap().weights().tensors().len(), 12);
 }
 
-/// Frequencies of two published configurations, computed with the formula of the `transformers` library and
-/// its three cases.
+/// Compares the frequencies of two published configurations with the formula of the `transformers` library.
 #[test]
 fn rotary_scaling_of_llama_3() {
     let scaling = json!({
@@ -230,7 +229,7 @@ fn rotary_scaling_of_llama_3() {
     }
     assert!(kinds.iter().all(|count| *count > 0), "{kinds:?}");
 
-    // The newer place, the older key, and the other kinds.
+    // The settings may be in the newer object or under the older key. Other types are errors.
     let mut newer = scaling.clone();
     newer["rope_theta"] = 500_000.0.into();
     assert_eq!(Made::new().with("rope_parameters", newer).open().unwrap().hyperparameters(), &h);

@@ -1,5 +1,5 @@
-//! Writes the dispatches of a program: for each node, its kernel's arguments and constants as the kernel's
-//! ABI lists them.
+//! Writes the dispatches of a program. Each dispatch has the arguments and constants that the kernel's ABI
+//! lists.
 
 use super::crossing::row_copy;
 use super::{
@@ -17,10 +17,10 @@ use ragtag_kernels::params::{LOGIT_ROWS, ParamsShape, ROWS};
 use ragtag_kernels::{ElementType, Kernel, Layout, Resident, TensorType, Variant};
 use std::ops::Range;
 
-/// A binding without its access: place, first byte, number of bytes.
+/// Place, first byte and number of bytes of a binding.
 type Argument = (Place, u64, u64);
 
-/// Rows of a matrix that are bound together.
+/// Rows of a matrix that one binding covers.
 #[derive(Clone, Copy)]
 struct MatrixPart {
     argument: Argument,
@@ -51,11 +51,11 @@ impl Emitter<'_> {
         Ok(arriving.into_iter().chain(steps?.concat()).chain(leaving).collect())
     }
 
-    /// Returns the steps of a node: one, unless its weights are split into parts.
+    /// Returns the steps of a node. There is one step per part of its weights.
     fn node(&mut self, index: NodeIndex, layers: &[u32]) -> Result<Vec<ProgramStep>, CompileError> {
         match &self.graph.node(index).operator {
             Operator::Embed { table } => self.embed(index, table),
-            // Parts are dequantized one at a time, each right before its product, and reuse the same place.
+            // `product` dequantizes each part right before its product. All parts share one place.
             Operator::Widen { weights, .. } if self.parts(&weights.name()).len() > 1 => Ok(vec![]),
             Operator::Widen { weights, .. } => {
                 let part = self.parts(&weights.name())[0];
@@ -66,7 +66,7 @@ impl Emitter<'_> {
         }
     }
 
-    /// Looks up rows of a table. The first part writes zeros for tokens that belong to other parts; later
+    /// Emits the lookup of rows of a table. The first part writes zeros for tokens of other parts. Later
     /// parts write only their own rows.
     fn embed(&mut self, index: NodeIndex, table: &str) -> Result<Vec<ProgramStep>, CompileError> {
         let node = self.graph.node(index);
@@ -80,7 +80,8 @@ impl Emitter<'_> {
         Ok(steps)
     }
 
-    /// Dequantizes a part of a product's weights to f16, into the place of the widen node.
+    /// Emits the dispatch that dequantizes a part of a product's weights to f16, into the place of the widen
+    /// node.
     fn widen(&mut self, index: NodeIndex, part: MatrixPart) -> Result<ProgramStep, CompileError> {
         let node = self.graph.node(index);
         let (place, offset, _) = self.output(index);
@@ -96,7 +97,7 @@ impl Emitter<'_> {
         )
     }
 
-    /// Emits a product. Each part of the weights computes its own columns.
+    /// Emits a product: one dispatch per part of the weights. Each dispatch computes the columns of its part.
     fn product(&mut self, index: NodeIndex, weights: &Stack) -> Result<Vec<ProgramStep>, CompileError> {
         let node = self.graph.node(index);
         let Operator::MatMul { activations, column, accumulate, norm, gated, .. } = &node.operator else {
@@ -135,7 +136,7 @@ impl Emitter<'_> {
         Ok(steps)
     }
 
-    /// Emits the step of a node whose weights, if any, are in one part.
+    /// Emits the step of a node whose weights are not split.
     fn step(&mut self, index: NodeIndex, layers: &[u32]) -> Result<ProgramStep, CompileError> {
         let node = self.graph.node(index);
         let inputs: Vec<Argument> = self.graph.inputs(index).into_iter().map(|i| self.output(i)).collect();
@@ -238,7 +239,7 @@ impl Emitter<'_> {
                 self.variants.len() - 1
             }
         };
-        // Only dequantizing weights and converting wire types do not depend on the micro-batch.
+        // All kernels depend on the micro-batch except those that dequantize weights or convert wire types.
         let params = (!matches!(kernel, Kernel::Widen(_) | Kernel::Copy)).then_some((
             Place::Params,
             0,
@@ -263,8 +264,8 @@ impl Emitter<'_> {
         (capacity(node.rows, &self.params), count)
     }
 
-    /// Leading constants of kernels that access the cache: the capacities of the parameter block, heads and
-    /// blocks.
+    /// Returns the leading constants of kernels that access the cache: capacities of the parameter block,
+    /// head counts and cache blocks.
     fn cache_constants(&self, heads: &Heads) -> Vec<u32> {
         let p = self.params;
         let mut constants = vec![p.rows, p.sequences, p.table_blocks, p.logit_rows];
@@ -277,7 +278,7 @@ impl Emitter<'_> {
         (place, offset, output_bytes(self.graph.node(node), &self.params))
     }
 
-    /// Returns columns of a node's output as one range, from the first row to the last.
+    /// Returns the byte range of some columns of a node's output, from the first row to the last.
     fn columns(&self, node: NodeIndex, first: u32, count: u32) -> Argument {
         let (place, offset, bytes) = self.output(node);
         let left_out = u64::from(self.graph.node(node).width.saturating_sub(count)) * 4;

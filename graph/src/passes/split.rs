@@ -1,16 +1,16 @@
-//! Splits attention into two launches, over splits of the positions and then over the splits, so that one row
-//! fills a device.
+//! Splits attention into two launches, so that a single row can occupy a whole device. The first launch
+//! computes a partial result per range of positions. The second launch merges the partial results.
 
 use crate::op::{Heads, Node, Operator, OperatorGraph};
 use ragtag_kernels::Activations;
 
-/// Splits every attention into as many parts as `splits` returns for its heads.
+/// Splits the positions of every attention into `splits` ranges. Heads have `head_dimensions` values.
 pub(crate) fn split_attention(graph: &mut OperatorGraph, splits: impl Fn(Heads) -> u32) {
     for merge in graph.ordered() {
         let node = graph.node(merge).clone();
         let Operator::Attention { layer, heads, scale } = node.operator else { continue };
         let splits = splits(heads);
-        // For each split of each head: its values, and two numbers by which the splits are combined.
+        // The partial result of one head consists of its values and two numbers for the merge.
         let width = heads.queries * splits * (heads.dimensions + 2);
         let operator = Operator::AttentionPartial { layer, heads, scale, splits, appends: None };
         let partial = graph.add(Node { operator, width, ..node.clone() }, &graph.inputs(merge));

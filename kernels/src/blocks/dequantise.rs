@@ -1,12 +1,12 @@
-//! Dequantizes a tensor as its file stores it: the reference for every packed layout and kernel.
+//! Dequantizes tensors in the layout of their file. This is the reference for every packed layout and kernel.
 //!
-//! Source of the formats: the block structures of ggml as the GGUF specification names them. Plain and
-//! scalar. Knows nothing about resident layouts.
+//! The formats are the block structures of ggml, with the names of the GGUF specification. The code is scalar
+//! and knows nothing about resident layouts.
 
 use super::TensorType;
 use half::{bf16, f16};
 
-/// Bytes and values do not match.
+/// Mismatch between a number of bytes and a number of values.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{bytes} bytes of {tensor_type} are not {values} values")]
 pub struct SizeError {
@@ -61,8 +61,8 @@ fn q8_0(block: &[u8], out: &mut [f32]) {
     }
 }
 
-/// Decodes `d: f16, q: u8[16]`. Byte i holds value i in its low and value i + 16 in its high nibble; value =
-/// d·(q − 8).
+/// Decodes `d: f16, q: u8[16]`. Byte i holds value i in its low nibble and value i + 16 in its high nibble;
+/// value = d·(q − 8).
 fn q4_0(block: &[u8], out: &mut [f32]) {
     let d = half_at(block, 0);
     for (i, &q) in block[2..18].iter().enumerate() {
@@ -71,7 +71,7 @@ fn q4_0(block: &[u8], out: &mut [f32]) {
     }
 }
 
-/// Decodes `d, m: f16, q: u8[16]`. Nibbles as in Q4_0; value = d·q + m.
+/// Decodes `d, m: f16, q: u8[16]`. The nibbles are ordered as in Q4_0; value = d·q + m.
 fn q4_1(block: &[u8], out: &mut [f32]) {
     let (d, m) = (half_at(block, 0), half_at(block, 2));
     for (i, &q) in block[4..20].iter().enumerate() {
@@ -80,8 +80,8 @@ fn q4_1(block: &[u8], out: &mut [f32]) {
     }
 }
 
-/// Returns the 32 quants of `high: u32, low: u8[16]`: nibbles as in Q4_0, and bit i of `high` is the fifth
-/// bit of value i.
+/// Returns the 32 quants of `high: u32, low: u8[16]`. The nibbles are ordered as in Q4_0. Bit i of `high` is
+/// the fifth bit of value i.
 fn quants5(high_and_low: &[u8]) -> [f32; 32] {
     let (high, low) = (&high_and_low[..4], &high_and_low[4..20]);
     std::array::from_fn(|i| {
@@ -106,8 +106,8 @@ fn q5_1(block: &[u8], out: &mut [f32]) {
     }
 }
 
-/// Returns scale and minimum of sub-block `j`. A Q4_K or Q5_K block packs eight of them, 6 bits each, into 12
-/// bytes.
+/// Returns the scale and minimum of sub-block `j`. A Q4_K or Q5_K block packs eight 6-bit pairs of them into
+/// 12 bytes.
 pub(crate) fn k_scale(packed: &[u8], j: usize) -> (u8, u8) {
     if j < 4 {
         (packed[j] & 63, packed[j + 4] & 63)
@@ -116,8 +116,8 @@ pub(crate) fn k_scale(packed: &[u8], j: usize) -> (u8, u8) {
     }
 }
 
-/// Decodes `d, dmin: f16, scales: u8[12], q: u8[128]`. 32 bytes hold sub-block 2c in their low and 2c + 1 in
-/// their high nibbles; value = d·scale·q − dmin·minimum.
+/// Decodes `d, dmin: f16, scales: u8[12], q: u8[128]`. 32 bytes hold sub-block 2c in their low nibbles and
+/// sub-block 2c + 1 in their high nibbles; value = d·scale·q − dmin·minimum.
 fn q4_k(block: &[u8], out: &mut [f32]) {
     let (d, dmin) = (half_at(block, 0), half_at(block, 2));
     for (sub, values) in out.chunks_exact_mut(32).enumerate() {
@@ -130,8 +130,8 @@ fn q4_k(block: &[u8], out: &mut [f32]) {
     }
 }
 
-/// Decodes `d, dmin: f16, scales: u8[12], high: u8[32], low: u8[128]`. As Q4_K, and bit s of byte i of `high`
-/// is the fifth bit of value i of sub-block s.
+/// Decodes `d, dmin: f16, scales: u8[12], high: u8[32], low: u8[128]`. The format extends Q4_K: bit s of byte
+/// i of `high` is the fifth bit of value i of sub-block s.
 fn q5_k(block: &[u8], out: &mut [f32]) {
     let (d, dmin) = (half_at(block, 0), half_at(block, 2));
     for (sub, values) in out.chunks_exact_mut(32).enumerate() {
@@ -145,9 +145,10 @@ fn q5_k(block: &[u8], out: &mut [f32]) {
     }
 }
 
-/// Decodes `low: u8[128], high: u8[64], scales: i8[16], d: f16`. For each half of 128 values, the four
-/// sub-blocks of 32 are in the low nibbles of 32 + 32 bytes, then in their high nibbles. Their upper two bits
-/// share the same 32 bytes of `high`, two bits apart. value = d·scale·(q − 32), with one scale per 16 values.
+/// Decodes `low: u8[128], high: u8[64], scales: i8[16], d: f16`. Each half of 128 values has four sub-blocks
+/// of 32. Two sub-blocks are in the low nibbles of 64 bytes, and two in their high nibbles. The upper two
+/// bits of all four share 32 bytes of `high`, two bits per sub-block. value = d·scale·(q − 32), with one
+/// scale per 16 values.
 fn q6_k(block: &[u8], out: &mut [f32]) {
     let d = half_at(block, 208);
     for (sub, values) in out.chunks_exact_mut(32).enumerate() {
@@ -162,16 +163,17 @@ fn q6_k(block: &[u8], out: &mut [f32]) {
     }
 }
 
-/// Returns digit `n` of the five base-3 digits in a byte of TQ1_0, most significant first. The byte is the
-/// number times 256/243, rounded up.
+/// Returns digit `n` of the five base-3 digits in a byte of TQ1_0, most significant first. The byte stores
+/// the five-digit number times 256/243, rounded up.
 fn ternary_digit(byte: u8, n: usize) -> u8 {
     const POWERS: [u8; 5] = [1, 3, 9, 27, 81];
     ((u16::from(byte.wrapping_mul(POWERS[n])) * 3) >> 8) as u8
 }
 
-/// Returns the quants, 0 to 2, of `q: u8[48], last: u8[4]` of a TQ1_0 block. 32 bytes hold digit n of values
-/// 32n … 32n + 31. 16 bytes hold the next 80 values, 16 apart. `last` holds the last 16, 4 apart, without a
-/// fifth digit.
+/// Returns the quants, 0 to 2, of `q: u8[48], last: u8[4]` in a TQ1_0 block. In the first 32 bytes, digit n
+/// belongs to values 32n … 32n + 31. The next 16 bytes hold 80 values, and digit n belongs to values 160 +
+/// 16n … 160 + 16n + 15. `last` holds the last 16 values in the same way, with four digits of four values
+/// each.
 pub(crate) fn tq1_0_quants(bytes: &[u8]) -> [u8; 256] {
     let mut out = [0; 256];
     for (source, values) in [(0..32, 0..160), (32..48, 160..240), (48..52, 240..256)] {
@@ -191,8 +193,8 @@ fn tq1_0(block: &[u8], out: &mut [f32]) {
     }
 }
 
-/// Decodes `q: u8[64], d: f16`. For each half of 128 values, the four sub-blocks of 32 share the same 32
-/// bytes, two bits apart; value = d·(q − 1).
+/// Decodes `q: u8[64], d: f16`. In each half of 128 values, four sub-blocks of 32 share 32 bytes, with two
+/// bits per sub-block; value = d·(q − 1).
 fn tq2_0(block: &[u8], out: &mut [f32]) {
     let d = half_at(block, 64);
     for (sub, values) in out.chunks_exact_mut(32).enumerate() {
@@ -207,7 +209,7 @@ fn tq2_0(block: &[u8], out: &mut [f32]) {
 mod tests {
     use super::*;
 
-    /// Random blocks and their values by an independent implementation (the `gguf` package).
+    /// Random blocks, and their values as decoded by an independent implementation (the `gguf` package).
     const VECTORS: [(TensorType, &[u8], &[u8]); 12] = [
         (TensorType::F16, include_bytes!("vectors/f16.blocks"), include_bytes!("vectors/f16.f32")),
         (TensorType::BF16, include_bytes!("vectors/bf16.blocks"), include_bytes!("vectors/bf16.f32")),

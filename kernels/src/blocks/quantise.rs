@@ -1,16 +1,16 @@
-//! Quantizes values into file blocks: the reference for kernels.
+//! Quantizes values into file blocks. This is the reference for kernels.
 //!
-//! Types without sub-blocks match the `gguf` package bit for bit. For types with sub-blocks, each sub-block
-//! searches for its scale among candidates around the one that just holds its largest value. For each
-//! candidate the quants are rounded and the scale is fitted to them by least squares. The scale with the
-//! smallest squared error wins. Values must be finite. A scale beyond the range of f16 becomes infinite.
+//! For types without sub-blocks, the result matches the `gguf` package bit for bit. For types with
+//! sub-blocks, each sub-block tries several scales, close to the scale that maps its largest value to the
+//! largest quant. For each candidate, the code rounds the quants and fits the scale to them by least squares.
+//! The scale with the smallest squared error wins. Values must be finite. A scale beyond the range of f16
+//! becomes infinite.
 
 use super::TensorType;
 use super::dequantise::SizeError;
 use half::f16;
 
-/// Writes `values` as whole file blocks to `blocks`. [`TensorType::F32`], F16 and BF16 have blocks of one
-/// value.
+/// Writes `values` to `blocks` as whole file blocks. Blocks of F32, F16 and BF16 hold one value.
 ///
 /// # Errors
 /// [`SizeError`] if `blocks` does not hold exactly `values.len()` values.
@@ -46,13 +46,13 @@ struct Block<'a> {
     /// Bits of d, and of m or dmin.
     d: u16,
     m: u16,
-    /// Per sub-block: the conversion to quants, and scale and minimum as stored.
+    /// Conversion to quants of each sub-block, and its scale and minimum as stored.
     steps: [Steps; 16],
     scales: [u8; 16],
     minima: [u8; 16],
 }
 
-/// Returns the value with the largest magnitude, the first of several.
+/// Returns the value with the largest magnitude, or the first of several.
 fn largest(values: &[f32]) -> f32 {
     values.iter().fold(0.0, |largest: f32, x| if x.abs() > largest.abs() { *x } else { largest })
 }
@@ -66,8 +66,8 @@ fn rounded(x: f32) -> f32 {
     (x.abs() + 0.5).floor().copysign(x)
 }
 
-/// Returns the best of the scales that `inverses` lead to, for quants from `least` to `most`, where quant
-/// zero is `minimum`.
+/// Returns the best scale for quants from `least` to `most`, where quant zero represents `minimum`.
+/// `inverses` yields the inverses of the candidate scales.
 fn search(values: &[f32], minimum: f32, [least, most]: [f32; 2], inverses: impl Iterator<Item = f32>) -> f32 {
     let mut best = (f32::INFINITY, 0.0);
     for inverse in inverses {
@@ -135,7 +135,7 @@ impl<'a> Block<'a> {
         self
     }
 
-    /// Computes eight sub-blocks with 6-bit scales and minima.
+    /// Computes the 6-bit scales and minima of eight sub-blocks.
     fn with_minima(mut self) -> Self {
         let most = self.most();
         let (mut scales, mut minima) = ([0.0; 8], [0.0; 8]);
@@ -158,7 +158,7 @@ impl<'a> Block<'a> {
         self
     }
 
-    /// Computes sixteen sub-blocks with 8-bit scales.
+    /// Computes the 8-bit scales of sixteen sub-blocks.
     fn with_scales(mut self) -> Self {
         let mut scales = [0.0; 16];
         for (values, scale) in self.values.chunks_exact(16).zip(&mut scales) {
@@ -196,14 +196,14 @@ impl<'a> Block<'a> {
         quant.clamp(0.0, self.most()) as u8
     }
 
-    /// Packs quants of `count` values, `stride` apart, into a byte: `bits` bits of each, starting at bit
-    /// `low`.
+    /// Packs `count` quants into a byte. The quants are `stride` values apart, and each contributes `bits`
+    /// bits from bit `low` on.
     fn bits(&self, first: usize, stride: usize, (count, low, bits): (usize, usize, usize)) -> u8 {
         let part = |n: usize| ((self.quant(first + n * stride) >> low) & ((1 << bits) - 1)) << (n * bits);
         (0..count).fold(0, |byte, n| byte | part(n))
     }
 
-    /// Packs five quants in base 3, times 256/243, rounded up.
+    /// Packs five quants as base-3 digits, times 256/243, rounded up.
     fn digits(&self, first: usize, stride: usize, count: usize) -> u8 {
         let digit = |n: usize| if n < count { u16::from(self.quant(first + n * stride)) } else { 0 };
         ((0..5).fold(0, |number, n| number * 3 + digit(n)) * 256).div_ceil(243) as u8
@@ -219,7 +219,7 @@ impl<'a> Block<'a> {
         }
     }
 
-    /// Returns byte `at` of the block. The formats are those of [`super::dequantise()`].
+    /// Returns byte `at` of the block. [`super::dequantise()`] defines the formats.
     fn byte(&self, at: usize) -> u8 {
         let nibbles = |i: usize| self.bits(i, 16, (2, 0, 4));
         let pairs = |i: usize| self.bits(i / 32 * 64 + i % 32, 32, (2, 0, 4));
@@ -268,7 +268,8 @@ mod tests {
     use super::*;
     use crate::cases::Random;
 
-    /// Maximum ‖decoded − values‖ / ‖values‖ of each type for uniformly distributed values.
+    /// Compares ‖decoded − values‖ / ‖values‖ with the maximum of each type, for uniformly distributed
+    /// values.
     #[test]
     fn quantised_values_survive_a_round_trip() {
         let mut random = Random::new(5);

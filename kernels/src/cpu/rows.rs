@@ -122,7 +122,7 @@ impl<'a> Int8Row<'a> {
     /// Returns row `row` of binding `binding`.
     ///
     /// # Safety
-    /// Same as for [`HostCall::write`].
+    /// The requirements of [`HostCall::write`] apply.
     #[inline(always)]
     pub unsafe fn new(call: &'a HostCall<'_>, binding: usize, row: usize, width: usize) -> Self {
         let start = row * row_bytes(width);

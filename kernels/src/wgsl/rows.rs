@@ -1,4 +1,4 @@
-//! Row kernels without block weights.
+//! Row kernels that read no block weights.
 
 use super::{Function, HALF_ROWS, INT8_ROWS, function, program};
 use crate::kernel::{Activations, Kernel};
@@ -15,7 +15,7 @@ const HEAD_ITEMS: u32 = 128;
 /// Work items of a group whose sub-groups exchange values, which lets a row use more items.
 const SUB_GROUP_ITEMS: u32 = 1024;
 
-/// Returns the same function for each method of reducing a group's values, best first.
+/// Returns one variant per method of reducing values across a group, best first.
 macro_rules! reducing {
     ($kernel:expr, $abi:expr, $function:literal, $parts:expr) => {{
         let narrow = Function {
@@ -100,7 +100,7 @@ pub(super) fn variants() -> Vec<Variant> {
     out.into_iter().map(Function::variant).collect()
 }
 
-/// Returns rows × parts of a row.
+/// Returns a grid of rows × parts of a row.
 fn part_grid(constants: &[u32]) -> [u32; 3] {
     [constants[0], constants[2].div_ceil(4 * ITEMS), 1]
 }

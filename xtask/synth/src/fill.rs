@@ -1,8 +1,8 @@
 //! Random blocks of every tensor type, with mean zero and a given standard deviation.
 //!
 //! Floating-point values are uniform. Quants are random bits, and the scale follows from the standard
-//! deviation of these bits. Scales vary a little from block to block, to expose kernels that mix them up.
-//! Block layouts are those of ggml (`block_q8_0` and so on).
+//! deviation of these bits. Scales vary a little from block to block, to expose kernels that confuse them.
+//! The block layouts are those of ggml (`block_q8_0` and so on).
 
 use half::{bf16, f16};
 use ragtag_kernels::TensorType;
@@ -10,7 +10,7 @@ use ragtag_kernels::TensorType;
 /// Content of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Values {
-    /// Ones, in F32.
+    /// Ones in F32.
     Ones,
     /// Uniform noise with mean zero.
     Random {
@@ -19,13 +19,13 @@ pub enum Values {
     },
 }
 
-/// A random number generator: a counter, mixed.
+/// Random number generator that hashes a counter.
 pub struct Random(u64);
 
 impl Random {
-    /// The `stream`-th sequence of a seed.
+    /// Creates the generator of the `stream`-th sequence of a seed.
     pub fn new(seed: u64, stream: u64) -> Self {
-        // Two rounds, so that neighbouring seeds and streams start far apart.
+        // Two rounds separate the sequences of neighbouring seeds and streams.
         Random(mix(mix(seed).wrapping_add(stream)))
     }
 
@@ -41,7 +41,8 @@ impl Random {
     }
 }
 
-/// The finaliser of splitmix64 (Steele, Lea and Flood, 2014): every output bit depends on every input bit.
+/// Applies the finaliser of splitmix64 (Steele, Lea and Flood, 2014). Every output bit depends on every input
+/// bit.
 fn mix(mut word: u64) -> u64 {
     word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -53,26 +54,26 @@ const TABLE_BITS: u32 = 12;
 /// Number of scales for the blocks of a tensor.
 const SCALES: usize = 16;
 
-/// Fills a block with random quants and this scale.
+/// Function that fills a block with random quants and this scale.
 type FillBlock = fn(&mut Random, &mut [u8], f16);
 
-/// The way to fill a tensor.
+/// Method of filling a tensor.
 pub enum Fill {
-    /// F32 ones.
+    /// Ones in F32.
     Ones,
     /// Values of 2 bytes, drawn from a table.
     Table2(Vec<[u8; 2]>),
     /// Values of 4 bytes, drawn from a table.
     Table4(Vec<[u8; 4]>),
-    /// Blocks of quants: a function for one block, and the scales to choose from.
+    /// Blocks of quants: a function that fills one block, and the scales to choose from.
     Blocks(FillBlock, TensorType, [f16; SCALES]),
 }
 
 impl Fill {
-    /// The fill for a tensor of this type.
+    /// Creates the fill for a tensor of this type.
     pub fn new(tensor_type: TensorType, values: Values) -> Self {
         let Values::Random { deviation } = values else { return Fill::Ones };
-        // Evenly spaced from -√3·σ to √3·σ: deviation σ.
+        // Values are evenly spaced from -√3·σ to √3·σ, so their standard deviation is σ.
         let table = (0..1u32 << TABLE_BITS).map(|i| {
             let position = (2 * i + 1) as f32 / (1u32 << TABLE_BITS) as f32 - 1.0;
             position * 3f32.sqrt() * deviation
@@ -98,7 +99,7 @@ impl Fill {
         Fill::Blocks(block, tensor_type, std::array::from_fn(scale))
     }
 
-    /// Fills whole blocks.
+    /// Fills whole blocks of a tensor.
     pub fn blocks(&self, random: &mut Random, out: &mut [u8]) {
         match self {
             Fill::Ones => out.chunks_exact_mut(4).for_each(|v| v.copy_from_slice(&1f32.to_le_bytes())),
@@ -125,14 +126,15 @@ fn draw<const N: usize>(table: &[[u8; N]], random: &mut Random, out: &mut [u8]) 
     }
 }
 
-/// Scale, 32 × i8. -128 does not occur, as in quantised files.
+/// Fills a block of Q8_0: the scale, then 32 × i8. The value -128 does not occur, as in real files.
 fn q8_0(random: &mut Random, block: &mut [u8], scale: f16) {
     random.fill(&mut block[2..]);
     block[2..].iter_mut().for_each(|q| *q = q.cast_signed().max(-127).cast_unsigned());
     block[..2].copy_from_slice(&scale.to_le_bytes());
 }
 
-/// Scale, 32 × 4 bits minus 8. 0 (that is, -8) becomes 8 (that is, 0), so that the mean is zero.
+/// Fills a block of Q4_0: the scale, then 32 quants of 4 bits, which represent their value minus 8. Replaces
+/// 0 (-8) with 8 (0), so that the mean is zero.
 fn q4_0(random: &mut Random, block: &mut [u8], scale: f16) {
     random.fill(&mut block[2..]);
     for byte in &mut block[2..] {
@@ -143,20 +145,21 @@ fn q4_0(random: &mut Random, block: &mut [u8], scale: f16) {
     block[..2].copy_from_slice(&scale.to_le_bytes());
 }
 
-/// Writes a scale and a multiple of it.
+/// Writes a scale and the product of the scale and `factor`.
 fn scale_and(block: &mut [u8], scale: f16, factor: f32) {
     block[..2].copy_from_slice(&scale.to_le_bytes());
     block[2..4].copy_from_slice(&f16::from_f32(scale.to_f32() * factor).to_le_bytes());
 }
 
-/// Scale, minimum, 32 × 4 bits. The minimum is the negated midpoint of the quants, so that the mean is zero.
+/// Fills a block of Q4_1: the scale, the minimum, then 32 quants of 4 bits. The minimum is the negated
+/// midpoint of the quants, so that the mean is zero.
 fn q4_1(random: &mut Random, block: &mut [u8], scale: f16) {
     scale_and(block, scale, -7.5);
     random.fill(&mut block[4..]);
 }
 
-/// Scale, 32 high bits, 32 × 4 low bits; the 5-bit value minus 16. 0 (that is, -16) becomes 16 (that is, 0),
-/// so that the mean is zero.
+/// Fills a block of Q5_0: the scale, 32 high bits, then 32 × 4 low bits. A quant represents its 5-bit value
+/// minus 16. Replaces 0 (-16) with 16 (0), so that the mean is zero.
 fn q5_0(random: &mut Random, block: &mut [u8], scale: f16) {
     random.fill(&mut block[2..]);
     let (high, low) = block[2..].split_at_mut(4);
@@ -167,30 +170,32 @@ fn q5_0(random: &mut Random, block: &mut [u8], scale: f16) {
     block[..2].copy_from_slice(&scale.to_le_bytes());
 }
 
-/// Scale, minimum, 32 high bits, 32 × 4 low bits. The mean is zero as with Q4_1.
+/// Fills a block of Q5_1: the scale, the minimum, 32 high bits, then 32 × 4 low bits. The mean is zero for
+/// the same reason as in [`q4_1`].
 fn q5_1(random: &mut Random, block: &mut [u8], scale: f16) {
     scale_and(block, scale, -15.5);
     random.fill(&mut block[4..]);
 }
 
-/// Scale, scale of the minima, 8 × (6-bit scale, 6-bit minimum), 256 × 4 bits. The scale of the minima is the
-/// midpoint of the quants times the scale, so that the mean is zero.
+/// Fills a block of Q4_K: the scale, the scale of the minima, 8 pairs of 6-bit scale and minimum, then 256
+/// quants of 4 bits. The scale of the minima is the midpoint of the quants times the scale, so that the mean
+/// is zero.
 fn q4_k(random: &mut Random, block: &mut [u8], scale: f16) {
     scale_and(block, scale, 7.5);
     k_scales(random, &mut block[4..16]);
     random.fill(&mut block[16..]);
 }
 
-/// As Q4_K, with 256 high bits before the 256 × 4 low bits.
+/// Fills a block of Q5_K. Its layout is that of Q4_K, with 256 high bits before the 256 × 4 low bits.
 fn q5_k(random: &mut Random, block: &mut [u8], scale: f16) {
     scale_and(block, scale, 15.5);
     k_scales(random, &mut block[4..16]);
     random.fill(&mut block[16..]);
 }
 
-/// Sub-scales of Q4_K and Q5_K. The minimum of each sub-block equals its scale.
+/// Writes the sub-scales and minima of Q4_K and Q5_K. The minimum of each sub-block equals its scale.
 fn k_scales(random: &mut Random, packed: &mut [u8]) {
-    // From 32 to 63: the top bit of six is set.
+    // Sub-scales are between 32 and 63, because the highest of the six bits is set.
     let subscale = random.next().to_le_bytes().map(|byte| byte & 31 | 32);
     for i in 0..4 {
         let (low, high) = (subscale[i], subscale[i + 4]);
@@ -200,8 +205,8 @@ fn k_scales(random: &mut Random, packed: &mut [u8]) {
     }
 }
 
-/// 128 bytes of low bits, 64 of high bits, 16 × i8 scales, scale. Sub-scales have random signs, so that the
-/// mean is zero.
+/// Fills a block of Q6_K: 128 bytes of low bits, 64 bytes of high bits, 16 × i8 scales, then the scale.
+/// Sub-scales have random signs, so that the mean is zero.
 fn q6_k(random: &mut Random, block: &mut [u8], scale: f16) {
     random.fill(&mut block[..208]);
     for subscale in &mut block[192..208] {
@@ -211,7 +216,8 @@ fn q6_k(random: &mut Random, block: &mut [u8], scale: f16) {
     block[208..].copy_from_slice(&scale.to_le_bytes());
 }
 
-/// 52 × five base-3 digits, each minus 1; scale. A byte is a number below 243, times 256/243, rounded up.
+/// Fills a block of TQ1_0: 52 bytes with five base-3 digits each, then the scale. A digit represents its
+/// value minus 1. A byte is a number below 243, times 256/243, rounded up.
 fn tq1_0(random: &mut Random, block: &mut [u8], scale: f16) {
     for four in block[..52].chunks_exact_mut(4) {
         let mut word = random.next();
@@ -224,7 +230,8 @@ fn tq1_0(random: &mut Random, block: &mut [u8], scale: f16) {
     block[52..].copy_from_slice(&scale.to_le_bytes());
 }
 
-/// 256 × 2 bits minus 1, scale. 3 does not occur; it becomes 1 (that is, 0).
+/// Fills a block of TQ2_0: 256 quants of 2 bits, which represent their value minus 1, then the scale.
+/// Replaces 3, which must not occur, with 1 (0).
 fn tq2_0(random: &mut Random, block: &mut [u8], scale: f16) {
     random.fill(&mut block[..64]);
     for byte in &mut block[..64] {

@@ -1,4 +1,4 @@
-//! Checks that the written models can be read, are reproducible, and hold sane weights.
+//! Checks that the written models can be read, are reproducible, and have plausible weights.
 
 use super::*;
 use half::f16;
@@ -64,12 +64,13 @@ fn the_vocabulary_tokenises_text() {
         let ids = tokenizer.encode(&text, true).unwrap();
         assert_eq!(tokenizer.decode(&ids), text);
         assert!(ids.iter().all(|id| *id < size));
-        // With words in the vocabulary, a text takes fewer tokens than characters.
+        // The vocabulary contains words, so a text has fewer tokens than characters.
         assert!(size < 30000 || ids.len() * 3 < text.len() * 2, "{} tokens", ids.len());
     }
 }
 
-/// Mean and standard deviation of a tensor, dequantised by an independent implementation of ggml's formulas.
+/// Returns the mean and standard deviation of a tensor, dequantised by an independent implementation of
+/// ggml's formulas.
 fn moments(tensor_type: TensorType, bytes: &[u8]) -> (f64, f64) {
     let half = |b: &[u8]| f16::from_le_bytes([b[0], b[1]]).to_f64();
     let mut values: Vec<f64> = Vec::new();
@@ -115,14 +116,14 @@ fn moments(tensor_type: TensorType, bytes: &[u8]) -> (f64, f64) {
     (mean, (values.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / values.len() as f64).sqrt())
 }
 
-/// High bits, then nibbles.
+/// Yields the quants of a block with high bits followed by nibbles.
 fn quanta5(block: &[u8]) -> impl Iterator<Item = f64> {
     let high = u32::from_le_bytes([block[0], block[1], block[2], block[3]]);
     (0..32).map(move |i| f64::from(u32::from(block[4 + i % 16] >> (i / 16 * 4) & 15) | (high >> i & 1) << 4))
 }
 
-/// The first `count` digits of each byte, read as a fraction: each multiplication by 3 moves one digit above
-/// the point.
+/// Yields the first `count` digits of each byte. The byte is a fraction, and each multiplication by 3 moves
+/// one digit above the point.
 fn ternary(bytes: &[u8], count: usize) -> impl Iterator<Item = f64> {
     bytes.iter().flat_map(move |byte| {
         let mut fraction = u32::from(*byte);
@@ -133,7 +134,7 @@ fn ternary(bytes: &[u8], count: usize) -> impl Iterator<Item = f64> {
     })
 }
 
-/// 6-bit scale and minimum of one of eight sub-blocks.
+/// Returns the 6-bit scale and minimum of one of eight sub-blocks.
 fn k_scale(s: &[u8], part: usize) -> (f64, f64) {
     let (scale, min) = if part < 4 {
         (s[part] & 63, s[part + 4] & 63)

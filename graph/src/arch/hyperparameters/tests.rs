@@ -1,4 +1,4 @@
-//! Hyperparameters of small handmade files, and the rotary frequencies that follow.
+//! Tests of the hyperparameters of small handmade files, and of the RoPE frequencies computed from them.
 
 use super::*;
 use crate::gguf::{ModelFile, ToValue, Writer};
@@ -7,7 +7,8 @@ use crate::weights::TensorInfo;
 use ragtag_kernels::TensorType;
 use std::sync::Arc;
 
-/// Reads a Llama with two heads of 16 values, two layers and 8 tokens. `more` adds keys.
+/// Reads a Llama model with two heads of 16 values, two layers and a vocabulary of 8 tokens. `more` adds
+/// keys.
 fn read(more: impl FnOnce(&mut Writer)) -> Result<Hyperparameters, ModelError> {
     let mut w = Writer::new();
     w.put("general.architecture", "llama");
@@ -71,7 +72,7 @@ fn linear_scaling_divides_positions() {
     assert!(message.contains("rotary scaling of type \"yarn\" (llama.rope.scaling.type)"), "{message}");
 }
 
-/// The exponents span the rotating values, not the whole head.
+/// Checks that the exponents of the frequencies span only the rotating values, not the whole head.
 #[test]
 fn partial_rotation_spreads_the_frequencies_over_the_rotating_values() {
     let h = with("rope.dimension_count", 8u32).unwrap();
@@ -104,7 +105,7 @@ fn accepts_values_at_their_limits() {
     assert_eq!(with("rope.dimension_count", 16u32).unwrap().rope.dimensions, 16);
     assert_eq!(with("attention.value_length", 16u32).unwrap().head_dimensions, 16);
     assert!(with("expert_count", 0u32).is_ok());
-    // Two heads of this many values are just within the limit of 2^24.
+    // Two heads of `LARGEST / 2` values reach the limit of 2^24 exactly.
     assert_eq!(with("attention.key_length", LARGEST / 2).unwrap().head_dimensions, LARGEST / 2);
     let message = with("attention.key_length", LARGEST / 2 + 2).unwrap_err().to_string();
     assert!(message.contains("llama.attention.key_length: 2 heads of 8388610"), "{message}");
