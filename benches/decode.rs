@@ -1,8 +1,9 @@
-//! Compares decode with its floor in one run: bytes of weights per token over this machine's read bandwidth.
+//! Compares decode with its limit in one run. The limit is this machine's read bandwidth, divided by the
+//! bytes of weights per token.
 //!
-//! `cargo bench --bench decode -- THREADS ROUNDS MODEL.gguf …`, with models of `cargo xtask synth-model
-//! --preset 1.1b`. Measurements of bandwidth and models alternate, so that noise affects all of them. Prints
-//! the raw samples as JSON.
+//! Usage: `cargo bench --bench decode -- THREADS ROUNDS MODEL.gguf …`, with models from `cargo xtask
+//! synth-model --preset 1.1b`. Bandwidth and models are measured in turns, so that noise affects all of them.
+//! Prints the raw samples as JSON.
 #![allow(clippy::print_stdout)] // prints a report
 
 use ragtag::{DeviceOptions, Devices, Engine, EngineOptions, Event, Generation, Model, Planner, Prompt};
@@ -10,11 +11,11 @@ use ragtag_kernels::{Activations, KvType};
 use std::hint::black_box;
 use std::time::Instant;
 
-/// Bytes read to measure the bandwidth, far beyond any cache.
+/// Number of bytes to read when the bandwidth is measured. It is far beyond the size of any cache.
 const READ_BYTES: usize = 2 << 30;
-/// Concurrent streams per thread: a single stream does not keep enough cache lines in flight.
+/// Concurrent streams per thread. A single stream does not keep enough cache lines in flight.
 const STREAMS: usize = 8;
-/// Tokens per sample.
+/// Number of tokens per sample.
 const TOKENS: u32 = 12;
 
 struct Subject {
@@ -25,7 +26,7 @@ struct Subject {
 }
 
 fn main() -> ragtag::Result<()> {
-    // Cargo adds `--bench`.
+    // Cargo adds the argument `--bench`.
     let mut arguments = std::env::args().skip(1).filter(|a| !a.starts_with("--"));
     let threads: u32 = arguments.next().and_then(|a| a.parse().ok()).unwrap_or(2);
     let rounds: usize = arguments.next().and_then(|a| a.parse().ok()).unwrap_or(7);
@@ -82,7 +83,7 @@ fn subject(path: &str, threads: u32) -> ragtag::Result<Subject> {
     Ok(Subject { name: model.name().into(), read_bytes, engine, tokens_per_s: Vec::new() })
 }
 
-/// Decode rate of one sequence in tokens per second, without the first token.
+/// Returns the decode rate of one sequence in tokens per second, without the first token.
 fn decode(engine: &Engine) -> ragtag::Result<f64> {
     let generation = Generation { max_tokens: TOKENS, ignore_end: true, ..Generation::greedy() };
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -98,8 +99,8 @@ fn decode(engine: &Engine) -> ragtag::Result<f64> {
     })
 }
 
-/// Allocates memory on huge pages where available, like the CPU backend's buffers. Otherwise the measured
-/// bandwidth would be lower than that of the weights.
+/// Allocates memory on huge pages if available, as the CPU backend does for its buffers. Without huge pages,
+/// the measured bandwidth would be below that of the weights.
 fn huge_memory(bytes: usize) -> ragtag::Result<memmap2::MmapMut> {
     let mapped = memmap2::MmapMut::map_anon(bytes)
         .map_err(|e| ragtag::Error::Usage(format!("cannot map {bytes} bytes to measure the bandwidth: {e}")));
@@ -112,7 +113,8 @@ fn huge_memory(bytes: usize) -> ragtag::Result<memmap2::MmapMut> {
     Ok(memory)
 }
 
-/// Bytes per second of all threads together. Each thread reads its part in interleaved streams.
+/// Returns the bytes per second that all threads read together. Each thread reads its part in interleaved
+/// streams.
 fn read_bandwidth(memory: &[u8], threads: usize) -> f64 {
     let start = Instant::now();
     std::thread::scope(|scope| {

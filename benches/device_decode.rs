@@ -1,9 +1,10 @@
-//! Compares decode and prefill on a device with their floors, in one run: bytes of weights per token over the
-//! device's copy rate (bytes read plus bytes written), and operations on weights per second.
+//! Compares decode and prefill on a device with their limits in one run. The limit of decode is the device's
+//! copy rate (bytes read plus bytes written), divided by the bytes of weights per token. Prefill is reported
+//! as operations on weights per second.
 //!
-//! `cargo bench --bench device_decode -- --device cuda:0 7b:f16 7b:q4_0`: models are PRESET:TYPE, with random
-//! weights made in memory (the presets of `cargo xtask synth-model`), or GGUF files. `--help` lists the
-//! options. Copies and models alternate. Prints the raw samples as JSON.
+//! Usage: `cargo bench --bench device_decode -- --device cuda:0 7b:f16 7b:q4_0`. A model is PRESET:TYPE or a
+//! GGUF file. PRESET is a preset of `cargo xtask synth-model`; the weights are random and made in memory.
+//! `--help` lists the options. Copies and models are measured in turns. Prints the raw samples as JSON.
 #![allow(clippy::print_stdout, clippy::print_stderr)] // prints a report
 
 mod support;
@@ -17,9 +18,9 @@ use ragtag_kernels::{Activations, KvType};
 use std::time::Instant;
 use support::{burst, median, model};
 
-/// Bytes per copy, far beyond any cache.
+/// Size of a copy in bytes. It is far beyond the size of any cache.
 const COPY_BYTES: u64 = 1 << 30;
-/// Copies per sample.
+/// Number of copies per sample.
 const COPIES: usize = 16;
 
 #[derive(Parser)]
@@ -74,7 +75,7 @@ fn main() -> ragtag::Result<()> {
                 figures.push(
                     decode(&arguments, name, &model, (context, sequences), &mut copies).unwrap_or_else(
                         |error| {
-                            // For example, the device is out of memory.
+                            // The device may be out of memory, for example.
                             println!("{name}: {sequences} × {context}: {error}");
                             serde_json::json!({ "context": context, "sequences": sequences, "error": error.to_string() })
                         },
@@ -96,8 +97,8 @@ fn main() -> ragtag::Result<()> {
     Ok(())
 }
 
-/// Starts an engine for sequences of up to `context` tokens. Also returns the bytes of weights read per
-/// token.
+/// Starts an engine for sequences of up to `context` tokens. Also returns the bytes of weights that each
+/// token reads.
 fn engine(
     arguments: &Arguments,
     name: &str,
@@ -154,13 +155,14 @@ fn prefill(
     Ok(serde_json::json!({ "prompt": arguments.prompt, "chunk": arguments.chunk, "tokens_per_s": rates }))
 }
 
-/// Number of weights in the matrices of the blocks: all that a prompt token is multiplied with.
+/// Returns the number of weights in the matrices of the blocks. Each prompt token is multiplied with all of
+/// them.
 fn weights(model: &Model) -> u64 {
     let blocks = model.graph().weights().tensors().iter().filter(|tensor| tensor.name.starts_with("blk."));
     blocks.map(|tensor| tensor.shape.iter().product::<u64>()).sum()
 }
 
-/// Measures decode of `sequences` concurrent sequences with `context` tokens in the cache each.
+/// Measures decode of `sequences` concurrent sequences. Each sequence has `context` tokens in the cache.
 fn decode(
     arguments: &Arguments,
     name: &str,
@@ -168,7 +170,7 @@ fn decode(
     (context, sequences): (u32, u32),
     copies: &mut Copies,
 ) -> ragtag::Result<serde_json::Value> {
-    // Sequences with a finished prompt already decode while other prompts are still read.
+    // Sequences with a finished prompt decode while other prompts are still being processed.
     let steps = sequences * context.div_ceil(arguments.chunk);
     let tokens = arguments.tokens + if sequences > 1 { 2 * steps } else { 0 };
     let (engine, read_bytes) = engine(arguments, name, model, context + tokens, sequences)?;
@@ -199,7 +201,7 @@ fn generate(engine: &Engine, sequences: u32, prompt: u32, tokens: u32) -> ragtag
     burst(engine, &Burst::Generations { prompt, tokens, sequences })
 }
 
-/// Rates at which the first device copies its own memory.
+/// Copy rates of the first device's own memory.
 struct Copies {
     copier: Copier,
     samples: Vec<f64>,
@@ -210,8 +212,8 @@ impl Copies {
         let label = arguments.device.split(',').next().unwrap_or_default();
         let report = Backends::new(&Config::default()).probe();
         let own = report.device(label).map(|device| device.adapters.clone()).unwrap_or_default();
-        // The hardware's ceiling is the fastest copy over all APIs that show the device. (Some drivers copy
-        // with slower engines.)
+        // The hardware limit is the fastest copy over all APIs that show the device, because some drivers
+        // copy with slower engines.
         let mut best: Option<Self> = None;
         for label in own {
             let mut copies = Self { copier: Copier::open(&label)?, samples: Vec::new() };
@@ -225,14 +227,14 @@ impl Copies {
         best.ok_or_else(|| ragtag::Error::Usage(format!("no device {label}")))
     }
 
-    /// Takes one more sample.
+    /// Measures another sample.
     fn again(&mut self) -> ragtag::Result<()> {
         self.samples.push(self.copier.bytes_per_s()?);
         Ok(())
     }
 }
 
-/// Copies from one buffer of the device to another.
+/// Copier between two buffers of a device.
 struct Copier {
     label: String,
     device: ragtag_hal::Checked,
@@ -245,14 +247,14 @@ impl Copier {
         let adapter = backends.probe().adapter(label).cloned();
         let adapter = adapter.ok_or_else(|| ragtag::Error::Usage(format!("no device {label}")))?;
         let failed = |cause| ragtag::Error::Device { device: label.into(), cause };
-        // A device number that no engine uses, so that its timelines are distinct.
+        // No engine uses this device number, so the timelines are distinct.
         let id = DeviceId(u16::MAX);
         let mut device = backends.open(&[(adapter, id)], &Limits::default()).map_err(failed)?.swap_remove(0);
         (0..2).try_for_each(|id| device.create_buffer(BufferId(id), COPY_BYTES)).map_err(failed)?;
         Ok(Self { label: label.into(), device, signalled: 0 })
     }
 
-    /// Bytes read plus bytes written per second.
+    /// Measures a sample. Returns the bytes read plus the bytes written per second.
     fn bytes_per_s(&mut self) -> ragtag::Result<f64> {
         self.copy(1)?;
         let start = Instant::now();

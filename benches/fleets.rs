@@ -1,23 +1,24 @@
-//! Compares plans with placement rules: fleets of cards drawn by a seeded rule, with the planner's placement
-//! and those of common rules, all simulated under the same load. Prints Markdown tables.
+//! Compares the planner's placement with common placement rules. A seeded rule draws fleets of cards. All
+//! placements are simulated under the same load. Prints Markdown tables.
 //!
 //! ```sh
 //! cargo bench --bench fleets                  # the table of docs/fleets.md
 //! cargo bench --bench fleets -- --fleets 5 --first 100
 //! ```
 //!
-//! The rule: fleet *n* has 2 to 8 cards. Each is drawn from all cards of the library except CPUs, with a
-//! generator of seed *n*. There are two tables for two questions.
+//! The rule for fleets: fleet *n* has 2 to 8 cards. A generator with seed *n* draws each card from all cards
+//! of the library except CPUs. There are two tables, which answer two questions.
 //!
-//! In the first, the user wants to run *a* model that needs more than one card. The same generator draws it
-//! from the models below that fit the fleet with a context of 2048 for 16 sequences, but fit none of its
-//! cards alone. Without such a model it is the largest that fits the fleet. In the second, the user wants the
-//! *largest* model that fits.
+//! In the first table, the user wants to run *a* model that needs more than one card. The generator draws it
+//! from the models below. They fit the fleet with a context of 2048 for 16 sequences, but fit none of its
+//! cards alone. If there is no such model, the largest model that fits the fleet is used. In the second
+//! table, the user wants to run the *largest* model that fits.
 //!
-//! Only placements that fit count. The plan is compared with the best rule in simulation twice. First, as
-//! engines run the rules (`Planner::untuned_baseline`): all decoding sequences in one micro-batch, or in one
-//! per stage, whichever is better. Second, with chunk, micro-batches and credits tuned for each rule's
-//! placement as for the planner's (`Planner::baseline`), so that only the placement differs.
+//! Only placements that fit count. The plan is compared with the best rule in two simulations. In the first,
+//! the rules run as in other engines (`Planner::untuned_baseline`). All decoding sequences are in one
+//! micro-batch, or in one per stage, whichever is better. In the second, chunk, micro-batches and credits are
+//! tuned for each rule's placement as for the planner's (`Planner::baseline`). Only the placement then
+//! differs.
 
 #![allow(clippy::print_stdout, clippy::print_stderr)] // prints tables, and progress
 
@@ -105,7 +106,7 @@ fn planner(model: &Model, fleet: &Fleet) -> Result<Planner> {
     Ok(planner.sequences(SEQUENCES).context(CONTEXT).workload(REQUEST))
 }
 
-/// The models that fit a fleet.
+/// Models that fit a fleet.
 struct Fitting {
     /// Indices of the models that fit, the largest first.
     models: Range<usize>,
@@ -115,7 +116,7 @@ struct Fitting {
 
 impl Fitting {
     fn new(models: &[(&str, Model)], fleet: &Fleet) -> Result<Self> {
-        // Memory fit does not depend on the objective; latency is the fastest to plan.
+        // Memory fit does not depend on the objective, and latency is the fastest objective to plan.
         let planner =
             |model: &Model| -> Result<Planner> { Ok(planner(model, fleet)?.objective(Objective::Latency)) };
         let (mut first, mut on_one_card) = (None, models.len());
@@ -132,7 +133,7 @@ impl Fitting {
         Ok(Self { models: first.ok_or("no model fits the fleet")?..models.len(), on_one_card })
     }
 
-    /// The models that fit the fleet but none of its cards alone.
+    /// Returns the models that fit the fleet but none of its cards alone.
     fn for_several_cards(&self) -> Vec<usize> {
         (self.models.start..self.on_one_card).collect()
     }
@@ -147,9 +148,9 @@ struct Row {
     model: String,
     devices: usize,
     rate: f64,
-    /// The best rule as engines run it.
+    /// Best rule, as other engines run it.
     untuned: Option<OfRule>,
-    /// The best rule, tuned like the planner's placement.
+    /// Best rule, tuned like the planner's placement.
     tuned: Option<OfRule>,
 }
 
@@ -172,7 +173,7 @@ impl Row {
         Ok(Self { model: (*name).into(), devices: plan.stages.len(), rate: rate(&plan)?, untuned, tuned })
     }
 
-    /// Requests per second relative to a rule.
+    /// Returns the simulated requests per second relative to a rule.
     fn ratio(&self, (_, rate): &OfRule) -> f64 {
         self.rate / rate
     }
@@ -194,7 +195,7 @@ impl std::fmt::Display for Row {
     }
 }
 
-/// Rows with their leading cells, in Markdown.
+/// Markdown rows, each with its leading cells.
 #[derive(Default)]
 struct Table {
     rows: Vec<(String, Row)>,
@@ -233,7 +234,7 @@ fn summary(mut ratios: Vec<f64>) -> String {
     format!("{} fleets with a rule that fits, ratio at least {least:.2}, median {median:.2}", ratios.len())
 }
 
-/// Requests per second in simulation.
+/// Simulates the plan under the load. Returns the requests per second.
 fn simulated(model: &Model, fleet: &Fleet, plan: &Plan, load: &Load) -> Result<f64> {
     let (devices, links) = fleet.facts()?;
     Ok(ragtag::simulate(model, plan, &devices, &links, load)?.requests_per_s)

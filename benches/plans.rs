@@ -1,19 +1,20 @@
-//! Compares predictions with measurements, plan by plan: placements drawn by a seeded rule, the planner's,
-//! and those of common rules. Each is predicted and then run on this machine's devices.
+//! Compares predictions with measurements, plan by plan. The plans are placements drawn by a seeded rule, the
+//! planner's placements, and those of common rules. Each plan is predicted and then run on this machine's
+//! devices.
 //!
 //! ```sh
 //! cargo bench --bench plans -- --device cuda:0,cuda:1,cpu --plans 20 --json plans.json 7b:f16 --layers 8
 //! cargo bench --bench plans -- --device cpu --cpu-devices 2 --threads 1 --throttle cpu:1=duty:50% 300m:q8_0
 //! ```
 //!
-//! First it times the devices, ignoring cached profiles. The rule for drawn plans: the seeded generator
-//! chooses the number of devices, the devices and their order, the cuts, the chunk and the number of decode
-//! groups. Plans that do not fit, or that are predicted to take longer than `--longest`, are drawn again.
-//! Four figures are compared per plan, all in tokens per second:
+//! The bench first times the devices and ignores cached profiles. For a drawn plan, the seeded generator
+//! chooses the devices with their number and order, the cuts, the chunk and the number of decode groups. If a
+//! plan does not fit, or is predicted to take longer than `--longest`, the generator draws another. Four
+//! figures are compared per plan, all in tokens per second:
 //!
 //! | figure | measured | predicted |
 //! | --- | --- | --- |
-//! | decode | all sequences at once, while all of them generate | by the plan |
+//! | decode | all sequences at once, while all of them generate | by the planner |
 //! | prefill | the prompts of all sequences, from the first to the last | by the simulator |
 //! | load | all sequences, prompts and answers | by the simulator |
 //! | alone | one sequence, prompt and answer | by the simulator |
@@ -37,11 +38,11 @@ use std::path::PathBuf;
 use std::time::Instant;
 use support::{burst, median, model};
 
-/// Chunks to draw from.
+/// Prefill chunks from which the generator draws, in tokens.
 const CHUNKS: [u32; 5] = [32, 64, 128, 256, 512];
 /// Maximum number of draws for one plan.
 const DRAWS: usize = 100;
-/// Error bounds for which the summary counts predictions.
+/// Relative errors up to which the summary counts predictions.
 const NEAR: [f64; 2] = [0.1, 0.2];
 
 /// Names of the planner's plans.
@@ -116,14 +117,14 @@ fn main() -> Result<()> {
         let row = bench.row(candidate);
         println!("{row}");
         rows.push(row);
-        // Write after every row, so that an interrupted run keeps its results.
+        // Write the results after every row, so that an interrupted run keeps them.
         bench.write(&rows)?;
     }
     println!("\n{}", summary(&rows).join("\n"));
     Ok(())
 }
 
-/// Shared state of all plans.
+/// State that all plans share.
 struct Bench<'a> {
     arguments: &'a Arguments,
     model: Model,
@@ -132,12 +133,12 @@ struct Bench<'a> {
     planner: Planner,
 }
 
-/// A placement to run.
+/// Placement to run.
 struct Candidate {
     name: String,
     plan: Plan,
     predicted: Rates,
-    /// Predicted time of all its measurements.
+    /// Predicted duration of all measurements of the placement, in seconds.
     seconds: f64,
 }
 
@@ -171,7 +172,7 @@ impl<'a> Bench<'a> {
         let start = Instant::now();
         let mut options = CalibrationOptions::default();
         (options.activations, options.kv) = (activations, kv);
-        // Covers all chunks that the planner may choose.
+        // The largest chunk covers all chunks that the planner may choose.
         options.chunk = MAX_CHUNK.min(context);
         (options.sequences, options.seconds) = (arguments.sequences, arguments.calibration);
         (options.limit, options.force) = (None, true);
@@ -191,7 +192,7 @@ impl<'a> Bench<'a> {
         Ok(Self { arguments, model, devices, calibration, planner })
     }
 
-    /// The planner's plans, the rules' plans, and the drawn plans.
+    /// Returns the planner's plans, the rules' plans, and the drawn plans.
     fn candidates(&self) -> Result<Vec<Candidate>> {
         let latency = self.planner.clone().objective(Objective::Latency).plan()?;
         let chosen = self.planner.plan()?;
@@ -233,12 +234,12 @@ impl<'a> Bench<'a> {
         let load_s = self.simulated_s(&plan, sequences, tokens)?;
         let alone_s = self.simulated_s(&plan, 1, tokens)?;
         let predicted = self.rates(plan.predicted.decode_tokens_per_s, [prefill_s, load_s, alone_s]);
-        // The loads also run once as a warm-up.
+        // Both loads also run once as a warm-up.
         let seconds = load_s + alone_s + rounds as f64 * (prefill_s + load_s + alone_s);
         Ok(Candidate { name, plan, predicted, seconds })
     }
 
-    /// Simulated seconds of `sequences` concurrent sequences with `new_tokens` new tokens each.
+    /// Returns the simulated seconds for `sequences` concurrent sequences with `new_tokens` new tokens each.
     fn simulated_s(&self, plan: &Plan, sequences: u32, new_tokens: u32) -> Result<f64> {
         let load = DrawnLoad {
             requests: sequences,
@@ -251,7 +252,7 @@ impl<'a> Bench<'a> {
         Ok(ragtag::simulate(&self.model, plan, devices, links, &load.draw()?)?.duration_us / 1e6)
     }
 
-    /// The rates that follow from the seconds of prompts, load and a single sequence.
+    /// Computes the rates from the seconds that the prompts, the load and a single sequence take.
     fn rates(&self, decode: f64, [prefill_s, load_s, alone_s]: [f64; 3]) -> Rates {
         let (sequences, tokens) = (f64::from(self.arguments.sequences), f64::from(self.arguments.tokens));
         Rates {
@@ -262,7 +263,7 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// Draws a plan; `None` if no draw fits and is fast enough.
+    /// Draws a plan. Returns `None` if no drawn plan fits and is fast enough.
     fn drawn(&self, rng: &mut SmallRng, number: usize, segments: u32) -> Result<Option<Candidate>> {
         let labels = self.planner.labels();
         let context = self.arguments.prompt + self.arguments.tokens;
@@ -296,7 +297,7 @@ impl<'a> Bench<'a> {
         Ok(None)
     }
 
-    /// Measures a candidate.
+    /// Measures a candidate and compares it with its prediction.
     fn row(&self, candidate: &Candidate) -> Row {
         let outcome = match candidate.seconds > self.arguments.longest {
             true => Err(format!("not run: predicted to take {:.0} s", candidate.seconds)),
@@ -316,7 +317,7 @@ impl<'a> Bench<'a> {
             Engine::start_exact(&self.model, &self.devices, &candidate.plan, EngineOptions::default())?;
         let prompts = Burst::Prompts { tokens: prompt, sequences };
         let load = |sequences| Burst::Generations { prompt, tokens, sequences };
-        // Warm up with the measured loads: programs are recorded on first use, clocks rise, and the system
+        // Warm up with the measured loads. Programs are recorded on first use, clocks rise, and the system
         // places the threads.
         burst(&engine, &load(sequences))?;
         burst(&engine, &load(1))?;
@@ -365,7 +366,7 @@ impl Candidate {
     }
 }
 
-/// Result of a plan.
+/// Results of a plan.
 #[derive(Serialize)]
 struct Row {
     name: String,
@@ -413,12 +414,12 @@ impl std::fmt::Display for Row {
     }
 }
 
-/// Relative error of a prediction; positive if it is too high.
+/// Returns the relative error of a prediction. The error is positive if the prediction is too high.
 fn error(predicted: f64, measured: f64) -> f64 {
     predicted / measured - 1.0
 }
 
-/// Summary of all rows in words.
+/// Summarises all rows in words.
 fn summary(rows: &[Row]) -> Vec<String> {
     let mut lines = Vec::new();
     let run: Vec<_> = rows.iter().filter_map(|row| Some((row, row.measured?))).collect();
@@ -444,7 +445,7 @@ fn summary(rows: &[Row]) -> Vec<String> {
     lines
 }
 
-/// Compares the chosen plan with the rules, as measured.
+/// Compares the measured rates of the chosen plan with those of the rules.
 fn against_rules(run: &[(&Row, Rates)], chosen: &str, figure: &str, of: fn(&Rates) -> f64) -> Option<String> {
     let own = of(&run.iter().find(|(row, _)| row.is(chosen))?.1);
     let rules = Baseline::ALL.iter().filter_map(|rule| {

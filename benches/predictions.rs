@@ -1,12 +1,12 @@
-//! Compares predicted with measured rates. Each round calibrates two unequal CPU devices, one throttled to
-//! half of the time, plans for them and runs the plan. Prints a Markdown table. Fails if the prediction is
-//! off by more than a fifth in every round.
+//! Compares predicted with measured rates. Each round calibrates two unequal CPU devices, plans for them and
+//! runs the plan. One device is throttled to half of the time. Prints a Markdown table. Fails if a prediction
+//! is off by more than a fifth in every round.
 //!
 //! ```sh
 //! cargo bench --bench predictions
 //! ```
 //!
-//! Needs an idle machine with three or more cores.
+//! The benchmark needs an idle machine with three or more cores.
 
 #![allow(clippy::print_stdout)] // prints a table
 
@@ -18,7 +18,7 @@ use ragtag::{
 };
 use ragtag_synth::{Preset, Shape};
 
-/// Sequences, prompt tokens and new tokens of each.
+/// Number of sequences, prompt tokens per sequence, and new tokens per sequence.
 const LOAD: (u32, u32, u32) = (4, 96, 64);
 const ROUNDS: usize = 4;
 /// Maximum error of a prediction, relative to the measurement.
@@ -26,7 +26,7 @@ const MOST_OFF: f64 = 0.2;
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
-/// Rates in tokens per second: decode and prefill.
+/// Rates of decode and prefill, in tokens per second.
 #[derive(Clone, Copy, Debug)]
 struct Rates {
     decode: f64,
@@ -34,7 +34,7 @@ struct Rates {
 }
 
 impl Rates {
-    /// Relative difference of two rates, the larger of both.
+    /// Returns the relative difference of two rates, for decode or prefill, whichever is larger.
     fn apart(&self, other: &Self) -> f64 {
         let apart = |a: f64, b: f64| (a / b - 1.0).abs();
         apart(self.decode, other.decode).max(apart(self.prefill, other.prefill))

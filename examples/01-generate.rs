@@ -1,7 +1,7 @@
 //! Generates text on one device and prints it token by token.
 //!
-//! Shows: the steps from a model to text (open, probe, plan, start, generate), and streaming of tokens.
-//! You should see: a tale that grows word by word, and a line of figures below it.
+//! Demonstrates the steps from a model to text (open, probe, plan, start, generate), and streaming of tokens.
+//! The output is a tale that grows word by word, with a line of figures below it.
 //!
 //! ```sh
 //! cargo run --release --example 01-generate
@@ -22,7 +22,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     };
     let prompt = arguments.next().unwrap_or("Once upon a time".into());
 
-    // The CPU as a single device. Without a selection, Ragtag would use every GPU that a backend finds.
+    // Select the CPU as a single device. Without a selection, Ragtag would use every GPU that a backend
+    // finds.
     let options = DeviceOptions::selecting("cpu");
     let devices = Devices::probe(&options)?;
     println!("{}\n", devices.start_line());

@@ -1,9 +1,8 @@
-//! Runs one model over two devices: the first holds the first layers, the second the rest.
+//! Runs one model over two devices. The first device holds the first layers, the second holds the rest.
 //!
-//! Shows: presenting the CPU as two devices, the content of a plan, and that the text does not depend on the
-//! cut.
-//! You should see: two stages with their segments and memory, the planner's reasons, a tale, and the same
-//! tale again from a pipeline with another cut.
+//! Demonstrates how to present the CPU as two devices, the content of a plan, and that the text does not
+//! depend on the cut. The output shows two stages with their segments and memory, and the planner's reasons.
+//! A tale follows, and then the same tale from a pipeline with another cut.
 //!
 //! ```sh
 //! cargo run --release --example 02-pipeline
@@ -15,7 +14,7 @@ use ragtag::{DeviceOptions, Devices, Engine, EngineOptions, Generation, Model, P
 
 fn main() -> ragtag::Result<()> {
     let model = Model::bundled()?;
-    // One thread each, so that the planner uses the same figures on every machine.
+    // Each device has one thread, so that the planner uses the same figures on every machine.
     let mut options = DeviceOptions::selecting("cpu");
     (options.cpu_devices, options.cpu_threads) = (2, Some(1));
     let devices = Devices::probe(&options)?;
@@ -31,7 +30,7 @@ fn main() -> ragtag::Result<()> {
     let tale = tell(&model, &devices, &plan)?;
     println!("\n{tale}\n");
 
-    // The same segments with a manual cut: the embedding and three blocks, then the rest.
+    // Cut the same segments manually: the embedding and three blocks, then the rest.
     let last = model.graph().segment_count() - 1;
     let split = format!("0-3=cpu:0,4-{last}=cpu:1").parse()?;
     let by_hand = Planner::new(&model).devices(&devices).split(split).plan()?;

@@ -1,15 +1,20 @@
 //! Plans for devices that do not exist: a fast card, a slow card and a CPU, described by figures.
 //!
-//! Shows: planning needs facts but no hardware, and plan and reasons follow the facts. Reads no weights.
-//! You should see: everything on the fast card; a pipeline if its memory is too small; more stages if many
-//! sequences share it; and finally a model that fits nowhere, with the missing memory of each device. ```sh
-//! cargo run --release --example 03-plan-without-running ```
+//! Demonstrates that planning needs facts but no hardware, and that the plan and its reasons follow the
+//! facts. The example reads no weights. The output shows several plans. The whole model is on the fast card
+//! at first. If the memory of this card is too small, the plan is a pipeline. If many sequences share the
+//! devices, the plan has more stages. The last model fits nowhere, and the error names the missing memory of
+//! each device.
+//!
+//! ```sh
+//! cargo run --release --example 03-plan-without-running
+//! ```
 
 #![allow(clippy::print_stdout)] // examples print
 
 use ragtag::{BufferLimits, DeviceFacts, Figure, FigureSource, Model, Objective, Planner};
 
-/// An assumed device. The sizes suit the small bundled model: read MiB as GiB for a large one.
+/// Describes an assumed device. The sizes suit the small bundled model; for a large model, read MiB as GiB.
 fn device(label: &str, memory_mib: u64, gigabytes_per_s: f64, tera_flops: f64) -> DeviceFacts {
     let figure = |value| Figure { value, source: FigureSource::User };
     DeviceFacts {

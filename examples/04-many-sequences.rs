@@ -1,10 +1,10 @@
 //! Sends sixteen prompts through a pipeline of two stages: one after the other, four at a time, and all at
 //! once.
 //!
-//! Shows: sessions are cheap and concurrent. With several sequences in flight both stages work, and sequences
-//! that decode together read the weights only once.
-//! You should see: tokens per second that rise with the number of sequences in flight. (On a single core only
-//! the shared reads help.)
+//! Demonstrates that sessions are cheap and concurrent. With several sequences in flight, both stages work at
+//! the same time. Sequences that decode together read the weights only once. The output shows that the tokens
+//! per second rise with the number of sequences in flight. On a single core, only the shared reads of weights
+//! help.
 //!
 //! ```sh
 //! cargo run --release --example 04-many-sequences

@@ -1,10 +1,10 @@
 //! Measures from a run's trace how much two stages overlap.
 //!
-//! Shows: tracing an engine, and reading the trace. A single decoding sequence keeps one stage busy at a
-//! time. Sixteen sequences keep both busy, and so do the chunks of one long prompt.
-//! You should see: bars for each stage and for both together, as shares of the time from the first
-//! computation to the last. "both" is empty only for the first run. Its length depends on two idle cores: on
-//! a busy machine the threads of the stages compete for cores.
+//! Demonstrates how to trace an engine and how to read the trace. A single decoding sequence keeps one stage
+//! busy at a time. Sixteen sequences keep both stages busy, and so do the chunks of one long prompt. The
+//! output has a bar for each stage and a bar for both together. Each bar is a share of the time from the
+//! first computation to the last. The bar "both" is empty only for the first run. Its length depends on two
+//! idle cores, because the threads of the stages compete for cores on a busy machine.
 //!
 //! ```sh
 //! cargo run --release --example 05-overlap
@@ -33,7 +33,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 }
 
 fn traced(model: &Model, devices: &Devices, sequences: u32, prompt: u32, new: u32) -> ragtag::Result<Trace> {
-    // The same cut for all runs.
+    // All runs use the same cut.
     let last = model.graph().segment_count() - 1;
     let split = format!("0-7=cpu:0,8-{last}=cpu:1").parse()?;
     let planner = Planner::new(model).devices(devices).sequences(sequences).chunk(50).split(split);

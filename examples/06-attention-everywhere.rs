@@ -1,15 +1,15 @@
 //! Computes the same attention on every device of the machine.
 //!
-//! Shows: single operators without a model, and equal results on all devices through all their APIs.
-//! You should see: a line per device with its relative error to float64, at most 1e-4, and the operator's
-//! time with inputs on the device; or the reason why a device fails to open.
+//! Demonstrates single operators without a model, and equal results on all devices through all their APIs.
+//! The output has a line per device with its relative error to float64, at most 1e-4, and the operator's time
+//! with inputs on the device. If a device fails to open, its line has the reason.
 //!
 //! ```sh
 //! cargo run --release --example 06-attention-everywhere
 //! cargo run --release --example 06-attention-everywhere -- 8 1024 64
 //! ```
 //!
-//! The arguments are heads, positions, and dimensions of a head.
+//! The arguments are the number of heads, the number of positions, and the dimensions of a head.
 
 #![allow(clippy::print_stdout)] // examples print
 
@@ -17,13 +17,13 @@ use ragtag::compute::Attention;
 use ragtag::{DeviceOptions, Devices};
 use std::time::Instant;
 
-/// Pseudo-random values: fractional parts of multiples of the golden ratio, centred at zero.
+/// Returns pseudo-random values: fractional parts of multiples of the golden ratio, centred at zero.
 fn values(count: usize, seed: usize) -> Vec<f32> {
     let fraction = |i: usize| (i as f64 * 0.618_033_988_749_895).fract() as f32 - 0.5;
     (0..count).map(|i| 4.0 * fraction(i * i % 10_007 + seed)).collect()
 }
 
-/// Causal attention in f64.
+/// Computes causal attention in f64.
 fn reference(q: &[f32], k: &[f32], v: &[f32], positions: usize, dims: usize) -> Vec<f64> {
     let mut out = vec![0.0; q.len()];
     for (i, (out, q)) in out.chunks_mut(dims).zip(q.chunks(dims)).enumerate() {
@@ -64,7 +64,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let [q, k, v] = [&q, &k, &v].map(|values| device.upload(shape, values));
         let (q, k, v) = (q?, k?, v?);
         let attention = Attention { causal: true, ..Attention::default() };
-        // The first call compiles the kernel.
+        // The first call also compiles the kernel.
         let out = device.attention(&attention, &q, &k, &v)?.wait()?;
         let start = Instant::now();
         device.attention(&attention, &q, &k, &v)?.wait()?;

@@ -1,4 +1,4 @@
-//! Timed bursts of work, for benchmarks. Knows nothing about predictions.
+//! Timed bursts of work, for benchmarks.
 
 use crate::error::{Error, Result};
 use crate::session::{Event, Generation, Prompt, Session, TokenStream};
@@ -16,8 +16,8 @@ pub struct BurstTimes {
 }
 
 impl BurstTimes {
-    /// Tokens per second of all sequences while all of them generate: from the latest first token to the
-    /// earliest last token. `None` if there is no such interval.
+    /// Returns the tokens per second of all sequences together, from the latest first token to the earliest
+    /// last token. Returns `None` if the sequences never all generate at the same time.
     pub fn together_tokens_per_s(&self) -> Option<f64> {
         let from = self.tokens_s.iter().filter_map(|one| one.first()).copied().reduce(f64::max)?;
         let to = self.tokens_s.iter().filter_map(|one| one.last()).copied().reduce(f64::min)?;
@@ -34,14 +34,15 @@ struct Sequence {
 }
 
 impl Session {
-    /// Submits a burst of work at once and waits until it ends. Uses synthetic prompts and ignores the
-    /// model's end token.
+    /// Submits all sequences of a burst at once and waits until they end. Uses synthetic prompts and ignores
+    /// the model's end token.
     ///
     /// # Errors
-    /// As [`Session::generate`] and its stream; [`Error::Usage`] if a sequence ends before all of its tokens.
+    /// Fails like [`Session::generate`] and its stream. Returns [`Error::Usage`] if a sequence ends before it
+    /// has generated all tokens.
     pub async fn burst(&self, burst: &Burst) -> Result<BurstTimes> {
         let (prompt, new_tokens, count) = match *burst {
-            // One generated token marks the end of a prompt's processing.
+            // The first generated token marks the end of prefill.
             Burst::Prompts { tokens, sequences } => (tokens, 1, sequences),
             Burst::Generations { prompt, tokens, sequences } => (prompt, tokens, sequences),
         };
@@ -69,12 +70,12 @@ impl Session {
 }
 
 impl Sequence {
-    /// Handles all events that have arrived.
+    /// Handles the events that have arrived so far.
     fn take(&mut self, context: &mut Context<'_>, started: Instant, wanted: u32) -> Result<()> {
         while let Poll::Ready(event) = self.stream.poll_event(context) {
             match event? {
                 Event::Token { id: Some(_), .. } => self.times.push(started.elapsed().as_secs_f64()),
-                // Text that was held back earlier.
+                // This event contains text of earlier tokens.
                 Event::Token { id: None, .. } => {}
                 Event::Finished(summary) if summary.new_tokens == wanted => {
                     self.ended = true;
@@ -99,7 +100,8 @@ mod tests {
             seconds: 9.0,
             tokens_s: tokens_s.iter().map(|one| one.to_vec()).collect(),
         };
-        // From 2 to 4: tokens at 3 and 4 of the first, at 2.5, 3.5 of the second.
+        // Between 2 s and 4 s, the first sequence has tokens at 3 s and 4 s. The second has tokens at 2.5 s
+        // and 3.5 s.
         let two = times(&[&[1.0, 2.0, 3.0, 4.0], &[2.0, 2.5, 3.5, 4.5]]);
         assert_eq!(two.together_tokens_per_s(), Some(2.0));
         assert_eq!(times(&[&[1.0, 2.0], &[3.0, 4.0]]).together_tokens_per_s(), None);

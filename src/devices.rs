@@ -17,43 +17,45 @@ use std::ffi::OsString;
 pub struct DeviceOptions {
     /// Device selection: a comma-separated list of `auto`, `gpu`, `cpu`, names and filters.
     pub requested: Option<String>,
-    /// Device selection from the environment, used if nothing was requested.
+    /// Device selection from the environment. It is used only if `requested` is `None`.
     pub from_environment: Option<String>,
-    /// Number of devices to split the CPU's cores into; 0 means one.
+    /// Number of CPU devices among which the CPU's cores are divided. 0 means one device.
     pub cpu_devices: u32,
-    /// Threads of each CPU device; by default the hardware threads, divided evenly.
+    /// Number of threads per CPU device. By default, the hardware threads are divided evenly.
     pub cpu_threads: Option<u32>,
-    /// Child process for probing drivers that may crash. Without it, drivers are probed in this process.
+    /// Child process for probing drivers, which may crash. If `None`, drivers are probed in this process.
     pub(crate) probe_child: Option<ProbeChild>,
     /// Program and arguments of a child process for the HIP compiler, which may crash. The program must call
-    /// `ragtag::compile_for_hip`. If empty, sources are compiled in this process.
+    /// `ragtag::compile_for_hip`. If the list is empty, sources are compiled in this process.
     pub(crate) hip_compiler: Vec<OsString>,
     /// Devices and links to throttle, for tests.
     pub(crate) throttles: Vec<ThrottleSpec>,
-    /// Kernels for matmuls of many rows: Ragtag's, or a library's.
+    /// Kernels for matmuls with many rows: Ragtag's own kernels, or a library.
     pub gemm: GemmChoice,
 }
 
 impl DeviceOptions {
-    /// Options with this device selection: a comma-separated list of `auto`, `gpu`, `cpu`, names and filters.
+    /// Creates options with this device selection: a comma-separated list of `auto`, `gpu`, `cpu`, names and
+    /// filters.
     pub fn selecting(devices: impl Into<String>) -> Self {
         Self { requested: Some(devices.into()), ..Self::default() }
     }
 
-    /// For benchmarks: throttles devices and links.
+    /// Throttles devices and links, for benchmarks.
     #[doc(hidden)]
     pub fn throttled(self, throttles: Vec<ThrottleSpec>) -> Self {
         Self { throttles, ..self }
     }
 }
 
-/// Share of a device's free memory that plans may use. The rest is left for drivers and other allocations.
+/// Share of a device's free memory that plans may use. The remainder is for drivers and other allocations.
 const USABLE_SHARE: f64 = 0.95;
 
-/// Divisor of the CPU threads: at most 1/8 of them is reserved for the threads that serve other devices.
+/// Divisor of the number of CPU threads that gives the maximum number of reserved threads (see
+/// [`spare_threads`]).
 const SPARED_SHARE: u32 = 8;
 
-/// Detected and selected devices. Devices are opened when an engine starts.
+/// Detected and selected devices. An engine opens the devices when it starts.
 pub struct Devices {
     backends: Backends,
     report: Report,
@@ -74,8 +76,9 @@ impl Devices {
     /// Probes every backend and resolves the selection.
     ///
     /// # Errors
-    /// [`Error::Devices`] or [`Error::DevicesOfEnvironment`] if the selection is malformed or matches no
-    /// device; [`Error::ThrottleSpec`] for a device or link that is not selected or cannot be throttled.
+    /// Returns [`Error::Devices`] or [`Error::DevicesOfEnvironment`] if the selection is malformed or matches
+    /// no device. Returns [`Error::ThrottleSpec`] if a throttled device or link is not selected or cannot be
+    /// throttled.
     pub fn probe(options: &DeviceOptions) -> Result<Self> {
         let (flag, environment) = (options.requested.as_deref(), options.from_environment.as_deref());
         let by_environment = flag.is_none() && environment.is_some_and(|value| !value.trim().is_empty());
@@ -104,20 +107,20 @@ impl Devices {
         backends(options).probe()
     }
 
-    /// For tests: devices that have less memory than they report.
+    /// Gives devices less memory than they report, for tests.
     #[doc(hidden)]
     pub fn limited_to(self, limits: Limits) -> Self {
         Self { limits, ..self }
     }
 
-    /// For tests: limits the bytes that a device can bind at once.
+    /// Limits the bytes that devices can bind at once, for tests.
     #[doc(hidden)]
     pub fn binding_at_most(mut self, bytes: u64) -> Self {
         self.choice.selected.iter_mut().for_each(|adapter| adapter.caps.max_binding_bytes = bytes);
         self
     }
 
-    /// For tests: wraps each device when it is opened, for example to inject faults or to detect leaks.
+    /// Wraps each device when it is opened, so that tests can inject faults or detect leaks.
     #[doc(hidden)]
     pub fn checked_by(
         mut self,
@@ -127,33 +130,33 @@ impl Devices {
         self
     }
 
-    /// Probe report of every backend.
+    /// Returns the probe report of all backends.
     pub fn report(&self) -> &Report {
         &self.report
     }
 
-    /// Requested, detected and selected devices.
+    /// Returns the requested, detected and selected devices.
     pub fn choice(&self) -> &Choice {
         &self.choice
     }
 
-    /// Device options to record in plans.
+    /// Returns the device options that plans record.
     pub(crate) fn plan_options(&self) -> &PlanDeviceOptions {
         &self.plan_options
     }
 
-    /// The selected adapters, in pipeline order.
+    /// Returns the selected adapters, in the order of the selection.
     pub fn selected(&self) -> &[Adapter] {
         &self.choice.selected
     }
 
-    /// Labels of the selected adapters.
+    /// Returns the labels of the selected adapters.
     pub fn labels(&self) -> Vec<String> {
         self.selected().iter().map(Adapter::label).collect()
     }
 
-    /// Summary in one line: `requested=auto detected=[cpu:0] selected=[cpu:0]`, followed by throttles if
-    /// there are any.
+    /// Returns a summary in one line: `requested=auto detected=[cpu:0] selected=[cpu:0]`, followed by any
+    /// throttles.
     pub fn start_line(&self) -> String {
         if self.throttles.is_empty() {
             return self.choice.to_string();
@@ -162,12 +165,12 @@ impl Devices {
         format!("{} throttles=[{}]", self.choice, throttles.join(", "))
     }
 
-    /// Throttled devices and links.
+    /// Returns the throttles of devices and links.
     pub fn throttles(&self) -> &[ThrottleSpec] {
         &self.throttles
     }
 
-    /// Rate to which a link is throttled.
+    /// Returns the rate to which a link is throttled, if it is throttled.
     fn link_limit_bytes_per_s(&self, a: &str, b: &str) -> Option<u64> {
         self.throttles.iter().find_map(|throttle| match throttle {
             ThrottleSpec::LinkRate { from, to, bytes_per_s } => {
@@ -177,9 +180,9 @@ impl Devices {
         })
     }
 
-    /// Rates and free memory of the selected devices, for the planner. Rates come from the card library, else
-    /// from the API, else they are assumed. A physical device that is selected through several APIs divides
-    /// its memory between them.
+    /// Returns the rates and the free memory of the selected devices, for the planner. Rates come from the
+    /// card library if it lists the device, or otherwise from the API. Other rates are assumed. If a physical
+    /// device is selected through several APIs, its memory is divided among them.
     pub fn facts(&self) -> Vec<DeviceFacts> {
         let physical = |adapter: &Adapter| self.report.device(&adapter.label());
         let users = |adapter: &Adapter| {
@@ -188,10 +191,10 @@ impl Devices {
         self.selected().iter().map(|adapter| facts(adapter, users(adapter))).collect()
     }
 
-    /// Free host memory. `None` if the CPU was not probed.
+    /// Returns the free host memory in bytes, or `None` if the CPU was not probed.
     pub(crate) fn host_memory_bytes(&self) -> Option<u64> {
         let processors = self.report.adapters().filter(|adapter| adapter.kind == AdapterKind::Cpu);
-        // Each CPU device reports its share.
+        // Each CPU device reports its own share of the memory.
         let free = processors.filter_map(|adapter| adapter.memory.first()?.free_bytes);
         free.reduce(u64::saturating_add)
     }
@@ -199,7 +202,7 @@ impl Devices {
     /// Opens an adapter of the report for single operators, even if it is not selected.
     ///
     /// # Errors
-    /// [`compute::Error::Device`] if it cannot be opened.
+    /// Returns [`compute::Error::Device`] if the adapter cannot be opened.
     pub fn compute(&self, adapter: &Adapter) -> compute::Result<Compute> {
         Compute::on(self.open_adapter(adapter)?)
     }
@@ -210,23 +213,35 @@ impl Devices {
         Ok(opened.swap_remove(0))
     }
 
-    /// Opens adapters by label, in this order.
+    /// Opens the adapters with these labels, in this order.
     ///
     /// # Errors
-    /// [`Error::Device`] names the device that cannot be opened, or all of them if each opens alone.
+    /// Returns [`Error::Device`] with the device that cannot be opened, or with all devices if each of them
+    /// can be opened alone.
     pub(crate) fn open(&self, labels: &[String]) -> Result<Vec<(Adapter, Checked)>> {
         self.open_with(labels, |_| None)
     }
 
-    /// As [`Devices::open`], for the stages of a pipeline, with throttled links between them.
+    /// Opens adapters like [`Devices::open`], for the stages of a pipeline. Throttles the links between the
+    /// stages.
     ///
     /// # Errors
-    /// As [`open`](Self::open).
-    pub(crate) fn open_stages(&self, labels: &[String]) -> Result<Vec<(Adapter, Checked)>> {
-        self.open_with(labels, |label| {
-            let [from, to] = labels.windows(2).find(|pair| pair[0] == label)? else { return None };
-            self.link_limit_bytes_per_s(from, to)
-        })
+    /// Fails like [`open`](Self::open).
+    pub(crate) fn open_stages(&self, stages: &[String]) -> Result<(Vec<(Adapter, Checked)>, Vec<usize>)> {
+        let mut labels: Vec<String> = Vec::new();
+        let hosts = stages.iter().map(|label| {
+            let known = labels.iter().position(|other| other == label);
+            known.unwrap_or_else(|| {
+                labels.push(label.clone());
+                labels.len() - 1
+            })
+        });
+        let hosts = hosts.collect();
+        let devices = self.open_with(&labels, |label| {
+            let limits = stages.windows(2).filter(|pair| pair[0] == label);
+            limits.filter_map(|pair| self.link_limit_bytes_per_s(&pair[0], &pair[1])).min()
+        })?;
+        Ok((devices, hosts))
     }
 
     fn open_with(
@@ -246,7 +261,8 @@ impl Devices {
         };
         let open = |some: &[(Adapter, DeviceId)]| self.backends.open_with(some, &self.limits, &check);
         let opened = open(&wanted).map_err(|cause| {
-            // Devices of one API open together, and the error does not name the failing one: try each alone.
+            // All devices of an API are opened in one call, whose error does not name a device. Opening each
+            // device alone finds the device that fails.
             let alone =
                 |one: &(Adapter, DeviceId)| Some((one.0.label(), open(std::slice::from_ref(one)).err()?));
             let culprit = if wanted.len() > 1 { wanted.iter().find_map(alone) } else { None };
@@ -269,9 +285,10 @@ fn backends(options: &DeviceOptions) -> Backends {
     })
 }
 
-/// Reserves a CPU thread for each device other than the CPU, and one for the coordinator. All threads of a
-/// CPU device synchronize after every operator, so one that shares its core delays the others. Devices with a
-/// thread count set by the user keep it.
+/// Reserves one CPU thread for each device other than the CPU and one for the coordinator, but at most
+/// 1/[`SPARED_SHARE`] of the threads. All threads of a CPU device synchronize after every operator, so a
+/// thread that shares its core delays all other threads. If the user has set the thread count of a device, it
+/// does not change.
 fn spare_threads(selected: &mut [Adapter], throttles: &[ThrottleSpec]) {
     let is_processor = |adapter: &Adapter| adapter.kind == AdapterKind::Cpu;
     let processors = selected.iter().filter(|adapter| is_processor(adapter)).count();
@@ -304,7 +321,7 @@ fn facts(adapter: &Adapter, users: u64) -> DeviceFacts {
     };
     let (label, caps) = (adapter.label(), &adapter.caps);
     let usable = (bytes as f64 * USABLE_SHARE) as u64 / users.max(1);
-    // The library's workspace is allocated outside the device's buffers.
+    // The workspace of the GEMM library is not one of the device's buffers.
     let usable = usable.saturating_sub(caps.gemm.as_ref().map_or(0, |library| library.workspace_bytes));
     let facts = DeviceFacts::assumed(&label, adapter.kind, caps.parallel_units, usable, source);
     let facts = DeviceFacts {

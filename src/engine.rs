@@ -1,4 +1,4 @@
-//! The engine executes a plan: opens devices, compiles segments, loads weights and starts the actors.
+//! The engine executes a plan. It opens devices, compiles segments, loads weights and starts the actors.
 
 use crate::devices::Devices;
 use crate::error::{Error, Result};
@@ -8,26 +8,28 @@ use crate::trace::Trace;
 use ragtag_graph::{CompiledStage, Lowering, WeightBuffer, WeightChunk, Weights};
 use ragtag_hal::{Adapter, Device};
 use ragtag_planner::plan::Plan;
-use ragtag_scheduler::{Pipeline, PipelineOptions, PipelineStats, StageReport, StageSpec, WeightSource};
+use ragtag_scheduler::{
+    Pipeline, PipelineOptions, PipelineSpec, PipelineStats, StageReport, StageSpec, WeightSource,
+};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Maximum number of spans in a trace.
 const TRACE_SPANS: usize = 1 << 20;
 
-/// Callback for loading progress: loaded bytes of weights and their total.
+/// Callback for loading progress. It receives the loaded bytes and the total bytes of the weights.
 pub type Progress = Box<dyn FnMut(u64, u64) + Send>;
 
-/// Options of an engine besides its plan.
+/// Options of an engine in addition to its plan.
 #[derive(Default)]
 #[non_exhaustive]
 pub struct EngineOptions {
-    /// Records the work of every device queue.
+    /// Whether to record the work of every device queue.
     pub trace: bool,
-    /// Allows requests for logits of every row ([`Session::logits`]). Needs a plan made with
+    /// Whether to allow requests for logits of every row ([`Session::logits`]). The plan must be made with
     /// [`Planner::all_logits`](crate::Planner::all_logits).
     pub all_logits: bool,
-    /// Receives loading progress.
+    /// Callback for loading progress.
     pub progress: Option<Progress>,
 }
 
@@ -51,11 +53,11 @@ pub struct StageInfo {
     pub adapter: Adapter,
     /// The stage's segments.
     pub segments: Range<usize>,
-    /// Kernel variants that its programs use.
+    /// Kernel variants that the programs of the stage use.
     pub kernels: Vec<String>,
 }
 
-/// A loaded pipeline. Stops when the engine, its sessions and their streams are dropped.
+/// A loaded pipeline. It stops when the engine, all its sessions and all their streams have been dropped.
 #[derive(Debug)]
 pub struct Engine {
     model: Model,
@@ -65,12 +67,12 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Opens the plan's devices, then compiles, loads and starts its stages. Never changes the plan;
-    /// [`Engine::start`] replans if a device is out of memory or cannot be opened.
+    /// Opens the plan's devices, then compiles, loads and starts the stages. Never changes the plan, unlike
+    /// [`Engine::start`], which replans if a device is out of memory or cannot be opened.
     ///
     /// # Errors
-    /// [`Error::Device`] if a device cannot be opened, [`Error::Compile`] if it cannot run its segments,
-    /// [`Error::Run`] if loading fails. The planner reports invalid plans.
+    /// Returns [`Error::Device`] if a device cannot be opened, [`Error::Compile`] if a device cannot run its
+    /// segments, and [`Error::Run`] if loading fails. The planner reports invalid plans.
     pub fn start_exact(
         model: &Model,
         devices: &Devices,
@@ -89,13 +91,14 @@ impl Engine {
         let lowering = lowering(plan, options.all_logits);
         let labels: Vec<String> = plan.stages.iter().map(|s| s.device.clone()).collect();
         let graph = model.graph().with_granularity(plan.model.granularity);
+        let (opened, hosts) = devices.open_stages(&labels)?;
         let (mut specs, mut stages) = (Vec::new(), Vec::new());
-        for (stage, (adapter, device)) in plan.stages.iter().zip(devices.open_stages(&labels)?) {
-            let segments = stage.segments.range();
+        for (stage, device) in plan.stages.iter().zip(hosts) {
+            let (adapter, segments) = (opened[device].0.clone(), stage.segments.range());
             let compiled = ragtag_graph::compile(&graph, segments.clone(), &lowering, &adapter.caps)
                 .map_err(|cause| Error::Compile { device: adapter.label(), cause })?;
             stages.push(StageInfo { adapter, segments, kernels: compiled.variants.clone() });
-            specs.push(stage_spec(model, compiled, Box::new(device)));
+            specs.push(stage_spec(model, compiled, device));
         }
         let mut run = PipelineOptions::new(specs.len(), plan.context, lowering.cache_blocks(), plan.chunk);
         run.chunks = plan.chunks();
@@ -105,7 +108,9 @@ impl Engine {
         run.slots = plan.slots;
         run.trace_spans = if options.trace { TRACE_SPANS } else { 0 };
         let progress = Arc::clone(&options.progress);
-        let pipeline = Pipeline::start(specs, &run, move |loaded| {
+        let devices = opened.into_iter().map(|(_, device)| Box::new(device) as Box<dyn Device>).collect();
+        let spec = PipelineSpec { devices, stages: specs };
+        let pipeline = Pipeline::start(spec, &run, move |loaded| {
             let mut progress = progress.lock().unwrap_or_else(PoisonError::into_inner);
             if let Some(report) = progress.as_mut() {
                 report(loaded.done_bytes, loaded.total_bytes);
@@ -114,38 +119,39 @@ impl Engine {
         Ok(Self { model: model.clone(), plan: plan.clone(), stages, pipeline: Arc::new(pipeline) })
     }
 
-    /// Creates a session. Any number of sessions can be active at the same time.
+    /// Creates a session. An engine can have any number of sessions at the same time.
     pub fn session(&self) -> Session {
         Session::new(self.model.clone(), Arc::clone(&self.pipeline))
     }
 
-    /// The plan in execution.
+    /// Returns the plan that the engine executes.
     pub fn plan(&self) -> &Plan {
         &self.plan
     }
 
-    /// Stages in pipeline order.
+    /// Returns the stages in pipeline order.
     pub fn stages(&self) -> &[StageInfo] {
         &self.stages
     }
 
-    /// Statistics so far: stages, edges and the token return.
+    /// Returns the statistics of stages, edges and the token return since the start.
     pub fn stats(&self) -> PipelineStats {
         self.pipeline.stats()
     }
 
-    /// Statistics of each stage so far. May lag by a few micro-batches.
+    /// Returns the statistics of each stage since the start. The statistics may lag by a few micro-batches.
     pub fn stage_reports(&self) -> Vec<StageReport> {
         self.pipeline.stats().stages
     }
 
-    /// Trace of every queue so far. Empty unless [`EngineOptions::trace`] was set.
+    /// Returns the trace of every queue since the start. The trace is empty unless [`EngineOptions::trace`]
+    /// was set.
     pub fn trace(&self) -> Trace {
         Trace::new(self.pipeline.trace(), &self.stages)
     }
 
-    /// Stops the pipeline and returns its trace. Live sessions keep the pipeline running until they are
-    /// dropped. Errors of a failed pipeline are reported through its sequences.
+    /// Stops the pipeline and returns its trace. If sessions still exist, the pipeline keeps running until
+    /// they are dropped. The sequences report errors of a failed pipeline.
     pub fn shutdown(self) -> Trace {
         let stages = self.stages;
         let spans = match Arc::try_unwrap(self.pipeline) {
@@ -156,7 +162,7 @@ impl Engine {
     }
 }
 
-/// Lowering of the model for a plan.
+/// Returns the settings with which a plan's model is lowered.
 pub(crate) fn lowering(plan: &Plan, all_logits: bool) -> Lowering {
     Lowering {
         activations: plan.activations,
@@ -169,19 +175,19 @@ pub(crate) fn lowering(plan: &Plan, all_logits: bool) -> Lowering {
     }
 }
 
-fn stage_spec(model: &Model, compiled: CompiledStage, device: Box<dyn Device>) -> StageSpec {
+fn stage_spec(model: &Model, compiled: CompiledStage, device: usize) -> StageSpec {
     let weights = FileWeights::new(model, &compiled);
     StageSpec { device, compiled, weights: Box::new(weights) }
 }
 
-/// Weights read from the model's files and packed for the device.
+/// Source of weights that reads the model's files and packs the weights for the device.
 pub(crate) struct FileWeights {
     weights: Arc<Weights>,
     buffers: Vec<WeightBuffer>,
 }
 
 impl FileWeights {
-    /// Weights of a stage of a model.
+    /// Creates the source for a stage of a model.
     pub(crate) fn new(model: &Model, compiled: &CompiledStage) -> Self {
         Self { weights: Arc::clone(model.graph().weights()), buffers: compiled.weights.clone() }
     }

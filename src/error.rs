@@ -5,11 +5,11 @@ use std::path::PathBuf;
 /// Result of Ragtag's public API.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Any error of Ragtag. [`Error::exit_code`] is the exit code of the command.
+/// An error of Ragtag's public API. [`Error::exit_code`] returns the command's exit code.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// An invalid argument, or one that conflicts with other arguments or the model.
+    /// An invalid argument, or an argument that conflicts with other arguments or with the model.
     #[error("{0}")]
     Usage(String),
     /// A file that cannot be read or written.
@@ -25,7 +25,7 @@ pub enum Error {
     /// A failed write to standard output. A closed pipe is not an error.
     #[error("cannot write to standard output: {0}")]
     Output(std::io::Error),
-    /// Calibration results that cannot be saved.
+    /// Failure to save calibration results.
     #[error("cannot save the calibration: {0}")]
     Unkept(String),
     /// A damaged or unsupported model file.
@@ -36,7 +36,7 @@ pub enum Error {
         /// The cause.
         cause: ragtag_graph::ModelError,
     },
-    /// A missing, damaged or unsupported tokenizer, or a text that it cannot encode.
+    /// A missing, damaged or unsupported tokenizer, or a text that the tokenizer cannot encode.
     #[error("{}", about(name, cause))]
     Tokenizer {
         /// The file, or the bundled model.
@@ -44,16 +44,16 @@ pub enum Error {
         /// The cause.
         cause: ragtag_graph::TokenizerError,
     },
-    /// An invalid device selection, or one that matches no device.
+    /// A device selection that is invalid or that matches no device.
     #[error(transparent)]
     Devices(#[from] ragtag_devices::SelectionError),
-    /// The same for a selection from the environment.
+    /// A device selection in `RAGTAG_DEVICES` that is invalid or that matches no device.
     #[error("RAGTAG_DEVICES: {0}")]
     DevicesOfEnvironment(ragtag_devices::SelectionError),
     /// A device or link that cannot be throttled as requested.
     #[error(transparent)]
     ThrottleSpec(#[from] ragtag_devices::ThrottleError),
-    /// A placement that is invalid or does not fit.
+    /// A placement that is invalid or that does not fit in memory.
     #[error(transparent)]
     Planner(#[from] ragtag_planner::PlanError),
     /// A malformed split.
@@ -62,7 +62,7 @@ pub enum Error {
     /// A malformed pin.
     #[error("--pin: {0}")]
     Pin(ragtag_planner::split::SplitError),
-    /// A placement that names a device which is present but not selected.
+    /// A placement that uses a device that is present but not selected.
     #[error("{device} is not selected (to select it, use --device {},{device})", selected.join(","))]
     NotSelected {
         /// The device.
@@ -78,14 +78,14 @@ pub enum Error {
         /// The cause.
         cause: Box<ragtag_planner::plan::InvalidPlan>,
     },
-    /// A plan file whose devices exist only with other options.
+    /// A plan file that requires other device options.
     #[error("{}: the plan needs {}; run it with {flags}", path.display(), missing.join(", "))]
     PlanDevices {
         /// The file.
         path: PathBuf,
         /// Devices of the plan that are not selected.
         missing: Vec<String>,
-        /// Options that the plan was made with, as command-line flags.
+        /// Command-line flags that set the required device options.
         flags: String,
     },
     /// A plan file that needs more memory than a device has.
@@ -119,7 +119,7 @@ pub enum Error {
     /// An invalid fleet.
     #[error("{of}: {cause}")]
     Fleet {
-        /// The file, or the option.
+        /// The fleet file, or the command-line option.
         of: String,
         /// The cause.
         cause: ragtag_planner::InvalidFleet,
@@ -154,7 +154,7 @@ pub enum Error {
         /// Number of tests in total.
         tests: usize,
     },
-    /// Findings of `--strict`.
+    /// Violations that `--strict` found.
     #[error("refused by --strict: {}", findings.join("; "))]
     Strict {
         /// The findings.
@@ -162,14 +162,14 @@ pub enum Error {
     },
 }
 
-/// Prefixes an error with the model's name, unless the error already names the file.
+/// Formats an error. Prepends the model's name, unless the error already names the file.
 fn about(name: &str, cause: &impl std::fmt::Display) -> String {
     let cause = cause.to_string();
     if cause.contains(name) { cause } else { format!("{name}: {cause}") }
 }
 
 impl Error {
-    /// Exit code of the command for this error.
+    /// Returns the command's exit code for this error.
     pub fn exit_code(&self) -> u8 {
         use ragtag_planner::PlanError;
         match self {

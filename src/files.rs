@@ -1,17 +1,17 @@
-//! Reads text files up to a maximum size, since a path may name an endless source.
+//! Reads text files up to a maximum size, because a path may name an endless source such as a device.
 
 use std::fs::File;
 use std::io::{Error, ErrorKind, Read, Result};
 use std::path::Path;
 
-/// Maximum size of Ragtag's own JSON files and of fleet files, in bytes. 64 devices with all their links take
-/// a tenth of it.
+/// Maximum size of Ragtag's own JSON files and of fleet files, in bytes. A fleet of 64 devices with all their
+/// links takes a tenth of this size.
 pub(crate) const MOST_JSON_BYTES: u64 = 16 << 20;
 
 /// Reads a text file of at most `most_bytes` bytes.
 ///
 /// # Errors
-/// If it cannot be read, is longer, or is not UTF-8.
+/// Fails if the file cannot be read, is too large, or is not UTF-8.
 pub(crate) fn read_text(path: &Path, most_bytes: u64) -> Result<String> {
     text_of(File::open(path)?, most_bytes)
 }
@@ -19,10 +19,10 @@ pub(crate) fn read_text(path: &Path, most_bytes: u64) -> Result<String> {
 /// Reads a text of at most `most_bytes` bytes from a source.
 ///
 /// # Errors
-/// If it cannot be read, is longer, or is not UTF-8.
+/// Fails if the source cannot be read, is too long, or is not UTF-8.
 pub(crate) fn text_of(source: impl Read, most_bytes: u64) -> Result<String> {
     let mut bytes = Vec::new();
-    // Reads one extra byte to detect a text that is too large.
+    // Reads one extra byte to detect a text that is too long.
     source.take(most_bytes + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > most_bytes {
         return Err(Error::new(ErrorKind::FileTooLarge, format!("has more than {most_bytes} bytes")));
@@ -39,7 +39,7 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), "abcé").unwrap();
         assert_eq!(read_text(file.path(), 5).unwrap(), "abcé");
-        // The limit may fall inside a character.
+        // The limit is inside a character.
         let error = read_text(file.path(), 3).unwrap_err();
         assert_eq!(
             (error.kind(), error.to_string()),

@@ -1,8 +1,8 @@
-//! Starts an engine and replans if a device has less memory than reported, or cannot be opened.
+//! Starts an engine. Replans if a device has less memory than it reports, or cannot be opened.
 //!
-//! Reported memory can be too high because other programs or the driver use some, or because of
-//! fragmentation. After a failed allocation, everything loaded is freed and the planner makes a plan for the
-//! memory that the device provided. Knows nothing about how an engine starts or how a plan is built.
+//! A device may report too much memory because other programs or the driver use a part of it, or because
+//! memory is fragmented. After a failed allocation, Ragtag frees all loaded weights, and the planner makes a
+//! plan for the memory that is available.
 
 use crate::devices::Devices;
 use crate::engine::{Engine, EngineOptions};
@@ -13,20 +13,22 @@ use ragtag_planner::plan::Plan;
 use ragtag_scheduler::RefusedMemory;
 use std::collections::HashMap;
 
-/// Number of failed allocations at which Ragtag gives up on a device. The first leads to a plan for the free
-/// memory that the device reports, the second for what it provided, the third for less, because of
-/// allocations besides the buffers.
+/// Number of failed starts on a device after which Ragtag gives up. After the first failure, the next plan
+/// uses the free memory that the device reports. After the second failure, it uses the memory that was
+/// allocated before the failure. After the third failure, it uses less, because the device may need memory
+/// that is not in buffers.
 const REFUSALS: u32 = 4;
 
 impl Engine {
-    /// Starts the plan that `planner` makes. If a device runs out of memory, replans for the memory that it
-    /// has: with more of the model on other devices, a smaller chunk, fewer slots or, last, a shorter
-    /// context. Settings made explicitly do not change. A device that cannot be opened is left out.
-    /// [`Engine::plan`] returns the plan that runs.
+    /// Makes a plan with `planner` and starts it. [`Engine::plan`] returns the plan that runs.
+    ///
+    /// If a device is out of memory, replans for the available memory. The new plan moves segments to other
+    /// devices, uses a smaller chunk or fewer slots, or, as the last resort, shortens the context. Explicit
+    /// settings do not change. If a device cannot be opened, the new plan excludes it.
     ///
     /// # Errors
-    /// As [`Planner::plan`] and [`Engine::start_exact`]. If no smaller plan fits, the first device error,
-    /// with sizes.
+    /// Fails like [`Planner::plan`] and [`Engine::start_exact`]. If no smaller plan fits, returns the first
+    /// device error, with sizes.
     pub fn start(
         model: &Model,
         devices: &Devices,
@@ -36,11 +38,11 @@ impl Engine {
         Self::start_replanning(model, devices, planner, &planner.plan()?, options, |_, _, _| ())
     }
 
-    /// As [`Engine::start`], with a plan that `planner` has already made. For each smaller plan, `less`
-    /// receives the error, the updated planner and the new plan.
+    /// Starts an engine like [`Engine::start`], with a plan that `planner` has already made. For each new
+    /// plan, `less` receives the error, the updated planner and the new plan.
     ///
     /// # Errors
-    /// As [`Engine::start`].
+    /// Fails like [`Engine::start`].
     pub fn start_replanning(
         model: &Model,
         devices: &Devices,
@@ -81,12 +83,14 @@ impl Engine {
     }
 }
 
-/// Memory limit of the device for the next plan. Always less than this plan's, so that replanning ends.
+/// Returns the memory limit in bytes of the device for the next plan. The limit is always less than the
+/// memory of this plan, so that replanning terminates.
 fn most_bytes(refused: &RefusedMemory<'_>, believed: bool, plan: &Plan) -> u64 {
     let stage = plan.stages.iter().find(|stage| stage.device == refused.device);
     let memory = stage.map(|stage| stage.memory_bytes);
     let (total, staging) = memory.map_or((0, 0), |memory| (memory.total, memory.staging));
-    // Staging is part of the plan but not a device buffer. Not added if the report is not trusted.
+    // Staging is part of the plan's memory but not a buffer of the device. If the reported memory is not
+    // trusted, staging is not added, so that the limit is lower.
     let staging = if believed { staging } else { 0 };
     refused.available_bytes(believed).saturating_add(staging).min(total.saturating_sub(1))
 }

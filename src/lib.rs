@@ -1,4 +1,4 @@
-//! Ragtag runs one language model as a pipeline across whatever GPUs and CPUs a machine has.
+//! Ragtag runs one language model as a pipeline across the GPUs and CPUs of a machine.
 //!
 //! Open a [`Model`] and probe [`Devices`]. A [`Planner`] assigns the model's segments to devices, and an
 //! [`Engine`] loads the weights and runs the pipeline. A [`Session`] turns prompts into streams of tokens:
@@ -28,8 +28,8 @@
 //! # }
 //! ```
 //!
-//! The lower crates are usable on their own: `ragtag-graph` for model files and operator graphs,
-//! `ragtag-planner` for planning without devices, `ragtag-hal` for writing a backend.
+//! The lower crates are also usable alone: `ragtag-graph` for model files and operator graphs,
+//! `ragtag-planner` for planning without devices, and `ragtag-hal` for writing a backend.
 
 mod burst;
 mod calibrate;
@@ -65,7 +65,7 @@ pub use planner::{DEFAULT_CHUNK, MAX_CHUNK, Planner, Replanned, SLOTS};
 pub use ragtag_compute as compute;
 #[cfg(feature = "cli")]
 pub use selftest::{SELFTEST_VERSION, SelfTest};
-// Types in the public API of the items above.
+// These types appear in the public API of the items above.
 #[cfg(feature = "cli")]
 pub use ragtag_conformance::Shapes;
 #[cfg(feature = "hip")]
@@ -75,7 +75,7 @@ pub use ragtag_graph::{Granularity, WireType};
 pub use ragtag_hal::{AdapterKind, GemmChoice};
 pub use ragtag_kernels::{Activations, KvType, TensorType};
 pub use ragtag_planner::{
-    Baseline, BufferLimits, Constraints, DeviceFacts, EngineDecode, Figure, FigureSource, Fleet,
+    Baseline, BufferLimits, Constraints, DeviceFacts, EngineDecode, Family, Figure, FigureSource, Fleet,
     InvalidFleet, LinkFacts, Links, Mix, Objective, Pin, Plan, SharedLink, Split, Workload, fleet,
 };
 /// Loads of requests, simulations and their results.

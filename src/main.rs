@@ -5,9 +5,9 @@ fn main() -> std::process::ExitCode {
     ragtag::cli::main()
 }
 
-/// Disables Mesa's device-selection layer for Vulkan if `XDG_RUNTIME_DIR` is unset: the layer looks for a
-/// Wayland session and would print an error for each wgpu device. Ragtag selects devices itself. Child
-/// processes inherit the setting.
+/// Disables Mesa's device-selection layer for Vulkan if `XDG_RUNTIME_DIR` is unset. In that case, the layer
+/// would print an error for each wgpu device, because it finds no Wayland session. Ragtag does not need the
+/// layer. Child processes inherit the setting.
 #[expect(clippy::disallowed_methods, reason = "no device thread runs yet")]
 fn silence_device_layer() {
     if std::env::var_os("XDG_RUNTIME_DIR").is_none() {

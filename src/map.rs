@@ -1,6 +1,6 @@
-//! Memory-mapped files as [`Source`]s: tensor bytes go from the page cache to a device without a copy.
+//! Memory-mapped files as [`Source`]s. Tensor bytes are read directly from the page cache.
 //!
-//! Uses `unsafe`, since mapping a file is sound only while no process changes it.
+//! This module uses `unsafe`, because a mapping is sound only while no process changes the file.
 
 use ragtag_graph::{Source, SourceError};
 use std::fs::File;
@@ -19,15 +19,16 @@ impl MappedFile {
     /// Maps a file for reading.
     ///
     /// # Errors
-    /// If it cannot be opened, or is a directory.
+    /// Fails if the file cannot be opened, or is a directory.
     pub(crate) fn open(path: &Path) -> std::io::Result<Self> {
         let file = File::open(path)?;
         let metadata = file.metadata()?;
         if metadata.is_dir() {
             return Err(std::io::Error::new(std::io::ErrorKind::IsADirectory, "is a directory"));
         }
-        // SAFETY: the map is only read. A file that another process shrinks is noticed before each use by `range`; one
-        // that is rewritten in place yields other numbers, never other types.
+        // SAFETY: the map is only read. Before each use, `range` checks that no other process has shrunk the
+        // file. If another process rewrites the file in place, reads return other numbers but never values of
+        // other types.
         let map = unsafe { memmap2::Mmap::map(&file)? };
         Ok(Self { name: path.display().to_string(), file, map })
     }

@@ -1,4 +1,4 @@
-//! Opened models: mapped files, graph, tokenizer and digests.
+//! Open models: mapped files, graph, tokenizer and digests.
 
 use crate::error::{Error, Result};
 use crate::map::MappedFile;
@@ -16,7 +16,8 @@ pub const BUNDLED_MODEL: &str = "tales-bitnet-tq2_0.gguf";
 #[cfg(feature = "bundled-model")]
 static BUNDLED_BYTES: &[u8] = include_bytes!("../examples/models/tales-bitnet-tq2_0.gguf");
 
-/// A model. Cheap to clone. Opening reads only the headers; an engine reads the weights when it loads them.
+/// A model. Cheap to clone. Opening a model reads only headers. An engine reads the weights when it loads
+/// them.
 #[derive(Clone)]
 pub struct Model {
     inner: Arc<Inner>,
@@ -25,7 +26,7 @@ pub struct Model {
 struct Inner {
     name: String,
     graph: ragtag_graph::Model,
-    /// Files with weights, indexed by [`TensorInfo::shard`](ragtag_graph::TensorInfo::shard).
+    /// Files with weights. [`TensorInfo::shard`](ragtag_graph::TensorInfo::shard) is an index into this list.
     shards: Vec<Arc<dyn Source>>,
     /// Files without weights, with their names.
     others: Vec<(String, Arc<dyn Source>)>,
@@ -40,11 +41,12 @@ impl std::fmt::Debug for Model {
 }
 
 impl Model {
-    /// Opens a `.gguf` file, or a directory with `config.json` and safetensors files. For a split model, name
-    /// any part; the others must be in the same folder.
+    /// Opens a `.gguf` file, or a directory with `config.json` and safetensors files. For a split model,
+    /// `path` may name any part. All parts must be in the same folder.
     ///
     /// # Errors
-    /// [`Error::File`] if a file cannot be read, [`Error::Model`] if it is not a model that Ragtag can run.
+    /// Returns [`Error::File`] if a file cannot be read, and [`Error::Model`] if the model is invalid or
+    /// unsupported.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         if path.is_dir() {
@@ -78,12 +80,12 @@ impl Model {
         Ok(Self::new(name, graph, shards, others))
     }
 
-    /// Opens a model's metadata. As [`Model::open`], but `.gguf` files may end after their headers, and a
-    /// directory needs only `config.json`. Such a model can be planned for but not run. Without weights,
-    /// matrices have the type `matrices`, else the type in `config.json`.
+    /// Opens a model like [`Model::open`], but accepts models without weights: `.gguf` files that end after
+    /// their headers, and directories with only `config.json`. Such a model can be planned but not run. In a
+    /// directory without weights, matrices have the type `matrices`, or by default the type in `config.json`.
     ///
     /// # Errors
-    /// As [`Model::open`]; [`Error::Usage`] if `matrices` is given for a model with weights.
+    /// Fails like [`Model::open`]. Returns [`Error::Usage`] if `matrices` is given for a model with weights.
     pub fn open_metadata(path: impl AsRef<Path>, matrices: Option<TensorType>) -> Result<Self> {
         let path = path.as_ref();
         if path.is_dir() && !has_weights(path) {
@@ -110,7 +112,7 @@ impl Model {
     /// Opens the model that is embedded in this build.
     ///
     /// # Errors
-    /// [`Error::Usage`] if this build lacks the feature `bundled-model`.
+    /// Returns [`Error::Usage`] if this build lacks the feature `bundled-model`.
     pub fn bundled() -> Result<Self> {
         #[cfg(feature = "bundled-model")]
         return Self::from_sources(
@@ -124,7 +126,7 @@ impl Model {
     /// Opens a model from the bytes of a `.gguf` file.
     ///
     /// # Errors
-    /// [`Error::Model`] if they are not a model that Ragtag can run.
+    /// Returns [`Error::Model`] if the model is invalid or unsupported.
     pub fn from_bytes(name: &str, bytes: Vec<u8>) -> Result<Self> {
         Self::from_sources(name.into(), vec![Arc::new(MemorySource::new(name, bytes))])
     }
@@ -157,36 +159,36 @@ impl Model {
         Self { inner: Arc::new(Inner { name, graph, shards, others, tokenizer, digest }) }
     }
 
-    /// Name of the file or directory, without its path.
+    /// Returns the name of the file or directory, without its path.
     pub fn name(&self) -> &str {
         &self.inner.name
     }
 
-    /// Hyperparameters.
+    /// Returns the hyperparameters.
     pub fn hyperparameters(&self) -> &Hyperparameters {
         self.inner.graph.hyperparameters()
     }
 
-    /// Graph of the model: tensors, operators, segments.
+    /// Returns the model's tensors, operators and segments.
     pub fn graph(&self) -> &ragtag_graph::Model {
         &self.inner.graph
     }
 
-    /// Total size of all files, in bytes.
+    /// Returns the total size of all files, in bytes.
     pub fn file_bytes(&self) -> u64 {
         self.files().map(|source| source.bytes()).sum()
     }
 
-    /// All files: those with weights first.
+    /// Returns all files. Files with weights come first.
     fn files(&self) -> impl Iterator<Item = &dyn Source> {
         let others = self.inner.others.iter().map(|(_, source)| source);
         self.inner.shards.iter().chain(others).map(|source| source.as_ref())
     }
 
-    /// Tokenizer, built on first use.
+    /// Returns the tokenizer. The first call builds it.
     ///
     /// # Errors
-    /// [`Error::Tokenizer`] if the files have none, or an unsupported one.
+    /// Returns [`Error::Tokenizer`] if the files contain no tokenizer, or an unsupported one.
     pub fn tokenizer(&self) -> Result<&Tokenizer> {
         if let Some(tokenizer) = self.inner.tokenizer.get() {
             return Ok(tokenizer);
@@ -199,13 +201,13 @@ impl Model {
         Ok(self.inner.tokenizer.get_or_init(|| tokenizer))
     }
 
-    /// Identifies the model without reading its weights: a digest of everything before the weights, of the
-    /// weights' sizes, and of the files without weights. Plans identify models by it, so a plan made from a
-    /// file's header alone is valid for the whole file. See [`Model::digest`] for a digest of the whole
+    /// Returns a digest that identifies the model without reading its weights. It covers the headers, the
+    /// sizes of the weights, and the files without weights. Plans contain this digest, so a plan made from a
+    /// header alone is valid for the complete file. [`Model::digest`] returns a digest of the complete
     /// content.
     ///
     /// # Errors
-    /// [`Error::Model`] if a file can no longer be read.
+    /// Returns [`Error::Model`] if a file can no longer be read.
     pub fn fingerprint(&self) -> Result<String> {
         let tensors = self.inner.graph.weights().tensors();
         let mut hasher = blake3::Hasher::new();
@@ -218,7 +220,8 @@ impl Model {
             hasher.update(&end.to_le_bytes());
             hasher.update(source.range(0..header).map_err(|e| self.source_error(e))?);
         }
-        // Without weights, no file determines the tensor types.
+        // If no file has weights, the types of the tensors come from the options, so the digest must include
+        // them.
         for tensor in tensors.iter().filter(|_| self.inner.shards.is_empty()) {
             hasher.update(tensor.tensor_type.name().as_bytes());
         }
@@ -230,11 +233,11 @@ impl Model {
         Ok(format!("header-blake3:{}", &hasher.finalize().to_hex()[..32]))
     }
 
-    /// BLAKE3 digest of the whole content of all files, in order. Reads everything once and caches the
-    /// result.
+    /// Returns the BLAKE3 digest of the complete content of all files, in order. The first call reads all
+    /// files and caches the digest.
     ///
     /// # Errors
-    /// [`Error::Model`] if a file can no longer be read.
+    /// Returns [`Error::Model`] if a file can no longer be read.
     pub fn digest(&self) -> Result<String> {
         if let Some(digest) = self.inner.digest.get() {
             return Ok(digest.clone());
@@ -258,16 +261,17 @@ fn map(path: &Path) -> Result<Arc<dyn Source>> {
     }
 }
 
-/// Maps the files of a model directory that exist, without weights. Returns the directory's name as well.
+/// Maps all existing files of a model directory except shards of weights. Also returns the name of the
+/// directory.
 fn directory(path: &Path) -> Result<(String, Directory)> {
-    // Paths such as `..` have no file name.
+    // A path such as `..` has no file name.
     let name = match path.file_name() {
         Some(_) => file_name(path),
         None => path.canonicalize().map_or_else(|_| file_name(path), |path| file_name(&path)),
     };
     let mut directory = Directory::new(path.display().to_string());
     for file in checkpoint::FILES {
-        // Missing files may not be needed; the graph reports those that are.
+        // A missing file may be optional. The graph reports missing files that are required.
         if path.join(file).exists() {
             directory.insert(file, map(&path.join(file))?);
         }
@@ -275,7 +279,7 @@ fn directory(path: &Path) -> Result<(String, Directory)> {
     Ok((name, directory))
 }
 
-/// Whether a directory has weights, or an index of weight files.
+/// Returns whether a directory has weights, or an index of weight files.
 fn has_weights(path: &Path) -> bool {
     checkpoint::WEIGHTS.iter().any(|file| path.join(file).exists())
 }
@@ -284,7 +288,7 @@ pub(crate) fn file_name(path: &Path) -> String {
     path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
 }
 
-/// Files of a split model, given any of them.
+/// Returns the files of a split model, given any of its files.
 pub(crate) fn shard_paths(path: &Path) -> Vec<PathBuf> {
     match ragtag_graph::gguf::shard_names(&file_name(path)) {
         Some(names) => names.into_iter().map(|name| path.with_file_name(name)).collect(),

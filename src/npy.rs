@@ -1,12 +1,12 @@
-//! NumPy's file format, version 1.0, for float32 matrices only.
-//!
-//! Source: the format description in NumPy's documentation (`numpy.lib.format`).
+//! NumPy's file format, version 1.0, for float32 matrices only. The implementation follows the format
+//! description in NumPy's documentation (`numpy.lib.format`).
 
 /// Encodes a C-ordered little-endian float32 matrix `[rows, columns]` as a `.npy` file.
 pub fn encode(values: &[f32], columns: usize) -> Vec<u8> {
     let rows = values.len().checked_div(columns).unwrap_or(0);
     let mut header = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({rows}, {columns}), }}");
-    // Magic, version, length and header must add up to a multiple of 64 bytes and end with a newline.
+    // The total length of magic, version, length field and header must be a multiple of 64 bytes. The header
+    // must end with a newline.
     let padding = 63 - (10 + header.len()) % 64;
     header.extend(std::iter::repeat_n(' ', padding));
     header.push('\n');
@@ -20,8 +20,8 @@ pub fn encode(values: &[f32], columns: usize) -> Vec<u8> {
     file
 }
 
-/// Decodes a `.npy` file of version 1.0 with a two-dimensional `<f4` array, such as [`encode`] writes. `None`
-/// for any other file.
+/// Decodes a `.npy` file of version 1.0 that contains a two-dimensional `<f4` array, as [`encode`] writes it.
+/// Returns the values and the number of columns, or `None` for any other file.
 pub fn decode(file: &[u8]) -> Option<(Vec<f32>, usize)> {
     let rest = file.strip_prefix(b"\x93NUMPY\x01\x00")?;
     let (length, rest) = rest.split_at_checked(2)?;

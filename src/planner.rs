@@ -1,4 +1,4 @@
-//! Planning: assigns the segments of a model to devices, without running it.
+//! Planning: assigns the segments of a model to devices, without running the model.
 
 mod measured;
 
@@ -17,20 +17,22 @@ use ragtag_planner::{
 };
 use ragtag_transfer::Route;
 
-/// First prefill chunk to try by default: long enough to use a device's arithmetic, short enough that one
-/// prompt fills a pipeline.
+/// First prefill chunk that the planner tries by default. It is long enough to use the arithmetic of a
+/// device, and short enough that the chunks of one prompt fill a pipeline.
 pub const DEFAULT_CHUNK: u32 = 128;
 
-/// Longest prefill chunk to try by default; limited by the context.
+/// Longest prefill chunk that the planner tries by default. The context also limits it.
 pub const MAX_CHUNK: u32 = 4096;
 
-/// Other chunks to try: shorter ones fill a pipeline sooner, longer ones use the devices' arithmetic better.
+/// Other chunks that the planner tries. Shorter chunks fill a pipeline sooner. Longer chunks use the
+/// arithmetic of devices better.
 const OTHER_CHUNKS: [u32; 6] = [64, 256, 512, 1024, 2048, MAX_CHUNK];
 
-/// Micro-batches that a stage holds: one arriving, one computed, one leaving.
+/// Number of micro-batches that a stage can hold: one that is being received, one that is being computed and
+/// one that is being sent.
 pub const SLOTS: u32 = 3;
 
-/// Makes a [`Plan`] for a model.
+/// A planner, which makes a [`Plan`] for a model.
 ///
 /// ```no_run
 /// # fn main() -> ragtag::Result<()> {
@@ -60,19 +62,19 @@ pub struct Planner {
     limits: PlanLimits,
     /// Whether the chunk was set explicitly.
     chunk_given: bool,
-    /// Chunks that the plan allows, in place of those predicted to be fastest.
+    /// Chunks that the plan allows, instead of the chunks with the best predictions.
     chunks: Option<Chunks>,
     constraints: Constraints,
     explained: bool,
     split: Option<Split>,
 }
 
-/// Smallest chunk to fall back to when memory is short.
+/// Smallest chunk that is tried when a device is out of memory.
 const SMALLEST_CHUNK: u32 = 16;
 
 impl Planner {
-    /// Creates a planner for one sequence at a time, int8 activations, blocks as segments and the longest
-    /// context that fits.
+    /// Creates a planner for one sequence, int8 activations, block granularity and the longest context that
+    /// fits.
     pub fn new(model: &Model) -> Self {
         let limits = PlanLimits {
             context: None,
@@ -105,9 +107,9 @@ impl Planner {
         }
     }
 
-    /// Plans for the selected devices, with rates from datasheets, else reported or assumed ones, and with
-    /// the memory that is free now. Call [`Planner::calibrated`] as well: without measurements, predictions
-    /// are rough.
+    /// Plans for the selected devices, with the memory that is free now. Rates come from datasheets, are
+    /// reported by the API, or are assumed. Predictions from such rates are rough, so call
+    /// [`Planner::calibrated`] as well.
     pub fn devices(self, devices: &Devices) -> Self {
         let mut planner = self.device_facts(devices.facts());
         let detected = devices.report().adapters().map(Adapter::label);
@@ -117,15 +119,15 @@ impl Planner {
         planner
     }
 
-    /// Uses measurements of the devices set so far and of their links. Excludes devices that could not be
-    /// opened.
+    /// Uses measurements of the planner's devices and of their links. Excludes devices that could not be
+    /// opened. Call [`Planner::devices`] first.
     pub fn calibrated(mut self, calibration: &Calibration) -> Self {
         self.devices = calibration.apply(self.devices);
         self.links = calibration.links.clone();
         calibration.closed.iter().fold(self, |planner, device| planner.exclude(device))
     }
 
-    /// Plans for devices described by figures, whether they exist or not.
+    /// Plans for devices that are described by figures. The devices need not exist.
     pub fn device_facts(mut self, facts: Vec<DeviceFacts>) -> Self {
         self.devices = facts;
         self.not_selected.clear();
@@ -137,19 +139,19 @@ impl Planner {
     /// Plans for a fleet of devices and links, which need not exist.
     ///
     /// # Errors
-    /// [`Error::Fleet`] names the invalid figure, label or link.
+    /// Returns [`Error::Fleet`], which names the invalid figure, label or link.
     pub fn fleet(self, fleet: &Fleet) -> Result<Self> {
         let facts = fleet.facts().map_err(|cause| Error::Fleet { of: "the fleet".into(), cause });
         let (devices, links) = facts?;
         Ok(self.device_facts(devices).links(links))
     }
 
-    /// Labels of the devices to plan for.
+    /// Returns the labels of the planner's devices.
     pub fn labels(&self) -> Vec<String> {
         self.devices.iter().map(|device| device.label.clone()).collect()
     }
 
-    /// Options that the devices were probed with. `None` for devices given by figures.
+    /// Returns the options with which the devices were probed, or `None` for devices described by figures.
     pub fn device_options(&self) -> Option<&PlanDeviceOptions> {
         self.device_options.as_ref()
     }
@@ -192,20 +194,20 @@ impl Planner {
         self
     }
 
-    /// Sets the prefill chunks that the plan allows, none longer than that of [`Planner::chunk`].
+    /// Sets the prefill chunks that the plan allows. None may be longer than the chunk of [`Planner::chunk`].
     pub fn chunks(mut self, chunks: Chunks) -> Self {
         self.chunks = Some(chunks);
         self
     }
 
-    /// Sets the number of micro-batches that generating sequences are spread over. By default the planner
-    /// chooses it.
+    /// Sets the number of micro-batches among which generating sequences are divided. By default, the planner
+    /// chooses this number.
     pub fn decode_groups(mut self, groups: u32) -> Self {
         self.limits.decode_groups = Some(groups);
         self
     }
 
-    /// Sets the maximum number of micro-batches in flight. By default the planner chooses it.
+    /// Sets the maximum number of micro-batches in flight. By default, the planner chooses this number.
     pub fn credits(mut self, credits: u32) -> Self {
         self.limits.credits = Some(credits);
         self
@@ -242,14 +244,14 @@ impl Planner {
         self
     }
 
-    /// Sets the wire type of activations between stages. By default the planner takes the faster one.
-    /// [`Planner::plan`] refuses f16 with exact activations.
+    /// Sets the wire type of activations between stages. By default, the planner chooses the type that it
+    /// predicts to be faster. [`Planner::plan`] refuses f16 with exact activations.
     pub fn wire_type(mut self, wire_type: WireType) -> Self {
         self.limits.wire_type = Some(wire_type);
         self
     }
 
-    /// Pins a segment to a device. Segment 0 is the embedding, the last one the head.
+    /// Pins a segment to a device. Segment 0 is the embedding, and the last segment is the head.
     pub fn pin(mut self, segment: u32, device: &str) -> Self {
         self.constraints.pins.push(Pin { segment, device: device.into() });
         self
@@ -267,54 +269,60 @@ impl Planner {
         self
     }
 
-    /// Sets the size of a segment: a transformer block or half of one. Halves balance unequal devices better
-    /// but take longer to plan.
+    /// Sets the granularity of segments. Half-blocks balance unequal devices better, but planning takes
+    /// longer.
     pub fn granularity(mut self, granularity: Granularity) -> Self {
         self.granularity = granularity;
         self
     }
 
-    /// Uses this placement instead of a search, and proves that it fits.
+    /// Sets the placement. The planner does not search, but still proves that the placement fits.
     pub fn split(mut self, split: Split) -> Self {
         self.split = Some(split);
         self
     }
 
-    /// Omits reasons and explanation from the plan. They take longer than the search, which matters to
-    /// programs that evaluate many fleets.
+    /// Omits the reasons and the explanation from the plan. They take longer than the search, so omitting
+    /// them saves time when evaluating many fleets.
     pub fn unexplained(mut self) -> Self {
         self.explained = false;
         self
     }
 
-    /// Makes the plan: proves that it fits in memory and minimizes the objective over all subsets and orders
-    /// of the devices. For many sequences, simulates the best few placements and the baselines, with
-    /// neighboring chunks and numbers of decode groups and with fewer credits, and takes the best result.
-    /// Each simulation takes some tens of milliseconds.
+    /// Makes the plan. Minimizes the objective over all subsets and orders of the devices, and proves that
+    /// the plan fits in memory.
+    ///
+    /// For many sequences, the planner also simulates the best few placements and the baselines. It varies
+    /// the chunk, the number of decode groups and the credits, and returns the best result. Each simulation
+    /// takes some tens of milliseconds.
     ///
     /// # Errors
-    /// [`Error::Planner`] names what does not fit, or the invalid figure, constraint or part of the split.
+    /// Returns [`Error::Planner`], which names the memory that does not fit, or the invalid figure,
+    /// constraint or part of the split.
     pub fn plan(&self) -> Result<Plan> {
         let plan = self.with_input(|input| Ok(ragtag_planner::plan(input)?))?;
         let chunks = self.chunks.clone().or(plan.chunks);
         Ok(Plan { chunks, device_options: self.device_options.clone(), ..plan })
     }
 
-    /// Makes a plan by a simple rule instead of a search, for comparison, with the best micro-batches and
-    /// credits for it. `None` if it does not fit.
+    /// Makes a plan by a simple rule instead of a search, for comparison. Optimizes only micro-batches and
+    /// credits. Returns `None` if the plan does not fit.
     ///
     /// # Errors
-    /// As [`Planner::plan`], except that a plan that does not fit is not an error.
+    /// Fails like [`Planner::plan`], except that a plan that does not fit is not an error.
     pub fn baseline(&self, rule: Baseline) -> Result<Option<Plan>> {
         self.with_input(|input| Ok(ragtag_planner::baseline(input, rule)?))
     }
 
-    /// Makes the placement of [`Planner::baseline`] with the fixed settings of common engines: chunks of 512
-    /// tokens, or the longest that fit; decode groups as in `decode`, at most one per sequence; one
-    /// micro-batch in flight per stage, plus one. `None` if it does not fit.
+    /// Makes a plan with the placement of [`Planner::baseline`] and the fixed settings of common engines.
+    /// Returns `None` if the plan does not fit.
+    ///
+    /// - Chunks have 512 tokens, or as many as fit.
+    /// - `decode` gives the number of decode groups, at most one per sequence.
+    /// - There is one more micro-batch in flight than there are stages.
     ///
     /// # Errors
-    /// As [`Planner::baseline`].
+    /// Fails like [`Planner::baseline`].
     pub fn untuned_baseline(&self, rule: Baseline, decode: EngineDecode) -> Result<Option<Plan>> {
         self.with_input(|input| Ok(ragtag_planner::untuned_baseline(input, rule, decode)?))
     }
@@ -350,12 +358,13 @@ impl Planner {
             limits: PlanLimits { chunk, ..self.limits },
             constraints: &self.constraints,
             trial: Some(ragtag_scheduler::trial),
+            several_stages: true,
             explained: self.explained,
             split: self.split.as_ref(),
         })
     }
 
-    /// Refuses placements that name a device which is present but not selected.
+    /// Refuses placements with a device that is present but not selected.
     fn check_selected(&self) -> Result<()> {
         let Constraints { pins, excluded, .. } = &self.constraints;
         let parts = self.split.iter().flat_map(|split| split.parts.iter().map(|part| &part.device));
@@ -366,7 +375,7 @@ impl Planner {
         }
     }
 
-    /// Segments of the model, lowered for a chunk.
+    /// Returns the segments of the model, lowered for a context and a chunk.
     fn segments(&self, context: u32, chunk: u32) -> Result<Vec<Segment>> {
         let limits = &self.limits;
         let lowering = Lowering {
@@ -385,7 +394,7 @@ impl Planner {
 }
 
 impl Planner {
-    /// Facts about devices and links that the planner uses.
+    /// Returns the facts about devices and links from which the planner works.
     pub fn facts(&self) -> (&[DeviceFacts], &Links) {
         (&self.devices, &self.links)
     }
@@ -398,9 +407,8 @@ impl Planner {
         self
     }
 
-    /// Makes a plan that needs less memory than one that did not fit. Tries smaller chunks at the same
-    /// context, then fewer slots, then, unless the context was set explicitly, a shorter context. Explicit
-    /// settings do not change.
+    /// Makes a plan that needs less memory than `before`. Tries smaller chunks at the same context, then
+    /// fewer slots, and then a shorter context. A chunk or context that was set explicitly does not change.
     pub(crate) fn smaller_than(&self, before: &Plan) -> Result<Plan> {
         let halves = std::iter::successors(Some(before.chunk), |chunk| Some(chunk / 2));
         let halves = halves.take_while(|&chunk| chunk == before.chunk || chunk >= SMALLEST_CHUNK);

@@ -1,5 +1,4 @@
-//! Runs the conformance suite on the devices of this machine and collects the results. Knows nothing about
-//! how they are shown.
+//! Runs the conformance suite on the devices of this machine and collects the results.
 
 use crate::devices::Devices;
 use crate::error::{Error, Result};
@@ -24,25 +23,26 @@ pub struct SelfTest {
     pub arch: &'static str,
     /// Start time, in seconds since 1970.
     pub started_unix_s: u64,
-    /// Pattern of test names; empty for all tests.
+    /// Pattern of test names, or an empty text for all tests.
     pub only: String,
-    /// Number of random shapes per kernel, in addition to the fixed ones.
+    /// Number of random shapes per kernel, in addition to the fixed shapes.
     pub shapes: u32,
-    /// Seed of the first random shape; each later shape uses the next seed.
+    /// Seed of the first random shape. Each later shape uses the next seed.
     pub seed: u64,
     /// Report for each device, with every test.
     pub reports: Vec<ragtag_conformance::Report>,
-    /// Backends without devices, with the reasons.
+    /// Backends without devices, each with the reason.
     pub absent: Vec<Absent>,
 }
 
 impl SelfTest {
-    /// Runs the tests whose names match `only` (see [`Suite::only`]; empty for all) on these adapters in
-    /// turn, with these random kernel shapes. Opens each adapter, which should not be in use. Calls `starts`
-    /// with the adapter and the test's name before each test.
+    /// Runs the tests whose names match `only` on each of these adapters, with these random kernel shapes. An
+    /// empty `only` matches all tests (see [`Suite::only`]). The adapters should not be in use. Before each
+    /// test, calls `starts` with the adapter and the name of the test.
     ///
     /// # Errors
-    /// [`Error::Usage`] if no test matches. Failed tests are not an error here: see [`SelfTest::check`].
+    /// Returns [`Error::Usage`] if no test matches. Failed tests are not an error of this function (see
+    /// [`SelfTest::check`]).
     pub fn run(
         devices: &Devices,
         adapters: &[Adapter],
@@ -73,7 +73,7 @@ impl SelfTest {
         })
     }
 
-    /// Number of matching tests per adapter.
+    /// Returns the number of matching tests per adapter.
     pub fn tests(only: &str) -> usize {
         Suite::new().only(only).names().len()
     }
@@ -81,7 +81,7 @@ impl SelfTest {
     /// Checks that no test failed.
     ///
     /// # Errors
-    /// [`Error::SelfTest`] with the number of failed tests.
+    /// Returns [`Error::SelfTest`] with the number of failed tests.
     pub fn check(&self) -> Result<()> {
         let failed = self.reports.iter().map(|report| report.failures().count()).sum();
         let tests = self.reports.iter().map(|report| report.tests.len()).sum();

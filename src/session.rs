@@ -1,4 +1,4 @@
-//! Sessions: turn prompts into streams of tokens or logits.
+//! Sessions, which turn prompts into streams of tokens or logits.
 
 use crate::error::{Error, Result};
 use crate::model::Model;
@@ -18,7 +18,7 @@ use tokio::sync::mpsc;
 /// Input to continue.
 #[derive(Clone, Copy, Debug)]
 pub enum Prompt<'a> {
-    /// Text. The tokenizer adds the model's start tokens.
+    /// Text, to which the tokenizer adds the model's start tokens.
     Text(&'a str),
     /// Token ids, used unchanged.
     Tokens(&'a [u32]),
@@ -37,27 +37,27 @@ pub struct Generation {
     pub max_tokens: u32,
     /// Sampling settings.
     pub sampling: Sampling,
-    /// Stop strings. The text ends before the first of them.
+    /// Stop strings. The text ends before the first stop string that occurs.
     pub stop: Vec<String>,
-    /// Continues after the model's end token, for measurements.
+    /// Whether to continue after the model's end token, for measurements.
     pub ignore_end: bool,
 }
 
 impl Default for Generation {
-    /// Up to 256 tokens with the default sampling.
+    /// Returns parameters for up to 256 tokens with the default sampling.
     fn default() -> Self {
         Self { max_tokens: 256, sampling: Sampling::default(), stop: Vec::new(), ignore_end: false }
     }
 }
 
 impl Generation {
-    /// Always takes the most likely token.
+    /// Returns parameters that always select the most likely token.
     pub fn greedy() -> Self {
         Self { sampling: Sampling::greedy(), ..Self::default() }
     }
 }
 
-/// Reason that a generation ended.
+/// Reason why a generation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Reason {
@@ -88,13 +88,13 @@ impl fmt::Display for Reason {
 /// Summary of a generation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Summary {
-    /// Reason of the end.
+    /// Reason why the generation ended.
     pub reason: Reason,
     /// Number of prompt tokens.
     pub prompt_tokens: u32,
     /// Number of new tokens.
     pub new_tokens: u32,
-    /// Time from submission to the first new token, or to the end if there is none, in seconds.
+    /// Time from submission to the first new token, or to the end if there is no new token, in seconds.
     pub prefill_s: f64,
     /// Time from the first new token to the last, in seconds.
     pub decode_s: f64,
@@ -121,7 +121,7 @@ impl Summary {
         }
     }
 
-    /// Prompt tokens per second. 0 if the generation was cancelled before its first token.
+    /// Returns the prompt tokens per second, or 0 if the generation was cancelled before its first token.
     pub fn prefill_tokens_per_s(&self) -> f64 {
         if self.reason == Reason::Cancelled && self.new_tokens == 0 {
             return 0.0;
@@ -129,12 +129,13 @@ impl Summary {
         rate(self.prompt_tokens, self.prefill_s)
     }
 
-    /// New tokens per second, without the first one, which belongs to prefill. 0 if there is no other.
+    /// Returns the new tokens per second, or 0 if there are fewer than two. Excludes the first token, because
+    /// it belongs to prefill.
     pub fn decode_tokens_per_s(&self) -> f64 {
         rate(self.new_tokens.saturating_sub(1), self.decode_s)
     }
 
-    /// The summary as JSON. Unknown rates are null.
+    /// Returns the summary as JSON. Unknown rates are null.
     pub fn timings(&self) -> serde_json::Value {
         let known = |rate: f64| (rate > 0.0).then_some(rate);
         json!({
@@ -155,19 +156,19 @@ fn rate(tokens: u32, seconds: f64) -> f64 {
 /// Event of a generation.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
-    /// New text. Without an id, it is text that was held back: part of a character, or the possible start of
-    /// a stop string.
+    /// New text of a token. Text without an id was held back earlier, because it was part of a character or
+    /// the possible start of a stop string.
     Token {
         /// The token.
         id: Option<u32>,
-        /// Text that the token completes; may be empty.
+        /// Text that the token completes. It may be empty.
         text: String,
     },
     /// The generation has ended.
     Finished(Summary),
 }
 
-/// Turns prompts into streams. Cheap to clone. All sessions of an engine share its pipeline.
+/// A session, which turns prompts into streams. Cheap to clone. All sessions of an engine share its pipeline.
 #[derive(Clone, Debug)]
 pub struct Session {
     model: Model,
@@ -183,11 +184,12 @@ impl Session {
         self.model.hyperparameters().vocabulary
     }
 
-    /// Starts a generation. The stream ends with [`Event::Finished`]. Dropping it cancels the generation.
+    /// Starts a generation. The stream ends with [`Event::Finished`]. Dropping the stream cancels the
+    /// generation.
     ///
     /// # Errors
-    /// [`Error::Usage`] for invalid sampling settings, [`Error::Tokenizer`] if a text prompt cannot be
-    /// encoded. The stream reports requests that the pipeline refuses.
+    /// Returns [`Error::Usage`] for invalid sampling settings, and [`Error::Tokenizer`] if a text prompt
+    /// cannot be encoded. If the pipeline refuses the request, the stream returns the error.
     pub fn generate<'a>(
         &self,
         prompt: impl Into<Prompt<'a>>,
@@ -202,7 +204,7 @@ impl Session {
                 .encode(text, true)
                 .map_err(|cause| Error::Tokenizer { name: self.model.name().into(), cause })?,
         };
-        // Without a tokenizer the stream has ids, but no text and no stop strings.
+        // Without a tokenizer, the stream returns only ids and cannot detect stop strings.
         let tokenizer = self.model.tokenizer();
         let tokenizer = if generation.stop.is_empty() { tokenizer.ok() } else { Some(tokenizer?) };
         let end_tokens = match &tokenizer {
@@ -211,7 +213,8 @@ impl Session {
         };
         let text = tokenizer.map(|tokenizer| {
             let mut stream = tokenizer.stream();
-            // The stream must know the preceding text, since the first token of a text decodes differently.
+            // The stream gets the prompt's tokens first, because the first token of a text decodes
+            // differently.
             for &id in &ids {
                 stream.push(id);
             }
@@ -230,33 +233,35 @@ impl Session {
         })
     }
 
-    /// Computes the logits of every position: float32 `[positions, vocabulary]` in row-major order.
+    /// Computes the logits of every position. Returns float32 values `[positions, vocabulary]` in row-major
+    /// order.
     ///
     /// # Errors
-    /// [`Error::Run`] if the pipeline refuses the ids or fails.
+    /// Returns [`Error::Run`] if the pipeline refuses the ids or fails.
     pub async fn logits(&self, ids: &[u32]) -> Result<Vec<f32>> {
         self.start_logits(ids).collect().await
     }
 
-    /// As [`Session::logits`], without waiting. The stream reports requests that the pipeline refuses.
+    /// Starts the computation of [`Session::logits`] without waiting. If the pipeline refuses the request,
+    /// the stream returns the error.
     pub fn start_logits(&self, ids: &[u32]) -> LogitStream {
         let (id, replies) = self.submit(ids.to_vec(), Job::Logits, ids.len() + 2);
         LogitStream { replies, running: Running { pipeline: Arc::clone(&self.pipeline), id, ended: false } }
     }
 
-    /// Submits a request. The channel has room for all `replies`, so that the pipeline never waits for its
+    /// Submits a request. The channel holds up to `replies` replies, so that the pipeline never waits for the
     /// user.
     fn submit(&self, prompt: Vec<u32>, job: Job, replies: usize) -> (SequenceId, mpsc::Receiver<Reply>) {
         let (sender, receiver) = mpsc::channel(replies);
         let reply = Box::new(move |reply| {
-            // Fails only if the receiver is gone: the channel is never full.
+            // Sending fails only if the receiver was dropped, because the channel is never full.
             let _ = sender.try_send(reply);
         });
         (self.pipeline.submit(Request { prompt, job, reply }), receiver)
     }
 }
 
-/// Cancels its sequence if dropped before the end.
+/// Guard of a running sequence. If it is dropped before the end, it cancels the sequence.
 #[derive(Debug)]
 struct Running {
     pipeline: Arc<Pipeline>,
@@ -272,7 +277,7 @@ impl Drop for Running {
     }
 }
 
-/// Tokens of one generation as they arrive. Implements [`tokio_stream::Stream`].
+/// Stream of the tokens of one generation. Implements [`tokio_stream::Stream`].
 #[derive(Debug)]
 pub struct TokenStream {
     replies: mpsc::Receiver<Reply>,
@@ -284,23 +289,23 @@ pub struct TokenStream {
 }
 
 impl TokenStream {
-    /// Waits for the next event. There are none after [`Event::Finished`].
+    /// Waits for the next event. [`Event::Finished`] is the last event.
     ///
     /// # Errors
-    /// [`Error::Run`] if the pipeline refused the prompt or failed.
+    /// Returns [`Error::Run`] if the pipeline refused the prompt or failed.
     pub async fn next_event(&mut self) -> Result<Event> {
         std::future::poll_fn(|context| self.poll_event(context)).await
     }
 
-    /// Cancels the generation. [`Event::Finished`] still follows.
+    /// Cancels the generation. The stream still ends with [`Event::Finished`].
     pub fn cancel(&mut self) {
         self.running.pipeline.cancel(self.running.id);
     }
 
-    /// Waits for the end and returns the whole text.
+    /// Waits for the end of the generation and returns the whole text.
     ///
     /// # Errors
-    /// As [`TokenStream::next_event`].
+    /// Fails like [`TokenStream::next_event`].
     pub async fn text(mut self) -> Result<String> {
         let mut whole = String::new();
         loop {
@@ -311,13 +316,13 @@ impl TokenStream {
         }
     }
 
-    /// Blocking version of [`TokenStream::text`].
+    /// Blocks until the end of the generation and returns the whole text.
     ///
     /// # Errors
-    /// As [`TokenStream::next_event`].
+    /// Fails like [`TokenStream::next_event`].
     ///
     /// # Panics
-    /// Inside an async runtime; use [`TokenStream::text`] there.
+    /// Panics in an async runtime. Use [`TokenStream::text`] in async code.
     pub fn blocking_text(mut self) -> Result<String> {
         let mut whole = String::new();
         while let Some(reply) = self.replies.blocking_recv() {
@@ -354,7 +359,7 @@ impl TokenStream {
 
     fn take(&mut self, reply: Reply) -> Result<()> {
         match reply {
-            // Drops tokens that were in flight when a stop string appeared.
+            // These tokens were in flight when a stop string appeared.
             Reply::Token { .. } if self.stopped => {}
             Reply::Token { id } => self.token(id),
             Reply::Finished(finished) => {
@@ -408,7 +413,7 @@ impl tokio_stream::Stream for TokenStream {
     }
 }
 
-/// Logits of one request as they arrive.
+/// Stream of the logits of one request.
 #[derive(Debug)]
 pub struct LogitStream {
     replies: mpsc::Receiver<Reply>,
@@ -416,10 +421,10 @@ pub struct LogitStream {
 }
 
 impl LogitStream {
-    /// Waits for all logits: float32 `[positions, vocabulary]` in row-major order.
+    /// Waits for all logits. Returns float32 values `[positions, vocabulary]` in row-major order.
     ///
     /// # Errors
-    /// [`Error::Run`] if the pipeline refused the ids or failed.
+    /// Returns [`Error::Run`] if the pipeline refused the ids or failed.
     pub async fn collect(mut self) -> Result<Vec<f32>> {
         let mut logits = Vec::new();
         while let Some(reply) = self.replies.recv().await {

@@ -8,7 +8,7 @@ use ragtag_planner::{DeviceFacts, Links};
 use ragtag_scheduler::sim::{self, Load, SimSpec, SimSummary};
 
 /// Simulates a plan under a load of requests. The real scheduler runs on a virtual clock, with device and
-/// link times from the cost model. Deterministic.
+/// link times from the cost model. The simulation is deterministic.
 ///
 /// ```
 /// use ragtag::simulation::{Arrivals, DrawnLoad, Lengths};
@@ -35,7 +35,8 @@ use ragtag_scheduler::sim::{self, Load, SimSpec, SimSummary};
 /// ```
 ///
 /// # Errors
-/// [`Error::Simulation`] if the plan is for another model or other devices, or a figure is invalid.
+/// Returns [`Error::Simulation`] if the plan is for another model or other devices, or if a figure is
+/// invalid.
 pub fn simulate(
     model: &Model,
     plan: &Plan,
@@ -48,10 +49,10 @@ pub fn simulate(
     Ok(SimSummary::new(&spec, report))
 }
 
-/// Builds the specification that [`simulate`] runs, so that it can be changed first.
+/// Builds the specification that [`simulate`] runs, so that a caller can change it before the run.
 ///
 /// # Errors
-/// As [`simulate`].
+/// Fails like [`simulate`].
 pub fn simulation_spec(
     model: &Model,
     plan: &Plan,

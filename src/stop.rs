@@ -1,6 +1,7 @@
-//! Stop strings: passes text through and ends it before the first stop string.
+//! Stop strings. A matcher passes text through and ends the text before the first stop string.
 
-/// Searches a stream of text for stop strings. Holds back text that may be the start of one.
+/// A matcher, which searches a stream of text for stop strings. It holds back text that may be the start of a
+/// stop string.
 #[derive(Debug)]
 pub(crate) struct StopMatcher {
     stops: Vec<String>,
@@ -12,7 +13,7 @@ pub(crate) struct StopMatcher {
 pub(crate) enum Matched {
     /// Text that cannot be part of a stop string.
     Text(String),
-    /// The rest of the text, before a stop string.
+    /// Remaining text before a stop string.
     Stop(String),
 }
 
@@ -31,12 +32,12 @@ impl StopMatcher {
         Matched::Text(self.held.drain(..clear).collect())
     }
 
-    /// Returns the text that was held back, at the end of the stream.
+    /// Ends the stream and returns the text that was held back.
     pub(crate) fn finish(&mut self) -> String {
         std::mem::take(&mut self.held)
     }
 
-    /// Number of bytes at the end that may be the start of a stop string.
+    /// Returns the number of bytes at the end of the text that may be the start of a stop string.
     fn longest_start(&self) -> usize {
         let longest = |stop: &String| {
             let ends = stop.char_indices().map(|(at, _)| at).rev();

@@ -6,17 +6,18 @@ use ragtag_graph::TensorInfo;
 use ragtag_kernels::blocks::dequantise;
 use rayon::prelude::*;
 
-/// Root mean square beyond which a tensor is suspicious: activations overflow within a few blocks.
+/// Root mean square above which a tensor is suspicious. With such weights, activations overflow within a few
+/// blocks.
 const ABSURD_RMS: f64 = 1e3;
 
-/// Blocks per batch, which bounds the memory of the check.
+/// Number of quantisation blocks that are decoded at a time, which limits the memory use of the check.
 const BATCH_BLOCKS: usize = 4096;
 
-/// Checks the weights of a model for NaN, infinities, all-zero tensors and absurd norms. Returns one line per
-/// finding.
+/// Checks the weights of a model for NaN, infinities, all-zero tensors and implausibly large values. Returns
+/// one line per finding.
 ///
 /// # Errors
-/// [`Error::Model`] if a tensor cannot be read.
+/// Returns [`Error::Model`] if a tensor cannot be read.
 pub fn suspicious_weights(model: &Model) -> Result<Vec<String>> {
     let tensors = model.graph().weights().tensors();
     let findings: Result<Vec<Option<String>>> =

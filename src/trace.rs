@@ -1,4 +1,4 @@
-//! Traces of device queues and actors, for trace viewers and for measuring the overlap of stages.
+//! Traces of device queues and actors. They are for trace viewers, and for measuring the overlap of stages.
 
 use crate::engine::StageInfo;
 use ragtag_hal::QueueKind;
@@ -7,15 +7,15 @@ use ragtag_scheduler::sim::{SimSpan, SimSpanKind, SimSummary};
 use ragtag_scheduler::{Span, SpanKind, Turn};
 use serde_json::json;
 
-/// Thread number of a device's actor in a trace, after those of its queues.
+/// Thread number of a device's actor in a trace. The queues of the device have the numbers below it.
 const ACTOR_TRACK: usize = QueueKind::ALL.len();
 
-/// A run on the clock of its devices, with one span per submission.
+/// Trace of a run, with one span per submission. All times are on one clock.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Trace {
     spans: Vec<Span>,
     turns: Vec<Turn>,
-    /// Labels of the stages' devices.
+    /// Label of each stage's device.
     devices: Vec<String>,
 }
 
@@ -30,7 +30,7 @@ impl Trace {
         Self { spans, turns: Vec::new(), devices }
     }
 
-    /// Trace of a simulated plan, on the simulation's clock. It has no actor turns.
+    /// Creates the trace of a simulated plan, on the simulation's clock. The trace has no actor turns.
     pub fn simulated(plan: &Plan, summary: &SimSummary) -> Self {
         let span = |span: &SimSpan| {
             let segments = plan.stages.get(span.stage as usize)?.segments.range();
@@ -51,23 +51,23 @@ impl Trace {
         }
     }
 
-    /// Spans in the order in which they were recorded.
+    /// Returns the spans in the order in which they were recorded.
     pub fn spans(&self) -> &[Span] {
         &self.spans
     }
 
-    /// Labels of the stages' devices.
+    /// Returns the label of each stage's device.
     pub fn devices(&self) -> &[String] {
         &self.devices
     }
 
-    /// Actor turns: one for each message that an actor handled.
+    /// Returns the actor turns, one for each message that an actor handled.
     pub fn turns(&self) -> &[Turn] {
         &self.turns
     }
 
-    /// Exports Chrome's trace-event format, which Perfetto reads too: a process per device, a thread per
-    /// queue and actor.
+    /// Exports the trace in Chrome's trace-event format, which Perfetto also reads. Each device is a process,
+    /// and each queue or actor is a thread.
     pub fn to_chrome_json(&self) -> String {
         let mut events = Vec::new();
         for (stage, device) in self.devices.iter().enumerate() {
@@ -108,7 +108,7 @@ impl Trace {
     }
 }
 
-/// Name of a span: its segments and micro-batch.
+/// Returns the name of a span, which contains its segments and its micro-batch.
 fn span_name(span: &Span) -> String {
     let what = match span.kind {
         SpanKind::Weights => return format!("weights of segments {}", range(span)),
@@ -133,7 +133,7 @@ fn range(span: &Span) -> String {
 /// Busy and overlap times of stages, in nanoseconds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Overlap {
-    /// Time from the first computation to the last.
+    /// Time from the start of the first computation to the end of the last computation.
     pub wall_ns: u64,
     /// Busy time of each stage.
     pub busy_ns: Vec<u64>,

@@ -6,8 +6,8 @@ use ragtag::{BurstTimes, Engine, Model};
 use ragtag_synth::{Preset, Shape};
 use std::time::Instant;
 
-/// Opens a GGUF file, or makes a model with random weights in memory: PRESET:TYPE, such as `7b:q4_0`,
-/// optionally with another number of layers.
+/// Opens a GGUF file, or makes a model with random weights in memory. `name` is a path or PRESET:TYPE, such
+/// as `7b:q4_0`. `layers` replaces the number of layers of a model in memory.
 pub fn model(name: &str, layers: Option<u32>) -> ragtag::Result<Model> {
     let Some((preset, tensor_type)) = name.split_once(':') else { return Model::open(name) };
     let start = Instant::now();
@@ -29,7 +29,7 @@ pub fn burst(engine: &Engine, burst: &Burst) -> ragtag::Result<BurstTimes> {
     runtime.block_on(engine.session().burst(burst))
 }
 
-/// Median of the samples; NaN if there are none.
+/// Returns the median of the samples, or NaN if there are none.
 pub fn median(samples: &[f64]) -> f64 {
     let mut sorted = samples.to_vec();
     sorted.sort_unstable_by(f64::total_cmp);

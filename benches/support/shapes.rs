@@ -1,10 +1,10 @@
-//! Shapes of dense models: a `config.json` each, without weights. Plans need no more.
+//! Shapes of dense models, each as a `config.json` without weights. Plans need no weights.
 
 use ragtag::{Model, TensorType};
 use std::path::Path;
 
-/// Shapes, each about half as large again as the next: layers, width, heads, key-value heads, feed-forward
-/// width, vocabulary.
+/// Names and dimensions of the models: layers, width, heads, KV heads, feed-forward width and vocabulary.
+/// Each model is about 1.5 times as large as the next.
 pub const SHAPES: [(&str, [u32; 6]); 13] = [
     ("405B", [126, 16384, 128, 8, 53248, 128_256]),
     ("310B", [118, 15360, 120, 8, 46080, 128_256]),
@@ -21,7 +21,7 @@ pub const SHAPES: [(&str, [u32; 6]); 13] = [
     ("1.5B", [16, 2048, 32, 8, 8192, 128_256]),
 ];
 
-/// Opens the model of a shape in q4_k, from a directory that this creates in `folder`.
+/// Opens the model of a shape in Q4_K. Creates its directory in `folder`.
 pub fn model(folder: &Path, name: &str, shape: [u32; 6]) -> Result<Model, Box<dyn std::error::Error>> {
     let [layers, width, heads, kv_heads, inner, vocabulary] = shape;
     let folder = folder.join(name);

@@ -1,4 +1,4 @@
-//! Convolution of images.
+//! Convolution of batches of images.
 
 use super::error::{Error, Result};
 use super::pending::Pending;
@@ -7,16 +7,16 @@ use super::tensor::{Input, Tensor};
 use super::{Compute, word};
 use ragtag_kernels::{Kernel, conv2d};
 
-/// Parameters of a convolution, each for height and width.
+/// Parameters of a convolution. Arrays hold the values for height and width.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Conv2d {
-    /// Stride.
+    /// Stride in values.
     pub stride: [usize; 2],
-    /// Zero padding at either end.
+    /// Number of zeros added at each end.
     pub padding: [usize; 2],
-    /// Dilation of the kernel.
+    /// Dilation of the kernel in values.
     pub dilation: [usize; 2],
-    /// Number of groups into which channels are divided, each with its own output channels.
+    /// Number of groups into which the channels are divided. Each group has its own output channels.
     pub groups: usize,
 }
 
@@ -29,11 +29,13 @@ impl Default for Conv2d {
 
 impl Compute {
     /// Convolves images `[batch, channels, height, width]` with weights `[out channels, channels / groups,
-    /// kernel height, kernel width]`, as f32.
+    /// kernel height, kernel width]`. The result is f32.
     ///
     /// # Errors
-    /// [`Error::Rank`] and [`Error::Shapes`] for other shapes; [`Error::Argument`] for a stride, dilation or
-    /// number of groups of zero, or for mixed types; errors of the device.
+    /// Returns an error of the device, or:
+    /// - [`Error::Rank`] or [`Error::Shapes`] if the operator does not accept the shapes.
+    /// - [`Error::Argument`] if a stride, a dilation or the number of groups is zero, or if the inputs have
+    ///   different types.
     pub fn conv2d<'a, 'b>(
         &self,
         conv: &Conv2d,

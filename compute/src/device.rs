@@ -1,5 +1,5 @@
-//! A device prepared for single operators: reference-counted memory, modules that are created once, and one
-//! sequence of work.
+//! Prepares a device for single operators. Memory is reference-counted, each module is created once, and all
+//! work runs in one sequence.
 
 use super::error::{Error, Result};
 use super::pending::Wakers;
@@ -12,7 +12,7 @@ use ragtag_kernels::{Kernel, Variant, module_source, select};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// A device that several threads may use.
+/// Device that several threads may use.
 pub(super) struct Shared {
     adapter: Adapter,
     timeline: Arc<Timeline>,
@@ -25,7 +25,7 @@ struct Core {
     next_id: u32,
     signalled: u64,
     modules: HashMap<(Kernel, &'static str), ModuleId>,
-    /// Resources to destroy when this point has passed.
+    /// Resources, each with the point after which it can be destroyed.
     left: Vec<(u64, Left)>,
 }
 
@@ -35,7 +35,7 @@ enum Left {
     Region(RegionId),
 }
 
-/// A buffer of a device.
+/// Buffer of a device.
 pub(super) struct Memory {
     shared: Arc<Shared>,
     range: BufferRange,
@@ -95,7 +95,7 @@ impl Shared {
                 Err(Error::Device(error)) if error.is_out_of_memory() && !core.left.is_empty() => {
                     let last = core.signalled;
                     drop(core);
-                    // Completing outstanding work frees memory. Other threads continue meanwhile.
+                    // Memory becomes free when outstanding work completes. Other threads continue meanwhile.
                     self.timeline.wait(last, None)?;
                 }
                 created => break created?,
@@ -112,7 +112,7 @@ impl Shared {
         Ok(Tensor { shape, kind, memory })
     }
 
-    /// Uploads bytes that `fill` writes.
+    /// Uploads the bytes that `fill` writes.
     pub(super) fn upload(&self, to: &Memory, fill: impl FnOnce(&mut [u8]) -> Result<()>) -> Result<u64> {
         let bytes = to.range.bytes as usize;
         let region = Arc::new(HostRegion::new(bytes)?);
@@ -125,7 +125,7 @@ impl Shared {
         outcome
     }
 
-    /// Downloads memory. The bytes are valid when the point has passed.
+    /// Downloads memory. The bytes of the region are valid once the returned point has passed.
     pub(super) fn download(&self, from: &Memory) -> Result<(u64, Arc<HostRegion>)> {
         let region = Arc::new(HostRegion::new(from.range.bytes as usize)?);
         let mut core = self.lock();
@@ -136,17 +136,17 @@ impl Shared {
         Ok((outcome?, region))
     }
 
-    /// Fills memory with a word.
+    /// Fills memory with a 32-bit word.
     pub(super) fn fill(&self, to: &Memory, word: u32) -> Result<u64> {
         self.lock().submit(vec![Command::Fill { to: to.range, word }])
     }
 
-    /// Copies memory of the same size.
+    /// Copies memory to other memory of the same size.
     pub(super) fn copy(&self, from: &Memory, to: &Memory) -> Result<u64> {
         self.lock().submit(vec![Command::Copy { from: from.range, to: to.range }])
     }
 
-    /// Launches a kernel on tensors in its interface's order. A tensor without values is bound to memory that
+    /// Launches a kernel on tensors in the order of its interface. An empty tensor is bound to memory that
     /// the kernel does not read.
     pub(super) fn launch(
         self: &Arc<Self>,
@@ -217,22 +217,22 @@ impl Core {
         let (signal, work) = (timeline.id().at(value), Work::Commands(commands));
         let submission = Submission { queue: QueueKind::Compute, work, waits: Vec::new(), signal };
         let outcome = device.submit(submission);
-        // A refused submission ends the timeline and has used its value. The next submission reports the
-        // failure.
+        // If the device refuses a submission, the timeline fails and its value is used up. The next
+        // submission reports the failure.
         if outcome.is_ok() || timeline.failure().is_some() {
             self.signalled = value;
         }
         Ok(outcome.map(|()| value)?)
     }
 
-    /// Destroys a resource as soon as nothing uses it.
+    /// Destroys a resource as soon as no work uses it.
     fn leave(&mut self, left: Left) {
         self.left.push((self.signalled, left));
-        // A failure is retried and reported with the next submission.
+        // If destruction fails, the next submission retries it and reports the failure.
         let _ = self.sweep();
     }
 
-    /// Destroys unused resources.
+    /// Destroys the resources that no work uses any more.
     fn sweep(&mut self) -> Result<()> {
         let Some(device) = &mut self.device else { return Ok(()) };
         let timeline = device.timeline(QueueKind::Compute);
@@ -251,7 +251,7 @@ impl Core {
 
 impl Drop for Core {
     fn drop(&mut self) {
-        // A failed device has nothing outstanding. Any other reaches its last point.
+        // A failed device has no outstanding work. Any other device reaches its last point.
         if let Some(device) = &self.device {
             let _ = device.timeline(QueueKind::Compute).wait(self.signalled, None);
         }
@@ -308,7 +308,7 @@ mod tests {
         }
     }
 
-    /// A task that ends when it is woken, together with everything that it holds.
+    /// Task that ends when it is woken, and then drops everything that it holds.
     struct Last<T> {
         held: Mutex<Option<T>>,
         over: mpsc::Sender<()>,

@@ -6,11 +6,11 @@ use ragtag_kernels::TensorType;
 /// Result of single operators.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// An error of a single operator.
+/// Error of a single operator.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// There is no such device, or it cannot be opened.
+    /// The requested device does not exist or cannot be opened.
     #[error("{0}")]
     Open(String),
     /// Two shapes that do not match.
@@ -25,7 +25,7 @@ pub enum Error {
         /// Rule that the shapes violate.
         rule: &'static str,
     },
-    /// A shape with too many or too few dimensions.
+    /// Shape with too many or too few dimensions.
     #[error("{operation} of {shape}: {rule}")]
     Rank {
         /// Operator.
@@ -35,7 +35,7 @@ pub enum Error {
         /// Required shape.
         rule: &'static str,
     },
-    /// An axis that the shape does not have.
+    /// Axis that the shape does not have.
     #[error("{operation} of {shape}: there is no axis {axis}")]
     Axis {
         /// Operator.
@@ -45,7 +45,7 @@ pub enum Error {
         /// Shape.
         shape: Shape,
     },
-    /// A reduction over an empty axis whose result is undefined.
+    /// Reduction over an empty axis whose result is undefined.
     #[error("{operation} of {shape}: axis {axis} has no values")]
     EmptyAxis {
         /// Operator.
@@ -55,7 +55,7 @@ pub enum Error {
         /// Shape.
         shape: Shape,
     },
-    /// A scale or another factor that is not finite and positive.
+    /// Scale or another factor that is not finite and positive.
     #[error("{operation}: {name} must be finite and positive (got {value})")]
     Factor {
         /// Operator.
@@ -65,7 +65,7 @@ pub enum Error {
         /// Value.
         value: f32,
     },
-    /// An invalid argument.
+    /// Invalid argument of an operator.
     #[error("{operation}: {what}")]
     Argument {
         /// Operator.
@@ -73,29 +73,29 @@ pub enum Error {
         /// Description with the values.
         what: String,
     },
-    /// An index of a row that does not exist.
+    /// Index of a row that does not exist.
     #[error("{operation}: index {index} at {place} is not in a table of {rows} rows")]
     Index {
         /// Operator.
         operation: &'static str,
         /// Index.
         index: u32,
-        /// Position among the indices.
+        /// Position of the index among all indices.
         place: usize,
-        /// Rows of the table.
+        /// Number of rows of the table.
         rows: usize,
     },
-    /// A tensor of a type that the operator does not accept.
+    /// Tensor of a type that the operator does not accept.
     #[error("{operation} takes {wanted}, not {got}")]
     Type {
         /// Operator.
         operation: &'static str,
-        /// Accepted types.
+        /// Types that the operator accepts.
         wanted: &'static str,
         /// Type of the tensor.
         got: Type,
     },
-    /// A number of values that does not match a shape.
+    /// Number of values that does not match a shape.
     #[error("{values} values do not fill {shape}")]
     Length {
         /// Number of values.
@@ -111,29 +111,29 @@ pub enum Error {
         /// Shape.
         shape: Shape,
     },
-    /// More than 2^32 − 1 values.
+    /// Shape with more than 2^32 − 1 values.
     #[error("{shape} has more than 2^32 - 1 values")]
     TooLarge {
         /// Shape.
         shape: Shape,
     },
-    /// A request for memory of zero bytes.
+    /// Request for memory of zero bytes.
     #[error("{shape} takes no memory")]
     ZeroBytes {
         /// Shape.
         shape: Shape,
     },
-    /// A tensor of another device.
+    /// Tensor that belongs to another device.
     #[error("{operation}: a tensor is on {other}, not on {device}")]
     OtherDevice {
         /// Operator.
         operation: &'static str,
-        /// Device of the operator.
+        /// Device on which the operator runs.
         device: String,
-        /// Device of the tensor.
+        /// Device to which the tensor belongs.
         other: String,
     },
-    /// The device has no suitable kernel.
+    /// The device has no kernel for the operator.
     #[error("{device} has no kernel {kernel}")]
     NoKernel {
         /// Device.

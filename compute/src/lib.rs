@@ -1,8 +1,8 @@
-//! Single operators on any device, without a model: matrix products, attention, norms and more.
+//! Runs single operators on any device, without a model: matrix products, attention, norms and more.
 //!
-//! [`Compute::open`] opens a device by the name that `ragtag devices` shows, or the best one. Operators take
-//! tensors on the device, or host values with their shape. They return [`Pending`] results, which can be
-//! waited for or awaited:
+//! [`Compute::open`] opens a device by the name that `ragtag devices` shows, or the best device. Operators
+//! accept tensors on the device, or host values with their shape. They return [`Pending`] results, which
+//! callers can wait for or await:
 //!
 //! ```
 //! use ragtag_compute::{Compute, Gemm, Reduction, UnaryFunction};
@@ -23,17 +23,18 @@
 //! # }
 //! ```
 //!
-//! Everything runs on the device in the requested order. Tensors are immutable: an operator creates new ones.
-//! Shapes are checked before anything runs, and errors name them. Dimensions of size zero are allowed
-//! everywhere; such operators do nothing and allocate nothing.
+//! The device runs all work in the requested order. Tensors are immutable, so each operator creates new
+//! tensors. Shapes are checked before any work runs, and errors name the shapes. Dimensions of size zero are
+//! always allowed; such operators do nothing and allocate nothing.
 //!
 //! Every operator accepts f32, f16 and bf16, and computes in f32. Elementwise operators ([`Compute::unary`],
 //! [`Compute::binary`], [`Compute::rope`]) and operators that only move values keep the type of their input.
-//! Operators that sum (products, attention, convolution, reductions, norms, softmax) return f32, which
-//! [`Compute::cast`] converts. [`NumericsClass`] states the accuracy relative to float64. Products of quantized
-//! weights ([`Weights`]) are available in both classes; all other operators are exact.
+//! Operators that sum (products, attention, convolution, reductions, norms, softmax) return f32.
+//! [`Compute::cast`] converts the result to another type. [`NumericsClass`] states the accuracy relative to
+//! float64. Products of quantized weights ([`Weights`]) are available in both classes. All other operators
+//! are exact.
 //!
-//! Knows the interfaces of kernels, not how they work.
+//! Knows the interfaces of kernels, but not their implementations.
 
 #![forbid(unsafe_code)]
 
@@ -67,19 +68,19 @@ use ragtag_devices::{Backends, Config, Requested};
 use ragtag_hal::{Checked, DeviceId, Limits};
 use std::sync::Arc;
 
-/// A device for single operators. Clones share the device, which is closed with the last of them and the last
-/// tensor on it.
+/// Device for single operators. Clones share the device. It is closed when the last clone and the last tensor
+/// on it are dropped.
 #[derive(Clone)]
 pub struct Compute {
     shared: Arc<Shared>,
 }
 
 impl Compute {
-    /// Opens a device: `cpu`, `vulkan:0`, `auto` for the best one, or any text that `--device` accepts. If it
-    /// selects several, the first is opened.
+    /// Opens a device: `cpu`, `vulkan:0`, `auto` for the best device, or any text that `--device` accepts. If
+    /// the text selects several devices, the first device is opened.
     ///
     /// # Errors
-    /// [`Error::Open`] if there is no such device, or it cannot be opened.
+    /// Returns [`Error::Open`] if the device does not exist or cannot be opened.
     pub fn open(label: &str) -> Result<Self> {
         let backends = Backends::new(&Config::default());
         let chosen = Requested::new(Some(label), None).and_then(|wanted| wanted.choose(&backends.probe()));
@@ -88,15 +89,15 @@ impl Compute {
         Self::on(backends.open(&[(first.clone(), DeviceId(0))], &Limits::default())?.swap_remove(0))
     }
 
-    /// Uses a device that is already open.
+    /// Creates a value for a device that is already open.
     ///
     /// # Errors
-    /// [`Error::Open`] if the system cannot start a thread for it.
+    /// Returns [`Error::Open`] if the system cannot start the thread that wakes tasks.
     pub fn on(device: Checked) -> Result<Self> {
         Ok(Self { shared: Shared::new(device)? })
     }
 
-    /// Returns the device's adapter.
+    /// Returns the adapter of the device.
     pub fn adapter(&self) -> &Adapter {
         self.shared.adapter()
     }
@@ -117,7 +118,7 @@ impl Compute {
         }
     }
 
-    /// Like `given`, for floats of any type.
+    /// Returns an operator's input like [`given`](Self::given). Accepts floats of any type.
     fn elements<'a>(
         &self,
         operation: &'static str,
@@ -130,7 +131,7 @@ impl Compute {
         }
     }
 
-    /// Like `given`, converted to f32 on the device.
+    /// Returns an operator's input like [`given`](Self::given), converted to f32 on the device.
     fn f32s<'a>(&self, operation: &'static str, input: impl Into<Input<'a>>) -> Result<Tensor> {
         match self.elements(operation, input)? {
             (tensor, ElementType::F32) => Ok(tensor),
@@ -138,7 +139,7 @@ impl Compute {
         }
     }
 
-    /// Like `given`, for indices.
+    /// Returns an operator's input like [`given`](Self::given). Accepts only indices.
     fn indices<'a>(&self, operation: &'static str, input: impl Into<Input<'a>>) -> Result<Tensor> {
         let tensor = self.given(operation, input)?;
         match tensor.kind {
@@ -147,12 +148,12 @@ impl Compute {
         }
     }
 
-    /// Creates an f32 tensor.
+    /// Creates an f32 tensor with undefined values.
     fn make(&self, shape: impl Into<Shape>) -> Result<Tensor> {
         self.shared.tensor(shape, Type::Elements(ElementType::F32))
     }
 
-    /// Wraps the result of work enqueued so far.
+    /// Returns a pending result that is ready when all work enqueued so far has ended.
     fn pending<T>(&self, result: T) -> Pending<T> {
         Pending::queued_at(&self.shared, self.shared.signalled(), result)
     }
@@ -164,7 +165,8 @@ impl std::fmt::Debug for Compute {
     }
 }
 
-/// Converts a size for kernels. Sizes of shapes with up to 2^32 − 1 values fit, except in empty shapes.
+/// Converts a size for kernels. All sizes of a shape with up to 2^32 − 1 values fit, unless the shape is
+/// empty.
 fn word(size: usize) -> u32 {
     u32::try_from(size).unwrap_or(u32::MAX)
 }
@@ -174,7 +176,7 @@ fn positive(operation: &'static str, name: &'static str, value: f32) -> Result<(
     if value.is_finite() && value > 0.0 { Ok(()) } else { Err(Error::Factor { operation, name, value }) }
 }
 
-/// Returns the numbers of values before an axis, along it, and after it.
+/// Returns the number of values before an axis, along the axis, and after it.
 fn around(operation: &'static str, shape: &Shape, axis: usize) -> Result<[usize; 3]> {
     let sizes = shape.sizes();
     if axis >= sizes.len() {

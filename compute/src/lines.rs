@@ -9,12 +9,14 @@ use ragtag_kernels::{Activations, ElementType, Kernel, elements, top_k};
 use std::sync::Arc;
 
 impl Compute {
-    /// Reduces each line of values along an axis to one f32. The result lacks the axis. Few long lines take
-    /// two launches.
+    /// Reduces each line of values along an axis to one f32. The result has no such axis. If there are only a
+    /// few long lines, the reduction takes two launches.
     ///
     /// # Errors
-    /// [`Error::Axis`] for a missing axis; [`Error::EmptyAxis`] for the extreme or mean of no values (their
-    /// sum is zero); errors of the device.
+    /// Returns an error of the device, or:
+    /// - [`Error::Axis`] if the axis does not exist.
+    /// - [`Error::EmptyAxis`] for the extreme or the mean of an empty axis. (The sum of an empty axis is
+    ///   zero.)
     pub fn reduce<'a>(
         &self,
         reduction: Reduction,
@@ -63,11 +65,11 @@ impl Compute {
         Ok(())
     }
 
-    /// Computes softmax along an axis, as f32: e^(x − largest) over their sum. −∞ has probability zero. Lines
-    /// of only −∞ become zeros, and lines with a NaN or +∞ become NaN.
+    /// Computes softmax along an axis, as f32: e^(x − largest), divided by the sum of these values over the
+    /// line. −∞ has probability zero. A line of only −∞ becomes zeros. A line with a NaN or +∞ becomes NaN.
     ///
     /// # Errors
-    /// [`Error::Axis`] for a missing axis; errors of the device.
+    /// Returns [`Error::Axis`] if the axis does not exist, or an error of the device.
     pub fn softmax<'a>(&self, x: impl Into<Input<'a>>, axis: usize) -> Result<Pending<Tensor>> {
         let (x, element) = self.elements("softmax", x)?;
         let [outer, size, inner] = around("softmax", &x.shape, axis)?.map(word);
@@ -83,8 +85,9 @@ impl Compute {
     /// column. ε is added to the mean square.
     ///
     /// # Errors
-    /// [`Error::Shapes`] if there is not one weight per column; [`Error::Factor`] if ε is not finite and
-    /// positive; errors of the device.
+    /// Returns an error of the device, or:
+    /// - [`Error::Shapes`] if the number of weights is not the number of columns.
+    /// - [`Error::Factor`] if ε is not finite and positive.
     pub fn rms_norm<'a, 'b>(
         &self,
         x: impl Into<Input<'a>>,
@@ -107,8 +110,9 @@ impl Compute {
     /// and bias of each column. ε is added to the variance.
     ///
     /// # Errors
-    /// [`Error::Shapes`] if there is not one weight and one bias per column; [`Error::Factor`] if ε is not
-    /// finite and positive; errors of the device.
+    /// Returns an error of the device, or:
+    /// - [`Error::Shapes`] if the number of weights or biases is not the number of columns.
+    /// - [`Error::Factor`] if ε is not finite and positive.
     pub fn layer_norm<'a, 'b, 'c>(
         &self,
         x: impl Into<Input<'a>>,
@@ -129,11 +133,11 @@ impl Compute {
         Ok(self.pending(out))
     }
 
-    /// Returns the position of the largest value of each row (the last dimension): the first of equal values.
-    /// NaN is below every number.
+    /// Returns the position of the largest value of each row (the last dimension). If several values are
+    /// equal, the first position counts. NaN is below every number.
     ///
     /// # Errors
-    /// [`Error::EmptyAxis`] if rows have no values; errors of the device.
+    /// Returns [`Error::EmptyAxis`] if rows have no values, or an error of the device.
     pub fn arg_max<'a>(&self, x: impl Into<Input<'a>>) -> Result<Pending<Tensor>> {
         let x = self.f32s("arg_max", x)?;
         let (sizes, width) = x.shape.rows();
@@ -156,11 +160,11 @@ impl Compute {
     }
 
     /// Returns the `k` largest values of each row (the last dimension) in descending order, and their
-    /// positions. Of equal values the first comes first; NaN comes last.
+    /// positions. Equal values keep their order, and NaN comes last.
     ///
     /// # Errors
-    /// [`Error::Argument`] if `k` is zero, greater than 64, or greater than the length of a row; errors of
-    /// the device.
+    /// Returns [`Error::Argument`] if `k` is zero, greater than 64, or greater than the length of a row.
+    /// Returns an error of the device if the device fails.
     pub fn top_k<'a>(&self, x: impl Into<Input<'a>>, k: usize) -> Result<Pending<(Tensor, Tensor)>> {
         let x = self.f32s("top_k", x)?;
         let (sizes, width) = x.shape.rows();
@@ -189,7 +193,7 @@ impl Compute {
     }
 }
 
-/// Returns rows and columns. Checks that every one of `of_columns` has one value per column.
+/// Returns the number of rows and columns. Checks that each input in `of_columns` has one value per column.
 fn columns<const N: usize>(
     operation: &'static str,
     x: &Tensor,

@@ -1,4 +1,4 @@
-//! Pending results of operators.
+//! Results of operators that are still running.
 
 use super::device::Shared;
 use super::error::{Error, Result};
@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::thread;
 
-/// A result in progress. It can be waited for or awaited. If awaited, a separate thread wakes the task, and
-/// no executor thread blocks. Dropping it does not cancel the work.
+/// Result in progress. Callers can wait for it or await it. While a task awaits a result, no executor thread
+/// blocks, because a separate thread wakes the task. Dropping the result does not cancel the work.
 #[must_use = "the device may fail"]
 pub struct Pending<T> {
     shared: Arc<Shared>,
@@ -21,9 +21,9 @@ pub struct Pending<T> {
 }
 
 enum Outcome<T> {
-    /// The object that will hold the result.
+    /// Object that holds the result once the work has ended.
     Queued(T),
-    /// A function that builds the result from the device's output.
+    /// Function that builds the result from the device's output.
     After(Box<dyn FnOnce() -> Result<T> + Send>),
 }
 
@@ -43,7 +43,7 @@ impl<T> Pending<T> {
     /// Blocks until the result is ready.
     ///
     /// # Errors
-    /// The device's error.
+    /// Returns an error if the device fails.
     pub fn wait(mut self) -> Result<T> {
         self.shared.timeline().wait(self.point, None)?;
         self.take()
@@ -59,8 +59,8 @@ impl<T> Pending<T> {
 }
 
 impl Pending<Tensor> {
-    /// Returns the tensor before it has its values. Operators on it are queued after the work that computes
-    /// it.
+    /// Returns the tensor before its values are computed. The device runs operators on the tensor after the
+    /// work that computes it.
     pub fn queued(&self) -> &Tensor {
         match &self.result {
             Some(Outcome::Queued(tensor)) => tensor,
@@ -69,7 +69,7 @@ impl Pending<Tensor> {
     }
 }
 
-// Nothing in it is pinned: the box is moved out before it is called.
+// No field is pinned: the box is moved out before it is called.
 impl<T> Unpin for Pending<T> {}
 
 impl<T> Future for Pending<T> {
@@ -90,8 +90,8 @@ impl<T> Future for Pending<T> {
     }
 }
 
-/// Tasks that wait for points of a timeline. A separate thread wakes them: the thread that reports progress
-/// holds the timeline's lock, and a woken task may end at once and drop its tensors and the device.
+/// Tasks that wait for points of a timeline. A separate thread wakes them, because the thread that reports
+/// progress holds the timeline's lock. A woken task may end at once and drop its tensors and the device.
 pub(super) struct Wakers {
     waiting: Mutex<Vec<(u64, Waker)>>,
     due: Sender<Waker>,
@@ -114,7 +114,7 @@ impl Wakers {
         }
     }
 
-    /// Wakes the tasks whose points have passed, or all if no further point will pass.
+    /// Wakes the tasks whose points have passed. Wakes all tasks if no further point will pass.
     pub(super) fn wake(&self, progress: &Progress) {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         let is_due = |point: u64| point <= progress.value || progress.failure.is_some();

@@ -1,4 +1,4 @@
-//! Products: of matrices and of quantised weights, and attention.
+//! Products of matrices, products with quantised weights, and attention.
 
 use super::error::{Error, Result};
 use super::pending::Pending;
@@ -9,53 +9,56 @@ use ragtag_kernels::{
     Activations, ElementType, Kernel, NumericsClass, Resident, TensorType, gemm, layout_for,
 };
 
-/// A matrix product: α · op(A) · op(B).
+/// Parameters of a matrix product α · op(A) · op(B).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Gemm {
-    /// Whether op(A) transposes A, which is then `[…, k, m]`.
+    /// Whether op(A) transposes A. The shape of A is then `[…, k, m]`.
     pub transpose_a: bool,
-    /// Whether op(B) transposes B, which is then `[…, n, k]`.
+    /// Whether op(B) transposes B. The shape of B is then `[…, n, k]`.
     pub transpose_b: bool,
     /// Factor α.
     pub alpha: f32,
 }
 
 impl Default for Gemm {
-    /// Returns A · B.
+    /// Returns the parameters of A · B.
     fn default() -> Self {
         Self { transpose_a: false, transpose_b: false, alpha: 1.0 }
     }
 }
 
-/// Layout of the matrices of products, in values, as in BLAS but row-major.
+/// Layout of the matrices of a batch of products. All distances count values. The layout is that of BLAS, but
+/// row-major.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Strided {
-    /// m, n and k: op(A) is m × k, op(B) k × n and C m × n.
+    /// Sizes m, n and k. op(A) is m × k, op(B) is k × n, and C is m × n.
     pub sizes: [usize; 3],
     /// Number of products.
     pub batch: usize,
-    /// Leading dimensions of A, B and C: values from one row to the next.
+    /// Leading dimensions of A, B and C: the distance between two rows.
     pub leading: [usize; 3],
-    /// Values from one matrix of the batch to the next; 0 for a matrix shared by all products.
+    /// Distance between two matrices of the batch, for A, B and C. It is 0 for a matrix that all products
+    /// share.
     pub strides: [usize; 3],
 }
 
-/// Visibility of positions and scaling of scores in attention. Row i of m is at position i + n − m of n.
+/// Parameters of attention: visible positions and scaling of scores. With m queries and n keys, row i of the
+/// queries has position i + n − m.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Attention {
-    /// Whether rows see no later position than their own.
+    /// Whether rows see no position after their own.
     pub causal: bool,
-    /// Distance limit: rows see only positions closer than this.
+    /// Distance limit. Rows see only positions closer than this.
     pub window: Option<usize>,
-    /// Number of first positions that all rows see.
+    /// Number of positions at the start that all rows see.
     pub prefix: usize,
-    /// Factor of scores; 1 / √d by default.
+    /// Factor of the scores. The default is 1 / √d.
     pub scale: Option<f32>,
-    /// Scores s become cap · tanh(s / cap).
+    /// Cap of the scores. A score s becomes cap · tanh(s / cap).
     pub soft_cap: Option<f32>,
 }
 
-/// A weight matrix of any type, packed for the device's products.
+/// Weight matrix of any type, packed for the device's products.
 #[derive(Clone, Debug)]
 pub struct Weights {
     resident: Resident,
@@ -68,19 +71,19 @@ impl Weights {
         self.resident.rows()
     }
 
-    /// Returns the number of columns: the values of a row.
+    /// Returns the number of columns, which is the number of values in a row.
     pub fn columns(&self) -> usize {
         self.resident.columns()
     }
 
-    /// Returns the type of the values in files.
+    /// Returns the type that the values have in files.
     pub fn tensor_type(&self) -> TensorType {
         self.resident.tensor_type()
     }
 }
 
-/// Splits a tensor into a batch of matrices: the batch sizes (empty for a single matrix), then rows and
-/// columns.
+/// Splits a tensor into a batch of matrices. Returns the batch sizes, which are empty for a single matrix,
+/// then the rows and columns.
 fn matrices(operation: &'static str, x: &Tensor) -> Result<(Vec<usize>, [usize; 2])> {
     match x.shape.sizes() {
         [batch @ .., rows, columns] => Ok((batch.to_vec(), [*rows, *columns])),
@@ -95,7 +98,7 @@ pub(super) fn shapes(operation: &'static str, left: &Tensor, right: &Tensor, rul
     Error::Shapes { operation, left: left.shape.clone(), right: right.shape.clone(), rule }
 }
 
-/// Returns the common type of all tensors.
+/// Returns the type of all tensors. Returns an error if the types differ.
 pub(super) fn same_type(operation: &'static str, types: &[ElementType]) -> Result<ElementType> {
     match types.iter().find(|other| **other != types[0]) {
         None => Ok(types[0]),
@@ -106,7 +109,7 @@ pub(super) fn same_type(operation: &'static str, types: &[ElementType]) -> Resul
     }
 }
 
-/// Checks that factors are finite.
+/// Checks that both factors are finite.
 fn finite(operation: &'static str, factors: [f32; 2]) -> Result<()> {
     match factors.into_iter().find(|factor| !factor.is_finite()) {
         None => Ok(()),
@@ -115,7 +118,7 @@ fn finite(operation: &'static str, factors: [f32; 2]) -> Result<()> {
 }
 
 impl Strided {
-    /// Returns the kernel's constants.
+    /// Returns the constants of the kernel.
     fn constants(&self, gemm: &Gemm, beta: f32) -> [u32; 14] {
         let ([m, n, k], [lda, ldb, ldc]) = (self.sizes.map(word), self.leading.map(word));
         let [stride_a, stride_b, stride_c] = self.strides.map(word);
@@ -128,12 +131,13 @@ impl Strided {
 
 impl Compute {
     /// Computes α · op(A) · op(B) for matrices or batches of matrices, as f32. If only one of A and B is a
-    /// batch, all products share the other.
+    /// batch, all products share the other matrix.
     ///
     /// # Errors
-    /// [`Error::Shapes`] if op(A) has not as many columns as op(B) has rows, or batches differ;
-    /// [`Error::Rank`] for tensors that are no matrices; [`Error::Argument`] for mixed types or a factor that
-    /// is not finite; errors of the device.
+    /// Returns an error of the device, or:
+    /// - [`Error::Shapes`] if the columns of op(A) do not match the rows of op(B), or if the batches differ.
+    /// - [`Error::Rank`] if a tensor is not a matrix.
+    /// - [`Error::Argument`] if the types differ or a factor is not finite.
     pub fn gemm<'a, 'b>(
         &self,
         gemm: &Gemm,
@@ -143,10 +147,11 @@ impl Compute {
         self.product(gemm, (a.into(), b.into()), None)
     }
 
-    /// Computes the product plus β · C.
+    /// Computes α · op(A) · op(B) + β · C, as f32.
     ///
     /// # Errors
-    /// As for [`Compute::gemm`], and [`Error::Shapes`] if C has another shape than the product.
+    /// Returns the errors of [`Compute::gemm`]. Also returns [`Error::Shapes`] if the shape of C is not that
+    /// of the product.
     pub fn gemm_plus<'a, 'b, 'c>(
         &self,
         gemm: &Gemm,
@@ -211,12 +216,15 @@ impl Compute {
     }
 
     /// Computes α · op(A) · op(B) + β · C for matrices that are parts of tensors of any shape. The result has
-    /// C's shape, and values between C's rows are copied from C. As in BLAS, products with a factor of zero
-    /// are zero, whatever the operands.
+    /// the shape of C. Values between the rows of C are copied from C. As in BLAS, a product with a factor of
+    /// zero is zero, even if an operand is NaN.
     ///
     /// # Errors
-    /// [`Error::Argument`] if a matrix exceeds its tensor, rows of C overlap, types are mixed, or a factor is
-    /// not finite; errors of the device.
+    /// Returns an error of the device, or [`Error::Argument`] in these cases:
+    /// - A matrix exceeds its tensor.
+    /// - Rows of C overlap.
+    /// - The types of A and B differ.
+    /// - A factor is not finite.
     pub fn gemm_strided<'a, 'b, 'c>(
         &self,
         gemm: &Gemm,
@@ -249,8 +257,10 @@ impl Compute {
     /// Packs `[rows, columns]` weights in file format for the device's products.
     ///
     /// # Errors
-    /// [`Error::Blocks`] if columns are not whole blocks or no multiple of 32; [`Error::Length`] if the
-    /// number of bytes does not match the shape; errors of the device.
+    /// Returns an error of the device, or:
+    /// - [`Error::Blocks`] if a row does not consist of whole blocks, or if its length is not a multiple of
+    ///   32.
+    /// - [`Error::Length`] if the number of bytes does not match the shape.
     pub fn weights(
         &self,
         tensor_type: TensorType,
@@ -275,11 +285,12 @@ impl Compute {
         Ok(Weights { resident, packed: Tensor { shape, kind: Type::Blocks(tensor_type), memory } })
     }
 
-    /// Computes the product of rows with weights: x · Wᵀ, as f32 `[…, rows of W]`. Exact products use f32
-    /// values unchanged. Fast ones round the rows to 8 bits if the weights have integer quants.
+    /// Computes the product x · Wᵀ of rows with weights, as f32 `[…, rows of W]`. The exact class uses f32
+    /// values unchanged. The fast class rounds the rows to 8 bits if the weights have integer quants.
     ///
     /// # Errors
-    /// [`Error::Shapes`] if rows of `x` do not match the columns of the weights; errors of the device.
+    /// Returns [`Error::Shapes`] if the rows of `x` do not match the columns of the weights, or an error of
+    /// the device.
     pub fn matmul_quantised<'a>(
         &self,
         weights: &Weights,
@@ -317,12 +328,15 @@ impl Compute {
         Ok(self.pending(out))
     }
 
-    /// Computes attention of queries `[batch, heads, m, d]` over keys and values `[batch, kv heads, n, d]`,
-    /// as f32 in the queries' shape. Equal groups of heads share a KV head. Rows that see nothing are zero.
+    /// Computes attention of queries `[batch, heads, m, d]` over keys and values `[batch, kv heads, n, d]`.
+    /// The result is f32 in the shape of the queries. Heads form equal groups, and each group shares a KV
+    /// head. Rows that see no position become zero.
     ///
     /// # Errors
-    /// [`Error::Rank`] and [`Error::Shapes`] for other shapes; [`Error::Factor`] for a scale or a cap that is
-    /// not finite and positive; [`Error::Argument`] for an empty window or mixed types; errors of the device.
+    /// Returns an error of the device, or:
+    /// - [`Error::Rank`] or [`Error::Shapes`] if the operator does not accept the shapes.
+    /// - [`Error::Factor`] if the scale or the cap is not finite and positive.
+    /// - [`Error::Argument`] if the window is empty or the types differ.
     pub fn attention<'a, 'b, 'c>(
         &self,
         attention: &Attention,

@@ -1,4 +1,4 @@
-//! Transfers between host and device, and conversions.
+//! Transfers between host and device, and conversions of types and layouts.
 
 use super::device::Memory;
 use super::error::{Error, Result};
@@ -10,7 +10,7 @@ use ragtag_kernels::{ElementType, Kernel, TensorType};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Sizes with the strides of each operand, outermost first.
+/// Sizes of dimensions with the strides of each operand, outermost first.
 pub(super) struct Walk<const N: usize> {
     sizes: Vec<usize>,
     strides: [Vec<usize>; N],
@@ -36,6 +36,7 @@ impl<const N: usize> Walk<N> {
     }
 
     /// Returns the sizes, then the strides of each operand, padded to the kernel's number of dimensions.
+    /// Returns `None` if the kernel has too few dimensions.
     pub(super) fn constants(&self) -> Option<Vec<u32>> {
         let missing = RANK.checked_sub(self.sizes.len())?;
         let padded = |values: &[usize], front: u32| {
@@ -66,16 +67,16 @@ impl Compute {
     /// Uploads f32 values.
     ///
     /// # Errors
-    /// [`Error::Length`] if their number does not match the shape; errors of the device.
+    /// Returns [`Error::Length`] if the number of values does not match the shape, or an error of the device.
     pub fn upload(&self, shape: impl Into<Shape>, values: &[f32]) -> Result<Tensor> {
         let kind = Type::Elements(ElementType::F32);
         self.upload_as(shape.into(), kind, values.len(), |out| bytes_of(values, |v| v.to_le_bytes(), out))
     }
 
-    /// Uploads indices.
+    /// Uploads 32-bit indices.
     ///
     /// # Errors
-    /// As for [`Compute::upload`].
+    /// Returns the errors of [`Compute::upload`].
     pub fn upload_indices(&self, shape: impl Into<Shape>, indices: &[u32]) -> Result<Tensor> {
         let fill = |out: &mut [u8]| bytes_of(indices, |v| v.to_le_bytes(), out);
         self.upload_as(shape.into(), Type::Indices, indices.len(), fill)
@@ -84,8 +85,10 @@ impl Compute {
     /// Uploads blocks in file format. The last dimension consists of whole blocks.
     ///
     /// # Errors
-    /// [`Error::Type`] for a type without blocks; [`Error::Blocks`] if rows are not whole blocks;
-    /// [`Error::Length`] if the number of bytes does not match the shape; errors of the device.
+    /// Returns an error of the device, or:
+    /// - [`Error::Type`] if the type has no blocks.
+    /// - [`Error::Blocks`] if a row does not consist of whole blocks.
+    /// - [`Error::Length`] if the number of bytes does not match the shape.
     pub fn upload_blocks(
         &self,
         tensor_type: TensorType,
@@ -124,7 +127,8 @@ impl Compute {
     /// Returns a tensor of f32 zeros.
     ///
     /// # Errors
-    /// [`Error::ZeroBytes`] if it would have no values: memory of zero bytes does not exist.
+    /// Returns [`Error::ZeroBytes`] if the tensor would have no values, because memory of zero bytes cannot
+    /// be allocated.
     pub fn zeros(&self, shape: impl Into<Shape>) -> Result<Pending<Tensor>> {
         let tensor = self.make(shape)?;
         let memory =
@@ -136,7 +140,7 @@ impl Compute {
     /// Reads the values of a tensor as f32. The device converts 16-bit values and dequantizes blocks.
     ///
     /// # Errors
-    /// [`Error::Type`] for indices; errors of the device.
+    /// Returns [`Error::Type`] for a tensor of indices, or an error of the device.
     pub fn read<'a>(&self, x: impl Into<Input<'a>>) -> Result<Pending<Vec<f32>>> {
         let x = self.given("read", x)?;
         let x = match x.kind {
@@ -152,7 +156,7 @@ impl Compute {
     /// Reads a tensor of indices.
     ///
     /// # Errors
-    /// [`Error::Type`] for other types; errors of the device.
+    /// Returns [`Error::Type`] for tensors of other types, or an error of the device.
     pub fn read_indices<'a>(&self, x: impl Into<Input<'a>>) -> Result<Pending<Vec<u32>>> {
         let x = self.indices("read", x)?;
         self.download(x.memory.as_ref(), |bytes| {
@@ -160,10 +164,10 @@ impl Compute {
         })
     }
 
-    /// Reads the bytes of a tensor in the device's format: 16-bit values and blocks are contiguous.
+    /// Reads the bytes of a tensor in the device's format. 16-bit values and blocks are contiguous.
     ///
     /// # Errors
-    /// Errors of the device.
+    /// Returns an error if the device fails.
     pub fn read_bytes<'a>(&self, x: impl Into<Input<'a>>) -> Result<Pending<Vec<u8>>> {
         let x = self.given("read", x)?;
         let count = x.shape.count()?;
@@ -188,10 +192,10 @@ impl Compute {
         Ok(Pending::after(&self.shared, point, make))
     }
 
-    /// Copies a tensor into its own memory.
+    /// Copies a tensor into new memory.
     ///
     /// # Errors
-    /// Errors of the device.
+    /// Returns an error if the device fails.
     pub fn copy<'a>(&self, x: impl Into<Input<'a>>) -> Result<Pending<Tensor>> {
         let x = self.given("copy", x)?;
         let out = self.shared.tensor(x.shape.clone(), x.kind)?;
@@ -201,22 +205,23 @@ impl Compute {
         Ok(self.pending(out))
     }
 
-    /// Converts values to another type, rounded to nearest, ties to even. Too large values become infinite,
-    /// and NaN is preserved.
+    /// Converts values to another type. Rounds to the nearest value, ties to even. Values beyond the range of
+    /// the type become infinite, and NaN is preserved.
     ///
     /// # Errors
-    /// [`Error::Type`] for indices and blocks; errors of the device.
+    /// Returns [`Error::Type`] for indices and blocks, or an error of the device.
     pub fn cast<'a>(&self, x: impl Into<Input<'a>>, to: ElementType) -> Result<Pending<Tensor>> {
         let (x, from) = self.elements("cast", x)?;
         let sizes = x.shape.sizes().to_vec();
         self.walk("cast", &x, [from, to], 0, (&sizes, &contiguous(&sizes)))
     }
 
-    /// Permutes the dimensions: dimension i of the result is dimension `order[i]` of `x`.
+    /// Permutes the dimensions. Dimension i of the result is dimension `order[i]` of `x`.
     ///
     /// # Errors
-    /// [`Error::Argument`] if the order does not name every dimension once; [`Error::Rank`] if more than six
-    /// dimensions move; errors of the device.
+    /// Returns an error of the device, or:
+    /// - [`Error::Argument`] if the order does not name every dimension once.
+    /// - [`Error::Rank`] if more than six dimensions move.
     pub fn transpose<'a>(&self, x: impl Into<Input<'a>>, order: &[usize]) -> Result<Pending<Tensor>> {
         let (x, element) = self.elements("transpose", x)?;
         let mut named = order.to_vec();
@@ -231,11 +236,12 @@ impl Compute {
         self.walk("transpose", &x, [element; 2], 0, (&sizes, &strides))
     }
 
-    /// Returns a range of positions of an axis.
+    /// Returns a range of positions along an axis.
     ///
     /// # Errors
-    /// [`Error::Axis`] for a missing axis; [`Error::Argument`] for positions outside of it; errors of the
-    /// device.
+    /// Returns an error of the device, or:
+    /// - [`Error::Axis`] if the axis does not exist.
+    /// - [`Error::Argument`] if a position is outside the axis.
     pub fn slice<'a>(
         &self,
         x: impl Into<Input<'a>>,
@@ -254,7 +260,7 @@ impl Compute {
         self.walk("slice", &x, [element; 2], places.start * inner, (&sizes, &strides))
     }
 
-    /// Copies values by strides.
+    /// Copies values at strided positions to a contiguous tensor, and converts their type.
     fn walk(
         &self,
         operation: &'static str,
@@ -277,8 +283,9 @@ impl Compute {
     /// Quantizes values to blocks in file format. The last dimension consists of whole blocks.
     ///
     /// # Errors
-    /// [`Error::Type`] for a type without blocks; [`Error::Blocks`] if rows are not whole blocks; errors of
-    /// the device.
+    /// Returns an error of the device, or:
+    /// - [`Error::Type`] if the type has no blocks.
+    /// - [`Error::Blocks`] if a row does not consist of whole blocks.
     pub fn quantise<'a>(&self, x: impl Into<Input<'a>>, tensor_type: TensorType) -> Result<Pending<Tensor>> {
         let x = self.f32s("quantise", x)?;
         let kind = blocks_of("quantise", tensor_type)?;
@@ -286,10 +293,10 @@ impl Compute {
         self.blocks(Kernel::EncodeBlocks, tensor_type, &x, out)
     }
 
-    /// Dequantizes blocks.
+    /// Dequantizes blocks to f32.
     ///
     /// # Errors
-    /// [`Error::Type`] if the tensor has no blocks; errors of the device.
+    /// Returns [`Error::Type`] if the tensor has no blocks, or an error of the device.
     pub fn dequantise<'a>(&self, x: impl Into<Input<'a>>) -> Result<Pending<Tensor>> {
         let x = self.given("dequantise", x)?;
         let Type::Blocks(tensor_type) = x.kind else {
@@ -314,7 +321,7 @@ impl Compute {
     }
 }
 
-/// Returns the type of a tensor of blocks.
+/// Returns the type of a tensor that holds blocks of `tensor_type`. Fails if `tensor_type` has no blocks.
 fn blocks_of(operation: &'static str, tensor_type: TensorType) -> Result<Type> {
     let element = match tensor_type {
         TensorType::F32 => ElementType::F32,

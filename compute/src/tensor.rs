@@ -1,4 +1,4 @@
-//! Shapes, types, and tensors in a device's memory.
+//! Shapes, types, and tensors in the memory of a device.
 
 use super::device::Memory;
 use super::error::{Error, Result};
@@ -12,7 +12,7 @@ use std::sync::Arc;
 pub struct Shape(Vec<usize>);
 
 impl Shape {
-    /// Returns the sizes.
+    /// Returns the sizes of all dimensions.
     pub fn sizes(&self) -> &[usize] {
         &self.0
     }
@@ -25,17 +25,18 @@ impl Shape {
     /// Returns the number of values.
     ///
     /// # Errors
-    /// [`Error::TooLarge`] if it exceeds 2^32 − 1, because kernels count in 32 bits.
+    /// Returns [`Error::TooLarge`] if the number exceeds 2^32 − 1, because kernels count in 32 bits.
     pub fn count(&self) -> Result<usize> {
         let count = self.0.iter().try_fold(1_usize, |count, size| count.checked_mul(*size));
-        // A zero among the sizes makes the count zero even if the product of the others overflows.
+        // A size of zero makes the count zero, even if the product of the other sizes overflows.
         let count = if self.0.contains(&0) { Some(0) } else { count };
         count
             .filter(|count| u32::try_from(*count).is_ok())
             .ok_or_else(|| Error::TooLarge { shape: self.clone() })
     }
 
-    /// Returns all sizes but the last, and the last. A shape without dimensions is one row of one value.
+    /// Returns all sizes except the last, and the last size. A shape without dimensions is one row of one
+    /// value.
     pub(crate) fn rows(&self) -> (&[usize], usize) {
         self.0.split_last().map_or((&[], 1), |(last, rest)| (rest, *last))
     }
@@ -74,7 +75,7 @@ impl fmt::Display for Shape {
 /// Type of a tensor's values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Type {
-    /// Floats.
+    /// Floating-point values.
     Elements(ElementType),
     /// 32-bit indices.
     Indices,
@@ -93,7 +94,8 @@ impl fmt::Display for Type {
 }
 
 impl Type {
-    /// Returns the bytes of a tensor of this shape, rounded up to whole words for 16-bit values and blocks.
+    /// Returns the size in bytes of a tensor of this shape. Sizes of 16-bit values and blocks are rounded up
+    /// to whole words.
     pub(crate) fn bytes(self, shape: &Shape) -> Result<u64> {
         let count = shape.count()? as u64;
         let bytes = match self {
@@ -109,23 +111,23 @@ impl Type {
     }
 }
 
-/// Values in a device's memory, which is freed with the last tensor that shares it. Operators never change
-/// their inputs, so clones of a tensor share its memory.
+/// Values in the memory of a device. The memory is freed when the last tensor that shares it is dropped.
+/// Operators never change their inputs, so clones of a tensor share its memory.
 #[derive(Clone)]
 pub struct Tensor {
     pub(super) shape: Shape,
     pub(super) kind: Type,
-    /// `None` if there are no values.
+    /// Memory of the values, or `None` for an empty tensor.
     pub(super) memory: Option<Arc<Memory>>,
 }
 
 impl Tensor {
-    /// Returns the shape.
+    /// Returns the shape of the tensor.
     pub fn shape(&self) -> &Shape {
         &self.shape
     }
 
-    /// Returns the type of its values.
+    /// Returns the type of the values.
     pub fn kind(&self) -> Type {
         self.kind
     }
@@ -133,7 +135,8 @@ impl Tensor {
     /// Returns the same values in another shape.
     ///
     /// # Errors
-    /// [`Error::Shapes`] if the number of values differs; [`Error::Blocks`] if blocks would cross rows.
+    /// Returns [`Error::Shapes`] if the number of values differs, or [`Error::Blocks`] if blocks would cross
+    /// rows.
     pub fn reshape(&self, shape: impl Into<Shape>) -> Result<Tensor> {
         let shape = shape.into();
         if shape.count()? != self.shape.count()? {
@@ -156,16 +159,16 @@ impl fmt::Debug for Tensor {
     }
 }
 
-/// Input of an operator: a tensor, the pending tensor of another operator, or host values with their shape,
-/// which are uploaded first.
+/// Input of an operator: a tensor, the pending tensor of another operator, or host values with their shape.
+/// The operator uploads host values first.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Input<'a> {
-    /// A tensor on the device.
+    /// Tensor on the device.
     Tensor(&'a Tensor),
-    /// f32 values.
+    /// f32 values on the host, with their shape.
     Values(Shape, &'a [f32]),
-    /// Indices.
+    /// Indices on the host, with their shape.
     Indices(Shape, &'a [u32]),
 }
 

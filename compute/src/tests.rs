@@ -1,4 +1,4 @@
-//! Single operators on every available adapter, compared with their definitions in float64 or with exact
+//! Compares single operators on every available adapter with their definitions in float64, or with exact
 //! values.
 
 use crate::{
@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 
-/// Runs a test on every adapter. Of identical software adapters, uses only the first.
+/// Runs a test on every adapter. Skips all but the first of identical software adapters.
 fn everywhere(test: impl Fn(&Compute)) {
     let backends = Backends::new(&Config::default());
     let report = backends.probe();
@@ -39,7 +39,7 @@ fn everywhere(test: impl Fn(&Compute)) {
     }
 }
 
-/// Wakes a thread.
+/// Waker that unparks a thread.
 struct Unpark(Thread);
 
 impl Wake for Unpark {
@@ -48,7 +48,7 @@ impl Wake for Unpark {
     }
 }
 
-/// Awaits on this thread.
+/// Runs a future to completion on this thread.
 fn block_on<T>(future: impl Future<Output = T>) -> T {
     let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
     let mut future = std::pin::pin!(future);
@@ -223,7 +223,7 @@ fn quantises_and_dequantises_on_the_device() {
     });
 }
 
-/// A · Bᵀ of row-major matrices, in f64.
+/// Computes A · Bᵀ of row-major matrices in f64.
 fn products(a: &[f32], b: &[f32], k: usize) -> Vec<f64> {
     let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
     a.chunks(k).flat_map(|a| b.chunks(k).map(move |b| dot(a, b))).collect()
@@ -239,7 +239,7 @@ fn multiplies_matrices() {
         let wanted: Vec<f64> = product.iter().zip(&c).map(|(p, c)| -1.5 * p + 0.5 * f64::from(*c)).collect();
         near(device, &device.read(&out).unwrap().wait().unwrap(), &wanted, EXACT);
 
-        // A batch of three with one B, which is the output of a transposition.
+        // The batch has three products and a single B, which is the output of a transposition.
         let a = random(9, 3 * 5 * 33);
         let turned = device.transpose(([7, 33], &b), &[1, 0]).unwrap();
         let out = device.gemm(&Gemm::default(), ([3, 5, 33], &a), &turned).unwrap();
@@ -259,8 +259,8 @@ fn multiplies_matrices() {
 #[test]
 fn multiplies_parts_of_tensors() {
     everywhere(|device| {
-        // Two products of submatrices: A transposed with leading dimension 9, one B with 8, C with 10 and a
-        // batch stride of 40.
+        // The products are two products of submatrices. A is transposed with leading dimension 9. B has
+        // leading dimension 8. C has leading dimension 10 and a batch stride of 40.
         let strided = Strided { sizes: [4, 7, 5], batch: 2, leading: [9, 8, 10], strides: [45, 0, 40] };
         let (a, b, c) = (random(20, 2 * 45), random(21, 5 * 8), random(22, 2 * 40));
         let by = Gemm { transpose_a: true, alpha: 0.5, ..Gemm::default() };
@@ -316,7 +316,7 @@ fn operators_accept_16_bit_values_and_keep_the_type_unless_they_sum() {
             let rope = Rope { dimensions: Some(0), ..Rope::default() };
             assert_eq!(kept(device.rope(&rope, &heads, &[1, 2, 3]).unwrap()), values(&x));
 
-            // Bitwise equal to the result for the same values in f32.
+            // The result must be bitwise equal to the result for the same values in f32.
             let wide = values(&x);
             let wide = || Input::from(([3, 5, 7], &wide));
             let row: Vec<f32> = random(25, 7);
@@ -370,8 +370,8 @@ fn multiplies_quantised_weights_in_both_classes() {
     everywhere(|device| {
         let (n, k) = (40, 512);
         let weights = random(10, n * k);
-        // For each type one class for a single row and the other for several. Each pair is a program, which
-        // takes some drivers seconds to compile.
+        // Each type is tested with one class for a single row and with the other class for several rows. Each
+        // pair is a program, which takes some drivers seconds to compile.
         let classes = [EXACT, NumericsClass::Fast];
         let types = [TensorType::F32, TensorType::F16, TensorType::Q4_0, TensorType::Q6_K];
         for (i, tensor_type) in types.into_iter().enumerate() {
@@ -498,7 +498,7 @@ fn memory_is_freed_with_the_last_tensor_and_work_outlives_its_inputs() {
     let device = Compute::on(opened.unwrap().swap_remove(0)).unwrap();
     let (n, ones) = (1 << 14, vec![1.0; 1 << 14]);
     let mut sum = device.upload([n], &ones).unwrap();
-    // Memory for sixteen tensors.
+    // The device has memory for sixteen tensors.
     for _ in 0..300 {
         sum = device.binary(BinaryOperation::Add, &sum, ([1], &[1.0])).unwrap().queued().clone();
     }

@@ -13,35 +13,35 @@ use ragtag_kernels::{Kernel, elements, rope};
 /// Pairs of a head's values that RoPE rotates together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pairing {
-    /// Neighbours: 2i and 2i + 1.
+    /// Neighbouring values 2i and 2i + 1.
     Neighbours,
-    /// One from each half: i and i + dimensions / 2.
+    /// Values i and i + dimensions / 2, one from each half.
     Halves,
 }
 
 /// Parameters of RoPE.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rope {
-    /// Base: pair i rotates by base^(−2i / dimensions) radians per position.
+    /// Base of the angles. Pair i rotates by base^(−2i / dimensions) radians per position.
     pub base: f32,
-    /// Number of values of a head that rotate, from the first on. All by default.
+    /// Number of values at the start of a head that rotate. By default all values rotate.
     pub dimensions: Option<usize>,
     /// Pairing of the values.
     pub pairing: Pairing,
 }
 
 impl Default for Rope {
-    /// Returns the usual base of 10,000, all values, and halves.
+    /// Returns the usual base of 10,000. All values rotate, paired by halves.
     fn default() -> Self {
         Self { base: 10_000.0, dimensions: None, pairing: Pairing::Halves }
     }
 }
 
 impl Compute {
-    /// Applies a function to each value, in its type.
+    /// Applies a function to each value. The result has the type of the input.
     ///
     /// # Errors
-    /// [`Error::Type`] for indices and blocks; errors of the device.
+    /// Returns [`Error::Type`] for indices and blocks, or an error of the device.
     pub fn unary<'a>(&self, function: Function, x: impl Into<Input<'a>>) -> Result<Pending<Tensor>> {
         let (x, element) = self.elements("unary", x)?;
         let out = self.shared.tensor(&x.shape, x.kind)?;
@@ -52,12 +52,14 @@ impl Compute {
         Ok(self.pending(out))
     }
 
-    /// Combines pairs of values, in their type. Shapes are aligned at their last dimensions. A missing
-    /// dimension or one of size one is broadcast.
+    /// Combines pairs of values. The result has the type of the inputs. Shapes are aligned at their last
+    /// dimensions. Missing dimensions and dimensions of size one are broadcast.
     ///
     /// # Errors
-    /// [`Error::Shapes`] if sizes differ otherwise; [`Error::Rank`] if more than six dimensions remain after
-    /// merging; [`Error::Argument`] for mixed types; errors of the device.
+    /// Returns an error of the device, or:
+    /// - [`Error::Shapes`] if the shapes cannot be broadcast.
+    /// - [`Error::Rank`] if more than six dimensions remain after contiguous dimensions are merged.
+    /// - [`Error::Argument`] if the types differ.
     pub fn binary<'a, 'b>(
         &self,
         operation: Operation,
@@ -80,12 +82,13 @@ impl Compute {
         Ok(self.pending(out))
     }
 
-    /// Returns the rows of a table (along its first dimension) with the given indices.
+    /// Returns the rows of a table with the given indices. The rows are along the first dimension.
     ///
     /// # Errors
-    /// [`Error::Index`] for an index out of range among host values. Indices in a tensor are known only to
-    /// the device; rows that do not exist are zero. [`Error::Rank`] for a table without dimensions; errors of
-    /// the device.
+    /// Returns an error of the device, or:
+    /// - [`Error::Index`] if an index among host values is out of range. Only the device knows the indices in
+    ///   a tensor; it returns zeros for rows that do not exist.
+    /// - [`Error::Rank`] if the table has no dimensions.
     pub fn gather<'a, 'b>(
         &self,
         table: impl Into<Input<'a>>,
@@ -114,13 +117,15 @@ impl Compute {
         Ok(self.pending(out))
     }
 
-    /// Applies rotary position embedding to `[rows, heads, dimensions]`, in their type. Each row rotates by
-    /// its position.
+    /// Applies rotary position embedding to `[rows, heads, dimensions]`. The result has the type of the
+    /// input. Each row rotates by its position.
     ///
     /// # Errors
-    /// [`Error::Shapes`] if there is not one position per row; [`Error::Rank`] for another number of
-    /// dimensions; [`Error::Factor`] for a base that is not finite and positive; [`Error::Argument`] if the
-    /// number of rotating values is odd or exceeds the head; errors of the device.
+    /// Returns an error of the device, or:
+    /// - [`Error::Shapes`] if the number of positions is not the number of rows.
+    /// - [`Error::Rank`] if the input does not have three dimensions.
+    /// - [`Error::Factor`] if the base is not finite and positive.
+    /// - [`Error::Argument`] if the number of rotating values is odd or exceeds the head.
     pub fn rope<'a, 'b>(
         &self,
         rope: &Rope,
@@ -161,7 +166,7 @@ impl Compute {
     }
 }
 
-/// Returns the broadcast sizes of two shapes.
+/// Returns the sizes to which two shapes are broadcast.
 fn broadcast(a: &Shape, b: &Shape) -> Result<Vec<usize>> {
     let rank = a.rank().max(b.rank());
     let size = |shape: &Shape, i: usize| (i + shape.rank()).checked_sub(rank).map_or(1, |i| shape.sizes()[i]);

@@ -1,8 +1,9 @@
 //! Compares the variants of a kernel on one device: products of f16 rows, or attention of a prompt.
 //!
-//! `cargo bench -p ragtag-conformance --bench variants -- vulkan:0 matmul/F16/f16 2048,14336,4096` (rows,
-//! rows of weights, columns), `… -- vulkan:0 attention/F16 2048,32,8,128` (rows, heads, kv heads, head
-//! dimension). The second argument is part of the names that the conformance suite prints, such as
+//! Usage: `cargo bench -p ragtag-conformance --bench variants -- vulkan:0 matmul/F16/f16 2048,14336,4096` or
+//! `… -- vulkan:0 attention/F16 2048,32,8,128`. The numbers of a product are the rows, the rows of weights
+//! and the columns. The numbers of attention are the rows, the heads, the KV heads and the head dimension.
+//! The second argument is part of the names that the conformance suite prints, such as
 //! `matmul/F16/f16/wgsl-matrices`.
 #![allow(clippy::print_stdout)] // The bench prints a report.
 
@@ -11,7 +12,7 @@ use ragtag_devices::{Backends, Config};
 use ragtag_hal::{DeviceId, Limits};
 use ragtag_kernels::{Activations, Kernel, Variant, variants};
 
-/// Launches per sample, and number of samples.
+/// Number of launches per sample, and number of samples.
 const LAUNCHES: usize = 10;
 const SAMPLES: usize = 7;
 
@@ -20,7 +21,7 @@ type Task = (Vec<u32>, Vec<u32>, f64);
 
 fn main() -> Result<(), String> {
     let arguments: Vec<String> = std::env::args().skip(1).filter(|one| one != "--bench").collect();
-    // Running all benches gives no device, so there is nothing to compare.
+    // Without arguments, as when all benches run, there is no device to compare.
     let [label, pattern, shape] = arguments.as_slice() else {
         println!("usage: DEVICE KERNEL SHAPE, for example vulkan:0 matmul/F16/f16 2048,14336,4096");
         return Ok(());
@@ -58,7 +59,7 @@ fn main() -> Result<(), String> {
 fn task(kernel: Kernel, shape: &[u32]) -> Option<Task> {
     match (kernel, shape) {
         (Kernel::MatMul(_, Activations::F16), &[rows, n, k]) => {
-            // Word 0 of the parameters is the number of rows in use: all.
+            // Word 0 of the parameters is the number of rows in use, which is all rows.
             let operations = 2.0 * f64::from(rows) * f64::from(n) * f64::from(k);
             Some((vec![rows, 0, n, k, 0, n], vec![rows], operations))
         }
@@ -67,7 +68,8 @@ fn task(kernel: Kernel, shape: &[u32]) -> Option<Task> {
             let scale = 1.0 / (head_dim as f32).sqrt();
             let mut constants = vec![rows, 1, blocks, 1, heads, kv_heads, head_dim, blocks];
             constants.extend([scale.to_bits(), heads * head_dim]);
-            // The header, tokens, positions, sequences, logit rows, the table.
+            // The parameters consist of the header, the tokens, the positions, the sequences, the logit rows
+            // and the table.
             let zeros = || std::iter::repeat_n(0, rows as usize);
             let lists = zeros().chain(0..rows).chain(zeros()).chain([0]).chain(0..blocks);
             let params = [rows, 1, 1, 0].into_iter().chain(lists).collect();
@@ -78,8 +80,8 @@ fn task(kernel: Kernel, shape: &[u32]) -> Option<Task> {
     }
 }
 
-/// Returns f16 numbers of either sign between 2^-4 and 2^-3, which are small numbers as bf16 and f32. Zeros
-/// could take a matrix unit less time.
+/// Returns f16 numbers of either sign between 2^-4 and 2^-3. They are also small numbers if read as bf16 or
+/// f32. Zeros could be faster for a matrix unit.
 fn numbers(bytes: usize) -> Vec<u8> {
     let mut state = 1_u64;
     let mut words = std::iter::repeat_with(|| {

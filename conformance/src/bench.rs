@@ -1,4 +1,5 @@
-//! A device with helpers for tests: allocates ids and points, moves data in and out, and limits waits.
+//! Wraps a device with helpers for tests, which allocate ids and points, move data in and out, and limit
+//! waits.
 
 use ragtag_hal::{
     BufferId, BufferRange, Caps, Checked, Command, Device, HostRegion, Module, ModuleId, Point, ProgramId,
@@ -7,14 +8,14 @@ use ragtag_hal::{
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Time limit for any point. Far longer than any test needs, so that only a hang exceeds it: a CPU driver may
-/// compile a kernel at its first launch, which takes minutes on a busy machine.
+/// Time limit for any point. It is far longer than any test needs, so that only a hang exceeds it. A CPU
+/// driver may compile a kernel at its first launch, which takes minutes on a busy machine.
 const WAIT_LIMIT: Duration = Duration::from_secs(600);
 
-/// A result whose error is a message.
+/// Result whose error is a message.
 pub(crate) type Attempt<T> = Result<T, String>;
 
-/// Adds the attempted action to an error.
+/// Extension of results that adds the attempted action to an error.
 pub(crate) trait Context<T> {
     fn context(self, what: &str) -> Attempt<T>;
 }
@@ -30,7 +31,7 @@ pub(crate) fn expect_equal<T: PartialEq + std::fmt::Debug>(got: T, wanted: T, wh
     if got == wanted { Ok(()) } else { Err(format!("{what}: got {got:?}, wanted {wanted:?}")) }
 }
 
-/// Fails a test unless bytes match, and names the first difference.
+/// Fails a test unless the bytes match. The error names the first difference.
 pub(crate) fn expect_bytes(got: &[u8], wanted: &[u8], what: &str) -> Attempt<()> {
     expect_equal(got.len(), wanted.len(), what)?;
     match got.iter().zip(wanted).position(|(got, wanted)| got != wanted) {
@@ -44,11 +45,11 @@ pub(crate) fn expect_bytes(got: &[u8], wanted: &[u8], what: &str) -> Attempt<()>
     }
 }
 
-/// Returns bytes that depend on position and seed.
+/// Returns bytes that depend on their position and the seed.
 pub(crate) fn pattern(bytes: usize, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = || {
-        // xorshift64
+        // Xorshift generator with 64 bits.
         state ^= state << 13;
         state ^= state >> 7;
         state ^= state << 17;
@@ -57,15 +58,15 @@ pub(crate) fn pattern(bytes: usize, seed: u64) -> Vec<u8> {
     (0..bytes).map(|_| next()).collect()
 }
 
-/// A device on which tests run.
+/// Device on which tests run.
 pub(crate) struct Bench {
     device: Checked,
     next_id: u32,
     signalled: [u64; 3],
     buffers: Vec<BufferId>,
     regions: Vec<RegionId>,
-    /// Staging region for the contents of buffers, reused because a new region takes longer than most
-    /// kernels.
+    /// Staging region for the contents of buffers. It is reused, because creating a region takes longer than
+    /// running most kernels.
     staging: Option<(RegionId, Arc<HostRegion>)>,
     programs: Vec<ProgramId>,
     modules: Vec<ModuleId>,
@@ -106,7 +107,7 @@ impl Bench {
         &self.device.adapter().caps
     }
 
-    /// Rounds an offset or length up to the device's copy alignment.
+    /// Rounds an offset or a length up to the device's copy alignment.
     pub(crate) fn aligned(&self, bytes: usize) -> usize {
         bytes.next_multiple_of(self.caps().copy_alignment_bytes.max(1) as usize)
     }
@@ -157,7 +158,8 @@ impl Bench {
         Ok((id, region))
     }
 
-    /// Returns a region of at least `bytes` bytes, and at least one, for the next copy only.
+    /// Returns a region of at least `bytes` bytes, and at least one byte. Only the next copy may use the
+    /// region.
     fn staging(&mut self, bytes: usize) -> Attempt<(RegionId, Arc<HostRegion>)> {
         const LEAST: usize = 64 << 10;
         if let Some((id, _)) = self.staging.take_if(|(_, region)| region.bytes() < bytes) {
@@ -170,7 +172,7 @@ impl Bench {
         Ok(self.staging.insert(staging).clone())
     }
 
-    /// Creates a module. Modules live as long as the device.
+    /// Creates a module that lives as long as the device.
     pub(crate) fn module(&mut self, module: &Module) -> Attempt<ModuleId> {
         let id = ModuleId(self.id());
         self.device.create_module(id, module).context("creating a module")?;
@@ -223,7 +225,7 @@ impl Bench {
         }
     }
 
-    /// Waits until a point of this device has passed or failed.
+    /// Waits until a point of this device has passed or failed. Returns the failure.
     pub(crate) fn outcome(&self, point: Point) -> Attempt<Option<ragtag_hal::Error>> {
         match self.timeline(point.timeline.queue).wait(point.value, Some(WAIT_LIMIT)) {
             Ok(true) => Ok(None),
@@ -253,7 +255,7 @@ impl Bench {
         Ok(region.read(0..bytes).context("a lease")?.to_vec())
     }
 
-    /// Creates a buffer with these bytes.
+    /// Creates a buffer with these bytes as content.
     pub(crate) fn filled(&mut self, bytes: &[u8]) -> Attempt<BufferRange> {
         let buffer = self.buffer(bytes.len() as u64)?;
         self.put(buffer, bytes)?;
@@ -261,7 +263,7 @@ impl Bench {
     }
 }
 
-/// Returns part of a range.
+/// Returns a part of a buffer range.
 pub(crate) fn part(of: BufferRange, offset: u64, bytes: u64) -> BufferRange {
     BufferRange { buffer: of.buffer, offset: of.offset + offset, bytes }
 }

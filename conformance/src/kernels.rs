@@ -1,7 +1,7 @@
 //! Tests kernel variants against their references.
 //!
 //! Each binding is in its own buffer between guards, which detect writes outside the binding. Each case runs
-//! twice, as a command and as a recorded program, and both must match bit for bit.
+//! twice, as a command and as a recorded program. Both results must match bit for bit.
 
 use crate::bench::{Attempt, Bench, expect_bytes, part};
 use crate::report::Verdict;
@@ -9,19 +9,19 @@ use crate::suite::{Listed, Outcomes, Shapes};
 use ragtag_hal::{Binding, BufferRange, Command, Dispatch, Module, ModuleId, QueueKind, Work};
 use ragtag_kernels::{Case, Variant, module_source};
 
-/// Seed of the listed cases: the same numbers on every machine.
+/// Seed of the listed cases. It gives the same numbers on every machine.
 const SEED: u64 = 1;
-/// Byte that fills guards: differs from zero, from NaN and from poisoned outputs.
+/// Byte that fills the guards. It differs from zero, from NaN and from poisoned outputs.
 const GUARD: u8 = 0xa5;
-/// Minimum bytes of a guard.
+/// Minimum size of a guard in bytes.
 const GUARD_BYTES: u64 = 64;
 
-/// Returns the name of a variant's test.
+/// Returns the name of the test for a variant.
 pub(crate) fn name(variant: &Variant) -> String {
     format!("kernel/{}/{}", variant.kernel, variant.name)
 }
 
-/// Runs cases of a variant: a selection of the listed ones, and random shapes.
+/// Runs a selection of a variant's listed cases, and cases with random shapes.
 pub(crate) fn run(bench: &mut Bench, variant: &Variant, listed: Listed, shapes: Shapes) -> Outcomes {
     if !variant.is_taken_by(bench.caps()) {
         return Ok(Verdict::skipped(match variant.language() {
@@ -74,7 +74,7 @@ fn run_case(bench: &mut Bench, variant: &Variant, module: ModuleId, case: &Case)
     case.check(&results[0])
 }
 
-/// A binding with guards on both sides.
+/// Binding with guards on both sides.
 struct Guarded {
     whole: BufferRange,
     inner: BufferRange,
@@ -82,7 +82,7 @@ struct Guarded {
 
 impl Guarded {
     fn new(bench: &mut Bench, bytes: u64) -> Attempt<Self> {
-        // Required alignment of bindings.
+        // Bindings must be aligned to this number of bytes.
         let before = bench.caps().binding_alignment_bytes.max(GUARD_BYTES);
         let whole = bench.buffer(before + bytes + GUARD_BYTES)?;
         Ok(Self { whole, inner: part(whole, before, bytes) })

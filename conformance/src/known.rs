@@ -1,21 +1,21 @@
 //! Known failures of an adapter.
 //!
-//! A list of known failures is for pinned adapters, as in continuous integration. There, a failing test is
-//! news, and so is a listed test that passes. Knows nothing about specific adapters; their tests supply the
-//! lists.
+//! A list of known failures is meant for pinned adapters, as in continuous integration. On such an adapter, a
+//! new failure fails the suite, and so does a listed test that passes. This module knows nothing about
+//! specific adapters; their tests supply the lists.
 
 use crate::report::{Outcome, Verdict};
 
-/// Tests that fail on an adapter, and the reason.
+/// Tests that fail on an adapter, with the reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KnownFailure {
-    /// Part of the tests' names, as in [`crate::Suite::only`].
+    /// Part of the names of the tests, as in [`crate::Suite::only`].
     pub tests: &'static str,
     /// Missing feature or defect of the adapter.
     pub reason: &'static str,
 }
 
-/// Returns whether a name contains the parts of a pattern between its `*`, in this order.
+/// Returns whether a name contains the parts of a pattern that are separated by `*`, in this order.
 pub(crate) fn matches(pattern: &str, name: &str) -> bool {
     let mut rest = Some(name);
     for part in pattern.split('*') {
@@ -24,8 +24,8 @@ pub(crate) fn matches(pattern: &str, name: &str) -> bool {
     rest.is_some()
 }
 
-/// Applies the known failures to outcomes. A known failure becomes a skip with its reason. A listed test that
-/// passes fails, and so does a list entry that matches no test.
+/// Applies the known failures to the outcomes. A known failure becomes a skip with its reason. A listed test
+/// that passes is a failure, and so is a list entry that matches no test.
 pub(crate) fn judge(tests: &mut Vec<Outcome>, known: &[KnownFailure]) {
     for test in tests.iter_mut() {
         let Some(known) = known.iter().find(|known| matches(known.tests, &test.name)) else { continue };

@@ -1,7 +1,7 @@
-//! The conformance suite: tests the requirements for devices on every adapter.
+//! Conformance suite that tests the requirements for devices on every adapter.
 //!
-//! Each test is written once against the hardware layer. It passes, fails with a reason, or is skipped with a
-//! reason. Absent hardware is a visible skip. Only tests and the command `ragtag selftest` use this crate.
+//! Each test is written once, against the hardware layer. It passes, fails with a reason, or is skipped with
+//! a reason. Absent hardware is a visible skip. Only tests and the command `ragtag selftest` use this crate.
 //!
 //! | tests | subject |
 //! | --- | --- |
@@ -10,7 +10,7 @@
 //! | `programs/…` | recording, replay, re-recording |
 //! | `kernel/…` | every kernel variant against its reference, within its bound |
 //!
-//! Knows no backend by name.
+//! The suite knows no backend by name.
 
 mod bench;
 mod kernels;

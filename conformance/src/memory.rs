@@ -15,7 +15,8 @@ pub(crate) const TESTS: &[Test] = &[
     Test { name: "memory/out-of-memory", run: out_of_memory, destroys: true },
 ];
 
-/// Checks that uploaded data is downloaded unchanged, in sizes below and above every page and staging size.
+/// Checks that uploaded data is downloaded unchanged, in sizes below and above every page size and staging
+/// size.
 fn round_trip(bench: &mut Bench) -> Outcomes {
     for (seed, bytes) in [1, 3, 64, 4095, 4096, 100_003, (1 << 20) + 7].into_iter().enumerate() {
         let data = pattern(bytes, seed as u64);
@@ -39,8 +40,8 @@ fn fill(bench: &mut Bench) -> Outcomes {
     Ok(Verdict::PASSED)
 }
 
-/// Checks that copies between buffers and within one move their range and nothing else: at any offset and
-/// length that the device's alignment allows, and up to an odd end.
+/// Checks that copies between buffers and within a buffer change only their target range. Tests every offset
+/// and length that the device's alignment allows, and ranges with an odd end.
 fn copy(bench: &mut Bench) -> Outcomes {
     const BYTES: usize = 9001;
     let (source, mut target) = (pattern(BYTES, 2), pattern(BYTES, 3));
@@ -81,7 +82,7 @@ fn parts(bench: &mut Bench) -> Outcomes {
             let range = part(buffer, at as u64, bytes as u64);
             let upload = Command::Upload { region: id, offset: offset as u64, to: range };
             let uploaded = bench.commands(up, vec![upload], &[])?;
-            // Back to the other end of the region, shifted by one byte.
+            // Copy back to the other end of the region, shifted by one byte.
             let back = REGION_BYTES - bytes - usize::from(offset == 0);
             let download = Command::Download { from: range, region: id, offset: back as u64 };
             let downloaded = bench.commands(down, vec![download], &[uploaded])?;
@@ -127,7 +128,7 @@ fn heaps(bench: &mut Bench) -> Outcomes {
 }
 
 /// Checks that a request beyond the available memory fails with the sizes, and that a smaller request then
-/// works.
+/// succeeds.
 fn out_of_memory(bench: &mut Bench) -> Outcomes {
     let smaller = 1 << 20;
     let free = bench.device().memory().context("asking for the heaps")?[0].free_bytes;
@@ -156,7 +157,8 @@ fn out_of_memory(bench: &mut Bench) -> Outcomes {
     Ok(Verdict::PASSED)
 }
 
-/// Allocates blocks of the largest size until memory runs out. For devices that do not report free memory.
+/// Allocates blocks of the largest size until the device is out of memory. Used for devices that do not
+/// report free memory.
 fn exhaust(bench: &mut Bench, bytes: u64) -> Attempt<(u64, Option<Error>)> {
     for _ in 0..1024 {
         if let Err(error) = bench.try_buffer(bytes) {

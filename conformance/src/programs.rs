@@ -39,7 +39,7 @@ fn replay(bench: &mut Bench) -> Outcomes {
     Ok(Verdict::PASSED)
 }
 
-/// Checks that re-recording under an id replaces the commands.
+/// Checks that recording under an existing id replaces the commands.
 fn record_anew(bench: &mut Bench) -> Outcomes {
     let buffer = bench.buffer(BYTES as u64)?;
     let program = bench.record(vec![Command::Fill { to: buffer, word: 1 }])?;
@@ -59,7 +59,7 @@ fn record_anew(bench: &mut Bench) -> Outcomes {
     Ok(Verdict::PASSED)
 }
 
-/// Runs several programs and plain commands at once, in the order that points define.
+/// Runs several programs and plain commands concurrently, in the order that points define.
 fn side_by_side(bench: &mut Bench) -> Outcomes {
     let buffer = bench.buffer(BYTES as u64)?;
     let sum = bench.buffer(4 * 16)?;

@@ -18,12 +18,12 @@ pub(crate) const TESTS: &[Test] = &[
     Test { name: "queues/poison", run: poison, destroys: true },
 ];
 
-/// A device that does not exist. Tests advance its timelines.
+/// Device that does not exist. Tests advance its timelines.
 const FOREIGN_DEVICE: DeviceId = DeviceId(u16::MAX);
-/// Time within which a device that does not wait would show it.
+/// Time after which a device that ignores a wait would have made progress.
 const SETTLE_TIME: Duration = Duration::from_millis(20);
 
-/// Checks that commands of one submission take effect in order.
+/// Checks that the commands of one submission take effect in order.
 fn commands_in_order(bench: &mut Bench) -> Outcomes {
     let (a, b) = (bench.buffer(40_000)?, bench.buffer(40_000)?);
     let mut commands = Vec::new();
@@ -53,7 +53,8 @@ fn empty_submission(bench: &mut Bench) -> Outcomes {
     Ok(Verdict::PASSED)
 }
 
-/// Moves data up, across and down on three queues ordered only by points, repeatedly through the same memory.
+/// Uploads, copies and downloads data on three queues that are ordered only by points, repeatedly through the
+/// same memory.
 fn points_across_queues(bench: &mut Bench) -> Outcomes {
     const BYTES: usize = 100_000;
     let (a, b) = (bench.buffer(BYTES as u64)?, bench.buffer(BYTES as u64)?);
@@ -74,7 +75,7 @@ fn points_across_queues(bench: &mut Bench) -> Outcomes {
     Ok(Verdict::PASSED)
 }
 
-/// Keeps many submissions in flight. Each waits for the previous one on another queue.
+/// Keeps many submissions in flight. Each submission waits for the previous one on another queue.
 fn many_in_flight(bench: &mut Bench) -> Outcomes {
     let buffer = bench.buffer(4096)?;
     let mut last = bench.commands(QueueKind::Compute, vec![Command::Fill { to: buffer, word: 0 }], &[])?;
@@ -87,7 +88,7 @@ fn many_in_flight(bench: &mut Bench) -> Outcomes {
     Ok(Verdict::PASSED)
 }
 
-/// Checks that timings, if the device has them, belong to actual submissions and end after they start.
+/// Checks that timings belong to actual submissions and end after they start, if the device reports timings.
 fn timings(bench: &mut Bench) -> Outcomes {
     let buffer = bench.buffer(4096)?;
     let mut timings: Vec<Timing> = Vec::new();
@@ -118,8 +119,8 @@ fn import(bench: &mut Bench, queue: QueueKind) -> Attempt<Arc<Timeline>> {
     Ok(foreign)
 }
 
-/// Checks that work waiting for a point of another device starts when another thread signals it, and not
-/// before.
+/// Checks that work that waits for a point of another device starts only after another thread signals the
+/// point.
 fn foreign_point(bench: &mut Bench) -> Outcomes {
     let foreign = import(bench, QueueKind::Upload)?;
     let data = pattern(4096, 11);
@@ -145,13 +146,15 @@ fn foreign_point(bench: &mut Bench) -> Outcomes {
         advancing.join().map_err(|_| "the thread that advances panicked")?;
         outcome?;
     }
-    // The region was zero: the fill, then the upload over it, then the download of that.
+    // The region was zero. The fill ran first, then the upload overwrote it, then the download read the
+    // result.
     expect_bytes(&bench.get(buffer)?, &[0; 4096], "after the waits")?;
     expect_bytes(&region.read(0..4096).context("a lease")?, &[0; 4096], "the region after the waits")?;
     Ok(Verdict::PASSED)
 }
 
-/// Checks that a failed point fails all work that waits for it, with its cause, and no completed work.
+/// Checks that a failed point fails all work that waits for it, with the same cause. Completed work is not
+/// affected.
 fn poison(bench: &mut Bench) -> Outcomes {
     let foreign = import(bench, QueueKind::Download)?;
     let buffer = bench.filled(&[5; 64])?;

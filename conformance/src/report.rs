@@ -1,4 +1,4 @@
-//! Results of a run of the suite, as data.
+//! Results of a run of the suite as plain data.
 
 use ragtag_hal::Adapter;
 use ragtag_kernels::NumericsClass;
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 pub enum Verdict {
     /// The device behaves correctly.
     Passed {
-        /// For kernels, the largest ‖out − reference‖ / ‖reference‖ of all cases.
+        /// Largest ‖out − reference‖ / ‖reference‖ of all cases, for kernels only.
         relative_error: Option<f64>,
     },
     /// The device lacks a feature, by its own report or by a known failure ([`crate::KnownFailure`]).
@@ -26,16 +26,16 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    /// Passed, without a measured error.
+    /// Passed verdict without a measured error.
     pub(crate) const PASSED: Verdict = Verdict::Passed { relative_error: None };
 
-    /// Returns a skip with this reason.
+    /// Returns a skipped verdict with this reason.
     pub(crate) fn skipped(reason: impl Into<String>) -> Self {
         Verdict::Skipped { reason: reason.into() }
     }
 }
 
-/// A test and its verdict.
+/// Test with its verdict.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {
     /// Name of the test, such as `memory/copy`.
@@ -43,10 +43,10 @@ pub struct Outcome {
     /// Verdict of the test.
     #[serde(flatten)]
     pub verdict: Verdict,
-    /// For a kernel, its numerics class.
+    /// Numerics class of a kernel. `None` for other tests.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub class: Option<NumericsClass>,
-    /// Duration in microseconds, including the time to open the device if necessary.
+    /// Duration in microseconds. Includes the time to open the device if the test needed a new one.
     pub duration_us: u64,
 }
 
@@ -55,7 +55,7 @@ pub struct Outcome {
 pub struct Report {
     /// Adapter under test.
     pub adapter: Adapter,
-    /// All tests.
+    /// Outcomes of all tests.
     pub tests: Vec<Outcome>,
 }
 
@@ -70,7 +70,8 @@ impl Report {
         self.tests.iter().filter(|test| matches!(test.verdict, Verdict::Passed { .. })).count()
     }
 
-    /// Returns the largest relative error of passed kernels of a class; `None` if there are none.
+    /// Returns the largest relative error of the passed kernels of a class. Returns `None` if no such kernel
+    /// passed.
     pub fn worst_relative_error(&self, class: NumericsClass) -> Option<f64> {
         let error = |test: &Outcome| match test.verdict {
             Verdict::Passed { relative_error } if test.class == Some(class) => relative_error,
@@ -80,12 +81,12 @@ impl Report {
     }
 }
 
-/// A backend without testable adapters.
+/// Backend without testable adapters.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Absent {
     /// Name of the backend.
     pub backend: String,
-    /// Reason.
+    /// Reason why the backend has no adapter.
     pub cause: String,
 }
 

@@ -1,4 +1,4 @@
-//! Lists the tests and runs them. A device that a failed test has used is replaced.
+//! Lists the tests and runs them. If a test fails, the following tests use a new device.
 
 use crate::bench::Bench;
 use crate::known::{self, KnownFailure};
@@ -12,7 +12,7 @@ use std::time::Instant;
 /// Result of a test: its verdict, or the description of a failure.
 pub(crate) type Outcomes = std::result::Result<Verdict, String>;
 
-/// A test of the device without kernels.
+/// Test of the device without kernels.
 pub(crate) struct Test {
     pub(crate) name: &'static str,
     pub(crate) run: fn(&mut Bench) -> Outcomes,
@@ -23,17 +23,17 @@ pub(crate) struct Test {
 /// Id of the device under test.
 const DEVICE: DeviceId = DeviceId(0);
 
-/// Random shapes for kernels, in addition to the listed ones.
+/// Random shapes for kernels, in addition to the listed shapes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shapes {
-    /// Number of shapes per variant.
+    /// Number of random shapes per variant.
     pub count: u32,
     /// Seed of the first shape. Each further shape uses the next seed.
     pub seed: u64,
 }
 
 impl Default for Shapes {
-    /// Returns a few shapes, the same ones everywhere.
+    /// Returns the few shapes that every machine tests.
     fn default() -> Self {
         Self { count: 2, seed: 1 }
     }
@@ -45,18 +45,18 @@ impl Shapes {
     }
 }
 
-/// Selection of a variant's listed shapes.
+/// Selection of the listed shapes of a variant.
 #[derive(Clone, Copy)]
 pub(crate) struct Listed {
-    /// First selected shape, counted from 0.
+    /// Index of the first selected shape.
     pub(crate) first: usize,
     /// Step between selected shapes, at least 1.
     pub(crate) one_in: usize,
 }
 
 impl Listed {
-    /// Selects the listed shapes of the variant at `place` of the part. Neighbours get different shapes, and
-    /// each variant gets other shapes at the next turn.
+    /// Selects the listed shapes of the variant at position `place` of the part. Neighbouring variants get
+    /// different shapes, and each variant gets other shapes at the next turn.
     fn at(place: usize, turn: usize, one_in: usize) -> Self {
         let one_in = one_in.max(1);
         Self { first: (place % one_in + turn % one_in) % one_in, one_in }
@@ -67,11 +67,11 @@ impl Listed {
     }
 }
 
-/// One of several equal parts of the kernel variants: every `of`th row of the table. Similar devices test one
-/// part each.
+/// One of several equal parts of the kernel variants. A part has every `of`th row of the table of variants.
+/// Similar devices test one part each.
 #[derive(Clone, Copy, Debug)]
 pub struct Part {
-    /// Number of parts; 0 counts as 1.
+    /// Number of parts. 0 counts as 1.
     pub of: usize,
     /// Index of the part, from 0.
     pub index: usize,
@@ -83,7 +83,7 @@ impl Default for Part {
     }
 }
 
-/// Selection of the suite's tests, and the known failures.
+/// Selection of tests, and the known failures of the adapter.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Suite<'a> {
     only: &'a str,
@@ -100,7 +100,7 @@ impl<'a> Suite<'a> {
         Self::default()
     }
 
-    /// Selects tests whose names contain the pattern. `*` matches anything: `matmul*avx2`.
+    /// Selects tests whose names contain the pattern. `*` matches any text, as in `matmul*avx2`.
     pub fn only(self, pattern: &'a str) -> Self {
         Self { only: pattern, ..self }
     }
@@ -110,10 +110,10 @@ impl<'a> Suite<'a> {
         Self { shapes, ..self }
     }
 
-    /// Limits the suite to a part of the kernel variants, and to one in `listed_one_in` of the listed shapes
-    /// of each (0 counts as 1). All other tests run. The seed selects the part and the random shapes, so
-    /// devices that share the suite exchange parts from seed to seed. Over `part.of` · `listed_one_in`
-    /// consecutive seeds, each device tests every listed shape of every variant once.
+    /// Limits the suite to a part of the kernel variants. For each variant, tests one in `listed_one_in` of
+    /// the listed shapes (0 counts as 1). All other tests run. The seed selects the part and the random
+    /// shapes, so devices that share the suite exchange parts from seed to seed. Over `part.of` ·
+    /// `listed_one_in` consecutive seeds, each device tests every listed shape of every variant once.
     pub fn by_turns(self, part: Part, listed_one_in: usize, seed: u64) -> Self {
         let of = part.of.max(1);
         let (index, turn) = (seed % of as u64, seed / of as u64 % listed_one_in.max(1) as u64);
@@ -122,8 +122,8 @@ impl<'a> Suite<'a> {
         Self { part, listed_one_in, listed_turn: turn as usize, shapes, ..self }
     }
 
-    /// Sets the known failures of the adapter. They are reported as skips with their reasons. A listed test
-    /// that passes fails, and so does an entry that matches no test.
+    /// Sets the known failures of the adapter. The report shows them as skips with their reasons. A listed
+    /// test that passes is a failure, and so is an entry that matches no test.
     pub fn known_failures(self, known: &'a [KnownFailure]) -> Self {
         Self { known, ..self }
     }
@@ -133,8 +133,9 @@ impl<'a> Suite<'a> {
         self.entries().map(|entry| entry.name()).collect()
     }
 
-    /// Runs the tests on devices from `open`: one at first, and another after each test that made the device
-    /// unusable. All must belong to `adapter`. Calls `starts` with the name of each test before it runs.
+    /// Runs the tests on devices from `open`, which must all belong to `adapter`. Opens a device at first,
+    /// and another device after each test that made the device unusable. Calls `starts` with the name of each
+    /// test before the test runs.
     pub fn run(
         &self,
         adapter: &Adapter,
@@ -192,11 +193,11 @@ fn open(backends: &Backends, adapter: &Adapter) -> Result<Checked> {
     Ok(devices.swap_remove(0))
 }
 
-/// A test of the list.
+/// Entry in the list of tests.
 #[derive(Clone, Copy)]
 enum Entry {
     Device(&'static Test),
-    /// With its position in the part.
+    /// Kernel variant, with its position in the part.
     Kernel((usize, &'static Variant)),
 }
 
@@ -230,7 +231,7 @@ impl Entry {
     }
 }
 
-/// Runs tests one after another.
+/// Runner of the tests. It opens devices as needed.
 struct Stand<F> {
     open: F,
     bench: Option<Bench>,
@@ -270,7 +271,7 @@ mod tests {
         assert_eq!([of(3, 2, 0), of(3, 2, 1)], [(0..8).collect::<Vec<_>>(), (0..8).collect()]);
     }
 
-    /// Returns the variants that a device tests with a seed, each with the first of its listed shapes.
+    /// Returns the variants that a device tests with a seed. Each variant comes with its first listed shape.
     fn tried(of: usize, index: usize, seed: u64) -> Vec<(String, usize)> {
         let suite = Suite::new().only("kernel/").by_turns(Part { of, index }, 3, seed);
         assert_eq!(suite.shapes.seeds().next(), Some(seed));
@@ -287,7 +288,7 @@ mod tests {
     fn each_device_tests_each_shape_of_each_variant_once_over_all_seeds() {
         let variants = ragtag_kernels::variants().len();
         for of in [1, 2, 3, 4, 6] {
-            // Seeds are hashes: any range of them must work, up to the last.
+            // Seeds are hashes, so any range of seeds must work, including the largest.
             for from in [0, u64::from(u32::MAX) - 7] {
                 for index in 0..of {
                     let seeds = from..from + 3 * of as u64;

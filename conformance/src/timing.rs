@@ -1,4 +1,4 @@
-//! Measures a variant for given inputs, to compare variants of a kernel on one device. Does not check
+//! Measures a variant for given inputs, to compare the variants of a kernel on one device. Does not check the
 //! results.
 
 use crate::bench::{Attempt, Bench};
@@ -6,22 +6,22 @@ use ragtag_hal::{Binding, Checked, Command, Dispatch, Module, QueueKind, Work};
 use ragtag_kernels::{Variant, module_source};
 use std::time::{Duration, Instant};
 
-/// Inputs of a variant's launches.
+/// Inputs for the launches of a variant.
 pub struct Launch<'a> {
-    /// Constants as in its ABI.
+    /// Constants in the order of the ABI.
     pub constants: &'a [u32],
-    /// Bytes of each binding, with the sizes of the ABI.
+    /// Content of each binding. Its length must be the size that the ABI computes.
     pub bindings: &'a [Vec<u8>],
-    /// Launches per sample, one after the other.
+    /// Number of launches per sample. They run one after the other.
     pub launches: usize,
     /// Number of samples, after one warm-up sample.
     pub samples: usize,
 }
 
-/// Returns the time of one launch, per sample.
+/// Measures the duration of one launch. Returns one duration per sample.
 ///
 /// # Errors
-/// If the device does not support the variant, or a call fails.
+/// Returns an error if the device does not support the variant, or if a call fails.
 pub fn time(device: Checked, variant: &Variant, launch: &Launch<'_>) -> Result<Vec<Duration>, String> {
     let mut bench = Bench::new(device);
     let samples = samples(&mut bench, variant, launch);

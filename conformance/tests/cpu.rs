@@ -1,5 +1,5 @@
-//! The suite on CPU devices: one thread and several, every available instruction set, and devices with
-//! injected faults, which the suite must find.
+//! Runs the suite on CPU devices: with one thread and several, and with every available instruction set. Also
+//! runs it on devices with injected faults, which the suite must find.
 
 use ragtag_conformance::{KnownFailure, Report, Suite, Verdict, run, run_all};
 use ragtag_cpu::{CpuBackend, CpuConfig};
@@ -12,7 +12,7 @@ use ragtag_hal::{
 use ragtag_kernels::NumericsClass;
 use std::sync::Arc;
 
-/// Runs the suite on `cpu:0` of a backend, with a layer above the device. There are no known failures: tests
+/// Runs the suite on `cpu:0` of a backend, with a layer above the device. There are no known failures. Tests
 /// of features that the processor lacks are skipped.
 fn report(
     threads: u32,
@@ -52,7 +52,7 @@ fn assert_passes(report: &Report) {
     assert!(report.tests.iter().any(|test| test.duration_us > 0));
 }
 
-/// Returns whether a variant of this name was tested on some kernel, and none was skipped.
+/// Returns whether kernels with a variant of this name were tested, and all of them passed.
 fn tried(report: &Report, variant: &str) -> bool {
     let mut tests = report.tests.iter().filter(|test| test.name.ends_with(variant)).peekable();
     tests.peek().is_some() && tests.all(|test| matches!(test.verdict, Verdict::Passed { .. }))
@@ -91,7 +91,7 @@ fn portable_code_only() {
 #[test]
 fn tests_every_adapter_of_the_table() {
     let backends = Backends::new(&Config { cpu_devices: 2, cpu_threads: Some(1), ..Config::default() });
-    // Only a part of the suite. The tests of each backend run all of it.
+    // This is only a part of the suite. The tests of each backend run all of it.
     let suite = || Suite::new().only("memory/r");
     let summary = run_all(&backends, suite());
     let labels: Vec<_> = summary.reports.iter().map(|report| report.adapter.label()).collect();
@@ -112,26 +112,26 @@ fn tests_every_adapter_of_the_table() {
     );
 }
 
-/// Fault of a device.
+/// Fault to inject into a device.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Fault {
     /// Copies omit their last byte.
     ShortCopies,
-    /// Downloads start one byte late if there are at least two.
+    /// Downloads of two or more bytes start one byte late.
     ShiftedDownloads,
     /// Dispatches omit their last group.
     MissingGroups,
-    /// Submissions ignore their waits.
+    /// Submissions ignore the points that they wait for.
     IgnoredWaits,
     /// A program keeps its first recording.
     StalePrograms,
-    /// Commands run in reverse.
+    /// Commands run in reverse order.
     ReversedCommands,
-    /// Buffers are smaller than they claim when memory is short.
+    /// Buffers are smaller than they claim when the device is out of memory.
     EndlessMemory,
 }
 
-/// A correct device with an injected fault.
+/// Correct device with an injected fault.
 struct Faulty {
     inner: Box<dyn Device>,
     fault: Fault,
@@ -232,7 +232,7 @@ impl Device for Faulty {
     }
 }
 
-/// Checks that the tests for a fault find it.
+/// Checks that the tests for a fault find the fault.
 #[track_caller]
 fn finds(fault: Fault, tests: &[&str]) {
     let report = report(2, None, |inner| Box::new(Faulty { inner, fault, recorded: Vec::new() }));
@@ -275,7 +275,7 @@ fn finds_missing_memory() {
     finds(Fault::EndlessMemory, &["memory/out-of-memory"]);
 }
 
-/// Memory tests that fail with short copies, as a list for an adapter with that known defect.
+/// Memory tests that fail with short copies, as the known failures of an adapter.
 const SHORT_COPIES: [KnownFailure; 1] =
     [KnownFailure { tests: "memory/copy", reason: "copies omit their last byte" }];
 

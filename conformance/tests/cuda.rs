@@ -1,4 +1,4 @@
-//! The suite on every CUDA device of this machine.
+//! Runs the suite on every CUDA device of this machine.
 
 #![allow(clippy::print_stdout)] // Skips must be visible.
 

@@ -1,5 +1,5 @@
-//! The suite through the HIP backend: on AMD GPUs if present, and on a stand-in for AMD's driver that runs
-//! memory, queues, programs and every kernel on OpenCL devices.
+//! Runs the suite through the HIP backend. Uses AMD GPUs if present, and a stand-in for AMD's driver. The
+//! stand-in runs memory, queues, programs and every kernel on OpenCL devices.
 
 #![allow(clippy::print_stdout)] // Skips must be visible.
 
@@ -15,8 +15,8 @@ fn every_hip_device() {
     support::every_device_of("hip", "AMD device");
 }
 
-/// One device of the stand-in is enough, because the OpenCL backend's tests cover all OpenCL devices. If
-/// OpenCL devices are required, there must be one.
+/// Tests a single device of the stand-in, because the OpenCL backend's tests cover all OpenCL devices. Fails
+/// if OpenCL devices are required but there is none.
 #[test]
 fn the_stand_in_on_opencl() {
     with_hip_on_opencl("the_stand_in_on_opencl", &[("HIP_VISIBLE_DEVICES", "0")], || {
@@ -25,8 +25,8 @@ fn the_stand_in_on_opencl() {
     });
 }
 
-/// Runs the products for matrix units on the stand-in. It executes all of them except AMD's instructions,
-/// which it replaces by functions that follow the ISA documents. One device is enough here, too.
+/// Runs the matrix-unit products on the stand-in. It executes everything except AMD's instructions, which it
+/// replaces with functions that follow the ISA documents. A single device is enough here, too.
 #[track_caller]
 fn matrix_units(test: &str, architecture: &str, names: &str) {
     let variables = [("RAGTAG_FAKE_ARCH", architecture), ("HIP_VISIBLE_DEVICES", "0")];
@@ -43,14 +43,14 @@ fn matrix_units(test: &str, architecture: &str, names: &str) {
                 println!("{architecture}, {}: {}: {:?}", adapter.name, test.name, test.verdict);
                 assert!(matches!(test.verdict, Verdict::Passed { .. }), "{}: {:?}", test.name, test.verdict);
             }
-            // For f16 and bf16 weights, for few rows and for many.
+            // The tests cover f16 and bf16 weights, each for few rows and for many.
             assert_eq!(report.tests.len(), 4);
         }
     });
 }
 
-/// Tests products by rocBLAS, which the stand-in provides, from the adapter that names the library to the
-/// entry of a module.
+/// Tests products by rocBLAS, which the stand-in provides. Covers the path from the adapter that names the
+/// library to the entry of a module.
 #[test]
 fn products_by_a_library() {
     let (variable, folder) = rocblas_kernels();

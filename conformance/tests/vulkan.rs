@@ -1,4 +1,4 @@
-//! The suite on every Vulkan device of this machine.
+//! Runs the suite on every Vulkan device of this machine.
 
 #![allow(clippy::print_stdout)] // Skips must be visible.
 
@@ -13,9 +13,8 @@ fn every_vulkan_device() {
     support::every_device_of("vulkan", "Vulkan driver");
 }
 
-/// Runs the kernels that exchange values within sub-groups on the devices that `RAGTAG_TEST_SUB_GROUPS`
-/// selects by a part of their name. Drivers can be configured with a sub-group size, and only these kernels
-/// depend on it.
+/// Runs the kernels that exchange values within sub-groups. `RAGTAG_TEST_SUB_GROUPS` selects the devices by a
+/// part of their name. Some drivers have a configurable sub-group size, and only these kernels depend on it.
 #[test]
 fn kernels_on_sub_groups() {
     let Ok(name) = std::env::var("RAGTAG_TEST_SUB_GROUPS") else {
@@ -26,8 +25,8 @@ fn kernels_on_sub_groups() {
     assert!(passed > 0, "no device {name} has sub-groups");
 }
 
-/// Runs the kernels on matrix units on drivers that have them: those that a CPU compiler finishes in time.
-/// Skipped visibly if no device has them. If `RAGTAG_TEST_VULKAN_MATRICES` is set, one must.
+/// Runs the matrix-unit kernels that a CPU compiler finishes in time, on drivers with matrix units. Records a
+/// skip if no device has them. If `RAGTAG_TEST_VULKAN_MATRICES` is set, a device must have them.
 #[test]
 fn kernels_on_matrix_units() {
     let has = |one: &Adapter| one.caps.features.contains(&Feature::CooperativeMatrix);
@@ -42,7 +41,8 @@ fn kernels_on_matrix_units() {
     }
 }
 
-/// Runs the kernels of these names on chosen devices. None may fail. Returns the number that passed.
+/// Runs the kernels with these names on the chosen devices. No kernel may fail. Returns the number of passed
+/// tests.
 #[track_caller]
 fn try_kernels(chosen: impl Fn(&Adapter) -> bool, names: &[&str]) -> usize {
     let backends = Backends::new(&Config::default());

@@ -1,10 +1,10 @@
-//! The suite on every device that wgpu shows on this machine.
+//! Runs the suite on every device that wgpu shows on this machine.
 
 #![allow(clippy::print_stdout)] // Skips must be visible.
 
 mod support;
 
-/// There must be as many devices as `RAGTAG_TEST_VULKAN_ADAPTERS` says, if it is set.
+/// Checks that the number of devices is `RAGTAG_TEST_VULKAN_ADAPTERS`, if this variable is set.
 #[test]
 fn every_wgpu_device() {
     let devices = support::every_device_of("wgpu", "Vulkan driver");

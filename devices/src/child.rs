@@ -1,8 +1,8 @@
 //! Probing in a child process, so that a crashing or hanging driver cannot take the application down.
 //!
-//! The child is a program that the caller names, usually the same one again. It receives a backend's name,
-//! probes that backend ([`crate::Backends::answer`]) and prints one line. The child is killed as soon as the
-//! line has arrived, because a driver may also crash on exit. Knows no backend.
+//! The caller names the program that the child runs, usually its own program. The child receives a backend's
+//! name, probes the backend ([`crate::Backends::answer`]) and prints one line. The parent kills the child as
+//! soon as the line has arrived, because a driver may also crash on exit. This module knows no backend.
 
 use ragtag_hal::{Adapter, Unavailable, exit_in_words};
 use serde::{Deserialize, Serialize};
@@ -13,15 +13,15 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-/// Prefix of an answer. Drivers also print to standard output.
+/// Prefix of the answer. It is needed because drivers also print to standard output.
 const MARK: &str = "ragtag-probe ";
 /// Polling interval for the exit of a silent child.
 const STEP: Duration = Duration::from_millis(5);
-/// Time for the remaining output of a dead child to arrive.
+/// Time limit for the remaining output of a child that has exited.
 const LAST_WORDS: Duration = Duration::from_millis(200);
-/// Most bytes that are read of a child's output.
+/// Maximum number of bytes that are read from a child's output.
 const MOST_BYTES: u64 = 1 << 20;
-/// Most characters of a crashed child's output that are quoted.
+/// Maximum number of characters that an error quotes from the output of a crashed child.
 const MOST_QUOTED: usize = 200;
 
 /// Command that starts a process which probes one backend.
@@ -36,15 +36,16 @@ pub struct ProbeChild {
 }
 
 impl ProbeChild {
-    /// Default time limit of a probe. Drivers of machines with many GPUs take seconds to wake them.
+    /// Default time limit of a probe. On machines with many GPUs, drivers take seconds to initialise.
     pub const LIMIT: Duration = Duration::from_secs(30);
 
-    /// Starts the child. Returns `None` if it cannot be started; the caller then probes in this process.
+    /// Starts the child. Returns `None` if the child cannot be started. The caller then probes in this
+    /// process.
     pub(crate) fn ask(&self, backend: &str) -> Option<Asked> {
         let mut child = Command::new(&self.program)
             .args(&self.arguments)
             .arg(backend)
-            // Its output is logged again in this process.
+            // This process logs the child's output, which must not contain colour codes.
             .env("NO_COLOR", "1")
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -59,7 +60,7 @@ impl ProbeChild {
     }
 }
 
-/// Formats the line of an answer.
+/// Formats the answer of a probe as a line.
 pub(crate) fn line(probe: &Result<Vec<Adapter>, Unavailable>) -> String {
     let answer = match probe {
         Ok(adapters) => Answer::Found(adapters.clone()),
@@ -90,13 +91,14 @@ impl Asked {
     /// Waits for the answer.
     ///
     /// # Errors
-    /// The backend's own error, or that the child crashed (with the signal) or took too long.
+    /// Returns the backend's own error, or an error that describes the crash (with the signal) or the timeout
+    /// of the child.
     pub(crate) fn wait(mut self) -> Result<Vec<Adapter>, Unavailable> {
         loop {
             match self.answer.recv_timeout(STEP) {
                 Ok(line) => return self.answered(&line),
                 Err(RecvTimeoutError::Timeout) => {}
-                // It closed its output and should exit now.
+                // The child has closed its output and should exit soon.
                 Err(RecvTimeoutError::Disconnected) => std::thread::sleep(STEP),
             }
             if let Ok(Some(status)) = self.child.try_wait() {
@@ -117,7 +119,7 @@ impl Asked {
         let answer = serde_json::from_str(line);
         let backend = self.backend.clone();
         let said = self.end();
-        // The drivers' output is irrelevant here; the answer has all results.
+        // The answer has all results, so the drivers' output is only logged.
         if let Ok(said) = said.recv_timeout(LAST_WORDS) {
             said.lines().for_each(|line| tracing::debug!(backend, "{line}"));
         }
@@ -137,10 +139,10 @@ impl Asked {
         unavailable(format!("the driver crashed while listing its devices: {how}{said}"))
     }
 
-    /// Kills the child. A thread waits for its exit, which may take long.
+    /// Kills the child. Another thread waits for the exit of the child, which may take long.
     fn end(mut self) -> Receiver<String> {
         std::thread::spawn(move || {
-            // It may have exited already.
+            // The child may have exited already.
             let _ = self.child.kill();
             let _ = self.child.wait();
         });
@@ -161,18 +163,18 @@ fn answer_of(out: impl Read + Send + 'static) -> Receiver<String> {
             let line = String::from_utf8_lossy(&line.ok()?).into_owned();
             Some(line.split_once(MARK)?.1.to_string())
         });
-        // The receiver is gone if the time limit has passed.
+        // The send fails if the time limit has passed.
         let _ = marked.map(|line| sender.send(line));
     });
     receiver
 }
 
-/// Reads all output as text.
+/// Reads the output of a child to its end and returns it as text.
 fn said_by(err: impl Read + Send + 'static) -> Receiver<String> {
     let (sender, receiver) = channel();
     std::thread::spawn(move || {
         let mut said = Vec::new();
-        // A read error keeps the output so far.
+        // On a read error, the output so far is kept.
         let _ = err.take(MOST_BYTES).read_to_end(&mut said);
         let _ = sender.send(String::from_utf8_lossy(&said).into_owned());
     });
@@ -237,7 +239,7 @@ mod tests {
         assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
     }
 
-    /// One of two backends with child processes crashes. All others are unaffected.
+    /// Checks that a crash in one child process does not affect other backends.
     #[test]
     fn a_crash_affects_only_its_backend() {
         let answer = line(&Ok(vec![adapter("opencl", 0, AdapterKind::Discrete, 8)]));

@@ -1,22 +1,22 @@
 //! Detection of adapters that are one physical device seen through several APIs.
 //!
-//! Knows no backend by name. The order of backends expresses preference.
+//! This module knows no backend by name. Backends are in order of preference.
 
 use ragtag_hal::{Adapter, AdapterKind, Memory, MemorySource};
 
 /// Adapters of one physical device, by their indices in the report.
 type Group = Vec<usize>;
 
-/// Criteria by which two adapters are one device, most reliable first. All matches by one criterion are made
-/// before the next is tried, so that a weaker match cannot displace a stronger one.
+/// Criteria that identify two adapters as one device, most reliable first. Each criterion is applied to all
+/// adapters before the next criterion, so that a weaker match cannot displace a stronger match.
 const EVIDENCE: [fn(&Adapter, &Adapter) -> bool; 3] = [same_address, same_uuid, same_name];
 
-/// Groups adapters by physical device. Adapters are sorted by preference; groups and their members keep that
+/// Groups adapters by physical device. Adapters are sorted by preference. Groups and their members keep this
 /// order.
 ///
-/// Two adapters of one backend are always two devices, whatever their UUIDs say (software devices share one).
-/// So a group has at most one adapter per backend, and identical devices pair up in the order in which the
-/// backends list them.
+/// Two adapters of one backend are always two devices, even if they have the same UUID, as some software
+/// devices do. A group therefore has at most one adapter per backend. Identical devices are matched in the
+/// order in which the backends list them.
 pub(crate) fn merge(adapters: &[&Adapter]) -> Vec<Group> {
     let mut groups: Vec<Group> = (0..adapters.len()).map(|at| vec![at]).collect();
     for same in EVIDENCE {
@@ -54,9 +54,9 @@ fn same_name(a: &Adapter, b: &Adapter) -> bool {
     a.name.eq_ignore_ascii_case(&b.name) && similar(total_bytes(a), total_bytes(b))
 }
 
-/// Returns true if two adapters cannot be one device: they have the same backend, different addresses, or
-/// different UUIDs while one lacks an address. CPU devices are never merged, because only their own backend
-/// divides the processor.
+/// Returns true if two adapters cannot be one device. Adapters of the same backend are different devices.
+/// Otherwise the PCI addresses decide. If an address is missing, the UUIDs decide. CPU devices are never
+/// merged, because only the backend `cpu` divides the processor.
 fn differ(a: &Adapter, b: &Adapter) -> bool {
     let cpu = a.kind == AdapterKind::Cpu || b.kind == AdapterKind::Cpu;
     let named_apart = match (a.identity.pci.zip(b.identity.pci), a.identity.uuid.zip(b.identity.uuid)) {
@@ -67,25 +67,26 @@ fn differ(a: &Adapter, b: &Adapter) -> bool {
     cpu || a.backend == b.backend || named_apart
 }
 
-/// Returns the size of the heap that buffers are allocated from.
+/// Returns the size in bytes of the heap for buffers, or 0 if it is unknown.
 pub(crate) fn total_bytes(adapter: &Adapter) -> u64 {
     adapter.memory.first().map_or(0, |memory| memory.total_bytes)
 }
 
-/// Returns true if two sizes differ by at most a sixteenth. Drivers reserve different amounts.
+/// Returns true if two sizes differ by at most one sixteenth. Different drivers reserve different amounts of
+/// memory.
 fn similar(a: u64, b: u64) -> bool {
     a.abs_diff(b) <= a.max(b) / 16
 }
 
-/// Returns the memory figures that an adapter lacks, taken from another API of the same device. `None` if
-/// nothing can be added.
+/// Returns the memory figures of an adapter, completed with the figures of other APIs of the same device.
+/// Returns `None` if the adapter reports all figures or the other APIs add none.
 pub(crate) fn borrowed_memory(adapter: &Adapter, others: &[&Adapter]) -> Option<Memory> {
     let own = adapter.memory.first();
     if own.is_some_and(|own| own.free_bytes.is_some()) {
         return None;
     }
     let heaps = || others.iter().filter_map(|other| other.memory.first());
-    // A size alone helps only if the adapter reports none.
+    // A heap without free bytes helps only if the adapter reports no heap.
     let lent = heaps().find(|heap| heap.free_bytes.is_some()).or(heaps().next().filter(|_| own.is_none()))?;
     let total_bytes = own.map_or(lent.total_bytes, |own| own.total_bytes);
     Some(Memory {
@@ -161,7 +162,7 @@ mod tests {
         assert_eq!(merged(&[opencl, cpu[0].clone(), cpu[1].clone()]).len(), 3);
     }
 
-    /// Two equal cards. One of OpenCL's two drivers does not report its PCI address.
+    /// Checks two equal cards. OpenCL reports the PCI address of only one card.
     #[test]
     fn a_match_by_name_does_not_displace_a_match_by_address() {
         let card = |backend, index, bus: Option<u8>| {
@@ -187,7 +188,7 @@ mod tests {
         let card = |backend: &str, index: u32| {
             let mut adapter = adapter(backend, index, AdapterKind::Discrete, 24);
             adapter.name = "RTX 3090".into();
-            // One API lists them in reverse, and a third reports only names.
+            // Vulkan lists the cards in reverse order. OpenCL reports only names.
             adapter.identity.pci = match backend {
                 "cuda" => pci(index as u8),
                 "vulkan" => pci(3 - index as u8),

@@ -1,8 +1,8 @@
 //! The devices of this machine: the available backends, their adapters, the detection of one physical device
 //! behind several APIs, and the user's selection.
 //!
-//! This crate names backends and opens their adapters. It does not know what runs on them, read the
-//! environment or print.
+//! This crate names backends and opens their adapters. It does not know the kernels or models that run on
+//! devices. It neither reads the environment nor prints.
 
 mod child;
 mod identity;
@@ -11,7 +11,7 @@ mod table;
 mod throttle;
 
 pub use child::ProbeChild;
-/// Entry point of a process that compiles for HIP: see [`Config::hip_compiler`].
+/// Entry point of a child process that compiles HIP sources: see [`Config::hip_compiler`].
 #[cfg(feature = "hip")]
 pub use ragtag_hip::compile_child as compile_for_hip;
 pub use selection::{Choice, Filter, Requested, Selection, SelectionError, Source, Term};

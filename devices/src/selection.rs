@@ -1,4 +1,5 @@
-//! Device selection: parses `--device` and `RAGTAG_DEVICES` and resolves them on this machine.
+//! Device selection. Parses the values of `--device` and `RAGTAG_DEVICES`, and resolves them to adapters of
+//! this machine.
 //!
 //! ```text
 //! selection = item { "," item }
@@ -6,11 +7,11 @@
 //! size      = digits [ "B" | "KiB" | "MiB" | "GiB" | "TiB" ]
 //! ```
 //!
-//! `auto` selects every GPU, or every CPU device if there is no GPU. Filters alone imply `auto`. A software
-//! GPU is selected only by name. A backend name selects each of its devices by name. The words `auto`, `gpu`
-//! and `cpu` select each physical device once, through the API named elsewhere in the list, otherwise through
-//! the preferred one. A device is selected twice only if two of its APIs are named. Knows no backend except
-//! `cpu`; it reads reports.
+//! `auto` selects every GPU, or every CPU device if there is no GPU. A list of only filters implies `auto`. A
+//! software GPU is selected only by name. The name of a backend names each of its devices. The words `auto`,
+//! `gpu` and `cpu` select each physical device once. If another item names an API of the device, they use
+//! that API, otherwise the preferred API. A device is selected twice only if two of its APIs are named. This
+//! module knows no backend by name except `cpu`.
 
 use crate::identity::total_bytes;
 use crate::table::{Report, Status};
@@ -28,7 +29,7 @@ mod tests;
 /// An invalid selection.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SelectionError {
-    /// Part of the text is not a device.
+    /// An item of the selection is not a valid device term.
     #[error(
         "{item:?} in {text:?} is not a device: expected auto, gpu, cpu, BACKEND, BACKEND:INDEX or min-memory=SIZE"
     )]
@@ -82,13 +83,13 @@ pub enum SelectionError {
         /// Existing devices.
         existing: Vec<String>,
     },
-    /// A GPU was requested and there is none.
+    /// A GPU was requested, but the machine has none.
     #[error("no GPU found; there are {}", list(found))]
     NoGpu {
         /// Existing devices.
         found: Vec<String>,
     },
-    /// No device matches.
+    /// No device matches the selection.
     #[error("no device fits {requested:?}; there are {}", list(found))]
     Nothing {
         /// Selection.
@@ -147,7 +148,7 @@ impl fmt::Display for Selection {
 }
 
 impl Default for Selection {
-    /// `auto`.
+    /// Returns the selection `auto`.
     fn default() -> Self {
         Self { text: "auto".into(), terms: vec![Term::Auto], filters: Vec::new() }
     }
@@ -188,7 +189,7 @@ fn filter(item: &str) -> Result<Filter, SelectionError> {
     bytes.map(Filter::MinMemoryBytes).ok_or_else(|| SelectionError::FilterSyntax { item: item.into() })
 }
 
-/// Parses `512`, `512B`, `3KiB` … `1TiB`.
+/// Parses a size such as `512`, `512B`, `3KiB` or `1TiB`.
 fn size_bytes(text: &str) -> Option<u64> {
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, unit) = text.split_at(digits);
@@ -211,7 +212,7 @@ pub enum Source {
     Flag,
     /// The environment variable `RAGTAG_DEVICES`.
     Environment,
-    /// Neither; the default.
+    /// The default, without flag and variable.
     Default,
 }
 
@@ -225,11 +226,11 @@ pub struct Requested {
 }
 
 impl Requested {
-    /// Returns the flag's value if given, otherwise that of `RAGTAG_DEVICES` unless it is empty, otherwise
-    /// `auto`.
+    /// Returns the selection of the flag. Without a flag, returns the selection of `RAGTAG_DEVICES`, or
+    /// `auto` if the variable is not set or empty.
     ///
     /// # Errors
-    /// If the value in effect is invalid.
+    /// Returns an error if the value that takes effect is invalid.
     pub fn new(flag: Option<&str>, environment: Option<&str>) -> Result<Self, SelectionError> {
         let environment = environment.filter(|value| !value.trim().is_empty());
         Ok(match (flag, environment) {
@@ -239,10 +240,10 @@ impl Requested {
         })
     }
 
-    /// Resolves the selection on the machine of a report.
+    /// Resolves the selection against the devices of a report.
     ///
     /// # Errors
-    /// If it names a missing device, names a device twice, or selects none.
+    /// Returns an error if the selection names a missing device or selects no device.
     pub fn choose(&self, report: &Report) -> Result<Choice, SelectionError> {
         let selected = self.selection.resolve(report)?.into_iter().cloned().collect();
         let detected = report.devices.iter().map(ToString::to_string).collect();
@@ -250,14 +251,14 @@ impl Requested {
     }
 }
 
-/// Requested, detected and selected devices. Its display is the first line that a run prints.
+/// Requested, detected and selected devices. The `Display` output is the first line that a run prints.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Choice {
     /// Selection as the user wrote it.
     pub requested: String,
     /// Origin of the selection.
     pub source: Source,
-    /// All physical devices with their labels: `cuda:0 = opencl:1`.
+    /// All physical devices with the labels of their adapters, such as `cuda:0 = opencl:1`.
     pub detected: Vec<String>,
     /// Adapters to open, in the requested order.
     pub selected: Vec<Adapter>,
@@ -276,12 +277,12 @@ impl fmt::Display for Choice {
     }
 }
 
-/// Index of a physical device in a report, with the adapter through which to use it.
+/// Index of a physical device in a report, and the adapter to open for it.
 type Device<'a> = (usize, &'a Adapter);
 
 impl Selection {
-    /// Returns the selected adapters in the requested order: each physical device once, unless several of its
-    /// APIs are named.
+    /// Returns the selected adapters in the requested order. Each physical device occurs once, unless the
+    /// selection names several of its APIs.
     fn resolve<'a>(&self, report: &'a Report) -> Result<Vec<&'a Adapter>, SelectionError> {
         let named = self.named(report)?;
         let mut chosen: Vec<Device<'a>> = Vec::new();
@@ -307,7 +308,7 @@ impl Selection {
             };
             for (at, adapter) in devices {
                 if chosen.iter().all(|&(other, _)| other != at) {
-                    // A device that is also named is used through the named API.
+                    // If another item names the device, the API of that item is used.
                     chosen.push((at, named.get(&at).copied().unwrap_or(adapter)));
                 }
             }
@@ -319,7 +320,8 @@ impl Selection {
         Ok(chosen.into_iter().map(|(_, adapter)| adapter).collect())
     }
 
-    /// Returns the physical devices that are selected by name, with the first such adapter of each.
+    /// Returns the indices of the physical devices that the selection names, each with the first named
+    /// adapter.
     fn named<'a>(&self, report: &'a Report) -> Result<BTreeMap<usize, &'a Adapter>, SelectionError> {
         let mut named: BTreeMap<usize, &Adapter> = BTreeMap::new();
         for term in &self.terms {
@@ -332,7 +334,7 @@ impl Selection {
 }
 
 impl Term {
-    /// Returns the devices that the term selects by name; none for a word.
+    /// Returns the devices that the term names. The words `auto`, `gpu` and `cpu` name no devices.
     fn named<'a>(&self, report: &'a Report) -> Result<Vec<Device<'a>>, SelectionError> {
         match self {
             Term::Auto | Term::Gpu | Term::Cpu => Ok(Vec::new()),
@@ -346,8 +348,8 @@ fn is_gpu(adapter: &Adapter) -> bool {
     matches!(adapter.kind, AdapterKind::Discrete | AdapterKind::Integrated)
 }
 
-/// Returns true for devices of the `cpu` backend. The processor's OpenCL device would use the same cores
-/// twice.
+/// Returns true for devices of the backend `cpu`. An OpenCL device of the processor does not count, because
+/// it would use the same cores again.
 fn is_cpu(adapter: &Adapter) -> bool {
     adapter.backend == "cpu"
 }

@@ -1,6 +1,6 @@
-//! Table of backends: probing them, merging their reports and opening their adapters.
+//! Table of backends. Probes backends, merges their reports and opens their adapters.
 //!
-//! Does not know how users name devices.
+//! This module knows nothing about the syntax of selections.
 
 use crate::child::{self, Asked, ProbeChild};
 use crate::identity;
@@ -20,18 +20,18 @@ use std::sync::{Mutex, PoisonError};
 /// User settings that apply to all backends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Number of CPU devices into which the host's processor is divided.
+    /// Number of CPU devices into which the backend `cpu` divides the host's processor.
     pub cpu_devices: u32,
-    /// Threads of each CPU device. By default the cores are divided among them.
+    /// Number of threads of each CPU device. By default the cores are divided among the devices.
     pub cpu_threads: Option<u32>,
-    /// The only CPU features that kernels may use, where the processor has them. For tests of slower code
-    /// paths.
+    /// CPU features that kernels may use if the processor has them. By default kernels use all features.
+    /// Tests of slower code paths restrict the features.
     pub cpu_features: Option<Features>,
-    /// Command that starts a child process for probing drivers that may crash. Without it they are probed in
-    /// this process.
+    /// Command that starts a child process to probe drivers that may crash. Without a command, this process
+    /// probes them.
     pub child: Option<ProbeChild>,
-    /// Command, with arguments, that compiles a source for HIP, whose compiler may crash. The program must
-    /// call `compile_for_hip`. If empty, this process compiles.
+    /// Command, with arguments, that starts a child process to compile HIP sources, because the compiler may
+    /// crash. The program must call `compile_for_hip`. If the list is empty, this process compiles.
     pub hip_compiler: Vec<OsString>,
     /// Throttles of devices and links.
     pub throttles: Vec<ThrottleSpec>,
@@ -57,9 +57,9 @@ impl Default for Config {
 /// A backend of the table.
 pub(crate) struct Row {
     pub(crate) name: &'static str,
-    /// `None` if it is not compiled in.
+    /// The backend, or `None` if it is not compiled in.
     pub(crate) backend: Option<Arc<dyn Backend>>,
-    /// Process that probes it.
+    /// Process that probes the backend.
     pub(crate) probed: Probed,
 }
 
@@ -68,17 +68,21 @@ pub(crate) struct Row {
 pub(crate) enum Probed {
     /// This process.
     Here,
-    /// A child process, if the configuration has a command for it. For drivers that are known to crash.
+    /// A child process, if the configuration has a command for it. Drivers that are known to crash are probed
+    /// in this way.
     Apart,
 }
 
-/// Returns the rows in order of preference. If several backends see one physical device, the first is used.
+/// Returns the rows in order of preference. If several backends report one physical device, the first of them
+/// is used.
 ///
-/// The rule for [`Probed`]: NVIDIA's library returns error codes whatever is wrong, and waking many GPUs
-/// twice would take long, so CUDA is probed in this process. OpenCL's loader loads every installed driver,
-/// and two drivers that each contain a compiler are known to abort; PoCL aborts on unknown settings. AMD's
-/// runtime aborts on GPUs for which it was not built. Vulkan's loader also loads every installed driver, and
-/// layers that users install for games. wgpu uses Vulkan's loader too.
+/// The values of [`Probed`] have these reasons:
+/// - CUDA: NVIDIA's library returns error codes and does not crash. Initialising many GPUs in two processes
+///   would take long.
+/// - HIP: AMD's runtime aborts on GPUs for which it was not built.
+/// - OpenCL: the loader loads every installed driver. Two drivers that each contain a compiler are known to
+///   abort. PoCL aborts on unknown settings.
+/// - Vulkan and wgpu: Vulkan's loader loads every installed driver, and layers that users install for games.
 fn rows(config: &Config) -> Vec<Row> {
     vec![
         Row { name: "cuda", backend: cuda(config), probed: Probed::Here },
@@ -90,8 +94,8 @@ fn rows(config: &Config) -> Vec<Row> {
     ]
 }
 
-/// Backends of this process by configuration, for APIs whose drivers take long to start and compile. A
-/// repeated probe reuses the results and compiles nothing again.
+/// Process-wide table of backends by configuration, for APIs whose drivers start and compile slowly. A
+/// repeated probe reuses a backend with its results and compiled programs.
 #[cfg(any(feature = "opencl", feature = "vulkan", feature = "wgpu"))]
 struct Kept<C, B>(Mutex<Vec<(C, Arc<B>)>>);
 
@@ -188,11 +192,11 @@ fn cuda(config: &Config) -> Option<Arc<dyn Backend>> {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "status")]
 pub enum Status {
-    /// The build does not include it.
+    /// The build does not include the backend.
     NotCompiled,
-    /// Its library or driver is missing or refuses to work.
+    /// The backend's library or driver is missing or does not work.
     Unavailable(Unavailable),
-    /// It works and has these adapters, possibly none.
+    /// The backend works and has these adapters, possibly none.
     Found {
         /// Adapters.
         adapters: Vec<Adapter>,
@@ -202,7 +206,7 @@ pub enum Status {
 /// A backend with its probe result.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BackendReport {
-    /// Its name, as in `cpu:0`.
+    /// Name of the backend: `cpu` in `cpu:0`.
     pub name: String,
     /// Probe result.
     #[serde(flatten)]
@@ -212,12 +216,12 @@ pub struct BackendReport {
 /// One physical device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Physical {
-    /// Labels of its adapters, the preferred one first. Never empty.
+    /// Labels of the device's adapters, the preferred adapter first. The list is never empty.
     pub adapters: Vec<String>,
 }
 
 impl fmt::Display for Physical {
-    /// Writes all labels: `cuda:0 = opencl:1`.
+    /// Writes all labels, such as `cuda:0 = opencl:1`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.adapters.join(" = "))
     }
@@ -246,8 +250,8 @@ impl Report {
         self.devices.iter().find(|device| device.adapters.iter().any(|own| own == label))
     }
 
-    /// Builds a report from probe results: merges adapters of one physical device and shares memory figures
-    /// between them.
+    /// Builds a report from probe results. Merges the adapters of each physical device, and completes their
+    /// memory figures from each other.
     fn of(backends: Vec<BackendReport>) -> Self {
         let mut report = Self { backends, devices: Vec::new() };
         let all: Vec<&Adapter> = report.adapters().collect();
@@ -284,7 +288,7 @@ impl Report {
     }
 }
 
-/// Wraps an opened device in validation.
+/// Function that wraps an opened device in validation.
 pub type Check<'a> = dyn Fn(&Adapter, Box<dyn Device>) -> Result<Checked> + Send + Sync + 'a;
 
 /// Backends of this build.
@@ -292,7 +296,7 @@ pub struct Backends {
     rows: Vec<Row>,
     child: Option<ProbeChild>,
     gemm: GemmChoice,
-    /// Duty cycles of throttled devices, by label.
+    /// Duty cycles of throttled devices in percent, by label.
     duty_percent: BTreeMap<String, u32>,
 }
 
@@ -336,9 +340,10 @@ impl Backends {
                 Some(Err(unavailable)) => Status::Unavailable(unavailable),
                 Some(Ok(mut adapters)) => {
                     for adapter in &mut adapters {
-                        // A child process does not know the choice.
+                        // The child process of a probe does not know the user's choice.
                         adapter.caps.gemm = self.gemm.of(adapter.caps.gemm.take());
-                        // Reported because measurements of a throttled device are not those of the hardware.
+                        // Measurements of a throttled device do not describe the hardware, so reports must
+                        // show the throttle.
                         adapter.driver.duty_percent = self.duty_percent.get(&adapter.label()).copied();
                     }
                     Status::Found { adapters }
@@ -349,32 +354,33 @@ impl Backends {
         Report::of(backends.collect())
     }
 
-    /// Returns true if this build has a backend.
+    /// Returns true if this build includes a backend.
     pub fn compiled(&self, backend: &str) -> bool {
         self.rows.iter().any(|row| row.name == backend && row.backend.is_some())
     }
 
-    /// Returns the output of a child process that probes one backend: see [`ProbeChild`]. `None` if this
-    /// build has no such backend.
+    /// Probes one backend and returns the line that a child process must print: see [`ProbeChild`]. Returns
+    /// `None` if this build does not include the backend.
     pub fn answer(&self, backend: &str) -> Option<String> {
         let row = self.rows.iter().find(|row| row.name == backend)?;
         Some(child::line(&row.backend.as_ref()?.probe()))
     }
 
     /// Opens adapters of a report and wraps each device in validation. Adapters of one backend are opened
-    /// together. The devices are in the order of `adapters`.
+    /// together. Returns the devices in the order of `adapters`.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for an adapter of a backend that is not in this build; the backend's error if it
-    /// cannot open one.
+    /// Returns [`Error::Invalid`] if this build does not include the backend of an adapter. Returns the
+    /// backend's error if the backend cannot open an adapter.
     pub fn open(&self, adapters: &[(Adapter, DeviceId)], limits: &Limits) -> Result<Vec<Checked>> {
         self.open_with(adapters, limits, &|_, device| Ok(Checked::new(device)))
     }
 
-    /// Like [`Backends::open`], with `check` wrapping each device. Tests use it to inject faults.
+    /// Opens adapters, as [`Backends::open`] does, but `check` wraps each device. Tests use `check` to inject
+    /// faults.
     ///
     /// # Errors
-    /// As [`Backends::open`], and the errors of `check`.
+    /// Returns the errors of [`Backends::open`] and the errors of `check`.
     pub fn open_with(
         &self,
         adapters: &[(Adapter, DeviceId)],

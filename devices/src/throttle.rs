@@ -1,4 +1,4 @@
-//! Throttles of devices and links. They emulate a mixed machine with equal devices.
+//! Throttles of devices and links. They emulate a mixed machine on equal devices.
 //!
 //! ```text
 //! throttle = device "=threads:" number | device "=sms:" number | device "=duty:" number "%"
@@ -6,7 +6,8 @@
 //! rate     = number ( "B/s" | "kB/s" | "MB/s" | "GB/s" )
 //! ```
 //!
-//! Parses throttles and checks them against the selected devices. Does not know how a throttle works.
+//! Parses throttles and checks them against the selected devices. This module knows nothing about the
+//! implementation of throttles.
 
 use ragtag_hal::Label;
 use serde::{Deserialize, Serialize};
@@ -17,28 +18,28 @@ use std::str::FromStr;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ThrottleSpec {
-    /// Number of threads of a CPU device, whatever the others have.
+    /// Number of threads of one CPU device. Other CPU devices are not affected.
     Threads {
         /// Label of the device.
         device: Label,
-        /// At least 1.
+        /// Number of threads, at least 1.
         threads: u32,
     },
     /// Number of multiprocessors that a CUDA device uses.
     Multiprocessors {
         /// Label of the device.
         device: Label,
-        /// At least 1.
+        /// Number of multiprocessors, at least 1.
         count: u32,
     },
     /// Duty cycle: the device computes for a share of the time and rests in between.
     Duty {
         /// Label of the device.
         device: Label,
-        /// Share in percent: 1 to 100.
+        /// Share of the time in percent, 1 to 100.
         percent: u32,
     },
-    /// Upper bound of the transfer rate of activations.
+    /// Maximum rate of activation transfers from one device to another.
     LinkRate {
         /// Label of the sending device.
         from: Label,
@@ -72,7 +73,7 @@ pub enum ThrottleError {
         /// Labels of the selected devices.
         selected: Vec<String>,
     },
-    /// This type of device does not support the throttle.
+    /// The device does not support the throttle.
     #[error("throttle {throttle}: only {only} devices support it")]
     NotSlowable {
         /// Throttle.
@@ -80,7 +81,7 @@ pub enum ThrottleError {
         /// Devices that support it.
         only: &'static str,
     },
-    /// The setting is already throttled.
+    /// Another throttle already limits the setting.
     #[error("duplicate throttle {throttle}: this setting is already throttled")]
     Twice {
         /// The later of the two throttles.
@@ -147,8 +148,8 @@ impl ThrottleSpec {
     /// Checks throttles against the labels of the selected devices.
     ///
     /// # Errors
-    /// Names the first throttle of a device that is not selected, of a type that does not support it, or of a
-    /// setting that is already throttled.
+    /// Returns an error that names the first throttle with a repeated setting, an unsupported setting, or a
+    /// device that is not selected.
     pub fn check(throttles: &[ThrottleSpec], selected: &[String]) -> Result<(), ThrottleError> {
         for (at, throttle) in throttles.iter().enumerate() {
             if throttles[..at].iter().any(|other| other.is_about_the_same(throttle)) {
@@ -166,7 +167,8 @@ impl ThrottleSpec {
         Ok(())
     }
 
-    /// Returns the devices that support this throttle, if this one does not.
+    /// Returns the only type of device that supports this throttle. Returns `None` if the throttled device
+    /// supports it.
     fn only(&self) -> Option<&'static str> {
         match self {
             ThrottleSpec::Threads { device, .. } if device.backend != "cpu" => Some("CPU"),
@@ -189,7 +191,7 @@ impl ThrottleSpec {
     }
 }
 
-/// Parses a number. `parse` alone would accept a sign.
+/// Parses a number without a sign. `u32::from_str` alone would accept a leading `+`.
 fn number(text: &str) -> Option<u32> {
     text.parse().ok().filter(|_| text.bytes().all(|byte| byte.is_ascii_digit()))
 }
@@ -200,7 +202,7 @@ fn bytes_per_s(text: &str) -> Option<u64> {
     let (number, unit) = UNITS.iter().find_map(|(name, unit)| Some((text.strip_suffix(name)?, *unit)))?;
     let plain = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
     let rate = number.parse::<f64>().ok().filter(|_| plain)? * unit as f64;
-    // Beyond this a float cannot represent single bytes, and no link is that fast.
+    // No link is faster. Above 2^53, an `f64` also cannot represent every integer.
     (1.0..=1e15).contains(&rate).then_some(rate as u64)
 }
 

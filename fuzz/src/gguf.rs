@@ -1,4 +1,5 @@
-//! Opens any bytes as a GGUF file and reads everything in it. Must not panic, overflow or allocate much.
+//! Opens any bytes as a GGUF file and reads its whole content. The code must not panic, overflow or allocate
+//! much.
 
 use super::short;
 use ragtag_graph::gguf::{Array, Value};
@@ -13,7 +14,7 @@ pub fn run(data: &[u8]) -> bool {
         Err(error) => return short(&error),
     };
     for (_, value) in model.metadata.iter() {
-        // Checked when the file was opened.
+        // The value was checked when the file was opened.
         if let Value::Array(array) = value.expect("was checked") {
             read(array);
         }
@@ -40,7 +41,7 @@ fn read(array: Array<'_>) {
             text.expect("was checked");
             read_count += 1;
         }),
-        // Count only numbers that fit; an array of another type fails at its first element.
+        // Count only numbers that fit. An array of another type fails at its first element.
         _ => read_count = count.max(array.list::<u64>().filter(Result::is_ok).count() as u64),
     }
     assert_eq!(read_count, count);

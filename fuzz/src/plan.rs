@@ -20,7 +20,7 @@ pub fn run(data: &[u8]) -> bool {
     for devices in [&["cpu:0", "cpu:1"][..], &["cpu:0"], &[]] {
         match plan.validate(&model, devices) {
             Ok(()) => {
-                // A valid plan covers the segments in order, each device once.
+                // A valid plan covers the segments in order, and uses each device once.
                 let mut next = 0;
                 for stage in &plan.stages {
                     let range = stage.segments.range();

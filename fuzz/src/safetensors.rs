@@ -1,5 +1,6 @@
-//! Opens any bytes as a file of a model directory: weights, or (if they start with a brace) its configuration
-//! or its index. The other files are valid. If the directory opens, all tensors are readable.
+//! Opens any bytes as a file of a model directory whose other files are valid. Bytes that start with a brace
+//! are the configuration or the index; other bytes are a weights file. If the directory opens, all tensors
+//! must be readable.
 
 use super::short;
 use ragtag_graph::{Directory, MemorySource, Model, checkpoint};
@@ -9,7 +10,7 @@ const CONFIG: &str = r#"{"architectures": ["LlamaForCausalLM"], "hidden_size": 3
 "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 32, "rms_norm_eps": 1e-5, "vocab_size": 4,
 "max_position_embeddings": 64, "tie_word_embeddings": true}"#;
 
-/// Names and shapes of a valid model.
+/// Tensors of a valid model: the name, the shape as JSON, and the number of f16 values.
 const TENSORS: [(&str, &str, u64); 11] = [
     ("model.embed_tokens.weight", "4,32", 128),
     ("model.layers.0.input_layernorm.weight", "32", 32),
@@ -70,7 +71,7 @@ pub fn run(data: &[u8]) -> bool {
                     Some(bytes.len() as u64)
                 );
             }
-            assert!(model.hyperparameters().inverse_frequencies(None).iter().all(|f| f.is_finite()));
+            assert!(model.hyperparameters().rope.frequencies(None).iter().all(|f| f.is_finite()));
             true
         }
         Err(error) => short(&error),

@@ -1,9 +1,9 @@
-//! Builds a tokenizer from any vocabulary and encodes any text. The tokenizer is built or refused, and
-//! decodes what it encodes.
+//! Builds a tokenizer from any vocabulary and encodes any text. The vocabulary is either refused, or the
+//! tokenizer decodes the text that it encoded.
 //!
 //! Input that starts with `{` is read as a `tokenizer.json`. Input that starts with a line feed (0x0A, the
-//! protobuf tag of field 1) is read as a `tokenizer.model`. Other input is one byte of flags, then lines: the
-//! text, then one token per line.
+//! protobuf tag of field 1) is read as a `tokenizer.model`. Other input is a byte of flags, a line with the
+//! text, and one line per token.
 
 use super::short;
 use ragtag_graph::gguf::Writer;
@@ -24,7 +24,7 @@ pub fn run(data: &[u8]) -> bool {
     }
 }
 
-/// Tests a file of a model directory.
+/// Tests a tokenizer file of a model directory.
 fn file(name: &str, data: &[u8]) -> bool {
     let mut directory = Directory::new("fuzz");
     directory.insert(name, Arc::new(MemorySource::new(format!("fuzz/{name}"), data.to_vec())));
@@ -37,8 +37,8 @@ fn file(name: &str, data: &[u8]) -> bool {
     }
 }
 
-/// Tests a vocabulary with scores in a GGUF file. The first character of each line is the type, the second
-/// the score.
+/// Tests a vocabulary with scores in a GGUF file. The first character of each line is the token type, the
+/// second character the score.
 fn scored(flags: u8, data: &[u8]) -> bool {
     let flag = |bit: u8| flags >> bit & 1 == 1;
     let input = String::from_utf8_lossy(data);
@@ -76,8 +76,8 @@ fn scored(flags: u8, data: &[u8]) -> bool {
     true
 }
 
-/// Tests a byte-level vocabulary in a GGUF file: all bytes, then one merge per line (two tokens separated by
-/// a space), or a token of type N if the line starts with digit N.
+/// Tests a byte-level vocabulary in a GGUF file. It contains all bytes. Each line is a merge of two tokens
+/// separated by a space. A line that starts with digit N is a token of type N instead.
 fn byte_level(flags: u8, data: &[u8]) -> bool {
     const NAMES: [&str; 8] =
         ["default", "llama-bpe", "gpt-2", "qwen2", "smollm", "tekken", "deepseek-coder", "bloom"];

@@ -1,20 +1,30 @@
-//! Builds operator graphs. Each call adds a node, infers its output shape and checks its weights against it.
+//! Builds operator graphs. Each call adds a node, infers the shape of its output, and checks the shapes of
+//! its weights.
 
+use crate::arch::Rope;
 use crate::model::ModelError;
-use crate::op::{Node, Operator, OperatorGraph, RopePairing, Rows};
+use crate::op::{Heads, Node, Operator, OperatorGraph, Rows};
 use crate::stack::Stack;
 use crate::weights::{TensorInfo, Weights};
 use petgraph::stable_graph::NodeIndex;
 use ragtag_kernels::{Activations, TensorType};
 use std::collections::BTreeSet;
 
-/// Alignment, in columns, of the products within a joint tensor, so that every API can bind each product's
-/// output. NVIDIA's OpenCL has the strictest alignment: 512 bytes.
+/// Alignment, in columns, of the products within a joint tensor. Every API can bind an output at this
+/// alignment. NVIDIA's OpenCL has the strictest requirement: 512 bytes.
 const JOINT_COLUMNS: u32 = 128;
+
+/// Source of the tensors' types.
+enum Tensors<'a> {
+    /// The model's files. A tensor must have the expected shape.
+    Weights(&'a Weights),
+    /// None. Every expected tensor is described, matrices and vectors with these types.
+    Described { matrices: TensorType, vectors: TensorType, found: Vec<TensorInfo> },
+}
 
 /// An operator graph under construction.
 pub(crate) struct Builder<'a> {
-    weights: &'a Weights,
+    tensors: Tensors<'a>,
     graph: OperatorGraph,
     used: BTreeSet<String>,
     segment: usize,
@@ -23,7 +33,16 @@ pub(crate) struct Builder<'a> {
 
 impl<'a> Builder<'a> {
     pub(crate) fn new(weights: &'a Weights) -> Self {
-        Self { weights, graph: OperatorGraph::default(), used: BTreeSet::new(), segment: 0, order: 0 }
+        Self::with(Tensors::Weights(weights))
+    }
+
+    /// Creates a builder that only describes tensors.
+    pub(crate) fn describing(matrices: TensorType, vectors: TensorType) -> Self {
+        Self::with(Tensors::Described { matrices, vectors, found: Vec::new() })
+    }
+
+    fn with(tensors: Tensors<'a>) -> Self {
+        Self { tensors, graph: OperatorGraph::default(), used: BTreeSet::new(), segment: 0, order: 0 }
     }
 
     /// Starts the next segment of the finest cut: an attention half, a feed-forward half, or the head.
@@ -31,26 +50,28 @@ impl<'a> Builder<'a> {
         self.segment += 1;
     }
 
-    pub(crate) fn has(&self, tensor: &str) -> bool {
-        self.weights.tensor(tensor).is_some()
-    }
-
-    /// Returns the tensor after checking its shape: `[columns, rows]`, or `[columns]` if `rows` is 0.
-    pub(crate) fn tensor(
-        &mut self,
-        name: &str,
-        columns: u32,
-        rows: u32,
-    ) -> Result<&'a TensorInfo, ModelError> {
-        let info =
-            self.weights.tensor(name).ok_or_else(|| ModelError::MissingTensor { name: name.into() })?;
+    /// Returns the type of a tensor after checking its shape: `[columns, rows]`, or `[columns]` if `rows` is 0.
+    pub(crate) fn tensor(&mut self, name: &str, columns: u32, rows: u32) -> Result<TensorType, ModelError> {
         let mut expected = vec![u64::from(columns)];
         expected.extend((rows > 0).then_some(u64::from(rows)));
-        if info.shape != expected {
-            return Err(ModelError::Shape { name: name.into(), expected, found: info.shape.clone() });
+        let is_new = self.used.insert(name.into());
+        match &mut self.tensors {
+            Tensors::Weights(weights) => {
+                let info = weights.tensor(name);
+                let info = info.ok_or_else(|| ModelError::MissingTensor { name: name.into() })?;
+                if info.shape != expected {
+                    return Err(ModelError::Shape { name: name.into(), expected, found: info.shape.clone() });
+                }
+                Ok(info.tensor_type)
+            }
+            Tensors::Described { matrices, vectors, found } => {
+                let tensor_type = if rows > 0 { *matrices } else { *vectors };
+                if is_new {
+                    found.push(TensorInfo::described(name, tensor_type, expected)?);
+                }
+                Ok(tensor_type)
+            }
         }
-        self.used.insert(name.into());
-        Ok(info)
     }
 
     fn add(&mut self, operator: Operator, rows: Rows, width: u32, inputs: &[NodeIndex]) -> NodeIndex {
@@ -91,23 +112,26 @@ impl<'a> Builder<'a> {
     }
 
     pub(crate) fn matmul(&mut self, x: NodeIndex, weight: &str, width: u32) -> Result<NodeIndex, ModelError> {
-        self.joint_matmul(x, &[(weight, width)])
+        self.joint_matmul(x, &[(weight, width)], &[])
     }
 
     /// Adds the products of `x` with the named weights of the given widths, side by side in one tensor.
-    /// Adjacent weights of one type become one product. Products run from last to first: a product that would
-    /// not start at a multiple of [`JOINT_COLUMNS`] starts at the multiple before it, padded with rows of
-    /// zeros, and the product that owns those columns overwrites them later.
+    /// Adjacent weights of one type become one product.
+    ///
+    /// Each product starts at a multiple of [`JOINT_COLUMNS`]. If its first column is not such a multiple,
+    /// rows of zeros are prepended to its weights. Products run from last to first, so an earlier product
+    /// overwrites the zeros in its columns.
     pub(crate) fn joint_matmul(
         &mut self,
         x: NodeIndex,
         weights: &[(&str, u32)],
+        biases: &[String],
     ) -> Result<NodeIndex, ModelError> {
         let (rows, columns) = (self.graph.node(x).rows, self.graph.node(x).width);
         let mut products: Vec<(TensorType, u32, Stack)> = Vec::new();
         let mut width = 0;
         for &(name, part) in weights {
-            let tensor_type = self.tensor(name, columns, part)?.tensor_type;
+            let tensor_type = self.tensor(name, columns, part)?;
             match products.last_mut().filter(|(last, ..)| *last == tensor_type) {
                 Some((.., stack)) => stack.tensors.push(name.into()),
                 None => products.push((tensor_type, width, Stack::of(name))),
@@ -115,29 +139,46 @@ impl<'a> Builder<'a> {
             width += part;
         }
         let mut inputs = vec![x];
+        if !biases.is_empty() {
+            for (bias, (_, part)) in biases.iter().zip(weights) {
+                self.tensor(bias, *part, 0)?;
+            }
+            inputs.push(self.add(Operator::Bias { weights: biases.to_vec() }, rows, width, &[]));
+        }
+        let accumulate = !biases.is_empty();
         for (_, column, mut weights) in products.into_iter().rev() {
             weights.zero_rows = column % JOINT_COLUMNS;
             let column = column - weights.zero_rows;
             let activations = Activations::F32;
             let (norm, gated) = (None, false);
-            let operator = Operator::MatMul { weights, activations, column, accumulate: false, norm, gated };
+            let operator = Operator::MatMul { weights, activations, column, accumulate, norm, gated };
             inputs = vec![x, self.add(operator, rows, width, &inputs)];
         }
         Ok(inputs[inputs.len() - 1])
     }
 
-    /// Appends the keys and values of `qkv` to the layer's cache and adds the attention of the queries, which
-    /// are `width` values per row.
-    pub(crate) fn attention(
+    /// Adds nodes that append the keys and values of `qkv` to the layer's cache and compute attention. The
+    /// queries have `width` values per row.
+    pub(crate) fn head_norm(
         &mut self,
         qkv: NodeIndex,
-        pairing: RopePairing,
-        layer: u32,
-        width: u32,
-    ) -> NodeIndex {
+        heads: Heads,
+        weights: [String; 2],
+        epsilon: f32,
+    ) -> Result<NodeIndex, ModelError> {
+        for weight in &weights {
+            self.tensor(weight, heads.dimensions, 0)?;
+        }
+        Ok(self.like(Operator::HeadNorm { heads, weights, epsilon }, &[qkv]))
+    }
+
+    /// Appends the keys and values of `qkv` to the layer's cache and adds the attention of the queries, with
+    /// scores divided by √dimensions.
+    pub(crate) fn attention(&mut self, qkv: NodeIndex, layer: u32, heads: Heads, rope: Rope) -> NodeIndex {
         let rows = self.graph.node(qkv).rows;
-        let turned = self.like(Operator::RopeAppend { layer, pairing }, &[qkv]);
-        self.add(Operator::Attention { layer }, rows, width, &[turned])
+        let turned = self.like(Operator::RopeAppend { layer, heads, rope }, &[qkv]);
+        let scale = 1.0 / (heads.dimensions as f32).sqrt();
+        self.add(Operator::Attention { layer, heads, scale }, rows, heads.query_width(), &[turned])
     }
 
     pub(crate) fn silu_mul(&mut self, gate_up: NodeIndex) -> NodeIndex {
@@ -149,12 +190,21 @@ impl<'a> Builder<'a> {
         self.like(Operator::Add, &[x, y])
     }
 
-    /// Returns the graph if every tensor of the file was used. A tensor that the architecture does not know
-    /// would be silently left out of the model.
+    /// Returns the graph. Fails if the graph does not use every tensor of the file, because the model would
+    /// run without the unused tensor.
     pub(crate) fn finish(self) -> Result<OperatorGraph, ModelError> {
-        match self.weights.tensors().iter().find(|t| !self.used.contains(&t.name)) {
+        let Tensors::Weights(weights) = self.tensors else { return Ok(self.graph) };
+        match weights.tensors().iter().find(|t| !self.used.contains(&t.name)) {
             Some(unused) => Err(ModelError::UnknownTensor { name: unused.name.clone() }),
             None => Ok(self.graph),
+        }
+    }
+
+    /// Returns the described tensors.
+    pub(crate) fn described(self) -> Vec<TensorInfo> {
+        match self.tensors {
+            Tensors::Weights(_) => Vec::new(),
+            Tensors::Described { found, .. } => found,
         }
     }
 }
@@ -165,7 +215,7 @@ mod tests {
     use crate::source::MemorySource;
     use std::sync::Arc;
 
-    /// Returns weights of 64 columns: a table, and matrices of the given types and rows.
+    /// Returns weights with 64 columns each: a table, and matrices with the given types and numbers of rows.
     fn weights(matrices: &[(&str, TensorType, u64)]) -> Weights {
         let table = ("table", TensorType::F16, 100);
         let tensors = [&[table], matrices].concat().into_iter().map(|(name, tensor_type, rows)| {
@@ -175,14 +225,14 @@ mod tests {
         Weights::new(vec![Arc::new(MemorySource::new("file", vec![]))], tensors.collect()).unwrap()
     }
 
-    /// Returns first column, rows of zeros and tensors of each product in program order, and the tensor's
-    /// width.
+    /// Returns the first column, the rows of zeros and the tensors of each product, in program order. Also
+    /// returns the width of the joint tensor.
     fn joint(matrices: &[(&str, TensorType, u64)]) -> (Vec<(u32, u32, String)>, u32) {
         let weights = weights(matrices);
         let mut builder = Builder::new(&weights);
         let x = builder.embed("table", 64, 100).unwrap();
         let parts: Vec<_> = matrices.iter().map(|(name, _, rows)| (*name, *rows as u32)).collect();
-        let last = builder.joint_matmul(x, &parts).unwrap();
+        let last = builder.joint_matmul(x, &parts, &[]).unwrap();
         let graph = builder.finish().unwrap();
         let products = graph.ordered().into_iter().filter_map(|n| match &graph.node(n).operator {
             Operator::MatMul { weights, column, .. } => Some((*column, weights.zero_rows, weights.name())),
@@ -190,6 +240,44 @@ mod tests {
         });
         assert_eq!(graph.ordered().last(), Some(&last));
         (products.collect(), graph.node(last).width)
+    }
+
+    #[test]
+    fn products_add_to_their_biases() {
+        use TensorType::{F32, Q4_0, Q8_0};
+        let mut tensors = weights(&[("q", Q4_0, 64), ("k", Q4_0, 32), ("v", Q8_0, 32)]).tensors().to_vec();
+        for (name, values) in [("bq", 64), ("bk", 32), ("bv", 32), ("nq", 32), ("nk", 32)] {
+            tensors.push(TensorInfo::described(name, F32, vec![values]).unwrap());
+        }
+        let weights = Weights::new(vec![], tensors).unwrap();
+        let build = |biases: [&str; 3], norms: [&str; 2]| {
+            let mut builder = Builder::new(&weights);
+            let x = builder.embed("table", 64, 100)?;
+            let qkv =
+                builder.joint_matmul(x, &[("q", 64), ("k", 32), ("v", 32)], &biases.map(String::from))?;
+            let heads = Heads { queries: 2, kv: 1, dimensions: 32 };
+            builder.head_norm(qkv, heads, norms.map(String::from), 1e-6)?;
+            let graph = builder.finish()?;
+            let name = |&n: &NodeIndex| {
+                let node = graph.node(n);
+                let inputs = graph.inputs(n).into_iter().map(|i| graph.node(i).order.0).collect::<Vec<_>>();
+                format!("{} {} {:?} {inputs:?}", node.operator.name(), node.width, node.operator.tensors())
+            };
+            Ok::<_, ModelError>(graph.ordered().iter().map(name).collect::<Vec<_>>())
+        };
+        let nodes = build(["bq", "bk", "bv"], ["nq", "nk"]).unwrap();
+        // Each product overwrites what was there: the biases, then the sums of the product before it.
+        let expected = [
+            r#"embed 64 ["table"] []"#,
+            r#"bias 128 ["bq", "bk", "bv"] []"#,
+            r#"matmul 128 ["v"] [1, 2]"#,
+            r#"matmul 128 ["q", "k"] [1, 3]"#,
+            r#"head-norm 128 ["nq", "nk"] [4]"#,
+        ];
+        assert_eq!(nodes, expected);
+        // Biases have the width of their products, and norms that of a head.
+        assert!(matches!(build(["bk", "bq", "bv"], ["nq", "nk"]), Err(ModelError::Shape { .. })));
+        assert!(matches!(build(["bq", "bk", "bv"], ["bq", "nk"]), Err(ModelError::Shape { .. })));
     }
 
     #[test]
@@ -204,7 +292,7 @@ mod tests {
             joint(&[("q", Q4_0, 256), ("k", Q4_0, 128), ("v", Q8_0, 128)]),
             (vec![one(384, 0, "v"), one(0, 0, "q + k")], 512)
         );
-        // An unaligned product starts with zeros, and runs before the product whose columns it overwrites.
+        // An unaligned product starts with zeros. It runs before the product that owns those columns.
         assert_eq!(
             joint(&[("q", Q4_0, 576), ("k", Q8_0, 192), ("v", Q4_0, 192)]),
             (vec![one(768, 0, "v"), one(512, 64, "k"), one(0, 0, "q")], 960)

@@ -1,4 +1,4 @@
-//! Cost of a node in floating-point operations and bytes: per row, per micro-batch and per position.
+//! Cost of a node in floating-point operations and bytes, per row, per micro-batch and per position.
 
 use crate::model::{Lowering, Model, ModelError};
 use crate::op::{Node, Operator};
@@ -16,7 +16,6 @@ pub(crate) struct NodeCost {
 }
 
 pub(crate) fn node_cost(model: &Model, node: &Node, lowering: &Lowering) -> Result<NodeCost, ModelError> {
-    let h = model.hyperparameters();
     let width = u64::from(node.width);
     let mut cost = NodeCost::default();
     match &node.operator {
@@ -34,13 +33,17 @@ pub(crate) fn node_cost(model: &Model, node: &Node, lowering: &Lowering) -> Resu
             cost.flops_per_row = 4 * width;
             cost.read_bytes = 4 * width;
         }
-        Operator::Attention { .. } | Operator::AttentionPartial { .. } => {
-            cost.flops_per_row_position = 4 * u64::from(h.heads) * u64::from(h.head_dimensions);
+        Operator::Bias { .. } => cost.read_bytes = 4 * width,
+        Operator::HeadNorm { heads, .. } => {
+            cost.flops_per_row = 4 * u64::from(heads.query_width() + heads.kv_width());
+            cost.read_bytes = 8 * u64::from(heads.dimensions);
         }
-        Operator::RopeAppend { .. } => {
-            cost.flops_per_row = 3 * u64::from(h.heads + h.kv_heads) * u64::from(h.head_dimensions);
-            cost.kv_bytes_per_position =
-                2 * u64::from(h.kv_heads) * u64::from(h.head_dimensions) * lowering.kv.bytes();
+        Operator::Attention { heads, .. } | Operator::AttentionPartial { heads, .. } => {
+            cost.flops_per_row_position = 4 * u64::from(heads.query_width());
+        }
+        Operator::RopeAppend { heads, .. } => {
+            cost.flops_per_row = 3 * u64::from(heads.query_width() + heads.kv_width());
+            cost.kv_bytes_per_position = 2 * u64::from(heads.kv_width()) * lowering.kv.bytes();
         }
         Operator::SiluMul { .. } => cost.flops_per_row = 6 * width,
         Operator::Quantize { .. } => cost.flops_per_row = 2 * width,

@@ -1,11 +1,11 @@
-//! Typed errors of model files. Each names the file, the position and the item that was being read.
+//! Typed errors of model files. Each error names the file and the item that could not be read.
 //!
-//! Text from a file is quoted, escaped and truncated (`Quoted`), because a message may reach a terminal.
+//! Text from a file is escaped and truncated (`Quoted`), because messages may be printed to a terminal.
 
 use ragtag_kernels::TensorType;
 use std::fmt::{self, Write};
 
-/// Bytes of a [`Source`](crate::source::Source) that cannot be read.
+/// Failure to read bytes of a [`Source`](crate::source::Source).
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SourceError {
     /// The range is outside the source.
@@ -30,28 +30,28 @@ pub enum SourceError {
         /// Current size.
         has: u64,
     },
-    /// The system reports an error.
+    /// The operating system reports an error.
     #[error("cannot read {name}: {cause}")]
     Unreadable {
         /// Name of the source.
         name: String,
-        /// The system's message.
+        /// Message of the operating system.
         cause: String,
     },
 }
 
-/// A model file that cannot be parsed.
+/// Failure to parse a model file.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FormatError {
     /// The bytes cannot be read.
     #[error(transparent)]
     Source(#[from] SourceError),
-    /// The file has another format.
+    /// The file is not a GGUF file.
     #[error("{file} is not a GGUF file: it begins with {found:02x?} instead of \"GGUF\"")]
     NotGguf {
         /// The file.
         file: String,
-        /// Its first four bytes, or fewer if it is shorter.
+        /// First four bytes of the file, or all bytes of a shorter file.
         found: Vec<u8>,
     },
     /// The file has big-endian byte order.
@@ -65,10 +65,10 @@ pub enum FormatError {
     Version {
         /// The file.
         file: String,
-        /// Its version.
+        /// Version of the file.
         version: u32,
     },
-    /// The file ends early, or claims more than it has.
+    /// The file ends early, or contains a length that exceeds its size.
     #[error(
         "{file} ends at byte {bytes}, but {what} needs {wanted} bytes from byte {at}: the file is truncated or corrupt"
     )]
@@ -99,9 +99,9 @@ pub enum FormatError {
     /// Two tensors of a model have the same name.
     #[error("{file}: duplicate tensor {tensor}")]
     DuplicateTensor {
-        /// The file with the second one.
+        /// The file with the second tensor.
         file: String,
-        /// Their name.
+        /// Name of both tensors.
         tensor: String,
     },
     /// A tensor type without kernels.
@@ -114,20 +114,20 @@ pub enum FormatError {
         file: String,
         /// The tensor.
         tensor: String,
-        /// Name of its type.
+        /// Name of the tensor's type.
         found: String,
     },
-    /// A safetensors type that is not floating point, or has too few bits.
+    /// An unsupported tensor type in a safetensors file.
     #[error("{file}: tensor {tensor} has type {found}, which is not supported; supported are F32, F16, BF16")]
     UnsupportedDtype {
         /// The file.
         file: String,
         /// The tensor.
         tensor: String,
-        /// Its type.
+        /// The tensor's type.
         found: String,
     },
-    /// A file that is not JSON, or not of the expected form.
+    /// A file that is not JSON, or that lacks the expected structure.
     #[error("{file}: {cause}")]
     Json {
         /// The file.
@@ -135,26 +135,25 @@ pub enum FormatError {
         /// The parser's message, with line and column.
         cause: String,
     },
-    /// A file above the size limit of its kind.
+    /// A file that exceeds a size limit.
     #[error("{file} has {bytes} bytes; at most {most} are read")]
     TooLarge {
         /// The file.
         file: String,
-        /// Its size.
+        /// Size of the file.
         bytes: u64,
         /// The limit.
         most: u64,
     },
-    /// A required file of a model's directory.
+    /// A required file that a model's directory lacks.
     #[error("{directory} has no {file}")]
     MissingFile {
         /// The directory.
         directory: String,
-        /// The file, or the alternatives.
+        /// The missing file, or alternative files.
         file: String,
     },
-    /// The index of a model's shards disagrees with them, or names something that is no file of the
-    /// directory.
+    /// The index of a sharded model disagrees with its shards, or lists an invalid file name.
     #[error("{file}: {cause}")]
     Index {
         /// The index.
@@ -162,12 +161,12 @@ pub enum FormatError {
         /// Description of the problem.
         cause: String,
     },
-    /// A file of a split model is missing from the list.
+    /// The list of files lacks a shard of a split model.
     #[error("{file} is missing: it is shard {number} of {count}")]
     MissingShard {
-        /// Expected name.
+        /// Expected name of the shard.
         file: String,
-        /// Its number, counted from 1.
+        /// Number of the shard, counted from 1.
         number: u64,
         /// Number of shards.
         count: u64,
@@ -180,7 +179,7 @@ pub enum FormatError {
         /// Reason.
         cause: String,
     },
-    /// The metadata lacks this key.
+    /// The metadata lacks a required key.
     #[error("{file} has no metadata {key}")]
     MissingKey {
         /// The file.
@@ -188,7 +187,7 @@ pub enum FormatError {
         /// The key.
         key: String,
     },
-    /// Metadata of the wrong type.
+    /// A metadata value has the wrong type.
     #[error("{file}: metadata {key} should be {expected}, but is {found}")]
     WrongType {
         /// The file.
@@ -202,10 +201,10 @@ pub enum FormatError {
     },
 }
 
-/// An unusable vocabulary, or a text that it cannot express.
+/// An invalid or unsupported tokenizer, or a failure to encode a text.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TokenizerError {
-    /// The metadata is missing or of the wrong type.
+    /// A file cannot be parsed.
     #[error(transparent)]
     Format(#[from] FormatError),
     /// An unsupported kind of tokenizer.
@@ -213,19 +212,19 @@ pub enum TokenizerError {
     UnsupportedModel {
         /// The file.
         file: String,
-        /// The kind that the file names.
+        /// Kind of tokenizer in the file.
         model: String,
         /// Supported kinds.
         known: &'static str,
     },
-    /// A pre-tokenizer that is not in the table.
+    /// A pre-tokenizer that Ragtag does not know.
     #[error("{file}: pre-tokenizer \"{found}\" (tokenizer.ggml.pre) is not known; known are {known}")]
     UnknownPreTokenizer {
         /// The file.
         file: String,
-        /// The name in the file.
+        /// Name of the pre-tokenizer.
         found: String,
-        /// Names in the table.
+        /// Names of the supported pre-tokenizers.
         known: String,
     },
     /// An unsupported part of a tokenizer.
@@ -233,10 +232,10 @@ pub enum TokenizerError {
     Unsupported {
         /// The file.
         file: String,
-        /// The part.
+        /// The unsupported part.
         what: String,
     },
-    /// A vocabulary that breaks a rule.
+    /// An invalid vocabulary.
     #[error("{file}: the vocabulary {cause}")]
     Vocabulary {
         /// The file.
@@ -244,7 +243,7 @@ pub enum TokenizerError {
         /// The violated rule, with the token.
         cause: String,
     },
-    /// Merging a text failed.
+    /// The tokenizer cannot encode a text.
     #[error("cannot tokenize the text: {cause}")]
     Text {
         /// Reason.
@@ -256,7 +255,7 @@ fn supported_types() -> String {
     TensorType::ALL.map(TensorType::name).join(", ")
 }
 
-/// Text from a file, escaped and truncated to 80 characters for messages.
+/// Text from a file, escaped and truncated to 80 characters, for messages.
 pub(crate) struct Quoted<'a>(pub(crate) &'a str);
 
 impl fmt::Display for Quoted<'_> {

@@ -1,20 +1,20 @@
 //! Granularity of the segments of a model, and the kind and name of each segment.
 //!
-//! A new graph numbers its nodes by the finest cut, at halves of blocks. Lowering derives coarser numbers
-//! from that. Knows nothing about operators and costs.
+//! In a new graph, nodes have the segment numbers of half-block granularity. Lowering converts these numbers
+//! to the model's granularity.
 
 use crate::segment::{Segment, SegmentKind};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// Part of a transformer block that forms one segment. Only the residual rows cross between segments.
+/// Part of a transformer block that forms one segment. Only residual rows pass from one segment to the next.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Granularity {
     /// A whole block.
     #[default]
     Block,
-    /// Its attention half and its feed-forward half, separately.
+    /// Half of a block: either its attention or its feed-forward part.
     HalfBlock,
 }
 
@@ -27,14 +27,14 @@ impl Granularity {
         }
     }
 
-    /// Returns the number of segments of a model with this many blocks: embedding, blocks or their halves,
-    /// head.
+    /// Returns the number of segments of a model with this many blocks. The embedding and the head are one
+    /// segment each.
     pub(crate) fn segment_count(self, blocks: u32) -> usize {
         self.segment_of(2 * blocks as usize + 1) + 1
     }
 
-    /// Maps an index of the finest cut to a segment. That cut lists the embedding, the attention and
-    /// feed-forward half of each block, and the head.
+    /// Converts a segment number of half-block granularity to this granularity. At half-block granularity,
+    /// the segments are the embedding, the attention and feed-forward half of each block, and the head.
     pub(crate) fn segment_of(self, half: usize) -> usize {
         match self {
             Granularity::Block => half.div_ceil(2),
@@ -53,7 +53,7 @@ impl Granularity {
         }
     }
 
-    /// Returns `embedding`, `block 0` or `block 0 attention` and `block 0 ffn`, …, `head`.
+    /// Returns the name of a segment: `embedding`, `block 0`, `block 0 attention`, `block 0 ffn` or `head`.
     pub(crate) fn name(self, segment: usize, blocks: u32) -> String {
         match self.kind(segment, blocks) {
             SegmentKind::Embedding => "embedding".into(),
@@ -65,7 +65,7 @@ impl Granularity {
     }
 }
 
-/// The spelling in plans: `block`, `half-block`.
+/// Formats the granularity as plans spell it: `block` or `half-block`.
 impl fmt::Display for Granularity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

@@ -1,7 +1,4 @@
-//! Reads a model's JSON files: bounded in size, and with errors that name the file and are safe for a
-//! terminal.
-//!
-//! Knows nothing about the meaning of the files.
+//! Reads a model's JSON files. Limits their size, and escapes file contents in error messages.
 
 use crate::error::{FormatError, Quoted};
 use crate::source::Source;
@@ -10,7 +7,7 @@ use serde::de::DeserializeOwned;
 /// Reads a file of at most `most_bytes`.
 ///
 /// # Errors
-/// The file is larger, is not JSON, or does not have the form of `T`.
+/// Fails if the file exceeds `most_bytes`, is not JSON, or does not match `T`.
 pub(crate) fn parse<T: DeserializeOwned>(source: &dyn Source, most_bytes: u64) -> Result<T, FormatError> {
     let bytes = source.bytes();
     if bytes > most_bytes {
@@ -19,13 +16,13 @@ pub(crate) fn parse<T: DeserializeOwned>(source: &dyn Source, most_bytes: u64) -
     parse_slice(source.name(), source.range(0..bytes)?)
 }
 
-/// Parses a part of a file. Messages count lines and columns from its start.
+/// Parses a part of a file. Line and column numbers in errors count from the start of that part.
 pub(crate) fn parse_slice<T: DeserializeOwned>(file: &str, json: &[u8]) -> Result<T, FormatError> {
     serde_json::from_slice(json)
         .map_err(|error| FormatError::Json { file: file.to_owned(), cause: shown(&error) })
 }
 
-/// Formats the parser's message, which may quote the file at any length.
+/// Escapes and truncates the parser's message, because it may quote a long part of the file.
 fn shown(error: &serde_json::Error) -> String {
     let text = error.to_string();
     let position = format!(" at line {} column {}", error.line(), error.column());

@@ -1,7 +1,7 @@
-//! The model side of Ragtag. Files become architectures, architectures become operator graphs, graphs become
-//! segments with costs, and segments become programs for a device.
+//! Models in Ragtag. This crate reads model files, builds operator graphs, cuts them into segments with
+//! costs, and compiles segments into programs for a device.
 //!
-//! Knows nothing about backends and plans. Opens no file, starts no thread and reads no clock.
+//! The crate does not depend on backends or plans. It opens no files, starts no threads and reads no clocks.
 
 #![forbid(unsafe_code)]
 
@@ -29,7 +29,7 @@ pub mod tokenizer;
 pub mod weights;
 mod wire_type;
 
-pub use arch::{ARCHITECTURES, Architecture, Hyperparameters, Llama3Scaling};
+pub use arch::{ARCHITECTURES, Architecture, Hyperparameters, Llama3Scaling, Rope, RopePairing};
 pub use compile::{CompileError, buckets, compile};
 pub use error::{FormatError, SourceError, TokenizerError};
 pub use gguf::{Metadata, ModelFile};

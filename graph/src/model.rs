@@ -1,11 +1,11 @@
-//! A model: hyperparameters, weights and operator graph, lowered for a form of activations.
+//! A model: hyperparameters, weights, operator graph and tokenizer.
 
 use crate::arch::{Architecture, Hyperparameters};
 use crate::checkpoint;
 use crate::error::{FormatError, TokenizerError};
 use crate::gguf::{Metadata, ModelFile};
 use crate::granularity::Granularity;
-use crate::op::{Operator, OperatorGraph, Rows};
+use crate::op::{Heads, Operator, OperatorGraph, Rows};
 use crate::passes;
 use crate::segment::{self, Segment, SegmentKind};
 use crate::source::Directory;
@@ -16,24 +16,24 @@ use crate::wire_type::WireType;
 use ragtag_kernels::{Activations, KvType, Layout, TensorType};
 use std::sync::Arc;
 
-/// Reason why a file is not a model that Ragtag can run.
+/// Reason why Ragtag cannot run a model.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
-    /// The file itself is at fault.
+    /// The file cannot be parsed.
     #[error(transparent)]
     Format(#[from] FormatError),
-    /// An architecture that is not in the table.
+    /// An architecture that Ragtag does not know.
     #[error("architecture {name:?} is not supported; supported are {known}")]
     Architecture {
         /// Name in the file.
         name: String,
-        /// Names in the table.
+        /// Names of the supported architectures.
         known: String,
     },
     /// An invalid hyperparameter.
     #[error("{key}: {why}")]
     Hyperparameter {
-        /// Its key.
+        /// Key of the hyperparameter.
         key: String,
         /// Description of the problem.
         why: String,
@@ -41,31 +41,31 @@ pub enum ModelError {
     /// A required tensor is missing.
     #[error("tensor {name} is missing")]
     MissingTensor {
-        /// Its name.
+        /// Name of the tensor.
         name: String,
     },
-    /// A tensor that the architecture does not use. The model would be computed without it.
+    /// A tensor that the architecture does not use. Without this tensor, results would be wrong.
     #[error(
         "tensor {name} is not part of this architecture as Ragtag knows it; running without it would be wrong"
     )]
     UnknownTensor {
-        /// Its name.
+        /// Name of the tensor.
         name: String,
     },
-    /// A tensor whose shape differs from the one that the hyperparameters give.
+    /// A tensor whose shape disagrees with the hyperparameters.
     #[error("tensor {name} has shape {found:?}; the hyperparameters ask for {expected:?}")]
     Shape {
-        /// Its name.
+        /// Name of the tensor.
         name: String,
         /// Expected shape, row length first.
         expected: Vec<u64>,
         /// Shape in the file.
         found: Vec<u64>,
     },
-    /// A tensor that is described but has no data.
+    /// A tensor whose data is missing from the file.
     #[error("tensor {name} has no data: this model can be planned but not run")]
     NoData {
-        /// Its name.
+        /// Name of the tensor.
         name: String,
     },
     /// A feature of the model that Ragtag does not support.
@@ -76,10 +76,10 @@ pub enum ModelError {
     },
 }
 
-/// Settings that shape programs and memory.
+/// Settings that determine the programs and their memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lowering {
-    /// Form of the activations that enter products with quantised weights.
+    /// Activation type in products with quantised weights.
     pub activations: Activations,
     /// Type of keys and values in the cache.
     pub kv: KvType,
@@ -107,7 +107,7 @@ impl Lowering {
     }
 }
 
-/// Source of the tokenizer's description.
+/// Source from which the tokenizer is built.
 #[derive(Clone, Debug)]
 enum Description {
     /// Metadata of a GGUF file.
@@ -122,7 +122,7 @@ pub struct Model {
     hyperparameters: Hyperparameters,
     description: Description,
     weights: Arc<Weights>,
-    /// Nodes are numbered by the finest cut.
+    /// The graph, with segment numbers of half-block granularity.
     graph: Arc<OperatorGraph>,
     granularity: Granularity,
 }
@@ -131,7 +131,7 @@ impl Model {
     /// Reads the hyperparameters of GGUF files and builds the operator graph. Reads no weights.
     ///
     /// # Errors
-    /// [`ModelError`] names the key, tensor or architecture at fault.
+    /// Returns a [`ModelError`] that names the invalid key, tensor or architecture.
     pub fn new(file: ModelFile) -> Result<Self, ModelError> {
         let architecture = Architecture::find(file.metadata.get("general.architecture")?)?;
         let hyperparameters = Hyperparameters::read(&file.metadata, &file.weights)?;
@@ -140,25 +140,24 @@ impl Model {
     }
 
     /// Reads the hyperparameters of a directory with `config.json` and safetensors files, and builds the
-    /// operator graph. Reads no weights. The directory must hold those of [`checkpoint::FILES`] that exist,
-    /// and [`checkpoint::shard_names`].
+    /// operator graph. Reads no weights. The directory must contain all files of [`checkpoint::FILES`] that
+    /// exist, and all files of [`checkpoint::shard_names`].
     ///
     /// # Errors
-    /// [`ModelError`] names the file, key, tensor or architecture at fault.
+    /// Returns a [`ModelError`] that names the invalid file, key, tensor or architecture.
     pub fn from_directory(directory: Directory) -> Result<Self, ModelError> {
-        let (architecture, hyperparameters, weights) =
-            checkpoint::open(&directory).map_err(checkpoint::with_original_names)?;
+        let (architecture, hyperparameters, weights) = checkpoint::open(&directory)?;
         let description = Description::Directory(Arc::new(directory));
         Self::build(architecture, hyperparameters, weights, description)
-            .map_err(checkpoint::with_original_names)
+            .map_err(|error| checkpoint::with_original_names(architecture, error))
     }
 
-    /// Describes the model of a directory with `config.json` and no weights. Their shapes follow from the
-    /// hyperparameters. Matrices have the type `matrices`, or else the one that `config.json` names
-    /// (`torch_dtype` or `dtype`).
+    /// Describes the model of a directory that has `config.json` but no weights. The hyperparameters
+    /// determine the shapes of the weights. Matrices have the type `matrices`, or by default the type in
+    /// `config.json` (`torch_dtype` or `dtype`).
     ///
     /// # Errors
-    /// [`ModelError`] names the key or tensor at fault.
+    /// Returns a [`ModelError`] that names the invalid key or tensor.
     pub fn described(directory: Directory, matrices: Option<TensorType>) -> Result<Self, ModelError> {
         let (architecture, hyperparameters, weights) = checkpoint::describe(&directory, matrices)?;
         let description = Description::Directory(Arc::new(directory));
@@ -178,7 +177,7 @@ impl Model {
         Ok(Self { hyperparameters, description, weights, graph, granularity })
     }
 
-    /// Returns the same model, cut into segments of this granularity. New models use blocks.
+    /// Returns the same model, cut into segments of this granularity. The default is [`Granularity::Block`].
     #[must_use]
     pub fn with_granularity(&self, granularity: Granularity) -> Self {
         Self { granularity, ..self.clone() }
@@ -192,7 +191,7 @@ impl Model {
     /// Builds the tokenizer that the files describe.
     ///
     /// # Errors
-    /// The files have no tokenizer, or an unsupported one.
+    /// Fails if the files contain no tokenizer, or an unsupported or invalid tokenizer.
     pub fn tokenizer(&self) -> Result<Tokenizer, TokenizerError> {
         match &self.description {
             Description::Metadata(metadata) => Tokenizer::from_metadata(metadata),
@@ -205,7 +204,7 @@ impl Model {
         &self.hyperparameters
     }
 
-    /// Returns the metadata of a GGUF file.
+    /// Returns the metadata of a GGUF file, or `None` if the model comes from a directory.
     pub fn metadata(&self) -> Option<&Metadata> {
         match &self.description {
             Description::Metadata(metadata) => Some(metadata),
@@ -218,23 +217,23 @@ impl Model {
         &self.weights
     }
 
-    /// Returns the operator graph as devices without matrix units compute it: products of quantised weights
-    /// take `activations`, others f32.
+    /// Returns the operator graph for devices without matrix units. Products with quantised weights take
+    /// `activations`. All other products take f32.
     pub fn graph(&self, activations: Activations) -> OperatorGraph {
         self.lowered(None, |t, _| basic_form(t, activations))
     }
 
-    /// Returns the operator graph with activations chosen by each product's weight type and rows, and
-    /// attention split over positions.
+    /// Returns the operator graph for a device. `form` selects the activations of a product by its weight
+    /// type and rows. If `splits` is given, attention is split over positions.
     pub(crate) fn lowered(
         &self,
-        splits: Option<u32>,
+        splits: Option<&dyn Fn(Heads) -> u32>,
         form: impl Fn(TensorType, Rows) -> Activations,
     ) -> OperatorGraph {
         let mut graph = OperatorGraph::clone(&self.graph);
         graph.renumber(|half| self.granularity.segment_of(half));
         if let Some(splits) = splits {
-            passes::split_attention(&mut graph, self.hyperparameters.head_dimensions, splits);
+            passes::split_attention(&mut graph, splits);
         }
         let of_type = |stack: &Stack| stack.infos(&self.weights).ok()?.first().map(|t| t.tensor_type);
         passes::quantize_activations(&mut graph, |stack, rows| {
@@ -248,7 +247,7 @@ impl Model {
         graph
     }
 
-    /// Returns the number of segments: embedding, blocks or their halves, head.
+    /// Returns the number of segments, including the embedding and the head.
     pub fn segment_count(&self) -> usize {
         self.granularity.segment_count(self.hyperparameters.layers)
     }
@@ -256,7 +255,7 @@ impl Model {
     /// Returns the segments with their costs.
     ///
     /// # Errors
-    /// [`ModelError::Unsupported`] if a tensor has no resident layout.
+    /// Returns [`ModelError::Unsupported`] if a tensor has no resident layout.
     pub fn segments(&self, lowering: &Lowering) -> Result<Vec<Segment>, ModelError> {
         segment::segments(self, lowering)
     }
@@ -286,17 +285,18 @@ impl Model {
     }
 }
 
-/// Returns whether products with this type can take int8 activations.
+/// Returns whether products with weights of this type can take int8 activations.
 pub(crate) fn is_quantised(tensor_type: TensorType) -> bool {
     ragtag_kernels::matmul::takes(tensor_type, Activations::Int8)
 }
 
-/// Returns the activations of a product on a device without matrix units, if the user wants `wanted`.
+/// Returns the activations of a product on a device without matrix units. `wanted` is the user's choice.
 pub(crate) fn basic_form(tensor_type: TensorType, wanted: Activations) -> Activations {
     if is_quantised(tensor_type) { wanted } else { Activations::F32 }
 }
 
-/// Checks row lengths: int8 activations come in blocks of 32, and kernels of every type step by 32 columns.
+/// Checks that row lengths are multiples of 32. Blocks of int8 activations have 32 values, and all kernels
+/// process 32 columns per step.
 fn check_columns(graph: &OperatorGraph, weights: &Weights) -> Result<(), ModelError> {
     for node in graph.ordered() {
         let node = graph.node(node);

@@ -1,7 +1,9 @@
 //! The operator graph of a model: a petgraph graph whose nodes are operators and whose edges are tensors.
 //!
-//! A node has one output. The micro-batch determines its rows. Its width is inferred when the node is added.
+//! A node has one output. The micro-batch determines the number of rows of the output. The builder infers the
+//! width of the output when it adds the node.
 
+use crate::arch::Rope;
 use crate::stack::Stack;
 use petgraph::Direction;
 use petgraph::stable_graph::{NodeIndex, StableDiGraph};
@@ -10,14 +12,27 @@ use ragtag_kernels::Activations;
 use serde::Serialize;
 use std::fmt;
 
-/// Pairing of the dimensions that a rotary embedding rotates together.
+/// Heads of an attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum RopePairing {
-    /// Dimensions 2i and 2i + 1.
-    Interleaved,
-    /// Dimensions i and i + half.
-    Halves,
+pub struct Heads {
+    /// Query heads.
+    pub queries: u32,
+    /// Key and value heads.
+    pub kv: u32,
+    /// Values per head.
+    pub dimensions: u32,
+}
+
+impl Heads {
+    /// Returns the values per row of the queries.
+    pub(crate) fn query_width(&self) -> u32 {
+        self.queries * self.dimensions
+    }
+
+    /// Returns the values per row of the keys, or of the values.
+    pub(crate) fn kv_width(&self) -> u32 {
+        self.kv * self.dimensions
+    }
 }
 
 /// An RMS norm that is fused into a product.
@@ -25,11 +40,11 @@ pub enum RopePairing {
 pub struct Norm {
     /// Name of the weight.
     pub weight: String,
-    /// Added to the mean square.
+    /// Constant that is added to the mean square.
     pub epsilon: f32,
 }
 
-/// Operation of a node on its inputs, in order.
+/// Operation of a node on its inputs.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Operator {
@@ -44,77 +59,105 @@ pub enum Operator {
     RmsNorm {
         /// Name of the weight.
         weight: String,
-        /// Added to the mean square.
+        /// Constant that is added to the mean square.
         epsilon: f32,
-        /// Form of the output.
+        /// Type of the output.
         output: Activations,
     },
-    /// Input as int8 or f16 activations.
+    /// Conversion of the input to int8 or f16 activations.
     Quantize {
-        /// Form of the output.
+        /// Type of the output.
         output: Activations,
     },
-    /// Quantised weights, dequantized to an f16 matrix for one product. No input. Its rows are those of the
-    /// matrix, whatever the micro-batch.
+    /// Quantised weights, dequantized to an f16 matrix for one product. No input. The number of rows does not
+    /// depend on the micro-batch.
     Widen {
         /// The weights.
         weights: Stack,
         /// Rows of the matrix.
         rows: u32,
     },
-    /// First input times weights, into columns of the output. The second input, if any, is what the output's
-    /// bytes held before: other columns of a joint tensor, or the addend. A third input stands for the
-    /// dequantized weights. With `norm`, the product includes that [`Operator::RmsNorm`]. With `gated`, it
-    /// includes the [`Operator::SiluMul`] of its own output.
+    /// Product of the first input and the weights, written to columns of the output.
+    ///
+    /// The second input, if any, is the previous value of the output's bytes: other columns of a joint
+    /// tensor, or the addend. The third input, if any, is the dequantized weights. With `norm`, the product
+    /// includes that [`Operator::RmsNorm`]. With `gated`, it includes an [`Operator::SiluMul`] of its result.
     MatMul {
         /// The weights.
         weights: Stack,
-        /// Form of the first input.
+        /// Type of the first input.
         activations: Activations,
         /// First column that the product writes.
         column: u32,
         /// Whether the product is added to the previous value.
         accumulate: bool,
-        /// Norm of the first input, on devices with kernels that fuse both.
+        /// Norm of the first input, on devices whose kernels fuse the norm into the product.
         norm: Option<Norm>,
-        /// Whether the output is SiLU of the first half of the columns times the second half.
+        /// Whether the output is SiLU of the first half of the product's columns times the second half.
         gated: bool,
+    },
+    /// Vectors side by side, in every row: biases of the joint products that accumulate onto them. No input.
+    Bias {
+        /// Names of the vectors.
+        weights: Vec<String>,
+    },
+    /// RMS norm of each query head and of each key head, times a weight per dimension. Overwrites the input,
+    /// which holds queries, keys and values side by side.
+    HeadNorm {
+        /// Heads of the input.
+        heads: Heads,
+        /// Names of the weights: for queries, for keys.
+        weights: [String; 2],
+        /// Added to the mean square.
+        epsilon: f32,
     },
     /// Rotates the input's queries in place, and appends its rotated keys and its values to the cache of a
     /// layer. The input holds queries, keys and values side by side.
     RopeAppend {
         /// The layer.
         layer: u32,
-        /// Pairing of the rotated dimensions.
-        pairing: RopePairing,
+        /// Heads of the input.
+        heads: Heads,
+        /// The rotation.
+        rope: Rope,
     },
     /// Causal attention over the cache. The queries are the first columns of the input's rows.
     Attention {
         /// The layer.
         layer: u32,
+        /// Heads of the input.
+        heads: Heads,
+        /// Factor of the scores.
+        scale: f32,
     },
-    /// First half of split attention: the partial result of each split of the positions.
+    /// First half of split attention: one partial result per split of the positions.
     AttentionPartial {
         /// The layer.
         layer: u32,
+        /// Heads of the input.
+        heads: Heads,
+        /// Factor of the scores.
+        scale: f32,
         /// Number of splits.
         splits: u32,
-        /// Pairing of a fused [`Operator::RopeAppend`] of the input, if any.
-        appends: Option<RopePairing>,
+        /// Pairing of the fused [`Operator::RopeAppend`], if any.
+        appends: Option<Rope>,
     },
     /// Second half of split attention: combines the partial results of an [`Operator::AttentionPartial`].
     AttentionMerge {
+        /// Heads of the attention.
+        heads: Heads,
         /// Number of splits.
         splits: u32,
-        /// Form of the output.
+        /// Type of the output.
         output: Activations,
     },
     /// SiLU of the first half of each input row times the second half.
     SiluMul {
-        /// Form of the output.
+        /// Type of the output.
         output: Activations,
     },
-    /// Sum of both inputs. Overwrites the first.
+    /// Sum of both inputs, written over the first input.
     Add,
 }
 
@@ -128,6 +171,8 @@ impl Operator {
             Operator::Quantize { .. } => "quantize",
             Operator::Widen { .. } => "widen",
             Operator::MatMul { .. } => "matmul",
+            Operator::Bias { .. } => "bias",
+            Operator::HeadNorm { .. } => "head-norm",
             Operator::RopeAppend { .. } => "rope-append",
             Operator::Attention { .. } => "attention",
             Operator::AttentionPartial { .. } => "attention-partial",
@@ -137,7 +182,8 @@ impl Operator {
         }
     }
 
-    /// Returns the operator without tensor names and layer number, which are all that differs between blocks.
+    /// Returns the operator without tensor names and layer number. The result is the same for identical
+    /// blocks.
     pub(crate) fn nameless(&self) -> Self {
         let mut nameless = self.clone();
         match &mut nameless {
@@ -147,8 +193,10 @@ impl Operator {
                 norm.iter_mut().for_each(|norm| norm.weight.clear());
             }
             Operator::Widen { weights, .. } => weights.tensors.clear(),
+            Operator::Bias { weights } => weights.clear(),
+            Operator::HeadNorm { weights, .. } => weights.iter_mut().for_each(String::clear),
             Operator::RopeAppend { layer, .. }
-            | Operator::Attention { layer }
+            | Operator::Attention { layer, .. }
             | Operator::AttentionPartial { layer, .. } => *layer = 0,
             Operator::Gather
             | Operator::Quantize { .. }
@@ -159,19 +207,21 @@ impl Operator {
         nameless
     }
 
-    /// Returns the weight tensors that the operator reads, except that of a fused norm.
+    /// Returns the weight tensors that the operator reads, except the weight of a fused norm.
     pub fn tensors(&self) -> &[String] {
         match self {
             Operator::Embed { table: name } | Operator::RmsNorm { weight: name, .. } => {
                 std::slice::from_ref(name)
             }
             Operator::MatMul { weights, .. } | Operator::Widen { weights, .. } => &weights.tensors,
+            Operator::Bias { weights } => weights,
+            Operator::HeadNorm { weights, .. } => weights,
             _ => &[],
         }
     }
 }
 
-/// Count of the micro-batch that determines a tensor's rows.
+/// Number of rows of a tensor, as a count of the micro-batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Rows {
@@ -192,15 +242,15 @@ pub struct Node {
     pub rows: Rows,
     /// Values per row of the output.
     pub width: u32,
-    /// Position in program order. Nodes that passes insert come right after the node that they follow.
+    /// Position in program order. A node that a pass inserts shares the first number of the node before it.
     pub order: (u32, u32),
 }
 
-/// An edge: the input number at its target.
+/// Edge of the graph. The number says which input of the target node the edge is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Input(pub u8);
 
-/// The graph, with the queries that passes and the compiler need.
+/// Graph of the operators of a model.
 #[derive(Clone, Debug, Default)]
 pub struct OperatorGraph {
     graph: StableDiGraph<Node, Input>,
@@ -230,12 +280,12 @@ impl OperatorGraph {
         self.graph.remove_node(index);
     }
 
-    /// Maps every node's segment through `segment`.
+    /// Applies `segment` to the segment number of every node.
     pub(crate) fn renumber(&mut self, segment: impl Fn(usize) -> usize) {
         self.graph.node_weights_mut().for_each(|node| node.segment = segment(node.segment));
     }
 
-    /// Makes `source` the input with this number of `target`, in place of the previous one.
+    /// Replaces the input number `input` of `target` with the output of `source`.
     pub(crate) fn connect(&mut self, source: NodeIndex, target: NodeIndex, input: u8) {
         let old = self
             .graph
@@ -248,7 +298,7 @@ impl OperatorGraph {
         self.graph.add_edge(source, target, Input(input));
     }
 
-    /// Returns the inputs of a node, in order.
+    /// Returns the inputs of a node, in the order of their numbers.
     pub fn inputs(&self, index: NodeIndex) -> Vec<NodeIndex> {
         let mut inputs: Vec<_> = self
             .graph
@@ -259,13 +309,14 @@ impl OperatorGraph {
         inputs.into_iter().map(|(_, source)| source).collect()
     }
 
-    /// Returns the input of a node with this number, if there is one.
+    /// Returns the input of a node with this number, if the node has such an input.
     pub fn input(&self, index: NodeIndex, number: u8) -> Option<NodeIndex> {
         let mut edges = self.graph.edges_directed(index, Direction::Incoming);
         edges.find(|e| e.weight().0 == number).map(|e| e.source())
     }
 
-    /// Returns the readers of a node's output with their input numbers, in program order.
+    /// Returns the nodes that read a node's output, in program order. Each comes with the number of the
+    /// input.
     pub fn consumers(&self, index: NodeIndex) -> Vec<(NodeIndex, u8)> {
         let mut consumers: Vec<_> = self
             .graph

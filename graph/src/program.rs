@@ -1,5 +1,5 @@
-//! Compiled stages. For a run of segments on one device: the buffers it needs and, for each bucket of rows,
-//! the dispatches over them. Plain data: a device actor maps places to buffer ids and records the steps.
+//! Compiled stages as plain data. A stage lists the buffers that it needs and, for each bucket of rows, its
+//! dispatches. The device's actor maps places to buffer ids and records the steps.
 
 use crate::model::ModelError;
 use crate::stack::StackedMatrix;
@@ -12,21 +12,21 @@ use ragtag_kernels::params::ParamsShape;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Buffer of a stage that a step's binding refers to.
+/// Buffer of a stage to which a binding refers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Place {
     /// Buffer of [`CompiledStage::weights`].
     Weight(usize),
     /// Buffer of [`CompiledStage::kv_bytes`].
     Kv(usize),
-    /// The stage's scratch buffer. The steps of a micro-batch share it, and the compute queue serializes
-    /// micro-batches.
+    /// The stage's scratch buffer. All micro-batches share it, because the compute queue runs them one after
+    /// another.
     Scratch,
-    /// The slot's rows: the residual stream, updated in place. They arrive over one edge and leave over the
-    /// next, unless the wire type differs.
+    /// The slot's residual rows, which the steps update in place. With the wire type f32, rows are also
+    /// received into this buffer and sent from it.
     Activation,
-    /// The slot's rows in the wire type, if it differs from the resident type: first the received rows, then
-    /// the sent ones.
+    /// The slot's rows in the wire type, if it differs from the resident type. The buffer first holds the
+    /// received rows and later the rows to send.
     Crossing,
     /// The slot's logits (last stage only).
     Logits,
@@ -43,7 +43,7 @@ pub struct Slice {
     pub offset: u64,
     /// Number of bytes.
     pub bytes: u64,
-    /// Access by the kernel.
+    /// Kind of access by the kernel: read, write or both.
     pub access: Access,
 }
 
@@ -52,7 +52,7 @@ pub struct Slice {
 pub struct ProgramStep {
     /// Segment that the dispatch belongs to.
     pub segment: usize,
-    /// Entry of [`CompiledStage::module`].
+    /// Index of the kernel entry in [`CompiledStage::module`].
     pub entry: u32,
     /// Arguments.
     pub slices: Vec<Slice>,
@@ -62,12 +62,12 @@ pub struct ProgramStep {
     pub grid: [u32; 3],
 }
 
-/// Steps of a stage for micro-batches up to a bucket's rows.
+/// Steps of a stage for micro-batches of one bucket.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Program {
     /// Layout of the parameter block. `params.rows` is the bucket.
     pub params: ParamsShape,
-    /// Dispatches, in order. Each sees the writes of those before it.
+    /// Dispatches, in order. Each dispatch sees the writes of all earlier dispatches.
     pub steps: Vec<ProgramStep>,
 }
 
@@ -76,9 +76,11 @@ pub struct Program {
 pub enum WeightContent {
     /// A matrix in its resident layout.
     Matrix(StackedMatrix),
-    /// Vector with the buffer's name, as f32 values.
+    /// A vector of f32 values. The tensor has the same name as the buffer.
     Vector {
-        /// Number of values.
+        /// Their names.
+        tensors: Vec<String>,
+        /// Total number of values.
         values: u64,
     },
     /// Values computed during lowering.
@@ -86,11 +88,11 @@ pub enum WeightContent {
 }
 
 impl WeightContent {
-    /// Returns the bytes on the device.
+    /// Returns the size on the device in bytes.
     pub fn bytes(&self) -> u64 {
         match self {
             WeightContent::Matrix(matrix) => matrix.resident().bytes(),
-            WeightContent::Vector { values } => values * 4,
+            WeightContent::Vector { values, .. } => values * 4,
             WeightContent::Generated(values) => values.len() as u64 * 4,
         }
     }
@@ -99,15 +101,16 @@ impl WeightContent {
 /// A weight buffer and the source of its content.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WeightBuffer {
-    /// Names of its tensors, or a name for generated content. Parts of one matrix share it.
+    /// Names of the tensors in the buffer, or a name for generated content. All parts of a matrix have the
+    /// same name.
     pub name: String,
     /// Content of the buffer.
     pub content: WeightContent,
-    /// First segment that needs it.
+    /// First segment that needs the buffer.
     pub segment: usize,
 }
 
-/// A piece of a weight buffer that is written in one call.
+/// Part of a weight buffer that one call of [`WeightBuffer::fill`] writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WeightChunk {
     /// First byte in the buffer.
@@ -117,9 +120,14 @@ pub struct WeightChunk {
 }
 
 impl WeightBuffer {
-    /// Returns the bytes on the device.
+    /// Returns the size on the device in bytes.
     pub fn bytes(&self) -> u64 {
         self.content.bytes()
+    }
+
+    /// Returns whether two buffers have the same content, whichever segments need them.
+    pub fn is_same(&self, other: &Self) -> bool {
+        self.name == other.name && self.content == other.content
     }
 
     /// Splits the buffer into parts of at most `max_bytes`, in order. They share the name. Only matrices can
@@ -137,7 +145,7 @@ impl WeightBuffer {
         Ok(parts.map(buffer).collect())
     }
 
-    /// Cuts the buffer into pieces of at most `max_bytes`, or of the smallest size that its layout allows.
+    /// Cuts the buffer into chunks of at most `max_bytes`, or of the smallest size that its layout allows.
     pub fn chunks(&self, max_bytes: u64) -> Vec<WeightChunk> {
         let unit = match &self.content {
             WeightContent::Matrix(matrix) => matrix.resident().group_bytes() as u64,
@@ -154,14 +162,11 @@ impl WeightBuffer {
         chunks
     }
 
-    /// Writes one of [`WeightBuffer::chunks`] to `out`, which must have its length.
+    /// Writes a chunk of [`WeightBuffer::chunks`] to `out`, which must have the chunk's length.
     ///
     /// # Errors
-    /// If the file can no longer be read.
+    /// Fails if the file can no longer be read.
     pub fn fill(&self, weights: &Weights, chunk: &WeightChunk, out: &mut [u8]) -> Result<(), ModelError> {
-        let tensor = || {
-            weights.tensor(&self.name).ok_or_else(|| ModelError::MissingTensor { name: self.name.clone() })
-        };
         match &self.content {
             WeightContent::Matrix(matrix) => {
                 let group_bytes = matrix.resident().group_bytes() as u64;
@@ -169,7 +174,14 @@ impl WeightBuffer {
                     ..((chunk.offset + chunk.bytes) / group_bytes) as usize;
                 matrix.fill(weights, groups, out)?;
             }
-            WeightContent::Vector { .. } => write_values(&vector_values(tensor()?, weights)?, chunk, out),
+            WeightContent::Vector { tensors, .. } => {
+                let values = tensors.iter().map(|name| {
+                    let tensor = weights.tensor(name);
+                    let tensor = tensor.ok_or_else(|| ModelError::MissingTensor { name: name.clone() })?;
+                    vector_values(tensor, weights)
+                });
+                write_values(&values.collect::<Result<Vec<_>, _>>()?.concat(), chunk, out);
+            }
             WeightContent::Generated(values) => write_values(values, chunk, out),
         }
         Ok(())
@@ -208,28 +220,28 @@ fn write_values(values: &[f32], chunk: &WeightChunk, out: &mut [u8]) {
 pub struct CompiledStage {
     /// Segments of the stage.
     pub segments: Range<usize>,
-    /// All kernel entries that its programs use.
+    /// All kernel entries that the programs use.
     pub module: Module,
     /// Weight buffers.
     pub weights: Vec<WeightBuffer>,
-    /// Sizes of the key and value buffers.
+    /// Sizes of the key and value buffers in bytes.
     pub kv_bytes: Vec<u64>,
     /// Names of the kernel variants behind the module's entries, for receipts.
     pub variants: Vec<String>,
-    /// Size of the scratch buffer; 0 if none is needed.
+    /// Size of the scratch buffer in bytes, or 0 if the stage needs no scratch.
     pub scratch_bytes: u64,
-    /// Bytes of one activation row as the stage stores it.
+    /// Bytes of one residual row in the slot.
     pub row_bytes: u64,
-    /// Bytes of one activation row in the wire type, if it differs from the stored one.
+    /// Bytes of one row in the wire type, if it differs from the resident type.
     pub crossing_row_bytes: Option<u64>,
-    /// Bytes of one row of logits; 0 unless this is the last stage.
+    /// Bytes of one row of logits on the last stage, and 0 on all others.
     pub logit_row_bytes: u64,
-    /// One program per bucket, by ascending rows. The last bucket is the largest micro-batch.
+    /// One program per bucket, by ascending rows. The last bucket holds the largest micro-batch.
     pub programs: Vec<Program>,
 }
 
 impl CompiledStage {
-    /// Returns the program with the smallest bucket that holds `rows` rows.
+    /// Returns the index of the program with the smallest bucket that holds `rows` rows.
     pub fn program_for(&self, rows: u32) -> Option<usize> {
         self.programs.iter().position(|p| p.params.rows >= rows)
     }
@@ -244,8 +256,8 @@ impl CompiledStage {
         self.programs.last().map_or(0, |p| p.params.logit_rows)
     }
 
-    /// Returns the bytes of the buffers of one slot: parameters, activations, activations in the wire type,
-    /// logits. 0 means that the slot lacks the buffer.
+    /// Returns the sizes in bytes of the four buffers of one slot: parameters, activations, activations in
+    /// the wire type, and logits. The size is 0 for a buffer that the slot lacks.
     pub fn slot_buffers(&self) -> [u64; 4] {
         let params = self.programs.iter().map(|p| p.params.bytes()).max().unwrap_or(0);
         let rows = u64::from(self.max_rows());
@@ -263,7 +275,7 @@ impl CompiledStage {
         self.slot_buffers().iter().sum()
     }
 
-    /// Returns the bytes that the stage needs with `slots` slots, without staging.
+    /// Returns the device memory in bytes that the stage needs with `slots` slots, excluding staging.
     pub fn device_bytes(&self, slots: u64) -> u64 {
         let weights: u64 = self.weights.iter().map(WeightBuffer::bytes).sum();
         weights + self.kv_bytes.iter().sum::<u64>() + self.scratch_bytes + slots * self.slot_bytes()

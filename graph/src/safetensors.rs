@@ -1,9 +1,8 @@
-//! Reads the header of an untrusted safetensors file: an eight-byte length and a JSON object with type, shape
-//! and offsets of each tensor. The data follows without holes or overlaps.
+//! Reads the header of an untrusted safetensors file. The header is an eight-byte length and a JSON object
+//! with the type, the shape and the offsets of each tensor. The tensors' data follows without gaps or
+//! overlaps.
 //!
 //! The layout and its limits follow the format description in Hugging Face's safetensors repository.
-//!
-//! Knows nothing about architectures.
 
 use crate::error::{FormatError, Quoted};
 use crate::json;
@@ -15,26 +14,27 @@ use serde::de::{Error, MapAccess, Visitor};
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 
-/// Size limit of the header by the format.
+/// Size limit of the header, from the format description.
 const MOST_HEADER_BYTES: u64 = 100_000_000;
 /// Bytes of the length field before the header.
 const LENGTH_BYTES: u64 = 8;
-/// Limit of a tensor's dimensions.
+/// Maximum number of dimensions of a tensor.
 const MOST_DIMENSIONS: usize = 8;
-/// The only key that does not name a tensor.
+/// Key of the metadata. All other keys are names of tensors.
 const METADATA: &str = "__metadata__";
 
-/// Header entry of a tensor. Unknown fields are ignored, as the reference reader does.
+/// Header entry of a tensor. Unknown fields are ignored, as in the reference implementation.
 #[derive(Deserialize)]
 struct Entry {
     dtype: String,
     /// Slowest dimension first.
     shape: Vec<u64>,
-    /// First byte and end, relative to the end of the header.
+    /// First byte and end of the data, relative to the end of the header.
     data_offsets: (u64, u64),
 }
 
-/// Reads and checks the header of file number `shard` of a model. Returns tensors in the order of their data.
+/// Reads and checks the header of file number `shard` of a model. Returns the tensors in the order of their
+/// data.
 pub(crate) fn parse(source: &dyn Source, shard: usize) -> Result<Vec<TensorInfo>, FormatError> {
     let data = data_start(source)?;
     let header = source.range(LENGTH_BYTES..data)?;
@@ -59,7 +59,7 @@ pub(crate) fn parse(source: &dyn Source, shard: usize) -> Result<Vec<TensorInfo>
     Ok(tensors)
 }
 
-/// Returns the start of the data, after checking that the header is complete and within the limit.
+/// Returns the position of the data. Fails if the header is incomplete or exceeds the limit.
 fn data_start(source: &dyn Source) -> Result<u64, FormatError> {
     let cut = |what: &str, at, wanted| FormatError::Truncated {
         file: source.name().to_owned(),
@@ -84,7 +84,7 @@ fn data_start(source: &dyn Source) -> Result<u64, FormatError> {
     }
 }
 
-/// Reads one tensor. Its data must start at the end of the previous tensor's data.
+/// Reads and checks the entry of one tensor. The data must start at the end of the previous tensor's data.
 fn tensor(
     source: &dyn Source,
     shard: usize,
@@ -142,7 +142,7 @@ fn invalid(source: &dyn Source, at: u64, what: &str, cause: String) -> FormatErr
     FormatError::Invalid { file: source.name().to_owned(), at, what: what.to_owned(), cause }
 }
 
-/// The header object. Every key occurs once.
+/// The header object. Duplicate keys are errors.
 struct Entries(Vec<(String, Entry)>);
 
 impl<'de> Deserialize<'de> for Entries {
@@ -163,8 +163,7 @@ impl<'de> Deserialize<'de> for Entries {
                         return Err(A::Error::custom(format_args!("the key {key} occurs twice")));
                     }
                     if key == METADATA {
-                        // Texts about the file. Their form is checked; their content does not affect the
-                        // weights.
+                        // The metadata must be a map of strings. Its content does not affect the weights.
                         map.next_value::<BTreeMap<String, String>>()?;
                     } else {
                         entries.push((key, map.next_value()?));

@@ -1,4 +1,4 @@
-//! Segments: the smallest units of placement, with their cost in memory, arithmetic and traffic.
+//! Segments: the smallest units of placement, with their costs in bytes and floating-point operations.
 
 use crate::compile;
 use crate::cost::node_cost;
@@ -15,56 +15,56 @@ use std::ops::Range;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SegmentKind {
-    /// Maps token ids to rows.
+    /// Embedding of token ids as rows.
     Embedding,
     /// One transformer block.
     Block,
-    /// The first half of a block: norm, projections, attention over the cache, and the residual addition.
+    /// The first half of a block: norm, projections, attention, and residual addition.
     Attention,
-    /// The second half of a block: norm, gated projections, and the residual addition.
+    /// The second half of a block: norm, gated projections, and residual addition.
     FeedForward,
     /// Final norm and projection to logits.
     Head,
 }
 
-/// One segment with its costs. "Rows" are tokens of a micro-batch; "positions" are the tokens that a row
-/// attends to.
+/// One segment with its costs. "Rows" are tokens of a micro-batch. "Positions" are the tokens to which a row
+/// attends.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Segment {
     /// Kind of the segment.
     pub kind: SegmentKind,
-    /// `embedding`, `block 0` …, `head`; for halves, `block 0 attention`, `block 0 ffn`.
+    /// Name of the segment, such as `embedding`, `block 0`, `block 0 attention`, `block 0 ffn` or `head`.
     pub name: String,
-    /// Weights that the segment needs; a stack of tensors counts as one. Two segments may share a weight
-    /// (tied embeddings). A device stores it once.
+    /// Weight buffers that the segment needs. Two segments may share a buffer (tied embeddings), which a
+    /// device then stores once.
     pub tensors: Vec<SegmentTensor>,
-    /// Floating-point operations per row. For the head, per logit row.
+    /// Floating-point operations per row, or per logit row for the head.
     pub flops_per_row: u64,
     /// Floating-point operations per row and attended position.
     pub flops_per_row_position: u64,
-    /// Bytes of weights that one micro-batch reads, whatever its rows. The embedding only reads single rows:
-    /// see `read_bytes_per_row`.
+    /// Bytes of weights that a micro-batch of any size reads. This is 0 for the embedding, which reads one
+    /// row per token (see `read_bytes_per_row`).
     pub read_bytes: u64,
-    /// Bytes read and written per row, without activations within the segment.
+    /// Bytes read and written per row, excluding activations within the segment.
     pub read_bytes_per_row: u64,
-    /// Bytes of keys and values per position of a sequence. Decode reads the same amount per row and
+    /// Bytes of keys and values per position of a sequence. Attention reads as many bytes per row and
     /// position.
     pub kv_bytes_per_position: u64,
-    /// Scratch bytes at the largest micro-batch. A stage needs the maximum over its segments, not the sum.
+    /// Scratch bytes for the largest micro-batch. A stage needs the maximum over its segments, not the sum.
     pub scratch_bytes: u64,
-    /// Scratch bytes on a device that prefers f16 activations for such a micro-batch and dequantizes weights
-    /// for them.
+    /// Scratch bytes for the largest micro-batch on a device that uses f16 activations and dequantized
+    /// weights.
     pub wide_scratch_bytes: u64,
-    /// Largest tensor of the largest micro-batch. A kernel binds it as one range.
+    /// Bytes of the largest tensor, for the largest micro-batch. A kernel binds this tensor as one range.
     pub tensor_bytes: u64,
 }
 
 /// Weights that a segment stores as one buffer: a tensor or a stack of tensors.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct SegmentTensor {
-    /// Names of its tensors.
+    /// Names of the tensors in the buffer.
     pub name: String,
-    /// Bytes in the resident layout, or in the larger one where devices differ.
+    /// Bytes in the resident layout, or in the largest one if it depends on the device.
     pub resident_bytes: u64,
 }
 
@@ -88,7 +88,7 @@ pub(crate) fn segments(model: &Model, lowering: &Lowering) -> Result<Vec<Segment
     Ok(segments)
 }
 
-/// Inputs for the costs: the graph, and the programs that can need the most scratch.
+/// Inputs of the cost computation: the graph, and the programs that can need the most scratch.
 struct Measure<'a> {
     model: &'a Model,
     lowering: &'a Lowering,
@@ -109,7 +109,7 @@ impl<'a> Measure<'a> {
         }
     }
 
-    /// Computes a segment with these nodes, in program order.
+    /// Computes the costs of a segment. `nodes` are its nodes in program order.
     fn segment(&self, index: usize, nodes: &[NodeIndex]) -> Result<Segment, ModelError> {
         let range = index..index + 1;
         let scratch_bytes = self.basic.scratch_bytes(range.clone())?;
@@ -149,7 +149,7 @@ impl<'a> Measure<'a> {
         Ok(rows16.iter().zip(&row_major).map(larger).collect())
     }
 
-    /// Copies a segment with the same signature under the names of this one.
+    /// Copies `alike`, a segment with the same signature, and replaces its names.
     fn renamed(&self, alike: &Segment, index: usize, nodes: &[NodeIndex]) -> Segment {
         let mut names: Vec<String> = Vec::new();
         for name in nodes.iter().filter_map(|&n| compile::weight_name(&self.graph.node(n).operator)) {
@@ -167,7 +167,7 @@ impl<'a> Measure<'a> {
     }
 }
 
-/// Returns the activations of a product on a device with matrix units, for the largest micro-batch.
+/// Returns the activations that a product takes on a device with matrix units, for the largest micro-batch.
 fn wide_form(tensor_type: TensorType, wanted: Activations) -> Activations {
     match (tensor_type, wanted) {
         (TensorType::F32, _) | (_, Activations::F32) => Activations::F32,
@@ -175,7 +175,7 @@ fn wide_form(tensor_type: TensorType, wanted: Activations) -> Activations {
     }
 }
 
-/// Returns the layout on a device with matrix units.
+/// Returns the resident layout of weights on a device with matrix units.
 fn row_major_if_plain(tensor_type: TensorType) -> Layout {
     if tensor_type.block_values() == 1 { Layout::RowMajor } else { Layout::Rows16 }
 }
@@ -198,15 +198,15 @@ mod tests {
         }
     }
 
-    /// Builds a model in which every third block has other weight types, as in files of mixed types.
+    /// Builds a model in which every third block has other weight types, like common mixed quantisations.
     fn mixed() -> Model {
         let shape =
             test_models::Shape { layers: 7, width: 256, ffn: 512, heads: 4, kv_heads: 2, vocabulary: 100 };
         shape.without_bytes(|layer| if layer % 3 == 0 { TensorType::Q6_K } else { TensorType::Q4_0 })
     }
 
-    fn models() -> [Model; 3] {
-        [test_models::bitnet(), test_models::llama(), mixed()]
+    fn models() -> [Model; 5] {
+        [test_models::bitnet(), test_models::llama(), test_models::qwen2(), test_models::qwen3(), mixed()]
     }
 
     #[test]
@@ -262,7 +262,7 @@ mod tests {
         }
     }
 
-    /// A model of 405 billion parameters.
+    /// Computes the segments of a model with 405 billion parameters and no data.
     #[test]
     fn segments_of_a_large_model_need_no_weight_bytes() {
         let shape = test_models::Shape {
@@ -277,7 +277,7 @@ mod tests {
         let segments = model.segments(&lowering(Activations::Int8)).unwrap();
         assert_eq!(segments.len(), 254);
         let resident: u64 = segments.iter().flat_map(|s| &s.tensors).map(|t| t.resident_bytes).sum();
-        // 4.5 bits per parameter.
+        // The weights take 4.5 bits per parameter.
         assert!(resident.abs_diff(model.parameters() * 9 / 16) < resident / 100, "{resident}");
         assert!(model.parameters().abs_diff(405_000_000_000) < 2_000_000_000);
     }

@@ -1,8 +1,5 @@
-//! Signature of a segment: its operators, in order, over tensors of the same types and shapes. A result for
-//! one segment holds for all with the same signature, so a model of hundreds of blocks costs little more than
-//! one block.
-//!
-//! Knows nothing about costs.
+//! Signature of a segment: the sequence of its operators, with the types and shapes of their tensors.
+//! Segments with equal signatures have equal costs, so the costs are computed only once per signature.
 
 use crate::model::{Model, ModelError};
 use crate::op::{Operator, OperatorGraph, Rows};
@@ -20,9 +17,9 @@ struct NodeSignature<'a> {
     rows: Rows,
     width: u32,
     tensors: Vec<TensorSignature<'a>>,
-    /// Positions of the inputs within the segment. `None` for an input from an earlier segment.
+    /// Positions of the inputs within the segment, or `None` for an input from an earlier segment.
     inputs: Vec<Option<usize>>,
-    /// Whether a node after the segment reads the output.
+    /// Whether a node of another segment reads the output.
     leaves: bool,
 }
 
@@ -35,7 +32,7 @@ struct TensorSignature<'a> {
 }
 
 impl<'a> SegmentSignature<'a> {
-    /// Computes the signature of a segment with these nodes, in program order.
+    /// Computes the signature of the segment that consists of these nodes, in program order.
     pub(crate) fn new(
         model: &'a Model,
         graph: &'a OperatorGraph,

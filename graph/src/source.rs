@@ -1,6 +1,5 @@
-//! Sources of model bytes: a mapped file (in the root package) or memory, and a directory of such files.
-//!
-//! Knows nothing about file systems.
+//! Sources of model bytes, and directories of sources. The root package implements a source over mapped
+//! files.
 
 use crate::error::SourceError;
 use std::borrow::Cow;
@@ -8,18 +7,18 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Bytes that can be read by range.
+/// A source of bytes that can be read by range.
 pub trait Source: Send + Sync {
-    /// Returns the name for messages: for a file, its path.
+    /// Returns the name for messages, such as the path of a file.
     fn name(&self) -> &str;
 
-    /// Returns the total number of bytes when the source was opened.
+    /// Returns the total number of bytes at the time when the source was opened.
     fn bytes(&self) -> u64;
 
     /// Returns the bytes of `range` without copying.
     ///
     /// # Errors
-    /// The range is outside the source, or the source has shrunk since it was opened.
+    /// Fails if the range is outside the source, or if the source has shrunk since it was opened.
     fn range(&self, range: Range<u64>) -> Result<&[u8], SourceError>;
 }
 
@@ -59,8 +58,7 @@ impl Source for MemorySource {
     }
 }
 
-/// Files of a model's directory that the caller has opened, by name. [`checkpoint`](crate::checkpoint) lists
-/// the files to open.
+/// Open files of a model's directory, by name. [`checkpoint`](crate::checkpoint) lists the files to open.
 #[derive(Clone, Default)]
 pub struct Directory {
     name: String,
@@ -68,7 +66,7 @@ pub struct Directory {
 }
 
 impl Directory {
-    /// Creates a directory without files. `name` appears in messages; it is usually the path.
+    /// Creates a directory without files. Messages contain `name`, which is usually the path.
     pub fn new(name: impl Into<String>) -> Self {
         Directory { name: name.into(), files: BTreeMap::new() }
     }

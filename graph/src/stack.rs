@@ -1,7 +1,8 @@
-//! Weight matrices as products read them: rows of zeros, then the rows of one or several tensors of one type.
+//! Stacks of weight tensors. A stack consists of rows of zeros, followed by the rows of tensors with one
+//! type.
 //!
-//! Products with the same input become one launch if their weights are stacked. On a device, a stack is one
-//! matrix. The files store the tensors separately, so packing proceeds run by run, directly from their bytes.
+//! If the weights of products with the same input are stacked, one launch computes all these products. On a
+//! device, a stack is one matrix. Packing reads each tensor directly from its own place in the model's files.
 
 use crate::model::ModelError;
 use crate::weights::{TensorInfo, Weights};
@@ -10,16 +11,17 @@ use ragtag_kernels::{TensorType, widen};
 use serde::Serialize;
 use std::ops::Range;
 
-/// Alignment, in rows, of the parts of a matrix. The outputs of a part then start at multiples of 256 bytes
-/// in a row, as devices require for bindings.
+/// Alignment, in rows, of the parts of a matrix. It aligns the outputs of each part to 256 bytes, as devices
+/// require for bindings.
 pub(crate) const PART_ROWS: usize = 64;
 
-/// Tensors that form a product's matrix.
+/// Tensors that form the matrix of a product.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Stack {
     /// Rows of zeros before the tensors.
     pub zero_rows: u32,
-    /// Tensors, `[columns, rows]` in GGUF order, with one type and one row length. At least one.
+    /// Names of the tensors, at least one. All have the shape `[columns, rows]` with the same columns, and
+    /// the same type.
     pub tensors: Vec<String>,
 }
 
@@ -43,19 +45,19 @@ impl Stack {
     }
 }
 
-/// A stack in its resident layout, or some of its rows. A device with a small binding limit stores it in
-/// parts.
+/// A stack in its resident layout, or a part of its rows. A device with a small binding limit stores a stack
+/// in several parts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StackedMatrix {
     stack: Stack,
     whole: Resident,
-    /// First group of this part.
+    /// First row group of this part.
     first_group: usize,
     resident: Resident,
 }
 
 impl StackedMatrix {
-    /// Creates the matrix of these tensors, in the layout that `kept` gives for their type.
+    /// Creates the matrix of a stack, in the layout that `kept` returns for the type of its tensors.
     pub(crate) fn new(
         weights: &Weights,
         stack: &Stack,
@@ -78,7 +80,7 @@ impl StackedMatrix {
         &self.resident
     }
 
-    /// Returns the stack row at which this part starts.
+    /// Returns the first row of this part, counted within the stack.
     pub(crate) fn first_row(&self) -> u64 {
         (self.first_group * GROUP_ROWS) as u64
     }
@@ -88,7 +90,7 @@ impl StackedMatrix {
     /// rows.
     ///
     /// # Errors
-    /// If [`PART_ROWS`] rows exceed `max_bytes`.
+    /// Fails if [`PART_ROWS`] rows exceed `max_bytes`.
     pub(crate) fn split(self, max_bytes: u64, is_widened: bool) -> Result<Vec<Self>, ModelError> {
         let (rows, columns) = (self.whole.rows() as u32, self.whole.columns() as u32);
         let widened = |rows| if is_widened { widen::out_bytes(rows, columns) } else { 0 };
@@ -112,10 +114,10 @@ impl StackedMatrix {
         (0..groups).step_by(step).map(part).collect()
     }
 
-    /// Writes groups of this part to `out`, which must have their length.
+    /// Writes row groups of this part to `out`, which must have the length of these groups.
     ///
     /// # Errors
-    /// If the files can no longer be read.
+    /// Fails if the files can no longer be read.
     pub(crate) fn fill(
         &self,
         weights: &Weights,
@@ -151,7 +153,7 @@ impl StackedMatrix {
         Ok(())
     }
 
-    /// Returns the tensors with their rows of the matrix.
+    /// Returns the tensors, each with its range of rows in the stack.
     fn parts<'a>(&self, weights: &'a Weights) -> Result<Vec<Part<'a>>, ModelError> {
         let mut row = self.stack.zero_rows as usize;
         let mut parts = Vec::new();
@@ -163,7 +165,7 @@ impl StackedMatrix {
         Ok(parts)
     }
 
-    /// Returns the end, at most `end`, of the groups from `group` on whose rows all belong to this tensor.
+    /// Returns the end of the groups from `group` to at most `end` whose rows all belong to `part`.
     fn groups_within(&self, part: &Part<'_>, group: usize, end: usize) -> usize {
         let whole = match part.rows.end == self.whole.rows() {
             true => self.whole.groups(),
@@ -173,14 +175,14 @@ impl StackedMatrix {
     }
 }
 
-/// Rows of a tensor in a stack, and its bytes.
+/// A tensor in a stack: its range of rows and its bytes.
 struct Part<'a> {
     rows: Range<usize>,
     bytes: &'a [u8],
 }
 
-/// Assembles a group whose rows belong to several tensors or to none. Rows of no tensor are zero bytes, which
-/// decode to 0.
+/// Assembles a group whose rows belong to several tensors or to none. Rows without a tensor are zero bytes,
+/// which decode to 0.
 fn join(parts: &[Part<'_>], rows: Range<usize>, row_bytes: usize) -> Vec<u8> {
     let mut joined = vec![0; rows.len() * row_bytes];
     for (row, out) in rows.zip(joined.chunks_exact_mut(row_bytes)) {
@@ -202,7 +204,7 @@ mod tests {
     use crate::source::MemorySource;
     use std::sync::Arc;
 
-    /// Tensors a, b, c … with these numbers of rows and 64 columns, and their concatenated bytes.
+    /// Returns tensors a, b, c … with these numbers of rows and 64 columns, and their concatenated bytes.
     fn weights(tensor_type: TensorType, rows: &[usize]) -> (Weights, Vec<u8>) {
         let row_bytes = 64 / tensor_type.block_values() * tensor_type.block_bytes();
         let file: Vec<u8> =

@@ -1,4 +1,4 @@
-//! Models for this crate's tests: the bundled ones, and shapes without data.
+//! Models for this crate's tests: the bundled models, and models without data.
 
 use crate::{MemorySource, Model, ModelFile, Source, TensorInfo, Weights, gguf};
 use ragtag_kernels::TensorType;
@@ -15,6 +15,16 @@ pub(crate) fn bitnet() -> Model {
 
 pub(crate) fn llama() -> Model {
     open("llama", include_bytes!("../../examples/models/tales-q8_0.gguf"))
+}
+
+/// A tiny model with biases.
+pub(crate) fn qwen2() -> Model {
+    open("qwen2", include_bytes!("../../tests/support/golden/tiny-qwen2/model.gguf"))
+}
+
+/// A tiny model with head norms.
+pub(crate) fn qwen3() -> Model {
+    open("qwen3", include_bytes!("../../tests/support/golden/tiny-qwen3/model.gguf"))
 }
 
 /// Shape of a Llama.
@@ -63,7 +73,7 @@ impl Shape {
         Model::new(ModelFile { weights: Weights::new(vec![header], tensors).unwrap(), ..file }).unwrap()
     }
 
-    /// Builds a file with these hyperparameters and no tensor.
+    /// Builds a file with these hyperparameters and no tensors.
     fn header(&self) -> Vec<u8> {
         let mut writer = gguf::Writer::new();
         writer.put("general.architecture", "llama");

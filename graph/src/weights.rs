@@ -1,8 +1,7 @@
 //! Weight tensors of a model: names, storage types and file positions.
-//!
-//! Knows nothing about formats and architectures.
 
 use crate::error::{FormatError, Quoted, SourceError};
+use crate::model::ModelError;
 use crate::source::Source;
 use ragtag_kernels::TensorType;
 use std::collections::HashMap;
@@ -15,29 +14,49 @@ pub struct TensorInfo {
     pub name: String,
     /// Storage type of the values.
     pub tensor_type: TensorType,
-    /// Extents, contiguous dimension first (GGUF order). `shape[0]` is the row length.
+    /// Sizes of the dimensions, contiguous dimension first (GGUF order). `shape[0]` is the row length.
     pub shape: Vec<u64>,
-    /// Index of the model's file that holds it.
+    /// Index of the file that holds the tensor.
     pub shard: usize,
-    /// First byte in that file.
+    /// Position of the first byte in that file.
     pub offset: u64,
     /// Size in bytes.
     pub bytes: u64,
 }
 
 impl TensorInfo {
+    /// Creates a tensor without data or file.
+    pub(crate) fn described(
+        name: &str,
+        tensor_type: TensorType,
+        shape: Vec<u64>,
+    ) -> Result<Self, ModelError> {
+        let columns = shape.first().copied().unwrap_or(1);
+        let values = shape.iter().try_fold(1u64, |values, extent| values.checked_mul(*extent));
+        let whole = columns.is_multiple_of(tensor_type.block_values() as u64);
+        let bytes =
+            values.filter(|_| whole).and_then(|values| tensor_type.bytes(values)).ok_or_else(|| {
+                let what = format!(
+                    "tensor {name} as {tensor_type}: rows of {columns} values are not whole blocks of {}",
+                    tensor_type.block_values()
+                );
+                ModelError::Unsupported { what }
+            })?;
+        Ok(Self { name: name.into(), tensor_type, shape, shard: 0, offset: 0, bytes })
+    }
+
     /// Returns the values per row.
     pub fn columns(&self) -> u64 {
         self.shape.first().copied().unwrap_or(1)
     }
 
-    /// Returns the number of rows: the product of all other extents.
+    /// Returns the number of rows: the product of all dimensions except the first.
     pub fn rows(&self) -> u64 {
         self.shape.iter().skip(1).fold(1, |product: u64, extent| product.saturating_mul(*extent))
     }
 }
 
-/// The weight tensors of a model, over all its files.
+/// The weight tensors of a model in all its files.
 #[derive(Clone)]
 pub struct Weights {
     sources: Vec<Arc<dyn Source>>,
@@ -49,7 +68,7 @@ impl Weights {
     /// Creates weights whose [`TensorInfo::shard`] indexes `sources`.
     ///
     /// # Errors
-    /// Two tensors have the same name.
+    /// Fails if two tensors have the same name.
     pub(crate) fn new(sources: Vec<Arc<dyn Source>>, tensors: Vec<TensorInfo>) -> Result<Self, FormatError> {
         let mut index = HashMap::new();
         for (number, tensor) in tensors.iter().enumerate() {
@@ -73,8 +92,8 @@ impl Weights {
         self.index.get(name).and_then(|number| self.tensors.get(*number))
     }
 
-    /// Returns the first tensor without data in the files, if there is one. Such a model can be planned but
-    /// not run.
+    /// Returns the first tensor whose data is missing from the files, if there is one. Such a model can be
+    /// planned but not run.
     pub fn without_data(&self) -> Option<&TensorInfo> {
         self.tensors.iter().find(|tensor| !self.holds(tensor))
     }
@@ -88,7 +107,7 @@ impl Weights {
     /// Returns the stored bytes of a tensor without copying.
     ///
     /// # Errors
-    /// The file has shrunk, or the tensor is not one of [`Weights::tensors`].
+    /// Fails if the file has shrunk, or if the tensor is not one of [`Weights::tensors`].
     pub fn bytes(&self, tensor: &TensorInfo) -> Result<&[u8], FormatError> {
         let end = tensor.offset.saturating_add(tensor.bytes);
         match self.sources.get(tensor.shard) {

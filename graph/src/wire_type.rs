@@ -1,12 +1,12 @@
 //! Wire type of activations between stages.
 //!
-//! A stage keeps the residual rows as f32, whatever the wire type. f16 halves the bytes at the cost of one
-//! small dispatch at either end: the last dispatch of a stage narrows the rows, and the first one of the next
-//! stage widens them again.
+//! A stage always keeps residual rows as f32. The wire type f16 halves the transferred bytes, and costs two
+//! small dispatches per transfer. The last dispatch of a stage converts rows to f16, and the first dispatch
+//! of the next stage converts them back.
 //!
-//! f16 rows are those of [`ragtag_kernels::half_rows`]: values are rounded to nearest, values beyond ±65504
-//! saturate and never become infinite, and NaN is preserved. The residual stream of some models has outliers
-//! beyond ±65504. They are clamped at every stage boundary without an error. Such a model should use f32.
+//! f16 rows have the format of [`ragtag_kernels::half_rows`]. Values are rounded to nearest, values beyond
+//! ±65504 saturate, and NaN is preserved. In some models the residual stream has outliers beyond ±65504,
+//! which are clamped at every transfer without an error. Use f32 for such models.
 
 use ragtag_kernels::Activations;
 use serde::{Deserialize, Serialize};
@@ -16,10 +16,10 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum WireType {
-    /// As stored: a pipeline computes the same as a single device.
+    /// The resident type. A pipeline computes the same results as a single device.
     #[default]
     F32,
-    /// Rounded to f16: the fast numerics class.
+    /// Rows rounded to f16, which belongs to the fast numerics class.
     F16,
 }
 
@@ -27,7 +27,7 @@ impl WireType {
     /// All wire types.
     pub const ALL: [Self; 2] = [Self::F32, Self::F16];
 
-    /// Returns the bytes of one row on the wire, given the bytes of a stored row.
+    /// Returns the bytes of one row in the wire type, given the bytes of a resident row.
     pub fn row_bytes(self, kept_row_bytes: u64) -> u64 {
         match self {
             Self::F32 => kept_row_bytes,

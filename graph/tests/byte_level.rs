@@ -1,7 +1,9 @@
-//! Byte-level vocabularies against recorded results. `data/byte-level.json` holds a small vocabulary, trained
-//! on `tests/support/golden/held.txt` and a few lines in other scripts, and the output of the Python packages
-//! `tokenizers` 0.23 (with another regex engine than here) and `tiktoken` 0.14.
-//! `data/byte-level.tokenizer.json` is the same vocabulary in the format of Llama 3, written by `tokenizers`.
+//! Compares byte-level tokenizers with recorded results of other libraries.
+//!
+//! `data/byte-level.json` holds a small vocabulary, trained on `tests/support/golden/held.txt` and a few
+//! lines in other scripts. It also holds the output of the Python packages `tokenizers` 0.23 (which uses
+//! another regex engine) and `tiktoken` 0.14. `data/byte-level.tokenizer.json` is the same vocabulary in the
+//! format of Llama 3, written by `tokenizers`.
 
 use ragtag_graph::gguf::Writer;
 use ragtag_graph::{Directory, MemorySource, Metadata, ModelFile, Tokenizer};
@@ -19,11 +21,11 @@ struct Data {
     decode: Vec<Decoded>,
 }
 
-/// Ids of all texts by one pre-tokenizer.
+/// Ids of all texts with one pre-tokenizer.
 #[derive(Deserialize)]
 struct Case {
     pre: String,
-    /// Libraries that agree on these ids.
+    /// Libraries that return these ids.
     by: Vec<String>,
     ids: Vec<Vec<u32>>,
 }
@@ -43,7 +45,7 @@ fn data() -> Data {
 }
 
 impl Data {
-    /// Builds the metadata. The user-defined token and then the control tokens follow the vocabulary.
+    /// Builds the metadata. User-defined tokens come after the vocabulary, and control tokens come last.
     fn metadata(&self, more: impl FnOnce(&mut Writer)) -> Metadata {
         let texts = [&self.tokens[..], &self.user_defined, &self.control].concat();
         let mut types = vec![NORMAL; self.tokens.len()];
@@ -125,7 +127,8 @@ fn a_tokenizer_json_gives_the_same_ids() {
     assert_eq!(ours.vocabulary_size(), from_gguf.vocabulary_size());
 }
 
-/// Tokens end within characters. A stream returns whole characters, and U+FFFD for invalid bytes.
+/// Decodes tokens that end within characters. A stream must return whole characters, and U+FFFD for invalid
+/// bytes.
 #[test]
 fn streams_hold_back_incomplete_characters() {
     let data = data();
@@ -141,12 +144,12 @@ fn streams_hold_back_incomplete_characters() {
     assert!(shown.iter().any(String::is_empty), "some token ends within a character");
     assert!(shown.iter().all(|part| !part.contains('\u{fffd}')), "{shown:?}");
     assert_eq!(shown.concat() + &stream.finish(), text);
-    // Half a character followed by a letter, and half a character at the end.
+    // The texts contain half a character before a letter, and half a character at the end.
     let byte = |letter: &str| data.tokens.iter().position(|token| token == letter).unwrap() as u32;
     let (first, second, a) = (byte("ð"), byte("Ł"), byte("a"));
     assert_eq!(tokenizer.decode(&[first, second, a]), "\u{fffd}a");
     assert_eq!(tokenizer.decode(&[a, first, second]), "a\u{fffd}");
-    // Nothing is stripped from the beginning.
+    // Decoding strips no spaces from the start of a text.
     assert_eq!(tokenizer.decode(&tokenizer.encode("  x", false).unwrap()), "  x");
 }
 
@@ -221,7 +224,7 @@ fn errors_name_unknown_pre_tokenizers_and_bad_vocabularies() {
     assert!(outside.contains("bos_token_id is 70000"), "{outside}");
 }
 
-/// The time does not grow with the square of the length, for words and for long runs.
+/// Encodes long texts and long runs of one character. The time must not grow with the square of the length.
 #[test]
 fn long_texts_take_linear_time() {
     let data = data();

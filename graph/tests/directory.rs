@@ -1,5 +1,6 @@
-//! Tokenizers of a model's directory against recorded results. `data/tiny-hf.json` holds the output of the
-//! Python packages `sentencepiece` 0.2 and `tokenizers` 0.23 for the files in `tests/support/golden/tiny-hf`.
+//! Compares the tokenizers of a model's directory with recorded results. `data/tiny-hf.json` holds the output
+//! of the Python packages `sentencepiece` 0.2 and `tokenizers` 0.23 for the files in
+//! `tests/support/golden/tiny-hf`.
 
 use ragtag_graph::{Directory, MemorySource, Model, Tokenizer, checkpoint};
 use serde::Deserialize;
@@ -14,11 +15,11 @@ struct Data {
 #[derive(Deserialize)]
 struct Case {
     text: String,
-    /// Ids by `tokenizer.model`.
+    /// Ids from `tokenizer.model`.
     sentencepiece: Vec<u32>,
-    /// Ids by `tokenizer.json`, with special tokens treated as text.
+    /// Ids from `tokenizer.json`, with special tokens treated as text.
     tokenizers: Vec<u32>,
-    /// Ids by `tokenizer.json`, with special tokens recognized and added.
+    /// Ids from `tokenizer.json`, with special tokens recognized and added.
     with_control: Vec<u32>,
 }
 
@@ -30,7 +31,7 @@ fn folder() -> PathBuf {
     test_support::golden("tiny-hf")
 }
 
-/// Returns the directory without these files.
+/// Returns the `tiny-hf` directory without these files.
 fn directory(without: &[&str]) -> Directory {
     let mut directory = Directory::new("tiny-hf");
     let add = |directory: &mut Directory, name: &str| {
@@ -66,7 +67,7 @@ fn both_files_match_their_own_libraries() {
             assert_eq!(tokenizer.eos().iter().copied().collect::<Vec<_>>(), [2]);
             assert_eq!((tokenizer.bos(), tokenizer.vocabulary_size()), (Some(1), 4096));
         }
-        // The only difference: `tokenizers` adds no space before a text that starts with one.
+        // The ids differ only for texts that start with a space, because `tokenizers` adds no second space.
         let begins_with_space = text.starts_with([' ', '▁']);
         assert_eq!(case.sentencepiece == case.tokenizers, !begins_with_space, "{text:?}");
         same += u32::from(!begins_with_space);
@@ -78,7 +79,7 @@ fn both_files_match_their_own_libraries() {
     assert!(same > 60, "{same}");
 }
 
-/// A long text that `tokenizer.model` and a GGUF file with the same vocabulary split identically.
+/// Encodes a long text. `tokenizer.model` and a GGUF file with the same vocabulary must yield the same ids.
 #[test]
 fn a_tale_has_the_same_ids_by_either_file() {
     let tale = std::fs::read_to_string(folder().join("../held.txt")).unwrap();
@@ -96,7 +97,7 @@ fn tokenizer_json_takes_precedence_and_one_file_is_required() {
     );
     let none = Tokenizer::from_directory(&directory(&["tokenizer.model", "tokenizer.json"])).unwrap_err();
     assert_eq!(none.to_string(), "tiny-hf has no tokenizer.json and no tokenizer.model");
-    // The model itself needs no tokenizer.
+    // A model opens even if its directory has no tokenizer.
     let model = Model::from_directory(directory(&["tokenizer.model", "tokenizer.json"])).unwrap();
     assert_eq!(model.weights().tensors().len(), 38);
     assert!(model.tokenizer().is_err());

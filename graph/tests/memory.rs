@@ -1,5 +1,5 @@
-//! Memory follows the actual size of a file, not the sizes it claims. (One test, alone in its process,
-//! because it measures the heap.)
+//! Checks that memory use depends on the actual size of a file and not on the sizes that it claims. Only one
+//! test may be in this file, because it measures the heap of its process.
 
 use peak_alloc::PeakAlloc;
 use ragtag_graph::gguf::Writer;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 #[global_allocator]
 static HEAP: PeakAlloc = PeakAlloc;
 
-/// Returns the peak heap bytes for opening these files, without the files themselves.
+/// Returns the peak heap bytes while a model file is opened, excluding the file's own bytes.
 fn peak_bytes(file: Vec<u8>) -> usize {
     let source = Arc::new(MemorySource::new("m.gguf", file));
     peak_of(|| {
@@ -27,7 +27,7 @@ fn peak_of(body: impl FnOnce()) -> usize {
     HEAP.peak_usage() - before
 }
 
-/// Returns the peak heap bytes for opening a directory with these files, without the files themselves.
+/// Returns the peak heap bytes while a directory is opened, excluding the files' own bytes.
 fn peak_bytes_of_directory(files: &[(&str, &[u8])]) -> usize {
     let mut directory = Directory::new("d");
     for (name, bytes) in files {
@@ -52,7 +52,7 @@ fn memory_follows_the_size_of_the_file() {
     sound.resize(sound.len() + header.data_bytes() as usize, 0);
     assert!(ModelFile::open(vec![Arc::new(MemorySource::new("m.gguf", sound.clone()))]).is_ok());
 
-    // Claims of every size at every position. Most of them hit a count, a length or a type.
+    // Each claim is written to every position. Most positions belong to a count, a length or a type.
     for at in 4..sound.len() - 8 {
         for claim in [1u64 << 20, 1 << 32, 1 << 62, u64::MAX, 0x0000_0009_0000_0009, 0x1000_0000_0000_0008] {
             let mut file = sound.clone();
@@ -62,7 +62,7 @@ fn memory_follows_the_size_of_the_file() {
         }
     }
 
-    // As many entries, tensors and tokens as a file can hold.
+    // The file has as many entries, tensors and tokens as its size allows.
     let mut header = Writer::new();
     (0..20_000).for_each(|n| header.put(&format!("{n:x}"), 0u8));
     (0..20_000).for_each(|n| header.tensor(&format!("{n:x}"), TensorType::F32, &[1], 0));
@@ -74,7 +74,7 @@ fn memory_follows_the_size_of_the_file() {
     directories();
 }
 
-/// Numbers of every size at every number in a directory's files.
+/// Replaces each number in the files of a directory with numbers of every size.
 fn directories() {
     const CONFIG: &str = r#"{"architectures": ["LlamaForCausalLM"], "hidden_size": 32, "num_hidden_layers": 1,
         "num_attention_heads": 1, "intermediate_size": 32, "rms_norm_eps": 1e-5, "vocab_size": 4,
@@ -110,7 +110,7 @@ fn directories() {
             claim,
         );
     }
-    // A piece, or a text in it, of any length.
+    // The length of a piece, or of a text in it, gets every size.
     for at in 0..5 {
         let mut model = vec![0x0A, 5, 0x0A, 3, b'a', b'b', b'c'];
         model.splice(at..at, [0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0x7F]);

@@ -1,4 +1,4 @@
-//! Operator graphs and programs as text, to make changes of lowering visible in review.
+//! Snapshots of operator graphs and programs as text. They make changes of lowering visible in review.
 //!
 //! After an intended change, run `INSTA_UPDATE=always cargo test -p ragtag-graph --test snapshots` and review
 //! the diff.
@@ -26,7 +26,8 @@ fn llama() -> Model {
     open("llama", "tales-q8_0")
 }
 
-/// Returns a device without special features, so that every machine selects the same variants.
+/// Returns the capabilities of a device without special features, so that every machine selects the same
+/// variants.
 fn plain_caps() -> Caps {
     Caps {
         languages: [KernelLanguage::Host].into(),
@@ -130,7 +131,7 @@ fn programs() {
     }
 }
 
-/// Returns a device on which attention is split.
+/// Returns the capabilities of a device on which attention is split.
 fn wide_caps() -> Caps {
     Caps {
         languages: [KernelLanguage::OpenClC].into(),
@@ -141,8 +142,8 @@ fn wide_caps() -> Caps {
     }
 }
 
-/// Lists the kernels of one block in the bucket of `rows`. Checks that its halves launch the same, on any
-/// stages.
+/// Lists the kernels of one block in the bucket of `rows`. Checks that both granularities and all splits into
+/// stages launch the same kernels.
 fn launches(model: &Model, activations: Activations, caps: &Caps, rows: u32) -> Vec<String> {
     let lowering = Lowering { chunk: 64, ..lowering(activations) };
     let of = |model: &Model, segments| {
@@ -160,7 +161,7 @@ fn launches(model: &Model, activations: Activations, caps: &Caps, rows: u32) -> 
 
 #[test]
 fn stages_of_whole_blocks_do_not_depend_on_the_granularity() {
-    // Segment ranges at block granularity, and the same ranges at half-block granularity.
+    // Each pair holds a segment range at block granularity and the same range at half-block granularity.
     let stages = [(0..14, 0..26), (0..7, 0..13), (7..14, 13..26), (3..5, 5..9), (13..14, 25..26)];
     for (model, activations) in
         [(bitnet(), Activations::Int8), (llama(), Activations::F16), (llama(), Activations::F32)]
@@ -185,8 +186,7 @@ fn stages_of_whole_blocks_do_not_depend_on_the_granularity() {
     }
 }
 
-/// A middle stage with f16 boundaries has one more step at each end, in any bucket, than one with f32
-/// boundaries.
+/// Checks that the wire type f16 adds one step at each end of a middle stage, in every bucket.
 #[test]
 fn f16_boundaries_add_a_dispatch_at_each_end_that_has_a_neighbour() {
     let (model, f32_rows) = (llama(), lowering(Activations::Int8));
@@ -198,7 +198,7 @@ fn f16_boundaries_add_a_dispatch_at_each_end_that_has_a_neighbour() {
             let stage = |lowering| compile(&model, segments.clone(), lowering, &caps).unwrap();
             let (plain, stage) = (stage(&f32_rows), stage(&f16_rows));
             assert_eq!((plain.crossing_row_bytes, stage.row_bytes), (None, plain.row_bytes));
-            // f16 rows are padded to 64 values.
+            // f16 rows are padded to a multiple of 64 values.
             let pitch = stage.row_bytes / 4 * 2;
             assert_eq!(stage.crossing_row_bytes, Some(pitch.next_multiple_of(128)));
             let crossing = u64::from(stage.max_rows()) * stage.crossing_row_bytes.unwrap();
@@ -222,7 +222,7 @@ fn f16_boundaries_add_a_dispatch_at_each_end_that_has_a_neighbour() {
                     assert_eq!((kernel(first), first.segment), ("copy".into(), segments.start));
                     assert_eq!(places(first), [Place::Crossing, Place::Activation]);
                     assert_eq!(bytes(first), [residual, crossing]);
-                    // The row stride is that of the wire type, and values are contiguous.
+                    // Rows have the stride of the wire type, and values are contiguous.
                     let [.., row, value] = first.constants[..] else { panic!("{first:?}") };
                     assert_eq!((u64::from(row) * 2, value), (stage.crossing_row_bytes.unwrap(), 1));
                     steps = rest;
@@ -253,12 +253,13 @@ fn half_blocks_have_their_own_weights_and_only_attention_has_a_cache() {
     let names = |stage: &CompiledStage| stage.weights.iter().map(|w| w.name.clone()).collect::<Vec<_>>();
     let (attention, ffn) = (stage(3..4), stage(4..5));
     let qkv = "blk.1.attn_q.weight + blk.1.attn_k.weight + blk.1.attn_v.weight";
-    let of_attention = ["blk.1.attn_norm.weight", qkv, "rotary frequencies", "blk.1.attn_output.weight"];
+    let frequencies = "rotary frequencies: base 10000, 64 dimensions";
+    let of_attention = ["blk.1.attn_norm.weight", qkv, frequencies, "blk.1.attn_output.weight"];
     assert_eq!(names(&attention), of_attention);
     let gate_up = "blk.1.ffn_gate.weight + blk.1.ffn_up.weight";
     assert_eq!(names(&ffn), ["blk.1.ffn_norm.weight", gate_up, "blk.1.ffn_down.weight"]);
     assert_eq!((attention.kv_bytes.len(), ffn.kv_bytes.len()), (2, 0));
-    // The end of one block and the start of the next: the cache belongs to the next.
+    // The stage has the second half of one block and the first half of the next, so it needs only one cache.
     assert_eq!(stage(4..6).kv_bytes.len(), 2);
     assert_eq!(halves.segment_name(3), "block 1 attention");
     assert_eq!(halves.segment_name(4), "block 1 ffn");
@@ -286,12 +287,12 @@ fn a_block_takes_few_launches() {
         assert_eq!(launches.len(), 14);
         assert_eq!(launches[5..8], [before, "widen/Q8_0", "matmul/F16/f16"]);
     }
-    // Two more norms; one of them quantizes.
+    // BitNet has two more norms. One of them writes int8 directly.
     assert_eq!(launches(&bitnet(), Activations::Int8, &plain_caps(), 1).len(), 11);
     assert_eq!(launches(&bitnet(), Activations::Int8, &wide_caps(), 1).len(), 12);
 }
 
-/// Returns a device with WGSL kernels.
+/// Returns the capabilities of a device with WGSL kernels.
 fn wgsl_caps() -> Caps {
     Caps {
         languages: [KernelLanguage::Wgsl].into(),
@@ -308,21 +309,48 @@ fn fused_kernels_save_launches_for_single_rows() {
     let llama = llama();
     let of = |rows| launches(&llama, Activations::F32, &wgsl_caps(), rows);
     assert_eq!(of(1), [&[first][..], &attention, &merge].concat());
-    // Rows of one sequence see what the others append.
+    // With several rows, RoPE and append stay separate, because rows read keys that other rows append.
     assert_eq!(of(2), [&[first][..], &split, &merge].concat());
-    // For many rows the launches are those of other devices.
+    // For many rows, this device launches the same kernels as other devices.
     assert_eq!(of(16), launches(&llama, Activations::F32, &wide_caps(), 16));
-    // Norms to int8 stay separate launches: otherwise each group would have to quantize the whole row.
+    // Norms with int8 output stay separate launches. If they were fused, each work group would have to
+    // quantize the whole row.
     let [norm, int8, gates] = ["rms-norm/int8", "matmul/Q8_0/int8", "silu-mul/int8"];
     let expected = [&[norm, int8][..], &attention, &["attention-merge/int8", int8, norm, int8, gates, int8]];
     assert_eq!(launches(&llama, Activations::Int8, &wgsl_caps(), 1), expected.concat());
-    // Two more norms.
+    // BitNet has two more norms.
     assert_eq!(launches(&bitnet(), Activations::F32, &wgsl_caps(), 1).len(), 6);
-    // Gate and up projections in different parts are not fused.
+    // If gate and up projections are in different parts, they are not fused.
     let caps = Caps { max_binding_bytes: 400 << 10, ..wgsl_caps() };
     let in_parts = launches(&llama, Activations::F32, &caps, 1);
     assert!(in_parts.contains(&"silu-mul/f32".to_owned()), "{in_parts:?}");
     assert!(!in_parts.iter().any(|name| name.starts_with("gated") || name.starts_with("rms-norm")));
+}
+
+/// Returns the launches of a block of a tiny model with bfloat16 weights, for one row.
+fn launches_of_tiny(name: &str) -> Vec<String> {
+    let bytes = std::fs::read(test_support::golden(name).join("model.gguf")).unwrap();
+    let file = ModelFile::open(vec![Arc::new(MemorySource::new(name, bytes))]).unwrap();
+    launches(&Model::new(file).unwrap(), Activations::F32, &wgsl_caps(), 1)
+}
+
+/// The kernels of a block after its product of queries, keys and values, for one row.
+const AFTER_QKV: [&str; 5] = [
+    "append-attention/f16",
+    "attention-merge/f32",
+    "matmul/BF16/f32",
+    "gated-matmul/BF16",
+    "matmul/BF16/f32",
+];
+
+#[test]
+fn biases_take_one_launch_and_keep_fusions() {
+    assert_eq!(launches_of_tiny("tiny-qwen2"), [&["copy", "norm-matmul/BF16"][..], &AFTER_QKV].concat());
+}
+
+#[test]
+fn head_norms_take_one_launch_and_keep_fusions() {
+    assert_eq!(launches_of_tiny("tiny-qwen3"), [&["norm-matmul/BF16", "head-norm"][..], &AFTER_QKV].concat());
 }
 
 #[test]
@@ -336,7 +364,7 @@ fn fused_gate_has_one_column_per_two_weight_rows() {
     assert_eq!((step.constants[2], step.slices[3].bytes), (1536, 1536 / 2 * 4));
 }
 
-/// Returns a device with matrix units.
+/// Returns the capabilities of a device with matrix units.
 fn cuda_caps() -> Caps {
     Caps {
         languages: [KernelLanguage::CudaC].into(),
@@ -358,7 +386,7 @@ fn matrix_units_dequantize_weights_for_wide_buckets_only() {
         let names = ["widen/Q8_0 ", "matmul/F16/f16 ", "matmul/Q8_0/int8 ", "silu-mul/f16 "];
         assert_eq!(names.map(count), expected, "{} rows: {kernels:?}", program.params.rows);
     }
-    // The scratch holds the largest matrix, and matches the promise for such devices.
+    // Scratch holds the largest dequantized matrix, and does not exceed the bound in `Segment`.
     let widest = 2 * 1536 * 256;
     let segments = llama().segments(&lowering).unwrap();
     assert!(stage.scratch_bytes > widest && stage.scratch_bytes <= segments[1].wide_scratch_bytes);
@@ -377,7 +405,7 @@ fn weight_layouts_match_the_kernels_of_the_device() {
         };
         assert_eq!(layout("token_embd.weight"), (TensorType::F16, embedding));
         assert_eq!(layout("blk.0.attn_q.weight"), (TensorType::TQ2_0, Layout::Rows16));
-        // The head reads the embedding, whose layout decides its activations.
+        // The head reads the embedding's table. The layout of the table determines the activations.
         let head = stage.programs.last().unwrap().segment_steps(13).last().unwrap();
         let kernel = &stage.variants[head.entry as usize];
         let form = if embedding == Layout::RowMajor { "f16" } else { "f32" };
@@ -413,7 +441,7 @@ fn rows_have_the_width_of_the_model_and_logits_its_vocabulary() {
 
 #[test]
 fn attention_is_split_among_compute_units_without_empty_splits() {
-    // Two key-value heads. 7 blocks hold 100 positions.
+    // The model has two key-value heads, and 7 blocks hold 100 positions.
     for (context, parallel_units, splits) in [(100, 132, 7), (4096, 132, 64), (4096, 20, 10), (4096, 1, 1)] {
         let (lowering, caps) =
             (Lowering { context, ..lowering(Activations::F32) }, Caps { parallel_units, ..wide_caps() });

@@ -1,4 +1,4 @@
-//! The tokenizer against recorded results of the `tales` models.
+//! Compares the tokenizer with recorded results of the `tales` models.
 
 use ragtag_graph::{MemorySource, ModelFile, Tokenizer};
 use std::sync::Arc;
@@ -29,7 +29,7 @@ fn golden_prompts_and_tales() {
             let prompt = case["prompt"].as_str().unwrap();
             let mut all = tokenizer.encode(prompt, true).unwrap();
             assert_eq!(all, ids(&case["prompt_ids"]), "{name}: {prompt}");
-            // The recorded text covers prompt and continuation, as a stream decodes them.
+            // The recorded text is the prompt and its continuation, decoded by one stream.
             all.extend(ids(&case["greedy_ids"]));
             let text = case["text"].as_str().unwrap();
             assert_eq!(tokenizer.decode(&all), text, "{name}: {prompt}");
@@ -40,8 +40,8 @@ fn golden_prompts_and_tales() {
     }
 }
 
-/// Encodes 40 kB at once. The ids match the sentencepiece library (10378 ids, recorded as an FNV-1a digest),
-/// the text survives a round trip, and the time does not grow with the square of the length.
+/// Encodes 40 kB at once. The ids must match the sentencepiece library (10378 ids, recorded as an FNV-1a
+/// digest), and decoding must return the text. The time must not grow with the square of the length.
 #[test]
 fn a_long_text() {
     let (_, tokenizer) = open("tales-q8_0");
@@ -66,7 +66,7 @@ fn a_long_text() {
     assert!(eightfold < once * 40, "40 kB take {once:?}, 320 kB {eightfold:?}");
 }
 
-/// Every weight of every model is readable and has the size that its type and shape give.
+/// Checks that every weight of every model is readable and that its size agrees with its type and shape.
 #[test]
 fn weights_of_all_models() {
     for (name, count) in MODELS.into_iter().zip([110, 110, 110, 134]) {

@@ -1,5 +1,5 @@
-//! Measures products against the machine: bandwidth of one token (GEMV) beside read bandwidth, GFLOP/s of
-//! many tokens, and GB/s of weight packing.
+//! Measures products against the machine's limits: GEMV bandwidth beside read bandwidth, GFLOP/s of products
+//! with many tokens, and GB/s of weight packing.
 //!
 //! `cargo bench -p ragtag-kernels --bench matmul -- [gemv|gemm|pack] [types…]`, for example `-- gemv Q8_0 F16`.
 #![allow(clippy::print_stdout)] // The bench prints a report.
@@ -10,10 +10,10 @@ use ragtag_kernels::{Activations, Code, Kernel, Layout, Resident, TensorType, Va
 use std::hint::black_box;
 use std::time::Instant;
 
-/// Matrices of a model with 1.1 billion weights.
+/// Shapes of the matrices of a model with 1.1 billion weights.
 const SHAPES: [(usize, usize); 3] = [(2048, 2048), (5632, 2048), (2048, 5632)];
 
-/// Far larger than any cache.
+/// Size of the working set, far larger than any cache.
 const WORKING_SET_BYTES: usize = 1 << 30;
 
 /// A cache line, for alignment.
@@ -54,7 +54,8 @@ fn features() -> Features {
     found.into_iter().filter(|(_, has)| *has).map(|(feature, _)| feature).collect()
 }
 
-/// Returns a host with these features. The environment variable `ISA` (`avx2`, `none`) selects just one.
+/// Returns the capabilities of this CPU. The environment variable `ISA` (`avx2`, `none`) restricts the
+/// features.
 fn caps() -> Caps {
     let mut caps = Caps {
         languages: [KernelLanguage::Host].into(),
@@ -78,12 +79,12 @@ fn caps() -> Caps {
     caps
 }
 
-/// Fills a buffer with pseudo-random bytes. Scales may take any value at no cost in time.
+/// Fills a buffer with pseudo-random bytes. The values of scales do not affect the speed.
 fn noise(bytes: &mut [u8]) {
     let mut state = 1_u64;
     for chunk in bytes.chunks_mut(8) {
         state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
-        // Keeps exponents near one in every float format, because infinities and subnormals would be slower.
+        // Keeps exponents near one in every float format. Infinities and subnormals would be slower.
         let word = ((state >> 3) & 0x83ff_83ff_83ff_83ff) | 0x3c00_3c00_3c00_3c00;
         chunk.copy_from_slice(&word.to_le_bytes()[..chunk.len()]);
     }
@@ -135,7 +136,7 @@ struct Launch {
 }
 
 impl Launch {
-    /// Runs the share of one of `threads` threads.
+    /// Runs the share of thread `thread` out of `threads` threads.
     fn run(&self, thread: usize, threads: usize) {
         let grid = self.variant.grid(&self.constants, &Caps::default());
         let share = |t: usize| (grid[0] as usize * t / threads) as u32;

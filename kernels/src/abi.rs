@@ -4,7 +4,7 @@
 use crate::kernel::ElementType;
 use crate::params::HEADER_WORDS;
 
-/// A size that no binding has.
+/// Size that no binding has. An extent of this size makes validation reject the launch.
 pub(crate) const IMPOSSIBLE: u64 = u64::MAX;
 
 /// Bytes of a parameter block's header.
@@ -20,7 +20,8 @@ pub(crate) fn words(dimensions: &[u32]) -> u64 {
     product(dimensions).saturating_mul(4)
 }
 
-/// Returns the bytes of rows of `width` 32-bit values with this stride in values; impossible if rows overlap.
+/// Returns the bytes of `rows` rows of `width` 32-bit values. `stride` is in values. Returns [`IMPOSSIBLE`]
+/// if rows overlap.
 pub(crate) fn strided(rows: u32, stride: u32, width: u32) -> u64 {
     match rows.checked_sub(1) {
         _ if stride < width => IMPOSSIBLE,
@@ -29,8 +30,8 @@ pub(crate) fn strided(rows: u32, stride: u32, width: u32) -> u64 {
     }
 }
 
-/// Returns the values from the first to the last of rows of `width` values repeated along dimensions of
-/// (count, stride).
+/// Returns the number of values from the first to the last value of strided rows. A row has `width` values.
+/// `dimensions` lists the count and stride of each dimension along which rows repeat.
 pub(crate) fn reach(width: u32, dimensions: &[(u32, u32)]) -> u64 {
     if width == 0 || dimensions.iter().any(|(count, _)| *count == 0) {
         return 0;
@@ -40,7 +41,7 @@ pub(crate) fn reach(width: u32, dimensions: &[(u32, u32)]) -> u64 {
     dimensions.iter().fold(u64::from(width), further)
 }
 
-/// Like [`reach`] for rows that are written: impossible if any may overlap.
+/// Like [`reach`], but for rows that a kernel writes: returns [`IMPOSSIBLE`] if any rows may overlap.
 pub(crate) fn reach_apart<const N: usize>(width: u32, mut dimensions: [(u32, u32); N]) -> u64 {
     dimensions.sort_by_key(|(_, stride)| *stride);
     let overlaps = |i: usize| {
@@ -50,7 +51,7 @@ pub(crate) fn reach_apart<const N: usize>(width: u32, mut dimensions: [(u32, u32
     if (0..N).any(overlaps) { IMPOSSIBLE } else { reach(width, &dimensions) }
 }
 
-/// Returns the bytes of `count` values of a type, in whole words.
+/// Returns the bytes of `count` values of a type, rounded up to whole words.
 pub(crate) fn values(element: ElementType, count: u64) -> u64 {
     count.saturating_mul(element.bytes()).checked_next_multiple_of(4).unwrap_or(IMPOSSIBLE)
 }

@@ -1,8 +1,7 @@
 //! PTX built ahead of time from this crate's CUDA C++, so that a device needs only NVIDIA's driver.
 //!
-//! It is stored compressed in `artefacts/cuda`; `cargo xtask kernels` writes it. A program is found by the
-//! digest of its text, so PTX built from another text is never used, whatever its name. Pure data: knows
-//! nothing about compilers.
+//! `cargo xtask kernels` writes the compressed PTX to `artefacts/cuda`. The key of a program is the digest of
+//! its source text, so PTX built from another text is never used. This module does not call a compiler.
 
 #[path = "../artefacts/cuda/index.rs"]
 mod index;
@@ -12,8 +11,8 @@ use ragtag_hal::{Feature, Features};
 use std::io::Read;
 use std::sync::Arc;
 
-/// Virtual architectures that PTX is built for, oldest first, each with the feature of the devices that
-/// accept it.
+/// Virtual architectures for which PTX is built, oldest first. Each comes with the feature that marks devices
+/// that accept it.
 const ARCHITECTURES: [(&str, Option<Feature>); 6] = [
     ("61", None),
     ("70", Some(Feature::Sm70)),
@@ -23,10 +22,10 @@ const ARCHITECTURES: [(&str, Option<Feature>); 6] = [
     ("90a", Some(Feature::Sm90a)),
 ];
 
-/// Oldest architecture on which a launch may start before the previous one ends.
+/// Oldest architecture on which a launch may start before the previous launch ends.
 const OVERLAPPING: &str = "90";
 
-/// NVRTC's options besides the architecture: IEEE arithmetic without implicit fusing.
+/// NVRTC's options besides the architecture. They select IEEE arithmetic without implicit fused multiply-add.
 pub const OPTIONS: [&str; 3] = ["--std=c++17", "-default-device", "-fmad=false"];
 
 /// Size limit of a program's PTX, in bytes.
@@ -35,7 +34,7 @@ const MAX_BYTES: u64 = 16 << 20;
 /// A program in PTX.
 #[derive(Clone, Copy, Debug)]
 pub struct Artefact {
-    /// Architecture that it was built for: `61`, `90a`.
+    /// Target architecture, for example `61` or `90a`.
     pub architecture: &'static str,
     /// Name of the program.
     pub program: &'static str,
@@ -78,8 +77,8 @@ pub fn artefacts() -> &'static [Artefact] {
     index::ALL
 }
 
-/// Returns the key of a text's PTX: half of the BLAKE3 hash of the compiler options and the text, in
-/// hexadecimal.
+/// Returns the key of a text's PTX, in hexadecimal: half of the BLAKE3 hash of the compiler options and the
+/// text.
 pub fn digest(text: &str) -> String {
     let mut hasher = blake3::Hasher::new();
     for option in OPTIONS {
@@ -88,8 +87,8 @@ pub fn digest(text: &str) -> String {
     hasher.update(text.as_bytes()).finalize().to_hex()[..32].into()
 }
 
-/// Returns the architectures to build for a variant with these required features: the oldest that has them,
-/// and the one from which launches overlap, for newer devices.
+/// Returns the architectures to build for a variant that requires these features. They are the oldest
+/// architecture with these features, and the one from which launches overlap if it is newer.
 pub fn architectures(requires: &[Feature]) -> impl Iterator<Item = &'static str> {
     let is_required = |(_, feature): &(_, Option<Feature>)| feature.is_some_and(|f| requires.contains(&f));
     let oldest = ARCHITECTURES.iter().rposition(is_required).unwrap_or(0);
@@ -97,8 +96,8 @@ pub fn architectures(requires: &[Feature]) -> impl Iterator<Item = &'static str>
     ARCHITECTURES.iter().map(|(name, _)| *name).enumerate().filter(is_built).map(|(_, name)| name)
 }
 
-/// Finds the best PTX of a text for a device with these features: that of the newest architecture that the
-/// device accepts.
+/// Finds the best PTX of a text for a device with these features. The best PTX is for the newest architecture
+/// that the device accepts.
 pub(crate) fn find(text: &str, features: &Features) -> Option<&'static Artefact> {
     let digest = digest(text);
     let of_text = || artefacts().iter().filter(|artefact| artefact.digest == digest);
@@ -138,8 +137,8 @@ mod tests {
         }
     }
 
-    /// A launch that may start early must wait for earlier launches. The host relies on it for every kernel
-    /// of a program.
+    /// The host lets launches on this architecture overlap, so every kernel of a program must wait for
+    /// earlier launches.
     #[test]
     fn kernels_whose_launches_overlap_wait() {
         let overlapping = || artefacts().iter().filter(|a| a.architecture.starts_with(OVERLAPPING));

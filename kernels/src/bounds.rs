@@ -1,28 +1,28 @@
 //! Error bounds: the largest relative error of each kernel against its reference for the same inputs. A
-//! numerics class is a promise about a model's results. A bound follows from the arithmetic of one kernel and
-//! is usually far tighter.
+//! numerics class limits the error of a model's results. A bound limits the error of one kernel's arithmetic
+//! and is usually far tighter.
 //!
 //! A bound is 4 to 10 times the largest error seen on any device (`docs/reports`), because other devices sum
-//! in other orders. Outputs rounded to 8 or 16 bits have a smaller margin, because their error depends on the
-//! values and not on the device.
+//! in other orders. Outputs rounded to 8 or 16 bits have a smaller margin. Their error depends on the values
+//! and hardly on the device.
 
 use crate::blocks::TensorType;
 use crate::kernel::{Activations, Kernel, KvType};
 use crate::table::Variant;
 use ragtag_hal::Feature;
 
-/// Features of matrix units that take both factors as bf16.
+/// Features of matrix units that convert both factors to bf16.
 const UNITS_OF_BF16: [Feature; 4] = [Feature::Sm80, Feature::Sm90a, Feature::Mfma, Feature::Wmma];
 
 impl Kernel {
-    /// Returns the largest relative error ‖out − ref‖ / ‖ref‖ of its variants. See [`Variant::bound`] for
-    /// exceptions.
+    /// Returns the largest relative error ‖out − ref‖ / ‖ref‖ of the kernel's variants. [`Variant::bound`]
+    /// has the exceptions.
     pub fn bound(self) -> f64 {
         use Activations::{F16, F32, Int8};
         match self {
             Kernel::Gather | Kernel::Copy | Kernel::GatherRows | Kernel::ArgMax | Kernel::TopK => 1e-6,
             Kernel::Embed(_) | Kernel::DecodeBlocks | Kernel::Add | Kernel::Binary => 1e-6,
-            Kernel::Reduce | Kernel::RmsNorm(F32) | Kernel::SiluMul(F32) => 1e-6,
+            Kernel::Reduce | Kernel::RmsNorm(F32) | Kernel::HeadNorm | Kernel::SiluMul(F32) => 1e-6,
             Kernel::Rope | Kernel::RopeAppend(KvType::F32) => 1e-6,
             Kernel::Gemm(_) | Kernel::Conv2d(_) | Kernel::MatMul(_, Int8) => 2e-6,
             Kernel::Softmax | Kernel::SoftmaxAxis | Kernel::AttentionMerge(F32) => 2e-6,
@@ -46,7 +46,7 @@ impl Kernel {
 }
 
 impl Variant {
-    /// Returns the largest relative error ‖out − ref‖ / ‖ref‖ of this variant. It is that of its kernel,
+    /// Returns the largest relative error ‖out − ref‖ / ‖ref‖ of this variant. It equals the kernel's bound,
     /// except on matrix units that round f16 activations to bf16 for bf16 weights.
     pub fn bound(&self) -> f64 {
         let rounds = self.requires.iter().any(|feature| UNITS_OF_BF16.contains(feature));

@@ -1,5 +1,5 @@
-//! Functions that compose the text of a kernel for weights of one tensor type. They are plain function
-//! pointers for the table of variants. Knows nothing about the texts.
+//! Composers: functions that compose a kernel's text for weights of one tensor type. They are plain function
+//! pointers, so the table of variants can store them. They know nothing about the texts.
 
 use ragtag_hal::KernelLanguage;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 /// Composes a text in a language.
 pub(crate) type Compose = fn(KernelLanguage) -> Arc<str>;
 
-/// A [`Compose`] of `$compose(language, tensor_type)` for a type known at compile time.
+/// Returns a [`Compose`] that calls `$compose(language, tensor_type)` for a type known at compile time.
 macro_rules! composer {
     ($tensor_type:expr, $compose:expr) => {
         $crate::types::each_type!(composer $tensor_type, $compose;)

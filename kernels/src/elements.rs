@@ -1,16 +1,17 @@
-//! Elements of the general operators: f32, f16 and bf16 in whole words, and traversal by strides.
+//! Elements of the general operators (f32, f16 and bf16), stored in whole words and traversed by strides.
 //!
-//! An element's type is passed as a number: 0 for f32, 1 for f16, 2 for bf16. A word holds two 16-bit
-//! elements, the first in its low half. If their number is odd, the last word is padded with zero.
+//! Kernels receive the type as a number: 0 for f32, 1 for f16, 2 for bf16. A word holds two 16-bit elements,
+//! the first in its low half. If the number of elements is odd, zero pads the last word.
 
 use crate::abi::{IMPOSSIBLE, product};
 use crate::kernel::ElementType;
 use half::{bf16, f16};
 
-/// Maximum dimensions that kernels traverse. Fewer are padded in front with dimensions of size 1.
+/// Maximum number of dimensions that kernels traverse. Fewer dimensions are padded in front with dimensions
+/// of size 1.
 pub const RANK: usize = 6;
 
-/// Work items per group. Each writes one word.
+/// Work items per group. Each work item writes one word.
 pub(crate) const ITEMS: u32 = 256;
 
 /// Returns one group per [`ITEMS`] words.
@@ -27,7 +28,7 @@ pub fn number(element: ElementType) -> u32 {
     }
 }
 
-/// Returns the elements per word of the type with this number, if there is one.
+/// Returns the elements per word for a type number, or `None` if the number is invalid.
 pub(crate) fn in_a_word(number: u32) -> Option<u32> {
     match number {
         0 => Some(1),
@@ -36,7 +37,7 @@ pub(crate) fn in_a_word(number: u32) -> Option<u32> {
     }
 }
 
-/// Returns the bytes of `count` elements; impossible from 2^32 elements on.
+/// Returns the bytes of `count` elements, or [`IMPOSSIBLE`] for 2^32 elements and more.
 pub(crate) fn bytes(number: u32, count: u64) -> u64 {
     match in_a_word(number) {
         Some(in_a_word) if count <= u64::from(u32::MAX) => count.div_ceil(u64::from(in_a_word)) * 4,
@@ -53,10 +54,12 @@ pub(crate) fn span(sizes: &[u32], strides: &[u32]) -> u64 {
     steps.fold(1, u64::saturating_add)
 }
 
-/// Returns the element at step `i` of a strided traversal. `i` is below the product of the sizes.
+/// Returns the index of the element at step `i` of a strided traversal. `i` is below the product of the
+/// sizes.
 #[inline(always)]
 pub(crate) fn place(mut i: usize, sizes: &[u32], strides: &[u32]) -> usize {
-    // Most traversals have one dimension, and many steps of others stay within the last.
+    // Fast path: most traversals have one dimension, and many steps of other traversals stay within the last
+    // dimension.
     if let ([.., size], [.., stride]) = (sizes, strides)
         && i < *size as usize
     {
@@ -76,8 +79,8 @@ pub(crate) fn element(words: &[u32], number: u32, i: usize) -> u32 {
     if number == 0 { words[i] } else { words[i / 2] >> (i % 2 * 16) & 0xffff }
 }
 
-/// Converts the bits of an element to another type: rounded to nearest, ties to even. Values that are too
-/// large become infinite, and NaN is preserved. Without a type change, returns the same bits.
+/// Converts the bits of an element to another type, rounded to nearest, ties to even. Values that are too
+/// large become infinite, and NaN is preserved. If both types are equal, returns the same bits.
 #[inline(always)]
 pub(crate) fn convert(from: u32, to: u32, bits: u32) -> u32 {
     if from == to {

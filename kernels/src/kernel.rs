@@ -1,4 +1,5 @@
-//! Names of kernels: the operation that a step computes, independent of its implementation on a device.
+//! Names of kernels. A kernel is the operation that a step computes, independent of its implementation on a
+//! device.
 
 use crate::blocks::TensorType;
 use crate::layout::Layout;
@@ -12,7 +13,7 @@ use std::fmt;
 pub enum NumericsClass {
     /// f32 activations: relative error at most 1e-4.
     Exact,
-    /// int8 or f16 activations, matrix units: at most 2e-2.
+    /// int8 or f16 activations, or matrix units: relative error at most 2e-2.
     Fast,
 }
 
@@ -26,7 +27,7 @@ impl NumericsClass {
     }
 }
 
-/// Form in which activations enter a matrix product.
+/// Type of the activations that enter a matrix product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Activations {
@@ -39,11 +40,11 @@ pub enum Activations {
 }
 
 impl Activations {
-    /// All forms.
+    /// All activation types.
     pub const ALL: [Activations; 3] = [Activations::F32, Activations::Int8, Activations::F16];
 
-    /// Returns the bytes from one row of `width` values to the next. Int8 and f16 rows have multiples of 32
-    /// values.
+    /// Returns the bytes from one row of `width` values to the next. The width of int8 and f16 rows is a
+    /// multiple of 32.
     pub fn row_bytes(self, width: usize) -> usize {
         match self {
             Activations::F32 => width * 4,
@@ -52,7 +53,7 @@ impl Activations {
         }
     }
 
-    /// Returns the bytes of `rows` rows; impossible if the form does not support the width.
+    /// Returns the bytes of `rows` rows, or `IMPOSSIBLE` if the type does not support the width.
     pub(crate) fn rows_extent(self, rows: u32, width: u32) -> u64 {
         match self {
             Activations::F32 => abi::words(&[rows, width]),
@@ -72,7 +73,7 @@ impl fmt::Display for Activations {
     }
 }
 
-/// Types of the values that operators take.
+/// Type of the values that a general operator accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ElementType {
@@ -135,7 +136,7 @@ pub enum Kernel {
     Embed(TensorType),
     /// Rows that need logits.
     Gather,
-    /// RMS norm to activations of this form.
+    /// RMS norm with output of this activation type.
     RmsNorm(Activations),
     /// Converts f32 to int8 or f16 activations.
     Quantize(Activations),
@@ -143,10 +144,13 @@ pub enum Kernel {
     MatMul(TensorType, Activations),
     /// RMS norm fused with the product of f32 activations and weights of this type.
     NormMatMul(TensorType),
-    /// RMS norm fused with the products of gate and up weights and with SiLU(gate) · up.
+    /// Products of gate and up weights, fused with the RMS norm before them and with SiLU(gate) · up after
+    /// them.
     GatedMatMul(TensorType),
     /// Dequantizes weights of this type to f16.
     Widen(TensorType),
+    /// RMS norm of each query and key head.
+    HeadNorm,
     /// RoPE and KV append.
     RopeAppend(KvType),
     /// Causal attention over the cache.
@@ -155,9 +159,9 @@ pub enum Kernel {
     AttentionPartial(KvType),
     /// RoPE, KV append and the first launch of split attention, fused, for one row.
     AppendAttention(KvType),
-    /// Second launch of split attention: combines splits to activations of this form.
+    /// Second launch of split attention: combines splits into activations of this type.
     AttentionMerge(Activations),
-    /// SiLU(gate) · up to activations of this form.
+    /// SiLU(gate) · up with output of this activation type.
     SiluMul(Activations),
     /// x += y.
     Add,
@@ -197,10 +201,10 @@ pub enum Kernel {
 }
 
 impl Kernel {
-    /// Returns all kernels that have variants. Some types have products with some activations only: see
-    /// [`crate::matmul::takes`].
+    /// Returns all kernels that have variants. [`crate::matmul::takes`] limits the products to some pairs of
+    /// weight and activation types.
     pub fn all() -> Vec<Kernel> {
-        let mut all = vec![Kernel::Gather, Kernel::Add];
+        let mut all = vec![Kernel::Gather, Kernel::Add, Kernel::HeadNorm];
         all.extend([Kernel::Softmax, Kernel::ArgMax, Kernel::TopK]);
         all.extend([Kernel::Copy, Kernel::GatherRows, Kernel::Unary, Kernel::Binary]);
         all.extend([Kernel::Reduce, Kernel::SoftmaxAxis, Kernel::LayerNorm, Kernel::Rope]);
@@ -226,12 +230,14 @@ impl Kernel {
         all
     }
 
-    /// Returns whether the kernel fuses several others. Only devices on which fusion pays have such kernels.
+    /// Returns whether the kernel fuses several others. Only devices on which fusion is faster have variants
+    /// of it.
     pub fn is_fused(self) -> bool {
         matches!(self, Kernel::NormMatMul(_) | Kernel::GatedMatMul(_) | Kernel::AppendAttention(_))
     }
 
-    /// Returns the accuracy of its variants for given inputs. Storing keys and values as f16 rounds them.
+    /// Returns the accuracy of the kernel's variants for given inputs. An f16 KV cache rounds keys and
+    /// values.
     pub fn class(self) -> NumericsClass {
         match self {
             Kernel::RmsNorm(activations)
@@ -250,8 +256,9 @@ impl Kernel {
         }
     }
 
-    /// Returns the layout of the weights that it reads, if any. `kept` gives a device's layout by type.
-    /// Products with f16 activations always read the row-major layout, because matrix units load rows.
+    /// Returns the layout of the weights that the kernel reads, if it reads any. `kept` returns the device's
+    /// layout of a type. Products with f16 activations always read the row-major layout, because matrix units
+    /// load rows.
     pub fn layout(self, kept: impl FnOnce(TensorType) -> Layout) -> Option<Layout> {
         match self {
             Kernel::MatMul(_, Activations::F16) => Some(Layout::RowMajor),
@@ -280,6 +287,7 @@ impl fmt::Display for Kernel {
             Kernel::NormMatMul(t) => write!(f, "norm-matmul/{t}"),
             Kernel::GatedMatMul(t) => write!(f, "gated-matmul/{t}"),
             Kernel::Widen(t) => write!(f, "widen/{t}"),
+            Kernel::HeadNorm => write!(f, "head-norm"),
             Kernel::RopeAppend(k) => write!(f, "rope-append/{}", kv(k)),
             Kernel::Attention(k) => write!(f, "attention/{}", kv(k)),
             Kernel::AttentionPartial(k) => write!(f, "attention-partial/{}", kv(k)),

@@ -1,7 +1,7 @@
-//! Kernels: for each one its binary interface, its reference in plain Rust, its numerics class and its
-//! sources, and the table that selects a variant by a device's capabilities.
+//! Kernels. Each has a binary interface, a reference in plain Rust, a numerics class and sources. A table
+//! selects a variant by a device's capabilities.
 //!
-//! Knows nothing about models, plans and backends. Does no I/O and starts no thread.
+//! This crate knows nothing about models, plans and backends. It does no I/O and starts no thread.
 
 mod abi;
 pub mod add;
@@ -25,6 +25,7 @@ pub mod gather;
 pub mod gather_rows;
 pub mod gemm;
 pub mod half_rows;
+pub mod head_norm;
 mod kernel;
 pub mod layer_norm;
 pub mod layout;

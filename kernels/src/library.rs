@@ -1,13 +1,14 @@
-//! Products by the library that a device's capabilities name, as variants beside kernels.
+//! Variants that compute products with the GEMM library that a device's capabilities name.
 //!
 //! | needs | product |
 //! | --- | --- |
 //! | [`Caps::gemm`](ragtag_hal::Caps::gemm) | row-major f16 weights with f16 activations, sums in f32 |
 //!
 //! A library does not read the parameters. It computes all rows of a launch's capacity, including padding
-//! rows of arbitrary content. Its order of summation is unspecified, so a row of y may differ in its last
-//! bits from the same row elsewhere in a launch, within the numerics class. bf16 weights stay with kernels,
-//! which convert f16 activations to bf16; libraries require both factors to have the same type.
+//! rows with arbitrary contents. Its order of summation is unspecified. Therefore equal rows of x at
+//! different positions may give results that differ in their last bits, within the numerics class. Products
+//! of bf16 weights use kernels instead, which convert f16 activations to bf16. Libraries require both factors
+//! to have the same type.
 
 use crate::blocks::TensorType;
 use crate::half_rows::PITCH_VALUES;
@@ -17,7 +18,7 @@ use crate::matmul;
 use crate::table::{Code, Grid, Variant};
 use ragtag_hal::{Gemm, GemmEntry};
 
-/// Rows of x from which a library is worth the call and the padding that it computes.
+/// Minimum rows of x for which a library outweighs the call and the computation of padding rows.
 const MIN_ROWS: u32 = 512;
 
 /// Returns all library variants.
@@ -36,10 +37,11 @@ pub(crate) fn variants() -> [Variant; 1] {
     }]
 }
 
-/// Converts the constants of a product.
+/// Converts the constants of a product to a [`Gemm`].
 fn product(constants: &[u32]) -> Gemm {
     let &[rows, _, columns, depth, accumulate, y_pitch] = constants else {
-        // The ABI guarantees the number of constants. An empty product is never executed.
+        // The ABI guarantees the number of constants. A mismatch gives an empty product, which is never
+        // executed.
         return Gemm {
             rows: 0,
             columns: 0,
@@ -67,7 +69,7 @@ mod tests {
             let mut extents = [0; 4];
             (variant.abi.extents)(&constants, &mut extents);
             let [x, weights, y] = product.extents();
-            // f16 rows end with padding, which the ABI counts and the library does not read.
+            // f16 rows end with padding. The ABI counts the padding, but the library does not read it.
             assert!(weights <= extents[1] && x <= extents[2], "{constants:?}");
             assert_eq!(y, extents[3]);
         }

@@ -1,7 +1,7 @@
-//! Parameter block of a micro-batch: all data that changes from step to step, as 32-bit words.
+//! Parameter block of a micro-batch. It holds all data that changes from step to step, as 32-bit words.
 //!
-//! There is one block per slot of a stage's parameter ring. Its *capacities* are fixed at compile time. The
-//! *counts* in its header give the used part. No kernel computes or writes beyond the counts.
+//! Each slot of a stage's parameter ring has one block. The *capacities* of the block are fixed at compile
+//! time. The *counts* in its header give the used part. No kernel computes or writes beyond the counts.
 //!
 //! | words | content |
 //! | --- | --- |

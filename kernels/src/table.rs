@@ -1,4 +1,4 @@
-//! Table of variants, and selection among them by a device's capabilities.
+//! The table of variants, and the selection of a variant by a device's capabilities.
 
 use crate::artefacts::{self, Artefact};
 use crate::blocks::TensorType;
@@ -19,7 +19,7 @@ use std::sync::{Arc, LazyLock};
 /// An implementation of a kernel.
 #[derive(Clone, Copy, Debug)]
 pub struct Variant {
-    /// Kernel that it implements.
+    /// Kernel that the variant implements.
     pub kernel: Kernel,
     /// Name in receipts: `avx512-vnni`, `portable`.
     pub name: &'static str,
@@ -31,10 +31,10 @@ pub struct Variant {
     pub abi: &'static EntryAbi,
     /// Grid of a launch: see [`Variant::grid`].
     pub grid: Grid,
-    /// Layout of the weights that it reads. `None` if it reads no block or matrix weights.
+    /// Layout of the weights that the variant reads. `None` if it reads no block or matrix weights.
     pub layout: Option<Layout>,
-    /// Row capacity from which programs prefer it where another kernel would also work: see [`preferred`].
-    /// [`NEVER`] for a variant that is correct but not fast.
+    /// Minimum row capacity for which programs prefer the variant over other kernels that would also work:
+    /// see [`preferred`]. [`NEVER`] marks a variant that is correct but not fast.
     pub min_rows: u32,
     /// Maximum row capacity that it is designed for. It is correct for any.
     pub max_rows: u32,
@@ -130,7 +130,8 @@ impl Variant {
         Case { tolerance: self.bound(), ..case }
     }
 
-    /// Returns whether a device accepts its code: the language, PTX built from its CUDA C++, or the library.
+    /// Returns whether a device accepts the variant's code: its language, PTX built from its CUDA C++, or its
+    /// library.
     pub fn is_taken_by(&self, caps: &Caps) -> bool {
         match self.language() {
             Some(language) => caps.languages.contains(&language) || self.ptx(caps).is_some(),
@@ -138,7 +139,7 @@ impl Variant {
         }
     }
 
-    /// Returns the best PTX for a device, if it accepts PTX and one was built.
+    /// Returns the best PTX for a device. Returns `None` if the device does not accept PTX or none was built.
     fn ptx(&self, caps: &Caps) -> Option<&'static Artefact> {
         match self.code {
             Code::Text(text)
@@ -151,7 +152,7 @@ impl Variant {
         }
     }
 
-    /// Returns whether a device meets all its requirements.
+    /// Returns whether a device meets all requirements of the variant.
     pub fn runs_on(&self, caps: &Caps) -> bool {
         self.is_taken_by(caps)
             && self.requires.iter().all(|feature| caps.features.contains(feature))
@@ -184,9 +185,9 @@ pub fn variants() -> &'static [Variant] {
     &VARIANTS
 }
 
-/// Returns the best variant of a kernel for launches of up to `rows` rows on a device: the first that is
-/// designed for that many rows, reads the device's weight layout, and runs on the device. A preferred library
-/// comes first, from the number of rows on that justifies its use.
+/// Returns the best variant of a kernel for launches of up to `rows` rows on a device. It is the first
+/// variant that is designed for that many rows, reads the device's weight layout, and runs on the device. If
+/// the device prefers its library, the library variant comes first from its minimum number of rows on.
 pub fn select(kernel: Kernel, caps: &Caps, rows: u32) -> Option<&'static Variant> {
     let layout = kernel.layout(|tensor_type| layout_for(tensor_type, caps));
     let fits = |v: &Variant| v.kernel == kernel && v.layout == layout && rows <= v.max_rows;
@@ -196,17 +197,18 @@ pub fn select(kernel: Kernel, caps: &Caps, rows: u32) -> Option<&'static Variant
     first.or_else(|| variants().iter().find(|v| fits(v) && v.runs_on(caps)))
 }
 
-/// Like [`select`], but only if the variant is preferable where other kernels would also work.
+/// Like [`select`], but returns the variant only if programs should prefer it over other kernels that would
+/// also work.
 pub fn preferred(kernel: Kernel, caps: &Caps, rows: u32) -> Option<&'static Variant> {
     select(kernel, caps, rows).filter(|v| rows >= v.min_rows)
 }
 
-/// Returns the activations of a product of up to `rows` rows on a device, for weights of this type.
+/// Returns the activation type for products of weights of this type, with up to `rows` rows, on a device.
 ///
-/// A request for f32 always gives f32. A request for int8 means fast products, and the device's table
-/// decides: f16 if there are matrix units for this number of rows, else int8 if the weights have integer
-/// quants, else f32. A request for f16 accepts any variant. Weights with integer quants are dequantized for
-/// f16.
+/// A request for f32 always gives f32. A request for int8 asks for fast products, and the device's table
+/// decides. It gives f16 if matrix units support this number of rows. Otherwise it gives int8 if the weights
+/// have integer quants, and f32 if not. A request for f16 accepts any variant. Weights with integer quants
+/// are dequantized to f16.
 pub fn activations_for(tensor_type: TensorType, wanted: Activations, caps: &Caps, rows: u32) -> Activations {
     let quantised = tensor_type.block_values() > 1;
     let offers = |kernel| match wanted {
@@ -228,16 +230,16 @@ pub fn activations_for(tensor_type: TensorType, wanted: Activations, caps: &Caps
     }
 }
 
-/// Returns whether fast products of some type and number of rows take f16 activations on a device.
+/// Returns whether the fast products of any type and number of rows use f16 activations on a device.
 pub fn has_f16_products(caps: &Caps) -> bool {
     let form = |(tensor_type, rows)| activations_for(tensor_type, Activations::Int8, caps, rows);
     let rows = (0..16).map(|bit| 1 << bit);
     rows.flat_map(|rows| TensorType::ALL.map(|t| (t, rows))).any(|case| form(case) == Activations::F16)
 }
 
-/// Returns the code of a module with these variants as entries, for a device that runs them; `None` if they
-/// are in several languages. CUDA C++ becomes PTX if all of it was built ahead of time. Library products are
-/// linked to either.
+/// Returns the code of a module with these variants as entries, for a device that runs them. Returns `None`
+/// if the variants are in several languages. CUDA C++ is replaced by PTX if all of it was built ahead of
+/// time. Library products are linked to either kind of code.
 pub fn module_source<'a>(
     variants: impl IntoIterator<Item = &'a Variant>,
     caps: &Caps,
@@ -272,10 +274,10 @@ pub fn module_source<'a>(
     }
 }
 
-/// Merges both kinds of entries in their order. `products` gives the positions.
+/// Merges text and library entries in their order. `products` gives the positions of the library entries.
 fn in_order(texts: Vec<TextEntry>, products: Vec<(usize, GemmEntry)>) -> Vec<LinkedEntry> {
     let mut entries: Vec<_> = texts.into_iter().map(LinkedEntry::Text).collect();
-    // In ascending order, so that all earlier entries are in place.
+    // Inserts in ascending order, so that all earlier entries are in place.
     products
         .into_iter()
         .for_each(|(at, gemm)| entries.insert(at.min(entries.len()), LinkedEntry::Gemm(gemm)));
@@ -316,7 +318,8 @@ mod tests {
         }
     }
 
-    /// Returns a device with the minimum that kernels of this language are written for.
+    /// Returns a device with the minimum work-group size and local memory that kernels of this language
+    /// require.
     fn gpu(language: KernelLanguage, max_work_group_items: u32, local_memory_bytes: u64) -> Caps {
         Caps { languages: [language].into(), max_work_group_items, local_memory_bytes, ..caps(&[]) }
     }
@@ -440,7 +443,7 @@ mod tests {
             for (features, names) in [
                 (&[Wmma][..], ["hip-wmma-64", "hip-wmma"]),
                 (&[Mfma, Wave64], ["hip-mfma-64", "hip-mfma"]),
-                // The lanes would not match those of the instructions.
+                // The lanes of a wave would not match the lanes of the instructions.
                 (&[Mfma], ["hip-tiled"; 2]),
                 (&[Wave64], ["hip-tiled"; 2]),
             ] {
@@ -629,7 +632,7 @@ mod tests {
             for rows in [1, 8, 31, 512] {
                 for caps in [&caps(&[]), &opencl, &cuda] {
                     assert_eq!(form(Activations::F32, caps, rows), Activations::F32);
-                    // None of them has matrix units.
+                    // None of these devices has matrix units.
                     let fast = if quantised { Activations::Int8 } else { Activations::F32 };
                     assert_eq!(form(Activations::Int8, caps, rows), fast);
                     assert!(!has_f16_products(caps));
@@ -692,7 +695,7 @@ mod tests {
         assert!(preferred(kernel, &caps(&[]), 1).is_none());
         assert!(preferred(Kernel::Attention(KvType::F16), &caps(&[]), 1).is_some());
         let split = variants().iter().filter(|v| matches!(v.kernel, Kernel::AttentionPartial(_)));
-        // The memory fit of scratch covers up to this many rows.
+        // The memory estimate of scratch covers up to `MAX_ROWS` rows.
         assert!(split.filter(|v| v.min_rows != NEVER).all(|v| v.max_rows <= MAX_ROWS));
     }
 

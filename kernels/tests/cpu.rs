@@ -1,4 +1,5 @@
-//! CPU kernels: every case on every variant that this machine runs, in one call and split into several.
+//! Tests of CPU kernels. Every variant that this machine supports runs every case, in one call and split into
+//! several calls.
 
 use ragtag_hal::{Caps, Feature, HostBinding, HostCall, KernelLanguage, QueueLayout};
 use ragtag_kernels::cases::Content;
@@ -56,7 +57,7 @@ fn runnable() -> impl Iterator<Item = &'static Variant> {
     variants().iter().filter(|v| matches!(v.code, Code::Host(_)) && v.requires.iter().all(has))
 }
 
-/// Runs a case with its groups split into `pieces` calls, the last groups first.
+/// Runs a case with its groups split into `pieces` calls. The last groups run first.
 fn launch(variant: &Variant, case: &Case, pieces: u32) -> Vec<Vec<u8>> {
     let mut memory: Vec<Aligned> = case.bindings.iter().map(|b| Aligned::new(b)).collect();
     let bindings: Vec<HostBinding> = memory.iter_mut().map(Aligned::binding).collect();
@@ -97,7 +98,7 @@ fn variants_match_the_references_for_any_split_of_groups() {
     assert!(launches > 200, "{launches}");
 }
 
-/// Enlarges the computed f32 values by this relative amount. Returns whether any of them is not zero.
+/// Enlarges the computed f32 values by this relative amount. Returns whether any of the values is not zero.
 fn enlarge(case: &Case, memory: &mut [Vec<u8>], part: f64) -> bool {
     let mut any = false;
     for expected in &case.expected {
@@ -174,7 +175,7 @@ fn every_kernel_has_cases_that_can_fail() {
     }
 }
 
-/// Rows of a binding: words per row, and their stride in words.
+/// Rows of a binding, with the words per row and the stride between rows, in words.
 #[derive(Clone, Copy)]
 struct Rows {
     binding: usize,
@@ -241,7 +242,7 @@ fn more_blocks_than_a_group_takes_are_all_converted() {
     }
 }
 
-/// Words behind the tables belong to no sequence, though a binding may have them.
+/// Words after the tables belong to no sequence, even if a binding has such words.
 #[test]
 fn a_row_whose_sequence_has_no_table_attends_to_nothing() {
     for variant in runnable().filter(|variant| matches!(variant.kernel, Kernel::Attention(_))) {
@@ -251,7 +252,7 @@ fn a_row_whose_sequence_has_no_table_attends_to_nothing() {
             for sequence in case.bindings[0][list..][..capacity * 4].as_chunks_mut().0 {
                 *sequence = (sequences as u32).to_le_bytes();
             }
-            // As tables, these would lead to the first block of the cache.
+            // If read as tables, these words would lead to the first block of the cache.
             let longer = case.bindings[0].len() + table_blocks * 4;
             case.bindings[0].resize(longer, 0);
             let width = (case.constants[4] * case.constants[6]) as usize;
@@ -263,7 +264,7 @@ fn a_row_whose_sequence_has_no_table_attends_to_nothing() {
     }
 }
 
-/// Makes row `row` the only one, with its values, position and sequence.
+/// Makes row `row` the only row, with its values, position and sequence.
 fn move_row_to_front(case: &mut Case, row: usize, bindings: [Rows; 2]) {
     for Rows { binding, width, stride } in bindings {
         let at = row * stride * 4;

@@ -1,4 +1,4 @@
-//! Every kernel function must have the parameters of its ABI. A driver would not report a mismatch.
+//! Every kernel function must have the parameters of its ABI, because a driver would not report a mismatch.
 
 use ragtag_hal::{Access, EntryAbi, KernelLanguage};
 use ragtag_kernels::{Code, variants};
@@ -14,7 +14,7 @@ struct Launch {
     abi: &'static EntryAbi,
 }
 
-/// Returns every program with its launches. Equal texts in one language are one program.
+/// Returns every program with its launches. Equal texts in one language count as one program.
 fn programs() -> BTreeMap<(KernelLanguage, Arc<str>), Vec<Launch>> {
     let mut programs = BTreeMap::<_, Vec<Launch>>::new();
     for variant in variants() {
@@ -31,7 +31,7 @@ fn programs() -> BTreeMap<(KernelLanguage, Arc<str>), Vec<Launch>> {
     programs
 }
 
-/// Returns the defect of a program. A kernel that nothing launches is also a defect.
+/// Returns an error if a program has a defect. A kernel that no variant launches is also a defect.
 fn check(source: &str, launches: &[Launch]) -> Result<(), String> {
     let functions: BTreeSet<_> = launches.iter().map(|launch| launch.function).collect();
     let kernels = validate_kernel_source(source, functions.len()).map_err(|e| e.to_string())?;
@@ -43,8 +43,8 @@ fn check(source: &str, launches: &[Launch]) -> Result<(), String> {
     Ok(())
 }
 
-/// Checks the parameters: the bindings as global pointers, `const` if only read, then the constants as
-/// `uint`.
+/// Checks the parameters of a kernel. Bindings must be global pointers, `const` if they are read-only.
+/// Constants must follow as `uint`.
 fn check_launch(kernel: &KernelSignature, launch: &Launch) -> Result<(), String> {
     let (bindings, constants) = (launch.abi.bindings, launch.abi.constants);
     if kernel.args.len() != bindings.len() + constants {

@@ -1,4 +1,4 @@
-//! Every WGSL text is valid and matches its ABI: bindings with their access, and constants after the
+//! Every WGSL text is valid and matches its ABI. Bindings have the ABI's access. Constants follow the
 //! coordinates of the first work group.
 
 use naga::proc::GlobalCtx;
@@ -15,7 +15,7 @@ fn in_wgsl() -> impl Iterator<Item = (&'static Variant, Text)> {
     })
 }
 
-/// Parses and validates a text. Errors show the place in the text.
+/// Parses and validates a text. Errors show the location in the text.
 fn read(text: &str) -> Result<Module, String> {
     let module = naga::front::wgsl::parse_str(text).map_err(|e| e.emit_to_string(text))?;
     let mut validator = Validator::new(ValidationFlags::all(), Capabilities::all());
@@ -59,7 +59,8 @@ fn check(module: &Module, text: &Text, abi: &EntryAbi) -> Result<(), String> {
     Ok(())
 }
 
-/// Returns the number of words of a structure of constants, which must be 32 bits wide and without gaps.
+/// Returns the number of words of a structure of constants. Each field must be 32 bits wide, and there must
+/// be no gaps.
 fn words(module: &Module, ty: naga::Handle<naga::Type>) -> Result<usize, String> {
     let context = module.to_ctx();
     let TypeInner::Struct { members, .. } = &module.types[ty].inner else {

@@ -1,7 +1,8 @@
-//! Every WGSL text can be translated to Metal's language and to HLSL, with the options that wgpu uses.
+//! Every WGSL text can be translated to the Metal shading language and to HLSL, with the options that wgpu
+//! uses.
 //!
-//! This proves that naga can express everything the kernels use. Whether Apple's and Microsoft's compilers
-//! accept the output, and GPUs compute correct results, can only be tested on their machines.
+//! The tests show that naga can translate every construct of the kernels. They do not show that the compilers
+//! of Apple and Microsoft accept the output, or that GPUs compute correct results.
 
 use naga::back::{hlsl, msl};
 use naga::proc::{BoundsCheckPolicies, BoundsCheckPolicy};
@@ -10,7 +11,7 @@ use naga::{Module, ResourceBinding, ShaderStage};
 use ragtag_hal::{Feature, KernelLanguage};
 use ragtag_kernels::{Code, Text, Variant, variants};
 
-/// Returns the texts, except those with matrices: Metal's are of 8 × 8 values, and Direct3D has none.
+/// Returns the texts without matrices. Metal's matrices have 8 × 8 values, and Direct3D has none.
 fn in_wgsl() -> impl Iterator<Item = (&'static Variant, Text)> {
     variants().iter().filter_map(|variant| match variant.code {
         Code::Text(text) if text.language == KernelLanguage::Wgsl => {
@@ -33,7 +34,8 @@ fn binding(binding: usize) -> ResourceBinding {
     ResourceBinding { group: 0, binding: binding as u32 }
 }
 
-/// Translates to Metal's language 2.4, of macOS 12 and later: buffers, then their sizes, then the constants.
+/// Translates to Metal shading language 2.4, for macOS 12 and later. Arguments are the buffers, then their
+/// sizes, then the constants.
 fn in_metal(module: &Module, info: &ModuleInfo, function: &str, bindings: usize) -> Result<String, String> {
     let target = |slot: usize| msl::BindTarget {
         buffer: Some(slot as msl::Slot),
@@ -72,8 +74,8 @@ fn in_metal(module: &Module, info: &ModuleInfo, function: &str, bindings: usize)
     if text.contains(&format!("kernel void {name}(")) { Ok(text) } else { Err(format!("no kernel {name}")) }
 }
 
-/// Translates to HLSL of shader model 6.4, the first with packed dot products: buffers as `u0 …`, constants
-/// as `b0`.
+/// Translates to HLSL of shader model 6.4, the first with packed dot products. Buffers become `u0 …`, and
+/// constants become `b0`.
 fn in_hlsl(module: &Module, info: &ModuleInfo, function: &str, bindings: usize) -> Result<String, String> {
     let target =
         |register: usize| hlsl::BindTarget { register: register as u32, ..hlsl::BindTarget::default() };

@@ -1,11 +1,12 @@
-//! Planning time for random fleets of common kinds of cards. `cargo bench -p ragtag-planner --bench planner`.
+//! Benchmarks the planning time of random fleets of common cards. Run it with `cargo bench -p ragtag-planner
+//! --bench planner`.
 //!
-//! The solver at one point of the grid: the median and the longest time of several fleets, and the largest gap
-//! between a score and its bound. `cargo bench --bench planning` times whole plans.
+//! Times the solver at one point of the grid. Prints the median and the longest time over several fleets, and
+//! the largest gap between a score and its bound. `cargo bench --bench planning` times whole plans.
 
 #![allow(missing_docs)]
-#![allow(dead_code, unreachable_pub)] // the solver is taken as it is
-#![allow(clippy::print_stdout)] // this is what it is for
+#![allow(dead_code, unreachable_pub)] // the benchmark uses only a part of the solver
+#![allow(clippy::print_stdout)] // a benchmark prints its results
 
 #[path = "../src/search/solver/mod.rs"]
 mod solver;
@@ -15,7 +16,7 @@ use rand::{Rng, SeedableRng};
 use solver::{Costs, DeviceCosts, Instance, LinkCosts, Score, solve};
 use std::time::Instant;
 
-/// Bytes per microsecond, operations per microsecond and GiB of real cards.
+/// Real cards: memory bandwidth (bytes per µs), arithmetic rate (operations per µs), memory (GiB).
 const CARDS: [(f64, f64, f64); 8] = [
     (560e3, 39e6, 16.0),
     (936e3, 71e6, 24.0),
@@ -32,14 +33,14 @@ const CARDS: [(f64, f64, f64); 8] = [
 enum Fleet {
     /// Every device is different.
     Distinct,
-    /// Devices of one kind are equal.
+    /// All devices of one kind are equal.
     Kinds,
 }
 
 impl Fleet {
     const ALL: [(Self, &'static str); 2] = [(Self::Distinct, "distinct"), (Self::Kinds, "kinds")];
 
-    /// Returns the factor between a device's values and those of its kind.
+    /// Returns a random factor for a device's bandwidth, arithmetic rate and memory.
     fn spread(self, rng: &mut SmallRng) -> f64 {
         match self {
             Self::Distinct => rng.random_range(0.9..1.1),
@@ -48,10 +49,10 @@ impl Fleet {
     }
 }
 
-/// Devices, segments, and number of random fleets.
+/// Benchmark sizes: devices, segments, random fleets.
 const SIZES: [(usize, usize, u64); 3] = [(8, 81, 15), (12, 130, 9), (64, 1000, 5)];
 
-/// Returns a model whose weights take half to nine tenths of the fleet's memory, on cards behind PCIe.
+/// Returns a model on cards behind PCIe. Its weights take between half and nine tenths of the fleet's memory.
 fn instance(seed: u64, devices: usize, segments: usize, fleet: Fleet, score: Score) -> Instance {
     let rng = &mut SmallRng::seed_from_u64(seed);
     let cards: Vec<_> = (0..devices)
@@ -64,7 +65,7 @@ fn instance(seed: u64, devices: usize, segments: usize, fleet: Fleet, score: Sco
     let memory: f64 = cards.iter().map(|card| card.2).sum();
     let weights = memory * rng.random_range(0.5..0.9);
     let share = weights / segments as f64;
-    // The embedding is large and fast, the head is large and slow.
+    // The embedding is large and fast. The head is large and slow.
     let bytes = |at: usize| if at == 0 || at + 1 == segments { share * 1.5 } else { share };
     let costs_of = |&(bandwidth, rate, memory): &(f64, f64, f64)| {
         let mut before = vec![Costs::default()];

@@ -1,5 +1,5 @@
-//! JSON written by people. Errors name the path in the file, the line and the column, and are safe to print
-//! on a terminal.
+//! Parses JSON written by people. Errors name the path in the file, the line and the column. Error texts are
+//! safe to print on a terminal.
 //!
 //! Knows nothing about the content.
 
@@ -8,12 +8,12 @@ mod objects;
 use objects::Objects;
 use serde::de::DeserializeOwned;
 
-/// Most characters that a message quotes from a file.
+/// Largest number of characters that a message quotes from a file.
 const MOST: usize = 300;
-/// Most characters of a path in a message. A key may be as long as the file.
+/// Largest number of characters of a path in a message. A key may be as long as the file.
 const MOST_PATH: usize = 100;
 
-/// Parses a value. Structs must be objects, never arrays of fields.
+/// Parses a value. Structs must be JSON objects, not arrays of field values.
 ///
 /// # Errors
 /// A message such as `devices[2].count: invalid type: string "two", expected u32 at line 7 column 20`.
@@ -21,7 +21,7 @@ pub fn parse<T: DeserializeOwned>(json: &str) -> Result<T, String> {
     let mut reader = serde_json::Deserializer::from_str(json);
     let value = serde_path_to_error::deserialize(Objects(&mut reader)).map_err(|error| {
         let path = error.path().to_string();
-        // At the end of the text and at the top level, the path has no usable name.
+        // At the end of the text and at the top level, the path is empty or `?`.
         match path.trim_end_matches('?').trim_end_matches('.') {
             "" => shown(error.inner()),
             path => format!("{}: {}", cut(path, MOST_PATH), shown(error.inner())),
@@ -31,26 +31,26 @@ pub fn parse<T: DeserializeOwned>(json: &str) -> Result<T, String> {
     Ok(value)
 }
 
-/// Returns the parser's message with line and column. Its quotes of the file are shortened, and control
-/// characters are escaped.
+/// Returns the parser's message with line and column. Shortens quotes of the file and escapes control
+/// characters.
 fn shown(error: &serde_json::Error) -> String {
     let text = error.to_string();
     let position = format!(" at line {} column {}", error.line(), error.column());
     quoted(text.strip_suffix(&position).unwrap_or(&text)) + &position
 }
 
-/// Returns text of a file for use in a message: shortened, with control characters escaped.
+/// Quotes text from a file for a message: shortens it and escapes control characters.
 pub fn quoted(text: &str) -> String {
     cut(text, MOST)
 }
 
-/// Formats a number for a message, in its shorter notation.
+/// Formats a number for a message in decimal or exponent notation, whichever is shorter.
 pub fn number(value: f64) -> String {
     let is_short = value == 0.0 || (1e-6..1e15).contains(&value.abs());
     if is_short { value.to_string() } else { format!("{value:e}") }
 }
 
-/// Escapes control characters and stops after `most` characters of output, escapes included.
+/// Escapes control characters. Stops after `most` characters of output, escapes included.
 pub fn cut(text: &str, most: usize) -> String {
     let mut quoted = String::new();
     let mut shown = 0;

@@ -1,8 +1,8 @@
 //! Plans, the cost model with its inputs, descriptions of hypothetical fleets, and the search for the best
 //! plan.
 //!
-//! Knows nothing about backends, the runtime or the simulator: the caller provides the simulation of a plan
-//! ([`Trial`]). Does no I/O, starts no thread of its own and reads no clock.
+//! Knows nothing about backends, the runtime or the simulator. The caller provides the function that
+//! simulates a plan ([`Trial`]). Does no I/O, starts no thread of its own and reads no clock.
 
 #![forbid(unsafe_code)]
 
@@ -20,7 +20,7 @@ pub use cost::{BufferLimits, DeviceFacts, Figure, FigureSource, LinkFacts, Links
 pub use fleet::{FLEET_VERSION, Fleet, InvalidFleet};
 pub use objective::{Mix, Objective, Workload};
 pub use plan::{
-    Alternative, BindingLimit, Bottleneck, Chunks, Explanation, FigureCount, HostMemory, InvalidPlan,
+    Alternative, BindingLimit, Bottleneck, Chunks, Explanation, Family, FigureCount, HostMemory, InvalidPlan,
     LeftOut, PLAN_VERSION, Place, Plan, PlanDeviceOptions, PlanEdge, PlanModel, PlanStage, PredictedRun,
     PredictedTimes, StageMemory,
 };

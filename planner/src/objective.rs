@@ -1,4 +1,4 @@
-//! The objective of a plan and the workload that it is optimised for. Knows nothing about devices or costs.
+//! The objective of a plan, and the request to optimise for. Knows nothing about devices or costs.
 
 use crate::json::quoted;
 use schemars::JsonSchema;
@@ -16,7 +16,7 @@ pub enum Objective {
     Throughput,
     /// Time from a request's arrival to its first token, alone in the pipeline.
     FirstToken,
-    /// Weighted sum of the three. Weights are 0 to 1e9, and at least one is positive.
+    /// Weighted sum of the three objectives above. Weights are 0 to 1e9, and at least one is positive.
     Mix(Mix),
 }
 
@@ -26,14 +26,14 @@ pub enum Objective {
 pub struct Mix {
     /// Weight of the time of one request alone.
     pub latency: f64,
-    /// Weight of the time per request of a full pipeline, which its busiest stage or transfer determines.
+    /// Weight of the time per request in a full pipeline. The busiest stage or transfer determines this time.
     pub throughput: f64,
     /// Weight of the time to the first token.
     pub first_token: f64,
 }
 
-/// The request to plan for. It weighs prefill against decode. A request longer than the context is scaled
-/// down.
+/// The request to plan for. Its lengths determine how prefill and decode are weighed. A request longer than
+/// the context is scaled down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Workload {
@@ -49,7 +49,7 @@ impl Workload {
         u64::from(self.prompt_tokens) + u64::from(self.generated_tokens) <= u64::from(context)
     }
 
-    /// Returns prompt and generated tokens, scaled down to the context if the request is longer.
+    /// Returns the prompt and generated tokens, scaled down if the request exceeds the context.
     pub fn within(&self, context: u32) -> (f64, f64) {
         let (prompt, generated) = (f64::from(self.prompt_tokens), f64::from(self.generated_tokens));
         let scale = (f64::from(context) / (prompt + generated)).min(1.0);
@@ -58,7 +58,7 @@ impl Workload {
 }
 
 impl Default for Workload {
-    /// Returns 512 prompt and 128 generated tokens, common values in benchmarks of inference engines.
+    /// Returns 512 prompt and 128 generated tokens, as is common in benchmarks of inference engines.
     fn default() -> Self {
         Self { prompt_tokens: 512, generated_tokens: 128 }
     }
@@ -76,7 +76,7 @@ pub(crate) const MOST_WEIGHT: f64 = 1e9;
 pub struct ObjectiveError {
     /// The text.
     pub text: String,
-    /// The reason, for the message.
+    /// Description of the problem, for the message.
     pub why: &'static str,
 }
 

@@ -1,5 +1,5 @@
-//! The plan: the device of each segment, with routes, slots, memory and predictions. Plain data, written as
-//! JSON.
+//! The plan: which device runs which segments, with routes, slots, memory and predictions. A plan is plain
+//! data, stored as JSON.
 //!
 //! Knows nothing about the search or the execution.
 
@@ -19,13 +19,13 @@ use thiserror::Error;
 /// Format version that this build reads and writes.
 pub const PLAN_VERSION: u32 = 2;
 
-/// Most decode groups, credits and slots of a plan.
+/// Largest number of decode groups, credits or slots in a plan.
 const MOST_MICRO_BATCHES: u32 = 1 << 16;
 
 /// Assignment of a model's segments to devices.
 ///
-/// [`Plan::validate`] checks a plan from a file against the model and the devices. To prove its memory again,
-/// plan with [`Plan::split`]: the devices may have less free memory than when the plan was made.
+/// [`Plan::validate`] checks a plan from a file against the model and the devices. It does not check memory,
+/// which may have changed since. To check memory, plan again with [`Plan::split`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(title = "A plan of Ragtag")]
@@ -39,25 +39,25 @@ pub struct Plan {
     pub objective: Objective,
     /// The request that the plan is optimised for.
     pub workload: Workload,
-    /// Device options used for planning. Absent for a plan for a fleet.
+    /// Device options in effect during planning. Absent for a plan for a fleet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device_options: Option<PlanDeviceOptions>,
     /// Longest sequence, in positions.
     pub context: u32,
     /// Sequences that may be alive at once.
     pub sequences: u32,
-    /// Most rows (tokens) of a micro-batch; the longest prefill chunk.
+    /// Largest number of rows (tokens) of a micro-batch. Also the longest prefill chunk.
     pub chunk: u32,
-    /// Prefill chunks from which the coordinator chooses. If absent, only [`Plan::chunk`].
+    /// Prefill chunks from which the coordinator chooses. If absent, every chunk has [`Plan::chunk`] rows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub chunks: Option<Chunks>,
-    /// Rows of a decode micro-batch: sequences that decode together. Several groups keep every stage busy.
+    /// Rows of a decode micro-batch: the number of sequences that decode together.
     pub decode_rows: u32,
-    /// Decode micro-batches in flight.
+    /// Number of decode micro-batches in flight. Several of them keep every stage busy.
     pub decode_groups: u32,
-    /// Most micro-batches in flight.
+    /// Largest number of micro-batches in flight.
     pub credits: u32,
-    /// Slots of each stage: most micro-batches that it holds at once.
+    /// Slots of each stage: the largest number of micro-batches that the stage holds at once.
     pub slots: u32,
     /// Element type of the KV cache.
     #[schemars(schema_with = "crate::schemas::kv_type")]
@@ -69,20 +69,23 @@ pub struct Plan {
     #[serde(default, rename = "boundary")]
     #[schemars(schema_with = "crate::schemas::wire_type")]
     pub wire_type: WireType,
+    /// Family of the placement. If absent, one stage per device.
+    #[serde(default, skip_serializing_if = "Family::is_one_stage")]
+    pub family: Family,
     /// The stages, in segment order.
     pub stages: Vec<PlanStage>,
     /// Host memory of the pipeline. If absent, zero.
     #[serde(default)]
     pub host_memory_bytes: HostMemory,
-    /// The edges between stages: one less than the number of stages.
+    /// Edges between neighbouring stages: one fewer than the stages.
     pub edges: Vec<PlanEdge>,
-    /// Times of the token return: logits to the host, next tokens to the first stage.
+    /// Predicted times of the token return: logits to the host, and next tokens to the first stage.
     pub token_return: PredictedTimes,
-    /// Predictions of the cost model for the pipeline.
+    /// Predictions for the whole pipeline.
     pub predicted: PredictedRun,
-    /// The explanation of this plan, as data.
+    /// Explanation of the plan, as data.
     pub explanation: Explanation,
-    /// The explanation of this plan, in words.
+    /// Explanation of the plan, as text.
     pub reasons: Vec<String>,
 }
 
@@ -92,7 +95,8 @@ impl Plan {
         self.chunks.clone().unwrap_or_else(|| Chunks::fixed(self.chunk))
     }
 
-    /// Returns the most logit rows of a micro-batch if only the last row of each sequence needs logits.
+    /// Returns the largest number of logit rows of a micro-batch. Assumes that only the last row of each
+    /// sequence needs logits.
     pub fn logit_rows(&self) -> u32 {
         logit_rows(self.sequences, self.decode_groups, self.chunk)
     }
@@ -103,10 +107,32 @@ impl Plan {
     }
 }
 
-/// Returns the most logit rows of a micro-batch: the rows of a decode group, and one for a prompt that ends
-/// beside them.
+/// Returns the largest number of logit rows of a micro-batch. These are the rows of a decode group, plus one
+/// for a prompt that ends in the same micro-batch.
 pub(crate) fn logit_rows(sequences: u32, decode_groups: u32, chunk: u32) -> u32 {
     sequences.div_ceil(decode_groups.max(1)).saturating_add(1).min(sequences).min(chunk)
+}
+
+/// A family of placements. Only the first is searched exactly; the others are candidates beside it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Family {
+    /// Each device has one stage. The lower bound of the score covers this family.
+    #[default]
+    OneStage,
+    /// The devices take turns, with several stages each.
+    Interleaved,
+    /// One device has the attention halves of all blocks, another the feed-forward halves.
+    FeedForwardApart,
+    /// Some device has several stages, in another order.
+    SeveralStages,
+}
+
+impl Family {
+    /// Returns whether each device has one stage.
+    pub fn is_one_stage(&self) -> bool {
+        *self == Self::OneStage
+    }
 }
 
 /// Options that determined the devices of a plan. With other options, some of them may not exist.
@@ -117,7 +143,7 @@ pub struct PlanDeviceOptions {
     pub selection: String,
     /// Number of devices that the CPU is split into.
     pub cpu_devices: u32,
-    /// Threads of each CPU device. By default the cores, divided evenly.
+    /// Number of threads of each CPU device. By default, the cores are divided evenly.
     pub threads: Option<u32>,
 }
 
@@ -128,37 +154,37 @@ pub struct PlanEdge {
     /// Route of the activations.
     #[schemars(schema_with = "crate::schemas::route")]
     pub route: Route,
-    /// Times that the cost model predicts.
+    /// Times that the cost model predicts for the edge.
     pub predicted: PredictedTimes,
 }
 
-/// The explanation of a plan. Times are those of the objective, in microseconds per request.
+/// Explanation of a plan. Times are values of the objective, in microseconds per request.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Explanation {
     /// Score of the plan: the value of the objective.
     pub score_us: f64,
-    /// Lower bound of the score over all placements that meet the constraints, with any of the chunks, decode
-    /// groups and wire types that were considered. For a user's split it bounds all other placements too. 0
-    /// if no bound is known, which happens with very many devices and segments.
+    /// Lower bound of the score. It covers all placements that meet the constraints, with every chunk, decode
+    /// group count and wire type considered. For a user's split it also covers all other placements. 0 if no
+    /// bound is known, which happens with very many devices and segments.
     pub bound_us: f64,
-    /// The part that is busy longest in a request.
+    /// The stage, edge, shared link or token return with the longest busy time per request.
     pub bottleneck: Bottleneck,
-    /// Smallest share of time that a stage is idle while a burst of prompts fills and drains the pipeline.
+    /// Smallest idle share of any stage while a burst of prompts fills and drains the pipeline.
     pub prefill_bubble: f64,
     /// Share of a decode round in which the busiest stage is idle.
     pub decode_idle: f64,
-    /// Unused devices, each with the best plan that uses it.
+    /// Unused devices, each with the best plan that includes the device.
     pub left_out: Vec<LeftOut>,
     /// Other plans, best first.
     pub alternatives: Vec<Alternative>,
-    /// Limits that bind, with the gain from raising each; largest gain first.
+    /// Limits that restrict the plan, with the gain from raising each. The largest gain is first.
     pub bindings: Vec<BindingLimit>,
-    /// Number of input values by source.
+    /// Number of input values from each source.
     pub figures: Vec<FigureCount>,
 }
 
-/// The busiest part of a pipeline.
+/// Busiest part of a pipeline.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Bottleneck {
@@ -168,11 +194,11 @@ pub struct Bottleneck {
     pub index: usize,
     /// Busy time per request, in microseconds.
     pub busy_us: f64,
-    /// Share of the work of all stages and edges.
+    /// Share in the total busy time of all stages and edges.
     pub share: f64,
 }
 
-/// A kind of part of a pipeline.
+/// Kind of a pipeline part.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Place {
@@ -181,7 +207,7 @@ pub enum Place {
     Stage,
     /// The edge from one stage to the next.
     Edge,
-    /// A shared link, which several edges use.
+    /// A link that several edges share.
     SharedLink,
     /// The return of tokens to the first stage.
     TokenReturn,
@@ -191,14 +217,15 @@ pub enum Place {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct LeftOut {
-    /// Its label.
+    /// Label of the device.
     pub device: String,
-    /// The best plan that uses it. Absent if none fits.
+    /// The best plan that includes the device. Absent if no such plan fits.
     pub best_with: Option<Alternative>,
-    /// Whether the search tried such plans. With many devices only the first are tried. If absent, true.
+    /// Whether the search tried plans with the device. With many devices, only the first unused devices are
+    /// tried. If absent, true.
     #[serde(default = "LeftOut::is_tried")]
     pub tried: bool,
-    /// Whether plans with it fit but violate the constraints. If absent, false.
+    /// Whether plans with the device fit but violate the constraints. If absent, false.
     #[serde(default)]
     pub constrained: bool,
 }
@@ -208,7 +235,8 @@ impl LeftOut {
         true
     }
 
-    /// Returns whether another device with the same name has the same values and reason.
+    /// Returns whether both devices have the same name (without its number), the same values and the same
+    /// reason.
     fn is_like(&self, other: &Self) -> bool {
         let name = |left: &Self| left.device.rsplit_once(':').map(|(name, _)| name.to_owned());
         let rates = |other: &Alternative| {
@@ -220,7 +248,7 @@ impl LeftOut {
 }
 
 impl Explanation {
-    /// Returns the unused devices, grouped by name and equal values.
+    /// Returns the unused devices. Devices with equal names and values form one group.
     pub fn left_out_alike(&self) -> Vec<Vec<&LeftOut>> {
         let mut groups: Vec<Vec<&LeftOut>> = Vec::new();
         for left in &self.left_out {
@@ -237,24 +265,24 @@ impl Explanation {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Alternative {
-    /// Its placement, for example `0-5=cpu:0,6-13=cpu:1`.
+    /// Placement of the plan, for example `0-5=cpu:0,6-13=cpu:1`.
     pub split: String,
     /// Score: the value of the objective.
     pub score_us: f64,
-    /// Decode tokens per second, all sequences together.
+    /// Decode tokens per second of all sequences together.
     pub decode_tokens_per_s: f64,
     /// Prefill tokens per second.
     pub prefill_tokens_per_s: f64,
-    /// Why it is listed: `best single device`, `even layers` …
+    /// Reason for listing the plan, for example `best single device` or `even layers`.
     pub why: String,
 }
 
 impl Alternative {
-    /// Label of the planner's own placement beside a user's split.
+    /// Reason given to the planner's own placement when the user requests a split.
     pub const PLANNERS_OWN: &str = "the planner's own";
 }
 
-/// A limit, with the gain from raising it.
+/// A limit that restricts the plan, with the gain from raising it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename = "Binding", deny_unknown_fields)]
 pub struct BindingLimit {
@@ -262,15 +290,15 @@ pub struct BindingLimit {
     pub of: String,
     /// The improvement, for example `8 GiB more memory`.
     pub more: String,
-    /// Relative improvement of the score.
+    /// Relative improvement of the score from raising the limit.
     pub gain: f64,
 }
 
-/// Number of input values from one source.
+/// Number of input values with one source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct FigureCount {
-    /// Their source.
+    /// Source of the values.
     pub source: FigureSource,
     /// Number of values.
     pub figures: usize,
@@ -286,13 +314,13 @@ pub struct PlanModel {
     pub digest: String,
     /// Number of segments.
     pub segments: u32,
-    /// The part of a transformer block that is one segment. If absent, the whole block.
+    /// Part of a transformer block that forms one segment. If absent, the whole block.
     #[serde(default)]
     #[schemars(schema_with = "crate::schemas::granularity")]
     pub granularity: Granularity,
 }
 
-/// The segments that one device runs.
+/// A stage: a run of segments on a device.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PlanStage {
@@ -303,21 +331,21 @@ pub struct PlanStage {
     pub segments: Span,
     /// Device memory of the stage.
     pub memory_bytes: StageMemory,
-    /// Times that the cost model predicts.
+    /// Times that the cost model predicts for the stage.
     pub predicted: PredictedTimes,
 }
 
-/// Device memory of a stage, in bytes. Each buffer counts as its size class.
+/// Device memory of a stage, in bytes. Each buffer counts with the bytes of its size class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct StageMemory {
-    /// Weights in their resident layout. A tensor shared by two segments counts once.
+    /// Weights in resident layout. A tensor shared by two segments counts once.
     pub weights: u64,
     /// Keys and values of all sequences at the full context.
     pub kv: u64,
-    /// Scratch: the largest need of a segment.
+    /// Scratch for the segment that needs most.
     pub scratch: u64,
-    /// Slots: parameters, rows and logits of the micro-batches that the stage may hold.
+    /// Slots: parameters, activations and logits of the micro-batches that the stage can hold.
     pub slots: u64,
     /// Staging ring of the incoming route.
     pub staging: u64,
@@ -335,9 +363,9 @@ pub struct HostMemory {
     pub logits: u64,
     /// Staging rings between stages.
     pub staging: u64,
-    /// Parameters of the micro-batches that the stages may hold.
+    /// Parameters of the micro-batches that the stages can hold.
     pub parameters: u64,
-    /// Stages on devices that use host memory.
+    /// Memory of stages on devices that use host memory.
     pub devices: u64,
     /// Sum of the above.
     pub total: u64,
@@ -359,11 +387,12 @@ pub struct PredictedTimes {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PredictedRun {
-    /// Decode tokens per second: of all sequences together, or of one if the objective is for one.
+    /// Decode tokens per second. Covers all sequences, or one sequence if the objective is `latency` or
+    /// `first-token`.
     pub decode_tokens_per_s: f64,
     /// Prefill tokens per second of a full pipeline.
     pub prefill_tokens_per_s: f64,
-    /// Rows of the prefill chunk that all predictions assume. If 0 or absent, [`Plan::chunk`].
+    /// Rows of the prefill chunk that the predictions assume. If 0 or absent, [`Plan::chunk`].
     #[serde(default)]
     pub prefill_rows: u32,
     /// Time from a request's arrival at an empty pipeline to its first token, in microseconds.
@@ -387,7 +416,7 @@ pub enum InvalidPlan {
         /// Version of the plan.
         found: u32,
     },
-    /// Made for another model.
+    /// Made for a different model.
     #[error(
         "the plan was made for the model {plan_name} ({plan_segments} segments, digest {plan_digest}), \
          not for {name} ({segments} segments, digest {digest})"
@@ -406,7 +435,7 @@ pub enum InvalidPlan {
         /// Segments of the loaded model.
         segments: u32,
     },
-    /// Made for another segment granularity.
+    /// Made for a different segment granularity.
     #[error(
         "the plan has granularity {plan} ({plan_segments} segments), but granularity {wanted} ({segments} segments) \
          is requested"
@@ -421,7 +450,7 @@ pub enum InvalidPlan {
         /// Segments at the requested granularity.
         segments: u32,
     },
-    /// The stages do not cover the segments, or name unknown devices.
+    /// The stages do not cover all segments, or they name unknown devices.
     #[error("the plan's stages: {0}")]
     Stages(#[from] PartitionError),
     /// The number of routes does not match the number of stages.
@@ -432,7 +461,7 @@ pub enum InvalidPlan {
         /// Number of stages.
         stages: usize,
     },
-    /// A narrow wire type with exact activations.
+    /// A wire type other than f32 with exact activations.
     #[error("the plan's wire type is {wire_type}, but exact activations need f32")]
     WireType {
         /// The wire type.
@@ -456,7 +485,7 @@ pub enum InvalidPlan {
         field: &'static str,
         /// Its value.
         value: u64,
-        /// The requirement, for the message.
+        /// Description of the valid values, for the message.
         wanted: &'static str,
     },
 }
@@ -466,9 +495,9 @@ impl Plan {
     ///
     /// # Errors
     /// [`InvalidPlan::Version`] for another format version. Otherwise [`InvalidPlan::NotAPlan`] with the path
-    /// in the file, line and column; unknown fields are errors too.
+    /// in the file, line and column. Unknown fields are errors.
     pub fn from_json(json: &str) -> Result<Self, InvalidPlan> {
-        // Check the version first: a later format may have fields that this build does not know.
+        // Check the version first. A later format may have fields that this build does not know.
         #[derive(Deserialize)]
         struct Head {
             ragtag_plan: u32,
@@ -483,7 +512,7 @@ impl Plan {
 
     /// Returns the plan as indented JSON with a final newline.
     pub fn to_json(&self) -> String {
-        // Structs of strings, integers and finite floats always serialise.
+        // JSON serialization cannot fail for structs of strings, integers and finite floats.
         serde_json::to_string_pretty(self).expect("plans are plain data") + "\n"
     }
 
@@ -496,8 +525,8 @@ impl Plan {
     /// Checks the plan against the model and the labels of the available devices.
     ///
     /// # Errors
-    /// The first problem: version, model, granularity, missing or overlapping segments, an unknown device, a
-    /// device used twice.
+    /// Reports the first problem: version, model, granularity, missing or overlapping segments, an unknown
+    /// device, or a device used twice.
     pub fn validate(&self, model: &PlanModel, devices: &[&str]) -> Result<(), InvalidPlan> {
         if self.ragtag_plan != PLAN_VERSION {
             return Err(InvalidPlan::Version { found: self.ragtag_plan });
@@ -531,7 +560,7 @@ impl Plan {
         self.validate_figures()
     }
 
-    /// Returns the rows of a decode micro-batch that follow from the plan's groups.
+    /// Returns the rows of a decode micro-batch, derived from the number of groups.
     fn rows_of_groups(&self) -> u32 {
         let sequences = match self.objective {
             Objective::Latency | Objective::FirstToken => 1,
@@ -588,7 +617,7 @@ impl Plan {
     }
 }
 
-/// Returns why a route cannot connect two stages, or `None` if it can.
+/// Returns why a route cannot connect two stages, or `None` if it can connect them.
 fn unusable(route: Route) -> Option<&'static str> {
     match route {
         Route::HostStaged { chunk_bytes: 1.., depth: 1.. } => None,
@@ -646,6 +675,7 @@ mod tests {
             kv: KvType::F16,
             activations: Activations::Int8,
             wire_type: WireType::F32,
+            family: Family::OneStage,
             stages: vec![stage("cpu:0", 0, 5), stage("cpu:1", 6, 13)],
             host_memory_bytes: HostMemory { total: 7, available: Some(1 << 40), ..HostMemory::default() },
             edges: vec![PlanEdge {
@@ -720,7 +750,8 @@ mod tests {
         }
     }
 
-    /// Found by fuzzing: a quoted text was as long as the file, and could clear the screen.
+    /// Regression test of a fuzzing result: a message quoted text as long as the file and could clear the
+    /// screen.
     #[test]
     fn messages_are_short_and_without_control_characters() {
         let long = "\\u001b[2J\\\\".repeat(1000);
@@ -756,7 +787,7 @@ mod tests {
         );
         assert!(with(&|p| p.stages[1] = stage("cpu:1", 6, 14)).contains("last segment is 13"));
         assert!(with(&|p| p.stages[1].device = "cuda:0".into()).contains("no device cuda:0"));
-        assert!(with(&|p| p.stages[1].device = "cpu:0".into()).contains("cpu:0 is named twice"));
+        assert!(with(&|p| p.stages[1].device = "cpu:0".into()).contains("0-5 and 6-13 are both on cpu:0"));
         assert!(with(&|p| p.stages.swap(0, 1)).contains("in the order of the segments"));
         assert!(with(&|p| p.stages.clear()).contains("no segment is placed"));
         assert!(with(&|p| p.edges.clear()).contains("0 routes for 2 stages"));

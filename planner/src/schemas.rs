@@ -1,4 +1,4 @@
-//! JSON Schemas of fleets and plans, generated from the types. `cargo xtask schemas` writes them to
+//! Generates JSON Schemas of fleets and plans from their types. `cargo xtask schemas` writes them to
 //! `docs/schemas`. Knows nothing about the purpose of the formats.
 
 use crate::fleet::Fleet;
@@ -10,14 +10,14 @@ use schemars::generate::SchemaSettings;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Serialize;
 
-/// Returns every schema as a file name and a text.
+/// Returns every schema as a pair of file name and text.
 pub fn all() -> [(&'static str, String); 2] {
     [("fleet.schema.json", text::<Fleet>()), ("plan.schema.json", text::<Plan>())]
 }
 
 fn text<T: JsonSchema>() -> String {
     let schema = SchemaSettings::draft2020_12().into_generator().into_root_schema_for::<T>();
-    // `{:#}` indents a JSON value.
+    // `{:#}` prints indented JSON.
     format!("{:#}\n", schema.as_value())
 }
 
@@ -47,7 +47,7 @@ pub(crate) fn activations(_: &mut SchemaGenerator) -> Schema {
     one_of(&Activations::ALL)
 }
 
-/// Returns the schema of [`Route`](ragtag_transfer::Route): a name, or a ring with its size.
+/// Returns the schema of [`Route`](ragtag_transfer::Route): a route name, or an object with the ring size.
 pub(crate) fn route(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "anyOf": [
@@ -86,7 +86,7 @@ mod tests {
         }
     }
 
-    /// This schema is written by hand.
+    /// The schema is hand-written and could diverge from the type.
     #[test]
     fn the_schema_of_routes_has_their_names() {
         let schema = route(&mut SchemaGenerator::default());

@@ -1,5 +1,5 @@
-//! Placements in the form that users write: `0-5=cpu:0,6-13=cpu:1`. Knows nothing about costs, memory or
-//! segment contents.
+//! User-specified placements, such as `0-5=cpu:0,6-13=cpu:1`. Knows nothing about costs, memory or segment
+//! contents.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -15,7 +15,7 @@ pub struct Span {
 }
 
 impl Span {
-    /// Returns the inclusive range `first` to `last`, or `None` if `last` is less than `first`.
+    /// Returns the inclusive range from `first` to `last`, or `None` if `last` is less than `first`.
     pub fn new(first: u32, last: u32) -> Option<Self> {
         (first <= last).then_some(Self { first, last })
     }
@@ -80,17 +80,17 @@ pub enum PartitionError {
     Overlap {
         /// First range that is placed twice.
         twice: Span,
-        /// The device named first.
+        /// Device of the part that comes first.
         first_device: String,
-        /// The device named second.
+        /// Device of the part that comes second.
         second_device: String,
     },
     /// The parts are not in segment order.
     #[error("segments {later} come before segments {earlier}: parts must be in the order of the segments")]
     Order {
-        /// The part named first.
+        /// The part that comes first in the list.
         later: Span,
-        /// The part named after it.
+        /// The part that comes after it in the list.
         earlier: Span,
     },
     /// Segments beyond the end of the model.
@@ -103,10 +103,14 @@ pub enum PartitionError {
         /// The model's last segment.
         last_segment: u32,
     },
-    /// A device with two parts.
-    #[error("{device} is named twice: a device runs one contiguous run of segments")]
-    DeviceTwice {
-        /// The device.
+    /// Two neighbouring parts on one device.
+    #[error("segments {first} and {second} are both on {device}: write them as one range")]
+    Neighbours {
+        /// The first part.
+        first: Span,
+        /// The part after it.
+        second: Span,
+        /// Their device.
         device: String,
     },
     /// An unknown device.
@@ -119,11 +123,11 @@ pub enum PartitionError {
     },
 }
 
-/// Checks that `parts` cover the segments `0 .. segments` exactly once, in order, on different devices from
-/// `devices`.
+/// Checks that `parts` cover the segments `0 .. segments` exactly once and in order. Each part needs a
+/// different device from `devices`.
 ///
 /// # Errors
-/// The first problem found.
+/// Reports the first problem.
 pub fn check_partition(
     parts: &[(Span, &str)],
     segments: u32,
@@ -132,15 +136,12 @@ pub fn check_partition(
     let Some(last_segment) = segments.checked_sub(1).filter(|_| !parts.is_empty()) else {
         return Err(PartitionError::Empty);
     };
-    for (at, &(span, device)) in parts.iter().enumerate() {
+    for &(span, device) in parts {
         if !devices.contains(&device) {
             return Err(PartitionError::UnknownDevice { device: device.into(), known: devices.join(", ") });
         }
         if span.last > last_segment {
             return Err(PartitionError::Beyond { span, device: device.into(), last_segment });
-        }
-        if parts[..at].iter().any(|(_, other)| *other == device) {
-            return Err(PartitionError::DeviceTwice { device: device.into() });
         }
     }
     for pair in parts.windows(2) {
@@ -166,6 +167,10 @@ pub fn check_partition(
         }
         next = span.last + 1;
     }
+    if let Some(pair) = parts.windows(2).find(|pair| pair[0].1 == pair[1].1) {
+        let (first, second, device) = (pair[0].0, pair[1].0, pair[0].1.into());
+        return Err(PartitionError::Neighbours { first, second, device });
+    }
     if next <= last_segment {
         return Err(PartitionError::Hole { missing: Span { first: next, last: last_segment }, last_segment });
     }
@@ -181,8 +186,8 @@ pub struct SplitPart {
     pub device: String,
 }
 
-/// A user's placement: parts in segment order. Parsing does not check it against a model or devices;
-/// [`Split::check`] does.
+/// A placement from the user, with parts in segment order. Parsing does not check it against a model or
+/// devices. [`Split::check`] does.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Split {
     /// The parts, at least one.
@@ -190,11 +195,11 @@ pub struct Split {
 }
 
 impl Split {
-    /// Checks the split against a model with `segments` segments and the available devices.
+    /// Checks the split against a model with `segments` segments and against the available devices.
     ///
     /// # Errors
-    /// The first problem: missing or overlapping segments, an unknown device, or a segment beyond the model's
-    /// last.
+    /// Reports the first problem: missing or overlapping segments, an unknown device, or a segment after the
+    /// model's last one.
     pub fn check(&self, segments: u32, devices: &[&str]) -> Result<(), PartitionError> {
         let parts: Vec<_> = self.parts.iter().map(|p| (p.span, p.device.as_str())).collect();
         check_partition(&parts, segments, devices)
@@ -211,7 +216,7 @@ impl fmt::Display for Split {
     }
 }
 
-/// A text that is not a split.
+/// A text that is not a valid split.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum SplitError {
     /// An empty part.
@@ -292,6 +297,7 @@ mod tests {
         assert_eq!(check("0-5=cpu:0,6-13=cpu:1"), Ok(()));
         assert_eq!(check("0=cpu:1,1-13=cpu:0"), Ok(()));
         assert_eq!(check("0-13=cpu:1"), Ok(()));
+        assert_eq!(check("0-3=cpu:0,4-7=cpu:1,8-13=cpu:0"), Ok(()));
     }
 
     #[test]
@@ -335,10 +341,9 @@ mod tests {
         let beyond = PartitionError::Beyond { span: span(6, 14), device: "cpu:1".into(), last_segment: 13 };
         assert_eq!(beyond.to_string(), "segments 6-14 on cpu:1: the model's last segment is 13");
         assert_eq!(check("0-5=cpu:0,6-14=cpu:1"), Err(beyond));
-        assert_eq!(
-            check("0-5=cpu:0,6-13=cpu:0"),
-            Err(PartitionError::DeviceTwice { device: "cpu:0".into() })
-        );
+        let neighbours =
+            PartitionError::Neighbours { first: span(0, 5), second: span(6, 13), device: "cpu:0".into() };
+        assert_eq!(check("0-5=cpu:0,6-13=cpu:0"), Err(neighbours));
         let unknown = PartitionError::UnknownDevice { device: "cuda:3".into(), known: "cpu:0, cpu:1".into() };
         assert_eq!(check("0-5=cpu:0,6-13=cuda:3"), Err(unknown));
         assert_eq!(Split { parts: vec![] }.check(14, &DEVICES), Err(PartitionError::Empty));

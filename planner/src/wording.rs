@@ -1,19 +1,19 @@
-//! Text for comparisons, requests and labels, shared by plans, tables and pictures. Knows nothing about plans
-//! or devices.
+//! Formats comparisons, requests and labels for plans, tables and charts. Knows nothing about plans or
+//! devices.
 
 use crate::objective::Workload;
 
-/// Differences of at least this factor are printed as a factor, smaller ones as a percentage.
+/// A ratio of at least this factor is printed as a factor. A smaller ratio is printed as a percentage.
 const FACTOR: f64 = 2.0;
-/// Smaller percentages count as equal.
+/// Smaller percentages are printed as equal.
 const SAME_PERCENT: f64 = 0.05;
 
-/// The kind of a quantity, which gives a deviation its direction.
+/// Kind of a quantity. It determines whether a larger value is faster or slower.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Quantity {
-    /// A time: more is slower.
+    /// A time. A larger value is slower.
     Time,
-    /// A rate: more is faster.
+    /// A rate. A larger value is faster.
     Rate,
 }
 
@@ -28,8 +28,8 @@ pub fn speed(ratio: f64) -> String {
     }
 }
 
-/// Describes a deviation, given as `value ÷ expected − 1`: `+12 %`, or `3.2 times slower` for a time 3.2
-/// times as long.
+/// Describes a deviation, given as `value ÷ expected − 1`. Returns `+12 %`, or `3.2 times slower` if a time
+/// is 3.2 times as long as expected.
 pub fn deviation(of: Quantity, deviation: f64) -> String {
     let ratio = deviation + 1.0;
     let factor = ratio.max(1.0 / ratio);
@@ -55,8 +55,8 @@ fn times(factor: f64) -> String {
     }
 }
 
-/// Describes a request: `512 prompt and 128 generated tokens`. Adds the scaled request if it exceeds the
-/// context.
+/// Describes a request, such as `512 prompt and 128 generated tokens`. If the request exceeds the context,
+/// adds the lengths after scaling down.
 pub fn request(workload: Workload, context: u32) -> String {
     let Workload { prompt_tokens, generated_tokens } = workload;
     let request = format!("{prompt_tokens} prompt and {generated_tokens} generated tokens");
@@ -67,7 +67,8 @@ pub fn request(workload: Workload, context: u32) -> String {
     format!("{request} (scaled down to {prompt:.0} and {generated:.0}, the context is {context})")
 }
 
-/// Joins device labels. Three or more consecutive numbers become a range: `rtx4090:3 to rtx4090:15, cpu:0`.
+/// Joins device labels. Three or more consecutive numbers become a range, as in `rtx4090:3 to rtx4090:15,
+/// cpu:0`.
 pub fn labels(labels: &[&str]) -> String {
     let numbered = |label: &str| {
         let (name, number) = label.rsplit_once(':')?;

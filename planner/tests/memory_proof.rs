@@ -1,5 +1,6 @@
-//! Compares the planner's memory proof with compiled stages of the bundled models: weights, cache and slots
-//! to the byte, scratch at least the actual size. Buffers count in size classes.
+//! Compares the planner's memory proof with compiled stages of the bundled models. Weights, cache and slots
+//! must match to the byte. The proved scratch must be at least the actual size. Buffers count in size
+//! classes.
 
 use ragtag_graph::{Granularity, Lowering, MemorySource, Model, ModelFile, WireType};
 use ragtag_hal::pool::class_bytes;
@@ -29,7 +30,7 @@ fn caps() -> Caps {
     }
 }
 
-/// Plans for two devices of these capabilities.
+/// Makes a plan for two devices with these capabilities.
 fn plan(model: &Model, lowering: &Lowering, split: &str, caps: &Caps) -> Plan {
     try_plan(model, lowering, split, caps).expect("fits")
 }
@@ -76,12 +77,13 @@ fn try_plan(model: &Model, lowering: &Lowering, split: &str, caps: &Caps) -> Res
         },
         constraints: Constraints::NONE,
         trial: None,
+        several_stages: false,
         explained: true,
         split: Some(&split),
     })
 }
 
-/// Returns the capabilities of a device with other kernels and other scratch.
+/// Returns the capabilities of a device with other kernels and a different scratch size.
 fn gpu_caps() -> Caps {
     Caps {
         languages: [KernelLanguage::OpenClC].into(),
@@ -144,7 +146,8 @@ fn plans_within_buffer_limits_compile() {
                 let plan = try_plan(&model, &lowering, "0-6=cpu:0,7-13=cpu:1", &caps);
                 let compile = |stage: Range<usize>| ragtag_graph::compile(&model, stage, &lowering, &caps);
                 let refusal = [0..7, 7..14].map(compile).into_iter().find_map(Result::err);
-                // The proof covers any number of parallel units, so it may refuse what these few compile.
+                // The proof covers any number of parallel units, so it may refuse a plan that compiles for
+                // these few units.
                 assert!(plan.is_err() || refusal.is_none(), "{lowering:?} {limit}: {refusal:?}");
                 planned += u32::from(plan.is_ok());
                 refused += u32::from(refusal.is_some());

@@ -1,26 +1,29 @@
-//! Scheduling overhead: pipelines of devices whose submissions complete at once, so that only the cores,
-//! mailboxes and threads take time. `cargo bench -p ragtag-scheduler`.
+//! Benchmarks scheduling overhead. Submissions on the null devices complete at once, so only the cores,
+//! mailboxes and threads take time. Run it with `cargo bench -p ragtag-scheduler`.
 //!
-//! Saturated: enough sequences decode that every stage always has a micro-batch. Prints the time per stage
-//! and micro-batch, with all threads of the machine busy. Alone: one sequence decodes, so each step is a
-//! round trip through all threads. Prints the time per step.
+//! "Saturated": enough sequences decode that every stage always has a micro-batch and all threads of the
+//! machine are busy. Prints the time per stage and micro-batch.
+//!
+//! "Alone": a single sequence decodes, so each step is a round trip through all threads. Prints the time per
+//! step.
 
 #![allow(missing_docs)]
-#![allow(clippy::print_stdout)] // this is what it is for
+#![allow(clippy::print_stdout)] // a benchmark prints its results
 
 #[path = "../tests/support/null.rs"]
 mod null;
 
-use null::{Zero, stage};
+use null::{Zero, pipeline};
 use ragtag_scheduler::{Job, Pipeline, PipelineOptions, Reply, Request};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-/// Returns the time and the micro-batches for `sequences` sequences of `tokens` tokens each.
+/// Returns the elapsed time and the number of micro-batches for `sequences` sequences of `tokens` tokens
+/// each.
 fn measure(stages: usize, sequences: usize, tokens: u32) -> (Duration, u64) {
-    let specs = (0..stages).map(|index| stage(index, stages)).collect();
+    let hosts: Vec<_> = (0..stages).collect();
     let options = PipelineOptions::new(stages, 4096, 256 * sequences as u32, 16);
-    let pipeline = Pipeline::start(specs, &options, |_| {}).expect("null devices start");
+    let pipeline = Pipeline::start(pipeline(&hosts), &options, |_| {}).expect("null devices start");
     let (send, ended) = channel();
     let run = |tokens| {
         for _ in 0..sequences {

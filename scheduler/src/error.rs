@@ -1,4 +1,4 @@
-//! Errors of a pipeline: refused requests, and failures that end a run.
+//! Errors of a pipeline: refused requests, and failures that end the run.
 
 use serde::{Deserialize, Serialize};
 
@@ -24,9 +24,9 @@ pub enum Refusal {
     /// The sequence needs more cache blocks than exist.
     #[error("the sequence needs {wanted} blocks of the KV cache, which has only {total}")]
     TooManyBlocks {
-        /// Blocks for the prompt and the new tokens.
+        /// Blocks needed for the prompt and the new tokens.
         wanted: u32,
-        /// All blocks of the cache.
+        /// Total blocks of the cache.
         total: u32,
     },
     /// A token id outside the vocabulary.
@@ -41,8 +41,8 @@ pub enum Refusal {
     },
 }
 
-/// A refused request, or a failure of the run. Implements `Clone`, because every sequence of a failed run
-/// receives it.
+/// A refused request or a failure of the run. Implements `Clone`, because every sequence of a failed run
+/// receives the error.
 #[derive(Clone, Debug, PartialEq, thiserror::Error, Serialize, Deserialize)]
 pub enum Error {
     /// The request was refused.
@@ -100,7 +100,7 @@ pub enum Error {
         /// The problem, for the message.
         what: String,
     },
-    /// A core received an event that its protocol does not allow: a defect of this crate.
+    /// A core received an event that its protocol does not allow. This is a defect in this crate.
     #[error("internal: {what}")]
     Protocol {
         /// The violated rule, with the values.
@@ -118,7 +118,8 @@ pub struct RefusedMemory<'a> {
     pub device: &'a str,
     /// Requested bytes.
     pub wanted_bytes: u64,
-    /// Free bytes that the device reported at that time, if it reports them.
+    /// Free bytes that the device reported after the failed allocation. `None` if the device does not report
+    /// them.
     pub free_bytes: Option<u64>,
     /// Bytes of the buffers already allocated.
     pub held_bytes: u64,
@@ -127,31 +128,32 @@ pub struct RefusedMemory<'a> {
 }
 
 /// Fraction of previously held memory left unrequested on retry, as its reciprocal. Drivers and other
-/// programs take some.
+/// programs use part of the memory.
 const MARGIN: u64 = 32;
 
 impl RefusedMemory<'_> {
-    /// Returns whether the device reports less free memory than it refused. Other reports are ignored as
+    /// Returns whether the device reports less free memory than was requested. Other reports are ignored as
     /// unreliable.
     pub fn is_plausible(&self) -> bool {
         self.free_bytes.is_some_and(|free| free < self.wanted_bytes)
     }
 
-    /// Returns the bytes that a stage's buffers may use: what they held plus the reported free bytes if the
-    /// report is `believed`, otherwise what they held minus a margin.
+    /// Returns the bytes that a stage's buffers may use on retry. If the report is `believed`, these are the
+    /// held bytes plus the reported free bytes. Otherwise they are the held bytes minus a margin.
     pub fn available_bytes(&self, believed: bool) -> u64 {
         let known = match self.free_bytes.filter(|_| believed) {
             Some(free) => self.held_bytes.saturating_add(free),
             None => self.held_bytes - self.held_bytes.div_ceil(MARGIN),
         };
-        // If all buffers were allocated, something else needs memory: reserve as much as it requested.
+        // If all buffers were allocated, another object needs the memory. Reserve the bytes that it
+        // requested.
         let beside = if self.held_bytes < self.needed_bytes { 0 } else { self.wanted_bytes };
         known - beside.min(known / 2)
     }
 }
 
 impl Error {
-    /// Returns the allocation that a device refused during loading, if that is the error.
+    /// Returns the allocation that a device refused, if the error is an out-of-memory error during loading.
     pub fn refused_memory(&self) -> Option<RefusedMemory<'_>> {
         let Error::Memory { device, cause, held_bytes, needed_bytes, .. } = self else { return None };
         let (wanted_bytes, free_bytes) = match *cause.root() {

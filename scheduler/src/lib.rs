@@ -1,5 +1,5 @@
-//! Execution of plans: sampling, the scheduling cores, the actors that drive devices, and a simulator that
-//! runs the same cores without devices.
+//! Executes plans: sampling, the scheduling cores, the actors that drive devices, and a simulator that runs
+//! the same cores without devices.
 //!
 //! Names no backend. The cores do no I/O, start no thread and read no clock.
 
@@ -26,8 +26,8 @@ pub use actor::{
 };
 pub use error::{Error, Refusal, RefusedMemory, Result};
 pub use runtime::{
-    Job, LoadProgress, Pipeline, PipelineOptions, PipelineReport, PipelineStats, Reply, ReplySink, Request,
-    StageSpec,
+    Job, LoadProgress, Pipeline, PipelineOptions, PipelineReport, PipelineSpec, PipelineStats, Reply,
+    ReplySink, Request, StageSpec,
 };
 pub use sampling::{Sampler, Sampling, SamplingError, token_log_probability};
 pub use trace::{Computed, SizeReport, Span, SpanKind, Trace, Turn};

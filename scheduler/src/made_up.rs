@@ -8,7 +8,7 @@ use ragtag_planner::{
 };
 use ragtag_transfer::Route;
 
-/// Returns a plan for one sequence with this placement of a model of whole blocks, without predictions.
+/// Returns a plan with this placement for one sequence, without predictions. Its segments are whole blocks.
 pub(crate) fn plan(split: &str) -> Plan {
     let Split { parts } = split.parse().unwrap();
     let predicted = PredictedTimes::default();
@@ -40,6 +40,7 @@ pub(crate) fn plan(split: &str) -> Plan {
         activations: Activations::Int8,
         wire_type: WireType::F32,
         edges: vec![PlanEdge { route: Route::HOST_STAGED, predicted }; stages.len() - 1],
+        family: ragtag_planner::plan::Family::OneStage,
         stages,
         host_memory_bytes: HostMemory::default(),
         token_return: predicted,

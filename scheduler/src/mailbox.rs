@@ -1,9 +1,9 @@
-//! Mailboxes, on which actors sleep. Each has three queues: urgent messages, messages that wake the owner,
-//! and quiet ones that the owner reads when it is awake. Sending never blocks.
+//! Mailboxes, on which actors sleep. A mailbox has three queues: urgent messages, messages that wake the
+//! owner, and quiet messages that the owner reads when it is awake. Sending never blocks.
 //!
-//! [`crate::capacity`] bounds the last two: credits and ring slots limit the messages in flight, so a full
-//! queue is a defect and returns an error. The urgent queue is unbounded: a pipeline stops once, and each
-//! stage and each timeline fails once.
+//! The waking and the quiet queue are bounded ([`crate::capacity`]). Credits and ring slots limit the
+//! messages in flight, so a full queue is a defect and returns an error. The urgent queue is unbounded, but
+//! it receives few messages: a pipeline stops once, and each stage and each timeline fails once.
 
 use crate::capacity::Lanes;
 use crate::error::Error;
@@ -49,7 +49,7 @@ pub(crate) fn mailbox<M, U>(lanes: Lanes) -> (Address<M, U>, Mailbox<M, U>) {
 }
 
 impl<M, U> Address<M, U> {
-    /// Sends a message. Sending to an owner that has ended is not an error.
+    /// Sends a message. If the owner has ended, the message is dropped without an error.
     ///
     /// # Errors
     /// [`Error::Protocol`] if the queue is full.
@@ -57,7 +57,7 @@ impl<M, U> Address<M, U> {
         put(&self.waking, message)
     }
 
-    /// Sends a message without waking the owner, which reads it when it is awake.
+    /// Sends a message without waking the owner. The owner reads it when it is awake.
     ///
     /// # Errors
     /// [`Error::Protocol`] if the queue is full.
@@ -65,8 +65,8 @@ impl<M, U> Address<M, U> {
         put(&self.quiet, message)
     }
 
-    /// Sends an urgent message. The queue drops none, because the coordinator continues after a failure and
-    /// still needs the stop message. An owner that has ended ignores it.
+    /// Sends an urgent message. The queue never drops a message, because the coordinator continues after a
+    /// failure and must still receive the stop message. If the owner has ended, the message is dropped.
     pub(crate) fn send_urgent(&self, message: U) {
         let _ = self.urgent.send(message);
     }
@@ -83,7 +83,7 @@ fn put<M>(queue: &Sender<M>, message: M) -> Result<(), Error> {
 }
 
 impl<M, U> Mailbox<M, U> {
-    /// Blocks until a waking message arrives, for at most `limit`.
+    /// Blocks until an urgent or waking message arrives, for at most `limit`.
     pub(crate) fn receive(&self, limit: Option<Duration>) -> Outcome<Envelope<M, U>> {
         select_biased! {
             recv(self.urgent) -> message => found(message.map(Envelope::Urgent)),
@@ -92,7 +92,7 @@ impl<M, U> Mailbox<M, U> {
         }
     }
 
-    /// Returns the next message without blocking: urgent ones first, then quiet ones.
+    /// Returns the next message without blocking. Urgent messages come first, then quiet messages.
     pub(crate) fn poll(&self) -> Option<Envelope<M, U>> {
         if let Ok(urgent) = self.urgent.try_recv() {
             return Some(Envelope::Urgent(urgent));
@@ -100,14 +100,14 @@ impl<M, U> Mailbox<M, U> {
         self.quiet.try_recv().or_else(|_| self.waking.try_recv()).ok().map(Envelope::Normal)
     }
 
-    /// Returns the waking queues, for an owner that also waits for other channels.
+    /// Returns the queues that wake the owner, for an owner that also waits for other channels.
     pub(crate) fn waking_queues(&self) -> (&Receiver<M>, &Receiver<U>) {
         (&self.waking, &self.urgent)
     }
 }
 
-/// Time for which an owner polls before it sleeps. Waking a parked thread costs both threads tens of
-/// microseconds if its core has gone idle. Steps of a small model take no longer than that.
+/// Time for which an owner polls before it sleeps. If its core has gone idle, waking the thread costs both
+/// threads tens of microseconds. A step of a small model takes no longer than that.
 pub(crate) const LINGER: Duration = Duration::from_micros(40);
 
 /// Returns a channel that receives a message after `limit`, or never without a limit.
@@ -115,36 +115,38 @@ pub(crate) fn over(limit: Option<Duration>) -> Receiver<Instant> {
     limit.map_or_else(never, after)
 }
 
-/// Converts a channel's result.
+/// Converts the result of a channel.
 pub(crate) fn found<T, E>(message: Result<T, E>) -> Outcome<T> {
     message.map_or(Outcome::Gone, Outcome::Found)
 }
 
-/// Limits progress notifications of timelines to one message at a time, sent only while the owner has
-/// requested one.
+/// Notification of a timeline's progress. It sends at most one message at a time, and only while the owner
+/// has armed it.
 ///
-/// The owner arms the notice, checks the timelines once more (they may have moved before), and sleeps. Any
-/// number of points may pass until the message. An owner that is not interested is never woken.
+/// The owner arms the notice, then checks the timelines again (they may have advanced before), and then
+/// sleeps. Any number of points may pass before the message is sent. An owner that has not armed the notice
+/// is never woken.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Notice(Arc<AtomicBool>);
 
 impl Notice {
-    /// Requests a message at the next progress. The caller must check earlier progress after this call.
+    /// Requests a message at the next progress. The caller must check for earlier progress after this call.
     pub(crate) fn arm(&self) {
         self.0.store(true, Ordering::Relaxed);
-        // Pairs with the fence in `take`. Either the owner, checking after this, sees what the other side did
-        // before its own fence, or the other side sees that the notice is armed.
+        // Pairs with the fence in `take`. After this fence, the owner sees all writes before the other
+        // thread's fence. Otherwise the other thread sees that the notice is armed.
         fence(Ordering::SeqCst);
     }
 
-    /// Returns whether a message is requested. A caller that gets `true` must send it.
+    /// Returns whether a message is requested, and clears the request. If it returns `true`, the caller must
+    /// send the message.
     pub(crate) fn take(&self) -> bool {
         fence(Ordering::SeqCst);
         // Load first, so that the cache line stays shared while no message is requested.
         self.0.load(Ordering::Relaxed) && self.0.swap(false, Ordering::Relaxed)
     }
 
-    /// Calls `moved` if `timeline` advances while armed, and `failed` if it fails.
+    /// Calls `moved` if `timeline` advances while the notice is armed. Calls `failed` if the timeline fails.
     pub(crate) fn listen(
         &self,
         timeline: &Timeline,

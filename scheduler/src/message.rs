@@ -5,23 +5,28 @@ use crate::error::Error;
 use crate::mailbox::Address;
 use crate::runtime::Client;
 
-/// Messages to a stage's actor.
+/// Messages to a device's actor.
 #[derive(Debug)]
-pub(crate) enum StageMessage {
-    /// An event for its core.
-    Event(StageEvent),
-    /// Its download timeline has advanced.
-    Downloaded,
-    /// A slot of the outgoing ring came back, in the quiet queue.
+pub(crate) enum DeviceMessage {
+    /// An event for one of its stages.
+    Event {
+        /// Index among the device's stages.
+        stage: usize,
+        /// The event.
+        event: StageEvent,
+    },
+    /// A timeline that its core waits for has advanced.
+    Progress,
+    /// A slot of an outgoing ring came back, in the quiet queue.
     RingSlot,
 }
 
-/// Urgent messages to a stage's actor.
+/// Urgent messages to a device's actor.
 #[derive(Debug)]
-pub(crate) enum StageUrgent {
+pub(crate) enum DeviceUrgent {
     /// The run has ended.
     Stop,
-    /// A timeline of its device has failed.
+    /// A timeline of the stage's device has failed.
     Failed(ragtag_hal::Error),
 }
 
@@ -51,5 +56,5 @@ pub(crate) enum RequestMessage {
     Cancel { sequence: SequenceId },
 }
 
-pub(crate) type StageAddress = Address<StageMessage, StageUrgent>;
+pub(crate) type DeviceAddress = Address<DeviceMessage, DeviceUrgent>;
 pub(crate) type RunAddress = Address<RunMessage, RunUrgent>;

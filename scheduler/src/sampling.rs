@@ -1,9 +1,9 @@
-//! Sampling of the next token from logits: greedy, or from a filtered distribution.
+//! Samples the next token from logits: greedily, or from a filtered distribution.
 //!
-//! The filters run in the order that llama.cpp made common: repetition penalty, top-k, top-p, min-p,
-//! temperature. So top-p and min-p see the probabilities before the temperature. A sampler is deterministic:
-//! equal settings, logits and histories give equal tokens on every machine, because it uses its own
-//! generator.
+//! The filters run in llama.cpp's order: repetition penalty, top-k, top-p, min-p, temperature. Top-p and
+//! min-p therefore use the probabilities before the temperature is applied. A sampler is deterministic,
+//! because it has its own random generator. Equal settings, logits and histories give equal tokens on every
+//! machine.
 //!
 //! Knows nothing about the origin of logits.
 
@@ -12,24 +12,26 @@ use thiserror::Error;
 /// Sampling settings.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
-    /// Divides the logits; 0 selects the likeliest token (the lowest id of equal ones).
+    /// Divisor of the logits. 0 always selects the token with the largest logit (and the lowest id among
+    /// equals).
     pub temperature: f32,
-    /// Keeps this many of the likeliest tokens; 0 keeps all.
+    /// Number of most likely tokens to keep. 0 keeps all tokens.
     pub top_k: u32,
-    /// Keeps the fewest likeliest tokens whose total probability reaches this value; 1 keeps all. In (0, 1].
+    /// Total probability to keep, in (0, 1]. Keeps the fewest most likely tokens that reach it. 1 keeps all
+    /// tokens.
     pub top_p: f32,
-    /// Keeps tokens with at least this share of the highest probability; 0 keeps all. In [0, 1].
+    /// Smallest share of the highest probability that a kept token has, in [0, 1]. 0 keeps all tokens.
     pub min_p: f32,
-    /// Divides positive and multiplies negative logits of recent tokens; 1 has no effect. Above 0.
+    /// Divisor of positive logits and factor of negative logits of recent tokens. Above 0; 1 has no effect.
     pub repetition_penalty: f32,
-    /// Number of last tokens that count as recent; 0 disables the penalty.
+    /// Number of latest tokens that count as recent. 0 disables the penalty.
     pub repetition_window: u32,
-    /// Seed of the generator.
+    /// Seed of the random generator.
     pub seed: u64,
 }
 
 impl Default for Sampling {
-    /// Samples from the 40 likeliest tokens within 95 % of probability, at temperature 0.8.
+    /// Returns temperature 0.8, top-k 40 and top-p 0.95.
     fn default() -> Self {
         Self {
             temperature: 0.8,
@@ -44,7 +46,7 @@ impl Default for Sampling {
 }
 
 impl Sampling {
-    /// Returns settings that always select the likeliest token.
+    /// Returns settings that always select the token with the largest logit.
     pub fn greedy() -> Self {
         Self { temperature: 0.0, ..Self::default() }
     }
@@ -52,7 +54,7 @@ impl Sampling {
     /// Checks the range of each setting.
     ///
     /// # Errors
-    /// The first setting out of range. NaN is out of range.
+    /// Reports the first setting that is out of range. NaN is out of range.
     pub fn validate(&self) -> Result<(), SamplingError> {
         let check = |name, value: f32, valid: bool, wanted| {
             if valid { Ok(()) } else { Err(SamplingError::Setting { name, value, wanted }) }
@@ -75,23 +77,23 @@ impl Sampling {
 /// A sampling failure.
 #[derive(Clone, Debug, PartialEq, Error)]
 pub enum SamplingError {
-    /// A setting out of range.
+    /// A setting that is out of range.
     #[error("{name} is {value}; it must be {wanted}")]
     Setting {
         /// Name of the setting.
         name: &'static str,
         /// Its value.
         value: f32,
-        /// Allowed range.
+        /// Description of the valid range.
         wanted: &'static str,
     },
-    /// No token has a probability: every logit is NaN or -∞, or there are no logits.
+    /// All logits are NaN or negative infinity, or there are no logits.
     #[error("cannot sample a token: all {logits} logits are NaN or negative infinity")]
     NoCandidate {
         /// Number of logits.
         logits: usize,
     },
-    /// A NaN logit in a computation of probabilities.
+    /// A NaN logit where a probability is computed.
     #[error("the logit of token {token} is NaN")]
     NotANumber {
         /// The token.
@@ -107,7 +109,7 @@ pub enum SamplingError {
     },
 }
 
-/// A token and its logit. Ordered by preference: larger logits first, then lower ids.
+/// A token and its logit, ordered by preference: larger logits first, then lower ids.
 #[derive(Clone, Copy, Debug)]
 struct Candidate {
     logit: f32,
@@ -120,8 +122,9 @@ impl Candidate {
     }
 }
 
-/// Returns the token with the largest logit, the lowest id of equal ones. Devices wait for this, so it scans
-/// the logits once by blocks, then only the block with the largest logit again.
+/// Returns the token with the largest logit, and the lowest id among equals. Devices wait for the result, so
+/// this function is fast: it scans the logits once by blocks, and then scans only the block with the largest
+/// logit again.
 fn likeliest(logits: &[f32]) -> Option<u32> {
     const BLOCK: usize = 1024;
     let (mut best, mut first) = (f32::NEG_INFINITY, 0);
@@ -135,14 +138,14 @@ fn likeliest(logits: &[f32]) -> Option<u32> {
     u32::try_from(first + logits.iter().position(|&logit| logit >= best)?).ok()
 }
 
-/// Returns the largest logit, in lanes that compilers vectorise; negative infinity without numbers. Infinity
-/// counts as the largest finite number.
+/// Returns the largest logit, computed in lanes that compilers vectorise. Infinity is clamped to the largest
+/// finite number. Returns negative infinity if all logits are NaN.
 fn largest(logits: &[f32]) -> f32 {
     let (lanes, rest) = logits.as_chunks::<16>();
     let mut best = [f32::NEG_INFINITY; 16];
     for lane in lanes {
         for (best, &logit) in best.iter_mut().zip(lane) {
-            // NaN is never the larger of two.
+            // The comparison is false for NaN, so NaN is skipped.
             *best = if logit > *best { logit } else { *best };
         }
     }
@@ -164,7 +167,7 @@ impl Sampler {
     /// Creates a sampler at the start of its random stream.
     ///
     /// # Errors
-    /// As [`Sampling::validate`].
+    /// The errors of [`Sampling::validate`].
     pub fn new(settings: Sampling) -> Result<Self, SamplingError> {
         settings.validate()?;
         let draws = SplitMix64(settings.seed);
@@ -176,8 +179,8 @@ impl Sampler {
         &self.settings
     }
 
-    /// Samples a token. `logits` has one value for each token of the vocabulary. `history` holds the
-    /// sequence's tokens so far including the prompt, latest last. NaN logits are ignored.
+    /// Samples a token. `logits` has one value for each token of the vocabulary. `history` holds the prompt
+    /// and all tokens so far, with the latest token last. NaN logits are ignored.
     ///
     /// # Errors
     /// [`SamplingError::NoCandidate`] if every logit is NaN or negative infinity.
@@ -199,7 +202,7 @@ impl Sampler {
         Ok(self.draw())
     }
 
-    /// Collects the candidates after the penalty: all tokens with a probability.
+    /// Collects all tokens with a probability above 0 as candidates, and applies the repetition penalty.
     fn collect(&mut self, logits: &[f32], history: &[u32]) {
         let Sampling { repetition_penalty: penalty, repetition_window: window, .. } = self.settings;
         self.recent.clear();
@@ -210,7 +213,7 @@ impl Sampler {
             self.recent.dedup();
         }
         self.candidates.clear();
-        // Both lists ascend, so one pass finds every recent token.
+        // Both lists are in ascending order, so one pass finds every recent token.
         let mut recent = self.recent.iter().copied().peekable();
         for (id, &logit) in (0u32..).zip(logits) {
             let seen = recent.next_if_eq(&id).is_some();
@@ -219,8 +222,8 @@ impl Sampler {
                 true => logit * penalty,
                 false => logit,
             };
-            // Infinities would produce NaN in the differences below, so clamp to the largest number. Adding
-            // zero makes the two zeros equal in `total_cmp`.
+            // Infinities would produce NaN in the differences below, so clamp them to the largest finite
+            // number. Adding zero turns -0.0 into 0.0, because `total_cmp` distinguishes them.
             let logit = if logit.is_nan() { f32::NEG_INFINITY } else { logit.min(f32::MAX) + 0.0 };
             if logit > f32::NEG_INFINITY {
                 self.candidates.push(Candidate { logit, id });
@@ -236,7 +239,7 @@ impl Sampler {
         }
     }
 
-    /// Moves the best `count` candidates to the front, in order, without sorting the rest.
+    /// Moves the best `count` candidates to the front, in order. The rest stays unsorted.
     fn sort_best(&mut self, count: usize) {
         if count < self.candidates.len() {
             self.candidates.select_nth_unstable_by(count, Candidate::before);
@@ -258,7 +261,7 @@ impl Sampler {
         let best = f64::from(self.best_logit());
         let weight = |c: &Candidate| (f64::from(c.logit) - best).exp();
         let wanted = p * self.candidates.iter().map(weight).sum::<f64>();
-        // Usually a few tokens reach the probability, so sort only as many as needed.
+        // A few tokens usually reach the probability, so sort only as many as needed.
         let mut sorted = 64;
         loop {
             self.sort_best(sorted);
@@ -297,14 +300,16 @@ impl Sampler {
             }
             left -= weight;
         }
-        // Rounding may leave a remainder after the last weight. It belongs to the last token with a weight.
+        // Rounding may leave a remainder after the last weight. Assign it to the last token with a positive
+        // weight.
         let last = self.weights.iter().rposition(|w| *w > 0.0).unwrap_or(0);
         self.candidates[last].id
     }
 }
 
-/// SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", 2014): a counter with a
-/// mixing function. Users rely on the stream of a seed, so it does not come from a crate that may change it.
+/// SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", 2014), a counter with a
+/// mixing function. Users rely on the numbers that follow from a seed. So the generator does not come from a
+/// crate that may change them.
 #[derive(Clone, Debug)]
 struct SplitMix64(u64);
 
@@ -317,7 +322,7 @@ impl SplitMix64 {
         z ^ (z >> 31)
     }
 
-    /// Returns a uniform number in [0, 1), in steps of 2^-53.
+    /// Returns a uniform random number in [0, 1), in steps of 2^-53.
     fn unit(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1u64 << 53) as f64
     }
@@ -326,8 +331,8 @@ impl SplitMix64 {
 /// Returns the natural logarithm of the softmax probability of `token`, in f64.
 ///
 /// # Errors
-/// [`SamplingError::NotANumber`] if any logit is NaN, [`SamplingError::NoSuchToken`] if the token is not in
-/// the vocabulary, [`SamplingError::NoCandidate`] if no token has a probability.
+/// [`SamplingError::NotANumber`] if any logit is NaN. [`SamplingError::NoSuchToken`] if the token is not in
+/// the vocabulary. [`SamplingError::NoCandidate`] if no token has a probability above 0.
 pub fn token_log_probability(logits: &[f32], token: u32) -> Result<f64, SamplingError> {
     if let Some(token) = logits.iter().position(|l| l.is_nan()) {
         return Err(SamplingError::NotANumber { token });

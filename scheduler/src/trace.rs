@@ -8,11 +8,11 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Most submissions of a queue that wait for their timing. Older ones are dropped, because some devices
-/// report no timings.
+/// Largest number of submissions on a queue that wait for their timing. Older ones are dropped, because some
+/// devices report no timings.
 const LABELS: usize = 1024;
 
-/// The work of a submission.
+/// Kind of a submission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SpanKind {
@@ -28,7 +28,7 @@ pub enum SpanKind {
     Logits,
 }
 
-/// A submission with its times, on the clock of [`Timing::now_ns`].
+/// A submission with its start and end, on the clock of [`Timing::now_ns`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Span {
     /// The stage.
@@ -39,9 +39,9 @@ pub struct Span {
     pub kind: SpanKind,
     /// The stage's segments.
     pub segments: Range<usize>,
-    /// The micro-batch; `None` for weights.
+    /// The micro-batch. `None` for weights.
     pub micro_batch: Option<MicroBatchId>,
-    /// Its rows.
+    /// Rows of the micro-batch.
     pub rows: u32,
     /// Start.
     pub start_ns: Nanoseconds,
@@ -49,7 +49,7 @@ pub struct Span {
     pub end_ns: Nanoseconds,
 }
 
-/// The handling of one message by a stage's actor, on the same clock.
+/// Handling of one message by a stage's actor, on the clock of [`Timing::now_ns`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Turn {
     /// The stage.
@@ -67,7 +67,7 @@ pub struct Trace {
     pub spans: Vec<Span>,
     /// Turns of the actors.
     pub turns: Vec<Turn>,
-    /// Spans and turns beyond the capacity.
+    /// Number of spans and turns beyond the capacity.
     pub dropped: u64,
 }
 
@@ -75,7 +75,7 @@ pub struct Trace {
 #[derive(Clone, Debug)]
 pub(crate) struct TraceSink {
     trace: Arc<Mutex<Trace>>,
-    /// Most spans and most turns; 0 disables the trace.
+    /// Largest number of spans, and of turns. 0 disables the trace.
     capacity: usize,
 }
 
@@ -102,31 +102,31 @@ impl TraceSink {
     }
 }
 
-/// Sums over the micro-batches of one kind on a stage: the input of the cost model.
+/// Sums over the micro-batches of one kind on a stage. They are the input of the cost model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Computed {
     /// Number of micro-batches.
     pub micro_batches: u64,
-    /// Their rows.
+    /// Total rows of the micro-batches.
     pub rows: u64,
-    /// Their sequences. A sequence counts once per micro-batch.
+    /// Total sequences of the micro-batches. A sequence counts once per micro-batch.
     pub sequences: u64,
-    /// Attended positions, summed over all rows.
+    /// Number of attended positions, summed over all rows.
     pub positions: u64,
     /// Rows that need logits.
     pub logit_rows: u64,
-    /// Micro-batches with such rows.
+    /// Number of micro-batches with at least one logit row.
     pub with_logits: u64,
-    /// Busy time of the compute queue.
+    /// Busy time of the compute queue, in nanoseconds.
     pub busy_ns: Nanoseconds,
-    /// Sum of the squared times of the micro-batches, in square microseconds, from which the variance
-    /// follows.
+    /// Sum of the squared times of the micro-batches, in square microseconds. The variance is computed from
+    /// it.
     #[serde(default)]
     pub busy_us2: u64,
 }
 
 impl Computed {
-    /// Returns the sums since an earlier report.
+    /// Returns the differences from an earlier report.
     pub(crate) fn since(&self, before: &Self) -> Self {
         Self {
             micro_batches: self.micro_batches.saturating_sub(before.micro_batches),
@@ -140,7 +140,7 @@ impl Computed {
         }
     }
 
-    /// Returns the sums of one micro-batch before it is computed.
+    /// Returns the sums for one micro-batch before it is computed.
     fn of(batch: &MicroBatch) -> Self {
         let positions = batch.items.iter().map(|item| {
             let tokens = item.tokens.len() as u64;
@@ -175,13 +175,13 @@ impl Computed {
 /// Micro-batches of similar size on a stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SizeReport {
-    /// Whether they contain only decode steps.
+    /// Whether the micro-batches contain only decode steps.
     pub decode: bool,
-    /// Most rows, a power of two. All have more than half as many.
+    /// Largest number of rows, a power of two. Every micro-batch has more than half of it.
     pub rows: u32,
-    /// Their sums.
+    /// Sums over all micro-batches.
     pub computed: Computed,
-    /// The sums without the first micro-batch, which may include compiling kernels and recording commands.
+    /// Sums without the first micro-batch, which may include kernel compilation and command recording.
     #[serde(default)]
     pub warm: Computed,
 }
@@ -193,12 +193,12 @@ impl SizeReport {
     }
 }
 
-/// Description of a submission until its timing arrives.
+/// Description of a submission, kept until the timing of the submission arrives.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Label {
     pub(crate) kind: SpanKind,
     pub(crate) micro_batch: Option<MicroBatchId>,
-    /// The computed micro-batch.
+    /// Sums of the computed micro-batch.
     pub(crate) work: Computed,
     /// Whether all rows are decode steps.
     pub(crate) decode: bool,
@@ -231,12 +231,12 @@ impl Label {
     }
 }
 
-/// The edges at a stage.
+/// Incoming and outgoing edges of a stage.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Ends {
     /// The incoming edge.
     pub(crate) incoming: Option<Transfers>,
-    /// The outgoing edge; on the last stage, the token return.
+    /// The outgoing edge, or the token return on the last stage.
     pub(crate) outgoing: Option<Transfers>,
 }
 
@@ -250,7 +250,7 @@ pub(crate) struct Recorder {
     ends: Ends,
     pub(crate) prefill: Computed,
     pub(crate) decode: Computed,
-    /// Sizes by decode and by rows rounded up to a power of two.
+    /// Micro-batches by decode and by rows rounded up to a power of two.
     sizes: BTreeMap<(bool, u32), SizeReport>,
     /// Longest turn of the actor.
     pub(crate) longest_turn_ns: Nanoseconds,
@@ -263,7 +263,7 @@ impl Recorder {
         Self { stage, segments, labels, sink, ends, prefill, decode, sizes, longest_turn_ns: 0 }
     }
 
-    /// Returns the computed micro-batches by size.
+    /// Returns the sums of computed micro-batches by size.
     pub(crate) fn sizes(&self) -> Vec<SizeReport> {
         self.sizes.values().copied().collect()
     }
@@ -275,7 +275,7 @@ impl Recorder {
         }
     }
 
-    /// Records that an incoming micro-batch has a slot.
+    /// Records that an incoming micro-batch has got a slot.
     pub(crate) fn admitted(&self, micro_batch: MicroBatchId, now_ns: Nanoseconds) {
         if let Some(edge) = &self.ends.incoming {
             edge.admitted(micro_batch, now_ns);
@@ -358,7 +358,7 @@ mod tests {
             let label = Label { kind: SpanKind::Compute, micro_batch, decode, work, bytes: 0 };
             recorder.submitted(timeline.at(value), label);
         }
-        // The device did not time the second one.
+        // The device reports no timing for the second submission.
         for value in [1, 3, 4] {
             let (start_ns, end_ns) = (value * 100, value * 100 + value);
             recorder.timed(&Timing { point: timeline.at(value), start_ns, end_ns });
@@ -376,7 +376,7 @@ mod tests {
         let prefill = Computed { micro_batches: 2, rows: 4, sequences: 2, positions: 18, busy_ns: 4, ..work };
         let decode = Computed { busy_ns: 4, ..work };
         assert_eq!((recorder.prefill, recorder.decode), (prefill, decode));
-        // The first of each size may include compilation.
+        // The first micro-batch of each size may include compilation.
         let size = |decode, computed, warm| SizeReport { decode, rows: 2, computed, warm };
         let warm = Computed { busy_ns: 3, ..work };
         assert_eq!(recorder.sizes(), [size(false, prefill, warm), size(true, decode, Computed::default())]);
@@ -396,7 +396,8 @@ mod tests {
         let batch = |items| MicroBatch { id: MicroBatchId(1), credit: 0, items };
         let chunk = batch(vec![item(4, &[1, 2, 3], LogitRows::None), item(9, &[5], LogitRows::Last)]);
         let label = Label::of(SpanKind::Compute, &chunk, 0);
-        // The rows of the first attend to 5, 6 and 7 positions, that of the second to 10.
+        // The rows of the first item attend to 5, 6 and 7 positions. The row of the second item attends to
+        // 10.
         let expected = Computed { micro_batches: 1, rows: 4, sequences: 2, positions: 28, ..label.work };
         assert_eq!(
             (label.work, label.decode),

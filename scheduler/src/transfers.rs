@@ -1,26 +1,29 @@
-//! Transfer times of micro-batches between stages, and from the last stage back to the coordinator. Both ends
-//! of an edge record what they observe.
+//! Measures the transfers of micro-batches between stages, and from the last stage to the coordinator. Both
+//! ends of an edge record what they observe.
 //!
-//! An edge is busy with a micro-batch from the departure of its first byte to the arrival of its last. The
-//! time before the previous micro-batch has arrived does not count, nor does the time without a slot on the
-//! receiving stage. Knows nothing about devices or mailboxes, and reads no clock.
+//! An edge is busy with a micro-batch from the departure of its first byte to the arrival of its last byte.
+//! Two periods do not count: the time before the previous micro-batch has arrived, and the time without a
+//! slot on the receiving stage.
+//!
+//! Knows nothing about devices or mailboxes, and reads no clock.
 
 use crate::core::{MicroBatchId, Nanoseconds};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Most transfers with incomplete records. Older ones are dropped, because some devices report no timings.
+/// Largest number of transfers with incomplete records. Older ones are dropped, because some devices report
+/// no timings.
 const OPEN: usize = 1024;
 
-/// Transfers of one kind of micro-batch.
+/// Transfers of micro-batches of one kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Crossed {
     /// Number of transfers.
     pub crossings: u64,
-    /// Their bytes.
+    /// Total bytes of the transfers.
     pub bytes: u64,
-    /// Time that the edge was busy.
+    /// Time in which the edge was busy.
     pub busy_ns: Nanoseconds,
 }
 
@@ -29,7 +32,7 @@ pub struct Crossed {
 pub struct EdgeReport {
     /// Micro-batches with prompt rows.
     pub prefill: Crossed,
-    /// Micro-batches of decode steps alone.
+    /// Micro-batches that contain only decode steps.
     pub decode: Crossed,
 }
 
@@ -50,14 +53,14 @@ impl EdgeReport {
     }
 }
 
-/// Transfers over one edge, shared by both ends.
+/// Transfers over one edge. Both ends of the edge share this record.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Transfers(Arc<Mutex<State>>);
 
 #[derive(Debug, Default)]
 struct State {
     open: VecDeque<OpenTransfer>,
-    /// Arrival time of the last micro-batch with a complete record.
+    /// Arrival time of the last micro-batch whose record is complete.
     arrived_ns: Nanoseconds,
     report: EdgeReport,
 }
@@ -70,11 +73,11 @@ struct OpenTransfer {
     bytes: u64,
     left: Leg,
     arrived: Leg,
-    /// Time at which the receiver had a slot for it.
+    /// Time at which the receiver had a slot for the micro-batch.
     admitted_ns: Nanoseconds,
 }
 
-/// Pieces that one end has recorded.
+/// Copies that one end has recorded.
 #[derive(Clone, Copy, Debug, Default)]
 struct Leg {
     bytes: u64,
@@ -91,7 +94,7 @@ impl Leg {
 }
 
 impl Transfers {
-    /// Starts a transfer. Call it before all other records of the micro-batch.
+    /// Starts a transfer. It must precede all other records of the micro-batch.
     pub(crate) fn begin(&self, micro_batch: MicroBatchId, decode: bool, bytes: u64) {
         let mut state = self.lock();
         if state.open.len() == OPEN {
@@ -106,7 +109,7 @@ impl Transfers {
         self.lock().update(id, |transfer| transfer.left.add(bytes, start_ns, end_ns));
     }
 
-    /// Records that the receiver has a slot and requests the first piece.
+    /// Records that the receiver has a slot for the micro-batch and requests the first piece.
     pub(crate) fn admitted(&self, id: MicroBatchId, now_ns: Nanoseconds) {
         self.lock().update(id, |transfer| {
             if transfer.admitted_ns == 0 {
@@ -188,9 +191,9 @@ mod tests {
             edge.left(id(number), 8, left_ns, left_ns + 10);
             edge.arrived(id(number), 8, end_ns);
         }
-        // The second left while the first was in transit.
+        // The second micro-batch left while the first was in transit.
         assert_eq!(edge.report().prefill, Crossed { crossings: 2, bytes: 16, busy_ns: 200 });
-        // The third is ready at 310 and gets a slot at 900.
+        // The third micro-batch is ready at 310 and gets a slot at 900.
         edge.begin(id(3), false, 8);
         edge.left(id(3), 8, 300, 310);
         edge.admitted(id(3), 900);

@@ -6,7 +6,10 @@ mod support;
 
 use ragtag_cpu::{CpuBackend, CpuConfig};
 use ragtag_graph::WeightChunk;
-use ragtag_hal::{Backend, Checked, DeviceId, Error as DeviceError, Faults, LeakWatch, Leaks, Limits};
+use ragtag_hal::pool::class_bytes;
+use ragtag_hal::{
+    Backend, Checked, Device, DeviceId, Error as DeviceError, Faults, LeakWatch, Leaks, Limits,
+};
 use ragtag_scheduler::core::{FinishReason, Finished, RunCounts, Sample, SequenceId};
 use ragtag_scheduler::*;
 use ragtag_transfer::Route;
@@ -14,7 +17,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 use support::Model;
 
-/// Far longer than any operation here takes.
+/// Limit that is far longer than any operation in these tests takes.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 struct Greedy;
@@ -37,42 +40,58 @@ fn open(index: usize, faults: &Faults) -> Checked {
 struct Setup {
     model: Model,
     devices: Vec<Faults>,
+    /// Device of each stage.
+    hosts: Vec<usize>,
     options: PipelineOptions,
 }
 
 impl Setup {
+    /// Returns a pipeline with one stage on each device.
     fn new(stages: usize) -> Self {
-        let model = Model::default();
-        let mut options = PipelineOptions::new(stages, 128, model.kv_blocks, 12);
-        // Several chunks per micro-batch, none of them a whole number of rows.
-        options.routes = vec![Route::HostStaged { chunk_bytes: 100, depth: 2 }; stages - 1];
-        Self { model, devices: vec![Faults::default(); stages], options }
+        Self::on(&(0..stages).collect::<Vec<_>>())
     }
 
-    fn specs(&self) -> Vec<StageSpec> {
-        let (segments, stages) = (self.model.segments(), self.devices.len());
+    /// Returns a pipeline whose stages are on these devices.
+    fn on(hosts: &[usize]) -> Self {
+        let stages = hosts.len();
+        let model = Model::default();
+        let mut options = PipelineOptions::new(stages, 128, model.kv_blocks, 12);
+        // Each micro-batch has several chunks, and no chunk is a whole number of rows.
+        options.routes = vec![Route::HostStaged { chunk_bytes: 100, depth: 2 }; stages - 1];
+        let devices = vec![Faults::default(); hosts.iter().max().unwrap() + 1];
+        Self { model, devices, hosts: hosts.into(), options }
+    }
+
+    fn specs(&self) -> PipelineSpec {
+        let (segments, stages) = (self.model.segments(), self.hosts.len());
         let cut = |stage: usize| segments * stage / stages;
-        let spec = |(stage, faults): (usize, &Faults)| {
+        let spec = |(stage, &device): (usize, &usize)| {
             let range = cut(stage)..cut(stage + 1);
             StageSpec {
-                device: Box::new(open(stage, faults)),
+                device,
                 compiled: self.model.compile(range.clone()),
                 weights: Box::new(self.model.weights(range)),
             }
         };
-        self.devices.iter().enumerate().map(spec).collect()
+        let devices = self.devices.iter().enumerate();
+        PipelineSpec {
+            devices: devices
+                .map(|(index, faults)| Box::new(open(index, faults)) as Box<dyn Device>)
+                .collect(),
+            stages: self.hosts.iter().enumerate().map(spec).collect(),
+        }
     }
 
-    /// Returns the stages, and watchers of leftovers on their devices.
-    fn watched(&self) -> (Vec<StageSpec>, Vec<LeakWatch>) {
+    /// Returns the stages, and a leak watch for each device.
+    fn watched(&self) -> (PipelineSpec, Vec<LeakWatch>) {
         let mut specs = self.specs();
-        let watch = |(stage, spec): (usize, &mut StageSpec)| {
-            let device = open(stage, &self.devices[stage]);
+        let watch = |(index, place): (usize, &mut Box<dyn Device>)| {
+            let device = open(index, &self.devices[index]);
             let watch = device.leak_watch();
-            spec.device = Box::new(device);
+            *place = Box::new(device);
             watch
         };
-        let watches = specs.iter_mut().enumerate().map(watch).collect();
+        let watches = specs.devices.iter_mut().enumerate().map(watch).collect();
         (specs, watches)
     }
 
@@ -91,7 +110,7 @@ fn generate(max_new_tokens: u32) -> Job {
     Job::Generate { max_new_tokens, end_tokens: Vec::new(), sampler: Box::new(Greedy) }
 }
 
-/// Returns all replies to a request, which must end.
+/// Returns all replies to a request. Fails the test if the request does not end.
 fn all(replies: &Receiver<Reply>) -> Vec<Reply> {
     let mut all = Vec::new();
     loop {
@@ -125,7 +144,7 @@ fn prompt(length: u32, salt: u32) -> Vec<u32> {
     (0..length).map(|i| (i * 7 + salt * 13) % 97).collect()
 }
 
-/// Waits until nothing is in use.
+/// Waits until no sequence and no micro-batch is left.
 fn settled(pipeline: &Pipeline) -> RunCounts {
     for _ in 0..3000 {
         let counts = pipeline.stats().counts;
@@ -137,7 +156,7 @@ fn settled(pipeline: &Pipeline) -> RunCounts {
     panic!("never settles: {:?}", pipeline.stats());
 }
 
-/// Generates with many sequences at once and compares every token.
+/// Generates with many sequences at once and compares every token with the reference.
 fn check(setup: &Setup) -> PipelineReport {
     let pipeline = setup.start().unwrap();
     let prompts: Vec<_> = (0..9).map(|i| prompt(1 + i * 5, i)).collect();
@@ -167,6 +186,45 @@ fn pipelines_of_any_length_generate_equal_tokens() {
 }
 
 #[test]
+fn devices_with_several_stages_generate_equal_tokens() {
+    for hosts in [&[0, 1, 0][..], &[0, 1, 0, 1], &[1, 0, 2, 0], &[0, 1, 2, 1, 0]] {
+        let PipelineReport { stats, .. } = check(&Setup::on(hosts));
+        assert_eq!(stats.stages.len(), hosts.len());
+        for stage in &stats.stages {
+            assert_eq!(stage.counts.micro_batches, stats.micro_batches);
+            assert_eq!(stage.prefill.micro_batches + stage.decode.micro_batches, stats.micro_batches);
+        }
+    }
+    for (slots, credits, depth) in [(1, 1, 1), (1, 6, 1), (4, 6, 2)] {
+        let mut setup = Setup::on(&[0, 1, 0, 1]);
+        (setup.options.slots, setup.options.credits) = (slots, credits);
+        setup.options.routes = vec![Route::HostStaged { chunk_bytes: 37, depth }; 3];
+        setup.devices.iter_mut().for_each(|d| d.random_delay_us = 100);
+        check(&setup);
+    }
+}
+
+#[test]
+fn stages_of_one_device_share_scratch_and_equal_weights() {
+    const SCRATCH_BYTES: u64 = 1 << 20;
+    // The first and the last stage have one equal weight.
+    let in_use = |hosts: &[usize]| {
+        let setup = Setup::on(hosts);
+        let mut specs = setup.specs();
+        specs.stages.iter_mut().for_each(|stage| stage.compiled.scratch_bytes = SCRATCH_BYTES);
+        let equal = specs.stages[0].compiled.weights[0].clone();
+        specs.stages[2].compiled.weights[0] = equal;
+        let pipeline = Pipeline::start(specs, &setup.options, |_| {}).unwrap();
+        pipeline.stats().stages.iter().map(|stage| stage.pool.in_use_bytes).collect::<Vec<_>>()
+    };
+    let (apart, shared) = (in_use(&[0, 1, 2]), in_use(&[0, 1, 0]));
+    assert_eq!(shared[0], shared[2], "one pool");
+    let saved_bytes = SCRATCH_BYTES + class_bytes(Setup::new(3).model.weight_bytes);
+    assert_eq!(shared[0], apart[0] + apart[2] - saved_bytes);
+    assert_eq!(shared[1], apart[1]);
+}
+
+#[test]
 fn tight_slots_credits_and_rings_do_not_change_tokens() {
     for (slots, credits, depth) in [(1, 1, 1), (1, 6, 1), (2, 4, 3), (4, 6, 1)] {
         let mut setup = Setup::new(3);
@@ -183,15 +241,22 @@ fn slow_devices_do_not_change_tokens() {
     check(&setup);
 }
 
-/// A sleeping thread is always woken. These devices finish at once, so every race between going to sleep and
-/// being notified occurs many times.
+/// Checks that a sleeping thread is always woken. Submissions complete at once, so threads often race between
+/// going to sleep and being notified.
 #[test]
 fn no_wake_up_is_lost_on_devices_that_finish_at_once() {
-    for (stages, sequences, slots, times) in [(1, 1, 4, 12), (2, 1, 1, 2), (2, 5, 2, 1), (3, 8, 1, 1)] {
-        let specs = (0..stages).map(|index| support::null::stage(index, stages)).collect();
-        let mut options = PipelineOptions::new(stages, 4096, 2048, 16);
+    for (hosts, sequences, slots, times) in [
+        (&[0][..], 1, 4, 12),
+        (&[0, 1], 1, 1, 2),
+        (&[0, 1], 5, 2, 1),
+        (&[0, 1, 2], 8, 1, 1),
+        (&[0, 1, 0], 1, 1, 1),
+        (&[0, 1, 0, 1, 2, 0], 8, 2, 1),
+    ] {
+        let specs = support::null::pipeline(hosts);
+        let mut options = PipelineOptions::new(hosts.len(), 4096, 2048, 16);
         options.slots = slots;
-        // Less than a micro-batch's rows, so that ring slots are short as well.
+        // A chunk holds less than a micro-batch's rows, so ring slots run out too.
         options.routes.fill(Route::HostStaged { chunk_bytes: 5000, depth: 1 });
         let pipeline = Pipeline::start(specs, &options, |_| {}).unwrap();
         let job = || Job::Generate {
@@ -321,7 +386,7 @@ fn cancelling_frees_what_a_sequence_held() {
 #[test]
 fn a_lost_device_ends_every_sequence_with_one_clear_error() {
     for stage in 0..3 {
-        // The loss may hit any queue.
+        // The loss may affect any queue.
         for command in 30..40 {
             let mut setup = Setup::new(3);
             setup.devices[stage].lost_at_command = Some(command);
@@ -370,7 +435,7 @@ fn a_panicking_sampler_ends_the_run_without_a_hang() {
     assert!(matches!(failed(&all(&late.1)), Error::Stopped));
 }
 
-/// Checks that every device is gone and had no leftovers.
+/// Checks that every device was dropped without leftovers.
 #[track_caller]
 fn nothing_leaks(watches: &[LeakWatch], how: &str) {
     for (stage, watch) in watches.iter().enumerate() {
@@ -409,7 +474,7 @@ fn a_pipeline_that_ran_or_was_cancelled_or_dropped_leaves_nothing_on_its_devices
 
 #[test]
 fn a_pipeline_that_failed_leaves_nothing_on_its_devices() {
-    // A lost device. The others cannot know when it is lost, and still release everything.
+    // One device is lost. The other devices cannot predict the loss, and still release everything.
     let mut setup = Setup::new(3);
     setup.devices[1].lost_at_command = Some(30);
     let (specs, watches) = setup.watched();
@@ -418,7 +483,7 @@ fn a_pipeline_that_failed_leaves_nothing_on_its_devices() {
     pipeline.shutdown();
     nothing_leaks(&watches, "lost");
 
-    // Too little memory on the second device: what it has allocated is freed.
+    // The second device runs out of memory. Everything that it has allocated is freed.
     let mut setup = Setup::new(3);
     setup.devices[1].most_bytes = Some(12_000);
     let (specs, watches) = setup.watched();
@@ -428,14 +493,14 @@ fn a_pipeline_that_failed_leaves_nothing_on_its_devices() {
     for how in ["fill", "panic"] {
         let setup = Setup::new(3);
         let (mut specs, watches) = setup.watched();
-        let segments = specs[2].compiled.segments.clone();
-        specs[2].weights = Box::new(Spoilt(setup.model.weights(segments), how));
+        let segments = specs.stages[2].compiled.segments.clone();
+        specs.stages[2].weights = Box::new(Spoilt(setup.model.weights(segments), how));
         assert!(Pipeline::start(specs, &setup.options, |_| {}).is_err());
         nothing_leaks(&watches, how);
     }
 }
 
-/// A weight source that fails in one place.
+/// A weight source that fails at one point.
 struct Spoilt<S>(S, &'static str);
 
 impl<S: WeightSource> WeightSource for Spoilt<S> {
@@ -469,8 +534,8 @@ fn loading_that_fails_says_why_and_leaves_no_thread() {
     let start = |stage: usize, how: &'static str| {
         let setup = Setup::new(3);
         let mut specs = setup.specs();
-        let segments = specs[stage].compiled.segments.clone();
-        specs[stage].weights = Box::new(Spoilt(setup.model.weights(segments), how));
+        let segments = specs.stages[stage].compiled.segments.clone();
+        specs.stages[stage].weights = Box::new(Spoilt(setup.model.weights(segments), how));
         Pipeline::start(specs, &setup.options, |_| {}).unwrap_err()
     };
     for (how, said) in [
@@ -487,7 +552,7 @@ fn loading_that_fails_says_why_and_leaves_no_thread() {
             other => panic!("{how}: {other:?}"),
         }
     }
-    assert!(matches!(start(2, "panic"), Error::Protocol { what } if what.contains("stage 2")));
+    assert!(matches!(start(2, "panic"), Error::Protocol { what } if what.contains("cpu:2")));
 }
 
 #[test]
@@ -522,7 +587,7 @@ fn large_weights_load_completely_with_progress() {
 
 #[test]
 fn stages_that_do_not_fit_together_are_refused() {
-    let refused = |change: &dyn Fn(&mut Setup, &mut Vec<StageSpec>)| {
+    let refused = |change: &dyn Fn(&mut Setup, &mut PipelineSpec)| {
         let mut setup = Setup::new(2);
         let mut specs = setup.specs();
         change(&mut setup, &mut specs);
@@ -532,7 +597,7 @@ fn stages_that_do_not_fit_together_are_refused() {
         }
     };
     let said = |what: String, part: &str| assert!(what.contains(part), "{what}");
-    said(refused(&|_, specs| specs.clear()), "no stages");
+    said(refused(&|_, specs| specs.stages.clear()), "no stages");
     said(refused(&|setup, _| setup.options.routes.clear()), "0 routes between 2 stages");
     said(refused(&|setup, _| setup.options.routes = vec![Route::Peer]), "not available");
     said(refused(&|setup, _| setup.options.routes = vec![Route::SameDevice]), "one device");
@@ -547,13 +612,27 @@ fn stages_that_do_not_fit_together_are_refused() {
         refused(&|setup, _| setup.options.chunks = ragtag_planner::Chunks::fixed(17)),
         "invalid pipeline shape",
     );
-    said(refused(&|_, specs| specs.swap(0, 1)), "begin");
-    said(refused(&|_, specs| specs[1].compiled.row_bytes += 8), "not compiled for this pipeline");
-    said(refused(&|_, specs| specs[1].compiled.logit_row_bytes = 0), "logits of 0 bytes");
+    said(refused(&|_, specs| specs.stages.swap(0, 1)), "begin");
+    said(refused(&|_, specs| specs.stages[1].compiled.row_bytes += 8), "not compiled for this pipeline");
+    said(refused(&|_, specs| specs.stages[1].compiled.logit_row_bytes = 0), "logits of 0 bytes");
     said(
-        refused(&|_, specs| specs[1].device = Box::new(open(0, &Faults::default()))),
-        "two stages on device 0",
+        refused(&|_, specs| specs.devices[1] = Box::new(open(0, &Faults::default()))),
+        "device 0 is listed twice",
     );
+    said(refused(&|_, specs| specs.stages[1].device = 0), "device 1 has no stage");
+    said(refused(&|_, specs| specs.stages[1].device = 2), "device 1 has no stage");
+    let neighbours = |_: &mut Setup, specs: &mut PipelineSpec| {
+        specs.devices.truncate(1);
+        specs.stages[1].device = 0;
+    };
+    said(refused(&neighbours), "on one device; merge them");
+    let beyond = |setup: &mut Setup, specs: &mut PipelineSpec| {
+        *setup = Setup::new(3);
+        *specs = setup.specs();
+        specs.devices.truncate(2);
+        specs.stages[2].device = 2;
+    };
+    said(refused(&beyond), "stage 2 is on device 2 of 2");
 }
 
 #[test]
@@ -568,7 +647,7 @@ fn a_trace_names_what_ran_where() {
         assert_eq!(computed, (0..stats.micro_batches).collect::<Vec<_>>(), "every micro-batch, in order");
         assert!(
             spans(SpanKind::Compute)
-                .all(|s| s.rows > 0 && s.segments == setup.specs()[stage as usize].compiled.segments)
+                .all(|s| s.rows > 0 && s.segments == setup.specs().stages[stage as usize].compiled.segments)
         );
         assert!(spans(SpanKind::Weights).count() > 0);
         assert_eq!(spans(SpanKind::Upload).count() > 0, stage == 1);

@@ -18,7 +18,8 @@ fn tried(world: &World) -> PlannerInput<'_> {
     PlannerInput { trial: Some(trial), ..world.input() }
 }
 
-/// Returns the requests per second of a plan under its own load, over two rounds of all sequences.
+/// Returns the requests per second of a plan under the load that it was made for, over two rounds of all
+/// sequences.
 fn served(world: &World, plan: &Plan) -> f64 {
     let (prompt, generated) = (world.workload.prompt_tokens, world.workload.generated_tokens);
     let scale = (512.0 / f64::from(prompt + generated)).min(1.0);
@@ -68,7 +69,7 @@ fn a_rule_that_is_tuned_has_the_placement_of_the_untuned_one_and_serves_no_less(
     for seed in 0..60 {
         let mut world = random_world(seed);
         world.limits.sequences = world.limits.sequences.max(2);
-        // Chunks that include the engines' own, each with its scratch.
+        // The chunks include those of engines. Each has its own scratch size.
         let wider = |chunk: u64| {
             let scratch = |segment: &Segment| Segment {
                 scratch_bytes: segment.scratch_bytes * chunk / 128,
@@ -97,7 +98,7 @@ fn a_rule_that_is_tuned_has_the_placement_of_the_untuned_one_and_serves_no_less(
                 let rows = world.limits.sequences.div_ceil(groups);
                 assert_eq!(untuned.decode_rows, rows, "seed {seed}, {rule}, {decode}");
                 let rates = [&tuned, &untuned].map(served);
-                // A plan's chunks are short while sequences generate; those of engines are not.
+                // A plan's chunks are short while sequences generate. Those of engines are not.
                 assert!(rates[0] >= rates[1] * 0.99, "seed {seed}, {rule}, {decode}: {rates:?}");
                 better += usize::from(rates[0] > rates[1] * 1.02);
                 plans += 1;
@@ -107,8 +108,8 @@ fn a_rule_that_is_tuned_has_the_placement_of_the_untuned_one_and_serves_no_less(
     assert!(plans > 100 && better > plans / 10, "{better} of {plans} are better for having been tuned");
 }
 
-/// Prompts wait for a device that computes slowly, decode steps for one that reads slowly. The score assumes
-/// that the two overlap, so it prefers three small micro-batches to two.
+/// Prompts wait for the device that computes slowly, and decode steps wait for the device that reads slowly.
+/// The score assumes that they overlap, so it prefers three small micro-batches to two.
 #[test]
 fn fewer_decode_groups_are_found_where_prompts_and_decode_wait_for_different_devices() {
     let with = |label: &str, bandwidth: f64, flops: f64| {
@@ -157,7 +158,7 @@ fn trials_respect_the_constraints() {
     assert_eq!(plan(&tried(&world)).expect("it fits").stages.len(), 1);
 }
 
-/// One request at a time, for which there are no trials.
+/// Uses one request at a time. The planner runs no trials for it.
 #[test]
 fn shared_links_cost_as_much_as_in_simulation() {
     let devices: Vec<_> = (0..4).map(|at| device(&format!("cpu:{at}"), 60 * MIB, 1.0)).collect();
@@ -190,7 +191,7 @@ fn shared_links_cost_as_much_as_in_simulation() {
         let spec =
             SimSpec::of_plan(&plan, &world.model, &world.segments, facts, links, &load).expect("a plan");
         let summary = SimSummary::new(&spec, simulate(&spec).expect("simulated"));
-        // If the bus dominates, the first chunk is transferred while others already follow.
+        // If the bus dominates, later chunks follow while the first chunk is still in transit.
         let near = |predicted: f64, simulated: f64| (0.97..1.1).contains(&(predicted / simulated));
         let (first_token_us, token_us) = (summary.first_token_us.mean, summary.between_tokens_us.mean);
         let what = format!("{bytes_per_s} bytes/s, {objective:?}: {first_token_us} and {token_us} simulated");
@@ -208,7 +209,8 @@ fn shared_links_cost_as_much_as_in_simulation() {
     }
 }
 
-/// If simulation decides, the reasons say that rules which the cost model prefers are slower in simulation.
+/// If simulation decides, the cost model may prefer a rule. The reasons then say that the rule is slower in
+/// simulation.
 #[test]
 fn reasons_report_decisions_by_simulation() {
     let mut overruled = 0;

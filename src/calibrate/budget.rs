@@ -3,17 +3,17 @@
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-/// A wall time budget. Compilation does not count, since its results are cached.
+/// A wall time budget. It excludes compilation, because compiled programs are cached.
 #[derive(Debug)]
 pub(super) struct Budget {
     start: Instant,
-    /// `None` for no limit.
+    /// The whole budget, or `None` for no limit.
     whole: Option<Duration>,
     excused: Cell<Duration>,
 }
 
 impl Budget {
-    /// A budget that starts now.
+    /// Creates a budget that starts now.
     pub(super) fn new(whole: Option<Duration>) -> Self {
         Self { start: Instant::now(), whole, excused: Cell::default() }
     }
@@ -23,30 +23,31 @@ impl Budget {
         self.excused.set(self.excused.get() + time);
     }
 
-    /// Total time excluded so far.
+    /// Returns the total time that is excluded from the budget.
     pub(super) fn excused(&self) -> Duration {
         self.excused.get()
     }
 
-    /// The whole budget. `None` for no limit.
+    /// Returns the whole budget, or `None` for no limit.
     pub(super) fn whole(&self) -> Option<Duration> {
         self.whole
     }
 
-    /// Time until a share of the budget is used up. Practically infinite without a limit.
+    /// Returns the time until a share of the budget is used up. Without a limit, the result is practically
+    /// infinite.
     pub(super) fn left(&self, share: f64) -> Duration {
         let Some(whole) = self.whole else { return Duration::from_secs(1 << 32) };
         (whole.mul_f64(share) + self.excused()).saturating_sub(self.start.elapsed())
     }
 
-    /// Share of the budget that will be used when `part` of the remaining time has passed.
+    /// Returns the share of the budget that is used up after `part` of the remaining time.
     pub(super) fn share_after(&self, part: f64) -> f64 {
         let Some(whole) = self.whole.filter(|whole| !whole.is_zero()) else { return 1.0 };
         let left = self.left(1.0).as_secs_f64() / whole.as_secs_f64();
         1.0 - left * (1.0 - part)
     }
 
-    /// A new budget: `part` of the time left until `share` of this one is used up.
+    /// Creates a budget of `part` of the time until `share` of this budget is used up.
     pub(super) fn part(&self, share: f64, part: f64) -> Self {
         Self::new(self.whole.map(|_| self.left(share).mul_f64(part)))
     }

@@ -1,12 +1,13 @@
-//! Synthetic weights: the time of a matmul does not depend on the values, and reading a large model is slow.
+//! Synthetic weights for timing. Reading a large model is slow, and the time of a matmul does not depend on
+//! the values.
 
 use ragtag_graph::{CompiledStage, WeightBuffer, WeightChunk};
 use ragtag_scheduler::WeightSource;
 
-/// Number of distinct values; they repeat.
+/// Number of values before they repeat.
 const VALUES: usize = 1 << 16;
 
-/// Source of arbitrary weights.
+/// Source of synthetic weights.
 pub(super) struct Filling {
     buffers: Vec<WeightBuffer>,
     bytes: Vec<u8>,
@@ -15,8 +16,9 @@ pub(super) struct Filling {
 impl Filling {
     /// Creates weights for a stage.
     pub(super) fn new(compiled: &CompiledStage) -> Self {
-        // f16 values of both signs from 1/2 to 1. Read as f32 they are small, but their products are normal
-        // numbers, so CPUs do not slow down on denormals. Equal values would draw less power.
+        // The values are f16 numbers of both signs from 1/2 to 1. If they are read as f32, they are small,
+        // but their products are still normal numbers, so CPUs do not slow down on denormals. The values
+        // differ, because equal values would draw less power.
         let mut state = 1u32;
         let mut value = || {
             state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);

@@ -1,4 +1,4 @@
-//! Cached profiles and links of the devices, and what is missing.
+//! Cached profiles and links of the devices. Lists the profiles and links that still need timing.
 
 use super::kept::Kept;
 use super::steps::Steps;
@@ -14,25 +14,25 @@ pub(super) struct Known {
     pub(super) adapter: Adapter,
     pub(super) identity: ProfileIdentity,
     pub(super) profile: Option<Profile>,
-    /// Whether the profile has everything that this calibration needs.
+    /// Whether the profile is present and has everything that this calibration needs.
     pub(super) complete: bool,
 }
 
-/// A link between two devices, by their indices, with its facts if known.
+/// A link between two devices, given by their indices, with its facts if they are known.
 pub(super) struct KnownLink {
     pub(super) from: usize,
     pub(super) to: usize,
     pub(super) facts: Option<LinkFacts>,
 }
 
-/// Devices and the links between all ordered pairs.
+/// All devices, and the links between all ordered pairs of devices.
 pub(super) struct KnownFacts {
     pub(super) devices: Vec<Known>,
     pub(super) links: Vec<KnownLink>,
 }
 
 impl KnownFacts {
-    /// Reads the cache. With `anew`, treats everything as missing.
+    /// Reads the cached profiles and links. If `anew` is set, treats all of them as missing.
     pub(super) fn new(adapters: &[Adapter], steps: &Steps, kept: &Kept, anew: bool) -> Result<Self> {
         let mut devices = Vec::new();
         for adapter in adapters {
@@ -41,7 +41,7 @@ impl KnownFacts {
             let complete = profile.as_ref().is_some_and(|profile| steps.is_served_by(profile));
             devices.push(Known { adapter: adapter.clone(), identity, profile, complete });
         }
-        // CPU devices are timed together or not at all.
+        // If one CPU device needs timing, all CPU devices are timed, because they are timed together.
         if devices.iter().any(|k| !k.complete && is_processor(&k.adapter)) {
             devices.iter_mut().filter(|k| is_processor(&k.adapter)).for_each(|k| k.complete = false);
         }
@@ -55,19 +55,19 @@ impl KnownFacts {
         Ok(Self { devices, links })
     }
 
-    /// Whether nothing needs timing. A quick calibration accepts missing links, since a link is much like its
-    /// reverse.
+    /// Returns whether nothing needs timing. A quick calibration accepts missing links, because a link is
+    /// about as fast as its reverse.
     pub(super) fn is_complete(&self, is_quick: bool) -> bool {
         let missing = self.missing_links().len();
         self.missing_profiles() == 0 && (missing == 0 || (is_quick && missing < self.links.len()))
     }
 
-    /// Number of devices that need timing.
+    /// Returns the number of devices that need timing.
     pub(super) fn missing_profiles(&self) -> usize {
         self.devices.iter().filter(|known| !known.complete).count()
     }
 
-    /// Links that need timing, as pairs of device indices.
+    /// Returns the links that need timing, as pairs of device indices.
     pub(super) fn missing_links(&self) -> Vec<(usize, usize)> {
         let missing = self.links.iter().filter(|link| link.facts.is_none());
         missing.map(|link| (link.from, link.to)).collect()
@@ -80,7 +80,7 @@ impl KnownFacts {
         }
     }
 
-    /// Converts all known facts.
+    /// Converts the known profiles and links to a calibration.
     pub(super) fn into_calibration(self) -> Calibration {
         let labels: Vec<_> = self.devices.iter().map(|known| known.adapter.label()).collect();
         let mut calibration = Calibration::default();
@@ -100,7 +100,7 @@ impl KnownFacts {
     }
 }
 
-/// Returns the number of devices that are timed at the same time as this one, including itself.
+/// Returns the number of devices that are timed at the same time as `adapter`, including `adapter`.
 fn together(adapters: &[Adapter], adapter: &Adapter) -> u32 {
     match is_processor(adapter) {
         true => adapters.iter().filter(|other| is_processor(other)).count() as u32,

@@ -1,8 +1,8 @@
-//! Timing under load, in calibration pipelines: the hand-over cost of a stage, the token return, and the
-//! links.
+//! Timing under load, in calibration pipelines. Measures the hand-over cost of a stage, the token return and
+//! the links.
 //!
-//! Costs are differences within one round, so that device drift or a busy host does not distort them. The
-//! result is the median of several rounds, because thread wake-ups are just as slow in a real run.
+//! Each cost is a difference of times within one run, so that drift between runs cancels out. The result is
+//! the median over several runs, because thread wake-ups are as slow in a real run.
 
 use super::budget::Budget;
 use super::pipeline::{CalibrationPipeline, Seen};
@@ -14,22 +14,22 @@ use ragtag_planner::cost::{Profile, TokenReturn};
 use ragtag_transfer::Route;
 use std::time::{Duration, Instant};
 
-/// Maximum number of new tokens per sequence: enough for the adaptive waits to settle for most of them.
+/// Maximum number of new tokens per sequence. The adaptive waits settle within the first few tokens.
 const TOKENS: u32 = 32;
-/// Maximum number of runs of each kind, and the time after which two are enough.
+/// Maximum number of runs with one number of sequences, and the time after which two runs suffice.
 const RUNS: usize = 5;
 const LIMIT: Duration = Duration::from_millis(250);
 
 /// Overheads of a decode step on a device.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct HandOver {
-    /// Overhead on a stage beyond the stage's own time, in microseconds.
+    /// Overhead of a stage in addition to its measured device time, in microseconds.
     pub(super) stage_us: f64,
-    /// From the end of the last stage until the coordinator has sent the next micro-batch.
+    /// Cost from the end of the last stage until the coordinator has sent the next micro-batch.
     pub(super) token_return: TokenReturn,
 }
 
-/// Times a device. `None` if it reports no timings, or if they are implausible.
+/// Times a device. Returns `None` if the device reports no execution times, or implausible ones.
 pub(super) fn measure(
     devices: &Devices,
     steps: &Steps,
@@ -51,7 +51,8 @@ fn tokens(steps: &Steps) -> u32 {
     TOKENS.min(steps.lowering.context.saturating_sub(1)).max(1)
 }
 
-/// Runs after one warm-up, which records the programs: at least one, and as many as fit into the time.
+/// Calls `run` once as a warm-up, which records the programs. Then calls it at least once more, and as often
+/// as the time allows. Returns the results of the later calls.
 fn runs(left: Duration, mut run: impl FnMut() -> Result<Seen>) -> Result<Vec<Seen>> {
     let start = Instant::now();
     run()?;
@@ -75,7 +76,7 @@ impl HandOver {
             Some((median(returns().map(|(rows, _)| rows))?, median(returns().map(|(_, us)| us))?))
         };
         let (one, one_us) = returned(alone)?;
-        // Cost per row: copying it, reading it and sampling a token.
+        // The cost per row of logits covers the copy, the read and the sampling of a token.
         let row_us = match returned(many) {
             Some((rows, us)) if rows > one => ((us - one_us) / (rows - one)).max(0.0),
             _ => 0.0,
@@ -85,8 +86,8 @@ impl HandOver {
     }
 }
 
-/// Times the link from each of these devices to the next, with the rows of decode steps and of chunks. `None`
-/// for links of devices that report no copy times.
+/// Times the link from each of these devices to the next one, with the transfers of decode steps and of
+/// chunks. The result is `None` for a link whose devices report no copy times.
 pub(super) fn measure_links(
     devices: &Devices,
     steps: &Steps,
@@ -114,9 +115,12 @@ pub(super) fn measure_links(
     Ok((1..stages.len()).map(|next| link(next - 1)).collect())
 }
 
-/// Orders of `count` devices in which each device directly precedes each other one: the rows of a balanced
-/// Latin square (E. J. Williams, Experimental designs balanced for the estimation of residual effects of
-/// treatments, 1949). For an odd `count`, rows of the next even size without the extra element.
+/// Returns orders of `count` devices, such that every device directly precedes every other device in some
+/// order.
+///
+/// The orders are the rows of a balanced Latin square (E. J. Williams, Experimental designs balanced for the
+/// estimation of residual effects of treatments, 1949). For an odd `count`, they are the rows of the next
+/// larger square without the extra element.
 pub(super) fn orders(count: usize) -> Vec<Vec<usize>> {
     let even = count.next_multiple_of(2);
     let zigzag = |at: usize| if at.is_multiple_of(2) { at / 2 } else { even - 1 - at / 2 };
@@ -139,7 +143,7 @@ mod tests {
     #[test]
     fn unexplained_time_counts_as_stage_overhead() {
         let alone = |round_us| seen(round_us, &[500], &[], 60, 1);
-        // One run was disturbed.
+        // Another process disturbed one of the runs.
         let alone = [alone(605.0), alone(905.0), alone(600.0)];
         let token_return = |latency_us, row_us| TokenReturn { latency_us, row_us };
         let measured = HandOver::of(&alone, &[]).unwrap();

@@ -1,4 +1,4 @@
-//! One calibration: schedules the timing of devices and links, and caches the results.
+//! Runs one calibration. Schedules the timing of devices and links, and caches the results.
 
 use super::budget::Budget;
 use super::found::{Known, KnownFacts};
@@ -13,14 +13,14 @@ use ragtag_planner::cost::Profile;
 use ragtag_scheduler::SoloDevice;
 use std::time::Duration;
 
-/// Shares of the budget at which the timing of devices, idle links and hand-overs ends.
+/// Shares of the budget after which the timing of devices, of idle links and of hand-overs ends.
 const DEVICES_END: f64 = 0.65;
 const LINKS_END: f64 = 0.75;
 const HAND_OVERS_END: f64 = 0.9;
-/// Minimum time to start a calibration pipeline and measure with it.
+/// Minimum time that it takes to start a calibration pipeline and to measure with it.
 const SHORTEST_PIPELINE: Duration = Duration::from_millis(250);
 
-/// One calibration.
+/// State of one calibration.
 pub(super) struct Job<'a> {
     pub(super) steps: &'a Steps,
     pub(super) kept: &'a Kept,
@@ -29,7 +29,7 @@ pub(super) struct Job<'a> {
     pub(super) tick: &'a (dyn Fn() + Sync),
 }
 
-/// A profile with warnings and the compilation time.
+/// A profile, the warnings about it, and the compilation time.
 type Timed = (Profile, Vec<String>, Duration);
 
 impl Job<'_> {
@@ -52,7 +52,7 @@ impl Job<'_> {
         self.share_profiles(&mut found.devices, &timed);
         let missing = found.missing_links();
         self.links_at_rest(&mut found, &mut solo, &missing, &mut warnings);
-        // The pipelines below open each device again.
+        // Closes the devices, because the pipelines below open them again.
         drop(solo);
         for &index in &timed {
             if let Err(error) = self.hand_over(devices, &mut found.devices, index) {
@@ -75,7 +75,7 @@ impl Job<'_> {
         Ok(Calibration { timed, warnings, unkept, ..found.into_calibration() })
     }
 
-    /// Times all devices that lack a profile, by index.
+    /// Times all devices that lack a complete profile. Returns the index and the result of each device.
     fn profiles(&self, known: &[Known], solo: &mut [SoloDevice]) -> Vec<(usize, Result<Timed>)> {
         let missing = |processors: bool| {
             let wanted = move |k: &Known| !k.complete && is_processor(&k.adapter) == processors;
@@ -84,7 +84,7 @@ impl Job<'_> {
         let count = |processors: bool| {
             known.iter().filter(|k| !k.complete && is_processor(&k.adapter) == processors).count()
         };
-        // CPU devices are timed concurrently and take one turn.
+        // CPU devices are timed concurrently, so they take one turn together.
         let mut turns = count(false) + count(true).min(1);
         let mut outcomes = Vec::new();
         let mut budget = || {
@@ -126,7 +126,7 @@ impl Job<'_> {
         timed(&Timer { steps: self.steps, seconds: self.seconds, budget, tick: self.tick }, known, device)
     }
 
-    /// Merges a new profile with the points of the previous one.
+    /// Adds the points of the previous profile of a device to a new profile.
     fn merged(&self, profile: Profile, known: &Known) -> Profile {
         let mut profile = Profile { measured_unix_s: now_unix_s(), ..profile };
         if let Some(before) = &known.profile {
@@ -135,7 +135,8 @@ impl Job<'_> {
         profile
     }
 
-    /// Gives equal parts of a CPU their mean profile, and caches the profiles.
+    /// Caches the new profiles. Devices with the same identity, such as equal parts of a CPU, get the mean of
+    /// their profiles.
     fn share_profiles(&self, devices: &mut [Known], timed: &[usize]) {
         for &index in timed {
             let identity = devices[index].identity.clone();
@@ -151,8 +152,8 @@ impl Job<'_> {
         }
     }
 
-    /// Times the missing links between idle devices. Times at least one, so that repeated calibrations make
-    /// progress.
+    /// Times the missing links between idle devices. Always times at least one link, so that repeated
+    /// calibrations make progress.
     fn links_at_rest(
         &self,
         found: &mut KnownFacts,
@@ -177,7 +178,7 @@ impl Job<'_> {
         }
     }
 
-    /// Times the missing links again between busy devices, in a few pipelines that cover all of them.
+    /// Times the missing links again while their devices are busy, in a few pipelines that cover all links.
     fn links_at_work(
         &self,
         devices: &Devices,
@@ -206,7 +207,8 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// Times the hand-over overheads, once for equal parts of a CPU, and caches them.
+    /// Times and caches the hand-over overheads of a device. Devices with the same identity are timed only
+    /// once.
     fn hand_over(&self, devices: &Devices, known: &mut [Known], index: usize) -> Result<()> {
         let has_time = self.budget.left(HAND_OVERS_END) >= SHORTEST_PIPELINE && self.steps.times_head();
         let identity = known[index].identity.clone();

@@ -1,10 +1,10 @@
-//! Cache of measurements on disk: one JSON file for each profile and each link, written atomically.
+//! Cache of measurements on disk, with one JSON file per profile and per link. Files are written atomically.
 //!
-//! Nothing here returns an error: unreadable entries are measured again, failed writes are skipped, and
-//! [`Kept::failure`] has the first reason. A file's name is a digest of its key, and its content repeats the
-//! key, so a misplaced file is detected. Entries older than [`MOST_AGE_S`] expire.
+//! No function of this module returns an error. Unreadable entries count as missing. Failed writes are
+//! skipped, and [`Kept::failure`] returns the first reason. The name of a file is a digest of its key. The
+//! content repeats the key, so that a misplaced file is detected. Entries older than [`MOST_AGE_S`] expire.
 //!
-//! Concurrent calibrations would distort each other's timings, so a calibration holds the folder's lock.
+//! A calibration holds the folder's lock, because concurrent calibrations would distort each other's timings.
 
 use crate::files::{MOST_JSON_BYTES, read_text};
 use ragtag_hal::{Adapter, PciAddress};
@@ -20,9 +20,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Format version of link files.
 const LINK_VERSION: u32 = 4;
-/// Age at which a measurement expires, in seconds: 30 days.
+/// Age in seconds after which a measurement expires: 30 days.
 const MOST_AGE_S: u64 = 30 * 24 * 3600;
-/// Interval at which a process polls the lock.
+/// Polling interval while another process holds the lock.
 const POLL: Duration = Duration::from_millis(50);
 
 /// A measured link.
@@ -40,34 +40,34 @@ struct KeptLink {
 /// The cache folder.
 pub(super) struct Kept {
     folder: Option<PathBuf>,
-    /// Whether waiting for another process's calibration timed out.
+    /// Whether the wait for the calibration of another process has timed out.
     is_taken: bool,
-    /// First reason that an entry was not written.
+    /// Reason of the first failed write.
     failure: OnceLock<String>,
 }
 
-/// Exclusive access to the folder until dropped.
+/// Exclusive access to the folder until this value is dropped.
 pub(super) struct Lock {
     _file: Option<File>,
-    /// Whether another process held the lock before. It may have measured the missing entries.
+    /// Whether another process held the lock first. That process may have measured the missing entries.
     pub(super) waited: bool,
 }
 
 impl Kept {
-    /// Uses the given folder, else the default one.
+    /// Opens the given folder, or the default folder.
     pub(super) fn new(folder: Option<PathBuf>) -> Self {
         let folder = folder.or_else(|| ragtag_hal::cache::default_folder("profiles"));
         Self { folder, is_taken: false, failure: OnceLock::new() }
     }
 
-    /// Waits up to `timeout` until no other process calibrates. After a timeout nothing is cached. Does not
-    /// wait if files cannot be locked.
+    /// Waits up to `timeout` until no other process calibrates. After a timeout, later writes are skipped.
+    /// Does not wait if the folder's lock file cannot be opened or locked.
     pub(super) fn lock(&mut self, timeout: Duration) -> Lock {
         let unlocked = Lock { _file: None, waited: false };
         let Some(folder) = &self.folder else { return unlocked };
         let path = folder.join("lock");
         let file = std::fs::create_dir_all(folder).and_then(|()| File::create(&path));
-        // The first write reports why the folder is not writable.
+        // If the folder is not writable, the first write reports the reason.
         let Ok(file) = file else { return unlocked };
         let (start, mut waited) = (Instant::now(), false);
         loop {
@@ -89,7 +89,7 @@ impl Kept {
         }
     }
 
-    /// First reason that an entry was not written. `None` if all were.
+    /// Returns the reason of the first failed write, or `None` if no write failed.
     pub(super) fn failure(&self) -> Option<&str> {
         self.failure.get().map(String::as_str)
     }
@@ -121,7 +121,7 @@ impl Kept {
         match serde_json::from_str::<KeptLink>(&json) {
             Ok(link) if link.ragtag_link != LINK_VERSION => ignored(&path, "it has another format version"),
             Ok(link) if link.ends != ends => ignored(&path, "it has another key"),
-            // Figures depend on the ring's chunk size and depth.
+            // The figures depend on the ring's chunk size and depth.
             Ok(link) if link.facts.route != Route::HOST_STAGED => ignored(&path, "it is for another route"),
             Ok(link) if !link.facts.is_plausible() => ignored(&path, "invalid figures"),
             Ok(link) => (!is_old(link.measured_unix_s)).then_some(link.facts),
@@ -137,9 +137,9 @@ impl Kept {
         self.keep(path, &KeptLink { ragtag_link: LINK_VERSION, ends, measured_unix_s, facts: facts.clone() });
     }
 
-    /// Marks the cached profile as contradicted by a run, so that it is measured again. Returns whether it
-    /// was marked. A profile that replaced a marked one is not marked until the mark expires: another
-    /// measurement would be no better.
+    /// Marks a cached profile that a run has contradicted, so that it is measured again. Returns whether the
+    /// profile is now marked. If the profile replaced a marked profile, it is not marked until the old mark
+    /// expires, because another measurement would not be better.
     pub(super) fn contradict(&self, profile: &Profile) -> bool {
         let Some(path) = self.path("stale", &profile.identity) else { return false };
         let before = mark(&path).filter(|before| !is_old(before.marked_unix_s));
@@ -152,7 +152,7 @@ impl Kept {
         write(&path, &mark).is_ok()
     }
 
-    /// Whether a run has contradicted this very profile, not an earlier one.
+    /// Returns whether a run has contradicted this profile. Marks of earlier profiles do not count.
     fn is_contradicted(&self, profile: &Profile) -> bool {
         let mark = self.path("stale", &profile.identity).and_then(|path| mark(&path));
         mark.is_some_and(|mark| mark.measured_unix_s == profile.measured_unix_s)
@@ -178,7 +178,7 @@ impl Kept {
     }
 }
 
-/// The mark of a profile that a run has contradicted.
+/// Mark of a profile that a run has contradicted.
 #[derive(Serialize, Deserialize)]
 struct Mark {
     marked_unix_s: u64,
@@ -190,17 +190,17 @@ fn mark(path: &Path) -> Option<Mark> {
     serde_json::from_str(&read(path)?).ok()
 }
 
-/// The time, in seconds since 1970.
+/// Returns the current time, in seconds since 1970.
 pub(super) fn now_unix_s() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
 }
 
-/// Whether a time stamp has expired or lies in the future.
+/// Returns whether a time stamp has expired or lies in the future.
 fn is_old(unix_s: u64) -> bool {
     now_unix_s().abs_diff(unix_s) > MOST_AGE_S
 }
 
-/// Properties of one end that the speed of a link depends on.
+/// Properties of a device that affect the speed of its links.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct LinkEnd {
@@ -234,7 +234,7 @@ fn ignored<T>(path: &Path, why: &str) -> Option<T> {
     None
 }
 
-/// Writes to a temporary file, then renames it, so that readers see the whole file or none.
+/// Writes a temporary file and renames it, so that readers never see an incomplete file.
 fn write(path: &Path, content: &impl Serialize) -> std::io::Result<()> {
     let folder = path.parent().unwrap_or(Path::new("."));
     std::fs::create_dir_all(folder)?;
@@ -242,7 +242,7 @@ fn write(path: &Path, content: &impl Serialize) -> std::io::Result<()> {
     let written = std::fs::write(&part, serde_json::to_vec_pretty(content)?);
     let renamed = written.and_then(|()| std::fs::rename(&part, path));
     if renamed.is_err() {
-        // The file may not exist.
+        // Removing fails if the file does not exist.
         let _ = std::fs::remove_file(&part);
     }
     renamed
@@ -254,7 +254,7 @@ pub(super) mod tests {
     use ragtag_kernels::{Activations, KvType};
     use ragtag_planner::cost::{PROFILE_VERSION, TimedFor, TokenReturn};
 
-    /// A profile with this measurement time.
+    /// Returns a profile with this measurement time.
     pub(crate) fn profile(measured_unix_s: u64) -> Profile {
         Profile {
             ragtag_profile: PROFILE_VERSION,
@@ -288,7 +288,7 @@ pub(super) mod tests {
         let (mut first, mut second, mut third) = (kept(), kept(), kept());
         let lock = first.lock(Duration::ZERO);
         assert!(!lock.waited);
-        // After a timeout its measurements are not cached.
+        // The lock times out, so the second process does not cache its measurements.
         second.lock(Duration::ZERO);
         let profile = profile(now_unix_s());
         second.keep_profile(&profile);
@@ -297,7 +297,7 @@ pub(super) mod tests {
         let waiting = std::thread::spawn(move || third.lock(Duration::from_secs(60)).waited);
         std::thread::sleep(POLL * 3);
         drop(lock);
-        // The result depends on when the thread started.
+        // The result depends on the time at which the thread started.
         let _: bool = waiting.join().unwrap();
         first.keep_profile(&profile);
         assert_eq!((first.failure(), first.profile(&profile.identity)), (None, Some(profile)));

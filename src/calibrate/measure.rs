@@ -1,7 +1,7 @@
-//! Timing of stages with a few segments on a single device, and of copies between devices.
+//! Times stages with a few segments on a single device, and copies between devices.
 //!
-//! An empty stage gives the fixed cost of a micro-batch. It is subtracted from every other time, and the rest
-//! is divided among the segments of the stage.
+//! The time of a micro-batch on an empty stage is its fixed cost. This cost is subtracted from all other
+//! times, and the difference is divided among the segments of the stage.
 
 use super::budget::Budget;
 use super::filling::Filling;
@@ -22,42 +22,42 @@ use std::ops::Range;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-/// Repetitions of quick measurements: copies, hand-overs.
+/// Number of repetitions when timing copies and hand-overs.
 const REPETITIONS: usize = 25;
-/// Repetitions of the thread wake-up measurement.
+/// Number of repetitions when timing thread wake-ups.
 const WAKES: usize = 200;
-/// Copy sizes to time.
+/// Sizes in bytes of the timed copies.
 const COPY_BYTES: [u64; 4] = [4 << 10, 64 << 10, 512 << 10, 2 << 20];
-/// Relative change of the reference measurement that counts as drift.
+/// Relative change of the repeated first measurement above which the device has drifted.
 const DRIFT: f64 = 0.15;
-/// Quick calibration: warm-up before the first timing, in which clocks ramp up.
+/// Duration of the warm-up in a quick calibration. The device's clocks ramp up during the warm-up.
 const WARM_UP: Duration = Duration::from_millis(100);
-/// Quick calibration: maximum time per batch.
+/// Maximum time per batch in a quick calibration.
 const MOST_SHARE: Duration = Duration::from_millis(60);
-/// Quick calibration: maximum shares of the remaining time for loading blocks, decode, chunks, head and
+/// Maximum shares of the remaining time in a quick calibration, for loading blocks, decode, chunks, head and
 /// embedding.
 const LOAD_PART: f64 = 0.2;
 const DECODE_PART: f64 = 0.3;
 const CHUNKS_PART: f64 = 0.6;
 const HEAD_PART: f64 = 0.5;
 const EMBEDDING_PART: f64 = 0.5;
-/// Quick calibration: a batch that is expected to take longer than this is timed once, without a burst.
+/// Expected time in microseconds above which a quick calibration times a batch only once, without a burst.
 const LONG_US: f64 = 50e3;
-/// A chunk that takes longer than expected by this factor is timed again.
+/// Ratio of measured to expected time above which a chunk is timed again.
 const DISTURBED: f64 = 3.0;
-/// Minimum number of runs needed to time a batch.
+/// Minimum number of runs when timing a batch.
 const RUNS: f64 = 4.0;
-/// Assumed machine balance in operations per byte, between that of CPUs and of GPUs.
+/// Assumed machine balance in operations per byte. CPUs have a lower balance, and GPUs a higher one.
 const FLOPS_PER_BYTE: f64 = 50.0;
 
-/// Sweeps through host memory to evict the CPU caches. In a run, blocks execute before the head, so the head
-/// never finds its weights in a cache.
+/// Memory whose sweep evicts the CPU caches. In a run, all blocks execute before the head, so the head never
+/// finds its weights in a cache.
 struct Sweep(Vec<u64>);
 
 impl Sweep {
     fn new(bytes: usize) -> Self {
         let mut words = Vec::new();
-        // If the allocation fails, caches are not evicted.
+        // If the allocation fails, the caches are not evicted.
         if words.try_reserve_exact(bytes / 8).is_ok() {
             words.resize(bytes / 8, 0);
         }
@@ -65,44 +65,44 @@ impl Sweep {
     }
 
     fn go(&mut self) {
-        /// Words of a cache line.
+        /// Number of words per cache line.
         const WORDS: usize = 8;
         self.0.par_chunks_mut(1 << 16).for_each(|part| part.iter_mut().step_by(WORDS).for_each(|w| *w += 1));
         std::hint::black_box(&mut self.0);
     }
 }
 
-/// Times one device.
+/// Timer of one device.
 pub(super) struct Timer<'a> {
     pub(super) steps: &'a Steps,
-    /// Approximate total time if the budget has no limit.
+    /// Approximate total time in seconds if the budget has no limit.
     pub(super) seconds: f64,
     pub(super) budget: Budget,
     pub(super) tick: &'a (dyn Fn() + Sync),
 }
 
-/// Time of a range of segments for a batch.
+/// Measured time of a range of segments for a batch.
 struct Timed {
     batch: SoloBatch,
     stats: Stats,
     segments: Range<usize>,
 }
 
-/// Timings of a window, with warnings.
+/// Timings of a window of blocks, with warnings.
 #[derive(Default)]
 struct Outcome {
     timed: Vec<Timed>,
-    /// Number of timings left out because they vary too much.
+    /// Number of timings that were dropped because they vary too much.
     unsteady: usize,
     warnings: Vec<String>,
 }
 
 impl Timer<'_> {
-    /// Measures a profile, or as much of it as fits into the budget, with warnings. Does not set the
-    /// measurement time.
+    /// Measures a profile, or the part of it that fits into the budget. Also returns warnings. Does not set
+    /// the measurement time of the profile.
     ///
     /// # Errors
-    /// If the device fails, or no decode step could be timed steadily.
+    /// Fails if the device fails, or if the timings of the first decode step vary too much.
     pub(super) fn profile(
         &self,
         identity: &ProfileIdentity,
@@ -122,7 +122,7 @@ impl Timer<'_> {
             measured_unix_s: 0,
             timed_for: steps.timed_for(),
             stage_us,
-            // Timed later, in a calibration pipeline.
+            // A calibration pipeline times this overhead later.
             hand_over_us: 0.0,
             host_latency_us,
             host_bandwidth_bytes_per_s,
@@ -140,7 +140,7 @@ impl Timer<'_> {
         self.budget.whole().is_some()
     }
 
-    /// Time budget of one measurement.
+    /// Returns the time budget of one measurement.
     fn share(&self) -> Duration {
         let seconds = match self.budget.whole() {
             Some(whole) => whole.as_secs_f64() / 2.0,
@@ -171,7 +171,7 @@ impl Timer<'_> {
         stats
     }
 
-    /// Time of a micro-batch on an empty stage.
+    /// Times a micro-batch on an empty stage, in microseconds.
     fn stage_us(&self, device: &mut SoloDevice) -> Result<f64> {
         let first = self.steps.window.start.min(self.steps.head());
         let mut compiled = self.steps.compile_decode(first..first + 1, device.adapter())?;
@@ -192,7 +192,7 @@ impl Timer<'_> {
         let mut stage = self.load(device, compiled)?;
         let mut samples = Vec::new();
         let until = self.budget.share_after(EMBEDDING_PART);
-        // Endpoints first: times between them interpolate well.
+        // The first and last row counts come first, because times between them can be interpolated.
         let (last, others) = rows.split_last().unwrap_or((&1, &[]));
         let (first, others) = others.split_first().unwrap_or((last, &[]));
         let mut ordered = vec![*first, *last];
@@ -209,7 +209,8 @@ impl Timer<'_> {
         Ok(Some(KindProfile::new(self.steps.keys[0], samples)))
     }
 
-    /// Times the head and the token return. `together` parts of a CPU are timed at the same time.
+    /// Times the head and the token return. `together` is the number of CPU devices that are timed at the
+    /// same time.
     fn head(
         &self,
         device: &mut SoloDevice,
@@ -246,7 +247,7 @@ impl Timer<'_> {
         Ok((Some(KindProfile::new(self.steps.keys[head], samples)), token_return))
     }
 
-    /// Times the token return. `None` if no time is left.
+    /// Times the token return. Returns `None` if no time is left.
     fn token_return(&self, stage: &mut SoloStage<'_>) -> Result<Option<TokenReturn>> {
         if self.budget.left(1.0).is_zero() {
             return Ok(None);
@@ -266,14 +267,15 @@ impl Timer<'_> {
         // Cost per row: copying it, reading it and sampling a token.
         let row_us =
             if most > 1 { ((hand_over(most)? - one_us) / f64::from(most - 1)).max(0.0) } else { 0.0 };
-        // The hand-over includes the device waking the coordinator; add the coordinator waking the first
-        // stage.
+        // The measured hand-over includes waking the coordinator. `wake_us` adds the wake-up of the first
+        // stage's actor.
         let latency_us = one_us - row_us + wake_us();
         Ok(Some(TokenReturn { latency_us: latency_us.max(0.0), row_us }))
     }
 
-    /// Times the kinds of segments between embedding and head. The window's time is divided by the kinds'
-    /// times alone, or by their work in a quick calibration.
+    /// Times all kinds of segments between embedding and head. Divides the time of the window in proportion
+    /// to the times of single segments. In a quick calibration, divides it in proportion to the work of the
+    /// segments.
     fn blocks(&self, device: &mut SoloDevice, stage_us: f64) -> Result<(Vec<KindProfile>, Vec<String>)> {
         let steps = self.steps;
         if steps.window.is_empty() {
@@ -314,8 +316,8 @@ impl Timer<'_> {
         Ok((steps.kinds.iter().map(kind).collect(), warnings))
     }
 
-    /// For each kind whose share of the window's time is unknown: times its first segment alone for each
-    /// batch. Empty in a quick calibration.
+    /// Times the first segment of each kind alone, for each batch, if the kind's share of the window's time
+    /// is unknown. Times nothing in a quick calibration.
     fn alone(&self, device: &mut SoloDevice, whole: &[Timed]) -> Result<Vec<(usize, Vec<Stats>)>> {
         let steps = self.steps;
         let mut alone = Vec::new();
@@ -338,7 +340,7 @@ impl Timer<'_> {
         Ok(alone)
     }
 
-    /// Loads blocks for decode steps or for chunks.
+    /// Loads a range of blocks for decode steps or for chunks.
     fn load_window<'d>(
         &self,
         device: &'d mut SoloDevice,
@@ -352,7 +354,7 @@ impl Timer<'_> {
         self.load(device, compiled)
     }
 
-    /// Times the window for each decode step and each chunk. Skips chunks that would take too long.
+    /// Times the window of blocks for each decode step and each chunk. Skips chunks that would take too long.
     fn window(&self, device: &mut SoloDevice, stage_us: f64) -> Result<Outcome> {
         let (steps, label) = (self.steps, device.adapter().label());
         let window = self.decode_window(device)?;
@@ -376,8 +378,8 @@ impl Timer<'_> {
         Ok(outcome)
     }
 
-    /// Blocks to time decode with. A quick calibration limits them to what loads in a share of the time,
-    /// estimated from the first block.
+    /// Returns the blocks with which decode is timed. A quick calibration limits their number so that loading
+    /// takes at most a share of the remaining time, which it estimates from the first block.
     fn decode_window(&self, device: &mut SoloDevice) -> Result<Range<usize>> {
         let Range { start, end } = self.steps.decode_window(device.adapter());
         if !self.is_quick() || end - start < 2 {
@@ -390,8 +392,8 @@ impl Timer<'_> {
         Ok(start..end.min(start + (most as usize).max(1)))
     }
 
-    /// Quick calibration: keeps the device busy until its clocks have ramped up, because nothing is timed
-    /// again later.
+    /// Keeps the device busy until its clocks have ramped up, in a quick calibration only. Other calibrations
+    /// detect drift and time the batches again.
     fn warm_up(&self, stage: &mut SoloStage<'_>, batch: &SoloBatch) -> Result<()> {
         let limit = WARM_UP.min(self.budget.left(1.0) / 8);
         let start = Instant::now();
@@ -401,9 +403,9 @@ impl Timer<'_> {
         Ok(())
     }
 
-    /// Times batches. If time allows, times the first batch again at the end to detect drift, and repeats
-    /// everything if it drifted, because the device may have been slow at the start. Leaves out timings that
-    /// vary too much.
+    /// Times batches, and drops timings that vary too much. If time allows, times the first batch again at
+    /// the end. If its time has drifted, repeats all timings, because the device may have been slow at the
+    /// start.
     fn steadily(
         &self,
         stage: &mut SoloStage<'_>,
@@ -427,7 +429,7 @@ impl Timer<'_> {
         Ok(())
     }
 
-    /// Times a stage for batches until the share `until` of the budget is used up. Always times the first
+    /// Times batches on a stage until the share `until` of the budget is used up. Always times the first
     /// batch.
     fn batches(
         &self,
@@ -455,7 +457,7 @@ impl Timer<'_> {
             };
             let mut take = || Stats::steady(self.share(), || self.budget.left(until), &mut once);
             let mut stats = take()?;
-            // Something else was using the device.
+            // Another process may have used the device.
             if expected_us > 0.0 && stats.median_us > DISTURBED * (expected_us + stage_us) {
                 let again = take()?;
                 stats = if again.median_us < stats.median_us { again } else { stats };
@@ -467,7 +469,7 @@ impl Timer<'_> {
         Ok(timed)
     }
 
-    /// Times the first batch again. If it drifted, returns the number of blocks and both times.
+    /// Times the first batch again. If its time has drifted, returns the number of blocks and both times.
     fn drift(&self, stage: &mut SoloStage<'_>, timed: &[Timed]) -> Result<Option<(usize, [f64; 2])>> {
         let Some(Timed { batch, stats: first, segments }) = timed.first() else { return Ok(None) };
         let last = Stats::taken(self.share(), self.budget.left(1.0), || Ok(stage.burst_us(batch)?))?;
@@ -476,13 +478,14 @@ impl Timer<'_> {
     }
 }
 
-/// Estimated relative time of a segment for a batch.
+/// Estimates the relative time of a segment for a batch.
 fn work(key: &SegmentKey, batch: &SoloBatch) -> f64 {
     let work = key.work(&key.point(&micro_batch(batch)));
     (work.bytes * FLOPS_PER_BYTE).max(work.flops)
 }
 
-/// Times copies between a device and host memory as the mean of both directions: (bytes, microseconds).
+/// Times copies between a device and host memory. Returns the bytes of each copy and the mean time of both
+/// directions in microseconds.
 fn host_copies(device: &mut SoloDevice, row_bytes: u64, left: Duration) -> Result<Vec<(u64, f64)>> {
     let sizes = [row_bytes].into_iter().chain(COPY_BYTES);
     let each = left / (COPY_BYTES.len() as u32 + 1);
@@ -493,7 +496,8 @@ fn host_copies(device: &mut SoloDevice, row_bytes: u64, left: Duration) -> Resul
     sizes.map(copy).collect()
 }
 
-/// Times the link between two devices, given their indices. `None` if the timings are implausible twice.
+/// Times the link between two devices, given by their indices. Returns `None` if the timings are implausible
+/// twice.
 pub(super) fn link(
     devices: &mut [SoloDevice],
     (from, to): (usize, usize),
@@ -513,7 +517,8 @@ pub(super) fn link(
     Ok(None)
 }
 
-/// Times transfers, minus the hand-over: (bytes, microseconds).
+/// Times transfers over a link. Returns the bytes of each transfer and its time in microseconds, excluding
+/// the hand-over.
 fn crossings(crossing: &mut SoloLink<'_>, row_bytes: u64) -> Result<Vec<(u64, f64)>> {
     let idle = (0..REPETITIONS).map(|_| Ok(crossing.hand_over_us()?)).collect::<Result<_>>()?;
     let hand_over_us = undisturbed_us(idle);
@@ -538,7 +543,7 @@ fn wake_us() -> f64 {
     };
     let times = (0..WAKES).filter_map(once).collect();
     drop(there);
-    // The channel is closed, so the thread ends.
+    // The channel is closed, so the thread terminates.
     let _ = echo.join();
     undisturbed_us(times)
 }

@@ -1,8 +1,9 @@
-//! Calibration: times the model's segments on each device, in the model's shapes, and the link between each
+//! Calibration times the model's segments on each device, with the model's shapes, and the link between each
 //! pair of devices. Results are cached on disk.
 //!
 //! CPU devices are timed concurrently, because they run concurrently in a pipeline and share caches and
-//! memory. Every other device is timed alone. Equal parts of a CPU share one profile, their mean.
+//! memory bandwidth. Every other device is timed alone. Equal parts of a CPU share one profile, which is the
+//! mean of their profiles.
 
 mod budget;
 mod filling;
@@ -33,16 +34,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use steps::Steps;
 
-/// Factor between measured and predicted time that contradicts a profile, and the fewest decode steps or
-/// chunks to tell.
+/// Ratio between measured and predicted time that contradicts a profile, and the minimum numbers of decode
+/// steps and chunks for this conclusion.
 const CONTRADICTING_FACTOR: f64 = 1.5;
 const CONTRADICTING_STEPS: u64 = 16;
 const CONTRADICTING_CHUNKS: u64 = 8;
 
-/// Wall time limit of an implicit calibration, with a margin to 3 seconds.
+/// Wall time limit of an implicit calibration. It leaves a margin to the documented 3 seconds.
 const USUAL_LIMIT: Duration = Duration::from_millis(2700);
 
-/// Time to wait for the calibration of another process, with and without a time limit.
+/// Timeouts of the wait for another process's calibration, with and without a time limit of this calibration.
 const QUICK_LOCK_WAIT: Duration = Duration::from_secs(10);
 const LOCK_WAIT: Duration = Duration::from_secs(120);
 
@@ -58,14 +59,15 @@ pub struct CalibrationOptions {
     pub chunk: u32,
     /// Maximum number of sequences that decode together.
     pub sequences: u32,
-    /// Approximate timing budget for each device in seconds, if there is no limit.
+    /// Approximate timing budget per device in seconds, if `limit` is `None`.
     pub seconds: f64,
-    /// Wall time limit for all devices together, without kernel compilation; by default just under 3 seconds.
-    /// The most important points are timed first, and an incomplete profile is cached and used.
+    /// Wall time limit for all devices together, excluding kernel compilation. The default is just under 3
+    /// seconds. The most important points are timed first. An incomplete profile is cached and used.
     pub limit: Option<Duration>,
-    /// Ignores cached results and times everything.
+    /// Whether to ignore cached results and to time everything.
     pub force: bool,
-    /// Cache folder; by default in `RAGTAG_CACHE_DIR`, else in the user's cache folder.
+    /// Cache folder. The default is `profiles` in `RAGTAG_CACHE_DIR`, or `ragtag/profiles` in the user's
+    /// cache folder.
     pub folder: Option<PathBuf>,
 }
 
@@ -91,23 +93,25 @@ pub struct Calibration {
     pub profiles: Vec<(String, Arc<Profile>)>,
     /// Links between the devices.
     pub links: Links,
-    /// Devices that were timed in this call. The profiles of the others come from the cache.
+    /// Devices that this call timed. All other profiles come from the cache.
     pub timed: Vec<String>,
-    /// Devices that could not be opened. [`Planner::calibrated`](crate::Planner::calibrated) excludes them.
+    /// Devices that could not be opened. [`Planner::calibrated`](crate::Planner::calibrated) excludes these
+    /// devices.
     pub closed: Vec<String>,
-    /// Warnings for the user: devices that cannot be opened or timed, drifting times.
+    /// Warnings for the user, for example about devices that cannot be opened or whose times drift.
     pub warnings: Vec<String>,
-    /// Reason that some results could not be cached. They are valid, and will be measured again next time.
+    /// Reason why some results could not be cached. These results are valid, but the next calibration
+    /// measures them again.
     pub unkept: Option<String>,
 }
 
 impl Calibration {
-    /// Times the selected devices and links that are not cached. `progress` receives finished and total
-    /// steps; it is not called if everything is cached.
+    /// Times the selected devices and links that are not cached. `progress` receives the numbers of finished
+    /// and of all steps. It is not called if everything is cached.
     ///
     /// # Errors
-    /// If the model cannot be lowered, or no device can be opened. A device that cannot be opened or timed is
-    /// left out with a warning.
+    /// Fails if the model cannot be lowered, or if no device can be opened. A device that cannot be opened or
+    /// timed only causes a warning.
     pub fn run(
         model: &Model,
         devices: &Devices,
@@ -133,7 +137,7 @@ impl Calibration {
         }
     }
 
-    /// Times the uncached part of these devices.
+    /// Times the devices and links that are not cached.
     fn of(
         adapters: &[Adapter],
         model: &Model,
@@ -165,16 +169,19 @@ impl Calibration {
     /// Returns the cached results of the selected devices, without timing anything.
     ///
     /// # Errors
-    /// If the model cannot be lowered.
+    /// Fails if the model cannot be lowered.
     pub fn kept(model: &Model, devices: &Devices, options: &CalibrationOptions) -> Result<Self> {
         let steps = Steps::new(model, options)?;
         let kept = Kept::new(options.folder.clone());
         Ok(KnownFacts::new(devices.selected(), &steps, &kept, false)?.into_calibration())
     }
 
-    /// Marks the cached profiles that a run contradicts, so that the next calibration times those devices
-    /// again. Returns the labels of the devices. `devices` are the facts behind the comparison; `folder` is
-    /// as in [`CalibrationOptions`]. A profile that replaced a marked one is not marked again for 30 days.
+    /// Marks the cached profiles that a run contradicts, so that the next calibration times their devices
+    /// again. Returns the labels of these devices.
+    ///
+    /// `devices` are the facts behind the comparison. `folder` has the same meaning as in
+    /// [`CalibrationOptions`]. If a profile replaced a marked profile, it is not marked until 30 days after
+    /// the old mark.
     pub fn contradict(
         devices: &[DeviceFacts],
         comparison: &Comparison,
@@ -189,7 +196,7 @@ impl Calibration {
         contradicted.map(|device| device.label.clone()).collect()
     }
 
-    /// Profile of a device.
+    /// Returns the profile of a device.
     pub fn profile(&self, label: &str) -> Option<&Arc<Profile>> {
         self.profiles.iter().find(|(own, _)| own == label).map(|(_, profile)| profile)
     }
@@ -204,7 +211,8 @@ impl Calibration {
     }
 }
 
-/// Whether a stage deviated from its prediction by more than chance explains.
+/// Returns whether a stage deviated from its prediction by more than [`CONTRADICTING_FACTOR`], over enough
+/// micro-batches.
 fn is_contradiction(part: &ComparedPart) -> bool {
     let fewest = match part.phase {
         Phase::Decode => CONTRADICTING_STEPS,

@@ -1,32 +1,31 @@
 //! The calibration pipeline: the actors, mailboxes and coordinator of a real pipeline, with one block or the
 //! head on each stage.
 //!
-//! The overheads between stages and between steps are realistic only if devices are busy for as long as in a
-//! run: threads that wait for milliseconds go to sleep, and cores go idle. So the dispatches of decode steps
-//! are repeated. Chunks have no dispatches, since only their transfers are measured.
-//!
-//! Knows nothing about how the measurements are used.
+//! The overheads between stages and between steps are realistic only if stages take as long as in a real run.
+//! While a stage takes milliseconds, other threads go to sleep and their cores go idle. Therefore the
+//! dispatches of decode steps are repeated. Chunks have no dispatches, because only their transfers are
+//! measured.
 
 use super::filling::Filling;
 use super::steps::{Steps, micro_batch};
 use crate::devices::Devices;
 use crate::error::{Error, Result};
 use ragtag_graph::CompiledStage;
-use ragtag_hal::Timing;
+use ragtag_hal::{Device, Timing};
 use ragtag_planner::cost::Profile;
 use ragtag_scheduler::core::Sample;
 use ragtag_scheduler::{
-    Crossed, EdgeReport, Job, Pipeline, PipelineOptions, PipelineStats, Reply, Request, Sampler, Sampling,
-    SoloBatch, StageSpec,
+    Crossed, EdgeReport, Job, Pipeline, PipelineOptions, PipelineSpec, PipelineStats, Reply, Request,
+    Sampler, Sampling, SoloBatch, StageSpec,
 };
 use std::sync::mpsc;
 use std::time::Duration;
 
-/// Approximate busy time of a stage in a decode step, in microseconds.
+/// Approximate time of a stage per decode step, in microseconds.
 const BUSY_US: f64 = 1500.0;
-/// Maximum repetitions of a decode step's dispatches.
+/// Maximum number of repetitions of a decode step's dispatches.
 const MOST_TIMES: f64 = 64.0;
-/// Time after the last token until all statistics are recorded.
+/// Time after the last token within which all statistics are recorded.
 const SETTLED: Duration = Duration::from_millis(2);
 
 /// A running calibration pipeline.
@@ -36,27 +35,30 @@ pub(super) struct CalibrationPipeline {
 }
 
 impl CalibrationPipeline {
-    /// Starts a pipeline over these devices. The profiles give the time of a segment on each.
+    /// Starts a pipeline over these devices. The time of a segment on a device comes from the device's
+    /// profile.
     pub(super) fn start(devices: &Devices, steps: &Steps, stages: &[(String, &Profile)]) -> Result<Self> {
         let labels: Vec<String> = stages.iter().map(|(label, _)| label.clone()).collect();
-        let (mut specs, mut logit_row_bytes) = (Vec::new(), 0);
+        let (mut opened, mut specs, mut logit_row_bytes) = (Vec::new(), Vec::new(), 0);
         for (at, (adapter, device)) in devices.open(&labels)?.into_iter().enumerate() {
             let segment = if at + 1 == stages.len() { steps.head() } else { steps.window.start };
             let mut compiled = steps.compile(segment..segment + 1, &adapter)?;
-            // Stages of a pipeline must be contiguous.
+            // The stages of a pipeline must have contiguous segments.
             compiled.segments = at..at + 1;
             let alone = micro_batch(&SoloBatch::decode(1, 1));
             let step_us = stages[at].1.time(&steps.keys[segment], &alone).map_or(BUSY_US, |time| time.value);
             lengthen(&mut compiled, step_us, steps.lowering.sequences);
             logit_row_bytes = compiled.logit_row_bytes;
             let weights = Box::new(Filling::new(&compiled));
-            specs.push(StageSpec { device: Box::new(device), compiled, weights });
+            specs.push(StageSpec { device: at, compiled, weights });
+            opened.push(Box::new(device) as Box<dyn Device>);
         }
         let lowering = &steps.lowering;
         let mut options =
             PipelineOptions::new(stages.len(), lowering.context, lowering.cache_blocks(), lowering.chunk);
         options.decode_groups = 1;
-        Ok(Self { pipeline: Pipeline::start(specs, &options, |_| ())?, logit_row_bytes })
+        let spec = PipelineSpec { devices: opened, stages: specs };
+        Ok(Self { pipeline: Pipeline::start(spec, &options, |_| ())?, logit_row_bytes })
     }
 
     /// Runs `sequences` concurrent sequences, each with `prompt` prompt tokens and `tokens` new tokens.
@@ -96,7 +98,7 @@ impl CalibrationPipeline {
         };
         let sender = sender.clone();
         let reply = Box::new(move |reply| {
-            // The receiver is gone, so the reply is not needed.
+            // Sending fails only if the receiver was dropped, and then the reply is not needed.
             let _ = sender.send((sequence, Timing::now_ns(), reply));
         });
         self.pipeline.submit(Request { prompt: vec![1; prompt as usize], job, reply });
@@ -104,7 +106,7 @@ impl CalibrationPipeline {
     }
 }
 
-/// Repeats the dispatches of decode steps until the device is busy for [`BUSY_US`], and removes those of
+/// Repeats the dispatches of decode steps so that a step takes about [`BUSY_US`]. Removes the dispatches of
 /// chunks.
 fn lengthen(compiled: &mut CompiledStage, step_us: f64, sequences: u32) {
     let times = (BUSY_US / step_us.max(1.0)).ceil().clamp(1.0, MOST_TIMES) as usize;
@@ -116,7 +118,7 @@ fn lengthen(compiled: &mut CompiledStage, step_us: f64, sequences: u32) {
     }
 }
 
-/// Takes as long as sampling does, but always returns token 1.
+/// A sampler that takes as long as a real sampler but always returns token 1.
 struct FixedChoice {
     sampler: Sampler,
 }
@@ -134,10 +136,10 @@ pub(super) struct MeanTransfer {
     pub(super) us: f64,
 }
 
-/// Statistics of a run.
+/// Statistics before and after a run.
 #[derive(Debug)]
 pub(super) struct Seen {
-    /// Mean time between tokens of the first sequence.
+    /// Mean time between tokens of the first sequence, in microseconds.
     pub(super) round_us: f64,
     before: PipelineStats,
     after: PipelineStats,
@@ -145,7 +147,8 @@ pub(super) struct Seen {
 }
 
 impl Seen {
-    /// Time of a decode step on all stages together, in microseconds. `None` if a stage was not timed.
+    /// Returns the time of a decode step on all stages together, in microseconds. Returns `None` if a stage
+    /// was not timed.
     pub(super) fn stages_us(&self) -> Option<f64> {
         let stages = self.before.stages.iter().zip(&self.after.stages).map(|(before, after)| {
             let (before, after) = (before.decode, after.decode);
@@ -155,13 +158,13 @@ impl Seen {
         stages.sum()
     }
 
-    /// Transfers from a stage to the next, of decode steps or of chunks.
+    /// Returns the mean transfer from a stage to the next one, in decode steps or in chunks.
     pub(super) fn edge(&self, stage: usize, decode: bool) -> Option<MeanTransfer> {
         let of = |report: &EdgeReport| if decode { report.decode } else { report.prefill };
         crossing(of(self.before.edges.get(stage)?), of(self.after.edges.get(stage)?))
     }
 
-    /// Token return in decode: rows of logits, and microseconds.
+    /// Returns the mean token return of a decode step: rows of logits and microseconds.
     pub(super) fn token_return(&self) -> Option<(f64, f64)> {
         let returned = crossing(self.before.token_return.decode, self.after.token_return.decode)?;
         Some((returned.bytes / self.logit_row_bytes as f64, returned.us))
@@ -182,8 +185,8 @@ pub(super) mod tests {
     use super::*;
     use ragtag_scheduler::{Computed, StageReport};
 
-    /// Statistics of decode steps with the given times of a round, the stages, the edges and the token
-    /// return.
+    /// Returns statistics of decode steps with the given times of a round, the stages, the edges and the
+    /// token return.
     pub(crate) fn seen(
         round_us: f64,
         stages_us: &[u64],

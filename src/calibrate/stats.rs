@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 /// Maximum number of repetitions.
 const MOST: usize = 200;
-/// Spread as a share of the median beyond which timings are unusable, and the fewest timings that give a
-/// spread.
+/// Ratio of spread to median above which timings are unusable, and the minimum number of timings for a
+/// meaningful spread.
 const UNSTEADY: f64 = 0.5;
 const FEWEST: u32 = 5;
 
@@ -27,8 +27,9 @@ impl Stats {
         Self { median_us: quartile(2), spread_us: quartile(3) - quartile(1), count: times.len() as u32 }
     }
 
-    /// Repeats a measurement for `limit` after one warm-up: at least three times, unless that takes longer
-    /// than four times `limit`. If `left` does not allow a second run, the warm-up counts.
+    /// Runs a measurement once as a warm-up, then repeats it for the time `limit`. Repeats it at least three
+    /// times, unless that takes longer than four times `limit`. If `left` does not allow a second run, the
+    /// warm-up counts as a timing.
     pub(super) fn taken(
         limit: Duration,
         left: Duration,
@@ -50,7 +51,8 @@ impl Stats {
         }
     }
 
-    /// As [`Stats::taken`], but starts over once if the timings vary too much and time is left.
+    /// Repeats a measurement like [`Stats::taken`], but starts over once if the timings vary too much and
+    /// time is left.
     pub(super) fn steady(
         limit: Duration,
         left: impl Fn() -> Duration,
@@ -64,7 +66,7 @@ impl Stats {
         Ok(if second.count < FEWEST { first } else { second })
     }
 
-    /// Repeats a measurement `most` times, or as often as `left` allows; at least once.
+    /// Repeats a measurement `most` times, or as often as `left` allows, but at least once.
     pub(super) fn times(
         most: usize,
         left: Duration,
@@ -78,21 +80,21 @@ impl Stats {
         Ok(times)
     }
 
-    /// Whether the timings vary too much to be usable.
+    /// Returns whether the timings vary too much to be usable.
     pub(super) fn is_unsteady(&self) -> bool {
         self.count >= FEWEST && self.spread_us > self.median_us * UNSTEADY
     }
 
     pub(super) fn sample(&self, at: TimePoint, of: impl Fn(f64) -> f64) -> TimeSample {
-        // Scales the spread like the median.
+        // The spread is scaled by the same factor as the median.
         let median_us = of(self.median_us).max(0.0);
         let spread_us = self.spread_us * (median_us / self.median_us.max(1e-9)).min(1.0);
         TimeSample { at, median_us, spread_us, count: self.count }
     }
 }
 
-/// Tenth percentile: the time of a hand-over on an otherwise idle host. Hand-overs wait for host threads, and
-/// a profile outlives a busy phase of the host.
+/// Returns the tenth percentile of hand-over times, which approximates the time on an idle host. A busy host
+/// delays hand-overs, but a profile is used for much longer than the host stays busy.
 pub(super) fn undisturbed_us(mut times: Vec<f64>) -> f64 {
     times.sort_unstable_by(f64::total_cmp);
     times.get(times.len() / 10).copied().unwrap_or(0.0)
@@ -104,7 +106,7 @@ mod tests {
 
     const NO_LIMIT: Duration = Duration::from_secs(1000);
 
-    /// Returns these times in order, then repeats the last one.
+    /// Returns a measurement that returns these times in order and then repeats the last time.
     fn giving(times: &[f64]) -> impl FnMut() -> Result<f64> {
         let (mut at, times) = (0, times.to_vec());
         move || {
@@ -133,7 +135,7 @@ mod tests {
         assert!(!again.is_unsteady() && again.median_us == 5.0, "{again:?}");
         let ever = [&wild[..], &wild[..]].concat();
         assert!(steady(&ever).is_unsteady());
-        // Too few timings for a spread.
+        // There are too few timings for a meaningful spread.
         assert!(!Stats::of(vec![1.0, 9.0, 9.0]).is_unsteady());
     }
 }

@@ -1,6 +1,5 @@
-//! The list of measurements: representative segments, and the points to time them at.
-//!
-//! Runs nothing and knows no open devices.
+//! The list of measurements: representative segments, and the points at which they are timed. This module
+//! only plans the measurements. `measure` runs them.
 
 use super::{CalibrationOptions, is_processor};
 use crate::error::{Error, Result};
@@ -12,47 +11,47 @@ use ragtag_planner::cost::{BatchShape, Profile, ProfileIdentity, SegmentKey, Tim
 use ragtag_scheduler::SoloBatch;
 use std::ops::Range;
 
-/// Positions at which decode is timed: a short and a long context.
+/// Numbers of positions at which decode is timed: a short and a long context.
 const CONTEXTS: [u32; 2] = [32, 512];
-/// Far context: one sequence's context for one more decode step and the chunks at a prompt's end, limited by
-/// the model's.
+/// Length of the far context, in positions. One decode step of a single sequence and the chunks at the end of
+/// a prompt are timed at this context. The context of the model limits it.
 const FAR: u32 = 8192;
-/// Maximum KV cache of the window in the far context, in bytes.
+/// Maximum size of the window's KV cache in the far context, in bytes.
 const MAX_FAR_BYTES: u64 = 512 << 20;
-/// Maximum number of sequences to time together; more are extrapolated.
+/// Maximum number of sequences that are timed together. Times of more sequences are extrapolated.
 const MAX_SEQUENCES: u32 = 64;
-/// Smallest chunk to time, unless the largest is smaller.
+/// Smallest chunk that is timed, unless the largest chunk is smaller.
 const SMALLEST_CHUNK: u32 = 16;
-/// Largest chunk of stages that decode several sequences and of calibration pipelines, where the KV cache of
-/// every sequence must hold it.
+/// Largest chunk of calibration pipelines and of stages that decode several sequences. The KV cache of every
+/// sequence must hold such a chunk.
 const MAX_SHARED_CHUNK: u32 = 1024;
-/// Chunk sizes in order of importance. All others follow, largest first.
+/// Most important chunk sizes, in order of importance. All other sizes come after these, largest first.
 const WORTH: [u32; 6] = [512, 2048, 4096, 128, 1024, 256];
-/// Maximum rows of the far-context chunk that precedes the less important chunks.
+/// Maximum rows of the far-context chunk that is timed before the less important chunks.
 const FAR_ROWS: u32 = 512;
-/// A chunk that is expected to take longer than this is not timed. It is compute-bound, so shorter chunks
-/// predict its time.
+/// Expected time in microseconds above which a chunk is not timed. Such a chunk is compute-bound, so its time
+/// can be predicted from shorter chunks.
 const LONGEST_US: f64 = 400e3;
-/// Bytes and maximum number of blocks that are timed together. The bytes exceed the last-level caches of most
-/// servers, so that weights do not stay in a cache as they would with few blocks.
+/// Total bytes and maximum number of blocks that are timed together. The bytes exceed the last-level caches
+/// of most servers, so that weights do not stay in a cache.
 const WINDOW: (u64, usize) = (512 << 20, 8);
-/// Quick calibration: bytes of the blocks timed on a CPU.
+/// Total bytes of the blocks that a quick calibration times on a CPU.
 const QUICK_WINDOW_BYTES: u64 = 256 << 20;
-/// Maximum size of an embedding table to time: lookups are nearly free.
+/// Maximum size in bytes of an embedding table that is timed. Lookups take almost no time.
 const MAX_TABLE_BYTES: u64 = 256 << 20;
-/// Quick calibration: maximum size of the head to time.
+/// Maximum size in bytes of a head that a quick calibration times.
 const MAX_QUICK_HEAD_BYTES: u64 = 1 << 30;
-/// Quick calibration: maximum bytes to sweep to evict CPU caches.
+/// Maximum number of bytes that a quick calibration sweeps to evict the CPU caches.
 const QUICK_SWEEP_BYTES: u64 = 128 << 20;
 
-/// Measurements for one model.
+/// List of measurements for one model.
 #[derive(Debug)]
 pub(super) struct Steps {
     /// Lowering of calibration pipelines.
     pub(super) lowering: Lowering,
-    /// Lowering for timing decode and the head.
+    /// Lowering of stages on which decode and the head are timed.
     decode_lowering: Lowering,
-    /// Lowering for timing chunks, and decode in the far context: a single sequence.
+    /// Lowering of stages on which chunks and far-context decode are timed. It has a single sequence.
     prefill: Lowering,
     pub(super) keys: Vec<SegmentKey>,
     /// Consecutive blocks that are timed together.
@@ -64,9 +63,9 @@ pub(super) struct Steps {
     pub(super) decode: Vec<SoloBatch>,
     /// Chunks and decode in the far context, in order of importance.
     pub(super) chunks: Vec<SoloBatch>,
-    /// Row counts to time the head with.
+    /// Row counts with which the head is timed.
     pub(super) head_rows: Vec<u32>,
-    /// Row counts to time the embedding with.
+    /// Row counts with which the embedding is timed.
     embedding_rows: Vec<u32>,
     timed_for: TimedFor,
     row_bytes: u64,
@@ -141,7 +140,7 @@ impl Steps {
         self.compile_for(&self.decode_lowering, segments, adapter)
     }
 
-    /// Compiles segments for long chunks of a single sequence.
+    /// Compiles segments for long chunks and for far-context decode of a single sequence.
     pub(super) fn compile_prefill(&self, segments: Range<usize>, adapter: &Adapter) -> Result<CompiledStage> {
         self.compile_for(&self.prefill, segments, adapter)
     }
@@ -156,8 +155,8 @@ impl Steps {
         compiled.map_err(|cause| Error::Compile { device: adapter.label(), cause })
     }
 
-    /// Blocks to time decode steps with. A quick calibration uses fewer on a CPU, whose compute threads also
-    /// copy the weights.
+    /// Returns the blocks with which decode steps are timed. A quick calibration uses fewer blocks on a CPU,
+    /// whose compute threads also copy the weights.
     pub(super) fn decode_window(&self, adapter: &Adapter) -> Range<usize> {
         let Range { start, end } = self.window.clone();
         if !self.is_quick || !is_processor(adapter) {
@@ -167,56 +166,56 @@ impl Steps {
         start..end.min(start + QUICK_WINDOW_BYTES.div_ceil(each).max(1) as usize)
     }
 
-    /// Blocks to time chunks with. A quick calibration uses one on a CPU, where even small chunks are
-    /// compute-bound.
+    /// Returns the blocks with which chunks are timed. A quick calibration uses only one block on a CPU,
+    /// where even small chunks are compute-bound.
     pub(super) fn chunk_window(&self, adapter: &Adapter) -> Range<usize> {
         let Range { start, end } = self.window.clone();
         if self.is_quick && is_processor(adapter) { start..end.min(start + 1) } else { start..end }
     }
 
-    /// Whether to time the head.
+    /// Returns whether the head is timed.
     pub(super) fn times_head(&self) -> bool {
         !self.is_quick || self.head_bytes <= MAX_QUICK_HEAD_BYTES
     }
 
-    /// Requested sizes.
+    /// Returns the requested chunk size and number of sequences.
     pub(super) fn timed_for(&self) -> TimedFor {
         self.timed_for
     }
 
-    /// Row counts to time the embedding with. Empty if it is not timed.
+    /// Returns the row counts with which the embedding is timed, or an empty slice if it is not timed.
     pub(super) fn embedding_rows(&self) -> &[u32] {
         if self.times_embedding { &self.embedding_rows } else { &[] }
     }
 
-    /// Segment number of the head.
+    /// Returns the segment number of the head.
     pub(super) fn head(&self) -> usize {
         self.keys.len() - 1
     }
 
-    /// Whether all blocks of the window are of the same kind.
+    /// Returns whether all blocks of the window are of the same kind.
     pub(super) fn is_uniform(&self) -> bool {
         self.window.clone().all(|segment| self.keys[segment] == self.keys[self.window.start])
     }
 
-    /// Bytes to sweep to evict CPU caches: the window's size, up to a limit.
+    /// Returns the number of bytes to sweep to evict the CPU caches: the size of the window, up to a limit.
     pub(super) fn sweep_bytes(&self) -> usize {
         let most = if self.is_quick { QUICK_SWEEP_BYTES } else { WINDOW.0 };
         self.window_bytes.min(most) as usize
     }
 
-    /// Bytes of a row of logits.
+    /// Returns the bytes of a row of logits.
     pub(super) fn logit_row_bytes(&self) -> u64 {
         u64::from(self.graph.hyperparameters().vocabulary) * 4
     }
 
-    /// Bytes of a row of activations.
+    /// Returns the bytes of a row of activations.
     pub(super) fn row_bytes(&self) -> u64 {
         self.row_bytes
     }
 
-    /// Whether a cached profile suffices. A quick calibration accepts any profile made for these sizes;
-    /// otherwise it must have every point.
+    /// Returns whether a cached profile suffices. For a quick calibration, the profile must be for at least
+    /// the requested sizes. For other calibrations, it must contain every point.
     pub(super) fn is_served_by(&self, profile: &Profile) -> bool {
         if self.is_quick { profile.timed_for.covers(&self.timed_for) } else { self.are_all_in(profile) }
     }
@@ -239,24 +238,24 @@ impl Steps {
             && self.decode.iter().chain(chunks).all(middle)
     }
 
-    /// Time of the window's blocks according to a profile, in microseconds. Ignores blocks that the profile
-    /// lacks.
+    /// Returns the time of the window's blocks according to a profile, in microseconds. Ignores blocks that
+    /// are not in the profile.
     fn window_us(&self, profile: &Profile, batch: &SoloBatch) -> f64 {
         let time = |segment: usize| profile.time(&self.keys[segment], &micro_batch(batch));
         self.window.clone().filter_map(time).map(|time| time.value).sum()
     }
 
-    /// Number of measurements per device.
+    /// Returns the number of measurements per device.
     pub(super) fn count(&self) -> u64 {
         let singles = if self.is_uniform() { self.kinds.len().saturating_sub(1) } else { self.kinds.len() };
         let batches = self.decode.len() + self.chunks.len();
         ((singles + 1) * batches + self.embedding_rows().len() + self.head_rows.len() + 1) as u64
     }
 
-    /// Identity of a profile of this model on a device.
+    /// Returns the identity of a profile of this model on a device.
     pub(super) fn identity(&self, adapter: &Adapter, together: u32) -> Result<ProfileIdentity> {
         Ok(ProfileIdentity {
-            // Equal parts of a CPU share a profile.
+            // All equal parts of a CPU share one profile.
             device: if is_processor(adapter) { adapter.backend.clone() } else { adapter.label() },
             name: adapter.name.clone(),
             driver: adapter.driver.to_string(),
@@ -269,8 +268,8 @@ impl Steps {
         })
     }
 
-    /// Digest of the kernels: their variants and sources, and Ragtag's version for the CPU kernels.
-    /// Independent of the requested sizes.
+    /// Returns a digest of the kernels' variants and sources, and of Ragtag's version for CPU kernels. The
+    /// digest does not depend on the requested sizes.
     fn kernels(&self, adapter: &Adapter) -> Result<String> {
         let mut hasher = blake3::Hasher::new();
         hasher.update(env!("CARGO_PKG_VERSION").as_bytes());
@@ -306,23 +305,23 @@ impl Steps {
     }
 }
 
-/// Predicts the times of chunks from those timed so far.
+/// Predictor of chunk times from the chunks that were already timed.
 #[derive(Debug, Default)]
 pub(super) struct ChunkTimes {
-    /// Rows and microseconds.
+    /// Rows and microseconds of the timed chunks.
     seen: Vec<(u32, f64)>,
 }
 
 impl ChunkTimes {
-    /// Expected time of a batch in microseconds, scaled by rows from the longest timed chunk that is no
-    /// longer than it. 0 for decode, and if no such chunk was timed.
+    /// Returns the expected time of a batch in microseconds. The time is scaled by rows from the longest
+    /// timed chunk that has no more rows. It is 0 for decode, and if no such chunk was timed.
     pub(super) fn expected_us(&self, batch: &SoloBatch) -> f64 {
         let shorter = self.seen.iter().filter(|(rows, _)| *rows <= batch.rows_each && batch.rows_each > 1);
         let longest = shorter.max_by_key(|(rows, _)| *rows);
         longest.map_or(0.0, |&(rows, us)| us * f64::from(batch.rows_each) / f64::from(rows))
     }
 
-    /// Whether a batch is short enough to be timed.
+    /// Returns whether a batch is short enough to be timed.
     pub(super) fn allows(&self, batch: &SoloBatch) -> bool {
         self.expected_us(batch) <= LONGEST_US
     }
@@ -333,12 +332,12 @@ impl ChunkTimes {
     }
 }
 
-/// Chunk sizes to time, ascending.
+/// Returns the chunk sizes that are timed, in ascending order.
 fn chunks(chunk: u32) -> Vec<u32> {
     buckets(chunk).into_iter().filter(|&rows| rows >= SMALLEST_CHUNK || rows == chunk).collect()
 }
 
-/// Decode steps with one sequence, with the maximum number, and with numbers between.
+/// Returns decode steps with one sequence, with the maximum number of sequences, and with numbers in between.
 fn decode_batches(rows: &[u32], longest: u32) -> Vec<SoloBatch> {
     let mut contexts = CONTEXTS.map(|positions| positions.min(longest)).to_vec();
     contexts.dedup();
@@ -347,8 +346,8 @@ fn decode_batches(rows: &[u32], longest: u32) -> Vec<SoloBatch> {
     rows.flat_map(|&rows| contexts.iter().map(move |&at| SoloBatch::decode(rows, at))).collect()
 }
 
-/// Chunks at the start of a prompt and at the end of the far context. The shortest comes first, since it
-/// predicts which others take too long.
+/// Returns chunks at the start of a prompt and at the end of the far context. The shortest chunk comes first,
+/// because its time predicts which chunks take too long.
 fn chunk_batches(chunk: u32, far: u32, long: u32) -> Vec<SoloBatch> {
     let rows = chunks(chunk);
     let worth = |rows: &u32| WORTH.iter().position(|worthy| worthy == rows).unwrap_or(WORTH.len());
@@ -370,15 +369,15 @@ fn chunk_batches(chunk: u32, far: u32, long: u32) -> Vec<SoloBatch> {
     batches
 }
 
-/// Length of the far context, limited by [`MAX_FAR_BYTES`].
+/// Returns the length of the far context, limited by [`MAX_FAR_BYTES`].
 fn far(window: &[Segment], longest: u32) -> u32 {
     let each: u64 = window.iter().map(|segment| segment.kv_bytes_per_position).sum();
     let most = u32::try_from(MAX_FAR_BYTES / each.max(1)).unwrap_or(u32::MAX);
     longest.min(FAR).min(most)
 }
 
-/// Row counts up to `most`, a power of two: the first and last of each bucket. Each bucket has its own
-/// program, so times jump between buckets.
+/// Returns the smallest and largest row counts of each bucket up to `most`, a power of two. Each bucket has
+/// its own program, so times jump between buckets.
 fn ends_of_buckets(most: u32) -> Vec<u32> {
     let buckets = buckets(most);
     let firsts = buckets.iter().take(buckets.len() - 1).map(|rows| rows + 1);
@@ -388,7 +387,7 @@ fn ends_of_buckets(most: u32) -> Vec<u32> {
     ends
 }
 
-/// Converts a solo batch for the cost model.
+/// Converts a batch to the type of the cost model.
 pub(super) fn micro_batch(batch: &SoloBatch) -> BatchShape {
     BatchShape {
         rows: batch.sequences * batch.rows_each,
@@ -398,7 +397,7 @@ pub(super) fn micro_batch(batch: &SoloBatch) -> BatchShape {
     }
 }
 
-/// Blocks to time together: the first ones, up to the limits of [`WINDOW`].
+/// Returns the blocks that are timed together: the first blocks of the model, up to the limits of [`WINDOW`].
 fn window(segments: &[Segment]) -> Range<usize> {
     let most = segments.len().saturating_sub(2);
     let first = segments.get(1).map_or(1, bytes).max(1);
@@ -410,7 +409,7 @@ fn bytes(segment: &Segment) -> u64 {
     segment.tensors.iter().map(|tensor| tensor.resident_bytes).sum()
 }
 
-/// Digest of everything about the model that affects its segments' times.
+/// Returns a digest of all properties of the model that affect the times of its segments.
 fn shape(model: &Model) -> String {
     let mut hasher = blake3::Hasher::new();
     hasher.update(format!("{:?}", model.hyperparameters()).as_bytes());
@@ -439,7 +438,7 @@ mod tests {
         chunk_times.record(&chunk(16), LONGEST_US / 8.0);
         assert!(chunk_times.allows(&SoloBatch::chunk(128, 480)) && !chunk_times.allows(&chunk(256)));
         assert!(chunk_times.allows(&SoloBatch::decode(64, 32)), "decode is always timed");
-        // A longer chunk predicts better.
+        // The prediction uses the longer of two timed chunks.
         chunk_times.record(&chunk(128), LONGEST_US / 4.0);
         assert!(chunk_times.allows(&chunk(512)) && !chunk_times.allows(&chunk(1024)));
     }

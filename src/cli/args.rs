@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 /// Maximum of `--prompt-tokens` and `--new-tokens`.
 pub(crate) const MOST_TOKENS: u32 = 1 << 24;
 
-/// Runs one language model as a pipeline across whatever GPUs and CPUs this machine has.
+/// Runs one language model as a pipeline across the GPUs and CPUs of this machine.
 #[derive(Debug, Parser)]
 #[command(
     name = "ragtag",
@@ -28,7 +28,7 @@ Exit codes: 0 done, 1 internal error, device failure or failed self-test, 2 usag
 5 device selection, 6 does not fit in memory, 7 cannot read or write a file or standard output, 8 refused by --strict."
 )]
 pub(crate) struct Cli {
-    /// Show all columns of tables, however wide the terminal.
+    /// Show all columns of tables, even beyond the terminal width.
     #[arg(long, global = true)]
     pub(crate) wide: bool,
     #[command(subcommand)]
@@ -86,15 +86,16 @@ pub(crate) enum Command {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Devices")]
 pub(crate) struct DeviceArgs {
-    /// Comma-separated list of auto, gpu, cpu, devices (cuda:0,cpu:1), APIs (cuda: all of its devices) and
-    /// filters (min-memory=8GiB). Default: RAGTAG_DEVICES, else auto: all GPUs, or the CPU if there is none.
+    /// Comma-separated list of auto, gpu, cpu, devices (cuda:0,cpu:1), APIs (cuda selects all CUDA devices)
+    /// and filters (min-memory=8GiB). Default: RAGTAG_DEVICES, or auto, which selects all GPUs, or the CPU if
+    /// there is no GPU.
     #[arg(long, value_name = "LIST")]
     pub(crate) device: Option<String>,
     /// Split the CPU's cores into N devices cpu:0 … cpu:N-1.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64), allow_negative_numbers = true)]
     pub(crate) cpu_devices: u32,
-    /// Threads of each CPU device. Default: all hardware threads divided evenly, minus a few (at most one
-    /// eighth) if other devices are selected as well.
+    /// Threads of each CPU device. Default: the hardware threads, divided evenly. If other devices are
+    /// selected as well, a few threads (at most one eighth) stay free.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024), allow_negative_numbers = true)]
     pub(crate) threads: Option<u32>,
     /// Timeout in seconds for probing a driver in a child process.
@@ -104,9 +105,9 @@ pub(crate) struct DeviceArgs {
     /// link:cpu:0->cpu:1=1GB/s. Repeatable.
     #[arg(long, alias = "handicap", value_name = "THROTTLE", hide_short_help = true)]
     pub(crate) throttle: Vec<ThrottleSpec>,
-    /// Kernels for prefill matmuls of 512 rows and more, if a library (cuBLASLt, rocBLAS) is available: own
-    /// (Ragtag's kernels), library, or auto: Ragtag's kernels if they use the device's matrix units, else the
-    /// library.
+    /// Kernels for prefill matmuls of 512 rows and more: own (Ragtag's kernels), library (cuBLASLt or
+    /// rocBLAS, if available), or auto. With auto, Ragtag uses its own kernels if they use the device's
+    /// matrix units, and otherwise the library.
     #[arg(long, value_name = "KERNELS", default_value = "auto")]
     pub(crate) gemm: GemmChoice,
     /// Refuse software devices in place of GPUs, fallbacks, throttles and suspicious weights, with exit code
@@ -124,8 +125,8 @@ fn probe_limit(text: &str) -> Result<u64, String> {
         .ok_or("expected a whole number of seconds from 1 to 3600".into())
 }
 
-/// Parser for the environment variable of a flag; the flag itself takes no value. An empty variable counts as
-/// unset.
+/// Returns a parser for the environment variable of a flag. The flag itself takes no value. An empty variable
+/// counts as unset.
 fn switch(variable: &'static str) -> impl Fn(&str) -> Result<bool, String> + Clone {
     move |value| match value.to_ascii_lowercase().as_str() {
         "1" | "true" | "yes" | "on" => Ok(true),
@@ -139,7 +140,7 @@ fn switch(variable: &'static str) -> impl Fn(&str) -> Result<bool, String> + Clo
 #[command(next_help_heading = "Placement")]
 pub(crate) struct PlacementArgs {
     /// Smallest unit of placement: a transformer block, or its attention and feed-forward halves. Default:
-    /// the plan's with --plan, else block.
+    /// the granularity of the plan with --plan, otherwise block.
     #[arg(long, value_name = "SIZE")]
     pub(crate) granularity: Option<GranularityArg>,
     /// Place the segments yourself, first to last: 0-5=cpu:0,6-13=cpu:1. `ragtag inspect` lists the segment
@@ -149,7 +150,8 @@ pub(crate) struct PlacementArgs {
     /// Use a plan written by `ragtag plan --json` ("-": standard input).
     #[arg(long, value_name = "FILE")]
     pub(crate) plan: Option<PathBuf>,
-    /// Place these segments on this device, in the syntax of --split: 0=cpu:0 is the embedding. Repeatable.
+    /// Place segments on a device, in the syntax of --split. For example, 0=cpu:0 places the embedding.
+    /// Repeatable.
     #[arg(long, value_name = "SEGMENTS=DEVICE", conflicts_with_all = ["split", "plan"])]
     pub(crate) pin: Vec<String>,
     /// Leave a device out of the plan. Repeatable.
@@ -158,25 +160,26 @@ pub(crate) struct PlacementArgs {
     /// Maximum number of stages.
     #[arg(long, value_name = "N", conflicts_with_all = ["split", "plan"], value_parser = clap::value_parser!(u32).range(1..=64), allow_negative_numbers = true)]
     pub(crate) max_stages: Option<u32>,
-    /// Longest sequence that must fit, in tokens. Default: the longest that fits, up to the model's context.
+    /// Longest sequence that must fit, in tokens. Default: the longest sequence that fits, up to the model's
+    /// context.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=16777216), allow_negative_numbers = true)]
     pub(crate) ctx: Option<u32>,
     /// Maximum number of prompt tokens in one prefill micro-batch.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536), allow_negative_numbers = true)]
     pub(crate) chunk: Option<u32>,
-    /// Element type of the KV cache. Default: f32 with --activations f32, else f16.
+    /// Element type of the KV cache. Default: f32 with --activations f32, otherwise f16.
     #[arg(long, value_name = "TYPE")]
     pub(crate) kv: Option<Kv>,
-    /// Type of activations in matmuls with quantized weights: f32 is exact, int8 is fast. Default: the plan's
-    /// with --plan, else int8.
+    /// Type of activations in matmuls with quantized weights: f32 is exact, int8 is fast. Default: the type
+    /// in the plan with --plan, otherwise int8.
     #[arg(long, value_name = "TYPE")]
     pub(crate) activations: Option<ActivationsArg>,
-    /// Wire type of activations between stages: f16 halves the bytes and is not allowed with --activations
-    /// f32. Default: the plan's with --plan, else the faster one as predicted.
+    /// Wire type of activations between stages. f16 halves the bytes, but is not allowed with --activations
+    /// f32. Default: the type in the plan with --plan, otherwise the type that is predicted to be faster.
     #[arg(long, alias = "boundary", value_name = "TYPE")]
     pub(crate) wire: Option<WireArg>,
-    /// Do not calibrate devices that have no cached profile; use datasheet, reported or assumed speeds.
-    /// Calibration takes at most 3 seconds, once.
+    /// Do not calibrate devices without a cached profile. Use datasheet, reported or assumed speeds instead.
+    /// Calibration takes at most 3 seconds, and its result is cached.
     #[arg(long, env = "RAGTAG_NO_CALIBRATION", value_parser = switch("RAGTAG_NO_CALIBRATION"))]
     pub(crate) no_calibration: bool,
 }
@@ -212,15 +215,15 @@ pub(crate) enum GranularityArg {
 #[command(next_help_heading = "Request")]
 pub(crate) struct RequestArgs {
     /// Optimization goal: latency (of one sequence), throughput, first-token, or a mix such as
-    /// mix:latency=1,throughput=2. Default: the plan's with --plan, else throughput.
+    /// mix:latency=1,throughput=2. Default: the goal of the plan with --plan, otherwise throughput.
     #[arg(long, value_name = "OBJECTIVE")]
     pub(crate) objective: Option<Objective>,
-    /// Prompt tokens of the request to plan for. Default: the plan's with --plan; else the prompt's length
-    /// (`run`), the longest -p (`bench`), or 512 (`plan`).
+    /// Prompt tokens of the request to plan for. Default: the number in the plan with --plan, otherwise the
+    /// length of the prompt (`run`), the longest -p (`bench`), or 512 (`plan`).
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(..=i64::from(MOST_TOKENS)), allow_negative_numbers = true)]
     pub(crate) prompt_tokens: Option<u32>,
-    /// Generated tokens of the request to plan for. Default: the plan's with --plan; else -n (`run`), the
-    /// longest -n (`bench`), or 128 (`plan`).
+    /// Generated tokens of the request to plan for. Default: the number in the plan with --plan, otherwise -n
+    /// (`run`), the longest -n (`bench`), or 128 (`plan`).
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(..=i64::from(MOST_TOKENS)), allow_negative_numbers = true)]
     pub(crate) new_tokens: Option<u32>,
 }
@@ -238,7 +241,7 @@ pub(crate) struct RecordArgs {
 }
 
 impl RecordArgs {
-    /// Requested output files.
+    /// Returns the requested output files.
     pub(crate) fn files(&self) -> impl Iterator<Item = &PathBuf> {
         self.trace.iter().chain(&self.receipt)
     }
@@ -248,7 +251,7 @@ impl RecordArgs {
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct DescribedArgs {
     /// Tensor type to assume for the matrices of a directory without weights: f16, q8_0, q4_k … Default: the
-    /// type in its config.json.
+    /// type in config.json.
     #[arg(long, value_name = "TYPE", value_parser = tensor_type)]
     pub(crate) assume_type: Option<TensorType>,
 }
@@ -263,7 +266,7 @@ pub(crate) struct FleetArgs {
 }
 
 impl FleetArgs {
-    /// Path of the fleet file, if `--fleet` names one.
+    /// Returns the path of the fleet file, if the value of `--fleet` is a file.
     pub(crate) fn file(&self) -> Option<&Path> {
         self.fleet.as_deref().filter(|fleet| fleet.ends_with(".json")).map(Path::new)
     }
@@ -328,7 +331,7 @@ pub(crate) struct CalibrateArgs {
     /// Maximum number of prompt tokens in one prefill micro-batch.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536), allow_negative_numbers = true)]
     pub(crate) chunk: Option<u32>,
-    /// Element type of the KV cache. Default: f32 with --activations f32, else f16.
+    /// Element type of the KV cache. Default: f32 with --activations f32, otherwise f16.
     #[arg(long, value_name = "TYPE")]
     pub(crate) kv: Option<Kv>,
     /// Type of activations in matmuls with quantized weights: f32 is exact, int8 is fast.
@@ -377,7 +380,8 @@ pub(crate) struct PlanArgs {
     pub(crate) devices: DeviceArgs,
     #[command(flatten)]
     pub(crate) placement: PlacementArgs,
-    /// Number of concurrent sequences that must fit at full context. Default: the plan's with --plan, else 1.
+    /// Number of concurrent sequences that must fit at full context. Default: the number in the plan with
+    /// --plan, otherwise 1.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024), allow_negative_numbers = true)]
     pub(crate) parallel: Option<u32>,
     /// Print the plan as JSON, for --plan, instead of a table.
@@ -391,8 +395,8 @@ pub(crate) struct PlanArgs {
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Pictures")]
 pub(crate) struct PictureArgs {
-    /// Write a self-contained HTML page: stages, links, memory, timeline, alternatives. "-" writes this,
-    /// --svg or --dot to standard output instead of the table.
+    /// Write a self-contained HTML page with stages, links, memory, timeline and alternatives. If the file of
+    /// --html, --svg or --dot is "-", the picture goes to standard output instead of the table.
     #[arg(long, value_name = "FILE")]
     pub(crate) html: Option<PathBuf>,
     /// Write the charts as one SVG file.
@@ -462,13 +466,13 @@ pub(crate) struct SamplingArgs {
     /// Sample from the most likely tokens whose probabilities sum up to P; 1 disables the limit.
     #[arg(long, value_name = "P", default_value_t = 0.95, allow_negative_numbers = true)]
     pub(crate) top_p: f32,
-    /// Sample only tokens at least P times as likely as the most likely one; 0 disables the limit.
+    /// Sample only tokens at least P times as likely as the most likely token; 0 disables the limit.
     #[arg(long, value_name = "P", default_value_t = 0.05, allow_negative_numbers = true)]
     pub(crate) min_p: f32,
     /// Penalty on tokens that occur in the recent text; 1 disables it.
     #[arg(long, value_name = "X", default_value_t = 1.0, allow_negative_numbers = true)]
     pub(crate) repeat_penalty: f32,
-    /// Seed of the sampler. Default: random, and printed.
+    /// Seed of the sampler. Default: a random seed, which is printed.
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub(crate) seed: Option<u64>,
     /// Stop before this text. Repeatable.
@@ -506,7 +510,7 @@ pub(crate) struct BenchArgs {
         allow_negative_numbers = true
     )]
     pub(crate) tg: Vec<u32>,
-    /// Number of concurrent sequences. Default: the plan's with --plan, else 1.
+    /// Number of concurrent sequences. Default: the number in the plan with --plan, otherwise 1.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024), allow_negative_numbers = true)]
     pub(crate) parallel: Option<u32>,
     /// Compare the default settings with the best of up to 12 alternatives, for prompts of 512, 2,048 and
@@ -542,7 +546,8 @@ Examples:
   ragtag inspect model.gguf --dot | dot -Tsvg > model.svg")]
 pub(crate) struct InspectArgs {
     /// A .gguf file (any part of a split model), or a directory with safetensors. Default: the bundled model.
-    /// Metadata is enough: a file that ends after its header, or a directory that holds only config.json.
+    /// The weights may be missing: a file may end after its header, and a directory may hold only
+    /// config.json.
     pub(crate) model: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) described: DescribedArgs,
@@ -618,7 +623,8 @@ pub(crate) struct SelftestArgs {
     /// Run only tests whose name contains PATTERN; * matches any text: 'matmul*avx2'.
     #[arg(long, value_name = "PATTERN")]
     pub(crate) only: Option<String>,
-    /// Test each kernel with N random shapes in addition to the fixed ones. A full run uses 200.
+    /// Test each kernel with N random shapes in addition to the fixed shapes. A full run uses 200 random
+    /// shapes.
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(..=1_000_000), allow_negative_numbers = true)]
     pub(crate) shapes: u32,
     /// Seed of the first random shape; each later shape uses the next seed.
@@ -657,7 +663,7 @@ pub(crate) struct SimulateArgs {
     /// Poisson arrivals at R requests per second. Default: all requests arrive at the start.
     #[arg(long, value_name = "R", conflicts_with = "closed", allow_negative_numbers = true)]
     pub(crate) rate: Option<f64>,
-    /// Closed loop: N requests in progress; a new one arrives when one ends.
+    /// Closed loop: N requests are in progress. A new request arrives when a request ends.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024), allow_negative_numbers = true)]
     pub(crate) closed: Option<u32>,
     /// Prompt tokens of each request.
@@ -672,7 +678,7 @@ pub(crate) struct SimulateArgs {
     /// Read the requests from a file.
     #[arg(long, value_name = "FILE", alias = "trace-file", conflicts_with_all = ["requests", "rate", "closed", "prompt_tokens", "new_tokens", "seed"])]
     pub(crate) requests_file: Option<PathBuf>,
-    /// Number of concurrent sequences that must fit at full context. Default: the value of --closed, else 8.
+    /// Number of concurrent sequences that must fit at full context. Default: the value of --closed, or 8.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024), allow_negative_numbers = true)]
     pub(crate) parallel: Option<u32>,
     #[command(flatten)]

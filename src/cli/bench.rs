@@ -18,7 +18,7 @@ use ragtag_scheduler::compare::Burst;
 use serde::Serialize;
 use serde_json::json;
 
-/// One measurement.
+/// A test: its kind and its number of tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Test {
     Prompt(u32),
@@ -73,7 +73,7 @@ pub(super) fn run(args: &BenchArgs) -> Result<()> {
         (engine, replanned) = compare::replan(&mut placed, &model, engine, options())?;
     }
     let bar = progress::steps("measuring", tests.len() as u64 * u64::from(args.repetitions + 1));
-    // Warm-up: the first runs compile kernels and record commands, and are not counted.
+    // The first runs compile kernels and record commands, so they do not count.
     for test in &tests {
         once(&engine.session(), &test.burst(parallel))?;
         bar.inc(1);
@@ -124,8 +124,8 @@ impl Test {
         }
     }
 
-    /// Prompt tokens and tokens to generate. A prompt test generates one token, which marks the end of its
-    /// processing.
+    /// Returns the numbers of prompt tokens and of new tokens. A prompt test generates one token, which marks
+    /// the end of prefill.
     fn shape(self) -> (u32, u32) {
         match self {
             Test::Prompt(n) => (n, 1),
@@ -133,13 +133,14 @@ impl Test {
         }
     }
 
-    /// KV positions of a sequence. The last new token needs none: it is never fed back.
+    /// Returns the number of KV positions of a sequence. The last new token needs no position, because it is
+    /// never fed back.
     fn positions(self) -> u32 {
         let (prompt, new) = self.shape();
         prompt.saturating_add(new - 1)
     }
 
-    /// The burst for the cost model.
+    /// Returns the test as a burst.
     fn burst(self, sequences: u32) -> Burst {
         match self {
             Test::Prompt(tokens) => Burst::Prompts { tokens, sequences },
@@ -180,7 +181,7 @@ fn measure(
     })
 }
 
-/// Runs all sequences of a test at once. Returns the seconds until the last one ends.
+/// Runs all sequences of a test at once. Returns the seconds until the last sequence ends.
 fn once(session: &Session, burst: &Burst) -> Result<f64> {
     Ok(super::block_on(session.burst(burst))?.seconds)
 }

@@ -1,4 +1,4 @@
-//! `ragtag calibrate`, and calibration before other commands make a plan.
+//! `ragtag calibrate`, and the calibration that other commands run before planning.
 
 use super::args::CalibrateArgs;
 use super::output::{inform, note, print_json, show, table};
@@ -40,8 +40,8 @@ pub(super) fn run(args: &CalibrateArgs) -> Result<()> {
     printed.and(calibration.unkept.map_or(Ok(()), |cause| Err(Error::Unkept(cause))))
 }
 
-/// Returns cached or new measurements of the devices. `None` if calibration is off or fails, or if the model
-/// has no tensor data to time.
+/// Returns cached or new measurements of the devices. Returns `None` if calibration is off or fails, or if
+/// the model has no weights.
 pub(super) fn for_placement(model: &Model, devices: &Devices, wanted: &Wanted<'_>) -> Option<Calibration> {
     if !wanted.is_calibrated() || model.graph().weights().without_data().is_some() {
         return None;
@@ -52,7 +52,7 @@ pub(super) fn for_placement(model: &Model, devices: &Devices, wanted: &Wanted<'_
         sequences: wanted.sequences(),
         ..CalibrationOptions::default()
     };
-    // The run itself reports device errors.
+    // If a device fails, the run reports its error.
     let failed = |error| note(&format!("calibration failed, planning with assumed speeds: {error}"));
     let calibration = measured(model, devices, &options).map_err(failed).ok()?;
     if let Some(cause) = &calibration.unkept {
@@ -151,7 +151,7 @@ fn as_table(calibration: &Calibration) -> String {
     }
 }
 
-/// Time at the device's peak rates as a percentage of the measured time.
+/// Formats the time at the device's peak rates as a percentage of the measured time.
 fn share(roofline: &Roofline, kind: &KindProfile, sample: &TimeSample) -> String {
     let work = kind.key.work(&sample.at);
     let moving_us = work.bytes / roofline.bandwidth_bytes_per_s * 1e6;

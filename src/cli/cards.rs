@@ -1,4 +1,5 @@
-//! `ragtag cards`: the GPUs that fleets can name, with datasheet figures and the figures that plans use.
+//! `ragtag cards`: lists the GPUs that fleets can name, with their datasheet figures and the figures that
+//! plans use.
 
 use super::args::CardsArgs;
 use super::output::{print_json, show, table};
@@ -44,7 +45,7 @@ pub(super) fn run(args: &CardsArgs) -> Result<()> {
     show("- ~ marks derived or assumed figures; --json adds sources and the shares that kernels reach\n")
 }
 
-/// A card with its full source and the figures that the planner uses.
+/// Returns a card with its full source and the figures that the planner uses, as JSON.
 fn as_json(card: &Card) -> Result<Value> {
     let invalid = |cause| Error::Fleet { of: card.name.clone(), cause };
     let (devices, _) = Fleet::from_line(&card.name).and_then(|fleet| fleet.facts()).map_err(invalid)?;

@@ -1,4 +1,4 @@
-//! Tables and pages of predicted against measured times, and `--replan`.
+//! Comparison of predicted and measured times as a table or a page, and `--replan`.
 
 use super::args::CompareArgs;
 use super::files::write_file;
@@ -17,16 +17,17 @@ use serde::Serialize;
 /// Outcome of `--replan`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Change {
-    /// Measured split.
+    /// Split of the measured run.
     from: String,
-    /// Split in use from then on.
+    /// Split of the new plan.
     to: String,
-    /// Extra time of the old split as a share of the new split's time, predicted from the measurements.
+    /// Ratio of the predicted times of the old and the new split, minus 1. The predictions use the
+    /// measurements.
     predicted_gain: f64,
 }
 
-/// Plans again from the measurements of a first run. If the new plan is better, restarts the engine with it
-/// and updates `placed`. Prints the decision on standard error.
+/// Plans again from the measurements of a first run. If the new plan is better, restarts the engine with that
+/// plan and updates `placed`. Prints the decision to standard error.
 pub(super) fn replan(
     placed: &mut Placed,
     model: &Model,
@@ -46,14 +47,14 @@ pub(super) fn replan(
     };
     let faster = wording::speed(1.0 / (1.0 + replanned.gain));
     inform(&format!("replan: {} -> {}, predicted {faster} with the measured speeds", change.from, change.to));
-    // Frees its memory for the next engine.
+    // Frees the memory of the old engine for the new engine.
     drop(engine.shutdown());
     (placed.planner, placed.plan, placed.file) = (replanned.planner, replanned.plan, None);
     Ok((placed.start(model, options)?, Some(change)))
 }
 
-/// Marks devices whose speed contradicts their profiles for calibration at the next use, and prints a note
-/// for each.
+/// Marks the profiles of devices whose measured speed contradicts them, and prints a note for each. The next
+/// command calibrates these devices again.
 pub(super) fn note_contradictions(placed: &Placed, comparison: &Comparison) {
     for device in Calibration::contradict(placed.planner.facts().0, comparison, None) {
         note(&format!(
@@ -110,7 +111,7 @@ fn time(us: f64) -> String {
     if us < 1000.0 { format!("{us:.1} µs") } else { format!("{:.2} ms", us / 1e3) }
 }
 
-/// Writes the page of `--html`, if given. The engine must have run with a trace.
+/// Writes the page of `--html`, if the option is given. The engine must have run with a trace.
 pub(super) fn write_page(args: &CompareArgs, engine: &Engine, comparison: &Comparison) -> Result<()> {
     let Some(path) = &args.html else { return Ok(()) };
     let mut report = Report::new(engine.plan().clone());

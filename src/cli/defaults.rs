@@ -1,7 +1,8 @@
-//! `ragtag bench --defaults`: the speed of the default settings against the best of a few alternatives.
+//! `ragtag bench --defaults`: compares the speed of the default settings with the best of a few alternatives.
 //!
-//! Each alternative changes one setting and keeps the cache and wire types. Default and alternative run in
-//! alternation, and each ratio compares medians over the same rounds.
+//! Each alternative changes one setting and keeps the cache type and the wire type. The default and the
+//! alternative run in turns. Each ratio is the median over the rounds, because a busy machine slows both runs of
+//! a round.
 
 use super::args::BenchArgs;
 use super::output::{inform, note, print_json, show, table};
@@ -20,20 +21,20 @@ use serde::Serialize;
 use serde_json::json;
 use std::fmt;
 
-/// Prompt lengths of the prefill cells, in tokens.
+/// Prompt lengths of the prefill workloads, in tokens.
 const PROMPTS: [u32; 3] = [512, 2048, 8192];
-/// Sequence counts of the decode cells, and the tokens of each sequence.
+/// Sequence counts of the decode workloads, and the tokens of each sequence.
 const SEQUENCES: [u32; 3] = [1, 8, 64];
 const PROMPT_TOKENS: u32 = 16;
 const NEW_TOKENS: u32 = 64;
-/// Maximum number of alternatives per cell.
+/// Maximum number of alternatives per workload.
 const MOST_ALTERNATIVES: usize = 12;
-/// An alternative that brings the ratio below this is measured again, since the best of several noisy figures
-/// is biased.
+/// Ratio below which an alternative is measured again, because the best of several noisy figures is biased.
 const MEASURED_AGAIN: f64 = 0.98;
-/// An alternative that is slower by this factor in every cell is measured only once.
+/// Factor of the default's speed over the alternative's. Above it in every workload, an alternative is
+/// measured only once.
 const HOPELESS: f64 = 1.2;
-/// Bursts longer than this are measured only once, in seconds.
+/// Time in seconds above which a burst is measured only once, unless it is measured again.
 const LONG_S: f64 = 2.0;
 
 /// The setting that differs from the default.
@@ -60,7 +61,7 @@ impl fmt::Display for Change {
     }
 }
 
-/// One measured workload.
+/// A measured workload.
 #[derive(Clone, Debug)]
 struct Cell {
     name: String,
@@ -68,21 +69,21 @@ struct Cell {
     tokens: u32,
 }
 
-/// Cells that share one engine.
+/// Workloads that share one engine.
 struct Group {
     sequences: u32,
     workload: Workload,
     cells: Vec<Cell>,
 }
 
-/// An alternative and the default, measured in one cell.
+/// Speeds of an alternative and of the default with one workload.
 #[derive(Clone, Debug, Serialize)]
 struct Measured {
     change: String,
     plan: String,
     default_tokens_per_s: f64,
     tokens_per_s: f64,
-    /// Default speed over alternative speed: 1 or more if the default is at least as fast.
+    /// Ratio of the speeds of the default and the alternative. 1 or more if the default is at least as fast.
     ratio: f64,
     default_samples_tokens_per_s: Vec<f64>,
     samples_tokens_per_s: Vec<f64>,
@@ -101,25 +102,25 @@ impl Measured {
 struct CellReport {
     cell: String,
     plan: String,
-    /// Lowest ratio of all alternatives.
+    /// Lowest ratio over all alternatives.
     ratio: f64,
     alternatives: Vec<Measured>,
-    /// Alternatives that were not measured, each with the reason.
+    /// Alternatives that were not measured, each with its reason.
     left_out: Vec<String>,
 }
 
-/// A plan on devices, ready to start.
+/// A plan and its devices: either the default or an alternative.
 struct Contender<'a> {
     devices: &'a Devices,
     plan: Plan,
 }
 
-/// Measures the cells of a group.
+/// Runner of the measurements of a group.
 struct Runner<'a> {
     model: &'a Model,
     group: &'a Group,
     default: Contender<'a>,
-    /// The engine of the default, while it is loaded.
+    /// The default's engine, while it is loaded.
     loaded: Option<Engine>,
 }
 
@@ -137,7 +138,7 @@ pub(super) fn run(args: &BenchArgs) -> Result<()> {
     show(&as_table(&reports))
 }
 
-/// Groups cells by engine. Cells that exceed the model's context are skipped.
+/// Groups the workloads by engine. Skips workloads that exceed the model's context.
 fn groups(context: u32, skipped: &mut Vec<String>) -> Vec<Group> {
     let (fitting, longer): (Vec<u32>, Vec<u32>) = PROMPTS.into_iter().partition(|tokens| *tokens <= context);
     skipped.extend(longer.iter().map(|n| format!("skipped pp{n}: the model's context is {context}")));
@@ -174,7 +175,7 @@ impl Group {
         matches!(self.cells[0].burst, Burst::Prompts { .. })
     }
 
-    /// Alternatives to the default settings.
+    /// Returns the alternatives to the default settings.
     fn changes(&self, placed: &Placed) -> Vec<Change> {
         let selected = placed.devices.selected();
         let mut changes: Vec<Change> = Vec::new();
@@ -206,7 +207,7 @@ impl Group {
     }
 }
 
-/// Measures the cells of a group against every alternative.
+/// Compares the default with every alternative, for all workloads of a group.
 fn measure(args: &BenchArgs, model: &Model, group: &Group) -> Result<Vec<CellReport>> {
     let needs = Needs {
         asked: Some(group.sequences),
@@ -232,7 +233,8 @@ fn measure(args: &BenchArgs, model: &Model, group: &Group) -> Result<Vec<CellRep
             match &outcome {
                 Ok(Some(measured)) => {
                     let measured = measured[at].clone();
-                    // An interrupted measurement keeps the figures printed so far.
+                    // Prints each figure at once, so that an interrupted command has not lost the earlier
+                    // figures.
                     inform(&format!("{}: {}", report.cell, measured.in_words()));
                     report.alternatives.push(measured);
                 }
@@ -264,7 +266,7 @@ fn changed_devices(args: &BenchArgs, change: &Change) -> Result<Devices> {
     Ok(devices)
 }
 
-/// Planner for the alternative. All other settings are the default plan's.
+/// Returns the planner of an alternative. All other settings are those of the default plan.
 fn changed(placed: &Placed, devices: &Devices, model: &Model, change: &Change) -> Result<Planner> {
     let plan = &placed.plan;
     let planner = placed.planner.clone().wire_type(plan.wire_type);
@@ -276,7 +278,8 @@ fn changed(placed: &Placed, devices: &Devices, model: &Model, change: &Change) -
             let others = placed.devices.labels().into_iter().filter(|label| label != device);
             others.fold(planner, |planner, other| planner.exclude(&other))
         }
-        // These devices are not calibrated: keep the default's placement and micro-batches.
+        // These devices are not calibrated, so the alternative keeps the placement and micro-batches of the
+        // default.
         Change::Threads(_) | Change::Library => Planner::new(model)
             .devices(devices)
             .context(plan.context)
@@ -295,7 +298,7 @@ fn changed(placed: &Placed, devices: &Devices, model: &Model, change: &Change) -
     })
 }
 
-/// Whether two plans on the same devices execute identically.
+/// Returns whether two plans on the same devices execute identically.
 fn runs_alike(a: &Plan, b: &Plan) -> bool {
     let of = |plan: &Plan| {
         (
@@ -315,9 +318,14 @@ impl<'a> Runner<'a> {
         Engine::start_exact(self.model, contender.devices, &contender.plan, EngineOptions::default())
     }
 
-    /// Measures the default and another contender in alternation, in tokens per second for each cell. Keeps
-    /// both loaded if they fit, else reloads them in turn.
-    fn in_turns(&mut self, other: &Contender<'_>, repetitions: u32) -> Result<Vec<[Vec<f64>; 2]>> {
+    /// Measures the default and an alternative in turns. Returns tokens per second for each workload. Keeps
+    /// both engines loaded if they fit, and otherwise reloads them for each turn.
+    fn in_turns(
+        &mut self,
+        other: &Contender<'_>,
+        repetitions: u32,
+        long_s: f64,
+    ) -> Result<Vec<[Vec<f64>; 2]>> {
         let mut turns = vec![[Vec::new(), Vec::new()]; self.group.cells.len()];
         let own = match self.loaded.take() {
             Some(engine) => engine,
@@ -326,8 +334,8 @@ impl<'a> Runner<'a> {
         match self.start(other) {
             Ok(other) => {
                 for round in 0..=repetitions {
-                    self.take_turn(&own, 0, round, &mut turns)?;
-                    self.take_turn(&other, 1, round, &mut turns)?;
+                    self.take_turn(&own, 0, round, long_s, &mut turns)?;
+                    self.take_turn(&other, 1, round, long_s, &mut turns)?;
                     if round == 1 && turns.iter().all(|[own, others]| own[0] > HOPELESS * others[0]) {
                         break;
                     }
@@ -339,8 +347,8 @@ impl<'a> Runner<'a> {
                 for round in 1..=repetitions {
                     for (which, contender) in [&self.default, other].into_iter().enumerate() {
                         let engine = self.start(contender)?;
-                        self.take_turn(&engine, which, 0, &mut turns)?;
-                        self.take_turn(&engine, which, round, &mut turns)?;
+                        self.take_turn(&engine, which, 0, long_s, &mut turns)?;
+                        self.take_turn(&engine, which, round, long_s, &mut turns)?;
                         engine.shutdown();
                     }
                 }
@@ -353,16 +361,17 @@ impl<'a> Runner<'a> {
         Ok(turns)
     }
 
-    /// Measures each cell once. Round 0 is a warm-up; long bursts are measured in round 1 only.
+    /// Measures each workload once. Round 0 is a warm-up. Long bursts are measured only in round 1.
     fn take_turn(
         &self,
         engine: &Engine,
         which: usize,
         round: u32,
+        long_s: f64,
         turns: &mut [[Vec<f64>; 2]],
     ) -> Result<()> {
         for (cell, turn) in self.group.cells.iter().zip(turns) {
-            let long = |rate: &f64| f64::from(cell.tokens) / rate > LONG_S;
+            let long = |rate: &f64| f64::from(cell.tokens) / rate > long_s;
             if round > 1 && turn[which].first().is_some_and(long) {
                 continue;
             }
@@ -377,7 +386,7 @@ impl<'a> Runner<'a> {
         Ok(())
     }
 
-    /// Measures the default and one alternative in alternation. `None` if both run the same plan.
+    /// Measures the default and one alternative in turns. Returns `None` if both run the same plan.
     fn against(
         &mut self,
         args: &BenchArgs,
@@ -393,22 +402,26 @@ impl<'a> Runner<'a> {
         if others.is_none() && runs_alike(&self.default.plan, &other.plan) {
             return Ok(None);
         }
-        let mut turns = self.in_turns(&other, args.repetitions)?;
-        let loses = |pair: &[Vec<f64>; 2]| median(&pair[0]) < MEASURED_AGAIN * median(&pair[1]);
-        if turns.iter().any(loses) {
-            turns = self.in_turns(&other, args.repetitions * 2)?;
+        let mut turns = self.in_turns(&other, args.repetitions, LONG_S)?;
+        if turns.iter().any(|[own, others]| ratio(own, others) < MEASURED_AGAIN) {
+            turns = self.in_turns(&other, args.repetitions * 2, f64::INFINITY)?;
         }
         let measured = |[own, others]: [Vec<f64>; 2]| Measured {
             change: change.to_string(),
             plan: summary(&other.plan),
             default_tokens_per_s: median(&own),
             tokens_per_s: median(&others),
-            ratio: median(&own) / median(&others),
+            ratio: ratio(&own, &others),
             default_samples_tokens_per_s: own,
             samples_tokens_per_s: others,
         };
         Ok(Some(turns.into_iter().map(measured).collect()))
     }
+}
+
+/// Returns the median over the rounds of default speed over alternative speed.
+fn ratio(own: &[f64], others: &[f64]) -> f64 {
+    median(&own.iter().zip(others).map(|(own, other)| own / other).collect::<Vec<_>>())
 }
 
 pub(super) fn median(samples: &[f64]) -> f64 {
@@ -470,6 +483,15 @@ mod tests {
             )
         );
         assert_eq!(cells(64).1, 3);
+    }
+
+    #[test]
+    fn a_round_that_the_machine_slows_down_does_not_change_the_ratio() {
+        // The machine is busy in rounds 2 and 3.
+        assert_eq!(ratio(&[10.0, 5.0, 4.0, 10.0], &[10.0, 5.0, 4.0, 10.0]), 1.0);
+        assert_eq!(ratio(&[8.0, 4.0, 8.0], &[10.0, 5.0, 10.0]), 0.8);
+        // The medians of all rounds would give 0.5.
+        assert_eq!(ratio(&[10.0, 5.0, 5.0], &[10.0, 10.0, 5.0]), 1.0);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! `ragtag devices --doctor`: a table of what each API needs, what is missing, and how to install it.
+//! `ragtag devices --doctor`: prints the requirements of each API, the missing ones, and how to install them.
 
 use super::output::{print_json, show, table};
 use crate::devices::DeviceOptions;

@@ -8,11 +8,11 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf, is_separator};
 
-/// Names to try for a temporary file. Some may be left over from other processes.
+/// Number of names to try for a temporary file. Other processes may have left files with some of these names.
 const NAMES: u32 = 100;
 
-/// Fails early if an output cannot be written, is also an input, or is named twice, so that no long run loses
-/// its results.
+/// Fails if an output cannot be written, is also an input, or is named twice. Commands call this function
+/// before a long run, so that no results are lost.
 pub(crate) fn check<P: AsRef<Path>>(
     outputs: impl IntoIterator<Item = P>,
     inputs: impl IntoIterator<Item = P>,
@@ -35,7 +35,7 @@ pub(crate) fn check<P: AsRef<Path>>(
     Ok(())
 }
 
-/// Files that a model may be read from, given any of them or their directory.
+/// Returns the files from which a model may be read, given any of these files or their directory.
 fn model_files(path: &Path) -> Vec<PathBuf> {
     let Ok(folder) = std::fs::read_dir(path) else { return shard_paths(path) };
     let of_model = |path: &PathBuf| {
@@ -45,12 +45,12 @@ fn model_files(path: &Path) -> Vec<PathBuf> {
     folder.filter_map(|entry| Some(entry.ok()?.path())).filter(of_model).collect()
 }
 
-/// Whether a path is `-`: standard input or output.
+/// Returns whether a path is `-`, which stands for standard input or output.
 pub(crate) fn is_standard(path: &Path) -> bool {
     path == Path::new("-")
 }
 
-/// Path of an input for error messages.
+/// Returns the path of an input for error messages.
 pub(crate) fn input_name(path: &Path) -> &Path {
     if is_standard(path) { Path::new("standard input") } else { path }
 }
@@ -64,7 +64,7 @@ pub(crate) fn read_input(path: &Path, most_bytes: u64) -> Result<String> {
     text.map_err(|cause| Error::File { action: "read", path: input_name(path).into(), cause })
 }
 
-/// Writes a file atomically: to a temporary file in the same folder, which is then renamed.
+/// Writes a file atomically: writes a temporary file in the same folder and renames it.
 pub(crate) fn write_file(path: &Path, content: &[u8]) -> Result<()> {
     let written = match is_special(path) {
         true => OpenOptions::new().write(true).open(path).and_then(|mut file| file.write_all(content)),
@@ -77,8 +77,8 @@ fn cannot_write(path: &Path) -> impl Fn(io::Error) -> Error {
     |cause| Error::File { action: "write", path: path.into(), cause }
 }
 
-/// Checks that a path can be written and returns the file behind its links. `None` for devices and pipes,
-/// which are written in place.
+/// Checks that a path can be written, and returns the file to which its links lead. Returns `None` for
+/// devices and pipes, which are written in place.
 fn writable(path: &Path) -> io::Result<Option<PathBuf>> {
     if is_special(path) {
         return Ok(None);
@@ -90,13 +90,13 @@ fn writable(path: &Path) -> io::Result<Option<PathBuf>> {
     Ok(Some(target))
 }
 
-/// Whether a path leads to a device or a pipe, such as `/dev/stdout`. These are written in place, never
-/// replaced.
+/// Returns whether a path leads to a device or a pipe, such as `/dev/stdout`. Such a file is written in place
+/// and never replaced.
 fn is_special(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|m| !m.is_file() && !m.is_dir())
 }
 
-/// Follows all links of a path. The target need not exist.
+/// Follows all links of a path. The target may be missing.
 fn followed(path: &Path) -> io::Result<PathBuf> {
     match path.canonicalize() {
         Err(cause) if cause.kind() == ErrorKind::NotFound => {}
@@ -109,7 +109,7 @@ fn followed(path: &Path) -> io::Result<PathBuf> {
     }
 }
 
-/// Whether a path can only name a folder: it ends in a separator, `.` or `..`.
+/// Returns whether a path ends in a separator, `.` or `..`, so that it can only name a folder.
 fn names_a_folder(path: &Path) -> bool {
     let last = path.as_os_str().as_encoded_bytes().rsplit(|&byte| is_separator(char::from(byte))).next();
     matches!(last, None | Some(b"" | b"." | b".."))
@@ -119,7 +119,7 @@ fn folder(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// Refuses folders and read-only files, which a rename would replace.
+/// Refuses folders and read-only files. A rename would replace a read-only file.
 fn refuse_protected(target: &Path) -> io::Result<()> {
     match target.metadata() {
         Ok(old) if old.is_dir() => Err(ErrorKind::IsADirectory.into()),
@@ -128,8 +128,8 @@ fn refuse_protected(target: &Path) -> io::Result<()> {
     }
 }
 
-/// Creates a temporary file in a folder. Its name is short, so that it is valid even if the target's name is
-/// close to the limit.
+/// Creates a temporary file in a folder. The file has a short name, which is valid even if the target's name
+/// is close to the limit.
 fn temporary(folder: &Path) -> io::Result<(PathBuf, File)> {
     let create = |number| {
         let path = folder.join(format!(".ragtag-{}-{number}.part", std::process::id()));
@@ -149,7 +149,7 @@ fn replace(target: &Path, content: &[u8]) -> io::Result<()> {
     replaced
 }
 
-/// Writes and syncs a file, with the permissions of the target that it will replace.
+/// Writes and syncs a file. Sets the permissions of the target that the file will replace.
 fn fill(mut file: File, target: &Path, content: &[u8]) -> io::Result<()> {
     if let Ok(old) = target.metadata() {
         let (old, new) = (old.permissions(), file.metadata()?.permissions());

@@ -1,4 +1,4 @@
-//! `ragtag inspect`: the contents of a model file.
+//! `ragtag inspect`: prints the contents of a model file.
 
 use super::args::InspectArgs;
 use super::output::{bytes, count, print, print_json, show, table};
@@ -52,10 +52,6 @@ fn print_summary(model: &Model) -> Result<()> {
         types(model).iter().map(|(name, (n, b))| format!("{n} {name} ({})", bytes(*b))).collect();
     let described = model.graph().weights().without_data().is_some();
     let heads = format!("{} of {} dimensions, {} KV heads", h.heads, h.head_dimensions, h.kv_heads);
-    let mut rope = format!("base {}, {} of {} dimensions", h.rope_base, h.rope_dimensions, h.head_dimensions);
-    if let Some(scaling) = h.rope_llama3 {
-        rope += &format!(", Llama 3 scaling by {} from context {}", scaling.factor, scaling.original_context);
-    }
     let vocabulary = match model.tokenizer() {
         Ok(tokenizer) => format!("{}, tokenizer with {}", h.vocabulary, tokenizer.vocabulary_size()),
         Err(error) => format!("{}; no tokenizer: {error}", h.vocabulary),
@@ -70,7 +66,7 @@ fn print_summary(model: &Model) -> Result<()> {
         ("blocks", h.layers.to_string()),
         ("width", format!("{}, feed-forward {}", h.width, h.feed_forward)),
         ("heads", heads),
-        ("RoPE", rope),
+        ("RoPE", h.rope.to_string()),
         ("context", h.context.to_string()),
         ("vocabulary", vocabulary),
     ] {
@@ -100,8 +96,8 @@ fn print_segments(segments: &[Segment]) -> Result<()> {
     show(&format!("{table}\n"))
 }
 
-/// Groups segments of equal cost into rows. With half-blocks, attention and feed-forward halves form separate
-/// rows.
+/// Groups segments of equal cost into rows. At half-block granularity, attention and feed-forward halves form
+/// separate rows.
 fn rows(segments: &[Segment]) -> Vec<Vec<usize>> {
     let step = match Granularity::of(segments) {
         Granularity::Block => 1,

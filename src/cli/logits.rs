@@ -1,4 +1,4 @@
-//! `ragtag logits`: logits of every position as a NumPy file, for comparison with other engines.
+//! `ragtag logits`: writes the logits of every position to a NumPy file, for comparison with other engines.
 
 use super::args::LogitsArgs;
 use super::files::{self, write_file};

@@ -1,4 +1,4 @@
-//! The `ragtag` command, with one module per subcommand, on top of the public library.
+//! The `ragtag` command. It has one module per subcommand and uses only the public library.
 
 mod args;
 mod bench;
@@ -36,7 +36,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 use tracing_subscriber::EnvFilter;
 
-/// Log filter unless `RUST_LOG` sets one.
+/// Log filter if `RUST_LOG` is not set.
 const DEFAULT_LOG: &str = "warn";
 
 /// Runs the command line of this process and returns its exit code.
@@ -93,15 +93,14 @@ fn execute(command: &Command) -> Result<()> {
     }
 }
 
-/// The command line without the hidden subcommands that Ragtag runs itself.
+/// Returns the command line without the hidden subcommands, which only Ragtag itself runs.
 fn shown() -> clap::Command {
     let commands: Vec<_> =
         Cli::command().get_subcommands().filter(|command| !command.is_hide_set()).cloned().collect();
     clap::Command::new("ragtag").version(env!("CARGO_PKG_VERSION")).subcommands(commands)
 }
 
-/// Starts logging to standard error. `RUST_LOG` sets the filter; `NO_COLOR` turns off the colors of a
-/// terminal.
+/// Starts logging to standard error. `RUST_LOG` sets the filter. `NO_COLOR` turns off colors.
 fn start_logging() {
     let wanted = std::env::var("RUST_LOG").ok().filter(|wanted| !wanted.is_empty());
     let filter = EnvFilter::try_new(wanted.as_deref().unwrap_or(DEFAULT_LOG)).unwrap_or_else(|cause| {
@@ -121,7 +120,7 @@ fn open_model(path: Option<&Path>) -> Result<Model> {
     }
 }
 
-/// Opens a model's metadata, which is enough to inspect it and to plan for it.
+/// Opens a model's metadata, which suffices for inspecting the model and for planning.
 fn open_metadata(path: Option<&Path>, described: DescribedArgs) -> Result<Model> {
     match (path, described.assume_type) {
         (Some(path), matrices) => Model::open_metadata(path, matrices),
@@ -133,8 +132,7 @@ fn open_metadata(path: Option<&Path>, described: DescribedArgs) -> Result<Model>
 }
 
 fn device_options(args: &DeviceArgs) -> DeviceOptions {
-    // A lossy conversion is enough: device names are ASCII, so a value that is not UTF-8 is refused as
-    // unknown.
+    // The conversion may be lossy. Device names are ASCII, so a value that is not UTF-8 matches no device.
     let environment = std::env::var_os("RAGTAG_DEVICES").map(|value| value.to_string_lossy().into_owned());
     DeviceOptions {
         requested: args.device.clone(),
@@ -148,20 +146,21 @@ fn device_options(args: &DeviceArgs) -> DeviceOptions {
     }
 }
 
-/// Child process that probes drivers that may crash: this executable. `None` if its path is unknown.
+/// Returns this executable as the child process for probing drivers, which may crash. Returns `None` if the
+/// path of the executable is unknown.
 fn probe_child(limit: Duration) -> Option<ProbeChild> {
     let program = std::env::current_exe().ok()?;
     Some(ProbeChild { program, arguments: vec!["probe".into()], limit })
 }
 
 /// Returns the command line of the child process that compiles for HIP: this executable with
-/// `compile-for-hip`. Empty if the executable's path is unknown.
+/// `compile-for-hip`. Returns an empty list if the path of the executable is unknown.
 fn hip_compiler() -> Vec<OsString> {
     let own = std::env::current_exe().ok().map(|program| vec![program.into(), "compile-for-hip".into()]);
     own.unwrap_or_default()
 }
 
-/// Probes and selects devices, and prints the selection on standard error.
+/// Probes and selects devices, and prints the selection to standard error.
 fn open_devices(args: &DeviceArgs) -> Result<Devices> {
     let devices = Devices::probe(&device_options(args))?;
     output::inform(&devices.start_line());

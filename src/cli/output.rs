@@ -1,5 +1,5 @@
-//! Output of the command: tables that fit the terminal, JSON, figures with units. Results go to standard
-//! output, everything else to standard error.
+//! Output of the command: tables that fit the terminal, JSON, and figures with units. Results go to standard
+//! output. All other text goes to standard error.
 
 use crate::error::{Error, Result};
 use comfy_table::{Cell, CellAlignment, ColumnConstraint, ContentArrangement, Table, Width, presets};
@@ -13,10 +13,10 @@ pub(crate) fn print(text: &str) -> Result<()> {
     offer(text).map(|_| ())
 }
 
-/// Writes to standard output. Returns whether the pipe is still open.
+/// Writes to standard output. Returns false if the pipe is closed.
 pub(crate) fn offer(text: &str) -> Result<bool> {
     let mut out = std::io::stdout().lock();
-    // Flush so that tokens appear at once, not line by line.
+    // Flushes so that every token appears at once. Otherwise output is buffered by line.
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Ok(()) => Ok(true),
         Err(cause) if cause.kind() == ErrorKind::BrokenPipe => Ok(false),
@@ -24,13 +24,13 @@ pub(crate) fn offer(text: &str) -> Result<bool> {
     }
 }
 
-/// Writes text for people to standard output, with control characters escaped: names from files and drivers
-/// must not control the terminal.
+/// Writes human-readable text to standard output. Escapes control characters, because names from files and
+/// drivers must not control the terminal.
 pub(crate) fn show(text: &str) -> Result<()> {
     print(&escaped(text))
 }
 
-/// Whether only errors and warnings go to standard error.
+/// Whether `--quiet` was given, so that only errors and warnings go to standard error.
 static QUIET: AtomicBool = AtomicBool::new(false);
 
 /// Turns [`inform`] off if `quiet` is true.
@@ -38,7 +38,7 @@ pub(crate) fn set_quiet(quiet: bool) {
     QUIET.store(quiet, Ordering::Relaxed);
 }
 
-/// Whether `--quiet` was given.
+/// Returns whether `--quiet` was given.
 pub(crate) fn is_quiet() -> bool {
     QUIET.load(Ordering::Relaxed)
 }
@@ -91,15 +91,15 @@ pub(crate) fn set_wide(wide: bool) {
 /// Width of tables if standard output is not a terminal.
 const WIDTH: u16 = 80;
 
-/// A Markdown table, ready to paste into a report. It fits the terminal, unless `--wide` was given.
+/// A Markdown table. It fits the width of the terminal, unless `--wide` was given.
 pub(crate) struct TextTable {
     table: Table,
     /// Whether each column is shown.
     shown: Vec<bool>,
 }
 
-/// Creates a table. Columns marked with `>` are right-aligned. Columns marked with `+` need `--wide`; the mark
-/// comes first.
+/// Creates a table. A column whose name starts with `+` is shown only with `--wide`. After this mark, a `>`
+/// makes the column right-aligned.
 pub(crate) fn table(columns: &[&str]) -> TextTable {
     let wide = WIDE.load(Ordering::Relaxed);
     let mut table = Table::new();
@@ -117,7 +117,8 @@ pub(crate) fn table(columns: &[&str]) -> TextTable {
     for (index, column) in columns.iter().enumerate() {
         let Some(cells) = table.column_mut(index) else { continue };
         let title = column.trim_start_matches('>');
-        // Figures, and labels, which users copy, are never wrapped.
+        // Figures are never wrapped. Labels in the first column are never wrapped either, because users copy
+        // them.
         if index == 0 || column.starts_with('>') {
             cells.set_constraint(ColumnConstraint::ContentWidth);
         } else {
@@ -132,7 +133,7 @@ pub(crate) fn table(columns: &[&str]) -> TextTable {
 }
 
 impl TextTable {
-    /// Adds a row with a cell for each column, shown or not.
+    /// Adds a row. It must have a cell for each column, including hidden columns.
     pub(crate) fn add_row(&mut self, cells: impl IntoIterator<Item = impl Into<Cell>>) {
         let cells = cells.into_iter().zip(&self.shown).filter(|(_, shown)| **shown);
         self.table.add_row(cells.map(|(cell, _)| cell));

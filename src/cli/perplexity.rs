@@ -1,8 +1,8 @@
-//! `ragtag perplexity`: perplexity of a model on a text.
+//! `ragtag perplexity`: computes the perplexity of a model on a text.
 //!
-//! The text is cut into pieces of `--ctx` tokens, and the first token of each piece is replaced by BOS. The
-//! tokens in the second half of each piece are predicted from all tokens before them. The result is the
-//! exponential of their mean negative log-probability.
+//! The text is cut into pieces of `--ctx` tokens, and BOS replaces the first token of each piece. Each token
+//! in the second half of a piece is predicted from all earlier tokens of the piece. The result is the
+//! exponential of the mean negative log-probability of these tokens.
 
 use super::args::PerplexityArgs;
 use super::files;
@@ -21,7 +21,7 @@ use serde_json::json;
 
 /// Default piece length in tokens.
 const DEFAULT_CONTEXT: u32 = 512;
-/// Maximum size of the text in bytes: about twice the longest text in common use.
+/// Maximum size of the text in bytes, about twice the size of the longest text in common use.
 const MOST_BYTES: u64 = 1 << 30;
 
 pub(super) fn run(args: &PerplexityArgs) -> Result<()> {
@@ -31,7 +31,7 @@ pub(super) fn run(args: &PerplexityArgs) -> Result<()> {
     let model = super::open_model(args.model.as_deref())?;
     let context = args.placement.ctx.unwrap_or(DEFAULT_CONTEXT.min(model.hyperparameters().context));
     let pieces = pieces(&model, args, context as usize)?;
-    // Two pieces in flight keep two stages busy.
+    // Two pieces are in flight at a time, which keeps two stages busy.
     let needs = Needs { all_logits: true, context: Some(context), ..Needs::of(2) };
     let mut placed = placed(&model, &args.devices, &args.placement, needs)?;
     inform(&summary(&placed.plan));
@@ -102,7 +102,8 @@ impl Score {
         (self.sum / self.count.max(1) as f64).exp()
     }
 
-    /// Standard error of the mean, propagated through the exponential.
+    /// Returns the standard error of the perplexity, computed from the standard error of the mean
+    /// log-probability.
     fn uncertainty(&self) -> f64 {
         let n = self.count.max(2) as f64;
         let mean = self.sum / n;
@@ -115,7 +116,7 @@ async fn score(session: &Session, pieces: &[Vec<u32>]) -> Result<Score> {
     let bar = progress::steps("perplexity", pieces.len() as u64);
     let mut score = Score::default();
     for pair in pieces.chunks(2) {
-        // Submits both before waiting for either.
+        // Submits both pieces before it waits for the first result.
         let running: Vec<_> = pair.iter().map(|piece| session.start_logits(piece)).collect();
         for (piece, stream) in pair.iter().zip(running) {
             let logits = stream.collect().await?;

@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::pictures::{self, BarStyle, Report};
 use std::path::Path;
 
-/// Columns if the terminal width is unknown.
+/// Number of columns if the width of the terminal is unknown.
 const COLUMNS: usize = 80;
 
 type Draw = fn(&Report) -> String;
@@ -19,7 +19,7 @@ pub(super) struct Pictures<'a> {
 }
 
 impl<'a> Pictures<'a> {
-    /// Checks the requested outputs. `json` tells whether standard output is already in use; `inputs` are the
+    /// Checks the requested outputs. `json` is true if standard output is already in use. `inputs` are the
     /// files that the command reads.
     pub(super) fn new(
         args: &'a PictureArgs,
@@ -40,12 +40,12 @@ impl<'a> Pictures<'a> {
         Ok(Self { wanted })
     }
 
-    /// Whether any picture is requested.
+    /// Returns whether any picture is requested.
     pub(super) fn are_wanted(&self) -> bool {
         !self.wanted.is_empty()
     }
 
-    /// Whether a picture goes to standard output, which must then carry nothing else.
+    /// Returns whether a picture goes to standard output. In that case, nothing else may go there.
     pub(super) fn take_standard_output(&self) -> bool {
         self.wanted.iter().any(|(path, _)| is_standard(path))
     }
@@ -66,11 +66,11 @@ pub(super) fn bars(report: &Report) -> String {
     pictures::bars(report, columns, style(|name| std::env::var(name).ok()))
 }
 
-/// Chooses block characters if the locale is UTF-8 and the terminal is neither dumb nor the Linux console.
-/// Files get the same style as the terminal.
+/// Selects block characters if the locale is UTF-8 and the terminal is neither dumb nor the Linux console.
+/// Output to a file has the same style as on the terminal.
 fn style(variable: impl Fn(&str) -> Option<String>) -> BarStyle {
     let set = |name: &str| variable(name).filter(|value| !value.is_empty());
-    // The first variable that is set wins (POSIX, "Internationalization Variables").
+    // The first variable that is set takes precedence (POSIX, "Internationalization Variables").
     let locale = ["LC_ALL", "LC_CTYPE", "LANG"].into_iter().find_map(set).unwrap_or_default().to_lowercase();
     let utf8 = cfg!(windows) || locale.contains("utf-8") || locale.contains("utf8");
     match set("TERM").as_deref() {

@@ -17,8 +17,8 @@ use ragtag_planner::plan::Plan;
 use ragtag_scheduler::sim::{Arrivals, DrawnLoad, Lengths};
 use std::path::{Path, PathBuf};
 
-/// Creates a planner for the present devices, with their calibration. Devices that cannot be opened are left
-/// out, or refused with `strict`.
+/// Creates a planner for the selected devices, with their calibration. Excludes devices that cannot be
+/// opened. If `strict` is set, such a device is an error.
 fn on_devices(model: &Model, devices: &Devices, wanted: &Wanted<'_>, strict: bool) -> Result<Planner> {
     let planner = Planner::new(model).devices(devices);
     wanted.check(&planner, model)?;
@@ -39,7 +39,7 @@ pub(super) fn run(args: &PlanArgs) -> Result<()> {
     let planner = for_fleet_or_devices(&model, &args.fleet, &args.devices, &args.placement, needs)?;
     let mut report = Report::new(planner.plan()?);
     if pictures.are_wanted() {
-        // If the plan cannot be simulated, keep the estimated timelines.
+        // If the plan cannot be simulated, the report keeps the estimated timelines.
         report.timelines = simulated(&model, &planner, &report.plan).unwrap_or(report.timelines);
     }
     let printed = if args.json {
@@ -53,7 +53,7 @@ pub(super) fn run(args: &PlanArgs) -> Result<()> {
     printed.and(pictures.write(&report))
 }
 
-/// Creates a planner for a fleet, or for the present devices.
+/// Creates a planner for a fleet, or for the devices of this machine.
 pub(super) fn for_fleet_or_devices(
     model: &Model,
     fleet: &FleetArgs,
@@ -63,7 +63,7 @@ pub(super) fn for_fleet_or_devices(
 ) -> Result<Planner> {
     let wanted = Wanted::read(placement, needs)?;
     let planner = match &fleet.fleet {
-        // Not a clap conflict: clap would also reject RAGTAG_STRICT=0.
+        // This is not declared as a conflict in clap, because clap would also reject RAGTAG_STRICT=0.
         Some(_) if devices.strict => {
             return Err(Error::Usage(
                 "--fleet cannot be used with --strict (or RAGTAG_STRICT): its devices are not checked".into(),
@@ -75,8 +75,8 @@ pub(super) fn for_fleet_or_devices(
     wanted.over(planner, model)
 }
 
-/// Simulates all sequences of a plan at once, each with two requests of the planned workload. Returns charts
-/// of excerpts.
+/// Simulates all sequences of a plan at once. Each sequence has two requests of the planned workload. Returns
+/// charts of excerpts.
 fn simulated(model: &Model, planner: &Planner, plan: &Plan) -> Option<Vec<Gantt>> {
     let prompt = plan.workload.prompt_tokens.clamp(1, (plan.context / 2).max(1));
     let new = plan.workload.generated_tokens.clamp(1, plan.context.saturating_sub(prompt).max(1));
@@ -161,14 +161,14 @@ pub(super) struct Placed {
     pub(super) devices: Devices,
     pub(super) planner: Planner,
     pub(super) plan: Plan,
-    /// File of the plan, if it was read from one.
+    /// File from which the plan was read, if any.
     pub(super) file: Option<PathBuf>,
     strict: bool,
 }
 
 impl Placed {
-    /// Starts the engine. If a device runs out of memory or cannot be opened, replans, replaces this plan and
-    /// prints the new one on standard error. With `--strict` or a plan from a file, this is an error instead.
+    /// Starts the engine. If a device is out of memory or cannot be opened, replaces the plan and prints the
+    /// new plan to standard error. With `--strict` or a plan from a file, such a device is an error.
     pub(super) fn start(&mut self, model: &Model, options: EngineOptions) -> Result<Engine> {
         let Self { devices, planner, plan, file, strict } = self;
         if let Some(path) = file {

@@ -1,13 +1,13 @@
-//! Progress bars on standard error. They are hidden if standard error is not a terminal, and by `--quiet`.
+//! Progress bars on standard error. They are hidden with `--quiet`, and if standard error is not a terminal.
 
 use super::output::is_quiet;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::time::{Duration, Instant};
 
-/// Prompts that finish sooner than this get no bar.
+/// Time before a progress bar for prompt processing appears.
 const QUICK: Duration = Duration::from_millis(500);
 
-/// A bar for loading weights. The closure takes the loaded bytes and the total.
+/// Creates a bar for loading weights. The returned closure takes the loaded bytes and the total bytes.
 pub(super) fn loading() -> Box<dyn FnMut(u64, u64) + Send> {
     let bar = bar("loading {bar:40} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec}");
     Box::new(move |done, total| {
@@ -19,7 +19,7 @@ pub(super) fn loading() -> Box<dyn FnMut(u64, u64) + Send> {
     })
 }
 
-/// A bar that counts steps.
+/// Creates a bar that counts steps.
 pub(super) fn steps(what: &'static str, total: u64) -> ProgressBar {
     let bar = bar("{msg} {bar:40} {pos}/{len} {eta}").with_message(what);
     bar.set_length(total);

@@ -42,7 +42,7 @@ impl Records {
     }
 }
 
-/// Counts, times and buffer pool statistics of each stage.
+/// Returns the counts, times and buffer pool statistics of each stage, as JSON.
 pub(super) fn stage_reports(engine: &Engine) -> Vec<serde_json::Value> {
     let reports = engine.stages().iter().zip(engine.stage_reports());
     reports.map(|(stage, report)| json!({ "device": stage.adapter.label(), "report": report })).collect()

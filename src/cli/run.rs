@@ -16,9 +16,9 @@ use ragtag_scheduler::{Refusal, Sampling};
 use serde_json::json;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Tokens that the warm-up for `--replan` generates.
+/// Number of tokens that the warm-up for `--replan` generates.
 const WARM_UP_STEPS: u32 = 16;
-/// Maximum size of a prompt in bytes; no context holds more.
+/// Maximum size of a prompt in bytes. Longer prompts exceed every context.
 const MOST_PROMPT_BYTES: u64 = 1 << 26;
 /// Interval at which prompt progress is polled.
 const PROGRESS_STEP: Duration = Duration::from_millis(100);
@@ -30,7 +30,7 @@ pub(super) fn run(args: &RunArgs) -> Result<()> {
     let records = Records::new(&args.records);
     let prompt = prompt_text(args)?;
     let generation = generation(&args.sampling, args.tokens);
-    // Fails before anything is loaded.
+    // Checks the settings before anything is loaded.
     generation.sampling.validate().map_err(|e| Error::Usage(e.to_string()))?;
     let model = super::open_model(args.model.as_deref())?;
     let ids = model.tokenizer()?.encode(&prompt, true).map_err(|cause| tokenizer_error(&model, cause))?;
@@ -83,7 +83,7 @@ pub(super) fn run(args: &RunArgs) -> Result<()> {
     printed.and(drawn).and(records.write(&model, &placed.devices, engine))
 }
 
-/// Refuses a prompt that is too long with the pipeline's own error, before anything is loaded.
+/// Refuses a prompt that is too long before anything is loaded. The error is the same as the pipeline's.
 fn refuse_long(tokens: usize, context: u32) -> Result<()> {
     if tokens <= context as usize {
         return Ok(());
@@ -91,14 +91,14 @@ fn refuse_long(tokens: usize, context: u32) -> Result<()> {
     Err(Error::Run(Refusal::PromptTooLong { tokens, context }.into()))
 }
 
-/// Runs a short warm-up to measure before `--replan`: two chunks of the size that a prompt of `tokens` tokens
-/// gets, and [`WARM_UP_STEPS`] decode steps.
+/// Runs a short generation whose times `--replan` uses. The generation has two chunks, of the same size as
+/// those of a prompt of `tokens` tokens, and [`WARM_UP_STEPS`] decode steps.
 async fn warm_up(engine: &Engine, tokens: usize) -> Result<()> {
     let plan = engine.plan();
     let steps = WARM_UP_STEPS.min(plan.context / 2).max(1);
     let chunk = plan.chunks().rows(tokens as u64, false);
     let prompt_tokens = chunk.saturating_mul(2).min(plan.context.saturating_sub(steps)).max(1);
-    // Token values do not affect the time; 0 is in every vocabulary.
+    // The ids do not affect the time. Id 0 is in every vocabulary.
     let ids = vec![0; prompt_tokens as usize];
     let generation = Generation { max_tokens: steps, ignore_end: true, ..Generation::greedy() };
     let mut stream = engine.session().generate(Prompt::Tokens(&ids), &generation)?;
@@ -106,7 +106,8 @@ async fn warm_up(engine: &Engine, tokens: usize) -> Result<()> {
     Ok(())
 }
 
-/// Bursts for the cost model with their tokens per second. Phases that took no time are left out.
+/// Returns the phases of a generation as bursts, with their tokens per second. Omits phases that took no
+/// time.
 fn bursts(summary: &Summary) -> Vec<(Burst, f64)> {
     let (prompt, tokens) = (summary.prompt_tokens, summary.new_tokens);
     let prefill = (Burst::Prompts { tokens: prompt, sequences: 1 }, summary.prefill_tokens_per_s());
@@ -121,7 +122,7 @@ struct Outcome {
 }
 
 /// Generates text. If `shown` is set, prints `echo` and then the text as it arrives. Ctrl-C or a closed
-/// output pipe cancels the sequence, not the program.
+/// output pipe cancels the sequence but does not end the program.
 async fn generate(
     engine: &Engine,
     echo: &str,
@@ -129,11 +130,11 @@ async fn generate(
     generation: &Generation,
     shown: bool,
 ) -> Result<Outcome> {
-    // Excludes the prompt of a warm-up.
+    // The progress must not count the prompt of a warm-up.
     let before = engine.stats().prompt_tokens;
     let mut stream = engine.session().generate(Prompt::Tokens(ids), generation)?;
     let (mut text, mut tokens) = (String::new(), Vec::new());
-    // Not printed yet: a refused prompt is not echoed.
+    // The echo is printed with the first event, so that a refused prompt is not echoed.
     let mut unprinted = shown.then_some(echo);
     let mut prefill = Some(Prefill::of(ids.len()));
     loop {
@@ -182,7 +183,7 @@ fn prompt_text(args: &RunArgs) -> Result<String> {
         ));
     }
     let mut text = read_input(path, MOST_PROMPT_BYTES)?;
-    // Editors and `echo` append a line break that is not part of the prompt.
+    // Editors and the `echo` command append a line break that is not part of the prompt.
     let ends = ["\r\n", "\n"].into_iter().find(|end| text.ends_with(end));
     text.truncate(text.len() - ends.map_or(0, str::len));
     Ok(text)
@@ -213,7 +214,7 @@ fn figures(summary: &Summary, seed: u64) -> String {
     format!("{prompt}, {new} ({}), seed {seed}", summary.reason)
 }
 
-/// Formats `5 prompt tokens at 3014.6 tokens/s`. A rate of 0 prints as a dash.
+/// Formats a count and a rate, such as `5 prompt tokens at 3014.6 tokens/s`. A rate of 0 is shown as a dash.
 fn rate(tokens: u32, what: &str, tokens_per_s: f64) -> String {
     let plural = if tokens == 1 { "" } else { "s" };
     let speed = if tokens_per_s > 0.0 { format!("{tokens_per_s:.1}") } else { "–".into() };

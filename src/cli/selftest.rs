@@ -12,7 +12,7 @@ use ragtag_devices::Source;
 use ragtag_hal::Adapter;
 use ragtag_kernels::NumericsClass;
 
-/// Number of test names to print for each reason.
+/// Maximum number of test names to print for each reason.
 const NAMES: usize = 3;
 
 pub(super) fn run(args: &SelftestArgs) -> Result<()> {
@@ -72,7 +72,7 @@ fn as_text(found: &SelfTest) -> String {
     text
 }
 
-/// A test and the reason that it did not pass.
+/// A test and the reason why it did not pass.
 type Reason<'a> = (&'a Outcome, &'a str);
 
 fn failures(report: &Report) -> Vec<Reason<'_>> {
@@ -92,7 +92,7 @@ fn with_reason(test: &Outcome) -> Reason<'_> {
     }
 }
 
-/// Formats one line for each reason, with the names of its tests.
+/// Formats one line per reason, with the names of the tests that have this reason.
 fn reasons(report: &Report, what: &str, tests: &[Reason<'_>]) -> String {
     let mut groups: Vec<(&str, Vec<&str>)> = Vec::new();
     for (test, reason) in tests {
@@ -117,7 +117,7 @@ mod tests {
     use super::*;
     use crate::devices::DeviceOptions;
 
-    /// Report of the CPU device with the given outcomes.
+    /// Returns a report of the CPU device with the given outcomes.
     fn found(tests: &[(&str, Verdict)]) -> SelfTest {
         let cpu = DeviceOptions::selecting("cpu");
         let devices = Devices::probe(&cpu).unwrap();

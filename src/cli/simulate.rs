@@ -60,7 +60,7 @@ fn load(args: &SimulateArgs) -> Result<Load> {
     Ok(drawn.draw()?)
 }
 
-/// Maximum size of a requests file in bytes; the largest load is far smaller.
+/// Maximum size of a requests file in bytes. The largest valid load is far smaller.
 const MOST_BYTES: u64 = 1 << 28;
 
 fn read(path: &Path) -> Result<Load> {
@@ -69,7 +69,7 @@ fn read(path: &Path) -> Result<Load> {
     Load::from_text(&text).map_err(|cause| Error::RequestFile { path: path.into(), cause })
 }
 
-/// KV positions of the longest request. Its last token needs none.
+/// Returns the number of KV positions of the longest request. The last token of a request needs no position.
 fn longest(load: &Load) -> u32 {
     let positions = |request: &SimRequest| match request.want {
         Want::Generate { max_new_tokens, .. } => {
@@ -88,7 +88,7 @@ fn time(us: f64) -> String {
     if us < 1e6 { format!("{:.2} ms", us / 1e3) } else { format!("{:.2} s", us / 1e6) }
 }
 
-/// Replaces a figure without samples by a dash.
+/// Returns the figure, or a dash if it has no samples.
 fn of(count: u64, figure: String) -> String {
     if count > 0 { figure } else { "–".into() }
 }

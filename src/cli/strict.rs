@@ -24,7 +24,7 @@ fn findings(devices: &Devices) -> Vec<String> {
     software.map(|a| format!("{} ({}) is a software device", a.label(), a.name)).chain(slowed).collect()
 }
 
-/// Refuses devices that could not be opened and would be left out.
+/// Refuses a calibration that excludes devices because they could not be opened.
 pub(super) fn check_calibration(calibration: &Calibration) -> Result<()> {
     refuse(calibration.closed.iter().map(|device| format!("cannot open {device}")).collect())
 }

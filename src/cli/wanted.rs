@@ -1,6 +1,4 @@
-//! Placement requests: merges the arguments with the plan of `--plan`, before any device is probed.
-//!
-//! Knows nothing about device selection or calibration.
+//! Placement requests. Merges the arguments with the plan file of `--plan`, before any device is probed.
 
 use super::args::{ActivationsArg, GranularityArg, Kv, MOST_TOKENS, PlacementArgs, RequestArgs, WireArg};
 use super::files::{input_name, read_input};
@@ -15,7 +13,8 @@ use ragtag_planner::plan::{InvalidPlan, Plan, PlanDeviceOptions, PlanModel};
 use ragtag_planner::{PartitionError, Split, Workload};
 use std::path::Path;
 
-/// Maximum number of segments in one pin. No model has more, and a typo must not take long.
+/// Maximum number of segments in one pin. No model has more segments. The limit bounds the time that a typo
+/// can cost.
 const MOST_PINS: usize = 1 << 16;
 
 /// Default device selection.
@@ -39,7 +38,7 @@ impl From<GranularityArg> for Granularity {
     }
 }
 
-/// The requested KV cache type, else the default for the activations.
+/// Returns the requested KV cache type, or the default for the activations.
 pub(super) fn kv_type(wanted: Option<Kv>, activations: ActivationsArg) -> KvType {
     match (wanted, activations) {
         (Some(Kv::F32), _) | (None, ActivationsArg::F32) => KvType::F32,
@@ -50,22 +49,22 @@ pub(super) fn kv_type(wanted: Option<Kv>, activations: ActivationsArg) -> KvType
 /// Requirements of a command on its plan, besides the user's arguments.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Needs {
-    /// Concurrent sequences, if the user gives a number.
+    /// Number of concurrent sequences in the user's arguments.
     pub(super) asked: Option<u32>,
-    /// Default number of concurrent sequences, below the user's and the plan file's.
+    /// Number of concurrent sequences if neither the arguments nor the plan file give it.
     pub(super) sequences: u32,
     /// Whether the command needs logits of every row.
     pub(super) all_logits: bool,
-    /// Default context; `None` for the longest that fits.
+    /// Default context, or `None` for the longest context that fits.
     pub(super) context: Option<u32>,
     /// Request to plan for, from the user's arguments.
     pub(super) request: RequestArgs,
-    /// Default request to plan for, below the user's and the plan file's.
+    /// Request to plan for if neither the arguments nor the plan file give it.
     pub(super) workload: Workload,
 }
 
 impl Needs {
-    /// Needs with this default number of concurrent sequences, and defaults for the rest.
+    /// Creates needs with this default number of concurrent sequences. All other fields have their defaults.
     pub(super) fn of(sequences: u32) -> Self {
         Self {
             asked: None,
@@ -78,7 +77,7 @@ impl Needs {
     }
 }
 
-/// Workload of a request, limited to what the planner accepts.
+/// Returns the workload of a request. Limits both token counts to [`MOST_TOKENS`].
 pub(super) fn workload(prompt_tokens: usize, generated_tokens: u32) -> Workload {
     let prompt_tokens = u32::try_from(prompt_tokens).unwrap_or(u32::MAX).min(MOST_TOKENS);
     Workload { prompt_tokens, generated_tokens: generated_tokens.min(MOST_TOKENS) }
@@ -97,7 +96,7 @@ impl<'a> Wanted<'a> {
     /// Parses the plan file, the split and the pins.
     ///
     /// # Errors
-    /// If one of them cannot be read.
+    /// Fails if the plan file, the split or a pin cannot be parsed.
     pub(super) fn read(args: &'a PlacementArgs, needs: Needs) -> Result<Self> {
         let file = args.plan.as_deref().map(|path| read_plan(path).map(|plan| (path, plan))).transpose()?;
         let split = args.split.as_deref().map(str::parse).transpose()?;
@@ -132,7 +131,7 @@ impl<'a> Wanted<'a> {
         self.needs.asked.unwrap_or(usual)
     }
 
-    /// Wire type of activations: the argument's, else `usual`. `None` leaves it to the planner.
+    /// Returns the wire type in the arguments, or `usual`. `None` leaves the choice to the planner.
     fn wire_type(&self, usual: Option<WireType>) -> Option<WireType> {
         match self.args.wire {
             None => usual,
@@ -150,7 +149,7 @@ impl<'a> Wanted<'a> {
     /// Validates the plan file against this model and these devices.
     ///
     /// # Errors
-    /// If the plan is invalid, or made for another model or other devices.
+    /// Fails if the plan is invalid, or was made for another model or other devices.
     pub(super) fn check(&self, planner: &Planner, model: &Model) -> Result<()> {
         let Some((path, plan)) = &self.file else { return Ok(()) };
         let labels = planner.labels();
@@ -182,7 +181,7 @@ impl<'a> Wanted<'a> {
     /// Applies the placement to a planner.
     ///
     /// # Errors
-    /// As [`Self::check`].
+    /// Fails like [`Self::check`].
     pub(super) fn over(&self, planner: Planner, model: &Model) -> Result<Planner> {
         self.check(&planner, model)?;
         let planner = planner
@@ -250,15 +249,15 @@ impl<'a> Wanted<'a> {
         planner
     }
 
-    /// Applies the plan file. Its memory is proved again, because less may be free now; everything else runs
-    /// as written.
+    /// Applies the plan file. The planner proves the memory again, because less may be free now. All other
+    /// settings are those of the file.
     fn like(&self, plan: &Plan, mut planner: Planner) -> Planner {
-        // Exact activations require an f32 wire type, whatever the plan chose for fast ones.
+        // Exact activations require the wire type f32. The plan's wire type may be for fast activations.
         let usual = if self.activations() == plan.activations { plan.wire_type } else { WireType::F32 };
         if let Some(wire_type) = self.wire_type(Some(usual)) {
             planner = planner.wire_type(wire_type);
         }
-        // For another number of sequences, let the planner choose the micro-batches.
+        // For another number of sequences, the planner chooses the micro-batches again.
         if self.sequences() == plan.sequences {
             planner = planner.decode_groups(plan.decode_groups).credits(plan.credits);
         }
@@ -281,8 +280,8 @@ fn read_plan(path: &Path) -> Result<Plan> {
     Plan::from_json(&read_input(path, MOST_JSON_BYTES)?).map_err(invalid(path))
 }
 
-/// Flags that select a plan's devices: those that differ from the defaults or from the current options.
-/// `None` if no flag makes a difference.
+/// Returns the flags that select a plan's devices: the options of the plan that differ from the defaults or
+/// from the current options. Returns `None` if there are no such options.
 fn flags(needed: &PlanDeviceOptions, own: &PlanDeviceOptions) -> Option<String> {
     let usual = PlanDeviceOptions { selection: AUTO.into(), cpu_devices: 1, threads: None };
     let mut flags = Vec::new();
@@ -296,7 +295,7 @@ fn flags(needed: &PlanDeviceOptions, own: &PlanDeviceOptions) -> Option<String> 
     (needed != own && !flags.is_empty()).then(|| flags.join(" "))
 }
 
-/// Quotes a word for a shell. Text from a plan file may contain anything.
+/// Quotes a word for a shell. Text from a plan file may contain any characters.
 fn quoted(text: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || ":,=-_".contains(c);
     if text.chars().all(plain) { text.into() } else { format!("'{}'", text.replace('\'', r"'\''")) }

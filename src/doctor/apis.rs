@@ -1,6 +1,4 @@
-//! Checks of each API: libraries, kernel drivers, device nodes, environment variables.
-//!
-//! Reads no files itself and knows no package names.
+//! Checks of each API: libraries, kernel drivers, device nodes and environment variables.
 
 use super::machine::{Access, Distribution, Gpu, Icd, Library, Machine, Node, Vendor};
 use super::packages;
@@ -9,7 +7,7 @@ use ragtag_devices::{BackendReport, Report, Status};
 use ragtag_hal::{Adapter, KernelLanguage};
 use std::path::PathBuf;
 
-/// Oldest supported NVIDIA driver: that of CUDA 12.2.
+/// Major version of the oldest supported NVIDIA driver, which belongs to CUDA 12.2.
 const NVIDIA_DRIVER: u32 = 535;
 
 const CUDA_VARIABLES: [&str; 3] = ["CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES"];
@@ -33,7 +31,7 @@ const VULKAN_VARIABLES: [&str; 7] = [
     "RAGTAG_VULKAN_MATRICES",
 ];
 
-/// Variables of wgpu, which runs on Vulkan on Linux.
+/// Environment variables of wgpu.
 const WGPU_VARIABLES: [&str; 3] = ["WGPU_BACKEND", "WGPU_DEBUG", "WGPU_VALIDATION"];
 
 /// Runs all checks of one API.
@@ -58,13 +56,15 @@ pub(super) fn findings(backend: &BackendReport, report: &Report, machine: &Machi
     all
 }
 
-/// Notes for the variables that are set: drivers obey them, and users forget about them.
+/// Returns a note for each variable that is set, because these variables change the behaviour of drivers and
+/// are easily forgotten.
 pub(super) fn variables(machine: &Machine, names: &[&str]) -> Vec<Finding> {
     let set = names.iter().filter_map(|name| Some((name, machine.variable(name)?)));
     set.map(|(name, value)| Finding::new("variable", State::Note, format!("{name}={value}"))).collect()
 }
 
-/// As [`variables`], for variables that hide devices. An empty value, or −1, hides all GPUs.
+/// Returns notes like [`variables`]. If a value hides all GPUs, such as an empty value or −1, the check
+/// fails.
 fn visibility(machine: &Machine, names: &[&str]) -> Vec<Finding> {
     let hides_all = |found: &str| {
         let (name, value) = found.split_once('=').unwrap_or_default();
@@ -77,7 +77,7 @@ fn visibility(machine: &Machine, names: &[&str]) -> Vec<Finding> {
     variables(machine, names).into_iter().map(finding).collect()
 }
 
-/// Findings from the probe.
+/// Returns the findings from the probe.
 fn devices(backend: &BackendReport, report: &Report) -> Vec<Finding> {
     match &backend.status {
         Status::NotCompiled => Vec::new(),
@@ -95,7 +95,7 @@ fn device(adapter: &Adapter, report: &Report) -> Finding {
     Finding::new("devices", State::Ok, found)
 }
 
-/// The matrix library of a device, and its peers.
+/// Formats the matrix library and the peers of a device.
 fn beyond(adapter: &Adapter) -> String {
     let caps = &adapter.caps;
     let library = caps.gemm.iter().map(|library| format!("matmuls by {} {}", library.name, library.version));
@@ -154,9 +154,10 @@ fn nvidia_module(module: &str, on: Distribution) -> Finding {
     .advise(packages::nvidia_driver(on))
 }
 
-/// Checks that library and module have the same version. After an update the old module may still be loaded.
+/// Checks that the library and the kernel module have the same version. After an update, the old module may
+/// still be loaded.
 fn mismatch(module: &str, library: &Library) -> Option<Finding> {
-    // The library of Windows' driver has no version in its name.
+    // The library of the Windows driver has no version in its name.
     let differs = library.version.contains('.') && library.version != module;
     let found = format!("library version {} does not match kernel module version {module}", library.version);
     differs
@@ -170,19 +171,19 @@ fn nvrtc(backend: &BackendReport, machine: &Machine) -> Finding {
     match library {
         Some(library) => Finding::new("compiler", State::Ok, format!("NVRTC: {}", shown(&library))),
         None if compiles => Finding::new("compiler", State::Ok, "NVRTC: found by the driver"),
-        // Optional: kernels are built ahead of time.
+        // NVRTC is optional, because kernels are built ahead of time.
         None => Finding::new("compiler", State::Note, "no NVRTC: using the prebuilt kernels")
             .advise(format!("optional: {}", packages::nvrtc(machine.distribution()))),
     }
 }
 
-/// Library folders of the CUDA toolkit.
+/// Returns the library folders of the CUDA toolkit.
 fn toolkit(machine: &Machine) -> Vec<PathBuf> {
     let homes = ["CUDA_HOME", "CUDA_PATH"].iter().filter_map(|name| machine.variable(name));
     homes.chain(["/usr/local/cuda"]).map(|home| PathBuf::from(home).join("lib64")).collect()
 }
 
-/// Checks for a matrix library, which is optional: `--gemm library` uses it.
+/// Checks for a matrix library, which is optional. `--gemm library` uses this library.
 fn products(machine: &Machine, name: &str, files: &[&str], elsewhere: &[PathBuf], package: &str) -> Finding {
     match machine.library(files, elsewhere) {
         Some(library) => Finding::new("products", State::Ok, format!("{name}: {}", shown(&library))),
@@ -267,13 +268,13 @@ fn vulkan(machine: &Machine) -> Vec<Finding> {
     all
 }
 
-/// Vendors of the machine's GPUs.
+/// Returns the vendors of the machine's GPUs.
 fn vendors(machine: &Machine) -> Vec<Vendor> {
     let has = |vendor: &Vendor| machine.gpus().iter().any(|gpu| gpu.vendor == *vendor);
     [Vendor::Nvidia, Vendor::Amd, Vendor::Intel].into_iter().filter(has).collect()
 }
 
-/// Checks the render node, which drivers of all GPUs but NVIDIA's need.
+/// Checks the render node. Drivers of all GPUs except NVIDIA's need this node.
 fn render_node(machine: &Machine, vendors: &[Vendor]) -> Vec<Finding> {
     if vendors.iter().all(|vendor| *vendor == Vendor::Nvidia) {
         return Vec::new();
@@ -281,17 +282,18 @@ fn render_node(machine: &Machine, vendors: &[Vendor]) -> Vec<Finding> {
     nodes(machine, "/dev/dri", "renderD128", "the GPU's kernel driver creates it; check dmesg")
 }
 
-/// Installed drivers of an API with a loader (OpenCL, Vulkan).
+/// Installed drivers of an API that has a loader (OpenCL or Vulkan).
 struct Drivers {
     api: &'static str,
     found: Vec<Icd>,
-    /// Whether a library is a driver for a vendor's GPUs.
+    /// Returns whether a library is a driver for a vendor's GPUs.
     drives: fn(&str, Vendor) -> bool,
-    /// Command that installs a driver for the vendor's GPUs, or for the CPU.
+    /// Returns the command that installs a driver for the vendor's GPUs, or for the CPU if there is no
+    /// vendor.
     advice: fn(Distribution, Option<Vendor>) -> String,
 }
 
-/// Findings about the installed drivers and about GPUs without a driver.
+/// Returns findings about installed drivers, and about GPUs without a driver.
 fn icds(drivers: &Drivers, vendors: &[Vendor], on: Distribution) -> Vec<Finding> {
     let Drivers { api, found, drives, advice } = drivers;
     let one = |icd: &Icd| match &icd.library {
@@ -316,7 +318,7 @@ fn icds(drivers: &Drivers, vendors: &[Vendor], on: Distribution) -> Vec<Finding>
     all
 }
 
-/// Whether a library name is that of a Vulkan driver for this vendor's GPUs.
+/// Returns whether the library with this name is a Vulkan driver for the vendor's GPUs.
 fn draws(library: &str, vendor: Vendor) -> bool {
     let own: &[&str] = match vendor {
         Vendor::Nvidia => &["libGLX_nvidia", "libEGL_nvidia", "libvulkan_nouveau"],
@@ -326,7 +328,7 @@ fn draws(library: &str, vendor: Vendor) -> bool {
     own.iter().any(|name| library.contains(name))
 }
 
-/// Whether a library name is that of an OpenCL driver for this vendor's GPUs.
+/// Returns whether the library with this name is an OpenCL driver for the vendor's GPUs.
 fn drives(library: &str, vendor: Vendor) -> bool {
     let mesa = ["Rusticl", "MesaOpenCL"];
     let own: &[&str] = match vendor {
@@ -338,7 +340,7 @@ fn drives(library: &str, vendor: Vendor) -> bool {
         || vendor != Vendor::Nvidia && mesa.iter().any(|name| library.contains(name))
 }
 
-/// Whether the machine has hardware for an API.
+/// Returns whether the machine has a GPU of this vendor.
 fn is_wanted(machine: &Machine, vendor: Vendor) -> bool {
     machine.gpus().iter().any(|gpu| gpu.vendor == vendor) || vendor == Vendor::Nvidia && machine.in_windows()
 }
@@ -383,12 +385,12 @@ fn library_finding(
                 .advise(format!("add {folder} to a file in /etc/ld.so.conf.d, then run ldconfig"))
         }
         None if wanted => Finding::new(subject, State::Missing, format!("no {name}")).advise(advice),
-        // Not needed without matching hardware.
+        // The library is not needed without matching hardware.
         None => Finding::new(subject, State::Note, format!("no {name}")),
     }
 }
 
-/// Formats path and version.
+/// Formats the path and the version of a library.
 fn shown(library: &Library) -> String {
     match library.version.as_str() {
         "" => library.path.display().to_string(),
@@ -413,7 +415,8 @@ pub(super) fn node(Node { path, access }: Node) -> Finding {
             let found = format!("{path}: permission denied, although the user is in group {group}");
             Finding::new("node", State::Missing, found).advise("log out and in again")
         }
-        // Never advise joining root. A container without access to the node looks the same.
+        // Joining the group root is never the right advice. A container without access to the node reports
+        // the same state.
         Access::Denied { group, member: false } if group == "root" => {
             Finding::new("node", State::Missing, format!("{path}: permission denied"))
                 .advise("ask the administrator of the machine or container for access")

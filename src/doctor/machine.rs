@@ -1,14 +1,13 @@
-//! Facts about a machine that drivers depend on: GPUs on the PCI bus, device nodes, libraries, variables.
-//! Linux exposes all of them as files, so tests can use a folder as the root.
-//!
-//! Knows nothing about any API.
+//! Properties of a machine that affect drivers: GPUs on the PCI bus, device nodes, libraries and environment
+//! variables. Except for the variables, Linux exposes all of them as files. Tests use a folder as the root of
+//! the machine.
 
 use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-/// A GPU vendor, by its PCI id.
+/// A GPU vendor, identified by its PCI id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Vendor {
     Nvidia,
@@ -33,9 +32,9 @@ impl Vendor {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Gpu {
     pub(super) vendor: Vendor,
-    /// PCI address, as in `0000:01:00.0`.
+    /// PCI address, for example `0000:01:00.0`.
     pub(super) address: String,
-    /// Kernel driver that it is bound to.
+    /// Kernel driver to which the GPU is bound.
     pub(super) driver: Option<String>,
 }
 
@@ -59,7 +58,8 @@ pub(super) struct Node {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Access {
     Granted,
-    /// Permission denied. Holds the node's group, and whether `/etc/group` lists the user in it.
+    /// Permission denied, with the node's group. `member` tells whether `/etc/group` lists the user in that
+    /// group.
     Denied {
         group: String,
         member: bool,
@@ -71,9 +71,9 @@ pub(super) enum Access {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Library {
     pub(super) path: PathBuf,
-    /// Suffix of the file name after `.so.`, with all links followed.
+    /// Suffix of the file name after `.so.`, once all links are followed.
     pub(super) version: String,
-    /// Whether it is on the loader's search path.
+    /// Whether the library is on the loader's search path.
     pub(super) on_path: bool,
 }
 
@@ -81,12 +81,12 @@ pub(super) struct Library {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Icd {
     pub(super) file: PathBuf,
-    /// Name of the library in the file.
+    /// Name or path of the library, as written in the file.
     pub(super) names: String,
     pub(super) library: Option<Library>,
 }
 
-/// A machine, given by its root folder and environment variables.
+/// A machine: its root folder and its environment variables.
 #[derive(Clone, Debug)]
 pub(super) struct Machine {
     root: PathBuf,
@@ -94,29 +94,29 @@ pub(super) struct Machine {
 }
 
 impl Machine {
-    /// A machine with the files under `root` and these environment variables.
+    /// Creates a machine with the files under `root` and these environment variables.
     pub(super) fn new(root: PathBuf, variables: BTreeMap<String, String>) -> Self {
         Self { root, variables }
     }
 
-    /// Maps a path on the machine to this file system.
+    /// Converts a path on the machine to a path in this file system.
     fn at(&self, path: impl AsRef<Path>) -> PathBuf {
         let path = path.as_ref();
         self.root.join(path.strip_prefix("/").unwrap_or(path))
     }
 
-    /// Maps a path in this file system to the machine.
+    /// Converts a path in this file system to a path on the machine.
     fn own(&self, path: &Path) -> PathBuf {
         path.strip_prefix(&self.root).map_or(path.into(), |rest| Path::new("/").join(rest))
     }
 
-    /// First line of a file.
+    /// Returns the first line of a file.
     fn line(&self, path: impl AsRef<Path>) -> Option<String> {
         let text = fs::read_to_string(self.at(path)).ok()?;
         Some(text.lines().next()?.trim().to_string())
     }
 
-    /// Sorted entries of a folder.
+    /// Returns the sorted entries of a folder.
     fn list(&self, folder: impl AsRef<Path>) -> Vec<PathBuf> {
         let entries = fs::read_dir(self.at(folder)).into_iter().flatten().filter_map(|entry| entry.ok());
         let mut paths: Vec<_> = entries.map(|entry| self.own(&entry.path())).collect();
@@ -132,12 +132,12 @@ impl Machine {
         self.variables.get(name).map(String::as_str)
     }
 
-    /// Version of a loaded kernel module.
+    /// Returns the version of a loaded kernel module.
     pub(super) fn module(&self, name: &str) -> Option<String> {
         self.line(Path::new("/sys/module").join(name).join("version"))
     }
 
-    /// Whether this is WSL, where GPUs have no device nodes of their own.
+    /// Returns whether the machine is WSL, where GPUs have no device nodes of their own.
     pub(super) fn in_windows(&self) -> bool {
         self.exists("/dev/dxg")
     }
@@ -148,7 +148,7 @@ impl Machine {
 
     pub(super) fn gpus(&self) -> Vec<Gpu> {
         let gpu = |device: PathBuf| {
-            // PCI class of display controllers: VGA, 3D and others.
+            // Display controllers (VGA, 3D and others) have PCI class 0x03.
             self.line(device.join("class")).filter(|class| class.starts_with("0x03"))?;
             let vendor = self.line(device.join("vendor"))?;
             let (_, vendor) = Vendor::IDS.into_iter().find(|(id, _)| *id == vendor)?;
@@ -170,7 +170,7 @@ impl Machine {
         };
         match () {
             () if is("ubuntu") => Distribution::Ubuntu,
-            // Only Debian itself: derivatives use other version numbers. Sid has no version.
+            // This excludes derivatives of Debian, which have other version numbers. Sid has no version.
             () if value("ID") == "debian" => {
                 Distribution::Debian(value("VERSION_ID").parse().unwrap_or(u32::MAX))
             }
@@ -179,7 +179,7 @@ impl Machine {
         }
     }
 
-    /// Device nodes with the same name as `example`, apart from a trailing number.
+    /// Returns the device nodes whose names differ from `example` only in a trailing number.
     pub(super) fn nodes(&self, folder: &str, example: &str) -> Vec<Node> {
         let prefix = example.trim_end_matches(|c: char| c.is_ascii_digit());
         let numbered = |path: &PathBuf| {
@@ -204,7 +204,7 @@ impl Machine {
         let text = fs::read_to_string(self.at("/etc/group")).unwrap_or_default();
         let user = self.variable("USER").unwrap_or_default();
         let id = group_id(&self.at(path)).map(|id| id.to_string());
-        // name:password:id:members
+        // The fields of a line are name:password:id:members.
         let groups = text.lines().map(|line| line.split(':').collect::<Vec<_>>());
         let found = groups.into_iter().find_map(|fields| match fields[..] {
             [name, _, number, members] if Some(number) == id.as_deref() => {
@@ -216,7 +216,8 @@ impl Machine {
         Access::Denied { group, member }
     }
 
-    /// The first of these libraries on the loader's search path, else in `elsewhere`.
+    /// Returns the first of these libraries that is on the loader's search path. If there is none, returns
+    /// the first that is in `elsewhere`.
     pub(super) fn library(&self, names: &[&str], elsewhere: &[PathBuf]) -> Option<Library> {
         let folders = self.loader_folders();
         let look = |folders: &[PathBuf], on_path| {
@@ -227,14 +228,14 @@ impl Machine {
     }
 
     fn library_at(&self, path: PathBuf, on_path: bool) -> Option<Library> {
-        // Follows links in this file system: absolute ones would leave a test's root folder.
+        // Follows links in this file system, so a test must not use absolute links.
         let real = fs::canonicalize(self.at(&path)).ok()?;
         let name = real.file_name()?.to_string_lossy();
         let version = name.split_once(".so.").map_or(String::new(), |(_, version)| version.into());
         Some(Library { path, version, on_path })
     }
 
-    /// Search path of the loader, in order.
+    /// Returns the folders of the loader's search path, in order.
     fn loader_folders(&self) -> Vec<PathBuf> {
         let variable = self.variable("LD_LIBRARY_PATH").unwrap_or_default();
         let mut folders: Vec<PathBuf> =
@@ -247,7 +248,7 @@ impl Machine {
         folders
     }
 
-    /// Folders in a configuration file of the loader, including one level of included files.
+    /// Returns the folders in a configuration file of the loader, including one level of included files.
     fn configured_folders(&self, file: &str) -> Vec<PathBuf> {
         let text = fs::read_to_string(self.at(file)).unwrap_or_default();
         let mut folders = Vec::new();
@@ -257,7 +258,7 @@ impl Machine {
                     let pattern = Path::new("/etc").join(pattern.trim());
                     let included = pattern.parent().map(|folder| self.list(folder)).unwrap_or_default();
                     let files = included.iter().filter(|path| path.extension().is_some_and(|e| e == "conf"));
-                    // Guards against a file that includes itself.
+                    // Skips a file that includes itself.
                     folders.extend(
                         files.filter(|path| *path != Path::new(file)).flat_map(|path| self.plain(path)),
                     );
@@ -274,7 +275,7 @@ impl Machine {
         text.lines().map(str::trim).filter(|line| line.starts_with('/')).map(PathBuf::from).collect()
     }
 
-    /// Drivers that the OpenCL loader would load.
+    /// Returns the drivers that the OpenCL loader would load.
     pub(super) fn icds(&self) -> Vec<Icd> {
         let folder = self.variable("OCL_ICD_VENDORS").unwrap_or("/etc/OpenCL/vendors");
         let files = match folder.ends_with(".icd") {
@@ -293,8 +294,8 @@ impl Machine {
         files.filter_map(icd).collect()
     }
 
-    /// Drivers that the Vulkan loader would load: those named by variables, else those in its search folders
-    /// (LoaderDriverInterface.md of the Vulkan loader).
+    /// Returns the drivers that the Vulkan loader would load. The loader reads its environment variables, and
+    /// its search folders if no variable is set. Source: LoaderDriverInterface.md of the Vulkan loader.
     pub(super) fn vulkan_icds(&self) -> Vec<Icd> {
         let named = ["VK_DRIVER_FILES", "VK_ICD_FILENAMES"];
         let named = named.iter().find_map(|name| self.variable(name).filter(|value| !value.is_empty()));
@@ -313,7 +314,7 @@ impl Machine {
         let json: serde_json::Value = serde_json::from_str(&text).ok()?;
         let names = json["ICD"]["library_path"].as_str()?.to_string();
         let library = match names.contains('/') {
-            // Relative paths start at the file's folder.
+            // A relative path starts at the file's folder.
             true => self.library_at(file.parent().unwrap_or(&file).join(&names), true),
             false => self.library(&[&names], &[]),
         };

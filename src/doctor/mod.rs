@@ -1,8 +1,8 @@
-//! Diagnosis of missing devices: checks the build, libraries, drivers and permissions for each API, and
+//! Diagnosis of missing devices. Checks the build, libraries, drivers and permissions for each API, and
 //! suggests fixes.
 //!
-//! Only reads the system. Each finding is the result of a check, never a guess. Files are checked on Linux
-//! only; elsewhere the findings come from the probes. Knows nothing about how findings are shown.
+//! The doctor never modifies the system. Each finding is the result of a check. Files are checked only on
+//! Linux. On other systems, the findings come from the probes.
 
 mod apis;
 mod machine;
@@ -21,9 +21,9 @@ use serde::Serialize;
 pub enum State {
     /// The check passed.
     Ok,
-    /// Not a problem, but useful to know.
+    /// The finding is not a problem, but may be useful.
     Note,
-    /// Devices are, or may be, missing because of this.
+    /// Devices may be missing for this reason.
     Missing,
 }
 
@@ -54,7 +54,7 @@ impl Finding {
 /// Findings about one API. The first diagnosis is about `ragtag` itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Diagnosis {
-    /// Name of the API, as in `cuda:0`.
+    /// Name of the API, for example `cuda`.
     pub api: String,
     /// Findings, in order of relevance.
     pub findings: Vec<Finding>,
@@ -63,9 +63,9 @@ pub struct Diagnosis {
 /// Environment variables that affect every API.
 const VARIABLES: [&str; 4] = ["RAGTAG_DEVICES", "RAGTAG_STRICT", "RAGTAG_PROBE_LIMIT", "RAGTAG_CACHE_DIR"];
 
-/// Checks what the APIs of this build need on this machine. Probes devices but opens none.
+/// Checks the requirements of each API of this build on this machine. Probes devices but does not open them.
 pub fn examine(options: &DeviceOptions) -> Vec<Diagnosis> {
-    // Skips values that are not UTF-8; no check uses them.
+    // Variables whose values are not UTF-8 are skipped, because no check uses them.
     let variables = std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
     let machine = Machine::new("/".into(), variables.collect());
@@ -83,7 +83,7 @@ fn diagnose(report: &Report, options: &DeviceOptions, machine: &Machine) -> Vec<
     std::iter::once(ragtag).chain(report.backends.iter().map(of)).collect()
 }
 
-/// Finding about the current device selection.
+/// Returns the finding about the current device selection.
 fn selection(report: &Report, options: &DeviceOptions) -> Finding {
     let requested = Requested::new(options.requested.as_deref(), options.from_environment.as_deref());
     match requested.and_then(|requested| requested.choose(report)) {

@@ -1,12 +1,12 @@
 //! Installation commands for drivers and libraries, by distribution.
 //!
-//! Package names of Debian 12 and 13 come from its archive. For unknown distributions the advice names the
-//! contents of the package. Knows nothing about the checks.
+//! The package names for Debian 12 and 13 come from Debian's archive. For unknown distributions, the advice
+//! describes the contents of the package.
 
 use super::machine::{Distribution, Vendor};
 use Distribution::{Debian, Fedora, Other, Ubuntu};
 
-/// NVIDIA's driver with its kernel module.
+/// Returns the command that installs NVIDIA's driver with its kernel module.
 pub(super) fn nvidia_driver(on: Distribution) -> String {
     match on {
         Debian(_) => "apt install nvidia-driver libcuda1 (component non-free)".into(),
@@ -16,7 +16,7 @@ pub(super) fn nvidia_driver(on: Distribution) -> String {
     }
 }
 
-/// CUDA's library for an installed kernel module.
+/// Returns the command that installs the CUDA library for an installed kernel module.
 pub(super) fn cuda_library(on: Distribution, module: &str) -> String {
     let major = module.split('.').next().unwrap_or_default();
     match on {
@@ -27,7 +27,7 @@ pub(super) fn cuda_library(on: Distribution, module: &str) -> String {
     }
 }
 
-/// NVRTC, NVIDIA's kernel compiler.
+/// Returns the command that installs NVRTC, NVIDIA's kernel compiler.
 pub(super) fn nvrtc(on: Distribution) -> String {
     match on {
         Debian(13..) => "apt install libnvrtc12 (component non-free)".into(),
@@ -35,7 +35,7 @@ pub(super) fn nvrtc(on: Distribution) -> String {
     }
 }
 
-/// NVIDIA's matrix library.
+/// Returns the command that installs cuBLAS, NVIDIA's matrix library.
 pub(super) fn cublas(on: Distribution) -> String {
     match on {
         Debian(13..) => "apt install libcublaslt12 (component non-free)".into(),
@@ -43,7 +43,7 @@ pub(super) fn cublas(on: Distribution) -> String {
     }
 }
 
-/// AMD's matrix library.
+/// Returns the command that installs rocBLAS, AMD's matrix library.
 pub(super) fn rocblas(on: Distribution) -> String {
     match on {
         Debian(13..) => "apt install librocblas0".into(),
@@ -52,7 +52,7 @@ pub(super) fn rocblas(on: Distribution) -> String {
     }
 }
 
-/// AMD's HIP runtime.
+/// Returns the command that installs AMD's HIP runtime.
 pub(super) fn hip(on: Distribution) -> String {
     let amd = "rocm-hip-runtime from AMD's repository";
     match on {
@@ -63,7 +63,7 @@ pub(super) fn hip(on: Distribution) -> String {
     }
 }
 
-/// The OpenCL loader.
+/// Returns the command that installs the OpenCL loader.
 pub(super) fn opencl_loader(on: Distribution) -> String {
     match on {
         Debian(_) | Ubuntu => "apt install ocl-icd-libopencl1".into(),
@@ -72,7 +72,8 @@ pub(super) fn opencl_loader(on: Distribution) -> String {
     }
 }
 
-/// An OpenCL driver for a vendor's GPU; without a vendor, one for the CPU.
+/// Returns the command that installs an OpenCL driver for a vendor's GPUs, or for the CPU if there is no
+/// vendor.
 pub(super) fn opencl_driver(on: Distribution, vendor: Option<Vendor>) -> String {
     match (vendor, on) {
         (Some(Vendor::Nvidia), Debian(_)) => "apt install nvidia-opencl-icd (component non-free)".into(),
@@ -91,7 +92,7 @@ pub(super) fn opencl_driver(on: Distribution, vendor: Option<Vendor>) -> String 
     }
 }
 
-/// The Vulkan loader.
+/// Returns the command that installs the Vulkan loader.
 pub(super) fn vulkan_loader(on: Distribution) -> String {
     match on {
         Debian(_) | Ubuntu => "apt install libvulkan1".into(),
@@ -100,7 +101,8 @@ pub(super) fn vulkan_loader(on: Distribution) -> String {
     }
 }
 
-/// A Vulkan driver for a vendor's GPU; without a vendor, one for the CPU.
+/// Returns the command that installs a Vulkan driver for a vendor's GPUs, or for the CPU if there is no
+/// vendor.
 pub(super) fn vulkan_driver(on: Distribution, vendor: Option<Vendor>) -> String {
     let mesa = match on {
         Debian(_) | Ubuntu => "apt install mesa-vulkan-drivers",

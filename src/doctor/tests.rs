@@ -1,4 +1,4 @@
-//! Tests of the doctor on machines made of files.
+//! Tests of the doctor on fake machines. A fake machine is a folder of files.
 
 use super::machine::{Access, Distribution, Machine, Node};
 use super::{Diagnosis, Finding, State, apis, diagnose};
@@ -13,7 +13,7 @@ const DEBIAN: &str = "ID=debian\nVERSION_ID=\"12\"\n";
 const UBUNTU: &str = "ID=linuxmint\nID_LIKE=\"ubuntu debian\"\n";
 const FEDORA: &str = "ID=fedora\nVERSION_ID=42\n";
 
-/// A folder with the files of a machine.
+/// A folder with the files of a fake machine.
 struct Fake {
     root: tempfile::TempDir,
     variables: Vec<(&'static str, String)>,
@@ -57,7 +57,7 @@ impl Fake {
         Machine::new(self.root.path().into(), variables.collect())
     }
 
-    /// Findings about an API whose library the probe reports as missing.
+    /// Returns the findings about an API whose library the probe reports as missing.
     fn findings(&self, api: &str) -> Vec<Finding> {
         let why = Unavailable { tried: vec!["a library".into()], cause: "it is missing".into() };
         self.findings_of(api, Status::Unavailable(why))
@@ -70,7 +70,7 @@ impl Fake {
     }
 }
 
-/// Findings about one subject, as `state: found → advice`.
+/// Formats the findings about one subject as `state: found → advice`.
 fn about(findings: &[Finding], subject: &str) -> Vec<String> {
     let line = |finding: &Finding| {
         let advice = finding.advice.as_ref().map_or(String::new(), |advice| format!(" → {advice}"));
@@ -160,7 +160,7 @@ fn a_machine_without_a_gpu_gets_no_driver_advice() {
         assert!(about(&found, "GPU")[0].starts_with("Note: no "), "{found:?}");
         assert!(about(&found, "node").is_empty() && !advised("library") && !advised("GPU"), "{found:?}");
     }
-    // OpenCL also has CPU drivers.
+    // OpenCL also has drivers for CPUs, so the doctor suggests one.
     let found = fake.findings("opencl");
     assert_eq!(about(&found, "library"), ["Missing: no libOpenCL.so.1 → apt install ocl-icd-libopencl1"]);
     let driver =
@@ -187,7 +187,7 @@ fn amd_gpus_need_kfd_hip_and_hiprtc() {
         ["Missing: no libhiprtc.so: kernels cannot be compiled → dnf install rocm-hip"]
     );
 
-    // Installed off the search path; then on it; the newest version takes precedence.
+    // The library is first outside and then on the search path. The newest version takes precedence.
     fake.library("/opt/rocm/lib", "libamdhip64.so.6.4.60400", "libamdhip64.so.6");
     fake.library("/opt/rocm/lib", "libhiprtc.so.6.4.60400", "libhiprtc.so.6");
     let library = about(&fake.findings("hip"), "library");
@@ -263,7 +263,7 @@ fn vulkan_drivers_are_followed_from_their_files_to_their_libraries() {
     );
     assert!(about(&found, "node")[0].starts_with("Missing: no /dev/dri/renderD128 → "), "{found:?}");
 
-    // A variable replaces the search folders, and a library path may be relative to its file.
+    // The variable replaces the search folders. The path of the library is relative to its file.
     fake.variables = vec![("VK_DRIVER_FILES", "/opt/soft/icd.json:/opt/gone.json".into())];
     fake.file("/opt/soft/icd.json", &json("./libvk_swiftshader.so"));
     let drivers = about(&fake.findings("vulkan"), "driver");
@@ -279,7 +279,7 @@ fn vulkan_drivers_are_followed_from_their_files_to_their_libraries() {
     let variables = about(&found, "variable");
     assert_eq!(variables, ["Note: VK_DRIVER_FILES=/opt/soft/icd.json:/opt/gone.json"]);
 
-    // wgpu uses the same drivers and has a variable of its own.
+    // wgpu uses the Vulkan drivers, and has its own environment variable.
     fake.variables.push(("WGPU_BACKEND", "dx12".into()));
     let through = fake.findings("wgpu");
     assert_eq!(about(&through, "driver"), about(&found, "driver"));

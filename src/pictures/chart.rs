@@ -1,7 +1,5 @@
-//! Horizontal bar charts as data, and the drawing of their bars.
-//!
-//! Positions are shares of the axis, so a chart can be drawn at any width. Knows nothing about the meaning of
-//! its bars.
+//! Horizontal bar charts as data, and the drawing of their bars. Positions are shares of the axis, so a chart
+//! can be drawn at any width.
 
 use super::words::rounded;
 use maud::{Markup, html};
@@ -12,7 +10,7 @@ pub(super) struct Chart {
     pub title: String,
     pub rows: Vec<Row>,
     pub ticks: Vec<Tick>,
-    /// Legend: CSS class and name of each color.
+    /// Legend of the chart: the CSS class and the name of each color.
     pub legend: Vec<(&'static str, &'static str)>,
 }
 
@@ -22,7 +20,7 @@ pub(super) struct Row {
     pub label: String,
     /// Small text below the label.
     pub note: String,
-    /// Number of lanes stacked in the row.
+    /// Number of lanes in the row.
     pub lanes: usize,
     pub bars: Vec<Bar>,
 }
@@ -30,16 +28,16 @@ pub(super) struct Row {
 /// A bar in a row.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Bar {
-    /// Lane within the row, from the top.
+    /// Index of the lane within the row, counted from the top.
     pub lane: usize,
-    /// Start and end, as shares of the axis.
+    /// Start and end of the bar, as shares of the axis.
     pub from: f64,
     pub to: f64,
     /// CSS class in `palette.css`.
     pub class: &'static str,
-    /// Text inside the bar, if it fits.
+    /// Text inside the bar. It is shown only if it fits.
     pub label: String,
-    /// Tooltip, also read by screen readers.
+    /// Tooltip, which screen readers also read.
     pub title: String,
 }
 
@@ -51,7 +49,7 @@ pub(super) struct Tick {
     pub label: String,
 }
 
-/// Height of a lane in pixels: of a single lane, and of one of several.
+/// Height of a lane in pixels, for rows with one lane and for rows with several lanes.
 const LANE: f64 = 22.0;
 const THIN_LANE: f64 = 13.0;
 /// Upper bound of the average character width of the small font, in pixels.
@@ -62,12 +60,12 @@ impl Row {
         if self.lanes > 1 { THIN_LANE } else { LANE }
     }
 
-    /// Height of the row's bars, in pixels.
+    /// Returns the height of the row's bars, in pixels.
     pub(super) fn height(&self) -> f64 {
         self.lane_height() * self.lanes.max(1) as f64
     }
 
-    /// Text of the row for screen readers.
+    /// Returns the text of the row for screen readers.
     pub(super) fn spoken(&self) -> String {
         let titles: Vec<_> = self.bars.iter().map(|bar| bar.title.as_str()).take(SPOKEN).collect();
         match titles.as_slice() {
@@ -124,7 +122,7 @@ pub(super) fn draw_axis(ticks: &[Tick], width: Width) -> Markup {
 /// Width of the axis.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Width {
-    /// The available width, with an expected minimum in pixels.
+    /// The available width. The number is the expected minimum in pixels.
     Fluid(f64),
     /// A fixed width in pixels.
     Fixed(f64),
@@ -145,7 +143,7 @@ impl Width {
     }
 }
 
-/// Creates three to six ticks at round values from 0 to `end`, labelled by `label`.
+/// Creates three to six ticks at round values from 0 to `end`. `label` formats the values.
 pub(super) fn ticks(end: f64, label: impl Fn(f64) -> String) -> Vec<Tick> {
     if !end.is_finite() || end <= 0.0 {
         return Vec::new();

@@ -1,4 +1,4 @@
-//! The charts of a report, as data. Knows nothing about the page or sheet that they are drawn on.
+//! The charts of a report, as data. Other modules draw them.
 
 use super::chart::{Bar, Chart, Row, Tick, ticks};
 use super::gantt::edge_name;
@@ -9,14 +9,14 @@ use ragtag_planner::plan::{Place, Plan, PlanStage, PredictedTimes};
 use ragtag_planner::wording::Quantity;
 use ragtag_scheduler::compare::{ComparedPart, Comparison, Phase, TOLERANCE};
 
-/// Color classes, cycled over stages and micro-batches.
+/// CSS classes of the colors. Stages and micro-batches use them in turn.
 const COLOURS: [&str; 6] = ["c0", "c1", "c2", "c3", "c4", "c5"];
 
 fn colour(number: usize) -> &'static str {
     COLOURS[number % COLOURS.len()]
 }
 
-/// Chart of the segments on each device, to scale, and of the devices that are left out.
+/// Creates a chart of the segments on each device, to scale. It also shows the unused devices.
 pub(super) fn stages(plan: &Plan) -> Chart {
     let segments = f64::from(plan.model.segments);
     let stage = |(at, stage): (usize, &PlanStage)| {
@@ -67,7 +67,7 @@ fn segment_ticks(segments: u32) -> Vec<Tick> {
     ticks
 }
 
-/// Chart of the utilization of stages and edges, in decode and in prefill.
+/// Creates a chart of the utilization of stages and edges, in decode and in prefill.
 pub(super) fn work(plan: &Plan) -> Chart {
     let beat = Beat::of(plan);
     let bottleneck = plan.explanation.bottleneck;
@@ -126,7 +126,7 @@ fn busy(label: String, how: &str, times: PredictedTimes, beat: Beat, bottleneck:
     Row { label, note, lanes: 2, bars }
 }
 
-/// Chart of the memory that each stage uses on its device.
+/// Creates a chart of the memory that each stage uses on its device.
 pub(super) fn memory(plan: &Plan) -> Chart {
     let largest = plan.stages.iter().map(|s| s.memory_bytes.available.max(s.memory_bytes.total)).max();
     let largest = largest.unwrap_or(0) as f64;
@@ -179,7 +179,7 @@ pub(super) fn memory(plan: &Plan) -> Chart {
     }
 }
 
-/// Ticks at round values of a suitable binary unit.
+/// Creates ticks at round values of a suitable binary unit.
 fn byte_ticks(end: f64) -> Vec<Tick> {
     let units = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10), ("B", 0)];
     let (name, unit) = units
@@ -190,10 +190,10 @@ fn byte_ticks(end: f64) -> Vec<Tick> {
     ticks(end / unit, |value| format!("{value} {name}"))
 }
 
-/// Maximum number of spans in a chart. More would be unreadable and make pages of many megabytes.
+/// Maximum number of spans in a chart. A chart with more spans would be unreadable and take megabytes.
 const SPANS: usize = 1500;
 
-/// Chart of a timeline.
+/// Creates a chart of a timeline.
 pub(super) fn timeline(gantt: &Gantt) -> Chart {
     let mut spans: Vec<_> =
         gantt.spans.iter().filter(|s| s.start_us.is_finite() && s.end_us.is_finite()).collect();
@@ -246,11 +246,12 @@ pub(super) fn timeline(gantt: &Gantt) -> Chart {
     }
 }
 
-/// Charts of predicted and measured times of the micro-batches that ran, for decode and prefill.
+/// Creates one chart for decode and one for prefill, with predicted and measured times of the micro-batches
+/// that ran.
 pub(super) fn compared(comparison: &Comparison) -> [Chart; 2] {
     let of = |phase: Phase| {
         let mut parts: Vec<_> = comparison.parts.iter().filter(|part| part.phase == phase).collect();
-        // Each edge follows its stage; the token return comes last.
+        // Each edge comes after its stage. The token return comes last.
         parts.sort_by_key(|part| (part.place == Place::TokenReturn, part.index, part.place != Place::Stage));
         parts
     };

@@ -70,7 +70,8 @@ fn times(times: PredictedTimes, beat: Beat) -> [String; 2] {
     ]
 }
 
-/// Joins lines into a quoted label. Doubles backslashes, which start an escape in Graphviz.
+/// Joins lines into a quoted label. Doubles backslashes, because a backslash starts an escape sequence in
+/// Graphviz.
 fn quoted(lines: &[impl AsRef<str>]) -> String {
     let lines: Vec<_> =
         lines.iter().map(|line| line.as_ref().replace('\\', "\\\\").replace('"', "\\\"")).collect();

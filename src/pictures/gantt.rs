@@ -1,4 +1,4 @@
-//! Timelines of a pipeline: the data of a Gantt chart. Knows nothing about drawing.
+//! Timelines of a pipeline as data for Gantt charts.
 
 use crate::trace::Trace;
 use ragtag_hal::QueueKind;
@@ -7,14 +7,14 @@ use ragtag_scheduler::sim::SimSummary;
 use ragtag_scheduler::{Span, SpanKind};
 use std::collections::BTreeMap;
 
-/// Prefill chunks in an estimated burst or an excerpt.
+/// Number of prefill chunks in an estimated burst or in an excerpt.
 const CHUNKS: usize = 6;
-/// Decode steps to show for each group of sequences.
+/// Number of decode steps to show per group of sequences.
 const STEPS: usize = 3;
 /// Maximum number of groups of sequences to show.
 const GROUPS: usize = 8;
 
-/// A timeline: which part works on which micro-batch at what time.
+/// A timeline. It shows when each stage and edge works on each micro-batch.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Gantt {
     /// Title of the chart.
@@ -30,20 +30,21 @@ pub struct Gantt {
 /// Source of a chart's times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GanttSource {
-    /// Computed from a plan's predictions, as if each stage and edge processed micro-batches one by one.
+    /// Estimated from a plan's predicted times. The estimate assumes that each stage and edge processes
+    /// micro-batches one by one.
     Estimated,
-    /// From the simulator.
+    /// Simulated by the scheduler on a virtual clock.
     Simulated,
-    /// From a run.
+    /// Measured in a run.
     Measured,
 }
 
-/// A row: a queue of a device, or an edge.
+/// A row of a timeline: a queue of a device, or an edge.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GanttRow {
     /// Label of the device, or of the two ends of an edge.
     pub device: String,
-    /// Part of it: `compute`, `transfer` …
+    /// Part of the device or edge: `compute`, `transfer` …
     pub lane: String,
 }
 
@@ -54,7 +55,7 @@ pub struct GanttSpan {
     pub row: usize,
     /// Kind of work.
     pub kind: GanttKind,
-    /// Number of the micro-batch, if any. Steps of the same group may share a number.
+    /// Number of the micro-batch, if any. Several decode steps of one group may have the same number.
     pub micro_batch: Option<u64>,
     /// Start, in microseconds.
     pub start_us: f64,
@@ -69,20 +70,20 @@ pub enum GanttKind {
     Prefill,
     /// A stage computes a decode step.
     Decode,
-    /// An activation is transferred.
+    /// An edge or a queue transfers activations.
     Crossing,
-    /// Logits leave the device and tokens return.
+    /// The last stage copies logits to the host, and tokens return to the first stage.
     TokenReturn,
-    /// Weights are loaded.
+    /// A device loads weights.
     Weights,
 }
 
 impl Gantt {
-    /// Estimates a burst of prefill chunks, and decode steps of all groups of sequences, from a plan's
-    /// predicted times.
+    /// Estimates two timelines from a plan's predicted times: a burst of prefill chunks, and decode steps of
+    /// all groups of sequences.
     ///
-    /// Assumes that every stage and edge processes micro-batches one by one, in order of arrival, and that
-    /// nothing else takes time. Less precise than a simulation, but needs only the plan.
+    /// The estimate assumes that every stage and edge processes micro-batches one by one, in order of
+    /// arrival, without other delays. It is less precise than a simulation, but needs only the plan.
     pub fn estimated(plan: &Plan) -> Vec<Self> {
         let groups = usize::try_from(plan.decode_groups).unwrap_or(GROUPS).clamp(1, GROUPS);
         let mut charts = vec![Estimate::new(plan).prefill(), Estimate::new(plan).decode(groups)];
@@ -90,8 +91,8 @@ impl Gantt {
         charts
     }
 
-    /// Timeline of a run. A computation with more rows than the plan's decode micro-batches
-    /// ([`Plan::decode_rows`]) counts as prefill.
+    /// Creates the timeline of a run. A computation with more than `decode_rows` rows ([`Plan::decode_rows`])
+    /// counts as prefill.
     pub fn of_trace(trace: &Trace, decode_rows: u32) -> Self {
         let mut used = BTreeMap::new();
         for span in trace.spans() {
@@ -120,15 +121,15 @@ impl Gantt {
         }
     }
 
-    /// Timeline of a simulation, with kinds as in [`Gantt::of_trace`].
+    /// Creates the timeline of a simulation. Distinguishes prefill and decode like [`Gantt::of_trace`].
     pub fn simulated(plan: &Plan, summary: &SimSummary) -> Self {
         let trace = Trace::simulated(plan, summary);
         let gantt = Self::of_trace(&trace, plan.decode_rows);
         Self { title: "The simulation".into(), source: GanttSource::Simulated, ..gantt }
     }
 
-    /// Two excerpts of a long timeline that fit on a page: the first prefill chunks, and the consecutive
-    /// decode steps in which the stages are busiest.
+    /// Returns two excerpts of a long timeline that fit on a page. The first shows the first prefill chunks.
+    /// The second shows the consecutive decode steps in which the stages are busiest.
     pub fn excerpts(&self) -> Vec<Self> {
         let prefill = self.computed(GanttKind::Prefill);
         let decode = self.computed(GanttKind::Decode);
@@ -141,7 +142,7 @@ impl Gantt {
         parts.map(|(title, part)| self.only(title, part)).collect()
     }
 
-    /// Micro-batches computed as this kind, in order of their first start.
+    /// Returns the micro-batches that have computations of this kind, in order of their first start.
     fn computed(&self, kind: GanttKind) -> Vec<Computed> {
         let mut known: BTreeMap<u64, Computed> = BTreeMap::new();
         for span in self.spans.iter().filter(|span| span.kind == kind) {
@@ -156,7 +157,7 @@ impl Gantt {
         computed
     }
 
-    /// Spans of these micro-batches, shifted to time 0 and renumbered.
+    /// Returns a timeline with only these micro-batches, renumbered and shifted to time 0.
     fn only(&self, title: &str, of: &[Computed]) -> Self {
         let number = |span: &GanttSpan| of.iter().position(|one| Some(one.id) == span.micro_batch);
         let spans = self.spans.iter().filter_map(|span| Some((number(span)? as u64, span)));
@@ -171,7 +172,7 @@ impl Gantt {
         Self { title, source: self.source, rows: self.rows.clone(), spans: shifted.collect() }
     }
 
-    /// End of the last span, in microseconds.
+    /// Returns the end of the last span, in microseconds.
     pub fn end_us(&self) -> f64 {
         self.spans.iter().map(|span| span.end_us).filter(|us| us.is_finite()).fold(0.0, f64::max)
     }
@@ -181,16 +182,17 @@ impl Gantt {
 #[derive(Clone, Copy, Debug)]
 struct Computed {
     id: u64,
-    /// First start on any stage.
+    /// First start on any stage, in microseconds.
     start_us: f64,
-    /// Last end on any stage.
+    /// Last end on any stage, in microseconds.
     end_us: f64,
-    /// Busy time of all stages together.
+    /// Total busy time of all stages, in microseconds.
     busy_us: f64,
 }
 
-/// Start index of the `count` consecutive micro-batches that keep the stages busiest. Among windows of about
-/// equal density, picks the one nearest to the middle, which is typical of the timeline.
+/// Returns the index of the first of `count` consecutive micro-batches that keep the stages busiest. If
+/// several windows are about equally dense, returns the window nearest to the middle, because it is typical
+/// of the timeline.
 fn densest(all: &[Computed], count: usize) -> usize {
     const SAME: f64 = 0.01;
     let density = |row: &[Computed]| {
@@ -223,10 +225,11 @@ fn kind(span: &Span, decode_rows: u32) -> GanttKind {
     }
 }
 
-/// Estimate of a pipeline whose parts process micro-batches one by one.
+/// Estimator of a pipeline whose parts process micro-batches one by one.
 struct Estimate<'a> {
     plan: &'a Plan,
-    /// Time at which each part becomes free: stage, edge, stage …, token return.
+    /// Time at which each part becomes free, in microseconds. The parts are stage, edge, stage …, token
+    /// return.
     free_us: Vec<f64>,
     spans: Vec<GanttSpan>,
 }
@@ -236,7 +239,7 @@ impl<'a> Estimate<'a> {
         Self { plan, free_us: vec![0.0; 2 * plan.stages.len()], spans: Vec::new() }
     }
 
-    /// Prefill chunks that are all available at the start.
+    /// Estimates a burst of prefill chunks. All chunks are available at the start.
     fn prefill(mut self) -> Gantt {
         for chunk in 0..CHUNKS {
             self.pass(chunk, GanttKind::Prefill, 0.0);
@@ -244,7 +247,8 @@ impl<'a> Estimate<'a> {
         self.chart(format!("A burst of {CHUNKS} prompt chunks"))
     }
 
-    /// Decode steps, numbered by group. The next step of a group starts when its tokens have returned.
+    /// Estimates decode steps, numbered by group. The next step of a group starts when the group's tokens
+    /// have returned.
     fn decode(mut self, groups: usize) -> Gantt {
         let mut ready_us = vec![0.0; groups];
         let back = self.free_us.len().saturating_sub(1);
@@ -259,7 +263,7 @@ impl<'a> Estimate<'a> {
         self.chart(format!("{STEPS} decode steps of {groups} {noun} of sequences"))
     }
 
-    /// Passes a micro-batch through all stages and returns its end time.
+    /// Passes a micro-batch through all stages and returns the time of its end in microseconds.
     fn pass(&mut self, number: usize, kind: GanttKind, start_us: f64) -> f64 {
         let plan = self.plan;
         let of = |times: PredictedTimes| match kind {
@@ -276,7 +280,8 @@ impl<'a> Estimate<'a> {
         at_us
     }
 
-    /// Occupies a part with a micro-batch as soon as both are free, and returns the end time.
+    /// Occupies a part from the time when the micro-batch is ready and the part is free. Returns the end
+    /// time.
     fn occupy(&mut self, row: usize, kind: GanttKind, number: usize, ready_us: f64, takes_us: f64) -> f64 {
         let Some(free_us) = self.free_us.get_mut(row) else { return ready_us };
         let start_us = free_us.max(ready_us);
@@ -304,7 +309,7 @@ impl<'a> Estimate<'a> {
     }
 }
 
-/// Name of an edge.
+/// Returns the name of an edge.
 pub(super) fn edge_name(from: &str, to: &str) -> String {
     format!("{from} → {to}")
 }
@@ -358,8 +363,8 @@ mod tests {
         assert_eq!(shown(1), [(0, Some(0), 0.0, 0.5), (4, Some(0), 1.0, 1.5)]);
     }
 
-    /// Excerpt of `steps` decode steps on two stages. Each step takes 5 µs per stage. The next follows 10 µs
-    /// later, or 1000 µs later after a sparse one.
+    /// Returns an excerpt of `steps` decode steps on two stages. Each step takes 5 µs per stage. The next
+    /// step starts 10 µs later, or 1000 µs later if `sparse` returns true for the step.
     fn excerpt(steps: u64, sparse: impl Fn(u64) -> bool) -> Gantt {
         let mut at_ns = 0;
         let mut spans = Vec::new();
@@ -381,18 +386,18 @@ mod tests {
     fn decode_excerpts_show_the_busiest_steps() {
         let shown = GROUPS * STEPS;
         let dense_us = 10.0 * shown as f64;
-        // Equal steps: many, exactly enough, and too few.
+        // All steps are equally dense. There are many, exactly enough or too few for an excerpt.
         for (steps, expected) in [(1000, shown), (shown as u64, shown), (3, 3)] {
             let excerpt = excerpt(steps, |_| false);
             assert_eq!(excerpt.spans.len(), 2 * expected);
             assert_eq!((excerpt.spans[0].start_us, excerpt.end_us()), (0.0, 10.0 * expected as f64));
         }
-        // Only some steps, near the start or near the end, are dense.
+        // Only some steps near the start or near the end are dense.
         for first in [3, 900] {
             let excerpt = excerpt(1000, |id| !(first..first + 60).contains(&id));
             assert_eq!((excerpt.spans.len(), excerpt.end_us()), (2 * shown, dense_us));
         }
-        // Too few dense steps for an excerpt: it includes all of them.
+        // The dense steps are too few for an excerpt, so it contains all of them and some sparse steps.
         let excerpt = excerpt(1000, |id| !(700..710).contains(&id));
         assert!(excerpt.end_us() < 1000.0 * (shown - 9) as f64 + dense_us, "{}", excerpt.end_us());
     }

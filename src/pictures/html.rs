@@ -1,6 +1,5 @@
-//! A report as a self-contained HTML page: no network, no fonts, no scripts.
-//!
-//! The body is also well-formed XML, so that tests can parse it. Knows nothing about the page's destination.
+//! A report as a self-contained HTML page, without scripts, fonts or network access. The body is also
+//! well-formed XML, so that tests can parse it.
 
 use super::chart::{Chart, Row, Width, draw_axis};
 use super::words::{self, bytes, count, percent, rate, time};
@@ -13,7 +12,7 @@ use ragtag_scheduler::compare::ComparedRate;
 /// Chart width on the narrowest phone, in pixels.
 const NARROW: f64 = 280.0;
 
-/// Content security policy: allows only the page's inline style.
+/// Content security policy, which allows only the page's inline style.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'";
 
 /// Renders a report as a page.
@@ -80,8 +79,9 @@ fn tile(name: &str, value: &str, unit: &str) -> Markup {
     html! { div { dt { (name) } dd { (value) small { (unit) } } } }
 }
 
-/// Gap of a user's split to the planner's own plan, else the maximum gap to the best possible plan. `None` if
-/// no bound is known.
+/// Returns the predicted gap between a user's split and the planner's own split, with a description. If the
+/// planner has no better split, returns the maximum gap to the best possible plan. Returns `None` if no bound
+/// is known.
 fn gap(plan: &Plan) -> Option<(f64, &'static str)> {
     let Explanation { score_us, bound_us, alternatives, .. } = &plan.explanation;
     let own = alternatives.iter().find(|other| other.why == Alternative::PLANNERS_OWN);
@@ -106,7 +106,7 @@ fn facts(plan: &Plan) -> Vec<(&'static str, String)> {
     ]
 }
 
-/// Formats the prefill chunk sizes: one number, or the shortest and the longest.
+/// Formats the prefill chunk sizes as one number, or as the shortest and the longest size.
 fn chunks(plan: &Plan) -> String {
     let chunks = plan.chunks();
     match (chunks.least_rows(), chunks.most_rows()) {
@@ -278,7 +278,7 @@ fn alternatives(report: &Report) -> Markup {
     }
 }
 
-/// Reason that there is no plan with a device.
+/// Returns the reason why there is no plan with a device.
 fn none_with(left: &LeftOut) -> &'static str {
     match left {
         LeftOut { tried: false, .. } => "not searched for",
@@ -287,7 +287,7 @@ fn none_with(left: &LeftOut) -> &'static str {
     }
 }
 
-/// Columns of the plan tables. Those marked with `>` hold figures.
+/// Columns of the plan tables. Columns marked with `>` hold figures.
 const ALTERNATIVES: [&str; 5] = ["Placement", "Description", ">Time", ">Decode", ">Prefill"];
 const BASELINES: [&str; 4] = ["Baseline", "Placement", ">Decode", ">Prefill"];
 
@@ -339,7 +339,7 @@ fn baselines(report: &Report) -> Markup {
     }
 }
 
-/// Formats the predicted and measured rates that are known.
+/// Formats the predicted and the measured rate. Omits unknown rates.
 fn both(predicted: &Rates, measured: &Rates, of: impl Fn(&Rates) -> Option<f64>) -> Markup {
     let text = match (of(predicted), of(measured)) {
         (Some(predicted), Some(measured)) => {

@@ -1,8 +1,8 @@
-//! Predicted utilization of the parts of a pipeline. Knows nothing about drawing.
+//! Predicted utilization of the parts of a pipeline.
 
 use ragtag_planner::plan::{Plan, PredictedTimes};
 
-/// Utilization of a stage or an edge with a full pipeline: 0 to 1.
+/// Utilization of a stage or an edge with a full pipeline, from 0 to 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Load {
     pub decode: f64,
@@ -29,7 +29,7 @@ impl Beat {
         }
     }
 
-    /// Utilization of a part that takes `times` for each micro-batch.
+    /// Returns the utilization of a part that takes `times` for each micro-batch.
     pub(super) fn load(&self, times: PredictedTimes) -> Load {
         Load {
             decode: share(times.decode_us, self.decode_us),
@@ -38,7 +38,7 @@ impl Beat {
     }
 }
 
-/// A part of a whole, between 0 and 1. 0 if the quotient is not finite.
+/// Returns `part / whole`, limited to the range from 0 to 1. Returns 0 if the quotient is not finite.
 pub(super) fn share(part: f64, whole: f64) -> f64 {
     let share = part / whole;
     if share.is_finite() { share.clamp(0.0, 1.0) } else { 0.0 }
@@ -67,7 +67,7 @@ mod tests {
             1 << 30,
             ragtag_planner::FigureSource::User,
         );
-        // Expensive launches, so that longer chunks are better.
+        // Launches are expensive, so the planner prefers longer chunks.
         let launch_us = ragtag_planner::Figure { value: 2000.0, ..device.launch_us };
         let device = ragtag_planner::DeviceFacts { launch_us, ..device };
         let plan = crate::Planner::new(&model).device_facts(vec![device]).plan().unwrap();

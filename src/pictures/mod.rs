@@ -1,9 +1,7 @@
 //! Pictures of plans and runs: an HTML page, an SVG drawing, a Graphviz graph, and bars for the terminal.
 //!
-//! All are made from a [`Report`], which is plain data. `charts.rs` turns it into charts. `html.rs` and
-//! `svg.rs` draw the same charts, one at the width of the screen, the other on a sheet of fixed size.
-//!
-//! Knows nothing about devices, files or the command line. Pictures show only what the report contains.
+//! The input of all pictures is a [`Report`], which is plain data. `charts.rs` turns a report into charts.
+//! `html.rs` draws these charts at the width of the screen. `svg.rs` draws them on a sheet of fixed size.
 
 mod chart;
 mod charts;
@@ -52,13 +50,13 @@ pub struct Report {
 }
 
 impl Report {
-    /// Report on a plan that has not run, with timelines estimated from its predictions.
+    /// Creates a report on a plan that has not run. The timelines are estimates from the plan's predictions.
     pub fn new(plan: Plan) -> Self {
         let timelines = Gantt::estimated(&plan);
         Self { plan, timelines, measured: None, baselines: Vec::new() }
     }
 
-    /// Copy with control characters removed from all texts, since names come from files.
+    /// Returns a copy with control characters removed from all texts, because names come from files.
     fn printable(&self) -> Self {
         let mut report = self.clone();
         for text in report.texts() {
@@ -67,7 +65,7 @@ impl Report {
         report
     }
 
-    /// All texts from external sources.
+    /// Returns all texts that may come from files or drivers.
     fn texts(&mut self) -> Vec<&mut String> {
         let Self { plan, timelines, measured, baselines } = self;
         let explanation = &mut plan.explanation;
@@ -99,7 +97,7 @@ impl Report {
     }
 }
 
-/// Speed of a pipeline. `None` if unknown.
+/// Speed of a pipeline. Unknown rates are `None`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Rates {
     /// Decode speed of all sequences together, in tokens per second.

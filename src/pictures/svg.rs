@@ -1,4 +1,4 @@
-//! The charts of a report as one self-contained SVG.
+//! The charts of a report as one self-contained SVG file.
 
 use super::chart::{CHARACTER, Chart, Width, draw_axis};
 use super::words::{self, count, rate};
@@ -13,7 +13,7 @@ const LABELS: f64 = 250.0;
 const BARS: f64 = SHEET - 2.0 * MARGIN - LABELS;
 const ROW_GAP: f64 = 8.0;
 
-/// Draws stages, utilization, memory and timelines of a report as one standalone SVG.
+/// Draws the stages, utilization, memory and timelines of a report as one self-contained SVG file.
 pub fn svg(report: &Report) -> String {
     let report = report.printable();
     let plan = &report.plan;
@@ -60,7 +60,7 @@ fn heading(plan: &Plan) -> Markup {
     }
 }
 
-/// Draws a chart below its title. Returns it with its height.
+/// Draws a chart below its title. Returns the drawing and its height in pixels.
 fn draw(chart: &Chart) -> (Markup, f64) {
     let mut top = if chart.legend.is_empty() { 28.0 } else { 44.0 };
     let mut rows = Vec::new();
@@ -104,7 +104,8 @@ fn legend(chart: &Chart) -> Markup {
     }
 }
 
-/// Shortens a text to at most `most` characters by cutting its middle, since names differ at their ends.
+/// Shortens a text to at most `most` characters. Cuts the middle, because similar names usually differ at the
+/// end.
 fn cut(text: &str, most: usize) -> String {
     let length = text.chars().count();
     if length <= most {

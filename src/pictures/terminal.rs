@@ -1,6 +1,5 @@
-//! Bars for the terminal: utilization of stages and edges, and memory use of devices.
-//!
-//! Knows nothing about the terminal: the caller passes the width and the character set.
+//! Bars for the terminal: utilization of stages and edges, and memory use of devices. The caller passes the
+//! width and the character set of the terminal.
 
 use super::Report;
 use super::gantt::edge_name;
@@ -17,21 +16,21 @@ pub enum BarStyle {
     Ascii,
 }
 
-/// Columns for the percentage after a bar: ` 100 %`.
+/// Columns of the percentage after a bar, such as ` 100 %`.
 const FIGURE: usize = 6;
-/// Minimum and maximum columns of a bar.
+/// Minimum and maximum number of columns of a bar.
 const BAR: std::ops::RangeInclusive<usize> = 6..=24;
 const GAP: usize = 2;
 const HEADS: [&str; 3] = ["decode, busy", "prefill, busy", "memory, full"];
 
-/// Draws a line for each stage and edge: its utilization in decode and in prefill, and the memory that a
-/// stage uses. Lines are at most `columns` wide, unless the bars need more.
+/// Draws a line for each stage and edge. A line shows the utilization in decode and in prefill, and the
+/// memory use of a stage. Lines are at most `columns` wide, unless the bars need more space.
 pub fn bars(report: &Report, columns: usize, style: BarStyle) -> String {
     let report = report.printable();
     let lines = lines(&report.plan, style);
     let longest = lines.iter().map(|line| line.label.chars().count()).max().unwrap_or(0);
     let around = HEADS.len() * (GAP + 1 + FIGURE);
-    // Shortens names first, down to a third of the width.
+    // If lines are too long, names are shortened to a third of the width before bars are shortened.
     let label = longest.min((columns / 3).max(8));
     let bar = (columns.saturating_sub(label + around) / HEADS.len()).clamp(*BAR.start(), *BAR.end());
     let mut text = " ".repeat(label);
@@ -53,10 +52,10 @@ pub fn bars(report: &Report, columns: usize, style: BarStyle) -> String {
     text
 }
 
-/// A label with its shares.
+/// A line of the output: a label and its shares.
 struct Line {
     label: String,
-    /// Decode, prefill, memory.
+    /// Shares for decode, prefill and memory.
     shares: [Option<f64>; 3],
 }
 
@@ -85,11 +84,11 @@ impl BarStyle {
         }
     }
 
-    /// A bar filled to `share`.
+    /// Returns a bar that is filled to `share`.
     fn bar(self, share: f64, columns: usize) -> String {
         const EIGHTHS: [char; 8] = [' ', '▏', '▎', '▍', '▌', '▋', '▊', '▉'];
         let eighths = (share * columns as f64 * 8.0).round() as usize;
-        // A share above 0 is always visible.
+        // A share above 0 must be visible.
         let eighths = if share > 0.0 { eighths.max(1) } else { eighths };
         let (full, rest) = (eighths / 8, eighths % 8);
         let mut bar = match self {

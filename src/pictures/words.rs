@@ -7,9 +7,10 @@ pub(super) use ragtag_planner::wording::count;
 use ragtag_planner::wording::{self, Quantity};
 use ragtag_transfer::Route;
 
-/// Replaces control characters, which are not allowed in XML or on a terminal.
+/// Replaces control characters, which must not appear in XML or on a terminal.
 pub(super) fn printable(text: &str) -> String {
-    // Bidirectional controls are not control characters in Rust, but can make one name look like another.
+    // Rust does not count bidirectional controls as control characters, but they can make one name look like
+    // another.
     let hidden = |c: char| {
         c.is_control()
             || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{fffe}' | '\u{ffff}')
@@ -31,7 +32,7 @@ pub(super) fn time(us: f64) -> String {
     }
 }
 
-/// Formats a time at an axis tick. Ticks are round, so no fixed number of decimals is needed.
+/// Formats a time at an axis tick. The number of decimals varies, because ticks have round values.
 pub(super) fn mark(us: f64) -> String {
     match us {
         0.0 => "0".into(),
@@ -41,7 +42,7 @@ pub(super) fn mark(us: f64) -> String {
     }
 }
 
-/// Removes rounding noise: 0.6 for 0.6000000000000001.
+/// Removes rounding noise, for example from 0.6000000000000001.
 pub(super) fn rounded(value: f64) -> f64 {
     format!("{value:.9e}").parse().unwrap_or(value)
 }
@@ -88,12 +89,13 @@ fn grouped(value: f64) -> String {
     text
 }
 
-/// Formats a deviation from the expected value: `+12 %`, or a factor such as `3.2 times slower`.
+/// Formats a deviation from the expected value, such as `+12 %`. Formats large deviations as a factor, such
+/// as `3.2 times slower`.
 pub(super) fn deviation(of: Quantity, share: f64) -> String {
     wording::deviation(of, share).replace('-', "−")
 }
 
-/// Joins the labels of devices that are left out for the same reason.
+/// Joins the labels of devices that are unused for the same reason.
 pub(super) fn labels(alike: &[&LeftOut]) -> String {
     wording::labels(&alike.iter().map(|left| left.device.as_str()).collect::<Vec<_>>())
 }
@@ -121,12 +123,12 @@ pub(super) fn route(route: Route) -> String {
     }
 }
 
-/// Start of a digest, without the name of its algorithm.
+/// Returns the start of a digest, without the name of the algorithm.
 pub(super) fn digest(digest: &str) -> String {
     digest.rsplit(':').next().unwrap_or_default().chars().take(12).collect()
 }
 
-/// The transfer routes of a plan, without duplicates.
+/// Returns the transfer routes of a plan, without duplicates.
 pub(super) fn routes(plan: &Plan) -> Option<String> {
     let mut routes: Vec<String> = Vec::new();
     for edge in &plan.edges {
@@ -138,7 +140,7 @@ pub(super) fn routes(plan: &Plan) -> Option<String> {
     (!routes.is_empty()).then(|| routes.join(", or "))
 }
 
-/// Sentence about the idle time of a pipeline.
+/// Returns a sentence about the idle time of a pipeline.
 pub(super) fn idle(plan: &Plan) -> Option<String> {
     let (bubble, idle) = (plan.explanation.prefill_bubble, plan.explanation.decode_idle);
     (bubble > 0.0 || idle > 0.0).then(|| {

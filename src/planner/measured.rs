@@ -8,27 +8,28 @@ use ragtag_planner::Plan;
 use ragtag_scheduler::PipelineStats;
 use ragtag_scheduler::compare::{Alike, Burst, Comparand, Comparison, facts_from, since};
 
-/// Minimum predicted gain, as a share, that justifies a restart. The gain must also exceed the measurement
-/// uncertainty.
+/// Minimum predicted gain that justifies a restart, as a share. The gain must also exceed the uncertainty of
+/// the measurements.
 const WORTHWHILE: f64 = 0.03;
 
-/// Maximum number of corrections until the cost model reproduces the measurements, and the accepted
-/// deviation.
+/// Maximum number of corrections of the cost model, and the largest deviation from the measurements at which
+/// the corrections stop.
 const CORRECTIONS: usize = 8;
 const NEAR_ENOUGH: f64 = 0.01;
 
 /// A better plan, made from measurements.
 #[derive(Clone, Debug)]
 pub struct Replanned {
-    /// Planner with the measured facts, without the user's split.
+    /// Planner that uses the measured facts and ignores the user's split.
     pub planner: Planner,
     /// The new plan.
     pub plan: Plan,
-    /// Extra time of the old plan as a share of the new plan's time, both predicted from the measured facts.
+    /// Ratio of the predicted times of the old and the new plan, minus 1. Both predictions use the measured
+    /// facts.
     pub gain: f64,
 }
 
-/// Inputs of a comparison besides the planner.
+/// Inputs of a comparison in addition to the planner.
 struct Measured {
     plan: Plan,
     segments: Vec<Segment>,
@@ -63,20 +64,21 @@ impl Measured {
 }
 
 impl Planner {
-    /// Compares the cost model with all measurements of an engine so far, and with bursts, each given with
-    /// its measured tokens per second. Leaves out the first micro-batch of each size on each stage, which may
-    /// have waited for compilation.
+    /// Compares the predictions of the cost model with all measurements of an engine since its start. Also
+    /// compares the predicted rates of bursts with measured rates, in tokens per second. Ignores the first
+    /// micro-batch of each size on each stage, because it may have waited for compilation.
     ///
     /// # Errors
-    /// [`Error::Model`] if the model cannot be lowered as the plan says.
+    /// Returns [`Error::Model`] if the model cannot be lowered for the plan.
     pub fn compare(&self, engine: &Engine, bursts: &[(Burst, f64)]) -> Result<Comparison> {
         self.compare_since(engine, &PipelineStats::default(), bursts)
     }
 
-    /// As [`Planner::compare`], for the time since `before`, an earlier result of [`Engine::stats`].
+    /// Compares predictions and measurements like [`Planner::compare`], but only since `before`, which is an
+    /// earlier result of [`Engine::stats`].
     ///
     /// # Errors
-    /// As [`Planner::compare`].
+    /// Fails like [`Planner::compare`].
     pub fn compare_since(
         &self,
         engine: &Engine,
@@ -92,13 +94,14 @@ impl Planner {
         Ok(comparison)
     }
 
-    /// Plans again from an engine's measurements so far. Returns the plan if it has another split, and is
-    /// predicted to be better by more than 3 % and by more than the measurement noise. Equal devices count as
-    /// equally fast, unless they differ over many micro-batches by far more than noise. Ignores the user's
-    /// split.
+    /// Plans again from the measurements of an engine. Returns the new plan if its split differs and its
+    /// predicted gain exceeds 3 % and the measurement noise. Ignores the user's split.
+    ///
+    /// Equal devices count as equally fast, unless their times differ by far more than the noise over many
+    /// micro-batches.
     ///
     /// # Errors
-    /// As [`Planner::plan`].
+    /// Fails like [`Planner::plan`].
     pub fn replan(&self, engine: &Engine) -> Result<Option<Replanned>> {
         self.replan_from(&Measured::new(self, engine.plan(), engine.stats())?)
     }
@@ -141,8 +144,8 @@ mod tests {
         planner.device_facts(vec![device("cpu:0"), device("cpu:1")])
     }
 
-    /// Statistics of a run with `count` micro-batches per phase, whose stages take `factors` times the
-    /// predicted time, with a relative spread of `share`.
+    /// Returns statistics of a run with `count` micro-batches per phase. Each stage takes the predicted time
+    /// multiplied by its factor, with a relative spread of `share`.
     fn measured(planner: &Planner, factors: [f64; 2], count: u64, share: f64) -> Measured {
         let plan = planner.plan().unwrap();
         let stage = |busy_ns: u64, decode: bool| {
@@ -210,7 +213,7 @@ mod tests {
     fn a_plan_that_runs_as_predicted_is_kept() {
         let planner = planner();
         assert!(planner.replan_from(&measured(&planner, [1.0, 1.0], 20, 0.1)).unwrap().is_none());
-        // Both deviate equally, so the best split is the same.
+        // Both devices deviate by the same factor, so the best split is unchanged.
         assert!(planner.replan_from(&measured(&planner, [2.0, 2.0], 20, 0.1)).unwrap().is_none());
     }
 
@@ -221,9 +224,9 @@ mod tests {
             let replanned = planner.replan_from(&measured(&planner, factors, count, share)).unwrap();
             assert!(replanned.is_none(), "{factors:?}, {count} of {share}: {replanned:?}");
         }
-        // The same difference over many micro-batches with little noise counts.
+        // The same difference counts if there are many micro-batches with little noise.
         assert!(planner.replan_from(&measured(&planner, [1.0, 1.5], 60, 0.05)).unwrap().is_some());
-        // Between different devices, a difference counts if it exceeds the noise.
+        // If the devices are not equal, any difference beyond the noise counts.
         let mut unlike = planner.clone();
         unlike.devices[1].launch_us.value *= 1.01;
         assert!(unlike.replan_from(&measured(&unlike, [1.0, 1.5], 12, 0.05)).unwrap().is_some());

@@ -1,4 +1,5 @@
-//! Bad input: each kind gives a specific message and exit code, nothing on standard output, and no panic.
+//! Tests that each kind of bad input gives a specific message and exit code, nothing on standard output, and
+//! no panic.
 
 use crate::support::{self, metadata_value, model_path, patch, ragtag, tensor_data, tensor_info, text};
 use std::path::{Path, PathBuf};
@@ -20,7 +21,7 @@ fn refused(arguments: &[&str], code: i32, words: &[&str]) -> String {
     assert_eq!(output.status.code(), Some(code), "{arguments:?}: {:?}\n{err}", output.status);
     assert!(output.stdout.is_empty(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stdout));
     assert!(!err.contains("panicked") && !err.contains("internal:"), "{arguments:?}: {err}");
-    // A narrow terminal may wrap a sentence.
+    // The message may wrap inside a sentence, because terminals can be narrow.
     let flat = err.split_whitespace().collect::<Vec<_>>().join(" ");
     for word in words {
         assert!(flat.contains(word), "{arguments:?}: {word:?} in {err}");
@@ -32,7 +33,7 @@ fn llama() -> PathBuf {
     model_path(LLAMA)
 }
 
-/// A folder with corrupted models.
+/// Folder with corrupted models.
 struct CorruptModels {
     folder: TempDir,
     sound: Vec<u8>,
@@ -49,7 +50,7 @@ impl CorruptModels {
         text(&path).to_string()
     }
 
-    /// A model with some bytes overwritten.
+    /// Writes a model in which some bytes are overwritten. Returns its path.
     fn patched(&self, name: &str, at: usize, with: &[u8]) -> String {
         let mut bytes = self.sound.clone();
         patch(&mut bytes, at, with);
@@ -61,8 +62,8 @@ impl CorruptModels {
     }
 }
 
-/// Runs a model file that must be refused. Where the system allows it, limits the address space: trusting a
-/// false count would then abort the process.
+/// Runs a model file that must be refused. Limits the address space where the system allows it, so that the
+/// process aborts if it trusts a false count.
 fn refused_in_little_memory(path: &str) -> String {
     let mut command = if cfg!(target_os = "linux") {
         let mut shell = assert_cmd::Command::new("sh");
@@ -174,7 +175,7 @@ fn refuses_false_counts_lengths_and_offsets() {
             assert!(reasons.iter().any(|reason| err.contains(reason)), "{what} is {lie}: {err}");
         }
     }
-    // Absent data can be planned for, but not data at offsets beyond any file.
+    // A plan needs no data, but data at offsets beyond any file is refused.
     let path = corrupt.patched("lie.gguf", query + 24, &(u64::MAX - 31).to_le_bytes());
     let words = [
         "the data of tensor blk.0.attn_q.weight",
@@ -244,7 +245,8 @@ fn refuses_unknown_architectures_types_and_tensors() {
                     &[&words.replace("blk.0.attn_q.weight", ""), "blk.0.attn_q.weight", "Q8_0"],
                 );
             }
-            // A supported type of the wrong size: it reads wrong values, but stays within the tensor's bytes.
+            // The type is supported but has another size. The command reads wrong values, but stays within
+            // the tensor's bytes.
             None => drop(ragtag().args(["inspect", &path]).assert().success()),
         }
     }
@@ -264,7 +266,7 @@ fn refuses_unknown_architectures_types_and_tensors() {
     corrupt.refused(&path, &["llama.block_count", "should be"]);
 }
 
-/// The model with one more tensor info, with the data of the first tensor.
+/// Returns the model with an additional tensor info that refers to the data of the first tensor.
 fn with_another_tensor(sound: &[u8], name: &str) -> Vec<u8> {
     let model = ragtag::Model::from_bytes("copy", sound.to_vec()).unwrap();
     let tensors = model.graph().weights().tensors();
@@ -278,7 +280,7 @@ fn with_another_tensor(sound: &[u8], name: &str) -> Vec<u8> {
     bytes.extend(name.as_bytes());
     bytes.extend(1u32.to_le_bytes());
     bytes.extend(32u64.to_le_bytes());
-    // F32, at the start of the data.
+    // The tensor type is F32, and the data starts at offset 0.
     bytes.extend([0; 4]);
     bytes.extend([0; 8]);
     bytes.resize(bytes.len().next_multiple_of(32), 0);
@@ -330,7 +332,7 @@ fn refuses_split_models_with_mismatched_files() {
     patch(&mut bytes, at, twice.as_bytes());
     changed(&third, &bytes, &["duplicate tensor", twice]);
 
-    // A part under another name, or a whole file under the name of a part.
+    // One file is a part under another name. The other is a whole file under the name of a part.
     let alone = corrupt.write("alone.gguf", &parts[0]);
     corrupt.refused(&alone, &["is missing: it is shard 2 of 3"]);
     let first = corrupt.write("part-00001-of-00003.gguf", &corrupt.sound);
@@ -421,7 +423,7 @@ struct PlanFile {
 }
 
 impl PlanFile {
-    /// A valid plan for the bundled model over two devices.
+    /// Creates a valid plan for the bundled model over two devices.
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let arguments =
@@ -442,7 +444,7 @@ impl PlanFile {
         refused(&[&arguments[..], more].concat(), code, words);
     }
 
-    /// Runs the plan with one text replaced.
+    /// Runs the plan after one text replacement. The run must fail.
     fn changed(&self, from: &str, to: &str, code: i32, words: &[&str]) {
         let changed = self.json.replacen(from, to, 1);
         assert_ne!(changed, self.json, "{from}");
@@ -479,7 +481,7 @@ fn refuses_damaged_plans_and_plans_for_other_devices_or_models() {
         &["version 3, but this build reads version 2"],
     );
     plan.changed("cpu:1", "cuda:0", PLACEMENT, &["there is no device cuda:0"]);
-    plan.changed("cpu:1", "cpu:0", PLACEMENT, &["cpu:0 is named twice"]);
+    plan.changed("cpu:1", "cpu:0", PLACEMENT, &["are both on cpu:0: write them as one range"]);
     plan.changed("\"context\": 64", "\"context\": 0", PLACEMENT, &["context is 0"]);
     plan.changed("\"context\": 64", "\"context\": 4294967295", DOES_NOT_FIT, &["cpu:0"]);
     plan.changed("\"sequences\": 1", "\"sequences\": 4294967295", PLACEMENT, &["decode_rows is 1"]);
@@ -552,7 +554,7 @@ fn refuses_invalid_splits() {
         ("0-4294967296=cpu:0", "is not FIRST-LAST=DEVICE"),
         ("0-5=cpu:0,6-13=cpu:7", "there is no device cpu:7 (devices: cpu:0, cpu:1)"),
         ("0-5=cpu:0,6-13=cuda:0", "there is no device cuda:0"),
-        ("0-5=cpu:0,6-13=cpu:0", "cpu:0 is named twice"),
+        ("0-5=cpu:0,6-13=cpu:0", "segments 0-5 and 6-13 are both on cpu:0"),
         ("6-13=cpu:1,0-5=cpu:0", "in the order of the segments"),
         ("5-0=cpu:0,6-13=cpu:1", "'5-0=cpu:0': the last segment comes before the first"),
         ("", "an empty part in ''"),
@@ -803,8 +805,8 @@ fn refuses_contradictory_and_invalid_arguments() {
         &["cannot be both the prompt (-f -) and the plan (--plan -)"],
     );
     refused(&["run", "-q", "--compare"], USAGE, &["cannot be used with"]);
-    // Measuring nothing is an error.
+    // A benchmark without anything to measure is an error.
     refused(&["bench", "-p", "0", "-n", "0"], USAGE, &["nothing to measure"]);
-    // So is running no test.
+    // A self-test whose filter matches no test is an error.
     refused(&["selftest", "--only", "teleport"], USAGE, &["no test name matches \"teleport\""]);
 }

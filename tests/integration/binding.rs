@@ -1,11 +1,12 @@
-//! Devices whose largest binding is smaller than a weight matrix: matrices are stored in parts, without any
-//! other change.
+//! Tests devices whose largest binding is smaller than a weight matrix. Such matrices are stored in parts,
+//! and nothing else changes.
 
 use crate::support::{MODELS, Setup, block_on, devices, engine_on, golden, model_path, within};
 use ragtag::Model;
 use ragtag_kernels::Activations;
 
-/// Less than most matrices of the models take in any layout, and more than their other tensors and caches.
+/// Binding size in bytes that is below the size of most matrices in any layout, and above the size of all
+/// other tensors and caches.
 const MOST_BYTES: u64 = 400 << 10;
 
 #[test]

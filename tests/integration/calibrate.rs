@@ -1,5 +1,5 @@
-//! Calibration: profiles are cached and reused, damaged files are measured again, and predictions are close
-//! to measured runs.
+//! Tests calibration: profiles are cached and reused, devices with damaged profiles are measured again, and
+//! predictions are close to measured runs.
 
 use crate::support::{self, Setup, block_on, greedy, listen, model_path, ragtag, text, within};
 use ragtag::{Calibration, CalibrationOptions, Devices, Engine, EngineOptions, Model, Planner, Prompt};
@@ -21,7 +21,7 @@ fn two() -> Devices {
     support::devices(&Setup { cpu_devices: 2, ..Setup::default() })
 }
 
-/// The shortest possible timing.
+/// Returns options for the shortest possible calibration.
 fn quick(folder: &Path) -> CalibrationOptions {
     let mut options = CalibrationOptions::default();
     (options.chunk, options.seconds, options.limit) = (32, 0.0, None);
@@ -29,7 +29,7 @@ fn quick(folder: &Path) -> CalibrationOptions {
     options
 }
 
-/// A calibration and its number of steps.
+/// Calibrates the devices. Returns the calibration and its number of steps.
 fn calibrate(model: &Model, devices: &Devices, options: &CalibrationOptions) -> (Calibration, u64) {
     let steps = AtomicU64::new(0);
     let progress = |done: u64, total: u64| {
@@ -41,7 +41,7 @@ fn calibrate(model: &Model, devices: &Devices, options: &CalibrationOptions) -> 
     (calibration, steps.into_inner())
 }
 
-/// Asserts equality up to rounding in JSON.
+/// Asserts that two calibrations are equal up to JSON rounding.
 fn assert_same(one: &Calibration, other: &Calibration) {
     let near = |a: f64, b: f64| assert!((a - b).abs() <= 1e-9 * b.abs(), "{a} {b}");
     for ((label, a), (other_label, b)) in one.profiles.iter().zip(&other.profiles) {
@@ -82,7 +82,7 @@ fn profiles_are_cached_and_damaged_ones_are_measured_again() {
         let (first, steps) = calibrate(&model, &devices, &options);
         assert_eq!((first.timed.len(), first.links.known.len()), (2, 2));
         assert!(steps > 10, "{steps}");
-        // Equal CPU devices share a profile; the fourth file is the lock.
+        // Identical CPU devices share a profile. The fourth file is the lock.
         let names = [files(&folder, "profile-"), files(&folder, "link-")].map(|files| files.len());
         assert_eq!((names, std::fs::read_dir(&folder).unwrap().count()), ([1, 2], 4));
         assert_eq!(first.profiles[0].1, first.profiles[1].1);
@@ -91,7 +91,7 @@ fn profiles_are_cached_and_damaged_ones_are_measured_again() {
         assert_eq!((again.timed.len(), steps), (0, 0));
         assert_same(&again, &first);
 
-        // With more sequences, only missing kinds are measured.
+        // With more sequences, calibration measures only the missing kinds.
         let mut more = options.clone();
         more.sequences = 4;
         let (wider, _) = calibrate(&model, &devices, &more);
@@ -99,7 +99,8 @@ fn profiles_are_cached_and_damaged_ones_are_measured_again() {
         let (again, steps) = calibrate(&model, &devices, &options);
         assert_eq!((again.timed.len(), steps), (0, 0));
 
-        // Damaged, of another version, of another device, too old, and from the future.
+        // Each case has one defect: a truncated file, another version, another device, an old date, or a
+        // future date.
         let profiles = files(&folder, "profile-");
         let whole = std::fs::read_to_string(&profiles[0]).unwrap();
         let changed = |change: &dyn Fn(&mut Profile)| {
@@ -164,7 +165,8 @@ fn profiles_are_cached_and_damaged_ones_are_measured_again() {
     });
 }
 
-/// Without any time a profile has few figures, but enough for a plan; it is cached and reused.
+/// Checks that a profile cut short by its time limit has enough figures for a plan. The profile must be
+/// cached and reused.
 #[test]
 fn calibrate_completes_a_profile_cut_short_by_its_time_limit() {
     within(120, || {
@@ -187,21 +189,21 @@ fn calibrate_completes_a_profile_cut_short_by_its_time_limit() {
         assert_eq!((completed.timed.len(), completed.profiles[0].1.kinds.len()), (1, 3));
         let (again, _) = calibrate(&model, &devices, &limited);
         assert_same(&again, &completed);
-        // At least one link is timed and also used for its reverse; a busy machine may reject the
-        // measurement.
+        // Calibration times at least one link and also uses the result for the reverse link. On a busy
+        // machine the measurement may be rejected.
         let (first, _) = calibrate(&model, &two(), &limited);
         if first.warnings.is_empty() {
             let (again, steps) = calibrate(&model, &two(), &limited);
             assert_eq!((first.links.known.len(), again.links.known.len(), steps), (2, 2, 0));
         }
-        // Larger sizes need another measurement.
+        // Larger sizes require another measurement.
         limited.sequences = 4;
         let (more, _) = calibrate(&model, &devices, &limited);
         assert_eq!(more.timed.len(), 1);
     });
 }
 
-/// Runs a test with an endless file in place of this one, where the system has such files.
+/// Runs a test with an endless file in place of `file`, where the system has such files.
 fn without_end(file: &Path, test: impl FnOnce()) {
     #[cfg(unix)]
     {
@@ -225,7 +227,7 @@ fn another_driver_or_number_of_threads_is_another_profile() {
         let (second, _) = calibrate(&model, &support::devices(&other), &options);
         assert_eq!(second.timed.len(), 2);
         assert_eq!(files(folder.path(), "profile-").len(), 2);
-        // A profile of another driver is ignored, whatever its file name.
+        // Calibration ignores a profile of another driver, regardless of the file's name.
         for path in files(folder.path(), "profile-") {
             let mut profile = Profile::from_json(&std::fs::read_to_string(&path).unwrap()).unwrap();
             profile.identity.driver.push_str(" of yesterday");
@@ -246,12 +248,12 @@ fn an_unwritable_cache_folder_is_harmless() {
         assert_eq!(calibration.timed.len(), 2);
         let cause = calibration.unkept.unwrap();
         assert!(cause.starts_with(&file.display().to_string()), "{cause}");
-        // The cause appears once; there may be warnings of drifting times.
+        // The cause appears once. Warnings about drifting times may appear as well.
         assert!(!calibration.warnings.iter().any(|warning| warning.contains(&cause)));
     });
 }
 
-/// A profile that cannot be saved is an error of `calibrate`, and a warning of other commands.
+/// Checks that a profile that cannot be saved is an error of `calibrate` and a warning of the other commands.
 #[test]
 fn commands_report_that_nothing_is_cached() {
     let folder = tempfile::tempdir().unwrap();
@@ -276,7 +278,8 @@ fn commands_report_that_nothing_is_cached() {
     }
 }
 
-/// Runs several sequences on two CPU devices with one thread each. Returns the stages' reports.
+/// Runs several sequences on two CPU devices with one thread each. Returns the engine and the reports of its
+/// stages.
 fn run(model: &Model, devices: &Devices, planner: &Planner, parallel: u32) -> (Engine, Vec<StageReport>) {
     let plan = planner.plan().unwrap();
     let engine = Engine::start_exact(model, devices, &plan, EngineOptions::default()).unwrap();
@@ -290,7 +293,7 @@ fn run(model: &Model, devices: &Devices, planner: &Planner, parallel: u32) -> (E
             listen(stream).await.unwrap();
         }
     });
-    // Reports may lag by a few micro-batches.
+    // The reports may lag by a few micro-batches.
     let reports = engine.stage_reports();
     (engine, reports)
 }
@@ -324,14 +327,14 @@ fn predicted_stage_times_are_close_to_measured_ones() {
                     "--parallel {parallel}: {} decodes {rows} rows in {measured_us:.0} µs, predicted {predicted_us:.0} µs: {ratio:.2}",
                     stage.adapter.label()
                 );
-                // Other tests run concurrently.
+                // The bounds are wide, because other tests run concurrently.
                 assert!((0.2..=5.0).contains(&ratio), "{ratio}");
             }
         }
     });
 }
 
-/// Predicted time of a stage's decode step halfway through the sequences.
+/// Returns the predicted time of a stage's decode step when the sequences are half generated.
 fn predicted_us(
     model: &Model,
     calibration: &Calibration,
@@ -375,11 +378,11 @@ fn commands_calibrate_missing_figures_and_report_it_once() {
     let two = ["--cpu-devices", "2", "--threads", "1", "--chunk", "32"];
     let with = |first: &[&'static str]| [first, &two[..]].concat();
     let calibrates = |said: &str| said.contains("calibrating");
-    // A busy machine sometimes rejects the measurement.
+    // On a busy machine the measurement is sometimes rejected.
     let kept = |arguments: &[&str]| (0..10).any(|_| !calibrates(&command(arguments).1));
     let (_, said) = command(&with(&["plan", "--ctx", "64", "--no-calibration"]));
     assert!(!calibrates(&said), "{said}");
-    // A single device is timed as well, to choose its prefill chunk. All commands use the same profile,
+    // A single device is timed as well, to choose its prefill chunk. All commands use the same profile
     // regardless of their chunk.
     let one = ["plan", "--ctx", "64", "--cpu-devices", "1", "--chunk", "32"];
     let (_, said) = command(&one);
@@ -397,7 +400,7 @@ fn commands_calibrate_missing_figures_and_report_it_once() {
     let (_, said) = command(&with(&["run", "-n", "2", "--temp", "0"]));
     assert!(!calibrates(&said), "{said}");
 
-    // `calibrate` may time more than other commands do implicitly.
+    // `calibrate` may time more than other commands time on first use.
     let calibrate = with(&["calibrate", "--json", "--seconds", "0"]);
     assert!(kept(&calibrate));
     let (json, _) = command(&calibrate);

@@ -1,5 +1,5 @@
-//! Model directories from the user's side: every command accepts them, plans identify them by all their
-//! files, and errors in them are reported.
+//! Tests model directories as a user sees them. Every command accepts a directory, plans identify it by all
+//! its files, and errors in the files are reported.
 
 use crate::support::{self, ragtag, text};
 use ragtag::Model;
@@ -13,7 +13,7 @@ const FILE: i32 = 7;
 const SECOND_SHARD: &str = "model-00002-of-00002.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 
-/// A copy of the checkpoint that a test may corrupt.
+/// Copy of the checkpoint that a test may corrupt.
 struct Copied {
     folder: TempDir,
 }
@@ -73,7 +73,7 @@ fn every_command_accepts_a_directory() {
 
     let inspected = json(&succeeds(&["inspect", model, "--json", "--tensors"]));
     assert_eq!(inspected["model"], "tiny-hf");
-    assert_eq!(inspected["hyperparameters"]["rope_pairing"], "halves");
+    assert_eq!(inspected["hyperparameters"]["rope"]["pairing"], "halves");
     assert_eq!(inspected["tensor_types"]["F16"]["tensors"], 38);
     assert_eq!(inspected["parameters"], 434_752);
     for same in [format!("{model}/"), format!("{model}/.")] {
@@ -94,7 +94,7 @@ fn every_command_accepts_a_directory() {
     assert_eq!(ran["prompt_tokens"][0], 1, "starts with the begin token");
     assert_eq!(ran["tokens"].as_array().unwrap().len(), 8);
 
-    let (out, ids) = (scratch.path().join("out.npy"), support::checkpoint_ids());
+    let (out, ids) = (scratch.path().join("out.npy"), support::Checkpoint::open("tiny-hf").ids);
     let ids = ids.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
     succeeds(&["logits", model, "--ids", &ids, "-o", text(&out), "--activations", "f32"]);
     let read = |path: &Path| ragtag::npy::decode(&std::fs::read(path).unwrap()).unwrap();
@@ -120,7 +120,7 @@ fn plans_identify_a_directory_by_all_its_files() {
     let plan = copied.file("plan.json");
     std::fs::write(&plan, succeeds(&["plan", copied.path(), "--json"])).unwrap();
 
-    // Other weights change the digest; other metadata changes the model's identity for plans as well.
+    // Other weights change the digest. Other metadata also changes the model identity that plans record.
     let shard = copied.file(SECOND_SHARD);
     let mut weights = std::fs::read(&shard).unwrap();
     *weights.last_mut().unwrap() ^= 1;
@@ -133,7 +133,7 @@ fn plans_identify_a_directory_by_all_its_files() {
     refused(&["run", copied.path(), "--plan", text(&plan)], PLACEMENT, &["the plan was made for the model"]);
 }
 
-/// One weights file instead of shards, and no tokenizer.
+/// Checks a directory with a single weights file and no tokenizer.
 #[test]
 fn a_directory_with_one_weights_file_runs() {
     let copied = Copied::new();

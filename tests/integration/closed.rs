@@ -1,4 +1,5 @@
-//! Devices that are detected but fail to open: the others do the work, and the failure is reported.
+//! Tests devices that are detected but fail to open. The other devices do the work, and Ragtag reports the
+//! failure.
 
 use crate::support::{
     Setup, block_on, devices, golden, greedy, last_vulkan, listen, model_path, run_with_vulkan, text, within,
@@ -17,25 +18,26 @@ fn model() -> Model {
     Model::open(model_path(MODEL)).unwrap()
 }
 
-/// The error of a driver without memory for a context.
+/// Returns the error of a driver that has no memory for a context.
 fn full() -> DeviceError {
     DeviceError::OutOfMemory { wanted: 1 << 20, free: Some(0) }
 }
 
-/// Two devices; those with these labels fail to open.
+/// Returns two devices. The devices with the labels in `closed` fail to open.
 fn two_without(closed: &'static [&'static str]) -> Devices {
     devices(&Setup { cpu_devices: 2, ..Setup::default() }).checked_by(move |adapter, device| {
         if closed.contains(&adapter.label().as_str()) { Err(full()) } else { Ok(Checked::new(device)) }
     })
 }
 
-/// A planner that gives both devices a stage.
+/// Returns a planner that places a stage on each of the two devices.
 fn planner(model: &Model, found: &Devices) -> Planner {
     let planner = Planner::new(model).devices(found).activations(Activations::F32).kv(KvType::F32);
     planner.context(256).chunk(32)
 }
 
-/// The plan that finally runs, and the devices named by the errors of abandoned plans.
+/// Starts an engine. Returns the plan that finally runs, and the devices named by the errors of abandoned
+/// plans.
 fn started(model: &Model, found: &Devices, planner: &Planner) -> ragtag::Result<(Plan, Vec<String>)> {
     let plan = planner.plan().unwrap();
     assert_eq!(plan.stages.len(), 2, "{}", plan.split());
@@ -92,7 +94,7 @@ fn without_another_plan_the_error_names_the_device() {
     });
 }
 
-/// In that case it is unknown which device is at fault.
+/// Checks that all devices are named, because it is unknown which of them is at fault.
 #[test]
 fn devices_that_open_only_one_at_a_time_are_all_named() {
     within(120, || {
@@ -141,18 +143,18 @@ fn calibration_and_its_planner_skip_devices_that_fail_to_open() {
         let error = split.plan().unwrap_err().to_string();
         assert!(error.contains("the split names cpu:1, which is excluded"), "{error}");
 
-        // A device with a cached profile is not opened, so this forces a measurement.
+        // Devices with a cached profile are not opened, so the missing profile forces Ragtag to open them.
         let none = two_without(&["cpu:0", "cpu:1"]);
         let error = Calibration::run(&model, &none, &anew, &|_, _| ()).unwrap_err();
         assert!(matches!(error, Error::Device { .. }), "{error:?}");
-        // A failure to open is not remembered.
+        // A failure to open is not cached.
         let calibration = calibrate(&two_without(&[])).unwrap();
         assert_eq!((calibration.closed.len(), calibration.profiles.len()), (0, 2));
     });
 }
 
-/// The command reports a device that fails to open and continues with the CPU, unless the user requested that
-/// device alone.
+/// Checks that the command reports a device that fails to open and continues with the CPU. If the user
+/// requested only that device, the command fails.
 #[test]
 fn the_command_continues_without_a_device_that_fails_to_open() {
     let test = "closed::the_command_continues_without_a_device_that_fails_to_open";
@@ -165,8 +167,8 @@ fn the_command_continues_without_a_device_that_fails_to_open() {
                 let model = model_path(MODEL);
                 run_with_vulkan(drivers.as_deref(), |command| {
                     command.env_remove("RAGTAG_NO_CALIBRATION").env("RAGTAG_CACHE_DIR", folder.path());
-                    // Without Mesa's layer the test's layer is the first, as it is where XDG_RUNTIME_DIR is
-                    // not set.
+                    // Without Mesa's layer, the test's layer is the first one. The same holds if
+                    // XDG_RUNTIME_DIR is not set.
                     command.env("NODEVICE_SELECT", "1");
                     command.args(["run", "-n", "2", "-p", "Once", text(&model)]).args(arguments);
                 })
@@ -189,7 +191,7 @@ fn the_command_continues_without_a_device_that_fails_to_open() {
             let (code, _, said) = run(&["--device", &both, "--split", &split, "--no-calibration"]);
             assert_eq!(code, Some(1), "{said}");
             assert!(said.contains(&closed), "{said}");
-            // A warning goes to a pipe: no colours.
+            // Standard error is a pipe, so the warning has no colours.
             assert!(said.contains(" WARN ") && !said.contains('\u{1b}'), "{said:?}");
         });
     });

@@ -1,4 +1,4 @@
-//! The command for users: its output streams, its files, and figures that match the library's.
+//! Tests the command as users run it: its output streams, its files, and figures that match the library's.
 
 mod defaults;
 mod page;
@@ -17,9 +17,9 @@ use std::path::Path;
 const BITNET: &str = "tales-bitnet-tq2_0";
 const LLAMA: &str = "tales-q8_0";
 const START: &str = "requested=auto detected=[cpu:0, cpu:1] selected=[cpu:0, cpu:1]";
-/// Two devices of one thread each.
+/// Arguments that select two devices with one thread each.
 const TWO: [&str; 4] = ["--cpu-devices", "2", "--threads", "1"];
-/// A stage on each device.
+/// Arguments that place a stage on each device.
 const SPLIT: [&str; 2] = ["--split", "0-6=cpu:0,7-13=cpu:1"];
 
 struct Done {
@@ -34,7 +34,7 @@ impl Done {
     }
 }
 
-/// Runs a command that must succeed.
+/// Runs a command that must succeed. Returns its output.
 fn done(arguments: &[&str]) -> Done {
     done_by(ragtag().args(arguments))
 }
@@ -62,7 +62,7 @@ fn numbers(value: &Value) -> Vec<u32> {
     value.as_array().unwrap().iter().map(|v| v.as_u64().unwrap() as u32).collect()
 }
 
-/// A plan without its time-dependent parts: free memory, and the reasons that mention it.
+/// Returns a plan without its time-dependent parts: free memory, and the reasons that mention free memory.
 fn lasting(plan: &Value) -> Value {
     let mut plan = plan.clone();
     plan["reasons"].take();
@@ -106,12 +106,12 @@ fn an_invalid_log_filter_is_reported_once_and_ignored() {
     assert_eq!(done_by(ragtag().env("RUST_LOG", "").arg("cards")).err, "");
 }
 
-/// If the reader closes the pipe, the command stops writing and succeeds.
+/// Checks that the command stops writing and succeeds if the reader closes the pipe.
 #[cfg(unix)]
 #[test]
 fn a_run_ends_when_its_reader_closes_the_pipe() {
     let script = "{ \"$0\" \"$@\"; echo \"code $?\" >&2; } | head -c 10";
-    // Throttle the device: on a busy machine a full-speed run can end before `head` does.
+    // Throttle the device, because a full-speed run can end before `head` does on a busy machine.
     let slow = ["run", "-n", "400", "--seed", "7", "--throttle", "cpu:0=duty:2%"];
     let done = done_by(&mut support::shell(script, &slow));
     assert_eq!(done.out, "Once upon ");
@@ -167,7 +167,7 @@ fn the_same_seed_gives_the_same_text() {
     assert_ne!(tale("8"), first);
     assert!(first.starts_with("Once upon a time"));
 
-    // A drawn seed is printed and reproduces the text.
+    // A random seed is printed, and it reproduces the text.
     let drawn = done(&["run", "-n", "40", "--ctx", "64"]);
     let seed = drawn.err.lines().find_map(|line| line.split("seed ").nth(1)).unwrap();
     assert_eq!(tale(seed), drawn.out);
@@ -227,7 +227,7 @@ fn quiet_or_without_echo_a_run_prints_only_the_text() {
     );
 }
 
-/// Uses a terminal emulated by util-linux' `script`.
+/// Runs the command in a terminal that `script` from util-linux emulates.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_long_prompt_has_a_progress_bar_on_a_terminal() {
@@ -352,7 +352,7 @@ fn a_plan_of_half_blocks_runs_but_not_with_blocks() {
         ),
         "{err}"
     );
-    // The planner also places half blocks without a split.
+    // The planner also places half blocks if no split is given.
     let planned = done(&[&["plan", "--json", "--ctx", "128"][..], &halves, &TWO].concat()).json();
     assert_eq!(planned["model"], model);
     let stages = planned["stages"].as_array().unwrap();
@@ -446,7 +446,7 @@ fn bench_measures_prompts_and_generation() {
     assert_eq!(stages.len(), 2);
     for (stage, planned) in stages.iter().zip(json["plan"]["stages"].as_array().unwrap()) {
         assert_eq!(stage["device"], planned["device"]);
-        // The memory in use is what the plan proved; only scratch may be overestimated.
+        // The memory in use equals the memory that the plan proved. Only scratch may be overestimated.
         let promised = |part: &str| planned["memory_bytes"][part].as_u64().unwrap();
         let most = promised("total") - promised("staging");
         let taken = stage["report"]["pool"]["in_use_bytes"].as_u64().unwrap();
@@ -511,7 +511,7 @@ fn a_trace_has_a_track_per_queue_and_actor() {
         assert_eq!(span["tid"] == 3, span["name"] == "turn", "{span}");
         assert!(span["ts"].as_f64().unwrap() >= 0.0 && span["dur"].as_f64().unwrap() >= 0.0, "{span}");
     }
-    // A prompt and three tokens that are fed back.
+    // The trace has the prompt and the three tokens that are fed back.
     for (pid, segments) in [(0, "segments 0-6"), (1, "segments 7-13")] {
         for batch in 0..4 {
             let name = format!("{segments} · micro-batch {batch}");
@@ -573,9 +573,9 @@ fn a_receipt_records_what_ran() {
     }
 }
 
-/// Output goes into existing pipes, which `/dev/stdout` often is, and through links to their target. Neither
-/// is replaced by a file. (Devices are not tested: if the command failed this test, the machine would lose
-/// the device.)
+/// Checks that output goes into existing pipes, such as `/dev/stdout`, and through links to their targets.
+/// The command must not replace a pipe or a link with a file. Devices are not tested, because a defect would
+/// delete the machine's device.
 #[cfg(unix)]
 #[test]
 fn records_go_into_pipes_and_through_links() {
@@ -590,7 +590,8 @@ fn records_go_into_pipes_and_through_links() {
 
     let pipe = folder.path().join("pipe");
     assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
-    // Open for both, so that neither side waits for the other. A receipt is shorter than a pipe's buffer.
+    // Open the pipe for reading and writing, so that neither side waits for the other. A receipt is shorter
+    // than a pipe's buffer.
     let mut reader = std::fs::OpenOptions::new().read(true).write(true).open(&pipe).unwrap();
     done(&["run", "-n", "1", "--ctx", "16", "--receipt", text(&pipe)]);
     assert!(pipe.symlink_metadata().unwrap().file_type().is_fifo(), "the pipe is still a pipe");
@@ -599,7 +600,7 @@ fn records_go_into_pipes_and_through_links() {
     assert_eq!(start, *b"{");
 }
 
-/// A file that cannot be written does not lose measurements that took a while.
+/// Checks that the command still reports its measurements if it cannot write a file.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_failed_write_does_not_affect_other_outputs() {
@@ -656,7 +657,7 @@ fn strict_passes_sound_models_and_refuses_suspicious_ones() {
         bytes[data].fill(0);
     });
     let nan = corrupt(folder.path(), "nan.gguf", |bytes| {
-        // The scale of one block, an f16.
+        // The bytes are the scale of one block, an f16.
         let data = support::tensor_data(bytes, "blk.7.ffn_up.weight");
         patch(bytes, data.start + 34 * 5, &0x7e00u16.to_le_bytes());
     });
@@ -678,7 +679,7 @@ fn strict_passes_sound_models_and_refuses_suspicious_ones() {
     refused_by_strict(ragtag().args(["plan", &nan, "--strict"]), reasons[1].1);
     refused_by_strict(ragtag().args(["bench", &nan, "--strict"]), reasons[1].1);
 
-    // Without `--strict`, such weights run.
+    // Without `--strict`, a model with such weights runs.
     done(&[&["run", &zero], &short[..]].concat());
     done_by(ragtag().env("RAGTAG_STRICT", "0").args(["run", &zero]).args(short));
     let output = ragtag().args(["run", &nan]).args(short).output().unwrap();
@@ -730,7 +731,7 @@ fn completions_contain_the_commands() {
         for hidden in ["compile-for-hip", "ragtag__probe", "a probe"] {
             assert!(!script.contains(hidden), "{hidden} for {shell}");
         }
-        // If the shell is installed, it checks the script's syntax.
+        // If the shell is installed, it checks the syntax of the script.
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("script");
         std::fs::write(&path, &script).unwrap();
@@ -741,7 +742,7 @@ fn completions_contain_the_commands() {
     }
 }
 
-/// Without a tokenizer a model still has ids and logits.
+/// Checks that a model without a tokenizer still has token ids and logits.
 #[test]
 fn logits_need_no_tokenizer() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,6 +1,7 @@
-//! Drivers that crash or hang during a probe: the command reports them and continues with the other drivers.
+//! Tests drivers that crash or hang during a probe. The command reports them and continues with the other
+//! drivers.
 //!
-//! The tests build the drivers with the system's C compiler. Without a compiler they skip visibly.
+//! The tests build the drivers with the system's C compiler. Without a compiler they record a skip.
 
 #![cfg(target_os = "linux")]
 
@@ -11,16 +12,16 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// A library that replaces a backend's driver.
+/// Library that replaces a backend's driver.
 struct Driver {
     backend: &'static str,
     library: &'static str,
-    /// Declaration of the failing function: the first function that a probe calls, or a constructor that runs
-    /// when the library is loaded.
+    /// C declaration of the failing function. It is the first function that a probe calls, or a constructor
+    /// that runs when the library is loaded.
     entry: &'static str,
 }
 
-/// Backends that are probed in a separate process.
+/// Drivers of the backends that Ragtag probes in a separate process.
 const DRIVERS: [Driver; 2] = [
     Driver { backend: "opencl", library: "libOpenCL.so.1", entry: "int clGetPlatformIDs(void)" },
     Driver {
@@ -51,7 +52,7 @@ fn build(driver: &Driver, body: &str, folder: &Path) -> Option<()> {
     Some(())
 }
 
-/// The status of a backend with this driver, and the duration of the command.
+/// Runs a command with this driver. Returns the status of the backend and the duration of the command.
 fn status(driver: &Driver, body: &str, limit_s: &str) -> Option<(Value, Duration)> {
     let compiled = Backends::new(&Config::default()).compiled(driver.backend);
     if !compiled {
@@ -80,7 +81,8 @@ fn status(driver: &Driver, body: &str, limit_s: &str) -> Option<(Value, Duration
 #[test]
 fn a_driver_that_crashes_is_unavailable_with_the_signal() {
     for driver in &DRIVERS {
-        // A real fault: the probe takes a raised signal for a stack overflow and tries once more.
+        // The fault must be real. The probe mistakes a raised signal for a stack overflow and tries once
+        // more.
         let crash = "*(volatile int *)0 = 1;";
         let Some((cause, _)) = status(driver, crash, "60") else { continue };
         assert_eq!(cause, "the driver crashed while listing its devices: SIGSEGV (segmentation fault)");
@@ -103,7 +105,7 @@ fn a_driver_that_hangs_is_unavailable_after_the_limit() {
     }
 }
 
-/// The probe process prints only its answer, and rejects unknown backends.
+/// Checks that the probe process prints only its answer, and rejects unknown backends.
 #[test]
 fn a_probe_prints_one_line() {
     let output = ragtag().args(["probe", "cpu"]).output().unwrap();

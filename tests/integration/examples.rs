@@ -1,10 +1,11 @@
-//! Runs the examples and checks the output that their headers promise.
+//! Runs the examples and checks the output that their headers describe.
 
 use crate::support::sheltered;
 
 /// Runs an example and returns its output.
 fn printed(name: &str, arguments: &[&str]) -> String {
-    // `cargo test` builds examples next to the folder of the tests. With `--test integration` it builds none.
+    // `cargo test` builds the examples next to the folder of the tests. With `--test integration` it builds
+    // no example.
     let test = std::env::current_exe().unwrap();
     let example = test.parent().unwrap().with_file_name("examples").join(name);
     assert!(

@@ -1,5 +1,5 @@
-//! Devices that are slow, run out of memory or are lost: the run continues or ends with one clear error, no
-//! actor blocks on a device, and nothing leaks.
+//! Tests devices that are slow, run out of memory or are lost. The run continues or ends with one clear
+//! error. No actor blocks on a device, and nothing leaks.
 
 use crate::support::{
     Said, Setup, block_on, devices, engine, engine_on, golden, greedy, listen, model_path, within,
@@ -12,12 +12,13 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 const MODEL: &str = "tales-bitnet-tq2_0";
-/// Embedding and most blocks; one block; the rest with the head.
+/// Split with the embedding and most blocks on the first device, one block on the second, and the rest on the
+/// third.
 const THREE: &str = "0-6=cpu:0,7=cpu:1,8-13=cpu:2";
 /// Duration of a slow copy.
 const SLOW_COPY: Duration = Duration::from_secs(1);
-/// Allowed number of an actor's turns as long as a slow copy, caused by stalls of the machine. An actor that
-/// blocks on copies has one for each of at least four micro-batches.
+/// Maximum number of an actor's turns that take as long as a slow copy, because the machine stalls. An actor
+/// that blocks on copies has such a turn for each of at least four micro-batches.
 const STALLED_TURNS: usize = 1;
 
 fn model() -> Model {
@@ -28,11 +29,11 @@ fn setup<'a>() -> Setup<'a> {
     Setup { cpu_devices: 3, split: Some(THREE), all_logits: false, ..Setup::default() }
 }
 
-/// Observes the devices of an engine from outside.
+/// Observer of the devices of an engine.
 #[derive(Clone, Default)]
 struct Watch {
     leaks: Arc<Mutex<Vec<LeakWatch>>>,
-    /// Whether one of the devices was lost.
+    /// Whether a device was lost.
     lost: Arc<AtomicBool>,
 }
 
@@ -47,7 +48,7 @@ impl Watch {
         });
     }
 
-    /// Asserts that all devices were dropped, after their threads, and that none leaked.
+    /// Asserts that all devices were dropped, after their threads, and that no device leaked.
     #[track_caller]
     fn assert_no_leaks(&self, devices: usize) {
         let leaks: Vec<_> = self.leaks.lock().unwrap().iter().map(LeakWatch::leaks).collect();
@@ -55,7 +56,7 @@ impl Watch {
     }
 }
 
-/// An engine whose named devices have faults.
+/// Starts an engine in which the named devices have faults.
 fn faulty(model: &Model, setup: &Setup<'_>, faults: &[(&str, Faults)]) -> (ragtag::Result<Engine>, Watch) {
     let faults: Vec<_> = faults.iter().map(|(label, faults)| (label.to_string(), faults.clone())).collect();
     let watch = Watch::default();
@@ -99,7 +100,7 @@ fn no_actor_blocks_on_a_device_with_copies_of_a_second() {
         let begun = Instant::now();
         let said = say(&engine, &ids, 2);
         assert_eq!(said.ids, prompt.greedy_ids[19..21]);
-        // Four copies in, the last one out, and a round trip for the second token.
+        // The run waits for four copies in, the last copy out, and the round trip of the second token.
         assert!(begun.elapsed() > 6 * SLOW_COPY, "{:?}", begun.elapsed());
         for (stage, report) in engine.stage_reports().iter().enumerate() {
             assert!(
@@ -110,13 +111,13 @@ fn no_actor_blocks_on_a_device_with_copies_of_a_second() {
         let trace = engine.shutdown();
         watch.assert_no_leaks(3);
 
-        // While the first activation was on its way to the slow device, the previous stage continued.
+        // While the first activations were in flight to the slow device, the previous stage continued.
         let computed =
             |stage| trace.spans().iter().filter(move |s| s.kind == SpanKind::Compute && s.stage == stage);
         let first = computed(1).map(|span| span.start_ns).min().unwrap();
         let ahead = computed(0).filter(|span| span.end_ns < first).count();
         assert!(ahead >= 3, "{ahead} micro-batches were computed before the first one arrived");
-        // The trace contains the actors' turns, which are shorter than a copy.
+        // The trace contains the turns of the actors. They are shorter than a copy.
         for stage in 0..3 {
             let turns: Vec<_> = trace.turns().iter().filter(|turn| turn.stage == stage).collect();
             assert!(turns.len() > 4, "stage {stage}: {} turns", turns.len());
@@ -133,7 +134,7 @@ fn a_lost_device_ends_the_run_without_leaks() {
         let model = model();
         for lost in ["cpu:0", "cpu:1", "cpu:2"] {
             let stage = lost[4..].parse::<u32>().unwrap();
-            // After the weights and some micro-batches.
+            // The loss happens after loading and some micro-batches.
             let faults = Faults { lost_at_command: Some(1500), ..Faults::default() };
             let setup = Setup { sequences: 8, chunk: 16, ..setup() };
             let (engine, watch) = faulty(&model, &setup, &[(lost, faults)]);
@@ -175,8 +176,8 @@ fn reports_failed_allocations_with_sizes_and_runs_smaller_setups() {
     within(120, || {
         let model = model();
         let wanted_setup = Setup { context: 512, sequences: 8, ..setup() };
-        // The keys and values of a block exceed this for eight sequences of 512 positions; its weights do
-        // not.
+        // The KV cache of a block for eight sequences of 512 positions is larger than this. The weights of a
+        // block are smaller.
         let most = 512 << 10;
         let faults = [("cpu:1", Faults { largest_allocation_bytes: Some(most), ..Faults::default() })];
         let (engine, watch) = faulty(&model, &wanted_setup, &faults);
@@ -226,8 +227,8 @@ fn a_refused_submission_ends_the_run_with_the_error_of_the_device() {
     });
 }
 
-/// Sticky errors, as some drivers have them: every later call returns the same error. The run reports the
-/// first one, with the failed call.
+/// Checks sticky errors, which some drivers have: every later call returns the same error. The run must
+/// report the first error with the failed call.
 #[test]
 fn a_loss_reported_by_a_call_appears_once_with_the_call() {
     within(60, || {
@@ -252,7 +253,7 @@ fn a_loss_reported_by_a_call_appears_once_with_the_call() {
     });
 }
 
-/// Delays and reordering of queues change the timing, but no result.
+/// Checks that delayed and reordered queues change the timing but no result.
 #[test]
 fn delayed_and_reordered_queues_change_no_token() {
     within(120, || {

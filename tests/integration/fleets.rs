@@ -1,4 +1,4 @@
-//! Plans for absent devices, and for models without weights.
+//! Tests plans for absent devices, and for models without weights.
 
 use crate::support::{self, model_bytes, model_path, ragtag, text};
 use ragtag::{Fleet, Model, Plan, Planner, TensorType};
@@ -24,7 +24,7 @@ fn json(arguments: &[&str]) -> Value {
     serde_json::from_str(&succeeds(arguments)).unwrap()
 }
 
-/// Runs a command that must fail with this code and with these words in its message.
+/// Runs a command that must fail with this exit code and with these words in its message.
 fn refused(arguments: &[&str], code: i32, words: &[&str]) {
     let output = ragtag().args(arguments).output().unwrap();
     let message = String::from_utf8_lossy(&output.stderr);
@@ -53,7 +53,7 @@ fn plans_for_a_line_of_cards_without_devices() {
     assert_eq!(plan["workload"]["generated_tokens"], 128);
     let mix = json(&["plan", "--fleet", line, "--objective", "mix:latency=1,first-token=0.5", "--json"]);
     assert_eq!(mix["objective"]["mix"]["first_token"], 0.5);
-    // Splits use the labels of cards, and plans for fleets are read like others.
+    // Splits use the labels of cards, and the command reads plans for fleets like other plans.
     let split = json(&["plan", "--fleet", line, "--split", "0-4=arc-a770:1,5-13=rx7900xtx:0", "--json"]);
     assert_eq!(devices_of(&split), ["arc-a770:1", "rx7900xtx:0"]);
     let folder = tempfile::tempdir().unwrap();
@@ -73,7 +73,7 @@ fn a_plan_file_is_read_back_unchanged() {
         std::fs::write(&file, plan.to_string()).unwrap();
         json(&[&fleet[..], &["--plan", text(&file)], more].concat())
     };
-    // Everything except the reasons: a split leaves less to explain.
+    // Compare everything except the reasons, because a split needs fewer explanations.
     let without_reasons = |plan: &Value| {
         let mut plan = plan.clone();
         let fields = plan.as_object_mut().unwrap();
@@ -86,7 +86,7 @@ fn a_plan_file_is_read_back_unchanged() {
     {
         let plan = json(&[&fleet[..], arguments].concat());
         assert_eq!(without_reasons(&again(&plan, &[])), without_reasons(&plan));
-        // Manual changes are kept as well.
+        // Manual changes to a plan are kept as well.
         let mut changed = plan.clone();
         (changed["credits"], changed["slots"]) = (11.into(), 5.into());
         for edge in changed["edges"].as_array_mut().unwrap() {
@@ -193,7 +193,7 @@ fn lists_cards_with_sources_and_planning_figures() {
 
 // ---- descriptions -------------------------------------------------------------------------------------------------
 
-/// The bundled model, cut before the data of its first tensor.
+/// Writes the bundled model, cut off before the data of its first tensor. Returns the path.
 fn header_of_the_bundled_model(folder: &Path) -> std::path::PathBuf {
     let bytes = model_bytes("tales-bitnet-tq2_0");
     let whole = Model::bundled().unwrap();
@@ -211,7 +211,7 @@ fn a_header_gets_the_plan_of_its_file_and_does_not_run() {
     let arguments = ["--fleet", "2x-rtx3060", "--json"];
     let of_header = json(&[&["plan", path], &arguments[..]].concat());
     let mut of_whole = json(&[&["plan", text(&whole)], &arguments[..]].concat());
-    // The plan fits the whole file: only the display name differs.
+    // The plan for the header also fits the whole file. Only the displayed name differs.
     of_whole["model"]["name"] = of_header["model"]["name"].clone();
     assert_eq!(of_header, of_whole);
     assert!(succeeds(&["inspect", path]).contains("metadata only"));
@@ -221,7 +221,7 @@ fn a_header_gets_the_plan_of_its_file_and_does_not_run() {
     refused(&["inspect", path, "--assume-type", "q4_k"], USAGE, &["cannot assume a tensor type"]);
     refused(&["plan", "--assume-type", "q4_k"], USAGE, &["the bundled model has weights"]);
     refused(&["plan", path, "--assume-type", "q3"], USAGE, &["expected one of f32"]);
-    // A header that is cut reports its missing part.
+    // A truncated header is an error that names the missing part.
     let bytes = std::fs::read(&header).unwrap();
     std::fs::write(&header, &bytes[..bytes.len() / 2]).unwrap();
     refused(&["plan", path], MODEL, &["header.gguf ends at byte"]);
@@ -281,7 +281,8 @@ fn a_config_gets_the_plan_of_its_checkpoint() {
     refused(&["plan", path], MODEL, &["config.json"]);
 }
 
-/// Rotary factors are tensor data, which a header does not have.
+/// Checks plans for a model with rotary factors. The factors are tensor data, which a header does not
+/// contain.
 #[test]
 fn plans_for_a_header_with_rotary_factors() {
     let mut writer = Writer::new();
@@ -318,7 +319,7 @@ fn plans_for_a_header_with_rotary_factors() {
     assert_eq!(plan.stages.len(), 1);
 }
 
-/// 405 billion weights on a fleet of 16 devices, from a header only.
+/// Checks plans for 405 billion weights on a fleet of 16 devices. The model file has only a header.
 #[test]
 fn plans_for_the_largest_models_from_their_headers() {
     let shape = Shape {

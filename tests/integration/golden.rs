@@ -1,6 +1,6 @@
 //! Compares every golden model with an independent implementation, in both numerics classes.
 
-use crate::support::{self, MODELS, Setup, argmax, golden, relative_error};
+use crate::support::{self, Checkpoint, MODELS, Setup, argmax, golden, relative_error};
 use ragtag::{Model, WireType};
 use ragtag_kernels::{Activations, NumericsClass};
 
@@ -27,14 +27,15 @@ fn fast_logits_are_within_2e_2() {
     check_logits(Activations::Int8, NumericsClass::Fast);
 }
 
-/// The arithmetic of devices with matrix units: f16 activations, and quantised weights dequantised to f16.
+/// Checks the arithmetic of devices with matrix units: f16 activations, and quantised weights dequantised to
+/// f16.
 #[test]
 fn logits_with_f16_activations_are_within_2e_2() {
     check_logits(Activations::F16, NumericsClass::Fast);
 }
 
-/// The f16 wire type, at every single cut and at all of them. Results differ from those of one device but are
-/// within the fast class.
+/// Checks the f16 wire type, at every single cut and at all cuts together. The results must differ from those
+/// of one device, but stay within the fast class.
 #[test]
 fn the_f16_wire_type_is_within_2e_2_at_every_cut() {
     let each: Vec<_> = (0..14).map(|segment| format!("{segment}=cpu:{segment}")).collect();
@@ -54,7 +55,8 @@ fn the_f16_wire_type_is_within_2e_2_at_every_cut() {
             let narrow = logits(Some(&split), devices, WireType::F16);
             let error = relative_error(&narrow, &golden.logits);
             assert!(error <= NumericsClass::Fast.tolerance(), "{name}, {split}: {error}");
-            // The transfer really rounds to f16. The output of an embedding may already be f16.
+            // The transfer must really round to f16. After the embedding there is nothing to round, because
+            // its output may already be f16.
             let moved = relative_error(&narrow, &alone);
             let is_moved = moved > 0.0 || split.starts_with("0-0=");
             assert!(is_moved && moved <= NumericsClass::Fast.tolerance(), "{name}, {split}: {moved}");
@@ -108,7 +110,7 @@ fn tokenizers_agree_with_the_golden_ids_and_texts() {
     }
 }
 
-/// Compares the command's perplexity on the held-out text with a published value.
+/// Compares the perplexity that the command reports for the held-out text with a published value.
 fn check_perplexity(name: &str, published: f64, arguments: &[&str]) {
     let path = support::model_path(name);
     let text = test_support::golden("held.txt");
@@ -126,7 +128,7 @@ fn check_perplexity(name: &str, published: f64, arguments: &[&str]) {
     assert_eq!(json["tokens"], 16 * 127);
 }
 
-/// The values on the models' page: from another engine with int8 activations.
+/// Checks the values that the models' page publishes, which another engine computed with int8 activations.
 #[test]
 fn fast_perplexity_is_within_a_percent() {
     let published = [29.56, 29.66, 29.53, 32.51];
@@ -137,7 +139,7 @@ fn fast_perplexity_is_within_a_percent() {
     }
 }
 
-/// The same values with three transfers in f16.
+/// Checks the same published values with three f16 transfers.
 #[test]
 fn fast_perplexity_with_the_f16_wire_type_is_within_a_percent() {
     let split = "0-2=cpu:0,3-6=cpu:1,7-10=cpu:2,11-13=cpu:3";
@@ -146,28 +148,46 @@ fn fast_perplexity_with_the_f16_wire_type_is_within_a_percent() {
     }
 }
 
-/// A safetensors directory, compared with an independent implementation in float32 on the same f16 weights.
+/// Compares a safetensors directory with an independent implementation that computes in float32 from the same
+/// f16 weights.
 #[test]
-fn logits_of_a_checkpoint_are_within_1e_4() {
-    let folder = support::checkpoint();
-    let model = Model::open(&folder).unwrap();
-    let (reference, _) = ragtag::npy::decode(&std::fs::read(folder.join("logits.npy")).unwrap()).unwrap();
-    let ids = support::checkpoint_ids();
-    for split in [None, Some("0-2=cpu:0,3-5=cpu:1")] {
-        let engine = support::engine(&model, &Setup { cpu_devices: 2, split, ..Default::default() });
-        let logits = support::block_on(engine.session().logits(&ids)).unwrap();
-        let error = relative_error(&logits, &reference);
-        println!("tiny-hf: relative error {error:.2e}");
-        assert!(error <= NumericsClass::Exact.tolerance(), "{error}");
+fn logits_of_checkpoints_are_within_1e_4() {
+    for name in support::CHECKPOINTS {
+        let checkpoint = Checkpoint::open(name);
+        let split = format!("0-1=cpu:0,2-{}=cpu:1", checkpoint.models[0].graph().segment_count() - 1);
+        for split in [None, Some(&*split)] {
+            checkpoint.check_logits(name, &Setup { cpu_devices: 2, split, ..Default::default() });
+        }
     }
-    // The ids are those of a text and start with the begin token.
-    let tokenizer = model.tokenizer().unwrap();
+}
+
+/// Tokenizers of a directory and of a GGUF file give the same ids.
+#[test]
+fn tokenizers_of_checkpoints_agree() {
+    let text = "The inner  part isn't\n\n2024 naïve cafés";
+    for name in support::CHECKPOINTS {
+        let encoded = |model: &Model| {
+            let tokenizer = model.tokenizer().unwrap();
+            let ids = tokenizer.encode(text, false).unwrap();
+            assert_eq!(tokenizer.decode(&ids), text, "{name}");
+            (ids, tokenizer.eos().clone())
+        };
+        let all: Vec<_> = Checkpoint::open(name).models.iter().map(encoded).collect();
+        assert!(all.iter().all(|one| *one == all[0]), "{name}: {all:?}");
+    }
+}
+
+/// The ids are those of a text and start with the begin token.
+#[test]
+fn tokenizer_of_a_checkpoint_adds_the_begin_token() {
+    let Checkpoint { models, ids, .. } = Checkpoint::open("tiny-hf");
+    let tokenizer = models[0].tokenizer().unwrap();
     assert_eq!(tokenizer.encode(&tokenizer.decode(&ids), true).unwrap(), ids);
     assert_eq!(tokenizer.bos(), Some(1));
     assert_eq!(tokenizer.eos().iter().copied().collect::<Vec<_>>(), [2]);
 }
 
-/// Split models are found by the name of any part, and give identical logits.
+/// Checks that Ragtag finds a split model by the name of any part, and that its logits are identical.
 #[test]
 fn a_split_model_is_the_same_model() {
     let path = support::model_path("tales-q8_0");

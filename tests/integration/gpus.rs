@@ -1,13 +1,15 @@
-//! Models on every adapter except those of the CPU backend, alone and in pipelines with devices of other
-//! APIs.
+//! Tests models on every adapter except those of the CPU backend, alone and in pipelines with devices of
+//! other APIs.
 //!
-//! The tests use all available adapters; without any they skip visibly. `RAGTAG_TEST_OPENCL_ADAPTERS` demands
-//! a number of OpenCL adapters: continuous integration installs implementations that run on the CPU.
+//! The tests use all available adapters. If there is no adapter, they record a skip.
+//! `RAGTAG_TEST_OPENCL_ADAPTERS` sets the required number of OpenCL adapters, because continuous integration
+//! installs OpenCL implementations for the CPU.
 
 use crate::support::{
-    self, MODELS, Setup, argmax, block_on, golden, greedy, listen, model_path, relative_error, within,
+    self, Checkpoint, MODELS, Setup, argmax, block_on, golden, greedy, listen, model_path, relative_error,
+    within,
 };
-use ragtag::{DeviceOptions, Devices, Generation, Model, Prompt, WireType};
+use ragtag::{DeviceOptions, Devices, Generation, Granularity, Model, Prompt, WireType};
 use ragtag_hal::{Adapter, AdapterKind, HeapKind, MemorySource};
 use ragtag_kernels::{Activations, NumericsClass};
 use std::time::Instant;
@@ -16,16 +18,16 @@ use test_support::Child;
 const BITNET: &str = "tales-bitnet-tq2_0";
 /// One model per architecture.
 const ARCHITECTURES: [&str; 2] = [BITNET, "tales-q8_0"];
-/// Number of segments: embedding, twelve blocks, head.
+/// Number of segments: the embedding, twelve blocks and the head.
 const SEGMENTS: u32 = 14;
-/// A whole prompt, in chunks of many rows.
+/// Arguments of [`check_logits`] for a whole prompt, in chunks of 32 rows.
 const WHOLE: (usize, u32) = (usize::MAX, 32);
-/// Tokens of a prompt that is processed row by row, or by threes with one row left over.
+/// Number of prompt tokens to process row by row, or in chunks of three rows with one row left over.
 const FEW_ROWS: usize = 4;
-/// Smallest margin at which the models' page promises equal tokens.
+/// Smallest margin for which the models' page promises equal tokens.
 const MARGIN: f64 = 0.005;
 
-/// All adapters except those of the CPU backend.
+/// Returns all adapters except those of the CPU backend. Records a skip for each backend without adapters.
 fn adapters() -> Vec<Adapter> {
     let devices = Devices::probe(&DeviceOptions::default()).unwrap();
     let found: Vec<_> =
@@ -44,26 +46,27 @@ fn adapters() -> Vec<Adapter> {
     found
 }
 
-/// Whether an adapter's driver has no shader cache: each device recompiles everything.
+/// Returns whether an adapter's driver lacks a shader cache, so that each device recompiles every shader.
 fn compiles_anew(adapter: &Adapter) -> bool {
     adapter.driver.name.contains("SwiftShader")
 }
 
-/// The adapters: GPUs first, then APIs that run on the CPU, then drivers without a shader cache.
+/// Returns the adapters in this order: GPUs, adapters that run on the CPU, adapters without a shader cache.
 fn hardware_first() -> Vec<Adapter> {
     let mut all = adapters();
     all.sort_by_key(|one| (matches!(one.kind, AdapterKind::Cpu | AdapterKind::Software), compiles_anew(one)));
     all
 }
 
-/// First and last adapter of each driver: identical adapters need not be tested in every combination.
+/// Returns the first and the last adapter of each driver. Tests need not try identical adapters in every
+/// combination.
 fn drivers() -> Vec<[String; 2]> {
     let all = adapters();
     let twins = all.chunk_by(|a, b| (&a.backend, &a.driver) == (&b.backend, &b.driver));
     twins.map(|twins| [twins[0].label(), twins[twins.len() - 1].label()]).collect()
 }
 
-/// The adapters, with only the first of identical ones that run shaders on the CPU, because these are slow.
+/// Returns the adapters without duplicates that run shaders on the CPU, because those are slow.
 fn distinct() -> Vec<Adapter> {
     let mut all = hardware_first();
     let same =
@@ -72,15 +75,16 @@ fn distinct() -> Vec<Adapter> {
     all
 }
 
-/// The distinct adapters, with only the first of those without a shader cache, over all APIs.
+/// Returns the distinct adapters. Of all adapters without a shader cache, only the first remains.
 fn distinct_and_quick() -> Vec<Adapter> {
     let (slowest, mut all): (Vec<_>, Vec<_>) = distinct().into_iter().partition(compiles_anew);
     all.extend(slowest.into_iter().next());
     all
 }
 
-/// The models to test on an adapter in a class. A CPU that emulates a GPU gets half of them; the other class,
-/// the other API and an identical adapter get the other half.
+/// Returns the models to test on an adapter in a numerics class. An adapter that emulates a GPU on the CPU
+/// gets half of the models. The selected half alternates between the classes, between Vulkan and wgpu, and
+/// between identical adapters.
 fn assigned_models(adapter: &Adapter, class: NumericsClass) -> Vec<&'static str> {
     if adapter.kind != AdapterKind::Software {
         return MODELS.to_vec();
@@ -89,17 +93,17 @@ fn assigned_models(adapter: &Adapter, class: NumericsClass) -> Vec<&'static str>
     support::half_of_models(others + adapter.index)
 }
 
-/// The API of a device.
+/// Returns the API of a device.
 fn api(label: &str) -> &str {
     label.split(':').next().unwrap_or_default()
 }
 
-/// Whether a device runs shaders.
+/// Returns whether a device runs shaders.
 fn runs_shaders(label: &str) -> bool {
     ["vulkan", "wgpu"].contains(&api(label))
 }
 
-/// Labels of the adapters that run shaders on the CPU.
+/// Returns the labels of the adapters that run shaders on the CPU.
 fn slow(adapters: &[Adapter]) -> Vec<String> {
     let slow = adapters.iter().filter(|a| a.kind == AdapterKind::Software && runs_shaders(&a.label()));
     slow.map(Adapter::label).collect()
@@ -139,6 +143,21 @@ fn exact_logits_are_within_1e_4_on_every_adapter() {
     });
 }
 
+/// Chunks of eight rows, and a last one of a single row. Adapters without a shader cache take seconds per model
+/// and compile the same shaders.
+#[test]
+fn logits_of_checkpoints_are_within_1e_4_on_every_adapter() {
+    within(600, || {
+        for adapter in distinct().into_iter().filter(|one| !compiles_anew(one)) {
+            let label = adapter.label();
+            let setup = Setup { devices: &label, chunk: 8, ..Setup::default() };
+            for name in support::CHECKPOINTS {
+                Checkpoint::open(name).check_logits(&format!("{label}, {name}"), &setup);
+            }
+        }
+    });
+}
+
 #[test]
 fn fast_logits_are_within_2e_2_on_every_adapter() {
     let class = NumericsClass::Fast;
@@ -147,7 +166,7 @@ fn fast_logits_are_within_2e_2_on_every_adapter() {
     });
 }
 
-/// The arithmetic of devices with matrix units for wide micro-batches, which no OpenCL device offers.
+/// Checks the arithmetic of devices with matrix units for wide micro-batches, which no OpenCL device offers.
 /// Adapters that compile shaders for the CPU get one model per architecture.
 #[test]
 fn logits_with_f16_activations_are_within_2e_2_on_every_adapter() {
@@ -166,8 +185,8 @@ fn logits_with_f16_activations_are_within_2e_2_on_every_adapter() {
     });
 }
 
-/// Steps of one row, and of a few rows, have separate shader programs. Loading is slow on the CPU, so only
-/// one device runs all of them, with one model per architecture.
+/// Checks chunks of one row and of a few rows, which have separate shader programs. Loading is slow on the
+/// CPU, so only the first device runs all of these programs, with one model per architecture.
 #[test]
 fn row_by_row_logits_are_within_bounds_on_every_adapter_with_shaders() {
     let adapters = distinct_and_quick().into_iter().filter(|adapter| runs_shaders(&adapter.label()));
@@ -183,8 +202,8 @@ fn row_by_row_logits_are_within_bounds_on_every_adapter_with_shaders() {
     }
 }
 
-/// Checks that up to `most` tokens after the first golden prompt match the golden ones wherever the margin is
-/// large enough. Returns the number of compared tokens.
+/// Checks that up to `most` tokens after the first golden prompt match the golden tokens wherever the margin
+/// is large enough. Returns the number of compared tokens.
 fn check_tokens(model: &Model, setup: &Setup<'_>, most: usize, what: &str) -> usize {
     let case = &golden(BITNET).cases[0];
     let greedy = &case.greedy_ids[..most.min(case.greedy_ids.len())];
@@ -205,10 +224,10 @@ fn check_tokens(model: &Model, setup: &Setup<'_>, most: usize, what: &str) -> us
     compared
 }
 
-/// The cuts to test between two devices: every third one, rotated by pair and seed. With shaders on the CPU,
-/// which are slow, a pair with different APIs has one cut in one of its orders, and other pairs have none.
-/// `RAGTAG_TEST_ALL_CUTS` demands all cuts: with `1` for every pair, with a list of APIs for pairs whose
-/// first stage is on one of them.
+/// Returns the cuts to test between two devices: every third cut, rotated by pair and seed. Shaders on the
+/// CPU are slow. A pair that uses them has one cut in one of its orders if its APIs differ, and no cut
+/// otherwise. `RAGTAG_TEST_ALL_CUTS=1` selects all cuts for every pair. With a list of APIs, the variable
+/// selects all cuts for pairs whose first stage is on one of these APIs.
 fn cuts(first: &str, second: &str, pair: u32, slow: &[String]) -> Vec<u32> {
     if let Some(wanted) = std::env::var_os("RAGTAG_TEST_ALL_CUTS") {
         let is_wanted =
@@ -232,7 +251,7 @@ fn cuts_over_two_apis_in_both_orders_give_the_golden_tokens() {
         let model = Model::open(model_path(BITNET)).unwrap();
         let devices = [vec![["cpu:0", "cpu:0"].map(String::from)], drivers()].concat();
         let slow = slow(&adapters());
-        // If a driver shows several devices, the second stage uses another one than the first.
+        // If a driver has several devices, the two stages use different devices.
         let pairs =
             devices.iter().flat_map(|a| devices.iter().map(|b| (&a[0], &b[1]))).filter(|(a, b)| a != b);
         for (pair, (first, second)) in (0..).zip(pairs) {
@@ -256,7 +275,7 @@ fn cuts_over_two_apis_in_both_orders_give_the_golden_tokens() {
     });
 }
 
-/// The f16 wire type between the CPU and each API, and from each API to the next.
+/// Checks the f16 wire type between the CPU and each API, and from each API to the next.
 #[test]
 fn the_f16_wire_type_between_apis_is_within_2e_2() {
     within(900, || {
@@ -295,12 +314,41 @@ fn the_f16_wire_type_between_apis_is_within_2e_2() {
     });
 }
 
+/// The feed-forward halves of all blocks on the CPU, and the rest on one adapter of each API, and the other way
+/// round.
+#[test]
+fn attention_and_feed_forward_halves_apart_give_the_golden_tokens() {
+    within(900, || {
+        let model = Model::open(model_path(BITNET)).unwrap();
+        let mut all: Vec<String> = Vec::new();
+        for adapter in hardware_first() {
+            if !all.iter().any(|label| api(label) == adapter.backend) {
+                all.push(adapter.label());
+            }
+        }
+        let slow = slow(&adapters());
+        for (turn, label) in all.iter().enumerate() {
+            let devices = format!("{label},cpu:0");
+            let (first, second) =
+                if turn % 2 == 0 { (label.as_str(), "cpu:0") } else { ("cpu:0", label.as_str()) };
+            let split = support::feed_forward_apart(first, second, 26);
+            let granularity = Granularity::HalfBlock;
+            let setup =
+                Setup { devices: &devices, granularity, split: Some(&split), chunk: 64, ..Setup::default() };
+            let most = if slow.contains(label) { 19 } else { usize::MAX };
+            let compared = check_tokens(&model, &setup, most, &split);
+            println!("{first} and {second}: {compared} tokens");
+            assert!(compared > 8);
+        }
+    });
+}
+
 /// One pipeline over as many APIs as possible, with the CPU at both ends.
 #[test]
 fn five_stages_on_four_apis_give_the_golden_tokens() {
     let all = hardware_first();
-    // The first device of an API or its last identical one, so that neighbouring stages use different devices
-    // if possible.
+    // Choose the first device of an API or its last identical device, so that neighbouring stages use
+    // different devices if possible.
     let of = |backend: &str| all.iter().filter(|a| a.backend == backend).collect::<Vec<_>>();
     let first = |backend: &str| Some(of(backend).first()?.label());
     let last = |backend: &str| {
@@ -340,7 +388,7 @@ fn five_stages_on_four_apis_give_the_golden_tokens() {
 fn four_stages_on_three_apis_serve_eight_sequences_with_cancellations() {
     let all = adapters();
     let [.., second] = &all[..] else { return };
-    // Another device than the last one, preferably one that does not run all shaders on the CPU.
+    // Choose a device other than the last one. Prefer a device that does not run all shaders on the CPU.
     let slow = slow(&all);
     let others = || all.iter().filter(|one| one.label() != second.label());
     let Some(first) = others().find(|one| !slow.contains(&one.label())).or(others().next()) else { return };
@@ -363,7 +411,7 @@ fn four_stages_on_three_apis_serve_eight_sequences_with_cancellations() {
         let tokens = |session: &ragtag::Session, i: usize| {
             session.generate(Prompt::Tokens(prompt(i)), &Generation { ..greedy(24) }).unwrap()
         };
-        // The tokens of each prompt on its own.
+        // Generate the tokens of each prompt alone.
         let session = engine.session();
         let alone: Vec<Vec<u32>> =
             (0..8).map(|i| block_on(listen(tokens(&session, i))).unwrap().ids).collect();
@@ -388,14 +436,14 @@ fn four_stages_on_three_apis_serve_eight_sequences_with_cancellations() {
     });
 }
 
-/// Resident memory of this process in bytes, where the system reports it.
+/// Returns the resident memory of this process in bytes, if the system reports it.
 fn resident_bytes() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
     line.split_whitespace().next()?.parse::<u64>().ok().map(|kib| kib << 10)
 }
 
-/// Free bytes of a device's own memory, as reported by its API.
+/// Returns the free bytes of a device's own memory, if the API reports them.
 fn free_bytes(label: &str) -> Option<u64> {
     let devices = Devices::probe(&DeviceOptions::default()).unwrap();
     let memory = *devices.report().adapters().find(|adapter| adapter.label() == label)?.memory.first()?;
@@ -404,7 +452,7 @@ fn free_bytes(label: &str) -> Option<u64> {
 
 #[test]
 fn a_hundred_loads_leak_nothing() {
-    // Other tests allocate memory as well, so this one runs in a separate process.
+    // Run in a separate process, because other tests allocate memory as well.
     const NAME: &str = "gpus::a_hundred_loads_leak_nothing";
     if !Child::inside(NAME) {
         test_support::child(NAME).passes();
@@ -412,13 +460,13 @@ fn a_hundred_loads_leak_nothing() {
     }
     within(900, || {
         let model = Model::open(model_path(BITNET)).unwrap();
-        // Intel's CPU runtime leaks some MB per set of programs that is loaded and released.
+        // Intel's CPU runtime leaks some MB for each set of programs that is loaded and released.
         let leaky: Vec<String> = adapters()
             .iter()
             .filter(|a| a.driver.name.starts_with("Intel(R) OpenCL"))
             .map(Adapter::label)
             .collect();
-        // Compiling shaders for the CPU takes seconds each time; other tests load them repeatedly.
+        // Compiling shaders for the CPU takes seconds each time. Other tests load such programs repeatedly.
         let slow = slow(&adapters());
         let load = |label: &str, times: usize| {
             // Mean time of each part of a load, printed for information.
@@ -451,7 +499,7 @@ fn a_hundred_loads_leak_nothing() {
             load(&label, 90);
             let after = (free_bytes(&label), resident_bytes());
             println!("{label}: device memory free, process memory: {before:?} → {after:?}");
-            // Less than a leak of one load in five. Allocators with many threads use part of it.
+            // A leak in one of five loads would exceed this. Allocators with many threads use part of it.
             const SLACK_BYTES: u64 = 80 << 20;
             if let (Some(before), Some(after)) = (before.0, after.0) {
                 assert!(after + SLACK_BYTES >= before, "{label}: {before} → {after} bytes free");

@@ -1,7 +1,8 @@
-//! Models through HIP, on a stand-in for AMD's driver that runs on OpenCL devices: golden logits, a pipeline
-//! with the CPU, and the command, which compiles in a separate process.
+//! Tests models through HIP, on a stand-in for AMD's driver that runs on OpenCL devices. Covers golden
+//! logits, a pipeline with the CPU, and the command, which compiles in a separate process.
 //!
-//! Without an OpenCL device the tests skip visibly; `RAGTAG_TEST_OPENCL_ADAPTERS` demands devices.
+//! Without an OpenCL device the tests record a skip. `RAGTAG_TEST_OPENCL_ADAPTERS` sets the required number
+//! of devices.
 
 use crate::support::{
     self, Setup, block_on, golden, greedy, listen, model_path, ragtag, relative_error, within,
@@ -11,10 +12,10 @@ use ragtag_kernels::{Activations, NumericsClass};
 use test_drivers::{hip_on_opencl, library_path, rocblas_kernels, with_hip_on_opencl};
 
 const BITNET: &str = "tales-bitnet-tq2_0";
-/// One device is enough here; the conformance suite tests all.
+/// Environment variable that limits HIP to one device. The conformance suite tests all devices.
 const ONE: &[(&str, &str)] = &[("HIP_VISIBLE_DEVICES", "0")];
 
-/// Whether the stand-in has a device. Records a skip if not.
+/// Returns whether the stand-in has a device. Otherwise records a skip.
 fn present() -> bool {
     let devices = Devices::probe(&DeviceOptions::default()).unwrap();
     let found = devices.report().adapter("hip:0").is_some();
@@ -74,10 +75,10 @@ fn a_pipeline_with_the_cpu_gives_the_tokens_of_one_device() {
     });
 }
 
-/// A prompt long enough for library matrix products, with quantised weights that are dequantised for the
-/// library. The stand-in computes the products itself; the test checks that the right products reach it, from
-/// the plan to the recorded graph. The pretended architecture has no matrix units, so the automatic choice is
-/// the library.
+/// Checks a prompt long enough for library matrix products, with quantised weights that are dequantised for
+/// the library. The stand-in computes the products itself. The test checks that the right products reach the
+/// stand-in, from the plan to the recorded graph. The automatic choice is the library, because the reported
+/// architecture has no matrix units.
 #[test]
 fn a_long_prompt_uses_the_matrix_library() {
     let (variable, folder) = rocblas_kernels();
@@ -110,7 +111,7 @@ fn a_long_prompt_uses_the_matrix_library() {
     });
 }
 
-/// The command with the stand-in and this machine's OpenCL devices.
+/// Returns the command with the stand-in and this machine's OpenCL devices.
 fn with_stand_in(cache: &std::path::Path) -> assert_cmd::Command {
     let mut command = ragtag();
     match std::env::var_os("OCL_ICD_VENDORS") {
@@ -130,7 +131,7 @@ fn the_command_compiles_in_a_separate_process() {
     let cache = tempfile::tempdir().unwrap();
     let listed = with_stand_in(cache.path()).args(["devices", "--json"]).output().unwrap();
     let listed: serde_json::Value = serde_json::from_slice(&listed.stdout).unwrap();
-    // Without an OpenCL driver, HIP exists but has no device.
+    // Without an OpenCL driver, HIP is present but has no device.
     if !listed["detected"].to_string().contains("hip:0") {
         assert!(std::env::var_os("RAGTAG_TEST_OPENCL_ADAPTERS").is_none(), "{listed}");
         return test_support::skip!("OpenCL driver", "HIP on OpenCL has no device");
@@ -148,7 +149,7 @@ fn the_command_compiles_in_a_separate_process() {
         assert_eq!(listed.contains("rocBLAS"), named, "{choice}: {listed}");
     }
     with_stand_in(cache.path()).args(["devices", "--gemm", "best"]).assert().failure().code(2);
-    // An abort in the compiler does not end the command; its error names the signal.
+    // An abort in the compiler does not end the command. The error names the signal.
     let empty = tempfile::tempdir().unwrap();
     let aborted = with_stand_in(empty.path()).env("RAGTAG_FAKE_ABORT", "1").args(run).assert().failure();
     let said = String::from_utf8_lossy(&aborted.get_output().stderr).into_owned();
@@ -157,7 +158,7 @@ fn the_command_compiles_in_a_separate_process() {
     with_stand_in(cache.path()).env("RAGTAG_FAKE_ABORT", "1").args(run).assert().success();
 }
 
-/// On a machine without AMD hardware, the command reports the cause and continues.
+/// Checks that the command reports the cause and continues on a machine without AMD hardware.
 #[test]
 fn the_command_reports_the_cause_and_continues() {
     let output = ragtag().args(["devices", "--json"]).output().unwrap();

@@ -1,7 +1,8 @@
-//! Pipelines whose devices are lost during a run, as reported by the driver, through Vulkan and through wgpu.
-//! A layer over Vulkan's drivers causes the loss.
+//! Tests pipelines that lose a device during a run, through Vulkan and through wgpu. A layer over Vulkan's
+//! drivers causes the loss.
 //!
-//! Without a Vulkan device the tests skip visibly; `RAGTAG_TEST_VULKAN_ADAPTERS` demands devices.
+//! Without a Vulkan device the tests record a skip. `RAGTAG_TEST_VULKAN_ADAPTERS` sets the required number of
+//! devices.
 
 use crate::support::{self, Setup, block_on, golden, greedy, listen, model_path, relative_error, within};
 use ragtag::{DeviceOptions, Devices, Engine, Error, Event, Model, Prompt};
@@ -11,16 +12,16 @@ use ragtag_scheduler::Error as RunError;
 use test_drivers::{LostAt, VulkanFaults, with_vulkan_faults};
 
 const MODEL: &str = "tales-bitnet-tq2_0";
-/// Tokens of an undisturbed run.
+/// Number of tokens of an undisturbed run.
 const TOKENS: u32 = 8;
-/// Tokens before the device is lost.
+/// Number of tokens before the device is lost.
 const BEFORE: usize = 5;
 
 fn model() -> Model {
     Model::open(model_path(MODEL)).unwrap()
 }
 
-/// Labels of an API's devices. Records a skip if there are none.
+/// Returns the labels of an API's devices. Records a skip if there are none.
 fn labels(backend: &str) -> Vec<String> {
     let found = Devices::probe(&DeviceOptions::default()).unwrap();
     let adapters = found.report().adapters().filter(|adapter| adapter.backend == backend);
@@ -38,7 +39,7 @@ fn tokens(engine: &Engine) -> Vec<u32> {
     block_on(listen(stream)).unwrap().ids
 }
 
-/// Loses the device with this number after some tokens. Returns these tokens and the run's error.
+/// Loses the device with this number after [`BEFORE`] tokens. Returns these tokens and the error of the run.
 fn loses(engine: &Engine, faults: &VulkanFaults, number: u32, at: LostAt) -> (Vec<u32>, Error) {
     let prompt = &golden(MODEL).cases[0].prompt_ids;
     let mut stream = engine.session().generate(Prompt::Tokens(prompt), &greedy(100)).unwrap();
@@ -55,7 +56,7 @@ fn loses(engine: &Engine, faults: &VulkanFaults, number: u32, at: LostAt) -> (Ve
     }
 }
 
-/// Loses one of two devices during a run. Each has a stage, with the CPU between them.
+/// Loses one of two devices during a run. Each device has a stage, and a CPU stage is between them.
 fn a_stage_is_lost(faults: &VulkanFaults, [first, last]: [&str; 2], lost: usize, at: LostAt) {
     let model = model();
     let (wanted, split) = (format!("{first},{last},cpu:0"), format!("0-4={first},5-8=cpu:0,9-13={last}"));
@@ -93,7 +94,7 @@ fn a_stage_is_lost(faults: &VulkanFaults, [first, last]: [&str; 2], lost: usize,
     engine.shutdown();
 }
 
-/// Loses one of an API's first two devices.
+/// Loses one of the first two devices of an API.
 fn one_is_lost(faults: &VulkanFaults, backend: &str, lost: usize, at: LostAt) {
     match &labels(backend)[..] {
         [first, second, ..] => a_stage_is_lost(faults, [first, second], lost, at),

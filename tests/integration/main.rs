@@ -1,7 +1,7 @@
 //! End-to-end tests of Ragtag: golden outputs, equal results for all cuts and micro-batches, the command, and
 //! bad input.
 
-// Skips must be visible, and measured errors are worth reading.
+// Skips must be visible, and measured errors are useful in the log.
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
 mod bad_input;

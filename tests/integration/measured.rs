@@ -1,11 +1,12 @@
-//! Predictions compared with measurements, replanning from measurements, and throttled devices and links.
+//! Tests comparisons of predictions with measurements, replanning from measurements, and throttled devices
+//! and links.
 
 use crate::support::{ragtag, read_json, text};
 use ragtag_planner::Split;
 use ragtag_planner::wording::{Quantity, deviation};
 use serde_json::Value;
 
-/// Two devices of one thread each.
+/// Arguments that select two devices with one thread each.
 const TWO: [&str; 4] = ["--cpu-devices", "2", "--threads", "1"];
 
 struct Done {
@@ -32,7 +33,7 @@ fn json(arguments: &[&str]) -> Value {
     serde_json::from_str(&done.out).unwrap_or_else(|e| panic!("{e}:\n{}", done.out))
 }
 
-/// The comparison of one part of the pipeline.
+/// Returns the comparison of one part of the pipeline.
 fn part<'a>(json: &'a Value, place: &str, index: u64, phase: &str) -> &'a Value {
     let parts = json["comparison"]["parts"].as_array().unwrap();
     let is = |p: &&Value| p["place"] == place && p["index"] == index && p["phase"] == phase;
@@ -61,11 +62,11 @@ fn bench_compares_every_stage_and_edge_with_its_prediction() {
             assert_eq!(off, part["finding"].is_string(), "{part}");
         }
     }
-    // Counts of the measured runs only: one of pp24 and one of tg6 with two sequences each. Warm-up runs are
-    // excluded.
+    // The counts cover only the measured runs: one of pp24 and one of tg6, with two sequences each. Warm-up
+    // runs are excluded.
     let steps = |place, index| number(part(&json, place, index, "decode"), "micro_batches");
     let rows = |index| steps("stage", index) * number(part(&json, "stage", index, "decode"), "rows");
-    // A step that shares a micro-batch with a chunk of the other prompt counts as prefill.
+    // A step that shares a micro-batch with another prompt's chunk counts as prefill.
     let counted = &json["stages"][0]["report"]["decode"]["micro_batches"];
     assert!(steps("stage", 0) <= counted.as_f64().unwrap() * 0.75, "{counted} in all");
     assert!(rows(0) <= 2.0 * 2.0 * 5.0 && rows(0) >= 1.0, "{}", rows(0));
@@ -178,8 +179,8 @@ fn reports_invalid_throttles() {
     assert!(refused.code == 2 && refused.err.contains("duplicate throttle"), "{}", refused.err);
 }
 
-/// A device throttled to an eighth of the time is slower than planned and gets fewer segments. The share is small, so
-/// that other load on this machine cannot mask it.
+/// Checks that a device throttled to 12 % of the time is slower than planned and gets fewer segments. With
+/// such a small share, other load on this machine cannot hide the throttle.
 #[test]
 fn replanning_moves_segments_away_from_a_slow_device() {
     let slow = ["--throttle", "cpu:1=duty:12%", "--replan"];

@@ -1,5 +1,6 @@
-//! Devices with less memory than they reported: Ragtag first frees caches, then tries a smaller plan, and
-//! finally reports the wanted and the available sizes. The process continues, and tokens do not change.
+//! Tests devices with less memory than they reported. Ragtag first frees caches, then tries a smaller plan,
+//! and finally reports the requested and the available sizes. The process continues, and tokens do not
+//! change.
 
 use crate::support::{
     Setup, block_on, devices, golden, greedy, last_vulkan, listen, model_path, run_with_vulkan, text, within,
@@ -23,8 +24,8 @@ fn setup<'a>() -> Setup<'a> {
     Setup { cpu_devices: 2, split: Some("0-6=cpu:0,7-13=cpu:1"), ..Setup::default() }
 }
 
-/// A planner with only the split and the types fixed. Without prompts it has no reason to choose another
-/// prefill chunk than the default.
+/// Returns a planner that fixes only the split and the types. Without prompts, the planner keeps the default
+/// prefill chunk.
 fn planner(model: &Model, found: &Devices) -> Planner {
     Planner::new(model)
         .devices(found)
@@ -34,12 +35,13 @@ fn planner(model: &Model, found: &Devices) -> Planner {
         .split(setup().split.unwrap().parse().unwrap())
 }
 
-/// The devices, each limited to `bytes` of memory regardless of what it reports.
+/// Returns the devices, each limited to `bytes` of memory regardless of the size that it reports.
 fn holding(bytes: u64) -> Devices {
     devices(&setup()).limited_to(Limits { memory_bytes: Some(bytes), ..Limits::default() })
 }
 
-/// The plan that finally runs, the number of plans tried before it, and the first error.
+/// Starts an engine. Returns the plan that finally runs, the number of plans tried before it, and the first
+/// error.
 fn fitted(model: &Model, found: &Devices, planner: &Planner) -> (Plan, usize, String) {
     let plan = planner.plan().unwrap();
     let (mut tried, mut first) = (0, String::new());
@@ -61,7 +63,7 @@ fn fitted(model: &Model, found: &Devices, planner: &Planner) -> (Plan, usize, St
     (engine.plan().clone(), tried, first)
 }
 
-/// Device memory of the larger of the two stages.
+/// Returns the device memory of the larger stage, in bytes.
 fn largest(plan: &Plan) -> u64 {
     plan.stages.iter().map(|stage| stage.memory_bytes.total - stage.memory_bytes.staging).max().unwrap()
 }
@@ -92,7 +94,7 @@ fn a_little_missing_memory_shrinks_the_chunk_and_more_shrinks_the_context() {
     });
 }
 
-/// Memory that can be saved without a shorter context: scratch and slots.
+/// Returns the bytes that can be saved without a shorter context: scratch and slots.
 fn largest_but_kv(plan: &Plan) -> u64 {
     plan.stages.iter().map(|stage| stage.memory_bytes.scratch + stage.memory_bytes.slots).max().unwrap()
 }
@@ -133,8 +135,8 @@ fn keeps_requested_values_and_otherwise_fails_with_sizes() {
     });
 }
 
-/// A device that refuses memory without reporting its free memory keeps a stage of the size that it granted;
-/// the other device takes the rest.
+/// Checks a device that refuses memory without reporting its free memory. The device keeps a stage of the
+/// size that it granted, and the other device takes the rest.
 #[test]
 fn a_refusing_device_gets_fewer_segments_and_the_others_more() {
     within(300, || {
@@ -150,7 +152,7 @@ fn a_refusing_device_gets_fewer_segments_and_the_others_more() {
         };
         let whole = asked(&devices(&setup)).plan().unwrap();
         let (segments, bytes) = of(&whole, "cpu:1").expect("both have a stage");
-        // The device has most of the memory, a small part, or none.
+        // The device has most of the memory, a small part of it, or none.
         let most_of_it = bytes / 4 * 3;
         for most in [most_of_it, bytes / 16, 0] {
             let faults = Faults { most_bytes: Some(most), ..Faults::default() };
@@ -170,7 +172,7 @@ fn a_refusing_device_gets_fewer_segments_and_the_others_more() {
     });
 }
 
-/// The only device has no memory: the error is the first refusal, with sizes.
+/// Checks that the error is the first refusal, with sizes, if the only device has no memory.
 #[test]
 fn a_single_device_without_memory_is_an_error_with_sizes() {
     within(120, || {
@@ -188,7 +190,7 @@ fn a_single_device_without_memory_is_an_error_with_sizes() {
     });
 }
 
-/// A driver that reports plenty of memory and refuses it: the CPU computes the rest.
+/// Checks a driver that reports plenty of memory but refuses allocations. The CPU computes the rest.
 #[test]
 fn a_refusing_vulkan_device_gets_fewer_segments_and_the_cpu_the_rest() {
     let test = "memory::a_refusing_vulkan_device_gets_fewer_segments_and_the_cpu_the_rest";
@@ -198,7 +200,8 @@ fn a_refusing_vulkan_device_gets_fewer_segments_and_the_cpu_the_rest() {
             let model = model();
             let setup = Setup { devices: &format!("{label},cpu:0"), ..Setup::default() };
             let found = devices(&setup);
-            // Pretend that it is a discrete card, so that it would get the whole model.
+            // Pretend that the device is a discrete card, so that the planner would place the whole model on
+            // it.
             let card = |facts: DeviceFacts| {
                 let (memory, source) = (facts.memory_bytes, FigureSource::Assumed);
                 let card = DeviceFacts::assumed(&label, AdapterKind::Discrete, 100, memory, source);
@@ -210,7 +213,7 @@ fn a_refusing_vulkan_device_gets_fewer_segments_and_the_cpu_the_rest() {
             };
             let facts = found.facts().into_iter().map(card).collect();
             let planner = Planner::new(&model).device_facts(facts).activations(Activations::F32);
-            // Keys and values take most of the memory.
+            // The KV cache takes most of the memory.
             let planner = planner.kv(KvType::F32).context(512).chunk(32);
             let whole = planner.plan().unwrap();
             let on_card = |plan: &Plan| plan.stages.iter().find(|stage| stage.device == label).cloned();
@@ -234,7 +237,7 @@ fn a_refusing_vulkan_device_gets_fewer_segments_and_the_cpu_the_rest() {
     });
 }
 
-/// The command on a single device without memory.
+/// Checks the command on a single device without memory.
 #[test]
 fn the_command_reports_sizes_and_never_changes_a_plan_from_a_file() {
     let test = "memory::the_command_reports_sizes_and_never_changes_a_plan_from_a_file";
@@ -269,7 +272,7 @@ fn the_command_reports_sizes_and_never_changes_a_plan_from_a_file() {
     });
 }
 
-/// An engine whose second device has faults.
+/// Starts an engine whose second device has faults.
 fn faulty(model: &Model, faults: Faults) -> ragtag::Result<Engine> {
     let setup = Setup { chunk: 32, sequences: 4, context: 128, all_logits: false, ..setup() };
     let found = devices(&setup).checked_by(move |adapter, device| {
@@ -302,14 +305,15 @@ fn retries_an_allocation_that_failed_once() {
     });
 }
 
-/// Staging for weights shrinks if it is refused. Below its minimum, the stage is out of memory.
+/// Checks that the staging memory for weights shrinks if the device refuses it. Below its minimum, the stage
+/// is out of memory.
 #[test]
 fn refused_staging_shrinks_and_changes_no_token() {
     within(120, || {
         let model = model();
         let expected: Vec<_> =
             golden(MODEL).cases.iter().map(|case| case.greedy_ids[..24].to_vec()).collect();
-        // The ring fits into this region size.
+        // The ring fits into regions of this size.
         let most = |bytes| Faults { largest_region_bytes: Some(bytes), ..Faults::default() };
         let error = faulty(&model, most(1 << 20)).unwrap_err();
         let Error::Run(error) = &error else { panic!("{error:?}") };
@@ -319,7 +323,8 @@ fn refused_staging_shrinks_and_changes_no_token() {
     });
 }
 
-/// Programs are recorded on first use. Without memory for another one, idle programs are evicted.
+/// Checks eviction. Programs are recorded on first use. If a device has no memory for another program, idle
+/// programs are evicted.
 #[test]
 fn evicting_programs_during_a_run_changes_no_token() {
     within(120, || {
@@ -332,7 +337,7 @@ fn evicting_programs_during_a_run_changes_no_token() {
             assert_eq!(tales(&engine).unwrap(), expected, "round {round}");
         }
 
-        // Without memory for a single program the run ends with an error, and the process continues.
+        // Without memory for a single program, the run ends with an error and the process continues.
         let engine = faulty(&model, Faults { most_programs: Some(0), ..Faults::default() }).unwrap();
         let error = tales(&engine).unwrap_err();
         let Error::Run(RunError::Stage { stage: 1, device, cause }) = &error else { panic!("{error:?}") };

@@ -1,5 +1,6 @@
-//! Pictures of plans: other programs can read them (XML, Graphviz, a browser), hostile names are escaped, and
-//! the content matches the plan. The test writes the pages to the target folder's `tmp` for inspection.
+//! Tests pictures of plans. Other programs must read them (XML, Graphviz, a browser), hostile names must be
+//! escaped, and the content must match the plan. The test writes the pages to `tmp` in the target folder, for
+//! inspection.
 
 use super::support::{ragtag, within};
 use ragtag::compare::{ComparedPart, ComparedRate, Comparison, Phase, TimeParts};
@@ -16,9 +17,9 @@ use ragtag_transfer::Route;
 use std::path::{Path, PathBuf};
 use std::process::{Command as Process, Stdio};
 
-/// A name that is hostile in each of the formats.
+/// Name that is hostile in each of the formats.
 const HOSTILE: &str = "</title><script>alert(1)</script>\"'&]]>\\n\u{0}\u{1b}[2J\u{202e}{}<!--";
-/// The hostile name as it is displayed.
+/// Hostile name as the pictures display it.
 const SHOWN: &str = "</title><script>alert(1)</script>\"'&]]>\\n\u{fffd}\u{fffd}[2J\u{fffd}{}<!--";
 /// Sections of a page.
 const SECTIONS: [&str; 6] = ["stages", "links", "memory", "timeline", "alternatives", "reasons"];
@@ -31,7 +32,7 @@ fn times(decode_us: f64, prefill_us: f64) -> PredictedTimes {
     PredictedTimes { decode_us, prefill_us }
 }
 
-/// A plan of `stages` equal stages over 82 segments, with every part of an explanation.
+/// Returns a plan of `stages` equal stages over 82 segments, with every part of an explanation.
 fn synthetic(stages: u32, name: &str, label: impl Fn(u32) -> String) -> Plan {
     let cut = |at: u32| at * 82 / stages;
     let stage = |at: u32| PlanStage {
@@ -113,6 +114,7 @@ fn synthetic(stages: u32, name: &str, label: impl Fn(u32) -> String) -> Plan {
         kv: KvType::F16,
         activations: Activations::Int8,
         wire_type: ragtag::WireType::F32,
+        family: ragtag::Family::OneStage,
         stages: (0..stages).map(stage).collect(),
         host_memory_bytes: Default::default(),
         edges: (1..stages).map(edge).collect(),
@@ -132,7 +134,7 @@ fn synthetic(stages: u32, name: &str, label: impl Fn(u32) -> String) -> Plan {
     }
 }
 
-/// The planner's plan for the bundled model on `devices` assumed devices.
+/// Returns the planner's plan for the bundled model on `devices` assumed devices.
 fn planned(devices: u32) -> Plan {
     let facts = |at: u32| {
         let kind = if at.is_multiple_of(2) { AdapterKind::Cpu } else { AdapterKind::Integrated };
@@ -142,7 +144,7 @@ fn planned(devices: u32) -> Plan {
     Planner::new(&model).device_facts((0..devices).map(facts).collect()).sequences(2).plan().unwrap()
 }
 
-/// Measurements of a run with other micro-batches than those of the plan's request.
+/// Returns measurements of a run whose micro-batches differ from those of the plan's request.
 fn measured(stages: usize) -> Comparison {
     let part = |place, index: usize, phase, predicted_us: f64, measured_us: f64| ComparedPart {
         place,
@@ -185,7 +187,7 @@ fn measured(stages: usize) -> Comparison {
     Comparison { parts, rates: vec![rate], ..Comparison::default() }
 }
 
-/// Test pages: a name, and the report to show.
+/// Returns the test pages, each with a name and the report that it shows.
 fn reports() -> Vec<(&'static str, Report)> {
     let long = |at: u32| format!("level-zero:{at}-Intel-Arc-A770-Graphics-16GB-(DG2)-at-0000:{at:02x}:00.0");
     let mut run = Report::new(synthetic(3, "Llama-3.3-70B-Instruct-Q4_K_M", |at| format!("cuda:{at}")));
@@ -209,7 +211,7 @@ fn reports() -> Vec<(&'static str, Report)> {
 
 // ---- drawings-- ------------------------------------------------------------------------------------------------
 
-/// The body of a page, as XML.
+/// Returns the body of a page as XML.
 fn body(page: &str) -> &str {
     let (start, end) = (page.find("<body>").unwrap(), page.rfind("</body>").unwrap());
     &page[start..end + "</body>".len()]
@@ -287,7 +289,7 @@ fn pages_show_the_figures_of_the_plan() {
     assert_eq!((bar.attribute("x"), bar.attribute("width")), (Some("32.927%"), Some("32.927%")));
 }
 
-/// The gap is relative to the best known plan, or else to the bound.
+/// Checks that the gap is relative to the best known plan, or to the bound if no better plan is known.
 #[test]
 fn the_gap_of_a_users_split_is_relative_to_the_planners_split() {
     let tile = |plan: &Plan| {
@@ -411,12 +413,12 @@ fn estimated_timelines_match_a_pipeline() {
         let spans = gantt.spans.iter().filter(|s| s.row == row);
         spans.map(|s| (s.micro_batch.unwrap(), s.start_us, s.end_us)).collect()
     };
-    // The second stage is slower: each chunk waits for the previous one, after 150 µs to fill the pipeline.
+    // The second stage is slower. Each chunk waits for the previous chunk, after 150 µs to fill the pipeline.
     assert_eq!(of(&prefill, 0)[..2], [(0, 0.0, 100.0), (1, 100.0, 200.0)]);
     assert_eq!(of(&prefill, 1)[..2], [(0, 100.0, 150.0), (1, 200.0, 250.0)]);
     assert_eq!(of(&prefill, 2)[..2], [(0, 150.0, 350.0), (1, 350.0, 550.0)]);
     assert_eq!(prefill.end_us(), 150.0 + 6.0 * 200.0);
-    // Two groups. The first group's tokens return at 38 µs, and its second step starts then.
+    // There are two groups. The first group's tokens return at 38 µs, and its second step starts then.
     assert_eq!(of(&decode, 0)[..3], [(0, 0.0, 10.0), (1, 10.0, 20.0), (0, 38.0, 48.0)]);
     assert_eq!(of(&decode, 2)[..3], [(0, 15.0, 35.0), (1, 35.0, 55.0), (0, 55.0, 75.0)]);
     assert_eq!(of(&decode, 3)[..2], [(0, 35.0, 38.0), (1, 55.0, 58.0)]);
@@ -513,7 +515,7 @@ fn the_command_writes_pictures() {
 
 // ---- other programs -----------------------------------------------------------------------------------------------
 
-/// Path of an installed program. Records a skip if there is none.
+/// Returns the path of an installed program. Records a skip if the program is not installed.
 fn program(what: &str, variable: &str, names: &[&str]) -> Option<PathBuf> {
     let named = std::env::var_os(variable).map(PathBuf::from);
     let path = std::env::var_os("PATH").unwrap_or_default();
@@ -552,8 +554,8 @@ fn graphviz_draws_the_graph() {
     }
 }
 
-/// Script that checks each page, in a frame as wide as a phone or a laptop: no text in a bar is wider than
-/// the bar, and nothing overflows.
+/// Script that checks each page in a frame as wide as a phone or a laptop. No text in a bar may be wider than
+/// the bar, and nothing may overflow.
 const QUESTIONS: &str = r#"
 addEventListener('load', () => {
   const found = [];
@@ -583,7 +585,7 @@ addEventListener('load', () => {
 });
 "#;
 
-/// Problems that a browser finds on these pages, including messages on its console.
+/// Returns the problems that a browser finds on these pages, including messages on its console.
 fn ask(browser: &Path, pages: &[(String, u32, String)]) -> Vec<String> {
     let escape = |text: &str| text.replace('&', "&amp;").replace('"', "&quot;");
     let frames = pages.iter().map(|(name, width, page)| {
@@ -627,7 +629,7 @@ fn pages_fit_a_phone_and_a_laptop_in_a_browser() {
     let objections = ask(&browser, &pages);
     assert!(objections.is_empty(), "{}", objections.join("\n"));
 
-    // The script finds deliberate problems.
+    // The script must find deliberate problems.
     let (name, width, page) = pages.remove(0);
     let wide = page.replace("<footer>", "<script>throw 1</script><p style=\"width:2000px\">wide</p><footer>");
     let without = wide.replace("id=\"memory\"", "id=\"memories\"");

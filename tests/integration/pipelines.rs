@@ -1,5 +1,5 @@
-//! Pipelines of every shape give the same results, and a sequence frees its resources in whatever way it
-//! ends.
+//! Tests that pipelines of every shape give the same results, and that a sequence frees its resources however
+//! it ends.
 
 use crate::support::{
     self, Said, Setup, block_on, golden, greedy, listen, model_path, relative_error, within,
@@ -19,16 +19,17 @@ use tokio_stream::StreamExt;
 
 const BITNET: &str = "tales-bitnet-tq2_0";
 const LLAMA: &str = "tales-q8_0";
-/// Number of segments: embedding, twelve blocks, head.
+/// Number of segments: the embedding, twelve blocks and the head.
 const SEGMENTS: u32 = 14;
-/// Number of half-block segments: embedding, twelve attention and feed-forward halves, head.
+/// Number of half-block segments: the embedding, twelve attention and twelve feed-forward halves, and the
+/// head.
 const HALVES: u32 = 26;
 
 fn open(name: &str) -> Model {
     Model::open(model_path(name)).unwrap()
 }
 
-/// The first golden prompt with `more` of its golden tokens.
+/// Returns the ids of the first golden prompt and of `more` golden tokens after it.
 fn ids(name: &str, more: usize) -> Vec<u32> {
     let case = &golden(name).cases[0];
     [&case.prompt_ids[..], &case.greedy_ids[..more]].concat()
@@ -51,7 +52,7 @@ fn say(session: &Session, prompt: &[u32], generation: &Generation) -> ragtag::Re
     block_on(listen(session.generate(Prompt::Tokens(prompt), generation)?))
 }
 
-/// Setup for engines that generate: logits of the last row only.
+/// Returns the setup for engines that generate text. They need only the logits of the last row.
 fn generating<'a>() -> Setup<'a> {
     Setup { all_logits: false, ..Setup::default() }
 }
@@ -157,12 +158,34 @@ fn three_four_and_fourteen_devices_give_the_bits_of_one() {
     });
 }
 
-/// A model in which the embedding of a token has an outlier, as in the residual stream of some models.
+#[test]
+fn devices_with_several_stages_give_the_bits_of_one() {
+    within(120, || {
+        let (model, ids) = (open(LLAMA), ids(LLAMA, 8));
+        let setup = Setup { chunk: 8, context: 32, ..Setup::default() };
+        let alone = logits(&model, &setup, &ids);
+        for split in [
+            "0-3=cpu:0,4-7=cpu:1,8-13=cpu:0",
+            "0-3=cpu:0,4-7=cpu:1,8-10=cpu:0,11-13=cpu:1",
+            "0-1=cpu:2,2=cpu:0,3-8=cpu:1,9-11=cpu:2,12=cpu:1,13=cpu:0",
+        ] {
+            let setup = Setup { cpu_devices: 3, split: Some(split), ..setup.clone() };
+            assert_same_bits(&logits(&model, &setup, &ids), &alone, split);
+        }
+        let split = support::feed_forward_apart("cpu:0", "cpu:1", HALVES);
+        let granularity = Granularity::HalfBlock;
+        let setup = Setup { cpu_devices: 2, granularity, split: Some(&split), ..setup };
+        assert_same_bits(&logits(&model, &setup, &ids), &alone, &split);
+    });
+}
+
+/// Returns a model in which the embedding of a token has an outlier. The residual streams of some models have
+/// such outliers.
 fn with_an_outlier(token: usize, value: f32) -> Model {
     let mut bytes = support::model_bytes(LLAMA);
     let table = support::tensor_data(&bytes, "token_embd.weight");
     let width = open(LLAMA).hyperparameters().width as usize;
-    // A block of Q8_0: a scale as f16, and 32 quants.
+    // A Q8_0 block has a scale in f16 and 32 quants.
     let at = table.start + token * width / 32 * 34;
     let mut block = [0; 34];
     block[..2].copy_from_slice(&half::f16::from_f32(value / 100.0).to_le_bytes());
@@ -171,8 +194,8 @@ fn with_an_outlier(token: usize, value: f32) -> Model {
     Model::from_bytes("outlier", bytes).unwrap()
 }
 
-/// Values beyond the largest f16 saturate and small ones are rounded: neither becomes infinite, and no row
-/// affects another.
+/// Checks that values beyond the largest f16 saturate and that small values are rounded. Neither becomes
+/// infinite, and no row affects another row.
 #[test]
 fn outliers_stay_finite_with_the_f16_wire_type() {
     let ids = ids(LLAMA, 8);
@@ -195,7 +218,7 @@ fn outliers_stay_finite_with_the_f16_wire_type() {
         let row = 5 * vocabulary..6 * vocabulary;
         let error = relative_error(&narrow[row.clone()], &wide[row]);
         println!("an outlier of {value}: relative error {error:.2e} in its row");
-        // A norm follows: the only large value of a row dominates it regardless of its size.
+        // A norm follows. The only large value of a row dominates the norm regardless of the value's size.
         assert!(error <= NumericsClass::Fast.tolerance(), "{value}: {error}");
     }
 }
@@ -238,7 +261,7 @@ fn every_chunk_length_agrees_within_the_fast_class() {
     check_chunks(Activations::Int8, NumericsClass::Fast);
 }
 
-/// Sequences of random lengths that arrive together and share micro-batches of random sizes.
+/// Checks sequences of random lengths that arrive together and share micro-batches of random sizes.
 #[test]
 fn concurrent_sequences_have_the_logits_of_single_ones() {
     within(120, || {
@@ -271,7 +294,7 @@ fn concurrent_sequences_have_the_logits_of_single_ones() {
     });
 }
 
-/// The four golden prompts, and four more.
+/// Returns the four golden prompts and four more.
 fn eight_prompts(model: &Model) -> Vec<Vec<u32>> {
     let more =
         ["The", "There was once a princess", "\"No,\" said the fox", "In the middle of the night the giant"];
@@ -323,14 +346,14 @@ fn dropped_streams_give_back_their_cache_and_credits() {
                 assert_eq!(said.ids[..64], case.greedy_ids);
             }
         };
-        // Rows computed by the first stage.
+        // Counts the rows that the first stage has computed.
         let rows = || engine.stage_reports()[0].counts.rows;
         // Two such sequences fill the cache.
         pair();
         let one_pair = rows();
         for _ in 0..ROUNDS {
-            // Six sequences, of whom two fit. Each is dropped at a random point between its submission and
-            // its end.
+            // Only two of the six sequences fit into the cache. Each stream is dropped at a random point
+            // between its submission and its end.
             let mut streams: Vec<_> = (0..6).map(start).collect();
             let events = random.random_range(0..6);
             for _ in 0..events {
@@ -341,7 +364,7 @@ fn dropped_streams_give_back_their_cache_and_credits() {
             }
         }
         pair();
-        // If the dropped ones had run to their ends, they would have been ninety pairs.
+        // Without cancellation, the dropped sequences would have computed the rows of ninety pairs.
         let computed = rows() - one_pair;
         assert!(computed < one_pair * u64::from(ROUNDS), "{computed} rows, {one_pair} of a pair");
     });
@@ -375,7 +398,7 @@ fn dropping_an_engine_ends_its_running_sequences_at_once() {
     within(120, || {
         let model = open(BITNET);
         let setup = Setup { context: 512, cpu_devices: 2, sequences: 8, ..generating() };
-        // Submissions completed by the first device, and the devices' leaks.
+        // Track the submissions that the first device completed, and the leaks of all devices.
         let computed = Arc::new(AtomicU64::new(0));
         let leaks = Arc::new(Mutex::new(Vec::new()));
         let (count, watch) = (Arc::clone(&computed), Arc::clone(&leaks));
@@ -403,10 +426,10 @@ fn dropping_an_engine_ends_its_running_sequences_at_once() {
         }
         let before = computed.load(Ordering::Relaxed);
         drop((engine, session, streams));
-        // Nothing is computed any more: the devices are dropped.
+        // The devices are dropped, so nothing is computed any more.
         let left: Vec<_> = leaks.lock().unwrap().iter().map(LeakWatch::leaks).collect();
         assert_eq!(left, vec![Some(Leaks::default()); 2]);
-        // The remaining tokens would have taken a submission each, for one sequence at least.
+        // For a single sequence, each remaining token would have taken one submission.
         let after = computed.load(Ordering::Relaxed) - before;
         assert!(after < (450 - 30) / 4, "{after} submissions after the engine was dropped");
     });
@@ -506,7 +529,7 @@ fn refuses_invalid_requests_and_continues() {
 
         let said = say(&session, &case.prompt_ids, &greedy(8)).unwrap();
         assert_eq!(said.ids, case.greedy_ids[..8]);
-        // A prompt that fills the context leaves room for one token, which needs no position.
+        // A prompt that fills the context leaves room for one token, because that token needs no position.
         let full: Vec<u32> = case.prompt_ids.iter().chain(&case.greedy_ids).copied().take(32).collect();
         assert_eq!(say(&session, &full, &greedy(8)).unwrap().ids, case.greedy_ids[19..20]);
     });
@@ -613,7 +636,7 @@ struct Copy {
     plan: ragtag::Plan,
 }
 
-/// A plan for a copy of a model that a test may truncate.
+/// Returns a plan for a copy of a model. Tests may truncate the copy.
 fn copy() -> Copy {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("copy.gguf");
@@ -655,7 +678,7 @@ fn a_file_that_shrinks_while_loading_is_a_clear_error() {
         let (seen, file) = (Arc::clone(&calls), copy.file);
         let progress = Box::new(move |done: u64, total: u64| {
             seen.lock().unwrap().push((done, total));
-            // Called by the only reading thread, so no read is in progress.
+            // Only the single reading thread calls this closure, so no read is in progress.
             file.set_len(4096).unwrap();
         });
         let mut options = EngineOptions::default();

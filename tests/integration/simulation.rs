@@ -1,4 +1,4 @@
-//! Compares simulations of plans with runs of them, and tests `ragtag simulate`.
+//! Compares simulations of plans with real runs of these plans, and tests `ragtag simulate`.
 
 use crate::support::{self, Setup, block_on, greedy, listen, ragtag, text, within};
 use ragtag::simulation::{
@@ -25,13 +25,13 @@ fn setup(sequences: u32) -> Setup<'static> {
     }
 }
 
-/// `requests` equal requests that arrive together.
+/// Returns a load of `requests` equal requests that arrive together.
 fn load(requests: u32, prompt: u32, new: u32) -> Load {
     let (prompt_tokens, new_tokens) = (Lengths::Fixed(prompt), Lengths::Fixed(new));
     DrawnLoad { requests, arrivals: Arrivals::Together, prompt_tokens, new_tokens, seed: 1 }.draw().unwrap()
 }
 
-/// Runs the load that is simulated.
+/// Runs the load. Returns the plan and the trace of the run.
 fn run(model: &Model, requests: u32, prompt: u32, new: u32) -> (Plan, Trace) {
     let engine = support::engine(model, &setup(requests));
     let session = engine.session();
@@ -54,7 +54,7 @@ fn simulated(model: &Model, plan: &Plan, load: &Load, measured: &Trace) -> Trace
     Trace::simulated(plan, &SimSummary::new(&spec, report))
 }
 
-/// Sets each stage's times to the medians of its measured spans.
+/// Sets the times of each stage to the medians of its measured spans.
 fn take_times(spec: &mut SimSpec, measured: &Trace) {
     for (stage, simulated) in (0..).zip(&mut spec.stages) {
         let median = |kind: SpanKind, rows: Option<u32>| {
@@ -74,7 +74,7 @@ fn take_times(spec: &mut SimSpec, measured: &Trace) {
     }
 }
 
-/// An event of a micro-batch: stage, kind, micro-batch, and rows if it is computed.
+/// Event of a micro-batch: the stage, the kind, the micro-batch, and the number of rows for a computation.
 type BatchEvent = (u32, SpanKind, u64, Option<u32>);
 
 fn batch_event(span: &Span) -> BatchEvent {
@@ -82,14 +82,14 @@ fn batch_event(span: &Span) -> BatchEvent {
     (span.stage, span.kind, span.micro_batch.expect("not a weight transfer").0, rows)
 }
 
-/// The spans in the order of their starts, without the loading of weights.
+/// Returns the spans in the order of their starts, without the loading of weights.
 fn by_start(trace: &Trace) -> Vec<&Span> {
     let mut spans: Vec<_> = trace.spans().iter().filter(|s| s.kind != SpanKind::Weights).collect();
     spans.sort_by_key(|s| (s.start_ns, s.end_ns));
     spans
 }
 
-/// Events of one queue of a stage, in order.
+/// Returns the events of one queue of a stage, in order.
 fn queue(trace: &Trace, stage: u32, kind: SpanKind) -> Vec<BatchEvent> {
     let here = by_start(trace).into_iter().filter(|s| s.stage == stage && s.kind == kind);
     here.map(batch_event).collect()
@@ -97,8 +97,8 @@ fn queue(trace: &Trace, stage: u32, kind: SpanKind) -> Vec<BatchEvent> {
 
 const KINDS: [SpanKind; 4] = [SpanKind::Upload, SpanKind::Compute, SpanKind::Download, SpanKind::Logits];
 
-/// Checks causality: a micro-batch is computed, downloaded, uploaded and computed again without overlap, and
-/// every queue processes micro-batches in the order in which they entered the pipeline.
+/// Checks causality. Computation, download, upload and the next computation of a micro-batch must not
+/// overlap. Every queue must process micro-batches in the order in which they entered the pipeline.
 fn assert_causal(trace: &Trace, what: &str) {
     let spans = by_start(trace);
     let find = |stage: u32, kind: SpanKind, id: u64| {
@@ -130,10 +130,10 @@ fn assert_causal(trace: &Trace, what: &str) {
     }
 }
 
-/// With one sequence, a run and its simulation must agree: on each queue of each stage the same micro-batches
-/// with the same rows in the same order; and in decode, the same order of all starts over all queues and
-/// stages. In prefill, the interleaving of the stages' starts depends on timing. There only causality is
-/// checked.
+/// Compares a run of one sequence with its simulation. Each queue of each stage must have the same
+/// micro-batches, with the same rows, in the same order. In decode, all starts over all queues and stages
+/// must have the same order. In prefill, the interleaving of the stages' starts depends on timing, so only
+/// causality is checked.
 #[test]
 fn a_simulation_has_the_event_order_of_its_run() {
     within(120, || {
@@ -158,8 +158,9 @@ fn a_simulation_has_the_event_order_of_its_run() {
     });
 }
 
-/// With several sequences, timing decides which of them share a micro-batch. The rest must agree: causality,
-/// the order on each queue, the same micro-batches on all stages, and the total of rows.
+/// Compares a run of several sequences with its simulation. Timing decides which sequences share a
+/// micro-batch. Causality, the order on each queue, the micro-batches of all stages, and the total of rows
+/// must agree.
 #[test]
 fn a_simulation_of_several_sequences_has_the_rows_of_its_run() {
     within(120, || {
@@ -185,7 +186,7 @@ fn a_simulation_of_several_sequences_has_the_rows_of_its_run() {
 
 const PLACED: [&str; 6] = ["--cpu-devices", "2", "--threads", "1", "--split", "0-6=cpu:0,7-13=cpu:1"];
 
-/// Runs `ragtag simulate`; exit code, standard output, standard error.
+/// Runs `ragtag simulate`. Returns its exit code, standard output and standard error.
 fn command(arguments: &[&str]) -> (i32, String, String) {
     let output = ragtag().arg("simulate").args(PLACED).args(arguments).output().unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
@@ -220,7 +221,7 @@ fn simulate_prints_tables_or_json_and_writes_a_timeline() {
     assert_eq!(summary["first_token_us"]["count"], 12);
     assert_eq!(json(&drawn)["summary"], *summary, "the same seed gives the same simulation");
     assert_ne!(json(&[&drawn[..], &["--seed", "2"]].concat())["summary"], *summary);
-    // Slow requests never wait.
+    // Requests that arrive slowly never wait.
     let slow = &json(&["--requests", "5", "--rate", "0.01"])["summary"];
     assert_eq!(slow["waiting_requests"]["max"], 0);
     assert!(slow["duration_us"].as_f64().unwrap() > 1e8);

@@ -4,17 +4,17 @@ use ragtag::{
     DeviceOptions, Devices, Engine, EngineOptions, Event, GemmChoice, Generation, Granularity, Model,
     Planner, Summary, TokenStream, WireType,
 };
-use ragtag_kernels::{Activations, KvType};
+use ragtag_kernels::{Activations, KvType, NumericsClass};
 use ragtag_planner::Split;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 pub use test_support::model as model_path;
 
-/// The four golden models.
+/// Names of the four golden models.
 pub const MODELS: [&str; 4] = ["tales-bitnet-tq2_0", "tales-q8_0", "tales-q4_0", "tales-q4_k_m"];
 
-/// Two of the four models. The next turn and the next `RAGTAG_TEST_SEED` select the other two.
-/// `RAGTAG_TEST_ALL` selects all.
+/// Returns two of the four models. The next `turn` and the next `RAGTAG_TEST_SEED` select the other two.
+/// `RAGTAG_TEST_ALL` selects all four.
 pub fn half_of_models(turn: u32) -> Vec<&'static str> {
     if std::env::var_os("RAGTAG_TEST_ALL").is_some() {
         return MODELS.to_vec();
@@ -23,19 +23,19 @@ pub fn half_of_models(turn: u32) -> Vec<&'static str> {
     MODELS.into_iter().skip(first as usize).step_by(2).collect()
 }
 
-/// Root of the repository.
+/// Returns the root of the repository.
 pub fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
 }
 
 /// Outputs of an independent implementation for a model.
 pub struct Golden {
-    /// Logits of all positions of the first prompt.
+    /// Logits at all positions of the first prompt.
     pub logits: Vec<f32>,
     pub cases: Vec<GoldenCase>,
 }
 
-/// A prompt with its greedy continuation.
+/// Prompt with its greedy continuation.
 pub struct GoldenCase {
     pub prompt: String,
     pub prompt_ids: Vec<u32>,
@@ -62,7 +62,7 @@ pub fn golden(name: &str) -> Golden {
     }
 }
 
-/// ‖out − reference‖ / ‖reference‖ in float64. NaN anywhere gives NaN, which exceeds every bound.
+/// Returns ‖out − reference‖ / ‖reference‖ in float64. NaN anywhere gives NaN, which exceeds every bound.
 pub fn relative_error(out: &[f32], reference: &[f32]) -> f64 {
     assert_eq!(out.len(), reference.len());
     let square = |x: f64| x * x;
@@ -76,10 +76,19 @@ pub fn argmax(row: &[f32]) -> u32 {
     best.unwrap().0 as u32
 }
 
+/// Returns a split of `halves` half-block segments: the feed-forward halves on `second`, the rest on `first`.
+pub fn feed_forward_apart(first: &str, second: &str, halves: u32) -> String {
+    let half = |segment: u32| {
+        let is_feed_forward = segment % 2 == 0 && segment < halves - 1;
+        format!(",{segment}={}", if is_feed_forward { second } else { first })
+    };
+    format!("0-1={first}") + &(2..halves).map(half).collect::<String>()
+}
+
 /// Options of an engine in tests.
 #[derive(Clone)]
 pub struct Setup<'a> {
-    /// Selection, as for `--device`.
+    /// Device selection, as for `--device`.
     pub devices: &'a str,
     pub cpu_devices: u32,
     pub threads: u32,
@@ -122,7 +131,7 @@ pub fn devices(setup: &Setup<'_>) -> Devices {
     Devices::probe(&options).unwrap()
 }
 
-/// The last device of Vulkan, with a skip if there is none.
+/// Returns the label of the last Vulkan device. Records a skip if there is none.
 pub fn last_vulkan() -> Option<String> {
     let found = Devices::probe(&DeviceOptions::default()).unwrap();
     let ours = found.report().adapters().filter(|adapter| adapter.backend == "vulkan");
@@ -181,43 +190,44 @@ pub async fn listen(mut stream: TokenStream) -> ragtag::Result<Said> {
     }
 }
 
-/// Greedy generation of exactly `max_tokens` tokens, ignoring the end token.
+/// Returns parameters that generate exactly `max_tokens` tokens greedily and ignore the end token.
 pub fn greedy(max_tokens: u32) -> Generation {
     Generation { max_tokens, ignore_end: true, ..Generation::greedy() }
 }
 
-/// Runs an async test body.
+/// Runs the body of an async test.
 pub fn block_on<T>(future: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
 }
 
-/// The command, in a clean environment.
+/// Returns the command in a clean environment.
 pub fn ragtag() -> assert_cmd::Command {
     sheltered(assert_cmd::Command::cargo_bin("ragtag").unwrap())
 }
 
-/// A shell script in which `"$0" "$@"` is the command with these arguments.
+/// Returns a shell script in which `"$0" "$@"` is the command with these arguments.
 pub fn shell(script: &str, arguments: &[&str]) -> assert_cmd::Command {
     let mut command = sheltered(assert_cmd::Command::new("sh"));
     command.args(["-c", script, env!("CARGO_BIN_EXE_ragtag")]).args(arguments);
     command
 }
 
-/// Gives a program a clean environment, which a command that it starts inherits.
+/// Gives a program a clean environment. Commands that the program starts inherit it.
 pub fn sheltered(mut command: assert_cmd::Command) -> assert_cmd::Command {
     command.env_remove("RAGTAG_DEVICES").env_remove("RAGTAG_STRICT").env_remove("RUST_LOG");
-    // A folder that names no OpenCL driver, and no GPU of any API: these tests assume a fixed set of devices.
+    // The folder names no OpenCL driver and no GPU of any API, because these tests assume a fixed set of
+    // devices.
     command.env("OCL_ICD_VENDORS", test_support::golden("tiny-hf"));
     command.env("VK_DRIVER_FILES", root().join("no-driver.json"));
     command.env("CUDA_VISIBLE_DEVICES", "-1").env("HIP_VISIBLE_DEVICES", "-1");
-    // Only tests of calibration time devices.
+    // Only tests of calibration time the devices.
     command.env("RAGTAG_NO_CALIBRATION", "1");
     command.timeout(std::time::Duration::from_secs(300));
     command
 }
 
-/// Runs the command with these Vulkan drivers, or with the system's. Returns its exit code, standard output
-/// and standard error.
+/// Runs the command with these Vulkan drivers, or with the system's drivers. Returns its exit code, standard
+/// output and standard error.
 pub fn run_with_vulkan(
     drivers: Option<&OsStr>,
     prepare: impl FnOnce(&mut assert_cmd::Command),
@@ -234,10 +244,11 @@ pub fn read_json(path: &Path) -> serde_json::Value {
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
 
-/// Runs a test body on a separate thread and fails the test if it does not end in time: nothing may hang.
+/// Runs a test body on a separate thread. Fails the test if the body does not end in time, because nothing
+/// may hang.
 pub fn within<T: Send + 'static>(seconds: u64, body: impl FnOnce() -> T + Send + 'static) -> T {
     let (sender, receiver) = std::sync::mpsc::channel();
-    // Skips are recorded under the thread's name, which is the test's.
+    // Skips are recorded under the name of the thread, which is the name of the test.
     let name = std::thread::current().name().unwrap_or_default().to_owned();
     let thread = std::thread::Builder::new().name(name).spawn(move || {
         let _ = sender.send(body());
@@ -253,27 +264,28 @@ pub fn within<T: Send + 'static>(seconds: u64, body: impl FnOnce() -> T + Send +
     }
 }
 
-/// A path as a command-line argument.
+/// Converts a path to a command-line argument.
 pub fn text(path: &Path) -> &str {
     path.to_str().expect("test paths are UTF-8")
 }
 
-/// The bytes of a model file, for tests that corrupt it.
+/// Returns the bytes of a model file, for tests that corrupt the file.
 pub fn model_bytes(name: &str) -> Vec<u8> {
     std::fs::read(model_path(name)).unwrap()
 }
 
-/// Position of a metadata value in a model file: after its type.
+/// Returns the position of a metadata value in a model file. The position is after the value's type.
 pub fn metadata_value(bytes: &[u8], key: &str) -> usize {
     after_string(bytes, key) + 4
 }
 
-/// Position in a tensor's info after its name: dimensions, extents, type, offset.
+/// Returns the position in a model file after a tensor's name, where its dimensions, extents, type and offset
+/// follow.
 pub fn tensor_info(bytes: &[u8], tensor: &str) -> usize {
     after_string(bytes, tensor)
 }
 
-/// End of a length-prefixed string.
+/// Returns the end of a length-prefixed string.
 fn after_string(bytes: &[u8], text: &str) -> usize {
     let pattern = [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat();
     let at = bytes.windows(pattern.len()).position(|window| window == pattern);
@@ -285,25 +297,57 @@ pub fn patch(bytes: &mut [u8], at: usize, with: &[u8]) {
     bytes[at..at + with.len()].copy_from_slice(with);
 }
 
-/// Byte range of a tensor's data in its file.
+/// Returns the byte range of a tensor's data in its file.
 pub fn tensor_data(bytes: &[u8], tensor: &str) -> std::ops::Range<usize> {
     let model = Model::from_bytes("copy", bytes.to_vec()).unwrap();
     let found = model.graph().weights().tensor(tensor).unwrap();
     found.offset as usize..(found.offset + found.bytes) as usize
 }
 
-/// A model directory: configuration, two safetensors shards, and the tokenizer in both formats.
+/// Returns the path of a model directory with a configuration, two safetensors shards, and the tokenizer in
+/// both formats.
 pub fn checkpoint() -> PathBuf {
     test_support::golden("tiny-hf")
 }
 
-/// The ids of the golden logits in the directory.
-pub fn checkpoint_ids() -> Vec<u32> {
-    let json = read_json(&checkpoint().join("ids.json"));
-    json["ids"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
+/// Model directories with golden logits. `tests/support/golden/tiny.py` wrote all but the first.
+pub const CHECKPOINTS: [&str; 3] = ["tiny-hf", "tiny-qwen2", "tiny-qwen3"];
+
+/// A model directory with golden logits.
+pub struct Checkpoint {
+    /// The model from its directory and, if the directory has `model.gguf`, from that file.
+    pub models: Vec<Model>,
+    pub ids: Vec<u32>,
+    /// Logits of all ids, by `transformers`.
+    pub logits: Vec<f32>,
 }
 
-/// Writes a model as `count` GGUF parts, with metadata, and returns their names.
+impl Checkpoint {
+    pub fn open(name: &str) -> Self {
+        let folder = test_support::golden(name);
+        let paths = [folder.clone(), folder.join("model.gguf")].into_iter().filter(|path| path.exists());
+        let json = read_json(&folder.join("ids.json"));
+        let ids = json["ids"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32);
+        Self {
+            models: paths.map(|path| Model::open(path).unwrap()).collect(),
+            ids: ids.collect(),
+            logits: ragtag::npy::decode(&std::fs::read(folder.join("logits.npy")).unwrap()).unwrap().0,
+        }
+    }
+
+    /// Checks the logits of each model in class exact.
+    pub fn check_logits(&self, what: &str, setup: &Setup<'_>) {
+        for model in &self.models {
+            let engine = engine(model, setup);
+            let logits = block_on(engine.session().logits(&self.ids)).unwrap();
+            let error = relative_error(&logits, &self.logits);
+            println!("{what}, {}: relative error {error:.2e}", model.name());
+            assert!(error <= NumericsClass::Exact.tolerance(), "{what}, {}: {error}", model.name());
+        }
+    }
+}
+
+/// Writes a model as `count` GGUF parts with metadata. Returns the names of the parts.
 pub fn split(model: &Model, folder: &Path, count: usize) -> Vec<String> {
     let tensors = model.graph().weights().tensors();
     let parts = tensors.chunks(tensors.len().div_ceil(count));
@@ -328,7 +372,7 @@ pub fn split(model: &Model, folder: &Path, count: usize) -> Vec<String> {
     names
 }
 
-/// Writes all of a model's metadata.
+/// Writes all metadata of a model.
 pub fn put_metadata(writer: &mut ragtag_graph::gguf::Writer, model: &Model) {
     use ragtag_graph::gguf::{FromValue, Metadata, Value, ValueType};
     fn list<'a, T: FromValue<'a>>(metadata: &'a Metadata, key: &str) -> Vec<T> {

@@ -1,4 +1,4 @@
-//! Compares a model in every quantised tensor type with the same weights in F32.
+//! Compares models in every quantised tensor type with the same weights in F32.
 
 use crate::support::{self, Setup, relative_error};
 use half::f16;
@@ -9,7 +9,7 @@ use ragtag_kernels::{Activations, NumericsClass, TensorType};
 use rand::rngs::StdRng;
 use rand::{Rng, RngCore, SeedableRng};
 
-/// Random quants, with scales that give weights of a realistic size and mean zero.
+/// Returns random quants, with scales that give weights of mean zero and a realistic size.
 fn blocks(random: &mut StdRng, tensor_type: TensorType, values: u64, gain: f32) -> Vec<u8> {
     let mut bytes = vec![0; tensor_type.bytes(values).unwrap() as usize];
     random.fill_bytes(&mut bytes);
@@ -23,7 +23,8 @@ fn blocks(random: &mut StdRng, tensor_type: TensorType, values: u64, gain: f32) 
     bytes
 }
 
-/// Two models with the shape of `like` and equal weights: one with matrices of this type, one in F32.
+/// Returns two models with the shape of `like` and equal weights. One has matrices of this type, the other
+/// has matrices in F32.
 fn pair(like: &Model, tensor_type: TensorType) -> [Model; 2] {
     let mut random = StdRng::seed_from_u64(tensor_type.gguf_id().into());
     let mut files = [TensorType::F32; 2].map(|_| (Writer::new(), Vec::new()));

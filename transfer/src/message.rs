@@ -20,28 +20,30 @@ impl fmt::Display for TransferId {
 pub struct Chunk {
     /// Slot of the staging ring. Its bytes start at `slot × chunk_bytes`.
     pub slot: u32,
-    /// First byte, counted from the start of the transfer.
+    /// Offset of the first byte from the start of the transfer.
     pub offset: u64,
     /// Number of bytes, at most the ring's chunk size.
     pub bytes: u64,
 }
 
-/// Sender to receiver: the chunk may be read once `ready` has passed.
+/// Message from the sender: the receiver may read the chunk once `ready` has passed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChunkReady {
-    /// The transfer that the chunk belongs to.
+    /// Transfer to which the chunk belongs.
     pub transfer: TransferId,
-    /// The byte range and its ring slot.
+    /// Byte range of the chunk and its ring slot.
     pub chunk: Chunk,
-    /// Point that passes once the sender has downloaded the chunk. It belongs to the sender's device.
+    /// Point that passes once the sender has downloaded the chunk. It is on a timeline of the sender's
+    /// device.
     pub ready: Point,
 }
 
-/// Receiver to sender: the slot may be written again once `after` has passed. A credit that carries a point.
+/// Message from the receiver: the sender may write to the slot again once `after` has passed. It returns a
+/// credit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChunkFree {
     /// Slot of the staging ring.
     pub slot: u32,
-    /// Point of the receiver's upload from the slot. Foreign to the sender.
+    /// Point of the receiver's upload from the slot. It is on a timeline of the receiver's device.
     pub after: Point,
 }

@@ -1,9 +1,9 @@
-//! Allocates the points that a queue's submissions signal.
+//! Allocation of the points that a queue's submissions signal.
 
 use ragtag_hal::{Point, TimelineId};
 use serde::{Deserialize, Serialize};
 
-/// Points of one queue, in submission order. The thread that submits to the queue owns its only `Points`.
+/// Points of one queue, in submission order. The core of the queue's device owns the only instance.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Points {
     timeline: TimelineId,
@@ -16,13 +16,14 @@ impl Points {
         Self { timeline, last: 0 }
     }
 
-    /// Returns the next point.
+    /// Allocates the next point and returns it.
     pub fn allot(&mut self) -> Point {
         self.last += 1;
         self.last()
     }
 
-    /// Returns the last allocated point. Before the first, that is value 0, which has always passed.
+    /// Returns the last allocated point. Before the first allocation this is value 0, which has always
+    /// passed.
     pub fn last(&self) -> Point {
         self.timeline.at(self.last)
     }

@@ -1,5 +1,5 @@
-//! The destination's half of a transfer. Uploads each chunk once it is ready and its destination buffer is
-//! open.
+//! The destination's half of a transfer. It uploads each chunk once the chunk is ready and its destination
+//! buffer is open.
 
 use crate::error::Error;
 use crate::message::{Chunk, ChunkFree, ChunkReady, TransferId};
@@ -19,23 +19,23 @@ pub enum ReceiverEvent {
         /// Size of the transfer.
         bytes: u64,
     },
-    /// The oldest transfer that is not open yet now has a buffer. Until then its chunks stay in the ring,
-    /// which holds the sender back.
+    /// The oldest transfer without a buffer now has one. Until this event, the transfer's chunks stay in the
+    /// ring, so the sender runs out of ring slots.
     Open,
-    /// A chunk is on its way into the ring.
+    /// A chunk is being copied into the ring.
     Ready(ChunkReady),
 }
 
-/// Output of the receiver, to be carried out in order.
+/// Output of the receiver. The caller must execute the actions in order.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum ReceiverAction {
     /// Submit a copy from the ring to the destination.
     Upload {
-        /// Transfer that the bytes belong to.
+        /// Transfer to which the bytes belong.
         transfer: TransferId,
-        /// Byte range and source slot.
+        /// Byte range of the chunk and its source slot in the ring.
         chunk: Chunk,
-        /// Points after which the chunk is in the ring.
+        /// Points that pass once the chunk is in the ring.
         waits: Vec<Point>,
         /// Point that the copy signals.
         signal: Point,
@@ -46,8 +46,8 @@ pub enum ReceiverAction {
     Received {
         /// Id of the transfer.
         transfer: TransferId,
-        /// Point after which all bytes have arrived. `None` within one device, where the order of its compute
-        /// queue suffices.
+        /// Point that passes once all bytes have arrived. `None` within one device, where the order of the
+        /// compute queue suffices.
         at: Option<Point>,
     },
 }
@@ -60,23 +60,22 @@ struct Incoming {
     open: bool,
 }
 
-/// Stepper on the destination device.
+/// Half of the state machine on the destination device.
 #[derive(Debug)]
 pub struct Receiver {
-    /// Chunk size and depth of the ring. `None` within one device, where nothing moves.
+    /// Chunk size and depth of the ring. `None` within one device, where no bytes are copied.
     ring: Option<(u64, u32)>,
-    points: Points,
     expected: VecDeque<Incoming>,
-    /// Chunks in the ring whose transfer is not open yet.
+    /// Chunks in the ring whose transfer has no buffer yet.
     held: VecDeque<ChunkReady>,
 }
 
 impl Receiver {
-    /// Creates a receiver for `route` that signals `points` of the destination's upload queue.
+    /// Creates a receiver for `route`.
     ///
     /// # Errors
-    /// If the route is not available or its ring is empty.
-    pub fn new(route: Route, points: Points) -> Result<Self, Error> {
+    /// Fails if the route is not available or if its ring is empty.
+    pub fn new(route: Route) -> Result<Self, Error> {
         let ring = match route {
             Route::SameDevice => None,
             Route::Peer | Route::Import => return Err(Error::Unavailable(route)),
@@ -85,21 +84,26 @@ impl Receiver {
             }
             Route::HostStaged { chunk_bytes, depth } => Some((chunk_bytes, depth)),
         };
-        Ok(Self { ring, points, expected: VecDeque::new(), held: VecDeque::new() })
+        Ok(Self { ring, expected: VecDeque::new(), held: VecDeque::new() })
     }
 
-    /// Returns the number of transfers that have not been received in full.
+    /// Returns the number of transfers whose uploads have not all been submitted.
     pub fn expected(&self) -> usize {
         self.expected.len()
     }
 
-    /// Handles an event and appends the resulting actions.
+    /// Handles an event and appends the resulting actions. They signal `points` of the destination's upload
+    /// queue.
     ///
     /// # Errors
-    /// Returns [`Error::Protocol`] for a chunk that is not the next of its transfer, for more chunks
-    /// than the ring holds, and for a buffer without an announced transfer. Returns [`Error::Empty`] for a
-    /// transfer of zero bytes.
-    pub fn step(&mut self, event: ReceiverEvent, actions: &mut Vec<ReceiverAction>) -> Result<(), Error> {
+    /// [`Error::Protocol`] for a chunk that is not the next of its transfer, for more chunks than the ring
+    /// holds, and for a buffer without an announced transfer. [`Error::Empty`] for a transfer of zero bytes.
+    pub fn step(
+        &mut self,
+        event: ReceiverEvent,
+        points: &mut Points,
+        actions: &mut Vec<ReceiverAction>,
+    ) -> Result<(), Error> {
         match event {
             ReceiverEvent::Expect { transfer, bytes: 0 } => return Err(Error::Empty(transfer)),
             ReceiverEvent::Expect { transfer, bytes } => {
@@ -120,10 +124,10 @@ impl Receiver {
                 Some(_) => self.held.push_back(ready),
             },
         }
-        self.pump(actions)
+        self.pump(points, actions)
     }
 
-    fn pump(&mut self, actions: &mut Vec<ReceiverAction>) -> Result<(), Error> {
+    fn pump(&mut self, points: &mut Points, actions: &mut Vec<ReceiverAction>) -> Result<(), Error> {
         let Some((chunk_bytes, depth)) = self.ring else {
             while self.expected.front().is_some_and(|i| i.open) {
                 let Some(Incoming { transfer, .. }) = self.expected.pop_front() else { break };
@@ -145,7 +149,7 @@ impl Receiver {
                     incoming.received, incoming.bytes, incoming.transfer
                 )));
             }
-            let signal = self.points.allot();
+            let signal = points.allot();
             incoming.received += chunk.bytes;
             let last = incoming.received == incoming.bytes;
             actions.push(ReceiverAction::Upload { transfer, chunk, waits: vec![ready.ready], signal });

@@ -1,4 +1,4 @@
-//! Routes for bytes between two devices.
+//! Routes of activations between two devices.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,13 +6,13 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Route {
-    /// Both stages are on one device: nothing moves.
+    /// Both stages are on one device. No bytes are copied.
     SameDevice,
-    /// The source writes into the destination's memory. Reserved: nothing chooses it yet.
+    /// The source writes into the destination's memory. Reserved: no code selects this route yet.
     Peer,
-    /// The destination has imported the source's memory. Reserved: nothing chooses it yet.
+    /// The destination has imported the source's memory. Reserved: no code selects this route yet.
     Import,
-    /// Through a bounded ring of pinned host memory that both devices can access.
+    /// Copies pass through a bounded ring of pinned host memory that both devices can access.
     HostStaged {
         /// Bytes per chunk.
         chunk_bytes: u64,
@@ -22,8 +22,9 @@ pub enum Route {
 }
 
 impl Route {
-    /// Host-staged route with the default ring. Chunks are large enough to hide the fixed cost of a copy.
-    /// Four of them let one leave the source and another enter the destination while one waits at each end.
+    /// Host-staged route with the default ring. The chunks are large enough to hide the fixed cost of a copy.
+    /// With four of them, one leaves the source and another enters the destination, while one waits at each
+    /// end.
     pub const HOST_STAGED: Route = Route::HostStaged { chunk_bytes: 256 << 10, depth: 4 };
 
     /// Returns the bytes of pinned host memory that the route needs.

@@ -1,4 +1,5 @@
-//! The source's half of a transfer. Cuts it into chunks and downloads each as soon as a ring slot is free.
+//! The source's half of a transfer. It cuts the transfer into chunks and downloads each chunk as soon as a
+//! ring slot is free.
 
 use crate::error::Error;
 use crate::message::{Chunk, ChunkFree, ChunkReady, TransferId};
@@ -11,40 +12,40 @@ use std::collections::VecDeque;
 /// Input of the sender.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum SenderEvent {
-    /// Send these bytes once `after` has passed. Transfers go out in the order of these events.
+    /// Send the bytes once `after` has passed. Transfers are sent in the order of these events.
     Send {
-        /// Id of the transfer; larger than all earlier ids.
+        /// Id of the transfer. It must be larger than all earlier ids.
         transfer: TransferId,
         /// Size of the transfer.
         bytes: u64,
-        /// Point after which all bytes have been written.
+        /// Point that passes once all bytes have been written.
         after: Point,
     },
     /// The receiver returns a slot.
     Free(ChunkFree),
 }
 
-/// Output of the sender, to be carried out in order.
+/// Output of the sender. The caller must execute the actions in order.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum SenderAction {
     /// Submit a copy from the source to the ring.
     Download {
-        /// Transfer that the bytes belong to.
+        /// Transfer to which the bytes belong.
         transfer: TransferId,
-        /// Byte range and destination slot.
+        /// Byte range of the chunk and its destination slot in the ring.
         chunk: Chunk,
-        /// Points after which the bytes have been written and the slot is free.
+        /// Points that pass once the bytes have been written and the slot is free.
         waits: Vec<Point>,
         /// Point that the copy signals.
         signal: Point,
     },
     /// Send this message to the receiver.
     Ready(ChunkReady),
-    /// Every chunk has been submitted. The source's buffer is free once `at` has passed.
+    /// All chunks have been submitted. The source's buffer is free once `at` has passed.
     Sent {
         /// Id of the transfer.
         transfer: TransferId,
-        /// Point of its last download.
+        /// Point of the transfer's last download.
         at: Point,
     },
 }
@@ -57,10 +58,10 @@ struct Outgoing {
     after: Point,
 }
 
-/// Stepper on the source device.
+/// Half of the state machine on the source device.
 #[derive(Debug)]
 pub struct Sender {
-    /// `None` within one device, where nothing moves.
+    /// Ring state. `None` within one device, where no bytes are copied.
     ring: Option<Ring>,
     newest: Option<TransferId>,
 }
@@ -69,18 +70,17 @@ pub struct Sender {
 struct Ring {
     chunk_bytes: u64,
     depth: u32,
-    points: Points,
-    /// Slots that the sender may write, each once its point has passed.
+    /// Slots that the sender may write to, each once its point has passed.
     credits: VecDeque<(u32, Option<Point>)>,
     queue: VecDeque<Outgoing>,
 }
 
 impl Sender {
-    /// Creates a sender for `route` that signals `points` of the source's download queue.
+    /// Creates a sender for `route`.
     ///
     /// # Errors
-    /// If the route is not available or its ring is empty.
-    pub fn new(route: Route, points: Points) -> Result<Self, Error> {
+    /// Fails if the route is not available or if its ring is empty.
+    pub fn new(route: Route) -> Result<Self, Error> {
         let ring = match route {
             Route::SameDevice => None,
             Route::Peer | Route::Import => return Err(Error::Unavailable(route)),
@@ -89,7 +89,7 @@ impl Sender {
             }
             Route::HostStaged { chunk_bytes, depth } => {
                 let credits = (0..depth).map(|slot| (slot, None)).collect();
-                Some(Ring { chunk_bytes, depth, points, credits, queue: VecDeque::new() })
+                Some(Ring { chunk_bytes, depth, credits, queue: VecDeque::new() })
             }
         };
         Ok(Self { ring, newest: None })
@@ -105,17 +105,22 @@ impl Sender {
         self.ring.as_ref().is_some_and(|r| !r.queue.is_empty())
     }
 
-    /// Returns whether everything has been sent and every slot has been returned.
+    /// Returns whether all transfers have been sent and all slots have been returned.
     pub fn is_idle(&self) -> bool {
         self.ring.as_ref().is_none_or(|r| r.queue.is_empty() && r.credits.len() == r.depth as usize)
     }
 
-    /// Handles an event and appends the resulting actions.
+    /// Handles an event and appends the resulting actions. They signal `points` of the source's download queue.
     ///
     /// # Errors
-    /// Returns [`Error::Protocol`] for a slot returned twice and for ids that do not ascend, and
-    /// [`Error::Empty`] for zero bytes.
-    pub fn step(&mut self, event: SenderEvent, actions: &mut Vec<SenderAction>) -> Result<(), Error> {
+    /// [`Error::Protocol`] for a slot that is returned twice, and for ids that do not ascend.
+    /// [`Error::Empty`] for a transfer of zero bytes.
+    pub fn step(
+        &mut self,
+        event: SenderEvent,
+        points: &mut Points,
+        actions: &mut Vec<SenderAction>,
+    ) -> Result<(), Error> {
         match event {
             SenderEvent::Send { transfer, bytes, after } => {
                 if bytes == 0 {
@@ -129,7 +134,7 @@ impl Sender {
                     None => actions.push(SenderAction::Sent { transfer, at: after }),
                     Some(ring) => {
                         ring.queue.push_back(Outgoing { transfer, bytes, sent: 0, after });
-                        ring.pump(actions);
+                        ring.pump(points, actions);
                     }
                 }
             }
@@ -143,7 +148,7 @@ impl Sender {
                         )));
                     }
                     ring.credits.push_back((free.slot, Some(free.after)));
-                    ring.pump(actions);
+                    ring.pump(points, actions);
                 }
             },
         }
@@ -152,14 +157,14 @@ impl Sender {
 }
 
 impl Ring {
-    fn pump(&mut self, actions: &mut Vec<SenderAction>) {
+    fn pump(&mut self, points: &mut Points, actions: &mut Vec<SenderAction>) {
         while let Some(outgoing) = self.queue.front_mut() {
             let Some((slot, free)) = self.credits.pop_front() else { return };
             let transfer = outgoing.transfer;
             let bytes = self.chunk_bytes.min(outgoing.bytes - outgoing.sent);
             let chunk = Chunk { slot, offset: outgoing.sent, bytes };
             let waits = std::iter::once(outgoing.after).chain(free).collect();
-            let signal = self.points.allot();
+            let signal = points.allot();
             outgoing.sent += bytes;
             let last = outgoing.sent == outgoing.bytes;
             actions.push(SenderAction::Download { transfer, chunk, waits, signal });

@@ -1,6 +1,7 @@
-//! Runs sender and receiver of a host-staged transfer against a model of the hardware: two in-order queues, a
-//! ring of bytes, and messages that a random scheduler delivers. Bytes really move, so a chunk copied too
-//! early, twice or from an overwritten slot shows up as wrong data.
+//! Runs the sender and the receiver of a host-staged transfer against a model of the hardware. The model has
+//! two in-order queues, a ring of bytes, and messages that a random scheduler delivers. It really copies
+//! bytes, so an error shows as wrong data: a chunk copied too early, copied twice, or read from an
+//! overwritten slot.
 
 #![allow(missing_docs)]
 
@@ -19,6 +20,8 @@ struct Copy {
 struct Model {
     sender: Sender,
     receiver: Receiver,
+    download_points: Points,
+    upload_points: Points,
     chunk_bytes: u64,
     depth: u32,
     sources: Vec<Vec<u8>>,
@@ -43,13 +46,23 @@ fn timeline(device: u16, queue: QueueKind) -> TimelineId {
     TimelineId { device: DeviceId(device), queue }
 }
 
+fn download_points() -> Points {
+    Points::new(timeline(0, QueueKind::Download))
+}
+
+fn upload_points() -> Points {
+    Points::new(timeline(1, QueueKind::Upload))
+}
+
 impl Model {
     fn new(route: Route, sizes: &[u64]) -> Self {
         let Route::HostStaged { chunk_bytes, depth } = route else { panic!("a staged route") };
         let bytes = |i: usize, n: u64| (0..n).map(|b| (b * 31 + i as u64 * 7 + 1) as u8).collect();
         Self {
-            sender: Sender::new(route, Points::new(timeline(0, QueueKind::Download))).unwrap(),
-            receiver: Receiver::new(route, Points::new(timeline(1, QueueKind::Upload))).unwrap(),
+            sender: Sender::new(route).unwrap(),
+            receiver: Receiver::new(route).unwrap(),
+            download_points: download_points(),
+            upload_points: upload_points(),
             chunk_bytes,
             depth,
             sources: sizes.iter().enumerate().map(|(i, &n)| bytes(i, n)).collect(),
@@ -81,7 +94,7 @@ impl Model {
 
     fn sender_event(&mut self, event: SenderEvent) {
         let mut actions = Vec::new();
-        self.sender.step(event, &mut actions).unwrap();
+        self.sender.step(event, &mut self.download_points, &mut actions).unwrap();
         for action in actions {
             match action {
                 SenderAction::Download { transfer, chunk, waits, signal } => {
@@ -96,7 +109,7 @@ impl Model {
 
     fn receiver_event(&mut self, event: ReceiverEvent) {
         let mut actions = Vec::new();
-        self.receiver.step(event, &mut actions).unwrap();
+        self.receiver.step(event, &mut self.upload_points, &mut actions).unwrap();
         for action in actions {
             match action {
                 ReceiverAction::Upload { transfer, chunk, waits, signal } => {
@@ -108,7 +121,7 @@ impl Model {
         }
     }
 
-    /// Performs one action of the given kind if it is possible now.
+    /// Performs one action of the given kind. Returns whether the action was possible.
     fn act(&mut self, which: u8) -> bool {
         match which {
             0 if self.next_send < self.sources.len() => {
@@ -189,10 +202,11 @@ proptest! {
 fn downloads_overlap_uploads() {
     let mut model = Model::new(Route::HostStaged { chunk_bytes: 10, depth: 2 }, &[40]);
     assert!(model.act(0) && model.act(2) && model.act(1) && model.act(2) && model.act(2));
-    // Both slots are being downloaded. The first upload was submitted before either download finished.
+    // Both slots are being filled by downloads. The first upload was submitted before either download
+    // finished.
     assert_eq!((model.downloads.len(), model.uploads.len()), (2, 2));
     assert!(model.act(4) && model.act(5) && model.act(3));
-    // Chunk 2 reuses the slot of chunk 0 while chunk 1 has not reached the destination.
+    // Chunk 2 reuses the slot of chunk 0 before chunk 1 has reached the destination.
     assert_eq!(model.downloads.len(), 2);
     assert_eq!(model.downloads[1].chunk, Chunk { slot: 0, offset: 20, bytes: 10 });
     assert!(model.downloads[1].waits.contains(&timeline(1, QueueKind::Upload).at(1)));
@@ -201,43 +215,44 @@ fn downloads_overlap_uploads() {
 #[test]
 fn sender_waits_without_slots_and_is_idle_when_all_are_returned() {
     let route = Route::HostStaged { chunk_bytes: 10, depth: 1 };
-    let mut sender = Sender::new(route, Points::new(timeline(0, QueueKind::Download))).unwrap();
+    let (mut sender, mut points) = (Sender::new(route).unwrap(), download_points());
     let (after, mut actions) = (timeline(0, QueueKind::Compute).at(1), Vec::new());
     let free = SenderEvent::Free(ChunkFree { slot: 0, after });
     assert_eq!((sender.is_waiting(), sender.is_idle()), (false, true));
-    sender.step(SenderEvent::Send { transfer: TransferId(1), bytes: 20, after }, &mut actions).unwrap();
+    sender
+        .step(SenderEvent::Send { transfer: TransferId(1), bytes: 20, after }, &mut points, &mut actions)
+        .unwrap();
     assert_eq!((sender.is_waiting(), sender.is_idle()), (true, false));
     // The second chunk takes the slot immediately.
-    sender.step(free, &mut actions).unwrap();
+    sender.step(free, &mut points, &mut actions).unwrap();
     assert_eq!((sender.is_waiting(), sender.is_idle()), (false, false));
-    sender.step(free, &mut actions).unwrap();
+    sender.step(free, &mut points, &mut actions).unwrap();
     assert_eq!((sender.is_waiting(), sender.is_idle()), (false, true));
 }
 
 #[test]
 fn nothing_moves_within_one_device() {
-    let points = |queue| Points::new(timeline(0, queue));
-    let mut sender = Sender::new(Route::SameDevice, points(QueueKind::Download)).unwrap();
-    let mut receiver = Receiver::new(Route::SameDevice, points(QueueKind::Upload)).unwrap();
+    let mut sender = Sender::new(Route::SameDevice).unwrap();
+    let mut receiver = Receiver::new(Route::SameDevice).unwrap();
+    let (mut downloads, mut uploads) = (download_points(), upload_points());
     let (transfer, after) = (TransferId(3), timeline(0, QueueKind::Compute).at(9));
     let mut sent = Vec::new();
-    sender.step(SenderEvent::Send { transfer, bytes: 100, after }, &mut sent).unwrap();
+    sender.step(SenderEvent::Send { transfer, bytes: 100, after }, &mut downloads, &mut sent).unwrap();
     assert_eq!(sent, [SenderAction::Sent { transfer, at: after }]);
     let mut received = Vec::new();
-    receiver.step(ReceiverEvent::Expect { transfer, bytes: 100 }, &mut received).unwrap();
-    receiver.step(ReceiverEvent::Open, &mut received).unwrap();
+    receiver.step(ReceiverEvent::Expect { transfer, bytes: 100 }, &mut uploads, &mut received).unwrap();
+    receiver.step(ReceiverEvent::Open, &mut uploads, &mut received).unwrap();
     assert_eq!(received, [ReceiverAction::Received { transfer, at: None }]);
 }
 
 #[test]
 fn rejects_reserved_routes_and_empty_rings() {
-    let points = || Points::new(timeline(0, QueueKind::Download));
-    assert_eq!(Sender::new(Route::Peer, points()).unwrap_err(), Error::Unavailable(Route::Peer));
-    assert_eq!(Receiver::new(Route::Import, points()).unwrap_err(), Error::Unavailable(Route::Import));
+    assert_eq!(Sender::new(Route::Peer).unwrap_err(), Error::Unavailable(Route::Peer));
+    assert_eq!(Receiver::new(Route::Import).unwrap_err(), Error::Unavailable(Route::Import));
     for (chunk_bytes, depth) in [(0, 4), (4, 0)] {
         let route = Route::HostStaged { chunk_bytes, depth };
-        assert_eq!(Sender::new(route, points()).unwrap_err(), Error::EmptyRing { chunk_bytes, depth });
-        assert_eq!(Receiver::new(route, points()).unwrap_err(), Error::EmptyRing { chunk_bytes, depth });
+        assert_eq!(Sender::new(route).unwrap_err(), Error::EmptyRing { chunk_bytes, depth });
+        assert_eq!(Receiver::new(route).unwrap_err(), Error::EmptyRing { chunk_bytes, depth });
     }
 }
 
@@ -245,19 +260,21 @@ fn rejects_reserved_routes_and_empty_rings() {
 fn reports_protocol_violations() {
     let route = Route::HostStaged { chunk_bytes: 10, depth: 2 };
     let ready = timeline(0, QueueKind::Download).at(1);
-    let new_sender = || Sender::new(route, Points::new(timeline(0, QueueKind::Download))).unwrap();
-    let new_receiver = || Receiver::new(route, Points::new(timeline(1, QueueKind::Upload))).unwrap();
+    let new_sender = || Sender::new(route).unwrap();
+    let new_receiver = || Receiver::new(route).unwrap();
+    let send_to = |sender: &mut Sender, event| sender.step(event, &mut download_points(), &mut Vec::new());
+    let give = |receiver: &mut Receiver, event| receiver.step(event, &mut upload_points(), &mut Vec::new());
     let protocol =
         |result: Result<(), Error>| assert!(matches!(result, Err(Error::Protocol { .. })), "{result:?}");
 
     let mut sender = new_sender();
-    protocol(sender.step(SenderEvent::Free(ChunkFree { slot: 0, after: ready }), &mut Vec::new()));
-    // The first slot number that the ring does not have.
-    protocol(sender.step(SenderEvent::Free(ChunkFree { slot: 2, after: ready }), &mut Vec::new()));
+    protocol(send_to(&mut sender, SenderEvent::Free(ChunkFree { slot: 0, after: ready })));
+    // 2 is the first slot number that is not in the ring.
+    protocol(send_to(&mut sender, SenderEvent::Free(ChunkFree { slot: 2, after: ready })));
     let send = |id, bytes| SenderEvent::Send { transfer: TransferId(id), bytes, after: ready };
-    assert_eq!(sender.step(send(1, 0), &mut Vec::new()), Err(Error::Empty(TransferId(1))));
-    sender.step(send(1, 5), &mut Vec::new()).unwrap();
-    protocol(sender.step(send(1, 5), &mut Vec::new()));
+    assert_eq!(send_to(&mut sender, send(1, 0)), Err(Error::Empty(TransferId(1))));
+    send_to(&mut sender, send(1, 5)).unwrap();
+    protocol(send_to(&mut sender, send(1, 5)));
 
     let expect = ReceiverEvent::Expect { transfer: TransferId(1), bytes: 15 };
     let chunk = |offset, bytes, slot| {
@@ -267,25 +284,25 @@ fn reports_protocol_violations() {
             ready,
         })
     };
-    protocol(new_receiver().step(ReceiverEvent::Open, &mut Vec::new()));
+    protocol(give(&mut new_receiver(), ReceiverEvent::Open));
     let wrong = [chunk(5, 10, 0), chunk(0, 11, 0), chunk(0, 0, 0), chunk(0, 10, 2)];
     for wrong in wrong {
         let mut receiver = new_receiver();
-        receiver.step(expect, &mut Vec::new()).unwrap();
-        receiver.step(ReceiverEvent::Open, &mut Vec::new()).unwrap();
-        protocol(receiver.step(wrong, &mut Vec::new()));
+        give(&mut receiver, expect).unwrap();
+        give(&mut receiver, ReceiverEvent::Open).unwrap();
+        protocol(give(&mut receiver, wrong));
     }
     // The last chunk must not exceed the transfer.
     let mut receiver = new_receiver();
     for event in [expect, ReceiverEvent::Open, chunk(0, 10, 0)] {
-        receiver.step(event, &mut Vec::new()).unwrap();
+        give(&mut receiver, event).unwrap();
     }
-    protocol(receiver.step(chunk(10, 6, 1), &mut Vec::new()));
+    protocol(give(&mut receiver, chunk(10, 6, 1)));
     let mut receiver = new_receiver();
     for _ in 0..2 {
-        receiver.step(chunk(0, 10, 0), &mut Vec::new()).unwrap();
+        give(&mut receiver, chunk(0, 10, 0)).unwrap();
     }
-    protocol(receiver.step(chunk(0, 10, 0), &mut Vec::new()));
+    protocol(give(&mut receiver, chunk(0, 10, 0)));
 }
 
 #[test]

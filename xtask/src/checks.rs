@@ -1,7 +1,7 @@
-//! The checks of `cargo xtask test` and `cargo xtask ci`, in order. The first failure stops the run, except
-//! that a failed test does not stop the others. The tests run last.
+//! The checks of `cargo xtask test` and `cargo xtask ci`, in order. The first failed check stops the run. A
+//! failed test does not stop the other tests. The tests run last.
 //!
-//! Knows nothing about rules for source text; `tidy` has those.
+//! Knows no rules for source text; `tidy` checks those.
 
 use crate::run_tests::{self, TestArgs};
 use crate::{aarch64, packages, support, tidy};
@@ -10,7 +10,7 @@ use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 use test_support::Skip;
 
-/// Completed steps, for the report at the end.
+/// Completed steps, for the report at the end of the run.
 #[derive(Default)]
 pub(crate) struct Done {
     pub times: Vec<(Duration, String)>,
@@ -48,7 +48,7 @@ impl Done {
         Ok(())
     }
 
-    /// Records a step that cannot run here.
+    /// Records a step that cannot run on this machine.
     pub(crate) fn skip(&mut self, step: &str, missing: &str, why: &str) {
         println!("== SKIPPED {step}: {missing}: {why}");
         let [missing, package, test, why] = [missing, "xtask", step, why].map(str::to_owned);
@@ -59,7 +59,8 @@ impl Done {
 /// Backends that must compile on their own.
 const BACKENDS: [&str; 6] = ["cpu", "cuda", "hip", "opencl", "vulkan", "wgpu"];
 
-/// The checks that the README describes. The workspace's tests come last, so that their output ends the log.
+/// Runs the checks that the README describes. The workspace's tests run last, so that their output ends the
+/// log.
 pub fn test(root: &Path, args: &TestArgs) -> Result<(), String> {
     test_after(root, args, Done::default())
 }
@@ -68,14 +69,14 @@ fn test_after(root: &Path, args: &TestArgs, mut done: Done) -> Result<(), String
     done.cargo(root, &["fmt", "--all", "--check"], &[])?;
     done.timed("tidy", || tidy::run(root, tidy::Args::default()))?;
     done.timed("support table", || support::run(root, true))?;
-    // Clippy denies compiler warnings along with its own, in every target. So the tests need no RUSTFLAGS,
-    // which would recompile everything.
+    // Clippy denies compiler warnings along with its own, in every target. The tests therefore need no
+    // RUSTFLAGS, which would recompile everything.
     done.cargo(root, &["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"], &[])?;
     done.cargo(root, &["doc", "--workspace", "--no-deps", "--locked"], &[("RUSTDOCFLAGS", "-D warnings")])?;
     run_tests::run(root, args, done)
 }
 
-/// The tests, plus checks of other feature sets, processors and tools.
+/// Runs the tests, and checks other feature sets, processors and tools.
 pub fn ci(root: &Path, args: &TestArgs) -> Result<(), String> {
     let mut done = Done::default();
     features(root, &mut done)?;
@@ -86,8 +87,8 @@ pub fn ci(root: &Path, args: &TestArgs) -> Result<(), String> {
     test_after(root, args, done)
 }
 
-/// Lints the crates that have backend features, with each backend alone and with none, and the library without the
-/// command.
+/// Lints the crates that have backend features, with each backend alone and with none. Also lints the library
+/// without the command.
 fn features(root: &Path, done: &mut Done) -> Result<(), String> {
     let mut lint = |package, features| {
         let arguments =
@@ -132,21 +133,21 @@ fn deny(root: &Path, done: &mut Done) -> Result<(), String> {
     done.cargo(root, &check, &[])
 }
 
-/// Checks that the fuzz targets compile. Tests of `graph` and `scheduler` run their code on the seeds.
+/// Checks that the fuzz targets compile. An integration test runs the code of the targets on the seeds.
 fn fuzz_targets(root: &Path, done: &mut Done) -> Result<(), String> {
     let arguments = ["check", "--manifest-path", "fuzz/Cargo.toml", "--locked"];
-    // With this variable set, libFuzzer's C++ code is not built. `cargo check` links nothing, so the file may
-    // be missing.
+    // If this variable is set, cargo does not build libFuzzer's C++ code. `cargo check` links nothing, so the
+    // file may be missing.
     done.cargo(root, &arguments, &[("CUSTOM_LIBFUZZER_PATH", "target/libfuzzer.a")])
 }
 
-/// Output of cargo with these arguments.
+/// Runs cargo with these arguments and returns its output.
 fn output(root: &Path, arguments: &[&str]) -> Result<Output, String> {
     let output = Command::new(cargo()).args(arguments).current_dir(root).output();
     output.map_err(|e| format!("cargo {}: {e}", arguments.join(" ")))
 }
 
-/// The cargo executable that runs this program.
+/// Returns the path of the cargo executable that runs this program.
 pub fn cargo() -> String {
     std::env::var("CARGO").unwrap_or_else(|_| "cargo".into())
 }

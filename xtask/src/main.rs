@@ -1,8 +1,8 @@
 //! Developer tasks: `cargo xtask test` runs all tests, `cargo xtask tidy` checks the project's rules.
 //!
-//! Users never need this program; no crate of Ragtag may depend on it.
+//! Users never need this program. No crate of Ragtag may depend on it.
 
-// A command-line program: it prints.
+// This command-line program prints its results.
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
 mod aarch64;
@@ -35,8 +35,8 @@ struct Arguments {
 enum Task {
     /// Run all tests: formatting, lints, tidy, the workspace's tests, documentation.
     Test(run_tests::TestArgs),
-    /// Check the project's rules: dependencies between crates, where `unsafe` may stand, file length, prose,
-    /// …
+    /// Check the project's rules, for example dependencies between crates, modules that may contain `unsafe`,
+    /// file length and prose.
     Tidy(tidy::Args),
     /// Run everything for each commit: the tests, single features, cargo-deny, fuzz targets and AArch64.
     /// Skips steps whose tools are not installed.
@@ -48,12 +48,12 @@ enum Task {
     Nightly(nightly::Args),
     /// Try a seeded sample of an area's mutants. Surviving mutants must be accepted in docs/mutants.md.
     Mutants(mutants::Args),
-    /// Write the kernel sources to files, build or check the committed PTX, and compile for GPUs that are not
-    /// here.
+    /// Write the kernel sources to files, build or check the committed PTX, and compile for GPUs that this
+    /// machine does not have.
     Kernels(kernels::Args),
     /// Write docs/support.md from the summaries in docs/reports.
     SupportTable {
-        /// First add the summary of a report of `ragtag selftest` to docs/reports.
+        /// Before that, add the summary of a report of `ragtag selftest` to docs/reports.
         #[arg(long, value_name = "REPORT")]
         add: Option<PathBuf>,
         /// Only check that the page is up to date.
@@ -66,7 +66,7 @@ enum Task {
     SynthModel(ragtag_synth::Args),
 }
 
-/// The root of the workspace.
+/// Returns the root of the workspace.
 fn root() -> PathBuf {
     let own = Path::new(env!("CARGO_MANIFEST_DIR"));
     own.parent().unwrap_or(own).to_path_buf()

@@ -1,29 +1,30 @@
-//! What cargo says of the workspace.
+//! Reads the output of `cargo metadata` for the workspace.
 //!
-//! This module must not know rules; it reads.
+//! Knows no rules; other modules check them.
 
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The answer of `cargo metadata`, as far as tasks need it.
+/// Output of `cargo metadata`, limited to the fields that the tasks need.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Metadata {
     pub packages: Vec<Package>,
     pub target_directory: PathBuf,
 }
 
-/// A crate of the workspace.
+/// Crate of the workspace.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Package {
     pub name: String,
     pub version: String,
     pub dependencies: Vec<Dependency>,
-    /// Registries; none stands for all, an empty list for `publish = false`.
+    /// Registries that may publish the crate. `None` means every registry; an empty list means `publish =
+    /// false`.
     publish: Option<Vec<String>>,
 }
 
-/// A dependency of a crate.
+/// Dependency of a crate.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Dependency {
     pub name: String,
@@ -32,13 +33,13 @@ pub(crate) struct Dependency {
 }
 
 impl Package {
-    /// Whether a registry may have it.
+    /// Returns whether a registry may publish the crate.
     pub(crate) fn is_published(&self) -> bool {
         self.publish.as_ref().is_none_or(|registries| !registries.is_empty())
     }
 }
 
-/// Asks cargo.
+/// Runs `cargo metadata` and parses its output.
 pub(crate) fn read(root: &Path) -> Result<Metadata, String> {
     let output = Command::new(crate::checks::cargo())
         .args(["metadata", "--no-deps", "--format-version", "1", "--offline"])

@@ -1,4 +1,5 @@
-//! Seeded samples of cargo-mutants' mutants: whether the tests nearest to an area notice when it is changed.
+//! Tests seeded samples of the mutants of cargo-mutants. Checks whether the tests nearest to an area notice
+//! each change.
 //!
 //! A mutant that no test notices fails the task, unless docs/mutants.md lists it with a reason.
 
@@ -8,39 +9,39 @@ use std::hash::{Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-/// What to sample.
+/// Options of `cargo xtask mutants`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// The code to change.
+    /// Area of the code to change.
     #[arg(long, value_parser = clap::builder::PossibleValuesParser::new(areas()))]
     area: String,
-    /// Chooses the sample.
+    /// Seed that selects the sample.
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Mutants to try.
+    /// Number of mutants to try.
     #[arg(long, default_value_t = 50)]
     sample: usize,
 }
 
-/// A part of the code, with the tests nearest to it.
+/// Area of the code, with the tests nearest to it.
 struct Area {
     name: &'static str,
-    /// Globs of its files.
+    /// Globs of the area's files.
     files: &'static [&'static str],
-    /// The package whose tests run.
+    /// Package whose tests run.
     package: &'static str,
-    /// The targets of the package that have the tests.
+    /// Targets of the package that contain the tests.
     targets: &'static [&'static str],
-    /// Chooses among the tests.
+    /// Arguments that select among the tests.
     filter: &'static [&'static str],
-    /// Optimisation of the package: none, unless its tests take longer than optimising.
+    /// Optimisation level of the package. It is 0, unless the tests take longer than optimising the package.
     level: u8,
 }
 
 const LIB: &[&str] = &["--lib"];
-/// Leaves out the tests of texts and of random damage, which take most of the time.
+/// Filter that skips the tests of tokenizers and of random damage, which take most of the time.
 const WITHOUT_TEXTS: &[&str] = &["--skip", "tokenizer::", "--skip", "hostile::any_change"];
-/// Leaves out the slow tests of models.
+/// Filter that skips the slow tests of models.
 const WITHOUT_MODELS: &[&str] = &["--skip", "checkpoint::", "--skip", "compile::", "--skip", "segment::"];
 
 const AREAS: [Area; 9] = [
@@ -49,13 +50,13 @@ const AREAS: [Area; 9] = [
         files: &["scheduler/src/core/**"],
         package: "ragtag-scheduler",
         targets: LIB,
-        // Without a clock in a test, and without the slow tests of simulated plans.
+        // Skips a test that depends on the clock, and the slow tests of simulated plans.
         filter: &["core::", "sim::tests::", "--skip", "a_long_queue"],
         level: 0,
     },
     Area {
         name: "planner",
-        // All but `trial.rs`.
+        // All files except `trial.rs`.
         files: &["planner/src/search/[!t]*", "planner/src/search/solver/**"],
         package: "ragtag-planner",
         targets: LIB,
@@ -120,28 +121,30 @@ const AREAS: [Area; 9] = [
     },
 ];
 
-/// Files whose code only runs on CI's other machines.
+/// Files whose code only runs on other machines of continuous integration.
 const ELSEWHERE: [&str; 2] = ["kernels/src/cpu/neon.rs", "kernels/src/cpu/avx512.rs"];
 
-/// Variables that make a mutant cheap: less to compile, and fewer simulated seeds.
+/// Environment variables that make mutants cheaper to test: less debug information, incremental builds, and
+/// fewer simulated seeds.
 const CHEAP: [(&str, &str); 3] =
     [("CARGO_PROFILE_DEV_DEBUG", "none"), ("CARGO_INCREMENTAL", "1"), ("RAGTAG_SIM_SEEDS", "100")];
 
-/// Seconds that the tests may take before a mutant counts as hanging.
+/// Time limit of the tests in seconds. A mutant whose tests take longer counts as hanging.
 const TIMEOUT_S: &str = "300";
 
-/// Where survivors are accepted.
+/// Page that lists the accepted survivors.
 const ACCEPTED: &str = "docs/mutants.md";
 
-/// The names of all areas.
+/// Returns the names of all areas.
 pub fn areas() -> impl Iterator<Item = &'static str> {
     AREAS.iter().map(|area| area.name)
 }
 
-/// Runs the sample.
+/// Tests the sample and prints the survivors.
 ///
 /// # Errors
-/// A mutant survives that [`ACCEPTED`] does not list, or cargo-mutants is missing or fails.
+/// Returns an error if a mutant survives that [`ACCEPTED`] does not list, or if cargo-mutants is missing or
+/// fails.
 pub fn run(root: &Path, args: &Args) -> Result<(), String> {
     let area = AREAS.iter().find(|area| area.name == args.area).ok_or("no such area")?;
     let listed = std::fs::read_to_string(root.join(ACCEPTED)).map_err(|e| format!("{ACCEPTED}: {e}"))?;
@@ -160,7 +163,7 @@ pub fn run(root: &Path, args: &Args) -> Result<(), String> {
     };
     let (caught, missed) = (outcome("caught.txt")?.len(), outcome("missed.txt")?);
     let (unviable, timeouts) = (outcome("unviable.txt")?.len(), outcome("timeout.txt")?.len());
-    // A test that hangs fails.
+    // A hanging test counts as a failed test.
     let (noticed, viable) = (caught + timeouts, caught + timeouts + missed.len());
     let share = 100.0 * noticed as f64 / viable.max(1) as f64;
     println!("caught {caught}, missed {}, timeouts {timeouts}, unviable {unviable}", missed.len());
@@ -179,7 +182,8 @@ pub fn run(root: &Path, args: &Args) -> Result<(), String> {
     }
 }
 
-/// A work tree at a fixed path, so that only mutated crates are built again. It has the changes of tracked files.
+/// Creates a work tree with all changes of tracked files. Its path is fixed, so that cargo rebuilds only
+/// mutated crates.
 fn tree(root: &Path) -> Result<PathBuf, String> {
     let tree = root.join("target/mutants/tree");
     let changed = git(root, &["stash", "create"])?;
@@ -188,12 +192,12 @@ fn tree(root: &Path) -> Result<PathBuf, String> {
         git(root, &["worktree", "add", "--force", "--detach", &tree.to_string_lossy(), &commit])?;
     }
     git(&tree, &["reset", "--hard", &commit])?;
-    // Tests that failed left files, such as seeds of proptest.
+    // Failed tests leave files, such as seeds of proptest.
     git(&tree, &["clean", "-fdq"])?;
     Ok(tree)
 }
 
-/// What git prints.
+/// Runs git and returns its output.
 fn git(folder: &Path, args: &[&str]) -> Result<String, String> {
     let output = Command::new("git").current_dir(folder).args(args).stderr(Stdio::inherit()).output();
     let Output { status, stdout, .. } = output.map_err(|e| format!("cannot start git: {e}"))?;
@@ -203,7 +207,7 @@ fn git(folder: &Path, args: &[&str]) -> Result<String, String> {
     }
 }
 
-/// cargo-mutants with the area's files.
+/// Returns the cargo-mutants command for the area's files.
 fn mutants(tree: &Path, area: &Area) -> Command {
     let mut command = Command::new("cargo");
     command.current_dir(tree).args(["mutants", "--workspace", "--colors", "never"]);
@@ -212,7 +216,7 @@ fn mutants(tree: &Path, area: &Area) -> Command {
     command
 }
 
-/// The names of all mutants of an area.
+/// Returns the names of all mutants of an area.
 fn list(tree: &Path, area: &Area) -> Result<Vec<String>, String> {
     let output = mutants(tree, area).arg("--list").stderr(Stdio::piped()).output();
     let Output { status, stdout, stderr } = output.map_err(|e| format!("cannot start cargo: {e}"))?;
@@ -226,7 +230,7 @@ fn list(tree: &Path, area: &Area) -> Result<Vec<String>, String> {
     Ok(String::from_utf8_lossy(&stdout).lines().map(str::to_owned).collect())
 }
 
-/// The mutants in the order of a hash with the seed.
+/// Returns the mutants, ordered by a hash of the seed and the name.
 fn shuffled(all: &[String], seed: u64) -> Vec<&str> {
     let rank = |mutant: &&str| {
         let mut hasher = DefaultHasher::new();
@@ -238,9 +242,9 @@ fn shuffled(all: &[String], seed: u64) -> Vec<&str> {
     order
 }
 
-/// Builds and tests each mutant. What was built stays for the next time.
+/// Builds and tests each mutant. Build files stay in place for the next run.
 fn try_out(root: &Path, tree: &Path, area: &Area, left_out: &[&str], results: &Path) -> Result<(), String> {
-    // cargo-mutants reads there what it need not try again. Patterns of names would not leave out deleted fields.
+    // cargo-mutants skips the mutants in this file. Name patterns cannot exclude mutants that delete fields.
     let output = results.join("mutants.out");
     let _ = std::fs::remove_dir_all(&output);
     std::fs::create_dir_all(&output).map_err(|e| format!("{}: {e}", output.display()))?;
@@ -249,14 +253,15 @@ fn try_out(root: &Path, tree: &Path, area: &Area, left_out: &[&str], results: &P
     let mut command = mutants(tree, area);
     command.env("CARGO_TARGET_DIR", root.join("target/mutants")).envs(CHEAP);
     command.args(["--in-place", "--iterate", "--output"]).arg(results);
-    // Nextest stops at the first test that fails.
+    // Nextest stops at the first failed test.
     command.args(["--test-tool", "nextest", "--test-package", area.package, "--timeout", TIMEOUT_S]);
-    // These hold for building, too; what follows `--` only holds for testing.
+    // These arguments also apply to building. Arguments after `--` only apply to testing.
     command
         .arg("--cargo-arg=--locked")
         .args(area.targets.iter().map(|target| format!("--cargo-arg={target}")));
     let Area { package, level, .. } = area;
-    // Kernels are fast enough unless they are what is tested. In many units of code, a mutant compiles one of them anew.
+    // Unoptimised kernels are fast enough unless the area is the kernels. With many codegen units, a mutant
+    // recompiles only one of them.
     for setting in [
         "ragtag-kernels.opt-level=0",
         &format!("{package}.opt-level={level}"),
@@ -267,13 +272,14 @@ fn try_out(root: &Path, tree: &Path, area: &Area, left_out: &[&str], results: &P
     command.args(["--", "--"]).args(area.filter);
     let status = command.status().map_err(|e| format!("cannot start cargo: {e}"))?;
     match status.code() {
-        // All caught, some missed, some timed out.
+        // The codes mean that all mutants were caught, that some survived, or that some timed out.
         Some(0 | 2 | 3) => Ok(()),
         _ => Err(format!("cargo mutants failed ({status}); {} has its logs", results.display())),
     }
 }
 
-/// The mutant's name without line and column, so that code may move: of `file:line:column: change`.
+/// Returns the mutant's name without line and column, so that code may move. `mutant` is `file:line:column:
+/// change`.
 fn without_position(mutant: &str) -> String {
     let mut parts = mutant.splitn(4, ':');
     match [parts.next(), parts.next(), parts.next(), parts.next()] {
@@ -282,7 +288,8 @@ fn without_position(mutant: &str) -> String {
     }
 }
 
-/// The accepted mutants of the page, each with its reason: lines of the form "- `mutant`: reason".
+/// Parses the accepted mutants of the page, each with its reason. Their lines have the form "- `mutant`:
+/// reason".
 fn accepted(page: &str) -> Result<BTreeMap<&str, &str>, String> {
     let entry = |line| {
         let (mutant, reason): (&str, &str) =

@@ -1,7 +1,7 @@
-//! `cargo xtask nightly`: runs everything that takes too long for each commit. The other parts still run
-//! after a failed one.
+//! Implements `cargo xtask nightly`, which runs everything that takes too long for each commit. If a part
+//! fails, the remaining parts still run.
 //!
-//! Knows nothing about the parts; each is a shell command.
+//! Knows nothing about the parts. Each part is a shell command.
 
 use crate::mutants;
 use std::path::Path;
@@ -16,14 +16,15 @@ pub(crate) struct Args {
     ci: Vec<String>,
 }
 
-/// A shell command. `"$0"` is this program, `"$@"` are the options for `ci`.
+/// Part of the nightly run, as a shell command. In the command, `"$0"` is this program and `"$@"` are the
+/// options for `ci`.
 struct Part {
     command: String,
-    /// A command that fails if the part's tool is missing.
+    /// Shell command that fails if the part's tool is missing.
     needs: &'static str,
 }
 
-/// Name, and options with the largest input in bytes.
+/// Fuzz targets: the name, and options with the largest input in bytes.
 const FUZZ_TARGETS: [(&str, &str); 4] = [
     ("gguf", "-max_len=40000 -dict=fuzz/gguf.dict"),
     ("safetensors", "-max_len=20000 -dict=fuzz/checkpoint.dict"),
@@ -31,7 +32,7 @@ const FUZZ_TARGETS: [(&str, &str); 4] = [
     ("plan", "-max_len=4000"),
 ];
 
-/// All parts, in order.
+/// Returns all parts in order.
 fn parts() -> Vec<Part> {
     let part = |command: &str, needs| Part { command: command.into(), needs };
     let mut parts = vec![
@@ -58,7 +59,7 @@ fn parts() -> Vec<Part> {
 /// Runs all parts and prints their results.
 ///
 /// # Errors
-/// Fails if a part failed.
+/// Returns an error if a part failed.
 pub(crate) fn run(root: &Path, args: &Args) -> Result<(), String> {
     let xtask = std::env::current_exe().map_err(|e| e.to_string())?;
     let (table, failures) = run_parts(root, &parts(), &xtask, &args.ci);
@@ -66,7 +67,7 @@ pub(crate) fn run(root: &Path, args: &Args) -> Result<(), String> {
     if failures == 0 { Ok(()) } else { Err(format!("{failures} parts failed")) }
 }
 
-/// Runs these parts. Returns a line per part and the number of failures.
+/// Runs these parts. Returns the report, with a line per part, and the number of failures.
 fn run_parts(root: &Path, parts: &[Part], xtask: &Path, options: &[String]) -> (String, usize) {
     let shell = |command: &str| {
         let mut shell = Command::new("sh");

@@ -1,4 +1,4 @@
-//! Checks the published packages: packages each crate, limits its size, and builds the examples outside the
+//! Checks the published packages. Packages each crate, limits its size, and builds the examples outside the
 //! workspace with these packages alone.
 //!
 //! Knows no package by name; the list comes from cargo.
@@ -10,29 +10,29 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-/// Maximum bytes of a package: registries refuse larger ones.
+/// Maximum size of a package in bytes. Registries refuse larger packages.
 const PACKAGE_BYTES: u64 = 10 << 20;
 
-/// The example that runs, its arguments for a small size, and a part of its output.
+/// Example to run, with arguments for a small size and a part of its output.
 const RUNS: (&str, [&str; 3], &str) = ("06-attention-everywhere", ["2", "32", "16"], "cpu:0 ");
 
-/// Crates that are built without optimisation: the example runs for less time than optimising them takes.
+/// Crates that are built without optimisation, because optimising them takes longer than the example runs.
 const UNOPTIMISED: [&str; 3] = ["ragtag-kernels", "ragtag-planner", "ragtag-scheduler"];
 
 /// Packages the published crates, and builds the examples with them.
 ///
 /// # Errors
-/// If a package is incomplete or too large, or the example prints other results.
+/// Returns an error if a package is incomplete or too large, or if the example prints other results.
 pub(crate) fn run(root: &Path, done: &mut Done) -> Result<(), String> {
     let metadata = metadata::read(root)?;
     let packages: Vec<_> = metadata.packages.iter().filter(|package| package.is_published()).collect();
     let names = packages.iter().flat_map(|package| ["-p", &package.name]);
-    // Cargo's own verification would compile all dependencies again for each package. The program below verifies
-    // all packages at once.
+    // Cargo's own verification would compile all dependencies again for each package. The program below
+    // verifies all packages at once.
     let package = ["package", "--locked", "--offline", "--no-verify", "--allow-dirty"];
     done.cargo(root, &package.into_iter().chain(names).collect::<Vec<_>>(), &[])?;
     let files = metadata.target_directory.join("package");
-    // The same path in every run, so that new build files replace old ones.
+    // The path is the same in every run, so that new build files replace old ones.
     let place = root.to_string_lossy().replace(|c: char| !c.is_ascii_alphanumeric(), "-");
     let folder = std::env::temp_dir().join(format!("downstream{place}"));
     let outcome = done.timed("the examples with the packages alone", || {
@@ -44,7 +44,7 @@ pub(crate) fn run(root: &Path, done: &mut Done) -> Result<(), String> {
     outcome
 }
 
-/// Unpacks the packages side by side.
+/// Unpacks the packages next to each other.
 fn unpack(packages: &[&Package], files: &Path, folder: &Path) -> Result<(), String> {
     fs::create_dir_all(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
     for package in packages {
@@ -53,14 +53,15 @@ fn unpack(packages: &[&Package], files: &Path, folder: &Path) -> Result<(), Stri
         if bytes > PACKAGE_BYTES {
             return Err(format!("{}: {bytes} bytes; {PACKAGE_BYTES} are allowed", file.display()));
         }
-        // Packages date all files to 2006, which would hide changes from cargo. `m` sets the current time.
+        // Packages date all files to 2006, which would hide changes from cargo. The tar option `m` sets the
+        // current time.
         printed(Command::new("tar").arg("xzmf").arg(&file).current_dir(folder))?;
     }
     Ok(())
 }
 
-/// Writes the program: the examples, and a manifest with the packages and the workspace's profiles. Equal
-/// profiles let it reuse compiled dependencies.
+/// Writes the program: the examples, and a manifest with the packages and the workspace's profiles. With
+/// equal profiles, the program reuses compiled dependencies.
 fn program(root: &Path, packages: &[&Package], folder: &Path) -> Result<(), String> {
     let read = |file: &str| fs::read_to_string(root.join(file)).map_err(|e| format!("{file}: {e}"));
     let write =
@@ -99,7 +100,7 @@ fn manifest(packages: &[&Package], workspace: &str) -> String {
     text
 }
 
-/// Returns a package's name in file names.
+/// Returns the name of the folder inside a package, which consists of the package's name and version.
 fn directory(package: &Package) -> String {
     format!("{}-{}", package.name, package.version)
 }
@@ -111,7 +112,8 @@ fn build(folder: &Path, target: &Path) -> Result<(), String> {
         command.args(arguments).arg("--offline").current_dir(folder).env("CARGO_TARGET_DIR", target);
         command
     };
-    // Starts from the workspace's lock file: keeps its versions and drops crates that the program does not need.
+    // Cargo starts from the workspace's lock file. It keeps the versions and drops crates that the program
+    // does not need.
     printed(&mut cargo(&["update", "--workspace"]))?;
     let levels = UNOPTIMISED.map(|name| format!("--config=profile.dev.package.{name}.opt-level=0"));
     let status =
@@ -121,7 +123,7 @@ fn build(folder: &Path, target: &Path) -> Result<(), String> {
     }
     let (example, arguments, part) = RUNS;
     let mut command = Command::new(target.join(format!("debug/examples/packaged-{example}")));
-    // The CPU is enough, so these paths hide all drivers.
+    // The example needs only the CPU, so these paths hide all drivers.
     let drivers = [("OCL_ICD_VENDORS", folder), ("VK_DRIVER_FILES", &folder.join("none.json"))];
     let out = printed(command.args(arguments).envs(drivers))?;
     if out.contains(part) { Ok(()) } else { Err(format!("{part:?} is not in what {example} prints:\n{out}")) }

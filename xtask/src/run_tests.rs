@@ -9,11 +9,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// File in which tests record their skips, from the root.
+/// File in which tests record their skips, relative to the root.
 const SKIPS: &str = "target/skips.txt";
 /// Number of slowest tests in the report.
 const SLOWEST: usize = 10;
-/// Parts shorter than this share one line of the report.
+/// Steps shorter than this share one line of the report.
 const SHORT: Duration = Duration::from_secs(1);
 
 /// Options for skipped tests.
@@ -31,7 +31,7 @@ pub(crate) struct TestArgs {
 /// Builds and runs all tests and prints the report.
 ///
 /// # Errors
-/// Fails if a test failed, or a skipped test is not in the list.
+/// Returns an error if a test failed, or if a skipped test is not in the list.
 pub(crate) fn run(root: &Path, args: &TestArgs, mut done: Done) -> Result<(), String> {
     let mut names = BTreeMap::new();
     done.timed("building tests", || build(root, &mut names))?;
@@ -75,7 +75,7 @@ fn verdict(run: &Run, status: ExitStatus, allowed: Result<String, String>) -> Re
     if errors.is_empty() { Ok(()) } else { Err(errors.join("\n")) }
 }
 
-/// The first `count` times, and the sum of the others.
+/// Formats the first `count` times, and the sum of the remaining times.
 fn table(times: &[(Duration, String)], count: usize) -> String {
     let (first, others) = times.split_at(count.min(times.len()));
     let line = |time: Duration, name: &str| format!("{:8.1} s  {name}\n", time.as_secs_f64());
@@ -87,13 +87,13 @@ fn table(times: &[(Duration, String)], count: usize) -> String {
     text
 }
 
-/// Number of threads that libtest starts.
+/// Returns the number of threads that libtest starts.
 fn threads() -> usize {
     let set = std::env::var("RUST_TEST_THREADS").ok().and_then(|threads| threads.parse().ok());
     set.or_else(|| std::thread::available_parallelism().ok().map(usize::from)).unwrap_or(1)
 }
 
-/// Cargo's `test` for all crates.
+/// Returns cargo's `test` command for all crates.
 fn cargo_test(root: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(cargo());
     command.args(["test", "--workspace", "--locked"]).args(arguments).current_dir(root);
@@ -121,12 +121,12 @@ fn build(root: &Path, names: &mut BTreeMap<String, String>) -> Result<(), String
     Ok(())
 }
 
-/// Runs the tests of all crates without stopping at a failure. Prints each line as it comes and passes it to
-/// `line`.
+/// Runs the tests of all crates without stopping at a failure. Prints each line as it arrives and passes it
+/// to `line`.
 fn stream(root: &Path, skips: &Path, mut line: impl FnMut(&str)) -> Result<ExitStatus, String> {
     let mut command = cargo_test(root, &["--no-fail-fast", "--color=never"]);
     println!("== cargo test --workspace --locked --no-fail-fast");
-    // One pipe for both streams, so that cargo's lines stay in order with libtest's.
+    // Both streams share one pipe, so that cargo's lines stay in order with libtest's.
     let (reader, writer) = std::io::pipe().map_err(|e| e.to_string())?;
     command.stdout(writer.try_clone().map_err(|e| e.to_string())?).stderr(writer);
     let mut child = command.env("RAGTAG_TEST_SKIPS", skips).spawn().map_err(|e| e.to_string())?;

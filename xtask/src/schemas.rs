@@ -1,11 +1,11 @@
-//! Writes `docs/schemas`, the JSON Schemas of fleets and plans, from the types that are read and written. A
-//! test of `ragtag-planner` fails when they are stale.
+//! Writes `docs/schemas`, the JSON Schemas of fleets and plans, from the Rust types. A test of
+//! `ragtag-planner` fails if the schemas are stale.
 //!
 //! Knows nothing about the content of a schema.
 
 use std::path::Path;
 
-/// Writes the schemas.
+/// Writes the schemas to `docs/schemas`.
 pub fn run(root: &Path) -> Result<(), String> {
     let folder = root.join("docs/schemas");
     let write = |name: &str, text: String| -> std::io::Result<()> {

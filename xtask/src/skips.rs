@@ -1,8 +1,8 @@
-//! The skips of a test run: a summary by missing requirement, and the list of skips that continuous
+//! Summarises the skips of a test run by missing requirement, and compares them with the list that continuous
 //! integration allows.
 //!
-//! A line of a list is `MISSING<TAB>PACKAGE<TAB>TEST`; lines with `#` are comments. This module runs no
-//! tests.
+//! A line of a list is `MISSING<TAB>PACKAGE<TAB>TEST`. Lines that start with `#` are comments. This module
+//! runs no tests.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -19,7 +19,7 @@ const REMEDIES: &[(&str, &str)] = &[
     ("browser", "apt install chromium"),
 ];
 
-/// Skipped tests by missing requirement: package and test, with the reason.
+/// Reasons of skipped tests, by missing requirement and by package and test.
 type Skips = BTreeMap<String, BTreeMap<(String, String), String>>;
 
 fn by_missing(skips: &[Skip]) -> Skips {
@@ -40,7 +40,7 @@ pub(crate) fn sum(skips: &[Skip]) -> String {
     for (missing, tests) in by_missing(skips) {
         let plural = if tests.len() == 1 { "" } else { "s" };
         text.push_str(&format!("  {missing}: {} test{plural}", tests.len()));
-        // One reason stands for all, although devices may give different ones.
+        // The report gives one reason, although the reasons of different devices may differ.
         if let Some(why) = tests.values().next() {
             text.push_str(&format!(" ({why})"));
         }
@@ -57,7 +57,7 @@ pub(crate) fn list(skips: &[Skip]) -> String {
     lines(skips).into_iter().map(|line| line + "\n").collect()
 }
 
-/// A sorted line per skip.
+/// Formats each skip as a line. The lines are sorted.
 fn lines(skips: &[Skip]) -> Vec<String> {
     let line = |(missing, tests): (String, BTreeMap<(String, String), String>)| {
         tests.into_keys().map(move |(package, test)| format!("{missing}\t{package}\t{test}"))
@@ -65,10 +65,10 @@ fn lines(skips: &[Skip]) -> Vec<String> {
     by_missing(skips).into_iter().flat_map(line).collect()
 }
 
-/// Compares skips with the list in `file`. Returns notes on unused lines.
+/// Compares the skips with the list in `file`. Returns notes on unused lines.
 ///
 /// # Errors
-/// Lists the lines to add, if there are skips that the list does not allow.
+/// Returns the lines to add if there are skips that the list does not allow.
 pub(crate) fn check(skips: &[Skip], file: &Path) -> Result<String, String> {
     let text = std::fs::read_to_string(file).map_err(|e| format!("cannot read {}: {e}", file.display()))?;
     compare(&lines(skips), &text).map_err(|e| format!("{}: {e}", file.display()))

@@ -1,5 +1,5 @@
-//! Writes the support table of the documentation from committed reports of `ragtag selftest`: executed (on
-//! which device), compiled only, or absent.
+//! Writes the support table of the documentation from committed reports of `ragtag selftest`. A backend is
+//! executed (on a named device), compiled only, or absent.
 //!
 //! Knows nothing about the tests; it only counts them.
 
@@ -8,9 +8,9 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::Path;
 
-/// Folder of the reports, from the root.
+/// Folder of the reports, relative to the root.
 const REPORTS: &str = "docs/reports";
-/// The page, from the root.
+/// Page with the table, relative to the root.
 const PAGE: &str = "docs/support.md";
 /// Format version of the reports.
 const VERSION: u32 = 1;
@@ -22,13 +22,13 @@ const BACKENDS: [&str; 7] = ["cuda", "hip", "level-zero", "vulkan", "opencl", "w
 const HEAD: &str = "\
 # Support
 
-The devices that passed or failed the conformance suite. `cargo xtask support-table` writes this page from the summaries in
-[reports/](reports), and `cargo xtask test` checks that it is up to date. `ragtag selftest --report FILE` writes a report on a machine,
-and `cargo xtask support-table --add FILE` adds its summary.
+This page lists the devices on which the conformance suite has run. `cargo xtask support-table` writes the page from the summaries in
+[reports/](reports), and `cargo xtask test` checks that the page is up to date. `ragtag selftest --report FILE` writes the report of a
+machine, and `cargo xtask support-table --add FILE` adds its summary.
 
-- **executed**: the suite ran on this device, with these numbers of tests. A test is skipped if the device or the driver lacks a
-  feature; the report gives the reason. A report named after a stand-in (`hip-on-cuda`) ran through it on the device shown.
-  [hip.md](hip.md) describes what this proves.
+- **executed**: the suite ran on this device, and the columns give the numbers of tests. A test is skipped if the device or the driver
+  lacks a feature, and the report gives the reason. In the report `hip-on-cuda-h200`, a stand-in for AMD's driver ran on the device shown.
+  [hip.md](hip.md) describes what such a report covers.
 - **failed**: the suite ran, and no test passed.
 - **compiled**: the backend is built and linted, and no device has a report.
 - **never**: the backend does not exist yet.
@@ -38,11 +38,11 @@ and `cargo xtask support-table --add FILE` adds its summary.
 ";
 
 const FOOT: &str = "
-Exact, fast: the largest relative error ‖out − reference‖ / ‖reference‖ of any kernel in that numerics class. The bounds are
-1e-4 and 2e-2.
+The columns \"exact\" and \"fast\" give the largest relative error ‖out − reference‖ / ‖reference‖ of all kernels in each numerics class.
+The bounds are 1e-4 (exact) and 2e-2 (fast).
 ";
 
-/// The fields of a report that the table shows. `docs/formats.md` has the full format.
+/// Fields of a report that the table shows. `docs/formats.md` describes the full format.
 #[derive(Debug, Deserialize, Serialize)]
 struct Report<D = Summary> {
     ragtag_selftest: u32,
@@ -54,21 +54,21 @@ struct Report<D = Summary> {
     reports: Vec<D>,
 }
 
-/// A device in a report of `ragtag selftest`.
+/// Device in a report of `ragtag selftest`.
 #[derive(Debug, Deserialize)]
 struct Device {
     adapter: Adapter,
     tests: Vec<Test>,
 }
 
-/// A device in docs/reports.
+/// Summary of a device in docs/reports.
 #[derive(Debug, Deserialize, Serialize)]
 struct Summary {
     adapter: Adapter,
     passed: usize,
-    /// Reasons by test.
+    /// Reasons of failed tests, by test.
     failed: BTreeMap<String, String>,
-    /// Number of tests by reason.
+    /// Number of skipped tests, by reason.
     skipped: BTreeMap<String, usize>,
     /// Largest relative error per numerics class.
     relative_errors: BTreeMap<String, f64>,
@@ -160,7 +160,7 @@ pub(crate) fn run(root: &Path, check: bool) -> Result<(), String> {
     }
 }
 
-/// The reports of a folder with their names, sorted by name.
+/// Reads the reports of a folder. Returns them with their names, sorted by name.
 fn read(folder: &Path) -> Result<Vec<(String, Report)>, String> {
     let about = |e: &dyn std::fmt::Display| format!("{REPORTS}: {e}");
     let mut reports = Vec::new();
@@ -199,7 +199,7 @@ fn page(reports: &[(String, Report)], is_built: impl Fn(&str) -> bool) -> Result
     Ok(page)
 }
 
-/// Rejects reports of part of the suite, and those with an unknown version or backend.
+/// Returns an error for reports of a part of the suite, and for reports with an unknown version or backend.
 fn check_report(report: &Report) -> Result<(), String> {
     if report.ragtag_selftest != VERSION {
         return Err(format!("version {}; {VERSION} is wanted", report.ragtag_selftest));

@@ -6,31 +6,31 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-/// A test binary, or the doc tests of a crate.
+/// Test binary, or the doc tests of a crate.
 #[derive(Debug)]
 pub(crate) struct Binary {
-    /// Package and target.
+    /// Package and target of the binary.
     pub name: String,
     pub start: Duration,
     pub end: Duration,
-    /// Its tests with their end times, in the order of completion.
+    /// Tests with their end times, in the order of completion.
     ended: Vec<(String, Duration)>,
 }
 
-/// The state of the run.
+/// State of a test run.
 #[derive(Debug, Default)]
 pub(crate) struct Run {
     pub binaries: Vec<Binary>,
-    /// Binary and name of each failed test.
+    /// Failed tests, each with its binary and name.
     pub failed: Vec<String>,
-    /// Cargo options that rerun a failed binary, such as `-p ragtag --lib`. A binary that crashed reports no
-    /// test.
+    /// Cargo options that rerun a failed binary, such as `-p ragtag --lib`. A crashed binary reports no
+    /// failed test, but appears here.
     pub failed_binaries: Vec<String>,
 }
 
 impl Run {
-    /// Processes a line that was printed `now` after the start of the run. `names` maps the file of a binary
-    /// to its name.
+    /// Processes a line that was printed at `now`, relative to the start of the run. `names` maps the file of
+    /// a binary to its name.
     pub(crate) fn line(&mut self, line: &str, now: Duration, names: &BTreeMap<String, String>) {
         if let Some(binary) = self.binaries.last_mut() {
             binary.end = now;
@@ -48,7 +48,7 @@ impl Run {
         }
     }
 
-    /// Tests with their times, slowest first. `threads` run the tests of one binary.
+    /// Returns the tests with their times, slowest first. Each binary runs its tests on `threads` threads.
     pub(crate) fn tests(&self, threads: usize) -> Vec<(Duration, String)> {
         let times = self.binaries.iter().flat_map(|binary| {
             let times = binary.times(threads).into_iter();
@@ -61,7 +61,7 @@ impl Run {
 }
 
 impl Binary {
-    /// Duration of each test.
+    /// Returns the duration of each test.
     fn times(&self, threads: usize) -> Vec<(&str, Duration)> {
         // Tests that end in the order of their starts ran sequentially, as with `RUST_TEST_THREADS=1`.
         let one_by_one = self.ended.is_sorted_by_key(|(test, _)| test);
@@ -73,7 +73,7 @@ impl Binary {
             waiting.drain(..threads.min(waiting.len())).map(|test| (test, self.start)).collect();
         let mut times = Vec::new();
         for (test, end) in &self.ended {
-            // If libtest ran more threads than assumed, a test has no start; it takes zero time.
+            // If libtest ran more threads than assumed, a test may have no start. Its duration is then zero.
             let start = running.remove(test.as_str()).unwrap_or(*end);
             times.push((test.as_str(), *end - start));
             running.extend(waiting.pop_front().map(|next| (next, *end)));
@@ -82,8 +82,8 @@ impl Binary {
     }
 }
 
-/// File name of the test binary that starts here, `integration-0123456789abcdef`, or the line of the doc
-/// tests.
+/// Returns the file name of the test binary that starts at this line, such as `integration-0123456789abcdef`.
+/// For doc tests, returns the line.
 fn started(line: &str) -> Option<&str> {
     let line = line.trim_start();
     if line.starts_with("Doc-tests ") {
@@ -93,7 +93,7 @@ fn started(line: &str) -> Option<&str> {
     path.rsplit(['/', '\\']).next()
 }
 
-/// Name and result of a test that ended.
+/// Returns the name and the result of a test that ended.
 fn ended(line: &str) -> Option<(&str, &str)> {
     let (test, result) = line.strip_prefix("test ")?.rsplit_once(" ... ")?;
     Some((test.trim_end_matches(" - should panic"), result))

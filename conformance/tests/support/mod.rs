@@ -4,26 +4,27 @@ use ragtag_conformance::{Outcome, Part, Report, Suite, Verdict};
 use ragtag_devices::{Backends, Config, Status};
 use ragtag_hal::{Adapter, AdapterKind, DeviceId, Limits};
 
-/// Step between the tested listed shapes, for devices that compile shaders for the CPU.
+/// Step between the listed shapes to test, for devices that compile shaders for the CPU.
 pub const SOME: usize = 3;
 
-/// Maximum number of kernels in its own language that a driver may skip, by backend and prefix of the
-/// driver's name. Counts apply to the whole suite. A driver that skips more has lost a feature.
+/// Maximum number of tests that a driver may skip, by backend and prefix of the driver's name. Only kernels
+/// in the driver's own language count. The numbers apply to the whole suite. A driver that skips more tests
+/// has lost a feature.
 const SKIPS: [(&str, &str, usize); 8] = [
     ("opencl", "Portable Computing Language", 0),
     ("opencl", "Intel(R) OpenCL", 0),
     ("opencl", "NVIDIA CUDA", 0),
-    // The products for matrix units, which have their own tests.
+    // These are the products for matrix units, which have their own tests.
     ("hip", "HIP", 8),
     ("vulkan", "llvmpipe", 8),
     ("wgpu", "vulkan, llvmpipe", 8),
-    // It also lacks f16 and larger work groups.
+    // SwiftShader also lacks f16 and larger work groups.
     ("vulkan", "SwiftShader", 15),
     ("wgpu", "vulkan, SwiftShader", 15),
 ];
 
-/// Returns the number of a backend's tests that did not pass, and the maximum allowed: half of them for a
-/// driver that is not in the table.
+/// Returns the number of a backend's tests that did not pass, and the allowed maximum. For a driver that is
+/// not in the table, the maximum is half of the tests.
 pub fn not_passed(backend: &str, driver: &str, tests: &[Outcome]) -> (usize, usize) {
     let language = if ["vulkan", "wgpu"].contains(&backend) { "wgsl" } else { backend };
     let is_owed = |test: &&Outcome| {
@@ -36,7 +37,7 @@ pub fn not_passed(backend: &str, driver: &str, tests: &[Outcome]) -> (usize, usi
     (owed.len() - passed, row.map_or(owed.len() / 2, |(.., most)| *most))
 }
 
-/// Returns the adapters of a backend, or why there are none.
+/// Returns the adapters of a backend, or the reason why it has none.
 pub fn adapters(backends: &Backends, name: &str) -> Result<Vec<Adapter>, String> {
     let report = backends.probe();
     let status = report.backends.into_iter().find(|backend| backend.name == name).map(|row| row.status);
@@ -47,15 +48,15 @@ pub fn adapters(backends: &Backends, name: &str) -> Result<Vec<Adapter>, String>
     }
 }
 
-/// Runs the suite on each device of a backend and returns the number of devices. Without devices, it records
-/// a skip for the missing component. Software devices run in parallel, because their drivers compile on one
-/// core each.
+/// Runs the suite on each device of a backend and returns the number of devices. Without devices, records a
+/// skip for the missing component. Software devices run in parallel, because each of their drivers compiles
+/// on a single core.
 ///
-/// Drivers that compile for the CPU are slow for all variants of all kernels, so similar devices share the
-/// work: devices of one driver share it, and so do all APIs that run shaders on the CPU. Vulkan devices test
-/// one half of the variants and wgpu devices the other. Shaders also run slowly there, so only some shapes
-/// are tested. `RAGTAG_TEST_SEED` rotates the selection. `RAGTAG_TEST_ALL` selects the whole suite on each
-/// device.
+/// Drivers that compile for the CPU would be slow for all variants of all kernels, so similar devices share
+/// the variants. Devices of one driver share them, and so do all APIs that run shaders on the CPU. Vulkan
+/// devices test one half of the variants, and wgpu devices the other half. Shaders also run slowly on the
+/// CPU, so only some shapes are tested. `RAGTAG_TEST_SEED` rotates the selection. `RAGTAG_TEST_ALL` selects
+/// the whole suite on each device.
 #[track_caller]
 pub fn every_device_of(name: &str, missing: &str) -> usize {
     let backends = Backends::new(&Config::default());
@@ -95,7 +96,7 @@ pub fn repeat() -> String {
     format!("RAGTAG_TEST_SEED={seed} cargo test -p ragtag-conformance --test {file} -- {test}")
 }
 
-/// Returns the part of the suite for one of a backend's devices that run on the CPU.
+/// Returns the part of the suite that one of a backend's CPU-emulated devices runs.
 fn of_part(one: &Adapter, all: &[&Adapter]) -> Suite<'static> {
     let seed = test_support::seed();
     if std::env::var_os("RAGTAG_TEST_ALL").is_some() {

@@ -1,5 +1,5 @@
-//! Tests of device loss and memory shortages. A layer between Vulkan's loader and the driver injects them on
-//! any driver. Backends differ in the calls that they make.
+//! Tests of device loss and out-of-memory errors. A layer between Vulkan's loader and the driver injects the
+//! faults, so they work with any driver. The tests of each backend choose the Vulkan call that fails.
 
 use crate::{Bench, WORDS, all, download, in_time, open, scale, upload};
 use ragtag_hal::{
@@ -9,22 +9,22 @@ use ragtag_hal::{
 use std::sync::Arc;
 use test_drivers::{LostAt, VulkanFaults};
 
-/// Successful submissions before the loss.
+/// Number of successful submissions before the loss.
 const GOOD: u64 = 5;
-/// Submissions made after the loss is armed.
+/// Number of submissions after the loss is armed.
 const MORE: usize = 12;
-/// Region for downloads meanwhile.
+/// Region for downloads that may fail.
 const OTHER: RegionId = RegionId(1);
-/// A point that is never reached.
+/// Value that the timeline of the other device never reaches.
 const NEVER: u64 = 1000;
 
 fn launch() -> Vec<Command> {
     vec![scale(all(0), all(1), 3)]
 }
 
-/// Loses one of two devices while it works. The error contains these words, is the same in every call, and
-/// nothing leaks. The other device continues, and so does a device opened afterwards. Each submission is one
-/// call that can lose the device.
+/// Loses one of two working devices. Asserts that the error contains `words`, that every call returns the
+/// same error, and that nothing leaks. Asserts that the other device and a device that is opened afterwards
+/// work. Each submission makes one call that can lose the device.
 #[track_caller]
 pub fn loses_one_of_two(
     faults: &VulkanFaults,
@@ -48,8 +48,7 @@ pub fn loses_one_of_two(
     for _ in 0..GOOD {
         assert_eq!(sick.failure(QueueKind::Compute, launch()), None, "{label}: lost too early");
     }
-    // Uses one kind of work after the other, each in its queue. Until now the host may have made the copies
-    // itself.
+    // Submits work to the three queues in turn. Earlier copies may have run on the host.
     let queues = QueueKind::ALL.into_iter().cycle().take(MORE);
     let mut submit = |queue| {
         let commands = match queue {
@@ -60,7 +59,7 @@ pub fn loses_one_of_two(
         sick.try_submit(queue, Work::Commands(commands), &[])
     };
     let submitted: Vec<_> = queues.map(&mut submit).collect();
-    // Work that ended before the loss has succeeded, and so has some of the work that ended at that moment.
+    // Work that ended before the loss has succeeded. Work that ended during the loss may have succeeded.
     let outcome = |submitted: Result<_, _>| submitted.map_or_else(Some, |point| sick.outcome(point));
     let outcomes: Vec<_> = submitted.into_iter().filter_map(outcome).collect();
     let lost = outcomes.first().map(|error| error.root().clone());
@@ -92,7 +91,7 @@ pub fn loses_one_of_two(
     Bench::new(open(backend, adapter, 2, &Limits::default())).works();
 }
 
-/// Asserts that an error reports a shortage for this many bytes.
+/// Asserts that a request for `bytes` bytes failed with out of memory.
 #[track_caller]
 pub fn no_memory<T: std::fmt::Debug>(result: Result<T, Error>, bytes: u64) {
     match result {
@@ -103,8 +102,8 @@ pub fn no_memory<T: std::fmt::Debug>(result: Result<T, Error>, bytes: u64) {
     }
 }
 
-/// Makes a driver refuse memory although it reports more than `room` bytes. The error has sizes, a smaller
-/// allocation works, and freed memory can be reused.
+/// Limits the driver to `room` more bytes, although it reports more as free. Asserts that the error has
+/// sizes, that a smaller allocation works, and that freed memory can be reused.
 #[track_caller]
 pub fn runs_out_of_memory(faults: &VulkanFaults, backend: &dyn Backend, adapter: &Adapter, room: u64) {
     let number = faults.opened();
@@ -115,7 +114,7 @@ pub fn runs_out_of_memory(faults: &VulkanFaults, backend: &dyn Backend, adapter:
     bench.works();
     bench.device.create_buffer(BufferId(10), room / 2).unwrap();
     no_memory(bench.device.create_buffer(BufferId(11), room), room);
-    // Cached memory makes room for another size.
+    // The pool frees cached memory to make room for another size class.
     bench.device.destroy_buffer(BufferId(10)).unwrap();
     bench.device.create_buffer(BufferId(11), room / 4 * 3).unwrap();
     bench.works();

@@ -3,15 +3,15 @@
 //!
 //! | file | subject |
 //! | --- | --- |
-//! | `text.rs` | the kernel, in the languages of GPUs |
+//! | `text.rs` | the test kernel in each language of GPUs |
 //! | `suite.rs` | the tests that every backend must pass |
 //! | `probes.rs` | probing in a child process |
 //! | `stray.rs` | a kernel that writes to an invalid address |
-//! | `faults.rs` | device loss and memory shortages |
+//! | `faults.rs` | device loss and out-of-memory errors |
 //!
-//! For tests only; knows no backend. A broken promise of a device fails the calling test.
+//! For tests only. This crate knows no backend. If a device breaks its contract, the calling test fails.
 
-#![allow(clippy::print_stdout)] // tests report to their readers
+#![allow(clippy::print_stdout)] // test output
 
 pub mod faults;
 mod probes;
@@ -30,17 +30,17 @@ use ragtag_hal::{
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Time limit of any single point.
+/// Time limit of a wait for one point.
 pub const TIMEOUT: Duration = Duration::from_secs(60);
-/// Words of the buffers of [`Bench`].
+/// Size of each buffer of [`Bench`] in words.
 pub const WORDS: usize = 4096;
-/// Work items in a group of the tests' kernels.
+/// Number of work items in a group of the test kernels.
 pub(crate) const GROUP: u32 = 64;
 
-/// Returns the adapters of a probe.
+/// Returns the adapters of a probe if there are any.
 ///
 /// # Errors
-/// If there are none: the reason for a skip.
+/// Returns the reason for a skipped test, if there are no adapters.
 pub fn some(adapters: Vec<Adapter>) -> Result<Vec<Adapter>, String> {
     if adapters.is_empty() { Err("the driver has no device".into()) } else { Ok(adapters) }
 }
@@ -52,17 +52,17 @@ pub fn open(backend: &dyn Backend, adapter: &Adapter, id: u16, limits: &Limits) 
     Checked::new(devices.swap_remove(0))
 }
 
-/// Returns a range of words of a buffer.
+/// Returns the range of `words` words from word `first` of a buffer.
 pub fn buffer_range(buffer: u32, first: usize, words: usize) -> BufferRange {
     BufferRange { buffer: BufferId(buffer), offset: first as u64 * 4, bytes: words as u64 * 4 }
 }
 
-/// Returns all words of a buffer of [`Bench`].
+/// Returns the whole range of a buffer of [`Bench`].
 pub fn all(buffer: u32) -> BufferRange {
     buffer_range(buffer, 0, WORDS)
 }
 
-/// Returns a launch of [`SCALE`] of a module.
+/// Returns a launch of [`SCALE`] from a module.
 pub fn scale_of(module: u32, from: BufferRange, to: BufferRange, factor: u32) -> Command {
     let words = (to.bytes / 4) as u32;
     let bindings =
@@ -72,23 +72,23 @@ pub fn scale_of(module: u32, from: BufferRange, to: BufferRange, factor: u32) ->
     Command::Dispatch(Dispatch { module: ModuleId(module), entry: 0, bindings, constants, grid })
 }
 
-/// Returns a launch of [`SCALE`] of module 0.
+/// Returns a launch of [`SCALE`] from module 0.
 pub fn scale(from: BufferRange, to: BufferRange, factor: u32) -> Command {
     scale_of(0, from, to, factor)
 }
 
-/// Returns an upload of the region to a buffer.
+/// Returns an upload from region 0 to a buffer.
 pub fn upload(buffer: u32) -> Command {
     Command::Upload { region: RegionId(0), offset: 0, to: all(buffer) }
 }
 
-/// Returns a download of a buffer to the region.
+/// Returns a download from a buffer to region 0.
 pub fn download(buffer: u32) -> Command {
     Command::Download { from: all(buffer), region: RegionId(0), offset: 0 }
 }
 
-/// A device with [`SCALE`] as module 0 (if written in one of its languages), buffers 0 to 3 of [`WORDS`]
-/// words, and region 0 of the size of one buffer.
+/// A device with buffers 0 to 3 of [`WORDS`] words and region 0 of the same size. Module 0 is [`SCALE`] if
+/// the kernel exists in a language of the device.
 pub struct Bench {
     /// Device.
     pub device: Checked,
@@ -104,10 +104,10 @@ impl Bench {
         Self::try_new(device).unwrap()
     }
 
-    /// Like `new`, on a device that may refuse.
+    /// Creates the bench on a device. Unlike `new`, returns the device's error.
     ///
     /// # Errors
-    /// The device's error.
+    /// Returns an error if a call to the device fails.
     pub fn try_new(mut device: Checked) -> Result<Self, Error> {
         let languages = device.adapter().caps.languages.clone();
         let module = languages
@@ -122,7 +122,7 @@ impl Bench {
         Ok(Bench { device, region, next: [0; 3] })
     }
 
-    /// Returns the device's label: `opencl:0`.
+    /// Returns the device's label, such as `opencl:0`.
     pub fn label(&self) -> String {
         self.device.adapter().label()
     }
@@ -133,10 +133,10 @@ impl Bench {
         self.device.timeline(queue).id().at(self.next[queue.index()])
     }
 
-    /// Submits with the queue's next point.
+    /// Submits work that signals the queue's next point.
     ///
     /// # Errors
-    /// The device's error.
+    /// Returns an error if a call to the device fails.
     pub fn try_submit(&mut self, queue: QueueKind, work: Work, waits: &[Point]) -> Result<Point, Error> {
         let signal = self.point(queue);
         self.device.submit(Submission { queue, work, waits: waits.to_vec(), signal }).map(|()| signal)
@@ -181,7 +181,7 @@ impl Bench {
         }
     }
 
-    /// Returns the error of commands, at submission or later.
+    /// Submits commands and returns their error, if any.
     #[track_caller]
     pub fn failure(&mut self, queue: QueueKind, commands: Vec<Command>) -> Option<Error> {
         match self.try_submit(queue, Work::Commands(commands), &[]) {
@@ -215,7 +215,8 @@ impl Bench {
         self.region_words()
     }
 
-    /// Asserts that module 0 computes the correct result, from the region and back to it.
+    /// Asserts that module 0 computes the correct result. Uploads the input from the region and downloads the
+    /// result to it.
     #[track_caller]
     pub fn works(&mut self) {
         self.fill_region(|at| at);
@@ -227,7 +228,7 @@ impl Bench {
     }
 }
 
-/// Returns the words of a buffer of [`Bench`], computed from their indices.
+/// Returns the expected words of a buffer of [`Bench`], computed from their indices.
 pub fn expected(word: impl Fn(u32) -> u32) -> Vec<u32> {
     (0..WORDS as u32).map(word).collect()
 }
@@ -241,13 +242,13 @@ pub fn same(words: &[u32], wanted: &[u32], what: impl std::fmt::Display) {
     }
 }
 
-/// Runs code that may hang, with a time limit.
+/// Runs code that may hang. Fails the test after a time limit.
 #[track_caller]
 pub fn in_time<T: Send + 'static>(what: &str, run: impl FnOnce() -> T + Send + 'static) -> T {
     let (done, finished) = std::sync::mpsc::channel();
     let thread = std::thread::spawn(move || {
         let result = run();
-        // The receiver is gone only after a timeout.
+        // The send fails only if the time limit has passed.
         let _ = done.send(());
         result
     });

@@ -3,10 +3,10 @@
 use ragtag_hal::Backend;
 use test_support::Child;
 
-/// Prefix of a line of a probe's result.
+/// Prefix of each line of a probe's result.
 const MARK: &str = "probed: ";
 
-/// Body of the test `test`: in a child process, prints the probe result, one line per adapter.
+/// Prints the probe result, one line per adapter, if this process is the child that runs the test `test`.
 pub fn prints_its_probe(test: &str, backend: &dyn Backend) {
     if !Child::inside(test) {
         return;
@@ -19,9 +19,9 @@ pub fn prints_its_probe(test: &str, backend: &dyn Backend) {
     }
 }
 
-/// Returns the lines that a child process with [`prints_its_probe`] prints.
+/// Runs a child process that calls [`prints_its_probe`], and returns the lines that it prints.
 pub fn probed(child: Child) -> Vec<String> {
     let text = String::from_utf8_lossy(&child.passes().stdout).into_owned();
-    // The first line follows output of the test runner.
+    // In the first line, output of the test runner may precede the prefix.
     text.lines().filter_map(|line| Some(line.split_once(MARK)?.1.to_string())).collect()
 }

@@ -6,7 +6,7 @@ use ragtag_hal::{
     Error, KernelLanguage, Limits, Module, ModuleId, QueueKind,
 };
 
-/// Writes a word far outside its binding, in violation of its ABI.
+/// A kernel that writes a word far outside its binding, in violation of its ABI.
 static STRAY: EntryAbi = EntryAbi {
     name: "stray",
     bindings: &[Access::Write],
@@ -14,9 +14,9 @@ static STRAY: EntryAbi = EntryAbi {
     extents: |_, extents| extents[0] = 4,
 };
 
-/// Loses a device with a kernel in its language, `stray`, that writes at the distance given by its constant.
-/// Returns the first error and the error that reported the loss, or `None` if the device confines kernels to
-/// their bindings. `again` is another backend, in which the device is opened again if its driver still works.
+/// Loses a device with the kernel `stray`, which writes a word at the distance `far` from its binding.
+/// Returns the first error and the error that reported the loss. Returns `None` if the device confines
+/// kernels to their bindings. After the loss, tries to open the device again through the backend `again`.
 #[track_caller]
 pub fn goes_astray(
     [backend, again]: [&dyn Backend; 2],
@@ -33,7 +33,7 @@ pub fn goes_astray(
     let first = bench.failure(QueueKind::Compute, vec![Command::Dispatch(stray)]);
     println!("{label}: {first:?}");
     let first = first?;
-    // If the first error did not report the loss, one of the next calls does.
+    // If the first error did not report the loss, one of the next ten calls must report it.
     let said = (0..10).find_map(|_| {
         let said = bench.failure(QueueKind::Upload, vec![upload(0)])?;
         matches!(said.root(), Error::Lost { .. }).then_some(said)
@@ -44,7 +44,7 @@ pub fn goes_astray(
     assert!(matches!(refused, Err(Error::Lost { .. })), "{refused:?}");
     in_time("closing a lost device", move || drop(bench));
 
-    // Some drivers are unusable in this process afterwards, and report it.
+    // Some drivers stay unusable in this process after a loss. They must report the loss again.
     match again.open(&[(adapter.clone(), DeviceId(0))], &Limits::default()) {
         Ok(mut devices) => {
             let mut bench = Bench::new(Checked::new(devices.swap_remove(0)));

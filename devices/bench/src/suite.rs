@@ -1,8 +1,8 @@
 //! Tests that every backend for a GPU API must pass on each of its devices.
 //!
 //! [`device_tests!`](crate::device_tests), [`point_tests!`](crate::point_tests) and
-//! [`cache_tests!`](crate::cache_tests) generate a test for each function here. `lost.rs` is for devices that
-//! a crate opens itself.
+//! [`cache_tests!`](crate::cache_tests) generate the tests of a backend. `lost.rs` has a test for devices
+//! that a backend's own tests open.
 
 pub mod cache;
 pub mod devices;
@@ -16,23 +16,23 @@ use ragtag_hal::{Adapter, AdapterKind, Backend, Limits};
 
 /// A backend under test.
 pub trait Subject {
-    /// Returns the API's name for skips: `OpenCL`.
+    /// Returns the name of the API in reports of skipped tests, such as `OpenCL`.
     fn api(&self) -> &'static str;
 
-    /// Returns the backend. It caches no programs on disk.
+    /// Returns the backend. The backend caches no programs on disk.
     fn backend(&self) -> &dyn Backend;
 
-    /// Returns its adapters. Records a skip if there are none.
+    /// Returns the backend's adapters. Records a skipped test if there are none.
     fn adapters(&self) -> Vec<Adapter>;
 
-    /// Records a skip.
+    /// Records a skipped test. `missing` is the missing requirement, `why` the details.
     fn skip(&self, missing: &str, why: &str);
 
-    /// Fails if the driver has raised an objection.
+    /// Fails the test if the driver or a validation layer has raised an error.
     fn check(&self) {}
 }
 
-/// Runs a test on each device.
+/// Opens each device and runs a test on it.
 #[track_caller]
 pub fn each(on: &dyn Subject, test: impl Fn(Bench)) {
     for adapter in on.adapters() {
@@ -42,8 +42,8 @@ pub fn each(on: &dyn Subject, test: impl Fn(Bench)) {
     }
 }
 
-/// Returns the adapters with their own memory. Records a skip if there are none. A stray kernel on a CPU
-/// device would crash the process.
+/// Returns the discrete GPUs. Records a skipped test if there are none. A stray kernel on a CPU device would
+/// crash the process.
 pub fn cards(on: &dyn Subject) -> Vec<Adapter> {
     let cards = on.adapters().into_iter().filter(|adapter| adapter.kind == AdapterKind::Discrete);
     let cards: Vec<_> = cards.collect();
@@ -53,9 +53,10 @@ pub fn cards(on: &dyn Subject) -> Vec<Adapter> {
     cards
 }
 
-/// Defines `Tested`, a [`Subject`](crate::suite::Subject) over a type of backend, with `subject()` for the
-/// one of `backend()` and `adapters()`, which returns all adapters or skips for the missing thing. There must
-/// be at least `$wanted`, and `$check` looks for objections.
+/// Defines the helpers of a backend's tests. `Tested` implements [`Subject`](crate::suite::Subject) for the
+/// type of backend. `subject()` wraps the result of `backend()`, which the caller defines. `adapters()`
+/// returns all adapters, or records a skipped test with `$missing` if there are none. It fails if there are
+/// fewer than `$wanted` adapters. `$check` implements `Subject::check`.
 #[macro_export]
 macro_rules! tested {
     ($backend:ty, $language:ident, $api:literal, $missing:literal) => {
@@ -67,7 +68,7 @@ macro_rules! tested {
             $crate::scale_text(ragtag_hal::KernelLanguage::$language).unwrap()
         }
 
-        /// Returns a module of a source with `SCALE`.
+        /// Returns a module with `SCALE` from this source text.
         pub fn module(text: std::sync::Arc<str>) -> ragtag_hal::Module {
             let language = ragtag_hal::KernelLanguage::$language;
             $crate::module_of(language, text, $crate::function("scale"))
@@ -82,7 +83,7 @@ macro_rules! tested {
             Tested(backend())
         }
 
-        /// Returns the adapters of a backend. Records a skip if there are none.
+        /// Returns the adapters of a backend. Records a skipped test if there are none.
         pub fn adapters(backend: &$backend) -> Vec<ragtag_hal::Adapter> {
             let found = ragtag_hal::Backend::probe(backend).map_err(|unavailable| unavailable.to_string());
             let wanted: usize = $wanted;
@@ -174,7 +175,7 @@ macro_rules! point_tests {
     };
 }
 
-/// Generates the tests of `suite::cache` for backends created by `$with` from an optional folder.
+/// Generates the tests of `suite::cache`. `$with` creates a backend from an optional cache folder.
 #[macro_export]
 macro_rules! cache_tests {
     ($with:expr) => {

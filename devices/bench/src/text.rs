@@ -1,10 +1,10 @@
-//! The tests' kernel in the languages of GPUs.
+//! The test kernel in each language of GPUs.
 
 use crate::GROUP;
 use ragtag_hal::{Access, DeviceFunction, EntryAbi, KernelLanguage, Module, ModuleSource, TextEntry};
 use std::sync::Arc;
 
-/// Word g of the second binding becomes factor · word g of the first, plus one.
+/// A kernel that computes `out[i] = factor · in[i] + 1` for `count` words.
 pub static SCALE: EntryAbi = EntryAbi {
     name: "scale",
     bindings: &[Access::Read, Access::Write],
@@ -31,7 +31,7 @@ fn scale(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_
 }
 ";
 
-/// For any NVIDIA device.
+/// PTX for NVIDIA devices of compute capability 6.1 or newer.
 const PTX: &str = "
 .version 8.0
 .target sm_61
@@ -65,7 +65,7 @@ done:
 }
 ";
 
-/// With the prelude that kernels have. A stand-in for AMD's compiler replaces it.
+/// HIP C++ with a prelude, as in Ragtag's kernels. The stand-in for AMD's compiler replaces the prelude.
 const HIP_C: &str = "
 typedef unsigned int uint;
 #define KERNEL(items) extern \"C\" __global__ void __launch_bounds__(items)
@@ -79,8 +79,8 @@ KERNEL(64) scale(const GLOBAL uint *in, GLOBAL uint *out, uint factor, uint coun
 }
 ";
 
-/// Returns [`SCALE`] in a language, if it is available. Not in CUDA C++, because not every device has a
-/// compiler.
+/// Returns the source of [`SCALE`] in a language, if it exists. There is no source in CUDA C++, because not
+/// every machine has a compiler for it.
 pub fn scale_text(language: KernelLanguage) -> Option<Arc<str>> {
     match language {
         KernelLanguage::OpenClC => Some(OPENCL_C.into()),
@@ -91,7 +91,7 @@ pub fn scale_text(language: KernelLanguage) -> Option<Arc<str>> {
     }
 }
 
-/// Like `scale_text`, with another summand than one: a different program.
+/// Returns a variant of [`scale_text`] that adds `addend` instead of 1. It is a different program.
 pub fn scale_text_adding(language: KernelLanguage, addend: u32) -> Option<Arc<str>> {
     let (one, other) = match language {
         KernelLanguage::Ptx => ("%r1, 1;", format!("%r1, {addend};")),
@@ -100,7 +100,7 @@ pub fn scale_text_adding(language: KernelLanguage, addend: u32) -> Option<Arc<st
     scale_text(language).map(|text| text.replace(one, &other).into())
 }
 
-/// Returns a function with the work group of the tests' kernels.
+/// Returns a function with the work group size of the test kernels.
 pub fn function(name: &str) -> DeviceFunction {
     DeviceFunction { name: name.into(), work_group: [GROUP, 1, 1], dynamic_local_bytes: 0 }
 }

@@ -1,7 +1,7 @@
 //! Benchmark of submissions and dispatches on the CPU device, with a kernel that does nothing.
 //!
 //! `cargo bench -p ragtag-cpu --bench dispatch`
-#![allow(clippy::print_stdout)] // a report is what it is for
+#![allow(clippy::print_stdout)] // the benchmark prints its results
 
 use ragtag_cpu::{CpuBackend, CpuConfig};
 use ragtag_hal::{
@@ -13,7 +13,7 @@ use std::time::Instant;
 
 static NOTHING: EntryAbi = EntryAbi { name: "nothing", bindings: &[], constants: 0, extents: |_, _| {} };
 
-/// Touches nothing, so it requires nothing of its caller.
+/// A kernel that accesses no memory, so any call is sound.
 unsafe fn nothing(_: &HostCall<'_>, _: Range<u32>) {}
 
 fn main() -> Result<()> {
@@ -45,7 +45,8 @@ impl Bench {
         Ok(Self { device, next: 0 })
     }
 
-    /// Measures the median time from submission to completion of a program with this many dispatches.
+    /// Returns the median time from submission to completion of a program with `dispatches` dispatches, in
+    /// µs.
     fn median_us(&mut self, dispatches: usize) -> Result<f64> {
         let dispatch =
             Dispatch { module: ModuleId(0), entry: 0, bindings: vec![], constants: vec![], grid: [8, 1, 1] };

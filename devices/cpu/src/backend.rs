@@ -1,6 +1,6 @@
 //! The CPU backend: reports shares of the host's processor as adapters and opens them.
 //!
-//! Does not know how a device works.
+//! This module knows nothing about queues or kernels.
 
 use crate::driver;
 use crate::features;
@@ -17,12 +17,13 @@ use sysinfo::{CpuRefreshKind, RefreshKind, System};
 pub struct CpuConfig {
     /// Number of devices.
     pub devices: u32,
-    /// Threads of each device. By default the cores are divided among the devices, at least one each.
+    /// Number of threads of each device. By default the cores are divided among the devices, and each device
+    /// has at least one thread.
     pub threads: Option<u32>,
-    /// The only CPU features that kernels may use, where the processor has them. For tests of slower code
-    /// paths.
+    /// CPU features that kernels may use if the processor has them. By default kernels use all features.
+    /// Tests of slower code paths restrict the features.
     pub features: Option<Features>,
-    /// Threads of devices that differ from the others, by device number.
+    /// Number of threads of individual devices, by device number. It overrides `threads`.
     pub threads_of: BTreeMap<u32, u32>,
 }
 
@@ -45,12 +46,13 @@ impl CpuBackend {
         Self { config }
     }
 
-    /// Returns the threads of device `index`: the configured number, or its share of the cores.
+    /// Returns the number of threads of device `index`: the configured number, or the device's share of the
+    /// cores.
     fn threads(&self, index: u32) -> u32 {
         if let Some(threads) = self.config.threads_of.get(&index).copied().or(self.config.threads) {
             return threads.max(1);
         }
-        // Respects the scheduler's affinity and container limits.
+        // This number respects CPU affinity and container limits.
         let cores = available_parallelism().map_or(1, |cores| u32::try_from(cores.get()).unwrap_or(u32::MAX));
         let (each, rest) = (cores / self.config.devices, cores % self.config.devices);
         (each + u32::from(index < rest)).max(1)
@@ -106,7 +108,8 @@ impl Backend for CpuBackend {
         Ok(self.adapters())
     }
 
-    /// A device uses the threads stated in its adapter, which may be fewer than the probe reported.
+    /// Opens devices. A device starts as many threads as its adapter states, which may be fewer than the
+    /// probe reported.
     fn open(&self, adapters: &[(Adapter, DeviceId)], limits: &Limits) -> Result<Vec<Box<dyn Device>>> {
         let present = self.adapters();
         let open = |(wanted, id): &(Adapter, DeviceId)| {

@@ -1,6 +1,6 @@
 //! The driver of a share of the host's processor.
 //!
-//! Knows nothing about IDs or points.
+//! This module knows nothing about IDs or points.
 
 use crate::memory::Buffer;
 use crate::queue::Queue;
@@ -21,14 +21,15 @@ pub(crate) type Span = driver::Span<Buffer>;
 
 /// An opened share of the host's processor.
 pub(crate) struct Cpu {
-    /// Memory for its buffers: the configured limit, else its share of the memory that was free at the probe.
+    /// Memory for buffers in bytes: the user's limit, or else the device's share of the memory that was free
+    /// at the probe.
     total_bytes: u64,
 }
 
 /// Opens an adapter and starts its threads.
 ///
 /// # Errors
-/// If the system cannot start another thread.
+/// Returns an error if the system cannot start another thread.
 pub(crate) fn open(id: DeviceId, adapter: Adapter, limits: &Limits) -> Result<CpuDevice> {
     let share = adapter.memory.first().and_then(|memory| memory.free_bytes).unwrap_or(0);
     let total_bytes = limits.memory_bytes.unwrap_or(share);

@@ -1,6 +1,6 @@
 //! Run-time detection of the processor's features.
 //!
-//! Knows instruction sets, not the kernels that use them.
+//! This module knows instruction sets, not the kernels that use them.
 
 use ragtag_hal::{Feature, Features};
 

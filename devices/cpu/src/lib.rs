@@ -1,20 +1,20 @@
 //! The CPU backend: host processors as devices `cpu:0 … cpu:N-1`, each with its share of the cores.
 //!
-//! A device has three queues. Each is a thread that takes submissions in order, waits for their points, runs
+//! A device has three queues. The thread of a queue takes submissions in order, waits for their points, runs
 //! their commands and advances the queue's timeline. The compute queue divides the work groups of each
 //! dispatch among the device's threads. Kernels are `Host` functions that the caller passes as modules.
 //!
 //! | file | subject |
 //! | --- | --- |
 //! | `backend.rs` | probe and open |
-//! | `driver.rs` | the driver of a device, as `ragtag-hal` uses it |
-//! | `queue.rs` | a queue, as `ragtag-hal` uses it |
+//! | `driver.rs` | `Driver`: memory, modules and launches of a device |
+//! | `queue.rs` | `DriverQueue`: runs a script on the thread that waits for it |
 //! | `script.rs` | execution of steps |
-//! | `team.rs` | the threads that share a script |
-//! | `memory.rs` | buffer memory, and free host memory |
+//! | `team.rs` | threads that share the work of a script |
+//! | `memory.rs` | memory of buffers |
 //! | `features.rs` | features of the processor |
 //!
-//! Knows no operator, kernel or model.
+//! This crate knows no operator, kernel or model.
 
 mod backend;
 mod driver;

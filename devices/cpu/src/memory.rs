@@ -1,17 +1,17 @@
-//! Memory of buffers.
+//! Host memory of buffers.
 //!
-//! Knows nothing about commands or queues.
+//! This module knows nothing about commands or queues.
 
 use memmap2::{MmapMut, MmapRaw};
 use ragtag_hal::driver::Allocation;
 
-/// Size from which a buffer requests huge pages. Streaming through a large matrix then causes fewer TLB
-/// misses.
+/// Minimum size in bytes at which a buffer requests huge pages. They reduce TLB misses when a kernel streams
+/// through a large matrix.
 #[cfg(target_os = "linux")]
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 
-/// Page-aligned memory of a buffer. It is accessed only through pointers, because several threads use it at
-/// times that only the submissions' points order.
+/// Page-aligned memory of a buffer. Threads access it only through raw pointers, because only the points of
+/// submissions order their accesses.
 #[derive(Debug)]
 pub(crate) struct Buffer {
     map: MmapRaw,
@@ -24,7 +24,7 @@ impl Buffer {
         let map = MmapMut::map_anon(usize::try_from(bytes).ok()?).ok()?;
         #[cfg(target_os = "linux")]
         if map.len() >= HUGE_PAGE_BYTES {
-            // Only a hint: without huge pages the buffer is somewhat slower.
+            // The request is a hint. Without huge pages, accesses are somewhat slower.
             let _ = map.advise(memmap2::Advice::HugePage);
         }
         Some(Self { map: MmapRaw::from(map) })

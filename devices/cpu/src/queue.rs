@@ -1,6 +1,6 @@
-//! A queue: the thread that waits for a script's event runs the script.
+//! A queue of a CPU device. The thread that waits for a script's event runs the script.
 //!
-//! Knows nothing about IDs or points.
+//! This module knows nothing about IDs or points.
 
 use crate::driver::{Cpu, Script};
 use crate::team::{Team, run_alone};
@@ -11,13 +11,14 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 /// A queue of the device.
 #[derive(Debug)]
 pub(crate) struct Queue {
-    /// Threads that share its scripts. Without them the queue's own thread runs a script.
+    /// Threads that share the work of a script. If `None`, the queue's own thread runs scripts alone.
     pub(crate) team: Option<Team>,
 }
 
 /// Completion event of a script.
 pub(crate) struct Event {
-    /// Taken when it runs, so that its memory is released before its end is reported.
+    /// Script of the event. The queue takes it for the run, so that the script is released before its end is
+    /// reported.
     script: Mutex<Option<Arc<Script>>>,
     times_ns: OnceLock<(u64, u64)>,
 }
@@ -54,7 +55,7 @@ impl DriverQueue for Queue {
         ends.last.times_ns.get().copied()
     }
 
-    /// Does nothing: all work has events.
+    /// Does nothing, because all work has events.
     fn finish(&self) -> Result<()> {
         Ok(())
     }

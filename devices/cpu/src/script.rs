@@ -1,6 +1,6 @@
 //! Execution of the steps of a script.
 //!
-//! Knows nothing about threads or queues.
+//! This module knows nothing about threads or queues.
 
 use crate::driver::{Span, Step};
 use ragtag_hal::{HostBinding, HostCall, HostFn};
@@ -10,7 +10,7 @@ use std::ops::Range;
 #[derive(Debug)]
 pub(crate) struct Launch {
     function: HostFn,
-    /// Pointers into spans that the step keeps alive.
+    /// Memory of the bindings. The step's spans keep it alive.
     bindings: Vec<HostBinding>,
     constants: Vec<u32>,
     grid: [u32; 3],
@@ -27,9 +27,9 @@ impl Launch {
     fn run(&self, groups: Range<u32>) {
         let call = HostCall { bindings: &self.bindings, constants: &self.constants, grid: self.grid };
         // SAFETY: `Checked` validated the dispatch against the entry's ABI (number, access and extent of the
-        // bindings); the bindings lie inside buffers that the step's spans keep alive, and those are
-        // page-aligned. The caller promises with each submission that nothing else touches what the launch
-        // writes, and each group runs once.
+        // bindings). The bindings lie inside page-aligned buffers, which the step's spans keep alive. The
+        // caller guarantees for each submission that nothing else accesses the bytes that the launch writes.
+        // Each group runs once.
         unsafe { (self.function)(&call, groups) }
     }
 }
@@ -38,7 +38,7 @@ fn pointer(span: &Span) -> *mut u8 {
     span.buffer().pointer().wrapping_add(span.offset() as usize)
 }
 
-/// Returns a name for messages: that of the kernel, or the kind of copy.
+/// Returns the name of a step for messages: the name of the kernel or the kind of copy.
 pub(crate) fn name(step: &Step) -> &'static str {
     match step {
         Step::Launch(launch) => launch.abi.name,
@@ -57,14 +57,14 @@ pub(crate) fn pieces(step: &Step) -> u32 {
     }
 }
 
-/// Runs some of a step's pieces.
+/// Runs a range of a step's pieces.
 pub(crate) fn run(step: &Step, pieces: Range<u32>) {
     let (from, to, bytes) = match step {
         Step::Launch(launch) => return launch.code.run(pieces),
         Step::Fill { to, word } => {
             for at in (0..to.bytes() as usize / size_of::<u32>()).map(|index| index * size_of::<u32>()) {
-                // SAFETY: these four bytes are in the span, which is inside a live buffer; nothing else touches them
-                // meanwhile (the submission rules).
+                // SAFETY: these four bytes are in the span, which is inside a live buffer. Nothing else
+                // accesses them during the fill (the submission rules).
                 unsafe { pointer(to).add(at).cast::<u32>().write_unaligned(*word) }
             }
             return;
@@ -73,8 +73,8 @@ pub(crate) fn run(step: &Step, pieces: Range<u32>) {
         Step::Upload { from, to } => (from.pointer(), pointer(to), from.range().len()),
         Step::Download { from, to } => (pointer(from), to.pointer(), to.range().len()),
     };
-    // SAFETY: both ends are inside live memory and equally long; they do not overlap (`Checked`), and a
-    // region's memory is never a buffer's. The queue has leased a region's bytes, and nothing else touches a
-    // buffer's meanwhile (the submission rules).
+    // SAFETY: source and destination are inside live memory and equally long. Ranges of one buffer do not
+    // overlap (`Checked`), and the memory of a region never belongs to a buffer. The queue has leased the
+    // bytes of a region. Nothing else accesses the bytes of a buffer during the copy (the submission rules).
     unsafe { std::ptr::copy_nonoverlapping(from.cast_const(), to, bytes) }
 }

@@ -1,11 +1,12 @@
 //! The threads of a device that share the work of a script.
 //!
-//! There is no fork and join per kernel, and no thread waits for an idle one. Every thread walks through all
-//! steps. It takes chunks of a step's pieces from a shared counter until none is left, waits until all pieces
-//! of the step are done, and continues. A thread that starts late finds the counters exhausted and catches up
-//! in nanoseconds. A preempted thread delays the others only by the chunk that it holds.
+//! There is no fork and join per kernel, and no thread waits for another thread to wake up. Every thread
+//! walks through all steps. It takes chunks of a step's pieces from a shared counter until no piece is left.
+//! Then it waits until all pieces of the step are done, and continues with the next step. A thread that
+//! starts late finds the counters exhausted and catches up in nanoseconds. A preempted thread delays the
+//! other threads only by the chunk that it holds.
 //!
-//! Knows nothing about queues, points or timelines.
+//! This module knows nothing about queues, points or timelines.
 
 use crate::driver::{Script, Step};
 use crate::script::{name, pieces, run};
@@ -19,17 +20,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread;
 
-/// Chunks of a step per thread: enough to balance threads of unequal speed.
+/// Number of chunks of a step per thread. Several chunks balance threads of unequal speed.
 const CHUNKS_PER_THREAD: u32 = 4;
-/// Iterations of a waiting loop before it starts to yield: a few microseconds.
+/// Number of iterations for which a waiting thread spins before it yields. They take a few microseconds.
 const SPINS: u32 = 128;
 
 /// Progress of a step.
 #[derive(Debug, Default)]
 struct Progress {
-    /// Pieces taken by threads. 64 bits, because each thread overshoots the end once.
+    /// Number of pieces that threads have taken. It has 64 bits, because each thread overshoots the end once.
     taken: AtomicU64,
-    /// Pieces computed.
+    /// Number of pieces that are done.
     done: AtomicU64,
 }
 
@@ -37,7 +38,7 @@ struct Progress {
 struct Run {
     script: Arc<Script>,
     progress: Box<[Progress]>,
-    /// Threads among which pieces are divided.
+    /// Number of threads that share the pieces.
     threads: u32,
     failure: OnceLock<Error>,
 }
@@ -48,7 +49,7 @@ impl Run {
         Self { script, progress, threads, failure: OnceLock::new() }
     }
 
-    /// Participates until all work is done or a step has failed.
+    /// Takes part in the run until all work is done or a step has failed.
     fn work(&self) {
         for (step, progress) in self.script.steps().iter().zip(&self.progress) {
             if let Err(error) = self.share(step, progress) {
@@ -61,7 +62,7 @@ impl Run {
         }
     }
 
-    /// Takes and runs chunks of a step until none is left.
+    /// Takes and runs chunks of a step until no piece is left.
     fn share(&self, step: &Step, progress: &Progress) -> Result<()> {
         let pieces = u64::from(pieces(step));
         let chunk = match self.threads {
@@ -76,13 +77,13 @@ impl Run {
             }
             let end = pieces.min(start + chunk);
             run_caught(step, start as u32, end as u32)?;
-            // Releases the writes; threads that read the sum acquire them.
+            // Releases the writes to the threads that acquire the sum.
             progress.done.fetch_add(end - start, Ordering::AcqRel);
         }
         Ok(())
     }
 
-    /// Waits for the other threads' chunks of a step. Returns false if one failed.
+    /// Waits until all threads have done their chunks of a step. Returns false if a chunk failed.
     fn all_done(&self, step: &Step, progress: &Progress) -> bool {
         let pieces = u64::from(pieces(step));
         let mut turns = 0;
@@ -118,12 +119,12 @@ fn panic_text(panic: &(dyn Any + Send)) -> &str {
 /// Runs a script on this thread only.
 ///
 /// # Errors
-/// The first failure of a step, or the panic of a kernel.
+/// Returns the first failure of a step, such as a panic of a kernel.
 pub(crate) fn run_alone(script: &Script) -> Result<()> {
     script.steps().iter().try_for_each(|step| run_caught(step, 0, pieces(step)))
 }
 
-/// Threads of a device: the caller of [`Team::run`] and its helpers.
+/// Threads of a device. The caller of [`Team::run`] and the helpers share the work.
 #[derive(Debug)]
 pub(crate) struct Team {
     helpers: Vec<Helper>,
@@ -131,7 +132,7 @@ pub(crate) struct Team {
 
 #[derive(Debug)]
 struct Helper {
-    /// `None` only while the team is being dropped.
+    /// Channel to the helper. It is `None` only while the team is being dropped.
     inbox: Option<Sender<Arc<Run>>>,
     thread: Thread,
 }
@@ -140,7 +141,7 @@ impl Team {
     /// Starts `threads - 1` helpers.
     ///
     /// # Errors
-    /// If the system cannot start another thread.
+    /// Returns an error if the system cannot start another thread.
     pub(crate) fn new(name: &str, threads: u32) -> Result<Self> {
         let helper = |number: u32| {
             let (inbox, runs) = unbounded::<Arc<Run>>();
@@ -153,8 +154,8 @@ impl Team {
     /// Runs a script on all threads and returns when it is done.
     ///
     /// # Errors
-    /// The first failure of a step, or the panic of a kernel. Other threads may still be running a chunk;
-    /// they keep alive what they use.
+    /// Returns the first failure of a step, such as a panic of a kernel. Other threads may still run a chunk.
+    /// They keep the script alive.
     pub(crate) fn run(&self, script: &Arc<Script>) -> Result<()> {
         if self.helpers.is_empty() || !script.steps().iter().any(|step| pieces(step) > 1) {
             return run_alone(script);

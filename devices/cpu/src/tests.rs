@@ -1,5 +1,5 @@
 //! Tests of this backend's own behaviour: threads, panics, closing, and the fast path for small copies. The
-//! conformance suite covers what every backend must pass.
+//! conformance suite has the tests that every backend must pass.
 
 use crate::{CpuBackend, CpuConfig};
 use device_bench::{Bench, buffer_range, in_time};
@@ -16,7 +16,7 @@ use std::time::Instant;
 const DEVICE: DeviceId = DeviceId(0);
 const GROUPS: u32 = 250;
 
-/// Group g turns word g into 3 · word g + 1.
+/// A kernel whose group g replaces word g by 3 · word g + 1.
 static STEP: EntryAbi = EntryAbi {
     name: "step",
     bindings: &[Access::ReadWrite],
@@ -26,14 +26,14 @@ static STEP: EntryAbi = EntryAbi {
 
 unsafe fn step(call: &HostCall<'_>, groups: Range<u32>) {
     for group in groups {
-        // SAFETY: group g alone touches word g.
+        // SAFETY: only group g accesses word g.
         let word = unsafe { call.write::<u32>(0, group as usize..group as usize + 1) };
         word[0] = word[0].wrapping_mul(3).wrapping_add(1);
     }
 }
 
-/// Group g writes the sum of all words of the first binding to word g. Wrong unless the previous step is
-/// complete.
+/// A kernel whose group g writes g plus the sum of all words of the first binding to word g. The result is
+/// wrong if the previous step is incomplete.
 static SUM: EntryAbi = EntryAbi {
     name: "sum",
     bindings: &[Access::Read, Access::Write],
@@ -42,16 +42,16 @@ static SUM: EntryAbi = EntryAbi {
 };
 
 unsafe fn sum(call: &HostCall<'_>, groups: Range<u32>) {
-    // SAFETY: read by every group and written by none.
+    // SAFETY: every group reads the binding, and no group writes it.
     let all = unsafe { call.read::<u32>(0) };
     for group in groups {
-        // SAFETY: group g alone writes word g.
+        // SAFETY: only group g writes word g.
         let word = unsafe { call.write::<u32>(1, group as usize..group as usize + 1) };
         word[0] = all.iter().fold(group, |sum, word| sum.wrapping_add(*word));
     }
 }
 
-/// Group `constants[0]` panics.
+/// A kernel whose group `constants[0]` panics.
 static BROKEN: EntryAbi = EntryAbi { name: "broken", bindings: &[], constants: 1, extents: |_, _| {} };
 
 unsafe fn broken(call: &HostCall<'_>, groups: Range<u32>) {
@@ -68,7 +68,7 @@ fn open(config: CpuConfig, limits: &Limits) -> Checked {
     Checked::new(backend.open(&[(adapter, DEVICE)], limits).unwrap().swap_remove(0))
 }
 
-/// Returns a bench whose module 1 is the one above.
+/// Returns a bench whose module 1 has the kernels above.
 fn bench(threads: u32) -> Bench {
     let mut bench = Bench::new(open(config(threads), &Limits::default()));
     let module = Module {
@@ -181,7 +181,7 @@ fn small_copies_are_done_when_submit_returns() {
     bench.region.write(0..4).unwrap().copy_from_slice(&9u32.to_le_bytes());
     let point = bench.submit(QueueKind::Upload, upload(), &[]);
     assert_eq!(bench.device.timeline(QueueKind::Upload).value(), point.value);
-    // A copy that must wait goes to the thread, as do all copies after it.
+    // The queue's thread runs a copy that must wait, and all copies after it.
     let held = bench.submit(QueueKind::Upload, upload(), &[abroad.id().at(1)]);
     let next = bench.submit(QueueKind::Upload, upload(), &[]);
     assert_eq!(bench.device.timeline(QueueKind::Upload).value(), point.value);
@@ -248,7 +248,7 @@ fn limits_bound_the_buffers_and_freed_memory_can_be_reused() {
     let stats = device.pool_stats();
     assert_eq!((stats.hits, stats.misses, stats.in_use_bytes, stats.peak_bytes), (1, 2, 8 * mib, 8 * mib));
     device.destroy_buffer(BufferId(0)).unwrap();
-    // Freeing cached memory makes room.
+    // The pool frees cached memory to make room.
     device.create_buffer(BufferId(0), 5 * mib).unwrap();
     assert_eq!((device.pool_stats().cached_bytes, device.pool_stats().trimmed), (0, 1));
     let all = open(config(1), &Limits::default()).create_buffer(BufferId(0), 1 << 50);

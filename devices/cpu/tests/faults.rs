@@ -1,4 +1,4 @@
-//! Tests of fault injection on sound devices: exactly the requested faults occur.
+//! Tests of fault injection on working devices. Exactly the requested faults must occur.
 
 use device_bench::{Bench, TIMEOUT, buffer_range};
 use ragtag_cpu::{CpuBackend, CpuConfig};
@@ -54,7 +54,7 @@ fn without_faults_no_layer_is_added() {
     let own = device.timeline(QueueKind::Compute);
     let checked = Checked::with_faults(device, Faults::default()).unwrap();
     assert!(Arc::ptr_eq(&own, &checked.timeline(QueueKind::Compute)));
-    // Faults that leave timelines alone add no thread.
+    // Faults that do not affect timelines start no thread.
     let device = open(0);
     let own = device.timeline(QueueKind::Compute);
     let faults = Faults { failing_allocation: Some(1), ..Faults::default() };
@@ -72,7 +72,7 @@ fn faults_round_trip_through_json() {
 
 #[test]
 fn allocations_fail_with_sizes_and_a_smaller_one_works() {
-    // The bench itself has four, of 16 KiB each.
+    // The bench itself makes four allocations of 16 KiB each.
     let faults = Faults { failing_allocation: Some(5), ..Faults::default() };
     let mut b = faulty(0, faults);
     let refused = b.device.create_buffer(BufferId(9), 50_000);
@@ -139,7 +139,7 @@ fn a_slow_queue_delays_each_point_and_its_waiters() {
     b.wait(copied);
     assert!(begun.elapsed() >= 2 * DELAY, "the delays add up, and the copy waits for both");
 
-    // Another device waits as long.
+    // A wait on another device is delayed by the same time.
     let mut other = faulty(1, Faults::default());
     other.device.import_timeline(b.device.timeline(QueueKind::Upload)).unwrap();
     let begun = Instant::now();
@@ -149,7 +149,7 @@ fn a_slow_queue_delays_each_point_and_its_waiters() {
     assert!(begun.elapsed() >= DELAY);
 }
 
-/// Queues overtake each other, and the data stay correct.
+/// Checks that queues overtake each other and that the data stay correct.
 #[test]
 fn random_delays_change_the_order_but_not_the_data() {
     let mut overtaken = 0;

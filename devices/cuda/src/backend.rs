@@ -1,6 +1,4 @@
 //! The CUDA backend: reports devices as adapters and opens them.
-//!
-//! Does not know how a device works.
 
 use crate::api::{Context, CublasLt, Functions, Nvrtc};
 use crate::driver::{Abilities, CudaDriver, Tools, WORKSPACE_BYTES};
@@ -15,31 +13,31 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
-/// Backend name.
+/// Name of the backend.
 const NAME: &str = "cuda";
 
 /// Configuration of the CUDA backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CudaConfig {
-    /// Folder for compiled programs. Without it they are compiled each time. The driver has its own cache for
-    /// code that it compiles.
+    /// Folder for compiled programs. `None` disables the cache, so that NVRTC compiles the kernels at every
+    /// start. The driver has its own cache for PTX that it compiles.
     pub cache_folder: Option<PathBuf>,
-    /// Use of cuBLASLt for products of many rows. It is looked for only if it is preferred or some device has
-    /// no matrix units, because loading it takes 0.2 seconds.
+    /// Use of cuBLASLt for products of many rows. `Auto` loads it only if a device has no matrix units,
+    /// because loading takes 0.2 seconds.
     pub gemm: GemmChoice,
-    /// Limits on the number of multiprocessors, by device number. For tests.
+    /// Limits on the number of multiprocessors, keyed by device number. Tests use them.
     pub multiprocessors: BTreeMap<u32, u32>,
 }
 
 impl Default for CudaConfig {
-    /// Returns the default configuration. Programs are cached in `cuda` within `RAGTAG_CACHE_DIR`, or in
-    /// `ragtag/cuda` within the user's cache folder.
+    /// Returns the default configuration. Programs are cached in `$RAGTAG_CACHE_DIR/cuda`, or in
+    /// `ragtag/cuda` in the user's cache folder.
     fn default() -> Self {
         Self { cache_folder: default_folder(NAME), gemm: GemmChoice::Auto, multiprocessors: BTreeMap::new() }
     }
 }
 
-/// Loaded libraries.
+/// The loaded libraries.
 struct Libraries {
     functions: Arc<Functions>,
     nvrtc: Option<Arc<Nvrtc>>,
@@ -57,7 +55,8 @@ impl Libraries {
         let compiles = |capability| self.nvrtc.as_ref().is_some_and(|nvrtc| nvrtc.knows(capability));
         let mut found = devices(&self.functions, &Common { backend: NAME, compiles: &compiles })?;
         for Found { adapter, .. } in &mut found {
-            // Reported because measurements of a limited device are not those of the hardware.
+            // The adapter reports the limit, because a limited device has other timings than the whole
+            // device.
             adapter.driver.multiprocessors = config.multiprocessors.get(&adapter.index).copied();
             let most = adapter.driver.multiprocessors.unwrap_or(u32::MAX);
             adapter.caps.parallel_units = adapter.caps.parallel_units.min(most);
@@ -65,13 +64,13 @@ impl Libraries {
         Ok(found)
     }
 
-    /// Returns cuBLASLt, loaded on first use, or `None` if it is not installed.
+    /// Returns cuBLASLt, loaded on first use. Returns `None` if it is not installed.
     fn cublas_lt(&self) -> Option<&Arc<CublasLt>> {
         let find = || CublasLt::find(self.functions.version()).map(Arc::new);
         self.cublas_lt.get_or_init(find).as_ref()
     }
 
-    /// Returns the product library that devices may link to, if it is wanted and found.
+    /// Returns the product library if `choice` allows it and it is installed.
     fn gemm(&self, choice: GemmChoice, found: &[Found]) -> Option<GemmLibrary> {
         let has_matrix_units = |found: &Found| found.adapter.caps.features.contains(&Feature::Sm70);
         let looked_for = match choice {
@@ -97,7 +96,7 @@ pub struct CudaBackend {
 }
 
 impl CudaBackend {
-    /// Creates a backend with this configuration. The first probe loads the driver.
+    /// Creates a backend with this configuration. The driver is loaded by the first probe.
     pub fn new(config: CudaConfig) -> Self {
         Self { config, libraries: OnceLock::new(), pins: Arc::default() }
     }
@@ -154,7 +153,7 @@ impl Backend for CudaBackend {
             found.adapter.memory.iter_mut().for_each(|memory| memory.free_bytes = free.clone().ok());
             found.adapter
         };
-        // Creating a context is slow, so devices create theirs in parallel.
+        // Creating a context is slow, so each device creates its own in parallel.
         Ok(std::thread::scope(|scope| {
             let asked: Vec<_> = found.into_iter().map(|found| scope.spawn(|| ask(found))).collect();
             asked.into_iter().filter_map(|thread| thread.join().ok()).collect()

@@ -1,13 +1,12 @@
 //! CUDA's implementation of the stream-ordered driver calls.
 //!
-//! # Launches that overlap
-//! From compute capability 9.0 on, a kernel may be launched while its predecessor in the stream still runs,
-//! if it contains an instruction that waits for the predecessor's results (`griddepcontrol.wait`). Such
-//! kernels are launched with that permission, others without. From CUDA 12.3 on, a capture keeps the
-//! permission as an edge of the graph. Older drivers would refuse the graph, so there launches are captured
-//! without it.
+//! # Overlapping launches
+//! From compute capability 9.0 on, a kernel may be launched while its predecessor in the stream still runs.
+//! Such a kernel must contain `griddepcontrol.wait`, which waits for the predecessor's results. Only kernels
+//! with this instruction are launched with the attribute that permits the overlap.
 //!
-//! Does not know how a device uses these calls.
+//! From CUDA 12.3 on, a capture keeps the attribute as an edge of the graph. Older drivers refuse such a
+//! graph, so captures on older drivers omit the attribute.
 
 use crate::api::{
     self, Context, CublasLt, Event, Functions, Graph, Pool, Products, Stream, Workspace, check, enter,
@@ -26,29 +25,30 @@ use std::ffi::{CString, c_int};
 use std::ptr::null_mut;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// First CUDA version whose graphs keep the permission to overlap.
+/// First CUDA version whose graphs keep the overlap attribute.
 const OVERLAP_IN_GRAPHS: i32 = 12_030;
 
-/// cuBLASLt's workspace: the size that NVIDIA recommends for compute capability 9.0.
+/// Size of cuBLASLt's workspace. NVIDIA recommends 32 MiB for compute capability 9.0.
 pub(crate) const WORKSPACE_BYTES: u64 = 32 << 20;
 
-/// Device properties that change the calls.
+/// Properties of a device that affect its calls.
 pub(crate) struct Abilities {
-    /// Whether launches may overlap the end of the previous kernel.
+    /// Whether a launch may overlap the end of the previous kernel.
     pub(crate) overlaps: bool,
-    /// Whether memory comes from stream-ordered pools.
+    /// Whether memory is allocated from stream-ordered pools.
     pub(crate) pools: bool,
-    /// Most local memory of a group, in bytes.
+    /// Maximum local memory of a work group, in bytes.
     pub(crate) local_memory_bytes: u64,
 }
 
-/// Stream-ordered memory on a stream used only for allocations, so that neither waits for other work.
+/// A stream-ordered pool with a stream used only for allocations. So allocations do not wait for other work,
+/// and other work does not wait for them.
 struct Ordered {
     pool: Pool,
     stream: Stream,
 }
 
-/// Libraries of a device besides the driver's.
+/// Optional libraries of a device.
 #[derive(Default)]
 pub(crate) struct Tools {
     pub(crate) compiler: Option<Compiler>,
@@ -60,12 +60,12 @@ pub(crate) struct CudaDriver {
     context: Arc<Context>,
     memory: Option<Ordered>,
     tools: Tools,
-    /// cuBLASLt and its workspace, once a module with products exists.
+    /// cuBLASLt and its workspace. They are created with the first module that has products.
     products: Mutex<Option<(Products, Workspace)>>,
     abilities: Abilities,
 }
 
-/// Loaded code with the properties of its functions.
+/// A loaded module and the properties of its functions.
 pub(crate) struct Code {
     module: Arc<api::Module>,
     entries: HashMap<String, Entry>,
@@ -75,7 +75,7 @@ pub(crate) struct Code {
 pub(crate) struct Function {
     raw: api::Function,
     entry: Option<Entry>,
-    /// Whether its launches may overlap the end of the previous kernel.
+    /// Whether a launch may overlap the end of the previous kernel.
     overlaps: bool,
 }
 
@@ -91,7 +91,7 @@ impl CudaDriver {
 
     fn attribute(&self, function: &api::Function, attribute: CUfunction_attribute) -> Result<u64> {
         let mut value = 0;
-        // SAFETY: the function lives; writes one number.
+        // SAFETY: the function is alive. The call writes one number.
         unsafe { enter!(self, cuFuncGetAttribute(&mut value, attribute, function.raw())) }?;
         Ok(u64::try_from(value).unwrap_or(0))
     }
@@ -102,8 +102,8 @@ impl Drop for CudaDriver {
         let products = self.products.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         let Some((products, workspace)) = products else { return };
         drop(products);
-        // SAFETY: allocated for the products, which are gone; enqueued work keeps the driver until it has
-        // ended.
+        // SAFETY: the workspace was allocated for the products, which are gone. Enqueued work keeps the
+        // driver alive until it has ended.
         if let Err(error) = unsafe { self.free(workspace.address) } {
             tracing::debug!(%error, "cannot free cuBLASLt's workspace");
         }
@@ -115,7 +115,7 @@ impl Ordered {
         Ok(Self { pool: Pool::new(context)?, stream: Stream::new(context)? })
     }
 
-    /// Returns all unused memory to the device.
+    /// Releases all unused memory to the device.
     fn settle(&self) -> Result<()> {
         self.stream.finish()?;
         self.pool.trim()
@@ -124,7 +124,7 @@ impl Ordered {
     fn allocate(&self, bytes: usize) -> Result<u64> {
         let allocate = || self.pool.allocate(&self.stream, bytes);
         let allocated = allocate().or_else(|error| match error {
-            // Freed memory may be fragmented into pieces that are too small.
+            // Freed memory may be fragmented into blocks that are too small.
             Error::OutOfMemory { .. } => self.settle().and_then(|()| allocate()),
             other => Err(other),
         });
@@ -157,7 +157,7 @@ impl Driver for CudaDriver {
             return memory.allocate(size);
         }
         let mut address = 0;
-        // SAFETY: writes one address.
+        // SAFETY: the call writes one address.
         let allocated = unsafe { enter!(self, cuMemAlloc_v2(&mut address, size)) };
         allocated.map(|()| address).map_err(|error| allocation_failure(error, bytes))
     }
@@ -165,7 +165,7 @@ impl Driver for CudaDriver {
     unsafe fn free(&self, address: u64) -> Result<()> {
         let functions = self.enter()?;
         match &self.memory {
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             Some(memory) => unsafe { check!(functions, cuMemFreeAsync(address, memory.stream.raw())) },
             // SAFETY: as above.
             None => unsafe { check!(functions, cuMemFree_v2(address)) },
@@ -173,12 +173,12 @@ impl Driver for CudaDriver {
     }
 
     unsafe fn pin(&self, pointer: *mut u8, bytes: usize) -> Result<()> {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { enter!(self, cuMemHostRegister_v2(pointer.cast(), bytes, CU_MEMHOSTREGISTER_PORTABLE)) }
     }
 
     unsafe fn unpin(&self, pointer: *mut u8) -> Result<()> {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { enter!(self, cuMemHostUnregister(pointer.cast())) }
     }
 
@@ -195,50 +195,50 @@ impl Driver for CudaDriver {
     }
 
     fn record(&self, event: &Event, stream: &Stream) -> Result<()> {
-        // SAFETY: both live.
+        // SAFETY: both objects are alive.
         unsafe { enter!(self, cuEventRecord(event.raw(), stream.raw())) }
     }
 
     fn wait(&self, stream: &Stream, event: &Event) -> Result<()> {
-        // SAFETY: both live.
+        // SAFETY: both objects are alive.
         unsafe { enter!(self, cuStreamWaitEvent(stream.raw(), event.raw(), 0)) }
     }
 
     fn has_passed(&self, event: &Event) -> bool {
         let Ok(functions) = self.enter() else { return true };
-        // SAFETY: the event lives.
+        // SAFETY: the event is alive.
         unsafe { (functions.cuEventQuery)(event.raw()) != CUresult::CUDA_ERROR_NOT_READY as u32 }
     }
 
     fn synchronise(&self, event: &Event) -> Result<()> {
-        // SAFETY: the event lives.
+        // SAFETY: the event is alive.
         unsafe { enter!(self, cuEventSynchronize(event.raw())) }
     }
 
     fn elapsed_ms(&self, from: &Event, to: &Event) -> Result<f32> {
         let mut elapsed_ms = 0.0;
-        // SAFETY: both live; writes one number.
+        // SAFETY: both objects are alive. The call writes one number.
         unsafe { enter!(self, cuEventElapsedTime(&mut elapsed_ms, from.raw(), to.raw())) }?;
         Ok(elapsed_ms)
     }
 
     unsafe fn upload(&self, stream: &Stream, from: *const u8, to: u64, bytes: usize) -> Result<()> {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { enter!(self, cuMemcpyHtoDAsync_v2(to, from.cast(), bytes, stream.raw())) }
     }
 
     unsafe fn download(&self, stream: &Stream, from: u64, to: *mut u8, bytes: usize) -> Result<()> {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { enter!(self, cuMemcpyDtoHAsync_v2(to.cast(), from, bytes, stream.raw())) }
     }
 
     unsafe fn copy(&self, stream: &Stream, from: u64, to: u64, bytes: usize) -> Result<()> {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { enter!(self, cuMemcpyDtoDAsync_v2(to, from, bytes, stream.raw())) }
     }
 
     unsafe fn fill(&self, stream: &Stream, to: u64, word: u32, words: usize) -> Result<()> {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { enter!(self, cuMemsetD32Async(to, word, words, stream.raw())) }
     }
 
@@ -265,7 +265,8 @@ impl Driver for CudaDriver {
         };
         let mut arguments = launch.arguments.pointers();
         let raw = launch.function.raw.raw();
-        // SAFETY: the caller's promise; the driver reads as many arguments as the function has parameters.
+        // SAFETY: guaranteed by the caller. The driver reads as many arguments as the function has
+        // parameters.
         unsafe { enter!(self, cuLaunchKernelEx(&config, raw, arguments.as_mut_ptr(), null_mut())) }
     }
 
@@ -281,7 +282,7 @@ impl Driver for CudaDriver {
         match Products::new(library, &self.context, workspace) {
             Ok(products) => *ready = Some((products, workspace)),
             Err(error) => {
-                // SAFETY: nothing has used it.
+                // SAFETY: nothing has used the workspace.
                 unsafe { self.free(address) }?;
                 return Err(error);
             }
@@ -294,7 +295,7 @@ impl Driver for CudaDriver {
         let (products, _) =
             ready.as_ref().ok_or_else(|| Error::invalid("a product before the library is initialised"))?;
         let Operands { x, weights, y } = operands;
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { products.enqueue(stream, product, [x, weights, y]) }
     }
 
@@ -307,7 +308,7 @@ impl Driver for CudaDriver {
     }
 
     unsafe fn play(&self, stream: &Stream, graph: &Graph) -> Result<()> {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { enter!(self, cuGraphLaunch(graph.raw(), stream.raw())) }
     }
 
@@ -342,7 +343,7 @@ impl Driver for CudaDriver {
             }
             let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
             let value = c_int::try_from(*dynamic_local_bytes).unwrap_or(c_int::MAX);
-            // SAFETY: the function lives.
+            // SAFETY: the function is alive.
             unsafe { enter!(self, cuFuncSetAttribute(raw.raw(), attribute, value)) }?;
         }
         let entry = code.entries.get(name).copied();

@@ -1,11 +1,9 @@
 //! Conversion of CUDA's result codes to errors.
-//!
-//! Does not know the callers.
 
 use cudarc::driver::sys::CUresult;
 use ragtag_hal::Error;
 
-/// Codes after which a context returns the same code for every call, or the device is gone.
+/// Codes after which every call in the context fails with the same code, or the device is gone.
 const STICKY: &[CUresult] = &[
     CUresult::CUDA_ERROR_DEINITIALIZED,
     CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE,
@@ -25,10 +23,10 @@ const STICKY: &[CUresult] = &[
     CUresult::CUDA_ERROR_UNKNOWN,
 ];
 
-/// `CUDA_ERROR_CONTAINED` of CUDA 12.8: the error was confined to this process, which must exit.
+/// `CUDA_ERROR_CONTAINED` of CUDA 12.8: the error was contained in this process, which must exit.
 const CONTAINED: u32 = 226;
 
-/// Codes for code that is not for this device, or not code at all.
+/// Codes for invalid code, or code for another device.
 const REFUSED_CODE: &[CUresult] = &[
     CUresult::CUDA_ERROR_INVALID_IMAGE,
     CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU,
@@ -45,17 +43,17 @@ fn is(code: u32, list: &[CUresult]) -> bool {
     list.iter().any(|&known| known as u32 == code)
 }
 
-/// Returns the error of a call that returned this code, which the driver calls `name`.
+/// Returns the error for a result code. `name` is the driver's name of the code.
 pub(crate) fn failure(call: &str, code: u32, name: Option<&str>) -> Error {
     Error::of_call(call, code.into(), name, code == CONTAINED || is(code, STICKY))
 }
 
-/// Converts the error of an allocating call to [`Error::OutOfMemory`] if its code means that.
+/// Converts an error to [`Error::OutOfMemory`] if its code reports that the device is out of memory.
 pub(crate) fn allocation_failure(error: Error, wanted: u64) -> Error {
     error.or_shortage(|code| code == CUresult::CUDA_ERROR_OUT_OF_MEMORY as i64, wanted)
 }
 
-/// Converts the error of a call that loads code to [`Error::Compile`] with the log, if its code means that.
+/// Converts an error to [`Error::Compile`] with the log if its code reports invalid code.
 pub(crate) fn code_failure(error: Error, log: &str) -> Error {
     match error {
         Error::Api { ref call, code } if u32::try_from(code).is_ok_and(|code| is(code, REFUSED_CODE)) => {
@@ -85,8 +83,8 @@ mod tests {
             let error = failure("cuX", code, None);
             assert!(matches!(&error, Error::Lost { cause } if cause.contains(&code.to_string())), "{error}");
         }
-        // Too many resources for a launch, not ready, not supported, stream capture: the context remains
-        // usable.
+        // The context stays usable after these errors: too many resources for a launch, not ready, not
+        // supported, and errors of stream capture.
         for code in [1, 2, 200, 218, 400, 500, 600, 701, 704, 801, 900, 901] {
             assert!(matches!(failure("cuX", code, None), Error::Api { .. }), "{code}");
         }

@@ -1,9 +1,10 @@
-//! The CUDA backend: NVIDIA GPUs as `cuda:0 …`, through the driver library, which is loaded at run time.
+//! The CUDA backend: NVIDIA GPUs, named `cuda:0`, `cuda:1` and so on. It loads the driver library at run
+//! time.
 //!
-//! A device is a [`StreamDevice`](ragtag_stream::StreamDevice) over the driver's calls: three streams,
-//! programs as graphs. Kernels are PTX, which the driver compiles, or CUDA C++ if NVRTC is installed. From
-//! compute capability 9.0 on, a kernel's launch overlaps the end of its predecessor if the kernel itself
-//! waits for it.
+//! A device is a [`StreamDevice`](ragtag_stream::StreamDevice) over the driver's calls. It has three streams
+//! and runs programs as graphs. The driver compiles the kernels from PTX. If NVRTC is installed, it compiles
+//! the CUDA C++ source of the kernels instead. From compute capability 9.0 on, the launch of a kernel that
+//! waits for its predecessor overlaps the end of that predecessor.
 //!
 //! | file | subject |
 //! | --- | --- |
@@ -12,13 +13,13 @@
 //! | `driver.rs` | the driver's calls |
 //! | `ptx.rs` | properties of the functions in a PTX source |
 //! | `nvrtc.rs` | CUDA C++, compiled and cached on disk |
-//! | `error.rs` | CUDA's codes as errors |
+//! | `error.rs` | conversion of CUDA's codes to errors |
 //! | `api/` | the driver library, NVRTC and cuBLASLt: functions, objects, calls |
 //!
-//! The driver reads `CUDA_VISIBLE_DEVICES` and CUDA's other variables. An adapter's `driver` names the first,
-//! because it explains missing devices.
+//! The driver reads `CUDA_VISIBLE_DEVICES` and other variables of CUDA. An adapter's `driver` shows the value
+//! of `CUDA_VISIBLE_DEVICES`, because this variable can hide devices.
 //!
-//! Knows no operator, kernel or model.
+//! This crate does not depend on operators, kernels or models.
 
 mod api;
 mod backend;

@@ -1,16 +1,16 @@
-//! CUDA C++: compiled for the device's own architecture and cached on disk.
+//! CUDA C++ kernels, compiled for the exact architecture and cached on disk.
 //!
-//! The cache stores machine code, with the PTX that describes its functions. Knows nothing about devices.
+//! The cache stores machine code together with the PTX that describes its functions.
 
 use crate::api::Nvrtc;
 use ragtag_hal::Result;
 use ragtag_hal::cache::{Folder, Key, key};
 use std::sync::Arc;
 
-/// Bytes of the length field before the PTX in a cache file.
+/// Size of the length field before the PTX in a cache file.
 const LENGTH_BYTES: usize = 8;
 
-/// PTX and machine code of a source.
+/// PTX and machine code compiled from one source.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Compiled {
     pub(crate) ptx: String,
@@ -32,8 +32,8 @@ impl Compiled {
     }
 }
 
-/// Returns the compiler options: the device's own architecture with its specific features, and IEEE 754
-/// rounding without contraction, so that every compiler's code gives the same results.
+/// Returns the compiler options. The target is the device's exact architecture with its specific features.
+/// Rounding follows IEEE 754 without contraction, so that all compilers produce the same results.
 pub(crate) fn options((major, minor): (i32, i32)) -> Vec<String> {
     let suffix = if (major, minor) >= (9, 0) { "a" } else { "" };
     let architecture = format!("--gpu-architecture=sm_{major}{minor}{suffix}");
@@ -59,10 +59,10 @@ impl Compiler {
         key(parts.into_iter().chain(self.options.iter().map(String::as_bytes)))
     }
 
-    /// Returns the code of a source, from the cache or from NVRTC.
+    /// Returns the code for a source, from the cache or newly compiled.
     ///
     /// # Errors
-    /// [`Error::Compile`](ragtag_hal::Error::Compile) with the log.
+    /// Returns [`Error::Compile`](ragtag_hal::Error::Compile) with the log if the compilation fails.
     pub(crate) fn compile(&self, text: &str) -> Result<Compiled> {
         let key = self.key(text);
         let kept = self.folder.as_ref().and_then(|folder| folder.load(&key));

@@ -1,6 +1,4 @@
-//! Detection of the driver's devices and their properties.
-//!
-//! Does not know how devices are opened or used.
+//! Detection of CUDA devices and their properties.
 
 use crate::api::{Context, Functions, check, version};
 use cudarc::driver::sys::{CUdevice, CUdevice_attribute as Attribute, CUuuid};
@@ -12,40 +10,40 @@ use std::collections::BTreeSet;
 use std::ffi::{CStr, c_char};
 use std::sync::Arc;
 
-/// Lowest compute capability: the first with four-way int8 dot products.
+/// Lowest supported compute capability. It is the first with four-way int8 dot products.
 const LOWEST_CAPABILITY: (i32, i32) = (6, 1);
-/// Kernels read bindings sixteen bytes at a time.
+/// Alignment of bindings. Kernels load 16 bytes at a time.
 const BINDING_ALIGNMENT_BYTES: u64 = 16;
-/// Bytes for a device's name.
+/// Size of the buffer for a device's name.
 const NAME_BYTES: usize = 256;
 
 pub(crate) type Found = ragtag_hal::Found<Native>;
 
-/// A device of the driver.
+/// The driver's handle and the properties needed to open a device.
 #[derive(Clone, Debug)]
 pub(crate) struct Native {
     pub(crate) device: CUdevice,
-    /// Major and minor number.
+    /// Major and minor number of the compute capability.
     pub(crate) capability: (i32, i32),
-    /// Whether memory comes from stream-ordered pools.
+    /// Whether memory is allocated from stream-ordered pools.
     pub(crate) pools: bool,
 }
 
-/// Settings shared by all adapters of a backend.
+/// Settings common to all adapters of a backend.
 pub(crate) struct Common<'a> {
     pub(crate) backend: &'static str,
-    /// Whether CUDA C++ can be compiled for a compute capability.
+    /// Returns true if NVRTC compiles for a compute capability.
     pub(crate) compiles: &'a dyn Fn((i32, i32)) -> bool,
 }
 
-/// Returns the devices that Ragtag can use, in the driver's order. A device that cannot be queried is
-/// omitted.
+/// Returns the devices that Ragtag can use, in the driver's order. A device that cannot be queried is left
+/// out.
 ///
 /// # Errors
-/// If the driver does not report the number of devices.
+/// Returns the driver's error if it cannot count the devices.
 pub(crate) fn devices(functions: &Functions, common: &Common<'_>) -> Result<Vec<Found>> {
     let mut count = 0;
-    // SAFETY: writes one number.
+    // SAFETY: the call writes one number.
     unsafe { check!(functions, cuDeviceGetCount(&mut count)) }?;
     let found = (0..count).filter_map(|ordinal| match device(functions, ordinal, common) {
         Ok(found) if found.capability < LOWEST_CAPABILITY => {
@@ -71,7 +69,7 @@ fn peers(functions: &Functions, found: &[Found], at: usize) -> BTreeSet<u32> {
     let device = found[at].device;
     let reaches = |other: &&Found| {
         let mut can = 0;
-        // SAFETY: writes one number.
+        // SAFETY: the call writes one number.
         let asked = unsafe { check!(functions, cuDeviceCanAccessPeer(&mut can, device, other.device)) };
         asked.is_ok() && can != 0
     };
@@ -79,18 +77,18 @@ fn peers(functions: &Functions, found: &[Found], at: usize) -> BTreeSet<u32> {
     others.filter(reaches).map(|other| other.adapter.index).collect()
 }
 
-/// Returns the memory that is free now, without the needs of the context itself. Creates a temporary context.
+/// Returns the free device memory. Creates a temporary context, whose own memory is not counted as free.
 pub(crate) fn free_bytes(functions: &Arc<Functions>, device: CUdevice) -> Result<u64> {
     Context::new(functions, device, None)?.memory().map(|(free, _)| free)
 }
 
 fn device(functions: &Functions, ordinal: i32, common: &Common<'_>) -> Result<Found> {
     let mut device = 0;
-    // SAFETY: writes one number.
+    // SAFETY: the call writes one number.
     unsafe { check!(functions, cuDeviceGet(&mut device, ordinal)) }?;
     let attribute = |attribute: Attribute| {
         let mut value = 0;
-        // SAFETY: writes one number.
+        // SAFETY: the call writes one number.
         unsafe { check!(functions, cuDeviceGetAttribute(&mut value, attribute, device)) }.map(|()| value)
     };
     let number = |name| attribute(name).map(|value| u32::try_from(value).unwrap_or(0));
@@ -105,7 +103,7 @@ fn device(functions: &Functions, ordinal: i32, common: &Common<'_>) -> Result<Fo
         work_group_items: number(Attribute::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?,
         local_memory_bytes: number(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?.into(),
     };
-    // Newer drivers may not report clocks.
+    // Newer drivers may not report clock rates.
     let reported = |name| number(name).unwrap_or(0);
     let clocks = Clocks {
         compute_khz: reported(Attribute::CU_DEVICE_ATTRIBUTE_CLOCK_RATE),
@@ -113,7 +111,7 @@ fn device(functions: &Functions, ordinal: i32, common: &Common<'_>) -> Result<Fo
         memory_khz: reported(Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE),
         memory_bus_bits: reported(Attribute::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH),
     };
-    // Memory that is mapped piecewise can be exported if there are handle types for it.
+    // Mapped memory can be exported if the driver supports a handle type for it.
     let exports = attribute(Attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)? != 0
         && attribute(Attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED)? != 0;
     let sharing = MemorySharing {
@@ -144,7 +142,7 @@ fn device(functions: &Functions, ordinal: i32, common: &Common<'_>) -> Result<Fo
 
 fn name(functions: &Functions, device: CUdevice) -> Result<String> {
     let mut name = [0u8; NAME_BYTES];
-    // SAFETY: writes at most this many bytes.
+    // SAFETY: the call writes at most this many bytes.
     unsafe { check!(functions, cuDeviceGetName(name.as_mut_ptr().cast(), NAME_BYTES as i32, device)) }?;
     let name = CStr::from_bytes_until_nul(&name).map(CStr::to_string_lossy);
     Ok(name.map_or_else(|_| "unnamed device".into(), |name| name.into_owned()))
@@ -152,19 +150,19 @@ fn name(functions: &Functions, device: CUdevice) -> Result<String> {
 
 fn uuid(functions: &Functions, device: CUdevice) -> Result<[u8; 16]> {
     let mut uuid = CUuuid { bytes: [0; 16] };
-    // SAFETY: writes sixteen bytes.
+    // SAFETY: the call writes sixteen bytes.
     unsafe { check!(functions, cuDeviceGetUuid_v2(&mut uuid, device)) }?;
     Ok(uuid.bytes.map(|byte: c_char| byte as u8))
 }
 
 fn total_bytes(functions: &Functions, device: CUdevice) -> Result<u64> {
     let mut bytes = 0;
-    // SAFETY: writes one number.
+    // SAFETY: the call writes one number.
     unsafe { check!(functions, cuDeviceTotalMem_v2(&mut bytes, device)) }?;
     Ok(bytes as u64)
 }
 
-/// Returns the driver's version, with the user's setting that hides devices.
+/// Returns the driver's version and the value of `CUDA_VISIBLE_DEVICES`.
 fn driver(number: i32) -> DriverInfo {
     let release = release().map_or_else(String::new, |release| format!(", driver {release}"));
     let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
@@ -175,8 +173,8 @@ fn driver(number: i32) -> DriverInfo {
     }
 }
 
-/// Returns the driver's own version, such as 580.159.04, if the system reports it. The API reports only CUDA
-/// versions.
+/// Returns the version of NVIDIA's driver, such as 580.159.04, if the system reports it. The API reports only
+/// the CUDA version.
 fn release() -> Option<String> {
     let release = std::fs::read_to_string("/sys/module/nvidia/version").ok()?;
     let release = release.trim();
@@ -214,7 +212,7 @@ impl Limits {
     }
 }
 
-/// Returns the f32 lanes of a multiprocessor.
+/// Returns the number of f32 lanes per multiprocessor.
 fn lanes_per_unit(capability: (i32, i32)) -> u32 {
     match capability {
         (6, 0) | (7, _) | (8, 0) => 64,

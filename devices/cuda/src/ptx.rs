@@ -1,9 +1,8 @@
-//! Properties of the functions in a PTX source: their number of parameters, and whether they wait for the
+//! Properties of the functions in PTX: the number of parameters, and whether a function waits for the
 //! previous kernel.
 //!
-//! See the PTX ISA, sections 5.2 (`.entry`, its parameters) and 9.7.12.14 (`griddepcontrol`). The parser
-//! understands just enough of compilers' output; the driver's assembler validates the source. Knows nothing
-//! about the driver.
+//! See the PTX ISA, sections 5.2 (`.entry` and its parameters) and 9.7.12.14 (`griddepcontrol`). The parser
+//! handles only the PTX that compilers emit. The driver's assembler validates the source.
 
 use std::collections::HashMap;
 
@@ -12,17 +11,17 @@ use std::collections::HashMap;
 pub(crate) struct Entry {
     /// Number of parameters.
     pub(crate) parameters: usize,
-    /// Whether it contains the instruction that waits for the end of the previous kernel, so that its launch
-    /// may overlap it.
+    /// Whether the function contains `griddepcontrol.wait`, so that its launch may overlap the end of the
+    /// previous kernel.
     pub(crate) waits_for_grids: bool,
 }
 
-/// Returns the kernel functions of a source by name.
+/// Returns the kernel functions in a PTX source, by name.
 pub(crate) fn entries(text: &str) -> HashMap<String, Entry> {
     let text = without_comments(text);
     let mut entries = HashMap::new();
     for part in text.split(".entry").skip(1) {
-        // The text up to the next entry may contain other functions as well.
+        // The text before the next entry may also contain functions that are not kernels.
         let part = part.split(".func").next().unwrap_or(part);
         let name: String = part.trim_start().chars().take_while(|&c| is_name(c)).collect();
         let head = part.split('{').next().unwrap_or(part);

@@ -1,5 +1,5 @@
-//! Test of a device that runs out of memory. It runs in its own process, because it leaves no memory for
-//! others.
+//! Test of a device that runs out of memory. It runs in its own process, because it uses all memory of the
+//! device.
 
 #![allow(clippy::print_stdout)] // a skip is visible
 

@@ -1,4 +1,4 @@
-//! Tests of points between devices: of two APIs, and of devices that never reach them.
+//! Tests of points between two devices: devices of different APIs, and devices that never reach a point.
 
 #![allow(clippy::print_stdout)] // a skip is visible
 

@@ -2,10 +2,10 @@
 //!
 //! Waking a parked thread costs tens of microseconds (up to 100 in a virtual machine), and a token passes
 //! several such threads. Pipeline steps take about as long as the steps before them, so a thread can predict
-//! when to be awake. Spinning costs part of a core while steps keep coming. On machines with few cores no
-//! thread spins on a prediction.
+//! when the next event arrives. Spinning takes part of a core during generation. On machines with fewer than
+//! eight cores, threads do not spin on predictions.
 //!
-//! Knows nothing about the events that it waits for.
+//! This module knows nothing about the events that it waits for.
 
 use std::ops::Range;
 use std::sync::OnceLock;
@@ -17,9 +17,10 @@ const REMEMBERED: usize = 4;
 const EARLY: Duration = Duration::from_micros(150);
 /// Time after the expected event during which a thread keeps spinning.
 const LATE: Duration = Duration::from_micros(100);
-/// Minimum number of correct predictions among the last eight waits. Below it, nothing is predicted.
+/// Minimum number of correct predictions among the last eight waits. With fewer, a thread makes no
+/// prediction.
 const RELIABLE: u32 = 4;
-/// Minimum number of cores for spinning on predictions.
+/// Minimum number of cores at which threads spin on predictions.
 const SPARE_FROM: usize = 8;
 
 /// Next action of a waiting thread.
@@ -27,7 +28,7 @@ const SPARE_FROM: usize = 8;
 pub enum Turn {
     /// Poll once.
     Look,
-    /// Park until woken, or until the timeout if there is one.
+    /// Park until another thread wakes the waiting thread. If there is a timeout, wake up after it.
     Rest(Option<Duration>),
 }
 
@@ -36,13 +37,14 @@ pub enum Turn {
 pub enum Outcome<T> {
     /// The awaited item.
     Found(T),
-    /// Nothing yet; keep waiting.
+    /// The item has not arrived yet.
     Nothing,
-    /// Nothing will ever arrive.
+    /// The item will never arrive.
     Gone,
 }
 
-/// Wait policy of one thread at one place. The default parks until woken.
+/// Wait policy of a thread for one kind of event. The default policy parks until another thread wakes the
+/// waiting thread.
 #[derive(Debug, Default)]
 pub struct Anticipation {
     linger: Duration,
@@ -55,8 +57,8 @@ impl Anticipation {
         Self { linger, history: has_spare_cores().then(History::default) }
     }
 
-    /// Returns [`lingering`](Self::lingering) on machines with spare cores, otherwise a policy that parks at
-    /// once.
+    /// Returns [`lingering`](Self::lingering) on machines with spare cores, and the default policy on other
+    /// machines.
     pub fn lingering_if_spare(linger: Duration) -> Self {
         if has_spare_cores() { Self::lingering(linger) } else { Self::default() }
     }
@@ -66,7 +68,7 @@ impl Anticipation {
         Self { linger, history: None }
     }
 
-    /// Takes turns until an item is found. Returns `None` if nothing will ever arrive.
+    /// Calls `take` until it finds the item. Returns `None` if the item will never arrive.
     pub fn wait<T>(&mut self, mut take: impl FnMut(Turn) -> Outcome<T>) -> Option<T> {
         let start = Instant::now();
         let found = loop {
@@ -107,7 +109,7 @@ fn has_spare_cores() -> bool {
 enum Phase {
     /// Polling.
     Awake,
-    /// Parked until the given time or until woken.
+    /// Parked until the given time, or until another thread wakes the waiting thread.
     Asleep { until: Option<Duration> },
 }
 
@@ -116,12 +118,12 @@ enum Phase {
 struct History {
     recent: [Duration; REMEMBERED],
     waits: usize,
-    /// One bit for each of the last eight waits: set if a window predicted it.
+    /// One bit for each of the last eight waits. A bit is set if a window contained the duration of the wait.
     predicted: u8,
 }
 
 impl History {
-    /// Returns the windows in which a wait ends if it takes as long as a recent one.
+    /// Returns a time window around the duration of each recent wait.
     fn windows(&self) -> impl Iterator<Item = Range<Duration>> {
         self.recent.iter().take(self.waits).map(|&wait| wait.saturating_sub(EARLY)..wait + LATE)
     }
@@ -145,7 +147,7 @@ impl History {
     fn learn(&mut self, waited: Duration) {
         self.predicted = self.predicted << 1 | u8::from(self.is_expected(waited));
         self.recent[self.waits % REMEMBERED] = waited;
-        // From here on only the remainder matters.
+        // Bounds the counter. From `REMEMBERED` on, only its remainder matters.
         self.waits = if self.waits + 1 == 2 * REMEMBERED { REMEMBERED } else { self.waits + 1 };
     }
 }
@@ -166,7 +168,7 @@ mod tests {
 
     #[test]
     fn a_thread_is_awake_around_the_times_of_regular_waits_and_asleep_otherwise() {
-        // Two kinds of waits, alternating.
+        // Waits of about 2 ms and 5 ms alternate.
         let history = history(&[2000, 5000, 2010, 5020, 1990, 4990, 2000, 5000]);
         assert_eq!(history.phase(us(0)), Phase::Asleep { until: Some(us(1840)) });
         assert_eq!(history.phase(us(1840)), Phase::Awake);

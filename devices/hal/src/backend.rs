@@ -21,9 +21,9 @@ pub enum AdapterKind {
     Discrete,
     /// A GPU that shares the host's memory.
     Integrated,
-    /// The host's processor as a device of its own.
+    /// The host's processor as a compute device.
     Cpu,
-    /// A GPU API that runs on the host's processor.
+    /// A software implementation of a GPU API on the host's processor.
     Software,
 }
 
@@ -49,7 +49,7 @@ impl fmt::Display for PciAddress {
 impl FromStr for PciAddress {
     type Err = &'static str;
 
-    /// Reads `0000:03:00.0`.
+    /// Parses an address such as `0000:03:00.0`.
     fn from_str(text: &str) -> std::result::Result<Self, Self::Err> {
         let address = || {
             let (domain, rest) = text.split_once(':')?;
@@ -68,11 +68,11 @@ impl FromStr for PciAddress {
 pub struct PhysicalIdentity {
     /// PCI address.
     pub pci: Option<PciAddress>,
-    /// UUID. Twin software devices may share one.
+    /// UUID. Several software devices may report the same UUID.
     pub uuid: Option<[u8; 16]>,
 }
 
-/// Memory that a heap lies in.
+/// Location of a heap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum HeapKind {
@@ -90,7 +90,7 @@ pub enum MemorySource {
     Api,
     /// The operating system.
     System,
-    /// The same physical device, seen through another API.
+    /// Another API of the same physical device.
     OtherApi,
     /// The user.
     User,
@@ -99,23 +99,23 @@ pub enum MemorySource {
 /// Size and free bytes of a heap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Memory {
-    /// Memory that it lies in.
+    /// Location of the heap.
     pub heap: HeapKind,
     /// Size in bytes.
     pub total_bytes: u64,
-    /// Free bytes now, if known.
+    /// Currently free bytes, if known.
     pub free_bytes: Option<u64>,
     /// Source of these figures.
     pub source: MemorySource,
 }
 
-/// Name of an adapter as users type it: `cpu:0`. Serialized as a string.
+/// Name of an adapter as users type it, such as `cpu:0`. The serialized form is a string.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct Label {
-    /// Its backend.
+    /// Name of the backend.
     pub backend: String,
-    /// Its position in the backend's probe.
+    /// Position in the backend's probe result.
     pub index: u32,
 }
 
@@ -131,7 +131,7 @@ impl FromStr for Label {
     fn from_str(text: &str) -> std::result::Result<Self, Self::Err> {
         let (backend, index) = text.split_once(':').ok_or("a device is BACKEND:INDEX")?;
         let named = !backend.is_empty() && backend.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-');
-        // `parse` alone would accept a sign.
+        // `u32::from_str` would also accept a leading `+`.
         let counts = index.bytes().all(|byte| byte.is_ascii_digit());
         let index = index.parse().ok().filter(|_| named && counts).ok_or("a device is BACKEND:INDEX")?;
         Ok(Self { backend: backend.into(), index })
@@ -155,32 +155,32 @@ impl TryFrom<String> for Label {
 /// A physical device as seen through one API.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Adapter {
-    /// The backend's name, as in `cpu:0`.
+    /// Name of the backend: `cpu` in `cpu:0`.
     pub backend: String,
-    /// Position in the backend's probe, as in `cpu:0`.
+    /// Position in the backend's probe result: 0 in `cpu:0`.
     pub index: u32,
-    /// The device's name.
+    /// Name of the device.
     pub name: String,
-    /// Driver, and settings that restrict the device.
+    /// Driver of the device, and settings that restrict the device.
     pub driver: DriverInfo,
     /// Hardware type.
     pub kind: AdapterKind,
     /// Identifiers of the physical device.
     pub identity: PhysicalIdentity,
-    /// Heaps. Buffers are allocated from the first.
+    /// Heaps of the device. Buffers are allocated from the first heap.
     pub memory: Vec<Memory>,
     /// Capabilities.
     pub caps: Caps,
 }
 
 impl Adapter {
-    /// Returns the name that users type: `cpu:0`.
+    /// Returns the name that users type, such as `cpu:0`.
     pub fn label(&self) -> String {
         format!("{}:{}", self.backend, self.index)
     }
 }
 
-/// Driver of an adapter, and settings that restrict the device. Serialized as a string.
+/// Driver of an adapter, and settings that restrict the device. The serialized form is a string.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "String", from = "String")]
 pub struct DriverInfo {
@@ -188,9 +188,9 @@ pub struct DriverInfo {
     pub name: String,
     /// Environment variables that hide devices, with their values.
     pub hidden_by: Option<String>,
-    /// Most multiprocessors that the device uses, if a throttle limits them.
+    /// Maximum number of multiprocessors that the device uses, if a throttle limits it.
     pub multiprocessors: Option<u32>,
-    /// Share of time in which the device may compute, in percent, if a throttle limits it.
+    /// Duty cycle of the compute queue in percent, if a throttle limits it.
     pub duty_percent: Option<u32>,
 }
 
@@ -221,12 +221,13 @@ impl From<DriverInfo> for String {
     }
 }
 
-/// A probed device: its adapter, and the handle with which its backend opens it. Dereferences to the handle.
+/// A probed device: its adapter and the handle that the backend needs to open it. It dereferences to the
+/// handle.
 #[derive(Clone, Debug)]
 pub struct Found<T> {
     /// The adapter.
     pub adapter: Adapter,
-    /// Handle with which the backend opens it.
+    /// Handle that the backend needs to open the device.
     pub native: T,
 }
 
@@ -247,7 +248,7 @@ impl<T> Found<T> {
     /// Returns the device that an earlier probe reported as `wanted`.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the device is gone.
+    /// Returns [`Error::Invalid`] if the device is no longer present.
     pub fn find<'a>(present: &'a [Self], wanted: &Adapter) -> Result<&'a Self> {
         let facts = |adapter: &Adapter| (adapter.label(), adapter.name.clone(), adapter.identity);
         let found = present.iter().find(|found| facts(&found.adapter) == facts(wanted));
@@ -257,7 +258,7 @@ impl<T> Found<T> {
     /// Opens the devices that an earlier probe reported as `wanted`.
     ///
     /// # Errors
-    /// As [`find`](Self::find), and the errors of `open`.
+    /// Returns the errors of [`find`](Self::find) and the errors of `open`.
     pub fn open_each<D: Device + 'static>(
         present: &[Self],
         wanted: &[(Adapter, DeviceId)],
@@ -273,33 +274,32 @@ impl<T> Found<T> {
 /// Limits that the user sets on an opened device.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Limits {
-    /// Most bytes that all buffers may take together.
+    /// Maximum total size of all buffers in bytes.
     pub memory_bytes: Option<u64>,
     /// Limits of the pool of freed buffers.
     pub pool: PoolLimits,
 }
 
-/// A compute API: CPU, CUDA, Vulkan, ….
+/// Access to the devices of one API: CPU, CUDA, Vulkan and others.
 pub trait Backend: Send + Sync {
-    /// Its name in labels: `cpu`, `cuda`, …
+    /// Returns the name of the backend in labels, such as `cpu` or `cuda`.
     fn name(&self) -> &'static str;
 
     /// Returns the adapters that this API reports.
     ///
     /// # Errors
-    /// [`Unavailable`] names the library or driver that is missing.
+    /// Returns [`Unavailable`], which names the missing library or driver.
     fn probe(&self) -> std::result::Result<Vec<Adapter>, Unavailable>;
 
-    /// Opens adapters, several in one call so that they can share a context. Each device ID names that
-    /// device's timelines.
+    /// Opens adapters. Devices that are opened in one call can share a driver context. The timelines of a
+    /// device carry its device ID.
     ///
     /// # Errors
-    /// If an adapter is gone or its driver refuses.
+    /// Returns an error if an adapter no longer exists or a driver call fails.
     fn open(&self, adapters: &[(Adapter, DeviceId)], limits: &Limits) -> Result<Vec<Box<dyn Device>>>;
 }
 
-/// Time at which a submission ran, in nanoseconds since an epoch that all devices of this process share
-/// ([`Timing::now_ns`]).
+/// Start and end of a submission, in nanoseconds of the process-wide clock [`Timing::now_ns`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Timing {
     /// Point that the submission signalled.
@@ -311,110 +311,114 @@ pub struct Timing {
 }
 
 impl Timing {
-    /// Returns the clock of [`Timing`]: monotonic nanoseconds since the first call in this process.
+    /// Returns the monotonic time in nanoseconds since the first call in this process.
     pub fn now_ns() -> u64 {
         static EPOCH: std::sync::OnceLock<std::time::Instant> = std::sync::OnceLock::new();
         EPOCH.get_or_init(std::time::Instant::now).elapsed().as_nanos() as u64
     }
 }
 
-/// An opened device, owned by exactly one thread. Methods do not block on the device unless their
+/// An opened device, owned by exactly one thread. Methods do not wait for work on the device unless their
 /// documentation says so.
 pub trait Device: Send {
-    /// ID that it was opened with.
+    /// Returns the ID with which the device was opened.
     fn id(&self) -> DeviceId;
 
-    /// Adapter as probed when the device was opened.
+    /// Returns the adapter as probed when the device was opened.
     fn adapter(&self) -> &Adapter;
 
-    /// Returns the current state of its heaps. Buffers are allocated from the first.
+    /// Returns the current sizes and free bytes of the device's heaps. Buffers are allocated from the first
+    /// heap.
     ///
     /// # Errors
-    /// If the API refuses.
+    /// Returns an error if an API call fails.
     fn memory(&self) -> Result<Vec<Memory>>;
 
     /// Returns the host's mirror of a queue's timeline.
     fn timeline(&self, queue: QueueKind) -> Arc<Timeline>;
 
-    /// Returns the timeline on which other devices wait. If the link to them is throttled, its points pass
-    /// later.
+    /// Returns the timeline whose points other devices wait for. Its points pass later than the queue's own
+    /// points if a throttle slows the link to the other devices.
     fn timeline_for_others(&self, queue: QueueKind) -> Arc<Timeline> {
         self.timeline(queue)
     }
 
-    /// Makes the points of another device's timeline usable in waits.
+    /// Allows submissions to wait for points of another device's timeline.
     ///
     /// # Errors
-    /// If the API refuses.
+    /// Returns an error if an API call fails.
     fn import_timeline(&mut self, timeline: Arc<Timeline>) -> Result<()>;
 
-    /// Returns the contents and counters of the buffer pool.
+    /// Returns the statistics of the buffer pool.
     fn pool_stats(&self) -> PoolStats;
 
-    /// Frees the memory that the pool holds for no buffer. Returns the number of bytes.
+    /// Frees the pool's cached memory, which no buffer uses. Returns the number of freed bytes.
     fn trim_pool(&mut self) -> u64;
 
-    /// Allocates a buffer of `bytes` bytes, aligned to at least 64 bytes, with undefined contents. It takes
-    /// at most [`class_bytes`](crate::pool::class_bytes) of device memory.
+    /// Allocates a buffer of `bytes` bytes, aligned to at least 64 bytes, with undefined contents. The buffer
+    /// takes at most [`class_bytes`](crate::pool::class_bytes) of device memory.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] or [`Error::AllocationTooLarge`] with sizes; [`Error::Invalid`] for zero bytes.
+    /// Returns [`Error::OutOfMemory`] or [`Error::AllocationTooLarge`] with the sizes. Returns
+    /// [`Error::Invalid`] for zero bytes.
     fn create_buffer(&mut self, id: BufferId, bytes: u64) -> Result<()>;
 
-    /// Frees a buffer. No submission that uses it may be outstanding, and programs that use it must not be
-    /// submitted again.
+    /// Frees a buffer. No submission that uses the buffer may be outstanding. Programs that use the buffer
+    /// must not be submitted again.
     ///
     /// # Errors
-    /// If the API refuses.
+    /// Returns an error if an API call fails.
     fn destroy_buffer(&mut self, id: BufferId) -> Result<()>;
 
     /// Loads a module.
     ///
     /// # Errors
-    /// [`Error::Compile`] with the log; [`Error::Unsupported`] for a language that the device does not
-    /// accept.
+    /// Returns [`Error::Compile`] with the compiler's log. Returns [`Error::Unsupported`] for a language that
+    /// the device does not accept.
     fn create_module(&mut self, id: ModuleId, module: &Module) -> Result<()>;
 
-    /// Unloads a module. No submission that uses it may be outstanding, and programs that use it must not be
-    /// submitted again.
+    /// Unloads a module. No submission that uses the module may be outstanding. Programs that use the module
+    /// must not be submitted again.
     ///
     /// # Errors
-    /// If the API refuses.
+    /// Returns an error if an API call fails.
     fn destroy_module(&mut self, id: ModuleId) -> Result<()>;
 
     /// Registers a host region for uploads and downloads.
     ///
     /// # Errors
-    /// If the API cannot pin it.
+    /// Returns an error if the API cannot pin the region.
     fn register_region(&mut self, id: RegionId, region: Arc<HostRegion>) -> Result<()>;
 
-    /// Unregisters a region. No submission that uses it may be outstanding, and programs that use it must not
-    /// be submitted again.
+    /// Unregisters a region. No submission that uses the region may be outstanding. Programs that use the
+    /// region must not be submitted again.
     ///
     /// # Errors
-    /// If the API refuses.
+    /// Returns an error if an API call fails.
     fn unregister_region(&mut self, id: RegionId) -> Result<()>;
 
     /// Records commands for the compute queue as a native program of the API. A program may be submitted
-    /// again only after its last submission has passed. Recording under an existing ID replaces the program.
+    /// again only after the point of its last submission has passed. Recording under an existing ID replaces
+    /// the program.
     ///
     /// # Errors
-    /// If the API refuses.
+    /// Returns an error if an API call fails.
     fn record(&mut self, id: ProgramId, commands: Vec<Command>) -> Result<()>;
 
-    /// Destroys a program. No submission of it may be outstanding.
+    /// Destroys a program. No submission of the program may be outstanding.
     ///
     /// # Errors
-    /// If the API refuses.
+    /// Returns an error if an API call fails.
     fn destroy_program(&mut self, id: ProgramId) -> Result<()>;
 
-    /// Enqueues work and returns. If the work fails later, it poisons the timeline of its queue.
+    /// Enqueues work and returns without waiting for it. If the work fails later, the timeline of its queue
+    /// fails.
     ///
     /// # Errors
-    /// If the API refuses the submission. The queue's timeline is then poisoned as well.
+    /// Returns an error if the API rejects the submission. The queue's timeline then fails as well.
     fn submit(&mut self, submission: Submission) -> Result<()>;
 
-    /// Appends the timings of submissions that passed since the last call, where the API measures them.
+    /// Appends the timings of submissions that ended since the last call, if the API measures them.
     fn take_timings(&mut self, timings: &mut Vec<Timing>);
 }
 

@@ -1,8 +1,8 @@
 //! Cache of compiled programs, in memory and in a folder of bounded size. Files are written atomically and
 //! carry a checksum.
 //!
-//! The cache never causes an error: an unreadable program is compiled again, and a failed write only leaves
-//! the program uncached. Knows nothing about drivers.
+//! Failures of the cache cause no errors. An unreadable program is compiled again, and a program whose write
+//! fails is not cached. This module knows nothing about drivers.
 
 use crate::error::Result;
 use blake3::{Hash, Hasher};
@@ -13,26 +13,26 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
-/// Most bytes that the folder holds. Beyond it, the least recently used files are removed.
+/// Maximum size of the folder in bytes. Beyond it, the cache removes the least recently used files.
 const MAX_BYTES: u64 = 256 << 20;
-/// Bytes of the checksum before each program.
+/// Size of the checksum before each program in bytes.
 const CHECKSUM_BYTES: usize = 32;
 
-/// Digest of everything that the code of a program depends on.
+/// Digest of all inputs that determine the code of a program.
 pub type Key = Hash;
 
 /// Returns the key of a program from its parts: source, compiler options, device and driver.
 pub fn key<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> Key {
     let mut hasher = Hasher::new();
     for part in parts {
-        // Lengths keep the parts distinct.
+        // The length keeps `["ab", "c"]` and `["a", "bc"]` distinct.
         hasher.update(&(part.len() as u64).to_le_bytes()).update(part);
     }
     hasher.finalize()
 }
 
-/// Returns a backend's default cache folder: the folder named after the backend in `RAGTAG_CACHE_DIR`, or in
-/// `ragtag` within the user's cache folder.
+/// Returns a backend's default cache folder: `$RAGTAG_CACHE_DIR/BACKEND`, or `ragtag/BACKEND` in the user's
+/// cache folder if the variable is not set.
 pub fn default_folder(backend: &str) -> Option<PathBuf> {
     let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     if let Some(folder) = variable("RAGTAG_CACHE_DIR") {
@@ -51,7 +51,7 @@ pub struct Folder {
 }
 
 impl Folder {
-    /// Returns the folder at this path. It is created at the first write.
+    /// Returns the cache folder at this path. The first write creates the folder.
     pub fn new(path: PathBuf) -> Self {
         Self { path, max_bytes: MAX_BYTES }
     }
@@ -60,23 +60,23 @@ impl Folder {
         self.path.join(format!("{}.bin", key.to_hex()))
     }
 
-    /// Returns the program stored under this key if its file is intact.
+    /// Returns the program that is stored under this key, if its file is intact.
     pub fn load(&self, key: &Key) -> Option<Vec<u8>> {
         let path = self.file(key);
         let mut content = Vec::new();
-        // Stored files are never longer, and a link may lead to an endless file.
+        // The limit protects against endless files behind symbolic links. The cache stores no larger files.
         fs::File::open(&path).ok()?.take(self.max_bytes).read_to_end(&mut content).ok()?;
         let (checksum, program) = content.split_at_checked(CHECKSUM_BYTES)?;
         if blake3::hash(program).as_bytes() != checksum {
             tracing::debug!(path = %path.display(), "ignoring a damaged program in the cache");
             return None;
         }
-        // Marks the file as recently used. If the time cannot be set, it counts as unused.
+        // Marks the file as recently used. An error is ignored, because it only affects the order of removal.
         let _ = fs::File::open(&path).and_then(|file| file.set_modified(SystemTime::now()));
         Some(program.to_vec())
     }
 
-    /// Stores a program under a key and replaces an older one.
+    /// Stores a program under a key. Replaces any program that was stored under the key.
     pub fn store(&self, key: &Key, program: &[u8]) {
         if let Err(error) = self.write(key, program).and_then(|()| self.prune()) {
             tracing::debug!(%error, path = %self.path.display(), "cannot store a program in the cache");
@@ -91,13 +91,13 @@ impl Folder {
         file.persist(self.file(key)).map(drop).map_err(|error| error.error)
     }
 
-    /// Removes the least recently used files until the rest fits. Partial files of a dead process are treated
-    /// like any other.
+    /// Removes the least recently used files until the folder is within its limit. This includes temporary
+    /// files that a crashed process left behind.
     fn prune(&self) -> io::Result<()> {
         let mut files: Vec<(SystemTime, u64, PathBuf)> = Vec::new();
         for entry in fs::read_dir(&self.path)? {
             let entry = entry?;
-            // Another process may have removed it meanwhile.
+            // Another process may have removed the file.
             let Ok(facts) = entry.metadata() else { continue };
             if facts.is_file() {
                 files.push((facts.modified().unwrap_or(SystemTime::UNIX_EPOCH), facts.len(), entry.path()));
@@ -116,7 +116,7 @@ impl Folder {
     }
 }
 
-/// Counts of the programs that a backend's devices requested, by source.
+/// Numbers of programs that a backend's devices requested, by origin.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CacheCounters {
     /// Compiled from source.
@@ -127,8 +127,8 @@ pub struct CacheCounters {
     pub reused: u64,
 }
 
-/// Driver binaries of programs, shared by all devices of a backend. They stay in memory while the backend
-/// lives and, with a folder, on disk for later processes.
+/// Compiled binaries of programs, shared by all devices of a backend. They stay in memory as long as the
+/// backend exists. If there is a cache folder, they are also stored on disk for later processes.
 #[derive(Debug, Default)]
 pub struct Shelf {
     folder: Option<Folder>,
@@ -136,21 +136,21 @@ pub struct Shelf {
     counters: Mutex<CacheCounters>,
 }
 
-/// Bytes of a program, locked while a thread looks for it or compiles it.
+/// Binary of a program. The mutex is locked while a thread loads or compiles the program.
 type Place = Arc<Mutex<Option<Arc<[u8]>>>>;
 
 impl Shelf {
-    /// Returns a shelf that is backed by a folder, or by memory alone.
+    /// Returns a shelf over a cache folder. Without a folder, binaries stay in memory only.
     pub fn new(folder: Option<Folder>) -> Self {
         Self { folder, ..Self::default() }
     }
 
-    /// Returns the counters.
+    /// Returns the numbers of programs that were compiled, loaded and reused so far.
     pub fn counters(&self) -> CacheCounters {
         *lock(&self.counters)
     }
 
-    /// Returns the cached bytes of a program, and the counter of their source.
+    /// Returns the cached binary of a program, and the counter to increment for it.
     fn find(&self, key: &Key, place: &Option<Arc<[u8]>>) -> Option<(Arc<[u8]>, Counter)> {
         match place {
             Some(bytes) => Some((Arc::clone(bytes), |counters| &mut counters.reused)),
@@ -168,28 +168,28 @@ type Counter = fn(&mut CacheCounters) -> &mut u64;
 /// A newly compiled program, and its binary if the driver provides one.
 pub type Compiled<P> = (P, Option<Vec<u8>>);
 
-/// Loaded programs of devices, each created once.
+/// Loaded programs by key and device. Each program is created once.
 #[derive(Debug)]
 pub struct Programs<P> {
     shelf: Arc<Shelf>,
-    /// By key and device: identical devices share a key, but each needs its own program.
+    /// Slots by key and device. Identical devices share a key, but each device needs its own loaded program.
     slots: Mutex<HashMap<(Key, usize), Slot<P>>>,
 }
 
-/// A program, locked while it is created.
+/// A loaded program. The mutex is locked while a thread creates the program.
 type Slot<P> = Arc<Mutex<Option<P>>>;
 
 impl<P: Clone> Programs<P> {
-    /// Returns an empty table backed by a shelf.
+    /// Returns an empty table over a shelf.
     pub fn new(shelf: Arc<Shelf>) -> Self {
         Self { shelf, slots: Mutex::default() }
     }
 
-    /// Returns the program of a key on a device. A new one is created by `load` from the shelf, otherwise by
-    /// `compile`.
+    /// Returns the program of a key on a device. If the table does not contain the program, `load` creates it
+    /// from a cached binary. If there is no binary or `load` fails, `compile` creates it.
     ///
     /// # Errors
-    /// The error of `compile`. If `load` fails, the program is compiled.
+    /// Returns the error of `compile`.
     pub fn get(
         &self,
         key: Key,

@@ -1,10 +1,11 @@
-//! Capabilities of a device, as data. Tables choose kernel variants, layouts and routes from them.
+//! Capabilities of a device, as data. Tables choose kernel variants, layouts and routes by these
+//! capabilities.
 
 use crate::gemm::GemmLibrary;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
-/// Instruction sets and hardware features that kernel variants may ask for.
+/// Instruction sets and hardware features that kernel variants may require.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Feature {
@@ -26,24 +27,24 @@ pub enum Feature {
     Sm75,
     /// NVIDIA compute capability 8.0 or newer: bf16 and asynchronous copies into shared memory.
     Sm80,
-    /// NVIDIA compute capability 9.0 or newer: a launch may overlap the end of the previous one.
+    /// NVIDIA compute capability 9.0 or newer: a launch may overlap the end of the previous launch.
     Sm90,
     /// NVIDIA compute capability 9.0 only: matrix instructions of four warps (`wgmma`).
     Sm90a,
-    /// AMD GPUs whose waves have 64 work items.
+    /// AMD GPUs with wavefronts of 64 work items.
     Wave64,
     /// AMD matrix instructions of RDNA 3 and newer.
     Wmma,
     /// AMD matrix instructions of CDNA.
     Mfma,
-    /// Matrices of 16 × 16 f16 values held by the work items of a sub-group and multiplied with f32 sums.
+    /// Cooperative matrices: a sub-group multiplies tiles of 16 × 16 f16 values and accumulates in f32.
     CooperativeMatrix,
 }
 
 /// A set of features.
 pub type Features = BTreeSet<Feature>;
 
-/// Form of kernel code that a device accepts.
+/// Language or binary format of kernel code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum KernelLanguage {
@@ -76,13 +77,13 @@ pub enum QueueLayout {
 /// Capabilities and limits of a device.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Caps {
-    /// Kernel languages that it accepts.
+    /// Kernel languages that the device accepts.
     pub languages: BTreeSet<KernelLanguage>,
-    /// Features that variants may ask for.
+    /// Features that kernel variants may require.
     pub features: Features,
     /// Mapping of the three queues to the hardware.
     pub queues: QueueLayout,
-    /// Whether a recorded program is cheaper to submit than its commands one by one.
+    /// Whether submitting a recorded program costs less than submitting its commands.
     pub records_programs: bool,
     /// Largest single allocation, in bytes.
     pub max_allocation_bytes: u64,
@@ -90,22 +91,22 @@ pub struct Caps {
     pub max_binding_bytes: u64,
     /// Required alignment of a binding's offset, in bytes.
     pub binding_alignment_bytes: u64,
-    /// Alignment of buffer offsets and of the lengths of uploads, downloads and copies, in bytes. A length
-    /// that reaches the end of its buffer need not be aligned.
+    /// Alignment of buffer offsets and of the lengths of uploads, downloads and copies, in bytes. The length
+    /// of a range that ends at the end of its buffer may be unaligned.
     pub copy_alignment_bytes: u64,
-    /// Threads or compute units that share one dispatch.
+    /// Number of threads or compute units that execute a dispatch.
     pub parallel_units: u32,
-    /// Most work items in a group; 1 if groups are not subdivided.
+    /// Maximum number of work items in a group. It is 1 if groups are not divided into work items.
     pub max_work_group_items: u32,
-    /// Local memory that a group may use, in bytes.
+    /// Maximum local memory of a group in bytes.
     pub local_memory_bytes: u64,
     /// Clocks and widths that the API reports.
     #[serde(default, skip_serializing_if = "Clocks::is_unknown")]
     pub clocks: Clocks,
-    /// Matrix product library that modules may link to, if found.
+    /// Matrix product library that modules may link to, if one was found.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gemm: Option<GemmLibrary>,
-    /// Sharing of its memory with other devices and APIs.
+    /// Memory sharing with other devices and APIs.
     #[serde(default, skip_serializing_if = "MemorySharing::is_none")]
     pub sharing: MemorySharing,
 }
@@ -121,7 +122,7 @@ impl Default for Caps {
             records_programs: true,
             max_allocation_bytes: isize::MAX as u64,
             max_binding_bytes: isize::MAX as u64,
-            // A cache line, so that outputs of two kernels never share one.
+            // The size of a cache line, so that the outputs of two kernels never share a line.
             binding_alignment_bytes: 64,
             copy_alignment_bytes: 1,
             parallel_units: 1,
@@ -134,27 +135,28 @@ impl Default for Caps {
     }
 }
 
-/// Clocks and widths as an API reports them, the basis of peak rates. 0 means not reported.
+/// Clock rates and widths that an API reports. Peak rates are computed from these values. A value of 0 was
+/// not reported.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Clocks {
     /// Clock of the compute units, in kHz.
     pub compute_khz: u32,
     /// f32 lanes per unit of [`Caps::parallel_units`].
     pub lanes_per_unit: u32,
-    /// Memory clock, in kHz. Each cycle makes two transfers.
+    /// Memory clock, in kHz. The memory makes two transfers per cycle.
     pub memory_khz: u32,
-    /// Width of the memory bus.
+    /// Width of the memory bus in bits.
     pub memory_bus_bits: u32,
 }
 
 impl Clocks {
-    /// Returns true if nothing is reported.
+    /// Returns true if the API reports no clock and no width.
     pub fn is_unknown(&self) -> bool {
         *self == Self::default()
     }
 
-    /// Returns the peak f32 rate of `units` compute units, in FLOP/s, or `None` if the report is missing or
-    /// implausible.
+    /// Returns the peak f32 rate of `units` compute units, in FLOP/s, or `None` if a reported value is
+    /// missing or implausible.
     pub fn flops_per_s(&self, units: u32) -> Option<f64> {
         let plausible = (100_000..=6_000_000).contains(&self.compute_khz)
             && (1..=1024).contains(&self.lanes_per_unit)
@@ -163,7 +165,7 @@ impl Clocks {
         plausible.then(|| f64::from(self.compute_khz) * 1e3 * lanes * 2.0)
     }
 
-    /// Returns the peak memory bandwidth in bytes per second, or `None` if the report is missing or
+    /// Returns the peak memory bandwidth in bytes per second, or `None` if a reported value is missing or
     /// implausible.
     pub fn bandwidth_bytes_per_s(&self) -> Option<f64> {
         let plausible = (100_000..=30_000_000).contains(&self.memory_khz)
@@ -172,14 +174,14 @@ impl Clocks {
     }
 }
 
-/// Memory sharing that a driver claims to support. Nothing relies on it before a trial.
+/// Memory sharing that a driver claims to support. A trial must confirm it before use.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemorySharing {
-    /// Indices of adapters of the same backend whose memory it can reach.
+    /// Indices of adapters of the same backend whose memory the device can access.
     pub peers: BTreeSet<u32>,
-    /// Handle types under which it can export memory.
+    /// Handle types with which the device can export memory.
     pub exports: BTreeSet<MemoryHandle>,
-    /// Handle types under which it can import memory.
+    /// Handle types with which the device can import memory.
     pub imports: BTreeSet<MemoryHandle>,
 }
 
@@ -194,7 +196,7 @@ impl MemorySharing {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum MemoryHandle {
-    /// A POSIX file descriptor that only drivers interpret.
+    /// An opaque POSIX file descriptor, which only drivers can interpret.
     OpaqueFd,
 }
 

@@ -1,10 +1,11 @@
-//! Validation of every call, done once above all backends.
+//! Validation of every device call, once for all backends.
 //!
-//! [`Checked`] enforces the contract in the crate's documentation, so that a backend may trust its arguments.
-//! An invalid call fails with [`Error::Invalid`] before it reaches the backend, and changes nothing. Commands
-//! of a program are validated when it is recorded, so submitting it checks only one timeline.
+//! [`Checked`] enforces the contract in the crate's documentation, so a backend may trust its arguments. An
+//! invalid call fails with [`Error::Invalid`] before it reaches the backend, and changes nothing. Commands of
+//! a program are validated when the program is recorded. A submission of the program checks only its points
+//! and that its last run has ended.
 //!
-//! Knows no API: it reads only commands, capabilities and timelines.
+//! This module knows no API. It reads only commands, capabilities and timelines.
 
 mod commands;
 mod leaks;
@@ -27,16 +28,16 @@ use std::sync::Arc;
 
 /// A device whose calls are validated before they reach the backend.
 ///
-/// It enforces the documented rules of the commands, and these:
-/// - an ID names one thing at a time;
-/// - a wait on the device's own timeline names a point that an earlier submission signals; any other wait
+/// `Checked` enforces the documented rules of the commands and the following rules:
+/// - an ID names one resource at a time;
+/// - a wait on the device's own timeline names a point that an earlier submission signals. Any other wait
 ///   names a point of an imported timeline;
-/// - a thing is destroyed only when no submission that uses it is outstanding. Programs that name a destroyed
-///   buffer, region or module cannot be submitted any more.
+/// - a resource is destroyed only when no submission that uses it is outstanding. A program that names a
+///   destroyed buffer, region or module can no longer be submitted.
 ///
-/// A failed timeline has no outstanding submissions.
+/// Submissions on a failed timeline do not count as outstanding.
 ///
-/// On drop it warns about things that were not destroyed: see [`Checked::leaks`].
+/// On drop, `Checked` warns about resources that were not destroyed: see [`Checked::leaks`].
 pub struct Checked {
     inner: Box<dyn Device>,
     own: [Own; 3],
@@ -49,7 +50,7 @@ pub struct Checked {
 /// One of the device's own queues.
 struct Own {
     timeline: Arc<Timeline>,
-    /// Value of its last submission.
+    /// Value that the last submission to the queue signals.
     signalled: u64,
 }
 
@@ -59,7 +60,7 @@ impl Own {
     }
 }
 
-/// Per queue, the value of the last submission that uses a thing.
+/// Value of the last submission that uses a resource, for each queue.
 #[derive(Clone, Copy, Default)]
 struct LastUse([u64; 3]);
 
@@ -68,7 +69,7 @@ impl LastUse {
         self.0[queue.index()] = value;
     }
 
-    /// Returns a point that must pass before the thing may be destroyed.
+    /// Returns a point that must pass before the resource may be destroyed, if any.
     fn outstanding(&self, own: &[Own; 3]) -> Option<Point> {
         let late = |queue: &QueueKind| own[queue.index()].outstanding(self.0[queue.index()]);
         let queue = QueueKind::ALL.into_iter().find(late)?;
@@ -79,7 +80,7 @@ impl LastUse {
 struct Program {
     names: Vec<Name>,
     last_use: LastUse,
-    /// A destroyed thing that the program names.
+    /// Name of a destroyed resource that the program uses.
     missing: Option<String>,
 }
 
@@ -96,11 +97,11 @@ impl Checked {
         Self { inner, own, imported, resources, programs, watch: LeakWatch::default() }
     }
 
-    /// Like [`Checked::new`], with injected faults. Without faults it adds no cost. Delays and losses need a
-    /// thread, which advances mirrored timelines.
+    /// Wraps a device in validation and injects faults. An empty set of faults adds no overhead. Delays and
+    /// losses start a thread that advances mirrored timelines.
     ///
     /// # Errors
-    /// If the system cannot start the thread.
+    /// Returns an error if the system cannot start the thread.
     pub fn with_faults(inner: Box<dyn Device>, faults: Faults) -> Result<Self> {
         if faults == Faults::default() {
             return Ok(Self::new(inner));
@@ -164,7 +165,7 @@ impl Checked {
         self.programs.get(&id).ok_or_else(|| Error::invalid(format!("{id} is not recorded")))
     }
 
-    /// Fails if a submission that uses the thing is outstanding.
+    /// Fails if a submission that uses the resource is outstanding.
     fn check_idle(&self, last_use: &LastUse, deed: std::fmt::Arguments<'_>) -> Result<()> {
         match last_use.outstanding(&self.own) {
             Some(point) => Err(Error::invalid(format!("{deed} before {point} has passed"))),
@@ -172,14 +173,14 @@ impl Checked {
         }
     }
 
-    /// Like [`Checked::check_idle`], for a thing and every program that names it.
+    /// Fails if an outstanding submission uses the resource or runs a program that names it.
     fn check_unused(&self, last_use: &LastUse, name: Name, deed: std::fmt::Arguments<'_>) -> Result<()> {
         self.check_idle(last_use, deed)?;
         let mut users = self.programs.values().filter(|program| program.names.contains(&name));
         users.try_for_each(|program| self.check_idle(&program.last_use, deed))
     }
 
-    /// Invalidates the programs that name a destroyed thing.
+    /// Invalidates the programs that name a destroyed resource.
     fn invalidate(&mut self, name: Name) {
         for program in self.programs.values_mut().filter(|program| program.names.contains(&name)) {
             program.missing.get_or_insert_with(|| name.to_string());
@@ -287,7 +288,7 @@ impl Device for Checked {
         self.check_idle(&last_use, format_args!("{id} is recorded anew"))?;
         self.check_commands(QueueKind::Compute, &commands)?;
         let names = names(&commands);
-        // The old program is gone even if the backend refuses the new one.
+        // The old program is removed even if the backend rejects the new program.
         self.programs.remove(&id);
         self.inner.record(id, commands)?;
         self.programs.insert(id, Program { names, last_use, missing: None });
@@ -305,8 +306,8 @@ impl Device for Checked {
         let (queue, signal) = (submission.queue, submission.signal);
         self.check_signal(&submission)?;
         submission.waits.iter().try_for_each(|&wait| self.check_wait(wait))?;
-        // Marked before the call: if the backend refuses a submission, its timeline is poisoned and has
-        // nothing outstanding.
+        // Resources are marked before the call. If the backend rejects the submission, the timeline fails and
+        // no longer counts as having outstanding work.
         match &submission.work {
             Work::Commands(commands) => {
                 self.check_commands(queue, commands)?;

@@ -11,7 +11,7 @@ use std::sync::Arc;
 pub enum Access {
     /// Read only.
     Read,
-    /// Written only; the old contents do not matter.
+    /// Written only. The kernel does not depend on the previous contents.
     Write,
     /// Read and written.
     ReadWrite,
@@ -28,13 +28,13 @@ pub struct BufferRange {
     pub bytes: u64,
 }
 
-/// A range of a buffer bound to a kernel argument. A written binding must not overlap another binding of the
-/// dispatch.
+/// A range of a buffer that is bound to a kernel argument. A written binding must not overlap another binding
+/// of the dispatch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Binding {
     /// The range.
     pub range: BufferRange,
-    /// Use by the kernel. Must match the entry's ABI.
+    /// Access of the kernel to the range. It must match the entry's ABI.
     pub access: Access,
 }
 
@@ -45,35 +45,36 @@ pub struct Dispatch {
     pub module: ModuleId,
     /// Entry of the module: an index into [`Module::entries`].
     pub entry: u32,
-    /// The arguments, in the ABI's order.
+    /// Arguments in the ABI's order.
     pub bindings: Vec<Binding>,
-    /// Constants in the ABI's order. Floats are passed as their bits.
+    /// Constants in the ABI's order. Floats are passed as their bit patterns.
     pub constants: Vec<u32>,
-    /// Number of work groups. Groups of one dispatch may run in any order and concurrently, and never write
-    /// the same bytes. At most 2^32 - 1 groups; a grid with a zero does nothing.
+    /// Numbers of work groups along x, y and z, at most 2^32 - 1 groups in total. A dispatch with a zero does
+    /// nothing. Groups of one dispatch may run concurrently and in any order. Two groups must not write the
+    /// same bytes.
     pub grid: [u32; 3],
 }
 
 /// A command of a queue. Commands of one submission take effect in order.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Command {
-    /// Launch a kernel (compute queue).
+    /// A kernel launch (compute queue).
     Dispatch(Dispatch),
-    /// Copy within the device. The ranges have the same length and do not overlap (compute queue).
+    /// A copy within the device (compute queue). The ranges have the same length and do not overlap.
     Copy {
         /// Source.
         from: BufferRange,
         /// Destination.
         to: BufferRange,
     },
-    /// Fill with a 32-bit word. Offset and length are multiples of four (compute queue).
+    /// A fill with a 32-bit word (compute queue). Offset and length are multiples of four.
     Fill {
         /// Destination.
         to: BufferRange,
         /// The word.
         word: u32,
     },
-    /// Copy from a registered host region (compute or upload queue).
+    /// A copy from a registered host region (compute or upload queue).
     Upload {
         /// The region.
         region: RegionId,
@@ -82,7 +83,7 @@ pub enum Command {
         /// Destination.
         to: BufferRange,
     },
-    /// Copy into a registered host region (compute or download queue).
+    /// A copy into a registered host region (compute or download queue).
     Download {
         /// Source.
         from: BufferRange,
@@ -109,11 +110,12 @@ pub struct Submission {
     pub queue: QueueKind,
     /// The work.
     pub work: Work,
-    /// Points that must have passed before the work starts. Each belongs to an imported timeline, or is a
-    /// point of the device that an earlier submission signals (events and graphs cannot name a later one).
+    /// Points that must pass before the work starts. A point of another device needs an imported timeline. A
+    /// point of this device needs an earlier submission that signals it, because APIs cannot wait for later
+    /// submissions.
     pub waits: Vec<Point>,
-    /// Point that passes when the work is done. On the timeline of `queue`, above every point signalled there
-    /// before.
+    /// Point that passes when the work is done. It lies on the timeline of `queue`, above the points of all
+    /// earlier submissions.
     pub signal: Point,
 }
 
@@ -122,65 +124,67 @@ pub struct Submission {
 pub struct EntryAbi {
     /// Name in its module.
     pub name: &'static str,
-    /// One access per binding.
+    /// Access of the kernel to each binding.
     pub bindings: &'static [Access],
     /// Number of 32-bit constants.
     pub constants: usize,
-    /// Writes, for each binding, the number of bytes from its start that a launch with these constants may
-    /// touch. The arithmetic saturates, so constants that overflow require `u64::MAX` bytes, which no binding
-    /// has.
+    /// Computes the extent of each binding: the number of bytes from its start that a launch with these
+    /// constants may access. The arithmetic saturates. Constants that overflow require `u64::MAX` bytes, and
+    /// no binding is that large.
     pub extents: fn(constants: &[u32], extents: &mut [u64]),
 }
 
 /// Code of a module.
 #[derive(Clone, Debug)]
 pub enum ModuleSource {
-    /// Functions in this process, one per entry.
+    /// Functions in this process, one for each entry.
     Host(Vec<HostFn>),
-    /// Source text for the driver or its compiler, one per entry.
+    /// Source texts for the driver or its compiler, one for each entry.
     Text {
         /// The language: OpenCL C, CUDA C++, PTX, HIP C++ or WGSL.
         language: KernelLanguage,
         /// The entries' texts and functions.
         entries: Vec<TextEntry>,
     },
-    /// Like `Text`, with some entries as products of the library that the device's capabilities name.
+    /// Source text for some entries, and matrix products of a library for other entries. The device's
+    /// capabilities name the library.
     Linked {
-        /// Language of the texts, if there are any.
+        /// Language of the source texts, or `None` if all entries are products.
         language: Option<KernelLanguage>,
         /// The entries.
         entries: Vec<LinkedEntry>,
     },
-    /// A SPIR-V binary, with one function for each entry.
+    /// A SPIR-V binary that has one function for each entry.
     SpirV {
-        /// The words, little-endian.
+        /// SPIR-V words in little-endian order.
         binary: Arc<[u8]>,
         /// The functions.
         functions: Vec<DeviceFunction>,
     },
 }
 
-/// A kernel function for a device compiler. Its parameters are the entry's bindings as global pointers, then
-/// its constants as 32-bit words.
+/// A kernel function for a device compiler. Its parameters are the entry's bindings as global pointers,
+/// followed by the constants as 32-bit words.
 ///
 /// In WGSL the bindings are `@group(0) @binding(i)` in the address space `storage`, in the entry's order. The
-/// address space `immediate` holds three words with the position of the first work group, then the constants.
-/// A grid that exceeds the device's limit is launched in parts, and a group's position in the grid is the sum
-/// of that position and its `workgroup_id`.
+/// address space `immediate` holds the position of the first work group in three words, followed by the
+/// constants. A grid that exceeds the device's limit is launched in parts. The position of a group in the
+/// grid is its `workgroup_id` plus the position of the first work group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceFunction {
     /// Name.
     pub name: String,
     /// Work items in a group.
     pub work_group: [u32; 3],
-    /// Bytes of local memory per group beyond what the code declares. Always 0 in OpenCL.
+    /// Local memory of a group in bytes, in addition to the memory that the code declares. It is always 0 in
+    /// OpenCL.
     pub dynamic_local_bytes: u32,
 }
 
 /// A kernel function with its source text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TextEntry {
-    /// Complete text. Entries with equal texts share one program.
+    /// Complete source text. Entries with equal texts share one program.
     pub text: Arc<str>,
     /// The function.
     pub function: DeviceFunction,
@@ -191,16 +195,17 @@ pub struct TextEntry {
 pub enum LinkedEntry {
     /// A kernel.
     Text(TextEntry),
-    /// A product of the library. An empty grid skips it; its grid has no other meaning.
+    /// A matrix product that the library computes. A dispatch with an empty grid skips the product. Other
+    /// grids have no meaning.
     Gemm(GemmEntry),
 }
 
-/// Entries with their ABIs, and their code in a language that the device accepts.
+/// A set of kernel entries with their ABIs and their code.
 #[derive(Clone, Debug)]
 pub struct Module {
     /// Name for messages and reports.
     pub name: String,
-    /// Entries. A dispatch names one by its index.
+    /// Entries. A dispatch selects an entry by its index.
     pub entries: Vec<&'static EntryAbi>,
     /// The code.
     pub source: ModuleSource,

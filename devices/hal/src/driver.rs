@@ -1,15 +1,15 @@
 //! The common device implementation above every backend's driver.
 //!
-//! A backend implements [`Driver`] and [`DriverQueue`], and passes both to [`DriverDevice::open`]. The rest
-//! of [`Device`](crate::Device) is implemented here.
+//! A backend implements [`Driver`] and [`DriverQueue`], and passes both to [`DriverDevice::open`]. This
+//! module implements the rest of [`Device`](crate::Device).
 //!
 //! | file | subject |
 //! | --- | --- |
 //! | `device.rs` | the device: ids, points, submissions |
 //! | `script.rs` | commands whose ids are resolved to memory and kernels |
-//! | `memory.rs` | the pool of buffers and the limit on it |
+//! | `memory.rs` | the buffer pool and its size limit |
 //!
-//! Knows no API.
+//! This module knows no API.
 
 mod device;
 mod memory;
@@ -32,69 +32,71 @@ pub trait Allocation: Send + Sync + 'static {
     /// Size in bytes.
     fn bytes(&self) -> u64;
 
-    /// Returns a pointer for host writes, if the host can write the memory.
+    /// Returns a pointer through which the host can write the memory, if the host has access.
     fn writable(&self) -> Option<*mut u8> {
         None
     }
 
-    /// Returns a pointer for host reads, if the host can read the memory fast.
+    /// Returns a pointer through which the host can read the memory, if such reads are fast.
     fn readable(&self) -> Option<*const u8> {
         None
     }
 
-    /// Prepares the memory for its next buffer.
+    /// Prepares the memory for reuse by another buffer.
     fn recycle(&mut self) {}
 }
 
-/// An API on one opened device. Methods do not wait for work on the device unless their documentation says
-/// so.
+/// Access to one opened device through its API. Methods do not wait for work on the device unless their
+/// documentation says so.
 pub trait Driver: Send + Sync + Sized + 'static {
     /// Memory of a buffer.
     type Buffer: Allocation;
     /// Driver state of a registered host region: a pin, an import or a shadow copy.
     type Region: Send + Sync;
-    /// An entry of a module.
+    /// A loaded entry of a module.
     type Entry: Send;
-    /// A launch with bound arguments. The caller keeps the spans that it uses.
+    /// A launch with bound arguments. The caller keeps its spans alive.
     type Launch: Send + Sync;
-    /// Driver state of a script beside its steps. Dropped before them.
+    /// Driver state of a script in addition to its steps. It is dropped before the steps.
     type Recording: Send + Sync;
     /// A queue of the device.
     type Queue: DriverQueue<Driver = Self>;
 
-    /// Reports objections that the driver raised since an earlier call.
+    /// Checks for errors that the driver reports by other means than return codes, such as a validation
+    /// layer.
     ///
     /// # Errors
-    /// If the driver raised one.
+    /// Returns an error if the driver has reported an error.
     fn check(&self) -> Result<()> {
         Ok(())
     }
 
-    /// Returns the current state of the heap of the buffers, regardless of limits.
+    /// Returns the current size and free bytes of the heap for buffers. Ignores limits that the user set.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// Returns an error if a driver call fails.
     fn heap(&self) -> Result<Memory>;
 
-    /// Returns true if a buffer larger than the heap's free bytes is refused without asking the driver.
+    /// Returns true if the free bytes of the heap are reliable. The device then rejects larger buffers
+    /// without a driver call.
     fn trusts_free_bytes(&self) -> bool;
 
-    /// Allocates memory. The memory is committed when this returns.
+    /// Allocates memory and commits it before the call returns.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory). The caller fills in `free`.
+    /// Returns [`Error::OutOfMemory`](crate::Error::OutOfMemory). The caller fills in its field `free`.
     fn allocate(&self, bytes: u64) -> Result<Self::Buffer>;
 
-    /// Loads a module, one entry for each of [`Module::entries`].
+    /// Loads a module. Returns one loaded entry for each of [`Module::entries`].
     ///
     /// # Errors
-    /// As [`Device::create_module`](crate::Device::create_module).
+    /// Returns the errors of [`Device::create_module`](crate::Device::create_module).
     fn entries(&self, module: &Module) -> Result<Vec<Self::Entry>>;
 
-    /// Binds spans and constants to an entry. Their counts match the entry's ABI.
+    /// Binds spans and constants to an entry. The caller has checked their numbers against the entry's ABI.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// Returns an error if a driver call fails.
     fn launch(
         &self,
         entry: &Self::Entry,
@@ -106,22 +108,23 @@ pub trait Driver: Send + Sync + Sized + 'static {
     /// Prepares a host region for copies.
     ///
     /// # Errors
-    /// If copies would not work. A pin that only speeds up copies may fail without an error.
+    /// Returns an error if copies to and from the region are impossible. If pinning only speeds up copies, a
+    /// failure to pin is not an error.
     fn register(&self, region: &Arc<HostRegion>) -> Result<Self::Region>;
 
-    /// Appends a step to a script, or its replacement steps if the API has no such command.
+    /// Appends a step to a script. If the API lacks the command, appends equivalent steps.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// Returns an error if a driver call fails.
     fn append(&self, step: Step<Self>, steps: &mut Vec<Step<Self>>) -> Result<()> {
         steps.push(step);
         Ok(())
     }
 
-    /// Prepares steps for the queues: for one submission of commands, or for a `program` that runs on the
-    /// compute queue many times.
+    /// Prepares steps for execution by the queues. If `program` is true, the steps will run many times on the
+    /// compute queue. Otherwise they will run once.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// Returns an error if a driver call fails.
     fn prepare(&self, steps: &[Step<Self>], program: bool) -> Result<Self::Recording>;
 }

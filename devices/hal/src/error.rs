@@ -1,4 +1,4 @@
-//! Errors of devices, as types that callers act upon.
+//! Errors of devices, as types that callers can match on.
 
 use crate::ids::Point;
 use serde::{Deserialize, Serialize};
@@ -6,7 +6,8 @@ use serde::{Deserialize, Serialize};
 /// Result of a call to a device.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// A failed call or submission. `Clone`, because a poisoned timeline reports its error to every waiter.
+/// A failed call or submission. The type is `Clone` because a failed timeline reports its error to every
+/// waiter.
 #[derive(Clone, Debug, PartialEq, thiserror::Error, Serialize, Deserialize)]
 pub enum Error {
     /// The device cannot hold an allocation.
@@ -24,16 +25,16 @@ pub enum Error {
     AllocationTooLarge {
         /// Requested bytes.
         wanted: u64,
-        /// Bytes of the largest single allocation.
+        /// Size limit of a single allocation in bytes.
         largest: u64,
     },
-    /// The device is gone. Nothing on it can be used again.
+    /// The device is lost. None of its resources can be used again.
     #[error("device lost: {cause}")]
     Lost {
         /// Cause as the driver reports it.
         cause: String,
     },
-    /// The owner of the device has ended. Outstanding work has no waiter.
+    /// The owner has closed the device. The results of outstanding work are no longer reported.
     #[error("device closed: {cause}")]
     Closed {
         /// Reason.
@@ -45,13 +46,13 @@ pub enum Error {
         /// The compiler's log.
         log: String,
     },
-    /// The device or the API does not support this.
+    /// The device or the API does not support the request.
     #[error("not supported: {what}")]
     Unsupported {
         /// The unsupported request.
         what: String,
     },
-    /// An API call failed for a reason without a variant of its own.
+    /// An API call failed with a code that no other variant covers.
     #[error("{call} failed with code {code}")]
     Api {
         /// API function.
@@ -65,12 +66,12 @@ pub enum Error {
         /// The broken rule with the offending values.
         what: String,
     },
-    /// A wait named a point of a timeline that had failed.
+    /// The timeline of an awaited point failed before it reached the point.
     #[error("{point} failed: {cause}")]
     Poisoned {
         /// The awaited point.
         point: Point,
-        /// First failure of that timeline.
+        /// First failure of the timeline.
         cause: Box<Error>,
     },
 }
@@ -81,8 +82,8 @@ impl Error {
         Error::Invalid { what: what.into() }
     }
 
-    /// Returns the error of an API call that returned `code`, which the API calls `name`. `is_lost` marks
-    /// codes after which the device is lost.
+    /// Returns the error of an API call that returned `code`. `name` is the API's name for the code.
+    /// `is_lost` states whether the code means that the device is lost.
     pub fn of_call(call: &str, code: i64, name: Option<&str>, is_lost: bool) -> Self {
         let call = name.map_or_else(|| call.to_string(), |name| format!("{call} ({name})"));
         match is_lost {
@@ -91,8 +92,8 @@ impl Error {
         }
     }
 
-    /// Turns the error of a call that allocates `wanted` bytes into [`Error::OutOfMemory`] if its code means
-    /// that.
+    /// Turns the [`Error::Api`] of a call that allocates `wanted` bytes into [`Error::OutOfMemory`] if
+    /// `is_shortage` accepts its code.
     pub fn or_shortage(self, is_shortage: impl FnOnce(i64) -> bool, wanted: u64) -> Self {
         match self {
             Error::Api { code, .. } if is_shortage(code) => Error::OutOfMemory { wanted, free: None },
@@ -105,7 +106,7 @@ impl Error {
         matches!(self.root(), Error::OutOfMemory { .. } | Error::AllocationTooLarge { .. })
     }
 
-    /// Returns the error at the root of a chain of poisoned waits.
+    /// Returns the root cause of a chain of failed waits.
     pub fn root(&self) -> &Error {
         match self {
             Error::Poisoned { cause, .. } => cause.root(),
@@ -114,7 +115,7 @@ impl Error {
     }
 }
 
-/// Reason why a backend has no adapters: its library or driver is missing or refuses to work.
+/// Reason why a backend has no adapters: its library or driver is missing or does not work.
 #[derive(Clone, Debug, PartialEq, thiserror::Error, Serialize, Deserialize)]
 #[error("{cause} (tried {})", if tried.is_empty() { "nothing".into() } else { tried.join(", ") })]
 pub struct Unavailable {

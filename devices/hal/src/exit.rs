@@ -1,10 +1,10 @@
 //! Descriptions of process exit statuses, for reports about crashed drivers and compilers.
 //!
-//! Knows nothing about the purpose of the process.
+//! This module knows nothing about the purpose of the process.
 
 use std::process::ExitStatus;
 
-/// Describes an exit status: `SIGSEGV (segmentation fault)`, `exit code 3`.
+/// Describes an exit status, for example as `SIGSEGV (segmentation fault)` or `exit code 3`.
 pub fn exit_in_words(status: ExitStatus) -> String {
     match (signal(status), status.code()) {
         (Some(number), _) => match NAMES.iter().find(|(known, _)| *known == number) {
@@ -58,7 +58,8 @@ mod tests {
 
     #[test]
     fn signals_and_codes_are_described() {
-        // As wait() reports them: a signal in the low bits, a code above them.
+        // Raw statuses as wait() reports them. The low seven bits hold the signal, bits 8 to 15 hold the exit
+        // code.
         let words = |raw| exit_in_words(ExitStatus::from_raw(raw));
         assert_eq!(words(11), "SIGSEGV (segmentation fault)");
         assert_eq!(words(6 | 0x80), "SIGABRT (abort)", "with a core file");

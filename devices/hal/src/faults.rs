@@ -1,9 +1,9 @@
-//! Fault injection: a device that runs out of memory, refuses calls, gets lost or is slow on request.
+//! Fault injection: a device that runs out of memory, rejects calls, gets lost or slows down on request.
 //!
-//! It is used by tests of the layers above a device. [`Faulty`] sits between a backend and
-//! [`Checked`](crate::Checked), so the contract of the caller is still enforced. The backend executes all
-//! work; only reports of its completion may be late or missing. [`Faulty`] also implements a [`Throttle`].
-//! Knows no API.
+//! Tests of the layers above a device use fault injection. [`Faulty`] sits between a backend and
+//! [`Checked`](crate::Checked), so `Checked` still enforces the contract of the caller. The backend executes
+//! all work that reaches it. Only the reports of completion are late or missing. [`Faulty`] also implements a
+//! [`Throttle`]. This module knows no API.
 
 mod mirror;
 
@@ -21,41 +21,42 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Faults to inject on a device. None by default.
+/// Faults to inject on a device. The default injects none.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Faults {
-    /// Allocation that fails, counted from 1. The error reports half of the requested bytes as free.
+    /// Number of the allocation that fails, counted from 1. The error reports half of the requested bytes as
+    /// free.
     pub failing_allocation: Option<u64>,
-    /// Allocations of more bytes than this fail.
+    /// Maximum size of an allocation in bytes. Larger allocations fail.
     pub largest_allocation_bytes: Option<u64>,
-    /// Most bytes that all buffers may take together, whatever the device reports. Allocations beyond it
-    /// fail, and the error reports no free bytes.
+    /// Maximum total size of all buffers in bytes, regardless of the free bytes that the device reports.
+    /// Allocations beyond it fail, and their errors do not contain the free bytes.
     pub most_bytes: Option<u64>,
-    /// Host regions of more bytes than this are refused in the same way.
+    /// Maximum size of a host region in bytes. Registration of a larger region fails with out of memory.
     pub largest_region_bytes: Option<u64>,
-    /// Most programs that the device holds at once. Recording one more fails with out of memory.
+    /// Maximum number of recorded programs. Recording another program fails with out of memory.
     pub most_programs: Option<usize>,
-    /// Submission that the device refuses, counted from 1.
+    /// Number of the submission that the device rejects, counted from 1.
     pub failing_submission: Option<u64>,
-    /// Submission at which the driver reports the device as lost, counted from 1. This call and every later
-    /// one fail.
+    /// Number of the submission at which the driver reports the device as lost, counted from 1. This call and
+    /// all later calls fail.
     pub losing_submission: Option<u64>,
-    /// Command at which the device is lost, counted from 1 across all submissions. A program's commands count
-    /// again each time it is submitted. The submission that contains this command does not start.
+    /// Number of the command at which the device is lost, counted from 1 across all submissions. The commands
+    /// of a program count again in each submission. The submission that contains this command does not start.
     pub lost_at_command: Option<u64>,
-    /// Delay per queue in microseconds, in the order of [`QueueKind::ALL`]. A point passes this long after
-    /// its work is done and the previous point has passed. Everything that waits for the point is delayed,
-    /// including the device's own submissions if it accepts foreign points.
+    /// Delay per queue in microseconds, in the order of [`QueueKind::ALL`]. The delay of a point starts when
+    /// its work is done and the previous point has passed. All waits for the point are delayed, including
+    /// waits of the device's own submissions.
     pub delay_us: [u64; 3],
-    /// Upper bound of an additional random delay in microseconds, so that queues overtake each other.
+    /// Maximum of an additional random delay in microseconds. Random delays let queues overtake each other.
     pub random_delay_us: u64,
-    /// Seed of the random delays. The same submissions get the same delays.
+    /// Seed of the random delays. A seed gives the same submissions the same delays in every run.
     pub seed: u64,
 }
 
 impl Faults {
-    /// Returns true if completions are reported late or never.
+    /// Returns true if the faults delay or suppress reports of completion.
     fn touch_timelines(&self) -> bool {
         self.lost_at_command.is_some() || self.random_delay_us > 0 || self.delay_us.iter().any(|&us| us > 0)
     }
@@ -67,7 +68,7 @@ impl Faults {
     }
 }
 
-/// Hashes a number so that neighbours map far apart: the finaliser of SplitMix64.
+/// Hashes a number with the finaliser of SplitMix64.
 fn scramble(seed: u64) -> u64 {
     let x = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -75,26 +76,27 @@ fn scramble(seed: u64) -> u64 {
     x ^ x >> 31
 }
 
-/// Device memory that a command of a program pretends to take.
+/// Size of a program's command in the out-of-memory error of [`Faults::most_programs`], in bytes.
 const PROGRAM_BYTES: u64 = 1 << 10;
 
 /// A device with injected faults.
 pub(crate) struct Faulty {
-    /// Declared before the device, so that its thread has ended before the device closes.
+    /// Mirrored timelines. They are declared before `inner`, so that their thread ends before the device
+    /// closes.
     mirror: Option<Mirror>,
     inner: Box<dyn Device>,
     faults: Faults,
     throttle: Throttle,
-    /// Timelines of other devices that work of a throttled queue may wait for.
+    /// Imported timelines of other devices. The map is empty if the throttle sets no duty cycle.
     imported: HashMap<TimelineId, Arc<Timeline>>,
-    /// Last submission to the compute queue.
+    /// Point of the last submission to the compute queue.
     computes: Option<Point>,
     allocations: u64,
     submissions: u64,
     commands: u64,
     /// Number of commands of each program.
     programs: HashMap<ProgramId, u64>,
-    /// Error of the refused submission that lost the device.
+    /// Error of the submission at which the device was lost.
     loss: Option<Error>,
 }
 
@@ -102,7 +104,8 @@ impl Faulty {
     /// Wraps a device in faults and a throttle.
     ///
     /// # Errors
-    /// If the system cannot start a thread that is needed.
+    /// Returns an error if the device cannot import mirrored timelines, or the system cannot start the
+    /// mirror's thread.
     pub(crate) fn new(mut inner: Box<dyn Device>, faults: Faults, throttle: Throttle) -> Result<Self> {
         let queues = faults.touch_timelines() || throttle.duty_percent.is_some();
         let mirrors = queues || throttle.link_bytes_per_s.is_some();
@@ -127,8 +130,8 @@ impl Faulty {
         self.mirror.as_ref().filter(|mirror| mirror.has_queues())
     }
 
-    /// Returns when a submission completes. With a duty cycle, a compute submission starts after the previous
-    /// one has rested.
+    /// Returns when to report a submission as completed. With a duty cycle, makes a compute submission wait
+    /// for the previous compute submission and its rest.
     fn due(&mut self, submission: &mut Submission) -> Due {
         let (queue, signal) = (submission.queue, submission.signal);
         if queue != QueueKind::Compute || self.throttle.duty_percent.is_none() {
@@ -159,8 +162,8 @@ impl Faulty {
         }
     }
 
-    /// Counts the commands of a submission. Returns true if the device is lost at one of them or was lost
-    /// before.
+    /// Counts the commands of a submission. Returns true if the count has reached the command at which the
+    /// device is lost.
     fn loses_device(&mut self, work: &Work) -> bool {
         self.commands += match work {
             Work::Commands(commands) => commands.len() as u64,
@@ -301,7 +304,7 @@ impl Device for Faulty {
         let due = self.due(&mut submission);
         if let Some(mirror) = self.queues() {
             if lost {
-                // Later submissions do not run either, but the loss is not reported yet.
+                // This submission and later submissions do not run. The mirror's thread reports the loss.
                 mirror.expect(queue, News::Loss);
                 return Ok(());
             }
@@ -317,7 +320,7 @@ impl Device for Faulty {
         self.inner.submit(submission)
     }
 
-    /// Counts rest as part of the submission's time.
+    /// Appends timings. The time of a throttled compute submission includes its rest.
     fn take_timings(&mut self, timings: &mut Vec<Timing>) {
         let start = timings.len();
         self.inner.take_timings(timings);

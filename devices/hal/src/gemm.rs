@@ -1,20 +1,22 @@
 //! Matrix products by a library: the only operation that the hardware layer knows by name.
 //!
 //! An API may have a product library (cuBLASLt, rocBLAS) that is found at run time. An entry of a module may
-//! then be a product instead of a kernel. Its dispatch has the bindings and constants of the entry's ABI like
-//! any other, and [`GemmEntry`] describes the product. Knows no library, operator or model.
+//! then be a product instead of a kernel. A dispatch of such an entry has the bindings and constants of the
+//! entry's ABI. [`GemmEntry`] describes the product. This module knows no library, operator or model.
 
 use serde::{Deserialize, Serialize};
 use std::str::FromStr;
 
-/// Alignment of the rows of x and W, in values: 16 bytes, which libraries require for matrix units.
+/// Alignment of the rows of x and W in values. It equals 16 bytes, which libraries require for the use of
+/// matrix units.
 pub const GEMM_PITCH_VALUES: u32 = 8;
 
 /// y = x · Wᵀ, or y += x · Wᵀ.
 ///
-/// x is `[rows, depth]` and W is `[columns, depth]`, both f16. y is `[rows, columns]` in f32 with f32 sums. A
-/// matrix's pitch is the number of values from the start of one row to the next; the values between rows are
-/// not touched. The pitches of x and W are multiples of [`GEMM_PITCH_VALUES`]; that of y is arbitrary.
+/// x is `[rows, depth]` and W is `[columns, depth]`, both f16. y is `[rows, columns]` in f32, and sums are in
+/// f32. The pitch of a matrix is the number of values from the start of one row to the start of the next.
+/// Values between rows are not accessed. The pitches of x and W are multiples of [`GEMM_PITCH_VALUES`]. The
+/// pitch of y is arbitrary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Gemm {
     /// Rows of x and y.
@@ -23,19 +25,19 @@ pub struct Gemm {
     pub columns: u32,
     /// Columns of x and W.
     pub depth: u32,
-    /// Values from one row of x to the next.
+    /// Pitch of x in values.
     pub x_pitch: u32,
-    /// Values from one row of W to the next.
+    /// Pitch of W in values.
     pub weights_pitch: u32,
-    /// Values from one row of y to the next.
+    /// Pitch of y in values.
     pub y_pitch: u32,
-    /// Whether the product is added to y.
+    /// Whether the product is added to y. Otherwise the product replaces y.
     pub accumulate: bool,
 }
 
 impl Gemm {
-    /// Returns true if a library can compute it: it is not empty, rows do not overlap, pitches are aligned,
-    /// and all sizes fit in a signed 32-bit integer.
+    /// Returns true if a library can compute the product. No size may be zero, rows must not overlap, pitches
+    /// must be aligned, and all sizes must fit in a signed 32-bit integer.
     pub fn is_sound(&self) -> bool {
         let Self { rows, columns, depth, x_pitch, weights_pitch, y_pitch, .. } = *self;
         let sizes = [rows, columns, depth, x_pitch, weights_pitch, y_pitch];
@@ -44,7 +46,7 @@ impl Gemm {
             && y_pitch >= columns
     }
 
-    /// Returns the bytes from the first to the last value of x, W and y.
+    /// Returns the number of bytes from the first to the last value of x, W and y.
     pub fn extents(&self) -> [u64; 3] {
         let reach = |rows: u32, pitch: u32, width: u32, bytes: u64| {
             let before = u64::from(rows.saturating_sub(1)).saturating_mul(pitch.into());
@@ -58,26 +60,28 @@ impl Gemm {
     }
 }
 
-/// An entry of a module that is a product.
+/// A module entry that is a matrix product.
 #[derive(Clone, Copy, Debug)]
 pub struct GemmEntry {
     /// Indices of the bindings of x, W and y.
     pub bindings: [usize; 3],
-    /// Product for these constants. Their number matches the entry's ABI.
+    /// Function that returns the product for these constants. The number of constants matches the entry's
+    /// ABI.
     pub product: fn(constants: &[u32]) -> Gemm,
 }
 
 /// A product library found at run time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GemmLibrary {
-    /// Name: cuBLASLt, rocBLAS.
+    /// Name, such as cuBLASLt or rocBLAS.
     pub name: String,
-    /// Its version.
+    /// Version that the library reports.
     pub version: String,
-    /// Device memory for its workspace in bytes, taken when the first module with a product is created.
+    /// Size of the library's workspace in device memory, in bytes. The first module with a product allocates
+    /// the workspace.
     pub workspace_bytes: u64,
-    /// Whether it is preferred over suitable kernels for large products. Otherwise it is used only where no
-    /// kernels exist for the device's matrix units.
+    /// Whether the library is preferred over kernels for large products. Otherwise the library is used only
+    /// if no kernels exist for the device's matrix units.
     pub preferred: bool,
 }
 
@@ -85,7 +89,7 @@ pub struct GemmLibrary {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum GemmChoice {
-    /// Kernels for the device's matrix units, or the library if there are none.
+    /// Kernels for the device's matrix units. If there are no such kernels, the library.
     #[default]
     Auto,
     /// Always kernels.
@@ -95,7 +99,7 @@ pub enum GemmChoice {
 }
 
 impl GemmChoice {
-    /// Applies the choice to a library that was found.
+    /// Returns the library that was found if the choice allows it, and sets [`GemmLibrary::preferred`].
     pub fn of(self, found: Option<GemmLibrary>) -> Option<GemmLibrary> {
         let preferred = self == GemmChoice::Library;
         found.filter(|_| self != GemmChoice::Own).map(|library| GemmLibrary { preferred, ..library })

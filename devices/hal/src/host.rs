@@ -3,35 +3,41 @@
 //!
 //! A CPU kernel is the counterpart of a GPU kernel. It receives its bindings as raw memory, its constants as
 //! words, and a range of work groups. Several threads run disjoint ranges of the same launch concurrently, so
-//! bindings are passed as pointers. The typed views below turn them into slices.
+//! bindings are passed as pointers. The typed views of [`HostCall`] turn the pointers into slices.
 
 use std::ops::Range;
 
-/// A kernel as the CPU backend runs it: the arguments of the launch and the range of linear group indices (`x
-/// + grid.x · (y + grid.y · z)`) to compute.
+/// A CPU kernel. It receives the arguments of the launch and the range of linear group indices to compute.
+/// The linear index of group (x, y, z) is `x + grid.x · (y + grid.y · z)`.
 ///
 /// # Safety
-/// Callers guarantee what [`Checked`](crate::Checked) and the submission rules establish: the bindings are as
-/// many as the entry's ABI says; each is valid for its bytes and its access during the call, at least as long
-/// as the ABI's extents for these constants, and 64-byte aligned at the buffer's start; no other work touches
-/// what this launch writes. Implementations write only what belongs to the groups they were given.
+/// Callers guarantee the following conditions, which [`Checked`](crate::Checked) and the submission rules
+/// establish:
+/// - the number of bindings is the number in the entry's ABI;
+/// - each binding is valid for its bytes and its access during the call;
+/// - each binding is at least as long as its extent in the ABI for these constants;
+/// - the start of each buffer is 64-byte aligned;
+/// - no other work accesses the bytes that this launch writes.
+///
+/// Implementations write only the bytes that belong to the groups that they receive.
 pub type HostFn = unsafe fn(call: &HostCall<'_>, groups: Range<u32>);
 
-/// A binding as a CPU kernel sees it.
+/// Memory of one binding of a CPU kernel.
 #[derive(Clone, Copy, Debug)]
 pub struct HostBinding {
     pointer: *mut u8,
     bytes: usize,
 }
 
-// SAFETY: a binding is an address and a length. Dereferencing it is unsafe and bound by the rules of `HostFn`, under
-// which threads of one launch touch disjoint bytes or only read.
+// SAFETY: a binding is an address and a length. Dereferencing the address is unsafe and follows the rules of
+// `HostFn`: threads of one launch access disjoint bytes or only read.
 unsafe impl Send for HostBinding {}
-// SAFETY: as above.
+// SAFETY: the argument for `Send` holds here too.
 unsafe impl Sync for HostBinding {}
 
 impl HostBinding {
-    /// Returns a binding of `bytes` bytes at `pointer`. Building one is safe; using it is not.
+    /// Returns a binding of `bytes` bytes at `pointer`. Creating a binding is safe, but dereferencing its
+    /// pointer is not.
     pub fn new(pointer: *mut u8, bytes: usize) -> Self {
         Self { pointer, bytes }
     }
@@ -62,24 +68,25 @@ impl HostCall<'_> {
     /// Returns binding `index` as values of `T` for reading.
     ///
     /// # Safety
-    /// As for [`HostFn`]; `T` is plain data for which any bits are a value, and no thread writes this binding
-    /// during the launch.
+    /// The conditions of [`HostFn`] hold. `T` is plain data, and every bit pattern is a valid `T`. No thread
+    /// writes this binding during the launch.
     pub unsafe fn read<T>(&self, index: usize) -> &[T] {
         let binding = self.bindings[index];
         debug_assert_eq!(binding.pointer as usize % align_of::<T>(), 0);
-        // SAFETY: valid, aligned and unwritten for the launch by the caller's promise; the length is rounded down.
+        // SAFETY: the caller guarantees that the binding is valid, aligned and not written during the launch.
+        // The length is rounded down.
         unsafe { std::slice::from_raw_parts(binding.pointer.cast(), binding.bytes / size_of::<T>()) }
     }
 
     /// Returns elements `range` of binding `index` as values of `T` for writing.
     ///
     /// # Panics
-    /// If the range lies outside the binding.
+    /// Panics if the range lies outside the binding.
     ///
     /// # Safety
-    /// As for [`HostFn`]; `T` is plain data for which any bits are a value, and no other thread touches these
-    /// elements during the launch.
-    #[allow(clippy::mut_from_ref)] // disjointness between groups is the caller's promise
+    /// The conditions of [`HostFn`] hold. `T` is plain data, and every bit pattern is a valid `T`. No other
+    /// thread accesses these elements during the launch.
+    #[allow(clippy::mut_from_ref)] // the caller guarantees that groups use disjoint ranges
     pub unsafe fn write<T>(&self, index: usize, range: Range<usize>) -> &mut [T] {
         let binding = self.bindings[index];
         debug_assert_eq!(binding.pointer as usize % align_of::<T>(), 0);
@@ -87,7 +94,7 @@ impl HostCall<'_> {
             range.start <= range.end && range.end <= binding.bytes / size_of::<T>(),
             "group writes outside its binding"
         );
-        // SAFETY: inside the binding by the assertion; exclusive by the caller's promise.
+        // SAFETY: the assertion keeps the range inside the binding. The caller guarantees exclusive access.
         unsafe { std::slice::from_raw_parts_mut(binding.pointer.cast::<T>().add(range.start), range.len()) }
     }
 

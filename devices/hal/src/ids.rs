@@ -1,4 +1,4 @@
-//! IDs of devices, resources, timelines and points. The caller assigns all of them; none is an API handle.
+//! IDs of devices, resources, timelines and points. The caller assigns all IDs. No ID is an API handle.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -19,15 +19,15 @@ macro_rules! ids {
 }
 
 ids! {
-    /// An opened device, numbered by its opener.
+    /// ID of an opened device. The caller that opens the device assigns it.
     DeviceId(u16), "device ";
-    /// A device buffer.
+    /// ID of a device buffer.
     BufferId(u32), "buffer ";
-    /// A module of kernels loaded on a device.
+    /// ID of a module of kernels that is loaded on a device.
     ModuleId(u32), "module ";
-    /// A recorded program.
+    /// ID of a recorded program.
     ProgramId(u32), "program ";
-    /// A host region registered with a device.
+    /// ID of a host region that is registered with a device.
     RegionId(u32), "region ";
 }
 
@@ -62,7 +62,7 @@ impl QueueKind {
     }
 }
 
-/// Timeline of one queue of a device.
+/// ID of the timeline of one queue of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct TimelineId {
     /// Device.
@@ -84,8 +84,8 @@ impl fmt::Display for TimelineId {
     }
 }
 
-/// A value on a timeline. It has passed when the timeline's value is at least this one. Value 0 has always
-/// passed.
+/// A value on a timeline. The point has passed when the timeline has reached the value. A point with value 0
+/// has always passed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Point {
     /// Timeline.

@@ -5,22 +5,23 @@
 //! *The caller* (a device actor, a test, the conformance suite)
 //! - assigns every ID ([`BufferId`], [`ModuleId`], [`ProgramId`], [`RegionId`]), so that commands pipeline
 //!   without a round trip;
-//! - orders work with [`Point`]s: each submission waits for points and signals one. Within a queue,
-//!   submissions start in the order in which they were made. Between queues, only points order work;
-//! - keeps a buffer, region, module or program alive until the last submission that names it has passed, and
-//!   destroys it before it drops the device, unless the device is lost;
-//! - never lets two submissions that may overlap in time write the same bytes, or one read bytes that the
-//!   other writes.
+//! - orders work with [`Point`]s: each submission waits for points and signals one point. Within a queue,
+//!   submissions start in submission order. Between queues, only points order work;
+//! - keeps a buffer, region, module or program alive until the last submission that names it has passed.
+//!   Unless the device is lost, the caller destroys all resources before it drops the device;
+//! - orders conflicting submissions: if a submission writes bytes that another submission reads or writes, a
+//!   point orders the two.
 //!
 //! *The backend*
 //! - never blocks the calling thread on the device: `submit` enqueues;
 //! - advances the host mirror ([`Timeline`]) of each of its queues from its own threads;
-//! - keeps everything that a submission names until the device is done with it, even if the owner of a closed
-//!   device has failed the timeline and no longer waits;
-//! - poisons a timeline with a typed error when a submission fails, and never panics on a driver's results;
+//! - keeps all resources of a submission alive until the device has finished the submission, even on a
+//!   timeline that failed because the device was closed;
+//! - fails a timeline with a typed error when a submission fails, and never panics because of a driver's
+//!   results;
 //! - trusts its arguments: [`Checked`] validates IDs, ranges, arity and access once, above every backend.
 //!
-//! Knows no operator, model or backend.
+//! This crate knows no operator, model or backend.
 
 mod adaptive_wait;
 mod backend;

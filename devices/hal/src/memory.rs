@@ -1,10 +1,10 @@
 //! Host memory, as the operating system reports it.
 //!
-//! Knows nothing about devices.
+//! This module knows nothing about devices.
 
 use sysinfo::{MemoryRefreshKind, RefreshKind, System};
 
-/// Host memory. Container limits count.
+/// Size and free bytes of the host's memory. The limits of a container reduce both figures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostMemory {
     /// Total bytes.

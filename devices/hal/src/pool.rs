@@ -1,26 +1,27 @@
-//! Pool of native allocations. A new buffer reuses the allocation of a freed one of its size class.
+//! Pool of native allocations. A new buffer reuses the allocation of a freed buffer of the same size class.
 //!
 //! Requests are rounded up to size classes, so that buffers of similar sizes can reuse each other's memory.
-//! Unused allocations stay cached within [`PoolLimits`]. They are freed after a long idle time or when memory
-//! runs short.
+//! Unused allocations stay cached within [`PoolLimits`]. The pool frees them after a long idle time or when
+//! memory runs out.
 //!
-//! Knows nothing about the allocations and reads no clock; the caller passes the time.
+//! This module knows nothing about the allocations. It reads no clock, because the caller passes the time.
 
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// Smallest class.
+/// Smallest size class.
 const SMALLEST_BYTES: u64 = 256;
-/// Largest distance between classes.
+/// Maximum distance between size classes.
 const LARGEST_STEP_BYTES: u64 = 64 << 10;
-/// Classes per power of two, where that is finer.
+/// Number of size classes per power of two, unless their distance would exceed the maximum.
 const STEPS: u64 = 8;
 
-/// Returns the size class of a buffer of `bytes` bytes. Above the smallest class, 256 bytes, there are eight
-/// classes per power of two; from 512 KiB on, all multiples of 64 KiB. So less than an eighth is wasted. Zero
-/// bytes take zero; sizes beyond 64 bits saturate.
+/// Returns the size class of a buffer of `bytes` bytes. The smallest class has 256 bytes. Up to 512 KiB there
+/// are eight classes per power of two. Larger classes are multiples of 64 KiB. Above 256 bytes, rounding
+/// wastes less than one eighth of the buffer's size. Zero bytes take zero bytes, and the result saturates at
+/// `u64::MAX`.
 pub fn class_bytes(bytes: u64) -> u64 {
     match bytes {
         0 => 0,
@@ -36,12 +37,12 @@ pub fn class_bytes(bytes: u64) -> u64 {
 /// Limits of a pool's unused allocations.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolLimits {
-    /// Most cached bytes. 256 MiB by default; 0 disables caching.
+    /// Maximum total size of cached allocations in bytes. The default is 256 MiB, and 0 disables the cache.
     pub max_pool_bytes: u64,
-    /// Most cached allocations. 64 by default.
+    /// Maximum number of cached allocations. The default is 64.
     pub max_cached_buffers: usize,
-    /// Longest idle time of a cached allocation. Older ones are freed at the next call. 30 seconds by
-    /// default.
+    /// Maximum idle time of a cached allocation. The next call to the pool frees allocations that exceed it.
+    /// The default is 30 seconds.
     pub cleanup_interval: Duration,
 }
 
@@ -51,7 +52,7 @@ impl Default for PoolLimits {
     }
 }
 
-/// Contents and counters of a device's pool. Bytes count whole size classes.
+/// Statistics of a device's pool. Sizes in bytes include the rounding to size classes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PoolStats {
     /// Allocations in use.
@@ -62,13 +63,14 @@ pub struct PoolStats {
     pub cached_buffers: u64,
     /// Bytes of the cached allocations.
     pub cached_bytes: u64,
-    /// Peak of all bytes held, in use and cached together.
+    /// Peak of the total size of all allocations, in use and cached.
     pub peak_bytes: u64,
     /// Buffers that reused a cached allocation.
     pub hits: u64,
     /// Buffers that needed a new allocation.
     pub misses: u64,
-    /// Cached allocations that were freed: idle too long, over the limit, or to make room.
+    /// Cached allocations that were freed because they were idle too long, exceeded a limit, or had to make
+    /// room.
     pub trimmed: u64,
 }
 
@@ -80,42 +82,42 @@ struct Cached<T> {
     since_ns: u64,
 }
 
-/// Native allocations of one kind of memory. Dropping a `T` frees it.
+/// Pool of native allocations in one kind of memory. Dropping a `T` frees the allocation.
 #[derive(Debug)]
 pub struct Pool<T> {
     limits: PoolLimits,
     budget_bytes: u64,
     largest_bytes: u64,
-    /// Ordered by idle time, longest first.
+    /// Cached allocations in order of idle time. The longest idle allocation is first.
     cached: VecDeque<Cached<T>>,
     stats: PoolStats,
 }
 
 impl<T> Pool<T> {
-    /// Returns an empty pool that holds at most `budget_bytes` bytes, in use and cached together, in
-    /// allocations of at most `largest_bytes`.
+    /// Returns an empty pool. All allocations together, in use and cached, take at most `budget_bytes` bytes.
+    /// A single allocation takes at most `largest_bytes` bytes.
     pub fn new(limits: PoolLimits, budget_bytes: u64, largest_bytes: u64) -> Self {
         let (cached, stats) = (VecDeque::new(), PoolStats::default());
         Self { limits, budget_bytes, largest_bytes, cached, stats }
     }
 
-    /// Returns the contents and counters.
+    /// Returns the statistics of the pool.
     pub fn stats(&self) -> PoolStats {
         self.stats
     }
 
-    /// Returns the rest of the budget for buffers. Cached allocations count as free.
+    /// Returns the part of the budget that buffers do not use. Cached allocations count as free.
     pub fn free_bytes(&self) -> u64 {
         self.budget_bytes.saturating_sub(self.stats.in_use_bytes)
     }
 
-    /// Returns an allocation for a buffer of `bytes` bytes: a cached one, or a new one from `allocate`. A new
-    /// one has the size of its class unless the budget or the largest allocation limits it. If memory runs
-    /// out, frees the cache and calls `allocate` once more.
+    /// Returns an allocation for a buffer of `bytes` bytes: a cached allocation, or a new allocation from
+    /// `allocate`. A new allocation has the size of its class, unless the budget or the largest allocation
+    /// size limits it. If memory runs out, frees the cache and calls `allocate` again.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] with the requested bytes if the budget or the system lacks them; other errors
-    /// of `allocate`.
+    /// Returns [`Error::OutOfMemory`] with the requested bytes if the budget or the system has less memory.
+    /// Other errors of `allocate` are passed on.
     pub fn acquire(
         &mut self,
         bytes: u64,
@@ -147,8 +149,8 @@ impl<T> Pool<T> {
         Ok(native)
     }
 
-    /// Takes a cached allocation of this class, if there is one. Prefers the most recently used, whose pages
-    /// are warm.
+    /// Takes a cached allocation of the size class of `bytes`, if there is one. Prefers the most recently
+    /// used allocation, because its pages are warm.
     pub fn take(&mut self, bytes: u64, now_ns: u64) -> Option<T> {
         self.trim(now_ns);
         let size = class_bytes(bytes);
@@ -160,11 +162,11 @@ impl<T> Pool<T> {
         Some(cached.native)
     }
 
-    /// Takes back an allocation of `bytes` bytes (its own size, not that of the buffer), and caches it within
-    /// the limits.
+    /// Takes back an allocation, and caches it if the limits allow it. `bytes` is the size of the allocation,
+    /// not of its buffer.
     pub fn put(&mut self, native: T, bytes: u64, now_ns: u64) {
         self.forget(bytes);
-        // A truncated allocation fits no class.
+        // The size of a truncated allocation is not a size class.
         if bytes == class_bytes(bytes) && bytes <= self.limits.max_pool_bytes {
             self.cached.push_back(Cached { native, bytes, since_ns: now_ns });
             self.count_cached();
@@ -173,13 +175,14 @@ impl<T> Pool<T> {
         self.trim(now_ns);
     }
 
-    /// Removes an allocation of `bytes` bytes that will not come back.
+    /// Removes an allocation of `bytes` bytes from the statistics. The allocation must not return to the
+    /// pool.
     pub fn forget(&mut self, bytes: u64) {
         self.stats.in_use_buffers = self.stats.in_use_buffers.saturating_sub(1);
         self.stats.in_use_bytes = self.stats.in_use_bytes.saturating_sub(bytes);
     }
 
-    /// Frees allocations that have been idle for longer than the limit.
+    /// Frees cached allocations that have been idle for longer than the limit.
     pub fn trim(&mut self, now_ns: u64) {
         let interval = self.limits.cleanup_interval.as_nanos();
         let idle = |cached: &&Cached<T>| u128::from(now_ns.saturating_sub(cached.since_ns)) > interval;
@@ -187,14 +190,15 @@ impl<T> Pool<T> {
         self.keep_at_most(self.cached.len() - stale, u64::MAX);
     }
 
-    /// Frees all cached allocations and returns their bytes.
+    /// Frees all cached allocations. Returns their total size in bytes.
     pub fn drain(&mut self) -> u64 {
         let bytes = self.stats.cached_bytes;
         self.keep_at_most(0, 0);
         bytes
     }
 
-    /// Frees the cached allocations that have been idle longest, until at most this much is left.
+    /// Frees the longest idle allocations until at most `buffers` allocations and `bytes` bytes remain
+    /// cached.
     fn keep_at_most(&mut self, buffers: usize, bytes: u64) {
         while self.cached.len() > buffers || self.stats.cached_bytes > bytes {
             self.cached.pop_front();

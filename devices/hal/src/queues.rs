@@ -1,11 +1,11 @@
 //! Queues of a device over a driver's in-order queues and events.
 //!
-//! A `TrackedQueue` is one driver queue with its outstanding work and its completion thread, which advances the
-//! timeline. The `Submitter` enqueues a device's submissions: at once if the driver has everything that they
-//! wait for, otherwise on a submission thread when the points of other devices pass. A backend implements
-//! [`DriverQueue`].
+//! A `TrackedQueue` is one driver queue with its outstanding work and its completion thread, which advances
+//! the timeline. The `Submitter` enqueues a device's submissions. A submission is enqueued at once if the
+//! driver has events for all points that it waits for. Otherwise a submission thread enqueues the submission
+//! when the points of other devices have passed. A backend implements [`DriverQueue`].
 //!
-//! Knows nothing about buffers, kernels or any API.
+//! This module knows nothing about buffers, kernels or any API.
 
 mod claims;
 mod clock;

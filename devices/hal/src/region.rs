@@ -1,8 +1,8 @@
 //! Host memory that is shared by devices and the host: page-aligned and leased by range.
 //!
 //! Devices copy into and out of regions at times that the compiler cannot see. Each use therefore takes a
-//! lease of its range, and two leases may overlap only if both read. A scheduling mistake becomes an error
-//! that names the range instead of corrupted data.
+//! lease of its range. Two leases may overlap only if both are for reading. A scheduling bug then causes an
+//! error that names the range instead of corrupted data.
 
 use crate::error::{Error, Result};
 use std::alloc::{Layout, alloc_zeroed, dealloc};
@@ -24,10 +24,10 @@ pub struct HostRegion {
     held: Mutex<Vec<Held>>,
 }
 
-// SAFETY: the memory is reached only through leases, which exclude each other unless both read, and through the pointer
-// of `as_ptr`, whose use is unsafe.
+// SAFETY: the memory is accessed only through leases and through the pointer of `as_ptr`. Overlapping leases
+// exclude each other unless both are for reading, and any use of the pointer is unsafe.
 unsafe impl Send for HostRegion {}
-// SAFETY: as above.
+// SAFETY: the argument for `Send` holds here too.
 unsafe impl Sync for HostRegion {}
 
 impl std::fmt::Debug for HostRegion {
@@ -40,7 +40,8 @@ impl HostRegion {
     /// Allocates a region.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for zero bytes, [`Error::OutOfMemory`] if the host cannot allocate the block.
+    /// Returns [`Error::Invalid`] for zero bytes, and [`Error::OutOfMemory`] if the host cannot allocate the
+    /// memory.
     pub fn new(bytes: usize) -> Result<Self> {
         if bytes == 0 {
             return Err(Error::invalid("a host region of zero bytes"));
@@ -52,13 +53,13 @@ impl HostRegion {
         Ok(Self { pointer, layout, held: Mutex::new(Vec::new()) })
     }
 
-    /// Size in bytes.
+    /// Returns the size in bytes.
     pub fn bytes(&self) -> usize {
         self.layout.size()
     }
 
-    /// Returns a pointer to the first byte, for drivers that pin or map the memory. The leases apply to this
-    /// access as well.
+    /// Returns a pointer to the first byte, for drivers that pin or map the memory. Accesses through the
+    /// pointer need leases as well.
     pub fn as_ptr(&self) -> *mut u8 {
         self.pointer.as_ptr()
     }
@@ -66,7 +67,7 @@ impl HostRegion {
     /// Leases a range for reading.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the range is outside the region or overlaps a write lease.
+    /// Returns [`Error::Invalid`] if the range is outside the region or overlaps a write lease.
     pub fn read(&self, range: Range<usize>) -> Result<Lease<'_>> {
         self.hold(range.clone(), false)?;
         Ok(Lease { region: self, range })
@@ -75,7 +76,7 @@ impl HostRegion {
     /// Leases a range for writing.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the range is outside the region or overlaps another lease.
+    /// Returns [`Error::Invalid`] if the range is outside the region or overlaps another lease.
     pub fn write(&self, range: Range<usize>) -> Result<LeaseMut<'_>> {
         self.hold(range.clone(), true)?;
         Ok(LeaseMut { region: self, range })
@@ -85,7 +86,8 @@ impl HostRegion {
     /// the returned value.
     ///
     /// # Errors
-    /// As for [`HostRegion::write`] or [`HostRegion::read`].
+    /// Returns the errors of [`HostRegion::write`] if `writes` is true, otherwise the errors of
+    /// [`HostRegion::read`].
     pub fn reserve(self: &Arc<Self>, range: Range<usize>, writes: bool) -> Result<Reservation> {
         self.hold(range.clone(), writes)?;
         Ok(Reservation { region: Arc::clone(self), range, writes })
@@ -126,7 +128,8 @@ impl HostRegion {
 
 impl Drop for HostRegion {
     fn drop(&mut self) {
-        // SAFETY: allocated in `new` with this layout; leases borrow the region, so none is left.
+        // SAFETY: `new` allocated the memory with this layout. No lease is left, because leases borrow the
+        // region or keep it alive.
         unsafe { dealloc(self.pointer.as_ptr(), self.layout) }
     }
 }
@@ -139,9 +142,10 @@ pub struct Lease<'a> {
 }
 
 impl Lease<'_> {
-    /// Returns the bytes as 32-bit floats in the host's byte order, or `None` if the lease splits one.
+    /// Returns the bytes as 32-bit floats in the host's byte order. Returns `None` if the range is not
+    /// aligned to whole floats.
     pub fn floats(&self) -> Option<&[f32]> {
-        // SAFETY: any bits are a float.
+        // SAFETY: every bit pattern is a valid float.
         match unsafe { self.align_to::<f32>() } {
             ([], floats, []) => Some(floats),
             _ => None,
@@ -153,7 +157,8 @@ impl Deref for Lease<'_> {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: inside the region (checked in `hold`), initialised (zeroed), and no write lease overlaps this one.
+        // SAFETY: the range is inside the region (`hold` checks it), the memory is initialised (zeroed), and
+        // no write lease overlaps this lease.
         unsafe { std::slice::from_raw_parts(self.region.as_ptr().add(self.range.start), self.range.len()) }
     }
 }
@@ -175,14 +180,16 @@ impl Deref for LeaseMut<'_> {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: inside the region, initialised, and no other lease overlaps this one.
+        // SAFETY: the range is inside the region, the memory is initialised, and no other lease overlaps this
+        // lease.
         unsafe { std::slice::from_raw_parts(self.region.as_ptr().add(self.range.start), self.range.len()) }
     }
 }
 
 impl DerefMut for LeaseMut<'_> {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: inside the region, initialised, and no other lease overlaps this one.
+        // SAFETY: the range is inside the region, the memory is initialised, and no other lease overlaps this
+        // lease.
         unsafe {
             std::slice::from_raw_parts_mut(self.region.as_ptr().add(self.range.start), self.range.len())
         }
@@ -195,7 +202,7 @@ impl Drop for LeaseMut<'_> {
     }
 }
 
-/// A lease held by a device. It reaches the bytes through [`HostRegion::as_ptr`].
+/// A lease that a device holds. The device accesses the bytes through [`HostRegion::as_ptr`].
 #[derive(Debug)]
 pub struct Reservation {
     region: Arc<HostRegion>,
@@ -274,7 +281,7 @@ mod tests {
         let region = HostRegion::new(64).unwrap();
         assert!(region.read(0..65).is_err());
         assert!(region.write(60..usize::MAX).is_err());
-        #[allow(clippy::reversed_empty_ranges)] // that is the point
+        #[allow(clippy::reversed_empty_ranges)] // reversed on purpose
         let reversed = 8..4;
         assert!(region.read(reversed).is_err());
         assert!(region.read(64..64).unwrap().is_empty());

@@ -1,15 +1,15 @@
-//! Throttles: a device that computes for part of the time, or whose downloads reach other devices late. They
-//! emulate a mixed machine with equal devices.
+//! Throttles: a throttled device computes only part of the time, or its downloads reach other devices late.
+//! Throttles emulate a mixed machine on equal devices.
 //!
-//! The throttled device itself is unchanged. Its timelines report the work later: see [`Faulty`]. Knows
-//! nothing about the work.
+//! The hardware runs at full speed. The timelines of the device report completed work late: see [`Faulty`].
+//! This module knows nothing about the work.
 
 use crate::backend::Device;
 use crate::error::Result;
 use crate::faults::{Faults, Faulty};
 use std::time::{Duration, Instant};
 
-/// Throttle of a device. Disabled by default.
+/// Throttle of a device. The default does not throttle.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Throttle {
     /// Duty cycle of the compute queue in percent: 1 to 100. The queue rests after each submission.
@@ -23,7 +23,8 @@ impl Throttle {
     /// Wraps a device in the throttle. Returns the device itself if the throttle is disabled.
     ///
     /// # Errors
-    /// If the system cannot start a thread.
+    /// Returns an error if the device cannot import mirrored timelines, or the system cannot start the
+    /// mirror's thread.
     pub fn over(self, device: Box<dyn Device>) -> Result<Box<dyn Device>> {
         if self == Self::default() {
             return Ok(device);
@@ -32,13 +33,14 @@ impl Throttle {
     }
 }
 
-/// Completion times of throttled work.
+/// State for the calculation of completion times of throttled work.
 #[derive(Debug)]
 pub(crate) struct Pace {
     throttle: Throttle,
-    /// Rest owed minus excess rest so far. Systems let threads sleep longer than requested.
+    /// Outstanding rest. It is negative if the queue has rested too long, because threads may sleep longer
+    /// than requested.
     due_ns: i64,
-    /// Time at which the link has carried everything so far.
+    /// Time at which the link becomes free.
     free: Option<Instant>,
 }
 
@@ -47,7 +49,7 @@ impl Pace {
         Self { throttle, due_ns: 0, free: None }
     }
 
-    /// Returns how long to rest after work of this length.
+    /// Returns how long the queue must rest after work of duration `worked`.
     pub(crate) fn rest(&mut self, worked: Duration) -> Duration {
         let percent = i64::from(self.throttle.duty_percent.unwrap_or(100).clamp(1, 100));
         let worked_ns = i64::try_from(worked.as_nanos()).unwrap_or(i64::MAX).min(i64::MAX / 100);
@@ -60,8 +62,8 @@ impl Pace {
         self.due_ns = self.due_ns.saturating_sub(i64::try_from(rest.as_nanos()).unwrap_or(i64::MAX));
     }
 
-    /// Returns when bytes that can start now have passed the link, which carries one transfer at a time.
-    /// `None` means too far in the future to represent.
+    /// Returns the time at which the link has carried `bytes` bytes that are ready now. The link carries one
+    /// transfer at a time. Returns `None` if the time is not representable.
     pub(crate) fn passed(&mut self, now: Instant, bytes: u64) -> Option<Instant> {
         let rate = self.throttle.link_bytes_per_s.unwrap_or(u64::MAX).max(1);
         let start = self.free.map_or(now, |free| free.max(now));

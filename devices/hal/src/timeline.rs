@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 pub struct Progress {
     /// All points up to this value have passed.
     pub value: u64,
-    /// First failure. No later point will pass.
+    /// First failure, if any. After a failure, no later point will pass.
     pub failure: Option<Error>,
 }
 
@@ -64,8 +64,8 @@ impl Timeline {
         self.lock().failure.clone()
     }
 
-    /// Advances the timeline to `value` and notifies waiters and subscribers. A smaller or equal value
-    /// changes nothing, nor does any value after a failure.
+    /// Advances the timeline to `value` and notifies waiters and subscribers. Does nothing if `value` is not
+    /// larger than the current value, or if the timeline has failed.
     pub fn advance(&self, value: u64) {
         let state = self.lock();
         if state.failure.is_none() && value > self.value.load(Ordering::Relaxed) {
@@ -74,7 +74,7 @@ impl Timeline {
         }
     }
 
-    /// Fails the timeline: points that have not passed never will. Only the first error counts.
+    /// Fails the timeline. Points that have not passed will never pass. Errors after the first are ignored.
     pub fn fail(&self, error: Error) {
         let mut state = self.lock();
         if state.failure.is_none() {
@@ -84,8 +84,9 @@ impl Timeline {
     }
 
     /// Calls `subscriber` now and at each later change, on the thread that makes the change (a thread of the
-    /// backend or the submitting thread). It must be quick, must not block (waiting for room in a mailbox
-    /// that this same thread empties would deadlock) and must not call back into the timeline.
+    /// backend or the submitting thread). The subscriber must be quick, must not block and must not call back
+    /// into the timeline. For example, waiting for room in a mailbox that the same thread empties would
+    /// deadlock.
     pub fn subscribe(&self, subscriber: impl Fn(&Progress) + Send + 'static) {
         let mut state = self.lock();
         subscriber(&Progress { value: self.value(), failure: state.failure.clone() });
@@ -95,7 +96,7 @@ impl Timeline {
     /// Blocks until `value` has passed or `timeout` has elapsed. Returns `Ok(false)` on timeout.
     ///
     /// # Errors
-    /// [`Error::Poisoned`] if the timeline failed before reaching the value.
+    /// Returns [`Error::Poisoned`] if the timeline failed before reaching the value.
     pub fn wait(&self, value: u64, timeout: Option<Duration>) -> Result<bool> {
         if self.value() >= value {
             return Ok(true);

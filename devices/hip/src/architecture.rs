@@ -1,18 +1,18 @@
-//! Features of AMD's architectures, by name.
+//! Features of AMD's GPU architectures, by name.
 //!
-//! Based on LLVM's list of AMD GPU processors (`AMDGPUUsage`) and the ISA documents. Knows nothing about HIP.
+//! Sources are LLVM's list of AMD GPU processors (`AMDGPUUsage`) and the ISA documents.
 
 use ragtag_hal::{Feature, Features};
 
-/// Oldest supported architecture. The compilers of HIP 5 and newer do not support older ones.
+/// Oldest supported architecture. The compilers of HIP 5 and newer do not support older architectures.
 const OLDEST: u32 = 0x900;
 
-/// An architecture.
+/// An AMD GPU architecture.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Architecture {
-    /// Name with settings, such as `gfx90a:sramecc+:xnack-`: the compilation target.
+    /// Compilation target: the name with its settings, such as `gfx90a:sramecc+:xnack-`.
     pub(crate) target: String,
-    /// Major version, then one digit each for minor version and stepping: 0x90a.
+    /// Major version, then one hexadecimal digit each for minor version and stepping, such as 0x90a.
     number: u32,
 }
 
@@ -20,7 +20,7 @@ impl Architecture {
     /// Parses an architecture name.
     ///
     /// # Errors
-    /// Text that says why kernels cannot be compiled for it.
+    /// Returns text that says why kernels cannot be compiled for the architecture.
     pub(crate) fn of(target: &str) -> Result<Self, String> {
         let name = target.split(':').next().unwrap_or_default();
         let number = name
@@ -35,7 +35,8 @@ impl Architecture {
         Ok(Self { target: target.into(), number })
     }
 
-    /// Returns the features for kernel variants. The driver reports the wave size.
+    /// Returns the features that select kernel variants. `wave_items` is the wave size that the driver
+    /// reports.
     pub(crate) fn features(&self, wave_items: u32) -> Features {
         [
             (true, Feature::Fp16),
@@ -50,7 +51,7 @@ impl Architecture {
         .collect()
     }
 
-    /// Returns the name without settings, such as `gfx90a`.
+    /// Returns the name without its settings, such as `gfx90a`.
     pub(crate) fn name(&self) -> &str {
         self.target.split(':').next().unwrap_or_default()
     }
@@ -59,8 +60,8 @@ impl Architecture {
         self.number >> 8
     }
 
-    /// Returns true if dot products of four signed bytes are one instruction: from Vega 20 on, except the
-    /// first RDNA and some integrated GPUs.
+    /// Returns true if the architecture has an instruction for dot products of four signed bytes. Vega 20
+    /// introduced this instruction. The first RDNA GPUs and some integrated GPUs lack it.
     fn integer_dot(&self) -> bool {
         match self.major() {
             0x9 => matches!(self.number, 0x906 | 0x908 | 0x90a) || self.number >= 0x940,
@@ -69,19 +70,20 @@ impl Architecture {
         }
     }
 
-    /// Returns true if it has the matrix instructions of RDNA 3 and 4. Those of gfx125x have other shapes.
+    /// Returns true if the architecture has the matrix instructions of RDNA 3 and 4. gfx125x is excluded,
+    /// because its instructions have other shapes.
     fn wmma(&self) -> bool {
         matches!(self.number, 0x1100..=0x124f)
     }
 
-    /// Returns true if it has the matrix instructions of CDNA.
+    /// Returns true if the architecture has the matrix instructions of CDNA.
     fn mfma(&self) -> bool {
         matches!(self.number, 0x908 | 0x90a | 0x940..=0x9ff)
     }
 }
 
-/// Parses `90a` to 0x90a and `1100` to 0x1100: a decimal major version, then one digit each for minor version
-/// and stepping.
+/// Parses `90a` to 0x90a and `1100` to 0x1100. The input is a decimal major version, then one digit each for
+/// minor version and stepping.
 fn number(digits: &str) -> Option<u32> {
     let major = digits.get(..digits.len().checked_sub(2)?)?;
     let plain = !major.is_empty() && digits.len() <= 4 && major.bytes().all(|digit| digit.is_ascii_digit());

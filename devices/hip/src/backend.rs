@@ -1,6 +1,4 @@
 //! The HIP backend: reports devices as adapters and opens them.
-//!
-//! Does not know how a device works.
 
 use crate::driver::HipDriver;
 use crate::probe::{Found, probe};
@@ -12,23 +10,23 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Backend name.
+/// Name of the backend.
 const NAME: &str = "hip";
 
 /// Configuration of the HIP backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HipConfig {
-    /// Folder for compiled programs. Without it every source is compiled again.
+    /// Folder for compiled programs. `None` disables the cache, so that every source is compiled again.
     pub cache_folder: Option<PathBuf>,
-    /// Command that compiles a source in a child process, which calls
-    /// [`compile_child`](crate::compile_child). If empty, sources are compiled in this process, which aborts
-    /// if the compiler does not know the architecture.
+    /// Command that starts a child process, which compiles a source with
+    /// [`compile_child`](crate::compile_child). If the command is empty, this process compiles. The compiler
+    /// aborts the process if it does not know the architecture.
     pub compiler: Vec<OsString>,
 }
 
 impl Default for HipConfig {
-    /// Returns the default configuration. Programs are cached in `hip` within `RAGTAG_CACHE_DIR`, or in
-    /// `ragtag/hip` within the user's cache folder. They are compiled in this process.
+    /// Returns the default configuration. Programs are cached in `$RAGTAG_CACHE_DIR/hip`, or in `ragtag/hip`
+    /// in the user's cache folder. This process compiles them.
     fn default() -> Self {
         Self { cache_folder: default_folder(NAME), compiler: Vec::new() }
     }
@@ -70,7 +68,7 @@ impl Backend for HipBackend {
     }
 
     fn open(&self, adapters: &[(Adapter, DeviceId)], limits: &Limits) -> Result<Vec<Box<dyn Device>>> {
-        // The adapters already contain the choice of library from the first probe.
+        // The adapters already contain the product library that the first probe found.
         let present = probe(NAME, false)?;
         Found::open_each(&present, adapters, |found, adapter, id| self.device(found, adapter, id, limits))
     }

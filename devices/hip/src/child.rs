@@ -1,8 +1,8 @@
-//! Compilation in a child process, because the compiler may abort its process.
+//! Compilation in a child process, because the compiler may abort the process.
 //!
-//! A program starts itself or another program, which calls [`compile_child`]. The request goes to its
-//! standard input. The answer comes from its standard output, after anything that libraries print. Knows
-//! nothing about the cache.
+//! A program starts itself or another program as the child, which calls [`compile_child`]. The parent writes
+//! the request to the child's standard input. The child writes the answer to its standard output, after
+//! anything that libraries print.
 
 use crate::api::{Code, Compiler};
 use ragtag_hal::{Error, Result, exit_in_words};
@@ -10,25 +10,25 @@ use std::ffi::OsString;
 use std::io::{self, Read, Write};
 use std::process::{Child, Command, Output, Stdio};
 
-/// Marker before an answer.
+/// Marker before an answer in the child's output.
 const MARK: &[u8] = b"\nragtag: compiled\n";
-/// Most bytes of a request.
+/// Maximum size of a request, in bytes.
 const MAX_REQUEST_BYTES: u64 = 64 << 20;
-/// Most bytes of a crashed process's output that are quoted.
+/// Maximum number of bytes quoted from the output of a crashed child.
 const MAX_LAST_WORDS: usize = 2000;
 
-/// A source to compile, with compiler and options.
+/// A source to compile, with its compiler library and options.
 pub(crate) struct Request<'a> {
-    /// Name under which the compiler library was found.
+    /// Name with which the compiler library was loaded.
     pub(crate) library: &'a str,
     pub(crate) options: &'a [String],
     pub(crate) text: &'a str,
 }
 
-/// Compiles in a process that this command starts.
+/// Compiles a source in a child process started with `command`.
 ///
 /// # Errors
-/// [`Error::Compile`] with the log, or with the exit status of the process.
+/// Returns [`Error::Compile`] with the log, or with the exit status of the child.
 pub(crate) fn compile(command: &[OsString], request: &Request<'_>) -> Result<Code> {
     let (program, arguments) =
         command.split_first().ok_or_else(|| Error::invalid("the compiler command is empty"))?;
@@ -45,23 +45,23 @@ pub(crate) fn compile(command: &[OsString], request: &Request<'_>) -> Result<Cod
     answer(&output.stdout).unwrap_or_else(|| Err(Error::Compile { log: no_answer(&output) }))
 }
 
-/// Sends the request and collects the output.
+/// Sends the request and collects the output of the child.
 fn converse(mut child: Child, request: &Request<'_>) -> io::Result<Output> {
     if let Some(mut input) = child.stdin.take() {
-        // A process that exits before it has read the request reports the reason.
+        // A child that exits before it has read the whole request reports the reason.
         let _ = input.write_all(&encoded(request));
     }
     child.wait_with_output()
 }
 
-/// Encodes library, source and options, each preceded by its length.
+/// Encodes the library, the source and the options. The length of each part precedes the part.
 fn encoded(request: &Request<'_>) -> Vec<u8> {
     let parts = [request.library, request.text].into_iter().chain(request.options.iter().map(String::as_str));
     let part = |part: &str| [&(part.len() as u64).to_le_bytes(), part.as_bytes()].concat();
     parts.flat_map(part).collect()
 }
 
-/// Decodes the parts of a request. Returns `None` if it is incomplete.
+/// Decodes the parts of a request. Returns `None` if the request is incomplete.
 fn decoded(mut request: &[u8]) -> Option<Vec<String>> {
     let mut parts = Vec::new();
     while !request.is_empty() {
@@ -72,13 +72,13 @@ fn decoded(mut request: &[u8]) -> Option<Vec<String>> {
     Some(parts)
 }
 
-/// Splits off a part that is preceded by its length.
+/// Splits off the first part, which its length precedes.
 fn split(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let (length, rest) = bytes.split_first_chunk::<8>()?;
     rest.split_at_checked(usize::try_from(u64::from_le_bytes(*length)).ok()?)
 }
 
-/// Returns the answer: code, or the error. `None` if the process gave none.
+/// Returns the child's answer: the code object or the error. Returns `None` if the output contains no answer.
 fn answer(said: &[u8]) -> Option<Result<Code>> {
     let at = said.windows(MARK.len()).position(|window| window == MARK)?;
     let (kind, rest) = said[at + MARK.len()..].split_first()?;
@@ -89,7 +89,7 @@ fn answer(said: &[u8]) -> Option<Result<Code>> {
     })
 }
 
-/// Describes a process that gave no answer.
+/// Describes a child that ended without an answer.
 fn no_answer(output: &Output) -> String {
     let words = String::from_utf8_lossy(&output.stderr);
     let words = words.trim();
@@ -98,12 +98,12 @@ fn no_answer(output: &Output) -> String {
     format!("the compiler process ended without an answer ({}){last}", exit_in_words(output.status))
 }
 
-/// Entry point of the child process: reads a request from standard input, compiles it, and answers on
-/// standard output. A program that was started by the command of
-/// [`HipConfig::compiler`](crate::HipConfig::compiler) calls it before it prints anything.
+/// Entry point of the child process. It reads a request from standard input, compiles the source, and writes
+/// the answer to standard output. The program that [`HipConfig::compiler`](crate::HipConfig::compiler) starts
+/// calls this function before it prints anything.
 ///
 /// # Errors
-/// If standard input or output fails.
+/// Returns an error if standard input or standard output fails.
 pub fn compile_child() -> io::Result<()> {
     let mut request = Vec::new();
     io::stdin().lock().take(MAX_REQUEST_BYTES).read_to_end(&mut request)?;
@@ -125,7 +125,7 @@ pub fn compile_child() -> io::Result<()> {
     output.flush()
 }
 
-/// Returns only the compiler's log; the parent builds the error.
+/// Returns the log of a compiler error, or the text of another error.
 fn log_of(error: Error) -> String {
     match error {
         Error::Compile { log } => log,
@@ -164,7 +164,7 @@ mod tests {
         assert_eq!(answer(b"nothing"), None);
     }
 
-    /// Runs the compiler process if this process was started for it.
+    /// Acts as the compiler process if `RAGTAG_TEST_COMPILE` is set.
     #[test]
     fn compiler() {
         if std::env::var_os("RAGTAG_TEST_COMPILE").is_some() {
@@ -172,7 +172,7 @@ mod tests {
         }
     }
 
-    /// AMD's own compiler of HIP 5, if installed. It knows RDNA 2 and aborts for RDNA 3.
+    /// Checks AMD's compiler of HIP 5, if it is installed. It supports RDNA 2 and aborts for RDNA 3.
     #[cfg(unix)]
     #[test]
     fn the_genuine_compiler_aborts_only_its_own_process() {
@@ -193,7 +193,7 @@ mod tests {
         };
         for architecture in ["gfx906", "gfx90a", "gfx1030"] {
             let code = compile(architecture, text).unwrap();
-            // A bundle of code objects, or a single ELF file.
+            // The code is a bundle of code objects or a single ELF file.
             assert!(
                 code.starts_with(b"__CLANG_OFFLOAD_BUNDLE__") || code.starts_with(b"\x7fELF"),
                 "{architecture}"

@@ -1,6 +1,6 @@
 //! HIP's implementation of the stream-ordered driver calls.
 //!
-//! Objects release their handles on drop. Does not know how a device uses the calls.
+//! Objects release their handles on drop.
 
 use crate::api::symbols::blas::{F16, F32, NONE, STANDARD, TRANSPOSE};
 use crate::api::symbols::{FUNCTION_MAX_THREADS, Handle, code, copy_kind};
@@ -14,16 +14,16 @@ use std::ffi::CString;
 use std::ptr;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// `hipStreamNonBlocking`: does not wait for the default stream.
+/// `hipStreamNonBlocking`: the stream does not wait for the default stream.
 const NON_BLOCKING: u32 = 1;
-/// `hipEventBlockingSync`: waiters sleep.
+/// `hipEventBlockingSync`: threads that wait for the event sleep.
 const BLOCKING_SYNC: u32 = 1;
-/// `hipHostRegisterPortable`: for all devices.
+/// `hipHostRegisterPortable`: the memory is pinned for all devices.
 const PORTABLE: u32 = 1;
-/// `hipStreamCaptureModeThreadLocal`: other threads are neither captured nor restricted.
+/// `hipStreamCaptureModeThreadLocal`: the capture does not affect other threads.
 const CAPTURE_THREAD_LOCAL: i32 = 1;
 
-/// Calls a function of the runtime with the driver's device current on this thread.
+/// Makes the driver's device current on the calling thread and calls a function of the runtime.
 macro_rules! on_device {
     ($driver:expr, $call:ident, $function:ident($($argument:expr),* $(,)?)) => {
         $driver.select().and_then(|()| $call!($driver.api.functions, $function($($argument),*)))
@@ -38,22 +38,22 @@ pub(crate) struct Object {
     destroy: unsafe extern "C" fn(Handle) -> i32,
 }
 
-// SAFETY: HIP's objects may be used from any thread, and from several at once.
+// SAFETY: HIP's objects may be used from any thread, and from several threads at once.
 unsafe impl Send for Object {}
 // SAFETY: as above.
 unsafe impl Sync for Object {}
 
 impl Drop for Object {
     fn drop(&mut self) {
-        // Errors are ignored: a release has no remedy, and fails after a loss.
+        // Errors are ignored. A failed release has no remedy, and releases fail after a device loss.
         if self.api.select(self.ordinal).is_ok() {
-            // SAFETY: the handle belongs to this destroy function and is not used any more.
+            // SAFETY: the handle belongs to this destroy function and is not used again.
             let _ = unsafe { (self.destroy)(self.handle) };
         }
     }
 }
 
-/// A kernel function with its module.
+/// A kernel function. It keeps its module loaded.
 pub(crate) struct Function {
     handle: Handle,
     _module: Arc<Object>,
@@ -64,23 +64,23 @@ unsafe impl Send for Function {}
 // SAFETY: as for objects.
 unsafe impl Sync for Function {}
 
-/// rocBLAS with its handle and workspace.
+/// rocBLAS on one device, with its workspace.
 struct Products {
     blas: &'static Blas,
-    /// Dropped before the workspace.
+    /// Field order: the handle is dropped before the workspace.
     handle: Object,
     _workspace: Object,
 }
 
-/// HIP on one device.
+/// An opened HIP device.
 pub(crate) struct HipDriver {
     api: &'static Api,
     ordinal: i32,
     programs: Programs,
     local_memory_bytes: u64,
-    /// Stream used only for allocations, if the driver has memory pools.
+    /// Stream used only for allocations. It exists if the driver has memory pools.
     pool: Option<Object>,
-    /// Locked from setting the stream until the product is enqueued.
+    /// The lock is held from setting the stream until the product is enqueued.
     products: Mutex<Option<Products>>,
 }
 
@@ -88,7 +88,7 @@ impl HipDriver {
     /// Opens a device.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// Returns the driver's error.
     pub(crate) fn new(found: &Found, programs: Programs) -> Result<Self> {
         let mut driver = Self {
             api: found.api,
@@ -112,23 +112,24 @@ impl HipDriver {
         Object { api: self.api, ordinal: self.ordinal, handle, destroy }
     }
 
-    /// Initialises rocBLAS with its own workspace. On its own it might allocate one during a capture.
+    /// Initialises rocBLAS with a workspace that Ragtag allocates. Otherwise, rocBLAS may allocate its own
+    /// workspace during a capture, and the capture fails.
     fn products(&self) -> Result<Products> {
         let none = || Error::Unsupported { what: "matrix products without rocBLAS".into() };
         let blas = blas(self.api).ok_or_else(none)?;
         let mut address = ptr::null_mut();
-        // SAFETY: it writes an address.
+        // SAFETY: the call writes an address.
         let allocated =
             unsafe { on_device!(self, call, hipMalloc(&raw mut address, WORKSPACE_BYTES as usize)) };
         allocated.map_err(|error| allocation_failure(error, WORKSPACE_BYTES))?;
         let workspace = self.object(address, self.api.functions.hipFree);
         let mut handle = ptr::null_mut();
-        // SAFETY: it writes a handle, for the device that is current.
+        // SAFETY: the call writes a handle for the current device.
         check_blas("rocblas_create_handle", unsafe {
             (blas.functions.rocblas_create_handle)(&raw mut handle)
         })?;
         let handle = self.object(handle, blas.functions.rocblas_destroy_handle);
-        // SAFETY: the memory lives longer than the handle.
+        // SAFETY: the workspace lives longer than the handle.
         check_blas("rocblas_set_workspace", unsafe {
             (blas.functions.rocblas_set_workspace)(handle.handle, address, WORKSPACE_BYTES as usize)
         })?;
@@ -138,8 +139,8 @@ impl HipDriver {
     /// Loads a code object.
     fn module(&self, code: &[u8]) -> Result<Object> {
         let mut handle = ptr::null_mut();
-        // SAFETY: the code states its own length; it comes from the compiler, or from the cache with its
-        // checksum.
+        // SAFETY: the code states its own length. It comes from the compiler, or from the cache, which checks
+        // its checksum.
         unsafe { on_device!(self, call, hipModuleLoadData(&raw mut handle, code.as_ptr())) }?;
         Ok(self.object(handle, self.api.functions.hipModuleUnload))
     }
@@ -147,7 +148,7 @@ impl HipDriver {
     /// Enqueues a copy.
     ///
     /// # Safety
-    /// Both ranges are valid until the copy has ended, and not used otherwise.
+    /// Both ranges are valid until the copy has ended. No concurrent access conflicts with the copy.
     unsafe fn copy_async(
         &self,
         stream: &Object,
@@ -156,12 +157,12 @@ impl HipDriver {
         bytes: usize,
         kind: i32,
     ) -> Result<()> {
-        // SAFETY: by the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { on_device!(self, call, hipMemcpyAsync(to, from, bytes, kind, stream.handle)) }
     }
 }
 
-/// Converts a device address to HIP's type.
+/// Converts a device address to HIP's type for addresses.
 fn handle(address: u64) -> Handle {
     address as usize as Handle
 }
@@ -178,7 +179,7 @@ impl Driver for HipDriver {
     }
 
     fn heap(&self) -> Result<Heap> {
-        // A pool frees memory when its stream is synchronised. Only allocations are on this stream.
+        // The pool releases freed memory when its stream is synchronised. The stream has only allocations.
         self.pool.as_ref().map_or(Ok(()), |pool| self.finish(pool))?;
         self.select()?;
         let (free_bytes, total_bytes) = self.api.memory()?;
@@ -191,12 +192,12 @@ impl Driver for HipDriver {
         let functions = &self.api.functions;
         let mut address = ptr::null_mut();
         let allocated = match &self.pool {
-            // SAFETY: it writes an address.
+            // SAFETY: the call writes an address.
             Some(pool) => unsafe {
                 call_optional!(functions, hipMallocAsync(&raw mut address, size, pool.handle))
                     .and_then(|()| self.finish(pool))
             },
-            // SAFETY: it writes an address.
+            // SAFETY: the call writes an address.
             None => unsafe { call!(functions, hipMalloc(&raw mut address, size)) },
         };
         allocated.map_err(|error| allocation_failure(error, bytes))?;
@@ -206,7 +207,7 @@ impl Driver for HipDriver {
     unsafe fn free(&self, address: u64) -> Result<()> {
         self.select()?;
         match &self.pool {
-            // SAFETY: the address was allocated on this pool, and nothing uses it, by the caller's promise.
+            // SAFETY: the address was allocated on this pool. The caller guarantees that nothing uses it.
             Some(pool) => unsafe {
                 call_optional!(self.api.functions, hipFreeAsync(handle(address), pool.handle))
             },
@@ -216,18 +217,18 @@ impl Driver for HipDriver {
     }
 
     unsafe fn pin(&self, pointer: *mut u8, bytes: usize) -> Result<()> {
-        // SAFETY: the bytes stay allocated as long as they are pinned, by the caller's promise.
+        // SAFETY: the caller guarantees that the bytes stay allocated while they are pinned.
         unsafe { on_device!(self, call, hipHostRegister(pointer.cast(), bytes, PORTABLE)) }
     }
 
     unsafe fn unpin(&self, pointer: *mut u8) -> Result<()> {
-        // SAFETY: nothing copies from it or to it, by the caller's promise.
+        // SAFETY: the caller guarantees that no copy reads or writes the bytes.
         unsafe { on_device!(self, call, hipHostUnregister(pointer.cast())) }
     }
 
     fn stream(&self) -> Result<Object> {
         let mut handle = ptr::null_mut();
-        // SAFETY: it writes a handle.
+        // SAFETY: the call writes a handle.
         unsafe {
             on_device!(self, call, hipStreamCreateWithFlags(&raw mut handle, NON_BLOCKING))?;
         }
@@ -235,19 +236,19 @@ impl Driver for HipDriver {
     }
 
     fn finish(&self, stream: &Object) -> Result<()> {
-        // SAFETY: a stream of this device.
+        // SAFETY: the stream belongs to this device.
         unsafe { on_device!(self, call, hipStreamSynchronize(stream.handle)) }
     }
 
     fn event(&self) -> Result<Object> {
         let mut handle = ptr::null_mut();
-        // SAFETY: it writes a handle.
+        // SAFETY: the call writes a handle.
         unsafe { on_device!(self, call, hipEventCreateWithFlags(&raw mut handle, BLOCKING_SYNC)) }?;
         Ok(self.object(handle, self.api.functions.hipEventDestroy))
     }
 
     fn record(&self, event: &Object, stream: &Object) -> Result<()> {
-        // SAFETY: an event and a stream of this device.
+        // SAFETY: the event and the stream belong to this device.
         unsafe { on_device!(self, call, hipEventRecord(event.handle, stream.handle)) }
     }
 
@@ -257,19 +258,19 @@ impl Driver for HipDriver {
     }
 
     fn has_passed(&self, event: &Object) -> bool {
-        // SAFETY: an event of this device.
+        // SAFETY: the event belongs to this device.
         self.select().is_err()
             || unsafe { (self.api.functions.hipEventQuery)(event.handle) != code::NOT_READY }
     }
 
     fn synchronise(&self, event: &Object) -> Result<()> {
-        // SAFETY: an event of this device.
+        // SAFETY: the event belongs to this device.
         unsafe { on_device!(self, call, hipEventSynchronize(event.handle)) }
     }
 
     fn elapsed_ms(&self, from: &Object, to: &Object) -> Result<f32> {
         let mut milliseconds = 0.0;
-        // SAFETY: it writes one number.
+        // SAFETY: the call writes one number.
         unsafe {
             on_device!(self, call, hipEventElapsedTime(&raw mut milliseconds, from.handle, to.handle))?;
         }
@@ -277,32 +278,32 @@ impl Driver for HipDriver {
     }
 
     unsafe fn upload(&self, stream: &Object, from: *const u8, to: u64, bytes: usize) -> Result<()> {
-        // SAFETY: by the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.copy_async(stream, from, handle(to), bytes, copy_kind::UPLOAD) }
     }
 
     unsafe fn download(&self, stream: &Object, from: u64, to: *mut u8, bytes: usize) -> Result<()> {
-        // SAFETY: by the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.copy_async(stream, handle(from).cast(), to.cast(), bytes, copy_kind::DOWNLOAD) }
     }
 
     unsafe fn copy(&self, stream: &Object, from: u64, to: u64, bytes: usize) -> Result<()> {
-        // SAFETY: by the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.copy_async(stream, handle(from).cast(), handle(to), bytes, copy_kind::DEVICE) }
     }
 
     unsafe fn fill(&self, stream: &Object, to: u64, word: u32, words: usize) -> Result<()> {
         let word = word.cast_signed();
-        // SAFETY: the range is valid and not used otherwise until the fill has ended, by the caller's
-        // promise.
+        // SAFETY: the caller guarantees that the range is valid until the fill has ended, without conflicting
+        // access.
         unsafe { on_device!(self, call, hipMemsetD32Async(handle(to), word, words, stream.handle)) }
     }
 
     unsafe fn launch(&self, stream: &Object, launch: &Launch<'_, Self>) -> Result<()> {
         let ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]) = (launch.grid, launch.work_group);
         let mut arguments = launch.arguments.pointers();
-        // SAFETY: the arguments match the function, by the caller's promise; they are read before this
-        // returns.
+        // SAFETY: the caller guarantees that the arguments match the function. The driver reads them before
+        // the call returns.
         unsafe {
             on_device!(
                 self,
@@ -332,22 +333,22 @@ impl Driver for HipDriver {
         Ok(())
     }
 
-    /// rocBLAS is column-major, and our rows are its columns: yᵀ = (Wᵀ)ᵀ · xᵀ.
+    /// Enqueues a product. rocBLAS is column-major, and Ragtag's rows are its columns: yᵀ = (Wᵀ)ᵀ · xᵀ.
     unsafe fn gemm(&self, stream: &Object, product: &Gemm, operands: Operands) -> Result<()> {
         self.select()?;
         let products = self.products.lock().unwrap_or_else(PoisonError::into_inner);
         let not_ready = || Error::invalid("a product before the library is initialised");
         let Products { blas, handle, .. } = products.as_ref().ok_or_else(not_ready)?;
-        // Sound products have no larger sizes.
+        // The sizes of a sound product fit in `i32`.
         let size = |size: u32| i32::try_from(size).unwrap_or(i32::MAX);
         let (alpha, beta) = (1f32, if product.accumulate { 1f32 } else { 0f32 });
         let Operands { x, weights, y } = operands;
-        // SAFETY: a handle and a stream of this device.
+        // SAFETY: the handle and the stream belong to this device.
         check_blas("rocblas_set_stream", unsafe {
             (blas.functions.rocblas_set_stream)(handle.handle, stream.handle)
         })?;
-        // SAFETY: the matrices are valid until the product has ended, by the caller's promise; the factors are read before this
-        // returns.
+        // SAFETY: the caller guarantees that the matrices are valid until the product has ended. The call
+        // reads the factors before it returns.
         check_blas("rocblas_gemm_ex", unsafe {
             (blas.functions.rocblas_gemm_ex)(
                 handle.handle,
@@ -379,7 +380,7 @@ impl Driver for HipDriver {
     }
 
     fn begin_capture(&self, stream: &Object) -> Result<()> {
-        // SAFETY: a stream of this device.
+        // SAFETY: the stream belongs to this device.
         unsafe { on_device!(self, call_optional, hipStreamBeginCapture(stream.handle, CAPTURE_THREAD_LOCAL)) }
     }
 
@@ -389,11 +390,11 @@ impl Driver for HipDriver {
         let destroy_graph = functions.hipGraphDestroy.ok_or_else(|| lacks("hipGraphDestroy"))?;
         let destroy = functions.hipGraphExecDestroy.ok_or_else(|| lacks("hipGraphExecDestroy"))?;
         let mut graph = ptr::null_mut();
-        // SAFETY: a stream of this device; it writes a handle.
+        // SAFETY: the stream belongs to this device. The call writes a handle.
         unsafe { call_optional!(functions, hipStreamEndCapture(stream.handle, &raw mut graph)) }?;
         let graph = self.object(graph, destroy_graph);
         let mut executable = ptr::null_mut();
-        // SAFETY: it writes a handle; the log buffer is stated to be empty.
+        // SAFETY: the call writes a handle. The log buffer has no bytes, as its length says.
         unsafe {
             call_optional!(
                 functions,
@@ -404,7 +405,7 @@ impl Driver for HipDriver {
     }
 
     unsafe fn play(&self, stream: &Object, graph: &Object) -> Result<()> {
-        // SAFETY: a graph of this device whose last launch has ended, by the caller's promise.
+        // SAFETY: the graph belongs to this device. The caller guarantees that its previous launch has ended.
         unsafe { on_device!(self, call_optional, hipGraphLaunch(graph.handle, stream.handle)) }
     }
 
@@ -426,7 +427,7 @@ impl Driver for HipDriver {
         let c_name = CString::new(name.as_str())
             .map_err(|_| Error::invalid(format!("invalid function name {name:?}")))?;
         let mut handle = ptr::null_mut();
-        // SAFETY: a module of this device, and a name that ends with a zero; it writes a handle.
+        // SAFETY: the module belongs to this device, and the name ends with a zero. The call writes a handle.
         let found = unsafe {
             on_device!(self, call, hipModuleGetFunction(&raw mut handle, module.handle, c_name.as_ptr()))
         };
@@ -439,7 +440,7 @@ impl Driver for HipDriver {
 
     fn facts(&self, function: &Function) -> Result<Facts> {
         let mut items = 0;
-        // SAFETY: a function of this device; it writes one number.
+        // SAFETY: the function belongs to this device. The call writes one number.
         unsafe {
             on_device!(
                 self,

@@ -1,15 +1,13 @@
 //! Conversion of HIP's return codes to errors.
-//!
-//! Does not know the callers.
 
 use crate::api::symbols::code;
 use ragtag_hal::Error;
 
-/// Codes after which a device or its context is permanently unusable: all later calls fail as well.
+/// Codes after which a device or its context is unusable, so that all later calls fail.
 const LOST: [i32; 7] = [
     // The runtime is shutting down.
     4,
-    // Uncorrectable memory errors.
+    // An uncorrectable memory error occurred.
     214,
     code::ILLEGAL_ADDRESS,
     // A kernel timed out, the context was destroyed, or a kernel trapped.
@@ -19,17 +17,17 @@ const LOST: [i32; 7] = [
     code::LAUNCH_FAILURE,
 ];
 
-/// Returns the error of a call that returned this code.
+/// Returns the error for a return code of HIP.
 pub(crate) fn failure(call: &str, returned: i32) -> Error {
     Error::of_call(call, returned.into(), name(returned), LOST.contains(&returned))
 }
 
-/// Converts the error of an allocating call to [`Error::OutOfMemory`] if its code means that.
+/// Converts an error to [`Error::OutOfMemory`] if its code reports that the device is out of memory.
 pub(crate) fn allocation_failure(error: Error, wanted: u64) -> Error {
     error.or_shortage(|code| code == code::OUT_OF_MEMORY.into(), wanted)
 }
 
-/// Names of the common codes of `hipError_t`.
+/// Returns the name of a common code of `hipError_t`.
 fn name(returned: i32) -> Option<&'static str> {
     Some(match returned {
         1 => "hipErrorInvalidValue",

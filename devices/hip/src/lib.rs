@@ -1,8 +1,8 @@
-//! The HIP backend: AMD GPUs through HIP 5, 6 and 7, as `hip:0 …`.
+//! The HIP backend: AMD GPUs through HIP 5, 6 and 7, named `hip:0`, `hip:1` and so on.
 //!
-//! The libraries are loaded at run time. `ragtag-stream` implements the device. This crate has HIP's calls,
-//! its properties of devices, and the compilation of kernels: from HIP C++ by hiprtc, in a child process if
-//! the program provides one ([`compile_child`]), cached on disk.
+//! The backend loads HIP's libraries at run time. `ragtag-stream` implements the device. This crate has HIP's
+//! calls and detects devices and their properties. It compiles kernels from HIP C++ with hiprtc and caches
+//! them on disk. If the program provides a child process ([`compile_child`]), the compiler runs there.
 //!
 //! | file | subject |
 //! | --- | --- |
@@ -12,7 +12,7 @@
 //! | `program.rs`, `child.rs` | code objects: caching, and compilation in a child process |
 //! | `error.rs`, `api/` | HIP's codes, libraries and calls |
 //!
-//! Knows no operator, kernel or model.
+//! This crate does not depend on operators, kernels or models.
 
 mod api;
 mod architecture;

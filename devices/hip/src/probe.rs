@@ -1,6 +1,4 @@
-//! Detection of HIP's devices: adapters, and the facts needed to open them.
-//!
-//! Does not know how a device works.
+//! Detection of HIP devices, which returns their adapters and the properties needed to open them.
 
 use crate::api::symbols::attribute;
 use crate::api::{Api, Compiler, api, blas, compiler};
@@ -10,36 +8,37 @@ use ragtag_hal::{
     MemoryHandle, MemorySharing, MemorySource, PhysicalIdentity, QueueLayout, Result, Unavailable,
 };
 
-/// Alignment of a binding's offset: the widest load of a kernel.
+/// Alignment of a binding's offset, in bytes. The widest load of a kernel has 16 bytes.
 const BINDING_ALIGNMENT_BYTES: u64 = 16;
-/// First HIP version whose stream-ordered pools are used.
+/// First major version of HIP whose stream-ordered pools are used.
 const POOLS_SINCE: u32 = 6;
-/// rocBLAS's workspace: the size that it allocates by default on most devices.
+/// Size of rocBLAS's workspace. rocBLAS allocates 32 MiB by default on most devices.
 pub(crate) const WORKSPACE_BYTES: u64 = 32 << 20;
-/// Variables with which drivers hide devices.
+/// Environment variables with which users hide devices from the driver.
 const VISIBILITY: [&str; 4] =
     ["HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"];
 
 pub(crate) type Found = ragtag_hal::Found<Native>;
 
-/// Facts needed to open a device.
+/// Properties needed to open a device.
 #[derive(Clone)]
 pub(crate) struct Native {
     pub(crate) api: &'static Api,
     pub(crate) compiler: &'static Compiler,
-    /// Ordinal in HIP.
+    /// Ordinal of the device in HIP.
     pub(crate) ordinal: i32,
-    /// Compilation target.
+    /// Compilation target of the device.
     pub(crate) target: String,
     /// Whether stream-ordered allocation is supported.
     pub(crate) pools: bool,
 }
 
-/// Returns all devices for which kernels can be compiled, in HIP's order. Looks for the matrix product
-/// library only on request, because that is slow.
+/// Returns the devices for which kernels can be compiled, in HIP's order. Looks for the product library only
+/// if `looks_for_gemm` is true, because the search is slow.
 ///
 /// # Errors
-/// If there is no library, no compiler, no device, or none with a supported architecture.
+/// Returns [`Unavailable`] if there is no library, no compiler, no device, or no device with a supported
+/// architecture.
 pub(crate) fn probe(backend: &str, looks_for_gemm: bool) -> std::result::Result<Vec<Found>, Unavailable> {
     let hidden = environment(|name| std::env::var(name).ok());
     let with_hidden = |unavailable: Unavailable| match &hidden {
@@ -74,12 +73,12 @@ pub(crate) fn probe(backend: &str, looks_for_gemm: bool) -> std::result::Result<
     Ok(found)
 }
 
-/// Returns the memory sharing that the driver claims for a device.
+/// Returns the ways in which a device can share memory, according to the driver.
 fn sharing(found: &[Found], at: usize) -> MemorySharing {
     let Native { api, ordinal, .. } = found[at].native;
     let reached =
         found.iter().filter(|other| other.ordinal != ordinal && api.reaches(ordinal, other.ordinal));
-    // Windows uses other handle types.
+    // Windows uses other types of handle.
     let imports = api.imports_memory && cfg!(target_os = "linux");
     MemorySharing {
         peers: reached.map(|other| other.adapter.index).collect(),
@@ -99,17 +98,17 @@ fn gemm(api: &'static Api, architecture: &Architecture) -> Option<GemmLibrary> {
     })
 }
 
-/// Returns the variables that hide devices, if any is set.
+/// Returns the variables that hide devices with their values. Returns `None` if none is set.
 fn environment(variable: impl Fn(&str) -> Option<String>) -> Option<String> {
     let set = VISIBILITY.iter().filter_map(|name| Some(format!("{name}={}", variable(name)?)));
     let set: Vec<_> = set.collect();
     (!set.is_empty()).then(|| set.join(" "))
 }
 
-/// Queries a device.
+/// Queries the properties of a device.
 ///
 /// # Errors
-/// Text that says why the device cannot be used.
+/// Returns text that says why the device cannot be used.
 fn describe(
     backend: &str,
     index: u32,
@@ -157,8 +156,8 @@ fn caps(api: &Api, ordinal: i32, architecture: &Architecture) -> Result<Caps> {
     let number = |attribute| api.attribute(attribute, ordinal);
     let total_bytes = api.total_bytes(ordinal)?;
     let features = architecture.features(number(attribute::WARP_SIZE)?);
-    // Units whose waves have 32 work items are counted in pairs. The memory clock is unusable: the number of
-    // transfers per cycle depends on the memory type, which is not reported.
+    // HIP counts compute units with waves of 32 work items in pairs. The memory clock is left out: the number
+    // of transfers per cycle depends on the memory type, which HIP does not report.
     let clocks = Clocks {
         compute_khz: number(attribute::CLOCK_RATE).unwrap_or(0),
         lanes_per_unit: if features.contains(&Feature::Wave64) { 64 } else { 128 },

@@ -1,6 +1,6 @@
-//! Code objects: compiled once per source and device, and cached on disk.
+//! Code objects, compiled once per source and device and cached on disk.
 //!
-//! Knows nothing about kernels or modules.
+//! This module does not depend on kernels or modules.
 
 use crate::api::{Code, Compiler};
 use crate::child::{self, Request};
@@ -9,18 +9,18 @@ use ragtag_hal::Result;
 use ragtag_hal::cache::{Folder, Key, key};
 use std::ffi::OsString;
 
-/// Compiler options besides the architecture. Sources fuse operations explicitly, and no option trades
-/// exactness for speed.
+/// Compiler options besides the architecture. Contraction is off, because sources fuse operations explicitly.
+/// No option trades accuracy for speed.
 pub(crate) const OPTIONS: [&str; 3] = ["-std=c++17", "-O3", "-ffp-contract=off"];
 
-/// Code objects of a device.
+/// Compiles and caches the code objects of a device.
 pub(crate) struct Programs {
     compiler: &'static Compiler,
-    /// Command of the compiler process. If empty, this process compiles.
+    /// Command of the compiler process. If it is empty, this process compiles.
     command: Vec<OsString>,
     folder: Option<Folder>,
     options: Vec<String>,
-    /// Identifies the driver and the compiler.
+    /// Key that identifies the driver and the compiler.
     fingerprint: Key,
 }
 
@@ -46,10 +46,11 @@ impl Programs {
         key([self.fingerprint.as_bytes(), options.as_bytes(), text.as_bytes()])
     }
 
-    /// Loads the code of a source, cached or newly compiled, with `load`.
+    /// Calls `load` with the code for a source, from the cache or newly compiled.
     ///
     /// # Errors
-    /// [`Error::Compile`](ragtag_hal::Error::Compile) with the log; the error of `load`.
+    /// Returns [`Error::Compile`](ragtag_hal::Error::Compile) with the log if the compilation fails.
+    /// Otherwise returns the error of `load`.
     pub(crate) fn with_code<T>(&self, text: &str, load: impl Fn(&Code) -> Result<T>) -> Result<T> {
         let key = self.key(text);
         if let Some(code) = self.folder.as_ref().and_then(|folder| folder.load(&key)) {

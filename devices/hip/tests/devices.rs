@@ -1,5 +1,5 @@
-//! Tests of the backend on a stand-in for AMD's driver that executes on OpenCL devices: probe, kernels,
-//! programs, compiler process and cache.
+//! Tests of the backend on a stand-in for AMD's driver, which executes on OpenCL devices. They cover the
+//! probe, kernels, programs, the compiler process and the cache.
 
 #![allow(clippy::print_stdout)] // a skip is visible
 
@@ -13,10 +13,10 @@ use std::ffi::OsString;
 use std::path::Path;
 use test_drivers::with_hip_on_opencl;
 
-/// Set in the compiler process.
+/// Environment variable that is set in the compiler process.
 const COMPILE: &str = "RAGTAG_TEST_COMPILE";
 
-/// Runs the compiler process if this process was started for it.
+/// Acts as the compiler process if `RAGTAG_TEST_COMPILE` is set.
 #[test]
 fn compiler() {
     if std::env::var_os(COMPILE).is_some() {
@@ -24,7 +24,7 @@ fn compiler() {
     }
 }
 
-/// Returns a backend that compiles in a child process: this binary again, controlled by a variable.
+/// Returns a backend that compiles in a child process. The child runs this test binary with [`COMPILE`] set.
 fn backend_in(folder: Option<&Path>) -> HipBackend {
     let own = std::env::current_exe().unwrap().into_os_string();
     let command = ["env".into(), OsString::from(format!("{COMPILE}=1")), own];
@@ -36,7 +36,8 @@ fn backend() -> HipBackend {
     backend_in(None)
 }
 
-/// Returns the expected number of adapters. The stand-in has a device if OpenCL has one for it.
+/// Returns the expected number of adapters. The stand-in has one device if the machine has a suitable OpenCL
+/// device.
 fn wanted() -> usize {
     usize::from(std::env::var_os("RAGTAG_TEST_OPENCL_ADAPTERS").is_some())
 }
@@ -128,7 +129,7 @@ fn cached_programs_need_no_compiler() {
         let other = source().replace("+ 1u", "+ 2u");
         let refused = bench.device.create_module(ModuleId(1), &module(other.into()));
         assert!(matches!(refused, Err(Error::Compile { log }) if log.contains("no-such-compiler")));
-        // A program that cannot be loaded is compiled again.
+        // A cached program that cannot be loaded is compiled again.
         for file in std::fs::read_dir(folder.path()).unwrap() {
             std::fs::write(file.unwrap().path(), "damaged").unwrap();
         }

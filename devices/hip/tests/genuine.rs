@@ -1,4 +1,5 @@
-//! Test of AMD's own library, if installed. On a machine without AMD hardware it must report exactly that.
+//! Test of AMD's own library, if it is installed. On a machine without AMD hardware, the probe must report
+//! that cause.
 
 #![allow(clippy::print_stdout)] // a skip is visible
 

@@ -1,7 +1,7 @@
 //! Benchmark of uploads, programs and kernels on each OpenCL device, with every method that the backend
-//! supports. Methods alternate, so that noise affects all of them equally.
+//! supports. The methods alternate, so that noise affects all of them equally.
 //!
-//! `cargo bench -p ragtag-opencl --bench submit`
+//! Usage: `cargo bench -p ragtag-opencl --bench submit`
 #![allow(clippy::print_stdout)] // a report is what it is for
 
 #[path = "../tests/support/mod.rs"]
@@ -29,7 +29,7 @@ fn main() {
 fn bench(config: OpenClConfig, adapter: &Adapter) -> Option<Bench> {
     let backend = OpenClBackend::new(config);
     let mut device = open(&backend, adapter, 0, &Limits::default());
-    // Skip devices without memory of this kind.
+    // Devices without memory of this kind are skipped.
     device.create_buffer(BufferId(9), 64).ok()?;
     Some(Bench::new(device))
 }
@@ -39,7 +39,7 @@ fn median(mut samples: Vec<f64>) -> f64 {
     samples[samples.len() / 2]
 }
 
-/// Runs several benchmarks alternately. Returns the median time of each in microseconds.
+/// Runs several benchmarks in alternation. Returns the median time of each benchmark in microseconds.
 fn in_turns(benches: &mut [Bench], mut run: impl FnMut(&mut Bench)) -> Vec<f64> {
     let mut samples = vec![Vec::with_capacity(ROUNDS); benches.len()];
     for round in 0..2 * ROUNDS {
@@ -56,7 +56,7 @@ fn in_turns(benches: &mut [Bench], mut run: impl FnMut(&mut Bench)) -> Vec<f64> 
     samples.into_iter().map(median).collect()
 }
 
-/// Measures uploads and downloads from submission to completion.
+/// Measures uploads and downloads, from submission to completion.
 fn transfers(adapter: &Adapter) {
     let modes = [TransferMode::Explicit, TransferMode::SharedVirtual, TransferMode::Unified];
     let opened = modes.map(|mode| (mode, bench(OpenClConfig { transfer: Some(mode), ..config() }, adapter)));
@@ -94,7 +94,7 @@ fn transfers(adapter: &Adapter) {
     }
 }
 
-/// Measures submission and completion of a program of many small launches.
+/// Measures a program of many small launches, from submission to completion.
 fn programs(adapter: &Adapter) {
     let configs = [true, false].map(|command_buffers| OpenClConfig { command_buffers, ..config() });
     let mut benches: Vec<_> = configs.into_iter().filter_map(|config| bench(config, adapter)).collect();

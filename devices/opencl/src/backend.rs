@@ -1,6 +1,4 @@
 //! The OpenCL backend: reports devices as adapters and opens them.
-//!
-//! Does not know how a device works.
 
 use crate::context::Context;
 use crate::driver::{self, OpenClDevice};
@@ -11,23 +9,23 @@ use ragtag_hal::{Adapter, Backend, Device, DeviceId, Limits, Result, Unavailable
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-/// Backend name.
+/// Name of the backend.
 const NAME: &str = "opencl";
 
 /// Configuration of the OpenCL backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OpenClConfig {
-    /// Folder for compiled programs. Without it they are cached only in this process.
+    /// Folder for compiled programs. If it is `None`, programs are cached only in memory.
     pub cache_folder: Option<PathBuf>,
-    /// Transfer mode, instead of the best one for each device.
+    /// Transfer mode for all devices. If it is `None`, each device uses its best mode.
     pub transfer: Option<TransferMode>,
-    /// Whether programs are recorded in command buffers, if the driver supports them.
+    /// Whether programs are recorded in command buffers where the driver supports them.
     pub command_buffers: bool,
 }
 
 impl Default for OpenClConfig {
-    /// Returns the default configuration. Programs are cached in `opencl` within `RAGTAG_CACHE_DIR`, or in
-    /// `ragtag/opencl` within the user's cache folder.
+    /// Returns the default configuration. Programs are cached in `$RAGTAG_CACHE_DIR/opencl`, or in
+    /// `ragtag/opencl` in the user's cache folder.
     fn default() -> Self {
         Self { cache_folder: default_folder(NAME), transfer: None, command_buffers: true }
     }
@@ -37,7 +35,8 @@ impl Default for OpenClConfig {
 pub struct OpenClBackend {
     config: OpenClConfig,
     shelf: Arc<Shelf>,
-    /// Contexts in use. Devices of the same platform that are opened later join them if possible.
+    /// Contexts in use. A device that is opened later uses an existing context if that context contains the
+    /// device.
     contexts: Mutex<Vec<Weak<Context>>>,
 }
 
@@ -57,7 +56,7 @@ impl OpenClBackend {
         probe(NAME)
     }
 
-    /// Returns a context for devices of one platform: an existing one, if it contains them all.
+    /// Returns a context for devices of one platform. An existing context is used if it contains all of them.
     fn context(&self, platform: PlatformId, found: &[&Found]) -> Result<Arc<Context>> {
         let mut contexts = self.contexts.lock().unwrap_or_else(PoisonError::into_inner);
         contexts.retain(|context| context.strong_count() > 0);

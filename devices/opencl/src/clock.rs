@@ -1,23 +1,23 @@
-//! Conversion of a device's clock to the host's.
+//! Conversion of device times to the host's clock.
 //!
-//! If the driver can read both clocks at once, the offset is measured that way. Otherwise a command has ended
-//! by the time the host learns of it, so the smallest observed difference is the best estimate. Knows nothing
-//! about commands.
+//! If the driver can read both clocks at once, the backend measures the offset with that call. Otherwise it
+//! uses the fact that a command has ended before the host sees its end. The smallest observed difference is
+//! then the best estimate of the offset.
 
 use opencl3::device::Device;
 use ragtag_hal::Timing;
 use ragtag_hal::queues::Difference;
 
-/// Lifetime of a measured offset.
+/// Age after which the offset is measured again, in nanoseconds.
 const SAMPLE_NS: u64 = 1_000_000_000;
-/// Readings per measurement; the fastest counts.
+/// Number of readings per measurement. The fastest reading is used.
 const QUESTIONS: u32 = 4;
 
-/// Offset between the two clocks.
+/// Offset between the device's clock and the host's clock.
 #[derive(Debug)]
 pub(crate) struct Clock {
     device: Device,
-    /// Whether the driver can read both clocks at once.
+    /// Whether the driver can read both clocks in one call.
     reads_both: bool,
     difference: Option<Difference>,
 }
@@ -28,7 +28,8 @@ impl Clock {
         Self { device, reads_both: difference.is_some(), difference }
     }
 
-    /// Converts start and end of a command that the host has just seen end to host time.
+    /// Converts the start and the end of a command to host time. Must be called as soon as the host has seen
+    /// the command end.
     pub(crate) fn host(&mut self, start_ns: u64, end_ns: u64) -> (u64, u64) {
         let now_ns = Timing::now_ns();
         let old = |difference: Difference| now_ns.saturating_sub(difference.at_ns) > SAMPLE_NS;

@@ -1,6 +1,5 @@
-//! State shared by opened devices of one platform: a context, its compiled programs, and pinned host memory.
-//!
-//! Does not know how a device works.
+//! State that the opened devices of one platform share: an OpenCL context, its compiled programs, and pinned
+//! host memory.
 
 use crate::api::{self, Mem, Program};
 use crate::probe::{Found, PlatformId};
@@ -11,14 +10,14 @@ use std::collections::HashMap;
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-/// A context for some devices of one platform.
+/// An OpenCL context for some devices of one platform.
 pub(crate) struct Context {
     platform: PlatformId,
     devices: Vec<Device>,
     programs: Programs<Arc<Program>>,
-    /// Pinned regions by address. Two devices that register a region pin it once.
+    /// Pinned regions, keyed by address. A region that two devices register is pinned only once.
     pins: Mutex<HashMap<usize, Weak<Pin>>>,
-    /// Released last.
+    /// Field order: the OpenCL context is released last.
     api: api::Context,
 }
 
@@ -26,7 +25,7 @@ impl Context {
     /// Creates a context.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// Returns the driver's error.
     pub(crate) fn new(platform: PlatformId, found: &[&Found], shelf: Arc<Shelf>) -> Result<Self> {
         let devices: Vec<Device> = found.iter().map(|found| found.device).collect();
         let api = api::Context::new(platform.raw(), &devices)?;
@@ -34,7 +33,7 @@ impl Context {
         Ok(Self { platform, devices, programs, pins: Mutex::default(), api })
     }
 
-    /// Returns true if these devices, of one platform, can share it.
+    /// Returns true if the context contains all of these devices, which belong to one platform.
     pub(crate) fn serves(&self, found: &[&Found]) -> bool {
         let has = |one: &&Found| self.devices.iter().any(|device| device.id() == one.device.id());
         found.iter().all(|one| one.platform == self.platform && has(one))
@@ -48,7 +47,7 @@ impl Context {
         &self.programs
     }
 
-    /// Pins a region. Returns `None` if the driver refuses; copies are then slower but correct.
+    /// Pins a region. Returns `None` if the driver refuses. Copies of an unpinned region are slower.
     pub(crate) fn pin(&self, queue: &Arc<api::Queue>, region: &Arc<HostRegion>) -> Option<Arc<Pin>> {
         let mut pins = self.pins.lock().unwrap_or_else(PoisonError::into_inner);
         pins.retain(|_, pin| pin.strong_count() > 0);
@@ -63,22 +62,22 @@ impl Context {
     }
 }
 
-/// A region that the driver accesses without a copy of its own.
+/// A pinned host region, which the driver accesses without a staging copy.
 pub(crate) struct Pin {
     queue: Arc<api::Queue>,
     memory: Mem,
-    /// Mapped address: that of the region itself.
+    /// Mapped address, which is the address of the region.
     mapped: usize,
-    /// Keeps the region alive until the driver has unpinned it.
+    /// Reference that keeps the region alive until the driver has unpinned it.
     _region: Arc<HostRegion>,
 }
 
 impl Pin {
-    /// Pins by mapping: the driver pins mapped host memory and recognises its addresses in copies of other
-    /// buffers.
+    /// Pins a region by mapping it. The driver pins mapped host memory and recognises its addresses in copies
+    /// to and from other buffers.
     fn new(context: &api::Context, queue: &Arc<api::Queue>, region: &Arc<HostRegion>) -> Result<Self> {
-        // SAFETY: the region lives as long as the pin, and no command uses this buffer, which stays mapped
-        // for its lifetime.
+        // SAFETY: the region lives as long as the pin. No command uses this buffer, and it stays mapped for
+        // its lifetime.
         let memory = unsafe { Mem::over(context, region.as_ptr(), region.bytes()) }?;
         let mapped = queue.pin(&memory, region.bytes())? as usize;
         Ok(Self { queue: Arc::clone(queue), memory, mapped, _region: Arc::clone(region) })

@@ -1,6 +1,6 @@
 //! The driver of one OpenCL device: memory, kernels and recorded programs.
 //!
-//! Knows nothing about IDs or points.
+//! This module does not depend on IDs or points.
 
 use crate::api;
 use crate::clock::Clock;
@@ -27,18 +27,18 @@ pub(crate) struct OpenCl {
     found: Found,
     mode: TransferMode,
     compute: Arc<api::Queue>,
-    /// Queue on which new buffers are touched, recreated after a failure. It never holds a command that
-    /// waits.
+    /// Queue for the first write to a new buffer. It is recreated after a failure. Its commands never wait
+    /// for other commands.
     touching: Mutex<Option<api::Queue>>,
-    /// Queue for pinning. It never holds a command that waits.
+    /// Queue for mapping pinned regions. Its commands never wait for other commands.
     pinning: Arc<api::Queue>,
     context: Arc<Context>,
 }
 
-/// Opens a device in a context that contains it.
+/// Opens a device. `context` must contain the device.
 ///
 /// # Errors
-/// If the driver refuses or the system cannot start a thread.
+/// Returns an error if a driver call fails or the system cannot start a thread.
 pub(crate) fn open(
     id: DeviceId,
     found: Found,
@@ -56,7 +56,7 @@ pub(crate) fn open(
     DriverDevice::open(Common::new(id), adapter, driver, queues, limits)
 }
 
-/// A launch of a kernel whose arguments are all set.
+/// A kernel whose arguments are all set, and the size of its launch.
 #[derive(Debug)]
 pub(crate) struct Launch {
     pub(crate) kernel: api::Kernel,
@@ -64,8 +64,8 @@ pub(crate) struct Launch {
 }
 
 impl OpenCl {
-    /// Touches memory once. Some drivers commit memory only on first use, and report a shortage only then,
-    /// long after the allocation.
+    /// Writes to a buffer once, so that the driver commits its memory. Some drivers commit memory only on
+    /// first use and report that they are out of memory only then, long after the allocation.
     fn commit(&self, memory: &api::Mem) -> Result<()> {
         let mut touching = self.touching.lock().unwrap_or_else(PoisonError::into_inner);
         let queue = match touching.take() {
@@ -75,7 +75,7 @@ impl OpenCl {
         let event = queue.touch(memory)?;
         queue.flush()?;
         event.wait()?;
-        // Kept only if nothing failed on it.
+        // The queue is kept only if no command on it failed.
         *touching = Some(queue);
         Ok(())
     }
@@ -127,7 +127,8 @@ impl Driver for OpenCl {
         Ok(Launch { kernel, size: api::Range3 { global, local } })
     }
 
-    /// A device that uses host memory copies as fast as the host, so nothing is pinned.
+    /// Pins a region, unless the device uses host memory. Such a device copies as fast as the host, so
+    /// pinning brings no gain.
     fn register(&self, region: &Arc<HostRegion>) -> Result<Option<Arc<Pin>>> {
         let apart = !self.found.memory.host_memory;
         Ok(apart.then(|| self.context.pin(&self.pinning, region)).flatten())

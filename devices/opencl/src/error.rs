@@ -1,6 +1,4 @@
 //! Conversion of OpenCL's status codes to errors.
-//!
-//! Does not know the callers.
 
 use opencl3::error_codes::{
     CL_DEVICE_NOT_AVAILABLE, CL_INVALID_BUFFER_SIZE, CL_INVALID_COMMAND_QUEUE,
@@ -8,22 +6,22 @@ use opencl3::error_codes::{
 };
 use ragtag_hal::Error;
 
-/// NVIDIA's code for an illegal memory access by a kernel. The context is unusable afterwards.
+/// NVIDIA's code for an invalid memory access by a kernel. The context is unusable afterwards.
 const NV_ILLEGAL_ACCESS: cl_int = -9999;
 
-/// Returns the error of a call that returned this code, or of a command whose event ended with it.
+/// Returns the error for a status code. The code comes from a call or from the event of a failed command.
 pub(crate) fn failure(call: &str, code: cl_int) -> Error {
     let name = match error_text(code) {
         "UNKNOWN_ERROR" => None,
         name => Some(name),
     };
-    // This crate's queues stay valid while in use. A driver reports them as invalid after a failure has
-    // broken them.
+    // Ragtag's queues stay valid while they are in use. A driver reports an invalid queue after a failure
+    // that broke the queue.
     let lost = matches!(code, CL_DEVICE_NOT_AVAILABLE | CL_INVALID_COMMAND_QUEUE | NV_ILLEGAL_ACCESS);
     Error::of_call(call, code.into(), name, lost)
 }
 
-/// Converts the error of an allocating call to [`Error::OutOfMemory`] if its code means that.
+/// Converts an error to [`Error::OutOfMemory`] if its code reports that the device is out of memory.
 pub(crate) fn allocation_failure(error: Error, wanted: u64) -> Error {
     const SHORTAGE: [cl_int; 4] = [
         CL_MEM_OBJECT_ALLOCATION_FAILURE,

@@ -1,9 +1,11 @@
-//! The OpenCL backend: the devices of all OpenCL platforms of the machine, as `opencl:0 …`.
+//! The OpenCL backend: the devices of all OpenCL platforms of the machine, named `opencl:0`, `opencl:1` and
+//! so on.
 //!
-//! The library is loaded at run time. A device has three in-order queues. A submission that waits only for
-//! its own device is enqueued at once with the events of its predecessors. A submission that waits for
-//! another device is enqueued when those points have passed. A thread per queue waits for events and advances
-//! the timelines. Kernels are OpenCL C or SPIR-V, compiled by the driver and cached on disk.
+//! The backend loads the OpenCL library at run time. A device has three in-order queues. A submission that
+//! waits only for its own device is enqueued at once, with the events of its predecessors. A submission that
+//! waits for another device is enqueued when the points of that device have passed. One thread per queue
+//! waits for events and advances the timeline. Kernels are OpenCL C or SPIR-V. The driver compiles them, and
+//! the backend caches the programs on disk.
 //!
 //! | file | subject |
 //! | --- | --- |
@@ -12,12 +14,12 @@
 //! | `context.rs` | state shared by devices of one platform |
 //! | `driver.rs` | the driver of a device, as `ragtag-hal` uses it |
 //! | `queue.rs`, `recording.rs` | a driver queue: single commands and recorded ones |
-//! | `program.rs` | compiled programs, in this process and on disk |
+//! | `program.rs` | compiled programs, cached in memory and on disk |
 //! | `memory.rs`, `transfer.rs` | buffer memory, and transfers to and from it |
 //! | `clock.rs` | conversion of the device's clock to the host's |
 //! | `error.rs`, `api/` | OpenCL's codes, objects and calls |
 //!
-//! Knows no operator, kernel or model.
+//! This crate does not depend on operators, kernels or models.
 
 mod api;
 mod backend;

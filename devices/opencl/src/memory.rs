@@ -1,6 +1,6 @@
-//! Memory of buffers, and free host memory.
+//! Memory of buffers, and queries of free host memory.
 //!
-//! Knows nothing about commands.
+//! This module does not depend on commands.
 
 use crate::api::{Context, Mem, SharedBlock, UnifiedMemory};
 use crate::transfer::TransferMode;
@@ -8,14 +8,14 @@ use ragtag_hal::driver::Allocation;
 use ragtag_hal::{Error, Result};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A buffer.
+/// Device memory that is released on drop.
 #[derive(Debug)]
 pub(crate) struct Buffer {
-    /// Dropped before `memory`.
+    /// Field order: sub-buffers are dropped before `memory`.
     parts: Mutex<Parts>,
     memory: Mem,
     bytes: usize,
-    /// Dropped after `memory`, which lies in it.
+    /// Shared block that contains `memory`. It is dropped after `memory`.
     block: Option<SharedBlock>,
 }
 
@@ -23,7 +23,7 @@ impl Buffer {
     /// Allocates a buffer.
     ///
     /// # Errors
-    /// If the driver refuses, or has no memory of this kind.
+    /// Returns the driver's error, for example if the device does not support `mode`.
     pub(crate) fn new(
         context: &Context,
         bytes: u64,
@@ -40,15 +40,15 @@ impl Buffer {
             (TransferMode::Unified, None) | (TransferMode::Explicit, _) => None,
         };
         let memory = match &block {
-            // SAFETY: the block has these bytes and stays with the memory; points order all access to it, as
-            // for every buffer.
+            // SAFETY: the block has this many bytes and lives as long as the memory object. Points order all
+            // access to it, as for every buffer.
             Some(block) => unsafe { Mem::over(context, block.pointer(), size) }?,
             None => Mem::new(context, size)?,
         };
         Ok(Self { parts: Mutex::default(), memory, bytes: size, block })
     }
 
-    /// Returns true if the host can access its memory.
+    /// Returns true if the host can access the buffer's memory.
     pub(crate) fn is_shared(&self) -> bool {
         self.block.is_some()
     }
@@ -57,11 +57,12 @@ impl Buffer {
         &self.memory
     }
 
-    /// Returns a memory object from an offset to the end of the buffer. A kernel's pointer starts where its
-    /// memory object does, so a binding at an offset needs its own object. `None` for offset 0.
+    /// Returns a memory object for the range from an offset to the end of the buffer. Returns `None` for
+    /// offset 0. A kernel's pointer starts at the start of its memory object, so a binding at an offset needs
+    /// its own object.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// Returns the driver's error.
     pub(crate) fn part(&self, offset: usize) -> Result<Option<Arc<Mem>>> {
         if offset == 0 {
             return Ok(None);
@@ -84,17 +85,17 @@ impl Allocation for Buffer {
         self.writable().map(<*mut u8>::cast_const)
     }
 
-    /// The next buffer binds other parts.
+    /// Drops the sub-buffers, because the next user of the buffer binds other offsets.
     fn recycle(&mut self) {
         self.parts.get_mut().unwrap_or_else(PoisonError::into_inner).clear();
     }
 }
 
-/// Sub-buffers for bindings at an offset, in order of creation. There is one object for each offset, because
+/// Sub-buffers for bindings at an offset, in order of creation. Each offset has only one object, because
 /// NVIDIA's driver crashes when objects with the same start are released.
 ///
-/// The driver has also crashed when objects were released in order of creation. So the last is released
-/// first, and all of them before the buffer itself.
+/// The driver has also crashed when objects were released in order of creation. So they are released in
+/// reverse order, before the buffer.
 #[derive(Debug, Default)]
 struct Parts(Vec<(usize, Arc<Mem>)>);
 

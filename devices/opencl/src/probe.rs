@@ -1,6 +1,5 @@
-//! Detection of platforms and devices: adapters, and the facts needed to open them.
-//!
-//! Does not know how a device works.
+//! Detection of OpenCL platforms and devices, which returns their adapters and the properties needed to open
+//! them.
 
 use crate::api::{CommandBuffers, SpirVLoader, UnifiedMemory};
 use crate::transfer::MemoryCaps;
@@ -24,7 +23,7 @@ use std::collections::BTreeSet;
 use std::ffi::c_void;
 use std::sync::{Mutex, PoisonError};
 
-/// Library name for messages.
+/// Name of the library in messages.
 const LIBRARY: &str = if cfg!(target_os = "windows") {
     "OpenCL.dll"
 } else if cfg!(target_os = "macos") {
@@ -32,19 +31,20 @@ const LIBRARY: &str = if cfg!(target_os = "windows") {
 } else {
     "libOpenCL.so.1"
 };
-/// First final version of `cl_khr_command_buffer`, in OpenCL's version encoding.
+/// First final version of `cl_khr_command_buffer` (1.0), in OpenCL's version encoding.
 const FINAL_COMMAND_BUFFERS: u32 = 1 << 22;
-/// `cl_khr_integer_dot_product`: dot products of four packed bytes.
+/// Capability bit of `cl_khr_integer_dot_product` for dot products of four packed bytes.
 const PACKED_DOT: u64 = 1;
-/// NVIDIA's query for the domain of a PCI address.
+/// Device property of NVIDIA's driver: the domain of the device's PCI address.
 const CL_DEVICE_PCI_DOMAIN_ID_NV: u32 = 0x400a;
-/// `cl_intel_unified_shared_memory`: kernels may read and write.
+/// Capability bit of `cl_intel_unified_shared_memory` that allows kernels to read and write.
 const UNIFIED_ACCESS: u64 = 1;
 
-/// Serializes probes: PoCL 3.1 initialises its devices in the first and crashes concurrent queries.
+/// Lock that serialises probes. PoCL 3.1 initialises its devices in the first probe and crashes on concurrent
+/// queries.
 static PROBING: Mutex<()> = Mutex::new(());
 
-/// A platform handle as a number. It is valid on every thread for the life of the process.
+/// A platform handle as an integer. The handle is valid on every thread until the process ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PlatformId(usize);
 
@@ -54,27 +54,28 @@ impl PlatformId {
     }
 }
 
-/// Source of the free memory figure.
+/// Source of the free memory size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FreeMemory {
-    /// The operating system, because the device uses host memory.
+    /// The operating system reports the size, because the device uses host memory.
     Host,
-    /// AMD's extension.
+    /// AMD's OpenCL extension reports the size.
     Amd,
-    /// No source.
+    /// No source reports the size.
     Unknown,
 }
 
 pub(crate) type Found = ragtag_hal::Found<Native>;
 
-/// Facts needed to open a device.
+/// Properties needed to open a device.
 #[derive(Clone, Debug)]
 pub(crate) struct Native {
     pub(crate) platform: PlatformId,
     pub(crate) device: Device,
-    /// Compiler options for programs.
+    /// Compiler options for OpenCL C.
     pub(crate) options: String,
-    /// Identifies platform, device and driver. Compiled programs are valid only for the same fingerprint.
+    /// Key that identifies platform, device and driver. A compiled program is valid only for an equal
+    /// fingerprint.
     pub(crate) fingerprint: Key,
     /// Whether the platform has OpenCL 2.0 or later.
     pub(crate) modern: bool,
@@ -85,10 +86,10 @@ pub(crate) struct Native {
     pub(crate) free: FreeMemory,
 }
 
-/// Returns all devices of all platforms without duplicates, in the order of the library.
+/// Returns the devices of all platforms without duplicates, in the order of the OpenCL library.
 ///
 /// # Errors
-/// If the library or every driver is missing.
+/// Returns [`Unavailable`] if there is no library or no driver.
 pub(crate) fn probe(backend: &str) -> Result<Vec<Found>, Unavailable> {
     let _alone = PROBING.lock().unwrap_or_else(PoisonError::into_inner);
     let unavailable = |cause: String| Unavailable { tried: vec![LIBRARY.into()], cause };
@@ -101,7 +102,7 @@ pub(crate) fn probe(backend: &str) -> Result<Vec<Found>, Unavailable> {
         Err(code) => return Err(unavailable(format!("clGetPlatformIDs: {}", ClError(code)))),
     };
     let mut found: Vec<Found> = Vec::new();
-    // A driver that is installed twice lists the same platforms and devices twice.
+    // A driver that is installed twice lists its platforms and devices twice.
     for (id, device) in distinct(platforms.into_iter().flat_map(devices)) {
         match describe(backend, found.len() as u32, id, device) {
             Ok(one) => found.push(one),
@@ -111,7 +112,7 @@ pub(crate) fn probe(backend: &str) -> Result<Vec<Found>, Unavailable> {
     Ok(found)
 }
 
-/// Returns the devices of a platform, each with the platform.
+/// Returns pairs of the platform and each of its devices.
 fn devices(platform: cl_platform_id) -> Vec<(cl_platform_id, Device)> {
     match Platform::new(platform).get_devices(CL_DEVICE_TYPE_ALL) {
         Ok(ids) => ids.into_iter().map(|id| (platform, Device::new(id))).collect(),
@@ -195,7 +196,7 @@ fn describe(backend: &str, index: u32, id: cl_platform_id, device: Device) -> Re
     Ok(Found { adapter, native })
 }
 
-/// Checks that the device can run this crate's kernels.
+/// Checks that the device can run Ragtag's kernels.
 fn usable(device: &Device, class: u64) -> Result<(), &'static str> {
     match () {
         () if class & CL_DEVICE_TYPE_CUSTOM != 0 => Err("it runs no kernels"),
@@ -207,7 +208,7 @@ fn usable(device: &Device, class: u64) -> Result<(), &'static str> {
     }
 }
 
-/// Extensions of a device, separated by spaces.
+/// Extension names of a device, separated by spaces.
 struct Extensions(String);
 
 impl Extensions {
@@ -220,7 +221,7 @@ impl Extensions {
     }
 }
 
-/// Parses the version in a text such as `OpenCL 3.0 and more`.
+/// Parses a version text such as `OpenCL 3.0 and more`.
 fn version_of(text: &str, prefix: &str) -> (u32, u32) {
     let words = text.strip_prefix(prefix).and_then(|rest| rest.split_ascii_whitespace().next());
     let numbers = words.and_then(|word| word.split_once('.'));
@@ -232,7 +233,7 @@ fn first_words(version: &str) -> String {
     version.split_ascii_whitespace().take(2).collect::<Vec<_>>().join(" ")
 }
 
-/// Returns the highest OpenCL C version that the device supports.
+/// Returns the highest version of OpenCL C that the device supports.
 fn c_version(device: &Device) -> (u32, u32) {
     let listed = device.opencl_c_all_versions().unwrap_or_default();
     let listed = listed.iter().map(|one| (one.version >> 22, one.version >> 12 & 0x3ff)).max();
@@ -240,8 +241,8 @@ fn c_version(device: &Device) -> (u32, u32) {
     listed.map_or(said, |listed| listed.max(said))
 }
 
-/// Returns the compiler options. None of them trades exactness for speed. `-w`: PoCL's compiler otherwise
-/// prints the number of warnings to standard error.
+/// Returns the compiler options. No option trades accuracy for speed. `-w` prevents PoCL's compiler from
+/// printing the number of warnings to standard error.
 fn options((major, minor): (u32, u32), features: &Features) -> String {
     let standard = match (major, minor) {
         (3.., _) => "CL3.0",
@@ -270,7 +271,7 @@ fn features(device: &Device, extensions: &Extensions, nvidia: bool) -> Features 
     [
         (extensions.has("cl_khr_fp16"), Feature::Fp16),
         (sub_groups, Feature::SubGroups),
-        // NVIDIA does not list the extension, but its compiler accepts the instruction.
+        // NVIDIA's driver does not list the extension, but its compiler accepts the instruction.
         (dot || nvidia, Feature::IntegerDot),
     ]
     .into_iter()
@@ -278,7 +279,7 @@ fn features(device: &Device, extensions: &Extensions, nvidia: bool) -> Features 
     .collect()
 }
 
-/// Truncates a name at its first zero.
+/// Truncates a name at its first zero byte.
 fn name_of(name: &[u8]) -> &[u8] {
     name.split(|&byte| byte == 0).next().unwrap_or_default()
 }
@@ -303,7 +304,7 @@ fn spir_v(
     }
 }
 
-/// Returns the f32 lanes of a compute unit by vendor; 0 if unknown.
+/// Returns the number of f32 lanes per compute unit of a vendor's GPUs. Returns 0 for an unknown vendor.
 fn lanes_per_unit(vendor: &str) -> u32 {
     let vendor = vendor.to_lowercase();
     match () {
@@ -329,7 +330,7 @@ fn caps(device: &Device, features: Features, spir_v: bool) -> Result<Caps, ClErr
         records_programs: true,
         max_allocation_bytes,
         max_binding_bytes: max_allocation_bytes,
-        // The standard states this value in bits.
+        // OpenCL reports this value in bits.
         binding_alignment_bytes: u64::from(device.mem_base_addr_align()? / 8).max(1),
         copy_alignment_bytes: 1,
         parallel_units: device.max_compute_units()?.max(1),
@@ -341,7 +342,7 @@ fn caps(device: &Device, features: Features, spir_v: bool) -> Result<Caps, ClErr
     })
 }
 
-/// Returns the current state of the heap of the buffers.
+/// Returns the total and the free memory for buffers of the device.
 pub(crate) fn heap(device: &Device, free: FreeMemory) -> Option<Memory> {
     let total_bytes = device.global_mem_size().ok().filter(|&bytes| bytes > 0)?;
     let free_bytes = match free {
@@ -357,14 +358,15 @@ pub(crate) fn heap(device: &Device, free: FreeMemory) -> Option<Memory> {
     })
 }
 
-/// Returns the figure of AMD's extension, which is in KiB. The first of several values is the total.
+/// Returns the free memory that AMD's extension reports. The extension reports KiB, and its first value is
+/// the total.
 fn amd_free_bytes(device: &Device) -> Option<u64> {
     let figures = device.get_data(CL_DEVICE_GLOBAL_FREE_MEMORY_AMD).ok()?;
     let kib = u64::from_ne_bytes(*figures.first_chunk()?);
     kib.checked_mul(1024)
 }
 
-/// Queries a value of four or eight bytes.
+/// Queries an integer property of four or eight bytes.
 fn number(device: &Device, what: u32) -> Option<u64> {
     let bytes = device.get_data(what).ok()?;
     match bytes.len() {
@@ -391,12 +393,12 @@ fn pci(device: &Device, nvidia: bool) -> Option<PciAddress> {
     }
     if nvidia {
         let bus = u8::try_from(number(device, CL_DEVICE_PCI_BUS_ID_NV)?).ok()?;
-        // The byte encodes device and function as on the PCI bus.
+        // The byte encodes the device and the function number as on the PCI bus.
         let slot = u8::try_from(number(device, CL_DEVICE_PCI_SLOT_ID_NV)?).ok()?;
         let domain = number(device, CL_DEVICE_PCI_DOMAIN_ID_NV).unwrap_or(0);
         return Some(PciAddress { domain: domain as u32, bus, device: slot >> 3, function: slot & 7 });
     }
-    // AMD: a word with value 1, then bytes; the last three are bus, device and function.
+    // AMD's value is a word with value 1, then bytes. The last three bytes are bus, device and function.
     let topology = device.get_data(CL_DEVICE_TOPOLOGY_AMD).ok()?;
     match topology.as_slice() {
         [1, 0, 0, 0, .., bus, device, function] if topology.len() == 24 => {

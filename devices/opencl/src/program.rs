@@ -1,6 +1,6 @@
-//! Programs: compiled once per source, options and device; cached in this process and on disk.
+//! Programs, compiled once per source, options and device. They are cached in memory and on disk.
 //!
-//! Knows nothing about kernel arguments.
+//! This module does not depend on kernel arguments.
 
 use crate::api::{Kernel, Program};
 use crate::context::Context;
@@ -11,7 +11,7 @@ use rayon::prelude::*;
 use std::ffi::CString;
 use std::sync::Arc;
 
-/// Code of a module.
+/// Code of a module in OpenCL C or SPIR-V.
 #[derive(Clone, Copy, Debug)]
 enum Source<'a> {
     OpenClC(&'a str),
@@ -33,7 +33,7 @@ impl Source<'_> {
         }
     }
 
-    /// Returns the compiler options. SPIR-V has none.
+    /// Returns the compiler options. There are none for SPIR-V.
     fn options(&self, found: &Found) -> Result<CString> {
         let options = match self {
             Source::OpenClC(_) => found.options.as_str(),
@@ -42,8 +42,7 @@ impl Source<'_> {
         CString::new(options).map_err(|_| Error::invalid("compiler options contain a zero byte"))
     }
 
-    /// Returns the cache key. Equal keys mean equal code, compiled identically for the same device and
-    /// driver.
+    /// Returns the cache key. Programs with equal keys have the same code, options, device and driver.
     fn key(&self, found: &Found) -> Key {
         key([
             found.fingerprint.as_bytes(),
@@ -54,7 +53,7 @@ impl Source<'_> {
     }
 }
 
-/// An entry of a module: a function and its launch parameters.
+/// A function of a module with its launch parameters.
 #[derive(Debug)]
 pub(crate) struct Entry {
     pub(crate) work_group: [usize; 3],
@@ -63,13 +62,13 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    /// Creates a kernel without arguments.
+    /// Creates a kernel whose arguments are not set.
     pub(crate) fn kernel(&self) -> Result<Kernel> {
         Kernel::new(&self.program, &self.name)
     }
 }
 
-/// Returns the program of a source, compiled on first use.
+/// Returns the program for a source. The program is compiled on first use.
 fn get(context: &Context, found: &Found, source: Source<'_>) -> Result<Arc<Program>> {
     let load = |binary: &[u8]| {
         let program = Program::from_binary(context.api(), found.device, binary)?;
@@ -99,12 +98,14 @@ fn compile(context: &Context, found: &Found, source: Source<'_>) -> Result<Compi
     Ok((Arc::new(program), binary))
 }
 
-/// Returns the entries of a module. Distinct programs are compiled in parallel.
+/// Returns the entries of a module. Compiles distinct programs in parallel.
 ///
 /// # Errors
-/// [`Error::Compile`] with the log; [`Error::Unsupported`] for a language that the device does not accept, or
-/// a function whose groups are too large for it; [`Error::Invalid`] for a function that does not match its
-/// ABI.
+/// Returns one of these errors:
+/// - [`Error::Compile`] with the log, if a program does not compile;
+/// - [`Error::Unsupported`], if the device does not accept the language, or if a function's groups are too
+///   large for the device;
+/// - [`Error::Invalid`], if a function does not match its ABI.
 pub(crate) fn entries(context: &Context, found: &Found, module: &Module) -> Result<Vec<Entry>> {
     let functions: Vec<(Source<'_>, &DeviceFunction)> = match &module.source {
         ModuleSource::Text { language: KernelLanguage::OpenClC, entries } => {
@@ -134,9 +135,9 @@ pub(crate) fn entries(context: &Context, found: &Found, module: &Module) -> Resu
     functions.iter().zip(&module.entries).map(entry).collect()
 }
 
-/// Returns true if a binary is SPIR-V and ends at an instruction boundary. Intel's CPU runtime aborts the
-/// process otherwise. SPIR-V 1.0, section 2.3: a header of five words, then instructions that start with
-/// their length.
+/// Returns true if a binary is SPIR-V and ends at the end of an instruction. Intel's CPU runtime aborts the
+/// process on an incomplete binary. SPIR-V 1.0, section 2.3, defines the layout: a header of five words, then
+/// instructions that start with their length.
 fn whole(binary: &[u8]) -> bool {
     let (words, rest) = binary.as_chunks::<4>();
     let words: Vec<u32> = words.iter().map(|word| u32::from_le_bytes(*word)).collect();
@@ -153,7 +154,7 @@ fn whole(binary: &[u8]) -> bool {
     true
 }
 
-/// Looks up a function and checks it against its ABI.
+/// Looks up a function and checks that it matches its ABI.
 fn checked(
     program: Arc<Program>,
     function: &DeviceFunction,
@@ -170,7 +171,7 @@ fn checked(
     if has != wanted {
         return Err(Error::invalid(format!("function {name} has {has} parameters, its ABI {wanted}")));
     }
-    // The work group that the source requires has been compiled, even if a driver reports a smaller limit.
+    // The required work group in the source was compiled, even if the driver reports a smaller limit.
     if kernel.required_group(found.device)? == entry.work_group {
         return Ok(entry);
     }

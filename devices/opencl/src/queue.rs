@@ -1,13 +1,18 @@
-//! The backend's driver queue: enqueues scripts, returns events, and converts times to the host's clock.
+//! An implementation of `ragtag-hal`'s queue over an OpenCL queue. It enqueues scripts, returns events, and
+//! converts times to the host's clock.
 //!
-//! OpenCL has user events: a command can be enqueued at once and wait for an event that the host completes.
-//! They are not used for points of other devices, because OpenCL leaves the failure of such an event to the
-//! driver. Intel's CPU runtime double-frees memory when a command has waited for a failed user event and
-//! another event, or runs commands behind a failed one. PoCL 3.1 aborts the process when an in-order command
-//! without an event follows one. User events would also gain nothing: NVIDIA's driver starts to launch a
-//! waiting queue when the event is completed, which takes as long as enqueueing it then.
+//! Ragtag does not use OpenCL's user events for points of other devices. With a user event, a command could
+//! be enqueued at once and would wait until the host completes the event. But drivers handle the failure of a
+//! user event badly:
+//! - Intel's CPU runtime double-frees memory after a command has waited for a failed user event and another
+//!   event. It may also run commands that wait for a failed event.
+//! - PoCL 3.1 aborts the process when an in-order command without an event follows a command that waits for a
+//!   failed event.
 //!
-//! Knows nothing about IDs or points.
+//! User events would also bring no gain. NVIDIA's driver starts to launch a waiting queue only when the event
+//! is completed. This takes as long as enqueueing the commands at that time.
+//!
+//! This module does not depend on IDs or points.
 
 use crate::api::{self, Event, Part};
 use crate::clock::Clock;
@@ -17,10 +22,10 @@ use ragtag_hal::queues::{DriverQueue, Ends};
 use ragtag_hal::{Error, Result};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// An in-order queue of the driver.
+/// An in-order OpenCL queue.
 pub(crate) struct Queue {
     api: Arc<api::Queue>,
-    /// The device's clock, shared by its queues.
+    /// Clock of the device, shared by its queues.
     clock: Arc<Mutex<Clock>>,
 }
 
@@ -29,7 +34,7 @@ impl Queue {
         Self { api, clock: Arc::clone(clock) }
     }
 
-    /// Enqueues all steps, to start after the given events.
+    /// Enqueues all steps of a script. The first step waits for the events in `after`.
     fn steps(&self, script: &Script, after: &[cl_event]) -> Result<Ends<Event>> {
         let nothing = || Error::invalid("a command returned no event");
         let (steps, mut recorded) = (script.steps(), script.recording().iter().peekable());
@@ -42,7 +47,7 @@ impl Queue {
             let wanted = at == 0 || end == steps.len();
             let ends = api::Ends { after, wanted };
             let event = match recorded {
-                // SAFETY: as for launches.
+                // SAFETY: the guarantees for launches apply.
                 Some(recorded) => unsafe { self.api.play(&recorded.buffer, ends) }?,
                 None => enqueue(&self.api, &steps[at], ends)?,
             };
@@ -59,21 +64,22 @@ impl Queue {
 
 fn enqueue(queue: &api::Queue, step: &Step, ends: api::Ends<'_>) -> Result<Option<Event>> {
     match step {
-        // SAFETY: `Checked` validated the dispatch against the entry's ABI (number, access and extent of the
-        // bindings), which says what the kernel touches; the bindings lie inside buffers that the script
+        // SAFETY: `Checked` validated the dispatch against the entry's ABI: the number, access and extent of
+        // the bindings. So the kernel accesses only its bindings. They lie inside buffers that the script
         // keeps alive.
         Step::Launch(launch) => unsafe { queue.launch(&launch.code.kernel, &launch.code.size, ends) },
         Step::Copy { from, to } => queue.copy(part(from), part(to), ends),
         Step::Fill { to, word } => queue.fill(part(to), *word, ends),
-        // SAFETY: the bytes lie in the region, which the script keeps alive; the script is kept until the
+        // SAFETY: the bytes lie in the region, which the script keeps alive. The script lives until the
         // command has ended.
         Step::Upload { from, to } => unsafe { queue.write(from.pointer(), part(to), ends) },
-        // SAFETY: as above; points and reservations exclude all other access to these bytes meanwhile.
+        // SAFETY: as above. Points and reservations exclude all other access to these bytes until the command
+        // has ended.
         Step::Download { from, to } => unsafe { queue.read(part(from), to.pointer(), ends) },
     }
 }
 
-/// Returns the byte range of a span for OpenCL's copies.
+/// Returns the byte range of a span, for OpenCL's copies.
 pub(crate) fn part(span: &Span) -> Part<'_> {
     Part { memory: span.buffer().memory(), offset: span.offset() as usize, bytes: span.bytes() as usize }
 }
@@ -82,7 +88,7 @@ impl DriverQueue for Queue {
     type Driver = OpenCl;
     type Event = Event;
 
-    /// NVIDIA's driver sometimes crashes in `clReleaseMemObject` shortly after the last event.
+    /// True, because NVIDIA's driver sometimes crashes in `clReleaseMemObject` shortly after the last event.
     const USES_AFTER_END: bool = true;
 
     fn enqueue(&self, script: &Arc<Script>, after: &[&Event]) -> Result<Ends<Event>> {
@@ -98,7 +104,8 @@ impl DriverQueue for Queue {
         event.wait()
     }
 
-    /// A driver that does not measure some kinds of commands omits their times.
+    /// Returns the start and the end of a script. Returns `None` if the driver did not measure one of its
+    /// commands.
     fn times_ns(&self, ends: &Ends<Event>) -> Option<(u64, u64)> {
         let first = ends.first.as_ref().unwrap_or(&ends.last);
         let (start_ns, end_ns) = (first.start_ns().ok()?, ends.last.end_ns().ok()?);

@@ -1,8 +1,7 @@
-//! Runs of commands as driver command buffers (`cl_khr_command_buffer`), where the driver supports them.
+//! Recording of steps in command buffers (`cl_khr_command_buffer`).
 //!
 //! Copies to and from host regions are never recorded, because they depend on the contents and the pinning of
-//! the region when they run. So a program is a series of command buffers with such copies between them. Knows
-//! nothing about program IDs.
+//! the region when they run. So a program is a series of command buffers with such copies between them.
 
 use crate::api::{self, CommandBuffer, CommandBuffers};
 use crate::driver::Step;
@@ -10,14 +9,15 @@ use crate::queue::part;
 use ragtag_hal::{Error, Result};
 use std::ops::Range;
 
-/// A run of steps recorded as one command buffer.
+/// Consecutive steps recorded as one command buffer.
 pub(crate) struct Recorded {
-    /// Indices of the steps in the script, which keeps everything that they name alive.
+    /// Indices of the steps in the script. The script keeps their buffers and regions alive.
     pub(crate) steps: Range<usize>,
     pub(crate) buffer: CommandBuffer,
 }
 
-/// Records each run of two or more steps that stay on the device. Runs that the driver refuses are omitted.
+/// Records each run of two or more steps that do not access host regions. A run that the driver refuses is
+/// left out.
 pub(crate) fn recorded(functions: CommandBuffers, queue: &api::Queue, steps: &[Step]) -> Vec<Recorded> {
     let stays = |step: &Step| matches!(step, Step::Launch(_) | Step::Copy { .. } | Step::Fill { .. });
     let mut all = Vec::new();

@@ -1,33 +1,35 @@
-//! Transfer modes between host regions and buffers: a driver command, or a copy by the host if host and
-//! device address the same memory.
+//! Transfer modes between host regions and buffers. A transfer is a command of the driver. If host and device
+//! share memory, it may also be a copy by the host.
 //!
-//! Decides by capabilities alone. Knows nothing about buffers or queues.
+//! The mode depends only on the capabilities of the device.
 
-/// Properties of memory that a device shares with the host.
+/// Properties of the memory that a device shares with the host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryCaps {
-    /// Whether the device uses host memory, as the processor or an integrated GPU.
+    /// Whether the device uses host memory, like a CPU or an integrated GPU.
     pub host_memory: bool,
-    /// OpenCL 2.0 shared virtual memory with fine-grained buffers: once a command has ended, each side sees
-    /// the other's writes without a call.
+    /// Whether the device has fine-grained buffers in shared virtual memory (OpenCL 2.0). When a command has
+    /// ended, host and device see each other's writes without a further call.
     pub fine_grained_buffers: bool,
-    /// Unified shared memory (`cl_intel_unified_shared_memory`) on the host that kernels can read and write.
+    /// Whether kernels can read and write unified shared memory on the host
+    /// (`cl_intel_unified_shared_memory`).
     pub unified_host: bool,
 }
 
-/// Way to write and read a device's buffers.
+/// Method for writing and reading a device's buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TransferMode {
-    /// Driver copies only.
+    /// The driver makes all copies.
     Explicit,
-    /// Buffers are shared virtual memory. The host makes small copies that need not wait.
+    /// Buffers are in shared virtual memory. The host makes small copies that need not wait for commands.
     SharedVirtual,
-    /// Like `SharedVirtual`, with unified shared memory.
+    /// Buffers are in unified shared memory. The host makes small copies that need not wait for commands.
     Unified,
 }
 
-/// Returns the mode for a device. Kernels would access shared memory across the bus, so only devices that use
-/// host memory share it. If both mechanisms exist, the standard one is used.
+/// Returns the transfer mode for a device. Only devices that use host memory share buffers with the host.
+/// Kernels of other devices would access shared buffers over the bus. If a device has both kinds of shared
+/// memory, the kind of the OpenCL standard is used.
 pub fn transfer_mode(caps: &MemoryCaps) -> TransferMode {
     match caps {
         MemoryCaps { host_memory: false, .. } => TransferMode::Explicit,

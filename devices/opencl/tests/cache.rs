@@ -1,4 +1,4 @@
-//! Tests of the program cache in this process and on disk.
+//! Tests of the program caches in memory and on disk.
 
 #![allow(clippy::print_stdout)] // a skip is visible
 

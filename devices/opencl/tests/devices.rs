@@ -1,4 +1,4 @@
-//! Tests on every OpenCL device of this machine: kernels, programs, memory, leases and errors.
+//! Tests on every OpenCL device of the machine: kernels, programs, memory, leases and errors.
 
 #![allow(clippy::print_stdout)] // a skip is visible
 
@@ -68,7 +68,7 @@ fn functions_are_checked_against_their_abi() {
 fn overcommitted_memory_is_detected() {
     let backend = backend();
     for adapter in adapters(&backend) {
-        // If free memory is known, the backend itself refuses.
+        // If the free memory is known, the backend refuses the allocation itself.
         if adapter.memory[0].free_bytes.is_some() {
             test_support::skip!("driver that hides its free memory", "{} reports it", adapter.label());
             continue;

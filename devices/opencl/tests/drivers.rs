@@ -1,6 +1,6 @@
-//! Tests of driver installations: no driver, and a driver that is installed twice. The library looks for
-//! drivers once per process, so each case runs in a child process: this binary again, controlled by an
-//! environment variable.
+//! Tests of driver installations: without a driver, and with a driver that is installed twice. The OpenCL
+//! library looks for drivers once per process. So each case runs in a child process, which starts this test
+//! binary again with an environment variable.
 
 #![allow(clippy::print_stdout)] // a skip is visible
 
@@ -14,18 +14,18 @@ use test_support::child as child_process;
 /// Name of the test that child processes run.
 const CHILD: &str = "child";
 
-/// In a child process, prints the probe result.
+/// Prints the probe result in a child process.
 #[test]
 fn child() {
     prints_its_probe(CHILD, &backend());
 }
 
-/// Returns the probe result of a process that finds its drivers in a folder.
+/// Returns the probe result of a child process that loads the drivers of a folder.
 fn probed_with(vendors: &Path) -> Vec<String> {
     probed(child_process(CHILD).env("OCL_ICD_VENDORS", vendors))
 }
 
-/// Returns the folder of the driver manifests.
+/// Returns the folder with the ICD files of the drivers.
 fn vendors() -> PathBuf {
     std::env::var_os("OCL_ICD_VENDORS").map_or_else(|| "/etc/OpenCL/vendors".into(), PathBuf::from)
 }
@@ -46,7 +46,7 @@ fn a_driver_that_is_installed_twice_lists_its_devices_once() {
         fs::copy(file, twice.path().join(format!("{at}-again.icd"))).unwrap();
     }
     let devices = |lines: Vec<String>| {
-        // The order of drivers is unspecified. The test compares which devices exist, and how often.
+        // The order of drivers is unspecified. The test compares the devices and how often each occurs.
         let mut names: Vec<_> =
             lines.iter().filter_map(|line| line.split_once(' ')).map(|at| at.1.to_string()).collect();
         names.sort_unstable();

@@ -1,4 +1,5 @@
-//! Tests of points between devices: of two APIs, of two platforms, and of devices that never reach them.
+//! Tests of points between two devices: devices of different APIs, devices of different platforms, and
+//! devices that never reach a point.
 
 #![allow(clippy::print_stdout)] // a skip is visible
 

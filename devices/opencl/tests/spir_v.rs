@@ -10,7 +10,7 @@ use ragtag_hal::{
 use std::sync::Arc;
 use support::*;
 
-/// Assembles a binary instruction by instruction.
+/// A SPIR-V binary under construction.
 struct Assembler(Vec<u32>);
 
 impl Assembler {
@@ -19,7 +19,7 @@ impl Assembler {
         Self(vec![0x0723_0203, 0x0001_0000, 0, bound, 0])
     }
 
-    /// Appends an instruction: its length and opcode in the first word, then its operands.
+    /// Appends an instruction. Its first word has the length and the opcode, and the operands follow.
     fn op(&mut self, code: u32, operands: &[u32]) -> &mut Self {
         self.0.push((operands.len() as u32 + 1) << 16 | code);
         self.0.extend(operands);
@@ -31,8 +31,8 @@ impl Assembler {
     }
 }
 
-/// Returns `scale` with the parameters of its ABI: out[at] = factor · in[at] + 1 where at < count. See SPIR-V
-/// 1.0, sections 2.3 (layout) and 3.32 (instructions).
+/// Returns the kernel `scale`: out[at] = factor · in[at] + 1 for at < count. See SPIR-V 1.0, sections 2.3
+/// (layout) and 3.32 (instructions).
 fn scale_binary() -> Arc<[u8]> {
     const NAME: [u32; 2] = [u32::from_le_bytes(*b"scal"), u32::from_le_bytes(*b"e\0\0\0")];
     let (void, uint, ulong, ulong3, global, input, function, boolean) = (1, 2, 3, 4, 5, 6, 7, 8);

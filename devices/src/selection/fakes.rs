@@ -7,7 +7,7 @@ use ragtag_hal::{
 };
 use std::sync::Arc;
 
-/// Returns an adapter that is identified only by its name, which is its label.
+/// Returns an adapter without PCI address and UUID. The adapter's name is its label.
 pub(crate) fn adapter(backend: &str, index: u32, kind: AdapterKind, total_gib: u64) -> Adapter {
     let total_bytes = total_gib << 30;
     Adapter {
@@ -74,7 +74,8 @@ pub(crate) fn absent(name: &'static str) -> Row {
     Row { name, backend: None, probed: Probed::Here }
 }
 
-/// Returns a machine with two GPUs, one of them visible through two APIs, a software GPU and two CPU devices.
+/// Returns a machine with two GPUs, a software GPU and two CPU devices. One of the GPUs is visible through
+/// two APIs.
 pub(crate) fn machine() -> Backends {
     use AdapterKind::{Cpu, Discrete, Integrated, Software};
     let mut cuda = adapter("cuda", 0, Discrete, 24);

@@ -67,7 +67,7 @@ fn a_backend_name_selects_all_of_its_devices() {
     assert_eq!(said(choose_on(&none, "cpu,cuda").unwrap_err()), "cuda shows no device; there are cpu:0");
 }
 
-/// Two APIs of one card give two stages only if both are named.
+/// Checks that two APIs of one card are both selected only if both are named.
 #[test]
 fn two_apis_of_one_device_are_used_if_both_are_named() {
     assert_eq!(choose("cuda:0,vulkan:1").unwrap(), ["cuda:0", "vulkan:1"]);
@@ -170,7 +170,7 @@ fn memory_figures_of_another_api_are_in_the_report() {
     assert_eq!((free_bytes, source), (Some(5 << 30), MemorySource::OtherApi));
 }
 
-/// Backends are ordered by preference, with any subset compiled in.
+/// Checks that backends are in order of preference, whatever subset is compiled in.
 #[test]
 fn backends_are_in_order_of_preference() {
     const ORDER: [&str; 7] = ["cuda", "hip", "level-zero", "vulkan", "opencl", "wgpu", "cpu"];

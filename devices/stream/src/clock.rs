@@ -1,26 +1,26 @@
-//! Conversion of a device's clock to the host's.
+//! Conversion of device times to the host's clock.
 //!
-//! The APIs report the time between two events as an `f32` of milliseconds, which is exact to a microsecond
-//! if they are not many seconds apart. So a passed event serves as the anchor, and is replaced by a later one
-//! in time. Knows nothing about commands.
+//! The APIs report the time between two events as an `f32` in milliseconds. It is exact to a microsecond if
+//! the events are at most a few seconds apart. So the clock measures from a recent event, the anchor, and
+//! replaces the anchor every second.
 
 use crate::driver::Driver;
 use ragtag_hal::Timing;
 use ragtag_hal::queues::{Difference, Ends};
 use std::sync::Arc;
 
-/// Lifetime of an anchor.
+/// Age after which the anchor is replaced, in milliseconds.
 const ANCHOR_MS: f32 = 1000.0;
-/// Device time of the first anchor. Streams overtake each other, so earlier times occur.
+/// Device time of the first anchor. It is not zero, because another stream may have events before the anchor.
 const EPOCH_NS: u64 = 1 << 60;
 
-/// An event with a known time.
+/// An event with known device time.
 struct Anchor<E> {
     event: Arc<E>,
     ns: u64,
 }
 
-/// Clock of a device.
+/// Clock of one device.
 pub(crate) struct Clock<E> {
     anchor: Option<Anchor<E>>,
     difference: Option<Difference>,
@@ -31,7 +31,8 @@ impl<E> Clock<E> {
         Self { anchor: None, difference: None }
     }
 
-    /// Converts start and end of a script that the host has just seen end to host time.
+    /// Converts the start and the end of a script to host time. Must be called as soon as the host has seen
+    /// the script end.
     pub(crate) fn host<D: Driver<Event = E>>(&mut self, driver: &D, ends: &Ends<E>) -> Option<(u64, u64)> {
         let now_ns = Timing::now_ns();
         let lasted_ms = driver.elapsed_ms(ends.first.as_ref()?, &ends.last).ok()?;

@@ -1,22 +1,20 @@
-//! Kernel compilers in a library: NVRTC and hiprtc, which have the same calls.
-//!
-//! Knows neither by name.
+//! Kernel compilers that are libraries: NVRTC and hiprtc, whose calls have the same signatures.
 
 use ragtag_hal::{Error, Result};
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr::{null, null_mut};
 
-/// Most bytes of a log or of code. Larger sizes are treated as invalid.
+/// Maximum size of a log or of code, in bytes. Larger sizes are treated as errors.
 const MAX_BYTES: usize = 1 << 30;
 
 type Handle = *mut c_void;
 type Texts = *const *const c_char;
-/// Call that returns the size of an output of a program.
+/// Function that returns the size of one of a program's outputs.
 pub type OutputBytes = unsafe extern "C" fn(Handle, *mut usize) -> c_int;
-/// Call that writes an output of a program.
+/// Function that writes one of a program's outputs.
 pub type Output = unsafe extern "C" fn(Handle, *mut c_char) -> c_int;
 
-/// Calls of a compiler.
+/// Functions of a compiler library.
 #[derive(Clone, Copy, Debug)]
 pub struct CompilerCalls {
     /// Creates a program from a source.
@@ -42,10 +40,10 @@ impl CompilerCalls {
     /// Compiles a source. The log refers to it as `name`.
     ///
     /// # Errors
-    /// [`Error::Compile`] with the log.
+    /// Returns [`Error::Compile`] with the log if the compilation fails.
     ///
     /// # Safety
-    /// All calls are those of one compiler, which stays loaded.
+    /// All functions belong to one compiler, which stays loaded.
     pub unsafe fn compile(self, name: &CStr, text: &str, options: &[String]) -> Result<CompiledText> {
         let refused = |log: String| Error::Compile { log };
         let zero = |_| refused("the source or an option contains a zero byte".into());
@@ -54,13 +52,13 @@ impl CompilerCalls {
         let options = options.collect::<Result<Vec<_>>>()?;
         let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
         let mut handle = null_mut();
-        // SAFETY: strings that end with a zero, and no headers; writes one handle.
+        // SAFETY: the strings end with a zero, and there are no headers. The call writes one handle.
         match unsafe { (self.create)(&mut handle, text.as_ptr(), name.as_ptr(), 0, null(), null()) } {
             0 => {}
             code => return Err(refused(format!("cannot create a program from the source: code {code}"))),
         }
         let compiled = CompiledText { calls: self, handle };
-        // SAFETY: the program lives; the count matches the options, and every option ends with a zero.
+        // SAFETY: the program is alive. The count matches the options, and every option ends with a zero.
         match unsafe { (self.compile)(handle, options.len() as c_int, options.as_ptr()) } {
             0 => Ok(compiled),
             code => {
@@ -71,13 +69,14 @@ impl CompilerCalls {
 }
 
 impl CompiledText {
-    /// Reads an output with a pair of calls for its size and its contents. Returns `None` if either fails.
+    /// Reads an output of the program. `bytes` returns its size and `get` its contents. Returns `None` if
+    /// either call fails.
     pub fn output(&self, bytes: OutputBytes, get: Output) -> Option<Vec<u8>> {
         let mut size = 0;
-        // SAFETY: the program lives; writes one number.
+        // SAFETY: the program is alive. The call writes one number.
         let code = unsafe { bytes(self.handle, &mut size) };
         let mut out = vec![0u8; (code == 0 && (1..=MAX_BYTES).contains(&size)).then_some(size)?];
-        // SAFETY: writes as many bytes as the compiler reported.
+        // SAFETY: the call writes as many bytes as the compiler reported.
         let code = unsafe { get(self.handle, out.as_mut_ptr().cast()) };
         (code == 0).then_some(out)
     }
@@ -91,7 +90,7 @@ impl CompiledText {
 
 impl Drop for CompiledText {
     fn drop(&mut self) {
-        // SAFETY: made by this compiler, and owned alone. A failure has no remedy.
+        // SAFETY: this compiler made the program, and nothing else owns it. A failed release is ignored.
         unsafe { (self.calls.destroy)(&mut self.handle) };
     }
 }

@@ -1,6 +1,6 @@
-//! The `ragtag-hal` driver over the calls of a stream-ordered API.
+//! An implementation of `ragtag-hal`'s driver trait over the calls of a stream-ordered API.
 //!
-//! Knows nothing about IDs or points.
+//! This module does not depend on IDs or points.
 
 use crate::clock::Clock;
 use crate::driver::{Arguments, Driver, Launch, Operands};
@@ -21,19 +21,19 @@ pub(crate) type Script<D> = driver::Script<Streams<D>>;
 pub(crate) type Step<D> = driver::Step<Streams<D>>;
 pub(crate) type Span<D> = driver::Span<Buffer<D>>;
 
-/// The driver of one device.
+/// Implementation of `ragtag-hal`'s driver trait for one device.
 pub struct Streams<D: Driver> {
     adapter: Adapter,
-    /// Stream on which programs are captured. Nothing runs on it.
+    /// Stream on which programs are captured. It runs no work.
     capture: D::Stream,
     pins: Arc<Pins<D>>,
     driver: Arc<D>,
 }
 
-/// Opens a device over a driver that has opened this adapter. `pins` is shared by all devices of the backend.
+/// Opens a device on `driver`, which has opened this adapter. All devices of a backend share `pins`.
 ///
 /// # Errors
-/// If the driver refuses or the system cannot start a thread.
+/// Returns an error if a driver call fails or the system cannot start a thread.
 pub fn open<D: Driver>(
     id: DeviceId,
     adapter: Adapter,
@@ -52,14 +52,14 @@ pub fn open<D: Driver>(
 pub enum Bound<D: Driver> {
     /// A kernel launch.
     Kernel {
-        /// Kernel.
+        /// The kernel.
         kernel: Arc<Kernel<D>>,
-        /// Work groups.
+        /// Number of work groups in each dimension.
         grid: [u32; 3],
-        /// Arguments.
+        /// Addresses and constants.
         arguments: Arguments,
     },
-    /// A product of the library.
+    /// A product that the vendor's library computes.
     Product(Gemm, Operands),
 }
 
@@ -121,9 +121,9 @@ impl<D: Driver> driver::Driver for Streams<D> {
         Ok(self.pins.pin(&self.driver, region))
     }
 
-    /// Captures a program once; launches never change it. Values that differ between runs are in the
-    /// parameter block, which the program's first step copies from a host region. Steps are enqueued one by
-    /// one if a graph would gain nothing or the driver cannot capture them.
+    /// Captures a program as a graph. The graph never changes. Values that differ between runs are in the
+    /// parameter block, which the first step copies from a host region. Returns `None` if a graph brings no
+    /// gain or the driver cannot capture the steps. The queue then enqueues the steps one by one.
     fn prepare(&self, steps: &[Step<D>], program: bool) -> Result<Option<D::Graph>> {
         if !program || steps.len() < 2 {
             return Ok(None);
@@ -153,15 +153,16 @@ fn address<D: Driver>(span: &Span<D>) -> u64 {
     span.buffer().address() + span.offset()
 }
 
-/// Enqueues a step, or captures it.
+/// Enqueues a step. The step is captured if the stream is capturing.
 ///
 /// # Errors
-/// If the driver refuses.
+/// Returns the driver's error.
 pub(crate) fn enqueue<D: Driver>(driver: &D, stream: &D::Stream, step: &Step<D>) -> Result<()> {
-    // The library was initialised with the product's module, and dispatches use the compute stream alone.
-    // SAFETY: the script keeps the buffers and regions of all spans until it has ended. Points and reservations
-    // exclude other access to these bytes meanwhile. `Checked` validated launches against the entry's ABI and
-    // products against their extents, and submits a program only after its last run has ended.
+    // The product's module initialised the library, and all dispatches use the compute stream.
+    // SAFETY: the script keeps the buffers and regions of all spans alive until it has ended. Meanwhile,
+    // points and reservations exclude other access to these bytes. `Checked` validated launches against the
+    // entry's ABI and products against their extents. It submits a program only after the program's last run
+    // has ended.
     unsafe {
         match step {
             Step::Launch(launch) => match &launch.code {

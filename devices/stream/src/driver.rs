@@ -2,55 +2,53 @@
 //!
 //! # Contract of an implementation
 //! - Every method may be called from any thread. It first makes its device current on that thread.
-//! - Objects ([`Driver::Stream`] and the other associated types) own their native handles, keep alive what
-//!   they need, and release it on drop, from any thread, without waiting for the device.
+//! - Objects ([`Driver::Stream`] and the other associated types) own their native handles and keep alive
+//!   everything that the handles need. A drop may happen on any thread and must not wait for the device.
 //! - A failure that permanently breaks the device or its context is [`Error::Lost`](ragtag_hal::Error::Lost)
-//!   with the call's name and code. Other failures are [`Error::Api`](ragtag_hal::Error::Api) unless a method
-//!   says otherwise.
-//! - Nothing panics, whatever the driver returns.
-//!
-//! Does not know how a device uses these calls.
+//!   with the call's name and code. Other failures are [`Error::Api`](ragtag_hal::Error::Api) unless the
+//!   method's documentation says otherwise.
+//! - No method panics, whatever the driver returns.
 
 use ragtag_hal::{DeviceFunction, Gemm, KernelLanguage, Result};
 use std::ffi::c_void;
 use std::sync::Arc;
 
-/// Memory of a device.
+/// Device memory of an adapter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Heap {
     /// Size in bytes.
     pub total_bytes: u64,
-    /// Free bytes now.
+    /// Free bytes at the time of the call.
     pub free_bytes: u64,
 }
 
-/// Driver's properties of a kernel function.
+/// Properties of a kernel function that the driver reports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Facts {
-    /// Most work items in a group.
+    /// Maximum number of work items in a group.
     pub max_work_group_items: u32,
-    /// Number of parameters, if known.
+    /// Number of parameters, if the driver reports it.
     pub parameters: Option<usize>,
 }
 
-/// Arguments of a launch: addresses, then 32-bit words. Each occupies its own 64-bit word. On a little-endian
-/// machine the first bytes of that word are the 32-bit argument.
+/// Arguments of a launch: the device addresses, then the 32-bit constants. Each argument occupies one 64-bit
+/// word. On a little-endian machine, a 32-bit argument is in the first bytes of its word.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Arguments(Box<[u64]>);
 
 impl Arguments {
-    /// Builds arguments from device addresses and constants, in the order of the function's parameters.
+    /// Builds the arguments from device addresses and constants, in the order of the function's parameters.
     pub fn new(addresses: impl IntoIterator<Item = u64>, constants: &[u32]) -> Self {
         Self(addresses.into_iter().chain(constants.iter().map(|&word| u64::from(word))).collect())
     }
 
-    /// Returns pointers to the arguments for a launch call. They are valid as long as `self` and must not be
-    /// written.
+    /// Returns pointers to the arguments, for a launch call. The pointers are valid as long as `self`. The
+    /// driver must not write through them.
     pub fn pointers(&self) -> Vec<*mut c_void> {
         self.0.iter().map(|word| std::ptr::from_ref(word).cast_mut().cast()).collect()
     }
 
-    /// Returns the arguments as words.
+    /// Returns the arguments, one per 64-bit word.
     pub fn words(&self) -> &[u64] {
         &self.0
     }
@@ -58,236 +56,243 @@ impl Arguments {
 
 /// A launch of a kernel function.
 pub struct Launch<'a, D: Driver> {
-    /// The function.
+    /// Kernel function.
     pub function: &'a D::Function,
-    /// Work groups; none of them zero.
+    /// Number of work groups in each dimension, never zero.
     pub grid: [u32; 3],
-    /// Work items in a group.
+    /// Number of work items per group in each dimension.
     pub work_group: [u32; 3],
-    /// Bytes of local memory per group beyond what the code declares.
+    /// Local memory per group in bytes, beyond the amount that the code declares.
     pub dynamic_local_bytes: u32,
-    /// The arguments.
+    /// Addresses and constants.
     pub arguments: &'a Arguments,
 }
 
-/// Device addresses of a product's matrices.
+/// Device addresses of the matrices in y = x · Wᵀ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Operands {
-    /// x.
+    /// Address of x.
     pub x: u64,
-    /// W.
+    /// Address of W.
     pub weights: u64,
-    /// y.
+    /// Address of y.
     pub y: u64,
 }
 
-/// A stream-ordered GPU API on one opened device.
+/// The calls of a stream-ordered GPU API on one opened device.
 pub trait Driver: Send + Sync + Sized + 'static {
-    /// An in-order queue of the device that does not implicitly wait for other streams.
+    /// An in-order queue of the device, without implicit synchronisation with other streams.
     type Stream: Send + Sync;
-    /// An event with timing whose waiters sleep.
+    /// An event with timing. Threads that wait for it sleep.
     type Event: Send + Sync;
-    /// Loaded code.
+    /// A loaded module.
     type Module: Send + Sync;
-    /// A kernel function, which keeps its module loaded.
+    /// A kernel function. It keeps its module loaded.
     type Function: Send + Sync;
-    /// A captured graph, ready to be launched.
+    /// An executable graph.
     type Graph: Send + Sync;
 
-    /// Returns the API's name for messages: `CUDA`, `HIP`.
+    /// Returns the API's name for messages, such as `CUDA` or `HIP`.
     fn api(&self) -> &'static str;
 
-    /// Returns the current state of the device's memory. Memory released by [`Driver::free`] counts as free.
+    /// Returns the total and the free device memory. Memory released by [`Driver::free`] counts as free.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// Returns the driver's error.
     fn heap(&self) -> Result<Heap>;
 
     /// Allocates device memory, aligned to 256 bytes, and returns its address. The memory is committed when
-    /// this returns. With stream-ordered pools the call waits for no other work on the device.
+    /// the call returns. With stream-ordered pools, the call waits for no other work on the device.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`](ragtag_hal::Error::OutOfMemory). The caller fills in `free`.
+    /// Returns [`Error::OutOfMemory`](ragtag_hal::Error::OutOfMemory). The caller sets the field `free` of
+    /// this error.
     fn allocate(&self, bytes: u64) -> Result<u64>;
 
-    /// Frees memory. With stream-ordered pools the call waits for no work on the device.
+    /// Frees device memory. With stream-ordered pools, the call waits for no work on the device.
     ///
     /// # Safety
-    /// `address` comes from [`Driver::allocate`], and no work on the device uses it any more.
+    /// `address` comes from [`Driver::allocate`], and no unfinished work on the device uses the memory.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// Returns the driver's error.
     unsafe fn free(&self, address: u64) -> Result<()>;
 
     /// Pins host memory for all devices of the API.
     ///
     /// # Safety
-    /// These bytes stay allocated until [`Driver::unpin`].
+    /// The memory stays allocated until [`Driver::unpin`].
     ///
     /// # Errors
-    /// If the driver refuses, because too little memory can be locked or the memory is already pinned.
+    /// Returns the driver's error, for example if the limit of locked memory is reached or the memory is
+    /// already pinned.
     unsafe fn pin(&self, pointer: *mut u8, bytes: usize) -> Result<()>;
 
-    /// Unpins memory pinned by [`Driver::pin`].
+    /// Unpins memory that [`Driver::pin`] pinned.
     ///
     /// # Safety
-    /// No work on any device copies from it or to it any more.
+    /// No unfinished work on any device reads or writes the memory.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// Returns the driver's error.
     unsafe fn unpin(&self, pointer: *mut u8) -> Result<()>;
 
     /// Creates a stream.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// Returns the driver's error.
     fn stream(&self) -> Result<Self::Stream>;
 
-    /// Waits until all work on a stream has ended, asleep if the API supports that.
+    /// Waits until all work on a stream has ended. The thread sleeps if the API supports that.
     ///
     /// # Errors
-    /// If any of it failed.
+    /// Returns the first error of the work on the stream.
     fn finish(&self, stream: &Self::Stream) -> Result<()>;
 
-    /// Creates an event, not recorded yet.
+    /// Creates an event in the unrecorded state.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// Returns the driver's error.
     fn event(&self) -> Result<Self::Event>;
 
-    /// Records an event. It passes when all work enqueued on the stream so far has ended.
+    /// Records an event on a stream. The event passes when all work that was enqueued before it has ended.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// Returns the driver's error.
     fn record(&self, event: &Self::Event, stream: &Self::Stream) -> Result<()>;
 
-    /// Makes later work on the stream wait for a recorded event. Recording the event again later does not
+    /// Makes later work on the stream wait for a recorded event. A later recording of the same event does not
     /// affect the wait.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// Returns the driver's error.
     fn wait(&self, stream: &Self::Stream, event: &Self::Event) -> Result<()>;
 
-    /// Returns true if a recorded event has passed or failed. [`Driver::synchronise`] reports the failure.
+    /// Returns true if a recorded event has passed or failed. [`Driver::synchronise`] then returns the error
+    /// of a failed event.
     fn has_passed(&self, event: &Self::Event) -> bool;
 
     /// Sleeps until a recorded event has passed.
     ///
     /// # Errors
-    /// If work before it failed.
+    /// Returns the error of the work before the event.
     fn synchronise(&self, event: &Self::Event) -> Result<()>;
 
-    /// Returns the milliseconds between two passed events; negative if `to` passed first.
+    /// Returns the milliseconds from one passed event to another. The result is negative if `to` passed
+    /// first.
     ///
     /// # Errors
-    /// If the driver does not know.
+    /// Returns the driver's error, for example if an event has not passed.
     fn elapsed_ms(&self, from: &Self::Event, to: &Self::Event) -> Result<f32>;
 
     /// Enqueues a copy from the host to the device.
     ///
     /// # Safety
-    /// Both ranges are valid until the copy has ended, and nothing that may overlap it in time uses them otherwise.
+    /// Both ranges are valid until the copy has ended. No concurrent access conflicts with the copy.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// Returns the driver's error.
     unsafe fn upload(&self, stream: &Self::Stream, from: *const u8, to: u64, bytes: usize) -> Result<()>;
 
     /// Enqueues a copy from the device to the host.
     ///
     /// # Safety
-    /// As for [`Driver::upload`].
+    /// The requirements of [`Driver::upload`] apply.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// Returns the driver's error.
     unsafe fn download(&self, stream: &Self::Stream, from: u64, to: *mut u8, bytes: usize) -> Result<()>;
 
     /// Enqueues a copy within the device.
     ///
     /// # Safety
-    /// As for [`Driver::upload`]; the ranges do not overlap.
+    /// The requirements of [`Driver::upload`] apply, and the ranges do not overlap.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// Returns the driver's error.
     unsafe fn copy(&self, stream: &Self::Stream, from: u64, to: u64, bytes: usize) -> Result<()>;
 
-    /// Enqueues a fill with `words` words of 32 bits.
+    /// Enqueues a fill of `words` 32-bit words with the value `word`.
     ///
     /// # Safety
-    /// As for [`Driver::upload`]; the address is a multiple of four.
+    /// The requirements of [`Driver::upload`] apply to the range, and `to` is a multiple of four.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// Returns the driver's error.
     unsafe fn fill(&self, stream: &Self::Stream, to: u64, word: u32, words: usize) -> Result<()>;
 
-    /// Enqueues a launch. The arguments are read before this returns.
+    /// Enqueues a launch. The driver reads the arguments before the call returns.
     ///
     /// # Safety
-    /// The arguments match the function's parameters, and the memory that it touches is valid until it has
-    /// ended.
+    /// The arguments match the function's parameters. The memory that the kernel accesses is valid until the
+    /// kernel has ended.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// Returns the driver's error.
     unsafe fn launch(&self, stream: &Self::Stream, launch: &Launch<'_, Self>) -> Result<()>;
 
-    /// Initialises the matrix product library and its workspace. Called before [`Driver::gemm`] for each
-    /// module with products, from one thread at a time, and never during a capture.
+    /// Initialises the matrix product library and its workspace. The device calls it for each module with
+    /// products, before the first [`Driver::gemm`]. Calls come from one thread at a time and never during a
+    /// capture.
     ///
     /// # Errors
-    /// [`Error::Unsupported`](ragtag_hal::Error::Unsupported) if there is no library, and if the library
-    /// refuses.
+    /// Returns [`Error::Unsupported`](ragtag_hal::Error::Unsupported) if the library is not installed.
+    /// Returns the library's error if it cannot be initialised.
     fn ready_gemm(&self) -> Result<()>;
 
-    /// Enqueues or captures a product of the library.
+    /// Enqueues or captures a product that the library computes.
     ///
     /// # Safety
-    /// The library is initialised, the product is sound ([`Gemm::is_sound`]), the matrices start at the given
-    /// addresses and are valid until it has ended, x and W at multiples of 16 bytes. All products of one
-    /// device are on one stream, because they share a workspace; captured ones are played on that stream.
+    /// The library is initialised, and the product is sound ([`Gemm::is_sound`]). The matrices start at the
+    /// given addresses and stay valid until the product has ended. The addresses of x and W are multiples of
+    /// 16 bytes. All products of a device run on one stream, because they share a workspace. Graphs with
+    /// products are played on that stream.
     ///
     /// # Errors
-    /// If the library refuses.
+    /// Returns the library's error.
     unsafe fn gemm(&self, stream: &Self::Stream, product: &Gemm, operands: Operands) -> Result<()>;
 
-    /// Starts capturing what the calling thread enqueues on a stream; none of it runs. Other threads are
-    /// unaffected.
+    /// Starts a capture: work that the calling thread enqueues on the stream is recorded and not run. Other
+    /// threads are not affected.
     ///
     /// # Errors
-    /// If the driver refuses, or has no graphs.
+    /// Returns the driver's error, for example if the driver has no graphs.
     fn begin_capture(&self, stream: &Self::Stream) -> Result<()>;
 
-    /// Ends the capture on the thread that started it, and returns the captured graph. It is also called
-    /// after an error during the capture. In any case the stream returns to normal.
+    /// Ends the capture and returns the graph. The thread that started the capture makes this call, even
+    /// after an error during the capture. Even if this call fails, the stream runs later work normally.
     ///
     /// # Errors
-    /// If the driver refuses the captured work.
+    /// Returns the driver's error if it cannot make a graph from the captured work.
     fn end_capture(&self, stream: &Self::Stream) -> Result<Self::Graph>;
 
     /// Enqueues a graph.
     ///
     /// # Safety
-    /// As for each piece of work in it; its last launch has ended.
+    /// The requirements of each captured call apply. The previous launch of the graph has ended.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// Returns the driver's error.
     unsafe fn play(&self, stream: &Self::Stream, graph: &Self::Graph) -> Result<()>;
 
-    /// Compiles and loads a source in a language that the adapter's capabilities name. May take long. Several
-    /// threads may call it concurrently.
+    /// Compiles and loads a source. The adapter's capabilities list its language. Compilation may take
+    /// seconds. Several threads may call this concurrently.
     ///
     /// # Errors
-    /// [`Error::Compile`](ragtag_hal::Error::Compile) with the compiler's log.
+    /// Returns [`Error::Compile`](ragtag_hal::Error::Compile) with the compiler's log.
     fn load(&self, language: KernelLanguage, text: &str) -> Result<Self::Module>;
 
-    /// Returns a function of a module, prepared for launches with its dynamic local memory.
+    /// Returns a function of a module and sets its dynamic local memory for launches.
     ///
     /// # Errors
-    /// [`Error::Compile`](ragtag_hal::Error::Compile) if the module has no function of that name;
-    /// [`Error::Unsupported`](ragtag_hal::Error::Unsupported) if the device lacks the local memory.
+    /// Returns [`Error::Compile`](ragtag_hal::Error::Compile) if the module has no function of that name.
+    /// Returns [`Error::Unsupported`](ragtag_hal::Error::Unsupported) if the device has too little local
+    /// memory.
     fn function(&self, module: &Arc<Self::Module>, function: &DeviceFunction) -> Result<Self::Function>;
 
-    /// Returns the driver's properties of a function.
+    /// Returns the properties of a function that the driver reports.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// Returns the driver's error.
     fn facts(&self, function: &Self::Function) -> Result<Facts>;
 }

@@ -1,10 +1,10 @@
-//! The common part of backends for stream-ordered GPU APIs: `ragtag-hal`'s driver over a trait for the API's
-//! calls.
+//! The common part of the CUDA and HIP backends: an implementation of `ragtag-hal`'s driver trait over a
+//! trait for the API's calls.
 //!
-//! CUDA and HIP have the same objects: in-order streams, events that are recorded in them and waited for,
-//! graphs that are launched as one, and modules of kernels. [`Driver`] declares the calls, and a backend
-//! implements it. [`StreamDevice`] is the device over it: three streams, each with a completion thread;
-//! programs as graphs; pinned host regions.
+//! CUDA and HIP have the same objects: in-order streams, events that streams record and wait for, executable
+//! graphs, and modules of kernels. A backend implements [`Driver`], which declares the calls.
+//! [`StreamDevice`] builds a device from that implementation. It has three streams with a completion thread
+//! each, runs programs as graphs, and pins host regions.
 //!
 //! | file | subject |
 //! | --- | --- |
@@ -16,7 +16,7 @@
 //! | `library.rs`, `compiler.rs` | vendor libraries and compilers loaded at run time |
 //! | `clock.rs` | conversion of the device's clock to the host's |
 //!
-//! Knows no API, operator, kernel or model.
+//! This crate does not depend on a specific API, or on operators, kernels or models.
 
 mod clock;
 mod compiler;

@@ -1,11 +1,9 @@
-//! Vendor libraries of an API: found at run time, loaded once, never unloaded.
-//!
-//! Knows no library by name.
+//! Vendor libraries, which are found at run time, loaded once and never unloaded.
 
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 
-/// A loaded library. Its threads and handlers may outlive every use, so it is never unloaded.
+/// A loaded library. It is never unloaded, because its threads and exit handlers may outlive its last use.
 #[derive(Clone, Copy, Debug)]
 pub struct Library(&'static libloading::Library);
 
@@ -13,33 +11,34 @@ impl Library {
     /// Loads the library at a path.
     ///
     /// # Errors
-    /// The loader's message.
+    /// Returns the loader's message.
     ///
     /// # Safety
-    /// The library's initialisers are harmless to this process.
+    /// Running the library's initialisers in this process is safe.
     pub unsafe fn load(place: &OsStr) -> Result<Self, String> {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         match unsafe { libloading::Library::new(place) } {
             Ok(library) => Ok(Self(Box::leak(Box::new(library)))),
-            // The cause of the error has the message.
+            // The source of the error contains the loader's message.
             Err(error) => {
                 Err(std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string))
             }
         }
     }
 
-    /// Returns a function if the library has it.
+    /// Returns a function, or `None` if the library lacks it.
     ///
     /// # Safety
     /// The library's header declares a function of this name with type `T`.
     pub unsafe fn symbol<T: Copy>(self, name: &str) -> Option<T> {
-        // SAFETY: the caller's promise; the library is never unloaded.
+        // SAFETY: guaranteed by the caller. The library is never unloaded.
         unsafe { self.0.get::<T>(name.as_bytes()) }.ok().map(|found| *found)
     }
 }
 
-/// Returns the paths to try for a library of these names: the loader's search path, then `folder` within the
-/// directories that environment variables name and, except on Windows, within the default directory.
+/// Returns the paths to try for a library. First come the bare names, for the loader's search path. Then
+/// comes `folder` in each directory that an environment variable names. The last is `folder` in the default
+/// directory `home`, except on Windows.
 pub fn places(names: &[&str], variables: &[&str], home: &str, folder: &str) -> Vec<OsString> {
     let named = variables.iter().filter_map(|name| std::env::var_os(name).filter(|path| !path.is_empty()));
     let homes = named.map(PathBuf::from).chain((!cfg!(windows)).then(|| home.into()));
@@ -48,9 +47,9 @@ pub fn places(names: &[&str], variables: &[&str], home: &str, folder: &str) -> V
     names.iter().map(OsString::from).chain(elsewhere.map(PathBuf::into_os_string)).collect()
 }
 
-/// Defines a structure of library functions that are looked up by name. Its `of` returns the name of a
-/// missing function as an error; functions of the second list are optional. The author of the list vouches
-/// that it matches the library's header.
+/// Defines a structure of library functions that are looked up by name. Its function `of` returns the name of
+/// a missing function as an error. Functions of the second list are optional. The author of the list
+/// guarantees that the signatures match the library's header.
 #[macro_export]
 macro_rules! functions {
     ($(#[$doc:meta])* $table:ident {
@@ -64,7 +63,7 @@ macro_rules! functions {
         }
 
         impl $table {
-            /// Names of all required functions, for stand-ins.
+            /// Names of all required functions, for stand-in libraries.
             #[cfg(test)]
             #[allow(dead_code)] // not every library has a stand-in
             pub(crate) const NAMES: &[&str] = &[$(stringify!($name)),*];

@@ -1,13 +1,13 @@
-//! Memory of a device's buffers.
+//! Device memory of buffers.
 //!
-//! All allocation and release of device memory is here. Knows nothing about commands.
+//! All device memory is allocated and freed in this module. It does not depend on commands.
 
 use crate::driver::Driver;
 use ragtag_hal::Result;
 use ragtag_hal::driver::Allocation;
 use std::sync::Arc;
 
-/// A buffer.
+/// Device memory that is freed on drop.
 pub struct Buffer<D: Driver> {
     driver: Arc<D>,
     address: u64,
@@ -34,7 +34,8 @@ impl<D: Driver> Allocation for Buffer<D> {
 
 impl<D: Driver> Drop for Buffer<D> {
     fn drop(&mut self) {
-        // SAFETY: allocated in `new`. Enqueued work keeps its buffers until it has ended.
+        // SAFETY: the memory was allocated in `new`. Enqueued work keeps its buffers alive until it has
+        // ended.
         if let Err(error) = unsafe { self.driver.free(self.address) } {
             tracing::debug!(%error, "cannot free device memory");
         }

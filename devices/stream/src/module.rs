@@ -1,6 +1,6 @@
 //! Modules and their kernels.
 //!
-//! Knows nothing about commands.
+//! This module does not depend on commands.
 
 use crate::driver::Driver;
 use ragtag_hal::{
@@ -10,28 +10,30 @@ use ragtag_hal::{
 use rayon::prelude::*;
 use std::sync::Arc;
 
-/// An entry of a module.
+/// An entry point of a module.
 pub enum Code<D: Driver> {
     /// A kernel.
     Kernel(Arc<Kernel<D>>),
-    /// A product of the library.
+    /// A product that the vendor's library computes.
     Gemm(GemmEntry),
 }
 
-/// A function and its launch parameters.
+/// A kernel function and its launch parameters.
 pub struct Kernel<D: Driver> {
     pub(crate) function: D::Function,
     pub(crate) work_group: [u32; 3],
     pub(crate) dynamic_local_bytes: u32,
 }
 
-/// Returns the entries of a module. Distinct sources are compiled and loaded in parallel, and the library is
-/// initialised if there are products.
+/// Loads a module and returns its entries. Compiles and loads distinct sources in parallel. Initialises the
+/// vendor's library if the module has products.
 ///
 /// # Errors
-/// [`Error::Compile`] with the log; [`Error::Unsupported`] for a language that the device does not accept, or
-/// a function whose groups or local memory are too large for it; [`Error::Invalid`] for a function that does
-/// not match its ABI.
+/// Returns one of these errors:
+/// - [`Error::Compile`] with the log, if a source does not compile;
+/// - [`Error::Unsupported`], if the device does not accept the language, or if a function's groups or local
+///   memory are too large for the device;
+/// - [`Error::Invalid`], if a function does not match its ABI.
 pub(crate) fn entries<D: Driver>(driver: &D, adapter: &Adapter, module: &Module) -> Result<Vec<Code<D>>> {
     let (language, texts, gemms) = parts(&module.source).ok_or_else(|| refused(driver, adapter, module))?;
     let taken = language.is_none_or(|language| adapter.caps.languages.contains(&language));
@@ -49,7 +51,7 @@ pub(crate) fn entries<D: Driver>(driver: &D, adapter: &Adapter, module: &Module)
         None => Vec::new(),
     };
     let mut codes: Vec<_> = kernels.into_iter().map(Code::Kernel).collect();
-    // Inserted in ascending order, so that each index counts all earlier entries.
+    // Products are inserted in ascending order, so each index already counts the earlier products.
     gemms.into_iter().for_each(|(at, gemm)| codes.insert(at, Code::Gemm(gemm)));
     Ok(codes)
 }
@@ -58,10 +60,11 @@ fn refused<D: Driver>(driver: &D, adapter: &Adapter, module: &Module) -> Error {
     Error::Unsupported { what: format!("module {} on {} ({})", module.name, adapter.label(), driver.api()) }
 }
 
-/// Language of the sources, the sources, and the products, both with their entry indices. `None` for other
-/// module sources.
+/// Language of the sources, the sources, and the products. Each source and each product has its entry index.
 type Parts<'a> = (Option<KernelLanguage>, Vec<(usize, &'a TextEntry)>, Vec<(usize, GemmEntry)>);
 
+/// Splits the entries of a module into sources and products. Returns `None` for modules of CPU functions and
+/// for SPIR-V.
 fn parts(source: &ModuleSource) -> Option<Parts<'_>> {
     match source {
         ModuleSource::Text { language, entries } => {
@@ -81,7 +84,7 @@ fn parts(source: &ModuleSource) -> Option<Parts<'_>> {
     }
 }
 
-/// Returns the kernels of some sources.
+/// Compiles sources and returns their kernels with entry indices.
 fn kernels<D: Driver>(
     driver: &D,
     adapter: &Adapter,
@@ -119,7 +122,7 @@ fn load<D: Driver>(
     Ok(Arc::new(loaded))
 }
 
-/// Looks up a function and checks it against its ABI.
+/// Looks up a function and checks that it matches its ABI.
 fn checked<D: Driver>(
     driver: &D,
     code: &Arc<D::Module>,

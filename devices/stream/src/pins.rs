@@ -1,7 +1,7 @@
-//! Pinned host memory, which devices access without a copy by the driver.
+//! Pinned host memory, which devices access directly.
 //!
-//! Memory is pinned for all devices of the API and can be pinned only once, so the devices of a backend share
-//! one [`Pins`]. Knows nothing about buffers or commands.
+//! The driver pins memory for all devices of an API and pins each range only once. So the devices of a
+//! backend share one [`Pins`].
 
 use crate::driver::Driver;
 use ragtag_hal::HostRegion;
@@ -11,20 +11,21 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 /// A pinned region.
 pub struct Pin<D: Driver> {
     driver: Arc<D>,
-    /// Keeps the region alive until the driver has unpinned it.
+    /// Region to unpin on drop. The reference keeps its memory alive until then.
     region: Arc<HostRegion>,
 }
 
 impl<D: Driver> Drop for Pin<D> {
     fn drop(&mut self) {
-        // SAFETY: pinned in `Pins::pin`. Enqueued work keeps the pins of its regions until it has ended.
+        // SAFETY: the region was pinned in `Pins::pin`. Enqueued work keeps the pins of its regions alive
+        // until it has ended.
         if let Err(error) = unsafe { self.driver.unpin(self.region.as_ptr()) } {
             tracing::debug!(%error, "cannot unpin a region");
         }
     }
 }
 
-/// Pinned regions of a backend's devices, by address.
+/// Pinned regions of a backend's devices, keyed by address.
 pub struct Pins<D: Driver>(Mutex<HashMap<usize, Weak<Pin<D>>>>);
 
 impl<D: Driver> Default for Pins<D> {
@@ -34,7 +35,7 @@ impl<D: Driver> Default for Pins<D> {
 }
 
 impl<D: Driver> Pins<D> {
-    /// Pins a region. Returns `None` if the driver refuses; copies are then slower but correct.
+    /// Pins a region. Returns `None` if the driver refuses. Copies of an unpinned region are slower.
     pub(crate) fn pin(&self, driver: &Arc<D>, region: &Arc<HostRegion>) -> Option<Arc<Pin<D>>> {
         let mut pins = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         pins.retain(|_, pin| pin.strong_count() > 0);

@@ -1,14 +1,16 @@
-//! A stream as `ragtag-hal` uses it: enqueues scripts, returns events, and converts times to the host's
-//! clock.
+//! An implementation of `ragtag-hal`'s queue over a stream. It enqueues scripts, returns events, and converts
+//! times to the host's clock.
 //!
-//! The host waits for points of other devices. The APIs can make a stream wait for a word of pinned memory
-//! (`cuStreamWaitValue64`, `hipStreamWaitValue64`), which the host would write when the point passes. This is
-//! not used, because work behind such a wait cannot be withdrawn. When the other device fails, the word must
-//! still be written, or the stream never ends. The work then runs on missing data. An outdated parameter
-//! block is enough to make a kernel read invalid addresses and lose this device as well. The gain would be
-//! small: one driver call of a microsecond or two, for a launch that is a graph anyway.
+//! The host waits for points of other devices. The APIs can also make a stream wait until a word of pinned
+//! memory changes (`cuStreamWaitValue64`, `hipStreamWaitValue64`). The host would write that word when the
+//! point passes.
 //!
-//! Knows nothing about buffers, kernels or points.
+//! Ragtag does not use such waits, because the work behind them cannot be withdrawn. If the other device
+//! fails, the word must still be written, or the stream never ends. The work then runs without its input. An
+//! outdated parameter block can make a kernel read invalid addresses, so that this device is lost too. The
+//! gain would be only one or two microseconds, because a launch is already a single call for a graph.
+//!
+//! This module does not depend on buffers, kernels or points.
 
 use crate::clock::Clock;
 use crate::device::{Script, Streams, enqueue};
@@ -18,11 +20,11 @@ use ragtag_hal::Result;
 use ragtag_hal::queues::{DriverQueue, Ends};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A stream of a device.
+/// A stream as a queue of the device.
 pub struct Queue<D: Driver> {
     driver: Arc<D>,
     stream: D::Stream,
-    /// The device's clock, shared by its queues.
+    /// Clock of the device, shared by its queues.
     clock: Arc<Mutex<Clock<D::Event>>>,
 }
 
@@ -30,7 +32,7 @@ impl<D: Driver> Queue<D> {
     /// Creates a queue.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// Returns the driver's error.
     pub(crate) fn new(driver: &Arc<D>, clock: &Arc<Mutex<Clock<D::Event>>>) -> Result<Self> {
         let stream = driver.stream()?;
         Ok(Self { driver: Arc::clone(driver), stream, clock: Arc::clone(clock) })
@@ -51,7 +53,7 @@ impl<D: Driver> DriverQueue for Queue<D> {
         after.iter().try_for_each(|event| self.driver.wait(&self.stream, event))?;
         let first = self.mark()?;
         match script.recording() {
-            // SAFETY: as for each step.
+            // SAFETY: the guarantees for each step apply.
             Some(graph) => unsafe { self.driver.play(&self.stream, graph) }?,
             None => script
                 .steps()

@@ -1,5 +1,5 @@
-//! Tests of the device over a fake driver: order, programs, points of other devices, failures, and that
-//! nothing is used after it was freed. The backends' tests and the conformance suite cover real drivers.
+//! Tests of the device over a fake driver: order, programs, points of other devices, failures, and use after
+//! free. The backends' tests and the conformance suite cover real drivers.
 
 mod fake;
 
@@ -33,7 +33,7 @@ fn adapter() -> Adapter {
             source: MemorySource::Api,
         }],
         caps: Caps {
-            // A language for which the bench has no kernel.
+            // The bench has no kernel in this language.
             languages: [KernelLanguage::CudaC].into(),
             max_allocation_bytes: TOTAL_BYTES,
             max_binding_bytes: TOTAL_BYTES,
@@ -51,7 +51,7 @@ fn adapter() -> Adapter {
     }
 }
 
-/// Waits until the test releases it.
+/// A kernel that waits until the test releases it.
 static HOLD: EntryAbi = EntryAbi { name: "hold", bindings: &[], constants: 0, extents: |_, _| {} };
 
 const TEXT: &str = "scale 4\nhold 0";
@@ -80,7 +80,7 @@ fn fill(buffer: u32, word: u32) -> Command {
     Command::Fill { to: all(buffer), word }
 }
 
-/// A bench over the fake, with `scale` and `hold` in module 0.
+/// A bench on the fake driver. Module 0 contains `scale` and `hold`.
 struct Bench {
     fake: Fake,
     bench: device_bench::Bench,
@@ -132,7 +132,7 @@ impl Bench {
         self.bench.outcome(point).map(|error| error.root().clone())
     }
 
-    /// Returns the word that fills a buffer.
+    /// Returns the word that fills a buffer. Panics if the words of the buffer differ.
     #[track_caller]
     fn word(&mut self, buffer: u32) -> u32 {
         let point = self.commands(QueueKind::Download, vec![download(buffer)], &[]);
@@ -140,7 +140,7 @@ impl Bench {
         self.region_word()
     }
 
-    /// Returns the word that fills the region.
+    /// Returns the word that fills the region. Panics if the words of the region differ.
     #[track_caller]
     fn region_word(&self) -> u32 {
         let words = self.region_words();
@@ -148,7 +148,7 @@ impl Bench {
         words[0]
     }
 
-    /// Closes the device and asserts that nothing is left.
+    /// Closes the device and asserts that nothing leaked.
     #[track_caller]
     fn close(self) {
         let Self { fake, bench } = self;
@@ -181,7 +181,7 @@ fn points_order_the_work_of_streams() {
     bench.close();
 }
 
-/// A duty cycle of a quarter: all waiters see four times the duration of the work.
+/// Checks a duty cycle of one quarter. All waiters then see four times the duration of the work.
 #[test]
 fn a_duty_cycle_delays_all_waiters() {
     let throttle = Throttle { duty_percent: Some(25), ..Throttle::default() };
@@ -193,7 +193,7 @@ fn a_duty_cycle_delays_all_waiters() {
     std::thread::sleep(Duration::from_millis(200));
     bench.fake.release();
     bench.wait(first);
-    // 800 ms, minus the time by which the kernel started late on a busy machine.
+    // The expected time is 800 ms. The kernel may have started late on a busy machine.
     assert!(start.elapsed() >= Duration::from_millis(400), "{:?}", start.elapsed());
     bench.wait(down);
     assert_eq!(bench.region_word(), 3 * 7 + 1);
@@ -207,7 +207,7 @@ fn a_duty_cycle_delays_all_waiters() {
     bench.close();
 }
 
-/// Closing interrupts a very long rest.
+/// Checks that closing the device interrupts a long rest.
 #[test]
 fn a_resting_device_closes_at_once() {
     let throttle = Throttle { duty_percent: Some(1), ..Throttle::default() };
@@ -311,7 +311,7 @@ fn a_loss_is_reported_once_and_ends_everything() {
     let across = bench.commands(QueueKind::Download, vec![download(0)], &[held]);
     bench.fake.lose(lost());
     assert_eq!((bench.outcome(held), bench.outcome(across)), (Some(lost()), Some(lost())));
-    // The first loss counts, whatever later calls report.
+    // The first loss is kept, whatever later calls report.
     bench.fake.lose(Error::Lost { cause: "said later".into() });
     let late = bench.try_submit(QueueKind::Upload, Work::Commands(vec![upload(0)]), &[]);
     assert_eq!(late, Err(lost()));
@@ -380,7 +380,7 @@ fn allocation_errors_have_sizes() {
         bench.device.create_buffer(BufferId(9), wanted),
         Err(Error::OutOfMemory { wanted, free: Some(free) })
     );
-    // The device reports enough free memory, but it is fragmented.
+    // The device reports enough free memory, but the memory is fragmented.
     bench.fake.refuse("allocate", Error::OutOfMemory { wanted: 0, free: None });
     let wanted = 4096;
     assert_eq!(
@@ -408,7 +408,7 @@ fn a_region_is_pinned_once_for_all_devices() {
     assert_eq!(fake.calls("unpin"), 0, "another device still uses it");
     (1..3).for_each(|id| b.device.unregister_region(RegionId(id)).unwrap());
     assert_eq!(fake.calls("unpin"), 1);
-    // A driver that cannot pin still copies.
+    // Copies also work if the driver cannot pin.
     fake.refuse("pin", Error::Api { call: "pin".into(), code: 2 });
     a.device.register_region(RegionId(0), region).unwrap();
     assert_eq!(fake.left().1, 1);
@@ -461,7 +461,7 @@ const GEMM: GemmEntry = GemmEntry {
     },
 };
 
-/// A module whose second entry is a product, after `scale`.
+/// Returns a module whose first entry is `scale` and whose second entry is a product.
 fn linked() -> Module {
     let plain = module(TEXT, &["scale"], [64, 1, 1]);
     let ModuleSource::Text { language, entries } = plain.source else { panic!("not text") };
@@ -471,7 +471,7 @@ fn linked() -> Module {
     Module { name: "linked".into(), entries: vec![&SCALE, &PRODUCT], source }
 }
 
-/// y in buffer 2 += x in buffer 1 · W in buffer 0.
+/// Returns a dispatch of y += x · W. Buffer 0 holds W, buffer 1 holds x, and buffer 2 holds y.
 fn product(depth: u32, y_bytes: u64) -> Command {
     let read = |id| Binding { range: all(id), access: Access::Read };
     let y = Binding { range: BufferRange { bytes: y_bytes, ..all(2) }, access: Access::ReadWrite };
@@ -485,7 +485,7 @@ fn products_use_the_library_in_commands_and_programs() {
     assert_eq!(bench.fake.calls("ready_gemm"), 0);
     bench.device.create_module(ModuleId(1), &linked()).unwrap();
     assert_eq!(bench.fake.calls("ready_gemm"), 1);
-    // f16 bit patterns, which the fake library reads as the integers 2 and 3.
+    // The words are pairs of f16 bit patterns. The fake library reads these bits as the integers 2 and 3.
     let set = vec![fill(0, 0x0002_0002), fill(1, 0x0003_0003), fill(2, 1f32.to_bits())];
     let set = bench.compute([set, vec![product(7, 80)]].concat(), &[]);
     bench.device.record(ProgramId(0), vec![product(7, 80), product(4, 80)]).unwrap();
@@ -496,7 +496,8 @@ fn products_use_the_library_in_commands_and_programs() {
     for (at, word) in bench.region_words().into_iter().enumerate() {
         assert_eq!(f32::from_bits(word), if at < 20 && at % 4 < 3 { sums } else { 1.0 }, "value {at}");
     }
-    // A product touches more than its ABI states. Its bindings must be large enough, and it must be sound.
+    // A product may access more bytes than its ABI states. `Checked` must refuse small bindings and unsound
+    // products.
     for (depth, y_bytes, why) in [(7, 72, "its product 76"), (9, 80, "no library"), (0, 80, "no library")] {
         let refused =
             bench.try_submit(QueueKind::Compute, Work::Commands(vec![product(depth, y_bytes)]), &[]);

@@ -1,6 +1,4 @@
 //! The Vulkan backend: reports physical devices as adapters and opens them.
-//!
-//! Does not know how a device works.
 
 use crate::api::{Instance, Messages};
 use crate::compiler::PipelineCompiler;
@@ -11,33 +9,34 @@ use ragtag_hal::{Adapter, Backend, Device, DeviceId, Error, Limits, Result, Unav
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
-/// Backend name.
+/// Name of the backend.
 const NAME: &str = "vulkan";
 
 /// Configuration of the Vulkan backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VulkanConfig {
-    /// Folder for compiled programs. Without it they are cached only in this process.
+    /// Folder for compiled programs. If it is `None`, programs are cached only in memory.
     pub cache_folder: Option<PathBuf>,
-    /// Use of the validation layer. Its messages are logged and kept for
-    /// [`VulkanBackend::validation_messages`].
+    /// Use of the validation layer. Its messages are logged, and [`VulkanBackend::validation_messages`]
+    /// returns them.
     pub validation: Validation,
-    /// Whether buffers are placed in host-visible memory, on devices whose entire memory is host-visible.
+    /// Whether buffers are placed in host-visible memory. This applies only to devices whose entire memory is
+    /// host-visible.
     pub direct_memory: bool,
-    /// Whether host regions are imported, on devices that support it.
+    /// Whether host regions are imported on devices that support it.
     pub import_regions: bool,
-    /// Matrix units to use.
+    /// Devices whose cooperative matrices are used.
     pub matrices: MatrixUnits,
 }
 
 /// Use of the validation layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Validation {
-    /// Never.
+    /// The layer is not used.
     Off,
-    /// If the layer is installed.
+    /// The layer is used if it is installed.
     WhereInstalled,
-    /// Always. Probing fails if the layer is not installed.
+    /// The layer is always used. Probing fails if it is not installed.
     On,
 }
 
@@ -56,17 +55,17 @@ impl Validation {
 /// Devices whose cooperative matrices are used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MatrixUnits {
-    /// None. For drivers with wrong results, and for comparison.
+    /// Matrices are used on no device, for drivers with wrong results and for comparisons.
     Off,
-    /// Graphics cards.
+    /// Matrices are used on GPUs.
     Hardware,
-    /// Software devices as well. They are slower with matrices, and kernels with many of them take minutes to
-    /// compile.
+    /// Matrices are also used on software devices, for tests. They make these devices slower, and kernels
+    /// with many of them take minutes to compile.
     Software,
 }
 
 impl MatrixUnits {
-    /// Parses `RAGTAG_VULKAN_MATRICES`. Warns about an unknown value and ignores it.
+    /// Reads `RAGTAG_VULKAN_MATRICES`. Ignores an unknown value with a warning.
     fn wanted() -> Self {
         const VARIABLE: &str = "RAGTAG_VULKAN_MATRICES";
         let value = std::env::var_os(VARIABLE).unwrap_or_default();
@@ -83,10 +82,12 @@ impl MatrixUnits {
 }
 
 impl Default for VulkanConfig {
-    /// Returns the default configuration. Programs are cached in `vulkan` within `RAGTAG_CACHE_DIR`, or in
-    /// `ragtag/vulkan` within the user's cache folder. `RAGTAG_VULKAN_VALIDATION=1` requires the validation
-    /// layer; debug builds use it if it is installed, unless the variable is `0`. `RAGTAG_VULKAN_MATRICES` is
-    /// `off` for no matrix units, or `software` to include software devices.
+    /// Returns the default configuration. Programs are cached in `$RAGTAG_CACHE_DIR/vulkan`, or in
+    /// `ragtag/vulkan` in the user's cache folder. Two environment variables have an effect:
+    /// - `RAGTAG_VULKAN_VALIDATION=1` requires the validation layer. Without the variable, debug builds use
+    ///   the layer if it is installed. `0` prevents that.
+    /// - `RAGTAG_VULKAN_MATRICES=off` disables cooperative matrices, and `software` also enables them on
+    ///   software devices.
     fn default() -> Self {
         let validation = std::env::var("RAGTAG_VULKAN_VALIDATION").unwrap_or_default();
         Self {
@@ -108,7 +109,7 @@ pub struct VulkanBackend {
 }
 
 impl VulkanBackend {
-    /// Creates a backend with this configuration. The first probe loads the Vulkan loader.
+    /// Creates a backend with this configuration. The Vulkan loader is loaded by the first probe.
     pub fn new(config: VulkanConfig) -> Self {
         let shelf = Arc::new(Shelf::new(config.cache_folder.clone().map(Folder::new)));
         Self { config, instance: OnceLock::new(), messages: Arc::default(), shelf }
@@ -119,16 +120,16 @@ impl VulkanBackend {
         self.shelf.counters()
     }
 
-    /// Returns the validation layer's messages, if it was used.
+    /// Returns the messages of the validation layer. The list is empty if the layer is not used.
     pub fn validation_messages(&self) -> Vec<String> {
         self.messages.all()
     }
 
-    /// Returns a compiler for each physical device with the required versions and queues, including devices
-    /// that cannot run the result.
+    /// Returns a compiler for each physical device with the required versions and queues. It also returns
+    /// compilers for devices that cannot run the compiled pipelines.
     ///
     /// # Errors
-    /// If there is no loader, or a device cannot be opened.
+    /// Returns an error if there is no loader or a device cannot be opened.
     pub fn compilers(&self) -> Result<Vec<PipelineCompiler>> {
         let unsupported = |what| Error::Unsupported { what };
         let instance = self.instance().map_err(unsupported)?;

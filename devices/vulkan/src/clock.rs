@@ -1,24 +1,25 @@
-//! Conversion of a device's clock to the host's.
+//! Conversion of device times to the host's clock.
 //!
-//! A submission has ended by the time the host learns of it, so the smallest observed difference is the best
-//! estimate. Knows nothing about submissions, and reads no clock.
+//! A submission has ended before the host sees its end. So the smallest observed difference between the
+//! clocks is the best estimate of their offset. This module reads no clock.
 
 use ragtag_hal::queues::Difference;
 
-/// Largest step back that can come from ends observed out of order. A larger one means that the clock has
-/// wrapped.
+/// Largest step back that is explained by ends observed out of order, in nanoseconds. After a larger step
+/// back, the clock has wrapped.
 const DISORDER_NS: u64 = 60_000_000_000;
 
-/// Offset between the two clocks.
+/// Offset between the device's clock and the host's clock.
 #[derive(Debug, Default)]
 pub(crate) struct Clock {
     difference: Option<Difference>,
-    /// Latest device time seen.
+    /// Latest device time seen so far, in nanoseconds.
     latest_ns: u64,
 }
 
 impl Clock {
-    /// Converts start and end of a submission that the host has just seen end to host time.
+    /// Converts the start and the end of a submission to host time. Must be called as soon as the host has
+    /// seen the submission end.
     pub(crate) fn host(&mut self, start_ns: u64, end_ns: u64, now_ns: u64) -> (u64, u64) {
         if end_ns.saturating_add(DISORDER_NS) < self.latest_ns {
             // Some clocks have few bits and wrap within hours.

@@ -1,6 +1,7 @@
-//! Pipeline compilation without running kernels, for drivers that compile for absent hardware.
+//! Pipeline compilation without running kernels. Some drivers can compile for GPUs that the machine does not
+//! have.
 //!
-//! Knows nothing about buffers or queues.
+//! This module does not depend on buffers or queues.
 
 use crate::api::{Instance, Logical};
 use crate::probe::{Common, Compiles};
@@ -9,7 +10,7 @@ use ragtag_hal::cache::Shelf;
 use ragtag_hal::{Caps, Module, Result};
 use std::sync::Arc;
 
-/// A compiler for one physical device. It caches nothing on disk.
+/// A pipeline compiler for one physical device. It writes nothing to the disk cache.
 pub struct PipelineCompiler {
     name: String,
     caps: Caps,
@@ -25,12 +26,12 @@ impl PipelineCompiler {
         Ok(Self { name, caps, programs })
     }
 
-    /// Returns the name of the physical device and its driver.
+    /// Returns the names of the physical device and its driver.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Returns the device's capabilities.
+    /// Returns the capabilities of the physical device.
     pub fn caps(&self) -> &Caps {
         &self.caps
     }
@@ -38,7 +39,7 @@ impl PipelineCompiler {
     /// Compiles the pipelines of a module.
     ///
     /// # Errors
-    /// As when a device loads the module.
+    /// Returns the error that a device would return for the module.
     pub fn compile(&self, module: &Module) -> Result<()> {
         self.programs.entries(module).map(drop)
     }

@@ -1,6 +1,6 @@
 //! The driver of one Vulkan device: memory, pipelines and recorded programs.
 //!
-//! Knows nothing about IDs or points.
+//! This module does not depend on IDs or points.
 
 use crate::api::{Instance, Logical, Pipeline, SharedQueue};
 use crate::clock::Clock;
@@ -30,7 +30,7 @@ pub(crate) struct Vulkan {
     kind: AdapterKind,
     types: MemoryTypes,
     import_regions: bool,
-    /// Command buffers of the compute queue.
+    /// Command buffers of the compute queue's family.
     recorders: Arc<Recorders>,
     programs: Programs,
     logical: Arc<Logical>,
@@ -48,14 +48,14 @@ pub(crate) struct Opening<'a> {
 /// Opens a device.
 ///
 /// # Errors
-/// If the driver refuses or the system cannot start a thread.
+/// Returns an error if a driver call fails or the system cannot start a thread.
 pub(crate) fn open(id: DeviceId, opening: Opening<'_>, limits: &Limits) -> Result<VulkanDevice> {
     let Opening { instance, found, shelf, import_regions } = opening;
     let Found { adapter, native: Native { facts, queues: [compute, upload, download], types, target } } =
         found;
     let logical = Arc::new(Logical::new(instance, &facts, &counts(&[compute, upload, download]))?);
     let label = adapter.label();
-    // The device's queues may share a driver queue.
+    // Several of Ragtag's queues may share one Vulkan queue.
     let mut made: BTreeMap<(u32, u32), (Arc<SharedQueue>, Arc<Recorders>)> = BTreeMap::new();
     let clock = Arc::<Mutex<Clock>>::default();
     let mut queue = |place: (u32, u32)| {
@@ -81,7 +81,7 @@ pub(crate) fn open(id: DeviceId, opening: Opening<'_>, limits: &Limits) -> Resul
     DriverDevice::open(Common::new(id), adapter, driver, queues, limits)
 }
 
-/// Returns the number of queues of each family.
+/// Returns the number of queues to request from each family.
 fn counts(queues: &[(u32, u32); 3]) -> Vec<(u32, u32)> {
     let mut counts = BTreeMap::new();
     for &(family, queue) in queues {
@@ -91,7 +91,7 @@ fn counts(queues: &[(u32, u32); 3]) -> Vec<(u32, u32)> {
     counts.into_iter().collect()
 }
 
-/// A launch of a pipeline.
+/// A dispatch of a pipeline with its bindings and constants.
 pub(crate) struct Launch {
     pub(crate) pipeline: Arc<Pipeline>,
     pub(crate) constants: Vec<u32>,
@@ -114,8 +114,8 @@ impl Driver for Vulkan {
         Ok(heap(self.kind, self.logical.heap(self.types.heap)))
     }
 
-    /// Drivers' figures for their own heaps are estimates. A CPU with too little memory swaps, or the process
-    /// is killed.
+    /// Returns false for discrete GPUs, because a driver only estimates the free bytes of its own heap. Other
+    /// devices use host memory. If host memory runs out, the system swaps or kills the process.
     fn trusts_free_bytes(&self) -> bool {
         self.kind != AdapterKind::Discrete
     }
@@ -143,7 +143,8 @@ impl Driver for Vulkan {
         Mapping::new(&self.logical, &self.types, region, self.import_regions)
     }
 
-    /// Commands are recorded when they are enqueued, because the host makes small copies itself.
+    /// Prepares the steps of a script. Only programs are recorded here. Other scripts are recorded when they
+    /// are enqueued, because the host makes small copies itself.
     fn prepare(&self, steps: &[Step], program: bool) -> Result<Prepared> {
         let prepared = Prepared::new(steps);
         if program {

@@ -1,18 +1,16 @@
 //! Conversion of Vulkan's result codes to errors.
-//!
-//! Does not know the callers.
 
 use ash::vk;
 use ragtag_hal::Error;
 
-/// Returns the error of a call that returned this code.
+/// Returns the error for a result code of Vulkan.
 pub(crate) fn failure(call: &str, code: vk::Result) -> Error {
     let is_lost = code == vk::Result::ERROR_DEVICE_LOST;
     Error::of_call(call, code.as_raw().into(), Some(&format!("{code:?}")), is_lost)
 }
 
-/// Converts the error of an allocating call to [`Error::OutOfMemory`] if its code means that. This includes
-/// an exhausted number of allocations and an exhausted pool of any kind.
+/// Converts an error to [`Error::OutOfMemory`] if its code reports that the device is out of memory. This
+/// includes the codes for an exhausted pool and for too many allocations.
 pub(crate) fn allocation_failure(error: Error, wanted: u64) -> Error {
     const SHORTAGE: [vk::Result; 4] = [
         vk::Result::ERROR_OUT_OF_DEVICE_MEMORY,

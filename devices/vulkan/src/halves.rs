@@ -1,11 +1,11 @@
-//! SPIR-V pass over naga's output that removes conversions of f16 bits to f32 and back.
+//! SPIR-V pass over naga's output that removes conversions of f16 values to f32 and back.
 //!
-//! WGSL sources read f16 values 16 bytes at a time as words, because no f16 vector is that long. naga cannot
-//! express a bitcast of words to f16, so each value is unpacked and converted, and drivers really do that.
-//! This pass replaces the conversion of a just unpacked value with a bitcast. Opcodes are those of SPIR-V 1.6
-//! and GLSL.std.450.
+//! WGSL kernels read f16 values 16 bytes at a time, as words, because WGSL has no f16 vector of that size.
+//! naga cannot express a bitcast of words to f16. So it unpacks each value to f32 and converts it back, and
+//! drivers do not optimise that away. This pass replaces the conversion of an unpacked value with a bitcast.
+//! The opcodes are those of SPIR-V 1.6 and GLSL.std.450.
 //!
-//! Knows nothing about WGSL.
+//! This module does not depend on WGSL.
 
 use crate::memory_model::{BOUND, HEADER, instructions};
 use std::collections::HashMap;
@@ -19,7 +19,7 @@ const OP_F_CONVERT: u32 = 115;
 const OP_BITCAST: u32 = 124;
 const UNPACK_HALF_2X16: u32 = 62;
 
-/// Returns the module without conversions of just unpacked f16 values.
+/// Returns the module with bitcasts in place of conversions of unpacked f16 values.
 pub(crate) fn keep(words: Vec<u32>) -> Vec<u32> {
     let facts = Facts::of(&words);
     let Some(two_words) = facts.two_words else { return words };
@@ -46,16 +46,16 @@ pub(crate) fn keep(words: Vec<u32>) -> Vec<u32> {
     out
 }
 
-/// Facts about IDs.
+/// Types and values that the pass needs, by ID.
 #[derive(Default)]
 struct Facts {
-    /// Type of a vector of two words.
+    /// ID of the type of a vector of two words.
     two_words: Option<u32>,
-    /// Types of vectors of two and four f16 values.
+    /// IDs of the types of vectors of two and four f16 values.
     halves: Vec<u32>,
-    /// Source word of each unpacked vector of two floats.
+    /// Source word of each unpacked vector of two f32 values.
     unpacked: HashMap<u32, u32>,
-    /// Source words of each unpacked vector of four floats.
+    /// Source words of each unpacked vector of four f32 values.
     pairs: HashMap<u32, [u32; 2]>,
 }
 

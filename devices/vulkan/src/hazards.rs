@@ -1,18 +1,17 @@
 //! Placement of barriers between the commands of a command buffer.
 //!
-//! Vulkan runs the commands of a command buffer concurrently unless a barrier separates them. A barrier is
-//! placed only where a command accesses bytes that an earlier one writes, or writes bytes that an earlier one
-//! reads. It orders all commands before it before all after it, so only commands since the last barrier
-//! matter.
+//! Vulkan may run the commands of a command buffer concurrently unless a barrier separates them. Two commands
+//! need a barrier between them if one of them writes bytes that the other reads or writes. A barrier orders
+//! all commands before it before all commands after it. So only the commands since the last barrier matter.
 //!
-//! Knows nothing about Vulkan's calls.
+//! This module does not depend on Vulkan's calls.
 
 use std::ops::Range;
 
-/// A read or write of bytes by a command.
+/// A read or write of a byte range by a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Use {
-    /// Identifies the memory. Different memory has different values.
+    /// Identifier of the memory. Each memory object has its own value.
     pub(crate) memory: usize,
     pub(crate) range: Range<u64>,
     pub(crate) writes: bool,
@@ -32,7 +31,7 @@ impl Use {
 pub(crate) struct Hazards(Vec<Use>);
 
 impl Hazards {
-    /// Adds a command. Returns true if a barrier must precede it.
+    /// Adds the accesses of a command. Returns true if the command needs a barrier before it.
     pub(crate) fn barrier_before(&mut self, uses: Vec<Use>) -> bool {
         let barrier = uses.iter().any(|one| self.0.iter().any(|before| one.conflicts(before)));
         if barrier {

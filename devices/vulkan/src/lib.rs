@@ -1,10 +1,11 @@
-//! The Vulkan backend: the physical devices of the machine's Vulkan loader, as `vulkan:0 …`.
+//! The Vulkan backend: the physical devices that the Vulkan loader lists, named `vulkan:0`, `vulkan:1` and so
+//! on.
 //!
-//! The loader is loaded at run time. A device has up to three queues, each with a timeline semaphore. A
-//! submission that waits only for its own device is enqueued at once with the values of its predecessors. A
-//! submission that waits for another device is enqueued when those points have passed. A thread per queue
-//! waits for the values and advances the timelines. Kernels are WGSL, translated to SPIR-V in this process.
-//! Pipelines are cached on disk.
+//! The backend loads the Vulkan loader at run time. A device has up to three queues, each with a timeline
+//! semaphore. A submission that waits only for its own device is enqueued at once, with the semaphore values
+//! of its predecessors. A submission that waits for another device is enqueued when the points of that device
+//! have passed. One thread per queue waits for the semaphore and advances the timeline. Kernels are WGSL,
+//! which this process translates to SPIR-V. Pipelines are cached on disk.
 //!
 //! | file | subject |
 //! | --- | --- |
@@ -14,14 +15,14 @@
 //! | `queue.rs` | a driver queue, as `ragtag-hal` uses it |
 //! | `recording.rs` | recording of command buffers |
 //! | `hazards.rs` | placement of barriers |
-//! | `program.rs`, `translate.rs` | pipelines, in this process and on disk, and their SPIR-V |
+//! | `program.rs`, `translate.rs` | pipelines, cached in memory and on disk, and their SPIR-V |
 //! | `halves.rs`, `memory_model.rs` | SPIR-V passes over naga's output |
-//! | `compiler.rs` | pipelines for devices that only compile |
+//! | `compiler.rs` | pipeline compilation for GPUs that the machine does not have |
 //! | `memory.rs`, `region.rs` | buffer memory, and host regions as buffers |
 //! | `clock.rs` | conversion of the device's clock to the host's |
 //! | `error.rs`, `api/` | Vulkan's codes, objects and calls |
 //!
-//! Knows no operator, kernel or model.
+//! This crate does not depend on operators, kernels or models.
 
 mod api;
 mod backend;

@@ -1,30 +1,30 @@
-//! Memory of buffers, and a device's memory types.
+//! Memory of buffers, and the selection of memory types.
 //!
-//! Knows nothing about commands.
+//! This module does not depend on commands.
 
 use crate::api::{Logical, Memory};
 use ash::vk::{self, MemoryPropertyFlags as Flags};
 use ragtag_hal::driver::Allocation;
 use ragtag_hal::{AdapterKind, HeapKind, HostMemory, MemorySource};
 
-/// Memory that host and device can access without flushes.
+/// Flags of memory that host and device can access without flushes.
 const SHARED: Flags = Flags::from_raw(Flags::HOST_VISIBLE.as_raw() | Flags::HOST_COHERENT.as_raw());
 
-/// Memory types of a device by purpose, best first.
+/// Memory types of a device for each purpose, best first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct MemoryTypes {
-    /// Types for buffers.
+    /// Memory types for buffers.
     pub(crate) device: Vec<u32>,
-    /// Types for staging: memory that the host writes and reads.
+    /// Memory types for staging buffers, which the host reads and writes.
     pub(crate) host: Vec<u32>,
-    /// Heap of the best type for buffers.
+    /// Heap of the first type in `device`.
     pub(crate) heap: u32,
 }
 
 impl MemoryTypes {
-    /// Selects memory types. With `direct`, buffers are host-visible if all of the device's own memory is: on
-    /// devices that use host memory, and on others with a resizable BAR. A window of 256 MiB is left to the
-    /// driver.
+    /// Selects the memory types of a device. `direct` makes buffers host-visible if the entire device memory
+    /// is host-visible. This applies to devices that use host memory and to devices with a resizable BAR. A
+    /// BAR of only 256 MiB is left to the driver.
     pub(crate) fn of(memory: &vk::PhysicalDeviceMemoryProperties, direct: bool) -> Self {
         let types = &memory.memory_types[..memory.memory_type_count as usize];
         let size = |one: &vk::MemoryType| memory.memory_heaps[one.heap_index as usize].size;
@@ -37,7 +37,7 @@ impl MemoryTypes {
             ranked.sort_unstable();
             ranked.into_iter().map(|(_, at)| at).collect()
         };
-        // A type with a small part of the device's memory is a window or reserved for special purposes.
+        // A type with a small part of the device's memory is a BAR or serves a special purpose.
         let whole = |one: &vk::MemoryType| size(one) >= largest / 2;
         let device = rank(&|one: &vk::MemoryType| {
             let flags = one.property_flags;
@@ -59,8 +59,8 @@ impl MemoryTypes {
     }
 }
 
-/// Returns the heap of the buffers. Software devices and devices that share host memory cannot exceed its
-/// free bytes.
+/// Returns the total and the free memory for buffers. Devices that use host memory, including software
+/// devices, cannot use more than its free bytes.
 pub(crate) fn heap(kind: AdapterKind, (total_bytes, free_bytes): (u64, Option<u64>)) -> ragtag_hal::Memory {
     let (heap, free_bytes, source) = match (kind, free_bytes) {
         (AdapterKind::Discrete, free_bytes) => (HeapKind::Device, free_bytes, MemorySource::Api),
@@ -72,14 +72,14 @@ pub(crate) fn heap(kind: AdapterKind, (total_bytes, free_bytes): (u64, Option<u6
     ragtag_hal::Memory { heap, total_bytes, free_bytes, source }
 }
 
-/// Returns true if the host may read buffers in place.
+/// Returns true if host reads of buffers are fast and need no flush.
 pub(crate) fn host_reads(logical: &Logical, types: &MemoryTypes) -> bool {
     let all = &logical.facts().memory.memory_types;
     let best = types.device.first().and_then(|&at| all.get(at as usize));
     best.is_some_and(|best| best.property_flags.contains(SHARED | Flags::HOST_CACHED))
 }
 
-/// A buffer.
+/// Device memory that is freed on drop.
 pub(crate) struct Buffer(pub(crate) Memory);
 
 impl Allocation for Buffer {

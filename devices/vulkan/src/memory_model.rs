@@ -1,17 +1,16 @@
-//! SPIR-V pass over naga's output that completes the Vulkan memory model: makes local memory visible across
-//! barriers.
+//! SPIR-V pass over naga's output that makes writes to local memory visible across barriers.
 //!
-//! Cooperative matrices require this model. In it an access is private to its invocation unless marked
-//! otherwise, and a barrier makes nothing available or visible that it does not name. naga declares the model
-//! but does neither, so a driver may move accesses to local memory across barriers. This pass adds
-//! `NonPrivatePointer` to each access, and `MakeAvailable` and `MakeVisible` to each barrier. Opcodes are
-//! those of SPIR-V 1.6.
+//! Cooperative matrices require the Vulkan memory model. In this model, a memory access is private to its
+//! invocation unless it is marked as non-private. A barrier makes only the memory available and visible that
+//! its semantics name. naga declares the model but emits neither the mark nor the semantics. So a driver may
+//! move accesses to local memory across barriers. This pass adds `NonPrivatePointer` to each access, and
+//! `MakeAvailable` and `MakeVisible` to each barrier. The opcodes are those of SPIR-V 1.6.
 //!
-//! Knows nothing about WGSL.
+//! This module does not depend on WGSL.
 
 use std::collections::{BTreeSet, HashMap};
 
-/// Words before the first instruction. The fourth is the ID bound.
+/// Number of words before the first instruction. The fourth of these words is the ID bound.
 pub(crate) const HEADER: usize = 5;
 pub(crate) const BOUND: usize = 3;
 
@@ -24,8 +23,7 @@ const OP_CONTROL_BARRIER: u32 = 224;
 const OP_MEMORY_BARRIER: u32 = 225;
 const OP_COOPERATIVE_MATRIX_LOAD: u32 = 4457;
 const OP_COOPERATIVE_MATRIX_STORE: u32 = 4458;
-/// Instructions whose result may be a pointer: parameters, variables, access chains, copies, selections,
-/// phis.
+/// Opcodes whose result may be a pointer: parameters, variables, access chains, copies, selections and phis.
 const OPS_OF_POINTERS: [u32; 8] = [55, 59, 65, 66, 67, 83, 169, 245];
 
 const VULKAN: u32 = 3;
@@ -33,7 +31,7 @@ const WORKGROUP: u32 = 4;
 const NON_PRIVATE_POINTER: u32 = 0x20;
 const MAKE_AVAILABLE_AND_VISIBLE: u32 = 0x2000 | 0x4000;
 
-/// Returns the instructions of a module with their opcodes.
+/// Returns the opcode and the words of each instruction in a module.
 pub(crate) fn instructions(words: &[u32]) -> impl Iterator<Item = (u32, &[u32])> {
     let mut rest = words.get(HEADER..).unwrap_or_default();
     std::iter::from_fn(move || {
@@ -44,15 +42,15 @@ pub(crate) fn instructions(words: &[u32]) -> impl Iterator<Item = (u32, &[u32])>
     })
 }
 
-/// Returns the module with correct accesses to local memory and barriers, if it declares the Vulkan memory
-/// model.
+/// Returns the module with the missing marks and semantics. A module that does not declare the Vulkan memory
+/// model is returned unchanged.
 pub(crate) fn complete(words: Vec<u32>) -> Vec<u32> {
     if !instructions(&words).any(|(op, words)| op == OP_MEMORY_MODEL && words.get(2) == Some(&VULKAN)) {
         return words;
     }
     let facts = Facts::of(&words);
     let mut out: Vec<u32> = words[..HEADER].to_vec();
-    // The semantics of barriers get new constants, because other instructions may use the old ones.
+    // Barriers get new constants for their semantics, because other instructions may use the old constants.
     let mut semantics = HashMap::new();
     for (op, instruction) in instructions(&words) {
         let mut instruction = instruction.to_vec();
@@ -81,11 +79,11 @@ pub(crate) fn complete(words: Vec<u32>) -> Vec<u32> {
     out
 }
 
-/// Facts about IDs.
+/// Types and values that the pass needs, by ID.
 struct Facts {
-    /// Pointers to local memory.
+    /// IDs of pointers to local memory.
     local: BTreeSet<u32>,
-    /// Constants that are barrier semantics.
+    /// IDs of the constants that are barrier semantics.
     semantics: BTreeSet<u32>,
 }
 
@@ -105,8 +103,8 @@ impl Facts {
         Self { local, semantics }
     }
 
-    /// Marks an access to local memory. `pointer` and `operands` are the indices of its pointer and memory
-    /// operands.
+    /// Marks an access to local memory as non-private. `pointer` and `operands` are the indices of the
+    /// pointer and of the memory operands in the instruction.
     fn share(&self, instruction: &mut Vec<u32>, pointer: usize, operands: usize) {
         if !instruction.get(pointer).is_some_and(|id| self.local.contains(id)) {
             return;

@@ -1,6 +1,4 @@
-//! Detection of physical devices: adapters, and the facts needed to open them.
-//!
-//! Does not know how a device works.
+//! Detection of physical devices, which returns their adapters and the properties needed to open them.
 
 use crate::api::{Facts, Family, Instance};
 use crate::backend::MatrixUnits;
@@ -12,31 +10,31 @@ use ragtag_hal::{
 };
 use std::sync::Arc;
 
-/// Queue capabilities that this backend does not use. They mark special-purpose queues.
+/// Queue capabilities that this backend does not use. A family with one of them is a special-purpose family.
 const ODD: QueueFlags = QueueFlags::from_raw(
     QueueFlags::VIDEO_DECODE_KHR.as_raw()
         | QueueFlags::VIDEO_ENCODE_KHR.as_raw()
         | QueueFlags::OPTICAL_FLOW_NV.as_raw(),
 );
-/// Assumed compute units of a device that does not report them: graphics cards, others.
+/// Assumed number of compute units if the device does not report it, for discrete GPUs and for other devices.
 const UNITS: [u32; 2] = [48, 16];
 
-/// Family and index of a queue.
+/// Queue family and index of a queue.
 pub(crate) type QueuePlace = (u32, u32);
 
 pub(crate) type Found = ragtag_hal::Found<Native>;
 
-/// Facts needed to open a device.
+/// Properties needed to open a device.
 #[derive(Clone)]
 pub(crate) struct Native {
     pub(crate) facts: Arc<Facts>,
-    /// Queues for [`QueueKind::ALL`](ragtag_hal::QueueKind::ALL).
+    /// Queues in the order of [`QueueKind::ALL`](ragtag_hal::QueueKind::ALL).
     pub(crate) queues: [QueuePlace; 3],
     pub(crate) types: MemoryTypes,
     pub(crate) target: SpirVTarget,
 }
 
-/// Settings shared by all adapters of a backend.
+/// Settings common to all adapters of a backend.
 pub(crate) struct Common {
     pub(crate) backend: &'static str,
     /// Whether buffers may be placed in host-visible memory.
@@ -44,11 +42,11 @@ pub(crate) struct Common {
     pub(crate) matrices: MatrixUnits,
 }
 
-/// Returns the physical devices that can run kernels, graphics cards first and software last, and the reasons
-/// for omitting the others.
+/// Returns the physical devices that can run kernels, and the reasons for leaving out the others. GPUs come
+/// first and software devices last.
 ///
 /// # Errors
-/// Text, if the loader cannot list the devices.
+/// Returns text with the loader's result code if it cannot list the devices.
 pub(crate) fn devices(instance: &Instance, common: &Common) -> Result<(Vec<Found>, Vec<String>), String> {
     let (mut found, mut left_out) = (Vec::new(), Vec::new());
     for facts in instance.physical_devices()? {
@@ -69,7 +67,7 @@ pub(crate) fn devices(instance: &Instance, common: &Common) -> Result<(Vec<Found
     Ok((found, left_out))
 }
 
-/// A physical device for which kernels can be compiled, even if they cannot run.
+/// A physical device for which kernels can be compiled, even if it cannot run them.
 pub(crate) struct Compiles {
     pub(crate) facts: Facts,
     pub(crate) caps: Caps,
@@ -80,7 +78,7 @@ pub(crate) struct Compiles {
 /// Returns the physical devices for which kernels can be compiled, in the loader's order.
 ///
 /// # Errors
-/// Text, if the loader cannot list the devices.
+/// Returns text with the loader's result code if it cannot list the devices.
 pub(crate) fn compiled_for(instance: &Instance) -> Result<Vec<Compiles>, String> {
     let devices = instance.physical_devices()?.into_iter();
     Ok(devices.filter_map(|facts| compiles(facts, MatrixUnits::Software).ok()).collect())
@@ -138,7 +136,8 @@ fn pci([domain, bus, device, function]: [u32; 4]) -> Option<PciAddress> {
 }
 
 fn features(facts: &Facts, units: MatrixUnits) -> Features {
-    // A feature that is not faster needs no variant, except on software devices, where variants are tested.
+    // Dot products without acceleration are no gain, so their variants are not selected. Software devices
+    // select them anyway, for tests.
     let dot = facts.integer_dot && (facts.integer_dot_accelerated || kind(facts) == AdapterKind::Software);
     let matrices = match units {
         MatrixUnits::Off => false,
@@ -182,8 +181,9 @@ fn caps(facts: &Facts, features: Features, queues: &[QueuePlace; 3]) -> Caps {
     }
 }
 
-/// Chooses the three queues. Compute uses a family without graphics if there is one. Copies use a dedicated
-/// transfer family with its own engines, otherwise further queues of the first family if it has them.
+/// Selects the three queues. Compute prefers a family without graphics. Copies prefer a dedicated transfer
+/// family, which has its own engines. If there is none, they use further queues of the compute family, or the
+/// same queue.
 fn places(families: &[Family]) -> Option<[QueuePlace; 3]> {
     let does = |family: &&Family, flags| family.flags.contains(flags) && family.queues > 0;
     let computes = || families.iter().filter(|family| does(family, QueueFlags::COMPUTE));

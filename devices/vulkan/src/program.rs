@@ -1,10 +1,10 @@
-//! Pipelines: translated once per source and target, compiled once per device and driver; cached in this
-//! process and on disk.
+//! Pipelines. Each source is translated once per target and compiled once per device and driver. The results
+//! are cached in memory and on disk.
 //!
-//! The cache stores a source's SPIR-V and the driver's pipeline cache data. A second device of the same kind
-//! reuses both.
+//! The cache stores the SPIR-V of a source and the driver's pipeline cache data. A second device with the
+//! same hardware and driver reuses the SPIR-V and the data.
 //!
-//! Knows nothing about kernel arguments.
+//! This module does not depend on kernel arguments.
 
 use crate::api::{Logical, Pipeline, PipelineCache};
 use crate::error::allocation_failure;
@@ -16,17 +16,18 @@ use std::sync::Arc;
 
 /// Number of constant words that hold the position of the first group.
 const PLACE_WORDS: usize = 3;
-/// Bytes of a word.
+/// Size of a word in bytes.
 const WORD_BYTES: usize = 4;
 
-/// Cache entry of a source: its SPIR-V and the driver's data.
+/// Cache entry of a source: its SPIR-V and the driver's pipeline cache data.
 struct Artefact {
     words: Vec<u32>,
     kept: Vec<u8>,
 }
 
 impl Artefact {
-    /// Serializes the number of words, the words and the driver's data, little-endian.
+    /// Serialises the SPIR-V words, preceded by their number, and then the driver's data. Integers are
+    /// little-endian.
     fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity((self.words.len() + 1) * WORD_BYTES + self.kept.len());
         bytes.extend((self.words.len() as u32).to_le_bytes());
@@ -45,7 +46,7 @@ impl Artefact {
     }
 }
 
-/// A source to compile for an entry.
+/// A WGSL source with the interface of its entry point.
 #[derive(Clone, Copy)]
 struct Source<'a> {
     text: &'a str,
@@ -54,7 +55,7 @@ struct Source<'a> {
 }
 
 impl Source<'_> {
-    /// Returns the number of bindings and the bytes of push constants.
+    /// Returns the number of bindings and the number of push constant bytes.
     fn interface(&self) -> (u32, u32) {
         (self.abi.bindings.len() as u32, ((PLACE_WORDS + self.abi.constants) * WORD_BYTES) as u32)
     }
@@ -64,7 +65,7 @@ impl Source<'_> {
     }
 }
 
-/// Pipelines of a device.
+/// Compiles and caches the pipelines of a device.
 pub(crate) struct Programs {
     target: SpirVTarget,
     pipelines: cache::Programs<Arc<Pipeline>>,
@@ -77,12 +78,14 @@ impl Programs {
         Self { target, pipelines: cache::Programs::new(shelf), logical: Arc::clone(logical), label }
     }
 
-    /// Returns the entries of a module. Distinct sources are compiled in parallel.
+    /// Returns the entries of a module. Compiles distinct sources in parallel.
     ///
     /// # Errors
-    /// [`Error::Compile`] with the log; [`Error::Unsupported`] for a language that the device does not
-    /// accept, or a function that exceeds its limits; [`Error::Invalid`] for a function that does not match
-    /// its ABI.
+    /// Returns one of these errors:
+    /// - [`Error::Compile`] with the log, if a source does not compile;
+    /// - [`Error::Unsupported`], if the device does not accept the language, or if a function exceeds the
+    ///   device's limits;
+    /// - [`Error::Invalid`], if a function does not match its ABI.
     pub(crate) fn entries(&self, module: &Module) -> Result<Vec<Arc<Pipeline>>> {
         let ModuleSource::Text { language: KernelLanguage::Wgsl, entries } = &module.source else {
             return Err(Error::Unsupported { what: format!("module {} on a Vulkan device", module.name) });
@@ -104,10 +107,10 @@ impl Programs {
         self.pipelines.get(self.key(source), 0, load, || self.compile(source))
     }
 
-    /// Checks a function against the device's limits.
+    /// Checks a function against the limits of the device.
     ///
     /// # Errors
-    /// If the function exceeds one.
+    /// Returns an error if the function exceeds a limit.
     fn fits(&self, source: Source<'_>) -> Result<()> {
         let limits = &self.logical.facts().limits;
         let DeviceFunction { name, work_group, .. } = source.function;
@@ -126,8 +129,7 @@ impl Programs {
         Err(Error::Unsupported { what: format!("{what} in {name} on {}", self.label) })
     }
 
-    /// Returns the cache key. Equal keys mean equal code, compiled identically for the same device and
-    /// driver.
+    /// Returns the cache key. Sources with equal keys have the same code, target, device and driver.
     fn key(&self, source: Source<'_>) -> Key {
         let (bindings, push_bytes) = source.interface();
         let shape = format!("{:?} {bindings} {push_bytes} {:?}", source.function, self.target);
@@ -137,7 +139,7 @@ impl Programs {
 
     fn make(&self, source: Source<'_>, artefact: &Artefact) -> Result<(Pipeline, PipelineCache)> {
         let Artefact { words, kept } = artefact;
-        // Drivers do not report the size of a failed allocation. It is at least that of the SPIR-V.
+        // Drivers do not report the size of a failed allocation. The size of the SPIR-V is a lower bound.
         let short = |error| allocation_failure(error, (words.len() * WORD_BYTES) as u64);
         let cache = PipelineCache::new(&self.logical, kept).map_err(short)?;
         let most = self.logical.facts().full_sub_groups;
@@ -154,7 +156,7 @@ impl Programs {
         if made.bindings > bindings {
             return Err(source.wrong(format!("{} bindings, its ABI {bindings}", made.bindings)));
         }
-        // The structure of the constants is padded to whole vectors.
+        // The constants are a structure, which is padded to whole vectors of 16 bytes.
         if made.constant_bytes > push_bytes.next_multiple_of(16) {
             return Err(
                 source.wrong(format!("{} bytes of constants, its ABI {push_bytes}", made.constant_bytes))

@@ -1,11 +1,12 @@
-//! The backend's driver queue: submits scripts, signals a timeline semaphore, and converts times to the
-//! host's clock.
+//! An implementation of `ragtag-hal`'s queue over a Vulkan queue. It submits scripts, signals a timeline
+//! semaphore, and converts times to the host's clock.
 //!
 //! The host waits for points of other devices. A submission could instead wait for a semaphore that the host
-//! signals when such a point passes. This is not used, because enqueued work cannot be withdrawn: work behind
-//! a failed point would run on missing data, and all queues that share a driver queue would wait behind it.
+//! signals when the point passes. Ragtag does not use such a semaphore, because enqueued work cannot be
+//! withdrawn. If the point failed, the work would run without its input. The work of all queues that share
+//! the Vulkan queue would also wait.
 //!
-//! Knows nothing about buffers, kernels or points.
+//! This module does not depend on buffers, kernels or points.
 
 use crate::api::{Semaphore, SharedQueue, Stamps};
 use crate::clock::Clock;
@@ -16,20 +17,22 @@ use ragtag_hal::queues::{DriverQueue, Ends, Thread};
 use ragtag_hal::{Result, Timing};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-/// A value of a queue's semaphore.
+/// A value of a queue's semaphore. It passes when the script has ended.
 pub(crate) struct Event {
     semaphore: Arc<Semaphore>,
     value: u64,
     stamps: Option<Arc<Stamps>>,
-    /// Spans to copy out of staging buffers when it has passed.
+    /// Spans to copy out of staging buffers after the event has passed.
     copy_outs: Arc<[HostSpan]>,
-    /// Completed copies of the queue's values.
+    /// Progress of the queue's copy-outs.
     settled: Arc<Settled>,
-    /// Value for which its staging buffers are filled, if there are any.
+    /// Progress of the copy-ins, and the value of the copy-in for this script. It is `None` if the script has
+    /// no copy-in.
     copy_in: Option<(Arc<Settled>, u64)>,
 }
 
-/// Progress of a thread over a semaphore's values: copies up to `value` are done, or will never be.
+/// Progress of a thread that copies to or from staging buffers. Copies for all values up to `value` are done
+/// or were cancelled.
 #[derive(Default)]
 struct Settled {
     state: Mutex<SettledState>,
@@ -39,7 +42,7 @@ struct Settled {
 #[derive(Default)]
 struct SettledState {
     value: u64,
-    /// Whether the device was lost meanwhile.
+    /// Whether copies were cancelled because the device is lost.
     failed: bool,
 }
 
@@ -48,7 +51,7 @@ impl Settled {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Marks all values up to this one as handled.
+    /// Records that the copies for all values up to `value` are done or were cancelled.
     fn reach(&self, value: u64, failed: bool) {
         let mut state = self.lock();
         state.value = state.value.max(value);
@@ -56,22 +59,22 @@ impl Settled {
         self.moved.notify_all();
     }
 
-    /// Blocks until the value has been handled. Returns true on success.
+    /// Blocks until the copies for `value` are done or were cancelled. Returns false if the device is lost.
     fn wait(&self, value: u64) -> bool {
         let waited = self.moved.wait_while(self.lock(), |state| state.value < value);
         !waited.unwrap_or_else(PoisonError::into_inner).failed
     }
 }
 
-/// A copy into staging buffers before a submission starts. It waits until the copy-outs of earlier
-/// submissions are done, which the end of a submission alone does not imply.
+/// A copy into staging buffers before a submission starts. It waits for the copy-outs of earlier submissions,
+/// which may still run after those submissions have ended.
 struct CopyIn {
     spans: Arc<[HostSpan]>,
     after: Vec<(Arc<Settled>, u64)>,
     value: u64,
 }
 
-/// The copy-in thread, started with the first staging buffer.
+/// The copy-in thread, which is started with the first staging buffer.
 struct CopyInThread {
     inbox: Option<Sender<CopyIn>>,
     semaphore: Arc<Semaphore>,
@@ -91,15 +94,15 @@ impl CopyInThread {
         Ok(Self { inbox: Some(inbox), semaphore, settled, value: 0, thread })
     }
 
-    /// Enqueues a copy-in. The thread ends only with the queue.
+    /// Enqueues a copy-in for the thread, which runs until the queue is dropped.
     fn send(&mut self, copy_in: CopyIn) {
         self.value = copy_in.value;
         let _ = self.inbox.as_ref().map(|inbox| inbox.send(copy_in));
     }
 }
 
-/// Runs the copy-in thread. It waits for earlier submissions. All of them end, because a lost device ends
-/// every wait.
+/// Runs the copy-in thread, which waits for earlier submissions. These waits always end, because a lost
+/// device ends them.
 fn serve_copy_ins(copy_ins: &Receiver<CopyIn>, done: &Semaphore, settled: &Settled) {
     for copy_in in copy_ins {
         let left = copy_in.after.iter().all(|(settled, value)| settled.wait(*value));
@@ -120,23 +123,23 @@ impl Drop for CopyInThread {
     }
 }
 
-/// State guarded by a queue's order.
+/// State that is locked while a script is submitted.
 #[derive(Default)]
 struct Order {
-    /// Last value in use.
+    /// Semaphore value of the latest submission.
     value: u64,
     copy_thread: Option<CopyInThread>,
 }
 
-/// A driver queue with its own semaphore.
+/// A Vulkan queue with its own timeline semaphore.
 pub(crate) struct Queue {
     shared: Arc<SharedQueue>,
     recorders: Arc<Recorders>,
     semaphore: Arc<Semaphore>,
-    /// Advanced in the order of events by the thread that waits for them: the queue's completion thread.
+    /// Progress of the copy-outs. The queue's completion thread advances it in the order of events.
     settled: Arc<Settled>,
     order: Mutex<Order>,
-    /// The device's clock, shared by its queues.
+    /// Clock of the device, shared by its queues.
     clock: Arc<Mutex<Clock>>,
 }
 
@@ -144,7 +147,7 @@ impl Queue {
     /// Creates a queue.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// Returns the driver's error.
     pub(crate) fn new(
         shared: &Arc<SharedQueue>,
         recorders: &Arc<Recorders>,
@@ -164,7 +167,7 @@ impl Queue {
         &self.recorders
     }
 
-    /// Returns the copy-in that a script needs, with its thread. It starts after the given events.
+    /// Returns the copy-in of a script and the copy-in thread. The copy-in waits for the given events.
     fn copy_in<'a>(
         &self,
         order: &'a mut Order,
@@ -204,13 +207,14 @@ impl DriverQueue for Queue {
             copy_in.iter().map(|(copy_thread, copy_in)| (copy_thread.semaphore.as_ref(), copy_in.value)),
         );
         let commands = recording.as_ref().and_then(|recording| recording.recorder()).map(|one| one.buffer());
-        // SAFETY: the caller keeps the script, and with it the recording and all that it names, until the
-        // event has passed; the device's queues keep the semaphores, and end after that. `Checked` lets no
-        // program be submitted before its last run has ended. The waits are for values that were enqueued
-        // before, or that a thread signals after such values.
+        // SAFETY: the caller keeps the script alive until the event has passed. The script keeps the
+        // recording and all its objects alive. The device's queues keep the semaphores alive, and are dropped
+        // after that. `Checked` allows the submission of a program only after its last run has ended. The
+        // waits are for values that were enqueued before, or that a thread signals after such values.
         let submitted = unsafe { self.shared.submit(commands, &waits, (&self.semaphore, value)) };
         submitted.map_err(|error| script.recording().refused(error))?;
-        // Sent only now: a copy-in for a refused submission would read bytes that are no longer leased.
+        // The copy-in is sent only after a successful submission. The bytes of a refused submission are no
+        // longer leased.
         let copy_in = copy_in.map(|(copy_thread, copy_in)| {
             let settled = (Arc::clone(&copy_thread.settled), copy_in.value);
             copy_thread.send(copy_in);
@@ -227,12 +231,12 @@ impl DriverQueue for Queue {
         Some(event.semaphore.has_passed(event.value))
     }
 
-    /// Copies data out of staging buffers after the event.
+    /// Waits for the event, then copies data out of staging buffers.
     fn wait(&self, event: &Event) -> Result<()> {
         let ended = event.semaphore.wait(event.value);
         if let Some((copy_in, value)) = &event.copy_in {
-            // On a lost device the copy-in may outlast the submission, and the region is leased until it is
-            // done.
+            // If the device is lost, the copy-in may outlast the submission. The region stays leased until
+            // the copy-in is done.
             copy_in.wait(*value);
         }
         if ended.is_ok() {

@@ -1,6 +1,6 @@
 //! Recording of steps in command buffers, and the pool of command buffers.
 //!
-//! Knows nothing about program IDs.
+//! This module does not depend on program IDs.
 
 use crate::api::{Part, Recorder, SharedQueue, Stamps};
 use crate::driver::{HostSpan, Launch, Span, Step};
@@ -10,13 +10,13 @@ use ragtag_hal::driver::grid_parts;
 use ragtag_hal::{Access, Error, Result};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Idle command buffers of a queue's family.
+/// A pool of idle command buffers for one queue family.
 pub(crate) struct Recorders {
     idle: Mutex<Vec<Recorder>>,
     queue: Arc<SharedQueue>,
     /// Whether the host may read results without a download.
     shows_host: bool,
-    /// Most groups of a dispatch along each axis.
+    /// Maximum number of groups of a dispatch along each axis.
     max_groups: [u32; 3],
 }
 
@@ -36,10 +36,11 @@ impl Recorders {
     }
 }
 
-/// Estimated driver memory per step, for drivers that do not report the size of a failed allocation.
+/// Estimated driver memory per step, in bytes. It is used because drivers do not report the size of a failed
+/// allocation.
 const STEP_BYTES: u64 = 256;
 
-/// Driver state of a script.
+/// Command buffer and staging copies of a script.
 pub(crate) struct Prepared {
     recording: Mutex<Option<Arc<Recording>>>,
     steps: usize,
@@ -68,10 +69,11 @@ impl Prepared {
         }
     }
 
-    /// Returns the command buffer, recorded on first use, or `None` if there are no commands.
+    /// Returns the command buffer, which is recorded on first use. Returns `None` if the script has no
+    /// commands.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] with a size; other errors of the driver.
+    /// Returns [`Error::OutOfMemory`] with an estimated size, or another error of the driver.
     pub(crate) fn recording(
         &self,
         recorders: &Arc<Recorders>,
@@ -88,13 +90,13 @@ impl Prepared {
         Ok(recording.clone())
     }
 
-    /// Returns the error of commands that the driver refuses.
+    /// Converts the driver's error for a refused submission.
     pub(crate) fn refused(&self, error: Error) -> Error {
         allocation_failure(error, self.steps.max(1) as u64 * STEP_BYTES)
     }
 }
 
-/// Returns the accesses of a step.
+/// Returns the memory accesses of a step.
 fn uses(step: &Step) -> Vec<Use> {
     let used = |span: &Span, writes| {
         let memory = Arc::as_ptr(span.buffer()) as usize;
@@ -116,7 +118,7 @@ fn uses(step: &Step) -> Vec<Use> {
     }
 }
 
-/// Returns the byte range of a span for Vulkan's copies.
+/// Returns the byte range of a span, for Vulkan's copies.
 fn part(span: &Span) -> Part<'_> {
     Part { memory: &span.buffer().0, offset: span.offset(), bytes: span.bytes() }
 }
@@ -125,18 +127,18 @@ fn host_part(span: &HostSpan) -> Part<'_> {
     span.registered().hold.part(span.range())
 }
 
-/// A command buffer that can run many times, one run at a time.
+/// A recorded command buffer. It can run many times, but only one run may be pending.
 pub(crate) struct Recording {
-    /// `None` only while it is being dropped.
+    /// The recorder. It is `None` only during the drop.
     recorder: Option<Recorder>,
     recorders: Arc<Recorders>,
 }
 
 impl Recording {
-    /// Records steps.
+    /// Records steps in a command buffer from the pool.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// Returns the driver's error.
     fn new(recorders: &Arc<Recorders>, steps: &[Step]) -> Result<Self> {
         let mut recorder = recorders.take()?;
         let launches = || {
@@ -147,7 +149,7 @@ impl Recording {
         };
         recorder.begin(launches().count() as u32, launches().sum())?;
         let mut hazards = Hazards::default();
-        // Whether there are copies since the last barrier. Launches alone need a weaker barrier.
+        // Set after a copy or a fill, until the next barrier. Launches need only a weaker barrier.
         let mut copied = false;
         for step in steps {
             let copies = !matches!(step, Step::Launch(_));
@@ -196,8 +198,8 @@ fn record(recorder: &Recorder, step: &Step, max_groups: [u32; 3]) -> Result<()> 
     Ok(())
 }
 
-/// Records a launch, in parts if the grid exceeds the device's limit. The first push constants hold the first
-/// group of a part.
+/// Records a launch. A grid that exceeds the device's limit is split into parts. The first push constants of
+/// each part hold the position of its first group.
 fn record_launch(recorder: &Recorder, launch: &Launch, spans: &[Span], max_groups: [u32; 3]) -> Result<()> {
     let Launch { pipeline, constants, grid } = launch;
     let parts: Vec<_> = spans.iter().map(part).collect();

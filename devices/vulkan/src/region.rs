@@ -1,10 +1,11 @@
-//! Host regions as buffers: the region's own memory if the device can import it, otherwise a staging buffer.
+//! Host regions as buffers. A region is imported if the device supports it. Otherwise it gets a staging
+//! buffer.
 //!
-//! A staging buffer has the size of the region and is host-visible. Uploads are copied into it before the
-//! device starts, downloads out of it when the device has ended. Leases reserve these bytes for one
-//! submission at a time.
+//! A staging buffer is host-visible and has the size of its region. Uploaded bytes are copied into it before
+//! the device starts. Downloaded bytes are copied out of it after the device has ended. Leases reserve these
+//! bytes for one submission at a time.
 //!
-//! Knows nothing about commands.
+//! This module does not depend on commands.
 
 use crate::api::{Logical, Memory, Part};
 use crate::error::allocation_failure;
@@ -13,12 +14,13 @@ use ragtag_hal::{Error, HostRegion, Result};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Minimum alignment and mapping unit of regions.
+/// Minimum alignment of regions, and granularity of their mapping, in bytes.
 const PAGE_BYTES: u64 = 4096;
 
-/// A region as the device sees it.
+/// A buffer over a host region, or its staging buffer.
 pub(crate) struct Mapping {
-    /// Declared before the region, whose memory it may be.
+    /// Imported memory or staging buffer. Field order: it is dropped before the region, whose memory it may
+    /// use.
     memory: Memory,
     region: Arc<HostRegion>,
     /// Whether `memory` is a staging buffer.
@@ -29,7 +31,8 @@ impl Mapping {
     /// Imports a region or creates a staging buffer for it.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] with sizes; other errors if the driver refuses both.
+    /// Returns [`Error::OutOfMemory`] with the size, or another error if the driver refuses both the import
+    /// and the staging buffer.
     pub(crate) fn new(
         logical: &Arc<Logical>,
         types: &MemoryTypes,
@@ -40,8 +43,8 @@ impl Mapping {
         let made = |memory, staging| Self { memory, region: Arc::clone(region), staging };
         let aligned = logical.facts().import_alignment_bytes.is_some_and(|bytes| bytes <= PAGE_BYTES);
         if import && aligned {
-            // SAFETY: the region starts at a page boundary and is kept; the rest of its last page is mapped
-            // with it, and no command names that.
+            // SAFETY: the region starts at a page boundary and stays alive. The rest of its last page is
+            // mapped with it, and no command accesses that rest.
             match unsafe { Memory::over(logical, region.as_ptr(), bytes, &types.host) } {
                 Ok(memory) => return Ok(made(memory, false)),
                 Err(error @ Error::Lost { .. }) => return Err(error),
@@ -62,21 +65,21 @@ impl Mapping {
         self.staging
     }
 
-    /// Returns a range of its bytes as the device sees them.
+    /// Returns the part of the buffer for a byte range of the region.
     pub(crate) fn part(&self, range: &Range<usize>) -> Part<'_> {
         Part { memory: &self.memory, offset: range.start as u64, bytes: range.len() as u64 }
     }
 
-    /// Copies bytes of the region into the staging buffer.
+    /// Copies bytes of the region into the staging buffer. Does nothing for an imported region.
     pub(crate) fn copy_in(&self, range: &Range<usize>) {
         if let Some(staging) = self.staging_at(range) {
-            // SAFETY: both are `range` of memory of the same size. The caller has leased these bytes of the
-            // region, which also excludes other users of the same bytes of the staging buffer.
+            // SAFETY: both sides are `range` in memory of the same size. The caller has leased these bytes of
+            // the region, which also excludes other users of the same bytes of the staging buffer.
             unsafe { std::ptr::copy_nonoverlapping(self.region_at(range), staging, range.len()) }
         }
     }
 
-    /// Copies bytes of the staging buffer into the region.
+    /// Copies bytes of the staging buffer into the region. Does nothing for an imported region.
     pub(crate) fn copy_out(&self, range: &Range<usize>) {
         if let Some(staging) = self.staging_at(range) {
             // SAFETY: as for `copy_in`.

@@ -1,5 +1,5 @@
-//! Tests that need this crate's internals: lost devices. The tests of the public interface are in the `tests`
-//! folder and in the conformance suite.
+//! Tests of lost devices that use internals of the crate. The folder `tests` and the conformance suite test
+//! the public interface.
 
 #![allow(clippy::print_stdout)] // a skip is visible
 

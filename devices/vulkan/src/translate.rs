@@ -1,11 +1,13 @@
 //! Translation of WGSL to SPIR-V by naga.
 //!
-//! The device's features decide what a source may use, and how some of it is compiled: a dot product of
-//! packed bytes is one instruction if the device has it. Safety checks required by WGSL are disabled, because
-//! kernels do not need them: `Checked` holds dispatches to the extents of their kernels, so indices need no
-//! checks; loops end, divisors are not zero, and local memory is written before it is read.
+//! The device's features decide which WGSL a source may use. They also affect the translation: a dot product
+//! of packed bytes becomes one instruction only if the device has that instruction.
 //!
-//! Knows nothing about Vulkan objects.
+//! The safety checks of WGSL are disabled, because kernels do not need them. `Checked` limits dispatches to
+//! the extents of their bindings, so indices need no checks. All loops end, divisors are not zero, and local
+//! memory is written before it is read.
+//!
+//! This module does not depend on Vulkan objects.
 
 use crate::{halves, memory_model};
 use naga::back::spv::{
@@ -16,13 +18,13 @@ use naga::valid::{Capabilities, ValidationFlags, Validator};
 use naga::{AddressSpace, ResourceBinding};
 use ragtag_hal::{Error, Feature, Features, Result};
 
-/// Version of the translator, part of cache keys. Change it with this file or naga.
+/// Version of the translator in cache keys. Change it when this file or naga changes.
 pub(crate) const VERSION: &str = "naga 30, 3";
 
 /// Target of a translation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SpirVTarget {
-    /// Vulkan version, such as (1, 2).
+    /// Major and minor version of Vulkan, such as (1, 2).
     pub vulkan: (u32, u32),
     /// Features of the device.
     pub features: Features,
@@ -50,12 +52,13 @@ impl SpirVTarget {
                 _ => Capabilities::empty(),
             };
         }
-        // f16 values in words are unpacked by instructions that need no capability.
+        // The instructions that unpack f16 values from words need no capability.
         accepted | Capabilities::SHADER_FLOAT16_IN_FLOAT32
     }
 
     /// Returns the SPIR-V capabilities that the output may declare. Cooperative matrices require the Vulkan
-    /// memory model, so only sources with matrices declare both.
+    /// memory model. So only sources with matrices may declare the capabilities for matrices and for this
+    /// memory model.
     fn capabilities(&self, has_matrices: bool) -> Vec<Capability> {
         let mut all = vec![Capability::Shader];
         for feature in self.features.iter().filter(|f| has_matrices || **f != Feature::CooperativeMatrix) {
@@ -73,7 +76,7 @@ impl SpirVTarget {
     }
 }
 
-/// Directive of sources that use matrices.
+/// Directive in sources that use cooperative matrices.
 const MATRICES: &str = "enable wgpu_cooperative_matrix;";
 
 const SUB_GROUPS: &[Capability] = &[
@@ -90,18 +93,18 @@ const SUB_GROUPS: &[Capability] = &[
 pub struct SpirV {
     /// SPIR-V words.
     pub words: Vec<u32>,
-    /// Number of storage buffers in group 0: one more than the largest binding.
+    /// Number of storage buffers in group 0: the largest binding plus one.
     pub bindings: u32,
-    /// Bytes of push constants.
+    /// Size of the push constants in bytes.
     pub constant_bytes: u32,
-    /// Work items in a group.
+    /// Number of work items per group in each dimension.
     pub work_group: [u32; 3],
 }
 
 /// Translates a WGSL source whose only entry point is `entry`.
 ///
 /// # Errors
-/// [`Error::Compile`] with the log, also for a source that uses features that the target lacks.
+/// Returns [`Error::Compile`] with the log. This includes a source that uses features that the target lacks.
 pub fn translate(text: &str, entry: &str, target: &SpirVTarget) -> Result<SpirV> {
     let refused = |log: String| Error::Compile { log };
     let module = naga::front::wgsl::parse_str(text).map_err(|error| refused(error.emit_to_string(text)))?;
@@ -136,7 +139,7 @@ pub fn translate(text: &str, entry: &str, target: &SpirVTarget) -> Result<SpirV>
     Ok(SpirV { words, bindings, constant_bytes, work_group: work_group.unwrap_or_default() })
 }
 
-/// Returns the number of bindings and the bytes of constants.
+/// Returns the number of bindings and the number of constant bytes.
 fn arguments(module: &naga::Module) -> std::result::Result<(u32, u32), String> {
     let (mut bindings, mut constant_bytes) = (0, 0);
     for (_, variable) in module.global_variables.iter() {
@@ -154,7 +157,7 @@ fn arguments(module: &naga::Module) -> std::result::Result<(u32, u32), String> {
     Ok((bindings, constant_bytes))
 }
 
-/// Returns the bindings as the source numbers them.
+/// Returns a map that keeps the binding numbers of the source.
 fn bindings(module: &naga::Module) -> BindingMap {
     let bound = module.global_variables.iter().filter_map(|(_, variable)| variable.binding);
     bound
@@ -169,8 +172,9 @@ fn bindings(module: &naga::Module) -> BindingMap {
         .collect()
 }
 
-/// Returns true if SPIR-V uses sub-group operations: it declares one of the capabilities 61 to 68, or that of
-/// cooperative matrices (SPIR-V specification, section 3.31; `OpCapability` is 17).
+/// Returns true if a module declares a capability for sub-group operations. These are the capabilities 61 to
+/// 68 and the capability for cooperative matrices (SPIR-V specification, section 3.31). The opcode of
+/// `OpCapability` is 17.
 pub(crate) fn uses_sub_groups(words: &[u32]) -> bool {
     let mut rest = words.get(5..).unwrap_or_default();
     while let [first, argument, ..] = rest {
@@ -206,7 +210,7 @@ mod tests {
         Ok(made.words)
     }
 
-    /// Returns the opcodes of a module: the low 16 bits of each instruction's first word.
+    /// Returns the opcodes of a module. An opcode is in the low 16 bits of an instruction's first word.
     fn opcodes(words: &[u32]) -> Vec<u32> {
         let (mut rest, mut all) = (&words[5..], Vec::new());
         while let [first, ..] = rest {

@@ -1,6 +1,7 @@
-//! Test of a real device loss, caused by a kernel that writes to an invalid address. On a CPU device this
-//! would crash the process, so it runs only on devices with their own memory, and in its own process. Devices
-//! with robust access cannot be lost this way; a layer injects their losses (`vulkan/faults.rs`).
+//! Test of a real device loss, caused by a kernel that writes to an invalid address. The test needs a device
+//! with its own memory, because on a CPU device the write would crash the process. It runs in its own
+//! process. Devices with robust access cannot be lost this way. `vulkan/faults.rs` simulates their loss with
+//! a layer.
 
 #![allow(clippy::print_stdout)] // a skip is visible
 

@@ -1,5 +1,5 @@
-//! Test of a device that runs out of memory. It runs in its own process, because it leaves no memory for
-//! others.
+//! Test of a device that runs out of memory. It runs in its own process, because it uses all memory of the
+//! device.
 
 #![allow(clippy::print_stdout)] // a skip is visible
 
@@ -9,7 +9,7 @@ mod support;
 use ragtag_hal::{BufferId, Device, Error, Limits};
 use support::*;
 
-/// Allocates more than the total in pieces that would each fit.
+/// Allocates more than the total memory, in blocks that would each fit.
 #[test]
 fn a_shortage_is_reported_with_sizes() {
     let backend = backend();
@@ -23,7 +23,7 @@ fn a_shortage_is_reported_with_sizes() {
         assert!(wanted == block && free.is_none_or(|free| free < block), "{wanted} of {free:?}");
         let too_large = device.create_buffer(BufferId(1000), u64::MAX / 2);
         assert!(matches!(too_large, Err(Error::AllocationTooLarge { .. })), "{too_large:?}");
-        // Other processes may have taken so much host memory that not even one fitted.
+        // Other processes may use so much host memory that not even the first block was allocated.
         if at > 0 {
             device.destroy_buffer(BufferId(0)).unwrap();
         }

@@ -1,6 +1,4 @@
 //! The wgpu backend: reports adapters and opens them.
-//!
-//! Does not know how a device works.
 
 use crate::driver::{self, WgpuDevice};
 use crate::gpu::{Gpu, ready};
@@ -12,19 +10,19 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use wgpu::{DeviceDescriptor, ExperimentalFeatures, Instance, MemoryHints};
 
-/// Backend name.
+/// Name of the backend.
 const NAME: &str = "wgpu";
 
 /// Configuration of the wgpu backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WgpuConfig {
-    /// Folder for compiled programs. Without it they are cached only in this process.
+    /// Folder for compiled programs. If it is `None`, programs are cached only in memory.
     pub cache_folder: Option<PathBuf>,
 }
 
 impl Default for WgpuConfig {
-    /// Returns the default configuration. Programs are cached in `wgpu` within `RAGTAG_CACHE_DIR`, or in
-    /// `ragtag/wgpu` within the user's cache folder.
+    /// Returns the default configuration. Programs are cached in `$RAGTAG_CACHE_DIR/wgpu`, or in
+    /// `ragtag/wgpu` in the user's cache folder.
     fn default() -> Self {
         Self { cache_folder: default_folder(NAME) }
     }
@@ -37,7 +35,7 @@ pub struct WgpuBackend {
 }
 
 impl WgpuBackend {
-    /// Creates a backend with this configuration. The first probe looks for drivers.
+    /// Creates a backend with this configuration. The first probe loads the drivers.
     pub fn new(config: WgpuConfig) -> Self {
         let shelf = Shelf::new(config.cache_folder.map(Folder::new));
         Self { instance: OnceLock::new(), shelf: Arc::new(shelf) }
@@ -58,7 +56,7 @@ impl WgpuBackend {
     }
 }
 
-/// Opens an adapter with all useful features and its own limits.
+/// Opens an adapter with the adapter's own limits and all features that Ragtag can use.
 fn open(found: &Found) -> Result<Gpu> {
     let features = wanted_features(&found.wgpu);
     let descriptor = DeviceDescriptor {
@@ -88,7 +86,7 @@ impl Backend for WgpuBackend {
         Found::open_each(&self.found()?, adapters, |found, wanted, id| {
             let mut found = found.clone();
             if found.adapter.memory.is_empty() {
-                // Figures of another API.
+                // Another API reported these sizes.
                 found.adapter.memory.clone_from(&wanted.memory);
             }
             self.device(id, found, limits)

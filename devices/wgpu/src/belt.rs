@@ -1,37 +1,38 @@
-//! Staging chunks, through which buffers are written and read.
+//! Pools of staging chunks, through which transfers read and write buffers.
 //!
-//! An idle upload chunk stays mapped for the host. All chunks of a belt have at most [`MAX_BYTES`] together.
-//! A thread that needs more waits until some are returned. Knows nothing about commands or regions.
+//! Idle upload chunks stay mapped for the host. The chunks of a belt have at most [`MAX_BYTES`] in total. A
+//! thread that needs more waits until a chunk is returned. This module does not depend on commands or
+//! regions.
 
 use crate::gpu::{Failure, Gpu};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use wgpu::{Buffer, BufferDescriptor, BufferUsages, MapMode};
 
-/// Largest chunk. Larger transfers are split.
+/// Size of the largest chunk, in bytes. Larger transfers are split.
 pub(crate) const CHUNK_BYTES: u64 = 4 << 20;
-/// Smallest chunk.
+/// Size of the smallest chunk, in bytes.
 const SMALLEST_BYTES: u64 = 16 << 10;
-/// Most bytes of all chunks of a belt.
+/// Maximum size of all chunks of a belt, in bytes.
 const MAX_BYTES: u64 = 64 << 20;
 
 /// Direction of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Direction {
-    /// To the device.
+    /// From the host to the device.
     Up,
-    /// To the host.
+    /// From the device to the host.
     Down,
 }
 
 #[derive(Default)]
 struct State {
-    /// Bytes of all chunks, in use or idle.
+    /// Total size of all chunks, in use and idle.
     bytes: u64,
     free: Vec<Buffer>,
 }
 
 impl State {
-    /// Drops an idle chunk. Returns false if there is none.
+    /// Drops an idle chunk. Returns false if no chunk is idle.
     fn give_one_up(&mut self) -> bool {
         let one = self.free.pop();
         self.bytes -= one.as_ref().map_or(0, Buffer::size);
@@ -39,7 +40,7 @@ impl State {
     }
 }
 
-/// Chunks of one direction.
+/// Staging chunks for one direction.
 pub(crate) struct Belt {
     gpu: Arc<Gpu>,
     direction: Direction,
@@ -57,11 +58,12 @@ impl Belt {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a chunk of at least this size, up to [`CHUNK_BYTES`]. Returns `None` if all are in use, or if
-    /// those in use exhaust the memory.
+    /// Takes a chunk of at least `bytes` bytes, which is at most [`CHUNK_BYTES`]. Returns `None` if the
+    /// caller must wait for a chunk in use: the belt has reached its maximum size, or the device is out of
+    /// memory.
     ///
     /// # Errors
-    /// If there is no memory for a single chunk, or the device is lost.
+    /// Returns an error if the device has no memory for a single chunk, or if the device is lost.
     pub(crate) fn take(self: &Arc<Self>, bytes: u64) -> Result<Option<Chunk>, Failure> {
         let size = bytes.next_power_of_two().max(SMALLEST_BYTES);
         let chunk = |buffer| Some(Chunk { buffer, belt: Arc::downgrade(self), kept: false });
@@ -85,9 +87,9 @@ impl Belt {
             let mut state = self.lock();
             state.bytes -= size;
             match failure {
-                // Dropping an idle chunk may make room.
+                // The memory of a dropped idle chunk may be large enough.
                 Failure::OutOfMemory { .. } if state.give_one_up() => {}
-                // Chunks in use will be returned.
+                // Chunks that are in use will be returned.
                 Failure::OutOfMemory { .. } if state.bytes > 0 => return Ok(None),
                 failure => return Err(failure.wanting(size)),
             }
@@ -102,16 +104,16 @@ impl Belt {
         self.gpu.device.create_buffer(&BufferDescriptor { label: None, size, usage, mapped_at_creation })
     }
 
-    /// Waits until a chunk has been returned, or the device is lost. Other threads may take it first, so the
-    /// caller must retry.
+    /// Waits until a chunk has been returned or the device is lost. Another thread may take the chunk first,
+    /// so the caller must retry.
     ///
     /// # Errors
-    /// If the device is lost.
+    /// Returns an error if the device is lost.
     pub(crate) fn wait(&self) -> Result<(), Failure> {
         let state = self.lock();
         if state.free.is_empty() && state.bytes > 0 {
-            // Threads that wait for submissions return their chunks. The timeout covers a device that is lost
-            // meanwhile.
+            // Threads that wait for submissions return their chunks. The timeout handles a device that is
+            // lost in the meantime.
             let some = std::time::Duration::from_millis(100);
             drop(self.returned.wait_timeout(state, some).unwrap_or_else(PoisonError::into_inner));
         }
@@ -119,11 +121,11 @@ impl Belt {
     }
 }
 
-/// A chunk in use. Dropping it frees it; [`Chunk::put_back`] keeps it.
+/// A chunk in use. [`Chunk::put_back`] returns the chunk to the belt. Dropping the chunk frees its memory.
 pub(crate) struct Chunk {
     buffer: Buffer,
-    /// Weak, because wgpu may hold the chunk until its device is dropped, and the belt keeps the device
-    /// alive.
+    /// Weak reference, because wgpu may hold the chunk until its device is dropped, and the belt keeps the
+    /// device alive.
     belt: Weak<Belt>,
     kept: bool,
 }
@@ -133,10 +135,10 @@ impl Chunk {
         &self.buffer
     }
 
-    /// Writes bytes to the start of an upload chunk, and unmaps it for the device.
+    /// Writes `bytes` to the start of an upload chunk and unmaps the chunk, so that the device can use it.
     ///
     /// # Errors
-    /// If the device is lost.
+    /// Returns an error if the device is lost.
     pub(crate) fn write(&self, bytes: &[u8]) -> Result<(), Failure> {
         let span = (bytes.len() as u64).next_multiple_of(wgpu::COPY_BUFFER_ALIGNMENT);
         let view = self.buffer.slice(..span).get_mapped_range_mut();
@@ -147,7 +149,8 @@ impl Chunk {
         Ok(())
     }
 
-    /// Returns an upload chunk to the belt, which maps it again when the device is done with it.
+    /// Returns an upload chunk to the belt when the device has finished with the chunk and it is mapped
+    /// again.
     pub(crate) fn put_back_later(self) {
         let buffer = self.buffer.clone();
         buffer.slice(..).map_async(MapMode::Write, move |mapped| {
@@ -157,15 +160,16 @@ impl Chunk {
         });
     }
 
-    /// Maps a download chunk when the device has written it. Calls back with the success.
+    /// Maps a download chunk when the device has written it. Calls `then` with true if the mapping succeeded.
     pub(crate) fn map(&self, then: impl FnOnce(bool) + Send + 'static) {
         self.buffer.slice(..).map_async(MapMode::Read, move |mapped| then(mapped.is_ok()));
     }
 
-    /// Calls back with the first bytes of a mapped download chunk, and unmaps it for the device.
+    /// Calls `take` with the first bytes of a mapped download chunk. Then unmaps the chunk, so that the
+    /// device can use it.
     ///
     /// # Errors
-    /// If the device is lost.
+    /// Returns an error if the device is lost.
     pub(crate) fn read(&self, bytes: u64, take: impl FnOnce(&[u8])) -> Result<(), Failure> {
         let span = bytes.next_multiple_of(wgpu::COPY_BUFFER_ALIGNMENT);
         let view = self.buffer.slice(..span).get_mapped_range();
@@ -176,7 +180,7 @@ impl Chunk {
         Ok(())
     }
 
-    /// Returns the chunk to the belt, in the state in which [`Belt::take`] returns chunks.
+    /// Returns the chunk to the belt. The chunk must be in the state in which [`Belt::take`] returns chunks.
     pub(crate) fn put_back(mut self) {
         self.kept = true;
     }

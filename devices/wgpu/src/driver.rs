@@ -1,6 +1,6 @@
-//! The driver of one wgpu device: memory, pipelines, and the commands that are implemented as kernels.
+//! The driver of one wgpu device: memory, pipelines, and commands that are implemented as kernels.
 //!
-//! Knows nothing about IDs or points.
+//! This module does not depend on IDs or points.
 
 use crate::encoder::Encoder;
 use crate::gpu::{Gpu, heard};
@@ -29,10 +29,11 @@ pub(crate) type HostSpan = driver::HostSpan<()>;
 
 /// An opened wgpu device.
 pub(crate) struct Wgpu {
-    /// Ends when the queues are dropped.
+    /// Encoder thread. It ends when the queues are dropped.
     _encoder: Joined,
     pub(crate) found: Found,
-    /// Heap as known when the device was opened, for drivers that do not report it.
+    /// Memory size at the time when the device was opened. It is used if the driver does not report the
+    /// current size.
     assumed: Memory,
     pub(crate) programs: Programs,
     tools: Tools,
@@ -51,7 +52,7 @@ impl Drop for Joined {
 /// Opens a device.
 ///
 /// # Errors
-/// If no API reports the size of its memory, or the system cannot start a thread.
+/// Returns an error if no API reports the device's memory size, or if the system cannot start a thread.
 pub(crate) fn open(
     id: DeviceId,
     gpu: Gpu,
@@ -83,7 +84,7 @@ pub(crate) fn open(
         kind,
         jobs: jobs.clone(),
     });
-    // The encoder ends with the last sender, which belongs to a queue.
+    // The encoder thread ends when the last sender is dropped, and each queue has one.
     drop(jobs);
     let driver = Wgpu { _encoder: encoder, found, assumed, programs, tools: Tools::default(), gpu };
     DriverDevice::open(common, adapter, driver, queues, limits)
@@ -91,7 +92,8 @@ pub(crate) fn open(
 
 /// Fails all timelines when wgpu reports that the device is lost.
 fn report_loss(gpu: &Arc<Gpu>, common: &Arc<Common>) {
-    // wgpu's device keeps the callback, which must not keep the layers above alive.
+    // wgpu's device keeps the callback. The references are weak, because the callback must not keep the
+    // owners of the device alive.
     let (theirs, common) = (Arc::downgrade(gpu), Arc::downgrade(common));
     gpu.device.set_device_lost_callback(move |reason, message| {
         let Some(gpu) = theirs.upgrade() else { return };
@@ -143,8 +145,8 @@ impl Driver for Wgpu {
         Ok(())
     }
 
-    /// wgpu can copy only between different buffers and fill only with zeros. Other copies and fills are
-    /// launches.
+    /// Appends a step. wgpu can copy only between different buffers and fill only with zeros. All other
+    /// copies and fills become launches of kernels.
     fn append(&self, step: Step, steps: &mut Vec<Step>) -> Result<()> {
         match step {
             Step::Copy { from, to } if Arc::ptr_eq(from.buffer(), to.buffer()) => {

@@ -1,15 +1,15 @@
-//! The thread that encodes and submits scripts, in the order in which they were enqueued.
+//! The thread that encodes and submits scripts in the order in which they were enqueued.
 //!
-//! A script is one submission, unless it transfers more bytes between host and device than the belts hold. A
-//! script is not submitted after a failed script of the same queue, or after a failed script of another queue
-//! that it waits for.
+//! A script is one submission, unless it transfers more bytes than the belts can hold. A script fails without
+//! submission in two cases: an earlier script of its queue has failed, or a script of another queue that it
+//! waits for has failed.
 //!
 //! # Host data
-//! Uploads are read when they are encoded, which may be before the work that the script waits for has ended
-//! on the device. The host's bytes are valid by then, except where an outstanding download will write them.
-//! Such downloads are awaited.
+//! The encoder reads uploaded bytes when it encodes the upload. At that time, the work that the script waits
+//! for may still run on the device. The bytes in the host region are already valid, unless an unfinished
+//! download will write them. The encoder waits for such downloads.
 //!
-//! Knows nothing about points or IDs.
+//! This module does not depend on points or IDs.
 
 use crate::belt::{Belt, CHUNK_BYTES, Chunk, Direction};
 use crate::driver::{HostSpan, Span, Step};
@@ -22,19 +22,19 @@ use ragtag_hal::{Error, Result};
 use std::sync::Arc;
 use wgpu::{CommandEncoder, CommandEncoderDescriptor, ComputePass, ComputePassDescriptor, SubmissionIndex};
 
-/// A host range that a download will write. The sender of `done` is dropped when it has.
+/// A host range that an unfinished download will write. The sender of `done` is dropped after the write.
 struct Arrival {
     to: Footprint,
     done: Receiver<()>,
 }
 
-/// State of the thread.
+/// State of the encoder thread.
 pub(crate) struct Encoder {
     gpu: Arc<Gpu>,
     stamps: Option<Arc<Stamps>>,
     up: Arc<Belt>,
     down: Arc<Belt>,
-    /// Last submission.
+    /// Latest submission.
     last: Option<SubmissionIndex>,
     /// First failure of each queue.
     failures: [Option<Error>; 3],
@@ -55,15 +55,15 @@ impl Encoder {
                 self.failures[job.kind.index()].get_or_insert_with(|| error.clone());
                 let _ = job.fate.set(error.clone());
             }
-            // Resources of the script are released before its end is reported.
+            // The buffers of the script are released before its end is reported.
             let Job { script, progress, .. } = job;
             drop(script);
-            // The receiver waits for this, unless its thread is gone.
+            // Sending fails only if the completion thread has ended.
             let _ = progress.send(Progress::End(result));
         }
     }
 
-    /// Fails if a predecessor of the script has failed.
+    /// Returns an error if the device is lost or an earlier script, on which this script depends, has failed.
     fn check(&self, job: &Job) -> Result<()> {
         let own = self.failures[job.kind.index()].as_ref();
         match own.or_else(|| job.after.iter().find_map(|fate| fate.get())) {
@@ -87,7 +87,7 @@ impl Encoder {
                 Step::Copy { from, to } => {
                     draft.copy(place(from), place(to), padded_bytes(from));
                 }
-                // All other fills are launches.
+                // This is a fill with zeros. All other fills are launches of kernels.
                 Step::Fill { to, .. } => draft.clear(to),
                 Step::Upload { from, to } => {
                     for offset in (0..to.bytes()).step_by(CHUNK_BYTES as usize) {
@@ -129,7 +129,7 @@ impl Encoder {
             let arrival = self.arrivals.swap_remove(at);
             let full = std::mem::replace(draft, self.draft());
             self.submit(job, full)?;
-            // Nothing is ever sent; the call returns when the sender is dropped.
+            // No value is ever sent. The call returns when the sender is dropped.
             let _ = arrival.done.recv();
             self.gpu.check()?;
         }
@@ -155,7 +155,8 @@ impl Encoder {
         Ok(())
     }
 
-    /// Returns a chunk of a belt. If all are in use, possibly by this draft, submits the draft first.
+    /// Returns a chunk of a belt. If all chunks are in use, submits the draft first, because it may hold
+    /// chunks itself.
     fn chunk(
         &mut self,
         job: &Job,
@@ -177,7 +178,7 @@ impl Encoder {
         }
     }
 
-    /// Submits a draft and reports it to the queue.
+    /// Submits a draft and reports the submission to the queue.
     fn submit(&mut self, job: &Job, draft: Draft) -> std::result::Result<(), Failure> {
         let Draft { encoder, begun, pass, up, down, .. } = draft;
         drop(pass);
@@ -189,18 +190,18 @@ impl Encoder {
         up.into_iter().for_each(Chunk::put_back_later);
         let readbacks = down.into_iter().map(Descent::start).collect();
         let stamps = stamps.map(Ended::start);
-        // The receiver waits for this piece, unless its thread is gone.
+        // Sending fails only if the completion thread has ended.
         let _ = job.progress.send(Progress::Submitted(Piece { index: self.last.clone(), readbacks, stamps }));
         Ok(())
     }
 }
 
-/// Returns a span's buffer and the offset of its first byte.
+/// Returns the buffer of a span and the offset of the span's first byte.
 fn place(span: &Span) -> (&wgpu::Buffer, u64) {
     (&span.buffer().0, span.offset())
 }
 
-/// A download of a piece.
+/// A download within a submission.
 struct Descent {
     chunk: Chunk,
     to: HostSpan,
@@ -209,10 +210,10 @@ struct Descent {
 }
 
 impl Descent {
-    /// Maps the chunk when the device has finished the submitted piece.
+    /// Starts to map the chunk, which completes when the submission has ended.
     fn start(self) -> Readback {
         let (tell, mapped) = bounded(1);
-        // The receiver may be gone.
+        // The receiver may have been dropped.
         self.chunk.map(move |is| {
             let _ = tell.send(is);
         });
@@ -220,20 +221,20 @@ impl Descent {
     }
 }
 
-/// Encoded commands that are not submitted yet.
+/// Encoded commands that are not yet submitted.
 struct Draft {
     gpu: Arc<Gpu>,
     stamps: Option<Arc<Stamps>>,
     encoder: Option<CommandEncoder>,
     begun: Option<Begun>,
-    /// Consecutive launches share a pass.
+    /// Compute pass of the latest consecutive launches.
     pass: Option<ComputePass<'static>>,
     up: Vec<Chunk>,
     down: Vec<Descent>,
 }
 
 impl Draft {
-    /// Returns the encoder, created on first use.
+    /// Returns the command encoder, which is created on first use.
     fn encoder(&mut self) -> &mut CommandEncoder {
         let Self { gpu, stamps, begun, encoder, .. } = self;
         encoder.get_or_insert_with(|| {

@@ -1,8 +1,8 @@
-//! wgpu's device: its errors as results, its loss, and waiting for it.
+//! A wrapper of wgpu's device. It turns errors into results, detects device loss, and waits for submissions.
 //!
-//! wgpu reports errors through callbacks, or panics if there is none. Every fallible call is made in
-//! [`Gpu::guarded`], which collects the errors of the calling thread and catches panics. Knows nothing about
-//! buffers, kernels or commands.
+//! wgpu reports errors through callbacks, and panics if no callback is set. Every fallible call runs inside
+//! [`Gpu::guarded`], which collects the errors of the calling thread and catches panics. This module does not
+//! depend on buffers, kernels or commands.
 
 use ragtag_hal::Error;
 use std::any::Any;
@@ -14,24 +14,24 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 use wgpu::{CommandEncoder, ErrorFilter, PollError, PollType, SubmissionIndex};
 
-/// Timeout of one wait, after which the loss of the device is checked, because some drivers never end the
-/// wait. It is longer than any submission: if a wait times out while another thread sees the same submission
-/// end, wgpu 30 panics.
+/// Timeout of one wait. After a timeout, the loss of the device is checked, because some drivers never end
+/// the wait. The timeout is longer than any submission. Otherwise wgpu 30 panics when one wait times out
+/// while another thread sees the same submission end.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// An error of wgpu.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Failure {
-    /// Too little memory for this many bytes; 0 if unknown.
+    /// The device has too little memory. `wanted` is the requested size in bytes, or 0 if it is unknown.
     OutOfMemory { wanted: u64 },
-    /// wgpu refused the call, or one of its limits was reached. Its message.
+    /// wgpu rejected the call, for example because of a limit. The text is wgpu's message.
     Refused(String),
-    /// The device is lost. The cause.
+    /// The device is lost. The text is the cause.
     Lost(String),
 }
 
 impl Failure {
-    /// Sets the requested bytes if the error is a shortage of memory.
+    /// Sets the requested size of an out-of-memory error.
     pub(crate) fn wanting(self, wanted: u64) -> Self {
         match self {
             Failure::OutOfMemory { .. } => Failure::OutOfMemory { wanted },
@@ -39,7 +39,7 @@ impl Failure {
         }
     }
 
-    /// Converts it to an error of this call.
+    /// Converts the failure to an error that names the call.
     pub(crate) fn of(self, call: &str) -> Error {
         match self {
             Failure::OutOfMemory { wanted } => Error::OutOfMemory { wanted, free: None },
@@ -61,12 +61,12 @@ impl From<wgpu::Error> for Failure {
 }
 
 thread_local! {
-    /// wgpu call that this thread is in. The callback for a lost device runs within the call that detected
-    /// the loss, and does not receive its name.
+    /// Name of the wgpu call that this thread is executing. The callback for a lost device runs inside the
+    /// call that detected the loss and does not receive the name of the call.
     static CALL: Cell<&'static str> = const { Cell::new("wgpu") };
 }
 
-/// Makes a call with this name, which must not panic.
+/// Runs `make` as the wgpu call with this name. `make` must not panic.
 fn named<T>(call: &'static str, make: impl FnOnce() -> T) -> T {
     let before = CALL.replace(call);
     let value = make();
@@ -74,12 +74,12 @@ fn named<T>(call: &'static str, make: impl FnOnce() -> T) -> T {
     value
 }
 
-/// Adds the name of the current call to a message.
+/// Prefixes a message with the name of the current call.
 pub(crate) fn heard(words: &str) -> String {
     format!("{}: {words}", CALL.get())
 }
 
-/// wgpu's device and queue.
+/// A wgpu device with its queue.
 pub(crate) struct Gpu {
     pub(crate) device: wgpu::Device,
     pub(crate) queue: wgpu::Queue,
@@ -88,15 +88,16 @@ pub(crate) struct Gpu {
 
 impl Gpu {
     pub(crate) fn new(device: wgpu::Device, queue: wgpu::Queue) -> Self {
-        // An error outside of a guard shows in the objects created next.
+        // An error outside of a guard affects the objects that are created there, and guarded calls report
+        // it.
         device.on_uncaptured_error(std::sync::Arc::new(|error| tracing::debug!(%error, "wgpu")));
         Self { device, queue, lost: OnceLock::new() }
     }
 
-    /// Makes calls to wgpu.
+    /// Runs calls to wgpu and returns their errors.
     ///
     /// # Errors
-    /// The first error of this thread in them. A panic counts as the loss of the device.
+    /// Returns the first error that wgpu reports on this thread. A panic counts as the loss of the device.
     pub(crate) fn guarded<T>(&self, calls: impl FnOnce() -> T) -> Result<T, Failure> {
         let filters = [ErrorFilter::Validation, ErrorFilter::Internal, ErrorFilter::OutOfMemory];
         let scopes = filters.map(|filter| self.device.push_error_scope(filter));
@@ -110,31 +111,31 @@ impl Gpu {
         }
     }
 
-    /// Submits commands.
+    /// Submits the commands of an encoder.
     ///
     /// # Errors
-    /// If wgpu refuses them, or the device is lost.
+    /// Returns an error if wgpu rejects the commands or the device is lost.
     pub(crate) fn submit(&self, encoder: CommandEncoder) -> Result<SubmissionIndex, Failure> {
         named("Queue::submit", || self.guarded(|| self.queue.submit([encoder.finish()])))
     }
 
-    /// Records that the device is lost.
+    /// Records the cause of a device loss and returns the first recorded cause.
     pub(crate) fn lose(&self, cause: String) -> Failure {
         Failure::Lost(self.lost.get_or_init(|| cause).clone())
     }
 
-    /// Fails if the device is lost.
+    /// Checks that the device is not lost.
     ///
     /// # Errors
-    /// [`Failure::Lost`] if it is.
+    /// Returns [`Failure::Lost`] if the device is lost.
     pub(crate) fn check(&self) -> Result<(), Failure> {
         self.lost.get().map_or(Ok(()), |cause| Err(Failure::Lost(cause.clone())))
     }
 
-    /// Sleeps until a submission has ended, and runs the callbacks of completed work.
+    /// Sleeps until a submission has ended. Runs the callbacks of all completed work.
     ///
     /// # Errors
-    /// If the device is lost meanwhile.
+    /// Returns an error if the device is lost in the meantime.
     pub(crate) fn wait(&self, submission: &SubmissionIndex) -> Result<(), Failure> {
         loop {
             self.check()?;
@@ -157,7 +158,7 @@ fn words(panic: Box<dyn Any + Send>) -> String {
     said.unwrap_or("wgpu panicked").into()
 }
 
-/// Returns the value of a future that is ready. wgpu's own futures always are.
+/// Returns the value of a future if it is ready. wgpu's own futures are always ready.
 pub(crate) fn ready<T>(future: impl Future<Output = T>) -> Option<T> {
     match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(value) => Some(value),

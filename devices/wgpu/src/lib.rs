@@ -1,9 +1,9 @@
-//! The wgpu backend: devices of Vulkan, Metal and Direct3D 12, as `wgpu:0 …`.
+//! The wgpu backend: devices of Vulkan, Metal and Direct3D 12, named `wgpu:0`, `wgpu:1` and so on.
 //!
-//! wgpu provides Metal and Direct3D 12. For Vulkan, Ragtag's own backend has fewer layers above the driver. A
-//! device has one hardware queue. A thread encodes each submission again, because wgpu's command buffers can
-//! be submitted only once. The completion threads of the queues wait for results and read downloads. Kernels
-//! are WGSL.
+//! Ragtag uses wgpu for Metal and Direct3D 12. For Vulkan, Ragtag has its own backend with fewer layers above
+//! the driver. A device has one hardware queue. A thread encodes every submission anew, because wgpu's
+//! command buffers can be submitted only once. The completion threads of the queues wait for results and copy
+//! downloads to host regions. Kernels are WGSL.
 //!
 //! | file | subject |
 //! | --- | --- |
@@ -13,13 +13,13 @@
 //! | `gpu.rs` | wgpu's device: its errors as results, its loss, waiting |
 //! | `driver.rs` | the driver of a device, as `ragtag-hal` uses it |
 //! | `memory.rs`, `belt.rs` | buffer memory, and staging chunks |
-//! | `program.rs` | compiled programs, in this process and on disk |
+//! | `program.rs` | compiled programs, cached in memory and on disk |
 //! | `script.rs`, `tools.rs` | launches, and commands implemented as kernels |
 //! | `encoder.rs` | the thread that encodes and submits |
 //! | `stamps.rs` | conversion of the device's clock to the host's |
 //! | `queue.rs` | that thread as `ragtag-hal`'s queues use it |
 //!
-//! Knows no operator, kernel or model.
+//! This crate does not depend on operators, kernels or models.
 
 mod backend;
 mod belt;

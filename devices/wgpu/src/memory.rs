@@ -1,15 +1,15 @@
 //! Memory of buffers.
 //!
-//! Knows nothing about commands.
+//! This module does not depend on commands.
 
 use ragtag_hal::driver::Allocation;
 
-/// A buffer.
+/// A wgpu buffer.
 #[derive(Debug)]
 pub(crate) struct Buffer(pub(crate) wgpu::Buffer);
 
 impl Allocation for Buffer {
-    /// Returns the size, a multiple of four.
+    /// Returns the size in bytes, a multiple of four.
     fn bytes(&self) -> u64 {
         self.0.size()
     }

@@ -1,6 +1,4 @@
 //! Detection of wgpu's adapters and their properties.
-//!
-//! Does not know how a device works.
 
 use crate::gpu::ready;
 use crate::vulkan;
@@ -13,20 +11,20 @@ use std::collections::BTreeSet;
 use std::sync::OnceLock;
 use wgpu::{AdapterInfo, Backend, Backends, DeviceType, Instance, InstanceDescriptor, InstanceFlags};
 
-/// APIs of this build, in order of preference if several show one device.
+/// APIs in this build. If several APIs show the same device, the first of them is used.
 const APIS: [Backend; 3] = [Backend::Vulkan, Backend::Metal, Backend::Dx12];
 
 pub(crate) type Found = ragtag_hal::Found<Native>;
 
-/// Facts needed to open an adapter.
+/// Properties needed to open an adapter.
 #[derive(Clone)]
 pub(crate) struct Native {
     pub(crate) wgpu: wgpu::Adapter,
-    /// Identifies device, driver and API in cache keys.
+    /// Key that identifies device, driver and API in the cache.
     pub(crate) fingerprint: Key,
 }
 
-/// Returns the APIs named in `WGPU_BACKEND`, or all, limited to this build.
+/// Returns the APIs of this build that `WGPU_BACKEND` allows. Without the variable, all are allowed.
 fn apis() -> Vec<Backend> {
     let wanted = Backends::from_env().unwrap_or(Backends::all());
     let compiled = Instance::enabled_backend_features();
@@ -34,15 +32,15 @@ fn apis() -> Vec<Backend> {
     APIS.into_iter().filter(ours).collect()
 }
 
-/// Creates an instance of these APIs.
+/// Creates a wgpu instance for the allowed APIs.
 pub(crate) fn instance() -> Instance {
     let instance = Instance::new(InstanceDescriptor {
         backends: apis().iter().fold(Backends::empty(), |set, api| set | (*api).into()),
-        // Enables only the debug layers requested by `WGPU_DEBUG` and `WGPU_VALIDATION`.
+        // Debug layers are enabled only by `WGPU_DEBUG` and `WGPU_VALIDATION`.
         flags: InstanceFlags::empty().with_env(),
         ..InstanceDescriptor::new_without_display_handle()
     });
-    // Keeps the drivers loaded, because some cannot be reloaded indefinitely.
+    // This instance keeps the drivers loaded, because some drivers cannot be reloaded many times.
     static KEPT: OnceLock<Instance> = OnceLock::new();
     KEPT.get_or_init(|| instance.clone());
     instance
@@ -51,7 +49,7 @@ pub(crate) fn instance() -> Instance {
 /// Returns the adapters of an instance.
 ///
 /// # Errors
-/// [`Unavailable`] if none of its APIs has any.
+/// Returns [`Unavailable`] if no API of the instance has a usable adapter.
 pub(crate) fn probe(backend: &str, instance: &Instance) -> Result<Vec<Found>, Unavailable> {
     let tried = || apis().iter().map(|api| api.to_str().to_string()).collect();
     let all = ready(instance.enumerate_adapters(Backends::all())).unwrap_or_default();
@@ -70,7 +68,7 @@ pub(crate) fn probe(backend: &str, instance: &Instance) -> Result<Vec<Found>, Un
     Ok(found)
 }
 
-/// Describes what an adapter lacks to be usable, if anything.
+/// Returns text that names a missing requirement of the adapter. Returns `None` if the adapter is usable.
 fn lack(info: &AdapterInfo, adapter: &wgpu::Adapter) -> Option<String> {
     let missing = wgpu::Features::IMMEDIATES.difference(adapter.features());
     let name = format!("{} ({})", info.name, info.backend);
@@ -82,8 +80,8 @@ fn lack(info: &AdapterInfo, adapter: &wgpu::Adapter) -> Option<String> {
     (!has).then(|| format!("{name} has no compute shaders"))
 }
 
-/// Removes devices that a preferred API also shows. On Windows a device is visible through Vulkan and
-/// Direct3D. The n-th device with a name and PCI ID in one API is the n-th in the other.
+/// Removes devices that a preferred API also shows. On Windows, Vulkan and Direct3D may show the same device.
+/// Devices with the same name and PCI ID are matched by their order within each API.
 fn once_each<T>(mut all: Vec<(AdapterInfo, T)>) -> Vec<(AdapterInfo, T)> {
     let rank = |info: &AdapterInfo| APIS.iter().position(|api| *api == info.backend).unwrap_or(APIS.len());
     all.sort_by_key(|(info, _)| rank(info));
@@ -136,9 +134,9 @@ fn kind(device_type: DeviceType) -> AdapterKind {
     }
 }
 
-/// Returns the heap of the buffers: the driver's figures, limited by the system's for devices that share host
-/// memory. `None` if neither reports any, as for a card through Direct3D. Then another API or the user must
-/// supply them.
+/// Returns the total and the free memory for buffers. For a discrete GPU, only the driver's sizes count.
+/// Without them, for example through Direct3D, the result is `None`, and another API or the user must supply
+/// the sizes. Other devices share host memory, so the sizes of the system limit those of the driver.
 pub(crate) fn heap(kind: AdapterKind, reported: Option<Memory>) -> Option<Memory> {
     if kind == AdapterKind::Discrete {
         return reported;
@@ -151,8 +149,9 @@ pub(crate) fn heap(kind: AdapterKind, reported: Option<Memory>) -> Option<Memory
     Some(Memory { heap: HeapKind::Host, total_bytes, free_bytes, source })
 }
 
-/// Returns the useful features that the adapter has, for opening it. Cooperative matrices are excluded: the
-/// SPIR-V of wgpu 30 does not make local memory visible across barriers, which their memory model requires.
+/// Returns the features that Ragtag can use and the adapter supports. Cooperative matrices are excluded,
+/// because the SPIR-V of wgpu 30 does not make local memory visible across barriers. Their memory model
+/// requires that.
 pub(crate) fn wanted_features(adapter: &wgpu::Adapter) -> wgpu::Features {
     use wgpu::Features;
     let wanted = Features::IMMEDIATES
@@ -176,13 +175,14 @@ fn caps(adapter: &wgpu::Adapter, integer_dot: bool) -> Caps {
         languages: BTreeSet::from([KernelLanguage::Wgsl]),
         features: features.into_iter().filter(|(_, has)| *has).map(|(feature, _)| feature).collect(),
         queues: QueueLayout::Single,
-        // Recordings keep bind groups and split grids. Commands are encoded again each time.
+        // A recorded program keeps its bind groups and split grids. Its commands are encoded again for each
+        // run.
         records_programs: true,
         max_allocation_bytes: words(limits.max_buffer_size),
         max_binding_bytes: words(limits.max_storage_buffer_binding_size),
         binding_alignment_bytes: u64::from(limits.min_storage_buffer_offset_alignment),
         copy_alignment_bytes: wgpu::COPY_BUFFER_ALIGNMENT,
-        // wgpu does not report it.
+        // wgpu does not report the number of compute units.
         parallel_units: 1,
         max_work_group_items: limits.max_compute_invocations_per_workgroup,
         local_memory_bytes: u64::from(limits.max_compute_workgroup_storage_size),
@@ -218,7 +218,7 @@ mod tests {
             ("llvmpipe", vulkan),
             ("llvmpipe", vulkan),
             ("Basic Render Driver", dx12),
-            // Direct3D shows two devices, Vulkan only one of them.
+            // Direct3D shows two devices, and Vulkan shows only one of them.
             ("Arc A770", dx12),
         ];
         assert_eq!(kept, wanted);

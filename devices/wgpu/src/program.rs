@@ -1,7 +1,7 @@
-//! Programs: compiled once per source and device; cached in this process and, if the driver provides
-//! binaries, on disk.
+//! Programs, compiled once per source and device. They are cached in memory, and also on disk if the driver
+//! provides binaries.
 //!
-//! Knows nothing about kernel arguments.
+//! This module does not depend on kernel arguments.
 
 use crate::gpu::{Failure, Gpu};
 use crate::probe::Found;
@@ -18,25 +18,25 @@ use wgpu::{
     ShaderRuntimeChecks, ShaderSource, ShaderStages,
 };
 
-/// Words before the constants: the position of a launch's first group.
+/// Number of words before the constants. They hold the position of the first group of a launch.
 pub(crate) const FIRST_GROUP_WORDS: usize = 3;
-/// Header of a pipeline cache: 64 bytes of wgpu and 32 of Vulkan. A cache of this size is empty.
+/// Size of an empty pipeline cache in bytes: a header of wgpu (64) and a header of Vulkan (32).
 const EMPTY_CACHE_BYTES: usize = 96;
 
-/// An entry of a module: a pipeline and its launch parameters.
+/// A compute pipeline with its launch parameters.
 #[derive(Clone, Debug)]
 pub(crate) struct Entry {
     pub(crate) pipeline: ComputePipeline,
     pub(crate) layout: BindGroupLayout,
-    /// Bytes of its constants, including the position of the first group.
+    /// Size of the constants in bytes, including the position of the first group.
     pub(crate) immediate_bytes: usize,
     pub(crate) name: &'static str,
 }
 
-/// Programs of a device.
+/// Compiles and caches the programs of a device.
 pub(crate) struct Programs {
     entries: cache::Programs<Entry>,
-    /// By number of bindings.
+    /// Bind group layouts by number of bindings.
     layouts: Mutex<HashMap<usize, BindGroupLayout>>,
 }
 
@@ -45,11 +45,13 @@ impl Programs {
         Self { entries: cache::Programs::new(shelf), layouts: Mutex::default() }
     }
 
-    /// Returns the entries of a module. Distinct programs are compiled in parallel.
+    /// Returns the entries of a module. Compiles distinct programs in parallel.
     ///
     /// # Errors
-    /// [`Error::Compile`] with the log; [`Error::Unsupported`] for another language, or an entry with more
-    /// bindings or constants than the device supports.
+    /// Returns one of these errors:
+    /// - [`Error::Compile`] with the log, if a program does not compile;
+    /// - [`Error::Unsupported`], if the language is not WGSL, or if an entry has more bindings or constants
+    ///   than the device supports.
     pub(crate) fn entries(&self, gpu: &Gpu, found: &Found, module: &Module) -> Result<Vec<Entry>> {
         let ModuleSource::Text { language: KernelLanguage::Wgsl, entries } = &module.source else {
             return Err(Error::Unsupported { what: format!("module {} on a wgpu device", module.name) });
@@ -61,10 +63,10 @@ impl Programs {
         entries.par_iter().map(entry).collect()
     }
 
-    /// Returns the program of a source, compiled on first use.
+    /// Returns the program for a source, compiled on first use.
     ///
     /// # Errors
-    /// As [`Programs::entries`].
+    /// Returns the same errors as [`Programs::entries`].
     pub(crate) fn get(
         &self,
         gpu: &Gpu,
@@ -95,7 +97,7 @@ impl Programs {
         function: &DeviceFunction,
         abi: &'static EntryAbi,
     ) -> Result<Entry> {
-        // A structure that starts with a vector of three words has a multiple of four words.
+        // The structure starts with a vector of three words, so its size is a multiple of four words.
         let immediate_bytes = (FIRST_GROUP_WORDS + abi.constants).next_multiple_of(4) * 4;
         let limits = gpu.device.limits();
         if immediate_bytes > limits.max_immediate_size as usize {
@@ -137,8 +139,9 @@ impl Programs {
         Ok(Entry { pipeline, layout, immediate_bytes, name: abi.name })
     }
 
-    /// Returns a layout with all bindings writable. wgpu refuses a launch that reads one buffer through one
-    /// binding and writes it through another, and kernels often do that with parts of a buffer.
+    /// Returns a bind group layout whose bindings are all writable. wgpu rejects a launch that reads a buffer
+    /// through one binding and writes it through another. Kernels often do that with different parts of one
+    /// buffer.
     fn layout(&self, gpu: &Gpu, bindings: usize) -> Result<BindGroupLayout> {
         let mut layouts = self.layouts.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(layout) = layouts.get(&bindings) {
@@ -163,22 +166,22 @@ impl Programs {
     }
 }
 
-/// Creates a pipeline cache for one program. Returns `None` if the device does not support it.
+/// Creates a pipeline cache for one program. Returns `None` if the device does not support pipeline caches.
 fn cache(gpu: &Gpu, data: Option<&[u8]>) -> std::result::Result<Option<PipelineCache>, Failure> {
     if !gpu.device.features().contains(wgpu::Features::PIPELINE_CACHE) {
         return Ok(None);
     }
     let descriptor = PipelineCacheDescriptor { label: None, data, fallback: false };
-    // SAFETY: the data come from such a cache for this device and driver, which the key identifies, and their
+    // SAFETY: the data come from a pipeline cache for this device and driver, which the key identifies. Their
     // checksum is valid.
     gpu.guarded(|| unsafe { gpu.device.create_pipeline_cache(&descriptor) }).map(Some)
 }
 
-/// Creates the module of a source, with all bindings writable and without run-time checks.
+/// Creates a shader module from a source. All its bindings are writable, and it has no run-time checks.
 fn shader_module(gpu: &Gpu, text: &str) -> ShaderModule {
     let text = text.replace("var<storage, read>", "var<storage, read_write>");
     let descriptor = ShaderModuleDescriptor { label: None, source: ShaderSource::Wgsl(Cow::Owned(text)) };
-    // SAFETY: `Checked` validates every launch against its entry's ABI, which says what the kernel touches of
-    // its bindings for its constants; the kernels' loops end and their divisors are not zero.
+    // SAFETY: `Checked` validates every launch against its entry's ABI, so the kernel accesses only its
+    // bindings. The loops of kernels end, and their divisors are not zero.
     unsafe { gpu.device.create_shader_module_trusted(descriptor, ShaderRuntimeChecks::unchecked()) }
 }

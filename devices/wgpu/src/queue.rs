@@ -1,8 +1,10 @@
-//! The device's single hardware queue as `ragtag-hal`'s three queues: accepts scripts and returns events.
+//! An implementation of `ragtag-hal`'s three queues over the device's single hardware queue. It accepts
+//! scripts and returns events.
 //!
-//! Scripts of all queues go to the encoder thread in one order, in which the device executes them. So a
-//! script that waits for an event of another queue is behind it. A queue's completion thread waits for the
-//! device and copies downloads into their regions. Knows nothing about buffers or kernels.
+//! The scripts of all queues go to the encoder thread in one order, and the device executes them in that
+//! order. So a script always runs after the scripts of other queues that it waits for. The completion thread
+//! of a queue waits for the device and copies downloads to their regions. This module does not depend on
+//! buffers or kernels.
 
 use crate::belt::Chunk;
 use crate::driver::{HostSpan, Script, Wgpu};
@@ -15,30 +17,31 @@ use ragtag_hal::{Error, QueueKind, Result};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use wgpu::SubmissionIndex;
 
-/// A script for the encoder.
+/// A script for the encoder thread.
 pub(crate) struct Job {
     pub(crate) kind: QueueKind,
     pub(crate) script: Arc<Script>,
-    /// Results of the scripts that it waits for, decided before the encoder reaches this one.
+    /// Results of the scripts that this script waits for. They are known before the encoder reaches this
+    /// script.
     pub(crate) after: Vec<Arc<Fate>>,
     pub(crate) fate: Arc<Fate>,
     pub(crate) progress: Sender<Progress>,
 }
 
-/// Error of a script that could not be submitted.
+/// Error of a script that was not submitted.
 pub(crate) type Fate = OnceLock<Error>;
 
-/// Progress of a script, as the encoder reports it.
+/// Progress of a script, as the encoder thread reports it.
 pub(crate) enum Progress {
-    /// A piece was submitted.
+    /// A piece of the script was submitted.
     Submitted(Piece),
-    /// There are no further pieces.
+    /// The script has no further pieces.
     End(Result<()>),
 }
 
 /// A submitted part of a script.
 pub(crate) struct Piece {
-    /// Submission after which it is done; `None` if nothing was ever submitted.
+    /// Submission that ends the piece. It is `None` if nothing was ever submitted.
     pub(crate) index: Option<SubmissionIndex>,
     pub(crate) readbacks: Vec<Readback>,
     pub(crate) stamps: Option<Reading>,
@@ -47,11 +50,11 @@ pub(crate) struct Piece {
 /// A download in progress.
 pub(crate) struct Readback {
     pub(crate) chunk: Chunk,
-    /// Receives whether the chunk was mapped.
+    /// Receives true if the chunk was mapped.
     pub(crate) mapped: Receiver<bool>,
     pub(crate) to: HostSpan,
     pub(crate) bytes: u64,
-    /// Dropped when the bytes have arrived. The encoder may wait for that.
+    /// Sender that is dropped when the bytes are in the region. The encoder may wait for the drop.
     pub(crate) _arrival: Sender<()>,
 }
 
@@ -68,15 +71,15 @@ impl Readback {
     }
 }
 
-/// End of a script.
+/// End of a script, for which the completion thread waits.
 pub(crate) struct Event {
     progress: Receiver<Progress>,
     fate: Arc<Fate>,
-    /// Start and end, in ticks of the device.
+    /// Start and end in ticks of the device's clock.
     ticks: Mutex<Option<(u64, u64)>>,
 }
 
-/// One of the three queues.
+/// One of the three queues of a device.
 pub(crate) struct Queue {
     pub(crate) gpu: Arc<Gpu>,
     pub(crate) stamps: Option<Arc<Stamps>>,
@@ -85,7 +88,7 @@ pub(crate) struct Queue {
 }
 
 impl Queue {
-    /// Waits for a piece and copies its downloads.
+    /// Waits for a piece and copies its downloads to their regions.
     fn end(&self, piece: Piece, event: &Event) -> Result<()> {
         let Piece { index, readbacks, stamps } = piece;
         if let Some(index) = index {
@@ -119,12 +122,13 @@ impl DriverQueue for Queue {
         Ok(Ends { first: None, last: Arc::new(Event { progress, fate, ticks: Mutex::default() }) })
     }
 
-    /// Cannot be polled: waiting is what copies the downloads.
+    /// Returns `None`, because an event cannot be polled: the downloads are copied by [`Queue::wait`].
     fn passed(&self, _: &Event) -> Option<bool> {
         None
     }
 
-    /// Continues to the last piece even after an error, because the device uses resources until then.
+    /// Waits for all pieces of a script, even after an error, because the device uses the script's resources
+    /// until then.
     fn wait(&self, event: &Event) -> Result<()> {
         let mut result = Ok(());
         loop {
@@ -147,7 +151,7 @@ impl DriverQueue for Queue {
         Some(self.stamps.as_ref()?.host_ns(ticks?))
     }
 
-    /// Does nothing: all work has events.
+    /// Does nothing, because every script has an event.
     fn finish(&self) -> Result<()> {
         Ok(())
     }

@@ -1,6 +1,6 @@
-//! Launches with bind groups and constants, and byte ranges of spans as wgpu sees them.
+//! Launches with bind groups and constants, and access to the bytes of spans.
 //!
-//! Does not know how scripts are encoded.
+//! This module does not depend on the encoder.
 
 use crate::driver::{HostSpan, Span};
 use crate::gpu::Gpu;
@@ -11,13 +11,14 @@ use std::ops::Range;
 use std::sync::{Arc, Weak};
 use wgpu::{BindGroup, BindGroupDescriptor, BindGroupEntry, BindingResource, BufferBinding, ComputePipeline};
 
-/// Returns the bytes of a span rounded up to whole words. The buffer always has them.
+/// Returns the size of a span, rounded up to whole words. The buffer always has these bytes.
 pub(crate) fn padded_bytes(span: &Span) -> u64 {
     span.bytes().next_multiple_of(wgpu::COPY_BUFFER_ALIGNMENT)
 }
 
 fn bytes(span: &Span) -> BufferBinding<'_> {
-    // Rounded up to vectors of four words, which a kernel's last access may be.
+    // The size is rounded up to four words, because the last access of a kernel may be a vector of four
+    // words.
     let end = (span.offset() + span.bytes()).next_multiple_of(16).min(span.buffer().bytes());
     BufferBinding {
         buffer: &span.buffer().0,
@@ -26,21 +27,21 @@ fn bytes(span: &Span) -> BufferBinding<'_> {
     }
 }
 
-/// Calls back with the bytes of a region.
+/// Calls `take` with the bytes of a host span.
 pub(crate) fn read<T>(span: &HostSpan, take: impl FnOnce(&[u8]) -> T) -> T {
     // SAFETY: the bytes lie in the region, which is initialised and lives as long as the span. Points and
-    // reservations exclude writers meanwhile.
+    // reservations exclude writers during the call.
     take(unsafe { std::slice::from_raw_parts(span.pointer(), span.range().len()) })
 }
 
-/// Writes the bytes of a region.
+/// Writes bytes to a host span.
 pub(crate) fn write(span: &HostSpan, bytes: &[u8]) {
     let count = span.range().len().min(bytes.len());
-    // SAFETY: as above; points and reservations exclude all other access meanwhile.
+    // SAFETY: as above. Points and reservations exclude all other access during the call.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), span.pointer(), count) }
 }
 
-/// A byte range of a region, which does not keep the region alive.
+/// A byte range of a host region. It does not keep the region alive.
 pub(crate) struct Footprint {
     region: Weak<HostRegion>,
     range: Range<usize>,
@@ -51,7 +52,7 @@ impl Footprint {
         Self { region: Arc::downgrade(&span.registered().region), range: span.range().clone() }
     }
 
-    /// Returns true if a span overlaps it.
+    /// Returns true if a span overlaps the range.
     pub(crate) fn meets(&self, span: &HostSpan) -> bool {
         let (a, b) = (&self.range, span.range());
         let same = self.region.as_ptr() == Arc::as_ptr(&span.registered().region);
@@ -59,26 +60,26 @@ impl Footprint {
     }
 }
 
-/// A launch of a kernel, split into parts within the device's limits.
+/// A launch of a kernel. It is split into parts within the device's limits.
 pub(crate) struct Launch {
     pub(crate) pipeline: ComputePipeline,
     pub(crate) bind_group: BindGroup,
     pub(crate) parts: Vec<Part>,
 }
 
-/// Part of a launch.
+/// One part of a launch.
 pub(crate) struct Part {
-    /// Position of its first group, then the constants.
+    /// Position of the first group of the part, followed by the constants.
     pub(crate) immediates: Vec<u8>,
-    /// Number of groups.
+    /// Number of groups in each dimension.
     pub(crate) groups: [u32; 3],
 }
 
 impl Launch {
-    /// Binds spans and constants to an entry.
+    /// Creates a launch from an entry, its bindings and its constants.
     ///
     /// # Errors
-    /// If wgpu refuses.
+    /// Returns an error if wgpu rejects the bind group.
     pub(crate) fn new(
         gpu: &Gpu,
         entry: &Entry,

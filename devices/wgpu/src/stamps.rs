@@ -1,7 +1,8 @@
-//! Timestamps of submissions in the device's clock, converted to the host's.
+//! Timestamps of submissions, converted from the device's clock to the host's.
 //!
-//! Each measured submission has a slot: two queries, a buffer range for their results, and a buffer that the
-//! host maps. While all slots are in use, submissions are not measured. Knows nothing about commands.
+//! Each measured submission uses a slot. A slot has two queries, a buffer range for their results, and a
+//! buffer that the host can map. Submissions are not measured while all slots are in use. This module does
+//! not depend on commands.
 
 use crate::gpu::Gpu;
 use crossbeam_channel::{Receiver, bounded};
@@ -13,12 +14,12 @@ use wgpu::{
     QUERY_RESOLVE_BUFFER_ALIGNMENT, QuerySet, QuerySetDescriptor, QueryType,
 };
 
-/// Number of submissions measured at a time.
+/// Maximum number of submissions that are measured at the same time.
 const SLOTS: u32 = 64;
-/// Bytes of two timestamps.
+/// Size of two timestamps in bytes.
 const BYTES: u64 = 16;
 
-/// Slots of a device.
+/// Timestamp slots of a device.
 pub(crate) struct Stamps {
     queries: QuerySet,
     resolved: Buffer,
@@ -27,14 +28,14 @@ pub(crate) struct Stamps {
     period_ns: f64,
 }
 
-/// A slot: its index and its mappable buffer.
+/// A timestamp slot with its index and its mappable buffer.
 struct Slot {
     number: u32,
     buffer: Buffer,
 }
 
 impl Stamps {
-    /// Creates the slots. Returns `None` if the device cannot measure.
+    /// Creates the slots. Returns `None` if the device has no timestamps.
     pub(crate) fn new(gpu: &Gpu) -> Option<Arc<Self>> {
         let wanted = Features::TIMESTAMP_QUERY | Features::TIMESTAMP_QUERY_INSIDE_ENCODERS;
         let period_ns = f64::from(gpu.queue.get_timestamp_period());
@@ -76,14 +77,15 @@ impl Stamps {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Marks the start of the commands encoded from here on. Returns `None` while all slots are in use.
+    /// Marks the start of a measurement in the encoder. Returns `None` while all slots are in use.
     pub(crate) fn begin(self: &Arc<Self>, encoder: &mut CommandEncoder) -> Option<Begun> {
         let slot = self.slots().pop()?;
         encoder.write_timestamp(&self.queries, 2 * slot.number);
         Some(Begun { stamps: Arc::clone(self), slot })
     }
 
-    /// Converts two device timestamps that the host has just read to host time.
+    /// Converts two device timestamps to host time. Must be called as soon as the host has read the
+    /// timestamps.
     pub(crate) fn host_ns(&self, (start, end): (u64, u64)) -> (u64, u64) {
         let ns = |ticks: u64| (ticks as f64 * self.period_ns) as u64;
         let now_ns = Timing::now_ns();
@@ -93,14 +95,14 @@ impl Stamps {
     }
 }
 
-/// A measurement with its start marked.
+/// A measurement whose start is marked.
 pub(crate) struct Begun {
     stamps: Arc<Stamps>,
     slot: Slot,
 }
 
 impl Begun {
-    /// Marks the end of the measured commands.
+    /// Marks the end of the measurement in the encoder.
     pub(crate) fn end(self, encoder: &mut CommandEncoder) -> Ended {
         let Self { stamps, slot } = self;
         let (first, place) = (2 * slot.number, u64::from(slot.number) * QUERY_RESOLVE_BUFFER_ALIGNMENT);
@@ -111,33 +113,33 @@ impl Begun {
     }
 }
 
-/// A measurement with start and end marked.
+/// A measurement whose start and end are marked.
 pub(crate) struct Ended {
     stamps: Arc<Stamps>,
     slot: Slot,
 }
 
 impl Ended {
-    /// Maps the timestamps when the device has finished the submission.
+    /// Starts to map the timestamps, which completes when the submission has ended.
     pub(crate) fn start(self) -> Reading {
         let (tell, mapped) = bounded(1);
         self.slot.buffer.slice(..).map_async(MapMode::Read, move |result| {
-            // The receiver may be gone.
+            // The receiver may have been dropped.
             let _ = tell.send(result.is_ok());
         });
         Reading { ended: self, mapped }
     }
 }
 
-/// Timestamps being mapped.
+/// Timestamps of an ended submission that are being mapped.
 pub(crate) struct Reading {
     ended: Ended,
     mapped: Receiver<bool>,
 }
 
 impl Reading {
-    /// Returns the timestamps in ticks of the device once they are mapped. `None` if mapping failed; the slot
-    /// is then not reused.
+    /// Waits for the mapping and returns the timestamps in ticks. Returns `None` if the mapping failed. The
+    /// slot is then not used again.
     pub(crate) fn ticks(self) -> Option<(u64, u64)> {
         self.mapped.recv().ok().filter(|is| *is)?;
         let Ended { stamps, slot } = self.ended;

@@ -1,5 +1,5 @@
-//! Tests that need this crate's internals: lost devices. The tests of the public interface are in the `tests`
-//! folder and in the conformance suite.
+//! Tests of lost devices that use internals of the crate. The folder `tests` and the conformance suite test
+//! the public interface.
 
 #![allow(clippy::print_stdout)] // a skip is visible
 
@@ -29,7 +29,7 @@ fn a_lost_device_reports_its_loss_and_closes() {
     }
 }
 
-/// A device that wgpu does not know to be lost yet: submissions are refused, and nothing panics.
+/// Checks that rejected calls return errors and that a panic counts as a device loss.
 #[test]
 fn a_refused_call_is_an_error() {
     let Some(found) = probe("wgpu", &instance()).ok().and_then(|found| found.into_iter().next()) else {

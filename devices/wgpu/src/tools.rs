@@ -1,7 +1,7 @@
-//! Kernels for fills and for copies within a buffer, for which wgpu has no commands.
+//! Kernels for fills with any word and for copies within one buffer. wgpu has no commands for them.
 //!
-//! They bind whole ranges within the alignment and size limits of a binding. Does not know how launches are
-//! encoded.
+//! The kernels bind whole ranges within the alignment and size limits of a binding. This module does not
+//! depend on the encoder.
 
 use crate::driver::{Span, Step, Wgpu};
 use crate::probe::Found;
@@ -11,7 +11,7 @@ use ragtag_hal::driver::{self, Driver};
 use ragtag_hal::{Access, DeviceFunction, EntryAbi, Error, Result};
 use std::sync::{Mutex, PoisonError};
 
-/// Words per group.
+/// Number of words per group.
 const GROUP_WORDS: u64 = 1024;
 
 static FILL: EntryAbi = EntryAbi {
@@ -28,7 +28,7 @@ static COPY: EntryAbi = EntryAbi {
     extents: |_, extents| extents.fill(4),
 };
 
-/// Kernels of a device, compiled on first use.
+/// The kernels of a device, which are compiled on first use.
 #[derive(Default)]
 pub(crate) struct Tools {
     fill: Mutex<Option<Entry>>,
@@ -39,7 +39,7 @@ impl Tools {
     /// Appends launches that fill a span with a word.
     ///
     /// # Errors
-    /// If wgpu refuses.
+    /// Returns an error if wgpu rejects the kernel or a bind group.
     pub(crate) fn fill(&self, on: &Wgpu, to: &Span, word: u32, steps: &mut Vec<Step>) -> Result<()> {
         let entry = entry(&self.fill, on, include_str!("fill.wgsl"), &FILL)?;
         let most = piece_bytes(&on.found);
@@ -52,10 +52,10 @@ impl Tools {
         Ok(())
     }
 
-    /// Appends launches that copy a span to another span of the same buffer that does not overlap it.
+    /// Appends launches that copy a span to another span of the same buffer. The spans do not overlap.
     ///
     /// # Errors
-    /// If wgpu refuses.
+    /// Returns an error if wgpu rejects the kernel or a bind group.
     pub(crate) fn copy(&self, on: &Wgpu, from: &Span, to: &Span, steps: &mut Vec<Step>) -> Result<()> {
         let entry = entry(&self.copy, on, include_str!("copy.wgsl"), &COPY)?;
         let most = piece_bytes(&on.found);
@@ -71,7 +71,7 @@ impl Tools {
     }
 }
 
-/// Returns a launch over the groups for `words` words.
+/// Returns a launch with enough groups for `words` words.
 fn launch(
     on: &Wgpu,
     (entry, abi): (&Entry, &'static EntryAbi),
@@ -92,15 +92,17 @@ fn entry(place: &Mutex<Option<Entry>>, on: &Wgpu, text: &str, abi: &'static Entr
     Ok(place.insert(on.programs.get(&on.gpu, &on.found, text, &function, abi)?).clone())
 }
 
-/// Returns the most bytes of one launch, so that a binding from an aligned offset stays within the limit.
+/// Returns the maximum number of bytes per launch. It is below the binding limit, because a binding must
+/// start at an aligned offset before the span.
 fn piece_bytes(found: &Found) -> u64 {
     let caps = &found.adapter.caps;
     let most = caps.max_binding_bytes.saturating_sub(2 * caps.binding_alignment_bytes);
-    // Whole groups, so that only the last piece has a partial one.
+    // The size is a whole number of groups, so that only the last piece has a partial group.
     (most - most % (4 * GROUP_WORDS)).max(4 * GROUP_WORDS)
 }
 
-/// Returns the span from an aligned offset on, and the index of its first word in it.
+/// Extends a span down to an aligned offset. Returns the extended span and the index of the original span's
+/// first word in it.
 fn bind(span: &Span, found: &Found) -> Result<(Span, u32)> {
     let before = span.offset() % found.adapter.caps.binding_alignment_bytes.max(1);
     let bound = Span::new(span.buffer(), span.offset() - before, before + padded_bytes(span));

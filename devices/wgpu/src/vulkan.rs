@@ -1,27 +1,27 @@
-//! Properties that Vulkan reports and wgpu does not: memory, UUID, and int8 dot products.
+//! Properties that Vulkan reports and wgpu does not: memory sizes, UUID, and int8 dot products.
 //!
-//! wgpu exposes the driver's handles. They are used only for queries. Adapters of other APIs have no such
-//! properties. Knows nothing about devices.
+//! wgpu exposes the driver's handles, and this module uses them only for queries. Adapters of other APIs have
+//! none of these properties.
 
 use ragtag_hal::{HeapKind, Memory, MemorySource};
 
-/// Queried properties.
+/// Properties of a Vulkan device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Facts {
-    /// The UUID of the physical device.
+    /// UUID of the physical device.
     pub(crate) uuid: Option<[u8; 16]>,
-    /// Heap that buffers are allocated from.
+    /// Sizes of the heap from which buffers are allocated.
     pub(crate) memory: Option<Memory>,
-    /// Whether four-way dot products of packed int8 are single instructions.
+    /// Whether the device has an instruction for dot products of four packed int8 values.
     pub(crate) integer_dot: bool,
 }
 
-/// Queries an adapter.
+/// Queries the properties of an adapter.
 #[cfg(any(windows, target_os = "linux", target_os = "android", target_os = "freebsd"))]
 pub(crate) fn facts(adapter: &wgpu::Adapter) -> Facts {
     use ash::{ext, khr, vk};
 
-    // SAFETY: the handle is only used for queries, while the guard keeps it alive.
+    // SAFETY: the handle is used only for queries while the guard keeps it alive.
     let Some(native) = (unsafe { adapter.as_hal::<wgpu::hal::api::Vulkan>() }) else {
         return Facts::default();
     };
@@ -37,12 +37,12 @@ pub(crate) fn facts(adapter: &wgpu::Adapter) -> Facts {
         vk::PhysicalDeviceShaderIntegerDotProductProperties::default(),
     );
     let mut properties = vk::PhysicalDeviceProperties2::default().push_next(&mut id).push_next(&mut dot);
-    // SAFETY: the instance has the function since Vulkan 1.1, and the device belongs to it.
+    // SAFETY: Vulkan 1.1 has the function, and the device belongs to the instance.
     unsafe { instance.get_physical_device_properties2(device, &mut properties) };
     let software = properties.properties.device_type == vk::PhysicalDeviceType::CPU;
     let modern = properties.properties.api_version >= vk::API_VERSION_1_3;
     let has_dot = modern || capabilities.supports_extension(khr::shader_integer_dot_product::NAME);
-    // A processor has no such instruction and is equally slow without.
+    // A software device has no such instruction, but its packed dot products are not slower.
     let accelerated = dot.integer_dot_product4x8_bit_packed_signed_accelerated == vk::TRUE;
 
     let tells_budget = capabilities.supports_extension(ext::memory_budget::NAME);
@@ -67,7 +67,7 @@ pub(crate) fn facts(adapter: &wgpu::Adapter) -> Facts {
     Facts { uuid: Some(id.device_uuid), memory, integer_dot }
 }
 
-/// Returns nothing: this platform has no Vulkan.
+/// Returns default values, because wgpu has no Vulkan on this platform.
 #[cfg(not(any(windows, target_os = "linux", target_os = "android", target_os = "freebsd")))]
 pub(crate) fn facts(_: &wgpu::Adapter) -> Facts {
     Facts::default()

@@ -1,4 +1,4 @@
-//! Tests on every wgpu device of this machine: kernels, programs, memory, transfers, leases and errors.
+//! Tests on every wgpu device of the machine: kernels, programs, memory, transfers, leases and errors.
 
 #![allow(clippy::print_stdout)] // a skip is visible
 
@@ -10,8 +10,8 @@ use support::*;
 
 device_bench::device_tests!(subject());
 
-/// wgpu refuses to bind one buffer for reading and for writing in one launch, but kernels do that with parts
-/// of buffers.
+/// Checks a launch that reads one part of a buffer and writes another. wgpu rejects such bindings unless all
+/// are writable.
 #[test]
 fn parts_of_one_buffer_are_read_and_written() {
     each(&subject(), |mut bench| {
@@ -26,7 +26,7 @@ fn parts_of_one_buffer_are_read_and_written() {
     });
 }
 
-/// Uploads and downloads more bytes in one submission than the belts hold, with two unaligned offsets.
+/// Transfers more bytes in one submission than the belts can hold, with two unaligned offsets.
 #[test]
 fn large_transfers_are_split() {
     each(&subject(), |mut bench| {
@@ -53,8 +53,8 @@ fn large_transfers_are_split() {
     });
 }
 
-/// An upload is read when it is encoded, but not before a download of the same or another submission has
-/// written it.
+/// Checks that an upload waits for an earlier download of the same bytes, in the same or in another
+/// submission. The encoder reads uploaded bytes when it encodes the upload.
 #[test]
 fn downloads_can_be_uploaded_again() {
     each(&subject(), |mut bench| {
@@ -80,7 +80,7 @@ fn functions_are_checked_against_their_abi() {
         let other = source().replacen("@binding(1)", "@binding(2)", 1);
         let refused = bench.device.create_module(ModuleId(1), &module(other.into()));
         assert!(matches!(refused, Err(Error::Compile { .. })), "{refused:?}");
-        // A constant beyond the ABI is detected when it is missing.
+        // A constant beyond the ABI causes an error when a launch does not supply it.
         let more = source().replacen("count: u32", "count: u32, more: array<u32, 4>", 1);
         let more = module(more.replacen("constants.count", "constants.more[3]", 1).into());
         bench.device.create_module(ModuleId(2), &more).unwrap();

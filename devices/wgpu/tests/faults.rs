@@ -1,5 +1,5 @@
-//! Tests of lost devices and memory shortages, injected on every Vulkan driver by a layer between it and the
-//! loader. wgpu handles them in the same way for Metal and Direct3D 12.
+//! Tests of lost devices and failed allocations. A layer between the Vulkan loader and each driver simulates
+//! these faults. wgpu handles such faults in the same way for Metal and Direct3D 12.
 
 #![allow(clippy::print_stdout)] // a skip is visible
 
@@ -14,8 +14,7 @@ use test_drivers::{LostAt, VulkanFaults, with_vulkan_faults};
 /// Restricts wgpu to Vulkan devices.
 const VULKAN: &[(&str, &str)] = &[("WGPU_BACKEND", "vulkan")];
 
-/// Loses each device in turn. The wgpu call that detects the loss is unspecified, because several threads use
-/// the device.
+/// Loses each device in turn. Any wgpu call may detect the loss, because several threads use the device.
 fn loses_each(faults: &VulkanFaults, at: LostAt) {
     let backend = backend();
     for adapter in adapters(&backend) {
@@ -48,8 +47,9 @@ fn refused_memory_is_reported_with_sizes() {
     });
 }
 
-/// With less memory than transfers need at once, they wait for each other. With none, the error states the
-/// size that did not fit, and other queues continue.
+/// Checks large transfers with little memory, and then without free memory. With little memory, transfers
+/// wait for each other. Without free memory, the error gives the size of the failed allocation, and other
+/// queues continue.
 #[test]
 fn transfers_work_with_the_available_memory() {
     const BYTES: usize = 40 << 20;

@@ -1,12 +1,20 @@
-//! BitNet b1.58: ternary weights, extra norms before the attention output and FFN down projections, and
-//! rotary embedding by halves.
+//! BitNet b1.58: ternary weights, extra norms before the attention output and FFN down projections, and RoPE
+//! that pairs the two halves of a head.
 
-use super::{Architecture, transformer};
-use crate::op::RopePairing;
+use super::transformer::{Attention, FeedForward, Layer};
+use super::{Architecture, RopePairing};
 
 pub(super) static BITNET: Architecture = Architecture {
     name: "bitnet",
     classes: &[],
     gguf_pairing: RopePairing::Halves,
-    build: |h, b| transformer::build(h, b, &transformer::Options { sub_norms: true }),
+    layer: |h, _| {
+        let plain = Layer::plain(h);
+        Layer {
+            attention: Attention { sub_norm: true, ..plain.attention },
+            feed_forward: FeedForward { sub_norm: true, ..plain.feed_forward },
+            ..plain
+        }
+    },
+    tensors: &[],
 };

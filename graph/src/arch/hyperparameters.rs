@@ -1,18 +1,17 @@
-//! Hyperparameters of a model, read from GGUF metadata and validated before use. (For checkpoints, which have
-//! a `config.json`, see `checkpoint`.)
+//! Hyperparameters of a model, read from GGUF metadata and validated before use. `checkpoint` reads the
+//! hyperparameters of a checkpoint from its `config.json`.
 
-use super::Architecture;
+use super::names::{EMBEDDING, ROPE_FACTORS};
+use super::{Architecture, Rope};
 use crate::gguf::Metadata;
 use crate::model::ModelError;
-use crate::op::RopePairing;
 use crate::weights::Weights;
 use serde::Serialize;
-use std::f64::consts::TAU;
 
 #[cfg(test)]
 mod tests;
 
-/// Upper limit of every count. Keeps all products below within 64 bits.
+/// Upper limit of every count, so that no product of counts in this file exceeds 64 bits.
 const LARGEST: u32 = 1 << 24;
 
 /// Hyperparameters of a model.
@@ -36,54 +35,20 @@ pub struct Hyperparameters {
     pub kv_heads: u32,
     /// Values per head.
     pub head_dimensions: u32,
-    /// Values per head that rotate.
-    pub rope_dimensions: u32,
-    /// Pairs of values that rotate together. Follows from how the file orders the query and key projections.
-    pub rope_pairing: RopePairing,
-    /// Base of the rotary frequencies.
-    pub rope_base: f32,
-    /// Divisor of positions (linear scaling).
-    pub rope_scale: f32,
-    /// Frequency-dependent scaling as in Llama 3.1.
-    pub rope_llama3: Option<Llama3Scaling>,
-    /// Whether `rope_freqs.weight` divides the frequencies.
-    pub has_rope_factors: bool,
+    /// Rotary position embedding.
+    pub rope: Rope,
     /// Added to the mean square in RMS norms.
     pub epsilon: f32,
     /// Size of the vocabulary.
     pub vocabulary: u32,
 }
 
-/// Rotary scaling of type `llama3`: divides low frequencies, keeps high ones and blends those between.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Llama3Scaling {
-    /// Divisor of low frequencies.
-    pub factor: f32,
-    /// A frequency with fewer turns than this within the original context is low.
-    pub low_frequency_factor: f32,
-    /// A frequency with more turns than this within the original context is high. Greater than
-    /// `low_frequency_factor`.
-    pub high_frequency_factor: f32,
-    /// Longest sequence before scaling, in tokens.
-    pub original_context: u32,
-}
-
-impl Llama3Scaling {
-    /// Returns the scaled frequency, in radians per position.
-    fn apply(&self, frequency: f64) -> f64 {
-        let turns = f64::from(self.original_context) * frequency / TAU;
-        let (low, high) = (f64::from(self.low_frequency_factor), f64::from(self.high_frequency_factor));
-        let kept = ((turns - low) / (high - low)).clamp(0.0, 1.0);
-        frequency * (kept + (1.0 - kept) / f64::from(self.factor))
-    }
-}
-
 impl Hyperparameters {
     /// Reads and validates the hyperparameters.
     ///
     /// # Errors
-    /// [`ModelError::Format`] for missing keys and wrong types, [`ModelError::Hyperparameter`] for
-    /// invalid values, and [`ModelError::Unsupported`] for features that would otherwise be silently ignored.
+    /// Returns [`ModelError::Format`] for missing keys and wrong types, [`ModelError::Hyperparameter`] for
+    /// invalid values, and [`ModelError::Unsupported`] for unsupported features.
     pub fn read(metadata: &Metadata, weights: &Weights) -> Result<Self, ModelError> {
         let architecture = metadata.get::<&str>("general.architecture")?.to_string();
         let key = |part: &str| format!("{architecture}.{part}");
@@ -105,12 +70,14 @@ impl Hyperparameters {
             layers: count("block_count")?,
             context: count("context_length")?,
             feed_forward: count("feed_forward_length")?,
-            rope_dimensions: optional("rope.dimension_count", head_dimensions)?,
-            rope_pairing: Architecture::find(&architecture)?.gguf_pairing,
-            rope_base: float("rope.freq_base", 10000.0)?,
-            rope_scale: rope_scale(metadata, &architecture, &float)?,
-            rope_llama3: None,
-            has_rope_factors: weights.tensor("rope_freqs.weight").is_some(),
+            rope: Rope {
+                dimensions: optional("rope.dimension_count", head_dimensions)?,
+                pairing: Architecture::find(&architecture)?.gguf_pairing,
+                base: float("rope.freq_base", 10000.0)?,
+                scale: rope_scale(metadata, &architecture, &float)?,
+                llama3: None,
+                has_factors: weights.tensor(ROPE_FACTORS).is_some(),
+            },
             epsilon: positive(&epsilon_key, metadata.get(&epsilon_key)?)?,
             vocabulary: vocabulary(weights)?,
             architecture: architecture.clone(),
@@ -126,17 +93,17 @@ impl Hyperparameters {
         Ok(found)
     }
 
-    /// Checks that the values are consistent. The keys name, for error messages, the key-value heads, the
-    /// rotating dimensions and the dimensions of a head in the file at hand.
+    /// Checks that the values are consistent. The parameter holds the keys of three counts in the file, for
+    /// error messages.
     pub(crate) fn check_shape(&self, [kv_heads, rotating, head]: [String; 3]) -> Result<(), ModelError> {
         let bad = |key, why| Err(ModelError::Hyperparameter { key, why });
         if !self.heads.is_multiple_of(self.kv_heads) {
             let why = format!("{} heads cannot share {} key-value heads", self.heads, self.kv_heads);
             return bad(kv_heads, why);
         }
-        if self.rope_dimensions > self.head_dimensions || !self.rope_dimensions.is_multiple_of(2) {
+        if self.rope.dimensions > self.head_dimensions || !self.rope.dimensions.is_multiple_of(2) {
             let why =
-                format!("{} of {} dimensions cannot rotate", self.rope_dimensions, self.head_dimensions);
+                format!("{} of {} dimensions cannot rotate", self.rope.dimensions, self.head_dimensions);
             return bad(rotating, why);
         }
         if u64::from(self.heads) * u64::from(self.head_dimensions) > u64::from(LARGEST) {
@@ -145,7 +112,7 @@ impl Hyperparameters {
         Ok(())
     }
 
-    /// Rejects features that would otherwise be silently ignored.
+    /// Rejects metadata that asks for unsupported features, so that no such key is silently ignored.
     fn check_features(&self, metadata: &Metadata) -> Result<(), ModelError> {
         let value_key = format!("{}.attention.value_length", self.architecture);
         if metadata.find::<u32>(&value_key)?.is_some_and(|length| length != self.head_dimensions) {
@@ -157,21 +124,9 @@ impl Hyperparameters {
         }
         Ok(())
     }
-
-    /// Returns the rotary frequencies in radians per position, one per rotating pair. `factors` divide them.
-    pub fn inverse_frequencies(&self, factors: Option<&[f32]>) -> Vec<f32> {
-        let pairs = self.rope_dimensions / 2;
-        let frequency = |pair: u32| {
-            let exponent = -2.0 * f64::from(pair) / f64::from(self.rope_dimensions);
-            let factor = factors.map_or(1.0, |f| f64::from(f[pair as usize]));
-            let frequency = f64::from(self.rope_base).powf(exponent) / f64::from(self.rope_scale) / factor;
-            self.rope_llama3.map_or(frequency, |scaling| scaling.apply(frequency)) as f32
-        };
-        (0..pairs).map(frequency).collect()
-    }
 }
 
-/// Returns the value as a count, if it is in range.
+/// Converts a value to a count. Fails unless the value is from 1 to [`LARGEST`].
 pub(crate) fn in_range(key: &str, value: i128) -> Result<u32, ModelError> {
     match u32::try_from(value) {
         Ok(count @ 1..=LARGEST) => Ok(count),
@@ -182,7 +137,7 @@ pub(crate) fn in_range(key: &str, value: i128) -> Result<u32, ModelError> {
     }
 }
 
-/// Returns the value if it is finite and positive.
+/// Returns the value. Fails unless it is finite and positive.
 pub(crate) fn positive(key: &str, value: f32) -> Result<f32, ModelError> {
     if value.is_finite() && value > 0.0 {
         return Ok(value);
@@ -190,7 +145,8 @@ pub(crate) fn positive(key: &str, value: f32) -> Result<f32, ModelError> {
     Err(ModelError::Hyperparameter { key: key.into(), why: format!("{value} is not finite and positive") })
 }
 
-/// Returns the divisor of positions: 1 without scaling, the factor with linear scaling. Rejects other kinds.
+/// Returns the divisor of positions: 1 without scaling, or the factor of linear scaling. Rejects other types
+/// of scaling.
 fn rope_scale(
     metadata: &Metadata,
     architecture: &str,
@@ -205,8 +161,8 @@ fn rope_scale(
 }
 
 fn vocabulary(weights: &Weights) -> Result<u32, ModelError> {
-    let name = "token_embd.weight";
-    let table = weights.tensor(name).ok_or_else(|| ModelError::MissingTensor { name: name.into() })?;
+    let table =
+        weights.tensor(EMBEDDING).ok_or_else(|| ModelError::MissingTensor { name: EMBEDDING.into() })?;
     let rows = u32::try_from(table.shape.get(1).copied().unwrap_or(0)).unwrap_or(0);
     in_range("rows of token_embd.weight", rows.into())
 }

@@ -1,38 +1,51 @@
-//! Table of architectures. To add one, add a file beside this one and a row here.
+//! Table of architectures. A new architecture needs a file in this folder and a row in [`ARCHITECTURES`].
 
 mod bitnet;
 mod hyperparameters;
 mod llama;
+mod names;
+mod qwen2;
+mod qwen3;
+mod rope;
 mod transformer;
 
-pub use hyperparameters::{Hyperparameters, Llama3Scaling};
+pub use hyperparameters::Hyperparameters;
+pub use rope::{Llama3Scaling, Rope, RopePairing};
 
 pub(crate) use hyperparameters::{in_range, positive};
+pub(crate) use names::{HEAD, ROPE_FACTORS, is_derived};
 
 use crate::builder::Builder;
 use crate::error::Quoted;
 use crate::model::ModelError;
-use crate::op::{OperatorGraph, RopePairing};
+use crate::op::OperatorGraph;
+use crate::weights::{TensorInfo, Weights};
+use names::Names;
+use ragtag_kernels::TensorType;
+use transformer::Layer;
 
-/// Describes how to build a family of models from its weights.
+/// A family of models and the function that builds its operator graph.
 pub struct Architecture {
     /// Value of `general.architecture`.
     pub name: &'static str,
-    /// Names in `architectures` of a checkpoint's `config.json`.
+    /// Class names that a checkpoint's `config.json` lists under `architectures`.
     pub classes: &'static [&'static str],
-    /// Order of the query and key projections in GGUF files, for the rotary embedding.
+    /// RoPE pairing for the order of the query and key projections in GGUF files.
     pub gguf_pairing: RopePairing,
-    build: fn(&Hyperparameters, &mut Builder<'_>) -> Result<(), ModelError>,
+    /// The layer with this index.
+    layer: fn(&Hyperparameters, u32) -> Layer,
+    /// Names of the tensors in checkpoints.
+    tensors: &'static [&'static [Names]],
 }
 
 /// All architectures.
-pub static ARCHITECTURES: [&Architecture; 2] = [&llama::LLAMA, &bitnet::BITNET];
+pub static ARCHITECTURES: [&Architecture; 4] = [&llama::LLAMA, &bitnet::BITNET, &qwen2::QWEN2, &qwen3::QWEN3];
 
 impl Architecture {
     /// Finds an architecture by name.
     ///
     /// # Errors
-    /// [`ModelError::Architecture`] lists the known ones.
+    /// Returns [`ModelError::Architecture`], which lists the known names, for an unknown name.
     pub fn find(name: &str) -> Result<&'static Architecture, ModelError> {
         ARCHITECTURES.into_iter().find(|a| a.name == name).ok_or_else(|| ModelError::Architecture {
             name: name.into(),
@@ -43,7 +56,7 @@ impl Architecture {
     /// Finds the architecture of a checkpoint's class.
     ///
     /// # Errors
-    /// [`ModelError::Architecture`] lists the known ones.
+    /// Returns [`ModelError::Architecture`], which lists the known classes, for an unknown class.
     pub fn of_class(class: &str) -> Result<&'static Architecture, ModelError> {
         let known: Vec<&str> = ARCHITECTURES.iter().flat_map(|a| a.classes).copied().collect();
         let found = ARCHITECTURES.into_iter().find(|a| a.classes.contains(&class));
@@ -56,15 +69,39 @@ impl Architecture {
     /// Builds the operator graph.
     ///
     /// # Errors
-    /// If a tensor is missing, has the wrong shape, or is unknown to the architecture.
+    /// Fails if a tensor is missing, has the wrong shape, or is unknown to the architecture.
     pub fn build(
         &self,
         hyperparameters: &Hyperparameters,
-        weights: &crate::weights::Weights,
+        weights: &Weights,
     ) -> Result<OperatorGraph, ModelError> {
         let mut builder = Builder::new(weights);
-        (self.build)(hyperparameters, &mut builder)?;
+        transformer::build(self, hyperparameters, weights.tensor(HEAD).is_some(), &mut builder)?;
         builder.finish()
+    }
+
+    /// Describes the tensors of a model, whose projection to logits may be tied to the embedding. Matrices
+    /// and vectors have these types.
+    pub(crate) fn describe(
+        &self,
+        hyperparameters: &Hyperparameters,
+        is_tied: bool,
+        matrices: TensorType,
+        vectors: TensorType,
+    ) -> Result<Vec<TensorInfo>, ModelError> {
+        let mut builder = Builder::describing(matrices, vectors);
+        transformer::build(self, hyperparameters, !is_tied, &mut builder)?;
+        Ok(builder.described())
+    }
+
+    /// Returns the graph's name of a checkpoint's tensor, if the architecture has it.
+    pub(crate) fn name_in_graph(&self, name: &str) -> Option<String> {
+        names::in_graph(self.tensors, name)
+    }
+
+    /// Returns the checkpoint's name of a tensor of the graph.
+    pub(crate) fn name_in_checkpoint(&self, name: &str) -> String {
+        names::in_checkpoint(self.tensors, name)
     }
 }
 
@@ -77,10 +114,11 @@ mod tests {
 
     #[test]
     fn each_rotating_pair_has_a_rope_factor() {
-        // Heads of 32 values.
+        // Each head has 32 values.
         let shape = Shape { layers: 1, width: 64, ffn: 64, heads: 2, kv_heads: 1, vocabulary: 32 };
         let model = shape.without_bytes(|_| TensorType::Q4_0);
-        let h = Hyperparameters { has_rope_factors: true, ..model.hyperparameters().clone() };
+        let mut h = model.hyperparameters().clone();
+        h.rope.has_factors = true;
         let build = |factors: u64| {
             let mut tensors = model.weights().tensors().to_vec();
             let (name, shape) = ("rope_freqs.weight".into(), vec![factors]);

@@ -1,70 +1,117 @@
-//! Parts that all decoder-only transformers share. An architecture supplies its own options.
+//! Graph construction that all decoder-only transformers share. Each architecture passes its own [`Options`].
 
-use super::Hyperparameters;
+use super::names::{EMBEDDING, HEAD, ROPE_FACTORS};
+use super::{Architecture, Hyperparameters, Rope};
 use crate::builder::Builder;
 use crate::model::ModelError;
+use crate::op::Heads;
 use petgraph::stable_graph::NodeIndex;
 
 /// Differences between architectures.
-pub(super) struct Options {
-    /// Norms before the attention's output projection and before the FFN's down projection.
-    pub(super) sub_norms: bool,
+pub(super) struct Layer {
+    pub(super) attention: Attention,
+    pub(super) feed_forward: FeedForward,
+    /// Whether norms precede the attention's output projection and the FFN's down projection.
+    pub(super) epsilon: f32,
 }
 
-pub(super) fn build(h: &Hyperparameters, b: &mut Builder<'_>, options: &Options) -> Result<(), ModelError> {
-    let mut x = b.embed("token_embd.weight", h.width, h.vocabulary)?;
-    if h.has_rope_factors {
-        b.tensor("rope_freqs.weight", h.rope_dimensions / 2, 0)?;
+/// Causal attention with rotary embedding.
+pub(super) struct Attention {
+    pub(super) heads: Heads,
+    pub(super) rope: Rope,
+    /// Biases of queries, keys and values.
+    pub(super) qkv_bias: bool,
+    /// Norm of each query head and of each key head, before the rotary embedding.
+    pub(super) head_norm: bool,
+    /// Norm before the output projection.
+    pub(super) sub_norm: bool,
+}
+
+/// Feed-forward network with a SiLU gate.
+pub(super) struct FeedForward {
+    /// Values between the projections.
+    pub(super) hidden: u32,
+    /// Norm before the down projection.
+    pub(super) sub_norm: bool,
+}
+
+impl Layer {
+    /// Returns the layer that follows from the hyperparameters, without optional parts.
+    pub(super) fn plain(h: &Hyperparameters) -> Self {
+        let heads = Heads { queries: h.heads, kv: h.kv_heads, dimensions: h.head_dimensions };
+        Self {
+            attention: Attention { heads, rope: h.rope, qkv_bias: false, head_norm: false, sub_norm: false },
+            feed_forward: FeedForward { hidden: h.feed_forward, sub_norm: false },
+            epsilon: h.epsilon,
+        }
     }
-    for layer in 0..h.layers {
+}
+
+/// Builds the graph of a model that has its own projection to logits or uses the embedding.
+pub(super) fn build(
+    architecture: &Architecture,
+    h: &Hyperparameters,
+    has_head: bool,
+    b: &mut Builder<'_>,
+) -> Result<(), ModelError> {
+    let mut x = b.embed(EMBEDDING, h.width, h.vocabulary)?;
+    if h.rope.has_factors {
+        b.tensor(ROPE_FACTORS, h.rope.dimensions / 2, 0)?;
+    }
+    for index in 0..h.layers {
+        let layer = (architecture.layer)(h, index);
         b.next_segment();
-        x = attention_half(h, b, options, x, layer)?;
+        x = attention_half(&layer, h.width, b, x, index)?;
         b.next_segment();
-        x = feed_forward_half(h, b, options, x, layer)?;
+        x = feed_forward_half(&layer, h.width, b, x, index)?;
     }
     b.next_segment();
     let x = b.gather(x);
     let x = b.rms_norm(x, "output_norm.weight", h.epsilon)?;
-    let head = if b.has("output.weight") { "output.weight" } else { "token_embd.weight" };
-    b.matmul(x, head, h.vocabulary)?;
+    b.matmul(x, if has_head { HEAD } else { EMBEDDING }, h.vocabulary)?;
     Ok(())
 }
 
 fn attention_half(
-    h: &Hyperparameters,
+    layer: &Layer,
+    width: u32,
     b: &mut Builder<'_>,
-    options: &Options,
     x: NodeIndex,
-    layer: u32,
+    index: u32,
 ) -> Result<NodeIndex, ModelError> {
-    let name = |part: &str| format!("blk.{layer}.{part}.weight");
-    let normed = b.rms_norm(x, &name("attn_norm"), h.epsilon)?;
-    let (q, kv) = (h.heads * h.head_dimensions, h.kv_heads * h.head_dimensions);
+    let Attention { heads, rope, qkv_bias, head_norm, sub_norm } = layer.attention;
+    let name = |part: &str| format!("blk.{index}.{part}.weight");
+    let normed = b.rms_norm(x, &name("attn_norm"), layer.epsilon)?;
+    let (q, kv) = (heads.query_width(), heads.kv_width());
     let weights = [(&*name("attn_q"), q), (&*name("attn_k"), kv), (&*name("attn_v"), kv)];
-    let qkv = b.joint_matmul(normed, &weights)?;
-    let mut attended = b.attention(qkv, h.rope_pairing, layer, q);
-    if options.sub_norms {
-        attended = b.rms_norm(attended, &name("attn_sub_norm"), h.epsilon)?;
+    let biases = ["attn_q", "attn_k", "attn_v"].map(|part| format!("blk.{index}.{part}.bias"));
+    let mut qkv = b.joint_matmul(normed, &weights, if qkv_bias { &biases } else { &[] })?;
+    if head_norm {
+        qkv = b.head_norm(qkv, heads, ["attn_q_norm", "attn_k_norm"].map(name), layer.epsilon)?;
     }
-    let y = b.matmul(attended, &name("attn_output"), h.width)?;
+    let mut attended = b.attention(qkv, index, heads, rope);
+    if sub_norm {
+        attended = b.rms_norm(attended, &name("attn_sub_norm"), layer.epsilon)?;
+    }
+    let y = b.matmul(attended, &name("attn_output"), width)?;
     Ok(b.add_residual(x, y))
 }
 
 fn feed_forward_half(
-    h: &Hyperparameters,
+    layer: &Layer,
+    width: u32,
     b: &mut Builder<'_>,
-    options: &Options,
     x: NodeIndex,
-    layer: u32,
+    index: u32,
 ) -> Result<NodeIndex, ModelError> {
-    let name = |part: &str| format!("blk.{layer}.{part}.weight");
-    let normed = b.rms_norm(x, &name("ffn_norm"), h.epsilon)?;
-    let weights = [(&*name("ffn_gate"), h.feed_forward), (&*name("ffn_up"), h.feed_forward)];
-    let gate_up = b.joint_matmul(normed, &weights)?;
-    let mut hidden = b.silu_mul(gate_up);
-    if options.sub_norms {
-        hidden = b.rms_norm(hidden, &name("ffn_sub_norm"), h.epsilon)?;
+    let FeedForward { hidden, sub_norm } = layer.feed_forward;
+    let name = |part: &str| format!("blk.{index}.{part}.weight");
+    let normed = b.rms_norm(x, &name("ffn_norm"), layer.epsilon)?;
+    let gate_up = b.joint_matmul(normed, &[(&*name("ffn_gate"), hidden), (&*name("ffn_up"), hidden)], &[])?;
+    let mut gated = b.silu_mul(gate_up);
+    if sub_norm {
+        gated = b.rms_norm(gated, &name("ffn_sub_norm"), layer.epsilon)?;
     }
-    let y = b.matmul(hidden, &name("ffn_down"), h.width)?;
+    let y = b.matmul(gated, &name("ffn_down"), width)?;
     Ok(b.add_residual(x, y))
 }

@@ -1,14 +1,13 @@
 //! Reads `config.json`: hyperparameters under Hugging Face's names.
 //!
-//! A missing field takes the class's own default only where that means "none" (head size, fewer key and value
-//! heads, rotary scaling). Fields that shape the weights are required.
+//! The head size, the number of key and value heads, and the RoPE scaling are optional, with the defaults of
+//! the `transformers` library. All other fields that determine the shapes of weights are required.
 
 use super::{CONFIG, MOST_CONFIG_BYTES};
-use crate::arch::{Architecture, Hyperparameters, Llama3Scaling, in_range, positive};
+use crate::arch::{Architecture, Hyperparameters, Llama3Scaling, Rope, RopePairing, in_range, positive};
 use crate::error::{FormatError, Quoted};
 use crate::json;
 use crate::model::ModelError;
-use crate::op::RopePairing;
 use crate::source::{Directory, Source};
 use ragtag_kernels::TensorType;
 use serde_json::{Map, Value};
@@ -16,7 +15,7 @@ use serde_json::{Map, Value};
 /// An object of a JSON file, read field by field. A `null` field counts as missing.
 pub(crate) struct Fields {
     file: String,
-    /// Prefix of each key in messages, for nested objects.
+    /// Path of a nested object, prepended to each key in messages.
     path: String,
     map: Map<String, Value>,
 }
@@ -32,7 +31,7 @@ impl Fields {
         self.map.get(key).filter(|value| !value.is_null())
     }
 
-    /// Returns a key's name for messages.
+    /// Returns the key with its path, for messages.
     fn label(&self, key: &str) -> String {
         format!("{}{key}", self.path)
     }
@@ -57,7 +56,8 @@ impl Fields {
         self.find(key).map(text).transpose()
     }
 
-    /// Returns the token ids under `key`, which may be a number or a list. Empty if the key is missing.
+    /// Returns the token ids under `key`, whose value may be a number or a list. Returns an empty list if the
+    /// key is missing.
     pub(crate) fn ids(&self, key: &str) -> Result<Vec<u32>, FormatError> {
         let values = match self.find(key) {
             None => return Ok(Vec::new()),
@@ -103,12 +103,12 @@ impl Fields {
         Ok(self.find_float(key)?.ok_or_else(|| self.missing(key))?)
     }
 
-    /// Returns a key's name for [`ModelError::Hyperparameter`].
+    /// Returns the key with its path and file, for [`ModelError::Hyperparameter`].
     fn in_file(&self, key: &str) -> String {
         format!("{} in {CONFIG}", self.label(key))
     }
 
-    /// Rejects a feature that must be off or missing.
+    /// Rejects `key` if it is present with a value other than those in `off`.
     fn refuse(&self, key: &str, off: &[Value]) -> Result<(), ModelError> {
         match self.find(key).filter(|value| !off.contains(value)) {
             Some(value) => {
@@ -145,7 +145,16 @@ pub(super) fn read(
     config.refuse("mlp_bias", &off)?;
     config.refuse("hidden_act", &["silu".into(), "swish".into()])?;
     config.refuse("quantization_config", &[])?;
-    config.refuse("sliding_window", &off)?;
+    config.refuse("use_sliding_window", &off)?;
+    if config.find("use_sliding_window").is_none() {
+        config.refuse("sliding_window", &off)?;
+    }
+    let is_full =
+        |types: &Value| types.as_array().is_some_and(|all| all.iter().all(|t| t == "full_attention"));
+    if !config.find("layer_types").is_none_or(is_full) {
+        let what = format!("{} other than \"full_attention\"", config.in_file("layer_types"));
+        return Err(ModelError::Unsupported { what });
+    }
     let (width, heads) = (config.count("hidden_size")?, config.count("num_attention_heads")?);
     let head_dimensions = match config.find_count("head_dim")? {
         Some(values) => values,
@@ -155,7 +164,6 @@ pub(super) fn read(
             return Err(ModelError::Hyperparameter { key: config.in_file("num_attention_heads"), why });
         }
     };
-    let rope = rope(&config)?;
     let hyperparameters = Hyperparameters {
         architecture: architecture.name.to_owned(),
         name: None,
@@ -166,13 +174,7 @@ pub(super) fn read(
         heads,
         kv_heads: config.find_count("num_key_value_heads")?.unwrap_or(heads),
         head_dimensions,
-        rope_dimensions: head_dimensions,
-        // Unlike GGUF files, checkpoints keep these projections in their trained order.
-        rope_pairing: RopePairing::Halves,
-        rope_base: rope.base,
-        rope_scale: rope.scale,
-        rope_llama3: rope.llama3,
-        has_rope_factors: false,
+        rope: rope(&config, head_dimensions)?,
         epsilon: config.float("rms_norm_eps")?,
         vocabulary: config.count("vocab_size")?,
     };
@@ -181,7 +183,7 @@ pub(super) fn read(
     Ok((architecture, hyperparameters, config.flag("tie_word_embeddings")?.unwrap_or(false)))
 }
 
-/// Returns the type of the weights: `torch_dtype`, or `dtype` in newer files.
+/// Returns the type of the weights from `torch_dtype`, or from `dtype` in newer files.
 pub(super) fn tensor_type(directory: &Directory) -> Result<TensorType, ModelError> {
     let source = directory.file(CONFIG).ok_or_else(|| FormatError::MissingFile {
         directory: directory.name().to_owned(),
@@ -204,7 +206,7 @@ pub(super) fn tensor_type(directory: &Directory) -> Result<TensorType, ModelErro
     }
 }
 
-/// Returns the only class that the weights are for.
+/// Returns the model class. Fails if `architectures` does not list exactly one class.
 fn class(config: &Fields) -> Result<&str, ModelError> {
     let classes = config.find("architectures").ok_or_else(|| config.missing("architectures"))?;
     let one = match classes.as_array().map(Vec::as_slice) {
@@ -214,14 +216,8 @@ fn class(config: &Fields) -> Result<&str, ModelError> {
     Ok(one.ok_or_else(|| config.wrong_type("architectures", "a list of one class", classes))?)
 }
 
-struct Rope {
-    base: f32,
-    scale: f32,
-    llama3: Option<Llama3Scaling>,
-}
-
-/// Reads the rotary embedding: `rope_parameters`, or `rope_theta` and `rope_scaling` in older files.
-fn rope(config: &Fields) -> Result<Rope, ModelError> {
+/// Reads the RoPE settings from `rope_parameters`, or from `rope_theta` and `rope_scaling` in older files.
+fn rope(config: &Fields, dimensions: u32) -> Result<Rope, ModelError> {
     const DEFAULT_BASE: f32 = 10_000.0;
     let parameters = config.object("rope_parameters")?;
     let scaling = match config.object("rope_scaling")? {
@@ -235,7 +231,9 @@ fn rope(config: &Fields) -> Result<Rope, ModelError> {
     };
     let whole = [Value::from(1), Value::from(1.0)];
     config.refuse("partial_rotary_factor", &whole)?;
-    let plain = Rope { base, scale: 1.0, llama3: None };
+    // Unlike GGUF files, checkpoints keep the query and key projections in their trained order.
+    let pairing = RopePairing::Halves;
+    let plain = Rope { dimensions, pairing, base, scale: 1.0, llama3: None, has_factors: false };
     let Some(scaling) = scaling else { return Ok(plain) };
     scaling.refuse("partial_rotary_factor", &whole)?;
     let kind = match scaling.text("rope_type")? {

@@ -1,4 +1,4 @@
-//! Reads `model.safetensors.index.json`, which maps tensors to shards.
+//! Reads `model.safetensors.index.json`, which maps tensor names to shards.
 
 use super::{CONFIG, INDEX, MODEL};
 use crate::error::{FormatError, Quoted};
@@ -9,7 +9,7 @@ use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// Size limit of an index: enough for a million tensors.
+/// Size limit of an index. It suffices for a million tensors.
 const MOST_BYTES: u64 = 128 << 20;
 
 #[derive(Deserialize)]
@@ -17,13 +17,12 @@ struct Index {
     weight_map: BTreeMap<String, String>,
 }
 
-/// Returns the names of the files that hold the weights, given the directory with [`FILES`](super::FILES):
-/// the only file, or all that the index names, sorted. A `model.safetensors` in the directory takes
-/// precedence over an index.
+/// Returns the sorted names of the files that hold the weights. `directory` must contain
+/// [`FILES`](super::FILES). If it contains `model.safetensors`, the index is ignored.
 ///
 /// # Errors
-/// The directory does not hold a model, or the index names something other than a safetensors file
-/// of this directory.
+/// Fails if the directory does not hold a model, or if the index lists a name that cannot be a safetensors
+/// file in this directory.
 pub fn shard_names(directory: &Directory) -> Result<Vec<String>, FormatError> {
     let missing = |file: &str| {
         Err(FormatError::MissingFile { directory: directory.name().to_owned(), file: file.to_owned() })
@@ -48,7 +47,7 @@ pub fn shard_names(directory: &Directory) -> Result<Vec<String>, FormatError> {
     Ok(names.into_iter().collect())
 }
 
-/// Returns the index, if the weights are in several files.
+/// Returns the index file, unless the directory has a `model.safetensors`.
 fn index_file(directory: &Directory) -> Option<&Arc<dyn Source>> {
     directory.file(INDEX).filter(|_| directory.file(MODEL).is_none())
 }
@@ -57,13 +56,14 @@ fn read(index: &dyn Source) -> Result<Index, FormatError> {
     json::parse(index, MOST_BYTES)
 }
 
-/// Returns whether a name stays within the directory on every system: no separator, no drive, no hidden file.
+/// Returns whether a file name stays within the directory on every operating system. Rejects path separators,
+/// drive letters and hidden files.
 fn is_plain(name: &str) -> bool {
     let harmless = |c: char| c.is_ascii_alphanumeric() || "-_.+@ ".contains(c);
     name.ends_with(".safetensors") && !name.starts_with('.') && name.chars().all(harmless)
 }
 
-/// Checks the index, if there is one, against the tensors of the named shards.
+/// Checks that the index, if there is one, lists exactly the tensors of the shards.
 pub(super) fn check(
     directory: &Directory,
     names: &[String],
@@ -80,7 +80,7 @@ pub(super) fn check(
                 let name = Quoted(&tensor.name);
                 return wrong(format!("{name} should be in {}, but is in {shard}", Quoted(&file)));
             }
-            // Either the index does not list the tensor, or the tensor was already found in another shard.
+            // The index does not list this tensor, or an earlier shard also contains it.
             None => return wrong(format!("{shard} holds {}, contrary to the index", Quoted(&tensor.name))),
         }
     }

@@ -1,8 +1,8 @@
-//! Small handmade checkpoints.
+//! Tests with small handmade checkpoints.
 
 use super::*;
+use crate::arch::RopePairing;
 use crate::model::Model;
-use crate::op::RopePairing;
 use crate::source::MemorySource;
 use ragtag_kernels::TensorType;
 use serde_json::{Value, json};
@@ -67,7 +67,7 @@ pub(super) fn put(directory: &mut Directory, name: &str, bytes: Vec<u8>) {
     directory.insert(name, Arc::new(MemorySource::new(format!("d/{name}"), bytes)));
 }
 
-/// Builds a file with these F32 tensors, whose values count up.
+/// Builds a file with these F32 tensors. The values are 0, 1, 2 and so on, across all tensors.
 pub(super) fn safetensors(tensors: &[(String, Vec<u64>)]) -> Vec<u8> {
     let mut entries = Vec::new();
     let mut end = 0;
@@ -92,13 +92,13 @@ fn opens_a_checkpoint() {
     let h = model.hyperparameters();
     assert_eq!((h.architecture.as_str(), h.layers, h.context, h.width), ("llama", 1, 128, 32));
     assert_eq!((h.heads, h.kv_heads, h.head_dimensions, h.feed_forward), (2, 1, 16, 64));
-    assert_eq!((h.vocabulary, h.rope_base, h.epsilon), (8, 10_000.0, 1e-5));
-    assert_eq!(h.rope_pairing, RopePairing::Halves);
+    assert_eq!((h.vocabulary, h.rope.base, h.epsilon), (8, 10_000.0, 1e-5));
+    assert_eq!(h.rope.pairing, RopePairing::Halves);
     let weights = model.weights();
     assert_eq!(weights.tensors().len(), 12);
     let up = weights.tensor("blk.0.ffn_down.weight").unwrap();
     assert_eq!((up.columns(), up.rows(), up.tensor_type), (64, 32, TensorType::F32));
-    // The data is where the header says: 8 × 32 values precede the first norm.
+    // In the data, 8 × 32 values precede the first norm.
     let norm = weights.bytes(weights.tensor("blk.0.attn_norm.weight").unwrap()).unwrap();
     assert_eq!(norm[..4], 256f32.to_le_bytes());
     assert_eq!(model.segment_count(), 3);
@@ -110,7 +110,7 @@ fn accepts_every_tensor_type_in_any_order() {
     made.tensors.reverse();
     let bytes = safetensors(&made.tensors);
     let mut directory = made.directory();
-    // The header may list tensors in any order. Halving the width would give another size.
+    // The header may list tensors in any order.
     for (dtype, expected) in [("BF16", TensorType::BF16), ("F16", TensorType::F16)] {
         let header = json!({
             "__metadata__": { "format": "pt" },
@@ -200,8 +200,7 @@ fn errors_use_the_checkpoints_names() {
     assert_eq!(made.open().unwrap().weights().tensors().len(), 12);
 }
 
-/// Frequencies of two published configurations, computed with the formula of the `transformers` library and
-/// its three cases.
+/// Compares the frequencies of two published configurations with the formula of the `transformers` library.
 #[test]
 fn rotary_scaling_of_llama_3() {
     let scaling = json!({
@@ -210,7 +209,7 @@ fn rotary_scaling_of_llama_3() {
     });
     let made = Made::new().with("rope_theta", 500_000.0.into()).with("rope_scaling", scaling.clone());
     let h = made.open().unwrap().hyperparameters().clone();
-    let found = h.inverse_frequencies(None);
+    let found = h.rope.frequencies(None);
     let mut kinds = [0; 3];
     for (pair, found) in found.iter().enumerate() {
         let plain = 500_000f64.powf(-(2.0 * pair as f64) / 16.0);
@@ -230,7 +229,7 @@ fn rotary_scaling_of_llama_3() {
     }
     assert!(kinds.iter().all(|count| *count > 0), "{kinds:?}");
 
-    // The newer place, the older key, and the other kinds.
+    // The settings may be in the newer object or under the older key. Other types are errors.
     let mut newer = scaling.clone();
     newer["rope_theta"] = 500_000.0.into();
     assert_eq!(Made::new().with("rope_parameters", newer).open().unwrap().hyperparameters(), &h);
@@ -239,8 +238,8 @@ fn rotary_scaling_of_llama_3() {
     named["type"] = named["rope_type"].take();
     assert_eq!(older.with("rope_scaling", named).open().unwrap().hyperparameters(), &h);
     let linear = Made::new().with("rope_scaling", json!({ "type": "linear", "factor": 2.0 })).open().unwrap();
-    assert_eq!(linear.hyperparameters().rope_scale, 2.0);
-    assert_eq!(linear.hyperparameters().inverse_frequencies(None)[0], 0.5);
+    assert_eq!(linear.hyperparameters().rope.scale, 2.0);
+    assert_eq!(linear.hyperparameters().rope.frequencies(None)[0], 0.5);
     let none = Made::new().with("rope_scaling", Value::Null).open().unwrap();
     assert_eq!(none.hyperparameters(), Made::new().open().unwrap().hyperparameters());
 

@@ -1,4 +1,4 @@
-//! Conversion dispatches at the ends of a stage whose wire type differs from the resident type.
+//! Dispatches at both ends of a stage that convert rows between the wire type and the resident type.
 
 use super::CompileError;
 use super::emit::Emitter;
@@ -10,26 +10,20 @@ use ragtag_kernels::{Activations, ElementType, Kernel};
 use std::ops::Range;
 
 impl Emitter<'_> {
-    /// Converts the rows received over the edge to residual rows.
+    /// Returns the dispatch that converts received rows to residual rows, if the wire type requires it.
     pub(super) fn arriving(&mut self, segments: &Range<usize>) -> Result<Option<ProgramStep>, CompileError> {
         if segments.start == 0 || self.lowering.wire_type == WireType::F32 {
             return Ok(None);
         }
         let (rows, width) = (self.params.rows, self.model.hyperparameters().width);
         let pitch = Activations::F16.row_bytes(width as usize) as u32 / 2;
-        let walk = |outer: u32, row: u32, column: u32| {
-            let mut dimensions = [outer; RANK];
-            dimensions[RANK - 2..].copy_from_slice(&[row, column]);
-            dimensions
-        };
-        let types = [ElementType::F16, ElementType::F32].map(elements::number);
-        // Converts all rows that the buffer can hold. Rows beyond the micro-batch are never read.
-        let constants = [&types[..], &[0], &walk(1, rows, width), &walk(0, pitch, 1)].concat();
+        // The dispatch converts all rows of the buffer. No kernel reads rows beyond the micro-batch.
+        let constants = row_copy([ElementType::F16, ElementType::F32], [rows, width], pitch);
         let arguments = vec![self.crossing_rows(), self.residual_rows()];
         self.dispatch(segments.start, Kernel::Copy, rows, arguments, constants).map(Some)
     }
 
-    /// Converts the residual rows to the wire type for the next edge.
+    /// Returns the dispatch that converts residual rows to the wire type, if the wire type requires it.
     pub(super) fn leaving(&mut self, segments: &Range<usize>) -> Result<Option<ProgramStep>, CompileError> {
         if segments.end == self.model.segment_count() || self.lowering.wire_type == WireType::F32 {
             return Ok(None);
@@ -52,4 +46,14 @@ impl Emitter<'_> {
         let width = self.model.hyperparameters().width as usize;
         u64::from(self.params.rows) * form.row_bytes(width) as u64
     }
+}
+
+/// Returns the constants of a copy of `rows` rows of `width` values, whose starts are `pitch` values apart.
+pub(super) fn row_copy(types: [ElementType; 2], [rows, width]: [u32; 2], pitch: u32) -> Vec<u32> {
+    let walk = |outer: u32, row: u32, column: u32| {
+        let mut dimensions = [outer; RANK];
+        dimensions[RANK - 2..].copy_from_slice(&[row, column]);
+        dimensions
+    };
+    [&types.map(elements::number)[..], &[0], &walk(1, rows, width), &walk(0, pitch, 1)].concat()
 }

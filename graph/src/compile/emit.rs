@@ -1,22 +1,26 @@
-//! Writes the dispatches of a program: for each node, its kernel's arguments and constants as the kernel's
-//! ABI lists them.
+//! Writes the dispatches of a program. Each dispatch has the arguments and constants that the kernel's ABI
+//! lists.
 
-use super::{CompileError, ROPE_FREQUENCIES, capacity, kv_layers, output_bytes, storage::Storage};
+use super::crossing::row_copy;
+use super::{
+    CompileError, cache_bytes, capacity, frequencies_name, kv_layers, output_bytes, storage::Storage,
+};
+use crate::arch::{Rope, RopePairing};
 use crate::model::{Lowering, Model, ModelError};
-use crate::op::{Node, Operator, OperatorGraph, RopePairing, Rows};
+use crate::op::{Heads, Node, Operator, OperatorGraph, Rows};
 use crate::passes::WIDENED;
 use crate::program::{Place, ProgramStep, Slice, WeightBuffer, WeightContent};
 use crate::stack::{Stack, StackedMatrix};
 use petgraph::stable_graph::NodeIndex;
 use ragtag_hal::Caps;
 use ragtag_kernels::params::{LOGIT_ROWS, ParamsShape, ROWS};
-use ragtag_kernels::{Kernel, Layout, Resident, TensorType, Variant};
+use ragtag_kernels::{ElementType, Kernel, Layout, Resident, TensorType, Variant};
 use std::ops::Range;
 
-/// A binding without its access: place, first byte, number of bytes.
+/// Place, first byte and number of bytes of a binding.
 type Argument = (Place, u64, u64);
 
-/// Rows of a matrix that are bound together.
+/// Rows of a matrix that one binding covers.
 #[derive(Clone, Copy)]
 struct MatrixPart {
     argument: Argument,
@@ -38,7 +42,7 @@ pub(super) struct Emitter<'a> {
 
 impl Emitter<'_> {
     pub(super) fn steps(&mut self, segments: Range<usize>) -> Result<Vec<ProgramStep>, CompileError> {
-        let layers = kv_layers(self.graph, &segments);
+        let layers: Vec<u32> = kv_layers(self.graph, &segments).into_iter().map(|(layer, _)| layer).collect();
         let nodes = self.graph.ordered();
         let inside = nodes.into_iter().filter(|&n| segments.contains(&self.graph.node(n).segment));
         let arriving = self.arriving(&segments)?;
@@ -47,11 +51,11 @@ impl Emitter<'_> {
         Ok(arriving.into_iter().chain(steps?.concat()).chain(leaving).collect())
     }
 
-    /// Returns the steps of a node: one, unless its weights are split into parts.
+    /// Returns the steps of a node. There is one step per part of its weights.
     fn node(&mut self, index: NodeIndex, layers: &[u32]) -> Result<Vec<ProgramStep>, CompileError> {
         match &self.graph.node(index).operator {
             Operator::Embed { table } => self.embed(index, table),
-            // Parts are dequantized one at a time, each right before its product, and reuse the same place.
+            // `product` dequantizes each part right before its product. All parts share one place.
             Operator::Widen { weights, .. } if self.parts(&weights.name()).len() > 1 => Ok(vec![]),
             Operator::Widen { weights, .. } => {
                 let part = self.parts(&weights.name())[0];
@@ -62,7 +66,7 @@ impl Emitter<'_> {
         }
     }
 
-    /// Looks up rows of a table. The first part writes zeros for tokens that belong to other parts; later
+    /// Emits the lookup of rows of a table. The first part writes zeros for tokens of other parts. Later
     /// parts write only their own rows.
     fn embed(&mut self, index: NodeIndex, table: &str) -> Result<Vec<ProgramStep>, CompileError> {
         let node = self.graph.node(index);
@@ -76,7 +80,8 @@ impl Emitter<'_> {
         Ok(steps)
     }
 
-    /// Dequantizes a part of a product's weights to f16, into the place of the widen node.
+    /// Emits the dispatch that dequantizes a part of a product's weights to f16, into the place of the widen
+    /// node.
     fn widen(&mut self, index: NodeIndex, part: MatrixPart) -> Result<ProgramStep, CompileError> {
         let node = self.graph.node(index);
         let (place, offset, _) = self.output(index);
@@ -92,7 +97,7 @@ impl Emitter<'_> {
         )
     }
 
-    /// Emits a product. Each part of the weights computes its own columns.
+    /// Emits a product: one dispatch per part of the weights. Each dispatch computes the columns of its part.
     fn product(&mut self, index: NodeIndex, weights: &Stack) -> Result<Vec<ProgramStep>, CompileError> {
         let node = self.graph.node(index);
         let Operator::MatMul { activations, column, accumulate, norm, gated, .. } = &node.operator else {
@@ -131,19 +136,15 @@ impl Emitter<'_> {
         Ok(steps)
     }
 
-    /// Emits the step of a node whose weights, if any, are in one part.
+    /// Emits the step of a node whose weights are not split.
     fn step(&mut self, index: NodeIndex, layers: &[u32]) -> Result<ProgramStep, CompileError> {
         let node = self.graph.node(index);
-        let h = self.model.hyperparameters();
         let inputs: Vec<Argument> = self.graph.inputs(index).into_iter().map(|i| self.output(i)).collect();
         let (rows, count) = self.rows(node);
         let p = self.params;
-        let cache = |layer: u32| {
+        let cache = |layer: u32, heads: &Heads| {
             let first = 2 * layers.iter().position(|&l| l == layer).unwrap_or(0);
-            let bytes = self.lowering.kv.bytes()
-                * u64::from(self.lowering.cache_blocks())
-                * ragtag_kernels::params::BLOCK_TOKENS as u64
-                * u64::from(h.kv_heads * h.head_dimensions);
+            let bytes = cache_bytes(heads, self.lowering);
             [(Place::Kv(first), 0, bytes), (Place::Kv(first + 1), 0, bytes)]
         };
         let (kernel, arguments, constants) = match &node.operator {
@@ -159,39 +160,51 @@ impl Emitter<'_> {
                 vec![inputs[0], self.output(index)],
                 vec![rows, count, node.width],
             ),
-            Operator::RopeAppend { layer, pairing } => {
-                let mut constants = self.cache_constants();
-                constants.extend(self.rope_constants(*pairing));
-                let [keys, values] = cache(*layer);
-                let arguments = vec![self.output(index), self.weight(ROPE_FREQUENCIES), keys, values];
+            Operator::Bias { weights } => {
+                let arguments = vec![self.weight(&weights.join(" + ")), self.output(index)];
+                // Rows beyond the micro-batch are never read.
+                (Kernel::Copy, arguments, row_copy([ElementType::F32; 2], [rows, node.width], 0))
+            }
+            Operator::HeadNorm { heads, weights, epsilon } => {
+                let arguments = vec![self.output(index), self.weight(&weights.join(" + "))];
+                let heads = [heads.queries, heads.kv, heads.dimensions];
+                let constants = [&[rows, count], &heads[..], &[epsilon.to_bits()]].concat();
+                (Kernel::HeadNorm, arguments, constants)
+            }
+            Operator::RopeAppend { layer, heads, rope } => {
+                let mut constants = self.cache_constants(heads);
+                constants.extend(rope_constants(rope));
+                let [keys, values] = cache(*layer, heads);
+                let frequencies = self.weight(&frequencies_name(rope));
+                let arguments = vec![self.output(index), frequencies, keys, values];
                 (Kernel::RopeAppend(self.lowering.kv), arguments, constants)
             }
-            Operator::Attention { layer } | Operator::AttentionPartial { layer, .. } => {
-                let scale = 1.0 / (h.head_dimensions as f32).sqrt();
+            Operator::Attention { layer, heads, scale }
+            | Operator::AttentionPartial { layer, heads, scale, .. } => {
                 let qkv = self.graph.inputs(index)[0];
-                let mut constants = self.cache_constants();
+                let mut constants = self.cache_constants(heads);
                 constants.extend([scale.to_bits(), self.graph.node(qkv).width]);
-                let q = self.columns(qkv, 0, h.heads * h.head_dimensions);
-                let [keys, values] = cache(*layer);
+                let q = self.columns(qkv, 0, heads.query_width());
+                let [keys, values] = cache(*layer, heads);
                 let mut arguments = vec![q, keys, values, self.output(index)];
-                let kernel = match node.operator {
-                    Operator::AttentionPartial { splits, appends: Some(pairing), .. } => {
-                        constants.push(splits);
-                        constants.extend(self.rope_constants(pairing));
+                let kernel = match &node.operator {
+                    Operator::AttentionPartial { splits, appends: Some(rope), .. } => {
+                        constants.push(*splits);
+                        constants.extend(rope_constants(rope));
                         arguments[0] = self.output(qkv);
-                        arguments.push(self.weight(ROPE_FREQUENCIES));
+                        arguments.push(self.weight(&frequencies_name(rope)));
                         Kernel::AppendAttention(self.lowering.kv)
                     }
                     Operator::AttentionPartial { splits, .. } => {
-                        constants.push(splits);
+                        constants.push(*splits);
                         Kernel::AttentionPartial(self.lowering.kv)
                     }
                     _ => Kernel::Attention(self.lowering.kv),
                 };
                 (kernel, arguments, constants)
             }
-            Operator::AttentionMerge { splits, output } => {
-                let constants = vec![rows, count, h.heads, h.head_dimensions, *splits];
+            Operator::AttentionMerge { heads, splits, output } => {
+                let constants = vec![rows, count, heads.queries, heads.dimensions, *splits];
                 (Kernel::AttentionMerge(*output), vec![inputs[0], self.output(index)], constants)
             }
             Operator::SiluMul { output } => {
@@ -226,7 +239,7 @@ impl Emitter<'_> {
                 self.variants.len() - 1
             }
         };
-        // Only dequantizing weights and converting wire types do not depend on the micro-batch.
+        // All kernels depend on the micro-batch except those that dequantize weights or convert wire types.
         let params = (!matches!(kernel, Kernel::Widen(_) | Kernel::Copy)).then_some((
             Place::Params,
             0,
@@ -251,18 +264,13 @@ impl Emitter<'_> {
         (capacity(node.rows, &self.params), count)
     }
 
-    /// Leading constants of kernels that access the cache: the capacities of the parameter block, heads and
-    /// blocks.
-    fn cache_constants(&self) -> Vec<u32> {
-        let (p, h) = (self.params, self.model.hyperparameters());
+    /// Returns the leading constants of kernels that access the cache: capacities of the parameter block,
+    /// head counts and cache blocks.
+    fn cache_constants(&self, heads: &Heads) -> Vec<u32> {
+        let p = self.params;
         let mut constants = vec![p.rows, p.sequences, p.table_blocks, p.logit_rows];
-        constants.extend([h.heads, h.kv_heads, h.head_dimensions, self.lowering.cache_blocks()]);
+        constants.extend([heads.queries, heads.kv, heads.dimensions, self.lowering.cache_blocks()]);
         constants
-    }
-
-    /// Returns the number of rotating dimensions per head, and how they are paired.
-    fn rope_constants(&self, pairing: RopePairing) -> [u32; 2] {
-        [self.model.hyperparameters().rope_dimensions, u32::from(pairing == RopePairing::Halves)]
     }
 
     fn output(&self, node: NodeIndex) -> Argument {
@@ -270,7 +278,7 @@ impl Emitter<'_> {
         (place, offset, output_bytes(self.graph.node(node), &self.params))
     }
 
-    /// Returns columns of a node's output as one range, from the first row to the last.
+    /// Returns the byte range of some columns of a node's output, from the first row to the last.
     fn columns(&self, node: NodeIndex, first: u32, count: u32) -> Argument {
         let (place, offset, bytes) = self.output(node);
         let left_out = u64::from(self.graph.node(node).width.saturating_sub(count)) * 4;
@@ -300,4 +308,9 @@ impl Emitter<'_> {
         let index = self.weights.iter().position(|w| w.name == name).unwrap_or(0);
         (Place::Weight(index), 0, self.weights[index].bytes())
     }
+}
+
+/// Returns the number of rotating dimensions per head, and how they are paired.
+fn rope_constants(rope: &Rope) -> [u32; 2] {
+    [rope.dimensions, u32::from(rope.pairing == RopePairing::Halves)]
 }

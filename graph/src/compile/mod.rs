@@ -1,17 +1,17 @@
-//! Compiles a run of segments for a device: selects kernel variants by its capabilities, places every tensor,
-//! and writes the dispatches for each bucket of rows.
+//! Compiles contiguous segments for a device. Selects kernel variants by the device's capabilities, assigns a
+//! place to every tensor, and writes the dispatches for each bucket of rows.
 //!
 //! Buckets are the powers of two below the prefill chunk, and the chunk itself. A micro-batch runs in the
-//! smallest bucket that holds its rows. Kernels read the true count from the parameter block, so padding is
-//! neither computed nor written. A bucket takes no device memory of its own: scratch is sized for the
-//! largest.
+//! smallest bucket that holds its rows. Kernels read the actual number of rows from the parameter block, so
+//! they compute no padding rows. All buckets share one scratch buffer, sized for the largest bucket.
 
 mod crossing;
 mod emit;
 mod storage;
 
+use crate::arch::{ROPE_FACTORS, Rope};
 use crate::model::{Lowering, Model, ModelError};
-use crate::op::{Node, Operator, OperatorGraph, Rows};
+use crate::op::{Heads, Node, Operator, OperatorGraph, Rows};
 use crate::passes;
 use crate::program::{CompiledStage, Program, ProgramStep, WeightBuffer, WeightContent, vector_values};
 use crate::stack::{Stack, StackedMatrix};
@@ -31,7 +31,7 @@ use storage::Storage;
 /// Reason why segments do not compile for a device.
 #[derive(Debug, thiserror::Error)]
 pub enum CompileError {
-    /// The model itself is at fault.
+    /// The model is invalid.
     #[error(transparent)]
     Model(#[from] ModelError),
     /// No variant of a kernel runs on the device.
@@ -40,7 +40,7 @@ pub enum CompileError {
         /// The kernel.
         kernel: Kernel,
     },
-    /// The device's best variants are in more than one language.
+    /// The device's preferred variants are written in more than one language.
     #[error("the kernels for the device are in several languages")]
     Languages,
     /// A buffer exceeds the device's limit.
@@ -48,7 +48,7 @@ pub enum CompileError {
     TooLarge {
         /// The buffer.
         what: String,
-        /// Its size.
+        /// Size of the buffer.
         bytes: u64,
         /// The device's limit.
         limit: u64,
@@ -82,7 +82,8 @@ pub fn compile(
     let mut scratch_bytes = 0;
     for rows in buckets(lowering.chunk) {
         let params = params_shape(lowering, rows);
-        let splits = attention_splits(model, lowering, caps, rows);
+        let splits = |heads: Heads| attention_splits(heads, lowering, caps);
+        let splits = splits_attention(lowering, caps, rows).then_some(&splits as &dyn Fn(Heads) -> u32);
         let mut graph = model.lowered(splits, |tensor_type, rows| {
             activations_for(tensor_type, lowering.activations, caps, capacity(rows, &params))
         });
@@ -106,7 +107,10 @@ pub fn compile(
                 .ok_or(CompileError::Languages)?,
         },
         variants: variants.iter().map(|v| format!("{} {}", v.kernel, v.name)).collect(),
-        kv_bytes: kv_bytes(model, &plain, &segments, lowering),
+        kv_bytes: kv_layers(&plain, &segments)
+            .iter()
+            .flat_map(|(_, heads)| [cache_bytes(heads, lowering); 2])
+            .collect(),
         scratch_bytes,
         row_bytes,
         crossing_row_bytes: (lowering.wire_type != WireType::F32)
@@ -136,7 +140,7 @@ fn fuse(
     passes::fuse_norms(graph, |stack, rows| {
         matrix(stack).is_some_and(|matrix| has(Kernel::NormMatMul(matrix.tensor_type()), rows))
     });
-    // In a matrix that is split into parts, rows that belong together may be in different parts.
+    // If a matrix is split, a gate row and its up row may be in different parts.
     let is_whole = |stack: &Stack| weights.iter().filter(|w| w.name == stack.name()).count() == 1;
     passes::fuse_gates(graph, |stack, rows| {
         let fits = |matrix: &Resident| {
@@ -145,40 +149,46 @@ fn fuse(
         };
         matrix(stack).as_ref().is_some_and(fits) && is_whole(stack)
     });
-    // With several rows, one could see keys and values that another appends.
-    let takes = params.rows == 1 && append::takes(model.hyperparameters().head_dimensions);
-    if takes && has(Kernel::AppendAttention(lowering.kv), Rows::Tokens) {
-        passes::fuse_appends(graph);
+    // With several rows, one row could read keys and values while another row appends them.
+    if params.rows == 1 && has(Kernel::AppendAttention(lowering.kv), Rows::Tokens) {
+        passes::fuse_appends(graph, |heads| append::takes(heads.dimensions));
     }
 }
 
-/// Returns the number of splits of attention over positions, for up to `rows` rows, if splitting pays on this
-/// device. The count does not depend on the rows of a micro-batch, so a row's result does not either. Each
-/// compute unit gets at most one group, because a second one that has to wait would double the time.
-fn attention_splits(model: &Model, lowering: &Lowering, caps: &Caps, rows: u32) -> Option<u32> {
+/// Returns the number of parts into which attention is split over positions, or `None` if the device lacks
+/// kernels for up to `rows` rows. The number must not depend on the rows of a micro-batch, because it affects
+/// the rounding of results. Each compute unit gets at most one work group per row, because a second wave of
+/// groups would double the time.
+fn splits_attention(lowering: &Lowering, caps: &Caps, rows: u32) -> bool {
     let merges = Activations::ALL.map(Kernel::AttentionMerge);
-    let kernels = [Kernel::AttentionPartial(lowering.kv)].into_iter().chain(merges);
-    if !kernels.into_iter().all(|kernel| ragtag_kernels::preferred(kernel, caps, rows).is_some()) {
-        return None;
-    }
-    let splits = caps.parallel_units / model.hyperparameters().kv_heads.max(1);
-    Some(splits.clamp(1, most_splits(lowering)))
+    let mut kernels = [Kernel::AttentionPartial(lowering.kv)].into_iter().chain(merges);
+    kernels.all(|kernel| ragtag_kernels::preferred(kernel, caps, rows).is_some())
 }
 
-/// Returns the largest number of splits of a program, such that none is empty at the full context.
+/// Returns the number of splits. It does not depend on the rows of a micro-batch, so a row's result does not
+/// either. Each compute unit gets at most one group, because a second one that has to wait would double the
+/// time.
+fn attention_splits(heads: Heads, lowering: &Lowering, caps: &Caps) -> u32 {
+    (caps.parallel_units / heads.kv.max(1)).clamp(1, most_splits(lowering))
+}
+
+/// Returns the largest number of splits for which no split is empty at the full context.
 fn most_splits(lowering: &Lowering) -> u32 {
     partial::MAX_SPLITS.min(lowering.table_blocks()).max(1)
 }
 
-/// The two programs that can need the most scratch on any device: that of the largest micro-batch, and that
-/// of the largest one whose attention may be split.
+/// The two programs that can need the most scratch on any device. The first is for the largest micro-batch.
+/// The second is for the largest micro-batch whose attention may be split.
 pub(crate) struct Largest([(OperatorGraph, ParamsShape); 2]);
 
 impl Largest {
-    /// Lowers both programs. `form` gives the activations of products by weight type.
+    /// Lowers both programs. `form` returns the activations of products with a weight type.
     pub(crate) fn new(model: &Model, lowering: &Lowering, form: impl Fn(TensorType) -> Activations) -> Self {
-        let program = |splits, rows| (model.lowered(splits, |t, _| form(t)), params_shape(lowering, rows));
-        let split = program(Some(most_splits(lowering)), lowering.chunk.min(partial::MAX_ROWS));
+        let program = |splits: Option<&dyn Fn(Heads) -> u32>, rows| {
+            (model.lowered(splits, |t, _| form(t)), params_shape(lowering, rows))
+        };
+        let most = |_| most_splits(lowering);
+        let split = program(Some(&most), lowering.chunk.min(partial::MAX_ROWS));
         Self([program(None, lowering.chunk), split])
     }
 
@@ -191,8 +201,8 @@ impl Largest {
         Ok(most)
     }
 
-    /// Returns the bytes of the largest tensor of the segments. Excludes dequantized weights, which come in
-    /// parts.
+    /// Returns the bytes of the largest tensor of the segments, excluding dequantized weights. A stage can
+    /// split those into parts.
     pub(crate) fn tensor_bytes(&self, segments: &Range<usize>) -> u64 {
         let of_program = |(graph, params): &(OperatorGraph, ParamsShape)| {
             let nodes = graph.ordered().into_iter().map(|index| graph.node(index));
@@ -221,7 +231,7 @@ fn params_shape(lowering: &Lowering, rows: u32) -> ParamsShape {
     }
 }
 
-/// Returns every weight that the segments need, once.
+/// Returns the weights that the segments need, without duplicates.
 pub(crate) fn weight_buffers(
     model: &Model,
     graph: &OperatorGraph,
@@ -242,10 +252,13 @@ pub(crate) fn weight_buffers(
         let content = match operator {
             Operator::Embed { table } => matrix(&Stack::of(table))?,
             Operator::MatMul { weights, .. } => matrix(weights)?,
-            Operator::RmsNorm { weight, .. } => {
-                WeightContent::Vector { values: model.tensor(weight)?.columns() }
+            Operator::RmsNorm { .. } | Operator::Bias { .. } | Operator::HeadNorm { .. } => {
+                let tensors = operator.tensors().to_vec();
+                let columns = tensors.iter().map(|name| Ok(model.tensor(name)?.columns()));
+                let values = columns.sum::<Result<_, ModelError>>()?;
+                WeightContent::Vector { tensors, values }
             }
-            Operator::RopeAppend { .. } => rope_frequencies(model)?,
+            Operator::RopeAppend { rope, .. } => rope_frequencies(model, rope)?,
             _ => continue,
         };
         buffers.push(WeightBuffer { name, content, segment: *segment });
@@ -253,53 +266,48 @@ pub(crate) fn weight_buffers(
     Ok(buffers)
 }
 
-/// Returns the buffer name of the weights that an operator reads, if it reads any.
+/// Returns the name of the buffer of weights that an operator reads, if any.
 pub(crate) fn weight_name(operator: &Operator) -> Option<String> {
     match operator {
-        Operator::Embed { table: name } | Operator::RmsNorm { weight: name, .. } => Some(name.clone()),
-        Operator::MatMul { weights, .. } => Some(weights.name()),
-        Operator::RopeAppend { .. } => Some(ROPE_FREQUENCIES.into()),
+        Operator::Embed { .. }
+        | Operator::RmsNorm { .. }
+        | Operator::MatMul { .. }
+        | Operator::Bias { .. }
+        | Operator::HeadNorm { .. } => Some(operator.tensors().join(" + ")),
+        Operator::RopeAppend { rope, .. } => Some(frequencies_name(rope)),
         _ => None,
     }
 }
 
-/// Name of the generated buffer of rotary frequencies.
-pub(crate) const ROPE_FREQUENCIES: &str = "rotary frequencies";
+/// Name of the generated buffer of RoPE frequencies.
+pub(crate) fn frequencies_name(rope: &Rope) -> String {
+    format!("rotary frequencies: {rope}")
+}
 
-fn rope_frequencies(model: &Model) -> Result<WeightContent, ModelError> {
-    let h = model.hyperparameters();
-    let factors = match h.has_rope_factors {
-        true => Some(model.tensor("rope_freqs.weight")?),
-        false => None,
-    };
-    // A model without data is never compiled; only sizes matter.
+fn rope_frequencies(model: &Model, rope: &Rope) -> Result<WeightContent, ModelError> {
+    let factors = rope.has_factors.then(|| model.tensor(ROPE_FACTORS)).transpose()?;
+    // Models without data are used only for planning, which needs sizes but no values.
     let factors = factors.filter(|tensor| model.weights().holds(tensor));
     let factors = factors.map(|tensor| vector_values(tensor, model.weights())).transpose()?;
     if let Some(bad) = factors.iter().flatten().find(|f| !(f.is_finite() && **f > 0.0)) {
         let why = format!("{bad} is not finite and positive");
-        return Err(ModelError::Hyperparameter { key: "rope_freqs.weight".into(), why });
+        return Err(ModelError::Hyperparameter { key: ROPE_FACTORS.into(), why });
     }
-    Ok(WeightContent::Generated(h.inverse_frequencies(factors.as_deref()).into()))
+    Ok(WeightContent::Generated(rope.frequencies(factors.as_deref()).into()))
 }
 
-/// Returns the sizes of the key and value buffers: two per block, in order.
-fn kv_bytes(model: &Model, graph: &OperatorGraph, segments: &Range<usize>, lowering: &Lowering) -> Vec<u64> {
-    let h = model.hyperparameters();
-    let bytes = u64::from(lowering.cache_blocks())
-        * BLOCK_TOKENS as u64
-        * u64::from(h.kv_heads)
-        * u64::from(h.head_dimensions)
-        * lowering.kv.bytes();
-    kv_layers(graph, segments).iter().flat_map(|_| [bytes, bytes]).collect()
+/// Returns the sizes of the key and value buffers in bytes: two buffers per block, in order.
+fn cache_bytes(heads: &Heads, lowering: &Lowering) -> u64 {
+    let positions = u64::from(lowering.cache_blocks()) * BLOCK_TOKENS as u64;
+    positions * u64::from(heads.kv_width()) * lowering.kv.bytes()
 }
 
-/// Returns the layers whose caches the segments hold, in order.
-fn kv_layers(graph: &OperatorGraph, segments: &Range<usize>) -> Vec<u32> {
+/// Returns the layers whose caches the segments hold, in order, with their heads.
+fn kv_layers(graph: &OperatorGraph, segments: &Range<usize>) -> Vec<(u32, Heads)> {
     let layer = |node: &Node| match node.operator {
         _ if !segments.contains(&node.segment) => None,
-        Operator::RopeAppend { layer, .. } | Operator::AttentionPartial { layer, appends: Some(_), .. } => {
-            Some(layer)
-        }
+        Operator::RopeAppend { layer, heads, .. }
+        | Operator::AttentionPartial { layer, heads, appends: Some(_), .. } => Some((layer, heads)),
         _ => None,
     };
     graph.ordered().into_iter().filter_map(|n| layer(graph.node(n))).collect()
@@ -347,7 +355,6 @@ fn capacity(rows: Rows, params: &ParamsShape) -> u32 {
     }
 }
 
-/// All steps of a program, for tests and summaries.
 impl Program {
     /// Returns the steps of one segment.
     pub fn segment_steps(&self, segment: usize) -> impl Iterator<Item = &ProgramStep> {

@@ -1,5 +1,6 @@
-//! Assigns a place to every tensor of a stage: residual rows in the slot's activation buffer, logits in the
-//! logits buffer, and all else in scratch shared by liveness.
+//! Assigns a place to every tensor of a stage. Residual rows are in the slot's activation buffer and logits
+//! in the logits buffer. All other tensors are in scratch, where tensors that are not live at the same time
+//! share bytes.
 
 use super::output_bytes;
 use crate::model::ModelError;
@@ -10,11 +11,11 @@ use ragtag_kernels::params::ParamsShape;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Alignment of scratch tensors: enough for every API's binding offsets (NVIDIA's OpenCL has the strictest)
-/// and for SIMD loads.
+/// Alignment of scratch tensors. It suffices for SIMD loads and for the binding offsets of every API
+/// (NVIDIA's OpenCL is the strictest).
 const ALIGNMENT_BYTES: u64 = 512;
 
-/// Place and first byte of each node's output.
+/// Places of all node outputs, each with the offset of its first byte.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Storage {
     places: BTreeMap<NodeIndex, (Place, u64)>,
@@ -24,7 +25,7 @@ pub(super) struct Storage {
 struct Live {
     offset: u64,
     bytes: u64,
-    /// Last reader, as a position in program order.
+    /// Position of the last reader in program order.
     until: usize,
 }
 
@@ -41,7 +42,7 @@ impl Storage {
         let mut live: Vec<Live> = Vec::new();
         for (now, &node) in nodes.iter().enumerate() {
             for input in graph.inputs(node) {
-                // The output of an earlier stage arrived in the slot's rows.
+                // The output of an earlier stage is in the slot's activation buffer.
                 storage.places.entry(input).or_insert((Place::Activation, 0));
             }
             let (place, offset) = match overwritten_input(graph, node) {
@@ -74,13 +75,13 @@ impl Storage {
 /// Returns the input whose bytes the node's output reuses.
 fn overwritten_input(graph: &OperatorGraph, node: NodeIndex) -> Option<NodeIndex> {
     match graph.node(node).operator {
-        Operator::Add | Operator::RopeAppend { .. } => graph.input(node, 0),
+        Operator::Add | Operator::HeadNorm { .. } | Operator::RopeAppend { .. } => graph.input(node, 0),
         Operator::MatMul { .. } => graph.input(node, 1),
         _ => None,
     }
 }
 
-/// Checks that no node reads an input after it was overwritten.
+/// Checks that no node reads `input` after `writer` has overwritten it.
 fn check_last_reader(graph: &OperatorGraph, input: NodeIndex, writer: NodeIndex) -> Result<(), ModelError> {
     let order = graph.node(writer).order;
     if graph.consumers(input).into_iter().all(|(reader, _)| graph.node(reader).order <= order) {
@@ -93,8 +94,8 @@ fn check_last_reader(graph: &OperatorGraph, input: NodeIndex, writer: NodeIndex)
     Err(ModelError::Unsupported { what })
 }
 
-/// Returns the position after which a node's bytes are free: the last reader of the node, or of nodes that
-/// reuse its bytes.
+/// Returns the position after which a node's bytes are free. It is the last position that reads the node or a
+/// node that reuses its bytes.
 fn last_reader(graph: &OperatorGraph, node: NodeIndex, position: &BTreeMap<NodeIndex, usize>) -> usize {
     let readers = graph.consumers(node).into_iter().map(|(reader, _)| {
         let here = position.get(&reader).copied().unwrap_or(usize::MAX);
@@ -106,7 +107,7 @@ fn last_reader(graph: &OperatorGraph, node: NodeIndex, position: &BTreeMap<NodeI
     readers.max().unwrap_or(position[&node])
 }
 
-/// Allocates the lowest gap between live tensors that holds `bytes`.
+/// Allocates `bytes` in the lowest sufficient gap between live tensors and returns the offset.
 fn first_fit(live: &mut Vec<Live>, bytes: u64, until: usize) -> u64 {
     let mut offset = 0;
     let mut at = 0;
@@ -124,23 +125,29 @@ fn first_fit(live: &mut Vec<Live>, bytes: u64, until: usize) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::op::{Node, Rows};
+    use crate::op::{Heads, Node, Rows};
     use crate::{Granularity, Model, test_models};
     use proptest::prelude::*;
     use ragtag_kernels::Activations;
 
-    /// Runs through the program and tracks the owner of each byte: a node must read exactly what was written
-    /// for it.
+    type Splits = Option<&'static dyn Fn(Heads) -> u32>;
+
+    fn forms() -> Vec<(Activations, Splits)> {
+        Activations::ALL.into_iter().flat_map(|a| [(a, None), (a, Some(&(|_| 7u32) as _))]).collect()
+    }
+
+    /// Walks through the program and tracks which node wrote each byte. Every node must read only bytes that
+    /// its inputs wrote.
     fn check_owners(
         model: &Model,
-        (activations, splits): (Activations, Option<u32>),
+        (activations, splits): (Activations, Splits),
         segments: Range<usize>,
         rows: u32,
     ) -> u64 {
         let graph = model.lowered(splits, |t, _| crate::model::basic_form(t, activations));
         let params = ParamsShape { rows, logit_rows: rows, sequences: rows, table_blocks: 4 };
         let storage = Storage::plan(&graph, segments.clone(), &params).unwrap();
-        // Byte ranges of scratch, each with the node whose value it holds.
+        // The owners are byte ranges of scratch, each with the node whose value it holds.
         let mut owners: Vec<(Range<u64>, NodeIndex)> = Vec::new();
         for node in graph.ordered().into_iter().filter(|&n| segments.contains(&graph.node(n).segment)) {
             for input in graph.inputs(node) {
@@ -163,17 +170,18 @@ mod tests {
         storage.scratch_bytes
     }
 
-    /// Returns the bundled models, cut at blocks and at halves of blocks.
+    /// Returns the bundled models at block granularity and at half-block granularity.
     fn models() -> Vec<Model> {
-        let models = [test_models::bitnet(), test_models::llama()].into_iter();
-        models.flat_map(|m| [m.with_granularity(Granularity::HalfBlock), m]).collect()
+        let models =
+            [test_models::bitnet(), test_models::llama(), test_models::qwen2(), test_models::qwen3()];
+        models.into_iter().flat_map(|m| [m.with_granularity(Granularity::HalfBlock), m]).collect()
     }
 
     #[test]
     fn live_tensors_never_share_bytes() {
         for model in models() {
             let count = model.segment_count();
-            for form in Activations::ALL.map(|a| [(a, None), (a, Some(7))]).concat() {
+            for form in forms() {
                 for rows in [1, 3, 64] {
                     let all = check_owners(&model, form, 0..count, rows);
                     let largest =
@@ -187,7 +195,7 @@ mod tests {
     #[test]
     fn only_residual_rows_cross_between_segments() {
         for model in models() {
-            for (activations, splits) in Activations::ALL.map(|a| [(a, None), (a, Some(7))]).concat() {
+            for (activations, splits) in forms() {
                 let graph = model.lowered(splits, |t, _| crate::model::basic_form(t, activations));
                 let params = ParamsShape { rows: 3, logit_rows: 3, sequences: 3, table_blocks: 4 };
                 let storage = Storage::plan(&graph, 0..model.segment_count(), &params).unwrap();
@@ -230,7 +238,7 @@ mod tests {
         assert!(message.contains("reads the input of add after it was overwritten"), "{message}");
     }
 
-    /// Finds the first fit by brute force: the lowest start that overlaps no live tensor.
+    /// Finds by brute force the lowest offset at which `bytes` overlap no live tensor.
     fn lowest_gap(live: &[Live], bytes: u64) -> u64 {
         let fits =
             |start: &u64| live.iter().all(|l| l.offset + l.bytes <= *start || *start + bytes <= l.offset);
@@ -241,7 +249,7 @@ mod tests {
     #[test]
     fn skips_a_gap_that_is_512_bytes_short() {
         let taken = |offset, bytes| Live { offset, bytes, until: 9 };
-        // The gap spans 512 to 1536.
+        // The gap is from byte 512 to byte 1536.
         for (bytes, offset) in [(512, 512), (1024, 512), (1536, 2048)] {
             let mut live = vec![taken(0, 512), taken(1536, 512)];
             assert_eq!(first_fit(&mut live, bytes, 9), offset, "{bytes} bytes");
@@ -251,7 +259,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-        /// The lowest gap also bounds the total: with equal sizes, it is the largest live set.
+        /// Checks that each allocation takes the lowest sufficient gap. With equal sizes, the total is then
+        /// the size of the largest live set.
         #[test]
         fn first_fit_takes_the_lowest_gap_that_is_large_enough(
             sizes_and_lives in proptest::collection::vec((1u64..9, 0usize..12), 1..64),

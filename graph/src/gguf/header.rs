@@ -1,4 +1,4 @@
-//! Reads one GGUF file up to its tensor data: version, metadata, tensor infos.
+//! Reads the version, the metadata and the tensor infos of one GGUF file.
 
 use super::metadata::{Entry, Metadata};
 use super::reader::Reader;
@@ -10,11 +10,11 @@ use ragtag_kernels::TensorType;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Alignment of tensor data where the file gives none.
+/// Default alignment of tensor data, in bytes.
 pub(super) const DEFAULT_ALIGNMENT: u32 = 32;
-/// Limit of a tensor's dimensions.
+/// Maximum number of dimensions of a tensor.
 const MOST_DIMENSIONS: u32 = 4;
-/// Limit of a tensor's name, in bytes, by the specification.
+/// Maximum length of a tensor's name in bytes, from the specification.
 const MOST_NAME_BYTES: usize = 64;
 
 /// Contents of a file before its tensor data.
@@ -23,8 +23,8 @@ pub(super) struct Header {
     pub(super) tensors: Vec<TensorInfo>,
 }
 
-/// Reads and checks the header of file number `shard` of a model. If `whole` is set, the tensor data must be
-/// present.
+/// Reads and checks the header of file number `shard` of a model. If `whole` is set, the file must also
+/// contain the tensor data.
 pub(super) fn parse(source: &Arc<dyn Source>, shard: usize, whole: bool) -> Result<Header, FormatError> {
     let mut reader = Reader::new(source.name(), 0, source.range(0..source.bytes())?);
     magic_and_version(&mut reader)?;
@@ -34,8 +34,7 @@ pub(super) fn parse(source: &Arc<dyn Source>, shard: usize, whole: bool) -> Resu
     let alignment = alignment(&metadata)?;
 
     let mut tensors: Vec<TensorInfo> = Vec::new();
-    // Both loops read more than twenty bytes per iteration, so they end with the file whatever the counts
-    // claim.
+    // Each iteration of either loop reads more than twenty bytes, so the size of the file bounds the loops.
     for number in 0..tensor_count {
         tensors.push(tensor_info(&mut reader, number, tensor_count, alignment, shard)?);
     }
@@ -49,7 +48,8 @@ fn magic_and_version(reader: &mut Reader<'_>) -> Result<(), FormatError> {
     let mut peek = reader.clone();
     let magic = match peek.take(4, format_args!("the magic number")) {
         Ok(magic) => magic,
-        // A prefix of the magic number means a truncated file; anything else is another format.
+        // A file that holds only a prefix of the magic number is truncated. Any other file has another
+        // format.
         Err(cut) => {
             let mut found = Vec::new();
             while let Ok(byte) = reader.take(1, format_args!("")) {
@@ -68,7 +68,8 @@ fn magic_and_version(reader: &mut Reader<'_>) -> Result<(), FormatError> {
     *reader = peek;
     match reader.u32(format_args!("the version"))? {
         2 | 3 => Ok(()),
-        // The magic number is four bytes in either order. The version is the first number.
+        // The magic number reads the same in either byte order. The version is the first number that does
+        // not.
         version if version.swap_bytes() <= 0xffff && version > 0xffff => {
             Err(FormatError::BigEndian { file: file.into() })
         }
@@ -92,8 +93,8 @@ fn metadata_entries(reader: &mut Reader<'_>, count: u64) -> Result<BTreeMap<Stri
     Ok(entries)
 }
 
-/// Returns the alignment of tensor data. The specification requires a multiple of 8; all readers and writers
-/// of the format use a power of two.
+/// Returns the alignment of tensor data. The specification requires a multiple of 8. All known
+/// implementations use powers of two.
 fn alignment(metadata: &Metadata) -> Result<u64, FormatError> {
     let alignment = metadata.find::<u32>("general.alignment")?.unwrap_or(DEFAULT_ALIGNMENT);
     if alignment < 8 || !alignment.is_power_of_two() {
@@ -107,7 +108,7 @@ fn alignment(metadata: &Metadata) -> Result<u64, FormatError> {
     Ok(alignment.into())
 }
 
-/// Reads one tensor info. Its offset is still relative to the start of the tensor data.
+/// Reads one tensor info. The offset in the result is relative to the start of the tensor data.
 fn tensor_info(
     reader: &mut Reader<'_>,
     number: u64,
@@ -166,7 +167,7 @@ fn shape(reader: &mut Reader<'_>, tensor: &Quoted<'_>) -> Result<Vec<u64>, Forma
     Ok(shape)
 }
 
-/// Returns the bytes of a tensor, or why it is invalid. Rows are stored one after another, each in whole
+/// Returns the size of a tensor in bytes, or the reason why the tensor is invalid. Each row consists of whole
 /// blocks.
 fn stored_bytes(tensor_type: TensorType, shape: &[u64]) -> Result<u64, String> {
     let columns = shape.first().copied().unwrap_or(0);
@@ -183,7 +184,7 @@ fn stored_bytes(tensor_type: TensorType, shape: &[u64]) -> Result<u64, String> {
         .ok_or_else(|| "is larger than any file".to_owned())
 }
 
-/// Converts offsets to file offsets, and checks that all data lies within `bytes`.
+/// Converts tensor offsets to file offsets, and checks that all tensor data lies within `bytes`.
 fn place(
     tensors: &mut [TensorInfo],
     reader: &Reader<'_>,

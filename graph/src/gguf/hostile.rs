@@ -1,10 +1,11 @@
-//! Corrupt, truncated and foreign files. Each gets an error that names the problem and its place.
+//! Tests of corrupt, truncated and foreign files. The reader must return an error that names the problem and
+//! its position.
 
 use super::*;
 use crate::source::MemorySource;
 use proptest::prelude::*;
 
-/// Numbers that overflow when they are multiplied, added or allocated.
+/// Numbers that overflow an addition or a multiplication, or exceed any allocation.
 const LIES: [u64; 10] = [
     0xffff_ffff,
     1 << 32,
@@ -18,7 +19,7 @@ const LIES: [u64; 10] = [
     u64::MAX,
 ];
 
-/// Bytes of a file, assembled without regard for the format.
+/// Bytes of a file, assembled without any checks.
 #[derive(Clone, Default)]
 struct Raw(Vec<u8>);
 
@@ -55,7 +56,7 @@ impl Raw {
         shape.iter().fold(named, |raw, extent| raw.u64(*extent)).u32(tensor_type).u64(offset)
     }
 
-    /// Pads with zeros to the next multiple of 32, and adds `count` more.
+    /// Pads with zeros to the next multiple of 32, then appends `count` zeros.
     fn data(mut self, count: usize) -> Self {
         self.0.resize(self.0.len().next_multiple_of(32) + count, 0);
         self
@@ -77,7 +78,7 @@ fn open(bytes: &[u8]) -> Result<ModelFile, FormatError> {
 const F32: u32 = 0;
 const Q8_0: u32 = 8;
 
-/// Builds a small file with every kind of structure.
+/// Builds a small valid file that contains every structure of the format.
 fn sound() -> Raw {
     Raw::file(2, 5)
         .entry("general.architecture", ValueType::Str)
@@ -119,7 +120,7 @@ fn truncation_at_any_byte_names_the_place() {
     }
 }
 
-/// Every structural boundary, with the item that is then missing.
+/// Truncates a file at every structural boundary. The error must name the first missing item.
 #[test]
 fn truncation_at_a_boundary_names_the_missing_item() {
     let head = Raw::file(1, 1);
@@ -183,7 +184,7 @@ fn rejects_false_counts_and_lengths() {
         truncated(key.clone().u32(ValueType::Str.gguf_id()).u64(lie).data(99));
         truncated(Raw::file(1, 0).u64(lie).data(99));
         for element in ValueType::ALL {
-            // Zeros are valid elements of every type, so only the count can be wrong.
+            // Zeros are valid elements of every type, so only the count is invalid.
             refused(array.clone().u32(element.gguf_id()).u64(lie).data(99));
         }
         let nested = array.clone().u32(ValueType::Array.gguf_id()).u64(1);
@@ -214,7 +215,7 @@ fn rejects_false_shapes_and_offsets() {
     assert!(error.contains("the offset of tensor t: 16 is not a multiple of the alignment, 32"), "{error}");
     let error = Raw::file(1, 0).tensor("t", &[33, 2], Q8_0, 0).data(256).error();
     assert!(error.contains("rows of 33 values are not whole blocks of 32 (Q8_0)"), "{error}");
-    // As many values as two blocks hold, but no whole row.
+    // The shape has 64 values, as many as two blocks hold, but its rows of two values are no whole blocks.
     Raw::file(1, 0).tensor("t", &[2, 32], Q8_0, 0).data(256).open().unwrap_err();
 }
 
@@ -257,7 +258,7 @@ fn rejects_invalid_values() {
     assert!(error.contains("the key of metadata entry 0 of 1: is not UTF-8"), "{error}");
 }
 
-/// Builds an array in an array in an array …, the innermost empty.
+/// Builds a file with arrays nested `depth` deep. The innermost array is empty.
 fn nested(depth: usize) -> Raw {
     let outer = Raw::file(0, 1).entry("k", ValueType::Array);
     let outer = (1..depth).fold(outer, |raw, _| raw.u32(ValueType::Array.gguf_id()).u64(1));
@@ -310,7 +311,7 @@ fn alignments() {
             "m.gguf: metadata general.alignment should be a power of two of at least 8, but is u32";
         assert_eq!(error, format!("{expected} {bad}"));
     }
-    // A valid alignment, but the data starts beyond the end of the file.
+    // The alignment is valid, but the data would start beyond the end of the file.
     let error = aligned(1 << 31).open().unwrap_err();
     assert!(matches!(error, FormatError::Truncated { at: 0x8000_0000, .. }), "{error}");
     let error = Raw::file(0, 1).entry("general.alignment", ValueType::Str).text("32").error();
@@ -341,7 +342,7 @@ fn errors_name_unsupported_tensor_types() {
     }
 }
 
-/// Reads all of a file that opens.
+/// Opens a file and reads all its metadata and weights.
 fn read_all(bytes: &[u8]) -> Result<(), FormatError> {
     let model = open(bytes)?;
     for (_, value) in model.metadata.iter() {
@@ -363,7 +364,7 @@ proptest! {
         _ = read_all(&Raw::file(tensors, entries).bytes(&tail).0);
     }
 
-    /// A valid file with a few places replaced by small or huge numbers.
+    /// Replaces a few positions of a valid file with small or huge numbers.
     #[test]
     fn a_sound_file_with_changes(
         changes in proptest::collection::vec((0usize..400, prop_oneof![0u64..20, any::<u64>(), proptest::sample::select(&LIES[..])], 1usize..9), 1..4),

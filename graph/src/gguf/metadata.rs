@@ -1,6 +1,5 @@
-//! Metadata of a model file: keys, and values that are read from the file on demand.
-//!
-//! Only the keys are copied, so a vocabulary of a megabyte stays in the mapped file.
+//! Metadata of a model file. The keys are copied. Values stay in the mapped file and are read on demand,
+//! because a vocabulary can take megabytes.
 
 use super::reader::Reader;
 use super::types::ValueType;
@@ -18,7 +17,7 @@ pub(super) struct Entry {
     pub(super) range: Range<u64>,
 }
 
-/// Metadata of a model file. For a split model, that of the first file.
+/// Metadata of a model file, or of the first file of a split model.
 #[derive(Clone)]
 pub struct Metadata {
     source: Arc<dyn Source>,
@@ -38,7 +37,8 @@ impl Metadata {
     /// Returns the value of `key` as `T`: `u32`, `u64`, `i32`, `f32`, `bool`, `&str` or [`Array`].
     ///
     /// # Errors
-    /// The key is missing, the value has another type or does not fit, or the file has changed.
+    /// Fails if the key is missing, if the value has another type or does not fit into `T`, or if the file
+    /// has changed.
     pub fn get<'a, T: FromValue<'a>>(&'a self, key: &str) -> Result<T, FormatError> {
         self.find(key)?.ok_or_else(|| FormatError::MissingKey {
             file: self.file().to_owned(),
@@ -49,7 +49,7 @@ impl Metadata {
     /// Returns the value of `key` as `T`, or `None` if the key is missing.
     ///
     /// # Errors
-    /// As for [`Metadata::get`], except for a missing key.
+    /// Fails like [`Metadata::get`], except that a missing key is not an error.
     pub fn find<'a, T: FromValue<'a>>(&'a self, key: &str) -> Result<Option<T>, FormatError> {
         let Some((key, entry)) = self.entries.get_key_value(key) else { return Ok(None) };
         let value = self.read(key, entry)?;
@@ -67,12 +67,13 @@ impl Metadata {
     /// Returns the elements of the array `key`, each as `T`.
     ///
     /// # Errors
-    /// As for [`Metadata::get`]. The iterator reports elements of another type.
+    /// Fails like [`Metadata::get`]. If an element has another type, the iterator returns an error.
     pub fn list<'a, T: FromValue<'a>>(&'a self, key: &str) -> Result<List<'a, T>, FormatError> {
         Ok(self.get::<Array<'a>>(key)?.list())
     }
 
-    /// Returns all keys with their values, sorted by key. A value is an error if the file has changed.
+    /// Returns all keys with their values, sorted by key. If the file has changed, an error replaces the
+    /// value.
     pub fn iter(&self) -> impl Iterator<Item = (&str, Result<Value<'_>, FormatError>)> {
         self.entries.iter().map(|(key, entry)| (key.as_str(), self.read(key, entry)))
     }

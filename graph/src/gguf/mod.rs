@@ -1,10 +1,8 @@
-//! GGUF, versions 2 and 3, little-endian: a reader for untrusted files that copies nothing, and a writer for
-//! tools and tests.
+//! Zero-copy reader for untrusted GGUF files (little-endian, versions 2 and 3), and a writer for tools and
+//! tests.
 //!
-//! Every length, count, offset and type is checked before use. No allocation is sized by a count from the file. The
-//! layout follows the GGUF specification in ggml's repository.
-//!
-//! Knows nothing about architectures and tokenizers.
+//! The reader checks every length, count, offset and type before use. It never allocates a size that the file
+//! claims. The layout follows the GGUF specification in ggml's repository.
 
 mod header;
 mod metadata;
@@ -30,7 +28,7 @@ use crate::source::Source;
 use crate::weights::Weights;
 use std::sync::Arc;
 
-/// An opened model: metadata, and the location of its weights.
+/// Metadata and weights of a model in GGUF files.
 #[derive(Clone, Debug)]
 pub struct ModelFile {
     /// Hyperparameters and vocabulary.
@@ -40,20 +38,20 @@ pub struct ModelFile {
 }
 
 impl ModelFile {
-    /// Reads the headers of a model's files: one, or all shards of a split model in order (see
-    /// [`shard_names`]). Checks everything except the values of the weights.
+    /// Reads the headers of a model's file, or of all shards of a split model in order (see [`shard_names`]).
+    /// Checks everything except the values of the weights.
     ///
     /// # Errors
-    /// Names the file, the position and the problem.
+    /// Fails if a file is invalid. The error names the file, the position and the problem.
     pub fn open(sources: Vec<Arc<dyn Source>>) -> Result<ModelFile, FormatError> {
         Self::read(sources, true)
     }
 
-    /// Reads files that may end after their headers. Such a model can be planned but not run
-    /// ([`Weights::without_data`]).
+    /// Reads the headers of files that may lack tensor data. A model without data can be planned but not run
+    /// (see [`Weights::without_data`]).
     ///
     /// # Errors
-    /// As for [`ModelFile::open`], except for missing data.
+    /// Fails like [`ModelFile::open`], except that missing data is not an error.
     pub fn open_headers(sources: Vec<Arc<dyn Source>>) -> Result<ModelFile, FormatError> {
         Self::read(sources, false)
     }

@@ -1,13 +1,12 @@
-//! Cursor over the bytes of a GGUF file that checks every length before using it.
-//!
-//! Allocates nothing. All returned values borrow from the source.
+//! Cursor over the bytes of a GGUF file. It checks every length before use. It allocates nothing: all
+//! returned values borrow from the source.
 
 use super::types::ValueType;
 use super::value::{Array, Value};
 use crate::error::{FormatError, Quoted};
 use std::fmt::Arguments;
 
-/// Limit of nested arrays. Deeper nesting is an error.
+/// Maximum nesting depth of arrays.
 const MOST_NESTING: u32 = 4;
 
 /// Reads the values of a GGUF file in order.
@@ -78,7 +77,7 @@ impl<'a> Reader<'a> {
         self.fixed(what).map(u64::from_le_bytes)
     }
 
-    /// Reads a length and that many bytes of UTF-8.
+    /// Reads a string: an eight-byte length, followed by UTF-8.
     pub(crate) fn string(&mut self, what: Arguments<'_>) -> Result<&'a str, FormatError> {
         let bytes = self.u64(format_args!("the length of {what}"))?;
         let at = self.at();
@@ -96,7 +95,7 @@ impl<'a> Reader<'a> {
             .ok_or_else(|| self.invalid(at, what, format!("there is no value type {id}")))
     }
 
-    /// Reads a metadata value of this type. `label` is its key.
+    /// Reads a metadata value of type `kind`. `label` is the value's key, for messages.
     pub(crate) fn value(&mut self, kind: ValueType, label: &'a str) -> Result<Value<'a>, FormatError> {
         self.nested_value(kind, label, 0, format_args!("the value of metadata {}", Quoted(label)))
     }
@@ -133,7 +132,7 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// Reads an array: checks all of it and keeps its position.
+    /// Checks an array with all its elements, and returns its position in the file.
     fn array(&mut self, label: &'a str, nesting: u32, what: Arguments<'_>) -> Result<Array<'a>, FormatError> {
         let start = self.at();
         if nesting >= MOST_NESTING {
@@ -143,7 +142,7 @@ impl<'a> Reader<'a> {
         let count = self.u64(format_args!("the count of {what}"))?;
         let (base, first) = (self.at(), self.next);
         match element.fixed_bytes() {
-            // Any bytes are a valid number, so only the count needs a check.
+            // All byte patterns are valid numbers, so only the count needs a check.
             Some(bytes) if element != ValueType::Bool => {
                 let all = count.checked_mul(bytes).ok_or_else(|| {
                     self.invalid(
@@ -154,7 +153,8 @@ impl<'a> Reader<'a> {
                 })?;
                 self.take(all, format_args!("{count} elements of {what}"))?;
             }
-            // Every other element takes at least one byte, so this loop ends with the file.
+            // Elements of the other types take at least one byte each, so the size of the file bounds this
+            // loop.
             _ => {
                 for number in 0..count {
                     let what = format_args!("element {number} of {count} of {what}");

@@ -1,4 +1,5 @@
-//! Models split over several GGUF files: file names, and checks that the files are complete and in order.
+//! Models that are split over several GGUF files. Lists the file names, and checks that the files are
+//! complete and in order.
 
 use super::header::Header;
 use crate::error::FormatError;
@@ -8,8 +9,8 @@ const NUMBER: &str = "split.no";
 const COUNT: &str = "split.count";
 const TENSORS: &str = "split.tensors.count";
 
-/// Returns the names of all files of a split model, given the name of one (`…-00001-of-00003.gguf`; a leading
-/// path is kept). Returns `None` for any other name: the model is then a single file.
+/// Returns the names of all files of a split model, given the name of any of them (`…-00001-of-00003.gguf`).
+/// Keeps a leading path. Returns `None` if the name does not belong to a split model.
 pub fn shard_names(name: &str) -> Option<Vec<String>> {
     let (stem, count) = name.strip_suffix(".gguf")?.rsplit_once("-of-")?;
     let (prefix, number) = stem.rsplit_once('-')?;

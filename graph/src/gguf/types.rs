@@ -1,10 +1,11 @@
-//! Type numbers of GGUF files, so that a message can name unsupported types.
+//! Type numbers of GGUF files, including the names of unsupported types for error messages.
 //!
-//! Sources: the GGUF specification (value types) and ggml's type table (tensor types).
+//! Value types follow the GGUF specification. Tensor types follow ggml's type table.
 
-/// Returns the name of a ggml tensor type, supported or not. `None` for a number that ggml has not assigned.
+/// Returns the name of any ggml tensor type, even an unsupported one. Returns `None` if ggml has not assigned
+/// the number.
 pub fn tensor_type_name(id: u32) -> Option<&'static str> {
-    /// Indexed by number. Types that ggml has removed keep their former names.
+    /// Names by type number. Types that ggml has removed keep their former names.
     const NAMES: [&str; 42] = [
         "F32",
         "F16",
@@ -71,9 +72,9 @@ pub enum ValueType {
     F32,
     /// One byte: 0 or 1.
     Bool,
-    /// UTF-8, preceded by its length.
+    /// UTF-8 text, preceded by its length.
     Str,
-    /// Values of one type, preceded by that type and their count.
+    /// Values of one type, preceded by the type and the number of values.
     Array,
     /// Unsigned 64-bit integer.
     U64,
@@ -130,7 +131,7 @@ impl ValueType {
         }
     }
 
-    /// Returns the bytes of a value, or `None` for types of variable size.
+    /// Returns the size of a value in bytes, or `None` for types of variable size.
     pub(crate) fn fixed_bytes(self) -> Option<u64> {
         match self {
             ValueType::U8 | ValueType::I8 | ValueType::Bool => Some(1),

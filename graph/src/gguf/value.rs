@@ -1,4 +1,4 @@
-//! Metadata values as stored in the file, and their conversion to Rust types.
+//! Metadata values and their conversion to Rust types.
 
 use super::reader::Reader;
 use super::types::ValueType;
@@ -37,7 +37,7 @@ pub enum Value<'a> {
 }
 
 impl Value<'_> {
-    /// Returns the value as an integer, if it is one.
+    /// Returns the value if it is an integer.
     fn integer(&self) -> Option<i128> {
         Some(match *self {
             Value::U8(v) => v.into(),
@@ -53,8 +53,8 @@ impl Value<'_> {
     }
 }
 
-/// Formats the value with its type for a table or a message. Truncates long strings and counts array
-/// elements.
+/// Formats the value with its type for a table or a message. Truncates long strings, and shows only the
+/// length of arrays.
 impl std::fmt::Display for Value<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
@@ -75,7 +75,7 @@ impl std::fmt::Display for Value<'_> {
     }
 }
 
-/// An array of metadata, read from the file element by element.
+/// An array in the metadata. Its elements are read from the file on demand.
 #[derive(Clone)]
 pub struct Array<'a> {
     pub(super) element: ValueType,
@@ -127,7 +127,7 @@ impl<'a, T: FromValue<'a>> Iterator for List<'a, T> {
         self.next += 1;
         let Array { element, count, label, nesting, elements } = &mut self.array;
         let what = format_args!("element {number} of {count} of metadata {}", Quoted(label));
-        // The array was checked when the file was opened. This can still fail if the file has changed since.
+        // The array was checked when the file was opened, so this fails only if the file has changed.
         let item = elements.nested_value(*element, label, *nesting, what).and_then(|value| {
             T::from_value(value.clone()).ok_or_else(|| FormatError::WrongType {
                 file: elements.file().to_owned(),
@@ -148,7 +148,7 @@ pub trait FromValue<'a>: Sized {
     /// Name of the type in messages.
     const EXPECTED: &'static str;
 
-    /// Converts the value, or returns `None` if it is of another kind or does not fit.
+    /// Converts the value. Returns `None` if the value has another type or does not fit.
     fn from_value(value: Value<'a>) -> Option<Self>;
 }
 

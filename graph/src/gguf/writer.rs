@@ -1,7 +1,8 @@
 //! Writes the header of a GGUF file, for `xtask synth-model` and tests.
 //!
-//! The caller writes the header, then the tensors' bytes in the order of their announcement, each padded to
-//! the alignment ([`Writer::padding`]). Nothing is checked, because tests write invalid files.
+//! The caller announces all tensors, writes the header, and then writes the tensors' bytes in the same order.
+//! Each tensor is padded to the alignment ([`Writer::padding`]). The writer checks nothing, because tests
+//! write invalid files.
 
 use super::header::DEFAULT_ALIGNMENT;
 use super::types::ValueType;
@@ -31,7 +32,7 @@ impl Writer {
         }
     }
 
-    /// Creates a header with this alignment, a power of two of at least 8.
+    /// Creates a header whose tensors have this alignment, a power of two of at least 8.
     pub fn with_alignment(alignment: u32) -> Self {
         let mut writer = Self { alignment: alignment.into(), ..Self::new() };
         writer.put("general.alignment", alignment);
@@ -46,7 +47,7 @@ impl Writer {
         self.metadata_count += 1;
     }
 
-    /// Announces a tensor of `bytes` bytes, after those announced before.
+    /// Announces the next tensor, which has `bytes` bytes.
     pub fn tensor(&mut self, name: &str, tensor_type: TensorType, shape: &[u64], bytes: u64) {
         name.write(&mut self.tensors);
         (shape.len() as u32).write(&mut self.tensors);
@@ -59,7 +60,7 @@ impl Writer {
         self.tensor_count += 1;
     }
 
-    /// Returns the number of zeros to write after `bytes` bytes of a tensor.
+    /// Returns the number of zeros to write after a tensor of `bytes` bytes.
     pub fn padding(&self, bytes: u64) -> u64 {
         bytes.next_multiple_of(self.alignment) - bytes
     }
@@ -135,7 +136,7 @@ impl ToValue for &str {
     }
 }
 
-/// An array. An empty slice claims elements of type u8, which no reader can tell from the real type.
+/// Writes a slice as an array. The value type of an empty slice is unknown, so its element type is u8.
 impl<T: ToValue> ToValue for &[T] {
     fn kind(&self) -> ValueType {
         ValueType::Array

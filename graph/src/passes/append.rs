@@ -1,16 +1,19 @@
-//! Fuses RoPE and KV append into the split attention that follows, for programs of a single row.
+//! Fuses RoPE and KV append into the split attention after them, in programs for a single row.
 
-use crate::op::{Operator, OperatorGraph};
+use crate::op::{Heads, Operator, OperatorGraph};
 
-/// Fuses every RoPE and append whose output only a split attention reads.
-pub(crate) fn fuse_appends(graph: &mut OperatorGraph) {
+/// Fuses every RoPE-and-append node whose only reader is a split attention.
+pub(crate) fn fuse_appends(graph: &mut OperatorGraph, fuses: impl Fn(Heads) -> bool) {
     for append in graph.ordered() {
-        let Operator::RopeAppend { pairing, .. } = graph.node(append).operator else { continue };
+        let Operator::RopeAppend { heads, rope, .. } = graph.node(append).operator else { continue };
+        if !fuses(heads) {
+            continue;
+        }
         let [(attention, _)] = graph.consumers(append)[..] else { continue };
         let Operator::AttentionPartial { appends, .. } = &mut graph.node_mut(attention).operator else {
             continue;
         };
-        *appends = Some(pairing);
+        *appends = Some(rope);
         let qkv = graph.inputs(append)[0];
         graph.connect(qkv, attention, 0);
         graph.remove(append);

@@ -1,4 +1,4 @@
-//! Passes over the operator graph. Each makes the same model cheaper to run.
+//! Passes over the operator graph. They reduce launches and memory traffic or select activation types.
 
 mod append;
 mod norm;

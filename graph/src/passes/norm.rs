@@ -1,14 +1,13 @@
-//! Fuses norms into the products that read them, and gates into the product before them, where a device has
-//! such kernels. With few rows, launch latency dominates. Norms, products and gates share a segment, so no
-//! cut separates them.
+//! Fuses norms into the products that read them, and gates into the products before them, if the device has
+//! fused kernels. With few rows, launch latency dominates. Fused operators are always in the same segment.
 
 use crate::op::{Norm, Operator, OperatorGraph, Rows};
 use crate::stack::Stack;
 use petgraph::stable_graph::NodeIndex;
 use ragtag_kernels::Activations;
 
-/// Fuses every norm that only products with f32 activations read, if `fuses` accepts the weights and rows of
-/// each.
+/// Fuses every norm whose readers are all products with f32 activations. `fuses` must accept the weights and
+/// rows of each product.
 pub(crate) fn fuse_norms(graph: &mut OperatorGraph, fuses: impl Fn(&Stack, Rows) -> bool) {
     for index in graph.ordered() {
         let Operator::RmsNorm { weight, epsilon, output: Activations::F32 } =
@@ -39,7 +38,8 @@ pub(crate) fn fuse_norms(graph: &mut OperatorGraph, fuses: impl Fn(&Stack, Rows)
     }
 }
 
-/// Fuses every gate that is the only reader of a normed product with all its columns, if `fuses` accepts it.
+/// Fuses every gate that is the only reader of a product with a fused norm. `fuses` must accept the weights
+/// and rows of the product.
 pub(crate) fn fuse_gates(graph: &mut OperatorGraph, fuses: impl Fn(&Stack, Rows) -> bool) {
     for gate in graph.ordered() {
         let node = graph.node(gate).clone();

@@ -1,6 +1,6 @@
-//! Chooses the form in which activations enter products. The norm or gate before a product writes the form
-//! directly if all readers want the same one. Otherwise a quantize node is inserted, shared by all readers
-//! that want that form.
+//! Sets the activation type of each product. If all readers of a norm or gate take the same type, the norm or
+//! gate writes that type directly. Otherwise the pass inserts one quantize node per type, which all readers
+//! of that type share.
 
 use crate::op::{Node, Operator, OperatorGraph, Rows};
 use crate::stack::Stack;
@@ -8,7 +8,7 @@ use petgraph::stable_graph::NodeIndex;
 use ragtag_kernels::Activations;
 use std::collections::BTreeMap;
 
-/// Gives every product the activations that `form` selects by its weights and rows.
+/// Sets the activations of every product. `form` selects them by weights and rows.
 pub(crate) fn quantize_activations(graph: &mut OperatorGraph, form: impl Fn(&Stack, Rows) -> Activations) {
     for source in graph.ordered() {
         let mut readers: BTreeMap<Activations, Vec<NodeIndex>> = BTreeMap::new();
@@ -33,7 +33,7 @@ pub(crate) fn quantize_activations(graph: &mut OperatorGraph, form: impl Fn(&Sta
     }
 }
 
-/// Makes a node write its output in this form, if it can.
+/// Changes the type of a node's output to `form`. Returns false if the operator cannot write this type.
 fn writes(graph: &mut OperatorGraph, source: NodeIndex, form: Activations) -> bool {
     match &mut graph.node_mut(source).operator {
         Operator::RmsNorm { output, .. }
@@ -48,7 +48,7 @@ fn writes(graph: &mut OperatorGraph, source: NodeIndex, form: Activations) -> bo
 
 fn insert(graph: &mut OperatorGraph, source: NodeIndex, form: Activations, readers: &[NodeIndex]) {
     let before = graph.node(source).clone();
-    // One place per form, in case several follow one source.
+    // Each type gets its own position, because several quantize nodes may follow one source.
     let order = (before.order.0, before.order.1 + 1 + form as u32);
     let operator = Operator::Quantize { output: form };
     let quantize = graph.add(Node { operator, order, ..before }, &[source]);

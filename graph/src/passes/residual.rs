@@ -1,8 +1,8 @@
-//! Fuses `x + matmul(y)` into the product, which then adds to `x` in place. Saves one pass over the rows.
+//! Fuses `x + matmul(y)` into a product that adds to `x` in place. This saves one pass over the rows.
 
 use crate::op::{Operator, OperatorGraph};
 
-/// Fuses every residual addition whose second input is a product without other readers.
+/// Fuses every residual addition whose second input is a product that no other node reads.
 pub(crate) fn fuse_residuals(graph: &mut OperatorGraph) {
     for add in graph.ordered() {
         if graph.node(add).operator != Operator::Add {

@@ -1,20 +1,21 @@
-//! Splits attention into two launches, over splits of the positions and then over the splits, so that one row
-//! fills a device.
+//! Splits attention into two launches, so that a single row can occupy a whole device. The first launch
+//! computes a partial result per range of positions. The second launch merges the partial results.
 
-use crate::op::{Node, Operator, OperatorGraph};
+use crate::op::{Heads, Node, Operator, OperatorGraph};
 use ragtag_kernels::Activations;
 
-/// Splits every attention, with heads of `head_dimensions` values, into `splits` parts.
-pub(crate) fn split_attention(graph: &mut OperatorGraph, head_dimensions: u32, splits: u32) {
+/// Splits the positions of every attention into `splits` ranges. Heads have `head_dimensions` values.
+pub(crate) fn split_attention(graph: &mut OperatorGraph, splits: impl Fn(Heads) -> u32) {
     for merge in graph.ordered() {
         let node = graph.node(merge).clone();
-        let Operator::Attention { layer } = node.operator else { continue };
-        // For each split of each head: its values, and two numbers by which the splits are combined.
-        let width = node.width / head_dimensions * splits * (head_dimensions + 2);
-        let operator = Operator::AttentionPartial { layer, splits, appends: None };
+        let Operator::Attention { layer, heads, scale } = node.operator else { continue };
+        let splits = splits(heads);
+        // The partial result of one head consists of its values and two numbers for the merge.
+        let width = heads.queries * splits * (heads.dimensions + 2);
+        let operator = Operator::AttentionPartial { layer, heads, scale, splits, appends: None };
         let partial = graph.add(Node { operator, width, ..node.clone() }, &graph.inputs(merge));
         graph.connect(partial, merge, 0);
-        let operator = Operator::AttentionMerge { splits, output: Activations::F32 };
+        let operator = Operator::AttentionMerge { heads, splits, output: Activations::F32 };
         *graph.node_mut(merge) = Node { operator, order: (node.order.0, node.order.1 + 1), ..node };
     }
 }

@@ -1,20 +1,20 @@
-//! Dequantizes weights that meet f16 activations to f16, right before their product.
+//! Dequantizes the quantised weights of products with f16 activations to f16, right before each product.
 
 use crate::op::{Node, Operator, OperatorGraph};
 use crate::stack::Stack;
 use ragtag_kernels::Activations;
 
-/// Input of a product that stands for its dequantized weights.
+/// Input number of a product's dequantized weights.
 pub(crate) const WIDENED: u8 = 2;
 
-/// Inserts a widen node before every product with f16 activations and quantised weights. For these weights
-/// `shape` returns rows and columns.
+/// Inserts a widen node before every product with f16 activations and quantised weights. `shape` returns the
+/// rows and columns of quantised weights, and `None` for other weights.
 pub(crate) fn widen_weights(graph: &mut OperatorGraph, shape: impl Fn(&Stack) -> Option<(u32, u32)>) {
     for product in graph.ordered() {
         let node = graph.node(product).clone();
         let Operator::MatMul { weights, activations: Activations::F16, .. } = node.operator else { continue };
         let Some((rows, width)) = shape(&weights) else { continue };
-        // The last place before the product, so that the matrix is live for two steps only.
+        // This is the last position before the product, so the matrix is live for only two steps.
         let order = (node.order.0.saturating_sub(1), u32::MAX);
         let operator = Operator::Widen { weights, rows };
         let widen = graph.add(Node { operator, width, order, ..node }, &[]);

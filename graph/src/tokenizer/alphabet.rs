@@ -1,13 +1,11 @@
-//! Characters that byte-level vocabularies use for bytes. A printable byte maps to itself; others are shifted
-//! up.
-//!
-//! Source: `bytes_to_unicode` of GPT-2's encoder.
+//! Characters that byte-level vocabularies use for bytes. A printable byte maps to its own character. All
+//! other bytes map to characters from U+0100 on, as in `bytes_to_unicode` of GPT-2's encoder.
 
 /// Returns the character for a byte.
 pub(super) fn letter(byte: u8) -> char {
     match byte {
         b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF => char::from(byte),
-        // Non-printable bytes, in order: the 33 before `!`, 34 from DEL on, and the soft hyphen.
+        // The non-printable bytes are the 33 bytes before `!`, 34 bytes from DEL on, and the soft hyphen.
         0..=0x20 => moved(u32::from(byte)),
         0x7F..=0xA0 => moved(u32::from(byte) - 0x7F + 33),
         0xAD => moved(67),
@@ -29,7 +27,7 @@ fn byte(letter: char) -> Option<u8> {
     }
 }
 
-/// Returns the bytes of a vocabulary text, if it consists of these characters only.
+/// Returns the bytes of a vocabulary text, or `None` if it contains a character that stands for no byte.
 pub(super) fn bytes(text: &str) -> Option<Vec<u8>> {
     text.chars().map(byte).collect()
 }

@@ -1,5 +1,5 @@
-//! Byte-level vocabularies of GGUF files (`tokenizer.ggml.model = gpt2`). Text is split into words and words
-//! into bytes. An explicit list merges the bytes.
+//! Byte-level vocabularies of GGUF files (`tokenizer.ggml.model = gpt2`). The tokenizer splits a text into
+//! words and each word into bytes. It merges bytes by an explicit list of merges.
 
 use super::Tokenizer;
 use super::alphabet;
@@ -41,7 +41,8 @@ pub(super) fn from_metadata(metadata: &Metadata) -> Result<Tokenizer, TokenizerE
     })
 }
 
-/// Returns the ids of texts that merges produce or join: the first id of each text.
+/// Returns the id of each text that takes part in merges. If several tokens have the same text, the first one
+/// counts.
 fn normal(tokens: &[Token<'_>]) -> HashMap<String, u32> {
     let mut ids = HashMap::new();
     for (id, token) in (0u32..).zip(tokens).filter(|(_, token)| token.kind == Kind::Normal) {
@@ -50,7 +51,7 @@ fn normal(tokens: &[Token<'_>]) -> HashMap<String, u32> {
     ids
 }
 
-/// Checks that every byte has a token. Otherwise some texts would lose characters.
+/// Checks that every byte has a token, because encoding would otherwise drop characters.
 pub(super) fn require_all_bytes(has: impl Fn(&str) -> bool) -> Result<(), String> {
     match (0..=255u8).find(|byte| !has(alphabet::letter(*byte).encode_utf8(&mut [0; 4]))) {
         Some(byte) => Err(format!("has no token for the byte {byte:#04x} ({})", alphabet::letter(byte))),
@@ -58,7 +59,7 @@ pub(super) fn require_all_bytes(has: impl Fn(&str) -> bool) -> Result<(), String
     }
 }
 
-/// Reads the list of merges, highest rank first. Each is two tokens separated by a space.
+/// Reads the list of merges, highest rank first. Each entry holds two tokens, separated by a space.
 fn merging(metadata: &Metadata, ids: HashMap<String, u32>, whole_words: bool) -> Result<BPE, TokenizerError> {
     let wrong = |cause: String| TokenizerError::Vocabulary { file: metadata.file().to_owned(), cause };
     let mut merges = Merges::new();
@@ -87,7 +88,7 @@ fn piece(token: &Token<'_>) -> Piece {
         Kind::Normal => Piece::byte_level(token.text),
         Kind::Byte(byte) => Piece::Byte(byte),
         Kind::Control | Kind::Unknown => Piece::Silent,
-        // Texts are stored literally.
+        // These tokens are stored as plain text.
         Kind::UserDefined | Kind::Unused => Piece::Text(token.text.into()),
     }
 }

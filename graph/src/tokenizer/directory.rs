@@ -1,5 +1,5 @@
-//! The tokenizer of a model's directory: selects the file to read, and combines what the files say about
-//! begin and end tokens.
+//! Reads the tokenizer of a model's directory. Selects the tokenizer's file, and combines the settings of
+//! begin and end tokens from several files.
 
 use super::{Special, Tokenizer, document, sentencepiece};
 use crate::checkpoint::{CONFIG, Fields, GENERATION_CONFIG, SENTENCEPIECE, TOKENIZER, TOKENIZER_CONFIG};
@@ -31,7 +31,7 @@ pub(super) fn open(directory: &Directory) -> Result<Tokenizer, TokenizerError> {
     Ok(tokenizer)
 }
 
-/// Applies `tokenizer_config.json`, which takes precedence over the tokenizer's own file.
+/// Applies the settings in `tokenizer_config.json`, which take precedence over the tokenizer's file.
 fn settle(
     special: &mut Special,
     file: &str,
@@ -61,7 +61,7 @@ fn settle(
     Ok(())
 }
 
-/// Returns the id of a token named by its text, or by an object with the text.
+/// Returns the id of the token under `key`, whose value is the token's text or an object with the text.
 fn named(
     file: &str,
     config: &Fields,
@@ -79,7 +79,8 @@ fn named(
     id.map(Some).ok_or_else(|| wrong(format!("has no token \"{}\", which {key} names", Quoted(text))))
 }
 
-/// Checks that all special ids exist. They come from several files, which may belong to different models.
+/// Checks that the vocabulary contains all special ids. The ids come from several files, which may belong to
+/// different models.
 fn check_ids(directory: &Directory, tokenizer: &Tokenizer) -> Result<(), TokenizerError> {
     let special = &tokenizer.special;
     let all = special.ends.iter().chain(&special.bos).chain(&special.before).chain(&special.behind);

@@ -1,5 +1,5 @@
-//! Corrupt and unusual tokenizer files: `tokenizer.model` and `tokenizer.json`. (For vocabularies in GGUF
-//! files, see `tests`.)
+//! Tests of corrupt and unusual tokenizer files: `tokenizer.model` and `tokenizer.json`. The module `tests`
+//! covers vocabularies in GGUF files.
 
 use super::*;
 use crate::source::MemorySource;
@@ -25,7 +25,7 @@ fn open(name: &str, bytes: &[u8]) -> Result<Tokenizer, TokenizerError> {
 
 // ---- tokenizer.model ----------------------------------------------------------------------------------------------
 
-/// Writes the protocol buffer wire format.
+/// A writer of the protocol buffer wire format.
 #[derive(Clone, Default)]
 struct Proto(Vec<u8>);
 
@@ -63,7 +63,7 @@ impl Proto {
 
 const NORMAL: u64 = 1;
 
-/// Builds a model with `<unk>`, `<s>`, `</s>` and these normal pieces, the first with the highest score.
+/// Builds a model with `<unk>`, `<s>`, `</s>` and these normal pieces. The first piece has the highest score.
 fn model(normal: &[&str], trainer: &Proto, normaliser: &Proto) -> Vec<u8> {
     let special = Proto::default().piece("<unk>", 0.0, 2).piece("<s>", 0.0, 3).piece("</s>", 0.0, 3);
     let all = normal.iter().zip(0u8..).fold(special, |p, (text, n)| p.piece(text, -f32::from(n), NORMAL));
@@ -85,7 +85,7 @@ fn reads_a_handmade_model() {
     assert_eq!((t.bos(), t.eos().first().copied(), t.vocabulary_size()), (Some(1), Some(2), 7));
     assert_eq!(t.encode("ab  a", true).unwrap(), [1, 3, 6, 4, 3]);
     assert_eq!(t.encode("x", false).unwrap(), [4, 0]);
-    // Begin and end tokens can be other tokens, or missing.
+    // The begin token may be missing, and the end token may be any token.
     let none = bpe().number(41, -1i64 as u64).number(42, 5);
     let t = open("tokenizer.model", &model(&["▁", "a", "b"], &none, &plain())).unwrap();
     assert_eq!((t.bos(), t.eos().first().copied(), t.encode("", true).unwrap()), (None, Some(5), vec![]));
@@ -93,7 +93,7 @@ fn reads_a_handmade_model() {
     let files = [("tokenizer.model", &bytes[..]), ("tokenizer_config.json", b"{\"bos_token\": \"</s>\"}")];
     let t = Tokenizer::from_directory(&directory(&files)).unwrap();
     assert_eq!((t.bos(), t.encode("", true).unwrap()), (Some(2), vec![2]), "another begin token");
-    // No space before a text; or none at its ends and single spaces between words.
+    // The model may add no space before a text, or may trim the text and collapse runs of spaces.
     let no_prefix = plain().number(3, 0);
     let t = open("tokenizer.model", &model(&["▁", "a"], &bpe(), &no_prefix)).unwrap();
     assert_eq!(t.encode(" a", false).unwrap(), [3, 4]);
@@ -131,7 +131,7 @@ fn rejects_unsupported_models() {
 fn rejects_invalid_protocol_buffers() {
     let whole = model(&["▁a", "▁", "a"], &bpe(), &plain());
     for end in 0..whole.len() {
-        // Truncation between two messages leaves a valid model with less content.
+        // If the cut is between two messages, the file is a valid model with less content.
         _ = open("tokenizer.model", &whole[..end]);
     }
     let fails = |proto: Proto| open("tokenizer.model", &proto.0).unwrap_err().to_string();
@@ -200,7 +200,7 @@ fn from_json(document: &Value) -> Result<Tokenizer, TokenizerError> {
     open("tokenizer.json", document.to_string().as_bytes())
 }
 
-/// Builds the document with another value at this place.
+/// Opens the document with `value` at the place to which `pointer` points.
 fn changed(pointer: &str, value: Value) -> Result<Tokenizer, TokenizerError> {
     let mut document = document();
     let (parent, key) = pointer.rsplit_once('/').unwrap();
@@ -225,7 +225,7 @@ fn reads_a_handmade_document() {
         "only the start of a text gets a space"
     );
     assert_eq!(t.decode(&[1, 5, 7 + 0x21]), "a!");
-    // As in older files: the normaliser adds the space, and tokens are searched after it.
+    // In older files, the normalizer adds the space, and added tokens are searched in the normalised text.
     let mut older = document();
     older["pre_tokenizer"] = Value::Null;
     older["model"]["merges"] = json!(["a b", "▁ a"]);
@@ -235,12 +235,13 @@ fn reads_a_handmade_document() {
     ] });
     let t = from_json(&older).unwrap();
     assert_eq!(t.encode_with_control("a<s>a", false).unwrap(), [5, 1, 5]);
-    // Ids may have gaps.
+    // The ids may have gaps.
     let t = changed("/added_tokens/1/id", json!(1)).unwrap();
     assert_eq!(t.vocabulary_size(), 263);
 }
 
-/// Compares every supported part, in several forms, with the library on the same document.
+/// Compares the ids for documents that contain every supported part with the ids from the `tokenizers`
+/// library.
 #[test]
 fn documents_give_the_ids_of_the_library() {
     let sequence = |list: &str, parts: Value| json!({ "type": "Sequence", list: parts });
@@ -429,7 +430,7 @@ fn rejects_inconsistent_documents() {
         let error = refused(pointer, value);
         assert!(error.starts_with("d") && error.contains(words), "{pointer}: {error}");
     }
-    // If a byte had no token, some texts would lose characters.
+    // One byte has no token, so encoding could drop characters.
     let mut document = document();
     document["model"]["vocab"].as_object_mut().unwrap().remove("<0x7F>");
     let error = from_json(&document).unwrap_err().to_string();
@@ -458,7 +459,7 @@ fn metaspace_decoder_turns_the_marker_into_spaces() {
 
 #[test]
 fn ids_reach_up_to_twice_the_number_of_tokens() {
-    // 263 tokens of the vocabulary and 2 added ones.
+    // The vocabulary has 263 tokens, and 2 tokens are added.
     assert_eq!(changed("/model/vocab/ab", json!(529)).unwrap().vocabulary_size(), 530);
     assert!(refused("/model/vocab/ab", json!(530)).contains("far fewer tokens"));
 }
@@ -471,7 +472,8 @@ fn replacements_lengthen_a_text_at_most_fourfold() {
     assert!(refused("/normalizer", replace(&"a".repeat(9))).contains("much longer texts"));
 }
 
-/// Expressions that would take gigabytes when expanded, and expressions that would run practically forever.
+/// Opens documents with expressions that would take gigabytes when expanded, and with expressions that take
+/// exponential time.
 #[test]
 fn expressions_are_bounded() {
     let split = |regex: String| {
@@ -491,8 +493,8 @@ fn expressions_are_bounded() {
     assert!(error.contains("backtracking"), "{error}");
 }
 
-/// The engine tracks at most a million characters of a whitespace run. The words after such a run must not
-/// get lost.
+/// Encodes a run of whitespace that exceeds the engine's limit of one million characters. The words after the
+/// run must not be dropped.
 #[test]
 fn a_text_beyond_the_limits_of_an_expression_is_an_error() {
     let byte_level = json!({ "type": "ByteLevel", "add_prefix_space": true, "use_regex": true });
@@ -533,7 +535,7 @@ fn rejects_truncated_and_deeply_nested_documents() {
     }
 }
 
-/// Files of two models in one directory.
+/// Opens a directory that mixes files of two models.
 #[test]
 fn rejects_ids_of_another_model() {
     let document = document().to_string();
@@ -572,7 +574,7 @@ proptest! {
     fn any_text_survives_a_round_trip(text in any::<String>()) {
         let t = from_json(&document()).unwrap();
         let shown = text.replace('▁', " ");
-        // The library adds no space before a text that starts with one, yet its decoder removes one.
+        // If a text starts with a space, the library adds no other space, but its decoder still removes one.
         let shown = shown.strip_prefix(' ').unwrap_or(&shown);
         prop_assert_eq!(t.decode(&t.encode(&text, false).unwrap()), shown);
     }

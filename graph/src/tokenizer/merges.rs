@@ -1,27 +1,26 @@
-//! Converts scores to merges.
+//! Converts the scores of a SentencePiece vocabulary to a list of merges.
 //!
-//! SentencePiece repeatedly merges the adjacent pair whose joined text is the token with the highest score,
-//! the leftmost such pair first. `tokenizers` expects a list of pairs by descending rank, and merges the
-//! leftmost occurrence of a pair. So every token contributes all its splits into two tokens, in the order of
-//! the tokens' scores.
+//! SentencePiece repeatedly merges the leftmost adjacent pair whose joined text is the token with the highest
+//! score. `tokenizers` expects a list of pairs by descending rank, and merges the leftmost occurrence of a
+//! pair. Therefore the list contains every split of every token into two tokens, sorted by the scores of the
+//! tokens.
 //!
-//! The order among the splits of *one* token would matter only where two of them overlap in a text, as in
-//! `x·m·y` where `x·m` and `m·y` are the same token. Leftmost merging by score does not seem to leave such
-//! neighbours behind. The tests search for them with vocabularies designed to provoke them, and compare with
-//! a direct implementation of the rule.
+//! The order of the splits of *one* token matters only if two of these splits overlap in a text. This happens
+//! for `x·m·y` if `x·m` and `m·y` are the same token. No such case is known. The tests search for one with
+//! vocabularies designed to provoke it, and compare the tokens with those of a direct implementation.
 
 use super::vocabulary::{Kind, Token};
 use std::cmp::Ordering;
 use std::collections::HashMap;
 
-/// Limit of a token that merges may produce, in bytes. The work per token grows with the square of its
-/// length.
+/// Maximum length in bytes of a token that merges may produce. The work per token grows with the square of
+/// this length.
 pub(super) const LONGEST_TOKEN_BYTES: usize = 512;
-/// Limit of merges per token, on average. Real vocabularies have two or three.
+/// Maximum average number of merges per token. Real vocabularies have two or three merges per token.
 const MOST_MERGES_PER_TOKEN: usize = 32;
 
-/// Returns the ids of texts that merges produce or join: for all [`Kind::Normal`] tokens, the first id of
-/// each text.
+/// Returns the id of each text that takes part in merges. Only [`Kind::Normal`] tokens do. If several of them
+/// have the same text, the first one counts.
 pub(super) fn ids_by_text<'a>(tokens: &[Token<'a>]) -> HashMap<&'a str, u32> {
     let mut ids = HashMap::new();
     for (id, token) in (0u32..).zip(tokens) {
@@ -42,7 +41,7 @@ pub(super) fn by_score(
         .filter(|(id, token)| ids.get(token.text) == Some(id))
         .map(|(_, token)| token)
         .collect();
-    // The sort is stable: for equal scores, the smaller id comes first. (No score is NaN.)
+    // The sort is stable, so the smaller id comes first for equal scores. No score is NaN.
     order.sort_by(|a, b| b.score.partial_cmp(&a.score).unwrap_or(Ordering::Equal));
 
     let most = tokens.len().saturating_mul(MOST_MERGES_PER_TOKEN);
@@ -62,7 +61,7 @@ pub(super) fn by_score(
     Ok(merges)
 }
 
-/// Returns the splits of a text into two known texts.
+/// Returns all splits of a text into two texts that have ids.
 fn splits<'a>(text: &'a str, ids: &HashMap<&str, u32>) -> impl Iterator<Item = (&'a str, &'a str)> {
     text.char_indices()
         .skip(1)

@@ -1,12 +1,11 @@
 //! Converts text to tokens and back, with the vocabulary from a model's files.
 //!
-//! Supported in the metadata of GGUF files: SentencePiece-style byte-pair encoding with byte fallback
-//! (`tokenizer.ggml.model = llama`) and byte-level byte-pair encoding (`gpt2`). Supported in a model's
-//! directory: `tokenizer.json` with byte-pair encoding, and `tokenizer.model`. All use the same steps: find
-//! special tokens in the text, normalise the rest, split it into words, and merge. The `tokenizers` crate
-//! splits and merges; `merges` derives its ranks from scores.
+//! GGUF files may contain a vocabulary for SentencePiece-style byte-pair encoding with byte fallback
+//! (`tokenizer.ggml.model = llama`) or for byte-level byte-pair encoding (`gpt2`). Directories may contain a
+//! `tokenizer.json` with byte-pair encoding, or a `tokenizer.model`.
 //!
-//! Knows nothing about architectures.
+//! All tokenizers find special tokens in the text, normalise the text between these tokens, split it into
+//! words, and merge. The `tokenizers` crate splits and merges.
 
 mod alphabet;
 mod byte_level;
@@ -42,14 +41,14 @@ use words::Words;
 /// A model's tokenizer.
 #[derive(Clone, Debug)]
 pub struct Tokenizer {
-    /// Finds tokens in the raw text.
+    /// Finder for special tokens in the raw text.
     raw: Finder,
     normaliser: Normaliser,
-    /// Finds tokens in the normalised text.
+    /// Finder for special tokens in the normalised text.
     normalised: Finder,
     words: Words,
     pieces: Arc<[Piece]>,
-    /// Decoding removes the space that the normaliser prepends to a text.
+    /// Whether decoding removes the space that the normaliser prepends to a text.
     strip_space: bool,
     special: Special,
 }
@@ -70,7 +69,7 @@ impl Tokenizer {
     /// Builds the tokenizer of a GGUF file.
     ///
     /// # Errors
-    /// The file has no vocabulary, an unsupported kind of vocabulary, or an invalid one.
+    /// Fails if the file has no vocabulary, or an unsupported or invalid vocabulary.
     pub fn from_metadata(metadata: &Metadata) -> Result<Tokenizer, TokenizerError> {
         match metadata.get::<&str>("tokenizer.ggml.model")? {
             "llama" => sentencepiece::from_metadata(metadata),
@@ -83,30 +82,30 @@ impl Tokenizer {
         }
     }
 
-    /// Builds the tokenizer of a model's directory from `tokenizer.json`, or else from `tokenizer.model`.
-    /// `tokenizer_config.json`, `generation_config.json` and `config.json` may name the tokens that begin and
-    /// end a text.
+    /// Builds the tokenizer of a model's directory from `tokenizer.json`, or from `tokenizer.model` if there
+    /// is no `tokenizer.json`. Also reads begin and end tokens from `tokenizer_config.json`,
+    /// `generation_config.json` and `config.json`.
     ///
     /// # Errors
-    /// As for [`Tokenizer::from_metadata`].
+    /// Fails like [`Tokenizer::from_metadata`].
     pub fn from_directory(directory: &Directory) -> Result<Tokenizer, TokenizerError> {
         directory::open(directory)
     }
 
-    /// Returns the tokens of a text. `add_special` adds the begin and end tokens that the model wants.
-    /// Control tokens that occur in the text are treated as text.
+    /// Returns the tokens of a text. With `add_special`, the result includes the begin and end tokens that
+    /// the model expects. Treats control tokens in `text` as plain text.
     ///
     /// # Errors
-    /// The vocabulary cannot express the text.
+    /// Fails if the vocabulary cannot express the text.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, TokenizerError> {
         self.encode_all(text, add_special, false)
     }
 
-    /// Like [`Tokenizer::encode`], but recognizes control tokens in the text. Never use it for untrusted
-    /// text.
+    /// Returns the tokens of a text like [`Tokenizer::encode`], but recognizes control tokens in `text`.
+    /// Never use this function for untrusted text.
     ///
     /// # Errors
-    /// The vocabulary cannot express the text.
+    /// Fails if the vocabulary cannot express the text.
     pub fn encode_with_control(&self, text: &str, add_special: bool) -> Result<Vec<u32>, TokenizerError> {
         self.encode_all(text, add_special, true)
     }
@@ -118,7 +117,7 @@ impl Tokenizer {
         }
         for (number, part) in self.raw.parts(text, control).into_iter().enumerate() {
             match part {
-                // Each part is normalised separately: after a control token, text starts anew.
+                // Each part is normalised separately, because a control token starts a new text.
                 Part::Text(text) => self.encode_text(text, number == 0, control, &mut ids)?,
                 Part::Token(id) => ids.push(id),
             }
@@ -146,7 +145,7 @@ impl Tokenizer {
         Ok(())
     }
 
-    /// Returns the text of tokens. Control tokens have none.
+    /// Returns the text of the tokens. Control tokens have no text.
     pub fn decode(&self, ids: &[u32]) -> String {
         let mut stream = self.stream();
         let mut text: String = ids.iter().map(|id| stream.push(*id)).collect();
@@ -154,8 +153,8 @@ impl Tokenizer {
         text
     }
 
-    /// Decodes token by token. The stream starts at the beginning of a text, where it removes the space that
-    /// the tokenizer added. To continue a prompt, push the prompt's tokens first.
+    /// Returns a stream that decodes token by token. Like [`Tokenizer::decode`], it removes the space that
+    /// the tokenizer adds at the start of a text. To continue a prompt, push the prompt's tokens first.
     pub fn stream(&self) -> TextStream {
         TextStream::new(self.pieces.clone(), self.strip_space)
     }
@@ -165,7 +164,7 @@ impl Tokenizer {
         self.special.bos
     }
 
-    /// Returns the tokens that end a text, a turn or a message and so stop generation.
+    /// Returns the tokens that stop generation: those that end a text, a turn or a message.
     pub fn eos(&self) -> &BTreeSet<u32> {
         &self.special.ends
     }

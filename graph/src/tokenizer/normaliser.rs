@@ -1,4 +1,4 @@
-//! Normalises a text before tokens are searched in it: makes spaces visible and prepends one.
+//! Normalises a text before it is split into words. For example, replaces spaces with `▁` and prepends a `▁`.
 
 use super::vocabulary::SPACE;
 use std::borrow::Cow;
@@ -17,7 +17,7 @@ pub(super) enum TextChange {
     Nfc,
 }
 
-/// Changes, in order.
+/// Sequence of changes to a text.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Normaliser {
     pub(super) steps: Vec<TextChange>,

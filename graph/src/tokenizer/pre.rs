@@ -1,20 +1,21 @@
-//! Pre-tokenizers of byte-level vocabularies: a table of the names in `tokenizer.ggml.pre`.
+//! Pre-tokenizers of byte-level vocabularies, by their names in `tokenizer.ggml.pre`.
 //!
-//! Each expression splits the parts that the previous ones left over. Both matches and the gaps between them
-//! are words. The names are llama.cpp's. The expressions come from the original tokenizers.
+//! Each expression splits the words that the previous expressions produced. Both the matches and the gaps
+//! between matches become words. The names are those of llama.cpp. The expressions come from the original
+//! tokenizers.
 
 use super::words::{Cut, Cuts};
 use crate::error::{Quoted, TokenizerError};
 use fancy_regex::Regex;
 use tokenizers::SplitDelimiterBehavior;
 
-/// A pre-tokenizer, with related settings.
+/// A pre-tokenizer with its settings.
 pub(super) struct PreTokenizer {
     names: &'static [&'static str],
     expressions: &'static [&'static str],
-    /// A word that is itself a token becomes that token, whatever the merges say.
+    /// Whether a word that equals a token becomes this token without any merging.
     pub(super) whole_words: bool,
-    /// Whether to prepend the begin token if the file does not say.
+    /// Default for `add_bos_token`.
     pub(super) add_bos: bool,
 }
 
@@ -85,7 +86,7 @@ static TABLE: [PreTokenizer; 11] = [
 ];
 
 impl PreTokenizer {
-    /// Finds the row with this name.
+    /// Finds the pre-tokenizer with this name.
     pub(super) fn find(file: &str, name: &str) -> Result<&'static PreTokenizer, TokenizerError> {
         TABLE.iter().find(|row| row.names.contains(&name)).ok_or_else(|| {
             let known: Vec<&str> = TABLE.iter().flat_map(|row| row.names).copied().collect();
@@ -97,7 +98,7 @@ impl PreTokenizer {
         })
     }
 
-    /// Builds the cuts, followed by the mapping of bytes to characters.
+    /// Builds the cuts. The last cut maps bytes to characters.
     pub(super) fn build(&self) -> Result<Cuts, tokenizers::Error> {
         let split = |expression: &&str| {
             Ok(Cut::expression(Regex::new(expression)?, SplitDelimiterBehavior::Isolated, false))

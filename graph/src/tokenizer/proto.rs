@@ -1,12 +1,12 @@
-//! Reads the needed parts of SentencePiece's `ModelProto` from an untrusted protocol buffer.
+//! Reads SentencePiece's `ModelProto` from an untrusted protocol buffer.
 //!
-//! Field numbers are those of `sentencepiece_model.proto`. Unknown fields are skipped, as the format
-//! requires.
+//! Field numbers follow `sentencepiece_model.proto`. The reader skips unknown fields, as the protocol buffer
+//! format requires.
 
 use super::vocabulary::{self, Token};
 use crate::error::{FormatError, Quoted, TokenizerError};
 
-/// The parsed model. Defaults are those of the format.
+/// The parsed model. Missing fields have the defaults of `sentencepiece_model.proto`.
 #[derive(Debug)]
 pub(super) struct ModelProto<'a> {
     pieces: Vec<Piece<'a>>,
@@ -28,7 +28,7 @@ struct Piece<'a> {
 }
 
 impl<'a> ModelProto<'a> {
-    /// `model_type` of byte-pair encoding. (The default, 1, is Unigram.)
+    /// Value of `model_type` for byte-pair encoding. The default, 1, means Unigram.
     pub(super) const BPE: u64 = 2;
 
     /// Parses the messages.
@@ -61,7 +61,8 @@ impl<'a> ModelProto<'a> {
             match field {
                 3 => self.model_type = message.number(value)?,
                 24 => self.spaces_as_suffix = message.number(value)? != 0,
-                // Negative numbers are encoded in 64 bits. Truncation drops only copies of the sign bit.
+                // The format stores negative numbers in 64 bits. Truncation drops only copies of the sign
+                // bit.
                 41 => self.bos = message.number(value)? as i32,
                 42 => self.eos = message.number(value)? as i32,
                 _ => {}
@@ -108,17 +109,17 @@ fn piece(mut message: Message<'_>) -> Result<Piece<'_>, FormatError> {
     Ok(piece)
 }
 
-/// Value of a field, by wire type.
+/// Value of a field. Each variant is one wire type of the format.
 #[derive(Clone, Copy)]
 enum Value<'a> {
     Number(u64),
     Fixed64,
-    /// Position in the file, and the bytes.
+    /// Position in the file, and bytes at this position.
     Bytes(u64, &'a [u8]),
     Fixed32([u8; 4]),
 }
 
-/// Cursor over one message.
+/// Cursor over the fields of one message.
 struct Message<'a> {
     file: &'a str,
     /// Position of `bytes` in the file.
@@ -152,7 +153,7 @@ impl<'a> Message<'a> {
         Ok(taken)
     }
 
-    /// Reads a number encoded in seven bits per byte, lowest first.
+    /// Reads a varint: seven bits per byte, lowest bits first.
     fn varint(&mut self) -> Result<u64, FormatError> {
         let mut number = 0;
         for shift in (0..64).step_by(7) {
@@ -165,7 +166,7 @@ impl<'a> Message<'a> {
         Err(self.wrong("a number has more than ten bytes"))
     }
 
-    /// Reads the next field with its number. Returns `None` at the end.
+    /// Reads the next field with its number. Returns `None` at the end of the message.
     fn field(&mut self) -> Result<Option<(u64, Value<'a>)>, FormatError> {
         if self.next >= self.bytes.len() {
             return Ok(None);

@@ -1,6 +1,5 @@
-//! SentencePiece-style vocabularies: byte-pair encoding by scores, with byte fallback for unknown characters.
-//!
-//! Read from the metadata of a GGUF file or from a `tokenizer.model`.
+//! SentencePiece-style vocabularies, from the metadata of a GGUF file or from a `tokenizer.model`. They use
+//! byte-pair encoding by scores, with byte fallback for unknown characters.
 
 use super::merges;
 use super::normaliser::Normaliser;
@@ -16,7 +15,7 @@ use crate::source::Source;
 use std::collections::HashMap;
 use tokenizers::models::bpe::{BPE, Vocab};
 
-/// Settings besides the merges.
+/// Settings of a tokenizer, except its vocabulary.
 struct Settings {
     squeeze: bool,
     add_space_prefix: bool,
@@ -36,8 +35,8 @@ pub(super) fn from_metadata(metadata: &Metadata) -> Result<Tokenizer, TokenizerE
     build(metadata.file(), &tokens, settings)
 }
 
-/// Builds the tokenizer of a `tokenizer.model`, and returns the ids of its texts. Texts start with the begin
-/// token.
+/// Builds the tokenizer of a `tokenizer.model`. Also returns a map from token texts to ids. Encoded texts
+/// start with the begin token.
 pub(super) fn from_model(source: &dyn Source) -> Result<(Tokenizer, HashMap<String, u32>), TokenizerError> {
     let file = source.name();
     let unsupported = |what: &str| TokenizerError::Unsupported { file: file.into(), what: what.into() };
@@ -76,8 +75,8 @@ pub(super) fn from_model(source: &dyn Source) -> Result<(Tokenizer, HashMap<Stri
 fn build(file: &str, tokens: &[Token<'_>], settings: Settings) -> Result<Tokenizer, TokenizerError> {
     let wrong = |cause: String| TokenizerError::Vocabulary { file: file.to_owned(), cause };
     let normaliser = Normaliser::visible_spaces(settings.squeeze, settings.add_space_prefix);
-    // Token texts must match the searched text. User-defined tokens are searched after spaces have become
-    // `▁`.
+    // Normalisation replaces spaces with `▁` before user-defined tokens are searched. So their texts need the
+    // same replacement.
     let finder = |kind: Kind, text: &dyn Fn(&str) -> String| {
         let of_kind = (0u32..).zip(tokens).filter(|(_, token)| token.kind == kind);
         let added = of_kind.map(|(id, token)| Added::new(id, text(token.text), kind == Kind::Control));
@@ -95,7 +94,7 @@ fn build(file: &str, tokens: &[Token<'_>], settings: Settings) -> Result<Tokeniz
     })
 }
 
-/// Builds the merging over normal tokens, bytes and the unknown token.
+/// Builds the byte-pair encoding over normal tokens, byte tokens and the unknown token.
 fn merging(tokens: &[Token<'_>]) -> Result<BPE, String> {
     let normal = merges::ids_by_text(tokens);
     let merges = merges::by_score(tokens, &normal)?;
@@ -108,13 +107,12 @@ fn merging(tokens: &[Token<'_>]) -> Result<BPE, String> {
             _ => {}
         }
     }
-    // With only some byte tokens, fallback would depend on the character. Such a vocabulary gets no byte
-    // fallback.
+    // Byte fallback needs a token for every byte.
     let byte_fallback = bytes.len() == 256;
     let mut builder = BPE::builder().byte_fallback(byte_fallback).fuse_unk(true).cache_capacity(0);
     let mut vocabulary: Vocab = normal.iter().map(|(text, id)| ((*text).to_owned(), *id)).collect();
-    // `tokenizers` finds byte tokens and the unknown token by text. A normal token with such a text would
-    // take their place.
+    // `tokenizers` finds byte tokens and the unknown token by their texts, so no normal token may have such a
+    // text.
     let mut reserve = |text: String, id: u32| match vocabulary.insert(text.clone(), id) {
         Some(normal) => Err(format!("has a normal token {normal} with the reserved text {text}")),
         None => Ok(()),
@@ -125,7 +123,7 @@ fn merging(tokens: &[Token<'_>]) -> Result<BPE, String> {
         }
     } else {
         let id = unknown.ok_or("has neither all byte tokens nor an unknown token")?;
-        // No part of a text ever equals this one.
+        // No part of a text ever equals this string.
         let text = "\0unknown";
         reserve(text.to_owned(), id)?;
         builder = builder.unk_token(text.to_owned());
@@ -139,7 +137,7 @@ fn piece(token: &Token<'_>) -> Piece {
     match token.kind {
         Kind::Byte(byte) => Piece::Byte(byte),
         Kind::Control => Piece::Silent,
-        // SentencePiece renders the unknown token this way.
+        // SentencePiece decodes the unknown token to this text.
         Kind::Unknown => Piece::Text(" \u{2047} ".into()),
         Kind::Normal | Kind::UserDefined | Kind::Unused => {
             Piece::Text(token.text.replace(SPACE, " ").into_boxed_str())

@@ -1,4 +1,4 @@
-//! Finds special tokens that occur literally in a text, before any merging.
+//! Finds special tokens that occur literally in a text.
 
 use aho_corasick::{AhoCorasick, AhoCorasickKind, BuildError, MatchKind};
 
@@ -6,18 +6,18 @@ use aho_corasick::{AhoCorasick, AhoCorasickKind, BuildError, MatchKind};
 #[derive(Clone, Debug)]
 pub(super) struct Added {
     pub(super) id: u32,
-    /// An empty text never matches.
+    /// Text of the token. An empty text never matches.
     pub(super) text: String,
-    /// A control token, recognized only in trusted text.
+    /// Whether the token is a control token, which is recognized only in trusted text.
     pub(super) control: bool,
-    /// Also consumes the whitespace before it.
+    /// Whether a match includes the whitespace before the token.
     pub(super) strips_left: bool,
-    /// Also consumes the whitespace after it.
+    /// Whether a match includes the whitespace after the token.
     pub(super) strips_right: bool,
 }
 
 impl Added {
-    /// Creates a token that leaves the surrounding whitespace alone.
+    /// Creates a token whose matches do not include the surrounding whitespace.
     pub(super) fn new(id: u32, text: impl Into<String>, control: bool) -> Self {
         Added { id, text: text.into(), control, strips_left: false, strips_right: false }
     }
@@ -26,13 +26,13 @@ impl Added {
 /// A part of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Part<'a> {
-    /// Text without any of the tokens.
+    /// Text that contains none of the tokens.
     Text(&'a str),
     /// One of the tokens.
     Token(u32),
 }
 
-/// Finds tokens in a text, with or without control tokens.
+/// A finder of tokens in a text, with or without control tokens.
 #[derive(Clone, Debug)]
 pub(super) struct Finder {
     plain: Set,
@@ -52,7 +52,8 @@ impl Finder {
     }
 }
 
-/// A set of tokens. The leftmost match wins; of several, the longest.
+/// A set of tokens to search for. The leftmost match wins. If several tokens match at one position, the
+/// longest token wins.
 #[derive(Clone, Debug)]
 struct Set {
     /// `None` for the empty set.
@@ -67,7 +68,8 @@ impl Set {
             .then(|| {
                 AhoCorasick::builder()
                     .match_kind(MatchKind::LeftmostLongest)
-                    // A vocabulary may contain long texts. This kind stays close to their total size.
+                    // The memory of a contiguous NFA stays close to the total size of the texts, even if they
+                    // are long.
                     .kind(Some(AhoCorasickKind::ContiguousNFA))
                     .build(tokens.iter().map(|token| &token.text))
             })
@@ -80,8 +82,7 @@ impl Set {
         let mut rest = 0;
         for found in self.matcher.iter().flat_map(|matcher| matcher.find_iter(text)) {
             let Some(token) = self.tokens.get(found.pattern().as_usize()) else { continue };
-            // A whitespace token may already have been consumed by the token before it. Then no text precedes
-            // it.
+            // The previous match may include this whitespace token. Then there is no text before it.
             let mut before = text.get(rest..found.start()).unwrap_or_default();
             if token.strips_left {
                 before = before.trim_end();
@@ -113,7 +114,7 @@ mod tests {
         let parts = |text| finder.parts(text, true);
         assert_eq!(parts("a <l> b"), [Part::Text("a"), Part::Token(1), Part::Text(" b")]);
         assert_eq!(parts("a <r> b"), [Part::Text("a "), Part::Token(2), Part::Text("b")]);
-        // The two spaces are a token that has already been consumed.
+        // The match of `<r>` already includes the token of two spaces.
         assert_eq!(parts("<r>   b"), [Part::Token(2), Part::Token(3), Part::Text("b")]);
         assert_eq!(parts("<r> <l>"), [Part::Token(2), Part::Token(1)]);
         assert_eq!(parts("<c>"), [Part::Token(4)]);

@@ -1,23 +1,23 @@
-//! Decodes tokens to text, one by one, in whole characters.
+//! Decodes a stream of tokens to text in whole characters.
 
 use std::sync::Arc;
 
-/// Contribution of a token to a text.
+/// Text or bytes that a token adds to a text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Piece {
     /// A text.
     Text(Box<str>),
-    /// One byte, possibly part of a longer character.
+    /// One byte, which may be part of a longer character.
     Byte(u8),
-    /// Bytes: characters, possibly with the end of one and the start of another.
+    /// Bytes that may start or end within a character.
     Bytes(Box<[u8]>),
     /// No text.
     Silent,
 }
 
 impl Piece {
-    /// Returns the piece of a token written with the characters of byte-level vocabularies, or else its
-    /// literal text.
+    /// Returns the bytes of a token in a byte-level vocabulary. If some character stands for no byte, returns
+    /// the text itself.
     pub(super) fn byte_level(text: &str) -> Self {
         match super::alphabet::bytes(text) {
             Some(bytes) => Piece::Bytes(bytes.into_boxed_slice()),
@@ -26,13 +26,13 @@ impl Piece {
     }
 }
 
-/// Decodes tokens as they arrive. See [`Tokenizer::stream`](super::Tokenizer::stream).
+/// A decoder for one token at a time. See [`Tokenizer::stream`](super::Tokenizer::stream).
 #[derive(Clone, Debug)]
 pub struct TextStream {
     pieces: Arc<[Piece]>,
-    /// The next text is the first one, and its leading space was added by the tokenizer.
+    /// Whether to remove the leading space of the next text, because the tokenizer added it.
     strip_space: bool,
-    /// Start of an incomplete character.
+    /// First bytes of an incomplete character.
     pending: Vec<u8>,
 }
 
@@ -41,8 +41,8 @@ impl TextStream {
         TextStream { pieces, strip_space, pending: Vec::new() }
     }
 
-    /// Adds a token and returns the text that is now complete, often empty. Bytes that are not UTF-8 and
-    /// tokens outside the vocabulary become U+FFFD.
+    /// Adds a token and returns the text up to the last complete character, which may be empty. Invalid UTF-8
+    /// and tokens outside the vocabulary become U+FFFD.
     pub fn push(&mut self, id: u32) -> String {
         match usize::try_from(id).ok().and_then(|id| self.pieces.get(id)) {
             Some(Piece::Silent) => return String::new(),
@@ -58,7 +58,7 @@ impl TextStream {
         self.take_whole()
     }
 
-    /// Ends the text and returns the remainder.
+    /// Ends the text and returns its remainder. An incomplete character becomes U+FFFD.
     pub fn finish(mut self) -> String {
         let mut text = self.take_whole();
         if !self.pending.is_empty() {
@@ -67,7 +67,8 @@ impl TextStream {
         text
     }
 
-    /// Moves all complete characters out of `pending`, and leaves the start of an incomplete one.
+    /// Removes all complete characters from `pending` and returns them. The first bytes of an incomplete
+    /// character stay.
     fn take_whole(&mut self) -> String {
         let mut text = String::new();
         let mut rest = self.pending.as_slice();

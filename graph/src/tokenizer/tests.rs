@@ -1,4 +1,4 @@
-//! Handmade vocabularies, compared with the simplest implementation of SentencePiece's rules.
+//! Tests of handmade vocabularies against a simple implementation of SentencePiece's rules.
 
 use super::vocabulary::SPACE;
 use super::*;
@@ -23,7 +23,8 @@ fn metadata(tokens: &[(String, f32, i32)], more: impl FnOnce(&mut Writer)) -> Me
     ModelFile::open(vec![Arc::new(MemorySource::new("m.gguf", w.header()))]).unwrap().metadata
 }
 
-/// Returns `<unk>`, `<s>`, `</s>`, all bytes and these normal tokens, the first with the highest score.
+/// Returns `<unk>`, `<s>`, `</s>`, all bytes and these normal tokens. The first normal token has the highest
+/// score.
 fn with_bytes(normal: &[&str]) -> Vec<(String, f32, i32)> {
     let mut tokens =
         vec![("<unk>".into(), 0.0, UNKNOWN), ("<s>".into(), 0.0, CONTROL), ("</s>".into(), 0.0, CONTROL)];
@@ -48,7 +49,7 @@ fn tokenizer(normal: &[&str]) -> Tokenizer {
 fn merges_by_score_not_by_length() {
     let t = tokenizer(&["bc", "ab", "abc", "▁", "a", "b", "c"]);
     let [bc, abc, space, a] = [FIRST, FIRST + 2, FIRST + 3, FIRST + 4];
-    // bc has a higher score than ab, and a·bc gives abc.
+    // The token bc has a higher score than ab, so the tokenizer merges bc first, then a and bc.
     assert_eq!(t.encode("abc", false).unwrap(), [space, abc]);
     assert_eq!(t.encode("aabcbc", false).unwrap(), [space, a, abc, bc]);
     assert_eq!(t.encode("abc", true).unwrap(), [1, space, abc]);
@@ -72,7 +73,7 @@ fn smaller_id_merges_first_among_equal_scores() {
 
 #[test]
 fn duplicate_texts_use_the_first_id_and_its_score() {
-    // The later "ab" would rank before "bc", the earlier one ranks after it.
+    // Two tokens have the text "ab". The first one counts, and its score is lower than that of "bc".
     let mut tokens = with_bytes(&["bc", "ab", "▁", "a", "b", "c"]);
     tokens.push(("ab".into(), 1.0, NORMAL));
     let t = Tokenizer::from_metadata(&metadata(&tokens, specials)).unwrap();
@@ -97,7 +98,7 @@ fn unknown_characters_survive_as_bytes() {
 #[test]
 fn streams_replace_invalid_utf8() {
     let t = tokenizer(&["▁", "a"]);
-    // Truncated by a letter, truncated by the end, and a byte that cannot start a character.
+    // A letter or the end of the text interrupts a character, or a byte cannot start a character.
     assert_eq!(t.decode(&[3 + 0xE2, 3 + 0x82, FIRST + 1]), "\u{fffd}a");
     assert_eq!(t.decode(&[FIRST + 1, 3 + 0xE2, 3 + 0x82]), "a\u{fffd}");
     assert_eq!(t.decode(&[3 + 0xFF, FIRST + 1]), "\u{fffd}a");
@@ -111,7 +112,7 @@ fn removes_only_the_added_space() {
     for text in ["a", " a", "  a", "a ", "a  a", " "] {
         assert_eq!(t.decode(&t.encode(text, true).unwrap()), text, "{text:?}");
     }
-    // After the prompt, a leading space belongs to the text.
+    // A leading space after the prompt belongs to the text.
     let mut stream = t.stream();
     assert_eq!(stream.push(1), "");
     assert_eq!(stream.push(FIRST), "a");
@@ -141,7 +142,7 @@ fn control_tokens_in_a_text_are_text_by_default() {
     assert!(!as_text.contains(&2));
     assert_eq!(t.encode_with_control("a</s>a", true).unwrap(), [1, FIRST, FIRST + 1, 2, FIRST, FIRST + 1]);
     assert_eq!(t.encode_with_control("</s>", false).unwrap(), [2]);
-    // The text of a byte token is also treated as text.
+    // The name of a byte token is plain text, too.
     assert_eq!(t.decode(&t.encode("<0x41>", false).unwrap()), "<0x41>");
 }
 
@@ -202,7 +203,7 @@ fn rejects_bad_vocabularies() {
     );
 }
 
-/// Found by fuzzing: spaces became the bytes of `▁` and decoded to `▁`.
+/// Rejects a vocabulary without `▁`. Fuzzing found that spaces became the bytes of `▁` and decoded to `▁`.
 #[test]
 fn rejects_a_vocabulary_without_the_space() {
     let message = Tokenizer::from_metadata(&metadata(&with_bytes(&["a"]), specials)).unwrap_err().to_string();
@@ -221,7 +222,8 @@ fn rejects_inconsistent_counts() {
     assert!(message.contains("2 tokens, 1 scores and 3 token types"), "{message}");
 }
 
-/// Applies SentencePiece's rule step by step: merges the best score, the leftmost of equal ones.
+/// Applies SentencePiece's rule step by step. Each step merges the pair with the highest score, or the
+/// leftmost one of several.
 fn merged_by_hand(text: &str, normal: &[&str]) -> Vec<u32> {
     let rank = |text: &str| normal.iter().position(|t| *t == text);
     let mut symbols: Vec<String> = format!("▁{text}").chars().map(String::from).collect();
@@ -239,7 +241,8 @@ fn merged_by_hand(text: &str, normal: &[&str]) -> Vec<u32> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Any vocabulary over two letters, in any order of scores, and any text.
+    /// Compares the tokenizer with [`merged_by_hand`] for any vocabulary over two letters, any order of
+    /// scores, and any text.
     #[test]
     fn merges_as_sentencepiece_does(
         chosen in proptest::sample::subsequence(
@@ -258,7 +261,7 @@ proptest! {
     #[test]
     fn any_text_survives_a_round_trip(text in any::<String>()) {
         let t = tokenizer(&["▁", "a", "ab", "b", "▁a", "é"]);
-        // A `▁` in the text becomes a space, because the escape is indistinguishable from the character.
+        // Decoding turns every `▁` into a space, even if the text itself contained `▁`.
         let expected = text.replace(SPACE, " ");
         prop_assert_eq!(t.decode(&t.encode(&text, true).unwrap()), expected);
     }

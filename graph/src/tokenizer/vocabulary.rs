@@ -1,24 +1,24 @@
-//! Reads and checks the vocabulary in a GGUF file's metadata: texts, scores and kinds of tokens.
+//! Reads and checks the vocabulary in the metadata of a GGUF file.
 
 use super::Special;
 use crate::error::{Quoted, TokenizerError};
 use crate::gguf::{Array, Metadata};
 
-/// SentencePiece's visible space.
+/// Character that stands for a space in SentencePiece vocabularies.
 pub(super) const SPACE: char = '▁';
 
-/// Kind of a token, by the numbers of `tokenizer.ggml.token_type`.
+/// Kind of a token, as in `tokenizer.ggml.token_type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// A piece of text that merges produce.
+    /// Text that merges produce.
     Normal,
-    /// Replaces text that no other token expresses.
+    /// Token for text that no other token can express.
     Unknown,
-    /// Has a meaning for the model but no text.
+    /// Token without text that has a meaning for the model.
     Control,
-    /// Text that is always one token, before any merge.
+    /// Text that always becomes this token, before any merge.
     UserDefined,
-    /// Never produced from text.
+    /// Token that text never produces.
     Unused,
     /// A single byte.
     Byte(u8),
@@ -32,7 +32,7 @@ pub(super) struct Token<'a> {
     pub(super) kind: Kind,
 }
 
-/// Keys of the end tokens: end of text, turn and message.
+/// Keys of the tokens that end a text, a turn and a message.
 const END_KEYS: [&str; 3] =
     ["tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"];
 
@@ -52,7 +52,7 @@ pub(super) fn read(metadata: &Metadata) -> Result<Vec<Token<'_>>, TokenizerError
     }
     let mut tokens = Vec::new();
     for (id, text) in texts.enumerate() {
-        // The counts agree, so every token has a score and a type.
+        // The three lists have the same length, so every token has a score and a type.
         let (text, score, kind) = (text?, scores.next().transpose()?, types.next().transpose()?);
         let score = score.unwrap_or(f32::NAN);
         tokens.push(token(metadata.file(), id, text, score, kind.unwrap_or_default())?);
@@ -61,7 +61,8 @@ pub(super) fn read(metadata: &Metadata) -> Result<Vec<Token<'_>>, TokenizerError
     Ok(tokens)
 }
 
-/// Reads the tokens of a vocabulary with a merge list. Without types, all tokens are normal.
+/// Reads the tokens of a vocabulary that has merges instead of scores. If the file has no token types, all
+/// tokens are normal.
 pub(super) fn read_unscored(metadata: &Metadata) -> Result<Vec<Token<'_>>, TokenizerError> {
     let texts = metadata.list::<&str>(TOKENS)?;
     let mut types = metadata.find::<Array<'_>>(TYPES)?.map(Array::list::<i32>);
@@ -94,8 +95,8 @@ pub(super) fn token<'a>(
     Ok(Token { text, score, kind })
 }
 
-/// Checks that the space has a token. Byte tokens could also express `▁`, but would decode to `▁` instead of
-/// a space.
+/// Checks that `▁` has a token. Byte tokens could also express `▁`, but they would decode to `▁` instead of a
+/// space.
 pub(super) fn check(file: &str, tokens: &[Token<'_>]) -> Result<(), TokenizerError> {
     let space = SPACE.to_string();
     let is_space =
@@ -108,7 +109,7 @@ pub(super) fn check(file: &str, tokens: &[Token<'_>]) -> Result<(), TokenizerErr
 }
 
 /// Returns the tokens that begin and end a text, for a vocabulary of `count` tokens. `add_bos` is the default
-/// if the file does not say.
+/// for `add_bos_token`.
 pub(super) fn special(metadata: &Metadata, count: usize, add_bos: bool) -> Result<Special, TokenizerError> {
     let id = |key: &str| match metadata.find::<u32>(key)? {
         Some(id) if usize::try_from(id).map_or(true, |id| id >= count) => {
@@ -132,7 +133,7 @@ pub(super) fn special(metadata: &Metadata, count: usize, add_bos: bool) -> Resul
 
 fn kind_of(number: i32, text: &str) -> Result<Kind, String> {
     match number {
-        // 0 means "undefined". Such tokens are plain text wherever they occur.
+        // 0 means "undefined". Such tokens are treated as normal tokens.
         0 | 1 => Ok(Kind::Normal),
         2 => Ok(Kind::Unknown),
         3 => Ok(Kind::Control),

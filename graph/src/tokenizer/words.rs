@@ -1,5 +1,5 @@
-//! Converts text to ids after special tokens have been removed: splits it into words and merges neighbours
-//! within a word.
+//! Converts text without special tokens to ids. Splits the text into words, and merges adjacent pieces of
+//! each word.
 
 use crate::error::TokenizerError;
 use fancy_regex::Regex;
@@ -12,23 +12,23 @@ use tokenizers::{
     Model, OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer, SplitDelimiterBehavior,
 };
 
-/// Cuts, applied in order. Shared, because a clone would compile its expressions again.
+/// Cuts that are applied in order. They are shared, because cloning a cut would compile its expression again.
 pub(super) type Cuts = Arc<[Cut]>;
 
-/// A step that splits text.
+/// A step that splits words further.
 #[derive(Debug)]
 pub(super) enum Cut {
-    /// Splits at matches of an expression. The library's own step silently stops when the engine reaches a
-    /// limit, so that the rest of a text becomes one word or is lost.
+    /// Splits at matches of an expression, and fails if the regex engine reaches a limit. In that case, the
+    /// `tokenizers` library would silently stop splitting or drop the rest of the text.
     Expression {
-        /// Adds a space before text that does not start with one.
+        /// Whether to add a space before text that does not start with a space.
         spaced: bool,
         regex: Regex,
         behavior: SplitDelimiterBehavior,
-        /// Treats matches as words and the rest as separators.
+        /// Whether the matches are the words and the gaps are the separators.
         invert: bool,
     },
-    /// A step of the library.
+    /// A pre-tokenizer of the `tokenizers` library.
     Library(PreTokenizerWrapper),
 }
 
@@ -56,10 +56,10 @@ impl Cut {
     }
 }
 
-/// Splits and merges text.
+/// A splitter of text into words, with the merges within words.
 #[derive(Clone, Debug)]
 pub(super) struct Words {
-    /// Cuts for the start of a text. `None`: no cuts.
+    /// Cuts for the start of a text, or `None` to leave the text whole.
     pub(super) first: Option<Cuts>,
     /// Cuts for later parts of a text.
     pub(super) later: Option<Cuts>,
@@ -67,7 +67,7 @@ pub(super) struct Words {
 }
 
 impl Words {
-    /// Appends the ids of a text.
+    /// Appends the ids of a text to `ids`.
     pub(super) fn encode(
         &self,
         text: &str,

@@ -1,10 +1,10 @@
-//! Integer constant expressions: the conditions of `#if` and the arguments of attributes.
+//! Integer constant expressions, as in `#if` conditions and attribute arguments.
 //!
-//! Words have no value here, because the preprocessor has already expanded macros.
+//! Identifiers have no value here, because the preprocessor has already expanded macros.
 
 use crate::lexer::{Kind, Token};
 
-/// Limit of nested parentheses and signs.
+/// Maximum nesting of parentheses and unary operators.
 const DEPTH: usize = 64;
 
 /// Binary operators and their precedence.
@@ -41,7 +41,7 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// Parses operands joined by operators of at least this precedence, left-associative.
+    /// Parses left-associative operators of at least this precedence, with their operands.
     fn binary(&mut self, least: u8, depth: usize) -> Option<i64> {
         let mut left = self.unary(depth)?;
         while let Some((operator, tightness)) = self.operator().filter(|(_, tightness)| *tightness >= least) {

@@ -1,6 +1,6 @@
-//! Splits text into tokens, line by line. Joins continued lines, and treats comments as blanks.
+//! Splits text into lines of tokens. Joins continued lines, and treats comments as blanks.
 //!
-//! Knows nothing about directives and declarations.
+//! The lexer knows nothing about directives and declarations.
 
 use alloc::rc::Rc;
 use alloc::string::String;
@@ -27,9 +27,9 @@ const PAIRS: [&str; 9] = ["##", "&&", "||", "==", "!=", "<=", ">=", "<<", ">>"];
 pub(crate) struct Token {
     pub kind: Kind,
     pub text: Rc<str>,
-    /// Preceded by a blank.
+    /// Whether a blank precedes the token.
     pub spaced: bool,
-    /// Never expanded, because it came from the macro that it names.
+    /// Whether the token must not be expanded, because it came from the macro that it names.
     pub painted: bool,
 }
 
@@ -114,7 +114,7 @@ impl<'a> Lexer<'a> {
         taken
     }
 
-    /// Returns the kind and the length in bytes of the token that starts here.
+    /// Returns the kind of the token that starts here, and its length in bytes.
     fn token(&self, first: char) -> (Kind, usize) {
         if first == '"' || first == '\'' {
             (Kind::Quoted, self.quoted(first))
@@ -133,7 +133,8 @@ impl<'a> Lexer<'a> {
         self.rest.find(|c| !goes_on(c)).unwrap_or(self.rest.len())
     }
 
-    /// Returns the bytes up to the closing quote, or to the end of the line if it is missing.
+    /// Returns the number of bytes up to the closing quote, or to the end of the line if there is no closing
+    /// quote.
     fn quoted(&self, quote: char) -> usize {
         let mut escaped = false;
         for (at, c) in self.rest.char_indices().skip(1) {

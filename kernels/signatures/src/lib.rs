@@ -1,8 +1,8 @@
 //! Reads the signatures of kernels in OpenCL C, CUDA C++ and HIP C++ from their source, without a compiler.
 //!
-//! A kernel's launch interface is declared in its ABI and written again in its source, and a driver that
-//! compiles the source does not notice a difference. This crate lets tests compare the two anywhere, without
-//! a driver. It is pure: `no_std` with `alloc`, no dependency, no `unsafe`, so it builds for any target,
+//! The ABI declares a kernel's launch interface, and the source repeats it. A driver that compiles the source
+//! does not notice a difference. This crate lets tests compare ABI and source without a driver. It is
+//! `no_std` with `alloc`, and has no dependencies and no `unsafe` code. So it builds for any target,
 //! including WebAssembly.
 //!
 //! ```
@@ -20,19 +20,20 @@
 //!
 //! # Supported
 //!
-//! The text is read as a compiler reads it. A backslash continues a line. Comments and strings hide their
+//! The crate reads the text as a compiler does. A backslash continues a line. Comments and strings hide their
 //! content. `#define` and `#undef` take effect where they appear. Macros with and without parameters are
-//! expanded (including `#` and `##`). Of `#if`, `#ifdef`, `#ifndef`, `#elif` and `#else`, one branch counts.
-//! So a kernel in a comment or under `#if 0` is ignored, and a kernel whose `__kernel` comes from a macro is
+//! expanded (including `#` and `##`). `#if`, `#ifdef`, `#ifndef`, `#elif` and `#else` select one branch. So a
+//! kernel in a comment or under `#if 0` is ignored, and a kernel whose `__kernel` comes from a macro is
 //! found. A kernel is a *definition* at file scope with `kernel` or `__kernel`, or with `extern "C"` followed
-//! by `__global__`. Prototypes do not count.
+//! by `__global__`. Prototypes are ignored.
 //!
 //! # Not supported
 //!
-//! Only the text defines macros. A caller that needs a driver's definitions (`__OPENCL_VERSION__`,
-//! extensions, `-D`) prepends them as `#define` lines. `#include`, `#pragma`, `#error` and `#line` are
-//! ignored. Macros with `...` are not expanded. A condition that is not an integer expression of C (no `?:`)
-//! is false. Types are plain words: `typedef` is not followed. Knows nothing about kernels, ABIs and drivers.
+//! Only the text defines macros. If a driver defines more (`__OPENCL_VERSION__`, extensions, `-D`), the
+//! caller prepends them as `#define` lines. `#include`, `#pragma`, `#error` and `#line` are ignored. Macros
+//! with `...` are not expanded. A condition that is not an integer expression of C is false, and so is one
+//! with `?:`. Types are plain words, and `typedef` is ignored. The crate knows nothing about particular
+//! kernels, ABIs and drivers.
 #![no_std]
 #![forbid(unsafe_code)]
 

@@ -1,33 +1,33 @@
-//! Macro definitions and their expansion by the C standard (6.10.3): arguments are expanded first and
-//! substituted into the body, then the body is scanned again. A macro does not expand within itself.
+//! Macro definitions and their expansion by the C standard (6.10.3). Arguments are expanded first and
+//! substituted into the body. Then the body is scanned again. A macro does not expand within itself.
 //!
-//! Work is bounded for every text: see [`BUDGET`].
+//! [`BUDGET`] limits the work for any text.
 
 use crate::lexer::{Kind, Token};
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::rc::Rc;
 use alloc::vec::Vec;
 
-/// Limit of the tokens that all expansions of a text may produce. A few lines could otherwise exhaust any
-/// memory.
+/// Maximum number of tokens that all expansions of a text may produce. Without a limit, a few lines could
+/// exhaust memory.
 const BUDGET: usize = 1 << 18;
-/// Limit of nested arguments that are expanded before substitution. Deeper ones are expanded when the body is
-/// scanned again.
+/// Maximum nesting of arguments that are expanded before substitution. Deeper arguments are expanded when the
+/// body is scanned again.
 const DEPTH: usize = 32;
-/// Limit of a word that `##` makes, in bytes.
+/// Maximum length of a word that `##` produces, in bytes.
 const JOINED_BYTES: usize = 256;
 
 struct Macro {
-    /// `None` without a parameter list.
+    /// Parameters, or `None` without a parameter list.
     parameters: Option<Vec<Rc<str>>>,
     body: Vec<Token>,
 }
 
 /// Argument that replaces a parameter.
 struct Argument {
-    /// As written, for `#` and `##`.
+    /// Tokens as written, for `#` and `##`.
     tokens: Vec<Token>,
-    /// With macros expanded.
+    /// Tokens with macros expanded.
     expanded: Vec<Token>,
 }
 
@@ -35,7 +35,7 @@ struct Argument {
 pub(crate) struct Macros {
     defined: BTreeMap<Rc<str>, Rc<Macro>>,
     left: usize,
-    /// No expansion was omitted.
+    /// Whether every macro was expanded so far.
     pub complete: bool,
 }
 
@@ -44,7 +44,7 @@ impl Macros {
         Self { defined: BTreeMap::new(), left: BUDGET, complete: true }
     }
 
-    /// Handles the rest of a `#define` line. Ignores invalid definitions and those with `...`.
+    /// Processes the rest of a `#define` line. Ignores invalid definitions and those with `...`.
     pub(crate) fn define(&mut self, line: &[Token]) {
         let Some((name, rest)) = line.split_first().filter(|(name, _)| name.is_word()) else { return };
         let has_parameters = rest.first().is_some_and(|token| token.is("(") && !token.spaced);
@@ -84,7 +84,7 @@ impl Macros {
         out
     }
 
-    /// Returns the replacement of a token and its arguments, if the token names a macro.
+    /// Returns the tokens that replace a macro and its arguments, or `None` if the token names no macro.
     fn replacement(&mut self, token: &Token, input: &mut Input, depth: usize) -> Option<Vec<Token>> {
         if !token.is_word() || token.painted || !self.complete {
             return None;
@@ -100,19 +100,19 @@ impl Macros {
         self.pay(body.len() + 1).then_some(body)
     }
 
-    /// Takes this number of tokens from the budget. Returns false if it is exhausted.
+    /// Takes this number of tokens from the budget. Returns false if the budget is exhausted.
     fn pay(&mut self, tokens: usize) -> bool {
         self.complete &= tokens <= self.left;
         self.left = self.left.saturating_sub(tokens);
         self.complete
     }
 
-    /// Removes arguments from the input. If there are none, or not `wanted` of them, leaves the input
-    /// unchanged.
+    /// Removes arguments from the input. If there are no arguments, or their number is not `wanted`, leaves
+    /// the input unchanged.
     fn arguments(&mut self, wanted: usize, input: &mut Input) -> Option<Vec<Vec<Token>>> {
         let mut taken = Vec::new();
         let arguments = read_arguments(input, &mut taken);
-        // An unclosed parenthesis also pays for reading to the end.
+        // Charges the budget even for an unclosed parenthesis, because it is read to the end.
         let paid = self.pay(taken.len());
         let arguments = arguments.filter(|arguments| {
             let none = wanted == 0 && matches!(&arguments[..], [only] if only.is_empty());
@@ -132,7 +132,8 @@ impl Macros {
 }
 
 impl Macro {
-    /// Returns the body with arguments in place of parameters. The caller can use about `limit` tokens.
+    /// Returns the body with arguments in place of parameters. The caller discards a result of more than
+    /// `limit` tokens.
     fn substitute(&self, arguments: &[Argument], limit: usize) -> Vec<Token> {
         let body = &self.body;
         let is_join = |at: usize| body.get(at).is_some_and(|token| token.is("##"));
@@ -146,7 +147,7 @@ impl Macro {
             let argument = self.argument(token, arguments);
             let is_spelled = at > 0 && body[at - 1].is("#") && argument.is_some();
             let mut piece = match argument {
-                // The content of a string does not matter here.
+                // The content of a string has no effect here.
                 Some(_) if is_spelled => {
                     out.pop();
                     [Token::new(Kind::Quoted, "\"\"")].into()
@@ -161,7 +162,7 @@ impl Macro {
                 is_empty = piece.is_empty() && (is_empty || !joins);
             }
             joins = false;
-            // A body above the limit will not be used.
+            // The caller discards a body above the limit.
             if out.len() <= limit {
                 out.extend(piece);
             }
@@ -220,7 +221,7 @@ fn read_arguments(input: &mut Input, taken: &mut Vec<Token>) -> Option<Vec<Vec<T
     }
 }
 
-/// Tokens to be read: those of the text, and on top of them those of active expansions.
+/// Tokens to read: the text's own tokens, and on top of them the tokens of active expansions.
 #[derive(Default)]
 struct Input {
     frames: Vec<Frame>,

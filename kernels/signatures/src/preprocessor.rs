@@ -1,4 +1,4 @@
-//! Handles directives: which lines count, and which macros are defined there.
+//! Processes directives: selects the lines to compile, and tracks the macros defined at each line.
 
 use crate::condition::evaluate;
 use crate::lexer::{Kind, Token, lines};
@@ -8,7 +8,7 @@ use alloc::vec::Vec;
 /// A text as the compiler's parser would see it.
 pub(crate) struct Preprocessed {
     pub tokens: Vec<Token>,
-    /// All macros were expanded.
+    /// Whether all macros were expanded.
     pub complete: bool,
 }
 
@@ -28,18 +28,18 @@ pub(crate) fn preprocess(source: &str) -> Preprocessed {
 
 /// An open `#if`.
 struct Branch {
-    /// The enclosing lines count.
+    /// Whether the enclosing lines are compiled.
     outside: bool,
-    /// A branch has already counted.
+    /// Whether an earlier branch was compiled.
     taken: bool,
-    /// The lines of the current branch count.
+    /// Whether the lines of the current branch are compiled.
     counts: bool,
 }
 
 struct Preprocessor {
     macros: Macros,
     branches: Vec<Branch>,
-    /// Tokens since the macros last changed. The arguments of a macro may span several lines.
+    /// Tokens since the last macro change. The arguments of a macro may span several lines.
     waiting: Vec<Token>,
     tokens: Vec<Token>,
 }

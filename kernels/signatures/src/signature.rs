@@ -1,4 +1,4 @@
-//! Parses tokens into signatures: definitions at file scope with their names, attributes and parameters.
+//! Parses tokens into signatures of the definitions at file scope: their names, attributes and parameters.
 
 use crate::condition::evaluate;
 use crate::lexer::{Token, spelled};
@@ -22,14 +22,14 @@ pub enum AddressSpace {
 /// A parameter of a kernel.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct KernelArg {
-    /// Name, or empty if it has none.
+    /// Name of the parameter, or empty if it has no name.
     pub name: String,
-    /// Address space of the data that it points to, or of the value.
+    /// Address space of a pointer's data, or of the value itself.
     pub qualifier: AddressSpace,
-    /// Type without qualifiers, words separated by a blank: `uint4`, `unsigned int`, `struct pair`. For a
-    /// pointer, the pointee's type: `float` for `float *`, `float *` for `float **`.
+    /// Type without qualifiers, with words separated by a blank: `uint4`, `unsigned int`, `struct pair`. For
+    /// a pointer, this is the pointee's type: `float` for `float *`, `float *` for `float **`.
     pub type_name: String,
-    /// Whether it is a pointer, or an array, which is passed as one.
+    /// Whether the parameter is a pointer or an array. C passes arrays as pointers.
     pub is_pointer: bool,
     /// Whether the value, or the pointee of a pointer, is `const`.
     pub is_const: bool,
@@ -38,18 +38,18 @@ pub struct KernelArg {
 /// A kernel's interface as a host needs it for a launch.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct KernelSignature {
-    /// Its name.
+    /// Name of the kernel function.
     pub name: String,
-    /// Its parameters, in order.
+    /// Parameters in the order of the source.
     pub args: Vec<KernelArg>,
-    /// Work-group size from `reqd_work_group_size`, or from `__launch_bounds__`, whose groups are
-    /// one-dimensional.
+    /// Work-group size from `reqd_work_group_size` or `__launch_bounds__`. The latter gives one-dimensional
+    /// groups.
     pub work_group: Option<[u32; 3]>,
 }
 
-/// Returns the kernels that a text defines, in order. Never fails: unreadable parts are skipped. If macros
-/// expand to hundreds of thousands of tokens, the last ones stay unexpanded
-/// ([`crate::validate_kernel_source`] reports it).
+/// Returns the kernels that a text defines, in order. Never fails, and skips unreadable parts. If macros
+/// expand to hundreds of thousands of tokens, the last macros stay unexpanded
+/// ([`crate::validate_kernel_source`] reports this).
 pub fn parse_kernel_signatures(source: &str) -> Vec<KernelSignature> {
     signatures(&preprocess(source).tokens)
 }
@@ -59,7 +59,7 @@ pub fn source_contains_kernel(source: &str, name: &str) -> bool {
     parse_kernel_signatures(source).iter().any(|kernel| kernel.name == name)
 }
 
-/// Finds kernels among declarations, which are delimited by `;`, bodies and the ends of the text.
+/// Finds kernels among declarations. Declarations end at `;`, at a body, or at the end of the text.
 pub(crate) fn signatures(tokens: &[Token]) -> Vec<KernelSignature> {
     let (mut kernels, mut start, mut depth) = (Vec::new(), 0, 0_usize);
     for (at, token) in tokens.iter().enumerate() {
@@ -81,7 +81,8 @@ pub(crate) fn signatures(tokens: &[Token]) -> Vec<KernelSignature> {
 
 /// Keywords that make a function a kernel.
 const KEYWORDS: [&str; 3] = ["__kernel", "kernel", CPP_KEYWORD];
-/// Keyword in CUDA C++ and HIP C++. A host finds such a kernel by name only if it is `extern "C"`.
+/// Keyword of kernels in CUDA C++ and HIP C++. The host finds such a kernel by name only if it is `extern
+/// "C"`.
 const CPP_KEYWORD: &str = "__global__";
 
 /// Returns the signature of a definition if it is a kernel.
@@ -104,7 +105,7 @@ fn signature(declaration: &[Token]) -> Option<KernelSignature> {
     Some(KernelSignature { name: name.text.to_string(), args, work_group: work_group(&attributes) })
 }
 
-/// Returns the position at which the parenthesis at `open` closes.
+/// Returns the position of the parenthesis that closes the one at `open`.
 fn closing(tokens: &[Token], open: usize) -> Option<usize> {
     let mut depth = 0_usize;
     for (at, token) in tokens.iter().enumerate().skip(open) {
@@ -215,7 +216,7 @@ fn address_space(token: &Token) -> Option<AddressSpace> {
     }
 }
 
-/// Returns the words that are not qualifiers: those of a type, or a name.
+/// Returns the words that are not qualifiers. They form a type, a name, or both.
 fn nouns(tokens: &[Token]) -> Vec<&Token> {
     let qualifiers = ["const", "volatile", "restrict", "read_only", "write_only", "read_write"];
     let is_qualifier =

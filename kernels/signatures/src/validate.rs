@@ -1,4 +1,4 @@
-//! Detects kernel sources that are wrong although a compiler accepts them.
+//! Detects defects in kernel sources that compilers accept.
 
 use crate::preprocessor::preprocess;
 use crate::signature::{KernelSignature, signatures};
@@ -19,7 +19,7 @@ pub enum ValidationError {
     },
     /// Two kernels with the same name.
     Duplicate {
-        /// Their name.
+        /// Name of both kernels.
         kernel: String,
     },
     /// Unexpected number of kernels.
@@ -29,7 +29,7 @@ pub enum ValidationError {
         /// Names of the kernels found.
         found: Vec<String>,
     },
-    /// The macros expand to more tokens than the limit.
+    /// The macros expand to too many tokens.
     TooLong,
 }
 
@@ -57,8 +57,8 @@ impl core::error::Error for ValidationError {}
 /// Checks that a source defines `expected` kernels, each with a unique name and with parameters.
 ///
 /// # Errors
-/// The first defect, in the order of [`ValidationError`]'s cases, except that [`ValidationError::TooLong`]
-/// comes first.
+/// Returns the first defect, in the order of the variants of [`ValidationError`].
+/// [`ValidationError::TooLong`] is the exception and comes first.
 pub fn validate_kernel_source(
     source: &str,
     expected: usize,

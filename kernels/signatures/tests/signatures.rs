@@ -174,7 +174,8 @@ fn macros_expand_from_their_definition_on() {
     assert_eq!((kernel.args[0].name.as_str(), kernel.args[0].type_name.as_str()), ("x4", "half"));
     assert_eq!(kernel.args[1].name, "n");
     assert_eq!(names("KERNEL(1) f(uint a) {}\n#define KERNEL(n) __kernel void\n"), [""; 0]);
-    // Arguments over several lines, with commas in parentheses, an empty list, and the bare name.
+    // Arguments that span several lines, have commas in parentheses, or form an empty list; and a macro name
+    // without arguments.
     assert_eq!(names("#define K(a, b) __kernel void b\nK(\n  (1, 2),\n  f\n)(uint a) {}"), ["f"]);
     assert_eq!(
         names("#define K() __kernel\nK() void f(uint a) {} int K; K( ) void g(uint a) {}"),
@@ -193,7 +194,7 @@ fn macros_expand_from_their_definition_on() {
         names("#define TWO(n) __kernel void n##_a(uint x) {} __kernel void n##_b(uint x) {}\nTWO(f)"),
         ["f_a", "f_b"]
     );
-    // A macro does not expand within itself, nor within the other of a pair.
+    // A macro does not expand within itself, even through another macro.
     assert_eq!(names("#define f f\n#define a b\n#define b a\n__kernel void f(uint a) {}"), ["f"]);
     assert_eq!(names("#define f(x) f(x)\n__kernel void f(uint f(a)) {}"), ["f"]);
 }

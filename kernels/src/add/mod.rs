@@ -6,7 +6,7 @@
 //! | 1 | x: f32 `[rows, width]`, read and written |
 //! | 2 | y: f32 `[rows, width]` |
 //!
-//! Constants: rows, index of the row-count word, width. One group per row.
+//! The constants are the rows, the index of the row-count word, and the width. A launch has one group per row.
 
 use crate::abi::{HEADER_BYTES, words};
 use crate::cases::{Build, Case, ROW_SHAPES, Random, RowShape, untouched_after};

@@ -6,10 +6,10 @@
 //! | 1 | x: f32 `[rows, width]`, width at least 1 |
 //! | 2 | out: u32 `[rows]`, written |
 //!
-//! Constants: rows, index of the row-count word, width. One group per row.
+//! The constants are the rows, the index of the row-count word, and the width. A launch has one group per row.
 //!
-//! Among equal values the first wins; zeros are equal, whatever their signs. NaN ranks below every number,
-//! including −∞. A row of NaN only yields its first position.
+//! Among equal values, the first one wins. Zeros of either sign are equal. NaN ranks below every number,
+//! including −∞. If all values are NaN, the result is position 0.
 
 use crate::abi::{HEADER_BYTES, IMPOSSIBLE, words};
 use crate::cases::{Build, Case, Content, ROW_SHAPES, Random, RowShape};
@@ -28,7 +28,7 @@ pub static ABI: EntryAbi = EntryAbi {
     },
 };
 
-/// Returns whether `a` beats `b`, which comes earlier in the row.
+/// Returns whether `a` beats `b`, where `b` comes earlier in the row.
 #[inline(always)]
 pub(crate) fn beats(a: f32, b: f32) -> bool {
     a > b || (b.is_nan() && !a.is_nan())

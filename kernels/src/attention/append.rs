@@ -1,6 +1,6 @@
 //! [Rope and append](crate::rope_append) fused with the [first launch of split attention](super::partial),
-//! for a single row. The row's key and value are at the last position that it attends to, so the group that
-//! attends to them can append them.
+//! for a single row. A row attends to its own position last, so the group that processes this position can
+//! append the key and value.
 //!
 //! | binding | |
 //! | --- | --- |
@@ -11,12 +11,14 @@
 //! | 4 | [partials](super::partial), written |
 //! | 5 | inverse frequencies: f32 `[rope dimensions / 2]` |
 //!
-//! Constants: those of [partial](super::partial), then rope dimensions and pairing as for [rope and
-//! append](crate::rope_append). There is at most one row, and [`takes`] gives the supported head dimensions.
+//! The constants are those of [partial](super::partial), then the rope dimensions and the pairing of [rope
+//! and append](crate::rope_append). There is at most one row. [`takes`] defines the supported head
+//! dimensions.
 //!
 //! Each group rotates the queries of its own KV head. The group whose split contains the last position also
-//! appends the new key and value. It first reads all other positions of the split, then rounds both to the
-//! cache's type and writes them. Nothing is appended for a row with an invalid sequence, position or block.
+//! appends the new key and value. It first reads all other positions of the split. Then it rounds the key and
+//! the value to the cache's type and writes them. A row with an invalid sequence, position or block appends
+//! nothing.
 
 use super::partial::{expected, partials_bytes};
 use super::{LONG, random_scene, scene};
@@ -89,7 +91,7 @@ pub(crate) fn cases(kv_type: KvType, seed: u64) -> Vec<Case> {
         out.push(case(&mut random, kv_type, position, [heads, kv_heads, head_dim], rope, splits, 1.0));
     }
     if kv_type == KvType::F16 {
-        // Key and value beyond the range of the cache's type.
+        // The key and value exceed the range of the cache's type.
         out.push(case(&mut random, kv_type, Some(37), [4, 2, 64], (64, HALVES), 2, 1e9));
     }
     out
@@ -104,8 +106,8 @@ pub(crate) fn random_case(kv_type: KvType, random: &mut Random) -> Case {
     case(random, kv_type, position, heads, (rope_dims, pairing), splits, 1.0)
 }
 
-/// Builds a case. Without a position, the row's blocks do not exist. Its key and value are `times` as large
-/// as its queries.
+/// Builds a case. Without a position, the row's cache blocks do not exist. The key and value are `times` as
+/// large as the queries.
 fn case(
     random: &mut Random,
     kv_type: KvType,

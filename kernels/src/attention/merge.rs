@@ -7,10 +7,12 @@
 //! | 1 | partials |
 //! | 2 | out: f32 `[rows, heads · head dimension]`, [int8](crate::quantize) or [f16 activations](crate::half_rows), written |
 //!
-//! Constants: rows, index of the row-count word, heads, head dimension, splits.
+//! The constants are the rows, the index of the row-count word, the heads, the head dimension, and the
+//! splits.
 //!
-//! For each split let m be the largest score, s the sum and v the means, and let M be the largest m. Then out
-//! = Σ w v / Σ w, w = s · e^(m − M). Splits with s = 0 are ignored. A row without other splits becomes zero.
+//! For each split, let m be the largest score, s the sum, and v the means. Let M be the largest m of all
+//! splits. Then out = Σ w v / Σ w, with w = s · e^(m − M). Splits with s = 0 are ignored. A head without
+//! other splits becomes zero.
 
 use super::partial::partials_bytes;
 use crate::abi::{HEADER_BYTES, IMPOSSIBLE};
@@ -85,8 +87,8 @@ pub(crate) fn cases(activations: Activations, seed: u64) -> Vec<Case> {
     out
 }
 
-/// Builds a case. One split of the first head is NaN, so that head becomes NaN. The second head is the mean
-/// of its only split.
+/// Builds a case with one NaN split in the first head, so that the head becomes NaN. The result of the second
+/// head is the mean of its only split.
 fn not_finite(activations: Activations, expected: Vec<Option<f64>>) -> Case {
     let runs = [[1.0, 2.0], [f32::NAN; 2], [0.0; 2], [3.0, 1.0]];
     let means = [0.5, f32::NAN, f32::NAN, 2.0].map(|mean| [mean; BLOCK]);
@@ -113,8 +115,8 @@ fn case(
     let (width, runs) = (heads * head_dim, shape.capacity * heads * splits);
     let mut means = random.floats(runs * head_dim, 2.0);
     let mut sums: Vec<[f32; 2]> = (0..runs).map(|_| [random.float(9.0), 8.5 + random.float(7.5)]).collect();
-    // The first head of every third row has no splits, and others have empty ones, whose contents are not
-    // read.
+    // The first head of every third row has no splits. Other heads have some empty splits, whose contents
+    // must not be read.
     for (i, sum) in sums.iter_mut().enumerate() {
         let first_head = (i / splits).is_multiple_of(3 * heads);
         if (first_head && shape.capacity > 1) || (splits > 1 && random.below(4) == 0) {

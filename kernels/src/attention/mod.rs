@@ -1,23 +1,24 @@
-//! Attention: causal, over the block tables of a paged cache.
+//! Causal attention over a paged cache with block tables.
 //!
 //! | binding | |
 //! | --- | --- |
 //! | 0 | parameters |
-//! | 1 | q: f32, the first heads · head dimension values of rows with stride `stride` (in values) |
+//! | 1 | q: f32, rows with stride `stride` (in values); each starts with heads · head dimension query values |
 //! | 2 | key cache, as [`rope_append`](crate::rope_append) writes it |
 //! | 3 | value cache |
 //! | 4 | out: f32 `[rows, heads · head dimension]`, written |
 //!
-//! Constants: rows, sequences, table blocks, logit rows, heads, kv heads, head dimension, cache blocks, scale
-//! (the bits of an f32), stride (at least heads · head dimension). Heads are a multiple of kv heads: heads `h
-//! · heads / kv heads …` share kv head h.
+//! The constants are the rows, sequences, table blocks, logit rows, heads, kv heads, head dimension, cache
+//! blocks, scale (the bits of an f32), and stride (at least heads · head dimension). Heads are a multiple of
+//! kv heads. With g = heads / kv heads, heads h · g … (h + 1) · g − 1 share kv head h.
 //!
 //! A row at position p attends to positions 0 … p of its sequence: out = Σ softmax(scale · q·k) v. Softmax
-//! streams over steps of [`STEP_TOKENS`] positions, so the scores of a row are never stored as a whole, and a
-//! row's result does not depend on other rows. A row with an invalid sequence, position or block becomes
-//! zero. Slots beyond p never affect a result, whatever they hold.
+//! streams over steps of [`STEP_TOKENS`] positions, so the scores of a row are never stored as a whole. The
+//! result of a row does not depend on other rows. A row with an invalid sequence, position or block becomes
+//! zero. Cache slots beyond p never affect a result, whatever they contain.
 //!
-//! Groups: [`TILE_ROWS`] rows × one kv head. Neighbouring rows of a sequence read keys and values only once.
+//! A group computes [`TILE_ROWS`] rows of one kv head. Neighbouring rows of a sequence share each load of
+//! keys and values.
 
 pub mod append;
 pub mod merge;
@@ -35,7 +36,7 @@ use scene::{LONG, Scene, random_scene, scene};
 /// Rows per group.
 pub const TILE_ROWS: u32 = 8;
 
-/// Positions between two corrections of the softmax.
+/// Positions between two corrections of the running softmax.
 pub const STEP_TOKENS: usize = 4 * BLOCK_TOKENS;
 
 const BINDINGS: &[Access] = &[Access::Read, Access::Read, Access::Read, Access::Read, Access::Write];
@@ -95,7 +96,7 @@ pub(crate) fn cases(kv_type: KvType, seed: u64) -> Vec<Case> {
     ] {
         out.push(case(&mut random, kv_type, capacity, &starts, [heads, kv_heads, head_dim]));
     }
-    // A few rows at the end of many positions.
+    // Three rows at the end of a long sequence.
     out.extend(LONG.map(|seen| case(&mut random, kv_type, 3, &[(seen - 3, 3)], [2, 1, 64])));
     out.extend([[2, 1, 64], [2, 1, 20]].map(|heads| not_finite(&mut random, kv_type, heads)));
     out

@@ -1,4 +1,5 @@
-//! First launch of split attention, for few rows over a long cache: groups share the positions of a row.
+//! First launch of split attention, for few rows over a long cache. Several groups share the positions of a
+//! row.
 //!
 //! | binding | |
 //! | --- | --- |
@@ -8,17 +9,18 @@
 //! | 3 | value cache |
 //! | 4 | partials, written |
 //!
-//! Constants: those of [attention](super), then splits.
+//! The constants are those of [attention](super), then the number of splits.
 //!
-//! The positions that a row attends to are cut into `splits` splits of whole cache blocks. Each split takes
-//! the same number of blocks, so the last ones may be shorter or empty. Groups: splits × kv heads × rows. A
-//! group processes all heads that share its kv head.
+//! The positions that a row attends to are divided into `splits` splits of whole cache blocks. All splits
+//! have the same number of blocks, except that the last splits may be shorter or empty. The grid is splits ×
+//! kv heads × rows. A group processes all heads that share its kv head.
 //!
-//! Partials are f32. First come the means of each split's values, weighted by the softmax over the split,
-//! `[rows][heads][splits][head dimension]`. Then come, as `[rows][heads][splits][2]`, the largest scaled
-//! score of the split and the sum of e^(score − largest). The sum is zero for an empty split, and for all
-//! splits of a row with an invalid sequence, position or block; the rest of such a split is never read.
-//! [`merge`](super::merge) combines the splits.
+//! Partials are f32 and have two parts. The first part is `[rows][heads][splits][head dimension]`: the mean
+//! of each split's values, weighted by the softmax over the split. The second part is
+//! `[rows][heads][splits][2]`: the largest scaled score of the split, and the sum of e^(score − largest). The
+//! sum is zero for an empty split. It is also zero for all splits of a row with an invalid sequence, position
+//! or block. If the sum is zero, the other values of the split are never read. [`merge`](super::merge)
+//! combines the splits.
 
 use super::{LONG, Scene, random_scene, scene};
 use crate::abi::{IMPOSSIBLE, words};
@@ -27,8 +29,8 @@ use crate::kernel::{Kernel, KvType};
 use crate::params::BLOCK_TOKENS;
 use ragtag_hal::{Access, EntryAbi};
 
-/// Maximum rows of launches with split attention. More rows fill a device by themselves, and rows of one
-/// sequence should share what they read.
+/// Maximum rows of a launch with split attention. More rows fill a device without splits, and rows of one
+/// sequence should then share their loads.
 pub const MAX_ROWS: u32 = 32;
 
 /// Maximum number of splits.
@@ -59,7 +61,7 @@ fn extents(kv_type: KvType, constants: &[u32], out: &mut [u64]) {
     out[4] = partials_bytes(rows, heads, head_dim, *splits);
 }
 
-/// Returns the bytes of partials; impossible without splits.
+/// Returns the bytes of the partials, or [`IMPOSSIBLE`] if `splits` is zero.
 pub(super) fn partials_bytes(rows: u32, heads: u32, head_dim: u32, splits: u32) -> u64 {
     match head_dim.checked_add(2) {
         Some(values) if splits > 0 => words(&[rows, heads, splits, values]),
@@ -102,7 +104,7 @@ pub(crate) fn cases(kv_type: KvType, seed: u64) -> Vec<Case> {
     out
 }
 
-/// Builds a case with a query that is not finite. Its means are NaN, and so is their merged result.
+/// Builds a case with a non-finite query. Its means are NaN, and so is their merged result.
 fn not_finite(random: &mut Random, kv_type: KvType, value: f32) -> Case {
     let (heads, head_dim, splits) = (2, 64, 2);
     let mut scene = scene(random, kv_type, (1, heads, 1, head_dim), &[(200, 1)]);
@@ -110,7 +112,7 @@ fn not_finite(random: &mut Random, kv_type: KvType, value: f32) -> Case {
     let label = format!("queries of {value}, {}", scene.label);
     let constants = [&scene.constants[..], &[splits]].concat();
     let build = Build::new(Kernel::AttentionPartial(kv_type), label, &constants);
-    // The merge uses a largest score, which is not checked here, and a sum, which may be infinite.
+    // The merge reads a largest score and a sum. The score is not checked here, and the sum may be infinite.
     let sums = (0..heads * splits).flat_map(|_| [None, value.is_nan().then_some(f64::NAN)]);
     let expected: Vec<_> =
         [Some(f64::NAN)].repeat(heads * splits * head_dim).into_iter().chain(sums).collect();
@@ -133,7 +135,7 @@ fn case(kernel: Kernel, scene: &Scene, splits: usize) -> Case {
     build.expect(4, Content::SomeF32(expected)).done()
 }
 
-/// Returns the expected partials. Values that are never read may be anything.
+/// Returns the expected partials. `None` accepts any value, because the merge never reads it.
 pub(super) fn expected(scene: &Scene, splits: usize) -> Vec<Option<f64>> {
     let (heads, head_dim) = (scene.heads, scene.head_dim);
     let runs = scene.capacity * heads * splits;

@@ -8,7 +8,7 @@ use crate::rope_append;
 use half::f16;
 use std::ops::Range;
 
-/// A cache under construction. Values are rounded to the cache's type; unwritten slots are NaN.
+/// A cache under construction. Values are rounded to the cache's type. Unwritten slots are NaN.
 struct Cache {
     kv_type: KvType,
     values: Vec<f32>,
@@ -35,19 +35,21 @@ impl Cache {
     }
 }
 
-/// Positions of the longest cases. Past 256, 1,024 and 4,096, kernels take more steps or other paths.
+/// Positions of the longest cases. Beyond 256, 1,024 and 4,096 positions, kernels take more steps or other
+/// code paths.
 pub(super) const LONG: [u32; 3] = [300, 1100, 5000];
 
 /// Keys and values of a kv head: `[positions][head dimension]`.
 type KeysValues = (Vec<Vec<f64>>, Vec<Vec<f64>>);
 
-/// Largest query values, cycled over rows: most softmax weights are similar, all are, or only a few matter.
+/// Largest query values, cycled over rows. They make most softmax weights similar, all weights similar, or
+/// all but a few negligible.
 const LARGEST: [f32; 3] = [2.0, 1e-3, 40.0];
 
 /// Inputs of a case.
 pub(super) struct Scene {
     pub label: String,
-    /// Constants of attention.
+    /// Constants of the attention kernel.
     pub constants: Vec<usize>,
     pub capacity: usize,
     pub heads: usize,
@@ -59,13 +61,13 @@ pub(super) struct Scene {
     q: Vec<f32>,
     keys: Cache,
     values: Cache,
-    /// Per sequence and kv head.
+    /// Keys and values per sequence and kv head.
     kv: Vec<Vec<KeysValues>>,
-    /// Positions that each used row attends to, if they exist.
+    /// Number of positions that each used row attends to, or `None` if they do not exist.
     seen: Vec<Option<usize>>,
 }
 
-/// A row before rotation and append, and the cache's contents afterwards.
+/// A row before RoPE and KV append, and the cache's contents after them.
 pub(super) struct Fresh {
     pub qkv: Vec<f32>,
     pub frequencies: Vec<f32>,
@@ -73,7 +75,7 @@ pub(super) struct Fresh {
     pub values: Vec<Option<f64>>,
 }
 
-/// Attention over a range of positions.
+/// Result of attention over a range of positions.
 pub(super) struct Softmax {
     pub largest: f64,
     pub sum: f64,
@@ -91,7 +93,7 @@ impl Scene {
         self.seen[row]
     }
 
-    /// Computes the softmax of all scores at once.
+    /// Computes the softmax of all scores at once, without streaming.
     pub fn softmax(&self, row: usize, head: usize, positions: Range<usize>) -> Softmax {
         let q = &self.q[row * self.stride + head * self.head_dim..][..self.head_dim];
         let sequence = self.params.row_sequences[row] as usize;
@@ -108,25 +110,25 @@ impl Scene {
         Softmax { largest, sum, mean: (0..q.len()).map(mean).collect() }
     }
 
-    /// Writes a value into all queries of a row.
+    /// Writes a value into the first dimension of each query of a row.
     pub fn spoil(&mut self, row: usize, value: f32) {
         let queries = &mut self.q[row * self.stride..][..self.heads * self.head_dim];
         queries.iter_mut().step_by(self.head_dim).for_each(|first| *first = value);
     }
 
-    /// Adds parameters, q, keys and values.
+    /// Adds the parameters, queries, keys and values.
     pub fn inputs(&self, build: Build) -> Build {
         self.inputs_from(build, &self.q)
     }
 
-    /// Like [`Scene::inputs`], with other values for q.
+    /// Like [`Scene::inputs`], with `q` in place of the scene's queries.
     pub fn inputs_from(&self, build: Build, q: &[f32]) -> Build {
         let build = build.words(&self.params.words()).floats(q);
         build.bytes(self.keys.bytes()).bytes(self.values.bytes())
     }
 
-    /// Replaces the first row with one that needs RoPE and KV append. Its key and value belong to the row's last
-    /// position, whose cache slot is still empty. They are `times` as large as the queries.
+    /// Replaces the first row with one that needs RoPE and KV append. Its key and value belong to the row's
+    /// last position, whose cache slot is still empty. The key and value are `times` as large as the queries.
     pub fn freshen(&mut self, random: &mut Random, rope_dims: usize, pairing: u32, times: f32) -> Fresh {
         let (heads, kv_heads, head_dim, kv_type) =
             (self.heads, self.kv_heads, self.head_dim, self.keys.kv_type);
@@ -164,7 +166,7 @@ impl Scene {
     }
 }
 
-/// Returns a capacity in rows, sequences that fill part of it, and heads, kv heads and head dimension.
+/// Returns a row capacity, sequences that fill part of it, and the heads, kv heads and head dimension.
 pub(super) fn random_scene(random: &mut Random) -> (usize, Vec<(u32, u32)>, [usize; 3]) {
     let (mut starts, mut used) = (Vec::new(), 0);
     for _ in 0..1 + random.below(3) {
@@ -177,8 +179,8 @@ pub(super) fn random_scene(random: &mut Random) -> (usize, Vec<(u32, u32)>, [usi
     (used + random.below(5), starts, heads)
 }
 
-/// Builds a scene. `starts` gives the first position and number of rows of each sequence. If there is room,
-/// rows with an invalid sequence, position or block follow.
+/// Builds a scene. `starts` lists the first position and the number of rows of each sequence. If there is
+/// room, rows with an invalid sequence, position or block follow.
 pub(super) fn scene(
     random: &mut Random,
     kv_type: KvType,

@@ -1,4 +1,5 @@
-//! Attention over dense keys and values, with the masks and caps that models need: out = Σ softmax(score) v.
+//! Attention over dense keys and values, with the masks and score caps that common models need: out = Σ
+//! softmax(score) v.
 //!
 //! | binding | |
 //! | --- | --- |
@@ -7,23 +8,28 @@
 //! | 2 | v: like k |
 //! | 3 | out: f32 `[batch, heads, m, d]`, written |
 //!
-//! Constants: batch, heads, kv heads, m, n, d; the strides of batch, head and row of q, of k, of v and of
-//! out, in values; scale, cap (the bits of f32), causal, window, prefix. The values of a row are contiguous.
-//! The strides determine all else, so `[batch, m, heads, d]` also works. Rows of out do not overlap. 16-bit
-//! types are read as whole words, so their bindings are multiples of four bytes.
+//! The constants are:
+//! - batch, heads, kv heads, m, n, d;
+//! - the strides of batch, head and row for q, then for k, v and out, in values;
+//! - scale and cap (the bits of an f32), causal, window, prefix.
 //!
-//! Heads are a multiple of kv heads: heads `h · heads / kv heads …` share kv head h. Row i is at position p =
-//! i + n − m, so the last row is at the last position. It attends to position j
+//! The values of a row are contiguous. All other dimensions follow the strides, so `[batch, m, heads, d]`
+//! also works. Rows of out do not overlap. Kernels read 16-bit types as whole words, so these bindings are
+//! multiples of four bytes.
+//!
+//! Heads are a multiple of kv heads. With g = heads / kv heads, heads h · g … (h + 1) · g − 1 share kv head h.
+//! Row i is at position p = i + n − m, so the last row is at the last position. Row i attends to position j
 //! - if j is below `prefix`,
-//! - or if j ≤ p where `causal` is not zero, and |p − j| < window where `window` is not zero.
+//! - or if j passes both masks: j ≤ p unless `causal` is zero, and |p − j| < window unless `window` is zero.
 //!
-//! score = scale · q·k, or cap · tanh(score / cap) if the cap is not zero. Softmax streams over [`STEP`]
-//! positions at a time (Milakov and Gimelshein, 2018), so the scores of a row are never stored. A row that
-//! attends to nothing becomes zero. Masked positions never affect a result, whatever they hold. A score of −∞
-//! has no weight. A row with only such scores becomes zero. A row with a score of +∞ or NaN becomes NaN.
+//! score = scale · q·k, or cap · tanh(scale · q·k / cap) if the cap is not zero. Softmax streams over
+//! [`STEP`] positions at a time (Milakov and Gimelshein, 2018), so the scores of a row are never stored. A
+//! row that attends to no position becomes zero. Masked positions never affect a result, whatever they
+//! contain. A score of −∞ has no weight. A row with only such scores becomes zero. A row with a score of +∞
+//! or NaN becomes NaN.
 //!
-//! Groups: [`QUERIES`] queries of one kv head, row by row, and within a row the heads that share it. At most
-//! 2²⁹ rows and positions, and 2³¹ − 1 groups.
+//! A group computes [`QUERIES`] queries of one kv head. Queries are ordered by row, then by head. There are
+//! at most 2²⁹ rows, 2²⁹ positions, and 2³¹ − 1 groups.
 
 use crate::abi::{IMPOSSIBLE, reach, reach_apart, values};
 use crate::cases::{Build, Case, Content, MANY, Random, Stored, row_starts};
@@ -34,10 +40,10 @@ use std::ops::Range;
 /// Queries per group.
 pub const QUERIES: u32 = 16;
 
-/// Positions between two corrections of the softmax.
+/// Positions between two corrections of the running softmax.
 pub const STEP: usize = 64;
 
-/// Maximum number of rows, and of positions.
+/// Maximum number of rows and maximum number of positions.
 const MOST: u32 = 1 << 29;
 
 macro_rules! abis {
@@ -79,8 +85,8 @@ fn extents(element: ElementType, constants: &[u32], out: &mut [u64]) {
     ]);
 }
 
-/// Returns the number of groups; `None` if heads cannot share kv heads, or if a launch cannot have as many
-/// groups.
+/// Returns the number of groups. Returns `None` if heads are not a multiple of kv heads, or if there are too
+/// many groups for a launch.
 fn groups(constants: &[u32]) -> Option<u32> {
     let [batch, heads, kv_heads, m, _, d, ..] = *constants else { return None };
     if [batch, heads, m, d].contains(&0) {
@@ -91,8 +97,8 @@ fn groups(constants: &[u32]) -> Option<u32> {
     tiles.checked_mul(kv_heads)?.checked_mul(batch).filter(|groups| *groups <= i32::MAX as u32)
 }
 
-/// Returns sequences × kv heads × tiles of queries, all in the first dimension, which is the largest on every
-/// device.
+/// Returns sequences × kv heads × query tiles, all in the first dimension, which has the largest limit on
+/// every device.
 pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     [groups(constants).unwrap_or(u32::MAX), 1, 1]
 }
@@ -103,7 +109,7 @@ pub(crate) struct Mask {
     pub rows: usize,
     pub positions: usize,
     pub causal: bool,
-    /// Zero for no window.
+    /// Window in positions, or zero without a window.
     pub window: usize,
     pub prefix: usize,
 }
@@ -112,7 +118,7 @@ impl Mask {
     /// Returns the positions that a row attends to besides the prefix.
     #[inline(always)]
     pub fn span(&self, row: usize) -> Range<usize> {
-        // A larger window has no effect.
+        // A window beyond the maximum number of positions has no effect.
         let window = if self.window == 0 { 1 << 40 } else { self.window as i64 };
         let at = row as i64 + self.positions as i64 - self.rows as i64;
         let end = if self.causal { at + 1 } else { at + window };
@@ -131,7 +137,7 @@ impl Mask {
 #[derive(Clone, Copy)]
 struct Shape {
     batch: usize,
-    /// Kv heads, and heads that share one.
+    /// Number of kv heads, and of heads that share each kv head.
     heads: [usize; 2],
     mask: Mask,
     d: usize,
@@ -139,7 +145,7 @@ struct Shape {
     cap: f32,
     /// Whether rows are ordered by position first and then by head.
     heads_inside: bool,
-    /// Values between rows of q, k, v and out.
+    /// Unused values between the rows of q, k, v and out.
     gap: usize,
 }
 
@@ -171,7 +177,7 @@ pub(crate) fn cases(element: ElementType, seed: u64) -> Vec<Case> {
         // The first rows precede the first position. Without a prefix they attend to nothing.
         plain([1, 2], causal(21, 9, 0, 0), 16),
         Shape { batch: 2, gap: 1, ..plain([1, 5], causal(21, 9, 4, 2), 7) },
-        // The first rows attend to nothing, and the windows of the others overlap only in part.
+        // The first rows attend to no position, and the windows of the other rows overlap only in part.
         plain([1, 1], Mask { window: 9, ..rows(200, 70) }, 48),
         // Scores are small relative to the cap.
         Shape { cap: 1e4, scale: 1.5, ..plain([1, 3], rows(7, 101), 160) },
@@ -189,7 +195,7 @@ pub(crate) fn cases(element: ElementType, seed: u64) -> Vec<Case> {
         .collect()
 }
 
-/// Returns a case of random shape. In a few cases the groups exceed a dimension of a launch on some devices.
+/// Returns a case of random shape. A few cases have more groups than some devices allow in one dimension.
 pub(crate) fn random_case(element: ElementType, random: &mut Random) -> Case {
     let mut few = |bound: usize| random.below(bound);
     let many = few(64) == 0;
@@ -239,15 +245,15 @@ fn case(element: ElementType, random: &mut Random, shape: Shape) -> Case {
     build.poison(expected.len() * 4).expect_f32(3, expected)
 }
 
-/// Mask of the rows of [`edges`]: the first row attends to all positions before [`SPECIAL`], the others also
-/// to that one.
+/// Mask of the rows of [`edges`]. The first row attends to all positions before [`SPECIAL`]. The other rows
+/// also attend to [`SPECIAL`].
 const EDGE_MASK: Mask = causal(5, SPECIAL + 4, 0, 0);
 
-/// In the second step, so that the softmax needs a correction.
+/// Position in the second step, so that the softmax needs a correction.
 const SPECIAL: usize = STEP;
 
-/// Builds a case with non-finite scores, except that of the special position, whose values start with
-/// `special`. The result is one position's values, zero or NaN.
+/// Builds a case whose products q·k are infinite or NaN, except at the special position. The values of this
+/// position start with `special`. Each result is the values of one position, zero, or NaN.
 fn edges(element: ElementType, shape: Shape, special: f32) -> Case {
     let Shape { mask, d, .. } = shape;
     let rows_of = |firsts: Vec<f32>, rest: f32| {
@@ -259,14 +265,15 @@ fn edges(element: ElementType, shape: Shape, special: f32) -> Case {
     };
     let q = rows_of(vec![1.0, 1.0, -1.0, f32::NAN, f32::INFINITY], 0.0);
     let k = rows_of(positions(1.0, f32::NEG_INFINITY), 1.0);
-    // With a cap, some rows are the mean of all others, which is exact everywhere only if it is zero.
+    // With a cap, some rows are the mean of all other positions. Zero is the only mean that every device
+    // computes exactly.
     let v = rows_of(positions(special, if shape.cap == 0.0 { 3.0 } else { 0.0 }), 0.0);
     let (build, expected) = build(element, shape, [q, k, v]);
     let expected: Vec<_> = expected.into_iter().map(|value| value.map(|value| value as f32)).collect();
     build.floats(&vec![7.0; expected.len()]).expect(3, Content::Same(expected)).done()
 }
 
-/// Returns sizes and strides of the rows of q and out, and of k and v.
+/// Returns the count and strides of the rows of q and out, and of k and v.
 fn places(shape: &Shape) -> [[(usize, usize); 3]; 2] {
     let Shape { batch, heads: [kv_heads, sharing], mask, .. } = *shape;
     [(kv_heads * sharing, mask.rows), (kv_heads, mask.positions)].map(|(heads, rows)| {
@@ -275,7 +282,7 @@ fn places(shape: &Shape) -> [[(usize, usize); 3]; 2] {
     })
 }
 
-/// Builds a case up to its output, and the expected output.
+/// Builds a case without its output binding, and the expected output.
 fn build(element: ElementType, shape: Shape, [q, k, v]: [Stored; 3]) -> (Build, Vec<Option<f64>>) {
     let Shape { batch, heads: [kv_heads, sharing], mask, d, scale, cap, .. } = shape;
     let (heads, m, n) = (kv_heads * sharing, mask.rows, mask.positions);
@@ -357,7 +364,8 @@ mod tests {
         assert_eq!(extents_of(&constants(3, 0, [1, 1, 4, 4])), [IMPOSSIBLE; 4]);
         assert_eq!(extents_of(&constants(2, 2, [MOST + 1, 1, 4, 4])), [IMPOSSIBLE; 4]);
         assert_eq!(extents_of(&constants(2, 2, [0, 1, 4, 4])), [0; 4]);
-        // Batch and head have a stride of four values: written rows would overlap, read rows may.
+        // Batch and head have a stride of four values. Written rows would overlap, which is invalid. Read
+        // rows may overlap.
         assert_eq!(extents_of(&constants(2, 1, [1, 3, 4, 4])), [24, 32, 32, IMPOSSIBLE]);
     }
 }

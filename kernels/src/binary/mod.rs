@@ -1,4 +1,4 @@
-//! Binary: an operation on pairs of values. Either input may be broadcast along any dimension.
+//! Binary: an operation on pairs of values. Both inputs may be broadcast along any dimension.
 //!
 //! | binding | |
 //! | --- | --- |
@@ -6,9 +6,9 @@
 //! | 1 | b: values of the same type, by strides |
 //! | 2 | out: values of that type, as many as the product of the sizes, written |
 //!
-//! Constants: [operation](Operation), the [number](crate::elements::number) of the type, 6 sizes, 6 strides
-//! of a, 6 of b, outermost first. Strides are in values; a stride of zero broadcasts. Fewer than 2^32 values.
-//! See [`crate::elements`] for odd numbers of 16-bit values.
+//! The constants are the [operation](Operation), the [number](crate::elements::number) of the type, 6 sizes,
+//! 6 strides of a, and 6 strides of b, outermost first. Strides are in values; a stride of zero broadcasts.
+//! There are fewer than 2^32 values. [`crate::elements`] defines the padding of odd numbers of 16-bit values.
 //!
 //! Arithmetic is IEEE f32. Max and min are NaN if either input is.
 
@@ -75,7 +75,7 @@ pub static ABI: EntryAbi = EntryAbi {
     },
 };
 
-/// Returns one work item per word.
+/// Returns one work item per output word.
 pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     let count = product(&constants[2..2 + RANK]);
     elements::grid(count.div_ceil(in_a_word(constants[1]).unwrap_or(1).into()) as u32)
@@ -101,7 +101,7 @@ pub(crate) fn cases(seed: u64) -> Vec<Case> {
     out
 }
 
-/// Returns a case of random shape with up to six dimensions, some of them broadcast.
+/// Returns a case of random shape with one to six dimensions. Some dimensions are broadcast.
 pub(crate) fn random_case(random: &mut Random) -> Case {
     let operation = Operation::ALL[random.below(Operation::ALL.len())];
     let sizes: Vec<u32> = (0..1 + random.below(RANK)).map(|_| 1 + random.below(8) as u32).collect();
@@ -144,11 +144,11 @@ fn case(
     case.bytes(x.bytes).bytes(y.bytes).expect_elements(2, element, wanted)
 }
 
-/// Returns a case of all pairs of some special values whose results are floats or NaN.
+/// Returns a case with all pairs of special values for which f32 represents the result exactly.
 fn edges(operation: Operation) -> Case {
     let values = [0.0, -0.0, 1.0, -2.0, 4.0, f32::NAN, f32::INFINITY, f32::NEG_INFINITY];
     let pairs = values.iter().flat_map(|a| values.map(|b| (f64::from(*a), f64::from(b))));
-    // Division by zero is not checked, because the languages leave its result open.
+    // The languages leave the result of a division by zero undefined, so it is not checked.
     let is_open = |b: f64| operation == Operation::Div && b == 0.0;
     let wanted = pairs.map(|(a, b)| if is_open(b) { None } else { Some(operation.of(a, b)) }).collect();
     let constants = constants(operation, ElementType::F32, &[8, 8], [&[1, 0], &[0, 1]]);

@@ -1,11 +1,12 @@
-//! Dequantizes a tensor as its file stores it: the reference for every packed layout and kernel.
+//! Dequantizes tensors in the layout of their file. This is the reference for every packed layout and kernel.
 //!
-//! Plain and scalar. Knows nothing about resident layouts.
+//! The formats are the block structures of ggml, with the names of the GGUF specification. The code is scalar
+//! and knows nothing about resident layouts.
 
 use super::TensorType;
 use half::f16;
 
-/// Bytes and values do not match.
+/// Mismatch between a number of bytes and a number of values.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{bytes} bytes of {tensor_type} are not {values} values")]
 pub struct SizeError {
@@ -62,7 +63,7 @@ pub(crate) fn k_scale(packed: &[u8], j: usize) -> (u8, u8) {
 mod tests {
     use super::*;
 
-    /// A type with random blocks and their values by an independent implementation (the `gguf` package).
+    /// Random blocks, and their values as decoded by an independent implementation (the `gguf` package).
     macro_rules! vectors {
         ($($name:ident $folder:literal,)*) => {
             [$((

@@ -1,16 +1,16 @@
-//! Quantizes values into file blocks: the reference for kernels.
+//! Quantizes values into file blocks. This is the reference for kernels.
 //!
-//! Types without sub-blocks match the `gguf` package bit for bit. For types with sub-blocks, each sub-block
-//! searches for its scale among candidates around the one that just holds its largest value. For each
-//! candidate the quants are rounded and the scale is fitted to them by least squares. The scale with the
-//! smallest squared error wins. Values must be finite. A scale beyond the range of f16 becomes infinite.
+//! For types without sub-blocks, the result matches the `gguf` package bit for bit. For types with
+//! sub-blocks, each sub-block tries several scales, close to the scale that maps its largest value to the
+//! largest quant. For each candidate, the code rounds the quants and fits the scale to them by least squares.
+//! The scale with the smallest squared error wins. Values must be finite. A scale beyond the range of f16
+//! becomes infinite.
 
 use super::TensorType;
 use super::dequantise::SizeError;
 use half::f16;
 
-/// Writes `values` as whole file blocks to `blocks`. [`TensorType::F32`], F16 and BF16 have blocks of one
-/// value.
+/// Writes `values` to `blocks` as whole file blocks. Blocks of F32, F16 and BF16 hold one value.
 ///
 /// # Errors
 /// [`SizeError`] if `blocks` does not hold exactly `values.len()` values.
@@ -197,7 +197,8 @@ mod tests {
     use super::*;
     use crate::cases::Random;
 
-    /// Maximum ‖decoded − values‖ / ‖values‖ of each type for uniformly distributed values.
+    /// Compares ‖decoded − values‖ / ‖values‖ with the maximum of each type, for uniformly distributed
+    /// values.
     #[test]
     fn quantised_values_survive_a_round_trip() {
         let mut random = Random::new(5);

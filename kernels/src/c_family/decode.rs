@@ -1,6 +1,6 @@
-//! Decode kernels in CUDA C++ only: the operations of a step with few tokens besides its products, for
-//! NVIDIA's devices. Latency limits them, not throughput. They issue all loads at once, sum over the lanes of
-//! a warp, and wait for the previous launch only before reading data that a launch writes.
+//! Decode kernels in CUDA C++ only, for NVIDIA's devices. They compute all operations of a step with few
+//! tokens, except products. Latency limits them, not throughput: they issue all loads at once and sum over
+//! the lanes of a warp. They wait for the previous launch only before they read data that a launch writes.
 
 use super::streams::products;
 use super::{HALF_ROWS, Items, program};
@@ -199,7 +199,7 @@ fn cache_source(language: KernelLanguage, is_f16: &str, items: Items, parts: &[&
     program(language, items, &[&cache, parts].concat())
 }
 
-/// Returns rows × parts of a row.
+/// Returns a grid of rows × parts of a row.
 fn silu_grid(constants: &[u32]) -> [u32; 3] {
     [constants[0], constants[2].div_ceil(SILU_COLUMNS * COLUMN_ITEMS.0), 1]
 }

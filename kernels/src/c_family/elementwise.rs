@@ -1,4 +1,4 @@
-//! The general operators that are not products: one program for all of them.
+//! The general operators that are not products. One program holds all of them.
 
 use super::{Function, Items, names, program};
 use crate::kernel::Kernel;

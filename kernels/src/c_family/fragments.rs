@@ -2,10 +2,10 @@
 //!
 //! | needs | instruction | |
 //! | --- | --- | --- |
-//! | [`Feature::Wmma`] | WMMA, 16 × 16 × 16 | RDNA 3 and 4, whose lanes hold different matrix elements |
+//! | [`Feature::Wmma`] | WMMA, 16 × 16 × 16 | RDNA 3 and 4; the two generations assign matrix elements to lanes differently |
 //! | [`Feature::Mfma`], [`Feature::Wave64`] | MFMA, 32 × 32 × 8 | CDNA |
 //!
-//! With bf16 weights, x is also taken as bf16, which rounds it to 8 bits (a relative error of 2e-3).
+//! With bf16 weights, x is rounded to bf16, with 8 significant bits (a relative error of 2e-3).
 
 use super::{HALF_ROWS, Items, program};
 use crate::blocks::TensorType;
@@ -18,10 +18,12 @@ use std::sync::Arc;
 
 const ITEMS: Items = Items(256);
 
-/// Rows of x from which these products are preferred: with fewer, most of a tile is empty. Not measured.
+/// Minimum rows of x for which these products are preferred. With fewer rows, most of a tile is empty. The
+/// value is not measured.
 const MIN_ROWS: u32 = 16;
 
-/// Maximum rows of x for the smaller tile, which yields enough groups to fill a device. Not measured.
+/// Maximum rows of x for the smaller tile, which yields enough groups to fill a device. The value is not
+/// measured.
 const FEW: u32 = 128;
 
 /// Bytes of a tile row in local memory: `TILE_PITCH` in the source.
@@ -41,7 +43,8 @@ pub(super) fn products() -> [Variant; 8] {
     ]
 }
 
-/// Returns a product with bf16 or f16 weights, for CDNA or RDNA. A group takes `TILE` rows of either matrix.
+/// Returns a product with bf16 or f16 weights, for CDNA or RDNA. A group processes `TILE` rows of x and
+/// `TILE` rows of weights.
 fn product<const BF16: bool, const CDNA: bool, const TILE: u32>(
     name: &'static str,
     max_rows: u32,
@@ -53,7 +56,7 @@ fn product<const BF16: bool, const CDNA: bool, const TILE: u32>(
         class: NumericsClass::Fast,
         requires: if CDNA { &[Feature::Mfma, Feature::Wave64] } else { &[Feature::Wmma] },
         abi: matmul::abi(tensor_type, Layout::RowMajor, Activations::F16),
-        // Tiles that read the same weights are neighbours.
+        // Neighbouring groups read the same weights.
         grid: Grid::Fixed(|constants| [constants[0].div_ceil(TILE), constants[2].div_ceil(TILE), 1]),
         layout: Some(Layout::RowMajor),
         min_rows: MIN_ROWS,

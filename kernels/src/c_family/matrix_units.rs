@@ -1,14 +1,14 @@
-//! The kernels for the matrix units of NVIDIA's devices, in CUDA C++: products of row-major weights with f16 activations, and
+//! Kernels for NVIDIA's matrix units in CUDA C++: products of row-major weights with f16 activations, and
 //! attention over an f16 cache.
 //!
 //! | needs | instruction | |
 //! | --- | --- | --- |
-//! | [`Feature::Sm90a`] | `wgmma` | warpgroups, one of which copies; a few rows have the columns of a tile shared by a cluster |
+//! | [`Feature::Sm90a`] | `wgmma` | one warpgroup copies, the others multiply; for few rows, a cluster splits the columns of a tile |
 //! | [`Feature::Sm80`] | `mma` | |
 //! | [`Feature::Sm70`] | `wmma` | |
 //!
-//! With bf16 weights `wgmma` and `mma` take x as bf16, too, which rounds it to 8 bits (a relative error of 2e-3); `wmma` takes
-//! bf16 weights as f16.
+//! For bf16 weights, `wgmma` and `mma` round x to bf16, with 8 significant bits (a relative error of 2e-3).
+//! `wmma` converts bf16 weights to f16 instead.
 
 use super::{Items, program};
 use crate::blocks::TensorType;
@@ -21,36 +21,39 @@ use std::sync::Arc;
 
 type Compose = fn(KernelLanguage) -> Arc<str>;
 
-/// Work items of the kernels that are not warpgroups.
+/// Work items per group, except in kernels with warpgroups.
 const ITEMS: Items = Items(256);
 
-/// Rows of x from which on the products are faster than those with f32 activations, which read weights as fast as these.
+/// Minimum rows of x for which these products are preferred. With fewer rows, the products with f32
+/// activations are as fast, because weight bandwidth limits both.
 const MIN_ROWS: u32 = 9;
 
-/// Most rows of x that the products for a few rows are for.
+/// Maximum rows of x for the few-row products.
 const FEW: u32 = 64;
 
-/// Rows of weights of a group of the products for a few rows, and rows of x: `WEIGHT_ROWS` and `TOKENS` in their source.
+/// Rows of weights and rows of x per group of a few-row product: `WEIGHT_ROWS` and `TOKENS` in the source.
 const FEW_TILE: (u32, u32) = (32, 32);
 
 /// Bytes per tile row in local memory.
 const TILE_ROW: u32 = 128;
 
-/// Local memory begins where it happens to; what `wgmma` reads begins at a multiple of this.
+/// Alignment, in bytes, of data that `wgmma` reads from local memory. The start of local memory may be less
+/// aligned.
 const ALIGNMENT: u32 = 1024;
 
-/// Queries that a group of attention takes at once: `QUERIES` in its source.
+/// Queries that an attention group processes at once: `QUERIES` in the source.
 const QUERIES: u32 = 128;
 
-/// Tiles of rows that attention has at least, if there are as many rows: enough groups for a device.
+/// Minimum number of row tiles for attention, if there are enough rows. It yields enough groups to fill a
+/// device.
 const LEAST_TILES: u32 = 32;
 
-/// The products, better ones first.
+/// Returns the products, best first.
 pub(super) fn products() -> Vec<Variant> {
     [TensorType::F16, TensorType::BF16].into_iter().flat_map(products_of).collect()
 }
 
-/// A function that composes a text for either type.
+/// Returns a function that composes a text for bf16 or f16 weights.
 macro_rules! composer {
     ($tensor_type:expr, $compose:ident $(, $figure:literal)*) => {
         match $tensor_type {
@@ -60,7 +63,8 @@ macro_rules! composer {
     };
 }
 
-/// A product with `wgmma`: consumers, columns, stages, and how many groups share a tile.
+/// A product with `wgmma`. The last four parameters are the number of consumer warpgroups, the columns per
+/// tile, the pipeline stages, and the groups that share a tile.
 macro_rules! wgmma {
     ($tensor_type:expr, $name:literal, $max_rows:expr, $consumers:literal, $columns:literal, $stages:literal, $split:literal) => {{
         let bytes = $stages * ((64 * $consumers + $columns) * TILE_ROW + 16) + ALIGNMENT;
@@ -132,23 +136,24 @@ fn text(compose: Compose, function: &'static str, items: u32, dynamic_local_byte
     Text { language: KernelLanguage::CudaC, compose, function, work_group, local_bytes, dynamic_local_bytes }
 }
 
-/// Squares of y: those that read the same weights are neighbours.
+/// Returns square tiles of y. Neighbouring groups read the same weights.
 fn tiles(constants: &[u32], side: u32) -> [u32; 3] {
     [constants[0].div_ceil(side), constants[2].div_ceil(side), 1]
 }
 
-/// Rows of weights × rows of x.
+/// Returns tiles of weight rows × tiles of rows of x.
 fn few_grid(constants: &[u32]) -> [u32; 3] {
     [constants[2].div_ceil(FEW_TILE.0), constants[0].div_ceil(FEW_TILE.1), 1]
 }
 
-/// A cluster for each tile; or a group for each multiprocessor, which takes one tile after the other.
+/// Returns one cluster of `split` groups per tile. If `split` is 1, returns one group per multiprocessor, and
+/// each group loops over tiles.
 fn wgmma_grid(constants: &[u32], (rows, columns): (u32, u32), split: u32, multiprocessors: u32) -> [u32; 3] {
     let tiles = constants[0].div_ceil(rows).saturating_mul(constants[2].div_ceil(columns));
     [if split > 1 { tiles.saturating_mul(split) } else { tiles.min(multiprocessors) }, 1, 1]
 }
 
-/// Attention, better ones first.
+/// Returns the attention kernels, best first.
 pub(super) fn attention() -> [Variant; 2] {
     let parts_bytes = 2 * 64 * TILE_ROW * 2;
     let wgmma_bytes = 4 * (2 * QUERIES * TILE_ROW + 16) + 2 * parts_bytes + ALIGNMENT;
@@ -170,8 +175,8 @@ pub(super) fn attention() -> [Variant; 2] {
     [variant("cuda-sm90a-wgmma", &[Feature::Sm90a], wgmma), variant("cuda-sm80-mma", &[Feature::Sm80], mma)]
 }
 
-/// kv heads × tiles of rows. A group has the rows' queries of a kv head, 128 at most if they are many; with fewer rows there
-/// are fewer in a tile, for there to be groups enough.
+/// Returns kv heads × row tiles. A group processes up to 128 queries of one kv head. Launches with few rows
+/// use smaller tiles, so that there are enough groups.
 fn attention_grid(constants: &[u32]) -> [u32; 3] {
     let (rows, heads, kv_heads) = (constants[0], constants[4], constants[5]);
     let sharing = heads.checked_div(kv_heads).unwrap_or(0).max(1);
@@ -183,7 +188,8 @@ const INSTRUCTIONS: &str = include_str!("ptx.cu");
 const WARPGROUPS: &str = include_str!("wgmma.cu");
 const HALF: &str = include_str!("../matmul/half.cu");
 
-/// A product's text: what kind the weights are, what the products share, then `parts`.
+/// Composes the text of a product: definitions for the weight type, the shared code of all products, then
+/// `parts`.
 fn source(tensor_type: TensorType, parts: &[&str]) -> Arc<str> {
     let kind = match tensor_type {
         TensorType::BF16 => "#define WEIGHTS_BF16 1\n#define MULTIPLY multiply_bf16\n",
@@ -217,7 +223,7 @@ fn wgmma_source(tensor_type: TensorType, consumers: u32, columns: u32, stages: u
     source(tensor_type, &[WARPGROUPS, &figures, &product, include_str!("../matmul/wgmma.cu")])
 }
 
-/// Queries and weights as two f16 values: class exact.
+/// Represents each query and softmax weight by the sum of two f16 values, which reaches the exact class.
 const PARTS: &str = "#define PARTS 2\n";
 const FLASH: &str = include_str!("../attention/flash.cu");
 const FLASH_MMA: &str = include_str!("../attention/flash_mma.cu");
@@ -246,23 +252,23 @@ fn attention_wgmma_source(_: KernelLanguage) -> Arc<str> {
     program(KernelLanguage::CudaC, ITEMS, &parts)
 }
 
-/// Where the left factor of `wgmma` is.
+/// Location of the left factor of `wgmma`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Left {
     Memory,
     Registers,
 }
 
-/// A function around a `wgmma` of 64 × 16 by 16 × `columns` values, which adds to `columns / 2` floats of each thread: there is
-/// one instruction for each shape, and it names every register.
+/// Generated function around one `wgmma` of 64 × 16 by 16 × `columns` values. It adds to `columns / 2` floats
+/// per thread. Each shape has its own instruction, which names every register.
 struct Product {
     name: &'static str,
     columns: u32,
     left: Left,
     values: &'static str,
-    /// Whether it begins sums, and does not add to them.
+    /// Whether the product overwrites the sums instead of adding to them.
     begins: bool,
-    /// Whether the right factor lies row by row, 16 × `columns`, and not column by column.
+    /// Whether the right factor is stored row by row (16 × `columns`) instead of column by column.
     transposes: bool,
 }
 

@@ -1,9 +1,9 @@
-//! Kernels in the languages of the C family: assembles the source text of programs, and lists their rows in
-//! the table of variants.
+//! Kernels in the languages of the C family. This module assembles the source text of programs and lists
+//! their rows in the table of variants.
 //!
-//! A text is a prelude, shared code and kernels, one file after the other. Kernels for weights are written
-//! once over a few functions that each tensor type defines in its folder of `types`.
-//! Only the prelude depends on the language. Pure data: knows nothing about compiling and launching.
+//! A text consists of a prelude, shared code, and kernels, one file after the other. Kernels for weights call
+//! a few functions that each tensor type defines, so a new type needs only one more file in `weights/`. Only
+//! the prelude depends on the language. The module does not compile or launch anything.
 
 mod decode;
 mod elementwise;
@@ -47,7 +47,7 @@ impl Items {
     }
 }
 
-/// Returns a program's text: the prelude, the number of work items, shared code, then `parts`.
+/// Composes a program's text: the prelude, the number of work items, shared code, then `parts`.
 fn program(language: KernelLanguage, items: Items, parts: &[&str]) -> Arc<str> {
     let before = [prelude(language), &items.define(), include_str!("common.cl")];
     before.into_iter().chain(parts.iter().copied()).collect::<Vec<_>>().join("\n").into()
@@ -73,7 +73,7 @@ struct Names {
     hip: &'static str,
 }
 
-/// Names of a way to run a kernel: `names!("-tiled")` gives `opencl-tiled` and so on.
+/// Names of a variant in each language: `names!("-tiled")` gives `opencl-tiled` and so on.
 macro_rules! names {
     ($way:literal) => {
         $crate::c_family::Names {
@@ -102,9 +102,9 @@ struct Function {
 }
 
 impl Function {
-    /// Returns its variants: one per language. OpenCL devices keep weights in `Rows16`, yet have sources for
-    /// the other layout as well, so that these run where drivers are tested. Other languages have only
-    /// sources for their own layout.
+    /// Returns one variant per language. OpenCL devices store weights in `Rows16`, but the row-major sources
+    /// also exist in OpenCL C, so that tests can run them on any OpenCL driver. Other languages have variants
+    /// only for the layout that they use.
     fn variants(self) -> impl Iterator<Item = Variant> {
         let reads_own = move |language| self.layout == self.kernel.layout(|t| layout_in(t, language));
         let languages = LANGUAGES.into_iter().filter(move |&l| l == KernelLanguage::OpenClC || reads_own(l));

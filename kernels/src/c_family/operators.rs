@@ -7,13 +7,13 @@ use crate::{attention_dense, conv2d, gemm};
 use ragtag_hal::KernelLanguage;
 use std::sync::Arc;
 
-/// Work items of a group that computes a tile: `LINE` and `LANE` in its source are 16 × 8.
+/// Work items per group of a tiled operator: `LINE` × `LANE` = 16 × 8 in the source.
 const TILE_ITEMS: Items = Items(128);
 
 /// Local memory of two tiles, with some margin.
 const TILE_BYTES: u64 = 10 << 10;
 
-/// Work items of an attention group: 16 × 16 in its source, and 64 × 4.
+/// Work items per attention group: 16 × 16 or 64 × 4 in the source.
 const ATTENTION_ITEMS: Items = Items(256);
 
 pub(super) fn variants() -> Vec<Variant> {
@@ -23,7 +23,7 @@ pub(super) fn variants() -> Vec<Variant> {
     products.chain(attention).chain(convolutions).flat_map(Function::variants).collect()
 }
 
-/// A function that composes a text for a type known at compile time.
+/// Returns a function that composes a text for a type known at compile time.
 macro_rules! composer {
     ($element:expr, $compose:expr) => {
         match $element {

@@ -1,21 +1,26 @@
-//! Kernels without block weights: the row kernels, and the two kernels of the cache.
+//! Kernels that read no block weights: the row kernels, attention, and the KV append.
 
 use super::{Function, HALF_ROWS, Items, matrix_units, names, program};
 use crate::kernel::{Activations, Kernel, KvType};
 use crate::table::Variant;
-use crate::{add, arg_max, attention, gather, quantize, rms_norm, rope_append, silu_mul, softmax, top_k};
+use crate::{
+    add, arg_max, attention, gather, head_norm, quantize, rms_norm, rope_append, silu_mul, softmax, top_k,
+};
 use ragtag_hal::{EntryAbi, KernelLanguage};
 use std::sync::Arc;
 
 const ITEMS: Items = Items(256);
 
+/// Work items that norm a head.
+const HEAD_ITEMS: Items = Items(128);
+
 /// Upper bound of the row kernels' local memory.
 const ROW_BYTES: u64 = 4 << 10;
 
-/// Columns per group of the second launch of split attention: `4 * QUADS` in its source.
+/// Columns per group of the second launch of split attention: `4 * QUADS` in the source.
 const MERGE_COLUMNS: u32 = 256;
 
-/// Queries that a group of the tiled attention processes at once: `QUERIES` in its source.
+/// Queries that a group of tiled attention processes at once: `QUERIES` in the source.
 const TILE_QUERIES: u32 = 16;
 
 pub(super) fn variants() -> Vec<Variant> {
@@ -37,6 +42,11 @@ pub(super) fn variants() -> Vec<Variant> {
         merge(Kernel::AttentionMerge(Activations::F32), &attention::merge::ABI_F32, "attention_merge_f32"),
         merge(Kernel::AttentionMerge(Activations::Int8), &attention::merge::ABI_INT8, "attention_merge_int8"),
         merge(Kernel::AttentionMerge(Activations::F16), &attention::merge::ABI_F16, "attention_merge_f16"),
+        Function {
+            source: head_source,
+            items: HEAD_ITEMS,
+            ..function(Kernel::HeadNorm, &head_norm::ABI, head_norm::grid, "head_norm")
+        },
         row(Kernel::Softmax, &softmax::ABI, "softmax"),
         row(Kernel::ArgMax, &arg_max::ABI, "arg_max"),
         row(Kernel::TopK, &top_k::ABI, "top_k"),
@@ -71,7 +81,7 @@ fn function(
     }
 }
 
-/// Composes one program for all of them: they are short, and a model needs most.
+/// Composes one program with all row kernels, because they are short and a model needs most of them.
 fn row_source(language: KernelLanguage) -> Arc<str> {
     let parts = [
         HALF_ROWS,
@@ -87,6 +97,10 @@ fn row_source(language: KernelLanguage) -> Arc<str> {
         include_str!("../top_k/top_k.cl"),
     ];
     program(language, ITEMS, &parts)
+}
+
+fn head_source(language: KernelLanguage) -> Arc<str> {
+    program(language, HEAD_ITEMS, &[include_str!("../head_norm/head_norm.cl")])
 }
 
 fn cache_functions(kv_type: KvType) -> [Function; 3] {
@@ -148,22 +162,22 @@ fn cache_source(language: KernelLanguage, is_f16: &str) -> Arc<str> {
     program(language, ITEMS, &parts)
 }
 
-/// Returns rows × parts of a row.
+/// Returns a grid of rows × parts of a row.
 fn part_grid(constants: &[u32]) -> [u32; 3] {
     [constants[0], constants[2].div_ceil(4 * ITEMS.0), 1]
 }
 
-/// Returns rows × kv heads.
+/// Returns a grid of rows × kv heads.
 fn append_grid(constants: &[u32]) -> [u32; 3] {
     [constants[0], constants[5], 1]
 }
 
-/// Returns rows × parts of a row.
+/// Returns a grid of rows × parts of a row.
 fn merge_grid(constants: &[u32]) -> [u32; 3] {
     [constants[0], constants[2].saturating_mul(constants[3]).div_ceil(MERGE_COLUMNS), 1]
 }
 
-/// Returns tiles of rows × kv heads. The more heads share a kv head, the fewer rows are in a tile.
+/// Returns row tiles × kv heads. If more heads share a kv head, a tile has fewer rows.
 fn tiled_grid(constants: &[u32]) -> [u32; 3] {
     let (rows, heads, kv_heads) = (constants[0], constants[4], constants[5]);
     let sharing = heads.checked_div(kv_heads).unwrap_or(0).max(1);

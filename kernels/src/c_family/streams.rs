@@ -1,7 +1,9 @@
-//! Products of few rows in CUDA C++ alone, which take as long as their weights take to come from memory.
+//! Products of few rows, in CUDA C++ only. Memory bandwidth limits them: a product takes as long as its
+//! weights take to load.
 //!
-//! Weights stream through rings in shared memory, which hold so much that a device's memory is busy while the small kernels
-//! between two products run: a launch may begin before the last has ended, and its first weights wait for nobody.
+//! Weights stream through rings in shared memory. The rings are deep enough to keep memory busy while small
+//! kernels run between two products. A launch may start before the previous one ends, and it prefetches its
+//! first weights without waiting.
 
 use super::decode::{Compose, Function, MAX_ROWS};
 use super::weights::WIDEN_ROWS;
@@ -16,34 +18,35 @@ use crate::table::Grid;
 use ragtag_hal::{Feature, KernelLanguage};
 use std::sync::Arc;
 
-/// Rows of x that products with plain weights keep in registers, where they are for few: `M` in their source.
+/// Rows of x that products with plain weights keep in registers: `M` in their source.
 const PLAIN_ROWS: u32 = 4;
 
 /// Rows of plain weights in a chunk: `SET` in their sources.
 const SET_ROWS: u32 = 4;
 
-/// Columns that every type has whole blocks of.
+/// Columns that are whole blocks in every tensor type.
 const WHOLE_COLUMNS: u32 = 256;
 
-/// Groups of 16 rows of weights that a work group takes where it is for few rows of x: `MOST_GROUPS` in the sources.
+/// Groups of 16 weight rows per work group, in products for few rows of x: `MOST_GROUPS` in the sources.
 const FEW_GROUPS: u32 = 8;
 
-/// Shared memory for barriers, at most.
+/// Upper bound of the shared memory for barriers, in bytes.
 const BARRIERS_BYTES: u32 = 2 << 10;
 
-/// How weights come into the rings.
+/// Method of filling the rings with weights.
 struct Ring {
     requires: &'static [Feature],
     source: &'static str,
     items: Items,
-    /// Most shared memory of a work group's rings, for one row of x and for few.
+    /// Upper bound of the rings' shared memory per work group, for one row of x and for few rows.
     bytes: [u32; 2],
-    /// Columns of a chunk of two-byte values, or of blocks for one row of x.
+    /// Columns per chunk of two-byte values, or of block weights for one row of x.
     columns: u32,
 }
 
-/// With the copy engine, and so much shared memory that a multiprocessor has one work group of a product at a time. If it had
-/// two, those of a product that begins while another ends would come to lie two here and none there.
+/// Fills the ring with the copy engine. It takes so much shared memory that a multiprocessor holds one work
+/// group of a product at a time. With room for two, overlapping launches would distribute work groups
+/// unevenly: two on one multiprocessor and none on another.
 static BULK: Ring = Ring {
     requires: &[Feature::Sm90],
     source: include_str!("ring_bulk.cu"),
@@ -52,7 +55,7 @@ static BULK: Ring = Ring {
     columns: 512,
 };
 
-/// With copies that the items ask for, and little shared memory.
+/// Fills the ring with asynchronous copies by the work items, and takes little shared memory.
 static ASYNC: Ring = Ring {
     requires: &[Feature::Sm80],
     source: include_str!("ring_async.cu"),
@@ -61,7 +64,7 @@ static ASYNC: Ring = Ring {
     columns: 256,
 };
 
-/// What a product is for.
+/// Number of rows of x that a product supports.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Rows {
     One,
@@ -119,7 +122,7 @@ fn function(
 ) -> Function {
     let activations = if is_plain(tensor_type) { Activations::F32 } else { Activations::Int8 };
     let chunks = Chunks::new(tensor_type, ring, rows);
-    // Partial sums of each warp: of as many rows of weights as there are items, or of few rows of x.
+    // Partial sums per warp: one per work item for one row of x, or one per weight row and row of x.
     let (sums, most) = match rows {
         Rows::One => (ring.items.0, ring.items.0 / GROUP_ROWS as u32),
         Rows::Few if is_plain(tensor_type) => (FEW_GROUPS * GROUP_ROWS as u32 * PLAIN_ROWS, FEW_GROUPS),
@@ -135,7 +138,7 @@ fn function(
         } else {
             grid::<{ 2 * FEW_GROUPS }>
         }),
-        // More rows than fit are taken in turns, up to where wide products begin.
+        // Processes excess rows in several passes. Wide products take over from `WIDEN_ROWS` on.
         max_rows: if rows == Rows::One { 1 } else { WIDEN_ROWS - 1 },
         source,
         function: match (rows, is_plain(tensor_type)) {
@@ -150,8 +153,8 @@ fn function(
     }
 }
 
-/// Work groups that all have as many groups of rows of weights, at most `MOST`, and that run all at once on these
-/// multiprocessors, or in as few turns as that allows.
+/// Returns the number of work groups. Each work group gets the same number of weight row groups, at most
+/// `MOST`. All work groups run at once on these multiprocessors, or in as few rounds as that limit allows.
 fn grid<const MOST: u32>(constants: &[u32], multiprocessors: u32) -> [u32; 3] {
     let groups = constants[2].div_ceil(GROUP_ROWS as u32);
     if constants[0] == 0 || groups == 0 {
@@ -167,7 +170,7 @@ impl Ring {
     }
 }
 
-/// Chunks of weights on their way through a warp's ring.
+/// Chunks of weights in flight in a warp's ring.
 struct Chunks {
     columns: u32,
     /// Bytes of a chunk.
@@ -183,13 +186,13 @@ impl Chunks {
             let columns = ring.columns * 2 / value_bytes;
             (columns, SET_ROWS * columns * value_bytes)
         } else {
-            // What few rows of x bring to more columns finds no registers.
+            // More columns for several rows of x would exceed the registers.
             let columns = if rows == Rows::One { ring.columns } else { WHOLE_COLUMNS };
             let bytes: u32 = section_bytes(tensor_type).iter().sum();
             (columns, (bytes * columns / WHOLE_COLUMNS).next_multiple_of(128))
         };
         let most = ring.bytes[rows as usize] / (ring.warps() * stage);
-        // Powers of two were the fastest of all numbers.
+        // Powers of two were fastest in measurements.
         Self { columns, stage, stages: 1 << most.max(1).ilog2() }
     }
 
@@ -199,13 +202,13 @@ impl Chunks {
     }
 }
 
-/// Bytes of each section of a group of rows, for [`WHOLE_COLUMNS`].
+/// Returns the bytes of each section of a row group for [`WHOLE_COLUMNS`] columns.
 fn section_bytes(tensor_type: TensorType) -> Vec<u32> {
     let bytes = sections(tensor_type).iter().map(|s| WHOLE_COLUMNS as usize / s.columns * s.bytes);
     bytes.map(|bytes| bytes as u32).collect()
 }
 
-/// The same as the sources read it.
+/// Returns a macro that gives the sources the result of [`section_bytes`].
 fn define_sections(tensor_type: TensorType) -> String {
     let bytes = section_bytes(tensor_type);
     let of_section = |(s, bytes): (usize, &u32)| format!("(s) == {s} ? {bytes} : ");
@@ -218,7 +221,7 @@ const SHARES: &str = include_str!("../matmul/shares.cu");
 const CHUNKS_BLOCKS: &str = include_str!("../matmul/chunks_blocks.cu");
 const CHUNKS_ROWS: &str = include_str!("../matmul/chunks_rows.cu");
 
-/// The text of a product.
+/// Composes the text of a product.
 fn source(language: KernelLanguage, tensor_type: TensorType, ring: &Ring, rows: Rows) -> Arc<str> {
     let chunks = Chunks::new(tensor_type, ring, rows).define();
     let reader = tensor_type.row().c;

@@ -1,4 +1,4 @@
-//! Kernels that read block weights: embedding and products, one per tensor type.
+//! Kernels that read weights: embedding, products and dequantization, each per tensor type.
 
 use super::{Function, HALF_ROWS, Items, Names, names, program};
 use crate::blocks::TensorType;
@@ -14,19 +14,19 @@ use std::sync::Arc;
 const TILE: u32 = 64;
 
 const EMBED_ITEMS: Items = Items(256);
-/// Plain weights are many bytes per row of x, and many work items hide the memory latency. A device with
-/// smaller groups or less local memory uses the variant for four rows.
+/// Plain weights take many bytes per row of x, so many work items are needed to hide memory latency. Devices
+/// with smaller groups or less local memory use the variant for four rows.
 const WIDE_ITEMS: Items = Items(1024);
 const GEMV_ITEMS: Items = Items(256);
 const TILED_ITEMS: Items = Items(128);
-/// [`widen::GROUP_COLUMNS`] over the 16 blocks that a group processes at once.
+/// Work items per group: 16 for each of its [`widen::GROUP_COLUMNS`] / 32 = 16 blocks.
 const WIDEN_ITEMS: Items = Items(256);
 
 /// Work items that share a row of weights: `SHARING` in the source of the row-major products.
 const SHARING: u32 = 32;
 
-/// Rows of x from which dequantizing to f16 once, for matrix units, is cheaper than unpacking inside the
-/// product.
+/// Minimum rows of x for dequantized weights. From here on, dequantizing once to f16 for matrix units costs
+/// less than unpacking weights inside the product.
 pub(super) const WIDEN_ROWS: u32 = 32;
 
 pub(super) fn variants() -> Vec<Variant> {
@@ -62,7 +62,7 @@ fn embedding(names: Names, tensor_type: TensorType, layout: Layout, source: Comp
     }
 }
 
-/// Returns the products: for one row of x, for a few, and for many.
+/// Returns the products for one row of x, for a few rows, and for many.
 fn matmul_functions(tensor_type: TensorType, activations: Activations) -> [Function; 4] {
     let gemv = |names, max_rows, source| Function {
         kernel: Kernel::MatMul(tensor_type, activations),
@@ -142,16 +142,16 @@ fn row_major_functions(tensor_type: TensorType) -> [Function; 5] {
     ]
 }
 
-/// Returns the product with f16 activations for devices without matrix units. It is no faster than that with
-/// f32.
+/// Returns the product with f16 activations for devices without matrix units. It is no faster than the
+/// product with f32 activations.
 fn half_product_function(tensor_type: TensorType) -> Function {
     let form = (Layout::RowMajor, Activations::F16);
     let function = tiled(names!("-tiled"), tensor_type, form, composer!(tensor_type, half_tiled));
     Function { min_rows: NEVER, ..function }
 }
 
-/// Returns the kernel that dequantizes weights. It pays only with matrix units, which the product's variants
-/// check, and enough rows.
+/// Returns the kernel that dequantizes weights. It pays off only with matrix units and enough rows. The
+/// product's variants check for matrix units.
 fn widen_function(tensor_type: TensorType) -> Function {
     Function {
         kernel: Kernel::Widen(tensor_type),
@@ -168,17 +168,17 @@ fn widen_function(tensor_type: TensorType) -> Function {
     }
 }
 
-/// Returns one group of weight rows per work group.
+/// Returns one group of 16 weight rows per work group.
 fn gemv_grid(constants: &[u32]) -> [u32; 3] {
     if constants[0] == 0 { [0; 3] } else { [constants[2].div_ceil(GROUP_ROWS as u32), 1, 1] }
 }
 
-/// Returns rows of weights, several per group.
+/// Returns several weight rows per work group.
 fn rows_grid(constants: &[u32]) -> [u32; 3] {
     if constants[0] == 0 { [0; 3] } else { [constants[2].div_ceil(GEMV_ITEMS.0 / SHARING), 1, 1] }
 }
 
-/// Returns tiles of rows of x × tiles of weight rows. Tiles that read the same weights are neighbours.
+/// Returns tiles of rows of x × tiles of weight rows. Neighbouring groups read the same weights.
 fn tiled_grid(constants: &[u32]) -> [u32; 3] {
     [constants[0].div_ceil(TILE), constants[2].div_ceil(TILE), 1]
 }
@@ -212,7 +212,7 @@ const GEMV: &str = include_str!("../matmul/gemv.cl");
 const TILED: &str = include_str!("../matmul/tiled_exact.cl");
 const F32_ROWS: &str = include_str!("../matmul/f32_rows.cl");
 
-/// Composes a product for `M` rows of f32.
+/// Composes a product for `M` rows of f32 activations.
 fn exact_gemv<const M: u32>(language: KernelLanguage, tensor_type: TensorType) -> Arc<str> {
     let input = format!("#define M {M}\n#define INPUT float\n#define ROW_LENGTH(k) (k)\n");
     let sums = match tensor_type.block_values() {
@@ -251,7 +251,7 @@ fn row_major_embed_source(language: KernelLanguage, tensor_type: TensorType) -> 
     with_rows(language, tensor_type, EMBED_ITEMS, &[include_str!("../embed/embed.cl")])
 }
 
-/// Composes a row-major product for `M` rows of f32.
+/// Composes a row-major product for `M` rows of f32 activations.
 fn row_major_gemv<const M: u32>(language: KernelLanguage, tensor_type: TensorType) -> Arc<str> {
     let rows = format!("#define M {M}\n");
     with_rows(language, tensor_type, GEMV_ITEMS, &[&rows, include_str!("../matmul/rows.cl")])

@@ -1,4 +1,4 @@
-//! Test cases: their structure, construction, and the check of a launch's results.
+//! Test cases: their structure, their construction, and the check of a launch's results.
 
 use super::RowShape;
 use crate::blocks::{TensorType, dequantise, quantise};
@@ -6,7 +6,7 @@ use crate::kernel::{Activations, ElementType, Kernel};
 use crate::{half_rows, quantize};
 use half::{bf16, f16};
 
-/// Expected content of a binding after a launch. `None` means unchanged.
+/// Expected contents of a binding after a launch. `None` means unchanged.
 #[derive(Clone, Debug)]
 pub enum Content {
     /// f32 values. NaN matches NaN.
@@ -15,13 +15,13 @@ pub enum Content {
     SomeF32(Vec<Option<f64>>),
     /// f16 values. NaN matches NaN.
     F16(Vec<Option<f64>>),
-    /// f32 values that are copied rather than computed: must be equal, whatever the tolerance. NaN matches
-    /// NaN.
+    /// f32 values that are copied rather than computed. They must be equal, whatever the tolerance. NaN
+    /// matches NaN.
     Same(Vec<Option<f32>>),
     /// Copied f32 values. `None` accepts any value.
     SomeSame(Vec<Option<f64>>),
-    /// Values of an operator's type, in whole words, all of them written. For 16-bit types the error is the
-    /// excess over the distance to the nearest representable value. Infinities and NaN must match.
+    /// Values of an operator's type, in whole words. The launch writes all of them. For 16-bit types, the
+    /// error is the distance beyond that of the nearest representable value. Infinities and NaN must match.
     Elements {
         /// Type of the values.
         element: ElementType,
@@ -30,15 +30,15 @@ pub enum Content {
     },
     /// 32-bit words, bit for bit.
     Words(Vec<Option<u32>>),
-    /// File blocks, in whole words. The error is how much further their values are from `values` than those
-    /// of the reference's blocks, apart from ties.
+    /// File blocks, in whole words. The error is how much further these blocks are from `values` than the
+    /// reference's blocks, apart from ties.
     Blocks {
         /// Type of the blocks.
         tensor_type: TensorType,
         /// Values that were quantized.
         values: Vec<f32>,
     },
-    /// Rows of int8 or f16 activations with this many columns. Each row is written or not.
+    /// Rows of int8 or f16 activations with this many columns. `None` means that a row is not written.
     Rows {
         /// Form of the activations.
         activations: Activations,
@@ -68,12 +68,12 @@ pub struct Case {
     /// Constants, in the ABI's order.
     pub constants: Vec<u32>,
     /// Bindings before the launch, in the ABI's order. Values that the launch must write are initially NaN or
-    /// 0xFF, or a number where it must write NaN.
+    /// 0xFF bytes. Where the launch must write NaN, they are numbers.
     pub bindings: Vec<Vec<u8>>,
     /// Expected results. Bindings that are not listed must not change.
     pub expected: Vec<Expected>,
-    /// Maximum relative error ‖out − expected‖ / ‖expected‖: the bound of the kernel, or that of the variant
-    /// for a variant's cases.
+    /// Maximum relative error ‖out − expected‖ / ‖expected‖. It is the variant's bound in cases of a variant,
+    /// and the kernel's bound otherwise.
     pub tolerance: f64,
 }
 
@@ -81,8 +81,8 @@ impl Case {
     /// Checks the bindings after the launch. Returns the largest relative error of its outputs.
     ///
     /// # Errors
-    /// Describes the failure: an error beyond the tolerance (NaN counts as one), or bytes that must not
-    /// change.
+    /// Describes the failure: an error beyond the tolerance (NaN counts as beyond), or changed bytes outside
+    /// the output.
     pub fn check(&self, after: &[Vec<u8>]) -> Result<f64, String> {
         let lengths = |bindings: &[Vec<u8>]| bindings.iter().map(Vec::len).collect::<Vec<_>>();
         if lengths(after) != lengths(&self.bindings) {
@@ -210,13 +210,13 @@ fn rounding(element: ElementType, values: &[f64], after: &[u8]) -> Result<f64, S
     Ok(distance.relative())
 }
 
-/// Tolerance for ties, relative to the reference's distance. Where a scale or quant lies between two
-/// integers, the last bit of a quotient decides, and most GPUs do not round it as the standard requires. One
-/// 6-bit scale covers 32 values.
+/// Tolerance for ties, relative to the distance of the reference. A scale or quant may lie halfway between
+/// two integers. The last bit of a quotient then decides, and most GPUs do not round quotients correctly. One
+/// 6-bit scale affects 32 values.
 const TIES: f64 = 0.01;
 
-/// Returns the excess distance of blocks over that of the reference's blocks, apart from ties, relative to
-/// the norm of the values.
+/// Returns how much further blocks are from the values than the reference's blocks, apart from ties, relative
+/// to the norm of the values.
 fn excess(tensor_type: TensorType, values: &[f32], blocks: &[u8]) -> Result<f64, String> {
     let bytes = values.len() / tensor_type.block_values() * tensor_type.block_bytes();
     let Some((blocks, padding)) = blocks.split_at_checked(bytes) else {
@@ -276,7 +276,7 @@ fn error_of_values<const N: usize>(
     Ok(distance.relative())
 }
 
-/// Returns no error if all words are right.
+/// Checks that all words have their expected values.
 fn all_words<T: std::fmt::Debug>(
     expected: &[Option<T>],
     before: &[u8],
@@ -373,7 +373,7 @@ impl Build {
         self.poison(bytes as usize).expect(binding, Content::Elements { element, values }).done()
     }
 
-    /// Adds poisoned rows of activations. The launch writes those in use.
+    /// Adds poisoned rows of activations. The launch writes the rows in use.
     pub fn expect_rows(
         self,
         binding: usize,
@@ -431,7 +431,7 @@ mod tests {
         assert!(check(0.0).is_err());
     }
 
-    /// Returns whether exact content accepts these words. The last word must stay unchanged.
+    /// Returns whether an exact check accepts these words. The last word must stay unchanged.
     fn passes(content: Content, after: [u32; 3]) -> bool {
         let case = Build::new(Kernel::TopK, "test".into(), &[]).words(&[7; 3]).expect(0, content).done();
         case.check(&[after.iter().flat_map(|w| w.to_le_bytes()).collect()]).is_ok()
@@ -490,7 +490,7 @@ mod tests {
         let mut blocks = vec![0; 23 * kind.block_bytes()];
         quantise(kind, &values, &mut blocks).unwrap();
         assert_eq!(excess(kind, &values, &blocks), Ok(0.0));
-        // Blocks of nearly equal values are as good; those of a wrong sub-block are not.
+        // Blocks of nearly equal values have almost the same distance. A wrong sub-block increases it.
         let all = blocks.clone();
         let last = blocks.len() - 32;
         blocks[last..].iter_mut().for_each(|byte| *byte ^= 0xf0);

@@ -1,4 +1,4 @@
-//! Values of operators' types, as stored bytes and as numbers.
+//! Values of the operators' types, both as stored bytes and as numbers.
 
 use super::Random;
 use crate::kernel::ElementType;
@@ -6,7 +6,7 @@ use half::{bf16, f16};
 
 /// Values of a type.
 pub(crate) struct Stored {
-    /// Padded to a multiple of four bytes.
+    /// Stored values, padded to a multiple of four bytes.
     pub bytes: Vec<u8>,
     /// Values that the bytes represent.
     pub values: Vec<f64>,
@@ -30,7 +30,8 @@ impl Stored {
     }
 }
 
-/// Returns the starts of rows repeated along dimensions of (count, stride), last dimension first.
+/// Returns the start of each row. `dimensions` lists the (count, stride) of each dimension along which rows
+/// repeat, and the last dimension varies fastest.
 pub(crate) fn row_starts(dimensions: &[(usize, usize)]) -> Vec<usize> {
     dimensions.iter().fold(vec![0], |starts, &(count, stride)| {
         starts.into_iter().flat_map(|start| (0..count).map(move |i| start + i * stride)).collect()
@@ -43,8 +44,9 @@ impl Random {
         ElementType::ALL[self.below(ElementType::ALL.len())]
     }
 
-    /// Returns rows of `width` values between −`size` and `size`, repeated along dimensions of (count,
-    /// stride). Gaps are NaN. Returns at least one value, because no device binds an empty buffer.
+    /// Returns rows of `width` values between −`size` and `size`. `dimensions` lists the (count, stride) of
+    /// each dimension along which rows repeat. Gaps are NaN. Returns at least one value, because devices
+    /// cannot bind an empty buffer.
     pub fn rows(&mut self, width: usize, dimensions: &[(usize, usize)], size: f32) -> Vec<f32> {
         let starts = row_starts(dimensions);
         let mut out = vec![f32::NAN; starts.iter().max().map_or(0, |last| last + width).max(1)];

@@ -1,7 +1,7 @@
-//! Conformance cases: seeded random inputs for every kernel, and the results of its reference.
+//! Conformance cases: seeded random inputs for every kernel, with the results of its reference.
 //!
-//! Knows nothing about devices. A driver copies a case's bindings to the device, launches, copies them back
-//! and calls [`Case::check`].
+//! This module knows nothing about devices. The caller copies a case's bindings to the device, launches the
+//! kernel, copies the bindings back, and calls [`Case::check`].
 
 mod check;
 mod elements;
@@ -16,8 +16,8 @@ use crate::kernel::Kernel;
 use crate::layout::Layout;
 use crate::params::{LOGIT_ROWS, ParamsShape, ROWS};
 
-/// Returns the cases of a kernel: odd shapes, capacities beyond the counts, poisoned outputs. Weights have
-/// the layout that the variant reads, by default that of CPUs.
+/// Returns the cases of a kernel. They have odd shapes, capacities beyond the counts, and poisoned outputs.
+/// Weights have the variant's layout, or the CPU layout by default.
 pub fn cases(kernel: Kernel, layout: Option<Layout>, seed: u64) -> Vec<Case> {
     let layout = layout.or(kernel.layout(|_| Layout::Rows16)).unwrap_or(Layout::Rows16);
     match kernel {
@@ -32,6 +32,7 @@ pub fn cases(kernel: Kernel, layout: Option<Layout>, seed: u64) -> Vec<Case> {
             crate::matmul::normed::cases(kernel, tensor_type, layout, seed)
         }
         Kernel::Widen(tensor_type) => crate::widen::cases(tensor_type, seed),
+        Kernel::HeadNorm => crate::head_norm::cases(seed),
         Kernel::RopeAppend(kv_type) => crate::rope_append::cases(kv_type, seed),
         Kernel::Attention(kv_type) => crate::attention::cases(kv_type, seed),
         Kernel::AttentionPartial(kv_type) => crate::attention::partial::cases(kv_type, seed),
@@ -57,8 +58,8 @@ pub fn cases(kernel: Kernel, layout: Option<Layout>, seed: u64) -> Vec<Case> {
     }
 }
 
-/// Returns a case of a random shape, with weights in a layout as in [`cases`]. It depends on nothing else but
-/// the seed, which is part of its label.
+/// Returns a case of a random shape, with the layout of weights as in [`cases`]. It depends only on the seed,
+/// which is part of its label.
 pub fn random_case(kernel: Kernel, layout: Option<Layout>, seed: u64) -> Case {
     let layout = layout.or(kernel.layout(|_| Layout::Rows16)).unwrap_or(Layout::Rows16);
     let case = random_shape(kernel, layout, &mut Random::new(seed));
@@ -78,6 +79,7 @@ fn random_shape(kernel: Kernel, layout: Layout, random: &mut Random) -> Case {
             crate::matmul::normed::random_case(kernel, tensor_type, layout, random)
         }
         Kernel::Widen(tensor_type) => crate::widen::random_case(tensor_type, random),
+        Kernel::HeadNorm => crate::head_norm::random_case(random),
         Kernel::RopeAppend(kv_type) => crate::rope_append::random_case(kv_type, random),
         Kernel::Attention(kv_type) => crate::attention::random_case(kv_type, random),
         Kernel::AttentionPartial(kv_type) => crate::attention::partial::random_case(kv_type, random),
@@ -103,7 +105,7 @@ fn random_shape(kernel: Kernel, layout: Layout, random: &mut Random) -> Case {
     }
 }
 
-/// Exceeds the groups of some launch dimensions on some devices.
+/// Number of groups that exceeds some launch dimensions on some devices.
 pub(crate) const MANY: usize = 65_537;
 
 /// Rows of a row-wise case.
@@ -118,7 +120,8 @@ const fn rows(capacity: usize, rows: usize, count_word: u32) -> RowShape {
     RowShape { capacity, rows, count_word }
 }
 
-/// One row, none, full and partial capacities, both counts. The parameters may claim more than the capacity.
+/// Shapes with one row, no row, full and partial capacities, and both count words. The parameters may claim
+/// more rows than the capacity.
 pub(crate) const ROW_SHAPES: [RowShape; 6] = [
     rows(1, 1, ROWS),
     rows(2, 2, LOGIT_ROWS),
@@ -129,7 +132,7 @@ pub(crate) const ROW_SHAPES: [RowShape; 6] = [
 ];
 
 impl RowShape {
-    /// Returns up to `most` rows. In half of the cases, all of them are in use.
+    /// Returns a shape of up to `most` rows. In half of the cases, all rows are in use.
     pub fn random(random: &mut Random, most: usize) -> Self {
         let capacity = 1 + random.below(most);
         let used = if random.below(2) == 0 { capacity } else { random.below(capacity + 1) };
@@ -141,7 +144,8 @@ impl RowShape {
         format!("{} of {} rows (word {}) × {width}", self.rows, self.capacity, self.count_word)
     }
 
-    /// Returns the header of the parameters. A full launch claims one row more than its capacity.
+    /// Returns the header of the parameters. If all rows are in use, the header claims one row more than the
+    /// capacity.
     pub fn header(&self) -> [u32; 4] {
         let mut words = [99; 4];
         words[self.count_word as usize] =
@@ -174,7 +178,8 @@ impl Params {
         }
     }
 
-    /// Returns the block as words. Its rows are those of the longest list; unused words are poisoned.
+    /// Returns the block as words. Its row count is the length of the longest list. Unused words are
+    /// poisoned.
     pub fn words(&self) -> Vec<u32> {
         let mut words = vec![u32::MAX; self.shape.words()];
         let rows = self.tokens.len().max(self.positions.len()).max(self.row_sequences.len());

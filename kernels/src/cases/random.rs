@@ -33,7 +33,7 @@ impl Random {
         (0..count).map(|_| self.float(size)).collect()
     }
 
-    /// Returns a row that is awkward to sort, in a way that depends on `i`: equal values, NaN, infinities.
+    /// Returns a row that is difficult to sort: equal values, NaN, or infinities, depending on `i`.
     pub fn awkward(&mut self, i: usize, width: usize) -> Vec<f32> {
         let mut row = self.floats(width, 30.0);
         let (nan, infinity) = (f32::NAN, f32::INFINITY);
@@ -59,7 +59,7 @@ impl Random {
         out
     }
 
-    /// Returns random file blocks: any quants, with scales as in a model.
+    /// Returns random file blocks with any quants and with scales as in a model.
     pub fn blocks(&mut self, tensor_type: TensorType, values: usize) -> Vec<u8> {
         let mut out = vec![0; values / tensor_type.block_values() * tensor_type.block_bytes()];
         if tensor_type.block_values() == 1 {

@@ -1,5 +1,5 @@
-//! Convolution of images with stride, padding, dilation and groups. As usual in neural networks, the kernel
-//! is not flipped.
+//! Convolution of images with stride, padding, dilation and groups. As in most neural-network libraries, the
+//! kernel is not flipped.
 //!
 //! | binding | |
 //! | --- | --- |
@@ -7,18 +7,23 @@
 //! | 1 | weights: values of the same type, `[out channels, channels / groups, kernel height, kernel width]` |
 //! | 2 | out: f32 `[batch, out channels, out height, out width]`, written |
 //!
-//! Constants: batch, channels, height, width, out channels, groups, kernel height, kernel width, stride down,
-//! across, padding above, to the left, dilation down, across, out height, out width. The padding below and to
-//! the right follows from the size of out; [`out_size`] computes the usual one. 16-bit types are read as
-//! whole words, so their bindings are multiples of four bytes.
+//! The constants are:
+//! - batch, channels, height, width, out channels, groups;
+//! - kernel height and width;
+//! - stride, padding and dilation, each first vertical, then horizontal. The padding is that above and to the
+//!   left;
+//! - out height and width.
+//!
+//! The size of out determines the padding below and to the right; [`out_size`] computes the usual size.
+//! Kernels read 16-bit types as whole words, so these bindings are multiples of four bytes.
 //!
 //! out[b, o, i, j] = Σ weights[o, c, y, x'] · x[b, first channel of o's group + c, i · stride + y · dilation
-//! − padding, …] over c, y and x'. Beyond its edges x is zero. Groups divide channels and out channels. Sums
-//! are f32.
+//! − padding, …] over c, y and x'. Outside the image, x is zero. The number of groups divides the channels
+//! and the out channels. Sums are f32.
 //!
-//! Computed as a matrix product of the weights and columns of x that are never stored (Chetlur et al., 2014).
-//! A group of the launch computes [`TILE`] out channels of as many pixels. There are at most 2³¹ − 1 groups,
-//! and coordinates are below 2³¹.
+//! Kernels compute a matrix product of the weights and columns of x, but never store the columns (Chetlur et
+//! al., 2014). A group of the launch computes [`TILE`] out channels of [`TILE`] pixels. There are at most 2³¹
+//! − 1 groups, and coordinates are below 2³¹.
 
 use crate::abi::{IMPOSSIBLE, product, values};
 use crate::cases::{Build, Case, MANY, Random, Stored};
@@ -46,8 +51,8 @@ macro_rules! abis {
 }
 abis!(F32, F16, BF16);
 
-/// Returns the number of kernel positions along an axis of `size`, where `padding` is the sum at both ends.
-/// Zero if the kernel does not fit, or if the stride is zero.
+/// Returns the number of kernel positions along an axis of `size`. `padding` is the sum of the padding at
+/// both ends. Returns zero if the kernel does not fit, or if the stride is zero.
 pub fn out_size(size: u32, padding: u32, kernel: u32, stride: u32, dilation: u32) -> u32 {
     let covered = u64::from(dilation) * u64::from(kernel.saturating_sub(1)) + 1;
     let free = (u64::from(size) + u64::from(padding)).checked_sub(covered).filter(|_| kernel > 0);
@@ -62,7 +67,7 @@ pub(crate) struct Sizes {
     pub channels: u32,
     pub groups: u32,
     pub out_channels: u32,
-    /// Each of these is (down, across).
+    /// Each of the following is (vertical, horizontal).
     pub size: [u32; 2],
     pub kernel: [u32; 2],
     pub stride: [u32; 2],
@@ -101,8 +106,8 @@ impl Sizes {
         [self.batch, self.out_channels, self.out[0], self.out[1]].contains(&0)
     }
 
-    /// Returns images × groups of channels, tiles of out channels, tiles of pixels. `None` if there are too
-    /// many, if the groups do not divide the channels, or if a coordinate is too large.
+    /// Returns images × channel groups, tiles of out channels, and tiles of pixels. Returns `None` if there
+    /// are too many, if the groups do not divide the channels, or if a coordinate is too large.
     fn tiles(&self) -> Option<[u32; 3]> {
         let divides = |channels: u32| channels.checked_rem(self.groups) == Some(0);
         let below = |x: &u64| *x <= i32::MAX as u64;
@@ -137,7 +142,7 @@ fn extents(element: ElementType, constants: &[u32], out: &mut [u64]) {
     ]);
 }
 
-/// Returns all tiles in the first dimension, which is the largest on every device.
+/// Returns all tiles in the first dimension, which has the largest limit on every device.
 pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     let Some(sizes) = Sizes::new(constants) else { return [0; 3] };
     let groups = match sizes.tiles() {
@@ -190,7 +195,7 @@ pub(crate) fn cases(element: ElementType, seed: u64) -> Vec<Case> {
     shapes.into_iter().map(|sizes| case(element, &mut random, sizes)).collect()
 }
 
-/// Returns a random convolution. In a few cases the groups exceed a dimension of a launch on some devices.
+/// Returns a random convolution. A few cases have more groups than some devices allow in one dimension.
 pub(crate) fn random_case(element: ElementType, random: &mut Random) -> Case {
     let mut few = |bound: usize| random.below(bound) as u32;
     let many = few(64) == 0;

@@ -3,15 +3,16 @@
 //!
 //! | binding | |
 //! | --- | --- |
-//! | 0 | x: elements of `from`, some are read |
+//! | 0 | x: elements of `from`, of which some are read |
 //! | 1 | out: elements of `to`, as many as the product of the sizes, written |
 //!
-//! Constants: from, to (the [numbers](crate::elements::number) of their types), first, 6 sizes, 6 strides,
-//! outermost first. The first element read is element `first` of x. Strides are in elements and may be zero.
-//! Fewer than 2^32 elements.
+//! The constants are from, to (the [numbers](crate::elements::number) of these types), first, 6 sizes, and 6
+//! strides, outermost first. The first element read is element `first` of x. Strides are in elements and may
+//! be zero. There are fewer than 2^32 elements.
 //!
-//! Elements round to nearest, ties to even. Values that are too large become infinite, and NaN is preserved.
-//! Without a type conversion, bits are copied. See [`crate::elements`] for odd numbers of 16-bit elements.
+//! Elements are rounded to nearest, ties to even. Values that are too large become infinite, and NaN is
+//! preserved. If both types are equal, bits are copied. [`crate::elements`] defines the padding of odd
+//! numbers of 16-bit elements.
 
 use crate::abi::product;
 use crate::cases::{Build, Case, Content, Random};
@@ -87,7 +88,7 @@ pub(crate) fn cases(seed: u64) -> Vec<Case> {
     shapes.map(|(from, to, first, sizes, strides)| case(&mut random, from, to, first, sizes, strides)).into()
 }
 
-/// Returns a random copy of up to six dimensions in some order, some of them broadcast.
+/// Returns a random copy with one to six dimensions in some order. Some dimensions are broadcast.
 pub(crate) fn random_case(random: &mut Random) -> Case {
     let mut element = || ElementType::ALL[random.below(3)];
     let (from, to) = (element(), element());

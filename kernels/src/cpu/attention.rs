@@ -1,9 +1,9 @@
 //! Attention over the paged cache.
 //!
-//! A group is a tile of rows times one kv head. Rows of a sequence traverse the cache together, in steps of
-//! [`attention::STEP_TOKENS`] positions. In each step, up to four queries share each load of a key. The
-//! output itself accumulates the weighted sum of values. A query's arithmetic does not depend on the queries
-//! that share its loads.
+//! A group computes a tile of rows for one kv head. Rows of a sequence traverse the cache together, in steps
+//! of [`attention::STEP_TOKENS`] positions. In each step, up to four queries share each load of a key. The
+//! output buffer accumulates the weighted sum of values. The arithmetic of a query does not depend on the
+//! queries that share its loads.
 
 use super::HostKernel;
 use super::isa::Isa;
@@ -22,7 +22,7 @@ const STEP_BLOCKS: usize = STEP_TOKENS / BLOCK_TOKENS;
 /// Heads of one kv head that traverse the cache together.
 const TILE_HEADS: usize = 8;
 
-/// Maximum queries whose state is kept at once.
+/// Maximum number of queries whose softmax state is kept at once.
 const TILE_QUERIES: usize = TILE_ROWS as usize * TILE_HEADS;
 
 /// Causal attention.
@@ -94,7 +94,7 @@ struct Head<'a> {
     cache_blocks: u32,
 }
 
-/// A query: its row of the launch, its head, its position in the sequence.
+/// A query, given by its row of the launch, its head, and its position in the sequence.
 #[derive(Clone, Copy, Default)]
 struct Query {
     row: usize,
@@ -103,14 +103,14 @@ struct Query {
 }
 
 impl Query {
-    /// Returns the number of positions of the step from `start` that the query attends to.
+    /// Returns how many positions the query attends to in the step that starts at `start`.
     #[inline(always)]
     fn seen(&self, start: usize) -> usize {
         (self.position + 1).saturating_sub(start).min(STEP_TOKENS)
     }
 }
 
-/// Running softmax of a query: the largest score, and the sum of weights per lane.
+/// Running softmax of a query: the largest score so far, and the sum of weights per lane.
 #[derive(Clone, Copy)]
 struct State<S: Isa> {
     largest: f32,
@@ -118,7 +118,7 @@ struct State<S: Isa> {
 }
 
 impl<'a> Head<'a> {
-    /// Returns the block table of a row, if all positions that the row attends to exist.
+    /// Returns the block table of a row, or `None` if any position that the row attends to does not exist.
     #[inline(always)]
     fn table(&self, row: usize) -> Option<&'a [u32]> {
         let table = self.lists.table(self.lists.sequence(row))?;
@@ -129,7 +129,7 @@ impl<'a> Head<'a> {
     /// Returns the output of a query.
     ///
     /// # Safety
-    /// Same as for [`HostCall::write`]: the group must own its rows of its heads.
+    /// The requirements of [`HostCall::write`] apply: the group must own its rows of its heads.
     #[inline(always)]
     #[allow(clippy::mut_from_ref)] // Same as `HostCall::write`.
     unsafe fn out(&self, query: &Query) -> &mut [f32] {
@@ -137,10 +137,10 @@ impl<'a> Head<'a> {
         unsafe { row_mut(self.call, 4, query.row * self.heads + query.head, self.head_dim) }
     }
 
-    /// Computes rows `row..end`, one run of rows of the same sequence at a time.
+    /// Computes rows `row..end`. Consecutive rows of the same sequence are computed together.
     ///
     /// # Safety
-    /// Same as for [`Head::out`].
+    /// The requirements of [`Head::out`] apply.
     #[inline(always)]
     unsafe fn rows<S: Isa, E: Stored>(&self, s: S, mut row: usize, end: usize) {
         let first_head = self.kv_head * self.group_heads;
@@ -173,10 +173,10 @@ impl<'a> Head<'a> {
         }
     }
 
-    /// Computes queries of one sequence over all positions that any of them attends to.
+    /// Computes queries of one sequence, over all positions that any of these queries attends to.
     ///
     /// # Safety
-    /// Same as for [`Head::out`].
+    /// The requirements of [`Head::out`] apply.
     #[inline(always)]
     unsafe fn run<S: Isa, E: Stored>(&self, s: S, table: &[u32], queries: &[Query]) {
         let mut states = [State::<S> { largest: f32::NEG_INFINITY, sum: s.zero() }; TILE_QUERIES];
@@ -214,7 +214,7 @@ impl<'a> Head<'a> {
     /// Computes `N` queries over one step.
     ///
     /// # Safety
-    /// Same as for [`Head::out`].
+    /// The requirements of [`Head::out`] apply.
     #[inline(always)]
     unsafe fn step<S: Isa, E: Stored, const N: usize>(
         &self,
@@ -236,7 +236,8 @@ impl<'a> Head<'a> {
                 unsafe { self.out(query) }.iter_mut().for_each(|v| *v *= correction);
             }
         }
-        // First the positions that all of them attend to, then the rest of each.
+        // First processes the positions that all queries attend to, then the remaining positions of each
+        // query.
         let common = queries.iter().map(|q| q.seen(start)).min().unwrap_or(0);
         // SAFETY: guaranteed by the caller.
         unsafe { self.weigh::<S, E, N>(s, blocks, queries, &weights, 0..common) };
@@ -289,7 +290,7 @@ impl<'a> Head<'a> {
     /// Adds weight · value to the outputs of `N` queries, for `positions` of the step.
     ///
     /// # Safety
-    /// Same as for [`Head::out`].
+    /// The requirements of [`Head::out`] apply.
     #[inline(always)]
     unsafe fn weigh<S: Isa, E: Stored, const N: usize>(
         &self,
@@ -324,10 +325,10 @@ impl<'a> Head<'a> {
         }
     }
 
-    /// Computes `L` × 16 dimensions of [`Head::weigh`], for heads of whole lanes.
+    /// Computes `L` × 16 dimensions of [`Head::weigh`], for heads that are whole lanes.
     ///
     /// # Safety
-    /// Same as for [`Head::out`].
+    /// The requirements of [`Head::out`] apply.
     #[inline(always)]
     unsafe fn weigh_lanes<S: Isa, E: Stored, const N: usize, const L: usize>(
         &self,
@@ -375,7 +376,7 @@ impl<'a> Head<'a> {
     }
 }
 
-/// Returns the weights of the first `seen` scores of a step, and the correction factor of earlier results.
+/// Returns the weights of the first `seen` scores of a step, and the factor that corrects earlier results.
 #[inline(always)]
 fn soften<S: Isa>(
     s: S,

@@ -9,7 +9,7 @@ use ragtag_hal::{EntryAbi, HostCall};
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// Softmax of the scores of visible positions, times values.
+/// Dense attention: softmax over the visible positions, times their values.
 pub(crate) struct AttentionDense<E>(PhantomData<E>);
 
 impl<E: Element> HostKernel for AttentionDense<E> {
@@ -71,7 +71,7 @@ impl<'a, E> Rows<'a, E> {
     }
 }
 
-/// Mask and score parameters of the queries of a head.
+/// Mask, score parameters, keys and values for the queries of a head.
 struct Seen<'a, E> {
     mask: Mask,
     scale: f32,

@@ -1,5 +1,5 @@
-//! General operators that compute each value from a few others. Groups write adjacent ranges, so the groups
-//! of a call form one range.
+//! General operators that compute each value from a few others. Consecutive groups write adjacent ranges, so
+//! all groups of a call together write one range.
 
 use super::HostKernel;
 use super::isa::Isa;
@@ -11,17 +11,17 @@ use crate::{copy, gather_rows, rope};
 use ragtag_hal::{EntryAbi, HostCall};
 use std::ops::Range;
 
-/// Returns the range, of `count` items, that these groups write.
+/// Returns the range of items, below `count`, that these groups write.
 #[inline(always)]
 fn items(groups: Range<u32>, count: usize) -> Range<usize> {
     let item = |group: u32| (group as usize * ITEMS as usize).min(count);
     item(groups.start)..item(groups.end)
 }
 
-/// Writes words of binding `binding`, each of one or two elements.
+/// Writes words of the binding with index `binding`. Each word holds one or two elements.
 ///
 /// # Safety
-/// Same as for [`HostCall::write`].
+/// The requirements of [`HostCall::write`] apply.
 #[inline(always)]
 unsafe fn write_elements(
     call: &HostCall<'_>,
@@ -110,8 +110,8 @@ impl HostKernel for GatherRows {
     }
 }
 
-/// Normal distribution function Φ: e^(z²) · erfc(z) is t times a polynomial in t = 1 / (1 + 0.45 z), with a
-/// relative error of 2 · 10⁻⁶ over its whole tail.
+/// Computes the normal distribution function Φ. e^(z²) · erfc(z) is approximately t times a polynomial in t =
+/// 1 / (1 + 0.45 z). The relative error is at most 2 · 10⁻⁶ over the whole tail.
 #[inline(always)]
 fn normal(x: f32) -> f32 {
     let t = 1.0 / (1.0 + 0.45 * std::f32::consts::FRAC_1_SQRT_2 * x.abs());
@@ -135,7 +135,7 @@ fn function_of(function: Function) -> fn(f32) -> f32 {
     fn positive(x: f32) -> f32 {
         if x < 0.0 { 0.0 } else { x }
     }
-    /// Computes x · factor(x), whose limit at −∞ is zero.
+    /// Computes x · factor(x). The limit at −∞ is zero.
     #[inline(always)]
     fn gated(x: f32, factor: impl Fn(f32) -> f32) -> f32 {
         if x < -200.0 { -0.0 } else { x * factor(x) }

@@ -1,4 +1,4 @@
-//! Encodes and decodes file blocks, directly by their definitions, block by block.
+//! Encodes and decodes file blocks one by one, with the reference code.
 
 use super::HostKernel;
 use super::isa::Isa;
@@ -9,7 +9,8 @@ use crate::kernel::Kernel;
 use ragtag_hal::{EntryAbi, HostCall};
 use std::ops::Range;
 
-/// Returns the blocks, of `count`, that these groups process, at two per work item.
+/// Returns the range of blocks, below `count`, that these groups process. Each work item processes two
+/// blocks.
 #[inline(always)]
 fn blocks(groups: Range<u32>, count: u32) -> Range<usize> {
     let block = |group: u32| (u64::from(group) * u64::from(2 * ITEMS)).min(count.into()) as usize;
@@ -38,7 +39,7 @@ impl HostKernel for DecodeBlocks {
         // valid for these types.
         let (file, out) =
             unsafe { (call.read::<u8>(0), call.write::<f32>(1, range.start * values..range.end * values)) };
-        // Sizes agree: the range is whole blocks of either.
+        // The sizes always match, because the range is whole blocks on both sides.
         let _ = dequantise(tensor_type, &file[range.start * bytes..range.end * bytes], out);
     }
 }
@@ -66,7 +67,7 @@ impl HostKernel for EncodeBlocks {
         // group end at a word.
         let (x, out) = unsafe { (call.read::<f32>(0), call.write::<u8>(1, range.start * bytes..end)) };
         let (out, rest) = out.split_at_mut(range.len() * bytes);
-        // Sizes agree: the range is whole blocks of either.
+        // The sizes always match, because the range is whole blocks on both sides.
         let _ = quantise(tensor_type, &x[range.start * values..range.end * values], out);
         rest.fill(0);
     }

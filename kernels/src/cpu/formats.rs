@@ -1,7 +1,7 @@
-//! Readers of the tensor types in their resident layout, for the CPU kernels.
+//! Readers of the tensor types in their resident layouts, for the CPU kernels.
 //!
-//! The readers are in `types`. Products and embedding are written over [`Format`] and [`Quantised`]. Knows
-//! nothing about the use of the weights.
+//! A new type needs only one more reader here, because products and embedding use [`Format`] and
+//! [`Quantised`]. The readers do not depend on the use of the weights.
 
 pub(crate) use super::isa::Isa;
 pub(crate) use crate::blocks::TensorType;
@@ -22,9 +22,9 @@ pub(crate) trait Format: 'static {
 
     /// Opens a group of `columns` columns.
     fn open(group: &[u8], columns: usize) -> Self::Group<'_>;
-    /// Reads columns from 32·`block` on.
+    /// Reads 32 columns, starting at column 32·`block`.
     fn block<'a, S: Isa>(s: S, group: Self::Group<'a>, block: usize) -> Self::Block<'a, S>;
-    /// Returns the bytes of a block that benefit most from prefetching.
+    /// Returns the bytes of a block for which prefetching matters most.
     fn bytes<'a>(group: Self::Group<'a>, block: usize) -> &'a [u8];
     /// Returns columns 4·`quad` … 4·`quad` + 3 of a block.
     fn quad<S: Isa>(s: S, block: &Self::Block<'_, S>, quad: usize) -> [S::F; 4];
@@ -36,25 +36,25 @@ pub(crate) trait Format: 'static {
 pub(crate) trait Quantised: Format {
     /// Whether quants reach 128.
     const WIDE: bool;
-    /// Subtracted from each quant. Zero if there are minima.
+    /// Value that is subtracted from each quant. Zero if the type has minima.
     const OFFSET: i32;
     /// Whether the two halves of a block have separate scales.
     const HALVES: bool;
     /// Whether a minimum is subtracted from each value.
     const MINIMA: bool;
 
-    /// Reads columns from 32·`block` on.
+    /// Reads 32 columns, starting at column 32·`block`.
     fn quants<S: Isa>(s: S, group: Self::Group<'_>, block: usize) -> Quants<S>;
 }
 
 /// 32 columns of 16 rows: value = scale · (quant − `OFFSET`) − minimum.
 #[derive(Clone, Copy)]
 pub(crate) struct Quants<S: Isa> {
-    /// Four columns each, unsigned.
+    /// Unsigned quants, four columns per entry.
     pub quads: [S::B; 8],
     /// Scales of the first and the last 16 columns.
     pub scales: [S::F; 2],
-    /// Zero without `MINIMA`.
+    /// Minimum of the block. Zero without `MINIMA`.
     pub minimum: S::F,
 }
 
@@ -82,7 +82,7 @@ pub(crate) fn arrays<const N: usize>(bytes: &[u8]) -> &[[u8; N]] {
     bytes.as_chunks().0
 }
 
-/// Returns the columns of a block, each as `N` bytes of 16 rows.
+/// Returns the columns of a block. A column has `N` bytes for its 16 rows.
 #[inline(always)]
 pub(crate) fn plain_columns<const N: usize>(group: &[u8], columns: usize) -> &[[[u8; N]; COLUMN_BLOCK]] {
     arrays(&group[..columns * N]).as_chunks().0
@@ -195,7 +195,8 @@ impl<S: Isa> Biased<S> {
     }
 }
 
-/// Sections of a type with scales per block or per 256 columns: `Q` bytes of quants, `D` bytes of scales.
+/// Sections of a type with scales per block or per 256 columns, with `Q` bytes of quants and `D` bytes of
+/// scales.
 #[derive(Clone, Copy)]
 pub(crate) struct Scaled<'a, const Q: usize, const D: usize> {
     pub quants: &'a [[u8; Q]],
@@ -274,15 +275,15 @@ pub(crate) fn pairs<S: Isa>(s: S, vectors: &[u8; 128]) -> [S::B; 8] {
     ]
 }
 
-/// Reads scale and minimum of a type that stores an addend. The minimum, which is subtracted, is its
-/// negative.
+/// Reads the scale and minimum of a type that stores an offset to add. The minimum is subtracted, so it is
+/// the negative offset.
 #[inline(always)]
 pub(crate) fn scale_and_minimum<S: Isa>(s: S, scales: &[u8; 64]) -> ([S::F; 2], S::F) {
     let [d, m] = halves(scales);
     ([s.load_f16(d); 2], s.sub(s.zero(), s.load_f16(m)))
 }
 
-/// Reads scale and minimum of a sub-block of Q4_K or Q5_K.
+/// Reads the scale and minimum of a sub-block of Q4_K or Q5_K.
 #[inline(always)]
 pub(crate) fn k_scale_and_minimum<S: Isa>(s: S, tops: &[u8; 64], subs: &[u8; 32]) -> ([S::F; 2], S::F) {
     let ([d, dmin], [scale, minimum]) = (halves(tops), halves(subs));
@@ -296,5 +297,5 @@ pub(crate) fn halves<const N: usize, const H: usize>(bytes: &[u8; N]) -> [&[u8; 
     [&parts[0], &parts[1]]
 }
 
-/// A format as a type parameter of a kernel without other use for it.
+/// Marker type for a kernel that uses a format only as a type parameter.
 pub(crate) type Of<W> = PhantomData<W>;

@@ -1,7 +1,7 @@
-//! Kernels of f16 activations: conversion, the product, and dequantized weights for it.
+//! Kernels of f16 activations: conversion, product, and the dequantized weights for the product.
 //!
-//! f16 activations are no faster on CPUs. These kernels serve as a comparison for other devices, and run if
-//! the user asks for f16.
+//! f16 activations are no faster on CPUs. These kernels run only if the user requests f16, and as a
+//! comparison for other devices.
 
 use super::formats::{Format, Of, Quantised};
 use super::isa::Isa;
@@ -17,17 +17,17 @@ use crate::{add, matmul, quantize, rms_norm, silu_mul, widen};
 use ragtag_hal::{EntryAbi, HostCall};
 use std::ops::Range;
 
-/// Rounds 16 lanes to f16. Values beyond its range saturate; NaN is preserved.
+/// Rounds 16 lanes to f16. Values beyond the range of f16 saturate, and NaN is preserved.
 #[inline(always)]
 pub(super) fn rounded<S: Isa>(s: S, v: S::F) -> [u16; 16] {
     let largest = half::f16::MAX.to_f32();
     s.to_f16(s.max(s.splat(-largest), s.min(s.splat(largest), v)))
 }
 
-/// Writes a row, 32 columns at a time, and its padding.
+/// Writes a row, 32 columns at a time, and then its padding.
 ///
 /// # Safety
-/// Same as for [`HostCall::write`]: the caller must own the row.
+/// The requirements of [`HostCall::write`] apply: the caller must own the row.
 #[inline(always)]
 pub(super) unsafe fn write_row<S: Isa>(
     s: S,
@@ -174,7 +174,7 @@ impl<W: Format> HostKernel for Product<W> {
     }
 }
 
-/// Returns the dot product of two rows, whose padding is zero.
+/// Returns the dot product of two rows. Their padding is zero, so it has no effect.
 #[inline(always)]
 fn dot<S: Isa, W: Format>(s: S, weights: &[u8], x: &[u8]) -> f32 {
     let mut sum = s.zero();

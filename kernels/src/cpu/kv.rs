@@ -5,7 +5,7 @@ use super::isa::Isa;
 use crate::kernel::KvType;
 use half::f16;
 
-/// A type of cached values, in little-endian bytes.
+/// Storage type of cached values, in little-endian bytes.
 pub(crate) trait Stored: 'static {
     /// Cache type.
     const TYPE: KvType;
@@ -16,7 +16,7 @@ pub(crate) trait Stored: 'static {
     /// Sixteen values.
     type Lanes: 'static;
 
-    /// Splits bytes into lanes; drops the remainder.
+    /// Splits bytes into groups of sixteen values and drops the remainder.
     fn lanes(bytes: &[u8]) -> &[Self::Lanes];
     /// Loads sixteen values.
     fn load<S: Isa>(s: S, lanes: &Self::Lanes) -> S::F;

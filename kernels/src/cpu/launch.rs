@@ -1,15 +1,15 @@
-//! Shared code of CPU kernels: row counts and binding rows of a launch.
+//! Shared code of CPU kernels: row counts, parameter lists, and output rows.
 
 use crate::params::ParamsShape;
 use ragtag_hal::HostCall;
 
-/// Returns a count of the parameters' header, at most `capacity`.
+/// Returns a count from the parameters' header, limited to `capacity`.
 #[inline(always)]
 pub(super) fn count(params: &[u32], word: u32, capacity: u32) -> usize {
     params.get(word as usize).map_or(0, |count| (*count).min(capacity) as usize)
 }
 
-/// Lists of a parameter block. They are untrusted data: any word may hold anything.
+/// Lists of a parameter block. They are untrusted: any word may have any value.
 #[derive(Clone, Copy)]
 pub(super) struct Lists<'a> {
     words: &'a [u32],
@@ -54,7 +54,7 @@ impl<'a> Lists<'a> {
         self.words[self.shape.logit_rows() + i] as usize
     }
 
-    /// Returns the block table of a sequence, if it exists.
+    /// Returns the block table of a sequence, or `None` if the sequence does not exist.
     #[inline(always)]
     pub fn table(&self, sequence: usize) -> Option<&'a [u32]> {
         let blocks = self.shape.table_blocks as usize;
@@ -66,7 +66,7 @@ impl<'a> Lists<'a> {
 /// Returns row `row` of a binding of f32 rows, for writing.
 ///
 /// # Safety
-/// Same as for [`HostCall::write`].
+/// The requirements of [`HostCall::write`] apply.
 #[inline(always)]
 #[allow(clippy::mut_from_ref)] // Same as `HostCall::write`.
 pub(super) unsafe fn row_mut<'a>(

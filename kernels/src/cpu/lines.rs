@@ -14,7 +14,7 @@ use std::ops::Range;
 /// Maximum columns of a group.
 const MOST: usize = ITEMS as usize;
 
-/// Calls a function for values of the type with this number.
+/// Calls a function for the value type with this number.
 macro_rules! by_type {
     ($kind:expr, $function:ident($($argument:expr),*)) => {
         match $kind {
@@ -38,8 +38,8 @@ struct Part {
 }
 
 impl Part {
-    /// Returns the part of a group. Groups cover outer × columns × parts of the axis with `of_axis` values
-    /// each.
+    /// Returns the part of a group. The grid is outer × columns × parts of the axis, with `of_axis` values per
+    /// part.
     #[inline(always)]
     fn new([outer, axis, inner]: [u32; 3], of_axis: u32, group: u32) -> Self {
         let strips = inner.div_ceil(columns(inner));
@@ -57,7 +57,7 @@ impl Part {
         }
     }
 
-    /// Returns the ranges of the columns' values, step by step along the axis.
+    /// Returns the ranges of the columns' values, one range per position along the axis.
     #[inline(always)]
     fn rows(&self) -> impl Iterator<Item = Range<usize>> + use<'_> {
         (0..self.axis).map(|i| self.start + i * self.inner..self.start + i * self.inner + self.columns)
@@ -112,7 +112,7 @@ impl HostKernel for Reduce {
 /// [`Reduce`] for values of type `E`.
 ///
 /// # Safety
-/// Same as for [`HostKernel::run`].
+/// The requirements of [`HostKernel::run`] apply.
 #[inline(always)]
 unsafe fn reduce<E: Element>(call: &HostCall<'_>, groups: Range<u32>) {
     let &[reduction, _, outer, axis, inner, of_axis, count] = call.constants else { return };
@@ -156,7 +156,7 @@ impl HostKernel for SoftmaxAxis {
 /// [`SoftmaxAxis`] for values of type `E`.
 ///
 /// # Safety
-/// Same as for [`HostKernel::run`].
+/// The requirements of [`HostKernel::run`] apply.
 #[inline(always)]
 unsafe fn softmax<E: Element>(call: &HostCall<'_>, groups: Range<u32>) {
     let &[_, outer, axis, inner] = call.constants else { return };
@@ -204,7 +204,7 @@ impl HostKernel for LayerNorm {
 /// [`LayerNorm`] for values of type `E`.
 ///
 /// # Safety
-/// Same as for [`HostKernel::run`].
+/// The requirements of [`HostKernel::run`] apply.
 #[inline(always)]
 unsafe fn norm<E: Element>(call: &HostCall<'_>, groups: Range<u32>) {
     let &[_, _, width, _] = call.constants else { return };

@@ -9,10 +9,11 @@ use crate::{add, arg_max, softmax, top_k};
 use ragtag_hal::{EntryAbi, HostCall};
 use std::ops::Range;
 
-/// Values that are summed before being added to a row's total, which limits rounding errors.
+/// Number of values that are summed before their sum is added to the total of a row. This limits rounding
+/// errors.
 const SUM_BLOCK: usize = 1024;
 
-/// Values that are skipped together if none of them is large enough.
+/// Number of values that are skipped together if none of them is large enough.
 const SKIP: usize = 64;
 
 /// Returns the largest number, or −∞ if there is none.
@@ -23,7 +24,7 @@ fn largest_number<S: Isa>(s: S, row: &[f32]) -> f32 {
     for quad in quads {
         let lanes = quad.as_chunks::<16>().0;
         for i in 0..4 {
-            best[i] = s.max(s.load(&lanes[i]), best[i]); // Returns the second if the first is NaN.
+            best[i] = s.max(s.load(&lanes[i]), best[i]); // Returns the second argument if the first is NaN.
         }
     }
     let best = s.largest(s.max(s.max(best[0], best[1]), s.max(best[2], best[3])));
@@ -75,7 +76,8 @@ impl HostKernel for Softmax {
             let x = &x[row * width..][..width];
             // SAFETY: each group writes its own row.
             let out = unsafe { row_mut(call, 2, row, width) };
-            // A NaN is not the largest number, but makes the sum NaN. Without numbers, any maximum works.
+            // `largest_number` ignores NaN, but a NaN makes the sum NaN. If a row has no numbers, any maximum
+            // works.
             let max = largest_number(s, x).max(f32::MIN);
             let mut sums = s.zero();
             for (x, out) in x.chunks(SUM_BLOCK).zip(out.chunks_mut(SUM_BLOCK)) {

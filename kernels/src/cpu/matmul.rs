@@ -1,9 +1,9 @@
 //! Matrix products.
 //!
 //! A group computes [`matmul::TASK_ROWS`] rows of weights for all tokens. Both kernels process a tile of
-//! tokens in blocks of 32 columns: a block's weights are unpacked once and multiplied with every token of the
-//! tile. The sum of a block is computed in registers and added to the token's total. That order is the same
-//! for one token and for many.
+//! tokens in blocks of 32 columns. They unpack the weights of a block once and multiply them with every token
+//! of the tile. The sum of a block is computed in registers and added to the token's total. The order of
+//! summation does not depend on the number of tokens.
 
 use super::formats::{Format, Of, Quantised, Quants};
 use super::isa::Isa;
@@ -16,7 +16,7 @@ use crate::quantize::{row_bytes, scales_offset, sums_offset};
 use ragtag_hal::{EntryAbi, HostCall};
 use std::ops::Range;
 
-/// Tokens that share one unpacking of weights. Their totals stay in the L1 cache.
+/// Tokens that share unpacked weights. Their totals stay in the L1 cache.
 const TILE: usize = 32;
 
 /// Groups of 16 rows per task.
@@ -33,10 +33,10 @@ struct Output<'a> {
 }
 
 impl Output<'_> {
-    /// Writes a token's sums of some row groups.
+    /// Writes the sums of some row groups for one token.
     ///
     /// # Safety
-    /// Same as for [`HostCall::write`]: the task must own these columns.
+    /// The requirements of [`HostCall::write`] apply: the task must own these columns.
     #[inline(always)]
     unsafe fn put<S: Isa, const R: usize>(&self, s: S, row: usize, sums: &[S::F; R]) {
         for (r, sum) in sums.iter().enumerate() {
@@ -57,11 +57,12 @@ impl Output<'_> {
     }
 }
 
-/// Prefetch distance of weights: hardware prefetchers do not cross page boundaries.
+/// Prefetch distance of weights. Software prefetching helps because hardware prefetchers do not cross page
+/// boundaries.
 const AHEAD_BYTES: usize = 2048;
 
-/// Prefetches the bytes that follow a block. A matrix's groups are adjacent, so at the end of a group this is
-/// the start of a later one, or at worst a few unused lines.
+/// Prefetches the bytes that follow a block. The groups of a matrix are adjacent, so at the end of a group
+/// the next bytes belong to a later group. At the end of the matrix, a few prefetched lines are unused.
 #[inline(always)]
 fn prefetch<S: Isa, W: Format>(s: S, group: W::Group<'_>, block: usize) {
     for line in W::bytes(group, block).as_chunks::<64>().0 {
@@ -69,7 +70,7 @@ fn prefetch<S: Isa, W: Format>(s: S, group: W::Group<'_>, block: usize) {
     }
 }
 
-/// The launch's weights, opened task by task.
+/// Weights of a launch, opened task by task.
 struct Tasks<'a> {
     weights: &'a [u8],
     n: usize,
@@ -91,7 +92,7 @@ impl<'a> Tasks<'a> {
     }
 }
 
-/// Products with f32 activations: weights are dequantized to f32.
+/// Products with f32 activations. Weights are dequantized to f32.
 pub(crate) struct Exact<W>(Of<W>);
 
 impl<W: Format> HostKernel for Exact<W> {
@@ -130,7 +131,7 @@ impl<W: Format> HostKernel for Exact<W> {
 /// Multiplies `R` row groups with all rows of x.
 ///
 /// # Safety
-/// Same as for [`Output::put`].
+/// The requirements of [`Output::put`] apply.
 #[inline(always)]
 unsafe fn exact<S: Isa, W: Format, const R: usize>(
     s: S,
@@ -188,7 +189,7 @@ unsafe fn exact<S: Isa, W: Format, const R: usize>(
     }
 }
 
-/// Multiplies with one row of x: weights pass from memory through registers once.
+/// Multiplies row groups with one row of x. Each weight is loaded into registers once.
 #[inline(always)]
 fn exact_one<S: Isa, W: Format, const R: usize>(s: S, groups: [W::Group<'_>; R], x: &[f32]) -> [S::F; R] {
     let mut totals = [s.zero(); R];
@@ -239,7 +240,7 @@ fn exact_tile<S: Isa, const R: usize, const T: usize>(
     }
 }
 
-/// Products with int8 activations: integer dot products, scaled block by block.
+/// Products with int8 activations: integer dot products that are scaled block by block.
 pub(crate) struct Fast<W>(Of<W>);
 
 impl<W: Quantised> HostKernel for Fast<W> {
@@ -275,7 +276,7 @@ impl<W: Quantised> HostKernel for Fast<W> {
     }
 }
 
-/// A row of int8 activations, as words: four quants each, the bits of a scale, a sum.
+/// A row of int8 activations as words. A word holds four quants, the bits of a scale, or a sum.
 #[derive(Clone, Copy)]
 struct Int8Row<'a> {
     quads: &'a [[i32; 8]],
@@ -299,7 +300,7 @@ impl<'a> Int8Row<'a> {
 /// Multiplies `R` row groups with all rows of x.
 ///
 /// # Safety
-/// Same as for [`Output::put`].
+/// The requirements of [`Output::put`] apply.
 #[inline(always)]
 unsafe fn fast<S: Isa, W: Quantised, const R: usize>(
     s: S,

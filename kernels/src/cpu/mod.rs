@@ -1,10 +1,10 @@
-//! CPU kernels: each is written once over an instruction set of sixteen lanes, and instantiated for every
+//! CPU kernels. Each kernel is generic over an instruction set of sixteen lanes, and instantiated for every
 //! instruction set.
 //!
-//! This crate's unsafe code is here: the intrinsics, and the views of a launch's bindings.
+//! All unsafe code of this crate is here: the intrinsics, and the views of a launch's bindings.
 //!
-//! The crate's unit tests only inspect tables. They are built with the portable functions alone, because
-//! these functions dominate the crate's compile time. `tests/cpu.rs` tests all of them.
+//! The crate's unit tests only inspect tables. They include only the portable kernels, because the other
+//! instruction sets dominate the compile time. `tests/cpu.rs` tests all of them.
 
 #![allow(clippy::needless_range_loop)] // Loops over lanes and tiles index several arrays.
 
@@ -46,9 +46,9 @@ use isa::Isa;
 use ragtag_hal::{EntryAbi, HostCall};
 use std::ops::Range;
 
-/// A kernel for any instruction set.
+/// A kernel that is generic over the instruction set.
 pub(crate) trait HostKernel: 'static {
-    /// Kernel that it implements.
+    /// Kernel that the type implements.
     const KERNEL: Kernel;
 
     /// Returns its binary interface.
@@ -58,7 +58,8 @@ pub(crate) trait HostKernel: 'static {
     /// Computes some groups.
     ///
     /// # Safety
-    /// Same as for [`HostFn`](ragtag_hal::HostFn). The caller must have enabled the features of `S`.
+    /// The requirements of [`HostFn`](ragtag_hal::HostFn) apply. The caller must have enabled the features of
+    /// `S`.
     unsafe fn run<S: Isa>(s: S, call: &HostCall<'_>, groups: Range<u32>);
 }
 
@@ -85,6 +86,7 @@ fn add<S: Isa>(out: &mut Vec<Variant>) {
     out.push(variant::<S, rows::Gather>());
     out.push(variant::<S, rows::RmsNorm>());
     out.push(variant::<S, rows::RmsNormInt8>());
+    out.push(variant::<S, rows::HeadNorm>());
     out.push(variant::<S, rows::Quantize>());
     out.push(variant::<S, rows::SiluMul>());
     out.push(variant::<S, rows::SiluMulInt8>());
@@ -140,8 +142,8 @@ pub(crate) fn quantised<S: Isa, W: Quantised>(out: &mut Vec<Variant>) {
     out.push(variant::<S, halves::Widen<W>>());
 }
 
-/// Returns the minimum number of rows for a kernel. CPUs never use dequantize kernels, because they have no
-/// matrix units to make them worthwhile. They never split attention, because a few groups keep all cores busy.
+/// Returns the minimum number of rows for a kernel. CPUs never dequantize weights to f16, because they have
+/// no matrix units. They never split attention, because a few groups keep all cores busy.
 fn min_rows(kernel: Kernel) -> u32 {
     match kernel {
         Kernel::Widen(_)

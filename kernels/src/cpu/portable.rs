@@ -1,4 +1,4 @@
-//! Portable instruction set: arrays, which the compiler vectorizes where it can.
+//! Portable instruction set: arrays that the compiler vectorizes where it can.
 
 use super::HostKernel;
 use super::isa::Isa;

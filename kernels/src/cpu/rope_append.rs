@@ -11,14 +11,14 @@ use ragtag_hal::{EntryAbi, HostCall};
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// Computes sin and cos by their series around the nearest multiple of π/2, to 1e-11 for angles below 1e8.
-/// Plain f64 arithmetic, which the compiler vectorizes, instead of library calls.
+/// Computes sine and cosine by series around the nearest multiple of π/2, with an error of 1e-11 for angles
+/// below 1e8. Uses plain f64 arithmetic instead of library calls, so that the compiler can vectorize it.
 #[inline(always)]
 fn sin_cos(angle: f64) -> (f32, f32) {
     const TO_INTEGER: f64 = 6_755_399_441_055_744.0; // Adding 1.5 · 2^52 rounds to the nearest integer.
     let shifted = angle * std::f64::consts::FRAC_2_PI + TO_INTEGER;
     let n = shifted - TO_INTEGER;
-    // π/2 in two parts. The first has 33 bits, so n times it is exact.
+    // Subtracts n · π/2 in two parts. The first part has 33 bits, so its product with n is exact.
     let x = (angle - n * 1.570_796_326_734_125_6) - n * 6.077_100_506_506_192e-11;
     let z = x * x;
     let mut sin = -1.0 / 39_916_800.0;
@@ -144,7 +144,7 @@ impl<E: Stored> HostKernel for RopeAppend<E> {
     }
 }
 
-/// Writes the values of one head to the positions that `place` returns.
+/// Writes the values of one head. `place` maps the index of a value to its position in `out`.
 #[inline(always)]
 fn put<S: Isa, E: Stored>(s: S, values: &[f32], out: &mut [u8], place: impl Fn(usize) -> usize) {
     for (i, values) in values.chunks(16).enumerate() {

@@ -7,7 +7,7 @@ use super::launch::{Lists, count, row_mut};
 use crate::kernel::{Activations, Kernel};
 use crate::layout::{COLUMN_BLOCK, GROUP_ROWS, Layout, group_bytes};
 use crate::quantize::{BLOCK, row_bytes, scales_offset, sums_offset};
-use crate::{add, embed, gather, quantize, rms_norm, silu_mul};
+use crate::{add, embed, gather, head_norm, quantize, rms_norm, silu_mul};
 use ragtag_hal::{EntryAbi, HostCall};
 use std::ops::Range;
 
@@ -122,7 +122,7 @@ impl<'a> Int8Row<'a> {
     /// Returns row `row` of binding `binding`.
     ///
     /// # Safety
-    /// Same as for [`HostCall::write`].
+    /// The requirements of [`HostCall::write`] apply.
     #[inline(always)]
     pub unsafe fn new(call: &'a HostCall<'_>, binding: usize, row: usize, width: usize) -> Self {
         let start = row * row_bytes(width);
@@ -232,6 +232,37 @@ impl HostKernel for RmsNorm {
             // SAFETY: each group writes its own row.
             let out = unsafe { row_mut(call, 3, row, width) };
             out.iter_mut().zip(x).zip(weight).for_each(|((out, x), w)| *out = x * scale * w);
+        }
+    }
+}
+
+/// RMS norm of query and key heads, in place.
+pub(crate) struct HeadNorm;
+
+impl HostKernel for HeadNorm {
+    const KERNEL: Kernel = Kernel::HeadNorm;
+
+    fn abi() -> &'static EntryAbi {
+        &head_norm::ABI
+    }
+    fn grid(constants: &[u32]) -> [u32; 3] {
+        add::grid(constants)
+    }
+    #[inline(always)]
+    unsafe fn run<S: Isa>(s: S, call: &HostCall<'_>, groups: Range<u32>) {
+        let &[rows, word, heads, kv_heads, head_dim, _] = call.constants else { return };
+        let [heads, kv_heads, head_dim] = [heads, kv_heads, head_dim].map(|n| n as usize);
+        // SAFETY: no thread writes these bindings; all bit patterns are valid for these types.
+        let (params, weights) = unsafe { (call.read::<u32>(0), call.read::<f32>(2)) };
+        let rows = count(params, word, rows);
+        for row in (groups.start as usize..groups.end as usize).take_while(|row| *row < rows) {
+            // SAFETY: each group writes its own row.
+            let qkv = unsafe { row_mut(call, 1, row, (heads + 2 * kv_heads) * head_dim) };
+            for (i, head) in qkv.chunks_exact_mut(head_dim.max(1)).take(heads + kv_heads).enumerate() {
+                let scale = norm_scale(s, head, call.float(5));
+                let weight = if i < heads { weights } else { &weights[head_dim..] };
+                head.iter_mut().zip(weight).for_each(|(x, w)| *x = *x * scale * w);
+            }
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Split attention. CPUs have few threads to fill and are faster with a single launch. These plain kernels
-//! serve as a comparison.
+//! Split attention. CPUs run too few threads to need splits, and a single launch is faster. These plain
+//! kernels serve as a comparison for other devices.
 
 use super::HostKernel;
 use super::halves::write_row;
@@ -67,7 +67,7 @@ impl<E: Stored> HostKernel for Partial<E> {
             let table = table.filter(|table| table.iter().all(|block| *block < cache_blocks));
             let run = if table.is_some() { partial::run(seen, splits, split) } else { 0..0 };
             let table = table.unwrap_or(&[]);
-            // Returns this head's part of a position's block, and the slot in it.
+            // Returns the start of this head's part of a position's block, and the slot in the block.
             let place = |position: usize| {
                 let at = table[position / BLOCK_TOKENS] as usize * kv_heads + kv_head;
                 (at * head_dim * BLOCK_TOKENS, position % BLOCK_TOKENS)

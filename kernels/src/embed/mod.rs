@@ -6,12 +6,13 @@
 //! | 1 | table: `[vocabulary, width]` in the variant's [layout](crate::layout) |
 //! | 2 | out: f32 `[rows, width]`, written |
 //!
-//! Constants: rows, vocabulary, width, first token. Row i is the table's row `tokens[i] - first token`. If
-//! there is none, row i is set to zero if the first token is 0, and left unchanged otherwise. So a table may
-//! be bound in parts, the first part first. One group per row.
+//! The constants are the rows, the vocabulary, the width, and the first token. Row i of out is row `tokens[i]
+//! - first token` of the table. If the table has no such row, row i is set to zero if the first token is 0,
+//! and left unchanged otherwise. So a large table may be bound in parts, lowest tokens first. A launch has
+//! one group per row.
 //!
-//! The table has the layout of the products, so that tied weights are resident once. In `Rows16` a row is
-//! spread over a group of rows, which costs a few microseconds per token.
+//! The table has the same layout as the weights of products, so that tied weights are resident once. In
+//! `Rows16`, a row is interleaved with the other rows of its group, which costs a few microseconds per token.
 
 use crate::abi::{HEADER_BYTES, IMPOSSIBLE, words};
 use crate::blocks::{TensorType, dequantise};
@@ -66,7 +67,7 @@ fn reference(tensor_type: TensorType, file: &[u8], width: usize, token: usize) -
 
 pub(crate) fn cases(tensor_type: TensorType, layout: Layout, seed: u64) -> Vec<Case> {
     let mut random = Random::new(seed);
-    // The last one is the second part of a table: rows of tokens in other parts stay unchanged.
+    // The last shape is the second part of a table. Rows of tokens in other parts stay unchanged.
     [
         (1, vec![0], (0, 1), 256),
         (8, vec![39, 16, 15, 40, 3], (0, 40), 512),
@@ -79,7 +80,7 @@ pub(crate) fn cases(tensor_type: TensorType, layout: Layout, seed: u64) -> Vec<C
     .into()
 }
 
-/// Tokens of a part of a table, some of them before or after it.
+/// Returns a case with part of a table. Some tokens are before or after this part.
 pub(crate) fn random_case(tensor_type: TensorType, layout: Layout, random: &mut Random) -> Case {
     let capacity = 1 + random.below(20);
     let (first, vocabulary) = ([0, 64][random.below(2)], 1 + random.below(60));

@@ -14,13 +14,13 @@
 //! | 0 | x: f32, finite |
 //! | 1 | out: blocks, one after the other, written |
 //!
-//! Constants of either: the number of the blocks' type in GGUF files, the number of blocks. Fewer than 2^32
-//! values. Blocks are adjacent and are accessed by whole words, whatever their size. If they end within a
-//! word, the rest is zero. The texts for GPUs consist of a part for each type, in its folder of `types`, and a
-//! shared part.
+//! The constants of both kernels are the number of the blocks' type in GGUF files and the number of blocks.
+//! There are fewer than 2^32 values. Blocks of 18, 34 or 210 bytes are adjacent, but kernels access them by
+//! whole words. If the last block ends within a word, zero fills the rest of the word.
 //!
-//! [`crate::blocks`] defines both. Encoded blocks may differ from those of
-//! [`quantise`](crate::blocks::quantise()), but must be as close to the values up to 1e-4.
+//! [`crate::blocks`] defines the formats. Encoded blocks may differ from those of
+//! [`quantise`](crate::blocks::quantise()), but their relative error may exceed its error by at most 1e-4,
+//! apart from ties.
 
 use crate::abi::{IMPOSSIBLE, product, words};
 use crate::blocks::{TensorType, dequantise};
@@ -74,7 +74,7 @@ pub static ENCODE_ABI: EntryAbi = EntryAbi {
     },
 };
 
-/// Returns the bytes of the blocks, in whole words, and of the values.
+/// Returns the bytes of the blocks (in whole words) and the bytes of the values.
 fn sizes(constants: &[u32]) -> [u64; 2] {
     let [id, blocks] = *constants else { return [IMPOSSIBLE; 2] };
     let Some(tensor_type) = type_of(id) else { return [IMPOSSIBLE; 2] };
@@ -92,7 +92,7 @@ pub(crate) fn decode_grid(constants: &[u32]) -> [u32; 3] {
     elements::grid(constants[1].saturating_mul(values as u32))
 }
 
-/// Returns one work item per two blocks, which are whole words.
+/// Returns one work item per two blocks. Two blocks are always whole words.
 pub(crate) fn encode_grid(constants: &[u32]) -> [u32; 3] {
     elements::grid(constants[1].div_ceil(2))
 }

@@ -6,11 +6,11 @@
 //! | 1 | table: elements of `from`, `[table rows, width]` |
 //! | 2 | out: elements of `to`, `[rows, width]`, written |
 //!
-//! Constants: from, to (the [numbers](crate::elements::number) of their types), rows, table rows, width. Fewer than 2^32
-//! elements.
+//! The constants are from, to (the [numbers](crate::elements::number) of these types), rows, table rows, and
+//! width. There are fewer than 2^32 elements.
 //!
-//! Row i of `out` is row `indices[i]` of the table, or zero if there is none. Conversions are those of
-//! [`crate::copy`].
+//! Row i of `out` is row `indices[i]` of the table, or zero if the table has no such row. Elements are
+//! converted as in [`crate::copy`].
 
 use crate::abi::{product, words};
 use crate::cases::{Build, Case, Content, Random};

@@ -6,13 +6,18 @@
 //! | 1 | B: values of the same type, `[k, n]`, or `[n, k]` if transposed |
 //! | 2 | C: f32 `[m, n]`, read and written |
 //!
-//! Constants: m, n, k, whether A is transposed, whether B is, lda, ldb, ldc, batch, stride of A, of B, of C,
-//! α, β (the bits of f32). lda, ldb and ldc are row strides, the other strides are between matrices of the
-//! batch, in values; zero if all products share a matrix. Rows of C do not overlap, and gaps between them are
-//! not touched. 16-bit types are read as whole words, so their bindings are multiples of four bytes.
+//! The constants are:
+//! - m, n, k, transpose A (0 or 1), transpose B (0 or 1);
+//! - lda, ldb, ldc: the row strides of A, B and C, in values;
+//! - batch, and the strides of A, B and C between matrices of the batch, in values. A stride of zero shares
+//!   one matrix;
+//! - α, β (the bits of an f32).
 //!
-//! As in BLAS, C is not read if β is zero, and A and B are not read if α or k is. Sums are f32. Dimensions
-//! are at most 2³¹ − 1, and so is the number of groups. Each computes [`TILE`] × [`TILE`] values.
+//! Rows of C do not overlap, and gaps between them are not written. Kernels read 16-bit types as whole words,
+//! so these bindings are multiples of four bytes.
+//!
+//! As in BLAS, C is not read if β is zero. A and B are not read if α or k is zero. Sums are f32. Each
+//! dimension and the number of groups are at most 2³¹ − 1. A group computes [`TILE`] × [`TILE`] values of C.
 //!
 //! The definition is that of the Basic Linear Algebra Subprograms (Dongarra et al., 1990), with row-major
 //! instead of column-major matrices.
@@ -22,7 +27,7 @@ use crate::cases::{Build, Case, MANY, Random, Stored, row_starts};
 use crate::kernel::{ElementType, Kernel};
 use ragtag_hal::{Access, EntryAbi};
 
-/// Rows and columns of C per group.
+/// Rows and columns of C that one group computes.
 pub const TILE: u32 = 64;
 
 macro_rules! abis {
@@ -66,13 +71,13 @@ fn extents(element: ElementType, constants: &[u32], out: &mut [u64]) {
     ]);
 }
 
-/// Returns the number of tiles of C; `None` if it exceeds the groups of a launch.
+/// Returns the number of tiles of C, or `None` if a launch cannot have so many groups.
 fn groups(m: u32, n: u32, batch: u32) -> Option<u32> {
     let tiles = m.div_ceil(TILE).checked_mul(n.div_ceil(TILE))?;
     tiles.checked_mul(batch).filter(|groups| *groups <= i32::MAX as u32)
 }
 
-/// Returns matrices × tiles of rows × tiles of columns, all in the first dimension, which is the largest on
+/// Returns matrices × row tiles × column tiles, all in the first dimension, which has the largest limit on
 /// every device.
 pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     [groups(constants[0], constants[1], constants[8]).unwrap_or(u32::MAX), 1, 1]
@@ -86,7 +91,7 @@ struct Shape {
     batch: usize,
     row_gaps: [usize; 3],
     matrix_gaps: [usize; 3],
-    /// Whether all products share A, and B.
+    /// Whether all products of the batch share A, and whether they share B.
     shared: [bool; 2],
     factors: [f32; 2],
 }
@@ -120,7 +125,7 @@ pub(crate) fn cases(element: ElementType, seed: u64) -> Vec<Case> {
     shapes.into_iter().map(|shape| case(element, &mut random, shape)).collect()
 }
 
-/// Returns a random product. In a few cases the groups exceed a dimension of a launch on some devices.
+/// Returns a random product. A few cases have more groups than some devices allow in one dimension.
 pub(crate) fn random_case(element: ElementType, random: &mut Random) -> Case {
     let mut few = |bound: usize| random.below(bound);
     let many = few(64) == 0;
@@ -147,7 +152,7 @@ fn case(element: ElementType, random: &mut Random, shape: Shape) -> Case {
     let stride_b = if shape.shared[1] { 0 } else { stride(1, b_rows * ldb) };
     let stride_c = stride(2, m * ldc);
 
-    // Values that must not be read are NaN: gaps, A and B if α is zero, and C if β is.
+    // Values that must not be read are NaN: gaps, A and B if α is zero, and C if β is zero.
     let mut inputs = |dimensions: [(usize, usize); 2], width, is_read| {
         random.rows(width, &dimensions, if is_read { 1.0 } else { f32::NAN })
     };
@@ -194,7 +199,8 @@ mod tests {
     #[test]
     fn extents_reach_to_the_last_value() {
         assert_eq!(extents_of(&[]), [84, 140, 120]);
-        // Seven rows of three, whose last value is in the middle of a word; a batch that shares one B.
+        // First case: rows of three values, of which the last ends in the middle of a word, and a batch that
+        // shares B.
         assert_eq!(extents_of(&[(3, 1), (5, 4), (10, 0)]), [96, 72, 120]);
         assert_eq!(extents_of(&[(2, 0)]), [0, 0, 120]);
         assert_eq!(extents_of(&[(0, 0)]), [0; 3]);

@@ -1,9 +1,9 @@
 //! f16 activations: the input of products on matrix units.
 //!
-//! A row is its values as f16, padded with zeros to a multiple of [`PITCH_VALUES`] values. So rows are whole
-//! cache lines, [`row_bytes`] apart, and a tile that extends beyond the last column multiplies by zero. A
-//! row's width is a multiple of 32. Values are rounded to nearest, ties to even. Values beyond the range of
-//! f16 saturate, and NaN is preserved.
+//! A row holds f16 values, padded with zeros to a multiple of [`PITCH_VALUES`] values. Rows are therefore
+//! whole cache lines, [`row_bytes`] apart. A tile that extends beyond the last column multiplies by zero. The
+//! width of a row is a multiple of 32. Values are rounded to nearest, ties to even. Values beyond the range
+//! of f16 saturate, and NaN is preserved.
 
 use half::f16;
 
@@ -14,7 +14,7 @@ pub const fn row_bytes(width: usize) -> usize {
     width.next_multiple_of(PITCH_VALUES) * 2
 }
 
-/// Returns the bytes of `rows` rows; impossible if the width is not a multiple of 32.
+/// Returns the bytes of `rows` rows, or `IMPOSSIBLE` if the width is not a multiple of 32.
 pub(crate) fn rows_extent(rows: u32, width: u32) -> u64 {
     if !width.is_multiple_of(32) || width > u32::MAX - PITCH_VALUES as u32 {
         return crate::abi::IMPOSSIBLE;
@@ -28,12 +28,12 @@ pub(crate) fn in_range(value: f64) -> f64 {
     value.clamp(-largest, largest)
 }
 
-/// Rounds a value as it is stored: the reference.
+/// Rounds a value to f16 as kernels must. This is the reference.
 pub(crate) fn rounded(value: f64) -> f16 {
     f16::from_f64(in_range(value))
 }
 
-/// Returns a row as it is stored: the reference.
+/// Converts a row to its stored bytes. This is the reference.
 pub(crate) fn reference(row: &[f32]) -> Vec<u8> {
     let mut out: Vec<u8> = row.iter().flat_map(|x| rounded(f64::from(*x)).to_le_bytes()).collect();
     out.resize(row_bytes(row.len()), 0);

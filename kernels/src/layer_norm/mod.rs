@@ -1,5 +1,5 @@
-//! Layer norm: each row minus its mean, divided by its standard deviation, times a weight and plus a bias per
-//! column.
+//! Layer norm: subtracts the mean of each row and divides by its standard deviation. Then multiplies each
+//! column by a weight and adds a bias.
 //!
 //! | binding | |
 //! | --- | --- |
@@ -8,11 +8,12 @@
 //! | 2 | bias: f32 `[width]` |
 //! | 3 | out: f32 `[rows, width]`, written |
 //!
-//! Constants: the [number](crate::elements::number) of the type, rows, width, ε (the bits of an f32), which
-//! is added to the variance. One group per row.
+//! The constants are the [number](crate::elements::number) of the type, the rows, the width, and ε (the bits
+//! of an f32), which is added to the variance. A launch has one group per row.
 //!
-//! GPUs square the differences from the mean, and sum the squares, in f32. So the standard deviation of a row
-//! must be at most 1.8 · 10¹⁹ / √width. Beyond that, a row of finite values becomes its bias.
+//! GPUs square the differences from the mean in f32, and sum the squares in f32. So the standard deviation of
+//! a row must be at most 1.8 · 10¹⁹ / √width. Beyond this limit, the result of a row of finite values is the
+//! bias alone.
 
 use crate::abi::{product, words};
 use crate::cases::{Build, Case, Random, Stored};

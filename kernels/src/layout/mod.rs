@@ -1,24 +1,44 @@
-//! Resident layouts of weight matrices. A device stores all matrices of a tensor type in one of them:
+//! Resident layouts of weight matrices. A device stores all matrices of a tensor type in the same layout:
 //! [`layout_for`].
 //!
-//! Either layout divides rows into groups of 16. A group is one contiguous stream; the last one is padded
-//! with zero rows.
+//! Both layouts divide rows into groups of 16. A group is one contiguous range of bytes. Zero rows pad the
+//! last group.
 //!
 //! # `RowMajor`
 //!
-//! For F32, F16 and BF16: rows of values as in the file, padded with zeros to a multiple of [`PITCH_VALUES`]
-//! values. Matrix units load this layout, and groups of 32 work items stream it row by row.
+//! For F32, F16 and BF16. Rows hold values as in the file, padded with zeros to a multiple of
+//! [`PITCH_VALUES`] values. Matrix units load this layout, and 32 work items together stream each row.
 //!
 //! # `Rows16`
 //!
-//! For every type: the rows of a group are interleaved so that one SIMD lane is one row. Products then need
-//! no horizontal sums. A group holds its sections one after the other, each section block by block along the
-//! columns, padded to 64 bytes. The modules in `types` list the sections of each type: "16 × x" is one x per
-//! row.
+//! For every type. The rows of a group are interleaved so that each SIMD lane holds one row. Products then
+//! need no horizontal sums. A group consists of sections, one after the other. Each section stores its blocks
+//! in column order. The group is padded to 64 bytes. In the table, "16 × x" means one x per row.
+//!
+//! | type | sections |
+//! | --- | --- |
+//! | F32, F16, BF16 | for each column 16 × value |
+//! | Q8_0 | for each 32 columns 8 vectors; 16 × f16 scale |
+//! | Q4_0 | for each 32 columns 4 vectors; 16 × f16 scale |
+//! | Q4_1 | for each 32 columns 4 vectors; for each 32 columns 16 × f16 d, 16 × f16 m, which is added |
+//! | Q5_0 | for each 32 columns 4 vectors of low bits; for each 32 columns 1 vector of high bits; for each 32 columns 16 × f16 scale |
+//! | Q5_1 | for each 32 columns 4 vectors of low bits; for each 32 columns 1 vector of high bits; for each 32 columns 16 × f16 d, 16 × f16 m, which is added |
+//! | Q4_K | for each 32 columns 4 vectors; for each 32 columns 16 × u8 scale, 16 × u8 minimum; for each 256 columns 16 × f16 d, 16 × f16 dmin |
+//! | Q5_K | for each 32 columns 4 vectors of low bits; for each 32 columns 1 vector of high bits; for each 32 columns 16 × u8 scale, 16 × u8 minimum; for each 256 columns 16 × f16 d, 16 × f16 dmin |
+//! | Q6_K | for each 32 columns 4 vectors of low bits; for each 32 columns 2 vectors of high bits; for each 32 columns 16 × i8 scale of the first 16, 16 × i8 of the last 16; for each 256 columns 16 × f16 d |
+//! | TQ1_0, TQ2_0 | for each 32 columns 2 vectors; for each 256 columns 16 × f16 d |
 //!
 //! A *vector* is 64 bytes: 16 rows × 4 consecutive columns (a *quad*), as integer dot products need it.
-//! Quants are unsigned bytes. Of the eight quads of 32 columns, 4-bit vector j holds quad j in its low and quad
-//! j + 4 in its high nibbles. A vector of fifth bits holds quad j in bits j of its bytes.
+//! Quants are unsigned bytes. Q8_0 adds 128 to its quants; the other types keep the quants of the file. 32
+//! columns have eight quads:
+//!
+//! - 4-bit vector j holds quad j in its low nibbles and quad j + 4 in its high nibbles.
+//! - 2-bit vector j of ternary types holds quads 4j … 4j + 3, from the lowest bits up.
+//! - 2-bit vector j of Q6_K holds quads j, j + 2, j + 4 and j + 6.
+//! - A vector of fifth bits holds quad j in bit j of each byte.
+//!
+//! TQ1_0 is unpacked to the layout of TQ2_0, because each read of its five digits per byte would need
+//! divisions.
 //!
 //! Vector weights (norms) are not matrices: they stay plain f32.
 
@@ -38,7 +58,7 @@ use std::ops::Range;
 /// Rows per group.
 pub const GROUP_ROWS: usize = 16;
 
-/// All types have a multiple of this many columns.
+/// Number of columns of a matrix must be a multiple of this.
 pub const COLUMN_BLOCK: usize = 32;
 
 /// Rows of `RowMajor` are padded to a multiple of this many values.
@@ -50,19 +70,19 @@ pub const PITCH_VALUES: usize = 64;
 pub enum Layout {
     /// Groups of 16 rows, interleaved.
     Rows16,
-    /// Row after row. Only for types without blocks.
+    /// Row after row. Supports only types without blocks.
     RowMajor,
 }
 
-/// Returns the layout in which a device stores matrices of a type. All its kernels for that type read this
-/// layout.
+/// Returns the layout in which a device stores matrices of a type. All kernels of the device read this layout
+/// for that type.
 pub fn layout_for(tensor_type: TensorType, caps: &Caps) -> Layout {
     let is_row_major = |language: &KernelLanguage| layout_in(tensor_type, *language) == Layout::RowMajor;
     if caps.languages.iter().any(is_row_major) { Layout::RowMajor } else { Layout::Rows16 }
 }
 
-/// Returns the layout that kernels in a language read: row-major if the hardware behind it may have matrix
-/// units.
+/// Returns the layout that kernels in a language read. It is row-major if devices that accept the language
+/// may have matrix units.
 pub(crate) fn layout_in(tensor_type: TensorType, language: KernelLanguage) -> Layout {
     match language {
         KernelLanguage::CudaC | KernelLanguage::Ptx | KernelLanguage::HipC | KernelLanguage::Wgsl
@@ -74,7 +94,7 @@ pub(crate) fn layout_in(tensor_type: TensorType, language: KernelLanguage) -> La
     }
 }
 
-/// A matrix without a resident form, or source bytes that do not match its rows.
+/// A matrix that has no resident layout, or source bytes that do not match its rows.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LayoutError {
     /// Rows must be whole blocks, and multiples of [`COLUMN_BLOCK`].
@@ -125,7 +145,7 @@ pub enum LayoutError {
     },
 }
 
-/// A part of a group: `bytes` per `columns` columns.
+/// A part of a group, with `bytes` bytes per `columns` columns.
 #[derive(Clone, Copy)]
 pub(crate) struct Section {
     pub columns: usize,
@@ -137,7 +157,7 @@ pub(crate) const fn section(columns: usize, bytes: usize) -> Section {
     Section { columns, bytes }
 }
 
-/// Returns the sections of a group, in order.
+/// Returns the sections of a group, in the order of the table above.
 pub(crate) const fn sections(tensor_type: TensorType) -> &'static [Section] {
     tensor_type.row().sections
 }
@@ -152,7 +172,8 @@ pub struct Resident {
 }
 
 impl Resident {
-    /// Creates the layout of `rows` × `columns` values. A row's columns are contiguous in the file.
+    /// Creates the layout of a matrix of `rows` × `columns` values. The columns of a row are contiguous in
+    /// the file.
     ///
     /// # Errors
     /// [`LayoutError::Columns`] if rows are not whole blocks, [`LayoutError::Blocks`] if the type does not
@@ -170,8 +191,8 @@ impl Resident {
         if columns == 0 || !columns.is_multiple_of(block) {
             return Err(LayoutError::Columns { tensor_type, columns, block });
         }
-        // Each layout needs at most four bytes per value and less padding than values, so eight bytes per
-        // value leave room for every sum below.
+        // Each layout needs at most four bytes per value, and less padding than values. So no sum below
+        // exceeds eight bytes per value.
         let padded = rows.checked_next_multiple_of(GROUP_ROWS as u64);
         let bytes = padded.and_then(|r| r.checked_mul(columns)).and_then(|v| v.checked_mul(8));
         match (bytes, usize::try_from(rows), usize::try_from(columns)) {
@@ -225,7 +246,7 @@ impl Resident {
         self.columns / self.tensor_type.block_values() * self.tensor_type.block_bytes()
     }
 
-    /// Returns the rows of these groups, which [`Resident::pack`] takes.
+    /// Returns the rows of these groups. [`Resident::pack`] needs exactly these rows.
     pub fn rows_of(&self, groups: Range<usize>) -> Range<usize> {
         let row = |group: usize| group.saturating_mul(GROUP_ROWS).min(self.rows);
         row(groups.start)..row(groups.end)
@@ -235,8 +256,8 @@ impl Resident {
     /// threads may pack disjoint ranges.
     ///
     /// # Errors
-    /// [`LayoutError::Groups`] and [`LayoutError::Bytes`] if the range or a length is wrong; then `out` is
-    /// untouched.
+    /// Returns [`LayoutError::Groups`] or [`LayoutError::Bytes`] if the range or a length is wrong, and
+    /// leaves `out` unchanged.
     pub fn pack(&self, groups: Range<usize>, source_rows: &[u8], out: &mut [u8]) -> Result<(), LayoutError> {
         if groups.start > groups.end || groups.end > self.groups() {
             return Err(LayoutError::Groups { start: groups.start, end: groups.end, groups: self.groups() });
@@ -263,7 +284,7 @@ pub(crate) fn row_pitch_bytes(tensor_type: TensorType, columns: usize) -> usize 
     columns.next_multiple_of(PITCH_VALUES) * tensor_type.block_bytes()
 }
 
-/// Returns the bytes of one `Rows16` group of `columns` columns, which are whole blocks.
+/// Returns the bytes of one `Rows16` group. `columns` must be whole blocks.
 pub(crate) fn group_bytes(tensor_type: TensorType, columns: usize) -> usize {
     let sections = sections(tensor_type).iter();
     sections.map(|s| columns / s.columns * s.bytes).sum::<usize>().next_multiple_of(64)

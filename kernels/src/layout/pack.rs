@@ -1,5 +1,5 @@
-//! Packs file rows into resident groups. It processes every byte of a model at load time, so each type moves
-//! four bytes at a time where its format allows.
+//! Packs file rows into resident groups. Every byte of a model passes through this code at load time. So each
+//! type moves four bytes at a time where its format allows.
 
 use super::{GROUP_ROWS, Resident, row_pitch_bytes, sections};
 use crate::blocks::{TensorType, k_scale};
@@ -21,14 +21,13 @@ pub(super) fn pad_rows(layout: &Resident, source: &[u8], out: &mut [u8]) {
     }
 }
 
-/// Returns the columns that move together: a file block, or several if blocks are short.
+/// Returns the number of columns that move together: one file block, or several if blocks are short.
 fn unit_columns(tensor_type: TensorType) -> usize {
     tensor_type.block_values().max(super::COLUMN_BLOCK)
 }
 
-/// Packs the groups of `out`, unit by unit, with all rows of a group per unit. Reads are 16 streams, and
-/// writes stay in a few cache lines. `mover` scatters one unit of a row ([`unit_columns`] columns) into a lane
-/// of each section. It gets the unit's bytes of each section.
+/// Packs the groups of `out`, unit by unit, and all 16 rows of a group per unit. It reads 16 streams and
+/// writes to few cache lines.
 pub(crate) fn pack_with(
     layout: &Resident,
     source: &[u8],
@@ -95,11 +94,11 @@ pub(crate) fn move_nibbles(source: &[u8], lane: usize, quants: &mut [u8]) {
     }
 }
 
-/// Moves the fifth bits of a block of 32 values: bit 4j + i goes to bit j of byte i.
+/// Moves the fifth bits of a block of 32 values. Bit 4j + i goes to bit j of byte i.
 pub(crate) fn move_fifth_bits(source: &[u8], lane: usize, highs: &mut [u8]) {
     let bits = quad(source, 0);
-    // The multiplication repeats the nibble four times, seven bits apart, so that bit i of the i-th copy is
-    // bit 0 of byte i.
+    // The multiplication repeats the nibble four times, seven bits apart. So bit i of copy i becomes bit 0 of
+    // byte i.
     let spread = |nibble: u32| nibble.wrapping_mul(0x0020_4081) & 0x0101_0101;
     put(highs, 0, lane, (0..8).fold(0, |word, j| word | spread((bits >> (j * 4)) & 15) << j));
 }
@@ -111,7 +110,8 @@ pub(crate) fn move_k_scales(source: &[u8], lane: usize, subs: &mut [u8]) {
     }
 }
 
-/// Moves the nibbles of Q4_K and Q5_K. The file pairs value i of a sub-block with value i of the next.
+/// Moves the nibbles of Q4_K and Q5_K. The file pairs value i of a sub-block with value i of the next
+/// sub-block.
 pub(crate) fn move_k_nibbles(source: &[u8], lane: usize, quants: &mut [u8]) {
     for (source, quants) in source.chunks_exact(32).zip(quants.chunks_exact_mut(512)) {
         for j in 0..4 {

@@ -1,4 +1,4 @@
-//! Sizes, rejected shapes, and every byte of the layout compared with its definition.
+//! Tests of sizes, rejected shapes, and every byte of the layouts against their definition.
 
 use super::*;
 use crate::blocks::dequantise;
@@ -52,7 +52,7 @@ fn rejects_wrong_lengths() {
     layout.pack(1..2, &[0; 4 * 68], &mut out).unwrap();
 }
 
-/// Reads a value of a group by the documented table: slow, and independent of the packing code.
+/// Reads a value of a group by the documented table. It is slow but independent of the packing code.
 fn value(layout: &Resident, group: &[u8], row: usize, column: usize) -> f32 {
     let mut rest = group;
     let mut parts = Vec::new();

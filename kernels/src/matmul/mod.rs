@@ -7,20 +7,25 @@
 //! | 2 | x: f32 `[rows, k]`, [int8](crate::quantize) or [f16 activations](crate::half_rows) of k columns |
 //! | 3 | y: f32, `n` values per row with stride `stride` (in values), read and written (read only to accumulate) |
 //!
-//! Constants: rows, index of the row-count word, n, k, accumulate (0 or 1), stride (at least n). Several products may share
-//! joint rows, each bound from its own first column on. The gap up to the stride belongs to other products.
+//! The constants are the rows, the index of the row-count word, n, k, accumulate (0 or 1), and the stride (at
+//! least n). Several products may write to the same rows, each bound from its own first column on. The gap up
+//! to the stride belongs to other products.
 //!
-//! One group per [`TASK_ROWS`] rows of weights. It loops over the tokens, so that weights are read from
-//! memory once.
+//! A launch has one group per [`TASK_ROWS`] rows of weights. A group loops over the tokens, so that it reads
+//! weights from memory once.
 //!
-//! With f32 activations, weights are dequantized to f32 in registers (class *exact*). With int8 activations,
-//! integer dot products are computed block by block (class *fast*). With f16 activations, products of f16 or
-//! bf16 values are summed in f32, on matrix units where available (class *fast*). For bf16 weights, the
-//! matrix units of NVIDIA's devices of compute capability 8.0 and later, and of AMD's, convert f16
-//! activations to bf16. Not all types have all kernels: see [`takes`]. Callers use
-//! [`activations_for`](crate::activations_for). The variant determines the order of summation, usually by
-//! blocks of 32 columns. It does not depend on other rows of the launch: a row of y depends only on its row
-//! of x, bit for bit.
+//! The activations determine the arithmetic:
+//!
+//! - f32: weights are dequantized to f32 in registers (class *exact*).
+//! - int8: integer dot products, block by block (class *fast*).
+//! - f16: products of f16 or bf16 values, summed in f32, on matrix units where available (class *fast*). For
+//!   bf16 weights, the matrix units of AMD's devices, and of NVIDIA's devices from compute capability 8.0 on,
+//!   convert f16 activations to bf16.
+//!
+//! Some types have no kernels for some activations: see [`takes`]. Callers use
+//! [`activations_for`](crate::activations_for). Each variant has a fixed order of summation, usually by
+//! blocks of 32 columns. A row of y depends only on its row of x, bit for bit, and not on other rows of the
+//! launch.
 
 pub mod normed;
 
@@ -33,11 +38,11 @@ use crate::types::each_type;
 use crate::{half_rows, quantize};
 use ragtag_hal::{Access, EntryAbi};
 
-/// Rows of weights, that is columns of y, per group.
+/// Rows of weights per group. They are columns of y.
 pub const TASK_ROWS: u32 = 32;
 
-/// Returns whether a product of weights of this type with these activations exists. f32 works with every
-/// type, int8 with types of integer quants, and f16 with types of two bytes.
+/// Returns whether products of weights of this type with these activations exist. Every type supports f32,
+/// types with integer quants support int8, and types of two bytes support f16.
 pub fn takes(tensor_type: TensorType, activations: Activations) -> bool {
     match activations {
         Activations::F32 => true,
@@ -119,12 +124,12 @@ pub(crate) fn cases(
     let shapes =
         ROW_SHAPES.into_iter().zip([(16, 256), (48, 512), (33, 256), (17, 768), (16, 256), (100, 1024)]);
     let long = [(RowShape { capacity: 70, rows: 41, count_word: 0 }, (40, 256))];
-    // More than one tile of matrix units, and more tiles than are in flight.
+    // More than one tile of matrix units, and more K tiles than are in flight.
     let wide = (RowShape { capacity: 150, rows: 140, count_word: 0 }, (280, 4096));
     let wide = (activations == Activations::F16).then_some(wide);
     let mut out = Vec::new();
     for (i, (shape, (n, k))) in shapes.chain(long).chain(wide).enumerate() {
-        // Short blocks allow odd numbers of them.
+        // Types with short blocks also support odd numbers of blocks.
         let k = if tensor_type.block_values() < 256 { k / 8 - k % 3 / 2 * 32 } else { k };
         out.push(case(&mut random, (tensor_type, layout, activations), shape, (n, k), i % 2 == 1));
     }
@@ -144,8 +149,8 @@ pub(crate) fn random_case(
     case(random, (tensor_type, layout, activations), shape, (n, k), accumulate)
 }
 
-/// Returns cases for products that compute the full row capacity, whatever the parameters say: row-major f16
-/// weights, f16 activations, odd numbers of rows and columns.
+/// Returns cases for products that ignore the parameters and compute the full row capacity. They have
+/// row-major f16 weights, f16 activations, and odd numbers of rows and columns.
 pub(crate) fn cases_of_whole_launches(seed: u64) -> Vec<Case> {
     let mut random = Random::new(seed);
     let shapes = [
@@ -161,7 +166,7 @@ pub(crate) fn cases_of_whole_launches(seed: u64) -> Vec<Case> {
     shapes.into_iter().enumerate().map(case).collect()
 }
 
-/// Returns a case of random shape for such a product.
+/// Returns a case of random shape for a product that computes the full row capacity.
 pub(crate) fn random_case_of_a_whole_launch(seed: u64) -> Case {
     let mut random = Random::new(seed);
     let (rows, n, k) = (1 + random.below(600), 1 + random.below(120), 32 * (1 + random.below(12)));
@@ -190,7 +195,7 @@ fn case(
     dequantise(tensor_type, &file, &mut weights).expect("n rows of k are whole blocks");
 
     let x = random.floats(shape.capacity * k, 2.0);
-    // Every third shape is a part of longer rows.
+    // In every third shape, y is a part of longer rows.
     let stride = if shape.capacity % 3 == 2 { n + 21 } else { n };
     let constants = [shape.capacity, shape.count_word as usize, n, k, usize::from(accumulate), stride];
     let label = format!("{} → {n} of {stride}, accumulate {accumulate}", shape.label(k));

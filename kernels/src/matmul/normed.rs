@@ -1,6 +1,6 @@
-//! Products with a fused [RMS norm](crate::rms_norm) of their input, and for the first products of a gated
-//! FFN also with [SiLU(gate) · up](crate::silu_mul). Used for steps of few rows, in which launch latency
-//! dominates.
+//! Products with a fused [RMS norm](crate::rms_norm) of their input. The first products of a gated FFN can
+//! also be fused with [SiLU(gate) · up](crate::silu_mul). They serve steps of few rows, in which launch
+//! latency dominates.
 //!
 //! | binding | |
 //! | --- | --- |
@@ -8,14 +8,14 @@
 //! | 1 | weights: `[n, k]` in the variant's [layout](crate::layout) |
 //! | 2 | x: f32 `[rows, k]` |
 //! | 3 | y: f32, `n` values per row with stride `stride` (in values), read and written; gated `n / 2` |
-//! | 4 | weight of the norm, g: f32 `[k]` |
+//! | 3 | y: f32, `n` values per row (`n / 2` if gated) with stride `stride` (in values), read and written |
 //!
-//! Constants: those of a [product](super), ε (the bits of an f32).
+//! The constants are those of a [product](super), then ε (the bits of an f32).
 //!
-//! y = (W · (x ∘ g)) / √(mean x² + ε). Each group computes the sum of squares of the row, which it reads
-//! anyway, and scales its sums. In the gated product, the first half of W holds the gate's weights and the
-//! second half up's, and y is SiLU(gate) · up. There is no int8 version, because each group would have to
-//! quantize all of x.
+//! y = (W · (x ∘ g)) / √(mean x² + ε). Each group reads the whole row anyway, so it also computes the row's
+//! sum of squares, and scales its sums. In the gated product, the first half of W holds the gate weights and
+//! the second half the up weights. Its y is SiLU(gate) · up. There is no int8 version, because each group
+//! would have to quantize all of x.
 
 use super::{Resident, TensorType, reference};
 use crate::abi::{HEADER_BYTES, IMPOSSIBLE, strided, words};
@@ -28,8 +28,8 @@ use ragtag_hal::{Access, EntryAbi};
 
 const BINDINGS: &[Access] = &[Access::Read, Access::Read, Access::Read, Access::ReadWrite, Access::Read];
 
-/// Returns whether gate and up can be halves of weights of this type with `n` rows. They must not share a
-/// group of rows whose values are interleaved.
+/// Returns whether weights of this type with `n` rows can consist of a gate half and an up half. The halves
+/// must not share a group of interleaved rows.
 pub fn has_gates(tensor_type: TensorType, n: u32) -> bool {
     let alike = if tensor_type.block_values() > 1 { 2 * GROUP_ROWS as u32 } else { 2 };
     n.is_multiple_of(alike)
@@ -85,7 +85,7 @@ pub(crate) fn cases(kernel: Kernel, tensor_type: TensorType, layout: Layout, see
             (true, false) => n,
             (true, true) => n.next_multiple_of(2 * GROUP_ROWS),
         };
-        // Short blocks allow odd numbers of them.
+        // Types with short blocks also support odd numbers of blocks.
         let k = if tensor_type.block_values() < 256 { k / 8 - k % 3 / 2 * 32 } else { k };
         out.push(case(&mut random, kernel, (tensor_type, layout), shape, (n, k), i % 2 == 1));
     }
@@ -130,7 +130,7 @@ fn case(
     crate::rms_norm::small_rows(&mut x, k);
     let is_gated = matches!(kernel, Kernel::GatedMatMul(_));
     let columns = if is_gated { n / 2 } else { n };
-    // Every third shape is a part of longer rows.
+    // In every third shape, y is a part of longer rows.
     let stride = if shape.capacity % 3 == 2 { columns + 21 } else { columns };
     let constants = [shape.capacity, shape.count_word as usize, n, k, usize::from(accumulate), stride];
     let constants = [&constants[..], &[epsilon.to_bits() as usize]].concat();

@@ -6,11 +6,12 @@
 //! | 1 | x: f32 `[rows, width]` |
 //! | 2 | out: int8 or [f16 activations](crate::half_rows), written |
 //!
-//! Constants: rows, index of the row-count word, width. One group per row.
+//! The constants are the rows, the index of the row-count word, and the width. A launch has one group per row.
 //!
 //! # Int8 activations
 //!
-//! Blocks of 32 values, each with a scale. A row's width is a multiple of 32. A row consists of:
+//! An int8 row consists of blocks of 32 values, each with a scale. The width of a row is a multiple of 32. A
+//! row contains:
 //!
 //! | offset | |
 //! | --- | --- |
@@ -18,9 +19,9 @@
 //! | [`scales_offset`] | scales: f32 `[width / 32]`, largest absolute value / 127; value = scale · quant |
 //! | [`sums_offset`] | sums of 16 quants each: i32 `[width / 16]` |
 //!
-//! The distance between rows is [`row_bytes`], a multiple of 64. The sums let a product use unsigned weights,
-//! whose offset is subtracted once per block. A block with a NaN or an infinity has NaN as its scale: its
-//! quants are meaningless, and an infinite scale would give products infinities of either sign.
+//! The distance between rows is [`row_bytes`], a multiple of 64. With the sums, a product can use unsigned
+//! weights and subtract their offset once per block. A block with a NaN or an infinity has NaN as its scale,
+//! and its quants have no meaning. An infinite scale would give products infinities of either sign.
 
 use crate::abi::{HEADER_BYTES, words};
 use crate::cases::{Build, Case, Content, ROW_SHAPES, Random, RowShape};
@@ -45,7 +46,7 @@ pub const fn row_bytes(width: usize) -> usize {
     (sums_offset(width) + width / BLOCK * 8).next_multiple_of(64)
 }
 
-/// Returns the bytes of `rows` rows; impossible if the width is not whole blocks.
+/// Returns the bytes of `rows` rows, or `IMPOSSIBLE` if the width is not whole blocks.
 pub(crate) fn rows_extent(rows: u32, width: u32) -> u64 {
     if !width.is_multiple_of(BLOCK as u32) {
         return crate::abi::IMPOSSIBLE;
@@ -70,7 +71,7 @@ fn extents(activations: Activations, constants: &[u32], out: &mut [u64]) {
     out.copy_from_slice(&[HEADER_BYTES, words(&[rows, width]), activations.rows_extent(rows, width)]);
 }
 
-/// Quantizes a row to int8 activations: the reference. `row` is whole blocks.
+/// Quantizes a row of whole blocks to int8 activations. This is the reference.
 pub(crate) fn reference(row: &[f32]) -> Vec<u8> {
     let mut out = vec![0; row_bytes(row.len())];
     for (b, block) in row.chunks_exact(BLOCK).enumerate() {
@@ -94,7 +95,7 @@ pub(crate) fn reference(row: &[f32]) -> Vec<u8> {
 /// Returns the values of a row of int8 activations.
 ///
 /// # Errors
-/// Names a sum that does not match its quants.
+/// Returns a message that names a sum that does not match its quants.
 pub(crate) fn values(row: &[u8], width: usize) -> Result<Vec<f64>, String> {
     let word = |at: usize| [row[at], row[at + 1], row[at + 2], row[at + 3]];
     for (i, quants) in row[..width].chunks_exact(16).enumerate() {
@@ -127,7 +128,7 @@ pub(crate) fn random_case(activations: Activations, random: &mut Random) -> Case
     case(random, activations, shape, width)
 }
 
-/// Builds a case with one block that has an infinity and one that has a NaN. Only the scales are checked.
+/// Builds a case in which one block contains an infinity and another a NaN. Only the scales are checked.
 fn not_finite() -> Case {
     const WIDTH: usize = 2 * BLOCK;
     let mut x = [1.0; WIDTH];
@@ -138,7 +139,7 @@ fn not_finite() -> Case {
     case.expect(2, Content::SomeSame(expected)).done()
 }
 
-/// Returns expected int8 activations with only some scales checked.
+/// Returns expected int8 activations in which only the given scales are checked.
 pub(crate) fn scales_alone(scales: &[Option<f64>]) -> Vec<Option<f64>> {
     let width = scales.len() * BLOCK;
     let mut row = vec![None; row_bytes(width) / 4];

@@ -1,22 +1,27 @@
-//! Reduce: reduces each line along an axis, or each part of it, to one value.
+//! Reduce: reduces each line along an axis, or each part of a line, to one value.
 //!
 //! | binding | |
 //! | --- | --- |
 //! | 0 | x: `[outer, axis, inner]` of a type |
 //! | 1 | out: f32 `[outer, parts, inner]`, written |
 //!
-//! Constants: [reduction](Reduction), the [number](crate::elements::number) of the type, outer, axis, inner,
-//! the values per part (the last part of a line has the remainder; there are at most 65,535 parts), and the
-//! count that a mean divides by. An axis of zero values leaves `out` unchanged.
+//! The constants are:
+//! - the [reduction](Reduction) and the [number](crate::elements::number) of the type;
+//! - outer, axis, inner;
+//! - the values per part. The last part of a line has the remainder. There are at most 65,535 parts;
+//! - the count by which a mean is divided.
 //!
-//! Few long lines take two launches, so that a device has enough groups: the first reduces parts, whose size
-//! [`part`] returns, and the second reduces their results. A mean is the sum of each part in the first
-//! launch, and the mean over the whole axis in the second.
+//! If the axis has no values, `out` is unchanged.
 //!
-//! Max and min are NaN if any value is. Sums are split into many partial sums, so that the rounding error
+//! A reduction of few long lines takes two launches, so that a device has enough groups. The first launch
+//! reduces parts, whose size [`part`] returns. The second launch reduces the results of the parts. For a
+//! mean, the first launch computes the sum of each part, and the second divides the total by the size of the
+//! axis.
+//!
+//! Max and min are NaN if any value is NaN. A sum is split into many partial sums, so that the rounding error
 //! hardly grows with the axis.
 //!
-//! Each group takes adjacent columns of a part.
+//! A group computes adjacent columns of a part.
 
 use crate::abi::{IMPOSSIBLE, product, words};
 use crate::cases::{Build, Case, Content, Random, Stored};
@@ -74,13 +79,13 @@ pub static ABI: EntryAbi = EntryAbi {
     },
 };
 
-/// Returns the columns of `[axis, inner]` per group: a power of two, so that as many work items as possible
-/// share each column.
+/// Returns the number of columns of `[axis, inner]` per group. It is a power of two, so that as many work
+/// items as possible share each column.
 pub(crate) fn columns(inner: u32) -> u32 {
     inner.clamp(1, ITEMS).next_power_of_two()
 }
 
-/// Maximum parts of a line: the smallest limit of a launch's last dimension on any device.
+/// Maximum parts of a line. It is the smallest limit of a launch's last dimension on any device.
 const MOST_PARTS: u32 = 65_535;
 
 /// Groups that keep a device busy.
@@ -89,7 +94,7 @@ const ENOUGH: u32 = 512;
 /// Minimum values of a part, per work item that shares a column.
 const LEAST: u32 = 32;
 
-/// Returns the best part size for lines, at most the axis: it yields enough groups without too short parts.
+/// Returns the best part size, at most the axis. It yields enough groups, but no part is too short.
 pub fn part([outer, axis, inner]: [u32; 3]) -> u32 {
     let groups = outer.saturating_mul(inner.div_ceil(columns(inner))).max(1);
     let least = ITEMS / columns(inner) * LEAST;
@@ -97,7 +102,7 @@ pub fn part([outer, axis, inner]: [u32; 3]) -> u32 {
     axis.div_ceil(parts)
 }
 
-/// Returns outer × parts of inner, all in the first dimension, which is the largest on every device.
+/// Returns outer × parts of inner, all in the first dimension, which has the largest limit on every device.
 pub(crate) fn strips(outer: u32, inner: u32) -> u32 {
     outer.saturating_mul(inner.div_ceil(columns(inner)))
 }
@@ -134,7 +139,7 @@ pub(crate) fn cases(seed: u64) -> Vec<Case> {
             axis.div_ceil(3),
         ));
     }
-    // More groups than one dimension of a dispatch has on some devices.
+    // More groups than some devices allow in one dimension of a dispatch.
     out.push(case(&mut random, Reduction::Sum, ElementType::F32, [65_537, 2, 1], 2));
     out.push(case(&mut random, Reduction::Max, ElementType::F32, [1, 5003, 1], 5));
     out.extend(Reduction::ALL.map(|reduction| edges(&mut random, reduction)));
@@ -145,7 +150,7 @@ pub(crate) fn random_case(random: &mut Random) -> Case {
     let reduction = Reduction::ALL[random.below(4)];
     let inner = [2, 50, 600][random.below(3)];
     let shape = [1 + random.below(20), 1 + random.below(400), 1 + random.below(inner)];
-    // Up to sixteen parts of an axis. With one value per part, the largest shape would have five million
+    // Up to sixteen parts per axis. With one value per part, the largest shape would have five million
     // groups.
     let (element, parts) = (random.element(), 1 + random.below(16));
     let part = shape[1].div_ceil(parts);
@@ -172,7 +177,7 @@ fn case(
     let mut x = random.floats(shape.iter().product(), 1.0);
     x.iter_mut().for_each(|x| *x += 0.5);
     let x = Stored::new(element, &x);
-    // Means divide by another number than that of a part's values, as in the second of two launches.
+    // The divisor of a mean differs from the number of values in a part, as in the second of two launches.
     let of_part = |part: &[f64]| {
         let whole = part.len() / inner;
         let value = |line| match reduction {
@@ -188,8 +193,8 @@ fn case(
     build.bytes(x.bytes).expect_elements(1, ElementType::F32, wanted)
 }
 
-/// Lines with NaN and infinities. Their length is a power of two, because not every device rounds f32
-/// quotients correctly.
+/// Returns a case of lines with NaN and infinities. Their length is a power of two, because some devices do
+/// not round f32 quotients correctly.
 fn edges(random: &mut Random, reduction: Reduction) -> Case {
     let shape = [2, 32, 4];
     let mut x = vec![-1.0; shape.iter().product()];

@@ -1,4 +1,5 @@
-//! RMS norm: each row divided by its root mean square, times a weight per column; to f32 or quantized.
+//! RMS norm: divides each row by its root mean square and multiplies each column by a weight. The output is
+//! f32 or quantized.
 //!
 //! | binding | |
 //! | --- | --- |
@@ -7,10 +8,11 @@
 //! | 2 | weight: f32 `[width]` |
 //! | 3 | out: f32 `[rows, width]`, [int8](crate::quantize) or [f16 activations](crate::half_rows), written |
 //!
-//! Constants: rows, index of the row-count word, width, ε (the bits of an f32). One group per row.
+//! The constants are the rows, the index of the row-count word, the width, and ε (the bits of an f32). A
+//! launch has one group per row.
 //!
 //! Squares and their sum are f32, so the root mean square of a row must be at most 1.8 · 10¹⁹ / √width.
-//! Beyond that, a row of finite values becomes zeros.
+//! Beyond this limit, a row of finite values becomes zeros.
 
 use crate::abi::{HEADER_BYTES, words};
 use crate::cases::{Build, Case, ROW_SHAPES, Random, RowShape};

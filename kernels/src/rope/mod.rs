@@ -7,17 +7,17 @@
 //! | 2 | x: `[rows, heads, head dimension]` of a type |
 //! | 3 | out: of the same shape and type, written |
 //!
-//! Constants: the [number](crate::elements::number) of the type, rows, heads, head dimension, rope
-//! dimensions, pairing. Fewer than 2^32 values. Intermediate values are f32. See [`crate::elements`] for odd
-//! numbers of 16-bit values.
+//! The constants are the [number](crate::elements::number) of the type, the rows, the heads, the head
+//! dimension, the rope dimensions, and the pairing. There are fewer than 2^32 values. Intermediate values are
+//! f32. [`crate::elements`] defines the padding of odd numbers of 16-bit values.
 //!
-//! Pair i of each head rotates by its row's position times turn i. Pairing [`INTERLEAVED`] pairs values 2i
-//! and 2i + 1, [`HALVES`] pairs i and i + rope dimensions / 2. Dimensions beyond the rope dimensions (an even
-//! number, at most the head dimension) are copied.
+//! Pair i of each head rotates by the row's position times turn i. With [`INTERLEAVED`], a pair is values 2i
+//! and 2i + 1. With [`HALVES`], a pair is values i and i + rope dimensions / 2. The number of rope dimensions
+//! is even and at most the head dimension. The other dimensions are copied.
 //!
-//! Angles are integers: the fractional part of a turn in units of 2^−64. So they are as exact at large
-//! positions as at small ones, and the same on every device. Sines and cosines are computed by own series,
-//! because languages promise little accuracy.
+//! Angles are integers: the fractional part of a turn in units of 2^−64. They are as exact at large positions
+//! as at small ones, and the same on every device. The kernels compute sines and cosines with their own
+//! series, because the languages guarantee little accuracy.
 
 use crate::abi::{IMPOSSIBLE, product, words};
 use crate::cases::{Build, Case, Random, Stored};
@@ -47,21 +47,22 @@ pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     elements::grid(count.div_ceil(in_a_word(constants[0]).unwrap_or(1).into()) as u32)
 }
 
-/// Converts `frequency`, in radians per position, to the kernel's turn: low word, high word.
+/// Converts `frequency`, in radians per position, to the kernel's turn: the low word, then the high word.
 pub fn turn(frequency: f64) -> [u32; 2] {
     let turns = (frequency / TAU).rem_euclid(1.0);
     let fixed = (turns * 2_f64.powi(64)) as u64; // Saturates just below a whole turn.
     [fixed as u32, (fixed >> 32) as u32]
 }
 
-/// Multiplies position and turn, in units of 2^−32 turns. The lowest bits are dropped.
+/// Returns position × turn in units of 2^−32 turns. Lower bits are dropped.
 #[inline(always)]
 pub(crate) fn angle(position: u32, [low, high]: [u32; 2]) -> u32 {
     let carried = (u64::from(position) * u64::from(low)) >> 32;
     position.wrapping_mul(high).wrapping_add(carried as u32)
 }
 
-/// Computes sine and cosine of an angle in units of 2^−32 turns, by series around the nearest quarter.
+/// Computes the sine and cosine of an angle in units of 2^−32 turns, by series around the nearest quarter
+/// turn.
 #[inline(always)]
 pub(crate) fn sin_cos(angle: u32) -> (f32, f32) {
     let quarter = angle.wrapping_add(1 << 29) >> 30;
@@ -114,7 +115,7 @@ fn case(
     pairing: u32,
 ) -> Case {
     let pairs = rope_dims / 2;
-    // An empty list of turns still has the bytes of one, because bindings are not empty.
+    // An empty list of turns is bound with one turn, because bindings cannot be empty.
     let frequencies: Vec<f64> =
         (0..pairs.max(1)).map(|i| 10000_f64.powf(-2.0 * i as f64 / rope_dims.max(1) as f64)).collect();
     let turns: Vec<u32> = frequencies.iter().flat_map(|frequency| turn(*frequency)).collect();

@@ -1,5 +1,5 @@
-//! Rope and append: rotates the queries of new tokens in place, and appends their rotated keys and their
-//! values to the cache.
+//! Rope and append: rotates the queries of new tokens in place. Appends the rotated keys and the values to
+//! the cache.
 //!
 //! | binding | |
 //! | --- | --- |
@@ -9,23 +9,26 @@
 //! | 3 | key cache, read and written |
 //! | 4 | value cache, read and written |
 //!
-//! Constants: rows, sequences, table blocks, logit rows, heads, kv heads, head dimension, cache blocks, rope dimensions,
-//! pairing. Heads are a multiple of kv heads.
+//! The constants are the rows, sequences, table blocks, logit rows, heads, kv heads, head dimension, cache
+//! blocks, rope dimensions, and pairing. Heads are a multiple of kv heads.
 //!
-//! Pair i of each query and key head rotates by position · frequency i. Pairing [`INTERLEAVED`] pairs values
-//! 2i and 2i + 1, [`HALVES`] pairs i and i + rope dimensions / 2. Dimensions beyond the rope dimensions (an
-//! even number, at most the head dimension) are not rotated. The keys and values in qkv stay unchanged.
+//! Pair i of each query and key head rotates by position · frequency i. With [`INTERLEAVED`], a pair is
+//! values 2i and 2i + 1. With [`HALVES`], a pair is values i and i + rope dimensions / 2. The number of rope
+//! dimensions is even and at most the head dimension. The other dimensions are not rotated. The keys and
+//! values in qkv stay unchanged.
 //!
-//! Row i, at position p of sequence s, goes to slot p mod 16 of block `tables[s][p / 16]`. Rows with an
-//! invalid sequence, position or block are not appended, but their queries are rotated. No two rows go to one
-//! slot.
+//! The key and value of a row at position p of sequence s go to slot p mod 16 of block `tables[s][p / 16]`. A
+//! row with an invalid sequence, position or block is not appended, but its queries are rotated. No two rows
+//! share a slot.
 //!
 //! # The cache
 //!
-//! Blocks of [`BLOCK_TOKENS`] positions, f32 or f16, with keys and values in separate buffers:
+//! The cache has blocks of [`BLOCK_TOKENS`] positions, in f32 or f16. Keys and values have separate buffers:
 //!
-//! - keys `[cache blocks][kv heads][head dimension][16 positions]`: scores of 16 positions are 16 lanes;
-//! - values `[cache blocks][kv heads][16 positions][head dimension]`: a weighted sum is lanes of the head.
+//! - keys are `[cache blocks][kv heads][head dimension][16 positions]`, so that 16 lanes compute the scores
+//!   of 16 positions;
+//! - values are `[cache blocks][kv heads][16 positions][head dimension]`, so that the lanes of a weighted sum
+//!   are dimensions of the head.
 //!
 //! In an f16 cache, values beyond the range of f16 saturate, and NaN is preserved.
 
@@ -38,7 +41,7 @@ use ragtag_hal::{Access, EntryAbi};
 
 /// Pairs adjacent values.
 pub const INTERLEAVED: u32 = 0;
-/// Pairs one value of each half.
+/// Pairs each value of the first half with one of the second half.
 pub const HALVES: u32 = 1;
 
 const BINDINGS: &[Access] =
@@ -80,7 +83,7 @@ pub fn cache_bytes(kv_type: KvType, cache_blocks: u32, kv_heads: u32, head_dim: 
     product(&[cache_blocks, kv_heads, head_dim]).saturating_mul(BLOCK_TOKENS as u64 * kv_type.bytes())
 }
 
-/// Returns one group per kv head, so that groups write disjoint memory whatever the tables say.
+/// Returns one group per kv head, so that groups write disjoint memory whatever the tables contain.
 pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     if constants[0] == 0 { [0; 3] } else { [constants[5], 1, 1] }
 }
@@ -160,14 +163,15 @@ pub(crate) fn random_case(kv_type: KvType, random: &mut Random) -> Case {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Qkv {
     Plain,
-    /// The first row names a sequence that does not exist, the last one a position far beyond its table, and
-    /// one table a block beyond the cache.
+    /// Invalid rows. The first row names a sequence that does not exist, and the last row a position far
+    /// beyond its table. One table names a block beyond the cache.
     Lies,
     /// Keys and values that f16 cannot hold.
     BeyondF16,
 }
 
-/// Writes values that f16 cannot hold into the keys and values of a row. Keys that rotate stay finite.
+/// Writes values that f16 cannot hold into the keys and values of a row. Dimensions of keys that are rotated
+/// stay finite.
 fn exceed_f16(row: &mut [f32], heads: &Heads) {
     const VALUES: [f32; 7] = [1e6, -7e4, f32::INFINITY, 65_519.0, f32::NEG_INFINITY, f32::NAN, 65_520.0];
     for (i, value) in row[heads.heads * heads.head_dim..].iter_mut().enumerate() {
@@ -176,7 +180,7 @@ fn exceed_f16(row: &mut [f32], heads: &Heads) {
     }
 }
 
-/// Builds a case. `starts` gives the first position and number of rows of each sequence.
+/// Builds a case. `starts` lists the first position and the number of rows of each sequence.
 fn case(
     random: &mut Random,
     kv_type: KvType,
@@ -250,7 +254,7 @@ fn case(
     build.expect(4, expected(kv_type, cached)).done()
 }
 
-/// Returns a cache before a launch: poison, and zeros where the launch writes NaN.
+/// Returns the contents of a cache before a launch: poison, and zeros where the launch writes NaN.
 fn before(kv_type: KvType, expected: &[Option<f64>]) -> Vec<u8> {
     let byte = |value: &Option<f64>| if value.is_some_and(f64::is_nan) { 0 } else { 0xff };
     expected.iter().flat_map(|value| vec![byte(value); kv_type.bytes() as usize]).collect()

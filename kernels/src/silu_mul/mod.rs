@@ -1,12 +1,12 @@
-//! SiLU(gate) · up, with SiLU(x) = x / (1 + e⁻ˣ); to f32 or quantized.
+//! SiLU(gate) · up, with SiLU(x) = x / (1 + e⁻ˣ). The output is f32 or quantized.
 //!
 //! | binding | |
 //! | --- | --- |
 //! | 0 | parameters |
-//! | 1 | gate and up: f32 `[rows, 2 · width]`; each row has the gate's values, then up's |
+//! | 1 | gate and up: f32 `[rows, 2 · width]`; each row has the gate values, then the up values |
 //! | 2 | out: f32 `[rows, width]`, [int8](crate::quantize) or [f16 activations](crate::half_rows), written |
 //!
-//! Constants: rows, index of the row-count word, width. One group per row.
+//! The constants are the rows, the index of the row-count word, and the width. A launch has one group per row.
 
 use crate::abi::{HEADER_BYTES, words};
 use crate::cases::{Build, Case, ROW_SHAPES, Random, RowShape};

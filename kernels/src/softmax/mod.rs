@@ -6,10 +6,10 @@
 //! | 1 | x: f32 `[rows, width]` |
 //! | 2 | out: f32 `[rows, width]`, written |
 //!
-//! Constants: rows, index of the row-count word, width. One group per row.
+//! The constants are the rows, the index of the row-count word, and the width. A launch has one group per row.
 //!
-//! out = exp(x − max) / Σ exp(x − max), in f32. −∞ has probability zero. A row of only −∞ becomes zeros. A
-//! row with a NaN or +∞ becomes all NaN.
+//! out = exp(x − max) / Σ exp(x − max), in f32. The probability of −∞ is zero. If all values of a row are −∞,
+//! the row becomes zeros. If a row has a NaN or +∞, all its values become NaN.
 
 use crate::abi::{HEADER_BYTES, words};
 use crate::cases::{Build, Case, Content, ROW_SHAPES, Random, RowShape, untouched_after};

@@ -5,11 +5,11 @@
 //! | 0 | x: `[outer, axis, inner]` of a type |
 //! | 1 | out: f32 of the same shape, written |
 //!
-//! Constants: the [number](crate::elements::number) of the type, outer, axis, inner.
+//! The constants are the [number](crate::elements::number) of the type, outer, axis, and inner.
 //!
-//! Infinities and NaN are handled as in [`crate::softmax`], which computes the rows of a micro-batch: −∞ has
-//! probability zero, a line of only −∞ becomes zeros, and a line with a NaN or +∞ becomes all NaN. Groups are
-//! those of [`crate::reduce`].
+//! Infinities and NaN are handled as in [`crate::softmax`]. The probability of −∞ is zero. If all values of a
+//! line are −∞, the line becomes zeros. If a line has a NaN or +∞, all its values become NaN. A group
+//! computes adjacent columns, as in [`crate::reduce`].
 
 use crate::abi::{product, words};
 use crate::cases::{Build, Case, Content, Random, Stored};
@@ -35,7 +35,7 @@ pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     if axis == 0 { [0; 3] } else { [strips(outer, inner), 1, 1] }
 }
 
-/// Computes probabilities in f64, in the same order.
+/// Computes probabilities in f64, in the order of `x`.
 fn reference(x: &[f64], shape: [usize; 3]) -> Vec<f64> {
     let [_, axis, inner] = shape;
     let mut out = vec![0.0; x.len()];

@@ -7,10 +7,11 @@
 //! | 2 | values: f32 `[rows, k]`, written |
 //! | 3 | indices: u32 `[rows, k]`, written |
 //!
-//! Constants: rows, index of the row-count word, width, k: 1 to [`MOST`], at most the width. One group per row.
+//! The constants are the rows, the index of the row-count word, the width, and k. k is 1 to [`MOST`], and at
+//! most the width. A launch has one group per row.
 //!
-//! Descending, in the order of [`arg_max`](crate::arg_max): among equal values the first comes first, and NaN
-//! comes after every number.
+//! Values are in descending order, with the rules of [`arg_max`](crate::arg_max): of equal values the first
+//! comes first, and NaN comes after every number.
 
 use crate::abi::{HEADER_BYTES, IMPOSSIBLE, words};
 use crate::cases::{Build, Case, Content, ROW_SHAPES, Random, RowShape};
@@ -32,7 +33,7 @@ pub static ABI: EntryAbi = EntryAbi {
     },
 };
 
-/// Sorts the whole row and returns its first `k`.
+/// Sorts the whole row and returns its first `k` values with their positions.
 fn reference(row: &[f32], k: usize) -> Vec<(f32, u32)> {
     let mut all: Vec<(f32, u32)> = row.iter().copied().zip(0..).collect();
     all.sort_by(|(a, _), (b, _)| match (a.is_nan(), b.is_nan()) {

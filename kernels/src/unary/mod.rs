@@ -5,12 +5,13 @@
 //! | 0 | x: `[count]` of a type |
 //! | 1 | out: `[count]` of the same type, written |
 //!
-//! Constants: [function](Function), the [number](crate::elements::number) of the type, count. Intermediate
-//! values are f32. See [`crate::elements`] for odd numbers of 16-bit values.
+//! The constants are the [function](Function), the [number](crate::elements::number) of the type, and the
+//! count. Intermediate values are f32. [`crate::elements`] defines the padding of odd numbers of 16-bit
+//! values.
 //!
-//! Every function is that of the real numbers with its limits at the infinities, and maps NaN to NaN. Large
-//! arguments never yield NaN. The logarithm of zero is −∞. Logarithm and square root of negative values are
-//! NaN.
+//! Each function follows its real-valued definition, with its limits at the infinities. It maps NaN to NaN.
+//! Large arguments never yield NaN. The logarithm of zero is −∞. The logarithm and the square root of
+//! negative values are NaN.
 
 use crate::abi::IMPOSSIBLE;
 use crate::cases::{Build, Case, Content, Random, Stored};
@@ -90,8 +91,8 @@ impl Function {
     }
 }
 
-/// Φ: half of 1 + erf(x / √2), by the series of erf where it is short and by the continued fraction of erfc
-/// elsewhere. Source: Abramowitz and Stegun, 7.1.6 and 7.1.14.
+/// Computes Φ, half of 1 + erf(x / √2). Uses the series of erf for small |x|, and the continued fraction of
+/// erfc elsewhere. Source: Abramowitz and Stegun, 7.1.6 and 7.1.14.
 fn normal(x: f64) -> f64 {
     let z = x.abs() * FRAC_1_SQRT_2;
     let density = (-z * z).exp() / std::f64::consts::PI.sqrt();
@@ -157,7 +158,8 @@ fn case(random: &mut Random, function: Function, element: ElementType, count: us
     case_of(function, element, &x, format!("{function:?} of {count} {element} up to {size}"))
 }
 
-/// Arguments up to `size` from `middle`. All values are small, so that none hides the error of another.
+/// Returns a case of arguments within `size` of `middle`. All values are small, so that no value hides the
+/// error of another.
 fn small_values(random: &mut Random, (function, middle, size): (Function, f32, f32)) -> Case {
     let x: Vec<f32> = random.floats(300, size).into_iter().map(|x| middle + x).collect();
     case_of(function, ElementType::F32, &x, format!("{function:?} up to {size} from {middle}"))
@@ -170,7 +172,7 @@ fn case_of(function: Function, element: ElementType, x: &[f32], label: String) -
     case.expect_elements(1, element, x.values.into_iter().map(|x| function.of(x)).collect())
 }
 
-/// Arguments at which the function's value is a float, or NaN.
+/// Returns a case of arguments for which f32 represents the function's value exactly, or the value is NaN.
 fn edges(function: Function) -> Case {
     let infinity = f32::INFINITY;
     let mut x = vec![0.0, -0.0, infinity, -infinity, f32::NAN];

@@ -10,13 +10,13 @@ use std::sync::Arc;
 
 const ITEMS: u32 = 256;
 
-/// Queries that a group of attention processes at once: `GROUP_QUERIES` in its source.
+/// Queries that an attention group processes at once: `GROUP_QUERIES` in the source.
 const TILE_QUERIES: u32 = 16;
 
-/// Queries on matrix units. Fewer work items process larger parts of them.
+/// Queries per attention group on matrix units. Fewer work items process larger tiles.
 const MATRICES_QUERIES: u32 = 64;
 const MATRICES_ITEMS: u32 = 128;
-/// Positions at once: `STEP` in its source.
+/// Positions per step of attention on matrix units: `STEP` in the source.
 const MATRICES_POSITIONS: u32 = 32;
 
 const TABLES: &str = include_str!("tables.wgsl");
@@ -33,7 +33,7 @@ const AS_THEY_STAND: &str = include_str!("../attention/as_they_stand.wgsl");
 const RUNS: &str = include_str!("../attention/runs.wgsl");
 const TILED: &str = include_str!("../attention/tiled.wgsl");
 const PLAIN: &str = include_str!("../attention/plain.wgsl");
-/// `BATCH` in its text.
+/// Splits that the merge kernel combines at once: `BATCH` in the source.
 const MERGE_BATCH: u32 = 16;
 const MERGE: &str = include_str!("../attention/merge.wgsl");
 
@@ -44,8 +44,8 @@ pub(super) fn variants() -> Vec<Variant> {
     out.extend(merge_functions());
     out.push(matrices_function::<128>("wgsl-matrices"));
     out.extend(tiled_functions());
-    // Never selected. It is short enough for compilers that take minutes for the other text, and otherwise
-    // the same.
+    // This variant is never selected. It is a shorter copy of the kernel above, for tests with compilers that
+    // take minutes for the long text.
     out.push(matrices_function::<32>("wgsl-matrices-short"));
     out.into_iter().map(Function::variant).collect()
 }
@@ -90,7 +90,7 @@ fn partial_functions() -> [Function; 2] {
     ]
 }
 
-/// Returns attention fused with RoPE and KV append of a single row.
+/// Returns single-row attention fused with RoPE and KV append.
 fn append_attention_functions() -> [Function; 2] {
     let append = |kv_type, abi| Function {
         max_rows: 1,
@@ -109,7 +109,7 @@ fn append_attention_functions() -> [Function; 2] {
     ]
 }
 
-/// Composes it: the cache is also written, and there are two more constants.
+/// Composes the fused attention: makes the cache writable and adds two constants.
 fn append_attention(cache: &str, store: &[&str]) -> Arc<str> {
     let cache = cache.replace("var<storage, read>", "var<storage, read_write>");
     let more = "    splits: u32,\n    rope_dims: u32,\n    pairing: u32,\n";
@@ -119,7 +119,7 @@ fn append_attention(cache: &str, store: &[&str]) -> Arc<str> {
     program(ITEMS, &parts.concat())
 }
 
-/// Unrolls the loop over splits that are combined at once.
+/// Composes the merge kernel, with an unrolled loop over the splits that it combines at once.
 fn merge_text(rows: &str) -> Arc<str> {
     program(ITEMS, &[rows, &repeat(MERGE, &[("$s", MERGE_BATCH)])])
 }
@@ -151,8 +151,8 @@ fn tiled_functions() -> [Function; 2] {
     ]
 }
 
-/// Returns attention over an f16 cache on matrix units, as exact as the other variants, for heads of up to
-/// `DIMS` dimensions. Longer heads do not use matrix units.
+/// Returns exact attention over an f16 cache on matrix units, for heads of up to `DIMS` dimensions. Longer
+/// heads do not use matrix units.
 fn matrices_function<const DIMS: u32>(name: &'static str) -> Function {
     Function {
         name,
@@ -179,17 +179,17 @@ fn matrices_function<const DIMS: u32>(name: &'static str) -> Function {
     }
 }
 
-/// Returns rows × kv heads.
+/// Returns a grid of rows × kv heads.
 fn append_grid(constants: &[u32]) -> [u32; 3] {
     [constants[0], constants[5], 1]
 }
 
-/// Returns rows × parts of a row.
+/// Returns a grid of rows × parts of a row.
 fn merge_grid(constants: &[u32]) -> [u32; 3] {
     [constants[0], constants[2].saturating_mul(constants[3]).div_ceil(ITEMS), 1]
 }
 
-/// Returns tiles of rows × kv heads. The more heads share a kv head, the fewer rows are in a tile.
+/// Returns row tiles × kv heads. If more heads share a kv head, a tile has fewer rows.
 fn tiled_grid<const QUERIES: u32>(constants: &[u32]) -> [u32; 3] {
     let (rows, heads, kv_heads) = (constants[0], constants[4], constants[5]);
     let sharing = heads.checked_div(kv_heads).unwrap_or(0).max(1);

@@ -79,7 +79,7 @@ fn function(
     }
 }
 
-/// Composes the number of work items and `parts`. These kernels have no parameter block.
+/// Composes a text: the number of work items, then `parts`. These kernels have no parameter block.
 fn text(parts: &[&str]) -> Arc<str> {
     let items = format!("const ITEMS: u32 = {}u;\n", elements::ITEMS);
     std::iter::once(items.as_str()).chain(parts.iter().copied()).collect::<Vec<_>>().join("\n").into()
@@ -97,7 +97,7 @@ fn numbers(parts: &[&str]) -> Arc<str> {
     text(&[&[include_str!("elements.wgsl"), include_str!("numbers.wgsl")], parts].concat())
 }
 
-/// Composes a text whose groups take columns.
+/// Composes a text for kernels that process columns along an axis.
 fn in_columns(part: &str) -> Arc<str> {
     numbers(&[include_str!("columns.wgsl"), part])
 }

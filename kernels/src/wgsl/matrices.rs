@@ -1,8 +1,8 @@
-//! Products on matrix units, with cooperative matrices of 16 × 16 f16 values and f32 sums: row-major weights
-//! with f16 activations. BF16 weights are converted to f16.
+//! Products of row-major weights and f16 activations on matrix units, with cooperative matrices of 16 × 16
+//! f16 values and f32 sums. BF16 weights are converted to f16.
 //!
-//! The sub-group size only affects speed: with 32 work items, each sub-group has one slice of its group's
-//! tile.
+//! The sub-group size only affects speed: with 32 work items, each sub-group computes one slice of its
+//! group's tile.
 
 use super::weights::PRODUCT;
 use super::{program, repeat};
@@ -14,33 +14,37 @@ use crate::table::{Code, Grid, Text, Variant};
 use ragtag_hal::{Feature, KernelLanguage};
 use std::sync::Arc;
 
-/// Rows of x from which these products are preferred: with fewer, most of a tile is empty. Not measured.
+/// Minimum rows of x for which these products are preferred. With fewer rows, most of a tile is empty. The
+/// value is not measured.
 const MIN_ROWS: u32 = 16;
 
-/// Maximum rows of x for the smaller tile, which yields enough groups to fill a device. Not measured.
+/// Maximum rows of x for the smaller tile, which yields enough groups to fill a device. The value is not
+/// measured.
 const FEW: u32 = 128;
 
-/// Work items of a sub-group, for the division of work: that of NVIDIA's devices, and of AMD's with matrix
+/// Assumed work items per sub-group. This is the size on NVIDIA's devices and on AMD's devices with matrix
 /// units.
 const SUB_GROUP: u32 = 32;
 
-/// Division of a group's tile.
+/// Division of a group's tile into slices.
 #[derive(Clone, Copy)]
 struct Tile {
-    /// Slices, one per sub-group, along x and along weights.
+    /// Slices along x and along weights. Each sub-group computes one slice.
     slices: [u32; 2],
-    /// Squares of 16 × 16 per slice, along x and along weights.
+    /// Squares of 16 × 16 values per slice, along x and along weights.
     lines: [u32; 2],
-    /// Columns in local memory at once. Divides 64.
+    /// Columns that local memory holds at once. Divides 64.
     k_step: u32,
 }
 
-/// Few groups with many outstanding loads each, because read bandwidth of weights is the limit.
+/// Tile for few rows. There are few groups, so each keeps many loads outstanding, because weight bandwidth is
+/// the limit.
 const SMALL: Tile = Tile { slices: [2, 2], lines: [2, 1], k_step: 64 };
-/// Two groups fill the registers of an NVIDIA multiprocessor: one multiplies while the other waits.
+/// Tile for many rows. Two groups fill the registers of an NVIDIA multiprocessor: one multiplies while the
+/// other waits.
 const LARGE: Tile = Tile { slices: [2, 2], lines: [4, 4], k_step: 64 };
-/// Large tile for devices with 32 KiB of local memory. Its sub-groups have half the sums, so that more of
-/// them fit into the registers. Not compared with `LARGE` where both fit.
+/// Large tile for devices with 32 KiB of local memory. Each sub-group has half as many sums, so that more
+/// sub-groups fit into the registers. Its speed was not compared with `LARGE` on devices that support both.
 const WIDE: Tile = Tile { slices: [4, 2], lines: [2, 4], k_step: 32 };
 
 impl Tile {
@@ -48,17 +52,17 @@ impl Tile {
         self.slices[0] * self.slices[1] * SUB_GROUP
     }
 
-    /// Returns the rows of x and of weights.
+    /// Returns the rows of x and of weights per tile.
     const fn rows(self) -> [u32; 2] {
         [self.slices[0] * self.lines[0] * 16, self.slices[1] * self.lines[1] * 16]
     }
 
-    /// Returns the 16-byte loads per work item and step, of x and of weights.
+    /// Returns the 16-byte loads of x and of weights, per work item and step.
     fn loads(self) -> [u32; 2] {
         self.rows().map(|rows| rows * (self.k_step / 8) / self.items())
     }
 
-    /// Tiles that read the same weights are neighbours.
+    /// Returns tiles of x × tiles of weights. Neighbouring groups read the same weights.
     fn grid(self, constants: &[u32]) -> [u32; 3] {
         let [x, weights] = self.rows();
         [constants[0].div_ceil(x), constants[2].div_ceil(weights), 1]
@@ -84,7 +88,7 @@ impl Tile {
     }
 }
 
-/// Tiles by number.
+/// All tiles. The const parameter `TILE` is an index into this array.
 const TILES: [Tile; 3] = [SMALL, LARGE, WIDE];
 
 /// Returns the products, best first.
@@ -99,7 +103,7 @@ pub(super) fn variants() -> [Variant; 6] {
     ]
 }
 
-/// Returns a product with bf16 or f16 weights, in one of the tiles.
+/// Returns a product with bf16 or f16 weights that uses one of the [`TILES`].
 fn product<const BF16: bool, const TILE: usize>(name: &'static str, max_rows: u32) -> Variant {
     let (weights, shape) = (tensor_type(BF16), TILES[TILE]);
     Variant {

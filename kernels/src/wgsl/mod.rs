@@ -1,9 +1,9 @@
-//! WGSL kernels, for Vulkan and wgpu: assembles the source text of programs, and lists their rows in the
-//! table of variants.
+//! WGSL kernels for Vulkan and wgpu. This module assembles the source text of programs and lists their rows
+//! in the table of variants.
 //!
-//! A text holds one kernel: shared code, then the kernel's own file, whose `Constants` begin with the
-//! coordinates of the first work group. A variant's row requires the features beyond the base language (f16,
-//! sub-groups, matrices) that its text needs. Pure data: knows nothing about translating and launching.
+//! A text holds one kernel: shared code, then the kernel's own file. The first fields of its `Constants` are
+//! the coordinates of the first work group. A variant requires each feature beyond base WGSL (f16,
+//! sub-groups, matrices) that its text uses. The module does not translate or launch anything.
 
 mod cache;
 mod elementwise;
@@ -36,7 +36,7 @@ fn program(items: u32, parts: &[&str]) -> Arc<str> {
     program_with("", items, parts)
 }
 
-/// Like [`program`], preceded by `enable` directives.
+/// Like [`program`], but puts `enable` directives in front.
 fn program_with(directives: &str, items: u32, parts: &[&str]) -> Arc<str> {
     bare_program_with(directives, items, &[&[include_str!("common.wgsl")], parts].concat())
 }
@@ -51,9 +51,9 @@ fn bare_program_with(directives: &str, items: u32, parts: &[&str]) -> Arc<str> {
     std::iter::once(items.as_str()).chain(parts.iter().copied()).collect::<Vec<_>>().join("\n").into()
 }
 
-/// Repeats each line that contains a mark (`$` and a letter) as often as `times` says, with 0, 1, … in place
-/// of the mark. This unrolls loops so that indices are constant for every compiler, and numbers variable
-/// names.
+/// Repeats each line that contains a mark (`$` and a letter). `times` gives the number of copies, and 0, 1, …
+/// replaces the mark. This unrolls loops, so that every compiler sees constant indices and separate
+/// variables.
 fn repeat(text: &str, times: &[(&str, u32)]) -> String {
     times.iter().fold(text.to_owned(), |text, (mark, times)| {
         let lines = text.split_inclusive('\n');
@@ -65,15 +65,15 @@ fn repeat(text: &str, times: &[(&str, u32)]) -> String {
     })
 }
 
-/// Writers of activation rows in each form: `put` and `padded`.
+/// Sources that write f32, int8 or f16 activation rows: `put` and `padded`.
 const F32_ROWS: &str = include_str!("f32_rows.wgsl");
 const INT8_ROWS: &str = include_str!("../quantize/int8.wgsl");
 const HALF_ROWS: &str =
     concat!(include_str!("../half_rows/half_range.wgsl"), "\n", include_str!("../half_rows/half_rows.wgsl"));
-/// `in_half_range`, for f16 values that are not activation rows.
+/// Source of `in_half_range`, for f16 values that are not activation rows.
 const HALF_RANGE: &str = include_str!("../half_rows/half_range.wgsl");
 
-/// One kernel in one text. The entry has the function's name.
+/// One kernel in one text. The entry point has the name of the variant's `function`.
 #[derive(Clone, Copy)]
 struct Function {
     kernel: Kernel,
@@ -114,7 +114,7 @@ impl Function {
     }
 }
 
-/// Returns a function for any device and number of rows, without weights, whose text is set later.
+/// Returns a function without weights that supports any device and number of rows. The caller sets its text.
 fn function(
     kernel: Kernel,
     abi: &'static EntryAbi,

@@ -6,13 +6,13 @@ use crate::table::Variant;
 use crate::{attention_dense, conv2d, gemm};
 use std::sync::Arc;
 
-/// Work items of a group that computes a tile: 16 × 8 in its source.
+/// Work items per group of a tiled operator: 16 × 8 in the source.
 const TILE_ITEMS: u32 = 128;
 
 /// Local memory of two tiles, with some margin.
 const TILE_BYTES: u64 = 10 << 10;
 
-/// Work items of an attention group: 16 × 16 in its source, and 64 × 4.
+/// Work items per attention group: 16 × 16 or 64 × 4 in the source.
 const ATTENTION_ITEMS: u32 = 256;
 
 pub(super) fn variants() -> Vec<Variant> {
@@ -22,7 +22,7 @@ pub(super) fn variants() -> Vec<Variant> {
     products.chain(attention).chain(convolutions).map(Function::variant).collect()
 }
 
-/// A function that composes a text for a type known at compile time.
+/// Returns a function that composes a text for a type known at compile time.
 macro_rules! composer {
     ($element:expr, $compose:expr) => {
         match $element {

@@ -1,18 +1,21 @@
-//! Row kernels without block weights.
+//! Row kernels that read no block weights.
 
 use super::{Function, HALF_ROWS, INT8_ROWS, function, program};
 use crate::kernel::{Activations, Kernel};
 use crate::table::Variant;
-use crate::{add, arg_max, gather, quantize, rms_norm, silu_mul, softmax, top_k};
+use crate::{add, arg_max, gather, head_norm, quantize, rms_norm, silu_mul, softmax, top_k};
 use ragtag_hal::Feature;
 
 /// Work items of a group on any device.
 const ITEMS: u32 = 256;
 
+/// Work items that norm a head.
+const HEAD_ITEMS: u32 = 128;
+
 /// Work items of a group whose sub-groups exchange values, which lets a row use more items.
 const SUB_GROUP_ITEMS: u32 = 1024;
 
-/// Returns the same function for each method of reducing a group's values, best first.
+/// Returns one variant per method of reducing values across a group, best first.
 macro_rules! reducing {
     ($kernel:expr, $abi:expr, $function:literal, $parts:expr) => {{
         let narrow = Function {
@@ -45,6 +48,13 @@ pub(super) fn variants() -> Vec<Variant> {
         Function {
             compose: |_| program(ITEMS, &[include_str!("../gather/gather.wgsl")]),
             ..function(Kernel::Gather, &gather::ABI, gather::grid, "gather", ITEMS)
+        },
+        Function {
+            compose: |_| {
+                let parts = [include_str!("groups.wgsl"), include_str!("../head_norm/head_norm.wgsl")];
+                program(HEAD_ITEMS, &parts)
+            },
+            ..function(Kernel::HeadNorm, &head_norm::ABI, head_norm::grid, "head_norm", HEAD_ITEMS)
         },
         Function {
             compose: |_| program(ITEMS, &[include_str!("../add/add.wgsl")]),
@@ -90,7 +100,7 @@ pub(super) fn variants() -> Vec<Variant> {
     out.into_iter().map(Function::variant).collect()
 }
 
-/// Returns rows × parts of a row.
+/// Returns a grid of rows × parts of a row.
 fn part_grid(constants: &[u32]) -> [u32; 3] {
     [constants[0], constants[2].div_ceil(4 * ITEMS), 1]
 }

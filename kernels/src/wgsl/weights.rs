@@ -1,8 +1,8 @@
-//! Kernels that read weights: embedding, products and dequantization, one per tensor type.
+//! Kernels that read weights: embedding, products and dequantization, each per tensor type.
 //!
-//! Each tensor type has a file with a few functions in its folder of `types`. Types without blocks use the
-//! row-major layout, the others groups of 16 rows. For products with few rows of x, one file handles columns and another
-//! combines the sums of work items.
+//! A file in `weights/` defines a few functions per tensor type. Types without blocks use the row-major
+//! layout, and the others use groups of 16 rows. In products with few rows of x, one file processes columns
+//! and another combines the sums of work items.
 
 use super::{Function, bare_program, program, repeat};
 use crate::blocks::TensorType;
@@ -15,16 +15,15 @@ use crate::{add, embed, matmul, widen};
 use ragtag_hal::{Feature, KernelLanguage};
 use std::sync::Arc;
 
-/// Rows of x, and rows of weights, per group of the tiled product.
+/// Rows of x per tile, and rows of weights per tile.
 const TILE: u32 = 64;
 
 const EMBED_ITEMS: u32 = 256;
 const TILED_ITEMS: u32 = 128;
-/// [`widen::GROUP_COLUMNS`] over the 16 blocks that a group processes at once.
+/// Work items per group: 16 for each of its [`widen::GROUP_COLUMNS`] / 32 = 16 blocks.
 const WIDEN_ITEMS: u32 = 256;
-/// Returns, for products of few rows of x with row-major weights, the work items per group and the
-/// outstanding vectors per row. These were the fastest on an H200. There are many groups, each with little
-/// work.
+/// Returns the work items per group and the outstanding vectors per row, for row-major products with `m` rows
+/// of x. These values were the fastest on an H200. A launch has many groups with little work each.
 const fn rows_figures(m: u32, form: u8) -> (u32, u32) {
     match (m, form) {
         (1, GATED) => (128, 8),
@@ -32,11 +31,11 @@ const fn rows_figures(m: u32, form: u8) -> (u32, u32) {
         _ => (128, 2),
     }
 }
-/// Rows of weights per group: `LINES` in its text.
+/// Rows of weights per group: `LINES` in the source.
 const ROWS_LINES: u32 = 8;
 
-/// Rows of x from which dequantizing to f16 once, for matrix units, is cheaper than unpacking inside the
-/// product.
+/// Minimum rows of x for dequantized weights. From here on, dequantizing once to f16 for matrix units costs
+/// less than unpacking weights inside the product.
 const WIDEN_ROWS: u32 = 32;
 
 pub(super) fn variants() -> Vec<Variant> {
@@ -77,7 +76,7 @@ fn embed_function(tensor_type: TensorType) -> Function {
     }
 }
 
-/// Returns the products with f32 or int8 activations: for one row of x, for a few, and for many.
+/// Returns the products with f32 or int8 activations for one row of x, for a few rows, and for many.
 fn products(tensor_type: TensorType, activations: Activations) -> Vec<Function> {
     let tiled = match activations {
         Activations::Int8 => composer!(tensor_type, fast_tiled),
@@ -91,8 +90,8 @@ fn products(tensor_type: TensorType, activations: Activations) -> Vec<Function> 
     few_rows(tiled, tensor_type, few).chain([tiled]).collect()
 }
 
-/// Returns the products with a fused norm, gated or not. Quantised weights use f32 activations only for exact
-/// results. For them, these products handle only row counts that give the same bits.
+/// Returns the products with a fused norm, gated or not. Quantized weights use f32 activations only for exact
+/// results, so they omit the 8-row variants, which sum in another order.
 fn normed_products(tensor_type: TensorType) -> Vec<Function> {
     let layout = layout(tensor_type);
     let function = |kernel, gated| Function {
@@ -130,13 +129,13 @@ fn tiled_product(tensor_type: TensorType, activations: Activations, compose: Com
     }
 }
 
-/// Variants of the products with f32 activations for few rows of x: plain, with a fused norm of x, or also
-/// with a fused gate.
+/// Forms of the products with f32 activations and few rows of x: plain, with a fused norm of x, or with a
+/// fused norm and gate.
 const PLAIN: u8 = 0;
 const NORMED: u8 = 1;
 const GATED: u8 = 2;
 
-/// Texts of products for up to 1, 4 and 8 rows of x, without and with sub-groups.
+/// Text composers for up to 1, 4 and 8 rows of x, without and with sub-groups.
 type Composers = [[Compose; 2]; 3];
 
 fn composers<const FORM: u8>(tensor_type: TensorType) -> Composers {
@@ -164,7 +163,7 @@ fn int8_composers(tensor_type: TensorType) -> Composers {
     ]
 }
 
-/// Returns variants of `product` for up to 1, 4 and 8 rows of x, those with sub-groups first.
+/// Returns variants of `product` for up to 1, 4 and 8 rows of x. Variants with sub-groups come first.
 fn few_rows(
     product: Function,
     tensor_type: TensorType,
@@ -190,7 +189,8 @@ fn few_rows(
             (true, _) => blocks_grid,
             (false, _) => rows_grid,
         };
-        // Each work item stores sums of four rows of weights, and every second one also squares of x.
+        // Each work item stores sums of four weight rows. Every second work item also stores the squares of
+        // x.
         let item_bytes = if product.kernel.is_fused() { 18 } else { 16 };
         Function {
             name: names[i][usize::from(sub_groups)],
@@ -206,8 +206,8 @@ fn few_rows(
     })
 }
 
-/// Returns the product with f16 activations for devices without matrix units. It is no faster than that with
-/// f32.
+/// Returns the product with f16 activations for devices without matrix units. It is no faster than the
+/// product with f32 activations.
 fn half_product(tensor_type: TensorType) -> Function {
     let function = tiled_product(tensor_type, Activations::F16, composer!(tensor_type, half_tiled));
     Function { min_rows: NEVER, ..function }
@@ -237,7 +237,7 @@ fn blocks_grid(constants: &[u32]) -> [u32; 3] {
     if constants[0] == 0 { [0; 3] } else { [constants[2].div_ceil(GROUP_ROWS as u32), 1, 1] }
 }
 
-/// Returns one group of 16 gate rows, and one of 16 up rows, per work group.
+/// Returns one group of 16 gate rows and one of 16 up rows per work group.
 fn gated_blocks_grid(constants: &[u32]) -> [u32; 3] {
     if constants[0] == 0 { [0; 3] } else { [constants[2].div_ceil(2 * GROUP_ROWS as u32), 1, 1] }
 }
@@ -247,8 +247,8 @@ fn rows_grid(constants: &[u32]) -> [u32; 3] {
     if constants[0] == 0 { [0; 3] } else { [constants[2].div_ceil(ROWS_LINES), 1, 1] }
 }
 
-/// Returns the work items of a product of quantised weights for `m` rows of x. Their sums, 16 bytes per row,
-/// are at most 16 KiB.
+/// Returns the work items of a product of quantized weights for `m` rows of x. The sums take 16 bytes per
+/// work item and row of x, at most 16 KiB in total.
 const fn block_items(m: u32) -> u32 {
     if m > 4 { 128 } else { 256 }
 }
@@ -257,12 +257,12 @@ const QUANTISED: &str = include_str!("weights/quantised.wgsl");
 const ROW_MAJOR: &str = include_str!("weights/row_major.wgsl");
 const VALUES: &str = include_str!("weights/values.wgsl");
 
-/// Returns the source that reads weights of this type: the shared part of its layout, and its own.
+/// Returns the source that reads weights of this type: the shared part for its layout, then its own part.
 fn reader(tensor_type: TensorType) -> [&'static str; 2] {
     [if is_quantised(tensor_type) { QUANTISED } else { ROW_MAJOR }, tensor_type.row().wgsl]
 }
 
-/// Returns the source that reads the values of quads.
+/// Returns the source that reads the values of quads (four consecutive columns).
 fn values(tensor_type: TensorType) -> [&'static str; 3] {
     let [shared, own] = reader(tensor_type);
     [shared, own, if is_quantised(tensor_type) { VALUES } else { "" }]
@@ -270,13 +270,13 @@ fn values(tensor_type: TensorType) -> [&'static str; 3] {
 
 /// Shared code of the products.
 pub(super) const PRODUCT: &str = include_str!("../matmul/product.wgsl");
-/// Bindings of the weights, beside parameters.
+/// Declaration of the weights' binding.
 const WEIGHTS: &str = "@group(0) @binding(1) var<storage, read> weights: array<vec4<u32>>;\n";
 const BLOCKS: &str = include_str!("../matmul/blocks.wgsl");
 const F32_ROWS: &str = include_str!("../matmul/f32_rows.wgsl");
 
-/// Composes a product of up to `M` rows of x in a form: the reader of the weights, then `parts`. Each work
-/// item has `batch` outstanding loads, and each takes four rows of weights.
+/// Composes a product of up to `M` rows of x: the reader of the weights, then `parts`. Each work item keeps
+/// `batch` loads outstanding and computes four weight rows.
 fn gemv<const SUB_GROUPS: bool, const M: u32, const FORM: u8>(
     tensor_type: TensorType,
     batch: u32,
@@ -310,12 +310,12 @@ fn gemv<const SUB_GROUPS: bool, const M: u32, const FORM: u8>(
     program(items, &texts.concat())
 }
 
-/// Returns the source that reads x in a form.
+/// Returns the source that reads x in the plain form. The sources of the fused forms read x themselves.
 const fn four_of(form: u8) -> &'static str {
     if form == PLAIN { include_str!("../matmul/plain_rows.wgsl") } else { "" }
 }
 
-/// Composes a product of `M` rows of f32.
+/// Composes a product of `M` rows of f32 activations.
 fn exact_gemv<const SUB_GROUPS: bool, const M: u32, const FORM: u8>(
     _: KernelLanguage,
     tensor_type: TensorType,

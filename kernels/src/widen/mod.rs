@@ -3,10 +3,11 @@
 //! | binding | |
 //! | --- | --- |
 //! | 0 | weights: [`Rows16`](crate::layout) of `[n, k]` |
-//! | 1 | out: F16 [`RowMajor`](crate::layout) of `[n, k]`, written, its padding with it |
+//! | 1 | out: F16 [`RowMajor`](crate::layout) of `[n, k]`, written including its padding |
 //!
-//! Constants: n, k. A wide micro-batch reads the f16 matrix many times, so dequantizing it once costs less
-//! than unpacking in each tile of the product. Values are rounded to f16. Values beyond its range saturate.
+//! The constants are n and k. A wide micro-batch reads the f16 matrix many times, so dequantizing it once
+//! costs less than unpacking weights in each tile of the product. Values are rounded to f16. Values beyond
+//! the range of f16 saturate.
 
 use crate::abi::IMPOSSIBLE;
 use crate::blocks::{TensorType, dequantise};
@@ -40,7 +41,7 @@ macro_rules! abis {
 }
 each_type!(abis);
 
-/// Returns the output bytes for `n` rows of `k` columns; impossible if this is no valid matrix.
+/// Returns the output bytes for `n` rows of `k` columns, or [`IMPOSSIBLE`] if no such matrix exists.
 pub fn out_bytes(n: u32, k: u32) -> u64 {
     Resident::new(TensorType::F16, Layout::RowMajor, n.into(), k.into()).map_or(IMPOSSIBLE, |r| r.bytes())
 }
@@ -60,7 +61,7 @@ pub(crate) fn cases(tensor_type: TensorType, seed: u64) -> Vec<Case> {
     let mut random = Random::new(seed);
     let mut out = Vec::new();
     for (n, k) in [(1, 256), (16, 768), (40, 1024), (33, 1280)] {
-        // Short blocks allow rows that end within the padding.
+        // Types with short blocks also support rows that end within the padding.
         let k = if tensor_type.block_values() < 256 { k - 32 } else { k };
         out.push(case(&mut random, tensor_type, n, k));
     }

@@ -13,35 +13,35 @@ use std::sync::Arc;
 pub struct DeviceFacts {
     /// Device label, for example `cpu:0`.
     pub label: String,
-    /// Bytes of its memory that a stage may use. Devices that share a memory (two CPU devices of one host)
-    /// each get a share, because the planner checks each device on its own.
+    /// Device memory that a stage may use, in bytes. Devices that share a memory (two CPU devices of one
+    /// host) each get a share, because the planner checks every device separately.
     pub memory_bytes: u64,
     /// Source of [`DeviceFacts::memory_bytes`].
     pub memory_source: FigureSource,
-    /// Rate at which weights stream from device memory.
+    /// Rate at which the device reads weights from its memory.
     pub bandwidth_bytes_per_s: Figure,
     /// Rate of matrix products with f32 activations.
     pub exact_flops_per_s: Figure,
     /// Rate of matrix products with int8 activations.
     pub fast_flops_per_s: Figure,
-    /// Overhead of the dispatches of one segment. Half a block has half of it.
+    /// Dispatch overhead of one segment. Half a block counts half of it.
     pub launch_us: Figure,
-    /// Overhead of one micro-batch on a stage, independent of its number of segments.
+    /// Overhead of one micro-batch on a stage, independent of the number of segments.
     pub stage_us: Figure,
-    /// Extra latency of a lone micro-batch on a stage, because host threads must wake up and the device
-    /// starts idle. It delays that micro-batch but occupies nothing.
+    /// Extra latency of a lone micro-batch on a stage: host threads must wake up and the device starts idle.
+    /// The latency delays that micro-batch, but keeps no resource busy.
     pub hand_over_us: Figure,
     /// Time of the smallest copy between the device and host memory.
     pub host_latency_us: Figure,
     /// Rate of large copies between the device and host memory.
     pub host_bandwidth_bytes_per_s: Figure,
-    /// Whether matrix products of wide micro-batches use f16 activations and f16 copies of quantised weights,
-    /// which need more scratch.
+    /// Whether matrix products of wide micro-batches use f16 activations and f16 copies of quantised weights.
+    /// They need more scratch.
     pub f16_products: bool,
     /// Its largest buffers.
     #[serde(default)]
     pub buffers: BufferLimits,
-    /// Whether its memory is host memory, as on a CPU or an integrated GPU.
+    /// Whether device memory is host memory, as on a CPU or an integrated GPU.
     #[serde(default)]
     pub in_host_memory: bool,
     /// Times measured with a model's own segments. They take precedence over the rates.
@@ -66,10 +66,9 @@ impl Default for BufferLimits {
 }
 
 impl DeviceFacts {
-    /// Returns facts with assumed rates. `threads` matters only for CPUs and software devices, whose rates
-    /// are per thread: 8 GB/s, 16 GFLOP/s exact and 64 GFLOP/s fast, about one core of a current server or
-    /// laptop. The GPU values are those of a mid-range card, and of an integrated GPU with two memory
-    /// channels.
+    /// Returns facts with assumed rates. Only CPUs and software devices use `threads`. A CPU counts 8 GB/s,
+    /// 16 GFLOP/s exact and 64 GFLOP/s fast per thread, about one core of a current server or laptop. The GPU
+    /// values are typical of a mid-range card, or of an integrated GPU with two memory channels.
     pub fn assumed(
         label: &str,
         kind: AdapterKind,
@@ -109,8 +108,8 @@ impl DeviceFacts {
         }
     }
 
-    /// Returns the first field with an impossible value. A rate is finite and at least 1 per second; an
-    /// overhead is 0 to 1000 seconds.
+    /// Returns the name of the first field with an impossible value. A rate must be finite and at least 1 per
+    /// second. An overhead must be 0 to 1000 seconds.
     pub fn nonsense(&self) -> Option<&'static str> {
         let rates = [
             ("bandwidth_bytes_per_s", self.bandwidth_bytes_per_s.value),
@@ -133,14 +132,14 @@ impl DeviceFacts {
         self.host_latency_us.value + bytes as f64 / self.host_bandwidth_bytes_per_s.value * 1e6
     }
 
-    /// Adds a measured profile. The profile covers the kinds of segments that it contains; rates fitted to it
-    /// cover all others.
+    /// Adds a measured profile. Segments of a measured kind use the profile. Other segments use rates fitted
+    /// to it.
     pub fn with_profile(mut self, profile: Arc<Profile>) -> Self {
         let figure = |value, source| Figure { value, source };
         if let Some(roofline) = &profile.roofline {
             let fitted = |value| figure(value, FigureSource::Fitted);
             self.bandwidth_bytes_per_s = fitted(roofline.bandwidth_bytes_per_s);
-            // The shortest segment time includes the segment's work, so it may far exceed a launch.
+            // The shortest measured time includes the segment's work, so it may far exceed a launch.
             self.launch_us = fitted(roofline.launch_us.min(self.launch_us.value));
             match profile.identity.activations {
                 Activations::F32 => self.exact_flops_per_s = fitted(roofline.flops_per_s),
@@ -156,9 +155,9 @@ impl DeviceFacts {
         self
     }
 
-    /// Returns the time between the end of the last stage's work and the next step of the same sequences on
-    /// the first stage, if this device holds the last stage. It covers copying `rows` rows of logits,
-    /// `logit_row_bytes` bytes each, to the host, and sampling.
+    /// Returns the latency of the token return if this device holds the last stage. This is the time from the
+    /// end of the last stage to the sequences' next step on the first. It includes sampling and copying
+    /// `rows` rows of logits (`logit_row_bytes` bytes each) to the host.
     pub fn token_return(&self, rows: u32, logit_row_bytes: u64) -> Figure {
         if let Some(profile) = &self.profile {
             let measured = &profile.token_return;

@@ -23,7 +23,7 @@ pub enum FigureSource {
 }
 
 impl FigureSource {
-    /// Returns the less trustworthy of two sources: the source of a value computed from both.
+    /// Returns the less trustworthy of two sources. A value computed from two values has this source.
     pub fn weaker(self, other: Self) -> Self {
         let trust = |source| match source {
             FigureSource::Assumed => 0,
@@ -50,7 +50,7 @@ impl fmt::Display for FigureSource {
     }
 }
 
-/// A value with its source. The name of the containing field states the unit.
+/// A value with its source. The field that contains it states the unit.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Figure {
@@ -69,12 +69,12 @@ impl Figure {
 
 // These bounds keep every sum and product of the model finite.
 
-/// Returns whether a rate is possible: finite and at least 1 per second.
+/// Returns whether a rate is valid: finite and at least 1 per second.
 pub(crate) fn is_rate(value: f64) -> bool {
     value.is_finite() && value >= 1.0
 }
 
-/// Returns whether an overhead is possible: 0 to 1000 seconds.
+/// Returns whether an overhead is valid: 0 to 1000 seconds.
 pub(super) fn is_overhead_us(value: f64) -> bool {
     (0.0..=1e9).contains(&value)
 }

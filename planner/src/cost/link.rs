@@ -26,8 +26,8 @@ impl LinkFacts {
         }
     }
 
-    /// Returns a link over `route` with the latency and rate that fit measured transfers best. `samples` are
-    /// pairs of bytes and microseconds.
+    /// Returns a link over `route` with a latency and a rate fitted to measured transfers. Each sample is a
+    /// pair of bytes and microseconds.
     pub fn fitted(route: Route, samples: &[(u64, f64)]) -> Self {
         let (latency_us, bandwidth_bytes_per_s) = fit_copies(samples);
         let measured = |value| Figure { value, source: FigureSource::Measured };
@@ -43,13 +43,13 @@ impl LinkFacts {
         self.latency_us.value + bytes as f64 / self.bandwidth_bytes_per_s.value * 1e6
     }
 
-    /// Returns whether a measurement can have produced this link: even an empty transfer takes time.
+    /// Returns whether a measurement can have produced this link. Even an empty transfer takes time.
     pub fn is_plausible(&self) -> bool {
         self.latency_us.value > 0.0 && self.nonsense().is_none()
     }
 
-    /// Returns the first field with an impossible value, as
-    /// [`DeviceFacts::nonsense`](crate::DeviceFacts::nonsense) does.
+    /// Returns the name of the first field with an impossible value. The ranges are those of
+    /// [`DeviceFacts::nonsense`](crate::DeviceFacts::nonsense).
     pub fn nonsense(&self) -> Option<&'static str> {
         if !is_overhead_us(self.latency_us.value) {
             Some("latency_us")
@@ -61,11 +61,11 @@ impl LinkFacts {
     }
 }
 
-/// Largest accepted rate, in bytes per second. It applies if larger copies take no longer.
+/// Largest fitted rate, in bytes per second. The fit returns it if larger copies take no longer.
 const MAX_RATE: f64 = 1e13;
 
-/// Fits latency in microseconds and rate in bytes per second to copies, given as pairs of bytes and
-/// microseconds. Minimises the squared relative errors, so that small copies count as much as large ones.
+/// Fits a latency (microseconds) and a rate (bytes per second) to copies, given as pairs of bytes and
+/// microseconds. Minimises the squared relative errors, so that small and large copies have equal weight.
 pub fn fit_copies(samples: &[(u64, f64)]) -> (f64, f64) {
     // Minimise Σ ((latency + bytes × slope − us) / us)².
     let (mut w, mut wx, mut wy, mut wxx, mut wxy) = (0.0, 0.0, 0.0, 0.0, 0.0);
@@ -93,7 +93,7 @@ pub fn fit_copies(samples: &[(u64, f64)]) -> (f64, f64) {
 pub struct SharedLink {
     /// Display name.
     pub name: String,
-    /// The links that use it, as pairs of source and destination.
+    /// Links that use the resource, as pairs of source and destination.
     pub users: Vec<(String, String)>,
     /// Rate of all users together.
     pub bandwidth_bytes_per_s: Figure,

@@ -1,4 +1,5 @@
-//! Memory that a stage needs. Buffers count in size classes ([`class_bytes`]), as devices allocate them.
+//! Computes the memory that a stage needs. Buffers count in size classes ([`class_bytes`]), as devices
+//! allocate them.
 //!
 //! Knows nothing about times.
 
@@ -15,36 +16,35 @@ use std::ops::Range;
 pub struct StageCapacity {
     /// Longest sequence, in positions.
     pub context: u32,
-    /// Sequences alive at once.
+    /// Sequences in the pipeline at once.
     pub sequences: u32,
-    /// Most rows of a micro-batch.
+    /// Largest number of rows of a micro-batch.
     pub rows: u32,
-    /// Most logit rows of a micro-batch.
+    /// Largest number of logit rows of a micro-batch.
     pub logit_rows: u32,
     /// Micro-batches that the stage holds at once.
     pub slots: u32,
     /// Bytes of one row of activations in device memory.
     pub row_bytes: u64,
-    /// Wire type of activations. If it differs from f32, each slot has an additional buffer, also on the
-    /// first and the last stage.
+    /// Wire type of activations. If it is not f32, each slot of every stage has an additional buffer.
     pub wire_type: WireType,
     /// Bytes of one row of logits.
     pub logit_row_bytes: u64,
 }
 
 impl StageCapacity {
-    /// Returns the cache blocks that one sequence of the full context fills.
+    /// Returns the number of cache blocks for one sequence at the full context.
     pub fn blocks(&self) -> u64 {
         u64::from(self.context).div_ceil(BLOCK_TOKENS as u64)
     }
 
-    /// Returns the bytes of keys and values of a segment with `bytes_per_position` bytes per position: one
-    /// buffer each.
+    /// Returns the KV cache bytes of a segment. Keys and values have one buffer each. `bytes_per_position`
+    /// covers both.
     pub fn kv_bytes(&self, bytes_per_position: u64) -> u64 {
         class_bytes(self.kv_buffer_bytes(bytes_per_position)).saturating_mul(2)
     }
 
-    /// Returns the requested bytes of one of these two buffers.
+    /// Returns the bytes of either buffer before rounding up to a size class.
     fn kv_buffer_bytes(&self, bytes_per_position: u64) -> u64 {
         let positions = (self.blocks() * BLOCK_TOKENS as u64).saturating_mul(u64::from(self.sequences));
         bytes_per_position.div_ceil(2).saturating_mul(positions)
@@ -66,7 +66,7 @@ impl StageCapacity {
         params.bytes()
     }
 
-    /// Returns the bytes of a stage's slots. Those of the last stage include logits.
+    /// Returns the bytes of a stage's slots. The slots of the last stage include logits.
     pub fn slot_bytes(&self, last: bool) -> u64 {
         let logits = if last { self.logits_bytes() } else { 0 };
         let rows = |row_bytes| u64::from(self.rows).saturating_mul(row_bytes);
@@ -82,32 +82,43 @@ impl StageCapacity {
 /// A buffer that exceeds a device's limit for allocations or bindings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LargeBuffer {
-    /// Name of the buffer, for messages.
+    /// Name of the buffer, for error messages.
     pub what: &'static str,
-    /// Its size.
+    /// Size of the buffer.
     pub bytes: u64,
-    /// The device's limit.
+    /// The device's limit, in bytes.
     pub limit: u64,
+}
+
+/// Memory that a device's earlier stages hold and later ones share.
+#[derive(Clone, Debug, Default)]
+pub struct Held {
+    /// Ids of tensors.
+    tensors: BTreeSet<usize>,
+    scratch: u64,
+    total: u64,
 }
 
 /// Memory of every contiguous run of segments, computed once for many queries.
 #[derive(Clone, Debug)]
 pub struct RunSizes {
     segments: usize,
+    /// Ids and bytes of each segment's tensors.
+    tensors_of: Vec<Vec<(usize, u64)>>,
     /// Bytes of the tensors of run `first ..= last`, at `first * segments + last`. Each tensor counts once.
     weights: Vec<u64>,
-    /// Scratch, with the same index.
+    /// Scratch bytes, with the same index as `weights`.
     scratch: Vec<u64>,
-    /// Scratch on devices with f16 products, with the same index.
+    /// Scratch bytes on devices with f16 products, with the same index as `weights`.
     wide_scratch: Vec<u64>,
-    /// Largest tensor of a micro-batch, with the same index.
+    /// Largest tensor of a micro-batch, with the same index as `weights`.
     tensors: Vec<u64>,
-    /// For each KV size per position: the number of segments with that size before each segment.
+    /// For each KV size per position: how many segments before each segment have that size.
     kv_before: Vec<(u64, Vec<u64>)>,
 }
 
 impl RunSizes {
-    /// Computes the sizes of all runs of `segments`.
+    /// Computes the memory of all runs of `segments`.
     pub fn new(segments: &[Segment]) -> Self {
         let n = segments.len();
         let mut ids = HashMap::new();
@@ -127,6 +138,7 @@ impl RunSizes {
             wide_scratch: none(),
             tensors: none(),
             kv_before: Vec::new(),
+            tensors_of: Vec::new(),
         };
         for first in 0..n {
             let mut kept = vec![false; ids.len()];
@@ -156,10 +168,11 @@ impl RunSizes {
             }
             sizes.kv_before.push((kind, before));
         }
+        sizes.tensors_of = tensors;
         sizes
     }
 
-    /// Returns the bytes of keys and values in segments `first .. end`.
+    /// Returns the KV cache bytes of the segments `first .. end`.
     pub fn kv_bytes(&self, first: usize, end: usize, shape: &StageCapacity) -> u64 {
         let of_kind = |(kind, before): &(u64, Vec<u64>)| {
             shape.kv_bytes(*kind).saturating_mul(before[end] - before[first])
@@ -167,7 +180,7 @@ impl RunSizes {
         self.kv_before.iter().map(of_kind).fold(0, u64::saturating_add)
     }
 
-    /// Returns the device memory of a stage with the segments `run` (at least one).
+    /// Returns the device memory of a stage that runs the segments `run` (at least one).
     pub fn stage(
         &self,
         run: Range<usize>,
@@ -183,6 +196,33 @@ impl RunSizes {
         let available = device.memory_bytes;
         let total = [weights, kv, scratch, slots, staging].into_iter().fold(0, u64::saturating_add);
         StageMemory { weights, kv, scratch, slots, staging, total, available }
+    }
+
+    /// Returns what a stage needs beside the earlier stages of its device, and adds it to what they hold. The
+    /// stages of a device share equal tensors and scratch.
+    pub fn stage_beside(
+        &self,
+        held: &mut Held,
+        run: Range<usize>,
+        shape: &StageCapacity,
+        staging: u64,
+        device: &DeviceFacts,
+    ) -> StageMemory {
+        let mut memory = self.stage(run.clone(), shape, staging, device);
+        memory.available = memory.available.saturating_sub(held.total);
+        memory.weights = 0;
+        for &(id, bytes) in self.tensors_of[run].iter().flatten() {
+            if held.tensors.insert(id) {
+                memory.weights = memory.weights.saturating_add(bytes);
+            }
+        }
+        let scratch = memory.scratch;
+        memory.scratch = scratch.saturating_sub(held.scratch);
+        held.scratch = held.scratch.max(scratch);
+        let StageMemory { weights, kv, scratch, slots, .. } = memory;
+        memory.total = [weights, kv, scratch, slots, staging].into_iter().fold(0, u64::saturating_add);
+        held.total = held.total.saturating_add(memory.total);
+        memory
     }
 
     /// Returns the first buffer of such a stage that is too large for the device. Weights are not checked,

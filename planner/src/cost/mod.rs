@@ -2,7 +2,7 @@
 //! links.
 //!
 //! Every value has a source. The values of [`DeviceFacts::assumed`] are orders of magnitude for a kind of
-//! device. They suffice to balance stages on equal devices and to prefer a GPU over a CPU. A [`Profile`]
+//! device. They suffice to balance stages on equal devices and to prefer a GPU to a CPU. A [`Profile`]
 //! replaces them.
 //!
 //! Knows nothing about the search or backends.
@@ -23,7 +23,7 @@ pub use device::{BufferLimits, DeviceFacts};
 pub(crate) use figure::is_rate;
 pub use figure::{Figure, FigureSource};
 pub use link::{LinkFacts, Links, SharedLink, fit_copies};
-pub use memory::{LargeBuffer, RunSizes, StageCapacity};
+pub use memory::{Held, LargeBuffer, RunSizes, StageCapacity};
 pub use profile::{
     InvalidProfile, KindProfile, PROFILE_VERSION, Profile, ProfileIdentity, Roofline, SegmentKey,
     SegmentWork, TimePoint, TimeSample, TimedFor, TokenReturn,

@@ -1,11 +1,11 @@
-//! Measured profiles: segment times of one model shape on one device, and estimates for shapes that were not
-//! measured.
+//! Measured profiles: times of a model's segments on one device, and estimates for other micro-batch shapes.
 //!
-//! A measured point keeps its measured time. The measured row counts lie on a logarithmic grid; between them,
-//! time is linear in the rows. For a given row count, time is linear in the attended positions. Kinds of
-//! segments that were not measured use the roofline fitted to the others.
+//! A measured point returns its measured time. Row counts are measured on a logarithmic grid, with linear
+//! interpolation between them. At a given row count, time is linear in the attended positions. Segment kinds
+//! without measurements use the roofline fitted to the other kinds.
 //!
-//! Knows nothing about measuring or storing profiles. A profile is plain data, in JSON with its own version.
+//! Knows nothing about measuring or storing profiles. A profile is plain data: JSON with its own format
+//! version.
 
 use super::figure::{Figure, FigureSource, is_overhead_us, is_rate};
 use super::time::BatchShape;
@@ -26,7 +26,7 @@ pub struct Profile {
     pub identity: ProfileIdentity,
     /// Time of the measurement, in seconds since 1970.
     pub measured_unix_s: u64,
-    /// Largest sizes requested for the calibration. A slow device skips the largest of them.
+    /// Largest sizes requested for the calibration. Calibration skips the largest ones on a slow device.
     pub timed_for: TimedFor,
     /// Overhead of a micro-batch on a stage, independent of its number of segments, in microseconds.
     pub stage_us: f64,
@@ -38,17 +38,17 @@ pub struct Profile {
     pub host_bandwidth_bytes_per_s: f64,
     /// Time of the token return from the last stage to the first.
     pub token_return: TokenReturn,
-    /// Roofline fitted to all times; `None` if nothing was measured.
+    /// Roofline fitted to all times. `None` if no time was measured.
     pub roofline: Option<Roofline>,
     /// Times by kind of segment.
     pub kinds: Vec<KindProfile>,
 }
 
-/// Identity of a profile. Another driver, other kernels or another model shape need another profile.
+/// Identity of a profile. A change of driver, kernels or model shape requires a new profile.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ProfileIdentity {
-    /// Device label, for example `cuda:0`. For a part of the CPU only the API, `cpu`, because equal parts
+    /// Device label, for example `cuda:0`. CPU devices use the API name `cpu`, because equal parts of a CPU
     /// share a profile.
     pub device: String,
     /// Device name.
@@ -57,8 +57,8 @@ pub struct ProfileIdentity {
     pub driver: String,
     /// Threads or compute units.
     pub units: u32,
-    /// Devices of the same CPU that were active together, including this one. They share caches and memory
-    /// bandwidth.
+    /// Number of devices of the same CPU that were active together, including this one. They share caches and
+    /// memory bandwidth.
     pub together: u32,
     /// Digest of the kernels.
     pub kernels: String,
@@ -81,14 +81,14 @@ pub struct TimedFor {
 }
 
 impl TimedFor {
-    /// Returns whether a calibration for these sizes covers `other`.
+    /// Returns whether a calibration for these sizes also covers `other`.
     pub fn covers(&self, other: &Self) -> bool {
         self.chunk >= other.chunk && self.sequences >= other.sequences
     }
 }
 
-/// Time between the end of the last stage's work and the next step of the same sequences: copying logits to
-/// the host, sampling, and forming a micro-batch.
+/// Latency of the token return: from the end of the last stage to the same sequences' next step. It includes
+/// copying logits to the host, sampling, and forming a micro-batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TokenReturn {
@@ -98,34 +98,34 @@ pub struct TokenReturn {
     pub row_us: f64,
 }
 
-/// Rates that bound every segment's time from below.
+/// Highest measured rates and shortest measured time. Together they bound every segment's time from below.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Roofline {
-    /// Highest rate of memory traffic of any segment.
+    /// Highest rate of memory traffic that any segment reached.
     pub bandwidth_bytes_per_s: f64,
-    /// Highest rate of operations of any segment.
+    /// Highest rate of arithmetic that any segment reached.
     pub flops_per_s: f64,
     /// Shortest time of any segment, in microseconds.
     pub launch_us: f64,
 }
 
-/// The properties that determine a segment's time, besides the device and the micro-batch. Segments with
+/// Properties of a segment that determine its time on a given device for a given micro-batch. Segments with
 /// equal keys take equal time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SegmentKey {
     /// Kind of the segment.
     pub kind: SegmentKind,
-    /// As in [`Segment`].
+    /// Same field as in [`Segment`].
     pub flops_per_row: u64,
-    /// As in [`Segment`].
+    /// Same field as in [`Segment`].
     pub flops_per_row_position: u64,
-    /// As in [`Segment`]. Together with the operations it distinguishes tensor types.
+    /// Same field as in [`Segment`]. Together with the operations it distinguishes tensor types.
     pub read_bytes: u64,
-    /// As in [`Segment`].
+    /// Same field as in [`Segment`].
     pub read_bytes_per_row: u64,
-    /// As in [`Segment`].
+    /// Same field as in [`Segment`].
     pub kv_bytes_per_position: u64,
 }
 
@@ -143,11 +143,11 @@ pub struct KindProfile {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TimePoint {
-    /// Rows that the segment processes. For the head, the rows that need logits.
+    /// Rows that the segment processes. For the head, only the rows that need logits.
     pub rows: u32,
-    /// Sequences of these rows. Equal to `rows` for segments without attention.
+    /// Number of sequences to which the rows belong. Equal to `rows` for segments without attention.
     pub sequences: u32,
-    /// Average positions that a row attends to. 0 for segments without attention.
+    /// Average number of positions that a row attends to. 0 for segments without attention.
     pub positions: f64,
 }
 
@@ -208,12 +208,12 @@ impl From<&Segment> for SegmentKey {
 }
 
 impl SegmentKey {
-    /// Returns whether the time depends on the attended positions.
+    /// Returns whether the segment's time depends on the attended positions.
     pub fn attends(&self) -> bool {
         self.flops_per_row_position > 0 || self.kv_bytes_per_position > 0
     }
 
-    /// Returns the point of a micro-batch for this kind of segment.
+    /// Returns the point at which a micro-batch runs this kind of segment.
     pub fn point(&self, batch: &BatchShape) -> TimePoint {
         let rows = batch.rows_for(self.kind);
         match self.attends() {
@@ -222,10 +222,10 @@ impl SegmentKey {
         }
     }
 
-    /// Returns the traffic and operations at a point.
+    /// Returns the memory traffic and operations at a point.
     pub fn work(&self, at: &TimePoint) -> SegmentWork {
         let rows = f64::from(at.rows);
-        // All rows of a sequence in a micro-batch share one read of its keys and values.
+        // All rows of a sequence in a micro-batch share one read of the sequence's keys and values.
         let bytes = self.read_bytes as f64
             + rows * self.read_bytes_per_row as f64
             + f64::from(at.sequences) * at.positions * self.kv_bytes_per_position as f64;
@@ -240,7 +240,8 @@ impl TimePoint {
         self.sequences >= self.rows
     }
 
-    /// Returns whether it lies on the curve for decode (or for prefill). A single row lies on both.
+    /// Returns whether the point lies on the curve for decode, or else on the one for prefill. A single row
+    /// lies on both curves.
     fn is_like(&self, decodes: bool) -> bool {
         self.rows == 1 || self.decodes() == decodes
     }
@@ -254,7 +255,7 @@ impl KindProfile {
         Self { key, samples }
     }
 
-    /// Returns the time at a point, or `None` if no similar point was measured.
+    /// Returns the time at a point, or `None` if no point on the same curve was measured.
     pub fn time(&self, at: &TimePoint) -> Option<Figure> {
         let decodes = self.line_for(at);
         let rows = || self.samples.iter().filter(|s| s.at.is_like(decodes)).map(|s| s.at.rows);
@@ -267,7 +268,7 @@ impl KindProfile {
         let (value, measured) = match (below, above) {
             (Some(same), Some(other)) if same == other => on(same)?,
             (Some(low), Some(high)) => (between((low, high), (on(low)?.0, on(high)?.0)), false),
-            // Extrapolate from the last two, but never decreasing.
+            // Extrapolate from the last two row counts. The time never decreases.
             (Some(last), None) => match rows().filter(|&rows| rows < last).max() {
                 Some(before) => {
                     let (t0, t1) = (on(before)?.0, on(last)?.0);
@@ -283,13 +284,13 @@ impl KindProfile {
         Some(Figure { value, source })
     }
 
-    /// Returns whether the decode curve applies to a point. If only single sequences were measured, a decode
-    /// step of several sequences is costed as a prefill chunk with equal rows.
+    /// Returns whether the decode curve applies to a point. Without measurements of several sequences, a
+    /// decode step of several sequences uses the time of a prefill chunk of equal size.
     fn line_for(&self, at: &TimePoint) -> bool {
         at.decodes() && (at.rows == 1 || self.samples.iter().any(|s| s.at.rows > 1 && s.at.decodes()))
     }
 
-    /// Returns the time for `rows`, a measured row count, at any position, and whether that point was
+    /// Returns the time at a measured row count and any position. The flag says whether this exact point was
     /// measured.
     fn on_line(&self, decodes: bool, rows: u32, positions: f64) -> Option<(f64, bool)> {
         let line = || self.samples.iter().filter(|s| s.at.rows == rows && s.at.is_like(decodes));
@@ -297,7 +298,7 @@ impl KindProfile {
             return Some((same.median_us, true));
         }
         let is_above = |s: &&TimeSample| s.at.positions > positions;
-        // The neighbouring samples. Outside the measured range, the two nearest.
+        // Select the neighbouring samples. Outside the measured range, select the two nearest samples.
         let (mut high, mut low) = (line().find(is_above), line().rfind(|s| !is_above(s)));
         let outside = high.is_none() || low.is_none();
         if high.is_none() {
@@ -309,13 +310,14 @@ impl KindProfile {
             (Some(a), Some(b)) => (a, slope(a, b)),
             (one, None) | (None, one) => (one?, self.slope_of_others(decodes, rows)),
         };
-        // More positions never take less time. Extrapolation would amplify noise.
+        // Clamp an extrapolated slope at 0: more positions never take less time, and noise would be
+        // amplified.
         let slope = if outside { slope.max(0.0) } else { slope };
         Some(((a.median_us + slope * (positions - a.at.positions)).max(0.0), false))
     }
 
-    /// Returns microseconds per position for a row count that was measured at one position only. Assumes the
-    /// time per row and position of the nearest row count that was measured at two positions.
+    /// Returns microseconds per position for a row count that was measured at only one position. Takes the
+    /// time per row and position from the nearest row count with two measured positions.
     fn slope_of_others(&self, decodes: bool, rows: u32) -> f64 {
         let line = || self.samples.iter().filter(|s| s.at.is_like(decodes));
         let pairs = line().zip(line().skip(1)).filter(|(a, b)| a.at.rows == b.at.rows);
@@ -325,20 +327,20 @@ impl KindProfile {
     }
 }
 
-/// Returns microseconds per position between two samples with equal rows.
+/// Returns microseconds per position between two samples with equal row counts.
 fn slope(a: &TimeSample, b: &TimeSample) -> f64 {
     (b.median_us - a.median_us) / (b.at.positions - a.at.positions)
 }
 
 impl Roofline {
-    /// Fits a roofline that bounds all times from below. Returns `None` without times.
+    /// Fits a roofline that bounds all measured times from below. Returns `None` if there are none.
     pub fn fit(kinds: &[KindProfile]) -> Option<Self> {
         let all =
             || kinds.iter().flat_map(|kind| kind.samples.iter().map(|s| (kind.key.work(&s.at), s.median_us)));
         let times = || all().filter(|(_, us)| *us > 0.0);
         let launch_us = times().map(|(_, us)| us).reduce(f64::min)?;
-        // Subtract the launch overhead. Times close to it say little about the rate, so at least half of a
-        // time counts.
+        // Subtract the launch overhead. A time close to the overhead says little about the rate, so subtract
+        // at most half of the time.
         let rate = |amount: f64, us: f64| amount / (us - launch_us).max(us / 2.0) * 1e6;
         let highest =
             |of: fn(&SegmentWork) -> f64| times().map(|(w, us)| rate(of(&w), us)).fold(1.0, f64::max);
@@ -361,7 +363,7 @@ impl Profile {
         self.sample(key, at).is_some()
     }
 
-    /// Returns whether a prefill chunk of `rows` rows was measured.
+    /// Returns whether a prefill chunk of this many rows was measured.
     pub(crate) fn has_chunk(&self, rows: u32) -> bool {
         let mut samples = self.kinds.iter().flat_map(|kind| &kind.samples);
         samples.any(|sample| sample.at.rows == rows && !sample.at.decodes())
@@ -372,8 +374,8 @@ impl Profile {
         kind.samples.iter().find(|sample| sample.at == *at)
     }
 
-    /// Adds the points of another profile with the same identity and fits again. The result has the age of
-    /// the older one.
+    /// Adds the points of another profile with the same identity and fits the roofline again. The result has
+    /// the age of the older profile.
     pub fn merge(&mut self, other: &Profile) {
         self.measured_unix_s = self.measured_unix_s.min(other.measured_unix_s);
         self.timed_for = TimedFor {
@@ -393,8 +395,8 @@ impl Profile {
         self.roofline = Roofline::fit(&self.kinds);
     }
 
-    /// Returns the mean of profiles of equal devices measured at the same time. A point that some of them
-    /// lack uses the mean of the others. Returns `None` without profiles.
+    /// Returns the mean of profiles that were measured on equal devices at the same time. Each point averages
+    /// the profiles that contain it. Returns `None` if `profiles` is empty.
     pub fn mean(profiles: &[&Profile]) -> Option<Self> {
         let mut mean = (*profiles.first()?).clone();
         let average = |of: &dyn Fn(&Profile) -> f64| {
@@ -428,7 +430,7 @@ impl Profile {
     /// # Errors
     /// [`InvalidProfile`] if the text is not a valid profile.
     pub fn from_json(json: &str) -> Result<Self, InvalidProfile> {
-        /// Read the version separately: a newer profile may have other fields.
+        /// The version is read first, because a newer profile may have other fields.
         #[derive(Deserialize)]
         struct Version {
             ragtag_profile: u32,
@@ -444,7 +446,7 @@ impl Profile {
         }
     }
 
-    /// Returns the path of the first impossible value.
+    /// Returns the path of the first impossible value, if any.
     fn nonsense(&self) -> Option<String> {
         let mut overheads = vec![
             ("stage_us".to_owned(), self.stage_us),

@@ -26,7 +26,7 @@ fn sample(rows: u32, sequences: u32, positions: f64, median_us: f64) -> TimeSamp
     TimeSample { at: TimePoint { rows, sequences, positions }, median_us, spread_us: 1.0, count: 9 }
 }
 
-/// Returns a profile with a block of 100 µs and more and an embedding, but no head.
+/// Returns a profile with a transformer block of at least 100 µs and an embedding, but without a head.
 fn profile() -> Profile {
     let block = vec![
         sample(1, 1, 32.0, 100.0),
@@ -98,7 +98,7 @@ fn a_measured_point_has_its_time() {
     assert_eq!(block(&decode(4, 512.0)), measured(352.0));
     assert_eq!(block(&chunk(64, 32.5)), measured(900.0));
     assert_eq!(block(&chunk(1, 512.0)), measured(148.0));
-    // A segment without attention takes the same time at any position and for any sequences.
+    // Without attention, the time does not depend on positions or sequences.
     let embedding =
         |batch| segment_time(&segment(SegmentKind::Embedding), &device(), Activations::Int8, &batch);
     assert_eq!(embedding(chunk(128, 300.0)), measured(40.0));
@@ -112,16 +112,16 @@ fn times_are_interpolated_and_extrapolated_linearly() {
     assert_eq!(block(&decode(2, 512.0)), fitted(216.0));
     assert_eq!(block(&decode(1, 992.0)), fitted(196.0));
     assert_eq!(block(&decode(1, 22.0)), fitted(99.0));
-    // Extrapolated decode: 20 µs per row, as from one row to four.
+    // Decode is extrapolated with 20 µs per row, the slope between one row and four.
     assert_eq!(block(&decode(8, 32.0)), fitted(240.0));
-    // Measured at one position only: twice 64 rows take twice as much per position.
+    // 128 rows were measured at one position only. They take twice as long per position as 64 rows.
     let slope_us = 2.0 * 1200.0 / (512.0 - 32.5);
     let time = block(&chunk(128, 900.0));
     assert!((time.value - (1700.0 + slope_us * (900.0 - 64.5))).abs() < 1e-6, "{time:?}");
     let alone = KindProfile::new((&segment(SegmentKind::Block)).into(), vec![sample(64, 1, 32.5, 900.0)]);
     let far = TimePoint { rows: 64, sequences: 1, positions: 800.0 };
     assert_eq!(alone.time(&far), Some(fitted(900.0)), "nothing tells what positions take");
-    // Only one sequence was measured: several take as long as a prefill chunk.
+    // Only single sequences were measured. Several sequences take as long as a prefill chunk.
     let samples = vec![sample(1, 1, 32.5, 100.0), sample(64, 1, 32.5, 900.0)];
     let one = KindProfile::new((&segment(SegmentKind::Block)).into(), samples);
     let many = TimePoint { rows: 64, sequences: 64, positions: 32.5 };
@@ -144,7 +144,7 @@ fn unmeasured_segments_use_the_fitted_or_assumed_roofline() {
     let moving_us = 1_000_100.0 / roofline.bandwidth_bytes_per_s * 1e6;
     let computing_us = 2e6 / roofline.flops_per_s * 1e6;
     assert_eq!(time, fitted(roofline.launch_us + moving_us.max(computing_us)));
-    // Another activation type: its rate of operations was not measured.
+    // The operation rate of another activation type was not measured.
     let many = segment_time(&head, &device(), Activations::F32, &decode(100, 0.0));
     assert_eq!(many.source, FigureSource::Assumed);
     assert_eq!(segment_time(&head, &device(), Activations::Int8, &chunk(4, 0.0)), measured(0.0));

@@ -50,10 +50,10 @@ fn a_segment_takes_launch_plus_the_slower_of_moving_and_computing() {
     let block = segment(SegmentKind::Block, &[]);
     let batch = |rows, positions| BatchShape { rows, logit_rows: 1, sequences: 1, positions };
     let time = |activations, batch: BatchShape| segment_time_us(&block, &device(), activations, &batch);
-    // One row: 1 000 000 + 100 + 0 bytes at 1000 bytes/µs, 2 000 000 operations at 1000 (or 4000) a µs.
+    // One row: 1 000 100 bytes at 1000 bytes/µs, and 2 000 000 operations at 1000 (or 4000) per µs.
     assert_eq!(time(Activations::F32, batch(1, 0.0)), 10.0 + 2000.0);
     assert_eq!(time(Activations::Int8, batch(1, 0.0)), 10.0 + 1000.1);
-    // Keys and values are read once per sequence; operations are done for each row.
+    // Keys and values are read once per sequence. Operations are done for each row.
     assert!((time(Activations::Int8, batch(1, 100.0)) - (10.0 + 1051.3)).abs() < 1e-9);
     assert_eq!(time(Activations::F32, batch(8, 100.0)), 10.0 + 8.0 * 2100.0);
     assert_eq!(time(Activations::F32, batch(0, 100.0)), 0.0);
@@ -104,14 +104,14 @@ fn a_shared_tensor_counts_once_in_a_stage() {
         logit_row_bytes: 1000,
     };
     let weights = |first, end| sizes.stage(first..end, &shape, 0, &device()).weights;
-    // 1000 bytes take 1024, and small tensors 256 each.
+    // 1000 bytes take 1024, and each small tensor takes 256.
     assert_eq!(weights(0, 3), 1024 + 256 + 256);
     assert_eq!(weights(0, 2), 1024 + 256);
     assert_eq!(weights(1, 3), 1024 + 256 + 256);
     assert_eq!(weights(2, 3), 1024 + 256);
 
     let stage = sizes.stage(1..3, &shape, 77, &device());
-    // 17 positions fill two blocks of 16; each of the two segments has a buffer of keys and one of values.
+    // 17 positions fill two blocks of 16. Each of the two segments has one buffer of keys and one of values.
     assert_eq!(stage.kv, 2 * 2 * class_bytes(256 * 3 * 32));
     assert_eq!(stage.scratch, 4096);
     let params = 4 * (4 + 3 * 4 + 2 + 3 * 2);
@@ -167,7 +167,7 @@ fn copies_are_fitted_by_their_relative_errors() {
     assert!((latency_us - 20.0).abs() < 1e-6 && (rate / 5e9 - 1.0).abs() < 1e-9, "{latency_us} {rate}");
     let link = LinkFacts::fitted(ragtag_transfer::Route::HOST_STAGED, &exact);
     assert_eq!((link.nonsense(), link.latency_us.source), (None, FigureSource::Measured));
-    // If larger copies take less time, or there are no samples, the result is still a valid link.
+    // The result is a valid link even if larger copies take less time, or if there are no samples.
     for samples in [&[(100, 50.0), (1000, 40.0)][..], &[(100, 10.0), (1000, 200.0)], &[(100, 5.0)], &[]] {
         let link = LinkFacts::fitted(ragtag_transfer::Route::HOST_STAGED, samples);
         assert_eq!(link.nonsense(), None, "{samples:?}: {link:?}");

@@ -1,5 +1,5 @@
-//! Time of a segment on a device: from the device's profile, otherwise launch overhead plus the larger of
-//! (bytes moved ÷ bandwidth) and (operations ÷ rate).
+//! Computes the time of a segment on a device. The source is the device's profile. Without one, the time is
+//! the launch overhead plus the larger of bytes moved ÷ bandwidth and operations ÷ rate.
 //!
 //! Knows nothing about plans.
 
@@ -9,16 +9,16 @@ use super::profile::{SegmentKey, SegmentWork};
 use ragtag_graph::{Segment, SegmentKind};
 use ragtag_kernels::Activations;
 
-/// The properties of a micro-batch that determine its cost.
+/// Properties of a micro-batch that determine its cost.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BatchShape {
     /// Tokens.
     pub rows: u32,
     /// Tokens that need logits.
     pub logit_rows: u32,
-    /// Sequences of these rows.
+    /// Number of sequences to which the rows belong.
     pub sequences: u32,
-    /// Average positions that a row attends to.
+    /// Average number of positions that a row attends to.
     pub positions: f64,
 }
 
@@ -35,8 +35,7 @@ impl BatchShape {
     }
 }
 
-/// Returns the time of a segment for a micro-batch, in microseconds. The head takes no time if no row needs
-/// logits.
+/// Returns the time of a segment for a micro-batch, in microseconds. The head takes 0 if no row needs logits.
 pub fn segment_time_us(
     segment: &Segment,
     device: &DeviceFacts,
@@ -46,8 +45,8 @@ pub fn segment_time_us(
     segment_time(segment, device, activations, batch).value
 }
 
-/// Returns the time of a segment with its source: the device's profile if it has such segments, otherwise the
-/// roofline of its rates.
+/// Returns the time of a segment with its source. Uses the device's profile if it covers the segment, and
+/// otherwise the roofline of the device's rates.
 pub fn segment_time(
     segment: &Segment,
     device: &DeviceFacts,
@@ -57,7 +56,7 @@ pub fn segment_time(
     kind_time(&SegmentKey::from(segment), device, activations, batch)
 }
 
-/// Returns the time of any segment with this key.
+/// Returns the time of a segment with this key, with its source.
 pub fn kind_time(
     key: &SegmentKey,
     device: &DeviceFacts,
@@ -74,11 +73,11 @@ pub fn kind_time(
         .unwrap_or_else(|| roofline(key.kind, &key.work(&at), device, activations))
 }
 
-/// Returns launch overhead plus the slower of moving and computing.
+/// Returns the launch overhead plus the larger of memory time and arithmetic time.
 fn roofline(kind: SegmentKind, work: &SegmentWork, device: &DeviceFacts, activations: Activations) -> Figure {
     let (bandwidth, flops) = (device.bandwidth_bytes_per_s, device.flops_per_s(activations));
     let (moving_s, computing_s) = (work.bytes / bandwidth.value, work.flops / flops.value);
-    // The overhead is that of a block's dispatches. Each half has about half of them.
+    // `launch_us` covers the dispatches of a whole block. Each half of a block has about half of them.
     let launches = match kind {
         SegmentKind::Attention | SegmentKind::FeedForward => 0.5,
         SegmentKind::Embedding | SegmentKind::Block | SegmentKind::Head => 1.0,

@@ -1,15 +1,15 @@
-//! Cost of converting activations to and from the wire type. Knows nothing about plans. The transfer itself
-//! is costed by the link.
+//! Computes the cost of converting activations to and from the wire type. The link's cost covers the transfer
+//! itself. Knows nothing about plans.
 
 use super::DeviceFacts;
 use ragtag_graph::WireType;
 
-/// Dispatches of a block in decode that [`DeviceFacts::launch_us`] covers.
+/// Number of decode dispatches of a block that [`DeviceFacts::launch_us`] covers.
 const BLOCK_DISPATCHES: f64 = 9.0;
 
-/// Time that a stage takes to convert incoming rows from the wire type and outgoing rows to it: one small
-/// dispatch each. They are not measured. Their overhead is a share of a block's, which is measured or
-/// assumed. The first and the last stage convert only once, but are charged like the others.
+/// Time that a stage takes to convert incoming and outgoing rows, with one small dispatch each. The time is
+/// not measured: the overhead is a share of a block's launch overhead. The first and the last stage convert
+/// only once, but the model charges them for both conversions.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct BoundaryTime {
     /// Overhead of the dispatches, in microseconds.
@@ -31,7 +31,7 @@ impl BoundaryTime {
         }
     }
 
-    /// Returns the sum of both.
+    /// Returns the total time, in microseconds.
     pub fn sum_us(&self) -> f64 {
         self.overhead_us + self.moving_us
     }

@@ -1,5 +1,5 @@
-//! The card library: datasheet values of real devices with their sources, and the share of such values that
-//! this project's kernels reach.
+//! The card library: datasheet values of real devices with their sources, and the share of these values that
+//! Ragtag's kernels reach.
 //!
 //! The data is in `cards.json`. Knows nothing about fleets.
 
@@ -19,7 +19,7 @@ pub struct Card {
     pub title: String,
     /// Kind of hardware.
     pub kind: AdapterKind,
-    /// API that runs its kernels. It selects the entry of [`reached`].
+    /// API that runs the card's kernels. It selects the entry of [`reached`].
     pub through: String,
     /// Memory in GiB.
     pub memory_gib: f64,
@@ -27,21 +27,22 @@ pub struct Card {
     pub bandwidth_gb_per_s: f64,
     /// Rate of f32 arithmetic, in units of 10¹² operations per second.
     pub f32_tflop_per_s: f64,
-    /// Rate of dense f16 products in matrix units, with f32 accumulation if the manufacturer says so.
+    /// Rate of dense f16 products in matrix units. The value is for f32 accumulation if the manufacturer
+    /// lists one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub f16_matrix_tflop_per_s: Option<f64>,
-    /// Rate of int8 dot products of four, outside matrix units, which kernels use for f16 alone. If the
-    /// manufacturer gives no value: four times the f32 rate, or twice it where only half of the f32 lanes (or
-    /// half of each lane's f32 rate) have this instruction.
+    /// Rate of four-way int8 dot products outside matrix units. Kernels use matrix units for f16 only. If the
+    /// manufacturer gives no rate, it is four times the f32 rate. It is twice the f32 rate if only half of
+    /// the f32 lanes (or half of each lane's f32 rate) have this instruction.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub int8_top_per_s: Option<f64>,
-    /// Its PCI Express link, if it has one.
+    /// PCI Express link of the card, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pcie: Option<Pcie>,
-    /// Source of the values: a key of the library's sources ([`source`]).
+    /// Source of the values: a key for [`source`].
     pub source: String,
-    /// Fields whose values are not in that source, but derived (from clocks and units, or from a similar
-    /// card) or assumed.
+    /// Fields whose values are not in the source. They are assumed, or derived from clocks and unit counts or
+    /// from a similar card.
     #[serde(default)]
     pub assumed: Vec<String>,
 }
@@ -59,18 +60,18 @@ pub struct Pcie {
 }
 
 impl Pcie {
-    /// Returns the peak rate of each direction, in units of 10⁹ bytes per second; `None` if no such link
-    /// exists.
+    /// Returns the peak rate of each direction, in units of 10⁹ bytes per second. Returns `None` for an
+    /// invalid generation or lane count.
     pub fn gb_per_s(self) -> Option<f64> {
-        // Transfers per second times the efficiency of the line code: 8b/10b, 128b/130b from generation 3,
-        // flits in 6.
+        // Transfers per second times the efficiency of the line code: 8b/10b in generations 1 and 2,
+        // 128b/130b from generation 3, and flits in generation 6.
         const LANE_GB_PER_S: [f64; 6] = [0.25, 0.5, 0.985, 1.969, 3.938, 7.563];
         let lane = *LANE_GB_PER_S.get(usize::try_from(self.generation.checked_sub(1)?).ok()?)?;
         [1, 2, 4, 8, 16].contains(&self.lanes).then_some(lane * f64::from(self.lanes))
     }
 }
 
-/// Shares of datasheet values that kernels reach through an API.
+/// Shares of datasheet values that kernels reach through one API.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Reached {
@@ -78,12 +79,12 @@ pub struct Reached {
     pub bandwidth: f64,
     /// Share of the f32 rate.
     pub f32: f64,
-    /// Share of the f16 rate of matrix units, if kernels use them.
+    /// Share of the f16 rate of matrix units. Absent if kernels do not use them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub f16_matrix: Option<f64>,
-    /// Share of the int8 dot product rate.
+    /// Share of the rate of int8 dot products.
     pub int8: f64,
-    /// Overhead of one segment's dispatches, in microseconds.
+    /// Dispatch overhead of one segment, in microseconds.
     pub launch_us: f64,
     /// Source of these values.
     pub why: String,
@@ -110,7 +111,7 @@ struct Library {
 }
 
 static LIBRARY: LazyLock<Library> = LazyLock::new(|| {
-    // The data is part of the program, and tests read it.
+    // The file is compiled into the program, and tests parse it.
     serde_json::from_str(include_str!("cards.json")).expect("cards.json is valid")
 });
 
@@ -122,17 +123,17 @@ pub fn cards() -> &'static [Card] {
 /// Returns the card with this name.
 ///
 /// # Errors
-/// The most similar names.
+/// Returns the most similar names if no card has this name.
 pub fn card(name: &str) -> Result<&'static Card, Vec<&'static str>> {
     cards().iter().find(|card| card.name == name).ok_or_else(|| nearest(name))
 }
 
 /// Finds the card for a device name reported by an API, such as `AMD Radeon RX 7900 XTX (RADV NAVI31)`.
-/// Compares the words of the title, without manufacturers, brands, memory sizes and text in parentheses. If
-/// several cards differ only in memory, returns the nearest.
+/// Compares the words of the title. Ignores manufacturers, brands, memory sizes and text in parentheses.
+/// Among cards that differ only in memory, returns the nearest in size.
 pub fn card_named(name: &str, memory_bytes: u64) -> Option<&'static Card> {
     let memory_gib = memory_bytes as f64 / (1u64 << 30) as f64;
-    // Some drivers list several possible names, or append their own.
+    // Some drivers list several possible names or append a name of their own.
     let words = name.split('/').map(model_words).find(|words| !words.is_empty())?;
     let gpus = cards().iter().filter(|card| card.kind != AdapterKind::Cpu);
     let same = gpus.filter(|card| title_words(card) == words);
@@ -143,12 +144,12 @@ pub fn card_named(name: &str, memory_bytes: u64) -> Option<&'static Card> {
 fn title_words(card: &Card) -> Vec<String> {
     let title = card.title.split(" with ").next().unwrap_or_default();
     let mut words = model_words(title.split(", ").next().unwrap_or_default());
-    // Drivers name the form factor only for the other variants of such cards.
+    // Drivers name the form factor only of the other variants of such cards.
     words.retain(|word| word != "sxm");
     words
 }
 
-/// Returns the words that identify a model, including suffixes such as Ti or Laptop.
+/// Returns the words that identify a model. Suffixes such as Ti or Laptop count.
 fn model_words(name: &str) -> Vec<String> {
     const COMMON: [&str; 13] = [
         "nvidia", "geforce", "tesla", "amd", "ati", "radeon", "instinct", "intel", "graphics", "gpu",
@@ -173,7 +174,7 @@ fn model_words(name: &str) -> Vec<String> {
     kept.map(|at| words[at].to_owned()).filter(|word| !COMMON.contains(&word.as_str())).collect()
 }
 
-/// Returns the shares that kernels reach, by API.
+/// Returns the shares that kernels reach, indexed by API.
 pub fn reached() -> &'static BTreeMap<String, Reached> {
     &LIBRARY.reached
 }
@@ -183,10 +184,10 @@ pub fn source(key: &str) -> Option<&'static CardSource> {
     LIBRARY.sources.get(key)
 }
 
-/// Returns the most similar names, best first.
+/// Returns the most similar card names, best first.
 fn nearest(name: &str) -> Vec<&'static str> {
     const SHOWN: usize = 3;
-    // Compare only a prefix: the name may be very long.
+    // The name may be very long, so compare only its first 40 characters.
     let name: String = name.chars().take(40).flat_map(char::to_lowercase).collect();
     let similarity =
         |card: &Card| strsim::jaro_winkler(&card.name, &name).max(strsim::sorensen_dice(&card.name, &name));

@@ -1,4 +1,4 @@
-//! Values in a fleet: a number, or a number with its source; and the bounds of such values.
+//! Values in a fleet, with or without a source, and their valid ranges.
 //!
 //! Knows nothing about devices or links.
 
@@ -10,7 +10,7 @@ use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use std::fmt;
 
-/// A number (source: the user), or an object with `value` and `source`.
+/// A plain number (its source is the user), or an object with `value` and `source`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct FleetFigure(pub Figure);
 
@@ -20,7 +20,7 @@ impl From<f64> for FleetFigure {
     }
 }
 
-/// The long form.
+/// The object form of a value.
 #[derive(Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Sourced {
@@ -78,33 +78,33 @@ impl schemars::JsonSchema for FleetFigure {
     }
 }
 
-/// Range of a value, in the unit of its field.
+/// Valid range of a value, in the unit of its field.
 pub(super) struct Bounds {
     least: f64,
     most: f64,
-    /// Likely unit mistakes for a value that is out of range, largest first.
+    /// Hints about likely unit mistakes, each with the value from which it applies. Largest value first.
     slips: &'static [(f64, &'static str)],
 }
 
-/// From 64 MiB to 64 TiB.
+/// Range of memory in GiB: 64 MiB to 64 TiB.
 pub(super) const MEMORY_GIB: Bounds = Bounds {
     least: 0.0625,
     most: 65_536.0,
     slips: &[(6.7e7, "that looks like bytes (memory_bytes)"), (65_536.0, "that looks like MiB")],
 };
-/// The range of [`MEMORY_GIB`] in bytes.
+/// Range of memory in bytes, equal to [`MEMORY_GIB`].
 pub(super) const MEMORY_BYTES: Bounds = Bounds {
     least: 67_108_864.0,
     most: 70_368_744_177_664.0,
     slips: &[(8192.0, "that looks like MiB"), (0.0625, "that looks like GiB (memory_gib)")],
 };
-/// From an old bus to more than any card has.
+/// Range of rates in GB/s: from an old bus to more than any card has.
 pub(super) const GB_PER_S: Bounds = Bounds {
     least: 0.001,
     most: 20_000.0,
     slips: &[(1e8, "that looks like bytes per second"), (20_000.0, "that looks like MB/s")],
 };
-/// From 0.1 GFLOP/s to more than any card has.
+/// Range of arithmetic rates in units of 10¹² per second: from 0.1 GFLOP/s to more than any card has.
 pub(super) const T_PER_S: Bounds = Bounds {
     least: 0.0001,
     most: 20_000.0,
@@ -113,11 +113,11 @@ pub(super) const T_PER_S: Bounds = Bounds {
         (20_000.0, "that looks like billions per second"),
     ],
 };
-/// Up to one second.
+/// Range of overheads in microseconds: up to one second.
 pub(super) const MICROSECONDS: Bounds = Bounds { least: 0.0, most: 1e6, slips: &[] };
 
 impl Bounds {
-    /// Checks a value against the range. Rejects NaN.
+    /// Checks a value against the range. NaN is an error.
     pub(super) fn check(&self, path: &str, figure: FleetFigure) -> Result<Figure, InvalidFleet> {
         let Self { least, most, slips } = self;
         let FleetFigure(figure) = figure;

@@ -1,11 +1,11 @@
-//! Fleets: descriptions of hypothetical devices and links, in a file or in one line.
+//! Fleets: descriptions of hypothetical devices and links, read from a file or from one line of text.
 //!
-//! [`Fleet`] is the format. [`Fleet::facts`] validates it and converts it to the planner's input. A device is
-//! described by its own values, by a card of the library ([`cards`]), or by reference to another device of
-//! the fleet. Its own values take precedence.
+//! [`Fleet`] is the file format. [`Fleet::facts`] validates a fleet and converts it to the planner's input. A
+//! device is described by its own values, by a card of the library ([`cards`]), or by reference to another
+//! device of the fleet. The device's own values take precedence.
 //!
-//! A value from a datasheet is a theoretical peak. It is multiplied by the share that this project's kernels
-//! reached in measurements ([`Reached`]). Every other value is used as is.
+//! A datasheet value is a theoretical peak. It is scaled by the share that Ragtag's kernels reached in
+//! measurements ([`Reached`]). All other values are used unchanged.
 //!
 //! Knows nothing about the search, and opens no file.
 
@@ -30,10 +30,10 @@ use thiserror::Error;
 /// Format version that this build reads.
 pub const FLEET_VERSION: u32 = 1;
 
-/// Most devices of a fleet.
+/// Largest number of devices in a fleet.
 pub const MOST_DEVICES: usize = 64;
 
-/// A fleet: devices and links, which need not exist.
+/// A set of hypothetical devices and the links between them.
 #[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(title = "A fleet of Ragtag")]
@@ -41,11 +41,11 @@ pub struct Fleet {
     /// Format version: 1.
     #[schemars(extend("const" = FLEET_VERSION))]
     pub ragtag_fleet: u32,
-    /// The devices, in the order in which a pipeline may use them. 1 to 64, counts included.
+    /// The devices, in the order in which a pipeline may use them: 1 to 64, each multiplied by its count.
     #[schemars(length(min = 1, max = MOST_DEVICES))]
     pub devices: Vec<FleetDevice>,
-    /// Known links. Every other pair of devices is linked through the host, at the lower of their two rates
-    /// and with the sum of their latencies.
+    /// Known links. All other pairs of devices are linked through the host, at the lower of their host rates
+    /// and with the sum of their host latencies.
     #[serde(default)]
     pub links: Vec<FleetLink>,
     /// Resources shared by several links: a bus, a bridge, a switch.
@@ -53,26 +53,26 @@ pub struct Fleet {
     pub shared_links: Vec<FleetSharedLink>,
 }
 
-/// A device, or several equal ones. Omitted values come from the named card or device. Memory, bandwidth and
-/// `f32_tflop_per_s` are required from one of these.
+/// A device, or several equal devices. Omitted values come from the card or from the other device. Memory,
+/// bandwidth and `f32_tflop_per_s` must come from one of these sources.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct FleetDevice {
-    /// Label: letters, digits and `-_.:`. With `count`, devices are `label:0`, `label:1` …; without a label,
-    /// `card:0` ….
+    /// Label: letters, digits and `-_.:`. With `count`, the devices are `label:0`, `label:1` and so on.
+    /// Without a label, they are named after the card: `card:0` and so on.
     pub label: Option<String>,
-    /// Name of a card of the library. `ragtag cards` lists them.
+    /// Name of a card in the library. `ragtag cards` lists the cards.
     pub card: Option<String>,
-    /// Label of another device of the fleet whose values this one copies.
+    /// Label of another device in this fleet, from which omitted values are copied.
     pub like: Option<String>,
     /// Number of equal devices: 1 to 64.
     #[schemars(range(min = 1, max = MOST_DEVICES))]
     pub count: Option<u32>,
-    /// Kind of hardware. Default: that of the card, else `discrete`.
+    /// Kind of hardware. Default: the card's kind, or `discrete` without a card.
     #[schemars(schema_with = "crate::schemas::adapter_kind")]
     pub kind: Option<AdapterKind>,
-    /// API that runs its kernels. It selects the reachable share of datasheet values, and is required if
-    /// there are any.
+    /// API that runs the device's kernels. It selects the share of datasheet values that kernels reach.
+    /// Required if any value comes from a datasheet.
     pub through: Option<String>,
     /// Memory for stages, in GiB.
     pub memory_gib: Option<FleetFigure>,
@@ -82,19 +82,20 @@ pub struct FleetDevice {
     pub bandwidth_gb_per_s: Option<FleetFigure>,
     /// Rate of matrix products with f32 activations, in units of 10¹² operations per second.
     pub f32_tflop_per_s: Option<FleetFigure>,
-    /// Rate of its matrix units with f16 activations, in the same unit. If absent, it has no matrix units.
+    /// Rate of the matrix units with f16 activations, in units of 10¹² operations per second. If absent, the
+    /// device has no matrix units.
     pub f16_matrix_tflop_per_s: Option<FleetFigure>,
-    /// Rate of matrix products with int8 activations, in the same unit.
+    /// Rate of matrix products with int8 activations, in units of 10¹² operations per second.
     pub int8_top_per_s: Option<FleetFigure>,
-    /// Overhead of one segment's dispatches, in microseconds.
+    /// Dispatch overhead of one segment, in microseconds.
     pub launch_us: Option<FleetFigure>,
     /// Overhead of one micro-batch on a stage, in microseconds.
     pub stage_us: Option<FleetFigure>,
-    /// Time of the smallest copy between it and host memory, in microseconds.
+    /// Time of the smallest copy between the device and host memory, in microseconds.
     pub host_latency_us: Option<FleetFigure>,
-    /// Rate of large copies between it and host memory, in units of 10⁹ bytes per second.
+    /// Rate of large copies between the device and host memory, in units of 10⁹ bytes per second.
     pub host_bandwidth_gb_per_s: Option<FleetFigure>,
-    /// Its PCI Express link, as an alternative to `host_bandwidth_gb_per_s`.
+    /// PCI Express link of the device, as an alternative to `host_bandwidth_gb_per_s`.
     pub pcie: Option<Pcie>,
 }
 
@@ -109,7 +110,7 @@ pub struct FleetLink {
     /// Whether the link also exists in the other direction.
     #[serde(default = "both_ways")]
     pub both_ways: bool,
-    /// Time of the smallest transfer, in microseconds. Default: that of two copies through the host.
+    /// Time of the smallest transfer, in microseconds. Default: the time of two copies through the host.
     #[serde(default)]
     pub latency_us: Option<FleetFigure>,
     /// Rate of large transfers, in units of 10⁹ bytes per second.
@@ -120,13 +121,13 @@ fn both_ways() -> bool {
     true
 }
 
-/// A resource shared by several links. Its busy time is the sum over all transfers of a plan that use it.
+/// A resource that several links share. Its busy time is the sum over all transfers of a plan that use it.
 #[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct FleetSharedLink {
     /// Display name.
     pub name: String,
-    /// The links that use it, as pairs of labels: source and destination.
+    /// Links that use the resource, as pairs of labels: source and destination.
     #[serde(deserialize_with = "pairs")]
     #[schemars(length(min = 1))]
     pub users: Vec<(String, String)>,
@@ -134,7 +135,7 @@ pub struct FleetSharedLink {
     pub bandwidth_gb_per_s: FleetFigure,
 }
 
-/// Two labels, read as a list first. A tuple reader gives a poor message for a third label.
+/// A pair of labels. It is parsed as a list, because a tuple gives a poor error message for a third label.
 #[derive(Deserialize)]
 #[serde(try_from = "Vec<String>")]
 struct Pair(String, String);
@@ -173,9 +174,9 @@ pub enum InvalidFleet {
     /// A well-formed fleet with an invalid value.
     #[error("{path}: {why}")]
     Wrong {
-        /// Path in the file, for example `devices[2].bandwidth_gb_per_s`, or a part of the line.
+        /// Path in the file, for example `devices[2].bandwidth_gb_per_s`, or a part of the one-line form.
         path: String,
-        /// The problem, for the message.
+        /// Description of the problem, for the message.
         why: String,
     },
 }
@@ -190,9 +191,9 @@ impl Fleet {
     /// Parses and validates a fleet.
     ///
     /// # Errors
-    /// [`InvalidFleet`] with the first problem and its path in the file.
+    /// [`InvalidFleet`] with the first problem found and its path in the file.
     pub fn from_json(text: &str) -> Result<Self, InvalidFleet> {
-        // Check the version first: a later format may have fields that this build does not know.
+        // Check the version first. A later format may have fields that this build does not know.
         #[derive(Deserialize)]
         struct Head {
             ragtag_fleet: u32,
@@ -207,10 +208,10 @@ impl Fleet {
         Ok(fleet)
     }
 
-    /// Parses a fleet of cards in one line: `2x-arc-a770+rx7900xtx`.
+    /// Parses the one-line form of a fleet, such as `2x-arc-a770+rx7900xtx`.
     ///
     /// # Errors
-    /// [`InvalidFleet::Wrong`] names the part. For an unknown card it lists the most similar names.
+    /// [`InvalidFleet::Wrong`] names the invalid part. For an unknown card it lists the most similar names.
     pub fn from_line(line: &str) -> Result<Self, InvalidFleet> {
         let fleet = spec::parse(line)?;
         fleet.facts()?;

@@ -1,5 +1,5 @@
-//! Resolution of a fleet into the planner's input: looks up cards and references, scales datasheet values to
-//! what kernels reach, and reports every error with its path.
+//! Resolution of a fleet into the planner's input. Looks up cards and references, scales datasheet values to
+//! the rates that kernels reach, and reports every error with its path.
 //!
 //! Knows nothing about JSON.
 
@@ -15,15 +15,15 @@ use std::collections::{HashMap, HashSet};
 
 /// Share of a card's memory available to plans. Its driver and other programs use the rest.
 const MEMORY_SHARE: f64 = 0.95;
-/// Share of a bus's rate that copies from pinned memory commonly reach.
+/// Share of a bus's rate that copies from pinned memory usually reach.
 const BUS_SHARE: f64 = 0.8;
-/// Most characters of a label.
+/// Largest number of characters in a label.
 const LABEL_CHARACTERS: usize = 64;
 const GIB: f64 = (1u64 << 30) as f64;
 
 type Result<T> = std::result::Result<T, InvalidFleet>;
 
-/// A value, and whether it is a theoretical peak.
+/// A value of the fleet. `is_peak` says whether it is a theoretical peak.
 #[derive(Clone, Copy)]
 struct Stated {
     figure: Figure,
@@ -31,14 +31,14 @@ struct Stated {
 }
 
 impl Stated {
-    /// Returns the reachable value in units of `unit`. Only a peak is scaled by `share`.
+    /// Converts the value from units of `unit`. A peak is also scaled by `share`.
     fn reached(self, share: f64, unit: f64) -> Figure {
         let share = if self.is_peak { share } else { 1.0 };
         Figure { value: self.figure.value * share * unit, source: self.figure.source }
     }
 }
 
-/// Values of a device before peaks are scaled.
+/// Values of a device. Peaks are not scaled yet.
 #[derive(Clone, Default)]
 struct Known {
     kind: Option<AdapterKind>,
@@ -68,15 +68,15 @@ pub(super) fn facts(fleet: &Fleet) -> Result<(Vec<DeviceFacts>, Links)> {
     Ok((devices, links))
 }
 
-/// Replaces the rates of a local device with those of its card's datasheet, scaled to what kernels reach
-/// through `api`. Returns the facts unchanged if nothing is known about that API.
+/// Replaces the rates of a local device with its card's datasheet rates, scaled to the share that kernels
+/// reach through `api`. Returns the facts unchanged if the shares of that API are unknown.
 pub fn with_datasheet(facts: DeviceFacts, card: &Card, api: &str) -> DeviceFacts {
     with_peaks(facts, of_card(card), api)
 }
 
-/// Replaces rates with peak rates reported by the API: memory bandwidth in bytes per second, f32 arithmetic
-/// in operations per second. Rates that are not reported stay unchanged. `integer_dot` says whether the
-/// device has int8 dot products of four.
+/// Replaces rates with the peak rates that the API reports: memory bandwidth in bytes per second, f32
+/// arithmetic in operations per second. Rates that the API does not report are unchanged. `integer_dot` says
+/// whether the device has four-way int8 dot products.
 pub fn with_reported_rates(
     facts: DeviceFacts,
     bandwidth_bytes_per_s: Option<f64>,
@@ -104,8 +104,8 @@ pub fn with_reported_rates(
         bandwidth: Some(bandwidth.unwrap_or(own(facts.bandwidth_bytes_per_s, 1e9))),
         f32: Some(f32.map_or(own(facts.exact_flops_per_s, 1e12), peak)),
         int8: (integer_dot || f32.is_none()).then(|| fast(4.0)),
-        // No API reports the rate of matrix units. The slowest are about four times as fast as the other
-        // ALUs.
+        // No API reports the rate of matrix units. The slowest matrix units are about four times as fast as
+        // the f32 units.
         f16_matrix: Some(fast(4.0)),
         ..Known::default()
     };
@@ -135,7 +135,7 @@ fn with_peaks(facts: DeviceFacts, mut known: Known, api: &str) -> DeviceFacts {
     }
 }
 
-/// Returns each device's index in the file and its label.
+/// Returns the label of each device, with the index of its entry in the file.
 fn labels(devices: &[FleetDevice]) -> Result<Vec<(usize, String)>> {
     if devices.is_empty() {
         return Err(InvalidFleet::wrong("devices", "is empty; a fleet has at least one device"));
@@ -167,7 +167,7 @@ fn labels(devices: &[FleetDevice]) -> Result<Vec<(usize, String)>> {
     Ok(labels)
 }
 
-/// Checks each count and their sum.
+/// Checks each count, and the sum of all counts.
 fn check_counts(devices: &[FleetDevice]) -> Result<()> {
     for (at, count) in devices.iter().enumerate().filter_map(|(at, device)| Some((at, device.count?))) {
         if !(1..=MOST_DEVICES as u32).contains(&count) {
@@ -183,7 +183,7 @@ fn check_counts(devices: &[FleetDevice]) -> Result<()> {
     Ok(())
 }
 
-/// Checks a label. Labels appear in splits (`0-5=cpu:0,6-13=cpu:1`) and on terminals.
+/// Checks a label. Labels appear in splits (`0-5=cpu:0,6-13=cpu:1`) and in terminal output.
 fn check_label(path: &str, label: &str) -> Result<()> {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_.:".contains(c);
     if label.is_empty() || label.len() > LABEL_CHARACTERS || !label.chars().all(plain) {
@@ -196,8 +196,8 @@ fn check_label(path: &str, label: &str) -> Result<()> {
     Ok(())
 }
 
-/// Returns the values of the device at `at`: its own, then those of its card or of the device that it refers
-/// to. `trail` holds the devices on the path of references, to detect cycles.
+/// Returns the values of the device at `at`. Omitted values come from its card, or from the device that it
+/// refers to. `trail` holds the devices on the path of references, to detect cycles.
 fn known(devices: &[FleetDevice], at: usize, trail: &mut Vec<usize>) -> Result<Known> {
     let (device, path) = (&devices[at], format!("devices[{at}]"));
     let own = own(device, &path)?;
@@ -246,7 +246,7 @@ fn known(devices: &[FleetDevice], at: usize, trail: &mut Vec<usize>) -> Result<K
     })
 }
 
-/// Checks a value of the file. One from a datasheet is a peak.
+/// Checks a value of the file. A datasheet value is a peak.
 fn stated(path: &str, field: &str, bounds: &Bounds, figure: FleetFigure) -> Result<Stated> {
     let figure = bounds.check(&format!("{path}.{field}"), figure)?;
     Ok(Stated { figure, is_peak: figure.source == FigureSource::Datasheet })
@@ -302,7 +302,7 @@ fn own(device: &FleetDevice, path: &str) -> Result<Known> {
     })
 }
 
-/// Returns the datasheet values of a card. Values that were derived count as assumed peaks.
+/// Returns the datasheet values of a card. Derived values are peaks with the source `assumed`.
 fn of_card(card: &Card) -> Known {
     let peak = |field: &str, value: f64| {
         let assumed = card.assumed.iter().any(|name| name == field);
@@ -322,7 +322,7 @@ fn of_card(card: &Card) -> Known {
     }
 }
 
-/// Scales peaks to what kernels reach.
+/// Converts the values of a device, with peaks scaled to the rates that kernels reach.
 fn device_facts(path: &str, label: &str, known: &Known) -> Result<DeviceFacts> {
     let missing = |field: &str| {
         InvalidFleet::wrong(
@@ -341,7 +341,7 @@ fn device_facts(path: &str, label: &str, known: &Known) -> Result<DeviceFacts> {
     let assumed = DeviceFacts::assumed(label, kind, 1, memory_bytes.value as u64, memory_bytes.source);
     let exact = f32.reached(share.map_or(1.0, |s| s.f32), 1e12);
     let int8 = known.int8.map(|int8| int8.reached(share.map_or(1.0, |s| s.int8), 1e12));
-    // Matrix units that no kernel uses through this API do not count.
+    // Ignore matrix units that no kernel uses through this API.
     let matrix_share = share.map_or(Some(1.0), |s| s.f16_matrix);
     let matrix = known.f16_matrix.zip(matrix_share).map(|(matrix, share)| matrix.reached(share, 1e12));
     let fast = [int8, matrix].into_iter().flatten().fold(exact, |a, b| if b.value > a.value { b } else { a });
@@ -362,8 +362,8 @@ fn device_facts(path: &str, label: &str, known: &Known) -> Result<DeviceFacts> {
     })
 }
 
-/// Returns the shares that kernels reach through the device's API. The API is required if a value is a peak
-/// (`needed`).
+/// Returns the shares that kernels reach through the device's API. `needed` says that a value is a peak, so
+/// the API is required.
 fn shares(path: &str, known: &Known, needed: bool) -> Result<Option<&'static Reached>> {
     let names = || reached().keys().map(String::as_str).collect::<Vec<_>>().join(", ");
     let path = format!("{path}.through");
@@ -404,7 +404,7 @@ impl<'a> Ends<'a> {
     }
 }
 
-/// Returns all links: those of the file, and links through the host for all other pairs.
+/// Returns the links of the file, and links through the host for all other pairs of devices.
 fn links(fleet: &Fleet, devices: &[DeviceFacts]) -> Result<Links> {
     let ends = Ends::new(devices);
     let mut given = given_links(fleet, &ends)?;
@@ -421,7 +421,7 @@ fn links(fleet: &Fleet, devices: &[DeviceFacts]) -> Result<Links> {
     Ok(Links { known, shared, ..Links::default() })
 }
 
-/// Returns the links of the file by their ends, each with its index in the file.
+/// Returns the links of the file, indexed by source and destination, each with its index in the file.
 fn given_links(fleet: &Fleet, ends: &Ends<'_>) -> Result<HashMap<(usize, usize), (usize, LinkFacts)>> {
     let mut given: HashMap<_, (usize, LinkFacts)> = HashMap::new();
     for (at, link) in fleet.links.iter().enumerate() {
@@ -452,7 +452,7 @@ fn given_links(fleet: &Fleet, ends: &Ends<'_>) -> Result<HashMap<(usize, usize),
     Ok(given)
 }
 
-/// Returns a resource shared by several links.
+/// Resolves the shared link at index `at` of the file.
 fn shared_link(fleet: &Fleet, at: usize, ends: &Ends<'_>) -> Result<SharedLink> {
     let (link, path) = (&fleet.shared_links[at], format!("shared_links[{at}]"));
     let bandwidth = stated(&path, "bandwidth_gb_per_s", &GB_PER_S, link.bandwidth_gb_per_s)?;
@@ -478,7 +478,7 @@ fn shared_link(fleet: &Fleet, at: usize, ends: &Ends<'_>) -> Result<SharedLink> 
     Ok(SharedLink { name: quoted(&link.name), users: link.users.clone(), bandwidth_bytes_per_s })
 }
 
-/// Returns the link through host memory. Chunks leave one device while others enter the other.
+/// Returns the link through host memory. Ring chunks leave one device while others enter the other device.
 fn by_host(from: &DeviceFacts, to: &DeviceFacts) -> LinkFacts {
     let slower =
         if from.host_bandwidth_bytes_per_s.value <= to.host_bandwidth_bytes_per_s.value { from } else { to };

@@ -1,9 +1,9 @@
-//! Fleets in one line: `2x-arc-a770+rx7900xtx`. Knows nothing about values.
+//! Parses the one-line form of fleets: `2x-arc-a770+rx7900xtx`. Knows nothing about values.
 
 use super::{FLEET_VERSION, Fleet, FleetDevice, InvalidFleet, MOST_DEVICES, card};
 use crate::json::quoted;
 
-/// Parses names of cards joined by `+`, each with an optional count in front: `2x-` or `2x`.
+/// Parses card names joined by `+`. Each may have a count in front: `2x-` or `2x`.
 pub(super) fn parse(line: &str) -> Result<Fleet, InvalidFleet> {
     if line.split('+').count() > MOST_DEVICES {
         return Err(InvalidFleet::wrong("the line", format!("has more than {MOST_DEVICES} parts")));

@@ -1,4 +1,4 @@
-//! Tests of fleets: the format, the library, and the path of every error.
+//! Tests of the fleet format, the card library, and the path of every error.
 
 use super::*;
 use crate::cost::{Figure, FigureSource, LinkFacts};
@@ -8,7 +8,7 @@ fn fails(text: &str) -> String {
     Fleet::from_json(text).expect_err(text).to_string()
 }
 
-/// Returns a fleet of these devices with further fields.
+/// Returns the JSON of a fleet with these devices and the further fields `more`.
 fn fleet(devices: &str, more: &str) -> String {
     format!("{{\"ragtag_fleet\": 1, \"devices\": [{devices}]{more}}}")
 }
@@ -54,7 +54,7 @@ fn a_line_of_cards_is_a_fleet() {
     let labels: Vec<_> = devices.iter().map(|d| d.label.as_str()).collect();
     assert_eq!(labels, ["arc-a770:0", "arc-a770:1", "rx7900xtx:0", "arc-a770:2"]);
     assert_eq!(links.known.len(), 4 * 3);
-    // 24 GiB minus the driver's share; PCIe 4.0 x16.
+    // 24 GiB minus the driver's share, and PCIe 4.0 x16.
     assert_eq!(devices[2].memory_bytes, (24.0 * 0.95 * GIB) as u64);
     let bus = 1.969 * 16.0 * 0.8 * 1e9;
     assert!(
@@ -117,7 +117,7 @@ fn impossible_values_are_named_with_their_path() {
         );
         fails(&fleet(&format!("{SMALL}, {device}"), "")).replace("devices[1].", "")
     };
-    // A duplicate field is an error of its own, so these change another one.
+    // A duplicate field is an error of its own, so each case changes another field.
     assert_eq!(with(r#""int8_top_per_s": -5"#), "int8_top_per_s: is -5, must be at least 0.0001");
     assert_eq!(with(r#""launch_us": -0.5"#), "launch_us: is -0.5, must be at least 0");
     assert_eq!(with(r#""stage_us": 1e300"#), "stage_us: is 1e300, must be at most 1000000");
@@ -142,7 +142,7 @@ fn impossible_values_are_named_with_their_path() {
     assert!(alone(r#""memory_bytes": 16"#).contains("must be at least 67108864; that looks like GiB"));
     assert!(alone(r#""memory_gib": 17179869184"#).contains("that looks like bytes (memory_bytes)"));
     assert!(alone(r#""memory_gib": 8"#).contains("devices[0].bandwidth_gb_per_s: is missing"));
-    // NaN cannot be written in JSON, but a program can set it.
+    // JSON cannot express NaN, but a program can set it.
     let mut nan = Fleet::from_json(&fleet(SMALL, "")).unwrap();
     nan.devices[0].bandwidth_gb_per_s = Some(f64::NAN.into());
     let error = nan.facts().expect_err("NaN").to_string();
@@ -298,10 +298,10 @@ fn the_library_is_sound() {
         let (devices, _) = Fleet::from_line(&card.name).and_then(|fleet| fleet.facts()).unwrap();
         let [device] = &devices[..] else { panic!("{}", card.name) };
         assert_eq!(device.nonsense(), None, "{}", card.name);
-        // Values used for planning never exceed the datasheet's.
+        // Values used for planning never exceed the values of the datasheet.
         assert!(device.bandwidth_bytes_per_s.value < card.bandwidth_gb_per_s * 1e9, "{}", card.name);
         assert!(device.exact_flops_per_s.value <= device.fast_flops_per_s.value, "{}", card.name);
-        // A dot product of four is eight operations; an f32 multiply-add is two.
+        // A four-way dot product is eight operations. An f32 multiply-add is two.
         assert!(card.int8_top_per_s.unwrap_or(0.0) <= 4.1 * card.f32_tflop_per_s, "{}", card.name);
     }
     for (name, reached) in reached() {

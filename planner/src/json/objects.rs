@@ -1,5 +1,5 @@
-//! A deserializer that accepts only objects for structs. Other deserializers also accept arrays, field by
-//! field, which bypasses the check for unknown fields.
+//! A deserializer that accepts only objects for structs. Others also accept an array of field values, which
+//! bypasses the check for unknown fields.
 //!
 //! Knows nothing about the structs.
 
@@ -7,7 +7,8 @@ use serde::de::{DeserializeSeed, Deserializer, EnumAccess, MapAccess, SeqAccess,
 use serde::forward_to_deserialize_any;
 use std::fmt;
 
-/// A JSON deserializer, or a part of one. It wraps every deserializer and visitor that it passes on.
+/// Wrapper of a JSON deserializer or one of its parts. It wraps every deserializer and visitor that it passes
+/// on.
 pub(super) struct Objects<T>(pub(super) T);
 
 impl<'de, D: Deserializer<'de>> Deserializer<'de> for Objects<D> {
@@ -47,7 +48,7 @@ impl<'de, D: Deserializer<'de>> Deserializer<'de> for Objects<D> {
         self.0.deserialize_enum(name, variants, Objects(visitor))
     }
 
-    // These types are self-describing in JSON.
+    // JSON itself determines these types, so no check is needed.
     forward_to_deserialize_any! {
         bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf unit unit_struct seq tuple
         tuple_struct map identifier ignored_any

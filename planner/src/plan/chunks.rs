@@ -1,7 +1,7 @@
-//! Prefill chunk sizes: the most rows of a micro-batch with prompt rows.
+//! Prefill chunk sizes: the largest number of rows of a micro-batch with prompt rows.
 //!
-//! A long chunk uses a device's arithmetic better. A short one fills a pipeline sooner and delays generating
-//! sequences less. Programs for all sizes coexist, so each micro-batch can choose.
+//! A long chunk uses the arithmetic units better. A short chunk fills the pipeline sooner and delays
+//! generating sequences less. Programs for all sizes are compiled, so each micro-batch can choose its size.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -11,9 +11,9 @@ use thiserror::Error;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Chunks {
-    /// Chunks by the total length of the entering prompts, shortest first. The first starts at 0 tokens.
+    /// Chunks, ordered by the total length of the entering prompts. The first chunk starts at 0 tokens.
     pub by_prompt: Vec<PromptChunk>,
-    /// Longest chunk, in rows, while other sequences generate. It bounds the delay of their next token.
+    /// Longest chunk while other sequences generate, in rows. It bounds the delay of their next token.
     pub beside_decode: u32,
 }
 
@@ -21,34 +21,34 @@ pub struct Chunks {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PromptChunk {
-    /// Shortest prompt, in tokens, that takes this chunk; all prompts that are entering count together.
+    /// Smallest total length of all entering prompts for which this chunk is used, in tokens.
     pub from_tokens: u32,
-    /// Most rows of a micro-batch.
+    /// Largest number of rows of a micro-batch.
     pub rows: u32,
 }
 
 /// An invalid list of chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum InvalidChunks {
-    /// No chunk, or none for short prompts.
+    /// The list is empty, or its first chunk does not start at 0 tokens.
     #[error("the first chunk must start at 0 tokens")]
     First,
-    /// Chunks that do not ascend by the length of prompts.
+    /// Chunks that are not in ascending order of prompt length.
     #[error("chunks must be listed by ascending from_tokens")]
     Order,
-    /// A chunk of no rows.
+    /// A chunk with zero rows.
     #[error("a chunk must have at least 1 row")]
     Empty,
 }
 
 impl Chunks {
-    /// Returns chunks with equal rows for all prompts.
+    /// Returns a list in which every chunk has `rows` rows.
     pub fn fixed(rows: u32) -> Self {
         Self { by_prompt: vec![PromptChunk { from_tokens: 0, rows }], beside_decode: rows }
     }
 
-    /// Returns the rows of a chunk for entering prompts of `prompt_tokens` tokens in total. `generating` says
-    /// whether other sequences generate.
+    /// Returns the chunk rows for entering prompts with `prompt_tokens` tokens in total. `generating` says
+    /// whether other sequences are generating tokens.
     pub fn rows(&self, prompt_tokens: u64, generating: bool) -> u32 {
         let starts = |chunk: &&PromptChunk| u64::from(chunk.from_tokens) <= prompt_tokens;
         let rows = self.by_prompt.iter().rfind(starts).map_or(1, |chunk| chunk.rows);
@@ -65,7 +65,7 @@ impl Chunks {
         self.by_prompt.iter().map(|chunk| chunk.rows).max().unwrap_or(0)
     }
 
-    /// Returns the prompt length in tokens above which the chunk stays the same.
+    /// Returns the prompt length, in tokens, from which the chunk no longer changes.
     pub fn last_from_tokens(&self) -> u64 {
         self.by_prompt.last().map_or(0, |chunk| chunk.from_tokens.into())
     }
@@ -73,7 +73,7 @@ impl Chunks {
     /// Checks the list.
     ///
     /// # Errors
-    /// [`InvalidChunks`] says what is wrong.
+    /// [`InvalidChunks`] describes the first problem.
     pub fn check(&self) -> Result<(), InvalidChunks> {
         if self.by_prompt.first().is_none_or(|chunk| chunk.from_tokens != 0) {
             return Err(InvalidChunks::First);

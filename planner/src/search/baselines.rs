@@ -1,7 +1,7 @@
-//! Placement rules that inference engines use, as a baseline for plans.
+//! Placement rules of common inference engines. Plans are compared with them.
 //!
-//! A baseline applies its rule to the devices in their order, without excluded ones. If the result does not
-//! fit or violates another constraint, the baseline does not exist.
+//! A rule places segments on the devices in their given order and skips excluded devices. There is no
+//! baseline if the result does not fit or violates another constraint.
 //!
 //! Knows nothing about the search.
 
@@ -16,18 +16,18 @@ use std::fmt;
 pub enum Baseline {
     /// Equal numbers of layers on every device.
     EvenLayers,
-    /// In proportion to the devices' memory.
+    /// Numbers of layers in proportion to the devices' memory.
     ByMemory,
-    /// In proportion to the devices' arithmetic rates.
+    /// Numbers of layers in proportion to the devices' arithmetic rates.
     ByFlops,
-    /// All layers on the fastest single device.
+    /// All layers on the single device that is fastest.
     BestSingle,
-    /// Fills each device before using the next.
+    /// Fill each device before using the next device.
     Greedy,
 }
 
 impl Baseline {
-    /// All of them.
+    /// All rules.
     pub const ALL: [Self; 5] =
         [Self::EvenLayers, Self::ByMemory, Self::ByFlops, Self::BestSingle, Self::Greedy];
 }
@@ -44,17 +44,17 @@ impl fmt::Display for Baseline {
     }
 }
 
-/// Decode grouping of an engine that does not tune it for a placement.
+/// Decode grouping of an engine, which does not depend on the placement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EngineDecode {
-    /// All sequences step together, as in llama.cpp.
+    /// All sequences decode in one micro-batch, as in llama.cpp.
     Together,
-    /// One group per stage, in turn, as in vLLM.
+    /// Each stage has one group of sequences in flight, as in vLLM.
     InTurn,
 }
 
 impl EngineDecode {
-    /// All of them.
+    /// Both groupings.
     pub const ALL: [Self; 2] = [Self::Together, Self::InTurn];
 }
 
@@ -67,8 +67,8 @@ impl fmt::Display for EngineDecode {
     }
 }
 
-/// Returns the placements that a rule allows: one, or one for each single device. Does not check memory, pins
-/// or the number of stages.
+/// Returns the placements that a rule allows: one per device for [`Baseline::BestSingle`], otherwise one.
+/// Does not check memory, pins or the number of stages.
 pub(super) fn placements(
     baseline: Baseline,
     input: &PlannerInput<'_>,
@@ -91,8 +91,8 @@ pub(super) fn placements(
     }
 }
 
-/// Divides the segments into consecutive shares in proportion to the devices' weights. A share of less than
-/// half a segment becomes none.
+/// Divides the segments among the devices, in order and in proportion to the devices' weights. A device with
+/// less than half a segment gets no run.
 fn in_proportion(segments: usize, devices: &[usize], weight: impl Fn(&usize) -> f64) -> Vec<Run> {
     let total: f64 = devices.iter().map(&weight).sum();
     let (mut runs, mut so_far, mut first) = (Vec::new(), 0.0, 0);
@@ -108,7 +108,7 @@ fn in_proportion(segments: usize, devices: &[usize], weight: impl Fn(&usize) -> 
     runs
 }
 
-/// Places as many segments on each device as fit. The last one gets the rest.
+/// Fills each device in turn. The last device gets all remaining segments.
 fn greedy(segments: usize, devices: &[usize], fits: impl Fn(&[Run]) -> bool) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
     let mut first = 0;

@@ -1,5 +1,5 @@
-//! Prefill chunks of a plan: the fastest for each prompt length, and the longest that delays generating
-//! sequences by at most [`MOST_DELAY_US`].
+//! Chooses the prefill chunks of a plan: the fastest chunk for each prompt length, and the longest chunk that
+//! delays generating sequences by at most [`MOST_DELAY_US`].
 //!
 //! Knows nothing about the search.
 
@@ -9,20 +9,19 @@ use super::workload_times::Point;
 use crate::objective::Workload;
 use crate::plan::{Chunks, PromptChunk};
 
-/// Shortest prompt that is evaluated, in tokens. Lengths double up to the context.
+/// Shortest evaluated prompt, in tokens. Further lengths double up to the context.
 const SHORTEST: u32 = 64;
-/// Chunks whose times differ by at most this share count as equal. Short calibrations have errors of this
-/// size.
+/// Times that differ by at most this share count as equal. Short calibrations have errors of about this size.
 const SAME: f64 = 0.04;
-/// Largest delay of other sequences' next tokens by prefill chunks in flight, in microseconds.
+/// Largest delay of a generating sequence's next token by prefill chunks in flight, in microseconds.
 const MOST_DELAY_US: f64 = 100e3;
 
-/// Returns only the choice's own chunk, with the longest chunk beside decode.
+/// Returns the choice's own chunk for all prompts, and the longest allowed chunk beside decode.
 pub(super) fn fixed(grid: &Grid<'_>, choice: &Choice) -> Chunks {
     Chunks { beside_decode: beside_decode(grid, choice), ..Chunks::fixed(choice.point.chunk) }
 }
 
-/// Returns the fastest chunk that fits for each prompt length, on the choice's placement.
+/// Returns the fastest fitting chunk for each prompt length, given the choice's placement.
 pub(super) fn by_prompt(grid: &Grid<'_>, choice: &Choice) -> Chunks {
     let points = fitting(grid, choice);
     let mut by_prompt: Vec<PromptChunk> = Vec::new();
@@ -42,11 +41,11 @@ pub(super) fn by_prompt(grid: &Grid<'_>, choice: &Choice) -> Chunks {
     if by_prompt.is_empty() { fixed } else { Chunks { by_prompt, ..fixed } }
 }
 
-/// Returns the points that differ from the choice's only in the chunk and where its placement fits, shortest
-/// chunk first.
+/// Returns the points that differ from the choice's point only in the chunk and at which its placement fits.
+/// The shortest chunk comes first.
 fn fitting(grid: &Grid<'_>, choice: &Choice) -> Vec<Point> {
     let is_like = |point: &Point| Point { chunk: choice.point.chunk, ..*point } == choice.point;
-    // Fewer rows would change the plan's decode steps.
+    // A chunk with fewer rows would change the plan's decode steps.
     let decodes = |point: &Point| point.chunk >= choice.workload_times.decode_rows;
     let fits = |point: &Point| grid.problem(*point).prove(&choice.runs).is_ok();
     let mut points: Vec<Point> = grid.points().filter(is_like).filter(decodes).filter(fits).collect();
@@ -54,9 +53,9 @@ fn fitting(grid: &Grid<'_>, choice: &Choice) -> Vec<Point> {
     points
 }
 
-/// Returns the chunk rows for a prompt of `tokens` tokens, no more than the prompt needs. Of equally fast
-/// chunks a GPU takes the longest, which reads the weights least often; a CPU takes the shortest, whose rows
-/// stay in its caches. A chunk that was not measured must be clearly faster than all measured ones.
+/// Returns the chunk rows for a prompt of `tokens` tokens, at most the length of the prompt. Of equally fast
+/// chunks a GPU gets the longest, because it reads the weights least often. A CPU gets the shortest, because
+/// its rows stay in the caches. An unmeasured chunk must be clearly faster than all measured chunks.
 fn fastest(grid: &Grid<'_>, choice: &Choice, points: &[Point], tokens: u32) -> Option<u32> {
     let workload = Workload { prompt_tokens: tokens, generated_tokens: 0 };
     let input = PlannerInput { workload, ..*grid.input };
@@ -78,11 +77,10 @@ fn fastest(grid: &Grid<'_>, choice: &Choice, points: &[Point], tokens: u32) -> O
     fastest.or_else(|| if in_host_memory { equal.next() } else { equal.next_back() }).map(|(_, rows)| rows)
 }
 
-/// Returns the longest chunk, up to the choice's own, that delays a token by at most [`MOST_DELAY_US`], or
-/// the shortest chunk.
+/// Returns the longest chunk that delays a token by at most [`MOST_DELAY_US`], or the shortest chunk if none
+/// does. The choice's own chunk is the upper limit.
 fn beside_decode(grid: &Grid<'_>, choice: &Choice) -> u32 {
-    // A decode step queues behind the other micro-batches in flight, which leave at the rate of the slowest
-    // stage.
+    // A decode step waits for the other micro-batches in flight. They leave at the rate of the slowest stage.
     let delay_us = |point: &Point| {
         let evaluation = grid.problem(*point).evaluate(&choice.runs);
         let slowest_us = evaluation.stages.iter().map(|times| times.full_chunk_us).fold(0.0, f64::max);
@@ -92,6 +90,6 @@ fn beside_decode(grid: &Grid<'_>, choice: &Choice) -> u32 {
     let shorter = || points.iter().filter(|point| point.chunk <= choice.point.chunk);
     let longest = shorter().rfind(|point| delay_us(point) <= MOST_DELAY_US);
     let rows = longest.or_else(|| shorter().next()).map_or(choice.point.chunk, |point| point.chunk);
-    // Leave room for at least as many prompt rows as decode rows.
+    // Leave room for as many prompt rows as decode rows.
     rows.max(choice.workload_times.decode_rows.saturating_mul(2)).min(choice.point.chunk)
 }

@@ -1,40 +1,44 @@
-//! The explanation of a plan, as data: bottleneck, bound, unused devices, alternatives, and binding limits.
-//! Writes no text for people.
+//! Explains a plan as data: bottleneck, bound, unused devices, alternatives and binding limits. Writes no
+//! text for users.
 
 use super::baselines::Baseline;
 use super::grid::{Choice, FEWER_DEVICES, Grid, SearchResult};
-use super::problem::Run;
+use super::problem::{Run, device_times};
 use super::solver::{self, Instance};
-use super::{PlannerInput, tenths};
+use super::{PlannerInput, families, tenths};
 use crate::cost::{DeviceFacts, Figure, FigureSource, LinkFacts, Links};
-use crate::plan::{Alternative, BindingLimit, Bottleneck, Explanation, FigureCount, LeftOut, Place};
+use crate::plan::{Alternative, BindingLimit, Bottleneck, Explanation, Family, FigureCount, LeftOut, Place};
 use crate::wording;
+use ragtag_graph::Granularity;
 use rayon::prelude::*;
 
-/// Most devices for which alternatives are searched.
+/// Largest number of devices for which alternatives are searched.
 const SEARCHED_DEVICES: usize = 12;
-/// With more devices, an unused device is tried only together with the plan's devices.
+/// Up to this number of devices, plans with an unused device may include any other device. With more devices,
+/// they include only the devices of the plan.
 const TRIED_WITH_ALL: usize = 8;
-/// Most unused devices, counted by kind, for which the search looks for a plan that uses them.
+/// Largest number of kinds of unused devices for which the search looks for a plan.
 const LEFT_OUT: usize = 16;
-/// Most alternatives that are reported.
+/// Largest number of reported alternatives.
 const ALTERNATIVES: usize = 6;
-/// Most limits that are evaluated.
+/// Largest number of evaluated limits.
 const BINDINGS: usize = 6;
-/// Smallest reported improvement from raising a limit.
+/// Smallest relative improvement that is reported for raising a limit.
 const GAIN: f64 = 0.005;
 
 pub(super) fn explanation(grid: &Grid<'_>, found: &SearchResult) -> Explanation {
     let best = &found.best;
+    let devices = device_times(&best.runs, &best.evaluation.stages).len();
+    let is_one_stage = devices == best.runs.len();
     let (left_out, ((alternatives, bound_us), bindings)) = rayon::join(
         || left_out(grid, best),
         || rayon::join(|| alternatives(grid, found), || bindings(grid, best)),
     );
     Explanation {
         score_us: score(best.score_us()),
-        bound_us: score(bound_us.map_or(0.0, |bound_us| bound_us.min(best.score_us()))),
+        bound_us: score(bound_us.filter(|_| is_one_stage).map_or(0.0, |us| us.min(best.score_us()))),
         bottleneck: bottleneck(best),
-        prefill_bubble: share(best.workload_times.bubble(best.runs.len())),
+        prefill_bubble: share(best.workload_times.bubble(devices, best.runs.len())),
         decode_idle: share(best.evaluation.decode_idle.max(0.0)),
         left_out,
         alternatives,
@@ -43,12 +47,13 @@ pub(super) fn explanation(grid: &Grid<'_>, found: &SearchResult) -> Explanation 
     }
 }
 
-/// Rounds a score for a plan. Scores of mixes with small weights are small and stay exact.
+/// Rounds a score for a plan. Scores below 1000 µs stay exact, because mixes with small weights have small
+/// scores.
 fn score(us: f64) -> f64 {
     if us < 1e3 { us } else { tenths(us) }
 }
 
-/// Rounds a share for a plan.
+/// Rounds a share to four decimals.
 fn share(value: f64) -> f64 {
     (value * 1e4).round() / 1e4
 }
@@ -98,8 +103,8 @@ fn is_used(choice: &Choice, device: usize) -> bool {
     choice.runs.iter().any(|run| run.device == device)
 }
 
-/// Returns the unused devices, each with the best plan that uses it. Searches once per kind of
-/// interchangeable devices.
+/// Returns the unused devices, each with the best plan that includes the device. Searches once for each kind
+/// of interchangeable devices.
 fn left_out(grid: &Grid<'_>, best: &Choice) -> Vec<LeftOut> {
     let input = grid.input;
     if input.split.is_some() {
@@ -125,8 +130,8 @@ fn left_out(grid: &Grid<'_>, best: &Choice) -> Vec<LeftOut> {
     all.into_iter().map(|(_, left)| left).collect()
 }
 
-/// Returns the best plan that uses a device. If there is none, also whether one exists without the
-/// constraints.
+/// Returns the best plan that includes a device. If no plan does, the flag says whether one exists without
+/// the constraints.
 fn best_with(grid: &Grid<'_>, best: &Choice, device: usize) -> (Option<Choice>, bool) {
     let with = |instance: &mut Instance| {
         instance.required = vec![device];
@@ -145,7 +150,7 @@ fn best_with(grid: &Grid<'_>, best: &Choice, device: usize) -> (Option<Choice>, 
     (found, constrained)
 }
 
-/// Returns the choice with two devices exchanged.
+/// Returns the choice with devices `a` and `b` exchanged.
 fn swapped(choice: &Choice, a: usize, b: usize) -> Choice {
     let mut choice = choice.clone();
     for run in &mut choice.runs {
@@ -158,13 +163,13 @@ fn swapped(choice: &Choice, a: usize, b: usize) -> Choice {
     choice
 }
 
-/// Returns alternatives: other numbers of stages, and the placements of rules. Of equal ones the first is
-/// kept. Also returns a lower bound of the score, if known.
+/// Returns the alternatives: placements with other numbers of stages, and placements of rules. Duplicate
+/// placements are removed. Also returns a lower bound of the score, if one is known.
 fn alternatives(grid: &Grid<'_>, found: &SearchResult) -> (Vec<Alternative>, Option<f64>) {
     let own = placement(grid.input, &found.best.runs);
     let (mut all, bound_us) = match grid.input.split {
         None => {
-            let all = [others(found), by_rules(grid)].concat();
+            let all = [others(grid, found), by_rules(grid)].concat();
             (all, found.bound_us.or_else(|| grid.bound_us()))
         }
         Some(_) => found_freely(*grid.input, grid.context),
@@ -181,17 +186,23 @@ fn alternatives(grid: &Grid<'_>, found: &SearchResult) -> (Vec<Alternative>, Opt
     (kept, bound_us)
 }
 
-fn others(found: &SearchResult) -> Vec<(Choice, String)> {
-    let why = |stages: usize| format!("best with {}", wording::count(stages, "stage"));
-    found.others.iter().map(|other| (other.clone(), why(other.runs.len()))).collect()
+fn others(grid: &Grid<'_>, found: &SearchResult) -> Vec<(Choice, String)> {
+    let granularity = Granularity::of(grid.input.segments);
+    let why = |choice: &Choice| match families::family(&choice.runs, granularity) {
+        Family::OneStage => format!("best with {}", wording::count(choice.runs.len(), "stage")),
+        Family::Interleaved => "interleaved".into(),
+        Family::FeedForwardApart => "feed-forward apart".into(),
+        Family::SeveralStages => "several stages per device".into(),
+    };
+    found.others.iter().map(|other| (other.clone(), why(other))).collect()
 }
 
 fn by_rules(grid: &Grid<'_>) -> Vec<(Choice, String)> {
     Baseline::ALL.iter().filter_map(|&rule| Some((grid.baseline(rule)?, rule.to_string()))).collect()
 }
 
-/// Returns the alternatives to a user's placement and a lower bound of the score. The user may have fixed the
-/// micro-batches as well; the alternatives choose their own.
+/// Returns the alternatives to a user's split, and a lower bound of the score. Each alternative gets its own
+/// decode groups and credits, even if the user fixed them.
 fn found_freely(mut input: PlannerInput<'_>, context: u32) -> (Vec<(Choice, String)>, Option<f64>) {
     (input.limits.decode_groups, input.limits.credits) = (None, None);
     let grid = Grid::new(&input, context);
@@ -201,7 +212,7 @@ fn found_freely(mut input: PlannerInput<'_>, context: u32) -> (Vec<(Choice, Stri
     (searched.into_iter().chain(by_rules(&grid)).collect(), bound_us)
 }
 
-/// A hypothetical improvement of the hardware.
+/// Hypothetical improvement of the hardware.
 struct WhatIf {
     of: String,
     more: String,
@@ -209,7 +220,7 @@ struct WhatIf {
     links: Links,
 }
 
-/// Returns the gain from more memory, a faster transfer or a faster shared link.
+/// Returns the gains from more memory, a faster transfer or a faster shared link.
 fn bindings(grid: &Grid<'_>, best: &Choice) -> Vec<BindingLimit> {
     let input = grid.input;
     if input.split.is_some() || input.devices.len() > SEARCHED_DEVICES {
@@ -223,7 +234,7 @@ fn bindings(grid: &Grid<'_>, best: &Choice) -> Vec<BindingLimit> {
         let with = PlannerInput { devices: &what.devices, links: &what.links, ..*input };
         let found = Grid::new(&with, grid.context).solve(best.point).best()?;
         let gain = best.score_us() / found.score_us() - 1.0;
-        // The preference for fewer devices may have cost this much.
+        // The preference for fewer devices may have cost up to [`FEWER_DEVICES`].
         (gain > FEWER_DEVICES + GAIN).then_some(BindingLimit {
             of: what.of,
             more: what.more,
@@ -235,7 +246,8 @@ fn bindings(grid: &Grid<'_>, best: &Choice) -> Vec<BindingLimit> {
     bindings
 }
 
-/// Returns an increase of a device's memory, with its text: by half, in whole GiB if there are several.
+/// Returns half of a device's memory as an increase, rounded down to whole GiB if at least 1 GiB, with its
+/// text.
 fn increment(memory_bytes: u64) -> (u64, String) {
     const GIB: u64 = 1 << 30;
     match memory_bytes / 2 / GIB {
@@ -244,7 +256,7 @@ fn increment(memory_bytes: u64) -> (u64, String) {
     }
 }
 
-/// Returns more memory for each device that cannot hold another segment.
+/// Returns the improvement of more memory for each device that cannot hold another segment.
 fn more_memory(grid: &Grid<'_>, best: &Choice) -> Vec<WhatIf> {
     let (input, problem) = (grid.input, grid.problem(best.point));
     let segments = input.segments.len();
@@ -272,7 +284,7 @@ fn more_memory(grid: &Grid<'_>, best: &Choice) -> Vec<WhatIf> {
     (0..input.devices.len()).filter(|&device| is_full(device)).map(what_if).collect()
 }
 
-/// Returns the slowest transfer with doubled speed in both directions.
+/// Returns the improvement of doubling the speed of the slowest transfer in both directions.
 fn faster_transfer(grid: &Grid<'_>, best: &Choice) -> Option<WhatIf> {
     let (input, problem) = (grid.input, grid.problem(best.point));
     let transfers = best.evaluation.transfers.iter().enumerate();
@@ -301,7 +313,7 @@ fn faster_transfer(grid: &Grid<'_>, best: &Choice) -> Option<WhatIf> {
     })
 }
 
-/// Returns the shared link with doubled rate, if it is the bottleneck.
+/// Returns the improvement of doubling a shared link's rate, if the shared link is the bottleneck.
 fn faster_shared_link(grid: &Grid<'_>, best: &Choice) -> Option<WhatIf> {
     let Bottleneck { place: Place::SharedLink, index, .. } = bottleneck(best) else { return None };
     let mut links = grid.input.links.clone();
@@ -311,7 +323,7 @@ fn faster_shared_link(grid: &Grid<'_>, best: &Choice) -> Option<WhatIf> {
     Some(WhatIf { of, more: "twice the rate".into(), devices: grid.input.devices.to_vec(), links })
 }
 
-/// Counts the plan's input values by source.
+/// Counts the plan's input values from each source.
 fn figures(grid: &Grid<'_>, best: &Choice) -> Vec<FigureCount> {
     let input = grid.input;
     let of_device = |run: &Run| {

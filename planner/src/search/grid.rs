@@ -1,26 +1,29 @@
-//! The search: runs the solver at points of the grid and adds the placements of rules.
+//! The search: runs the solver at points of the grid, and evaluates the placements of rules.
 //!
 //! The grid has three axes:
-//! - wire type: both types, unless one was requested or only one is possible
-//! - prefill chunk: the requested size, or every size that the model was lowered for
+//! - wire type: f32 and f16, unless the user requested one or only f32 is possible
+//! - prefill chunk: the requested size, or every size for which the model was lowered
 //! - number of decode groups in flight
 //!
-//! The grid has at most [`POINTS`] points. A placement is exact at its point. The search starts at one point per wire type. The
-//! best placements of a point are evaluated at all others, and the cheapest point for one of them is solved
-//! next, until none is cheaper. Then all other points are solved for placements that beat the known score.
-//! With too many different devices ([`WORK`]) that takes too long: at most [`SOLVED`] points are solved, and
-//! the others are only bounded.
+//! The grid has at most [`POINTS`] points. The solver finds the best placement at a given point. The search
+//! solves one point per wire type first. It evaluates the best placements at all other points. It then solves
+//! the point that is cheapest for one of these placements, and repeats this until no other point is cheaper.
+//! Finally it solves all other points for placements that beat the known score.
 //!
-//! Credits are not in the grid, because they do not change the predicted times. A placement has one credit
-//! for each group or each stage, whichever are more, plus one. More credits serve no more requests
-//! (`more_credits_than_a_plan_has_serve_no_more_requests` in the simulator's tests). With fewer, decode steps
-//! wait for fewer prefill chunks, but stages may be idle; only simulation can weigh the two (`trial`).
+//! With too many different devices ([`WORK`]) this takes too long. Then at most [`SOLVED`] points are solved,
+//! and the other points are only bounded.
+//!
+//! Credits are not an axis of the grid, because they do not change the predicted times. A placement has one
+//! credit more than the larger of its numbers of groups and stages. More credits do not raise throughput
+//! (`more_credits_than_a_plan_has_serve_no_more_requests` in the simulator's tests). With fewer credits,
+//! decode steps wait for fewer prefill chunks, but stages may be idle. Only simulation can weigh these
+//! effects (`trial`).
 //!
 //! Knows nothing about the explanation.
 
 use super::PlannerInput;
 use super::baselines::{self, Baseline, EngineDecode};
-use super::problem::{Evaluation, Lowered, Problem, Run};
+use super::problem::{Evaluation, Lowered, Problem, Run, device_times};
 use super::solver::{self, Instance, Placement};
 use super::workload_times::{Point, WorkloadTimes};
 use ragtag_graph::{Segment, WireType};
@@ -28,24 +31,24 @@ use ragtag_kernels::Activations;
 use rayon::prelude::*;
 use std::sync::{Arc, OnceLock};
 
-/// Most points of the grid.
+/// Largest number of grid points.
 const POINTS: usize = 64;
-/// Most different numbers of decode groups.
+/// Largest number of different decode group counts.
 const GROUPS: usize = 8;
-/// Default prefill chunk of engines, such as llama.cpp's `--ubatch-size`.
+/// Default prefill chunk of engines, for example llama.cpp's `--ubatch-size`.
 const USUAL_CHUNK: u32 = 512;
-/// Most points that are solved in sequence, each because it is cheapest for an earlier result.
+/// Largest number of points that are solved in sequence. Each is the cheapest point for an earlier result.
 const SOLVED: usize = 4;
-/// Most cells of the solver's tables, over all points, for which every point is solved. Eight different
+/// Largest number of solver table cells, over all points, for which every point is solved. Eight different
 /// devices and 80 segments have 170 thousand cells at each point.
 const WORK: usize = 12 << 20;
-/// Most devices times segments for which unsolved points are bounded.
+/// Largest product of devices and segments for which unsolved points are bounded.
 const BOUNDED: usize = 1 << 13;
-/// Most placements that are kept besides the best of each number of stages.
+/// Largest number of further placements that are kept.
 const ELSEWHERE: usize = 24;
-/// The plan with the fewest devices is chosen among those within this share of the best.
+/// Among plans within this share of the best score, the plan with the fewest devices is chosen.
 pub(super) const FEWER_DEVICES: f64 = 0.01;
-/// Scores within this share count as equal. Then the faster decode wins.
+/// Scores within this share count as equal. Among equal scores, the faster decode wins.
 const SAME: f64 = 5e-3;
 
 /// A placement at a point of the grid, with its predictions.
@@ -53,7 +56,7 @@ const SAME: f64 = 5e-3;
 pub(super) struct Choice {
     pub runs: Vec<Run>,
     pub point: Point,
-    /// Most micro-batches in flight.
+    /// Largest number of micro-batches in flight.
     pub credits: u32,
     pub workload_times: WorkloadTimes,
     pub evaluation: Evaluation,
@@ -62,8 +65,8 @@ pub(super) struct Choice {
 impl Choice {
     fn of(problem: &Problem<'_>, runs: Vec<Run>) -> Self {
         let evaluation = problem.evaluate(&runs);
-        let stages = u32::try_from(runs.len()).unwrap_or(u32::MAX);
-        let usual = problem.point.groups.max(stages).saturating_add(1);
+        let devices = u32::try_from(device_times(&runs, &evaluation.stages).len()).unwrap_or(u32::MAX);
+        let usual = problem.point.groups.max(devices).saturating_add(1);
         let credits = problem.input.limits.credits.unwrap_or(usual);
         Self {
             runs,
@@ -87,9 +90,10 @@ fn least_us<'a>(choices: impl Iterator<Item = &'a Choice>) -> f64 {
     choices.map(Choice::expected_us).fold(f64::INFINITY, f64::min)
 }
 
-/// Returns the preferred choice. Of those within [`FEWER_DEVICES`] of the best, keeps those with the fewest
-/// devices. Of these, keeps those within [`SAME`] of their best. Of these, takes the first with the fastest
-/// decode, within [`SAME`].
+/// Returns the preferred choice in three steps. It first keeps the choices within [`FEWER_DEVICES`] of the
+/// best score, and of these the ones with the fewest devices. It then keeps the choices within [`SAME`] of
+/// the best remaining score. It finally takes the first choice whose decode is within [`SAME`] of the
+/// fastest.
 fn preferred(mut choices: Vec<Choice>) -> Option<Choice> {
     let most_us = least_us(choices.iter()) * (1.0 + FEWER_DEVICES);
     choices.retain(|choice| choice.expected_us() <= most_us);
@@ -102,11 +106,11 @@ fn preferred(mut choices: Vec<Choice>) -> Option<Choice> {
     choices.into_iter().find(|choice| decode(choice) * (1.0 + SAME) >= fastest)
 }
 
-/// The result at a point.
+/// Result of solving one point.
 pub(super) struct Solved {
-    /// The best placement for each number of stages that matters.
+    /// The best placements, at most one for each number of stages.
     pub choices: Vec<Choice>,
-    /// Lower bound of the score of all placements, unless a known score is below it.
+    /// Lower bound of all scores at this point. Invalid if a known score is lower.
     pub bound_us: f64,
 }
 
@@ -117,14 +121,14 @@ impl Solved {
     }
 }
 
-/// The result of a search.
+/// Result of a search.
 pub(super) struct SearchResult {
     pub best: Choice,
-    /// The best placement with each other number of stages.
+    /// The best placement for each other number of stages.
     pub others: Vec<Choice>,
-    /// Lower bound of the score at all points; `None` if some points were skipped.
+    /// Lower bound of the score over all points. `None` if some points were not bounded.
     pub bound_us: Option<f64>,
-    /// Other placements found.
+    /// Further placements that the search found.
     pub elsewhere: Vec<Choice>,
 }
 
@@ -135,7 +139,7 @@ impl SearchResult {
     }
 }
 
-/// The problems at all points of the grid, created on demand.
+/// Problems at all points of the grid, created on demand.
 pub(super) struct Grid<'a> {
     pub input: &'a PlannerInput<'a>,
     pub context: u32,
@@ -163,17 +167,17 @@ impl<'a> Grid<'a> {
         Self { input, context, lowered, boundaries, points }
     }
 
-    /// Returns the points.
+    /// Returns all points of the grid.
     pub fn points(&self) -> impl Iterator<Item = Point> {
         self.points.iter().map(|(point, _)| *point)
     }
 
-    /// Returns the wire types to choose from.
+    /// Returns the wire types of the grid.
     pub fn boundaries(&self) -> &'static [WireType] {
         self.boundaries
     }
 
-    /// Returns the segments at a point.
+    /// Returns the segments as lowered for a point's chunk.
     pub fn segments(&self, point: Point) -> &'a [Segment] {
         let lowered = self.lowered.iter().find(|lowered| lowered.chunk == point.chunk);
         lowered.map_or(self.input.segments, |lowered| lowered.segments)
@@ -192,22 +196,22 @@ impl<'a> Grid<'a> {
         self.problem_at(index.expect("a point of this grid"))
     }
 
-    /// Returns the starting points for a wire type; the search uses the first where anything fits. They have
-    /// enough decode groups to keep all devices busy, with the requested chunk first, then others in case it
-    /// needs too much memory.
+    /// Returns the starting points for a wire type. The search uses the first point at which a placement
+    /// fits. All points have enough decode groups to keep all devices busy. The requested chunk comes first,
+    /// followed by others that may need less memory.
     fn starts(&self, wire_type: WireType) -> impl Iterator<Item = Point> + '_ {
         let most = self.points.iter().map(|(point, _)| point.groups).max().unwrap_or(1);
         self.lowered.iter().map(move |lowered| Point { chunk: lowered.chunk, groups: most, wire_type })
     }
 
-    /// Returns the point whose shortages are reported if nothing fits.
+    /// Returns the point for which missing memory is reported if nothing fits.
     pub fn start(&self) -> &Problem<'a> {
         self.problem_at(0)
     }
 
-    /// Returns the best placement, or `None` if none fits.
+    /// Searches for the best placement. Returns `None` if no placement fits.
     pub fn search(&self) -> Option<SearchResult> {
-        // With slow links, the wire type affects placements most, so start from each.
+        // With slow links, the wire type affects placements most. So search from one point per wire type.
         let start = |&wire_type: &WireType| {
             let mut solved = self.starts(wire_type).map(|point| (point, self.solve(point)));
             solved.find(|(_, solved)| !solved.choices.is_empty())
@@ -239,13 +243,14 @@ impl<'a> Grid<'a> {
         SearchResult::of(found.chain(rules).collect(), bound_us)
     }
 
-    /// Returns whether there is time to solve every point.
+    /// Returns whether solving every point is quick enough.
     fn is_quick(&self) -> bool {
         let cells = solver::cells(&self.start().instance());
         cells.is_some_and(|cells| cells.saturating_mul(self.points.len()) <= WORK)
     }
 
-    /// Returns a lower bound of the score at all points, or `None` if that takes too long ([`BOUNDED`]).
+    /// Returns a lower bound of the score over all points, or `None` if computing it takes too long
+    /// ([`BOUNDED`]).
     pub fn bound_us(&self) -> Option<f64> {
         if self.input.devices.len().saturating_mul(self.input.segments.len()) > BOUNDED {
             return None;
@@ -254,13 +259,13 @@ impl<'a> Grid<'a> {
         bounds.map(|at| solver::bound(&self.problem_at(at).instance())).reduce_with(f64::min)
     }
 
-    /// Returns a placement at a point, or `None` if it does not fit.
+    /// Evaluates a placement at a point. Returns `None` if it does not fit.
     pub fn priced(&self, point: Point, runs: Vec<Run>) -> Option<Choice> {
         let problem = self.problem(point);
         problem.prove(&runs).is_ok().then(|| Choice::of(problem, runs))
     }
 
-    /// Returns the preferred choice of these placements over all points where they fit.
+    /// Returns the preferred choice among these placements at all points at which they fit.
     pub fn cheapest(&self, placements: &[&[Run]]) -> Option<Choice> {
         let at = |index: usize| {
             let problem = self.problem_at(index);
@@ -270,7 +275,8 @@ impl<'a> Grid<'a> {
         preferred((0..self.points.len()).flat_map(at).collect())
     }
 
-    /// Returns the best placement of a rule, or `None` if it does not fit or violates a constraint.
+    /// Returns the best placement of a rule, or `None` if no placement of the rule fits and meets the
+    /// constraints.
     pub fn baseline(&self, rule: Baseline) -> Option<Choice> {
         let fits = |runs: &[Run]| self.start().prove(runs).is_ok();
         let mut placements = baselines::placements(rule, self.input, fits);
@@ -279,14 +285,15 @@ impl<'a> Grid<'a> {
     }
 
     /// Returns a placement with the settings of an engine: chunks of [`USUAL_CHUNK`], or the longest shorter
-    /// ones that fit. Only the wire type is chosen by prediction. Returns `None` if it fits at no point.
+    /// chunk that fits. Only the wire type is chosen by prediction. Returns `None` if the placement fits at
+    /// no point.
     pub fn untuned(&self, runs: &[Run], decode: EngineDecode) -> Option<Choice> {
         let groups = match decode {
             EngineDecode::Together => 1,
             EngineDecode::InTurn => u32::try_from(runs.len()).unwrap_or(u32::MAX),
         };
         let mut points: Vec<Point> = self.points().collect();
-        // Of numbers of groups that make equal micro-batches, the grid has the smallest.
+        // Several group counts can give equal micro-batches. The grid contains the smallest of them.
         points.sort_by_key(|point| {
             let usual = (point.chunk > USUAL_CHUNK, point.chunk.abs_diff(USUAL_CHUNK));
             (point.groups > groups, point.groups.abs_diff(groups), usual)
@@ -303,12 +310,12 @@ impl<'a> Grid<'a> {
         self.solve_with(point, |_| ())
     }
 
-    /// Returns placements that beat a known score or come close to it.
+    /// Solves a point for placements that beat a known score or come close to it.
     fn solve_for(&self, point: Point, known_us: f64) -> Solved {
         self.solve_with(point, |instance| instance.known = known_us)
     }
 
-    /// Returns the best placements at a point of a modified problem.
+    /// Solves a point after changing its instance.
     pub fn solve_with(&self, point: Point, change: impl FnOnce(&mut Instance)) -> Solved {
         let problem = self.problem(point);
         let mut instance = problem.instance();
@@ -324,7 +331,7 @@ impl SearchResult {
     fn of(mut choices: Vec<Choice>, bound_us: Option<f64>) -> Option<Self> {
         let best = preferred(choices.clone())?;
         choices.retain(|choice| choice.runs != best.runs);
-        // The sort is stable: of equal ones the first stays.
+        // The sort is stable, so the first of several equal choices stays first.
         choices.sort_by(|a, b| a.expected_us().total_cmp(&b.expected_us()));
         let (mut others, mut elsewhere): (Vec<Choice>, Vec<Choice>) = Default::default();
         for choice in choices {
@@ -340,7 +347,7 @@ impl SearchResult {
     }
 }
 
-/// Removes duplicate placements.
+/// Returns the placements without duplicates.
 fn different<'a>(placements: impl Iterator<Item = &'a Vec<Run>>) -> Vec<&'a [Run]> {
     let mut different: Vec<&[Run]> = Vec::new();
     for runs in placements {
@@ -359,8 +366,8 @@ fn runs(placement: &Placement) -> Vec<Run> {
     placement.stages.iter().map(run).collect()
 }
 
-/// Returns the possible wire types, the smaller one first: the requested one, or all that suit the
-/// activations if there is more than one device.
+/// Returns the possible wire types, the smaller type first. This is the requested type, or all types that the
+/// activations allow if there are several devices.
 fn boundaries(input: &PlannerInput<'_>) -> &'static [WireType] {
     match input.limits.wire_type {
         Some(WireType::F32) => &[WireType::F32],
@@ -370,8 +377,8 @@ fn boundaries(input: &PlannerInput<'_>) -> &'static [WireType] {
     }
 }
 
-/// Returns numbers of decode groups with different group sizes, from one to the most possible stages, at most
-/// `numbers` of them.
+/// Returns at most `numbers` decode group counts, from one to the largest possible number of stages. Each
+/// count has a different group size.
 fn groups(input: &PlannerInput<'_>, context: u32, numbers: usize) -> Vec<u32> {
     if let Some(groups) = input.limits.decode_groups {
         return vec![groups];
@@ -390,7 +397,7 @@ fn groups(input: &PlannerInput<'_>, context: u32, numbers: usize) -> Vec<u32> {
     if numbers == 1 {
         return different.last().copied().into_iter().collect();
     }
-    // Keep the first and the last.
+    // Keep the first count and the last count.
     let step = (different.len() - 1).div_ceil(numbers - 1).max(1);
     let last = different.last().copied();
     let mut kept: Vec<_> = different.into_iter().step_by(step).collect();

@@ -1,23 +1,24 @@
-//! Memory fit: whether a model fits at all, and what is missing if not. Knows nothing about times.
+//! Memory fit: checks whether a model fits, and finds the missing memory if it does not. Knows nothing about
+//! times.
 
 use super::Shortage;
 use super::problem::{Problem, Run};
 use super::solver::Instance;
 
-/// Most devices for which every order is tried.
+/// Largest number of devices for which all orders are tried.
 const EXACT: usize = 12;
-/// Most devices times segments for which the closest placement is searched.
+/// Largest product of devices and segments for which the search minimises missing bytes.
 const SEARCHED: usize = 2048;
 
-/// Returns whether some placement fits. Exact for few devices. For many, fills devices in the order of their
-/// capacity.
+/// Returns whether some placement fits. The answer is exact for few devices. For many devices, fills the
+/// devices in the order of their capacity.
 pub(super) fn fits(instance: &Instance) -> bool {
     let usable: Vec<usize> = (0..instance.devices.len()).filter(|&d| !instance.excluded[d]).collect();
     if usable.len() > EXACT {
         return fits_by_size(instance, usable);
     }
-    // For each set of devices and its last device: the furthest segment that can be placed. Further is always
-    // at least as good.
+    // For each set of devices and last device: the largest number of segments that can be placed. A larger
+    // number is never worse.
     let sets = 1usize << usable.len();
     let mut furthest = vec![0usize; sets * usable.len()];
     for set in 1..sets {
@@ -45,14 +46,14 @@ pub(super) fn fits(instance: &Instance) -> bool {
     false
 }
 
-/// Returns the end of the longest run on a device that memory and pins allow.
+/// Returns the end of the longest run from `first` that the device's memory and the pins allow.
 fn reach(instance: &Instance, device: usize, class: usize, first: usize) -> usize {
     let end = instance.devices[device].reach[class].get(first).copied().unwrap_or(first);
     let pinned_elsewhere = |segment: &usize| instance.pins[*segment].is_some_and(|pin| pin != device);
     (first..end).find(pinned_elsewhere).unwrap_or(end)
 }
 
-/// Returns the end of the longest run behind another device, or 0 if nothing fits.
+/// Returns the end of the longest run after device `before`, or 0 if no run fits.
 fn next(instance: &Instance, before: usize, device: usize, first: usize) -> usize {
     let Some(transfer) = &instance.transfers[before * instance.devices.len() + device] else { return 0 };
     match reach(instance, device, transfer.class, first) {
@@ -77,9 +78,9 @@ fn fits_by_size(instance: &Instance, mut devices: Vec<usize>) -> bool {
     end == instance.segments
 }
 
-/// Returns the shortages of the placement that comes closest to fitting, with devices in their order. For few
-/// devices and segments it minimises the missing bytes; otherwise all devices are filled in turn and the last
-/// one lacks the rest.
+/// Returns the shortages of the placement that comes closest to fitting, with the devices in their given
+/// order. For few devices and segments, the placement minimises the missing bytes. Otherwise it fills all
+/// devices in turn, and the last device lacks the rest.
 pub(super) fn closest(problem: &Problem<'_>) -> Vec<Shortage> {
     let (segments, devices) = (problem.input.segments.len(), problem.input.devices.len());
     let runs = if segments * devices <= SEARCHED { least_missing(problem) } else { filled_in_turn(problem) };
@@ -93,8 +94,8 @@ fn missing(problem: &Problem<'_>, run: &Run, before: Option<usize>) -> u64 {
     })
 }
 
-/// Returns the placement with the fewest missing bytes. Tracks, for each number of placed segments and last
-/// device, the missing bytes, the start of the last run, and the previous device.
+/// Returns the placement with the fewest missing bytes, by dynamic programming. Each state (placed segments,
+/// last device) stores the missing bytes, the start of the last run, and the previous device.
 fn least_missing(problem: &Problem<'_>) -> Vec<Run> {
     let (segments, devices) = (problem.input.segments.len(), problem.input.devices.len());
     let mut best: Vec<Option<(u64, usize, Option<usize>)>> = vec![None; (segments + 1) * devices];

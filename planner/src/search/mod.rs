@@ -1,15 +1,17 @@
 //! The planner: assigns segments to devices. Pure and deterministic: equal inputs give equal plans.
 //!
-//! A candidate is a contiguous split over some of the devices, in any order; one device alone is a candidate
-//! too. Its memory is checked before its speed. Stages of different requests overlap, so the busiest stage
-//! bounds throughput. A lone request takes the sum of its stages. `solver` finds the best placement for fixed
-//! micro-batches; `grid` tries micro-batches.
+//! A candidate is a contiguous split over some of the devices, in any order. A single device is a candidate
+//! too. `families` adds candidates in which devices have several stages. Memory is checked before speed.
+//! Stages work on different requests at the same time, so the busiest stage bounds throughput. A lone request
+//! takes the sum of the stage times. `solver` finds the best placement for fixed micro-batches. `grid`
+//! chooses the micro-batches.
 //!
 //! Knows nothing about backends, files, the runtime or the simulator.
 
 mod baselines;
 mod chunks;
 mod explain;
+mod families;
 mod grid;
 mod memory_fit;
 mod problem;
@@ -57,31 +59,32 @@ pub struct ModelFacts {
 /// Capacity limits and micro-batch sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlanLimits {
-    /// Longest sequence, in positions. Default: the longest that fits, up to the model's own context.
+    /// Longest sequence, in positions. Default: the longest context that fits, up to the model's trained
+    /// context.
     pub context: Option<u32>,
-    /// Sequences alive at once.
+    /// Number of sequences in the pipeline at once.
     pub sequences: u32,
-    /// Most rows of a micro-batch; also the prefill chunk.
+    /// Largest number of rows of a micro-batch, and the requested prefill chunk.
     pub chunk: u32,
-    /// Most logit rows of a micro-batch.
+    /// Largest number of logit rows of a micro-batch.
     pub logit_rows: u32,
-    /// Micro-batches that a stage holds at once.
+    /// Number of micro-batches that a stage can hold at once.
     pub slots: u32,
-    /// Number of decode groups. Default: the best number.
+    /// Number of decode groups. Default: chosen by the planner.
     pub decode_groups: Option<u32>,
-    /// Most micro-batches in flight. Default: the best number.
+    /// Largest number of micro-batches in flight. Default: chosen by the planner.
     pub credits: Option<u32>,
-    /// Element type of the KV cache. The segments' costs must be for this type.
+    /// Element type of the KV cache. The segments' costs must assume this type.
     pub kv: KvType,
     /// Activation type of matrix products.
     pub activations: Activations,
-    /// Wire type of activations. Default: the better one. With f32 activations it is always f32.
+    /// Wire type of activations. Default: chosen by the planner. With f32 activations it is always f32.
     pub wire_type: Option<WireType>,
 }
 
 impl PlanLimits {
-    /// Returns the most logit rows of a micro-batch of up to `chunk` rows. If only the last row of each
-    /// sequence needs logits, that is a decode group's.
+    /// Returns the largest number of logit rows of a micro-batch of at most `chunk` rows. If only the last
+    /// row of each sequence needs logits, the rows of a decode group decide.
     fn logit_rows_of(&self, groups: u32, chunk: u32) -> u32 {
         match self.logit_rows <= self.sequences {
             true => logit_rows(self.sequences, groups, chunk).min(self.logit_rows),
@@ -102,11 +105,11 @@ pub struct Pin {
 /// Constraints on a placement.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Constraints {
-    /// Pinned segments. The embedding is segment 0, the head is the last.
+    /// Pinned segments. Segment 0 is the embedding, and the last segment is the head.
     pub pins: Vec<Pin>,
     /// Labels of excluded devices.
     pub excluded: Vec<String>,
-    /// Most stages.
+    /// Largest number of stages.
     pub max_stages: Option<u32>,
 }
 
@@ -120,15 +123,15 @@ impl Constraints {
 pub struct PlannerInput<'a> {
     /// The model.
     pub model: &'a ModelFacts,
-    /// Its segments, in order, lowered for [`PlanLimits::chunk`].
+    /// The model's segments, in order, lowered for [`PlanLimits::chunk`].
     pub segments: &'a [Segment],
-    /// Other chunks to consider, with the segments lowered for each.
+    /// Other prefill chunks to consider, each with the segments lowered for it.
     pub other_chunks: &'a [(u32, &'a [Segment])],
-    /// The devices. Ties between plans go to the one that uses devices in this order.
+    /// The devices. Among equally good plans, the planner prefers one that uses devices in this order.
     pub devices: &'a [DeviceFacts],
-    /// The links between them.
+    /// The links between the devices.
     pub links: &'a Links,
-    /// Free host memory. If unknown, host memory is not checked.
+    /// Free host memory, in bytes. If unknown, host memory is not checked.
     pub host_memory_bytes: Option<u64>,
     /// The objective to minimise.
     pub objective: Objective,
@@ -136,20 +139,23 @@ pub struct PlannerInput<'a> {
     pub workload: Workload,
     /// Capacity limits.
     pub limits: PlanLimits,
-    /// Constraints on a placement. A user's split may violate them, but may not name an excluded device.
+    /// Constraints on a placement. A user's split may violate them, except that it must not name an excluded
+    /// device.
     pub constraints: &'a Constraints,
-    /// Simulates a plan. If present, and the plan is for many sequences, the best few placements are
-    /// simulated and the best of these is chosen.
+    /// Function that simulates a plan. If present, the planner simulates the best few placements of a plan
+    /// for many sequences and chooses the best of them.
     pub trial: Option<Trial>,
+    /// Whether placements in which devices have several stages are candidates.
+    pub several_stages: bool,
     /// Whether to explain the plan. Evaluating alternatives takes longer than the search.
     pub explained: bool,
-    /// The user's placement. It is checked but not improved.
+    /// A placement from the user. It is checked but not improved.
     pub split: Option<&'a Split>,
 }
 
 impl PlannerInput<'_> {
-    /// Returns whether placements are simulated: with a [`Trial`], without a user's split, and for many
-    /// sequences.
+    /// Returns whether the planner simulates placements. It does so for throughput with several devices and
+    /// sequences if there is a [`Trial`] and no user split.
     fn is_tried(&self) -> bool {
         self.trial.is_some()
             && self.split.is_none()
@@ -158,7 +164,7 @@ impl PlannerInput<'_> {
             && self.limits.sequences > 1
     }
 
-    /// Returns whether a placement meets the constraints, memory aside.
+    /// Returns whether a placement meets the constraints. Does not check memory.
     fn allows(&self, runs: &[Run]) -> bool {
         let Constraints { pins, excluded, max_stages } = self.constraints;
         let label = |run: &Run| &self.devices[run.device].label;
@@ -195,7 +201,7 @@ pub enum PlanError {
         /// Name of the limit.
         what: &'static str,
     },
-    /// A constraint that names something unknown or contradicts another.
+    /// A constraint that names an unknown segment or device, or contradicts another constraint.
     #[error("the constraints: {what}")]
     BadConstraint {
         /// The problem, for the message.
@@ -204,28 +210,28 @@ pub enum PlanError {
     /// The user's split does not match the model or the devices.
     #[error("the split: {0}")]
     Split(#[from] PartitionError),
-    /// A narrow wire type with exact activations.
+    /// A wire type other than f32 with exact activations.
     #[error("wire type {wire_type} needs --activations int8; exact activations (f32) need wire type f32")]
     ExactBoundary {
         /// The wire type.
         wire_type: WireType,
     },
-    /// The model does not fit any devices.
+    /// The model does not fit the devices.
     #[error("{}", reasons::does_not_fit(.0))]
     DoesNotFit(Box<DoesNotFit>),
-    /// The plan fits the devices but not the host.
+    /// The plan fits the devices, but it needs more host memory than is free.
     #[error("{}", reasons::host_does_not_fit(.0))]
     HostMemory(Box<HostMemory>),
 }
 
-/// Missing memory of the placement that comes closest to fitting.
+/// Missing memory, for the placement that comes closest to fitting.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DoesNotFit {
     /// The context that does not fit.
     pub context: u32,
     /// The stages that lack memory, at least one.
     pub shortages: Vec<Shortage>,
-    /// Suggestions, for the message.
+    /// Suggestions for the user, for the message.
     pub hint: String,
 }
 
@@ -238,7 +244,7 @@ pub struct Shortage {
     pub segments: Span,
     /// Required and available memory.
     pub memory: StageMemory,
-    /// A buffer that exceeds the device's limits.
+    /// A buffer that exceeds a limit of the device.
     pub too_large: Option<LargeBuffer>,
 }
 
@@ -263,7 +269,7 @@ pub fn plan(input: &PlannerInput<'_>) -> Result<Plan, PlanError> {
     }
 }
 
-/// Makes a plan that fits the devices. Does not check host memory.
+/// Makes a plan that fits the devices, without checking host memory.
 fn plan_for_devices(input: &PlannerInput<'_>) -> Result<Plan, PlanError> {
     check(input)?;
     let context = match input.limits.context {
@@ -278,7 +284,13 @@ fn plan_for_devices(input: &PlannerInput<'_>) -> Result<Plan, PlanError> {
             let best = grid.cheapest(&[&runs]).expect("the placement fits at some point");
             SearchResult { bound_us: None, best, others: Vec::new(), elsewhere: Vec::new() }
         }
-        None => grid.search().ok_or_else(|| nothing_fits(&grid))?,
+        None => {
+            let mut found = grid.search().ok_or_else(|| nothing_fits(&grid))?;
+            if input.several_stages {
+                families::add(&grid, &mut found);
+            }
+            found
+        }
     };
     let Some((best, trials)) = input.is_tried().then(|| trial::best(&grid, &found)).flatten() else {
         return Ok(assemble(&grid, &found, None));
@@ -292,10 +304,10 @@ fn plan_for_devices(input: &PlannerInput<'_>) -> Result<Plan, PlanError> {
 }
 
 /// Makes the plan of a simple rule, for comparison. Chooses micro-batches and credits as [`plan`] does, but
-/// adds no explanation. Returns `None` if it does not fit.
+/// adds no explanation. Returns `None` if the rule's placement does not fit.
 ///
 /// # Errors
-/// As [`plan`], but a plan that does not fit is not an error.
+/// The errors of [`plan`], except that a placement that does not fit is not an error.
 pub fn baseline(input: &PlannerInput<'_>, rule: Baseline) -> Result<Option<Plan>, PlanError> {
     of_rule(input, rule, |grid, choice| {
         let choice = if input.is_tried() { trial::tuned(grid, choice) } else { choice };
@@ -304,12 +316,13 @@ pub fn baseline(input: &PlannerInput<'_>, rule: Baseline) -> Result<Option<Plan>
     })
 }
 
-/// Makes the plan of a simple rule with the fixed settings of inference engines. Chunks have 512 rows, or the
-/// longest shorter length that fits. `decode` gives the decode groups, at most one per sequence. One
-/// micro-batch is in flight per stage, plus one. Returns `None` if it does not fit.
+/// Makes the plan of a simple rule with the fixed settings of an inference engine. Chunks have 512 rows, or
+/// the longest shorter length that fits. `decode` selects the decode groups, at most one per sequence. The
+/// number of micro-batches in flight is the number of stages plus one. Returns `None` if the placement does
+/// not fit.
 ///
 /// # Errors
-/// As [`baseline`].
+/// The errors of [`baseline`].
 pub fn untuned_baseline(
     input: &PlannerInput<'_>,
     rule: Baseline,
@@ -337,11 +350,11 @@ fn of_rule(
     Ok(choice.map(plan))
 }
 
-/// Returns the longest context that fits, up to the model's own: a multiple of the cache block, or the
-/// model's context itself. Ignores [`PlanLimits::context`].
+/// Returns the longest context that fits. This is the model's own context, or a shorter multiple of the cache
+/// block. Ignores [`PlanLimits::context`].
 ///
 /// # Errors
-/// As [`plan`]. [`PlanError::DoesNotFit`] if not even one block of positions fits.
+/// The errors of [`plan`]. [`PlanError::DoesNotFit`] if not even one cache block fits.
 pub fn largest_context(input: &PlannerInput<'_>) -> Result<u32, PlanError> {
     check(input)?;
     fitting_context(input)
@@ -462,7 +475,7 @@ fn check_constraints(input: &PlannerInput<'_>) -> Result<(), PlanError> {
     Ok(())
 }
 
-/// Returns the user's split as runs. Call it after `check`.
+/// Converts the user's split to runs. The split must have passed `check`.
 fn given_runs(input: &PlannerInput<'_>) -> Option<Vec<Run>> {
     let device = |label: &str| input.devices.iter().position(|d| d.label == label);
     input
@@ -473,7 +486,7 @@ fn given_runs(input: &PlannerInput<'_>) -> Option<Vec<Run>> {
         .collect()
 }
 
-/// Returns whether some placement, or the user's, fits at this context.
+/// Returns whether the user's split, or any placement without a split, fits at this context.
 fn fits(input: &PlannerInput<'_>, lowered: &Arc<Lowered<'_>>, context: u32) -> bool {
     let wire_type = input.limits.wire_type.unwrap_or_default();
     let point = Point { chunk: input.limits.chunk, groups: 1, wire_type };
@@ -500,7 +513,7 @@ fn fitting_context(input: &PlannerInput<'_>) -> Result<u32, PlanError> {
             None => nothing_fits(&grid),
         });
     }
-    // Memory grows with the context, so bisect: `low` blocks fit, `high` blocks do not.
+    // Memory grows with the context, so bisect. `low` blocks fit and `high` blocks do not.
     let (mut low, mut high) = (1, whole.div_ceil(block));
     while high - low > 1 {
         let middle = low + (high - low) / 2;
@@ -513,7 +526,7 @@ fn fitting_context(input: &PlannerInput<'_>) -> Result<u32, PlanError> {
     Ok((low * block).min(whole))
 }
 
-/// Returns why no placement was found: missing memory, or the constraints.
+/// Returns why no placement was found: missing memory, or conflicting constraints.
 fn nothing_fits(grid: &Grid<'_>) -> PlanError {
     match memory_fit::closest(grid.start()) {
         shortages if shortages.is_empty() => {
@@ -540,12 +553,12 @@ fn assemble(grid: &Grid<'_>, found: &SearchResult, trials: Option<Trials>) -> Pl
     }
     let explanation = explain::explanation(grid, found);
     let mut reasons = reasons::reasons(grid, &found.best, &explanation);
-    // After the prediction.
+    // Insert the result of the trials after the prediction.
     reasons.splice(4..4, trials.map(reasons::trials));
     plan(explanation, reasons)
 }
 
-/// Returns the host memory of these stages.
+/// Returns the host memory that these stages need.
 fn host_memory(
     input: &PlannerInput<'_>,
     shape: &StageCapacity,
@@ -565,15 +578,13 @@ fn host_memory(
     HostMemory { logits, staging, parameters, devices, total, available: input.host_memory_bytes }
 }
 
-/// Adds the chunks to the plan. The longest one determines its memory.
+/// Adds the chunks to the plan. The longest chunk determines the plan's memory.
 fn with_chunks(grid: &Grid<'_>, chosen: &Choice, plan: Plan, chunks: Chunks) -> Plan {
     let chunk = chunks.most_rows().max(chosen.point.chunk);
     let problem = grid.problem(Point { chunk, ..chosen.point });
-    let stage = |(at, stage): (usize, PlanStage)| {
-        let before = at.checked_sub(1).map(|before| chosen.runs[before].device);
-        PlanStage { memory_bytes: problem.memory(&chosen.runs[at], before), ..stage }
-    };
-    let stages: Vec<_> = plan.stages.into_iter().enumerate().map(stage).collect();
+    let memories = problem.memories(&chosen.runs);
+    let stages = plan.stages.into_iter().zip(memories);
+    let stages: Vec<_> = stages.map(|(stage, memory_bytes)| PlanStage { memory_bytes, ..stage }).collect();
     let host_memory_bytes = host_memory(grid.input, &problem.shape, chosen.credits, &stages);
     Plan { chunk, chunks: Some(chunks), stages, host_memory_bytes, ..plan }
 }
@@ -589,17 +600,18 @@ fn predicted(times: &Times) -> PredictedTimes {
 fn assemble_choice(grid: &Grid<'_>, chosen: &Choice, explanation: Explanation, reasons: Vec<String>) -> Plan {
     let (input, problem) = (grid.input, grid.problem(chosen.point));
     let evaluation = &chosen.evaluation;
-    let stage = |(at, run): (usize, &Run)| PlanStage {
+    let stage = |((run, memory_bytes), times): ((&Run, StageMemory), &Times)| PlanStage {
         device: input.devices[run.device].label.clone(),
         segments: run.span(),
-        memory_bytes: problem.memory(run, at.checked_sub(1).map(|before| chosen.runs[before].device)),
-        predicted: predicted(&evaluation.stages[at]),
+        memory_bytes,
+        predicted: predicted(times),
     };
     let edge = |(pair, times): (&[Run], &Times)| PlanEdge {
         route: problem.link(pair[0].device, pair[1].device).route,
         predicted: predicted(times),
     };
-    let stages: Vec<_> = chosen.runs.iter().enumerate().map(stage).collect();
+    let memories = problem.memories(&chosen.runs);
+    let stages: Vec<_> = chosen.runs.iter().zip(memories).zip(&evaluation.stages).map(stage).collect();
     Plan {
         ragtag_plan: PLAN_VERSION,
         model: PlanModel {
@@ -622,6 +634,7 @@ fn assemble_choice(grid: &Grid<'_>, chosen: &Choice, explanation: Explanation, r
         kv: input.limits.kv,
         activations: input.limits.activations,
         wire_type: chosen.point.wire_type,
+        family: families::family(&chosen.runs, Granularity::of(input.segments)),
         host_memory_bytes: host_memory(input, &problem.shape, chosen.credits, &stages),
         stages,
         edges: chosen.runs.windows(2).zip(&evaluation.transfers).map(edge).collect(),

@@ -1,11 +1,12 @@
-//! A planning problem at one point of the grid: all times, and the solver's instance. Knows nothing about the
+//! A planning problem at one point of the grid: all times and the solver's instance. Knows nothing about the
 //! search or the explanation.
 
 use super::solver::{Costs, DeviceCosts, Instance, LinkCosts, SharedBus, Term};
 use super::workload_times::{Point, Times, WorkloadTimes};
 use super::{PlannerInput, Shortage};
 use crate::cost::{
-    BoundaryTime, DeviceFacts, LinkFacts, RunSizes, SegmentKey, SharedLink, StageCapacity, segment_time_us,
+    BoundaryTime, DeviceFacts, Held, LinkFacts, RunSizes, SegmentKey, SharedLink, StageCapacity,
+    segment_time_us,
 };
 use crate::plan::StageMemory;
 use crate::split::Span;
@@ -15,7 +16,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A run of at least one segment on a device.
+/// A contiguous run of at least one segment on a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Run {
     /// Index of the device.
@@ -32,7 +33,7 @@ impl Run {
     }
 }
 
-/// The segments lowered for a chunk, with the memory of every run.
+/// The segments as lowered for a chunk, with the memory of every run.
 pub(super) struct Lowered<'a> {
     pub chunk: u32,
     pub segments: &'a [Segment],
@@ -52,25 +53,25 @@ pub(super) struct Evaluation {
     pub stages: Vec<Times>,
     /// Times of each transfer to the next stage.
     pub transfers: Vec<Times>,
-    /// Times of each shared link, all transfers together.
+    /// Busy times of each shared link, summed over all transfers that use it.
     pub shared: Vec<Times>,
-    /// Logits to the host, and the next tokens to the first stage.
+    /// Times of the token return: logits to the host, and next tokens to the first stage.
     pub token_return: Times,
-    /// Score in microseconds per request. Smaller is better.
+    /// Score, in microseconds per request. A smaller score is better.
     pub score_us: f64,
-    /// Time per request if prompts and decode steps never overlap.
+    /// Time per request if prompts and decode steps never overlap, in microseconds.
     pub apart_us: f64,
-    /// Value by which points of the grid are compared: the score. If plans are simulated, at least
-    /// `apart_us`, which is closer to the simulation. The score assumes that busy times overlap perfectly, so
-    /// it favours many small decode micro-batches.
+    /// Value for comparing points of the grid. This is the score, or at least `apart_us` if plans are
+    /// simulated. The score assumes that busy times overlap perfectly, so it favours many small decode
+    /// micro-batches. `apart_us` is closer to the simulation.
     pub expected_us: f64,
     /// Decode tokens per second.
     pub decode_tokens_per_s: f64,
     /// Prefill tokens per second of a full pipeline.
     pub prefill_tokens_per_s: f64,
-    /// Time from a request's arrival to its first token, alone in the pipeline.
+    /// Time from a request's arrival to its first token in an otherwise empty pipeline, in microseconds.
     pub first_token_us: f64,
-    /// Time between two tokens of a sequence.
+    /// Time between two tokens of a sequence, in microseconds.
     pub token_us: f64,
     /// Share of a decode round in which the slowest stage is idle.
     pub decode_idle: f64,
@@ -83,7 +84,7 @@ pub(super) struct Problem<'a> {
     pub workload_times: WorkloadTimes,
     pub shape: StageCapacity,
     lowered: Arc<Lowered<'a>>,
-    /// Per device: cumulative times before each segment and after the last.
+    /// For each device: cumulative times before each segment and after the last segment.
     before: Vec<Vec<Times>>,
     /// Transfer times at `from * devices + to`.
     transfers: Vec<Times>,
@@ -114,7 +115,7 @@ impl<'a> Problem<'a> {
         Self { input, point, workload_times, shape, lowered, before, transfers, links }
     }
 
-    /// Returns the same problem for another input with the same segments, such as another workload.
+    /// Returns this problem for another input with the same segments, for example with another workload.
     pub fn of_input<'b>(&self, input: &'b PlannerInput<'b>) -> Problem<'b>
     where
         'a: 'b,
@@ -123,7 +124,7 @@ impl<'a> Problem<'a> {
         Problem::new(input, lowered, self.shape.context, self.point)
     }
 
-    /// Returns the solver's instance, without required devices.
+    /// Returns the solver's instance. No device is required.
     pub fn instance(&self) -> Instance {
         let input = self.input;
         let staging = |from, to| self.link(from, to).route.staging_bytes();
@@ -163,8 +164,8 @@ impl<'a> Problem<'a> {
         }
     }
 
-    /// Returns, for each first segment, the end of the longest run that fits beside a ring of `staging`
-    /// bytes.
+    /// Returns the end of the longest run from each first segment that fits on a device together with a ring
+    /// of `staging` bytes.
     fn reach(&self, device: usize, staging: u64) -> Vec<usize> {
         let (segments, device) = (self.lowered.segments.len(), &self.input.devices[device]);
         let mut end = 0;
@@ -183,7 +184,8 @@ impl<'a> Problem<'a> {
         (0..segments).map(longest).collect()
     }
 
-    /// Returns the shared links, once for each term that counts.
+    /// Returns the shared links for the solver. A link appears once for each term of the score that it
+    /// affects.
     fn shared(&self) -> Vec<SharedBus> {
         let (busy_weight, chunk_weight) = self.workload_times.score().weights();
         let terms = [(Term::Busy, busy_weight), (Term::Chunk, chunk_weight)];
@@ -196,14 +198,14 @@ impl<'a> Problem<'a> {
         terms.flat_map(|term| self.input.links.shared.iter().map(move |shared| bus(term, shared))).collect()
     }
 
-    /// Returns the time that one transfer occupies a shared link.
+    /// Returns how long one transfer occupies a shared link.
     fn shared_times(&self, shared: &SharedLink) -> Times {
         let rate = shared.bandwidth_bytes_per_s.value;
         self.workload_times
             .times(|batch| transfer_bytes(self.input, self.point, batch.rows) as f64 / rate * 1e6)
     }
 
-    /// Returns the time that all transfers of a placement occupy each shared link.
+    /// Returns how long all transfers of a placement occupy each shared link.
     fn shared_by(&self, runs: &[Run]) -> Vec<Times> {
         let label = |run: &Run| self.input.devices[run.device].label.as_str();
         let occupied = |shared: &SharedLink| {
@@ -215,7 +217,7 @@ impl<'a> Problem<'a> {
         self.input.links.shared.iter().map(occupied).collect()
     }
 
-    /// Returns the times that any stage on a device has besides its segments.
+    /// Returns the times of a stage on a device that do not depend on its segments.
     fn stage_times(&self, device: usize) -> Times {
         let (device, row_bytes) = (&self.input.devices[device], self.input.model.row_bytes);
         let wire_type = |rows: u32| BoundaryTime::new(self.point.wire_type, device, rows.into(), row_bytes);
@@ -223,8 +225,8 @@ impl<'a> Problem<'a> {
             + self.workload_times.times(|batch| wire_type(batch.rows).sum_us())
     }
 
-    /// Returns the costs that any stage on a device has besides its segments. Waking up delays a micro-batch
-    /// but occupies nothing.
+    /// Returns the costs of a stage on a device that do not depend on its segments. Waking up the device
+    /// delays a micro-batch but keeps no resource busy.
     fn stage_costs(&self, device: usize) -> Costs {
         let (own, late) = (self.stage_times(device), self.hand_over(device));
         Costs { time: self.workload_times.costs(&(own + late)).time, ..self.workload_times.costs(&own) }
@@ -235,7 +237,7 @@ impl<'a> Problem<'a> {
         Times::always(self.input.devices[device].hand_over_us.value)
     }
 
-    /// Returns the times of the token return if the last stage is on this device.
+    /// Returns the times of the token return if this device holds the last stage.
     fn token_return(&self, device: usize) -> Times {
         let device = &self.input.devices[device];
         self.workload_times.times(|batch| match batch.logit_rows {
@@ -248,33 +250,73 @@ impl<'a> Problem<'a> {
         self.links[from * self.input.devices.len() + to]
     }
 
-    /// Returns the times of a transfer.
+    /// Returns the times of a transfer between two devices.
     pub fn transfer(&self, from: usize, to: usize) -> Times {
         self.transfers[from * self.input.devices.len() + to]
     }
 
-    /// Returns the memory of a stage, given the device of the previous stage.
+    /// Returns the memory of a stage. `before` is the device of the previous stage.
     pub fn memory(&self, run: &Run, before: Option<usize>) -> StageMemory {
         let staging = before.map_or(0, |before| self.link(before, run.device).route.staging_bytes());
         let device = &self.input.devices[run.device];
         self.lowered.sizes.stage(run.segments.clone(), &self.shape, staging, device)
     }
 
+    /// Returns the memory of the stages of a placement. A later stage of a device has what the earlier ones
+    /// leave available.
+    pub fn memories(&self, runs: &[Run]) -> Vec<StageMemory> {
+        let mut held = HashMap::<usize, Held>::new();
+        let memory = |(at, run): (usize, &Run)| {
+            let staging = at
+                .checked_sub(1)
+                .map_or(0, |before| self.link(runs[before].device, run.device).route.staging_bytes());
+            let (held, device) = (held.entry(run.device).or_default(), &self.input.devices[run.device]);
+            self.lowered.sizes.stage_beside(held, run.segments.clone(), &self.shape, staging, device)
+        };
+        runs.iter().enumerate().map(memory).collect()
+    }
+
     /// Returns what a stage lacks, given the device of the previous stage: memory, or a large enough buffer.
+    /// The device has no other stage.
     pub fn shortage(&self, run: &Run, before: Option<usize>) -> Option<Shortage> {
-        let (memory, device) = (self.memory(run, before), &self.input.devices[run.device]);
+        self.shortage_of(run, self.memory(run, before))
+    }
+
+    fn shortage_of(&self, run: &Run, memory: StageMemory) -> Option<Shortage> {
+        let device = &self.input.devices[run.device];
         let too_large = self.lowered.sizes.too_large(run.segments.clone(), &self.shape, device);
         let lacks = memory.total > memory.available || too_large.is_some();
         lacks.then(|| Shortage { device: device.label.clone(), segments: run.span(), memory, too_large })
     }
 
-    /// Checks the memory of a placement.
+    /// Checks the memory of a placement and returns the shortages of all stages.
     pub fn prove(&self, runs: &[Run]) -> Result<(), Vec<Shortage>> {
-        let shortage = |(at, run): (usize, &Run)| {
-            self.shortage(run, at.checked_sub(1).map(|before| runs[before].device))
-        };
-        let shortages: Vec<_> = runs.iter().enumerate().filter_map(shortage).collect();
+        let memories = self.memories(runs);
+        let shortages = runs.iter().zip(memories).filter_map(|(run, memory)| self.shortage_of(run, memory));
+        let shortages: Vec<_> = shortages.collect();
         if shortages.is_empty() { Ok(()) } else { Err(shortages) }
+    }
+
+    /// Returns the time by which each of `chunks` chunks after the first delays the end of the last, if
+    /// devices have several stages. A device computes all of its stages for all chunks. Before its first
+    /// stage and after its last, a chunk is on other devices. No chunk overtakes another at any stage.
+    fn chunk_interval_us(&self, runs: &[Run], stages: &[Times], transfers: &[Times], chunks: f64) -> f64 {
+        let slowest_stage_us = stages.iter().map(|times| times.chunk_us).fold(0.0, f64::max);
+        if chunks <= 1.0 {
+            return slowest_stage_us;
+        }
+        let part_us = |at: usize| stages[at].chunk_us + transfers.get(at).map_or(0.0, |times| times.chunk_us);
+        let end_us = |(device, times): &(usize, Times)| {
+            let is_here = |run: &Run| run.device == *device;
+            let first = runs.iter().position(is_here).unwrap_or(0);
+            let last = runs.iter().rposition(is_here).unwrap_or(0);
+            let before_us: f64 = (0..first).map(part_us).sum();
+            let after_us: f64 = (last + 1..runs.len()).map(part_us).sum();
+            before_us + chunks * times.chunk_us + after_us
+        };
+        let busiest_us = device_times(runs, stages).iter().map(end_us).fold(0.0, f64::max);
+        let sum_us: f64 = (0..runs.len()).map(part_us).sum();
+        slowest_stage_us.max((busiest_us - sum_us) / (chunks - 1.0))
     }
 
     /// Predicts a placement.
@@ -289,16 +331,25 @@ impl<'a> Problem<'a> {
         let late: Times = runs.iter().map(|run| self.hand_over(run.device)).sum();
         let sum: Times = stages.iter().chain(&transfers).copied().sum::<Times>() + late + token_return;
         let shared = self.shared_by(runs);
-        let parts = || stages.iter().chain(&transfers).chain(&shared);
+        let devices = device_times(runs, &stages);
+        let parts = || devices.iter().map(|(_, times)| times).chain(&transfers).chain(&shared);
         let slowest = |of: fn(&Times) -> f64| parts().map(of).fold(0.0, f64::max);
         let workload_times = &self.workload_times;
-        // A micro-batch starts its next step only after its previous step has left the pipeline.
+        // A micro-batch starts its next decode step only after its previous step has left the pipeline.
         let decode_us = slowest(|t| t.decode_us);
         let round_us = sum.decode_us.max(f64::from(workload_times.decode_groups) * decode_us);
         let costs = workload_times.costs(&sum);
-        let slowest_chunk_us = slowest(|t| t.chunk_us);
+        // The time by which each chunk after the first delays the last of `chunks` chunks.
+        let slowest_chunk_us = |chunks: f64| match devices.len() == runs.len() {
+            true => slowest(|t| t.chunk_us),
+            false => {
+                let links = transfers.iter().chain(&shared).map(|times| times.chunk_us);
+                links.fold(self.chunk_interval_us(runs, &stages, &transfers, chunks), f64::max)
+            }
+        };
         let busy = parts().map(|times| workload_times.busy_us(times)).fold(0.0, f64::max);
-        let score_us = workload_times.score().of(&Costs { busy, chunk: slowest_chunk_us, ..costs });
+        let chunk = slowest_chunk_us(workload_times.chunks_in_a_row());
+        let score_us = workload_times.score().of(&Costs { busy, chunk, ..costs });
         let apart_us = workload_times.apart_us(&sum, parts().copied());
         Evaluation {
             score_us,
@@ -307,7 +358,7 @@ impl<'a> Problem<'a> {
             decode_tokens_per_s: f64::from(workload_times.sequences) / round_us * 1e6,
             prefill_tokens_per_s: f64::from(workload_times.full_chunk_rows()) / slowest(|t| t.full_chunk_us)
                 * 1e6,
-            first_token_us: workload_times.first_token_us(&sum, slowest_chunk_us),
+            first_token_us: workload_times.first_token_us(&sum, slowest_chunk_us(workload_times.chunks)),
             token_us: round_us,
             decode_idle: 1.0 - f64::from(workload_times.decode_groups) * decode_us / round_us,
             stages,
@@ -316,6 +367,18 @@ impl<'a> Problem<'a> {
             token_return,
         }
     }
+}
+
+/// Returns the devices of a placement, each with the times of all of its stages.
+pub(super) fn device_times(runs: &[Run], stages: &[Times]) -> Vec<(usize, Times)> {
+    let mut devices: Vec<(usize, Times)> = Vec::new();
+    for (run, &times) in runs.iter().zip(stages) {
+        match devices.iter_mut().find(|(device, _)| *device == run.device) {
+            Some((_, sum)) => *sum = *sum + times,
+            None => devices.push((run.device, times)),
+        }
+    }
+    devices
 }
 
 /// Groups of segments with equal costs, timed once each.
@@ -368,7 +431,7 @@ fn index(input: &PlannerInput<'_>, label: &str) -> Option<usize> {
     input.devices.iter().position(|device| device.label == label)
 }
 
-/// Returns the link of each pair, at `from * devices + to`.
+/// Returns the links of all pairs of devices, at `from * devices + to`.
 fn links<'a>(input: &PlannerInput<'a>) -> Vec<&'a LinkFacts> {
     let devices = input.devices.len();
     let index: HashMap<_, _> =
@@ -391,7 +454,7 @@ fn users<'a>(
     shared.users.iter().filter_map(|(from, to)| Some((index(input, from)?, index(input, to)?)))
 }
 
-/// Returns the lowest rate of the shared links that each pair uses, at `from * devices + to`, in bytes per
+/// Returns, at `from * devices + to`, the lowest rate of the shared links that the pair uses, in bytes per
 /// second.
 fn shared_rates(input: &PlannerInput<'_>) -> Vec<f64> {
     let devices = input.devices.len();
@@ -409,7 +472,8 @@ fn transfer_bytes(input: &PlannerInput<'_>, point: Point, rows: u32) -> u64 {
     u64::from(rows).saturating_mul(point.wire_type.row_bytes(input.model.row_bytes))
 }
 
-/// Returns the times of a lone transfer, at the lower rate of its link and its shared links.
+/// Returns the times of a lone transfer. The rate is the lowest rate of its link and of the shared links on
+/// its path.
 fn transfer_times(
     input: &PlannerInput<'_>,
     point: Point,

@@ -1,23 +1,23 @@
-//! The planner's texts: reasons for a plan, unused devices, shortages. Decides nothing; only formats the
-//! results of the search and the explanation.
+//! Texts of the planner: reasons for a plan, unused devices, shortages. Formats the results of the search and
+//! of the explanation, and decides nothing.
 
 use super::grid::{Choice, Grid};
 use super::trial::Trials;
 use super::workload_times::{Point, WorkloadTimes};
-use super::{Baseline, DoesNotFit, HostMemory, PlannerInput, Shortage};
+use super::{Baseline, DoesNotFit, HostMemory, PlannerInput, Shortage, families};
 use crate::objective::Objective;
-use crate::plan::{Alternative, Bottleneck, Explanation, LeftOut, Place};
+use crate::plan::{Alternative, Bottleneck, Explanation, Family, LeftOut, Place};
 use crate::wording::{self, count};
-use ragtag_graph::WireType;
+use ragtag_graph::{Granularity, WireType};
 use ragtag_kernels::KvType;
 
 /// Width of multi-line messages, in columns.
 const COLUMNS: usize = 80;
 
-/// Added if the cost model predicts another plan to be faster than the one that trials chose.
+/// Suffix for a reason if the cost model prefers another plan to the one that trials chose.
 const IN_SIMULATION: &str = "; this plan is the best in simulation";
 
-/// Formats bytes with a unit, or exactly below 1 KiB.
+/// Formats bytes with one decimal and a unit. Below 1 KiB it prints the exact number.
 fn bytes(bytes: u64) -> String {
     const UNITS: [(&str, f64); 3] =
         [("GiB", (1u64 << 30) as f64), ("MiB", (1u64 << 20) as f64), ("KiB", 1024.0)];
@@ -39,7 +39,7 @@ fn percent(share: f64) -> String {
     format!("{:.0} %", share * 100.0)
 }
 
-/// Formats a comparison, for "… is predicted 12.0 % slower".
+/// Formats a time relative to another, to complete "… is predicted 12.0 % slower".
 fn compared(with: f64, us: f64) -> String {
     wording::speed(us / with)
 }
@@ -49,6 +49,7 @@ pub(super) fn reasons(grid: &Grid<'_>, chosen: &Choice, explanation: &Explanatio
     let mut reasons = vec![objective(grid, &chosen.workload_times), context(grid)];
     reasons.push(bottleneck(grid, chosen, &explanation.bottleneck));
     reasons.push(speed(chosen));
+    reasons.extend(family(grid, chosen));
     if chosen.runs.len() > 1 {
         reasons.push(idle(chosen, explanation));
         reasons.extend(wire_type(grid, chosen));
@@ -145,7 +146,7 @@ fn idle(chosen: &Choice, explanation: &Explanation) -> String {
     )
 }
 
-/// Returns the wire type and its effect, if there is a choice.
+/// Returns the wire type and its effect on the prediction. Returns `None` if only one type is possible.
 fn wire_type(grid: &Grid<'_>, chosen: &Choice) -> Option<String> {
     let form = chosen.point.wire_type;
     if grid.input.limits.wire_type.is_some() {
@@ -174,7 +175,7 @@ fn wire_type(grid: &Grid<'_>, chosen: &Choice) -> Option<String> {
     ))
 }
 
-/// Returns the result of the trials.
+/// Describes the result of the trials.
 pub(super) fn trials(trials: Trials) -> String {
     format!(
         "trials: {} simulated, the best serves {:.3} requests/s",
@@ -183,17 +184,28 @@ pub(super) fn trials(trials: Trials) -> String {
     )
 }
 
+/// Returns the family of a placement in which devices have several stages.
+fn family(grid: &Grid<'_>, chosen: &Choice) -> Option<String> {
+    let what = match families::family(&chosen.runs, Granularity::of(grid.input.segments)) {
+        Family::OneStage => return None,
+        Family::Interleaved => "interleaved: the devices take turns",
+        Family::FeedForwardApart => "attention and feed-forward halves are on different devices",
+        Family::SeveralStages => "some device has several stages",
+    };
+    Some(format!("family: {what}; no bound covers it"))
+}
+
 /// Returns the gap to the lower bound, if there is one.
 fn bound(explanation: &Explanation) -> Option<String> {
     let gap = explanation.score_us / explanation.bound_us - 1.0;
     let is_worth_a_line = gap.is_finite() && gap > 5e-4;
     is_worth_a_line.then(|| {
         let faster = wording::speed(explanation.bound_us / explanation.score_us);
-        format!("bound: no placement can be predicted more than {faster}, with any micro-batches")
+        format!("bound: with one stage per device, no placement can be predicted more than {faster}")
     })
 }
 
-/// Returns why a group of equal devices is unused.
+/// Returns the reason why a group of equal devices is unused.
 fn left_out_because(grid: &Grid<'_>, explanation: &Explanation, alike: &[&LeftOut]) -> String {
     let labels: Vec<&str> = alike.iter().map(|left| left.device.as_str()).collect();
     let (verb, it, any, has) = match alike {
@@ -225,7 +237,7 @@ fn left_out_because(grid: &Grid<'_>, explanation: &Explanation, alike: &[&LeftOu
     }
 }
 
-/// Returns the unused devices that were not tried.
+/// Returns a line that names the unused devices that were not tried.
 fn left_out_untried(left_out: &[LeftOut]) -> Option<String> {
     let untried: Vec<_> = left_out.iter().filter(|out| !out.tried).map(|out| out.device.as_str()).collect();
     let verb = if untried.len() == 1 { "is" } else { "are" };
@@ -235,7 +247,7 @@ fn left_out_untried(left_out: &[LeftOut]) -> Option<String> {
     })
 }
 
-/// Returns the predicted times of rules.
+/// Returns a line with the predicted times of the rules.
 fn against_rules(input: &PlannerInput<'_>, explanation: &Explanation) -> Option<String> {
     let is_rule = |why: &str| Baseline::ALL.iter().any(|rule| rule.to_string() == why);
     let rules: Vec<_> = explanation.alternatives.iter().filter(|other| is_rule(&other.why)).collect();
@@ -270,7 +282,7 @@ fn sources(grid: &Grid<'_>, chosen: &Choice, explanation: &Explanation) -> Strin
     format!("inputs: {}; memory {}", figures.join(", "), memory.join(", "))
 }
 
-/// Formats a shortage and its remedies, over several lines.
+/// Formats the shortages and the suggestions, over several lines.
 pub(super) fn does_not_fit(error: &DoesNotFit) -> String {
     const LISTED: usize = 3;
     let mut lines = vec![format!("the model does not fit at a context of {}:", error.context)];
@@ -283,10 +295,10 @@ pub(super) fn does_not_fit(error: &DoesNotFit) -> String {
     lines.join("\n")
 }
 
-/// Formats bytes with a unit, rounded up so that the printed amount suffices.
+/// Formats bytes with a unit. Rounds up, so that the printed amount suffices.
 fn bytes_up(exact: u64) -> String {
     let unit = [30, 20, 10].into_iter().find(|bits| exact >> bits > 0);
-    // Add half of the last digit.
+    // Add half of the last printed digit, so that rounding to nearest rounds up.
     unit.map_or_else(|| bytes(exact), |bits| bytes(exact.saturating_add((1 << bits) / 20)))
 }
 
@@ -320,7 +332,7 @@ pub(super) fn host_does_not_fit(memory: &HostMemory) -> String {
     )
 }
 
-/// Formats the sizes that are not zero.
+/// Formats all sizes that are not zero.
 fn sizes(parts: &[(&str, u64)]) -> String {
     let parts = parts.iter().filter(|(_, size)| *size > 0);
     parts.map(|(name, size)| format!("{name} {}", bytes(*size))).collect::<Vec<_>>().join(", ")
@@ -356,7 +368,7 @@ fn shortage(shortage: &Shortage) -> String {
     )
 }
 
-/// Returns suggestions. `shorter` is a context that is known to fit.
+/// Returns suggestions for the user. `shorter` is a context that is known to fit.
 pub(super) fn hint(input: &PlannerInput<'_>, shorter: Option<u32>) -> String {
     let mut hints = Vec::new();
     if let Some(context) = shorter {

@@ -1,17 +1,19 @@
-//! Tests of the planner: against exhaustive search on small random instances, memory, and texts.
+//! Tests of the planner: optimality against exhaustive search on small random instances, memory, and texts.
 
 mod best;
+mod families;
 mod given;
 mod grid;
 mod left_out;
 mod limits;
 mod predicted;
+mod tried;
 mod worlds;
 
 use super::*;
 use crate::cost::{BatchShape, BufferLimits, Figure, FigureSource, LinkFacts, SharedLink, segment_time_us};
 use crate::objective::{Mix, Objective, Workload};
-use crate::plan::Alternative;
+use crate::plan::{Alternative, LeftOut};
 use ragtag_graph::segment::SegmentTensor;
 use ragtag_graph::{Granularity, SegmentKind, WireType};
 use rand::rngs::SmallRng;
@@ -25,7 +27,7 @@ impl World {
     }
 }
 
-/// Returns all contiguous placements over all ordered subsets of the devices.
+/// Returns all contiguous placements on all ordered subsets of the devices.
 fn all_placements(segments: usize, devices: usize) -> Vec<Vec<Run>> {
     fn extend(
         runs: &mut Vec<Run>,
@@ -65,7 +67,7 @@ fn close(a: f64, b: f64) -> bool {
     (a - b).abs() <= 1e-9 * a.abs().max(b.abs())
 }
 
-/// Computes a score straight from the cost model, without prefix sums or the solver's costs.
+/// Computes a score directly from the cost model, without prefix sums or the solver's costs.
 fn score_by_hand(world: &World, runs: &[Run], groups: u32, wire_type: WireType) -> f64 {
     let sequences = if matches!(world.objective, Objective::Latency | Objective::FirstToken) {
         1
@@ -86,7 +88,7 @@ fn score_by_hand(world: &World, runs: &[Run], groups: u32, wire_type: WireType) 
     let on = |run: &Run, batch: &BatchShape| -> f64 {
         let device = &world.devices[run.device];
         let time = |segment| segment_time_us(segment, device, world.limits.activations, batch);
-        // Two of a block's nine dispatches. Each reads and writes all rows.
+        // Conversion takes two of a block's nine dispatches. Each reads and writes all rows.
         let row_bytes = (world.model.row_bytes + world.model.row_bytes / 2) as f64;
         let turning = match wire_type {
             WireType::F32 => 0.0,
@@ -185,7 +187,7 @@ fn the_plan_is_the_best_of_all_placements() {
             let input = world.input();
             let grid = Grid::new(&input, 512);
             let found = grid.search();
-            // The placement is optimal over all points of the grid.
+            // The placement must be optimal over all points of the grid.
             let all = all_placements(world.segments.len(), world.devices.len());
             let at = |point: Point| {
                 let problem = grid.problem(point);
@@ -205,7 +207,7 @@ fn the_plan_is_the_best_of_all_placements() {
                     assert_eq!(Some(found.best.runs.len()), fewest, "seed {seed}, {objective:?}");
                     let of_length = scores.iter().filter(|(_, stages)| Some(*stages) == fewest);
                     let wanted = of_length.map(|(score, _)| *score).fold(f64::MAX, f64::min);
-                    // Of scores within half a percent, the faster decode wins.
+                    // Among scores within half a percent, the faster decode wins.
                     let score = found.best.score_us();
                     assert!(
                         score >= wanted * (1.0 - 1e-9) && score <= wanted * 1.005 * (1.0 + 1e-9),
@@ -257,6 +259,17 @@ fn the_closest_placement_lacks_the_fewest_bytes() {
     assert!(refused > 50);
 }
 
+/// With very many devices, all are filled in turn, and the last device lacks the rest.
+#[test]
+fn the_last_of_many_devices_lacks_what_is_left() {
+    let devices = (0..40).map(|at| device(&format!("cpu:{at}"), 15 * MIB, 1.0)).collect();
+    let world = World::new(model(50, 10 * MIB, 10 * MIB), devices);
+    let Err(PlanError::DoesNotFit(error)) = world.plan() else { panic!("it cannot fit") };
+    let short: Vec<_> =
+        error.shortages.iter().map(|one| (one.device.as_str(), one.segments.to_string())).collect();
+    assert_eq!(short, [("cpu:39", "39-51".into())]);
+}
+
 #[test]
 fn plans_are_valid_within_memory_and_the_same_each_time() {
     let mut planned = 0;
@@ -280,14 +293,14 @@ fn plans_are_valid_within_memory_and_the_same_each_time() {
             );
         }
         assert_eq!(Plan::from_json(&plan.to_json()).as_ref(), Ok(&plan), "seed {seed}");
-        // A plan given back as a split is the same placement with the same predictions.
+        // Planning again with the plan's split must give the same placement and the same predictions.
         let mut again = world.clone().split(&plan.split().to_string());
         again.limits.context = Some(plan.context);
         let again = again.plan().expect("proved before");
         if again.decode_groups == plan.decode_groups {
             assert_eq!((&again.stages, &again.edges), (&plan.stages, &plan.edges));
         }
-        // Of scores within half a percent, the faster decode wins.
+        // Among scores within half a percent, the faster decode wins.
         let (after, before) = (again.explanation.score_us, plan.explanation.score_us);
         assert!(after <= before * 1.005, "seed {seed}: {after} {before}");
     }
@@ -365,7 +378,7 @@ fn constraints_are_kept_or_named() {
     assert!(
         wrong(Constraints { max_stages: Some(0), ..Constraints::default() }).contains("at most 0 stages")
     );
-    // Two runs on one device with another between them: no placement can satisfy that.
+    // The pins require two runs on one device with another device between them. No placement can do this.
     let torn = only(&[pin(0, "cpu:0"), pin(5, "cpu:1"), pin(13, "cpu:0")]);
     assert!(wrong(torn).contains("no placement that fits meets all of them"));
     for weight in [-1.0, f64::NAN, f64::INFINITY] {
@@ -440,7 +453,7 @@ fn memory_forces_a_second_device_where_latency_would_have_one() {
         vec![device("cpu:0", 1 << 40, 1.0), device("cpu:1", 1 << 40, 1.0)],
     );
     world.objective = Objective::Latency;
-    // With one chunk, no parts of a prompt overlap.
+    // A prompt of one chunk has no overlap between stages.
     world.workload.prompt_tokens = 128;
     assert_eq!(world.plan().expect("fits").stages.len(), 1);
     world.devices.iter_mut().for_each(|d| d.memory_bytes = 100 * MIB);
@@ -464,7 +477,7 @@ fn shortages_name_bytes_and_device() {
     772.5 KiB); a device with 165.8 MiB would hold them
   What may help: fewer sequences at once need less; another device adds memory"
     );
-    // The model fits the memory that the error names.
+    // The model fits if the device has the memory that the error names.
     let mut enough = world.clone();
     enough.devices[0].memory_bytes = (165.8 * MIB as f64) as u64;
     assert!(enough.plan().is_ok());
@@ -476,7 +489,7 @@ fn shortages_name_bytes_and_device() {
     let text = PlanError::DoesNotFit(error).to_string();
     assert!(text.contains(&wanted) && text.lines().all(|line| line.chars().count() <= 80), "{text}");
 
-    // The weights fit but the cache does not, so the hint names a context that fits.
+    // The weights fit but the cache does not, so the hint names a shorter context.
     world.limits.kv = KvType::F32;
     world.devices[0].memory_bytes = 160 * MIB;
     let Err(PlanError::DoesNotFit(error)) = world.plan() else { panic!("it cannot fit") };
@@ -515,7 +528,7 @@ fn the_default_context_is_the_largest_that_fits() {
     }
     world.devices[0].memory_bytes = 141 * MIB;
     assert!(matches!(largest_context(&world.input()), Err(PlanError::DoesNotFit(e)) if e.context == 16));
-    // A model of a few positions has less than one block.
+    // A model with a context of only a few positions has less than one block.
     world.devices[0].memory_bytes = 1 << 40;
     world.model.context = 7;
     assert_eq!(largest_context(&world.input()), Ok(7));

@@ -1,9 +1,10 @@
-//! Simulated trials of placements: the few best by the cost model, and those of the rules, under the planned
-//! load. The cost model sees only stages and transfers. The scheduler's own code shows how micro-batches of
-//! prompts and decode steps delay each other.
+//! Simulates the best few placements and the placements of the rules under the planned load. The cost model
+//! covers only stages and transfers. The simulator runs the scheduler's own code, so it shows how prompts and
+//! decode steps delay each other.
 //!
-//! Each placement is tried at its best point of the grid by the cost model. Placements close to the best are
-//! tuned: first neighbouring points, then fewer credits, while throughput improves.
+//! Each placement is tried at the grid point that the cost model predicts to be its best. Placements close to
+//! the best are tuned. Tuning tries neighbouring points first and then fewer credits, as long as throughput
+//! improves.
 //!
 //! Knows nothing about the search.
 
@@ -16,40 +17,40 @@ use crate::plan::{Explanation, Plan};
 use ragtag_graph::Segment;
 use rayon::prelude::*;
 
-/// Most placements that are tried and tuned in one round. Only placements within [`NEAR`] of the best are
-/// tuned.
+/// Largest numbers of placements that are tried and tuned in one round. Only placements within [`NEAR`] of
+/// the best are tuned.
 const TRIED: Most = Most { trials: 12, tuned: 2 };
-/// The same for more than [`MOST_DEVICES`]: long pipelines take long to simulate, and a plan should take less
-/// than a second.
+/// Limits of a round with more than [`MOST_DEVICES`] devices. Long pipelines take long to simulate, and
+/// planning should take less than a second.
 const TRIED_OF_MANY: Most = Most { trials: 6, tuned: 1 };
 const NEAR: f64 = 0.15;
-/// Tuned placements this close to the best are tried again for longer.
+/// Tuned placements within this share of the best are simulated again for longer.
 const FINAL: f64 = 0.05;
-/// A point is not tried if the cost model predicts more than this additional time.
+/// A point is skipped if the cost model predicts an increase in time by more than this share.
 const HOPELESS: f64 = 0.05;
-/// Most points that are solved because the best trial lies there but the search skipped them. None with more
-/// devices than the solver handles quickly.
+/// Largest number of points that are solved after the trials, because the best trial is at a point that the
+/// search skipped. Zero with more devices than the solver handles quickly.
 const MORE_SOLVED: usize = 2;
 const MOST_DEVICES: usize = 12;
-/// Rounds of all sequences in a trial, and in the final trial of a placement. Long pipelines get fewer, so
-/// that requests times stages stay below [`WORK`] per round.
+/// Rounds of all sequences in a trial, and in the final trial of a placement. Long pipelines get fewer
+/// rounds, so that requests times stages stay below [`WORK`] per round.
 const ROUNDS: u32 = 2;
 const FINAL_ROUNDS: u32 = 4;
 const WORK: u32 = 128;
 
-/// Rates within this share count as equal.
+/// Rates whose difference is within this share count as equal.
 const SAME: f64 = 1e-3;
-/// Numbers of segments by which cuts are moved to balance prompts and decode steps.
+/// Numbers of segments by which a cut is moved to balance prefill and decode.
 const MOVES: [usize; 4] = [8, 4, 2, 1];
 
-/// Limits of a round of trials.
+/// Limits of one round of trials.
 #[derive(Clone, Copy)]
 struct Most {
     trials: usize,
     tuned: usize,
 }
 
-/// The load of a trial: equal requests. A new one arrives when one ends.
+/// Load of a trial: equal requests in a closed loop. A new request arrives when one ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TrialLoad {
     /// Number of requests.
@@ -62,24 +63,24 @@ pub struct TrialLoad {
     pub new_tokens: u32,
 }
 
-/// Simulates a plan for the given segments and returns the requests served per second, or `None` if it cannot
-/// be simulated.
+/// Function that simulates a plan for the given segments. Returns the requests served per second, or `None`
+/// if the plan cannot be simulated.
 pub type Trial = fn(&PlannerInput<'_>, &Plan, &[Segment], &TrialLoad) -> Option<f64>;
 
-/// Summary of the trials, for messages.
+/// Summary of the trials, for the reasons of a plan.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Trials {
-    /// Number of placements.
+    /// Number of placements that were simulated.
     pub placements: usize,
-    /// Requests per second of the best.
+    /// Requests per second of the best placement.
     pub requests_per_s: f64,
 }
 
-/// Requests per second in simulation, and the choice.
+/// Requests per second in simulation, and the simulated choice.
 type Tried = (f64, Choice);
 
-/// Returns the placement that serves most requests per second in simulation. Of equal ones, one with the
-/// fewest devices. Returns `None` if none can be simulated.
+/// Returns the placement that serves the most requests per second in simulation. Of equally fast placements
+/// it returns one with the fewest devices. Returns `None` if no placement can be simulated.
 pub(super) fn best(grid: &Grid<'_>, found: &SearchResult) -> Option<(Choice, Trials)> {
     let mut solved: Vec<Point> = found.all().map(|choice| choice.point).collect();
     let rules: Vec<Choice> = Baseline::ALL.into_iter().filter_map(|rule| grid.baseline(rule)).collect();
@@ -113,8 +114,8 @@ fn best_of(tried: &[Tried]) -> Option<&Tried> {
     near.min_by_key(|(_, choice)| choice.runs.len())
 }
 
-/// Tries the placements that are new and their variants with balanced cuts, and tunes the best of them. Adds
-/// them to `placements`.
+/// Tries new placements and their variants with balanced cuts, and tunes the best of them. Adds all tried
+/// placements to `placements`.
 fn tried<'a>(
     grid: &Grid<'_>,
     choices: impl Iterator<Item = &'a Choice>,
@@ -125,7 +126,7 @@ fn tried<'a>(
     placements.extend(different.iter().map(|choice| choice.runs.clone()));
     let tried = |choice: Choice| Some((requests_per_s(grid, &choice, ROUNDS)?, choice));
     let mut tried: Vec<Tried> = different.into_par_iter().filter_map(tried).collect();
-    // The sort is stable: of equal rates, the better prediction comes first.
+    // The sort is stable, so of equal rates the better prediction comes first.
     tried.sort_by(|(a, _), (b, _)| b.total_cmp(a));
     let near = tried.first().map_or(0.0, |(rate, _)| *rate) * (1.0 - NEAR);
     tried.retain(|(rate, _)| *rate >= near);
@@ -133,7 +134,7 @@ fn tried<'a>(
     tried.into_par_iter().map(|tried| tuned_further(grid, tried)).collect()
 }
 
-/// Returns the choice with the point and the credits that serve most in trials.
+/// Returns the choice with the point and the credits that have the highest rate in trials.
 pub(super) fn tuned(grid: &Grid<'_>, choice: Choice) -> Choice {
     match requests_per_s(grid, &choice, ROUNDS) {
         Some(rate) => tuned_further(grid, (rate, choice)).1,
@@ -141,7 +142,8 @@ pub(super) fn tuned(grid: &Grid<'_>, choice: Choice) -> Choice {
     }
 }
 
-/// Returns distinct placements that are not among those given, each at its best predicted point, best first.
+/// Returns up to `most` distinct placements that are not in `before`, each at the point with the best
+/// prediction. The best placement comes first.
 fn different<'a>(
     grid: &Grid<'_>,
     choices: impl Iterator<Item = &'a Choice>,
@@ -163,8 +165,8 @@ fn different<'a>(
     different
 }
 
-/// Moves cuts while that shortens a request whose prompt and decode steps never overlap. If one device is
-/// good at prefill and another at decode, the busiest stage alone is a poor guide.
+/// Moves cuts while this shortens a request whose prompt and decode steps never overlap. The busiest stage
+/// alone is a poor guide if one device is fast at prefill and another at decode.
 fn evened(grid: &Grid<'_>, choice: &Choice) -> Choice {
     let mut best = choice.clone();
     for by in MOVES {
@@ -180,7 +182,7 @@ fn evened(grid: &Grid<'_>, choice: &Choice) -> Choice {
     best
 }
 
-/// Returns the placements with one cut moved by `by` segments.
+/// Returns all placements with one cut moved by `by` segments.
 fn moved(choice: &Choice, by: usize) -> Vec<Vec<Run>> {
     let mut all = Vec::new();
     for cut in 1..choice.runs.len() {
@@ -197,8 +199,8 @@ fn moved(choice: &Choice, by: usize) -> Vec<Vec<Run>> {
     all
 }
 
-/// Tries the points that engines would use, then neighbours of the best, then fewer credits, while throughput
-/// improves.
+/// Tunes a choice: tries the points that engines use, then neighbours of the best point, then fewer credits,
+/// while throughput improves.
 fn tuned_further(grid: &Grid<'_>, tried: Tried) -> Tried {
     let (mut best, mut seen) = (tried, Vec::new());
     let untuned = EngineDecode::ALL.into_iter().filter_map(|decode| grid.untuned(&best.1.runs, decode));
@@ -230,7 +232,7 @@ fn tuned_further(grid: &Grid<'_>, tried: Tried) -> Tried {
     best
 }
 
-/// Returns the choice that serves most, if it beats the best so far.
+/// Returns the choice with the highest rate, if it beats the best rate so far.
 fn most_of(grid: &Grid<'_>, best: &Tried, choices: impl IntoIterator<Item = Choice>) -> Option<Tried> {
     let choices: Vec<Choice> = choices.into_iter().collect();
     let tried = |choice: Choice| Some((requests_per_s(grid, &choice, ROUNDS)?, choice));
@@ -239,7 +241,7 @@ fn most_of(grid: &Grid<'_>, best: &Tried, choices: impl IntoIterator<Item = Choi
     better.max_by(|(a, _), (b, _)| a.total_cmp(b))
 }
 
-/// Returns the points that differ by one step in the number of groups or in the chunk.
+/// Returns the points that differ from `of` by one step in the number of groups or in the chunk.
 fn neighbours(grid: &Grid<'_>, of: Point) -> impl Iterator<Item = Point> {
     let next_to = |of_point: fn(&Point) -> u32| {
         let here = of_point(&of);

@@ -1,4 +1,4 @@
-//! The micro-batches of a request: their shapes, their number, and the score that follows from their times.
+//! The micro-batches of a request: their shapes and number, and the score computed from their times.
 //!
 //! Knows nothing about devices or the search.
 
@@ -10,10 +10,10 @@ use ragtag_graph::WireType;
 use std::iter::Sum;
 use std::ops::{Add, Mul, Sub};
 
-/// A point of the search grid: the choices besides the placement.
+/// A point of the search grid. It holds all choices except the placement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Point {
-    /// Most rows of a micro-batch.
+    /// Largest number of rows of a micro-batch.
     pub chunk: u32,
     /// Number of decode groups.
     pub groups: u32,
@@ -26,13 +26,13 @@ pub(super) struct Point {
 pub(super) struct Times {
     /// A decode step of one group.
     pub decode_us: f64,
-    /// A decode step of one sequence alone.
+    /// A decode step of a single sequence.
     pub alone_us: f64,
-    /// A chunk of this request's prompt, without logits.
+    /// A chunk of the request's prompt, without logits.
     pub chunk_us: f64,
-    /// Additional time at the end of a prompt: the logits of its last row.
+    /// Additional time at the end of a prompt, for the logits of the last row.
     pub prompt_end_us: f64,
-    /// A full-length chunk that ends a prompt. Plans report this time.
+    /// A chunk of full length that ends a prompt. Plans report this time.
     pub full_chunk_us: f64,
 }
 
@@ -83,19 +83,19 @@ impl Sum for Times {
     }
 }
 
-/// The micro-batches of a request and their number.
+/// Micro-batches of a request, with their number.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct WorkloadTimes {
     objective: Objective,
-    /// Sequences that share the pipeline.
+    /// Number of sequences that share the pipeline.
     pub sequences: u32,
-    /// Sequences of one decode micro-batch.
+    /// Number of sequences in one decode micro-batch.
     pub decode_rows: u32,
-    /// Decode micro-batches in flight.
+    /// Number of decode micro-batches in flight.
     pub decode_groups: u32,
     /// Tokens of a request's prompt.
     pub prompt: f64,
-    /// Prefill chunks of a request. May be fractional: the last one may be short.
+    /// Number of prefill chunks of a request. Fractional if the last chunk is short.
     pub chunks: f64,
     /// Tokens that a request generates.
     pub generated: f64,
@@ -132,7 +132,7 @@ impl WorkloadTimes {
         }
     }
 
-    /// Returns the times that `time_us` gives for the micro-batches.
+    /// Computes the times of all micro-batches with `time_us`.
     pub fn times(&self, time_us: impl Fn(&BatchShape) -> f64) -> Times {
         let end = BatchShape { logit_rows: 1, ..self.chunk };
         let chunk_us = time_us(&self.chunk);
@@ -151,14 +151,23 @@ impl WorkloadTimes {
         self.chunks * times.chunk_us + times.prompt_end_us + steps * times.decode_us
     }
 
-    /// Returns the part of a prompt's time that adds up over the stages: its first chunk and its end.
+    /// Returns the part of a prompt's time that adds up over all stages: its first chunk and its end.
     fn filling_us(&self, times: &Times) -> f64 {
         self.chunks.min(1.0) * times.chunk_us + times.prompt_end_us
     }
 
-    /// Returns the number of chunks after the first. The slowest stage or transfer delays each of them.
+    /// Returns the number of chunks after the first. Each of them is delayed by the slowest stage or
+    /// transfer.
     fn following(&self) -> f64 {
         self.chunks - self.chunks.min(1.0)
+    }
+
+    /// Returns the number of chunks that follow each other in the score.
+    pub fn chunks_in_a_row(&self) -> f64 {
+        match self.objective {
+            Objective::Throughput => self.chunks * f64::from(self.sequences),
+            Objective::Latency | Objective::FirstToken | Objective::Mix(_) => self.chunks,
+        }
     }
 
     /// Converts times to the solver's costs.
@@ -181,7 +190,7 @@ impl WorkloadTimes {
         let sequences = f64::from(self.sequences);
         match self.objective {
             Objective::Latency | Objective::FirstToken => Score::Sum { chunk_weight },
-            // Prompts arrive one by one as other requests end, and decode waits while their chunks pass.
+            // Prompts arrive one by one as other requests end. Decode waits while their chunks pass.
             Objective::Throughput => {
                 Score::Busy { sequences, chunk_weight: self.chunks * sequences - self.chunks.min(1.0) }
             }
@@ -192,14 +201,14 @@ impl WorkloadTimes {
         }
     }
 
-    /// Returns the time from a request's arrival at an empty pipeline to its first token. `sum` is the time
-    /// of all parts, `slowest_chunk_us` that of the slowest part for a chunk.
+    /// Returns the time from a request's arrival at an empty pipeline to its first token, in microseconds.
+    /// `sum` is the sum over all parts. `slowest_chunk_us` is the chunk time of the slowest part.
     pub fn first_token_us(&self, sum: &Times, slowest_chunk_us: f64) -> f64 {
         self.filling_us(sum) + self.following() * slowest_chunk_us
     }
 
-    /// Returns the time per request if prompts and decode steps never overlap. The slowest part counts
-    /// separately for each.
+    /// Returns the time per request if prompts and decode steps never overlap, in microseconds. Prefill and
+    /// decode may have different slowest parts.
     pub fn apart_us(&self, sum: &Times, parts: impl Iterator<Item = Times>) -> f64 {
         let (mut chunk_us, mut decode_us) = (0.0f64, 0.0f64);
         for times in parts {
@@ -210,10 +219,10 @@ impl WorkloadTimes {
         self.chunks * chunk_us + self.generated * decode_us.max(round_us)
     }
 
-    /// Returns the smallest share of time that a stage is idle while `stages` stages fill and drain, if the
-    /// prompts of all sequences arrive at once.
-    pub fn bubble(&self, stages: usize) -> f64 {
-        let fill = stages as f64 - 1.0;
+    /// Returns the smallest idle share of any device while `stages` stages on `devices` devices fill and
+    /// drain. Assumes that the prompts of all sequences arrive at once.
+    pub fn bubble(&self, devices: usize, stages: usize) -> f64 {
+        let fill = (devices as f64 - 1.0) * devices as f64 / stages.max(1) as f64;
         let chunks = (self.chunks.ceil() * f64::from(self.sequences)).max(1.0);
         fill / (chunks + fill)
     }

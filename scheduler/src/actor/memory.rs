@@ -1,8 +1,8 @@
-//! A stage's objects on its device: buffers, host regions and recorded programs, by slot.
+//! Objects of a stage on its device: buffers, host regions and recorded programs, by slot.
 
 use crate::core::{MicroBatch, write_params};
 use crate::error::{Error, Result};
-use ragtag_graph::{CompiledStage, Place, Program, Slice};
+use ragtag_graph::{CompiledStage, Place, Program, Slice, WeightBuffer};
 use ragtag_hal::pool::class_bytes;
 use ragtag_hal::{
     Binding, BufferId, BufferRange, Command, Device, Dispatch, HostRegion, ModuleId, ProgramId, RegionId,
@@ -10,20 +10,12 @@ use ragtag_hal::{
 use std::collections::HashSet;
 use std::sync::Arc;
 
-/// Host memory for parameter blocks, one per slot.
-const PARAMS: RegionId = RegionId(0);
-/// Ring of incoming activations.
-pub(crate) const INCOMING: RegionId = RegionId(1);
-/// Ring of outgoing activations.
-pub(crate) const OUTGOING: RegionId = RegionId(2);
-/// Host memory for logits, one part per credit.
-pub(crate) const LOGITS: RegionId = RegionId(3);
 /// Staging memory for weights.
-pub(crate) const STAGING: RegionId = RegionId(4);
+pub(crate) const STAGING: RegionId = RegionId(0);
+/// Host memory for logits, one part per credit.
+pub(crate) const LOGITS: RegionId = RegionId(1);
 
-const MODULE: ModuleId = ModuleId(0);
-
-/// Alignment of parameter blocks, so that no two share a cache line.
+/// Alignment of parameter blocks. Two blocks never share a cache line.
 const PARAMS_ALIGNMENT: u64 = 64;
 
 /// The buffers of one slot.
@@ -31,92 +23,170 @@ const PARAMS_ALIGNMENT: u64 = 64;
 struct SlotBuffers {
     params: BufferId,
     activation: BufferId,
-    /// Rows in their wire type, if that differs.
+    /// Activation rows in the wire type, if it is not f32.
     wire: Option<BufferId>,
     logits: Option<BufferId>,
+}
+
+/// Objects that the stages of one device share, and the next ids of its objects.
+#[derive(Debug, Default)]
+pub(crate) struct SharedBuffers {
+    stages: u32,
+    buffers: u32,
+    programs: u32,
+    /// The device computes one micro-batch at a time, so all stages use the same scratch.
+    scratch: Option<BufferId>,
+    /// Weights that are in memory, such as an embedding that is also the output projection.
+    weights: Vec<(WeightBuffer, BufferId)>,
+}
+
+impl SharedBuffers {
+    /// Creates the scratch of these stages on a device without objects.
+    ///
+    /// # Errors
+    /// If the device runs out of memory.
+    pub(crate) fn new(device: &mut dyn Device, stages: &[&CompiledStage]) -> ragtag_hal::Result<Self> {
+        let mut shared = Self::default();
+        let scratch_bytes = stages.iter().map(|stage| stage.scratch_bytes).max().unwrap_or(0);
+        shared.scratch = shared.optional_buffer(device, scratch_bytes)?;
+        Ok(shared)
+    }
+
+    /// Returns the bytes of all buffers of these stages.
+    pub(crate) fn needed_bytes(stages: &[&CompiledStage], slots: u32) -> u64 {
+        let (mut bytes, mut weights) = (0, Vec::<&WeightBuffer>::new());
+        for stage in stages {
+            for weight in &stage.weights {
+                if !weights.iter().any(|other| other.is_same(weight)) {
+                    bytes += class_bytes(weight.bytes());
+                    weights.push(weight);
+                }
+            }
+            bytes += stage.kv_bytes.iter().copied().map(class_bytes).sum::<u64>();
+            bytes += stage.slot_buffers().map(class_bytes).iter().sum::<u64>() * u64::from(slots);
+        }
+        bytes + class_bytes(stages.iter().map(|stage| stage.scratch_bytes).max().unwrap_or(0))
+    }
+
+    fn buffer(&mut self, device: &mut dyn Device, bytes: u64) -> ragtag_hal::Result<BufferId> {
+        let id = BufferId(self.buffers);
+        self.buffers += 1;
+        device.create_buffer(id, bytes)?;
+        Ok(id)
+    }
+
+    /// Creates a buffer, or none for zero bytes.
+    fn optional_buffer(
+        &mut self,
+        device: &mut dyn Device,
+        bytes: u64,
+    ) -> ragtag_hal::Result<Option<BufferId>> {
+        if bytes == 0 { Ok(None) } else { self.buffer(device, bytes).map(Some) }
+    }
 }
 
 /// A stage's objects on its device.
 #[derive(Debug)]
 pub(crate) struct StageBuffers {
+    /// Index among the stages of its device.
+    index: u32,
     compiled: CompiledStage,
     weights: Vec<BufferId>,
+    /// Weights that no earlier stage of the device has loaded.
+    unloaded: Vec<usize>,
     kv: Vec<BufferId>,
     scratch: Option<BufferId>,
     slots: Vec<SlotBuffers>,
     params: Arc<HostRegion>,
     params_stride: u64,
+    /// First of its program ids.
+    first_program: u32,
     recorded: HashSet<ProgramId>,
-    /// Scratch for a parameter block.
+    /// Scratch in which a parameter block is written.
     words: Vec<u32>,
 }
 
-/// Creates buffers and assigns their ids.
-struct Allocator<'a> {
-    device: &'a mut dyn Device,
-    next: u32,
-}
-
-impl Allocator<'_> {
-    fn buffer(&mut self, bytes: u64) -> ragtag_hal::Result<BufferId> {
-        let id = BufferId(self.next);
-        self.next += 1;
-        self.device.create_buffer(id, bytes)?;
-        Ok(id)
-    }
-
-    /// Creates a buffer, or none for zero bytes.
-    fn optional(&mut self, bytes: u64) -> ragtag_hal::Result<Option<BufferId>> {
-        if bytes == 0 { Ok(None) } else { self.buffer(bytes).map(Some) }
-    }
-}
-
 impl StageBuffers {
-    /// Allocates everything except the rings, and loads the module. Weights and cache are uninitialised.
+    /// Allocates all buffers except the rings, and loads the module. Weights and KV cache are uninitialised.
     ///
     /// # Errors
-    /// If the device runs out of memory or refuses the module.
+    /// Fails if the device runs out of memory or refuses the module.
     pub(crate) fn new(
         device: &mut dyn Device,
+        shared: &mut SharedBuffers,
         compiled: CompiledStage,
         slots: u32,
     ) -> ragtag_hal::Result<Self> {
-        device.create_module(MODULE, &compiled.module)?;
-        let mut allocator = Allocator { device, next: 0 };
-        let weights = compiled
-            .weights
-            .iter()
-            .map(|w| allocator.buffer(w.bytes()))
-            .collect::<ragtag_hal::Result<_>>()?;
-        let kv = compiled
-            .kv_bytes
-            .iter()
-            .map(|&bytes| allocator.buffer(bytes))
-            .collect::<ragtag_hal::Result<_>>()?;
-        let scratch = allocator.optional(compiled.scratch_bytes)?;
+        let (index, first_program) = (shared.stages, shared.programs);
+        shared.stages += 1;
+        shared.programs += compiled.programs.len() as u32 * slots;
+        device.create_module(ModuleId(index), &compiled.module)?;
+        let (mut weights, mut unloaded) = (Vec::new(), Vec::new());
+        for (at, weight) in compiled.weights.iter().enumerate() {
+            let loaded = shared.weights.iter().find(|(other, _)| other.is_same(weight));
+            let buffer = match loaded {
+                Some((_, buffer)) => *buffer,
+                None => {
+                    let buffer = shared.buffer(device, weight.bytes())?;
+                    shared.weights.push((weight.clone(), buffer));
+                    unloaded.push(at);
+                    buffer
+                }
+            };
+            weights.push(buffer);
+        }
+        let kv = compiled.kv_bytes.iter().map(|&bytes| shared.buffer(device, bytes));
+        let kv = kv.collect::<ragtag_hal::Result<_>>()?;
         let [params_bytes, activation_bytes, wire_bytes, logits_bytes] = compiled.slot_buffers();
         let mut slot = || -> ragtag_hal::Result<SlotBuffers> {
             Ok(SlotBuffers {
-                params: allocator.buffer(params_bytes)?,
-                activation: allocator.buffer(activation_bytes)?,
-                wire: allocator.optional(wire_bytes)?,
-                logits: allocator.optional(logits_bytes)?,
+                params: shared.buffer(device, params_bytes)?,
+                activation: shared.buffer(device, activation_bytes)?,
+                wire: shared.optional_buffer(device, wire_bytes)?,
+                logits: shared.optional_buffer(device, logits_bytes)?,
             })
         };
         let slots: Vec<_> = (0..slots).map(|_| slot()).collect::<ragtag_hal::Result<_>>()?;
         let params_stride = params_bytes.next_multiple_of(PARAMS_ALIGNMENT);
         let params = Arc::new(HostRegion::new(params_stride as usize * slots.len())?);
-        device.register_region(PARAMS, Arc::clone(&params))?;
+        let scratch = shared.scratch;
         let (recorded, words) = (HashSet::new(), vec![0; params_bytes as usize / 4]);
-        Ok(Self { compiled, weights, kv, scratch, slots, params, params_stride, recorded, words })
+        let stage = Self {
+            index,
+            compiled,
+            weights,
+            unloaded,
+            kv,
+            scratch,
+            slots,
+            params,
+            params_stride,
+            first_program,
+            recorded,
+            words,
+        };
+        device.register_region(stage.params_region(), Arc::clone(&stage.params))?;
+        Ok(stage)
     }
 
-    /// Returns the bytes of all buffers that [`StageBuffers::new`] creates.
-    pub(crate) fn needed_bytes(compiled: &CompiledStage, slots: u32) -> u64 {
-        let weights = compiled.weights.iter().map(|weight| weight.bytes());
-        let once = weights.chain(compiled.kv_bytes.iter().copied()).chain([compiled.scratch_bytes]);
-        let once: u64 = once.map(class_bytes).sum();
-        once + compiled.slot_buffers().map(class_bytes).iter().sum::<u64>() * u64::from(slots)
+    /// Returns the host memory for parameter blocks, one per slot.
+    fn params_region(&self) -> RegionId {
+        RegionId(2 + 3 * self.index)
+    }
+
+    /// Returns the ring of incoming activations.
+    pub(crate) fn incoming_region(&self) -> RegionId {
+        RegionId(3 + 3 * self.index)
+    }
+
+    /// Returns the ring of outgoing activations.
+    pub(crate) fn outgoing_region(&self) -> RegionId {
+        RegionId(4 + 3 * self.index)
+    }
+
+    /// Returns the weights that no earlier stage of the device has loaded.
+    pub(crate) fn unloaded(&self) -> &[usize] {
+        &self.unloaded
     }
 
     pub(crate) fn compiled(&self) -> &CompiledStage {
@@ -127,28 +197,29 @@ impl StageBuffers {
         self.weights[index]
     }
 
-    /// Returns the key and value buffers, with the sizes of the compiled stage.
+    /// Returns the buffers of keys and values. The compiled stage lists their sizes.
     pub(crate) fn kv(&self) -> &[BufferId] {
         &self.kv
     }
 
-    /// Returns the range of a slot's rows in their wire type.
+    /// Returns a range of a slot's activation rows in the wire type.
     pub(crate) fn edge_rows(&self, slot: u32, offset: u64, bytes: u64) -> BufferRange {
         let buffers = &self.slots[slot as usize];
         BufferRange { buffer: buffers.wire.unwrap_or(buffers.activation), offset, bytes }
     }
 
-    /// Returns the first rows of a slot's logits; `None` without rows, or if this stage has no logits.
+    /// Returns the first `rows` rows of a slot's logits. Returns `None` for zero rows, or if the stage has no
+    /// logits.
     pub(crate) fn logits(&self, slot: u32, rows: u32) -> Option<BufferRange> {
         let buffer = self.slots[slot as usize].logits.filter(|_| rows > 0)?;
         Some(BufferRange { buffer, offset: 0, bytes: u64::from(rows) * self.compiled.logit_row_bytes })
     }
 
-    /// Writes a micro-batch's parameters for a slot and returns the program to submit. Records it if the slot
-    /// has none for this bucket.
+    /// Writes a micro-batch's parameters for a slot and returns the program to submit. Records the program
+    /// first if the slot has none for this bucket.
     ///
     /// # Errors
-    /// [`Error::Protocol`] if no bucket holds the micro-batch; otherwise the device's error through `failed`.
+    /// [`Error::Protocol`] if no bucket holds the micro-batch. `failed` converts errors of the device.
     pub(crate) fn prepare(
         &mut self,
         device: &mut dyn Device,
@@ -176,7 +247,7 @@ impl StageBuffers {
         }
         drop(lease);
 
-        let id = ProgramId(index as u32 * self.slots.len() as u32 + slot);
+        let id = ProgramId(self.first_program + index as u32 * self.slots.len() as u32 + slot);
         if !self.recorded.contains(&id) {
             let commands = self.commands(index, slot)?;
             let recorded = match device.record(id, commands.clone()) {
@@ -191,27 +262,28 @@ impl StageBuffers {
         Ok(id)
     }
 
-    /// Destroys the programs that are not in use on the device, and returns whether there were any. They are
+    /// Destroys the programs that are not in use on the device. Returns whether it destroyed any. They are
     /// recorded again when needed.
     fn forget_programs(&mut self, device: &mut dyn Device) -> bool {
         let before = self.recorded.len();
-        // `Checked` refuses to destroy a program with an outstanding submission, so it stays.
+        // `Checked` refuses to destroy a program with an outstanding submission. Such a program stays.
         self.recorded.retain(|id| device.destroy_program(*id).is_err());
         tracing::debug!(before, left = self.recorded.len(), "destroying idle programs, out of memory");
         self.recorded.len() < before
     }
 
-    /// Returns the commands of a program: parameters in, then the stage's steps.
+    /// Returns the commands of a program: the upload of the parameters, then the steps of the stage.
     fn commands(&self, index: usize, slot: u32) -> Result<Vec<Command>> {
         let program = &self.compiled.programs[index];
         let bytes = program.params.bytes();
         let to = BufferRange { buffer: self.slots[slot as usize].params, offset: 0, bytes };
-        let upload = Command::Upload { region: PARAMS, offset: u64::from(slot) * self.params_stride, to };
+        let (region, offset) = (self.params_region(), u64::from(slot) * self.params_stride);
+        let upload = Command::Upload { region, offset, to };
         let steps = program.steps.iter().map(|step| {
             let bindings =
                 step.slices.iter().map(|slice| self.binding(slice, slot)).collect::<Result<_>>()?;
             Ok(Command::Dispatch(Dispatch {
-                module: MODULE,
+                module: ModuleId(self.index),
                 entry: step.entry,
                 bindings,
                 constants: step.constants.clone(),

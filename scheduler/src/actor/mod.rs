@@ -1,8 +1,8 @@
-//! A stage's actor: the thread that owns a device and executes the actions of the stage's core.
+//! A device's actor: the thread that owns a device and executes the actions of the cores of its stages.
 //!
-//! It sleeps only on its mailbox, except while it loads weights, when it waits for uploads, and at the end of
-//! a run, when it briefly waits for outstanding work before it destroys its objects. It decides nothing that
-//! the core could: it maps slots to buffers, micro-batches to programs, and points to waits.
+//! It sleeps only on its mailbox. There are two exceptions: it waits for uploads while loading weights, and
+//! it waits briefly for outstanding work at the end of a run before destroying its objects. The core makes
+//! all decisions. The actor maps slots to buffers, micro-batches to programs, and points to waits.
 
 pub(crate) mod memory;
 mod owned;
@@ -12,43 +12,47 @@ mod weights;
 pub use solo::{SoloBatch, SoloDevice, SoloLink, SoloStage};
 pub use weights::{WEIGHT_STAGING_BYTES, WeightSource};
 
-use crate::core::{StageAction, StageCore, StageEvent, StagePoints, StageShape, StageStats};
+use crate::core::{
+    DeviceAction, DeviceCore, DeviceEvent, Progress, QueuePoints, StageAction, StageEvent, StageShape,
+    StageStats,
+};
 use crate::error::{Error, Result};
 use crate::mailbox::{Envelope, LINGER, Mailbox, Notice};
-use crate::message::{RunAddress, RunMessage, RunUrgent, StageAddress, StageMessage, StageUrgent};
+use crate::message::{DeviceAddress, DeviceMessage, DeviceUrgent, RunAddress, RunMessage, RunUrgent};
 use crate::trace::{Computed, Ends, Label, Recorder, SizeReport, SpanKind, TraceSink};
-use memory::{INCOMING, LOGITS, OUTGOING, StageBuffers};
+use memory::{LOGITS, SharedBuffers, StageBuffers};
 use owned::OwnedDevice;
 use ragtag_graph::CompiledStage;
 use ragtag_hal::{
-    Anticipation, Command, Device, DeviceId, HostRegion, Outcome, PoolStats, QueueKind, RegionId, Submission,
-    Timeline, Timing, Turn, Work,
+    Anticipation, Command, Device, DeviceId, HostRegion, Outcome, PoolStats, QueueKind, Submission, Timeline,
+    Timing, Turn, Work,
 };
 use ragtag_transfer::{Chunk, ChunkFree, Route};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 use weights::Loading;
 
-/// Number of messages after which timings are read from the device. They are also read before the actor
+/// Number of messages after which the actor reads timings from the device. It also reads them before it
 /// sleeps and at the end.
 const TIMINGS_PERIOD: u32 = 16;
 
 /// Progress of a stage.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StageReport {
-    /// Counts of its core.
+    /// Counts of the stage's core.
     pub counts: StageStats,
     /// Micro-batches with prompt rows, timed by the device.
     pub prefill: Computed,
     /// Micro-batches of decode steps only, timed by the device.
     pub decode: Computed,
-    /// The same, by size.
+    /// Sums for all micro-batches, by size.
     pub sizes: Vec<SizeReport>,
-    /// Longest handling of one message. Short whatever the devices do, because the actor does not block on
-    /// them.
+    /// Longest time in which the actor handled one message. It should be short, because the actor does not
+    /// block on devices.
     pub longest_turn_us: u64,
-    /// Statistics of its buffer pool.
+    /// Statistics of the device's buffer pool.
     pub pool: PoolStats,
 }
 
@@ -56,11 +60,13 @@ pub struct StageReport {
 pub(crate) struct Edge {
     pub(crate) route: Route,
     pub(crate) ring: Arc<HostRegion>,
-    /// The neighbour's mailbox.
-    pub(crate) address: StageAddress,
+    /// The mailbox of the neighbour's device.
+    pub(crate) address: DeviceAddress,
+    /// Index of the neighbour among the stages of its device.
+    pub(crate) stage: usize,
     /// The neighbour's timeline that this stage waits for.
     pub(crate) timeline: Arc<Timeline>,
-    /// Armed while the ring's sender waits for a slot.
+    /// Armed while the sender of the ring waits for a ring slot.
     pub(crate) ring_notice: Notice,
 }
 
@@ -71,48 +77,105 @@ impl Edge {
             Route::SameDevice | Route::Peer | Route::Import => 0,
         }
     }
+
+    /// Returns an event as a message for the neighbour.
+    fn message(&self, event: StageEvent) -> DeviceMessage {
+        DeviceMessage::Event { stage: self.stage, event }
+    }
 }
 
-/// Inputs of an actor.
-pub(crate) struct ActorSpec {
+/// Inputs of one stage of an actor.
+pub(crate) struct ActorStage {
+    /// Index in the pipeline.
     pub(crate) stage: u32,
-    pub(crate) label: String,
-    pub(crate) device: Box<dyn Device>,
     pub(crate) compiled: CompiledStage,
     pub(crate) weights: Box<dyn WeightSource>,
-    pub(crate) slots: u32,
-    pub(crate) mailbox: Mailbox<StageMessage, StageUrgent>,
-    pub(crate) address: StageAddress,
-    pub(crate) run: RunAddress,
     pub(crate) previous: Option<Edge>,
     pub(crate) next: Option<Edge>,
-    /// Last stage only: host memory for logits, and the bytes of each credit's part.
+    /// Last stage only: host memory for logits, and the bytes of the part for each credit.
     pub(crate) logits: Option<(Arc<HostRegion>, u64)>,
-    pub(crate) sink: TraceSink,
     pub(crate) ends: Ends,
     pub(crate) report: Arc<Mutex<StageReport>>,
 }
 
-/// A running stage.
-pub(crate) struct Actor {
+/// Inputs of an actor.
+pub(crate) struct ActorSpec {
+    pub(crate) label: String,
+    pub(crate) device: Box<dyn Device>,
+    /// At least one, in the order of the pipeline.
+    pub(crate) stages: Vec<ActorStage>,
+    pub(crate) slots: u32,
+    pub(crate) mailbox: Mailbox<DeviceMessage, DeviceUrgent>,
+    pub(crate) address: DeviceAddress,
+    pub(crate) run: RunAddress,
+    pub(crate) sink: TraceSink,
+}
+
+/// A loaded stage.
+struct Stage {
+    /// Index in the pipeline.
     stage: u32,
-    label: String,
-    core: StageCore,
     memory: StageBuffers,
-    mailbox: Mailbox<StageMessage, StageUrgent>,
-    run: RunAddress,
     previous: Option<Edge>,
     next: Option<Edge>,
     logits_part_bytes: u64,
-    /// Bytes of a row in its wire type.
+    /// Bytes of one activation row in the wire type.
     row_bytes: u64,
-    own: [Arc<Timeline>; 3],
-    /// Value of the download timeline that the core knows.
-    downloaded: u64,
-    download_notice: Notice,
     recorder: Recorder,
     report: Arc<Mutex<StageReport>>,
-    actions: Vec<StageAction>,
+}
+
+/// Loads stages on one device.
+struct StageLoader<'a> {
+    label: &'a str,
+    slots: u32,
+    uploads: &'a Timeline,
+    sink: &'a TraceSink,
+    abort: &'a AtomicBool,
+    progress: &'a (dyn Fn(u32, u64) + Sync),
+}
+
+impl StageLoader<'_> {
+    fn load(
+        &self,
+        spec: ActorStage,
+        device: &mut OwnedDevice,
+        shared: &mut SharedBuffers,
+        points: &mut QueuePoints,
+    ) -> Result<Stage> {
+        let ActorStage { stage, compiled, weights, previous, next, logits, ends, report } = spec;
+        let failed = |cause| stage_error(stage, self.label, cause);
+        let mut recorder = Recorder::new(stage, compiled.segments.clone(), self.sink.clone(), ends);
+        let row_bytes = compiled.edge_row_bytes();
+        let memory = StageBuffers::new(device, shared, compiled, self.slots).map_err(failed)?;
+        let edges = [(memory.incoming_region(), &previous), (memory.outgoing_region(), &next)];
+        let rings = edges.into_iter().filter_map(|(id, edge)| Some((id, &edge.as_ref()?.ring)));
+        let regions = rings.chain(logits.as_ref().map(|(region, _)| (LOGITS, region)));
+        for (id, region) in regions {
+            device.register_region(id, Arc::clone(region)).map_err(failed)?;
+        }
+        let progress = |bytes| (self.progress)(stage, bytes);
+        let Self { label: device_label, uploads, abort, .. } = *self;
+        let loading = Loading { stage, device_label, uploads, abort, progress: &progress };
+        loading.run(device, &memory, weights.as_ref(), &mut points.upload, &mut recorder)?;
+        let logits_part_bytes = logits.map_or(0, |(_, part_bytes)| part_bytes);
+        Ok(Stage { stage, memory, previous, next, logits_part_bytes, row_bytes, recorder, report })
+    }
+}
+
+/// A running device.
+pub(crate) struct Actor {
+    label: String,
+    core: DeviceCore,
+    stages: Vec<Stage>,
+    mailbox: Mailbox<DeviceMessage, DeviceUrgent>,
+    run: RunAddress,
+    own: [Arc<Timeline>; 3],
+    /// Values of the timelines that the core knows.
+    known: Progress,
+    /// One for each queue.
+    notices: [Notice; 3],
+    actions: Vec<DeviceAction>,
     timings: Vec<Timing>,
     handled: u32,
     anticipation: Anticipation,
@@ -120,74 +183,68 @@ pub(crate) struct Actor {
 }
 
 impl Actor {
-    /// Allocates memory and loads the weights.
+    /// Allocates memory and loads the weights. Calls `progress` with a stage and the bytes submitted for it.
     ///
     /// # Errors
-    /// An error of the device or the weight source, or an invalid shape of the stage.
-    pub(crate) fn load(spec: ActorSpec, abort: &AtomicBool, progress: &(dyn Fn(u64) + Sync)) -> Result<Self> {
-        let ActorSpec { stage, label, device, compiled, weights, slots, mailbox, address, run, .. } = spec;
-        let (previous, next, logits) = (spec.previous, spec.next, spec.logits);
-        let failed = |cause| stage_error(stage, &label, cause);
+    /// Fails if the device or the weight source fails, or if the shape of the stage is invalid.
+    pub(crate) fn load(
+        spec: ActorSpec,
+        abort: &AtomicBool,
+        progress: &(dyn Fn(u32, u64) + Sync),
+    ) -> Result<Self> {
+        let ActorSpec { label, device, stages, slots, mailbox, address, run, sink } = spec;
+        let first = stages.first().map_or(0, |stage| stage.stage);
+        let failed = |cause| stage_error(first, &label, cause);
         let mut device = OwnedDevice::new(device);
         let own = QueueKind::ALL.map(|queue| device.timeline(queue));
         for timeline in &own {
             let address = address.clone();
             let failed = move |error: &ragtag_hal::Error| {
-                address.send_urgent(StageUrgent::Failed(error.clone()));
+                address.send_urgent(DeviceUrgent::Failed(error.clone()));
             };
             Notice::default().listen(timeline, || {}, failed);
         }
 
-        let mut points = StagePoints::new(|queue| own[queue.index()].id());
-        let mut recorder = Recorder::new(stage, compiled.segments.clone(), spec.sink, spec.ends);
-        let row_bytes = compiled.edge_row_bytes();
-        let needed_bytes = StageBuffers::needed_bytes(&compiled, slots);
-        let edges =
-            [(INCOMING, &previous), (OUTGOING, &next)].map(|(id, edge)| Some((id, &edge.as_ref()?.ring)));
-        let logits_region = logits.as_ref().map(|(region, _)| (LOGITS, region));
-        let regions = edges.into_iter().chain([logits_region]).flatten();
+        let shape = |stage: &ActorStage| StageShape {
+            slots,
+            row_bytes: stage.compiled.edge_row_bytes(),
+            incoming: stage.previous.as_ref().map(|edge| edge.route),
+            outgoing: stage.next.as_ref().map(|edge| edge.route),
+        };
+        let shapes: Vec<_> = stages.iter().map(shape).collect();
+        let mut points = QueuePoints::new(|queue| own[queue.index()].id());
+        let compiled: Vec<_> = stages.iter().map(|stage| &stage.compiled).collect();
+        let needed_bytes = SharedBuffers::needed_bytes(&compiled, slots);
         let uploads = &own[QueueKind::Upload.index()];
-        let loading = Loading { stage, device_label: &label, uploads, abort, progress };
-        let loaded = StageBuffers::new(&mut device, compiled, slots).map_err(failed).and_then(|memory| {
-            for (id, region) in regions {
-                device.register_region(id, Arc::clone(region)).map_err(failed)?;
-            }
-            loading.run(&mut device, &memory, weights.as_ref(), &mut points.upload, &mut recorder)?;
-            Ok(memory)
+        let loader = StageLoader { label: &label, slots, uploads, sink: &sink, abort, progress };
+        let loaded = SharedBuffers::new(&mut device, &compiled).map_err(failed).and_then(|mut shared| {
+            let load = |stage| loader.load(stage, &mut device, &mut shared, &mut points);
+            stages.into_iter().map(load).collect::<Result<Vec<_>>>()
         });
         let held_bytes = device.pool_stats().in_use_bytes;
-        let memory = loaded.map_err(|error| error.while_loading(held_bytes, needed_bytes))?;
+        let stages = loaded.map_err(|error| error.while_loading(held_bytes, needed_bytes))?;
 
-        let shape = StageShape {
-            slots,
-            row_bytes,
-            incoming: previous.as_ref().map(|e| e.route),
-            outgoing: next.as_ref().map(|e| e.route),
-        };
-        for edge in [&previous, &next].into_iter().flatten() {
-            device.import_timeline(Arc::clone(&edge.timeline)).map_err(failed)?;
+        let edges = stages.iter().flat_map(|stage| [&stage.previous, &stage.next]).flatten();
+        let timelines: BTreeMap<_, _> =
+            edges.map(|edge| (edge.timeline.id(), Arc::clone(&edge.timeline))).collect();
+        for timeline in timelines.into_values() {
+            device.import_timeline(timeline).map_err(failed)?;
         }
-        let download_notice = Notice::default();
-        let downloads = address.clone();
-        // A full mailbox shows at the next message that is not a notice. A notice is sent once until it is
-        // armed again.
-        let moved = move || drop(downloads.send(StageMessage::Downloaded));
-        download_notice.listen(&own[QueueKind::Download.index()], moved, |_| {});
+        let notices: [Notice; 3] = Default::default();
+        for (notice, timeline) in notices.iter().zip(&own) {
+            let address = address.clone();
+            // Ignore a full mailbox here: the next regular message reports it. A notice is sent only once
+            // until it is armed again.
+            notice.listen(timeline, move || drop(address.send(DeviceMessage::Progress)), |_| {});
+        }
         let mut actor = Self {
-            core: StageCore::new(&shape, points)?,
-            stage,
-            memory,
+            core: DeviceCore::new(&shapes, points)?,
+            stages,
             mailbox,
             run,
-            previous,
-            next,
-            logits_part_bytes: logits.map_or(0, |(_, part_bytes)| part_bytes),
-            row_bytes,
             own,
-            downloaded: 0,
-            download_notice,
-            recorder,
-            report: spec.report,
+            known: Progress::default(),
+            notices,
             actions: Vec::new(),
             timings: Vec::new(),
             handled: 0,
@@ -199,20 +256,20 @@ impl Actor {
         Ok(actor)
     }
 
-    /// Runs until stopped or until a failure, which it reports to the coordinator. Before it returns, it
-    /// fails its timelines, so that waiters are released, and destroys its objects on the device.
+    /// Runs until the stage is stopped or fails. Reports a failure to the coordinator. Before it returns, it
+    /// fails its timelines to release waiters, and destroys its objects on the device.
     pub(crate) fn serve(mut self) {
         if let Err(error) = self.work() {
-            tracing::debug!(stage = self.stage, %error, "a stage has failed");
+            tracing::debug!(device = self.label, %error, "a device has failed");
             self.run.send_urgent(RunUrgent::Failed(error));
-            // Other devices may wait for work that will never be submitted. Release them.
+            // Release other devices that may wait for work that will never be submitted.
             self.device.release();
         }
         self.take_timings();
     }
 
     fn work(&mut self) -> Result<()> {
-        // Time at which handling of the current message began.
+        // Time at which the actor began to handle the current message.
         let mut since = Timing::now_ns();
         loop {
             let mut envelope = self.mailbox.poll();
@@ -220,7 +277,7 @@ impl Actor {
                 envelope = self.before_sleep()?;
             }
             let now = Timing::now_ns();
-            self.recorder.turned(since, now);
+            self.stages[0].recorder.turned(since, now);
             since = now;
             if envelope.is_none() {
                 envelope = self.sleep();
@@ -228,15 +285,15 @@ impl Actor {
             }
             let Some(envelope) = envelope else { return Ok(()) };
             match envelope {
-                Envelope::Urgent(StageUrgent::Stop) => return Ok(()),
-                Envelope::Urgent(StageUrgent::Failed(cause)) => return Err(self.failed(cause)),
-                Envelope::Normal(StageMessage::Event(event)) => {
+                Envelope::Urgent(DeviceUrgent::Stop) => return Ok(()),
+                Envelope::Urgent(DeviceUrgent::Failed(cause)) => return Err(self.failed(0, cause)),
+                Envelope::Normal(DeviceMessage::Event { stage, event }) => {
                     self.catch_up()?;
-                    self.step(event)?;
+                    self.step(DeviceEvent::Stage { stage, event })?;
                 }
-                Envelope::Normal(StageMessage::Downloaded) => self.catch_up()?,
-                // The slot itself is in the quiet queue.
-                Envelope::Normal(StageMessage::RingSlot) => {}
+                Envelope::Normal(DeviceMessage::Progress) => self.catch_up()?,
+                // The ring slot itself is in the quiet queue. This message only wakes the actor.
+                Envelope::Normal(DeviceMessage::RingSlot) => {}
             }
             self.handled += 1;
             if self.handled.is_multiple_of(TIMINGS_PERIOD) {
@@ -245,28 +302,31 @@ impl Actor {
         }
     }
 
-    /// Arms the required notices and checks their conditions once more. Earlier changes are found here; later
-    /// ones wake the actor.
-    fn before_sleep(&mut self) -> Result<Option<Envelope<StageMessage, StageUrgent>>> {
-        if self.core.wants_slot() {
-            self.download_notice.arm();
+    /// Arms the required notices and then checks their conditions again. This finds earlier changes. Later
+    /// changes wake the actor.
+    fn before_sleep(&mut self) -> Result<Option<Envelope<DeviceMessage, DeviceUrgent>>> {
+        let awaited = self.core.awaited();
+        if !awaited.is_empty() {
+            awaited.iter().for_each(|queue| self.notices[queue.index()].arm());
             self.catch_up()?;
         }
-        if let Some(next) = self.next.as_ref().filter(|_| self.core.wants_ring_slot()) {
-            next.ring_notice.arm();
+        for (index, stage) in self.stages.iter().enumerate() {
+            if let Some(next) = stage.next.as_ref().filter(|_| self.core.wants_ring_slot(index)) {
+                next.ring_notice.arm();
+            }
         }
-        // Ring slots arrive in the quiet queue.
+        // Returned ring slots are in the quiet queue.
         Ok(self.mailbox.poll())
     }
 
-    /// Waits for a message; `None` if no sender is left.
-    fn sleep(&mut self) -> Option<Envelope<StageMessage, StageUrgent>> {
+    /// Waits for a message. Returns `None` if no sender is left.
+    fn sleep(&mut self) -> Option<Envelope<DeviceMessage, DeviceUrgent>> {
         let mut anticipation = std::mem::take(&mut self.anticipation);
         let mut has_timings = false;
         let envelope = anticipation.wait(|turn| match turn {
             Turn::Look => self.mailbox.poll().map_or(Outcome::Nothing, Outcome::Found),
             Turn::Rest(limit) => {
-                // Nothing is urgent now, so take timings.
+                // The actor is idle, so it has time to read timings.
                 if !std::mem::replace(&mut has_timings, true) {
                     self.take_timings();
                 }
@@ -277,122 +337,130 @@ impl Actor {
         envelope
     }
 
-    /// Reports the download timeline's value to the core if it is new.
+    /// Reports the values of the timelines to the core if a value that it uses has changed.
     fn catch_up(&mut self) -> Result<()> {
-        let downloaded = self.own[QueueKind::Download.index()].value();
-        if downloaded > self.downloaded {
-            self.downloaded = downloaded;
-            self.step(StageEvent::Progress { downloaded })?;
+        let value = |queue: QueueKind| self.own[queue.index()].value();
+        let mut progress = Progress { downloaded: value(QueueKind::Download), ..self.known };
+        if self.stages.len() > 1 {
+            progress.computed = value(QueueKind::Compute);
+            progress.uploaded = value(QueueKind::Upload);
+        }
+        if progress != self.known {
+            self.known = progress;
+            self.step(DeviceEvent::Progress(progress))?;
         }
         Ok(())
     }
 
-    fn step(&mut self, event: StageEvent) -> Result<()> {
+    fn step(&mut self, event: DeviceEvent) -> Result<()> {
         let mut actions = std::mem::take(&mut self.actions);
         self.core.step(Timing::now_ns(), event, &mut actions)?;
-        let done = actions.drain(..).try_for_each(|action| self.act(action));
+        let done = actions.drain(..).try_for_each(|DeviceAction { stage, action }| self.act(stage, action));
         self.actions = actions;
         done
     }
 
-    fn act(&mut self, action: StageAction) -> Result<()> {
+    /// Executes an action of one of the device's stages.
+    fn act(&mut self, at: usize, action: StageAction) -> Result<()> {
+        let stage = &mut self.stages[at];
         match action {
             StageAction::Upload { slot, micro_batch, chunk, waits, signal } => {
-                let to = self.memory.edge_rows(slot, chunk.offset, chunk.bytes);
-                let (region, offset) = self.staged(INCOMING, &chunk);
+                let to = stage.memory.edge_rows(slot, chunk.offset, chunk.bytes);
+                let (region, offset) = (stage.memory.incoming_region(), ring_offset(&stage.previous, &chunk));
                 let work = Work::Commands(vec![Command::Upload { region, offset, to }]);
                 let submission = Submission { queue: QueueKind::Upload, work, waits, signal };
-                self.recorder.admitted(micro_batch, Timing::now_ns());
-                self.submit(submission, Label::copy(SpanKind::Upload, micro_batch, chunk.bytes))
+                stage.recorder.admitted(micro_batch, Timing::now_ns());
+                self.submit(at, submission, Label::copy(SpanKind::Upload, micro_batch, chunk.bytes))
             }
             StageAction::Compute { slot, micro_batch, waits, signal } => {
-                let (stage, label) = (self.stage, &self.label);
-                let failed = |cause| stage_error(stage, label, cause);
-                let program = self.memory.prepare(&mut self.device, slot, &micro_batch, failed)?;
+                let (number, label) = (stage.stage, &self.label);
+                let failed = |cause| stage_error(number, label, cause);
+                let program = stage.memory.prepare(&mut self.device, slot, &micro_batch, failed)?;
                 let work = Work::Program(program);
                 let submission = Submission { queue: QueueKind::Compute, work, waits, signal };
                 tracing::trace!(
-                    stage,
+                    stage = number,
                     micro_batch = micro_batch.id.0,
                     rows = micro_batch.rows(),
                     slot,
                     "compute"
                 );
-                self.submit(submission, Label::of(SpanKind::Compute, &micro_batch, 0))
+                self.submit(at, submission, Label::of(SpanKind::Compute, &micro_batch, 0))
             }
             StageAction::Download { slot, micro_batch, chunk, waits, signal } => {
-                let from = self.memory.edge_rows(slot, chunk.offset, chunk.bytes);
-                let (region, offset) = self.staged(OUTGOING, &chunk);
+                let from = stage.memory.edge_rows(slot, chunk.offset, chunk.bytes);
+                let (region, offset) = (stage.memory.outgoing_region(), ring_offset(&stage.next, &chunk));
                 let work = Work::Commands(vec![Command::Download { from, region, offset }]);
                 let submission = Submission { queue: QueueKind::Download, work, waits, signal };
-                self.submit(submission, Label::copy(SpanKind::Download, micro_batch, chunk.bytes))
+                self.submit(at, submission, Label::copy(SpanKind::Download, micro_batch, chunk.bytes))
             }
             StageAction::Logits { slot, micro_batch, waits, signal } => {
-                let offset = u64::from(micro_batch.credit) * self.logits_part_bytes;
-                let from = self.memory.logits(slot, micro_batch.logit_rows());
+                let offset = u64::from(micro_batch.credit) * stage.logits_part_bytes;
+                let from = stage.memory.logits(slot, micro_batch.logit_rows());
                 let bytes = from.map_or(0, |from| from.bytes);
                 let commands = from.map(|from| Command::Download { from, region: LOGITS, offset });
                 let work = Work::Commands(commands.into_iter().collect());
                 let submission = Submission { queue: QueueKind::Download, work, waits, signal };
-                self.recorder.leaves(&micro_batch, bytes);
-                self.submit(submission, Label::of(SpanKind::Logits, &micro_batch, bytes))
+                stage.recorder.leaves(&micro_batch, bytes);
+                self.submit(at, submission, Label::of(SpanKind::Logits, &micro_batch, bytes))
             }
             StageAction::HandOff { micro_batch } => {
-                self.recorder.leaves(&micro_batch, u64::from(micro_batch.rows()) * self.row_bytes);
-                send(&self.next, StageMessage::Event(StageEvent::HandOff { micro_batch }))
+                stage.recorder.leaves(&micro_batch, u64::from(micro_batch.rows()) * stage.row_bytes);
+                send(&stage.next, StageEvent::HandOff { micro_batch })
             }
-            StageAction::Chunk(ready) => send(&self.next, StageMessage::Event(StageEvent::Chunk(ready))),
-            StageAction::Free(free) => self.free(free),
+            StageAction::Chunk(ready) => send(&stage.next, StageEvent::Chunk(ready)),
+            StageAction::Free(free) => free_ring_slot(&stage.previous, free),
             StageAction::Return(returned) => self.run.send_quietly(RunMessage::Return(returned)),
         }
     }
 
-    /// Returns a ring slot, and wakes its sender only if it waits for one.
-    fn free(&self, free: ChunkFree) -> Result<()> {
-        let Some(previous) = &self.previous else {
-            return Err(Error::protocol("a ring slot of a stage that does not exist"));
-        };
-        previous.address.send_quietly(StageMessage::Event(StageEvent::Free(free)))?;
-        if previous.ring_notice.take() {
-            previous.address.send(StageMessage::RingSlot)?;
-        }
-        Ok(())
-    }
-
-    /// Returns the location of a chunk in the ring.
-    fn staged(&self, region: RegionId, chunk: &Chunk) -> (RegionId, u64) {
-        let edge = if region == INCOMING { &self.previous } else { &self.next };
-        let chunk_bytes = edge.as_ref().map_or(0, Edge::chunk_bytes);
-        (region, u64::from(chunk.slot) * chunk_bytes)
-    }
-
-    fn submit(&mut self, submission: Submission, label: Label) -> Result<()> {
-        self.recorder.submitted(submission.signal, label);
+    fn submit(&mut self, at: usize, submission: Submission, label: Label) -> Result<()> {
+        self.stages[at].recorder.submitted(submission.signal, label);
         let submitted = self.device.submit(submission);
-        submitted.map_err(|cause| self.failed(cause))
+        submitted.map_err(|cause| self.failed(at, cause))
     }
 
     fn take_timings(&mut self) {
         self.device.take_timings(&mut self.timings);
         for timing in self.timings.drain(..) {
-            self.recorder.timed(&timing);
+            self.stages.iter_mut().for_each(|stage| stage.recorder.timed(&timing));
         }
-        let Recorder { prefill, decode, longest_turn_ns, .. } = self.recorder;
-        let (counts, pool) = (self.core.stats(), self.device.pool_stats());
+        let (pool, longest_turn_ns) = (self.device.pool_stats(), self.stages[0].recorder.longest_turn_ns);
         let longest_turn_us = longest_turn_ns.div_ceil(1000);
-        let sizes = self.recorder.sizes();
-        let report = StageReport { counts, prefill, decode, sizes, longest_turn_us, pool };
-        *self.report.lock().unwrap_or_else(PoisonError::into_inner) = report;
+        for (at, stage) in self.stages.iter().enumerate() {
+            let Recorder { prefill, decode, .. } = stage.recorder;
+            let (counts, sizes) = (self.core.stats(at), stage.recorder.sizes());
+            let report = StageReport { counts, prefill, decode, sizes, longest_turn_us, pool };
+            *stage.report.lock().unwrap_or_else(PoisonError::into_inner) = report;
+        }
     }
 
-    fn failed(&self, cause: ragtag_hal::Error) -> Error {
-        stage_error(self.stage, &self.label, cause)
+    /// Attributes a failure of the device to one of its stages.
+    fn failed(&self, at: usize, cause: ragtag_hal::Error) -> Error {
+        stage_error(self.stages[at].stage, &self.label, cause)
     }
 }
 
-fn send(edge: &Option<Edge>, message: StageMessage) -> Result<()> {
+/// Returns the offset of a chunk in a ring.
+fn ring_offset(edge: &Option<Edge>, chunk: &Chunk) -> u64 {
+    u64::from(chunk.slot) * edge.as_ref().map_or(0, Edge::chunk_bytes)
+}
+
+/// Returns a ring slot, and wakes its sender only if it waits for one.
+fn free_ring_slot(previous: &Option<Edge>, free: ChunkFree) -> Result<()> {
+    let Some(previous) = previous else {
+        return Err(Error::protocol("a ring slot of a stage that does not exist"));
+    };
+    previous.address.send_quietly(previous.message(StageEvent::Free(free)))?;
+    if previous.ring_notice.take() {
+        previous.address.send(DeviceMessage::RingSlot)?;
+    }
+    Ok(())
+}
+
+fn send(edge: &Option<Edge>, event: StageEvent) -> Result<()> {
     match edge {
-        Some(edge) => edge.address.send(message),
+        Some(edge) => edge.address.send(edge.message(event)),
         None => Err(Error::protocol("a message to a stage that does not exist")),
     }
 }
@@ -401,7 +469,7 @@ fn stage_error(stage: u32, label: &str, cause: ragtag_hal::Error) -> Error {
     Error::Stage { stage, device: label.into(), cause }
 }
 
-/// Returns the device on which a failure began: that of the innermost point whose wait failed.
+/// Returns the device on which a failure began. This is the device of the innermost point whose wait failed.
 pub(crate) fn culprit(error: &ragtag_hal::Error) -> Option<DeviceId> {
     match error {
         ragtag_hal::Error::Poisoned { point, cause } => Some(culprit(cause).unwrap_or(point.timeline.device)),

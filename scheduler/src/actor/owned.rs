@@ -1,8 +1,8 @@
-//! A device that destroys everything its actor made on it, however the run ends. If memory runs short, it
-//! frees unused objects and retries the call once.
+//! A device that destroys all objects of its actor when it is dropped. It is dropped if loading fails
+//! half-way, if the run stops, and if the actor panics.
 //!
-//! The device is dropped, with its objects, if loading fails half-way, the run stops or the actor panics.
-//! Knows nothing about the purpose of the objects.
+//! If an allocation fails, it frees unused objects and retries the call once. Knows nothing about the purpose
+//! of the objects.
 
 use ragtag_hal::{
     Adapter, BufferId, Command, Device, DeviceId, Error, HostRegion, Memory, Module, ModuleId, PoolStats,
@@ -12,8 +12,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Longest wait for outstanding work at the end of a run. Only work that waits for a neighbour, or a very
-/// slow device, takes longer; it is then abandoned.
+/// Longest wait for outstanding work at the end of a run. Only work that waits for a neighbour, or that runs
+/// on a very slow device, takes longer. Such work is abandoned.
 const SETTLE_LIMIT: Duration = Duration::from_millis(500);
 
 /// A device and its objects.
@@ -42,7 +42,7 @@ impl OwnedDevice {
         self.own.iter().for_each(|timeline| timeline.fail(closed.clone()));
     }
 
-    /// Destroys all objects on the device, which can then be used like a new one.
+    /// Destroys all objects on the device. The device can then be used like a new one.
     pub(crate) fn clear(&mut self) {
         self.settle();
         self.destroy_all();
@@ -52,12 +52,12 @@ impl OwnedDevice {
     fn settle(&self) {
         let deadline = Instant::now() + SETTLE_LIMIT;
         for (timeline, &value) in self.own.iter().zip(&self.submitted) {
-            // A failed timeline does not advance any more.
+            // Ignore the result: a failed timeline no longer advances.
             let _ = timeline.wait(value, Some(deadline.saturating_duration_since(Instant::now())));
         }
     }
 
-    /// Calls `call`, and if the device is out of memory, once more with an empty pool.
+    /// Calls `call`. If the device is out of memory, empties the buffer pool and calls it again.
     fn sparing(&mut self, mut call: impl FnMut(&mut dyn Device) -> Result<()>) -> Result<()> {
         match call(self.device.as_mut()) {
             Err(error) if error.is_out_of_memory() => {
@@ -71,7 +71,7 @@ impl OwnedDevice {
 
     fn destroy_all(&mut self) {
         let device = self.device.as_mut();
-        // Errors of a lost device do not matter here.
+        // A lost device may report errors here. They are only logged.
         let log = |what: &dyn std::fmt::Display, result: Result<()>| {
             if let Err(error) = result {
                 tracing::debug!(%what, %error, "cannot destroy an object");
@@ -92,7 +92,7 @@ impl Drop for OwnedDevice {
     }
 }
 
-/// Remembers the id of a new object.
+/// Records the id of a new object if its creation succeeded.
 fn remember<T: Ord>(made: &mut BTreeSet<T>, id: T, result: Result<()>) -> Result<()> {
     result?;
     made.insert(id);

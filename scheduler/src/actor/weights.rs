@@ -1,4 +1,4 @@
-//! Weight loading: from the source through a small pinned staging buffer to the device. Several threads fill
+//! Loads weights from the source through a small pinned staging buffer to the device. Several threads fill
 //! one half while the other half uploads.
 
 use crate::actor::memory::{STAGING, StageBuffers};
@@ -14,25 +14,25 @@ use std::time::Duration;
 
 /// Largest chunk requested from a source.
 const CHUNK_BYTES: u64 = 8 << 20;
-/// Chunks in each half of the staging memory, and threads that fill them.
+/// Number of chunks in each half of the staging memory. Each is filled by its own thread.
 const HALF: usize = 4;
-/// Most host memory of a stage during loading, unless its source needs larger chunks. Freed before the stage
-/// runs.
+/// Largest host memory of a stage during loading, in bytes. It is larger only if the source needs larger
+/// chunks. It is freed before the stage runs.
 pub const WEIGHT_STAGING_BYTES: u64 = CHUNK_BYTES * HALF as u64 * 2;
 /// Interval at which loading checks for an abort.
 const ABORT_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Source of the contents of a stage's weight buffers.
+/// Source of the weights of a stage.
 pub trait WeightSource: Send + Sync {
-    /// Divides weight buffer `weight` into consecutive chunks that cover it. Each has at most `max_bytes` bytes if
-    /// the layout allows.
+    /// Divides weight buffer `weight` into consecutive chunks that cover it. Each chunk has at most
+    /// `max_bytes` bytes if the layout allows this.
     fn chunks(&self, weight: usize, max_bytes: u64) -> Vec<WeightChunk>;
 
-    /// Writes one of these chunks in the resident layout. Several threads call this concurrently. `out` has
-    /// the chunk's length and arbitrary contents.
+    /// Writes one of these chunks in the resident layout. Several threads call this function concurrently.
+    /// `out` has the chunk's length and arbitrary contents.
     ///
     /// # Errors
-    /// If the bytes cannot be read or are invalid. Loading then ends with this error.
+    /// Fails if the bytes cannot be read or are invalid. Loading then ends with this error.
     fn fill(
         &self,
         weight: usize,
@@ -46,18 +46,18 @@ pub(crate) struct Loading<'a> {
     pub(crate) stage: u32,
     pub(crate) device_label: &'a str,
     pub(crate) uploads: &'a Timeline,
-    /// Set if another stage has failed.
+    /// Set to true if another stage has failed.
     pub(crate) abort: &'a AtomicBool,
-    /// Called with the number of bytes at each submission.
+    /// Called at each submission with the number of submitted bytes.
     pub(crate) progress: &'a (dyn Fn(u64) + Sync),
 }
 
 impl Loading<'_> {
-    /// Uploads all weights of a stage and waits for them.
+    /// Uploads all weights of a stage and waits for the uploads.
     ///
     /// # Errors
     /// [`Error::Weight`] if the source fails, [`Error::Stage`] if the device fails, [`Error::Stopped`] if
-    /// aborted.
+    /// loading is aborted.
     pub(crate) fn run(
         &self,
         device: &mut dyn Device,
@@ -70,7 +70,7 @@ impl Loading<'_> {
         let Some(chunk_bytes) = chunks.iter().map(|(_, chunk)| chunk.bytes).max() else { return Ok(()) };
         let failed = |cause| self.failed(cause);
         let (region, in_half) = staging(device, chunk_bytes).map_err(failed)?;
-        // For each half, the timeline value after which it may be filled again.
+        // For each half, the upload timeline's value after which the half may be filled again.
         let mut busy = [0; 2];
         for (turn, batch) in chunks.chunks(in_half).enumerate() {
             let half = turn % 2;
@@ -95,10 +95,11 @@ impl Loading<'_> {
         device.unregister_region(STAGING).map_err(failed)
     }
 
-    /// Returns all chunks in weight order. Validates them, because they determine where bytes are written.
+    /// Returns all chunks in weight order. Validates them, because they determine destination addresses.
     fn plan(&self, memory: &StageBuffers, source: &dyn WeightSource) -> Result<Vec<(usize, WeightChunk)>> {
         let mut all = Vec::new();
-        for (index, weight) in memory.compiled().weights.iter().enumerate() {
+        for &index in memory.unloaded() {
+            let weight = &memory.compiled().weights[index];
             let mut covered = 0;
             for chunk in source.chunks(index, CHUNK_BYTES) {
                 let left = weight.bytes() - covered;
@@ -137,7 +138,7 @@ impl Loading<'_> {
         })
     }
 
-    /// Waits until the uploads reach `value`.
+    /// Waits until the upload timeline reaches `value`.
     fn wait(&self, value: u64) -> Result<()> {
         loop {
             if self.abort.load(Ordering::Relaxed) {
@@ -160,8 +161,8 @@ impl Loading<'_> {
     }
 }
 
-/// Allocates the staging memory on a device. Also returns the chunks per half, which are fewer if memory is
-/// short.
+/// Allocates the staging memory on a device. Also returns the number of chunks per half, which is reduced if
+/// the device runs out of memory.
 fn staging(device: &mut dyn Device, chunk_bytes: u64) -> ragtag_hal::Result<(Arc<HostRegion>, usize)> {
     let mut in_half = HALF;
     loop {

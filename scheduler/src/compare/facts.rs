@@ -1,34 +1,35 @@
-//! Corrections of device and link facts from a measured run.
+//! Corrects device and link facts from a measured run.
 //!
-//! Uses only deviations of predictions and their components. Knows nothing about plans or segments.
+//! Uses only the deviations of predictions and the components of predicted times. Knows nothing about plans
+//! or segments.
 
 use super::{ComparedPart, Comparison, Phase, TimeParts};
 use ragtag_planner::cost::{DeviceFacts, Figure, FigureSource, LinkFacts, Links, ProfileIdentity};
 use ragtag_planner::plan::Place;
 
-/// Largest correction factor, whatever the clocks report.
+/// Largest correction factor.
 const LARGEST_FACTOR: f64 = 1e3;
-/// Smallest size ratio of two transfers that separates latency from bandwidth.
+/// Smallest size ratio of two transfers that allows separating latency from bandwidth.
 const SIZES_APART: f64 = 2.0;
 
-/// Number of standard deviations by which equal devices must differ to count as different.
+/// Number of standard deviations by which two equal devices must differ to be corrected separately.
 const SPREADS: f64 = 3.0;
-/// Smallest credible relative standard deviation.
+/// Smallest relative standard deviation that is credible.
 const LEAST_SPREAD: f64 = 0.05;
-/// Smallest product of the logarithm of the ratio and the number of micro-batches for a persistent
-/// difference. A factor of 1.5 takes 20 micro-batches, a factor of 4 six.
+/// Threshold for a persistent difference: the logarithm of the ratio times the number of micro-batches. A
+/// factor of 1.5 needs 20 micro-batches, and a factor of 4 needs six.
 const PERSISTENT: f64 = 8.0;
 
-/// Groups of devices that share correction factors: they differ only in their labels, and a run shows no
-/// difference beyond noise.
+/// Groups of devices with common correction factors. Devices of a group differ only in their labels, and a
+/// run shows no difference beyond noise.
 #[derive(Clone, Debug)]
 pub struct Alike {
-    /// Per device: the first device of its group.
+    /// For each device: the first device of its group.
     first: Vec<usize>,
 }
 
 impl Alike {
-    /// Groups the devices by a run.
+    /// Groups the devices by the results of a run.
     pub fn of(comparison: &Comparison, devices: &[DeviceFacts]) -> Self {
         let first = |at: usize| {
             let is_first = |other: &usize| is_like(&devices[*other], &devices[at]);
@@ -73,7 +74,7 @@ fn is_like(a: &DeviceFacts, b: &DeviceFacts) -> bool {
         }
 }
 
-/// Returns whether the stages of two devices differ in a phase by more than noise, and persistently.
+/// Returns whether the stages of two devices differ in a phase persistently and by more than noise.
 fn differ(comparison: &Comparison, a: &str, b: &str) -> bool {
     let stage = |label: &str, phase: Phase| {
         comparison.parts.iter().find(|p| p.place == Place::Stage && p.device == label && p.phase == phase)
@@ -88,16 +89,19 @@ fn differ(comparison: &Comparison, a: &str, b: &str) -> bool {
     })
 }
 
-/// Corrects facts by a measured run. The deviation of its stage scales a device's times. Launches, bandwidth
-/// and rate are scaled by the decode and prefill steps that depend on them, weighted by their share. Devices
-/// that did not run keep their values, except assumed ones, which are scaled like those of devices with the
-/// same API that ran. Most of the token return is spent on the host, in sampling, so the measured difference
-/// applies to every device. Links get latency and bandwidth from transfers of two sizes, otherwise from their
-/// deviation.
+/// Corrects facts from a measured run.
+///
+/// - Device: the deviation of its stage scales the device's times. Launches, bandwidth and rate are scaled by
+///   the decode and prefill steps that depend on them, weighted by their share.
+/// - Unused device: its assumed values are scaled like those of the devices that ran with the same API. Its
+///   other values do not change.
+/// - Token return: most of it is host time for sampling. So the measured difference applies to every device.
+/// - Link: latency and bandwidth come from transfers of two sizes, or else from the link's deviation.
 ///
 /// Equal devices are corrected by their mean, so that noise does not separate them.
 ///
-/// If times are not a sum of these effects, the result is approximate. Repeat with a comparison over the new
+/// The result is approximate if times are not a sum of these effects. Comparing the run with the new facts
+/// and correcting again improves it.
 /// facts to come closer.
 pub fn facts_from(
     comparison: &Comparison,
@@ -170,8 +174,8 @@ impl Factors {
         (!of.is_empty()).then_some(Self { overhead, moving, computing })
     }
 
-    /// Returns the device with corrected values. `source` gives the new source of a value, or `None` to keep
-    /// it.
+    /// Returns the device with corrected values. `source` returns the new source of a value, or `None` to
+    /// keep the value.
     fn apply(&self, device: &DeviceFacts, source: impl Fn(&Figure) -> Option<FigureSource>) -> DeviceFacts {
         let corrected =
             |figure: Figure, value| source(&figure).map_or(figure, |source| Figure { value, source });
@@ -181,7 +185,7 @@ impl Factors {
             bandwidth_bytes_per_s: rate(device.bandwidth_bytes_per_s, self.moving),
             exact_flops_per_s: rate(device.exact_flops_per_s, self.computing),
             fast_flops_per_s: rate(device.fast_flops_per_s, self.computing),
-            // The run replaces separate measurements, including values fitted to them.
+            // The run replaces separate measurements and the values fitted to them.
             profile: None,
             launch_us: time(device.launch_us, self.overhead),
             stage_us: time(device.stage_us, self.overhead),
@@ -190,7 +194,8 @@ impl Factors {
     }
 }
 
-/// Returns the weighted geometric mean of the ratios of measured to predicted time; `None` without weight.
+/// Returns the weighted geometric mean of the ratios of measured to predicted time. Returns `None` if all
+/// weights are 0.
 fn weighted(parts: &[&ComparedPart], weight: impl Fn(&ComparedPart) -> f64) -> Option<f64> {
     let sum: f64 = parts.iter().map(|part| weight(part)).sum();
     let logs = parts.iter().map(|part| weight(part) * (part.measured_us / part.predicted_us).ln());
@@ -198,7 +203,7 @@ fn weighted(parts: &[&ComparedPart], weight: impl Fn(&ComparedPart) -> f64) -> O
     (sum > 0.0).then(|| factor.clamp(1.0 / LARGEST_FACTOR, LARGEST_FACTOR))
 }
 
-/// Returns the excess of the measured over the predicted token return in decode, in microseconds.
+/// Returns by how much the measured token return in decode exceeds the prediction, in microseconds.
 fn return_takes_more_us(comparison: &Comparison) -> Option<f64> {
     let part = comparison.part(Place::TokenReturn, 0, Phase::Decode)?;
     Some((part.measured_us - part.predicted_us).clamp(-1e9, 1e9))
@@ -234,8 +239,8 @@ fn link_from(crossings: &[&ComparedPart], before: &LinkFacts) -> Option<LinkFact
     facts.nonsense().is_none().then_some(facts)
 }
 
-/// Returns the latency and bandwidth of the line through the smallest and the largest transfer, if their
-/// sizes differ enough and the result is possible.
+/// Returns the latency and bandwidth of the line through the smallest and the largest transfer. Returns
+/// `None` if their sizes are too similar or the result is invalid.
 fn line(crossings: &[&ComparedPart]) -> Option<(f64, f64)> {
     let small = crossings.iter().min_by(|a, b| a.bytes.total_cmp(&b.bytes))?;
     let large = crossings.iter().max_by(|a, b| a.bytes.total_cmp(&b.bytes))?;

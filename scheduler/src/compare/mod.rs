@@ -1,8 +1,9 @@
-//! Comparison of predictions with a run. For the micro-batches that ran, it compares the cost model's times
-//! with the measured ones, finds the wrong assumption if they differ, and corrects the facts.
+//! Compares predictions with a run. It computes the cost model's times for the micro-batches that ran, and
+//! compares them with the measured times. For a large deviation it names the wrong assumption. It also
+//! corrects the facts.
 //!
-//! Pure: takes plans, facts and reports, returns data. Knows nothing about the search, the execution or
-//! backends.
+//! Pure: it takes plans, facts and reports, and returns data. Knows nothing about the search, the execution
+//! or backends.
 
 mod facts;
 mod model;
@@ -24,7 +25,7 @@ use ragtag_planner::plan::{Place, Plan};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// Relative deviation of measured from predicted times that requires an explanation.
+/// Relative deviation of measured from predicted times above which a finding is reported.
 pub const TOLERANCE: f64 = 0.15;
 
 /// Inputs of a comparison.
@@ -32,19 +33,19 @@ pub const TOLERANCE: f64 = 0.15;
 pub struct Comparand<'a> {
     /// The plan that ran.
     pub plan: &'a Plan,
-    /// The model's segments as planned.
+    /// The model's segments, as lowered for the plan.
     pub segments: &'a [Segment],
     /// Bytes of one row of activations in device memory.
     pub row_bytes: u64,
     /// Bytes of one row of logits.
     pub logit_row_bytes: u64,
-    /// Device facts for the predictions, including the plan's devices.
+    /// Device facts for the predictions. They include the plan's devices.
     pub devices: &'a [DeviceFacts],
-    /// The links between them.
+    /// Links between the devices.
     pub links: &'a Links,
 }
 
-/// Returns a pipeline's progress since an earlier report, without fields that comparisons ignore.
+/// Returns a pipeline's progress since an earlier report. Fields that comparisons ignore are cleared.
 pub fn since(before: &PipelineStats, after: &PipelineStats) -> PipelineStats {
     let mut stats = after.clone();
     for (stage, before) in stats.stages.iter_mut().zip(&before.stages) {
@@ -72,9 +73,9 @@ pub fn since(before: &PipelineStats, after: &PipelineStats) -> PipelineStats {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Phase {
-    /// Only decode steps.
+    /// A micro-batch that contains only decode steps.
     Decode,
-    /// With prompt rows.
+    /// A micro-batch with prompt rows.
     Prefill,
 }
 
@@ -94,13 +95,14 @@ pub struct ComparedPart {
     pub place: Place,
     /// Index from 0. Edge `n` leaves stage `n`.
     pub index: usize,
-    /// Device of the stage; for an edge, its source.
+    /// Device of the stage. For an edge, the source device.
     pub device: String,
-    /// Destination of an edge.
+    /// Destination device of an edge.
     pub to: Option<String>,
     /// Kind of the micro-batches.
     pub phase: Phase,
-    /// Number of micro-batches. For a stage, without the first of each size, which may include compilation.
+    /// Number of micro-batches. For a stage, the first micro-batch of each size does not count, because it
+    /// may include compilation.
     pub micro_batches: u64,
     /// Average rows; 0 for edges.
     pub rows: f64,
@@ -110,25 +112,26 @@ pub struct ComparedPart {
     pub predicted_us: f64,
     /// Average measured time, in microseconds.
     pub measured_us: f64,
-    /// Relative standard deviation within one size. `None` for edges, and if no size occurs twice.
+    /// Relative standard deviation among micro-batches of one size. `None` for edges, and if no size occurs
+    /// twice.
     pub spread: Option<f64>,
-    /// Average time that a micro-batch waits for a slot of the stage, over prefill and decode together, in
-    /// microseconds; 0 for edges.
+    /// Average time that a micro-batch waits for a slot of the stage, in microseconds. Covers prefill and
+    /// decode together. 0 for edges.
     pub waited_us: f64,
     /// `measured ÷ predicted − 1`.
     pub deviation: f64,
-    /// Components of the prediction.
+    /// Components of the predicted time.
     pub parts: TimeParts,
-    /// The wrong assumption, if the deviation exceeds [`TOLERANCE`].
+    /// Explanation of the deviation, if it exceeds [`TOLERANCE`].
     pub finding: Option<String>,
 }
 
-/// Predicted and measured rate of the whole pipeline.
+/// Predicted and measured rates of the whole pipeline.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ComparedRate {
     /// The workload, for example `pp512`.
     pub what: String,
-    /// Its phase.
+    /// Kind of the workload's micro-batches.
     pub phase: Phase,
     /// Predicted tokens per second of all sequences together.
     pub predicted_tokens_per_s: f64,
@@ -136,25 +139,25 @@ pub struct ComparedRate {
     pub measured_tokens_per_s: f64,
     /// `measured ÷ predicted − 1`.
     pub deviation: f64,
-    /// The wrong assumption, if the deviation exceeds [`TOLERANCE`].
+    /// Explanation of the deviation, if it exceeds [`TOLERANCE`].
     pub finding: Option<String>,
 }
 
 /// Predictions of a plan compared with a run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Comparison {
-    /// Measured stages, edges and token returns.
+    /// Compared stages, edges and token returns.
     pub parts: Vec<ComparedPart>,
-    /// Rates of the whole pipeline.
+    /// Compared rates of the whole pipeline.
     pub rates: Vec<ComparedRate>,
-    /// Excess time of the first decode steps of each size, over all stages, in microseconds. They may include
-    /// compilation and count only in `rates`.
+    /// Excess time of the first decode steps of each size, summed over all stages, in microseconds. These
+    /// steps may include compilation, so they count only in `rates`.
     pub decode_warm_up_us: f64,
-    /// The same for micro-batches with prompt rows.
+    /// Excess time of the first micro-batches with prompt rows, like `decode_warm_up_us`.
     pub prefill_warm_up_us: f64,
 }
 
-/// Assumed relative deviation of one micro-batch if it is unknown.
+/// Relative deviation that is assumed for a single micro-batch if it is unknown.
 const UNKNOWN_SPREAD: f64 = 0.25;
 
 impl Comparison {
@@ -180,7 +183,7 @@ impl Comparison {
         Self { parts, rates: Vec::new(), decode_warm_up_us, prefill_warm_up_us }
     }
 
-    /// Adds the rate of a run whose parts are already compared.
+    /// Adds the compared rate of a run whose parts are already compared.
     pub fn add_rate(&mut self, of: &Comparand<'_>, burst: &Burst, measured_tokens_per_s: f64) {
         let Some(model) = Model::new(of) else { return };
         let predicted_tokens_per_s = model.tokens_per_s(burst);
@@ -196,19 +199,19 @@ impl Comparison {
         self.rates.push(rate);
     }
 
-    /// Returns the comparison of one part.
+    /// Returns the comparison of one part, if it was measured.
     pub fn part(&self, place: Place, index: usize, phase: Phase) -> Option<&ComparedPart> {
         self.parts.iter().find(|p| (p.place, p.index, p.phase) == (place, index, phase))
     }
 
-    /// Returns the wrong assumptions, as text.
+    /// Returns the explanations of all large deviations.
     pub fn findings(&self) -> Vec<&str> {
         let parts = self.parts.iter().filter_map(|part| part.finding.as_deref());
         parts.chain(self.rates.iter().filter_map(|rate| rate.finding.as_deref())).collect()
     }
 
-    /// Returns the relative uncertainty of the stages' measured times: twice the standard error of their
-    /// means, averaged over their times. Infinite if nothing was measured.
+    /// Returns the relative uncertainty of the stages' measured times. This is twice the standard error of
+    /// their means, weighted by their times. Infinite if nothing was measured.
     pub fn uncertainty(&self) -> f64 {
         let stages = || self.parts.iter().filter(|part| part.place == Place::Stage);
         let total_us = |part: &ComparedPart| part.measured_us * part.micro_batches as f64;
@@ -222,14 +225,14 @@ impl Comparison {
         }
     }
 
-    /// Returns the largest absolute deviation of a stage.
+    /// Returns the largest absolute deviation of all stages.
     pub fn largest_stage_deviation(&self) -> f64 {
         let stages = self.parts.iter().filter(|part| part.place == Place::Stage);
         stages.map(|part| part.deviation.abs()).fold(0.0, f64::max)
     }
 }
 
-/// Returns the relative deviation; 0 without a prediction.
+/// Returns the relative deviation, or 0 without a prediction.
 fn deviation(predicted: f64, measured: f64) -> f64 {
     if predicted > 0.0 { measured / predicted - 1.0 } else { 0.0 }
 }
@@ -257,7 +260,7 @@ fn stage(model: &Model<'_>, index: usize, report: &StageReport, phase: Phase) ->
         return None;
     }
     let (count, counts) = (micro_batches as f64, report.counts);
-    // Programs differ by size and times are not linear over all sizes, so predict each size separately.
+    // Predict each size separately, because sizes have different programs and times are not linear.
     let mut parts = TimeParts::default();
     for size in warm() {
         parts += model.stage(index, &size).times(size.micro_batches as f64 / count);
@@ -283,7 +286,8 @@ fn stage(model: &Model<'_>, index: usize, report: &StageReport, phase: Phase) ->
     Some(part.judged(model))
 }
 
-/// Returns the standard deviation of micro-batches from the mean of their size, in microseconds.
+/// Returns the standard deviation of times from the mean of all micro-batches of the same size, in
+/// microseconds.
 fn deviation_us(sizes: impl Iterator<Item = Computed>) -> Option<f64> {
     let (mut squares, mut free) = (0.0, 0);
     for size in sizes {
@@ -335,7 +339,7 @@ fn edge(
 }
 
 impl ComparedPart {
-    /// Adds the deviation and its explanation.
+    /// Computes the deviation and its explanation.
     fn judged(mut self, model: &Model<'_>) -> Self {
         self.deviation = deviation(self.predicted_us, self.measured_us);
         self.finding = words::part_finding(model, &self);

@@ -1,5 +1,4 @@
-//! Predictions of the cost model for the micro-batches that ran, and for a burst of work. Knows nothing about
-//! measurements.
+//! Predicts times of the micro-batches that ran, and of a burst of work. Knows nothing about measurements.
 
 use super::{Comparand, Phase};
 use crate::trace::Computed;
@@ -13,7 +12,7 @@ use std::ops::AddAssign;
 /// Components of a predicted time, in microseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct TimeParts {
-    /// Launches and other overheads of a device; latency of an edge.
+    /// Launches and other overheads of a device, or the latency of an edge.
     pub overhead_us: f64,
     /// Time of memory-bound work.
     pub moving_us: f64,
@@ -22,7 +21,7 @@ pub struct TimeParts {
 }
 
 impl TimeParts {
-    /// Returns the sum.
+    /// Returns the total time, in microseconds.
     pub fn sum_us(&self) -> f64 {
         self.overhead_us + self.moving_us + self.computing_us
     }
@@ -45,7 +44,7 @@ impl AddAssign for TimeParts {
     }
 }
 
-/// Work submitted to an idle pipeline at once.
+/// Work that is submitted to an idle pipeline all at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Burst {
     /// Prompts of equal length.
@@ -55,11 +54,11 @@ pub enum Burst {
         /// Number of prompts.
         sequences: u32,
     },
-    /// Sequences that generate after a prompt.
+    /// Sequences that each generate tokens after a prompt.
     Generations {
         /// Tokens of each prompt.
         prompt: u32,
-        /// New tokens of each.
+        /// New tokens of each sequence.
         tokens: u32,
         /// Number of sequences.
         sequences: u32,
@@ -92,8 +91,8 @@ pub(super) struct Model<'a> {
 }
 
 impl<'a> Model<'a> {
-    /// Creates the model. Returns `None` if the plan has no stages, or a stage has an unknown device or
-    /// segments.
+    /// Creates the model. Returns `None` if the plan has no stages, or if a stage has an unknown device or
+    /// unknown segments.
     pub(super) fn new(of: &Comparand<'a>) -> Option<Self> {
         let stage = |stage: &'a ragtag_planner::plan::PlanStage| {
             let device = of.devices.iter().find(|device| device.label == stage.device)?;
@@ -124,7 +123,7 @@ impl<'a> Model<'a> {
         self.of.links.between(from, to)
     }
 
-    /// Returns the average time of these micro-batches on a stage.
+    /// Returns the average predicted time of the micro-batches on a stage.
     pub(super) fn stage(&self, stage: usize, computed: &Computed) -> TimeParts {
         let mut parts = self
             .whole_stage(stage, &batches(computed, computed.logit_rows), |kind| kind != SegmentKind::Head);
@@ -155,7 +154,7 @@ impl<'a> Model<'a> {
         sum
     }
 
-    /// Returns the time of a stage to convert rows to and from the wire type.
+    /// Returns the time in which a stage converts rows to and from the wire type.
     fn wire_type(&self, stage: usize, rows: f64) -> TimeParts {
         let (plan, row_bytes) = (self.of.plan, self.of.row_bytes);
         let BoundaryTime { overhead_us, moving_us } =
@@ -195,7 +194,7 @@ impl<'a> Model<'a> {
                 let (sum_us, slowest_us) =
                     self.pass(&of_rows(chunk.min(tokens.saturating_mul(sequences).max(1))));
                 let (rest_sum_us, rest_slowest_us) = self.pass(&of_rows(rest));
-                // The first chunk fills the pipeline. The slowest part delays each of the others.
+                // The first chunk fills the pipeline. The slowest part delays every other chunk.
                 let busy_us = match (full, rest) {
                     (0, _) => rest_sum_us,
                     (full, 0) => sum_us + (full - 1) as f64 * slowest_us,
@@ -217,7 +216,7 @@ impl<'a> Model<'a> {
         }
     }
 
-    /// Returns the time of a micro-batch through all stages and edges, and in the slowest of them.
+    /// Returns the time of a micro-batch through all stages and edges, and the time in the slowest of them.
     fn pass(&self, batch: &BatchShape) -> (f64, f64) {
         if batch.rows == 0 {
             return (0.0, 0.0);
@@ -231,19 +230,19 @@ impl<'a> Model<'a> {
         let bytes = f64::from(batch.rows) * row_bytes as f64;
         let edges = (1..self.stages.len()).map(|next| self.edge(next - 1, bytes).sum_us());
         let times = (0..self.stages.len()).map(stage).chain(edges);
-        // Wake-ups delay a micro-batch but occupy nothing.
+        // A wake-up delays the micro-batch but keeps no resource busy.
         let late_us: f64 = self.stages.iter().map(|(device, _)| device.hand_over_us.value).sum();
         times.fold((late_us, 0.0), |(sum, slowest), us| (sum + us, us.max(slowest)))
     }
 
-    /// Returns the additional time of the heads of prompts.
+    /// Returns the additional time that the head takes at the ends of prompts.
     fn heads_us(&self, batch: &BatchShape) -> f64 {
         let last = self.stages.len() - 1;
         self.whole_stage(last, &[(1.0, *batch)], |kind| kind == SegmentKind::Head).sum_us()
     }
 }
 
-/// Returns the two integral micro-batches around the average of many, with their weights.
+/// Returns the two micro-batches with integral row counts around the average, with their weights.
 fn batches(computed: &Computed, logit_rows: u64) -> [(f64, BatchShape); 2] {
     let count = computed.micro_batches as f64;
     let rows = computed.rows as f64 / count;
@@ -258,8 +257,8 @@ fn batches(computed: &Computed, logit_rows: u64) -> [(f64, BatchShape); 2] {
     [(1.0 - upper, batch(rows.floor())), (upper, batch(rows.ceil()))]
 }
 
-/// Returns the time of a segment with its components: launches, and the larger of moving and computing, for
-/// measured times too.
+/// Returns the time of a segment, split into launches, memory time and arithmetic time. A measured time is
+/// split in the same way.
 fn segment_parts(
     segment: &Segment,
     device: &DeviceFacts,

@@ -26,7 +26,7 @@ fn segments() -> Vec<Segment> {
     [SegmentKind::Embedding, SegmentKind::Block, SegmentKind::Block, SegmentKind::Head].map(segment).into()
 }
 
-/// Returns a device on which a segment takes 10 µs, plus the larger of 1000 µs and 500 µs per row.
+/// Returns a device on which a segment takes 10 µs plus the larger of 1000 µs and 500 µs per row.
 fn device(label: &str) -> DeviceFacts {
     DeviceFacts {
         bandwidth_bytes_per_s: Figure::assumed(1e9),
@@ -74,8 +74,8 @@ impl Run {
     }
 }
 
-/// Returns a report of `count` micro-batches of one size and `each_us` each, after a first one that does not
-/// count.
+/// Returns a report of `count` micro-batches of one size, each taking `each_us`. Another micro-batch before
+/// them does not count.
 fn size(decode: bool, count: u64, rows: u64, logit_rows: u64, each_us: u64) -> SizeReport {
     let sequences = if decode { rows } else { 1 };
     let computed = |count: u64| Computed {
@@ -118,9 +118,10 @@ fn stats(stages: Vec<StageReport>) -> PipelineStats {
 
 #[test]
 fn predictions_are_made_per_size() {
-    // Two segments: 10 + 1000 µs each for up to two rows, 10 + 4000 for eight; 5 for the stage.
+    // Each of the two segments takes 10 + 1000 µs for up to two rows and 10 + 4000 µs for eight. The stage
+    // takes 5 µs.
     let chunks = [size(false, 3, 8, 0, 8025), size(false, 1, 1, 0, 2025), size(true, 7, 2, 2, 2025)];
-    // The head runs in one prefill micro-batch of four, for one row.
+    // Of four prefill micro-batches, only one runs the head, for one row.
     let last = [size(false, 3, 8, 0, 4015), size(false, 1, 1, 1, 2025), size(true, 7, 2, 2, 2025)];
     let comparison = Run::new().compare(&stats(vec![report(&chunks), report(&last)]));
     assert_eq!(comparison.parts.len(), 4);
@@ -137,7 +138,7 @@ fn predictions_are_made_per_size() {
 
 #[test]
 fn averages_lie_between_whole_micro_batches() {
-    // 2.5 rows on average take the average of two rows (1000 µs per segment) and three (1500).
+    // 2.5 rows take the average of two rows (1000 µs per segment) and three rows (1500 µs).
     let mut uneven = size(true, 2, 2, 0, 0);
     uneven.warm.rows = 5;
     uneven.warm.busy_ns = 2 * 2_525_000;
@@ -189,13 +190,13 @@ fn edges_have_latency_and_bandwidth() {
     assert_eq!((back.device.as_str(), back.to.as_deref()), ("cpu:1", Some("cpu:0")));
     assert!((back.predicted_us - 4.0).abs() < 1e-9 && back.deviation.abs() < 1e-9);
 
-    // The host took as long as predicted. 100 µs more apply to every device.
+    // The host took as long as predicted. 100 µs more are added to every device.
     let slow_return = EdgeReport { decode: crossed(10, 2000, 106), ..EdgeReport::default() };
     let slow_return = run.compare(&PipelineStats { token_return: slow_return, ..PipelineStats::default() });
     let (devices, _) = facts_from(&slow_return, &run.alike(&slow_return), &run.devices, &run.links);
     assert!(devices.iter().all(|device| (device.host_latency_us.value - 104.0).abs() < 1e-9));
 
-    // Two sizes separate latency from bandwidth: 84 µs for 1 kB, 4020 for 1 MB.
+    // Transfers of two sizes separate latency from bandwidth: 84 µs for 1 kB and 4020 µs for 1 MB.
     let (_, links) = facts_from(&comparison, &run.alike(&comparison), &run.devices, &run.links);
     let facts = links.between("cpu:0", "cpu:1");
     for (bytes, us) in [(1000, 84.0), (1_000_000, 4020.0)] {
@@ -222,12 +223,13 @@ fn corrected_facts_predict_what_was_measured() {
     assert!(comparison.largest_stage_deviation() < 0.01, "{comparison:#?}");
     assert_eq!(run.devices[0].bandwidth_bytes_per_s.source, FigureSource::Fitted);
     assert!(run.devices.iter().all(|device| device.nonsense().is_none()));
-    // Assumptions about devices that did not run are corrected like those of the same API; other APIs stay.
+    // Assumptions about unused devices are corrected like those of the same API. Devices of other APIs do not
+    // change.
     let bandwidth = |at: usize| run.devices[at].bandwidth_bytes_per_s.value;
     assert!((bandwidth(2) / (bandwidth(0) * bandwidth(1)).sqrt() - 1.0).abs() < 1e-9);
     assert_eq!(run.devices[2].bandwidth_bytes_per_s.source, FigureSource::Assumed);
     assert_eq!(run.devices[3], before[3]);
-    // Measured values stay.
+    // Measured values do not change.
     run.devices[2].bandwidth_bytes_per_s = Figure { value: 7e9, source: FigureSource::Measured };
     let (devices, _) = facts_from(&run.compare(&measured), &alike, &run.devices, &run.links);
     assert_eq!(devices[2].bandwidth_bytes_per_s, run.devices[2].bandwidth_bytes_per_s);
@@ -253,8 +255,8 @@ fn rates_are_predicted_from_parts_and_explained() {
     let run = Run::new();
     let slow = stats(vec![report(&[size(true, 4, 2, 0, 2025)]), report(&[size(true, 4, 2, 2, 6075)])]);
     let mut comparison = run.compare(&slow);
-    // A stage takes 2025 µs for two rows, the edge about 20; two groups of two sequences are in flight. The
-    // token return takes 2 + 2 µs.
+    // A stage takes 2025 µs for two rows, and the edge takes about 20 µs. Two groups of two sequences are in
+    // flight. The token return takes 2 + 2 µs.
     let burst = Burst::Generations { prompt: 0, tokens: 64, sequences: 4 };
     comparison.add_rate(&run.comparand(), &burst, 330.0);
     let rate = &comparison.rates[0];
@@ -268,7 +270,8 @@ fn rates_are_predicted_from_parts_and_explained() {
         "{finding}"
     );
 
-    // 20 tokens in chunks of 8: the slowest part takes 8025 µs, and 4025 for the last chunk of four rows.
+    // 20 tokens form chunks of 8, 8 and 4 rows. The slowest part takes 8025 µs for 8 rows and 4025 µs for 4
+    // rows.
     let prompts = Burst::Prompts { tokens: 10, sequences: 2 };
     comparison.add_rate(&run.comparand(), &prompts, 100.0);
     let rate = &comparison.rates[1];
@@ -285,7 +288,7 @@ fn rates_are_predicted_from_parts_and_explained() {
     let finding = comparison.rates[0].finding.clone().unwrap();
     assert!(finding.ends_with("micro-batches waited 2000.0 µs each for a slot of stage 0"), "{finding}");
 
-    // As predicted, so there is no finding.
+    // The rate equals the prediction, so there is no finding.
     let mut comparison = run.compare(&slow);
     comparison.add_rate(&run.comparand(), &prompts, 20.0 / busy_us * 1e6);
     assert_eq!(comparison.rates[0].finding, None);
@@ -299,7 +302,7 @@ fn rates_are_predicted_from_parts_and_explained() {
 #[test]
 fn compilation_is_not_compared() {
     let run = Run::new();
-    // One second of compilation, then as predicted.
+    // The first micro-batch includes one second of compilation. The others are as predicted.
     let compiled = |mut size: SizeReport| {
         size.computed.busy_ns += 1_000_000_000;
         size
@@ -319,7 +322,7 @@ fn compilation_is_not_compared() {
     let alone = run.compare(&stats(vec![report(&[compiled(size(true, 0, 2, 0, 2025))])]));
     assert!(alone.parts.is_empty() && alone.decode_warm_up_us > 9e5, "{alone:?}");
 
-    // Work before an earlier report does not count.
+    // Work before the earlier report does not count.
     let more = |count: u64, busy_ns: u64| {
         let mut more = first.clone();
         more.sizes.truncate(1);
@@ -341,7 +344,8 @@ fn compilation_is_not_compared() {
 #[test]
 fn noise_does_not_separate_equal_devices() {
     let run = Run::new();
-    // `count` steps of `each_us` on average, half of them longer by `share`, half shorter.
+    // `count` steps take `each_us` on average. Half of them are longer by `share`, and half are shorter by
+    // `share`.
     let spread = |count: u64, each_us: u64, share: f64| {
         let mut size = size(true, count, 2, 0, each_us);
         size.warm.busy_us2 = (size.warm.busy_us2 as f64 * (1.0 + share * share)) as u64;
@@ -360,7 +364,7 @@ fn noise_does_not_separate_equal_devices() {
         assert!((ratio - 1.0).abs() < 1e-9, "{count} steps {apart} times apart make a ratio of {ratio}");
         assert!(uncertainty < 0.6, "{uncertainty}");
     }
-    // A persistent difference far beyond the spread belongs to the device.
+    // A persistent difference far beyond the spread is attributed to the device.
     for (count, apart, share) in [(40, 1.5, 0.05), (8, 4.0, 0.2)] {
         let (ratio, uncertainty) = rates(count, apart, share);
         assert!(ratio > 1.3, "{count} steps {apart} times apart make a ratio of {ratio}");
@@ -368,7 +372,7 @@ fn noise_does_not_separate_equal_devices() {
     }
     assert!(rates(40, 1.0, 0.4).1 > rates(400, 1.0, 0.4).1 * 3.0);
     assert!(run.compare(&stats(vec![report(&[])])).uncertainty().is_infinite());
-    // Devices that differ in other values are not equal.
+    // Devices that differ in other values are corrected separately.
     let mut unlike = Run::new();
     unlike.devices[1].launch_us = Figure::assumed(11.0);
     let comparison = unlike.compare(&stats(vec![spread(4, 2025, 0.0), spread(4, 3037, 0.0)]));

@@ -1,5 +1,5 @@
-//! Explanations of deviations, as text. Blames the largest component of a prediction. Knows nothing about how
-//! predictions are made.
+//! Formats explanations of deviations. Blames the largest component of a prediction. Knows nothing about how
+//! predictions are computed.
 
 use super::model::Model;
 use super::{ComparedPart, ComparedRate, Comparison, Phase, TOLERANCE};
@@ -8,9 +8,9 @@ use ragtag_planner::cost::Figure;
 use ragtag_planner::plan::{Place, Plan};
 use ragtag_planner::wording::{self, Quantity};
 
-/// Returns why a part took longer or shorter than predicted, if it did.
+/// Returns why a part took longer or shorter than predicted, or `None` if it is within the tolerance.
 pub(super) fn part_finding(model: &Model<'_>, part: &ComparedPart) -> Option<String> {
-    // False also for NaN and without a prediction.
+    // The comparison is also false for NaN and without a prediction.
     let off = part.deviation.abs() > TOLERANCE && part.predicted_us > 0.0;
     if !off {
         return None;
@@ -67,7 +67,7 @@ fn edge(model: &Model<'_>, part: &ComparedPart, factor: f64) -> String {
     let link = model.link(part.index);
     if latency_binds {
         let Figure { value, source } = link.latency_us;
-        // Assume that the time of the bytes is as predicted.
+        // Assume that the bytes themselves took as long as predicted.
         let took = (part.measured_us - part.parts.moving_us).max(0.0);
         return format!("latency was {took:.1} µs in the run, {value:.1} µs {source}");
     }
@@ -76,7 +76,8 @@ fn edge(model: &Model<'_>, part: &ComparedPart, factor: f64) -> String {
     format!("bandwidth was {now} in the run, {then} {source}")
 }
 
-/// Returns why the whole was slower or faster than predicted, if it was.
+/// Returns why the whole pipeline was slower or faster than predicted, or `None` if it is within the
+/// tolerance.
 pub(super) fn rate_finding(comparison: &Comparison, plan: &Plan, rate: &ComparedRate) -> Option<String> {
     if rate.deviation.is_nan() || rate.deviation.abs() <= TOLERANCE {
         return None;

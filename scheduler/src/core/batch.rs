@@ -1,11 +1,11 @@
-//! Micro-batches, and the parameter blocks that stages derive from them.
+//! Micro-batches, and the parameter blocks that stages compute from them.
 
 use ragtag_kernels::params::{BLOCK_TOKENS, HEADER_WORDS, LOGIT_ROWS, ParamsShape, ROWS, SEQUENCES};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::sync::Arc;
 
-/// Identifies a sequence for the lifetime of its pipeline.
+/// Identifies a sequence. Unique for the lifetime of the pipeline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct SequenceId(pub u64);
@@ -16,7 +16,7 @@ impl fmt::Display for SequenceId {
     }
 }
 
-/// Identifies a micro-batch. Micro-batches enter the pipeline by ascending id, and every stage keeps that
+/// Identifies a micro-batch. Micro-batches enter the pipeline in ascending order, and every stage keeps this
 /// order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
@@ -32,9 +32,9 @@ impl fmt::Display for MicroBatchId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LogitRows {
-    /// None: more of the prompt follows.
+    /// No row: more of the prompt follows.
     None,
-    /// The last, from which the next token is sampled.
+    /// The last row, from which the next token is sampled.
     Last,
     /// All rows.
     All,
@@ -71,25 +71,25 @@ impl Item {
     }
 }
 
-/// The unit of work in the pipeline. Stages share it and do not change it.
+/// The unit of work in the pipeline. All stages share it, and none changes it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MicroBatch {
     /// Identifier.
     pub id: MicroBatchId,
-    /// Entry credit, held from entry until the results are read. It is also the index of per-micro-batch
-    /// resources such as the host memory for logits.
+    /// Credit that the micro-batch holds until its results are read. It is also the index of resources for
+    /// one micro-batch, such as the host memory for logits.
     pub credit: u32,
-    /// Its items, each of a different sequence.
+    /// The items. Each belongs to a different sequence.
     pub items: Vec<Item>,
 }
 
 impl MicroBatch {
-    /// Returns the rows of all items.
+    /// Returns the total rows of all items.
     pub fn rows(&self) -> u32 {
         self.items.iter().map(|i| i.tokens.len() as u32).sum()
     }
 
-    /// Returns the rows that need logits.
+    /// Returns the number of rows that need logits.
     pub fn logit_rows(&self) -> u32 {
         self.items.iter().map(Item::logit_rows).sum()
     }
@@ -100,7 +100,7 @@ impl MicroBatch {
     }
 }
 
-/// A micro-batch that exceeds a parameter block.
+/// A micro-batch that exceeds a capacity of the parameter block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{wanted} {what} exceed the capacity of a parameter block, {capacity}")]
 pub struct ParamsTooSmall {
@@ -112,12 +112,13 @@ pub struct ParamsTooSmall {
     pub capacity: usize,
 }
 
-/// Writes the parameter block of a micro-batch in the layout of [`ragtag_kernels::params`]. `words` has at
-/// least [`ParamsShape::words`] words. Words beyond the counts stay unchanged, because no kernel reads them.
+/// Writes the parameter block of a micro-batch in the layout of [`ragtag_kernels::params`]. `words` must have
+/// at least [`ParamsShape::words`] words. Words beyond the counts are unchanged, because no kernel reads
+/// them.
 ///
 /// # Errors
-/// [`ParamsTooSmall`] if the micro-batch exceeds a capacity or `words` is short. The contents of `words` are
-/// then unspecified.
+/// [`ParamsTooSmall`] if the micro-batch exceeds a capacity or `words` is too short. The contents of `words`
+/// are unspecified after an error.
 pub fn write_params(
     batch: &MicroBatch,
     shape: &ParamsShape,
@@ -139,8 +140,8 @@ pub fn write_params(
     let table_blocks = shape.table_blocks as usize;
     let (mut row, mut logit) = (0, shape.logit_rows());
     for (index, item) in batch.items.iter().enumerate() {
-        // A sequence may own more blocks than its positions fill. The table needs only those that kernels
-        // look up.
+        // A sequence may own more blocks than its positions fill. The table holds only the blocks that
+        // kernels look up.
         let used = (item.end_position() as usize).div_ceil(BLOCK_TOKENS);
         fits("cache blocks", used, table_blocks.min(item.blocks.len()))?;
         let table = &mut words[shape.tables() + index * table_blocks..][..table_blocks];
@@ -199,7 +200,7 @@ mod tests {
         assert_eq!(list(shape.positions(), 5), [15, 16, 0, 3, 4]);
         assert_eq!(list(shape.row_sequences(), 5), [0, 0, 1, 2, 2]);
         assert_eq!(list(shape.logit_rows(), 4), [1, 3, 4, u32::MAX]);
-        // Position 16 is in the second block; the third is owned but not yet reached.
+        // Position 16 is in the second block. The sequence owns the third block but has not reached it.
         assert_eq!(list(shape.tables(), 9), [4, 9, u32::MAX, 5, u32::MAX, u32::MAX, 6, u32::MAX, u32::MAX]);
     }
 

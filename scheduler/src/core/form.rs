@@ -1,9 +1,11 @@
-//! Formation of the next micro-batch.
+//! Forms the next micro-batch.
 //!
-//! Decode rows come first, then prompt rows up to the chunk length, which depends on the prompts and on
-//! whether other sequences generate. To keep all stages busy, generating sequences are divided among the
-//! plan's number of decode groups. That limits the decode rows of a micro-batch and the micro-batches with
-//! decode rows in flight. More of them would be smaller, and each reads all weights.
+//! Decode rows come first, followed by prompt rows up to the chunk length. The chunk length depends on the
+//! prompts and on whether other sequences generate.
+//!
+//! Generating sequences are divided into decode groups to keep all stages busy. The plan's number of groups
+//! limits the decode rows of a micro-batch, and the number of micro-batches in flight with decode rows. More
+//! groups would make micro-batches smaller, and each micro-batch reads all weights.
 
 use crate::core::batch::{Item, LogitRows};
 use crate::core::run::{RunCore, RunShape};
@@ -37,7 +39,8 @@ impl Draft {
 }
 
 impl RunCore {
-    /// Returns the next micro-batch and whether it has decode rows, if there is work and a free credit.
+    /// Returns the next micro-batch and whether it has decode rows. Returns `None` without work or without a
+    /// free credit.
     pub(super) fn form(&mut self) -> Option<(MicroBatch, bool)> {
         if self.credits.is_empty() || (self.ready.is_empty() && self.prefilling.is_empty()) {
             return None;
@@ -80,7 +83,7 @@ impl RunCore {
     fn chunk_rows(&self, decodes: bool) -> u32 {
         let most = self.shape.chunks.last_from_tokens();
         let mut tokens = 0;
-        // Stop when more tokens no longer matter.
+        // Stop counting once more tokens cannot change the chunk.
         for sequence in self.prefilling.iter().filter_map(|id| self.sequences.get(id)) {
             tokens += sequence.prompt.len() as u64;
             if tokens >= most {
@@ -107,7 +110,7 @@ impl RunCore {
     }
 }
 
-/// Returns the next rows of a prompt that fit into the draft.
+/// Returns the next prompt rows that fit into the draft, if any.
 fn prompt_item(id: SequenceId, sequence: &Sequence, draft: &Draft) -> Option<Item> {
     let left = sequence.prompt.len() as u32 - sequence.entered;
     let mut rows = left.min(draft.rows_left);
@@ -120,7 +123,7 @@ fn prompt_item(id: SequenceId, sequence: &Sequence, draft: &Draft) -> Option<Ite
             if draft.logit_rows_left > 0 {
                 LogitRows::Last
             } else {
-                // The last row waits for a micro-batch with a free logit row.
+                // The last row waits for a micro-batch that has a free logit row.
                 rows -= 1;
                 LogitRows::None
             }

@@ -1,4 +1,5 @@
-//! Blocks of the KV cache. Every stage uses the same blocks for its own layers, so one pool serves all.
+//! Blocks of the KV cache. Every stage uses the same block ids for its own layers, so one pool serves all
+//! stages.
 
 use std::sync::Arc;
 
@@ -23,7 +24,7 @@ impl BlockPool {
         self.free.len() as u32
     }
 
-    /// Takes `count` blocks. Returns `None` if fewer are free.
+    /// Takes `count` blocks. Returns `None` if there are fewer free blocks.
     pub(crate) fn take(&mut self, count: u32) -> Option<Arc<[u32]>> {
         let at = self.free.len().checked_sub(count as usize)?;
         Some(self.free.drain(at..).rev().collect())

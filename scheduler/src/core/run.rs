@@ -1,4 +1,4 @@
-//! The coordinator of a pipeline: admission, micro-batches, credits, token return and cancellation.
+//! The coordinator's core: admission, micro-batches, credits, token return and cancellation.
 
 use crate::core::pool::BlockPool;
 use crate::core::sequence::{FinishReason, Finished, Prompt, Sequence};
@@ -10,38 +10,38 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-/// The coordinator's description of a pipeline. All numbers are at least 1, and no chunk is longer than
+/// The coordinator's description of a pipeline. All numbers are at least 1. No chunk is longer than
 /// `max_rows`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunShape {
     /// Number of stages.
     pub stages: u32,
-    /// Most micro-batches with decode rows in flight.
+    /// Largest number of micro-batches in flight with decode rows.
     pub decode_groups: u32,
-    /// Most micro-batches in flight.
+    /// Largest number of micro-batches in flight.
     pub credits: u32,
     /// Longest sequence, in tokens.
     pub context: u32,
     /// Size of the vocabulary.
     pub vocabulary: u32,
-    /// Most rows of a micro-batch with prompt rows.
+    /// Prefill chunks: the largest number of rows of a micro-batch with prompt rows.
     pub chunks: Chunks,
-    /// Most rows of a micro-batch.
+    /// Largest number of rows of a micro-batch.
     pub max_rows: u32,
-    /// Most logit rows of a micro-batch.
+    /// Largest number of logit rows of a micro-batch.
     pub max_logit_rows: u32,
-    /// Most sequences of a micro-batch.
+    /// Largest number of sequences of a micro-batch.
     pub max_sequences: u32,
-    /// Blocks of the KV cache.
+    /// Number of blocks of the KV cache.
     pub kv_blocks: u32,
 }
 
-/// A message that a micro-batch will have passed the last stage, sent ahead of time.
+/// Advance notice that a micro-batch will have passed the last stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Return {
     /// The micro-batch.
     pub micro_batch: MicroBatchId,
-    /// Point on the last stage's download timeline after which its logits are in host memory.
+    /// Point on the last stage's download timeline after which the logits are in host memory.
     pub ready: Point,
 }
 
@@ -50,17 +50,17 @@ pub struct Return {
 pub enum RunEvent {
     /// A new sequence.
     Submit {
-        /// Unused identifier.
+        /// Identifier of the sequence. It must be unused.
         sequence: SequenceId,
         /// The request.
         prompt: Prompt,
     },
-    /// A sequence is cancelled. Ignored if it has already ended.
+    /// Cancel a sequence. The event is ignored if the sequence has already ended.
     Cancel {
         /// The sequence.
         sequence: SequenceId,
     },
-    /// A micro-batch has gone through the last stage.
+    /// The last stage announces the results of a micro-batch.
     Return(Return),
     /// The last stage's download timeline has advanced.
     Progress {
@@ -71,7 +71,7 @@ pub enum RunEvent {
     Collected {
         /// The micro-batch.
         micro_batch: MicroBatchId,
-        /// The sampled tokens in item order, without sequences that have ended.
+        /// Sampled tokens in item order. Sequences that have ended are absent.
         sampled: Vec<Sampled>,
     },
     /// A stage has failed, which ends the run.
@@ -91,7 +91,7 @@ pub enum RunAction {
         /// The micro-batch.
         micro_batch: Arc<MicroBatch>,
     },
-    /// Read the logits of a micro-batch, sample for those of its sequences that have not ended, and answer
+    /// Read the logits of a micro-batch and sample for each of its sequences that has not ended. Then answer
     /// with [`RunEvent::Collected`].
     Collect {
         /// The micro-batch.
@@ -108,7 +108,7 @@ pub enum RunAction {
     Finish {
         /// The sequence.
         sequence: SequenceId,
-        /// Its result.
+        /// Result of the sequence.
         finished: Finished,
     },
     /// A sequence was refused or failed.
@@ -118,7 +118,7 @@ pub enum RunAction {
         /// The cause.
         error: Error,
     },
-    /// The run has ended and every sequence has a result. Stop the stages.
+    /// The run has ended and every sequence has a result. Stop all stages.
     Stop,
 }
 
@@ -132,7 +132,7 @@ enum Flight {
 #[derive(Debug)]
 pub(super) struct InFlight {
     batch: Arc<MicroBatch>,
-    /// Whether it has decode rows.
+    /// Whether the micro-batch has decode rows.
     pub(super) decodes: bool,
     flight: Flight,
 }
@@ -160,9 +160,9 @@ pub struct RunCore {
     pub(super) sequences: BTreeMap<SequenceId, Sequence>,
     /// Sequences not yet admitted, in submission order.
     waiting: VecDeque<SequenceId>,
-    /// Sequences with prompt tokens that have not entered, in admission order.
+    /// Sequences whose prompt has not entered completely, in admission order.
     pub(super) prefilling: VecDeque<SequenceId>,
-    /// Sequences with a token to feed back, in the order of these tokens.
+    /// Sequences with a sampled token that has not entered, in the order of sampling.
     pub(super) ready: VecDeque<SequenceId>,
     /// Number of admitted sequences that generate tokens.
     pub(super) generating: u32,
@@ -170,7 +170,7 @@ pub struct RunCore {
     pub(super) in_flight: VecDeque<InFlight>,
     pub(super) next_id: u64,
     progress: u64,
-    /// Cause of the end of the run, once it has ended.
+    /// Reason for the end of the run. `None` while it continues.
     ended: Option<Error>,
 }
 
@@ -178,7 +178,7 @@ impl RunCore {
     /// Creates an idle coordinator.
     ///
     /// # Errors
-    /// [`Error::Spec`] if a number of the shape is 0, or a chunk is invalid.
+    /// [`Error::Spec`] if a number of the shape is 0 or a chunk is invalid.
     pub fn new(shape: RunShape) -> Result<Self> {
         let RunShape { stages, decode_groups, credits, context, vocabulary, .. } = shape;
         let RunShape { max_rows, max_logit_rows, max_sequences, kv_blocks, .. } = shape;
@@ -226,8 +226,8 @@ impl RunCore {
     /// Handles an event and appends the resulting actions.
     ///
     /// # Errors
-    /// [`Error::Protocol`] for an event that is not allowed now. The caller must then end the run with
-    /// [`RunEvent::Failed`].
+    /// [`Error::Protocol`] for an event that is not allowed in this state. The caller must then end the run
+    /// with [`RunEvent::Failed`].
     pub fn step(&mut self, now: Nanoseconds, event: RunEvent, actions: &mut Vec<RunAction>) -> Result<()> {
         if let Some(error) = &self.ended {
             if let RunEvent::Submit { sequence, .. } = event {
@@ -296,8 +296,8 @@ impl RunCore {
         Ok(())
     }
 
-    /// Admits waiting sequences in order. A short request does not overtake a long one, which could otherwise
-    /// starve.
+    /// Admits waiting sequences in submission order. A short request never overtakes a long request, which
+    /// could otherwise starve.
     fn admit(&mut self, now: Nanoseconds) {
         while let Some(&id) = self.waiting.front() {
             let Some(sequence) = self.sequences.get_mut(&id) else { return };
@@ -322,7 +322,7 @@ impl RunCore {
         }
     }
 
-    /// Requests the results of every micro-batch whose point has passed.
+    /// Requests the results of every micro-batch whose `ready` point has passed.
     fn collect(&mut self, actions: &mut Vec<RunAction>) {
         for next in &mut self.in_flight {
             match next.flight {
@@ -350,7 +350,7 @@ impl RunCore {
         self.in_flight.pop_front();
         self.credits.push_back(batch.credit);
         for item in &batch.items {
-            // A sequence that has ended meanwhile is absent, and its result is dropped.
+            // A sequence that has ended in the meantime is absent. Its result is dropped.
             let Some(sequence) = self.sequences.get_mut(&item.sequence) else { continue };
             if item.end_position() < sequence.prompt.len() as u32 {
                 continue;
@@ -419,7 +419,7 @@ impl RunCore {
         }
     }
 
-    /// Removes a sequence from its queue, if it is in one.
+    /// Removes a sequence from the queue that contains it, if any.
     fn unqueue(&mut self, id: SequenceId) {
         let Some(sequence) = self.sequences.get(&id) else { return };
         let queue = match sequence {
@@ -432,9 +432,10 @@ impl RunCore {
         }
     }
 
-    /// Removes a sequence and frees its cache blocks. Micro-batches in flight may still write them. Their
-    /// next owner enters later, and every stage keeps that order. A sequence whose last results have arrived
-    /// is in no queue, so the queues, which may be long, are not searched.
+    /// Removes a sequence and frees its cache blocks. Micro-batches in flight may still write to these
+    /// blocks. The next owner's micro-batches enter later, and every stage keeps the order, so they run after
+    /// these writes. Does not search the queues, which may be long: a sequence whose last results have
+    /// arrived is in none of them.
     fn remove(&mut self, id: SequenceId) -> Option<Sequence> {
         let sequence = self.sequences.remove(&id)?;
         self.generating -= u32::from(sequence.is_admitted() && sequence.generation.is_some());

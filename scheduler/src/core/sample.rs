@@ -1,14 +1,16 @@
-//! Sampling interface: a row of logits becomes a token.
+//! Interface for sampling a token from a row of logits.
 
 use crate::core::SequenceId;
 use serde::{Deserialize, Serialize};
 
-/// Selects the next token of one sequence. Each request has its own, with its own settings and generator.
+/// Selects the next token of one sequence. Each request has its own sampler, with its own settings and
+/// generator.
 pub trait Sample: Send {
-    /// Returns the token after `history` (prompt and tokens so far), given the logits of the last position.
+    /// Returns the token after `history`, given the logits of the last position. `history` holds the prompt
+    /// and all tokens so far.
     ///
     /// # Errors
-    /// A message if no token can be selected. It ends the sequence.
+    /// Returns a message if no token can be selected. The sequence then ends.
     fn sample(&mut self, logits: &[f32], history: &[u32]) -> Result<u32, String>;
 }
 
@@ -23,6 +25,6 @@ impl Sample for crate::sampling::Sampler {
 pub struct Sampled {
     /// The sequence.
     pub sequence: SequenceId,
-    /// Its id, or the reason why there is none.
+    /// Token id, or the reason why no token was selected.
     pub token: Result<u32, String>,
 }

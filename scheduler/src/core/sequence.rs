@@ -6,22 +6,22 @@ use ragtag_kernels::params::BLOCK_TOKENS;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// The output that a request wants.
+/// Requested output.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Want {
     /// Generate tokens.
     Generate {
-        /// Most new tokens. With 0 the prompt is processed and nothing is sampled.
+        /// Largest number of new tokens. If 0, the prompt is processed and no token is sampled.
         max_new_tokens: u32,
-        /// Tokens that end the sequence; they are not emitted.
+        /// Tokens that end the sequence. They are not emitted.
         end_tokens: Arc<[u32]>,
     },
-    /// The logits of every prompt position, without new tokens.
+    /// Return the logits of every prompt position, and generate nothing.
     Logits,
 }
 
-/// A request, without its sampler and reply sink.
+/// A request without its sampler and reply sink.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Prompt {
     /// Token ids.
@@ -34,15 +34,15 @@ pub struct Prompt {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FinishReason {
-    /// One of its end tokens was sampled.
+    /// The sequence sampled one of its end tokens.
     EndToken(u32),
-    /// It has the requested number of new tokens.
+    /// The sequence has the requested number of new tokens.
     MaxTokens,
-    /// It fills the context.
+    /// The sequence fills the context.
     ContextFull,
     /// All logits of the prompt have been delivered.
     LogitsDone,
-    /// It was cancelled, or the pipeline was shut down.
+    /// The sequence was cancelled, or the pipeline was shut down.
     Cancelled,
 }
 
@@ -51,24 +51,25 @@ pub enum FinishReason {
 pub struct SequenceTimes {
     /// Time of submission.
     pub submitted_ns: Nanoseconds,
-    /// Time at which it got its cache blocks.
+    /// Time at which the sequence got its cache blocks.
     pub admitted_ns: Option<Nanoseconds>,
-    /// Time at which the whole prompt was processed; for a generating sequence, that of the first token.
+    /// Time at which the whole prompt was processed. For a generating sequence, this is the time of the first
+    /// token.
     pub prefilled_ns: Option<Nanoseconds>,
-    /// Time of its end.
+    /// Time at which the sequence ended.
     pub finished_ns: Nanoseconds,
 }
 
 /// Result of a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Finished {
-    /// Reason for its end.
+    /// Reason for the end of the sequence.
     pub reason: FinishReason,
-    /// Tokens of its prompt.
+    /// Number of prompt tokens.
     pub prompt_tokens: u32,
-    /// Tokens emitted.
+    /// Number of emitted tokens.
     pub new_tokens: u32,
-    /// Its times.
+    /// Times of the sequence.
     pub times: SequenceTimes,
 }
 
@@ -76,13 +77,13 @@ pub struct Finished {
 #[derive(Debug)]
 pub(crate) struct Sequence {
     pub(crate) prompt: Arc<[u32]>,
-    /// `None` if the request wants logits.
+    /// Generation state. `None` if the request is for logits.
     pub(crate) generation: Option<Generation>,
-    /// Number of cache blocks that it needs.
+    /// Number of cache blocks that the sequence needs.
     pub(crate) wanted_blocks: u32,
-    /// Its cache blocks; empty until it is admitted.
+    /// Cache blocks of the sequence. Empty until the sequence is admitted.
     pub(crate) blocks: Arc<[u32]>,
-    /// Prompt tokens that have entered the pipeline.
+    /// Number of prompt tokens that have entered the pipeline.
     pub(crate) entered: u32,
     pub(crate) times: SequenceTimes,
 }
@@ -90,12 +91,12 @@ pub(crate) struct Sequence {
 #[derive(Debug)]
 pub(crate) struct Generation {
     pub(crate) max_new_tokens: u32,
-    /// Reason for its end at `max_new_tokens`.
+    /// Reason to report for the end at `max_new_tokens`.
     pub(crate) at_limit: FinishReason,
     end_tokens: Arc<[u32]>,
-    /// Tokens emitted.
+    /// Number of emitted tokens.
     pub(crate) new_tokens: u32,
-    /// The last emitted token.
+    /// Last emitted token.
     pub(crate) last_token: u32,
 }
 
@@ -106,7 +107,8 @@ impl Generation {
 }
 
 impl Sequence {
-    /// Creates a sequence for a request that fits a cache of `total_blocks` blocks and the context.
+    /// Creates a sequence for a request. The request must fit the context and a cache of `total_blocks`
+    /// blocks.
     pub(crate) fn new(
         prompt: Prompt,
         context: u32,
@@ -128,7 +130,7 @@ impl Sequence {
         let generation = match want {
             Want::Logits => None,
             Want::Generate { max_new_tokens, end_tokens } => {
-                // The last new token is never fed back, so it needs no position.
+                // The last new token is never an input, so it needs no position.
                 let room = context - length + 1;
                 let at_limit =
                     if max_new_tokens > room { FinishReason::ContextFull } else { FinishReason::MaxTokens };
@@ -145,7 +147,7 @@ impl Sequence {
         Ok(Self { prompt: tokens, generation, wanted_blocks, blocks: Arc::new([]), entered: 0, times })
     }
 
-    /// Returns whether it has its cache blocks.
+    /// Returns whether the sequence has its cache blocks.
     pub(crate) fn is_admitted(&self) -> bool {
         !self.blocks.is_empty()
     }

@@ -1,17 +1,22 @@
 //! The core of one stage: slots, the incoming and outgoing edges, and the points between them.
 //!
-//! Everything is submitted ahead. A micro-batch's upload, computation and download wait for each other by
-//! points, so the device proceeds without the host. Two shortages delay a micro-batch. Without a free slot
-//! its chunks wait in the ring, and the previous stage runs out of ring slots. Without a free ring slot its
-//! download waits, and keeps its slot. With three slots one micro-batch computes while the next enters and
-//! the previous one leaves. A fourth hides the delay until the host learns that a slot is free.
+//! A stage with a device of its own submits work before its inputs are ready. A micro-batch's upload,
+//! computation and download wait for each other's points, so the device proceeds without the host. A stage
+//! that shares its device computes only when [`DeviceCore`](super::DeviceCore) tells it to.
+//!
+//! Two kinds of slots can run out and delay a micro-batch. Without a free slot on the device, its chunks wait
+//! in the ring, and the previous stage runs out of ring slots. Without a free ring slot, its download waits
+//! and its slot stays occupied.
+//!
+//! With three slots, one micro-batch computes while the next one enters and the previous one leaves. A fourth
+//! slot hides the delay until the host learns that a slot is free.
 
-use crate::core::{MicroBatch, MicroBatchId, Nanoseconds, Return};
+use crate::core::{MicroBatch, MicroBatchId, Nanoseconds, QueuePoints, Return};
 use crate::error::{Error, Result};
-use ragtag_hal::{Point, TimelineId};
+use ragtag_hal::Point;
 use ragtag_transfer::{
-    Chunk, ChunkFree, ChunkReady, Points, Receiver, ReceiverAction, ReceiverEvent, Route, Sender,
-    SenderAction, SenderEvent, TransferId,
+    Chunk, ChunkFree, ChunkReady, Receiver, ReceiverAction, ReceiverEvent, Route, Sender, SenderAction,
+    SenderEvent, TransferId,
 };
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
@@ -20,20 +25,20 @@ use std::sync::Arc;
 /// Parameters of a stage.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StageShape {
-    /// Slots: most micro-batches on the device, at least 1.
+    /// Number of slots, at least 1: the largest number of micro-batches on the device.
     pub slots: u32,
-    /// Bytes of one row of activations in its wire type.
+    /// Bytes of one row of activations in the wire type.
     pub row_bytes: u64,
-    /// Route of incoming activations; `None` for the first stage.
+    /// Route of incoming activations. `None` on the first stage.
     pub incoming: Option<Route>,
-    /// Route of outgoing activations; `None` for the last stage.
+    /// Route of outgoing activations. `None` on the last stage.
     pub outgoing: Option<Route>,
 }
 
 /// Inputs of a stage.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum StageEvent {
-    /// The previous stage (or the coordinator, for the first stage) hands over a micro-batch.
+    /// The previous stage hands over a micro-batch. For the first stage, the coordinator does.
     HandOff {
         /// The micro-batch.
         micro_batch: Arc<MicroBatch>,
@@ -42,11 +47,6 @@ pub enum StageEvent {
     Chunk(ChunkReady),
     /// The next stage returns a ring slot.
     Free(ChunkFree),
-    /// The stage's download timeline has advanced.
-    Progress {
-        /// Value of the timeline.
-        downloaded: u64,
-    },
 }
 
 /// Actions of a stage, to be executed in order.
@@ -58,7 +58,7 @@ pub enum StageAction {
         slot: u32,
         /// The micro-batch.
         micro_batch: MicroBatchId,
-        /// Bytes of the activations, and their location in the ring.
+        /// Byte range of the activations, and its location in the ring.
         chunk: Chunk,
         /// Points that the copy waits for.
         waits: Vec<Point>,
@@ -82,15 +82,15 @@ pub enum StageAction {
         slot: u32,
         /// The micro-batch.
         micro_batch: MicroBatchId,
-        /// Bytes of the activations, and their location in the ring.
+        /// Byte range of the activations, and its location in the ring.
         chunk: Chunk,
         /// Points that the copy waits for.
         waits: Vec<Point>,
         /// Point that the copy signals.
         signal: Point,
     },
-    /// Last stage: submit a copy of the slot's logits to the host memory of the micro-batch's credit. Without
-    /// logit rows the submission only waits and signals.
+    /// Last stage only: submit a copy of the slot's logits to the host memory of the micro-batch's credit.
+    /// Without logit rows, the submission only waits and signals.
     Logits {
         /// The slot.
         slot: u32,
@@ -110,7 +110,7 @@ pub enum StageAction {
     Chunk(ChunkReady),
     /// Return a ring slot to the previous stage.
     Free(ChunkFree),
-    /// Tell the coordinator at which point a micro-batch's results are available.
+    /// Notify the coordinator of the point after which a micro-batch's results are available.
     Return(Return),
 }
 
@@ -118,25 +118,37 @@ pub enum StageAction {
 #[derive(Debug)]
 enum Outlet {
     Next(Sender),
-    Coordinator(Points),
+    Coordinator,
+}
+
+/// A micro-batch that has a slot and, on all but the first stage, submitted uploads.
+#[derive(Debug)]
+struct Ready {
+    micro_batch: Arc<MicroBatch>,
+    slot: u32,
+    /// Point of the last upload.
+    received: Option<Point>,
 }
 
 /// The state machine of one stage.
 #[derive(Debug)]
-pub struct StageCore {
+pub(super) struct StageCore {
     row_bytes: u64,
     slots: u32,
     incoming: Option<Receiver>,
     outlet: Outlet,
-    compute: Points,
+    /// Whether it computes ahead, before its inputs have arrived.
+    ahead: bool,
     free: VecDeque<u32>,
-    /// Handed over, without a slot.
+    /// Micro-batches that were handed over and have no slot.
     waiting: VecDeque<(Arc<MicroBatch>, Nanoseconds)>,
-    /// With a slot, activations not completely received.
+    /// Micro-batches with a slot that have not received all activations.
     receiving: VecDeque<(Arc<MicroBatch>, u32)>,
+    /// Waits for [`StageCore::compute_oldest`]. Empty on a stage that computes ahead.
+    ready: VecDeque<Ready>,
     /// Computed, activations not completely sent.
     sending: VecDeque<(MicroBatchId, u32)>,
-    /// Slots that become free when the download timeline reaches the value, in that order.
+    /// Slots that become free when the download timeline reaches the value, in ascending order.
     draining: VecDeque<(u64, u32)>,
     stats: StageStats,
 }
@@ -146,38 +158,19 @@ pub struct StageCore {
 pub struct StageStats {
     /// Submitted micro-batches.
     pub micro_batches: u64,
-    /// Their rows.
+    /// Rows of the submitted micro-batches.
     pub rows: u64,
     /// Total time that micro-batches waited for a slot.
     pub waited_for_slot_ns: Nanoseconds,
 }
 
-/// Next points of a stage's queues.
-#[derive(Clone, Debug)]
-pub struct StagePoints {
-    /// Compute queue.
-    pub compute: Points,
-    /// Upload queue.
-    pub upload: Points,
-    /// Download queue.
-    pub download: Points,
-}
-
-impl StagePoints {
-    /// Returns the points of queues without submissions.
-    pub fn new(timeline: impl Fn(ragtag_hal::QueueKind) -> TimelineId) -> Self {
-        use ragtag_hal::QueueKind::{Compute, Download, Upload};
-        let points = |queue| Points::new(timeline(queue));
-        Self { compute: points(Compute), upload: points(Upload), download: points(Download) }
-    }
-}
-
 impl StageCore {
-    /// Creates an idle stage.
+    /// Creates an idle stage. With `ahead`, it computes before its inputs have arrived.
     ///
     /// # Errors
-    /// [`Error::Spec`] without slots, for rows of zero bytes, and for a route that does not connect devices.
-    pub fn new(shape: &StageShape, points: StagePoints) -> Result<Self> {
+    /// [`Error::Spec`] if there are no slots, if a row has zero bytes, or if a route does not connect
+    /// devices.
+    pub(super) fn new(shape: &StageShape, ahead: bool) -> Result<Self> {
         let spec = |what: String| Err(Error::Spec { what });
         if shape.slots == 0 || shape.row_bytes == 0 {
             return spec(format!("invalid stage shape: {shape:?}"));
@@ -187,23 +180,20 @@ impl StageCore {
         }
         let unavailable = |error: ragtag_transfer::Error| Error::Spec { what: error.to_string() };
         let outlet = match shape.outgoing {
-            Some(route) => Outlet::Next(Sender::new(route, points.download).map_err(unavailable)?),
-            None => Outlet::Coordinator(points.download),
+            Some(route) => Outlet::Next(Sender::new(route).map_err(unavailable)?),
+            None => Outlet::Coordinator,
         };
-        let incoming = shape
-            .incoming
-            .map(|route| Receiver::new(route, points.upload))
-            .transpose()
-            .map_err(unavailable)?;
+        let incoming = shape.incoming.map(Receiver::new).transpose().map_err(unavailable)?;
         Ok(Self {
             row_bytes: shape.row_bytes,
             slots: shape.slots,
             incoming,
             outlet,
-            compute: points.compute,
+            ahead,
             free: (0..shape.slots).collect(),
             waiting: VecDeque::new(),
             receiving: VecDeque::new(),
+            ready: VecDeque::new(),
             sending: VecDeque::new(),
             draining: VecDeque::new(),
             stats: StageStats::default(),
@@ -211,26 +201,27 @@ impl StageCore {
     }
 
     /// Returns the counts so far.
-    pub fn stats(&self) -> StageStats {
+    pub(super) fn stats(&self) -> StageStats {
         self.stats
     }
 
-    /// Returns whether a micro-batch waits for a slot. Until then the core needs no progress events.
-    pub fn wants_slot(&self) -> bool {
+    /// Returns whether a micro-batch waits for a slot. The core needs progress events only while this is
+    /// true.
+    pub(super) fn wants_slot(&self) -> bool {
         !self.waiting.is_empty()
     }
 
-    /// Returns whether activations wait for a slot of the outgoing ring. Until then returned slots are not
-    /// urgent.
-    pub fn wants_ring_slot(&self) -> bool {
+    /// Returns whether activations wait for a slot of the outgoing ring. Returned ring slots are urgent only
+    /// while this is true.
+    pub(super) fn wants_ring_slot(&self) -> bool {
         matches!(&self.outlet, Outlet::Next(sender) if sender.is_waiting())
     }
 
-    /// Returns whether it holds no micro-batch and all slots and ring slots are free.
-    pub fn is_idle(&self) -> bool {
+    /// Returns whether the stage holds no micro-batch and all slots and ring slots are free.
+    pub(super) fn is_idle(&self) -> bool {
         let sent = match &self.outlet {
             Outlet::Next(sender) => sender.is_idle(),
-            Outlet::Coordinator(_) => true,
+            Outlet::Coordinator => true,
         };
         let received = self.incoming.as_ref().is_none_or(|r| r.expected() == 0);
         sent && received && self.waiting.is_empty() && self.free.len() == self.slots as usize
@@ -239,11 +230,12 @@ impl StageCore {
     /// Handles an event and appends the resulting actions.
     ///
     /// # Errors
-    /// [`Error::Protocol`] for an event that is not allowed now.
-    pub fn step(
+    /// [`Error::Protocol`] for an event that is not allowed in this state.
+    pub(super) fn step(
         &mut self,
         now: Nanoseconds,
         event: StageEvent,
+        points: &mut QueuePoints,
         actions: &mut Vec<StageAction>,
     ) -> Result<()> {
         match event {
@@ -252,51 +244,80 @@ impl StageCore {
                     let transfer = TransferId(micro_batch.id.0);
                     let bytes = u64::from(micro_batch.rows()) * self.row_bytes;
                     let mut received = Vec::new();
-                    receiver.step(ReceiverEvent::Expect { transfer, bytes }, &mut received)?;
-                    self.receive(received, actions)?;
+                    let expect = ReceiverEvent::Expect { transfer, bytes };
+                    receiver.step(expect, &mut points.upload, &mut received)?;
+                    self.receive(received, points, actions)?;
                 }
                 self.waiting.push_back((micro_batch, now));
             }
-            StageEvent::Chunk(ready) => self.receiver_event(ReceiverEvent::Ready(ready), actions)?,
-            StageEvent::Free(free) => self.sender_event(SenderEvent::Free(free), actions)?,
-            StageEvent::Progress { downloaded } => {
-                while let Some(&(_, slot)) = self.draining.front().filter(|(value, _)| *value <= downloaded) {
-                    self.draining.pop_front();
-                    self.free.push_back(slot);
-                }
+            StageEvent::Chunk(ready) => {
+                self.receiver_event(ReceiverEvent::Ready(ready), points, actions)?;
             }
+            StageEvent::Free(free) => self.sender_event(SenderEvent::Free(free), points, actions)?,
         }
-        self.admit(now, actions)
+        self.admit(now, points, actions)
+    }
+
+    /// Handles progress of the device's download timeline, which frees slots.
+    ///
+    /// # Errors
+    /// [`Error::Protocol`] if chunks in the ring do not fit their micro-batch.
+    pub(super) fn downloaded(
+        &mut self,
+        now: Nanoseconds,
+        value: u64,
+        points: &mut QueuePoints,
+        actions: &mut Vec<StageAction>,
+    ) -> Result<()> {
+        while let Some((_, slot)) = self.draining.pop_front_if(|(at, _)| *at <= value) {
+            self.free.push_back(slot);
+        }
+        self.admit(now, points, actions)
     }
 
     /// Assigns free slots to waiting micro-batches.
-    fn admit(&mut self, now: Nanoseconds, actions: &mut Vec<StageAction>) -> Result<()> {
+    fn admit(
+        &mut self,
+        now: Nanoseconds,
+        points: &mut QueuePoints,
+        actions: &mut Vec<StageAction>,
+    ) -> Result<()> {
         while !self.free.is_empty() {
-            let Some((batch, since)) = self.waiting.pop_front() else { return Ok(()) };
+            let Some((micro_batch, since)) = self.waiting.pop_front() else { return Ok(()) };
             let Some(slot) = self.free.pop_front() else { return Ok(()) };
             self.stats.waited_for_slot_ns += now.saturating_sub(since);
             if self.incoming.is_some() {
-                self.receiving.push_back((batch, slot));
-                self.receiver_event(ReceiverEvent::Open, actions)?;
+                self.receiving.push_back((micro_batch, slot));
+                self.receiver_event(ReceiverEvent::Open, points, actions)?;
             } else {
-                self.compute(batch, slot, None, actions)?;
+                self.proceed(Ready { micro_batch, slot, received: None }, points, actions)?;
             }
         }
         Ok(())
     }
 
-    fn receiver_event(&mut self, event: ReceiverEvent, actions: &mut Vec<StageAction>) -> Result<()> {
+    fn receiver_event(
+        &mut self,
+        event: ReceiverEvent,
+        points: &mut QueuePoints,
+        actions: &mut Vec<StageAction>,
+    ) -> Result<()> {
         let Some(receiver) = &mut self.incoming else {
             return Err(Error::protocol("a chunk for the first stage"));
         };
         let mut received = Vec::new();
-        receiver.step(event, &mut received)?;
-        self.receive(received, actions)
+        receiver.step(event, &mut points.upload, &mut received)?;
+        self.receive(received, points, actions)
     }
 
-    fn receive(&mut self, received: Vec<ReceiverAction>, actions: &mut Vec<StageAction>) -> Result<()> {
+    fn receive(
+        &mut self,
+        received: Vec<ReceiverAction>,
+        points: &mut QueuePoints,
+        actions: &mut Vec<StageAction>,
+    ) -> Result<()> {
         for action in received {
-            // Transfers arrive in order, so this is the oldest one in `receiving`.
+            // Transfers arrive in order, so this action belongs to the oldest entry in `receiving`.
             let Some((batch, slot)) = self.receiving.front() else {
                 return Err(Error::protocol("activations for a micro-batch without a slot"));
             };
@@ -307,25 +328,59 @@ impl StageCore {
                 }
                 ReceiverAction::Free(free) => actions.push(StageAction::Free(free)),
                 ReceiverAction::Received { at, .. } => {
-                    let Some((batch, slot)) = self.receiving.pop_front() else { continue };
-                    self.compute(batch, slot, at, actions)?;
+                    let Some((micro_batch, slot)) = self.receiving.pop_front() else { continue };
+                    self.proceed(Ready { micro_batch, slot, received: at }, points, actions)?;
                 }
             }
         }
         Ok(())
     }
 
-    fn compute(
+    /// Computes a micro-batch now, or queues it if the stage does not compute ahead.
+    fn proceed(
         &mut self,
-        batch: Arc<MicroBatch>,
-        slot: u32,
-        received: Option<Point>,
+        ready: Ready,
+        points: &mut QueuePoints,
         actions: &mut Vec<StageAction>,
     ) -> Result<()> {
+        if self.ahead {
+            return self.compute(ready, points, actions);
+        }
+        self.ready.push_back(ready);
+        Ok(())
+    }
+
+    /// Returns the oldest micro-batch that is ready to compute, and the point of its last upload.
+    pub(super) fn oldest(&self) -> Option<(MicroBatchId, Option<Point>)> {
+        self.ready.front().map(|ready| (ready.micro_batch.id, ready.received))
+    }
+
+    /// Computes the oldest micro-batch that is ready.
+    ///
+    /// # Errors
+    /// [`Error::Protocol`] if none is ready.
+    pub(super) fn compute_oldest(
+        &mut self,
+        points: &mut QueuePoints,
+        actions: &mut Vec<StageAction>,
+    ) -> Result<()> {
+        let Some(ready) = self.ready.pop_front() else {
+            return Err(Error::protocol("no micro-batch is ready to compute"));
+        };
+        self.compute(ready, points, actions)
+    }
+
+    fn compute(
+        &mut self,
+        ready: Ready,
+        points: &mut QueuePoints,
+        actions: &mut Vec<StageAction>,
+    ) -> Result<()> {
+        let Ready { micro_batch: batch, slot, received } = ready;
         let rows = u64::from(batch.rows());
         self.stats.micro_batches += 1;
         self.stats.rows += rows;
-        let computed = self.compute.allot();
+        let computed = points.compute.allot();
         let micro_batch = batch.clone();
         actions.push(StageAction::Compute {
             slot,
@@ -334,11 +389,11 @@ impl StageCore {
             signal: computed,
         });
         match &mut self.outlet {
-            Outlet::Coordinator(points) => {
-                let ready = points.allot();
+            Outlet::Coordinator => {
+                let ready = points.download.allot();
                 self.draining.push_back((ready.value, slot));
-                // Sent before the submission, so that the coordinator knows the micro-batch before its point
-                // passes.
+                // Send the return before the submission, so that the coordinator knows the micro-batch before
+                // its point passes.
                 actions.push(StageAction::Return(Return { micro_batch: batch.id, ready }));
                 let waits = vec![computed];
                 actions.push(StageAction::Logits { slot, micro_batch: batch, waits, signal: ready });
@@ -348,8 +403,9 @@ impl StageCore {
                 let transfer = TransferId(batch.id.0);
                 self.sending.push_back((batch.id, slot));
                 let (bytes, start) = (rows * self.row_bytes, actions.len());
-                self.sender_event(SenderEvent::Send { transfer, bytes, after: computed }, actions)?;
-                // Insert it right before the first chunk, so that the next stage wakes up once.
+                self.sender_event(SenderEvent::Send { transfer, bytes, after: computed }, points, actions)?;
+                // Insert the hand-off right before the first chunk, so that the next stage wakes up only
+                // once.
                 let chunk = actions[start..].iter().position(|a| matches!(a, StageAction::Chunk(_)));
                 let at = chunk.map_or(actions.len(), |chunk| start + chunk);
                 actions.insert(at, StageAction::HandOff { micro_batch: batch });
@@ -358,12 +414,17 @@ impl StageCore {
         }
     }
 
-    fn sender_event(&mut self, event: SenderEvent, actions: &mut Vec<StageAction>) -> Result<()> {
+    fn sender_event(
+        &mut self,
+        event: SenderEvent,
+        points: &mut QueuePoints,
+        actions: &mut Vec<StageAction>,
+    ) -> Result<()> {
         let Outlet::Next(sender) = &mut self.outlet else {
             return Err(Error::protocol("a ring slot for the last stage"));
         };
         let mut sent = Vec::new();
-        sender.step(event, &mut sent)?;
+        sender.step(event, &mut points.download, &mut sent)?;
         for action in sent {
             let Some(&(micro_batch, slot)) = self.sending.front() else {
                 return Err(Error::protocol("activations of a micro-batch without a slot"));

@@ -1,4 +1,4 @@
-//! Tests of individual decisions of the cores. The simulator checks whole runs.
+//! Tests of single decisions of the cores. The simulator checks whole runs.
 
 use super::*;
 use crate::error::{Error, Refusal};
@@ -26,10 +26,10 @@ fn shape(stages: u32) -> RunShape {
     }
 }
 
-/// A coordinator with a pipeline that returns micro-batches on request.
+/// A coordinator with a pipeline that returns micro-batches when the test requests it.
 struct Run {
     core: RunCore,
-    /// In flight.
+    /// Micro-batches in flight.
     entered: Vec<Arc<MicroBatch>>,
     finished: Vec<(SequenceId, FinishReason)>,
     failed: Vec<SequenceId>,
@@ -67,7 +67,7 @@ impl Run {
         self.step(RunEvent::Submit { sequence: SequenceId(id), prompt });
     }
 
-    /// Returns the oldest micro-batch; every sequence samples token 7.
+    /// Returns the oldest micro-batch. Every sequence in it samples token 7.
     fn give_back(&mut self) -> Arc<MicroBatch> {
         let batch = self.entered.remove(0);
         self.returned += 1;
@@ -82,7 +82,7 @@ impl Run {
     }
 }
 
-/// Returns sequence, first position and rows of each item.
+/// Returns the sequence, first position and number of rows of each item.
 fn items(batch: &MicroBatch) -> Vec<(u64, u32, usize)> {
     batch.items.iter().map(|i| (i.sequence.0, i.first_position, i.tokens.len())).collect()
 }
@@ -108,7 +108,7 @@ fn short_prompts_share_a_chunk_and_decode_rows_join_them() {
     run.submit(1, 3, 4);
     run.submit(2, 9, 4);
     run.give_back();
-    // The first sequence's decode row goes first, then two prompts and as much of the third as fits.
+    // The first sequence's decode row goes first. Two prompts follow, then as many rows of the third as fit.
     assert_eq!(items(&run.entered[0]), [(0, 3, 1), (1, 0, 3), (2, 0, 4)]);
 }
 
@@ -121,7 +121,7 @@ fn each_prompt_gets_the_chunk_listed_for_its_length() {
         run.submit(0, tokens, 1);
         assert_eq!(items(&run.entered[0]), [(0, 0, rows)], "{tokens} tokens");
     }
-    // Waiting prompts count together.
+    // The lengths of all waiting prompts add up.
     let mut run = Run::new(RunShape { chunks, credits: 1, ..shape(1) });
     run.submit(0, 4, 1);
     run.submit(1, 4, 1);
@@ -218,8 +218,8 @@ fn sequences_waiting_for_cache_blocks_are_not_overtaken() {
 
 #[test]
 fn cancelled_sequences_leave_their_queue() {
-    // One credit, so that each queue has an entry: 0 and 1 have tokens to feed back, 2 and 3 prompts, 4 and 5
-    // wait.
+    // There is one credit, so each queue has entries. Sequences 0 and 1 have tokens to feed back, 2 and 3
+    // have prompts to enter, and 4 and 5 wait for blocks.
     let mut run = Run::new(RunShape { credits: 1, kv_blocks: 8, ..shape(1) });
     run.submit(0, 4, 4);
     run.submit(1, 4, 4);
@@ -245,7 +245,7 @@ fn cancelled_sequences_leave_their_queue() {
     assert_eq!((counts.active, counts.waiting, counts.free_blocks), (0, 0, 8));
 }
 
-/// The time of a step does not grow with the queue. Otherwise this test takes minutes, not seconds.
+/// The time of a step must not grow with the queue. Otherwise this test takes minutes instead of seconds.
 #[test]
 fn a_long_queue_costs_its_length_once() {
     const MANY: u64 = 1 << 17;
@@ -274,7 +274,7 @@ fn a_token_that_cannot_be_used_fails_its_sequence_at_its_position() {
         let mut run = Run::new(shape(1));
         run.submit(0, 4, 9);
         run.give_back();
-        // The second token follows four of the prompt and the first.
+        // The second token follows four prompt tokens and the first new token.
         let micro_batch = run.entered.remove(0).id;
         let ready = timeline(0, QueueKind::Download).at(2);
         run.step(RunEvent::Return(Return { micro_batch, ready }));
@@ -338,20 +338,35 @@ fn batch(id: u64, rows: usize) -> Arc<MicroBatch> {
 
 const ROUTE: Route = Route::HostStaged { chunk_bytes: 32, depth: 2 };
 
-fn stage(slots: u32, incoming: bool, outgoing: bool) -> StageCore {
-    let shape = StageShape {
-        slots,
-        row_bytes: 16,
-        incoming: incoming.then_some(ROUTE),
-        outgoing: outgoing.then_some(ROUTE),
-    };
-    StageCore::new(&shape, StagePoints::new(|queue| timeline(1, queue))).unwrap()
+fn stage_shape(slots: u32, incoming: bool, outgoing: bool) -> StageShape {
+    let (incoming, outgoing) = (incoming.then_some(ROUTE), outgoing.then_some(ROUTE));
+    StageShape { slots, row_bytes: 16, incoming, outgoing }
 }
 
-fn step(core: &mut StageCore, event: StageEvent) -> Vec<StageAction> {
+fn device(shapes: &[StageShape]) -> DeviceCore {
+    DeviceCore::new(shapes, QueuePoints::new(|queue| timeline(1, queue))).unwrap()
+}
+
+/// Returns a device with one stage.
+fn stage(slots: u32, incoming: bool, outgoing: bool) -> DeviceCore {
+    device(&[stage_shape(slots, incoming, outgoing)])
+}
+
+fn step_device(core: &mut DeviceCore, event: DeviceEvent) -> Vec<(usize, StageAction)> {
     let mut actions = Vec::new();
     core.step(0, event, &mut actions).unwrap();
-    actions
+    actions.into_iter().map(|DeviceAction { stage, action }| (stage, action)).collect()
+}
+
+/// Steps the only stage.
+fn step(core: &mut DeviceCore, event: StageEvent) -> Vec<StageAction> {
+    let actions = step_device(core, DeviceEvent::Stage { stage: 0, event });
+    actions.into_iter().map(|(_, action)| action).collect()
+}
+
+fn downloaded(core: &mut DeviceCore, downloaded: u64) -> Vec<StageAction> {
+    let progress = DeviceEvent::Progress(Progress { downloaded, ..Progress::default() });
+    step_device(core, progress).into_iter().map(|(_, action)| action).collect()
 }
 
 fn chunk(transfer: u64, slot: u32, ready: u64) -> StageEvent {
@@ -373,7 +388,7 @@ fn a_middle_stage_submits_everything_ahead() {
         let (slot, value) = (id as u32, id + 1);
         let bytes = Chunk { slot, offset: 0, bytes: 32 };
         let foreign = timeline(0, download).at(value);
-        // Nothing has passed yet, and both micro-batches are submitted to all three queues.
+        // No point has passed yet. Both micro-batches are already submitted to all three queues.
         let expected = [
             StageAction::Upload {
                 slot,
@@ -405,7 +420,7 @@ fn a_middle_stage_submits_everything_ahead() {
         ];
         assert_eq!(step(&mut core, chunk(id, slot, value)), expected);
     }
-    assert!(!core.is_idle() && !core.wants_ring_slot() && !core.wants_slot());
+    assert!(!core.is_idle() && !core.wants_ring_slot(0) && core.awaited().is_empty());
 }
 
 #[test]
@@ -416,7 +431,7 @@ fn short_of_ring_slots_a_stage_computes_and_waits_with_its_download() {
     }
     let actions = step(&mut core, StageEvent::HandOff { micro_batch: batch(2, 2) });
     assert!(matches!(actions[..], [StageAction::Compute { slot: 2, .. }, StageAction::HandOff { .. }]));
-    assert!(core.wants_ring_slot());
+    assert!(core.wants_ring_slot(0));
     let after: Point = timeline(2, QueueKind::Upload).at(1);
     let actions = step(&mut core, StageEvent::Free(ChunkFree { slot: 0, after }));
     let [StageAction::Download { slot: 2, waits, .. }, StageAction::Chunk(_)] = &actions[..] else {
@@ -429,11 +444,15 @@ fn short_of_ring_slots_a_stage_computes_and_waits_with_its_download() {
 fn a_stage_counts_its_micro_batches_and_their_waiting() {
     let mut core = stage(1, false, false);
     let mut at = |now, event| core.step(now, event, &mut Vec::new()).unwrap();
-    at(10, StageEvent::HandOff { micro_batch: batch(0, 2) });
-    at(20, StageEvent::HandOff { micro_batch: batch(1, 3) });
-    at(50, StageEvent::Progress { downloaded: 1 });
+    let hand_off = |id, rows| {
+        let event = StageEvent::HandOff { micro_batch: batch(id, rows) };
+        DeviceEvent::Stage { stage: 0, event }
+    };
+    at(10, hand_off(0, 2));
+    at(20, hand_off(1, 3));
+    at(50, DeviceEvent::Progress(Progress { downloaded: 1, ..Progress::default() }));
     let expected = StageStats { micro_batches: 2, rows: 5, waited_for_slot_ns: 30 };
-    assert_eq!(core.stats(), expected);
+    assert_eq!(core.stats(0), expected);
 }
 
 #[test]
@@ -447,10 +466,83 @@ fn short_of_slots_a_stage_leaves_chunks_in_the_ring() {
     assert_eq!(returned.ready, *signal);
     step(&mut core, StageEvent::HandOff { micro_batch: batch(1, 2) });
     assert!(step(&mut core, chunk(1, 1, 2)).is_empty());
-    assert!(core.wants_slot());
-    let actions = step(&mut core, StageEvent::Progress { downloaded: signal.value });
+    assert_eq!(core.awaited(), [QueueKind::Download]);
+    let actions = downloaded(&mut core, signal.value);
     assert!(matches!(actions[..2], [StageAction::Upload { slot: 0, .. }, StageAction::Free(_)]));
-    assert!(!core.wants_slot());
-    step(&mut core, StageEvent::Progress { downloaded: 2 });
+    assert!(core.awaited().is_empty());
+    downloaded(&mut core, 2);
     assert!(core.is_idle());
+}
+
+/// Returns a device with the first stage of a pipeline and a later one, whose inputs come from device 0.
+fn two_stages() -> DeviceCore {
+    device(&[stage_shape(4, false, true), stage_shape(4, true, false)])
+}
+
+fn enter(core: &mut DeviceCore, stage: usize, id: u64) -> Vec<(usize, StageAction)> {
+    let event = StageEvent::HandOff { micro_batch: batch(id, 2) };
+    step_device(core, DeviceEvent::Stage { stage, event })
+}
+
+fn computed(actions: &[(usize, StageAction)]) -> Vec<(usize, u64)> {
+    let computed = actions.iter().filter_map(|(stage, action)| match action {
+        StageAction::Compute { micro_batch, .. } => Some((*stage, micro_batch.id.0)),
+        _ => None,
+    });
+    computed.collect()
+}
+
+fn progress(core: &mut DeviceCore, computed: u64, uploaded: u64) -> Vec<(usize, StageAction)> {
+    step_device(core, DeviceEvent::Progress(Progress { computed, uploaded, downloaded: 0 }))
+}
+
+#[test]
+fn stages_that_share_a_device_compute_only_what_has_arrived() {
+    let mut core = two_stages();
+    enter(&mut core, 1, 0);
+    let actions = step_device(&mut core, DeviceEvent::Stage { stage: 1, event: chunk(0, 0, 1) });
+    assert!(matches!(actions[..], [(1, StageAction::Upload { .. }), (1, StageAction::Free(_))]));
+    assert_eq!(core.awaited(), [QueueKind::Upload, QueueKind::Compute]);
+    // The first stage does not wait for the other one's input.
+    assert_eq!(computed(&enter(&mut core, 0, 1)), [(0, 1)]);
+    assert_eq!(computed(&progress(&mut core, 0, 1)), [(1, 0)]);
+    assert!(core.awaited().is_empty() && !core.is_idle());
+}
+
+#[test]
+fn stages_that_share_a_device_compute_the_oldest_micro_batch_first() {
+    let mut core = two_stages();
+    assert_eq!(computed(&enter(&mut core, 0, 4)), [(0, 4)]);
+    // Micro-batch 4 comes back to the last stage. Micro-batch 5 must not be ahead of it in the queue.
+    assert!(computed(&enter(&mut core, 0, 5)).is_empty());
+    enter(&mut core, 1, 4);
+    step_device(&mut core, DeviceEvent::Stage { stage: 1, event: chunk(4, 0, 1) });
+    assert_eq!(computed(&progress(&mut core, 0, 1)), [(1, 4)], "the oldest waits behind the running one");
+    assert!(computed(&progress(&mut core, 0, 1)).is_empty(), "two computations fill the queue");
+    assert_eq!(computed(&progress(&mut core, 1, 1)), [(0, 5)], "no older one is left");
+}
+
+#[test]
+fn stages_that_share_a_device_signal_one_order_of_points() {
+    let mut core = two_stages();
+    let mut actions = enter(&mut core, 0, 1);
+    enter(&mut core, 1, 0);
+    actions.extend(step_device(&mut core, DeviceEvent::Stage { stage: 1, event: chunk(0, 0, 1) }));
+    actions.extend(progress(&mut core, 1, 1));
+    let downloads = actions.iter().filter_map(|(stage, action)| match action {
+        StageAction::Download { signal, .. } | StageAction::Logits { signal, .. } => {
+            Some((*stage, signal.value))
+        }
+        _ => None,
+    });
+    assert_eq!(downloads.collect::<Vec<_>>(), [(0, 1), (1, 2)]);
+}
+
+#[test]
+fn a_device_refuses_events_of_other_stages() {
+    let event = StageEvent::HandOff { micro_batch: batch(0, 2) };
+    let refused = two_stages().step(0, DeviceEvent::Stage { stage: 2, event }, &mut Vec::new());
+    assert!(matches!(refused, Err(Error::Protocol { .. })), "{refused:?}");
+    let points = QueuePoints::new(|queue| timeline(1, queue));
+    assert!(DeviceCore::new(&[], points).is_err());
 }

@@ -1,4 +1,4 @@
-//! The coordinator's thread: drives the core, reads logits, samples, and calls reply sinks.
+//! The coordinator's thread. It drives the core, reads logits, samples, and calls reply sinks.
 
 use crate::actor::culprit;
 use crate::core::{
@@ -6,7 +6,7 @@ use crate::core::{
 };
 use crate::error::{Error, Result};
 use crate::mailbox::{self, Mailbox, Notice, found, over};
-use crate::message::{RequestMessage, RunMessage, RunUrgent, StageAddress, StageMessage, StageUrgent};
+use crate::message::{DeviceAddress, DeviceMessage, DeviceUrgent, RequestMessage, RunMessage, RunUrgent};
 use crate::runtime::PipelineStats;
 use crate::runtime::request::{Client, Reply};
 use crate::runtime::spec::Layout;
@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Host memory for logits: one part per credit, with rows of f32.
+/// Host memory for logits, with one part per credit. Rows are f32.
 pub(super) struct Logits {
     pub(super) region: Arc<HostRegion>,
     part_bytes: u64,
@@ -39,7 +39,7 @@ impl Logits {
     /// Returns a row of a micro-batch's logits.
     fn row(&self, credit: u32, row: u32) -> Result<Lease<'_>> {
         let start = (u64::from(credit) * self.part_bytes + u64::from(row) * self.row_bytes) as usize;
-        // The download has completed, so no device writes there.
+        // The download has completed, so no device writes to these bytes.
         let lease = self.region.read(start..start + self.row_bytes as usize);
         lease.map_err(|e| Error::protocol(format!("logits are not available yet: {e}")))
     }
@@ -50,12 +50,12 @@ fn floats<'a>(row: &'a Lease<'_>) -> Result<&'a [f32]> {
     row.floats().ok_or_else(|| Error::protocol("a row of logits is not aligned to floats"))
 }
 
-/// Replies that are sent after all work that devices wait for.
+/// Replies to send after all actions for which devices wait.
 #[derive(Default)]
 struct News {
     /// Sequences with new tokens.
     of: Vec<SequenceId>,
-    /// Sequences that have ended, with their last reply.
+    /// Sequences that have ended, each with its last reply.
     last: Vec<(Client, Reply)>,
 }
 
@@ -64,9 +64,13 @@ pub(super) struct Coordinator {
     pub(super) core: RunCore,
     pub(super) inbox: Mailbox<RunMessage, RunUrgent>,
     pub(super) requests: Receiver<RequestMessage>,
-    /// Set when requests are no longer accepted.
+    /// Set to true when the coordinator no longer accepts requests.
     pub(super) ended: Arc<AtomicBool>,
-    pub(super) stages: Vec<StageAddress>,
+    /// Mailboxes of the devices.
+    pub(super) actors: Vec<DeviceAddress>,
+    /// Device of the first stage.
+    pub(super) first_device: usize,
+    /// Device ids and labels of the stages.
     pub(super) devices: Vec<(DeviceId, String)>,
     /// The last stage's download timeline.
     pub(super) last: Arc<Timeline>,
@@ -74,11 +78,11 @@ pub(super) struct Coordinator {
     pub(super) logits: Logits,
     pub(super) clients: HashMap<SequenceId, Client>,
     pub(super) stats: Arc<Mutex<PipelineStats>>,
-    /// Value of the last timeline that the core knows.
+    /// Value of the last stage's download timeline that was reported to the core.
     pub(super) progress: u64,
-    /// The token return edge.
+    /// Transfers of the token return.
     pub(super) token_return: Transfers,
-    /// Micro-batches whose logits have been read but whose consequences are not yet handled.
+    /// Micro-batches whose logits have been read, but whose results the core has not handled.
     pub(super) collected: Vec<MicroBatchId>,
     pub(super) anticipation: Anticipation,
 }
@@ -90,7 +94,7 @@ enum Incoming {
     Request(RequestMessage),
 }
 
-/// Refuses pending requests after the end of the run.
+/// Refuses pending requests after the run has ended.
 pub(super) fn refuse(requests: &Receiver<RequestMessage>) {
     while let Ok(message) = requests.try_recv() {
         if let RequestMessage::Submit { mut client, .. } = message {
@@ -100,19 +104,19 @@ pub(super) fn refuse(requests: &Receiver<RequestMessage>) {
 }
 
 impl Coordinator {
-    /// Runs until stopped. A panic in a sampler or a reply sink ends the run, and every sequence receives the
+    /// Runs until stopped. If a sampler or a reply sink panics, the run ends and every sequence receives the
     /// error.
     pub(super) fn serve(mut self) {
         if catch_unwind(AssertUnwindSafe(|| self.work())).is_err() {
             let error = Error::protocol("a sampler or a reply sink panicked");
             for (_, mut client) in self.clients.drain() {
-                // This sink may be the one that panicked. The others must still receive the error.
+                // This sink may have panicked. The other sinks must still receive the error.
                 let _ = catch_unwind(AssertUnwindSafe(|| (client.reply)(Reply::Failed(error.clone()))));
             }
-            self.stop_stages();
+            self.stop_devices();
         }
-        // A later sender handles the remaining requests itself. This order ensures that one of the two sees
-        // each request.
+        // A sender that sees `ended` refuses the remaining requests itself. Setting `ended` first ensures
+        // that this thread or the sender sees each request.
         self.ended.store(true, Ordering::SeqCst);
         refuse(&self.requests);
     }
@@ -140,8 +144,8 @@ impl Coordinator {
         }
     }
 
-    /// Arms the progress notice and checks once more. A return is in the quiet queue before its point passes.
-    /// So if the point is visible here, so is the return; otherwise the notice wakes this thread.
+    /// Arms the progress notice and checks again. A return is in the quiet queue before its point passes. So
+    /// if the point is visible here, the return is too. Otherwise the notice wakes this thread.
     fn before_sleep(&mut self) -> Option<Incoming> {
         self.notice.arm();
         self.catch_up();
@@ -177,7 +181,7 @@ impl Coordinator {
         }
     }
 
-    /// Reports the last stage's progress to the core if it is new.
+    /// Reports the last stage's progress to the core if it has changed.
     fn catch_up(&mut self) {
         let value = self.last.value();
         if value > self.progress {
@@ -186,11 +190,11 @@ impl Coordinator {
         }
     }
 
-    /// Steps the core and executes its actions until there are none.
+    /// Steps the core and executes its actions, until no event is left.
     fn handle(&mut self, event: RunEvent) {
         let mut events = VecDeque::from([event]);
         let mut actions = Vec::new();
-        // Reply to clients last: devices wait for the other actions.
+        // Reply to clients last, because devices wait for the other actions.
         let mut news = News::default();
         while let Some(event) = events.pop_front() {
             let stepped = self.core.step(Timing::now_ns(), event, &mut actions);
@@ -213,8 +217,8 @@ impl Coordinator {
     fn act(&mut self, action: RunAction, events: &mut VecDeque<RunEvent>, news: &mut News) -> Result<()> {
         match action {
             RunAction::Enter { micro_batch } => {
-                let hand_off = StageMessage::Event(StageEvent::HandOff { micro_batch });
-                return self.stages[0].send(hand_off);
+                let event = StageEvent::HandOff { micro_batch };
+                return self.actors[self.first_device].send(DeviceMessage::Event { stage: 0, event });
             }
             RunAction::Collect { micro_batch } => {
                 let sampled = self.collect(&micro_batch)?;
@@ -231,12 +235,12 @@ impl Coordinator {
             }
             RunAction::Finish { sequence, finished } => self.end(sequence, Reply::Finished(finished), news),
             RunAction::Fail { sequence, error } => self.end(sequence, Reply::Failed(error), news),
-            RunAction::Stop => self.stop_stages(),
+            RunAction::Stop => self.stop_devices(),
         }
         Ok(())
     }
 
-    /// Reads the logits of a micro-batch and samples from them or delivers them. Skips sequences that have
+    /// Reads the logits of a micro-batch, and samples from them or delivers them. Skips sequences that have
     /// ended.
     fn collect(&mut self, batch: &MicroBatch) -> Result<Vec<Sampled>> {
         let mut sampled = Vec::new();
@@ -284,11 +288,12 @@ impl Coordinator {
         }
     }
 
-    fn stop_stages(&self) {
-        self.stages.iter().for_each(|stage| stage.send_urgent(StageUrgent::Stop));
+    fn stop_devices(&self) {
+        self.actors.iter().for_each(|actor| actor.send_urgent(DeviceUrgent::Stop));
     }
 
-    /// Attributes an error to the stage where it began, if another stage reported it first through a point.
+    /// Attributes an error to the stage on which it began. Another stage may have reported the error first,
+    /// because it waited for a point.
     fn attribute(&self, error: Error) -> Error {
         let Error::Stage { stage, device, cause } = error else { return error };
         let began = culprit(&cause).and_then(|id| self.devices.iter().position(|(other, _)| *other == id));
@@ -319,7 +324,7 @@ mod tests {
     use ragtag_hal::{QueueKind, TimelineId};
     use ragtag_planner::Chunks;
 
-    /// The last stage sends a return, and its point passes, right after the coordinator found nothing to do.
+    /// The last stage sends a return, and its point passes, right after the coordinator has found no message.
     #[test]
     fn a_return_before_sleep_wakes_the_coordinator() {
         let run = RunShape {
@@ -336,7 +341,7 @@ mod tests {
         };
         let layout = Layout { run, weight_bytes: 0, logit_row_bytes: 16, logits_part_bytes: 16 };
         let (address, inbox) = mailbox(Lanes::of_run(1));
-        let (stage, _stage_inbox) = mailbox(Lanes::of_stage(1, 0, 0));
+        let (actor, _actor_inbox) = mailbox(Lanes::of_device(1, [(0, 0)]));
         let (_requests, requests) = bounded(1);
         let id = TimelineId { device: DeviceId(0), queue: QueueKind::Download };
         let last = Timeline::new(id);
@@ -345,7 +350,8 @@ mod tests {
             inbox,
             requests,
             ended: Arc::default(),
-            stages: vec![stage],
+            actors: vec![actor],
+            first_device: 0,
             devices: vec![(DeviceId(0), "made-up:0".into())],
             last: Arc::clone(&last),
             notice: Notice::default(),

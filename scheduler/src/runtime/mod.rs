@@ -1,8 +1,8 @@
 //! The threaded runtime: a pipeline of loaded stages that accepts requests.
 //!
-//! It has one thread per device ([`crate::actor`]) and one for the coordinator. Each sleeps on its own
-//! mailbox. This module starts, connects and ends the threads. It knows nothing about the decisions of cores
-//! or the work of devices.
+//! There is one thread per device ([`crate::actor`]) and one for the coordinator. Each thread sleeps on its
+//! own mailbox. This module starts, connects and ends the threads. It knows nothing about the decisions of
+//! the cores or the work of the devices.
 
 mod coordinator;
 mod request;
@@ -10,15 +10,15 @@ mod spec;
 
 pub(crate) use request::Client;
 pub use request::{Job, Reply, ReplySink, Request};
-pub use spec::{LoadProgress, PipelineOptions, StageSpec};
+pub use spec::{LoadProgress, PipelineOptions, PipelineSpec, StageSpec};
 
-use crate::actor::{Actor, ActorSpec, Edge, StageReport};
+use crate::actor::{Actor, ActorSpec, ActorStage, Edge, StageReport};
 use crate::capacity::Lanes;
 use crate::core::{Prompt, RunCore, RunCounts, SequenceId, Want};
 use crate::error::{Error, Result};
 use crate::mailbox::{LINGER, Notice, mailbox};
 use crate::message::{
-    RequestMessage, RunAddress, RunMessage, RunUrgent, StageAddress, StageMessage, StageUrgent,
+    DeviceAddress, DeviceMessage, DeviceUrgent, RequestMessage, RunAddress, RunMessage, RunUrgent,
 };
 use crate::trace::{Ends, Trace, TraceSink};
 use crate::transfers::{EdgeReport, Transfers};
@@ -34,7 +34,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-/// Most requests that the coordinator has not read yet. With more, submitting blocks briefly.
+/// Largest number of requests that the coordinator has not read. Beyond it, submitting a request blocks
+/// briefly.
 const REQUESTS: usize = 1024;
 
 /// Progress and load of a pipeline.
@@ -48,28 +49,28 @@ pub struct PipelineStats {
     pub prompt_tokens: u64,
     /// Tokens emitted.
     pub new_tokens: u64,
-    /// Reports of the stages, which may lag by a few micro-batches.
+    /// Reports of the stages. They may lag by a few micro-batches.
     pub stages: Vec<StageReport>,
     /// Transfers between stages, one entry per edge.
     pub edges: Vec<EdgeReport>,
-    /// Token return: from the departure of logits from the last stage until the coordinator has sampled and
-    /// sent what follows.
+    /// Transfers of the token return. A transfer starts when logits leave the last stage. It ends when the
+    /// coordinator has sampled and sent the resulting micro-batches.
     pub token_return: EdgeReport,
 }
 
 /// Report of a pipeline after its shutdown.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PipelineReport {
-    /// Its progress.
+    /// Final progress of the pipeline.
     pub stats: PipelineStats,
     /// The trace, if one was requested.
     pub trace: Trace,
 }
 
-/// Loaded and running stages. Dropping it stops it: unfinished sequences receive a cancellation.
+/// Loaded and running stages. Dropping the pipeline stops it, and unfinished sequences are cancelled.
 pub struct Pipeline {
     requests: Sender<RequestMessage>,
-    /// For requests that arrive after the coordinator has ended.
+    /// Receives requests that arrive after the coordinator has ended.
     leftovers: Receiver<RequestMessage>,
     ended: Arc<AtomicBool>,
     run: RunAddress,
@@ -78,38 +79,39 @@ pub struct Pipeline {
     next_sequence: AtomicU64,
     stats: Arc<Mutex<PipelineStats>>,
     reports: Vec<Arc<Mutex<StageReport>>>,
-    /// Transfers between stages, then the token return.
+    /// Transfers between stages, followed by the token return.
     crossings: Vec<Transfers>,
-    /// Kept so that the trace is available after the actors have ended.
+    /// Kept so that the trace stays available after the actors have ended.
     sink: TraceSink,
 }
 
 impl std::fmt::Debug for Pipeline {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Pipeline").field("stages", &self.actors.len()).finish_non_exhaustive()
+        f.debug_struct("Pipeline").field("stages", &self.reports.len()).finish_non_exhaustive()
     }
 }
 
 impl Pipeline {
-    /// Loads all stages in parallel and returns when they are ready. The stages' threads call `progress`.
+    /// Loads all stages in parallel. Returns when all are ready. The stages' threads call `progress`.
     ///
     /// # Errors
-    /// [`Error::Spec`] if stages and options do not match; otherwise the error of the first stage that fails.
-    /// No thread is left then.
+    /// [`Error::Spec`] if stages and options do not match. Otherwise, the error of the first stage that
+    /// fails. No thread is left after an error.
     pub fn start(
-        stages: Vec<StageSpec>,
+        pipeline: PipelineSpec,
         options: &PipelineOptions,
         progress: impl Fn(LoadProgress) + Send + Sync + 'static,
     ) -> Result<Self> {
-        let layout = Layout::new(&stages, options)?;
+        let layout = Layout::new(&pipeline, options)?;
         let core = RunCore::new(layout.run.clone())?;
         let (run, run_inbox) = mailbox::<RunMessage, RunUrgent>(Lanes::of_run(options.credits));
         let sink = TraceSink::new(options.trace_spans);
-        let last = stages.last().map(|s| s.device.timeline(QueueKind::Download));
+        let PipelineSpec { devices, stages } = &pipeline;
+        let last = stages.last().map(|stage| devices[stage.device].timeline(QueueKind::Download));
         let last = last.ok_or_else(|| Error::Spec { what: "the pipeline has no stages".into() })?;
         let logits = Logits::new(&layout)?;
-        let connected = connect(stages, options, &layout, &run, &logits, &sink)?;
-        let Connected { actors: specs, addresses, reports, devices, crossings } = connected;
+        let connected = connect(pipeline, options, &layout, &run, &logits, &sink)?;
+        let Connected { actors: specs, addresses, reports, devices, first_device, crossings } = connected;
 
         let loader = Loader { abort: Arc::default(), total: layout.weight_bytes, done: Arc::default() };
         let actors = loader.start(specs, &addresses, Arc::new(progress))?;
@@ -125,7 +127,8 @@ impl Pipeline {
             inbox: run_inbox,
             requests: request_inbox.clone(),
             ended: Arc::clone(&ended),
-            stages: addresses,
+            actors: addresses,
+            first_device,
             devices,
             last,
             notice,
@@ -153,8 +156,8 @@ impl Pipeline {
         })
     }
 
-    /// Submits a request. All results, including a refusal, arrive at its reply sink. May block briefly after
-    /// very many requests, so do not call it from a reply sink.
+    /// Submits a request. All results arrive at its reply sink, including a refusal. It may block briefly if
+    /// very many requests are pending, so a reply sink must not call it.
     pub fn submit(&self, request: Request) -> SequenceId {
         let sequence = SequenceId(self.next_sequence.fetch_add(1, Ordering::Relaxed));
         let (want, sampler) = match request.job {
@@ -171,15 +174,15 @@ impl Pipeline {
         sequence
     }
 
-    /// Cancels a sequence. Its cache blocks are free at once, results in flight are dropped, and its sink
-    /// receives the cancellation. Ignored if it has already ended.
+    /// Cancels a sequence. Its cache blocks become free at once, results in flight are dropped, and its reply
+    /// sink receives the cancellation. Does nothing if the sequence has already ended.
     pub fn cancel(&self, sequence: SequenceId) {
-        // If the coordinator has ended, so has the sequence.
+        // If the coordinator has ended, the sequence has ended too.
         self.send(RequestMessage::Cancel { sequence });
     }
 
     fn send(&self, message: RequestMessage) {
-        // The receiver exists as long as the pipeline.
+        // This cannot fail, because the pipeline owns the receiver.
         let _ = self.requests.send(message);
         if self.ended.load(Ordering::SeqCst) {
             refuse(&self.leftovers);
@@ -196,12 +199,12 @@ impl Pipeline {
         stats
     }
 
-    /// Returns the trace so far, without the last few submissions of each stage.
+    /// Returns the trace so far. It lacks the last few submissions of each stage.
     pub fn trace(&self) -> Trace {
         self.sink.snapshot()
     }
 
-    /// Ends the pipeline and all of its threads. Unfinished sequences receive a cancellation.
+    /// Ends the pipeline and all of its threads. Unfinished sequences are cancelled.
     pub fn shutdown(mut self) -> PipelineReport {
         self.stop();
         PipelineReport { stats: self.stats(), trace: self.trace() }
@@ -210,7 +213,8 @@ impl Pipeline {
     fn stop(&mut self) {
         self.run.send_urgent(RunUrgent::Stop);
         for thread in self.coordinator.take().into_iter().chain(self.actors.drain(..)) {
-            // A thread that panicked has reported this to the coordinator, which has failed the sequences.
+            // A thread that panicked has reported the panic to the coordinator, which has failed all
+            // sequences.
             let _ = thread.join();
         }
     }
@@ -222,89 +226,109 @@ impl Drop for Pipeline {
     }
 }
 
-/// Actors before they start, and the coordinator's connections to them.
+/// Actors that have not started, and the coordinator's connections to them.
 struct Connected {
     actors: Vec<ActorSpec>,
-    addresses: Vec<StageAddress>,
+    /// Mailboxes of the devices.
+    addresses: Vec<DeviceAddress>,
     reports: Vec<Arc<Mutex<StageReport>>>,
     /// Device ids and labels of the stages.
     devices: Vec<(DeviceId, String)>,
+    /// Device of the first stage.
+    first_device: usize,
     /// Transfers between stages, then the token return.
     crossings: Vec<Transfers>,
 }
 
 /// Connects neighbours by rings, mailboxes and timelines.
 fn connect(
-    stages: Vec<StageSpec>,
+    pipeline: PipelineSpec,
     options: &PipelineOptions,
     layout: &Layout,
     run: &RunAddress,
     logits: &Logits,
     sink: &TraceSink,
 ) -> Result<Connected> {
-    let depth = |edge: Option<&Route>| match edge {
-        Some(Route::HostStaged { depth, .. }) => *depth,
-        _ => 0,
-    };
+    let PipelineSpec { devices, stages } = pipeline;
     let rings = options.routes.iter().map(|route| {
         let region = HostRegion::new(route.staging_bytes() as usize);
         region.map(Arc::new).map_err(|e| Error::Spec { what: format!("staging for {route:?}: {e}") })
     });
     let rings = rings.collect::<Result<Vec<_>>>()?;
-    let mailboxes: Vec<_> = (0..stages.len())
-        .map(|index| {
-            let incoming = index.checked_sub(1).and_then(|before| options.routes.get(before));
-            let (incoming, outgoing) = (depth(incoming), depth(options.routes.get(index)));
-            mailbox::<StageMessage, StageUrgent>(Lanes::of_stage(options.credits, incoming, outgoing))
+    let hosts: Vec<usize> = stages.iter().map(|stage| stage.device).collect();
+    // Index of a stage among those of its device.
+    let local = |stage: usize| hosts[..stage].iter().filter(|host| **host == hosts[stage]).count();
+    let mailboxes: Vec<_> = (0..devices.len())
+        .map(|device| {
+            let depths = ring_depths(&options.routes, &hosts, device);
+            mailbox::<DeviceMessage, DeviceUrgent>(Lanes::of_device(options.credits, depths))
         })
         .collect();
     let addresses: Vec<_> = mailboxes.iter().map(|(address, _)| address.clone()).collect();
     let timelines: Vec<[Arc<Timeline>; 3]> =
-        stages.iter().map(|s| QueueKind::ALL.map(|queue| s.device.timeline_for_others(queue))).collect();
-    let devices: Vec<_> = stages.iter().map(|s| (s.device.id(), s.device.adapter().label())).collect();
+        devices.iter().map(|device| QueueKind::ALL.map(|queue| device.timeline_for_others(queue))).collect();
+    let named = |&host: &usize| (devices[host].id(), devices[host].adapter().label());
+    let named: Vec<_> = hosts.iter().map(named).collect();
     let reports: Vec<Arc<Mutex<StageReport>>> = stages.iter().map(|_| Arc::default()).collect();
-    // The edge to `neighbour` over ring `ring`.
     let notices: Vec<_> = rings.iter().map(|_| Notice::default()).collect();
     let crossings: Vec<Transfers> = stages.iter().map(|_| Transfers::default()).collect();
+    // The edge to stage `neighbour` over ring `ring`.
     let edge = |ring: usize, neighbour: usize, queue: QueueKind| Edge {
         ring_notice: notices[ring].clone(),
         route: options.routes[ring],
         ring: Arc::clone(&rings[ring]),
-        address: addresses[neighbour].clone(),
-        timeline: Arc::clone(&timelines[neighbour][queue.index()]),
+        address: addresses[hosts[neighbour]].clone(),
+        stage: local(neighbour),
+        timeline: Arc::clone(&timelines[hosts[neighbour]][queue.index()]),
     };
-    let count = stages.len();
-    let actors = stages.into_iter().zip(mailboxes).enumerate().map(|(index, (stage, (address, mailbox)))| {
-        let last = index + 1 == count;
-        ActorSpec {
+    let actors = devices.into_iter().zip(mailboxes).map(|(device, (address, mailbox))| ActorSpec {
+        label: device.adapter().label(),
+        device,
+        stages: Vec::new(),
+        slots: options.slots,
+        mailbox,
+        address,
+        run: run.clone(),
+        sink: sink.clone(),
+    });
+    let mut actors: Vec<_> = actors.collect();
+    let last = hosts.len() - 1;
+    for (index, spec) in stages.into_iter().enumerate() {
+        actors[spec.device].stages.push(ActorStage {
             stage: index as u32,
-            label: devices[index].1.clone(),
-            device: stage.device,
-            compiled: stage.compiled,
-            weights: stage.weights,
-            slots: options.slots,
-            mailbox,
-            address,
-            run: run.clone(),
+            compiled: spec.compiled,
+            weights: spec.weights,
             previous: (index > 0).then(|| edge(index - 1, index - 1, QueueKind::Download)),
-            next: (!last).then(|| edge(index, index + 1, QueueKind::Upload)),
-            logits: last.then(|| (Arc::clone(&logits.region), layout.logits_part_bytes)),
-            sink: sink.clone(),
+            next: (index < last).then(|| edge(index, index + 1, QueueKind::Upload)),
+            logits: (index == last).then(|| (Arc::clone(&logits.region), layout.logits_part_bytes)),
             ends: Ends {
                 incoming: index.checked_sub(1).map(|before| crossings[before].clone()),
                 outgoing: Some(crossings[index].clone()),
             },
             report: Arc::clone(&reports[index]),
-        }
-    });
-    let actors = actors.collect();
+        });
+    }
     Ok(Connected {
         actors,
         addresses: addresses.clone(),
         reports: reports.clone(),
-        devices: devices.clone(),
+        devices: named,
+        first_device: hosts[0],
         crossings: crossings.clone(),
     })
+}
+
+/// Returns the depths of the incoming and outgoing rings of each stage of a device. `hosts` lists the devices
+/// of all stages.
+pub(crate) fn ring_depths(routes: &[Route], hosts: &[usize], device: usize) -> Vec<(u32, u32)> {
+    let depth = |route: Option<&Route>| match route {
+        Some(Route::HostStaged { depth, .. }) => *depth,
+        _ => 0,
+    };
+    let stages = hosts.iter().enumerate().filter(|(_, host)| **host == device);
+    stages
+        .map(|(index, _)| (depth(index.checked_sub(1).and_then(|i| routes.get(i))), depth(routes.get(index))))
+        .collect()
 }
 
 /// Starts actors and waits until all have loaded.
@@ -318,7 +342,7 @@ impl Loader {
     fn start(
         &self,
         specs: Vec<ActorSpec>,
-        addresses: &[StageAddress],
+        addresses: &[DeviceAddress],
         progress: Arc<dyn Fn(LoadProgress) + Send + Sync>,
     ) -> Result<Vec<JoinHandle<()>>> {
         let (ready, loaded) = bounded(specs.len());
@@ -326,10 +350,10 @@ impl Loader {
         let mut outcome = Ok(());
         for spec in specs {
             let (ready, abort, progress) = (ready.clone(), Arc::clone(&self.abort), Arc::clone(&progress));
-            let (done, total, stage) = (Arc::clone(&self.done), self.total, spec.stage);
-            let name = format!("ragtag stage {stage}");
+            let (done, total) = (Arc::clone(&self.done), self.total);
+            let name = format!("ragtag {}", spec.label);
             let body = move || {
-                let report = |bytes: u64| {
+                let report = |stage: u32, bytes: u64| {
                     let done_bytes = done.fetch_add(bytes, Ordering::Relaxed) + bytes;
                     progress(LoadProgress { stage, done_bytes, total_bytes: total });
                 };
@@ -343,16 +367,16 @@ impl Loader {
                 }
             }
         }
-        // Each actor sends one result, whether it loads or not.
+        // Each actor sends one result, whether or not it loads.
         for result in loaded.iter().take(threads.len()) {
             if let Err(error) = result {
                 self.abort.store(true, Ordering::Relaxed);
-                // Report the first failure; aborted stages follow with [`Error::Stopped`].
+                // Keep the first failure. Aborted stages report [`Error::Stopped`] later.
                 outcome = outcome.and(Err(error));
             }
         }
         if let Err(error) = outcome {
-            addresses.iter().for_each(|address| address.send_urgent(StageUrgent::Stop));
+            addresses.iter().for_each(|address| address.send_urgent(DeviceUrgent::Stop));
             threads.into_iter().for_each(|thread| drop(thread.join()));
             return Err(error);
         }
@@ -360,16 +384,21 @@ impl Loader {
     }
 }
 
-/// Runs an actor's thread. A panic, for example of a weight source, ends the run like any other failure.
-fn serve(spec: ActorSpec, abort: &AtomicBool, progress: &(dyn Fn(u64) + Sync), ready: &Sender<Result<()>>) {
-    let (stage, run) = (spec.stage, spec.run.clone());
+/// Runs an actor's thread. A panic, for example in a weight source, ends the run like any other failure.
+fn serve(
+    spec: ActorSpec,
+    abort: &AtomicBool,
+    progress: &(dyn Fn(u32, u64) + Sync),
+    ready: &Sender<Result<()>>,
+) {
+    let (label, run) = (spec.label.clone(), spec.run.clone());
     let timelines = QueueKind::ALL.map(|queue| spec.device.timeline(queue));
-    let panicked = || Error::protocol(format!("the actor of stage {stage} panicked"));
+    let panicked = || Error::protocol(format!("the actor of {label} panicked"));
     let loaded = catch_unwind(AssertUnwindSafe(|| Actor::load(spec, abort, progress)));
     let actor = match loaded.unwrap_or_else(|_| Err(panicked())) {
         Ok(actor) => actor,
         Err(error) => {
-            // The receiver may be gone.
+            // Ignore a missing receiver.
             let _ = ready.send(Err(error));
             return;
         }

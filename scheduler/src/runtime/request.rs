@@ -3,51 +3,51 @@
 use crate::core::{Finished, Sample};
 use crate::error::Error;
 
-/// The work of a request.
+/// Work of a request.
 pub enum Job {
     /// Generate tokens after the prompt.
     Generate {
-        /// Most new tokens. With 0 the prompt is processed and nothing is sampled.
+        /// Largest number of new tokens. If 0, the prompt is processed and no token is sampled.
         max_new_tokens: u32,
-        /// Tokens that end the sequence; they are not emitted.
+        /// Tokens that end the sequence. They are not emitted.
         end_tokens: Vec<u32>,
-        /// Selects the tokens.
+        /// Sampler that selects the tokens.
         sampler: Box<dyn Sample>,
     },
-    /// Deliver the logits of every position, without new tokens.
+    /// Deliver the logits of every prompt position, and generate nothing.
     Logits,
 }
 
-/// Destination of replies. Called on the coordinator's thread, which all sequences share: it must not block
-/// or call the pipeline. Usually a channel with enough capacity.
+/// Callback for replies. The coordinator's thread calls it, and all sequences share that thread. It must not
+/// block or call the pipeline. Usually it sends to a channel with enough capacity.
 pub type ReplySink = Box<dyn FnMut(Reply) + Send>;
 
 /// A request.
 pub struct Request {
     /// Token ids of the prompt.
     pub prompt: Vec<u32>,
-    /// The work.
+    /// Work to be done for the prompt.
     pub job: Job,
-    /// Destination of replies.
+    /// Callback for replies.
     pub reply: ReplySink,
 }
 
-/// A reply about a sequence. The last one is [`Reply::Finished`] or [`Reply::Failed`].
+/// A reply about a sequence. The last reply is [`Reply::Finished`] or [`Reply::Failed`].
 #[derive(Clone, Debug, PartialEq)]
 pub enum Reply {
     /// A new token.
     Token {
-        /// Its id.
+        /// Token id.
         id: u32,
     },
-    /// The logits of a position, in position order.
+    /// The logits of one position. Positions arrive in ascending order.
     Logits {
         /// The position.
         position: u32,
         /// One logit for each token of the vocabulary.
         row: Vec<f32>,
     },
-    /// The sequence has ended. Times are on the clock of [`ragtag_hal::Timing::now_ns`].
+    /// The sequence has ended. Its times are on the clock of [`ragtag_hal::Timing::now_ns`].
     Finished(Finished),
     /// The request was refused, or the run has failed.
     Failed(Error),
@@ -56,10 +56,10 @@ pub enum Reply {
 /// State of a request in the coordinator's thread.
 pub(crate) struct Client {
     pub(crate) prompt_tokens: u32,
-    /// Prompt and tokens so far.
+    /// Prompt tokens, followed by the new tokens so far.
     pub(crate) history: Vec<u32>,
     pub(crate) sampler: Option<Box<dyn Sample>>,
-    /// New tokens that the client has not received.
+    /// New tokens that the client has not received yet.
     pub(crate) untold: Vec<u32>,
     pub(crate) reply: ReplySink,
 }

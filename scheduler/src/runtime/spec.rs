@@ -1,4 +1,4 @@
-//! Inputs of a pipeline, and their validation.
+//! Inputs of a pipeline, with their validation.
 
 use crate::actor::WeightSource;
 use crate::core::RunShape;
@@ -9,39 +9,48 @@ use ragtag_kernels::params::BLOCK_TOKENS;
 use ragtag_planner::Chunks;
 use ragtag_transfer::Route;
 
-/// A stage: a device, its compiled program and its weights.
+/// Devices and stages of a pipeline.
+pub struct PipelineSpec {
+    /// Devices with at least one stage each, wrapped in [`ragtag_hal::Checked`] and without submissions.
+    pub devices: Vec<Box<dyn Device>>,
+    /// Stages in pipeline order.
+    pub stages: Vec<StageSpec>,
+}
+
+/// A stage: its device, its compiled program and its weights.
 pub struct StageSpec {
-    /// The device, already wrapped in [`ragtag_hal::Checked`] and without submissions.
-    pub device: Box<dyn Device>,
+    /// Index of its device in [`PipelineSpec::devices`]. Neighbouring stages have different devices.
+    pub device: usize,
     /// The compiled stage.
     pub compiled: CompiledStage,
-    /// The content of its weight buffers.
+    /// Source of the stage's weights.
     pub weights: Box<dyn WeightSource>,
 }
 
 /// Options of a pipeline.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PipelineOptions {
-    /// Routes between stages, one less than stages.
+    /// Routes between stages: one fewer than the stages.
     pub routes: Vec<Route>,
     /// Longest sequence, in tokens.
     pub context: u32,
-    /// Blocks of the KV cache on every stage, of [`BLOCK_TOKENS`] positions each.
+    /// Number of cache blocks on every stage, with [`BLOCK_TOKENS`] positions each.
     pub kv_blocks: u32,
-    /// Most rows of a micro-batch with prompt rows.
+    /// Prefill chunks: the largest number of rows of a micro-batch with prompt rows.
     pub chunks: Chunks,
     /// Number of decode groups.
     pub decode_groups: u32,
-    /// Most micro-batches in flight.
+    /// Largest number of micro-batches in flight.
     pub credits: u32,
     /// Slots of each stage.
     pub slots: u32,
-    /// Most spans of a trace; 0 disables it.
+    /// Largest number of spans in a trace. 0 disables the trace.
     pub trace_spans: usize,
 }
 
 impl PipelineOptions {
-    /// Creates options with host-staged routes and one micro-batch in flight per stage, plus one.
+    /// Creates options with host-staged routes. The number of micro-batches in flight is the number of stages
+    /// plus one.
     pub fn new(stages: usize, context: u32, kv_blocks: u32, chunk_rows: u32) -> Self {
         let credits = stages as u32 + 1;
         Self {
@@ -56,8 +65,8 @@ impl PipelineOptions {
         }
     }
 
-    /// Returns the number of slots that delay nothing: one micro-batch computes, one enters, one leaves, and
-    /// one has left but the host has not noticed. At most the number of credits.
+    /// Returns the smallest number of slots that causes no delay, at most the number of credits. One
+    /// micro-batch computes, one enters, one leaves, and one has left without the host knowing it.
     pub fn slots(credits: u32) -> u32 {
         credits.min(4)
     }
@@ -66,11 +75,11 @@ impl PipelineOptions {
 /// Loading progress over all stages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoadProgress {
-    /// The stage that progressed.
+    /// Stage that has just progressed.
     pub stage: u32,
-    /// Bytes of weights submitted to devices.
+    /// Bytes of weights that were submitted to devices.
     pub done_bytes: u64,
-    /// Total bytes of weights.
+    /// Total bytes of weights of all stages.
     pub total_bytes: u64,
 }
 
@@ -85,7 +94,8 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    pub(crate) fn new(stages: &[StageSpec], options: &PipelineOptions) -> Result<Self> {
+    pub(crate) fn new(pipeline: &PipelineSpec, options: &PipelineOptions) -> Result<Self> {
+        let PipelineSpec { devices, stages } = pipeline;
         let spec = |what: String| Error::Spec { what };
         let compiled = || stages.iter().map(|s| &s.compiled);
         let Some(last) = compiled().next_back() else {
@@ -106,10 +116,28 @@ impl Layout {
                 other => return Err(spec(format!("route {other:?} is not available"))),
             }
         }
+        for (index, device) in devices.iter().enumerate() {
+            let id = device.id();
+            if devices[..index].iter().any(|other| other.id() == id) {
+                return Err(spec(format!("{id} is listed twice")));
+            }
+            if stages.iter().all(|stage| stage.device != index) {
+                return Err(spec(format!("{id} has no stage")));
+            }
+        }
+        if let Some(pair) = stages.windows(2).find(|pair| pair[0].device == pair[1].device) {
+            let at = pair[1].compiled.segments.start;
+            return Err(spec(format!(
+                "the stages on both sides of segment {at} are on one device; merge them"
+            )));
+        }
         for (index, stage) in stages.iter().enumerate() {
-            let id = stage.device.id();
-            if stages[..index].iter().any(|other| other.device.id() == id) {
-                return Err(spec(format!("two stages on {id}")));
+            if stage.device >= devices.len() {
+                return Err(spec(format!(
+                    "stage {index} is on device {} of {}",
+                    stage.device,
+                    devices.len()
+                )));
             }
             let rows = |compiled: &CompiledStage| (compiled.row_bytes, compiled.crossing_row_bytes);
             if stage.compiled.programs.is_empty() || rows(&stage.compiled) != rows(last) {

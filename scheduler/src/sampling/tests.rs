@@ -1,8 +1,8 @@
-//! Tests of sampling: ranges, the individual filters, and distributions.
+//! Tests of setting ranges, the individual filters, and distributions.
 
 use super::*;
 
-/// Returns settings that keep everything unchanged.
+/// Returns settings that leave the distribution unchanged.
 fn plain() -> Sampling {
     Sampling {
         temperature: 1.0,
@@ -19,7 +19,7 @@ fn sampler(settings: Sampling) -> Sampler {
     Sampler::new(settings).expect("valid")
 }
 
-/// Draws many times and compares the counts with `probabilities` by a chi-square bound.
+/// Draws many tokens and compares their counts with `probabilities` by a chi-square test.
 fn assert_distribution(settings: Sampling, logits: &[f32], history: &[u32], probabilities: &[f64]) {
     const DRAWS: usize = 20_000;
     let mut sampler = sampler(settings);
@@ -38,8 +38,8 @@ fn assert_distribution(settings: Sampling, logits: &[f32], history: &[u32], prob
         chi_square += (count as f64 - expected).powi(2) / expected;
         kinds += 1.0;
     }
-    // Mean k - 1, variance 2 (k - 1). The bound is four standard deviations plus 1. Seeds are fixed, so the
-    // result never varies.
+    // The mean is k - 1 and the variance 2 (k - 1). The bound is four standard deviations plus 1 above the
+    // mean. Seeds are fixed, so the result never varies.
     let freedom: f64 = kinds - 1.0;
     let bound = freedom + 4.0 * (2.0 * freedom).sqrt() + 1.0;
     assert!(chi_square <= bound, "chi-square {chi_square} above {bound}: {counts:?}");
@@ -115,7 +115,7 @@ fn nan_is_never_chosen() {
     let logits = [f32::NAN, 0.5, f32::NAN, 1.0, f32::NEG_INFINITY];
     let kept = [0.0, 0.5f64.exp(), 0.0, 1f64.exp(), 0.0];
     assert_distribution(plain(), &logits, &[], &kept);
-    // A penalised NaN stays NaN, with either sign.
+    // A penalised NaN stays NaN with either sign.
     let settings = Sampling { repetition_penalty: 2.0, ..plain() };
     let kept = [0.0, 0.25f64.exp(), 0.0, 0.5f64.exp(), 0.0];
     assert_distribution(
@@ -157,7 +157,7 @@ fn top_k_keeps_the_likeliest_and_low_ids_among_equals() {
 
 #[test]
 fn top_p_keeps_the_fewest_that_suffice() {
-    // Probabilities 0.5, 0.3, 0.15, 0.05.
+    // The probabilities are 0.5, 0.3, 0.15 and 0.05.
     let logits = [0.15f32.ln(), 0.5f32.ln(), 0.05f32.ln(), 0.3f32.ln()];
     for (top_p, kept) in [
         (0.4, [0.0, 0.5, 0.0, 0.0]),
@@ -175,15 +175,14 @@ fn top_p_sees_probabilities_before_the_temperature_and_after_top_k() {
     // A high temperature would flatten the probabilities, but top-p still keeps two tokens.
     let hot = Sampling { top_p: 0.6, temperature: 1000.0, ..plain() };
     assert_distribution(hot, &logits, &[], &[0.0, 1.0, 0.0, 1.0]);
-    // Of the two that top-k keeps, 0.5 / 0.8 = 0.625 suffices alone.
+    // Top-k keeps two tokens. The first has probability 0.5 / 0.8 = 0.625, which is enough for top-p.
     let both = Sampling { top_p: 0.6, top_k: 2, ..plain() };
     assert_distribution(both, &logits, &[], &[0.0, 1.0, 0.0, 0.0]);
 }
 
 #[test]
 fn top_p_is_right_when_many_tokens_are_needed() {
-    // Equal probabilities over more tokens than are sorted at once: half of them, with the lowest ids, are
-    // kept.
+    // There are more equal probabilities than are sorted at once. The half with the lowest ids is kept.
     let logits = vec![1.0f32; 2000];
     let mut sampler = sampler(Sampling { top_p: 0.5, ..plain() });
     let drawn: Vec<_> = (0..4000).map(|_| sampler.sample(&logits, &[]).expect("a token")).collect();
@@ -227,7 +226,7 @@ fn a_seed_gives_the_same_tokens_again_and_another_gives_others() {
 
 #[test]
 fn the_generator_is_splitmix64() {
-    // First outputs of the published algorithm for seed 1234567.
+    // These are the first outputs of the published algorithm for seed 1234567.
     let mut draws = SplitMix64(1_234_567);
     let expected = [6_457_827_717_110_365_317, 3_203_168_211_198_807_973, 9_817_491_932_198_370_423u64];
     assert_eq!([draws.next(), draws.next(), draws.next()], expected);
@@ -236,7 +235,7 @@ fn the_generator_is_splitmix64() {
 
 #[test]
 fn filters_agree_with_a_full_sort_on_a_large_vocabulary() {
-    // Logits with many ties, as quantised models produce.
+    // The logits have many ties, as those of quantised models do.
     let mut noise = SplitMix64(3);
     let logits: Vec<f32> = (0..32_000).map(|_| ((noise.unit() * 4000.0) as f32).floor() / 250.0).collect();
     let settings = Sampling { top_k: 50, top_p: 0.8, min_p: 0.1, temperature: 0.7, ..plain() };
@@ -275,7 +274,7 @@ fn log_probabilities_are_those_of_the_softmax() {
         assert!((got - (logit - sum.ln())).abs() < 1e-12);
     }
     assert_eq!(token_log_probability(&logits, 3), Ok(f64::NEG_INFINITY));
-    // Shifts change nothing, and large logits do not overflow.
+    // Adding a constant to all logits changes nothing, and large logits do not overflow.
     let shifted = token_log_probability(&[1001.0, 1002.0, 1003.0], 1).expect("a probability");
     assert!((shifted - (2.0 - sum.ln())).abs() < 1e-12);
     let huge = token_log_probability(&[f32::INFINITY, f32::INFINITY], 0).expect("a probability");

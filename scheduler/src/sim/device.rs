@@ -1,4 +1,4 @@
-//! Simulated devices: three in-order queues that honour points, and memory whose contents are tracked.
+//! Simulated devices: three in-order queues that wait for points, and memory with tracked contents.
 
 use crate::core::{MicroBatch, MicroBatchId, Nanoseconds, SequenceId};
 use crate::sim::SimSpanKind;
@@ -36,7 +36,7 @@ impl Job {
         }
     }
 
-    /// Returns the rows that it computes.
+    /// Returns the number of rows that the job computes.
     pub(super) fn rows(&self) -> u32 {
         match self {
             Job::Compute { micro_batch, .. } => micro_batch.rows(),
@@ -48,6 +48,8 @@ impl Job {
 /// A submission to a simulated queue.
 #[derive(Clone, Debug)]
 pub(super) struct Submitted {
+    /// Index of the stage in the pipeline.
+    pub(super) stage: usize,
     pub(super) queue: QueueKind,
     pub(super) job: Job,
     pub(super) waits: Vec<Point>,
@@ -71,50 +73,65 @@ pub(super) struct RingMemory {
 #[derive(Clone, Debug, Default)]
 struct SlotMemory {
     holder: Option<MicroBatchId>,
-    /// Bytes of the holder's rows, known when it computes.
+    /// Bytes of the holder's rows. Known once the micro-batch computes.
     total: u64,
     uploaded: u64,
     computed: bool,
     downloaded: u64,
 }
 
+/// Memory of one stage.
+#[derive(Debug)]
+struct StageMemory {
+    spec: SimStage,
+    slots: Vec<SlotMemory>,
+    /// Sequence and position of the token last written to each cache position.
+    cache: Vec<Option<(SequenceId, u32)>>,
+}
+
 /// A simulated device: queues, timelines, memory.
 #[derive(Debug)]
 pub(super) struct SimDevice {
-    pub(super) spec: SimStage,
+    /// Its stages, by their index in the pipeline.
+    stages: BTreeMap<usize, StageMemory>,
+    single_queue: bool,
     /// Hardware queues. With a single queue, all kinds go to the first.
     queues: [VecDeque<Submitted>; 3],
     running: [bool; 3],
     values: [u64; 3],
-    /// Time at which each hardware queue finished its last submission, if any.
+    /// Time at which each hardware queue finished its last submission. `None` if it had no submission.
     ended_ns: [Option<Nanoseconds>; 3],
-    /// Cause of its failure.
+    /// Cause of the device's failure.
     pub(super) failure: Option<ragtag_hal::Error>,
-    /// Number of submissions, and of started commands.
+    /// Numbers of submissions and of started commands so far.
     pub(super) submitted: u64,
     pub(super) started: u64,
-    /// Additional time of each queue, and the largest random additional time.
+    /// Fixed additional time of each queue, and largest random additional time.
     pub(super) slow_ns: [Nanoseconds; 3],
     pub(super) unsteady_ns: Nanoseconds,
     pub(super) ignores_waits: bool,
-    slots: Vec<SlotMemory>,
-    /// Sequence and position of the token last written to each cache position.
-    cache: Vec<Option<(SequenceId, u32)>>,
     row_bytes: u64,
     logit_row_bytes: u64,
     vocabulary: u32,
     checks_cache: bool,
 }
 
-pub(super) fn timeline(stage: usize, queue: QueueKind) -> TimelineId {
-    TimelineId { device: DeviceId(stage as u16), queue }
+pub(super) fn timeline(device: usize, queue: QueueKind) -> TimelineId {
+    TimelineId { device: DeviceId(device as u16), queue }
 }
 
 impl SimDevice {
-    pub(super) fn new(stage: usize, spec: &SimSpec) -> Self {
+    /// Creates a device with these stages of the pipeline, at least one.
+    pub(super) fn new(stages: &[usize], spec: &SimSpec) -> Self {
         let blocks = if spec.checked { spec.run.kv_blocks as usize } else { 0 };
-        let stage = spec.stages[stage].clone();
+        let memory = |&stage: &usize| {
+            let spec = spec.stages[stage].clone();
+            let slots = vec![SlotMemory::default(); spec.slots as usize];
+            (stage, StageMemory { slots, cache: vec![None; blocks * BLOCK_TOKENS], spec })
+        };
         Self {
+            single_queue: stages.iter().any(|&stage| spec.stages[stage].single_queue),
+            stages: stages.iter().map(memory).collect(),
             queues: Default::default(),
             running: [false; 3],
             values: [0; 3],
@@ -125,18 +142,15 @@ impl SimDevice {
             slow_ns: [0; 3],
             unsteady_ns: 0,
             ignores_waits: false,
-            slots: vec![SlotMemory::default(); stage.slots as usize],
-            cache: vec![None; blocks * BLOCK_TOKENS],
             row_bytes: spec.row_bytes,
             logit_row_bytes: spec.logit_row_bytes,
             vocabulary: spec.run.vocabulary,
             checks_cache: spec.checked,
-            spec: stage,
         }
     }
 
     pub(super) fn hardware(&self, queue: QueueKind) -> usize {
-        if self.spec.single_queue { 0 } else { queue.index() }
+        if self.single_queue { 0 } else { queue.index() }
     }
 
     pub(super) fn value(&self, queue: QueueKind) -> u64 {
@@ -148,58 +162,62 @@ impl SimDevice {
         self.queues[hardware].push_back(submitted);
     }
 
-    /// Returns the submission that a hardware queue can start now. `passed` says whether a point has passed.
+    /// Returns the submission that a hardware queue can start now. `passed` returns whether a point has
+    /// passed.
     pub(super) fn next(&self, hardware: usize, passed: impl Fn(Point) -> bool) -> Option<&Submitted> {
         let idle = self.failure.is_none() && !self.running[hardware];
         let next = self.queues[hardware].front().filter(|_| idle)?;
         (self.ignores_waits || next.waits.iter().all(|&p| passed(p))).then_some(next)
     }
 
-    /// Returns the submission that a hardware queue executes.
+    /// Returns the submission that a hardware queue is executing.
     pub(super) fn running(&self, hardware: usize) -> Option<&Submitted> {
         self.queues[hardware].front().filter(|_| self.running[hardware])
     }
 
-    /// Returns the time of a submission without random delays.
+    /// Returns the time of a submission without the random additional time.
     pub(super) fn duration(&self, submitted: &Submitted) -> Nanoseconds {
-        self.slow_ns[submitted.queue.index()] + self.job_duration(&submitted.job)
+        self.slow_ns[submitted.queue.index()] + self.job_duration(submitted)
     }
 
-    /// Returns the additional delay of a submission after the hardware was idle.
-    pub(super) fn hand_over(&self, hardware: usize, job: &Job, now: Nanoseconds) -> Nanoseconds {
+    /// Returns the start delay of a submission after an idle time of the hardware queue.
+    pub(super) fn hand_over(&self, hardware: usize, next: &Submitted, now: Nanoseconds) -> Nanoseconds {
         let rested_ns =
             self.ended_ns[hardware].map_or(Nanoseconds::MAX, |ended_ns| now.saturating_sub(ended_ns));
-        match job {
-            Job::Compute { .. } => self.spec.hand_over_ns.min(rested_ns),
+        match next.job {
+            Job::Compute { .. } => self.stages[&next.stage].spec.hand_over_ns.min(rested_ns),
             Job::Upload { .. } | Job::Download { .. } | Job::Logits { .. } => 0,
         }
     }
 
-    fn job_duration(&self, job: &Job) -> Nanoseconds {
-        match job {
-            Job::Upload { chunk, last, .. } => self.spec.upload.of(*last, chunk.bytes),
-            Job::Download { chunk, .. } => self.spec.download.of(chunk.offset == 0, chunk.bytes),
-            Job::Compute { micro_batch, .. } => self.spec.compute.of(micro_batch),
+    fn job_duration(&self, submitted: &Submitted) -> Nanoseconds {
+        let spec = &self.stages[&submitted.stage].spec;
+        match &submitted.job {
+            Job::Upload { chunk, last, .. } => spec.upload.of(*last, chunk.bytes),
+            Job::Download { chunk, .. } => spec.download.of(chunk.offset == 0, chunk.bytes),
+            Job::Compute { micro_batch, .. } => spec.compute.of(micro_batch),
             Job::Logits { micro_batch, .. } => {
-                self.spec.logits.of(true, u64::from(micro_batch.logit_rows()) * self.logit_row_bytes)
+                spec.logits.of(true, u64::from(micro_batch.logit_rows()) * self.logit_row_bytes)
             }
         }
     }
 
-    /// Starts a queue's first submission and checks its inputs.
+    /// Starts the first submission of a queue and checks its inputs.
     pub(super) fn start(
         &mut self,
         hardware: usize,
-        first: bool,
         incoming: Option<&RingMemory>,
         outgoing: Option<&RingMemory>,
     ) -> Result<(), String> {
         self.running[hardware] = true;
         let Some(submitted) = self.queues[hardware].front() else { return Err("nothing to start".into()) };
-        let who = submitted.job.micro_batch();
+        let (who, first) = (submitted.job.micro_batch(), submitted.stage == 0);
+        let Some(stage) = self.stages.get_mut(&submitted.stage) else {
+            return Err(format!("{who} is on a device without stage {}", submitted.stage));
+        };
         match &submitted.job {
             Job::Upload { slot, chunk, .. } => {
-                let memory = &mut self.slots[*slot as usize];
+                let memory = &mut stage.slots[*slot as usize];
                 if chunk.offset == 0 && memory.holder.replace(who).is_some() {
                     return Err(format!("{who} is uploaded into slot {slot}, which is in use"));
                 }
@@ -211,7 +229,7 @@ impl SimDevice {
             Job::Compute { slot, micro_batch } => {
                 let total = u64::from(micro_batch.rows()) * self.row_bytes;
                 let wanted = if first { 0 } else { total };
-                let memory = &mut self.slots[*slot as usize];
+                let memory = &mut stage.slots[*slot as usize];
                 if first && memory.holder.replace(who).is_some() {
                     return Err(format!("{who} computes in slot {slot}, which is in use"));
                 }
@@ -220,11 +238,11 @@ impl SimDevice {
                 }
                 memory.total = total;
                 if self.checks_cache {
-                    append_and_attend(&mut self.cache, micro_batch, self.vocabulary)?;
+                    append_and_attend(&mut stage.cache, micro_batch, self.vocabulary)?;
                 }
             }
             Job::Download { slot, chunk, .. } => {
-                let memory = &self.slots[*slot as usize];
+                let memory = &stage.slots[*slot as usize];
                 if memory.holder != Some(who) || !memory.computed || memory.downloaded != chunk.offset {
                     return Err(format!("{who} downloads {chunk:?} of slot {slot}, which holds {memory:?}"));
                 }
@@ -233,7 +251,7 @@ impl SimDevice {
                 }
             }
             Job::Logits { slot, .. } => {
-                let memory = &self.slots[*slot as usize];
+                let memory = &stage.slots[*slot as usize];
                 if memory.holder != Some(who) || !memory.computed {
                     return Err(format!("logits of {who} from slot {slot}, which holds {memory:?}"));
                 }
@@ -242,7 +260,7 @@ impl SimDevice {
         Ok(())
     }
 
-    /// Ends what `start` began: writes the outputs and signals.
+    /// Completes a running submission: writes its outputs and signals its point.
     pub(super) fn end(
         &mut self,
         hardware: usize,
@@ -254,25 +272,26 @@ impl SimDevice {
         self.ended_ns[hardware] = Some(now);
         let Some(submitted) = self.queues[hardware].pop_front() else { return Err("nothing to end".into()) };
         let who = submitted.job.micro_batch();
+        let Some(stage) = self.stages.get_mut(&submitted.stage) else { return Err("nothing to end".into()) };
         match &submitted.job {
             Job::Upload { slot, chunk, .. } => {
                 if let Some(ring) = incoming {
                     ring.slots.remove(&chunk.slot);
                 }
-                self.slots[*slot as usize].uploaded += chunk.bytes;
+                stage.slots[*slot as usize].uploaded += chunk.bytes;
             }
-            Job::Compute { slot, .. } => self.slots[*slot as usize].computed = true,
+            Job::Compute { slot, .. } => stage.slots[*slot as usize].computed = true,
             Job::Download { slot, chunk, .. } => {
                 if let Some(ring) = outgoing {
                     ring.slots.insert(chunk.slot, Staged { micro_batch: who, chunk: *chunk });
                 }
-                let memory = &mut self.slots[*slot as usize];
+                let memory = &mut stage.slots[*slot as usize];
                 memory.downloaded += chunk.bytes;
                 if memory.downloaded == memory.total {
                     *memory = SlotMemory::default();
                 }
             }
-            Job::Logits { slot, .. } => self.slots[*slot as usize] = SlotMemory::default(),
+            Job::Logits { slot, .. } => stage.slots[*slot as usize] = SlotMemory::default(),
         }
         let value = &mut self.values[submitted.queue.index()];
         if submitted.signal.value <= *value {
@@ -283,8 +302,8 @@ impl SimDevice {
     }
 }
 
-/// Writes a micro-batch's positions into the cache and checks all positions that they attend to, as a stage's
-/// kernels do.
+/// Appends the positions of a micro-batch to the cache, and checks all positions to which they attend. A
+/// stage's kernels access the cache in the same way.
 fn append_and_attend(
     cache: &mut [Option<(SequenceId, u32)>],
     batch: &MicroBatch,

@@ -1,7 +1,7 @@
-//! Invariants of the coordinator, checked at each of its actions.
+//! Checks invariants of the coordinator at each of its actions.
 //!
-//! This module keeps its own record of micro-batches in flight and waiting sequences, and never looks into
-//! the coordinator.
+//! Keeps its own record of micro-batches in flight and of waiting sequences. It never reads the coordinator's
+//! state.
 
 use crate::core::{
     FinishReason, Item, LogitRows, MicroBatch, MicroBatchId, RunAction, RunShape, SequenceId, Want,
@@ -13,24 +13,24 @@ use std::sync::Arc;
 /// Progress of a sequence, derived from its micro-batches and tokens.
 #[derive(Debug, Default)]
 struct Progress {
-    /// Next position to enter.
+    /// Next position that will enter the pipeline.
     next_position: u32,
-    /// Rows of logits that the host has read for the request itself.
+    /// Number of logit rows that the host has read for a logits request.
     logit_rows: u32,
-    /// Tokens of each other sequence since this one's last token.
+    /// Tokens that each other sequence has received since this sequence's last token.
     others: BTreeMap<SequenceId, u32>,
 }
 
-/// The record.
+/// Record of the coordinator's actions.
 #[derive(Debug)]
 pub(super) struct Invariants<'a> {
     shape: &'a RunShape,
     requests: &'a [SimRequest],
     sequences: BTreeMap<SequenceId, Progress>,
-    /// Sequences with a token to feed back.
+    /// Sequences with a sampled token that has not entered.
     ready: BTreeSet<SequenceId>,
     in_flight: VecDeque<Arc<MicroBatch>>,
-    /// Micro-batch whose unread logits are in the host memory of each credit.
+    /// For each credit: the micro-batch whose unread logits are in the credit's host memory.
     logits: BTreeMap<u32, MicroBatchId>,
     stopped: bool,
 }
@@ -48,7 +48,7 @@ impl<'a> Invariants<'a> {
         }
     }
 
-    /// Checks and records an action.
+    /// Checks and records one action.
     pub(super) fn act(&mut self, action: &RunAction) -> Result<(), String> {
         if self.stopped && !matches!(action, RunAction::Fail { .. }) {
             return Err(format!("after the end: {action:?}"));
@@ -80,7 +80,7 @@ impl<'a> Invariants<'a> {
         }
     }
 
-    /// Records that the last stage has copied a micro-batch's logits into the host memory of its credit.
+    /// Records that the last stage has copied a micro-batch's logits to the host memory of the credit.
     pub(super) fn copied(&mut self, batch: &MicroBatch) -> Result<(), String> {
         match self.logits.insert(batch.credit, batch.id) {
             Some(unread) => Err(format!("{} overwrites the logits of {unread}", batch.id)),
@@ -88,7 +88,7 @@ impl<'a> Invariants<'a> {
         }
     }
 
-    /// Records that the coordinator knows that a micro-batch's results were read.
+    /// Records that the coordinator has handled the results of a micro-batch.
     pub(super) fn collected(&mut self, id: MicroBatchId) {
         self.in_flight.retain(|batch| batch.id != id);
     }
@@ -126,7 +126,7 @@ impl<'a> Invariants<'a> {
         Ok(())
     }
 
-    /// Checks rows, logit rows, sequences and the credit of a micro-batch.
+    /// Checks the rows, logit rows, sequences and credit of a micro-batch.
     fn check_sizes(&self, batch: &MicroBatch) -> Result<(), String> {
         let shape = self.shape;
         let prefills = batch.items.iter().any(|item| !self.decodes(item));
@@ -159,7 +159,8 @@ impl<'a> Invariants<'a> {
         Ok(())
     }
 
-    /// Checks that decode rows enter before prompts, in at most as many micro-batches as decode groups.
+    /// Checks that decode rows enter before prompts. Also checks that micro-batches with decode rows are no
+    /// more than the decode groups.
     fn check_order(&self, batch: &MicroBatch) -> Result<(), String> {
         let has_decode_rows = |batch: &MicroBatch| batch.items.iter().any(|item| self.decodes(item));
         let groups = self.in_flight.iter().filter(|other| has_decode_rows(other)).count() as u32;
@@ -183,7 +184,7 @@ impl<'a> Invariants<'a> {
         }
     }
 
-    /// Checks and records that the host reads a micro-batch's logits.
+    /// Checks and records that the host reads the logits of a micro-batch.
     fn collect(&mut self, batch: &MicroBatch) -> Result<(), String> {
         let found = self.logits.remove(&batch.credit);
         if found != Some(batch.id) {
@@ -197,8 +198,8 @@ impl<'a> Invariants<'a> {
         Ok(())
     }
 
-    /// Records a new token. The sequence then goes to the end of the queue, so no other sequence may have got
-    /// two tokens since this one's last.
+    /// Records a new token. A sequence with a new token goes to the end of the queue. So no other sequence
+    /// may have received two tokens since this sequence's last token.
     fn emit(&mut self, sequence: SequenceId) -> Result<(), String> {
         let progress =
             self.sequences.get_mut(&sequence).ok_or("a token for a sequence that never entered")?;
@@ -209,7 +210,7 @@ impl<'a> Invariants<'a> {
         self.ready.insert(sequence);
         let requests = self.requests;
         for (id, progress) in &mut self.sequences {
-            // It has had a token, or its whole prompt is in flight.
+            // The sequence has received a token, or its whole prompt is in flight.
             let generates = progress.next_position >= requests[id.0 as usize].prompt_tokens;
             if *id != sequence && generates {
                 *progress.others.entry(sequence).or_default() += 1;
@@ -224,7 +225,7 @@ mod tests {
     use super::*;
     use crate::core::{Finished, SequenceTimes};
 
-    /// Returns three requests of four tokens each. The last one wants logits.
+    /// Returns three requests of four tokens each. The last request is for logits.
     fn spec() -> SimSpec {
         let mut spec = SimSpec::random(0);
         let chunks = ragtag_planner::Chunks { beside_decode: 3, ..ragtag_planner::Chunks::fixed(4) };
@@ -265,7 +266,7 @@ mod tests {
         invariants.act(&RunAction::Emit { sequence: SequenceId(sequence), token: 0 })
     }
 
-    /// Runs a micro-batch through the whole pipeline.
+    /// Sends a micro-batch through the whole pipeline.
     fn pass(invariants: &mut Invariants<'_>, batch: &Arc<MicroBatch>) -> Result<(), String> {
         enter(invariants, batch)?;
         invariants.copied(batch)?;

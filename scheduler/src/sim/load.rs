@@ -1,5 +1,5 @@
-//! Loads: requests with arrival times, drawn from a seed or read from a file. Knows nothing about devices or
-//! plans.
+//! Loads: requests with arrival times. A load is drawn from a seed or read from a file. Knows nothing about
+//! devices or plans.
 
 use crate::core::{Nanoseconds, Want};
 use crate::sim::SimRequest;
@@ -11,48 +11,48 @@ use std::fmt;
 use std::str::FromStr;
 use thiserror::Error;
 
-/// Most requests of a load.
+/// Largest number of requests in a load.
 pub const MOST_REQUESTS: u32 = 1 << 20;
-/// Most tokens of a load, prompts and generated tokens together.
+/// Largest number of tokens in a load. Prompt and generated tokens both count.
 pub const MOST_TOKENS: u64 = 1 << 26;
-/// Most tokens of a prompt, and most generated tokens of a request.
+/// Largest number of prompt tokens, or of generated tokens, in a request.
 pub const LONGEST: u32 = 1 << 24;
 /// Latest arrival time, in seconds.
 pub const LATEST_S: f64 = 1e9;
-/// Most characters that a message quotes from a file.
+/// Largest number of characters that a message quotes from a file.
 const MOST_SHOWN: usize = 100;
 
-/// Requests and their arrival.
+/// Requests with their arrivals.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Load {
     /// The requests, at least one.
     pub requests: Vec<SimRequest>,
-    /// Number of concurrent requests. If set, a request arrives when another ends, instead of at its own
-    /// time.
+    /// Number of concurrent requests. If set, a request arrives when another one ends, and its own arrival
+    /// time is ignored.
     pub at_once: Option<u32>,
 }
 
-/// Arrival of requests.
+/// Arrival pattern of the requests.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Arrivals {
-    /// All at the start.
+    /// All requests arrive at the start.
     Together,
-    /// A Poisson process: random, independent times.
+    /// A Poisson process with random, independent gaps.
     Poisson {
         /// Average requests per second.
         per_s: f64,
     },
-    /// A closed loop: a fixed number at the start, and another whenever one ends.
+    /// A closed loop. A fixed number of requests arrive at the start, and a new one when one ends.
     Closed {
         /// Number of concurrent requests.
         at_once: u32,
     },
 }
 
-/// Lengths of prompts or answers, in tokens.
+/// Lengths of prompts or of generated text, in tokens.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Lengths {
-    /// Equal lengths.
+    /// All lengths are equal.
     Fixed(u32),
     /// Uniformly distributed lengths.
     Uniform {
@@ -100,7 +100,7 @@ pub enum LoadError {
         /// The problem, for the message.
         what: String,
     },
-    /// A file without requests.
+    /// A file that contains no requests.
     #[error("no requests in the file")]
     Empty,
     /// A load above a limit.
@@ -117,8 +117,8 @@ impl DrawnLoad {
     /// Draws the load.
     ///
     /// # Errors
-    /// [`LoadError::Figure`] for invalid requests, lengths, rates or numbers, [`LoadError::TooMuch`] beyond
-    /// [`MOST_REQUESTS`] and [`MOST_TOKENS`].
+    /// [`LoadError::Figure`] for an invalid count, length, rate or number. [`LoadError::TooMuch`] above
+    /// [`MOST_REQUESTS`] or [`MOST_TOKENS`].
     pub fn draw(&self) -> Result<Load, LoadError> {
         self.check()?;
         let mut rng = SmallRng::seed_from_u64(self.seed);
@@ -179,7 +179,7 @@ impl Lengths {
             Lengths::Uniform { least, most } => rng.random_range(least..=most),
             Lengths::Geometric { mean } if mean <= 1.0 => 1,
             Lengths::Geometric { mean } => {
-                // The integer part of an exponential variable is geometric.
+                // The integer part of an exponential random variable is geometric.
                 let more = exponential(rng) / -(-1.0 / mean).ln_1p();
                 (1.0 + more.floor()).min(f64::from(LONGEST)) as u32
             }
@@ -187,7 +187,7 @@ impl Lengths {
     }
 }
 
-/// Formats lengths as users write them.
+/// Formats lengths in the notation of the command line.
 impl fmt::Display for Lengths {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
@@ -201,7 +201,7 @@ impl fmt::Display for Lengths {
 impl FromStr for Lengths {
     type Err = LoadError;
 
-    /// Parses `512`, `100-300` (uniform) or `~200` (geometric with this mean).
+    /// Parses `512` (fixed), `100-300` (uniform) or `~200` (geometric with mean 200).
     fn from_str(text: &str) -> Result<Self, LoadError> {
         let wrong = || {
             let what = format!(
@@ -222,7 +222,7 @@ impl FromStr for Lengths {
     }
 }
 
-/// Returns an exponential variable with mean 1.
+/// Returns an exponential random variable with mean 1.
 fn exponential(rng: &mut SmallRng) -> f64 {
     -(-rng.random::<f64>()).ln_1p()
 }
@@ -259,11 +259,13 @@ struct Record {
 const COLUMNS: [&str; 3] = ["arrival_s", "prompt_tokens", "output_tokens"];
 
 impl Load {
-    /// Parses requests: either one object with `arrival_s`, `prompt_tokens` and `output_tokens` per line, or
-    /// a comma-separated table whose first line has these names in any order. Empty lines are skipped.
+    /// Parses requests in one of two formats. The first has one JSON object per line with `arrival_s`,
+    /// `prompt_tokens` and `output_tokens`. The second is a comma-separated table whose first line names
+    /// these columns in any order. Empty lines are skipped.
     ///
     /// # Errors
-    /// [`LoadError::Line`] for the first invalid line; [`LoadError::Empty`]; [`LoadError::TooMuch`].
+    /// [`LoadError::Line`] for the first invalid line, [`LoadError::Empty`] without requests,
+    /// [`LoadError::TooMuch`] above a limit.
     pub fn from_text(text: &str) -> Result<Self, LoadError> {
         let text = text.strip_prefix('\u{feff}').unwrap_or(text);
         let lines = (1..).zip(text.lines().map(str::trim)).filter(|(_, line)| !line.is_empty());
@@ -280,7 +282,7 @@ impl Load {
         let (mut requests, mut tokens) = (Vec::new(), Tokens::default());
         for (number, line) in lines {
             let record = match &columns {
-                // The JSON reader would also accept an array of the values.
+                // The JSON parser would also accept an array of the values.
                 None if !line.starts_with('{') => Err("expected an object, as on the first line".into()),
                 None => serde_json::from_str(line).map_err(|e| said(&e)),
                 Some(columns) => row(line, columns),
@@ -296,7 +298,7 @@ impl Load {
     }
 }
 
-/// Returns the position of each of [`COLUMNS`].
+/// Returns the position of each of [`COLUMNS`] in the table.
 fn columns(line: &str) -> Result<[usize; 3], String> {
     let names: Vec<_> = line.split(',').map(str::trim).collect();
     if let Some(other) = names.iter().find(|name| !COLUMNS.contains(name)) {
@@ -342,7 +344,8 @@ fn checked(record: Record) -> Result<Record, String> {
     Ok(record)
 }
 
-/// Returns the JSON parser's message with the column; the caller knows the line. Shortens quotes of the file.
+/// Returns the JSON parser's message with the column. The caller adds the line. Quotes of the file are
+/// shortened.
 fn said(error: &serde_json::Error) -> String {
     let text = error.to_string();
     let position = format!(" at line {} column {}", error.line(), error.column());
@@ -380,10 +383,10 @@ mod tests {
         assert!((mean(&|r| r.prompt_tokens) - 20.0).abs() < 0.2);
         assert!(requests.iter().all(|r| (10..=30).contains(&r.prompt_tokens) && new_tokens(r) >= 1));
         assert!((mean(&new_tokens) - 40.0).abs() < 1.0, "{}", mean(&new_tokens));
-        // A geometric variable with mean 40 is 1 once in 40 times.
+        // A geometric variable with mean 40 is 1 in one of 40 draws.
         let ones = requests.iter().filter(|r| new_tokens(r) == 1).count();
         assert!((400..600).contains(&ones), "{ones}");
-        // Gaps of a Poisson process: both mean and standard deviation are 1 / rate.
+        // The gaps of a Poisson process have mean and standard deviation 1 / rate.
         let gaps: Vec<_> = requests.windows(2).map(|r| (r[1].at_ns - r[0].at_ns) as f64 / 1e9).collect();
         let mean = gaps.iter().sum::<f64>() / gaps.len() as f64;
         let deviation = (gaps.iter().map(|g| (g - mean).powi(2)).sum::<f64>() / gaps.len() as f64).sqrt();

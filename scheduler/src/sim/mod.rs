@@ -1,13 +1,14 @@
-//! The simulator: pipelines of simulated devices on a virtual clock, with the same cores as the threaded
+//! The simulator: pipelines of simulated devices on a virtual clock. It runs the same cores as the threaded
 //! runtime.
 //!
-//! Message delays are random (in order between two actors, otherwise in any order), queues run at random
-//! speeds and honour points, requests arrive and are cancelled at random, and devices fail. Each copy and
-//! computation checks the current contents of its inputs, so a missing wait shows as wrong data and not only
-//! by chance. Everything follows from the [`SimSpec`], which can be drawn from a seed.
+//! Random pipelines test the cores. Message delays and queue speeds are random, requests arrive and are
+//! cancelled at random times, and devices fail. Messages between two actors keep their order, but other
+//! messages may overtake each other. Each copy and computation checks the current contents of its inputs, so
+//! a missing wait always shows as wrong data. A run is determined by its [`SimSpec`], which can be drawn from
+//! a seed.
 //!
-//! It can also simulate a plan ([`SimSpec::of_plan`]). Stages then take the cost model's times, only the load
-//! is random, and the result is a [`SimSummary`].
+//! The simulator also runs plans ([`SimSpec::of_plan`]). Stages then take the times of the cost model, and
+//! only the load is random. [`SimSummary`] summarises the result.
 
 mod device;
 mod invariants;
@@ -37,21 +38,21 @@ use std::collections::BTreeMap;
 /// Result of a simulated sequence.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Outcome {
-    /// It finished, with these tokens.
+    /// The sequence finished with these tokens.
     Finished {
         /// Reason for its end.
         reason: FinishReason,
         /// Tokens emitted.
         tokens: Vec<u32>,
     },
-    /// It failed or was refused.
+    /// The sequence failed or was refused.
     Failed {
         /// The error.
         error: Error,
     },
 }
 
-/// The work of a submission.
+/// Kind of a submission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SimSpanKind {
@@ -67,19 +68,19 @@ pub enum SimSpanKind {
     Logits,
 }
 
-/// A submission with its times.
+/// A submission with its start and end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SimSpan {
     /// Index of the stage.
     pub stage: u32,
-    /// Queue of its device.
+    /// Queue of the stage's device.
     pub queue: QueueKind,
     /// Its work.
     pub kind: SimSpanKind,
     /// The micro-batch.
     pub micro_batch: MicroBatchId,
-    /// Computed rows; 0 for copies.
+    /// Number of computed rows. 0 for copies.
     pub rows: u32,
     /// Start.
     pub start_ns: Nanoseconds,
@@ -87,7 +88,7 @@ pub struct SimSpan {
     pub end_ns: Nanoseconds,
 }
 
-/// Most spans kept when simulating a plan, enough for any chart.
+/// Largest number of spans that are kept when simulating a plan. It is enough for a chart.
 pub const MOST_SPANS: usize = 1 << 14;
 
 /// Result of a simulated run.
@@ -95,17 +96,17 @@ pub const MOST_SPANS: usize = 1 << 14;
 pub struct SimReport {
     /// Results of all requests.
     pub outcomes: BTreeMap<SequenceId, Outcome>,
-    /// Submissions in order of completion; the first [`SimSpec::max_spans`] of them.
+    /// Submissions in order of completion: the first [`SimSpec::max_spans`] ones.
     pub spans: Vec<SimSpan>,
-    /// Spans beyond the limit.
+    /// Number of spans beyond the limit.
     pub dropped_spans: u64,
     /// Time of the last event.
     pub makespan_ns: Nanoseconds,
     /// Utilisation and token times.
     pub observations: Observations,
-    /// All events of the coordinator with their times; empty unless [`SimSpec::checked`].
+    /// All events of the coordinator with their times. Empty unless [`SimSpec::checked`] is set.
     pub run_events: Vec<(Nanoseconds, RunEvent)>,
-    /// All actions of the coordinator; empty unless [`SimSpec::checked`].
+    /// All actions of the coordinator. Empty unless [`SimSpec::checked`] is set.
     pub run_actions: Vec<RunAction>,
 }
 
@@ -139,7 +140,7 @@ pub enum SimFailure {
     },
 }
 
-/// Simulates a pipeline to the end and checks it.
+/// Simulates a pipeline to the end and checks invariants.
 ///
 /// # Errors
 /// [`SimFailure`] if a property is violated.

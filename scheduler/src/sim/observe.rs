@@ -1,12 +1,12 @@
-//! Observations of a simulation: busy times, waiting, and token times. Only accumulates; knows nothing about
-//! their use.
+//! Observations of a simulation: busy times, waiting times and token times. Only accumulates values, and
+//! knows nothing about their use.
 
 use crate::core::{Nanoseconds, SequenceId};
 use crate::trace::Computed;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Busy time of a resource. Concurrent work counts once.
+/// Busy time of a resource. Overlapping work counts once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Work {
     /// Total busy time.
@@ -36,19 +36,19 @@ impl Work {
         }
     }
 
-    /// Returns the idle share of the time between the start of the first and the end of the last work.
+    /// Returns the idle share of the time from the start of the first work to the end of the last work.
     pub fn bubble(&self) -> f64 {
         let span_ns = self.last_ns.saturating_sub(self.first_ns.unwrap_or(self.last_ns));
         if span_ns == 0 { 0.0 } else { 1.0 - self.busy_ns as f64 / span_ns as f64 }
     }
 }
 
-/// A number over time.
+/// An integer that changes over time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Level {
-    /// Largest value that lasted for any time.
+    /// Largest value that lasted longer than 0 ns.
     pub max: u32,
-    /// Integral over time.
+    /// Integral of the value over time.
     area: u128,
     value: u32,
     since_ns: Nanoseconds,
@@ -72,7 +72,7 @@ impl Level {
         self.set(now, self.value.saturating_sub(1));
     }
 
-    /// Returns the mean over a time that ends at the last change.
+    /// Returns the mean over the last `over_ns` nanoseconds before the latest change.
     pub fn mean(&self, over_ns: Nanoseconds) -> f64 {
         self.area as f64 / over_ns.max(1) as f64
     }
@@ -81,24 +81,24 @@ impl Level {
 /// Observations of a stage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StageWork {
-    /// Its queues, in the order of [`ragtag_hal::QueueKind::index`].
+    /// The stage's queues, in the order of [`ragtag_hal::QueueKind::index`].
     pub queues: [Work; 3],
     /// Micro-batches with prompt rows.
     pub prefill: Computed,
     /// Micro-batches of decode steps only.
     pub decode: Computed,
-    /// Micro-batches whose rows have begun to arrive on the device and that are not yet computed.
+    /// Micro-batches whose rows have begun to arrive on the device, but which are not computed yet.
     pub waiting: Level,
 }
 
 /// Observations of an edge.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EdgeWork {
-    /// Copies into and out of its ring.
+    /// Busy time of copies into and out of the edge's ring.
     pub work: Work,
     /// Number of transferred micro-batches.
     pub crossings: u64,
-    /// Their bytes.
+    /// Total bytes of the transferred micro-batches.
     pub bytes: u64,
 }
 
@@ -111,7 +111,7 @@ pub struct SequenceWork {
     pub first_token_ns: Option<Nanoseconds>,
     /// Time of the latest token.
     pub last_token_ns: Nanoseconds,
-    /// Time of its end.
+    /// Time at which the sequence ended.
     pub ended_ns: Option<Nanoseconds>,
 }
 
@@ -120,15 +120,15 @@ pub struct SequenceWork {
 pub struct Observations {
     /// Observations of each stage.
     pub stages: Vec<StageWork>,
-    /// Observations of each edge, one less than stages.
+    /// Observations of each edge: one fewer than the stages.
     pub edges: Vec<EdgeWork>,
     /// Busy time of each shared link.
     pub shared_busy_ns: Vec<Nanoseconds>,
     /// Times of each submitted sequence.
     pub sequences: BTreeMap<SequenceId, SequenceWork>,
-    /// Times between two tokens of a sequence, over all sequences.
+    /// Times between consecutive tokens of a sequence, for all sequences.
     pub between_tokens_ns: Vec<Nanoseconds>,
-    /// Sequences waiting for cache blocks.
+    /// Number of sequences that wait for cache blocks.
     pub waiting: Level,
 }
 
@@ -189,7 +189,7 @@ mod tests {
         let mut level = Level::default();
         level.add(10);
         level.add(20);
-        // This value lasts for no time.
+        // This value lasts for 0 ns, so it does not count.
         level.add(30);
         level.take(30);
         level.take(40);

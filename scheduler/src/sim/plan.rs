@@ -1,13 +1,16 @@
-//! Simulations of plans: stages by the cost model, edges by their links, and the token return.
+//! Simulates plans. Stage times come from the cost model, and transfer times from the links between devices.
 //!
-//! The times are those that a plan's prediction adds up. A stage computes for [`StageCosts::time_us`]. A lone
-//! transfer takes [`LinkFacts::time_us`](crate::LinkFacts::time_us). Logits take
-//! [`DeviceFacts::token_return`] of the last device, which includes the return of the next tokens. A link's
-//! latency is charged once per micro-batch, and divided between the copies into and out of the ring in
-//! proportion to the two devices' own latencies. Its rate applies to the copies in; those out keep up. A
-//! stage that was idle starts later by [`DeviceFacts::hand_over_us`], or by the idle time if that is shorter.
-//! Messages, actors and sampling take no additional time, because a device's `stage_us` includes their
-//! measured cost.
+//! The simulated times are the ones that a plan's prediction adds up:
+//! - A stage computes for [`StageCosts::time_us`].
+//! - A lone transfer takes [`LinkFacts::time_us`](crate::LinkFacts::time_us).
+//! - The token return takes [`DeviceFacts::token_return`] of the last device. This includes returning the
+//!   next tokens.
+//! - A link's latency counts once per micro-batch. It is divided between the copies into and out of the ring
+//!   in proportion to the two devices' own latencies.
+//! - A link's rate applies to the copies into the ring. Copies out of the ring keep up.
+//! - An idle stage starts later by [`DeviceFacts::hand_over_us`], or by the idle time if that is shorter.
+//! - Messages, actors and sampling take no additional time, because a device's `stage_us` includes their
+//!   measured cost.
 //!
 //! Knows nothing about the search.
 
@@ -24,15 +27,15 @@ use ragtag_transfer::Route;
 use std::sync::Arc;
 use thiserror::Error;
 
-/// Most slots, credits, sequences and ring chunks of a simulated plan.
+/// Largest number of slots, credits, sequences or ring chunks of a simulated plan.
 const MOST: u32 = 1 << 16;
-/// Most cache blocks.
+/// Largest number of cache blocks of a simulated plan.
 const MOST_BLOCKS: u32 = 1 << 24;
 
 /// A plan that cannot be simulated.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum SimPlanError {
-    /// Invalid, or for another model or other devices.
+    /// The plan is invalid, or it was made for another model or other devices.
     #[error(transparent)]
     Plan(#[from] InvalidPlan),
     /// An impossible value of a device or link.
@@ -56,8 +59,8 @@ pub enum SimPlanError {
 }
 
 impl SimSpec {
-    /// Returns the simulation of a plan under a load. `segments` are the model's, lowered for the plan.
-    /// `devices` includes those of the plan and may have others.
+    /// Returns the simulation of a plan under a load. `segments` are the model's segments as lowered for the
+    /// plan. `devices` must include the plan's devices.
     ///
     /// # Errors
     /// [`SimPlanError`] if the plan does not match the other inputs, or a value is invalid.

@@ -22,8 +22,8 @@ struct Planned {
 }
 
 impl Planned {
-    /// Creates one stage per entry with that number of blocks, all on equally fast devices. The embedding is
-    /// on the first, the head on the last.
+    /// Creates one stage per entry with the given number of blocks. All devices are equally fast. The
+    /// embedding is on the first device and the head on the last.
     fn new(blocks: &[u32]) -> Self {
         let devices: Vec<_> = (0..blocks.len()).map(device).collect();
         let all: u32 = blocks.iter().sum();
@@ -51,7 +51,7 @@ impl Planned {
         Self { plan, model, segments, devices, links: Links::default() }
     }
 
-    /// Plans for `sequences` sequences in `groups` groups.
+    /// Sets the plan's number of sequences and of decode groups.
     fn sequences(mut self, sequences: u32, groups: u32) -> Self {
         (self.plan.sequences, self.plan.decode_groups) = (sequences, groups);
         self.plan.decode_rows = sequences.div_ceil(groups);
@@ -70,7 +70,7 @@ impl Planned {
         SimSummary::new(&spec, report)
     }
 
-    /// Returns the time of a stage for `rows` rows, `logit_rows` of them with logits.
+    /// Returns the time of a stage for a micro-batch with `rows` rows, of which `logit_rows` need logits.
     fn stage_us(&self, stage: usize, rows: u32, logit_rows: u32, positions: f64) -> f64 {
         let segments = &self.segments[self.plan.stages[stage].segments.range()];
         let (device, wire_type) = (&self.devices[stage], self.plan.wire_type);
@@ -82,7 +82,7 @@ impl Planned {
         (0..self.plan.stages.len()).map(|stage| self.stage_us(stage, rows, logit_rows, positions)).sum()
     }
 
-    /// Returns the time of all transfers of `rows` rows and of the token return.
+    /// Returns the total time of all transfers of `rows` rows and of the token return.
     fn moving_us(&self, rows: u32, logit_rows: u32) -> f64 {
         let crossings = self.devices.windows(2).map(|pair| {
             let link = self.links.between(&pair[0].label, &pair[1].label);
@@ -101,7 +101,7 @@ fn device(at: usize) -> DeviceFacts {
     facts
 }
 
-/// Returns a segment; a block takes 250 µs per row. Keys and values add a little per position.
+/// Returns a segment. A block takes 250 µs per row, and keys and values add a little time per position.
 fn segment(kind: SegmentKind) -> Segment {
     let (read_bytes, flops_per_row) = match kind {
         SegmentKind::Embedding => (0, 0),
@@ -123,7 +123,7 @@ fn segment(kind: SegmentKind) -> Segment {
     }
 }
 
-/// Returns equal requests that arrive at once.
+/// Returns equal requests that all arrive at the start.
 fn burst(requests: u32, prompt: u32, new: u32) -> Load {
     let (prompt_tokens, new_tokens) = (Lengths::Fixed(prompt), Lengths::Fixed(new));
     DrawnLoad { requests, arrivals: Arrivals::Together, prompt_tokens, new_tokens, seed: 0 }.draw().unwrap()
@@ -138,15 +138,16 @@ fn a_lone_token_takes_all_stages_transfers_and_the_return() {
     for blocks in [&[3][..], &[2, 5], &[4, 1, 3], &[1, 1, 1, 1, 1, 1, 1, 1]] {
         let planned = Planned::new(blocks);
         let summary = planned.run(&burst(1, 100, 101));
-        // The tokens after the first. Their rows attend to 101 up to 200 positions.
+        // These are the tokens after the first. Their rows attend to 101 up to 200 positions.
         let expected = planned.stages_us(1, 1, 150.5) + planned.moving_us(1, 1);
         let between = summary.between_tokens_us;
         assert_eq!(between.count, 100);
         assert_near(between.mean, expected, 1e-3, "between tokens");
-        // The prompt is one chunk whose last row has logits. It takes several ring chunks per transfer.
+        // The prompt is one prefill chunk whose last row has logits. Each transfer of it takes several ring
+        // chunks.
         let expected = planned.stages_us(100, 1, 50.5) + planned.moving_us(100, 1);
         assert_near(summary.first_token_us.mean, expected, 1e-3, "first token");
-        // Exactly one micro-batch is in flight.
+        // Exactly one micro-batch is in flight at any time.
         let busy: f64 = summary.stages.iter().map(|s| s.utilisation).sum();
         assert!(busy > 0.5 && busy < 1.0, "{busy}");
         assert_eq!(summary.waiting_requests, Depth::default());
@@ -157,7 +158,7 @@ fn a_lone_token_takes_all_stages_transfers_and_the_return() {
 fn chunks_of_a_prompt_overlap() {
     let planned = Planned::new(&[2, 4, 3]);
     let summary = planned.run(&burst(1, 1024, 1));
-    // Eight chunks: the slowest stage has all of them, the others one each.
+    // There are eight chunks. The slowest stage delays all of them, and each other stage delays one.
     let times: Vec<_> = (0..3).map(|stage| planned.stage_us(stage, 128, 0, 512.5)).collect();
     let expected = 8.0 * times[1] + times[0] + times[2];
     assert_near(summary.first_token_us.mean, expected, 0.05, "first token");
@@ -188,7 +189,7 @@ fn a_hand_over_delays_one_sequence_but_not_throughput() {
 fn many_sequences_get_what_the_slowest_stage_gives() {
     let planned = Planned::new(&[4, 6, 3]).sequences(32, 4);
     let summary = planned.run(&burst(32, 16, 600));
-    // Groups of eight. Halfway they attend to 316 positions.
+    // The groups have eight sequences. Halfway through, they attend to 316 positions.
     let stage_us = planned.stage_us(1, 8, 8, 316.0);
     assert!((0..3).all(|stage| planned.stage_us(stage, 8, 8, 316.0) <= stage_us));
     assert_near(summary.decode_tokens_per_s, 8.0 / stage_us * 1e6, 0.03, "tokens per second");
@@ -196,7 +197,7 @@ fn many_sequences_get_what_the_slowest_stage_gives() {
     assert!(slowest.utilisation > 0.97 && slowest.utilisation <= 1.0, "{slowest:?}");
     assert!(slowest.bubble < 0.03);
     assert!(summary.stages.iter().all(|s| s.utilisation <= slowest.utilisation));
-    // There is always a queue before the slowest stage and none behind it.
+    // There is always a queue before the slowest stage, and never one behind it.
     assert!(slowest.queue.mean > 1.0 && summary.stages[2].queue.mean < 1.0, "{:?}", summary.stages);
     assert_eq!((summary.finished, summary.new_tokens, summary.refused), (32, 32 * 600, 0));
 }
@@ -210,13 +211,13 @@ fn a_shared_slow_link_limits_throughput_sooner() {
     let mut planned = Planned::new(&[1, 1, 1]).sequences(32, 4);
     slow(&mut planned);
     let alone = planned.run(&burst(32, 16, 800));
-    // Bytes are transferred at the link's rate while the latency of the next copy overlaps.
+    // Bytes are transferred at the link's rate. The latency of the next copy overlaps.
     let expected = 8.0 / (crossing_us(8, 0.1e9) + 20.0 * 5.0 / 20.0) * 1e6;
     assert_near(alone.decode_tokens_per_s, expected, 0.05, "tokens per second");
     assert!(alone.links[0].utilisation > 0.95, "{:?}", alone.links);
     assert!(alone.shared_links.is_empty());
 
-    // The same rate, shared by both transfers. A third user is not part of the plan.
+    // Both transfers share this rate. The third user is not part of the plan.
     let users = [("device:0", "device:1"), ("device:1", "device:2"), ("device:5", "device:1")];
     planned.links.shared = vec![SharedLink {
         name: "bus".into(),
@@ -227,14 +228,13 @@ fn a_shared_slow_link_limits_throughput_sooner() {
     let expected = 8.0 / (2.0 * crossing_us(8, 0.1e9)) * 1e6;
     assert_near(shared.decode_tokens_per_s, expected, 0.05, "tokens per second over the bus");
     assert!(shared.shared_links[0].utilisation > 0.95, "{:?}", shared.shared_links);
-    // A bus without another user changes nothing.
+    // A bus with a single user changes nothing.
     planned.links.shared[0].users = vec![("device:1".into(), "device:0".into())];
     assert_eq!(planned.run(&burst(32, 16, 800)), alone);
 }
 
-/// The reason why the grid has no axis for credits. A plan has one credit for each group or each stage,
-/// whichever are more, plus one. For up to four stages more credits change little. A single one would be too
-/// few.
+/// Shows why the grid has no axis for credits. A plan has one credit more than the larger of its numbers of
+/// groups and stages. With up to four stages, more credits change little, and a single credit is too few.
 #[test]
 fn more_credits_than_a_plan_has_serve_no_more_requests() {
     let shapes: [&[u32]; 3] = [&[4, 4], &[2, 4, 3], &[1, 5, 2, 2]];
@@ -261,14 +261,14 @@ fn more_credits_than_a_plan_has_serve_no_more_requests() {
                         served(more)
                     );
                 }
-                // With one micro-batch at a time nothing overlaps.
+                // With one micro-batch at a time, nothing overlaps.
                 assert!(sequences == 1 || served(1) < rate * 0.8, "{what}: {} for {rate}", served(1));
             }
         }
     }
 }
 
-/// Wire type f16: half the bytes on the links, two more dispatches on every stage.
+/// With wire type f16, links carry half the bytes, and every stage has two more dispatches.
 #[test]
 fn f16_activations_halve_the_time_on_a_slow_link() {
     let with = |wire_type| {
@@ -286,7 +286,7 @@ fn f16_activations_halve_the_time_on_a_slow_link() {
     assert!(narrow.stages[0].decode.busy_ns > wide.stages[0].decode.busy_ns);
 }
 
-/// The simulator checks each sequence. This test checks the totals for all kinds of loads.
+/// Checks the totals for all kinds of loads. The simulator itself checks each sequence.
 #[test]
 fn every_requested_token_arrives_once() {
     let planned = Planned::new(&[2, 3, 2]).sequences(6, 3);
@@ -308,7 +308,7 @@ fn every_requested_token_arrives_once() {
         assert_eq!((summary.finished, summary.refused, summary.cut_short), (200, 0, 0));
         assert_eq!(summary.between_tokens_us.count, asked.1 - 200);
         assert_eq!((summary.first_token_us.count, summary.request_us.count), (200, 200));
-        // Each stage computes all tokens of each sequence except the last.
+        // Each stage computes all tokens of each sequence except the last token.
         for stage in &summary.stages {
             assert_eq!(stage.prefill.rows + stage.decode.rows, asked.0 + asked.1 - 200);
         }
@@ -321,11 +321,11 @@ fn every_requested_token_arrives_once() {
         }
         assert_eq!(planned.run(&load), summary, "the same once more");
         if let Arrivals::Closed { .. } = arrivals {
-            // At least six fit.
+            // The plan has room for at least six sequences.
             assert_eq!(summary.waiting_requests, Depth::default());
         }
         if arrivals == Arrivals::Together {
-            // Cache blocks are allocated by need, so more than six fit.
+            // Cache blocks are allocated by need, so more than six sequences fit.
             assert!((100..194).contains(&summary.waiting_requests.max), "{:?}", summary.waiting_requests);
             assert!(summary.first_token_us.p90 > summary.first_token_us.p50);
         }
@@ -350,7 +350,8 @@ fn a_chart_has_bounds() {
     let planned = Planned::new(&[1, 1]);
     let mut spec = planned.spec(&burst(1, 10, 10));
     let all = SimSummary::new(&spec, simulate(&spec).unwrap());
-    // Ten micro-batches: each is computed twice, leaves and enters once, and its logits leave.
+    // There are ten micro-batches. Each is computed twice and has three copies: out of the first stage, into
+    // the second, and its logits.
     assert_eq!((all.spans.len(), all.dropped_spans), (50, 0));
     let kinds = |kind| all.spans.iter().filter(|span| span.kind == kind).count();
     assert_eq!((kinds(SimSpanKind::Prefill), kinds(SimSpanKind::Decode)), (2, 18));
@@ -401,7 +402,7 @@ fn unsuitable_plans_are_refused() {
     }
 }
 
-/// With the slowest devices and links, simulated time saturates at the clock's maximum.
+/// With the slowest devices and links, simulated time saturates at the clock's largest value.
 #[test]
 fn times_beyond_the_clock_end_it() {
     let mut planned = Planned::new(&[1, 1]);

@@ -1,4 +1,4 @@
-//! Specification of a simulation: stages, requests and faults, given or drawn from a seed.
+//! Specification of a simulation: stages, requests and faults. It is given, or drawn from a seed.
 
 use crate::core::{Nanoseconds, RunShape, Want};
 use crate::sim::time::{ComputeTime, CopyTime};
@@ -10,36 +10,37 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use serde::{Deserialize, Serialize};
 
-/// A simulated device with its stage.
+/// A simulated stage, with the figures of its device.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SimStage {
-    /// Device label.
+    /// Device label. Stages with the same label share a device.
     pub device: String,
     /// Slots of the stage.
     pub slots: u32,
-    /// Computing time.
+    /// Computing time of the stage.
     pub compute: ComputeTime,
-    /// Additional delay of a computation after an idle time, limited to that idle time.
+    /// Additional delay of a computation after the device was idle, at most the idle time.
     pub hand_over_ns: Nanoseconds,
     /// Time of copies of activations to the device.
     pub upload: CopyTime,
     /// Time of copies of activations from the device.
     pub download: CopyTime,
-    /// Time of copies of logits from the device. Used only on the last stage.
+    /// Time of copies of logits from the device. Used on the last stage only.
     pub logits: CopyTime,
-    /// Whether all three queues are one hardware queue.
+    /// Whether one hardware queue executes all three queues of the device. If this is set for one stage of a
+    /// device, it holds for the device.
     pub single_queue: bool,
-    /// Route to the next stage. Unused on the last.
+    /// Route to the next stage. Unused on the last stage.
     pub route: Route,
 }
 
 /// A resource that several edges share, such as a bus. It serves one copy at a time, in the order in which
-/// they begin.
+/// the copies begin.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SimSharedLink {
     /// Display name.
     pub name: String,
-    /// The edges that use it. Edge `n` leaves stage `n`.
+    /// Edges that use the resource. Edge `n` leaves stage `n`.
     pub edges: Vec<usize>,
     /// Busy time per byte.
     pub byte_ns: f64,
@@ -50,7 +51,7 @@ pub struct SimSharedLink {
 pub struct SimRequest {
     /// Arrival time.
     pub at_ns: Nanoseconds,
-    /// Tokens of its prompt.
+    /// Number of prompt tokens.
     pub prompt_tokens: u32,
     /// Requested output.
     pub want: Want,
@@ -58,7 +59,7 @@ pub struct SimRequest {
     pub cancel_ns: Option<Nanoseconds>,
 }
 
-/// A fault.
+/// A fault that the simulator injects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Fault {
     /// A device is lost at a given time.
@@ -68,7 +69,7 @@ pub enum Fault {
         /// Time of the loss.
         at_ns: Nanoseconds,
     },
-    /// A device has too little memory for its stage, so loading fails.
+    /// A device has too little memory for its stage. Loading fails.
     OutOfMemory {
         /// Index of the stage.
         stage: u32,
@@ -77,30 +78,30 @@ pub enum Fault {
     SubmissionRefused {
         /// Index of the stage.
         stage: u32,
-        /// Number of the submission, from 1.
+        /// Number of the submission, counted from 1.
         nth: u64,
     },
     /// A device is lost when it starts a given command.
     LostAtCommand {
         /// Index of the stage.
         stage: u32,
-        /// Number of the command, from 1 over all queues, in the order in which they start.
+        /// Number of the command, counted from 1 over all queues in the order of their starts.
         nth: u64,
     },
-    /// A queue is slower for all work.
+    /// All work of a queue takes longer.
     Slow {
         /// Index of the stage.
         stage: u32,
         /// The queue.
         queue: QueueKind,
-        /// Additional time.
+        /// Additional time of each submission.
         by_ns: Nanoseconds,
     },
-    /// A device is slower by random amounts, so its queues overtake each other.
+    /// Work of a device takes longer by random amounts, so its queues overtake each other.
     Unsteady {
         /// Index of the stage.
         stage: u32,
-        /// Largest additional time.
+        /// Largest additional time of a submission.
         up_to_ns: Nanoseconds,
     },
     /// The run is stopped.
@@ -108,24 +109,24 @@ pub enum Fault {
         /// Time of the stop.
         at_ns: Nanoseconds,
     },
-    /// Each progress notice of an actor sends it another. Not survivable: tests that the simulator ends
-    /// endless loops.
+    /// Each progress notice of an actor sends another notice to itself. A run cannot survive this: the fault
+    /// tests that the simulator ends endless loops.
     NoticesRepeated {
         /// Index of the stage.
         stage: u32,
     },
-    /// A message between stages, or from the last stage, is lost. Not survivable: tests that the simulator
-    /// notices.
+    /// A message between stages, or from the last stage, is lost. A run cannot survive this: the fault tests
+    /// that the simulator detects it.
     MessageLost {
-        /// Number of the message, from 0.
+        /// Number of the message, counted from 0.
         nth: u64,
     },
-    /// Such a message arrives twice. Not survivable.
+    /// A message between stages, or from the last stage, arrives twice. A run cannot survive this.
     MessageTwice {
-        /// Number of the message, from 0.
+        /// Number of the message, counted from 0.
         nth: u64,
     },
-    /// A stage's submissions do not wait for points. Not survivable.
+    /// A stage's submissions do not wait for points. A run cannot survive this.
     WaitsIgnored {
         /// Index of the stage.
         stage: u32,
@@ -135,48 +136,48 @@ pub enum Fault {
 /// Specification of a simulation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SimSpec {
-    /// Seed of all delays.
+    /// Seed of all random delays.
     pub seed: u64,
     /// The stages.
     pub stages: Vec<SimStage>,
     /// The coordinator's description of the pipeline.
     pub run: RunShape,
-    /// Bytes of one row of activations in its wire type.
+    /// Bytes of one row of activations in the wire type.
     pub row_bytes: u64,
     /// Bytes of one row of logits.
     pub logit_row_bytes: u64,
-    /// Resources that edges share.
+    /// Resources that several edges share.
     pub shared_links: Vec<SimSharedLink>,
     /// Longest delay of a message.
     pub message_ns: Nanoseconds,
-    /// Time in which an actor handles a message.
+    /// Time that an actor takes to handle a message.
     pub handling_ns: Nanoseconds,
     /// Variation of device times, in percent.
     pub jitter_percent: u64,
     /// The requests.
     pub requests: Vec<SimRequest>,
-    /// Number of concurrent requests. If set, a request arrives when another ends, instead of at its own
-    /// time.
+    /// Number of concurrent requests. If set, a request arrives when another one ends, and its own arrival
+    /// time is ignored.
     pub at_once: Option<u32>,
     /// The faults.
     pub faults: Vec<Fault>,
-    /// Whether to check every cache access and to keep all events of the coordinator, which is slow. Contents
-    /// of slots and rings and the results of sequences are always checked.
+    /// Whether to check every cache access and to keep all events of the coordinator. This is slow. The
+    /// contents of slots and rings, and the results of sequences, are always checked.
     pub checked: bool,
-    /// Most spans kept.
+    /// Largest number of spans to keep.
     pub max_spans: usize,
 }
 
-/// Returns the token of a simulated sequence at a position of its prompt or answer.
+/// Returns the token of a simulated sequence at a position of its prompt or output.
 pub fn token_at(sequence: u64, position: u32, vocabulary: u32) -> u32 {
     let mixed = (sequence << 32 | u64::from(position)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     ((mixed ^ mixed >> 29) % u64::from(vocabulary)) as u32
 }
 
 impl SimSpec {
-    /// Returns a random pipeline with random requests. About one in eight loses a device at some time, one in
-    /// sixteen each at some command, by a refused submission, or by lack of memory. One in eight is stopped.
-    /// Many have slow and unsteady devices.
+    /// Returns a random pipeline with random requests. About one in eight loses a device at some time, and
+    /// one in eight is stopped. About one in sixteen loses a device at some command, one in sixteen has a
+    /// refused submission, and one in sixteen runs out of memory. Many have slow and unsteady devices.
     pub fn random(seed: u64) -> Self {
         let mut rng = SmallRng::seed_from_u64(seed);
         let stages = rng.random_range(1..=6u32);
@@ -194,7 +195,8 @@ impl SimSpec {
             kv_blocks: rng.random_range(1..=24),
         };
         let row_bytes = rng.random_range(1..=64);
-        let stages: Vec<_> = (0..stages).map(|at| random_stage(&mut rng, at, row_bytes)).collect();
+        let mut stages: Vec<_> = (0..stages).map(|at| random_stage(&mut rng, at, row_bytes)).collect();
+        share_devices(seed, &mut stages);
         let requests = (0..rng.random_range(1..=12)).map(|_| random_request(&mut rng, &run)).collect();
         let mut faults = Vec::new();
         for stage in 0..stages.len() as u32 {
@@ -251,6 +253,24 @@ fn random_faults(seed: u64, stages: u32) -> Vec<Fault> {
     faults
 }
 
+/// Puts the stages of every second pipeline on random devices. Neighbours stay on different ones.
+fn share_devices(seed: u64, stages: &mut [SimStage]) {
+    let mut rng = SmallRng::seed_from_u64(seed ^ 0x6465_7669);
+    if stages.len() < 3 || rng.random_ratio(1, 2) {
+        return;
+    }
+    let devices = rng.random_range(2..stages.len() as u32);
+    let mut before = devices;
+    for stage in stages {
+        let mut device = rng.random_range(0..devices);
+        if device == before {
+            device = (device + 1) % devices;
+        }
+        stage.device = format!("made-up:{device}");
+        before = device;
+    }
+}
+
 fn random_stage(rng: &mut SmallRng, at: u32, row_bytes: u64) -> SimStage {
     let slots = rng.random_range(1..=4);
     let compute =
@@ -277,7 +297,7 @@ fn random_stage(rng: &mut SmallRng, at: u32, row_bytes: u64) -> SimStage {
 }
 
 fn random_request(rng: &mut SmallRng, run: &RunShape) -> SimRequest {
-    // Some exceed the context or the cache, and must be refused.
+    // Some requests exceed the context or the cache. The pipeline must refuse them.
     let cache = run.kv_blocks * BLOCK_TOKENS as u32;
     let prompt_tokens = rng.random_range(0..=run.context.min(cache) + 2);
     let end_tokens = (0..rng.random_range(0..3)).map(|_| rng.random_range(0..run.vocabulary)).collect();
@@ -291,7 +311,7 @@ fn random_request(rng: &mut SmallRng, run: &RunShape) -> SimRequest {
     SimRequest { at_ns, prompt_tokens, want, cancel_ns }
 }
 
-/// Returns three random chunks of at most `max_rows` rows.
+/// Returns a list of three random chunks, each with at most `max_rows` rows.
 fn random_chunks(rng: &mut SmallRng, max_rows: u32) -> Chunks {
     let mut from_tokens = 0;
     let mut chunk = |at: u32| {

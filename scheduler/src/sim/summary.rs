@@ -1,5 +1,5 @@
-//! Summary of a simulated run: rates, latencies, utilisation, and the spans of its chart. Knows nothing about
-//! the simulation itself.
+//! Summarises a simulated run: rates, latencies, utilisation, and the spans for its chart. Knows nothing
+//! about the simulation itself.
 
 use crate::core::{FinishReason, Nanoseconds};
 use crate::sim::observe::{Level, Observations, Work};
@@ -8,21 +8,21 @@ use crate::trace::Computed;
 use ragtag_hal::QueueKind;
 use serde::{Deserialize, Serialize};
 
-/// Summary of a simulated run. Rates and shares are over the time from the first request to the end.
+/// Summary of a simulated run. Rates and shares refer to the time from the first request to the end.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SimSummary {
-    /// Requests that got all their tokens, or as many as the context allows.
+    /// Number of requests that got all their tokens, or as many as the context allows.
     pub finished: u64,
-    /// Finished requests that the context cut short.
+    /// Number of finished requests that the full context cut short.
     pub cut_short: u64,
-    /// Requests that do not fit the plan.
+    /// Number of requests that do not fit the plan.
     pub refused: u64,
     /// Prompt tokens of finished requests.
     pub prompt_tokens: u64,
-    /// Generated tokens.
+    /// Generated tokens of finished requests.
     pub new_tokens: u64,
-    /// Time from the first request to the end.
+    /// Time from the first request to the end, in microseconds.
     pub duration_us: f64,
     /// Requests per second.
     pub requests_per_s: f64,
@@ -30,27 +30,27 @@ pub struct SimSummary {
     pub prefill_tokens_per_s: f64,
     /// Generated tokens per second.
     pub decode_tokens_per_s: f64,
-    /// Time from a request's arrival to its first token.
+    /// Time from a request's arrival to its first token, in microseconds.
     pub first_token_us: Percentiles,
-    /// Time between two tokens of a request.
+    /// Time between two tokens of a request, in microseconds.
     pub between_tokens_us: Percentiles,
-    /// Time from a request's arrival to its end.
+    /// Time from a request's arrival to its end, in microseconds.
     pub request_us: Percentiles,
-    /// Requests waiting for cache blocks.
+    /// Number of requests that wait for cache blocks.
     pub waiting_requests: Depth,
     /// The stages.
     pub stages: Vec<StageUse>,
-    /// The links between stages, one less than stages.
+    /// Links between stages: one fewer than the stages.
     pub links: Vec<LinkUse>,
-    /// Resources shared by links.
+    /// Resources that several links share.
     pub shared_links: Vec<SharedLinkUse>,
     /// Submissions in order of completion, up to the limit.
     pub spans: Vec<SimSpan>,
-    /// Spans beyond the limit.
+    /// Number of spans beyond the limit.
     pub dropped_spans: u64,
 }
 
-/// Distribution of times in microseconds; all 0 without times.
+/// Distribution of times, in microseconds. All values are 0 if there are no times.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Percentiles {
@@ -64,7 +64,7 @@ pub struct Percentiles {
     pub p90: f64,
     /// 99th percentile.
     pub p99: f64,
-    /// The longest.
+    /// Longest time.
     pub max: f64,
 }
 
@@ -84,17 +84,17 @@ pub struct Depth {
 pub struct StageUse {
     /// Device label.
     pub device: String,
-    /// Share of the time in which it computed.
+    /// Share of the time in which the stage computed.
     pub utilisation: f64,
-    /// Idle share of the time between its first computation and the end of its last.
+    /// Idle share of the time from the stage's first computation to the end of its last.
     pub bubble: f64,
-    /// Share of the time in which activations or logits left it.
+    /// Share of the time in which activations or logits left the stage.
     pub download_utilisation: f64,
     /// Micro-batches with prompt rows.
     pub prefill: Computed,
     /// Micro-batches of decode steps only.
     pub decode: Computed,
-    /// Micro-batches on the device that are not yet computed, including the current one.
+    /// Micro-batches on the device whose computation has not ended, including the current one.
     pub queue: Depth,
 }
 
@@ -106,11 +106,11 @@ pub struct LinkUse {
     pub from: String,
     /// Destination device.
     pub to: String,
-    /// Share of the time with a transfer in progress, including waits for a shared link.
+    /// Share of the time with a transfer in progress. Includes waits for a shared link.
     pub utilisation: f64,
     /// Transferred micro-batches.
     pub crossings: u64,
-    /// Their bytes.
+    /// Total bytes of the transferred micro-batches.
     pub bytes: u64,
 }
 
@@ -158,7 +158,7 @@ impl SimSummary {
     }
 }
 
-/// Counts of how sequences ended.
+/// Numbers of sequences by how they ended.
 #[derive(Default)]
 struct Ends {
     finished: u64,
@@ -166,7 +166,7 @@ struct Ends {
     refused: u64,
     prompt_tokens: u64,
     new_tokens: u64,
-    /// Per request.
+    /// For each request: whether it finished.
     is_finished: Vec<bool>,
 }
 
@@ -243,7 +243,7 @@ fn shared_links(spec: &SimSpec, seen: &Observations, over_ns: Nanoseconds) -> Ve
         .collect()
 }
 
-/// Computes percentiles by nearest rank.
+/// Computes percentiles by the nearest-rank method.
 fn percentiles(mut times_ns: Vec<Nanoseconds>) -> Percentiles {
     times_ns.sort_unstable();
     let Some(&max) = times_ns.last() else { return Percentiles::default() };

@@ -1,4 +1,4 @@
-//! Tests of the simulator: random pipelines, faults that it must notice, and the benefit of pipelining.
+//! Tests of the simulator: random pipelines, faults that it must detect, and the benefit of pipelining.
 
 use super::*;
 use crate::core::{RunCore, RunShape, Want};
@@ -10,8 +10,8 @@ fn variable(name: &str) -> Option<u64> {
     Some(text.parse().unwrap_or_else(|_| panic!("{name} is not a number: {text}")))
 }
 
-/// Returns the seed in `RAGTAG_SIM_SEED`. Without it, as many seeds as `RAGTAG_SIM_SEEDS` says (default
-/// 1000), which follow from `RAGTAG_TEST_SEED`.
+/// Returns the seed in `RAGTAG_SIM_SEED`. If it is not set, returns `RAGTAG_SIM_SEEDS` seeds (default 1000),
+/// derived from `RAGTAG_TEST_SEED`.
 fn seeds() -> Vec<u64> {
     if let Some(seed) = variable("RAGTAG_SIM_SEED") {
         return vec![seed];
@@ -45,7 +45,7 @@ fn random_pipelines_keep_their_invariants() {
             }
         }
     }
-    // The seeds cover all intended cases.
+    // The seeds together cover all intended cases.
     if seeds.len() >= 1000 {
         assert!(lost > 100 && cancelled > 100 && refused > 100 && tokens > 10_000);
         assert!(no_memory > 100 && no_submission > 50 && late > 300 && stopped > 100);
@@ -157,7 +157,7 @@ fn a_lost_device_ends_every_sequence_with_its_name() {
     }
 }
 
-/// Returns the results of all sequences with this fault.
+/// Returns the results of all sequences in a run with this fault.
 fn outcomes(fault: Fault) -> Vec<Outcome> {
     let spec = SimSpec { faults: vec![fault], ..steady(3, 4) };
     simulate(&spec).unwrap().outcomes.into_values().collect()
@@ -223,8 +223,8 @@ fn all_stages_work_at_once() {
 
 #[test]
 fn transfers_overlap_with_computation() {
-    // Copies take almost as long as computing. Executed in sequence, the stages would be idle half of the
-    // time.
+    // Copies take almost as long as computations. Executed in sequence, they would leave the stages idle half
+    // of the time.
     let mut spec = steady(3, 24);
     for stage in &mut spec.stages {
         let copy = CopyTime { copy_ns: 80_000, ..CopyTime::default() };
@@ -242,7 +242,7 @@ fn transfers_overlap_with_computation() {
     }
 }
 
-/// A recorded log of the coordinator's events makes a fresh one repeat its actions.
+/// A fresh coordinator that receives the recorded events repeats the recorded actions.
 #[test]
 fn a_log_replays() {
     for seed in 0..20 {

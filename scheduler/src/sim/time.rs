@@ -1,5 +1,5 @@
-//! Times of simulated devices: linear, for random pipelines, or by the cost model, for plans. Knows nothing
-//! about plans or the order of events.
+//! Times of simulated devices. They are linear for random pipelines, and computed by the cost model for
+//! plans. Knows nothing about plans or the order of events.
 
 use crate::core::{Item, MicroBatch, Nanoseconds};
 use ragtag_graph::{Segment, WireType};
@@ -17,7 +17,7 @@ pub enum ComputeTime {
         /// Time per row.
         row_ns: Nanoseconds,
     },
-    /// Time by the cost model.
+    /// Time that the cost model computes.
     Modelled(Arc<StageCosts>),
 }
 
@@ -73,8 +73,8 @@ impl StageCosts {
     }
 }
 
-/// Returns the properties that costs depend on. Positions are averaged; a row attends to itself and all
-/// earlier positions.
+/// Returns the properties of a micro-batch that determine its cost. Positions are averaged over the rows. A
+/// row attends to itself and to all earlier positions.
 fn shape(batch: &MicroBatch) -> BatchShape {
     let positions = |item: &Item| {
         let rows = item.tokens.len() as f64;
@@ -94,23 +94,23 @@ fn shape(batch: &MicroBatch) -> BatchShape {
 pub struct CopyTime {
     /// Fixed time of every copy.
     pub copy_ns: Nanoseconds,
-    /// Additional time of one copy per micro-batch, independent of the number of chunks: the first that
-    /// leaves a device, the last that enters one.
+    /// Additional time of one copy per micro-batch, independent of the number of chunks. On the sender this
+    /// is the first copy out, and on the receiver the last copy in.
     pub once_ns: Nanoseconds,
     /// Time per byte.
     pub byte_ns: f64,
 }
 
 impl CopyTime {
-    /// Returns the time of a copy. A copy of zero bytes is a submission that only waits and signals.
+    /// Returns the time of a copy. A copy of zero bytes only waits and signals.
     pub(super) fn of(&self, pays_once: bool, bytes: u64) -> Nanoseconds {
         let once = if pays_once && bytes > 0 { self.once_ns } else { 0 };
-        // Casting a float that is too large saturates.
+        // The cast saturates if the float is too large.
         self.copy_ns.saturating_add(once).saturating_add((bytes as f64 * self.byte_ns).round() as u64)
     }
 }
 
-/// Converts microseconds to the virtual clock. Saturates at its end.
+/// Converts microseconds to nanoseconds. Saturates at the clock's largest value.
 pub(super) fn nanoseconds(us: f64) -> Nanoseconds {
     (us * 1e3).round() as u64
 }
@@ -129,7 +129,7 @@ mod tests {
     fn costs_depend_on_rows_logits_sequences_and_the_mean_of_positions() {
         let items = vec![item(0, 9, 1, LogitRows::Last), item(1, 4, 3, LogitRows::None)];
         let batch = MicroBatch { id: MicroBatchId(0), credit: 0, items };
-        // Positions 9 and 4, 5, 6: rows that attend to 10 and to 5, 6, 7 positions.
+        // The rows are at positions 9, 4, 5 and 6. They attend to 10, 5, 6 and 7 positions.
         let expected = BatchShape { rows: 4, logit_rows: 1, sequences: 2, positions: 7.0 };
         assert_eq!(shape(&batch), expected);
         assert!(!batch.decodes_only());

@@ -1,11 +1,13 @@
-//! Event loop of the simulator: a virtual clock, mailboxes, and the cores.
+//! Event loop of the simulator: the virtual clock, the mailboxes and the cores.
 
 use crate::capacity::Lanes;
 use crate::core::{
-    FinishReason, LogitRows, MicroBatch, MicroBatchId, Nanoseconds, Prompt, RunAction, RunCore, RunEvent,
-    Sampled, SequenceId, StageAction, StageCore, StageEvent, StagePoints, StageShape, Want,
+    DeviceAction, DeviceCore, DeviceEvent, FinishReason, LogitRows, MicroBatch, MicroBatchId, Nanoseconds,
+    Progress, Prompt, QueuePoints, RunAction, RunCore, RunEvent, Sampled, SequenceId, StageAction,
+    StageEvent, StageShape, Want,
 };
 use crate::error::{Error, Refusal};
+use crate::runtime::ring_depths;
 use crate::sim::device::{Job, RingMemory, SimDevice, Submitted, timeline};
 use crate::sim::invariants::Invariants;
 use crate::sim::observe::Observations;
@@ -16,12 +18,13 @@ use ragtag_transfer::Route;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 
-/// A message in a mailbox. Progress has no value: its handler reads the timeline.
+/// A message in a mailbox. A progress message has no value, because its handler reads the timeline.
 #[derive(Clone, Debug)]
 enum Message {
-    Stage(StageEvent),
+    /// For a stage, by its index in the pipeline.
+    Stage(usize, StageEvent),
     Run(RunEvent),
     Progress,
 }
@@ -43,14 +46,14 @@ impl MailboxQueue {
 }
 
 impl Message {
-    /// Returns the queue that the threaded runtime uses; `None` for requests and failures, whose queues are
-    /// unbounded.
+    /// Returns the queue that the message uses in the threaded runtime. Returns `None` for requests and
+    /// failures, which use unbounded queues.
     fn queue(&self) -> Option<MailboxQueue> {
         match self {
-            Message::Stage(StageEvent::Free(_)) | Message::Run(RunEvent::Return(_)) => {
+            Message::Stage(_, StageEvent::Free(_)) | Message::Run(RunEvent::Return(_)) => {
                 Some(MailboxQueue::Quiet)
             }
-            Message::Stage(_) | Message::Progress => Some(MailboxQueue::Waking),
+            Message::Stage(..) | Message::Progress => Some(MailboxQueue::Waking),
             Message::Run(_) => None,
         }
     }
@@ -61,7 +64,7 @@ enum Event {
     Request { index: usize },
     Arrive { to: usize, message: Message },
     Handle { actor: usize },
-    Done { stage: usize, hardware: usize, start_ns: Nanoseconds },
+    Done { device: usize, hardware: usize, start_ns: Nanoseconds },
     Fail { stage: usize, cause: ragtag_hal::Error },
 }
 
@@ -70,7 +73,8 @@ enum Event {
 struct Mailbox {
     messages: VecDeque<Message>,
     handling: bool,
-    /// Messages sent and not handled, without requests and failures, which have queues of their own.
+    /// Messages that were sent but not handled. Requests and failures do not count, because they have their
+    /// own queues.
     outstanding: Lanes,
     capacity: Lanes,
     progress_pending: bool,
@@ -80,31 +84,39 @@ pub(super) struct World<'a> {
     spec: &'a SimSpec,
     rng: SmallRng,
     now: Nanoseconds,
-    /// Time of an event, a number that orders simultaneous events, and its index.
+    /// For each event: its time, a number that orders simultaneous events, and its index in `events`.
     heap: BinaryHeap<Reverse<(Nanoseconds, u64, usize)>>,
     events: Vec<Option<Event>>,
-    /// Free places in `events`.
+    /// Unused indices in `events`.
     vacant: Vec<usize>,
     next: u64,
     devices: Vec<SimDevice>,
+    /// One per device.
+    cores: Vec<DeviceCore>,
+    /// Stages of each device.
+    hosted: Vec<Vec<usize>>,
+    /// Device of each stage.
+    hosts: Vec<usize>,
+    /// For each device: itself and the devices that wait for its points.
+    around: Vec<Vec<usize>>,
+    /// Ring between each stage and the next.
     rings: Vec<RingMemory>,
-    stages: Vec<StageCore>,
     run: RunCore,
-    /// One per stage, then the coordinator's.
+    /// Mailboxes of the stages, followed by the coordinator's.
     mailboxes: Vec<Mailbox>,
-    /// Arrival time of the last message between two actors, because their messages keep their order.
+    /// Arrival time of the last message between two actors. Messages between two actors keep their order.
     last_arrival: BTreeMap<(usize, usize), Nanoseconds>,
     /// Activation bytes of each micro-batch in flight.
     bytes: BTreeMap<MicroBatchId, u64>,
     /// Time at which each shared link becomes free.
     shared_free: Vec<Nanoseconds>,
-    /// Next request to arrive when another ends, with [`SimSpec::at_once`].
+    /// Next request to arrive when another request ends. Used with [`SimSpec::at_once`].
     next_request: usize,
     messages: u64,
-    /// Number of entered micro-batches.
+    /// Number of micro-batches that have entered the pipeline.
     entered: u64,
     stopped: bool,
-    /// Used with [`SimSpec::checked`].
+    /// Present if [`SimSpec::checked`] is set.
     invariants: Option<Invariants<'a>>,
     tokens: BTreeMap<SequenceId, Vec<u32>>,
     report: SimReport,
@@ -117,25 +129,26 @@ impl<'a> World<'a> {
         let Some(last) = spec.stages.len().checked_sub(1) else {
             return Err(impossible(Error::Spec { what: "the pipeline has no stages".into() }));
         };
-        let depth = |route: Option<Route>| match route {
-            Some(Route::HostStaged { depth, .. }) => depth,
-            _ => 0,
-        };
-        let (mut stages, mut devices, mut mailboxes) = (Vec::new(), Vec::new(), Vec::new());
-        for (index, stage) in spec.stages.iter().enumerate() {
-            let shape = StageShape {
-                slots: stage.slots,
+        let hosts = hosts(&spec.stages);
+        let devices = hosts.iter().max().map_or(0, |last| last + 1);
+        let of = |device: usize| (0..=last).filter(|&stage| hosts[stage] == device).collect::<Vec<_>>();
+        let hosted: Vec<_> = (0..devices).map(of).collect();
+        let routes: Vec<_> = spec.stages[..last].iter().map(|stage| stage.route).collect();
+        let (mut cores, mut mailboxes) = (Vec::new(), Vec::new());
+        for (device, stages) in hosted.iter().enumerate() {
+            let shape = |&stage: &usize| StageShape {
+                slots: spec.stages[stage].slots,
                 row_bytes: spec.row_bytes,
-                incoming: (index > 0).then(|| spec.stages[index - 1].route),
-                outgoing: (index < last).then_some(stage.route),
+                incoming: stage.checked_sub(1).map(|before| routes[before]),
+                outgoing: routes.get(stage).copied(),
             };
-            let points = StagePoints::new(|queue| timeline(index, queue));
-            stages.push(StageCore::new(&shape, points).map_err(impossible)?);
-            devices.push(SimDevice::new(index, spec));
-            let mut lanes = Lanes::of_stage(spec.run.credits, depth(shape.incoming), depth(shape.outgoing));
-            // A simulated stage learns of its device's progress at once, so of the two notices only the
-            // ring's exists.
-            lanes.waking -= 1;
+            let shapes: Vec<_> = stages.iter().map(shape).collect();
+            let points = QueuePoints::new(|queue| timeline(device, queue));
+            cores.push(DeviceCore::new(&shapes, points).map_err(impossible)?);
+            let mut lanes = Lanes::of_device(spec.run.credits, ring_depths(&routes, &hosts, device));
+            // A simulated stage sees its device's progress at once, so it needs only one of the two notices:
+            // the one for the ring.
+            lanes.waking -= QueueKind::ALL.len() - 1 + stages.len();
             mailboxes.push(Mailbox { capacity: lanes, ..Mailbox::default() });
         }
         mailboxes.push(Mailbox { capacity: Lanes::of_run(spec.run.credits), ..Mailbox::default() });
@@ -157,8 +170,11 @@ impl<'a> World<'a> {
             vacant: Vec::new(),
             next: 0,
             rings: spec.stages.iter().map(|_| RingMemory::default()).collect(),
-            devices,
-            stages,
+            devices: hosted.iter().map(|stages| SimDevice::new(stages, spec)).collect(),
+            around: hosted.iter().map(|stages| around(stages, &hosts)).collect(),
+            cores,
+            hosted,
+            hosts,
             run,
             mailboxes,
             last_arrival: BTreeMap::new(),
@@ -178,7 +194,7 @@ impl<'a> World<'a> {
 
     /// Schedules all events of the specification.
     fn schedule(&mut self) {
-        let run = self.stages.len();
+        let run = self.cores.len();
         if let Some(at_once) = self.spec.at_once {
             self.next_request = self.next_request.min(at_once as usize);
         }
@@ -199,10 +215,14 @@ impl<'a> World<'a> {
                     self.at(0, Event::Fail { stage: stage as usize, cause });
                 }
                 Fault::Slow { stage, queue, by_ns } => {
-                    self.devices[stage as usize].slow_ns[queue.index()] = by_ns;
+                    self.devices[self.hosts[stage as usize]].slow_ns[queue.index()] = by_ns;
                 }
-                Fault::Unsteady { stage, up_to_ns } => self.devices[stage as usize].unsteady_ns = up_to_ns,
-                Fault::WaitsIgnored { stage } => self.devices[stage as usize].ignores_waits = true,
+                Fault::Unsteady { stage, up_to_ns } => {
+                    self.devices[self.hosts[stage as usize]].unsteady_ns = up_to_ns;
+                }
+                Fault::WaitsIgnored { stage } => {
+                    self.devices[self.hosts[stage as usize]].ignores_waits = true;
+                }
                 Fault::Stopped { at_ns } => {
                     self.at(at_ns, Event::Arrive { to: run, message: Message::Run(RunEvent::Stop) });
                 }
@@ -262,7 +282,7 @@ impl<'a> World<'a> {
                 self.wake(actor);
                 Ok(())
             }
-            Event::Done { stage, hardware, start_ns } => self.done(stage, hardware, start_ns),
+            Event::Done { device, hardware, start_ns } => self.done(device, hardware, start_ns),
             Event::Fail { stage, cause } => {
                 self.fail(stage, cause);
                 Ok(())
@@ -275,25 +295,26 @@ impl<'a> World<'a> {
         self.wake(to);
     }
 
-    /// Submits a request that arrives.
+    /// Submits a request at its arrival.
     fn request(&mut self, index: usize) {
         let (request, sequence) = (&self.spec.requests[index], SequenceId(index as u64));
         let token = |position| token_at(sequence.0, position, self.spec.run.vocabulary);
         let tokens = (0..request.prompt_tokens).map(token).collect();
         let prompt = Prompt { tokens, want: request.want.clone() };
         self.report.observations.arrived(self.now, sequence);
-        self.arrive(self.stages.len(), Message::Run(RunEvent::Submit { sequence, prompt }));
+        self.arrive(self.cores.len(), Message::Run(RunEvent::Submit { sequence, prompt }));
     }
 
-    /// Fails a device and its actor, and notifies the coordinator.
+    /// Fails a device and its actor. Notifies the coordinator.
     fn fail(&mut self, stage: usize, cause: ragtag_hal::Error) {
-        if self.devices[stage].failure.is_some() {
+        let failure = &mut self.devices[self.hosts[stage]].failure;
+        if failure.is_some() {
             return;
         }
-        self.devices[stage].failure = Some(cause.clone());
+        *failure = Some(cause.clone());
         let error =
             Error::Stage { stage: stage as u32, device: self.spec.stages[stage].device.clone(), cause };
-        let (to, at) = (self.stages.len(), self.now + self.delay());
+        let (to, at) = (self.cores.len(), self.now + self.delay());
         self.at(at, Event::Arrive { to, message: Message::Run(RunEvent::Failed { error }) });
     }
 
@@ -310,8 +331,7 @@ impl<'a> World<'a> {
         self.rng.random_range(0..=self.spec.message_ns)
     }
 
-    /// Sends a message from one actor to another. Messages from the same sender to the same receiver arrive in
-    /// order.
+    /// Sends a message from one actor to another. Messages between the same two actors arrive in order.
     fn send(&mut self, from: usize, to: usize, message: Message) -> Result<(), String> {
         let nth = self.messages;
         self.messages += 1;
@@ -347,120 +367,139 @@ impl<'a> World<'a> {
         if let Some(queue) = message.queue() {
             *queue.of(&mut self.mailboxes[actor].outstanding) -= 1;
         }
-        let last = self.stages.len() - 1;
         match message {
-            Message::Progress => {
-                let repeated = self.spec.faults.contains(&Fault::NoticesRepeated { stage: actor as u32 });
-                self.mailboxes[actor].progress_pending = repeated;
-                if repeated {
-                    self.deliver(actor, self.now + 1, Message::Progress)?;
-                }
-                let value = self.devices[actor.min(last)].value(QueueKind::Download);
-                if actor > last {
-                    self.run_event(RunEvent::Progress { value })
-                } else {
-                    self.stage_event(actor, StageEvent::Progress { downloaded: value })
-                }
+            Message::Progress => self.progress(actor),
+            Message::Stage(stage, event) => {
+                let at = self.hosted[actor].iter().position(|&other| other == stage);
+                let stage = at.ok_or_else(|| format!("stage {stage} is not on device {actor}"))?;
+                self.device_event(actor, DeviceEvent::Stage { stage, event })
             }
-            Message::Stage(event) => self.stage_event(actor, event),
             Message::Run(event) => self.run_event(event),
         }
     }
 
-    fn stage_event(&mut self, stage: usize, event: StageEvent) -> Result<(), String> {
-        if self.stopped || self.devices[stage].failure.is_some() {
+    /// Reports the progress of a device to its core, or that of the last device to the coordinator.
+    fn progress(&mut self, actor: usize) -> Result<(), String> {
+        let repeated = self.spec.faults.iter().any(|fault| match fault {
+            Fault::NoticesRepeated { stage } => self.hosts[*stage as usize] == actor,
+            _ => false,
+        });
+        self.mailboxes[actor].progress_pending = repeated;
+        if repeated {
+            self.deliver(actor, self.now + 1, Message::Progress)?;
+        }
+        if actor == self.cores.len() {
+            let value = self.devices[self.hosts[self.hosts.len() - 1]].value(QueueKind::Download);
+            return self.run_event(RunEvent::Progress { value });
+        }
+        let [computed, uploaded, downloaded] = [QueueKind::Compute, QueueKind::Upload, QueueKind::Download]
+            .map(|queue| self.devices[actor].value(queue));
+        self.device_event(actor, DeviceEvent::Progress(Progress { computed, uploaded, downloaded }))
+    }
+
+    fn device_event(&mut self, device: usize, event: DeviceEvent) -> Result<(), String> {
+        if self.stopped || self.devices[device].failure.is_some() {
             return Ok(());
         }
         let mut actions = Vec::new();
-        self.stages[stage].step(self.now, event, &mut actions).map_err(|e| format!("stage {stage}: {e}"))?;
-        let run = self.stages.len();
-        for action in actions {
-            if self.devices[stage].failure.is_some() {
+        let stepped = self.cores[device].step(self.now, event, &mut actions);
+        stepped.map_err(|e| format!("device {device}: {e}"))?;
+        let run = self.cores.len();
+        for DeviceAction { stage, action } in actions {
+            if self.devices[device].failure.is_some() {
                 break;
             }
+            let stage = self.hosted[device][stage];
             match action {
                 StageAction::Upload { slot, micro_batch, chunk, waits, signal } => {
                     let bytes = self.bytes.get(&micro_batch).copied().unwrap_or(0);
                     let last = chunk.offset + chunk.bytes == bytes;
                     let job = Job::Upload { slot, micro_batch, chunk, last };
-                    self.submit(stage, Submitted { queue: QueueKind::Upload, job, waits, signal });
+                    self.submit(Submitted { stage, queue: QueueKind::Upload, job, waits, signal });
                 }
                 StageAction::Compute { slot, micro_batch, waits, signal } => {
                     if stage == 0 {
                         self.report.observations.stages[0].waiting.add(self.now);
                     }
                     let job = Job::Compute { slot, micro_batch };
-                    self.submit(stage, Submitted { queue: QueueKind::Compute, job, waits, signal });
+                    self.submit(Submitted { stage, queue: QueueKind::Compute, job, waits, signal });
                 }
                 StageAction::Download { slot, micro_batch, chunk, waits, signal } => {
                     let job = Job::Download { slot, micro_batch, chunk };
-                    self.submit(stage, Submitted { queue: QueueKind::Download, job, waits, signal });
+                    self.submit(Submitted { stage, queue: QueueKind::Download, job, waits, signal });
                 }
                 StageAction::Logits { slot, micro_batch, waits, signal } => {
                     let job = Job::Logits { slot, micro_batch };
-                    self.submit(stage, Submitted { queue: QueueKind::Download, job, waits, signal });
+                    self.submit(Submitted { stage, queue: QueueKind::Download, job, waits, signal });
                 }
                 StageAction::HandOff { micro_batch } => {
-                    self.send(stage, stage + 1, Message::Stage(StageEvent::HandOff { micro_batch }))?;
+                    self.send_to_stage(device, stage + 1, StageEvent::HandOff { micro_batch })?;
                 }
                 StageAction::Chunk(ready) => {
-                    self.send(stage, stage + 1, Message::Stage(StageEvent::Chunk(ready)))?;
+                    self.send_to_stage(device, stage + 1, StageEvent::Chunk(ready))?;
                 }
-                StageAction::Free(free) => {
-                    self.send(stage, stage - 1, Message::Stage(StageEvent::Free(free)))?
-                }
+                StageAction::Free(free) => self.send_to_stage(device, stage - 1, StageEvent::Free(free))?,
                 StageAction::Return(returned) => {
-                    self.send(stage, run, Message::Run(RunEvent::Return(returned)))?;
+                    self.send(device, run, Message::Run(RunEvent::Return(returned)))?;
                 }
             }
         }
-        self.start_around(stage)
+        self.start_around(device)
     }
 
-    fn submit(&mut self, stage: usize, submitted: Submitted) {
-        self.devices[stage].submitted += 1;
-        let nth = self.devices[stage].submitted;
+    fn send_to_stage(&mut self, from: usize, stage: usize, event: StageEvent) -> Result<(), String> {
+        self.send(from, self.hosts[stage], Message::Stage(stage, event))
+    }
+
+    fn submit(&mut self, submitted: Submitted) {
+        let stage = submitted.stage;
+        let device = &mut self.devices[self.hosts[stage]];
+        device.submitted += 1;
+        let nth = device.submitted;
         if self.spec.faults.contains(&Fault::SubmissionRefused { stage: stage as u32, nth }) {
             self.fail(stage, ragtag_hal::Error::Api { call: "submit".into(), code: -1 });
         } else {
-            self.devices[stage].submit(submitted);
+            device.submit(submitted);
         }
     }
 
-    /// Starts all work that can start after a change at a stage: there or at its neighbours, which wait for
-    /// its points.
+    /// Starts all submissions that can start after a change at a stage. They are on this stage, or on its
+    /// neighbours, which wait for its points.
     fn start_around(&mut self, changed: usize) -> Result<(), String> {
-        for stage in changed.saturating_sub(1)..self.devices.len().min(changed + 2) {
+        for at in 0..self.around[changed].len() {
+            let device = self.around[changed][at];
             for hardware in 0..QueueKind::ALL.len() {
                 let devices = &self.devices;
                 let passed = |p: ragtag_hal::Point| {
                     devices[p.timeline.device.0 as usize].value(p.timeline.queue) >= p.value
                 };
-                let Some(next) = devices[stage].next(hardware, passed) else { continue };
-                let duration = devices[stage].duration(next);
-                let late = devices[stage].hand_over(hardware, &next.job, self.now);
-                let nth = devices[stage].started + 1;
+                let Some(next) = devices[device].next(hardware, passed) else { continue };
+                let stage = next.stage;
+                let duration = devices[device].duration(next);
+                let late = devices[device].hand_over(hardware, next, self.now);
+                let nth = devices[device].started + 1;
                 if self.spec.faults.contains(&Fault::LostAtCommand { stage: stage as u32, nth }) {
                     self.fail(stage, lost());
                     break;
                 }
-                self.devices[stage].started = nth;
+                self.devices[device].started = nth;
                 let more = duration * self.rng.random_range(0..=self.spec.jitter_percent) / 100;
-                let while_ns = self.devices[stage].unsteady_ns;
+                let while_ns = self.devices[device].unsteady_ns;
                 let more = more + if while_ns > 0 { self.rng.random_range(0..=while_ns) } else { 0 };
                 let incoming = stage.checked_sub(1).map(|before| &self.rings[before]);
                 let outgoing = self.rings.get(stage);
-                self.devices[stage].start(hardware, stage == 0, incoming, outgoing)?;
-                self.started(stage, hardware, late, duration.saturating_add(more));
+                self.devices[device].start(hardware, incoming, outgoing)?;
+                self.started(device, hardware, late, duration.saturating_add(more));
             }
         }
         Ok(())
     }
 
-    /// Records the start of a submission on a hardware queue, possibly delayed, and schedules its end. A copy
-    /// waits until the shared links that it uses have served earlier ones.
-    fn started(&mut self, stage: usize, hardware: usize, late: Nanoseconds, duration: Nanoseconds) {
-        let Some(submitted) = self.devices[stage].running(hardware) else { return };
+    /// Records the start of a submission on a hardware queue and schedules its end. `late` delays the start.
+    /// A copy waits until the shared links that it uses have finished earlier copies.
+    fn started(&mut self, device: usize, hardware: usize, late: Nanoseconds, duration: Nanoseconds) {
+        let Some(submitted) = self.devices[device].running(hardware) else { return };
+        let stage = submitted.stage;
         let (queue, start_ns) = (submitted.queue, self.now.saturating_add(late));
         let mut end_ns = start_ns.saturating_add(duration);
         let observations = &mut self.report.observations;
@@ -485,12 +524,12 @@ impl<'a> World<'a> {
             }
             Job::Compute { .. } | Job::Logits { .. } => {}
         }
-        self.at(end_ns, Event::Done { stage, hardware, start_ns });
+        self.at(end_ns, Event::Done { device, hardware, start_ns });
     }
 
     /// Records the end of a submission.
-    fn ended(&mut self, stage: usize, submitted: &Submitted, start_ns: Nanoseconds) {
-        let (now, job) = (self.now, &submitted.job);
+    fn ended(&mut self, submitted: &Submitted, start_ns: Nanoseconds) {
+        let (now, stage, job) = (self.now, submitted.stage, &submitted.job);
         let observations = &mut self.report.observations;
         let work = &mut observations.stages[stage];
         work.queues[submitted.queue.index()].end(now);
@@ -526,28 +565,31 @@ impl<'a> World<'a> {
         });
     }
 
-    fn done(&mut self, stage: usize, hardware: usize, start_ns: Nanoseconds) -> Result<(), String> {
-        if self.devices[stage].failure.is_some() {
+    fn done(&mut self, device: usize, hardware: usize, start_ns: Nanoseconds) -> Result<(), String> {
+        if self.devices[device].failure.is_some() {
             return Ok(());
         }
+        let Some(stage) = self.devices[device].running(hardware).map(|submitted| submitted.stage) else {
+            return Err("the end of work that never began".into());
+        };
         let (before, from_here) = self.rings.split_at_mut(stage);
-        let (now, device) = (self.now, &mut self.devices[stage]);
-        let submitted = device.end(hardware, now, before.last_mut(), from_here.first_mut())?;
-        self.ended(stage, &submitted, start_ns);
+        let ended = self.devices[device].end(hardware, self.now, before.last_mut(), from_here.first_mut());
+        let submitted = ended?;
+        self.ended(&submitted, start_ns);
         if let (Job::Logits { micro_batch, .. }, Some(invariants)) = (&submitted.job, &mut self.invariants) {
             invariants.copied(micro_batch)?;
         }
-        if submitted.queue == QueueKind::Download {
-            let last = self.stages.len() - 1;
-            let listeners = if stage == last { vec![stage, last + 1] } else { vec![stage] };
-            for to in listeners {
-                if !std::mem::replace(&mut self.mailboxes[to].progress_pending, true) {
-                    let at = self.now + self.delay();
-                    self.deliver(to, at, Message::Progress)?;
-                }
+        let downloaded = submitted.queue == QueueKind::Download;
+        // Only a device with several stages waits for its other queues.
+        let own = (downloaded || self.hosted[device].len() > 1).then_some(device);
+        let run = (downloaded && stage + 1 == self.hosts.len()).then_some(self.cores.len());
+        for to in own.into_iter().chain(run) {
+            if !std::mem::replace(&mut self.mailboxes[to].progress_pending, true) {
+                let at = self.now + self.delay();
+                self.deliver(to, at, Message::Progress)?;
             }
         }
-        self.start_around(stage)
+        self.start_around(device)
     }
 
     fn run_event(&mut self, event: RunEvent) -> Result<(), String> {
@@ -572,10 +614,10 @@ impl<'a> World<'a> {
                 match action {
                     RunAction::Enter { micro_batch } => {
                         self.entered += 1;
-                        let run = self.stages.len();
+                        let run = self.cores.len();
                         self.bytes
                             .insert(micro_batch.id, u64::from(micro_batch.rows()) * self.spec.row_bytes);
-                        self.send(run, 0, Message::Stage(StageEvent::HandOff { micro_batch }))?;
+                        self.send_to_stage(run, 0, StageEvent::HandOff { micro_batch })?;
                     }
                     RunAction::Collect { micro_batch } => {
                         self.bytes.remove(&micro_batch.id);
@@ -642,9 +684,9 @@ impl<'a> World<'a> {
             return violation(format!("the coordinator ends with {counts:?}"));
         }
         if !self.stopped
-            && let Some(stage) = self.stages.iter().position(|s| !s.is_idle())
+            && let Some(device) = self.cores.iter().position(|core| !core.is_idle())
         {
-            return violation(format!("stage {stage} ends without all its credits"));
+            return violation(format!("device {device} ends without all its credits"));
         }
         for (index, request) in self.spec.requests.iter().enumerate() {
             let outcome = &self.report.outcomes[&SequenceId(index as u64)];
@@ -664,8 +706,8 @@ impl<'a> World<'a> {
         match (outcome, expected) {
             (Outcome::Failed { error: Error::Refused(got) }, Err(wanted)) if *got == wanted => Ok(()),
             (Outcome::Failed { error: Error::Stage { stage, device, cause } }, _) => {
-                let failed =
-                    self.devices.get(*stage as usize).is_some_and(|d| d.failure.as_ref() == Some(cause));
+                let host = self.hosts.get(*stage as usize);
+                let failed = host.is_some_and(|&host| self.devices[host].failure.as_ref() == Some(cause));
                 let named = self.spec.stages.get(*stage as usize).is_some_and(|s| s.device == *device);
                 if failed && named { Ok(()) } else { Err("failed though that device did not, or not so") }
             }
@@ -682,9 +724,8 @@ impl<'a> World<'a> {
     }
 }
 
-/// Returns the most events between the entries of two micro-batches: of each stage's submissions for all
-/// micro-batches in flight, and of all requests, with the messages that they cause. More events mean an
-/// endless loop.
+/// Returns the largest number of events between the entries of two micro-batches. It counts all submissions
+/// for the micro-batches in flight and all requests, with their messages. More events mean an endless loop.
 fn most_between_entries(spec: &SimSpec) -> u64 {
     const EVENTS: u64 = 32;
     let bytes = u64::from(spec.run.max_rows).saturating_mul(spec.row_bytes);
@@ -698,11 +739,31 @@ fn most_between_entries(spec: &SimSpec) -> u64 {
     in_flight.saturating_add(spec.requests.len() as u64).saturating_mul(EVENTS)
 }
 
+/// Returns the device of each stage. Stages with the same label share one.
+pub(super) fn hosts(stages: &[SimStage]) -> Vec<usize> {
+    let mut labels = Vec::new();
+    let mut host = |stage: &SimStage| {
+        let known = labels.iter().position(|label| *label == stage.device);
+        known.unwrap_or_else(|| {
+            labels.push(stage.device.clone());
+            labels.len() - 1
+        })
+    };
+    stages.iter().map(&mut host).collect()
+}
+
+/// Returns the device of these stages and those of their neighbours.
+fn around(stages: &[usize], hosts: &[usize]) -> Vec<usize> {
+    let neighbours = |&stage: &usize| stage.saturating_sub(1)..hosts.len().min(stage + 2);
+    let around: BTreeSet<_> = stages.iter().flat_map(neighbours).map(|stage| hosts[stage]).collect();
+    around.into_iter().collect()
+}
+
 fn lost() -> ragtag_hal::Error {
     ragtag_hal::Error::Lost { cause: "made up".into() }
 }
 
-/// Returns the result of a request without faults.
+/// Returns the expected result of a request in a run without faults.
 fn expected(
     spec: &SimSpec,
     sequence: u64,

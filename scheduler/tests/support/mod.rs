@@ -1,8 +1,8 @@
-//! A synthetic model, and devices that do nothing, for tests of the runtime without a model file.
+//! A synthetic model, and devices that do no work, for tests of the runtime without a model file.
 //!
-//! The model's kernels are a hash chain over the tokens of a sequence, stored in the KV cache by layer. So
-//! the next token depends on every weight, earlier token, position and cache block, and any error gives other
-//! tokens than [`Model::reference`].
+//! The model's kernels compute a hash chain over the tokens of a sequence, and store it in the KV cache by
+//! layer. So the next token depends on every weight, earlier token, position and cache block. Any error
+//! produces tokens that differ from [`Model::reference`].
 
 #![allow(missing_docs)]
 

@@ -8,7 +8,7 @@ use ragtag_kernels::params::{BLOCK_TOKENS, LOGIT_ROWS, ParamsShape, ROWS};
 use ragtag_scheduler::WeightSource;
 use std::ops::Range;
 
-/// Bytes of a row of activations: one hash plus padding.
+/// Bytes of one row of activations: one hash plus padding.
 pub const ROW_BYTES: u64 = 24;
 const ROW: usize = ROW_BYTES as usize / 8;
 
@@ -24,7 +24,7 @@ pub struct Model {
     pub kv_blocks: u32,
     pub table_blocks: u32,
     pub weight_bytes: u64,
-    /// Rows of the buckets.
+    /// Rows of the two buckets.
     pub buckets: [u32; 2],
     pub sequences: u32,
 }
@@ -57,7 +57,7 @@ static LAYER: EntryAbi = abi("layer", &[Read, ReadWrite, ReadWrite, Read]);
 static HEAD: EntryAbi = abi("head", &[Read, Read, Write]);
 
 impl Model {
-    /// Returns the number of segments: embedding, layers, head.
+    /// Returns the number of segments: the embedding, the layers and the head.
     pub fn segments(&self) -> usize {
         self.layers + 2
     }
@@ -66,13 +66,13 @@ impl Model {
         u64::from(self.kv_blocks) * BLOCK_TOKENS as u64 * 8
     }
 
-    /// Compiles the stage of these segments.
+    /// Compiles a stage with these segments.
     pub fn compile(&self, segments: Range<usize>) -> CompiledStage {
         let layers: Vec<usize> = segments.clone().filter(|&s| s > 0 && s <= self.layers).collect();
         let last = segments.end == self.segments();
         let weights = layers.iter().map(|l| WeightBuffer {
             name: format!("layer {l}"),
-            content: WeightContent::Vector { values: self.weight_bytes / 4 },
+            content: WeightContent::Vector { tensors: Vec::new(), values: self.weight_bytes / 4 },
             segment: *l,
         });
         CompiledStage {
@@ -141,7 +141,7 @@ impl Model {
         rows
     }
 
-    /// Returns the token with the largest logit after each token.
+    /// Returns, for each token, the greedy choice of the next token.
     pub fn next_tokens(&self, tokens: &[u32]) -> Vec<u32> {
         self.hashes(tokens).iter().map(|h| (h % u64::from(self.vocabulary)) as u32).collect()
     }
@@ -160,7 +160,7 @@ fn weight_byte(layer: usize, at: u64) -> u8 {
     mix(layer as u64, at) as u8
 }
 
-/// Returns a digest of some of a weight's bytes, because weights may be large.
+/// Returns a digest of every 997th byte of a weight and of its last byte, because weights may be large.
 fn digest(bytes: impl Iterator<Item = u8>, count: u64) -> u64 {
     let some = bytes.zip(0..).filter(|(_, at)| at % 997 == 0 || at + 1 == count);
     some.fold(count, |sum, (byte, at)| mix(sum, mix(u64::from(byte), at)))
@@ -174,7 +174,7 @@ pub struct Weights {
 
 impl WeightSource for Weights {
     fn chunks(&self, _weight: usize, max_bytes: u64) -> Vec<WeightChunk> {
-        // Small weights come in uneven pieces, too.
+        // Small weights are divided into uneven chunks too.
         let step = max_bytes.min(self.bytes.div_ceil(3));
         let starts = (0..self.bytes).step_by(step as usize);
         starts.map(|offset| WeightChunk { offset, bytes: step.min(self.bytes - offset) }).collect()
@@ -204,9 +204,10 @@ fn whole<T>(call: &HostCall<'_>, index: usize) -> Range<usize> {
 }
 
 /// # Safety
-/// As for [`HostFn`](ragtag_hal::HostFn); there is one group.
+/// The requirements of [`HostFn`](ragtag_hal::HostFn). The launch must have a single group.
 unsafe fn embed(call: &HostCall<'_>, _: Range<u32>) {
-    // SAFETY: the caller's promise, and nothing else writes what one group does.
+    // SAFETY: the caller guarantees the requirements above, and no other code writes the bytes that one group
+    // writes.
     let (params, activation) = unsafe { (call.read::<u32>(0), call.write::<u64>(1, whole::<u64>(call, 1))) };
     let shape = shape(call);
     for (at, row) in activation.chunks_exact_mut(ROW).take(params[ROWS as usize] as usize).enumerate() {
@@ -217,7 +218,7 @@ unsafe fn embed(call: &HostCall<'_>, _: Range<u32>) {
 }
 
 /// # Safety
-/// As for [`embed`].
+/// The requirements of [`embed`].
 unsafe fn layer(call: &HostCall<'_>, _: Range<u32>) {
     // SAFETY: as in `embed`.
     let (params, activation, kv, weight) = unsafe {
@@ -240,7 +241,7 @@ unsafe fn layer(call: &HostCall<'_>, _: Range<u32>) {
 }
 
 /// # Safety
-/// As for [`embed`].
+/// The requirements of [`embed`].
 unsafe fn head(call: &HostCall<'_>, _: Range<u32>) {
     // SAFETY: as in `embed`.
     let (params, activation, logits) =

@@ -1,5 +1,5 @@
-//! A device whose submissions complete at once and do nothing, with stages for it, to measure scheduling
-//! alone.
+//! Devices whose submissions complete at once without any work, and stages for them. They allow measuring the
+//! scheduling alone.
 
 #![allow(missing_docs)]
 
@@ -7,7 +7,7 @@ use ragtag_graph::{CompiledStage, Program, WeightBuffer, WeightChunk};
 use ragtag_hal::*;
 use ragtag_kernels::params::ParamsShape;
 use ragtag_scheduler::core::Sample;
-use ragtag_scheduler::{StageSpec, WeightSource};
+use ragtag_scheduler::{PipelineSpec, StageSpec, WeightSource};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -142,11 +142,17 @@ impl Sample for Zero {
     }
 }
 
-/// Returns a stage of one segment on a null device.
-pub fn stage(index: usize, stages: usize) -> StageSpec {
+/// Returns a pipeline of stages of one segment on null devices. `hosts` are the devices of the stages.
+pub fn pipeline(hosts: &[usize]) -> PipelineSpec {
+    let devices = (0..=*hosts.iter().max().expect("a stage")).map(|index| NullDevice::open(index as u16));
+    let stages = hosts.iter().enumerate().map(|(index, &device)| stage(index, hosts.len(), device));
+    PipelineSpec { devices: devices.collect(), stages: stages.collect() }
+}
+
+fn stage(index: usize, stages: usize, device: usize) -> StageSpec {
     let params = ParamsShape { rows: 16, logit_rows: 16, sequences: 16, table_blocks: 256 };
     StageSpec {
-        device: NullDevice::open(index as u16),
+        device,
         compiled: CompiledStage {
             segments: index..index + 1,
             module: Module {

@@ -1,4 +1,4 @@
-//! `docs/cli.md` is the command's own help.
+//! Tests that `docs/cli.md` equals the help of the command.
 
 use super::done;
 use std::fmt::Write as _;
@@ -38,7 +38,7 @@ Boolean variables take 1 or 0, true or false, yes or no, on or off. Any other va
 | 8 | refused by `--strict` |
 ";
 
-/// The names of all subcommands, in the order of the help.
+/// Returns the names of all subcommands in the order of the help.
 fn subcommands(help: &str) -> Vec<&str> {
     let list = help.split("Commands:\n").nth(1).expect("lists commands");
     let lines = list.lines().take_while(|line| !line.is_empty());

@@ -1,4 +1,4 @@
-//! Devices and plans on the command line: selection, workloads, and plans in files.
+//! Tests devices and plans on the command line: selection, workloads, and plans in files.
 
 use super::*;
 
@@ -32,7 +32,8 @@ fn the_doctor_reports_findings_for_every_api() {
             assert!(["ok", "note", "missing"].contains(&state), "{finding}");
         }
     }
-    // The doctor also reports an invalid selection instead of refusing it: users run it when nothing works.
+    // The doctor reports an invalid selection instead of refusing it, because users run the doctor when
+    // nothing else works.
     let mut command = ragtag();
     command.env("RAGTAG_DEVICES", "cuda:7").args(["devices", "--doctor", "--json"]);
     let json = done_by(&mut command).json();
@@ -189,7 +190,7 @@ fn a_plan_states_the_requested_wire_type_of_activations() {
         let reasons = plan["reasons"].as_array().unwrap();
         assert!(reasons.iter().any(|one| one.as_str().unwrap().contains(reason)), "{reasons:?}");
     }
-    // Rows are so small here that two more dispatches cost more than they save.
+    // Rows are so small here that two additional dispatches cost more than they save.
     assert_eq!(with(&["--wire", "auto"]).json()["boundary"], "f32");
     assert_eq!(with(&["--activations", "f32"]).json()["boundary"], "f32");
 

@@ -1,4 +1,4 @@
-//! `ragtag selftest` for users: its output, its report, and its filters.
+//! Tests `ragtag selftest` as users run it: its output, its report, and its filters.
 
 use super::*;
 use crate::support::run_with_vulkan;
@@ -61,10 +61,10 @@ fn selftest_runs_kernels_on_the_selected_devices() {
         assert!(test["relative_error"].as_f64().unwrap() <= tolerance, "{test}");
         assert!(test["duration_us"].as_u64().unwrap() > 0, "{test}");
     }
-    // Kernels that the device cannot run are summed up in one line with their number.
+    // One line sums up the kernels that the device cannot run, with their number.
     let shown = done(&["selftest", "--only", "kernel/*/opencl", "--device", "cpu"]).out;
     assert_eq!(shown.matches("the device does not take OpenClC kernels").count(), 1, "{shown}");
-    // The environment selects devices as for other commands.
+    // The environment selects devices, as for other commands.
     let named = done_by(
         ragtag()
             .args(["selftest", "--only", "memory/fill", "--cpu-devices", "2"])
@@ -73,7 +73,8 @@ fn selftest_runs_kernels_on_the_selected_devices() {
     assert!(named.err.contains("testing cpu:1"), "{}", named.err);
 }
 
-/// Mesa's device-selection layer looks for a Wayland session and complains if there is none.
+/// Checks that opening a wgpu device prints no complaint. Mesa's device-selection layer looks for a Wayland
+/// session and complains if none exists.
 #[test]
 fn a_wgpu_device_opens_without_complaints_about_a_session() {
     let arguments = ["selftest", "--only", "memory/", "--device", "wgpu:0"];

@@ -1,4 +1,4 @@
-//! Tables fit 80 columns unless `--wide` asks for everything.
+//! Tests that tables fit 80 columns unless `--wide` requests every column.
 
 use super::{TWO, done};
 

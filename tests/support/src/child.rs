@@ -3,20 +3,20 @@
 use std::ffi::OsStr;
 use std::process::{Command, Output};
 
-/// Environment variable with the test's name, set in the process that [`Child`] starts.
+/// Environment variable with the name of the test, set in the process that [`Child`] starts.
 const INSIDE: &str = "RAGTAG_TEST_INSIDE";
 
-/// A test of the running binary, to be run in a separate process.
+/// Test of the running binary, to be run in a separate process.
 #[derive(Debug)]
 pub struct Child {
     test: String,
     command: Command,
 }
 
-/// Prepares a process that runs one test of this binary. `test` is its full name: `module::name`.
+/// Prepares a process that runs one test of this binary. `test` is the full name, such as `module::name`.
 ///
 /// # Panics
-/// If the system does not report the path of the test binary.
+/// Panics if the system does not report the path of the test binary.
 #[track_caller]
 pub fn child(test: &str) -> Child {
     let mut command = Command::new(std::env::current_exe().expect("the path of the test binary"));
@@ -25,19 +25,19 @@ pub fn child(test: &str) -> Child {
 }
 
 impl Child {
-    /// Whether the current process was started to run this test.
+    /// Returns whether the current process was started to run this test.
     pub fn inside(test: &str) -> bool {
         std::env::var(INSIDE).is_ok_and(|inside| inside == test)
     }
 
-    /// Sets a variable in the child.
+    /// Sets an environment variable in the child process.
     #[must_use]
     pub fn env(mut self, key: impl AsRef<OsStr>, value: impl AsRef<OsStr>) -> Self {
         self.command.env(key, value);
         self
     }
 
-    /// Sets variables in the child.
+    /// Sets environment variables in the child process.
     #[must_use]
     pub fn envs<K: AsRef<OsStr>, V: AsRef<OsStr>>(
         mut self,
@@ -47,17 +47,18 @@ impl Child {
         self
     }
 
-    /// Removes a variable in the child.
+    /// Removes an environment variable from the child process.
     #[must_use]
     pub fn env_remove(mut self, key: impl AsRef<OsStr>) -> Self {
         self.command.env_remove(key);
         self
     }
 
-    /// Runs the test, prints its output, and returns it.
+    /// Runs the test, prints its output, and returns the output.
     ///
     /// # Panics
-    /// If the test fails, or if the binary has no test of this name: a renamed test must not pass silently.
+    /// Panics if the test fails, or if the binary has no test of this name. A renamed test must not pass
+    /// silently.
     #[track_caller]
     pub fn passes(mut self) -> Output {
         let output = self.command.output().expect("a test starts its own binary");
@@ -69,7 +70,7 @@ impl Child {
     }
 }
 
-/// Whether libtest reports that exactly one test passed.
+/// Returns whether libtest reports that exactly one test passed.
 fn ran_one(text: &str) -> bool {
     text.lines().any(|line| line.starts_with("test result: ok. 1 passed;"))
 }

@@ -1,12 +1,12 @@
-//! Golden data: small real models, and outputs of an independent implementation for them.
+//! Finds golden data: small real models, and outputs of an independent implementation for them.
 
 use std::path::{Path, PathBuf};
 
-/// Path of a golden model: `tales-q8_0` and `tales-bitnet-tq2_0` are bundled with the program, `tales-q4_0`
-/// and `tales-q4_k_m` are part of this crate.
+/// Returns the path of a golden model. `tales-q8_0` and `tales-bitnet-tq2_0` are bundled with the program.
+/// `tales-q4_0` and `tales-q4_k_m` are part of this crate.
 ///
 /// # Panics
-/// If the model does not exist.
+/// Panics if the model does not exist.
 #[track_caller]
 pub fn model(name: &str) -> PathBuf {
     let own = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -16,10 +16,10 @@ pub fn model(name: &str) -> PathBuf {
     found.unwrap_or_else(|| panic!("cannot find {file} in {folders:?}"))
 }
 
-/// Path of a file or folder of golden data, such as `tales-q8_0.logits.npy`.
+/// Returns the path of a file or folder of golden data, such as `tales-q8_0.logits.npy`.
 ///
 /// # Panics
-/// If it does not exist.
+/// Panics if the file or folder does not exist.
 #[track_caller]
 pub fn golden(name: &str) -> PathBuf {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("golden").join(name);

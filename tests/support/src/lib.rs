@@ -1,7 +1,7 @@
 //! Support for the tests of all crates: golden data, counted skips, seeds, and tests in child processes.
 //!
-//! This crate is not published. It depends on no other crate of the workspace, so that every crate can use it
-//! in tests.
+//! This crate is not published. It depends on no other crate of the workspace, so that the tests of every
+//! crate can use it.
 
 #![allow(clippy::print_stdout)] // Skips and the output of child processes are visible with `--nocapture`.
 
@@ -13,10 +13,11 @@ pub use child::{Child, child};
 pub use data::{golden, model};
 pub use skips::{Skip, driver, record, recorded};
 
-/// Seed for everything that varies from commit to commit: `RAGTAG_TEST_SEED`, or 0.
+/// Returns the seed for everything that varies from commit to commit. It is `RAGTAG_TEST_SEED`, or 0 by
+/// default.
 ///
 /// # Panics
-/// If the variable is set but not a number.
+/// Panics if the variable is set but is not a number.
 #[track_caller]
 pub fn seed() -> u64 {
     std::env::var("RAGTAG_TEST_SEED").map_or(0, |seed| seed.parse().expect("RAGTAG_TEST_SEED is a number"))

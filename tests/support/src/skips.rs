@@ -1,25 +1,26 @@
-//! Skips: a test that cannot run reports what is missing, and the whole run counts the skips.
+//! Records skips. A test that cannot run reports the missing requirement, and the test run counts the skips.
 //!
-//! `cargo xtask test` names a file in `RAGTAG_TEST_SKIPS`. Each skip appends one line to it: package, test,
-//! missing requirement and reason, separated by tabs. Without the variable a skip is only printed.
+//! `cargo xtask test` names a file in `RAGTAG_TEST_SKIPS`. Each skip appends a line with four fields
+//! separated by tabs: the package, the test, the missing requirement and the reason. Without the variable, a
+//! skip is only printed.
 
 use std::io::Write as _;
 use std::path::Path;
 
-/// A skip, written by [`record`] and read by `cargo xtask test`.
+/// Skip that [`record`] writes and `cargo xtask test` reads.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Skip {
-    /// The missing requirement. Equal texts are counted together: `OpenCL driver`.
+    /// Missing requirement, such as `OpenCL driver`. Skips with equal texts are counted together.
     pub missing: String,
-    /// The package of the test.
+    /// Package of the test.
     pub package: String,
     /// Name of the test in its binary.
     pub test: String,
-    /// The reason, as reported by the driver or the system.
+    /// Reason, as reported by the driver or the system.
     pub why: String,
 }
 
-/// Records that the current test, or a part of it, cannot run here: `skip!("OpenCL driver", "{error}")`.
+/// Records that the current test, or a part of it, cannot run: `skip!("OpenCL driver", "{error}")`.
 #[macro_export]
 macro_rules! skip {
     ($missing:expr, $($why:tt)+) => {
@@ -27,10 +28,10 @@ macro_rules! skip {
     };
 }
 
-/// The missing thing where a backend has no device. On Linux, wgpu goes through Vulkan's drivers.
+/// Returns the missing requirement for a backend without a device. On Linux, wgpu runs on Vulkan's drivers.
 ///
 /// # Panics
-/// If the vocabulary of skips lacks the backend.
+/// Panics if no missing requirement is defined for the backend.
 pub fn driver(backend: &str) -> &'static str {
     match backend {
         "cuda" => "CUDA driver",
@@ -44,10 +45,10 @@ pub fn driver(backend: &str) -> &'static str {
 /// Prints a skip and appends it to the file that `RAGTAG_TEST_SKIPS` names. Tests use [`skip!`](crate::skip).
 ///
 /// # Panics
-/// If the file cannot be written.
+/// Panics if the file cannot be written.
 #[track_caller]
 pub fn record(package: &str, missing: &str, why: &str) {
-    // libtest names each test's thread after the test.
+    // libtest names the thread of each test after the test.
     let thread = std::thread::current();
     let test = thread.name().unwrap_or("a thread of a test").to_string();
     println!("skipped: {missing}: {why}");
@@ -57,17 +58,17 @@ pub fn record(package: &str, missing: &str, why: &str) {
     }
 }
 
-/// Appends a line with a single write, so that lines of concurrent processes do not mix.
+/// Appends a line with a single write, so that the lines of concurrent processes do not mix.
 fn append(file: &Path, skip: &Skip) -> std::io::Result<()> {
     let fields = [&skip.package, &skip.test, &skip.missing, &skip.why];
     let line = fields.map(|field| field.replace(['\t', '\n', '\r'], " ")).join("\t") + "\n";
     std::fs::OpenOptions::new().create(true).append(true).open(file)?.write_all(line.as_bytes())
 }
 
-/// Reads the skips of a file, sorted and without duplicates. A missing file has none.
+/// Reads the skips of a file, sorted and without duplicates. A missing file has no skips.
 ///
 /// # Errors
-/// If the file cannot be read or a line is not a skip.
+/// Returns an error if the file cannot be read, or if a line is not a skip.
 pub fn recorded(file: &Path) -> std::io::Result<Vec<Skip>> {
     let text = match std::fs::read_to_string(file) {
         Ok(text) => text,

@@ -1,5 +1,6 @@
 //! Compiles kernels for AMD GPUs with clang, the compiler inside hiprtc. Needs neither ROCm nor a GPU. Calls
-//! into ROCm's device library stay unresolved: this proves that the sources compile, not that they link.
+//! into ROCm's device library stay unresolved, so this proves that the sources compile but not that they
+//! link.
 
 use super::jobs::{self, Share};
 use super::programs::{Program, in_language};
@@ -9,8 +10,8 @@ use std::process::Command;
 
 const CLANG: &str = "clang-19";
 
-/// One GPU per family with its kernel features: Vega; CDNA 1 to 3, whose matrix instructions differ; RDNA 2
-/// to 4.
+/// One GPU per family with its kernel features: Vega, CDNA 1 to 3 with their different matrix instructions,
+/// and RDNA 2 to 4.
 const GPUS: [(&str, &[Feature]); 7] = [
     ("gfx906", &[Feature::Wave64]),
     ("gfx908", &[Feature::Wave64, Feature::Mfma]),
@@ -21,7 +22,7 @@ const GPUS: [(&str, &[Feature]); 7] = [
     ("gfx1201", &[Feature::Wmma]),
 ];
 
-/// The HIP backend's compiler options, but without headers and libraries.
+/// Compiler options of the HIP backend, without headers and libraries.
 const OPTIONS: &[&str] = &[
     "-xhip",
     "--offload-device-only",

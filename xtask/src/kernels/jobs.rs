@@ -1,4 +1,4 @@
-//! Runs many compilations on all cores.
+//! Runs many compilations in parallel on all cores.
 
 use rayon::prelude::*;
 use std::io;
@@ -7,10 +7,10 @@ use std::process::{Command, Output};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-/// A share of a list of jobs.
+/// Share of a list of jobs.
 #[derive(Clone, Copy)]
 pub(super) struct Share {
-    /// The share holds every `one_in`-th job.
+    /// Step between the jobs of the share. The share holds every `one_in`-th job.
     pub one_in: NonZeroUsize,
     /// Index of the first job, modulo `one_in`. Any `one_in` consecutive seeds cover all jobs.
     pub seed: usize,
@@ -23,7 +23,7 @@ impl Share {
     }
 }
 
-/// Does each job in parallel and reports progress on stderr. Returns the results in the order of the jobs.
+/// Runs the jobs in parallel and reports progress on stderr. Returns the results in the order of the jobs.
 pub(super) fn each<J: Sync, R: Send>(what: &str, jobs: &[J], work: impl Fn(&J) -> R + Sync) -> Vec<R> {
     let (start, done) = (Instant::now(), AtomicUsize::new(0));
     let step = jobs.len().div_ceil(5).max(1);
@@ -38,7 +38,7 @@ pub(super) fn each<J: Sync, R: Send>(what: &str, jobs: &[J], work: impl Fn(&J) -
     jobs.par_iter().map(one).collect()
 }
 
-/// Prints the logs of failed jobs, the first few in full, and returns an error if there are any.
+/// Prints the logs of failed jobs, the first few in full. Returns an error if a job failed.
 pub(super) fn verdict(what: &str, tried: usize, failures: &[(String, String)]) -> Result<(), String> {
     const SHOWN: usize = 5;
     for (name, log) in failures.iter().take(SHOWN) {
@@ -50,7 +50,7 @@ pub(super) fn verdict(what: &str, tried: usize, failures: &[(String, String)]) -
     if failures.is_empty() { Ok(()) } else { Err(format!("{what}: {} of {tried} failed", failures.len())) }
 }
 
-/// Runs a compiler. Returns its output if it succeeds, else its log.
+/// Runs a compiler. Returns its output if it succeeds, and its log otherwise.
 pub(super) fn run(command: &mut Command) -> Result<String, String> {
     let text = |output: &Output| {
         [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes).into_owned()).concat()
@@ -62,7 +62,7 @@ pub(super) fn run(command: &mut Command) -> Result<String, String> {
     }
 }
 
-/// The error if a program does not start.
+/// Returns the error if a program does not start.
 pub(super) fn missing(program: &str) -> Option<io::Error> {
     Command::new(program).arg("--version").output().err()
 }

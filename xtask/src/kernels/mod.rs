@@ -1,7 +1,7 @@
-//! `cargo xtask kernels`: writes the kernel sources to files, builds and checks the committed PTX, and
-//! compiles for GPUs that this machine does not have.
+//! Implements `cargo xtask kernels`. It writes the kernel sources to files, builds and checks the committed
+//! PTX, and compiles for GPUs that this machine does not have.
 //!
-//! Runs no kernel; the conformance suite judges results. Downloads nothing; the compilers must be installed
+//! Runs no kernel; the conformance suite checks results. Downloads nothing; the compilers must be installed
 //! or named in the arguments.
 
 mod amd;

@@ -1,4 +1,4 @@
-//! NVRTC, NVIDIA's compiler from CUDA C++ to PTX, as a library that needs neither a driver nor a GPU.
+//! Loads NVRTC, NVIDIA's library that compiles CUDA C++ to PTX. It needs neither a driver nor a GPU.
 //!
 //! Knows nothing about kernels or artefacts.
 
@@ -7,11 +7,11 @@ use std::ffi::{CString, c_char, c_int, c_void};
 use std::path::Path;
 use std::ptr;
 
-/// The NVRTC release that emits PTX ISA 8.2, the newest ISA of the oldest driver that the CUDA backend
-/// supports.
+/// NVRTC release that emits PTX ISA 8.2. This is the newest ISA that the oldest driver supported by the CUDA
+/// backend accepts.
 const RELEASE: (c_int, c_int) = (12, 2);
 
-/// The loaded library.
+/// Loaded NVRTC library.
 pub(super) struct Nvrtc {
     library: Library,
 }
@@ -45,14 +45,14 @@ impl Nvrtc {
     }
 
     /// # Safety
-    /// The function must have this type.
+    /// The function must have type `T`.
     unsafe fn function<T>(&self, name: &str) -> Result<Symbol<'_, T>, String> {
         // SAFETY: the caller guarantees the type.
         unsafe { self.library.get(name.as_bytes()) }.map_err(|e| format!("{name}: {e}"))
     }
 
-    /// Compiles a source to PTX. The output is not deterministic: NVRTC sometimes numbers or orders items by
-    /// their address.
+    /// Compiles a source to PTX. The output is not deterministic, because NVRTC sometimes numbers or orders
+    /// items by their address.
     ///
     /// # Errors
     /// Returns the compiler's log.
@@ -76,7 +76,7 @@ impl Nvrtc {
     }
 }
 
-/// A program, destroyed when dropped.
+/// NVRTC program, destroyed when dropped.
 struct Program<'a> {
     nvrtc: &'a Nvrtc,
     handle: Handle,
@@ -101,7 +101,8 @@ impl<'a> Program<'a> {
         if code == 0 { Ok(Self { nvrtc, handle }) } else { Err(format!("nvrtcCreateProgram: {code}")) }
     }
 
-    /// Reads a text of the program, by the names of its size function and its read function.
+    /// Returns a text of the program. `size` and `read` name the functions that return its size and its
+    /// bytes.
     fn text(&self, size: &str, read: &str) -> Result<String, String> {
         let mut bytes = 0;
         // SAFETY: both types are NVRTC's; the program is alive, and the buffer has the size that NVRTC
@@ -123,7 +124,7 @@ impl<'a> Program<'a> {
 
 impl Drop for Program<'_> {
     fn drop(&mut self) {
-        // SAFETY: the type is NVRTC's; the program is not used after this.
+        // SAFETY: the type is NVRTC's; the program is not used after this call.
         unsafe {
             if let Ok(destroy) =
                 self.nvrtc.function::<unsafe extern "C" fn(*mut Handle) -> c_int>("nvrtcDestroyProgram")

@@ -6,7 +6,7 @@ use ragtag_hal::KernelLanguage;
 use std::path::Path;
 use std::process::Command;
 
-/// Options that the backend passes to the driver of such a device.
+/// Options that the OpenCL backend passes to the drivers of these devices.
 const OPTIONS: &str = "-cl-std=CL3.0 -DRT_FP16 -DRT_SUBGROUPS -DRT_INTEGER_DOT";
 
 /// Compiles the sources in `folder` for these devices.

@@ -1,4 +1,4 @@
-//! Compiles WGSL to machine code with Vulkan drivers. Some of them also compile for absent GPUs.
+//! Compiles WGSL to machine code with Vulkan drivers. Some drivers also compile for absent GPUs.
 
 use super::jobs;
 use ragtag_hal::{KernelLanguage, Module};

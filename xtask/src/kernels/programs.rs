@@ -1,24 +1,24 @@
-//! Programs of the variant table: one per distinct source and language.
+//! Collects the programs of the variant table: one per distinct source and language.
 
 use ragtag_hal::{Feature, KernelLanguage};
 use ragtag_kernels::{Code, artefacts, variants};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// A kernel source with its language and requirements.
+/// Kernel source with its language and requirements.
 pub(super) struct Program {
-    /// Name of the first variant that uses it.
+    /// Name of the first variant that uses the program.
     pub name: String,
     pub language: KernelLanguage,
     pub text: Arc<str>,
-    /// A function that one of its variants launches. In WGSL it is the only one.
+    /// Function that one of the program's variants launches. A WGSL program has only one function.
     pub function: &'static str,
     /// Required features of each variant.
     requires: BTreeSet<&'static [Feature]>,
 }
 
 impl Program {
-    /// Name of the source file.
+    /// Returns the name of the source file.
     pub fn file_name(&self) -> String {
         let extension = match self.language {
             KernelLanguage::CudaC => "cu",
@@ -29,23 +29,23 @@ impl Program {
         format!("{}.{extension}", self.name)
     }
 
-    /// Required features of each variant.
+    /// Returns the required features of each variant.
     pub fn requires(&self) -> impl Iterator<Item = &'static [Feature]> {
         self.requires.iter().copied()
     }
 
-    /// Whether a device with these features can run any of its variants.
+    /// Returns whether a device with these features can run any of the program's variants.
     pub fn runs_with(&self, features: &[Feature]) -> bool {
         self.requires.iter().any(|requires| requires.iter().all(|feature| features.contains(feature)))
     }
 
-    /// Architectures with committed PTX.
+    /// Returns the architectures with committed PTX.
     pub fn architectures(&self) -> BTreeSet<&'static str> {
         self.requires.iter().flat_map(|requires| artefacts::architectures(requires)).collect()
     }
 }
 
-/// Every source once per language, sorted by name.
+/// Returns every source once per language, sorted by name.
 pub(super) fn all() -> Vec<Program> {
     let mut programs: BTreeMap<(KernelLanguage, Arc<str>), Program> = BTreeMap::new();
     for variant in variants() {
@@ -65,7 +65,7 @@ pub(super) fn all() -> Vec<Program> {
     programs
 }
 
-/// The programs in a language.
+/// Returns the programs in a language.
 pub(super) fn in_language<'a>(programs: &[&'a Program], language: KernelLanguage) -> Vec<&'a Program> {
     programs.iter().copied().filter(|program| program.language == language).collect()
 }

@@ -1,4 +1,4 @@
-//! The committed PTX: writes it, and checks that it matches the current sources.
+//! Writes the committed PTX, and checks that it matches the current sources.
 
 use super::jobs::{self, Share};
 use super::nvrtc::Nvrtc;
@@ -12,7 +12,8 @@ use std::fs;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
-/// Rows of the index: architecture and program, with the digest of the source.
+/// Index of the committed PTX. The key is the architecture and the program; the value is the digest of the
+/// source.
 type Index = BTreeMap<(String, String), String>;
 
 fn folder(root: &Path) -> PathBuf {
@@ -23,7 +24,7 @@ fn file(root: &Path, architecture: &str, program: &str) -> PathBuf {
     folder(root).join(architecture).join(format!("{program}.ptx.gz"))
 }
 
-/// The CUDA programs, each with an architecture to build it for.
+/// Returns the CUDA programs, each with an architecture to build it for.
 fn wanted<'a>(programs: &[&'a Program]) -> Vec<(&'a Program, &'static str)> {
     let programs = in_language(programs, KernelLanguage::CudaC);
     programs.into_iter().flat_map(|p| p.architectures().into_iter().map(move |a| (p, a))).collect()
@@ -36,13 +37,13 @@ fn index(programs: &[(&Program, &str)]) -> Index {
     programs.iter().map(row).collect()
 }
 
-/// The index that this program was compiled with.
+/// Returns the index with which this program was compiled.
 fn committed() -> Index {
     artefacts().iter().map(|a| ((a.architecture.into(), a.program.into()), a.digest.into())).collect()
 }
 
-/// Builds the programs with `only` in their names. Keeps the others if their source is unchanged, and deletes
-/// files that belong to no program.
+/// Builds the programs with `only` in their names. Keeps the other programs if their sources are unchanged.
+/// Deletes files that belong to no program.
 pub(super) fn build(root: &Path, programs: &[Program], only: &str, nvrtc: &Nvrtc) -> Result<(), String> {
     let programs: Vec<&Program> = programs.iter().collect();
     let wanted = wanted(&programs);
@@ -71,7 +72,7 @@ fn compile(nvrtc: &Nvrtc, program: &Program, architecture: &str) -> Result<Strin
     nvrtc.compile(&program.file_name(), &program.text, &options)
 }
 
-/// Compresses a text at the best level, without a time stamp, so that the output is reproducible.
+/// Compresses a text at the best level. The output has no time stamp and is therefore reproducible.
 fn compressed(text: &str) -> Result<Vec<u8>, String> {
     let mut encoder = GzBuilder::new().write(Vec::new(), Compression::best());
     encoder.write_all(text.as_bytes()).and_then(|()| encoder.finish()).map_err(|e| e.to_string())
@@ -82,7 +83,7 @@ fn failures<T>(jobs: &[(&Program, &str)], results: Vec<Result<T, String>>) -> Ve
     jobs.iter().zip(results).filter_map(|(job, result)| Some((name(job), result.err()?))).collect()
 }
 
-/// Files in the folder that the index does not list.
+/// Returns the files in the folder that the index does not list.
 fn strays(root: &Path, index: &Index) -> Result<Vec<PathBuf>, String> {
     let named: BTreeSet<PathBuf> = index.keys().map(|(a, p)| file(root, a, p)).collect();
     let mut strays = Vec::new();
@@ -109,8 +110,8 @@ fn write_index(root: &Path, index: &Index) -> Result<(), String> {
     write(&folder(root).join("index.rs"), text.as_bytes())
 }
 
-/// Checks that every program is committed for every architecture, built from its current source, and that no
-/// other file is.
+/// Checks that the PTX of every program is committed for every architecture, and built from the current
+/// source. Also checks that no other file is committed.
 pub(super) fn check(root: &Path, programs: &[Program]) -> Result<(), String> {
     let programs: Vec<&Program> = programs.iter().collect();
     let (wanted, committed) = (index(&wanted(&programs)), committed());
@@ -157,15 +158,15 @@ pub(super) fn compare(programs: &[&Program], nvrtc: &Nvrtc, share: Share) -> Res
     jobs::verdict("PTX compared", jobs.len(), &failures(&jobs, results))
 }
 
-/// The lines of a PTX text that do not depend on numbering or order of instructions: compiler, target,
-/// entries with their parameters and bounds, shared memory.
+/// Returns the lines of a PTX text that do not depend on the numbering or order of instructions. They name
+/// the compiler, the target, the entries with their parameters and bounds, and the shared memory.
 fn interface(ptx: &str) -> Vec<&str> {
     let starts =
         ["// Cuda", ".version", ".target", ".visible", ".param", ".maxntid", ".shared", ".minnctapersm"];
     ptx.lines().map(str::trim).filter(|line| starts.iter().any(|start| line.starts_with(start))).collect()
 }
 
-/// Reads the committed PTX of these programs: architecture, program, text.
+/// Reads the committed PTX of these programs. Returns the architecture, the program and the text of each.
 pub(super) fn read<'a>(
     root: &Path,
     programs: &[&'a Program],

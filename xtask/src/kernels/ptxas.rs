@@ -8,7 +8,7 @@ use std::fmt::Write;
 use std::path::Path;
 use std::process::Command;
 
-/// Resources of an entry: registers per work item, bytes spilled, bytes of declared shared memory.
+/// Resources of an entry: registers per work item, spilled bytes, and bytes of declared shared memory.
 #[derive(Debug, Default, PartialEq)]
 struct Usage {
     entry: String,
@@ -17,8 +17,8 @@ struct Usage {
     shared: u32,
 }
 
-/// Assembles a share of the committed PTX, each for its architecture. Writes it and a table of resources per
-/// entry.
+/// Assembles a share of the committed PTX, each file for its architecture. Writes the output and a table of
+/// resources per entry.
 pub(super) fn assemble(
     root: &Path,
     programs: &[&Program],

@@ -1,20 +1,21 @@
-//! Who may import whom. The list is the architecture: a new edge is a decision, made here and in ARCHITECTURE.md.
+//! Checks which crate may import which. The lists are the architecture: a new edge is a decision, made here
+//! and in ARCHITECTURE.md.
 
 use super::Violation;
 
-/// A dependency of one crate of the workspace on another.
+/// Dependency of one crate of the workspace on another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Edge {
     pub from: String,
     pub to: String,
-    /// A dev-dependency.
+    /// Whether only tests have the dependency.
     pub tests_only: bool,
 }
 
-/// For each crate the crates that it may import.
+/// Crates that each crate may import.
 const ALLOWED: &[(&str, &[&str])] = &[
     ("ragtag-hal", &[]),
-    // Reads texts, and knows nothing of what is in them.
+    // Reads source texts, and knows nothing about their content.
     ("ragtag-signatures", &[]),
     ("ragtag-kernels", &["ragtag-hal"]),
     ("ragtag-graph", &["ragtag-hal", "ragtag-kernels"]),
@@ -24,7 +25,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("ragtag-opencl", &["ragtag-hal"]),
     ("ragtag-vulkan", &["ragtag-hal"]),
     ("ragtag-wgpu", &["ragtag-hal"]),
-    // What backends with streams have in common.
+    // The common part of backends with streams.
     ("ragtag-stream", &["ragtag-hal"]),
     ("ragtag-cuda", &["ragtag-hal", "ragtag-stream"]),
     ("ragtag-hip", &["ragtag-hal", "ragtag-stream"]),
@@ -41,7 +42,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
         ],
     ),
     ("ragtag-conformance", &["ragtag-hal", "ragtag-kernels", "ragtag-devices"]),
-    // The planner knows no runtime and no simulator.
+    // The planner knows neither the runtime nor the simulator.
     ("ragtag-planner", &["ragtag-hal", "ragtag-kernels", "ragtag-graph", "ragtag-transfer"]),
     ("ragtag-compute", &["ragtag-hal", "ragtag-kernels", "ragtag-devices"]),
     // The scheduler names no backend.
@@ -60,38 +61,38 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "ragtag-planner",
             "ragtag-scheduler",
             "ragtag-compute",
-            // `ragtag selftest`.
+            // Only `ragtag selftest` needs it.
             "ragtag-conformance",
         ],
     ),
-    // Writes made-up models.
+    // Writes models with random weights.
     ("ragtag-synth", &["ragtag-kernels", "ragtag-graph"]),
-    // Every crate may use it in tests; see `FOR_ALL_TESTS`.
+    // The tests of every crate may use it; see `FOR_ALL_TESTS`.
     ("test-support", &[]),
-    // Builds those below and loads them at run time.
+    // Builds these test drivers and loads them at run time.
     ("test-drivers", &["test-support", "hip-on-opencl", "vulkan-faults"]),
-    // Stand-ins for AMD's driver, for tests: they export the functions that the backend lists.
+    // Stand-ins for AMD's driver, for tests. They export the functions that the backend lists.
     ("hip-shim", &["ragtag-hip"]),
     ("hip-on-opencl", &["ragtag-hip", "hip-shim"]),
     ("hip-on-cuda", &["ragtag-hip", "hip-shim"]),
-    // What tests of backends have in common: a device, with the stand-ins that make it fail.
+    // Shared by the tests of all backends: a device, and the stand-ins that make it fail.
     ("device-bench", &["ragtag-hal", "ragtag-cpu", "test-drivers", "test-support"]),
     // A layer over Vulkan's drivers, for tests.
     ("vulkan-faults", &[]),
-    // Writes made-up models, kernels for devices by their features, translated as a backend does, and schemas.
-    // It counts the skips that tests record, too.
+    // Writes models with random weights, schemas, and kernels for devices by their features, translated as in
+    // a backend. Also counts the skips that tests record.
     (
         "xtask",
         &["ragtag-hal", "ragtag-kernels", "ragtag-vulkan", "ragtag-planner", "ragtag-synth", "test-support"],
     ),
 ];
 
-/// The crate that the tests of every crate may use.
+/// Crate that the tests of every crate may use.
 const FOR_ALL_TESTS: &str = "test-support";
 
-/// Edges that tests may have besides.
+/// Additional dependencies that tests may have.
 const ALLOWED_IN_TESTS: &[(&str, &[&str])] = &[
-    // Kernel sources are held to their ABIs.
+    // Tests compare kernel sources with their ABIs.
     ("ragtag-kernels", &["ragtag-signatures"]),
     // Tests load stand-ins for AMD's driver.
     ("ragtag-hip", &["device-bench", "test-drivers"]),
@@ -102,17 +103,18 @@ const ALLOWED_IN_TESTS: &[(&str, &[&str])] = &[
     ("ragtag-cuda", &["device-bench"]),
     ("ragtag-vulkan", &["device-bench", "test-drivers"]),
     ("ragtag-wgpu", &["device-bench", "test-drivers"]),
-    // The suite is tested on the one device that is everywhere.
+    // The tests run the suite on the CPU device, which every machine has.
     ("ragtag-conformance", &["ragtag-cpu", "test-drivers"]),
-    // Programs are compiled for, and run on, that device as well.
+    // Programs are compiled for the CPU device and run on it.
     ("ragtag-graph", &["ragtag-cpu"]),
-    // Pipelines are tested on that device, too.
+    // Tests run pipelines on the CPU device.
     ("ragtag-scheduler", &["ragtag-cpu"]),
     // Benchmarks make their models in memory.
     ("ragtag", &["ragtag-synth", "test-drivers"]),
 ];
 
-/// Every edge that is not in the lists, every crate that the lists do not know.
+/// Returns a violation for every dependency that the lists do not allow, and for every crate that they do not
+/// contain.
 pub(super) fn check(edges: &[Edge]) -> Vec<Violation> {
     edges.iter().filter_map(check_edge).collect()
 }
@@ -181,7 +183,8 @@ mod tests {
 
     #[test]
     fn the_list_has_no_cycle() {
-        // Each crate imports only crates that come before it, in some order: peel off those that import nothing left.
+        // Each crate may import only crates that come before it in some order. Repeatedly remove the crates
+        // that import no remaining crate.
         let mut left: Vec<_> = ALLOWED.to_vec();
         while !left.is_empty() {
             let names: Vec<_> = left.iter().map(|(name, _)| *name).collect();

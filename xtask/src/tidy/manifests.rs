@@ -1,14 +1,14 @@
-//! Rules about Cargo.toml: crates inherit the workspace's lints, every dependency has a reason, and every
-//! published package describes itself.
+//! Checks rules about Cargo.toml. Crates inherit the workspace's lints, every dependency has a reason, and
+//! every published package describes itself.
 //!
-//! Reads manifests line by line, as text. `imports` uses cargo's view of them.
+//! Reads manifests line by line as text. `imports` uses cargo's view of the manifests.
 
 use super::{Source, Violation};
 
 /// Manifests outside the workspace, as cargo-fuzz requires.
 const OUTSIDE: &[&str] = &["fuzz/Cargo.toml"];
 
-/// Keys of a package's description, required without `publish = false`.
+/// Keys that describe a package. They are required unless the manifest has `publish = false`.
 const PUBLISHED: &[&str] = &["description", "include", "license", "readme", "[package.metadata.docs.rs]"];
 
 /// Runs the rules over all manifests.
@@ -24,7 +24,7 @@ pub(super) fn check(manifests: &[&Source]) -> Vec<Violation> {
     violations
 }
 
-/// A crate of the workspace inherits its lints.
+/// Checks that a crate of the workspace inherits the workspace's lints.
 fn lints(manifest: &Source) -> Option<Violation> {
     let mut section = "";
     for line in manifest.text.lines().map(str::trim) {
@@ -52,8 +52,9 @@ fn published(manifest: &Source) -> Option<Violation> {
     (!has("publish") && !missing.is_empty()).then(|| Violation::new(&manifest.path, 0, what))
 }
 
-/// Every dependency needs a comment above it with its reason. Exceptions: crates of the workspace (the import
-/// rule covers them), and dependencies inherited from `[workspace.dependencies]`, which has the reason.
+/// Checks that every dependency has a comment above it with its reason. Crates of the workspace are exempt,
+/// because the import rule covers them. Dependencies inherited from `[workspace.dependencies]` are exempt,
+/// because that section has the reason.
 fn reasons(manifest: &Source) -> Vec<Violation> {
     let mut violations = Vec::new();
     let mut within = false;
@@ -62,7 +63,7 @@ fn reasons(manifest: &Source) -> Vec<Violation> {
         let dependency = if line.starts_with('[') {
             let header = line.trim_matches(['[', ']']);
             within = header.ends_with("dependencies");
-            // `[dependencies.name]`: the header is the dependency.
+            // In a section `[dependencies.name]`, the header is the dependency.
             header
                 .rsplit_once('.')
                 .filter(|(section, _)| !within && section.ends_with("dependencies"))
@@ -81,7 +82,7 @@ fn reasons(manifest: &Source) -> Vec<Violation> {
     violations
 }
 
-/// The dependency that a line of a dependencies section declares, unless it is inherited.
+/// Returns the dependency that a line of a dependencies section declares, unless the dependency is inherited.
 fn dependency_of(line: &str) -> Option<&str> {
     let (key, value) = line.split_once('=')?;
     let key = key.trim();

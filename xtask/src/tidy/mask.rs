@@ -1,9 +1,9 @@
-//! Blanks out comments and literals in Rust source, so that rules about code see only code.
+//! Blanks out comments and literals in Rust source, so that rules about code apply only to code.
 //!
-//! A small lexer: it knows comments, strings and characters, and nothing else of the language.
+//! The lexer is small: it recognises only comments, strings and characters.
 
-/// Replaces every character of a comment, string or character literal by a space. Line breaks and line
-/// numbers stay.
+/// Replaces every character of a comment, string or character literal with a space. Line breaks and line
+/// numbers are preserved.
 pub(super) fn code(source: &str) -> String {
     let chars: Vec<char> = source.chars().collect();
     let mut masked = String::with_capacity(source.len());
@@ -23,7 +23,7 @@ pub(super) fn code(source: &str) -> String {
     masked
 }
 
-/// End of the comment or literal that starts at `at`, if any.
+/// Returns the end of the comment or literal that starts at `at`, if any.
 fn literal_end(chars: &[char], at: usize) -> Option<usize> {
     let next = chars.get(at + 1).copied();
     // `r` and `b` start a literal only at the start of a word.
@@ -44,7 +44,7 @@ fn literal_end(chars: &[char], at: usize) -> Option<usize> {
     }
 }
 
-/// Whether a character may be part of an identifier.
+/// Returns whether a character may be part of an identifier.
 pub(super) fn is_word(c: char) -> bool {
     c.is_alphanumeric() || c == '_'
 }
@@ -68,7 +68,7 @@ fn block_comment_end(chars: &[char], from: usize) -> usize {
     chars.len()
 }
 
-/// End of a string whose first character is at `at`.
+/// Returns the end of a string whose first character is at `at`.
 fn string_end(chars: &[char], mut at: usize) -> usize {
     while at < chars.len() {
         match chars[at] {
@@ -80,7 +80,8 @@ fn string_end(chars: &[char], mut at: usize) -> usize {
     chars.len()
 }
 
-/// End of a raw string whose hashes or quote start at `at`; `None` for a raw identifier or a name.
+/// Returns the end of a raw string whose hashes or quote start at `at`. Returns `None` for a raw identifier
+/// or a name.
 fn raw_end(chars: &[char], at: usize) -> Option<usize> {
     let quote = find(chars, at, |c| c != '#');
     if chars.get(quote) != Some(&'"') {
@@ -95,7 +96,7 @@ fn raw_end(chars: &[char], at: usize) -> Option<usize> {
     Some((quote + 1..chars.len()).find(closes).map_or(chars.len(), |end| end + 1 + hashes))
 }
 
-/// End of a character literal whose quote is at `at`; `None` for a lifetime.
+/// Returns the end of a character literal whose quote is at `at`. Returns `None` for a lifetime.
 fn char_end(chars: &[char], at: usize) -> Option<usize> {
     match (chars.get(at + 1)?, chars.get(at + 2)) {
         ('\\', Some(_)) => Some((find(chars, at + 3, |c| c == '\'') + 1).min(chars.len())),
@@ -108,7 +109,7 @@ fn char_end(chars: &[char], at: usize) -> Option<usize> {
 mod tests {
     use super::*;
 
-    /// The masked source with runs of blanks reduced to one.
+    /// Returns the masked source with runs of blanks reduced to one.
     fn left(source: &str) -> String {
         let masked = code(source);
         assert_eq!(masked.chars().count(), source.chars().count());

@@ -1,7 +1,7 @@
-//! The project's own rules about its tree, beyond those of the compiler and clippy.
+//! Checks the project's own rules about its tree, beyond those of the compiler and clippy.
 //!
-//! Each rule is a pure function from texts to violations with its own tests. This module reads the tree and
-//! runs the rules.
+//! Each rule is a pure function from texts to violations and has its own tests. This module reads the tree
+//! and runs the rules.
 
 mod imports;
 mod manifests;
@@ -13,17 +13,17 @@ use std::fmt;
 use std::path::Path;
 use std::process::Command;
 
-/// Maximum total size of all tracked files.
+/// Maximum total size of all tracked files, in bytes.
 const TREE_BYTES: u64 = 40 << 20;
 
-/// A place where the tree breaks a rule.
+/// Place where the tree breaks a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Violation {
-    /// The file, from the root.
+    /// Path of the file, relative to the root.
     path: String,
-    /// The line, from 1; 0 for the file as a whole.
+    /// Line number from 1, or 0 for the file as a whole.
     line: usize,
-    /// The defect and the fix.
+    /// Description of the defect and the fix.
     what: String,
 }
 
@@ -42,7 +42,7 @@ impl fmt::Display for Violation {
     }
 }
 
-/// A file of the tree with its text.
+/// File of the tree with its text.
 #[derive(Debug)]
 struct Source {
     path: String,
@@ -52,12 +52,12 @@ struct Source {
 /// Options of `cargo xtask tidy`.
 #[derive(Clone, Copy, Debug, Default, clap::Args)]
 pub(crate) struct Args {
-    /// Lower the allowances of prose patterns to the matches that are left, before the check.
+    /// Before the check, lower each allowance of prose patterns to the remaining matches.
     #[arg(long)]
     shrink_prose: bool,
 }
 
-/// Runs every rule over the tree.
+/// Runs every rule over the tree. Returns an error if a rule is broken.
 pub(crate) fn run(root: &Path, args: Args) -> Result<(), String> {
     let paths = tracked(root)?;
     let (bytes, mut texts) = read(root, &paths)?;
@@ -94,7 +94,7 @@ fn tree_size(bytes: u64) -> Option<Violation> {
     (bytes > TREE_BYTES).then(|| Violation::new(".", 0, what))
 }
 
-/// Tracked files, and untracked files that git does not ignore.
+/// Returns the tracked files, and the untracked files that git does not ignore.
 fn tracked(root: &Path) -> Result<Vec<String>, String> {
     let output = Command::new("git")
         .args(["ls-files", "--cached", "--others", "--exclude-standard", "-z"])
@@ -116,7 +116,7 @@ fn tracked(root: &Path) -> Result<Vec<String>, String> {
     Ok(paths)
 }
 
-/// Total size of all files, and those that are UTF-8.
+/// Reads the files. Returns their total size, and the texts of the files that are valid UTF-8.
 fn read(root: &Path, paths: &[String]) -> Result<(u64, Vec<Source>), String> {
     let (mut bytes, mut texts) = (0, Vec::new());
     for path in paths {
@@ -129,7 +129,7 @@ fn read(root: &Path, paths: &[String]) -> Result<(u64, Vec<Source>), String> {
     Ok((bytes, texts))
 }
 
-/// Dependencies between crates of the workspace, from `cargo metadata`.
+/// Returns the dependencies between crates of the workspace, from `cargo metadata`.
 fn edges(root: &Path) -> Result<Vec<imports::Edge>, String> {
     let mut edges = Vec::new();
     for package in crate::metadata::read(root)?.packages {

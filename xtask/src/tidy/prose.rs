@@ -1,24 +1,26 @@
-//! Rules about plain English: a few patterns of convoluted prose, each with an allowance per file that may only shrink.
+//! Checks rules about plain English: a few patterns of convoluted prose. Each file has an allowance of
+//! matches that may only shrink.
 //!
-//! The allowance is the committed file [`ALLOWANCE`], a `count<TAB>path` row per file, sorted by path.
+//! The committed file [`ALLOWANCE`] lists the allowances. It has a row `count<TAB>path` per file, sorted by
+//! path.
 
 use super::mask::is_word;
 use super::{Source, Violation};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// The allowance, from the root.
+/// File with the allowances, relative to the root.
 pub(super) const ALLOWANCE: &str = "xtask/prose-allowance.txt";
-/// This file spells the patterns out, so it is exempt.
+/// Path of this file, which is exempt because it spells the patterns out.
 const OWN: &str = "xtask/src/tidy/prose.rs";
-/// Kinds of files that hold prose.
+/// Extensions of files that hold prose.
 const KINDS: [&str; 6] = [".rs", ".md", ".toml", ".wgsl", ".cl", ".cu"];
 
-/// Words that open a noun clause; a doc comment must not start with one.
+/// Words that open a noun clause. A doc comment must not start with one of them.
 const OPENINGS: [&str; 5] = ["What", "Who", "Which", "How", "Where"];
 const OPENING_RULE: &str = "open a doc comment with a noun phrase or a third-person verb";
 
-/// Phrases in lower case, each with the rule. They match in any case, as whole words.
+/// Phrases in lower case, each with the rule that it breaks. Phrases match in any case, as whole words.
 const PHRASES: [(&str, &str); 5] = [
     ("so many", "name the number or the unit"),
     ("of which", "split the sentence in two"),
@@ -27,10 +29,10 @@ const PHRASES: [(&str, &str); 5] = [
     ("nobody", "name who acts: the driver, the planner, the user"),
 ];
 
-/// Matches allowed per path.
+/// Allowed number of matches, by path.
 type Allowance = BTreeMap<String, usize>;
 
-/// Compares the matches in all texts with the allowance.
+/// Compares the matches in all texts with the allowances.
 pub(super) fn check(texts: &[Source]) -> Vec<Violation> {
     let allowance = texts.iter().find(|source| source.path == ALLOWANCE).map_or("", |source| &source.text);
     let allowed = match parse(allowance) {
@@ -61,7 +63,7 @@ pub(super) fn check(texts: &[Source]) -> Vec<Violation> {
     violations
 }
 
-/// Lowers each row of the allowance to the matches in its file. Never raises or adds a row.
+/// Lowers each row of the allowance file to the matches in its file. Never raises or adds a row.
 pub(super) fn shrink(root: &Path, texts: &mut [Source]) -> Result<(), String> {
     let missing = || format!("cannot shrink {ALLOWANCE}: the file is missing");
     let at = texts.iter().position(|source| source.path == ALLOWANCE).ok_or_else(missing)?;
@@ -93,7 +95,7 @@ fn format(allowed: &Allowance) -> String {
     allowed.iter().map(|(path, count)| format!("{count}\t{path}\n")).collect()
 }
 
-/// Line, pattern and rule of each match, by path. A pattern counts once a line.
+/// Returns the line, the pattern and the rule of each match, by path. A pattern counts once per line.
 fn matches(texts: &[Source]) -> BTreeMap<&str, Vec<(usize, &'static str, &'static str)>> {
     let mut all = BTreeMap::new();
     for Source { path, text } in texts {

@@ -1,13 +1,13 @@
-//! Rules about source files: a module's opening line, the length of a file, where `unsafe` may stand, banned
-//! words, and calls that the pure parts must not make.
+//! Checks rules about source files: the opening line of a module, the length of a file, places that may
+//! contain `unsafe`, banned words, and impure calls in the pure parts.
 
 use super::mask::{code, is_word};
 use super::{Source, Violation};
 
-/// Maximum lines of a source file.
+/// Maximum number of lines in a source file.
 const LINES: usize = 900;
 
-/// Places where `unsafe` may stand: files, or folders that end in a slash.
+/// Places that may contain `unsafe`: files, or folders that end in a slash.
 const UNSAFE: &[&str] = &[
     // The launch call, pinned regions, and their tests.
     "devices/hal/src/driver/script.rs",
@@ -50,15 +50,15 @@ const UNSAFE: &[&str] = &[
     "scheduler/tests/support/model.rs",
     // SIMD, and the launch functions that turn bindings into slices.
     "kernels/src/cpu/",
-    // What launches them in tests.
+    // Launches of CPU kernels in tests.
     "kernels/tests/cpu.rs",
-    // NVRTC's calls.
+    // Calls of NVRTC.
     "xtask/src/kernels/nvrtc.rs",
     // Memory-mapped model files.
     "src/map.rs",
 ];
 
-/// Crates that must forbid `unsafe`.
+/// Crate roots that must forbid `unsafe`.
 const FORBID_UNSAFE: &[&str] = &[
     "compute/src/lib.rs",
     "graph/src/lib.rs",
@@ -103,8 +103,8 @@ const BANNED: &[(&str, &str)] = &[
     ("#[ignore", "a test runs, or skips visibly with the reason"),
 ];
 
-/// Prefixes of paths that exist on one machine only. Written in two parts because this file is checked as
-/// well.
+/// Prefixes of paths that exist on one machine only. They are written in two parts, because the rule also
+/// checks this file.
 const MACHINE_PATHS: &[&str] = &[
     concat!("/ho", "me/"),
     concat!("/ro", "ot/"),
@@ -113,7 +113,7 @@ const MACHINE_PATHS: &[&str] = &[
     concat!("C:", "\\"),
 ];
 
-/// Runs the rules for Rust sources.
+/// Runs the rules for a Rust source.
 pub(super) fn check(source: &Source) -> Vec<Violation> {
     let masked = code(&source.text);
     let mut violations: Vec<_> = opening(source).into_iter().chain(length(source)).collect();
@@ -150,7 +150,7 @@ fn banned(source: &Source, masked: &str) -> Vec<Violation> {
     violations
 }
 
-/// Positions of a word that is not part of a longer one.
+/// Returns the positions at which a word is not part of a longer word.
 pub(super) fn words<'a>(line: &'a str, word: &'a str) -> impl Iterator<Item = usize> + 'a {
     let open_end = !word.ends_with(is_word);
     line.match_indices(word).map(|(at, _)| at).filter(move |at| {
@@ -184,22 +184,22 @@ fn unsafe_code(source: &Source, masked: &str) -> Vec<Violation> {
     violations
 }
 
-/// Whether this is `unsafe fn`, also with `extern "C"` (its string blanked). Function declarations and types
-/// state a requirement, which clippy checks for docs where it is public. Blocks and impls need the reason why
-/// it holds.
+/// Returns whether the code declares an `unsafe fn`, also with `extern "C"` (the string is blanked).
+/// Declarations and function types state a requirement, and clippy checks that public ones document it.
+/// Blocks and impls need a reason why the requirement holds.
 fn is_function(code: &str) -> bool {
     let rest = code.trim_start_matches("unsafe").trim_start();
     let rest = rest.strip_prefix("extern").unwrap_or(rest).trim_start();
     words(rest, "fn").next() == Some(0)
 }
 
-/// Whether a SAFETY: comment stands above the statement of this line, or on the line itself.
+/// Returns whether a SAFETY: comment is above the statement of this line, or on the line itself.
 fn has_safety_comment(texts: &[&str], codes: &[&str], line: usize) -> bool {
     let says = |at: usize| texts[at].find("//").is_some_and(|start| texts[at][start..].contains("SAFETY:"));
     if says(line) {
         return true;
     }
-    // Go up through the statement and its comments, to the end of the statement before.
+    // Go up through the statement and its comments, to the end of the previous statement.
     for at in (0..line).rev() {
         let ended = codes[at].trim_end().ends_with([';', '{', '}']);
         if ended || texts[at].trim().is_empty() {
@@ -218,7 +218,7 @@ fn impure(source: &Source, masked: &str) -> Vec<Violation> {
         return Vec::new();
     }
     let mut violations = Vec::new();
-    // Unit tests stand at the end of a file and are exempt.
+    // Unit tests are at the end of a file and are exempt.
     for (number, line) in (1..).zip(masked.lines().take_while(|line| !line.starts_with("#[cfg(test)]"))) {
         for word in IMPURE.iter().filter(|word| words(line, word).next().is_some()) {
             let what = format!("{word}: this part does no I/O, starts no thread and reads no clock");
@@ -228,12 +228,12 @@ fn impure(source: &Source, masked: &str) -> Vec<Violation> {
     violations
 }
 
-/// Finds paths of one machine in any text of the tree.
+/// Finds paths that exist on one machine only, in any text of the tree.
 pub(super) fn machine_paths(source: &Source) -> Vec<Violation> {
     let mut violations = Vec::new();
     for (number, line) in (1..).zip(source.text.lines()) {
         for path in MACHINE_PATHS {
-            // A match must start a path: `../work/` or `https://x/home/` are fine.
+            // A match must start a path, so `../work/` and `https://x/home/` are valid.
             let begins = |(at, _): (usize, &str)| {
                 let before = line[..at].chars().next_back();
                 !before.is_some_and(|c| is_word(c) || "./~-}>$".contains(c))
@@ -258,7 +258,7 @@ mod tests {
 
     const NONE: [usize; 0] = [];
 
-    /// Lines with violations, in a file where `unsafe` may stand.
+    /// Returns the lines with violations, for a text in a file that may contain `unsafe`.
     fn lines(text: &str) -> Vec<usize> {
         at("src/map.rs", text).into_iter().map(|(line, _)| line).collect()
     }

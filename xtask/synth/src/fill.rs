@@ -1,7 +1,8 @@
 //! Random blocks of every tensor type, with mean zero and a given standard deviation.
 //!
-//! Floating-point values are uniform. Blocks are random bits with scales from the table of tensor types. Scales
-//! vary a little from block to block, to expose kernels that mix them up.
+//! Floating-point values are uniform. Quants are random bits, and the scale follows from the standard
+//! deviation of these bits. Scales vary a little from block to block, to expose kernels that confuse them.
+//! The block layouts are those of ggml (`block_q8_0` and so on).
 
 use half::{bf16, f16};
 use ragtag_kernels::TensorType;
@@ -9,7 +10,7 @@ use ragtag_kernels::TensorType;
 /// Content of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Values {
-    /// Ones, in F32.
+    /// Ones in F32.
     Ones,
     /// Uniform noise with mean zero.
     Random {
@@ -18,13 +19,13 @@ pub enum Values {
     },
 }
 
-/// A random number generator: a counter, mixed.
+/// Random number generator that hashes a counter.
 pub struct Random(u64);
 
 impl Random {
-    /// The `stream`-th sequence of a seed.
+    /// Creates the generator of the `stream`-th sequence of a seed.
     pub fn new(seed: u64, stream: u64) -> Self {
-        // Two rounds, so that neighbouring seeds and streams start far apart.
+        // Two rounds separate the sequences of neighbouring seeds and streams.
         Random(mix(mix(seed).wrapping_add(stream)))
     }
 
@@ -40,7 +41,8 @@ impl Random {
     }
 }
 
-/// The finaliser of splitmix64 (Steele, Lea and Flood, 2014): every output bit depends on every input bit.
+/// Applies the finaliser of splitmix64 (Steele, Lea and Flood, 2014). Every output bit depends on every input
+/// bit.
 fn mix(mut word: u64) -> u64 {
     word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -52,23 +54,23 @@ const TABLE_BITS: u32 = 12;
 /// Number of sizes for the scales of a tensor.
 const SIZES: usize = 16;
 
-/// The way to fill a tensor.
+/// Method of filling a tensor.
 pub enum Fill {
-    /// F32 ones.
+    /// Ones in F32.
     Ones,
     /// Values of 2 bytes, drawn from a table.
     Table2(Vec<[u8; 2]>),
     /// Values of 4 bytes, drawn from a table.
     Table4(Vec<[u8; 4]>),
-    /// Blocks of random quants, and the sizes to choose from for their scales.
+    /// Blocks of quants: a function that fills one block, and the scales to choose from.
     Blocks(TensorType, [f32; SIZES]),
 }
 
 impl Fill {
-    /// The fill for a tensor of this type.
+    /// Creates the fill for a tensor of this type.
     pub fn new(tensor_type: TensorType, values: Values) -> Self {
         let Values::Random { deviation } = values else { return Fill::Ones };
-        // Evenly spaced from -√3·σ to √3·σ: deviation σ.
+        // Values are evenly spaced from -√3·σ to √3·σ, so their standard deviation is σ.
         let table = (0..1u32 << TABLE_BITS).map(|i| {
             let position = (2 * i + 1) as f32 / (1u32 << TABLE_BITS) as f32 - 1.0;
             position * 3f32.sqrt() * deviation
@@ -85,7 +87,7 @@ impl Fill {
         }
     }
 
-    /// Fills whole blocks.
+    /// Fills whole blocks of a tensor.
     pub fn blocks(&self, random: &mut Random, out: &mut [u8]) {
         match self {
             Fill::Ones => out.chunks_exact_mut(4).for_each(|v| v.copy_from_slice(&1f32.to_le_bytes())),

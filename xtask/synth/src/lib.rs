@@ -1,5 +1,5 @@
-//! GGUF files with random weights, in any shape and tensor type, for benchmarks and tests: `xtask
-//! synth-model` writes them, benchmarks make them in memory.
+//! Creates GGUF files with random weights, in any shape and tensor type, for benchmarks and tests. `xtask
+//! synth-model` writes files; benchmarks create models in memory.
 //!
 //! The weights keep activations finite through any number of layers, and the vocabulary can tokenise text.
 //! The same arguments always give the same bytes. Memory use is bounded for any model size.
@@ -21,7 +21,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// Approximate bytes to generate and write at a time.
+/// Approximate number of bytes to generate and write at a time.
 const CHUNK_BYTES: usize = 1 << 20;
 
 /// Options of `xtask synth-model`. Defaults come from the preset.
@@ -68,7 +68,7 @@ pub struct Args {
 /// Parses the name of a tensor type, in upper or lower case.
 ///
 /// # Errors
-/// Lists the known names.
+/// Returns a list of the known names if the name is unknown.
 pub fn tensor_type(name: &str) -> Result<TensorType, String> {
     TensorType::ALL.into_iter().find(|t| t.name().eq_ignore_ascii_case(name)).ok_or_else(|| {
         format!(
@@ -98,7 +98,7 @@ impl Args {
 /// Writes the file and prints a summary.
 ///
 /// # Errors
-/// Describes an impossible shape, or why the file cannot be written.
+/// Returns a description of an impossible shape, or the reason why the file cannot be written.
 pub fn run(args: &Args) -> Result<(), String> {
     let start = Instant::now();
     let shape = args.shape();
@@ -125,25 +125,25 @@ fn report(path: &Path, tensors: &[Tensor], bytes: u64, seconds: f64) -> std::io:
 /// Returns a whole model in memory.
 ///
 /// # Errors
-/// Describes an impossible shape.
+/// Returns a description of an impossible shape.
 pub fn in_memory(shape: &Shape, seed: u64) -> Result<Vec<u8>, String> {
     let tensors = shape.tensors()?;
     let bytes: u64 = tensors.iter().map(|tensor| tensor.bytes).sum();
-    // Headers are small compared to the weights.
+    // The header is small compared to the weights.
     let mut out = Vec::with_capacity(usize::try_from(bytes + bytes / 16).map_err(|e| e.to_string())?);
     write(&mut out, shape, &tensors, seed).map_err(|e| e.to_string())?;
     Ok(out)
 }
 
-/// Returns the header of a model: a file that ends before its weights.
+/// Returns the header of a model, which is a file that ends before its weights.
 ///
 /// # Errors
-/// Describes an impossible shape.
+/// Returns a description of an impossible shape.
 pub fn header(shape: &Shape) -> Result<Vec<u8>, String> {
     Ok(describe(shape, &shape.tensors()?).header())
 }
 
-/// Everything in a file before its weights.
+/// Returns everything in a file before its weights.
 fn describe(shape: &Shape, tensors: &[Tensor]) -> Writer {
     let mut header = Writer::new();
     shape.describe(&mut header);
@@ -163,7 +163,7 @@ fn write(out: &mut impl Write, shape: &Shape, tensors: &[Tensor], seed: u64) -> 
     for (tensor, number) in tensors.iter().zip(0..) {
         let block = tensor.tensor_type.block_bytes();
         let fill = Fill::new(tensor.tensor_type, tensor.values_like);
-        // Each tensor has a sequence of its own, so that it does not depend on the tensors before it.
+        // Each tensor has its own random sequence, so it does not depend on the tensors before it.
         let mut random = Random::new(seed, number);
         let mut left = tensor.bytes;
         while left > 0 {

@@ -1,11 +1,11 @@
-//! Shapes of synthetic models: presets, tensors, hyperparameters.
+//! Defines the shapes of synthetic models: presets, tensors and hyperparameters.
 
 use super::fill::Values;
 use super::vocabulary;
 use ragtag_graph::gguf::Writer;
 use ragtag_kernels::TensorType;
 
-/// Named shapes.
+/// Preset shapes.
 #[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Preset {
     /// 1.4 million weights: for tests
@@ -19,7 +19,7 @@ pub enum Preset {
     /// 7.2 billion weights, in the shape of a well-known Llama-like model
     #[value(name = "7b")]
     B7,
-    /// 69 billion weights, in the shape of a well-known large Llama: blocks that fit in no cache
+    /// 69 billion weights, in the shape of a well-known large Llama, with blocks too large for any cache
     #[value(name = "70b")]
     B70,
 }
@@ -33,7 +33,7 @@ pub enum Architecture {
     Bitnet,
 }
 
-/// Everything that determines the tensors of a model.
+/// Parameters that determine the tensors of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shape {
     /// Architecture.
@@ -44,9 +44,9 @@ pub struct Shape {
     pub layers: u32,
     /// Width of the residual stream.
     pub width: u32,
-    /// Heads of keys and values.
+    /// Number of query heads.
     pub heads: u32,
-    /// Heads of keys and values.
+    /// Number of key and value heads.
     pub kv_heads: u32,
     /// Width of the feed-forward layers.
     pub ffn: u32,
@@ -56,26 +56,26 @@ pub struct Shape {
     pub context: u32,
 }
 
-/// A tensor to write.
+/// Tensor to write.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Tensor {
     pub name: String,
     pub tensor_type: TensorType,
-    /// In GGUF order: the length of a row first.
+    /// Dimensions in GGUF order, which starts with the length of a row.
     pub shape: Vec<u64>,
     pub bytes: u64,
     pub values_like: Values,
 }
 
 impl Tensor {
-    /// Number of values.
+    /// Returns the number of values.
     pub fn values(&self) -> u64 {
         self.shape.iter().product()
     }
 }
 
 impl Preset {
-    /// The preset as a Llama in Q8_0.
+    /// Returns the preset as a Llama model in Q8_0.
     pub fn shape(self) -> Shape {
         let (layers, width, heads, kv_heads, ffn, vocabulary, context) = match self {
             Preset::Tiny => (2, 256, 4, 2, 512, 512, 512),
@@ -99,7 +99,7 @@ impl Architecture {
 }
 
 impl Shape {
-    /// Writes the hyperparameters.
+    /// Writes the hyperparameters to the header.
     pub(crate) fn describe(&self, header: &mut Writer) {
         let arch = self.architecture.name();
         header.put("general.architecture", arch);
@@ -129,7 +129,7 @@ impl Shape {
     /// All tensors in file order.
     ///
     /// # Errors
-    /// Fails if the dimensions do not fit each other.
+    /// Returns an error if the dimensions do not match each other.
     pub(crate) fn tensors(&self) -> Result<Vec<Tensor>, String> {
         self.check()?;
         let width = u64::from(self.width);
@@ -154,7 +154,7 @@ impl Shape {
         let kv_width = width / u64::from(self.heads) * u64::from(self.kv_heads);
         let name = |part: &str| format!("blk.{layer}.{part}.weight");
         let kind = self.tensor_type;
-        // Matrices that add to the residual stream get smaller weights, by the number of additions.
+        // Matrices that add to the residual stream get smaller weights, scaled by the number of additions.
         let residual = 1.0 / (2.0 * self.layers as f32).sqrt();
         tensors.push(norm(name("attn_norm"), width));
         tensors.push(matrix(name("attn_q"), kind, width, width, 1.0)?);
@@ -197,7 +197,7 @@ fn norm(name: String, width: u64) -> Tensor {
     Tensor { name, tensor_type, shape: vec![width], bytes: width * 4, values_like: Values::Ones }
 }
 
-/// A matrix that keeps the scale of normalised activations, up to the factor `gain`.
+/// Returns a matrix that keeps the scale of normalised activations, up to the factor `gain`.
 fn matrix(
     name: String,
     tensor_type: TensorType,

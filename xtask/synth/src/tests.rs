@@ -1,4 +1,4 @@
-//! Checks that the written models can be read, are reproducible, and hold sane weights.
+//! Checks that the written models can be read, are reproducible, and have plausible weights.
 
 use super::*;
 use ragtag_graph::{MemorySource, ModelFile, Tokenizer};
@@ -64,12 +64,13 @@ fn the_vocabulary_tokenises_text() {
         let ids = tokenizer.encode(&text, true).unwrap();
         assert_eq!(tokenizer.decode(&ids), text);
         assert!(ids.iter().all(|id| *id < size));
-        // With words in the vocabulary, a text takes fewer tokens than characters.
+        // The vocabulary contains words, so a text has fewer tokens than characters.
         assert!(size < 30000 || ids.len() * 3 < text.len() * 2, "{} tokens", ids.len());
     }
 }
 
-/// Mean and standard deviation of a tensor.
+/// Returns the mean and standard deviation of a tensor, dequantised by an independent implementation of
+/// ggml's formulas.
 fn moments(tensor_type: TensorType, bytes: &[u8]) -> (f64, f64) {
     let count = bytes.len() / tensor_type.block_bytes() * tensor_type.block_values();
     let mut values = vec![0.0; count];

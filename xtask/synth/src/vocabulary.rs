@@ -1,13 +1,13 @@
-//! A SentencePiece-style vocabulary of any size: specials, bytes, characters, then words over the letters by
-//! length.
+//! A SentencePiece-style vocabulary of any size. It contains special tokens, bytes, characters, then words
+//! over the letters, ordered by length.
 //!
-//! Every prefix of a word is a token too, so that merges reach all words.
+//! Every prefix of a word is also a token, so that merges reach all words.
 
 use ragtag_graph::gguf::Writer;
 
 const SPECIALS: [&str; 3] = ["<unk>", "<s>", "</s>"];
 const BYTES: u32 = 256;
-/// Smallest vocabulary: specials, bytes and one character.
+/// Size of the smallest vocabulary: special tokens, bytes and one character.
 pub const LEAST: u32 = SPECIALS.len() as u32 + BYTES + 1;
 
 const UNKNOWN: i32 = 2;
@@ -21,7 +21,7 @@ pub fn describe(header: &mut Writer, size: u32) {
     let mut types = vec![UNKNOWN, CONTROL, CONTROL];
     tokens.extend((0..BYTES).map(|byte| format!("<0x{byte:02X}>")));
     types.resize(tokens.len(), BYTE);
-    // Scores fall with the token id; specials and bytes score 0.
+    // Scores fall with the token id. Special tokens and bytes have score 0.
     let mut scores = vec![0f32; tokens.len()];
     tokens.extend(texts().take((size as usize).saturating_sub(types.len())));
     types.resize(tokens.len(), NORMAL);

@@ -1,5 +1,5 @@
-//! Tests of the program cache: programs are cached in the process and on disk, and damaged or refused ones
-//! are compiled again.
+//! Tests of the program cache in the process and on disk. Damaged programs and programs that the driver
+//! rejects are compiled again.
 
 use super::Subject;
 use crate::*;
@@ -10,14 +10,14 @@ use std::path::{Path, PathBuf};
 
 /// A backend with a program cache.
 pub trait Cached: Subject {
-    /// Returns its cache counters.
+    /// Returns the counters of the backend's cache.
     fn counters(&self) -> CacheCounters;
 
-    /// Returns a new backend over a folder, as in a later process.
+    /// Returns a new backend over a cache folder, as a later process would create it.
     fn anew(&self, folder: Option<&Path>) -> Box<dyn Cached>;
 }
 
-/// Returns the numbers of programs that were compiled and loaded from disk.
+/// Returns the number of compiled programs and the number of programs loaded from disk.
 fn made(on: &dyn Cached) -> (u64, u64) {
     let CacheCounters { compiled, loaded, .. } = on.counters();
     (compiled, loaded)
@@ -27,7 +27,7 @@ fn files(folder: &Path) -> Vec<PathBuf> {
     fs::read_dir(folder).map(|files| files.map(|file| file.unwrap().path()).collect()).unwrap_or_default()
 }
 
-/// Returns a module of three entries in two programs.
+/// Returns a module with three entries in two programs.
 fn two_programs(adapter: &Adapter) -> Module {
     let language = |language: &&KernelLanguage| scale_text(**language).is_some();
     let language = *adapter.caps.languages.iter().find(language).unwrap();
@@ -39,8 +39,8 @@ fn two_programs(adapter: &Adapter) -> Module {
     Module { name: "two programs".into(), entries: vec![&SCALE; 3], source }
 }
 
-/// A program is compiled once for all devices of a backend, and once for all processes if the driver provides
-/// binaries.
+/// Checks that a program is compiled once for all devices of a backend. If the driver provides binaries,
+/// later processes must not compile the program again.
 pub fn programs_are_compiled_once(on: &dyn Cached) {
     for adapter in on.adapters() {
         let (folder, label) = (tempfile::tempdir().unwrap(), adapter.label());
@@ -69,7 +69,8 @@ pub fn programs_are_compiled_once(on: &dyn Cached) {
     }
 }
 
-/// A truncated file, or one that the driver does not accept, is compiled again and replaced.
+/// Checks that a program is compiled again if its file is truncated or the driver rejects it, and that the
+/// file is replaced.
 pub fn damaged_and_foreign_files_are_replaced(on: &dyn Cached) {
     for adapter in on.adapters() {
         let folder = tempfile::tempdir().unwrap();
@@ -82,7 +83,7 @@ pub fn damaged_and_foreign_files_are_replaced(on: &dyn Cached) {
             continue;
         };
         let whole = fs::read(file).unwrap();
-        // A file as an update of the driver may leave behind.
+        // An update of the driver may leave such a file behind.
         let foreign = b"not a program of any driver".to_vec();
         let foreign = [blake3::hash(&foreign).as_bytes().to_vec(), foreign].concat();
         for damaged in [whole[..whole.len() / 2].to_vec(), Vec::new(), foreign] {
@@ -98,7 +99,7 @@ pub fn damaged_and_foreign_files_are_replaced(on: &dyn Cached) {
     }
 }
 
-/// Two identical devices share binaries, but each has its own loaded program.
+/// Checks that two identical devices share binaries, but each has its own loaded program.
 pub fn identical_devices_have_their_own_programs(on: &dyn Cached) {
     let adapters = on.adapters();
     let pair = adapters.iter().enumerate().find_map(|(at, a)| {
@@ -117,7 +118,7 @@ pub fn identical_devices_have_their_own_programs(on: &dyn Cached) {
     both.check();
 }
 
-/// Without a folder each process compiles for itself.
+/// Checks that each process compiles for itself if there is no cache folder.
 pub fn everything_works_without_a_folder(on: &dyn Cached) {
     for adapter in on.adapters() {
         for _ in 0..2 {

@@ -1,16 +1,16 @@
-//! Tests of every device: kernels, programs, memory, leases.
+//! Tests of kernels, programs, memory and leases for every device.
 
 use super::{Subject, each};
 use crate::*;
 use ragtag_hal::{KernelLanguage, Module, ModuleSource, TextEntry, Timing};
 
-/// Returns the language in which a device has the tests' kernel.
+/// Returns a language of the device in which the test kernel exists.
 fn language(bench: &Bench) -> KernelLanguage {
     let languages = &bench.device.adapter().caps.languages;
     *languages.iter().find(|language| scale_text(**language).is_some()).unwrap()
 }
 
-/// A kernel computes the correct result.
+/// Checks that a kernel computes the correct result.
 pub fn a_kernel_computes(on: &dyn Subject) {
     each(on, |mut bench| {
         bench.fill_region(|at| at ^ 0x5555);
@@ -24,7 +24,7 @@ pub fn a_kernel_computes(on: &dyn Subject) {
     });
 }
 
-/// A binding may start inside its buffer, at the device's alignment.
+/// Checks that a binding may start inside its buffer, at a multiple of the device's alignment.
 pub fn bindings_may_start_inside_buffers(on: &dyn Subject) {
     each(on, |mut bench| {
         let alignment = bench.device.adapter().caps.binding_alignment_bytes as usize / 4;
@@ -41,7 +41,7 @@ pub fn bindings_may_start_inside_buffers(on: &dyn Subject) {
     });
 }
 
-/// Launches of a long program see each other's results.
+/// Checks that each launch of a long program sees the results of the launches before it.
 pub fn programs_of_many_launches_run_in_order(on: &dyn Subject) {
     each(on, |mut bench| {
         let commands = (0..200).map(|turn| scale(all(turn % 2), all((turn + 1) % 2), 3));
@@ -56,7 +56,7 @@ pub fn programs_of_many_launches_run_in_order(on: &dyn Subject) {
     });
 }
 
-/// A launch without groups does nothing, alone and in a program.
+/// Checks that a launch without groups does nothing, both as a command and in a program.
 pub fn an_empty_grid_does_nothing(on: &dyn Subject) {
     each(on, |mut bench| {
         let Command::Dispatch(mut dispatch) = scale(buffer_range(0, 0, 64), buffer_range(1, 0, 64), 1) else {
@@ -72,7 +72,7 @@ pub fn an_empty_grid_does_nothing(on: &dyn Subject) {
     });
 }
 
-/// Exposes compilers that are not thread-safe.
+/// Creates a module of many programs, which exposes compilers that are not thread-safe.
 pub fn programs_of_a_module_are_compiled_in_parallel(on: &dyn Subject) {
     each(on, |mut bench| {
         let offsets = 10..26u32;
@@ -102,7 +102,7 @@ pub fn programs_of_a_module_are_compiled_in_parallel(on: &dyn Subject) {
     });
 }
 
-/// A refused allocation reports sizes, and a smaller one works.
+/// Checks that a failed allocation reports sizes, and that a smaller allocation then succeeds.
 pub fn smaller_allocations_work_after_running_out_of_memory(on: &dyn Subject) {
     for adapter in on.adapters() {
         let limit = 64 << 20;
@@ -125,7 +125,7 @@ pub fn smaller_allocations_work_after_running_out_of_memory(on: &dyn Subject) {
     on.check();
 }
 
-/// A copy of bytes that the host has leased fails.
+/// Checks that a copy fails if the host has leased its bytes.
 pub fn copies_of_leased_bytes_fail(on: &dyn Subject) {
     each(on, |mut bench| {
         let region = Arc::clone(&bench.region);
@@ -133,7 +133,7 @@ pub fn copies_of_leased_bytes_fail(on: &dyn Subject) {
         let refused = bench.try_submit(QueueKind::Upload, Work::Commands(vec![upload(0)]), &[]);
         assert!(matches!(refused, Err(Error::Invalid { .. })), "{refused:?}");
         drop(held);
-        // Behind other work the conflict is detected only when the copy's turn comes.
+        // If the copy waits for other work, the conflict may be detected only when the copy starts.
         let held = region.read(0..4).unwrap();
         let fills = (0..50).map(|word| Command::Fill { to: all(1), word });
         let busy = bench.commands(QueueKind::Compute, fills.collect(), &[]);
@@ -144,13 +144,13 @@ pub fn copies_of_leased_bytes_fail(on: &dyn Subject) {
     });
 }
 
-/// A region can be registered under two IDs, and is released afterwards.
+/// Checks that a region can be registered under two IDs, and that the device releases it afterwards.
 pub fn regions_can_be_registered_and_released(on: &dyn Subject) {
     each(on, |mut bench| {
         for round in 0..20u32 {
             let region = Arc::new(HostRegion::new(WORDS * 4).unwrap());
             region.write(0..WORDS * 4).unwrap().fill(round as u8);
-            // Two IDs at once, as for two stages on one device.
+            // Two stages on one device register the same region under two IDs.
             for id in [1, 2] {
                 bench.device.register_region(RegionId(id), Arc::clone(&region)).unwrap();
             }
@@ -168,7 +168,7 @@ pub fn regions_can_be_registered_and_released(on: &dyn Subject) {
     });
 }
 
-/// Timings are in order, between submission and completion.
+/// Checks that timings are in order, and that they lie between submission and completion.
 pub fn timings_are_in_order_between_submission_and_completion(on: &dyn Subject) {
     each(on, |mut bench| {
         let mut timings: Vec<Timing> = Vec::new();
@@ -190,8 +190,8 @@ pub fn timings_are_in_order_between_submission_and_completion(on: &dyn Subject) 
     });
 }
 
-/// A program uploads, computes, copies, fills and downloads, so that recorded parts and copies alternate. It
-/// uses the contents of its region at the time of the run.
+/// Replays a program in which launches, copies, fills, uploads and downloads alternate. Each run must use the
+/// current contents of the region.
 pub fn programs_replay(on: &dyn Subject) {
     let program = vec![
         upload(0),
@@ -217,7 +217,8 @@ pub fn programs_replay(on: &dyn Subject) {
     });
 }
 
-/// A grid that exceeds the device's limit, which is at least 65535 along each axis.
+/// Checks a grid that exceeds the device's limit. APIs guarantee a limit of at least 65535 groups along each
+/// axis.
 pub fn large_grids_are_launched_in_parts(on: &dyn Subject) {
     each(on, |mut bench| {
         let most = bench.device.adapter().caps.max_allocation_bytes.min(64 << 20);
@@ -239,7 +240,7 @@ pub fn large_grids_are_launched_in_parts(on: &dyn Subject) {
     });
 }
 
-/// Commands with overlapping accesses take effect in order.
+/// Checks that commands take effect in order if their ranges overlap.
 pub fn commands_that_overlap_in_part_take_effect_in_order(on: &dyn Subject) {
     each(on, |mut bench| {
         let alignment = bench.device.adapter().caps.binding_alignment_bytes as usize / 4;
@@ -262,7 +263,7 @@ pub fn commands_that_overlap_in_part_take_effect_in_order(on: &dyn Subject) {
     });
 }
 
-/// A source with an error reports the compiler's log, and does no harm.
+/// Checks that a source with an error returns the compiler's log, and that the device still works.
 pub fn a_build_failure_shows_the_log(on: &dyn Subject) {
     each(on, |mut bench| {
         let language = language(&bench);
@@ -282,7 +283,7 @@ pub fn a_build_failure_shows_the_log(on: &dyn Subject) {
     });
 }
 
-/// The error for a function that the source lacks contains its name.
+/// Checks that the error for a missing function contains the name of the function.
 pub fn a_missing_function_is_named(on: &dyn Subject) {
     each(on, |mut bench| {
         let language = language(&bench);

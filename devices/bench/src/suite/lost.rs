@@ -8,7 +8,7 @@ use ragtag_hal::{
 };
 use std::sync::Arc;
 
-/// A lost device reports its loss on every queue and in every call, and can be closed.
+/// Checks that a lost device reports its loss on every queue and in every call, and that it can be closed.
 pub fn a_lost_device_reports_its_loss_and_closes<D: Driver>(
     mut device: DriverDevice<D>,
     lose: impl FnOnce(&DriverDevice<D>),
@@ -41,7 +41,7 @@ pub fn a_lost_device_reports_its_loss_and_closes<D: Driver>(
     in_time(&label, move || drop(device));
 }
 
-/// Loses a device as its driver would.
+/// Records a device loss, as if the driver had reported it.
 pub fn unplug<D: Driver>(device: &DriverDevice<D>) {
     device.common().record(Error::Lost { cause: "unplugged for a test".into() });
 }

@@ -1,4 +1,4 @@
-//! Tests of points between devices: of two APIs, of two drivers, and of devices that never reach them.
+//! Tests of points between devices of different APIs and drivers, and of points that never pass.
 
 use super::Subject;
 use crate::*;
@@ -6,7 +6,7 @@ use ragtag_cpu::{CpuBackend, CpuConfig};
 use ragtag_hal::TimelineId;
 use std::thread;
 
-/// Returns the timeline of a device that does not exist. Tests advance it.
+/// Returns the timeline of a device that does not exist. The test advances it.
 fn abroad() -> Arc<Timeline> {
     Timeline::new(TimelineId { device: DeviceId(900), queue: QueueKind::Download })
 }
@@ -18,7 +18,7 @@ fn cpu(id: u16) -> Bench {
     Bench::new(Checked::new(devices.swap_remove(0)))
 }
 
-/// Sends words from one device to the other and back through a shared region, ordered only by points.
+/// Sends words from one device to the other and back through a shared region. Only points order the copies.
 fn ping_pong(mut a: Bench, mut b: Bench, rounds: u32) {
     b.device.unregister_region(RegionId(0)).unwrap();
     b.device.register_region(RegionId(0), Arc::clone(&a.region)).unwrap();
@@ -28,7 +28,7 @@ fn ping_pong(mut a: Bench, mut b: Bench, rounds: u32) {
     a.fill_region(|at| at);
     let mut ready = Vec::new();
     for round in 0..rounds {
-        // Everything is submitted before any of it can have ended.
+        // The loop submits all rounds without waiting for results.
         for (at, bench) in [&mut a, &mut b].into_iter().enumerate() {
             let up = bench.commands(QueueKind::Upload, vec![upload(0)], &ready);
             let word = 2 * round + at as u32;
@@ -42,7 +42,8 @@ fn ping_pong(mut a: Bench, mut b: Bench, rounds: u32) {
     same(&a.region_words(), &wanted, "the region");
 }
 
-/// One thread submits and then lets the point pass. It hangs if a submission blocks.
+/// Checks that submissions do not block. The submitting thread also advances the awaited timeline, so it
+/// would hang if a submission blocked.
 pub fn submitting_does_not_wait_for_a_pending_point(on: &dyn Subject) {
     for adapter in on.adapters() {
         let mut bench = Bench::new(open(on.backend(), &adapter, 0, &Limits::default()));
@@ -56,7 +57,7 @@ pub fn submitting_does_not_wait_for_a_pending_point(on: &dyn Subject) {
                 let ran = bench.program(0, &[up, timeline.id().at(value)]);
                 let copies = vec![Command::Copy { from: all(1), to: all(2) }];
                 let copied = bench.commands(QueueKind::Compute, copies, &[]);
-                // A buffer can be created while work waits.
+                // Buffers can be created while submitted work waits.
                 bench.device.create_buffer(BufferId(100 + value as u32), 4096).unwrap();
                 let down = bench.commands(QueueKind::Download, vec![download(2)], &[copied]);
                 thread::sleep(Duration::from_millis(2));
@@ -72,7 +73,7 @@ pub fn submitting_does_not_wait_for_a_pending_point(on: &dyn Subject) {
     on.check();
 }
 
-/// A point that passes during a submission is not missed.
+/// Checks that a submission does not miss a point that passes at the same time.
 pub fn points_that_pass_during_submission_are_not_missed(on: &dyn Subject) {
     for adapter in on.adapters() {
         let mut bench = Bench::new(open(on.backend(), &adapter, 0, &Limits::default()));
@@ -92,7 +93,8 @@ pub fn points_that_pass_during_submission_are_not_missed(on: &dyn Subject) {
     on.check();
 }
 
-/// All work behind a failed point fails on all queues with the cause. Earlier work is unaffected.
+/// Checks that work which depends on a failed point fails on all queues with the cause. Earlier work is
+/// unaffected.
 pub fn a_failure_of_another_device_reaches_all_waiting_work(on: &dyn Subject) {
     for adapter in on.adapters() {
         let mut bench = Bench::new(open(on.backend(), &adapter, 0, &Limits::default()));
@@ -117,7 +119,7 @@ pub fn a_failure_of_another_device_reaches_all_waiting_work(on: &dyn Subject) {
     on.check();
 }
 
-/// A device whose work waits for points that never pass can be closed.
+/// Checks that a device can be closed while its work waits for points that never pass.
 pub fn closing_with_waits_that_never_end_does_not_hang(on: &dyn Subject) {
     for adapter in on.adapters() {
         let mut bench = Bench::new(open(on.backend(), &adapter, 0, &Limits::default()));
@@ -149,7 +151,7 @@ pub fn closing_with_waits_that_never_end_does_not_hang(on: &dyn Subject) {
     on.check();
 }
 
-/// Points and data pass between the CPU and each device in both directions.
+/// Checks that points and data pass between the CPU and each device in both directions.
 pub fn points_cross_to_the_cpu_and_back(on: &dyn Subject) {
     for adapter in on.adapters() {
         let opened = || Bench::new(open(on.backend(), &adapter, 1, &Limits::default()));
@@ -159,7 +161,7 @@ pub fn points_cross_to_the_cpu_and_back(on: &dyn Subject) {
     on.check();
 }
 
-/// Points and data pass between all pairs of devices, of one driver and of two.
+/// Checks that points and data pass between all pairs of devices, with the same driver or different drivers.
 pub fn points_cross_between_devices(on: &dyn Subject) {
     let adapters = on.adapters();
     let rest = |at: usize| adapters[at + 1..].iter();

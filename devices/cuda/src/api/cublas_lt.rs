@@ -1,8 +1,9 @@
 //! cuBLASLt, NVIDIA's matrix product library.
 //!
-//! Declarations follow `cublasLt.h` of CUDA 12.0 to 13.0, in which these functions, structures and values are
-//! the same. The library is column-major, and our rows are its columns: y = x · Wᵀ in rows is yᵀ = (Wᵀ)ᵀ · xᵀ
-//! in columns, which is its fastest order. Does not know Ragtag's devices.
+//! Declarations follow `cublasLt.h`. They are the same in CUDA 12.0 to 13.0.
+//!
+//! The library is column-major, and Ragtag's rows are the library's columns. So y = x · Wᵀ in rows is yᵀ =
+//! (Wᵀ)ᵀ · xᵀ in columns, which is the library's fastest layout.
 
 use super::objects::{Context, Stream};
 use super::toolkit_places;
@@ -14,8 +15,8 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Library names for a driver of this CUDA version, newest first. The number is CUDA's major version, and
-/// drivers support libraries of earlier versions.
+/// Returns the library names for a driver of this CUDA version, newest first. A name contains CUDA's major
+/// version. Drivers support libraries of earlier versions.
 fn names(driver_version: i32) -> &'static [&'static str] {
     match driver_version / 1000 {
         13.. if cfg!(windows) => &["cublasLt64_13.dll", "cublasLt64_12.dll"],
@@ -26,7 +27,7 @@ fn names(driver_version: i32) -> &'static [&'static str] {
     }
 }
 
-/// Values of the library's enumerations, with their original names.
+/// Values of the library's enumerations under their original names.
 mod value {
     use std::ffi::c_int;
 
@@ -103,10 +104,10 @@ pub(crate) struct CublasLt {
 }
 
 impl CublasLt {
-    /// Returns the newest library that a driver for this CUDA version supports.
+    /// Loads the newest library that a driver of this CUDA version supports.
     pub(crate) fn find(driver_version: i32) -> Option<Self> {
         toolkit_places(names(driver_version)).into_iter().find_map(|name| {
-            // SAFETY: NVIDIA's library; loading it runs its own initialisers, which is what it is for.
+            // SAFETY: this is NVIDIA's library. Loading it runs only its own initialisers.
             let library = unsafe { Library::load(&name) }.ok()?;
             let functions = Functions::of(library).ok()?;
             tracing::debug!(library = %name.display(), "found cuBLASLt");
@@ -114,9 +115,9 @@ impl CublasLt {
         })
     }
 
-    /// Returns the version as users write it.
+    /// Returns the version as text, such as `12.4.5`.
     pub(crate) fn version(&self) -> String {
-        // SAFETY: has no parameters and returns a number.
+        // SAFETY: the function has no parameters and returns a number.
         let number = unsafe { (self.functions.cublasLtGetVersion)() };
         format!("{}.{}.{}", number / 10_000, number / 100 % 100, number % 100)
     }
@@ -125,9 +126,9 @@ impl CublasLt {
         if code == 0 {
             return Ok(());
         }
-        // SAFETY: returns a static string of the library, for any code.
+        // SAFETY: the function accepts any code and returns a static string or null.
         let name = unsafe { (self.functions.cublasLtGetStatusName)(code) };
-        // SAFETY: as above.
+        // SAFETY: a non-null name is a static string that ends with a zero.
         let name = (!name.is_null()).then(|| unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned());
         let call = name.map_or_else(|| call.to_string(), |name| format!("{call} ({name})"));
         Err(Error::Api { call, code: code.into() })
@@ -137,20 +138,20 @@ impl CublasLt {
     fn layout(&self, value_type: c_int, rows: u32, columns: u32, pitch: u32) -> Result<Object> {
         let (rows, columns, pitch) = (rows.into(), columns.into(), pitch.into());
         let mut raw = null_mut();
-        // SAFETY: writes one handle.
+        // SAFETY: the call writes one handle.
         unsafe { call!(self, cublasLtMatrixLayoutCreate(&mut raw, value_type, rows, columns, pitch)) }?;
         Ok(Object { raw, destroy: self.functions.cublasLtMatrixLayoutDestroy })
     }
 
-    /// Describes the product: the first factor is transposed, and sums are in f32.
+    /// Describes the product: the first factor is transposed, and sums use f32.
     fn operation(&self) -> Result<Object> {
         let (sums, scale) = (value::CUBLAS_COMPUTE_32F, value::CUDA_R_32F);
         let mut raw = null_mut();
-        // SAFETY: writes one handle.
+        // SAFETY: the call writes one handle.
         unsafe { call!(self, cublasLtMatmulDescCreate(&mut raw, sums, scale)) }?;
         let operation = Object { raw, destroy: self.functions.cublasLtMatmulDescDestroy };
         let transposed: i32 = value::CUBLAS_OP_T;
-        // SAFETY: reads as many bytes as the attribute has.
+        // SAFETY: the call reads exactly the bytes of the attribute.
         unsafe {
             call!(
                 self,
@@ -165,14 +166,14 @@ impl CublasLt {
         Ok(operation)
     }
 
-    /// Describes the constraints of an algorithm: available workspace and alignment of the matrices.
+    /// Describes the constraints on an algorithm: workspace size and alignment of the matrices.
     fn preference(&self, workspace_bytes: usize, y_alignment: u32) -> Result<Object> {
         let mut raw = null_mut();
-        // SAFETY: writes one handle.
+        // SAFETY: the call writes one handle.
         unsafe { call!(self, cublasLtMatmulPreferenceCreate(&mut raw)) }?;
         let preference = Object { raw, destroy: self.functions.cublasLtMatmulPreferenceDestroy };
         let set = |attribute: c_int, from: *const c_void, bytes: usize| {
-            // SAFETY: reads as many bytes as the attribute has.
+            // SAFETY: the call reads exactly the bytes of the attribute.
             unsafe {
                 call!(self, cublasLtMatmulPreferenceSetAttribute(preference.raw, attribute, from, bytes))
             }
@@ -198,19 +199,19 @@ struct Object {
     destroy: Destroy,
 }
 
-// SAFETY: descriptions are plain data of the library, immutable after creation.
+// SAFETY: descriptions are plain data of the library and are immutable after creation.
 unsafe impl Send for Object {}
 // SAFETY: as above.
 unsafe impl Sync for Object {}
 
 impl Drop for Object {
     fn drop(&mut self) {
-        // SAFETY: created by the library and owned alone.
+        // SAFETY: the library created the object, and nothing else owns it.
         let _ = unsafe { (self.destroy)(self.raw) };
     }
 }
 
-/// Descriptions and algorithm of a product.
+/// Descriptions of a product's matrices, and the selected algorithm.
 struct Plan {
     operation: Object,
     weights: Object,
@@ -226,9 +227,9 @@ pub(crate) struct Workspace {
     pub(crate) bytes: usize,
 }
 
-/// The library on one device, with a plan for each product. The library selects each algorithm once.
+/// cuBLASLt on one device. It selects an algorithm once per product and caches it as a [`Plan`].
 pub(crate) struct Products {
-    // Plans and the handle are dropped before the library.
+    // Field order: plans and the handle are dropped before the library.
     plans: Mutex<HashMap<(Gemm, u32), Plan>>,
     handle: Object,
     workspace: Workspace,
@@ -236,19 +237,19 @@ pub(crate) struct Products {
     library: Arc<CublasLt>,
 }
 
-/// Returns the largest power of two up to 16 that divides an address.
+/// Returns the largest power of two, up to 16, that divides an address.
 fn alignment(address: u64) -> u32 {
     1 << address.trailing_zeros().min(4)
 }
 
 impl Products {
-    /// Creates a handle. `workspace` must exist until it is dropped.
+    /// Creates a handle. `workspace` must stay allocated until the returned value is dropped.
     pub(crate) fn new(library: &Arc<CublasLt>, context: &Arc<Context>, workspace: Workspace) -> Result<Self> {
-        // The library uses the current context.
+        // `cublasLtCreate` uses the current context.
         context.enter()?;
         let functions = &library.functions;
         let mut raw = null_mut();
-        // SAFETY: writes one handle.
+        // SAFETY: the call writes one handle.
         unsafe { call!(library, cublasLtCreate(&mut raw)) }?;
         let handle = Object { raw, destroy: functions.cublasLtDestroy };
         let (library, context) = (Arc::clone(library), Arc::clone(context));
@@ -258,8 +259,8 @@ impl Products {
     /// Enqueues a product.
     ///
     /// # Safety
-    /// The matrices start at these addresses, x and W at multiples of 16, and are valid until the product has
-    /// ended. All products are on one stream.
+    /// The matrices start at the given addresses and stay valid until the product has ended. The addresses of
+    /// x and W are multiples of 16. All products are on one stream.
     pub(crate) unsafe fn enqueue(
         &self,
         stream: &Stream,
@@ -275,8 +276,8 @@ impl Products {
         let Plan { operation, weights: w, x: x_layout, y: y_layout, algorithm } = &*plan;
         let (alpha, beta) = (1f32, if product.accumulate { 1f32 } else { 0f32 });
         let Workspace { address, bytes } = self.workspace;
-        // SAFETY: the matrices match the layouts and are valid, by the caller's promise; the factors are read
-        // before this returns; the workspace exists.
+        // SAFETY: the caller guarantees that the matrices match the layouts and are valid. The call reads the
+        // factors before it returns. The workspace is allocated.
         unsafe {
             call!(
                 self.library,
@@ -311,7 +312,7 @@ impl Products {
         let y = library.layout(value::CUDA_R_32F, columns, rows, y_pitch)?;
         let preference = library.preference(self.workspace.bytes, y_alignment)?;
         let (mut found, mut count) = (Heuristic::default(), 0);
-        // SAFETY: all of them live; writes one result and one number.
+        // SAFETY: all handles are alive. The call writes one result and one number.
         let code = unsafe {
             (self.library.functions.cublasLtMatmulAlgoGetHeuristic)(
                 self.handle.raw,
@@ -367,8 +368,8 @@ mod tests {
         assert_eq!([256, 16, 24, 20, 2].map(alignment), [16, 16, 8, 4, 2]);
     }
 
-    /// The library works without a device for its version and its descriptions. It refuses attributes that
-    /// are unknown or have the wrong size.
+    /// Checks attributes and layouts with an installed library. This needs no device. The library refuses
+    /// attributes that are unknown or have the wrong size.
     #[test]
     fn an_installed_library_accepts_the_descriptions() {
         let Some(library) = CublasLt::find(13_000) else {

@@ -1,7 +1,7 @@
 //! The driver library and its functions, loaded at run time.
 //!
-//! Result codes are plain numbers here, because newer drivers have codes that the enumeration of the bindings
-//! lacks.
+//! Result codes are plain integers here, because newer drivers return codes that the enumeration in the
+//! bindings lacks.
 
 use crate::error::failure;
 use cudarc::driver::sys::{
@@ -14,13 +14,13 @@ use ragtag_stream::{Library, functions};
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::ops::Deref;
 
-/// Names of the library.
+/// File names of the driver library.
 pub(super) const LIBRARIES: &[&str] =
     if cfg!(windows) { &["nvcuda.dll"] } else { &["libcuda.so.1", "libcuda.so"] };
-/// Oldest version that has all of these functions and accepts the committed PTX: CUDA 12.2.
+/// Oldest supported CUDA version, 12.2. It has all of these functions and accepts the committed PTX.
 const OLDEST_VERSION: i32 = 12_020;
 
-/// Reason why there is no usable driver.
+/// Reason why no driver is usable.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub(crate) enum Missing {
     #[error("NVIDIA's driver is not there: {0}")]
@@ -33,13 +33,13 @@ pub(crate) enum Missing {
     Refused(String),
 }
 
-/// Formats a CUDA version as users write it.
+/// Formats a CUDA version number: 12020 becomes `12.2`.
 pub(crate) fn version(number: i32) -> String {
     format!("{}.{}", number / 1000, number % 1000 / 10)
 }
 
 functions! {
-    /// Functions of the driver by name.
+    /// Functions of the driver, by name.
     Table {
         cuInit(c_uint) -> c_uint;
         cuGetErrorName(c_uint, *mut *const c_char) -> c_uint;
@@ -114,7 +114,7 @@ impl Functions {
         Self::load_one_of(LIBRARIES)
     }
 
-    /// Returns the names that [`Functions::load`] tries.
+    /// Returns the library names that [`Functions::load`] tries.
     pub(crate) fn tried() -> Vec<String> {
         LIBRARIES.iter().map(|&name| name.into()).collect()
     }
@@ -122,7 +122,7 @@ impl Functions {
     pub(super) fn load_one_of(names: &[&str]) -> std::result::Result<Self, Missing> {
         let mut why = Vec::new();
         for name in names {
-            // SAFETY: the driver's library; loading it runs its own initialisers, which is what it is for.
+            // SAFETY: this is the driver's library. Loading it runs only its own initialisers.
             match unsafe { Library::load(name.as_ref()) } {
                 Ok(library) => return Self::start(library),
                 Err(error) => why.push(error),
@@ -132,14 +132,15 @@ impl Functions {
     }
 
     fn start(library: Library) -> std::result::Result<Self, Missing> {
-        // The version is checked first, because an old driver lacks functions.
+        // The version is checked before the other functions are looked up, because an old driver lacks some
+        // of them.
         let version = {
             type Ask = unsafe extern "C" fn(*mut c_int) -> c_uint;
-            // SAFETY: as for all functions.
+            // SAFETY: the signature is that of the driver's header.
             let ask = unsafe { library.symbol::<Ask>("cuDriverGetVersion") };
             let ask = ask.ok_or(Missing::Function("cuDriverGetVersion"))?;
             let mut version = 0;
-            // SAFETY: writes one number.
+            // SAFETY: the call writes one number.
             match unsafe { ask(&mut version) } {
                 0 => version,
                 code => return Err(Missing::Refused(format!("cuDriverGetVersion failed with code {code}"))),
@@ -150,19 +151,18 @@ impl Functions {
         }
         let table = Table::of(library).map_err(Missing::Function)?;
         let functions = Self { table, version, library };
-        // SAFETY: no flags are defined.
+        // SAFETY: the flags must be zero, and they are.
         let started = functions.check("cuInit", unsafe { (functions.cuInit)(0) });
         started.map_err(|error| Missing::Refused(error.to_string()))?;
         Ok(functions)
     }
 
-    /// Returns the library, for functions that older supported drivers may lack.
+    /// Returns the library, to look up functions that older supported drivers may lack.
     pub(super) fn library(&self) -> Library {
         self.library
     }
 
-    /// Returns the CUDA version that the driver supports: 1000 times the major number plus ten times the
-    /// minor one.
+    /// Returns the CUDA version that the driver supports: 1000 × major + 10 × minor.
     pub(crate) fn version(&self) -> i32 {
         self.version
     }
@@ -173,10 +173,10 @@ impl Functions {
             return Ok(());
         }
         let mut name = std::ptr::null();
-        // SAFETY: writes one pointer to a static string of the driver.
+        // SAFETY: the call writes a pointer to a static string of the driver.
         let named = unsafe { (self.cuGetErrorName)(code, &mut name) };
         let known = named == 0 && !name.is_null();
-        // SAFETY: as the driver said: a string that ends with a zero.
+        // SAFETY: the driver returned success, so the string ends with a zero.
         let name = known.then(|| unsafe { CStr::from_ptr(name) }.to_string_lossy());
         Err(failure(call, code, name.as_deref()))
     }
@@ -191,7 +191,7 @@ macro_rules! check {
     }};
 }
 
-/// Like `check!`, with the context of `$of` current on the calling thread.
+/// Works like `check!`, but first makes the context of `$of` current on the calling thread.
 macro_rules! enter {
     ($of:expr, $name:ident($($argument:expr),* $(,)?)) => {
         $of.enter().and_then(|functions| $crate::api::check!(functions, $name($($argument),*)))
@@ -228,7 +228,7 @@ mod tests {
         }
     }
 
-    /// A minimal driver library for CUDA 11.4.
+    /// Checks a stand-in library that reports CUDA 11.4.
     #[test]
     fn a_driver_that_is_too_old_is_named() {
         if !cfg!(unix) || std::process::Command::new("cc").arg("--version").output().is_err() {

@@ -1,6 +1,7 @@
-//! Calls of the driver library, NVRTC and cuBLASLt. All `unsafe` code except that of `driver.rs` is here.
+//! Calls of the driver library, NVRTC and cuBLASLt. All `unsafe` code of the crate is here and in
+//! `driver.rs`.
 //!
-//! Does not know Ragtag's devices.
+//! This module does not depend on Ragtag's devices.
 
 mod cublas_lt;
 mod functions;
@@ -13,8 +14,8 @@ pub(crate) use functions::{Functions, check, enter, version};
 pub(crate) use nvrtc::Nvrtc;
 pub(crate) use objects::{Context, Event, Function, Graph, Module, Pool, Stream};
 
-/// Returns the paths to try for a library of NVIDIA's toolkit, which is not part of the driver and often off
-/// the loader's path.
+/// Returns the paths to try for a library of NVIDIA's toolkit. The toolkit is separate from the driver, and
+/// its folder is often not in the loader's search path.
 fn toolkit_places(names: &[&str]) -> Vec<std::ffi::OsString> {
     ragtag_stream::places(names, &["CUDA_HOME", "CUDA_PATH"], "/usr/local/cuda", "lib64")
 }

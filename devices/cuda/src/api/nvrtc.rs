@@ -5,7 +5,7 @@ use ragtag_hal::{Error, Result};
 use ragtag_stream::{CompilerCalls, Library, functions};
 use std::ffi::{c_char, c_int, c_void};
 
-/// Library names, newest first. The number is CUDA's major version.
+/// Library names, newest first. A name contains CUDA's major version.
 const LIBRARIES: &[&str] = if cfg!(windows) {
     &["nvrtc64_130_0.dll", "nvrtc64_120_0.dll"]
 } else {
@@ -14,7 +14,7 @@ const LIBRARIES: &[&str] = if cfg!(windows) {
 /// First major version that supports compute capability 9.0.
 const OLDEST_MAJOR: i32 = 12;
 
-/// Handle of a compiler program.
+/// Handle of an NVRTC program.
 type Handle = *mut c_void;
 
 functions! {
@@ -35,20 +35,20 @@ functions! {
     }
 }
 
-/// The compiler.
+/// The loaded compiler.
 pub(crate) struct Nvrtc {
     functions: Functions,
     version: (i32, i32),
-    /// Supported compute capabilities: ten times the major number plus the minor one.
+    /// Supported compute capabilities: 10 × major + minor.
     architectures: Vec<i32>,
 }
 
 impl Nvrtc {
-    /// Returns the newest compiler whose code a driver for this CUDA version accepts: of the same major
-    /// version or older.
+    /// Loads the newest compiler whose code a driver of this CUDA version accepts. Its major version is at
+    /// most that of the driver.
     pub(crate) fn find(driver_version: i32) -> Option<Self> {
         toolkit_places(LIBRARIES).into_iter().find_map(|name| {
-            // SAFETY: NVIDIA's compiler; loading it runs its own initialisers, which is what it is for.
+            // SAFETY: this is NVIDIA's compiler. Loading it runs only its own initialisers.
             let library = unsafe { Library::load(&name) }.ok()?;
             let nvrtc = Self::of(library)?;
             let (major, minor) = nvrtc.version;
@@ -61,7 +61,7 @@ impl Nvrtc {
     fn of(library: Library) -> Option<Self> {
         let functions = Functions::of(library).ok()?;
         let (mut major, mut minor, mut count) = (0, 0, 0);
-        // SAFETY: write one number each.
+        // SAFETY: each call writes numbers to the places passed to it.
         let codes = unsafe {
             [
                 (functions.nvrtcVersion)(&mut major, &mut minor),
@@ -69,17 +69,17 @@ impl Nvrtc {
             ]
         };
         let mut architectures = vec![0; usize::try_from(count).ok().filter(|_| codes == [0, 0])?];
-        // SAFETY: writes as many numbers as the library reported.
+        // SAFETY: the call writes as many numbers as the library reported.
         let code = unsafe { (functions.nvrtcGetSupportedArchs)(architectures.as_mut_ptr()) };
         (code == 0).then_some(Self { functions, version: (major, minor), architectures })
     }
 
-    /// Returns major and minor version.
+    /// Returns the major and the minor version.
     pub(crate) fn version(&self) -> (i32, i32) {
         self.version
     }
 
-    /// Returns true if it compiles for a compute capability.
+    /// Returns true if NVRTC compiles for this compute capability.
     pub(crate) fn knows(&self, (major, minor): (i32, i32)) -> bool {
         self.architectures.contains(&(10 * major + minor))
     }
@@ -87,7 +87,7 @@ impl Nvrtc {
     /// Compiles a source to PTX and machine code.
     ///
     /// # Errors
-    /// [`Error::Compile`] with the log.
+    /// Returns [`Error::Compile`] with the log if the compilation fails.
     pub(crate) fn compile(&self, text: &str, options: &[String]) -> Result<(String, Vec<u8>)> {
         let functions = &self.functions;
         let calls = CompilerCalls {
@@ -97,7 +97,7 @@ impl Nvrtc {
             log_bytes: functions.nvrtcGetProgramLogSize,
             log: functions.nvrtcGetProgramLog,
         };
-        // SAFETY: all calls are those of one compiler, which is never unloaded.
+        // SAFETY: all calls belong to one compiler, which is never unloaded.
         let compiled = unsafe { calls.compile(c"kernels.cu", text, options) }?;
         let ptx = compiled.output(functions.nvrtcGetPTXSize, functions.nvrtcGetPTX);
         let cubin = compiled.output(functions.nvrtcGetCUBINSize, functions.nvrtcGetCUBIN);
@@ -124,7 +124,7 @@ mod tests {
 
     #[test]
     fn a_source_compiles_or_the_log_has_the_reason() {
-        // Any driver version works, because nothing is run.
+        // Any driver version works, because the test runs no code on a device.
         let Some(nvrtc) = Nvrtc::find(99_000) else {
             test_support::skip!("NVRTC", "not installed");
             return;

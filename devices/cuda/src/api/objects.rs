@@ -1,6 +1,6 @@
-//! Owned driver objects, released on drop.
+//! Owned driver objects that are released on drop.
 //!
-//! Every object keeps its context alive and makes it current on the thread that uses it.
+//! Every object keeps its context alive and makes the context current on the calling thread.
 
 use super::functions::{Functions, check, enter};
 use super::partition::{Partition, report};
@@ -16,11 +16,10 @@ use std::ptr::null_mut;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Bytes for the log of the driver's compiler.
+/// Bytes reserved for the log of the driver's compiler.
 const LOG_BYTES: usize = 64 << 10;
 
-/// A device's primary context, and the partition on which its streams run, if they use only part of the
-/// device.
+/// The primary context of a device. `partition` is set if the streams run on only part of the device.
 pub(crate) struct Context {
     functions: Arc<Functions>,
     device: CUdevice,
@@ -28,31 +27,30 @@ pub(crate) struct Context {
     partition: Option<Partition>,
 }
 
-// SAFETY: a context may be current on any number of threads at once; the driver's calls are free of data
-// races.
+// SAFETY: a context may be current on several threads at once, and the driver's calls are thread-safe.
 unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
 
 impl Context {
-    /// Retains the context of a device. With a number, only that many multiprocessors are used.
+    /// Retains the primary context of a device. `Some(n)` limits its streams to `n` multiprocessors.
     ///
     /// # Errors
-    /// [`Error::Unsupported`](ragtag_hal::Error::Unsupported) if the driver cannot provide that number; other
-    /// errors of the driver.
+    /// Returns [`Error::Unsupported`](ragtag_hal::Error::Unsupported) if the driver cannot limit streams to
+    /// exactly that number. Otherwise returns the driver's error.
     pub(crate) fn new(
         functions: &Arc<Functions>,
         device: CUdevice,
         multiprocessors: Option<u32>,
     ) -> Result<Arc<Self>> {
         let flags = CUctx_flags::CU_CTX_SCHED_BLOCKING_SYNC as c_uint;
-        // SAFETY: sets how threads wait; the driver refuses harmlessly if another user of the device has set
-        // it.
+        // SAFETY: the call sets how threads wait. It fails without effect if another user of the device has
+        // set that.
         if let Err(error) = unsafe { check!(functions, cuDevicePrimaryCtxSetFlags_v2(device, flags)) } {
             tracing::debug!(%error, "another user of the context has set how threads wait");
         }
         let mut raw = null_mut();
-        // SAFETY: writes one handle.
+        // SAFETY: the call writes one handle.
         unsafe { check!(functions, cuDevicePrimaryCtxRetain(&mut raw, device)) }?;
         let mut context = Self { functions: Arc::clone(functions), device, raw, partition: None };
         if let Some(count) = multiprocessors {
@@ -61,9 +59,9 @@ impl Context {
         Ok(Arc::new(context))
     }
 
-    /// Returns the functions, with this context current on the calling thread.
+    /// Makes this context current on the calling thread and returns the functions.
     pub(crate) fn enter(&self) -> Result<&Functions> {
-        // SAFETY: the context lives as long as `self`.
+        // SAFETY: the context is alive as long as `self`.
         unsafe { check!(&self.functions, cuCtxSetCurrent(self.raw)) }?;
         Ok(&self.functions)
     }
@@ -73,10 +71,10 @@ impl Context {
         self.functions.version()
     }
 
-    /// Returns free and total bytes of the device's memory.
+    /// Returns the free and the total bytes of device memory.
     pub(crate) fn memory(&self) -> Result<(u64, u64)> {
         let (mut free, mut total) = (0, 0);
-        // SAFETY: writes two numbers.
+        // SAFETY: the call writes two numbers.
         unsafe { enter!(self, cuMemGetInfo_v2(&mut free, &mut total)) }?;
         Ok((free as u64, total as u64))
     }
@@ -84,14 +82,15 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // The partition refers to the context.
+        // The partition is dropped first, because it refers to the context.
         self.partition = None;
-        // SAFETY: retained in `new`; every object that needs it keeps it.
+        // SAFETY: the context was retained in `new`, and every object that needs it keeps it alive.
         report(unsafe { check!(&self.functions, cuDevicePrimaryCtxRelease_v2(self.device)) });
     }
 }
 
-/// Defines a driver object from its handle type and its destroy function. It keeps its context.
+/// Defines an owned driver object from its handle type and its destroy function. The object keeps its context
+/// alive.
 macro_rules! object {
     ($(#[$doc:meta])* $name:ident($raw:ty), $destroy:ident) => {
         $(#[$doc])*
@@ -102,7 +101,7 @@ macro_rules! object {
 
         // SAFETY: the driver's handles may be used from any thread.
         unsafe impl Send for $name {}
-        // SAFETY: as above; the methods' contracts exclude forbidden concurrent calls.
+        // SAFETY: as above. The contracts of the methods exclude concurrent calls that the driver forbids.
         unsafe impl Sync for $name {}
 
         impl $name {
@@ -114,7 +113,7 @@ macro_rules! object {
         impl Drop for $name {
             fn drop(&mut self) {
                 let entered = self.context.enter();
-                // SAFETY: made in `new` and owned alone.
+                // SAFETY: the handle was made in `new`, and nothing else owns it.
                 report(entered.and_then(|functions| unsafe { check!(functions, $destroy(self.raw)) }));
             }
         }
@@ -122,30 +121,30 @@ macro_rules! object {
 }
 
 object! {
-    /// An event with timing whose waiters sleep.
+    /// An event with timing. Threads that wait for it sleep.
     Event(CUevent), cuEventDestroy_v2
 }
 object! {
-    /// A graph, ready to be launched.
+    /// An executable graph.
     Graph(CUgraphExec), cuGraphExecDestroy
 }
 object! {
-    /// Loaded code.
+    /// A loaded module.
     Module(CUmodule), cuModuleUnload
 }
 object! {
-    /// A device memory pool that keeps no unused memory.
+    /// A device memory pool. It returns unused memory to the device.
     Pool(CUmemoryPool), cuMemPoolDestroy
 }
 object! {
-    /// Handle of a stream.
+    /// An owned stream handle.
     RawStream(CUstream), cuStreamDestroy_v2
 }
 
 impl Event {
     pub(crate) fn new(context: &Arc<Context>) -> Result<Self> {
         let mut raw = null_mut();
-        // SAFETY: writes one handle.
+        // SAFETY: the call writes one handle.
         unsafe { enter!(context, cuEventCreate(&mut raw, CUevent_flags::CU_EVENT_BLOCKING_SYNC as c_uint)) }?;
         Ok(Self { context: Arc::clone(context), raw })
     }
@@ -165,13 +164,13 @@ impl Pool {
             reserved: [0; 56],
         };
         let mut raw = null_mut();
-        // SAFETY: reads the properties and writes one handle.
+        // SAFETY: the call reads the properties and writes one handle.
         unsafe { enter!(context, cuMemPoolCreate(&mut raw, &properties)) }?;
         Ok(Self { context: Arc::clone(context), raw })
     }
 }
 
-/// A stream that does not implicitly wait for others.
+/// A stream without implicit synchronisation with other streams.
 pub(crate) struct Stream {
     raw: RawStream,
     capturing: AtomicBool,
@@ -184,7 +183,7 @@ impl Stream {
             Some(partition) => partition.stream(flags)?,
             None => {
                 let mut raw = null_mut();
-                // SAFETY: writes one handle.
+                // SAFETY: the call writes one handle.
                 unsafe { enter!(context, cuStreamCreate(&mut raw, flags)) }?;
                 raw
             }
@@ -198,18 +197,18 @@ impl Stream {
     }
 
     pub(crate) fn finish(&self) -> Result<()> {
-        // SAFETY: the stream lives.
+        // SAFETY: the stream is alive.
         unsafe { enter!(self.raw.context, cuStreamSynchronize(self.raw())) }
     }
 
-    /// Returns true if enqueued work is captured instead of run.
+    /// Returns true while enqueued work is captured and not run.
     pub(crate) fn is_capturing(&self) -> bool {
         self.capturing.load(Ordering::Relaxed)
     }
 
     pub(crate) fn begin_capture(&self) -> Result<()> {
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-        // SAFETY: the stream lives.
+        // SAFETY: the stream is alive.
         unsafe { enter!(self.raw.context, cuStreamBeginCapture_v2(self.raw(), mode)) }?;
         self.capturing.store(true, Ordering::Relaxed);
         Ok(())
@@ -219,28 +218,28 @@ impl Stream {
         self.capturing.store(false, Ordering::Relaxed);
         let functions = self.raw.context.enter()?;
         let mut template = null_mut();
-        // SAFETY: the stream lives; writes one handle.
+        // SAFETY: the stream is alive. The call writes one handle.
         unsafe { check!(functions, cuStreamEndCapture(self.raw(), &mut template)) }?;
         let mut raw = null_mut();
-        // SAFETY: the template is a graph of the driver; writes one handle.
+        // SAFETY: the driver made the template. The call writes one handle.
         let made = unsafe { check!(functions, cuGraphInstantiateWithFlags(&mut raw, template, 0)) };
-        // SAFETY: owned alone, and not needed any more.
+        // SAFETY: nothing else owns the template, and it is not used again.
         report(unsafe { check!(functions, cuGraphDestroy(template)) });
         made.map(|()| Graph { context: Arc::clone(&self.raw.context), raw })
     }
 }
 
 impl Module {
-    /// Loads PTX that ends with a zero, or a cubin.
+    /// Loads PTX text that ends with a zero byte, or a cubin.
     pub(crate) fn new(context: &Arc<Context>, code: &[u8]) -> Result<Self> {
         let mut log = vec![0u8; LOG_BYTES];
         let mut options =
             [CUjit_option::CU_JIT_ERROR_LOG_BUFFER, CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
-        // The option's value is a number in place of a pointer.
+        // The driver takes a numeric option as a pointer-sized integer.
         let mut values = [log.as_mut_ptr().cast::<c_void>(), LOG_BYTES as *mut c_void];
         let mut raw = null_mut();
-        // SAFETY: the code ends with a zero or states its length in its header; the log has as many bytes as
-        // stated.
+        // SAFETY: the code ends with a zero or has its length in its header. The log has as many bytes as the
+        // option says.
         let loaded = unsafe {
             enter!(
                 context,
@@ -261,7 +260,7 @@ impl Module {
     /// Returns a function of the module.
     pub(crate) fn function(self: &Arc<Self>, name: &CStr) -> Result<Function> {
         let mut raw = null_mut();
-        // SAFETY: writes one handle; the name ends with a zero.
+        // SAFETY: the name ends with a zero. The call writes one handle.
         let found = unsafe { enter!(self.context, cuModuleGetFunction(&mut raw, self.raw(), name.as_ptr())) };
         found.map_err(|error| code_failure(error, &format!("no function {}", name.to_string_lossy())))?;
         Ok(Function { _module: Arc::clone(self), raw })
@@ -274,7 +273,7 @@ pub(crate) struct Function {
     raw: CUfunction,
 }
 
-// SAFETY: as for all handles.
+// SAFETY: the driver's handles may be used from any thread.
 unsafe impl Send for Function {}
 // SAFETY: as above.
 unsafe impl Sync for Function {}
@@ -286,10 +285,10 @@ impl Function {
 }
 
 impl Pool {
-    /// Allocates memory that exists once the stream reaches this point.
+    /// Allocates memory in stream order: it is usable after all earlier work on the stream.
     pub(crate) fn allocate(&self, stream: &Stream, bytes: usize) -> Result<u64> {
         let mut address = 0;
-        // SAFETY: writes one address.
+        // SAFETY: the call writes one address.
         let allocated = unsafe {
             enter!(self.context, cuMemAllocFromPoolAsync(&mut address, bytes, self.raw(), stream.raw()))
         };
@@ -297,9 +296,9 @@ impl Pool {
         Ok(address)
     }
 
-    /// Returns unused memory to the device.
+    /// Releases unused memory to the device.
     pub(crate) fn trim(&self) -> Result<()> {
-        // SAFETY: the pool lives.
+        // SAFETY: the pool is alive.
         unsafe { enter!(self.context, cuMemPoolTrimTo(self.raw(), 0)) }
     }
 }

@@ -1,10 +1,10 @@
-//! A partition of a device's multiprocessors: a green context, used only for its streams. The primary context
-//! stays current, because a green context can be current on only one thread at a time.
+//! Partitions of a device's multiprocessors, made with green contexts.
 //!
-//! The functions exist since CUDA 12.4, the one for streams since 12.5. Layouts and signatures follow
-//! `cuda.h` of CUDA 12.9; CUDA 13 keeps them.
+//! A green context is used only to create streams. The primary context stays current, because a green context
+//! can be current on only one thread at a time.
 //!
-//! Does not know what runs on the streams.
+//! CUDA 12.4 introduced most of these functions. CUDA 12.5 introduced `cuGreenCtxStreamCreate`. Layouts and
+//! signatures follow `cuda.h` of CUDA 12.9 and are the same in CUDA 13.
 
 use super::functions::Functions;
 use cudarc::driver::sys::{CUdevice, CUstream};
@@ -15,10 +15,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// `CU_DEV_RESOURCE_TYPE_SM`.
 const MULTIPROCESSORS: c_uint = 1;
-/// `CU_GREEN_CTX_DEFAULT_STREAM`, a required flag.
+/// `CU_GREEN_CTX_DEFAULT_STREAM`, which `cuGreenCtxCreate` requires.
 const DEFAULT_STREAM: c_uint = 1;
 
-/// `CUdevResource` with the fields for multiprocessors.
+/// `CUdevResource` with the fields of a multiprocessor resource.
 #[repr(C, align(8))]
 #[derive(Clone, Copy)]
 struct Resource {
@@ -46,22 +46,22 @@ type Create = unsafe extern "C" fn(*mut *mut c_void, *mut c_void, CUdevice, c_ui
 type Destroy = unsafe extern "C" fn(*mut c_void) -> c_uint;
 type CreateStream = unsafe extern "C" fn(*mut CUstream, *mut c_void, c_uint, c_int) -> c_uint;
 
-/// Looks up a function that older drivers lack.
+/// Looks up a function that older supported drivers lack.
 ///
 /// # Safety
 /// The driver's header declares a function of this name with type `T`.
 unsafe fn newer<T: Copy>(functions: &Functions, name: &str) -> Result<T> {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let found = unsafe { functions.library().symbol(name) };
     found.ok_or_else(|| Error::Unsupported {
         what: format!("limiting multiprocessors: the driver lacks {name}"),
     })
 }
 
-/// A partition of a device.
+/// A set of a device's multiprocessors.
 pub(super) struct Partition {
     functions: Arc<Functions>,
-    /// Green context. The driver allows use by one thread at a time.
+    /// The green context. Only one thread at a time may use it.
     raw: Mutex<*mut c_void>,
     destroy: Destroy,
     create_stream: CreateStream,
@@ -73,15 +73,15 @@ unsafe impl Send for Partition {}
 unsafe impl Sync for Partition {}
 
 impl Partition {
-    /// Creates a partition with exactly this many multiprocessors of a device whose primary context is
+    /// Creates a partition of exactly `count` multiprocessors. The primary context of the device must be
     /// retained.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if the driver cannot, or provides another number. It rounds up, on current
-    /// devices to multiples of eight.
+    /// Returns [`Error::Unsupported`] if the driver has no green contexts, or if it rounds `count` up.
+    /// Current devices round up to a multiple of eight.
     pub(super) fn new(functions: &Arc<Functions>, device: CUdevice, count: u32) -> Result<Self> {
         type Calls = (GetResource, Split, Describe, Create, Destroy, CreateStream);
-        // SAFETY: types as in `cuda.h`.
+        // SAFETY: the types are those of `cuda.h`.
         let (get, split, describe, create, destroy, create_stream): Calls = unsafe {
             (
                 newer(functions, "cuDeviceGetDevResource")?,
@@ -94,10 +94,10 @@ impl Partition {
         };
         let check = |call: &str, code: c_uint| functions.check(call, code);
         let (mut whole, mut part, mut rest) = (Resource::NONE, Resource::NONE, Resource::NONE);
-        // SAFETY: writes one resource.
+        // SAFETY: the call writes one resource.
         check("cuDeviceGetDevResource", unsafe { get(device, &mut whole, MULTIPROCESSORS) })?;
         let mut groups = 1;
-        // SAFETY: reads one resource, writes as many as `groups` says and one more.
+        // SAFETY: the call reads one resource. It writes `groups` resources and the rest.
         let code = unsafe { split(&mut part, &mut groups, &whole, &mut rest, 0, count) };
         check("cuDevSmResourceSplitByCount", code)?;
         if groups != 1 || part.multiprocessors != count {
@@ -106,18 +106,18 @@ impl Partition {
             return Err(Error::Unsupported { what });
         }
         let (mut description, mut raw) = (null_mut(), null_mut());
-        // SAFETY: reads one resource, writes one handle.
+        // SAFETY: the call reads one resource and writes one handle.
         check("cuDevResourceGenerateDesc", unsafe { describe(&mut description, &mut part, 1) })?;
-        // SAFETY: the description was made for this device; writes one handle.
+        // SAFETY: the description was made for this device. The call writes one handle.
         check("cuGreenCtxCreate", unsafe { create(&mut raw, description, device, DEFAULT_STREAM) })?;
         Ok(Self { functions: Arc::clone(functions), raw: Mutex::new(raw), destroy, create_stream })
     }
 
-    /// Creates a stream whose kernels run on this partition.
+    /// Creates a stream whose kernels run on the multiprocessors of this partition.
     pub(super) fn stream(&self, flags: c_uint) -> Result<CUstream> {
         let raw = self.raw.lock().unwrap_or_else(PoisonError::into_inner);
         let mut stream = null_mut();
-        // SAFETY: the green context lives; writes one handle.
+        // SAFETY: the green context is alive. The call writes one handle.
         let code = unsafe { (self.create_stream)(&mut stream, *raw, flags, 0) };
         self.functions.check("cuGreenCtxStreamCreate", code).map(|()| stream)
     }
@@ -126,12 +126,13 @@ impl Partition {
 impl Drop for Partition {
     fn drop(&mut self) {
         let raw = *self.raw.get_mut().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: made in `new` and owned alone; streams keep the context that contains it.
+        // SAFETY: the green context was made in `new`, and nothing else owns it. Streams keep the primary
+        // context alive, which contains the partition.
         report(self.functions.check("cuGreenCtxDestroy", unsafe { (self.destroy)(raw) }));
     }
 }
 
-/// Logs a failed release, which has no remedy.
+/// Logs a failed release. The program continues.
 pub(super) fn report(result: Result<()>) {
     if let Err(error) = result {
         tracing::debug!(%error, "cannot release an object of the driver");
@@ -143,8 +144,8 @@ pub(super) fn report(result: Result<()>) {
 mod tests {
     use super::*;
 
-    /// Stand-in for a driver of a device with 132 multiprocessors in groups of eight, with the layouts of
-    /// `cuda.h`.
+    /// C source of a stand-in driver for a device with 132 multiprocessors in groups of eight. Its structures
+    /// have the layouts of `cuda.h`.
     const GREEN: &str = r"
         struct resource { unsigned type; unsigned char padding[92]; unsigned count; unsigned char rest[44]; };
         int cuDeviceGetDevResource(int device, struct resource *whole, unsigned type) {
@@ -166,7 +167,7 @@ mod tests {
             *stream = green; return flags == 1 && priority == 0 ? 0 : 1;
         }";
 
-    /// Builds a driver library with all required names and the given C functions.
+    /// Builds a stand-in driver library with all required functions and the C code `more`.
     fn driver(folder: &std::path::Path, more: &str) -> Arc<Functions> {
         let plain: String = crate::api::functions::Table::NAMES
             .iter()

@@ -1,6 +1,6 @@
-//! Devices to test on, and the tests' kernel in their languages.
+//! Devices for the tests, and the test kernel in each language.
 //!
-//! Knows nothing about a machine's devices. Tests report which ones they lack.
+//! A test that finds no suitable device reports that it was skipped.
 
 #![allow(dead_code, unused_imports)] // each test binary uses its part
 
@@ -15,15 +15,15 @@ pub fn backend() -> CudaBackend {
     CudaBackend::new(CudaConfig { cache_folder: None, ..CudaConfig::default() })
 }
 
-/// Returns [`source`] for compute capability 9.0 and newer: allows the next launch to start, then waits for
-/// the previous one.
+/// Returns [`source`] for compute capability 9.0 and newer. The kernel allows the next launch to start, then
+/// waits for the previous kernel.
 pub fn overlapping() -> Arc<str> {
     let (first, wait) =
         ("\tld.param", "\tgriddepcontrol.launch_dependents;\n\tgriddepcontrol.wait;\n\tld.param");
     source().replace("sm_61", "sm_90").replacen(first, wait, 1).into()
 }
 
-/// Returns `SCALE` in CUDA C++.
+/// Returns the kernel `scale` in CUDA C++.
 pub fn cuda_source() -> Arc<str> {
     "extern \"C\" __global__ void scale(const unsigned *in, unsigned *out, unsigned factor, unsigned count) {
         unsigned at = blockIdx.x * blockDim.x + threadIdx.x;

@@ -11,7 +11,7 @@ use crate::ids::{BufferId, ModuleId, QueueKind, RegionId};
 use std::collections::HashMap;
 use std::fmt;
 
-/// Result of a check. The error states the rule with the offending values.
+/// Result of a check. The error text states the broken rule with the offending values.
 type Rule = Result<(), String>;
 
 /// A buffer or a region.
@@ -23,12 +23,12 @@ pub(super) struct Held {
 /// A module.
 pub(super) struct Loaded {
     entries: Vec<&'static EntryAbi>,
-    /// GEMM descriptions of the entries: one for each entry, or none at all.
+    /// One item for each entry if the module links to a product library, otherwise empty.
     gemms: Vec<Option<GemmEntry>>,
     pub(super) last_use: LastUse,
 }
 
-/// Things that commands can name.
+/// Resources of a device that commands can name.
 pub(super) struct Resources {
     caps: Caps,
     pub(super) buffers: HashMap<BufferId, Held>,
@@ -36,7 +36,7 @@ pub(super) struct Resources {
     pub(super) modules: HashMap<ModuleId, Loaded>,
 }
 
-/// A thing that a command names.
+/// A resource that a command names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Name {
     Buffer(BufferId),
@@ -54,7 +54,7 @@ impl fmt::Display for Name {
     }
 }
 
-/// Returns the things that commands name, without duplicates.
+/// Returns the resources that commands name, without duplicates.
 pub(super) fn names(commands: &[Command]) -> Vec<Name> {
     let mut names = Vec::new();
     commands.iter().for_each(|command| visit(command, |name| names.push(name)));
@@ -63,7 +63,7 @@ pub(super) fn names(commands: &[Command]) -> Vec<Name> {
     names
 }
 
-/// Calls `name` with each thing that a command names.
+/// Calls `name` with each resource that a command names.
 fn visit(command: &Command, mut name: impl FnMut(Name)) {
     match command {
         Command::Dispatch(dispatch) => {
@@ -132,7 +132,7 @@ impl Resources {
         self.modules.get(&id).ok_or_else(|| format!("{id} does not exist"))
     }
 
-    /// Records the use of the things that a submission's commands name.
+    /// Marks the resources that commands name as in use until the queue reaches `value`.
     pub(super) fn mark(&mut self, queue: QueueKind, value: u64, commands: &[Command]) {
         for command in commands {
             visit(command, |name| {
@@ -187,8 +187,8 @@ impl Resources {
         }
     }
 
-    /// Checks that a copy starts at a multiple of the device's alignment, and ends at one or at the end of
-    /// its buffer.
+    /// Checks that a copy starts at a multiple of the device's alignment. The copy must end at such a
+    /// multiple or at the end of its buffer.
     fn check_alignment(&self, range: &BufferRange) -> Rule {
         let alignment = self.caps.copy_alignment_bytes.max(1);
         let end = range.offset.saturating_add(range.bytes);
@@ -308,7 +308,8 @@ fn overlap(a: &BufferRange, b: &BufferRange) -> bool {
     a.buffer == b.buffer && a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes
 }
 
-/// Checks the byte ranges of a product. A library touches what the product needs, whatever the ABI states.
+/// Checks the byte ranges of a matrix product. A library accesses the whole matrices, even if the extents in
+/// the ABI are smaller.
 fn check_product(name: &str, gemm: &GemmEntry, dispatch: &Dispatch) -> Rule {
     let product = (gemm.product)(&dispatch.constants);
     if !product.is_sound() {
@@ -323,7 +324,8 @@ fn check_product(name: &str, gemm: &GemmEntry, dispatch: &Dispatch) -> Rule {
     Ok(())
 }
 
-/// Returns one item per entry, `Some` for products. Empty if the module links to no library.
+/// Returns one item for each entry: `Some` for a product, `None` for a kernel. Returns an empty list if the
+/// module links to no library.
 fn gemms(source: &ModuleSource) -> Vec<Option<GemmEntry>> {
     let gemm = |entry: &LinkedEntry| match entry {
         LinkedEntry::Gemm(gemm) => Some(*gemm),
@@ -335,7 +337,7 @@ fn gemms(source: &ModuleSource) -> Vec<Option<GemmEntry>> {
     }
 }
 
-/// Checks that a product reads x and W, and writes y.
+/// Checks that a product binds x and W for reading, and y for reading and writing.
 fn check_gemm(abi: &EntryAbi, gemm: &GemmEntry) -> Rule {
     let access = |at: usize| abi.bindings.get(at).copied();
     match gemm.bindings.map(access) {
@@ -344,7 +346,7 @@ fn check_gemm(abi: &EntryAbi, gemm: &GemmEntry) -> Rule {
     }
 }
 
-/// Checks that a module matches its entries and the device.
+/// Checks that the code of a module matches its entries and that the device accepts the module.
 fn check_module(module: &Module, caps: &Caps) -> error::Result<()> {
     let mut groups: Vec<[u32; 3]> = Vec::new();
     let (language, functions) = match &module.source {

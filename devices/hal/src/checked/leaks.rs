@@ -1,4 +1,4 @@
-//! Leak reports: things that a device's owner created and did not destroy.
+//! Leak reports: resources that a device's owner created and did not destroy.
 
 use super::Checked;
 use crate::error::Error;
@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Things that were not destroyed, ordered by ID.
+/// Resources that were not destroyed, in order of ID.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Leaks {
     /// Buffers.
@@ -42,7 +42,7 @@ impl fmt::Display for Leaks {
     }
 }
 
-/// Reports the leaks of a device after it is gone, to a caller that no longer owns it.
+/// Handle that reports the leaks of a device after the device was dropped.
 #[derive(Clone, Debug, Default)]
 pub struct LeakWatch(Arc<Mutex<Option<Leaks>>>);
 
@@ -54,8 +54,8 @@ impl LeakWatch {
 }
 
 impl Checked {
-    /// Returns the things not destroyed so far. Empty for a lost device, because the owner cannot destroy
-    /// anything there.
+    /// Returns the resources that have not been destroyed so far. Reports no leaks for a lost device, because
+    /// its owner cannot destroy any resource.
     pub fn leaks(&self) -> Leaks {
         if self.is_lost() {
             return Leaks::default();
@@ -73,7 +73,7 @@ impl Checked {
         self.watch.clone()
     }
 
-    /// Returns true if the device itself was lost, false if it only waited for a lost one.
+    /// Returns true if the device itself was lost. Returns false if it only waited for another lost device.
     fn is_lost(&self) -> bool {
         self.own.iter().any(|own| matches!(own.timeline.failure(), Some(Error::Lost { .. })))
     }

@@ -1,4 +1,4 @@
-//! Tests that every rule of [`Checked`] fires and that valid use passes, on a device that only records calls.
+//! Tests that [`Checked`] enforces every rule and accepts valid use. The device below it only records calls.
 
 use super::*;
 use crate::backend::{AdapterKind, HeapKind, MemorySource, PhysicalIdentity};
@@ -85,7 +85,8 @@ impl Device for Fake {
     }
 }
 
-/// Reads `constants[0]` words, writes as many, and may use four bytes of the third binding.
+/// A kernel that reads `constants[0]` words, writes the same number of words, and may access four bytes of
+/// the third binding.
 static SUM: EntryAbi = EntryAbi {
     name: "sum",
     bindings: &[Access::Read, Access::Write, Access::ReadWrite],
@@ -162,7 +163,7 @@ impl Bench {
         Bench { device, log }
     }
 
-    /// Submits, and signals the next value of the queue.
+    /// Submits work that signals the next value of the queue.
     fn submit(&mut self, queue: QueueKind, work: Work, waits: Vec<Point>) -> Result<()> {
         let own = &self.device.own[queue.index()];
         let signal = own.timeline.id().at(own.signalled + 1);
@@ -182,7 +183,7 @@ impl Bench {
         std::mem::take(&mut self.log.lock().unwrap())
     }
 
-    /// Asserts that the call was refused with all of these words and did not reach the backend.
+    /// Asserts that the error contains all of these words and that the call did not reach the backend.
     #[track_caller]
     fn refused(&self, result: Result<()>, words: &[&str]) {
         match result {
@@ -207,7 +208,7 @@ fn range(buffer: u32, offset: u64, bytes: u64) -> BufferRange {
     BufferRange { buffer: BufferId(buffer), offset, bytes }
 }
 
-/// A valid launch of `SUM` over 16 words.
+/// Returns a valid launch of `SUM` over 16 words.
 fn dispatch() -> Dispatch {
     let bind = |buffer, access| Binding { range: range(buffer, 64, 64), access };
     Dispatch {
@@ -272,7 +273,7 @@ fn modules_have_new_ids_and_code_for_each_entry() {
     b.refused(result, &["1 entries and 2 functions"]);
     let result = b.device.create_module(ModuleId(1), &module(1));
     b.passes(result, "create_module");
-    // Its adapter names no product library.
+    // The adapter has no product library.
     let product = |_: &[u32]| panic!("a refused entry's product was computed");
     let linked = LinkedEntry::Gemm(GemmEntry { bindings: [0, 0, 2], product });
     let source = ModuleSource::Linked { language: None, entries: vec![linked] };
@@ -338,8 +339,8 @@ fn a_device_reports_its_leaks() {
     assert_eq!(watch.leaks(), Some(Leaks::default()));
 }
 
-/// The owner cannot destroy anything on a lost device. It can on one that was closed or only waited for a
-/// lost one.
+/// Checks that only a lost device reports no leaks. A device that was closed, or that waited for a lost
+/// device, still reports leaks.
 #[test]
 fn a_lost_device_has_no_leaks() {
     let lost = Error::Lost { cause: "unplugged".into() };
@@ -497,7 +498,7 @@ fn bindings_hold_at_least_their_extent_and_at_most_the_limit() {
     }
 }
 
-/// Like `SUM`, with all bindings read.
+/// A kernel that reads both of its bindings.
 static READS: EntryAbi =
     EntryAbi { name: "reads", bindings: &[Access::Read, Access::Read], constants: 0, extents: |_, _| {} };
 
@@ -527,7 +528,7 @@ fn bindings_that_are_only_read_may_overlap() {
     b.passes(result, "submit");
 }
 
-/// A product of `constants[0]` rows. The ABI alone requires no bytes.
+/// A product of `constants[0]` rows. Its ABI requires no bytes.
 static PRODUCT: EntryAbi = EntryAbi {
     name: "product",
     bindings: &[Access::Read, Access::Read, Access::ReadWrite],
@@ -557,7 +558,7 @@ fn products_touch_nothing_beyond_their_bindings() {
     b.refused(result, &["product: a product whose bindings are"]);
     let result = b.device.create_module(ModuleId(1), &product([0, 1, 2]));
     b.passes(result, "create_module");
-    // Two rows: 32 bytes of x, 64 of W and 32 of y.
+    // Two rows need 32 bytes of x, 64 bytes of W and 32 bytes of y.
     let launch = |rows, groups, bytes: [u64; 3]| {
         changed(|d| {
             (d.module, d.constants, d.grid) = (ModuleId(1), vec![rows], [groups, 1, 1]);
@@ -571,7 +572,7 @@ fn products_touch_nothing_beyond_their_bindings() {
         (2, 1, [32, 63, 32], Some("product, binding 1")),
         (2, 1, [32, 64, 31], Some("product, binding 2")),
         (0, 1, [32, 64, 32], Some("product: no library computes")),
-        // An empty grid touches nothing.
+        // A dispatch with an empty grid accesses no bytes.
         (0, 0, [32, 64, 32], None),
     ] {
         let result = b.run(QueueKind::Compute, launch(rows, groups, bytes));

@@ -1,10 +1,10 @@
-//! Common device: resolves IDs to memory, kernels and scripts, and points to waits; passes scripts to its
-//! queues.
+//! The common device. Resolves IDs to memory, kernels and scripts, resolves points to waits, and passes
+//! scripts to its queues.
 //!
-//! Calls are expected to come through [`Checked`](crate::Checked). A device checks again that an ID is known
-//! and that a range lies in its buffer or region, so that an invalid call cannot touch foreign memory.
+//! Callers use the device through [`Checked`](crate::Checked). The device checks again that an ID is known
+//! and that a range lies inside its buffer or region. An invalid call therefore cannot access other memory.
 //!
-//! Does not know how a queue or a driver works.
+//! This module does not know how a queue or a driver works.
 
 use super::memory::DeviceMemory;
 use super::{Driver, HostSpan, Launch, Registered, Script, Span, Step};
@@ -21,7 +21,7 @@ use std::mem::{ManuallyDrop, take};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Time that closing a device waits for the driver. Longer than any submission takes.
+/// Time limit for outstanding work when a device closes. It is longer than any submission takes.
 const CLOSING_LIMIT: Duration = Duration::from_secs(60);
 
 /// An opened device over a driver.
@@ -32,7 +32,8 @@ pub struct DriverDevice<D: Driver> {
     modules: HashMap<ModuleId, Vec<(&'static EntryAbi, D::Entry)>>,
     imported: HashMap<TimelineId, Arc<Timeline>>,
     common: Arc<Common>,
-    /// Dropping it waits for the driver, so it is dropped before everything that the driver uses.
+    /// Submitter with the queues. It is declared before the resources that its queues use, so that it is
+    /// dropped first.
     submitter: Submitter<D::Queue>,
     pub(super) buffers: HashMap<BufferId, Arc<D::Buffer>>,
     regions: HashMap<RegionId, Arc<Registered<D::Region>>>,
@@ -42,10 +43,11 @@ pub struct DriverDevice<D: Driver> {
 }
 
 impl<D: Driver> DriverDevice<D> {
-    /// Creates a device over a driver that has opened this adapter, with its queues by [`QueueKind::index`].
+    /// Creates a device over a driver that has opened this adapter. `queues` are in the order of
+    /// [`QueueKind::ALL`].
     ///
     /// # Errors
-    /// If the system cannot start another thread.
+    /// Returns an error if the system cannot start another thread.
     pub fn open(
         common: Arc<Common>,
         adapter: Adapter,
@@ -88,12 +90,12 @@ impl<D: Driver> DriverDevice<D> {
         })
     }
 
-    /// The driver.
+    /// Returns the driver.
     pub fn driver(&self) -> &Arc<D> {
         &self.driver
     }
 
-    /// State that the queues share.
+    /// Returns the state that the queues share.
     pub fn common(&self) -> &Arc<Common> {
         &self.common
     }
@@ -101,7 +103,7 @@ impl<D: Driver> DriverDevice<D> {
     /// Fails if the device is unusable.
     ///
     /// # Errors
-    /// If the device is lost or the driver raised an objection.
+    /// Returns an error if the device is lost or the driver has raised an error.
     fn check(&self) -> Result<()> {
         self.common.check()?;
         self.driver.check()
@@ -129,7 +131,7 @@ impl<D: Driver> DriverDevice<D> {
         Script::new(self.driver.as_ref(), steps, program).map(Arc::new)
     }
 
-    /// Resolves a command. Returns `None` for one that does nothing.
+    /// Resolves a command to a step. Returns `None` for a dispatch with an empty grid.
     fn step(&self, command: Command) -> Result<Option<Step<D>>> {
         Ok(Some(match command {
             Command::Dispatch(dispatch) if dispatch.grid.contains(&0) => return Ok(None),
@@ -151,7 +153,7 @@ impl<D: Driver> DriverDevice<D> {
         let Dispatch { module, entry, bindings, constants, grid } = dispatch;
         let entries = self.modules.get(&module).ok_or_else(|| unknown(module))?;
         let (abi, entry) = entries.get(entry as usize).ok_or_else(|| unknown(format!("entry {entry}")))?;
-        // Drivers read one argument for each parameter of the function.
+        // Drivers read as many arguments as the function has parameters.
         if (bindings.len(), constants.len()) != (abi.bindings.len(), abi.constants) {
             return Err(Error::invalid(format!("arguments do not match the parameters of {}", abi.name)));
         }
@@ -164,7 +166,8 @@ impl<D: Driver> DriverDevice<D> {
         Ok(Launch { code, spans, abi })
     }
 
-    /// Returns the wait for a point, or `None` for a point of the same queue, which executes in order.
+    /// Returns the wait for a point. Returns `None` for a point of the same queue, because a queue executes
+    /// in order.
     fn wait(&self, queue: QueueKind, point: Point) -> Result<Option<Wait>> {
         let Point { timeline: TimelineId { device, queue: other }, value } = point;
         let timeline = match device == self.id {
@@ -187,8 +190,8 @@ impl<D: Driver> DriverDevice<D> {
         self.submitter.submit(queue, Task { script, waits: waits.collect::<Result<_>>()?, signal })
     }
 
-    /// Waits for the driver's outstanding work. If the driver does not finish in time, leaks it with
-    /// everything that its threads may still use.
+    /// Waits for outstanding work. If the driver does not finish before the deadline, leaks the driver and
+    /// the resources that its threads may still use.
     pub(super) fn close(&mut self, deadline: Instant) {
         if std::mem::replace(&mut self.closed, true) {
             return;
@@ -270,7 +273,7 @@ impl<D: Driver> Device for DriverDevice<D> {
 
     fn destroy_buffer(&mut self, id: BufferId) -> Result<()> {
         let buffer = self.buffers.remove(&id).ok_or_else(|| unknown(id))?;
-        // Programs that name it cannot be submitted again, but would keep its memory.
+        // Programs that use the buffer cannot be submitted again, but would keep its memory alive.
         self.forget_programs(|_, script| script.uses_buffer(&buffer));
         self.memory.release(buffer);
         Ok(())
@@ -283,7 +286,7 @@ impl<D: Driver> Device for DriverDevice<D> {
         Ok(())
     }
 
-    /// Programs keep the kernels that they launch.
+    /// Unloads a module. Recorded programs keep the kernels that they launch.
     fn destroy_module(&mut self, id: ModuleId) -> Result<()> {
         self.modules.remove(&id).map(drop).ok_or_else(|| unknown(id))
     }
@@ -309,7 +312,8 @@ impl<D: Driver> Device for DriverDevice<D> {
         Ok(())
     }
 
-    /// Succeeds also for a program that was dropped with one of its buffers or regions.
+    /// Destroys a program. Succeeds even if the program was already dropped with one of its buffers or
+    /// regions.
     fn destroy_program(&mut self, id: ProgramId) -> Result<()> {
         self.forget_programs(|known, _| *known == id);
         Ok(())

@@ -1,6 +1,6 @@
 //! Buffers of a device: a pool of allocations within the user's limit.
 //!
-//! Knows nothing about commands.
+//! This module knows nothing about commands.
 
 use super::{Allocation, Driver};
 use crate::backend::{Limits, Memory, Timing};
@@ -10,10 +10,10 @@ use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
 pub(super) struct DeviceMemory<D: Driver> {
-    // Declared before the driver, so that cached allocations are dropped first.
+    // The pool is declared before `driver`, so that cached allocations are dropped first.
     pool: Pool<D::Buffer>,
     driver: Arc<D>,
-    /// Most bytes that all buffers may take together.
+    /// Maximum total size of all buffers in bytes.
     limit_bytes: u64,
 }
 
@@ -23,7 +23,8 @@ impl<D: Driver> DeviceMemory<D> {
         Ok(Self { pool: Pool::new(limits.pool.clone(), limit_bytes, largest_bytes), driver, limit_bytes })
     }
 
-    /// Returns the current heap within the limit. Cached allocations count as free.
+    /// Returns the current size and free bytes of the heap within the limit. Cached allocations count as
+    /// free.
     pub(super) fn heap(&self) -> Result<Memory> {
         let heap = self.driver.heap()?;
         let cached = self.pool.stats().cached_bytes;
@@ -50,7 +51,8 @@ impl<D: Driver> DeviceMemory<D> {
         let allocated = self.pool.acquire(bytes, Timing::now_ns(), |size| driver.allocate(size));
         allocated.map(Arc::new).map_err(|error| match error {
             Error::OutOfMemory { free: None, .. } => {
-                // With more than `bytes` bytes free, the failure may come from fragmentation.
+                // Fragmentation may cause a failure although enough bytes are free. The error then omits
+                // `free`.
                 let free = self.heap().ok().and_then(|heap| heap.free_bytes).filter(|&free| free < bytes);
                 Error::OutOfMemory { wanted: bytes, free }
             }

@@ -1,7 +1,7 @@
 //! Commands with IDs resolved to memory and kernels.
 //!
-//! A script is created when a program is recorded or commands are submitted. It is immutable and keeps
-//! everything that it names alive. Knows nothing about waits or points.
+//! A script is created when a program is recorded or commands are submitted. It is immutable, and keeps its
+//! buffers, regions and kernels alive. This module knows nothing about waits or points.
 
 use super::{Allocation, Driver};
 use crate::command::EntryAbi;
@@ -32,22 +32,22 @@ impl<B: Allocation> Span<B> {
         fits.then(|| Self { buffer: Arc::clone(buffer), offset, bytes })
     }
 
-    /// The buffer.
+    /// Returns the buffer.
     pub fn buffer(&self) -> &Arc<B> {
         &self.buffer
     }
 
-    /// Offset of the first byte in the buffer.
+    /// Returns the offset of the first byte in the buffer.
     pub fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// Number of bytes.
+    /// Returns the number of bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Returns the part from `offset` on, at most `most` bytes.
+    /// Returns the part of the span that starts at `offset`, with at most `most` bytes.
     pub fn part(&self, offset: u64, most: u64) -> Self {
         let offset = offset.min(self.bytes);
         let bytes = most.min(self.bytes - offset);
@@ -62,7 +62,7 @@ impl<B: Allocation> Span<B> {
 /// A registered region.
 #[derive(Debug)]
 pub struct Registered<R> {
-    /// Driver state of the region. Dropped before the region.
+    /// Driver state of the region. It is dropped before the region.
     pub hold: R,
     /// The region.
     pub region: Arc<HostRegion>,
@@ -95,17 +95,17 @@ impl<R> HostSpan<R> {
         &self.registered
     }
 
-    /// Range of its bytes in the region.
+    /// Returns the range of bytes in the region.
     pub fn range(&self) -> &Range<usize> {
         &self.range
     }
 
-    /// Pointer to the first byte.
+    /// Returns a pointer to the first byte.
     pub fn pointer(&self) -> *mut u8 {
         self.registered.region.as_ptr().wrapping_add(self.range.start)
     }
 
-    /// Returns the part from `offset` on, at most `most` bytes.
+    /// Returns the part of the span that starts at `offset`, with at most `most` bytes.
     pub fn part(&self, offset: u64, most: u64) -> Self {
         let start = self.range.start + (offset as usize).min(self.range.len());
         let bytes = (self.range.end - start).min(usize::try_from(most).unwrap_or(usize::MAX));
@@ -119,7 +119,7 @@ impl<R> HostSpan<R> {
 
 /// A launch of a kernel.
 pub struct Launch<D: Driver> {
-    /// Driver state of the launch. Dropped before the spans that it uses.
+    /// Driver state of the launch. It is dropped before the spans.
     pub code: D::Launch,
     /// Bindings in the ABI's order.
     pub spans: Vec<Span<D::Buffer>>,
@@ -127,7 +127,8 @@ pub struct Launch<D: Driver> {
     pub abi: &'static EntryAbi,
 }
 
-/// Splits a grid into parts of at most `most` groups along each axis. Yields their first groups and sizes.
+/// Splits a grid into parts of at most `most` groups along each axis. Yields the first group and the size of
+/// each part.
 pub fn grid_parts(grid: [u32; 3], most: [u32; 3]) -> impl Iterator<Item = ([u32; 3], [u32; 3])> {
     let [x, y, z] = [0, 1, 2].map(|axis| {
         let (all, most) = (grid[axis], most[axis].max(1));
@@ -138,32 +139,32 @@ pub fn grid_parts(grid: [u32; 3], most: [u32; 3]) -> impl Iterator<Item = ([u32;
     })
 }
 
-/// A command, ready for the driver. Source and destination of a copy have equal lengths.
+/// A command with resolved arguments. Source and destination of a copy have equal lengths.
 pub enum Step<D: Driver> {
-    /// Launch a kernel over a non-empty grid.
+    /// A kernel launch over a non-empty grid.
     Launch(Launch<D>),
-    /// Copy between buffers.
+    /// A copy between buffers.
     Copy {
         /// Source.
         from: Span<D::Buffer>,
         /// Destination.
         to: Span<D::Buffer>,
     },
-    /// Fill with a word.
+    /// A fill with a 32-bit word.
     Fill {
         /// Destination.
         to: Span<D::Buffer>,
         /// The word.
         word: u32,
     },
-    /// Copy from a host region.
+    /// A copy from a host region.
     Upload {
         /// Source.
         from: HostSpan<D::Region>,
         /// Destination.
         to: Span<D::Buffer>,
     },
-    /// Copy into a host region.
+    /// A copy into a host region.
     Download {
         /// Source.
         from: Span<D::Buffer>,
@@ -173,7 +174,7 @@ pub enum Step<D: Driver> {
 }
 
 impl<D: Driver> Step<D> {
-    /// Returns its use of a host region, if any.
+    /// Returns the range of a host region that the step uses, if any.
     fn claim(&self) -> Option<Claim> {
         match self {
             Step::Upload { from, .. } => Some(from.claim(false)),
@@ -182,7 +183,8 @@ impl<D: Driver> Step<D> {
         }
     }
 
-    /// Returns source, destination and length if the host can do the copy itself.
+    /// Returns the source, destination and length of a copy that the host can perform. Returns `None` for
+    /// other steps.
     fn host_copy(&self) -> Option<(*const u8, *mut u8, usize)> {
         match self {
             Step::Upload { from, to } => {
@@ -207,7 +209,7 @@ impl<D: Driver> Step<D> {
     }
 }
 
-/// Steps that take effect in order.
+/// Steps that take effect in order, with the driver's state for them.
 pub struct Script<D: Driver> {
     recording: D::Recording,
     steps: Vec<Step<D>>,
@@ -218,18 +220,18 @@ impl<D: Driver> Script<D> {
     /// Prepares steps for the queues.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// Returns an error if a driver call fails.
     pub(super) fn new(driver: &D, steps: Vec<Step<D>>, program: bool) -> Result<Self> {
         let claims = Claims::new(steps.iter().filter_map(Step::claim).collect());
         Ok(Self { recording: driver.prepare(&steps, program)?, steps, claims })
     }
 
-    /// Driver state of the script.
+    /// Returns the driver state of the script.
     pub fn recording(&self) -> &D::Recording {
         &self.recording
     }
 
-    /// The steps.
+    /// Returns the steps.
     pub fn steps(&self) -> &[Step<D>] {
         &self.steps
     }
@@ -242,15 +244,15 @@ impl<D: Driver> Script<D> {
         self.claims.uses(region)
     }
 
-    /// Leases the host region ranges that it uses.
+    /// Leases the ranges of host regions that the script uses.
     ///
     /// # Errors
-    /// If another lease overlaps it.
+    /// Returns an error if another lease conflicts with one of the ranges.
     pub(crate) fn reserve(&self) -> Result<Vec<Reservation>> {
         self.claims.reserve()
     }
 
-    /// Returns the number of bytes that it copies, if it consists of copies that the host can do.
+    /// Returns the number of bytes to copy if the host can perform all steps. Returns `None` otherwise.
     pub(crate) fn host_bytes(&self) -> Option<usize> {
         self.steps.iter().try_fold(0usize, |sum, step| sum.checked_add(step.host_copy()?.2))
     }
@@ -258,13 +260,13 @@ impl<D: Driver> Script<D> {
     /// Executes the copies on the host.
     ///
     /// # Errors
-    /// If another lease overlaps the bytes of a host region.
+    /// Returns an error if another lease conflicts with a range of a host region.
     pub(crate) fn run_on_host(&self) -> Result<()> {
         let _reserved = self.claims.reserve()?;
         for (from, to, bytes) in self.steps.iter().filter_map(Step::host_copy) {
-            // SAFETY: both ends are inside live memory and equally long; a region's memory is never a
-            // buffer's. The region is reserved; the caller promises with each submission that nothing else
-            // touches the buffer meanwhile.
+            // SAFETY: source and destination are inside live memory and equally long. The memory of a region
+            // never belongs to a buffer, so they do not overlap. The range of the region is leased. The
+            // caller guarantees for each submission that nothing else accesses the buffer during the copy.
             unsafe { std::ptr::copy_nonoverlapping(from, to, bytes) }
         }
         Ok(())

@@ -1,5 +1,5 @@
-//! Tests of the device over a driver that uses host memory. The stream crate tests it with queues that
-//! overlap.
+//! Tests of [`DriverDevice`] over a driver that uses host memory. `ragtag-stream` tests the device with
+//! concurrent queues.
 
 use super::*;
 use crate::backend::{
@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 const LIMIT: Duration = Duration::from_secs(30);
 const TOTAL_BYTES: u64 = 1 << 20;
 
-/// Host memory that counts itself.
+/// Simulated memory that returns its bytes to the driver's counter on drop.
 struct Block {
     bytes: u64,
     free_bytes: Arc<AtomicU64>,
@@ -86,7 +86,8 @@ impl Driver for Fake {
     }
 }
 
-/// A queue whose submissions end when the test sends a word for each, or drops the sender.
+/// A queue with a channel. Each message from the test ends one submission. Dropping the sender ends all
+/// submissions.
 struct FakeQueue {
     held: Option<Receiver<()>>,
     pending: AtomicU64,
@@ -196,7 +197,7 @@ fn closing_waits_for_work_and_frees_everything() {
     assert_eq!(free.load(Ordering::Relaxed), TOTAL_BYTES);
 }
 
-/// A driver that hangs costs only its memory and its threads.
+/// Checks that closing a device gives up on a driver that hangs, and leaks only its memory and threads.
 #[test]
 fn a_driver_that_never_finishes_is_left_behind() {
     let mut bench = Bench::new(true);
@@ -215,7 +216,7 @@ fn a_driver_that_never_finishes_is_left_behind() {
     assert!(matches!(failure.root(), Error::Closed { .. }), "{failure:?}");
     let taken = 4096 + class_bytes(256);
     assert_eq!(free_bytes.load(Ordering::Relaxed), TOTAL_BYTES - taken, "the driver may still use it");
-    // The driver finishes after all: the thread drops only the script.
+    // If the driver finishes later, its thread drops only the script.
     let scripts = Arc::strong_count(&buffer);
     release.send(()).unwrap();
     let end = Instant::now() + LIMIT;
@@ -227,7 +228,8 @@ fn a_driver_that_never_finishes_is_left_behind() {
     assert!(Arc::strong_count(&driver) > 1, "the driver stays");
 }
 
-/// Releasing programs does not wait for a busy queue. Their memory is freed when the queue finishes.
+/// Checks that releasing programs does not wait for a busy queue. Their memory is freed when the queue
+/// finishes.
 #[test]
 fn a_hanging_queue_does_not_block_a_release() {
     let mut bench = Bench::new(true);

@@ -1,7 +1,7 @@
 //! Mirrored timelines that report a device's progress late. A thread follows the device's own timelines and
-//! advances these.
+//! advances the mirrored timelines.
 //!
-//! Knows nothing about the submitted work, only which points pass and when.
+//! This module knows the points of submissions, but nothing about their work.
 
 use crate::backend::Device;
 use crate::error::{Error, Result};
@@ -16,15 +16,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Index of the throttled link, after those of the queues.
+/// Index of the timeline of the throttled link. Indices 0 to 2 are the queues.
 const LINK: usize = 3;
 
-/// Next event of a mirrored timeline.
+/// Pending event of a mirrored timeline.
 #[derive(Debug)]
 pub(super) enum News {
-    /// The work is done up to this value. The mirror reports it late.
+    /// All work up to this value is done. The mirror reports the value late.
     Done {
-        /// Value that passes.
+        /// Value to report.
         value: u64,
         /// Delay of the report.
         due: Due,
@@ -33,18 +33,19 @@ pub(super) enum News {
     Loss,
 }
 
-/// Time at which finished work is reported.
+/// Time at which the mirror reports finished work.
 #[derive(Debug)]
 pub(super) enum Due {
-    /// This long after its end.
+    /// This delay after the end of the work.
     After(Duration),
-    /// After the queue has rested from it. The work starts when these points have passed.
+    /// End of the rest that the duty cycle requires. The work starts at the given time, or when all of these
+    /// points have passed.
     Rested(Option<Instant>, Vec<(Arc<Timeline>, u64)>),
-    /// After the link has carried these bytes.
+    /// Time at which the link has carried this number of bytes.
     Carried(u64),
 }
 
-/// Known times of a queue's first pending event.
+/// Known times of the first pending event of a timeline.
 #[derive(Default)]
 struct First {
     begun: Option<Instant>,
@@ -52,20 +53,20 @@ struct First {
     due: Option<Instant>,
 }
 
-/// State shared by the thread and the device.
+/// State that the thread and the device share.
 struct Shared {
     device: DeviceId,
-    /// The device's own timelines. The link uses that of the downloads.
+    /// The device's own timelines. The link follows the timeline of the download queue.
     real: [Arc<Timeline>; 4],
-    /// Timelines that callers see in their place.
+    /// Mirrored timelines, which callers see in place of the device's own timelines.
     visible: [Arc<Timeline>; 4],
-    /// Mirrors of the queues again, under another device's ID. The device itself waits for these as for
-    /// foreign timelines.
+    /// Second mirrors of the queues, under another device ID. The device imports them, and its own
+    /// submissions wait for them.
     inward: [Arc<Timeline>; 3],
-    /// Indices of the timelines that are mirrored.
+    /// Indices of the mirrored timelines.
     places: Range<usize>,
-    /// Held while a loss is reported, so that timelines and calls report it together. Subscribers of
-    /// timelines make no device calls meanwhile.
+    /// Lock for the report of a loss. It prevents calls from reporting the loss before all timelines have
+    /// failed. Subscribers of timelines must not call the device.
     reporting: Mutex<()>,
     news: Mutex<[VecDeque<News>; 4]>,
     closing: AtomicBool,
@@ -78,17 +79,17 @@ pub(super) struct Mirror {
     thread: Option<JoinHandle<()>>,
 }
 
-/// Returns a device ID used by no device numbered from 0 and by no other mirror.
+/// Returns a device ID of at least 0x8000 that no other mirror uses. Opened devices are numbered from 0.
 fn foreign_id() -> DeviceId {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     DeviceId(NEXT.fetch_add(1, Ordering::Relaxed) | 0x8000)
 }
 
 impl Mirror {
-    /// Mirrors a device without submissions: its queues, the throttled link, or both.
+    /// Mirrors the queues of a device, the throttled link, or both. The device must not have submissions yet.
     ///
     /// # Errors
-    /// If the device cannot import the mirrors, or the system cannot start the thread.
+    /// Returns an error if the device cannot import the mirrors, or the system cannot start the thread.
     pub(super) fn new(device: &mut dyn Device, queues: bool, throttle: Throttle) -> Result<Self> {
         let id = device.id();
         let end = if throttle.link_bytes_per_s.is_some() { LINK + 1 } else { LINK };
@@ -116,7 +117,7 @@ impl Mirror {
         });
     }
 
-    /// Returns true if it mirrors the queues and not only the link.
+    /// Returns true if the queues are mirrored. Returns false if only the link is mirrored.
     pub(super) fn has_queues(&self) -> bool {
         self.shared.places.start == 0
     }
@@ -136,7 +137,7 @@ impl Mirror {
         Arc::clone(&self.shared.visible[queue.index()])
     }
 
-    /// Returns the error with which the device was lost, if it is known.
+    /// Returns the error with which the device was lost, if any.
     pub(super) fn loss(&self) -> Option<Error> {
         self.shared.loss()
     }
@@ -165,7 +166,7 @@ impl Drop for Mirror {
         self.shared.closing.store(true, Ordering::Release);
         let _ = self.wake.try_send(());
         if let Some(thread) = self.thread.take() {
-            // The thread calls nothing that panics.
+            // The result is ignored, because the thread does not panic.
             let _ = thread.join();
         }
     }
@@ -200,13 +201,13 @@ impl Shared {
         self.reporting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the loss that calls report.
+    /// Returns the loss that device calls report, if any.
     fn loss(&self) -> Option<Error> {
         let _guard = self.reporting();
         self.inward[0].failure().filter(|error| matches!(error, Error::Lost { .. }))
     }
 
-    /// Runs the thread: sleeps until an event is due or the device's timelines move.
+    /// Runs the thread, which sleeps until an event is due or a timeline of the device changes.
     fn serve(&self, reminders: &Receiver<()>, mut pace: Pace) {
         let mut firsts: [First; 4] = Default::default();
         while !self.closing.load(Ordering::Acquire) {
@@ -223,7 +224,7 @@ impl Shared {
         self.fail_all(&Error::Closed { cause: "the device was closed".into() });
     }
 
-    /// Reports due events of a timeline. Returns when the next event is due, if known.
+    /// Reports the due events of a timeline. Returns the time at which the next event is due, if known.
     fn report(&self, place: usize, first: &mut First, pace: &mut Pace) -> Option<Instant> {
         loop {
             let mut news = self.news();
@@ -239,7 +240,8 @@ impl Shared {
                 first.begun = first.begun.or(*begun).or_else(begins);
             }
             let failure = self.real[place].failure();
-            // Read after the failure: a value that passed before it has passed.
+            // The value is read after the failure, so that a point that passed before the failure counts as
+            // passed.
             if self.real[place].value() < value {
                 drop(news);
                 if let Some(error) = failure {
@@ -277,15 +279,15 @@ impl Shared {
     }
 
     fn fail_all(&self, error: &Error) {
-        // A caller that learns of a loss from a call fails the visible timelines itself, so the loss must be
-        // recorded first. A subscriber that learns of it from a timeline must get the same error from its
-        // next call.
+        // The visible timelines fail first, because a caller whose call reports the loss fails them itself.
+        // The lock delays calls until all timelines have failed, so that the next call of a subscriber
+        // reports the same error.
         let _reporting = self.reporting();
         self.visible[self.places.clone()].iter().for_each(|timeline| timeline.fail(error.clone()));
         self.places.clone().for_each(|place| self.fail(place, error));
     }
 
-    /// Renames mirrored points in an error to the names that callers know.
+    /// Replaces the device ID of the second mirrors in an error by the device's own ID.
     fn with_public_names(&self, error: Error) -> Error {
         match error {
             Error::Poisoned { mut point, cause } => {
@@ -314,7 +316,7 @@ mod tests {
         Error::Lost { cause: "unplugged".into() }
     }
 
-    /// Calls after any timeline has reported a loss report it too.
+    /// Checks that a call reports a loss if any timeline has reported it before.
     #[test]
     fn calls_report_a_loss_after_any_timeline_has() {
         let shared = shared();
@@ -325,7 +327,7 @@ mod tests {
                 if progress.failure.is_some() {
                     let (theirs, sender) = (Arc::clone(&theirs), sender.clone());
                     std::thread::spawn(move || sender.send(theirs.loss()));
-                    // Long enough for a call that does not wait until all timelines have failed.
+                    // A call that does not wait for all timelines to fail would return within this time.
                     std::thread::sleep(Duration::from_millis(20));
                 }
             });

@@ -1,6 +1,6 @@
-//! Use of host regions by a script.
+//! Ranges of host regions that a script uses.
 //!
-//! Knows nothing about commands.
+//! This module knows nothing about commands.
 
 use crate::error::Result;
 use crate::region::{HostRegion, Reservation};
@@ -18,12 +18,13 @@ pub struct Claim {
     pub writes: bool,
 }
 
-/// All uses of host regions by a script.
+/// All ranges of host regions that a script uses.
 #[derive(Debug, Default)]
 pub struct Claims(Vec<Claim>);
 
 impl Claims {
-    /// Merges overlapping claims. Within a script the order of its steps suffices.
+    /// Merges overlapping claims of a script. The steps of a script run in order, so they need no leases
+    /// against each other.
     pub fn new(mut claims: Vec<Claim>) -> Self {
         claims.sort_by_key(|claim| (Arc::as_ptr(&claim.region) as usize, claim.range.start));
         let mut joined: Vec<Claim> = Vec::new();
@@ -44,7 +45,7 @@ impl Claims {
     /// Leases all ranges.
     ///
     /// # Errors
-    /// If another lease conflicts with one of them.
+    /// Returns an error if another lease conflicts with one of the ranges.
     pub fn reserve(&self) -> Result<Vec<Reservation>> {
         self.0.iter().map(|claim| claim.region.reserve(claim.range.clone(), claim.writes)).collect()
     }

@@ -1,7 +1,7 @@
-//! Offset between a device's clock and the host's.
+//! Offset between a device's clock and the host's clock.
 //!
-//! A command has ended by the time the host learns of it, so the smallest observed difference is the best
-//! estimate. Knows nothing about commands, and reads no clock.
+//! The host observes the end of a command with a delay. The smallest observed difference is therefore the
+//! best estimate of the offset. This module knows nothing about commands, and reads no clock.
 
 /// Reciprocal of the assumed clock drift: 1 part in 10,000.
 const DRIFT: u64 = 10_000;
@@ -16,8 +16,9 @@ pub struct Difference {
 }
 
 impl Difference {
-    /// Updates the offset with a command that ended at device time `end_ns` and whose end the host observes
-    /// now. Keeps the smallest difference, with an allowance for drift since then.
+    /// Updates the offset with a command that ended at device time `end_ns`. The host observed the end at
+    /// host time `now_ns`. Keeps the smallest difference, with an allowance for clock drift since the
+    /// measurement of that difference.
     pub fn heard(known: Option<Self>, end_ns: u64, now_ns: u64) -> Self {
         let seen = (now_ns as i64).wrapping_sub(end_ns as i64);
         let ns = known.map_or(seen, |known| {
@@ -27,7 +28,7 @@ impl Difference {
         Self { ns, at_ns: now_ns }
     }
 
-    /// Converts the device times of a past start and end to host times.
+    /// Converts the start and end of a finished command from device time to host time.
     pub fn host(self, start_ns: u64, end_ns: u64, now_ns: u64) -> (u64, u64) {
         let host = |device_ns: u64| u64::try_from((device_ns as i64).wrapping_add(self.ns)).unwrap_or(0);
         let end_ns = host(end_ns).min(now_ns);

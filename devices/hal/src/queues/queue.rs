@@ -1,18 +1,17 @@
 //! One in-order driver queue with its outstanding work, and the completion thread that advances its timeline.
 //!
-//! The completion thread handles submissions in order. It sleeps until the points of other queues that a
-//! submission waits for have passed, because some drivers spin on waits. Only then does it wait for the
-//! submission's last event. Around the expected times of both it spins ([`Anticipation`]).
+//! The completion thread handles submissions in order. For each submission, it first waits for the points of
+//! other queues, because some drivers spin during such waits. Then it waits for the submission's last event.
+//! The thread sleeps, but spins around the expected times of the points and events ([`Anticipation`]).
 //!
-//! # What a submission holds
-//! Points order all work; leases of host regions verify that order. A submission that can start when it is
-//! enqueued takes its leases first, and is refused if one conflicts. Any other takes its leases when the
-//! points that it waits for have passed, as seen by the completion thread. From then until its own point
-//! passes, no other user may touch those bytes. A lease that is refused at that time is a mistake of its
-//! holder and fails the timeline. Regions stay alive until the driver is done with them, even on a timeline
-//! that failed long ago.
+//! # Leases of a submission
+//! Points order all work, and leases of host regions verify this order. A submission that can start at once
+//! takes its leases before it is enqueued. It is rejected if a lease conflicts. For any other submission, the
+//! completion thread takes the leases when the points that the submission waits for have passed. The leases
+//! last until the submission's own point passes. A conflict at this stage is an error of the caller and fails
+//! the timeline. Regions stay alive until the driver has finished with them, even if the timeline has failed.
 //!
-//! Knows only scripts; nothing about buffers, kernels or other devices.
+//! This module knows scripts, but no buffers, kernels or other devices.
 
 use super::thread::Thread;
 use crate::adaptive_wait::{Anticipation, Outcome, Turn};
@@ -28,16 +27,17 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Most bytes that are copied on the submitting thread.
+/// Maximum number of bytes that the submitting thread copies itself.
 const INLINE_BYTES: usize = 64 << 10;
-/// Most timings kept until they are taken.
+/// Maximum number of timings that are stored until the caller takes them.
 const MAX_TIMINGS: usize = 1 << 16;
-/// Time that a thread spins before it parks on machines with spare cores. Small copies take no longer.
+/// Time for which a thread spins before it parks, on machines with spare cores. Small copies end within this
+/// time.
 pub(super) const LINGER: Duration = Duration::from_micros(40);
-/// Spin time of a thread that executes the work itself. The next step of a decode is often this close.
+/// Spin time of a thread that executes the work itself. The next decode step often arrives within this time.
 const BRIEF: Duration = Duration::from_micros(5);
-/// Longest sleep while the driver is expected to take longer. The driver does not wake the thread, and an
-/// early end must not be noticed late.
+/// Maximum sleep between polls of the driver. The driver does not wake the thread, so a longer sleep could
+/// notice an early end too late.
 const NAP: Duration = Duration::from_micros(100);
 
 /// Interval at which a thread that waits for another device checks whether its own device is closing.
@@ -48,34 +48,34 @@ pub(super) fn closed(point: Point) -> Error {
     Error::Lost { cause: format!("the device was closed while it waited for {point}") }
 }
 
-/// Events at the ends of an enqueued script.
+/// Events at the start and the end of an enqueued script.
 #[derive(Debug)]
 pub struct Ends<E> {
-    /// Start, unless the end event reports it as well.
+    /// Start event, or `None` if the end event also reports the start.
     pub first: Option<E>,
-    /// End.
+    /// End event.
     pub last: Arc<E>,
 }
 
 /// An in-order queue of a driver.
 pub trait DriverQueue: Send + Sync + 'static {
-    /// Driver whose scripts it accepts.
+    /// Driver whose scripts the queue accepts.
     type Driver: Driver;
     /// Event that passes when enqueued work has ended.
     type Event: Send + Sync + 'static;
 
-    /// Whether a script runs on the thread that waits for its event, starting at that wait. That thread also
-    /// waits for the script's predecessors, and runs nothing after a failure.
+    /// Whether [`wait`](Self::wait) runs the script of the event on the calling thread. This thread then also
+    /// waits for the script's predecessors, and runs no script after a failure.
     const RUNS_IN_WAIT: bool = false;
 
-    /// Whether the driver may use memory and kernels of a script briefly after its end event. If so, programs
-    /// are dropped after [`finish`](Self::finish).
+    /// Whether the driver may use the memory and kernels of a script briefly after its end event. If so,
+    /// programs are dropped only after [`finish`](Self::finish).
     const USES_AFTER_END: bool = false;
 
-    /// Enqueues a script to start after events of other queues of the device, and lets the driver begin.
+    /// Enqueues a script that starts after these events of other queues of the device, and flushes the queue.
     ///
     /// # Errors
-    /// If the driver refuses. Part of the script may be running then.
+    /// Returns an error if a driver call fails. Part of the script may already be running.
     fn enqueue(
         &self,
         script: &Arc<Script<Self::Driver>>,
@@ -85,24 +85,24 @@ pub trait DriverQueue: Send + Sync + 'static {
     /// Returns whether an event has passed or failed, or `None` if polling costs more than waiting.
     fn passed(&self, event: &Self::Event) -> Option<bool>;
 
-    /// Waits for an event, asleep if the driver supports that.
+    /// Waits for an event. The thread sleeps if the driver supports it.
     ///
     /// # Errors
-    /// If the work of the event failed.
+    /// Returns an error if the work of the event failed.
     fn wait(&self, event: &Self::Event) -> Result<()>;
 
-    /// Returns start and end of a script that has just ended, in host time ([`Timing::now_ns`]), if the
-    /// driver measures them.
+    /// Returns the start and end of a script that has just ended, in host time ([`Timing::now_ns`]). Returns
+    /// `None` if the driver does not measure them.
     fn times_ns(&self, ends: &Ends<Self::Event>) -> Option<(u64, u64)>;
 
     /// Waits for all enqueued work.
     ///
     /// # Errors
-    /// If any of it failed.
+    /// Returns an error if any of the work failed.
     fn finish(&self) -> Result<()>;
 }
 
-/// State shared by the queues of a device.
+/// State that the queues of a device share.
 pub struct Common {
     timelines: [Arc<Timeline>; 3],
     timings: Mutex<Vec<Timing>>,
@@ -116,18 +116,18 @@ impl Common {
         Arc::new(Self { timelines, timings: Mutex::default(), lost: OnceLock::new() })
     }
 
-    /// Returns the device.
+    /// Returns the ID of the device.
     pub fn device(&self) -> DeviceId {
         self.timelines[0].id().device
     }
 
-    /// Returns the timelines, by [`QueueKind::index`](crate::QueueKind::index).
+    /// Returns the timelines in the order of [`QueueKind::ALL`](crate::QueueKind::ALL).
     pub fn timelines(&self) -> &[Arc<Timeline>; 3] {
         &self.timelines
     }
 
-    /// Records an error: a device loss fails every queue. Returns the error to report; once the device is
-    /// lost, this is the first loss.
+    /// Records an error. A device loss fails the timelines of all queues. Returns the error to report: the
+    /// first loss if `error` is a loss, otherwise `error`.
     pub fn record(&self, error: Error) -> Error {
         if !matches!(error, Error::Lost { .. }) {
             return error;
@@ -147,7 +147,7 @@ impl Common {
     /// Records the error of a result.
     ///
     /// # Errors
-    /// The error of the result, as [`record`](Self::record) returns it.
+    /// Returns the error that [`record`](Self::record) returns.
     pub fn recorded<T>(&self, result: Result<T>) -> Result<T> {
         result.map_err(|error| self.record(error))
     }
@@ -155,12 +155,12 @@ impl Common {
     /// Fails if the device is lost.
     ///
     /// # Errors
-    /// [`Error::Lost`] if it is.
+    /// Returns the first [`Error::Lost`] of the device.
     pub fn check(&self) -> Result<()> {
         self.lost.get().map_or(Ok(()), |error| Err(error.clone()))
     }
 
-    /// Moves the timings into a list.
+    /// Appends the collected timings to `timings`.
     pub fn take_timings(&self, timings: &mut Vec<Timing>) {
         timings.append(&mut self.timings.lock().unwrap_or_else(PoisonError::into_inner));
     }
@@ -173,9 +173,10 @@ impl Common {
     }
 }
 
-/// Work that must end first: its event for the driver, its point for the completion thread.
+/// A predecessor of a submission. The driver waits for its event, and the completion thread waits for its
+/// point.
 pub struct After<E> {
-    /// Event, if the driver has it.
+    /// Event, or `None` if the driver has no event for the point.
     pub event: Option<Arc<E>>,
     /// Timeline.
     pub timeline: Arc<Timeline>,
@@ -190,33 +191,34 @@ struct Enqueued<Q: DriverQueue> {
     ends: Ends<Q::Event>,
     /// Leases, if the submission could start at once.
     reserved: Option<Vec<Reservation>>,
-    /// Keeps everything alive that the driver uses.
+    /// Keeps the resources that the driver uses alive.
     script: Arc<Script<Q::Driver>>,
 }
 
-/// A submission as the completion thread receives it.
+/// A message to the completion thread.
 enum Flight<Q: DriverQueue> {
-    /// Passed to the driver.
+    /// A submission that was passed to the driver.
     Enqueued(Enqueued<Q>),
-    /// Not enqueued, because a point that it waits for or an earlier submission has failed.
+    /// A submission that was not enqueued, because an awaited point or an earlier submission has failed.
     Failed(Error),
-    /// Enqueued in part; no event signals its end.
+    /// The script of a submission that was enqueued in part. No event signals its end.
     Abandoned(Arc<Script<Q::Driver>>),
-    /// Programs to drop at this position.
+    /// Programs to drop after all earlier submissions.
     Retired(Vec<Arc<Script<Q::Driver>>>),
 }
 
-/// State guarded by a queue's order. The holder may enqueue.
+/// State of a queue's submission order. Only the holder of its lock may enqueue.
 pub struct Order<Q: DriverQueue> {
-    /// `None` once the queue is closed.
+    /// Channel to the completion thread. It is `None` once the queue is closed.
     inbox: Option<Sender<Flight<Q>>>,
-    /// Submissions sent to the completion thread.
+    /// Number of messages sent to the completion thread.
     sent: u64,
-    /// Error with which a submission will fail the timeline in its turn. Nothing may be enqueued behind it.
+    /// Error with which the completion thread will fail the timeline. Nothing may be enqueued after it is
+    /// set.
     failed: Option<Error>,
 }
 
-/// A queue of the driver. It must be closed before it is dropped.
+/// A driver queue with its timeline and completion thread. It must be closed before it is dropped.
 pub struct TrackedQueue<Q: DriverQueue> {
     queue: Arc<Q>,
     timeline: Arc<Timeline>,
@@ -224,18 +226,18 @@ pub struct TrackedQueue<Q: DriverQueue> {
     order: Mutex<Order<Q>>,
     /// Events of outstanding submissions, in order.
     events: Mutex<VecDeque<(u64, Arc<Q::Event>)>>,
-    /// Submissions that the completion thread has handled.
+    /// Number of messages that the completion thread has handled.
     finished: Arc<AtomicU64>,
-    /// Set to end waits for other devices.
+    /// Whether the queue is closing. Closing ends waits for other devices.
     closing: Arc<AtomicBool>,
     completion: Thread,
 }
 
 impl<Q: DriverQueue> TrackedQueue<Q> {
-    /// Starts the completion thread of a timeline.
+    /// Creates a queue and starts its completion thread.
     ///
     /// # Errors
-    /// If the system cannot start another thread.
+    /// Returns an error if the system cannot start another thread.
     pub fn new(name: String, queue: Arc<Q>, timeline: Arc<Timeline>, common: Arc<Common>) -> Result<Self> {
         let (inbox, flights) = unbounded();
         let finished = Arc::<AtomicU64>::default();
@@ -260,12 +262,12 @@ impl<Q: DriverQueue> TrackedQueue<Q> {
         })
     }
 
-    /// Returns the timeline that it advances.
+    /// Returns the timeline of the queue.
     pub fn timeline(&self) -> &Arc<Timeline> {
         &self.timeline
     }
 
-    /// Locks the right to enqueue.
+    /// Locks the submission order.
     pub fn order(&self) -> MutexGuard<'_, Order<Q>> {
         self.order.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -274,15 +276,17 @@ impl<Q: DriverQueue> TrackedQueue<Q> {
         self.events.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the event of the submission after which `value` passes, if it is outstanding.
+    /// Returns the event of the first outstanding submission that signals `value` or a larger value.
     pub fn event(&self, value: u64) -> Option<Arc<Q::Event>> {
         self.events().iter().find(|(signal, _)| *signal >= value).map(|(_, event)| Arc::clone(event))
     }
 
-    /// Enqueues a script. Runs it at once if the host can execute it and it need not wait.
+    /// Enqueues a script. A small script that only copies and need not wait runs at once on the calling
+    /// thread.
     ///
     /// # Errors
-    /// If the driver refuses, or the script can start now and a lease conflicts with its host region ranges.
+    /// Returns an error if a driver call fails, or if the script can start now and a lease conflicts with its
+    /// host regions.
     pub fn start(
         &self,
         order: &mut Order<Q>,
@@ -310,30 +314,31 @@ impl<Q: DriverQueue> TrackedQueue<Q> {
         Ok(())
     }
 
-    /// Lets the completion thread end when it has handled everything. Nothing may be enqueued afterwards.
+    /// Closes the queue. The completion thread ends when it has handled all messages. Nothing may be enqueued
+    /// afterwards.
     pub(super) fn close(&self) {
         self.closing.store(true, Ordering::Release);
         self.order().inbox = None;
     }
 
-    /// Waits for the completion thread until the deadline. Returns true if it has ended.
+    /// Waits for the completion thread until the deadline. Returns true if the thread has ended.
     pub(super) fn ends_before(&self, deadline: Instant) -> bool {
         self.completion.ends_before(deadline)
     }
 
-    /// Fails a submission in its turn, after outstanding work, and everything behind it.
+    /// Fails a submission and all later submissions, after the outstanding work has ended.
     pub fn fail_in_turn(&self, order: &mut Order<Q>, error: Error) {
         order.failed = Some(error.clone());
         send(order, Flight::Failed(error));
     }
 
-    /// Drops programs that are not in flight. Never waits for the queue's work; the completion thread does if
-    /// necessary.
+    /// Drops programs that are not in flight. If they must outlive the queue's work, the completion thread
+    /// drops them, so the caller does not wait.
     pub fn retire(&self, programs: Vec<Arc<Script<Q::Driver>>>) {
         if Q::USES_AFTER_END {
             let mut order = self.order();
             let idle = self.finished.load(Ordering::Acquire) == order.sent;
-            // An abandoned script fails the timeline, and the queue may still execute it.
+            // On a failed timeline, the queue may still execute an abandoned script.
             if order.inbox.is_some() && (!idle || self.timeline.failure().is_some()) {
                 return send(&mut order, Flight::Retired(programs));
             }
@@ -349,12 +354,12 @@ impl<Q: DriverQueue> TrackedQueue<Q> {
         error
     }
 
-    /// Records an error; see [`Common::record`].
+    /// Records an error, as [`Common::record`] does.
     pub fn record(&self, error: Error) -> Error {
         self.common.record(error)
     }
 
-    /// Executes the script on the host. It need not wait for anything.
+    /// Executes a script on the host. The script must have no outstanding predecessors.
     fn run(&self, script: &Script<Q::Driver>, signal: Point) -> Result<()> {
         let start_ns = Timing::now_ns();
         script.run_on_host()?;
@@ -383,11 +388,11 @@ fn finish<Q: DriverQueue>(queue: &Q) {
 
 fn send<Q: DriverQueue>(order: &mut Order<Q>, flight: Flight<Q>) {
     order.sent += 1;
-    // The completion thread ends only when the queue is closed, which drops the inbox first.
+    // Sending does not fail, because the completion thread ends only after the inbox was dropped.
     let _ = order.inbox.as_ref().map(|inbox| inbox.send(flight));
 }
 
-/// Wait policies of a completion thread: for predecessors of submissions and for their ends.
+/// Wait policies of a completion thread for the predecessors and the ends of submissions.
 struct Waits {
     start: Anticipation,
     end: Anticipation,
@@ -403,11 +408,11 @@ impl Waits {
         Self { start: anticipation(), end: anticipation() }
     }
 
-    /// Waits for a point. Points of the same device pass or fail as long as the driver works. Other points,
-    /// for which the driver has no event, are awaited until the device closes.
+    /// Waits for a point. A point of the same device passes or fails as long as the driver works. A point of
+    /// another device has no event, and the wait for it ends when the device closes.
     ///
     /// # Errors
-    /// If the point will not pass.
+    /// Returns an error if the timeline of the point fails or the device closes.
     fn start<E>(&mut self, after: &After<E>, closing: &AtomicBool) -> Result<()> {
         let After { event, timeline, value } = after;
         let most = event.is_none().then_some(CLOSING_PERIOD);
@@ -428,7 +433,7 @@ impl Waits {
     /// Waits for an event.
     ///
     /// # Errors
-    /// If the work of the event failed.
+    /// Returns an error if the work of the event failed.
     fn end<Q: DriverQueue>(&mut self, queue: &Q, event: &Q::Event) -> Result<()> {
         let ended = self.end.wait(|turn| match (turn, queue.passed(event)) {
             (Turn::Look, Some(false)) => Outcome::Nothing,
@@ -442,7 +447,7 @@ impl Waits {
     }
 }
 
-/// The completion thread's view of its queue.
+/// Part of a queue that its completion thread uses.
 struct Completion<Q: DriverQueue> {
     queue: Arc<Q>,
     timeline: Arc<Timeline>,
@@ -460,7 +465,7 @@ impl<Q: DriverQueue> Completion<Q> {
                 Flight::Failed(error) => Err(error),
                 Flight::Abandoned(script) => {
                     abandoned.push(script);
-                    // The failed submission fails the timeline.
+                    // The caller of `start` fails the timeline.
                     Ok(self.timeline.id().at(0))
                 }
                 Flight::Retired(programs) => {
@@ -476,12 +481,14 @@ impl<Q: DriverQueue> Completion<Q> {
             finished.fetch_add(1, Ordering::Release);
         }
         if !abandoned.is_empty() {
-            // The last chance to wait for work without an event. Its error is on the timeline.
+            // Abandoned scripts have no event, so this waits for the whole queue. The timeline already has
+            // the error.
             finish(self.queue.as_ref());
         }
     }
 
-    /// Waits for the end of a submission. Its resources are released before its end is reported.
+    /// Waits for the end of a submission and returns its point. Releases the submission's resources before
+    /// the caller reports the end.
     fn end(&self, work: Enqueued<Q>, waits: &mut Waits, closing: &AtomicBool) -> Result<Point> {
         let Enqueued { signal, after, ends, reserved, script } = work;
         let failure = self.timeline.failure().filter(|_| Q::RUNS_IN_WAIT);
@@ -494,7 +501,7 @@ impl<Q: DriverQueue> Completion<Q> {
         if Q::RUNS_IN_WAIT && reserved.is_err() {
             return reserved.and(Ok(signal));
         }
-        // Whatever the outcome, the driver uses it until its event passes.
+        // Even after an error, the driver uses the script until its last event has passed.
         let ended = self.common.recorded(waits.end(self.queue.as_ref(), &ends.last));
         reserved?;
         ended?;

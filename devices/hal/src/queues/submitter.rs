@@ -1,13 +1,15 @@
 //! Enqueueing of a device's submissions.
 //!
 //! A submission that waits only for its own device is enqueued at once, because the driver has the events. A
-//! submission that waits for another device is held, as are those behind it and those that wait for it. The
-//! device's submission thread enqueues them as the points pass.
+//! submission that waits for another device is held. Later submissions to the same queue and submissions that
+//! wait for a held submission are held too. The device's submission thread enqueues held submissions when the
+//! awaited points have passed.
 //!
-//! No API feature is used for waits between devices: the driver would decide what happens when the other
-//! device fails, and enqueued work cannot be withdrawn. The backends document their observations.
+//! Waits between devices use no API feature such as shared semaphores. Otherwise the driver would decide what
+//! happens when the other device fails, and enqueued work could not be withdrawn. Each backend documents how
+//! its drivers behave.
 //!
-//! Knows nothing about commands or the driver.
+//! This module knows nothing about commands or the driver.
 
 use super::queue::{After, DriverQueue, LINGER, Order, TrackedQueue, closed};
 use super::thread::Thread;
@@ -27,7 +29,7 @@ pub struct Wait {
     pub timeline: Arc<Timeline>,
     /// Value on the timeline.
     pub value: u64,
-    /// Queue, if the timeline is the device's own.
+    /// Queue of the timeline, if the timeline belongs to this device.
     pub own: Option<QueueKind>,
 }
 
@@ -47,17 +49,17 @@ pub struct Task<D: Driver> {
     pub signal: Point,
 }
 
-/// Whether a task can be enqueued.
+/// Readiness of a task to be enqueued.
 enum Readiness<E> {
-    /// Can be enqueued after this work, whose events the driver has.
+    /// The task can be enqueued. It runs after these predecessors.
     Ready(Vec<After<E>>),
-    /// Cannot be enqueued before this point passes.
+    /// The task cannot be enqueued before this point passes.
     Waiting(Point),
-    /// Can never be enqueued.
+    /// The task can never be enqueued, because of this error.
     Failed(Error),
 }
 
-/// A task with its decided readiness.
+/// A task that is ready or has failed.
 type Fate<Q> = (Task<<Q as DriverQueue>::Driver>, Readiness<<Q as DriverQueue>::Event>);
 
 /// Wake-up signal of the submission thread.
@@ -69,7 +71,7 @@ struct Alarm {
 
 #[derive(Default)]
 struct AlarmState {
-    /// Number of held tasks. If it is zero, the thread need not be woken.
+    /// Number of held tasks. While it is zero, signals do not wake the thread.
     held: usize,
     /// Number of signals so far.
     rings: u64,
@@ -90,7 +92,7 @@ impl Alarm {
         }
     }
 
-    /// Waits for a signal after the first `rings` ones.
+    /// Waits for a signal after the first `rings` signals.
     fn heard(&self, rings: u64, turn: Turn) -> Outcome<()> {
         let quiet = |state: &mut AlarmState| state.rings == rings && !state.closing;
         let mut state = self.lock();
@@ -107,12 +109,12 @@ impl Alarm {
         if quiet(&mut state) { Outcome::Nothing } else { Outcome::Found(()) }
     }
 
-    /// Counts one more held task.
+    /// Increments the number of held tasks.
     fn hold(&self) {
         self.lock().held += 1;
     }
 
-    /// Counts one less held task.
+    /// Decrements the number of held tasks.
     fn release(&self) {
         self.lock().held -= 1;
     }
@@ -121,7 +123,7 @@ impl Alarm {
 /// Queues of a device with their held tasks.
 struct Shared<Q: DriverQueue> {
     queues: [TrackedQueue<Q>; 3],
-    /// Held tasks of each queue in order. Locked after the queue's order.
+    /// Held tasks of each queue in submission order. The lock of the queue's order is taken first.
     held: [Mutex<VecDeque<Task<Q::Driver>>>; 3],
     alarm: Arc<Alarm>,
 }
@@ -134,8 +136,8 @@ impl<Q: DriverQueue> Shared<Q> {
     fn readiness(&self, task: &Task<Q::Driver>) -> Readiness<Q::Event> {
         let mut after = Vec::new();
         for wait in &task.waits {
-            // The order of these reads matters: a failed timeline does not advance, and a passed point stays
-            // passed.
+            // The order of these reads matters. A failed timeline does not advance, so a point that has not
+            // passed by the last read will never pass.
             let failure = wait.timeline.failure();
             let event = wait.own.and_then(|queue| self.queues[queue.index()].event(wait.value));
             if wait.timeline.value() >= wait.value {
@@ -157,7 +159,8 @@ impl<Q: DriverQueue> Shared<Q> {
         Readiness::Ready(after)
     }
 
-    /// Enqueues the tasks that are ready. With `closing`, fails the rest. Returns true if anything changed.
+    /// Enqueues the ready tasks of a queue. If `closing` is true, fails all other tasks. Returns true if any
+    /// task was removed.
     fn submit_ready(&self, queue: QueueKind, closing: bool) -> bool {
         let tracked = &self.queues[queue.index()];
         let mut moved = false;
@@ -173,7 +176,8 @@ impl<Q: DriverQueue> Shared<Q> {
         }
     }
 
-    /// Takes the first task of a queue if it is ready or has failed.
+    /// Takes the first held task of a queue if it is ready or has failed. If `closing` is true, a task that
+    /// still waits fails.
     fn next(&self, queue: QueueKind, closing: bool) -> Option<Fate<Q>> {
         let mut held = self.held(queue);
         let task = held.front()?;
@@ -207,17 +211,17 @@ fn submit_one<Q: DriverQueue>(
     }
 }
 
-/// The device's handle. It must be closed before it is dropped.
+/// Handle with which a device submits work. It must be closed before it is dropped.
 pub struct Submitter<Q: DriverQueue> {
     shared: Arc<Shared<Q>>,
     thread: Thread,
 }
 
 impl<Q: DriverQueue> Submitter<Q> {
-    /// Starts the submission thread of a device with these queues, by [`QueueKind::index`].
+    /// Starts the submission thread of a device. `queues` are in the order of [`QueueKind::ALL`].
     ///
     /// # Errors
-    /// If the system cannot start another thread.
+    /// Returns an error if the system cannot start another thread.
     pub fn new(name: String, queues: [TrackedQueue<Q>; 3]) -> Result<Self> {
         let shared = Arc::new(Shared { queues, held: Default::default(), alarm: Arc::default() });
         let theirs = Arc::clone(&shared);
@@ -235,7 +239,7 @@ impl<Q: DriverQueue> Submitter<Q> {
 
     /// Wakes the submission thread whenever this timeline changes.
     pub fn listen(&self, timeline: &Timeline) {
-        // Subscriptions outlive the device.
+        // The reference is weak, because subscriptions outlive the device.
         let alarm = Arc::downgrade(&self.shared.alarm);
         timeline.subscribe(move |_| {
             if let Some(alarm) = alarm.upgrade() {
@@ -245,15 +249,17 @@ impl<Q: DriverQueue> Submitter<Q> {
     }
 
     /// Fails held tasks and waits for the driver until the deadline. Returns true if all work has ended.
-    /// Otherwise a thread still uses resources of its submissions, and the queues are leaked.
+    /// Otherwise leaks the queues, because a thread may still use the resources of its submissions.
     pub fn close(&self, deadline: Instant) -> bool {
         self.shared.alarm.lock().closing = true;
         self.shared.alarm.ring();
         let queues = &self.shared.queues;
-        // The thread may be inside the driver and hold a queue's order.
+        // A thread that is still inside the driver may hold the lock of a queue's order. The queues are then
+        // not closed.
         let mut ended = self.thread.ends_before(deadline);
         if ended {
-            // One queue may wait for another, which waits for work that closing ends.
+            // All queues close before this thread waits for any queue, because a queue may wait for work of
+            // another queue.
             queues.iter().for_each(TrackedQueue::close);
             ended = queues.each_ref().map(|tracked| tracked.ends_before(deadline)) == [true; 3];
         }
@@ -268,7 +274,8 @@ impl<Q: DriverQueue> Submitter<Q> {
     /// Enqueues a task now or when it becomes ready. Does nothing on a failed timeline.
     ///
     /// # Errors
-    /// If the task is ready and the driver refuses it or a lease conflicts with its host region ranges.
+    /// Returns an error if the task is ready, and a driver call fails or a lease conflicts with its host
+    /// regions.
     pub fn submit(&self, queue: QueueKind, task: Task<Q::Driver>) -> Result<()> {
         let tracked = self.tracked(queue);
         if tracked.timeline().failure().is_some() {
@@ -301,7 +308,7 @@ fn serve<Q: DriverQueue>(shared: &Shared<Q>) {
             let state = shared.alarm.lock();
             (state.rings, state.closing)
         };
-        // Every queue gets a turn, whatever the outcome of the others.
+        // `map` handles every queue, even if an earlier queue has changed.
         let moved = QueueKind::ALL.map(|queue| shared.submit_ready(queue, closing));
         if moved.contains(&true) {
             continue;

@@ -13,11 +13,11 @@ impl Thread {
     /// Starts a thread.
     ///
     /// # Errors
-    /// If the system cannot start another thread.
+    /// Returns an error if the system cannot start another thread.
     pub fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> Result<Self> {
         let (alive, ended) = bounded(0);
         let body = move || {
-            // Dropped last, also after a panic.
+            // The sender is dropped when the thread ends, even after a panic.
             let _alive = alive;
             body();
         };
@@ -33,7 +33,7 @@ impl Thread {
 
     /// Waits until the thread ends.
     pub fn end(&self) {
-        // Nothing is ever sent.
+        // The channel carries no messages, so this returns when the thread ends.
         let _ = self.0.recv();
     }
 }

@@ -1,31 +1,31 @@
 //! Detection of rocBLAS, AMD's matrix product library, and of the architectures that it supports.
 //!
-//! rocBLAS aborts the process for an architecture without kernels. So its kernel files are checked first:
-//! their names contain the architectures, and they lie in `rocblas/library` beside the library or in
-//! `ROCBLAS_TENSILE_LIBPATH`. Does not know how a device uses the library.
+//! rocBLAS aborts the process if it has no kernels for an architecture. So Ragtag checks its kernel files
+//! first. Their names contain the architectures. They are in `rocblas/library` beside the library, or in
+//! `ROCBLAS_TENSILE_LIBPATH`.
 
 use super::library::{self, BlasFunctions, Version};
 use super::text;
 use ragtag_hal::{Error, Result};
 use std::path::{Path, PathBuf};
 
-/// Variable with the folder that rocBLAS searches first.
+/// Environment variable with the folder that rocBLAS searches first.
 const KERNELS: &str = "ROCBLAS_TENSILE_LIBPATH";
 
 /// The loaded library.
 pub(crate) struct Blas {
     pub(crate) functions: BlasFunctions,
     pub(crate) version: String,
-    /// Names of its kernel files.
+    /// File names of its kernels.
     kernels: Vec<String>,
 }
 
 impl Blas {
-    /// Finds the library for a version of the runtime.
+    /// Loads the library for a version of the HIP runtime.
     pub(super) fn find(version: Version) -> Option<Self> {
         let (functions, name) = library::blas(version)?;
         let said = text::<128>(|buffer, bytes| {
-            // SAFETY: the buffer has these bytes.
+            // SAFETY: the buffer has room for this many bytes.
             check("rocblas_get_version_string", unsafe {
                 (functions.rocblas_get_version_string)(buffer, bytes.unsigned_abs() as usize)
             })
@@ -37,18 +37,18 @@ impl Blas {
         Some(Self { functions, version: said.ok()?, kernels })
     }
 
-    /// Returns true if it has kernels for an architecture such as `gfx90a`.
+    /// Returns true if the library has kernels for an architecture such as `gfx90a`.
     pub(crate) fn serves(&self, architecture: &str) -> bool {
         self.kernels.iter().any(|name| names_architecture(name, architecture))
     }
 }
 
-/// Converts a return code of rocBLAS to a result. Its codes differ from HIP's.
+/// Converts a status code of rocBLAS to a result. These codes differ from HIP's.
 pub(crate) fn check(function: &str, returned: i32) -> Result<()> {
     if returned == 0 { Ok(()) } else { Err(Error::Api { call: function.into(), code: returned.into() }) }
 }
 
-/// Returns the path of a library that was loaded by name. If the name is no path, Linux reports it.
+/// Returns the path of a loaded library. Linux reports the path if the library was loaded by a bare name.
 fn place(name: &str) -> Option<PathBuf> {
     let path = Path::new(name);
     if path.is_absolute() {
@@ -63,14 +63,13 @@ fn place(name: &str) -> Option<PathBuf> {
     paths.into_iter().find(is_it).map(Path::to_path_buf)
 }
 
-/// Returns the file names in a folder, or none if the folder is missing.
+/// Returns the file names in a folder. A missing folder has no names.
 fn names(folder: &Path) -> Vec<String> {
     let files = std::fs::read_dir(folder).into_iter().flatten().filter_map(std::result::Result::ok);
     files.filter_map(|file| file.file_name().into_string().ok()).collect()
 }
 
-/// Returns true if a file name contains this architecture, and not a longer one with it as prefix: `gfx90a`
-/// is not `gfx90`.
+/// Returns true if a file name contains exactly this architecture. `gfx90a` does not match `gfx90`.
 fn names_architecture(name: &str, architecture: &str) -> bool {
     let ends = |rest: &str| !rest.starts_with(|c: char| c.is_ascii_alphanumeric());
     name.match_indices(architecture).any(|(at, found)| ends(&name[at + found.len()..]))
@@ -97,7 +96,7 @@ mod tests {
     #[cfg(target_os = "linux")]
     #[test]
     fn libraries_are_found_at_their_load_path() {
-        // The process has loaded the C library, directly or indirectly.
+        // Every process has loaded the C library, directly or indirectly.
         let libc = place("libc.so.6");
         assert!(libc.is_none_or(|path| path.is_absolute() && path.exists()));
         assert_eq!(place("libragtag-has-no-such-library.so.1"), None);

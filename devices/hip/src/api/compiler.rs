@@ -1,7 +1,6 @@
-//! hiprtc, the compiler from HIP C++ to code objects.
+//! hiprtc, which compiles HIP C++ to code objects.
 //!
-//! It may abort the process: version 5.2 does so for unknown architectures. Does not know which process it
-//! runs in.
+//! hiprtc may abort the process: version 5.2 does so for unknown architectures.
 
 use super::library::{self, CompilerFunctions, Version, compiler_names};
 use ragtag_hal::{Error, Result};
@@ -13,15 +12,15 @@ pub(crate) type Code = Vec<u8>;
 /// The loaded compiler.
 pub(crate) struct Compiler {
     functions: CompilerFunctions,
-    /// Name under which the library was found.
+    /// Name with which the library was loaded.
     pub(crate) library: String,
 }
 
 impl Compiler {
-    /// Loads the compiler for a runtime.
+    /// Loads the compiler that belongs to a runtime.
     ///
     /// # Errors
-    /// The names that were tried.
+    /// Returns the names that were tried.
     pub(crate) fn beside(runtime: &str, version: Version) -> std::result::Result<Self, Vec<String>> {
         Self::first_of(&compiler_names(runtime, version))
     }
@@ -29,7 +28,7 @@ impl Compiler {
     /// Loads the first of these libraries that contains a compiler.
     ///
     /// # Errors
-    /// The names that were tried.
+    /// Returns the names that were tried.
     pub(crate) fn first_of(names: &[String]) -> std::result::Result<Self, Vec<String>> {
         let library::CompilerLibrary { functions, name } = library::compiler(names)?;
         Ok(Self { functions, library: name })
@@ -38,7 +37,7 @@ impl Compiler {
     /// Returns the version, for cache keys.
     pub(crate) fn version(&self) -> String {
         let (mut major, mut minor) = (0, 0);
-        // SAFETY: it writes two numbers.
+        // SAFETY: the call writes two numbers.
         match unsafe { (self.functions.hiprtcVersion)(&raw mut major, &raw mut minor) } {
             0 => format!("{major}.{minor}"),
             _ => "?".into(),
@@ -48,7 +47,7 @@ impl Compiler {
     /// Compiles a source.
     ///
     /// # Errors
-    /// [`Error::Compile`] with the log.
+    /// Returns [`Error::Compile`] with the log if the compilation fails.
     pub(crate) fn compile(&self, text: &str, options: &[String]) -> Result<Code> {
         let functions = &self.functions;
         let calls = CompilerCalls {
@@ -58,7 +57,7 @@ impl Compiler {
             log_bytes: functions.hiprtcGetProgramLogSize,
             log: functions.hiprtcGetProgramLog,
         };
-        // SAFETY: all calls are those of one compiler, which is never unloaded.
+        // SAFETY: all calls belong to one compiler, which is never unloaded.
         let compiled = unsafe { calls.compile(c"ragtag.hip", text, options) }?;
         let code = compiled.output(functions.hiprtcGetCodeSize, functions.hiprtcGetCode);
         code.ok_or_else(|| Error::Compile { log: "hiprtc produced no code".into() })

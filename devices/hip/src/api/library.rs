@@ -1,13 +1,11 @@
-//! HIP's libraries: found at run time, loaded once, never unloaded.
-//!
-//! Does not know what the functions are called for.
+//! HIP's libraries, which are found at run time, loaded once and never unloaded.
 
 use super::symbols::Handle;
 use ragtag_stream::{Library, functions, places};
 use std::ffi::c_char;
 use std::fmt;
 
-/// Names of the runtime library: versions 7, 6 and 5, then the unversioned name.
+/// Names of the runtime library: versions 7, 6 and 5, then the name without a version.
 const RUNTIME: &[&str] = if cfg!(windows) {
     &["amdhip64_7.dll", "amdhip64_6.dll", "amdhip64.dll"]
 } else {
@@ -22,15 +20,15 @@ macro_rules! tables {
      hiprtc { $(fn $rtc:ident($($_r:ident: $rtc_type:ty),* $(,)?);)* }
      rocblas { $(fn $blas:ident($($_b:ident: $blas_type:ty),* $(,)?);)* }) => {
         functions! {
-            /// Functions of the runtime.
+            /// Functions of the HIP runtime.
             Functions { $($hip($($hip_type),*) -> i32;)* } optional { $($optional($($optional_type),*) -> i32;)* }
         }
         functions! {
-            /// Functions of the compiler.
+            /// Functions of hiprtc.
             CompilerFunctions { $($rtc($($rtc_type),*) -> i32;)* }
         }
         functions! {
-            /// Functions of the matrix product library.
+            /// Functions of rocBLAS.
             BlasFunctions { $($blas($($blas_type),*) -> i32;)* }
         }
     };
@@ -46,7 +44,7 @@ pub(crate) struct Version {
 }
 
 impl Version {
-    /// Unpacks HIP's version number.
+    /// Unpacks a version number of `hipRuntimeGetVersion`.
     pub(super) fn of(number: i32) -> Self {
         let number = number.unsigned_abs();
         Self { major: number / 10_000_000, minor: number / 100_000 % 100, patch: number % 100_000 }
@@ -59,10 +57,11 @@ impl fmt::Display for Version {
     }
 }
 
-/// Loads the first library of the list that can be loaded, and returns its name.
+/// Loads the first library in the list that can be loaded. Returns the library and its name.
 ///
 /// # Errors
-/// The names that were tried, and the loader's message about a library that exists but cannot be loaded.
+/// Returns the names that were tried. If a library exists but cannot be loaded, the error includes the
+/// loader's message.
 fn load(names: &[&str]) -> Result<(Library, String), NotLoaded> {
     let mut not = NotLoaded { tried: Vec::new(), broken: None };
     for place in places(names, &["ROCM_PATH"], ROCM, "lib") {
@@ -71,8 +70,8 @@ fn load(names: &[&str]) -> Result<(Library, String), NotLoaded> {
         match unsafe { Library::load(&place) } {
             Ok(library) => return Ok((library, name)),
             Err(said) => {
-                // The error of a library that exists but lacks a dependency is more useful than that of a
-                // missing library.
+                // The message about an existing library that lacks a dependency is more useful than the
+                // message about a missing library.
                 if is_broken(&said, &name) {
                     not.broken.get_or_insert(said);
                 }
@@ -86,31 +85,31 @@ fn load(names: &[&str]) -> Result<(Library, String), NotLoaded> {
 /// Reason why no library was loaded.
 #[derive(Debug)]
 pub(crate) struct NotLoaded {
-    /// Names that were tried.
+    /// Library names that were tried.
     pub(crate) tried: Vec<String>,
-    /// Loader's message about a library that exists.
+    /// Message of the loader about a library that exists.
     pub(crate) broken: Option<String>,
 }
 
-/// Returns true if the loader's message is not about this file being missing. On Linux the message starts
-/// with the missing file.
+/// Returns true unless the loader's message says that this file is missing. On Linux, such a message starts
+/// with the name of the missing file.
 fn is_broken(said: &str, name: &str) -> bool {
     cfg!(target_os = "linux") && !said.starts_with(&format!("{name}: cannot open shared object file"))
 }
 
-/// The runtime library.
+/// The loaded HIP runtime.
 pub(crate) struct Runtime {
     pub(crate) functions: Functions,
-    /// Whether it can import memory of other APIs.
+    /// Whether the runtime can import memory of other APIs.
     pub(crate) imports_memory: bool,
-    /// Name under which it was found.
+    /// Name with which the library was loaded.
     pub(crate) name: String,
 }
 
-/// Loads the runtime.
+/// Loads the HIP runtime.
 ///
 /// # Errors
-/// The names that were tried, and the cause as text.
+/// Returns the names that were tried and a description of the cause.
 pub(crate) fn runtime() -> Result<Runtime, (Vec<String>, String)> {
     let (library, name) = load(RUNTIME).map_err(|not| {
         let cause = match &not.broken {
@@ -122,13 +121,13 @@ pub(crate) fn runtime() -> Result<Runtime, (Vec<String>, String)> {
     let functions = Functions::of(library).map_err(|missing| {
         (vec![name.clone()], format!("{name} has no {missing}: HIP 5 or newer is needed"))
     })?;
-    // SAFETY: only looked up, never called.
+    // SAFETY: the symbol is only looked up and never called.
     let imports_memory = unsafe { library.symbol::<Handle>("hipImportExternalMemory") }.is_some();
     Ok(Runtime { functions, imports_memory, name })
 }
 
-/// Returns the names of rocBLAS for a version of the runtime. It links to that version; another one would
-/// load a second runtime.
+/// Returns the names of rocBLAS for a version of the runtime. rocBLAS links to a runtime of its own version,
+/// so another version would load a second runtime.
 fn blas_names(version: Version) -> &'static [&'static str] {
     match version.major {
         _ if cfg!(windows) => &["rocblas.dll"],
@@ -139,7 +138,8 @@ fn blas_names(version: Version) -> &'static [&'static str] {
     }
 }
 
-/// Loads rocBLAS if it is installed with all needed functions. Returns the functions and the library's name.
+/// Loads rocBLAS and returns its functions and its name. Returns `None` if it is not installed or lacks a
+/// function.
 pub(crate) fn blas(version: Version) -> Option<(BlasFunctions, String)> {
     let (library, name) = load(blas_names(version)).ok()?;
     BlasFunctions::of(library)
@@ -148,15 +148,16 @@ pub(crate) fn blas(version: Version) -> Option<(BlasFunctions, String)> {
         .map(|functions| (functions, name))
 }
 
-/// The compiler library.
+/// The loaded hiprtc.
 pub(crate) struct CompilerLibrary {
     pub(crate) functions: CompilerFunctions,
-    /// Name under which it was found.
+    /// Name with which the library was loaded.
     pub(crate) name: String,
 }
 
-/// Returns the names of the compiler library for a version of the runtime: its own first, then the runtime
-/// itself, which contained the compiler up to HIP 6, then others.
+/// Returns the names of libraries that may contain the compiler for a version of the runtime. The matching
+/// hiprtc comes first. The runtime is second, because it contained the compiler up to HIP 6. Other versions
+/// of hiprtc come last.
 pub(crate) fn compiler_names(runtime: &str, version: Version) -> Vec<String> {
     let Version { major, minor, .. } = version;
     if cfg!(windows) {
@@ -173,7 +174,7 @@ pub(crate) fn compiler_names(runtime: &str, version: Version) -> Vec<String> {
 /// Loads the first of these libraries that contains a compiler.
 ///
 /// # Errors
-/// The names that were tried.
+/// Returns the names that were tried.
 pub(crate) fn compiler(names: &[String]) -> Result<CompilerLibrary, Vec<String>> {
     let mut tried = Vec::new();
     for name in names {

@@ -1,7 +1,7 @@
-//! HIP's calls as results, and its properties of devices.
+//! Wrappers of HIP's calls that return results, and queries of device properties.
 //!
-//! The library is loaded and HIP initialised once per process. Does not know adapters, streams or programs;
-//! of the hardware layer it knows only the errors.
+//! The library is loaded and HIP is initialised once per process. This module does not depend on adapters,
+//! streams or programs.
 
 mod blas;
 mod compiler;
@@ -18,26 +18,26 @@ use std::ffi::{CStr, c_char};
 use std::sync::OnceLock;
 use symbols::{PROPERTIES_R0000, PROPERTIES_R0600, Properties, code};
 
-/// Size of the buffer for `hipGetDeviceProperties`, with room for later versions. In 64-bit words for
-/// alignment.
+/// Size of the buffer for `hipGetDeviceProperties` in 64-bit words. It leaves room for larger structures of
+/// later versions. The words align the buffer.
 const PROPERTIES_WORDS: usize = 1024;
 
-/// The initialised HIP runtime.
+/// The loaded and initialised HIP runtime.
 pub(crate) struct Api {
     pub(crate) functions: Functions,
-    /// Name under which the library was found.
+    /// Name with which the library was loaded.
     pub(crate) library: String,
     pub(crate) version: Version,
     /// Number of visible devices.
     pub(crate) devices: i32,
-    /// Whether it can import memory of other APIs.
+    /// Whether the runtime can import memory of other APIs.
     pub(crate) imports_memory: bool,
 }
 
-/// Returns the runtime, loaded on first use.
+/// Returns the HIP runtime, loaded on first use.
 ///
 /// # Errors
-/// If there is no library or no device.
+/// Returns [`Unavailable`] if there is no library or no device.
 pub(crate) fn api() -> std::result::Result<&'static Api, Unavailable> {
     static API: OnceLock<std::result::Result<Api, Unavailable>> = OnceLock::new();
     API.get_or_init(Api::load).as_ref().map_err(Clone::clone)
@@ -46,13 +46,13 @@ pub(crate) fn api() -> std::result::Result<&'static Api, Unavailable> {
 /// Returns the compiler for the runtime, loaded on first use.
 ///
 /// # Errors
-/// The names that were tried.
+/// Returns the names that were tried.
 pub(crate) fn compiler(api: &'static Api) -> std::result::Result<&'static Compiler, Vec<String>> {
     static COMPILER: OnceLock<std::result::Result<Compiler, Vec<String>>> = OnceLock::new();
     COMPILER.get_or_init(|| Compiler::beside(&api.library, api.version)).as_ref().map_err(Clone::clone)
 }
 
-/// Returns the matrix product library for the runtime, loaded on first use, or `None` if it is not installed.
+/// Returns rocBLAS for the runtime, loaded on first use. Returns `None` if it is not installed.
 pub(crate) fn blas(api: &'static Api) -> Option<&'static Blas> {
     static BLAS: OnceLock<Option<Blas>> = OnceLock::new();
     BLAS.get_or_init(|| Blas::find(api.version)).as_ref()
@@ -66,7 +66,7 @@ macro_rules! call {
     }};
 }
 
-/// Like `call!`, for a function that some versions lack.
+/// Works like `call!`, for a function that some HIP versions lack.
 macro_rules! call_optional {
     ($functions:expr, $function:ident($($argument:expr),* $(,)?)) => {{
         match $functions.$function {
@@ -91,7 +91,7 @@ impl Api {
         let library::Runtime { functions, imports_memory, name: library } = loaded;
         let unavailable = |cause: String| Unavailable { tried: vec![library.clone()], cause };
         let (mut number, mut devices) = (0, 0);
-        // SAFETY: arguments as in the declarations; nothing was initialised before.
+        // SAFETY: the arguments match the declarations. HIP was not initialised before.
         let started = unsafe {
             call!(functions, hipRuntimeGetVersion(&raw mut number))
                 .and_then(|()| call!(functions, hipGetDeviceCount(&raw mut devices)))
@@ -106,10 +106,10 @@ impl Api {
         }
     }
 
-    /// Makes a device current on this thread.
+    /// Makes a device current on the calling thread.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// Returns the driver's error.
     pub(crate) fn select(&self, device: i32) -> Result<()> {
         // SAFETY: any number is valid.
         unsafe { call!(self.functions, hipSetDevice(device)) }
@@ -118,70 +118,70 @@ impl Api {
     /// Returns the device's name.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// Returns the driver's error.
     pub(crate) fn name(&self, device: i32) -> Result<String> {
         text::<256>(|buffer, bytes| {
-            // SAFETY: the buffer has these bytes.
+            // SAFETY: the buffer has room for this many bytes.
             unsafe { call!(self.functions, hipDeviceGetName(buffer, bytes, device)) }
         })
     }
 
-    /// Returns the size of the device's memory.
+    /// Returns the total memory of the device in bytes.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// Returns the driver's error.
     pub(crate) fn total_bytes(&self, device: i32) -> Result<u64> {
         let mut bytes = 0;
-        // SAFETY: it writes one number.
+        // SAFETY: the call writes one number.
         unsafe { call!(self.functions, hipDeviceTotalMem(&raw mut bytes, device)) }?;
         Ok(bytes as u64)
     }
 
-    /// Returns free and total bytes of the current device's memory.
+    /// Returns the free and the total bytes of the current device's memory.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// Returns the driver's error.
     pub(crate) fn memory(&self) -> Result<(u64, u64)> {
         let (mut free, mut total) = (0, 0);
-        // SAFETY: it writes two numbers.
+        // SAFETY: the call writes two numbers.
         unsafe { call!(self.functions, hipMemGetInfo(&raw mut free, &raw mut total)) }?;
         Ok((free as u64, total as u64))
     }
 
-    /// Returns a numeric attribute of the device.
+    /// Returns the value of a numeric attribute.
     ///
     /// # Errors
-    /// If the driver refuses or does not know it.
+    /// Returns the driver's error, for example for an unknown attribute.
     pub(crate) fn attribute(&self, attribute: i32, device: i32) -> Result<u32> {
         let mut value = 0;
-        // SAFETY: it writes one number.
+        // SAFETY: the call writes one number.
         unsafe { call!(self.functions, hipDeviceGetAttribute(&raw mut value, attribute, device)) }?;
         u32::try_from(value)
             .map_err(|_| Error::invalid(format!("attribute {attribute} of device {device} is {value}")))
     }
 
-    /// Returns true if a device can access another's memory, according to the driver.
+    /// Returns true if a device can access the memory of a peer, according to the driver.
     pub(crate) fn reaches(&self, device: i32, peer: i32) -> bool {
         let mut can = 0;
-        // SAFETY: it writes one number.
+        // SAFETY: the call writes one number.
         let asked = unsafe { call!(self.functions, hipDeviceCanAccessPeer(&raw mut can, device, peer)) };
         asked.is_ok() && can != 0
     }
 
-    /// Returns the device's architecture with its settings, such as `gfx90a:sramecc+:xnack-`.
+    /// Returns the architecture of the device with its settings, such as `gfx90a:sramecc+:xnack-`.
     ///
     /// # Errors
-    /// If the driver refuses or reports an invalid value.
+    /// Returns an error if the driver call fails or the value is invalid.
     pub(crate) fn architecture(&self, device: i32) -> Result<String> {
         let mut words = [0u64; PROPERTIES_WORDS];
         let properties = words.as_mut_ptr().cast();
-        // The headers use one name for both functions, but they write different structures.
+        // The headers use one name for both functions, but each function writes its own structure.
         let layout = if self.functions.hipGetDevicePropertiesR0600.is_some() {
-            // SAFETY: there is room for the structure.
+            // SAFETY: the buffer has room for the structure.
             unsafe { call_optional!(self.functions, hipGetDevicePropertiesR0600(properties, device)) }?;
             PROPERTIES_R0600
         } else {
-            // SAFETY: there is room for the structure.
+            // SAFETY: the buffer has room for the structure.
             unsafe { call_optional!(self.functions, hipGetDeviceProperties(properties, device)) }?;
             PROPERTIES_R0000
         };
@@ -192,7 +192,7 @@ impl Api {
     /// Returns the device's PCI address, if the driver reports it.
     pub(crate) fn pci(&self, device: i32) -> Option<PciAddress> {
         let said = text::<64>(|buffer, bytes| {
-            // SAFETY: the buffer has these bytes.
+            // SAFETY: the buffer has room for this many bytes.
             unsafe { call!(self.functions, hipDeviceGetPCIBusId(buffer, bytes, device)) }
         });
         said.ok()?.parse().ok()
@@ -201,7 +201,7 @@ impl Api {
     /// Returns the device's UUID, if the driver reports one.
     pub(crate) fn uuid(&self, device: i32) -> Option<[u8; 16]> {
         let mut uuid = [0; 16];
-        // SAFETY: it writes sixteen bytes.
+        // SAFETY: the call writes sixteen bytes.
         unsafe { call_optional!(self.functions, hipDeviceGetUuid(uuid.as_mut_ptr(), device)) }.ok()?;
         (uuid != [0; 16]).then_some(uuid)
     }
@@ -216,10 +216,10 @@ fn no_device(version: Version, said: Option<&Error>) -> String {
     format!("HIP {version} is installed and finds no AMD device ({said})")
 }
 
-/// Returns a string that a function writes to a buffer of `BYTES` bytes.
+/// Returns a string that `write` stores in a buffer of `BYTES` bytes.
 fn text<const BYTES: usize>(write: impl FnOnce(*mut c_char, i32) -> Result<()>) -> Result<String> {
     let mut buffer = [0u8; BYTES];
-    // The last byte stays zero.
+    // The last byte of the buffer stays zero.
     write(buffer.as_mut_ptr().cast(), BYTES as i32 - 1)?;
     Ok(until_zero(&buffer))
 }
@@ -229,7 +229,7 @@ fn until_zero(bytes: &[u8]) -> String {
     String::from_utf8_lossy(text).trim().to_string()
 }
 
-/// Returns the architecture in a structure of properties.
+/// Reads the architecture from a structure of device properties.
 fn architecture_in(properties: &[u8], layout: Properties) -> Result<String> {
     let said = until_zero(properties.get(layout.architecture_at..layout.bytes).unwrap_or_default());
     if said.starts_with("gfx") && said.len() < 256 {

@@ -1,18 +1,18 @@
-//! The functions of HIP, hiprtc and rocBLAS that Ragtag calls, in one list. The backend's tables and the
-//! tests' stand-ins for a driver are generated from it.
+//! The functions of HIP, hiprtc and rocBLAS that Ragtag calls, in one list. The backend's function tables and
+//! the stand-in libraries of the tests are generated from this list.
 //!
-//! Signatures follow `hip/hip_runtime_api.h` and `hip/hiprtc.h` of HIP 5.0 to 7.0 and the matching
-//! `rocblas/rocblas.h`, in which they are the same. Each function returns a code, 0 for success. Enumerations
-//! are passed as `i32`, and `hipDevice_t` is the device's ordinal. Does not know what the functions are
-//! called for.
+//! Signatures follow `hip/hip_runtime_api.h` and `hip/hiprtc.h` of HIP 5.0 to 7.0, and the matching
+//! `rocblas/rocblas.h`. They are the same in all these versions. Each function returns a code, with 0 for
+//! success. Enumerations are passed as `i32`, and a `hipDevice_t` is the device's ordinal.
 
 use std::ffi::c_void;
 
-/// A driver object, or a device address.
+/// A handle of a driver object, or a device address.
 pub type Handle = *mut c_void;
 
-/// Passes the list to a macro: functions of every HIP version, optional functions, those of hiprtc, and those
-/// of rocBLAS, which may be missing entirely. The expansion needs `Handle` and `c_char` in scope.
+/// Passes the list of functions to a macro. The list has four parts: required functions of HIP, optional
+/// functions of HIP, hiprtc and rocBLAS. rocBLAS may be missing entirely. The expansion needs `Handle` and
+/// `c_char` in scope.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! hip_functions {
@@ -136,31 +136,31 @@ macro_rules! hip_functions {
     };
 }
 
-/// Codes of `hipError_t` that callers interpret.
+/// Codes of `hipError_t` that Ragtag interprets.
 pub mod code {
     /// A parameter is out of range.
     pub const INVALID_VALUE: i32 = 1;
-    /// Too little memory.
+    /// The device is out of memory.
     pub const OUT_OF_MEMORY: i32 = 2;
-    /// `hipInit` was not called, or failed.
+    /// `hipInit` was not called or has failed.
     pub const NOT_INITIALIZED: i32 = 3;
-    /// There is no device.
+    /// The machine has no device.
     pub const NO_DEVICE: i32 = 100;
-    /// There is no such device. `hipInit` also returns it if there is no device at all.
+    /// The ordinal is invalid. `hipInit` also returns this code if the machine has no device.
     pub const INVALID_DEVICE: i32 = 101;
-    /// Code that is not for this device.
+    /// The code object is for another device.
     pub const INVALID_IMAGE: i32 = 200;
-    /// Invalid object.
+    /// The handle is invalid.
     pub const INVALID_HANDLE: i32 = 400;
-    /// No such name.
+    /// The name was not found.
     pub const NOT_FOUND: i32 = 500;
-    /// Not finished yet.
+    /// The work has not finished.
     pub const NOT_READY: i32 = 600;
     /// A kernel accessed invalid memory.
     pub const ILLEGAL_ADDRESS: i32 = 700;
     /// A kernel ended with an exception.
     pub const LAUNCH_FAILURE: i32 = 719;
-    /// This HIP has no such function.
+    /// This version of HIP does not support the function.
     pub const NOT_SUPPORTED: i32 = 801;
     /// Unknown error.
     pub const UNKNOWN: i32 = 999;
@@ -168,17 +168,17 @@ pub mod code {
 
 /// Values of `hipDeviceAttribute_t`.
 pub mod attribute {
-    /// Clock of the compute units, in kHz.
+    /// Clock rate of the compute units, in kHz.
     pub const CLOCK_RATE: i32 = 5;
-    /// Whether the device shares the host's memory.
+    /// Whether the device shares memory with the host.
     pub const INTEGRATED: i32 = 16;
-    /// Most work items in a group.
+    /// Maximum number of work items in a group.
     pub const MAX_THREADS_PER_BLOCK: i32 = 56;
-    /// Compute units, or pairs of them.
+    /// Number of compute units. A pair of RDNA compute units may count as one.
     pub const MULTIPROCESSOR_COUNT: i32 = 63;
-    /// Local memory of a group, in bytes.
+    /// Maximum local memory of a group, in bytes.
     pub const MAX_SHARED_MEMORY_PER_BLOCK: i32 = 74;
-    /// Work items in a wave.
+    /// Number of work items in a wave.
     pub const WARP_SIZE: i32 = 87;
     /// Whether stream-ordered allocation is supported.
     pub const MEMORY_POOLS_SUPPORTED: i32 = 88;
@@ -189,17 +189,17 @@ pub const FUNCTION_MAX_THREADS: i32 = 0;
 
 /// Values of `hipMemcpyKind`.
 pub mod copy_kind {
-    /// From the host to the device.
+    /// Copy from the host to the device.
     pub const UPLOAD: i32 = 1;
-    /// From the device to the host.
+    /// Copy from the device to the host.
     pub const DOWNLOAD: i32 = 2;
-    /// Within the device.
+    /// Copy within the device.
     pub const DEVICE: i32 = 3;
 }
 
-/// Values of rocBLAS's enumerations.
+/// Values of the enumerations in rocBLAS.
 pub mod blas {
-    /// `rocblas_operation_none`: not transposed.
+    /// `rocblas_operation_none`: the matrix is not transposed.
     pub const NONE: i32 = 111;
     /// `rocblas_operation_transpose`.
     pub const TRANSPOSE: i32 = 112;
@@ -207,23 +207,23 @@ pub mod blas {
     pub const F16: i32 = 150;
     /// `rocblas_datatype_f32_r`.
     pub const F32: i32 = 151;
-    /// `rocblas_gemm_algo_standard`: the library chooses.
+    /// `rocblas_gemm_algo_standard`: rocBLAS selects the algorithm.
     pub const STANDARD: i32 = 0;
     /// `rocblas_status_not_implemented`.
     pub const NOT_IMPLEMENTED: i32 = 2;
 }
 
-/// Layout of `hipDeviceProp_t`, limited to the fields that are read. The architecture is available only
-/// there.
+/// Layout of `hipDeviceProp_t`, with only the fields that Ragtag reads. No other call reports the
+/// architecture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Properties {
     /// Size of the structure in bytes.
     pub bytes: usize,
-    /// Offset of `gcnArchName`: a string of up to 256 bytes that ends with a zero.
+    /// Offset of `gcnArchName`, a string of up to 256 bytes that ends with a zero.
     pub architecture_at: usize,
 }
 
-/// Layout of `hipGetDeviceProperties`: the structure of HIP 5.
+/// Layout that `hipGetDeviceProperties` writes: the structure of HIP 5.
 pub const PROPERTIES_R0000: Properties = Properties { bytes: 792, architecture_at: 396 };
-/// Layout of `hipGetDevicePropertiesR0600`: the structure of HIP 6 and 7.
+/// Layout that `hipGetDevicePropertiesR0600` writes: the structure of HIP 6 and 7.
 pub const PROPERTIES_R0600: Properties = Properties { bytes: 1472, architecture_at: 1160 };

@@ -1,7 +1,7 @@
-//! Command queues and the commands enqueued on them.
+//! Command queues and their commands.
 //!
-//! Each command may wait for events and may return one; a command without an event costs less. Does not know
-//! what the commands are for.
+//! A command waits for the events in [`Ends::after`]. It returns an event only if [`Ends::wanted`] is true,
+//! because events cost time.
 
 use super::objects::handle;
 use super::{CommandBuffer, Context, Event, Kernel, Mem, create, status};
@@ -18,12 +18,12 @@ handle! {
     Queue(cl_command_queue), clReleaseCommandQueue
 }
 
-/// Returns the handles of events. They are valid as long as the events are.
+/// Returns the raw handles of events. They are valid as long as the events live.
 pub(crate) fn raw<'a>(events: impl Iterator<Item = &'a Event>) -> Vec<cl_event> {
     events.map(|event| event.0).collect()
 }
 
-/// Events that a command waits for, and whether it returns one.
+/// Events that a command waits for, and whether the command returns an event.
 #[derive(Clone, Copy)]
 pub(crate) struct Ends<'a> {
     pub(crate) after: &'a [cl_event],
@@ -33,11 +33,12 @@ pub(crate) struct Ends<'a> {
 type Enqueued = Result<Option<Event>>;
 
 fn wait_list(after: &[cl_event]) -> (cl_uint, *const cl_event) {
-    // The list must be null if it is empty.
+    // OpenCL requires a null pointer for an empty list.
     (after.len() as cl_uint, if after.is_empty() { ptr::null() } else { after.as_ptr() })
 }
 
-/// Calls an enqueue function with the queue before its arguments, and the wait list and event after them.
+/// Calls an enqueue function. The macro passes the queue before the arguments, and the wait list and the
+/// event after them.
 macro_rules! enqueue {
     ($queue:expr, $ends:expr, $function:ident($($argument:expr),* $(,)?)) => {
         give($ends, |count, list, place| status!($function($queue, $($argument,)* count, list, place)))
@@ -55,10 +56,10 @@ fn give(
 }
 
 impl Queue {
-    /// `modern` means that the platform has OpenCL 2.0 or later.
+    /// Creates a queue. `modern` means that the platform has OpenCL 2.0 or later.
     pub(crate) fn new(context: &Context, device: Device, modern: bool) -> Result<Self> {
         let properties = [CL_QUEUE_PROPERTIES as u64, CL_QUEUE_PROFILING_ENABLE, 0];
-        // SAFETY: the device is one of the context's, the properties end with zero.
+        // SAFETY: the device belongs to the context, and the properties end with zero.
         let queue = unsafe {
             if modern {
                 create!(clCreateCommandQueueWithProperties(context.0, device.id(), properties.as_ptr()))
@@ -75,7 +76,7 @@ impl Queue {
         unsafe { status!(clFlush(self.0)) }
     }
 
-    /// Blocks until all work is done.
+    /// Blocks until all commands in the queue have ended.
     pub(crate) fn finish(&self) -> Result<()> {
         // SAFETY: the queue is valid.
         unsafe { status!(clFinish(self.0)) }
@@ -83,30 +84,30 @@ impl Queue {
 
     /// Enqueues a marker.
     pub(crate) fn marker(&self, ends: Ends<'_>) -> Enqueued {
-        // SAFETY: valid queue and events.
+        // SAFETY: the queue and the events are valid.
         unsafe { enqueue!(self.0, ends, clEnqueueMarkerWithWaitList()) }
     }
 
     pub(crate) fn fill(&self, to: Part<'_>, word: u32, ends: Ends<'_>) -> Enqueued {
         let pattern = (&raw const word).cast::<c_void>();
         let Part { memory, offset, bytes } = to;
-        // SAFETY: the pattern is copied by the call; the driver checks the range.
+        // SAFETY: the call copies the pattern, and the driver checks the range.
         unsafe {
             enqueue!(self.0, ends, clEnqueueFillBuffer(memory.0, pattern, size_of::<u32>(), offset, bytes))
         }
     }
 
-    /// Writes a zero byte.
+    /// Writes a zero to the first byte of a buffer.
     pub(crate) fn touch(&self, memory: &Mem) -> Result<Event> {
         let (pattern, ends) = ([0u8], Ends { after: &[], wanted: true });
-        // SAFETY: every buffer has a first byte; the pattern is copied by the call.
+        // SAFETY: every buffer has a first byte, and the call copies the pattern.
         let event = unsafe {
             enqueue!(self.0, ends, clEnqueueFillBuffer(memory.0, pattern.as_ptr().cast(), 1, 0, 1))
         }?;
         event.ok_or_else(|| Error::invalid("a command returned no event"))
     }
 
-    /// Copies between buffers. `to` has the length of `from` and does not overlap it.
+    /// Copies a range between two buffers. `to` has the length of `from` and does not overlap it.
     pub(crate) fn copy(&self, from: Part<'_>, to: Part<'_>, ends: Ends<'_>) -> Enqueued {
         let (source, target) = (from.memory.0, to.memory.0);
         // SAFETY: the driver checks the ranges.
@@ -115,13 +116,13 @@ impl Queue {
         }
     }
 
-    /// Copies from host memory.
+    /// Copies host memory to a buffer.
     ///
     /// # Safety
-    /// `to.bytes` bytes from `from` on are valid until the command has ended.
+    /// The host memory from `from` to `from + to.bytes` is valid until the command has ended.
     pub(crate) unsafe fn write(&self, from: *const u8, to: Part<'_>, ends: Ends<'_>) -> Enqueued {
         let Part { memory, offset, bytes } = to;
-        // SAFETY: the driver checks the range; the host memory is valid by the caller's promise.
+        // SAFETY: the driver checks the range. The caller guarantees that the host memory is valid.
         unsafe {
             enqueue!(
                 self.0,
@@ -131,13 +132,14 @@ impl Queue {
         }
     }
 
-    /// Copies to host memory.
+    /// Copies a buffer to host memory.
     ///
     /// # Safety
-    /// As for [`Queue::write`]; nothing else may touch those bytes while the command runs.
+    /// The requirements of [`Queue::write`] apply to `to`. Nothing else accesses these bytes while the
+    /// command runs.
     pub(crate) unsafe fn read(&self, from: Part<'_>, to: *mut u8, ends: Ends<'_>) -> Enqueued {
         let Part { memory, offset, bytes } = from;
-        // SAFETY: the driver checks the range; the host memory is valid by the caller's promise.
+        // SAFETY: the driver checks the range. The caller guarantees that the host memory is valid.
         unsafe {
             enqueue!(self.0, ends, clEnqueueReadBuffer(memory.0, CL_NON_BLOCKING, offset, bytes, to.cast()))
         }
@@ -146,10 +148,10 @@ impl Queue {
     /// Launches a kernel with its current arguments.
     ///
     /// # Safety
-    /// The kernel touches only memory that its arguments give it.
+    /// The kernel accesses only the memory of its arguments.
     pub(crate) unsafe fn launch(&self, kernel: &Kernel, size: &Range3, ends: Ends<'_>) -> Enqueued {
         let (global, local) = (size.global.as_ptr(), size.local.as_ptr());
-        // SAFETY: there are as many sizes of each kind as axes; the driver checks them and the arguments.
+        // SAFETY: each list has one size per axis. The driver checks the sizes and the arguments.
         unsafe {
             enqueue!(self.0, ends, clEnqueueNDRangeKernel(kernel.0, size.axes(), ptr::null(), global, local))
         }
@@ -158,16 +160,17 @@ impl Queue {
     /// Enqueues a command buffer.
     ///
     /// # Safety
-    /// As for the recorded commands.
+    /// The requirements of all recorded commands apply.
     pub(crate) unsafe fn play(&self, buffer: &CommandBuffer, ends: Ends<'_>) -> Enqueued {
         give(ends, |count, list, place| buffer.enqueue(count, list, place))
     }
 
-    /// Maps a buffer over host memory, so that the driver pins it. The contents on the host are kept.
+    /// Maps a buffer over host memory, so that the driver pins that memory. The contents of the host memory
+    /// do not change.
     pub(crate) fn pin(&self, memory: &Mem, bytes: usize) -> Result<*mut c_void> {
         let mut event: cl_event = ptr::null_mut();
-        // SAFETY: all of a valid buffer is mapped, and the call blocks until it is. The flag says that
-        // nothing is copied.
+        // SAFETY: the call maps the whole of a valid buffer and blocks until the buffer is mapped. The flag
+        // prevents a copy.
         let pointer = unsafe {
             create!(clEnqueueMapBuffer(
                 self.0,
@@ -185,16 +188,16 @@ impl Queue {
         Ok(pointer)
     }
 
-    /// Enqueues the reversal of [`Queue::pin`].
+    /// Enqueues an unmap command, which reverses [`Queue::pin`].
     pub(crate) fn unpin(&self, memory: &Mem, pointer: *mut c_void) -> Result<()> {
-        // SAFETY: the pointer is what mapping this memory gave.
+        // SAFETY: mapping this memory returned the pointer.
         unsafe {
             status!(clEnqueueUnmapMemObject(self.0, memory.0, pointer, 0, ptr::null(), ptr::null_mut()))
         }
     }
 }
 
-/// A range of bytes of a buffer.
+/// A byte range of a buffer.
 #[derive(Clone, Copy)]
 pub(crate) struct Part<'a> {
     pub(crate) memory: &'a Mem,
@@ -202,7 +205,7 @@ pub(crate) struct Part<'a> {
     pub(crate) bytes: usize,
 }
 
-/// Global and local size of a launch, in work items.
+/// Global size and work group size of a launch, in work items per axis.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Range3 {
     pub(crate) global: [usize; 3],
@@ -210,8 +213,7 @@ pub(crate) struct Range3 {
 }
 
 impl Range3 {
-    /// Returns the number of axes without trailing axes of one work item. Some drivers launch fewer axes
-    /// faster.
+    /// Returns the number of axes, without trailing axes of size one. Some drivers launch fewer axes faster.
     pub(super) fn axes(&self) -> cl_uint {
         let last = (1..3).rev().find(|&axis| self.global[axis] > 1).unwrap_or(0);
         last as cl_uint + 1

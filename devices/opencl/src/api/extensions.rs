@@ -1,7 +1,5 @@
-//! Extension functions, looked up by name on a platform: command buffers, SPIR-V before OpenCL 2.1, Intel's
-//! unified shared memory.
-//!
-//! Does not know what is recorded.
+//! Extension functions, which are looked up by name on a platform: command buffers, SPIR-V before OpenCL 2.1,
+//! and Intel's unified shared memory.
 
 use super::commands::{Part, Queue, Range3};
 use super::{Kernel, check, library, missing};
@@ -16,27 +14,27 @@ use ragtag_hal::Result;
 use std::ffi::{CStr, c_void};
 use std::ptr;
 
-/// Returns the address of an extension function. Its type is defined by the extension's specification.
+/// Returns the address of an extension function. The extension's specification defines its type.
 fn address(platform: cl_platform_id, name: &CStr) -> Option<*mut c_void> {
-    // SAFETY: a valid platform and a name that ends with zero.
+    // SAFETY: the platform is valid, and the name ends with zero.
     let address =
         unsafe { library().ok()?.clGetExtensionFunctionAddressForPlatform(platform, name.as_ptr()) };
     address.filter(|address| !address.is_null())
 }
 
-/// Looks up a function by name, typed as the field that receives it.
+/// Looks up an extension function and converts it to the type of the field that receives it.
 macro_rules! function {
     ($platform:expr, $name:literal, $type:ty) => {{
         let address = address($platform, $name)?;
-        // SAFETY: the platform says that this is the function of that name, whose type the specification gives.
+        // SAFETY: the platform returned the function of that name, and the specification defines its type.
         (unsafe { std::mem::transmute::<*mut c_void, $type>(address) })?
     }};
 }
 
-/// Type of a function, from the type of a nullable function pointer.
+/// The function type inside the nullable function pointer type `T`.
 type Of<T> = <T as IntoIterator>::Item;
 
-/// Functions of `cl_khr_command_buffer` version 1.0.
+/// Functions of `cl_khr_command_buffer`, version 1.0.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CommandBuffers {
     create: Of<clCreateCommandBufferKHR_fn>,
@@ -49,7 +47,7 @@ pub(crate) struct CommandBuffers {
 }
 
 impl CommandBuffers {
-    /// Looks up the functions. Valid only if the device has version 1.0 or later; earlier versions had other
+    /// Looks up the functions. The device must have version 1.0 or later, because earlier versions have other
     /// signatures.
     pub(crate) fn of(platform: cl_platform_id) -> Option<Self> {
         Some(Self {
@@ -64,15 +62,15 @@ impl CommandBuffers {
     }
 }
 
-/// A recorded command buffer. Commands run in the order of recording, because its queue is in-order.
+/// A recorded command buffer. Its commands run in the recorded order, because its queue is in-order.
 #[derive(Debug)]
 pub(crate) struct CommandBuffer {
     functions: CommandBuffers,
     buffer: cl_command_buffer_khr,
 }
 
-// SAFETY: the buffer may be used on any thread, but by only one at a time while it is recorded; recording
-// takes `&mut`.
+// SAFETY: the buffer may be used on any thread, but only one thread may record at a time. Recording takes
+// `&mut`.
 unsafe impl Send for CommandBuffer {}
 // SAFETY: as above.
 unsafe impl Sync for CommandBuffer {}
@@ -81,7 +79,7 @@ impl CommandBuffer {
     /// Creates an empty command buffer.
     pub(crate) fn new(functions: CommandBuffers, queue: &Queue) -> Result<Self> {
         let mut code = 0;
-        // SAFETY: one valid queue, no properties.
+        // SAFETY: the call reads one valid queue, and there are no properties.
         let buffer = unsafe { (functions.create)(1, &raw const queue.0, ptr::null(), &raw mut code) };
         check("clCreateCommandBufferKHR", code)?;
         if buffer.is_null() {
@@ -94,8 +92,8 @@ impl CommandBuffer {
     pub(crate) fn launch(&mut self, kernel: &Kernel, size: &Range3) -> Result<()> {
         let (none, no_mutable, no_sync) = (ptr::null_mut(), ptr::null_mut(), ptr::null());
         let (global, local) = (size.global.as_ptr(), size.local.as_ptr());
-        // SAFETY: recorded for the buffer's own queue; there are as many sizes of each kind as axes; the
-        // current arguments are copied.
+        // SAFETY: the command is recorded for the buffer's own queue. Each list has one size per axis. The
+        // call copies the current arguments.
         let code = unsafe {
             (self.functions.launch)(
                 self.buffer,
@@ -116,7 +114,7 @@ impl CommandBuffer {
     }
 
     pub(crate) fn copy(&mut self, from: Part<'_>, to: Part<'_>) -> Result<()> {
-        // SAFETY: recorded for the buffer's own queue; the driver checks the ranges.
+        // SAFETY: the command is recorded for the buffer's own queue. The driver checks the ranges.
         let code = unsafe {
             (self.functions.copy)(
                 self.buffer,
@@ -137,7 +135,8 @@ impl CommandBuffer {
     }
 
     pub(crate) fn fill(&mut self, to: Part<'_>, word: u32) -> Result<()> {
-        // SAFETY: recorded for the buffer's own queue; the pattern is copied; the driver checks the range.
+        // SAFETY: the command is recorded for the buffer's own queue. The call copies the pattern, and the
+        // driver checks the range.
         let code = unsafe {
             (self.functions.fill)(
                 self.buffer,
@@ -164,7 +163,8 @@ impl CommandBuffer {
     }
 
     pub(super) fn enqueue(&self, count: cl_uint, after: *const cl_event, event: *mut cl_event) -> Result<()> {
-        // SAFETY: a finalised buffer on the queue it was recorded for; the caller passes a valid list.
+        // SAFETY: the buffer is finalised, and it runs on the queue for which it was recorded. The caller
+        // passes a valid list.
         let code = unsafe { (self.functions.enqueue)(0, ptr::null_mut(), self.buffer, count, after, event) };
         check("clEnqueueCommandBufferKHR", code)
     }
@@ -172,7 +172,7 @@ impl CommandBuffer {
 
 impl Drop for CommandBuffer {
     fn drop(&mut self) {
-        // SAFETY: valid and owned; the driver keeps it alive while it runs.
+        // SAFETY: the buffer is valid and owned. The driver keeps it alive while it runs.
         let code = unsafe { (self.functions.release)(self.buffer) };
         if let Err(error) = check("clReleaseCommandBufferKHR", code) {
             tracing::debug!(%error, "cannot release a command buffer");
@@ -180,7 +180,7 @@ impl Drop for CommandBuffer {
     }
 }
 
-/// Functions of `cl_intel_unified_shared_memory` for host memory.
+/// Functions of `cl_intel_unified_shared_memory` for allocations in host memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct UnifiedMemory {
     pub(super) allocate: Of<clHostMemAllocINTEL_fn>,
@@ -196,17 +196,17 @@ impl UnifiedMemory {
     }
 }
 
-/// Way in which a platform loads SPIR-V.
+/// Function with which a platform loads SPIR-V.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum SpirVLoader {
-    /// Core function of OpenCL 2.1 and later.
+    /// The core function of OpenCL 2.1 and later.
     Core,
-    /// Extension `cl_khr_il_program`.
+    /// The function of the extension `cl_khr_il_program`.
     Extension(Of<clCreateProgramWithILKHR_fn>),
 }
 
 impl SpirVLoader {
-    /// Looks up the extension's function.
+    /// Looks up the function of the extension. Returns `None` if the platform lacks the extension.
     pub(crate) fn extension(platform: cl_platform_id) -> Option<Self> {
         Some(Self::Extension(function!(platform, c"clCreateProgramWithILKHR", clCreateProgramWithILKHR_fn)))
     }

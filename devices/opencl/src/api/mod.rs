@@ -1,9 +1,9 @@
-//! OpenCL objects as owned values and calls as results.
+//! OpenCL objects as owned values, and OpenCL calls that return results.
 //!
-//! Calls go to the library found at run time; a missing function is an ordinary error. Objects are released
-//! on drop, and errors of a release are only logged.
+//! Calls go to the library that was found at run time. A missing function is an ordinary error. Objects are
+//! released on drop, and failed releases are only logged.
 //!
-//! Knows nothing of the hardware layer except its errors.
+//! This module uses only the error types of the hardware layer.
 
 mod commands;
 mod extensions;
@@ -19,14 +19,14 @@ use opencl3::error_codes::CL_SUCCESS;
 use opencl3::types::cl_int;
 use ragtag_hal::{Error, Result};
 
-/// Returns the library.
+/// Returns the loaded OpenCL library.
 ///
 /// # Errors
-/// If it was not found.
+/// Returns an error if no library was found.
 ///
 /// # Safety
-/// Its functions are declared as safe for any arguments. Callers must follow OpenCL's rules for each
-/// function.
+/// The declarations claim that the functions are safe for any arguments, which is not true. Callers must
+/// follow OpenCL's rules for each function.
 unsafe fn library() -> Result<&'static OpenClRuntime> {
     let library = cl3::load_library().as_ref();
     library.map_err(|error| Error::Unsupported { what: format!("OpenCL (cannot load the library: {error})") })

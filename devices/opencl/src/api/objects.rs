@@ -1,6 +1,6 @@
-//! Contexts, memory, programs, kernels and events.
+//! Owned OpenCL objects: contexts, memory, programs, kernels and events.
 //!
-//! Knows nothing about queues.
+//! This module does not depend on queues.
 
 use super::{SpirVLoader, UnifiedMemory, check, create, missing, status};
 use cl3::ext::cl_platform_id;
@@ -31,8 +31,8 @@ macro_rules! handle {
         #[derive(Debug)]
         pub(crate) struct $name(pub(super) $raw);
 
-        // SAFETY: OpenCL's objects may be used on any thread; the one call that is bound to one thread at a time,
-        // clSetKernelArg, takes `&mut`.
+        // SAFETY: OpenCL's objects may be used on any thread. The one call that must not run concurrently on
+        // an object, clSetKernelArg, takes `&mut`.
         unsafe impl Send for $name {}
         // SAFETY: as above.
         unsafe impl Sync for $name {}
@@ -40,7 +40,7 @@ macro_rules! handle {
         impl Drop for $name {
             fn drop(&mut self) {
                 let release = || {
-                    // SAFETY: the handle is valid and owned; it is not used after this.
+                    // SAFETY: the handle is valid and owned, and it is not used after this call.
                     unsafe { status!($release(self.0)) }
                 };
                 if let Err(error) = release() {
@@ -52,34 +52,34 @@ macro_rules! handle {
 }
 pub(super) use handle;
 
-/// Queries a plain number from an object.
+/// Queries a property of an object whose value is a plain number.
 macro_rules! ask {
     ($question:ident($($of:expr),+), $answer:ty) => {{
         let mut value = <$answer>::default();
         let (bytes, to) = (size_of_val(&value), (&raw mut value).cast());
-        // SAFETY: the object is valid, and the answer to this question has this type.
+        // SAFETY: the object is valid, and the property has this type.
         unsafe { status!($question($($of),+, bytes, to, ptr::null_mut())) }.map(|()| value)
     }};
 }
 
 handle! {
-    /// State shared by several devices of one platform.
+    /// An OpenCL context, which several devices of one platform share.
     Context(cl_context), clReleaseContext
 }
 handle! {
-    /// Device memory, or part of it.
+    /// A buffer or a sub-buffer.
     Mem(cl_mem), clReleaseMemObject
 }
 handle! {
-    /// A program built for one device.
+    /// A program that is built for one device.
     Program(cl_program), clReleaseProgram
 }
 handle! {
-    /// A kernel function with its arguments.
+    /// A kernel function and its current arguments.
     Kernel(cl_kernel), clReleaseKernel
 }
 handle! {
-    /// Completion event of a command.
+    /// The completion event of a command.
     Event(cl_event), clReleaseEvent
 }
 
@@ -102,24 +102,24 @@ impl Context {
 }
 
 impl Mem {
-    /// Creates a buffer. Some drivers commit its memory only on first use.
+    /// Creates a buffer. Some drivers commit the memory of a buffer only on first use.
     pub(crate) fn new(context: &Context, bytes: usize) -> Result<Self> {
-        // SAFETY: the context is valid and there is no host memory.
+        // SAFETY: the context is valid, and the buffer has no host memory.
         unsafe { create!(clCreateBuffer(context.0, CL_MEM_READ_WRITE, bytes, ptr::null_mut())) }.map(Self)
     }
 
     /// Creates a buffer over host memory.
     ///
     /// # Safety
-    /// `bytes` bytes from `pointer` must stay valid as long as the buffer, and must not be touched while a
-    /// command uses them.
+    /// The memory from `pointer` to `pointer + bytes` stays valid as long as the buffer. Nothing else
+    /// accesses it while a command uses it.
     pub(crate) unsafe fn over(context: &Context, pointer: *mut u8, bytes: usize) -> Result<Self> {
         let flags = CL_MEM_READ_WRITE | CL_MEM_USE_HOST_PTR;
-        // SAFETY: the context is valid; the memory is, by the caller's promise.
+        // SAFETY: the context is valid, and the caller guarantees that the memory is valid.
         unsafe { create!(clCreateBuffer(context.0, flags, bytes, pointer.cast())) }.map(Self)
     }
 
-    /// Returns a sub-buffer, which keeps the whole buffer alive.
+    /// Creates a sub-buffer. It keeps the whole buffer alive.
     pub(crate) fn part(&self, offset: usize, bytes: usize) -> Result<Self> {
         let region = cl_buffer_region { origin: offset, size: bytes };
         // SAFETY: the memory is valid, and the driver checks the range.
@@ -135,34 +135,34 @@ impl Mem {
     }
 }
 
-/// A block of memory that host and device address alike.
+/// A block of memory at an address that host and device share.
 #[derive(Debug)]
 pub(crate) struct SharedBlock {
     context: cl_context,
     pointer: *mut c_void,
-    /// Functions that free it; `None` for OpenCL's own shared virtual memory.
+    /// Functions that free the block. `None` stands for the shared virtual memory of the OpenCL standard.
     unified: Option<UnifiedMemory>,
 }
 
 // SAFETY: the block is plain memory, and its context may be used on any thread.
 unsafe impl Send for SharedBlock {}
-// SAFETY: as above; the contents of the block are reached only through raw pointers.
+// SAFETY: as above. The contents of the block are accessed only through raw pointers.
 unsafe impl Sync for SharedBlock {}
 
 impl SharedBlock {
-    /// Allocates OpenCL 2 fine-grained shared virtual memory. Returns `None` if there is none.
+    /// Allocates fine-grained shared virtual memory of OpenCL 2. Returns `None` if the allocation fails.
     pub(crate) fn fine_grained(context: &Context, bytes: usize) -> Result<Option<Self>> {
         let flags = CL_MEM_READ_WRITE | CL_MEM_SVM_FINE_GRAIN_BUFFER;
-        // SAFETY: the context is valid; alignment 0 asks for that of the largest type.
+        // SAFETY: the context is valid. Alignment 0 means the alignment of the largest type.
         let pointer = unsafe { super::library()?.clSVMAlloc(context.0, flags, bytes, 0) };
         let pointer = pointer.ok_or_else(|| missing("clSVMAlloc"))?;
         Ok((!pointer.is_null()).then_some(Self { context: context.0, pointer, unified: None }))
     }
 
-    /// Allocates host memory of Intel's unified shared memory.
+    /// Allocates host memory with Intel's unified shared memory.
     pub(crate) fn unified(context: &Context, memory: UnifiedMemory, bytes: usize) -> Result<Self> {
         let mut code = 0;
-        // SAFETY: the context is valid; there are no properties.
+        // SAFETY: the context is valid, and there are no properties.
         let pointer = unsafe { (memory.allocate)(context.0, ptr::null(), bytes, 0, &raw mut code) };
         check("clHostMemAllocINTEL", code)?;
         Ok(Self { context: context.0, pointer, unified: Some(memory) })
@@ -176,10 +176,10 @@ impl SharedBlock {
 impl Drop for SharedBlock {
     fn drop(&mut self) {
         match self.unified {
-            // SAFETY: allocated by the same extension; no command uses it any more.
+            // SAFETY: the same extension allocated the block, and no command uses it any more.
             Some(memory) => drop(unsafe { (memory.free)(self.context, self.pointer) }),
             None => {
-                // SAFETY: allocated by clSVMAlloc in this context; no command uses it any more.
+                // SAFETY: clSVMAlloc allocated the block in this context, and no command uses it any more.
                 unsafe {
                     let library = super::library();
                     library.map(|library| library.clSVMFree(self.context, self.pointer)).ok();
@@ -192,14 +192,14 @@ impl Drop for SharedBlock {
 impl Program {
     pub(crate) fn from_source(context: &Context, text: &str) -> Result<Self> {
         let (pointer, bytes) = (text.as_ptr().cast(), text.len());
-        // SAFETY: one text with its length.
+        // SAFETY: the call reads one text of the given length.
         unsafe { create!(clCreateProgramWithSource(context.0, 1, &raw const pointer, &raw const bytes)) }
             .map(Self)
     }
 
     pub(crate) fn from_spir_v(context: &Context, loader: SpirVLoader, binary: &[u8]) -> Result<Self> {
         let (pointer, bytes) = (binary.as_ptr().cast(), binary.len());
-        // SAFETY: the binary with its length.
+        // SAFETY: the call reads the binary, of the given length.
         let program = unsafe {
             match loader {
                 SpirVLoader::Core => create!(clCreateProgramWithIL(context.0, pointer, bytes)),
@@ -213,10 +213,10 @@ impl Program {
         program.map(Self)
     }
 
-    /// Loads a binary from [`Program::binary`], on the same device and driver.
+    /// Loads a binary that [`Program::binary`] returned for the same device and driver.
     pub(crate) fn from_binary(context: &Context, device: Device, binary: &[u8]) -> Result<Self> {
         let (id, pointer, bytes, mut loaded) = (device.id(), binary.as_ptr(), binary.len(), 0);
-        // SAFETY: one device and one binary with its length.
+        // SAFETY: the call reads one device and one binary of the given length.
         let program = unsafe {
             create!(clCreateProgramWithBinary(
                 context.0,
@@ -231,13 +231,13 @@ impl Program {
         check("clCreateProgramWithBinary", loaded).map(|()| program)
     }
 
-    /// Compiles and links for a device.
+    /// Compiles and links the program for a device.
     ///
     /// # Errors
-    /// [`Error::Compile`] with the build log for the device.
+    /// Returns [`Error::Compile`] with the device's build log if the build fails.
     pub(crate) fn build(&self, device: Device, options: &CStr) -> Result<()> {
         let id = device.id();
-        // SAFETY: one device, options that end with zero, no callback.
+        // SAFETY: the call reads one device and options that end with zero. There is no callback.
         let built = unsafe {
             status!(clBuildProgram(self.0, 1, &raw const id, options.as_ptr(), None, ptr::null_mut()))
         };
@@ -255,7 +255,7 @@ impl Program {
     fn log(&self, device: Device) -> Result<String> {
         let ask = |bytes, to: *mut c_void, size: *mut usize| {
             let (id, what) = (device.id(), CL_PROGRAM_BUILD_LOG);
-            // SAFETY: asks only for the size, or for as many bytes as there is room for.
+            // SAFETY: the call returns only the size, or writes at most the given number of bytes.
             unsafe { status!(clGetProgramBuildInfo(self.0, id, what, bytes, to, size)) }
         };
         let mut bytes = 0;
@@ -265,9 +265,9 @@ impl Program {
         Ok(String::from_utf8_lossy(&log).trim_matches(['\0', '\n', ' ']).to_string())
     }
 
-    /// Returns the driver's binary for the device, or `None` if the driver provides none.
+    /// Returns the driver's binary for the device. Returns `None` if the driver provides no binary.
     pub(crate) fn binary(&self, device: Device) -> Result<Option<Vec<u8>>> {
-        // A program belongs to all devices of its context, including those for which it was not built.
+        // A program belongs to all devices of its context, even if it was built for only one of them.
         let mut count: cl_uint = 0;
         self.info(CL_PROGRAM_NUM_DEVICES, std::slice::from_mut(&mut count))?;
         let mut devices: Vec<cl_device_id> = vec![ptr::null_mut(); count as usize];
@@ -278,7 +278,7 @@ impl Program {
         let Some((at, bytes)) = at.map(|at| (at, sizes[at])).filter(|&(_, bytes)| bytes > 0) else {
             return Ok(None);
         };
-        // All binaries get a buffer: some drivers write to entries that the standard allows to skip.
+        // Every binary gets a buffer, because some drivers write to entries that they should skip.
         let mut binaries: Vec<Vec<u8>> = sizes.iter().map(|&bytes| vec![0u8; bytes]).collect();
         let mut places: Vec<*mut u8> = binaries.iter_mut().map(|binary| binary.as_mut_ptr()).collect();
         self.info(CL_PROGRAM_BINARIES, &mut places)?;
@@ -288,36 +288,36 @@ impl Program {
 
     fn info<T: Copy>(&self, what: cl_uint, values: &mut [T]) -> Result<()> {
         let bytes = size_of_val(values);
-        // SAFETY: the values are plain integers or pointers, with their size; each pointer has room for its
-        // binary's size.
+        // SAFETY: the values are plain integers or pointers and have the given size. Each pointer has room
+        // for its binary.
         unsafe { status!(clGetProgramInfo(self.0, what, bytes, values.as_mut_ptr().cast(), ptr::null_mut())) }
     }
 }
 
 impl Kernel {
     pub(crate) fn new(program: &Program, name: &CStr) -> Result<Self> {
-        // SAFETY: the program is valid and the name ends with zero.
+        // SAFETY: the program is valid, and the name ends with zero.
         unsafe { create!(clCreateKernel(program.0, name.as_ptr())) }.map(Self)
     }
 
-    /// Returns the number of parameters.
+    /// Returns the number of parameters of the kernel.
     pub(crate) fn parameters(&self) -> Result<usize> {
         Ok(ask!(clGetKernelInfo(self.0, CL_KERNEL_NUM_ARGS), cl_uint)? as usize)
     }
 
-    /// Returns the work group that the source requires, or zeros if it requires none.
+    /// Returns the work group that the source requires. Returns zeros if the source requires none.
     pub(crate) fn required_group(&self, device: Device) -> Result<[usize; 3]> {
         let question = CL_KERNEL_COMPILE_WORK_GROUP_SIZE;
         ask!(clGetKernelWorkGroupInfo(self.0, device.id(), question), [usize; 3])
     }
 
-    /// Returns the most work items in a group that runs this function.
+    /// Returns the maximum number of work items in a group of this kernel.
     pub(crate) fn group_limit(&self, device: Device) -> Result<usize> {
         ask!(clGetKernelWorkGroupInfo(self.0, device.id(), CL_KERNEL_WORK_GROUP_SIZE), usize)
     }
 
     pub(crate) fn set_memory(&mut self, index: usize, memory: &Mem) -> Result<()> {
-        // SAFETY: the argument is a handle with its size.
+        // SAFETY: the argument is a handle and has the given size.
         unsafe {
             status!(clSetKernelArg(
                 self.0,
@@ -329,7 +329,7 @@ impl Kernel {
     }
 
     pub(crate) fn set_word(&mut self, index: usize, word: u32) -> Result<()> {
-        // SAFETY: the argument is a word with its size.
+        // SAFETY: the argument is a word and has the given size.
         unsafe {
             status!(clSetKernelArg(self.0, index as cl_uint, size_of::<u32>(), (&raw const word).cast()))
         }
@@ -337,19 +337,20 @@ impl Kernel {
 }
 
 impl Event {
-    /// Blocks until the command has ended. Some drivers spin here.
+    /// Blocks until the command has ended. Some drivers spin instead of sleeping.
     ///
     /// # Errors
-    /// The error of the command.
+    /// Returns the error of the command.
     pub(crate) fn wait(&self) -> Result<()> {
-        // SAFETY: one valid event.
+        // SAFETY: the list has one valid event.
         let waited = unsafe { status!(clWaitForEvents(1, &raw const self.0)) };
-        // The call reports a failed command with a generic code, the event with a specific one.
+        // For a failed command, the call returns a generic code, and the event has the specific code.
         let code = self.status()?;
         if code < 0 { check("a command", code) } else { waited }
     }
 
-    /// Returns true if the command has ended or failed. A failure is reported by `wait`.
+    /// Returns true if the command has ended or failed. [`Event::wait`] returns the error of a failed
+    /// command.
     pub(crate) fn has_passed(&self) -> bool {
         self.status().map_or(true, |code| code <= CL_COMPLETE)
     }
@@ -358,12 +359,12 @@ impl Event {
         ask!(clGetEventInfo(self.0, CL_EVENT_COMMAND_EXECUTION_STATUS), cl_int)
     }
 
-    /// Returns the start of the command in nanoseconds of the device's clock.
+    /// Returns the start of the command in nanoseconds on the device's clock.
     pub(crate) fn start_ns(&self) -> Result<u64> {
         self.profile(CL_PROFILING_COMMAND_START)
     }
 
-    /// Returns the end of the command in nanoseconds of the device's clock.
+    /// Returns the end of the command in nanoseconds on the device's clock.
     pub(crate) fn end_ns(&self) -> Result<u64> {
         self.profile(CL_PROFILING_COMMAND_END)
     }

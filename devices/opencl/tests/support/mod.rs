@@ -1,6 +1,6 @@
-//! Devices to test on, and the tests' kernel in OpenCL C.
+//! Devices for the tests, and the test kernel in OpenCL C.
 //!
-//! Knows nothing about a machine's platforms. Tests report which ones they lack.
+//! A test that finds no suitable device reports that it was skipped.
 
 #![allow(dead_code, unused_imports)] // each test binary uses its part
 

@@ -1,8 +1,8 @@
-//! A fake driver: each stream is a thread, memory is host memory, and every access is checked, so that a use
-//! after free is detected.
+//! A fake driver. Each stream is a thread, and device memory is host memory. Every access is checked, which
+//! detects use after free.
 //!
-//! It knows two kernels, `scale` and `hold`, which waits until the test releases it. Its product library
-//! reads the bits of f16 values as integers.
+//! The driver has two kernels. `scale` multiplies and adds, and `hold` waits until the test releases it. Its
+//! product library reads the bits of f16 values as integers.
 
 use crate::driver::{Arguments, Driver, Facts, Heap, Launch, Operands};
 use ragtag_hal::{DeviceFunction, Error, Gemm, KernelLanguage, Result};
@@ -12,7 +12,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Total bytes of the fake device.
+/// Memory size of the fake device, in bytes.
 pub const TOTAL_BYTES: u64 = 1 << 20;
 
 /// An operation of a stream.
@@ -29,17 +29,17 @@ enum Op {
 
 #[derive(Default)]
 pub struct State {
-    /// Allocations by address. Blocks consist of 64-bit words.
+    /// Allocations by address. Each block consists of 64-bit words.
     allocated: HashMap<u64, Box<[u64]>>,
     /// Pinned ranges by address.
     pinned: HashMap<u64, usize>,
-    /// Accesses to memory that did not exist.
+    /// Accesses to memory that was not allocated or pinned.
     violations: Vec<String>,
-    /// Number of calls by name.
+    /// Number of calls, by function name.
     calls: HashMap<&'static str, u32>,
-    /// Errors of calls that fail once.
+    /// Errors for the next call, by function name.
     refusals: HashMap<&'static str, Error>,
-    /// Error of every call once the device is lost.
+    /// Error that every call returns after the device is lost.
     lost: Option<Error>,
     open: bool,
     graphs: i32,
@@ -77,12 +77,12 @@ impl Fake {
         self.shared.lock().calls.get(name).copied().unwrap_or(0)
     }
 
-    /// Makes the next call of this name fail.
+    /// Makes the next call of this function fail.
     pub fn refuse(&self, name: &'static str, error: Error) {
         self.shared.lock().refusals.insert(name, error);
     }
 
-    /// Loses the device.
+    /// Marks the device as lost.
     pub fn lose(&self, error: Error) {
         let mut state = self.shared.lock();
         state.lost = Some(error);
@@ -90,7 +90,7 @@ impl Fake {
         self.shared.changed.notify_all();
     }
 
-    /// Releases `hold` from now on.
+    /// Releases all current and future launches of `hold`.
     pub fn release(&self) {
         self.shared.lock().open = true;
         self.shared.changed.notify_all();
@@ -111,7 +111,7 @@ impl Fake {
 }
 
 impl Shared {
-    /// Checks that a range is in device memory or pinned host memory.
+    /// Records a violation unless a range is in device memory or in pinned host memory.
     fn check(&self, what: &str, address: u64, bytes: usize) {
         let mut state = self.lock();
         let within = |(&start, length): (&u64, usize)| {
@@ -132,8 +132,7 @@ impl Shared {
             Op::Copy { from, to, bytes } => {
                 self.check("a copy", *from, *bytes);
                 self.check("a copy", *to, *bytes);
-                // SAFETY: both ranges were just looked up; the enqueuing side keeps them apart from other
-                // work.
+                // SAFETY: both ranges were just looked up. The enqueuing side excludes concurrent access.
                 unsafe { std::ptr::copy_nonoverlapping(*from as *const u8, *to as *mut u8, *bytes) }
             }
             Op::Fill { to, word, words } => {
@@ -175,7 +174,7 @@ impl Shared {
         for (address, bytes) in [x, weights, y].into_iter().zip(product.extents()) {
             self.check("a product", address, bytes as usize);
         }
-        // SAFETY: as for copies; the extents are those of these places.
+        // SAFETY: as for copies. `extents` gives the sizes of these matrices.
         let half = |from: u64, at: u32| unsafe { f32::from((from as *const u16).add(at as usize).read()) };
         for (row, column) in (0..product.rows).flat_map(|row| (0..product.columns).map(move |c| (row, c))) {
             let term =
@@ -190,7 +189,7 @@ impl Shared {
     }
 }
 
-/// A stream, run by a thread.
+/// A stream, whose operations run on its own thread.
 pub struct Stream {
     ops: Option<Sender<Op>>,
     captured: Mutex<Option<Vec<Op>>>,
@@ -210,7 +209,7 @@ impl Drop for Stream {
     }
 }
 
-/// An event: the time at which it passed, or none yet.
+/// An event with the time at which it passed, or `None` before that.
 #[derive(Clone)]
 pub struct Event {
     shared: Arc<Shared>,
@@ -230,13 +229,13 @@ impl Event {
     }
 }
 
-/// A function with its name and the number of parameters that the source states.
+/// A function: its name and its number of parameters.
 pub struct Function {
     name: String,
     parameters: usize,
 }
 
-/// Captured operations.
+/// A sequence of captured operations.
 pub struct Graph {
     shared: Arc<Shared>,
     ops: Arc<Vec<Op>>,
@@ -408,7 +407,8 @@ impl Driver for Fake {
         }
     }
 
-    /// Parses a source: each line is a function's name and its number of parameters.
+    /// Finds a function in a source. Each line of the source has a function's name and its number of
+    /// parameters.
     fn function(&self, module: &Arc<String>, function: &DeviceFunction) -> Result<Function> {
         let lines = module.lines().filter_map(|line| line.split_once(' '));
         let found = lines.into_iter().find(|(name, _)| *name == function.name);

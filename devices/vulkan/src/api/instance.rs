@@ -1,4 +1,4 @@
-//! The loader and a Vulkan instance.
+//! The Vulkan loader and a Vulkan instance.
 
 use super::{Facts, Messages};
 use crate::backend::Validation;
@@ -7,9 +7,9 @@ use ragtag_hal::Error;
 use std::ffi::CStr;
 use std::sync::{Arc, OnceLock};
 
-/// Requested API version. Devices may support less.
+/// Requested API version. A device may support only an older version.
 const VERSION: u32 = vk::API_VERSION_1_3;
-/// Layer that validates every call.
+/// Name of the validation layer.
 const VALIDATION: &CStr = c"VK_LAYER_KHRONOS_validation";
 
 /// An instance with its debug messenger.
@@ -20,13 +20,13 @@ pub(crate) struct Instance {
     messages: Arc<Messages>,
 }
 
-/// Keeps the drivers loaded for the life of the process. The loader unloads them with the last instance, and
-/// some drivers cannot be reloaded indefinitely: after about twenty reloads of NVIDIA's, the loader found
-/// none.
+/// Keeps the drivers loaded until the process ends. The loader unloads them with the last instance, and some
+/// drivers cannot be reloaded many times. After about twenty reloads of NVIDIA's driver, the loader found no
+/// driver.
 fn keep_drivers(entry: &ash::Entry) {
     static KEPT: OnceLock<Option<(ash::Entry, ash::Instance)>> = OnceLock::new();
     KEPT.get_or_init(|| {
-        // SAFETY: an instance without layers or extensions, which is never used or destroyed.
+        // SAFETY: the instance has no layers or extensions. It is never used or destroyed.
         let instance = unsafe { entry.create_instance(&vk::InstanceCreateInfo::default(), None) };
         Some((entry.clone(), instance.ok()?))
     });
@@ -34,13 +34,13 @@ fn keep_drivers(entry: &ash::Entry) {
 
 /// Returns true if the validation layer is installed.
 fn has_validation(entry: &ash::Entry) -> bool {
-    // SAFETY: no instance is needed.
+    // SAFETY: the call needs no instance.
     let layers = unsafe { entry.enumerate_instance_layer_properties() };
     layers.is_ok_and(|layers| layers.iter().any(|layer| layer.layer_name_as_c_str() == Ok(VALIDATION)))
 }
 
 impl Instance {
-    /// Name of the library.
+    /// File name of the Vulkan loader.
     pub(crate) const LIBRARY: &'static str = if cfg!(target_os = "windows") {
         "vulkan-1.dll"
     } else if cfg!(any(target_os = "macos", target_os = "ios")) {
@@ -51,15 +51,15 @@ impl Instance {
         "libvulkan.so.1"
     };
 
-    /// Loads the library and creates an instance, with validation as requested.
+    /// Loads the Vulkan loader and creates an instance, with the validation layer as requested.
     ///
     /// # Errors
-    /// Text, if there is no loader, no driver, or the required layer is missing.
+    /// Returns text that names the missing loader, driver or validation layer.
     pub(crate) fn load(validation: Validation, messages: &Arc<Messages>) -> Result<Self, String> {
-        // SAFETY: the system's Vulkan loader; its initialisation is as trustworthy as that of a linked
+        // SAFETY: this is the system's Vulkan loader, whose initialisers are as safe as those of a linked
         // library.
         let entry = unsafe { ash::Entry::load() }.map_err(|error| error.to_string())?;
-        // SAFETY: no instance is needed.
+        // SAFETY: the call needs no instance.
         let version = unsafe { entry.try_enumerate_instance_version() };
         if version.ok().flatten().is_none_or(|version| version < vk::API_VERSION_1_1) {
             return Err("the Vulkan loader supports only Vulkan 1.0; update the loader".into());
@@ -82,7 +82,7 @@ impl Instance {
         if validation {
             info = info.push_next(&mut messenger);
         }
-        // SAFETY: names and structures live until the call returns.
+        // SAFETY: the names and structures live until the call returns.
         let raw = unsafe { entry.create_instance(&info, None) }.map_err(|code| match code {
             vk::Result::ERROR_INCOMPATIBLE_DRIVER => "the loader finds no Vulkan driver".to_string(),
             vk::Result::ERROR_LAYER_NOT_PRESENT => format!("{VALIDATION:?} is not installed"),
@@ -96,10 +96,10 @@ impl Instance {
         Ok(instance)
     }
 
-    /// Fails once the validation layer has raised an objection.
+    /// Returns an error if the validation layer has reported a message.
     ///
     /// # Errors
-    /// The first objection. All later calls fail, regardless of its cause.
+    /// Returns the first message of the validation layer. All later calls return the same message.
     pub(crate) fn unobjected(&self) -> Result<(), Error> {
         let objection = self.messenger.is_some().then(|| self.messages.objection()).flatten();
         objection.map_or(Ok(()), Err)
@@ -107,7 +107,7 @@ impl Instance {
 
     fn listen(&mut self, info: &vk::DebugUtilsMessengerCreateInfoEXT<'_>) -> Result<(), String> {
         let functions = ext::debug_utils::Instance::new(&self.entry, &self.raw);
-        // SAFETY: the extension is enabled; the receiver of messages lives as long as the instance.
+        // SAFETY: the extension is enabled. The receiver of messages lives as long as the instance.
         let messenger = unsafe { functions.create_debug_utils_messenger(info, None) };
         let messenger = messenger.map_err(|code| format!("vkCreateDebugUtilsMessengerEXT: {code:?}"))?;
         self.messenger = Some((functions, messenger));
@@ -125,9 +125,9 @@ impl Instance {
     /// Returns the physical devices with their properties, in the loader's order.
     ///
     /// # Errors
-    /// Text, if the loader cannot list them.
+    /// Returns text with the loader's result code if it cannot list the devices.
     pub(crate) fn physical_devices(&self) -> Result<Vec<Facts>, String> {
-        // SAFETY: the instance lives.
+        // SAFETY: the instance is alive.
         let devices = unsafe { self.raw.enumerate_physical_devices() };
         let devices = devices.map_err(|code| format!("vkEnumeratePhysicalDevices: {code:?}"))?;
         devices.into_iter().map(|device| Facts::of(self, device)).collect()
@@ -136,7 +136,8 @@ impl Instance {
 
 impl Drop for Instance {
     fn drop(&mut self) {
-        // SAFETY: devices hold the instance, so none is left; the messenger is not used any more.
+        // SAFETY: every device keeps the instance alive, so no device exists. The messenger is not used
+        // again.
         unsafe {
             if let Some((functions, messenger)) = self.messenger.take() {
                 functions.destroy_debug_utils_messenger(messenger, None);

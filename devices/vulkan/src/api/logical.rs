@@ -1,4 +1,4 @@
-//! A logical device and its queues.
+//! Logical devices and their queues.
 
 use super::matrices::{FLEXIBLE, FlexibleFeatures};
 use super::{Facts, Instance, Semaphore, said};
@@ -6,21 +6,21 @@ use ash::{ext, khr, vk};
 use ragtag_hal::{Error, Result};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A logical device.
+/// An owned logical device.
 pub(crate) struct Logical {
     pub(super) raw: ash::Device,
     pub(super) import: Option<ext::external_memory_host::Device>,
     facts: Arc<Facts>,
-    /// Queue families in use, without duplicates.
+    /// Queue families of the device's queues, without duplicates.
     families: Vec<u32>,
     instance: Arc<Instance>,
 }
 
 impl Logical {
-    /// Opens a device with the given number of queues of each family.
+    /// Opens a device. `queues` has pairs of a queue family and a number of queues.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// Returns the driver's error.
     pub(crate) fn new(instance: &Arc<Instance>, facts: &Arc<Facts>, queues: &[(u32, u32)]) -> Result<Self> {
         let priorities = [1.0; 16];
         let count = |count: u32| &priorities[..(count as usize).min(priorities.len())];
@@ -71,7 +71,7 @@ impl Logical {
         if facts.flexible_matrices {
             info = info.push_next(&mut flexible);
         }
-        // SAFETY: only supported features are requested; the structures live until the call returns.
+        // SAFETY: the call requests only supported features. The structures live until the call returns.
         let raw = unsafe { instance.raw().create_device(facts.handle, &info, None) };
         let raw = said("vkCreateDevice", raw)?;
         let import = facts.import_alignment_bytes.is_some();
@@ -92,12 +92,12 @@ impl Logical {
         &self.instance
     }
 
-    /// Returns the families of its queues, which all buffers are shared by.
+    /// Returns the queue families of the device. All buffers are shared between these families.
     pub(super) fn families(&self) -> &[u32] {
         &self.families
     }
 
-    /// Returns a heap's size and, if the driver reports them, its free bytes.
+    /// Returns the size of a heap and, if the driver reports them, its free bytes.
     pub(crate) fn heap(&self, index: u32) -> (u64, Option<u64>) {
         self.facts.heap(&self.instance, index)
     }
@@ -105,15 +105,15 @@ impl Logical {
 
 impl Drop for Logical {
     fn drop(&mut self) {
-        // SAFETY: all objects of the device hold it, so none is left.
+        // SAFETY: every object of the device keeps it alive, so no object exists.
         unsafe { self.raw.destroy_device(None) }
     }
 }
 
-/// A driver queue, which several of the device's queues may share.
+/// A Vulkan queue. Several of Ragtag's queues may share it.
 pub(crate) struct SharedQueue {
     logical: Arc<Logical>,
-    /// Locked for each call.
+    /// Vulkan allows only one thread at a time to use a queue.
     raw: Mutex<vk::Queue>,
     pub(crate) family: u32,
     pub(crate) flags: vk::QueueFlags,
@@ -121,10 +121,10 @@ pub(crate) struct SharedQueue {
 }
 
 impl SharedQueue {
-    /// Returns a queue of a family that the device was opened with.
+    /// Returns a queue that was requested when the device was opened.
     ///
     /// # Errors
-    /// If the device has no such family.
+    /// Returns an error if the device has no such queue family.
     pub(crate) fn new(logical: &Arc<Logical>, family: u32, index: u32) -> Result<Self> {
         let known = logical.facts.families.iter().find(|known| known.index == family);
         let known = known.ok_or_else(|| Error::invalid(format!("unknown queue family {family}")))?;
@@ -143,15 +143,15 @@ impl SharedQueue {
         &self.logical
     }
 
-    /// Enqueues a command buffer, if any, after the given semaphore values. Then `signal` passes.
+    /// Enqueues an optional command buffer. The queue waits for the given semaphore values first and sets
+    /// `signal` at the end.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// Returns the driver's error.
     ///
     /// # Safety
-    /// Everything that the commands name, and the semaphores, must live until `signal` has passed or the
-    /// device is lost. The command buffer must not be pending. Every wait must be satisfied without depending
-    /// on later work in this queue.
+    /// The semaphores and all objects of the commands must live until `signal` has passed or the device is
+    /// lost. The command buffer must not be pending. No wait may depend on later work in this queue.
     pub(crate) unsafe fn submit(
         &self,
         commands: Option<vk::CommandBuffer>,
@@ -173,7 +173,7 @@ impl SharedQueue {
             .signal_semaphores(&signalled)
             .push_next(&mut timeline);
         let queue = self.raw.lock().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: the caller's promise; the lock excludes other users of the queue.
+        // SAFETY: guaranteed by the caller. The lock excludes other users of the queue.
         said("vkQueueSubmit", unsafe { self.logical.raw.queue_submit(*queue, &[info], vk::Fence::null()) })
     }
 }

@@ -1,21 +1,22 @@
-//! Detection of the matrix shapes that a device's sub-groups can multiply.
+//! Queries of the matrix shapes that a device's sub-groups can multiply.
 //!
-//! Kernels need 16 × 16. A device may support only smaller matrices and compose larger ones of them through
-//! `VK_NV_cooperative_matrix2` (feature `cooperativeMatrixFlexibleDimensions`). The extension is newer than
-//! the bindings, so its structures and its function are declared here as in the Vulkan specification.
+//! Kernels need 16 × 16 matrices. A device may support only smaller matrices and combine them into larger
+//! ones through `VK_NV_cooperative_matrix2` (feature `cooperativeMatrixFlexibleDimensions`). The bindings do
+//! not have this extension yet. So its structures and its function are declared here, as in the Vulkan
+//! specification.
 
 use super::Instance;
 use ash::vk;
 use std::ffi::{CStr, c_void};
 use std::marker::PhantomData;
 
-/// Extension for larger matrices.
+/// Extension that combines matrices into larger ones.
 pub(super) const FLEXIBLE: &CStr = c"VK_NV_cooperative_matrix2";
 
-/// Rows, columns and depth of a product.
+/// Number of rows, of columns and of the depth of a product.
 const SIDE: u32 = 16;
 
-/// f16 operands with f32 sums.
+/// Component type of the operands. Sums are f32.
 const HALF: vk::ComponentTypeKHR = vk::ComponentTypeKHR::FLOAT16;
 const SINGLE: vk::ComponentTypeKHR = vk::ComponentTypeKHR::FLOAT32;
 
@@ -35,7 +36,7 @@ pub(super) struct FlexibleFeatures<'a> {
 }
 
 impl FlexibleFeatures<'_> {
-    /// Returns the structure with only this feature set.
+    /// Returns the structure with only this feature set or cleared.
     pub(super) fn with(flexible_dimensions: bool) -> Self {
         Self {
             s_type: vk::StructureType::from_raw(1_000_593_000),
@@ -52,7 +53,7 @@ impl FlexibleFeatures<'_> {
     }
 }
 
-// SAFETY: the specification lists the structure as an extension of this one, and it has the common header.
+// SAFETY: the specification allows the structure in this chain, and it starts with the common header.
 unsafe impl vk::ExtendsPhysicalDeviceFeatures2 for FlexibleFeatures<'_> {}
 // SAFETY: as above.
 unsafe impl vk::ExtendsDeviceCreateInfo for FlexibleFeatures<'_> {}
@@ -63,9 +64,9 @@ unsafe impl vk::ExtendsDeviceCreateInfo for FlexibleFeatures<'_> {}
 struct FlexibleProperties {
     s_type: vk::StructureType,
     p_next: *mut c_void,
-    /// M, N and K.
+    /// Granularity of M, N and K.
     granularity: [u32; 3],
-    /// A, B, C and the result.
+    /// Component types of A, B, C and the result.
     types: [vk::ComponentTypeKHR; 4],
     saturating_accumulation: vk::Bool32,
     scope: vk::ScopeKHR,
@@ -76,14 +77,14 @@ struct FlexibleProperties {
 type FlexibleCall =
     unsafe extern "system" fn(vk::PhysicalDevice, *mut u32, *mut FlexibleProperties) -> vk::Result;
 
-/// Most rows of a device's table that are read.
+/// Maximum number of table rows that are read.
 const MOST_ROWS: usize = 1024;
 
-/// Returns true if sub-groups multiply 16 × 16 f16 matrices. The device must support
+/// Returns true if sub-groups can multiply 16 × 16 f16 matrices. The device must support
 /// `VK_KHR_cooperative_matrix`.
 pub(super) fn multiplies(instance: &Instance, handle: vk::PhysicalDevice) -> bool {
     let functions = ash::khr::cooperative_matrix::Instance::new(instance.entry(), instance.raw());
-    // SAFETY: the device has the extension.
+    // SAFETY: the device supports the extension.
     let known = unsafe { functions.get_physical_device_cooperative_matrix_properties(handle) };
     known.unwrap_or_default().iter().any(|one| {
         [one.m_size, one.n_size, one.k_size] == [SIDE; 3]
@@ -92,17 +93,17 @@ pub(super) fn multiplies(instance: &Instance, handle: vk::PhysicalDevice) -> boo
     })
 }
 
-/// Returns true if such matrices are composed of smaller ones. The device must support [`FLEXIBLE`] and its
-/// feature.
+/// Returns true if sub-groups can multiply 16 × 16 f16 matrices that are combined from smaller ones. The
+/// device must support [`FLEXIBLE`] and its feature.
 pub(super) fn puts_together(instance: &Instance, handle: vk::PhysicalDevice) -> bool {
     let name = c"vkGetPhysicalDeviceCooperativeMatrixFlexibleDimensionsPropertiesNV";
-    // SAFETY: the instance is alive, the name ends with a zero.
+    // SAFETY: the instance is alive, and the name ends with a zero.
     let call = unsafe { instance.entry().get_instance_proc_addr(instance.raw().handle(), name.as_ptr()) };
     let Some(call) = call else { return false };
     // SAFETY: the specification defines this type for the function of this name.
     let call = unsafe { std::mem::transmute::<unsafe extern "system" fn(), FlexibleCall>(call) };
     let mut count = 0;
-    // SAFETY: with a null array, the call only writes the number of rows.
+    // SAFETY: with a null array, the call writes only the number of rows.
     let asked = unsafe { call(handle, &raw mut count, std::ptr::null_mut()) };
     if asked != vk::Result::SUCCESS {
         return false;
@@ -118,8 +119,8 @@ pub(super) fn puts_together(instance: &Instance, handle: vk::PhysicalDevice) -> 
     };
     let mut rows = vec![empty; (count as usize).min(MOST_ROWS)];
     count = rows.len() as u32;
-    // SAFETY: `rows` has room for `count` entries; the call writes at most that many and returns their
-    // number.
+    // SAFETY: `rows` has room for `count` entries. The call writes at most that many entries and returns
+    // their number.
     let filled = unsafe { call(handle, &raw mut count, rows.as_mut_ptr()) };
     let fits = |granularity: u32| granularity > 0 && SIDE.is_multiple_of(granularity);
     matches!(filled, vk::Result::SUCCESS | vk::Result::INCOMPLETE)

@@ -1,36 +1,36 @@
 //! Buffers, each with its own device memory.
 //!
 //! Drivers allow thousands of allocations (`maxMemoryAllocationCount` is at least 4096). A stage has hundreds
-//! of buffers, most of them large, and its pool keeps few. Sub-allocation would gain nothing.
+//! of buffers, most of them large, and its pool keeps few. So sub-allocation would bring no gain.
 
 use super::{Logical, said};
 use ash::vk;
 use ragtag_hal::{Error, Result};
 use std::sync::Arc;
 
-/// Vulkan's word size for fills, and the access size of shaders.
+/// Granularity of fills, and of memory access in shaders, in bytes.
 const WORD_BYTES: u64 = 4;
 
-/// Host mapping of device memory.
+/// A mapping of device memory into the host's address space.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Mapped {
-    /// Address of the first byte.
+    /// Host address of the first byte.
     pub(crate) address: usize,
-    /// Whether host reads are fast.
+    /// Whether the memory is cached on the host, so that reads are fast.
     pub(crate) cached: bool,
 }
 
-/// A buffer and its memory.
+/// A buffer and its device memory.
 pub(crate) struct Memory {
     logical: Arc<Logical>,
     raw: vk::Buffer,
-    /// Null if not allocated yet.
+    /// Memory of the buffer. It is null before the allocation.
     memory: vk::DeviceMemory,
     bytes: u64,
     mapped: Option<Mapped>,
 }
 
-/// A range of bytes of a buffer.
+/// A byte range of a buffer.
 #[derive(Clone, Copy)]
 pub(crate) struct Part<'a> {
     pub(crate) memory: &'a Memory,
@@ -39,11 +39,11 @@ pub(crate) struct Part<'a> {
 }
 
 impl Memory {
-    /// Allocates a buffer in the first of these memory types that it supports, and maps it if the host can
-    /// see it.
+    /// Allocates a buffer in the first of the memory types that supports it. Maps the memory if it is
+    /// host-visible.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// Returns the driver's error.
     pub(crate) fn new(logical: &Arc<Logical>, bytes: u64, types: &[u32]) -> Result<Self> {
         let mut buffer = Self::without_memory(logical, bytes, vk::ExternalMemoryHandleTypeFlags::empty())?;
         let needs = buffer.requirements();
@@ -56,14 +56,15 @@ impl Memory {
         Ok(buffer)
     }
 
-    /// Creates a buffer over host memory: `bytes` bytes from `pointer`, rounded up to the device's import
-    /// alignment.
+    /// Creates a buffer over the host memory from `pointer` to `pointer + bytes`. The size is rounded up to
+    /// the device's import alignment.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// Returns the driver's error.
     ///
     /// # Safety
-    /// The bytes, up to the end of the last alignment unit, must stay mapped as long as the buffer lives.
+    /// The host memory, including the rest of the last alignment unit, stays mapped as long as the buffer
+    /// lives.
     pub(crate) unsafe fn over(
         logical: &Arc<Logical>,
         pointer: *mut u8,
@@ -78,7 +79,7 @@ impl Memory {
         let mut buffer = Self::without_memory(logical, bytes, kind)?;
         let needs = buffer.requirements();
         let mut can = vk::MemoryHostPointerPropertiesEXT::default();
-        // SAFETY: the device has the extension; the pointer is valid.
+        // SAFETY: the device supports the extension, and the pointer is valid.
         let asked = unsafe {
             (functions.fp().get_memory_host_pointer_properties_ext)(
                 functions.device(),
@@ -117,39 +118,39 @@ impl Memory {
                     | vk::BufferUsageFlags::TRANSFER_DST,
             );
         if families.len() > 1 {
-            // Any queue may use it at any time. Concurrent sharing costs nothing for buffers.
+            // Any queue may use the buffer at any time. Concurrent sharing has no cost for buffers.
             info = info.sharing_mode(vk::SharingMode::CONCURRENT).queue_family_indices(families);
         }
         if !external.handle_types.is_empty() {
             info = info.push_next(&mut external);
         }
-        // SAFETY: the device lives; sizes are not zero.
+        // SAFETY: the device is alive, and the size is not zero.
         let raw = said("vkCreateBuffer", unsafe { logical.raw.create_buffer(&info, None) })?;
         Ok(Self { logical: Arc::clone(logical), raw, memory: vk::DeviceMemory::null(), bytes, mapped: None })
     }
 
     fn requirements(&self) -> vk::MemoryRequirements {
-        // SAFETY: the buffer lives.
+        // SAFETY: the buffer is alive.
         unsafe { self.logical.raw.get_buffer_memory_requirements(self.raw) }
     }
 
     fn allocate(&mut self, info: &vk::MemoryAllocateInfo<'_>) -> Result<()> {
         let raw = &self.logical.raw;
-        // SAFETY: the memory has a type and a size that the buffer supports; it is bound once.
+        // SAFETY: the buffer supports the type and the size of the memory. The memory is bound once.
         unsafe {
             self.memory = said("vkAllocateMemory", raw.allocate_memory(info, None))?;
             said("vkBindBufferMemory", raw.bind_buffer_memory(self.raw, self.memory, 0))
         }
     }
 
-    /// Maps the memory if possible. Without a mapping only host access is lost.
+    /// Maps the memory if possible. Without a mapping, only direct access by the host is lost.
     fn map(&mut self, index: u32) {
         use vk::MemoryPropertyFlags as Flags;
         let flags = self.logical.facts().memory.memory_types[index as usize].property_flags;
         if !flags.contains(Flags::HOST_VISIBLE | Flags::HOST_COHERENT) {
             return;
         }
-        // SAFETY: the memory is visible to the host and not mapped yet.
+        // SAFETY: the memory is host-visible and not mapped yet.
         let pointer = unsafe {
             self.logical.raw.map_memory(self.memory, 0, vk::WHOLE_SIZE, vk::MemoryMapFlags::empty())
         };
@@ -162,12 +163,12 @@ impl Memory {
         }
     }
 
-    /// Size in bytes.
+    /// Returns the size in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Returns the host mapping, if there is one.
+    /// Returns the host mapping. Returns `None` if the memory is not mapped.
     pub(crate) fn mapped(&self) -> Option<Mapped> {
         self.mapped
     }
@@ -175,7 +176,7 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: enqueued work keeps its buffers until it has ended. Freeing memory unmaps it.
+        // SAFETY: enqueued work keeps its buffers alive until it has ended. Freeing the memory unmaps it.
         unsafe {
             self.logical.raw.destroy_buffer(self.raw, None);
             self.logical.raw.free_memory(self.memory, None);
@@ -188,8 +189,8 @@ impl Part<'_> {
         self.memory.raw
     }
 
-    /// Returns a descriptor as a storage buffer, rounded up to whole words, the smallest unit that kernels
-    /// access.
+    /// Returns the descriptor of a storage buffer. Its size is rounded up to whole words, the smallest unit
+    /// that kernels access.
     pub(super) fn descriptor(&self) -> vk::DescriptorBufferInfo {
         vk::DescriptorBufferInfo {
             buffer: self.memory.raw,

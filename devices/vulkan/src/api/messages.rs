@@ -5,7 +5,7 @@ use ragtag_hal::Error;
 use std::ffi::{CStr, c_void};
 use std::sync::{Mutex, PoisonError};
 
-/// Most messages that are kept. One mistake may repeat millions of times.
+/// Maximum number of stored messages. One mistake may cause millions of messages.
 const MAX_MESSAGES: usize = 100;
 
 /// Messages of the validation layer since the instance was created.
@@ -13,7 +13,7 @@ const MAX_MESSAGES: usize = 100;
 pub(crate) struct Messages(Mutex<Vec<String>>);
 
 impl Messages {
-    /// Returns all messages in order, up to the limit.
+    /// Returns the stored messages in order.
     pub(crate) fn all(&self) -> Vec<String> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -24,7 +24,8 @@ impl Messages {
         all.first().map(|first| Error::invalid(format!("the validation layer objects: {first}")))
     }
 
-    /// Describes a messenger that sends messages here. `self` must outlive the messenger.
+    /// Returns the description of a messenger that stores its messages in `self`. `self` must outlive the
+    /// messenger.
     pub(super) fn messenger(&self) -> vk::DebugUtilsMessengerCreateInfoEXT<'static> {
         use vk::{DebugUtilsMessageSeverityFlagsEXT as Severity, DebugUtilsMessageTypeFlagsEXT as Type};
         vk::DebugUtilsMessengerCreateInfoEXT::default()
@@ -43,14 +44,15 @@ impl Messages {
     }
 }
 
-/// Callback of the loader. It also receives messages about drivers; only validation messages are kept.
+/// Callback that the loader calls for a message. It stores only messages of the validation layer.
 unsafe extern "system" fn heard(
     _: vk::DebugUtilsMessageSeverityFlagsEXT,
     kinds: vk::DebugUtilsMessageTypeFlagsEXT,
     data: *const vk::DebugUtilsMessengerCallbackDataEXT<'_>,
     messages: *mut c_void,
 ) -> vk::Bool32 {
-    // SAFETY: `messages` is what `messenger` passed on; `data` and its text are valid during this call.
+    // SAFETY: `messages` is the pointer that `messenger` passed. `data` and its text are valid during this
+    // call.
     let (messages, text) = unsafe {
         let text = (*data).p_message;
         let text = if text.is_null() { c"" } else { CStr::from_ptr(text) };

@@ -1,7 +1,7 @@
-//! Vulkan calls, and owned objects that release their resources.
+//! Vulkan calls, and owned Vulkan objects.
 //!
-//! All `unsafe` calls are here. Functions state what their callers must guarantee: memory that a command
-//! names lives until the command has ended, and a submission's waits can be satisfied.
+//! All `unsafe` calls of the crate are here. Each function states its requirements. In general, the objects
+//! of a command must live until the command has ended, and the waits of a submission must be satisfiable.
 
 mod instance;
 mod logical;
@@ -26,7 +26,7 @@ use crate::error::failure;
 use ash::prelude::VkResult;
 use ragtag_hal::Result;
 
-/// Converts the result of a call to an error of `ragtag-hal`.
+/// Converts the result of a Vulkan call to a result of `ragtag-hal`.
 fn said<T>(call: &str, result: VkResult<T>) -> Result<T> {
     result.map_err(|code| failure(call, code))
 }

@@ -13,11 +13,11 @@ pub(crate) struct Family {
     pub(crate) index: u32,
     pub(crate) flags: vk::QueueFlags,
     pub(crate) queues: u32,
-    /// Significant bits of its timestamps; 0 if unsupported.
+    /// Number of valid timestamp bits. It is 0 if the family has no timestamps.
     pub(crate) timestamp_bits: u32,
 }
 
-/// All queried properties of a physical device.
+/// The properties of a physical device.
 #[derive(Clone, Debug)]
 pub(crate) struct Facts {
     pub(super) handle: vk::PhysicalDevice,
@@ -26,44 +26,45 @@ pub(crate) struct Facts {
     pub(crate) driver: String,
     pub(crate) kind: vk::PhysicalDeviceType,
     pub(crate) uuid: [u8; 16],
-    /// Domain, bus, device and function.
+    /// PCI domain, bus, device and function.
     pub(crate) pci: Option<[u32; 4]>,
-    /// Identifies hardware and driver in the same way as pipeline caches do.
+    /// Key that identifies hardware and driver by the same properties as a pipeline cache.
     pub(crate) fingerprint: Key,
     pub(crate) limits: vk::PhysicalDeviceLimits,
     pub(crate) max_allocation_bytes: u64,
     pub(crate) memory: vk::PhysicalDeviceMemoryProperties,
     pub(crate) families: Vec<Family>,
-    /// Required alignment of an imported host pointer, if import is supported.
+    /// Required alignment of an imported host pointer. It is `None` if the device cannot import.
     pub(crate) import_alignment_bytes: Option<u64>,
     pub(crate) memory_budget: bool,
     pub(crate) timeline_semaphores: bool,
     pub(crate) host_query_reset: bool,
     pub(crate) half_floats: bool,
-    /// Support for all sub-group built-ins of WGSL.
+    /// Whether the device supports all sub-group operations of WGSL.
     pub(crate) sub_groups: bool,
-    /// Whether they accept f16 as well.
+    /// Whether sub-group operations also accept f16.
     pub(crate) sub_group_types: bool,
-    /// Most work items in a full sub-group, if pipelines can require full sub-groups.
+    /// Maximum number of work items in a full sub-group. It is `None` if pipelines cannot require full
+    /// sub-groups.
     pub(crate) full_sub_groups: Option<u32>,
     pub(crate) integer_dot: bool,
-    /// Whether it is faster than separate instructions.
+    /// Whether integer dot products are faster than separate instructions.
     pub(crate) integer_dot_accelerated: bool,
-    /// Whether sub-groups multiply 16 × 16 f16 matrices with f32 sums.
+    /// Whether sub-groups can multiply 16 × 16 f16 matrices with f32 sums.
     pub(crate) cooperative_matrices: bool,
-    /// Whether such matrices are composed of smaller ones.
+    /// Whether sub-groups can multiply 16 × 16 matrices that are combined from smaller ones.
     pub(crate) flexible_matrices: bool,
     pub(crate) compute_units: Option<u32>,
 }
 
 impl Facts {
-    /// Queries a physical device.
+    /// Queries the properties of a physical device.
     ///
     /// # Errors
-    /// Text, if the driver does not report its properties.
+    /// Returns text if the driver does not report a property.
     pub(super) fn of(instance: &Instance, handle: vk::PhysicalDevice) -> Result<Self, String> {
         let raw = instance.raw();
-        // SAFETY: the handle is of this instance, as everywhere below.
+        // SAFETY: this handle and all handles below belong to the instance.
         let extensions = unsafe { raw.enumerate_device_extension_properties(handle) };
         let extensions =
             extensions.map_err(|code| format!("vkEnumerateDeviceExtensionProperties: {code:?}"))?;
@@ -204,8 +205,8 @@ impl Facts {
         })
     }
 
-    /// Returns the current state of the heap for buffers: its size, and the bytes that this process may still
-    /// allocate if the driver reports them.
+    /// Returns the size of a heap and the bytes that this process may still allocate. The latter is `None` if
+    /// the driver does not report it.
     pub(crate) fn heap(&self, instance: &Instance, index: u32) -> (u64, Option<u64>) {
         let index = index as usize;
         let mut budget = vk::PhysicalDeviceMemoryBudgetPropertiesEXT::default();
@@ -213,7 +214,7 @@ impl Facts {
         if self.memory_budget {
             properties = properties.push_next(&mut budget);
         }
-        // SAFETY: the handle is of this instance, and the device knows the structure.
+        // SAFETY: the handle belongs to this instance, and the device supports the structure.
         unsafe { instance.raw().get_physical_device_memory_properties2(self.handle, &mut properties) };
         let total_bytes = properties.memory_properties.memory_heaps[index].size;
         let free = budget.heap_budget[index].saturating_sub(budget.heap_usage[index]);
@@ -222,7 +223,7 @@ impl Facts {
 }
 
 fn families(raw: &ash::Instance, handle: vk::PhysicalDevice) -> Vec<Family> {
-    // SAFETY: the handle is of this instance.
+    // SAFETY: the handle belongs to this instance.
     let families = unsafe { raw.get_physical_device_queue_family_properties(handle) };
     let family = |(index, family): (u32, vk::QueueFamilyProperties)| Family {
         index,

@@ -6,42 +6,43 @@ use ragtag_hal::{Error, Result};
 use std::ffi::CString;
 use std::sync::Arc;
 
-/// Compiled pipelines of a driver, for reuse.
+/// A pipeline cache of the driver.
 pub(crate) struct PipelineCache {
     logical: Arc<Logical>,
     raw: vk::PipelineCache,
 }
 
 impl PipelineCache {
-    /// Creates a cache with stored data. The driver ignores data that it does not recognise.
+    /// Creates a cache from stored data. The driver ignores data that it does not recognise.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// Returns the driver's error.
     pub(crate) fn new(logical: &Arc<Logical>, kept: &[u8]) -> Result<Self> {
         let info = vk::PipelineCacheCreateInfo::default().initial_data(kept);
-        // SAFETY: the device lives. Drivers check the header of the data, and our checksum protects the rest.
+        // SAFETY: the device is alive. Drivers check the header of the data, and Ragtag's checksum protects
+        // the rest.
         let raw = said("vkCreatePipelineCache", unsafe { logical.raw.create_pipeline_cache(&info, None) })?;
         Ok(Self { logical: Arc::clone(logical), raw })
     }
 
-    /// Returns the data to store.
+    /// Returns the contents of the cache, to be stored.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// Returns the driver's error.
     pub(crate) fn data(&self) -> Result<Vec<u8>> {
-        // SAFETY: the cache lives.
+        // SAFETY: the cache is alive.
         said("vkGetPipelineCacheData", unsafe { self.logical.raw.get_pipeline_cache_data(self.raw) })
     }
 }
 
 impl Drop for PipelineCache {
     fn drop(&mut self) {
-        // SAFETY: no pipeline is being compiled with it.
+        // SAFETY: no pipeline is being compiled with the cache.
         unsafe { self.logical.raw.destroy_pipeline_cache(self.raw, None) }
     }
 }
 
-/// A kernel that is ready to be dispatched.
+/// A compute pipeline with its layout.
 pub(crate) struct Pipeline {
     logical: Arc<Logical>,
     pub(super) raw: vk::Pipeline,
@@ -52,11 +53,11 @@ pub(crate) struct Pipeline {
 }
 
 impl Pipeline {
-    /// Creates a pipeline of one entry point with `bindings` storage buffers in set 0 and `push_bytes` bytes
-    /// of push constants. `full_sub_groups` requires sub-groups without missing work items.
+    /// Creates a pipeline for one entry point. It has `bindings` storage buffers in set 0 and `push_bytes`
+    /// bytes of push constants. `full_sub_groups` requires that all sub-groups are full.
     ///
     /// # Errors
-    /// [`Error::Compile`] if the driver refuses the code.
+    /// Returns [`Error::Compile`] if the driver rejects the code.
     pub(crate) fn new(
         logical: &Arc<Logical>,
         words: &[u32],
@@ -77,11 +78,11 @@ impl Pipeline {
         let name =
             CString::new(entry).map_err(|_| Error::invalid(format!("invalid function name {entry:?}")))?;
         let info = vk::ShaderModuleCreateInfo::default().code(words);
-        // SAFETY: the words are SPIR-V written by naga, or stored with a checksum.
+        // SAFETY: the words are SPIR-V that naga has written. Stored words are protected by a checksum.
         let module = unsafe { logical.raw.create_shader_module(&info, None) };
         let module = said("vkCreateShaderModule", module)?;
         let made = pipeline.make(module, &name, full_sub_groups, cache);
-        // SAFETY: pipelines do not need the module any more.
+        // SAFETY: the pipeline does not need the module after its creation.
         unsafe { logical.raw.destroy_shader_module(module, None) };
         made.map(|()| pipeline)
     }
@@ -97,7 +98,7 @@ impl Pipeline {
         };
         let bindings: Vec<_> = (0..self.bindings).map(binding).collect();
         let info = vk::DescriptorSetLayoutCreateInfo::default().bindings(&bindings);
-        // SAFETY: the device lives; the counts are within its limits.
+        // SAFETY: the device is alive, and the counts are within its limits.
         let set_layout = unsafe { raw.create_descriptor_set_layout(&info, None) };
         self.set_layout = said("vkCreateDescriptorSetLayout", set_layout)?;
         let push = vk::PushConstantRange::default().stage_flags(vk::ShaderStageFlags::COMPUTE);
@@ -125,11 +126,12 @@ impl Pipeline {
             .module(module)
             .name(name);
         let info = vk::ComputePipelineCreateInfo::default().stage(stage).layout(self.layout);
-        // SAFETY: the module, the layout and the cache are of this device, and the module has the entry point.
+        // SAFETY: the module, the layout and the cache belong to this device, and the module has the entry
+        // point.
         let made = unsafe { self.logical.raw.create_compute_pipelines(cache.raw, &[info], None) };
         match made {
             Ok(pipelines) => self.raw = pipelines[0],
-            // Vulkan provides no compiler log.
+            // Vulkan has no compiler log.
             Err((_, vk::Result::ERROR_UNKNOWN | vk::Result::ERROR_INVALID_SHADER_NV)) => {
                 let log = format!("the driver refuses {name:?} without a reason");
                 return Err(Error::Compile { log });
@@ -142,7 +144,7 @@ impl Pipeline {
 
 impl Drop for Pipeline {
     fn drop(&mut self) {
-        // SAFETY: enqueued work keeps its pipelines until it has ended.
+        // SAFETY: enqueued work keeps its pipelines alive until it has ended.
         unsafe {
             self.logical.raw.destroy_pipeline(self.raw, None);
             self.logical.raw.destroy_pipeline_layout(self.layout, None);

@@ -1,22 +1,22 @@
-//! Command buffers with the descriptor sets and timestamps of their commands.
+//! Command buffers, with the descriptor sets and timestamps that belong to them.
 
 use super::{Logical, Part, Pipeline, SharedQueue, said};
 use ash::vk;
 use ragtag_hal::Result;
 use std::sync::Arc;
 
-/// Number of descriptor sets and descriptors of a command buffer.
+/// Capacity in descriptor sets and descriptors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Room {
     sets: u32,
     descriptors: u32,
 }
 
-/// Start and end timestamps of a command buffer, in the device's clock.
+/// Two timestamp queries of a command buffer, for its start and its end.
 pub(crate) struct Stamps {
     logical: Arc<Logical>,
     pool: vk::QueryPool,
-    /// Significant bits.
+    /// Number of valid timestamp bits.
     bits: u32,
 }
 
@@ -27,21 +27,22 @@ impl Stamps {
             return Ok(None);
         }
         let info = vk::QueryPoolCreateInfo::default().query_type(vk::QueryType::TIMESTAMP).query_count(2);
-        // SAFETY: the device lives.
+        // SAFETY: the device is alive.
         let pool = said("vkCreateQueryPool", unsafe { logical.raw.create_query_pool(&info, None) })?;
         Ok(Some(Arc::new(Self { logical: Arc::clone(logical), pool, bits: queue.timestamp_bits })))
     }
 
-    /// Discards the timestamps of the last run.
+    /// Discards the timestamps of the previous run.
     pub(crate) fn reset(&self) {
-        // SAFETY: the feature is enabled; the last run has ended.
+        // SAFETY: the feature is enabled, and the previous run has ended.
         unsafe { self.logical.raw.reset_query_pool(self.pool, 0, 2) }
     }
 
-    /// Returns start and end of the last run in nanoseconds of the device's clock, once it has ended.
+    /// Returns the start and the end of the previous run in nanoseconds on the device's clock. Returns `None`
+    /// before the run has ended.
     pub(crate) fn times_ns(&self) -> Option<(u64, u64)> {
         let mut ticks = [0u64; 2];
-        // SAFETY: two queries with room for both.
+        // SAFETY: the pool has two queries, and `ticks` has room for both.
         let read = unsafe {
             self.logical.raw.get_query_pool_results(self.pool, 0, &mut ticks, vk::QueryResultFlags::TYPE_64)
         };
@@ -55,12 +56,12 @@ impl Stamps {
 
 impl Drop for Stamps {
     fn drop(&mut self) {
-        // SAFETY: enqueued work keeps it until it has ended.
+        // SAFETY: enqueued work keeps the query pool alive until it has ended.
         unsafe { self.logical.raw.destroy_query_pool(self.pool, None) }
     }
 }
 
-/// A command buffer that can be recorded, run many times, and recorded again.
+/// A command buffer that can be recorded, submitted many times, and recorded again.
 pub(crate) struct Recorder {
     logical: Arc<Logical>,
     pool: vk::CommandPool,
@@ -68,24 +69,24 @@ pub(crate) struct Recorder {
     sets: vk::DescriptorPool,
     room: Room,
     stamps: Option<Arc<Stamps>>,
-    /// Pipeline stages of its queue.
+    /// Pipeline stages that the queue supports.
     stages: vk::PipelineStageFlags,
-    /// Write accesses of its queue.
+    /// Kinds of write access that the queue supports.
     writes: vk::AccessFlags,
 }
 
 impl Recorder {
-    /// Creates a recorder for a queue's family.
+    /// Creates a recorder for the queue family of a queue.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// Returns the driver's error.
     pub(crate) fn new(queue: &SharedQueue) -> Result<Self> {
         let logical = queue.logical();
         let raw = &logical.raw;
-        // Created before the pool, which has no owner until it is in the recorder.
+        // The timestamps are created before the command pool, which has no owner until it is in the recorder.
         let stamps = Stamps::new(queue)?;
         let info = vk::CommandPoolCreateInfo::default().queue_family_index(queue.family);
-        // SAFETY: the device lives and has the family.
+        // SAFETY: the device is alive and has the family.
         let pool = said("vkCreateCommandPool", unsafe { raw.create_command_pool(&info, None) })?;
         let computes = queue.flags.contains(vk::QueueFlags::COMPUTE);
         let (mut stages, mut writes) = (vk::PipelineStageFlags::TRANSFER, vk::AccessFlags::TRANSFER_WRITE);
@@ -118,23 +119,23 @@ impl Recorder {
         self.stamps.as_ref()
     }
 
-    /// Resets the command buffer and begins a recording, with room for this many dispatches that have this
-    /// many bindings in total.
+    /// Resets the command buffer and begins a recording. `bindings` is the total number of bindings of all
+    /// dispatches.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// Returns the driver's error.
     pub(crate) fn begin(&mut self, dispatches: u32, bindings: u32) -> Result<()> {
         self.make_room(Room { sets: dispatches, descriptors: bindings })?;
         let raw = &self.logical.raw;
         let info = vk::CommandBufferBeginInfo::default();
-        // SAFETY: the buffer is not pending: pending work keeps its recorder.
+        // SAFETY: the buffer is not pending, because pending work keeps its recorder alive.
         unsafe {
             let reset = raw.reset_command_pool(self.pool, vk::CommandPoolResetFlags::empty());
             said("vkResetCommandPool", reset)?;
             said("vkBeginCommandBuffer", raw.begin_command_buffer(self.buffer, &info))?;
         }
         self.stamp(vk::PipelineStageFlags::TOP_OF_PIPE, 0);
-        // Waits for all earlier work of this queue, including other command buffers.
+        // The barrier makes the command buffer wait for all earlier work of the queue.
         self.barrier();
         Ok(())
     }
@@ -143,7 +144,7 @@ impl Recorder {
         let raw = &self.logical.raw;
         if wanted.sets <= self.room.sets && wanted.descriptors <= self.room.descriptors {
             if self.sets != vk::DescriptorPool::null() {
-                // SAFETY: no set of the pool is in use.
+                // SAFETY: no descriptor set of the pool is in use.
                 let reset =
                     unsafe { raw.reset_descriptor_pool(self.sets, vk::DescriptorPoolResetFlags::empty()) };
                 said("vkResetDescriptorPool", reset)?;
@@ -160,7 +161,7 @@ impl Recorder {
         };
         let sizes = [size];
         let info = vk::DescriptorPoolCreateInfo::default().max_sets(wanted.sets).pool_sizes(&sizes);
-        // SAFETY: the device lives; no set of the old pool is in use.
+        // SAFETY: the device is alive, and no descriptor set of the old pool is in use.
         unsafe {
             raw.destroy_descriptor_pool(self.sets, None);
             (self.sets, self.room) = (vk::DescriptorPool::null(), Room::default());
@@ -172,7 +173,7 @@ impl Recorder {
 
     fn stamp(&self, stage: vk::PipelineStageFlags, query: u32) {
         if let Some(stamps) = &self.stamps {
-            // SAFETY: the buffer is being recorded; the query is reset before each run.
+            // SAFETY: the buffer is being recorded. The query is reset before each run.
             unsafe { self.logical.raw.cmd_write_timestamp(self.buffer, stage, stamps.pool, query) }
         }
     }
@@ -186,13 +187,13 @@ impl Recorder {
         self.wait_for_writes([self.stages; 2], self.writes, reads | self.writes);
     }
 
-    /// Like `barrier`, between launches only. Drivers flush less for it.
+    /// Orders later launches after earlier ones. Drivers flush less than for [`Recorder::barrier`].
     pub(crate) fn barrier_between_launches(&self) {
         let (stage, writes) = (vk::PipelineStageFlags::COMPUTE_SHADER, vk::AccessFlags::SHADER_WRITE);
         self.wait_for_writes([stage; 2], writes, vk::AccessFlags::SHADER_READ | writes);
     }
 
-    /// Makes earlier writes visible to the host once the command buffer has ended.
+    /// Makes earlier writes visible to the host when the command buffer has ended.
     pub(crate) fn show_host(&self) {
         let stages = [self.stages, vk::PipelineStageFlags::HOST];
         self.wait_for_writes(stages, self.writes, vk::AccessFlags::HOST_READ);
@@ -213,10 +214,10 @@ impl Recorder {
         }
     }
 
-    /// Binds a kernel and its arguments.
+    /// Binds a pipeline and its storage buffers.
     ///
     /// # Errors
-    /// If there is no room left for its bindings.
+    /// Returns an error if the descriptor pool has no room for the bindings.
     pub(crate) fn bind(&self, pipeline: &Pipeline, parts: &[Part<'_>]) -> Result<()> {
         let raw = &self.logical.raw;
         let layouts = [pipeline.set_layout];
@@ -232,7 +233,7 @@ impl Recorder {
                 .buffer_info(buffer)
         });
         let writes: Vec<_> = writes.collect();
-        // SAFETY: the buffer is being recorded; the set is new and has as many bindings as the pipeline.
+        // SAFETY: the buffer is being recorded. The set is new and has as many bindings as the pipeline.
         unsafe {
             raw.update_descriptor_sets(&writes, &[]);
             raw.cmd_bind_pipeline(self.buffer, vk::PipelineBindPoint::COMPUTE, pipeline.raw);
@@ -242,11 +243,11 @@ impl Recorder {
         Ok(())
     }
 
-    /// Launches groups of the bound kernel, with the given words as its first push constants.
+    /// Dispatches groups of the bound pipeline. `words` are its first push constants.
     pub(crate) fn dispatch(&self, pipeline: &Pipeline, words: &[u32], groups: [u32; 3]) {
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
         let raw = &self.logical.raw;
-        // SAFETY: the buffer is being recorded, and the kernel is bound with all its arguments.
+        // SAFETY: the buffer is being recorded. The pipeline and all its arguments are bound.
         unsafe {
             let stage = vk::ShaderStageFlags::COMPUTE;
             raw.cmd_push_constants(self.buffer, pipeline.layout, stage, 0, &bytes);
@@ -254,18 +255,18 @@ impl Recorder {
         }
     }
 
-    /// Copies between buffers.
+    /// Copies a range between two buffers.
     pub(crate) fn copy(&self, from: Part<'_>, to: Part<'_>) {
         let region = vk::BufferCopy { src_offset: from.offset, dst_offset: to.offset, size: to.bytes };
-        // SAFETY: the buffer is being recorded; both parts lie in their buffers.
+        // SAFETY: the buffer is being recorded. Both ranges lie in their buffers.
         unsafe {
             self.logical.raw.cmd_copy_buffer(self.buffer, from.buffer(), to.buffer(), &[region]);
         }
     }
 
-    /// Fills with a word.
+    /// Fills a range with a word.
     pub(crate) fn fill(&self, to: Part<'_>, word: u32) {
-        // SAFETY: the buffer is being recorded; the part lies in its buffer and consists of whole words.
+        // SAFETY: the buffer is being recorded. The range lies in its buffer and consists of whole words.
         unsafe {
             self.logical.raw.cmd_fill_buffer(self.buffer, to.buffer(), to.offset, to.bytes, word);
         }
@@ -274,7 +275,7 @@ impl Recorder {
     /// Ends the recording.
     ///
     /// # Errors
-    /// If the driver could not record a command.
+    /// Returns an error if the driver could not record a command.
     pub(crate) fn end(&self) -> Result<()> {
         self.stamp(vk::PipelineStageFlags::BOTTOM_OF_PIPE, 1);
         // SAFETY: the buffer is being recorded.
@@ -284,7 +285,7 @@ impl Recorder {
 
 impl Drop for Recorder {
     fn drop(&mut self) {
-        // SAFETY: enqueued work keeps its recorder until it has ended.
+        // SAFETY: enqueued work keeps its recorder alive until it has ended.
         unsafe {
             self.logical.raw.destroy_descriptor_pool(self.sets, None);
             self.logical.raw.destroy_command_pool(self.pool, None);

@@ -1,4 +1,4 @@
-//! Tests of the program cache in this process and on disk.
+//! Tests of the program caches in memory and on disk.
 
 use crate::support::*;
 use ragtag_vulkan::{VulkanBackend, VulkanConfig};

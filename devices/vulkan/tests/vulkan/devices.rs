@@ -1,4 +1,4 @@
-//! Tests on every Vulkan device of this machine: kernels, programs, memory, leases and errors.
+//! Tests on every Vulkan device of the machine: kernels, programs, memory, leases and errors.
 
 use crate::support::*;
 use ragtag_hal::{Adapter, AdapterKind, Command, Device, Error, Feature, Limits, ModuleId, QueueKind};
@@ -16,7 +16,8 @@ fn programs_replay_in_every_memory_mode() {
     }
 }
 
-/// Without matrix units, or with software ones only, settings may coincide. Then the test shows nothing.
+/// Compares the three settings of matrix units. On a device without matrices, all settings give the same
+/// result.
 #[test]
 fn matrix_units_follow_the_setting() {
     let with = |matrices| {
@@ -33,7 +34,7 @@ fn matrix_units_follow_the_setting() {
     }
 }
 
-/// Staging buffers follow the order of points, also between submissions of one queue.
+/// Checks that staging buffers follow the order of points and of submissions in one queue.
 #[test]
 fn staging_buffers_follow_their_regions() {
     let backend = VulkanBackend::new(VulkanConfig { import_regions: false, ..config() });
@@ -42,8 +43,8 @@ fn staging_buffers_follow_their_regions() {
         let all = |buffer| buffer_range(buffer, 0, WORDS);
         for round in 1..20u32 {
             bench.fill_region(|at| at * round);
-            // Downloads and uploads the same region on one queue without a point between: once in one
-            // submission, once in two.
+            // The region is downloaded and uploaded on one queue without a point in between. This happens
+            // once within a submission and once across submissions.
             let first =
                 vec![upload(0), scale(all(0), all(1), 3), download(1), upload(2), scale(all(2), all(3), 5)];
             bench.commands(QueueKind::Compute, first, &[]);
@@ -58,7 +59,8 @@ fn staging_buffers_follow_their_regions() {
     no_objections(&backend);
 }
 
-/// A download reaches the region before it is uploaded from there, even if the host does not wait in between.
+/// Checks that an upload waits until an earlier download has written the region. The host does not wait in
+/// between.
 #[test]
 fn a_download_through_staging_can_be_uploaded_again() {
     let backend = VulkanBackend::new(VulkanConfig { import_regions: false, ..config() });

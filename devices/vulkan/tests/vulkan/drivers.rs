@@ -1,6 +1,6 @@
-//! Tests of driver installations: no driver, a duplicate one, and other sub-group widths. The loader and its
-//! drivers read environment variables once per process, so each case runs in a child process: this binary
-//! again, controlled by a variable.
+//! Tests of driver installations: no driver, a duplicate driver, and other sub-group widths. The loader and
+//! its drivers read environment variables once per process. So each case runs in a child process, which
+//! starts this test binary again with an environment variable.
 
 use crate::support::*;
 use ragtag_hal::{Adapter, AdapterKind};
@@ -10,13 +10,13 @@ use test_support::child as child_process;
 /// Name of the test that child processes run.
 const CHILD: &str = "drivers::child";
 
-/// In a child process, prints the probe result.
+/// Prints the probe result in a child process.
 #[test]
 fn child() {
     prints_its_probe(CHILD, &backend());
 }
 
-/// Returns the probe result of a process with these environment variables.
+/// Returns the probe result of a child process with these environment variables.
 fn probed_with(variables: &[(&str, &str)]) -> Vec<String> {
     let child = child_process(CHILD).envs(variables.iter().copied());
     probed(child.env_remove("RAGTAG_TEST_VULKAN_ADAPTERS"))

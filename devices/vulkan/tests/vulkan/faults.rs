@@ -1,4 +1,5 @@
-//! Tests of lost devices and memory shortages, injected on every driver by a layer between it and the loader.
+//! Tests of lost devices and failed allocations. A layer between the loader and each driver simulates these
+//! faults.
 
 use crate::support::*;
 use device_bench::faults::{loses_one_of_two, no_memory, runs_out_of_memory};
@@ -7,11 +8,11 @@ use ragtag_vulkan::{VulkanBackend, VulkanConfig};
 use std::sync::Arc;
 use test_drivers::{LostAt, VulkanFaults, with_vulkan_faults};
 
-/// Remaining bytes of a device's memory.
+/// Device memory left for allocations, in bytes.
 const ROOM: u64 = 4 << 20;
 
-/// Loses each device in turn, with imported regions and with staging buffers. The error names an
-/// unspecified Vulkan call, because the first of several threads to use the lost device reports it.
+/// Loses each device in turn, with imported regions and with staging buffers. The error may name any Vulkan
+/// call, because the thread that first uses the lost device reports it.
 fn loses_each(faults: &VulkanFaults, at: LostAt) {
     for import_regions in [true, false] {
         let backend = VulkanBackend::new(VulkanConfig { import_regions, ..config() });
@@ -47,7 +48,7 @@ fn refused_memory_is_reported_with_sizes() {
     });
 }
 
-/// Both with imported regions and with staging buffers.
+/// Checks imported regions and staging buffers.
 #[test]
 fn a_shortage_for_regions_is_reported_with_sizes() {
     with_vulkan_faults("faults::a_shortage_for_regions_is_reported_with_sizes", &[], |faults| {
@@ -65,7 +66,7 @@ fn a_shortage_for_regions_is_reported_with_sizes() {
     });
 }
 
-/// Drivers allocate memory for more than buffers.
+/// Checks failed allocations for programs. Drivers allocate memory for more than buffers.
 #[test]
 fn a_shortage_for_programs_is_reported_with_sizes() {
     with_vulkan_faults("faults::a_shortage_for_programs_is_reported_with_sizes", &[], |faults| {

@@ -1,8 +1,8 @@
-//! Tests of the Vulkan backend on every Vulkan device of this machine.
+//! Tests of the Vulkan backend on every Vulkan device of the machine.
 //!
-//! The validation layer, if installed, checks every call, and one objection fails the test.
+//! If the validation layer is installed, it checks every call, and a test fails on its first message.
 //! `RAGTAG_VULKAN_VALIDATION=1` requires the layer. `RAGTAG_TEST_VULKAN_ADAPTERS` sets the expected number of
-//! adapters. Without it and without adapters, tests are skipped with a message.
+//! adapters. If the variable is not set and there is no adapter, the tests report that they were skipped.
 
 #![allow(clippy::print_stdout)] // a skip is visible
 

@@ -1,4 +1,5 @@
-//! Tests of points between devices: of two APIs, of two drivers, and of devices that never reach them.
+//! Tests of points between two devices: devices of different APIs or drivers, and devices that never reach a
+//! point.
 
 use crate::support::*;
 

@@ -1,6 +1,6 @@
-//! Devices to test on, and the tests' kernel in WGSL.
+//! Devices for the tests, and the test kernel in WGSL.
 //!
-//! Knows nothing about a machine's drivers. Tests report which ones they lack.
+//! A test that finds no suitable device reports that it was skipped.
 
 #![allow(dead_code, unused_imports)] // each test binary uses its part
 
@@ -18,12 +18,12 @@ pub fn backend() -> VulkanBackend {
     VulkanBackend::new(config())
 }
 
-/// Returns the expected number of adapters: `RAGTAG_TEST_VULKAN_ADAPTERS`.
+/// Returns the expected number of adapters, from `RAGTAG_TEST_VULKAN_ADAPTERS`.
 fn wanted() -> usize {
     std::env::var("RAGTAG_TEST_VULKAN_ADAPTERS").map_or(0, |wanted| wanted.parse().unwrap())
 }
 
-/// Fails if the validation layer raised an objection. Passes if the layer is not installed.
+/// Fails if the validation layer reported a message. Passes if the layer is not installed.
 #[track_caller]
 pub fn no_objections(backend: &VulkanBackend) {
     let said = backend.validation_messages();

@@ -1,6 +1,6 @@
-//! Devices to test on, and the tests' kernel in WGSL.
+//! Devices for the tests, and the test kernel in WGSL.
 //!
-//! Knows nothing about a machine's devices. Tests report which ones they lack.
+//! A test that finds no suitable device reports that it was skipped.
 
 #![allow(dead_code, unused_imports)] // each test binary uses its part
 

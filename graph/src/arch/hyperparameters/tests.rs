@@ -1,4 +1,4 @@
-//! Hyperparameters of small handmade files, and the rotary frequencies that follow.
+//! Tests of the hyperparameters of small handmade files, and of the RoPE frequencies computed from them.
 
 use super::*;
 use crate::gguf::{ModelFile, ToValue, Writer};
@@ -7,7 +7,8 @@ use crate::weights::TensorInfo;
 use ragtag_kernels::TensorType;
 use std::sync::Arc;
 
-/// Reads a Llama with two heads of 16 values, two layers and 8 tokens. `more` adds keys.
+/// Reads a Llama model with two heads of 16 values, two layers and a vocabulary of 8 tokens. `more` adds
+/// keys.
 fn read(more: impl FnOnce(&mut Writer)) -> Result<Hyperparameters, ModelError> {
     let mut w = Writer::new();
     w.put("general.architecture", "llama");
@@ -46,10 +47,10 @@ fn rope_factors_divide_the_frequencies() {
     let h = read(|_| ()).unwrap();
     let plain =
         [1.0, 10f64.powf(-0.5), 0.1, 10f64.powf(-1.5), 0.01, 10f64.powf(-2.5), 0.001, 10f64.powf(-3.5)];
-    assert_close(&h.inverse_frequencies(None), &plain);
+    assert_close(&h.rope.frequencies(None), &plain);
     let factors = [1.0, 1.0, 2.0, 4.0, 8.0, 8.0, 16.0, 0.5];
     let divided: Vec<f64> = plain.iter().zip(factors).map(|(f, factor)| f / factor).collect();
-    assert_close(&h.inverse_frequencies(Some(&factors.map(|factor| factor as f32))), &divided);
+    assert_close(&h.rope.frequencies(Some(&factors.map(|factor| factor as f32))), &divided);
 }
 
 #[test]
@@ -60,32 +61,32 @@ fn linear_scaling_divides_positions() {
             kind.iter().for_each(|kind| w.put("llama.rope.scaling.type", *kind));
         })
     };
-    let plain = read(|_| ()).unwrap().inverse_frequencies(None);
+    let plain = read(|_| ()).unwrap().rope.frequencies(None);
     for (kind, divisor) in [(None, 4.0), (Some("linear"), 4.0), (Some("none"), 1.0)] {
         let h = scaled(kind).unwrap();
-        assert_eq!(h.rope_scale, divisor, "{kind:?}");
+        assert_eq!(h.rope.scale, divisor, "{kind:?}");
         let expected: Vec<f64> = plain.iter().map(|f| f64::from(*f) / f64::from(divisor)).collect();
-        assert_close(&h.inverse_frequencies(None), &expected);
+        assert_close(&h.rope.frequencies(None), &expected);
     }
     let message = scaled(Some("yarn")).unwrap_err().to_string();
     assert!(message.contains("rotary scaling of type \"yarn\" (llama.rope.scaling.type)"), "{message}");
 }
 
-/// The exponents span the rotating values, not the whole head.
+/// Checks that the exponents of the frequencies span only the rotating values, not the whole head.
 #[test]
 fn partial_rotation_spreads_the_frequencies_over_the_rotating_values() {
     let h = with("rope.dimension_count", 8u32).unwrap();
-    assert_eq!((h.rope_dimensions, h.head_dimensions), (8, 16));
-    assert_close(&h.inverse_frequencies(None), &[1.0, 0.1, 0.01, 0.001]);
+    assert_eq!((h.rope.dimensions, h.head_dimensions), (8, 16));
+    assert_close(&h.rope.frequencies(None), &[1.0, 0.1, 0.01, 0.001]);
 }
 
 #[test]
 fn missing_values_follow_from_others() {
     let h = read(|_| ()).unwrap();
-    assert_eq!((h.kv_heads, h.head_dimensions, h.rope_dimensions), (2, 16, 16));
-    assert_eq!((h.rope_base, h.rope_scale, h.vocabulary), (10_000.0, 1.0, 8));
-    assert_eq!((h.name, h.rope_llama3, h.has_rope_factors), (None, None, false));
-    assert_eq!(with("rope.freq_base", 500_000f32).unwrap().rope_base, 500_000.0);
+    assert_eq!((h.kv_heads, h.head_dimensions, h.rope.dimensions), (2, 16, 16));
+    assert_eq!((h.rope.base, h.rope.scale, h.vocabulary), (10_000.0, 1.0, 8));
+    assert_eq!((h.name, h.rope.llama3, h.rope.has_factors), (None, None, false));
+    assert_eq!(with("rope.freq_base", 500_000f32).unwrap().rope.base, 500_000.0);
     assert_eq!(with("attention.head_count_kv", 1u32).unwrap().kv_heads, 1);
 }
 
@@ -101,10 +102,10 @@ fn rejects_inconsistent_values() {
 
 #[test]
 fn accepts_values_at_their_limits() {
-    assert_eq!(with("rope.dimension_count", 16u32).unwrap().rope_dimensions, 16);
+    assert_eq!(with("rope.dimension_count", 16u32).unwrap().rope.dimensions, 16);
     assert_eq!(with("attention.value_length", 16u32).unwrap().head_dimensions, 16);
     assert!(with("expert_count", 0u32).is_ok());
-    // Two heads of this many values are just within the limit of 2^24.
+    // Two heads of `LARGEST / 2` values reach the limit of 2^24 exactly.
     assert_eq!(with("attention.key_length", LARGEST / 2).unwrap().head_dimensions, LARGEST / 2);
     let message = with("attention.key_length", LARGEST / 2 + 2).unwrap_err().to_string();
     assert!(message.contains("llama.attention.key_length: 2 heads of 8388610"), "{message}");

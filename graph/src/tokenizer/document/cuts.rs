@@ -1,4 +1,4 @@
-//! Reads how a `tokenizer.json` splits text into words.
+//! Reads the pre-tokenizers of a `tokenizer.json`, which split a text into words.
 
 use super::super::pre::GPT2;
 use super::super::words::{Cut, Cuts};
@@ -13,14 +13,15 @@ use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::pre_tokenizers::digits::Digits;
 use tokenizers::pre_tokenizers::metaspace::{Metaspace, PrependScheme};
 
-/// Limit of steps.
+/// Maximum number of pre-tokenizers.
 const MOST_STEPS: usize = 16;
-/// Limit of an expression, in bytes.
+/// Maximum length of an expression in bytes.
 const MOST_EXPRESSION_BYTES: usize = 4096;
-/// Limit of an expression's atoms after expanding counted repetitions, as the engine does.
+/// Maximum number of an expression's atoms. The regex engine expands counted repetitions, so each repetition
+/// counts.
 const MOST_ATOMS: u64 = 20_000;
 
-/// One step or several.
+/// A pre-tokenizer, or a sequence of pre-tokenizers.
 #[derive(Deserialize)]
 #[serde(tag = "type")]
 pub(super) enum PreTokenizer {
@@ -58,7 +59,7 @@ fn yes() -> bool {
     true
 }
 
-/// Returns where `▁` is prepended to a text. Older files only say whether it is.
+/// Returns where `▁` is prepended to a text. Older files have only the flag `add_prefix_space`.
 pub(super) fn scheme(prepend: Option<PrependScheme>, add_prefix_space: Option<bool>) -> PrependScheme {
     match (prepend, add_prefix_space) {
         (_, Some(false)) => PrependScheme::Never,
@@ -68,7 +69,7 @@ pub(super) fn scheme(prepend: Option<PrependScheme>, add_prefix_space: Option<bo
 }
 
 impl PreTokenizer {
-    /// Returns the steps with sequences flattened.
+    /// Returns the pre-tokenizers, with all sequences flattened.
     fn steps(&self) -> Vec<&PreTokenizer> {
         match self {
             PreTokenizer::Sequence { pretokenizers } => {
@@ -78,13 +79,14 @@ impl PreTokenizer {
         }
     }
 
-    /// Returns whether words are written with the characters of bytes.
+    /// Returns whether a pre-tokenizer converts bytes to the characters of byte-level vocabularies.
     pub(super) fn makes_letters(&self) -> bool {
         self.steps().iter().any(|step| matches!(step, PreTokenizer::ByteLevel { .. }))
     }
 
-    /// Builds the steps. The library's rule for the start of a text depends on the position in the text, but
-    /// the text is already split here. So one list is for the first part and one for later parts.
+    /// Builds the cuts for the first part of a text, and the cuts for later parts. The library applies some
+    /// rules only at the start of a text. Here, special tokens have already split the text into parts, so the
+    /// library cannot find its start.
     pub(super) fn build(&self, reader: &Reader<'_>) -> Result<(Cuts, Cuts), TokenizerError> {
         let steps = self.steps();
         if steps.len() > MOST_STEPS {
@@ -101,7 +103,7 @@ impl PreTokenizer {
         Ok((first, later))
     }
 
-    /// Builds the cuts of a step that is not a sequence.
+    /// Builds the cuts of a single pre-tokenizer.
     fn build_one(&self, reader: &Reader<'_>, first: bool, cuts: &mut Vec<Cut>) -> Result<(), TokenizerError> {
         let cut = match self {
             PreTokenizer::Sequence { .. } => return Ok(()),
@@ -156,10 +158,9 @@ fn compiled(reader: &Reader<'_>, regex: &str) -> Result<Regex, TokenizerError> {
         .map_err(|error| reader.wrong(format!("has an invalid expression: {}", Quoted(&error.to_string()))))
 }
 
-/// Returns the number of an expression's atoms after expanding counted repetitions. Never too low; may be too
-/// high for unusual expressions.
+/// Returns an upper bound of the number of atoms in an expression after expansion of counted repetitions.
 fn atoms(regex: &str) -> u64 {
-    // For each open group: its atoms so far, and those of its last atom or group.
+    // Each entry is for an open group: the atoms so far, and the atoms of the last item in the group.
     let mut groups = vec![(0u64, 0u64)];
     let mut characters = regex.chars().peekable();
     while let Some(character) = characters.next() {

@@ -1,4 +1,5 @@
-//! Reads the post-processor and the decoder of a `tokenizer.json`: the tokens around a text, and decoding.
+//! Reads the post-processors and the decoders of a `tokenizer.json`. A post-processor adds tokens around a
+//! text.
 
 use super::{Pattern, Reader, cuts, is_space};
 use crate::error::TokenizerError;
@@ -9,10 +10,10 @@ use serde::Deserialize;
 use std::collections::HashMap;
 use tokenizers::pre_tokenizers::metaspace::PrependScheme;
 
-/// Limit of the tokens added around a text.
+/// Maximum number of tokens that are added around a text.
 const MOST_ADDED: usize = 64;
 
-/// Adds tokens around a text.
+/// A post-processor, which adds tokens around a text.
 #[derive(Deserialize)]
 #[serde(tag = "type")]
 pub(super) enum PostProcessor {
@@ -23,7 +24,7 @@ pub(super) enum PostProcessor {
         single: Vec<Slot>,
         special_tokens: HashMap<String, Ids>,
     },
-    /// Changes offsets, which are not used here.
+    /// A post-processor that changes only offsets, which Ragtag does not use.
     ByteLevel,
 }
 
@@ -38,7 +39,7 @@ pub(super) struct Ids {
     ids: Vec<u32>,
 }
 
-/// Reads the tokens around a text.
+/// Adds the tokens around a text to `special`.
 pub(super) fn special(
     reader: &Reader<'_>,
     processor: Option<&PostProcessor>,
@@ -72,7 +73,7 @@ fn apply(
                     }
                 }
             }
-            // A later processor wraps the tokens of earlier ones.
+            // The tokens of a later processor go outside the tokens of earlier processors.
             before.append(&mut special.before);
             special.before = before;
             special.behind.append(&mut behind);
@@ -85,7 +86,7 @@ fn apply(
     }
 }
 
-/// Converts tokens to text.
+/// A decoder, which converts tokens to text.
 #[derive(Deserialize)]
 #[serde(tag = "type")]
 pub(super) enum Decoder {
@@ -113,16 +114,16 @@ pub(super) enum Decoder {
     },
 }
 
-/// Combined effect of the decoders.
+/// Combined effect of all decoders.
 #[derive(Debug, Default)]
 pub(super) struct Decoding {
-    /// Texts use the characters of bytes.
+    /// Whether token texts use the characters that stand for bytes.
     letters: bool,
-    /// `▁` becomes a space.
+    /// Whether `▁` becomes a space.
     spaces: bool,
-    /// `<0x41>` becomes a byte.
+    /// Whether a token such as `<0x41>` becomes a byte.
     bytes: bool,
-    /// The space at the start of a text is removed.
+    /// Whether the space at the start of a text is removed.
     pub(super) strip_space: bool,
 }
 

@@ -1,7 +1,8 @@
-//! Reads `tokenizer.json`, the format of the `tokenizers` library. Every part is checked before it is passed
-//! to the library. Supports byte-pair encoding with the normalizers, pre-tokenizers and decoders that
-//! supported models use. Any other part is an error that names it, because a different split of a text is a
-//! different input to the model.
+//! Reads `tokenizer.json`, the format of the `tokenizers` library. Checks every part before it reaches the
+//! library.
+//!
+//! Supports byte-pair encoding with the normalizers, pre-tokenizers and decoders that supported models use.
+//! Any other part is an error, because ignoring it could change the tokens of a text.
 
 use super::normaliser::{Normaliser, TextChange};
 use super::special::{Added, Finder};
@@ -22,12 +23,12 @@ mod frame;
 
 /// Size limit of the file. The largest vocabularies take tens of megabytes.
 const MOST_BYTES: u64 = 256 << 20;
-/// Limit of normalization steps. Each may lengthen a text fourfold.
+/// Maximum number of normalizers. Each normalizer may lengthen a text fourfold.
 const MOST_STEPS: usize = 4;
-/// Limit of a prepended text, in bytes.
+/// Maximum length of a prepended text in bytes.
 const MOST_PREFIX_BYTES: usize = 16;
 
-/// Read first, because other model types have another form.
+/// The document's model type. It is read first, because the fields of other model types differ.
 #[derive(Deserialize)]
 struct Head {
     model: Kind,
@@ -104,7 +105,7 @@ struct Model {
     merges: Vec<Merge>,
 }
 
-/// A pair of tokens. In older files, one text with a space between them.
+/// A merge of two tokens. Older files store the tokens as one text, separated by a space.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Merge {
@@ -112,7 +113,7 @@ enum Merge {
     Joined(String),
 }
 
-/// Builds errors with the file's name.
+/// Context of the reading functions. Builds errors that contain the file's name.
 struct Reader<'a> {
     file: &'a str,
 }
@@ -127,7 +128,7 @@ impl Reader<'_> {
     }
 }
 
-/// Reads the tokenizer, and the ids of its texts.
+/// Reads the tokenizer, and a map from token texts to ids.
 pub(super) fn read(source: &dyn Source) -> Result<(Tokenizer, HashMap<String, u32>), TokenizerError> {
     let reader = Reader { file: source.name() };
     let head: Head = json::parse(source, MOST_BYTES)?;
@@ -192,7 +193,7 @@ fn normaliser(reader: &Reader<'_>, normalizer: Option<&Normalizer>) -> Result<No
     Ok(Normaliser { steps })
 }
 
-/// Returns the text of each token. Ids may have small gaps but no large ones.
+/// Returns the text of each token, by id. Rejects vocabularies in which most ids are unused.
 fn pieces(
     reader: &Reader<'_>,
     document: &Document,
@@ -236,7 +237,7 @@ fn pieces(
     Ok(pieces.into_iter().map(|piece| piece.unwrap_or(Piece::Text("\u{fffd}".into()))).collect())
 }
 
-/// Builds the finders of added tokens: in the raw text, and in the normalised text.
+/// Builds two finders of added tokens: one for the raw text and one for the normalised text.
 fn finders(
     reader: &Reader<'_>,
     tokens: &[AddedToken],
@@ -277,7 +278,7 @@ fn merging(reader: &Reader<'_>, document: &Document) -> Result<BPE, TokenizerErr
     let byte_fallback = model.byte_fallback.unwrap_or(false);
     let mut vocabulary = model.vocab.clone();
     if whole_words {
-        // A word that spells a control token stays text.
+        // A word with the text of a control token must not become that token.
         let control = document.added_tokens.iter().filter(|token| token.special);
         let control = control.filter(|token| Some(&token.content) != model.unk_token.as_ref());
         control.for_each(|token| _ = vocabulary.remove(&token.content));
@@ -325,7 +326,7 @@ fn pair(reader: &Reader<'_>, merge: &Merge) -> Result<(String, String), Tokenize
     }
 }
 
-/// Returns whether the text is the space character of vocabularies that write spaces before words.
+/// Returns whether the text is `▁`, which stands for a space in SentencePiece vocabularies.
 fn is_space(text: &str) -> bool {
     text.chars().eq([SPACE])
 }

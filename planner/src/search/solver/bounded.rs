@@ -1,9 +1,9 @@
-//! Heuristic solution with a bound, for instances with too many sets of devices to enumerate.
+//! Solves instances with too many sets of devices to enumerate. Returns heuristic placements and a lower
+//! bound.
 //!
-//! As in the exact search, a box of largest terms is bounded by the smallest time under its upper limits.
-//! Here a Lagrangian bound replaces the smallest time, and placements come from good orders of the devices.
-//! Boxes are halved, most promising first, until the gap is small. Then local search improves orders around
-//! the best placement.
+//! The search divides the space into boxes of the largest terms, as the exact search does. Lagrangian bounds
+//! replace the smallest time, and placements come from good orders of the devices. The most promising box is
+//! halved until the gap is small. Local search then improves the order of the best placement.
 //!
 //! Knows nothing about how bounds and placements are computed.
 
@@ -12,39 +12,42 @@ use super::rules::{Limits, Rules};
 use super::{Costs, Instance, Placement, Solution, kinds, orders};
 use rayon::prelude::*;
 
-/// Gap at which the search stops, relative to the best score.
+/// Relative gap at which the search stops.
 const GAP: f64 = 0.0075;
 
-/// Most boxes that are examined.
+/// Largest number of examined boxes.
 const MOST_BOXES: usize = 80;
 
-/// Steps of price improvement: for the first box, and for each part of a box.
+/// Steps of the subgradient method: for the first box, and for each half of a box.
 const FIRST_STEPS: usize = 100;
 const STEPS: usize = 24;
 
-/// Largest factor between the prices of a part and those of the whole.
+/// Largest factor between the Lagrange multipliers of a half and those of the whole box.
 const LARGEST_FACTOR: f64 = 4.0;
 
-/// Rounds of local search, each with several trials.
+/// Rounds of local search. Each round has several trials.
 const ROUNDS: usize = 40;
 const TRIALS: usize = 8;
 
-/// A box of largest terms; `time` is unused.
+/// A box of the largest terms. `time` is unused.
 struct Region {
     lower: Costs,
     upper: Costs,
-    /// Prices of time alone. Together with the lower limits they prove more if the box is narrow.
+    /// Multipliers for the sum of `time` alone. Together with the lower limits, they give the better bound in
+    /// a narrow box.
     of_time: Prices,
-    /// Prices of the whole sum, including the largest terms. They prove more if the box is wide.
+    /// Multipliers for the whole sum of the score, including the largest terms. They give the better bound in
+    /// a wide box.
     of_sum: Prices,
 }
 
 struct Search<'a> {
     instance: &'a Instance,
-    /// Each device alone, for orders. `merged` groups interchangeable devices, for bounds.
+    /// `single` has each device alone and is used for orders. `merged` has kinds of interchangeable devices
+    /// and is used for bounds.
     single: Vec<Vec<usize>>,
     merged: Vec<Vec<usize>>,
-    /// Exits of single devices.
+    /// Exits of the devices in `single`.
     exits: Vec<Vec<usize>>,
     orders: Vec<Vec<usize>>,
     solution: Solution,
@@ -71,7 +74,7 @@ pub(super) fn solve(instance: &Instance) -> Solution {
         }
         let region = regions.swap_remove(at);
         let Some(parts) = search.halve(&region) else {
-            // Nothing left to halve: the gap that remains is that of the prices.
+            // The box cannot be halved. Its remaining gap comes from the multipliers.
             bound = bound.min(least);
             continue;
         };
@@ -86,7 +89,7 @@ pub(super) fn solve(instance: &Instance) -> Solution {
     Solution { bound: left.min(best), exact: left >= best && best.is_finite(), ..search.solution }
 }
 
-/// Returns a lower bound of all scores without searching for placements.
+/// Returns a lower bound of all scores. Does not search for placements.
 pub(super) fn relaxed(instance: &Instance) -> f64 {
     let search = Search::new(instance);
     let mut all = search.everything();
@@ -119,7 +122,8 @@ impl<'a> Search<'a> {
         self.by_time(region).max(self.by_sum(region))
     }
 
-    /// Returns the lower bound from prices of time. `by_sum` does so from prices of the sum.
+    /// Returns the lower bound from the multipliers of time. `by_sum` returns the bound from those of the
+    /// sum.
     fn by_time(&self, region: &Region) -> f64 {
         self.instance.score.of(&Costs { time: region.of_time.bound.max(0.0), ..region.lower })
     }
@@ -135,7 +139,7 @@ impl<'a> Search<'a> {
         self.price(region);
     }
 
-    /// Improves the prices of a region.
+    /// Improves the multipliers of a region.
     fn price(&self, region: &mut Region) {
         let instance = self.instance;
         let first = region.upper == Costs::INFINITE;
@@ -144,7 +148,7 @@ impl<'a> Search<'a> {
         let of_time = Relaxed::of_time(instance, &self.merged, &rules);
         let of_sum = Relaxed::of_sum(instance, &self.merged, &rules, region.lower);
         if first {
-            // New prices sum to 1.
+            // New multipliers sum to 1, so scale them first.
             let slowest =
                 instance.devices.iter().map(|d| d.before[instance.segments].time).fold(0.0, f64::max);
             region.of_time.scale(&of_time, slowest * 2.0);
@@ -162,7 +166,8 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Halves a region along the term with the larger effect. Returns `None` if there is nothing to halve.
+    /// Halves a region along the term with the larger effect on the score. Returns `None` if neither term can
+    /// be halved.
     fn halve(&self, region: &Region) -> Option<[Region; 2]> {
         let (lower, least) = (region.lower, region.of_time.bound.max(0.0));
         let largest = self.instance.score.largest_terms(self.best(), &Costs { time: least, ..lower });
@@ -190,7 +195,7 @@ impl<'a> Search<'a> {
         Some([part(lower, below), part(above, upper)])
     }
 
-    /// Tries all known orders under `rules`.
+    /// Tries all known orders of devices under `rules`.
     fn offer_orders(&mut self, rules: &Rules) {
         let place =
             |order: &Vec<usize>| orders::least(self.instance, &self.single, &self.exits, rules, order);
@@ -200,7 +205,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Runs a local search around the best placement: swaps or moves devices in its order.
+    /// Runs a local search around the best placement. It swaps or moves devices in the placement's order.
     fn improve_orders(&mut self) {
         let Some(mut best) = self.best_placement().cloned() else { return };
         let mut order = self.order_of(&best);
@@ -232,7 +237,8 @@ impl<'a> Search<'a> {
         self.solution.choose(0.0)
     }
 
-    /// Returns the devices of a placement in order, followed by unused ones, up to the most stages.
+    /// Returns the devices of a placement in order, followed by the unused devices. Truncates the order to
+    /// the largest number of stages.
     fn order_of(&self, placement: &Placement) -> Vec<usize> {
         let at = |device: usize| self.single.iter().position(|kind| kind[0] == device);
         let mut order: Vec<usize> = placement.stages.iter().filter_map(|(device, _)| at(*device)).collect();
@@ -243,9 +249,10 @@ impl<'a> Search<'a> {
     }
 }
 
-/// Changes an order slightly; equal numbers give equal changes. Unused devices may come in.
+/// Returns a slightly changed order. Equal values of `number` give equal changes. Unused devices may be
+/// inserted.
 fn moved(order: &[usize], number: usize, devices: usize) -> Vec<usize> {
-    // A scrambled Weyl sequence: well distributed, stateless and without a pattern.
+    // A scrambled Weyl sequence is well distributed, stateless and without a visible pattern.
     let scramble = |salt: u64| {
         let mut bits = (number as u64).wrapping_mul(2).wrapping_add(salt).wrapping_mul(0x9E37_79B9_7F4A_7C15);
         bits ^= bits >> 31;

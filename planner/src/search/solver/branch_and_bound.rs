@@ -1,16 +1,18 @@
-//! Branch and bound over limits: from the smallest sum of time under limits to the smallest score.
+//! Branch and bound over limits on the largest terms. Each step finds the smallest sum of time under limits,
+//! and the result is the smallest score.
 //!
-//! A region is a box of largest `busy` and largest `chunk`. The smallest time under the box's upper limits,
-//! together with its lower limits, bounds all scores inside. A placement that attains this time dominates all
-//! placements that are no better in both largest terms, so the rest of the box is split into parts. All
-//! numbers of stages share the regions.
+//! A region is a box of the largest `busy` and the largest `chunk`. The smallest time under the upper limits
+//! and the lower limits together give a lower bound of all scores in the box. A placement with the smallest
+//! time dominates every placement that is no better in both largest terms. So the rest of the box is split
+//! into parts. Regions are shared by all numbers of stages.
 //!
-//! Computing the smallest time needs the table. Prices (`lagrangian`) bound the box first, which is much
-//! cheaper. A box is dropped if prices prove that nothing in it matters. A wide one is halved, unless the
-//! score is the larger of two terms.
+//! Computing the smallest time needs the table. The Lagrange multipliers (`lagrangian`) give a much cheaper
+//! bound first. A box is dropped if this bound proves that no placement in it matters. A wide box is halved,
+//! unless the score is the larger of two terms.
 //!
-//! A table does not know the true loads of shared buses. If a placement overloads one, the region is split by
-//! its transfers: without the first of them, with the first but without the second, and so on.
+//! A table ignores the true loads of shared buses. If a placement overloads a bus, the region is split by the
+//! placement's transfers. The first part excludes the first transfer, the second part keeps it and excludes
+//! the second transfer, and so on.
 //!
 //! Knows nothing about how the smallest time is computed.
 
@@ -23,44 +25,46 @@ use rayon::prelude::*;
 use std::cmp::Ordering;
 use std::sync::Arc;
 
-/// Scores that differ by a smaller relative amount count as equal.
+/// Scores whose relative difference is smaller count as equal.
 const MARGIN: f64 = 1e-12;
 
-/// Regions that are processed at once: a fixed number, so that the result does not depend on the machine.
+/// Number of regions that are processed in parallel. It is fixed, so that the result does not depend on the
+/// machine.
 const AT_ONCE: usize = 2;
 
-/// Most rounds. The bound reflects what remains open.
+/// Largest number of rounds. The bound includes the regions that remain open.
 const MOST_ROUNDS: usize = 1 << 14;
 
-/// A box is wide if a largest term changes the score inside by more than this relative amount.
+/// A box is wide if a largest term changes the score within the box by more than this relative amount.
 const WIDE: f64 = 0.05;
 
-/// Steps of price improvement: for the first box, for each part of a box, and for prices of time before using
-/// the table.
+/// Steps of the subgradient method: for the first box, for each part of a box, and for the multipliers of
+/// time before using the table.
 const FIRST_STEPS: usize = 40;
 const STEPS: usize = 2;
 const LOOK_STEPS: usize = 3;
 
-/// Limits on the largest terms for the first placements, as multiples of the smallest possible ones.
+/// Limits on the largest terms for the initial placements, as multiples of their lower bounds.
 const FIRST_LIMITS: [f64; 4] = [1.05, 1.15, 1.3, 2.0];
 
-/// A box with bounds of the placements in it.
+/// A box, with bounds of the placements in it.
 #[derive(Clone)]
 struct Region {
-    /// Inclusive lower limits; `time` is unused.
+    /// Inclusive lower limits. `time` is unused.
     lower: Costs,
-    /// Inclusive upper limits; `time` is unused.
+    /// Inclusive upper limits. `time` is unused.
     upper: Costs,
-    /// At k: bounds for k + 1 stages; `None` if none of these placements matters.
+    /// At index k: bounds for k + 1 stages. `None` if no such placement matters.
     open: Vec<Option<Open>>,
-    /// Pairs of devices that must not be neighbours in the region, and pairs that must.
+    /// Pairs of devices that must not be neighbours in the region.
     forbidden: Vec<(usize, usize)>,
+    /// Pairs of devices that must be neighbours in the region.
     kept: Vec<(usize, usize)>,
-    /// Rules for the upper limits, once priced.
+    /// Rules for the upper limits. `None` until the region is priced.
     rules: Option<Arc<Rules>>,
-    /// Prices that prove the bounds without the table.
+    /// Multipliers that prove the bounds without the table.
     prices: Prices,
-    /// Prices of time alone.
+    /// Multipliers for the sum of `time` alone.
     time_prices: Prices,
     /// Whether `time_prices` match the upper limits.
     timed: bool,
@@ -71,20 +75,20 @@ struct Region {
 struct Open {
     /// Lower bound of the score.
     bound: f64,
-    /// Lower bound of the time.
+    /// Lower bound of the sum of `time`.
     least: f64,
-    /// A placement that attains `least` and the upper limits, except for shared buses.
+    /// A placement that attains `least` within the upper limits. It may exceed them on shared buses.
     seen: Option<Arc<Seen>>,
 }
 
 struct Seen {
-    /// The totals that count in the score.
+    /// Sums and largest terms of the placement, as they count in the score.
     totals: Costs,
     stages: Vec<Stage>,
 }
 
 impl Seen {
-    /// Returns the transfers.
+    /// Returns the pairs of devices between which the placement transfers.
     fn pairs(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
         self.stages.windows(2).map(|pair| (pair[0].0, pair[1].0))
     }
@@ -140,7 +144,7 @@ impl Search<'_> {
     fn start(&mut self) {
         let instance = self.instance;
         let lower = lagrangian::least_terms(instance, self.kinds);
-        // With a known score, prices alone may prove that nothing here comes close to it.
+        // If a score is known, the multipliers alone may prove that no placement comes close to it.
         let is_known = instance.known.is_finite();
         if !is_known {
             self.offer_orders(&lower);
@@ -149,7 +153,7 @@ impl Search<'_> {
         let limits = Limits { most: Costs::INFINITE, forbidden: &[] };
         let rules = Rules::new(instance, self.kinds, &limits);
         let relaxed = Relaxed::of_sum(instance, self.kinds, &rules, lower);
-        // New prices sum to 1.
+        // New multipliers sum to 1, so scale them.
         let slowest = instance.devices.iter().map(|d| d.before[instance.segments].time).fold(0.0, f64::max);
         let mut time_prices = Prices::without_shares(instance, self.kinds);
         time_prices.scale(&Relaxed::of_time(instance, self.kinds, &rules), slowest * 2.0);
@@ -176,12 +180,12 @@ impl Search<'_> {
         }
     }
 
-    /// Lists the values of the largest terms that may matter, given their lower bounds.
+    /// Lists the values of the largest terms that may matter. `least` has lower bounds of these terms.
     fn list_values(&mut self, least: &Costs) {
         let instance = self.instance;
         let most = instance.score.largest_terms(self.enough(), least);
         let (busy_weight, chunk_weight) = instance.score.weights();
-        // Loads of buses are sums with too many possible values.
+        // Loads of shared buses are sums, with too many possible values to list.
         let is_sum = |term: Term| instance.shared.iter().any(|bus| bus.term == term);
         if busy_weight > 0.0 && !is_sum(Term::Busy) {
             self.busy = Values::new(instance, self.kinds, |costs| costs.busy, (least.busy, most.busy));
@@ -191,7 +195,7 @@ impl Search<'_> {
         }
     }
 
-    /// Tries good orders under several limits.
+    /// Finds placements for good orders of the devices under several limits.
     fn offer_orders(&mut self, least: &Costs) {
         let single = kinds::single(self.instance);
         let exits = kinds::exits(self.instance, &single);
@@ -214,16 +218,16 @@ impl Search<'_> {
         }
     }
 
-    /// Returns a lower bound of the scores with k + 1 stages in the region; `None` if none of these
-    /// placements matters.
+    /// Returns a lower bound of the scores with k + 1 stages in the region. Returns `None` if no such
+    /// placement matters.
     fn bound(&self, region: &Region, k: usize) -> Option<f64> {
         let open = region.open[k].as_ref()?;
         Some(open.bound.max(self.instance.score.of(&Costs { time: open.least, ..region.lower })))
     }
 
-    /// Returns, at k, the largest score of a placement with k + 1 stages that changes the choice. With fewer
-    /// stages than the chosen placement, that is [`SHARE`] above the best score. With as many, it is the
-    /// chosen score; with more, the best score.
+    /// Returns, at index k, the largest score with which a placement of k + 1 stages changes the choice. With
+    /// fewer stages than the chosen placement, this is [`SHARE`] above the best score. With equally many
+    /// stages it is the chosen score, and with more it is the best score.
     fn wanted(&self) -> Vec<f64> {
         let best = self.best();
         let score = |k: usize| self.solution.best_by_stages[k].as_ref().map_or(f64::INFINITY, |p| p.score);
@@ -237,8 +241,8 @@ impl Search<'_> {
         all.map(wanted).collect()
     }
 
-    /// Removes up to `count` most promising regions that may still change the choice, each with the number of
-    /// stages (minus one) for which it does.
+    /// Removes up to `count` of the most promising regions that may still change the choice. Each is returned
+    /// with the index k (stages minus one) for which it is promising.
     fn take_most_promising(&mut self, count: usize) -> Vec<(Region, usize)> {
         let (wanted, enough) = (self.wanted(), self.enough());
         let matters = |bound: f64, k: usize| match wanted[k] {
@@ -257,7 +261,8 @@ impl Search<'_> {
         promising.into_iter().map(|(_, at, k)| (self.regions.swap_remove(at), k)).collect()
     }
 
-    /// Splits a region that is wide or has a known placement. Returns `None` if it needs the table.
+    /// Splits a region that is wide or contains a known placement. Returns `None` if the region needs the
+    /// table.
     fn parts(&self, region: &Region, stages: usize) -> Option<Vec<Region>> {
         match region.open[stages].as_ref().and_then(|open| open.seen.as_ref()) {
             Some(seen) => Some(self.parts_around(region, stages, seen)),
@@ -265,15 +270,15 @@ impl Search<'_> {
         }
     }
 
-    /// Returns the smallest time of the open placements in a region.
+    /// Returns the smallest bound of the time over all open numbers of stages in a region.
     fn least(region: &Region) -> f64 {
         region.open.iter().flatten().map(|open| open.least).fold(f64::INFINITY, f64::min)
     }
 
-    /// Halves a wide region along the term with the larger effect. Returns `None` if it is not wide or is
-    /// unbounded.
+    /// Halves a wide region along the term with the larger effect on the score. Returns `None` if the region
+    /// is narrow or unbounded.
     fn halves(&self, region: &Region) -> Option<[Region; 2]> {
-        // If the score is the larger of two terms, a known placement splits a box better.
+        // If the score is the larger of two terms, splitting around a known placement is better.
         if matches!(self.instance.score, Score::Busy { .. }) {
             return None;
         }
@@ -297,8 +302,8 @@ impl Search<'_> {
         Some([region.within(lower, below), region.within(above, upper)])
     }
 
-    /// Narrows a region to the limits that matter and bounds it by prices. Returns `None` if nothing in it
-    /// matters.
+    /// Narrows a region to the limits that matter, and computes its Lagrangian bounds. Returns `None` if no
+    /// placement in it matters.
     fn priced(&self, mut region: Region) -> Option<Region> {
         let (instance, enough) = (self.instance, self.enough());
         let largest =
@@ -327,7 +332,7 @@ impl Search<'_> {
         region.open.iter().any(Option::is_some).then_some(region)
     }
 
-    /// Improves the prices of time and the bounds that follow.
+    /// Updates the multipliers of time and the bounds derived from them.
     fn improve_time(&self, region: &mut Region, rules: &Rules) {
         let relaxed = Relaxed::of_time(self.instance, self.kinds, rules);
         let most = self.instance.score.largest_terms(self.enough(), &region.lower).time;
@@ -338,7 +343,7 @@ impl Search<'_> {
         }
     }
 
-    /// Closes the numbers of stages for which nothing in a region matters.
+    /// Closes each number of stages for which no placement in a region matters.
     fn close(&self, region: &mut Region) {
         for k in 0..region.open.len() {
             if self.bound(region, k).is_some_and(|bound| bound > self.enough()) {
@@ -347,7 +352,8 @@ impl Search<'_> {
         }
     }
 
-    /// Finds the smallest times under the upper limits of a region, with their placements.
+    /// Finds the placements with the smallest times under the upper limits of a region, one for each number
+    /// of stages.
     fn look(&self, region: &mut Region, cells: &mut Cells) -> Vec<Vec<Stage>> {
         let instance = self.instance;
         let limits = Limits { most: region.upper, forbidden: &region.forbidden };
@@ -383,7 +389,7 @@ impl Search<'_> {
                         seen: Some(Arc::new(Seen { totals, stages: found.stages })),
                     })
                 }
-                // The search stopped at `wanted`, so that is the new lower bound.
+                // The search stopped at the time `wanted`, which is the new lower bound.
                 (Some(open), None) if wanted < enough => Some(Open { least: open.least.max(wanted), ..open }),
                 _ => None,
             };
@@ -391,15 +397,15 @@ impl Search<'_> {
         placements
     }
 
-    /// Splits a region around a placement found in it with `stages` + 1 stages.
+    /// Splits a region around a placement with `stages` + 1 stages that was found in it.
     fn parts_around(&self, region: &Region, stages: usize, seen: &Seen) -> Vec<Region> {
         if let Some(bus) = self.overloaded(region, seen) {
             return Self::parts_by_bus(region, seen, bus);
         }
         let Costs { busy, chunk, .. } = seen.totals;
         match self.instance.score {
-            // The score is the larger of two terms. A better placement has less of the decisive one, or less
-            // time, which is impossible in this region.
+            // The score is the larger of two terms. A better placement needs a smaller decisive term. Less
+            // time is impossible in this region.
             Score::Busy { .. } => {
                 let sum = self.instance.score.of(&Costs { busy: 0.0, ..seen.totals });
                 if busy > sum {
@@ -412,7 +418,7 @@ impl Search<'_> {
                 }
                 smaller.into_iter().flatten().chain([rest]).collect()
             }
-            // Less busy than the placement; else smaller chunks; else the rest.
+            // The first part has a smaller `busy`, the second a smaller `chunk`, and the third is the rest.
             Score::Sum { .. } | Score::Mix { .. } => {
                 let (less_busy, rest) = region.parts_by_busy(busy);
                 let (smaller, rest) = rest.parts_by_chunk(chunk);
@@ -421,7 +427,7 @@ impl Search<'_> {
         }
     }
 
-    /// Returns a bus with a larger load than the region allows.
+    /// Returns a bus whose load exceeds the upper limits of the region, if any.
     fn overloaded(&self, region: &Region, seen: &Seen) -> Option<&SharedBus> {
         let load = |bus: &SharedBus| seen.pairs().map(|pair| bus.load(pair)).sum::<f64>();
         self.instance.shared.iter().find(|bus| load(bus) > bus.term.of(&region.upper))
@@ -447,12 +453,12 @@ impl Search<'_> {
         self.solution.best().min(self.instance.known)
     }
 
-    /// Returns the score above which nothing matters.
+    /// Returns the score above which no placement matters.
     fn enough(&self) -> f64 {
         self.best() * (1.0 + SHARE)
     }
 
-    /// Drops the regions in which nothing matters.
+    /// Drops the regions in which no placement matters.
     fn forget(&mut self) {
         let enough = self.enough();
         let mut regions = std::mem::take(&mut self.regions);
@@ -464,12 +470,12 @@ impl Search<'_> {
 }
 
 impl Region {
-    /// Returns the part of a region between limits.
+    /// Returns the part of a region between these limits.
     fn within(&self, lower: Costs, upper: Costs) -> Self {
         Self { lower, upper, ..self.clone() }
     }
 
-    /// Splits off the part that is less busy than `busy`, in two halves.
+    /// Splits off the part with `busy` below the given value, in two halves.
     fn parts_by_busy(&self, busy: f64) -> (Option<[Self; 2]>, Self) {
         let Self { lower, upper, .. } = *self;
         let less = (below(busy) > lower.busy).then(|| {
@@ -482,7 +488,7 @@ impl Region {
         (less, self.within(Costs { busy: lower.busy.max(busy), ..lower }, upper))
     }
 
-    /// Splits off the part with chunks smaller than `chunk`, in two halves.
+    /// Splits off the part with `chunk` below the given value, in two halves.
     fn parts_by_chunk(&self, chunk: f64) -> (Option<[Self; 2]>, Self) {
         let Self { lower, upper, .. } = *self;
         let smaller = (below(chunk) > lower.chunk).then(|| {
@@ -495,7 +501,7 @@ impl Region {
         (smaller, self.within(Costs { chunk: lower.chunk.max(chunk), ..lower }, upper))
     }
 
-    /// Narrows the limits of `busy` and `chunk`, and keeps the known placements that are still useful.
+    /// Narrows the limits of `busy` and `chunk`. Keeps the known placements that are still useful.
     fn confine(&mut self, busy: (f64, f64), chunk: (f64, f64)) {
         let (lower, upper) = (
             Costs { busy: busy.0, chunk: chunk.0, ..self.lower },
@@ -506,7 +512,7 @@ impl Region {
             let Some(Open { seen: Some(seen), .. }) = known else { continue };
             let totals = &seen.totals;
             if totals.busy <= lower.busy && totals.chunk <= lower.chunk {
-                // Nothing inside is better in any term.
+                // No placement inside is better in any term.
                 *known = None;
             } else if totals.busy > upper.busy || totals.chunk > upper.chunk {
                 known.iter_mut().for_each(|open| open.seen = None);
@@ -515,7 +521,7 @@ impl Region {
     }
 }
 
-/// Returns the largest value that is smaller by more than rounding.
+/// Returns a value that is smaller by slightly more than rounding errors.
 fn below(value: f64) -> f64 {
     value - value * MARGIN
 }

@@ -1,15 +1,17 @@
-//! The smallest sum of time under limits, for each number of stages, by dynamic programming over (set of
-//! devices, last device, segments placed). Devices of one kind are counted, so the sets are multisets of
-//! kinds. Last devices with equal outgoing transfers form one exit; only its best device matters.
+//! Finds the smallest sum of time under limits, for each number of stages. It uses dynamic programming over
+//! the set of devices, the last device and the number of placed segments. Devices of one kind are counted, so
+//! the sets are multisets of kinds. Last devices with equal outgoing transfers form one exit, and only the
+//! best device of an exit matters.
 //!
-//! For a given kind and end of the last stage, the allowed first segments form a window that only moves
-//! forward with the end, so a sliding minimum makes each cell cheap. A cell is dropped if no completion meets
-//! the limit on time, even if devices could be reused or by the prices of segments. It is also dropped if the
-//! remaining devices cannot hold the remaining segments. Each (set, last) keeps the range of its remaining
-//! cells.
+//! For a given kind and end of the last stage, the allowed first segments form a window. It only moves
+//! forward as the end grows, so a sliding minimum makes each cell cheap.
 //!
-//! With shared buses, each (set, last) also keeps the smallest possible load of each bus. A state is dropped
-//! if even that load is too large. This is a relaxation; the caller checks the true loads.
+//! A cell is dropped if no completion meets the limit on time. Two relaxations prove this: reuse of devices,
+//! and Lagrangian prices of segments. A cell is also dropped if the remaining devices cannot hold the
+//! remaining segments. Each (set, last) stores the range of its remaining cells.
+//!
+//! With shared buses, each (set, last) also stores the smallest possible load of each bus. A state is dropped
+//! if this load is too large. The loads are a relaxation, so the caller checks the true loads.
 //!
 //! Knows nothing about scores.
 
@@ -19,19 +21,20 @@ use super::{Instance, Stage, kinds};
 use rayon::prelude::*;
 use std::ops::Range;
 
-/// Most cells of a table: half a gigabyte of address space. Less than half is ever touched.
+/// Largest number of table cells. They take half a gigabyte of address space, and less than half of it is
+/// used.
 const MOST_CELLS: usize = 1 << 26;
 
-/// Fewest cells that justify a task for another thread.
+/// Smallest number of cells that justifies a task for another thread.
 const CELLS_PER_TASK: usize = 1 << 16;
 
-/// A placement with the smallest sum of time for its number of stages.
+/// A placement with the smallest sum of time among all with its number of stages.
 pub(super) struct Least {
     pub time: f64,
     pub stages: Vec<Stage>,
 }
 
-/// The sets of the dynamic programme.
+/// Sets of devices for the dynamic programming.
 pub(super) struct Table<'a> {
     instance: &'a Instance,
     kinds: &'a [Vec<usize>],
@@ -42,27 +45,27 @@ pub(super) struct Table<'a> {
     exit_of: Vec<usize>,
 }
 
-/// The state of all sets, under limits.
+/// State of all sets under some limits.
 pub(super) struct Cells {
-    /// At `set * exits + exit`: the best of the exit's kinds as the last.
+    /// At `set * exits + exit`: state with a last stage on the best kind of the exit.
     slots: Vec<Slot>,
-    /// Per set: whether any of its slots has cells.
+    /// For each set: whether any of its slots has cells.
     alive: Vec<bool>,
-    /// Smallest time, at `(set * exits + exit) * (segments + 1) + end`.
+    /// Smallest time at `(set * exits + exit) * (segments + 1) + end`.
     times: Vec<f64>,
 }
 
-/// The state of a set and its exit, besides times.
+/// State of a set and an exit, without the times.
 #[derive(Clone, Default)]
 struct Slot {
-    /// The ends whose cells are in use.
+    /// Range of ends whose cells are in use.
     alive: Range<u32>,
-    /// Smallest loads of the shared buses.
+    /// Smallest possible load of each shared bus.
     loads: Vec<f64>,
 }
 
 impl Slot {
-    /// Merges the better times for these ends.
+    /// Merges better times into the slot for these ends.
     fn take(&mut self, times: &mut [f64], better: &[f64], ends: Range<usize>) {
         let alive = self.alive.start as usize..self.alive.end as usize;
         let all = if alive.is_empty() {
@@ -79,10 +82,10 @@ impl Slot {
     }
 }
 
-/// Buffers that one thread needs to fill slots.
+/// Buffers that one thread needs for filling slots.
 #[derive(Default)]
 struct Scratch {
-    /// Infinite between uses, as `costs` is.
+    /// Times. `times` and `costs` are infinite between uses.
     times: Vec<f64>,
     costs: Vec<f64>,
     queue: Vec<u32>,
@@ -92,18 +95,19 @@ struct Scratch {
 #[derive(Clone, Copy)]
 struct Goal<'a> {
     rules: &'a Rules,
-    /// Per kind and end: the smallest time after it.
+    /// For each kind and end: the smallest time of the rest of the placement.
     rest: &'a [Vec<f64>],
     completion: &'a Completion,
-    /// The kinds by descending earnings.
+    /// Kinds in descending order of their earnings.
     by_earnings: &'a [usize],
-    /// At `set * exits + exit`: the smallest end after which the remaining devices can hold the rest.
+    /// At `set * exits + exit`: the smallest end after which the remaining devices can hold the remaining
+    /// segments.
     needed: &'a [u32],
-    /// At n: the largest allowed time of a placement with n more stages.
+    /// At index n: the largest allowed time of a placement with n more stages.
     most: &'a [f64],
 }
 
-/// The slots of all sets that are smaller than those being filled.
+/// Slots of all sets that are smaller than the sets being filled.
 #[derive(Clone, Copy)]
 struct Smaller<'a> {
     goal: Goal<'a>,
@@ -111,14 +115,14 @@ struct Smaller<'a> {
     kinds: &'a [Vec<usize>],
     exits: &'a [Vec<usize>],
     slots: &'a [Slot],
-    /// Per set: whether any of its slots has cells.
+    /// For each set: whether any of its slots has cells.
     alive: &'a [bool],
     times: &'a [f64],
     segments: usize,
     buses: usize,
 }
 
-/// Returns the number of table cells for these kinds and segments, or `None` if there are more than
+/// Returns the number of table cells for these kinds and segments. Returns `None` if it exceeds
 /// [`MOST_CELLS`].
 pub(super) fn cells(kinds: &[Vec<usize>], segments: usize) -> Option<usize> {
     let sets = kinds.iter().try_fold(1usize, |n, kind| n.checked_mul(kind.len() + 1))?;
@@ -136,7 +140,8 @@ impl<'a> Table<'a> {
         Some(Self { instance, kinds, sets: Sets::new(kinds, instance.most_stages()), exit_of, exits })
     }
 
-    /// Allocates reusable cells for up to `most` concurrent uses, fewer if they would take too much memory.
+    /// Allocates up to `most` reusable instances of the cells for concurrent use. Allocates fewer if they
+    /// would take too much memory.
     pub fn cells(&self, most: usize) -> Vec<Cells> {
         let (sets, slots) = (self.sets.len(), self.sets.len() * self.exits.len());
         let times = slots * (self.instance.segments + 1);
@@ -148,8 +153,8 @@ impl<'a> Table<'a> {
         (0..(MOST_CELLS / times.max(1)).clamp(1, most)).map(cells).collect()
     }
 
-    /// Returns, at k, the placement of smallest time with k + 1 stages and at most `most[k]`; `None` if the
-    /// rules allow none. `most` never increases.
+    /// Returns, at index k, the placement with the smallest time among those with k + 1 stages and a time of
+    /// at most `most[k]`. Returns `None` at k if the rules allow no such placement. `most` never increases.
     pub fn least(
         &self,
         cells: &mut Cells,
@@ -176,10 +181,11 @@ impl<'a> Table<'a> {
     }
 
     /// Returns, at `set * exits + exit`, the smallest end after which the devices outside the set can hold
-    /// all remaining segments, each with its longest run.
+    /// all remaining segments. Assumes the longest run on each of these devices.
     fn needed(&self, rules: &Rules) -> Vec<u32> {
         let (exits, all) = (self.exits.len(), self.instance.segments as u32);
-        // At `kind * exits + exit`: for each end, the start of the longest run of the kind after this exit.
+        // At `kind * exits + exit`: for each end, the first segment of the kind's longest run after this
+        // exit.
         let windows = |kind: usize| {
             self.exits.iter().map(move |exit| {
                 let way = way(rules, exit, kind)?;
@@ -187,8 +193,8 @@ impl<'a> Table<'a> {
             })
         };
         let windows: Vec<Option<&[u32]>> = (0..self.kinds.len()).flat_map(windows).collect();
-        // At `set * exits + exit`: the first segment from which the set can hold everything to the end after
-        // this exit.
+        // At `set * exits + exit`: the first segment from which the set can hold all segments to the end, if
+        // it follows this exit.
         let mut first = vec![all; self.sets.len() * exits];
         for set in 0..self.sets.len() {
             let (smaller_first, first) = first.split_at_mut(set * exits);
@@ -215,7 +221,7 @@ impl<'a> Table<'a> {
         (0..self.sets.len() * exits).map(left).collect()
     }
 
-    /// Fills the slots of the sets of one size.
+    /// Fills the slots of all sets of one size.
     fn fill(&self, cells: &mut Cells, goal: Goal<'_>, size: usize) {
         let (exits, width) = (self.exits.len(), self.instance.segments + 1);
         let sets = self.sets.by_size[size].clone();
@@ -253,7 +259,7 @@ impl<'a> Table<'a> {
         }
     }
 
-    /// Returns the best placement of a size by backtracking from the end of the table.
+    /// Returns the best placement of a given size. Backtracks from the last cells of the table.
     fn best(&self, cells: &Cells, rules: &Rules, size: usize) -> Option<Least> {
         let (exits, segments) = (self.exits.len(), self.instance.segments);
         let slots = self.sets.by_size.get(size)?.clone().filter(|set| self.has_required(*set));
@@ -288,7 +294,8 @@ impl<'a> Table<'a> {
         self.kinds.iter().enumerate().all(complete)
     }
 
-    /// Returns the kind of a cell's last stage, with the previous slot and end unless it is the first stage.
+    /// Returns the kind of a cell's last stage. Also returns the previous slot and end, unless this is the
+    /// first stage.
     fn step_back(
         &self,
         cells: &Cells,
@@ -327,13 +334,13 @@ impl<'a> Table<'a> {
         best.1
     }
 
-    /// Returns the smallest time of a cell.
+    /// Returns the smallest time of a cell, or infinity if the cell was dropped.
     fn time(&self, cells: &Cells, slot: usize, end: usize) -> f64 {
         let alive = cells.slots[slot].alive.contains(&(end as u32));
         if alive { cells.times[slot * (self.instance.segments + 1) + end] } else { f64::INFINITY }
     }
 
-    /// Assigns the parts of a kind to its members in order.
+    /// Assigns the parts of each kind to the members of the kind, in order.
     fn with_members(&self, parts: Vec<(usize, Range<usize>)>) -> Vec<Stage> {
         let mut used = vec![0; self.kinds.len()];
         let member = |(kind, run): (usize, Range<usize>)| {
@@ -386,7 +393,8 @@ impl Smaller<'_> {
         scratch.times = own;
     }
 
-    /// Appends stages of a kind to all slots of a set. Returns the range of ends that received a value.
+    /// Appends stages of a kind to all slots of a smaller set. Returns the range of ends that received a
+    /// value.
     fn enter(
         &self,
         (set, kind): (usize, usize),
@@ -401,8 +409,8 @@ impl Smaller<'_> {
         filled.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end)).unwrap_or(0..0)
     }
 
-    /// Appends stages of a kind, with ends from `begin`, to all slots of a set with a transfer to this group.
-    /// Returns the range of ends that received a value.
+    /// Appends stages of a kind to all slots of a smaller set whose transfer leads to this group. Ends start
+    /// at `begin`. Returns the range of ends that received a value.
     fn extend(
         &self,
         (set, kind, group): (usize, usize, usize),
@@ -420,7 +428,7 @@ impl Smaller<'_> {
         for (before, exit) in self.exits.iter().enumerate() {
             let slot = set * self.exits.len() + before;
             let alive = &self.slots[slot].alive;
-            // No stage begins after the last segment.
+            // A stage cannot begin after the last segment.
             let alive = alive.start.max(from[begin]) as usize..self.segments.min(alive.end as usize);
             let Some(way) = way(self.goal.rules, exit, kind).filter(|w| w.group == group) else { continue };
             let Some(sums) = self.goal.rules.ride(exit[0], kind, &self.slots[slot].loads) else { continue };
@@ -450,7 +458,7 @@ impl Smaller<'_> {
         reached
     }
 
-    /// Narrows the range of ends to those from the first to the last that can be completed in time.
+    /// Narrows the range of ends so that its first and last ends can be completed in time.
     fn keep(&self, kind: usize, most_with_prices: f64, ends: Range<usize>, times: &[f64]) -> Range<usize> {
         let rest = &self.goal.rest[kind];
         let (prices, most) = (&self.goal.completion.prices, self.goal.most[0]);
@@ -469,8 +477,8 @@ impl Smaller<'_> {
         ends
     }
 
-    /// Returns the largest allowed time plus prices of the remaining segments, if the devices outside the set
-    /// earn the most they can.
+    /// Returns the largest allowed time plus the prices of the remaining segments. Assumes that the devices
+    /// outside the set have their largest earnings.
     fn most_with_prices(&self, set: usize) -> f64 {
         let kinds = self.kinds.len();
         let counts = &self.sets.counts[set * kinds..(set + 1) * kinds];
@@ -487,21 +495,22 @@ impl Smaller<'_> {
     }
 }
 
-/// Returns the way from an exit: from any of its kinds other than `to`, if there is one.
+/// Returns the transfer from an exit to a kind. Any kind of the exit represents it, except `to` if there are
+/// others.
 pub(super) fn way(rules: &Rules, exit: &[usize], to: usize) -> Option<Way> {
     let from = exit.iter().find(|from| **from != to).unwrap_or(&exit[0]);
     rules.way(*from, to)
 }
 
-/// The multisets of kinds with up to as many members as the most stages, ordered by size.
+/// Multisets of kinds, ordered by size. The largest size is the largest number of stages.
 struct Sets {
-    /// At size - 1.
+    /// At index size - 1: the range of sets with this size.
     by_size: Vec<Range<usize>>,
-    /// At `set * kinds + kind`: the number of members in the set.
+    /// At `set * kinds + kind`: number of the kind's members in the set.
     counts: Vec<u16>,
-    /// At `set * kinds + kind`: the set with one member less, unless it would be empty.
+    /// At `set * kinds + kind`: the set with one member less of this kind. `None` if that set would be empty.
     without: Vec<Option<u32>>,
-    /// Per set: its complement.
+    /// For each set: its complement.
     others: Vec<Others>,
 }
 
@@ -510,13 +519,13 @@ struct Sets {
 enum Others {
     None,
     Set(u32),
-    /// More than the most stages.
+    /// The complement has more devices than the largest number of stages.
     TooMany,
 }
 
 impl Sets {
     fn new(kinds: &[Vec<usize>], most: usize) -> Self {
-        // The digits of a set's code are its counts.
+        // The code of a set is a mixed-radix number whose digits are the counts.
         let mut units = vec![1];
         units.extend(kinds.iter().scan(1, |unit, kind| {
             *unit *= kind.len() + 1;
@@ -556,7 +565,8 @@ impl Sets {
         self.by_size.last().map_or(0, |sets| sets.end)
     }
 
-    /// Returns a slot's set without one member of the slot's kind; `None` if it has none, or no other.
+    /// Returns the set of a slot without one member of the slot's kind. Returns `None` if there is no such
+    /// member, or no other member.
     fn without(&self, slot: usize) -> Option<usize> {
         self.without[slot].map(|set| set as usize)
     }

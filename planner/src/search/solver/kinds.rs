@@ -1,9 +1,10 @@
-//! Kinds of devices: interchangeable devices form one kind with several members. Knows nothing about the
+//! Kinds of devices. Interchangeable devices form one kind with several members. Knows nothing about the
 //! searches.
 
 use super::Instance;
 
-/// Returns the kinds of usable devices, each with its members in order, ordered by first member.
+/// Returns the kinds of the usable devices. Members are in device order, and kinds are ordered by their first
+/// members.
 pub(super) fn merge(instance: &Instance) -> Vec<Vec<usize>> {
     let mut kinds: Vec<Vec<usize>> = Vec::new();
     for device in (0..instance.devices.len()).filter(|d| !instance.excluded[*d]) {
@@ -20,9 +21,10 @@ pub(super) fn single(instance: &Instance) -> Vec<Vec<usize>> {
     (0..instance.devices.len()).filter(|d| !instance.excluded[*d]).map(|d| vec![d]).collect()
 }
 
-/// Groups kinds with equal transfers into every other kind. With shared buses, every kind is its own group.
+/// Groups kinds whose transfers into every other kind are equal. With shared buses, every kind forms its own
+/// group.
 pub(super) fn exits(instance: &Instance, kinds: &[Vec<usize>]) -> Vec<Vec<usize>> {
-    // The transfer between members of two kinds. A kind with one member has no inner transfer.
+    // The transfer between members of two kinds. A kind with one member has no transfer to itself.
     let transfer = |from: usize, to: usize| {
         let target = if from == to { *kinds[from].get(1)? } else { kinds[to][0] };
         Some(instance.transfer(kinds[from][0], target))
@@ -57,8 +59,8 @@ fn joins(instance: &Instance, kind: &[usize], device: usize) -> bool {
     {
         return false;
     }
-    // All transfers within a kind are equal. To and from any other device they equal those of the first
-    // member.
+    // All transfers within a kind must be equal. Transfers to and from any other device must equal those of
+    // the first member.
     let within = instance.transfer(first, kind.get(1).copied().unwrap_or(device));
     let inside = kind.iter().all(|member| {
         instance.transfer(*member, device) == within && instance.transfer(device, *member) == within

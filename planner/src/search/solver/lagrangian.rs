@@ -1,17 +1,18 @@
-//! Lagrangian lower bounds without a table of sets: prices of segments and shares of the largest terms.
+//! Lagrangian lower bounds, computed without a table of sets. The multipliers are prices of segments and
+//! shares of the largest terms.
 //!
-//! Every segment has a price, paid to the device that runs it, and every device takes the run that earns it
-//! most, independent of the others. No placement takes less time than the sum of all prices minus all
-//! earnings. This is the Lagrangian relaxation of the condition that each segment runs once. It is tight if
-//! segments are similar.
+//! Every segment has a price that is paid to the device that runs it. Every device takes the run with the
+//! largest earnings, independently of the other devices. No placement takes less time than the sum of all
+//! prices minus the sum of all earnings. This relaxes the condition that each segment runs exactly once. The
+//! bound is tight if segments are similar.
 //!
-//! A largest term is at least any weighted mean of the terms. So its weight is distributed among the devices,
-//! and each pays its share of its own term. The rest of the weight counts with a lower bound of the largest
-//! term.
+//! A largest term is at least as large as any weighted mean of the terms. So the term's weight is distributed
+//! among the devices, and each device pays its share of its own term. The rest of the weight is multiplied by
+//! a lower bound of the largest term.
 //!
-//! Prices rise for segments that no device takes and fall for those that several take; shares rise for
-//! devices with large terms (subgradient method with Polyak's step). Transfers count with the cheapest way
-//! into a device.
+//! The prices of segments that no device takes rise, and the prices of segments that several devices take
+//! fall. The shares of devices with large terms rise. This is a subgradient method with Polyak's step. A
+//! device's transfer costs are those of the cheapest transfer into it.
 //!
 //! Knows nothing about how placements are found.
 
@@ -20,75 +21,75 @@ use super::{Costs, DeviceCosts, Instance};
 use rayon::prelude::*;
 use std::ops::Range;
 
-/// Relative distance beyond the proved bound that a step aims for.
+/// Relative distance above the proved bound at which a step aims.
 const REACH: f64 = 0.1;
 
-/// Unsuccessful steps after which the step size is halved.
+/// Number of unsuccessful steps after which the step size is halved.
 const PATIENCE: usize = 7;
 
-/// Halvings of the interval that contains the smallest possible largest term.
+/// Bisection steps in the search for the smallest possible largest term.
 const HALVINGS: usize = 12;
 
-/// Evaluations in the search for a factor.
+/// Number of evaluations in the search for a scale factor.
 const EVALUATIONS: usize = 18;
 
-/// Fewest kinds times segments that justify a second thread.
+/// Smallest product of kinds and segments that justifies a second thread.
 const CELLS_PER_TASK: usize = 1 << 12;
 
-/// The bounded quantity: the sum in the score, including the largest terms in it, over all placements in a
-/// box.
+/// The quantity that is bounded: the sum in the score over all placements in a box, including the largest
+/// terms in this sum.
 #[derive(Clone, Copy)]
 pub(super) struct Relaxed<'a> {
     instance: &'a Instance,
     kinds: &'a [Vec<usize>],
     /// Rules for the upper limits of the box.
     rules: &'a Rules,
-    /// Lower bounds of the largest terms.
+    /// Lower bounds of the largest terms in the box.
     lower: Costs,
-    /// Weights of the largest terms; 0 if they are not in the sum. `time` is unused.
+    /// Weights of the largest terms, or 0 if a term is not in the sum. `time` is unused.
     weights: Costs,
 }
 
-/// Prices of segments and shares of the largest terms, with the bound that they prove.
+/// Prices of segments and shares of the largest terms, with the bound that follows from them.
 #[derive(Clone)]
 pub(super) struct Prices {
     each: Vec<f64>,
-    /// Per kind: the weights with which a member pays its own terms; `time` is unused.
+    /// For each kind: the weights with which a member pays its own terms. `time` is unused.
     shares: Vec<Costs>,
-    /// Per kind: largest earnings of a member, or 0.
+    /// For each kind: the largest earnings of a member, at least 0.
     earnings: Vec<f64>,
-    /// Lower bound of the sum over all placements in the box.
+    /// Lower bound of the sum, over all placements in the box.
     pub bound: f64,
 }
 
-/// Lower bound of completing a placement after an end, from prices.
+/// Lower bound for completing a placement from a given end, based on prices.
 pub(super) struct Completion {
-    /// At end: the prices of all segments after it.
+    /// At index end: the total price of all segments after it.
     pub prices: Vec<f64>,
-    /// Per kind: largest earnings of a member, or 0.
+    /// For each kind: the largest earnings of a member, at least 0.
     pub earnings: Vec<f64>,
 }
 
-/// The most profitable run of a device, per member of a kind.
+/// The run of a device with the largest earnings, for each member of a kind.
 struct Offer {
     earns: f64,
     run: Range<usize>,
     members: usize,
 }
 
-/// The bound of prices and shares, with its subgradient.
+/// The bound from prices and shares, with its subgradient.
 struct Outcome {
     bound: f64,
-    /// Per segment: 1 minus the number of devices that take it.
+    /// For each segment: 1 minus the number of devices that take it.
     wanting: Vec<f64>,
-    /// Per kind: excess of its members' terms over the lower bound of the largest.
+    /// For each kind: by how much its members' terms exceed the lower bound of the largest term.
     excess: Vec<Costs>,
-    /// Per kind: earnings of a member, or 0.
+    /// For each kind: the earnings of a member, or 0.
     earnings: Vec<f64>,
 }
 
 impl Prices {
-    /// Creates prices in proportion to average segment costs, and equal shares.
+    /// Creates prices in proportion to the average costs of the segments, and equal shares.
     pub fn new(instance: &Instance, kinds: &[Vec<usize>]) -> Self {
         let Costs { busy, chunk, .. } = instance.score.weights_in_sum();
         let devices: usize = kinds.iter().map(Vec::len).sum();
@@ -101,12 +102,12 @@ impl Prices {
         }
     }
 
-    /// Creates prices of time alone.
+    /// Creates prices for the sum of `time` alone, without shares.
     pub fn without_shares(instance: &Instance, kinds: &[Vec<usize>]) -> Self {
         Self { shares: vec![Costs::default(); kinds.len()], ..Self::new(instance, kinds) }
     }
 
-    /// Returns the bound for completing placements.
+    /// Returns the bound for completing partial placements.
     pub fn completion(&self) -> Completion {
         let sums = prefix_sums(&self.each);
         let all = sums[self.each.len()];
@@ -116,7 +117,7 @@ impl Prices {
         }
     }
 
-    /// Returns, at k, a lower bound of the sum over placements with up to k + 1 stages.
+    /// Returns, at index k, a lower bound of the sum over all placements with at most k + 1 stages.
     pub fn bounds(&self, kinds: &[Vec<usize>], stages: usize) -> Vec<f64> {
         let members = |(kind, earns): (&Vec<usize>, &f64)| std::iter::repeat_n(*earns, kind.len());
         let mut earnings: Vec<f64> = kinds.iter().zip(&self.earnings).flat_map(members).collect();
@@ -129,7 +130,7 @@ impl Prices {
         earnings.iter().copied().chain(std::iter::repeat(0.0)).take(stages).map(with_one_more).collect()
     }
 
-    /// Raises the bound towards `target` in at most `steps` steps.
+    /// Raises the bound towards `target` in at most `steps` subgradient steps.
     pub fn improve(&mut self, relaxed: &Relaxed<'_>, target: f64, steps: usize) {
         let ways = relaxed.cheapest_ways();
         let (busy, chunk) = (relaxed.weights.busy, relaxed.weights.chunk);
@@ -163,15 +164,16 @@ impl Prices {
             let of_kinds =
                 outcome.excess.iter().map(|e| units.0 * e.busy * e.busy + units.1 * e.chunk * e.chunk);
             let of_kinds = of_kinds.sum::<f64>();
-            // If segments are similar, all devices want the same ones. Then shares move by the same distance
-            // as prices.
+            // If segments are similar, all devices take the same ones. The shares then move by the same
+            // distance as the prices.
             let ratio = if of_kinds > 0.0 { of_segments / of_kinds } else { 0.0 };
             let square = if of_kinds > 0.0 { 2.0 * of_segments } else { of_segments };
             let units = (units.0 * ratio, units.1 * ratio);
             if square == 0.0 {
                 return;
             }
-            // The target may be far above any provable bound, so aim only slightly above the current one.
+            // The target may be far above any provable bound. So aim only slightly above the best bound so
+            // far.
             let goal = target.min(best + REACH * best.abs());
             let step = scale * (goal - outcome.bound) / square;
             trial.each.iter_mut().zip(&outcome.wanting).for_each(|(price, wanting)| *price += step * wanting);
@@ -184,7 +186,7 @@ impl Prices {
         }
     }
 
-    /// Multiplies all prices by the factor with the largest bound.
+    /// Multiplies all prices by the factor that gives the largest bound.
     pub fn scale(&mut self, relaxed: &Relaxed<'_>, largest: f64) {
         let ways = relaxed.cheapest_ways();
         let value = |factor: f64| {
@@ -193,7 +195,7 @@ impl Prices {
             let Outcome { bound, earnings, .. } = relaxed.outcome(&ways, &prices);
             Self { bound, earnings, ..prices }
         };
-        // The bound is concave in the factor, so use golden-section search.
+        // The bound is a concave function of the factor, so use golden-section search.
         let golden = (5f64.sqrt() - 1.0) / 2.0;
         let (mut low, mut high) = (0.0, largest);
         let (mut a, mut b) = (high - golden * high, golden * high);
@@ -216,9 +218,9 @@ impl Prices {
     }
 }
 
-/// Clamps shares to at least 0 and their sum to at most `weight`.
+/// Raises negative shares to 0, and lowers shares so that their sum is at most `weight`.
 fn share_out(shares: &mut [Costs], kinds: &[Vec<usize>], weight: f64, part: fn(&mut Costs) -> &mut f64) {
-    // Each round subtracts an equal amount from all positive shares.
+    // Each round subtracts the same amount from all positive shares.
     for _ in 0..=shares.len() {
         let (mut sum, mut members) = (0.0, 0);
         for (share, kind) in shares.iter_mut().zip(kinds) {
@@ -238,7 +240,7 @@ fn share_out(shares: &mut [Costs], kinds: &[Vec<usize>], weight: f64, part: fn(&
     shares.iter_mut().map(part).for_each(|share| *share = 0.0);
 }
 
-/// Returns normalised segment costs, averaged over the devices.
+/// Returns segment costs that sum to 1, averaged over the devices.
 pub(super) fn weights(instance: &Instance, before: impl Fn(usize, usize) -> f64) -> Vec<f64> {
     let devices = (0..instance.devices.len()).filter(|d| !instance.excluded[*d]);
     let mut weights = vec![0.0; instance.segments];
@@ -255,7 +257,7 @@ pub(super) fn weights(instance: &Instance, before: impl Fn(usize, usize) -> f64)
     weights.into_iter().map(|weight| weight / sum).collect()
 }
 
-/// Returns lower bounds of the largest terms that count.
+/// Returns lower bounds of the largest terms that have a weight in the score.
 pub(super) fn least_terms(instance: &Instance, kinds: &[Vec<usize>]) -> Costs {
     let (busy_weight, chunk_weight) = instance.score.weights();
     let least = |part: fn(&mut Costs) -> &mut f64| {
@@ -277,7 +279,7 @@ pub(super) fn least_terms(instance: &Instance, kinds: &[Vec<usize>]) -> Costs {
     Costs { busy, time: 0.0, chunk }
 }
 
-/// Returns whether all segments can be placed, by weight, if each device took the heaviest allowed run.
+/// Returns whether all segments could be placed, by weight, if each device took its heaviest allowed run.
 pub(super) fn may_hold(instance: &Instance, kinds: &[Vec<usize>], rules: &Rules, weights: &[f64]) -> bool {
     let sums = prefix_sums(weights);
     let mut held: Vec<f64> = Vec::new();
@@ -295,17 +297,17 @@ pub(super) fn may_hold(instance: &Instance, kinds: &[Vec<usize>], rules: &Rules,
 }
 
 impl<'a> Relaxed<'a> {
-    /// Relaxes the whole sum, for a box with these lower bounds of the largest terms.
+    /// Relaxes the whole sum for a box. `lower` has lower bounds of the largest terms.
     pub fn of_sum(instance: &'a Instance, kinds: &'a [Vec<usize>], rules: &'a Rules, lower: Costs) -> Self {
         Self { instance, kinds, rules, lower, weights: instance.score.weights_in_sum() }
     }
 
-    /// Relaxes the time alone.
+    /// Relaxes the sum of `time` alone.
     pub fn of_time(instance: &'a Instance, kinds: &'a [Vec<usize>], rules: &'a Rules) -> Self {
         Self { instance, kinds, rules, lower: Costs::default(), weights: Costs::default() }
     }
 
-    /// Returns, per kind and group, the smallest time of a way into it; infinite if there is none.
+    /// Returns, for each kind and group, the smallest time of a transfer into it. Infinite if there is none.
     fn cheapest_ways(&self) -> Vec<Vec<f64>> {
         let into = |to: usize| {
             let mut best = vec![f64::INFINITY; self.rules.kinds[to].groups.len()];
@@ -317,7 +319,7 @@ impl<'a> Relaxed<'a> {
         (0..self.kinds.len()).map(into).collect()
     }
 
-    /// Returns the bound of prices and shares, with its subgradient.
+    /// Returns the bound from prices and shares, with its subgradient.
     fn outcome(&self, ways: &[Vec<f64>], prices: &Prices) -> Outcome {
         let sums = prefix_sums(&prices.each);
         let offer = |kind: usize| {
@@ -334,8 +336,8 @@ impl<'a> Relaxed<'a> {
         self.settle(offers, prices)
     }
 
-    /// Selects the devices that take part: the most profitable, at most as many as stages. Unprofitable
-    /// devices take part only if required.
+    /// Selects the devices that take part: those with the largest earnings, at most as many as the largest
+    /// number of stages. Devices with negative earnings take part only if they are required.
     fn settle(&self, mut offers: Vec<Offer>, prices: &Prices) -> Outcome {
         for (offer, kind) in offers.iter_mut().zip(self.kinds) {
             let must = self.instance.required.contains(&kind[0]);
@@ -382,12 +384,12 @@ impl<'a> Relaxed<'a> {
     }
 }
 
-/// Returns the run with the largest earnings.
+/// Returns a device's run with the largest earnings.
 fn best_run(kind: &KindRules, device: &DeviceCosts, shares: &Costs, ways: &[f64], sums: &[f64]) -> Offer {
     let pays = |costs: &Costs| costs.time + shares.busy * costs.busy + shares.chunk * costs.chunk;
     let (stage, exit) = (pays(&device.stage), pays(&device.exit));
     let segments = sums.len() - 1;
-    // The earnings of a run are the difference of these values at its ends, minus the stage's own costs.
+    // The earnings of a run are the difference of `values` at its ends, minus the stage's own costs.
     let values: Vec<f64> = sums.iter().zip(&device.before).map(|(sum, before)| sum - pays(before)).collect();
     let at_end = |end: usize| values[end] - stage - if end == segments { exit } else { 0.0 };
     let mut best = Offer { earns: f64::NEG_INFINITY, run: 0..0, members: 1 };

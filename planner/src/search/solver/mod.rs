@@ -1,17 +1,18 @@
-//! The solver: the search behind plans, on numbers alone. It chooses devices, their order and their runs of
-//! segments.
+//! The solver: a search on plain numbers. It chooses devices, their order and their runs of segments.
 //!
-//! An [`Instance`] holds the cost of each run of segments on each device and the cost of each transfer. A
-//! placement is an ordered choice of devices with a contiguous run of segments each. [`solve`] finds the
-//! placement with the smallest score.
+//! An [`Instance`] holds the costs of each run of segments on each device and of each transfer. A placement
+//! is a sequence of devices, each with a contiguous run of segments. [`solve`] finds the placement with the
+//! smallest score.
 //!
-//! If the sets of devices can be enumerated (twelve different devices, more if some are interchangeable) the
-//! result is exact. Dynamic programming over sets of devices finds the smallest sum under limits (`exact`).
-//! Branch and bound over these limits (`branch_and_bound`) finds the best trade-off between the sum and the
-//! largest terms. Beyond that, local search improves orders of devices (`orders`), and a Lagrangian bound
-//! (`lagrangian`) limits the distance to the optimum (`bounded`).
+//! The result is exact if the sets of devices can be enumerated. This holds for up to twelve different
+//! devices, and for more if some are interchangeable. Dynamic programming over the sets finds the smallest
+//! sum under limits (`exact`). Branch and bound over the limits finds the best trade-off between the sum and
+//! the largest terms (`branch_and_bound`).
 //!
-//! Knows nothing about models or plans, or the meaning of the numbers.
+//! With more devices, local search improves orders of devices (`orders`). A Lagrangian bound (`lagrangian`)
+//! limits the distance to the optimum (`bounded`).
+//!
+//! Knows nothing about models or plans, or about the meaning of the numbers.
 
 mod bounded;
 mod branch_and_bound;
@@ -27,21 +28,21 @@ mod values;
 
 use std::ops::{Add, Range, Sub};
 
-/// Costs of a stage or transfer, in microseconds and never negative. `busy` limits throughput, `time` adds to
-/// the time of a request, and `chunk` is the time for each prefill chunk.
+/// Costs of a stage or a transfer, in microseconds, never negative. `busy` limits throughput, `time` adds to
+/// the time of a request, and `chunk` is paid for each prefill chunk.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Costs {
-    /// Counts by the maximum over all stages, transfers and shared links. A shared link's cost is the sum of
-    /// its transfers.
+    /// Enters the score as the maximum over all stages, transfers and shared links. The cost of a shared link
+    /// is the sum over its transfers.
     pub busy: f64,
-    /// Counts by its sum.
+    /// Enters the score as the sum over all stages and transfers.
     pub time: f64,
-    /// Counts by the maximum, as `busy` does.
+    /// Enters the score as a maximum, like `busy`.
     pub chunk: f64,
 }
 
 impl Costs {
-    /// No limit on anything.
+    /// Costs that limit nothing.
     const INFINITE: Self = Self { busy: f64::INFINITY, time: f64::INFINITY, chunk: f64::INFINITY };
 }
 
@@ -59,47 +60,47 @@ impl Sub for Costs {
     }
 }
 
-/// A problem: `segments` segments on `devices.len()` devices.
+/// A problem with `segments` segments and `devices.len()` devices.
 #[derive(Clone, Debug)]
 pub(crate) struct Instance {
     /// Number of segments, at least 1.
     pub segments: usize,
     /// The devices, at least 1.
     pub devices: Vec<DeviceCosts>,
-    /// Transfers at `from * devices + to`; `None` if there is no link.
+    /// Transfers at `from * devices + to`. `None` if there is no link.
     pub transfers: Vec<Option<LinkCosts>>,
-    /// Links that several transfers share.
+    /// Links that several transfers share, and that limit their sum.
     pub shared: Vec<SharedBus>,
     /// The score to minimise.
     pub score: Score,
-    /// Per segment: the device that must run it.
+    /// For each segment: the device that must run it, if any.
     pub pins: Vec<Option<usize>>,
-    /// Devices that must be used.
+    /// Devices that a placement must use.
     pub required: Vec<usize>,
-    /// Per device: whether it must not be used.
+    /// For each device: whether placements must not use it.
     pub excluded: Vec<bool>,
-    /// Most stages, at least 1.
+    /// Largest number of stages, at least 1.
     pub max_stages: usize,
-    /// Score of a known placement. Placements that score worse by more than [`SHARE`] need not be found.
-    /// Infinite if there is none.
+    /// Score of a known placement, or infinity. The solver may miss placements whose score is worse by more
+    /// than [`SHARE`].
     pub known: f64,
 }
 
 /// Costs of runs of segments on a device.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct DeviceCosts {
-    /// Cumulative costs of the segments `0 .. i`, with one entry more than there are segments. Never
-    /// decreases.
+    /// Cumulative costs of the segments `0 .. i`, at index `i`. Has one entry more than there are segments.
+    /// Never decreases.
     pub before: Vec<Costs>,
-    /// Costs of the stage itself.
+    /// Costs of the stage that do not depend on its segments.
     pub stage: Costs,
     /// Additional costs of the first stage.
     pub entry: Costs,
     /// Additional costs of the last stage.
     pub exit: Costs,
-    /// Largest end of a run that fits, at `[class][first]`; `first` itself if none fits. The class is that of
-    /// the transfer into the stage, 0 for the first stage. Never decreases with `first`: a run that fits
-    /// still fits without its first segment.
+    /// End of the longest run that fits, at `[class][first]`; equal to `first` if no run fits. The class
+    /// comes from the transfer into the stage, and is 0 for the first stage. The end never decreases with
+    /// `first`, because a run that fits still fits without its first segment.
     pub reach: Vec<Vec<usize>>,
 }
 
@@ -112,17 +113,18 @@ pub(crate) struct LinkCosts {
     pub class: usize,
 }
 
-/// A link that several transfers share. Their costs in one term add up. A link that counts in two terms is
-/// listed twice.
+/// A link that several transfers share. The transfers' costs in one term add up. A link that counts in two
+/// terms is listed twice.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct SharedBus {
-    /// The term.
+    /// The term in which the costs count.
     pub term: Term,
-    /// Pairs (from, to) of devices, each at most once, and the cost of a transfer between them.
+    /// Pairs (from, to) of devices, with the cost of a transfer between them. Each pair is listed at most
+    /// once.
     pub users: Vec<((usize, usize), f64)>,
 }
 
-/// A term that counts by its maximum.
+/// A term that enters the score as a maximum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Term {
     /// [`Costs::busy`].
@@ -141,8 +143,8 @@ impl Term {
     }
 }
 
-/// The score of a placement; smaller is better. B and C are the largest `busy` and `chunk` of all stages,
-/// transfers and shared links. T is the sum of `time`. Weights are not negative.
+/// The score of a placement. A smaller score is better. B and C are the largest `busy` and `chunk` of all
+/// stages, transfers and shared links. T is the sum of `time`. Weights are not negative.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Score {
     /// T + `chunk_weight` · C
@@ -152,7 +154,7 @@ pub(crate) enum Score {
     },
     /// max(B, (T + `chunk_weight` · C) ÷ `sequences`)
     Busy {
-        /// Number of sequences, positive.
+        /// Number of sequences, above 0.
         sequences: f64,
         /// Weight of C.
         chunk_weight: f64,
@@ -169,29 +171,30 @@ pub(crate) enum Score {
 /// A device and its run of segments.
 pub(crate) type Stage = (usize, Range<usize>);
 
-/// A placement: an ordered choice of devices with their runs, and its score.
+/// A placement: a sequence of devices with their runs, and its score.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Placement {
     /// The stages, in order.
     pub stages: Vec<Stage>,
-    /// Its [`score`].
+    /// Score of the placement.
     pub score: f64,
 }
 
 /// The result of [`solve`].
 #[derive(Clone, Debug)]
 pub(crate) struct Solution {
-    /// At k: the best placement found with k + 1 stages. If `exact`, the best of all is optimal. So is the
-    /// one that [`Solution::choose`] returns, among those with equal numbers of stages, for shares up to
-    /// [`SHARE`]. Both hold only for placements within [`SHARE`] of [`Instance::known`].
+    /// At index k: the best placement found with k + 1 stages. If `exact` is set, the best of them is
+    /// optimal. The placement that [`Solution::choose`] returns for a share of at most [`SHARE`] is then
+    /// optimal for its number of stages. Both statements hold only for placements within [`SHARE`] of
+    /// [`Instance::known`].
     pub best_by_stages: Vec<Option<Placement>>,
-    /// Lower bound of all scores, unless [`Instance::known`] is smaller. Infinite if there is no placement.
+    /// Lower bound of all scores, unless [`Instance::known`] is smaller. Infinite if no placement exists.
     pub bound: f64,
-    /// Whether a placement, or [`Instance::known`], reaches `bound`.
+    /// Whether the score of a placement, or [`Instance::known`], equals `bound`.
     pub exact: bool,
 }
 
-/// Largest share for which [`Solution::choose`] is exact.
+/// Largest share for which the result of [`Solution::choose`] is exact.
 pub(crate) const SHARE: f64 = 0.01;
 
 /// Finds the best placement of an instance.
@@ -209,7 +212,7 @@ pub(crate) fn solve(instance: &Instance) -> Solution {
     }
 }
 
-/// Returns a lower bound of all scores, from Lagrangian prices without a search. Ignores shared links.
+/// Returns a lower bound of all scores from Lagrange multipliers, without a search. Ignores shared links.
 pub(crate) fn bound(instance: &Instance) -> f64 {
     bounded::relaxed(instance)
 }
@@ -219,18 +222,18 @@ pub(crate) fn alike(instance: &Instance) -> Vec<Vec<usize>> {
     kinds::merge(instance)
 }
 
-/// Returns the number of table cells for an exact solution, or `None` if there are too many.
+/// Returns the number of table cells for an exact solution. Returns `None` if it is too large.
 pub(crate) fn cells(instance: &Instance) -> Option<usize> {
     exact::cells(&kinds::merge(instance), instance.segments)
 }
 
-/// Returns the score of the stages; infinite if the instance does not allow them.
+/// Returns the score of the stages, or infinity if the instance does not allow them.
 pub(crate) fn score(instance: &Instance, stages: &[Stage]) -> f64 {
     if instance.allows(stages) { instance.score.of(&instance.totals(stages)) } else { f64::INFINITY }
 }
 
 impl Solution {
-    /// Returns the placement with the fewest stages among those within `share` of the best.
+    /// Returns the placement with the fewest stages among those within `share` of the best score.
     pub fn choose(&self, share: f64) -> Option<&Placement> {
         let found = || self.best_by_stages.iter().flatten();
         let best = found().map(|p| p.score).reduce(f64::min)?;
@@ -243,7 +246,8 @@ impl Solution {
         Self { best_by_stages: vec![None; most], bound: f64::INFINITY, exact: true }
     }
 
-    /// Keeps the stages if they beat the known ones with equal number. Of equal ones the first stays.
+    /// Keeps the stages if their score beats the known placement with equally many stages. The first of equal
+    /// placements stays.
     fn offer(&mut self, instance: &Instance, stages: &[Stage]) {
         let score = score(instance, stages);
         let best = &mut self.best_by_stages[stages.len() - 1];
@@ -259,7 +263,7 @@ impl Solution {
 }
 
 impl Instance {
-    /// Returns the most stages of a placement.
+    /// Returns the largest possible number of stages of a placement.
     fn most_stages(&self) -> usize {
         self.segments.min(self.devices.len()).min(self.max_stages)
     }
@@ -268,7 +272,7 @@ impl Instance {
         self.transfers[from * self.devices.len() + to].as_ref()
     }
 
-    /// Returns the costs of a run as a stage.
+    /// Returns the costs of a stage that runs these segments.
     fn stage(&self, device: usize, run: Range<usize>) -> Costs {
         let costs = &self.devices[device];
         let mut sum = costs.before[run.end] - costs.before[run.start] + costs.stage;
@@ -281,7 +285,8 @@ impl Instance {
         sum
     }
 
-    /// Returns the sum of `time` and the largest `busy` and `chunk`. All transfers must exist.
+    /// Returns the sum of `time` and the largest `busy` and `chunk` of a placement. All of its transfers must
+    /// exist.
     fn totals(&self, stages: &[Stage]) -> Costs {
         let runs = stages.iter().map(|(device, run)| self.stage(*device, run.clone()));
         let pairs = || stages.windows(2).map(|pair| (pair[0].0, pair[1].0));
@@ -301,7 +306,7 @@ impl Instance {
         total
     }
 
-    /// Returns whether the stages cover all segments in order, fit their devices and meet all conditions.
+    /// Returns whether the stages cover all segments in order, fit their devices and meet all constraints.
     fn allows(&self, stages: &[Stage]) -> bool {
         let mut end = 0;
         let mut used = vec![false; self.devices.len()];
@@ -326,7 +331,7 @@ impl Instance {
 }
 
 impl SharedBus {
-    /// Returns the cost of a transfer on this link.
+    /// Returns the cost of a transfer on this shared link.
     fn load(&self, pair: (usize, usize)) -> f64 {
         self.users.iter().find(|(user, _)| *user == pair).map_or(0.0, |(_, busy)| *busy)
     }

@@ -1,12 +1,13 @@
-//! Placements for a given order of devices, in which each is used or skipped, and good initial orders. Knows
-//! nothing about scores.
+//! Finds placements for a given order of devices, in which each device is used or skipped. Also finds good
+//! initial orders. Knows nothing about scores.
 
 use super::exact::way;
 use super::rules::{Rules, slide};
 use super::{Instance, Stage};
 
-/// Returns the placement of smallest time that keeps the order. Indices into the order refer to kinds with
-/// one member each, which have these exits. Returns `None` if the rules allow none.
+/// Returns the placement with the smallest time that keeps the order. Indices in the order refer to kinds
+/// with one member each. `exits` are the exits of these kinds. Returns `None` if the rules allow no
+/// placement.
 pub(super) fn least(
     instance: &Instance,
     kinds: &[Vec<usize>],
@@ -19,9 +20,9 @@ pub(super) fn least(
     let mut times = vec![f64::INFINITY; order.len() * width];
     let mut costs = vec![f64::INFINITY; width];
     let mut queue = Vec::new();
-    // Per exit: the smallest times of its places from which the next may be reached.
+    // For each exit: the smallest times of the places in the order from which the next place is reachable.
     let mut behind = vec![vec![f64::INFINITY; width]; exits.len()];
-    // The position after the last required device before this one.
+    // For each place: the last required place before it, or 0.
     let mut earliest = vec![0; order.len()];
     for (at, &kind) in order.iter().enumerate() {
         earliest[at] = (0..at).rev().find(|before| must[*before]).unwrap_or(0);
@@ -66,7 +67,7 @@ pub(super) fn least(
     loop {
         let kind = order[place];
         let to = &rules.kinds[kind];
-        // The origin of the stage: the first segment, or the previous place and its end.
+        // Where the stage comes from: the first segment, or the previous place with its end.
         let mut best = (if must[..place].contains(&true) { f64::INFINITY } else { to.opening[end] }, None);
         for before in earliest[place]..place {
             let Some(way) = rules.way(order[before], kind) else { continue };
@@ -88,8 +89,8 @@ pub(super) fn least(
     Some(stages)
 }
 
-/// Returns initial orders: by speed, by memory, by both, and by nearest neighbour. Each has as many devices
-/// as the most stages, including the required ones.
+/// Returns initial orders: by speed, by memory, by both, and by nearest neighbour. Each order has as many
+/// devices as the largest number of stages, including all required devices.
 pub(super) fn starts(instance: &Instance, kinds: &[Vec<usize>]) -> Vec<Vec<usize>> {
     let costs = |kind: usize| &instance.devices[kinds[kind][0]];
     let slow = |kind: usize| costs(kind).before[instance.segments].time;
@@ -116,7 +117,8 @@ pub(super) fn starts(instance: &Instance, kinds: &[Vec<usize>]) -> Vec<Vec<usize
     orders
 }
 
-/// Reorders devices so that each is followed by the one that is cheapest to reach. Ties keep the order.
+/// Reorders devices so that each one is followed by the device with the cheapest transfer from it. Ties keep
+/// the given order.
 fn nearest_next(instance: &Instance, kinds: &[Vec<usize>], order: &[usize]) -> Vec<usize> {
     let mut left = order.to_vec();
     let mut chain: Vec<usize> = Vec::new();

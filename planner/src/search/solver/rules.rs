@@ -1,8 +1,8 @@
-//! Rules: the runs and transfers of an instance that limits on the score's terms allow, and the least time of
-//! the rest of a placement.
+//! Rules: the runs and transfers that an instance allows under limits on the score's terms. Also computes the
+//! smallest time of the rest of a placement.
 //!
-//! For a given device, every condition on a run (memory, pins, limits) still holds if the run gets shorter.
-//! So the allowed runs with a given end start in an interval that ends there.
+//! Every condition on a run (memory, pins, limits) still holds if the run gets shorter. So for a given device
+//! and end, the allowed first segments form an interval that ends at this end.
 //!
 //! Knows nothing about the searches.
 
@@ -13,7 +13,8 @@ use std::ops::Range;
 /// Limits for a search.
 #[derive(Clone, Copy)]
 pub(super) struct Limits<'a> {
-    /// Largest `busy` and `chunk` of a stage or transfer, and largest sum of `time`, all inclusive.
+    /// Largest `busy` and `chunk` of a stage or transfer, and largest sum of `time`. All limits are
+    /// inclusive.
     pub most: Costs,
     /// Pairs (from, to) of devices that must not be neighbours.
     pub forbidden: &'a [(usize, usize)],
@@ -30,32 +31,34 @@ pub(super) struct Way {
 /// The allowed runs of a kind of device after some transfers.
 #[derive(PartialEq)]
 pub(super) struct Windows {
-    /// Per end: first segment of the longest run; the end itself if there is none. Never decreases.
+    /// For each end: the first segment of the longest run, or the end itself if there is no run. Never
+    /// decreases.
     pub from: Vec<u32>,
-    /// Per first segment: end of the longest run; the segment itself if there is none. Never decreases.
+    /// For each first segment: the end of the longest run, or the segment itself if there is no run. Never
+    /// decreases.
     pub to: Vec<u32>,
 }
 
 /// The rules for one kind of device.
 pub(super) struct KindRules {
-    /// `time` of the segments `0 .. i`.
+    /// Sum of `time` over the segments `0 .. i`, at index `i`.
     pub prefix: Vec<f64>,
-    /// Per end: `time` of a stage with that end, plus `prefix` at its first segment.
+    /// For each end: `time` of a stage with this end, plus `prefix` at its first segment.
     pub finish: Vec<f64>,
-    /// Per end: `time` of a first stage with that end; infinite if it is not allowed.
+    /// For each end: `time` of a first stage with this end. Infinite if it is not allowed.
     pub opening: Vec<f64>,
-    /// Windows without duplicates.
+    /// The distinct windows of the kind.
     pub groups: Vec<Windows>,
 }
 
 /// The rules of an instance under limits.
 pub(super) struct Rules {
     pub kinds: Vec<KindRules>,
-    /// Ways at `from * kinds + to`.
+    /// Allowed transfers, at `from * kinds + to`.
     ways: Vec<Option<Way>>,
     /// Load of a transfer on each shared bus, at `(from * kinds + to) * buses + bus`.
     rides: Vec<f64>,
-    /// Largest allowed load per bus.
+    /// Largest allowed load of each shared bus.
     most: Vec<f64>,
 }
 
@@ -65,7 +68,7 @@ impl Rules {
             kinds.iter().map(|kind| kind_rules(instance, kind[0], &limits.most)).unzip();
         let way = |from: usize, to: usize| {
             let source = kinds[from][0];
-            // Within a kind the transfer is one between two members.
+            // Within a kind, use the transfer between two of its members.
             let target = if from == to { *kinds[from].get(1)? } else { kinds[to][0] };
             let transfer = instance.transfer(source, target)?;
             let within = transfer.costs.busy <= limits.most.busy && transfer.costs.chunk <= limits.most.chunk;
@@ -89,7 +92,7 @@ impl Rules {
         self.ways[from * self.kinds.len() + to]
     }
 
-    /// Returns the loads of the shared buses after a transfer; `None` if one exceeds its limit.
+    /// Returns the loads of the shared buses after a transfer. Returns `None` if a load exceeds its limit.
     pub fn ride<'a>(
         &'a self,
         from: usize,
@@ -102,8 +105,8 @@ impl Rules {
         sums().zip(&self.most).all(|(load, most)| load <= *most).then(sums)
     }
 
-    /// Returns, per kind and end i, the smallest `time` after a stage that ends at i, if devices could be
-    /// reused. Works from the end: at each place a transfer, then the best run from there.
+    /// Returns, for each kind and end i, the smallest `time` of the rest after a stage that ends at i.
+    /// Devices may be reused. Works backwards: each step chooses a transfer and then the best run.
     pub fn rest(&self, segments: usize) -> Vec<Vec<f64>> {
         let mut rest = vec![vec![f64::INFINITY; segments + 1]; self.kinds.len()];
         rest.iter_mut().for_each(|rest| rest[segments] = 0.0);
@@ -136,7 +139,7 @@ impl Rules {
     }
 }
 
-/// Returns the rules for a device, and the group of each class.
+/// Returns the rules for a device, and the window group of each class.
 fn kind_rules(instance: &Instance, device: usize, most: &Costs) -> (KindRules, Vec<usize>) {
     let costs = &instance.devices[device];
     let segments = instance.segments;
@@ -144,7 +147,7 @@ fn kind_rules(instance: &Instance, device: usize, most: &Costs) -> (KindRules, V
         let stage = instance.stage(device, run);
         stage.busy <= most.busy && stage.chunk <= most.chunk
     };
-    // Per end: the position after the last segment before it that another device must run.
+    // For each end: the position after the last segment before it that is pinned to another device.
     let mut free = vec![0; segments + 1];
     for (at, pin) in instance.pins.iter().enumerate() {
         free[at + 1] = if pin.is_none_or(|pin| pin == device) { free[at] } else { at + 1 };
@@ -168,7 +171,7 @@ fn kind_rules(instance: &Instance, device: usize, most: &Costs) -> (KindRules, V
     (KindRules { prefix, finish, opening: (0..=segments).map(opening).collect(), groups }, group_of)
 }
 
-/// Returns the windows of the allowed runs that are not first stages.
+/// Returns the windows of the allowed runs, for stages after the first.
 fn windows(segments: usize, allowed: impl Fn(Range<usize>) -> bool) -> Windows {
     let mut windows = Windows { from: vec![0; segments + 1], to: (0..=segments as u32).collect() };
     let mut first = 1;
@@ -187,8 +190,8 @@ fn windows(segments: usize, allowed: impl Fn(Range<usize>) -> bool) -> Windows {
     windows
 }
 
-/// Calls `each(end, least)` for each end from `begin`, with the least `costs[first]` over `first` in `range`,
-/// before the end and in its window. `queue` is scratch.
+/// Calls `each(end, least)` for each end from `begin`. `least` is the smallest `costs[first]` with `first` in
+/// `range`, before the end and in the end's window. `queue` is scratch.
 pub(super) fn slide(
     costs: &[f64],
     range: Range<usize>,

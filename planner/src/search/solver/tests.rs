@@ -1,11 +1,11 @@
-//! Tests of the solver: random instances against an enumeration of all placements, and constructed difficult
-//! instances.
+//! Tests of the solver. They compare random instances with an enumeration of all placements, and solve
+//! instances that were constructed to be difficult.
 
 use super::*;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
-/// Returns a number that is often 0, otherwise arbitrary or a small integer, so that there are ties.
+/// Returns a random cost. It is often 0 or a small integer, so that there are ties.
 fn cost(rng: &mut SmallRng, largest: f64) -> f64 {
     match rng.random_range(0..6) {
         0 => 0.0,
@@ -100,8 +100,8 @@ fn random_instance(seed: u64, most_devices: usize, most_segments: usize) -> Inst
     }
 }
 
-/// Returns the smallest score for each number of stages, by trying every order of every set of devices with
-/// all cuts.
+/// Returns the smallest score for each number of stages. Tries all cuts of every order of every set of
+/// devices.
 fn enumerate(instance: &Instance) -> Vec<f64> {
     fn value(instance: &Instance, stages: &[Stage]) -> f64 {
         let (mut busy, mut time, mut chunk) = (0.0_f64, 0.0, 0.0_f64);
@@ -175,7 +175,7 @@ fn enumerate(instance: &Instance) -> Vec<f64> {
     best
 }
 
-/// Returns the number of stages and the score that [`Solution::choose`] selects.
+/// Returns the number of stages and the score of the placement that [`Solution::choose`] should select.
 fn choice(best: &[f64], share: f64) -> Option<(usize, f64)> {
     let least = best.iter().copied().fold(f64::INFINITY, f64::min);
     let at = best.iter().position(|score| score.is_finite() && *score <= least * (1.0 + share))?;
@@ -186,7 +186,8 @@ fn close(a: f64, b: f64) -> bool {
     (a - b).abs() <= 1e-9 * a.abs().max(b.abs())
 }
 
-/// Checks that placements are complete and allowed, that their scores are correct and not below the bound.
+/// Checks that placements are complete and allowed. Checks that their scores are correct and not below the
+/// bound.
 fn check_solution(instance: &Instance, solution: &Solution, what: &str) {
     for (at, placement) in solution.best_by_stages.iter().enumerate() {
         let Some(placement) = placement else { continue };
@@ -197,7 +198,8 @@ fn check_solution(instance: &Instance, solution: &Solution, what: &str) {
     }
 }
 
-/// Returns mostly small sizes, because the enumeration tries everything.
+/// Returns numbers of devices and segments. They are mostly small, because the enumeration tries all
+/// placements.
 fn sizes(seed: u64) -> (usize, usize) {
     match seed % 200 {
         0 => (6, 12),
@@ -219,7 +221,7 @@ fn equals_the_enumeration() {
         check_solution(&instance, &solution, &what);
         assert!(solution.exact, "{what}");
         let all = enumerate(&instance);
-        // Sums in another order differ by rounding.
+        // Sums in a different order differ by rounding.
         for share in [1e-12, 0.004, SHARE] {
             let found = solution.choose(share).map(|p| (p.stages.len(), p.score));
             match (choice(&all, share), found) {
@@ -247,7 +249,7 @@ fn equals_the_enumeration() {
     assert!(placed > 3 * 1000, "{placed} of the instances have a placement");
 }
 
-/// A known score prunes no placement that beats it.
+/// A known score must not prune a placement that beats it.
 #[test]
 fn placements_that_beat_a_known_score_are_found() {
     let (mut beaten, mut kept) = (0, 0);
@@ -262,7 +264,7 @@ fn placements_that_beat_a_known_score_are_found() {
             let what = format!("seed {seed}, {factor}");
             assert!(least.is_infinite() || solution.bound <= least.min(known) * (1.0 + 1e-9), "{what}");
             assert!(solution.exact && solution.bound >= least.min(known) * (1.0 - 1e-9), "{what}");
-            // The fewest stages of a placement close to the known score.
+            // Find the fewest stages with which a placement comes close to the known score.
             let most = least.min(known) * (1.0 + SHARE);
             let wanted = all.iter().position(|score| score.is_finite() && *score <= most * (1.0 - 1e-9));
             let score = |at: usize| solution.best_by_stages[at].as_ref().map_or(f64::INFINITY, |p| p.score);
@@ -277,7 +279,8 @@ fn placements_that_beat_a_known_score_are_found() {
     assert!(beaten > 500 && kept > 500, "{beaten} beaten, {kept} kept");
 }
 
-/// A result without exact search is allowed, never better than the best and never below the bound.
+/// Without exact search, a placement must be allowed, never better than the optimum, and never below the
+/// bound.
 #[test]
 fn bounds_hold() {
     for seed in 0..300 {
@@ -292,7 +295,7 @@ fn bounds_hold() {
     }
 }
 
-/// More memory, or another optional device, never makes the best worse.
+/// More memory, or another optional device, must never make the best score worse.
 #[test]
 fn more_is_never_worse() {
     for seed in 0..500 {
@@ -328,7 +331,7 @@ fn more_is_never_worse() {
     }
 }
 
-/// Returns equal devices, which the test then changes.
+/// Returns an instance with equal devices. The tests modify it.
 fn plain(devices: usize, segments: usize, score: Score) -> Instance {
     let each = Costs { busy: 10.0, time: 10.0, chunk: 20.0 };
     let mut before = vec![Costs::default()];
@@ -368,6 +371,18 @@ fn equal_devices_share_equally() {
     assert_eq!(alone.choose(SHARE).map(|p| (p.stages.clone(), p.score)), Some((vec![(0, 0..80)], 801.0)));
 }
 
+/// A transfer that differs in one direction is enough.
+#[test]
+fn devices_with_different_transfers_are_not_interchangeable() {
+    assert_eq!(alike(&plain(3, 6, SUM)), [[0, 1, 2]]);
+    for (from, to) in [(0, 2), (1, 2), (2, 0), (2, 1)] {
+        let mut instance = plain(3, 6, SUM);
+        let transfer = instance.transfers[from * 3 + to].as_mut().expect("a link");
+        transfer.costs.time += 1.0;
+        assert_eq!(alike(&instance), [[0], [1], [2]], "{from} to {to}");
+    }
+}
+
 #[test]
 fn five_devices_of_two_kinds() {
     let mut instance = plain(5, 60, BUSY);
@@ -377,7 +392,7 @@ fn five_devices_of_two_kinds() {
     }
     let solution = solve(&instance);
     let best = solution.choose(0.0).expect("there is room");
-    // 15 on each of the three fast devices and 7 or 8 on each of the two slow ones.
+    // Each of the three fast devices takes 15 segments, and each of the two slow ones takes 7 or 8.
     assert_eq!((best.stages.len(), best.score, solution.exact), (5, 161.0, true));
 }
 
@@ -408,7 +423,7 @@ fn a_device_that_fits_nothing_is_left_out() {
     assert!(solution.choose(SHARE).is_none() && solution.exact && solution.bound.is_infinite());
 }
 
-/// Realistic fleets with too many sets to enumerate are still bounded closely.
+/// Realistic fleets with too many sets to enumerate must still get a tight bound.
 #[test]
 fn many_devices_are_bounded_closely() {
     for score in [SUM, BUSY, Score::Mix { chunk_weight: 2.0, busy_weight: 16.0 }] {

@@ -1,4 +1,4 @@
-//! Trade-offs between the three terms of a score: the limit of one term when the others are known. Knows
+//! Trade-offs between the three terms of a score: limits of one term if the other terms are known. Knows
 //! nothing about placements.
 
 use super::{Costs, Score};
@@ -17,7 +17,8 @@ impl Score {
         }
     }
 
-    /// Returns the weights of the largest `busy` and the largest `chunk`; 0 if one does not count.
+    /// Returns the weights of the largest `busy` and the largest `chunk`, or 0 for a term that is not in the
+    /// score.
     pub(crate) fn weights(&self) -> (f64, f64) {
         match *self {
             Self::Sum { chunk_weight } => (0.0, chunk_weight),
@@ -26,8 +27,8 @@ impl Score {
         }
     }
 
-    /// Returns the weights of the largest `busy` and the largest `chunk` in the score's sum, which is all of
-    /// a score except the maximum in [`Score::Busy`].
+    /// Returns the weights of the largest `busy` and the largest `chunk` in the score's sum. For
+    /// [`Score::Busy`] the sum excludes the maximum.
     pub(super) fn weights_in_sum(&self) -> Costs {
         match *self {
             Self::Sum { chunk_weight: chunk } | Self::Busy { chunk_weight: chunk, .. } => {
@@ -37,7 +38,7 @@ impl Score {
         }
     }
 
-    /// Returns the smallest score with this sum, if the largest `busy` is at least `busy`.
+    /// Returns the smallest score with this sum if the largest `busy` is at least `busy`.
     pub(super) fn of_sum(&self, sum: f64, busy: f64) -> f64 {
         match *self {
             Self::Busy { sequences, .. } => busy.max(sum / sequences),
@@ -45,7 +46,7 @@ impl Score {
         }
     }
 
-    /// Returns the largest sum that meets a score.
+    /// Returns the largest sum with which a placement can reach a score.
     pub(super) fn most_sum(&self, score: f64) -> f64 {
         match *self {
             Self::Busy { sequences, .. } => score * sequences,
@@ -53,8 +54,8 @@ impl Score {
         }
     }
 
-    /// Returns the largest value of each term that meets a score if the other two are at least `least`. A
-    /// term that does not count is infinite.
+    /// Returns the largest value of each term with which a placement can reach a score, if the other two
+    /// terms are at least `least`. The value is infinite for a term that is not in the score.
     pub(super) fn largest_terms(&self, score: f64, least: &Costs) -> Costs {
         let per = |amount: f64, weight: f64| if weight == 0.0 { f64::INFINITY } else { amount / weight };
         let (rest, chunk_weight, busy) = match *self {
@@ -70,7 +71,7 @@ impl Score {
     }
 }
 
-/// Multiplies a value by a weight. A weight of 0 gives 0 even for infinity.
+/// Multiplies a value by a weight. The result for a weight of 0 is 0 even if the value is infinite.
 fn weighted(weight: f64, value: f64) -> f64 {
     if weight == 0.0 { 0.0 } else { weight * value }
 }

@@ -1,19 +1,20 @@
 //! Possible values of a largest term.
 //!
-//! No term has a value between two listed ones, so the limits of a box move inwards to listed values, and a
-//! box without any is empty. If segments are equal there are few values, so boxes soon contain only one.
+//! A term has no value between two listed ones. So the limits of a box can move inwards to listed values, and
+//! a box without a listed value is empty. If segments are equal, there are few values, and boxes soon contain
+//! a single one.
 //!
 //! Knows nothing about the searches.
 
 use super::{Costs, Instance};
 
-/// Values that differ by a smaller relative amount form one interval.
+/// Values whose relative difference is smaller form one interval.
 const SAME: f64 = 1e-9;
 
-/// Most listed values.
+/// Largest number of listed values.
 const MOST: usize = 1 << 16;
 
-/// Intervals in ascending order that contain all values of a term between the limits for which they were
+/// Intervals in ascending order. They contain all values of a term between the limits for which the list was
 /// made.
 pub(super) struct Values {
     /// `None` if any value is possible.
@@ -21,10 +22,10 @@ pub(super) struct Values {
 }
 
 impl Values {
-    /// A term with unknown values.
+    /// Values of a term if they are unknown.
     pub const ANY: Self = Self { intervals: None };
 
-    /// Lists the values of `part` that are between the limits, over all stages and transfers.
+    /// Lists the values of `part` between the limits, over all stages and transfers.
     pub fn new(
         instance: &Instance,
         kinds: &[Vec<usize>],
@@ -40,7 +41,7 @@ impl Values {
             let mut begin = 0;
             for first in 0..instance.segments {
                 let longest = reach.iter().map(|row| row[first]).max().unwrap_or(first);
-                // The first segment may have additional costs.
+                // A run that starts at the first segment may have additional costs.
                 begin = if first == 1 { first + 1 } else { begin.max(first + 1) };
                 while begin <= longest && value(first, begin) < low {
                     begin += 1;
@@ -62,7 +63,8 @@ impl Values {
         Self { intervals: Some(intervals) }
     }
 
-    /// Moves limits inwards to the nearest values. Returns `None` if there is no value between them.
+    /// Moves limits inwards to the nearest listed values. Returns `None` if there is no value between the
+    /// limits.
     pub fn within(&self, low: f64, high: f64) -> Option<(f64, f64)> {
         let Some(intervals) = &self.intervals else { return (low <= high).then_some((low, high)) };
         let first = intervals.partition_point(|(_, last)| *last < low);

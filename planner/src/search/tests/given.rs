@@ -38,7 +38,7 @@ fn requested_decode_groups_are_kept() {
         world.limits.decode_groups = Some(groups);
         let plan = world.plan().expect("fits");
         assert_eq!((plan.decode_groups, plan.decode_rows), (groups, 4u32.div_ceil(groups)));
-        // Alternatives choose their own micro-batches.
+        // Alternatives choose their own decode groups.
         let single = plan.explanation.alternatives.into_iter().find(|other| other.split == "0-9=cpu:0");
         alone.push(single.expect("is an alternative").decode_tokens_per_s);
     }
@@ -71,7 +71,7 @@ fn a_bound_holds_for_splits_as_well() {
     assert!(uneven.bound_us >= best.score_us * 0.985, "{} and {}", uneven.bound_us, best.score_us);
 }
 
-/// The bound holds over all points of the grid, not only the one where the split is best.
+/// The bound must hold over all points of the grid, not only at the point at which the split is best.
 #[test]
 fn the_bound_of_a_split_is_below_every_listed_plan() {
     let mut listed = 0;

@@ -1,4 +1,4 @@
-//! Tests of the choices besides the placement: chunks and wire type.
+//! Tests of the planner's choices besides the placement: chunks and wire type.
 
 use super::*;
 use crate::cost::{
@@ -8,7 +8,7 @@ use crate::cost::{
 use ragtag_kernels::KvType;
 use std::sync::Arc;
 
-/// Returns a world with two devices that hold the model only together, and links with this rate.
+/// Returns a world with a link of this rate. Each of the two devices is too small for the whole model.
 fn world_over_a_link(bytes_per_s: f64) -> World {
     let devices = vec![device("cpu:0", 80 * MIB, 1.0), device("cpu:1", 80 * MIB, 1.0)];
     let mut world = World::new(model(12, 8 * MIB, 8 * MIB), devices);
@@ -29,7 +29,7 @@ fn slow_links_get_wire_type_f16() {
     let fast = world_over_a_link(6e9).plan().expect("fits");
     assert_eq!(fast.wire_type, WireType::F32);
     assert!(reason(&fast).contains("wire type: f32; with f16 the plan is predicted "), "{}", reason(&fast));
-    // Half the bytes, with unchanged latency.
+    // The link carries half the bytes with unchanged latency.
     let with = |wire_type| {
         let mut world = world_over_a_link(2e6);
         world.limits.wire_type = Some(wire_type);
@@ -44,7 +44,7 @@ fn slow_links_get_wire_type_f16() {
         assert_eq!(transfer(plan), (expected[0], expected[1]));
         assert_eq!(reason(plan), format!("wire type: {}, as requested", plan.wire_type));
     }
-    // The chosen wire type is the better of the two.
+    // The planner must choose the better wire type.
     assert_eq!(slow.explanation.score_us, narrow.explanation.score_us);
     assert!(narrow.explanation.score_us < wide.explanation.score_us);
     let one = World::new(model(4, MIB, MIB), vec![device("cpu:0", 1 << 40, 1.0)]).plan().expect("fits");
@@ -66,8 +66,8 @@ fn the_chosen_wire_type_is_as_good_as_the_better_one() {
             let score = |plan: &Plan| plan.explanation.score_us;
             let forms = WireType::ALL.map(|form| with(Some(form)));
             let best = forms.iter().flatten().map(score).fold(f64::INFINITY, f64::min);
-            // Of plans within one percent the one with the fewest devices is chosen, and of points within
-            // half a percent the first.
+            // Among plans within one percent, the plan with the fewest devices is chosen. Among points within
+            // half a percent, the first point is chosen.
             assert!(
                 score(&chosen) <= best * 1.02 + 0.1,
                 "seed {seed}, {objective:?}: {} {best}",
@@ -103,7 +103,7 @@ fn a_chunk_is_chosen_where_several_are_offered() {
         world.devices[0].memory_bytes = constrained;
         plan(&PlannerInput { other_chunks: &others, ..world.input() })
     };
-    // Each launch is expensive, so chunks are long while their scratch fits.
+    // Each launch is expensive, so chunks are as long as their scratch allows.
     assert_eq!(plan(1 << 40).expect("fits").chunk, 256);
     let needed = plan(1 << 40).expect("fits").stages[0].memory_bytes.total;
     let less = plan(needed - 1).expect("fits");
@@ -127,7 +127,7 @@ fn a_plan_lists_the_fastest_chunk_for_each_length_of_prompt() {
     let list = |plan: &Plan| -> Vec<_> {
         plan.chunks().by_prompt.iter().map(|chunk| (chunk.from_tokens, chunk.rows)).collect()
     };
-    // On one device, one launch for the whole prompt is best.
+    // On one device, a single launch for the whole prompt is best.
     let short = Workload { prompt_tokens: 100, generated_tokens: 100 };
     let whole = plan(short, 1 << 40);
     assert_eq!(list(&whole), [(0, 64), (65, 128), (129, 512)]);
@@ -177,7 +177,8 @@ fn a_chunk_that_was_not_timed_must_be_clearly_faster() {
         let plan = plan(&PlannerInput { other_chunks: &others, ..world.input() });
         plan.expect("fits").chunks().by_prompt.last().expect("lists chunks").rows
     };
-    // Four launches of 128 rows take 3 % and 18 % longer than one of 512.
+    // Four launches of 128 rows take 3 % longer than one of 512 rows with a 50 µs launch, and 18 % longer
+    // with 400 µs.
     assert_eq!([50.0, 400.0].map(|launch_us| longest_with(launch_us, &[16, 128])), [128, 512]);
     assert_eq!(longest_with(50.0, &[16, 128, 512]), 512);
 }
@@ -223,13 +224,13 @@ fn chunks_beside_decode_limit_the_delay() {
         };
         (plan.chunks().beside_decode, stage_us(plan.chunks().beside_decode))
     };
-    // With two micro-batches in flight, 128 rows take about 45 ms on the first device and 80 ms on the
+    // With two micro-batches in flight, 128 rows take about 45 ms on the first device and about 80 ms on the
     // second.
     let (rows, us) = beside(18.0);
     assert!(rows == 128 && us < 50e3, "{rows} rows take {us} µs");
     let (rows, us) = beside(10.0);
     assert!(rows == 64 && us < 50e3, "{rows} rows take {us} µs");
-    // Even the shortest chunk is too long.
+    // Even the shortest chunk exceeds the limit.
     assert_eq!(beside(0.01).0, 64);
 }
 

@@ -1,4 +1,4 @@
-//! Tests of unused devices and the reasons for them.
+//! Tests of unused devices and of the reasons for leaving them out.
 
 use super::*;
 
@@ -8,14 +8,14 @@ fn a_device_that_would_slow_the_pipeline_down_is_left_out_and_named() {
         model(12, 10 * MIB, 10 * MIB),
         vec![device("cuda:0", 1 << 40, 50.0), device("cpu:0", 1 << 40, 0.05)],
     );
-    // Even the embedding, which costs almost nothing, must not go there.
+    // Even the embedding must not be placed on this device, although the embedding costs almost nothing.
     world.devices[1].stage_us.value = 5000.0;
     let plan = world.plan().expect("fits");
     assert_eq!(plan.split().to_string(), "0-13=cuda:0");
     let why = plan.reasons.iter().find(|r| r.starts_with("cpu:0 is left out")).expect("a reason");
     assert!(why.contains(" slower"), "{why}");
 
-    // A second device equal to the used one does not reduce latency.
+    // A second device that equals the used device does not reduce latency.
     let mut twin = world.clone();
     twin.objective = Objective::Latency;
     twin.workload.prompt_tokens = 128;
@@ -31,9 +31,9 @@ fn a_device_that_would_slow_the_pipeline_down_is_left_out_and_named() {
     assert!(why.contains("no plan with it fits (it has 10 bytes)"), "{why}");
 }
 
-#[test]
-fn a_device_that_makes_little_difference_is_left_out_with_the_reason() {
-    // Two devices are faster than one by less than the preference for fewer devices.
+/// Returns a world where two devices are faster than one, but by less than the preference for fewer devices.
+/// Also returns the two splits.
+fn barely_faster_with_two() -> (World, &'static str, &'static str) {
     let mut world = World::new(model(8, 10 * MIB, 10 * MIB), vec![device("cpu:0", 1 << 40, 1.0); 2]);
     world.devices[1] = device("cpu:1", 1 << 40, 0.8);
     (world.objective, world.limits.wire_type) = (Objective::FirstToken, Some(WireType::F32));
@@ -42,13 +42,19 @@ fn a_device_that_makes_little_difference_is_left_out_with_the_reason() {
         let plan = world.clone().split(split).plan().expect("fits");
         plan.explanation.score_us
     };
-    // The link's latency determines how much the second device gains.
+    // The link's latency determines the gain from the second device.
     let (mut low, mut high) = (0.0, score(&world, one));
     for _ in 0..60 {
         world.links.other.latency_us.value = (low + high) / 2.0;
         let is_slow = score(&world, two) > 0.995 * score(&world, one);
         *(if is_slow { &mut high } else { &mut low }) = world.links.other.latency_us.value;
     }
+    (world, one, two)
+}
+
+#[test]
+fn a_device_that_makes_little_difference_is_left_out_with_the_reason() {
+    let (world, one, two) = barely_faster_with_two();
     let plan = world.plan().expect("fits");
     assert_eq!(plan.split().to_string(), one);
     let why = plan.reasons.iter().find(|r| r.starts_with("cpu:1 is left out")).expect("a reason");
@@ -57,6 +63,44 @@ fn a_device_that_makes_little_difference_is_left_out_with_the_reason() {
             && why.contains("% faster; of plans within 1 %, the one with the fewest devices is chosen"),
         "{why}"
     );
+}
+
+#[test]
+fn the_reasons_state_how_much_faster_a_plan_could_be() {
+    let (world, ..) = barely_faster_with_two();
+    let reasons = world.plan().expect("fits").reasons;
+    let wanted = "bound: with one stage per device, no placement can be predicted more than 0.5 % faster";
+    assert!(reasons.iter().any(|reason| reason == wanted), "{reasons:?}");
+}
+
+/// The best plan with one of two equal devices uses both. The other device's plan exchanges them.
+#[test]
+fn each_of_two_equal_unused_devices_has_a_plan_of_its_own() {
+    let small = |label| device(label, 60 * MIB, 1.0);
+    let devices = vec![device("cuda:0", 1 << 40, 50.0), small("cpu:0"), small("cpu:1")];
+    let mut world = World::new(model(4, 10 * MIB, 10 * MIB), devices);
+    let slow = LinkFacts { bandwidth_bytes_per_s: Figure::assumed(1e3), ..LinkFacts::assumed() };
+    for cpu in ["cpu:0", "cpu:1"] {
+        world.links.known.push(("cuda:0".into(), cpu.into(), slow.clone()));
+        world.links.known.push((cpu.into(), "cuda:0".into(), slow.clone()));
+    }
+    let plan = world.plan().expect("fits");
+    assert_eq!(plan.split().to_string(), "0-5=cuda:0");
+    let split = |left: &LeftOut| left.best_with.as_ref().map(|with| with.split.clone()).expect("a plan");
+    let splits: Vec<_> = plan.explanation.left_out.iter().map(split).collect();
+    assert_eq!(splits, ["0-2=cpu:1,3-5=cpu:0", "0-2=cpu:0,3-5=cpu:1"]);
+}
+
+#[test]
+fn more_memory_is_suggested_for_the_full_device() {
+    let devices = vec![device("cuda:0", 120 * MIB, 10.0), device("cpu:0", 1 << 40, 1.0)];
+    let mut world = World::new(model(12, 10 * MIB, 10 * MIB), devices);
+    world.objective = Objective::Latency;
+    let plan = world.plan().expect("fits");
+    assert_eq!(plan.stages.len(), 2, "{}", plan.split());
+    let bindings: Vec<_> =
+        plan.explanation.bindings.iter().map(|binding| (&*binding.of, &*binding.more)).collect();
+    assert_eq!(bindings, [("cuda:0", "60 MiB more memory")]);
 }
 
 #[test]
@@ -94,7 +138,7 @@ fn rules_respect_the_constraints() {
     assert_eq!(rules(&world), ["0-13=cpu:2", "0-13=cpu:0"]);
 }
 
-/// Of sixteen equal cards, one reason covers all unused ones.
+/// The planner uses some of sixteen equal cards. One reason must cover all unused cards.
 #[test]
 fn equal_unused_devices_share_one_line() {
     let devices: Vec<_> = (0..16).map(|at| device(&format!("rtx4090:{at}"), 1 << 40, 1.0)).collect();
@@ -106,7 +150,7 @@ fn equal_unused_devices_share_one_line() {
     let reported: Vec<_> = plan.reasons.iter().filter(|reason| reason.contains("left out")).collect();
     let wanted = "rtx4090:1 to rtx4090:15 are left out: the best plan with one of them, 0-9=rtx4090:1, is predicted as fast";
     assert_eq!(reported, [wanted]);
-    // Each still has its own alternative.
+    // Each unused device still has its own alternative.
     for left in &plan.explanation.left_out {
         assert_eq!(
             left.best_with.as_ref().map(|with| with.split.clone()),

@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// Returns a model with 2 KiB of keys and values per position for the four sequences, half of it in each
-/// buffer.
+/// Returns a model whose four sequences together need 2 KiB of keys and values per position. Each of the two
+/// buffers holds half.
 fn world() -> World {
     World::new(model(6, MIB, MIB), vec![device("gpu:0", 1 << 40, 1.0)])
 }
@@ -78,7 +78,7 @@ fn logits_of_decode_groups_are_proved_in_host_memory() {
     let free = |bytes: u64| World { host_memory_bytes: Some(bytes), ..world.clone() }.plan();
     let plan = free(1 << 40).expect("fits");
     let memory = plan.host_memory_bytes;
-    // 32 rows of a decode group, and one for a prompt that ends.
+    // There are 32 rows for a decode group, and one row for a prompt that ends.
     assert_eq!(memory.logits, 17 * 33 * 128_000 * 4);
     assert_eq!(memory.devices, plan.stages[0].memory_bytes.total);
     assert_eq!(memory.total, memory.logits + memory.staging + memory.parameters + memory.devices);

@@ -1,8 +1,8 @@
-//! Tests of predictions for parts that belong to no segment: transfers and the token return.
+//! Tests of predictions for transfers and the token return, which belong to no segment.
 
 use super::*;
 
-/// Returns two equal devices, each with half of the model.
+/// Returns two equal devices that each run half of the model.
 fn halves() -> World {
     let devices = vec![device("cpu:0", 1 << 40, 1.0), device("cpu:1", 1 << 40, 1.0)];
     World::new(model(12, 10 * MIB, 10 * MIB), devices).split("0-6=cpu:0,7-13=cpu:1")
@@ -19,7 +19,7 @@ fn the_return_of_tokens_delays_every_token() {
     let extra = |of: fn(&Plan) -> f64| of(&late) - of(&free);
     let returned = extra(|plan| plan.token_return.decode_us);
     assert!(returned >= 300.0, "{returned} us for the return");
-    // The link between the devices has its own latency.
+    // The link between the devices has its own latency, so only the token return changes.
     assert!((extra(|plan| plan.predicted.token_us) - returned).abs() < 0.2, "{late:?}");
     assert!((extra(|plan| plan.predicted.first_token_us) - returned).abs() < 0.2, "{late:?}");
 }
@@ -61,9 +61,10 @@ fn prompts_and_decode_that_never_overlap_each_take_their_slowest_part() {
     assert_eq!((workload_times.decode_rows, workload_times.chunks), (2, 2.0));
     let part = |decode_us, chunk_us| Times { decode_us, chunk_us, ..Times::default() };
     let parts = [part(10.0, 700.0), part(30.0, 500.0)];
-    // Two chunks of 700 us, and 64 steps: 30 us for two rows exceeds a round of 40 us for four sequences.
+    // A request takes two chunks of 700 µs and 64 steps. A step takes 30 µs for two rows, which exceeds the
+    // round of 40 µs for four sequences.
     let round = |decode_us| workload_times.apart_us(&part(decode_us, 1200.0), parts.iter().copied());
     assert!(close(round(40.0), 2.0 * 700.0 + 64.0 * 15.0));
-    // A longer round takes its place.
+    // A longer round determines the time instead.
     assert!(close(round(100.0), 2.0 * 700.0 + 64.0 * 25.0));
 }

@@ -1,4 +1,4 @@
-//! Synthetic models and fleets. The tests of simulated trials use them too (`scheduler/tests/trials.rs`).
+//! Synthetic models and fleets. The tests of simulated trials also use them (`scheduler/tests/trials.rs`).
 
 use super::*;
 
@@ -23,7 +23,8 @@ pub fn segment(kind: SegmentKind, name: &str, weights: u64) -> Segment {
     }
 }
 
-/// Returns an embedding, `blocks` blocks of `block` bytes, and a head of `head` bytes without shared tensors.
+/// Returns the segments of a model: an embedding, `blocks` blocks of `block` bytes, and a head of `head`
+/// bytes. No tensors are shared.
 pub fn model(blocks: usize, block: u64, head: u64) -> Vec<Segment> {
     let mut segments = vec![Segment {
         flops_per_row: 0,
@@ -57,7 +58,7 @@ pub fn device(label: &str, memory_bytes: u64, speed: f64) -> DeviceFacts {
     }
 }
 
-/// Owns everything that a [`PlannerInput`] borrows.
+/// Owner of everything that a [`PlannerInput`] borrows.
 #[derive(Clone)]
 pub struct World {
     pub model: ModelFacts,
@@ -70,6 +71,7 @@ pub struct World {
     pub limits: PlanLimits,
     pub constraints: Constraints,
     pub split: Option<Split>,
+    pub several_stages: bool,
 }
 
 impl World {
@@ -103,6 +105,7 @@ impl World {
             limits,
             constraints: Constraints::default(),
             split: None,
+            several_stages: false,
         }
     }
 
@@ -119,6 +122,7 @@ impl World {
             limits: self.limits,
             constraints: &self.constraints,
             trial: None,
+            several_stages: self.several_stages,
             explained: true,
             split: self.split.as_ref(),
         }
@@ -157,7 +161,7 @@ pub fn random_world(seed: u64) -> World {
     for device in &mut world.devices {
         device.hand_over_us.value = rng.random_range(0.0..2000.0);
     }
-    // With slow links the number of transferred bytes matters.
+    // With slow links, the number of transferred bytes matters.
     if rng.random_bool(0.3) {
         world.links.other.bandwidth_bytes_per_s.value = 10f64.powf(rng.random_range(6.0..9.0));
     }
@@ -178,8 +182,8 @@ pub fn random_bus(rng: &mut SmallRng, devices: &[DeviceFacts]) -> SharedLink {
     }
 }
 
-/// Returns devices that are fast at chunks of different lengths, varied links, and constraints in every other
-/// world.
+/// Returns devices that are fast at chunks of different lengths, with varied links. Every other world has
+/// constraints.
 pub fn unlike_world(seed: u64) -> World {
     let mut world = World { objective: OBJECTIVES[seed as usize % 4], ..random_world(seed) };
     let mut rng = SmallRng::seed_from_u64(seed ^ 0x6265_7374);
@@ -209,7 +213,7 @@ pub fn unlike_world(seed: u64) -> World {
     world
 }
 
-/// Returns all other plans that a plan lists.
+/// Returns all other plans that a plan's explanation lists.
 pub fn others(plan: &Plan) -> impl Iterator<Item = &Alternative> {
     let explanation = &plan.explanation;
     let left_out = explanation.left_out.iter().filter_map(|left| left.best_with.as_ref());

@@ -1,16 +1,19 @@
-//! A link between two devices, for timing: a ring in host memory, as in a pipeline.
+//! A link between two devices, for timing. It stages transfers through a ring in host memory, as a pipeline
+//! does.
 
-use super::super::memory::{INCOMING, OUTGOING};
 use super::SoloDevice;
 use crate::error::{Error, Result};
-use ragtag_hal::{BufferId, BufferRange, Command, Device, HostRegion, Point, QueueKind, Timeline, Work};
+use ragtag_hal::{
+    BufferId, BufferRange, Command, Device, HostRegion, Point, QueueKind, RegionId, Timeline, Work,
+};
 use ragtag_transfer::Route;
 use std::sync::Arc;
 use std::time::Instant;
 
 const BUFFER: BufferId = BufferId(0);
+const RING: RegionId = RegionId(0);
 
-/// A link between two devices.
+/// A link from one device to another, for timing.
 pub struct SoloLink<'a> {
     from: &'a mut SoloDevice,
     to: &'a mut SoloDevice,
@@ -33,10 +36,10 @@ impl Drop for SoloLink<'_> {
 }
 
 impl<'a> SoloLink<'a> {
-    /// Creates a link for transfers of up to `bytes` bytes. The devices must have different ids.
+    /// Creates a link for transfers of at most `bytes` bytes. The two devices must have different ids.
     ///
     /// # Errors
-    /// [`Error::Spec`] for a route that is not host-staged; otherwise the error of a device.
+    /// [`Error::Spec`] for a route that is not host-staged, or the error of a device.
     pub fn new(from: &'a mut SoloDevice, to: &'a mut SoloDevice, route: Route, bytes: u64) -> Result<Self> {
         let Route::HostStaged { chunk_bytes: chunk_bytes @ 1.., depth: depth @ 1.. } = route else {
             return Err(Error::Spec { what: format!("route {route:?} is not available") });
@@ -45,13 +48,13 @@ impl<'a> SoloLink<'a> {
         let ring = Arc::new(ring);
         let timeline = |of: &SoloDevice, queue: QueueKind| Arc::clone(&of.own[queue.index()]);
         let [sent, taken] = [timeline(from, QueueKind::Download), timeline(to, QueueKind::Upload)];
-        let prepare = |of: &mut SoloDevice, region, neighbour: Arc<Timeline>| {
+        let prepare = |of: &mut SoloDevice, neighbour: Arc<Timeline>| {
             let made = of.device.create_buffer(BUFFER, bytes);
-            let made = made.and_then(|()| of.device.register_region(region, Arc::clone(&ring)));
+            let made = made.and_then(|()| of.device.register_region(RING, Arc::clone(&ring)));
             let made = made.and_then(|()| of.device.import_timeline(neighbour));
             made.map_err(|cause| of.failed(cause))
         };
-        match prepare(from, OUTGOING, taken).and_then(|()| prepare(to, INCOMING, sent)) {
+        match prepare(from, taken).and_then(|()| prepare(to, sent)) {
             Ok(()) => Ok(Self { from, to, chunk_bytes, depth, bytes }),
             Err(error) => {
                 from.device.clear();
@@ -62,10 +65,10 @@ impl<'a> SoloLink<'a> {
     }
 
     /// Returns the time from an empty submission on the first device to its completion on the host, in
-    /// microseconds. This is the part of [`SoloLink::time_us`] that is not the transfer.
+    /// microseconds. [`SoloLink::time_us`] includes this time besides the transfer.
     ///
     /// # Errors
-    /// If the device fails.
+    /// Fails if the device fails.
     pub fn hand_over_us(&mut self) -> Result<f64> {
         let start = Instant::now();
         let idle = self.from.submit(QueueKind::Compute, Work::Commands(Vec::new()), &[])?;
@@ -73,12 +76,12 @@ impl<'a> SoloLink<'a> {
         Ok(start.elapsed().as_secs_f64() * 1e6)
     }
 
-    /// Returns the time from an empty submission on the first device until the host knows that `bytes` bytes
-    /// were transferred and work began on the second, in microseconds. `bytes` is clamped to 1 and the size
-    /// of the link.
+    /// Returns the time of a transfer of `bytes` bytes, in microseconds. It starts with an empty submission
+    /// on the first device. It ends when the host knows that the bytes were transferred and that work began
+    /// on the second device. `bytes` is clamped to the range from 1 to the size of the link.
     ///
     /// # Errors
-    /// If a device fails.
+    /// Fails if a device fails.
     pub fn time_us(&mut self, bytes: u64) -> Result<f64> {
         let bytes = bytes.clamp(1, self.bytes);
         let nothing = || Work::Commands(Vec::new());
@@ -90,9 +93,9 @@ impl<'a> SoloLink<'a> {
             let place = (index % self.depth as usize) as u64 * self.chunk_bytes;
             let freed = index.checked_sub(self.depth as usize).map(|before| arrived[before]);
             let waits: Vec<_> = std::iter::once(computed).chain(freed).collect();
-            let download = Command::Download { from: range, region: OUTGOING, offset: place };
+            let download = Command::Download { from: range, region: RING, offset: place };
             let sent = self.from.submit(QueueKind::Download, Work::Commands(vec![download]), &waits)?;
-            let upload = Command::Upload { region: INCOMING, offset: place, to: range };
+            let upload = Command::Upload { region: RING, offset: place, to: range };
             arrived.push(self.to.submit(QueueKind::Upload, Work::Commands(vec![upload]), &[sent])?);
         }
         let ready = self.to.submit(QueueKind::Compute, nothing(), &arrived[arrived.len() - 1..])?;

@@ -1,5 +1,5 @@
-//! A device on its own, for timing. Stages are loaded as in a pipeline, with the same buffers and programs,
-//! and run single micro-batches without a core, mailbox or neighbour.
+//! A device outside a pipeline, for timing. Stages are loaded as in a pipeline, with equal buffers and
+//! programs. They run single micro-batches without a core, a mailbox or neighbours.
 //!
 //! Knows nothing about the purpose of the timings.
 
@@ -7,11 +7,11 @@ mod link;
 
 pub use link::SoloLink;
 
-use super::memory::{LOGITS, StageBuffers};
+use super::memory::{LOGITS, SharedBuffers, StageBuffers};
 use super::owned::OwnedDevice;
 use super::stage_error;
 use super::weights::{Loading, WeightSource};
-use crate::core::{Item, LogitRows, MicroBatch, MicroBatchId, SequenceId, StagePoints};
+use crate::core::{Item, LogitRows, MicroBatch, MicroBatchId, QueuePoints, SequenceId};
 use crate::error::{Error, Result};
 use crate::trace::{Ends, Recorder, TraceSink};
 use ragtag_graph::CompiledStage;
@@ -23,16 +23,16 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-/// Micro-batches that are submitted together. The time from one's end to the next one's is its time in a
-/// pipeline that never waits.
+/// Number of micro-batches that are submitted together. The time between their ends is the time of a
+/// micro-batch in a busy pipeline.
 const BURST: u32 = 2;
-/// Fill pattern of caches and activations: small normal numbers both as f16 and as f32.
+/// Fill pattern of caches and activations. It is a small normal number both as f16 and as f32.
 const FILLING: u32 = 0x2c00_2c00;
 
-/// A device on its own.
+/// A device outside a pipeline, for timing.
 pub struct SoloDevice {
     label: String,
-    points: StagePoints,
+    points: QueuePoints,
     own: [Arc<Timeline>; 3],
     timings: Vec<Timing>,
     /// Destination of logit downloads.
@@ -47,11 +47,11 @@ impl std::fmt::Debug for SoloDevice {
 }
 
 impl SoloDevice {
-    /// Takes a device without submissions.
+    /// Creates a solo device from a device without submissions.
     pub fn new(device: Box<dyn Device>) -> Self {
         let device = OwnedDevice::new(device);
         let own = QueueKind::ALL.map(|queue| device.timeline(queue));
-        let points = StagePoints::new(|queue| own[queue.index()].id());
+        let points = QueuePoints::new(|queue| own[queue.index()].id());
         Self { label: device.adapter().label(), points, own, timings: Vec::new(), logits: None, device }
     }
 
@@ -60,10 +60,10 @@ impl SoloDevice {
         self.device.adapter()
     }
 
-    /// Loads a stage. Dropping it frees its memory.
+    /// Loads a stage. Dropping the result frees its memory.
     ///
     /// # Errors
-    /// If the device runs out of memory or refuses the stage, or the weights cannot be read.
+    /// Fails if the device runs out of memory or refuses the stage, or if the weights cannot be read.
     pub fn load(&mut self, compiled: CompiledStage, weights: &dyn WeightSource) -> Result<SoloStage<'_>> {
         let memory = self.try_load(compiled, weights);
         let loaded = memory.and_then(|(memory, made_in)| self.fill(&memory).map(|()| (memory, made_in)));
@@ -86,7 +86,8 @@ impl SoloDevice {
         let logits_bytes = u64::from(compiled.max_logit_rows()) * compiled.logit_row_bytes;
         let mut recorder = Recorder::new(0, compiled.segments.clone(), TraceSink::new(0), Ends::default());
         let start = Instant::now();
-        let memory = StageBuffers::new(device, compiled, BURST).map_err(failed)?;
+        let mut shared = SharedBuffers::new(device, &[&compiled]).map_err(failed)?;
+        let memory = StageBuffers::new(device, &mut shared, compiled, BURST).map_err(failed)?;
         let made_in = start.elapsed();
         if logits_bytes > 0 {
             let region = Arc::new(HostRegion::new(logits_bytes as usize).map_err(failed)?);
@@ -100,7 +101,7 @@ impl SoloDevice {
         Ok((memory, made_in))
     }
 
-    /// Fills caches and activations with harmless numbers.
+    /// Fills caches and activations with small normal numbers.
     fn fill(&mut self, memory: &StageBuffers) -> Result<()> {
         let compiled = memory.compiled();
         let rows_bytes = u64::from(compiled.max_rows()) * compiled.edge_row_bytes();
@@ -134,17 +135,17 @@ impl SoloDevice {
         passed.map(drop).map_err(|cause| self.failed(cause))
     }
 
-    /// Returns the device's timing of a submission.
+    /// Returns the device's timing of a submission, if the device reports one.
     fn timing(&mut self, point: Point) -> Option<Timing> {
         self.device.take_timings(&mut self.timings);
         self.timings.iter().find(|timing| timing.point == point).copied()
     }
 
-    /// Returns the times of a copy of `bytes` bytes to the device and of one back, in microseconds, from
-    /// submission to completion on the host.
+    /// Returns the times of one copy to the device and one copy back, of `bytes` bytes each, in microseconds.
+    /// A time runs from submission to completion on the host.
     ///
     /// # Errors
-    /// If the device runs out of memory or fails.
+    /// Fails if the device runs out of memory or fails.
     pub fn host_copies_us(&mut self, bytes: u64) -> Result<[f64; 2]> {
         let copied = self.try_host_copies_us(bytes);
         self.device.clear();
@@ -165,7 +166,7 @@ impl SoloDevice {
             self.wait(done)?;
             Ok::<_, Error>(start.elapsed().as_secs_f64() * 1e6)
         };
-        // The first of each is a warm-up.
+        // The first copy in each direction is a warm-up.
         copy(QueueKind::Upload, &upload)?;
         copy(QueueKind::Download, &download)?;
         Ok([copy(QueueKind::Upload, &upload)?, copy(QueueKind::Download, &download)?])
@@ -176,7 +177,7 @@ impl SoloDevice {
     }
 }
 
-/// A micro-batch for a solo stage: equal sequences with consecutive rows from the same position.
+/// A micro-batch for a solo stage. All sequences have equal numbers of rows, from equal first positions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SoloBatch {
     /// Number of sequences.
@@ -190,13 +191,13 @@ pub struct SoloBatch {
 }
 
 impl SoloBatch {
-    /// Returns one decode step of `sequences` sequences. Each attends to `positions` positions, including
-    /// itself.
+    /// Returns one decode step of `sequences` sequences. Each row attends to `positions` positions, including
+    /// its own.
     pub fn decode(sequences: u32, positions: u32) -> Self {
         Self { sequences, rows_each: 1, first_position: positions.saturating_sub(1), logits: true }
     }
 
-    /// Returns a part of a prompt from a position on, without logits.
+    /// Returns a prefill chunk that starts at a position, without logits.
     pub fn chunk(rows: u32, first_position: u32) -> Self {
         Self { sequences: 1, rows_each: rows, first_position, logits: false }
     }
@@ -210,7 +211,7 @@ impl SoloBatch {
         let item = |s: u32| Item {
             sequence: SequenceId(u64::from(s)),
             first_position: self.first_position,
-            // Any tokens will do unless they are all equal.
+            // The token values do not matter, but they should differ.
             tokens: (0..self.rows_each).map(|row| (row * 7 + s) % 13).collect(),
             blocks: (s * table_blocks..(s + 1) * table_blocks).collect(),
             logits: if self.logits { LogitRows::Last } else { LogitRows::None },
@@ -244,11 +245,11 @@ impl SoloStage<'_> {
         self.made_in
     }
 
-    /// Returns the time of a micro-batch in a sequence of others, in microseconds, from the end of the
-    /// previous one to its own.
+    /// Returns the time of a micro-batch in a busy pipeline, in microseconds. The time runs from the end of
+    /// the previous micro-batch to its own end.
     ///
     /// # Errors
-    /// If the micro-batch does not fit the stage, or the device fails.
+    /// Fails if the micro-batch does not fit the stage, or if the device fails.
     pub fn burst_us(&mut self, batch: &SoloBatch) -> Result<f64> {
         let batch = self.micro_batch(batch);
         let start = Instant::now();
@@ -269,7 +270,7 @@ impl SoloStage<'_> {
     /// Returns the time of a lone micro-batch, in microseconds.
     ///
     /// # Errors
-    /// As [`SoloStage::burst_us`].
+    /// The errors of [`SoloStage::burst_us`].
     pub fn single_us(&mut self, batch: &SoloBatch) -> Result<f64> {
         let batch = self.micro_batch(batch);
         let start = Instant::now();
@@ -281,12 +282,12 @@ impl SoloStage<'_> {
         Ok(timing.map_or(wall_us, |t| t.end_ns.saturating_sub(t.start_ns) as f64 / 1e3))
     }
 
-    /// Returns the time from submitting a micro-batch until `choose` has seen each row of its logits, in
-    /// microseconds, without the device's compute time. As in a pipeline, data just written by the device is
-    /// in no host cache.
+    /// Returns the time from submitting a micro-batch until `choose` has read each row of its logits, in
+    /// microseconds. The device's compute time is subtracted. As in a pipeline, the new logits are in no host
+    /// cache.
     ///
     /// # Errors
-    /// As [`SoloStage::burst_us`].
+    /// The errors of [`SoloStage::burst_us`].
     pub fn hand_over_us(&mut self, batch: &SoloBatch, mut choose: impl FnMut(&[f32])) -> Result<f64> {
         let compute_us = self.burst_us(batch)?;
         let batch = self.micro_batch(batch);

@@ -1,4 +1,5 @@
-//! Functions of CUDA's driver API and of NVRTC that implement HIP's, with the signatures of the 12.2 headers.
+//! Loads the functions of CUDA's driver API and NVRTC on which HIP is implemented. Their signatures are those
+//! of the CUDA 12.2 headers.
 
 use hip_shim::symbols::Handle;
 use hip_shim::symbols::code::NOT_FOUND;
@@ -7,7 +8,7 @@ use std::env;
 use std::ffi::{OsString, c_char};
 use std::path::PathBuf;
 
-/// Defines a table of functions and its loader.
+/// Defines a table of functions and the function that loads it.
 macro_rules! table {
     ($(#[$doc:meta])* $table:ident { $(fn $name:ident($($type:ty),* $(,)?);)* }) => {
         $(#[$doc])*
@@ -28,7 +29,7 @@ macro_rules! table {
 }
 
 table! {
-    /// The driver API.
+    /// Functions of CUDA's driver API.
     Driver {
         fn cuInit(u32);
         fn cuDeviceGetCount(*mut i32);
@@ -73,7 +74,7 @@ table! {
 }
 
 table! {
-    /// The run-time compiler.
+    /// Functions of NVRTC, the run-time compiler.
     Nvrtc {
         fn nvrtcCreateProgram(*mut Handle, *const c_char, *const c_char, i32, *const Handle, *const Handle);
         fn nvrtcDestroyProgram(*mut Handle);
@@ -85,7 +86,7 @@ table! {
     }
 }
 
-/// Loads the first library that exists, and never unloads it.
+/// Loads the first library that exists. The library is never unloaded.
 fn load(places: impl IntoIterator<Item = OsString>) -> Option<&'static Library> {
     // SAFETY: the initialisers of CUDA's libraries run in every program that uses CUDA; they are sound.
     let library = places.into_iter().find_map(|place| unsafe { Library::new(place) }.ok())?;
@@ -95,7 +96,7 @@ fn load(places: impl IntoIterator<Item = OsString>) -> Option<&'static Library> 
 /// Loads CUDA's driver.
 ///
 /// # Errors
-/// If there is no driver, or it lacks a function.
+/// Returns `NOT_FOUND` if the driver is not installed or lacks a function.
 pub(crate) fn driver() -> Result<Driver, i32> {
     let library = load(["libcuda.so.1", "nvcuda.dll"].map(OsString::from)).ok_or(NOT_FOUND)?;
     Driver::of(library).map_err(|_| NOT_FOUND)
@@ -104,7 +105,7 @@ pub(crate) fn driver() -> Result<Driver, i32> {
 /// Loads NVRTC.
 ///
 /// # Errors
-/// If NVRTC is not installed or lacks a function.
+/// Returns an error if NVRTC is not installed or lacks a function.
 pub(crate) fn nvrtc() -> Result<Nvrtc, String> {
     let names = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"];
     let named = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(env::var_os).map(PathBuf::from);

@@ -1,5 +1,5 @@
-//! Implements HIP's calls on CUDA devices and their primary contexts, mostly with the CUDA call of the same
-//! name.
+//! Implements HIP on CUDA devices. Most functions call the CUDA function of the same name in the device's
+//! primary context.
 
 use crate::cuda::{Driver, driver};
 use crate::nvrtc;
@@ -31,26 +31,26 @@ const CAPTURE_THREAD_LOCAL: i32 = 1;
 /// `CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK`.
 const FUNCTION_MAX_THREADS: i32 = 0;
 
-/// All devices.
+/// HIP engine over all CUDA devices.
 pub(crate) struct Cuda {
     driver: Driver,
-    /// Primary context of each device, never released.
+    /// Primary context of each device. Contexts are never released.
     contexts: Vec<Shared>,
     facts: Vec<Facts>,
-    /// Compute capability to compile for: the first device's.
+    /// Compute capability to compile for. It is the capability of the first device.
     capability: i32,
 }
 
-/// A CUDA handle.
+/// CUDA handle that threads may share.
 #[derive(Clone, Copy)]
 struct Shared(Handle);
 
-// SAFETY: CUDA's objects may be used from any thread, also concurrently.
+// SAFETY: any thread may use CUDA's objects, also concurrently.
 unsafe impl Send for Shared {}
-// SAFETY: as above.
+// SAFETY: as for `Send`.
 unsafe impl Sync for Shared {}
 
-/// An object of a device, destroyed when dropped.
+/// CUDA object of a device, destroyed when dropped.
 pub(crate) struct Object {
     device: usize,
     handle: Shared,
@@ -68,13 +68,13 @@ impl Drop for Object {
     }
 }
 
-/// A kernel function.
 pub(crate) struct Function {
     device: usize,
     handle: Shared,
 }
 
-/// CUDA's codes equal HIP's, except for kernel exceptions, which HIP does not distinguish.
+/// Converts a CUDA code to a HIP code. The codes are equal, except that HIP does not distinguish kernel
+/// exceptions.
 fn check(code: i32) -> Result<()> {
     match code {
         0 => Ok(()),
@@ -83,7 +83,7 @@ fn check(code: i32) -> Result<()> {
     }
 }
 
-/// Reads a text that a function writes into a buffer.
+/// Returns the string that `write` stores in a buffer.
 fn text(write: impl FnOnce(*mut c_char, i32) -> i32) -> Result<String> {
     let mut buffer = [0u8; 256];
     check(write(buffer.as_mut_ptr().cast(), buffer.len() as i32 - 1))?;
@@ -94,18 +94,18 @@ fn text(write: impl FnOnce(*mut c_char, i32) -> i32) -> Result<String> {
 fn facts(driver: &Driver, device: i32) -> Result<Facts> {
     let number = |attribute| {
         let mut value = 0;
-        // SAFETY: it writes one number.
+        // SAFETY: the call writes one number.
         check(unsafe { (driver.cuDeviceGetAttribute)(&raw mut value, attribute, device) }).map(|()| value)
     };
     let (mut total_bytes, mut uuid) = (0, [0; 16]);
-    // SAFETY: it writes one number.
+    // SAFETY: the call writes one number.
     check(unsafe { (driver.cuDeviceTotalMem_v2)(&raw mut total_bytes, device) })?;
-    // SAFETY: it writes sixteen bytes.
+    // SAFETY: the call writes sixteen bytes.
     let identified = check(unsafe { (driver.cuDeviceGetUuid)(&raw mut uuid, device) });
     Ok(Facts {
-        // SAFETY: it writes no more than `bytes` bytes.
+        // SAFETY: the call writes no more than `bytes` bytes.
         name: text(|buffer, bytes| unsafe { (driver.cuDeviceGetName)(buffer, bytes, device) })?,
-        // SAFETY: it writes no more than `bytes` bytes.
+        // SAFETY: the call writes no more than `bytes` bytes.
         pci: text(|buffer, bytes| unsafe { (driver.cuDeviceGetPCIBusId)(buffer, bytes, device) }).ok(),
         uuid: identified.ok().map(|()| uuid),
         total_bytes,
@@ -122,12 +122,12 @@ impl Cuda {
         let mut count = 0;
         // SAFETY: this is the first call to the driver.
         check(unsafe { (driver.cuInit)(0) })?;
-        // SAFETY: it writes one number.
+        // SAFETY: the call writes one number.
         check(unsafe { (driver.cuDeviceGetCount)(&raw mut count) })?;
         let facts = (0..count).map(|device| facts(&driver, device)).collect::<Result<Vec<_>>>()?;
         let context = |device| {
             let mut context = ptr::null_mut();
-            // SAFETY: it writes a handle.
+            // SAFETY: the call writes a handle.
             check(unsafe { (driver.cuDevicePrimaryCtxRetain)(&raw mut context, device) })?;
             Ok(Shared(context))
         };
@@ -139,7 +139,7 @@ impl Cuda {
         for (value, which) in
             [(&mut major, attribute::CAPABILITY_MAJOR), (&mut minor, attribute::CAPABILITY_MINOR)]
         {
-            // SAFETY: it writes one number.
+            // SAFETY: the call writes one number.
             check(unsafe { (driver.cuDeviceGetAttribute)(value, which, 0) })?;
         }
         Ok(Self { driver, contexts, facts, capability: 10 * major + minor })
@@ -150,7 +150,7 @@ impl Cuda {
         check(unsafe { (self.driver.cuCtxSetCurrent)(self.contexts[device].0) })
     }
 
-    /// Calls a function that writes a handle, and returns the handle.
+    /// Calls a function that writes a handle. Returns the handle.
     fn handle(&self, device: usize, make: impl FnOnce(*mut Handle) -> i32) -> Result<Handle> {
         self.select(device)?;
         let mut handle = ptr::null_mut();
@@ -178,13 +178,13 @@ impl Engine for Cuda {
     fn free_bytes(&self, device: usize) -> Result<usize> {
         self.select(device)?;
         let (mut free, mut total) = (0, 0);
-        // SAFETY: it writes two numbers.
+        // SAFETY: the call writes two numbers.
         check(unsafe { (self.driver.cuMemGetInfo_v2)(&raw mut free, &raw mut total) })?;
         Ok(free)
     }
 
     fn allocate(&self, device: usize, bytes: usize) -> Result<Handle> {
-        // SAFETY: it writes an address.
+        // SAFETY: the call writes an address.
         self.handle(device, |address| unsafe { (self.driver.cuMemAlloc_v2)(address, bytes) })
     }
 
@@ -196,7 +196,7 @@ impl Engine for Cuda {
 
     fn allocate_on(&self, stream: &Object, bytes: usize) -> Result<Handle> {
         self.handle(stream.device, |address| {
-            // SAFETY: it writes an address.
+            // SAFETY: the call writes an address.
             unsafe { (self.driver.cuMemAllocAsync)(address, bytes, stream.handle.0) }
         })
     }
@@ -220,7 +220,7 @@ impl Engine for Cuda {
     }
 
     fn stream(&self, device: usize) -> Result<Object> {
-        // SAFETY: it writes a handle.
+        // SAFETY: the call writes a handle.
         let handle =
             self.handle(device, |stream| unsafe { (self.driver.cuStreamCreate)(stream, NON_BLOCKING) });
         Ok(Object { device, handle: Shared(handle?), destroy: self.driver.cuStreamDestroy_v2 })
@@ -228,12 +228,12 @@ impl Engine for Cuda {
 
     fn finish(&self, stream: &Object) -> Result<()> {
         self.select(stream.device)?;
-        // SAFETY: a stream of this device.
+        // SAFETY: the stream belongs to this device.
         check(unsafe { (self.driver.cuStreamSynchronize)(stream.handle.0) })
     }
 
     fn event(&self, device: usize) -> Result<Object> {
-        // SAFETY: it writes a handle.
+        // SAFETY: the call writes a handle.
         let handle =
             self.handle(device, |event| unsafe { (self.driver.cuEventCreate)(event, BLOCKING_SYNC) });
         Ok(Object { device, handle: Shared(handle?), destroy: self.driver.cuEventDestroy_v2 })
@@ -241,19 +241,19 @@ impl Engine for Cuda {
 
     fn record(&self, event: &Object, stream: &Object) -> Result<()> {
         self.select(stream.device)?;
-        // SAFETY: an event and a stream of this device.
+        // SAFETY: the event and the stream belong to this device.
         check(unsafe { (self.driver.cuEventRecord)(event.handle.0, stream.handle.0) })
     }
 
     fn wait(&self, stream: &Object, event: &Object) -> Result<()> {
         self.select(stream.device)?;
-        // SAFETY: as above.
+        // SAFETY: the event and the stream belong to this device.
         check(unsafe { (self.driver.cuStreamWaitEvent)(stream.handle.0, event.handle.0, 0) })
     }
 
     fn has_passed(&self, event: &Object) -> Result<bool> {
         self.select(event.device)?;
-        // SAFETY: an event of this device.
+        // SAFETY: the event belongs to this device.
         match unsafe { (self.driver.cuEventQuery)(event.handle.0) } {
             NOT_READY => Ok(false),
             code => check(code).map(|()| true),
@@ -262,14 +262,14 @@ impl Engine for Cuda {
 
     fn synchronise(&self, event: &Object) -> Result<()> {
         self.select(event.device)?;
-        // SAFETY: an event of this device.
+        // SAFETY: the event belongs to this device.
         check(unsafe { (self.driver.cuEventSynchronize)(event.handle.0) })
     }
 
     fn elapsed_ms(&self, from: &Object, to: &Object) -> Result<f32> {
         self.select(from.device)?;
         let mut milliseconds = 0.0;
-        // SAFETY: it writes one number.
+        // SAFETY: the call writes one number.
         check(unsafe {
             (self.driver.cuEventElapsedTime)(&raw mut milliseconds, from.handle.0, to.handle.0)
         })?;
@@ -295,7 +295,7 @@ impl Engine for Cuda {
         text: &str,
         _: &[String],
     ) -> std::result::Result<(Vec<Signature>, Vec<u8>), String> {
-        // CUDA knows the parameters of its functions.
+        // CUDA knows the parameters of its functions, so no signatures are needed.
         Ok((Vec::new(), nvrtc::compile(text, self.capability)?))
     }
 
@@ -318,7 +318,7 @@ impl Engine for Cuda {
     fn max_items(&self, function: &Function) -> Result<i32> {
         self.select(function.device)?;
         let mut items = 0;
-        // SAFETY: it writes one number.
+        // SAFETY: the call writes one number.
         check(unsafe {
             (self.driver.cuFuncGetAttribute)(&raw mut items, FUNCTION_MAX_THREADS, function.handle.0)
         })?;
@@ -354,19 +354,19 @@ impl Engine for Cuda {
 
     fn begin_capture(&self, stream: &Object) -> Result<()> {
         self.select(stream.device)?;
-        // SAFETY: a stream of this device.
+        // SAFETY: the stream belongs to this device.
         check(unsafe { (self.driver.cuStreamBeginCapture_v2)(stream.handle.0, CAPTURE_THREAD_LOCAL) })
     }
 
     fn end_capture(&self, stream: &Object) -> Result<Object> {
         let device = stream.device;
         let graph = self.handle(device, |graph| {
-            // SAFETY: a stream of this device; it writes a handle.
+            // SAFETY: the stream belongs to this device; the call writes a handle.
             unsafe { (self.driver.cuStreamEndCapture)(stream.handle.0, graph) }
         });
         let graph = Object { device, handle: Shared(graph?), destroy: self.driver.cuGraphDestroy };
         let executable = self.handle(device, |executable| {
-            // SAFETY: a graph; it writes a handle.
+            // SAFETY: the graph is valid; the call writes a handle.
             unsafe { (self.driver.cuGraphInstantiateWithFlags)(executable, graph.handle.0, 0) }
         });
         Ok(Object { device, handle: Shared(executable?), destroy: self.driver.cuGraphExecDestroy })
@@ -374,7 +374,7 @@ impl Engine for Cuda {
 
     fn play(&self, graph: &Object, stream: &Object) -> Result<()> {
         self.select(stream.device)?;
-        // SAFETY: a graph of this device.
+        // SAFETY: the graph belongs to this device.
         check(unsafe { (self.driver.cuGraphLaunch)(graph.handle.0, stream.handle.0) })
     }
 }

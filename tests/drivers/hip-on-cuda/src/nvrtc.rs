@@ -1,4 +1,4 @@
-//! Compiles HIP C++ as CUDA C++ with NVRTC, from the same source.
+//! Compiles HIP C++ with NVRTC. The same source is valid CUDA C++.
 
 use crate::cuda::{Nvrtc, nvrtc};
 use hip_shim::symbols::Handle;
@@ -6,7 +6,8 @@ use std::ffi::{CString, c_char};
 use std::ptr;
 use std::sync::OnceLock;
 
-/// Compiler options. As with HIP, products and sums are fused only where the source says so.
+/// Compiler options. As in HIP, the compiler fuses a multiplication and an addition only where the source
+/// requests it.
 const OPTIONS: [&str; 3] = ["--std=c++17", "-default-device", "-fmad=false"];
 
 fn compiler() -> Result<&'static Nvrtc, String> {
@@ -14,7 +15,7 @@ fn compiler() -> Result<&'static Nvrtc, String> {
     NVRTC.get_or_init(nvrtc).as_ref().map_err(Clone::clone)
 }
 
-/// A program, destroyed when dropped.
+/// NVRTC program, destroyed when dropped.
 struct Program {
     nvrtc: &'static Nvrtc,
     handle: Handle,
@@ -22,22 +23,22 @@ struct Program {
 
 impl Drop for Program {
     fn drop(&mut self) {
-        // SAFETY: the program was created and is not used after this.
+        // SAFETY: the program was created and is not used after this call.
         unsafe { (self.nvrtc.nvrtcDestroyProgram)(&raw mut self.handle) };
     }
 }
 
-/// Reads an output of a program: its size, then its bytes.
+/// Reads an output of a program: first its size, then its bytes.
 ///
 /// # Safety
-/// The functions must be the size and the read function of the same output.
+/// `size` and `get` must be the size function and the read function of the same output.
 unsafe fn bytes(
     program: &Program,
     size: unsafe extern "C" fn(Handle, *mut usize) -> i32,
     get: unsafe extern "C" fn(Handle, *mut c_char) -> i32,
 ) -> Result<Vec<u8>, String> {
     let mut length = 0;
-    // SAFETY: it writes one number.
+    // SAFETY: the call writes one number.
     let sized = unsafe { size(program.handle, &raw mut length) };
     let mut bytes = vec![0u8; length];
     // SAFETY: the buffer has the size that NVRTC reported.
@@ -49,7 +50,7 @@ unsafe fn bytes(
     }
 }
 
-/// Compiles for a compute capability, such as 90.
+/// Compiles a source for a compute capability, such as 90.
 ///
 /// # Errors
 /// Returns the compiler's log.
@@ -62,7 +63,7 @@ pub(crate) fn compile(text: &str, capability: i32) -> Result<Vec<u8>, String> {
         options.map(CString::new).collect::<Result<_, _>>().map_err(|error| error.to_string())?;
     let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
     let mut program = Program { nvrtc, handle: ptr::null_mut() };
-    // SAFETY: zero-terminated texts, and no headers.
+    // SAFETY: the texts are zero-terminated, and there are no headers.
     let created = unsafe {
         (nvrtc.nvrtcCreateProgram)(
             &raw mut program.handle,
@@ -76,14 +77,14 @@ pub(crate) fn compile(text: &str, capability: i32) -> Result<Vec<u8>, String> {
     if created != 0 {
         return Err(format!("nvrtcCreateProgram failed with code {created}"));
     }
-    // SAFETY: a valid program, and the count is the length of the options.
+    // SAFETY: the program is valid, and the count is the length of the options.
     let compiled =
         unsafe { (nvrtc.nvrtcCompileProgram)(program.handle, options.len() as i32, options.as_ptr()) };
     if compiled == 0 {
-        // SAFETY: both functions are of the CUBIN.
+        // SAFETY: both functions belong to the CUBIN.
         return unsafe { bytes(&program, nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN) };
     }
-    // SAFETY: both functions are of the log.
+    // SAFETY: both functions belong to the log.
     let log = unsafe { bytes(&program, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog) }?;
     Err(String::from_utf8_lossy(&log).trim_end_matches(['\0', '\n']).into())
 }

@@ -1,4 +1,4 @@
-//! Implements HIP's calls on OpenCL devices, each with its own context and memory.
+//! Implements HIP on OpenCL devices. Each device has its own context and memory.
 
 use crate::program::{Kernel, Module, compile};
 use crate::work::{Graph, Work};
@@ -21,27 +21,28 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 /// HIP's alignment of allocations, in bytes.
 const ALIGNMENT: usize = 256;
 
-/// A device with its memory.
+/// OpenCL device with its context and memory.
 pub(crate) struct Place {
     pub(crate) device: Device,
     pub(crate) context: Context,
-    /// Blocks in use by their aligned address: unaligned start address, and size in bytes.
+    /// Blocks in use. The key is the aligned address; the value is the unaligned start address and the size
+    /// in bytes.
     blocks: Mutex<HashMap<usize, (usize, usize)>>,
 }
 
-/// All devices.
+/// HIP engine over all OpenCL devices.
 pub(crate) struct OpenCl {
     places: Vec<Place>,
     facts: Vec<Facts>,
 }
 
-/// A queue, and the work being captured on it.
+/// Queue with the work that is being captured on it.
 pub(crate) struct Stream {
     pub(crate) queue: CommandQueue,
     capture: Mutex<Option<Vec<Work>>>,
 }
 
-/// HIP's code for failures without a better one.
+/// Returns HIP's code for a failure that has no specific code.
 pub(crate) fn unknown(_: ClError) -> i32 {
     UNKNOWN
 }
@@ -84,7 +85,7 @@ impl OpenCl {
         if places.is_empty() { Err(NO_DEVICE) } else { Ok(Self { places, facts }) }
     }
 
-    /// Enqueues the work, or records it during a capture.
+    /// Enqueues the work. During a capture, records it instead.
     fn give(&self, stream: &Stream, work: Work) -> Result<()> {
         if let Some(captured) = lock(&stream.capture).as_mut() {
             captured.push(work);
@@ -132,7 +133,7 @@ impl Engine for OpenCl {
     fn free(&self, device: usize, address: Handle) -> Result<()> {
         let place = &self.places[device];
         let (start, _) = lock(&place.blocks).remove(&(address as usize)).ok_or(INVALID_VALUE)?;
-        // SAFETY: it was allocated in this context, and the caller guarantees that nothing uses it.
+        // SAFETY: the block was allocated in this context, and the caller guarantees that nothing uses it.
         unsafe { svm_free(place.context.get(), start as *mut c_void) }.map_err(|_| UNKNOWN)
     }
 
@@ -144,7 +145,7 @@ impl Engine for OpenCl {
         Err(NOT_SUPPORTED)
     }
 
-    /// A no-op: the device works in host memory.
+    /// Does nothing, because the device works in host memory.
     fn pin(&self, _: usize, _: *mut c_void, _: usize) -> Result<()> {
         Ok(())
     }
@@ -155,7 +156,7 @@ impl Engine for OpenCl {
 
     fn stream(&self, device: usize) -> Result<Stream> {
         let Place { device, context, .. } = &self.places[device];
-        // SAFETY: a device of the context, and properties that it has.
+        // SAFETY: the device belongs to the context and supports the properties.
         let queue = unsafe {
             CommandQueue::create_with_properties(context, device.id(), CL_QUEUE_PROFILING_ENABLE, 0)
         };
@@ -196,7 +197,7 @@ impl Engine for OpenCl {
     }
 
     fn synchronise(&self, event: &Self::Event) -> Result<()> {
-        // Retain the event: another thread may record a new one meanwhile.
+        // Retain the event, because another thread may record a new event in the meantime.
         let waiting = lock(event).as_ref().map(kept).transpose()?;
         waiting.map_or(Ok(()), |event| event.wait().map_err(|_| LAUNCH_FAILURE))
     }
@@ -274,9 +275,9 @@ impl Engine for OpenCl {
     }
 }
 
-/// Retains an event.
+/// Retains an event and returns another reference to it.
 fn kept(event: &Event) -> Result<Event> {
-    // SAFETY: the event is valid; dropping the new value releases the reference.
+    // SAFETY: the event is valid; dropping the returned value releases the reference.
     unsafe { opencl3::event::retain_event(event.get()) }.map_err(|_| UNKNOWN)?;
     Ok(Event::new(event.get()))
 }

@@ -1,10 +1,10 @@
-//! A `libamdhip64` for tests: HIP on every OpenCL device with shared virtual memory, so that addresses are
-//! plain pointers.
+//! Test driver `libamdhip64` that runs HIP on every OpenCL device with shared virtual memory, where addresses
+//! are plain pointers.
 //!
-//! A HIP C++ kernel is the C family's source behind HIP's prelude. This crate replaces the prelude by that of
-//! OpenCL C, and emulates matrix instructions with functions written from AMD's ISA documents. So memory,
-//! queues, programs and the kernels' source are executed; AMD's compilers are not. Knows nothing about the
-//! backend that calls it.
+//! A HIP C++ kernel consists of HIP's prelude and the source that all C-like languages share. This crate
+//! replaces the prelude with OpenCL C's. Functions written from AMD's ISA documents emulate the matrix
+//! instructions. Tests thus execute memory, queues, programs and kernel sources, but not AMD's compilers. The
+//! crate knows nothing about the backend that calls it.
 
 mod engine;
 mod program;
@@ -13,7 +13,7 @@ mod work;
 use hip_shim::symbols::Handle;
 use std::ffi::c_char;
 
-/// The engine behind the exported functions.
+/// Engine behind the exported functions.
 type Engine = engine::OpenCl;
 
 use hip_shim::export;

@@ -1,4 +1,4 @@
-//! Compiles HIP C++ as OpenCL C: sources, programs and kernels.
+//! Compiles HIP C++ as OpenCL C, and loads the programs and their kernels.
 
 use crate::engine::{Place, lock, unknown};
 use crate::work::Argument;
@@ -11,28 +11,28 @@ use opencl3::kernel::{self, CL_KERNEL_ARG_ADDRESS_GLOBAL, create_program_kernels
 use opencl3::program::Program;
 use std::sync::{Arc, Mutex};
 
-/// Replaces everything up to [`END`].
+/// Prelude of OpenCL C. It replaces everything in a source up to [`END`].
 const PRELUDE: &str = include_str!("../../../../kernels/src/c_family/prelude.cl");
-/// Defines `logf`, which OpenCL C lacks, as a function. A macro that expands to `log` fails: kernels redefine
-/// `log`, and some drivers define it as a macro.
+/// Definition of `logf`, which OpenCL C lacks, as a function. A macro that expands to `log` would fail,
+/// because kernels redefine `log` and some drivers define it as a macro.
 const LOGARITHM: &str = "static inline float logarithm(float x) { return log(x); }\n#define logf logarithm";
-/// Replaces AMD's matrix instructions.
+/// Emulation of AMD's matrix instructions.
 const MATRIX_UNITS: &str = include_str!("matrix_units.cl");
-/// Last line of the prelude in a source.
+/// Last line of a source's prelude.
 const END: &str = "// == end of the prelude ==";
 /// Compiler options for every source.
 const OPTIONS: &str = "-cl-std=CL3.0 -cl-kernel-arg-info";
 
-/// Compiler options for a device. Enables f16 arithmetic where the device has it, because Intel's CPU runtime
-/// loads f16 values from private memory incorrectly.
+/// Returns the compiler options for a device. Enables f16 arithmetic where the device supports it, because
+/// Intel's CPU runtime loads f16 values from private memory incorrectly.
 fn options(device: &Device) -> String {
     let half =
         device.extensions().unwrap_or_default().split_ascii_whitespace().any(|one| one == "cl_khr_fp16");
     format!("{OPTIONS}{}", if half { " -DRT_FP16" } else { "" })
 }
 
-/// The macro that AMD's compilers define for the architecture in these options, if sources use it after their
-/// prelude is replaced.
+/// Returns the macro that AMD's compilers define for the architecture in these options. Returns only macros
+/// that sources test after the prelude.
 fn generation(options: &[String]) -> &'static str {
     let is_rdna3 = options.iter().any(|option| option.starts_with("--offload-arch=gfx11"));
     if is_rdna3 { " -D__GFX11__=1" } else { "" }
@@ -41,10 +41,10 @@ fn generation(options: &[String]) -> &'static str {
 /// Translates a source to OpenCL C.
 ///
 /// # Errors
-/// If the source has no prelude to replace.
+/// Returns an error if the source has no prelude to replace.
 fn translated(text: &str) -> std::result::Result<String, String> {
     let at = text.find(END).ok_or_else(|| format!("the source has no line {END:?}"))?;
-    // OpenCL's prelude may contain the same line.
+    // OpenCL's prelude may contain the end line as well.
     Ok(format!("{PRELUDE}\n{LOGARITHM}\n{MATRIX_UNITS}\n{}", &text[at + END.len()..]))
 }
 
@@ -91,7 +91,7 @@ fn signature(kernel: &kernel::Kernel) -> Result<Signature> {
     Ok(Signature { name, addresses: (0..parameters).map(address).collect::<Result<_>>()? })
 }
 
-/// The binary of the device with this number, from the concatenated binaries.
+/// Returns the binary of device `number` from the concatenated binaries.
 fn part(mut binaries: &[u8], number: usize) -> Option<&[u8]> {
     for at in 0.. {
         let (length, rest) = binaries.split_first_chunk::<8>()?;
@@ -104,20 +104,20 @@ fn part(mut binaries: &[u8], number: usize) -> Option<&[u8]> {
     None
 }
 
-/// Loaded code.
+/// Code loaded on a device.
 pub(crate) struct Module {
     program: Program,
     signatures: Vec<Signature>,
     device: DeviceId,
 }
 
-/// Handle of a device.
+/// OpenCL device handle that threads may share.
 #[derive(Clone, Copy)]
 struct DeviceId(cl_device_id);
 
 // SAFETY: device handles are valid on every thread for the life of the process.
 unsafe impl Send for DeviceId {}
-// SAFETY: as above.
+// SAFETY: as for `Send`.
 unsafe impl Sync for DeviceId {}
 
 impl Module {
@@ -147,12 +147,12 @@ impl Module {
     }
 }
 
-/// A kernel function.
+/// Kernel function with the kinds of its parameters.
 #[derive(Clone)]
 pub(crate) struct Kernel {
-    /// Locked from the first argument until the launch.
+    /// The kernel, locked from the first argument until the launch.
     kernel: Arc<Mutex<kernel::Kernel>>,
-    /// For each parameter, whether it is an address.
+    /// Whether each parameter is an address.
     addresses: Arc<[bool]>,
     device: DeviceId,
 }
@@ -163,10 +163,10 @@ impl Kernel {
         Ok(i32::try_from(items).unwrap_or(i32::MAX))
     }
 
-    /// Reads the arguments behind the pointers.
+    /// Reads the values to which the pointers point.
     ///
     /// # Safety
-    /// There is one pointer per parameter, and each points to a value of the parameter's type.
+    /// There must be one pointer per parameter, and each must point to a value of the parameter's type.
     pub(crate) unsafe fn arguments(&self, pointers: *const Handle) -> Vec<Argument> {
         let argument = |(at, address): (usize, &bool)| {
             // SAFETY: the caller guarantees the pointers.

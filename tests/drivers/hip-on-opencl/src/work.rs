@@ -1,4 +1,4 @@
-//! Work items of a queue. A graph keeps them for repeated submission.
+//! Work items of a queue. A graph stores work items so that they can be submitted repeatedly.
 
 use crate::engine::unknown;
 use crate::program::Kernel;
@@ -6,22 +6,22 @@ use hip_shim::{Result, Shape};
 use opencl3::command_queue::CommandQueue;
 use opencl3::types::CL_NON_BLOCKING;
 
-/// An argument of a launch.
+/// Kernel argument of a launch.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Argument {
-    /// An address.
+    /// Memory address.
     Address(u64),
-    /// A word.
+    /// 32-bit value.
     Word(u32),
 }
 
-/// A piece of work. Addresses may be host or device addresses.
+/// Unit of work on a queue. Addresses may be host or device addresses.
 pub(crate) enum Work {
-    /// Copies bytes.
+    /// Copy of bytes.
     Copy { from: usize, to: usize, bytes: usize },
-    /// Fills bytes with a word.
+    /// Fill with a 32-bit value.
     Fill { to: usize, word: u32, bytes: usize },
-    /// Launches a kernel.
+    /// Kernel launch.
     Launch { kernel: Kernel, arguments: Vec<Argument>, shape: Shape },
 }
 
@@ -39,7 +39,7 @@ impl Work {
                     .map(drop)
                     .map_err(unknown)
             },
-            // SAFETY: as above; the pattern is copied before this returns.
+            // SAFETY: as for `Copy`; the driver copies the pattern before the call returns.
             Work::Fill { to, word, bytes } => unsafe {
                 queue.enqueue_svm_mem_fill(*to as *mut _, &[*word], *bytes, &[]).map(drop).map_err(unknown)
             },

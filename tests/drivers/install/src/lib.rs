@@ -1,11 +1,12 @@
 //! Runs tests in separate processes with a stand-in for AMD's driver, or with a layer over Vulkan's drivers.
 //!
-//! The loader reads its search path when a process starts, and loads a library once per process. So a test
-//! starts its own binary again. For a driver, the search path begins with a folder that holds the stand-in
-//! under the driver's name. For Vulkan, environment variables name the layer ([`with_vulkan_faults`]). This
-//! crate depends on both, so that cargo builds them along with the tests.
+//! The loader reads its search path when a process starts, and loads each library once per process. A test
+//! therefore starts its own binary again. For AMD's driver, the search path begins with a folder that
+//! contains the stand-in under the driver's name. For Vulkan, environment variables name the layer
+//! ([`with_vulkan_faults`]). This crate depends on the stand-in and the layer, so that cargo builds them with
+//! the tests.
 //!
-//! For tests only. Knows nothing about the tested code.
+//! Used only by tests. Knows nothing about the tested code.
 
 #![allow(clippy::print_stdout)] // skips are visible
 
@@ -19,17 +20,17 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use test_support::Child;
 
-/// Package of the stand-in on OpenCL devices.
+/// Package of the stand-in that runs on OpenCL devices.
 pub const HIP_ON_OPENCL: &str = "hip-on-opencl";
-/// Library names that the backend tries first, so that they precede any installed driver. rocBLAS's version
-/// matches the stand-in's HIP version.
+/// Library names that the backend tries first, so that the stand-in takes precedence over an installed
+/// driver. The version of rocBLAS matches the HIP version of the stand-in.
 const NAMES: [&str; 3] = ["libamdhip64.so.7", "libhiprtc.so.7", "librocblas.so.4"];
 
 /// Runs the body of a test in a separate process with HIP on OpenCL and these environment variables. `test`
-/// is the test's full name in its binary.
+/// is the full name of the test in its binary.
 ///
 /// # Panics
-/// If the stand-in does not exist, or the test fails there.
+/// Panics if the stand-in does not exist, or if the test fails in the separate process.
 #[track_caller]
 pub fn with_hip_on_opencl(test: &str, variables: &[(&str, &str)], body: impl FnOnce()) {
     let prepare = || {
@@ -39,8 +40,8 @@ pub fn with_hip_on_opencl(test: &str, variables: &[(&str, &str)], body: impl FnO
     in_own_process(test, variables, prepare, body);
 }
 
-/// Runs the body if this process was started for the test. Otherwise starts that process, with these
-/// environment variables and those that `prepare` returns.
+/// Runs the body if this process was started for the test. Otherwise starts a process for the test, with
+/// these environment variables and those that `prepare` returns.
 #[track_caller]
 fn in_own_process(
     test: &str,
@@ -61,21 +62,21 @@ fn in_own_process(
     child.envs(prepared).envs(variables.iter().copied()).passes();
 }
 
-/// Folder with the stand-in on OpenCL under the driver's names.
+/// Returns the folder that contains the stand-in for OpenCL under the names of AMD's libraries.
 ///
 /// # Panics
-/// If the folder cannot be created.
+/// Panics if the folder cannot be created.
 pub fn hip_on_opencl() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| installed(HIP_ON_OPENCL))
 }
 
-/// Environment variable and folder that enable the stand-in's rocBLAS. As with the real one, rocBLAS is used
-/// only if it has kernels for the architecture; the folder has an empty file for the architecture of
-/// [`HIP_ON_OPENCL`].
+/// Returns the environment variable, and its value, that enable the rocBLAS of the stand-in. Ragtag uses
+/// rocBLAS only if rocBLAS has kernels for the device's architecture. The folder therefore contains an empty
+/// file for the architecture of [`HIP_ON_OPENCL`].
 ///
 /// # Panics
-/// If the folder cannot be created.
+/// Panics if the folder cannot be created.
 pub fn rocblas_kernels() -> (&'static str, String) {
     let exe = env::current_exe().expect("a program knows its file");
     let folder = exe.with_file_name("rocblas-kernels");
@@ -84,14 +85,15 @@ pub fn rocblas_kernels() -> (&'static str, String) {
     ("ROCBLAS_TENSILE_LIBPATH", folder.into_os_string().into_string().expect("a path in UTF-8"))
 }
 
-/// The loader's search path with a folder in front.
+/// Returns the loader's search path with `folder` in front.
 pub fn library_path(folder: &Path) -> OsString {
     let before = env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
     let all = [folder.to_path_buf()].into_iter().chain(env::split_paths(&before));
     env::join_paths(all).expect("folders without a colon")
 }
 
-/// Library of a package. Cargo places the libraries that it builds for tests next to the tests.
+/// Returns the path of the library that a package builds. Cargo places libraries next to the tests that need
+/// them.
 fn library(package: &str) -> PathBuf {
     let exe = env::current_exe().expect("a program knows its file");
     let library = exe.with_file_name(format!("lib{}.so", package.replace('-', "_")));
@@ -99,7 +101,7 @@ fn library(package: &str) -> PathBuf {
     library
 }
 
-/// Folder for the files of a package.
+/// Returns the folder for the files of a package.
 fn folder(package: &str) -> PathBuf {
     let exe = env::current_exe().expect("a program knows its file");
     let folder = exe.with_file_name("drivers").join(package);
@@ -107,14 +109,14 @@ fn folder(package: &str) -> PathBuf {
     folder
 }
 
-/// Links a stand-in under the driver's names.
+/// Links a stand-in under the names of AMD's libraries. Returns the folder with the links.
 fn installed(package: &str) -> PathBuf {
     let (library, folder) = (library(package), folder(package));
     NAMES.iter().for_each(|name| link(&library, &folder.join(name)));
     folder
 }
 
-/// Creates or replaces a symbolic link. Safe to call from several processes at once.
+/// Creates or replaces a symbolic link. Several processes may do so at the same time.
 fn link(library: &Path, name: &Path) {
     #[cfg(unix)]
     {

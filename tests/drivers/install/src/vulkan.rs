@@ -1,19 +1,19 @@
 //! Runs tests in separate processes in which Vulkan devices are lost or refuse memory on request.
 //!
-//! The process loads a layer between Vulkan's loader and any driver. The test opens the same library as the
-//! loader and controls the layer through it.
+//! The process loads a layer between Vulkan's loader and the drivers. The test opens the same library and
+//! controls the layer through it.
 
 use crate::{folder, in_own_process, library};
 use libloading::{Library, Symbol};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-/// The layer's package.
+/// Package of the layer.
 const PACKAGE: &str = "vulkan-faults";
-/// The layer's name.
+/// Name of the layer in Vulkan.
 const LAYER: &str = "VK_LAYER_RAGTAG_faults";
 
-/// The call at which a device is lost.
+/// Call at which a device is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LostAt {
     /// `vkQueueSubmit` and its variants.
@@ -22,15 +22,15 @@ pub enum LostAt {
     Wait,
 }
 
-/// Controls the layer. Devices are numbered in the order in which this process opens them.
+/// Handle to control the layer. Devices are numbered in the order in which this process opens them.
 #[derive(Debug)]
 pub struct VulkanFaults(Library);
 
 /// Runs the body of a test in a separate process in which all Vulkan devices have the layer, with these
-/// environment variables. `test` is the test's full name in its binary.
+/// environment variables. `test` is the full name of the test in its binary.
 ///
 /// # Panics
-/// If the layer was not built, or the test fails there.
+/// Panics if the layer was not built, or if the test fails in the separate process.
 #[track_caller]
 pub fn with_vulkan_faults(test: &str, variables: &[(&str, &str)], body: impl FnOnce(&VulkanFaults)) {
     let prepare = || {
@@ -40,12 +40,12 @@ pub fn with_vulkan_faults(test: &str, variables: &[(&str, &str)], body: impl FnO
     in_own_process(test, variables, prepare, || body(&VulkanFaults::load()));
 }
 
-/// Folder with the layer's manifest for the loader.
+/// Returns the folder that contains the layer's manifest for the loader.
 fn described() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| {
         let folder = folder(PACKAGE);
-        // Tests of several processes write it concurrently.
+        // Several test processes write the manifest concurrently.
         let passing = folder.join(format!("{}.new", std::process::id()));
         std::fs::write(&passing, description(&library(PACKAGE))).expect("the layer's description");
         std::fs::rename(passing, folder.join("layer.json")).expect("the description takes its name");
@@ -73,11 +73,11 @@ fn description(library: &Path) -> String {
 
 impl VulkanFaults {
     fn load() -> Self {
-        // SAFETY: the library was built for this, and has no initialisers.
+        // SAFETY: the library was built for this test and has no initialisers.
         Self(unsafe { Library::new(library(PACKAGE)) }.expect("the layer is built"))
     }
 
-    /// Number of devices that this process has opened so far, which is the number of the next.
+    /// Returns the number of devices that this process has opened so far. The next device gets this number.
     pub fn opened(&self) -> u32 {
         // SAFETY: the type is that of the declaration in the layer.
         unsafe {
@@ -86,7 +86,7 @@ impl VulkanFaults {
         }
     }
 
-    /// Loses a device at a call of this kind, after `passes` successful ones.
+    /// Loses a device at a call of kind `at`, after `passes` calls of this kind have succeeded.
     pub fn lose(&self, device: u32, at: LostAt, passes: u64) {
         // SAFETY: the type is that of the declaration in the layer.
         unsafe {
@@ -95,8 +95,8 @@ impl VulkanFaults {
         }
     }
 
-    /// Limits a device's allocations to a total of `bytes` from now on, whatever its heap size. With 0,
-    /// commands and pipelines get no memory either.
+    /// Limits the total of a device's allocations to `bytes` from now on, regardless of the heap size. With
+    /// 0, command buffers and pipelines get no memory either.
     pub fn limit(&self, device: u32, bytes: u64) {
         // SAFETY: the type is that of the declaration in the layer.
         unsafe {
@@ -105,7 +105,8 @@ impl VulkanFaults {
         }
     }
 
-    /// Bytes allocated on a device. For a closed device, the bytes that were leaked.
+    /// Returns the number of bytes that are allocated on a device. If the device is closed, these bytes were
+    /// leaked.
     pub fn held(&self, device: u32) -> u64 {
         // SAFETY: the type is that of the declaration in the layer.
         unsafe {
@@ -114,7 +115,7 @@ impl VulkanFaults {
         }
     }
 
-    /// Whether a device is open.
+    /// Returns whether a device is open.
     pub fn is_open(&self, device: u32) -> bool {
         // SAFETY: the type is that of the declaration in the layer.
         unsafe {
@@ -124,7 +125,7 @@ impl VulkanFaults {
     }
 
     /// # Safety
-    /// The layer's function of this name must have this type.
+    /// The layer's function of this name must have type `F`.
     unsafe fn function<F>(&self, name: &str) -> Symbol<'_, F> {
         // SAFETY: the caller guarantees the type.
         unsafe { self.0.get(name) }.expect("the layer has its functions")

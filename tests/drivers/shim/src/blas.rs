@@ -1,4 +1,5 @@
-//! The one matrix product of rocBLAS that Ragtag calls, as a kernel in the preludes' common language.
+//! Implements the only rocBLAS matrix product that Ragtag calls, as a kernel in the language that all
+//! preludes support.
 
 use crate::settings::visible;
 use crate::symbols::Handle;
@@ -7,31 +8,31 @@ use crate::symbols::code::{INVALID_IMAGE, INVALID_VALUE};
 use crate::{Engine, Result, Shape};
 use std::sync::Mutex;
 
-/// Its last line marks the end of the prelude, which engines may replace.
+/// Prelude of the kernel. Its last line marks the end of the prelude, which engines may replace.
 const PRELUDE: &str = include_str!("../../../../kernels/src/c_family/prelude.cu");
 const KERNEL: &str = include_str!("gemm.cl");
 /// Work items per group.
 const ITEMS: u32 = 256;
 
-/// The object behind a rocBLAS handle.
+/// Object to which a rocBLAS handle points.
 pub(crate) struct Blas<E: Engine> {
     function: E::Function,
     _module: E::Module,
-    /// Address behind the stream's handle.
+    /// Address to which the stream's handle points.
     stream: Mutex<usize>,
 }
 
-/// Arguments of a column-major product.
+/// Arguments of a product of column-major matrices.
 pub(crate) struct Product {
-    /// Transpositions of A and B; types of A, B, C, D and the sums; algorithm.
+    /// Transposition of A and of B, types of A, B, C, D and the sums, and the algorithm, in this order.
     pub(crate) kinds: [i32; 8],
-    /// m, n, k.
+    /// Sizes m, n and k.
     pub(crate) sizes: [i32; 3],
     /// Leading dimensions of A, B, C, D.
     pub(crate) pitches: [i32; 4],
-    /// α and β.
+    /// Factors α and β.
     pub(crate) factors: [f32; 2],
-    /// A, B, C, D.
+    /// Addresses of A, B, C and D.
     pub(crate) matrices: [Handle; 4],
 }
 
@@ -52,7 +53,7 @@ impl<E: Engine> Blas<E> {
     /// Enqueues the only supported product: D = α · Aᵀ · B + β · D, with f16 inputs and f32 outputs.
     ///
     /// # Safety
-    /// The stream must be alive, and the matrices valid until the product has ended.
+    /// The stream must be alive, and the matrices must be valid until the product has ended.
     pub(crate) unsafe fn product(&self, engine: &E, product: &Product) -> Result<()> {
         let Product { kinds, sizes, pitches, factors, matrices } = product;
         if *kinds != [TRANSPOSE, NONE, F16, F16, F32, F32, F32, STANDARD] {

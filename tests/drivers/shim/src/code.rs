@@ -1,23 +1,23 @@
-//! Code objects of the stand-ins: their length, the kernels with their parameters, and the engine's code.
+//! Encodes and decodes code objects: their length, the kernel signatures and the engine's code.
 
 use crate::Result;
 use crate::symbols::code::INVALID_IMAGE;
 
 /// Magic bytes at the start of a code object.
 const MARK: &[u8; 8] = b"HIP-SHIM";
-/// Upper bound on the length of a code object.
+/// Maximum length of a code object, in bytes.
 const MAX_BYTES: u64 = 1 << 30;
 
 /// Name and parameters of a kernel function.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Signature {
-    /// The function's name.
+    /// Name of the function.
     pub name: String,
-    /// For each parameter, whether it is an address; otherwise it is a 32-bit word.
+    /// Whether each parameter is an address. Other parameters are 32-bit values.
     pub addresses: Vec<bool>,
 }
 
-/// Encodes a code object: magic bytes, length of the rest, then each part with its length.
+/// Encodes a code object: magic bytes, the length of the rest, then each part after its length.
 pub(crate) fn encoded(signatures: &[Signature], code: &[u8]) -> Vec<u8> {
     let kinds =
         |one: &Signature| -> Vec<u8> { one.addresses.iter().map(|&address| u8::from(address)).collect() };
@@ -28,13 +28,14 @@ pub(crate) fn encoded(signatures: &[Signature], code: &[u8]) -> Vec<u8> {
     [&MARK[..], &(body.len() as u64).to_le_bytes(), &body].concat()
 }
 
-/// The code object at an address, without its header.
+/// Returns the code object at an address, without its header.
 ///
 /// # Safety
-/// Sixteen bytes must be readable there. If they are a header, so must be the length that it states.
+/// Sixteen bytes must be readable at the address. If they are a header, the length that it states must be
+/// readable as well.
 ///
 /// # Errors
-/// If it is not a code object.
+/// Returns an error if the bytes are not a code object.
 pub(crate) unsafe fn whole<'a>(image: *const u8) -> Result<&'a [u8]> {
     if image.is_null() {
         return Err(INVALID_IMAGE);
@@ -53,7 +54,7 @@ pub(crate) unsafe fn whole<'a>(image: *const u8) -> Result<&'a [u8]> {
 /// Decodes a code object without its header.
 ///
 /// # Errors
-/// If it is truncated.
+/// Returns an error if the code object is truncated.
 pub(crate) fn decoded(mut body: &[u8]) -> Result<(Vec<Signature>, &[u8])> {
     let mut part = || -> Option<&[u8]> {
         let (length, rest) = body.split_first_chunk::<8>()?;

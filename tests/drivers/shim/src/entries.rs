@@ -1,4 +1,4 @@
-//! The exported functions, over any engine: convert handles to objects and results to codes.
+//! Implements the exported functions over any engine. Converts handles to objects and results to codes.
 
 #![allow(non_snake_case)] // HIP's names
 #![allow(clippy::missing_safety_doc)] // the requirements are those of HIP's documentation
@@ -18,17 +18,17 @@ use std::cell::Cell;
 use std::ffi::{CStr, c_char};
 use std::sync::{Arc, Mutex};
 
-/// The HIP version of the stand-ins, as HIP encodes it.
+/// HIP version that the stand-ins report, in HIP's encoding.
 const VERSION: i32 = 60_000_000;
-/// hiprtc's code for a failed compilation.
+/// Code that hiprtc returns for a failed compilation.
 const COMPILATION: i32 = 6;
 
 thread_local! {
-    /// The current device, by the caller's number.
+    /// Current device, numbered among the visible devices.
     static CURRENT: Cell<i32> = const { Cell::new(0) };
 }
 
-/// The engine's number of a visible device.
+/// Returns the engine's number of a visible device.
 fn physical<E: Engine>(engine: &E, device: i32) -> Result<usize> {
     let shown = visible(engine.devices().len());
     usize::try_from(device).ok().and_then(|device| shown.get(device).copied()).ok_or(INVALID_DEVICE)
@@ -39,26 +39,26 @@ fn facts<E: Engine>(device: i32) -> Result<&'static Facts> {
     engine.devices().get(physical(engine, device)?).ok_or(INVALID_DEVICE)
 }
 
-/// The engine and the current device.
+/// Returns the engine and the current device.
 fn current<E: Engine>() -> Result<(&'static E, usize)> {
     let engine = E::engine()?;
     Ok((engine, physical(engine, CURRENT.get())?))
 }
 
-/// Turns an object into a handle.
+/// Converts an object to a handle.
 fn give<T>(object: T) -> Handle {
     Box::into_raw(Box::new(object)).cast()
 }
 
 /// # Safety
-/// The handle must come from [`give`] for this type, and must not have been taken.
+/// The handle must come from [`give`] for this type, and must not have been passed to [`take`].
 unsafe fn borrow<'a, T>(handle: Handle) -> Result<&'a T> {
     // SAFETY: the caller guarantees the handle.
     unsafe { handle.cast::<T>().as_ref() }.ok_or(INVALID_HANDLE)
 }
 
 /// # Safety
-/// As for [`borrow`]; the handle must not be used afterwards.
+/// As for [`borrow`]. The handle must not be used afterwards.
 unsafe fn take<T>(handle: Handle) -> Result<Box<T>> {
     if handle.is_null() {
         return Err(INVALID_HANDLE);
@@ -82,7 +82,7 @@ unsafe fn put<T>(to: *mut T, value: T) -> Result<()> {
 /// The pointer must be valid for writing `bytes` bytes.
 unsafe fn put_text(to: *mut c_char, bytes: usize, text: &str) -> Result<()> {
     let length = text.len().min(bytes.checked_sub(1).ok_or(INVALID_VALUE)?);
-    // SAFETY: the caller guarantees the bytes; the terminating zero fits as well.
+    // SAFETY: the caller guarantees `bytes` writable bytes; the terminating zero fits as well.
     unsafe {
         std::ptr::copy_nonoverlapping(text.as_ptr().cast(), to, length);
         to.add(length).write(0);
@@ -123,7 +123,7 @@ fn value_of(facts: &Facts, wanted: i32) -> Result<i32> {
     })
 }
 
-/// A module with the functions that were requested. They are dropped before it.
+/// Module with the functions that were requested. The functions are dropped before the module.
 struct Loaded<E: Engine> {
     functions: Mutex<Vec<Box<E::Function>>>,
     module: E::Module,
@@ -136,7 +136,7 @@ struct Program {
     code: Vec<u8>,
 }
 
-/// Defines functions. Their bodies return a result, which becomes the code.
+/// Defines exported functions. A body returns a result, which is converted to a code.
 macro_rules! entries {
     ($(fn $name:ident($($argument:ident: $type:ty),* $(,)?) $body:block)*) => {
         $(

@@ -1,17 +1,17 @@
-//! The subset of HIP, hiprtc and rocBLAS that Ragtag calls, over any engine with memory, streams, events and
-//! a compiler: the C interface, its handles, and the properties of devices.
+//! Implements the subset of HIP, hiprtc and rocBLAS that Ragtag calls: the C interface, its handles and the
+//! device properties. An engine supplies memory, streams, events and a compiler.
 //!
 //! A stand-in is a library that declares `type Engine = …;` and passes the list of functions to [`export!`].
-//! A function that is missing here, or has other parameters, fails to compile. Environment variables control
-//! the pretended properties:
+//! If a function is missing here or has other parameters, the stand-in does not compile. Environment
+//! variables set the reported properties:
 //!
 //! | variable | meaning |
 //! | --- | --- |
-//! | `HIP_VISIBLE_DEVICES` | visible devices, as with the real driver |
-//! | `RAGTAG_FAKE_ARCH` | architecture of all devices; default: [`ARCHITECTURE`] |
-//! | `RAGTAG_FAKE_ABORT` | if set, the compiler aborts the process, as the real one does on unknown input |
+//! | `HIP_VISIBLE_DEVICES` | visible devices, as in the real driver |
+//! | `RAGTAG_FAKE_ARCH` | architecture of all devices; the default is [`ARCHITECTURE`] |
+//! | `RAGTAG_FAKE_ABORT` | if set, the compiler aborts the process, as the real compiler does on unknown input |
 //!
-//! For tests only. Knows nothing about the engines.
+//! Used only by tests. Knows nothing about the engines.
 
 mod blas;
 mod code;
@@ -27,9 +27,9 @@ pub use ragtag_hip::symbols;
 use std::ffi::{CStr, c_void};
 use symbols::Handle;
 
-/// A nonzero code of `hipError_t`.
+/// Code of `hipError_t` other than zero.
 pub type Code = i32;
-/// Result of a call.
+/// Result of a HIP call.
 pub type Result<T> = std::result::Result<T, Code>;
 
 /// Properties of a device.
@@ -49,11 +49,11 @@ pub struct Facts {
     pub max_items: i32,
     /// Local memory per group, in bytes.
     pub local_bytes: i32,
-    /// Whether it supports stream-ordered allocation.
+    /// Whether the device supports stream-ordered allocation.
     pub pools: bool,
 }
 
-/// Dimensions of a launch.
+/// Dimensions of a kernel launch.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
     /// Work groups.
@@ -64,7 +64,7 @@ pub struct Shape {
     pub shared_bytes: u32,
 }
 
-/// The implementation behind the exported functions. Devices are numbered as in [`Engine::devices`].
+/// Implementation behind the exported functions. Devices are numbered as in [`Engine::devices`].
 ///
 /// # Safety
 /// Callers must meet HIP's requirements for addresses and arguments.
@@ -80,15 +80,15 @@ pub trait Engine: Sized + Send + Sync + 'static {
     /// Captured work.
     type Graph: Send + Sync;
 
-    /// The engine of this process, created on first use.
+    /// Returns the engine of this process, which is created on first use.
     fn engine() -> Result<&'static Self>;
-    /// All devices.
+    /// Returns the properties of all devices.
     fn devices(&self) -> &[Facts];
-    /// Free bytes on a device.
+    /// Returns the number of free bytes on a device.
     fn free_bytes(&self, device: usize) -> Result<usize>;
     /// Allocates memory on a device.
     fn allocate(&self, device: usize, bytes: usize) -> Result<Handle>;
-    /// Frees memory after all work.
+    /// Frees memory after all work has ended.
     fn free(&self, device: usize, address: Handle) -> Result<()>;
     /// Allocates memory in stream order.
     fn allocate_on(&self, stream: &Self::Stream, bytes: usize) -> Result<Handle>;
@@ -108,19 +108,19 @@ pub trait Engine: Sized + Send + Sync + 'static {
     fn record(&self, event: &Self::Event, stream: &Self::Stream) -> Result<()>;
     /// Makes a stream wait for an event.
     fn wait(&self, stream: &Self::Stream, event: &Self::Event) -> Result<()>;
-    /// Whether an event has passed.
+    /// Returns whether an event has passed.
     fn has_passed(&self, event: &Self::Event) -> Result<bool>;
     /// Blocks until an event has passed.
     fn synchronise(&self, event: &Self::Event) -> Result<()>;
-    /// Milliseconds between two events.
+    /// Returns the milliseconds between two events.
     fn elapsed_ms(&self, from: &Self::Event, to: &Self::Event) -> Result<f32>;
     /// Enqueues a copy. `kind` is a `hipMemcpyKind`.
     fn copy(&self, stream: &Self::Stream, to: Handle, from: *const u8, bytes: usize, kind: i32)
     -> Result<()>;
     /// Enqueues a fill with 32-bit words.
     fn fill(&self, stream: &Self::Stream, to: Handle, word: u32, words: usize) -> Result<()>;
-    /// Compiles a source for some devices, regardless of their pretended architecture. Returns the kernels
-    /// and their code.
+    /// Compiles a source for some devices, regardless of the architecture that they report. Returns the
+    /// kernel signatures and the code.
     ///
     /// # Errors
     /// Returns the compiler's log.
@@ -130,11 +130,11 @@ pub trait Engine: Sized + Send + Sync + 'static {
         text: &str,
         options: &[String],
     ) -> std::result::Result<(Vec<Signature>, Vec<u8>), String>;
-    /// Loads the output of [`Engine::compile`].
+    /// Loads code that [`Engine::compile`] returned.
     fn load(&self, device: usize, signatures: Vec<Signature>, code: &[u8]) -> Result<Self::Module>;
-    /// Looks up a function of a module.
+    /// Looks up a function of a module by its name.
     fn function(&self, module: &Self::Module, name: &CStr) -> Result<Self::Function>;
-    /// Maximum work items per group of a function.
+    /// Returns the maximum number of work items per group of a function.
     fn max_items(&self, function: &Self::Function) -> Result<i32>;
     /// Enqueues a launch. `arguments` points to one pointer per argument.
     fn launch(
@@ -146,19 +146,19 @@ pub trait Engine: Sized + Send + Sync + 'static {
     ) -> Result<()>;
     /// Starts a capture.
     fn begin_capture(&self, stream: &Self::Stream) -> Result<()>;
-    /// Ends the capture and returns its work.
+    /// Ends a capture and returns the captured work.
     fn end_capture(&self, stream: &Self::Stream) -> Result<Self::Graph>;
     /// Enqueues captured work.
     fn play(&self, graph: &Self::Graph, stream: &Self::Stream) -> Result<()>;
 }
 
-/// Exports the functions of a list over the type `Engine` of the calling crate.
+/// Exports the listed functions over the type `Engine` of the calling crate.
 #[macro_export]
 #[allow(clippy::crate_in_macro_def)] // the type belongs to the stand-in
 macro_rules! export {
     ($($group:ident { $(fn $name:ident($($argument:ident: $type:ty),* $(,)?);)* })*) => {
         $($(
-            /// HIP's function of this name.
+            /// Function of HIP's interface with this name.
             ///
             /// # Safety
             /// The caller must meet HIP's requirements.

@@ -1,27 +1,27 @@
-//! Pretended properties, read from environment variables.
+//! Reads the reported device properties from environment variables.
 
 use std::env;
 
-/// Default device architecture. It has waves of 32 work items and no matrix instructions, because some engines
-/// cannot emulate AMD's matrix instructions.
+/// Default device architecture. It has waves of 32 work items and no matrix instructions, because some
+/// engines cannot emulate AMD's matrix instructions.
 pub const ARCHITECTURE: &str = "gfx1030";
 
-/// The pretended architecture.
+/// Returns the architecture that all devices report.
 pub(crate) fn architecture() -> String {
     env::var("RAGTAG_FAKE_ARCH").unwrap_or_else(|_| ARCHITECTURE.into())
 }
 
-/// Work items per wave of the architecture: 64 before RDNA.
+/// Returns the number of work items per wave. It is 64 for architectures before RDNA.
 pub(crate) fn wave_items() -> i32 {
     if architecture().starts_with("gfx9") { 64 } else { 32 }
 }
 
-/// Whether the compiler aborts the process.
+/// Returns whether the compiler aborts the process.
 pub(crate) fn aborts() -> bool {
     env::var_os("RAGTAG_FAKE_ABORT").is_some()
 }
 
-/// The visible ones of `devices` devices, in order.
+/// Returns the indices of the visible devices, in order. `devices` is the number of all devices.
 pub(crate) fn visible(devices: usize) -> Vec<usize> {
     let Ok(list) = env::var("HIP_VISIBLE_DEVICES") else { return (0..devices).collect() };
     // As in HIP, the list ends at the first invalid entry.

@@ -1,13 +1,14 @@
-//! The interface between Vulkan's loader and its layers: structures of `vk_layer.h` from Vulkan-Headers.
+//! Declares the interface between Vulkan's loader and its layers. The structures are those of `vk_layer.h`
+//! from Vulkan-Headers.
 //!
-//! A layer identifies a device or an instance by the first word behind its handle, the pointer to its
-//! dispatch table. The loader uses the same table for a device and all its queues, and for an instance and
+//! The first word behind a handle points to a dispatch table. A layer identifies devices and instances by
+//! this pointer. The loader uses one table for a device and all its queues, and one table for an instance and
 //! all its physical devices.
 
 use ash::vk;
 use std::ffi::c_void;
 
-/// Version of the interface in which the loader queries functions with [`Negotiation`].
+/// Interface version from which the loader queries functions with [`Negotiation`].
 pub const INTERFACE_VERSION: u32 = 2;
 
 /// Structure that `vkNegotiateLoaderLayerInterfaceVersion` fills in.
@@ -21,7 +22,7 @@ pub struct Negotiation {
     pub get_physical_device_proc_addr: *const c_void,
 }
 
-/// The remaining chain of layers of an instance.
+/// Remaining layers in the chain of an instance.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct InstanceLink {
@@ -30,7 +31,7 @@ pub struct InstanceLink {
     get_physical_device_proc_addr: *const c_void,
 }
 
-/// The remaining chain of layers of a device.
+/// Remaining layers in the chain of a device.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct DeviceLink {
@@ -39,23 +40,23 @@ pub struct DeviceLink {
     pub get_device_proc_addr: vk::PFN_vkGetDeviceProcAddr,
 }
 
-/// A structure that the loader appends to those of the program.
+/// Structure that the loader appends to the program's structures.
 #[repr(C)]
 struct Info<L> {
     kind: vk::StructureType,
     next: *const c_void,
-    /// Meaning of the last field.
+    /// Kind of data in the last field.
     function: u32,
     link: *mut L,
 }
 
-/// Value of [`Info::function`] if the last field is a link.
+/// Value of [`Info::function`] that marks the last field as a link.
 const LINK: u32 = 0;
 
-/// Removes the link to the next layer from a creation's structures and leaves the one behind it.
+/// Takes the next layer's link out of a creation's structures, so that the following link becomes the first.
 ///
 /// # Safety
-/// `next` must start a chain of Vulkan structures in which links of this kind are `L`s.
+/// `next` must start a chain of Vulkan structures in which links of this kind have type `L`.
 pub unsafe fn take<L: Copy>(
     mut next: *const c_void,
     kind: vk::StructureType,
@@ -77,7 +78,7 @@ pub unsafe fn take<L: Copy>(
     None
 }
 
-/// Identifies an object by its dispatch table.
+/// Returns the address of an object's dispatch table, which identifies the object.
 ///
 /// # Safety
 /// The handle must come from the loader.

@@ -1,15 +1,15 @@
-//! The test's interface to the layer: settings and queries. Settings may precede the opening of their device.
+//! The test's interface to the layer. Tests may change settings before they open the device.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Environment variable: limit for the allocations of each device, in bytes. For processes that no test
-/// controls.
+/// Environment variable that limits the allocations of each device, in bytes. It is for processes that no
+/// test controls.
 const LIMIT: &str = "RAGTAG_VULKAN_FAULTS_LIMIT_BYTES";
-/// Environment variable: if set, no device opens for lack of memory.
+/// Environment variable. If it is set, every device fails to open with an out-of-memory error.
 const CLOSED: &str = "RAGTAG_VULKAN_FAULTS_CLOSED";
 
-/// The call at which a device fails.
+/// Call at which a device fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call {
     /// `vkQueueSubmit` and its variants.
@@ -19,19 +19,19 @@ pub enum Call {
 }
 
 impl Call {
-    /// The call with this number in [`faults_lose`].
+    /// Returns the call that has this number in [`faults_lose`].
     fn numbered(number: u32) -> Option<Self> {
         [Self::Submit, Self::Wait].into_iter().find(|call| *call as u32 == number)
     }
 }
 
-/// The settings and the state of a device.
+/// Settings and state of a device.
 #[derive(Debug, Default)]
 pub struct Record {
-    /// The failing call, and the number of calls that succeed before it.
+    /// Failing call, and the number of calls that succeed before it.
     lost_after: Option<(Call, u64)>,
     lost: bool,
-    /// Limit for the total of its allocations.
+    /// Limit for the total of all allocations, in bytes.
     limit_bytes: Option<u64>,
     /// Size of each allocation in bytes, by handle.
     allocations: HashMap<u64, u64>,
@@ -39,7 +39,7 @@ pub struct Record {
 }
 
 impl Record {
-    /// Whether this call loses the device. True once.
+    /// Returns whether this call loses the device. Returns true at most once per setting.
     pub fn loses(&mut self, call: Call) -> bool {
         match &mut self.lost_after {
             Some((at, 0)) if *at == call => {
@@ -62,12 +62,12 @@ impl Record {
         self.lost
     }
 
-    /// Whether another `bytes` bytes fit.
+    /// Returns whether another `bytes` bytes fit within the limit.
     pub fn has_room(&self, bytes: u64) -> bool {
         self.limit_bytes.is_none_or(|limit| self.held_bytes().saturating_add(bytes) <= limit)
     }
 
-    /// Whether the limit is zero.
+    /// Returns whether the limit is zero.
     pub fn has_none(&self) -> bool {
         self.limit_bytes == Some(0)
     }
@@ -100,12 +100,12 @@ fn records() -> MutexGuard<'static, Records> {
     RECORDS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Whether no device may open.
+/// Returns whether all devices refuse to open.
 pub fn all_are_closed() -> bool {
     std::env::var_os(CLOSED).is_some()
 }
 
-/// Assigns the number of a device that was just opened.
+/// Returns the number for a device that was just opened.
 pub fn next_number() -> u32 {
     let mut records = records();
     let number = records.opened;
@@ -117,26 +117,26 @@ pub fn next_number() -> u32 {
     number
 }
 
-/// Reads or changes a device's record.
+/// Reads or changes the record of a device.
 pub fn with<T>(device: u32, look: impl FnOnce(&mut Record) -> T) -> T {
     look(records().records.entry(device).or_default())
 }
 
-/// Number of devices that this process has opened so far, which is the number of the next.
+/// Returns the number of devices that this process has opened so far. The next device gets this number.
 // SAFETY: no other library exports the name.
 #[unsafe(no_mangle)]
 pub extern "C" fn faults_opened() -> u32 {
     records().opened
 }
 
-/// Loses a device at a call (0: a submission, 1: a wait) after `passes` successful ones.
+/// Loses a device at a call after `passes` successful calls. `call` is 0 for a submission and 1 for a wait.
 // SAFETY: no other library exports the name.
 #[unsafe(no_mangle)]
 pub extern "C" fn faults_lose(device: u32, call: u32, passes: u64) {
     with(device, |record| record.lost_after = Call::numbered(call).map(|call| (call, passes)));
 }
 
-/// Limits the total of a device's allocations to `bytes`. With 0, commands and pipelines get no memory
+/// Limits the total of a device's allocations to `bytes`. With 0, command buffers and pipelines get no memory
 /// either.
 // SAFETY: no other library exports the name.
 #[unsafe(no_mangle)]
@@ -144,14 +144,15 @@ pub extern "C" fn faults_limit(device: u32, bytes: u64) {
     with(device, |record| record.limit_bytes = Some(bytes));
 }
 
-/// Bytes of a device's allocations. If it is closed, they were leaked.
+/// Returns the number of bytes that are allocated on a device. If the device is closed, these bytes were
+/// leaked.
 // SAFETY: no other library exports the name.
 #[unsafe(no_mangle)]
 pub extern "C" fn faults_held(device: u32) -> u64 {
     with(device, |record| record.held_bytes())
 }
 
-/// Whether a device is open.
+/// Returns whether a device is open.
 // SAFETY: no other library exports the name.
 #[unsafe(no_mangle)]
 pub extern "C" fn faults_is_open(device: u32) -> bool {

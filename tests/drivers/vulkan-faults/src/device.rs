@@ -1,4 +1,4 @@
-//! Devices of the layer: the calls that can fail.
+//! Tracks open devices and wraps the calls that can fail.
 
 use crate::chain::key;
 use crate::control::{Call, next_number, with};
@@ -7,16 +7,16 @@ use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_void};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
-/// Functions of Vulkan 1.1 to 1.3 may be extensions of an older version, with this suffix.
+/// Suffix of functions that were extensions before Vulkan 1.1 to 1.3 included them.
 const EXTENSION: &str = "KHR";
 
-/// An open device.
+/// Open device.
 pub struct Device {
     /// Functions of the next layer.
     pub next: ash::Device,
     pub get_proc_addr: vk::PFN_vkGetDeviceProcAddr,
     number: u32,
-    /// Held while a queue is in use, and while the layer waits for all queues.
+    /// Lock that is held while a queue is in use, and while the layer waits for all queues.
     queues: Mutex<()>,
 }
 
@@ -44,7 +44,7 @@ impl Device {
         devices().insert(key, Arc::new(device));
     }
 
-    /// The device of a handle, which may be the device's or a queue's.
+    /// Returns the device of a handle. The handle may belong to the device or to one of its queues.
     ///
     /// # Safety
     /// The handle must come from the loader.
@@ -54,7 +54,7 @@ impl Device {
         devices().get(&key).map(Arc::clone)
     }
 
-    /// Removes a device that is being closed.
+    /// Removes a device that is being closed from the list of open devices.
     ///
     /// # Safety
     /// As for [`of`](Self::of).
@@ -69,7 +69,7 @@ impl Device {
         with(self.number, |record| record.is_lost())
     }
 
-    /// Whether this call loses the device.
+    /// Returns whether this call loses the device.
     fn fails(&self, call: Call) -> bool {
         with(self.number, |record| record.loses(call))
     }
@@ -78,8 +78,8 @@ impl Device {
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Loses the device after all its submitted work has ended. Other threads keep waiting for that work, and report
-    /// the loss at their next call that fails on a lost device.
+    /// Loses the device after all its submitted work has ended. Other threads keep waiting for that work.
+    /// They report the loss at their next call that fails on a lost device.
     fn lose(&self, _queues: &MutexGuard<'_, ()>) -> vk::Result {
         // SAFETY: the device is alive, and the guard excludes other uses of its queues.
         let idle = unsafe { self.next.device_wait_idle() };
@@ -93,23 +93,23 @@ impl Device {
         if self.fails(Call::Submit) { self.lose(&queues) } else { self.ask(call) }
     }
 
-    /// Makes a call that waits for work without naming a queue.
+    /// Makes a call that waits for work but names no queue.
     pub fn wait(&self, call: impl FnOnce(&ash::Device) -> vk::Result) -> vk::Result {
         if self.fails(Call::Wait) { self.lose(&self.queues()) } else { self.ask(call) }
     }
 
-    /// Makes a call that waits for queues.
+    /// Makes a call that waits for queues to become idle.
     pub fn drain(&self, call: impl FnOnce(&ash::Device) -> vk::Result) -> vk::Result {
         let _queues = self.queues();
         self.ask(call)
     }
 
-    /// Makes a call that fails on a lost device.
+    /// Makes a call. If the device is lost, returns `ERROR_DEVICE_LOST` instead.
     pub fn ask(&self, call: impl FnOnce(&ash::Device) -> vk::Result) -> vk::Result {
         if self.is_lost() { vk::Result::ERROR_DEVICE_LOST } else { call(&self.next) }
     }
 
-    /// Makes an allocation of `bytes` bytes. The call returns the handle.
+    /// Makes a call that allocates `bytes` bytes and returns the handle.
     pub fn allocate(
         &self,
         bytes: u64,
@@ -127,7 +127,7 @@ impl Device {
         }
     }
 
-    /// Makes a call that allocates an unknown amount of memory.
+    /// Makes a call that allocates an unknown amount of memory. Fails if the limit is zero.
     pub fn take(&self, call: impl FnOnce(&ash::Device) -> vk::Result) -> vk::Result {
         match with(self.number, |record| record.has_none()) {
             true => vk::Result::ERROR_OUT_OF_DEVICE_MEMORY,
@@ -135,7 +135,7 @@ impl Device {
         }
     }
 
-    /// Removes an allocation from the record.
+    /// Removes an allocation from the record of the device.
     pub fn free(&self, memory: vk::DeviceMemory) {
         with(self.number, |record| record.give_back(memory.as_raw()));
     }

@@ -1,4 +1,5 @@
-//! Functions of the layer, called by the loader and the program in place of the next layer's.
+//! Implements the layer's functions. The loader and the program call them in place of the next layer's
+//! functions.
 
 #![allow(clippy::missing_safety_doc)] // the requirements are those of Vulkan's specification
 
@@ -10,24 +11,24 @@ use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_void};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
-/// An instance and its function lookup.
+/// Vulkan instance with its function lookup.
 #[derive(Clone, Copy)]
 struct Instance {
     raw: vk::Instance,
     get_proc_addr: vk::PFN_vkGetInstanceProcAddr,
 }
 
-/// The instances by key. A new instance replaces a destroyed one with the same key.
+/// Locks the table of instances by key. A new instance replaces a destroyed instance that had the same key.
 fn instances() -> MutexGuard<'static, HashMap<usize, Instance>> {
     static INSTANCES: LazyLock<Mutex<HashMap<usize, Instance>>> = LazyLock::new(Mutex::default);
     INSTANCES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Entry point of the loader.
+/// Negotiates the interface version. The loader calls this function first.
 // SAFETY: no other library exports the name.
 #[unsafe(export_name = "vkNegotiateLoaderLayerInterfaceVersion")]
 pub unsafe extern "system" fn negotiate(negotiation: *mut Negotiation) -> vk::Result {
-    // SAFETY: the loader's structure.
+    // SAFETY: the pointer is null or points to the loader's structure.
     let Some(negotiation) = (unsafe { negotiation.as_mut() }) else {
         return vk::Result::ERROR_INITIALIZATION_FAILED;
     };
@@ -41,7 +42,7 @@ pub unsafe extern "system" fn negotiate(negotiation: *mut Negotiation) -> vk::Re
     vk::Result::SUCCESS
 }
 
-/// This layer's function of this name, if any.
+/// Returns this layer's function of this name, if it has one.
 fn own(name: &CStr) -> vk::PFN_vkVoidFunction {
     let function = match name.to_bytes() {
         b"vkGetInstanceProcAddr" => get_instance_proc_addr as *const c_void,
@@ -62,7 +63,7 @@ fn own(name: &CStr) -> vk::PFN_vkVoidFunction {
         b"vkCreateComputePipelines" => create_compute_pipelines as *const c_void,
         _ => return None,
     };
-    // SAFETY: a function; the caller knows its parameters from its name.
+    // SAFETY: every arm yields a function; the caller knows its parameters from its name.
     Some(unsafe { std::mem::transmute::<*const c_void, unsafe extern "system" fn()>(function) })
 }
 
@@ -70,16 +71,16 @@ unsafe extern "system" fn get_instance_proc_addr(
     instance: vk::Instance,
     name: *const c_char,
 ) -> vk::PFN_vkVoidFunction {
-    // SAFETY: a zero-terminated name.
+    // SAFETY: the name is zero-terminated.
     let own = own(unsafe { CStr::from_ptr(name) });
     if instance == vk::Instance::null() {
         return own;
     }
-    // SAFETY: an instance from the loader.
+    // SAFETY: the instance comes from the loader.
     let known = instances().get(&unsafe { key(instance) }).copied();
     // The loader asks the first layer for `vkCreateInstance` with the instance that it is about to create.
     let Some(known) = known else { return own };
-    // SAFETY: the next layer's function.
+    // SAFETY: the function belongs to the next layer.
     let next = unsafe { (known.get_proc_addr)(instance, name) };
     // This layer hides functions that the next layer lacks.
     next.map(|next| own.unwrap_or(next))
@@ -89,9 +90,9 @@ unsafe extern "system" fn get_device_proc_addr(
     device: vk::Device,
     name: *const c_char,
 ) -> vk::PFN_vkVoidFunction {
-    // SAFETY: a device from the loader, and a zero-terminated name.
+    // SAFETY: the device comes from the loader, and the name is zero-terminated.
     let (known, own) = unsafe { (Device::of(device)?, own(CStr::from_ptr(name))) };
-    // SAFETY: the next layer's function.
+    // SAFETY: the function belongs to the next layer.
     let next = unsafe { (known.get_proc_addr)(device, name) };
     next.map(|next| own.unwrap_or(next))
 }
@@ -103,13 +104,13 @@ unsafe extern "system" fn create_instance(
 ) -> vk::Result {
     let failed = vk::Result::ERROR_INITIALIZATION_FAILED;
     let kind = vk::StructureType::LOADER_INSTANCE_CREATE_INFO;
-    // SAFETY: the loader's chain of structures.
+    // SAFETY: the chain of structures comes from the loader.
     let link = unsafe { take((*info).p_next, kind, |link: &InstanceLink| link.rest) };
     let Some(InstanceLink { get_instance_proc_addr: get_proc_addr, .. }) = link else { return failed };
-    // SAFETY: the next layer's function.
+    // SAFETY: the function belongs to the next layer.
     let create = unsafe { get_proc_addr(vk::Instance::null(), c"vkCreateInstance".as_ptr()) };
     let Some(create) = create else { return failed };
-    // SAFETY: the function has this type, and gets this function's arguments.
+    // SAFETY: the function has this type, and gets the arguments of the calling function.
     unsafe {
         let create = std::mem::transmute::<unsafe extern "system" fn(), vk::PFN_vkCreateInstance>(create);
         let result = create(info, allocator, instance);
@@ -131,16 +132,16 @@ unsafe extern "system" fn create_device(
     }
     let failed = vk::Result::ERROR_INITIALIZATION_FAILED;
     let kind = vk::StructureType::LOADER_DEVICE_CREATE_INFO;
-    // SAFETY: the loader's chain of structures, and a physical device from the loader.
+    // SAFETY: the chain of structures and the physical device come from the loader.
     let (link, instance) = unsafe {
         let link = take((*info).p_next, kind, |link: &DeviceLink| link.rest);
         (link, instances().get(&key(physical)).copied())
     };
     let (Some(link), Some(instance)) = (link, instance) else { return failed };
-    // SAFETY: the next layer's function.
+    // SAFETY: the function belongs to the next layer.
     let create = unsafe { (link.get_instance_proc_addr)(instance.raw, c"vkCreateDevice".as_ptr()) };
     let Some(create) = create else { return failed };
-    // SAFETY: the function has this type, and gets this function's arguments.
+    // SAFETY: the function has this type, and gets the arguments of the calling function.
     unsafe {
         let create = std::mem::transmute::<unsafe extern "system" fn(), vk::PFN_vkCreateDevice>(create);
         let result = create(physical, info, allocator, device);
@@ -155,7 +156,7 @@ unsafe extern "system" fn destroy_device(device: vk::Device, allocator: *const v
     if device == vk::Device::null() {
         return;
     }
-    // SAFETY: the caller's device, which the caller no longer uses.
+    // SAFETY: the caller passes its device and no longer uses it.
     unsafe {
         if let Some(known) = Device::forget(device) {
             (known.next.fp_v1_0().destroy_device)(device, allocator);
@@ -163,7 +164,7 @@ unsafe extern "system" fn destroy_device(device: vk::Device, allocator: *const v
     }
 }
 
-/// Makes a call on a device, if it is known.
+/// Makes a call on the device of a handle. Returns `ERROR_UNKNOWN` if the layer does not know the device.
 ///
 /// # Safety
 /// The handle must come from the loader.
@@ -290,7 +291,7 @@ unsafe extern "system" fn create_compute_pipelines(
     allocator: *const vk::AllocationCallbacks<'_>,
     pipelines: *mut vk::Pipeline,
 ) -> vk::Result {
-    // SAFETY: the caller meets the next layer's requirements; `pipelines` has `count` places.
+    // SAFETY: the caller meets the next layer's requirements; `pipelines` has `count` elements.
     unsafe {
         (0..count as usize).for_each(|at| pipelines.add(at).write(vk::Pipeline::null()));
         on(device, |known| {

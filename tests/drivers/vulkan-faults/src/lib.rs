@@ -1,13 +1,14 @@
-//! A layer between Vulkan's loader and any driver. It passes all calls on, and loses a device or refuses
-//! memory on request.
+//! Vulkan layer between the loader and any driver. It forwards all calls. On request it loses a device or
+//! refuses memory.
 //!
-//! A lost device returns `VK_ERROR_DEVICE_LOST` wherever Vulkan allows that. Work submitted before the loss
-//! ends first, as on hardware: the driver underneath has lost nothing and still uses that work's memory.
+//! A lost device returns `VK_ERROR_DEVICE_LOST` wherever Vulkan allows this code. Work that was submitted
+//! before the loss ends first. The driver below the layer has lost nothing, and it still uses the memory of
+//! that work.
 //!
 //! Devices are numbered in the order in which the process opens them. A test loads the same library as the
 //! loader, and calls the functions of `control.rs`.
 //!
-//! For tests only. Knows nothing about the tested code.
+//! Used only by tests. Knows nothing about the tested code.
 
 mod chain;
 mod control;

@@ -1,0 +1,89 @@
+//! Names of tensors: the graph's, which are GGUF's, beside those of checkpoints. `N` stands for the layer.
+
+/// The graph's name of a tensor, and the checkpoint's.
+pub(crate) type Names = (&'static str, &'static str);
+
+/// Rows of the token embedding.
+pub(crate) const EMBEDDING: &str = "token_embd.weight";
+/// Projection to logits. A model without it uses the embedding.
+pub(crate) const HEAD: &str = "output.weight";
+/// Divisors of the rotary frequencies.
+pub(crate) const ROPE_FACTORS: &str = "rope_freqs.weight";
+
+/// Tensors that the checkpoints of all architectures have.
+pub(super) const COMMON: &[Names] = &[
+    (EMBEDDING, "model.embed_tokens.weight"),
+    ("output_norm.weight", "model.norm.weight"),
+    (HEAD, "lm_head.weight"),
+    ("blk.N.attn_norm.weight", "model.layers.N.input_layernorm.weight"),
+    ("blk.N.attn_q.weight", "model.layers.N.self_attn.q_proj.weight"),
+    ("blk.N.attn_k.weight", "model.layers.N.self_attn.k_proj.weight"),
+    ("blk.N.attn_v.weight", "model.layers.N.self_attn.v_proj.weight"),
+    ("blk.N.attn_output.weight", "model.layers.N.self_attn.o_proj.weight"),
+    ("blk.N.ffn_norm.weight", "model.layers.N.post_attention_layernorm.weight"),
+    ("blk.N.ffn_gate.weight", "model.layers.N.mlp.gate_proj.weight"),
+    ("blk.N.ffn_up.weight", "model.layers.N.mlp.up_proj.weight"),
+    ("blk.N.ffn_down.weight", "model.layers.N.mlp.down_proj.weight"),
+];
+
+/// Rotary frequencies of a layer. Old checkpoints store them although they follow from the hyperparameters.
+const DERIVED: &str = "model.layers.N.self_attn.rotary_emb.inv_freq";
+
+/// Returns whether a checkpoint's tensor follows from the hyperparameters.
+pub(crate) fn is_derived(name: &str) -> bool {
+    renamed(name, DERIVED, DERIVED).is_some()
+}
+
+/// Returns the name that follows from `name` if it has the form `from`. Accepts only canonical numbers, so
+/// that two names cannot denote the same tensor.
+fn renamed(name: &str, from: &str, to: &str) -> Option<String> {
+    let Some((before, after)) = from.split_once('N') else { return (name == from).then(|| to.into()) };
+    let layer = name.strip_prefix(before)?.strip_suffix(after)?;
+    let number = layer.parse::<u32>().ok().filter(|number| number.to_string() == layer)?;
+    Some(to.replacen('N', &number.to_string(), 1))
+}
+
+/// Returns the graph's name of a checkpoint's tensor, if a table has it.
+pub(crate) fn in_graph(tables: &[&[Names]], name: &str) -> Option<String> {
+    tables.iter().copied().flatten().find_map(|(ours, theirs)| renamed(name, theirs, ours))
+}
+
+/// Returns the checkpoint's name of a tensor of the graph.
+pub(crate) fn in_checkpoint(tables: &[&[Names]], name: &str) -> String {
+    let found = tables.iter().copied().flatten().find_map(|(ours, theirs)| renamed(name, ours, theirs));
+    found.unwrap_or_else(|| name.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arch::ARCHITECTURES;
+
+    #[test]
+    fn names_map_in_both_directions() {
+        for architecture in ARCHITECTURES {
+            for (ours, theirs) in architecture.tensors.iter().copied().flatten() {
+                let [ours, theirs] = [ours, theirs].map(|name| name.replacen('N', "17", 1));
+                assert_eq!(in_graph(architecture.tensors, &theirs).as_ref(), Some(&ours));
+                assert_eq!(in_checkpoint(architecture.tensors, &ours), theirs);
+            }
+        }
+        for other in [
+            "",
+            "blk.0.attn_q.weight",
+            "token_embd.weight",
+            "model.layers.0.self_attn.rotary_emb.inv_freq",
+            "model.layers.N.self_attn.q_proj.weight",
+            "model.layers.0.self_attn.q_proj.bias",
+            "model.layers.00.self_attn.q_proj.weight",
+            "model.layers.+1.self_attn.q_proj.weight",
+            "model.layers.99999999999.self_attn.q_proj.weight",
+            "model.layers..self_attn.q_proj.weight",
+        ] {
+            assert_eq!(in_graph(&[COMMON], other), None, "{other}");
+        }
+        assert_eq!(in_checkpoint(&[COMMON], "rope_freqs.weight"), "rope_freqs.weight");
+        assert!(is_derived("model.layers.0.self_attn.rotary_emb.inv_freq"));
+        assert!(!is_derived("model.layers.x.self_attn.rotary_emb.inv_freq"));
+    }
+}

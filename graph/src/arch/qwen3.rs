@@ -1,0 +1,22 @@
+//! Qwen3: Llama with a norm of each query head and of each key head. Files of both formats pair halves.
+
+use super::names::COMMON;
+use super::transformer::{Attention, Layer};
+use super::{Architecture, RopePairing};
+
+pub(super) static QWEN3: Architecture = Architecture {
+    name: "qwen3",
+    classes: &["Qwen3ForCausalLM"],
+    gguf_pairing: RopePairing::Halves,
+    layer: |h, _| {
+        let plain = Layer::plain(h);
+        Layer { attention: Attention { head_norm: true, ..plain.attention }, ..plain }
+    },
+    tensors: &[
+        COMMON,
+        &[
+            ("blk.N.attn_q_norm.weight", "model.layers.N.self_attn.q_norm.weight"),
+            ("blk.N.attn_k_norm.weight", "model.layers.N.self_attn.k_norm.weight"),
+        ],
+    ],
+};
