@@ -222,12 +222,11 @@ impl Devices {
         self.open_with(labels, |_| None)
     }
 
-    /// Opens adapters like [`Devices::open`], for the stages of a pipeline. Throttles the links between the
-    /// stages.
+    /// Opens the devices of a pipeline's stages, each once. Throttles the links between the stages.
     ///
     /// # Errors
     /// Fails like [`open`](Self::open).
-    pub(crate) fn open_stages(&self, stages: &[String]) -> Result<(Vec<(Adapter, Checked)>, Vec<usize>)> {
+    pub(crate) fn open_stages(&self, stages: &[String]) -> Result<StageDevices> {
         let mut labels: Vec<String> = Vec::new();
         let hosts = stages.iter().map(|label| {
             let known = labels.iter().position(|other| other == label);
@@ -241,7 +240,7 @@ impl Devices {
             let limits = stages.windows(2).filter(|pair| pair[0] == label);
             limits.filter_map(|pair| self.link_limit_bytes_per_s(&pair[0], &pair[1])).min()
         })?;
-        Ok((devices, hosts))
+        Ok(StageDevices { devices, hosts })
     }
 
     fn open_with(
@@ -271,6 +270,14 @@ impl Devices {
         })?;
         Ok(wanted.into_iter().map(|(adapter, _)| adapter).zip(opened).collect())
     }
+}
+
+/// Open devices of a pipeline's stages.
+pub(crate) struct StageDevices {
+    /// The devices, each once.
+    pub(crate) devices: Vec<(Adapter, Checked)>,
+    /// Index of each stage's device.
+    pub(crate) hosts: Vec<usize>,
 }
 
 fn backends(options: &DeviceOptions) -> Backends {

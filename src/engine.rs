@@ -1,6 +1,6 @@
 //! The engine executes a plan. It opens devices, compiles segments, loads weights and starts the actors.
 
-use crate::devices::Devices;
+use crate::devices::{Devices, StageDevices};
 use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::session::Session;
@@ -91,7 +91,7 @@ impl Engine {
         let lowering = lowering(plan, options.all_logits);
         let labels: Vec<String> = plan.stages.iter().map(|s| s.device.clone()).collect();
         let graph = model.graph().with_granularity(plan.model.granularity);
-        let (opened, hosts) = devices.open_stages(&labels)?;
+        let StageDevices { devices: opened, hosts } = devices.open_stages(&labels)?;
         let (mut specs, mut stages) = (Vec::new(), Vec::new());
         for (stage, device) in plan.stages.iter().zip(hosts) {
             let (adapter, segments) = (opened[device].0.clone(), stage.segments.range());

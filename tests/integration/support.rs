@@ -79,7 +79,7 @@ pub fn argmax(row: &[f32]) -> u32 {
 /// Returns a split of `halves` half-block segments: the feed-forward halves on `second`, the rest on `first`.
 pub fn feed_forward_apart(first: &str, second: &str, halves: u32) -> String {
     let half = |segment: u32| {
-        let is_feed_forward = segment % 2 == 0 && segment < halves - 1;
+        let is_feed_forward = segment.is_multiple_of(2) && segment < halves - 1;
         format!(",{segment}={}", if is_feed_forward { second } else { first })
     };
     format!("0-1={first}") + &(2..halves).map(half).collect::<String>()
