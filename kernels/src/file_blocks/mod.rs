@@ -15,8 +15,9 @@
 //! | 1 | out: blocks, one after the other, written |
 //!
 //! The constants of both kernels are the number of the blocks' type in GGUF files and the number of blocks.
-//! There are fewer than 2^32 values. Blocks of 18, 34 or 210 bytes are adjacent, but kernels access them by
-//! whole words. If the last block ends within a word, zero fills the rest of the word.
+//! There are fewer than 2^32 values. Blocks are adjacent, and kernels access them by whole words, whatever
+//! their size. If the last block ends within a word, zero fills the rest of the word. The sources for GPUs
+//! consist of a shared part and a part for each type in `types`.
 //!
 //! [`crate::blocks`] defines the formats. Encoded blocks may differ from those of
 //! [`quantise`](crate::blocks::quantise()), but their relative error may exceed its error by at most 1e-4,

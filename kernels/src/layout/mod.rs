@@ -13,32 +13,14 @@
 //!
 //! For every type. The rows of a group are interleaved so that each SIMD lane holds one row. Products then
 //! need no horizontal sums. A group consists of sections, one after the other. Each section stores its blocks
-//! in column order. The group is padded to 64 bytes. In the table, "16 × x" means one x per row.
-//!
-//! | type | sections |
-//! | --- | --- |
-//! | F32, F16, BF16 | for each column 16 × value |
-//! | Q8_0 | for each 32 columns 8 vectors; 16 × f16 scale |
-//! | Q4_0 | for each 32 columns 4 vectors; 16 × f16 scale |
-//! | Q4_1 | for each 32 columns 4 vectors; for each 32 columns 16 × f16 d, 16 × f16 m, which is added |
-//! | Q5_0 | for each 32 columns 4 vectors of low bits; for each 32 columns 1 vector of high bits; for each 32 columns 16 × f16 scale |
-//! | Q5_1 | for each 32 columns 4 vectors of low bits; for each 32 columns 1 vector of high bits; for each 32 columns 16 × f16 d, 16 × f16 m, which is added |
-//! | Q4_K | for each 32 columns 4 vectors; for each 32 columns 16 × u8 scale, 16 × u8 minimum; for each 256 columns 16 × f16 d, 16 × f16 dmin |
-//! | Q5_K | for each 32 columns 4 vectors of low bits; for each 32 columns 1 vector of high bits; for each 32 columns 16 × u8 scale, 16 × u8 minimum; for each 256 columns 16 × f16 d, 16 × f16 dmin |
-//! | Q6_K | for each 32 columns 4 vectors of low bits; for each 32 columns 2 vectors of high bits; for each 32 columns 16 × i8 scale of the first 16, 16 × i8 of the last 16; for each 256 columns 16 × f16 d |
-//! | TQ1_0, TQ2_0 | for each 32 columns 2 vectors; for each 256 columns 16 × f16 d |
+//! in column order. The group is padded to 64 bytes. Each module in `types` lists the sections of its type.
+//! There, "16 × x" means one x per row.
 //!
 //! A *vector* is 64 bytes: 16 rows × 4 consecutive columns (a *quad*), as integer dot products need it.
-//! Quants are unsigned bytes. Q8_0 adds 128 to its quants; the other types keep the quants of the file. 32
-//! columns have eight quads:
+//! Quants are unsigned bytes. 32 columns have eight quads:
 //!
 //! - 4-bit vector j holds quad j in its low nibbles and quad j + 4 in its high nibbles.
-//! - 2-bit vector j of ternary types holds quads 4j … 4j + 3, from the lowest bits up.
-//! - 2-bit vector j of Q6_K holds quads j, j + 2, j + 4 and j + 6.
 //! - A vector of fifth bits holds quad j in bit j of each byte.
-//!
-//! TQ1_0 is unpacked to the layout of TQ2_0, because each read of its five digits per byte would need
-//! divisions.
 //!
 //! Vector weights (norms) are not matrices: they stay plain f32.
 

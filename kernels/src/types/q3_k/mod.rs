@@ -1,6 +1,6 @@
-//! Q3_K. A file block is `high: u8[32], low: u8[64], scales: u8[12], d: f16`. For each half of 128 values, the four
-//! sub-blocks of 32 share the same 32 bytes of `low`, two bits apart. Bit s of byte i of `high` is the third bit
-//! of value i of sub-block s. value = d·(scale − 32)·(q − 4), with one 6-bit scale per 16 values.
+//! Q3_K. A file block is `high: u8[32], low: u8[64], scales: u8[12], d: f16`. In each half of 128 values, four
+//! sub-blocks of 32 share 32 bytes of `low`, with two bits per sub-block. Bit s of byte i of `high` is the third
+//! bit of value i of sub-block s. value = d·(scale − 32)·(q − 4), with one 6-bit scale per 16 values.
 //!
 //! `Rows16`: for each 32 columns 3 vectors; for each 32 columns 16 × i8 scale of the first 16, 16 × i8 of the last
 //! 16; for each 256 columns 16 × f16 d. The bytes of vector j hold quads 2j and 2j + 1 in three bits each. Their

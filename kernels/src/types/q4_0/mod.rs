@@ -1,5 +1,5 @@
-//! Q4_0. A file block is `d: f16, q: u8[16]`. Byte i holds value i in its low and value i + 16 in its high
-//! nibble; value = d·(q − 8).
+//! Q4_0. A file block is `d: f16, q: u8[16]`. Byte i holds value i in its low nibble and value i + 16 in its
+//! high nibble; value = d·(q − 8).
 //!
 //! `Rows16`: for each 32 columns 4 vectors; 16 × f16 d.
 

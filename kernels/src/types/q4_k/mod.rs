@@ -1,5 +1,5 @@
 //! Q4_K. A file block is `d, dmin: f16, scales: u8[12], q: u8[128]`. 32 bytes of `q` hold sub-block 2c in their
-//! low and 2c + 1 in their high nibbles; value = d·scale·q − dmin·minimum.
+//! low nibbles and sub-block 2c + 1 in their high nibbles; value = d·scale·q − dmin·minimum.
 //!
 //! `Rows16`: for each 32 columns 4 vectors; for each 32 columns 16 × u8 scale, 16 × u8 minimum; for each 256
 //! columns 16 × f16 d, 16 × f16 dmin.

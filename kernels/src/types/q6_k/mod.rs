@@ -1,10 +1,11 @@
-//! Q6_K. A file block is `low: u8[128], high: u8[64], scales: i8[16], d: f16`. For each half of 128 values, the
-//! four sub-blocks of 32 are in the low nibbles of 32 + 32 bytes, then in their high nibbles. Their upper two
-//! bits share the same 32 bytes of `high`, two bits apart. value = d·scale·(q − 32), with one scale per 16
-//! values.
+//! Q6_K. A file block is `low: u8[128], high: u8[64], scales: i8[16], d: f16`. Each half of 128 values has four
+//! sub-blocks of 32. Two sub-blocks are in the low nibbles of 64 bytes, and two in their high nibbles. The upper
+//! two bits of all four share 32 bytes of `high`, two bits per sub-block. value = d·scale·(q − 32), with one
+//! scale per 16 values.
 //!
 //! `Rows16`: for each 32 columns 4 vectors of low bits; for each 32 columns 2 vectors of high bits; for each 32
-//! columns 16 × i8 scale of the first 16, 16 × i8 of the last 16; for each 256 columns 16 × f16 d.
+//! columns 16 × i8 scale of the first 16, 16 × i8 of the last 16; for each 256 columns 16 × f16 d. Vector j of
+//! high bits holds quads j, j + 2, j + 4 and j + 6.
 
 use super::Row;
 use crate::blocks::{WithScales, half_at, pack_bits, quants};
@@ -73,7 +74,6 @@ fn pack(source: &[u8], lane: usize, [lows, highs, subs, tops]: [&mut [u8]; SECTI
         for j in 0..4 {
             put(low, j, lane, nibbles(j) | (nibbles(j + 4) << 4));
         }
-        // Vector j holds every second quad from quad j on.
         for j in 0..2 {
             put(high, j, lane, pairs(j) | (pairs(j + 2) << 2) | (pairs(j + 4) << 4) | (pairs(j + 6) << 6));
         }

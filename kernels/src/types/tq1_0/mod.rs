@@ -1,8 +1,9 @@
-//! TQ1_0. A file block is `q: u8[48], last: u8[4], d: f16`. A byte holds five base-3 digits: the number times
-//! 256/243, rounded up. 32 bytes hold digit n of values 32n … 32n + 31. 16 bytes hold the next 80 values, 16
-//! apart. `last` holds the last 16, 4 apart, without a fifth digit. value = d·(q − 1).
+//! TQ1_0. A file block is `q: u8[48], last: u8[4], d: f16`. A byte stores a number of five base-3 digits times
+//! 256/243, rounded up. In the first 32 bytes, digit n belongs to values 32n … 32n + 31. The next 16 bytes hold
+//! 80 values, and digit n belongs to values 160 + 16n … 160 + 16n + 15. `last` holds the last 16 values in the
+//! same way, with four digits of four values each. value = d·(q − 1).
 //!
-//! `Rows16`: that of TQ2_0, because five digits per byte would need divisions each time.
+//! `Rows16`: that of TQ2_0, because each read of five digits per byte would need divisions.
 
 use super::{Row, tq2_0};
 use crate::blocks::{half_at, inverse_of, largest, put_half, quants, rounded};
