@@ -14,7 +14,7 @@ use std::sync::Arc;
 const TILE: u32 = 64;
 
 const EMBED_ITEMS: Items = Items(256);
-/// Plain weights take many bytes per row of x, so many work items are needed to hide memory latency. Devices
+/// Plain weights take many bytes per row of x. Hiding the memory latency needs many work items. Devices
 /// with smaller groups or less local memory use the variant for four rows.
 const WIDE_ITEMS: Items = Items(1024);
 const GEMV_ITEMS: Items = Items(256);

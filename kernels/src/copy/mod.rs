@@ -3,7 +3,7 @@
 //!
 //! | binding | |
 //! | --- | --- |
-//! | 0 | x: elements of `from`, of which some are read |
+//! | 0 | x: elements of `from`; only those selected by sizes and strides are read |
 //! | 1 | out: elements of `to`, as many as the product of the sizes, written |
 //!
 //! The constants are from, to (the [numbers](crate::elements::number) of these types), first, 6 sizes, and 6

@@ -6,17 +6,10 @@
 //! | 1 | table: `[vocabulary, width]` in the variant's [layout](crate::layout) |
 //! | 2 | out: f32 `[rows, width]`, written |
 //!
-<<<<<<< HEAD
 //! The constants are the rows, the vocabulary, the width, and the first token. Row i of out is the table's row
 //! `tokens[i] - first token`. If the table has no such row, row i is set to zero if the first token is 0, and
 //! left unchanged otherwise. So a large table may be bound in parts, lowest tokens first. A launch has one
 //! group per row.
-=======
-//! The constants are the rows, the vocabulary, the width, and the first token. Row i of out is row
-//! `tokens[i] - first token` of the table. If the table has no such row, row i is set to zero if the first
-//! token is 0, and left unchanged otherwise. So a large table may be bound in parts, lowest tokens first. A
-//! launch has one group per row.
->>>>>>> types
 //!
 //! The table has the same layout as the weights of products, so that tied weights are resident once. In
 //! `Rows16`, a row is interleaved with the other rows of its group, which costs a few microseconds per token.

@@ -71,7 +71,7 @@ fn extents(element: ElementType, constants: &[u32], out: &mut [u64]) {
     ]);
 }
 
-/// Returns the number of tiles of C, or `None` if a launch cannot have so many groups.
+/// Returns the number of tiles of C, or `None` if it exceeds the groups of a launch.
 fn groups(m: u32, n: u32, batch: u32) -> Option<u32> {
     let tiles = m.div_ceil(TILE).checked_mul(n.div_ceil(TILE))?;
     tiles.checked_mul(batch).filter(|groups| *groups <= i32::MAX as u32)
@@ -199,8 +199,7 @@ mod tests {
     #[test]
     fn extents_reach_to_the_last_value() {
         assert_eq!(extents_of(&[]), [84, 140, 120]);
-        // First case: rows of three values, of which the last ends in the middle of a word, and a batch that
-        // shares B.
+        // First case: rows of three values. The last row ends in the middle of a word, and a batch shares B.
         assert_eq!(extents_of(&[(3, 1), (5, 4), (10, 0)]), [96, 72, 120]);
         assert_eq!(extents_of(&[(2, 0)]), [0, 0, 120]);
         assert_eq!(extents_of(&[(0, 0)]), [0; 3]);

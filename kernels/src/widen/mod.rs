@@ -41,7 +41,7 @@ macro_rules! abis {
 }
 each_type!(abis);
 
-/// Returns the output bytes for `n` rows of `k` columns, or an impossible number if no such matrix exists.
+/// Returns the output bytes for `n` rows of `k` columns, or `u64::MAX` if no such matrix exists.
 pub fn out_bytes(n: u32, k: u32) -> u64 {
     Resident::new(TensorType::F16, Layout::RowMajor, n.into(), k.into()).map_or(IMPOSSIBLE, |r| r.bytes())
 }

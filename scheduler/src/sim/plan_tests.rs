@@ -70,7 +70,7 @@ impl Planned {
         SimSummary::new(&spec, report)
     }
 
-    /// Returns the time of a stage for a micro-batch with `rows` rows, of which `logit_rows` need logits.
+    /// Returns the time of a stage for a micro-batch with `rows` rows. `logit_rows` rows need logits.
     fn stage_us(&self, stage: usize, rows: u32, logit_rows: u32, positions: f64) -> f64 {
         let segments = &self.segments[self.plan.stages[stage].segments.range()];
         let (device, wire_type) = (&self.devices[stage], self.plan.wire_type);
