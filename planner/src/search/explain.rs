@@ -5,6 +5,7 @@ use super::baselines::Baseline;
 use super::grid::{Choice, FEWER_DEVICES, Grid, SearchResult};
 use super::problem::{Run, device_times};
 use super::solver::{self, Instance};
+use super::workload_times::Times;
 use super::{PlannerInput, families, tenths};
 use crate::cost::{DeviceFacts, Figure, FigureSource, LinkFacts, Links};
 use crate::plan::{Alternative, BindingLimit, Bottleneck, Explanation, Family, FigureCount, LeftOut, Place};
@@ -59,23 +60,22 @@ fn share(value: f64) -> f64 {
 }
 
 fn bottleneck(choice: &Choice) -> Bottleneck {
-    let evaluation = &choice.evaluation;
-    let places = [
-        (Place::Stage, &evaluation.stages),
-        (Place::Edge, &evaluation.transfers),
-        (Place::SharedLink, &evaluation.shared),
-    ];
+    let (evaluation, busy_us) = (&choice.evaluation, |times: &Times| choice.workload_times.busy_us(times));
+    // Each device is named by its first stage.
+    let first = |device| choice.runs.iter().position(|run| run.device == device).unwrap_or(0);
+    let devices = device_times(&choice.runs, &evaluation.stages).into_iter();
+    let stages = devices.map(|(device, times)| (Place::Stage, first(device), busy_us(&times)));
+    let of = |place| move |(index, times)| (place, index, busy_us(times));
+    let edges = evaluation.transfers.iter().enumerate().map(of(Place::Edge));
+    let shared = evaluation.shared.iter().enumerate().map(of(Place::SharedLink));
     let mut largest = Bottleneck::default();
     let mut total_us = 0.0;
-    for (place, times) in places {
-        for (index, times) in times.iter().enumerate() {
-            let busy_us = choice.workload_times.busy_us(times);
-            if place != Place::SharedLink {
-                total_us += busy_us;
-            }
-            if busy_us > largest.busy_us {
-                largest = Bottleneck { place, index, busy_us, share: 0.0 };
-            }
+    for (place, index, busy_us) in stages.chain(edges).chain(shared) {
+        if place != Place::SharedLink {
+            total_us += busy_us;
+        }
+        if busy_us > largest.busy_us {
+            largest = Bottleneck { place, index, busy_us, share: 0.0 };
         }
     }
     largest.share = if total_us > 0.0 { share(largest.busy_us / total_us) } else { 0.0 };

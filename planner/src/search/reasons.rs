@@ -2,6 +2,7 @@
 //! of the explanation, and decides nothing.
 
 use super::grid::{Choice, Grid};
+use super::problem::device_times;
 use super::trial::Trials;
 use super::workload_times::{Point, WorkloadTimes};
 use super::{Baseline, DoesNotFit, HostMemory, PlannerInput, Shortage, families};
@@ -118,8 +119,10 @@ fn bottleneck(grid: &Grid<'_>, chosen: &Choice, bottleneck: &Bottleneck) -> Stri
         }
         Place::SharedLink => format!("shared link {}", grid.input.links.shared[bottleneck.index].name),
         Place::Stage | Place::TokenReturn => {
-            let at = bottleneck.index;
-            format!("{} with segments {}", label(at), chosen.runs[at].span())
+            let device = chosen.runs[bottleneck.index].device;
+            let runs = chosen.runs.iter().filter(|run| run.device == device);
+            let spans: Vec<_> = runs.map(|run| run.span().to_string()).collect();
+            format!("{} with segments {}", label(bottleneck.index), spans.join(" and "))
         }
     };
     let (busy, share) = (time(bottleneck.busy_us), percent(bottleneck.share));
@@ -274,7 +277,8 @@ fn against_own(explanation: &Explanation) -> String {
 }
 
 fn sources(grid: &Grid<'_>, chosen: &Choice, explanation: &Explanation) -> String {
-    let devices = chosen.runs.iter().map(|run| &grid.input.devices[run.device]);
+    let devices = device_times(&chosen.runs, &chosen.evaluation.stages).into_iter();
+    let devices = devices.map(|(device, _)| &grid.input.devices[device]);
     let figures: Vec<_> =
         explanation.figures.iter().map(|count| format!("{} {}", count.figures, count.source)).collect();
     let memory: Vec<_> =
