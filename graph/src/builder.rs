@@ -120,7 +120,8 @@ impl<'a> Builder<'a> {
     ///
     /// Each product starts at a multiple of [`JOINT_COLUMNS`]. If its first column is not such a multiple,
     /// rows of zeros are prepended to its weights. Products run from last to first, so an earlier product
-    /// overwrites the zeros in its columns.
+    /// overwrites the zeros in its columns. With `biases`, one per weight, products add to the biases instead,
+    /// and zeros change nothing.
     pub(crate) fn joint_matmul(
         &mut self,
         x: NodeIndex,
@@ -157,8 +158,7 @@ impl<'a> Builder<'a> {
         Ok(inputs[inputs.len() - 1])
     }
 
-    /// Adds nodes that append the keys and values of `qkv` to the layer's cache and compute attention. The
-    /// queries have `width` values per row.
+    /// Adds the norm of the query heads and of the key heads of `qkv`, with one weight for each kind.
     pub(crate) fn head_norm(
         &mut self,
         qkv: NodeIndex,
@@ -172,7 +172,7 @@ impl<'a> Builder<'a> {
         Ok(self.like(Operator::HeadNorm { heads, weights, epsilon }, &[qkv]))
     }
 
-    /// Appends the keys and values of `qkv` to the layer's cache and adds the attention of the queries, with
+    /// Adds nodes that append the keys and values of `qkv` to the layer's cache and compute attention, with
     /// scores divided by √dimensions.
     pub(crate) fn attention(&mut self, qkv: NodeIndex, layer: u32, heads: Heads, rope: Rope) -> NodeIndex {
         let rows = self.graph.node(qkv).rows;

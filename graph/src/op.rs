@@ -140,7 +140,7 @@ pub enum Operator {
         scale: f32,
         /// Number of splits.
         splits: u32,
-        /// Pairing of the fused [`Operator::RopeAppend`], if any.
+        /// Rotation of the fused [`Operator::RopeAppend`], if any.
         appends: Option<Rope>,
     },
     /// Second half of split attention: combines the partial results of an [`Operator::AttentionPartial`].

@@ -76,7 +76,7 @@ pub struct Program {
 pub enum WeightContent {
     /// A matrix in its resident layout.
     Matrix(StackedMatrix),
-    /// A vector of f32 values. The tensor has the same name as the buffer.
+    /// Vectors of f32 values, one after the other.
     Vector {
         /// Their names.
         tensors: Vec<String>,

@@ -148,8 +148,8 @@ fn fast_perplexity_with_the_f16_wire_type_is_within_a_percent() {
     }
 }
 
-/// Compares a safetensors directory with an independent implementation that computes in float32 from the same
-/// f16 weights.
+/// Compares model directories and their GGUF files with an independent implementation that computes in float32
+/// or float64 from the same weights.
 #[test]
 fn logits_of_checkpoints_are_within_1e_4() {
     for name in support::CHECKPOINTS {

@@ -24,7 +24,7 @@ use names::Names;
 use ragtag_kernels::TensorType;
 use transformer::Layer;
 
-/// A family of models and the function that builds its operator graph.
+/// A family of models as data: names, layers and tensors.
 pub struct Architecture {
     /// Value of `general.architecture`.
     pub name: &'static str,

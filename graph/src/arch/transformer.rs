@@ -1,4 +1,4 @@
-//! Graph construction that all decoder-only transformers share. Each architecture passes its own [`Options`].
+//! Layers of decoder-only transformers as data, and the construction of their graph.
 
 use super::names::{EMBEDDING, HEAD, ROPE_FACTORS};
 use super::{Architecture, Hyperparameters, Rope};
@@ -7,11 +7,12 @@ use crate::model::ModelError;
 use crate::op::Heads;
 use petgraph::stable_graph::NodeIndex;
 
-/// Differences between architectures.
+/// A transformer layer: an attention and a feed-forward network. An RMS norm precedes each, and a residual
+/// addition follows it.
 pub(super) struct Layer {
     pub(super) attention: Attention,
     pub(super) feed_forward: FeedForward,
-    /// Whether norms precede the attention's output projection and the FFN's down projection.
+    /// Constant that the norms add to the mean square.
     pub(super) epsilon: f32,
 }
 

@@ -239,7 +239,8 @@ impl Emitter<'_> {
                 self.variants.len() - 1
             }
         };
-        // All kernels depend on the micro-batch except those that dequantize weights or convert wire types.
+        // All kernels depend on the micro-batch except those that dequantize weights, convert wire types or
+        // write biases.
         let params = (!matches!(kernel, Kernel::Widen(_) | Kernel::Copy)).then_some((
             Place::Params,
             0,

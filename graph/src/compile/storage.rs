@@ -170,7 +170,7 @@ mod tests {
         storage.scratch_bytes
     }
 
-    /// Returns the bundled models at block granularity and at half-block granularity.
+    /// Returns models of all architectures at block granularity and at half-block granularity.
     fn models() -> Vec<Model> {
         let models =
             [test_models::bitnet(), test_models::llama(), test_models::qwen2(), test_models::qwen3()];

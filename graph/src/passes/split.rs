@@ -4,7 +4,7 @@
 use crate::op::{Heads, Node, Operator, OperatorGraph};
 use ragtag_kernels::Activations;
 
-/// Splits the positions of every attention into `splits` ranges. Heads have `head_dimensions` values.
+/// Splits the positions of every attention into as many ranges as `splits` returns for its heads.
 pub(crate) fn split_attention(graph: &mut OperatorGraph, splits: impl Fn(Heads) -> u32) {
     for merge in graph.ordered() {
         let node = graph.node(merge).clone();
