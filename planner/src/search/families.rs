@@ -9,18 +9,21 @@
 //! This module does not depend on the solver or the explanation.
 
 use super::PlannerInput;
-use super::grid::{FEWER_DEVICES, Grid, SearchResult};
+use super::grid::{Grid, SearchResult};
 use super::problem::Run;
 use crate::plan::Family;
 use ragtag_graph::Granularity;
 
 /// Most stages of each device in an interleaved placement.
 const TURNS: usize = 4;
+/// Minimum predicted gain of a placement in which devices have several stages. The cost model does not include
+/// the time until the host learns that an input has arrived and submits its computation.
+const GAIN: f64 = 0.05;
 /// Most devices of a placement that is interleaved, or tried with the feed-forward halves apart.
 const DEVICES: usize = 8;
 
 /// Adds the best placement of these families to the result, and makes it the best if it is predicted to be
-/// faster by more than [`FEWER_DEVICES`].
+/// faster by more than [`GAIN`].
 pub(super) fn add(grid: &Grid<'_>, found: &mut SearchResult) {
     let input = grid.input;
     let mut placements = feed_forward_apart(input);
@@ -29,7 +32,7 @@ pub(super) fn add(grid: &Grid<'_>, found: &mut SearchResult) {
     let Some(choice) = grid.cheapest(&placements.iter().map(Vec::as_slice).collect::<Vec<_>>()) else {
         return;
     };
-    if choice.expected_us() < found.best.expected_us() * (1.0 - FEWER_DEVICES) {
+    if choice.expected_us() < found.best.expected_us() * (1.0 - GAIN) {
         let exact = std::mem::replace(&mut found.best, choice);
         found.others.insert(0, exact);
     } else {

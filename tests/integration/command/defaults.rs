@@ -29,11 +29,15 @@ fn every_cell_has_named_alternatives_with_samples() {
         let mut least = f64::INFINITY;
         for alternative in alternatives {
             let rate = |field: &str| alternative[field].as_f64().unwrap();
-            let ratio = rate("default_tokens_per_s") / rate("tokens_per_s");
+            let samples = |field: &str| -> Vec<f64> {
+                alternative[field].as_array().unwrap().iter().map(|sample| sample.as_f64().unwrap()).collect()
+            };
+            let (own, others) = (samples("default_samples_tokens_per_s"), samples("samples_tokens_per_s"));
+            let mut ratios: Vec<f64> = own.iter().zip(&others).map(|(own, other)| own / other).collect();
+            ratios.sort_by(f64::total_cmp);
+            let ratio = (ratios[(ratios.len() - 1) / 2] + ratios[ratios.len() / 2]) / 2.0;
             assert!(ratio > 0.0 && (rate("ratio") / ratio - 1.0).abs() < 1e-9, "{alternative}");
-            for samples in ["samples_tokens_per_s", "default_samples_tokens_per_s"] {
-                assert!(!alternative[samples].as_array().unwrap().is_empty(), "{alternative}");
-            }
+            assert!(rate("default_tokens_per_s") > 0.0 && rate("tokens_per_s") > 0.0, "{alternative}");
             least = least.min(ratio);
         }
         assert!((cell["ratio"].as_f64().unwrap() / least - 1.0).abs() < 1e-9, "{cell}");
