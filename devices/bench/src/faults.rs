@@ -11,7 +11,7 @@ use test_drivers::{LostAt, VulkanFaults};
 
 /// Number of successful submissions before the loss.
 const GOOD: u64 = 5;
-/// Number of submissions after the loss is armed.
+/// Number of submissions that the test makes after it has armed the loss.
 const MORE: usize = 12;
 /// Region for downloads that may fail.
 const OTHER: RegionId = RegionId(1);
@@ -102,8 +102,8 @@ pub fn no_memory<T: std::fmt::Debug>(result: Result<T, Error>, bytes: u64) {
     }
 }
 
-/// Limits the driver to `room` more bytes, although it reports more as free. Asserts that the error has
-/// sizes, that a smaller allocation works, and that freed memory can be reused.
+/// Limits the driver to `room` more bytes, although it reports more as free. Asserts that the out-of-memory
+/// error contains the requested bytes, that a smaller allocation works, and that freed memory can be reused.
 #[track_caller]
 pub fn runs_out_of_memory(faults: &VulkanFaults, backend: &dyn Backend, adapter: &Adapter, room: u64) {
     let number = faults.opened();

@@ -25,7 +25,7 @@ pub trait Subject {
     /// Returns the backend's adapters. Records a skipped test if there are none.
     fn adapters(&self) -> Vec<Adapter>;
 
-    /// Records a skipped test. `missing` is the missing requirement, `why` the details.
+    /// Records a skipped test. `missing` names the missing requirement, and `why` gives the details.
     fn skip(&self, missing: &str, why: &str);
 
     /// Fails the test if the driver or a validation layer has raised an error.
@@ -42,8 +42,8 @@ pub fn each(on: &dyn Subject, test: impl Fn(Bench)) {
     }
 }
 
-/// Returns the discrete GPUs. Records a skipped test if there are none. A stray kernel on a CPU device would
-/// crash the process.
+/// Returns the discrete GPUs, for tests with a stray kernel, which would crash the process on a CPU device.
+/// Records a skipped test if there are none.
 pub fn cards(on: &dyn Subject) -> Vec<Adapter> {
     let cards = on.adapters().into_iter().filter(|adapter| adapter.kind == AdapterKind::Discrete);
     let cards: Vec<_> = cards.collect();

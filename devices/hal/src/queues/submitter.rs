@@ -49,7 +49,7 @@ pub struct Task<D: Driver> {
     pub signal: Point,
 }
 
-/// Readiness of a task to be enqueued.
+/// State of a task: whether it can be enqueued.
 enum Readiness<E> {
     /// The task can be enqueued. It runs after these predecessors.
     Ready(Vec<After<E>>),
@@ -92,7 +92,7 @@ impl Alarm {
         }
     }
 
-    /// Waits for a signal after the first `rings` signals.
+    /// Waits until the alarm has rung more than `rings` times or is closing.
     fn heard(&self, rings: u64, turn: Turn) -> Outcome<()> {
         let quiet = |state: &mut AlarmState| state.rings == rings && !state.closing;
         let mut state = self.lock();
@@ -123,7 +123,8 @@ impl Alarm {
 /// Queues of a device with their held tasks.
 struct Shared<Q: DriverQueue> {
     queues: [TrackedQueue<Q>; 3],
-    /// Held tasks of each queue in submission order. The lock of the queue's order is taken first.
+    /// Held tasks of each queue in submission order. A thread that needs both locks first takes the lock of
+    /// the queue's order.
     held: [Mutex<VecDeque<Task<Q::Driver>>>; 3],
     alarm: Arc<Alarm>,
 }
@@ -237,7 +238,7 @@ impl<Q: DriverQueue> Submitter<Q> {
         &self.shared.queues[queue.index()]
     }
 
-    /// Wakes the submission thread whenever this timeline changes.
+    /// Wakes the submission thread whenever `timeline` changes.
     pub fn listen(&self, timeline: &Timeline) {
         // The reference is weak, because subscriptions outlive the device.
         let alarm = Arc::downgrade(&self.shared.alarm);
