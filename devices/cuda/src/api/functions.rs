@@ -228,7 +228,8 @@ mod tests {
         }
     }
 
-    /// Checks a stand-in library that reports CUDA 11.4.
+    /// Checks that a driver that is too old is rejected with its version. A stand-in library reports CUDA
+    /// 11.4.
     #[test]
     fn a_driver_that_is_too_old_is_named() {
         if !cfg!(unix) || std::process::Command::new("cc").arg("--version").output().is_err() {
