@@ -73,8 +73,8 @@ pub(crate) enum Probed {
     Apart,
 }
 
-/// Returns the rows in order of preference. If several backends report one physical device, the first of them
-/// is used.
+/// Returns the rows in order of preference. If several backends report one physical device, Ragtag uses the
+/// first of these backends.
 ///
 /// Each backend has its value of [`Probed`] for one of these reasons:
 /// - CUDA: NVIDIA's library returns error codes and does not crash. Initialising many GPUs in two processes

@@ -1,5 +1,5 @@
 //! Tests of device loss and out-of-memory errors. A layer between Vulkan's loader and the driver injects the
-//! faults, so they work with any driver. The tests of each backend choose the Vulkan call that fails.
+//! faults, so the tests work with any driver. The tests of each backend choose the Vulkan call that fails.
 
 use crate::{Bench, WORDS, all, download, in_time, open, scale, upload};
 use ragtag_hal::{
@@ -22,9 +22,9 @@ fn launch() -> Vec<Command> {
     vec![scale(all(0), all(1), 3)]
 }
 
-/// Loses one of two working devices. Asserts that the error contains `words`, that every call returns the
-/// same error, and that nothing leaks. Asserts that the other device and a device that is opened afterwards
-/// work. Each submission makes one call that can lose the device.
+/// Opens two devices and loses one of them. Asserts that the error contains `words`, that every call to the
+/// lost device returns the same error, and that nothing leaks. Also asserts that the other device and a
+/// device that is opened afterwards work. Each submission makes one call that can lose the device.
 #[track_caller]
 pub fn loses_one_of_two(
     faults: &VulkanFaults,

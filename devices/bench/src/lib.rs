@@ -87,8 +87,8 @@ pub fn download(buffer: u32) -> Command {
     Command::Download { from: all(buffer), region: RegionId(0), offset: 0 }
 }
 
-/// A device with buffers 0 to 3 of [`WORDS`] words and region 0 of the same size. Module 0 is [`SCALE`] if
-/// the kernel exists in a language of the device.
+/// A device with buffers 0 to 3 of [`WORDS`] words and region 0 of the same size. If the kernel [`SCALE`] is
+/// available in a language of the device, module 0 contains it.
 pub struct Bench {
     /// Device.
     pub device: Checked,

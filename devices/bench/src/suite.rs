@@ -1,8 +1,8 @@
 //! Tests that every backend for a GPU API must pass on each of its devices.
 //!
 //! [`device_tests!`](crate::device_tests), [`point_tests!`](crate::point_tests) and
-//! [`cache_tests!`](crate::cache_tests) generate the tests of a backend. `lost.rs` has a test for devices
-//! that a backend's own tests open.
+//! [`cache_tests!`](crate::cache_tests) generate the tests of a backend. The test in `lost.rs` runs on a
+//! device that a backend's own tests have opened.
 
 pub mod cache;
 pub mod devices;

@@ -41,8 +41,8 @@ pub(crate) struct Abilities {
     pub(crate) local_memory_bytes: u64,
 }
 
-/// A stream-ordered pool with a stream used only for allocations. So allocations do not wait for other work,
-/// and other work does not wait for them.
+/// A stream-ordered pool with a stream used only for allocations. Because of this stream, allocations do not
+/// wait for other work, and other work does not wait for allocations.
 struct Ordered {
     pool: Pool,
     stream: Stream,

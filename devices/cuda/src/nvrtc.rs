@@ -32,8 +32,9 @@ impl Compiled {
     }
 }
 
-/// Returns the compiler options. The target is the device's exact architecture with its specific features.
-/// Rounding follows IEEE 754 without contraction, so that all compilers produce the same results.
+/// Returns the compiler options. The target is the device's exact architecture, with the features that only
+/// this architecture has. Rounding follows IEEE 754 without contraction, so that all compilers produce the
+/// same results.
 pub(crate) fn options((major, minor): (i32, i32)) -> Vec<String> {
     let suffix = if (major, minor) >= (9, 0) { "a" } else { "" };
     let architecture = format!("--gpu-architecture=sm_{major}{minor}{suffix}");

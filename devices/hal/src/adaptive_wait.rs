@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 
 /// Number of past waits kept for prediction.
 const REMEMBERED: usize = 4;
-/// Time before the expected event at which a thread wakes. It exceeds the lateness of timers.
+/// Time before the expected event at which a thread wakes. It is longer than the delay with which timers wake
+/// threads.
 const EARLY: Duration = Duration::from_micros(150);
 /// Time after the expected event during which a thread keeps spinning.
 const LATE: Duration = Duration::from_micros(100);

@@ -1,4 +1,4 @@
-//! The traits that a backend implements, and the facts that its probe reports.
+//! The traits that a backend implements, and the data that its probe reports.
 
 use crate::caps::Caps;
 use crate::command::{Command, Module, Submission};

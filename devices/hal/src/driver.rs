@@ -84,7 +84,8 @@ pub trait Driver: Send + Sync + Sized + 'static {
     /// Allocates memory and commits it before the call returns.
     ///
     /// # Errors
-    /// Returns [`Error::OutOfMemory`](crate::Error::OutOfMemory). The caller fills in its field `free`.
+    /// Returns [`Error::OutOfMemory`](crate::Error::OutOfMemory) if the device has too little memory. The
+    /// caller fills in the field `free` of the error.
     fn allocate(&self, bytes: u64) -> Result<Self::Buffer>;
 
     /// Loads a module. Returns one loaded entry for each of [`Module::entries`].

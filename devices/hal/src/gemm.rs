@@ -90,7 +90,7 @@ pub struct GemmLibrary {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum GemmChoice {
-    /// Kernels for the device's matrix units. If there are no such kernels, the library.
+    /// Kernels for the device's matrix units if there are any, otherwise the library.
     #[default]
     Auto,
     /// Always kernels.

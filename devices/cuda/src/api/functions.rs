@@ -17,7 +17,8 @@ use std::ops::Deref;
 /// File names of the driver library.
 pub(super) const LIBRARIES: &[&str] =
     if cfg!(windows) { &["nvcuda.dll"] } else { &["libcuda.so.1", "libcuda.so"] };
-/// Oldest supported CUDA version, 12.2. It has all of these functions and accepts the committed PTX.
+/// Oldest supported CUDA version, 12.2. It provides all required functions and accepts the PTX that the
+/// repository contains.
 const OLDEST_VERSION: i32 = 12_020;
 
 /// Reason why no driver is usable.

@@ -6,8 +6,8 @@
 //! awaited points have passed.
 //!
 //! Waits between devices use no API feature such as shared semaphores. Otherwise the driver would decide what
-//! happens when the other device fails, and enqueued work could not be withdrawn. Each backend documents how
-//! its drivers behave.
+//! happens when the other device fails, and enqueued work could not be withdrawn. The documentation of each
+//! backend's queue describes the behaviour of its drivers.
 //!
 //! This module knows nothing about commands or the driver.
 

@@ -1,8 +1,8 @@
 //! Detection of rocBLAS, AMD's matrix product library, and of the architectures that it supports.
 //!
-//! rocBLAS aborts the process if it has no kernels for an architecture. So Ragtag checks its kernel files
-//! first. Their names contain the architectures. They are in `rocblas/library` beside the library, or in
-//! `ROCBLAS_TENSILE_LIBPATH`.
+//! rocBLAS aborts the process if it has no kernels for an architecture. So Ragtag first checks the kernel
+//! files of rocBLAS, whose names contain the architectures. The files are in `rocblas/library` beside the
+//! library, or in the folder that `ROCBLAS_TENSILE_LIBPATH` names.
 
 use super::library::{self, BlasFunctions, Version};
 use super::text;
