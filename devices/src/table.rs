@@ -76,7 +76,7 @@ pub(crate) enum Probed {
 /// Returns the rows in order of preference. If several backends report one physical device, Ragtag uses the
 /// first of these backends.
 ///
-/// Each backend has its value of [`Probed`] for one of these reasons:
+/// Ragtag probes a backend in this process or in a child process for these reasons:
 /// - CUDA: NVIDIA's library returns error codes and does not crash. Initialising many GPUs in two processes
 ///   would take long.
 /// - HIP: AMD's runtime aborts on GPUs for which it was not built.

@@ -91,7 +91,7 @@ pub fn loses_one_of_two(
     Bench::new(open(backend, adapter, 2, &Limits::default())).works();
 }
 
-/// Asserts that a request for `bytes` bytes failed with out of memory.
+/// Asserts that a request for `bytes` bytes failed with an out-of-memory error.
 #[track_caller]
 pub fn no_memory<T: std::fmt::Debug>(result: Result<T, Error>, bytes: u64) {
     match result {

@@ -62,7 +62,7 @@ pub fn all(buffer: u32) -> BufferRange {
     buffer_range(buffer, 0, WORDS)
 }
 
-/// Returns a launch of [`SCALE`] from a module.
+/// Returns a command that launches [`SCALE`] from the module with ID `module`.
 pub fn scale_of(module: u32, from: BufferRange, to: BufferRange, factor: u32) -> Command {
     let words = (to.bytes / 4) as u32;
     let bindings =
@@ -72,17 +72,17 @@ pub fn scale_of(module: u32, from: BufferRange, to: BufferRange, factor: u32) ->
     Command::Dispatch(Dispatch { module: ModuleId(module), entry: 0, bindings, constants, grid })
 }
 
-/// Returns a launch of [`SCALE`] from module 0.
+/// Returns a command that launches [`SCALE`] from module 0.
 pub fn scale(from: BufferRange, to: BufferRange, factor: u32) -> Command {
     scale_of(0, from, to, factor)
 }
 
-/// Returns an upload from region 0 to a buffer.
+/// Returns a command that uploads the start of region 0 to all of `buffer`.
 pub fn upload(buffer: u32) -> Command {
     Command::Upload { region: RegionId(0), offset: 0, to: all(buffer) }
 }
 
-/// Returns a download from a buffer to region 0.
+/// Returns a command that downloads all of `buffer` to the start of region 0.
 pub fn download(buffer: u32) -> Command {
     Command::Download { from: all(buffer), region: RegionId(0), offset: 0 }
 }

@@ -68,7 +68,7 @@ macro_rules! tested {
             $crate::scale_text(ragtag_hal::KernelLanguage::$language).unwrap()
         }
 
-        /// Returns a module with `SCALE` from this source text.
+        /// Returns a module that contains `SCALE` with the source `text`.
         pub fn module(text: std::sync::Arc<str>) -> ragtag_hal::Module {
             let language = ragtag_hal::KernelLanguage::$language;
             $crate::module_of(language, text, $crate::function("scale"))

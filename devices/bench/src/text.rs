@@ -1,4 +1,4 @@
-//! The test kernel in each language of GPUs.
+//! The test kernel in each kernel language for GPUs.
 
 use crate::GROUP;
 use ragtag_hal::{Access, DeviceFunction, EntryAbi, KernelLanguage, Module, ModuleSource, TextEntry};

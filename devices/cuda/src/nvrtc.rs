@@ -60,7 +60,7 @@ impl Compiler {
         key(parts.into_iter().chain(self.options.iter().map(String::as_bytes)))
     }
 
-    /// Returns the code for a source, from the cache or newly compiled.
+    /// Returns the code for a source. Takes the code from the cache, or compiles the source.
     ///
     /// # Errors
     /// Returns [`Error::Compile`](ragtag_hal::Error::Compile) with the log if the compilation fails.

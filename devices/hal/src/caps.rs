@@ -88,7 +88,7 @@ pub struct Caps {
     pub records_programs: bool,
     /// Largest single allocation, in bytes.
     pub max_allocation_bytes: u64,
-    /// Largest range of one binding, in bytes.
+    /// Maximum size of the range of one binding, in bytes.
     pub max_binding_bytes: u64,
     /// Required alignment of a binding's offset, in bytes.
     pub binding_alignment_bytes: u64,

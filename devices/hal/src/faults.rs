@@ -103,7 +103,7 @@ pub(crate) struct Faulty {
 }
 
 impl Faulty {
-    /// Wraps a device in faults and a throttle.
+    /// Wraps a device, and injects the faults and the throttle.
     ///
     /// # Errors
     /// Returns an error if the device cannot import mirrored timelines, or the system cannot start the

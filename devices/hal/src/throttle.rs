@@ -33,7 +33,7 @@ impl Throttle {
     }
 }
 
-/// State for the calculation of completion times of throttled work.
+/// State from which the completion times of throttled work are calculated.
 #[derive(Debug)]
 pub(crate) struct Pace {
     throttle: Throttle,

@@ -113,7 +113,7 @@ pub(crate) fn probe(backend: &str) -> Result<Vec<Found>, Unavailable> {
     Ok(found)
 }
 
-/// Returns pairs of the platform and each of its devices.
+/// Returns the devices of `platform`. Each device is paired with the platform.
 fn devices(platform: cl_platform_id) -> Vec<(cl_platform_id, Device)> {
     match Platform::new(platform).get_devices(CL_DEVICE_TYPE_ALL) {
         Ok(ids) => ids.into_iter().map(|id| (platform, Device::new(id))).collect(),

@@ -59,7 +59,7 @@ enum Readiness<E> {
     Failed(Error),
 }
 
-/// A task that is ready or has failed.
+/// A task with its readiness. The task is ready or has failed.
 type Fate<Q> = (Task<<Q as DriverQueue>::Driver>, Readiness<<Q as DriverQueue>::Event>);
 
 /// Wake-up signal of the submission thread.
