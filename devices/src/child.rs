@@ -60,7 +60,7 @@ impl ProbeChild {
     }
 }
 
-/// Formats the answer of a probe as a line.
+/// Formats the result of a probe as the line that the child prints.
 pub(crate) fn line(probe: &Result<Vec<Adapter>, Unavailable>) -> String {
     let answer = match probe {
         Ok(adapters) => Answer::Found(adapters.clone()),
@@ -154,7 +154,7 @@ fn unavailable(cause: String) -> Unavailable {
     Unavailable { tried: vec!["a separate process".into()], cause }
 }
 
-/// Reads output until the line of an answer arrives.
+/// Starts a thread that reads `out` until a line with an answer arrives, and then sends the answer.
 fn answer_of(out: impl Read + Send + 'static) -> Receiver<String> {
     let (sender, receiver) = channel();
     std::thread::spawn(move || {
@@ -169,7 +169,7 @@ fn answer_of(out: impl Read + Send + 'static) -> Receiver<String> {
     receiver
 }
 
-/// Reads the output of a child to its end and returns it as text.
+/// Starts a thread that reads `err` to its end and then sends the text.
 fn said_by(err: impl Read + Send + 'static) -> Receiver<String> {
     let (sender, receiver) = channel();
     std::thread::spawn(move || {

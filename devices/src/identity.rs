@@ -1,6 +1,7 @@
 //! Detection of adapters that are one physical device seen through several APIs.
 //!
-//! This module knows no backend by name. Backends are in order of preference.
+//! This module knows no backend by name. It relies on the order of the backends, which is the order of
+//! preference.
 
 use ragtag_hal::{Adapter, AdapterKind, Memory, MemorySource};
 
@@ -162,7 +163,8 @@ mod tests {
         assert_eq!(merged(&[opencl, cpu[0].clone(), cpu[1].clone()]).len(), 3);
     }
 
-    /// Checks two equal cards. OpenCL reports the PCI address of only one card.
+    /// Checks two equal cards when OpenCL reports the PCI address of only one of them. The match by name must
+    /// not displace the match by address.
     #[test]
     fn a_match_by_name_does_not_displace_a_match_by_address() {
         let card = |backend, index, bus: Option<u8>| {

@@ -7,11 +7,12 @@
 //! size      = digits [ "B" | "KiB" | "MiB" | "GiB" | "TiB" ]
 //! ```
 //!
-//! `auto` selects every GPU, or every CPU device if there is no GPU. A list of only filters implies `auto`. A
-//! software GPU is selected only by name. The name of a backend names each of its devices. The words `auto`,
-//! `gpu` and `cpu` select each physical device once. If another item names an API of the device, they use
-//! that API, otherwise the preferred API. A device is selected twice only if two of its APIs are named. This
-//! module knows no backend by name except `cpu`.
+//! `auto` selects every GPU, or every CPU device if there is no GPU. A list that contains only filters
+//! implies `auto`. A software GPU is selected only by name. The name of a backend stands for the names of all
+//! its devices. The words `auto`, `gpu` and `cpu` select each physical device once. If another item of the
+//! list names an API of the device, the device is opened through that API, otherwise through the preferred
+//! API. A device is selected twice only if two of its APIs are named. This module knows no backend by name
+//! except `cpu`.
 
 use crate::identity::total_bytes;
 use crate::table::{Report, Status};
@@ -179,7 +180,7 @@ impl FromStr for Selection {
     }
 }
 
-/// Returns true if a text can be a backend name.
+/// Returns true if `item` has the form of a backend name.
 fn is_word(item: &str) -> bool {
     !item.is_empty() && item.chars().all(|c| c.is_ascii_lowercase() || c == '-')
 }
@@ -334,7 +335,8 @@ impl Selection {
 }
 
 impl Term {
-    /// Returns the devices that the term names. The words `auto`, `gpu` and `cpu` name no devices.
+    /// Returns the devices that the term names. The result is empty for `auto`, `gpu` and `cpu`, because
+    /// these words name no particular device.
     fn named<'a>(&self, report: &'a Report) -> Result<Vec<Device<'a>>, SelectionError> {
         match self {
             Term::Auto | Term::Gpu | Term::Cpu => Ok(Vec::new()),

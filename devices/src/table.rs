@@ -73,10 +73,10 @@ pub(crate) enum Probed {
     Apart,
 }
 
-/// Returns the rows in order of preference. If several backends report one physical device, the first of them
-/// is used.
+/// Returns the rows in order of preference. If several backends report one physical device, Ragtag uses the
+/// first of these backends.
 ///
-/// The values of [`Probed`] have these reasons:
+/// Ragtag probes a backend in this process or in a child process for these reasons:
 /// - CUDA: NVIDIA's library returns error codes and does not crash. Initialising many GPUs in two processes
 ///   would take long.
 /// - HIP: AMD's runtime aborts on GPUs for which it was not built.
@@ -94,7 +94,7 @@ fn rows(config: &Config) -> Vec<Row> {
     ]
 }
 
-/// Process-wide table of backends by configuration, for APIs whose drivers start and compile slowly. A
+/// Process-wide table of backends, keyed by configuration, for APIs whose drivers start and compile slowly. A
 /// repeated probe reuses a backend with its results and compiled programs.
 #[cfg(any(feature = "opencl", feature = "vulkan", feature = "wgpu"))]
 struct Kept<C, B>(Mutex<Vec<(C, Arc<B>)>>);
@@ -250,8 +250,8 @@ impl Report {
         self.devices.iter().find(|device| device.adapters.iter().any(|own| own == label))
     }
 
-    /// Builds a report from probe results. Merges the adapters of each physical device, and completes their
-    /// memory figures from each other.
+    /// Builds a report from probe results. Merges the adapters of each physical device. If an adapter lacks
+    /// memory figures, takes them from another adapter of the device.
     fn of(backends: Vec<BackendReport>) -> Self {
         let mut report = Self { backends, devices: Vec::new() };
         let all: Vec<&Adapter> = report.adapters().collect();

@@ -167,8 +167,8 @@ impl ThrottleSpec {
         Ok(())
     }
 
-    /// Returns the only type of device that supports this throttle. Returns `None` if the throttled device
-    /// supports it.
+    /// Returns the only type of device that supports this throttle, or `None` if the throttled device already
+    /// has that type or the throttle suits every device.
     fn only(&self) -> Option<&'static str> {
         match self {
             ThrottleSpec::Threads { device, .. } if device.backend != "cpu" => Some("CPU"),

@@ -1,5 +1,5 @@
 //! Tests of device loss and out-of-memory errors. A layer between Vulkan's loader and the driver injects the
-//! faults, so they work with any driver. The tests of each backend choose the Vulkan call that fails.
+//! faults, so the tests work with any driver. The tests of each backend choose the Vulkan call that fails.
 
 use crate::{Bench, WORDS, all, download, in_time, open, scale, upload};
 use ragtag_hal::{
@@ -11,7 +11,7 @@ use test_drivers::{LostAt, VulkanFaults};
 
 /// Number of successful submissions before the loss.
 const GOOD: u64 = 5;
-/// Number of submissions after the loss is armed.
+/// Number of submissions that the test makes after it has armed the loss.
 const MORE: usize = 12;
 /// Region for downloads that may fail.
 const OTHER: RegionId = RegionId(1);
@@ -22,9 +22,9 @@ fn launch() -> Vec<Command> {
     vec![scale(all(0), all(1), 3)]
 }
 
-/// Loses one of two working devices. Asserts that the error contains `words`, that every call returns the
-/// same error, and that nothing leaks. Asserts that the other device and a device that is opened afterwards
-/// work. Each submission makes one call that can lose the device.
+/// Opens two devices and loses one of them. Asserts that the error contains `words`, that every call to the
+/// lost device returns the same error, and that nothing leaks. Also asserts that the other device and a
+/// device that is opened afterwards work. Each submission makes one call that can lose the device.
 #[track_caller]
 pub fn loses_one_of_two(
     faults: &VulkanFaults,
@@ -91,7 +91,7 @@ pub fn loses_one_of_two(
     Bench::new(open(backend, adapter, 2, &Limits::default())).works();
 }
 
-/// Asserts that a request for `bytes` bytes failed with out of memory.
+/// Asserts that a request for `bytes` bytes failed with an out-of-memory error.
 #[track_caller]
 pub fn no_memory<T: std::fmt::Debug>(result: Result<T, Error>, bytes: u64) {
     match result {
@@ -102,8 +102,8 @@ pub fn no_memory<T: std::fmt::Debug>(result: Result<T, Error>, bytes: u64) {
     }
 }
 
-/// Limits the driver to `room` more bytes, although it reports more as free. Asserts that the error has
-/// sizes, that a smaller allocation works, and that freed memory can be reused.
+/// Limits the driver to `room` more bytes, although it reports more as free. Asserts that the out-of-memory
+/// error contains the requested bytes, that a smaller allocation works, and that freed memory can be reused.
 #[track_caller]
 pub fn runs_out_of_memory(faults: &VulkanFaults, backend: &dyn Backend, adapter: &Adapter, room: u64) {
     let number = faults.opened();

@@ -37,10 +37,10 @@ pub const WORDS: usize = 4096;
 /// Number of work items in a group of the test kernels.
 pub(crate) const GROUP: u32 = 64;
 
-/// Returns the adapters of a probe if there are any.
+/// Returns `adapters`, unless the list is empty.
 ///
 /// # Errors
-/// Returns the reason for a skipped test, if there are no adapters.
+/// If the list is empty, returns the reason for which the test is skipped.
 pub fn some(adapters: Vec<Adapter>) -> Result<Vec<Adapter>, String> {
     if adapters.is_empty() { Err("the driver has no device".into()) } else { Ok(adapters) }
 }
@@ -62,7 +62,7 @@ pub fn all(buffer: u32) -> BufferRange {
     buffer_range(buffer, 0, WORDS)
 }
 
-/// Returns a launch of [`SCALE`] from a module.
+/// Returns a command that launches [`SCALE`] from the module with ID `module`.
 pub fn scale_of(module: u32, from: BufferRange, to: BufferRange, factor: u32) -> Command {
     let words = (to.bytes / 4) as u32;
     let bindings =
@@ -72,23 +72,23 @@ pub fn scale_of(module: u32, from: BufferRange, to: BufferRange, factor: u32) ->
     Command::Dispatch(Dispatch { module: ModuleId(module), entry: 0, bindings, constants, grid })
 }
 
-/// Returns a launch of [`SCALE`] from module 0.
+/// Returns a command that launches [`SCALE`] from module 0.
 pub fn scale(from: BufferRange, to: BufferRange, factor: u32) -> Command {
     scale_of(0, from, to, factor)
 }
 
-/// Returns an upload from region 0 to a buffer.
+/// Returns a command that uploads the start of region 0 to all of `buffer`.
 pub fn upload(buffer: u32) -> Command {
     Command::Upload { region: RegionId(0), offset: 0, to: all(buffer) }
 }
 
-/// Returns a download from a buffer to region 0.
+/// Returns a command that downloads all of `buffer` to the start of region 0.
 pub fn download(buffer: u32) -> Command {
     Command::Download { from: all(buffer), region: RegionId(0), offset: 0 }
 }
 
-/// A device with buffers 0 to 3 of [`WORDS`] words and region 0 of the same size. Module 0 is [`SCALE`] if
-/// the kernel exists in a language of the device.
+/// A device with buffers 0 to 3 of [`WORDS`] words and region 0 of the same size. If the kernel [`SCALE`] is
+/// available in a language of the device, module 0 contains it.
 pub struct Bench {
     /// Device.
     pub device: Checked,
@@ -142,7 +142,7 @@ impl Bench {
         self.device.submit(Submission { queue, work, waits: waits.to_vec(), signal }).map(|()| signal)
     }
 
-    /// Submits work that the device must accept.
+    /// Submits work. Fails the test if the device rejects it.
     #[track_caller]
     pub fn submit(&mut self, queue: QueueKind, work: Work, waits: &[Point]) -> Point {
         self.try_submit(queue, work, waits).unwrap()
@@ -165,7 +165,7 @@ impl Bench {
         self.device.timeline(queue)
     }
 
-    /// Waits for a point that must pass.
+    /// Waits for a point. Fails the test if the point does not pass.
     #[track_caller]
     pub fn wait(&self, point: Point) {
         assert_eq!(self.outcome(point), None, "{point}");
@@ -190,7 +190,7 @@ impl Bench {
         }
     }
 
-    /// Fills the region with words computed from their indices.
+    /// Sets each word of the region to `word(index)`.
     #[track_caller]
     pub fn fill_region(&self, word: impl Fn(u32) -> u32) {
         let mut region = self.region.write(0..WORDS * 4).unwrap();
@@ -228,7 +228,7 @@ impl Bench {
     }
 }
 
-/// Returns the expected words of a buffer of [`Bench`], computed from their indices.
+/// Returns the words that a test expects in a buffer of [`Bench`]: `word(index)` for each index.
 pub fn expected(word: impl Fn(u32) -> u32) -> Vec<u32> {
     (0..WORDS as u32).map(word).collect()
 }

@@ -1,8 +1,8 @@
 //! Tests that every backend for a GPU API must pass on each of its devices.
 //!
 //! [`device_tests!`](crate::device_tests), [`point_tests!`](crate::point_tests) and
-//! [`cache_tests!`](crate::cache_tests) generate the tests of a backend. `lost.rs` has a test for devices
-//! that a backend's own tests open.
+//! [`cache_tests!`](crate::cache_tests) generate the tests of a backend. The test in `lost.rs` runs on a
+//! device that a backend's own tests have opened.
 
 pub mod cache;
 pub mod devices;
@@ -25,7 +25,7 @@ pub trait Subject {
     /// Returns the backend's adapters. Records a skipped test if there are none.
     fn adapters(&self) -> Vec<Adapter>;
 
-    /// Records a skipped test. `missing` is the missing requirement, `why` the details.
+    /// Records a skipped test. `missing` names the missing requirement, and `why` gives the details.
     fn skip(&self, missing: &str, why: &str);
 
     /// Fails the test if the driver or a validation layer has raised an error.
@@ -42,8 +42,8 @@ pub fn each(on: &dyn Subject, test: impl Fn(Bench)) {
     }
 }
 
-/// Returns the discrete GPUs. Records a skipped test if there are none. A stray kernel on a CPU device would
-/// crash the process.
+/// Returns the discrete GPUs, for tests with a stray kernel, which would crash the process on a CPU device.
+/// Records a skipped test if there are none.
 pub fn cards(on: &dyn Subject) -> Vec<Adapter> {
     let cards = on.adapters().into_iter().filter(|adapter| adapter.kind == AdapterKind::Discrete);
     let cards: Vec<_> = cards.collect();
@@ -68,7 +68,7 @@ macro_rules! tested {
             $crate::scale_text(ragtag_hal::KernelLanguage::$language).unwrap()
         }
 
-        /// Returns a module with `SCALE` from this source text.
+        /// Returns a module that contains `SCALE` with the source `text`.
         pub fn module(text: std::sync::Arc<str>) -> ragtag_hal::Module {
             let language = ragtag_hal::KernelLanguage::$language;
             $crate::module_of(language, text, $crate::function("scale"))

@@ -1,4 +1,4 @@
-//! The test kernel in each language of GPUs.
+//! The test kernel in each kernel language for GPUs.
 
 use crate::GROUP;
 use ragtag_hal::{Access, DeviceFunction, EntryAbi, KernelLanguage, Module, ModuleSource, TextEntry};
@@ -91,7 +91,8 @@ pub fn scale_text(language: KernelLanguage) -> Option<Arc<str>> {
     }
 }
 
-/// Returns a variant of [`scale_text`] that adds `addend` instead of 1. It is a different program.
+/// Returns a variant of [`scale_text`] that adds `addend` instead of 1, and is therefore a different program
+/// for the cache.
 pub fn scale_text_adding(language: KernelLanguage, addend: u32) -> Option<Arc<str>> {
     let (one, other) = match language {
         KernelLanguage::Ptx => ("%r1, 1;", format!("%r1, {addend};")),

@@ -23,7 +23,7 @@ pub struct CpuConfig {
     /// CPU features that kernels may use if the processor has them. By default kernels use all features.
     /// Tests of slower code paths restrict the features.
     pub features: Option<Features>,
-    /// Number of threads of individual devices, by device number. It overrides `threads`.
+    /// Number of threads for individual devices, keyed by device number. It overrides `threads`.
     pub threads_of: BTreeMap<u32, u32>,
 }
 

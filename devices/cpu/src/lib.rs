@@ -1,4 +1,4 @@
-//! The CPU backend: host processors as devices `cpu:0 … cpu:N-1`, each with its share of the cores.
+//! The CPU backend: shares of the host's processor as devices `cpu:0 … cpu:N-1`.
 //!
 //! A device has three queues. The thread of a queue takes submissions in order, waits for their points, runs
 //! their commands and advances the queue's timeline. The compute queue divides the work groups of each

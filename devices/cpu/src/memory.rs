@@ -5,8 +5,8 @@
 use memmap2::{MmapMut, MmapRaw};
 use ragtag_hal::driver::Allocation;
 
-/// Minimum size in bytes at which a buffer requests huge pages. They reduce TLB misses when a kernel streams
-/// through a large matrix.
+/// Minimum size in bytes at which a buffer requests huge pages. Huge pages reduce TLB misses when a kernel
+/// streams through a large matrix.
 #[cfg(target_os = "linux")]
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 

@@ -17,8 +17,8 @@ pub(crate) struct Queue {
 
 /// Completion event of a script.
 pub(crate) struct Event {
-    /// Script of the event. The queue takes it for the run, so that the script is released before its end is
-    /// reported.
+    /// Script of the event. The queue takes the script out of the event to run it, so that the script is
+    /// released before its end is reported.
     script: Mutex<Option<Arc<Script>>>,
     times_ns: OnceLock<(u64, u64)>,
 }

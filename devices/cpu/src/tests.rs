@@ -51,7 +51,7 @@ unsafe fn sum(call: &HostCall<'_>, groups: Range<u32>) {
     }
 }
 
-/// A kernel whose group `constants[0]` panics.
+/// A kernel that panics in the group with index `constants[0]`.
 static BROKEN: EntryAbi = EntryAbi { name: "broken", bindings: &[], constants: 1, extents: |_, _| {} };
 
 unsafe fn broken(call: &HostCall<'_>, groups: Range<u32>) {

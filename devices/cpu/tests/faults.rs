@@ -1,4 +1,4 @@
-//! Tests of fault injection on working devices. Exactly the requested faults must occur.
+//! Tests that fault injection on working devices causes exactly the requested faults.
 
 use device_bench::{Bench, TIMEOUT, buffer_range};
 use ragtag_cpu::{CpuBackend, CpuConfig};

@@ -25,7 +25,8 @@ pub struct CudaConfig {
     /// Use of cuBLASLt for products of many rows. `Auto` loads it only if a device has no matrix units,
     /// because loading takes 0.2 seconds.
     pub gemm: GemmChoice,
-    /// Limits on the number of multiprocessors, keyed by device number. Tests use them.
+    /// Limits on the number of multiprocessors that a device uses, keyed by device number. Throttles set
+    /// these limits.
     pub multiprocessors: BTreeMap<u32, u32>,
 }
 

@@ -1,9 +1,9 @@
 //! CUDA's implementation of the stream-ordered driver calls.
 //!
 //! # Overlapping launches
-//! From compute capability 9.0 on, a kernel may be launched while its predecessor in the stream still runs.
-//! Such a kernel must contain `griddepcontrol.wait`, which waits for the predecessor's results. Only kernels
-//! with this instruction are launched with the attribute that permits the overlap.
+//! From compute capability 9.0 on, programmatic dependent launch can start a kernel while its predecessor in
+//! the stream still runs. Such a kernel must contain `griddepcontrol.wait`, which waits for the predecessor's
+//! results. Only kernels with this instruction are launched with the attribute that permits the overlap.
 //!
 //! From CUDA 12.3 on, a capture keeps the attribute as an edge of the graph. Older drivers refuse such a
 //! graph, so captures on older drivers omit the attribute.
@@ -33,7 +33,7 @@ pub(crate) const WORKSPACE_BYTES: u64 = 32 << 20;
 
 /// Properties of a device that affect its calls.
 pub(crate) struct Abilities {
-    /// Whether a launch may overlap the end of the previous kernel.
+    /// Whether the device supports programmatic dependent launch.
     pub(crate) overlaps: bool,
     /// Whether memory is allocated from stream-ordered pools.
     pub(crate) pools: bool,
@@ -41,8 +41,8 @@ pub(crate) struct Abilities {
     pub(crate) local_memory_bytes: u64,
 }
 
-/// A stream-ordered pool with a stream used only for allocations. So allocations do not wait for other work,
-/// and other work does not wait for them.
+/// A stream-ordered pool with a stream used only for allocations. Because of this stream, allocations do not
+/// wait for other work, and other work does not wait for allocations.
 struct Ordered {
     pool: Pool,
     stream: Stream,
@@ -75,7 +75,7 @@ pub(crate) struct Code {
 pub(crate) struct Function {
     raw: api::Function,
     entry: Option<Entry>,
-    /// Whether a launch may overlap the end of the previous kernel.
+    /// Whether a launch of the function may overlap the tail of the previous kernel.
     overlaps: bool,
 }
 

@@ -3,7 +3,8 @@
 use cudarc::driver::sys::CUresult;
 use ragtag_hal::Error;
 
-/// Codes after which every call in the context fails with the same code, or the device is gone.
+/// Codes which mean that the device is gone, or that every later call in the context fails with the same
+/// code.
 const STICKY: &[CUresult] = &[
     CUresult::CUDA_ERROR_DEINITIALIZED,
     CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE,
@@ -26,7 +27,7 @@ const STICKY: &[CUresult] = &[
 /// `CUDA_ERROR_CONTAINED` of CUDA 12.8: the error was contained in this process, which must exit.
 const CONTAINED: u32 = 226;
 
-/// Codes for invalid code, or code for another device.
+/// Codes which mean that kernel code is invalid or was compiled for another device.
 const REFUSED_CODE: &[CUresult] = &[
     CUresult::CUDA_ERROR_INVALID_IMAGE,
     CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU,
@@ -53,7 +54,7 @@ pub(crate) fn allocation_failure(error: Error, wanted: u64) -> Error {
     error.or_shortage(|code| code == CUresult::CUDA_ERROR_OUT_OF_MEMORY as i64, wanted)
 }
 
-/// Converts an error to [`Error::Compile`] with the log if its code reports invalid code.
+/// Converts an error to [`Error::Compile`] with `log` if its code means that kernel code is invalid.
 pub(crate) fn code_failure(error: Error, log: &str) -> Error {
     match error {
         Error::Api { ref call, code } if u32::try_from(code).is_ok_and(|code| is(code, REFUSED_CODE)) => {

@@ -3,8 +3,8 @@
 //!
 //! A device is a [`StreamDevice`](ragtag_stream::StreamDevice) over the driver's calls. It has three streams
 //! and runs programs as graphs. The driver compiles the kernels from PTX. If NVRTC is installed, it compiles
-//! the CUDA C++ source of the kernels instead. From compute capability 9.0 on, the launch of a kernel that
-//! waits for its predecessor overlaps the end of that predecessor.
+//! the CUDA C++ source of the kernels instead. From compute capability 9.0 on, programmatic dependent launch
+//! overlaps the launch of a dependent kernel with the tail of its predecessor.
 //!
 //! | file | subject |
 //! | --- | --- |

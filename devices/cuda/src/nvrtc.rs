@@ -32,8 +32,9 @@ impl Compiled {
     }
 }
 
-/// Returns the compiler options. The target is the device's exact architecture with its specific features.
-/// Rounding follows IEEE 754 without contraction, so that all compilers produce the same results.
+/// Returns the compiler options. The target is the device's exact architecture, with the features that only
+/// this architecture has. Rounding follows IEEE 754 without contraction, so that all compilers produce the
+/// same results.
 pub(crate) fn options((major, minor): (i32, i32)) -> Vec<String> {
     let suffix = if (major, minor) >= (9, 0) { "a" } else { "" };
     let architecture = format!("--gpu-architecture=sm_{major}{minor}{suffix}");
@@ -59,7 +60,7 @@ impl Compiler {
         key(parts.into_iter().chain(self.options.iter().map(String::as_bytes)))
     }
 
-    /// Returns the code for a source, from the cache or newly compiled.
+    /// Returns the code for a source. Takes the code from the cache, or compiles the source.
     ///
     /// # Errors
     /// Returns [`Error::Compile`](ragtag_hal::Error::Compile) with the log if the compilation fails.

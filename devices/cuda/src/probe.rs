@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 /// Lowest supported compute capability. It is the first with four-way int8 dot products.
 const LOWEST_CAPABILITY: (i32, i32) = (6, 1);
-/// Alignment of bindings. Kernels load 16 bytes at a time.
+/// Required alignment of a binding's offset, in bytes. Kernels load 16 bytes at a time.
 const BINDING_ALIGNMENT_BYTES: u64 = 16;
 /// Size of the buffer for a device's name.
 const NAME_BYTES: usize = 256;

@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 
 /// Number of past waits kept for prediction.
 const REMEMBERED: usize = 4;
-/// Time before the expected event at which a thread wakes. It exceeds the lateness of timers.
+/// Time before the expected event at which a thread wakes. It is longer than the delay with which timers wake
+/// threads.
 const EARLY: Duration = Duration::from_micros(150);
 /// Time after the expected event during which a thread keeps spinning.
 const LATE: Duration = Duration::from_micros(100);
@@ -57,8 +58,8 @@ impl Anticipation {
         Self { linger, history: has_spare_cores().then(History::default) }
     }
 
-    /// Returns [`lingering`](Self::lingering) on machines with spare cores, and the default policy on other
-    /// machines.
+    /// Returns the policy of [`lingering`](Self::lingering) on machines with spare cores, and the default
+    /// policy on other machines.
     pub fn lingering_if_spare(linger: Duration) -> Self {
         if has_spare_cores() { Self::lingering(linger) } else { Self::default() }
     }
@@ -118,7 +119,8 @@ enum Phase {
 struct History {
     recent: [Duration; REMEMBERED],
     waits: usize,
-    /// One bit for each of the last eight waits. A bit is set if a window contained the duration of the wait.
+    /// One bit for each of the last eight waits. A bit is set if one of the windows contained the duration of
+    /// the wait.
     predicted: u8,
 }
 

@@ -1,4 +1,4 @@
-//! The traits that a backend implements, and the facts that its probe reports.
+//! The traits that a backend implements, and the data that its probe reports.
 
 use crate::caps::Caps;
 use crate::command::{Command, Module, Submission};
@@ -82,15 +82,15 @@ pub enum HeapKind {
     Host,
 }
 
-/// Source of a memory figure.
+/// Source of the size and the free bytes of a heap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum MemorySource {
-    /// The API of this adapter.
+    /// The API through which the adapter is seen.
     Api,
     /// The operating system.
     System,
-    /// Another API of the same physical device.
+    /// Another API that reports the same physical device.
     OtherApi,
     /// The user.
     User,
@@ -161,7 +161,7 @@ pub struct Adapter {
     pub index: u32,
     /// Name of the device.
     pub name: String,
-    /// Driver of the device, and settings that restrict the device.
+    /// Driver name and version, with the environment variables and throttles that restrict the device.
     pub driver: DriverInfo,
     /// Hardware type.
     pub kind: AdapterKind,
@@ -180,7 +180,8 @@ impl Adapter {
     }
 }
 
-/// Driver of an adapter, and settings that restrict the device. The serialized form is a string.
+/// Driver name and version, with the environment variables and throttles that restrict the device. The
+/// serialized form is a string.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "String", from = "String")]
 pub struct DriverInfo {
@@ -240,12 +241,13 @@ impl<T> Deref for Found<T> {
 }
 
 impl<T> Found<T> {
-    /// Returns the adapters of a probe.
+    /// Returns the adapters of the devices that a probe has found, without their handles.
     pub fn adapters(found: Vec<Self>) -> Vec<Adapter> {
         found.into_iter().map(|found| found.adapter).collect()
     }
 
-    /// Returns the device that an earlier probe reported as `wanted`.
+    /// Returns the device in `present` that an earlier probe reported as `wanted`. `present` is the result of
+    /// a new probe.
     ///
     /// # Errors
     /// Returns [`Error::Invalid`] if the device is no longer present.
@@ -255,7 +257,8 @@ impl<T> Found<T> {
         found.ok_or_else(|| Error::invalid(format!("no adapter {}", wanted.label())))
     }
 
-    /// Opens the devices that an earlier probe reported as `wanted`.
+    /// Finds each adapter of `wanted` in `present`, and calls `open` with the device found, the adapter and
+    /// the ID that is given with the adapter.
     ///
     /// # Errors
     /// Returns the errors of [`find`](Self::find) and the errors of `open`.
@@ -291,8 +294,8 @@ pub trait Backend: Send + Sync {
     /// Returns [`Unavailable`], which names the missing library or driver.
     fn probe(&self) -> std::result::Result<Vec<Adapter>, Unavailable>;
 
-    /// Opens adapters. Devices that are opened in one call can share a driver context. The timelines of a
-    /// device carry its device ID.
+    /// Opens each adapter and assigns it the ID that is given with it. Devices that are opened in one call
+    /// can share a driver context. The IDs of a device's timelines contain the ID of the device.
     ///
     /// # Errors
     /// Returns an error if an adapter no longer exists or a driver call fails.
@@ -337,13 +340,13 @@ pub trait Device: Send {
     /// Returns the host's mirror of a queue's timeline.
     fn timeline(&self, queue: QueueKind) -> Arc<Timeline>;
 
-    /// Returns the timeline whose points other devices wait for. Its points pass later than the queue's own
-    /// points if a throttle slows the link to the other devices.
+    /// Returns the timeline on which other devices wait for the points of `queue`. If a throttle slows the
+    /// link to other devices, points pass later on this timeline than on [`timeline`](Self::timeline).
     fn timeline_for_others(&self, queue: QueueKind) -> Arc<Timeline> {
         self.timeline(queue)
     }
 
-    /// Allows submissions to wait for points of another device's timeline.
+    /// Imports another device's timeline, so that submissions to this device can wait for its points.
     ///
     /// # Errors
     /// Returns an error if an API call fails.
@@ -352,7 +355,7 @@ pub trait Device: Send {
     /// Returns the statistics of the buffer pool.
     fn pool_stats(&self) -> PoolStats;
 
-    /// Frees the pool's cached memory, which no buffer uses. Returns the number of freed bytes.
+    /// Frees the allocations that the pool caches for reuse. Returns their total size in bytes.
     fn trim_pool(&mut self) -> u64;
 
     /// Allocates a buffer of `bytes` bytes, aligned to at least 64 bytes, with undefined contents. The buffer
@@ -418,7 +421,8 @@ pub trait Device: Send {
     /// Returns an error if the API rejects the submission. The queue's timeline then fails as well.
     fn submit(&mut self, submission: Submission) -> Result<()>;
 
-    /// Appends the timings of submissions that ended since the last call, if the API measures them.
+    /// Appends to `timings` the times of the submissions that ended since the last call, if the API measures
+    /// them.
     fn take_timings(&mut self, timings: &mut Vec<Timing>);
 }
 

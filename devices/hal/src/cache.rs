@@ -91,8 +91,8 @@ impl Folder {
         file.persist(self.file(key)).map(drop).map_err(|error| error.error)
     }
 
-    /// Removes the least recently used files until the folder is within its limit. This includes temporary
-    /// files that a crashed process left behind.
+    /// Removes the least recently used files until the folder is within its limit. Temporary files that a
+    /// crashed process left behind are treated like the others.
     fn prune(&self) -> io::Result<()> {
         let mut files: Vec<(SystemTime, u64, PathBuf)> = Vec::new();
         for entry in fs::read_dir(&self.path)? {
@@ -116,7 +116,7 @@ impl Folder {
     }
 }
 
-/// Numbers of programs that a backend's devices requested, by origin.
+/// Numbers of programs that a backend's devices requested, by the origin of the program.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CacheCounters {
     /// Compiled from source.
@@ -150,7 +150,7 @@ impl Shelf {
         *lock(&self.counters)
     }
 
-    /// Returns the cached binary of a program, and the counter to increment for it.
+    /// Returns the cached binary of a program, and the counter to increment for its origin.
     fn find(&self, key: &Key, place: &Option<Arc<[u8]>>) -> Option<(Arc<[u8]>, Counter)> {
         match place {
             Some(bytes) => Some((Arc::clone(bytes), |counters| &mut counters.reused)),

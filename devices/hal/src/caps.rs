@@ -1,4 +1,4 @@
-//! Capabilities of a device, as data. Tables choose kernel variants, layouts and routes by these
+//! Capabilities of a device, as data. Ragtag chooses kernel variants, resident layouts and routes by these
 //! capabilities.
 
 use crate::gemm::GemmLibrary;
@@ -27,7 +27,8 @@ pub enum Feature {
     Sm75,
     /// NVIDIA compute capability 8.0 or newer: bf16 and asynchronous copies into shared memory.
     Sm80,
-    /// NVIDIA compute capability 9.0 or newer: a launch may overlap the end of the previous launch.
+    /// NVIDIA compute capability 9.0 or newer: programmatic dependent launch overlaps the start of a launch
+    /// with the tail of its predecessor.
     Sm90,
     /// NVIDIA compute capability 9.0 only: matrix instructions of four warps (`wgmma`).
     Sm90a,
@@ -87,12 +88,12 @@ pub struct Caps {
     pub records_programs: bool,
     /// Largest single allocation, in bytes.
     pub max_allocation_bytes: u64,
-    /// Largest range of one binding, in bytes.
+    /// Maximum size of the range of one binding, in bytes.
     pub max_binding_bytes: u64,
     /// Required alignment of a binding's offset, in bytes.
     pub binding_alignment_bytes: u64,
-    /// Alignment of buffer offsets and of the lengths of uploads, downloads and copies, in bytes. The length
-    /// of a range that ends at the end of its buffer may be unaligned.
+    /// Required alignment of the buffer offsets and of the lengths of uploads, downloads and copies, in
+    /// bytes. If a range ends at the end of its buffer, its length may be unaligned.
     pub copy_alignment_bytes: u64,
     /// Number of threads or compute units that execute a dispatch.
     pub parallel_units: u32,
@@ -135,8 +136,8 @@ impl Default for Caps {
     }
 }
 
-/// Clock rates and widths that an API reports. Peak rates are computed from these values. A value of 0 was
-/// not reported.
+/// Clock rates and widths that an API reports, from which Ragtag computes peak rates. A value of 0 means that
+/// the API does not report it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Clocks {
     /// Clock of the compute units, in kHz.
@@ -150,7 +151,7 @@ pub struct Clocks {
 }
 
 impl Clocks {
-    /// Returns true if the API reports no clock and no width.
+    /// Returns true if the API reports neither a clock rate nor a width.
     pub fn is_unknown(&self) -> bool {
         *self == Self::default()
     }
@@ -174,7 +175,7 @@ impl Clocks {
     }
 }
 
-/// Memory sharing that a driver claims to support. A trial must confirm it before use.
+/// Kinds of memory sharing that a driver claims to support. A trial must confirm each kind before use.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemorySharing {
     /// Indices of adapters of the same backend whose memory the device can access.
@@ -186,7 +187,7 @@ pub struct MemorySharing {
 }
 
 impl MemorySharing {
-    /// Returns true if nothing is shared.
+    /// Returns true if the driver claims no kind of memory sharing.
     pub fn is_none(&self) -> bool {
         *self == Self::default()
     }

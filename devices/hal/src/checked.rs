@@ -1,9 +1,9 @@
 //! Validation of every device call, once for all backends.
 //!
 //! [`Checked`] enforces the contract in the crate's documentation, so a backend may trust its arguments. An
-//! invalid call fails with [`Error::Invalid`] before it reaches the backend, and changes nothing. Commands of
-//! a program are validated when the program is recorded. A submission of the program checks only its points
-//! and that its last run has ended.
+//! invalid call fails with [`Error::Invalid`] before it reaches the backend, and changes nothing. `Checked`
+//! validates the commands of a program when the program is recorded. When the program is submitted, it
+//! validates only the points of the submission and that the last run of the program has ended.
 //!
 //! This module knows no API. It reads only commands, capabilities and timelines.
 
@@ -97,8 +97,8 @@ impl Checked {
         Self { inner, own, imported, resources, programs, watch: LeakWatch::default() }
     }
 
-    /// Wraps a device in validation and injects faults. An empty set of faults adds no overhead. Delays and
-    /// losses start a thread that advances mirrored timelines.
+    /// Wraps a device in validation and injects faults. An empty set of faults adds no overhead. If the
+    /// faults include delays or losses, starts a thread that advances mirrored timelines.
     ///
     /// # Errors
     /// Returns an error if the system cannot start the thread.

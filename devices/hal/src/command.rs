@@ -6,14 +6,14 @@ use crate::host::HostFn;
 use crate::ids::{BufferId, ModuleId, Point, ProgramId, QueueKind, RegionId};
 use std::sync::Arc;
 
-/// Use of a binding by a kernel.
+/// Access of a kernel to the bytes of a binding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Read only.
+    /// The kernel only reads the binding.
     Read,
-    /// Written only. The kernel does not depend on the previous contents.
+    /// The kernel only writes the binding, and does not depend on its previous contents.
     Write,
-    /// Read and written.
+    /// The kernel reads and writes the binding.
     ReadWrite,
 }
 
@@ -49,9 +49,9 @@ pub struct Dispatch {
     pub bindings: Vec<Binding>,
     /// Constants in the ABI's order. Floats are passed as their bit patterns.
     pub constants: Vec<u32>,
-    /// Numbers of work groups along x, y and z, at most 2^32 - 1 groups in total. A dispatch with a zero does
-    /// nothing. Groups of one dispatch may run concurrently and in any order. Two groups must not write the
-    /// same bytes.
+    /// Numbers of work groups along x, y and z, at most 2^32 - 1 groups in total. If one of the numbers is
+    /// zero, the dispatch does nothing. Groups of one dispatch may run concurrently and in any order. Two
+    /// groups must not write the same bytes.
     pub grid: [u32; 3],
 }
 
@@ -128,9 +128,9 @@ pub struct EntryAbi {
     pub bindings: &'static [Access],
     /// Number of 32-bit constants.
     pub constants: usize,
-    /// Computes the extent of each binding: the number of bytes from its start that a launch with these
-    /// constants may access. The arithmetic saturates. Constants that overflow require `u64::MAX` bytes, and
-    /// no binding is that large.
+    /// Function that computes the extent of each binding. The extent is the number of bytes, from the start
+    /// of the binding, that a launch with `constants` may access. The arithmetic saturates. On overflow, the
+    /// extent is `u64::MAX`, so the dispatch is invalid, because no binding is that large.
     pub extents: fn(constants: &[u32], extents: &mut [u64]),
 }
 
@@ -146,7 +146,7 @@ pub enum ModuleSource {
         /// The entries' texts and functions.
         entries: Vec<TextEntry>,
     },
-    /// Source text for some entries, and matrix products of a library for other entries. The device's
+    /// Kernel source for some entries, and a library's matrix products for the other entries. The device's
     /// capabilities name the library.
     Linked {
         /// Language of the source texts, or `None` if all entries are products.
@@ -195,8 +195,8 @@ pub struct TextEntry {
 pub enum LinkedEntry {
     /// A kernel.
     Text(TextEntry),
-    /// A matrix product that the library computes. A dispatch with an empty grid skips the product. Other
-    /// grids have no meaning.
+    /// A matrix product that the library computes. A dispatch with an empty grid skips the product. Any other
+    /// grid computes the whole product, whatever its size.
     Gemm(GemmEntry),
 }
 

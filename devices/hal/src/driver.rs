@@ -55,15 +55,15 @@ pub trait Driver: Send + Sync + Sized + 'static {
     type Region: Send + Sync;
     /// A loaded entry of a module.
     type Entry: Send;
-    /// A launch with bound arguments. The caller keeps its spans alive.
+    /// A kernel launch with bound arguments. The caller keeps the launch's spans alive.
     type Launch: Send + Sync;
     /// Driver state of a script in addition to its steps. It is dropped before the steps.
     type Recording: Send + Sync;
     /// A queue of the device.
     type Queue: DriverQueue<Driver = Self>;
 
-    /// Checks for errors that the driver reports by other means than return codes, such as a validation
-    /// layer.
+    /// Checks for errors that the driver reports through a channel other than return codes, such as a
+    /// validation layer.
     ///
     /// # Errors
     /// Returns an error if the driver has reported an error.
@@ -77,14 +77,15 @@ pub trait Driver: Send + Sync + Sized + 'static {
     /// Returns an error if a driver call fails.
     fn heap(&self) -> Result<Memory>;
 
-    /// Returns true if the free bytes of the heap are reliable. The device then rejects larger buffers
-    /// without a driver call.
+    /// Returns true if the number of free bytes that the heap reports is reliable. The device then rejects a
+    /// buffer larger than this number without a driver call.
     fn trusts_free_bytes(&self) -> bool;
 
     /// Allocates memory and commits it before the call returns.
     ///
     /// # Errors
-    /// Returns [`Error::OutOfMemory`](crate::Error::OutOfMemory). The caller fills in its field `free`.
+    /// Returns [`Error::OutOfMemory`](crate::Error::OutOfMemory) if the device has too little memory. The
+    /// caller fills in the field `free` of the error.
     fn allocate(&self, bytes: u64) -> Result<Self::Buffer>;
 
     /// Loads a module. Returns one loaded entry for each of [`Module::entries`].
@@ -112,7 +113,8 @@ pub trait Driver: Send + Sync + Sized + 'static {
     /// failure to pin is not an error.
     fn register(&self, region: &Arc<HostRegion>) -> Result<Self::Region>;
 
-    /// Appends a step to a script. If the API lacks the command, appends equivalent steps.
+    /// Appends `step` to the steps of a script. If the API lacks the command, appends other steps with the
+    /// same effect.
     ///
     /// # Errors
     /// Returns an error if a driver call fails.

@@ -77,7 +77,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Returns an [`Error::Invalid`] with this text.
+    /// Returns an [`Error::Invalid`] whose text is `what`.
     pub fn invalid(what: impl Into<String>) -> Self {
         Error::Invalid { what: what.into() }
     }
@@ -92,8 +92,8 @@ impl Error {
         }
     }
 
-    /// Turns the [`Error::Api`] of a call that allocates `wanted` bytes into [`Error::OutOfMemory`] if
-    /// `is_shortage` accepts its code.
+    /// If the error is an [`Error::Api`] whose code satisfies `is_shortage`, returns [`Error::OutOfMemory`]
+    /// for an allocation of `wanted` bytes. Otherwise returns the error unchanged.
     pub fn or_shortage(self, is_shortage: impl FnOnce(i64) -> bool, wanted: u64) -> Self {
         match self {
             Error::Api { code, .. } if is_shortage(code) => Error::OutOfMemory { wanted, free: None },

@@ -1,4 +1,4 @@
-//! Fault injection: a device that runs out of memory, rejects calls, gets lost or slows down on request.
+//! Fault injection: a device that, on request, runs out of memory, rejects calls, is lost or slows down.
 //!
 //! Tests of the layers above a device use fault injection. [`Faulty`] sits between a backend and
 //! [`Checked`](crate::Checked), so `Checked` still enforces the contract of the caller. The backend executes
@@ -49,9 +49,10 @@ pub struct Faults {
     /// its work is done and the previous point has passed. All waits for the point are delayed, including
     /// waits of the device's own submissions.
     pub delay_us: [u64; 3],
-    /// Maximum of an additional random delay in microseconds. Random delays let queues overtake each other.
+    /// Maximum random delay in microseconds, in addition to `delay_us`. Random delays let queues overtake
+    /// each other.
     pub random_delay_us: u64,
-    /// Seed of the random delays. A seed gives the same submissions the same delays in every run.
+    /// Seed of the random delays. With the same seed, a submission has the same delay in every run.
     pub seed: u64,
 }
 
@@ -76,7 +77,8 @@ fn scramble(seed: u64) -> u64 {
     x ^ x >> 31
 }
 
-/// Size of a program's command in the out-of-memory error of [`Faults::most_programs`], in bytes.
+/// Size in bytes that the out-of-memory error of [`Faults::most_programs`] assumes for each command of a
+/// program.
 const PROGRAM_BYTES: u64 = 1 << 10;
 
 /// A device with injected faults.
@@ -101,7 +103,7 @@ pub(crate) struct Faulty {
 }
 
 impl Faulty {
-    /// Wraps a device in faults and a throttle.
+    /// Wraps a device, and injects the faults and the throttle.
     ///
     /// # Errors
     /// Returns an error if the device cannot import mirrored timelines, or the system cannot start the

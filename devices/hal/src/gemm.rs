@@ -1,4 +1,5 @@
-//! Matrix products by a library: the only operation that the hardware layer knows by name.
+//! Matrix products that a library computes. They are the only operation that the hardware layer knows by
+//! name.
 //!
 //! An API may have a product library (cuBLASLt, rocBLAS) that is found at run time. An entry of a module may
 //! then be a product instead of a kernel. A dispatch of such an entry has the bindings and constants of the
@@ -14,9 +15,9 @@ pub const GEMM_PITCH_VALUES: u32 = 8;
 /// y = x · Wᵀ, or y += x · Wᵀ.
 ///
 /// x is `[rows, depth]` and W is `[columns, depth]`, both f16. y is `[rows, columns]` in f32, and sums are in
-/// f32. The pitch of a matrix is the number of values from the start of one row to the start of the next.
-/// Values between rows are not accessed. The pitches of x and W are multiples of [`GEMM_PITCH_VALUES`]. The
-/// pitch of y is arbitrary.
+/// f32. The pitch of a matrix is the number of values from the start of one row to the start of the next. The
+/// product does not access the gap between rows. The pitches of x and W are multiples of
+/// [`GEMM_PITCH_VALUES`]. The pitch of y is arbitrary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Gemm {
     /// Rows of x and y.
@@ -46,7 +47,7 @@ impl Gemm {
             && y_pitch >= columns
     }
 
-    /// Returns the number of bytes from the first to the last value of x, W and y.
+    /// Returns the number of bytes that each of x, W and y spans, from its first to its last value.
     pub fn extents(&self) -> [u64; 3] {
         let reach = |rows: u32, pitch: u32, width: u32, bytes: u64| {
             let before = u64::from(rows.saturating_sub(1)).saturating_mul(pitch.into());
@@ -65,8 +66,8 @@ impl Gemm {
 pub struct GemmEntry {
     /// Indices of the bindings of x, W and y.
     pub bindings: [usize; 3],
-    /// Function that returns the product for these constants. The number of constants matches the entry's
-    /// ABI.
+    /// Function that returns the product for a dispatch with `constants`. The number of constants matches the
+    /// entry's ABI.
     pub product: fn(constants: &[u32]) -> Gemm,
 }
 
@@ -89,7 +90,7 @@ pub struct GemmLibrary {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum GemmChoice {
-    /// Kernels for the device's matrix units. If there are no such kernels, the library.
+    /// Kernels for the device's matrix units if there are any, otherwise the library.
     #[default]
     Auto,
     /// Always kernels.
@@ -99,7 +100,8 @@ pub enum GemmChoice {
 }
 
 impl GemmChoice {
-    /// Returns the library that was found if the choice allows it, and sets [`GemmLibrary::preferred`].
+    /// Returns the library `found` with [`GemmLibrary::preferred`] set, or `None` if the choice does not
+    /// allow a library.
     pub fn of(self, found: Option<GemmLibrary>) -> Option<GemmLibrary> {
         let preferred = self == GemmChoice::Library;
         found.filter(|_| self != GemmChoice::Own).map(|library| GemmLibrary { preferred, ..library })

@@ -98,7 +98,7 @@ impl HostCall<'_> {
         unsafe { std::slice::from_raw_parts_mut(binding.pointer.cast::<T>().add(range.start), range.len()) }
     }
 
-    /// Returns constant `index` as a float.
+    /// Returns the f32 whose bit pattern is constant `index`.
     pub fn float(&self, index: usize) -> f32 {
         f32::from_bits(self.constants[index])
     }

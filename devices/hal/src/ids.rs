@@ -52,7 +52,7 @@ impl QueueKind {
         self as usize
     }
 
-    /// Returns the lower-case name, as in traces.
+    /// Returns the lower-case name that traces show.
     pub fn name(self) -> &'static str {
         match self {
             QueueKind::Compute => "compute",

@@ -3,8 +3,8 @@
 //! # Contract
 //!
 //! *The caller* (a device actor, a test, the conformance suite)
-//! - assigns every ID ([`BufferId`], [`ModuleId`], [`ProgramId`], [`RegionId`]), so that commands pipeline
-//!   without a round trip;
+//! - assigns every ID ([`BufferId`], [`ModuleId`], [`ProgramId`], [`RegionId`]), so that it can send further
+//!   commands without waiting for a reply;
 //! - orders work with [`Point`]s: each submission waits for points and signals one point. Within a queue,
 //!   submissions start in submission order. Between queues, only points order work;
 //! - keeps a buffer, region, module or program alive until the last submission that names it has passed.

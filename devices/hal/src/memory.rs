@@ -14,7 +14,7 @@ pub struct HostMemory {
 }
 
 impl HostMemory {
-    /// Queries the operating system.
+    /// Queries the operating system for the current figures.
     pub fn now() -> Self {
         let ram = MemoryRefreshKind::nothing().with_ram();
         let system = System::new_with_specifics(RefreshKind::nothing().with_memory(ram));

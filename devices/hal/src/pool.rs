@@ -15,7 +15,8 @@ use std::time::Duration;
 const SMALLEST_BYTES: u64 = 256;
 /// Maximum distance between size classes.
 const LARGEST_STEP_BYTES: u64 = 64 << 10;
-/// Number of size classes per power of two, unless their distance would exceed the maximum.
+/// Number of size classes per power of two, for sizes at which this keeps the distance between classes within
+/// [`LARGEST_STEP_BYTES`].
 const STEPS: u64 = 8;
 
 /// Returns the size class of a buffer of `bytes` bytes. The smallest class has 256 bytes. Up to 512 KiB there
@@ -55,22 +56,22 @@ impl Default for PoolLimits {
 /// Statistics of a device's pool. Sizes in bytes include the rounding to size classes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PoolStats {
-    /// Allocations in use.
+    /// Number of allocations in use.
     pub in_use_buffers: u64,
-    /// Bytes of the allocations in use.
+    /// Total size of the allocations in use.
     pub in_use_bytes: u64,
-    /// Cached allocations.
+    /// Number of cached allocations.
     pub cached_buffers: u64,
-    /// Bytes of the cached allocations.
+    /// Total size of the cached allocations.
     pub cached_bytes: u64,
     /// Peak of the total size of all allocations, in use and cached.
     pub peak_bytes: u64,
-    /// Buffers that reused a cached allocation.
+    /// Number of buffers that reused a cached allocation.
     pub hits: u64,
-    /// Buffers that needed a new allocation.
+    /// Number of buffers that needed a new allocation.
     pub misses: u64,
-    /// Cached allocations that were freed because they were idle too long, exceeded a limit, or had to make
-    /// room.
+    /// Number of cached allocations that the pool freed, because they were idle too long, exceeded a limit,
+    /// or had to make room for a new allocation.
     pub trimmed: u64,
 }
 

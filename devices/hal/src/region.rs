@@ -1,8 +1,8 @@
-//! Host memory that is shared by devices and the host: page-aligned and leased by range.
+//! Page-aligned host memory that devices and the host share and lease by range.
 //!
-//! Devices copy into and out of regions at times that the compiler cannot see. Each use therefore takes a
-//! lease of its range. Two leases may overlap only if both are for reading. A scheduling bug then causes an
-//! error that names the range instead of corrupted data.
+//! Rust's borrow checker cannot see when devices copy into and out of regions. Each use therefore leases its
+//! range. Two leases may overlap only if both are for reading. A scheduling bug then causes an error that
+//! names the range, instead of corrupting data.
 
 use crate::error::{Error, Result};
 use std::alloc::{Layout, alloc_zeroed, dealloc};
@@ -82,8 +82,8 @@ impl HostRegion {
         Ok(LeaseMut { region: self, range })
     }
 
-    /// Leases a range without a borrow, for a device that copies asynchronously. The lease lasts as long as
-    /// the returned value.
+    /// Leases a range for a device that copies asynchronously. The lease does not borrow the region. It lasts
+    /// as long as the returned value.
     ///
     /// # Errors
     /// Returns the errors of [`HostRegion::write`] if `writes` is true, otherwise the errors of

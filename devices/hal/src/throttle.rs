@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 pub struct Throttle {
     /// Duty cycle of the compute queue in percent: 1 to 100. The queue rests after each submission.
     pub duty_percent: Option<u32>,
-    /// Bandwidth in bytes per second, at least 1, with which downloads reach other devices. The device itself
-    /// does not wait for the link.
+    /// Bandwidth of the link over which downloads reach other devices, in bytes per second, at least 1. The
+    /// device itself does not wait for the link.
     pub link_bytes_per_s: Option<u64>,
 }
 
@@ -33,12 +33,12 @@ impl Throttle {
     }
 }
 
-/// State for the calculation of completion times of throttled work.
+/// State from which the completion times of throttled work are calculated.
 #[derive(Debug)]
 pub(crate) struct Pace {
     throttle: Throttle,
-    /// Outstanding rest. It is negative if the queue has rested too long, because threads may sleep longer
-    /// than requested.
+    /// Outstanding rest in nanoseconds. It is negative if the queue has rested too long, because threads may
+    /// sleep longer than requested.
     due_ns: i64,
     /// Time at which the link becomes free.
     free: Option<Instant>,

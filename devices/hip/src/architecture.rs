@@ -20,7 +20,7 @@ impl Architecture {
     /// Parses an architecture name.
     ///
     /// # Errors
-    /// Returns text that says why kernels cannot be compiled for the architecture.
+    /// Returns a message with the reason why kernels cannot be compiled for the architecture.
     pub(crate) fn of(target: &str) -> Result<Self, String> {
         let name = target.split(':').next().unwrap_or_default();
         let number = name

@@ -72,7 +72,7 @@ fn decoded(mut request: &[u8]) -> Option<Vec<String>> {
     Some(parts)
 }
 
-/// Splits off the first part, which its length precedes.
+/// Reads one part, which starts with its length. Returns the part and the remaining bytes.
 fn split(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let (length, rest) = bytes.split_first_chunk::<8>()?;
     rest.split_at_checked(usize::try_from(u64::from_le_bytes(*length)).ok()?)
@@ -125,7 +125,7 @@ pub fn compile_child() -> io::Result<()> {
     output.flush()
 }
 
-/// Returns the log of a compiler error, or the text of another error.
+/// Returns the compiler's log if the error contains one, otherwise the error's message.
 fn log_of(error: Error) -> String {
     match error {
         Error::Compile { log } => log,
@@ -172,7 +172,8 @@ mod tests {
         }
     }
 
-    /// Checks AMD's compiler of HIP 5, if it is installed. It supports RDNA 2 and aborts for RDNA 3.
+    /// Checks that AMD's compiler of HIP 5, if it is installed, compiles for RDNA 2. For RDNA 3 it aborts,
+    /// which must end only the compiler process.
     #[cfg(unix)]
     #[test]
     fn the_genuine_compiler_aborts_only_its_own_process() {

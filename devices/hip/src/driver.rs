@@ -80,7 +80,8 @@ pub(crate) struct HipDriver {
     local_memory_bytes: u64,
     /// Stream used only for allocations. It exists if the driver has memory pools.
     pool: Option<Object>,
-    /// The lock is held from setting the stream until the product is enqueued.
+    /// Product library. A thread holds the lock from setting the library's stream until the product is
+    /// enqueued.
     products: Mutex<Option<Products>>,
 }
 
@@ -333,7 +334,8 @@ impl Driver for HipDriver {
         Ok(())
     }
 
-    /// Enqueues a product. rocBLAS is column-major, and Ragtag's rows are its columns: yᵀ = (Wᵀ)ᵀ · xᵀ.
+    /// Enqueues a product. rocBLAS is column-major, so it reads each row-major matrix of Ragtag as the
+    /// transpose and computes yᵀ = (Wᵀ)ᵀ · xᵀ.
     unsafe fn gemm(&self, stream: &Object, product: &Gemm, operands: Operands) -> Result<()> {
         self.select()?;
         let products = self.products.lock().unwrap_or_else(PoisonError::into_inner);

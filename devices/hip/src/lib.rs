@@ -1,8 +1,9 @@
 //! The HIP backend: AMD GPUs through HIP 5, 6 and 7, named `hip:0`, `hip:1` and so on.
 //!
-//! The backend loads HIP's libraries at run time. `ragtag-stream` implements the device. This crate has HIP's
-//! calls and detects devices and their properties. It compiles kernels from HIP C++ with hiprtc and caches
-//! them on disk. If the program provides a child process ([`compile_child`]), the compiler runs there.
+//! The backend loads HIP's libraries at run time. `ragtag-stream` implements the device. This crate contains
+//! HIP's calls, and detects devices and their properties. It compiles kernels from HIP C++ with hiprtc and
+//! caches them on disk. If the program provides a child process ([`compile_child`]), the compiler runs in
+//! that process.
 //!
 //! | file | subject |
 //! | --- | --- |

@@ -10,7 +10,7 @@ use ragtag_hal::{
 
 /// Alignment of a binding's offset, in bytes. The widest load of a kernel has 16 bytes.
 const BINDING_ALIGNMENT_BYTES: u64 = 16;
-/// First major version of HIP whose stream-ordered pools are used.
+/// First major version of HIP with which Ragtag uses stream-ordered pools.
 const POOLS_SINCE: u32 = 6;
 /// Size of rocBLAS's workspace. rocBLAS allocates 32 MiB by default on most devices.
 pub(crate) const WORKSPACE_BYTES: u64 = 32 << 20;
@@ -108,7 +108,7 @@ fn environment(variable: impl Fn(&str) -> Option<String>) -> Option<String> {
 /// Queries the properties of a device.
 ///
 /// # Errors
-/// Returns text that says why the device cannot be used.
+/// Returns a message with the reason why the device cannot be used.
 fn describe(
     backend: &str,
     index: u32,

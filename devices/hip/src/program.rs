@@ -46,7 +46,8 @@ impl Programs {
         key([self.fingerprint.as_bytes(), options.as_bytes(), text.as_bytes()])
     }
 
-    /// Calls `load` with the code for a source, from the cache or newly compiled.
+    /// Calls `load` with the code object for a source. Takes the code object from the cache, or compiles the
+    /// source.
     ///
     /// # Errors
     /// Returns [`Error::Compile`](ragtag_hal::Error::Compile) with the log if the compilation fails.

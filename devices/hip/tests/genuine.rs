@@ -1,5 +1,5 @@
 //! Test of AMD's own library, if it is installed. On a machine without AMD hardware, the probe must report
-//! that cause.
+//! that there is no AMD device.
 
 #![allow(clippy::print_stdout)] // a skip is visible
 

@@ -1,8 +1,8 @@
 //! Conversion of device times to the host's clock.
 //!
 //! If the driver can read both clocks at once, the backend measures the offset with that call. Otherwise it
-//! uses the fact that a command has ended before the host sees its end. The smallest observed difference is
-//! then the best estimate of the offset.
+//! compares the device time at which a command ended with the host time at which the host saw the end. The
+//! host always sees the end late, so the smallest observed difference is the best estimate of the offset.
 
 use opencl3::device::Device;
 use ragtag_hal::Timing;

@@ -47,7 +47,8 @@ impl Context {
         &self.programs
     }
 
-    /// Pins a region. Returns `None` if the driver refuses. Copies of an unpinned region are slower.
+    /// Pins a region. Returns `None` if the driver refuses to pin it. Copies of an unpinned region still
+    /// work, but are slower.
     pub(crate) fn pin(&self, queue: &Arc<api::Queue>, region: &Arc<HostRegion>) -> Option<Arc<Pin>> {
         let mut pins = self.pins.lock().unwrap_or_else(PoisonError::into_inner);
         pins.retain(|_, pin| pin.strong_count() > 0);

@@ -37,7 +37,8 @@ const FINAL_COMMAND_BUFFERS: u32 = 1 << 22;
 const PACKED_DOT: u64 = 1;
 /// Device property of NVIDIA's driver: the domain of the device's PCI address.
 const CL_DEVICE_PCI_DOMAIN_ID_NV: u32 = 0x400a;
-/// Capability bit of `cl_intel_unified_shared_memory` that allows kernels to read and write.
+/// Capability bit of `cl_intel_unified_shared_memory`. If it is set, kernels can read and write the
+/// allocation.
 const UNIFIED_ACCESS: u64 = 1;
 
 /// Lock that serialises probes. PoCL 3.1 initialises its devices in the first probe and crashes on concurrent
@@ -112,7 +113,7 @@ pub(crate) fn probe(backend: &str) -> Result<Vec<Found>, Unavailable> {
     Ok(found)
 }
 
-/// Returns pairs of the platform and each of its devices.
+/// Returns the devices of `platform`. Each device is paired with the platform.
 fn devices(platform: cl_platform_id) -> Vec<(cl_platform_id, Device)> {
     match Platform::new(platform).get_devices(CL_DEVICE_TYPE_ALL) {
         Ok(ids) => ids.into_iter().map(|id| (platform, Device::new(id))).collect(),
@@ -221,7 +222,7 @@ impl Extensions {
     }
 }
 
-/// Parses a version text such as `OpenCL 3.0 and more`.
+/// Parses the version that follows `prefix` in an OpenCL version string such as `OpenCL 3.0 and more`.
 fn version_of(text: &str, prefix: &str) -> (u32, u32) {
     let words = text.strip_prefix(prefix).and_then(|rest| rest.split_ascii_whitespace().next());
     let numbers = words.and_then(|word| word.split_once('.'));
@@ -241,8 +242,8 @@ fn c_version(device: &Device) -> (u32, u32) {
     listed.map_or(said, |listed| listed.max(said))
 }
 
-/// Returns the compiler options. No option trades accuracy for speed. `-w` prevents PoCL's compiler from
-/// printing the number of warnings to standard error.
+/// Returns the options for OpenCL's compiler. No option trades accuracy for speed. `-w` prevents PoCL's
+/// compiler from printing the number of warnings to standard error.
 fn options((major, minor): (u32, u32), features: &Features) -> String {
     let standard = match (major, minor) {
         (3.., _) => "CL3.0",

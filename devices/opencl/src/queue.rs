@@ -9,8 +9,8 @@
 //! - PoCL 3.1 aborts the process when an in-order command without an event follows a command that waits for a
 //!   failed event.
 //!
-//! User events would also bring no gain. NVIDIA's driver starts to launch a waiting queue only when the event
-//! is completed. This takes as long as enqueueing the commands at that time.
+//! User events would also bring no gain. NVIDIA's driver starts to launch the commands of a waiting queue
+//! only when the event is completed. Launching them then takes as long as enqueueing them at that time.
 //!
 //! This module does not depend on IDs or points.
 

@@ -1,7 +1,8 @@
 //! Recording of steps in command buffers (`cl_khr_command_buffer`).
 //!
-//! Copies to and from host regions are never recorded, because they depend on the contents and the pinning of
-//! the region when they run. So a program is a series of command buffers with such copies between them.
+//! Copies to and from host regions are never recorded, because such a copy depends on the contents and the
+//! pinning of its region at the time when it runs. So a program is a series of command buffers with such
+//! copies between them.
 
 use crate::api::{self, CommandBuffer, CommandBuffers};
 use crate::driver::Step;

@@ -1,5 +1,4 @@
-//! Tests of points between two devices: devices of different APIs, devices of different platforms, and
-//! devices that never reach a point.
+//! Tests of points between devices of different APIs or different platforms, and of points that never pass.
 
 #![allow(clippy::print_stdout)] // a skip is visible
 

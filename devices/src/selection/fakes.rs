@@ -58,18 +58,18 @@ impl Backend for Fake {
     }
 }
 
-/// Returns a backend with these adapters.
+/// Returns the row of a backend whose probe reports `adapters`.
 pub(crate) fn found(name: &'static str, adapters: Vec<Adapter>) -> Row {
     Row { name, backend: Some(Arc::new(Fake { name, probe: Ok(adapters) })), probed: Probed::Here }
 }
 
-/// Returns a backend whose library is missing.
+/// Returns the row of a backend whose library is missing.
 pub(crate) fn missing(name: &'static str) -> Row {
     let probe = Err(Unavailable { tried: vec![format!("lib{name}.so")], cause: "no such library".into() });
     Row { name, backend: Some(Arc::new(Fake { name, probe })), probed: Probed::Here }
 }
 
-/// Returns a backend that is not compiled in.
+/// Returns the row of a backend that is not compiled in.
 pub(crate) fn absent(name: &'static str) -> Row {
     Row { name, backend: None, probed: Probed::Here }
 }

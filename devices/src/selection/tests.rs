@@ -170,7 +170,8 @@ fn memory_figures_of_another_api_are_in_the_report() {
     assert_eq!((free_bytes, source), (Some(5 << 30), MemorySource::OtherApi));
 }
 
-/// Checks that backends are in order of preference, whatever subset is compiled in.
+/// Checks that the backends of this build are in order of preference, for any set of features that the build
+/// enables.
 #[test]
 fn backends_are_in_order_of_preference() {
     const ORDER: [&str; 7] = ["cuda", "hip", "level-zero", "vulkan", "opencl", "wgpu", "cpu"];

@@ -1,8 +1,8 @@
 //! Conversion of device times to the host's clock.
 //!
-//! The APIs report the time between two events as an `f32` in milliseconds. It is exact to a microsecond if
-//! the events are at most a few seconds apart. So the clock measures from a recent event, the anchor, and
-//! replaces the anchor every second.
+//! The APIs report the time between two events as an `f32` in milliseconds. This value is exact to a
+//! microsecond if the events are at most a few seconds apart. So the clock measures from a recent event, the
+//! anchor, and replaces the anchor every second.
 
 use crate::driver::Driver;
 use ragtag_hal::Timing;

@@ -9,9 +9,9 @@ const MAX_BYTES: usize = 1 << 30;
 
 type Handle = *mut c_void;
 type Texts = *const *const c_char;
-/// Function that returns the size of one of a program's outputs.
+/// Function that returns the size of one output of a program, such as its log.
 pub type OutputBytes = unsafe extern "C" fn(Handle, *mut usize) -> c_int;
-/// Function that writes one of a program's outputs.
+/// Function that writes one output of a program, such as its log.
 pub type Output = unsafe extern "C" fn(Handle, *mut c_char) -> c_int;
 
 /// Functions of a compiler library.

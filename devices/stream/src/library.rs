@@ -36,9 +36,9 @@ impl Library {
     }
 }
 
-/// Returns the paths to try for a library. First come the bare names, for the loader's search path. Then
-/// comes `folder` in each directory that an environment variable names. The last is `folder` in the default
-/// directory `home`, except on Windows.
+/// Returns the paths to try for a library. The list starts with `names` alone, which the loader looks up in
+/// its search path. Paths in `folder` follow, first within each directory that one of the environment
+/// variables `variables` names, and finally within the default directory `home`, except on Windows.
 pub fn places(names: &[&str], variables: &[&str], home: &str, folder: &str) -> Vec<OsString> {
     let named = variables.iter().filter_map(|name| std::env::var_os(name).filter(|path| !path.is_empty()));
     let homes = named.map(PathBuf::from).chain((!cfg!(windows)).then(|| home.into()));

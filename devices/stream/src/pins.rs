@@ -35,7 +35,8 @@ impl<D: Driver> Default for Pins<D> {
 }
 
 impl<D: Driver> Pins<D> {
-    /// Pins a region. Returns `None` if the driver refuses. Copies of an unpinned region are slower.
+    /// Pins a region. Returns `None` if the driver refuses to pin it. Copies of an unpinned region still
+    /// work, but are slower.
     pub(crate) fn pin(&self, driver: &Arc<D>, region: &Arc<HostRegion>) -> Option<Arc<Pin<D>>> {
         let mut pins = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         pins.retain(|_, pin| pin.strong_count() > 0);

@@ -1,14 +1,15 @@
 //! An implementation of `ragtag-hal`'s queue over a stream. It enqueues scripts, returns events, and converts
 //! times to the host's clock.
 //!
-//! The host waits for points of other devices. The APIs can also make a stream wait until a word of pinned
-//! memory changes (`cuStreamWaitValue64`, `hipStreamWaitValue64`). The host would write that word when the
-//! point passes.
+//! The host waits until a point of another device has passed, and only then enqueues the work that needs the
+//! point. The APIs could also make a stream wait until a word of pinned memory changes
+//! (`cuStreamWaitValue64`, `hipStreamWaitValue64`). The host would write that word when the point passes.
 //!
 //! Ragtag does not use such waits, because the work behind them cannot be withdrawn. If the other device
-//! fails, the word must still be written, or the stream never ends. The work then runs without its input. An
-//! outdated parameter block can make a kernel read invalid addresses, so that this device is lost too. The
-//! gain would be only one or two microseconds, because a launch is already a single call for a graph.
+//! fails, the host must still write the word, because otherwise the stream never ends. The work then runs
+//! without its input. An outdated parameter block can make a kernel read invalid addresses, so that this
+//! device is lost too. The gain would be only one or two microseconds, because launching a graph is already a
+//! single call.
 //!
 //! This module does not depend on buffers, kernels or points.
 

@@ -181,7 +181,7 @@ fn points_order_the_work_of_streams() {
     bench.close();
 }
 
-/// Checks a duty cycle of one quarter. All waiters then see four times the duration of the work.
+/// Checks that all waiters see four times the duration of the work if the duty cycle is one quarter.
 #[test]
 fn a_duty_cycle_delays_all_waiters() {
     let throttle = Throttle { duty_percent: Some(25), ..Throttle::default() };
@@ -440,7 +440,7 @@ fn modules_are_checked_against_the_drivers_properties() {
     bench.close();
 }
 
-/// A product whose depth is the first constant.
+/// A matrix product whose depth is the first constant.
 static PRODUCT: EntryAbi = EntryAbi {
     name: "product",
     bindings: &[Access::Read, Access::Read, Access::ReadWrite],

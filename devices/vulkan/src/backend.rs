@@ -25,7 +25,7 @@ pub struct VulkanConfig {
     pub direct_memory: bool,
     /// Whether host regions are imported on devices that support it.
     pub import_regions: bool,
-    /// Devices whose cooperative matrices are used.
+    /// Types of device on which kernels use cooperative matrices.
     pub matrices: MatrixUnits,
 }
 
@@ -52,15 +52,15 @@ impl Validation {
     }
 }
 
-/// Devices whose cooperative matrices are used.
+/// Types of device on which kernels use cooperative matrices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MatrixUnits {
-    /// Matrices are used on no device, for drivers with wrong results and for comparisons.
+    /// No device. This value is for drivers that compute wrong results with matrices, and for comparisons.
     Off,
-    /// Matrices are used on GPUs.
+    /// GPUs.
     Hardware,
-    /// Matrices are also used on software devices, for tests. They make these devices slower, and kernels
-    /// with many of them take minutes to compile.
+    /// GPUs and software devices. This value is for tests: matrices make software devices slower, and kernels
+    /// with many matrices take minutes to compile.
     Software,
 }
 
@@ -83,9 +83,9 @@ impl MatrixUnits {
 
 impl Default for VulkanConfig {
     /// Returns the default configuration. Programs are cached in `$RAGTAG_CACHE_DIR/vulkan`, or in
-    /// `ragtag/vulkan` in the user's cache folder. Two environment variables have an effect:
-    /// - `RAGTAG_VULKAN_VALIDATION=1` requires the validation layer. Without the variable, debug builds use
-    ///   the layer if it is installed. `0` prevents that.
+    /// `ragtag/vulkan` in the user's cache folder. Two environment variables change the configuration:
+    /// - `RAGTAG_VULKAN_VALIDATION=1` requires the validation layer, and `0` disables it. Without the
+    ///   variable, debug builds use the layer if it is installed.
     /// - `RAGTAG_VULKAN_MATRICES=off` disables cooperative matrices, and `software` also enables them on
     ///   software devices.
     fn default() -> Self {
@@ -125,8 +125,8 @@ impl VulkanBackend {
         self.messages.all()
     }
 
-    /// Returns a compiler for each physical device with the required versions and queues. It also returns
-    /// compilers for devices that cannot run the compiled pipelines.
+    /// Returns a pipeline compiler for each physical device that has the required Vulkan version and queues,
+    /// even if the machine cannot run the compiled pipelines on that device.
     ///
     /// # Errors
     /// Returns an error if there is no loader or a device cannot be opened.

@@ -1,12 +1,12 @@
 //! Conversion of device times to the host's clock.
 //!
-//! A submission has ended before the host sees its end. So the smallest observed difference between the
-//! clocks is the best estimate of their offset. This module reads no clock.
+//! The host sees the end of a submission only after the submission has ended. So the smallest observed
+//! difference between the clocks is the best estimate of their offset. This module reads no clock.
 
 use ragtag_hal::queues::Difference;
 
-/// Largest step back that is explained by ends observed out of order, in nanoseconds. After a larger step
-/// back, the clock has wrapped.
+/// Maximum decrease of the device time, in nanoseconds, that can result from observing ends out of order. A
+/// larger decrease means that the device's clock has wrapped.
 const DISORDER_NS: u64 = 60_000_000_000;
 
 /// Offset between the device's clock and the host's clock.

@@ -144,7 +144,7 @@ impl Driver for Vulkan {
     }
 
     /// Prepares the steps of a script. Only programs are recorded here. Other scripts are recorded when they
-    /// are enqueued, because the host makes small copies itself.
+    /// are enqueued, because the host may perform a small copy itself, without the driver.
     fn prepare(&self, steps: &[Step], program: bool) -> Result<Prepared> {
         let prepared = Prepared::new(steps);
         if program {

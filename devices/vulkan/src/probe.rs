@@ -16,7 +16,8 @@ const ODD: QueueFlags = QueueFlags::from_raw(
         | QueueFlags::VIDEO_ENCODE_KHR.as_raw()
         | QueueFlags::OPTICAL_FLOW_NV.as_raw(),
 );
-/// Assumed number of compute units if the device does not report it, for discrete GPUs and for other devices.
+/// Assumed number of compute units if the device does not report it, first for discrete GPUs, then for other
+/// devices.
 const UNITS: [u32; 2] = [48, 16];
 
 /// Queue family and index of a queue.
@@ -46,7 +47,7 @@ pub(crate) struct Common {
 /// first and software devices last.
 ///
 /// # Errors
-/// Returns text with the loader's result code if it cannot list the devices.
+/// Returns a message with the loader's result code if the loader cannot list the devices.
 pub(crate) fn devices(instance: &Instance, common: &Common) -> Result<(Vec<Found>, Vec<String>), String> {
     let (mut found, mut left_out) = (Vec::new(), Vec::new());
     for facts in instance.physical_devices()? {
@@ -78,7 +79,7 @@ pub(crate) struct Compiles {
 /// Returns the physical devices for which kernels can be compiled, in the loader's order.
 ///
 /// # Errors
-/// Returns text with the loader's result code if it cannot list the devices.
+/// Returns a message with the loader's result code if the loader cannot list the devices.
 pub(crate) fn compiled_for(instance: &Instance) -> Result<Vec<Compiles>, String> {
     let devices = instance.physical_devices()?.into_iter();
     Ok(devices.filter_map(|facts| compiles(facts, MatrixUnits::Software).ok()).collect())

@@ -1,10 +1,11 @@
 //! An implementation of `ragtag-hal`'s queue over a Vulkan queue. It submits scripts, signals a timeline
 //! semaphore, and converts times to the host's clock.
 //!
-//! The host waits for points of other devices. A submission could instead wait for a semaphore that the host
-//! signals when the point passes. Ragtag does not use such a semaphore, because enqueued work cannot be
-//! withdrawn. If the point failed, the work would run without its input. The work of all queues that share
-//! the Vulkan queue would also wait.
+//! The host waits until a point of another device has passed, and only then submits the work that needs the
+//! point. A submission could instead wait for a semaphore that the host signals when the point passes. Ragtag
+//! does not use such a semaphore, because enqueued work cannot be withdrawn. If the point failed, the work
+//! would run without its input. Until the point passed, the work would also block every queue that shares the
+//! Vulkan queue.
 //!
 //! This module does not depend on buffers, kernels or points.
 
@@ -101,8 +102,8 @@ impl CopyInThread {
     }
 }
 
-/// Runs the copy-in thread, which waits for earlier submissions. These waits always end, because a lost
-/// device ends them.
+/// Runs the copy-in thread, which waits for earlier submissions. Each wait ends, because the loss of the
+/// device also ends it.
 fn serve_copy_ins(copy_ins: &Receiver<CopyIn>, done: &Semaphore, settled: &Settled) {
     for copy_in in copy_ins {
         let left = copy_in.after.iter().all(|(settled, value)| settled.wait(*value));

@@ -90,7 +90,8 @@ impl Prepared {
         Ok(recording.clone())
     }
 
-    /// Converts the driver's error for a refused submission.
+    /// Converts the driver's error for a script that the driver could not record or submit. The size in an
+    /// out-of-memory error is an estimate.
     pub(crate) fn refused(&self, error: Error) -> Error {
         allocation_failure(error, self.steps.max(1) as u64 * STEP_BYTES)
     }

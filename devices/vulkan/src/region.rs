@@ -1,9 +1,9 @@
 //! Host regions as buffers. A region is imported if the device supports it. Otherwise it gets a staging
 //! buffer.
 //!
-//! A staging buffer is host-visible and has the size of its region. Uploaded bytes are copied into it before
-//! the device starts. Downloaded bytes are copied out of it after the device has ended. Leases reserve these
-//! bytes for one submission at a time.
+//! A staging buffer is host-visible and has the size of its region. The host copies uploaded bytes into the
+//! staging buffer before the device starts a submission, and copies downloaded bytes out of it after the
+//! device has finished. Leases reserve these bytes for one submission at a time.
 //!
 //! This module does not depend on commands.
 

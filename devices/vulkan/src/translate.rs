@@ -104,7 +104,7 @@ pub struct SpirV {
 /// Translates a WGSL source whose only entry point is `entry`.
 ///
 /// # Errors
-/// Returns [`Error::Compile`] with the log. This includes a source that uses features that the target lacks.
+/// Returns [`Error::Compile`] with the log if the source is invalid or uses a feature that the target lacks.
 pub fn translate(text: &str, entry: &str, target: &SpirVTarget) -> Result<SpirV> {
     let refused = |log: String| Error::Compile { log };
     let module = naga::front::wgsl::parse_str(text).map_err(|error| refused(error.emit_to_string(text)))?;

@@ -9,7 +9,8 @@ mod support;
 use ragtag_hal::{BufferId, Device, Error, Limits};
 use support::*;
 
-/// Allocates more than the total memory, in blocks that would each fit.
+/// Checks that a device reports sizes when buffers exceed its total memory, although each buffer alone would
+/// fit.
 #[test]
 fn a_shortage_is_reported_with_sizes() {
     let backend = backend();

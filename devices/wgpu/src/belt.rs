@@ -1,8 +1,8 @@
 //! Pools of staging chunks, through which transfers read and write buffers.
 //!
-//! Idle upload chunks stay mapped for the host. The chunks of a belt have at most [`MAX_BYTES`] in total. A
-//! thread that needs more waits until a chunk is returned. This module does not depend on commands or
-//! regions.
+//! Idle upload chunks stay mapped for the host. The chunks of a belt have at most [`MAX_BYTES`] in total. If
+//! a thread needs a chunk beyond this limit, it waits until another chunk is returned. This module does not
+//! depend on commands or regions.
 
 use crate::gpu::{Failure, Gpu};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
@@ -58,9 +58,9 @@ impl Belt {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a chunk of at least `bytes` bytes, which is at most [`CHUNK_BYTES`]. Returns `None` if the
-    /// caller must wait for a chunk in use: the belt has reached its maximum size, or the device is out of
-    /// memory.
+    /// Takes a chunk of at least `bytes` bytes. `bytes` is at most [`CHUNK_BYTES`]. Returns `None` if
+    /// the caller must wait for a chunk in use: the belt has reached its maximum size, or the device is out
+    /// of memory.
     ///
     /// # Errors
     /// Returns an error if the device has no memory for a single chunk, or if the device is lost.

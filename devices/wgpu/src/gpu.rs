@@ -14,8 +14,8 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 use wgpu::{CommandEncoder, ErrorFilter, PollError, PollType, SubmissionIndex};
 
-/// Timeout of one wait. After a timeout, the loss of the device is checked, because some drivers never end
-/// the wait. The timeout is longer than any submission. Otherwise wgpu 30 panics when one wait times out
+/// Timeout of one wait. After a timeout, Ragtag checks whether the device is lost, because some drivers never
+/// end the wait. The timeout is longer than any submission, because wgpu 30 panics if one wait times out
 /// while another thread sees the same submission end.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -66,7 +66,7 @@ thread_local! {
     static CALL: Cell<&'static str> = const { Cell::new("wgpu") };
 }
 
-/// Runs `make` as the wgpu call with this name. `make` must not panic.
+/// Runs `make` with `call` as the name of the current wgpu call. `make` must not panic.
 fn named<T>(call: &'static str, make: impl FnOnce() -> T) -> T {
     let before = CALL.replace(call);
     let value = make();

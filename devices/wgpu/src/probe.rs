@@ -68,7 +68,8 @@ pub(crate) fn probe(backend: &str, instance: &Instance) -> Result<Vec<Found>, Un
     Ok(found)
 }
 
-/// Returns text that names a missing requirement of the adapter. Returns `None` if the adapter is usable.
+/// Returns a message that names a missing requirement of the adapter. Returns `None` if the adapter is
+/// usable.
 fn lack(info: &AdapterInfo, adapter: &wgpu::Adapter) -> Option<String> {
     let missing = wgpu::Features::IMMEDIATES.difference(adapter.features());
     let name = format!("{} ({})", info.name, info.backend);
@@ -149,9 +150,9 @@ pub(crate) fn heap(kind: AdapterKind, reported: Option<Memory>) -> Option<Memory
     Some(Memory { heap: HeapKind::Host, total_bytes, free_bytes, source })
 }
 
-/// Returns the features that Ragtag can use and the adapter supports. Cooperative matrices are excluded,
-/// because the SPIR-V of wgpu 30 does not make local memory visible across barriers. Their memory model
-/// requires that.
+/// Returns the features that Ragtag can use and the adapter supports. Cooperative matrices are excluded. They
+/// require the Vulkan memory model, in which barriers must make local memory visible, and the SPIR-V of wgpu
+/// 30 has no such barriers.
 pub(crate) fn wanted_features(adapter: &wgpu::Adapter) -> wgpu::Features {
     use wgpu::Features;
     let wanted = Features::IMMEDIATES

@@ -11,7 +11,8 @@ use std::ops::Range;
 use std::sync::{Arc, Weak};
 use wgpu::{BindGroup, BindGroupDescriptor, BindGroupEntry, BindingResource, BufferBinding, ComputePipeline};
 
-/// Returns the size of a span, rounded up to whole words. The buffer always has these bytes.
+/// Returns the size of a span, rounded up to whole words. The buffer is always large enough for the rounded
+/// size.
 pub(crate) fn padded_bytes(span: &Span) -> u64 {
     span.bytes().next_multiple_of(wgpu::COPY_BUFFER_ALIGNMENT)
 }

@@ -1,7 +1,7 @@
 //! Kernels for fills with any word and for copies within one buffer. wgpu has no commands for them.
 //!
-//! The kernels bind whole ranges within the alignment and size limits of a binding. This module does not
-//! depend on the encoder.
+//! Each launch binds a range that starts at an aligned offset and is within the size limit of a binding. This
+//! module does not depend on the encoder.
 
 use crate::driver::{Span, Step, Wgpu};
 use crate::probe::Found;

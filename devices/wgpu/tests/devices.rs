@@ -10,8 +10,8 @@ use support::*;
 
 device_bench::device_tests!(subject());
 
-/// Checks a launch that reads one part of a buffer and writes another. wgpu rejects such bindings unless all
-/// are writable.
+/// Checks that a launch can read one part of a buffer and write another. wgpu rejects such bindings unless
+/// all are writable.
 #[test]
 fn parts_of_one_buffer_are_read_and_written() {
     each(&subject(), |mut bench| {
@@ -26,7 +26,7 @@ fn parts_of_one_buffer_are_read_and_written() {
     });
 }
 
-/// Transfers more bytes in one submission than the belts can hold, with two unaligned offsets.
+/// Checks that a submission can transfer more bytes than the belts can hold, at two unaligned offsets.
 #[test]
 fn large_transfers_are_split() {
     each(&subject(), |mut bench| {

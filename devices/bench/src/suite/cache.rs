@@ -118,7 +118,8 @@ pub fn identical_devices_have_their_own_programs(on: &dyn Cached) {
     both.check();
 }
 
-/// Checks that each process compiles for itself if there is no cache folder.
+/// Checks that a backend without a cache folder compiles its program, even if an earlier backend has compiled
+/// it.
 pub fn everything_works_without_a_folder(on: &dyn Cached) {
     for adapter in on.adapters() {
         for _ in 0..2 {

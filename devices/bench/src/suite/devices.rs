@@ -4,7 +4,7 @@ use super::{Subject, each};
 use crate::*;
 use ragtag_hal::{KernelLanguage, Module, ModuleSource, TextEntry, Timing};
 
-/// Returns a language of the device in which the test kernel exists.
+/// Returns a language that the device accepts and in which the test kernel is available.
 fn language(bench: &Bench) -> KernelLanguage {
     let languages = &bench.device.adapter().caps.languages;
     *languages.iter().find(|language| scale_text(**language).is_some()).unwrap()
@@ -56,7 +56,7 @@ pub fn programs_of_many_launches_run_in_order(on: &dyn Subject) {
     });
 }
 
-/// Checks that a launch without groups does nothing, both as a command and in a program.
+/// Checks that a launch with an empty grid does nothing, both as a command and in a program.
 pub fn an_empty_grid_does_nothing(on: &dyn Subject) {
     each(on, |mut bench| {
         let Command::Dispatch(mut dispatch) = scale(buffer_range(0, 0, 64), buffer_range(1, 0, 64), 1) else {
@@ -72,7 +72,8 @@ pub fn an_empty_grid_does_nothing(on: &dyn Subject) {
     });
 }
 
-/// Creates a module of many programs, which exposes compilers that are not thread-safe.
+/// Checks that a module of many programs can be compiled in parallel. The test exposes compilers that are not
+/// thread-safe.
 pub fn programs_of_a_module_are_compiled_in_parallel(on: &dyn Subject) {
     each(on, |mut bench| {
         let offsets = 10..26u32;
@@ -190,8 +191,8 @@ pub fn timings_are_in_order_between_submission_and_completion(on: &dyn Subject) 
     });
 }
 
-/// Replays a program in which launches, copies, fills, uploads and downloads alternate. Each run must use the
-/// current contents of the region.
+/// Checks that a program in which launches, copies, fills, uploads and downloads alternate can be replayed.
+/// Each run must use the current contents of the region.
 pub fn programs_replay(on: &dyn Subject) {
     let program = vec![
         upload(0),
@@ -217,8 +218,8 @@ pub fn programs_replay(on: &dyn Subject) {
     });
 }
 
-/// Checks a grid that exceeds the device's limit. APIs guarantee a limit of at least 65535 groups along each
-/// axis.
+/// Checks that all groups run if a grid exceeds the device's limit. APIs guarantee a limit of at least 65535
+/// groups along each axis.
 pub fn large_grids_are_launched_in_parts(on: &dyn Subject) {
     each(on, |mut bench| {
         let most = bench.device.adapter().caps.max_allocation_bytes.min(64 << 20);

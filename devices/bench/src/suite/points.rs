@@ -6,7 +6,7 @@ use ragtag_cpu::{CpuBackend, CpuConfig};
 use ragtag_hal::TimelineId;
 use std::thread;
 
-/// Returns the timeline of a device that does not exist. The test advances it.
+/// Returns a timeline of a device that does not exist. The test itself advances the timeline.
 fn abroad() -> Arc<Timeline> {
     Timeline::new(TimelineId { device: DeviceId(900), queue: QueueKind::Download })
 }
@@ -93,8 +93,8 @@ pub fn points_that_pass_during_submission_are_not_missed(on: &dyn Subject) {
     on.check();
 }
 
-/// Checks that work which depends on a failed point fails on all queues with the cause. Earlier work is
-/// unaffected.
+/// Checks that work on any queue that waits for a failed point fails with the cause of that failure, and that
+/// earlier work is unaffected.
 pub fn a_failure_of_another_device_reaches_all_waiting_work(on: &dyn Subject) {
     for adapter in on.adapters() {
         let mut bench = Bench::new(open(on.backend(), &adapter, 0, &Limits::default()));

@@ -2,8 +2,8 @@
 //!
 //! Declarations follow `cublasLt.h`. They are the same in CUDA 12.0 to 13.0.
 //!
-//! The library is column-major, and Ragtag's rows are the library's columns. So y = x · Wᵀ in rows is yᵀ =
-//! (Wᵀ)ᵀ · xᵀ in columns, which is the library's fastest layout.
+//! The library's matrices are column-major, so it reads each row-major matrix of Ragtag as the transpose. It
+//! therefore computes y = x · Wᵀ as yᵀ = (Wᵀ)ᵀ · xᵀ, which is the fastest layout for the library.
 
 use super::objects::{Context, Stream};
 use super::toolkit_places;
@@ -15,8 +15,8 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Returns the library names for a driver of this CUDA version, newest first. A name contains CUDA's major
-/// version. Drivers support libraries of earlier versions.
+/// Returns the names of the libraries that work with a driver for CUDA `driver_version`, newest first. Each
+/// name contains a major version of CUDA. A driver also supports libraries of earlier versions.
 fn names(driver_version: i32) -> &'static [&'static str] {
     match driver_version / 1000 {
         13.. if cfg!(windows) => &["cublasLt64_13.dll", "cublasLt64_12.dll"],
@@ -104,7 +104,7 @@ pub(crate) struct CublasLt {
 }
 
 impl CublasLt {
-    /// Loads the newest library that a driver of this CUDA version supports.
+    /// Loads the newest library that a driver for CUDA `driver_version` supports.
     pub(crate) fn find(driver_version: i32) -> Option<Self> {
         toolkit_places(names(driver_version)).into_iter().find_map(|name| {
             // SAFETY: this is NVIDIA's library. Loading it runs only its own initialisers.
@@ -368,8 +368,8 @@ mod tests {
         assert_eq!([256, 16, 24, 20, 2].map(alignment), [16, 16, 8, 4, 2]);
     }
 
-    /// Checks attributes and layouts with an installed library. This needs no device. The library refuses
-    /// attributes that are unknown or have the wrong size.
+    /// Checks that an installed library accepts the attributes and layouts, which needs no device. The
+    /// library rejects attributes that are unknown or have the wrong size.
     #[test]
     fn an_installed_library_accepts_the_descriptions() {
         let Some(library) = CublasLt::find(13_000) else {

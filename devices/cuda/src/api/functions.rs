@@ -17,7 +17,8 @@ use std::ops::Deref;
 /// File names of the driver library.
 pub(super) const LIBRARIES: &[&str] =
     if cfg!(windows) { &["nvcuda.dll"] } else { &["libcuda.so.1", "libcuda.so"] };
-/// Oldest supported CUDA version, 12.2. It has all of these functions and accepts the committed PTX.
+/// Oldest supported CUDA version, 12.2. It provides all required functions and accepts the PTX that the
+/// repository contains.
 const OLDEST_VERSION: i32 = 12_020;
 
 /// Reason why no driver is usable.
@@ -228,7 +229,8 @@ mod tests {
         }
     }
 
-    /// Checks a stand-in library that reports CUDA 11.4.
+    /// Checks that a driver that is too old is rejected with its version. A stand-in library reports CUDA
+    /// 11.4.
     #[test]
     fn a_driver_that_is_too_old_is_named() {
         if !cfg!(unix) || std::process::Command::new("cc").arg("--version").output().is_err() {

@@ -44,8 +44,8 @@ pub(crate) struct Nvrtc {
 }
 
 impl Nvrtc {
-    /// Loads the newest compiler whose code a driver of this CUDA version accepts. Its major version is at
-    /// most that of the driver.
+    /// Loads the newest compiler whose code a driver for CUDA `driver_version` accepts. The major version of
+    /// the compiler is at most the major version of the driver's CUDA.
     pub(crate) fn find(driver_version: i32) -> Option<Self> {
         toolkit_places(LIBRARIES).into_iter().find_map(|name| {
             // SAFETY: this is NVIDIA's compiler. Loading it runs only its own initialisers.

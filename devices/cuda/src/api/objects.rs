@@ -201,7 +201,7 @@ impl Stream {
         unsafe { enter!(self.raw.context, cuStreamSynchronize(self.raw())) }
     }
 
-    /// Returns true while enqueued work is captured and not run.
+    /// Returns true while the stream captures enqueued work instead of running it.
     pub(crate) fn is_capturing(&self) -> bool {
         self.capturing.load(Ordering::Relaxed)
     }

@@ -183,7 +183,8 @@ impl Bench {
         std::mem::take(&mut self.log.lock().unwrap())
     }
 
-    /// Asserts that the error contains all of these words and that the call did not reach the backend.
+    /// Asserts that `result` is an error that contains all of `words`, and that the call did not reach the
+    /// backend.
     #[track_caller]
     fn refused(&self, result: Result<()>, words: &[&str]) {
         match result {
@@ -528,7 +529,7 @@ fn bindings_that_are_only_read_may_overlap() {
     b.passes(result, "submit");
 }
 
-/// A product of `constants[0]` rows. Its ABI requires no bytes.
+/// A matrix product of `constants[0]` rows. The extents in its ABI are zero.
 static PRODUCT: EntryAbi = EntryAbi {
     name: "product",
     bindings: &[Access::Read, Access::Read, Access::ReadWrite],

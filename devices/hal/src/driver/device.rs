@@ -1,4 +1,4 @@
-//! The common device. Resolves IDs to memory, kernels and scripts, resolves points to waits, and passes
+//! The common device. It resolves IDs to memory, kernels and scripts, resolves points to waits, and passes
 //! scripts to its queues.
 //!
 //! Callers use the device through [`Checked`](crate::Checked). The device checks again that an ID is known

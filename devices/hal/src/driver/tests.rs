@@ -228,8 +228,8 @@ fn a_driver_that_never_finishes_is_left_behind() {
     assert!(Arc::strong_count(&driver) > 1, "the driver stays");
 }
 
-/// Checks that releasing programs does not wait for a busy queue. Their memory is freed when the queue
-/// finishes.
+/// Checks that releasing programs does not wait for a busy queue. The memory of the programs is freed when
+/// the queue finishes.
 #[test]
 fn a_hanging_queue_does_not_block_a_release() {
     let mut bench = Bench::new(true);

@@ -36,10 +36,10 @@ pub(super) enum News {
 /// Time at which the mirror reports finished work.
 #[derive(Debug)]
 pub(super) enum Due {
-    /// This delay after the end of the work.
+    /// The given delay after the end of the work.
     After(Duration),
-    /// End of the rest that the duty cycle requires. The work starts at the given time, or when all of these
-    /// points have passed.
+    /// The end of the rest that the duty cycle requires after the work. The work started at the given
+    /// instant. If there is none, it started when all of the given points had passed.
     Rested(Option<Instant>, Vec<(Arc<Timeline>, u64)>),
     /// Time at which the link has carried this number of bytes.
     Carried(u64),
@@ -287,7 +287,7 @@ impl Shared {
         self.places.clone().for_each(|place| self.fail(place, error));
     }
 
-    /// Replaces the device ID of the second mirrors in an error by the device's own ID.
+    /// Replaces the device ID of the second mirrors in `error` with the ID of the device itself.
     fn with_public_names(&self, error: Error) -> Error {
         match error {
             Error::Poisoned { mut point, cause } => {
@@ -316,7 +316,7 @@ mod tests {
         Error::Lost { cause: "unplugged".into() }
     }
 
-    /// Checks that a call reports a loss if any timeline has reported it before.
+    /// Checks that calls report a loss as soon as any timeline has reported it.
     #[test]
     fn calls_report_a_loss_after_any_timeline_has() {
         let shared = shared();

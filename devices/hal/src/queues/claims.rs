@@ -23,8 +23,8 @@ pub struct Claim {
 pub struct Claims(Vec<Claim>);
 
 impl Claims {
-    /// Merges overlapping claims of a script. The steps of a script run in order, so they need no leases
-    /// against each other.
+    /// Collects the claims of a script and merges claims that overlap. The steps of a script run in order, so
+    /// they cannot conflict with each other.
     pub fn new(mut claims: Vec<Claim>) -> Self {
         claims.sort_by_key(|claim| (Arc::as_ptr(&claim.region) as usize, claim.range.start));
         let mut joined: Vec<Claim> = Vec::new();
@@ -50,7 +50,7 @@ impl Claims {
         self.0.iter().map(|claim| claim.region.reserve(claim.range.clone(), claim.writes)).collect()
     }
 
-    /// Returns true if any claim is in this region.
+    /// Returns true if any claim is in `region`.
     pub fn uses(&self, region: &Arc<HostRegion>) -> bool {
         self.0.iter().any(|claim| Arc::ptr_eq(&claim.region, region))
     }

@@ -1,9 +1,10 @@
 //! Offset between a device's clock and the host's clock.
 //!
-//! The host observes the end of a command with a delay. The smallest observed difference is therefore the
-//! best estimate of the offset. This module knows nothing about commands, and reads no clock.
+//! The host observes the end of a command only after some delay. The smallest observed difference between
+//! host time and device time is therefore the best estimate of the offset. This module knows nothing about
+//! commands, and reads no clock.
 
-/// Reciprocal of the assumed clock drift: 1 part in 10,000.
+/// Reciprocal of the assumed drift between the two clocks, which is 1 part in 10,000.
 const DRIFT: u64 = 10_000;
 
 /// Offset between two clocks.

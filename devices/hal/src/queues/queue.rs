@@ -1,8 +1,9 @@
 //! One in-order driver queue with its outstanding work, and the completion thread that advances its timeline.
 //!
 //! The completion thread handles submissions in order. For each submission, it first waits for the points of
-//! other queues, because some drivers spin during such waits. Then it waits for the submission's last event.
-//! The thread sleeps, but spins around the expected times of the points and events ([`Anticipation`]).
+//! other queues, and only then for the submission's last event, because some drivers would spin until those
+//! points pass. The thread parks, but spins around the times at which it expects points and events
+//! ([`Anticipation`]).
 //!
 //! # Leases of a submission
 //! Points order all work, and leases of host regions verify this order. A submission that can start at once
@@ -34,10 +35,11 @@ const MAX_TIMINGS: usize = 1 << 16;
 /// Time for which a thread spins before it parks, on machines with spare cores. Small copies end within this
 /// time.
 pub(super) const LINGER: Duration = Duration::from_micros(40);
-/// Spin time of a thread that executes the work itself. The next decode step often arrives within this time.
+/// Time for which a completion thread spins before it parks, if it executes the scripts itself. The next
+/// decode step often arrives within this time.
 const BRIEF: Duration = Duration::from_micros(5);
-/// Maximum sleep between polls of the driver. The driver does not wake the thread, so a longer sleep could
-/// notice an early end too late.
+/// Maximum time between two polls of the driver. The driver does not wake the thread, so a longer sleep could
+/// delay the report of an early end.
 const NAP: Duration = Duration::from_micros(100);
 
 /// Interval at which a thread that waits for another device checks whether its own device is closing.
@@ -64,15 +66,16 @@ pub trait DriverQueue: Send + Sync + 'static {
     /// Event that passes when enqueued work has ended.
     type Event: Send + Sync + 'static;
 
-    /// Whether [`wait`](Self::wait) runs the script of the event on the calling thread. This thread then also
-    /// waits for the script's predecessors, and runs no script after a failure.
+    /// Whether [`wait`](Self::wait) runs the script of the event on the calling thread. If so, `wait` also
+    /// waits for the script's predecessors, and after a failure it runs no further script.
     const RUNS_IN_WAIT: bool = false;
 
     /// Whether the driver may use the memory and kernels of a script briefly after its end event. If so,
     /// programs are dropped only after [`finish`](Self::finish).
     const USES_AFTER_END: bool = false;
 
-    /// Enqueues a script that starts after these events of other queues of the device, and flushes the queue.
+    /// Enqueues a script and flushes the queue. The script starts after the events in `after`, which belong
+    /// to other queues of the device.
     ///
     /// # Errors
     /// Returns an error if a driver call fails. Part of the script may already be running.
@@ -110,7 +113,7 @@ pub struct Common {
 }
 
 impl Common {
-    /// Creates the state of a device.
+    /// Creates the state that the queues of `device` share.
     pub fn new(device: DeviceId) -> Arc<Self> {
         let timelines = QueueKind::ALL.map(|queue| Timeline::new(TimelineId { device, queue }));
         Arc::new(Self { timelines, timings: Mutex::default(), lost: OnceLock::new() })
@@ -144,7 +147,7 @@ impl Common {
         lost.clone()
     }
 
-    /// Records the error of a result.
+    /// Records the error of `result`, if there is one.
     ///
     /// # Errors
     /// Returns the error that [`record`](Self::record) returns.
@@ -189,9 +192,9 @@ struct Enqueued<Q: DriverQueue> {
     signal: Point,
     after: Vec<After<Q::Event>>,
     ends: Ends<Q::Event>,
-    /// Leases, if the submission could start at once.
+    /// Leases of the script's host regions, if the submission could start at once.
     reserved: Option<Vec<Reservation>>,
-    /// Keeps the resources that the driver uses alive.
+    /// Script, which keeps the resources that the driver uses alive.
     script: Arc<Script<Q::Driver>>,
 }
 
@@ -203,11 +206,11 @@ enum Flight<Q: DriverQueue> {
     Failed(Error),
     /// The script of a submission that was enqueued in part. No event signals its end.
     Abandoned(Arc<Script<Q::Driver>>),
-    /// Programs to drop after all earlier submissions.
+    /// Programs to drop when all earlier submissions have ended.
     Retired(Vec<Arc<Script<Q::Driver>>>),
 }
 
-/// State of a queue's submission order. Only the holder of its lock may enqueue.
+/// State that the lock of a queue's submission order protects. Only the holder of the lock may enqueue.
 pub struct Order<Q: DriverQueue> {
     /// Channel to the completion thread. It is `None` once the queue is closed.
     inbox: Option<Sender<Flight<Q>>>,
@@ -332,8 +335,8 @@ impl<Q: DriverQueue> TrackedQueue<Q> {
         send(order, Flight::Failed(error));
     }
 
-    /// Drops programs that are not in flight. If they must outlive the queue's work, the completion thread
-    /// drops them, so the caller does not wait.
+    /// Drops programs that are not in flight. If the driver may still use them, the completion thread drops
+    /// them later, so that the caller does not wait.
     pub fn retire(&self, programs: Vec<Arc<Script<Q::Driver>>>) {
         if Q::USES_AFTER_END {
             let mut order = self.order();
@@ -408,8 +411,9 @@ impl Waits {
         Self { start: anticipation(), end: anticipation() }
     }
 
-    /// Waits for a point. A point of the same device passes or fails as long as the driver works. A point of
-    /// another device has no event, and the wait for it ends when the device closes.
+    /// Waits for the point of `after`. If the point belongs to the same device, the wait ends as long as the
+    /// driver works. If it belongs to another device, there is no event for it, and the wait also ends when
+    /// this device closes.
     ///
     /// # Errors
     /// Returns an error if the timeline of the point fails or the device closes.

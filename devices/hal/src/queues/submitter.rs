@@ -6,8 +6,8 @@
 //! awaited points have passed.
 //!
 //! Waits between devices use no API feature such as shared semaphores. Otherwise the driver would decide what
-//! happens when the other device fails, and enqueued work could not be withdrawn. Each backend documents how
-//! its drivers behave.
+//! happens when the other device fails, and enqueued work could not be withdrawn. The documentation of each
+//! backend's queue describes the behaviour of its drivers.
 //!
 //! This module knows nothing about commands or the driver.
 
@@ -49,7 +49,7 @@ pub struct Task<D: Driver> {
     pub signal: Point,
 }
 
-/// Readiness of a task to be enqueued.
+/// State of a task: whether it can be enqueued.
 enum Readiness<E> {
     /// The task can be enqueued. It runs after these predecessors.
     Ready(Vec<After<E>>),
@@ -59,7 +59,7 @@ enum Readiness<E> {
     Failed(Error),
 }
 
-/// A task that is ready or has failed.
+/// A task with its readiness. The task is ready or has failed.
 type Fate<Q> = (Task<<Q as DriverQueue>::Driver>, Readiness<<Q as DriverQueue>::Event>);
 
 /// Wake-up signal of the submission thread.
@@ -92,7 +92,7 @@ impl Alarm {
         }
     }
 
-    /// Waits for a signal after the first `rings` signals.
+    /// Waits until the alarm has rung more than `rings` times or is closing.
     fn heard(&self, rings: u64, turn: Turn) -> Outcome<()> {
         let quiet = |state: &mut AlarmState| state.rings == rings && !state.closing;
         let mut state = self.lock();
@@ -123,7 +123,8 @@ impl Alarm {
 /// Queues of a device with their held tasks.
 struct Shared<Q: DriverQueue> {
     queues: [TrackedQueue<Q>; 3],
-    /// Held tasks of each queue in submission order. The lock of the queue's order is taken first.
+    /// Held tasks of each queue in submission order. A thread that needs both locks first takes the lock of
+    /// the queue's order.
     held: [Mutex<VecDeque<Task<Q::Driver>>>; 3],
     alarm: Arc<Alarm>,
 }
@@ -237,7 +238,7 @@ impl<Q: DriverQueue> Submitter<Q> {
         &self.shared.queues[queue.index()]
     }
 
-    /// Wakes the submission thread whenever this timeline changes.
+    /// Wakes the submission thread whenever `timeline` changes.
     pub fn listen(&self, timeline: &Timeline) {
         // The reference is weak, because subscriptions outlive the device.
         let alarm = Arc::downgrade(&self.shared.alarm);

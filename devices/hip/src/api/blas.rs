@@ -1,8 +1,8 @@
 //! Detection of rocBLAS, AMD's matrix product library, and of the architectures that it supports.
 //!
-//! rocBLAS aborts the process if it has no kernels for an architecture. So Ragtag checks its kernel files
-//! first. Their names contain the architectures. They are in `rocblas/library` beside the library, or in
-//! `ROCBLAS_TENSILE_LIBPATH`.
+//! rocBLAS aborts the process if it has no kernels for an architecture. So Ragtag first checks the kernel
+//! files of rocBLAS, whose names contain the architectures. The files are in `rocblas/library` beside the
+//! library, or in the folder that `ROCBLAS_TENSILE_LIBPATH` names.
 
 use super::library::{self, BlasFunctions, Version};
 use super::text;
@@ -48,7 +48,8 @@ pub(crate) fn check(function: &str, returned: i32) -> Result<()> {
     if returned == 0 { Ok(()) } else { Err(Error::Api { call: function.into(), code: returned.into() }) }
 }
 
-/// Returns the path of a loaded library. Linux reports the path if the library was loaded by a bare name.
+/// Returns the path of the loaded library `name`. If `name` is not a path, looks it up in the list of loaded
+/// files that Linux reports.
 fn place(name: &str) -> Option<PathBuf> {
     let path = Path::new(name);
     if path.is_absolute() {
@@ -63,7 +64,7 @@ fn place(name: &str) -> Option<PathBuf> {
     paths.into_iter().find(is_it).map(Path::to_path_buf)
 }
 
-/// Returns the file names in a folder. A missing folder has no names.
+/// Returns the file names in a folder. The list is empty if the folder does not exist.
 fn names(folder: &Path) -> Vec<String> {
     let files = std::fs::read_dir(folder).into_iter().flatten().filter_map(std::result::Result::ok);
     files.filter_map(|file| file.file_name().into_string().ok()).collect()

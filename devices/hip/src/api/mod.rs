@@ -19,7 +19,7 @@ use std::sync::OnceLock;
 use symbols::{PROPERTIES_R0000, PROPERTIES_R0600, Properties, code};
 
 /// Size of the buffer for `hipGetDeviceProperties` in 64-bit words. It leaves room for larger structures of
-/// later versions. The words align the buffer.
+/// later versions. The use of 64-bit words gives the buffer the required alignment.
 const PROPERTIES_WORDS: usize = 1024;
 
 /// The loaded and initialised HIP runtime.

@@ -56,7 +56,7 @@ fn give(
 }
 
 impl Queue {
-    /// Creates a queue. `modern` means that the platform has OpenCL 2.0 or later.
+    /// Creates a queue. `modern` states whether the platform has OpenCL 2.0 or later.
     pub(crate) fn new(context: &Context, device: Device, modern: bool) -> Result<Self> {
         let properties = [CL_QUEUE_PROPERTIES as u64, CL_QUEUE_PROFILING_ENABLE, 0];
         // SAFETY: the device belongs to the context, and the properties end with zero.

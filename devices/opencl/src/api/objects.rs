@@ -140,7 +140,8 @@ impl Mem {
 pub(crate) struct SharedBlock {
     context: cl_context,
     pointer: *mut c_void,
-    /// Functions that free the block. `None` stands for the shared virtual memory of the OpenCL standard.
+    /// Functions of Intel's extension that free the block. `None` means that the block is shared virtual
+    /// memory of the OpenCL standard.
     unified: Option<UnifiedMemory>,
 }
 

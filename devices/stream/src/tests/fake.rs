@@ -37,7 +37,7 @@ pub struct State {
     violations: Vec<String>,
     /// Number of calls, by function name.
     calls: HashMap<&'static str, u32>,
-    /// Errors for the next call, by function name.
+    /// Errors that the next call of each function returns, by function name.
     refusals: HashMap<&'static str, Error>,
     /// Error that every call returns after the device is lost.
     lost: Option<Error>,
@@ -77,7 +77,7 @@ impl Fake {
         self.shared.lock().calls.get(name).copied().unwrap_or(0)
     }
 
-    /// Makes the next call of this function fail.
+    /// Makes the next call of the function `name` fail with `error`.
     pub fn refuse(&self, name: &'static str, error: Error) {
         self.shared.lock().refusals.insert(name, error);
     }

@@ -51,10 +51,11 @@ impl Instance {
         "libvulkan.so.1"
     };
 
-    /// Loads the Vulkan loader and creates an instance, with the validation layer as requested.
+    /// Loads the Vulkan loader and creates an instance, with or without the validation layer as `validation`
+    /// requires.
     ///
     /// # Errors
-    /// Returns text that names the missing loader, driver or validation layer.
+    /// Returns a message that names the missing loader, driver or validation layer.
     pub(crate) fn load(validation: Validation, messages: &Arc<Messages>) -> Result<Self, String> {
         // SAFETY: this is the system's Vulkan loader, whose initialisers are as safe as those of a linked
         // library.
@@ -125,7 +126,7 @@ impl Instance {
     /// Returns the physical devices with their properties, in the loader's order.
     ///
     /// # Errors
-    /// Returns text with the loader's result code if it cannot list the devices.
+    /// Returns a message with the loader's result code if the loader cannot list the devices.
     pub(crate) fn physical_devices(&self) -> Result<Vec<Facts>, String> {
         // SAFETY: the instance is alive.
         let devices = unsafe { self.raw.enumerate_physical_devices() };

@@ -17,7 +17,7 @@ pub(crate) struct Logical {
 }
 
 impl Logical {
-    /// Opens a device. `queues` has pairs of a queue family and a number of queues.
+    /// Opens a device. Each pair in `queues` is a queue family and the number of queues to create in it.
     ///
     /// # Errors
     /// Returns the driver's error.
@@ -143,8 +143,8 @@ impl SharedQueue {
         &self.logical
     }
 
-    /// Enqueues an optional command buffer. The queue waits for the given semaphore values first and sets
-    /// `signal` at the end.
+    /// Enqueues `commands`, or an empty submission if it is `None`. The submission first waits for the
+    /// semaphore values in `waits`. At its end, it advances a semaphore to the value in `signal`.
     ///
     /// # Errors
     /// Returns the driver's error.

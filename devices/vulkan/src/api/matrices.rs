@@ -1,9 +1,9 @@
 //! Queries of the matrix shapes that a device's sub-groups can multiply.
 //!
 //! Kernels need 16 × 16 matrices. A device may support only smaller matrices and combine them into larger
-//! ones through `VK_NV_cooperative_matrix2` (feature `cooperativeMatrixFlexibleDimensions`). The bindings do
-//! not have this extension yet. So its structures and its function are declared here, as in the Vulkan
-//! specification.
+//! ones through `VK_NV_cooperative_matrix2` (feature `cooperativeMatrixFlexibleDimensions`). The Rust
+//! bindings of Vulkan lack this extension. So this module declares its structures and its function, as in the
+//! Vulkan specification.
 
 use super::Instance;
 use ash::vk;
@@ -13,7 +13,7 @@ use std::marker::PhantomData;
 /// Extension that combines matrices into larger ones.
 pub(super) const FLEXIBLE: &CStr = c"VK_NV_cooperative_matrix2";
 
-/// Number of rows, of columns and of the depth of a product.
+/// Number of rows, number of columns and depth of the matrix products in kernels.
 const SIDE: u32 = 16;
 
 /// Component type of the operands. Sums are f32.
@@ -36,7 +36,8 @@ pub(super) struct FlexibleFeatures<'a> {
 }
 
 impl FlexibleFeatures<'_> {
-    /// Returns the structure with only this feature set or cleared.
+    /// Returns the structure with the feature `flexible_dimensions` as requested and all other features
+    /// disabled.
     pub(super) fn with(flexible_dimensions: bool) -> Self {
         Self {
             s_type: vk::StructureType::from_raw(1_000_593_000),
@@ -77,7 +78,7 @@ struct FlexibleProperties {
 type FlexibleCall =
     unsafe extern "system" fn(vk::PhysicalDevice, *mut u32, *mut FlexibleProperties) -> vk::Result;
 
-/// Maximum number of table rows that are read.
+/// Maximum number of rows that Ragtag reads from the driver's table of matrix shapes.
 const MOST_ROWS: usize = 1024;
 
 /// Returns true if sub-groups can multiply 16 × 16 f16 matrices. The device must support

@@ -1,7 +1,7 @@
 //! Buffers, each with its own device memory.
 //!
-//! Drivers allow thousands of allocations (`maxMemoryAllocationCount` is at least 4096). A stage has hundreds
-//! of buffers, most of them large, and its pool keeps few. So sub-allocation would bring no gain.
+//! Drivers allow thousands of allocations (`maxMemoryAllocationCount` is at least 4096). A stage has only
+//! hundreds of buffers, most of them large, and its pool caches few. So sub-allocation brings no gain.
 
 use super::{Logical, said};
 use ash::vk;
@@ -39,8 +39,8 @@ pub(crate) struct Part<'a> {
 }
 
 impl Memory {
-    /// Allocates a buffer in the first of the memory types that supports it. Maps the memory if it is
-    /// host-visible.
+    /// Allocates a buffer in the first memory type of `types` that supports the buffer. Maps the memory if it
+    /// is host-visible.
     ///
     /// # Errors
     /// Returns the driver's error.
@@ -143,7 +143,8 @@ impl Memory {
         }
     }
 
-    /// Maps the memory if possible. Without a mapping, only direct access by the host is lost.
+    /// Maps the memory if possible. If the driver refuses, the buffer still works, but the host cannot access
+    /// it directly.
     fn map(&mut self, index: u32) {
         use vk::MemoryPropertyFlags as Flags;
         let flags = self.logical.facts().memory.memory_types[index as usize].property_flags;

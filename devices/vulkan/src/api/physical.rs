@@ -28,7 +28,8 @@ pub(crate) struct Facts {
     pub(crate) uuid: [u8; 16],
     /// PCI domain, bus, device and function.
     pub(crate) pci: Option<[u32; 4]>,
-    /// Key that identifies hardware and driver by the same properties as a pipeline cache.
+    /// Key that identifies the hardware and the driver. It includes the properties that the driver compares
+    /// when it loads a pipeline cache.
     pub(crate) fingerprint: Key,
     pub(crate) limits: vk::PhysicalDeviceLimits,
     pub(crate) max_allocation_bytes: u64,
@@ -61,7 +62,7 @@ impl Facts {
     /// Queries the properties of a physical device.
     ///
     /// # Errors
-    /// Returns text if the driver does not report a property.
+    /// Returns a message if the driver does not report a property.
     pub(super) fn of(instance: &Instance, handle: vk::PhysicalDevice) -> Result<Self, String> {
         let raw = instance.raw();
         // SAFETY: this handle and all handles below belong to the instance.

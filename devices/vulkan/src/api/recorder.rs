@@ -5,7 +5,7 @@ use ash::vk;
 use ragtag_hal::Result;
 use std::sync::Arc;
 
-/// Capacity in descriptor sets and descriptors.
+/// Numbers of descriptor sets and of descriptors that fit in a descriptor pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Room {
     sets: u32,
@@ -178,7 +178,7 @@ impl Recorder {
         }
     }
 
-    /// Makes later commands wait for earlier ones and see their writes.
+    /// Records a barrier. Later commands wait for earlier commands and see their writes.
     pub(crate) fn barrier(&self) {
         let mut reads = vk::AccessFlags::TRANSFER_READ;
         if self.stages.contains(vk::PipelineStageFlags::COMPUTE_SHADER) {
@@ -187,13 +187,13 @@ impl Recorder {
         self.wait_for_writes([self.stages; 2], self.writes, reads | self.writes);
     }
 
-    /// Orders later launches after earlier ones. Drivers flush less than for [`Recorder::barrier`].
+    /// Records a barrier between launches only. Drivers flush less for it than for [`Recorder::barrier`].
     pub(crate) fn barrier_between_launches(&self) {
         let (stage, writes) = (vk::PipelineStageFlags::COMPUTE_SHADER, vk::AccessFlags::SHADER_WRITE);
         self.wait_for_writes([stage; 2], writes, vk::AccessFlags::SHADER_READ | writes);
     }
 
-    /// Makes earlier writes visible to the host when the command buffer has ended.
+    /// Records a barrier that makes earlier writes visible to the host when the command buffer has ended.
     pub(crate) fn show_host(&self) {
         let stages = [self.stages, vk::PipelineStageFlags::HOST];
         self.wait_for_writes(stages, self.writes, vk::AccessFlags::HOST_READ);

@@ -16,8 +16,8 @@ fn programs_replay_in_every_memory_mode() {
     }
 }
 
-/// Compares the three settings of matrix units. On a device without matrices, all settings give the same
-/// result.
+/// Checks which devices report cooperative matrices under each setting of `MatrixUnits`. A device without
+/// matrices never reports them.
 #[test]
 fn matrix_units_follow_the_setting() {
     let with = |matrices| {
@@ -34,7 +34,7 @@ fn matrix_units_follow_the_setting() {
     }
 }
 
-/// Checks that staging buffers follow the order of points and of submissions in one queue.
+/// Checks that copies through staging buffers obey points and the order of submissions in a queue.
 #[test]
 fn staging_buffers_follow_their_regions() {
     let backend = VulkanBackend::new(VulkanConfig { import_regions: false, ..config() });

@@ -48,7 +48,8 @@ fn refused_memory_is_reported_with_sizes() {
     });
 }
 
-/// Checks imported regions and staging buffers.
+/// Checks that registering a region reports the requested size if the driver is out of memory. Whether the
+/// region is imported or gets a staging buffer depends on the device.
 #[test]
 fn a_shortage_for_regions_is_reported_with_sizes() {
     with_vulkan_faults("faults::a_shortage_for_regions_is_reported_with_sizes", &[], |faults| {
@@ -66,7 +67,8 @@ fn a_shortage_for_regions_is_reported_with_sizes() {
     });
 }
 
-/// Checks failed allocations for programs. Drivers allocate memory for more than buffers.
+/// Checks that recording a program or creating a module reports a failed allocation. Drivers also allocate
+/// memory for these objects, not only for buffers.
 #[test]
 fn a_shortage_for_programs_is_reported_with_sizes() {
     with_vulkan_faults("faults::a_shortage_for_programs_is_reported_with_sizes", &[], |faults| {

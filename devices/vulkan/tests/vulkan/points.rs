@@ -1,5 +1,4 @@
-//! Tests of points between two devices: devices of different APIs or drivers, and devices that never reach a
-//! point.
+//! Tests of points between devices of different APIs or drivers, and of points that never pass.
 
 use crate::support::*;
 
