@@ -29,8 +29,8 @@ impl Default for Conv2d {
 }
 
 impl Compute {
-    /// Convolves images `[batch, channels, height, width]` with weights `[out channels, channels / groups,
-    /// kernel height, kernel width]`. The result is f32.
+    /// Convolves images `[batch, channels, height, width]` with weights
+    /// `[out channels, channels / groups, kernel height, kernel width]`. The result is f32.
     ///
     /// # Errors
     /// Returns an error of the device, or:

@@ -285,9 +285,9 @@ impl Compute {
         Ok(Weights { resident, packed: Tensor { shape, kind: Type::Blocks(tensor_type), memory } })
     }
 
-    /// Computes the product x · Wᵀ of rows `x` with weights W. The result is f32 with the shape `[…, rows of
-    /// W]`. The exact class uses f32 activations unchanged. The fast class quantizes the rows of `x` to 8
-    /// bits if the weights have integer quants.
+    /// Computes the product x · Wᵀ of rows `x` with weights W. The result is f32 and has the shape
+    /// `[…, rows of W]`. The exact class uses f32 activations unchanged. The fast class quantizes the rows of
+    /// `x` to 8 bits if the weights have integer quants.
     ///
     /// # Errors
     /// Returns [`Error::Shapes`] if the rows of `x` do not match the columns of the weights, or an error of

@@ -45,7 +45,7 @@ pub(crate) fn expect_bytes(got: &[u8], wanted: &[u8], what: &str) -> Attempt<()>
     }
 }
 
-/// Returns `bytes` bytes, each of which depends on its position and on `seed`.
+/// Returns `bytes` pseudo-random bytes. The value of a byte depends on its position and on `seed`.
 pub(crate) fn pattern(bytes: usize, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = || {

@@ -162,8 +162,8 @@ pub struct RunCore {
     waiting: VecDeque<SequenceId>,
     /// Admitted sequences whose prompt has not entered the pipeline completely, in admission order.
     pub(super) prefilling: VecDeque<SequenceId>,
-    /// Sequences whose latest sampled token has not entered the pipeline, in the order in which the tokens were
-    /// sampled.
+    /// Sequences whose latest sampled token has not entered the pipeline, in the order in which the tokens
+    /// were sampled.
     pub(super) ready: VecDeque<SequenceId>,
     /// Number of admitted sequences that generate tokens.
     pub(super) generating: u32,
