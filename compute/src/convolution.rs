@@ -14,7 +14,7 @@ pub struct Conv2d {
     pub stride: [usize; 2],
     /// Number of zeros added at each end of the height and of the width.
     pub padding: [usize; 2],
-    /// Distance between neighbouring kernel values in the image, in values.
+    /// Dilation: the distance in the image between the positions of neighbouring kernel values.
     pub dilation: [usize; 2],
     /// Number of groups into which the channels are divided. Each group of input channels produces its own
     /// output channels.

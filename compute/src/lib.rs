@@ -177,8 +177,8 @@ fn positive(operation: &'static str, name: &'static str, value: f32) -> Result<(
     if value.is_finite() && value > 0.0 { Ok(()) } else { Err(Error::Factor { operation, name, value }) }
 }
 
-/// Returns three numbers of values: the product of the sizes before an axis, the size of the axis, and the
-/// product of the sizes after it.
+/// Returns the product of the sizes before an axis, the size of the axis, and the product of the sizes after
+/// it.
 fn around(operation: &'static str, shape: &Shape, axis: usize) -> Result<[usize; 3]> {
     let sizes = shape.sizes();
     if axis >= sizes.len() {

@@ -15,7 +15,7 @@ impl Compute {
     /// # Errors
     /// Returns an error of the device, or:
     /// - [`Error::Axis`] if the axis does not exist.
-    /// - [`Error::EmptyAxis`] for the extreme or the mean of an empty axis. (The sum of an empty axis is
+    /// - [`Error::EmptyAxis`] for the maximum, minimum or mean of an empty axis. (The sum of an empty axis is
     ///   zero.)
     pub fn reduce<'a>(
         &self,

@@ -222,8 +222,8 @@ impl Compute {
     ///
     /// # Errors
     /// Returns an error of the device, or:
-    /// - [`Error::Argument`] if the order does not name every dimension once.
-    /// - [`Error::Rank`] if more than six dimensions move.
+    /// - [`Error::Argument`] if `order` does not contain every dimension exactly once.
+    /// - [`Error::Rank`] if more than six dimensions remain after contiguous dimensions are merged.
     pub fn transpose<'a>(&self, x: impl Into<Input<'a>>, order: &[usize]) -> Result<Pending<Tensor>> {
         let (x, element) = self.elements("transpose", x)?;
         let mut named = order.to_vec();

@@ -87,8 +87,8 @@ impl Compute {
     ///
     /// # Errors
     /// Returns an error of the device, or:
-    /// - [`Error::Index`] if an index among host values is out of range. Only the device knows the indices in
-    ///   a tensor; it returns zeros for rows that do not exist.
+    /// - [`Error::Index`] if an index among host values is out of range. The host cannot check indices in a
+    ///   tensor, so the device returns zeros for rows that do not exist.
     /// - [`Error::Rank`] if the table has no dimensions.
     pub fn gather<'a, 'b>(
         &self,

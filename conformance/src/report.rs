@@ -88,7 +88,7 @@ impl Report {
 pub struct Absent {
     /// Name of the backend.
     pub backend: String,
-    /// Reason for which the backend has no adapter.
+    /// Reason why the backend has no adapter.
     pub cause: String,
 }
 

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 /// Result of this crate's functions.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Reason for which the pipeline refused a request. The pipeline continues.
+/// Reason why the pipeline refused a request. The pipeline continues.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 pub enum Refusal {
     /// The prompt is empty.

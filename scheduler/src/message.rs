@@ -15,7 +15,7 @@ pub(crate) enum DeviceMessage {
         /// The event.
         event: StageEvent,
     },
-    /// A timeline has advanced for whose progress the core waits.
+    /// A timeline for which the core waits has advanced.
     Progress,
     /// The next stage has returned a slot of an outgoing ring. The slot itself is in the quiet queue.
     RingSlot,

@@ -8,8 +8,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Maximum number of submissions per queue whose timings are outstanding. The oldest ones are dropped beyond
-/// it, because some devices report no timings.
+/// Maximum number of submissions per queue whose timings are outstanding. If there are more, the oldest are
+/// dropped, because some devices report no timings.
 const LABELS: usize = 1024;
 
 /// Kind of a submission.
@@ -177,8 +177,8 @@ impl Computed {
 pub struct SizeReport {
     /// Whether the micro-batches contain only decode steps.
     pub decode: bool,
-    /// Maximum number of rows of these micro-batches, a power of two. Every one of them has more than half of
-    /// this.
+    /// Upper bound of the rows of these micro-batches, a power of two. Each micro-batch has more than half as
+    /// many rows.
     pub rows: u32,
     /// Sums over all micro-batches.
     pub computed: Computed,

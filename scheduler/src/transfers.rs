@@ -12,8 +12,8 @@ use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Maximum number of transfers with incomplete records. The oldest ones are dropped beyond it, because some
-/// devices report no timings.
+/// Maximum number of transfers with incomplete records. If there are more, the oldest are dropped, because
+/// some devices report no timings.
 const OPEN: usize = 1024;
 
 /// Sums over transfers of micro-batches of one kind.

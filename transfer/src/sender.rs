@@ -22,7 +22,7 @@ pub enum SenderEvent {
         /// Point that passes once all bytes have been written to the source buffer.
         after: Point,
     },
-    /// Returns a ring slot from the receiver.
+    /// The receiver returns a ring slot.
     Free(ChunkFree),
 }
 

@@ -38,7 +38,7 @@ pub fn not_passed(backend: &str, driver: &str, tests: &[Outcome]) -> (usize, usi
     (owed.len() - passed, row.map_or(owed.len() / 2, |(.., most)| *most))
 }
 
-/// Returns the adapters of the backend `name`, or the reason for which it has none.
+/// Returns the adapters of the backend `name`, or the reason why it has none.
 pub fn adapters(backends: &Backends, name: &str) -> Result<Vec<Adapter>, String> {
     let report = backends.probe();
     let status = report.backends.into_iter().find(|backend| backend.name == name).map(|row| row.status);

@@ -64,7 +64,7 @@ pub(crate) struct Edge {
     pub(crate) address: DeviceAddress,
     /// Index of the neighbour among the stages of its device.
     pub(crate) stage: usize,
-    /// Timeline of the neighbour for whose points this stage waits.
+    /// Timeline on the neighbour's device that signals the points for which this stage waits.
     pub(crate) timeline: Arc<Timeline>,
     /// Notice that the sender arms while it waits for a ring slot.
     pub(crate) ring_notice: Notice,

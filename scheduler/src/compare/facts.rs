@@ -140,7 +140,7 @@ pub fn facts_from(
     (devices, corrected_links(comparison, links))
 }
 
-/// Factors by which measured times of a device exceed the predicted times, for each component.
+/// Ratios of measured to predicted times of a device, one per component of the time.
 #[derive(Clone, Copy, Debug)]
 struct Factors {
     overhead: f64,

@@ -1,5 +1,5 @@
-//! Compares predictions with a run. For the micro-batches that ran, it computes the times that the cost model
-//! predicts and compares them with the measured times. If they deviate too far, it names the wrong
+//! Compares predictions with a run. For the micro-batches that ran, this module computes the times that the
+//! cost model predicts and compares them with the measured times. If they deviate too far, it names the wrong
 //! assumption. It also corrects the device and link facts.
 //!
 //! The functions are pure: they take plans, facts and reports, and return data. They do not depend on the

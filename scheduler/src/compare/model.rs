@@ -244,7 +244,8 @@ impl<'a> Model<'a> {
     }
 }
 
-/// Returns the two micro-batches whose whole numbers of rows are next to the average, each with its weight.
+/// Returns two micro-batches whose row counts are the average, rounded down and up. Their weights make the
+/// weighted mean equal to the average.
 fn batches(computed: &Computed, logit_rows: u64) -> [(f64, BatchShape); 2] {
     let count = computed.micro_batches as f64;
     let rows = computed.rows as f64 / count;

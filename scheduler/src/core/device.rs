@@ -23,7 +23,7 @@ use std::collections::{BTreeSet, VecDeque};
 /// hides the delay until the host learns that the first has ended.
 const COMPUTING: usize = 2;
 
-/// Next point of each queue of a device.
+/// Allocators of the points that the queues of a device signal.
 #[derive(Clone, Debug)]
 pub struct QueuePoints {
     /// Compute queue.
@@ -35,8 +35,7 @@ pub struct QueuePoints {
 }
 
 impl QueuePoints {
-    /// Returns the first points of the queues, before any submission. `timeline` returns the timeline of a
-    /// queue.
+    /// Returns allocators for queues without submissions. `timeline` returns the timeline of a queue.
     pub fn new(timeline: impl Fn(QueueKind) -> TimelineId) -> Self {
         use QueueKind::{Compute, Download, Upload};
         let points = |queue| Points::new(timeline(queue));

@@ -264,7 +264,8 @@ impl StageCore {
         self.admit(now, points, actions)
     }
 
-    /// Frees the slots whose downloads have ended when the download timeline reaches `value`.
+    /// Handles the progress of the download timeline to `value`. Frees the slots whose downloads have ended,
+    /// and assigns them to waiting micro-batches.
     ///
     /// # Errors
     /// [`Error::Protocol`] if chunks in the ring do not fit their micro-batch.

@@ -70,8 +70,8 @@ pub struct PipelineReport {
 /// A pipeline of loaded, running stages. Dropping it stops the stages and cancels unfinished sequences.
 pub struct Pipeline {
     requests: Sender<RequestMessage>,
-    /// Receiving end of the request channel. Requests that arrive after the coordinator has ended are refused
-    /// through it.
+    /// Receiving end of the request channel. After the coordinator has ended, the pipeline uses it to refuse
+    /// late requests.
     leftovers: Receiver<RequestMessage>,
     ended: Arc<AtomicBool>,
     run: RunAddress,

@@ -38,7 +38,7 @@ use std::collections::BTreeMap;
 /// Result of a simulated sequence.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Outcome {
-    /// The sequence finished. It produced the given tokens.
+    /// The sequence finished and produced these tokens.
     Finished {
         /// Reason for the end of the sequence.
         reason: FinishReason,

@@ -1,14 +1,15 @@
 //! Simulates plans. Stage times come from the cost model, and transfer times from the links between devices.
 //!
-//! The simulated times are the ones that a plan's prediction adds up:
-//! - A stage computes for [`StageCosts::time_us`].
+//! The simulation uses the times from which a plan's prediction is computed:
+//! - A computation of a stage takes [`StageCosts::time_us`].
 //! - A lone transfer takes [`LinkFacts::time_us`](crate::LinkFacts::time_us).
-//! - The token return takes [`DeviceFacts::token_return`] of the last device. This includes returning the
-//!   next tokens.
+//! - The token return takes [`DeviceFacts::token_return`] of the last device. This time includes sending the
+//!   next tokens to the first stage.
 //! - A link's latency counts once per micro-batch. It is divided between the copies into and out of the ring
 //!   in proportion to the two devices' own latencies.
-//! - A link's rate applies to the copies into the ring. Copies out of the ring keep up.
-//! - An idle stage starts later by [`DeviceFacts::hand_over_us`], or by the idle time if that is shorter.
+//! - A link's bandwidth limits the copies into the ring. Copies out of the ring take no time per byte.
+//! - A stage that was idle starts later, by [`DeviceFacts::hand_over_us`] or by its idle time, whichever is
+//!   shorter.
 //! - Messages, actors and sampling take no additional time, because a device's `stage_us` includes their
 //!   measured cost.
 //!

@@ -161,7 +161,7 @@ impl SimSummary {
     }
 }
 
-/// Numbers of sequences by the way in which they ended.
+/// Counts of requests by outcome, with their total tokens.
 #[derive(Default)]
 struct Ends {
     finished: u64,

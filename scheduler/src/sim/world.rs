@@ -84,8 +84,8 @@ pub(super) struct World<'a> {
     spec: &'a SimSpec,
     rng: SmallRng,
     now: Nanoseconds,
-    /// Entries of events: the event's time, a number that orders simultaneous events, and its index in
-    /// `events`.
+    /// Scheduled events. An entry holds the event's time, a number that orders simultaneous events, and its
+    /// index in `events`.
     heap: BinaryHeap<Reverse<(Nanoseconds, u64, usize)>>,
     events: Vec<Option<Event>>,
     /// Unused indices in `events`.
@@ -112,7 +112,7 @@ pub(super) struct World<'a> {
     bytes: BTreeMap<MicroBatchId, u64>,
     /// Time at which each shared link becomes free.
     shared_free: Vec<Nanoseconds>,
-    /// Index of the request that arrives when the next one ends. Used with [`SimSpec::at_once`].
+    /// Index of the request that arrives when the next running request ends. Used with [`SimSpec::at_once`].
     next_request: usize,
     messages: u64,
     /// Number of micro-batches that have entered the pipeline.

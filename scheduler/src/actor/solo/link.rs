@@ -76,9 +76,10 @@ impl<'a> SoloLink<'a> {
         Ok(start.elapsed().as_secs_f64() * 1e6)
     }
 
-    /// Returns the time of a transfer of `bytes` bytes, in microseconds. It starts with an empty submission
-    /// on the first device. It ends when the host learns that an empty submission on the second device, which
-    /// waits for the bytes, has ended. `bytes` is clamped to the range from 1 to the maximum of the link.
+    /// Returns the time of a transfer of `bytes` bytes, in microseconds. The time starts with an empty
+    /// submission on the first device. An empty submission on the second device waits for the bytes, and the
+    /// time ends when the host learns that it has ended. `bytes` is clamped to the range from 1 to the
+    /// maximum of the link.
     ///
     /// # Errors
     /// Fails if a device fails.
