@@ -1,4 +1,4 @@
-//! Convolution of batches of images.
+//! Convolution of images in batches.
 
 use super::error::{Error, Result};
 use super::pending::Pending;
@@ -7,29 +7,30 @@ use super::tensor::{Input, Tensor};
 use super::{Compute, word};
 use ragtag_kernels::{Kernel, conv2d};
 
-/// Parameters of a convolution. Arrays hold the values for height and width.
+/// Parameters of a two-dimensional convolution. Arrays hold one value for the height and one for the width.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Conv2d {
-    /// Stride in values.
+    /// Stride of the kernel, in values.
     pub stride: [usize; 2],
-    /// Number of zeros added at each end.
+    /// Number of zeros added at each end of the height and of the width.
     pub padding: [usize; 2],
-    /// Dilation of the kernel in values.
+    /// Dilation: the distance in the image between the positions of neighbouring kernel values.
     pub dilation: [usize; 2],
-    /// Number of groups into which the channels are divided. Each group has its own output channels.
+    /// Number of groups into which the channels are divided. Each group of input channels produces its own
+    /// output channels.
     pub groups: usize,
 }
 
 impl Default for Conv2d {
-    /// Returns stride 1, no padding, dilation 1 and one group.
+    /// Returns parameters with stride 1, no padding, dilation 1 and one group.
     fn default() -> Self {
         Self { stride: [1; 2], padding: [0; 2], dilation: [1; 2], groups: 1 }
     }
 }
 
 impl Compute {
-    /// Convolves images `[batch, channels, height, width]` with weights `[out channels, channels / groups,
-    /// kernel height, kernel width]`. The result is f32.
+    /// Convolves images `[batch, channels, height, width]` with weights
+    /// `[out channels, channels / groups, kernel height, kernel width]`. The result is f32.
     ///
     /// # Errors
     /// Returns an error of the device, or:

@@ -1,4 +1,4 @@
-//! Prepares a device for single operators. Memory is reference-counted, each module is created once, and all
+//! Adapts a device for single operators. Memory is reference-counted, each module is created once, and all
 //! work runs in one sequence.
 
 use super::error::{Error, Result};
@@ -12,7 +12,7 @@ use ragtag_kernels::{Kernel, Variant, module_source, select};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Device that several threads may use.
+/// A device that several threads can use.
 pub(super) struct Shared {
     adapter: Adapter,
     timeline: Arc<Timeline>,
@@ -25,7 +25,7 @@ struct Core {
     next_id: u32,
     signalled: u64,
     modules: HashMap<(Kernel, &'static str), ModuleId>,
-    /// Resources, each with the point after which it can be destroyed.
+    /// Resources to destroy, each with the timeline value after which no work uses it.
     left: Vec<(u64, Left)>,
 }
 
@@ -35,7 +35,7 @@ enum Left {
     Region(RegionId),
 }
 
-/// Buffer of a device.
+/// Buffer on a device. It is destroyed after its last use when this value is dropped.
 pub(super) struct Memory {
     shared: Arc<Shared>,
     range: BufferRange,
@@ -75,7 +75,7 @@ impl Shared {
         &self.wakers
     }
 
-    /// Returns the point of the last submission.
+    /// Returns the timeline value that the last submission signals.
     pub(super) fn signalled(&self) -> u64 {
         self.lock().signalled
     }
@@ -84,7 +84,7 @@ impl Shared {
         self.core.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Allocates uninitialised memory. Returns `None` for zero bytes.
+    /// Allocates uninitialised memory. Returns `None` if `bytes` is 0.
     pub(super) fn allocate(self: &Arc<Self>, bytes: u64) -> Result<Option<Arc<Memory>>> {
         if bytes == 0 {
             return Ok(None);
@@ -105,14 +105,14 @@ impl Shared {
         Ok(Some(Arc::new(Memory { shared: Arc::clone(self), range })))
     }
 
-    /// Creates a tensor with undefined values.
+    /// Creates a tensor whose values are undefined.
     pub(super) fn tensor(self: &Arc<Self>, shape: impl Into<Shape>, kind: Type) -> Result<Tensor> {
         let shape = shape.into();
         let memory = self.allocate(kind.bytes(&shape)?)?;
         Ok(Tensor { shape, kind, memory })
     }
 
-    /// Uploads the bytes that `fill` writes.
+    /// Uploads to `to` the bytes that `fill` writes.
     pub(super) fn upload(&self, to: &Memory, fill: impl FnOnce(&mut [u8]) -> Result<()>) -> Result<u64> {
         let bytes = to.range.bytes as usize;
         let region = Arc::new(HostRegion::new(bytes)?);
@@ -125,7 +125,8 @@ impl Shared {
         outcome
     }
 
-    /// Downloads memory. The bytes of the region are valid once the returned point has passed.
+    /// Downloads `from` into a host region. Its bytes are valid once the timeline has reached the returned
+    /// value.
     pub(super) fn download(&self, from: &Memory) -> Result<(u64, Arc<HostRegion>)> {
         let region = Arc::new(HostRegion::new(from.range.bytes as usize)?);
         let mut core = self.lock();
@@ -136,18 +137,18 @@ impl Shared {
         Ok((outcome?, region))
     }
 
-    /// Fills memory with a 32-bit word.
+    /// Fills memory with the 32-bit word `word`.
     pub(super) fn fill(&self, to: &Memory, word: u32) -> Result<u64> {
         self.lock().submit(vec![Command::Fill { to: to.range, word }])
     }
 
-    /// Copies memory to other memory of the same size.
+    /// Copies `from` to `to`, which has the same size.
     pub(super) fn copy(&self, from: &Memory, to: &Memory) -> Result<u64> {
         self.lock().submit(vec![Command::Copy { from: from.range, to: to.range }])
     }
 
-    /// Launches a kernel on tensors in the order of its interface. An empty tensor is bound to memory that
-    /// the kernel does not read.
+    /// Launches a kernel on `tensors`, in the order of the kernel's interface. For an empty tensor, binds
+    /// memory that the kernel does not read.
     pub(super) fn launch(
         self: &Arc<Self>,
         kernel: Kernel,
@@ -208,7 +209,7 @@ impl Core {
         Ok(id)
     }
 
-    /// Enqueues work after all earlier work.
+    /// Submits commands that run after all earlier work. Returns the timeline value that they signal.
     fn submit(&mut self, commands: Vec<Command>) -> Result<u64> {
         self.sweep()?;
         let value = self.signalled + 1;
@@ -225,14 +226,14 @@ impl Core {
         Ok(outcome.map(|()| value)?)
     }
 
-    /// Destroys a resource as soon as no work uses it.
+    /// Destroys a resource as soon as no submitted work uses it.
     fn leave(&mut self, left: Left) {
         self.left.push((self.signalled, left));
         // If destruction fails, the next submission retries it and reports the failure.
         let _ = self.sweep();
     }
 
-    /// Destroys the resources that no work uses any more.
+    /// Destroys the resources in `left` that no submitted work uses any more.
     fn sweep(&mut self) -> Result<()> {
         let Some(device) = &mut self.device else { return Ok(()) };
         let timeline = device.timeline(QueueKind::Compute);
@@ -283,7 +284,7 @@ mod tests {
     use std::thread;
     use std::time::Duration;
 
-    /// Returns the CPU device with injected faults.
+    /// Returns the CPU device with the injected faults `faults`.
     fn processor(faults: Faults) -> Compute {
         let backends = Backends::new(&Config::default());
         let adapter = backends.probe().adapters().find(|adapter| adapter.backend == "cpu").unwrap().clone();
@@ -308,7 +309,7 @@ mod tests {
         }
     }
 
-    /// Task that ends when it is woken, and then drops everything that it holds.
+    /// A task that ends when it is woken, and then drops the value that it holds.
     struct Last<T> {
         held: Mutex<Option<T>>,
         over: mpsc::Sender<()>,

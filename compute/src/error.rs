@@ -13,120 +13,120 @@ pub enum Error {
     /// The requested device does not exist or cannot be opened.
     #[error("{0}")]
     Open(String),
-    /// Two shapes that do not match.
+    /// The shapes of two inputs do not match.
     #[error("{operation}: shapes {left} and {right} do not match: {rule}")]
     Shapes {
-        /// Operator.
+        /// Name of the operator.
         operation: &'static str,
-        /// First shape.
+        /// Shape of the first input.
         left: Shape,
-        /// Second shape.
+        /// Shape of the second input.
         right: Shape,
         /// Rule that the shapes violate.
         rule: &'static str,
     },
-    /// Shape with too many or too few dimensions.
+    /// An input has too many or too few dimensions.
     #[error("{operation} of {shape}: {rule}")]
     Rank {
-        /// Operator.
+        /// Name of the operator.
         operation: &'static str,
-        /// Shape.
+        /// Shape of the input.
         shape: Shape,
-        /// Required shape.
+        /// Description of the required shape.
         rule: &'static str,
     },
-    /// Axis that the shape does not have.
+    /// An axis does not exist in the shape.
     #[error("{operation} of {shape}: there is no axis {axis}")]
     Axis {
-        /// Operator.
+        /// Name of the operator.
         operation: &'static str,
-        /// Axis.
+        /// Index of the axis.
         axis: usize,
-        /// Shape.
+        /// Shape of the input.
         shape: Shape,
     },
-    /// Reduction over an empty axis whose result is undefined.
+    /// The reduction of an empty axis has no defined result.
     #[error("{operation} of {shape}: axis {axis} has no values")]
     EmptyAxis {
-        /// Operator.
+        /// Name of the operator.
         operation: &'static str,
-        /// Axis.
+        /// Index of the axis.
         axis: usize,
-        /// Shape.
+        /// Shape of the input.
         shape: Shape,
     },
-    /// Scale or another factor that is not finite and positive.
+    /// A scale or another factor is not finite and positive.
     #[error("{operation}: {name} must be finite and positive (got {value})")]
     Factor {
-        /// Operator.
+        /// Name of the operator.
         operation: &'static str,
         /// Name of the factor.
         name: &'static str,
-        /// Value.
+        /// Value of the factor.
         value: f32,
     },
-    /// Invalid argument of an operator.
+    /// An argument of an operator is invalid.
     #[error("{operation}: {what}")]
     Argument {
-        /// Operator.
+        /// Name of the operator.
         operation: &'static str,
-        /// Description with the values.
+        /// Description of the problem, with the invalid values.
         what: String,
     },
-    /// Index of a row that does not exist.
+    /// An index selects a row that does not exist.
     #[error("{operation}: index {index} at {place} is not in a table of {rows} rows")]
     Index {
-        /// Operator.
+        /// Name of the operator.
         operation: &'static str,
-        /// Index.
+        /// Value of the index.
         index: u32,
-        /// Position of the index among all indices.
+        /// Position of this index in the list of indices.
         place: usize,
-        /// Number of rows of the table.
+        /// Number of rows in the table.
         rows: usize,
     },
-    /// Tensor of a type that the operator does not accept.
+    /// An operator does not accept the type of a tensor.
     #[error("{operation} takes {wanted}, not {got}")]
     Type {
-        /// Operator.
+        /// Name of the operator.
         operation: &'static str,
         /// Types that the operator accepts.
         wanted: &'static str,
         /// Type of the tensor.
         got: Type,
     },
-    /// Number of values that does not match a shape.
+    /// The number of values does not match the shape.
     #[error("{values} values do not fill {shape}")]
     Length {
-        /// Number of values.
+        /// Number of given values.
         values: usize,
-        /// Shape.
+        /// Given shape.
         shape: Shape,
     },
-    /// Rows that do not consist of whole blocks.
+    /// Rows do not consist of whole blocks.
     #[error("rows of {shape} are not whole blocks of {tensor_type}")]
     Blocks {
-        /// Type.
+        /// Tensor type of the blocks.
         tensor_type: TensorType,
-        /// Shape.
+        /// Given shape.
         shape: Shape,
     },
-    /// Shape with more than 2^32 − 1 values.
+    /// A shape has more than 2^32 − 1 values.
     #[error("{shape} has more than 2^32 - 1 values")]
     TooLarge {
-        /// Shape.
+        /// The shape.
         shape: Shape,
     },
-    /// Request for memory of zero bytes.
+    /// A tensor would need an allocation of zero bytes.
     #[error("{shape} takes no memory")]
     ZeroBytes {
-        /// Shape.
+        /// Shape of the tensor.
         shape: Shape,
     },
-    /// Tensor that belongs to another device.
+    /// A tensor belongs to another device.
     #[error("{operation}: a tensor is on {other}, not on {device}")]
     OtherDevice {
-        /// Operator.
+        /// Name of the operator.
         operation: &'static str,
         /// Device on which the operator runs.
         device: String,
@@ -136,12 +136,12 @@ pub enum Error {
     /// The device has no kernel for the operator.
     #[error("{device} has no kernel {kernel}")]
     NoKernel {
-        /// Device.
+        /// Label of the device.
         device: String,
-        /// Kernel.
+        /// Name of the kernel.
         kernel: String,
     },
-    /// The device refused the work or failed.
+    /// The device refused the work, or it failed.
     #[error(transparent)]
     Device(#[from] ragtag_hal::Error),
 }

@@ -1,8 +1,8 @@
 //! Runs single operators on any device, without a model: matrix products, attention, norms and more.
 //!
-//! [`Compute::open`] opens a device by the name that `ragtag devices` shows, or the best device. Operators
-//! accept tensors on the device, or host values with their shape. They return [`Pending`] results, which
-//! callers can wait for or await:
+//! [`Compute::open`] opens a device by its label in the output of `ragtag devices`, or opens the best device.
+//! Operators accept tensors on the device, or host values with their shape. They return [`Pending`] results.
+//! Callers can block on a result or await it:
 //!
 //! ```
 //! use ragtag_compute::{Compute, Gemm, Reduction, UnaryFunction};
@@ -23,18 +23,18 @@
 //! # }
 //! ```
 //!
-//! The device runs all work in the requested order. Tensors are immutable, so each operator creates new
-//! tensors. Shapes are checked before any work runs, and errors name the shapes. Dimensions of size zero are
-//! always allowed; such operators do nothing and allocate nothing.
+//! The device runs all work in the order of the calls. Tensors are immutable, so each operator creates new
+//! tensors. Operators check shapes before any work runs, and errors name the shapes. Dimensions of size zero
+//! are always allowed. Operators on such shapes do no work and allocate no memory.
 //!
 //! Every operator accepts f32, f16 and bf16, and computes in f32. Elementwise operators ([`Compute::unary`],
 //! [`Compute::binary`], [`Compute::rope`]) and operators that only move values keep the type of their input.
 //! Operators that sum (products, attention, convolution, reductions, norms, softmax) return f32.
-//! [`Compute::cast`] converts the result to another type. [`NumericsClass`] states the accuracy relative to
-//! float64. Products of quantized weights ([`Weights`]) are available in both classes. All other operators
-//! are exact.
+//! [`Compute::cast`] converts the result to another type. [`NumericsClass`] defines the accuracy relative to
+//! float64. Products with quantised weights ([`Weights`]) are available in both numerics classes. All other
+//! operators are exact.
 //!
-//! Knows the interfaces of kernels, but not their implementations.
+//! This crate uses the interfaces of kernels, but does not depend on their implementations.
 
 #![forbid(unsafe_code)]
 
@@ -68,16 +68,16 @@ use ragtag_devices::{Backends, Config, Requested};
 use ragtag_hal::{Checked, DeviceId, Limits};
 use std::sync::Arc;
 
-/// Device for single operators. Clones share the device. It is closed when the last clone and the last tensor
-/// on it are dropped.
+/// A device that runs single operators. Clones share the device. The device is closed when the last clone and
+/// the last tensor on it are dropped.
 #[derive(Clone)]
 pub struct Compute {
     shared: Arc<Shared>,
 }
 
 impl Compute {
-    /// Opens a device: `cpu`, `vulkan:0`, `auto` for the best device, or any text that `--device` accepts. If
-    /// the text selects several devices, the first device is opened.
+    /// Opens the device that `label` selects: `cpu`, `vulkan:0`, `auto` for the best device, or any other
+    /// value that `--device` accepts. If `label` selects several devices, the function opens the first.
     ///
     /// # Errors
     /// Returns [`Error::Open`] if the device does not exist or cannot be opened.
@@ -89,10 +89,10 @@ impl Compute {
         Self::on(backends.open(&[(first.clone(), DeviceId(0))], &Limits::default())?.swap_remove(0))
     }
 
-    /// Creates a value for a device that is already open.
+    /// Uses a device that is already open.
     ///
     /// # Errors
-    /// Returns [`Error::Open`] if the system cannot start the thread that wakes tasks.
+    /// Returns [`Error::Open`] if the thread that wakes waiting tasks cannot be started.
     pub fn on(device: Checked) -> Result<Self> {
         Ok(Self { shared: Shared::new(device)? })
     }
@@ -102,7 +102,7 @@ impl Compute {
         self.shared.adapter()
     }
 
-    /// Returns an operator's input as a tensor. Uploads host values.
+    /// Returns an operator's input as a tensor. Uploads it first if it is in host memory.
     fn given<'a>(&self, operation: &'static str, input: impl Into<Input<'a>>) -> Result<Tensor> {
         match input.into() {
             Input::Tensor(tensor) => match &tensor.memory {
@@ -118,7 +118,8 @@ impl Compute {
         }
     }
 
-    /// Returns an operator's input like [`given`](Self::given). Accepts floats of any type.
+    /// Returns an operator's input like [`given`](Self::given), with its element type. Fails unless the input
+    /// has floating-point values.
     fn elements<'a>(
         &self,
         operation: &'static str,
@@ -139,7 +140,7 @@ impl Compute {
         }
     }
 
-    /// Returns an operator's input like [`given`](Self::given). Accepts only indices.
+    /// Returns an operator's input like [`given`](Self::given). Fails unless the input has indices.
     fn indices<'a>(&self, operation: &'static str, input: impl Into<Input<'a>>) -> Result<Tensor> {
         let tensor = self.given(operation, input)?;
         match tensor.kind {
@@ -148,12 +149,12 @@ impl Compute {
         }
     }
 
-    /// Creates an f32 tensor with undefined values.
+    /// Creates an f32 tensor whose values are undefined.
     fn make(&self, shape: impl Into<Shape>) -> Result<Tensor> {
         self.shared.tensor(shape, Type::Elements(ElementType::F32))
     }
 
-    /// Returns a pending result that is ready when all work enqueued so far has ended.
+    /// Returns `result` as a pending result. It is ready when all work submitted before this call has ended.
     fn pending<T>(&self, result: T) -> Pending<T> {
         Pending::queued_at(&self.shared, self.shared.signalled(), result)
     }
@@ -165,18 +166,19 @@ impl std::fmt::Debug for Compute {
     }
 }
 
-/// Converts a size for kernels. All sizes of a shape with up to 2^32 − 1 values fit, unless the shape is
-/// empty.
+/// Converts a size to the 32-bit type that kernels use. In a non-empty shape of at most 2^32 − 1 values,
+/// every size fits. In an empty shape, sizes may saturate.
 fn word(size: usize) -> u32 {
     u32::try_from(size).unwrap_or(u32::MAX)
 }
 
-/// Checks that a value is finite and positive.
+/// Checks that `value` is finite and positive. `name` appears in the error.
 fn positive(operation: &'static str, name: &'static str, value: f32) -> Result<()> {
     if value.is_finite() && value > 0.0 { Ok(()) } else { Err(Error::Factor { operation, name, value }) }
 }
 
-/// Returns the number of values before an axis, along the axis, and after it.
+/// Returns the product of the sizes before an axis, the size of the axis, and the product of the sizes after
+/// it.
 fn around(operation: &'static str, shape: &Shape, axis: usize) -> Result<[usize; 3]> {
     let sizes = shape.sizes();
     if axis >= sizes.len() {

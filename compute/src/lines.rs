@@ -1,4 +1,4 @@
-//! Operators along an axis: reductions, norms, and positions of the largest values.
+//! Operators along an axis: reductions, norms, softmax, and positions of the largest values.
 
 use super::error::{Error, Result};
 use super::pending::Pending;
@@ -9,13 +9,13 @@ use ragtag_kernels::{Activations, ElementType, Kernel, elements, top_k};
 use std::sync::Arc;
 
 impl Compute {
-    /// Reduces each line of values along an axis to one f32. The result has no such axis. If there are only a
-    /// few long lines, the reduction takes two launches.
+    /// Reduces each line of values along an axis to one f32. The result does not have this axis. If there are
+    /// only a few long lines, the reduction needs two kernel launches.
     ///
     /// # Errors
     /// Returns an error of the device, or:
     /// - [`Error::Axis`] if the axis does not exist.
-    /// - [`Error::EmptyAxis`] for the extreme or the mean of an empty axis. (The sum of an empty axis is
+    /// - [`Error::EmptyAxis`] for the maximum, minimum or mean of an empty axis. (The sum of an empty axis is
     ///   zero.)
     pub fn reduce<'a>(
         &self,
@@ -65,8 +65,9 @@ impl Compute {
         Ok(())
     }
 
-    /// Computes softmax along an axis, as f32: e^(x − largest), divided by the sum of these values over the
-    /// line. −∞ has probability zero. A line of only −∞ becomes zeros. A line with a NaN or +∞ becomes NaN.
+    /// Computes softmax along an axis. The result is f32: e^(x − largest) divided by the sum of these values
+    /// over the line. A value of −∞ gets probability zero. A line that contains only −∞ becomes zeros. A line
+    /// that contains NaN or +∞ becomes NaN.
     ///
     /// # Errors
     /// Returns [`Error::Axis`] if the axis does not exist, or an error of the device.
@@ -81,8 +82,8 @@ impl Compute {
         Ok(self.pending(out))
     }
 
-    /// Divides each row (the last dimension) by its root mean square and multiplies it by the weight of each
-    /// column. ε is added to the mean square.
+    /// Divides each row (along the last dimension) by its root mean square, and multiplies each column by its
+    /// weight. ε is added to the mean square.
     ///
     /// # Errors
     /// Returns an error of the device, or:
@@ -106,8 +107,8 @@ impl Compute {
         Ok(self.pending(out))
     }
 
-    /// Normalizes each row (the last dimension) to mean 0 and standard deviation 1, then applies the weight
-    /// and bias of each column. ε is added to the variance.
+    /// Normalizes each row (along the last dimension) to mean 0 and standard deviation 1. Then multiplies
+    /// each column by its weight and adds its bias. ε is added to the variance.
     ///
     /// # Errors
     /// Returns an error of the device, or:
@@ -133,8 +134,8 @@ impl Compute {
         Ok(self.pending(out))
     }
 
-    /// Returns the position of the largest value of each row (the last dimension). If several values are
-    /// equal, the first position counts. NaN is below every number.
+    /// Returns the position of the largest value in each row (along the last dimension). If several values
+    /// are equal, the first position counts. NaN is smaller than every number.
     ///
     /// # Errors
     /// Returns [`Error::EmptyAxis`] if rows have no values, or an error of the device.
@@ -159,8 +160,8 @@ impl Compute {
         Ok(self.pending(out))
     }
 
-    /// Returns the `k` largest values of each row (the last dimension) in descending order, and their
-    /// positions. Equal values keep their order, and NaN comes last.
+    /// Returns the `k` largest values in each row (along the last dimension) in descending order, and their
+    /// positions. Equal values keep their order. NaN comes last.
     ///
     /// # Errors
     /// Returns [`Error::Argument`] if `k` is zero, greater than 64, or greater than the length of a row.
@@ -183,7 +184,7 @@ impl Compute {
         Ok(self.pending((values, indices)))
     }
 
-    /// Returns the parameter block with the number of rows, for kernels that models also use.
+    /// Returns a parameter block that contains the number of rows, for kernels that models also use.
     pub(super) fn counts(&self, rows: usize) -> Result<Tensor> {
         let counts = self.shared.tensor([4], Type::Indices)?;
         if let Some(memory) = &counts.memory {
@@ -193,7 +194,8 @@ impl Compute {
     }
 }
 
-/// Returns the number of rows and columns. Checks that each input in `of_columns` has one value per column.
+/// Returns the numbers of rows and columns of `x`. Checks that each tensor in `of_columns` has one value per
+/// column.
 fn columns<const N: usize>(
     operation: &'static str,
     x: &Tensor,

@@ -1,4 +1,4 @@
-//! Results of operators that are still running.
+//! Pending results of operators.
 
 use super::device::Shared;
 use super::error::{Error, Result};
@@ -11,8 +11,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::thread;
 
-/// Result in progress. Callers can wait for it or await it. While a task awaits a result, no executor thread
-/// blocks, because a separate thread wakes the task. Dropping the result does not cancel the work.
+/// Result of an operator that may still be running. Callers can block on it or await it. Awaiting it does not
+/// block an executor thread, because a separate thread wakes the task. Dropping the result does not cancel
+/// the work.
 #[must_use = "the device may fail"]
 pub struct Pending<T> {
     shared: Arc<Shared>,
@@ -21,9 +22,9 @@ pub struct Pending<T> {
 }
 
 enum Outcome<T> {
-    /// Object that holds the result once the work has ended.
+    /// The result. It is valid once the work has ended.
     Queued(T),
-    /// Function that builds the result from the device's output.
+    /// Function that creates the result from the device's output.
     After(Box<dyn FnOnce() -> Result<T> + Send>),
 }
 
@@ -59,8 +60,8 @@ impl<T> Pending<T> {
 }
 
 impl Pending<Tensor> {
-    /// Returns the tensor before its values are computed. The device runs operators on the tensor after the
-    /// work that computes it.
+    /// Returns the tensor before its values are computed. Other operators can use it at once, because the
+    /// device runs them after the work that computes the tensor.
     pub fn queued(&self) -> &Tensor {
         match &self.result {
             Some(Outcome::Queued(tensor)) => tensor,
@@ -90,7 +91,7 @@ impl<T> Future for Pending<T> {
     }
 }
 
-/// Tasks that wait for points of a timeline. A separate thread wakes them, because the thread that reports
+/// Tasks that wait for points on a timeline. A separate thread wakes them, because the thread that reports
 /// progress holds the timeline's lock. A woken task may end at once and drop its tensors and the device.
 pub(super) struct Wakers {
     waiting: Mutex<Vec<(u64, Waker)>>,
@@ -98,7 +99,7 @@ pub(super) struct Wakers {
 }
 
 impl Wakers {
-    /// Starts the thread, which ends when the wakers are dropped.
+    /// Starts the thread that wakes tasks. It ends when the value is dropped.
     pub(super) fn new() -> Result<Arc<Self>> {
         let (due, woken) = channel();
         let wake = move || woken.into_iter().for_each(Waker::wake);
@@ -114,7 +115,7 @@ impl Wakers {
         }
     }
 
-    /// Wakes the tasks whose points have passed. Wakes all tasks if no further point will pass.
+    /// Wakes the tasks whose points have passed. If the timeline has failed, wakes all tasks.
     pub(super) fn wake(&self, progress: &Progress) {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         let is_due = |point: u64| point <= progress.value || progress.failure.is_some();

@@ -1,4 +1,4 @@
-//! Products of matrices, products with quantised weights, and attention.
+//! Matrix products, products with quantised weights, and attention.
 
 use super::error::{Error, Result};
 use super::pending::Pending;
@@ -9,56 +9,56 @@ use ragtag_kernels::{
     Activations, ElementType, Kernel, NumericsClass, Resident, TensorType, gemm, layout_for,
 };
 
-/// Parameters of a matrix product α · op(A) · op(B).
+/// Parameters of a matrix product α · op(A) · op(B), where op optionally transposes a matrix.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Gemm {
-    /// Whether op(A) transposes A. The shape of A is then `[…, k, m]`.
+    /// Whether op transposes A. If it does, A has the shape `[…, k, m]`.
     pub transpose_a: bool,
-    /// Whether op(B) transposes B. The shape of B is then `[…, n, k]`.
+    /// Whether op transposes B. If it does, B has the shape `[…, n, k]`.
     pub transpose_b: bool,
-    /// Factor α.
+    /// Factor α of the product.
     pub alpha: f32,
 }
 
 impl Default for Gemm {
-    /// Returns the parameters of A · B.
+    /// Returns the parameters of the product A · B: no transposition, and α = 1.
     fn default() -> Self {
         Self { transpose_a: false, transpose_b: false, alpha: 1.0 }
     }
 }
 
-/// Layout of the matrices of a batch of products. All distances count values. The layout is that of BLAS, but
-/// row-major.
+/// Layout of the matrices in a batch of products. All sizes and distances are in values. The layout follows
+/// BLAS, but with row-major matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Strided {
     /// Sizes m, n and k. op(A) is m × k, op(B) is k × n, and C is m × n.
     pub sizes: [usize; 3],
     /// Number of products.
     pub batch: usize,
-    /// Leading dimensions of A, B and C: the distance between two rows.
+    /// Leading dimensions of A, B and C: the distance from the start of a row to the start of the next.
     pub leading: [usize; 3],
-    /// Distance between two matrices of the batch, for A, B and C. It is 0 for a matrix that all products
-    /// share.
+    /// Distances between consecutive matrices of the batch, for A, B and C. The distance is 0 for a matrix
+    /// that all products share.
     pub strides: [usize; 3],
 }
 
-/// Parameters of attention: visible positions and scaling of scores. With m queries and n keys, row i of the
-/// queries has position i + n − m.
+/// Parameters of attention: the positions that a query sees, and the scaling of scores. With m queries and n
+/// keys, query i has position i + n − m.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Attention {
-    /// Whether rows see no position after their own.
+    /// Whether a query sees only its own position and earlier ones.
     pub causal: bool,
-    /// Distance limit. Rows see only positions closer than this.
+    /// Window size. If it is set, a query sees only positions whose distance is less than this.
     pub window: Option<usize>,
-    /// Number of positions at the start that all rows see.
+    /// Number of positions at the start that every query sees.
     pub prefix: usize,
-    /// Factor of the scores. The default is 1 / √d.
+    /// Factor by which scores are multiplied. If it is `None`, the factor is 1 / √d.
     pub scale: Option<f32>,
-    /// Cap of the scores. A score s becomes cap · tanh(s / cap).
+    /// Cap of the scores. If it is set, a score s becomes cap · tanh(s / cap).
     pub soft_cap: Option<f32>,
 }
 
-/// Weight matrix of any type, packed for the device's products.
+/// Weight matrix of any tensor type, packed for the device's matrix products.
 #[derive(Clone, Debug)]
 pub struct Weights {
     resident: Resident,
@@ -66,24 +66,24 @@ pub struct Weights {
 }
 
 impl Weights {
-    /// Returns the number of rows. Each row produces one value of the product.
+    /// Returns the number of rows. Each row produces one column of the product.
     pub fn rows(&self) -> usize {
         self.resident.rows()
     }
 
-    /// Returns the number of columns, which is the number of values in a row.
+    /// Returns the number of columns, that is, of values in a row.
     pub fn columns(&self) -> usize {
         self.resident.columns()
     }
 
-    /// Returns the type that the values have in files.
+    /// Returns the tensor type that the values had in file format.
     pub fn tensor_type(&self) -> TensorType {
         self.resident.tensor_type()
     }
 }
 
-/// Splits a tensor into a batch of matrices. Returns the batch sizes, which are empty for a single matrix,
-/// then the rows and columns.
+/// Returns the batch sizes of a tensor, and the rows and columns of its matrices. The batch sizes are empty
+/// for a single matrix.
 fn matrices(operation: &'static str, x: &Tensor) -> Result<(Vec<usize>, [usize; 2])> {
     match x.shape.sizes() {
         [batch @ .., rows, columns] => Ok((batch.to_vec(), [*rows, *columns])),
@@ -98,7 +98,7 @@ pub(super) fn shapes(operation: &'static str, left: &Tensor, right: &Tensor, rul
     Error::Shapes { operation, left: left.shape.clone(), right: right.shape.clone(), rule }
 }
 
-/// Returns the type of all tensors. Returns an error if the types differ.
+/// Returns the element type that all inputs of an operator share. Returns an error if the types differ.
 pub(super) fn same_type(operation: &'static str, types: &[ElementType]) -> Result<ElementType> {
     match types.iter().find(|other| **other != types[0]) {
         None => Ok(types[0]),
@@ -109,7 +109,7 @@ pub(super) fn same_type(operation: &'static str, types: &[ElementType]) -> Resul
     }
 }
 
-/// Checks that both factors are finite.
+/// Checks that the two factors of a product are finite.
 fn finite(operation: &'static str, factors: [f32; 2]) -> Result<()> {
     match factors.into_iter().find(|factor| !factor.is_finite()) {
         None => Ok(()),
@@ -118,7 +118,7 @@ fn finite(operation: &'static str, factors: [f32; 2]) -> Result<()> {
 }
 
 impl Strided {
-    /// Returns the constants of the kernel.
+    /// Returns the kernel constants that describe this layout.
     fn constants(&self, gemm: &Gemm, beta: f32) -> [u32; 14] {
         let ([m, n, k], [lda, ldb, ldc]) = (self.sizes.map(word), self.leading.map(word));
         let [stride_a, stride_b, stride_c] = self.strides.map(word);
@@ -130,8 +130,8 @@ impl Strided {
 }
 
 impl Compute {
-    /// Computes α · op(A) · op(B) for matrices or batches of matrices, as f32. If only one of A and B is a
-    /// batch, all products share the other matrix.
+    /// Computes α · op(A) · op(B) for matrices or batches of matrices. The result is f32. If only one of A
+    /// and B is a batch, every product uses the same other matrix.
     ///
     /// # Errors
     /// Returns an error of the device, or:
@@ -147,7 +147,7 @@ impl Compute {
         self.product(gemm, (a.into(), b.into()), None)
     }
 
-    /// Computes α · op(A) · op(B) + β · C, as f32.
+    /// Computes α · op(A) · op(B) + β · C. The result is f32.
     ///
     /// # Errors
     /// Returns the errors of [`Compute::gemm`]. Also returns [`Error::Shapes`] if the shape of C is not that
@@ -216,8 +216,8 @@ impl Compute {
     }
 
     /// Computes α · op(A) · op(B) + β · C for matrices that are parts of tensors of any shape. The result has
-    /// the shape of C. Values between the rows of C are copied from C. As in BLAS, a product with a factor of
-    /// zero is zero, even if an operand is NaN.
+    /// the shape of C. Values of C outside the matrices are copied to the result. As in BLAS, α = 0 or β = 0
+    /// omits its term, even if an operand contains NaN.
     ///
     /// # Errors
     /// Returns an error of the device, or [`Error::Argument`] in these cases:
@@ -254,7 +254,7 @@ impl Compute {
         Ok(self.pending(out))
     }
 
-    /// Packs `[rows, columns]` weights in file format for the device's products.
+    /// Packs `[rows, columns]` weights from file format into the layout of the device's matrix products.
     ///
     /// # Errors
     /// Returns an error of the device, or:
@@ -285,8 +285,9 @@ impl Compute {
         Ok(Weights { resident, packed: Tensor { shape, kind: Type::Blocks(tensor_type), memory } })
     }
 
-    /// Computes the product x · Wᵀ of rows with weights, as f32 `[…, rows of W]`. The exact class uses f32
-    /// values unchanged. The fast class rounds the rows to 8 bits if the weights have integer quants.
+    /// Computes the product x · Wᵀ of rows `x` with weights W. The result is f32 and has the shape
+    /// `[…, rows of W]`. The exact class uses f32 activations unchanged. The fast class quantizes the rows of
+    /// `x` to 8 bits if the weights have integer quants.
     ///
     /// # Errors
     /// Returns [`Error::Shapes`] if the rows of `x` do not match the columns of the weights, or an error of
@@ -329,8 +330,8 @@ impl Compute {
     }
 
     /// Computes attention of queries `[batch, heads, m, d]` over keys and values `[batch, kv heads, n, d]`.
-    /// The result is f32 in the shape of the queries. Heads form equal groups, and each group shares a KV
-    /// head. Rows that see no position become zero.
+    /// The result is f32 in the shape of the queries. Query heads form equal groups, and the heads of a group
+    /// share a KV head. The result is zero for a query that sees no position.
     ///
     /// # Errors
     /// Returns an error of the device, or:

@@ -1,4 +1,4 @@
-//! Transfers between host and device, and conversions of types and layouts.
+//! Transfers of tensors between host and device, and conversions of types and layouts.
 
 use super::device::Memory;
 use super::error::{Error, Result};
@@ -10,7 +10,7 @@ use ragtag_kernels::{ElementType, Kernel, TensorType};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Sizes of dimensions with the strides of each operand, outermost first.
+/// Sizes of dimensions and the strides of each operand along them, outermost dimension first.
 pub(super) struct Walk<const N: usize> {
     sizes: Vec<usize>,
     strides: [Vec<usize>; N],
@@ -35,8 +35,8 @@ impl<const N: usize> Walk<N> {
         walk
     }
 
-    /// Returns the sizes, then the strides of each operand, padded to the kernel's number of dimensions.
-    /// Returns `None` if the kernel has too few dimensions.
+    /// Returns the sizes, followed by the strides of each operand, padded to the number of dimensions that
+    /// kernels support. Returns `None` if kernels support fewer dimensions than this walk has.
     pub(super) fn constants(&self) -> Option<Vec<u32>> {
         let missing = RANK.checked_sub(self.sizes.len())?;
         let padded = |values: &[usize], front: u32| {
@@ -48,7 +48,7 @@ impl<const N: usize> Walk<N> {
     }
 }
 
-/// Returns the strides of contiguous values.
+/// Returns the strides of contiguous values with these sizes.
 pub(super) fn contiguous(sizes: &[usize]) -> Vec<usize> {
     let mut strides = vec![1_usize; sizes.len()];
     for i in (1..sizes.len()).rev() {
@@ -64,7 +64,7 @@ fn bytes_of<T, const N: usize>(values: &[T], to_bytes: impl Fn(&T) -> [u8; N], o
 }
 
 impl Compute {
-    /// Uploads f32 values.
+    /// Uploads f32 values to a new tensor.
     ///
     /// # Errors
     /// Returns [`Error::Length`] if the number of values does not match the shape, or an error of the device.
@@ -73,7 +73,7 @@ impl Compute {
         self.upload_as(shape.into(), kind, values.len(), |out| bytes_of(values, |v| v.to_le_bytes(), out))
     }
 
-    /// Uploads 32-bit indices.
+    /// Uploads 32-bit indices to a new tensor.
     ///
     /// # Errors
     /// Returns the errors of [`Compute::upload`].
@@ -82,7 +82,7 @@ impl Compute {
         self.upload_as(shape.into(), Type::Indices, indices.len(), fill)
     }
 
-    /// Uploads blocks in file format. The last dimension consists of whole blocks.
+    /// Uploads blocks in file format to a new tensor. The last dimension must consist of whole blocks.
     ///
     /// # Errors
     /// Returns an error of the device, or:
@@ -124,11 +124,11 @@ impl Compute {
         Ok(tensor)
     }
 
-    /// Returns a tensor of f32 zeros.
+    /// Returns a new tensor of f32 zeros.
     ///
     /// # Errors
-    /// Returns [`Error::ZeroBytes`] if the tensor would have no values, because memory of zero bytes cannot
-    /// be allocated.
+    /// Returns [`Error::ZeroBytes`] if the tensor would have no values, because a device cannot allocate zero
+    /// bytes.
     pub fn zeros(&self, shape: impl Into<Shape>) -> Result<Pending<Tensor>> {
         let tensor = self.make(shape)?;
         let memory =
@@ -137,7 +137,8 @@ impl Compute {
         Ok(self.pending(tensor))
     }
 
-    /// Reads the values of a tensor as f32. The device converts 16-bit values and dequantizes blocks.
+    /// Downloads the values of a tensor as f32. The device first converts 16-bit values and dequantizes
+    /// blocks.
     ///
     /// # Errors
     /// Returns [`Error::Type`] for a tensor of indices, or an error of the device.
@@ -153,7 +154,7 @@ impl Compute {
         })
     }
 
-    /// Reads a tensor of indices.
+    /// Downloads a tensor of indices.
     ///
     /// # Errors
     /// Returns [`Error::Type`] for tensors of other types, or an error of the device.
@@ -164,7 +165,8 @@ impl Compute {
         })
     }
 
-    /// Reads the bytes of a tensor in the device's format. 16-bit values and blocks are contiguous.
+    /// Downloads the bytes of a tensor in the format of device memory, in which 16-bit values and blocks are
+    /// contiguous.
     ///
     /// # Errors
     /// Returns an error if the device fails.
@@ -192,7 +194,7 @@ impl Compute {
         Ok(Pending::after(&self.shared, point, make))
     }
 
-    /// Copies a tensor into new memory.
+    /// Copies a tensor to newly allocated memory.
     ///
     /// # Errors
     /// Returns an error if the device fails.
@@ -205,8 +207,8 @@ impl Compute {
         Ok(self.pending(out))
     }
 
-    /// Converts values to another type. Rounds to the nearest value, ties to even. Values beyond the range of
-    /// the type become infinite, and NaN is preserved.
+    /// Converts values to the type `to`. Rounds to the nearest value, ties to even. Values beyond the range
+    /// of `to` become infinite, and NaN is preserved.
     ///
     /// # Errors
     /// Returns [`Error::Type`] for indices and blocks, or an error of the device.
@@ -216,12 +218,12 @@ impl Compute {
         self.walk("cast", &x, [from, to], 0, (&sizes, &contiguous(&sizes)))
     }
 
-    /// Permutes the dimensions. Dimension i of the result is dimension `order[i]` of `x`.
+    /// Permutes the dimensions of `x`. Dimension i of the result is dimension `order[i]` of `x`.
     ///
     /// # Errors
     /// Returns an error of the device, or:
-    /// - [`Error::Argument`] if the order does not name every dimension once.
-    /// - [`Error::Rank`] if more than six dimensions move.
+    /// - [`Error::Argument`] if `order` does not contain every dimension exactly once.
+    /// - [`Error::Rank`] if more than six dimensions remain after contiguous dimensions are merged.
     pub fn transpose<'a>(&self, x: impl Into<Input<'a>>, order: &[usize]) -> Result<Pending<Tensor>> {
         let (x, element) = self.elements("transpose", x)?;
         let mut named = order.to_vec();
@@ -236,7 +238,7 @@ impl Compute {
         self.walk("transpose", &x, [element; 2], 0, (&sizes, &strides))
     }
 
-    /// Returns a range of positions along an axis.
+    /// Returns the part of a tensor that lies in a range of positions along an axis.
     ///
     /// # Errors
     /// Returns an error of the device, or:
@@ -260,7 +262,7 @@ impl Compute {
         self.walk("slice", &x, [element; 2], places.start * inner, (&sizes, &strides))
     }
 
-    /// Copies values at strided positions to a contiguous tensor, and converts their type.
+    /// Copies the values of `x` at strided positions to a new contiguous tensor, and converts their type.
     fn walk(
         &self,
         operation: &'static str,
@@ -280,7 +282,7 @@ impl Compute {
         Ok(self.pending(out))
     }
 
-    /// Quantizes values to blocks in file format. The last dimension consists of whole blocks.
+    /// Quantizes values to blocks in file format. The last dimension must consist of whole blocks.
     ///
     /// # Errors
     /// Returns an error of the device, or:
@@ -293,7 +295,7 @@ impl Compute {
         self.blocks(Kernel::EncodeBlocks, tensor_type, &x, out)
     }
 
-    /// Dequantizes blocks to f32.
+    /// Dequantizes the blocks of a tensor to f32.
     ///
     /// # Errors
     /// Returns [`Error::Type`] if the tensor has no blocks, or an error of the device.

@@ -1,4 +1,4 @@
-//! Shapes, types, and tensors in the memory of a device.
+//! Tensors in device memory, with their shapes and types.
 
 use super::device::Memory;
 use super::error::{Error, Result};
@@ -7,12 +7,12 @@ use ragtag_kernels::{ElementType, TensorType};
 use std::fmt;
 use std::sync::Arc;
 
-/// Sizes of a tensor's dimensions, outermost first. A shape without dimensions has one value.
+/// Sizes of a tensor's dimensions, outermost first. A tensor without dimensions has one value.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Shape(Vec<usize>);
 
 impl Shape {
-    /// Returns the sizes of all dimensions.
+    /// Returns the size of each dimension.
     pub fn sizes(&self) -> &[usize] {
         &self.0
     }
@@ -22,7 +22,7 @@ impl Shape {
         self.0.len()
     }
 
-    /// Returns the number of values.
+    /// Returns the number of values in a tensor of this shape.
     ///
     /// # Errors
     /// Returns [`Error::TooLarge`] if the number exceeds 2^32 − 1, because kernels count in 32 bits.
@@ -35,8 +35,8 @@ impl Shape {
             .ok_or_else(|| Error::TooLarge { shape: self.clone() })
     }
 
-    /// Returns all sizes except the last, and the last size. A shape without dimensions is one row of one
-    /// value.
+    /// Returns all sizes except the last, and the last size. A shape without dimensions counts as one row of
+    /// one value.
     pub(crate) fn rows(&self) -> (&[usize], usize) {
         self.0.split_last().map_or((&[], 1), |(last, rest)| (rest, *last))
     }
@@ -94,8 +94,8 @@ impl fmt::Display for Type {
 }
 
 impl Type {
-    /// Returns the size in bytes of a tensor of this shape. Sizes of 16-bit values and blocks are rounded up
-    /// to whole words.
+    /// Returns the size in bytes of a tensor of this type and shape. Sizes of 16-bit values and blocks are
+    /// rounded up to whole 32-bit words.
     pub(crate) fn bytes(self, shape: &Shape) -> Result<u64> {
         let count = shape.count()? as u64;
         let bytes = match self {
@@ -111,13 +111,13 @@ impl Type {
     }
 }
 
-/// Values in the memory of a device. The memory is freed when the last tensor that shares it is dropped.
+/// Tensor in the memory of a device. Its memory is freed when the last tensor that shares it is dropped.
 /// Operators never change their inputs, so clones of a tensor share its memory.
 #[derive(Clone)]
 pub struct Tensor {
     pub(super) shape: Shape,
     pub(super) kind: Type,
-    /// Memory of the values, or `None` for an empty tensor.
+    /// Device memory that holds the values. `None` for an empty tensor.
     pub(super) memory: Option<Arc<Memory>>,
 }
 
@@ -132,7 +132,7 @@ impl Tensor {
         self.kind
     }
 
-    /// Returns the same values in another shape.
+    /// Returns a tensor with the same values in another shape. The two tensors share their memory.
     ///
     /// # Errors
     /// Returns [`Error::Shapes`] if the number of values differs, or [`Error::Blocks`] if blocks would cross
@@ -160,15 +160,15 @@ impl fmt::Debug for Tensor {
 }
 
 /// Input of an operator: a tensor, the pending tensor of another operator, or host values with their shape.
-/// The operator uploads host values first.
+/// The operator first uploads host values to the device.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Input<'a> {
-    /// Tensor on the device.
+    /// A tensor on the device.
     Tensor(&'a Tensor),
-    /// f32 values on the host, with their shape.
+    /// f32 values in host memory, with their shape.
     Values(Shape, &'a [f32]),
-    /// Indices on the host, with their shape.
+    /// Indices in host memory, with their shape.
     Indices(Shape, &'a [u32]),
 }
 

@@ -1,5 +1,5 @@
-//! Compares single operators on every available adapter with their definitions in float64, or with exact
-//! values.
+//! Compares single operators with their definitions in float64, or with exact values, on every available
+//! adapter.
 
 use crate::{
     Attention, BinaryOperation, Compute, Conv2d, ElementType, Error, Gemm, Input, NumericsClass, Pairing,
@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 
-/// Runs a test on every adapter. Skips all but the first of identical software adapters.
+/// Runs `test` on every adapter. Of several identical software adapters, uses only the first.
 fn everywhere(test: impl Fn(&Compute)) {
     let backends = Backends::new(&Config::default());
     let report = backends.probe();
@@ -39,7 +39,7 @@ fn everywhere(test: impl Fn(&Compute)) {
     }
 }
 
-/// Waker that unparks a thread.
+/// A waker that unparks a thread.
 struct Unpark(Thread);
 
 impl Wake for Unpark {
@@ -48,7 +48,7 @@ impl Wake for Unpark {
     }
 }
 
-/// Runs a future to completion on this thread.
+/// Runs `future` to completion on this thread.
 fn block_on<T>(future: impl Future<Output = T>) -> T {
     let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
     let mut future = std::pin::pin!(future);
@@ -223,7 +223,7 @@ fn quantises_and_dequantises_on_the_device() {
     });
 }
 
-/// Computes A · Bᵀ of row-major matrices in f64.
+/// Computes A · Bᵀ for row-major matrices in f64. Both have rows of `k` values.
 fn products(a: &[f32], b: &[f32], k: usize) -> Vec<f64> {
     let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
     a.chunks(k).flat_map(|a| b.chunks(k).map(move |b| dot(a, b))).collect()

@@ -10,35 +10,35 @@ use ragtag_kernels::binary::Operation;
 use ragtag_kernels::unary::Function;
 use ragtag_kernels::{Kernel, elements, rope};
 
-/// Pairs of a head's values that RoPE rotates together.
+/// Pairing of a head's values: RoPE rotates the two values of each pair together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pairing {
-    /// Neighbouring values 2i and 2i + 1.
+    /// Pairs the neighbouring values 2i and 2i + 1.
     Neighbours,
-    /// Values i and i + dimensions / 2, one from each half.
+    /// Pairs the values i and i + dimensions / 2, one from each half.
     Halves,
 }
 
 /// Parameters of RoPE.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rope {
-    /// Base of the angles. Pair i rotates by base^(−2i / dimensions) radians per position.
+    /// Base of the rotation angles. Pair i rotates by base^(−2i / dimensions) radians per position.
     pub base: f32,
-    /// Number of values at the start of a head that rotate. By default all values rotate.
+    /// Number of values at the start of each head that rotate. If it is `None`, all values rotate.
     pub dimensions: Option<usize>,
     /// Pairing of the values.
     pub pairing: Pairing,
 }
 
 impl Default for Rope {
-    /// Returns the usual base of 10,000. All values rotate, paired by halves.
+    /// Returns parameters with base 10,000. All values rotate, paired by halves.
     fn default() -> Self {
         Self { base: 10_000.0, dimensions: None, pairing: Pairing::Halves }
     }
 }
 
 impl Compute {
-    /// Applies a function to each value. The result has the type of the input.
+    /// Applies `function` to each value. The result has the type of the input.
     ///
     /// # Errors
     /// Returns [`Error::Type`] for indices and blocks, or an error of the device.
@@ -52,8 +52,8 @@ impl Compute {
         Ok(self.pending(out))
     }
 
-    /// Combines pairs of values. The result has the type of the inputs. Shapes are aligned at their last
-    /// dimensions. Missing dimensions and dimensions of size one are broadcast.
+    /// Applies a function to pairs of values from two tensors. The result has the type of the inputs. Shapes
+    /// are aligned at their last dimensions. Missing dimensions and dimensions of size one are broadcast.
     ///
     /// # Errors
     /// Returns an error of the device, or:
@@ -82,12 +82,13 @@ impl Compute {
         Ok(self.pending(out))
     }
 
-    /// Returns the rows of a table with the given indices. The rows are along the first dimension.
+    /// Returns the rows of a table that the indices select. Rows are counted along the first dimension of the
+    /// table.
     ///
     /// # Errors
     /// Returns an error of the device, or:
-    /// - [`Error::Index`] if an index among host values is out of range. Only the device knows the indices in
-    ///   a tensor; it returns zeros for rows that do not exist.
+    /// - [`Error::Index`] if an index among host values is out of range. The host cannot check indices in a
+    ///   tensor, so the device returns zeros for rows that do not exist.
     /// - [`Error::Rank`] if the table has no dimensions.
     pub fn gather<'a, 'b>(
         &self,
@@ -118,7 +119,7 @@ impl Compute {
     }
 
     /// Applies rotary position embedding to `[rows, heads, dimensions]`. The result has the type of the
-    /// input. Each row rotates by its position.
+    /// input. Each row is rotated by the angle for its position.
     ///
     /// # Errors
     /// Returns an error of the device, or:
@@ -166,7 +167,7 @@ impl Compute {
     }
 }
 
-/// Returns the sizes to which two shapes are broadcast.
+/// Returns the sizes to which the shapes `a` and `b` are broadcast.
 fn broadcast(a: &Shape, b: &Shape) -> Result<Vec<usize>> {
     let rank = a.rank().max(b.rank());
     let size = |shape: &Shape, i: usize| (i + shape.rank()).checked_sub(rank).map_or(1, |i| shape.sizes()[i]);
@@ -182,7 +183,7 @@ fn broadcast(a: &Shape, b: &Shape) -> Result<Vec<usize>> {
     sizes.collect()
 }
 
-/// Returns the strides of a shape that is broadcast to these sizes.
+/// Returns the strides of `shape` when it is broadcast to `sizes`.
 fn repeated(shape: &Shape, sizes: &[usize]) -> Vec<usize> {
     let own = contiguous(shape.sizes());
     let missing = sizes.len() - shape.rank();

@@ -1,4 +1,5 @@
-//! Compares the variants of a kernel on one device: products of f16 rows, or attention of a prompt.
+//! Compares the speed of the variants of a kernel on one device: products of f16 rows, or attention of a
+//! prompt.
 //!
 //! Usage: `cargo bench -p ragtag-conformance --bench variants -- vulkan:0 matmul/F16/f16 2048,14336,4096` or
 //! `… -- vulkan:0 attention/F16 2048,32,8,128`. The numbers of a product are the rows, the rows of weights
@@ -12,11 +13,11 @@ use ragtag_devices::{Backends, Config};
 use ragtag_hal::{DeviceId, Limits};
 use ragtag_kernels::{Activations, Kernel, Variant, variants};
 
-/// Number of launches per sample, and number of samples.
+/// Number of launches per sample. `SAMPLES` is the number of samples.
 const LAUNCHES: usize = 10;
 const SAMPLES: usize = 7;
 
-/// Constants, parameter block and number of operations for a shape.
+/// Constants, parameter block and number of arithmetic operations for one shape.
 type Task = (Vec<u32>, Vec<u32>, f64);
 
 fn main() -> Result<(), String> {
@@ -80,8 +81,9 @@ fn task(kernel: Kernel, shape: &[u32]) -> Option<Task> {
     }
 }
 
-/// Returns f16 numbers of either sign between 2^-4 and 2^-3. They are also small numbers if read as bf16 or
-/// f32. Zeros could be faster for a matrix unit.
+/// Returns bytes of f16 numbers of either sign with magnitudes between 2^-4 and 2^-3. They are also small
+/// numbers if read as bf16 or f32. The bench does not use zeros, because a matrix unit could process them
+/// faster.
 fn numbers(bytes: usize) -> Vec<u8> {
     let mut state = 1_u64;
     let mut words = std::iter::repeat_with(|| {

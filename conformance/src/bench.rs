@@ -1,5 +1,5 @@
-//! Wraps a device with helpers for tests, which allocate ids and points, move data in and out, and limit
-//! waits.
+//! Wraps a device with helpers for tests. They allocate ids and points, copy data to and from the device, and
+//! limit waits.
 
 use ragtag_hal::{
     BufferId, BufferRange, Caps, Checked, Command, Device, HostRegion, Module, ModuleId, Point, ProgramId,
@@ -8,14 +8,14 @@ use ragtag_hal::{
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Time limit for any point. It is far longer than any test needs, so that only a hang exceeds it. A CPU
-/// driver may compile a kernel at its first launch, which takes minutes on a busy machine.
+/// Time limit of a wait for a point. It is far longer than any test needs, so only a hang exceeds it. A CPU
+/// driver may compile a kernel at its first launch, which can take minutes on a busy machine.
 const WAIT_LIMIT: Duration = Duration::from_secs(600);
 
-/// Result whose error is a message.
+/// Result of a step of a test. The error is a message.
 pub(crate) type Attempt<T> = Result<T, String>;
 
-/// Extension of results that adds the attempted action to an error.
+/// Extension of results that adds to an error the action that failed.
 pub(crate) trait Context<T> {
     fn context(self, what: &str) -> Attempt<T>;
 }
@@ -26,12 +26,12 @@ impl<T> Context<T> for ragtag_hal::Result<T> {
     }
 }
 
-/// Fails a test unless two values are equal.
+/// Returns an error unless `got` equals `wanted`. `what` describes the value.
 pub(crate) fn expect_equal<T: PartialEq + std::fmt::Debug>(got: T, wanted: T, what: &str) -> Attempt<()> {
     if got == wanted { Ok(()) } else { Err(format!("{what}: got {got:?}, wanted {wanted:?}")) }
 }
 
-/// Fails a test unless the bytes match. The error names the first difference.
+/// Returns an error unless the bytes are equal. The error describes the first difference.
 pub(crate) fn expect_bytes(got: &[u8], wanted: &[u8], what: &str) -> Attempt<()> {
     expect_equal(got.len(), wanted.len(), what)?;
     match got.iter().zip(wanted).position(|(got, wanted)| got != wanted) {
@@ -45,7 +45,7 @@ pub(crate) fn expect_bytes(got: &[u8], wanted: &[u8], what: &str) -> Attempt<()>
     }
 }
 
-/// Returns bytes that depend on their position and the seed.
+/// Returns `bytes` pseudo-random bytes. The value of a byte depends on its position and on `seed`.
 pub(crate) fn pattern(bytes: usize, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = || {
@@ -58,15 +58,15 @@ pub(crate) fn pattern(bytes: usize, seed: u64) -> Vec<u8> {
     (0..bytes).map(|_| next()).collect()
 }
 
-/// Device on which tests run.
+/// A device on which tests run.
 pub(crate) struct Bench {
     device: Checked,
     next_id: u32,
     signalled: [u64; 3],
     buffers: Vec<BufferId>,
     regions: Vec<RegionId>,
-    /// Staging region for the contents of buffers. It is reused, because creating a region takes longer than
-    /// running most kernels.
+    /// Staging region through which the contents of buffers are copied. It is reused, because creating a
+    /// region takes longer than running most kernels.
     staging: Option<(RegionId, Arc<HostRegion>)>,
     programs: Vec<ProgramId>,
     modules: Vec<ModuleId>,
@@ -107,12 +107,12 @@ impl Bench {
         &self.device.adapter().caps
     }
 
-    /// Rounds an offset or a length up to the device's copy alignment.
+    /// Rounds an offset or a length up to the copy alignment of the device.
     pub(crate) fn aligned(&self, bytes: usize) -> usize {
         bytes.next_multiple_of(self.caps().copy_alignment_bytes.max(1) as usize)
     }
 
-    /// Destroys the objects of the last test.
+    /// Destroys the objects that the last test created.
     pub(crate) fn clear(&mut self) -> Attempt<()> {
         for id in std::mem::take(&mut self.programs) {
             self.device.destroy_program(id).context("destroying a program")?;
@@ -131,7 +131,7 @@ impl Bench {
         self.next_id
     }
 
-    /// Creates a buffer that lives until the end of the test.
+    /// Creates a buffer that exists until the end of the test.
     pub(crate) fn buffer(&mut self, bytes: u64) -> Attempt<BufferRange> {
         let buffer = self.try_buffer(bytes).context(&format!("a buffer of {bytes} bytes"))?;
         Ok(BufferRange { buffer, offset: 0, bytes })
@@ -144,7 +144,7 @@ impl Bench {
         Ok(id)
     }
 
-    /// Creates a region that lives until the end of the test.
+    /// Creates a region that exists until the end of the test.
     pub(crate) fn region(&mut self, bytes: usize) -> Attempt<(RegionId, Arc<HostRegion>)> {
         let (id, region) = self.registered(bytes)?;
         self.regions.push(id);
@@ -158,8 +158,8 @@ impl Bench {
         Ok((id, region))
     }
 
-    /// Returns a region of at least `bytes` bytes, and at least one byte. Only the next copy may use the
-    /// region.
+    /// Returns the staging region, with at least `bytes` bytes and at least one byte. Only the next copy may
+    /// use it.
     fn staging(&mut self, bytes: usize) -> Attempt<(RegionId, Arc<HostRegion>)> {
         const LEAST: usize = 64 << 10;
         if let Some((id, _)) = self.staging.take_if(|(_, region)| region.bytes() < bytes) {
@@ -172,7 +172,7 @@ impl Bench {
         Ok(self.staging.insert(staging).clone())
     }
 
-    /// Creates a module that lives as long as the device.
+    /// Creates a module that exists as long as the device.
     pub(crate) fn module(&mut self, module: &Module) -> Attempt<ModuleId> {
         let id = ModuleId(self.id());
         self.device.create_module(id, module).context("creating a module")?;
@@ -180,7 +180,7 @@ impl Bench {
         Ok(id)
     }
 
-    /// Records a program that lives until the end of the test.
+    /// Records a program that exists until the end of the test.
     pub(crate) fn record(&mut self, commands: Vec<Command>) -> Attempt<ProgramId> {
         let id = ProgramId(self.id());
         self.device.record(id, commands).context("recording")?;
@@ -217,7 +217,7 @@ impl Bench {
         self.device.timeline(queue)
     }
 
-    /// Waits for a point of this device.
+    /// Waits until a point of this device has passed.
     pub(crate) fn wait(&self, point: Point) -> Attempt<()> {
         match self.outcome(point)? {
             None => Ok(()),
@@ -225,7 +225,7 @@ impl Bench {
         }
     }
 
-    /// Waits until a point of this device has passed or failed. Returns the failure.
+    /// Waits until a point of this device has passed or failed. If it failed, returns the cause.
     pub(crate) fn outcome(&self, point: Point) -> Attempt<Option<ragtag_hal::Error>> {
         match self.timeline(point.timeline.queue).wait(point.value, Some(WAIT_LIMIT)) {
             Ok(true) => Ok(None),
@@ -234,7 +234,7 @@ impl Bench {
         }
     }
 
-    /// Writes bytes to a range of the same length, through the upload queue.
+    /// Writes `bytes` to a range of the same length through the upload queue.
     pub(crate) fn put(&mut self, to: BufferRange, bytes: &[u8]) -> Attempt<()> {
         let (id, region) = self.staging(bytes.len())?;
         region.write(0..bytes.len()).context("a lease")?.copy_from_slice(bytes);
@@ -243,7 +243,7 @@ impl Bench {
         self.wait(point)
     }
 
-    /// Reads a range through the download queue.
+    /// Reads the bytes of a range through the download queue.
     pub(crate) fn get(&mut self, from: BufferRange) -> Attempt<Vec<u8>> {
         let bytes = from.bytes as usize;
         let (id, region) = self.staging(bytes)?;
@@ -255,7 +255,7 @@ impl Bench {
         Ok(region.read(0..bytes).context("a lease")?.to_vec())
     }
 
-    /// Creates a buffer with these bytes as content.
+    /// Creates a buffer that contains `bytes`.
     pub(crate) fn filled(&mut self, bytes: &[u8]) -> Attempt<BufferRange> {
         let buffer = self.buffer(bytes.len() as u64)?;
         self.put(buffer, bytes)?;
@@ -263,7 +263,7 @@ impl Bench {
     }
 }
 
-/// Returns a part of a buffer range.
+/// Returns the part of a buffer range that starts at `offset` within it.
 pub(crate) fn part(of: BufferRange, offset: u64, bytes: u64) -> BufferRange {
     BufferRange { buffer: of.buffer, offset: of.offset + offset, bytes }
 }

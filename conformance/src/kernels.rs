@@ -1,7 +1,8 @@
-//! Tests kernel variants against their references.
+//! Compares kernel variants with their references.
 //!
-//! Each binding is in its own buffer between guards, which detect writes outside the binding. Each case runs
-//! twice, as a command and as a recorded program. Both results must match bit for bit.
+//! Each binding has its own buffer. Guard bytes before and after the binding detect writes outside it. Each
+//! case runs twice: once as a command, and once as a recorded program. The two results must be equal bit for
+//! bit.
 
 use crate::bench::{Attempt, Bench, expect_bytes, part};
 use crate::report::Verdict;
@@ -9,9 +10,9 @@ use crate::suite::{Listed, Outcomes, Shapes};
 use ragtag_hal::{Binding, BufferRange, Command, Dispatch, Module, ModuleId, QueueKind, Work};
 use ragtag_kernels::{Case, Variant, module_source};
 
-/// Seed of the listed cases. It gives the same numbers on every machine.
+/// Seed of the data in the listed cases. A fixed seed gives the same numbers on every machine.
 const SEED: u64 = 1;
-/// Byte that fills the guards. It differs from zero, from NaN and from poisoned outputs.
+/// Value of the guard bytes. It differs from zero, from NaN and from poisoned outputs.
 const GUARD: u8 = 0xa5;
 /// Minimum size of a guard in bytes.
 const GUARD_BYTES: u64 = 64;
@@ -21,7 +22,7 @@ pub(crate) fn name(variant: &Variant) -> String {
     format!("kernel/{}/{}", variant.kernel, variant.name)
 }
 
-/// Runs a selection of a variant's listed cases, and cases with random shapes.
+/// Runs the selected listed cases of a variant, and cases with random shapes.
 pub(crate) fn run(bench: &mut Bench, variant: &Variant, listed: Listed, shapes: Shapes) -> Outcomes {
     if !variant.is_taken_by(bench.caps()) {
         return Ok(Verdict::skipped(match variant.language() {
@@ -74,7 +75,7 @@ fn run_case(bench: &mut Bench, variant: &Variant, module: ModuleId, case: &Case)
     case.check(&results[0])
 }
 
-/// Binding with guards on both sides.
+/// A binding with guard bytes before and after it.
 struct Guarded {
     whole: BufferRange,
     inner: BufferRange,

@@ -1,21 +1,21 @@
 //! Known failures of an adapter.
 //!
-//! A list of known failures is meant for pinned adapters, as in continuous integration. On such an adapter, a
-//! new failure fails the suite, and so does a listed test that passes. This module knows nothing about
-//! specific adapters; their tests supply the lists.
+//! Lists of known failures are meant for adapters with pinned driver versions, as in continuous integration.
+//! On such an adapter, the suite fails if an unlisted test fails or a listed test passes. This module
+//! contains no list. The tests of each adapter supply theirs.
 
 use crate::report::{Outcome, Verdict};
 
-/// Tests that fail on an adapter, with the reason.
+/// Tests that fail on an adapter, and the reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KnownFailure {
-    /// Part of the names of the tests, as in [`crate::Suite::only`].
+    /// Pattern that matches the names of the tests, as in [`crate::Suite::only`].
     pub tests: &'static str,
-    /// Missing feature or defect of the adapter.
+    /// Feature that the adapter lacks, or a defect that it has.
     pub reason: &'static str,
 }
 
-/// Returns whether a name contains the parts of a pattern that are separated by `*`, in this order.
+/// Returns whether `name` contains the parts of `pattern` between the `*`, in this order.
 pub(crate) fn matches(pattern: &str, name: &str) -> bool {
     let mut rest = Some(name);
     for part in pattern.split('*') {
@@ -24,8 +24,8 @@ pub(crate) fn matches(pattern: &str, name: &str) -> bool {
     rest.is_some()
 }
 
-/// Applies the known failures to the outcomes. A known failure becomes a skip with its reason. A listed test
-/// that passes is a failure, and so is a list entry that matches no test.
+/// Applies the known failures to the outcomes. A known failure becomes a skip that states the reason. A
+/// listed test that passes counts as a failure, and so does an entry that matches no test.
 pub(crate) fn judge(tests: &mut Vec<Outcome>, known: &[KnownFailure]) {
     for test in tests.iter_mut() {
         let Some(known) = known.iter().find(|known| matches(known.tests, &test.name)) else { continue };

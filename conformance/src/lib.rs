@@ -1,7 +1,8 @@
-//! Conformance suite that tests the requirements for devices on every adapter.
+//! Conformance suite. It tests on every adapter that a device meets the requirements of the hardware layer.
 //!
-//! Each test is written once, against the hardware layer. It passes, fails with a reason, or is skipped with
-//! a reason. Absent hardware is a visible skip. Only tests and the command `ragtag selftest` use this crate.
+//! Each test is written once, against the interface of the hardware layer. It passes, fails with a reason, or
+//! is skipped with a reason. If hardware is absent, the report shows a skip. Only tests and the command
+//! `ragtag selftest` use this crate.
 //!
 //! | tests | subject |
 //! | --- | --- |
@@ -10,7 +11,7 @@
 //! | `programs/…` | recording, replay, re-recording |
 //! | `kernel/…` | every kernel variant against its reference, within its bound |
 //!
-//! The suite knows no backend by name.
+//! The crate does not depend on any particular backend.
 
 mod bench;
 mod kernels;

@@ -15,7 +15,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test { name: "memory/out-of-memory", run: out_of_memory, destroys: true },
 ];
 
-/// Checks that uploaded data is downloaded unchanged, in sizes below and above every page size and staging
+/// Checks that uploaded data is downloaded unchanged. Tests sizes below and above every page size and staging
 /// size.
 fn round_trip(bench: &mut Bench) -> Outcomes {
     for (seed, bytes) in [1, 3, 64, 4095, 4096, 100_003, (1 << 20) + 7].into_iter().enumerate() {
@@ -40,8 +40,8 @@ fn fill(bench: &mut Bench) -> Outcomes {
     Ok(Verdict::PASSED)
 }
 
-/// Checks that copies between buffers and within a buffer change only their target range. Tests every offset
-/// and length that the device's alignment allows, and ranges with an odd end.
+/// Checks that copies between buffers and within a buffer change only their destination range. Tests every
+/// offset and length that the device's alignment allows, and ranges with an odd end.
 fn copy(bench: &mut Bench) -> Outcomes {
     const BYTES: usize = 9001;
     let (source, mut target) = (pattern(BYTES, 2), pattern(BYTES, 3));
@@ -65,7 +65,7 @@ fn copy(bench: &mut Bench) -> Outcomes {
     Ok(Verdict::PASSED)
 }
 
-/// Copies parts of regions to parts of buffers and back, on every queue that supports such copies.
+/// Checks copies from parts of regions to parts of buffers and back, on every queue that supports them.
 fn parts(bench: &mut Bench) -> Outcomes {
     const BYTES: usize = 5001;
     const REGION_BYTES: usize = 6000;
@@ -98,7 +98,7 @@ fn parts(bench: &mut Bench) -> Outcomes {
     Ok(Verdict::PASSED)
 }
 
-/// Checks that an id can be reused for a buffer of another size.
+/// Checks that the id of a destroyed buffer can be reused for a buffer of another size.
 fn reuse(bench: &mut Bench) -> Outcomes {
     let first = bench.filled(&pattern(1 << 18, 6))?;
     let other = bench.filled(&pattern(100, 7))?;
@@ -115,7 +115,7 @@ fn reuse(bench: &mut Bench) -> Outcomes {
     Ok(Verdict::PASSED)
 }
 
-/// Checks that the device reports plausible heap sizes.
+/// Checks that the heap sizes that the device reports are plausible.
 fn heaps(bench: &mut Bench) -> Outcomes {
     let heaps = bench.device().memory().context("asking for the heaps")?;
     expect_equal(heaps.is_empty(), false, "no heaps")?;
@@ -127,8 +127,8 @@ fn heaps(bench: &mut Bench) -> Outcomes {
     Ok(Verdict::PASSED)
 }
 
-/// Checks that a request beyond the available memory fails with the sizes, and that a smaller request then
-/// succeeds.
+/// Checks that an allocation beyond the available memory fails with an error that contains the sizes. Then
+/// checks that a smaller allocation succeeds.
 fn out_of_memory(bench: &mut Bench) -> Outcomes {
     let smaller = 1 << 20;
     let free = bench.device().memory().context("asking for the heaps")?[0].free_bytes;
@@ -157,8 +157,8 @@ fn out_of_memory(bench: &mut Bench) -> Outcomes {
     Ok(Verdict::PASSED)
 }
 
-/// Allocates blocks of the largest size until the device is out of memory. Used for devices that do not
-/// report free memory.
+/// Allocates buffers of `bytes` bytes until the device is out of memory. Used if one allocation of the
+/// largest size cannot exceed the free memory, or if the device does not report its free memory.
 fn exhaust(bench: &mut Bench, bytes: u64) -> Attempt<(u64, Option<Error>)> {
     for _ in 0..1024 {
         if let Err(error) = bench.try_buffer(bytes) {

@@ -13,7 +13,7 @@ pub(crate) const TESTS: &[Test] = &[
 
 const BYTES: usize = 8192;
 
-/// Runs a program repeatedly, each time with the current content of its region.
+/// Checks that each run of a program uses the current content of its region.
 fn replay(bench: &mut Bench) -> Outcomes {
     let (input, output) = (bench.buffer(BYTES as u64)?, bench.buffer(2 * BYTES as u64)?);
     let (id, region) = bench.region(BYTES)?;
@@ -39,7 +39,7 @@ fn replay(bench: &mut Bench) -> Outcomes {
     Ok(Verdict::PASSED)
 }
 
-/// Checks that recording under an existing id replaces the commands.
+/// Checks that recording a program under an existing id replaces its commands.
 fn record_anew(bench: &mut Bench) -> Outcomes {
     let buffer = bench.buffer(BYTES as u64)?;
     let program = bench.record(vec![Command::Fill { to: buffer, word: 1 }])?;
@@ -59,7 +59,8 @@ fn record_anew(bench: &mut Bench) -> Outcomes {
     Ok(Verdict::PASSED)
 }
 
-/// Runs several programs and plain commands concurrently, in the order that points define.
+/// Checks that several programs and plain commands that are in flight together run in the order that points
+/// define.
 fn side_by_side(bench: &mut Bench) -> Outcomes {
     let buffer = bench.buffer(BYTES as u64)?;
     let sum = bench.buffer(4 * 16)?;

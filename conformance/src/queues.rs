@@ -18,9 +18,10 @@ pub(crate) const TESTS: &[Test] = &[
     Test { name: "queues/poison", run: poison, destroys: true },
 ];
 
-/// Device that does not exist. Tests advance its timelines.
+/// Id of a device that does not exist. Tests advance its timelines.
 const FOREIGN_DEVICE: DeviceId = DeviceId(u16::MAX);
-/// Time after which a device that ignores a wait would have made progress.
+/// Time to wait before a test checks that no progress was made. A device that ignores a wait would have made
+/// progress by then.
 const SETTLE_TIME: Duration = Duration::from_millis(20);
 
 /// Checks that the commands of one submission take effect in order.
@@ -38,7 +39,7 @@ fn commands_in_order(bench: &mut Bench) -> Outcomes {
     Ok(Verdict::PASSED)
 }
 
-/// Checks that a submission without commands waits and signals.
+/// Checks that a submission without commands waits for its points and signals its own.
 fn empty_submission(bench: &mut Bench) -> Outcomes {
     for queue in QueueKind::ALL {
         let first = bench.commands(queue, vec![], &[])?;
@@ -53,8 +54,8 @@ fn empty_submission(bench: &mut Bench) -> Outcomes {
     Ok(Verdict::PASSED)
 }
 
-/// Uploads, copies and downloads data on three queues that are ordered only by points, repeatedly through the
-/// same memory.
+/// Checks uploads, copies and downloads on three queues that are ordered only by points. Repeats them with
+/// the same memory.
 fn points_across_queues(bench: &mut Bench) -> Outcomes {
     const BYTES: usize = 100_000;
     let (a, b) = (bench.buffer(BYTES as u64)?, bench.buffer(BYTES as u64)?);
@@ -75,7 +76,7 @@ fn points_across_queues(bench: &mut Bench) -> Outcomes {
     Ok(Verdict::PASSED)
 }
 
-/// Keeps many submissions in flight. Each submission waits for the previous one on another queue.
+/// Checks many submissions in flight. Each waits for the previous submission, which is on another queue.
 fn many_in_flight(bench: &mut Bench) -> Outcomes {
     let buffer = bench.buffer(4096)?;
     let mut last = bench.commands(QueueKind::Compute, vec![Command::Fill { to: buffer, word: 0 }], &[])?;
@@ -88,7 +89,8 @@ fn many_in_flight(bench: &mut Bench) -> Outcomes {
     Ok(Verdict::PASSED)
 }
 
-/// Checks that timings belong to actual submissions and end after they start, if the device reports timings.
+/// Checks that the device's timings belong to actual submissions and end no earlier than they start. Skipped
+/// if the device reports no timings.
 fn timings(bench: &mut Bench) -> Outcomes {
     let buffer = bench.buffer(4096)?;
     let mut timings: Vec<Timing> = Vec::new();
@@ -112,14 +114,14 @@ fn timings(bench: &mut Bench) -> Outcomes {
     }
 }
 
-/// Imports a timeline of another device.
+/// Creates a timeline of another device and imports it into the device.
 fn import(bench: &mut Bench, queue: QueueKind) -> Attempt<Arc<Timeline>> {
     let foreign = Timeline::new(TimelineId { device: FOREIGN_DEVICE, queue });
     bench.device().import_timeline(Arc::clone(&foreign)).context("importing a timeline")?;
     Ok(foreign)
 }
 
-/// Checks that work that waits for a point of another device starts only after another thread signals the
+/// Checks that work that waits for a point of another device does not start before another thread signals the
 /// point.
 fn foreign_point(bench: &mut Bench) -> Outcomes {
     let foreign = import(bench, QueueKind::Upload)?;
@@ -153,8 +155,8 @@ fn foreign_point(bench: &mut Bench) -> Outcomes {
     Ok(Verdict::PASSED)
 }
 
-/// Checks that a failed point fails all work that waits for it, with the same cause. Completed work is not
-/// affected.
+/// Checks that a failed point fails all work that waits for it, with the same cause, and that completed work
+/// is not affected.
 fn poison(bench: &mut Bench) -> Outcomes {
     let foreign = import(bench, QueueKind::Download)?;
     let buffer = bench.filled(&[5; 64])?;

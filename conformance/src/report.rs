@@ -1,4 +1,4 @@
-//! Results of a run of the suite as plain data.
+//! Results of the suite, as plain data.
 
 use ragtag_hal::Adapter;
 use ragtag_kernels::NumericsClass;
@@ -10,12 +10,13 @@ use serde::{Deserialize, Serialize};
 pub enum Verdict {
     /// The device behaves correctly.
     Passed {
-        /// Largest ‖out − reference‖ / ‖reference‖ of all cases, for kernels only.
+        /// Maximum of ‖out − reference‖ / ‖reference‖ over all cases. `None` for tests without kernels.
         relative_error: Option<f64>,
     },
-    /// The device lacks a feature, by its own report or by a known failure ([`crate::KnownFailure`]).
+    /// The device lacks a feature. It reports this itself, or a known failure ([`crate::KnownFailure`]) says
+    /// so.
     Skipped {
-        /// Missing feature.
+        /// Description of the missing feature.
         reason: String,
     },
     /// The device behaves incorrectly.
@@ -26,27 +27,28 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    /// Passed verdict without a measured error.
+    /// Verdict of a passed test that measures no error.
     pub(crate) const PASSED: Verdict = Verdict::Passed { relative_error: None };
 
-    /// Returns a skipped verdict with this reason.
+    /// Returns the verdict of a test that was skipped for `reason`.
     pub(crate) fn skipped(reason: impl Into<String>) -> Self {
         Verdict::Skipped { reason: reason.into() }
     }
 }
 
-/// Test with its verdict.
+/// A test and its verdict.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {
-    /// Name of the test, such as `memory/copy`.
+    /// Name of the test, for example `memory/copy`.
     pub name: String,
     /// Verdict of the test.
     #[serde(flatten)]
     pub verdict: Verdict,
-    /// Numerics class of a kernel. `None` for other tests.
+    /// Numerics class of the kernel. `None` for tests without kernels.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub class: Option<NumericsClass>,
-    /// Duration in microseconds. Includes the time to open the device if the test needed a new one.
+    /// Duration of the test in microseconds. It includes the time to open the device if the test needed a new
+    /// one.
     pub duration_us: u64,
 }
 
@@ -60,7 +62,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Returns the failed tests.
+    /// Returns the outcomes of the failed tests.
     pub fn failures(&self) -> impl Iterator<Item = &Outcome> {
         self.tests.iter().filter(|test| matches!(test.verdict, Verdict::Failed { .. }))
     }
@@ -70,8 +72,8 @@ impl Report {
         self.tests.iter().filter(|test| matches!(test.verdict, Verdict::Passed { .. })).count()
     }
 
-    /// Returns the largest relative error of the passed kernels of a class. Returns `None` if no such kernel
-    /// passed.
+    /// Returns the largest relative error among the passed kernels of a numerics class. Returns `None` if no
+    /// such kernel passed.
     pub fn worst_relative_error(&self, class: NumericsClass) -> Option<f64> {
         let error = |test: &Outcome| match test.verdict {
             Verdict::Passed { relative_error } if test.class == Some(class) => relative_error,
@@ -81,7 +83,7 @@ impl Report {
     }
 }
 
-/// Backend without testable adapters.
+/// A backend that has no adapter to test.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Absent {
     /// Name of the backend.
@@ -90,11 +92,11 @@ pub struct Absent {
     pub cause: String,
 }
 
-/// Results of the suite on a machine.
+/// Results of the suite on one machine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
-    /// One report per adapter.
+    /// Reports of the adapters.
     pub reports: Vec<Report>,
-    /// Backends without adapters.
+    /// Backends that have no adapter.
     pub absent: Vec<Absent>,
 }

@@ -1,4 +1,4 @@
-//! Lists the tests and runs them. If a test fails, the following tests use a new device.
+//! Lists the tests of the suite and runs them. After a failed test, the next test uses a newly opened device.
 
 use crate::bench::Bench;
 use crate::known::{self, KnownFailure};
@@ -9,10 +9,10 @@ use ragtag_hal::{Adapter, Checked, DeviceId, Limits, Result};
 use ragtag_kernels::{NumericsClass, Variant};
 use std::time::Instant;
 
-/// Result of a test: its verdict, or the description of a failure.
+/// Result of a test: a verdict, or a description of the failure.
 pub(crate) type Outcomes = std::result::Result<Verdict, String>;
 
-/// Test of the device without kernels.
+/// A test of the device that needs no kernel variant.
 pub(crate) struct Test {
     pub(crate) name: &'static str,
     pub(crate) run: fn(&mut Bench) -> Outcomes,
@@ -20,20 +20,20 @@ pub(crate) struct Test {
     pub(crate) destroys: bool,
 }
 
-/// Id of the device under test.
+/// Device id of the device under test.
 const DEVICE: DeviceId = DeviceId(0);
 
-/// Random shapes for kernels, in addition to the listed shapes.
+/// Random shapes with which kernels are tested, in addition to the listed shapes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shapes {
     /// Number of random shapes per variant.
     pub count: u32,
-    /// Seed of the first shape. Each further shape uses the next seed.
+    /// Seed of the first shape. Each later shape uses the next seed.
     pub seed: u64,
 }
 
 impl Default for Shapes {
-    /// Returns the few shapes that every machine tests.
+    /// Returns the small set of random shapes that every machine tests.
     fn default() -> Self {
         Self { count: 2, seed: 1 }
     }
@@ -45,18 +45,18 @@ impl Shapes {
     }
 }
 
-/// Selection of the listed shapes of a variant.
+/// Selection among the listed shapes of a variant.
 #[derive(Clone, Copy)]
 pub(crate) struct Listed {
     /// Index of the first selected shape.
     pub(crate) first: usize,
-    /// Step between selected shapes, at least 1.
+    /// Step between the selected shapes, at least 1.
     pub(crate) one_in: usize,
 }
 
 impl Listed {
-    /// Selects the listed shapes of the variant at position `place` of the part. Neighbouring variants get
-    /// different shapes, and each variant gets other shapes at the next turn.
+    /// Selects listed shapes for the variant at position `place` of the part. Neighbouring variants get
+    /// different shapes. At the next turn, each variant gets other shapes.
     fn at(place: usize, turn: usize, one_in: usize) -> Self {
         let one_in = one_in.max(1);
         Self { first: (place % one_in + turn % one_in) % one_in, one_in }
@@ -67,13 +67,13 @@ impl Listed {
     }
 }
 
-/// One of several equal parts of the kernel variants. A part has every `of`th row of the table of variants.
-/// Similar devices test one part each.
+/// One of several equal parts of the kernel variants. It contains every `of`th variant in the table of
+/// variants. Similar devices test one part each.
 #[derive(Clone, Copy, Debug)]
 pub struct Part {
-    /// Number of parts. 0 counts as 1.
+    /// Number of parts. The value 0 counts as 1.
     pub of: usize,
-    /// Index of the part, from 0.
+    /// Index of this part, from 0.
     pub index: usize,
 }
 
@@ -83,7 +83,7 @@ impl Default for Part {
     }
 }
 
-/// Selection of tests, and the known failures of the adapter.
+/// Selection of the tests to run, and the known failures of the adapter.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Suite<'a> {
     only: &'a str,
@@ -95,25 +95,26 @@ pub struct Suite<'a> {
 }
 
 impl<'a> Suite<'a> {
-    /// Selects every test.
+    /// Returns a suite that runs every test.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Selects tests whose names contain the pattern. `*` matches any text, as in `matmul*avx2`.
+    /// Selects the tests whose names contain `pattern`. A `*` matches any characters, as in `matmul*avx2`.
     pub fn only(self, pattern: &'a str) -> Self {
         Self { only: pattern, ..self }
     }
 
-    /// Replaces the default random shapes.
+    /// Uses `shapes` instead of the default random shapes.
     pub fn shapes(self, shapes: Shapes) -> Self {
         Self { shapes, ..self }
     }
 
-    /// Limits the suite to a part of the kernel variants. For each variant, tests one in `listed_one_in` of
-    /// the listed shapes (0 counts as 1). All other tests run. The seed selects the part and the random
-    /// shapes, so devices that share the suite exchange parts from seed to seed. Over `part.of` ·
-    /// `listed_one_in` consecutive seeds, each device tests every listed shape of every variant once.
+    /// Limits the suite to one part of the kernel variants and, for each variant, to one in `listed_one_in`
+    /// of its listed shapes (0 counts as 1). Tests without kernels all run. `seed` rotates the parts and
+    /// selects the random shapes, so devices that share the suite exchange parts when the seed changes. Over
+    /// `part.of` · `listed_one_in` consecutive seeds, each device tests every listed shape of every variant
+    /// once.
     pub fn by_turns(self, part: Part, listed_one_in: usize, seed: u64) -> Self {
         let of = part.of.max(1);
         let (index, turn) = (seed % of as u64, seed / of as u64 % listed_one_in.max(1) as u64);
@@ -122,20 +123,20 @@ impl<'a> Suite<'a> {
         Self { part, listed_one_in, listed_turn: turn as usize, shapes, ..self }
     }
 
-    /// Sets the known failures of the adapter. The report shows them as skips with their reasons. A listed
-    /// test that passes is a failure, and so is an entry that matches no test.
+    /// Sets the known failures of the adapter. The report shows these tests as skipped, with the reasons. A
+    /// listed test that passes counts as a failure, and so does an entry that matches no test.
     pub fn known_failures(self, known: &'a [KnownFailure]) -> Self {
         Self { known, ..self }
     }
 
-    /// Returns the names of the tests, in order.
+    /// Returns the names of the selected tests, in the order in which they run.
     pub fn names(&self) -> Vec<String> {
         self.entries().map(|entry| entry.name()).collect()
     }
 
-    /// Runs the tests on devices from `open`, which must all belong to `adapter`. Opens a device at first,
-    /// and another device after each test that made the device unusable. Calls `starts` with the name of each
-    /// test before the test runs.
+    /// Runs the selected tests on devices from `open`, which must all belong to `adapter`. Opens a device at
+    /// the start, and another one after each test that made the device unusable. Calls `starts` with the name
+    /// of each test before it runs.
     pub fn run(
         &self,
         adapter: &Adapter,
@@ -164,12 +165,12 @@ impl<'a> Suite<'a> {
     }
 }
 
-/// Runs the whole suite on devices from `open`, which must all belong to `adapter`.
+/// Runs every test on devices from `open`, which must all belong to `adapter`.
 pub fn run(adapter: &Adapter, open: impl Fn() -> Result<Checked>) -> Report {
     Suite::new().run(adapter, open, |_| {})
 }
 
-/// Runs a suite on every adapter of these backends.
+/// Runs `suite` on every adapter of `backends`.
 pub fn run_all(backends: &Backends, suite: Suite<'_>) -> Summary {
     let found = backends.probe();
     let reports =
@@ -197,7 +198,7 @@ fn open(backends: &Backends, adapter: &Adapter) -> Result<Checked> {
 #[derive(Clone, Copy)]
 enum Entry {
     Device(&'static Test),
-    /// Kernel variant, with its position in the part.
+    /// A kernel variant, with its position in the part.
     Kernel((usize, &'static Variant)),
 }
 
@@ -231,7 +232,7 @@ impl Entry {
     }
 }
 
-/// Runner of the tests. It opens devices as needed.
+/// Runs the tests, and opens devices as needed.
 struct Stand<F> {
     open: F,
     bench: Option<Bench>,
@@ -271,7 +272,7 @@ mod tests {
         assert_eq!([of(3, 2, 0), of(3, 2, 1)], [(0..8).collect::<Vec<_>>(), (0..8).collect()]);
     }
 
-    /// Returns the variants that a device tests with a seed. Each variant comes with its first listed shape.
+    /// Returns the variants that a device tests with `seed`, each with the index of its first listed shape.
     fn tried(of: usize, index: usize, seed: u64) -> Vec<(String, usize)> {
         let suite = Suite::new().only("kernel/").by_turns(Part { of, index }, 3, seed);
         assert_eq!(suite.shapes.seeds().next(), Some(seed));

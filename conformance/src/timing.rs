@@ -1,24 +1,24 @@
-//! Measures a variant for given inputs, to compare the variants of a kernel on one device. Does not check the
-//! results.
+//! Measures a variant with given inputs, to compare the variants of a kernel on one device. The results of
+//! the kernel are not checked.
 
 use crate::bench::{Attempt, Bench};
 use ragtag_hal::{Binding, Checked, Command, Dispatch, Module, QueueKind, Work};
 use ragtag_kernels::{Variant, module_source};
 use std::time::{Duration, Instant};
 
-/// Inputs for the launches of a variant.
+/// Inputs of a variant's launches.
 pub struct Launch<'a> {
-    /// Constants in the order of the ABI.
+    /// Constants, in the order that the kernel's ABI defines.
     pub constants: &'a [u32],
-    /// Content of each binding. Its length must be the size that the ABI computes.
+    /// Content of each binding. Its length must be the size that the kernel's ABI computes.
     pub bindings: &'a [Vec<u8>],
-    /// Number of launches per sample. They run one after the other.
+    /// Number of launches per sample. The launches run one after another.
     pub launches: usize,
-    /// Number of samples, after one warm-up sample.
+    /// Number of samples. One warm-up sample precedes them.
     pub samples: usize,
 }
 
-/// Measures the duration of one launch. Returns one duration per sample.
+/// Measures the duration of one launch of `variant`. Returns one duration per sample.
 ///
 /// # Errors
 /// Returns an error if the device does not support the variant, or if a call fails.

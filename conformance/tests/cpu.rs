@@ -1,5 +1,5 @@
-//! Runs the suite on CPU devices: with one thread and several, and with every available instruction set. Also
-//! runs it on devices with injected faults, which the suite must find.
+//! Runs the suite on CPU devices with one thread and with several, and with every available instruction set.
+//! Also runs it on devices with injected faults, and checks that the suite finds the faults.
 
 use ragtag_conformance::{KnownFailure, Report, Suite, Verdict, run, run_all};
 use ragtag_cpu::{CpuBackend, CpuConfig};
@@ -12,8 +12,8 @@ use ragtag_hal::{
 use ragtag_kernels::NumericsClass;
 use std::sync::Arc;
 
-/// Runs the suite on `cpu:0` of a backend, with a layer above the device. There are no known failures. Tests
-/// of features that the processor lacks are skipped.
+/// Runs the suite on `cpu:0`. `above` wraps the device in another one. There are no known failures. Tests of
+/// features that the processor lacks are skipped.
 fn report(
     threads: u32,
     features: Option<Features>,
@@ -52,7 +52,7 @@ fn assert_passes(report: &Report) {
     assert!(report.tests.iter().any(|test| test.duration_us > 0));
 }
 
-/// Returns whether kernels with a variant of this name were tested, and all of them passed.
+/// Returns whether tests whose names end in `variant` ran, and all of them passed.
 fn tried(report: &Report, variant: &str) -> bool {
     let mut tests = report.tests.iter().filter(|test| test.name.ends_with(variant)).peekable();
     tests.peek().is_some() && tests.all(|test| matches!(test.verdict, Verdict::Passed { .. }))
@@ -112,7 +112,7 @@ fn tests_every_adapter_of_the_table() {
     );
 }
 
-/// Fault to inject into a device.
+/// A fault that a test injects into a device.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Fault {
     /// Copies omit their last byte.
@@ -127,11 +127,11 @@ enum Fault {
     StalePrograms,
     /// Commands run in reverse order.
     ReversedCommands,
-    /// Buffers are smaller than they claim when the device is out of memory.
+    /// When the device is out of memory, it creates buffers that are smaller than requested.
     EndlessMemory,
 }
 
-/// Correct device with an injected fault.
+/// A correct device that behaves as if it had a fault.
 struct Faulty {
     inner: Box<dyn Device>,
     fault: Fault,
@@ -232,7 +232,7 @@ impl Device for Faulty {
     }
 }
 
-/// Checks that the tests for a fault find the fault.
+/// Checks that the suite fails on a device with `fault`, in every test or group of tests that `tests` names.
 #[track_caller]
 fn finds(fault: Fault, tests: &[&str]) {
     let report = report(2, None, |inner| Box::new(Faulty { inner, fault, recorded: Vec::new() }));
@@ -275,11 +275,12 @@ fn finds_missing_memory() {
     finds(Fault::EndlessMemory, &["memory/out-of-memory"]);
 }
 
-/// Memory tests that fail with short copies, as the known failures of an adapter.
+/// Known failures of an adapter whose copies omit their last byte: the memory tests that fail for this
+/// reason.
 const SHORT_COPIES: [KnownFailure; 1] =
     [KnownFailure { tests: "memory/copy", reason: "copies omit their last byte" }];
 
-/// Runs the memory tests on a device with short copies and a list of known failures.
+/// Runs the memory tests on a device whose copies omit their last byte, with a list of known failures.
 fn with_short_copies(known: &[KnownFailure]) -> Report {
     let fault = Fault::ShortCopies;
     let above = |inner| Box::new(Faulty { inner, fault, recorded: Vec::new() }) as Box<dyn Device>;

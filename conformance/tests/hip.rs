@@ -1,5 +1,5 @@
-//! Runs the suite through the HIP backend. Uses AMD GPUs if present, and a stand-in for AMD's driver. The
-//! stand-in runs memory, queues, programs and every kernel on OpenCL devices.
+//! Runs the suite through the HIP backend, on AMD GPUs if there are any, and on a stand-in for AMD's driver.
+//! The stand-in executes memory operations, queues, programs and every kernel on OpenCL devices.
 
 #![allow(clippy::print_stdout)] // Skips must be visible.
 
@@ -15,8 +15,8 @@ fn every_hip_device() {
     support::every_device_of("hip", "AMD device");
 }
 
-/// Tests a single device of the stand-in, because the OpenCL backend's tests cover all OpenCL devices. Fails
-/// if OpenCL devices are required but there is none.
+/// Runs the suite on a single device of the stand-in, because the OpenCL backend's tests cover all OpenCL
+/// devices. Fails if OpenCL devices are required but there are none.
 #[test]
 fn the_stand_in_on_opencl() {
     with_hip_on_opencl("the_stand_in_on_opencl", &[("HIP_VISIBLE_DEVICES", "0")], || {
@@ -25,8 +25,8 @@ fn the_stand_in_on_opencl() {
     });
 }
 
-/// Runs the matrix-unit products on the stand-in. It executes everything except AMD's instructions, which it
-/// replaces with functions that follow the ISA documents. A single device is enough here, too.
+/// Checks the matrix-unit products on a single device of the stand-in. The stand-in replaces AMD's
+/// instructions with functions that follow the ISA documents, and executes everything else unchanged.
 #[track_caller]
 fn matrix_units(test: &str, architecture: &str, names: &str) {
     let variables = [("RAGTAG_FAKE_ARCH", architecture), ("HIP_VISIBLE_DEVICES", "0")];
@@ -49,8 +49,8 @@ fn matrix_units(test: &str, architecture: &str, names: &str) {
     });
 }
 
-/// Tests products by rocBLAS, which the stand-in provides. Covers the path from the adapter that names the
-/// library to the entry of a module.
+/// Checks products that rocBLAS computes. The stand-in provides the library. The test covers the path from
+/// the adapter that names the library to the entry of a module.
 #[test]
 fn products_by_a_library() {
     let (variable, folder) = rocblas_kernels();

@@ -13,8 +13,9 @@ fn every_vulkan_device() {
     support::every_device_of("vulkan", "Vulkan driver");
 }
 
-/// Runs the kernels that exchange values within sub-groups. `RAGTAG_TEST_SUB_GROUPS` selects the devices by a
-/// part of their name. Some drivers have a configurable sub-group size, and only these kernels depend on it.
+/// Runs the kernels that exchange values within sub-groups, on the devices whose names contain
+/// `RAGTAG_TEST_SUB_GROUPS`. Some drivers have a configurable sub-group size, and only these kernels depend
+/// on it.
 #[test]
 fn kernels_on_sub_groups() {
     let Ok(name) = std::env::var("RAGTAG_TEST_SUB_GROUPS") else {
@@ -25,8 +26,9 @@ fn kernels_on_sub_groups() {
     assert!(passed > 0, "no device {name} has sub-groups");
 }
 
-/// Runs the matrix-unit kernels that a CPU compiler finishes in time, on drivers with matrix units. Records a
-/// skip if no device has them. If `RAGTAG_TEST_VULKAN_MATRICES` is set, a device must have them.
+/// Runs matrix-unit kernels on drivers with matrix units. Includes only kernels that a CPU compiler finishes
+/// in time. Records a skip if no device has matrix units. If `RAGTAG_TEST_VULKAN_MATRICES` is set, the test
+/// fails instead.
 #[test]
 fn kernels_on_matrix_units() {
     let has = |one: &Adapter| one.caps.features.contains(&Feature::CooperativeMatrix);
@@ -41,8 +43,8 @@ fn kernels_on_matrix_units() {
     }
 }
 
-/// Runs the kernels with these names on the chosen devices. No kernel may fail. Returns the number of passed
-/// tests.
+/// Runs the kernels that `names` selects on the devices that `chosen` selects. Fails if a kernel fails.
+/// Returns the number of passed tests.
 #[track_caller]
 fn try_kernels(chosen: impl Fn(&Adapter) -> bool, names: &[&str]) -> usize {
     let backends = Backends::new(&Config::default());

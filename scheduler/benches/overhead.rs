@@ -1,11 +1,11 @@
 //! Benchmarks scheduling overhead. Submissions on the null devices complete at once, so only the cores,
 //! mailboxes and threads take time. Run it with `cargo bench -p ragtag-scheduler`.
 //!
-//! "Saturated": enough sequences decode that every stage always has a micro-batch and all threads of the
-//! machine are busy. Prints the time per stage and micro-batch.
+//! "Saturated": the number of decoding sequences is large enough that every stage always has a micro-batch
+//! and all threads of the machine are busy. The benchmark prints the time per stage and micro-batch.
 //!
-//! "Alone": a single sequence decodes, so each step is a round trip through all threads. Prints the time per
-//! step.
+//! "Alone": a single sequence decodes, so each step is a round trip through all threads. The benchmark prints
+//! the time per step.
 
 #![allow(missing_docs)]
 #![allow(clippy::print_stdout)] // a benchmark prints its results
@@ -18,8 +18,8 @@ use ragtag_scheduler::{Job, Pipeline, PipelineOptions, Reply, Request};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-/// Returns the elapsed time and the number of micro-batches for `sequences` sequences of `tokens` tokens
-/// each.
+/// Runs `sequences` sequences of `tokens` tokens each. Returns the elapsed time and the number of
+/// micro-batches.
 fn measure(stages: usize, sequences: usize, tokens: u32) -> (Duration, u64) {
     let hosts: Vec<_> = (0..stages).collect();
     let options = PipelineOptions::new(stages, 4096, 256 * sequences as u32, 16);

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 /// Result of this crate's functions.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// A refused request. The pipeline continues.
+/// Reason why the pipeline refused a request. The pipeline continues.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 pub enum Refusal {
     /// The prompt is empty.
@@ -16,54 +16,54 @@ pub enum Refusal {
         "the prompt has {tokens} tokens, the context holds {context}: shorten it, or plan for a longer context"
     )]
     PromptTooLong {
-        /// Tokens of the prompt.
+        /// Number of tokens in the prompt.
         tokens: usize,
-        /// Longest sequence, in tokens.
+        /// Maximum length of a sequence, in tokens.
         context: u32,
     },
-    /// The sequence needs more cache blocks than exist.
+    /// The sequence needs more blocks than the KV cache has.
     #[error("the sequence needs {wanted} blocks of the KV cache, which has only {total}")]
     TooManyBlocks {
-        /// Blocks needed for the prompt and the new tokens.
+        /// Number of blocks needed for the prompt and the new tokens.
         wanted: u32,
-        /// Total blocks of the cache.
+        /// Total number of blocks in the cache.
         total: u32,
     },
-    /// A token id outside the vocabulary.
+    /// A token id is outside the vocabulary.
     #[error("token {token} at position {position} is outside the vocabulary of {vocabulary}")]
     UnknownToken {
         /// The token id.
         token: u32,
-        /// Position in the prompt.
+        /// Position of the token in the sequence.
         position: usize,
-        /// Size of the vocabulary.
+        /// Number of tokens in the vocabulary.
         vocabulary: u32,
     },
 }
 
-/// A refused request or a failure of the run. Implements `Clone`, because every sequence of a failed run
-/// receives the error.
+/// A refused request or a failure of the run. It implements `Clone` because every sequence of a failed run
+/// receives the same error.
 #[derive(Clone, Debug, PartialEq, thiserror::Error, Serialize, Deserialize)]
 pub enum Error {
     /// The request was refused.
     #[error(transparent)]
     Refused(#[from] Refusal),
-    /// Sampling failed for this sequence. The pipeline continues.
+    /// The sampler failed for one sequence. The pipeline continues.
     #[error("no token for position {position}: {cause}")]
     Sampling {
-        /// Position in the sequence.
+        /// Position in the sequence for which no token was sampled.
         position: usize,
         /// Message of the sampler.
         cause: String,
     },
-    /// A device failed and the run has ended.
+    /// A device failed. This ends the run.
     #[error("stage {stage} on {device}: {cause}")]
     Stage {
         /// Index of the stage.
         stage: u32,
-        /// Label of its device.
+        /// Label of the stage's device.
         device: String,
-        /// Error of the device.
+        /// Error that the device reported.
         cause: ragtag_hal::Error,
     },
     /// A device ran out of memory while its stage was loaded.
@@ -73,13 +73,13 @@ pub enum Error {
     Memory {
         /// Index of the stage.
         stage: u32,
-        /// Label of its device.
+        /// Label of the stage's device.
         device: String,
-        /// Error of the device.
+        /// Error that the device reported.
         cause: ragtag_hal::Error,
-        /// Bytes of the buffers already allocated.
+        /// Total bytes of the stage's buffers that were already allocated.
         held_bytes: u64,
-        /// Bytes of all buffers of the stage.
+        /// Total bytes of all buffers that the stage needs.
         needed_bytes: u64,
     },
     /// A weight could not be read or packed.
@@ -87,23 +87,23 @@ pub enum Error {
     Weight {
         /// Index of the stage.
         stage: u32,
-        /// Label of its device.
+        /// Label of the stage's device.
         device: String,
-        /// Name of the weight.
+        /// Name of the weight tensor.
         weight: String,
-        /// Message of the source.
+        /// Message from the source of the weights.
         cause: String,
     },
-    /// The stages or options are invalid.
+    /// The stages or the options are invalid.
     #[error("{what}")]
     Spec {
-        /// The problem, for the message.
+        /// Description of the problem, for the message.
         what: String,
     },
-    /// A core received an event that its protocol does not allow. This is a defect in this crate.
+    /// A core received an event that its protocol does not allow. This indicates a bug in this crate.
     #[error("internal: {what}")]
     Protocol {
-        /// The violated rule, with the values.
+        /// Description of the violated rule, with the offending values.
         what: String,
     },
     /// The pipeline has been shut down.
@@ -116,30 +116,32 @@ pub enum Error {
 pub struct RefusedMemory<'a> {
     /// Label of the device.
     pub device: &'a str,
-    /// Requested bytes.
+    /// Number of bytes that the allocation requested.
     pub wanted_bytes: u64,
     /// Free bytes that the device reported after the failed allocation. `None` if the device does not report
     /// them.
     pub free_bytes: Option<u64>,
-    /// Bytes of the buffers already allocated.
+    /// Total bytes of the stage's buffers that were already allocated.
     pub held_bytes: u64,
-    /// Bytes of all buffers of the stage.
+    /// Total bytes of all buffers that the stage needs.
     pub needed_bytes: u64,
 }
 
-/// Fraction of previously held memory left unrequested on retry, as its reciprocal. Drivers and other
-/// programs use part of the memory.
+/// Fraction of the previously held memory that a retry does not request, as its reciprocal. Drivers and other
+/// programs may use that memory in the meantime.
 const MARGIN: u64 = 32;
 
 impl RefusedMemory<'_> {
-    /// Returns whether the device reports less free memory than was requested. Other reports are ignored as
-    /// unreliable.
+    /// Returns whether the device reports less free memory than was requested. Any other report contradicts
+    /// the failed allocation and is unreliable.
     pub fn is_plausible(&self) -> bool {
         self.free_bytes.is_some_and(|free| free < self.wanted_bytes)
     }
 
-    /// Returns the bytes that a stage's buffers may use on retry. If the report is `believed`, these are the
-    /// held bytes plus the reported free bytes. Otherwise they are the held bytes minus a margin.
+    /// Returns the bytes that the stage's buffers may use on retry. If `believed` is true and the device
+    /// reported free bytes, these are the held bytes plus the free bytes. Otherwise they are the held bytes
+    /// minus a margin. If all buffers were allocated, another object needs memory. The function then also
+    /// subtracts the requested bytes, but at most half of the result.
     pub fn available_bytes(&self, believed: bool) -> u64 {
         let known = match self.free_bytes.filter(|_| believed) {
             Some(free) => self.held_bytes.saturating_add(free),
@@ -165,7 +167,8 @@ impl Error {
         Some(RefusedMemory { device, wanted_bytes, free_bytes, held_bytes, needed_bytes })
     }
 
-    /// Adds the stage's allocated and required bytes to an out-of-memory error during loading.
+    /// Converts an out-of-memory error during loading to [`Error::Memory`] with `held_bytes` and
+    /// `needed_bytes`.
     pub(crate) fn while_loading(self, held_bytes: u64, needed_bytes: u64) -> Self {
         match self {
             Error::Stage { stage, device, cause } if cause.is_out_of_memory() => {

@@ -1,7 +1,7 @@
-//! Executes plans: sampling, the scheduling cores, the actors that drive devices, and a simulator that runs
-//! the same cores without devices.
+//! Executes plans. Contains token sampling, the scheduling cores, the actors that drive devices, and a
+//! simulator that runs the same cores without devices.
 //!
-//! Names no backend. The cores do no I/O, start no thread and read no clock.
+//! The crate does not depend on any backend. Its cores do no I/O, start no thread and read no clock.
 
 #![forbid(unsafe_code)]
 

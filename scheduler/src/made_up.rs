@@ -8,7 +8,8 @@ use ragtag_planner::{
 };
 use ragtag_transfer::Route;
 
-/// Returns a plan with this placement for one sequence, without predictions. Its segments are whole blocks.
+/// Returns a plan for one sequence with the placement `split`, without predictions. Its segments are whole
+/// transformer blocks.
 pub(crate) fn plan(split: &str) -> Plan {
     let Split { parts } = split.parse().unwrap();
     let predicted = PredictedTimes::default();

@@ -1,9 +1,10 @@
-//! Mailboxes, on which actors sleep. A mailbox has three queues: urgent messages, messages that wake the
-//! owner, and quiet messages that the owner reads when it is awake. Sending never blocks.
+//! Mailboxes on which actors sleep. A mailbox has three queues: for urgent messages, for messages that wake
+//! the owner, and for quiet messages that the owner reads only when it is awake. Sending never blocks.
 //!
-//! The waking and the quiet queue are bounded ([`crate::capacity`]). Credits and ring slots limit the
-//! messages in flight, so a full queue is a defect and returns an error. The urgent queue is unbounded, but
-//! it receives few messages: a pipeline stops once, and each stage and each timeline fails once.
+//! The waking queue and the quiet queue are bounded ([`crate::capacity`]). Credits and ring slots limit the
+//! messages in flight. If a queue is full nevertheless, this is a bug and sending returns an error. The
+//! urgent queue is unbounded but receives few messages: a pipeline stops once, and each stage and each
+//! timeline fails once.
 
 use crate::capacity::Lanes;
 use crate::error::Error;
@@ -13,20 +14,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::time::{Duration, Instant};
 
-/// A message from a mailbox.
+/// A message received from a mailbox.
 pub(crate) enum Envelope<M, U> {
     Urgent(U),
     Normal(M),
 }
 
-/// The receiving end.
+/// The receiving end of a mailbox.
 pub(crate) struct Mailbox<M, U> {
     waking: Receiver<M>,
     quiet: Receiver<M>,
     urgent: Receiver<U>,
 }
 
-/// The sending end.
+/// The sending end of a mailbox.
 pub(crate) struct Address<M, U> {
     waking: Sender<M>,
     quiet: Sender<M>,
@@ -39,7 +40,8 @@ impl<M, U> Clone for Address<M, U> {
     }
 }
 
-/// Creates a mailbox with these capacities and an unbounded urgent queue.
+/// Creates a mailbox. `lanes` gives the capacities of its waking and quiet queues. Its urgent queue is
+/// unbounded.
 pub(crate) fn mailbox<M, U>(lanes: Lanes) -> (Address<M, U>, Mailbox<M, U>) {
     let (waking, waking_inbox) = bounded(lanes.waking);
     let (quiet, quiet_inbox) = bounded(lanes.quiet);
@@ -49,7 +51,7 @@ pub(crate) fn mailbox<M, U>(lanes: Lanes) -> (Address<M, U>, Mailbox<M, U>) {
 }
 
 impl<M, U> Address<M, U> {
-    /// Sends a message. If the owner has ended, the message is dropped without an error.
+    /// Sends a message and wakes the owner. If the owner has ended, drops the message without an error.
     ///
     /// # Errors
     /// [`Error::Protocol`] if the queue is full.
@@ -57,7 +59,7 @@ impl<M, U> Address<M, U> {
         put(&self.waking, message)
     }
 
-    /// Sends a message without waking the owner. The owner reads it when it is awake.
+    /// Sends a message without waking the owner. The owner reads it when it is awake for another reason.
     ///
     /// # Errors
     /// [`Error::Protocol`] if the queue is full.
@@ -65,8 +67,8 @@ impl<M, U> Address<M, U> {
         put(&self.quiet, message)
     }
 
-    /// Sends an urgent message. The queue never drops a message, because the coordinator continues after a
-    /// failure and must still receive the stop message. If the owner has ended, the message is dropped.
+    /// Sends an urgent message. Its queue is unbounded, because the coordinator continues after a failure and
+    /// must still receive the stop message. If the owner has ended, the message is dropped.
     pub(crate) fn send_urgent(&self, message: U) {
         let _ = self.urgent.send(message);
     }
@@ -83,7 +85,7 @@ fn put<M>(queue: &Sender<M>, message: M) -> Result<(), Error> {
 }
 
 impl<M, U> Mailbox<M, U> {
-    /// Blocks until an urgent or waking message arrives, for at most `limit`.
+    /// Blocks until an urgent or waking message arrives, or until `limit` has passed.
     pub(crate) fn receive(&self, limit: Option<Duration>) -> Outcome<Envelope<M, U>> {
         select_biased! {
             recv(self.urgent) -> message => found(message.map(Envelope::Urgent)),
@@ -92,7 +94,7 @@ impl<M, U> Mailbox<M, U> {
         }
     }
 
-    /// Returns the next message without blocking. Urgent messages come first, then quiet messages.
+    /// Returns the next message, if any, without blocking. Urgent messages come first, then quiet messages.
     pub(crate) fn poll(&self) -> Option<Envelope<M, U>> {
         if let Ok(urgent) = self.urgent.try_recv() {
             return Some(Envelope::Urgent(urgent));
@@ -100,37 +102,38 @@ impl<M, U> Mailbox<M, U> {
         self.quiet.try_recv().or_else(|_| self.waking.try_recv()).ok().map(Envelope::Normal)
     }
 
-    /// Returns the queues that wake the owner, for an owner that also waits for other channels.
+    /// Returns the queues that wake the owner, for owners that also wait for other channels.
     pub(crate) fn waking_queues(&self) -> (&Receiver<M>, &Receiver<U>) {
         (&self.waking, &self.urgent)
     }
 }
 
-/// Time for which an owner polls before it sleeps. If its core has gone idle, waking the thread costs both
-/// threads tens of microseconds. A step of a small model takes no longer than that.
+/// Time for which an owner polls before it sleeps. If its CPU core has gone idle, waking the thread costs
+/// both threads tens of microseconds. A step of a small model takes no longer than that.
 pub(crate) const LINGER: Duration = Duration::from_micros(40);
 
-/// Returns a channel that receives a message after `limit`, or never without a limit.
+/// Returns a channel that receives a message after `limit`. If `limit` is `None`, it never receives one.
 pub(crate) fn over(limit: Option<Duration>) -> Receiver<Instant> {
     limit.map_or_else(never, after)
 }
 
-/// Converts the result of a channel.
+/// Converts the result of a receive operation on a channel.
 pub(crate) fn found<T, E>(message: Result<T, E>) -> Outcome<T> {
     message.map_or(Outcome::Gone, Outcome::Found)
 }
 
-/// Notification of a timeline's progress. It sends at most one message at a time, and only while the owner
-/// has armed it.
+/// Notice of progress on timelines. It sends at most one message each time the owner arms it, and none while
+/// it is not armed.
 ///
-/// The owner arms the notice, then checks the timelines again (they may have advanced before), and then
-/// sleeps. Any number of points may pass before the message is sent. An owner that has not armed the notice
-/// is never woken.
+/// The owner arms the notice, then checks the timelines again because they may have advanced before, and then
+/// sleeps. The timelines may pass any number of points before the message is sent. A notice that is not armed
+/// never wakes its owner.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Notice(Arc<AtomicBool>);
 
 impl Notice {
-    /// Requests a message at the next progress. The caller must check for earlier progress after this call.
+    /// Requests a message at the next progress. After this call, the caller must check for progress that was
+    /// made before.
     pub(crate) fn arm(&self) {
         self.0.store(true, Ordering::Relaxed);
         // Pairs with the fence in `take`. After this fence, the owner sees all writes before the other
@@ -138,8 +141,8 @@ impl Notice {
         fence(Ordering::SeqCst);
     }
 
-    /// Returns whether a message is requested, and clears the request. If it returns `true`, the caller must
-    /// send the message.
+    /// Clears the request for a message and returns whether there was one. If it returns `true`, the caller
+    /// must send the message.
     pub(crate) fn take(&self) -> bool {
         fence(Ordering::SeqCst);
         // Load first, so that the cache line stays shared while no message is requested.

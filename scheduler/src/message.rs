@@ -8,16 +8,16 @@ use crate::runtime::Client;
 /// Messages to a device's actor.
 #[derive(Debug)]
 pub(crate) enum DeviceMessage {
-    /// An event for one of its stages.
+    /// An event for one of the device's stages.
     Event {
-        /// Index among the device's stages.
+        /// Index of the stage among the device's stages.
         stage: usize,
         /// The event.
         event: StageEvent,
     },
-    /// A timeline that its core waits for has advanced.
+    /// A timeline for which the core waits has advanced.
     Progress,
-    /// A slot of an outgoing ring came back, in the quiet queue.
+    /// The next stage has returned a slot of an outgoing ring. The slot itself is in the quiet queue.
     RingSlot,
 }
 
@@ -26,14 +26,14 @@ pub(crate) enum DeviceMessage {
 pub(crate) enum DeviceUrgent {
     /// The run has ended.
     Stop,
-    /// A timeline of the stage's device has failed.
+    /// A timeline of the actor's device has failed.
     Failed(ragtag_hal::Error),
 }
 
-/// Messages from the stages to the coordinator.
+/// Messages from the actors to the coordinator.
 #[derive(Debug)]
 pub(crate) enum RunMessage {
-    /// A micro-batch has passed the last stage.
+    /// The last stage will have processed a micro-batch when the point in the message passes.
     Return(Return),
     /// The last stage's download timeline has advanced.
     Downloaded,
@@ -48,9 +48,9 @@ pub(crate) enum RunUrgent {
     Failed(Error),
 }
 
-/// Messages from users to the coordinator.
+/// Messages from the users of a pipeline to the coordinator.
 pub(crate) enum RequestMessage {
-    /// A new sequence.
+    /// Submit a new sequence.
     Submit { sequence: SequenceId, prompt: Prompt, client: Client },
     /// Cancel a sequence.
     Cancel { sequence: SequenceId },

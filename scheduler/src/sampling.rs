@@ -1,37 +1,39 @@
 //! Samples the next token from logits: greedily, or from a filtered distribution.
 //!
 //! The filters run in llama.cpp's order: repetition penalty, top-k, top-p, min-p, temperature. Top-p and
-//! min-p therefore use the probabilities before the temperature is applied. A sampler is deterministic,
-//! because it has its own random generator. Equal settings, logits and histories give equal tokens on every
-//! machine.
+//! min-p therefore use the probabilities before the temperature is applied. A sampler has its own random
+//! generator, so its results are deterministic. Equal settings, logits and histories give equal tokens on
+//! every machine.
 //!
-//! Knows nothing about the origin of logits.
+//! This module does not depend on the source of the logits.
 
 use thiserror::Error;
 
 /// Sampling settings.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
-    /// Divisor of the logits. 0 always selects the token with the largest logit (and the lowest id among
-    /// equals).
+    /// Divisor of the logits. If it is 0, the sampler always selects the token with the largest logit, and
+    /// the lowest id among equal logits.
     pub temperature: f32,
-    /// Number of most likely tokens to keep. 0 keeps all tokens.
+    /// Number of most likely tokens to keep. The value 0 keeps all tokens.
     pub top_k: u32,
-    /// Total probability to keep, in (0, 1]. Keeps the fewest most likely tokens that reach it. 1 keeps all
-    /// tokens.
+    /// Total probability to keep, in (0, 1]. The sampler keeps as few tokens as possible, most likely first,
+    /// until their total reaches this value. The value 1 keeps all tokens.
     pub top_p: f32,
-    /// Smallest share of the highest probability that a kept token has, in [0, 1]. 0 keeps all tokens.
+    /// Minimum probability of a kept token, as a fraction of the highest probability, in [0, 1]. The value 0
+    /// keeps all tokens.
     pub min_p: f32,
-    /// Divisor of positive logits and factor of negative logits of recent tokens. Above 0; 1 has no effect.
+    /// Penalty for recent tokens, above 0. Their positive logits are divided by it, and their negative logits
+    /// are multiplied by it. The value 1 has no effect.
     pub repetition_penalty: f32,
-    /// Number of latest tokens that count as recent. 0 disables the penalty.
+    /// Number of latest tokens that count as recent. The value 0 disables the repetition penalty.
     pub repetition_window: u32,
     /// Seed of the random generator.
     pub seed: u64,
 }
 
 impl Default for Sampling {
-    /// Returns temperature 0.8, top-k 40 and top-p 0.95.
+    /// Returns settings with temperature 0.8, top-k 40 and top-p 0.95.
     fn default() -> Self {
         Self {
             temperature: 0.8,
@@ -54,7 +56,7 @@ impl Sampling {
     /// Checks the range of each setting.
     ///
     /// # Errors
-    /// Reports the first setting that is out of range. NaN is out of range.
+    /// Returns an error for the first setting that is out of range. NaN is out of range.
     pub fn validate(&self) -> Result<(), SamplingError> {
         let check = |name, value: f32, valid: bool, wanted| {
             if valid { Ok(()) } else { Err(SamplingError::Setting { name, value, wanted }) }
@@ -82,7 +84,7 @@ pub enum SamplingError {
     Setting {
         /// Name of the setting.
         name: &'static str,
-        /// Its value.
+        /// Value of the setting.
         value: f32,
         /// Description of the valid range.
         wanted: &'static str,
@@ -93,7 +95,7 @@ pub enum SamplingError {
         /// Number of logits.
         logits: usize,
     },
-    /// A NaN logit where a probability is computed.
+    /// A logit is NaN, so no probability can be computed.
     #[error("the logit of token {token} is NaN")]
     NotANumber {
         /// The token.
@@ -122,9 +124,9 @@ impl Candidate {
     }
 }
 
-/// Returns the token with the largest logit, and the lowest id among equals. Devices wait for the result, so
-/// this function is fast: it scans the logits once by blocks, and then scans only the block with the largest
-/// logit again.
+/// Returns the token with the largest logit, and the lowest id among equal logits. Devices wait for the
+/// result, so this function is optimised. It finds the largest logit of each block in one pass, and then
+/// scans only the best block for its position.
 fn likeliest(logits: &[f32]) -> Option<u32> {
     const BLOCK: usize = 1024;
     let (mut best, mut first) = (f32::NEG_INFINITY, 0);
@@ -138,8 +140,8 @@ fn likeliest(logits: &[f32]) -> Option<u32> {
     u32::try_from(first + logits.iter().position(|&logit| logit >= best)?).ok()
 }
 
-/// Returns the largest logit, computed in lanes that compilers vectorise. Infinity is clamped to the largest
-/// finite number. Returns negative infinity if all logits are NaN.
+/// Returns the largest logit. The loop uses independent lanes, so that the compiler can vectorise it.
+/// Infinity is clamped to the largest finite number. The result is negative infinity if all logits are NaN.
 fn largest(logits: &[f32]) -> f32 {
     let (lanes, rest) = logits.as_chunks::<16>();
     let mut best = [f32::NEG_INFINITY; 16];
@@ -179,8 +181,8 @@ impl Sampler {
         &self.settings
     }
 
-    /// Samples a token. `logits` has one value for each token of the vocabulary. `history` holds the prompt
-    /// and all tokens so far, with the latest token last. NaN logits are ignored.
+    /// Samples a token. `logits` has one value per token of the vocabulary. `history` holds the prompt and
+    /// all tokens generated so far, with the latest token last. NaN logits are ignored.
     ///
     /// # Errors
     /// [`SamplingError::NoCandidate`] if every logit is NaN or negative infinity.
@@ -202,7 +204,8 @@ impl Sampler {
         Ok(self.draw())
     }
 
-    /// Collects all tokens with a probability above 0 as candidates, and applies the repetition penalty.
+    /// Collects as candidates all tokens whose logit is neither NaN nor negative infinity, and applies the
+    /// repetition penalty.
     fn collect(&mut self, logits: &[f32], history: &[u32]) {
         let Sampling { repetition_penalty: penalty, repetition_window: window, .. } = self.settings;
         self.recent.clear();
@@ -239,7 +242,7 @@ impl Sampler {
         }
     }
 
-    /// Moves the best `count` candidates to the front, in order. The rest stays unsorted.
+    /// Moves the best `count` candidates to the front and sorts them. The others stay unsorted.
     fn sort_best(&mut self, count: usize) {
         if count < self.candidates.len() {
             self.candidates.select_nth_unstable_by(count, Candidate::before);
@@ -307,9 +310,9 @@ impl Sampler {
     }
 }
 
-/// SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", 2014), a counter with a
-/// mixing function. Users rely on the numbers that follow from a seed. So the generator does not come from a
-/// crate that may change them.
+/// The SplitMix64 random generator (Steele, Lea, Flood: "Fast splittable pseudorandom number generators",
+/// 2014): a counter with a mixing function. Users rely on a seed always producing the same numbers. The
+/// generator is implemented here because an external crate could change its numbers.
 #[derive(Clone, Debug)]
 struct SplitMix64(u64);
 
@@ -328,11 +331,11 @@ impl SplitMix64 {
     }
 }
 
-/// Returns the natural logarithm of the softmax probability of `token`, in f64.
+/// Returns the natural logarithm of the softmax probability of `token`, computed in f64.
 ///
 /// # Errors
-/// [`SamplingError::NotANumber`] if any logit is NaN. [`SamplingError::NoSuchToken`] if the token is not in
-/// the vocabulary. [`SamplingError::NoCandidate`] if no token has a probability above 0.
+/// [`SamplingError::NotANumber`] if any logit is NaN. [`SamplingError::NoSuchToken`] if `token` is not in the
+/// vocabulary. [`SamplingError::NoCandidate`] if no token has a probability above 0.
 pub fn token_log_probability(logits: &[f32], token: u32) -> Result<f64, SamplingError> {
     if let Some(token) = logits.iter().position(|l| l.is_nan()) {
         return Err(SamplingError::NotANumber { token });

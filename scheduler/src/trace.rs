@@ -1,4 +1,4 @@
-//! Recorded activity of devices, for traces and for comparison with predictions.
+//! Records the activity of devices, for traces and for comparison with predictions.
 
 use crate::core::{MicroBatch, MicroBatchId, Nanoseconds};
 use crate::transfers::Transfers;
@@ -8,8 +8,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Largest number of submissions on a queue that wait for their timing. Older ones are dropped, because some
-/// devices report no timings.
+/// Maximum number of submissions per queue whose timings are outstanding. If there are more, the oldest are
+/// dropped, because some devices report no timings.
 const LABELS: usize = 1024;
 
 /// Kind of a submission.
@@ -20,7 +20,7 @@ pub enum SpanKind {
     Weights,
     /// Upload of activations.
     Upload,
-    /// A stage's program.
+    /// Execution of a stage's program.
     Compute,
     /// Download of activations.
     Download,
@@ -35,47 +35,47 @@ pub struct Span {
     pub stage: u32,
     /// The queue.
     pub queue: QueueKind,
-    /// Its work.
+    /// Work of the submission.
     pub kind: SpanKind,
-    /// The stage's segments.
+    /// Range of the stage's segments in the model.
     pub segments: Range<usize>,
-    /// The micro-batch. `None` for weights.
+    /// The micro-batch. `None` for uploads of weights.
     pub micro_batch: Option<MicroBatchId>,
     /// Rows of the micro-batch.
     pub rows: u32,
-    /// Start.
+    /// Start of the submission.
     pub start_ns: Nanoseconds,
-    /// End.
+    /// End of the submission.
     pub end_ns: Nanoseconds,
 }
 
-/// Handling of one message by a stage's actor, on the clock of [`Timing::now_ns`].
+/// The handling of one message by a stage's actor, on the clock of [`Timing::now_ns`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Turn {
     /// The stage.
     pub stage: u32,
-    /// Start.
+    /// Time at which the actor began to handle the message.
     pub start_ns: Nanoseconds,
-    /// End.
+    /// Time at which the actor had handled the message.
     pub end_ns: Nanoseconds,
 }
 
-/// Spans and turns of all stages.
+/// Recorded spans and turns of all stages.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Trace {
     /// Submissions, in the order in which their timings arrived.
     pub spans: Vec<Span>,
-    /// Turns of the actors.
+    /// Turns of the stages' actors.
     pub turns: Vec<Turn>,
-    /// Number of spans and turns beyond the capacity.
+    /// Number of spans and turns that were dropped because the trace was full.
     pub dropped: u64,
 }
 
-/// Collects the spans of all actors.
+/// Collects the spans and turns of all actors.
 #[derive(Clone, Debug)]
 pub(crate) struct TraceSink {
     trace: Arc<Mutex<Trace>>,
-    /// Largest number of spans, and of turns. 0 disables the trace.
+    /// Maximum number of spans, and maximum number of turns. The value 0 disables the trace.
     capacity: usize,
 }
 
@@ -102,31 +102,31 @@ impl TraceSink {
     }
 }
 
-/// Sums over the micro-batches of one kind on a stage. They are the input of the cost model.
+/// Sums over the micro-batches of one kind on a stage. The cost model uses them as inputs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Computed {
     /// Number of micro-batches.
     pub micro_batches: u64,
     /// Total rows of the micro-batches.
     pub rows: u64,
-    /// Total sequences of the micro-batches. A sequence counts once per micro-batch.
+    /// Total sequences of the micro-batches. A sequence counts once in each of its micro-batches.
     pub sequences: u64,
-    /// Number of attended positions, summed over all rows.
+    /// Number of positions to which each row attends, summed over all rows.
     pub positions: u64,
-    /// Rows that need logits.
+    /// Number of rows that need logits.
     pub logit_rows: u64,
     /// Number of micro-batches with at least one logit row.
     pub with_logits: u64,
     /// Busy time of the compute queue, in nanoseconds.
     pub busy_ns: Nanoseconds,
-    /// Sum of the squared times of the micro-batches, in square microseconds. The variance is computed from
-    /// it.
+    /// Sum of the squared computation times of the micro-batches, in square microseconds. It is used to
+    /// compute the variance.
     #[serde(default)]
     pub busy_us2: u64,
 }
 
 impl Computed {
-    /// Returns the differences from an earlier report.
+    /// Returns the difference between these sums and earlier ones, field by field.
     pub(crate) fn since(&self, before: &Self) -> Self {
         Self {
             micro_batches: self.micro_batches.saturating_sub(before.micro_batches),
@@ -140,7 +140,7 @@ impl Computed {
         }
     }
 
-    /// Returns the sums for one micro-batch before it is computed.
+    /// Returns the sums for one micro-batch, with busy times of 0.
     fn of(batch: &MicroBatch) -> Self {
         let positions = batch.items.iter().map(|item| {
             let tokens = item.tokens.len() as u64;
@@ -172,16 +172,17 @@ impl Computed {
     }
 }
 
-/// Micro-batches of similar size on a stage.
+/// Sums over micro-batches of similar size on a stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SizeReport {
     /// Whether the micro-batches contain only decode steps.
     pub decode: bool,
-    /// Largest number of rows, a power of two. Every micro-batch has more than half of it.
+    /// Upper bound of the rows of these micro-batches, a power of two. Each micro-batch has more than half as
+    /// many rows.
     pub rows: u32,
     /// Sums over all micro-batches.
     pub computed: Computed,
-    /// Sums without the first micro-batch, which may include kernel compilation and command recording.
+    /// Sums without the first micro-batch, whose time may include kernel compilation and command recording.
     #[serde(default)]
     pub warm: Computed,
 }
@@ -193,16 +194,16 @@ impl SizeReport {
     }
 }
 
-/// Description of a submission, kept until the timing of the submission arrives.
+/// Description of a submission, kept until the submission's timing arrives.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Label {
     pub(crate) kind: SpanKind,
     pub(crate) micro_batch: Option<MicroBatchId>,
-    /// Sums of the computed micro-batch.
+    /// Sums for the submitted micro-batch.
     pub(crate) work: Computed,
-    /// Whether all rows are decode steps.
+    /// Whether all rows of the micro-batch are decode steps.
     pub(crate) decode: bool,
-    /// Copied bytes.
+    /// Number of copied bytes.
     pub(crate) bytes: u64,
 }
 
@@ -231,7 +232,7 @@ impl Label {
     }
 }
 
-/// Incoming and outgoing edges of a stage.
+/// Transfer records of the edges of a stage.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Ends {
     /// The incoming edge.
@@ -240,7 +241,7 @@ pub(crate) struct Ends {
     pub(crate) outgoing: Option<Transfers>,
 }
 
-/// Matches the timings of one stage with its submissions.
+/// Matches the timings that a device reports with the submissions of one stage.
 #[derive(Debug)]
 pub(crate) struct Recorder {
     stage: u32,
@@ -250,7 +251,8 @@ pub(crate) struct Recorder {
     ends: Ends,
     pub(crate) prefill: Computed,
     pub(crate) decode: Computed,
-    /// Micro-batches by decode and by rows rounded up to a power of two.
+    /// Sums by size of micro-batch. The key is whether all rows are decode steps, and the number of rows
+    /// rounded up to a power of two.
     sizes: BTreeMap<(bool, u32), SizeReport>,
     /// Longest turn of the actor.
     pub(crate) longest_turn_ns: Nanoseconds,
@@ -263,19 +265,20 @@ impl Recorder {
         Self { stage, segments, labels, sink, ends, prefill, decode, sizes, longest_turn_ns: 0 }
     }
 
-    /// Returns the sums of computed micro-batches by size.
+    /// Returns the sums over computed micro-batches, one entry per size.
     pub(crate) fn sizes(&self) -> Vec<SizeReport> {
         self.sizes.values().copied().collect()
     }
 
-    /// Records that a micro-batch's activations or logits are about to leave.
+    /// Records that a micro-batch's activations or logits are about to leave the stage. `bytes` is their
+    /// size.
     pub(crate) fn leaves(&self, batch: &MicroBatch, bytes: u64) {
         if let Some(edge) = self.ends.outgoing.as_ref().filter(|_| bytes > 0) {
             edge.begin(batch.id, batch.decodes_only(), bytes);
         }
     }
 
-    /// Records that an incoming micro-batch has got a slot.
+    /// Records that an incoming micro-batch has got a slot at the time `now_ns`.
     pub(crate) fn admitted(&self, micro_batch: MicroBatchId, now_ns: Nanoseconds) {
         if let Some(edge) = &self.ends.incoming {
             edge.admitted(micro_batch, now_ns);

@@ -1,22 +1,22 @@
-//! Measures the transfers of micro-batches between stages, and from the last stage to the coordinator. Both
-//! ends of an edge record what they observe.
+//! Measures the transfers of micro-batches between stages, and from the last stage to the coordinator. Each
+//! end of an edge records its own observations.
 //!
-//! An edge is busy with a micro-batch from the departure of its first byte to the arrival of its last byte.
-//! Two periods do not count: the time before the previous micro-batch has arrived, and the time without a
-//! slot on the receiving stage.
+//! An edge is busy with a micro-batch from the time its first byte leaves until its last byte arrives. Two
+//! periods do not count: the time before the previous micro-batch has arrived, and the time in which the
+//! micro-batch has no slot on the receiving stage.
 //!
-//! Knows nothing about devices or mailboxes, and reads no clock.
+//! This module does not depend on devices or mailboxes, and reads no clock.
 
 use crate::core::{MicroBatchId, Nanoseconds};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Largest number of transfers with incomplete records. Older ones are dropped, because some devices report
-/// no timings.
+/// Maximum number of transfers with incomplete records. If there are more, the oldest are dropped, because
+/// some devices report no timings.
 const OPEN: usize = 1024;
 
-/// Transfers of micro-batches of one kind.
+/// Sums over transfers of micro-batches of one kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Crossed {
     /// Number of transfers.
@@ -27,12 +27,12 @@ pub struct Crossed {
     pub busy_ns: Nanoseconds,
 }
 
-/// Transfers over an edge.
+/// Sums over the transfers of one edge.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EdgeReport {
-    /// Micro-batches with prompt rows.
+    /// Transfers of micro-batches with prompt rows.
     pub prefill: Crossed,
-    /// Micro-batches that contain only decode steps.
+    /// Transfers of micro-batches that contain only decode steps.
     pub decode: Crossed,
 }
 
@@ -47,25 +47,25 @@ impl Crossed {
 }
 
 impl EdgeReport {
-    /// Returns the transfers since an earlier report.
+    /// Returns the difference between this report and an earlier one.
     pub(crate) fn since(&self, before: &Self) -> Self {
         Self { prefill: self.prefill.since(&before.prefill), decode: self.decode.since(&before.decode) }
     }
 }
 
-/// Transfers over one edge. Both ends of the edge share this record.
+/// Record of the transfers over one edge. Both ends of the edge share it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Transfers(Arc<Mutex<State>>);
 
 #[derive(Debug, Default)]
 struct State {
     open: VecDeque<OpenTransfer>,
-    /// Arrival time of the last micro-batch whose record is complete.
+    /// Arrival time of the latest micro-batch whose record is complete.
     arrived_ns: Nanoseconds,
     report: EdgeReport,
 }
 
-/// A transfer with an incomplete record.
+/// A transfer whose record is not complete yet.
 #[derive(Debug)]
 struct OpenTransfer {
     micro_batch: MicroBatchId,
@@ -73,11 +73,11 @@ struct OpenTransfer {
     bytes: u64,
     left: Leg,
     arrived: Leg,
-    /// Time at which the receiver had a slot for the micro-batch.
+    /// Time at which the receiving stage had a slot for the micro-batch.
     admitted_ns: Nanoseconds,
 }
 
-/// Copies that one end has recorded.
+/// Copies that one end of the edge has recorded.
 #[derive(Clone, Copy, Debug, Default)]
 struct Leg {
     bytes: u64,
@@ -94,7 +94,7 @@ impl Leg {
 }
 
 impl Transfers {
-    /// Starts a transfer. It must precede all other records of the micro-batch.
+    /// Starts the record of a transfer. This call must precede all other records of the micro-batch.
     pub(crate) fn begin(&self, micro_batch: MicroBatchId, decode: bool, bytes: u64) {
         let mut state = self.lock();
         if state.open.len() == OPEN {
@@ -104,12 +104,12 @@ impl Transfers {
         state.open.push_back(OpenTransfer { micro_batch, decode, bytes, left, arrived, admitted_ns: 0 });
     }
 
-    /// Records that a piece was copied from the sending device.
+    /// Records that a chunk was copied from the sending device.
     pub(crate) fn left(&self, id: MicroBatchId, bytes: u64, start_ns: Nanoseconds, end_ns: Nanoseconds) {
         self.lock().update(id, |transfer| transfer.left.add(bytes, start_ns, end_ns));
     }
 
-    /// Records that the receiver has a slot for the micro-batch and requests the first piece.
+    /// Records that the receiving stage has a slot for the micro-batch and requests its first chunk.
     pub(crate) fn admitted(&self, id: MicroBatchId, now_ns: Nanoseconds) {
         self.lock().update(id, |transfer| {
             if transfer.admitted_ns == 0 {
@@ -118,7 +118,7 @@ impl Transfers {
         });
     }
 
-    /// Records that a piece has arrived on the receiving device.
+    /// Records that a chunk has arrived on the receiving device.
     pub(crate) fn arrived(&self, id: MicroBatchId, bytes: u64, end_ns: Nanoseconds) {
         self.lock().update(id, |transfer| transfer.arrived.add(bytes, end_ns, end_ns));
     }
@@ -128,7 +128,7 @@ impl Transfers {
         self.lock().update(id, |transfer| transfer.arrived.add(transfer.bytes, end_ns, end_ns));
     }
 
-    /// Returns the transfers so far.
+    /// Returns the sums over all complete transfers so far.
     pub(crate) fn report(&self) -> EdgeReport {
         self.lock().report
     }

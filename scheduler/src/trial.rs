@@ -1,11 +1,11 @@
-//! Simulates plans for the planner. Knows nothing about the search.
+//! Simulates plans for the planner. This module does not depend on the search.
 
 use crate::sim::{Arrivals, DrawnLoad, Lengths, SimSpec, SimSummary, simulate};
 use ragtag_graph::Segment;
 use ragtag_planner::{Plan, PlannerInput, TrialLoad};
 
-/// Simulates a plan and returns the requests served per second. Returns `None` if the plan cannot be
-/// simulated. Used as [`PlannerInput::trial`].
+/// Simulates a plan and returns the number of requests that it serves per second. Returns `None` if the plan
+/// cannot be simulated. Used as [`PlannerInput::trial`].
 pub fn trial(input: &PlannerInput<'_>, plan: &Plan, segments: &[Segment], load: &TrialLoad) -> Option<f64> {
     let load = DrawnLoad {
         requests: load.requests,

@@ -1,4 +1,4 @@
-//! Tests of the threaded pipeline over CPU devices, with a synthetic model.
+//! Tests of the threaded pipeline on CPU devices, with a synthetic model.
 
 #![allow(missing_docs)]
 
@@ -17,7 +17,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 use support::Model;
 
-/// Limit that is far longer than any operation in these tests takes.
+/// Time limit of a wait. It is far longer than any operation in these tests takes.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 struct Greedy;
@@ -40,7 +40,7 @@ fn open(index: usize, faults: &Faults) -> Checked {
 struct Setup {
     model: Model,
     devices: Vec<Faults>,
-    /// Device of each stage.
+    /// Index of the device that runs each stage.
     hosts: Vec<usize>,
     options: PipelineOptions,
 }
@@ -51,7 +51,7 @@ impl Setup {
         Self::on(&(0..stages).collect::<Vec<_>>())
     }
 
-    /// Returns a pipeline whose stages are on these devices.
+    /// Returns a pipeline whose stages run on the devices in `hosts`.
     fn on(hosts: &[usize]) -> Self {
         let stages = hosts.len();
         let model = Model::default();
@@ -82,7 +82,7 @@ impl Setup {
         }
     }
 
-    /// Returns the stages, and a leak watch for each device.
+    /// Returns the devices and stages of the pipeline, and a leak watch for each device.
     fn watched(&self) -> (PipelineSpec, Vec<LeakWatch>) {
         let mut specs = self.specs();
         let watch = |(index, place): (usize, &mut Box<dyn Device>)| {
@@ -110,7 +110,7 @@ fn generate(max_new_tokens: u32) -> Job {
     Job::Generate { max_new_tokens, end_tokens: Vec::new(), sampler: Box::new(Greedy) }
 }
 
-/// Returns all replies to a request. Fails the test if the request does not end.
+/// Receives all replies to a request. Fails the test if the request does not end in time.
 fn all(replies: &Receiver<Reply>) -> Vec<Reply> {
     let mut all = Vec::new();
     loop {
@@ -144,7 +144,7 @@ fn prompt(length: u32, salt: u32) -> Vec<u32> {
     (0..length).map(|i| (i * 7 + salt * 13) % 97).collect()
 }
 
-/// Waits until no sequence and no micro-batch is left.
+/// Waits until the pipeline has no sequences and no micro-batches. Returns the final counts.
 fn settled(pipeline: &Pipeline) -> RunCounts {
     for _ in 0..3000 {
         let counts = pipeline.stats().counts;
@@ -156,7 +156,7 @@ fn settled(pipeline: &Pipeline) -> RunCounts {
     panic!("never settles: {:?}", pipeline.stats());
 }
 
-/// Generates with many sequences at once and compares every token with the reference.
+/// Generates with many sequences at once and checks every token against the reference.
 fn check(setup: &Setup) -> PipelineReport {
     let pipeline = setup.start().unwrap();
     let prompts: Vec<_> = (0..9).map(|i| prompt(1 + i * 5, i)).collect();
@@ -241,8 +241,8 @@ fn slow_devices_do_not_change_tokens() {
     check(&setup);
 }
 
-/// Checks that a sleeping thread is always woken. Submissions complete at once, so threads often race between
-/// going to sleep and being notified.
+/// Checks that a sleeping thread is always woken. Submissions complete at once, so notifications often race
+/// with threads that are going to sleep.
 #[test]
 fn no_wake_up_is_lost_on_devices_that_finish_at_once() {
     for (hosts, sequences, slots, times) in [
@@ -435,7 +435,7 @@ fn a_panicking_sampler_ends_the_run_without_a_hang() {
     assert!(matches!(failed(&all(&late.1)), Error::Stopped));
 }
 
-/// Checks that every device was dropped without leftovers.
+/// Checks that every device was dropped and left no objects behind.
 #[track_caller]
 fn nothing_leaks(watches: &[LeakWatch], how: &str) {
     for (stage, watch) in watches.iter().enumerate() {
@@ -500,7 +500,7 @@ fn a_pipeline_that_failed_leaves_nothing_on_its_devices() {
     }
 }
 
-/// A weight source that fails at one point.
+/// A weight source that fails in the way that its second field selects.
 struct Spoilt<S>(S, &'static str);
 
 impl<S: WeightSource> WeightSource for Spoilt<S> {

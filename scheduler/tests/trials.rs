@@ -1,4 +1,4 @@
-//! Tests of simulated trials of placements.
+//! Tests of placements that the planner chooses by simulation.
 
 use ragtag_graph::segment::SegmentTensor;
 use ragtag_graph::{Segment, SegmentKind};
@@ -18,8 +18,8 @@ fn tried(world: &World) -> PlannerInput<'_> {
     PlannerInput { trial: Some(trial), ..world.input() }
 }
 
-/// Returns the requests per second of a plan under the load that it was made for, over two rounds of all
-/// sequences.
+/// Returns the number of requests per second that a plan serves under the load for which it was made. There
+/// are two requests per concurrent sequence.
 fn served(world: &World, plan: &Plan) -> f64 {
     let (prompt, generated) = (world.workload.prompt_tokens, world.workload.generated_tokens);
     let scale = (512.0 / f64::from(prompt + generated)).min(1.0);
@@ -108,8 +108,9 @@ fn a_rule_that_is_tuned_has_the_placement_of_the_untuned_one_and_serves_no_less(
     assert!(plans > 100 && better > plans / 10, "{better} of {plans} are better for having been tuned");
 }
 
-/// Prompts wait for the device that computes slowly, and decode steps wait for the device that reads slowly.
-/// The score assumes that they overlap, so it prefers three small micro-batches to two.
+/// Checks that simulation finds a plan with fewer decode groups. Prompts wait for the device that computes
+/// slowly, and decode steps wait for the device that reads memory slowly. The score assumes that the two
+/// overlap, so it prefers three small micro-batches to two.
 #[test]
 fn fewer_decode_groups_are_found_where_prompts_and_decode_wait_for_different_devices() {
     let with = |label: &str, bandwidth: f64, flops: f64| {
@@ -158,7 +159,8 @@ fn trials_respect_the_constraints() {
     assert_eq!(plan(&tried(&world)).expect("it fits").stages.len(), 1);
 }
 
-/// Uses one request at a time. The planner runs no trials for it.
+/// Checks the predicted cost of shared links against simulation. There is one request at a time, for which
+/// the planner runs no trials.
 #[test]
 fn shared_links_cost_as_much_as_in_simulation() {
     let devices: Vec<_> = (0..4).map(|at| device(&format!("cpu:{at}"), 60 * MIB, 1.0)).collect();
@@ -209,8 +211,8 @@ fn shared_links_cost_as_much_as_in_simulation() {
     }
 }
 
-/// If simulation decides, the cost model may prefer a rule. The reasons then say that the rule is slower in
-/// simulation.
+/// Checks the reasons of a plan that was chosen by simulation. The cost model may prefer a placement by a
+/// simple rule. The reasons then say that this placement is slower in simulation.
 #[test]
 fn reasons_report_decisions_by_simulation() {
     let mut overruled = 0;

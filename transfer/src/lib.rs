@@ -1,8 +1,9 @@
 //! Moves activations from one device to the next. Defines the route of an edge, and the state machine that
 //! copies bytes along a host-staged route.
 //!
-//! The state machine has two halves, one on each device's actor. Each half takes events and returns actions.
-//! Knows nothing about backends, models or plans. Does no I/O, starts no thread and reads no clock.
+//! The state machine has two halves, one in the actor of each device. Each half takes events and returns
+//! actions. The crate does not depend on backends, models or plans. It does no I/O, starts no thread and
+//! reads no clock.
 
 #![forbid(unsafe_code)]
 

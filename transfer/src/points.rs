@@ -3,7 +3,8 @@
 use ragtag_hal::{Point, TimelineId};
 use serde::{Deserialize, Serialize};
 
-/// Points of one queue, in submission order. The core of the queue's device owns the only instance.
+/// Allocator of the points of one queue, in submission order. The core of the queue's device owns the only
+/// one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Points {
     timeline: TimelineId,
@@ -11,7 +12,7 @@ pub struct Points {
 }
 
 impl Points {
-    /// Returns the points of a timeline that has no submissions yet.
+    /// Returns an allocator for a timeline that has no submissions yet.
     pub fn new(timeline: TimelineId) -> Self {
         Self { timeline, last: 0 }
     }
@@ -22,8 +23,8 @@ impl Points {
         self.last()
     }
 
-    /// Returns the last allocated point. Before the first allocation this is value 0, which has always
-    /// passed.
+    /// Returns the last allocated point. Before the first allocation, it returns the point with value 0,
+    /// which has always passed.
     pub fn last(&self) -> Point {
         self.timeline.at(self.last)
     }

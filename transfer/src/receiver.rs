@@ -1,5 +1,5 @@
-//! The destination's half of a transfer. It uploads each chunk once the chunk is ready and its destination
-//! buffer is open.
+//! The destination's half of a transfer. It uploads each chunk as soon as the chunk is in the ring and the
+//! transfer has a destination buffer.
 
 use crate::error::Error;
 use crate::message::{Chunk, ChunkFree, ChunkReady, TransferId};
@@ -9,29 +9,29 @@ use ragtag_hal::Point;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
-/// Input of the receiver.
+/// Event that the receiver handles.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum ReceiverEvent {
-    /// Announces a transfer. Transfers arrive in the order of these events.
+    /// Announces a transfer. Transfers must arrive in the order of their announcements.
     Expect {
-        /// Id of the transfer.
+        /// Identifier of the transfer.
         transfer: TransferId,
-        /// Size of the transfer.
+        /// Size of the transfer in bytes.
         bytes: u64,
     },
-    /// The oldest transfer without a buffer now has one. Until this event, the transfer's chunks stay in the
-    /// ring, so the sender runs out of ring slots.
+    /// Assigns a buffer to the oldest transfer without one. Until then, the chunks of that transfer stay in
+    /// the ring, so the sender runs out of ring slots.
     Open,
-    /// A chunk is being copied into the ring.
+    /// Announces a chunk. The sender has submitted its copy to the ring.
     Ready(ChunkReady),
 }
 
-/// Output of the receiver. The caller must execute the actions in order.
+/// Action that the receiver requests. The caller must execute the actions in order.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum ReceiverAction {
-    /// Submit a copy from the ring to the destination.
+    /// Submit a copy of a chunk from the ring to the destination buffer.
     Upload {
-        /// Transfer to which the bytes belong.
+        /// Transfer to which the chunk belongs.
         transfer: TransferId,
         /// Byte range of the chunk and its source slot in the ring.
         chunk: Chunk,
@@ -42,12 +42,12 @@ pub enum ReceiverAction {
     },
     /// Send this message to the sender.
     Free(ChunkFree),
-    /// Every chunk of the transfer has been submitted.
+    /// The uploads of all chunks of a transfer have been requested.
     Received {
-        /// Id of the transfer.
+        /// Identifier of the transfer.
         transfer: TransferId,
-        /// Point that passes once all bytes have arrived. `None` within one device, where the order of the
-        /// compute queue suffices.
+        /// Point that passes once all bytes have arrived. `None` for a transfer within one device, for which
+        /// the order of the compute queue suffices.
         at: Option<Point>,
     },
 }
@@ -60,10 +60,11 @@ struct Incoming {
     open: bool,
 }
 
-/// Half of the state machine on the destination device.
+/// The half of the state machine that runs on the destination device.
 #[derive(Debug)]
 pub struct Receiver {
-    /// Chunk size and depth of the ring. `None` within one device, where no bytes are copied.
+    /// Chunk size and depth of the ring. `None` for transfers within one device, for which no bytes are
+    /// copied.
     ring: Option<(u64, u32)>,
     expected: VecDeque<Incoming>,
     /// Chunks in the ring whose transfer has no buffer yet.
@@ -74,7 +75,7 @@ impl Receiver {
     /// Creates a receiver for `route`.
     ///
     /// # Errors
-    /// Fails if the route is not available or if its ring is empty.
+    /// Fails if the route is not implemented or its ring is empty.
     pub fn new(route: Route) -> Result<Self, Error> {
         let ring = match route {
             Route::SameDevice => None,
@@ -92,12 +93,13 @@ impl Receiver {
         self.expected.len()
     }
 
-    /// Handles an event and appends the resulting actions. They signal `points` of the destination's upload
-    /// queue.
+    /// Handles an event and appends the resulting actions. Copies signal points that are allocated from
+    /// `points`, which belong to the destination's upload queue.
     ///
     /// # Errors
-    /// [`Error::Protocol`] for a chunk that is not the next of its transfer, for more chunks than the ring
-    /// holds, and for a buffer without an announced transfer. [`Error::Empty`] for a transfer of zero bytes.
+    /// [`Error::Protocol`] for a chunk that is not the next one of its transfer, for more chunks than the
+    /// ring holds, and for a buffer without an announced transfer. [`Error::Empty`] for a transfer of zero
+    /// bytes.
     pub fn step(
         &mut self,
         event: ReceiverEvent,

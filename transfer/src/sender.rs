@@ -1,4 +1,4 @@
-//! The source's half of a transfer. It cuts the transfer into chunks and downloads each chunk as soon as a
+//! The source's half of a transfer. It divides the transfer into chunks and downloads each chunk as soon as a
 //! ring slot is free.
 
 use crate::error::Error;
@@ -9,43 +9,45 @@ use ragtag_hal::Point;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
-/// Input of the sender.
+/// Event that the sender handles.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum SenderEvent {
-    /// Send the bytes once `after` has passed. Transfers are sent in the order of these events.
+    /// Starts a transfer. Its bytes can be read once `after` has passed. Transfers are sent in the order of
+    /// these events.
     Send {
-        /// Id of the transfer. It must be larger than all earlier ids.
+        /// Identifier of the transfer. It must be larger than all earlier ones.
         transfer: TransferId,
-        /// Size of the transfer.
+        /// Size of the transfer in bytes.
         bytes: u64,
-        /// Point that passes once all bytes have been written.
+        /// Point that passes once all bytes have been written to the source buffer.
         after: Point,
     },
-    /// The receiver returns a slot.
+    /// The receiver returns a ring slot.
     Free(ChunkFree),
 }
 
-/// Output of the sender. The caller must execute the actions in order.
+/// Action that the sender requests. The caller must execute the actions in order.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum SenderAction {
-    /// Submit a copy from the source to the ring.
+    /// Submit a copy of a chunk from the source buffer to the ring.
     Download {
-        /// Transfer to which the bytes belong.
+        /// Transfer to which the chunk belongs.
         transfer: TransferId,
         /// Byte range of the chunk and its destination slot in the ring.
         chunk: Chunk,
-        /// Points that pass once the bytes have been written and the slot is free.
+        /// Points that pass once the bytes have been written and the ring slot is free.
         waits: Vec<Point>,
         /// Point that the copy signals.
         signal: Point,
     },
     /// Send this message to the receiver.
     Ready(ChunkReady),
-    /// All chunks have been submitted. The source's buffer is free once `at` has passed.
+    /// The downloads of all chunks of a transfer have been requested. The source buffer is free once `at` has
+    /// passed.
     Sent {
-        /// Id of the transfer.
+        /// Identifier of the transfer.
         transfer: TransferId,
-        /// Point of the transfer's last download.
+        /// Point that the last download of the transfer signals.
         at: Point,
     },
 }
@@ -58,10 +60,10 @@ struct Outgoing {
     after: Point,
 }
 
-/// Half of the state machine on the source device.
+/// The half of the state machine that runs on the source device.
 #[derive(Debug)]
 pub struct Sender {
-    /// Ring state. `None` within one device, where no bytes are copied.
+    /// State of the ring. `None` for transfers within one device, for which no bytes are copied.
     ring: Option<Ring>,
     newest: Option<TransferId>,
 }
@@ -70,7 +72,8 @@ pub struct Sender {
 struct Ring {
     chunk_bytes: u64,
     depth: u32,
-    /// Slots that the sender may write to, each once its point has passed.
+    /// Ring slots that the sender may use. A slot with a point may be written to only once the point has
+    /// passed.
     credits: VecDeque<(u32, Option<Point>)>,
     queue: VecDeque<Outgoing>,
 }
@@ -79,7 +82,7 @@ impl Sender {
     /// Creates a sender for `route`.
     ///
     /// # Errors
-    /// Fails if the route is not available or if its ring is empty.
+    /// Fails if the route is not implemented or its ring is empty.
     pub fn new(route: Route) -> Result<Self, Error> {
         let ring = match route {
             Route::SameDevice => None,
@@ -95,25 +98,26 @@ impl Sender {
         Ok(Self { ring, newest: None })
     }
 
-    /// Returns the number of slots that the sender may use now.
+    /// Returns the number of ring slots that the sender may use now.
     pub fn credits(&self) -> u32 {
         self.ring.as_ref().map_or(0, |r| r.credits.len() as u32)
     }
 
-    /// Returns whether a chunk is waiting for a slot.
+    /// Returns whether a chunk waits for a ring slot.
     pub fn is_waiting(&self) -> bool {
         self.ring.as_ref().is_some_and(|r| !r.queue.is_empty())
     }
 
-    /// Returns whether all transfers have been sent and all slots have been returned.
+    /// Returns whether all transfers have been sent and all ring slots have been returned.
     pub fn is_idle(&self) -> bool {
         self.ring.as_ref().is_none_or(|r| r.queue.is_empty() && r.credits.len() == r.depth as usize)
     }
 
-    /// Handles an event and appends the resulting actions. They signal `points` of the source's download queue.
+    /// Handles an event and appends the resulting actions. Copies signal points that are allocated from
+    /// `points`, which belong to the source's download queue.
     ///
     /// # Errors
-    /// [`Error::Protocol`] for a slot that is returned twice, and for ids that do not ascend.
+    /// [`Error::Protocol`] for a slot that is returned twice, and for identifiers that do not ascend.
     /// [`Error::Empty`] for a transfer of zero bytes.
     pub fn step(
         &mut self,

@@ -1,7 +1,7 @@
 //! Runs the sender and the receiver of a host-staged transfer against a model of the hardware. The model has
-//! two in-order queues, a ring of bytes, and messages that a random scheduler delivers. It really copies
-//! bytes, so an error shows as wrong data: a chunk copied too early, copied twice, or read from an
-//! overwritten slot.
+//! two in-order queues and a ring of bytes, and a random scheduler delivers its messages. It really copies
+//! bytes, so an error produces wrong data. Possible errors are a chunk that is copied too early or twice, or
+//! that is read from an overwritten slot.
 
 #![allow(missing_docs)]
 
@@ -26,7 +26,7 @@ struct Model {
     depth: u32,
     sources: Vec<Vec<u8>>,
     destinations: Vec<Vec<u8>>,
-    /// Number of uploads of each byte.
+    /// Number of uploads of each byte of each transfer.
     counts: Vec<Vec<u32>>,
     ring: Vec<u8>,
     downloads: VecDeque<Copy>,
@@ -121,7 +121,7 @@ impl Model {
         }
     }
 
-    /// Performs one action of the given kind. Returns whether the action was possible.
+    /// Performs one action of the kind `which`. Returns whether such an action was possible.
     fn act(&mut self, which: u8) -> bool {
         match which {
             0 if self.next_send < self.sources.len() => {

@@ -1,14 +1,15 @@
-//! Runs the suite on every device of a backend. Without a device, names the missing library or driver.
+//! Runs the suite on every device of a backend. If the backend has no device, names the missing library or
+//! driver.
 
 use ragtag_conformance::{Outcome, Part, Report, Suite, Verdict};
 use ragtag_devices::{Backends, Config, Status};
 use ragtag_hal::{Adapter, AdapterKind, DeviceId, Limits};
 
-/// Step between the listed shapes to test, for devices that compile shaders for the CPU.
+/// Step between the listed shapes to test on devices that compile shaders for the CPU.
 pub const SOME: usize = 3;
 
-/// Maximum number of tests that a driver may skip, by backend and prefix of the driver's name. Only kernels
-/// in the driver's own language count. The numbers apply to the whole suite. A driver that skips more tests
+/// Maximum number of skipped tests, by backend and by prefix of the driver's name. Only tests of kernels in
+/// the driver's own language count. The numbers apply to the whole suite. If a driver exceeds its maximum, it
 /// has lost a feature.
 const SKIPS: [(&str, &str, usize); 8] = [
     ("opencl", "Portable Computing Language", 0),
@@ -37,7 +38,7 @@ pub fn not_passed(backend: &str, driver: &str, tests: &[Outcome]) -> (usize, usi
     (owed.len() - passed, row.map_or(owed.len() / 2, |(.., most)| *most))
 }
 
-/// Returns the adapters of a backend, or the reason why it has none.
+/// Returns the adapters of the backend `name`, or the reason why it has none.
 pub fn adapters(backends: &Backends, name: &str) -> Result<Vec<Adapter>, String> {
     let report = backends.probe();
     let status = report.backends.into_iter().find(|backend| backend.name == name).map(|row| row.status);
@@ -48,15 +49,15 @@ pub fn adapters(backends: &Backends, name: &str) -> Result<Vec<Adapter>, String>
     }
 }
 
-/// Runs the suite on each device of a backend and returns the number of devices. Without devices, records a
-/// skip for the missing component. Software devices run in parallel, because each of their drivers compiles
-/// on a single core.
+/// Runs the suite on each device of the backend `name` and returns the number of devices. If there is no
+/// device, records a skip that names `missing`. Software devices run in parallel, because each of their
+/// drivers compiles on a single core.
 ///
-/// Drivers that compile for the CPU would be slow for all variants of all kernels, so similar devices share
-/// the variants. Devices of one driver share them, and so do all APIs that run shaders on the CPU. Vulkan
-/// devices test one half of the variants, and wgpu devices the other half. Shaders also run slowly on the
-/// CPU, so only some shapes are tested. `RAGTAG_TEST_SEED` rotates the selection. `RAGTAG_TEST_ALL` selects
-/// the whole suite on each device.
+/// Drivers that compile for the CPU would take too long for all variants of all kernels, so similar devices
+/// share the variants. Devices of one driver are similar, and so are the devices of all APIs that run shaders
+/// on the CPU. Vulkan devices test one half of the variants, and wgpu devices the other half. Shaders also
+/// run slowly on the CPU, so only some shapes are tested. `RAGTAG_TEST_SEED` rotates the selection. If
+/// `RAGTAG_TEST_ALL` is set, each device runs the whole suite.
 #[track_caller]
 pub fn every_device_of(name: &str, missing: &str) -> usize {
     let backends = Backends::new(&Config::default());
@@ -96,7 +97,8 @@ pub fn repeat() -> String {
     format!("RAGTAG_TEST_SEED={seed} cargo test -p ragtag-conformance --test {file} -- {test}")
 }
 
-/// Returns the part of the suite that one of a backend's CPU-emulated devices runs.
+/// Returns the part of the suite that the CPU-emulated device `one` runs. `all` lists such devices of its
+/// backend.
 fn of_part(one: &Adapter, all: &[&Adapter]) -> Suite<'static> {
     let seed = test_support::seed();
     if std::env::var_os("RAGTAG_TEST_ALL").is_some() {
@@ -112,7 +114,7 @@ fn of_part(one: &Adapter, all: &[&Adapter]) -> Suite<'static> {
     Suite::new().by_turns(Part { of: 2 * alike.len(), index: 2 * place + half }, SOME, seed)
 }
 
-/// Runs a suite on an adapter.
+/// Runs `suite` on an adapter.
 pub fn run_on(backends: &Backends, adapter: &Adapter, suite: Suite<'_>) -> Report {
     let open = || {
         let mut devices = backends.open(&[(adapter.clone(), DeviceId(0))], &Limits::default())?;

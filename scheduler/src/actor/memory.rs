@@ -1,4 +1,4 @@
-//! Objects of a stage on its device: buffers, host regions and recorded programs, by slot.
+//! Buffers, host regions and recorded programs of a stage on its device. Some exist once per slot.
 
 use crate::core::{MicroBatch, write_params};
 use crate::error::{Error, Result};
@@ -10,12 +10,12 @@ use ragtag_hal::{
 use std::collections::HashSet;
 use std::sync::Arc;
 
-/// Staging memory for weights.
+/// Host region in which weights are staged.
 pub(crate) const STAGING: RegionId = RegionId(0);
-/// Host memory for logits, one part per credit.
+/// Host region for logits. It has one part per credit.
 pub(crate) const LOGITS: RegionId = RegionId(1);
 
-/// Alignment of parameter blocks. Two blocks never share a cache line.
+/// Alignment of parameter blocks, in bytes. It ensures that two blocks never share a cache line.
 const PARAMS_ALIGNMENT: u64 = 64;
 
 /// The buffers of one slot.
@@ -23,28 +23,29 @@ const PARAMS_ALIGNMENT: u64 = 64;
 struct SlotBuffers {
     params: BufferId,
     activation: BufferId,
-    /// Activation rows in the wire type, if it is not f32.
+    /// Activation rows in the wire type. `None` if the wire type is f32.
     wire: Option<BufferId>,
     logits: Option<BufferId>,
 }
 
-/// Objects that the stages of one device share, and the next ids of its objects.
+/// Objects that the stages of one device share, and the next free ids for objects.
 #[derive(Debug, Default)]
 pub(crate) struct SharedBuffers {
     stages: u32,
     buffers: u32,
     programs: u32,
-    /// The device computes one micro-batch at a time, so all stages use the same scratch.
+    /// Scratch buffer. All stages use the same one, because the device computes one micro-batch at a time.
     scratch: Option<BufferId>,
-    /// Weights that are in memory, such as an embedding that is also the output projection.
+    /// Weights that already have a buffer. A later stage can use the same buffer, for example if the output
+    /// projection is also the embedding.
     weights: Vec<(WeightBuffer, BufferId)>,
 }
 
 impl SharedBuffers {
-    /// Creates the scratch of these stages on a device without objects.
+    /// Creates the scratch buffer for `stages` on a device that has no objects yet.
     ///
     /// # Errors
-    /// If the device runs out of memory.
+    /// Fails if the device runs out of memory.
     pub(crate) fn new(device: &mut dyn Device, stages: &[&CompiledStage]) -> ragtag_hal::Result<Self> {
         let mut shared = Self::default();
         let scratch_bytes = stages.iter().map(|stage| stage.scratch_bytes).max().unwrap_or(0);
@@ -52,7 +53,7 @@ impl SharedBuffers {
         Ok(shared)
     }
 
-    /// Returns the bytes of all buffers of these stages.
+    /// Returns the total bytes of all buffers that `stages` need.
     pub(crate) fn needed_bytes(stages: &[&CompiledStage], slots: u32) -> u64 {
         let (mut bytes, mut weights) = (0, Vec::<&WeightBuffer>::new());
         for stage in stages {
@@ -75,7 +76,7 @@ impl SharedBuffers {
         Ok(id)
     }
 
-    /// Creates a buffer, or none for zero bytes.
+    /// Creates a buffer. Returns `None` if `bytes` is 0.
     fn optional_buffer(
         &mut self,
         device: &mut dyn Device,
@@ -85,29 +86,30 @@ impl SharedBuffers {
     }
 }
 
-/// A stage's objects on its device.
+/// Objects of one stage on its device.
 #[derive(Debug)]
 pub(crate) struct StageBuffers {
-    /// Index among the stages of its device.
+    /// Index of the stage among the stages of its device.
     index: u32,
     compiled: CompiledStage,
     weights: Vec<BufferId>,
-    /// Weights that no earlier stage of the device has loaded.
+    /// Indices of the weights that no earlier stage of the device has loaded.
     unloaded: Vec<usize>,
     kv: Vec<BufferId>,
     scratch: Option<BufferId>,
     slots: Vec<SlotBuffers>,
     params: Arc<HostRegion>,
     params_stride: u64,
-    /// First of its program ids.
+    /// First program id of the stage.
     first_program: u32,
     recorded: HashSet<ProgramId>,
-    /// Scratch in which a parameter block is written.
+    /// Host scratch in which a parameter block is assembled.
     words: Vec<u32>,
 }
 
 impl StageBuffers {
-    /// Allocates all buffers except the rings, and loads the module. Weights and KV cache are uninitialised.
+    /// Allocates all buffers of a stage except the rings, and loads its module. Weights and KV cache are
+    /// uninitialised.
     ///
     /// # Errors
     /// Fails if the device runs out of memory or refuses the module.
@@ -169,22 +171,22 @@ impl StageBuffers {
         Ok(stage)
     }
 
-    /// Returns the host memory for parameter blocks, one per slot.
+    /// Returns the host region for parameter blocks. It has one block per slot.
     fn params_region(&self) -> RegionId {
         RegionId(2 + 3 * self.index)
     }
 
-    /// Returns the ring of incoming activations.
+    /// Returns the host region of the ring for incoming activations.
     pub(crate) fn incoming_region(&self) -> RegionId {
         RegionId(3 + 3 * self.index)
     }
 
-    /// Returns the ring of outgoing activations.
+    /// Returns the host region of the ring for outgoing activations.
     pub(crate) fn outgoing_region(&self) -> RegionId {
         RegionId(4 + 3 * self.index)
     }
 
-    /// Returns the weights that no earlier stage of the device has loaded.
+    /// Returns the indices of the weights that no earlier stage of the device has loaded.
     pub(crate) fn unloaded(&self) -> &[usize] {
         &self.unloaded
     }
@@ -197,29 +199,30 @@ impl StageBuffers {
         self.weights[index]
     }
 
-    /// Returns the buffers of keys and values. The compiled stage lists their sizes.
+    /// Returns the KV cache buffers. The compiled stage lists their sizes.
     pub(crate) fn kv(&self) -> &[BufferId] {
         &self.kv
     }
 
-    /// Returns a range of a slot's activation rows in the wire type.
+    /// Returns a byte range of a slot's activation rows in the wire type.
     pub(crate) fn edge_rows(&self, slot: u32, offset: u64, bytes: u64) -> BufferRange {
         let buffers = &self.slots[slot as usize];
         BufferRange { buffer: buffers.wire.unwrap_or(buffers.activation), offset, bytes }
     }
 
-    /// Returns the first `rows` rows of a slot's logits. Returns `None` for zero rows, or if the stage has no
-    /// logits.
+    /// Returns the first `rows` rows of a slot's logits. Returns `None` if `rows` is 0 or the stage computes
+    /// no logits.
     pub(crate) fn logits(&self, slot: u32, rows: u32) -> Option<BufferRange> {
         let buffer = self.slots[slot as usize].logits.filter(|_| rows > 0)?;
         Some(BufferRange { buffer, offset: 0, bytes: u64::from(rows) * self.compiled.logit_row_bytes })
     }
 
-    /// Writes a micro-batch's parameters for a slot and returns the program to submit. Records the program
-    /// first if the slot has none for this bucket.
+    /// Writes a micro-batch's parameter block for `slot` and returns the program to submit. If the slot has
+    /// no program for this bucket yet, records it first.
     ///
     /// # Errors
-    /// [`Error::Protocol`] if no bucket holds the micro-batch. `failed` converts errors of the device.
+    /// [`Error::Protocol`] if no bucket is large enough for the micro-batch. `failed` converts errors of the
+    /// device.
     pub(crate) fn prepare(
         &mut self,
         device: &mut dyn Device,
@@ -262,8 +265,8 @@ impl StageBuffers {
         Ok(id)
     }
 
-    /// Destroys the programs that are not in use on the device. Returns whether it destroyed any. They are
-    /// recorded again when needed.
+    /// Destroys all programs that are not in use on the device. They are recorded again when needed. Returns
+    /// whether any program was destroyed.
     fn forget_programs(&mut self, device: &mut dyn Device) -> bool {
         let before = self.recorded.len();
         // `Checked` refuses to destroy a program with an outstanding submission. Such a program stays.
@@ -272,7 +275,8 @@ impl StageBuffers {
         self.recorded.len() < before
     }
 
-    /// Returns the commands of a program: the upload of the parameters, then the steps of the stage.
+    /// Returns the commands of the program at `index`: the upload of the parameter block, then the steps of
+    /// the stage.
     fn commands(&self, index: usize, slot: u32) -> Result<Vec<Command>> {
         let program = &self.compiled.programs[index];
         let bytes = program.params.bytes();

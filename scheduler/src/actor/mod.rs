@@ -1,8 +1,8 @@
-//! A device's actor: the thread that owns a device and executes the actions of the cores of its stages.
+//! A device's actor: the thread that owns a device and executes the actions of its stages' cores.
 //!
-//! It sleeps only on its mailbox. There are two exceptions: it waits for uploads while loading weights, and
-//! it waits briefly for outstanding work at the end of a run before destroying its objects. The core makes
-//! all decisions. The actor maps slots to buffers, micro-batches to programs, and points to waits.
+//! The actor sleeps only on its mailbox, with two exceptions. It waits for uploads while it loads weights,
+//! and at the end of a run it waits briefly for outstanding work before it destroys its objects. The core
+//! makes all decisions. The actor maps slots to buffers, micro-batches to programs, and points to waits.
 
 pub(crate) mod memory;
 mod owned;
@@ -34,39 +34,39 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 use weights::Loading;
 
-/// Number of messages after which the actor reads timings from the device. It also reads them before it
-/// sleeps and at the end.
+/// Number of messages after which the actor collects timings from the device. It also collects them before it
+/// sleeps and at the end of the run.
 const TIMINGS_PERIOD: u32 = 16;
 
-/// Progress of a stage.
+/// Counts and times of a stage.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StageReport {
-    /// Counts of the stage's core.
+    /// Counters of the stage's core.
     pub counts: StageStats,
-    /// Micro-batches with prompt rows, timed by the device.
+    /// Sums over micro-batches with prompt rows, with times from the device.
     pub prefill: Computed,
-    /// Micro-batches of decode steps only, timed by the device.
+    /// Sums over micro-batches that contain only decode steps, with times from the device.
     pub decode: Computed,
-    /// Sums for all micro-batches, by size.
+    /// Sums over all micro-batches, by size.
     pub sizes: Vec<SizeReport>,
-    /// Longest time in which the actor handled one message. It should be short, because the actor does not
-    /// block on devices.
+    /// Longest time that the actor took to handle one message, in microseconds. It should be short, because
+    /// the actor does not block on devices.
     pub longest_turn_us: u64,
     /// Statistics of the device's buffer pool.
     pub pool: PoolStats,
 }
 
-/// A ring shared with a neighbour.
+/// A ring that a stage shares with a neighbouring stage.
 pub(crate) struct Edge {
     pub(crate) route: Route,
     pub(crate) ring: Arc<HostRegion>,
-    /// The mailbox of the neighbour's device.
+    /// Address of the mailbox of the neighbour's device.
     pub(crate) address: DeviceAddress,
     /// Index of the neighbour among the stages of its device.
     pub(crate) stage: usize,
-    /// The neighbour's timeline that this stage waits for.
+    /// Timeline on the neighbour's device that signals the points for which this stage waits.
     pub(crate) timeline: Arc<Timeline>,
-    /// Armed while the sender of the ring waits for a ring slot.
+    /// Notice that the sender arms while it waits for a ring slot.
     pub(crate) ring_notice: Notice,
 }
 
@@ -78,21 +78,21 @@ impl Edge {
         }
     }
 
-    /// Returns an event as a message for the neighbour.
+    /// Wraps an event in a message for the neighbour.
     fn message(&self, event: StageEvent) -> DeviceMessage {
         DeviceMessage::Event { stage: self.stage, event }
     }
 }
 
-/// Inputs of one stage of an actor.
+/// Inputs of one stage on an actor's device.
 pub(crate) struct ActorStage {
-    /// Index in the pipeline.
+    /// Index of the stage in the pipeline.
     pub(crate) stage: u32,
     pub(crate) compiled: CompiledStage,
     pub(crate) weights: Box<dyn WeightSource>,
     pub(crate) previous: Option<Edge>,
     pub(crate) next: Option<Edge>,
-    /// Last stage only: host memory for logits, and the bytes of the part for each credit.
+    /// Last stage only: host memory for logits, and the size in bytes of the part for each credit.
     pub(crate) logits: Option<(Arc<HostRegion>, u64)>,
     pub(crate) ends: Ends,
     pub(crate) report: Arc<Mutex<StageReport>>,
@@ -102,7 +102,7 @@ pub(crate) struct ActorStage {
 pub(crate) struct ActorSpec {
     pub(crate) label: String,
     pub(crate) device: Box<dyn Device>,
-    /// At least one, in the order of the pipeline.
+    /// Stages of the device in pipeline order. There is at least one.
     pub(crate) stages: Vec<ActorStage>,
     pub(crate) slots: u32,
     pub(crate) mailbox: Mailbox<DeviceMessage, DeviceUrgent>,
@@ -111,9 +111,9 @@ pub(crate) struct ActorSpec {
     pub(crate) sink: TraceSink,
 }
 
-/// A loaded stage.
+/// A stage that is loaded on the actor's device.
 struct Stage {
-    /// Index in the pipeline.
+    /// Index of the stage in the pipeline.
     stage: u32,
     memory: StageBuffers,
     previous: Option<Edge>,
@@ -125,7 +125,7 @@ struct Stage {
     report: Arc<Mutex<StageReport>>,
 }
 
-/// Loads stages on one device.
+/// Loads the stages of one device.
 struct StageLoader<'a> {
     label: &'a str,
     slots: u32,
@@ -163,7 +163,7 @@ impl StageLoader<'_> {
     }
 }
 
-/// A running device.
+/// A running device and its loaded stages.
 pub(crate) struct Actor {
     label: String,
     core: DeviceCore,
@@ -171,9 +171,9 @@ pub(crate) struct Actor {
     mailbox: Mailbox<DeviceMessage, DeviceUrgent>,
     run: RunAddress,
     own: [Arc<Timeline>; 3],
-    /// Values of the timelines that the core knows.
+    /// Timeline values that were last reported to the core.
     known: Progress,
-    /// One for each queue.
+    /// Progress notice of each queue.
     notices: [Notice; 3],
     actions: Vec<DeviceAction>,
     timings: Vec<Timing>,
@@ -183,7 +183,8 @@ pub(crate) struct Actor {
 }
 
 impl Actor {
-    /// Allocates memory and loads the weights. Calls `progress` with a stage and the bytes submitted for it.
+    /// Allocates memory and loads the weights. Calls `progress` with the index of a stage and the number of
+    /// bytes that were submitted for it.
     ///
     /// # Errors
     /// Fails if the device or the weight source fails, or if the shape of the stage is invalid.
@@ -256,8 +257,9 @@ impl Actor {
         Ok(actor)
     }
 
-    /// Runs until the stage is stopped or fails. Reports a failure to the coordinator. Before it returns, it
-    /// fails its timelines to release waiters, and destroys its objects on the device.
+    /// Runs until the pipeline stops or the device fails. Reports a failure to the coordinator. Before it
+    /// returns, it fails the device's timelines to release waiting threads, and destroys its objects on the
+    /// device.
     pub(crate) fn serve(mut self) {
         if let Err(error) = self.work() {
             tracing::debug!(device = self.label, %error, "a device has failed");
@@ -302,8 +304,8 @@ impl Actor {
         }
     }
 
-    /// Arms the required notices and then checks their conditions again. This finds earlier changes. Later
-    /// changes wake the actor.
+    /// Arms the required notices and then checks their conditions again. The check finds changes that
+    /// occurred before arming. Later changes wake the actor.
     fn before_sleep(&mut self) -> Result<Option<Envelope<DeviceMessage, DeviceUrgent>>> {
         let awaited = self.core.awaited();
         if !awaited.is_empty() {
@@ -319,7 +321,7 @@ impl Actor {
         Ok(self.mailbox.poll())
     }
 
-    /// Waits for a message. Returns `None` if no sender is left.
+    /// Blocks until a message arrives. Returns `None` if no sender is left.
     fn sleep(&mut self) -> Option<Envelope<DeviceMessage, DeviceUrgent>> {
         let mut anticipation = std::mem::take(&mut self.anticipation);
         let mut has_timings = false;
@@ -337,7 +339,7 @@ impl Actor {
         envelope
     }
 
-    /// Reports the values of the timelines to the core if a value that it uses has changed.
+    /// Reports the timeline values to the core if a value that the core uses has changed.
     fn catch_up(&mut self) -> Result<()> {
         let value = |queue: QueueKind| self.own[queue.index()].value();
         let mut progress = Progress { downloaded: value(QueueKind::Download), ..self.known };
@@ -360,7 +362,7 @@ impl Actor {
         done
     }
 
-    /// Executes an action of one of the device's stages.
+    /// Executes an action of the stage at index `at` of this device.
     fn act(&mut self, at: usize, action: StageAction) -> Result<()> {
         let stage = &mut self.stages[at];
         match action {
@@ -435,18 +437,18 @@ impl Actor {
         }
     }
 
-    /// Attributes a failure of the device to one of its stages.
+    /// Returns an error that attributes a device failure to the stage at index `at` of this device.
     fn failed(&self, at: usize, cause: ragtag_hal::Error) -> Error {
         stage_error(self.stages[at].stage, &self.label, cause)
     }
 }
 
-/// Returns the offset of a chunk in a ring.
+/// Returns the byte offset of a chunk in a ring.
 fn ring_offset(edge: &Option<Edge>, chunk: &Chunk) -> u64 {
     u64::from(chunk.slot) * edge.as_ref().map_or(0, Edge::chunk_bytes)
 }
 
-/// Returns a ring slot, and wakes its sender only if it waits for one.
+/// Returns a ring slot to its sender. Wakes the sender only if it waits for a slot.
 fn free_ring_slot(previous: &Option<Edge>, free: ChunkFree) -> Result<()> {
     let Some(previous) = previous else {
         return Err(Error::protocol("a ring slot of a stage that does not exist"));
@@ -469,7 +471,8 @@ fn stage_error(stage: u32, label: &str, cause: ragtag_hal::Error) -> Error {
     Error::Stage { stage, device: label.into(), cause }
 }
 
-/// Returns the device on which a failure began. This is the device of the innermost point whose wait failed.
+/// Returns the device on which a failure began. This is the device of the innermost point for which a wait
+/// failed.
 pub(crate) fn culprit(error: &ragtag_hal::Error) -> Option<DeviceId> {
     match error {
         ragtag_hal::Error::Poisoned { point, cause } => Some(culprit(cause).unwrap_or(point.timeline.device)),

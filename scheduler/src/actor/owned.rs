@@ -1,8 +1,8 @@
-//! A device that destroys all objects of its actor when it is dropped. It is dropped if loading fails
-//! half-way, if the run stops, and if the actor panics.
+//! A device that destroys all of its actor's objects when it is dropped. This happens if loading fails
+//! half-way, when the run stops, and if the actor panics.
 //!
-//! If an allocation fails, it frees unused objects and retries the call once. Knows nothing about the purpose
-//! of the objects.
+//! If an allocation fails, this module frees unused objects and retries once. It does not depend on the
+//! purpose of the objects.
 
 use ragtag_hal::{
     Adapter, BufferId, Command, Device, DeviceId, Error, HostRegion, Memory, Module, ModuleId, PoolStats,
@@ -12,15 +12,15 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Longest wait for outstanding work at the end of a run. Only work that waits for a neighbour, or that runs
+/// Maximum wait for outstanding work at the end of a run. Only work that waits for a neighbour, or that runs
 /// on a very slow device, takes longer. Such work is abandoned.
 const SETTLE_LIMIT: Duration = Duration::from_millis(500);
 
-/// A device and its objects.
+/// A device and all objects that were created on it.
 pub(crate) struct OwnedDevice {
     device: Box<dyn Device>,
     own: [Arc<Timeline>; 3],
-    /// Value of the last submission on each queue.
+    /// Timeline value that the last submission on each queue signals.
     submitted: [u64; 3],
     buffers: BTreeSet<BufferId>,
     regions: BTreeSet<RegionId>,
@@ -36,19 +36,19 @@ impl OwnedDevice {
         Self { device, own, submitted, buffers, regions, programs, modules }
     }
 
-    /// Fails the device's timelines, so that no thread waits for its points.
+    /// Fails the device's timelines, so that no thread keeps waiting for their points.
     pub(crate) fn release(&self) {
         let closed = Error::Closed { cause: "its stage has ended".into() };
         self.own.iter().for_each(|timeline| timeline.fail(closed.clone()));
     }
 
-    /// Destroys all objects on the device. The device can then be used like a new one.
+    /// Destroys all objects on the device, after which it can be used like a new one.
     pub(crate) fn clear(&mut self) {
         self.settle();
         self.destroy_all();
     }
 
-    /// Waits briefly for outstanding submissions.
+    /// Waits briefly for outstanding submissions to end.
     fn settle(&self) {
         let deadline = Instant::now() + SETTLE_LIMIT;
         for (timeline, &value) in self.own.iter().zip(&self.submitted) {
@@ -57,7 +57,7 @@ impl OwnedDevice {
         }
     }
 
-    /// Calls `call`. If the device is out of memory, empties the buffer pool and calls it again.
+    /// Runs `call`. If the device is out of memory, empties its buffer pool and runs `call` once more.
     fn sparing(&mut self, mut call: impl FnMut(&mut dyn Device) -> Result<()>) -> Result<()> {
         match call(self.device.as_mut()) {
             Err(error) if error.is_out_of_memory() => {
@@ -92,7 +92,7 @@ impl Drop for OwnedDevice {
     }
 }
 
-/// Records the id of a new object if its creation succeeded.
+/// Adds `id` to `made` if the object's creation succeeded. Returns `result`.
 fn remember<T: Ord>(made: &mut BTreeSet<T>, id: T, result: Result<()>) -> Result<()> {
     result?;
     made.insert(id);

@@ -1,5 +1,5 @@
-//! Loads weights from the source through a small pinned staging buffer to the device. Several threads fill
-//! one half while the other half uploads.
+//! Loads weights from their source to the device through a small pinned staging buffer. Several threads fill
+//! one half of the buffer while the device uploads the other half.
 
 use crate::actor::memory::{STAGING, StageBuffers};
 use crate::error::{Error, Result};
@@ -12,24 +12,24 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Largest chunk requested from a source.
+/// Maximum size of a chunk that is requested from a weight source, in bytes.
 const CHUNK_BYTES: u64 = 8 << 20;
-/// Number of chunks in each half of the staging memory. Each is filled by its own thread.
+/// Number of chunks in each half of the staging buffer. Each chunk is filled by its own thread.
 const HALF: usize = 4;
-/// Largest host memory of a stage during loading, in bytes. It is larger only if the source needs larger
-/// chunks. It is freed before the stage runs.
+/// Maximum host memory that a stage uses to stage weights, in bytes. It is exceeded only if the weight source
+/// needs larger chunks. The memory is freed before the stage runs.
 pub const WEIGHT_STAGING_BYTES: u64 = CHUNK_BYTES * HALF as u64 * 2;
-/// Interval at which loading checks for an abort.
+/// Interval at which loading checks whether it was aborted.
 const ABORT_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Source of the weights of a stage.
+/// Source of a stage's weights.
 pub trait WeightSource: Send + Sync {
-    /// Divides weight buffer `weight` into consecutive chunks that cover it. Each chunk has at most
-    /// `max_bytes` bytes if the layout allows this.
+    /// Divides the weight buffer at index `weight` into consecutive chunks that cover it. No chunk exceeds
+    /// `max_bytes` bytes, unless the layout requires larger ones.
     fn chunks(&self, weight: usize, max_bytes: u64) -> Vec<WeightChunk>;
 
-    /// Writes one of these chunks in the resident layout. Several threads call this function concurrently.
-    /// `out` has the chunk's length and arbitrary contents.
+    /// Writes `chunk` in the resident layout to `out`. Several threads call this function concurrently. `out`
+    /// has the length of the chunk and arbitrary contents.
     ///
     /// # Errors
     /// Fails if the bytes cannot be read or are invalid. Loading then ends with this error.
@@ -41,14 +41,14 @@ pub trait WeightSource: Send + Sync {
     ) -> std::result::Result<(), Box<dyn std::error::Error + Send + Sync>>;
 }
 
-/// Inputs of weight loading.
+/// Parameters of weight loading.
 pub(crate) struct Loading<'a> {
     pub(crate) stage: u32,
     pub(crate) device_label: &'a str,
     pub(crate) uploads: &'a Timeline,
-    /// Set to true if another stage has failed.
+    /// Set to true when another stage has failed.
     pub(crate) abort: &'a AtomicBool,
-    /// Called at each submission with the number of submitted bytes.
+    /// Function that is called at each submission with the number of submitted bytes.
     pub(crate) progress: &'a (dyn Fn(u64) + Sync),
 }
 
@@ -56,7 +56,7 @@ impl Loading<'_> {
     /// Uploads all weights of a stage and waits for the uploads.
     ///
     /// # Errors
-    /// [`Error::Weight`] if the source fails, [`Error::Stage`] if the device fails, [`Error::Stopped`] if
+    /// [`Error::Weight`] if the source fails, [`Error::Stage`] if the device fails, or [`Error::Stopped`] if
     /// loading is aborted.
     pub(crate) fn run(
         &self,
@@ -95,7 +95,8 @@ impl Loading<'_> {
         device.unregister_region(STAGING).map_err(failed)
     }
 
-    /// Returns all chunks in weight order. Validates them, because they determine destination addresses.
+    /// Returns all chunks in the order of the weights. Validates them, because they determine the destination
+    /// addresses of uploads.
     fn plan(&self, memory: &StageBuffers, source: &dyn WeightSource) -> Result<Vec<(usize, WeightChunk)>> {
         let mut all = Vec::new();
         for &index in memory.unloaded() {
@@ -161,8 +162,8 @@ impl Loading<'_> {
     }
 }
 
-/// Allocates the staging memory on a device. Also returns the number of chunks per half, which is reduced if
-/// the device runs out of memory.
+/// Allocates the staging buffer, and returns it with the number of chunks per half. If the device runs out of
+/// memory, retries with fewer chunks.
 fn staging(device: &mut dyn Device, chunk_bytes: u64) -> ragtag_hal::Result<(Arc<HostRegion>, usize)> {
     let mut in_half = HALF;
     loop {

@@ -1,35 +1,36 @@
 //! Corrects device and link facts from a measured run.
 //!
-//! Uses only the deviations of predictions and the components of predicted times. Knows nothing about plans
-//! or segments.
+//! The corrections use only the deviations of predictions and the components of predicted times. This module
+//! does not depend on plans or segments.
 
 use super::{ComparedPart, Comparison, Phase, TimeParts};
 use ragtag_planner::cost::{DeviceFacts, Figure, FigureSource, LinkFacts, Links, ProfileIdentity};
 use ragtag_planner::plan::Place;
 
-/// Largest correction factor.
+/// Maximum factor by which a value is corrected. The minimum is its reciprocal.
 const LARGEST_FACTOR: f64 = 1e3;
-/// Smallest size ratio of two transfers that allows separating latency from bandwidth.
+/// Minimum ratio of the sizes of two transfers from which latency and bandwidth can be determined separately.
 const SIZES_APART: f64 = 2.0;
 
-/// Number of standard deviations by which two equal devices must differ to be corrected separately.
+/// Number of standard deviations by which the results of two equal devices must differ so that the devices
+/// are corrected separately.
 const SPREADS: f64 = 3.0;
-/// Smallest relative standard deviation that is credible.
+/// Minimum relative standard deviation of a time. Smaller measured deviations are not credible.
 const LEAST_SPREAD: f64 = 0.05;
-/// Threshold for a persistent difference: the logarithm of the ratio times the number of micro-batches. A
-/// factor of 1.5 needs 20 micro-batches, and a factor of 4 needs six.
+/// Minimum product of the number of micro-batches and the logarithm of a ratio for which a difference counts
+/// as persistent. A ratio of 1.5 needs 20 micro-batches, and a ratio of 4 needs six.
 const PERSISTENT: f64 = 8.0;
 
-/// Groups of devices with common correction factors. Devices of a group differ only in their labels, and a
-/// run shows no difference beyond noise.
+/// Groups of devices that share correction factors. The devices of a group differ only in their labels and
+/// memory sizes, and their results in a run differ by no more than noise.
 #[derive(Clone, Debug)]
 pub struct Alike {
-    /// For each device: the first device of its group.
+    /// For each device, the index of the first device of its group.
     first: Vec<usize>,
 }
 
 impl Alike {
-    /// Groups the devices by the results of a run.
+    /// Groups the devices by their facts and by the results of a run.
     pub fn of(comparison: &Comparison, devices: &[DeviceFacts]) -> Self {
         let first = |at: usize| {
             let is_first = |other: &usize| is_like(&devices[*other], &devices[at]);
@@ -51,12 +52,12 @@ impl Alike {
     }
 }
 
-/// Returns the part of a label before its number.
+/// Returns the API in a device label: the part before the colon.
 fn api(device: &DeviceFacts) -> &str {
     device.label.split(':').next().unwrap_or_default()
 }
 
-/// Returns whether two devices differ only in label, memory and measurement noise.
+/// Returns whether two devices differ only in label, memory size and measurement noise.
 fn is_like(a: &DeviceFacts, b: &DeviceFacts) -> bool {
     let unnamed =
         |device: &DeviceFacts| DeviceFacts { label: String::new(), memory_bytes: 0, ..device.clone() };
@@ -74,7 +75,8 @@ fn is_like(a: &DeviceFacts, b: &DeviceFacts) -> bool {
         }
 }
 
-/// Returns whether the stages of two devices differ in a phase persistently and by more than noise.
+/// Returns whether the deviations of two devices' stages differ in either phase, persistently and by more
+/// than noise.
 fn differ(comparison: &Comparison, a: &str, b: &str) -> bool {
     let stage = |label: &str, phase: Phase| {
         comparison.parts.iter().find(|p| p.place == Place::Stage && p.device == label && p.phase == phase)
@@ -91,18 +93,19 @@ fn differ(comparison: &Comparison, a: &str, b: &str) -> bool {
 
 /// Corrects facts from a measured run.
 ///
-/// - Device: the deviation of its stage scales the device's times. Launches, bandwidth and rate are scaled by
-///   the decode and prefill steps that depend on them, weighted by their share.
-/// - Unused device: its assumed values are scaled like those of the devices that ran with the same API. Its
-///   other values do not change.
-/// - Token return: most of it is host time for sampling. So the measured difference applies to every device.
-/// - Link: latency and bandwidth come from transfers of two sizes, or else from the link's deviation.
+/// - Device: the deviations of its stages scale its launch times, its bandwidth and its arithmetic rates.
+///   Each deviation is weighted by the share that the value has in the predicted time.
+/// - Unused device: its assumed values are scaled by the mean factors of the devices with the same API that
+///   ran. Its other values do not change.
+/// - Token return: it consists mostly of host time for sampling, so the measured difference is added to the
+///   host latency of every device.
+/// - Link: latency and bandwidth are computed from transfers of two sizes if possible. Otherwise the link's
+///   deviation scales them.
 ///
-/// Equal devices are corrected by their mean, so that noise does not separate them.
+/// The devices of one group in `alike` share their mean factors, so that noise does not make them differ.
 ///
-/// The result is approximate if times are not a sum of these effects. Comparing the run with the new facts
-/// and correcting again improves it.
-/// facts to come closer.
+/// The result is approximate if times are not a sum of these effects. To improve it, compare the run with the
+/// new facts and correct them again.
 pub fn facts_from(
     comparison: &Comparison,
     alike: &Alike,
@@ -137,7 +140,7 @@ pub fn facts_from(
     (devices, corrected_links(comparison, links))
 }
 
-/// Ratios of measured to predicted times of a device.
+/// Ratios of measured to predicted times of a device, one per component of the time.
 #[derive(Clone, Copy, Debug)]
 struct Factors {
     overhead: f64,
@@ -174,8 +177,8 @@ impl Factors {
         (!of.is_empty()).then_some(Self { overhead, moving, computing })
     }
 
-    /// Returns the device with corrected values. `source` returns the new source of a value, or `None` to
-    /// keep the value.
+    /// Returns a copy of `device` with corrected values. `source` returns the new source of a value, or
+    /// `None` if the value must not change.
     fn apply(&self, device: &DeviceFacts, source: impl Fn(&Figure) -> Option<FigureSource>) -> DeviceFacts {
         let corrected =
             |figure: Figure, value| source(&figure).map_or(figure, |source| Figure { value, source });
@@ -194,8 +197,8 @@ impl Factors {
     }
 }
 
-/// Returns the weighted geometric mean of the ratios of measured to predicted time. Returns `None` if all
-/// weights are 0.
+/// Returns the weighted geometric mean of the parts' ratios of measured to predicted time. Returns `None` if
+/// all weights are 0.
 fn weighted(parts: &[&ComparedPart], weight: impl Fn(&ComparedPart) -> f64) -> Option<f64> {
     let sum: f64 = parts.iter().map(|part| weight(part)).sum();
     let logs = parts.iter().map(|part| weight(part) * (part.measured_us / part.predicted_us).ln());
@@ -203,7 +206,7 @@ fn weighted(parts: &[&ComparedPart], weight: impl Fn(&ComparedPart) -> f64) -> O
     (sum > 0.0).then(|| factor.clamp(1.0 / LARGEST_FACTOR, LARGEST_FACTOR))
 }
 
-/// Returns by how much the measured token return in decode exceeds the prediction, in microseconds.
+/// Returns the measured minus the predicted time of the token return in decode, in microseconds.
 fn return_takes_more_us(comparison: &Comparison) -> Option<f64> {
     let part = comparison.part(Place::TokenReturn, 0, Phase::Decode)?;
     Some((part.measured_us - part.predicted_us).clamp(-1e9, 1e9))
@@ -239,8 +242,8 @@ fn link_from(crossings: &[&ComparedPart], before: &LinkFacts) -> Option<LinkFact
     facts.nonsense().is_none().then_some(facts)
 }
 
-/// Returns the latency and bandwidth of the line through the smallest and the largest transfer. Returns
-/// `None` if their sizes are too similar or the result is invalid.
+/// Returns the latency and bandwidth of a link, from a line through the times of its smallest and its largest
+/// transfer. Returns `None` if the sizes of these transfers are too similar or the result is invalid.
 fn line(crossings: &[&ComparedPart]) -> Option<(f64, f64)> {
     let small = crossings.iter().min_by(|a, b| a.bytes.total_cmp(&b.bytes))?;
     let large = crossings.iter().max_by(|a, b| a.bytes.total_cmp(&b.bytes))?;

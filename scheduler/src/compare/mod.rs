@@ -1,9 +1,9 @@
-//! Compares predictions with a run. It computes the cost model's times for the micro-batches that ran, and
-//! compares them with the measured times. For a large deviation it names the wrong assumption. It also
-//! corrects the facts.
+//! Compares predictions with a run. For the micro-batches that ran, this module computes the times that the
+//! cost model predicts and compares them with the measured times. If they deviate too far, it names the wrong
+//! assumption. It also corrects the device and link facts.
 //!
-//! Pure: it takes plans, facts and reports, and returns data. Knows nothing about the search, the execution
-//! or backends.
+//! The functions are pure: they take plans, facts and reports, and return data. They do not depend on the
+//! search, the execution or the backends.
 
 mod facts;
 mod model;
@@ -25,7 +25,7 @@ use ragtag_planner::plan::{Place, Plan};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// Relative deviation of measured from predicted times above which a finding is reported.
+/// Relative deviation between measured and predicted times above which a comparison reports a finding.
 pub const TOLERANCE: f64 = 0.15;
 
 /// Inputs of a comparison.
@@ -39,13 +39,14 @@ pub struct Comparand<'a> {
     pub row_bytes: u64,
     /// Bytes of one row of logits.
     pub logit_row_bytes: u64,
-    /// Device facts for the predictions. They include the plan's devices.
+    /// Device facts from which times are predicted. They include every device of the plan.
     pub devices: &'a [DeviceFacts],
     /// Links between the devices.
     pub links: &'a Links,
 }
 
-/// Returns a pipeline's progress since an earlier report. Fields that comparisons ignore are cleared.
+/// Returns the counts and times that a pipeline added between two reports. Fields that comparisons ignore are
+/// cleared.
 pub fn since(before: &PipelineStats, after: &PipelineStats) -> PipelineStats {
     let mut stats = after.clone();
     for (stage, before) in stats.stages.iter_mut().zip(&before.stages) {
@@ -88,39 +89,40 @@ impl fmt::Display for Phase {
     }
 }
 
-/// Predicted and measured times of a part of the pipeline, for the micro-batches that ran.
+/// Predicted and measured times of one part of the pipeline (a stage, an edge or the token return) for the
+/// micro-batches that ran.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ComparedPart {
-    /// Kind of the part.
+    /// Kind of this part.
     pub place: Place,
-    /// Index from 0. Edge `n` leaves stage `n`.
+    /// Index of the stage or edge, from 0. Edge `n` leaves stage `n`.
     pub index: usize,
-    /// Device of the stage. For an edge, the source device.
+    /// Label of the stage's device. For an edge, the label of the source device.
     pub device: String,
-    /// Destination device of an edge.
+    /// Label of the destination device. `None` for a stage.
     pub to: Option<String>,
     /// Kind of the micro-batches.
     pub phase: Phase,
-    /// Number of micro-batches. For a stage, the first micro-batch of each size does not count, because it
-    /// may include compilation.
+    /// Number of compared micro-batches. For a stage, the first micro-batch of each size does not count,
+    /// because its time may include compilation.
     pub micro_batches: u64,
-    /// Average rows; 0 for edges.
+    /// Average rows per micro-batch. The value is 0 for edges.
     pub rows: f64,
-    /// Average bytes; 0 for stages.
+    /// Average bytes per micro-batch. The value is 0 for stages.
     pub bytes: f64,
-    /// Average predicted time, in microseconds.
+    /// Average predicted time per micro-batch, in microseconds.
     pub predicted_us: f64,
-    /// Average measured time, in microseconds.
+    /// Average measured time per micro-batch, in microseconds.
     pub measured_us: f64,
-    /// Relative standard deviation among micro-batches of one size. `None` for edges, and if no size occurs
-    /// twice.
+    /// Relative standard deviation of the times of micro-batches of the same size. `None` for edges, and if
+    /// no size occurs twice.
     pub spread: Option<f64>,
-    /// Average time that a micro-batch waits for a slot of the stage, in microseconds. Covers prefill and
-    /// decode together. 0 for edges.
+    /// Average time that a micro-batch waits for a slot of the stage, in microseconds. It covers prefill and
+    /// decode together. The value is 0 for edges.
     pub waited_us: f64,
-    /// `measured ÷ predicted − 1`.
+    /// Relative deviation: `measured ÷ predicted − 1`.
     pub deviation: f64,
-    /// Components of the predicted time.
+    /// Components of the average predicted time.
     pub parts: TimeParts,
     /// Explanation of the deviation, if it exceeds [`TOLERANCE`].
     pub finding: Option<String>,
@@ -129,39 +131,40 @@ pub struct ComparedPart {
 /// Predicted and measured rates of the whole pipeline.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ComparedRate {
-    /// The workload, for example `pp512`.
+    /// Name of the workload, for example `pp512`.
     pub what: String,
     /// Kind of the workload's micro-batches.
     pub phase: Phase,
-    /// Predicted tokens per second of all sequences together.
+    /// Predicted rate of all sequences together, in tokens per second.
     pub predicted_tokens_per_s: f64,
-    /// Measured tokens per second.
+    /// Measured rate of all sequences together, in tokens per second.
     pub measured_tokens_per_s: f64,
-    /// `measured ÷ predicted − 1`.
+    /// Relative deviation: `measured ÷ predicted − 1`.
     pub deviation: f64,
     /// Explanation of the deviation, if it exceeds [`TOLERANCE`].
     pub finding: Option<String>,
 }
 
-/// Predictions of a plan compared with a run.
+/// Comparison of a plan's predictions with a run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Comparison {
-    /// Compared stages, edges and token returns.
+    /// Comparisons of stages, edges and the token return.
     pub parts: Vec<ComparedPart>,
-    /// Compared rates of the whole pipeline.
+    /// Comparisons of rates of the whole pipeline.
     pub rates: Vec<ComparedRate>,
-    /// Excess time of the first decode steps of each size, summed over all stages, in microseconds. These
-    /// steps may include compilation, so they count only in `rates`.
+    /// Measured minus predicted time of the first decode micro-batches of each size, in microseconds, summed
+    /// over all stages. These times may include compilation, so they affect only `rates`.
     pub decode_warm_up_us: f64,
-    /// Excess time of the first micro-batches with prompt rows, like `decode_warm_up_us`.
+    /// Measured minus predicted time of the first micro-batches with prompt rows, computed like
+    /// `decode_warm_up_us`.
     pub prefill_warm_up_us: f64,
 }
 
-/// Relative deviation that is assumed for a single micro-batch if it is unknown.
+/// Relative standard deviation that is assumed for the time of one micro-batch if the run does not reveal it.
 const UNKNOWN_SPREAD: f64 = 0.25;
 
 impl Comparison {
-    /// Compares a pipeline's progress with the cost model.
+    /// Compares the measured times in `stats` with the times that the cost model predicts.
     pub fn new(of: &Comparand<'_>, stats: &PipelineStats) -> Self {
         let mut parts = Vec::new();
         let Some(model) = Model::new(of) else { return Self::default() };
@@ -183,7 +186,7 @@ impl Comparison {
         Self { parts, rates: Vec::new(), decode_warm_up_us, prefill_warm_up_us }
     }
 
-    /// Adds the compared rate of a run whose parts are already compared.
+    /// Adds the comparison of one rate. `burst` describes the workload. The parts must already be compared.
     pub fn add_rate(&mut self, of: &Comparand<'_>, burst: &Burst, measured_tokens_per_s: f64) {
         let Some(model) = Model::new(of) else { return };
         let predicted_tokens_per_s = model.tokens_per_s(burst);
@@ -199,19 +202,19 @@ impl Comparison {
         self.rates.push(rate);
     }
 
-    /// Returns the comparison of one part, if it was measured.
+    /// Returns the comparison of one part in one phase, if that part was measured.
     pub fn part(&self, place: Place, index: usize, phase: Phase) -> Option<&ComparedPart> {
         self.parts.iter().find(|p| (p.place, p.index, p.phase) == (place, index, phase))
     }
 
-    /// Returns the explanations of all large deviations.
+    /// Returns the explanations of all deviations above [`TOLERANCE`].
     pub fn findings(&self) -> Vec<&str> {
         let parts = self.parts.iter().filter_map(|part| part.finding.as_deref());
         parts.chain(self.rates.iter().filter_map(|rate| rate.finding.as_deref())).collect()
     }
 
-    /// Returns the relative uncertainty of the stages' measured times. This is twice the standard error of
-    /// their means, weighted by their times. Infinite if nothing was measured.
+    /// Returns the relative uncertainty of the stages' measured times: twice the standard error of their
+    /// means, weighted by the times. It is infinite if nothing was measured.
     pub fn uncertainty(&self) -> f64 {
         let stages = || self.parts.iter().filter(|part| part.place == Place::Stage);
         let total_us = |part: &ComparedPart| part.measured_us * part.micro_batches as f64;
@@ -225,14 +228,14 @@ impl Comparison {
         }
     }
 
-    /// Returns the largest absolute deviation of all stages.
+    /// Returns the largest absolute relative deviation among the stages.
     pub fn largest_stage_deviation(&self) -> f64 {
         let stages = self.parts.iter().filter(|part| part.place == Place::Stage);
         stages.map(|part| part.deviation.abs()).fold(0.0, f64::max)
     }
 }
 
-/// Returns the relative deviation, or 0 without a prediction.
+/// Returns the relative deviation of `measured` from `predicted`, or 0 if there is no prediction.
 fn deviation(predicted: f64, measured: f64) -> f64 {
     if predicted > 0.0 { measured / predicted - 1.0 } else { 0.0 }
 }
@@ -241,7 +244,8 @@ fn sizes(report: &StageReport, phase: Phase) -> impl Iterator<Item = &SizeReport
     report.sizes.iter().filter(move |size| size.decode == (phase == Phase::Decode))
 }
 
-/// Returns the excess time of the first micro-batches of each size on a stage, in microseconds.
+/// Returns the measured minus the predicted time of the first micro-batch of each size on a stage, in
+/// microseconds, summed over the sizes. The result is at least 0.
 fn warm_up_us(model: &Model<'_>, index: usize, report: &StageReport, phase: Phase) -> f64 {
     let first = sizes(report, phase).map(|size| size.computed.since(&size.warm));
     let first = first.filter(|first| first.micro_batches > 0);
@@ -286,8 +290,8 @@ fn stage(model: &Model<'_>, index: usize, report: &StageReport, phase: Phase) ->
     Some(part.judged(model))
 }
 
-/// Returns the standard deviation of times from the mean of all micro-batches of the same size, in
-/// microseconds.
+/// Returns the pooled standard deviation of the time of a micro-batch around the mean of its size, in
+/// microseconds. Returns `None` if no size has two micro-batches.
 fn deviation_us(sizes: impl Iterator<Item = Computed>) -> Option<f64> {
     let (mut squares, mut free) = (0.0, 0);
     for size in sizes {
@@ -339,7 +343,7 @@ fn edge(
 }
 
 impl ComparedPart {
-    /// Computes the deviation and its explanation.
+    /// Sets the deviation and, if it is large, its explanation.
     fn judged(mut self, model: &Model<'_>) -> Self {
         self.deviation = deviation(self.predicted_us, self.measured_us);
         self.finding = words::part_finding(model, &self);

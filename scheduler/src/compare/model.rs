@@ -1,4 +1,5 @@
-//! Predicts times of the micro-batches that ran, and of a burst of work. Knows nothing about measurements.
+//! Predicts the times of the micro-batches that ran, and of a burst of work. This module does not depend on
+//! measurements.
 
 use super::{Comparand, Phase};
 use crate::trace::Computed;
@@ -12,7 +13,7 @@ use std::ops::AddAssign;
 /// Components of a predicted time, in microseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct TimeParts {
-    /// Launches and other overheads of a device, or the latency of an edge.
+    /// Launches and other overhead of a device, or the latency of an edge.
     pub overhead_us: f64,
     /// Time of memory-bound work.
     pub moving_us: f64,
@@ -26,7 +27,7 @@ impl TimeParts {
         self.overhead_us + self.moving_us + self.computing_us
     }
 
-    /// Multiplies each component by `factor`.
+    /// Returns the components, each multiplied by `factor`.
     pub fn times(&self, factor: f64) -> Self {
         Self {
             overhead_us: self.overhead_us * factor,
@@ -47,18 +48,18 @@ impl AddAssign for TimeParts {
 /// Work that is submitted to an idle pipeline all at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Burst {
-    /// Prompts of equal length.
+    /// Prompts of equal length, without generation.
     Prompts {
-        /// Tokens of each prompt.
+        /// Number of tokens in each prompt.
         tokens: u32,
         /// Number of prompts.
         sequences: u32,
     },
-    /// Sequences that each generate tokens after a prompt.
+    /// Sequences that each process a prompt and then generate tokens.
     Generations {
-        /// Tokens of each prompt.
+        /// Number of tokens in each prompt.
         prompt: u32,
-        /// New tokens of each sequence.
+        /// Number of new tokens of each sequence.
         tokens: u32,
         /// Number of sequences.
         sequences: u32,
@@ -83,16 +84,16 @@ impl Burst {
     }
 }
 
-/// The cost model of one plan.
+/// Cost model of the plan in a comparison.
 pub(super) struct Model<'a> {
     of: Comparand<'a>,
-    /// Device and segments of each stage.
+    /// Device facts and segments of each stage.
     stages: Vec<(&'a DeviceFacts, &'a [Segment])>,
 }
 
 impl<'a> Model<'a> {
-    /// Creates the model. Returns `None` if the plan has no stages, or if a stage has an unknown device or
-    /// unknown segments.
+    /// Creates the cost model. Returns `None` if the plan has no stages, or if a stage has an unknown device
+    /// or unknown segments.
     pub(super) fn new(of: &Comparand<'a>) -> Option<Self> {
         let stage = |stage: &'a ragtag_planner::plan::PlanStage| {
             let device = of.devices.iter().find(|device| device.label == stage.device)?;
@@ -123,7 +124,7 @@ impl<'a> Model<'a> {
         self.of.links.between(from, to)
     }
 
-    /// Returns the average predicted time of the micro-batches on a stage.
+    /// Returns the average predicted time of the micro-batches that a stage computed.
     pub(super) fn stage(&self, stage: usize, computed: &Computed) -> TimeParts {
         let mut parts = self
             .whole_stage(stage, &batches(computed, computed.logit_rows), |kind| kind != SegmentKind::Head);
@@ -154,7 +155,7 @@ impl<'a> Model<'a> {
         sum
     }
 
-    /// Returns the time in which a stage converts rows to and from the wire type.
+    /// Returns the time that a stage takes to convert `rows` rows to and from the wire type.
     fn wire_type(&self, stage: usize, rows: f64) -> TimeParts {
         let (plan, row_bytes) = (self.of.plan, self.of.row_bytes);
         let BoundaryTime { overhead_us, moving_us } =
@@ -162,14 +163,14 @@ impl<'a> Model<'a> {
         TimeParts { overhead_us, moving_us, computing_us: 0.0 }
     }
 
-    /// Returns the time of a transfer of `bytes` bytes over an edge.
+    /// Returns the predicted time of a transfer of `bytes` bytes over an edge.
     pub(super) fn edge(&self, edge: usize, bytes: f64) -> TimeParts {
         let link = self.link(edge);
         let moving_us = bytes / link.bandwidth_bytes_per_s.value * 1e6;
         TimeParts { overhead_us: link.latency_us.value, moving_us, computing_us: 0.0 }
     }
 
-    /// Returns the time of the token return for `bytes` bytes of logits.
+    /// Returns the predicted time of the token return for `bytes` bytes of logits.
     pub(super) fn token_return(&self, bytes: f64) -> TimeParts {
         let (last, row_bytes) = (self.device(self.stages.len() - 1), self.of.logit_row_bytes);
         let [overhead_us, row_us] = [0, 1].map(|rows| last.token_return(rows, row_bytes).value);
@@ -177,7 +178,7 @@ impl<'a> Model<'a> {
         TimeParts { overhead_us, moving_us, computing_us: 0.0 }
     }
 
-    /// Returns the tokens per second of a burst.
+    /// Returns the predicted rate of a burst, in tokens per second.
     pub(super) fn tokens_per_s(&self, burst: &Burst) -> f64 {
         let chunks = self.of.plan.chunks();
         match *burst {
@@ -216,7 +217,8 @@ impl<'a> Model<'a> {
         }
     }
 
-    /// Returns the time of a micro-batch through all stages and edges, and the time in the slowest of them.
+    /// Returns the time that a micro-batch takes through all stages and edges, and the time in the slowest of
+    /// them, in microseconds.
     fn pass(&self, batch: &BatchShape) -> (f64, f64) {
         if batch.rows == 0 {
             return (0.0, 0.0);
@@ -235,14 +237,15 @@ impl<'a> Model<'a> {
         times.fold((late_us, 0.0), |(sum, slowest), us| (sum + us, us.max(slowest)))
     }
 
-    /// Returns the additional time that the head takes at the ends of prompts.
+    /// Returns the additional time that the head takes at the ends of prompts, in microseconds.
     fn heads_us(&self, batch: &BatchShape) -> f64 {
         let last = self.stages.len() - 1;
         self.whole_stage(last, &[(1.0, *batch)], |kind| kind == SegmentKind::Head).sum_us()
     }
 }
 
-/// Returns the two micro-batches with integral row counts around the average, with their weights.
+/// Returns two micro-batches whose row counts are the average, rounded down and up. Their weights make the
+/// weighted mean equal to the average.
 fn batches(computed: &Computed, logit_rows: u64) -> [(f64, BatchShape); 2] {
     let count = computed.micro_batches as f64;
     let rows = computed.rows as f64 / count;
@@ -257,8 +260,9 @@ fn batches(computed: &Computed, logit_rows: u64) -> [(f64, BatchShape); 2] {
     [(1.0 - upper, batch(rows.floor())), (upper, batch(rows.ceil()))]
 }
 
-/// Returns the time of a segment, split into launches, memory time and arithmetic time. A measured time is
-/// split in the same way.
+/// Returns the predicted time of a segment, split into components. The launch overhead is one component. The
+/// rest counts as memory time or as arithmetic time, whichever limits the segment. A time that comes from a
+/// measurement is split in the same way.
 fn segment_parts(
     segment: &Segment,
     device: &DeviceFacts,

@@ -1,4 +1,4 @@
-//! Tests of comparisons, with synthetic runs.
+//! Tests of comparisons. The runs are synthetic.
 
 use super::*;
 use crate::trace::SizeReport;
@@ -26,7 +26,7 @@ fn segments() -> Vec<Segment> {
     [SegmentKind::Embedding, SegmentKind::Block, SegmentKind::Block, SegmentKind::Head].map(segment).into()
 }
 
-/// Returns a device on which a segment takes 10 µs plus the larger of 1000 µs and 500 µs per row.
+/// Returns a device on which a segment takes 10 µs, plus 1000 µs or 500 µs per row, whichever is larger.
 fn device(label: &str) -> DeviceFacts {
     DeviceFacts {
         bandwidth_bytes_per_s: Figure::assumed(1e9),
@@ -46,7 +46,7 @@ fn plan() -> Plan {
     Plan { context: 64, sequences: 4, chunk: 8, decode_rows: 2, decode_groups: 2, ..plan }
 }
 
-/// The inputs of a comparison.
+/// Inputs of a comparison.
 struct Run {
     plan: Plan,
     segments: Vec<Segment>,
@@ -74,8 +74,8 @@ impl Run {
     }
 }
 
-/// Returns a report of `count` micro-batches of one size, each taking `each_us`. Another micro-batch before
-/// them does not count.
+/// Returns a report of `count` micro-batches of one size that each take `each_us`. A warm-up micro-batch
+/// before them is not counted in `warm`.
 fn size(decode: bool, count: u64, rows: u64, logit_rows: u64, each_us: u64) -> SizeReport {
     let sequences = if decode { rows } else { 1 };
     let computed = |count: u64| Computed {

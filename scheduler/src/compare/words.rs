@@ -1,5 +1,5 @@
-//! Formats explanations of deviations. Blames the largest component of a prediction. Knows nothing about how
-//! predictions are computed.
+//! Formats explanations of deviations. An explanation blames the largest component of the prediction. This
+//! module does not depend on how predictions are computed.
 
 use super::model::Model;
 use super::{ComparedPart, ComparedRate, Comparison, Phase, TOLERANCE};
@@ -8,7 +8,8 @@ use ragtag_planner::cost::Figure;
 use ragtag_planner::plan::{Place, Plan};
 use ragtag_planner::wording::{self, Quantity};
 
-/// Returns why a part took longer or shorter than predicted, or `None` if it is within the tolerance.
+/// Returns an explanation of why a part took longer or shorter than predicted. Returns `None` if the
+/// deviation is within the tolerance.
 pub(super) fn part_finding(model: &Model<'_>, part: &ComparedPart) -> Option<String> {
     // The comparison is also false for NaN and without a prediction.
     let off = part.deviation.abs() > TOLERANCE && part.predicted_us > 0.0;
@@ -23,7 +24,7 @@ pub(super) fn part_finding(model: &Model<'_>, part: &ComparedPart) -> Option<Str
     Some(format!("{}: {said}", subject(part)))
 }
 
-/// Returns the name of a part.
+/// Returns the name of a part as explanations use it.
 fn subject(part: &ComparedPart) -> String {
     let phase = part.phase;
     let percent = wording::deviation(Quantity::Time, part.deviation);
@@ -76,8 +77,8 @@ fn edge(model: &Model<'_>, part: &ComparedPart, factor: f64) -> String {
     format!("bandwidth was {now} in the run, {then} {source}")
 }
 
-/// Returns why the whole pipeline was slower or faster than predicted, or `None` if it is within the
-/// tolerance.
+/// Returns an explanation of why the whole pipeline was slower or faster than predicted. Returns `None` if
+/// the deviation is within the tolerance.
 pub(super) fn rate_finding(comparison: &Comparison, plan: &Plan, rate: &ComparedRate) -> Option<String> {
     if rate.deviation.is_nan() || rate.deviation.abs() <= TOLERANCE {
         return None;

@@ -1,11 +1,11 @@
-//! Micro-batches, and the parameter blocks that stages compute from them.
+//! Micro-batches, and the parameter blocks that kernels read for them.
 
 use ragtag_kernels::params::{BLOCK_TOKENS, HEADER_WORDS, LOGIT_ROWS, ParamsShape, ROWS, SEQUENCES};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::sync::Arc;
 
-/// Identifies a sequence. Unique for the lifetime of the pipeline.
+/// Identifier of a sequence. Unique for the lifetime of the pipeline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct SequenceId(pub u64);
@@ -16,8 +16,8 @@ impl fmt::Display for SequenceId {
     }
 }
 
-/// Identifies a micro-batch. Micro-batches enter the pipeline in ascending order, and every stage keeps this
-/// order.
+/// Identifier of a micro-batch. Micro-batches enter the pipeline in ascending order of their identifiers, and
+/// every stage keeps this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct MicroBatchId(pub u64);
@@ -32,22 +32,22 @@ impl fmt::Display for MicroBatchId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LogitRows {
-    /// No row: more of the prompt follows.
+    /// No row, because more of the prompt follows.
     None,
-    /// The last row, from which the next token is sampled.
+    /// The last row only. The next token is sampled from its logits.
     Last,
     /// All rows.
     All,
 }
 
-/// Consecutive tokens of one sequence.
+/// Consecutive tokens of one sequence in a micro-batch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Item {
     /// The sequence.
     pub sequence: SequenceId,
     /// Position of the first token in its sequence.
     pub first_position: u32,
-    /// The tokens, one row each.
+    /// The tokens. Each is one row.
     pub tokens: Vec<u32>,
     /// The cache blocks of the sequence, in position order.
     pub blocks: Arc<[u32]>,
@@ -71,25 +71,25 @@ impl Item {
     }
 }
 
-/// The unit of work in the pipeline. All stages share it, and none changes it.
+/// The unit of work in the pipeline. All stages share it, and no stage changes it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MicroBatch {
     /// Identifier.
     pub id: MicroBatchId,
-    /// Credit that the micro-batch holds until its results are read. It is also the index of resources for
-    /// one micro-batch, such as the host memory for logits.
+    /// Credit that the micro-batch holds until its results are read. It is also the index of per-micro-batch
+    /// resources, such as the host memory for logits.
     pub credit: u32,
     /// The items. Each belongs to a different sequence.
     pub items: Vec<Item>,
 }
 
 impl MicroBatch {
-    /// Returns the total rows of all items.
+    /// Returns the number of rows of all items together.
     pub fn rows(&self) -> u32 {
         self.items.iter().map(|i| i.tokens.len() as u32).sum()
     }
 
-    /// Returns the number of rows that need logits.
+    /// Returns the number of rows that need logits, over all items.
     pub fn logit_rows(&self) -> u32 {
         self.items.iter().map(Item::logit_rows).sum()
     }
@@ -100,7 +100,7 @@ impl MicroBatch {
     }
 }
 
-/// A micro-batch that exceeds a capacity of the parameter block.
+/// Error for a micro-batch that exceeds a capacity of the parameter block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{wanted} {what} exceed the capacity of a parameter block, {capacity}")]
 pub struct ParamsTooSmall {
@@ -113,8 +113,8 @@ pub struct ParamsTooSmall {
 }
 
 /// Writes the parameter block of a micro-batch in the layout of [`ragtag_kernels::params`]. `words` must have
-/// at least [`ParamsShape::words`] words. Words beyond the counts are unchanged, because no kernel reads
-/// them.
+/// at least [`ParamsShape::words`] words. Words beyond the used part of each list are unchanged, because no
+/// kernel reads them.
 ///
 /// # Errors
 /// [`ParamsTooSmall`] if the micro-batch exceeds a capacity or `words` is too short. The contents of `words`

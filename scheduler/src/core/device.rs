@@ -1,14 +1,15 @@
-//! The core of one device: its stages, which share three queues.
+//! The core of one device. Its stages share the device's three queues.
 //!
-//! A device with one stage computes ahead, because its micro-batches follow each other anyway. With several
-//! stages, a computation that waits for another device would hold up the other stages in the compute queue.
-//! So a computation enters the queue only when its input has arrived. The oldest micro-batch goes first,
-//! because its result is needed first. A micro-batch is never ready at two stages at once, so age alone
-//! decides. A second computation waits in the queue only if no older micro-batch can still arrive.
+//! A device with one stage submits computations before their inputs have arrived, because its micro-batches
+//! follow each other in order. On a device with several stages, a computation that waits for another device
+//! would block the other stages in the compute queue. The core therefore submits a computation only after its
+//! input has arrived. It submits the oldest micro-batch first, because the pipeline needs its result first. A
+//! micro-batch is never ready at two stages at once, so its age alone decides. The core queues a second
+//! computation only if no older micro-batch can still arrive.
 //!
-//! Stages cannot deadlock, even if they form loops over devices. A queue is in order, and a submission waits
-//! only for points of earlier submissions. Each stage has its own slots and rings, and the last stage returns
-//! its slots without waiting for another stage.
+//! Stages cannot deadlock, even if the pipeline visits a device several times. A queue runs in order, and a
+//! submission waits only for points of earlier submissions. Each stage has its own slots and rings, and the
+//! last stage frees its slots without waiting for another stage.
 
 use crate::core::stage::StageCore;
 use crate::core::{MicroBatchId, Nanoseconds, StageAction, StageEvent, StageShape, StageStats};
@@ -18,11 +19,11 @@ use ragtag_transfer::Points;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeSet, VecDeque};
 
-/// Maximum number of computations in the queue of a device with several stages. One runs, and the next hides
-/// the delay until the host learns of its end.
+/// Maximum number of computations in the compute queue of a device with several stages. One runs. The second
+/// hides the delay until the host learns that the first has ended.
 const COMPUTING: usize = 2;
 
-/// Next points of a device's queues.
+/// Allocators of the points that the queues of a device signal.
 #[derive(Clone, Debug)]
 pub struct QueuePoints {
     /// Compute queue.
@@ -34,7 +35,7 @@ pub struct QueuePoints {
 }
 
 impl QueuePoints {
-    /// Returns the points of queues without submissions.
+    /// Returns allocators for queues without submissions. `timeline` returns the timeline of a queue.
     pub fn new(timeline: impl Fn(QueueKind) -> TimelineId) -> Self {
         use QueueKind::{Compute, Download, Upload};
         let points = |queue| Points::new(timeline(queue));
@@ -42,35 +43,35 @@ impl QueuePoints {
     }
 }
 
-/// Values of a device's timelines.
+/// Values that a device's timelines have reached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Progress {
-    /// Of the compute timeline. Used only with several stages.
+    /// Value of the compute timeline. Used only on devices with several stages.
     pub computed: u64,
-    /// Of the upload timeline. Used only with several stages.
+    /// Value of the upload timeline. Used only on devices with several stages.
     pub uploaded: u64,
-    /// Of the download timeline.
+    /// Value of the download timeline.
     pub downloaded: u64,
 }
 
 /// Inputs of a device.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum DeviceEvent {
-    /// An event of one of its stages.
+    /// An event for one of the device's stages.
     Stage {
-        /// Index among the device's stages.
+        /// Index of the stage among the device's stages.
         stage: usize,
         /// The event.
         event: StageEvent,
     },
-    /// Its timelines have advanced.
+    /// The device's timelines have advanced.
     Progress(Progress),
 }
 
-/// Action of one of a device's stages.
+/// An action of one of a device's stages.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DeviceAction {
-    /// Index among the device's stages.
+    /// Index of the stage among the device's stages.
     pub stage: usize,
     /// The action.
     pub action: StageAction,
@@ -82,19 +83,19 @@ pub struct DeviceCore {
     stages: Vec<StageCore>,
     points: QueuePoints,
     progress: Progress,
-    /// Timeline values of the computations in the queue. Unused with one stage.
+    /// Timeline values of the computations in the compute queue. Unused on a device with one stage.
     computing: VecDeque<u64>,
-    /// Micro-batches that the device's last stage has not computed yet. Unused with one stage.
+    /// Micro-batches that the device's last stage has not computed yet. Unused on a device with one stage.
     unfinished: BTreeSet<MicroBatchId>,
-    /// Actions of one stage.
+    /// Buffer for the actions of one step of a stage.
     actions: Vec<StageAction>,
 }
 
 impl DeviceCore {
-    /// Creates a device with idle stages, in the order of the pipeline.
+    /// Creates a device with idle stages. `shapes` lists them in pipeline order.
     ///
     /// # Errors
-    /// [`Error::Spec`] without stages, and for an invalid stage.
+    /// [`Error::Spec`] if `shapes` is empty or a stage is invalid.
     pub fn new(shapes: &[StageShape], points: QueuePoints) -> Result<Self> {
         if shapes.is_empty() {
             return Err(Error::Spec { what: "a device without stages".into() });
@@ -105,12 +106,12 @@ impl DeviceCore {
         Ok(Self { stages, points, progress, computing, unfinished, actions })
     }
 
-    /// Returns the counts of a stage so far.
+    /// Returns the current counters of a stage.
     pub fn stats(&self, stage: usize) -> StageStats {
         self.stages[stage].stats()
     }
 
-    /// Returns the queues whose progress the core waits for. It needs no other progress events.
+    /// Returns the queues for which the core needs progress events. It needs no events of other queues.
     pub fn awaited(&self) -> Vec<QueueKind> {
         let mut queues = Vec::new();
         if self.stages.iter().any(StageCore::wants_slot) {
@@ -122,8 +123,8 @@ impl DeviceCore {
         queues
     }
 
-    /// Returns whether activations of a stage wait for a slot of its outgoing ring. Until then returned slots
-    /// are not urgent.
+    /// Returns whether activations of a stage wait for a slot of its outgoing ring. The return of a ring slot
+    /// is urgent only while this is true.
     pub fn wants_ring_slot(&self, stage: usize) -> bool {
         self.stages[stage].wants_ring_slot()
     }
@@ -136,7 +137,7 @@ impl DeviceCore {
     /// Handles an event and appends the resulting actions, to be executed in order.
     ///
     /// # Errors
-    /// [`Error::Protocol`] for an event that is not allowed now.
+    /// [`Error::Protocol`] for an event that is not allowed in this state.
     pub fn step(
         &mut self,
         now: Nanoseconds,
@@ -164,7 +165,7 @@ impl DeviceCore {
         self.compute(actions)
     }
 
-    /// Steps one stage and appends its actions.
+    /// Calls `step` on one stage and appends the stage's actions to `actions`.
     fn at(
         &mut self,
         stage: usize,
@@ -179,7 +180,8 @@ impl DeviceCore {
         Ok(())
     }
 
-    /// Computes the oldest micro-batches whose inputs have arrived, while the queue is short.
+    /// Submits the oldest micro-batches whose inputs have arrived, until the compute queue holds enough of
+    /// them.
     fn compute(&mut self, actions: &mut Vec<DeviceAction>) -> Result<()> {
         loop {
             let uploaded = self.progress.uploaded;

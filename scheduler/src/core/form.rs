@@ -1,11 +1,11 @@
 //! Forms the next micro-batch.
 //!
-//! Decode rows come first, followed by prompt rows up to the chunk length. The chunk length depends on the
-//! prompts and on whether other sequences generate.
+//! Decode rows come first, then prompt rows up to the length of the prefill chunk. This length depends on the
+//! prompts and on whether other sequences generate tokens.
 //!
 //! Generating sequences are divided into decode groups to keep all stages busy. The plan's number of groups
-//! limits the decode rows of a micro-batch, and the number of micro-batches in flight with decode rows. More
-//! groups would make micro-batches smaller, and each micro-batch reads all weights.
+//! limits both the decode rows of a micro-batch and the number of micro-batches with decode rows in flight.
+//! More groups would make micro-batches smaller, and each micro-batch reads all weights.
 
 use crate::core::batch::{Item, LogitRows};
 use crate::core::run::{RunCore, RunShape};
@@ -39,8 +39,8 @@ impl Draft {
 }
 
 impl RunCore {
-    /// Returns the next micro-batch and whether it has decode rows. Returns `None` without work or without a
-    /// free credit.
+    /// Returns the next micro-batch and whether it has decode rows. Returns `None` if no sequence has rows to
+    /// process or no credit is free.
     pub(super) fn form(&mut self) -> Option<(MicroBatch, bool)> {
         if self.credits.is_empty() || (self.ready.is_empty() && self.prefilling.is_empty()) {
             return None;
@@ -79,7 +79,8 @@ impl RunCore {
         }
     }
 
-    /// Returns the chunk length for the prompts that are entering.
+    /// Returns the length of the prefill chunk for the prompts that are entering. `decodes` says whether the
+    /// micro-batch has decode rows.
     fn chunk_rows(&self, decodes: bool) -> u32 {
         let most = self.shape.chunks.last_from_tokens();
         let mut tokens = 0;
@@ -110,7 +111,7 @@ impl RunCore {
     }
 }
 
-/// Returns the next prompt rows that fit into the draft, if any.
+/// Returns the sequence's next prompt rows that fit into the draft, if any.
 fn prompt_item(id: SequenceId, sequence: &Sequence, draft: &Draft) -> Option<Item> {
     let left = sequence.prompt.len() as u32 - sequence.entered;
     let mut rows = left.min(draft.rows_left);

@@ -1,8 +1,9 @@
 //! The scheduling cores: state machines with a function `step(now, event, actions)`. The threaded runtime and
 //! the simulator run the same cores.
 //!
-//! A core knows micro-batches, slots, credits and points, but no devices, buffers, programs or threads. Equal
-//! events produce equal actions. Events and actions are plain data, so a run can be logged and replayed.
+//! A core handles micro-batches, slots, credits and points. It uses no devices, buffers, programs or threads.
+//! Equal events produce equal actions. Events and actions are plain data, so a run can be logged and
+//! replayed.
 
 mod batch;
 mod device;

@@ -1,9 +1,9 @@
-//! Blocks of the KV cache. Every stage uses the same block ids for its own layers, so one pool serves all
-//! stages.
+//! Blocks of the KV cache. Every stage uses the same block ids for its own layers, so all stages share one
+//! pool.
 
 use std::sync::Arc;
 
-/// Free block ids.
+/// Pool of free block ids.
 #[derive(Debug)]
 pub(crate) struct BlockPool {
     free: Vec<u32>,
@@ -11,7 +11,7 @@ pub(crate) struct BlockPool {
 }
 
 impl BlockPool {
-    /// Creates a pool of blocks `0..total`, all free.
+    /// Creates a pool of the blocks `0..total`. All are free.
     pub(crate) fn new(total: u32) -> Self {
         Self { free: (0..total).rev().collect(), total }
     }
@@ -24,7 +24,7 @@ impl BlockPool {
         self.free.len() as u32
     }
 
-    /// Takes `count` blocks. Returns `None` if there are fewer free blocks.
+    /// Takes `count` blocks. Returns `None` if fewer are free.
     pub(crate) fn take(&mut self, count: u32) -> Option<Arc<[u32]>> {
         let at = self.free.len().checked_sub(count as usize)?;
         Some(self.free.drain(at..).rev().collect())

@@ -10,33 +10,33 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-/// The coordinator's description of a pipeline. All numbers are at least 1. No chunk is longer than
-/// `max_rows`.
+/// The coordinator's description of a pipeline. All numbers are at least 1, and no prefill chunk has more
+/// than `max_rows` rows.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunShape {
     /// Number of stages.
     pub stages: u32,
-    /// Largest number of micro-batches in flight with decode rows.
+    /// Maximum number of micro-batches with decode rows that are in flight.
     pub decode_groups: u32,
-    /// Largest number of micro-batches in flight.
+    /// Maximum number of micro-batches in flight.
     pub credits: u32,
-    /// Longest sequence, in tokens.
+    /// Maximum length of a sequence, in tokens.
     pub context: u32,
-    /// Size of the vocabulary.
+    /// Number of tokens in the vocabulary.
     pub vocabulary: u32,
-    /// Prefill chunks: the largest number of rows of a micro-batch with prompt rows.
+    /// Prefill chunks: the maximum number of rows of a micro-batch that has prompt rows.
     pub chunks: Chunks,
-    /// Largest number of rows of a micro-batch.
+    /// Maximum number of rows in a micro-batch.
     pub max_rows: u32,
-    /// Largest number of logit rows of a micro-batch.
+    /// Maximum number of logit rows in a micro-batch.
     pub max_logit_rows: u32,
-    /// Largest number of sequences of a micro-batch.
+    /// Maximum number of sequences in a micro-batch.
     pub max_sequences: u32,
-    /// Number of blocks of the KV cache.
+    /// Number of blocks in the KV cache.
     pub kv_blocks: u32,
 }
 
-/// Advance notice that a micro-batch will have passed the last stage.
+/// Notice from the last stage that it is about to submit the copy of a micro-batch's logits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Return {
     /// The micro-batch.
@@ -48,7 +48,7 @@ pub struct Return {
 /// Inputs of the coordinator.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum RunEvent {
-    /// A new sequence.
+    /// Submit a new sequence.
     Submit {
         /// Identifier of the sequence. It must be unused.
         sequence: SequenceId,
@@ -74,7 +74,7 @@ pub enum RunEvent {
         /// Sampled tokens in item order. Sequences that have ended are absent.
         sampled: Vec<Sampled>,
     },
-    /// A stage has failed, which ends the run.
+    /// A stage has failed. This ends the run.
     Failed {
         /// The cause.
         error: Error,
@@ -91,8 +91,8 @@ pub enum RunAction {
         /// The micro-batch.
         micro_batch: Arc<MicroBatch>,
     },
-    /// Read the logits of a micro-batch and sample for each of its sequences that has not ended. Then answer
-    /// with [`RunEvent::Collected`].
+    /// Read the logits of a micro-batch, and sample a token for each of its sequences that has not ended. The
+    /// caller answers with [`RunEvent::Collected`].
     Collect {
         /// The micro-batch.
         micro_batch: Arc<MicroBatch>,
@@ -152,17 +152,18 @@ pub struct RunCounts {
     pub free_blocks: u32,
 }
 
-/// The coordinator.
+/// The coordinator's state machine.
 #[derive(Debug)]
 pub struct RunCore {
     pub(super) shape: RunShape,
     pool: BlockPool,
     pub(super) sequences: BTreeMap<SequenceId, Sequence>,
-    /// Sequences not yet admitted, in submission order.
+    /// Sequences that have not been admitted, in submission order.
     waiting: VecDeque<SequenceId>,
-    /// Sequences whose prompt has not entered completely, in admission order.
+    /// Admitted sequences whose prompt has not entered the pipeline completely, in admission order.
     pub(super) prefilling: VecDeque<SequenceId>,
-    /// Sequences with a sampled token that has not entered, in the order of sampling.
+    /// Sequences whose latest sampled token has not entered the pipeline, in the order in which the tokens
+    /// were sampled.
     pub(super) ready: VecDeque<SequenceId>,
     /// Number of admitted sequences that generate tokens.
     pub(super) generating: u32,
@@ -170,7 +171,7 @@ pub struct RunCore {
     pub(super) in_flight: VecDeque<InFlight>,
     pub(super) next_id: u64,
     progress: u64,
-    /// Reason for the end of the run. `None` while it continues.
+    /// Error with which the run ended. `None` while the run continues.
     ended: Option<Error>,
 }
 
@@ -178,7 +179,7 @@ impl RunCore {
     /// Creates an idle coordinator.
     ///
     /// # Errors
-    /// [`Error::Spec`] if a number of the shape is 0 or a chunk is invalid.
+    /// [`Error::Spec`] if a number in `shape` is 0 or a prefill chunk is invalid.
     pub fn new(shape: RunShape) -> Result<Self> {
         let RunShape { stages, decode_groups, credits, context, vocabulary, .. } = shape;
         let RunShape { max_rows, max_logit_rows, max_sequences, kv_blocks, .. } = shape;
@@ -296,8 +297,8 @@ impl RunCore {
         Ok(())
     }
 
-    /// Admits waiting sequences in submission order. A short request never overtakes a long request, which
-    /// could otherwise starve.
+    /// Admits waiting sequences in submission order. A short request never overtakes a long one, because a
+    /// stream of short requests could otherwise starve it.
     fn admit(&mut self, now: Nanoseconds) {
         while let Some(&id) = self.waiting.front() {
             let Some(sequence) = self.sequences.get_mut(&id) else { return };
@@ -322,7 +323,7 @@ impl RunCore {
         }
     }
 
-    /// Requests the results of every micro-batch whose `ready` point has passed.
+    /// Requests the results of every micro-batch whose `ready` point the download timeline has reached.
     fn collect(&mut self, actions: &mut Vec<RunAction>) {
         for next in &mut self.in_flight {
             match next.flight {
@@ -419,7 +420,7 @@ impl RunCore {
         }
     }
 
-    /// Removes a sequence from the queue that contains it, if any.
+    /// Removes the sequence from the queue that contains it, if any.
     fn unqueue(&mut self, id: SequenceId) {
         let Some(sequence) = self.sequences.get(&id) else { return };
         let queue = match sequence {
@@ -433,9 +434,9 @@ impl RunCore {
     }
 
     /// Removes a sequence and frees its cache blocks. Micro-batches in flight may still write to these
-    /// blocks. The next owner's micro-batches enter later, and every stage keeps the order, so they run after
-    /// these writes. Does not search the queues, which may be long: a sequence whose last results have
-    /// arrived is in none of them.
+    /// blocks. This is safe, because the next owner's micro-batches enter later and every stage keeps the
+    /// order, so they run after these writes. The function does not search the queues, because they may be
+    /// long. A sequence whose last results have arrived is in none of them.
     fn remove(&mut self, id: SequenceId) -> Option<Sequence> {
         let sequence = self.sequences.remove(&id)?;
         self.generating -= u32::from(sequence.is_admitted() && sequence.generation.is_some());
@@ -443,7 +444,7 @@ impl RunCore {
         Some(sequence)
     }
 
-    /// Ends the run and returns the remaining sequences.
+    /// Ends the run with the error `why` and returns the remaining sequences.
     fn end(&mut self, why: Error) -> Vec<SequenceId> {
         self.ended = Some(why);
         for queue in [&mut self.waiting, &mut self.prefilling, &mut self.ready] {

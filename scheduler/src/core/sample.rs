@@ -1,13 +1,13 @@
-//! Interface for sampling a token from a row of logits.
+//! Interface for sampling a token from one row of logits.
 
 use crate::core::SequenceId;
 use serde::{Deserialize, Serialize};
 
-/// Selects the next token of one sequence. Each request has its own sampler, with its own settings and
-/// generator.
+/// Selects the next tokens of one sequence. Each request has its own sampler, with its own settings and
+/// random generator.
 pub trait Sample: Send {
-    /// Returns the token after `history`, given the logits of the last position. `history` holds the prompt
-    /// and all tokens so far.
+    /// Returns the token that follows `history`. `logits` are those of the last position. `history` holds the
+    /// prompt and all tokens generated so far.
     ///
     /// # Errors
     /// Returns a message if no token can be selected. The sequence then ends.

@@ -1,4 +1,4 @@
-//! A sequence in the coordinator: its request, progress and result.
+//! A sequence in the coordinator: its request, its progress and its result.
 
 use crate::core::Nanoseconds;
 use crate::error::Refusal;
@@ -6,27 +6,27 @@ use ragtag_kernels::params::BLOCK_TOKENS;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// Requested output.
+/// Output that a request asks for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Want {
     /// Generate tokens.
     Generate {
-        /// Largest number of new tokens. If 0, the prompt is processed and no token is sampled.
+        /// Maximum number of new tokens. If it is 0, the pipeline processes the prompt and samples no token.
         max_new_tokens: u32,
-        /// Tokens that end the sequence. They are not emitted.
+        /// Tokens that end the sequence. The coordinator does not emit them.
         end_tokens: Arc<[u32]>,
     },
-    /// Return the logits of every prompt position, and generate nothing.
+    /// Return the logits of every prompt position, and generate no tokens.
     Logits,
 }
 
-/// A request without its sampler and reply sink.
+/// A request without its sampler and its reply sink.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Prompt {
     /// Token ids.
     pub tokens: Arc<[u32]>,
-    /// Requested output.
+    /// Output that the request asks for.
     pub want: Want,
 }
 
@@ -36,9 +36,9 @@ pub struct Prompt {
 pub enum FinishReason {
     /// The sequence sampled one of its end tokens.
     EndToken(u32),
-    /// The sequence has the requested number of new tokens.
+    /// The sequence has reached the requested number of new tokens.
     MaxTokens,
-    /// The sequence fills the context.
+    /// The sequence has filled the context.
     ContextFull,
     /// All logits of the prompt have been delivered.
     LogitsDone,
@@ -51,10 +51,10 @@ pub enum FinishReason {
 pub struct SequenceTimes {
     /// Time of submission.
     pub submitted_ns: Nanoseconds,
-    /// Time at which the sequence got its cache blocks.
+    /// Time at which the sequence got its cache blocks. `None` if it was never admitted.
     pub admitted_ns: Option<Nanoseconds>,
-    /// Time at which the whole prompt was processed. For a generating sequence, this is the time of the first
-    /// token.
+    /// Time at which the coordinator received the results of the last prompt row. For a generating sequence,
+    /// this is the time of the first token.
     pub prefilled_ns: Option<Nanoseconds>,
     /// Time at which the sequence ended.
     pub finished_ns: Nanoseconds,
@@ -73,11 +73,11 @@ pub struct Finished {
     pub times: SequenceTimes,
 }
 
-/// The state of a sequence.
+/// State of a sequence.
 #[derive(Debug)]
 pub(crate) struct Sequence {
     pub(crate) prompt: Arc<[u32]>,
-    /// Generation state. `None` if the request is for logits.
+    /// Generation state. `None` if the request asks for logits.
     pub(crate) generation: Option<Generation>,
     /// Number of cache blocks that the sequence needs.
     pub(crate) wanted_blocks: u32,
@@ -91,7 +91,7 @@ pub(crate) struct Sequence {
 #[derive(Debug)]
 pub(crate) struct Generation {
     pub(crate) max_new_tokens: u32,
-    /// Reason to report for the end at `max_new_tokens`.
+    /// Reason to report when the sequence reaches `max_new_tokens`.
     pub(crate) at_limit: FinishReason,
     end_tokens: Arc<[u32]>,
     /// Number of emitted tokens.
@@ -107,8 +107,8 @@ impl Generation {
 }
 
 impl Sequence {
-    /// Creates a sequence for a request. The request must fit the context and a cache of `total_blocks`
-    /// blocks.
+    /// Creates a sequence for the request `prompt`. Refuses a request that is invalid, or that does not fit
+    /// `context` tokens or `total_blocks` cache blocks.
     pub(crate) fn new(
         prompt: Prompt,
         context: u32,

@@ -1,15 +1,18 @@
 //! The core of one stage: slots, the incoming and outgoing edges, and the points between them.
 //!
-//! A stage with a device of its own submits work before its inputs are ready. A micro-batch's upload,
-//! computation and download wait for each other's points, so the device proceeds without the host. A stage
-//! that shares its device computes only when [`DeviceCore`](super::DeviceCore) tells it to.
+//! If a stage has a device of its own, it submits work before its inputs have arrived. The upload,
+//! computation and download of a micro-batch wait for each other's points, so the device proceeds without the
+//! host. If several stages share a device, [`DeviceCore`](super::DeviceCore) decides when each of them
+//! computes.
 //!
-//! Two kinds of slots can run out and delay a micro-batch. Without a free slot on the device, its chunks wait
-//! in the ring, and the previous stage runs out of ring slots. Without a free ring slot, its download waits
-//! and its slot stays occupied.
+//! A micro-batch can be delayed by a lack of device slots or of ring slots. If no device slot is free, the
+//! chunks of the micro-batch stay in the incoming ring, and the previous stage runs out of ring slots. If no
+//! slot of the outgoing ring is free, the download of the micro-batch waits and its device slot stays
+//! occupied.
 //!
-//! With three slots, one micro-batch computes while the next one enters and the previous one leaves. A fourth
-//! slot hides the delay until the host learns that a slot is free.
+//! With three slots, one micro-batch computes while the next one is uploaded and the previous one is
+//! downloaded. A fourth slot hides the delay between the end of a download and the time when the host learns
+//! of it.
 
 use crate::core::{MicroBatch, MicroBatchId, Nanoseconds, QueuePoints, Return};
 use crate::error::{Error, Result};
@@ -25,20 +28,20 @@ use std::sync::Arc;
 /// Parameters of a stage.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StageShape {
-    /// Number of slots, at least 1: the largest number of micro-batches on the device.
+    /// Number of slots, at least 1. It limits the number of micro-batches on the device.
     pub slots: u32,
     /// Bytes of one row of activations in the wire type.
     pub row_bytes: u64,
-    /// Route of incoming activations. `None` on the first stage.
+    /// Route by which activations arrive. `None` on the first stage.
     pub incoming: Option<Route>,
-    /// Route of outgoing activations. `None` on the last stage.
+    /// Route by which activations leave. `None` on the last stage.
     pub outgoing: Option<Route>,
 }
 
 /// Inputs of a stage.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum StageEvent {
-    /// The previous stage hands over a micro-batch. For the first stage, the coordinator does.
+    /// The previous stage hands over a micro-batch. On the first stage, the coordinator hands it over.
     HandOff {
         /// The micro-batch.
         micro_batch: Arc<MicroBatch>,
@@ -52,7 +55,7 @@ pub enum StageEvent {
 /// Actions of a stage, to be executed in order.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum StageAction {
-    /// Submit a copy from the incoming ring to the slot's activations.
+    /// Submit a copy of a chunk from the incoming ring to the slot's activations.
     Upload {
         /// The slot.
         slot: u32,
@@ -76,7 +79,7 @@ pub enum StageAction {
         /// Point that the program signals.
         signal: Point,
     },
-    /// Submit a copy of the slot's activations to the outgoing ring.
+    /// Submit a copy of a chunk of the slot's activations to the outgoing ring.
     Download {
         /// The slot.
         slot: u32,
@@ -89,8 +92,9 @@ pub enum StageAction {
         /// Point that the copy signals.
         signal: Point,
     },
-    /// Last stage only: submit a copy of the slot's logits to the host memory of the micro-batch's credit.
-    /// Without logit rows, the submission only waits and signals.
+    /// Last stage only: submit a copy of the slot's logits to the host memory that belongs to the
+    /// micro-batch's credit. If the micro-batch has no logit rows, the submission only waits for `waits` and
+    /// signals `signal`.
     Logits {
         /// The slot.
         slot: u32,
@@ -114,19 +118,19 @@ pub enum StageAction {
     Return(Return),
 }
 
-/// Destination of micro-batches.
+/// Destination to which a stage sends its micro-batches.
 #[derive(Debug)]
 enum Outlet {
     Next(Sender),
     Coordinator,
 }
 
-/// A micro-batch that has a slot and, on all but the first stage, submitted uploads.
+/// A micro-batch that has a slot and is ready to compute. All its uploads have been submitted.
 #[derive(Debug)]
 struct Ready {
     micro_batch: Arc<MicroBatch>,
     slot: u32,
-    /// Point of the last upload.
+    /// Point of the last upload. `None` on the first stage.
     received: Option<Point>,
 }
 
@@ -137,23 +141,24 @@ pub(super) struct StageCore {
     slots: u32,
     incoming: Option<Receiver>,
     outlet: Outlet,
-    /// Whether it computes ahead, before its inputs have arrived.
+    /// Whether the stage submits computations before their inputs have arrived.
     ahead: bool,
     free: VecDeque<u32>,
-    /// Micro-batches that were handed over and have no slot.
+    /// Micro-batches that were handed over but have no slot yet, each with the time of its hand-off.
     waiting: VecDeque<(Arc<MicroBatch>, Nanoseconds)>,
-    /// Micro-batches with a slot that have not received all activations.
+    /// Micro-batches that have a slot but whose uploads have not all been submitted.
     receiving: VecDeque<(Arc<MicroBatch>, u32)>,
-    /// Waits for [`StageCore::compute_oldest`]. Empty on a stage that computes ahead.
+    /// Micro-batches that wait for [`StageCore::compute_oldest`]. Empty on a stage that computes ahead.
     ready: VecDeque<Ready>,
-    /// Computed, activations not completely sent.
+    /// Micro-batches that were computed and whose downloads have not all been submitted.
     sending: VecDeque<(MicroBatchId, u32)>,
-    /// Slots that become free when the download timeline reaches the value, in ascending order.
+    /// Pairs of a timeline value and a slot, in ascending order. The slot becomes free when the download
+    /// timeline reaches the value.
     draining: VecDeque<(u64, u32)>,
     stats: StageStats,
 }
 
-/// Counts of a stage.
+/// Counters of a stage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StageStats {
     /// Submitted micro-batches.
@@ -165,11 +170,12 @@ pub struct StageStats {
 }
 
 impl StageCore {
-    /// Creates an idle stage. With `ahead`, it computes before its inputs have arrived.
+    /// Creates an idle stage. If `ahead` is true, the stage submits computations before their inputs have
+    /// arrived.
     ///
     /// # Errors
-    /// [`Error::Spec`] if there are no slots, if a row has zero bytes, or if a route does not connect
-    /// devices.
+    /// [`Error::Spec`] if `shape` has no slots, if a row has zero bytes, or if a route does not lead to
+    /// another device.
     pub(super) fn new(shape: &StageShape, ahead: bool) -> Result<Self> {
         let spec = |what: String| Err(Error::Spec { what });
         if shape.slots == 0 || shape.row_bytes == 0 {
@@ -200,19 +206,19 @@ impl StageCore {
         })
     }
 
-    /// Returns the counts so far.
+    /// Returns the current counters.
     pub(super) fn stats(&self) -> StageStats {
         self.stats
     }
 
-    /// Returns whether a micro-batch waits for a slot. The core needs progress events only while this is
-    /// true.
+    /// Returns whether a micro-batch waits for a slot. The core needs progress events of the download queue
+    /// only while this is true.
     pub(super) fn wants_slot(&self) -> bool {
         !self.waiting.is_empty()
     }
 
-    /// Returns whether activations wait for a slot of the outgoing ring. Returned ring slots are urgent only
-    /// while this is true.
+    /// Returns whether activations wait for a slot of the outgoing ring. The return of a ring slot is urgent
+    /// only while this is true.
     pub(super) fn wants_ring_slot(&self) -> bool {
         matches!(&self.outlet, Outlet::Next(sender) if sender.is_waiting())
     }
@@ -258,7 +264,8 @@ impl StageCore {
         self.admit(now, points, actions)
     }
 
-    /// Handles progress of the device's download timeline, which frees slots.
+    /// Handles the progress of the download timeline to `value`. Frees the slots whose downloads have ended,
+    /// and assigns them to waiting micro-batches.
     ///
     /// # Errors
     /// [`Error::Protocol`] if chunks in the ring do not fit their micro-batch.
@@ -275,7 +282,7 @@ impl StageCore {
         self.admit(now, points, actions)
     }
 
-    /// Assigns free slots to waiting micro-batches.
+    /// Assigns free slots to waiting micro-batches, oldest first.
     fn admit(
         &mut self,
         now: Nanoseconds,
@@ -355,7 +362,7 @@ impl StageCore {
         self.ready.front().map(|ready| (ready.micro_batch.id, ready.received))
     }
 
-    /// Computes the oldest micro-batch that is ready.
+    /// Submits the computation of the oldest micro-batch that is ready.
     ///
     /// # Errors
     /// [`Error::Protocol`] if none is ready.

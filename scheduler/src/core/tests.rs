@@ -26,7 +26,7 @@ fn shape(stages: u32) -> RunShape {
     }
 }
 
-/// A coordinator with a pipeline that returns micro-batches when the test requests it.
+/// A coordinator with a fake pipeline. The test decides when the pipeline returns a micro-batch.
 struct Run {
     core: RunCore,
     /// Micro-batches in flight.
@@ -67,7 +67,7 @@ impl Run {
         self.step(RunEvent::Submit { sequence: SequenceId(id), prompt });
     }
 
-    /// Returns the oldest micro-batch. Every sequence in it samples token 7.
+    /// Returns the oldest micro-batch to the coordinator. Every sequence in it samples token 7.
     fn give_back(&mut self) -> Arc<MicroBatch> {
         let batch = self.entered.remove(0);
         self.returned += 1;
@@ -245,7 +245,8 @@ fn cancelled_sequences_leave_their_queue() {
     assert_eq!((counts.active, counts.waiting, counts.free_blocks), (0, 0, 8));
 }
 
-/// The time of a step must not grow with the queue. Otherwise this test takes minutes instead of seconds.
+/// Checks that the time of a step does not grow with the queue. If it does, this test takes minutes, not
+/// seconds.
 #[test]
 fn a_long_queue_costs_its_length_once() {
     const MANY: u64 = 1 << 17;
@@ -358,7 +359,7 @@ fn step_device(core: &mut DeviceCore, event: DeviceEvent) -> Vec<(usize, StageAc
     actions.into_iter().map(|DeviceAction { stage, action }| (stage, action)).collect()
 }
 
-/// Steps the only stage.
+/// Steps the only stage of a device.
 fn step(core: &mut DeviceCore, event: StageEvent) -> Vec<StageAction> {
     let actions = step_device(core, DeviceEvent::Stage { stage: 0, event });
     actions.into_iter().map(|(_, action)| action).collect()
@@ -474,7 +475,7 @@ fn short_of_slots_a_stage_leaves_chunks_in_the_ring() {
     assert!(core.is_idle());
 }
 
-/// Returns a device with the first stage of a pipeline and a later one, whose inputs come from device 0.
+/// Returns a device with two stages: the first of a pipeline, and a later one that receives from device 0.
 fn two_stages() -> DeviceCore {
     device(&[stage_shape(4, false, true), stage_shape(4, true, false)])
 }

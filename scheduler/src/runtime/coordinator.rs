@@ -1,4 +1,5 @@
-//! The coordinator's thread. It drives the core, reads logits, samples, and calls reply sinks.
+//! The coordinator's thread. It drives the coordinator's core, reads logits, samples tokens and calls reply
+//! sinks.
 
 use crate::actor::culprit;
 use crate::core::{
@@ -19,7 +20,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Host memory for logits, with one part per credit. Rows are f32.
+/// Host memory for logits. It has one part per credit. Each row holds f32 values.
 pub(super) struct Logits {
     pub(super) region: Arc<HostRegion>,
     part_bytes: u64,
@@ -36,7 +37,7 @@ impl Logits {
         Ok(Self { region: Arc::new(region), part_bytes, row_bytes })
     }
 
-    /// Returns a row of a micro-batch's logits.
+    /// Returns row `row` of the logits of the micro-batch that holds `credit`.
     fn row(&self, credit: u32, row: u32) -> Result<Lease<'_>> {
         let start = (u64::from(credit) * self.part_bytes + u64::from(row) * self.row_bytes) as usize;
         // The download has completed, so no device writes to these bytes.
@@ -45,17 +46,17 @@ impl Logits {
     }
 }
 
-/// Returns the floats of a row.
+/// Returns the f32 values of a row.
 fn floats<'a>(row: &'a Lease<'_>) -> Result<&'a [f32]> {
     row.floats().ok_or_else(|| Error::protocol("a row of logits is not aligned to floats"))
 }
 
-/// Replies to send after all actions for which devices wait.
+/// Replies that the coordinator sends only after the actions for which devices wait.
 #[derive(Default)]
 struct News {
-    /// Sequences with new tokens.
+    /// Sequences that have new tokens.
     of: Vec<SequenceId>,
-    /// Sequences that have ended, each with its last reply.
+    /// Clients whose sequences have ended, each with its last reply.
     last: Vec<(Client, Reply)>,
 }
 
@@ -66,11 +67,11 @@ pub(super) struct Coordinator {
     pub(super) requests: Receiver<RequestMessage>,
     /// Set to true when the coordinator no longer accepts requests.
     pub(super) ended: Arc<AtomicBool>,
-    /// Mailboxes of the devices.
+    /// Addresses of the devices' mailboxes.
     pub(super) actors: Vec<DeviceAddress>,
-    /// Device of the first stage.
+    /// Index of the device that runs the first stage.
     pub(super) first_device: usize,
-    /// Device ids and labels of the stages.
+    /// Device id and device label of each stage.
     pub(super) devices: Vec<(DeviceId, String)>,
     /// The last stage's download timeline.
     pub(super) last: Arc<Timeline>,
@@ -78,11 +79,11 @@ pub(super) struct Coordinator {
     pub(super) logits: Logits,
     pub(super) clients: HashMap<SequenceId, Client>,
     pub(super) stats: Arc<Mutex<PipelineStats>>,
-    /// Value of the last stage's download timeline that was reported to the core.
+    /// Value of the last stage's download timeline that was last reported to the core.
     pub(super) progress: u64,
-    /// Transfers of the token return.
+    /// Record of the transfers of the token return.
     pub(super) token_return: Transfers,
-    /// Micro-batches whose logits have been read, but whose results the core has not handled.
+    /// Micro-batches whose logits have been read but whose results the core has not handled yet.
     pub(super) collected: Vec<MicroBatchId>,
     pub(super) anticipation: Anticipation,
 }
@@ -94,7 +95,7 @@ enum Incoming {
     Request(RequestMessage),
 }
 
-/// Refuses pending requests after the run has ended.
+/// Refuses the requests that are still in the channel after the run has ended.
 pub(super) fn refuse(requests: &Receiver<RequestMessage>) {
     while let Ok(message) = requests.try_recv() {
         if let RequestMessage::Submit { mut client, .. } = message {
@@ -104,8 +105,8 @@ pub(super) fn refuse(requests: &Receiver<RequestMessage>) {
 }
 
 impl Coordinator {
-    /// Runs until stopped. If a sampler or a reply sink panics, the run ends and every sequence receives the
-    /// error.
+    /// Runs until the pipeline stops. If a sampler or a reply sink panics, the run ends and every remaining
+    /// sequence receives the error.
     pub(super) fn serve(mut self) {
         if catch_unwind(AssertUnwindSafe(|| self.work())).is_err() {
             let error = Error::protocol("a sampler or a reply sink panicked");
@@ -144,8 +145,9 @@ impl Coordinator {
         }
     }
 
-    /// Arms the progress notice and checks again. A return is in the quiet queue before its point passes. So
-    /// if the point is visible here, the return is too. Otherwise the notice wakes this thread.
+    /// Arms the progress notice and then checks for messages again. The last stage puts a return into the
+    /// quiet queue before its point passes. If the point has passed here, the return is therefore visible
+    /// too. Otherwise the notice wakes this thread.
     fn before_sleep(&mut self) -> Option<Incoming> {
         self.notice.arm();
         self.catch_up();
@@ -181,7 +183,7 @@ impl Coordinator {
         }
     }
 
-    /// Reports the last stage's progress to the core if it has changed.
+    /// Reports the value of the last stage's download timeline to the core if it has changed.
     fn catch_up(&mut self) {
         let value = self.last.value();
         if value > self.progress {
@@ -190,7 +192,8 @@ impl Coordinator {
         }
     }
 
-    /// Steps the core and executes its actions, until no event is left.
+    /// Passes `event` to the core and executes the resulting actions. Repeats this for events that the
+    /// actions produce.
     fn handle(&mut self, event: RunEvent) {
         let mut events = VecDeque::from([event]);
         let mut actions = Vec::new();
@@ -240,8 +243,8 @@ impl Coordinator {
         Ok(())
     }
 
-    /// Reads the logits of a micro-batch, and samples from them or delivers them. Skips sequences that have
-    /// ended.
+    /// Reads the logits of a micro-batch. Samples tokens from them, or delivers them to the client. Skips
+    /// sequences that have ended.
     fn collect(&mut self, batch: &MicroBatch) -> Result<Vec<Sampled>> {
         let mut sampled = Vec::new();
         let (mut row, mut prompt_tokens) = (0, 0);
@@ -277,7 +280,7 @@ impl Coordinator {
         news.last.extend(self.clients.remove(&sequence).map(|client| (client, reply)));
     }
 
-    /// Sends pending replies.
+    /// Sends the pending replies.
     fn tell(&mut self, news: News) {
         for sequence in news.of {
             self.clients.get_mut(&sequence).into_iter().for_each(Client::tell);
@@ -292,8 +295,8 @@ impl Coordinator {
         self.actors.iter().for_each(|actor| actor.send_urgent(DeviceUrgent::Stop));
     }
 
-    /// Attributes an error to the stage on which it began. Another stage may have reported the error first,
-    /// because it waited for a point.
+    /// Attributes an error to the stage on which it began. Another stage may report it first because it
+    /// waited for a point of that stage.
     fn attribute(&self, error: Error) -> Error {
         let Error::Stage { stage, device, cause } = error else { return error };
         let began = culprit(&cause).and_then(|id| self.devices.iter().position(|(other, _)| *other == id));
@@ -324,7 +327,8 @@ mod tests {
     use ragtag_hal::{QueueKind, TimelineId};
     use ragtag_planner::Chunks;
 
-    /// The last stage sends a return, and its point passes, right after the coordinator has found no message.
+    /// Tests the race in which the last stage returns a micro-batch and signals its point just after the
+    /// coordinator found its mailbox empty.
     #[test]
     fn a_return_before_sleep_wakes_the_coordinator() {
         let run = RunShape {

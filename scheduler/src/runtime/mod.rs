@@ -1,8 +1,8 @@
 //! The threaded runtime: a pipeline of loaded stages that accepts requests.
 //!
-//! There is one thread per device ([`crate::actor`]) and one for the coordinator. Each thread sleeps on its
-//! own mailbox. This module starts, connects and ends the threads. It knows nothing about the decisions of
-//! the cores or the work of the devices.
+//! Each device has one thread ([`crate::actor`]), and the coordinator has another. Each thread sleeps on its
+//! own mailbox. This module starts, connects and ends the threads. It does not depend on the decisions of the
+//! cores or on the work of the devices.
 
 mod coordinator;
 mod request;
@@ -34,43 +34,44 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-/// Largest number of requests that the coordinator has not read. Beyond it, submitting a request blocks
-/// briefly.
+/// Maximum number of requests that the coordinator has not read yet. If it is reached, submitting a request
+/// blocks briefly.
 const REQUESTS: usize = 1024;
 
-/// Progress and load of a pipeline.
+/// Counts, times and load of a pipeline.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PipelineStats {
     /// Current load of the coordinator.
     pub counts: RunCounts,
-    /// Completed micro-batches.
+    /// Number of completed micro-batches.
     pub micro_batches: u64,
-    /// Processed prompt tokens.
+    /// Number of processed prompt tokens.
     pub prompt_tokens: u64,
-    /// Tokens emitted.
+    /// Number of emitted tokens.
     pub new_tokens: u64,
-    /// Reports of the stages. They may lag by a few micro-batches.
+    /// Report of each stage. It may lag by a few micro-batches.
     pub stages: Vec<StageReport>,
-    /// Transfers between stages, one entry per edge.
+    /// Transfers between stages. There is one entry per edge.
     pub edges: Vec<EdgeReport>,
     /// Transfers of the token return. A transfer starts when logits leave the last stage. It ends when the
-    /// coordinator has sampled and sent the resulting micro-batches.
+    /// coordinator has sampled the tokens and sent the next micro-batches.
     pub token_return: EdgeReport,
 }
 
-/// Report of a pipeline after its shutdown.
+/// Final report of a pipeline, after its shutdown.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PipelineReport {
-    /// Final progress of the pipeline.
+    /// Final counts and times of the pipeline.
     pub stats: PipelineStats,
-    /// The trace, if one was requested.
+    /// The recorded trace. It is empty if no trace was requested.
     pub trace: Trace,
 }
 
-/// Loaded and running stages. Dropping the pipeline stops it, and unfinished sequences are cancelled.
+/// A pipeline of loaded, running stages. Dropping it stops the stages and cancels unfinished sequences.
 pub struct Pipeline {
     requests: Sender<RequestMessage>,
-    /// Receives requests that arrive after the coordinator has ended.
+    /// Receiving end of the request channel. After the coordinator has ended, the pipeline uses it to refuse
+    /// late requests.
     leftovers: Receiver<RequestMessage>,
     ended: Arc<AtomicBool>,
     run: RunAddress,
@@ -79,9 +80,9 @@ pub struct Pipeline {
     next_sequence: AtomicU64,
     stats: Arc<Mutex<PipelineStats>>,
     reports: Vec<Arc<Mutex<StageReport>>>,
-    /// Transfers between stages, followed by the token return.
+    /// Transfer records of the edges, followed by that of the token return.
     crossings: Vec<Transfers>,
-    /// Kept so that the trace stays available after the actors have ended.
+    /// Sink of the trace. It is kept here so that the trace stays available after the actors have ended.
     sink: TraceSink,
 }
 
@@ -92,11 +93,11 @@ impl std::fmt::Debug for Pipeline {
 }
 
 impl Pipeline {
-    /// Loads all stages in parallel. Returns when all are ready. The stages' threads call `progress`.
+    /// Loads all stages in parallel and returns when all are ready. The devices' threads call `progress`.
     ///
     /// # Errors
     /// [`Error::Spec`] if stages and options do not match. Otherwise, the error of the first stage that
-    /// fails. No thread is left after an error.
+    /// fails. If an error is returned, all threads have ended.
     pub fn start(
         pipeline: PipelineSpec,
         options: &PipelineOptions,
@@ -156,8 +157,8 @@ impl Pipeline {
         })
     }
 
-    /// Submits a request. All results arrive at its reply sink, including a refusal. It may block briefly if
-    /// very many requests are pending, so a reply sink must not call it.
+    /// Submits a request. All its results arrive at its reply sink, including a refusal. If very many
+    /// requests are pending, this call may block briefly, so a reply sink must not call it.
     pub fn submit(&self, request: Request) -> SequenceId {
         let sequence = SequenceId(self.next_sequence.fetch_add(1, Ordering::Relaxed));
         let (want, sampler) = match request.job {
@@ -174,8 +175,8 @@ impl Pipeline {
         sequence
     }
 
-    /// Cancels a sequence. Its cache blocks become free at once, results in flight are dropped, and its reply
-    /// sink receives the cancellation. Does nothing if the sequence has already ended.
+    /// Cancels a sequence. Its cache blocks become free at once, its results in flight are dropped, and its
+    /// reply sink is notified. Does nothing if the sequence has already ended.
     pub fn cancel(&self, sequence: SequenceId) {
         // If the coordinator has ended, the sequence has ended too.
         self.send(RequestMessage::Cancel { sequence });
@@ -189,7 +190,7 @@ impl Pipeline {
         }
     }
 
-    /// Returns the progress and load of the pipeline.
+    /// Returns the current counts, times and load of the pipeline.
     pub fn stats(&self) -> PipelineStats {
         let mut stats = self.stats.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let report = |r: &Arc<Mutex<StageReport>>| r.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -199,12 +200,12 @@ impl Pipeline {
         stats
     }
 
-    /// Returns the trace so far. It lacks the last few submissions of each stage.
+    /// Returns the trace recorded so far. The last few submissions of each stage may be missing.
     pub fn trace(&self) -> Trace {
         self.sink.snapshot()
     }
 
-    /// Ends the pipeline and all of its threads. Unfinished sequences are cancelled.
+    /// Stops the pipeline and ends all of its threads. Unfinished sequences are cancelled.
     pub fn shutdown(mut self) -> PipelineReport {
         self.stop();
         PipelineReport { stats: self.stats(), trace: self.trace() }
@@ -226,21 +227,21 @@ impl Drop for Pipeline {
     }
 }
 
-/// Actors that have not started, and the coordinator's connections to them.
+/// Actors that have not been started, with the data that the coordinator needs to communicate with them.
 struct Connected {
     actors: Vec<ActorSpec>,
-    /// Mailboxes of the devices.
+    /// Addresses of the devices' mailboxes.
     addresses: Vec<DeviceAddress>,
     reports: Vec<Arc<Mutex<StageReport>>>,
-    /// Device ids and labels of the stages.
+    /// Device id and device label of each stage.
     devices: Vec<(DeviceId, String)>,
-    /// Device of the first stage.
+    /// Index of the device that runs the first stage.
     first_device: usize,
-    /// Transfers between stages, then the token return.
+    /// Transfer records of the edges, followed by that of the token return.
     crossings: Vec<Transfers>,
 }
 
-/// Connects neighbours by rings, mailboxes and timelines.
+/// Connects neighbouring stages by rings, mailboxes and timelines.
 fn connect(
     pipeline: PipelineSpec,
     options: &PipelineOptions,
@@ -318,8 +319,8 @@ fn connect(
     })
 }
 
-/// Returns the depths of the incoming and outgoing rings of each stage of a device. `hosts` lists the devices
-/// of all stages.
+/// For each stage of a device, returns the depths of its incoming ring and its outgoing ring. `hosts` lists
+/// the device of each stage of the pipeline.
 pub(crate) fn ring_depths(routes: &[Route], hosts: &[usize], device: usize) -> Vec<(u32, u32)> {
     let depth = |route: Option<&Route>| match route {
         Some(Route::HostStaged { depth, .. }) => *depth,
@@ -331,7 +332,7 @@ pub(crate) fn ring_depths(routes: &[Route], hosts: &[usize], device: usize) -> V
         .collect()
 }
 
-/// Starts actors and waits until all have loaded.
+/// Starts the actors and waits until all of them have loaded their stages.
 struct Loader {
     abort: Arc<AtomicBool>,
     total: u64,

@@ -1,34 +1,35 @@
-//! Requests and replies of a pipeline.
+//! Requests to a pipeline, and its replies.
 
 use crate::core::{Finished, Sample};
 use crate::error::Error;
 
-/// Work of a request.
+/// Output that a request asks for.
 pub enum Job {
     /// Generate tokens after the prompt.
     Generate {
-        /// Largest number of new tokens. If 0, the prompt is processed and no token is sampled.
+        /// Maximum number of new tokens. If it is 0, the pipeline processes the prompt and samples no token.
         max_new_tokens: u32,
         /// Tokens that end the sequence. They are not emitted.
         end_tokens: Vec<u32>,
         /// Sampler that selects the tokens.
         sampler: Box<dyn Sample>,
     },
-    /// Deliver the logits of every prompt position, and generate nothing.
+    /// Deliver the logits of every prompt position, and generate no tokens.
     Logits,
 }
 
-/// Callback for replies. The coordinator's thread calls it, and all sequences share that thread. It must not
-/// block or call the pipeline. Usually it sends to a channel with enough capacity.
+/// Callback that receives the replies to a request. The coordinator's thread calls it and serves all
+/// sequences, so the callback must not block or call the pipeline. Usually it sends to a channel with enough
+/// capacity.
 pub type ReplySink = Box<dyn FnMut(Reply) + Send>;
 
-/// A request.
+/// A request to a pipeline.
 pub struct Request {
     /// Token ids of the prompt.
     pub prompt: Vec<u32>,
-    /// Work to be done for the prompt.
+    /// Output that the request asks for.
     pub job: Job,
-    /// Callback for replies.
+    /// Callback that receives the replies.
     pub reply: ReplySink,
 }
 
@@ -56,16 +57,16 @@ pub enum Reply {
 /// State of a request in the coordinator's thread.
 pub(crate) struct Client {
     pub(crate) prompt_tokens: u32,
-    /// Prompt tokens, followed by the new tokens so far.
+    /// Prompt tokens, followed by the tokens generated so far.
     pub(crate) history: Vec<u32>,
     pub(crate) sampler: Option<Box<dyn Sample>>,
-    /// New tokens that the client has not received yet.
+    /// New tokens that have not been sent to the client yet.
     pub(crate) untold: Vec<u32>,
     pub(crate) reply: ReplySink,
 }
 
 impl Client {
-    /// Sends the new tokens.
+    /// Sends the new tokens to the client.
     pub(crate) fn tell(&mut self) {
         self.untold.drain(..).for_each(|id| (self.reply)(Reply::Token { id }));
     }

@@ -1,4 +1,4 @@
-//! Inputs of a pipeline, with their validation.
+//! Inputs of a pipeline, and their validation.
 
 use crate::actor::WeightSource;
 use crate::core::RunShape;
@@ -11,7 +11,8 @@ use ragtag_transfer::Route;
 
 /// Devices and stages of a pipeline.
 pub struct PipelineSpec {
-    /// Devices with at least one stage each, wrapped in [`ragtag_hal::Checked`] and without submissions.
+    /// Devices, each wrapped in [`ragtag_hal::Checked`] and without submissions. Each runs at least one
+    /// stage.
     pub devices: Vec<Box<dyn Device>>,
     /// Stages in pipeline order.
     pub stages: Vec<StageSpec>,
@@ -19,7 +20,7 @@ pub struct PipelineSpec {
 
 /// A stage: its device, its compiled program and its weights.
 pub struct StageSpec {
-    /// Index of its device in [`PipelineSpec::devices`]. Neighbouring stages have different devices.
+    /// Index of the stage's device in [`PipelineSpec::devices`]. Neighbouring stages have different devices.
     pub device: usize,
     /// The compiled stage.
     pub compiled: CompiledStage,
@@ -30,27 +31,27 @@ pub struct StageSpec {
 /// Options of a pipeline.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PipelineOptions {
-    /// Routes between stages: one fewer than the stages.
+    /// Routes between neighbouring stages. There is one route fewer than stages.
     pub routes: Vec<Route>,
-    /// Longest sequence, in tokens.
+    /// Maximum length of a sequence, in tokens.
     pub context: u32,
-    /// Number of cache blocks on every stage, with [`BLOCK_TOKENS`] positions each.
+    /// Number of blocks in the KV cache of every stage. Each holds [`BLOCK_TOKENS`] positions.
     pub kv_blocks: u32,
-    /// Prefill chunks: the largest number of rows of a micro-batch with prompt rows.
+    /// Prefill chunks: the maximum number of rows of a micro-batch that has prompt rows.
     pub chunks: Chunks,
     /// Number of decode groups.
     pub decode_groups: u32,
-    /// Largest number of micro-batches in flight.
+    /// Maximum number of micro-batches in flight.
     pub credits: u32,
-    /// Slots of each stage.
+    /// Number of slots of each stage.
     pub slots: u32,
-    /// Largest number of spans in a trace. 0 disables the trace.
+    /// Maximum number of spans in a trace. The value 0 disables the trace.
     pub trace_spans: usize,
 }
 
 impl PipelineOptions {
-    /// Creates options with host-staged routes. The number of micro-batches in flight is the number of stages
-    /// plus one.
+    /// Creates options with host-staged routes. The maximum number of micro-batches in flight is the number
+    /// of stages plus one.
     pub fn new(stages: usize, context: u32, kv_blocks: u32, chunk_rows: u32) -> Self {
         let credits = stages as u32 + 1;
         Self {
@@ -65,31 +66,32 @@ impl PipelineOptions {
         }
     }
 
-    /// Returns the smallest number of slots that causes no delay, at most the number of credits. One
-    /// micro-batch computes, one enters, one leaves, and one has left without the host knowing it.
+    /// Returns the smallest number of slots per stage that causes no delay, but no more than `credits`. One
+    /// micro-batch computes, one is uploaded, one is downloaded, and one has left the device without the host
+    /// knowing it yet.
     pub fn slots(credits: u32) -> u32 {
         credits.min(4)
     }
 }
 
-/// Loading progress over all stages.
+/// Progress of loading, over all stages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoadProgress {
-    /// Stage that has just progressed.
+    /// Index of the stage that has just progressed.
     pub stage: u32,
-    /// Bytes of weights that were submitted to devices.
+    /// Bytes of weights submitted to the devices so far.
     pub done_bytes: u64,
-    /// Total bytes of weights of all stages.
+    /// Total bytes of the weights of all stages.
     pub total_bytes: u64,
 }
 
-/// Values derived from stages and options.
+/// Values that are derived from the stages and the options.
 #[derive(Clone, Debug)]
 pub(crate) struct Layout {
     pub(crate) run: RunShape,
     pub(crate) weight_bytes: u64,
     pub(crate) logit_row_bytes: u64,
-    /// Host memory for the logits of one micro-batch, in bytes.
+    /// Size in bytes of the host memory for the logits of one micro-batch.
     pub(crate) logits_part_bytes: u64,
 }
 

@@ -1,4 +1,4 @@
-//! Tests of setting ranges, the individual filters, and distributions.
+//! Tests of the ranges of settings, of the individual filters, and of distributions.
 
 use super::*;
 
@@ -19,7 +19,7 @@ fn sampler(settings: Sampling) -> Sampler {
     Sampler::new(settings).expect("valid")
 }
 
-/// Draws many tokens and compares their counts with `probabilities` by a chi-square test.
+/// Draws many tokens and checks by a chi-square test that their counts match `probabilities`.
 fn assert_distribution(settings: Sampling, logits: &[f32], history: &[u32], probabilities: &[f64]) {
     const DRAWS: usize = 20_000;
     let mut sampler = sampler(settings);

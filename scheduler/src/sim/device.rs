@@ -1,4 +1,4 @@
-//! Simulated devices: three in-order queues that wait for points, and memory with tracked contents.
+//! Simulated devices: three in-order queues that wait for points, and memory whose contents are tracked.
 
 use crate::core::{MicroBatch, MicroBatchId, Nanoseconds, SequenceId};
 use crate::sim::SimSpanKind;
@@ -9,7 +9,7 @@ use ragtag_transfer::Chunk;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-/// The work of a submission.
+/// Work of a submission.
 #[derive(Clone, Debug)]
 pub(super) enum Job {
     Upload { slot: u32, micro_batch: MicroBatchId, chunk: Chunk, last: bool },
@@ -56,7 +56,7 @@ pub(super) struct Submitted {
     pub(super) signal: Point,
 }
 
-/// Contents of a ring slot.
+/// Contents of one ring slot.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Staged {
     micro_batch: MicroBatchId,
@@ -69,11 +69,11 @@ pub(super) struct RingMemory {
     slots: BTreeMap<u32, Staged>,
 }
 
-/// Contents of a slot.
+/// Contents of one slot of a stage.
 #[derive(Clone, Debug, Default)]
 struct SlotMemory {
     holder: Option<MicroBatchId>,
-    /// Bytes of the holder's rows. Known once the micro-batch computes.
+    /// Bytes of the holder's rows. Known only after the micro-batch has started to compute.
     total: u64,
     uploaded: u64,
     computed: bool,
@@ -89,24 +89,26 @@ struct StageMemory {
     cache: Vec<Option<(SequenceId, u32)>>,
 }
 
-/// A simulated device: queues, timelines, memory.
+/// A simulated device with its queues, timelines and memory.
 #[derive(Debug)]
 pub(super) struct SimDevice {
-    /// Its stages, by their index in the pipeline.
+    /// Memory of the device's stages, by the index of the stage in the pipeline.
     stages: BTreeMap<usize, StageMemory>,
     single_queue: bool,
-    /// Hardware queues. With a single queue, all kinds go to the first.
+    /// Hardware queues. A device with a single queue uses only the first.
     queues: [VecDeque<Submitted>; 3],
     running: [bool; 3],
     values: [u64; 3],
-    /// Time at which each hardware queue finished its last submission. `None` if it had no submission.
+    /// Time at which each hardware queue finished its latest submission. `None` if the queue has finished
+    /// none.
     ended_ns: [Option<Nanoseconds>; 3],
-    /// Cause of the device's failure.
+    /// Cause of the device's failure. `None` while it works.
     pub(super) failure: Option<ragtag_hal::Error>,
-    /// Numbers of submissions and of started commands so far.
+    /// Number of submissions so far. `started` is the number of commands that have started.
     pub(super) submitted: u64,
     pub(super) started: u64,
-    /// Fixed additional time of each queue, and largest random additional time.
+    /// Fixed additional time per submission of each queue. `unsteady_ns` is the maximum random additional
+    /// time.
     pub(super) slow_ns: [Nanoseconds; 3],
     pub(super) unsteady_ns: Nanoseconds,
     pub(super) ignores_waits: bool,
@@ -121,7 +123,8 @@ pub(super) fn timeline(device: usize, queue: QueueKind) -> TimelineId {
 }
 
 impl SimDevice {
-    /// Creates a device with these stages of the pipeline, at least one.
+    /// Creates a device that runs `stages`, given by their indices in the pipeline. There must be at least
+    /// one.
     pub(super) fn new(stages: &[usize], spec: &SimSpec) -> Self {
         let blocks = if spec.checked { spec.run.kv_blocks as usize } else { 0 };
         let memory = |&stage: &usize| {
@@ -162,25 +165,25 @@ impl SimDevice {
         self.queues[hardware].push_back(submitted);
     }
 
-    /// Returns the submission that a hardware queue can start now. `passed` returns whether a point has
-    /// passed.
+    /// Returns the submission that a hardware queue can start now, if any. `passed` returns whether a point
+    /// has passed.
     pub(super) fn next(&self, hardware: usize, passed: impl Fn(Point) -> bool) -> Option<&Submitted> {
         let idle = self.failure.is_none() && !self.running[hardware];
         let next = self.queues[hardware].front().filter(|_| idle)?;
         (self.ignores_waits || next.waits.iter().all(|&p| passed(p))).then_some(next)
     }
 
-    /// Returns the submission that a hardware queue is executing.
+    /// Returns the submission that a hardware queue is executing, if any.
     pub(super) fn running(&self, hardware: usize) -> Option<&Submitted> {
         self.queues[hardware].front().filter(|_| self.running[hardware])
     }
 
-    /// Returns the time of a submission without the random additional time.
+    /// Returns the duration of a submission without random additional time.
     pub(super) fn duration(&self, submitted: &Submitted) -> Nanoseconds {
         self.slow_ns[submitted.queue.index()] + self.job_duration(submitted)
     }
 
-    /// Returns the start delay of a submission after an idle time of the hardware queue.
+    /// Returns the delay with which `next` starts because its hardware queue was idle until `now`.
     pub(super) fn hand_over(&self, hardware: usize, next: &Submitted, now: Nanoseconds) -> Nanoseconds {
         let rested_ns =
             self.ended_ns[hardware].map_or(Nanoseconds::MAX, |ended_ns| now.saturating_sub(ended_ns));
@@ -202,7 +205,7 @@ impl SimDevice {
         }
     }
 
-    /// Starts the first submission of a queue and checks its inputs.
+    /// Starts the first submission of a hardware queue and checks its inputs.
     pub(super) fn start(
         &mut self,
         hardware: usize,
@@ -260,7 +263,7 @@ impl SimDevice {
         Ok(())
     }
 
-    /// Completes a running submission: writes its outputs and signals its point.
+    /// Ends the running submission of a hardware queue: writes its outputs and signals its point.
     pub(super) fn end(
         &mut self,
         hardware: usize,
@@ -302,8 +305,8 @@ impl SimDevice {
     }
 }
 
-/// Appends the positions of a micro-batch to the cache, and checks all positions to which they attend. A
-/// stage's kernels access the cache in the same way.
+/// Appends the positions of a micro-batch to the cache, and checks all positions to which its rows attend.
+/// This is the order in which a stage's kernels access the cache.
 fn append_and_attend(
     cache: &mut [Option<(SequenceId, u32)>],
     batch: &MicroBatch,

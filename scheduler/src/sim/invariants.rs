@@ -1,7 +1,7 @@
 //! Checks invariants of the coordinator at each of its actions.
 //!
-//! Keeps its own record of micro-batches in flight and of waiting sequences. It never reads the coordinator's
-//! state.
+//! The checks keep their own record of the micro-batches in flight and of the waiting sequences. They never
+//! read the coordinator's state.
 
 use crate::core::{
     FinishReason, Item, LogitRows, MicroBatch, MicroBatchId, RunAction, RunShape, SequenceId, Want,
@@ -15,22 +15,22 @@ use std::sync::Arc;
 struct Progress {
     /// Next position that will enter the pipeline.
     next_position: u32,
-    /// Number of logit rows that the host has read for a logits request.
+    /// Number of logit rows that the host has read for a request for logits.
     logit_rows: u32,
-    /// Tokens that each other sequence has received since this sequence's last token.
+    /// For each other sequence, the number of tokens that it has received since this sequence's last token.
     others: BTreeMap<SequenceId, u32>,
 }
 
-/// Record of the coordinator's actions.
+/// Record of the coordinator's actions, against which later actions are checked.
 #[derive(Debug)]
 pub(super) struct Invariants<'a> {
     shape: &'a RunShape,
     requests: &'a [SimRequest],
     sequences: BTreeMap<SequenceId, Progress>,
-    /// Sequences with a sampled token that has not entered.
+    /// Sequences whose latest sampled token has not entered the pipeline.
     ready: BTreeSet<SequenceId>,
     in_flight: VecDeque<Arc<MicroBatch>>,
-    /// For each credit: the micro-batch whose unread logits are in the credit's host memory.
+    /// For each credit, the micro-batch whose unread logits are in the host memory of that credit.
     logits: BTreeMap<u32, MicroBatchId>,
     stopped: bool,
 }
@@ -48,7 +48,7 @@ impl<'a> Invariants<'a> {
         }
     }
 
-    /// Checks and records one action.
+    /// Checks one action and records it.
     pub(super) fn act(&mut self, action: &RunAction) -> Result<(), String> {
         if self.stopped && !matches!(action, RunAction::Fail { .. }) {
             return Err(format!("after the end: {action:?}"));
@@ -80,7 +80,7 @@ impl<'a> Invariants<'a> {
         }
     }
 
-    /// Records that the last stage has copied a micro-batch's logits to the host memory of the credit.
+    /// Records that the last stage has copied a micro-batch's logits to the host memory of its credit.
     pub(super) fn copied(&mut self, batch: &MicroBatch) -> Result<(), String> {
         match self.logits.insert(batch.credit, batch.id) {
             Some(unread) => Err(format!("{} overwrites the logits of {unread}", batch.id)),
@@ -126,7 +126,7 @@ impl<'a> Invariants<'a> {
         Ok(())
     }
 
-    /// Checks the rows, logit rows, sequences and credit of a micro-batch.
+    /// Checks the numbers of rows, logit rows and sequences of a micro-batch, and its credit.
     fn check_sizes(&self, batch: &MicroBatch) -> Result<(), String> {
         let shape = self.shape;
         let prefills = batch.items.iter().any(|item| !self.decodes(item));
@@ -159,8 +159,8 @@ impl<'a> Invariants<'a> {
         Ok(())
     }
 
-    /// Checks that decode rows enter before prompts. Also checks that micro-batches with decode rows are no
-    /// more than the decode groups.
+    /// Checks that decode rows enter before prompt rows. Also checks that the number of micro-batches with
+    /// decode rows does not exceed the number of decode groups.
     fn check_order(&self, batch: &MicroBatch) -> Result<(), String> {
         let has_decode_rows = |batch: &MicroBatch| batch.items.iter().any(|item| self.decodes(item));
         let groups = self.in_flight.iter().filter(|other| has_decode_rows(other)).count() as u32;
@@ -184,7 +184,7 @@ impl<'a> Invariants<'a> {
         }
     }
 
-    /// Checks and records that the host reads the logits of a micro-batch.
+    /// Checks that the host may read the logits of a micro-batch, and records the read.
     fn collect(&mut self, batch: &MicroBatch) -> Result<(), String> {
         let found = self.logits.remove(&batch.credit);
         if found != Some(batch.id) {
@@ -198,8 +198,9 @@ impl<'a> Invariants<'a> {
         Ok(())
     }
 
-    /// Records a new token. A sequence with a new token goes to the end of the queue. So no other sequence
-    /// may have received two tokens since this sequence's last token.
+    /// Records a new token of `sequence`. A sequence that gets a token goes to the end of the queue.
+    /// Therefore the function checks that no other sequence has received two tokens since this sequence's
+    /// last token.
     fn emit(&mut self, sequence: SequenceId) -> Result<(), String> {
         let progress =
             self.sequences.get_mut(&sequence).ok_or("a token for a sequence that never entered")?;
@@ -225,7 +226,7 @@ mod tests {
     use super::*;
     use crate::core::{Finished, SequenceTimes};
 
-    /// Returns three requests of four tokens each. The last request is for logits.
+    /// Returns a specification with three requests of four tokens each. The last one asks for logits.
     fn spec() -> SimSpec {
         let mut spec = SimSpec::random(0);
         let chunks = ragtag_planner::Chunks { beside_decode: 3, ..ragtag_planner::Chunks::fixed(4) };
@@ -266,7 +267,7 @@ mod tests {
         invariants.act(&RunAction::Emit { sequence: SequenceId(sequence), token: 0 })
     }
 
-    /// Sends a micro-batch through the whole pipeline.
+    /// Records that a micro-batch passes through the whole pipeline and that its sequences get their tokens.
     fn pass(invariants: &mut Invariants<'_>, batch: &Arc<MicroBatch>) -> Result<(), String> {
         enter(invariants, batch)?;
         invariants.copied(batch)?;

@@ -1,5 +1,5 @@
-//! Loads: requests with arrival times. A load is drawn from a seed or read from a file. Knows nothing about
-//! devices or plans.
+//! Loads: requests with their arrival times. A load is drawn from a seed or read from a file. This module
+//! does not depend on devices or plans.
 
 use crate::core::{Nanoseconds, Want};
 use crate::sim::SimRequest;
@@ -11,24 +11,24 @@ use std::fmt;
 use std::str::FromStr;
 use thiserror::Error;
 
-/// Largest number of requests in a load.
+/// Maximum number of requests in a load.
 pub const MOST_REQUESTS: u32 = 1 << 20;
-/// Largest number of tokens in a load. Prompt and generated tokens both count.
+/// Maximum number of tokens in a load. Prompt tokens and generated tokens both count.
 pub const MOST_TOKENS: u64 = 1 << 26;
-/// Largest number of prompt tokens, or of generated tokens, in a request.
+/// Maximum number of prompt tokens, and maximum number of generated tokens, in a request.
 pub const LONGEST: u32 = 1 << 24;
 /// Latest arrival time, in seconds.
 pub const LATEST_S: f64 = 1e9;
-/// Largest number of characters that a message quotes from a file.
+/// Maximum number of characters from a file that an error message quotes.
 const MOST_SHOWN: usize = 100;
 
-/// Requests with their arrivals.
+/// Requests and their arrival times.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Load {
-    /// The requests, at least one.
+    /// The requests. There is at least one.
     pub requests: Vec<SimRequest>,
-    /// Number of concurrent requests. If set, a request arrives when another one ends, and its own arrival
-    /// time is ignored.
+    /// Number of concurrent requests. If it is set, each request arrives when an earlier one ends, and its
+    /// `at_ns` is ignored.
     pub at_once: Option<u32>,
 }
 
@@ -37,31 +37,31 @@ pub struct Load {
 pub enum Arrivals {
     /// All requests arrive at the start.
     Together,
-    /// A Poisson process with random, independent gaps.
+    /// Requests arrive in a Poisson process: the gaps between them are random and independent.
     Poisson {
-        /// Average requests per second.
+        /// Average number of requests per second.
         per_s: f64,
     },
-    /// A closed loop. A fixed number of requests arrive at the start, and a new one when one ends.
+    /// A closed loop: `at_once` requests arrive at the start, and a new one arrives whenever one ends.
     Closed {
         /// Number of concurrent requests.
         at_once: u32,
     },
 }
 
-/// Lengths of prompts or of generated text, in tokens.
+/// Distribution of the lengths of prompts or outputs, in tokens.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Lengths {
     /// All lengths are equal.
     Fixed(u32),
-    /// Uniformly distributed lengths.
+    /// Lengths have a uniform distribution.
     Uniform {
-        /// Shortest length.
+        /// Minimum length.
         least: u32,
-        /// Longest length.
+        /// Maximum length.
         most: u32,
     },
-    /// Geometrically distributed lengths, at least 1.
+    /// Lengths have a geometric distribution. Each is at least 1.
     Geometric {
         /// Mean length, at least 1.
         mean: f64,
@@ -73,51 +73,51 @@ pub enum Lengths {
 pub struct DrawnLoad {
     /// Number of requests.
     pub requests: u32,
-    /// Arrival times.
+    /// Arrival pattern of the requests.
     pub arrivals: Arrivals,
-    /// Prompt tokens, at least 1.
+    /// Lengths of the prompts, at least 1 token.
     pub prompt_tokens: Lengths,
-    /// Generated tokens.
+    /// Lengths of the outputs.
     pub new_tokens: Lengths,
-    /// Seed of the load.
+    /// Seed from which the load is drawn.
     pub seed: u64,
 }
 
 /// An invalid load.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum LoadError {
-    /// An invalid parameter.
+    /// A parameter is invalid.
     #[error("{what}")]
     Figure {
-        /// The parameter and its valid range.
+        /// Description of the parameter and its valid range.
         what: String,
     },
-    /// An invalid line in a file.
+    /// A line in a file is invalid.
     #[error("line {line}: {what}")]
     Line {
-        /// Line number from 1.
+        /// Line number, counted from 1.
         line: usize,
-        /// The problem, for the message.
+        /// Description of the problem, for the message.
         what: String,
     },
-    /// A file that contains no requests.
+    /// A file contains no requests.
     #[error("no requests in the file")]
     Empty,
-    /// A load above a limit.
+    /// The load exceeds a limit.
     #[error("more than {most} {what}")]
     TooMuch {
-        /// Name of the quantity.
+        /// Name of the quantity that exceeds its limit.
         what: &'static str,
-        /// Its limit.
+        /// The limit.
         most: u64,
     },
 }
 
 impl DrawnLoad {
-    /// Draws the load.
+    /// Draws a load with these parameters.
     ///
     /// # Errors
-    /// [`LoadError::Figure`] for an invalid count, length, rate or number. [`LoadError::TooMuch`] above
+    /// [`LoadError::Figure`] if a parameter is out of range. [`LoadError::TooMuch`] if the load exceeds
     /// [`MOST_REQUESTS`] or [`MOST_TOKENS`].
     pub fn draw(&self) -> Result<Load, LoadError> {
         self.check()?;
@@ -187,7 +187,7 @@ impl Lengths {
     }
 }
 
-/// Formats lengths in the notation of the command line.
+/// Formats lengths in the notation that the command line accepts.
 impl fmt::Display for Lengths {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
@@ -222,7 +222,7 @@ impl FromStr for Lengths {
     }
 }
 
-/// Returns an exponential random variable with mean 1.
+/// Returns a random number with an exponential distribution of mean 1.
 fn exponential(rng: &mut SmallRng) -> f64 {
     -(-rng.random::<f64>()).ln_1p()
 }
@@ -232,7 +232,7 @@ fn request(at_s: f64, prompt_tokens: u32, new_tokens: u32) -> SimRequest {
     SimRequest { at_ns: (at_s * 1e9).round() as Nanoseconds, prompt_tokens, want, cancel_ns: None }
 }
 
-/// Total tokens of a load.
+/// Total number of tokens in a load.
 #[derive(Default)]
 struct Tokens(u64);
 
@@ -246,7 +246,7 @@ impl Tokens {
     }
 }
 
-/// A request in a file.
+/// One request, as a file describes it.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Record {
@@ -255,7 +255,7 @@ struct Record {
     output_tokens: u32,
 }
 
-/// Column names of a table.
+/// Column names of a table file.
 const COLUMNS: [&str; 3] = ["arrival_s", "prompt_tokens", "output_tokens"];
 
 impl Load {
@@ -264,8 +264,8 @@ impl Load {
     /// these columns in any order. Empty lines are skipped.
     ///
     /// # Errors
-    /// [`LoadError::Line`] for the first invalid line, [`LoadError::Empty`] without requests,
-    /// [`LoadError::TooMuch`] above a limit.
+    /// [`LoadError::Line`] for the first invalid line. [`LoadError::Empty`] if `text` contains no requests.
+    /// [`LoadError::TooMuch`] if the load exceeds a limit.
     pub fn from_text(text: &str) -> Result<Self, LoadError> {
         let text = text.strip_prefix('\u{feff}').unwrap_or(text);
         let lines = (1..).zip(text.lines().map(str::trim)).filter(|(_, line)| !line.is_empty());
@@ -298,7 +298,7 @@ impl Load {
     }
 }
 
-/// Returns the position of each of [`COLUMNS`] in the table.
+/// Returns the position of each of [`COLUMNS`] in the table whose header is `line`.
 fn columns(line: &str) -> Result<[usize; 3], String> {
     let names: Vec<_> = line.split(',').map(str::trim).collect();
     if let Some(other) = names.iter().find(|name| !COLUMNS.contains(name)) {
@@ -344,8 +344,8 @@ fn checked(record: Record) -> Result<Record, String> {
     Ok(record)
 }
 
-/// Returns the JSON parser's message with the column. The caller adds the line. Quotes of the file are
-/// shortened.
+/// Returns the JSON parser's message with the column number. The caller adds the line number. Quotations from
+/// the file are shortened.
 fn said(error: &serde_json::Error) -> String {
     let text = error.to_string();
     let position = format!(" at line {} column {}", error.line(), error.column());

@@ -1,14 +1,14 @@
-//! The simulator: pipelines of simulated devices on a virtual clock. It runs the same cores as the threaded
-//! runtime.
+//! The simulator: it runs pipelines of simulated devices on a virtual clock, with the same cores as the
+//! threaded runtime.
 //!
 //! Random pipelines test the cores. Message delays and queue speeds are random, requests arrive and are
-//! cancelled at random times, and devices fail. Messages between two actors keep their order, but other
-//! messages may overtake each other. Each copy and computation checks the current contents of its inputs, so
-//! a missing wait always shows as wrong data. A run is determined by its [`SimSpec`], which can be drawn from
-//! a seed.
+//! cancelled at random times, and devices fail. Messages between the same two actors keep their order, but
+//! other messages can overtake each other. Each copy and computation checks the current contents of its
+//! inputs, so a missing wait always shows as wrong data. A [`SimSpec`] fully determines a run, and it can be
+//! drawn from a seed.
 //!
-//! The simulator also runs plans ([`SimSpec::of_plan`]). Stages then take the times of the cost model, and
-//! only the load is random. [`SimSummary`] summarises the result.
+//! The simulator also runs plans ([`SimSpec::of_plan`]). The cost model then gives the times of the stages,
+//! and only the load is random. [`SimSummary`] summarises the result.
 
 mod device;
 mod invariants;
@@ -38,16 +38,16 @@ use std::collections::BTreeMap;
 /// Result of a simulated sequence.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Outcome {
-    /// The sequence finished with these tokens.
+    /// The sequence finished and produced these tokens.
     Finished {
-        /// Reason for its end.
+        /// Reason for the end of the sequence.
         reason: FinishReason,
-        /// Tokens emitted.
+        /// The emitted tokens.
         tokens: Vec<u32>,
     },
     /// The sequence failed or was refused.
     Failed {
-        /// The error.
+        /// Error that ended the sequence.
         error: Error,
     },
 }
@@ -56,9 +56,9 @@ pub enum Outcome {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SimSpanKind {
-    /// Computation of a micro-batch with prompt rows.
+    /// Computation of a micro-batch that has prompt rows.
     Prefill,
-    /// Computation of a micro-batch of decode steps only.
+    /// Computation of a micro-batch that contains only decode steps.
     Decode,
     /// Upload of activations.
     Upload,
@@ -74,21 +74,21 @@ pub enum SimSpanKind {
 pub struct SimSpan {
     /// Index of the stage.
     pub stage: u32,
-    /// Queue of the stage's device.
+    /// Queue of the stage's device that ran the submission.
     pub queue: QueueKind,
-    /// Its work.
+    /// Work of the submission.
     pub kind: SimSpanKind,
     /// The micro-batch.
     pub micro_batch: MicroBatchId,
-    /// Number of computed rows. 0 for copies.
+    /// Number of computed rows. The value is 0 for copies.
     pub rows: u32,
-    /// Start.
+    /// Start of the submission.
     pub start_ns: Nanoseconds,
-    /// End.
+    /// End of the submission.
     pub end_ns: Nanoseconds,
 }
 
-/// Largest number of spans that are kept when simulating a plan. It is enough for a chart.
+/// Maximum number of spans that the simulation of a plan keeps. A chart needs no more.
 pub const MOST_SPANS: usize = 1 << 14;
 
 /// Result of a simulated run.
@@ -96,22 +96,22 @@ pub const MOST_SPANS: usize = 1 << 14;
 pub struct SimReport {
     /// Results of all requests.
     pub outcomes: BTreeMap<SequenceId, Outcome>,
-    /// Submissions in order of completion: the first [`SimSpec::max_spans`] ones.
+    /// The first [`SimSpec::max_spans`] submissions, in order of completion.
     pub spans: Vec<SimSpan>,
-    /// Number of spans beyond the limit.
+    /// Number of submissions that were dropped beyond this limit.
     pub dropped_spans: u64,
     /// Time of the last event.
     pub makespan_ns: Nanoseconds,
-    /// Utilisation and token times.
+    /// Utilisation of the devices and links, and times of the tokens.
     pub observations: Observations,
-    /// All events of the coordinator with their times. Empty unless [`SimSpec::checked`] is set.
+    /// All events of the coordinator, with their times. Empty unless [`SimSpec::checked`] is set.
     pub run_events: Vec<(Nanoseconds, RunEvent)>,
     /// All actions of the coordinator. Empty unless [`SimSpec::checked`] is set.
     pub run_actions: Vec<RunAction>,
 }
 
 impl SimReport {
-    /// Returns the share of the total time in which a queue was busy.
+    /// Returns the fraction of the total time in which a queue of the stage was busy.
     pub fn utilisation(&self, stage: u32, queue: QueueKind) -> f64 {
         let stage = self.observations.stages.get(stage as usize);
         let busy_ns = stage.map_or(0, |stage| stage.queues[queue.index()].busy_ns);
@@ -130,17 +130,17 @@ pub enum SimFailure {
         /// The sequences that have not ended, at least one.
         sequences: Vec<SequenceId>,
     },
-    /// A violated property.
+    /// A property was violated.
     #[error("at {at_ns} ns: {what}")]
     Violation {
         /// Time of the violation.
         at_ns: Nanoseconds,
-        /// The violation.
+        /// Description of the violation.
         what: String,
     },
 }
 
-/// Simulates a pipeline to the end and checks invariants.
+/// Simulates a pipeline to the end and checks its invariants.
 ///
 /// # Errors
 /// [`SimFailure`] if a property is violated.

@@ -1,12 +1,12 @@
-//! Observations of a simulation: busy times, waiting times and token times. Only accumulates values, and
-//! knows nothing about their use.
+//! Observations of a simulation: busy times, waiting times and token times. This module only accumulates
+//! values, and does not depend on their use.
 
 use crate::core::{Nanoseconds, SequenceId};
 use crate::trace::Computed;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Busy time of a resource. Overlapping work counts once.
+/// Busy time of a resource. Work that overlaps in time counts once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Work {
     /// Total busy time.
@@ -36,14 +36,15 @@ impl Work {
         }
     }
 
-    /// Returns the idle share of the time from the start of the first work to the end of the last work.
+    /// Returns the fraction of the time from the start of the first work to the end of the last in which the
+    /// resource was idle.
     pub fn bubble(&self) -> f64 {
         let span_ns = self.last_ns.saturating_sub(self.first_ns.unwrap_or(self.last_ns));
         if span_ns == 0 { 0.0 } else { 1.0 - self.busy_ns as f64 / span_ns as f64 }
     }
 }
 
-/// An integer that changes over time.
+/// An integer value that changes over time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Level {
     /// Largest value that lasted longer than 0 ns.
@@ -72,7 +73,7 @@ impl Level {
         self.set(now, self.value.saturating_sub(1));
     }
 
-    /// Returns the mean over the last `over_ns` nanoseconds before the latest change.
+    /// Returns the mean over the `over_ns` nanoseconds before the latest change.
     pub fn mean(&self, over_ns: Nanoseconds) -> f64 {
         self.area as f64 / over_ns.max(1) as f64
     }
@@ -81,13 +82,14 @@ impl Level {
 /// Observations of a stage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StageWork {
-    /// The stage's queues, in the order of [`ragtag_hal::QueueKind::index`].
+    /// Busy times of the stage's queues, in the order of [`ragtag_hal::QueueKind::index`].
     pub queues: [Work; 3],
-    /// Micro-batches with prompt rows.
+    /// Sums over micro-batches with prompt rows.
     pub prefill: Computed,
-    /// Micro-batches of decode steps only.
+    /// Sums over micro-batches that contain only decode steps.
     pub decode: Computed,
-    /// Micro-batches whose rows have begun to arrive on the device, but which are not computed yet.
+    /// Number of micro-batches whose rows have begun to arrive on the device but whose computation has not
+    /// ended.
     pub waiting: Level,
 }
 
@@ -115,12 +117,12 @@ pub struct SequenceWork {
     pub ended_ns: Option<Nanoseconds>,
 }
 
-/// All observations.
+/// All observations of a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Observations {
     /// Observations of each stage.
     pub stages: Vec<StageWork>,
-    /// Observations of each edge: one fewer than the stages.
+    /// Observations of each edge. There is one edge fewer than stages.
     pub edges: Vec<EdgeWork>,
     /// Busy time of each shared link.
     pub shared_busy_ns: Vec<Nanoseconds>,
@@ -159,7 +161,7 @@ impl Observations {
         self.sequences.entry(sequence).or_default().ended_ns = Some(now);
     }
 
-    /// Extends all levels to the end of the run.
+    /// Extends all levels to `now`, the end of the run.
     pub(super) fn close(&mut self, now: Nanoseconds) {
         let levels = self.stages.iter_mut().map(|s| &mut s.waiting).chain([&mut self.waiting]);
         levels.for_each(|level| level.set(now, level.value));

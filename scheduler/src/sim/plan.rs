@@ -1,14 +1,15 @@
 //! Simulates plans. Stage times come from the cost model, and transfer times from the links between devices.
 //!
-//! The simulated times are the ones that a plan's prediction adds up:
-//! - A stage computes for [`StageCosts::time_us`].
+//! The simulation uses the times from which a plan's prediction is computed:
+//! - A computation of a stage takes [`StageCosts::time_us`].
 //! - A lone transfer takes [`LinkFacts::time_us`](crate::LinkFacts::time_us).
-//! - The token return takes [`DeviceFacts::token_return`] of the last device. This includes returning the
-//!   next tokens.
+//! - The token return takes [`DeviceFacts::token_return`] of the last device. This time includes sending the
+//!   next tokens to the first stage.
 //! - A link's latency counts once per micro-batch. It is divided between the copies into and out of the ring
 //!   in proportion to the two devices' own latencies.
-//! - A link's rate applies to the copies into the ring. Copies out of the ring keep up.
-//! - An idle stage starts later by [`DeviceFacts::hand_over_us`], or by the idle time if that is shorter.
+//! - A link's bandwidth limits the copies into the ring. Copies out of the ring take no time per byte.
+//! - A stage that was idle starts later, by [`DeviceFacts::hand_over_us`] or by its idle time, whichever is
+//!   shorter.
 //! - Messages, actors and sampling take no additional time, because a device's `stage_us` includes their
 //!   measured cost.
 //!
@@ -27,43 +28,43 @@ use ragtag_transfer::Route;
 use std::sync::Arc;
 use thiserror::Error;
 
-/// Largest number of slots, credits, sequences or ring chunks of a simulated plan.
+/// Maximum number of sequences or of ring chunks in a simulated plan.
 const MOST: u32 = 1 << 16;
-/// Largest number of cache blocks of a simulated plan.
+/// Maximum number of cache blocks in a simulated plan.
 const MOST_BLOCKS: u32 = 1 << 24;
 
-/// A plan that cannot be simulated.
+/// Error for a plan that cannot be simulated.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum SimPlanError {
     /// The plan is invalid, or it was made for another model or other devices.
     #[error(transparent)]
     Plan(#[from] InvalidPlan),
-    /// An impossible value of a device or link.
+    /// A device or link has an impossible value.
     #[error("{of}: invalid {field}")]
     BadFacts {
-        /// The device or link.
+        /// Name of the device or link.
         of: String,
-        /// Name of the field.
+        /// Name of the field with the impossible value.
         field: &'static str,
     },
-    /// A value above the simulator's limit.
+    /// A value exceeds the simulator's limit.
     #[error("the plan's {field} is {value}; at most {most} are simulated")]
     TooLarge {
-        /// Name of the field.
+        /// Name of the value.
         field: &'static str,
-        /// Its value.
+        /// The value.
         value: u32,
-        /// Its limit.
+        /// The limit.
         most: u32,
     },
 }
 
 impl SimSpec {
-    /// Returns the simulation of a plan under a load. `segments` are the model's segments as lowered for the
-    /// plan. `devices` must include the plan's devices.
+    /// Returns the specification that simulates `plan` under `load`. `segments` are the model's segments as
+    /// lowered for the plan. `devices` must include the plan's devices.
     ///
     /// # Errors
-    /// [`SimPlanError`] if the plan does not match the other inputs, or a value is invalid.
+    /// [`SimPlanError`] if the plan does not match the other inputs, or if a value is invalid or too large.
     pub fn of_plan(
         plan: &Plan,
         model: &ModelFacts,
@@ -134,7 +135,7 @@ impl SimSpec {
     }
 }
 
-/// Returns the time of the token return for `rows` rows of logits.
+/// Returns the time of the token return for `rows` rows of logits, in microseconds.
 fn return_us(last: &DeviceFacts, model: &ModelFacts, rows: u32) -> f64 {
     last.token_return(rows, model.logit_row_bytes).value
 }
@@ -177,7 +178,7 @@ fn byte_ns(bytes_per_s: f64) -> f64 {
     1e9 / bytes_per_s
 }
 
-/// Returns the times of the copies into and out of the ring.
+/// Returns the times of the copies into and out of the ring of a link.
 fn link_times(
     from: &DeviceFacts,
     to: &DeviceFacts,

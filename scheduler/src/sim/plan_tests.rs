@@ -1,4 +1,4 @@
-//! Tests of simulated plans: latency of one sequence, throughput of many, and completeness.
+//! Tests of simulated plans: the latency of one sequence, the throughput of many, and completeness.
 
 use super::*;
 use crate::core::Want;
@@ -22,8 +22,9 @@ struct Planned {
 }
 
 impl Planned {
-    /// Creates one stage per entry with the given number of blocks. All devices are equally fast. The
-    /// embedding is on the first device and the head on the last.
+    /// Creates a plan with one stage per entry of `blocks`. An entry is the number of transformer blocks of
+    /// the stage. All devices are equally fast. The embedding is on the first device, and the head is on the
+    /// last.
     fn new(blocks: &[u32]) -> Self {
         let devices: Vec<_> = (0..blocks.len()).map(device).collect();
         let all: u32 = blocks.iter().sum();
@@ -51,7 +52,7 @@ impl Planned {
         Self { plan, model, segments, devices, links: Links::default() }
     }
 
-    /// Sets the plan's number of sequences and of decode groups.
+    /// Sets the plan's numbers of sequences and of decode groups.
     fn sequences(mut self, sequences: u32, groups: u32) -> Self {
         (self.plan.sequences, self.plan.decode_groups) = (sequences, groups);
         self.plan.decode_rows = sequences.div_ceil(groups);
@@ -70,7 +71,7 @@ impl Planned {
         SimSummary::new(&spec, report)
     }
 
-    /// Returns the time of a stage for a micro-batch with `rows` rows. `logit_rows` rows need logits.
+    /// Returns the time of a stage for a micro-batch of `rows` rows, `logit_rows` of them with logits.
     fn stage_us(&self, stage: usize, rows: u32, logit_rows: u32, positions: f64) -> f64 {
         let segments = &self.segments[self.plan.stages[stage].segments.range()];
         let (device, wire_type) = (&self.devices[stage], self.plan.wire_type);
@@ -82,7 +83,7 @@ impl Planned {
         (0..self.plan.stages.len()).map(|stage| self.stage_us(stage, rows, logit_rows, positions)).sum()
     }
 
-    /// Returns the total time of all transfers of `rows` rows and of the token return.
+    /// Returns the total time of all transfers of a micro-batch with `rows` rows and of its token return.
     fn moving_us(&self, rows: u32, logit_rows: u32) -> f64 {
         let crossings = self.devices.windows(2).map(|pair| {
             let link = self.links.between(&pair[0].label, &pair[1].label);
@@ -101,7 +102,8 @@ fn device(at: usize) -> DeviceFacts {
     facts
 }
 
-/// Returns a segment. A block takes 250 µs per row, and keys and values add a little time per position.
+/// Returns a segment. A transformer block takes 250 µs per row, plus a little time per position for its keys
+/// and values.
 fn segment(kind: SegmentKind) -> Segment {
     let (read_bytes, flops_per_row) = match kind {
         SegmentKind::Embedding => (0, 0),
@@ -123,7 +125,7 @@ fn segment(kind: SegmentKind) -> Segment {
     }
 }
 
-/// Returns equal requests that all arrive at the start.
+/// Returns a load of equal requests that all arrive at the start.
 fn burst(requests: u32, prompt: u32, new: u32) -> Load {
     let (prompt_tokens, new_tokens) = (Lengths::Fixed(prompt), Lengths::Fixed(new));
     DrawnLoad { requests, arrivals: Arrivals::Together, prompt_tokens, new_tokens, seed: 0 }.draw().unwrap()
@@ -233,8 +235,9 @@ fn a_shared_slow_link_limits_throughput_sooner() {
     assert_eq!(planned.run(&burst(32, 16, 800)), alone);
 }
 
-/// Shows why the grid has no axis for credits. A plan has one credit more than the larger of its numbers of
-/// groups and stages. With up to four stages, more credits change little, and a single credit is too few.
+/// Shows why the planner's search grid has no axis for credits. A plan has one credit more than its number of
+/// groups or of stages, whichever is larger. With up to four stages, more credits change the throughput
+/// little, and a single credit is too few.
 #[test]
 fn more_credits_than_a_plan_has_serve_no_more_requests() {
     let shapes: [&[u32]; 3] = [&[4, 4], &[2, 4, 3], &[1, 5, 2, 2]];
@@ -268,7 +271,8 @@ fn more_credits_than_a_plan_has_serve_no_more_requests() {
     }
 }
 
-/// With wire type f16, links carry half the bytes, and every stage has two more dispatches.
+/// Checks that wire type f16 shortens a run on a slow link. Links then carry half the bytes, although every
+/// stage has two more dispatches.
 #[test]
 fn f16_activations_halve_the_time_on_a_slow_link() {
     let with = |wire_type| {
@@ -286,7 +290,8 @@ fn f16_activations_halve_the_time_on_a_slow_link() {
     assert!(narrow.stages[0].decode.busy_ns > wide.stages[0].decode.busy_ns);
 }
 
-/// Checks the totals for all kinds of loads. The simulator itself checks each sequence.
+/// Checks the total numbers of tokens and requests for all kinds of loads. The simulator itself checks each
+/// sequence.
 #[test]
 fn every_requested_token_arrives_once() {
     let planned = Planned::new(&[2, 3, 2]).sequences(6, 3);
@@ -402,7 +407,7 @@ fn unsuitable_plans_are_refused() {
     }
 }
 
-/// With the slowest devices and links, simulated time saturates at the clock's largest value.
+/// Checks that simulated time saturates at the maximum of the clock with the slowest devices and links.
 #[test]
 fn times_beyond_the_clock_end_it() {
     let mut planned = Planned::new(&[1, 1]);

@@ -1,4 +1,4 @@
-//! Specification of a simulation: stages, requests and faults. It is given, or drawn from a seed.
+//! Specification of a simulation: stages, requests and faults. Callers write it or draw it from a seed.
 
 use crate::core::{Nanoseconds, RunShape, Want};
 use crate::sim::time::{ComputeTime, CopyTime};
@@ -10,39 +10,40 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use serde::{Deserialize, Serialize};
 
-/// A simulated stage, with the figures of its device.
+/// A simulated stage, with the timing parameters of its device.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SimStage {
     /// Device label. Stages with the same label share a device.
     pub device: String,
-    /// Slots of the stage.
+    /// Number of slots of the stage.
     pub slots: u32,
-    /// Computing time of the stage.
+    /// Computation time of the stage.
     pub compute: ComputeTime,
-    /// Additional delay of a computation after the device was idle, at most the idle time.
+    /// Additional delay of a computation that starts after the device was idle. It never exceeds the idle
+    /// time.
     pub hand_over_ns: Nanoseconds,
-    /// Time of copies of activations to the device.
+    /// Time to copy activations to the device.
     pub upload: CopyTime,
-    /// Time of copies of activations from the device.
+    /// Time to copy activations from the device.
     pub download: CopyTime,
-    /// Time of copies of logits from the device. Used on the last stage only.
+    /// Time to copy logits from the device. Used on the last stage only.
     pub logits: CopyTime,
-    /// Whether one hardware queue executes all three queues of the device. If this is set for one stage of a
-    /// device, it holds for the device.
+    /// Whether one hardware queue executes all three queues of the device. If one stage of a device sets
+    /// this, it applies to all stages of that device.
     pub single_queue: bool,
     /// Route to the next stage. Unused on the last stage.
     pub route: Route,
 }
 
 /// A resource that several edges share, such as a bus. It serves one copy at a time, in the order in which
-/// the copies begin.
+/// the copies start.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SimSharedLink {
     /// Display name.
     pub name: String,
     /// Edges that use the resource. Edge `n` leaves stage `n`.
     pub edges: Vec<usize>,
-    /// Busy time per byte.
+    /// Time for which one byte occupies the resource, in nanoseconds.
     pub byte_ns: f64,
 }
 
@@ -53,7 +54,7 @@ pub struct SimRequest {
     pub at_ns: Nanoseconds,
     /// Number of prompt tokens.
     pub prompt_tokens: u32,
-    /// Requested output.
+    /// Output that the request asks for.
     pub want: Want,
     /// Time of cancellation, if any.
     pub cancel_ns: Option<Nanoseconds>,
@@ -88,20 +89,20 @@ pub enum Fault {
         /// Number of the command, counted from 1 over all queues in the order of their starts.
         nth: u64,
     },
-    /// All work of a queue takes longer.
+    /// All submissions to one queue take longer.
     Slow {
         /// Index of the stage.
         stage: u32,
         /// The queue.
         queue: QueueKind,
-        /// Additional time of each submission.
+        /// Additional time per submission.
         by_ns: Nanoseconds,
     },
-    /// Work of a device takes longer by random amounts, so its queues overtake each other.
+    /// Submissions to a device take longer by random amounts, so its queues overtake each other.
     Unsteady {
         /// Index of the stage.
         stage: u32,
-        /// Largest additional time of a submission.
+        /// Maximum additional time of a submission.
         up_to_ns: Nanoseconds,
     },
     /// The run is stopped.
@@ -109,24 +110,25 @@ pub enum Fault {
         /// Time of the stop.
         at_ns: Nanoseconds,
     },
-    /// Each progress notice of an actor sends another notice to itself. A run cannot survive this: the fault
-    /// tests that the simulator ends endless loops.
+    /// Each progress notice of an actor makes the actor send another notice to itself. A run cannot survive
+    /// this. The fault tests that the simulator stops endless loops.
     NoticesRepeated {
         /// Index of the stage.
         stage: u32,
     },
-    /// A message between stages, or from the last stage, is lost. A run cannot survive this: the fault tests
-    /// that the simulator detects it.
+    /// A message between stages, or from the last stage to the coordinator, is lost. A run cannot survive
+    /// this. The fault tests that the simulator detects it.
     MessageLost {
         /// Number of the message, counted from 0.
         nth: u64,
     },
-    /// A message between stages, or from the last stage, arrives twice. A run cannot survive this.
+    /// A message between stages, or from the last stage to the coordinator, arrives twice. A run cannot
+    /// survive this.
     MessageTwice {
         /// Number of the message, counted from 0.
         nth: u64,
     },
-    /// A stage's submissions do not wait for points. A run cannot survive this.
+    /// The submissions of a stage do not wait for points. A run cannot survive this.
     WaitsIgnored {
         /// Index of the stage.
         stage: u32,
@@ -148,36 +150,36 @@ pub struct SimSpec {
     pub logit_row_bytes: u64,
     /// Resources that several edges share.
     pub shared_links: Vec<SimSharedLink>,
-    /// Longest delay of a message.
+    /// Maximum delay of a message.
     pub message_ns: Nanoseconds,
     /// Time that an actor takes to handle a message.
     pub handling_ns: Nanoseconds,
-    /// Variation of device times, in percent.
+    /// Maximum random increase of the time of a device operation, in percent.
     pub jitter_percent: u64,
     /// The requests.
     pub requests: Vec<SimRequest>,
-    /// Number of concurrent requests. If set, a request arrives when another one ends, and its own arrival
-    /// time is ignored.
+    /// Number of concurrent requests. If it is set, each request arrives when an earlier one ends, and
+    /// `at_ns` is ignored.
     pub at_once: Option<u32>,
     /// The faults.
     pub faults: Vec<Fault>,
-    /// Whether to check every cache access and to keep all events of the coordinator. This is slow. The
-    /// contents of slots and rings, and the results of sequences, are always checked.
+    /// Whether to check every cache access and to keep all events of the coordinator, which is slow. The
+    /// contents of slots and rings and the results of sequences are always checked.
     pub checked: bool,
-    /// Largest number of spans to keep.
+    /// Maximum number of spans to keep.
     pub max_spans: usize,
 }
 
-/// Returns the token of a simulated sequence at a position of its prompt or output.
+/// Returns the token at `position` of a simulated sequence. Positions count prompt and output together.
 pub fn token_at(sequence: u64, position: u32, vocabulary: u32) -> u32 {
     let mixed = (sequence << 32 | u64::from(position)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     ((mixed ^ mixed >> 29) % u64::from(vocabulary)) as u32
 }
 
 impl SimSpec {
-    /// Returns a random pipeline with random requests. About one in eight loses a device at some time, and
-    /// one in eight is stopped. About one in sixteen loses a device at some command, one in sixteen has a
-    /// refused submission, and one in sixteen runs out of memory. Many have slow and unsteady devices.
+    /// Returns a random pipeline with random requests. About one pipeline in eight loses a device at some
+    /// time, and one in eight is stopped. About one in sixteen loses a device at some command, one in sixteen
+    /// has a refused submission, and one in sixteen runs out of memory. Many have slow or unsteady devices.
     pub fn random(seed: u64) -> Self {
         let mut rng = SmallRng::seed_from_u64(seed);
         let stages = rng.random_range(1..=6u32);
@@ -253,7 +255,8 @@ fn random_faults(seed: u64, stages: u32) -> Vec<Fault> {
     faults
 }
 
-/// Puts the stages of every second pipeline on random devices. Neighbours stay on different ones.
+/// In half of the pipelines, distributes the stages over fewer devices at random. Neighbouring stages stay on
+/// different devices.
 fn share_devices(seed: u64, stages: &mut [SimStage]) {
     let mut rng = SmallRng::seed_from_u64(seed ^ 0x6465_7669);
     if stages.len() < 3 || rng.random_ratio(1, 2) {

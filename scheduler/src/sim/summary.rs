@@ -1,5 +1,5 @@
-//! Summarises a simulated run: rates, latencies, utilisation, and the spans for its chart. Knows nothing
-//! about the simulation itself.
+//! Summarises a simulated run: rates, latencies, utilisation, and the spans for its chart. This module does
+//! not depend on the simulator's internals.
 
 use crate::core::{FinishReason, Nanoseconds};
 use crate::sim::observe::{Level, Observations, Work};
@@ -8,57 +8,58 @@ use crate::trace::Computed;
 use ragtag_hal::QueueKind;
 use serde::{Deserialize, Serialize};
 
-/// Summary of a simulated run. Rates and shares refer to the time from the first request to the end.
+/// Summary of a simulated run. Rates and fractions of the time refer to the time from the first request to
+/// the end.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SimSummary {
-    /// Number of requests that got all their tokens, or as many as the context allows.
+    /// Number of requests that got all their tokens, or as many as fit into the context.
     pub finished: u64,
-    /// Number of finished requests that the full context cut short.
+    /// Number of finished requests that ended early because the context was full.
     pub cut_short: u64,
-    /// Number of requests that do not fit the plan.
+    /// Number of requests that were refused because they do not fit the plan.
     pub refused: u64,
     /// Prompt tokens of finished requests.
     pub prompt_tokens: u64,
     /// Generated tokens of finished requests.
     pub new_tokens: u64,
-    /// Time from the first request to the end, in microseconds.
+    /// Time from the first request to the end of the run, in microseconds.
     pub duration_us: f64,
-    /// Requests per second.
+    /// Finished requests per second.
     pub requests_per_s: f64,
-    /// Prompt tokens per second.
+    /// Prompt tokens of finished requests per second.
     pub prefill_tokens_per_s: f64,
-    /// Generated tokens per second.
+    /// Generated tokens of finished requests per second.
     pub decode_tokens_per_s: f64,
     /// Time from a request's arrival to its first token, in microseconds.
     pub first_token_us: Percentiles,
-    /// Time between two tokens of a request, in microseconds.
+    /// Time between two consecutive tokens of a request, in microseconds.
     pub between_tokens_us: Percentiles,
     /// Time from a request's arrival to its end, in microseconds.
     pub request_us: Percentiles,
     /// Number of requests that wait for cache blocks.
     pub waiting_requests: Depth,
-    /// The stages.
+    /// Utilisation of each stage.
     pub stages: Vec<StageUse>,
-    /// Links between stages: one fewer than the stages.
+    /// Utilisation of each link between neighbouring stages.
     pub links: Vec<LinkUse>,
-    /// Resources that several links share.
+    /// Utilisation of each resource that several links share.
     pub shared_links: Vec<SharedLinkUse>,
-    /// Submissions in order of completion, up to the limit.
+    /// Submissions in order of completion, up to the maximum number of spans.
     pub spans: Vec<SimSpan>,
-    /// Number of spans beyond the limit.
+    /// Number of submissions that were dropped beyond the maximum.
     pub dropped_spans: u64,
 }
 
-/// Distribution of times, in microseconds. All values are 0 if there are no times.
+/// Distribution of times, in microseconds. All values are 0 if no times were recorded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Percentiles {
-    /// Number of times.
+    /// Number of recorded times.
     pub count: u64,
-    /// Mean.
+    /// Mean time.
     pub mean: f64,
-    /// Median.
+    /// Median time.
     pub p50: f64,
     /// 90th percentile.
     pub p90: f64,
@@ -68,13 +69,13 @@ pub struct Percentiles {
     pub max: f64,
 }
 
-/// Number of waiting items.
+/// Number of items that wait, over the time of the run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Depth {
     /// Average over time.
     pub mean: f64,
-    /// Maximum.
+    /// Maximum over time.
     pub max: u32,
 }
 
@@ -84,17 +85,19 @@ pub struct Depth {
 pub struct StageUse {
     /// Device label.
     pub device: String,
-    /// Share of the time in which the stage computed.
+    /// Fraction of the time in which the stage computed.
     pub utilisation: f64,
-    /// Idle share of the time from the stage's first computation to the end of its last.
+    /// Fraction of the time from the start of the stage's first computation to the end of its last in which
+    /// the stage was idle.
     pub bubble: f64,
-    /// Share of the time in which activations or logits left the stage.
+    /// Fraction of the time in which activations or logits were copied from the stage.
     pub download_utilisation: f64,
-    /// Micro-batches with prompt rows.
+    /// Sums over micro-batches with prompt rows.
     pub prefill: Computed,
-    /// Micro-batches of decode steps only.
+    /// Sums over micro-batches that contain only decode steps.
     pub decode: Computed,
-    /// Micro-batches on the device whose computation has not ended, including the current one.
+    /// Number of micro-batches on the device whose computation on this stage has not ended. It includes the
+    /// one that is computing.
     pub queue: Depth,
 }
 
@@ -106,21 +109,21 @@ pub struct LinkUse {
     pub from: String,
     /// Destination device.
     pub to: String,
-    /// Share of the time with a transfer in progress. Includes waits for a shared link.
+    /// Fraction of the time in which a transfer was in progress. It includes waits for a shared link.
     pub utilisation: f64,
-    /// Transferred micro-batches.
+    /// Number of transferred micro-batches.
     pub crossings: u64,
     /// Total bytes of the transferred micro-batches.
     pub bytes: u64,
 }
 
-/// Utilisation of a shared link.
+/// Utilisation of a link that several edges share.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SharedLinkUse {
-    /// Its name.
+    /// Name of the shared link.
     pub name: String,
-    /// Share of the time with a transfer in progress.
+    /// Fraction of the time in which a transfer was in progress.
     pub utilisation: f64,
 }
 
@@ -158,7 +161,7 @@ impl SimSummary {
     }
 }
 
-/// Numbers of sequences by how they ended.
+/// Counts of requests by outcome, with their total tokens.
 #[derive(Default)]
 struct Ends {
     finished: u64,
@@ -166,7 +169,7 @@ struct Ends {
     refused: u64,
     prompt_tokens: u64,
     new_tokens: u64,
-    /// For each request: whether it finished.
+    /// Whether each request finished, by index.
     is_finished: Vec<bool>,
 }
 

@@ -4,13 +4,13 @@ use super::*;
 use crate::core::{RunCore, RunShape, Want};
 use ragtag_transfer::Route;
 
-/// Returns the number in an environment variable, if it is set.
+/// Returns the number in the environment variable `name`, if it is set.
 fn variable(name: &str) -> Option<u64> {
     let text = std::env::var(name).ok()?;
     Some(text.parse().unwrap_or_else(|_| panic!("{name} is not a number: {text}")))
 }
 
-/// Returns the seed in `RAGTAG_SIM_SEED`. If it is not set, returns `RAGTAG_SIM_SEEDS` seeds (default 1000),
+/// Returns the seed in `RAGTAG_SIM_SEED`. If it is not set, returns `RAGTAG_SIM_SEEDS` seeds (default 1000)
 /// derived from `RAGTAG_TEST_SEED`.
 fn seeds() -> Vec<u64> {
     if let Some(seed) = variable("RAGTAG_SIM_SEED") {
@@ -157,7 +157,7 @@ fn a_lost_device_ends_every_sequence_with_its_name() {
     }
 }
 
-/// Returns the results of all sequences in a run with this fault.
+/// Returns the results of all sequences in a run with `fault`.
 fn outcomes(fault: Fault) -> Vec<Outcome> {
     let spec = SimSpec { faults: vec![fault], ..steady(3, 4) };
     simulate(&spec).unwrap().outcomes.into_values().collect()
@@ -242,7 +242,7 @@ fn transfers_overlap_with_computation() {
     }
 }
 
-/// A fresh coordinator that receives the recorded events repeats the recorded actions.
+/// Checks that a fresh coordinator that receives the recorded events repeats the recorded actions.
 #[test]
 fn a_log_replays() {
     for seed in 0..20 {

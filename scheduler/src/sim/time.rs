@@ -1,5 +1,5 @@
-//! Times of simulated devices. They are linear for random pipelines, and computed by the cost model for
-//! plans. Knows nothing about plans or the order of events.
+//! Times of simulated devices. They are linear for random pipelines. For plans, the cost model computes them.
+//! This module does not depend on plans or on the order of events.
 
 use crate::core::{Item, MicroBatch, Nanoseconds};
 use ragtag_graph::{Segment, WireType};
@@ -7,12 +7,12 @@ use ragtag_kernels::Activations;
 use ragtag_planner::cost::{BatchShape, BoundaryTime, DeviceFacts, SegmentKey, kind_time};
 use std::sync::Arc;
 
-/// Computing time of a stage.
+/// Computation time of a stage.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ComputeTime {
-    /// Fixed time per micro-batch plus time per row.
+    /// Fixed time per micro-batch, plus time per row.
     Linear {
-        /// Time per micro-batch.
+        /// Fixed time per micro-batch.
         batch_ns: Nanoseconds,
         /// Time per row.
         row_ns: Nanoseconds,
@@ -22,7 +22,7 @@ pub enum ComputeTime {
 }
 
 impl ComputeTime {
-    /// Returns the time of a micro-batch.
+    /// Returns the computation time of a micro-batch.
     pub(super) fn of(&self, batch: &MicroBatch) -> Nanoseconds {
         match self {
             ComputeTime::Linear { batch_ns, row_ns } => batch_ns + u64::from(batch.rows()) * row_ns,
@@ -31,10 +31,10 @@ impl ComputeTime {
     }
 }
 
-/// Inputs of the cost model for a stage.
+/// Inputs from which the cost model computes the times of a stage.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StageCosts {
-    /// Number of segments of each kind.
+    /// Kinds of segments, each with the number of segments of that kind.
     kinds: Vec<(SegmentKey, f64)>,
     device: DeviceFacts,
     activations: Activations,
@@ -43,8 +43,8 @@ pub struct StageCosts {
 }
 
 impl StageCosts {
-    /// Creates the costs of segments on a device, for an activation type and a wire type. `row_bytes` is the
-    /// size of a row in device memory.
+    /// Creates the costs of `segments` on a device. `row_bytes` is the size of a row of activations in device
+    /// memory.
     pub fn new(
         segments: &[Segment],
         device: &DeviceFacts,
@@ -63,7 +63,7 @@ impl StageCosts {
         Self { kinds, device: device.clone(), activations, wire_type, row_bytes }
     }
 
-    /// Returns the time of a micro-batch, in microseconds.
+    /// Returns the computation time of a micro-batch, in microseconds.
     pub fn time_us(&self, batch: &BatchShape) -> f64 {
         let of_kind = |(key, count): &(SegmentKey, f64)| {
             count * kind_time(key, &self.device, self.activations, batch).value
@@ -73,8 +73,8 @@ impl StageCosts {
     }
 }
 
-/// Returns the properties of a micro-batch that determine its cost. Positions are averaged over the rows. A
-/// row attends to itself and to all earlier positions.
+/// Returns the properties of a micro-batch that determine its cost. The number of positions is averaged over
+/// the rows. Each row attends to itself and to all earlier positions.
 fn shape(batch: &MicroBatch) -> BatchShape {
     let positions = |item: &Item| {
         let rows = item.tokens.len() as f64;
@@ -94,15 +94,15 @@ fn shape(batch: &MicroBatch) -> BatchShape {
 pub struct CopyTime {
     /// Fixed time of every copy.
     pub copy_ns: Nanoseconds,
-    /// Additional time of one copy per micro-batch, independent of the number of chunks. On the sender this
-    /// is the first copy out, and on the receiver the last copy in.
+    /// Additional time of one copy per micro-batch, however many chunks there are. The sender pays it for the
+    /// first copy into the ring, and the receiver for the last copy out of the ring.
     pub once_ns: Nanoseconds,
     /// Time per byte.
     pub byte_ns: f64,
 }
 
 impl CopyTime {
-    /// Returns the time of a copy. A copy of zero bytes only waits and signals.
+    /// Returns the time of a copy of `bytes` bytes. A copy of zero bytes only waits and signals.
     pub(super) fn of(&self, pays_once: bool, bytes: u64) -> Nanoseconds {
         let once = if pays_once && bytes > 0 { self.once_ns } else { 0 };
         // The cast saturates if the float is too large.
@@ -110,7 +110,7 @@ impl CopyTime {
     }
 }
 
-/// Converts microseconds to nanoseconds. Saturates at the clock's largest value.
+/// Converts microseconds to nanoseconds. Saturates at the maximum of the clock.
 pub(super) fn nanoseconds(us: f64) -> Nanoseconds {
     (us * 1e3).round() as u64
 }

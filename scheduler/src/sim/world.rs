@@ -1,4 +1,4 @@
-//! Event loop of the simulator: the virtual clock, the mailboxes and the cores.
+//! The simulator's event loop: the virtual clock, the mailboxes and the cores.
 
 use crate::capacity::Lanes;
 use crate::core::{
@@ -20,10 +20,10 @@ use rand::{Rng, SeedableRng};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 
-/// A message in a mailbox. A progress message has no value, because its handler reads the timeline.
+/// A message in a mailbox. A progress message carries no value, because its handler reads the timeline.
 #[derive(Clone, Debug)]
 enum Message {
-    /// For a stage, by its index in the pipeline.
+    /// A message for a stage, with the stage's index in the pipeline.
     Stage(usize, StageEvent),
     Run(RunEvent),
     Progress,
@@ -46,8 +46,8 @@ impl MailboxQueue {
 }
 
 impl Message {
-    /// Returns the queue that the message uses in the threaded runtime. Returns `None` for requests and
-    /// failures, which use unbounded queues.
+    /// Returns the bounded queue that the threaded runtime uses for this message. Returns `None` for requests
+    /// and failures, because their queues are unbounded.
     fn queue(&self) -> Option<MailboxQueue> {
         match self {
             Message::Stage(_, StageEvent::Free(_)) | Message::Run(RunEvent::Return(_)) => {
@@ -73,8 +73,8 @@ enum Event {
 struct Mailbox {
     messages: VecDeque<Message>,
     handling: bool,
-    /// Messages that were sent but not handled. Requests and failures do not count, because they have their
-    /// own queues.
+    /// Number of messages that were sent but not handled. Requests and failures do not count, because they
+    /// use their own queues.
     outstanding: Lanes,
     capacity: Lanes,
     progress_pending: bool,
@@ -84,39 +84,41 @@ pub(super) struct World<'a> {
     spec: &'a SimSpec,
     rng: SmallRng,
     now: Nanoseconds,
-    /// For each event: its time, a number that orders simultaneous events, and its index in `events`.
+    /// Scheduled events. An entry holds the event's time, a number that orders simultaneous events, and its
+    /// index in `events`.
     heap: BinaryHeap<Reverse<(Nanoseconds, u64, usize)>>,
     events: Vec<Option<Event>>,
     /// Unused indices in `events`.
     vacant: Vec<usize>,
     next: u64,
     devices: Vec<SimDevice>,
-    /// One per device.
+    /// The core of each device.
     cores: Vec<DeviceCore>,
-    /// Stages of each device.
+    /// Indices of the stages on each device.
     hosted: Vec<Vec<usize>>,
-    /// Device of each stage.
+    /// Index of the device that runs each stage.
     hosts: Vec<usize>,
-    /// For each device: itself and the devices that wait for its points.
+    /// For each device, the device itself and all devices that wait for its points.
     around: Vec<Vec<usize>>,
-    /// Ring between each stage and the next.
+    /// Rings. Ring `n` leads from stage `n` to the next stage.
     rings: Vec<RingMemory>,
     run: RunCore,
-    /// Mailboxes of the stages, followed by the coordinator's.
+    /// Mailboxes of the devices, followed by the coordinator's mailbox.
     mailboxes: Vec<Mailbox>,
-    /// Arrival time of the last message between two actors. Messages between two actors keep their order.
+    /// Arrival time of the latest message from one actor to another. It keeps messages between two actors in
+    /// order.
     last_arrival: BTreeMap<(usize, usize), Nanoseconds>,
     /// Activation bytes of each micro-batch in flight.
     bytes: BTreeMap<MicroBatchId, u64>,
     /// Time at which each shared link becomes free.
     shared_free: Vec<Nanoseconds>,
-    /// Next request to arrive when another request ends. Used with [`SimSpec::at_once`].
+    /// Index of the request that arrives when the next running request ends. Used with [`SimSpec::at_once`].
     next_request: usize,
     messages: u64,
     /// Number of micro-batches that have entered the pipeline.
     entered: u64,
     stopped: bool,
-    /// Present if [`SimSpec::checked`] is set.
+    /// Invariant checks. Present only if [`SimSpec::checked`] is set.
     invariants: Option<Invariants<'a>>,
     tokens: BTreeMap<SequenceId, Vec<u32>>,
     report: SimReport,
@@ -192,7 +194,7 @@ impl<'a> World<'a> {
         Ok(world)
     }
 
-    /// Schedules all events of the specification.
+    /// Schedules the arrivals, cancellations and timed faults of the specification.
     fn schedule(&mut self) {
         let run = self.cores.len();
         if let Some(at_once) = self.spec.at_once {
@@ -295,7 +297,7 @@ impl<'a> World<'a> {
         self.wake(to);
     }
 
-    /// Submits a request at its arrival.
+    /// Submits request `index` when it arrives.
     fn request(&mut self, index: usize) {
         let (request, sequence) = (&self.spec.requests[index], SequenceId(index as u64));
         let token = |position| token_at(sequence.0, position, self.spec.run.vocabulary);
@@ -305,7 +307,7 @@ impl<'a> World<'a> {
         self.arrive(self.cores.len(), Message::Run(RunEvent::Submit { sequence, prompt }));
     }
 
-    /// Fails a device and its actor. Notifies the coordinator.
+    /// Marks the device of a stage as failed and notifies the coordinator.
     fn fail(&mut self, stage: usize, cause: ragtag_hal::Error) {
         let failure = &mut self.devices[self.hosts[stage]].failure;
         if failure.is_some() {
@@ -378,7 +380,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Reports the progress of a device to its core, or that of the last device to the coordinator.
+    /// Reports the progress of a device to its core, or the progress of the last device to the coordinator.
     fn progress(&mut self, actor: usize) -> Result<(), String> {
         let repeated = self.spec.faults.iter().any(|fault| match fault {
             Fault::NoticesRepeated { stage } => self.hosts[*stage as usize] == actor,
@@ -463,8 +465,8 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Starts all submissions that can start after a change at a stage. They are on this stage, or on its
-    /// neighbours, which wait for its points.
+    /// Starts all submissions that can start after a change on device `changed`. They are on this device, or
+    /// on devices that wait for its points.
     fn start_around(&mut self, changed: usize) -> Result<(), String> {
         for at in 0..self.around[changed].len() {
             let device = self.around[changed][at];
@@ -527,7 +529,7 @@ impl<'a> World<'a> {
         self.at(end_ns, Event::Done { device, hardware, start_ns });
     }
 
-    /// Records the end of a submission.
+    /// Records the end of a submission that started at `start_ns`.
     fn ended(&mut self, submitted: &Submitted, start_ns: Nanoseconds) {
         let (now, stage, job) = (self.now, submitted.stage, &submitted.job);
         let observations = &mut self.report.observations;
@@ -668,7 +670,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Checks the final state.
+    /// Checks the final state and returns the report.
     fn finish(self) -> Result<SimReport, SimFailure> {
         let violation = |what: String| Err(SimFailure::Violation { at_ns: self.now, what });
         let all = (0..self.spec.requests.len() as u64).map(SequenceId);
@@ -724,8 +726,9 @@ impl<'a> World<'a> {
     }
 }
 
-/// Returns the largest number of events between the entries of two micro-batches. It counts all submissions
-/// for the micro-batches in flight and all requests, with their messages. More events mean an endless loop.
+/// Returns the maximum number of events between the entries of two micro-batches. It counts all submissions
+/// for the micro-batches in flight, all requests, and their messages. If more events occur, the run is in an
+/// endless loop.
 fn most_between_entries(spec: &SimSpec) -> u64 {
     const EVENTS: u64 = 32;
     let bytes = u64::from(spec.run.max_rows).saturating_mul(spec.row_bytes);
@@ -739,7 +742,7 @@ fn most_between_entries(spec: &SimSpec) -> u64 {
     in_flight.saturating_add(spec.requests.len() as u64).saturating_mul(EVENTS)
 }
 
-/// Returns the device of each stage. Stages with the same label share one.
+/// Returns the index of the device of each stage. Stages with the same label share a device.
 pub(super) fn hosts(stages: &[SimStage]) -> Vec<usize> {
     let mut labels = Vec::new();
     let mut host = |stage: &SimStage| {
@@ -752,7 +755,7 @@ pub(super) fn hosts(stages: &[SimStage]) -> Vec<usize> {
     stages.iter().map(&mut host).collect()
 }
 
-/// Returns the device of these stages and those of their neighbours.
+/// Returns the devices that run `stages` or their neighbouring stages.
 fn around(stages: &[usize], hosts: &[usize]) -> Vec<usize> {
     let neighbours = |&stage: &usize| stage.saturating_sub(1)..hosts.len().min(stage + 2);
     let around: BTreeSet<_> = stages.iter().flat_map(neighbours).map(|stage| hosts[stage]).collect();
@@ -763,7 +766,7 @@ fn lost() -> ragtag_hal::Error {
     ragtag_hal::Error::Lost { cause: "made up".into() }
 }
 
-/// Returns the expected result of a request in a run without faults.
+/// Returns the expected result of a request if the run has no faults.
 fn expected(
     spec: &SimSpec,
     sequence: u64,

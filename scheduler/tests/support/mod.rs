@@ -1,4 +1,4 @@
-//! A synthetic model, and devices that do no work, for tests of the runtime without a model file.
+//! A synthetic model, and devices that do no work, for tests that need no model file.
 //!
 //! The model's kernels compute a hash chain over the tokens of a sequence, and store it in the KV cache by
 //! layer. So the next token depends on every weight, earlier token, position and cache block. Any error

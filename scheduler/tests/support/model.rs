@@ -8,7 +8,7 @@ use ragtag_kernels::params::{BLOCK_TOKENS, LOGIT_ROWS, ParamsShape, ROWS};
 use ragtag_scheduler::WeightSource;
 use std::ops::Range;
 
-/// Bytes of one row of activations: one hash plus padding.
+/// Size of one row of activations in bytes: one hash plus padding.
 pub const ROW_BYTES: u64 = 24;
 const ROW: usize = ROW_BYTES as usize / 8;
 
@@ -24,7 +24,7 @@ pub struct Model {
     pub kv_blocks: u32,
     pub table_blocks: u32,
     pub weight_bytes: u64,
-    /// Rows of the two buckets.
+    /// Maximum number of rows of each of the two buckets.
     pub buckets: [u32; 2],
     pub sequences: u32,
 }
@@ -57,7 +57,7 @@ static LAYER: EntryAbi = abi("layer", &[Read, ReadWrite, ReadWrite, Read]);
 static HEAD: EntryAbi = abi("head", &[Read, Read, Write]);
 
 impl Model {
-    /// Returns the number of segments: the embedding, the layers and the head.
+    /// Returns the number of segments: the embedding, one per layer, and the head.
     pub fn segments(&self) -> usize {
         self.layers + 2
     }
@@ -66,7 +66,7 @@ impl Model {
         u64::from(self.kv_blocks) * BLOCK_TOKENS as u64 * 8
     }
 
-    /// Compiles a stage with these segments.
+    /// Compiles a stage that consists of `segments`.
     pub fn compile(&self, segments: Range<usize>) -> CompiledStage {
         let layers: Vec<usize> = segments.clone().filter(|&s| s > 0 && s <= self.layers).collect();
         let last = segments.end == self.segments();
@@ -122,12 +122,12 @@ impl Model {
         Program { params, steps: steps.collect() }
     }
 
-    /// Returns the weight source of a stage.
+    /// Returns the weight source of a stage that consists of `segments`.
     pub fn weights(&self, segments: Range<usize>) -> Weights {
         Weights { first_layer: segments.start.max(1), bytes: self.weight_bytes }
     }
 
-    /// Returns the hash after each token of a sequence.
+    /// Returns the hash of the sequence after each of its tokens.
     fn hashes(&self, tokens: &[u32]) -> Vec<u64> {
         let mut rows: Vec<u64> = tokens.iter().zip(0u64..).map(|(&t, p)| mix(u64::from(t), p)).collect();
         for layer in 1..=self.layers {
@@ -141,12 +141,12 @@ impl Model {
         rows
     }
 
-    /// Returns, for each token, the greedy choice of the next token.
+    /// Returns the greedy choice of the next token after each token.
     pub fn next_tokens(&self, tokens: &[u32]) -> Vec<u32> {
         self.hashes(tokens).iter().map(|h| (h % u64::from(self.vocabulary)) as u32).collect()
     }
 
-    /// Returns the greedy continuation of a prompt.
+    /// Returns the greedy continuation of a prompt, `new_tokens` tokens long.
     pub fn reference(&self, prompt: &[u32], new_tokens: usize) -> Vec<u32> {
         let mut tokens = prompt.to_vec();
         for _ in 0..new_tokens {
@@ -160,7 +160,8 @@ fn weight_byte(layer: usize, at: u64) -> u8 {
     mix(layer as u64, at) as u8
 }
 
-/// Returns a digest of every 997th byte of a weight and of its last byte, because weights may be large.
+/// Returns a digest of a weight. It covers only every 997th byte and the last byte, because weights may be
+/// large.
 fn digest(bytes: impl Iterator<Item = u8>, count: u64) -> u64 {
     let some = bytes.zip(0..).filter(|(_, at)| at % 997 == 0 || at + 1 == count);
     some.fold(count, |sum, (byte, at)| mix(sum, mix(u64::from(byte), at)))
@@ -198,7 +199,7 @@ fn shape(call: &HostCall<'_>) -> ParamsShape {
     ParamsShape { rows, logit_rows, sequences, table_blocks }
 }
 
-/// Returns the range of all elements of a binding.
+/// Returns the range of all elements of the binding at `index`.
 fn whole<T>(call: &HostCall<'_>, index: usize) -> Range<usize> {
     0..call.bindings[index].bytes() / size_of::<T>()
 }

@@ -1,5 +1,5 @@
-//! Devices whose submissions complete at once without any work, and stages for them. They allow measuring the
-//! scheduling alone.
+//! Devices whose submissions complete at once without any work, and stages for them. They make it possible to
+//! measure the scheduling alone.
 
 #![allow(missing_docs)]
 
@@ -133,7 +133,7 @@ impl WeightSource for NoWeights {
     }
 }
 
-/// Samples token 0.
+/// A sampler that always selects token 0.
 pub struct Zero;
 
 impl Sample for Zero {
@@ -142,7 +142,8 @@ impl Sample for Zero {
     }
 }
 
-/// Returns a pipeline of stages of one segment on null devices. `hosts` are the devices of the stages.
+/// Returns a pipeline of stages with one segment each on null devices. `hosts` lists the device of each
+/// stage.
 pub fn pipeline(hosts: &[usize]) -> PipelineSpec {
     let devices = (0..=*hosts.iter().max().expect("a stage")).map(|index| NullDevice::open(index as u16));
     let stages = hosts.iter().enumerate().map(|(index, &device)| stage(index, hosts.len(), device));

@@ -13,7 +13,7 @@ use std::time::Instant;
 const BUFFER: BufferId = BufferId(0);
 const RING: RegionId = RegionId(0);
 
-/// A link from one device to another, for timing.
+/// A link from one device to another whose transfers can be timed outside a pipeline.
 pub struct SoloLink<'a> {
     from: &'a mut SoloDevice,
     to: &'a mut SoloDevice,
@@ -39,7 +39,7 @@ impl<'a> SoloLink<'a> {
     /// Creates a link for transfers of at most `bytes` bytes. The two devices must have different ids.
     ///
     /// # Errors
-    /// [`Error::Spec`] for a route that is not host-staged, or the error of a device.
+    /// [`Error::Spec`] if `route` is not host-staged, or the error of a device.
     pub fn new(from: &'a mut SoloDevice, to: &'a mut SoloDevice, route: Route, bytes: u64) -> Result<Self> {
         let Route::HostStaged { chunk_bytes: chunk_bytes @ 1.., depth: depth @ 1.. } = route else {
             return Err(Error::Spec { what: format!("route {route:?} is not available") });
@@ -64,8 +64,8 @@ impl<'a> SoloLink<'a> {
         }
     }
 
-    /// Returns the time from an empty submission on the first device to its completion on the host, in
-    /// microseconds. [`SoloLink::time_us`] includes this time besides the transfer.
+    /// Returns the time from an empty submission on the first device until the host knows of its completion,
+    /// in microseconds. [`SoloLink::time_us`] includes this time in addition to the transfer.
     ///
     /// # Errors
     /// Fails if the device fails.
@@ -76,9 +76,10 @@ impl<'a> SoloLink<'a> {
         Ok(start.elapsed().as_secs_f64() * 1e6)
     }
 
-    /// Returns the time of a transfer of `bytes` bytes, in microseconds. It starts with an empty submission
-    /// on the first device. It ends when the host knows that the bytes were transferred and that work began
-    /// on the second device. `bytes` is clamped to the range from 1 to the size of the link.
+    /// Returns the time of a transfer of `bytes` bytes, in microseconds. The time starts with an empty
+    /// submission on the first device. An empty submission on the second device waits for the bytes, and the
+    /// time ends when the host learns that it has ended. `bytes` is clamped to the range from 1 to the
+    /// maximum of the link.
     ///
     /// # Errors
     /// Fails if a device fails.

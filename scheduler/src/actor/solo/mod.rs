@@ -1,7 +1,7 @@
-//! A device outside a pipeline, for timing. Stages are loaded as in a pipeline, with equal buffers and
-//! programs. They run single micro-batches without a core, a mailbox or neighbours.
+//! Times a device outside a pipeline. Stages are loaded as in a pipeline, with the same buffers and programs.
+//! They run single micro-batches without a core, a mailbox or neighbours.
 //!
-//! Knows nothing about the purpose of the timings.
+//! This module does not depend on the use of the timings.
 
 mod link;
 
@@ -23,19 +23,19 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-/// Number of micro-batches that are submitted together. The time between their ends is the time of a
-/// micro-batch in a busy pipeline.
+/// Number of micro-batches that are submitted together. The time between their ends is the time that a
+/// micro-batch takes in a busy pipeline.
 const BURST: u32 = 2;
-/// Fill pattern of caches and activations. It is a small normal number both as f16 and as f32.
+/// Word that fills caches and activations. It is a small normal number both as f16 and as f32.
 const FILLING: u32 = 0x2c00_2c00;
 
-/// A device outside a pipeline, for timing.
+/// A device whose stages can be timed outside a pipeline.
 pub struct SoloDevice {
     label: String,
     points: QueuePoints,
     own: [Arc<Timeline>; 3],
     timings: Vec<Timing>,
-    /// Destination of logit downloads.
+    /// Host memory to which logits are downloaded.
     logits: Option<Arc<HostRegion>>,
     device: OwnedDevice,
 }
@@ -47,7 +47,7 @@ impl std::fmt::Debug for SoloDevice {
 }
 
 impl SoloDevice {
-    /// Creates a solo device from a device without submissions.
+    /// Creates a solo device. `device` must not have any submissions.
     pub fn new(device: Box<dyn Device>) -> Self {
         let device = OwnedDevice::new(device);
         let own = QueueKind::ALL.map(|queue| device.timeline(queue));
@@ -101,7 +101,7 @@ impl SoloDevice {
         Ok((memory, made_in))
     }
 
-    /// Fills caches and activations with small normal numbers.
+    /// Fills the KV caches and activations of a stage with small normal numbers.
     fn fill(&mut self, memory: &StageBuffers) -> Result<()> {
         let compiled = memory.compiled();
         let rows_bytes = u64::from(compiled.max_rows()) * compiled.edge_row_bytes();
@@ -114,7 +114,7 @@ impl SoloDevice {
         self.wait(signal)
     }
 
-    /// Submits work and returns its completion point.
+    /// Submits work and returns the point that it signals.
     fn submit(&mut self, queue: QueueKind, work: Work, waits: &[Point]) -> Result<Point> {
         let signal = self.allot(queue);
         let submission = Submission { queue, work, waits: waits.to_vec(), signal };
@@ -135,14 +135,14 @@ impl SoloDevice {
         passed.map(drop).map_err(|cause| self.failed(cause))
     }
 
-    /// Returns the device's timing of a submission, if the device reports one.
+    /// Returns the timing that the device reported for a submission, if any.
     fn timing(&mut self, point: Point) -> Option<Timing> {
         self.device.take_timings(&mut self.timings);
         self.timings.iter().find(|timing| timing.point == point).copied()
     }
 
-    /// Returns the times of one copy to the device and one copy back, of `bytes` bytes each, in microseconds.
-    /// A time runs from submission to completion on the host.
+    /// Returns the times of one copy to the device and of one copy from it, of `bytes` bytes each, in
+    /// microseconds. A time runs from the submission until the host knows of the completion.
     ///
     /// # Errors
     /// Fails if the device runs out of memory or fails.
@@ -177,12 +177,13 @@ impl SoloDevice {
     }
 }
 
-/// A micro-batch for a solo stage. All sequences have equal numbers of rows, from equal first positions.
+/// A micro-batch for a solo stage. All its sequences have the same number of rows and the same first
+/// position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SoloBatch {
-    /// Number of sequences.
+    /// Number of sequences in the micro-batch.
     pub sequences: u32,
-    /// Rows of each sequence.
+    /// Number of rows of each sequence.
     pub rows_each: u32,
     /// Position of each sequence's first row.
     pub first_position: u32,
@@ -191,18 +192,18 @@ pub struct SoloBatch {
 }
 
 impl SoloBatch {
-    /// Returns one decode step of `sequences` sequences. Each row attends to `positions` positions, including
-    /// its own.
+    /// Returns a micro-batch with one decode step for each of `sequences` sequences. Each row attends to
+    /// `positions` positions, including its own.
     pub fn decode(sequences: u32, positions: u32) -> Self {
         Self { sequences, rows_each: 1, first_position: positions.saturating_sub(1), logits: true }
     }
 
-    /// Returns a prefill chunk that starts at a position, without logits.
+    /// Returns a prefill chunk of `rows` rows that starts at `first_position`. It needs no logits.
     pub fn chunk(rows: u32, first_position: u32) -> Self {
         Self { sequences: 1, rows_each: rows, first_position, logits: false }
     }
 
-    /// Returns the average number of attended positions.
+    /// Returns the average number of positions to which a row attends.
     pub fn positions(&self) -> f64 {
         f64::from(self.first_position) + (f64::from(self.rows_each) + 1.0) / 2.0
     }
@@ -220,7 +221,7 @@ impl SoloBatch {
     }
 }
 
-/// A stage on a solo device.
+/// A stage that is loaded on a solo device.
 pub struct SoloStage<'a> {
     on: &'a mut SoloDevice,
     memory: StageBuffers,
@@ -240,13 +241,13 @@ impl Drop for SoloStage<'_> {
 }
 
 impl SoloStage<'_> {
-    /// Returns the time to compile the stage's kernels and allocate its buffers.
+    /// Returns the time that it took to compile the stage's kernels and to allocate its buffers.
     pub fn made_in(&self) -> Duration {
         self.made_in
     }
 
-    /// Returns the time of a micro-batch in a busy pipeline, in microseconds. The time runs from the end of
-    /// the previous micro-batch to its own end.
+    /// Returns the time that a micro-batch takes in a busy pipeline, in microseconds. It runs from the end of
+    /// the previous micro-batch to the end of this one.
     ///
     /// # Errors
     /// Fails if the micro-batch does not fit the stage, or if the device fails.
@@ -267,7 +268,7 @@ impl SoloStage<'_> {
         })
     }
 
-    /// Returns the time of a lone micro-batch, in microseconds.
+    /// Returns the time that a micro-batch takes on an idle device, in microseconds.
     ///
     /// # Errors
     /// The errors of [`SoloStage::burst_us`].
@@ -282,9 +283,9 @@ impl SoloStage<'_> {
         Ok(timing.map_or(wall_us, |t| t.end_ns.saturating_sub(t.start_ns) as f64 / 1e3))
     }
 
-    /// Returns the time from submitting a micro-batch until `choose` has read each row of its logits, in
-    /// microseconds. The device's compute time is subtracted. As in a pipeline, the new logits are in no host
-    /// cache.
+    /// Returns the time from the submission of a micro-batch until `choose` has read each row of its logits,
+    /// in microseconds, without the device's computation time. As in a pipeline, the CPU caches do not hold
+    /// the new logits when `choose` reads them.
     ///
     /// # Errors
     /// The errors of [`SoloStage::burst_us`].
