@@ -1,6 +1,6 @@
-//! Opens any bytes as a file of a model directory whose other files are valid. Bytes that start with a brace
-//! are the configuration or the index; other bytes are a weights file. If the directory opens, all tensors
-//! must be readable.
+//! Opens arbitrary bytes as one file of a model directory whose other files are valid. Bytes that start with
+//! a brace are the configuration or the index. Other bytes are a weights file. If the directory opens, all
+//! tensors must be readable.
 
 use super::short;
 use ragtag_graph::{Directory, MemorySource, Model, checkpoint};
@@ -37,7 +37,7 @@ fn weights() -> Vec<u8> {
     [(header.len() as u64).to_le_bytes().to_vec(), header.into_bytes(), vec![0; end as usize]].concat()
 }
 
-/// Returns whether the files are a valid model.
+/// Returns whether the directory contains a valid model.
 pub fn run(data: &[u8]) -> bool {
     let text = String::from_utf8_lossy(data);
     let (is_json, is_index) = (text.starts_with('{'), text.contains("weight_map"));

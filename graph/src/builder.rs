@@ -124,7 +124,6 @@ impl<'a> Builder<'a> {
     /// Each product must start at a multiple of [`JOINT_COLUMNS`]. If its first column is not such a
     /// multiple, rows of zeros are prepended to its weights. Products run from last to first, so an earlier
     /// product overwrites the zeros in its columns.
-    /// overwrites the zeros in its columns.
     pub(crate) fn joint_matmul(
         &mut self,
         x: NodeIndex,

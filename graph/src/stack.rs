@@ -12,8 +12,8 @@ use ragtag_kernels::{TensorType, widen};
 use serde::Serialize;
 use std::ops::Range;
 
-/// Alignment, in rows, of the parts of a split matrix. It aligns the start of each output to 256
-/// bytes, as devices require for bindings.
+/// Alignment, in rows, of the parts of a split matrix. It aligns the output of each part to 256 bytes, as
+/// devices require for bindings.
 pub(crate) const PART_ROWS: usize = 64;
 
 /// Weight tensors that together form the matrix of one product.
