@@ -10,7 +10,7 @@ const CONFIG: &str = r#"{"architectures": ["LlamaForCausalLM"], "hidden_size": 3
 "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 32, "rms_norm_eps": 1e-5, "vocab_size": 4,
 "max_position_embeddings": 64, "tie_word_embeddings": true}"#;
 
-/// Tensors of a valid model: the name, the shape as JSON, and the number of f16 values.
+/// Tensors of a valid model, each with its name, its shape as JSON, and its number of f16 values.
 const TENSORS: [(&str, &str, u64); 11] = [
     ("model.embed_tokens.weight", "4,32", 128),
     ("model.layers.0.input_layernorm.weight", "32", 32),

@@ -89,7 +89,7 @@ pub enum FormatError {
     Invalid {
         /// The file.
         file: String,
-        /// Position of the value.
+        /// Byte offset of the value in the file.
         at: u64,
         /// Item that was being read.
         what: String,

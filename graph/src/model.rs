@@ -82,7 +82,7 @@ pub enum ModelError {
 pub struct Lowering {
     /// Activation type in products with quantised weights.
     pub activations: Activations,
-    /// Type of keys and values in the cache.
+    /// Type of keys and values in the KV cache.
     pub kv: KvType,
     /// Maximum length of a sequence, in positions.
     pub context: u32,
@@ -97,7 +97,7 @@ pub struct Lowering {
 }
 
 impl Lowering {
-    /// Returns the cache blocks that one sequence needs at the full context.
+    /// Returns the number of cache blocks that one sequence needs at the full context.
     pub fn table_blocks(&self) -> u32 {
         self.context.div_ceil(ragtag_kernels::params::BLOCK_TOKENS as u32)
     }

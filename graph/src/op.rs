@@ -92,7 +92,7 @@ pub enum Operator {
         column: u32,
         /// Whether the product is added to the previous contents.
         accumulate: bool,
-        /// Norm of the first input, on devices whose kernels fuse the norm into the product.
+        /// RMS norm of the first input that is fused into the product, on devices that have such kernels.
         norm: Option<Norm>,
         /// Whether the output is SiLU of the first half of the product's columns, multiplied by the second
         /// half.
@@ -185,8 +185,8 @@ impl Operator {
         }
     }
 
-    /// Returns a copy of the operator without tensor names and with layer number 0. Corresponding operators of
-    /// identical blocks have equal copies.
+    /// Returns a copy of the operator without tensor names and with layer number 0. Corresponding operators
+    /// of identical blocks have equal copies.
     pub(crate) fn nameless(&self) -> Self {
         let mut nameless = self.clone();
         match &mut nameless {
@@ -228,9 +228,9 @@ impl Operator {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Rows {
-    /// All tokens.
+    /// All tokens of the micro-batch.
     Tokens,
-    /// Tokens that need logits.
+    /// Tokens of the micro-batch that need logits.
     Logits,
 }
 

@@ -19,8 +19,8 @@ pub enum Place {
     Weight(usize),
     /// Key or value buffer with this index in [`CompiledStage::kv_bytes`].
     Kv(usize),
-    /// The stage's scratch buffer. All micro-batches share it, because the compute queue runs them one after
-    /// another.
+    /// The stage's scratch buffer. All micro-batches use the same buffer, because the compute queue runs them
+    /// one after another.
     Scratch,
     /// The slot's residual rows, which the steps update in place. If the wire type is f32, the stage also
     /// receives rows into this buffer and sends them from it.
@@ -221,7 +221,7 @@ fn write_values(values: &[f32], chunk: &WeightChunk, out: &mut [u8]) {
 pub struct CompiledStage {
     /// Segments of the stage.
     pub segments: Range<usize>,
-    /// All kernel entries that the programs use.
+    /// Module with all kernel entries that the programs use.
     pub module: Module,
     /// Weight buffers.
     pub weights: Vec<WeightBuffer>,
@@ -242,7 +242,8 @@ pub struct CompiledStage {
 }
 
 impl CompiledStage {
-    /// Returns the index of the program with the smallest bucket that holds `rows` rows.
+    /// Returns the index of the program with the smallest bucket that holds `rows` rows, or `None` if no
+    /// bucket does.
     pub fn program_for(&self, rows: u32) -> Option<usize> {
         self.programs.iter().position(|p| p.params.rows >= rows)
     }

@@ -1,5 +1,5 @@
-//! Sources of model bytes, and directories of sources. The root package implements a source over mapped
-//! files.
+//! Byte sources for model files, and directories of such sources. The root package implements a source over
+//! memory-mapped files.
 
 use crate::error::SourceError;
 use std::borrow::Cow;
@@ -7,12 +7,12 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A source of bytes that can be read by range.
+/// Read-only bytes, such as those of a file, which callers read by range.
 pub trait Source: Send + Sync {
     /// Returns the source's name for messages, such as the path of a file.
     fn name(&self) -> &str;
 
-    /// Returns the total number of bytes at the time when the source was opened.
+    /// Returns the size in bytes at the time when the source was opened.
     fn bytes(&self) -> u64;
 
     /// Returns the bytes of `range` without copying.

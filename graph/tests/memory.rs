@@ -119,7 +119,7 @@ fn directories() {
     }
 }
 
-/// Returns the start and length of each number in a text.
+/// Returns the start and the length of each number in `text`.
 fn numbers(text: &str) -> Vec<(usize, usize)> {
     let starts =
         text.char_indices().filter(|(at, c)| c.is_ascii_digit() && text[..*at].ends_with([' ', '[']));

@@ -26,7 +26,7 @@ fn llama() -> Model {
     open("llama", "tales-q8_0")
 }
 
-/// Returns the capabilities of a device without special features, so that every machine selects the same
+/// Returns the capabilities of a device without special features, so that all machines select the same kernel
 /// variants.
 fn plain_caps() -> Caps {
     Caps {
@@ -142,8 +142,8 @@ fn wide_caps() -> Caps {
     }
 }
 
-/// Lists the kernels of one block in the bucket of `rows`. Checks that both granularities and all splits into
-/// stages launch the same kernels.
+/// Lists the kernels that one block launches in the bucket for `rows` rows. Checks that both granularities
+/// and all splits into stages launch the same kernels.
 fn launches(model: &Model, activations: Activations, caps: &Caps, rows: u32) -> Vec<String> {
     let lowering = Lowering { chunk: 64, ..lowering(activations) };
     let of = |model: &Model, segments| {

@@ -23,7 +23,7 @@ pub struct Hyperparameters {
     pub name: Option<String>,
     /// Number of transformer blocks.
     pub layers: u32,
-    /// Longest sequence that the model was trained for, in tokens.
+    /// Maximum sequence length that the model was trained for, in tokens.
     pub context: u32,
     /// Elements per residual row (hidden size).
     pub width: u32,

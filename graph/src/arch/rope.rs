@@ -28,7 +28,7 @@ pub struct Rope {
     pub scale: f32,
     /// Parameters of frequency-dependent scaling as in Llama 3.1, if the model uses it.
     pub llama3: Option<Llama3Scaling>,
-    /// Whether `rope_freqs.weight` divides the frequencies.
+    /// Whether the factors in `rope_freqs.weight` divide the frequencies.
     pub has_factors: bool,
 }
 

@@ -1,7 +1,7 @@
 //! Reads the hyperparameters from `config.json`, where they have Hugging Face's names.
 //!
-//! The head size, the number of key and value heads, and the RoPE scaling are optional, with the defaults of
-//! the `transformers` library. All other fields that determine the shapes of weights are required.
+//! The fields for the head size, the number of KV heads and the RoPE scaling are optional. Their defaults are
+//! those of the `transformers` library. All other fields that determine the shapes of weights are required.
 
 use super::{CONFIG, MOST_CONFIG_BYTES};
 use crate::arch::{Architecture, Hyperparameters, Llama3Scaling, Rope, RopePairing, in_range, positive};
@@ -12,7 +12,7 @@ use crate::source::{Directory, Source};
 use ragtag_kernels::TensorType;
 use serde_json::{Map, Value};
 
-/// An object of a JSON file, read field by field. A `null` field counts as missing.
+/// Fields of a JSON object, which callers read by key. A `null` field counts as missing.
 pub(crate) struct Fields {
     file: String,
     /// Path of this object within the file, which messages prepend to each key.
@@ -206,7 +206,7 @@ pub(super) fn tensor_type(directory: &Directory) -> Result<TensorType, ModelErro
     }
 }
 
-/// Returns the model class. Fails if `architectures` does not list exactly one class.
+/// Returns the model class that `architectures` lists. Fails unless `architectures` lists exactly one class.
 fn class(config: &Fields) -> Result<&str, ModelError> {
     let classes = config.find("architectures").ok_or_else(|| config.missing("architectures"))?;
     let one = match classes.as_array().map(Vec::as_slice) {

@@ -21,7 +21,7 @@ struct Index {
 /// files of [`FILES`](super::FILES). If it contains `model.safetensors`, the index is ignored.
 ///
 /// # Errors
-/// Fails if the directory does not hold a model, or if the index lists a name that cannot be a safetensors
+/// Fails if the directory does not contain a model, or if the index lists a name that cannot be a safetensors
 /// file in this directory.
 pub fn shard_names(directory: &Directory) -> Result<Vec<String>, FormatError> {
     let missing = |file: &str| {

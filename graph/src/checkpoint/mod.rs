@@ -38,15 +38,15 @@ pub const WEIGHTS: [&str; 2] = [MODEL, INDEX];
 pub(crate) const CONFIG: &str = "config.json";
 /// File with generation defaults, including the EOS tokens.
 pub(crate) const GENERATION_CONFIG: &str = "generation_config.json";
-/// Index that maps tensor names to shards.
+/// File that maps tensor names to shards.
 pub(crate) const INDEX: &str = "model.safetensors.index.json";
-/// Weights of a model that is not sharded.
+/// File with all weights of a model that is not sharded.
 pub(crate) const MODEL: &str = "model.safetensors";
-/// Tokenizer in the format of the `tokenizers` library.
+/// File with the tokenizer in the format of the `tokenizers` library.
 pub(crate) const TOKENIZER: &str = "tokenizer.json";
 /// File with settings for the tokens that the tokenizer adds to a text.
 pub(crate) const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
-/// Tokenizer in the format of the sentencepiece library.
+/// File with the tokenizer in the format of the sentencepiece library.
 pub(crate) const SENTENCEPIECE: &str = "tokenizer.model";
 
 /// Size limit, in bytes, of small JSON files such as `config.json`.

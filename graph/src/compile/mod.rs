@@ -334,7 +334,7 @@ fn check_limits(stage: &CompiledStage, caps: &Caps) -> Result<(), CompileError> 
     }
 }
 
-/// Returns the bytes of a node's output.
+/// Returns the size in bytes of a node's output for the bucket that `params` describes.
 pub(crate) fn output_bytes(node: &Node, params: &ParamsShape) -> u64 {
     let (rows, form) = match node.operator {
         Operator::Widen { rows, .. } => return ragtag_kernels::widen::out_bytes(rows, node.width),
@@ -347,7 +347,7 @@ pub(crate) fn output_bytes(node: &Node, params: &ParamsShape) -> u64 {
     u64::from(rows) * form.row_bytes(node.width as usize) as u64
 }
 
-/// Returns the number of rows that a tensor can hold.
+/// Returns the maximum number of rows in a tensor whose row count is `rows`.
 fn capacity(rows: Rows, params: &ParamsShape) -> u32 {
     match rows {
         Rows::Tokens => params.rows,
@@ -356,7 +356,7 @@ fn capacity(rows: Rows, params: &ParamsShape) -> u32 {
 }
 
 impl Program {
-    /// Returns the steps of one segment.
+    /// Returns the steps that belong to segment number `segment`.
     pub fn segment_steps(&self, segment: usize) -> impl Iterator<Item = &ProgramStep> {
         self.steps.iter().filter(move |s| s.segment == segment)
     }

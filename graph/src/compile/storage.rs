@@ -11,8 +11,8 @@ use ragtag_kernels::params::ParamsShape;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Alignment of scratch tensors. It suffices for SIMD loads and for the binding offsets of every API
-/// (NVIDIA's OpenCL is the strictest).
+/// Alignment of scratch tensors in bytes. It suffices for SIMD loads and for the binding offsets of every
+/// API. NVIDIA's OpenCL has the strictest requirement.
 const ALIGNMENT_BYTES: u64 = 512;
 
 /// Place of each node's output, with the offset of its first byte.

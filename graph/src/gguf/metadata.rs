@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Type and byte range of a value.
+/// Type and byte range of a metadata value.
 #[derive(Clone, Debug)]
 pub(super) struct Entry {
     pub(super) kind: ValueType,
@@ -49,7 +49,7 @@ impl Metadata {
     /// Returns the value of `key`, converted to `T`, or `None` if the key is missing.
     ///
     /// # Errors
-    /// Fails like [`Metadata::get`], except that a missing key is not an error.
+    /// Fails for the same reasons as [`Metadata::get`], except that a missing key is not an error.
     pub fn find<'a, T: FromValue<'a>>(&'a self, key: &str) -> Result<Option<T>, FormatError> {
         let Some((key, entry)) = self.entries.get_key_value(key) else { return Ok(None) };
         let value = self.read(key, entry)?;
@@ -67,7 +67,8 @@ impl Metadata {
     /// Returns an iterator over the array `key` that converts each element to `T`.
     ///
     /// # Errors
-    /// Fails like [`Metadata::get`]. If an element has another type, the iterator returns an error.
+    /// Fails for the same reasons as [`Metadata::get`]. If an element has another type, the iterator returns
+    /// an error.
     pub fn list<'a, T: FromValue<'a>>(&'a self, key: &str) -> Result<List<'a, T>, FormatError> {
         Ok(self.get::<Array<'a>>(key)?.list())
     }

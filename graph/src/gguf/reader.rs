@@ -20,7 +20,7 @@ pub(crate) struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// Creates a reader of `bytes`, which start at byte `base` of `file`.
+    /// Creates a reader for `bytes`, which start at byte `base` of `file`.
     pub(crate) fn new(file: &'a str, base: u64, bytes: &'a [u8]) -> Self {
         Reader { file, base, bytes, next: 0 }
     }

@@ -6,7 +6,7 @@
 /// Returns the name of the ggml tensor type with number `id`, even if Ragtag does not support the type.
 /// Returns `None` if ggml has not assigned the number.
 pub fn tensor_type_name(id: u32) -> Option<&'static str> {
-    /// Names by type number. Types that ggml has removed keep their former names.
+    /// Names of tensor types, indexed by number. Types that ggml has removed keep their former names.
     const NAMES: [&str; 42] = [
         "F32",
         "F16",
@@ -75,7 +75,7 @@ pub enum ValueType {
     Bool,
     /// UTF-8 text, preceded by its length.
     Str,
-    /// Values of one type, preceded by the type and the number of values.
+    /// Elements of one type, preceded by the type and the number of elements.
     Array,
     /// Unsigned 64-bit integer.
     U64,

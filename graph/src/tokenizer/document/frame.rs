@@ -114,7 +114,7 @@ pub(super) enum Decoder {
     },
 }
 
-/// Combined effect of all decoders.
+/// Combined effect of all decoders in the document.
 #[derive(Debug, Default)]
 pub(super) struct Decoding {
     /// Whether token texts use the characters that represent bytes in byte-level vocabularies.

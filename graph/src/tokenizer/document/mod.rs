@@ -238,7 +238,8 @@ fn pieces(
     Ok(pieces.into_iter().map(|piece| piece.unwrap_or(Piece::Text("\u{fffd}".into()))).collect())
 }
 
-/// Builds two finders of added tokens: one for the raw text and one for the normalised text.
+/// Builds the finders for added tokens. One searches the raw text, and the other searches the normalised
+/// text.
 fn finders(
     reader: &Reader<'_>,
     tokens: &[AddedToken],
