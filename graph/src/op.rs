@@ -92,7 +92,7 @@ pub enum Operator {
         column: u32,
         /// Whether the product is added to the previous contents.
         accumulate: bool,
-        /// RMS norm of the first input that is fused into the product, on devices that have such kernels.
+        /// RMS norm of the first input, if the device has kernels that fuse the norm into the product.
         norm: Option<Norm>,
         /// Whether the output is SiLU of the first half of the product's columns, multiplied by the second
         /// half.
