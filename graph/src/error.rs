@@ -150,7 +150,7 @@ pub enum FormatError {
     MissingFile {
         /// The directory.
         directory: String,
-        /// Name of the missing file. If any one of several files suffices, lists their names.
+        /// Name of the missing file, or the names of several files if any one of them suffices.
         file: String,
     },
     /// The index of a sharded model disagrees with its shards, or lists an invalid file name.

@@ -90,7 +90,7 @@ pub struct Lowering {
     pub sequences: u32,
     /// Maximum number of rows in a micro-batch.
     pub chunk: u32,
-    /// Maximum number of rows in a micro-batch that need logits.
+    /// Maximum number of rows that need logits in a micro-batch.
     pub logit_rows: u32,
     /// Wire type of the activations that pass between stages.
     pub wire_type: WireType,

@@ -146,7 +146,7 @@ impl WeightBuffer {
     }
 
     /// Divides the buffer into chunks of at most `max_bytes`. If the layout does not allow chunks that small,
-    /// uses the smallest size that it allows.
+    /// the chunks have the smallest size that it allows.
     pub fn chunks(&self, max_bytes: u64) -> Vec<WeightChunk> {
         let unit = match &self.content {
             WeightContent::Matrix(matrix) => matrix.resident().group_bytes() as u64,

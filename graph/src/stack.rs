@@ -166,8 +166,8 @@ impl StackedMatrix {
         Ok(parts)
     }
 
-    /// Returns the end of the row groups that start at `group` and lie entirely in `part`. The result is at
-    /// most `end`.
+    /// Returns the end of the longest run of row groups that starts at `group` and lies entirely in `part`.
+    /// The run does not extend beyond `end`.
     fn groups_within(&self, part: &Part<'_>, group: usize, end: usize) -> usize {
         let whole = match part.rows.end == self.whole.rows() {
             true => self.whole.groups(),

@@ -16,8 +16,8 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum WireType {
-    /// f32, the type in which stages keep residual rows. A pipeline computes the same results as a single
-    /// device.
+    /// f32, the type in which stages keep residual rows. With this wire type, a pipeline computes the same
+    /// results as a single device.
     #[default]
     F32,
     /// f16. Results belong to the fast numerics class, because rows are rounded.

@@ -11,7 +11,7 @@ pub(crate) const HEAD: &str = "output.weight";
 /// Name of the factors that divide the RoPE frequencies.
 pub(crate) const ROPE_FACTORS: &str = "rope_freqs.weight";
 
-/// Names of the tensors that all architectures have in checkpoints.
+/// Names of the tensors that are common to the checkpoints of all architectures.
 pub(super) const COMMON: &[Names] = &[
     (EMBEDDING, "model.embed_tokens.weight"),
     ("output_norm.weight", "model.norm.weight"),

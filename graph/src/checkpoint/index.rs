@@ -56,8 +56,8 @@ fn read(index: &dyn Source) -> Result<Index, FormatError> {
     json::parse(index, MOST_BYTES)
 }
 
-/// Returns whether `name` is a safetensors file directly in the directory, on every operating system. Rejects
-/// path separators, drive letters and hidden files.
+/// Returns whether every operating system resolves `name` to a safetensors file directly in the directory.
+/// Rejects path separators, drive letters and hidden files.
 fn is_plain(name: &str) -> bool {
     let harmless = |c: char| c.is_ascii_alphanumeric() || "-_.+@ ".contains(c);
     name.ends_with(".safetensors") && !name.starts_with('.') && name.chars().all(harmless)

@@ -96,7 +96,8 @@ impl Emitter<'_> {
         )
     }
 
-    /// Emits the dispatches of a product: one per part of the weights, for the columns of this part.
+    /// Emits the dispatches of a product. Each part of the weights has its own dispatch, which computes the
+    /// columns of that part.
     fn product(&mut self, index: NodeIndex, weights: &Stack) -> Result<Vec<ProgramStep>, CompileError> {
         let node = self.graph.node(index);
         let Operator::MatMul { activations, column, accumulate, norm, gated, .. } = &node.operator else {
@@ -254,7 +255,7 @@ impl Emitter<'_> {
         Ok(ProgramStep { segment, entry: entry as u32, slices, constants, grid })
     }
 
-    /// Returns the maximum number of rows in a node's output, and the parameter word that holds their actual
+    /// Returns the maximum number of rows in a node's output, and the parameter word that holds the actual
     /// number.
     fn rows(&self, node: &Node) -> (u32, u32) {
         let count = match node.rows {

@@ -181,7 +181,7 @@ fn most_splits(lowering: &Lowering) -> u32 {
 pub(crate) struct Largest([(OperatorGraph, ParamsShape); 2]);
 
 impl Largest {
-    /// Lowers both programs. `form` returns the activation type of products for a weight type.
+    /// Lowers both programs. `form` returns the activation type for products with a given weight type.
     pub(crate) fn new(model: &Model, lowering: &Lowering, form: impl Fn(TensorType) -> Activations) -> Self {
         let program = |splits: Option<&dyn Fn(Heads) -> u32>, rows| {
             (model.lowered(splits, |t, _| form(t)), params_shape(lowering, rows))

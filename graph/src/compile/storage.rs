@@ -94,8 +94,9 @@ fn check_last_reader(graph: &OperatorGraph, input: NodeIndex, writer: NodeIndex)
     Err(ModelError::Unsupported { what })
 }
 
-/// Returns the position in program order after which a node's bytes are free. This is the last position that
-/// reads the node's output, or the output of a node that reuses the bytes.
+/// Returns the position in program order after which a node's bytes are free. This is the last position at
+/// which a node reads these bytes, either as the output of `node` or as the output of a node that reuses
+/// them.
 fn last_reader(graph: &OperatorGraph, node: NodeIndex, position: &BTreeMap<NodeIndex, usize>) -> usize {
     let readers = graph.consumers(node).into_iter().map(|(reader, _)| {
         let here = position.get(&reader).copied().unwrap_or(usize::MAX);

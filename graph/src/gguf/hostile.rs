@@ -19,7 +19,7 @@ const LIES: [u64; 10] = [
     u64::MAX,
 ];
 
-/// Builder for the bytes of a file, which checks nothing.
+/// Builder that writes the bytes of a file without any checks.
 #[derive(Clone, Default)]
 struct Raw(Vec<u8>);
 

@@ -19,8 +19,8 @@ pub(super) type Cuts = Arc<[Cut]>;
 /// One step in splitting text into words.
 #[derive(Debug)]
 pub(super) enum Cut {
-    /// Splits at the matches of a regular expression. Fails if the regex engine reaches a limit, because the
-    /// `tokenizers` library would then silently stop splitting or drop the rest of the text.
+    /// Splits at the matches of a regular expression. Fails if the regex engine reaches a limit. The
+    /// `tokenizers` library would instead silently stop splitting or drop the rest of the text.
     Expression {
         /// Whether to add a space before text that does not start with a space.
         spaced: bool,
