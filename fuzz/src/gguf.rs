@@ -1,5 +1,5 @@
-//! Opens any bytes as a GGUF file and reads its whole content. The code must not panic, overflow or allocate
-//! much.
+//! Opens arbitrary bytes as a GGUF file and reads the whole file. The reader must not panic, overflow or make
+//! large allocations.
 
 use super::short;
 use ragtag_graph::gguf::{Array, Value};

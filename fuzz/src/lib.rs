@@ -1,12 +1,13 @@
-//! Code of the fuzz targets. An integration test runs it on the committed seeds, without libFuzzer.
+//! Implementation of the fuzz targets. An integration test runs the targets on the committed seeds, without
+//! libFuzzer.
 
 pub mod gguf;
 pub mod plan;
 pub mod safetensors;
 pub mod tokenizer;
 
-/// Checks that an error message is short and free of control characters, even if it quotes the file. Returns
-/// false, because the input is invalid.
+/// Checks that an error message is short and free of control characters, even if it quotes the file. Always
+/// returns false, because the input is invalid.
 fn short(error: &impl std::fmt::Display) -> bool {
     let message = error.to_string();
     assert!(message.len() < 4000 && !message.contains(char::is_control), "{message}");

@@ -1,4 +1,4 @@
-//! Reads any text as a plan, validates it for a model and devices, writes it and reads it again.
+//! Reads arbitrary text as a plan, validates it for a model and devices, writes it, and reads it again.
 
 use super::short;
 use ragtag_planner::plan::{Plan, PlanModel};

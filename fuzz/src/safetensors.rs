@@ -1,6 +1,6 @@
-//! Opens any bytes as a file of a model directory whose other files are valid. Bytes that start with a brace
-//! are the configuration or the index; other bytes are a weights file. If the directory opens, all tensors
-//! must be readable.
+//! Opens arbitrary bytes as one file of a model directory whose other files are valid. Bytes that start with
+//! a brace are the configuration or the index. Other bytes are a weights file. If the directory opens, all
+//! tensors must be readable.
 
 use super::short;
 use ragtag_graph::{Directory, MemorySource, Model, checkpoint};
@@ -10,7 +10,7 @@ const CONFIG: &str = r#"{"architectures": ["LlamaForCausalLM"], "hidden_size": 3
 "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 32, "rms_norm_eps": 1e-5, "vocab_size": 4,
 "max_position_embeddings": 64, "tie_word_embeddings": true}"#;
 
-/// Tensors of a valid model: the name, the shape as JSON, and the number of f16 values.
+/// Tensors of a valid model, each with its name, its shape as JSON, and its number of f16 values.
 const TENSORS: [(&str, &str, u64); 11] = [
     ("model.embed_tokens.weight", "4,32", 128),
     ("model.layers.0.input_layernorm.weight", "32", 32),
@@ -37,7 +37,7 @@ fn weights() -> Vec<u8> {
     [(header.len() as u64).to_le_bytes().to_vec(), header.into_bytes(), vec![0; end as usize]].concat()
 }
 
-/// Returns whether the files are a valid model.
+/// Returns whether the directory contains a valid model.
 pub fn run(data: &[u8]) -> bool {
     let text = String::from_utf8_lossy(data);
     let (is_json, is_index) = (text.starts_with('{'), text.contains("weight_map"));

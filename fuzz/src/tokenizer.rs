@@ -1,5 +1,5 @@
-//! Builds a tokenizer from any vocabulary and encodes any text. The vocabulary is either refused, or the
-//! tokenizer decodes the text that it encoded.
+//! Builds a tokenizer from an arbitrary vocabulary and encodes arbitrary text. If Ragtag accepts a
+//! vocabulary that contains all bytes, decoding must return the encoded text.
 //!
 //! Input that starts with `{` is read as a `tokenizer.json`. Input that starts with a line feed (0x0A, the
 //! protobuf tag of field 1) is read as a `tokenizer.model`. Other input is a byte of flags, a line with the
@@ -24,7 +24,7 @@ pub fn run(data: &[u8]) -> bool {
     }
 }
 
-/// Tests a tokenizer file of a model directory.
+/// Tests `data` as the tokenizer file `name` in a model directory. Returns whether the file is valid.
 fn file(name: &str, data: &[u8]) -> bool {
     let mut directory = Directory::new("fuzz");
     directory.insert(name, Arc::new(MemorySource::new(format!("fuzz/{name}"), data.to_vec())));
@@ -37,8 +37,8 @@ fn file(name: &str, data: &[u8]) -> bool {
     }
 }
 
-/// Tests a vocabulary with scores in a GGUF file. The first character of each line is the token type, the
-/// second character the score.
+/// Tests a vocabulary with scores in a GGUF file. The first character of each line gives the type of a
+/// token, the second character gives its score, and the rest is its text.
 fn scored(flags: u8, data: &[u8]) -> bool {
     let flag = |bit: u8| flags >> bit & 1 == 1;
     let input = String::from_utf8_lossy(data);
@@ -76,8 +76,8 @@ fn scored(flags: u8, data: &[u8]) -> bool {
     true
 }
 
-/// Tests a byte-level vocabulary in a GGUF file. It contains all bytes. Each line is a merge of two tokens
-/// separated by a space. A line that starts with digit N is a token of type N instead.
+/// Tests a byte-level vocabulary in a GGUF file. The vocabulary contains all bytes. Each line is a merge of
+/// two tokens, separated by a space. A line that starts with digit N is a token of type N instead.
 fn byte_level(flags: u8, data: &[u8]) -> bool {
     const NAMES: [&str; 8] =
         ["default", "llama-bpe", "gpt-2", "qwen2", "smollm", "tekken", "deepseek-coder", "bloom"];

@@ -10,15 +10,15 @@ use petgraph::stable_graph::NodeIndex;
 use ragtag_kernels::{Activations, TensorType};
 use std::collections::BTreeSet;
 
-/// Alignment, in columns, of the products within a joint tensor. Every API can bind an output at this
+/// Alignment, in columns, of each product within a joint tensor. Every API can bind an output with this
 /// alignment. NVIDIA's OpenCL has the strictest requirement: 512 bytes.
 const JOINT_COLUMNS: u32 = 128;
 
-/// Source of the tensors' types.
+/// Source of the builder's tensor descriptions.
 enum Tensors<'a> {
-    /// The model's files. A tensor must have the expected shape.
+    /// The model's files, in which each tensor must have the expected shape.
     Weights(&'a Weights),
-    /// None. Every expected tensor is described, matrices and vectors with these types.
+    /// No files. The builder describes every expected tensor, with the type `matrices` or `vectors`.
     Described { matrices: TensorType, vectors: TensorType, found: Vec<TensorInfo> },
 }
 
@@ -36,7 +36,7 @@ impl<'a> Builder<'a> {
         Self::with(Tensors::Weights(weights))
     }
 
-    /// Creates a builder that only describes tensors.
+    /// Creates a builder that describes the tensors of a model without files.
     pub(crate) fn describing(matrices: TensorType, vectors: TensorType) -> Self {
         Self::with(Tensors::Described { matrices, vectors, found: Vec::new() })
     }
@@ -45,12 +45,14 @@ impl<'a> Builder<'a> {
         Self { tensors, graph: OperatorGraph::default(), used: BTreeSet::new(), segment: 0, order: 0 }
     }
 
-    /// Starts the next segment of the finest cut: an attention half, a feed-forward half, or the head.
+    /// Starts the next segment at half-block granularity: an attention half, a feed-forward half, or the
+    /// head.
     pub(crate) fn next_segment(&mut self) {
         self.segment += 1;
     }
 
-    /// Returns the type of a tensor after checking its shape: `[columns, rows]`, or `[columns]` if `rows` is 0.
+    /// Returns the type of tensor `name` after checking that its shape is `[columns, rows]`, or `[columns]`
+    /// if `rows` is 0.
     pub(crate) fn tensor(&mut self, name: &str, columns: u32, rows: u32) -> Result<TensorType, ModelError> {
         let mut expected = vec![u64::from(columns)];
         expected.extend((rows > 0).then_some(u64::from(rows)));
@@ -115,13 +117,20 @@ impl<'a> Builder<'a> {
         self.joint_matmul(x, &[(weight, width)], &[])
     }
 
-    /// Adds the products of `x` with the named weights of the given widths, side by side in one tensor.
-    /// Adjacent weights of one type become one product.
+    /// Adds the products of `x` with the named weights, side by side in one tensor. Each weight comes with
+    /// the number of columns that its product has. Adjacent weights of the same type are stacked into one
+    /// product.
     ///
+<<<<<<< HEAD
     /// Each product starts at a multiple of [`JOINT_COLUMNS`]. If its first column is not such a multiple,
     /// rows of zeros are prepended to its weights. Products run from last to first, so an earlier product
     /// overwrites the zeros in its columns. With `biases`, one per weight, products add to the biases instead,
     /// and zeros change nothing.
+=======
+    /// Each product must start at a multiple of [`JOINT_COLUMNS`]. If its first column is not such a
+    /// multiple, rows of zeros are prepended to its weights. Products run from last to first, so an earlier
+    /// product overwrites the zeros in its columns.
+>>>>>>> ed-graph
     pub(crate) fn joint_matmul(
         &mut self,
         x: NodeIndex,
@@ -158,7 +167,12 @@ impl<'a> Builder<'a> {
         Ok(inputs[inputs.len() - 1])
     }
 
+<<<<<<< HEAD
     /// Adds the norm of the query heads and of the key heads of `qkv`, with one weight for each kind.
+=======
+    /// Adds a node that normalises each query head and each key head of `qkv`. `weights` names the norm
+    /// weights of the queries and of the keys.
+>>>>>>> ed-graph
     pub(crate) fn head_norm(
         &mut self,
         qkv: NodeIndex,
@@ -172,8 +186,13 @@ impl<'a> Builder<'a> {
         Ok(self.like(Operator::HeadNorm { heads, weights, epsilon }, &[qkv]))
     }
 
+<<<<<<< HEAD
     /// Adds nodes that append the keys and values of `qkv` to the layer's cache and compute attention, with
     /// scores divided by √dimensions.
+=======
+    /// Adds nodes that append the keys and values of `qkv` to the KV cache of `layer` and compute the
+    /// attention of its queries. Scores are divided by √dimensions.
+>>>>>>> ed-graph
     pub(crate) fn attention(&mut self, qkv: NodeIndex, layer: u32, heads: Heads, rope: Rope) -> NodeIndex {
         let rows = self.graph.node(qkv).rows;
         let turned = self.like(Operator::RopeAppend { layer, heads, rope }, &[qkv]);
@@ -190,8 +209,8 @@ impl<'a> Builder<'a> {
         self.like(Operator::Add, &[x, y])
     }
 
-    /// Returns the graph. Fails if the graph does not use every tensor of the file, because the model would
-    /// run without the unused tensor.
+    /// Returns the graph. Fails if the graph does not use every tensor of the files. Running the model
+    /// without an unused tensor would give wrong results.
     pub(crate) fn finish(self) -> Result<OperatorGraph, ModelError> {
         let Tensors::Weights(weights) = self.tensors else { return Ok(self.graph) };
         match weights.tensors().iter().find(|t| !self.used.contains(&t.name)) {
@@ -200,7 +219,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// Returns the described tensors.
+    /// Returns the tensors that the builder has described.
     pub(crate) fn described(self) -> Vec<TensorInfo> {
         match self.tensors {
             Tensors::Weights(_) => Vec::new(),
@@ -215,7 +234,8 @@ mod tests {
     use crate::source::MemorySource;
     use std::sync::Arc;
 
-    /// Returns weights with 64 columns each: a table, and matrices with the given types and numbers of rows.
+    /// Returns weights with 64 columns each: a table, and matrices with the given names, types and numbers of
+    /// rows.
     fn weights(matrices: &[(&str, TensorType, u64)]) -> Weights {
         let table = ("table", TensorType::F16, 100);
         let tensors = [&[table], matrices].concat().into_iter().map(|(name, tensor_type, rows)| {
@@ -225,8 +245,8 @@ mod tests {
         Weights::new(vec![Arc::new(MemorySource::new("file", vec![]))], tensors.collect()).unwrap()
     }
 
-    /// Returns the first column, the rows of zeros and the tensors of each product, in program order. Also
-    /// returns the width of the joint tensor.
+    /// Returns the first column, the number of zero rows and the tensor names of each product, in program
+    /// order. Also returns the width of the joint tensor.
     fn joint(matrices: &[(&str, TensorType, u64)]) -> (Vec<(u32, u32, String)>, u32) {
         let weights = weights(matrices);
         let mut builder = Builder::new(&weights);

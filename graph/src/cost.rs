@@ -1,4 +1,4 @@
-//! Cost of a node in floating-point operations and bytes, per row, per micro-batch and per position.
+//! Costs of a node in floating-point operations and bytes, per row, per micro-batch and per position.
 
 use crate::model::{Lowering, Model, ModelError};
 use crate::op::{Node, Operator};

@@ -1,11 +1,11 @@
-//! Typed errors of model files. Each error names the file and the item that could not be read.
+//! Typed errors for model files. Each error names the file and the item that Ragtag could not read.
 //!
-//! Text from a file is escaped and truncated (`Quoted`), because messages may be printed to a terminal.
+//! Text from a file is escaped and truncated by `Quoted`, because messages may be printed to a terminal.
 
 use ragtag_kernels::TensorType;
 use std::fmt::{self, Write};
 
-/// Failure to read bytes of a [`Source`](crate::source::Source).
+/// Failure to read bytes from a [`Source`](crate::source::Source).
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SourceError {
     /// The range is outside the source.
@@ -15,9 +15,9 @@ pub enum SourceError {
         name: String,
         /// First requested byte.
         start: u64,
-        /// End of the requested bytes.
+        /// End of the requested range (exclusive).
         end: u64,
-        /// Size of the source.
+        /// Size of the source in bytes.
         bytes: u64,
     },
     /// The file shrank since it was opened.
@@ -25,17 +25,17 @@ pub enum SourceError {
     Shrank {
         /// Name of the source.
         name: String,
-        /// Size when it was opened.
+        /// Size in bytes when the source was opened.
         had: u64,
-        /// Current size.
+        /// Current size in bytes.
         has: u64,
     },
-    /// The operating system reports an error.
+    /// The operating system reported an error.
     #[error("cannot read {name}: {cause}")]
     Unreadable {
         /// Name of the source.
         name: String,
-        /// Message of the operating system.
+        /// Error message from the operating system.
         cause: String,
     },
 }
@@ -43,7 +43,7 @@ pub enum SourceError {
 /// Failure to parse a model file.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FormatError {
-    /// The bytes cannot be read.
+    /// The file's bytes cannot be read.
     #[error(transparent)]
     Source(#[from] SourceError),
     /// The file is not a GGUF file.
@@ -60,7 +60,7 @@ pub enum FormatError {
         /// The file.
         file: String,
     },
-    /// An unsupported version of the format.
+    /// The file has an unsupported version of the format.
     #[error("{file} has GGUF version {version}; versions 2 and 3 are supported")]
     Version {
         /// The file.
@@ -81,30 +81,30 @@ pub enum FormatError {
         at: u64,
         /// Bytes that the item needs.
         wanted: u64,
-        /// End of the file, or of the part that holds the item.
+        /// End of the file, or end of the region that must contain the item.
         bytes: u64,
     },
-    /// A value that the format does not allow.
+    /// The file contains a value that the format does not allow.
     #[error("{file}, byte {at}: {what}: {cause}")]
     Invalid {
         /// The file.
         file: String,
-        /// Position of the value.
+        /// Byte offset of the value in the file.
         at: u64,
         /// Item that was being read.
         what: String,
-        /// The violated rule.
+        /// Rule that the value violates.
         cause: String,
     },
     /// Two tensors of a model have the same name.
     #[error("{file}: duplicate tensor {tensor}")]
     DuplicateTensor {
-        /// The file with the second tensor.
+        /// The file that contains the second tensor.
         file: String,
-        /// Name of both tensors.
+        /// The duplicate name.
         tensor: String,
     },
-    /// A tensor type without kernels.
+    /// The type of a GGUF tensor has no kernels.
     #[error(
         "{file}: tensor {tensor} has type {found}, which is not supported; supported are {}",
         supported_types()
@@ -114,20 +114,20 @@ pub enum FormatError {
         file: String,
         /// The tensor.
         tensor: String,
-        /// Name of the tensor's type.
+        /// Name of the tensor type.
         found: String,
     },
-    /// An unsupported tensor type in a safetensors file.
+    /// A tensor in a safetensors file has an unsupported type.
     #[error("{file}: tensor {tensor} has type {found}, which is not supported; supported are F32, F16, BF16")]
     UnsupportedDtype {
         /// The file.
         file: String,
         /// The tensor.
         tensor: String,
-        /// The tensor's type.
+        /// The tensor's type, as the file spells it.
         found: String,
     },
-    /// A file that is not JSON, or that lacks the expected structure.
+    /// The file is not JSON, or lacks the expected structure.
     #[error("{file}: {cause}")]
     Json {
         /// The file.
@@ -135,40 +135,40 @@ pub enum FormatError {
         /// The parser's message, with line and column.
         cause: String,
     },
-    /// A file that exceeds a size limit.
+    /// The file exceeds a size limit.
     #[error("{file} has {bytes} bytes; at most {most} are read")]
     TooLarge {
         /// The file.
         file: String,
-        /// Size of the file.
+        /// Size of the file in bytes.
         bytes: u64,
-        /// The limit.
+        /// The limit in bytes.
         most: u64,
     },
-    /// A required file that a model's directory lacks.
+    /// A required file is missing from a model directory.
     #[error("{directory} has no {file}")]
     MissingFile {
         /// The directory.
         directory: String,
-        /// The missing file, or alternative files.
+        /// Name of the missing file, or the names of several files if any one of them suffices.
         file: String,
     },
     /// The index of a sharded model disagrees with its shards, or lists an invalid file name.
     #[error("{file}: {cause}")]
     Index {
-        /// The index.
+        /// The index file.
         file: String,
         /// Description of the problem.
         cause: String,
     },
-    /// The list of files lacks a shard of a split model.
+    /// A shard is missing from the given files of a split model.
     #[error("{file} is missing: it is shard {number} of {count}")]
     MissingShard {
         /// Expected name of the shard.
         file: String,
-        /// Number of the shard, counted from 1.
+        /// Number of the missing shard, counted from 1.
         number: u64,
-        /// Number of shards.
+        /// Number of shards in the model.
         count: u64,
     },
     /// The given files do not form one split model.
@@ -176,7 +176,7 @@ pub enum FormatError {
     Shards {
         /// The offending file.
         file: String,
-        /// Reason.
+        /// Description of the problem.
         cause: String,
     },
     /// The metadata lacks a required key.
@@ -201,13 +201,13 @@ pub enum FormatError {
     },
 }
 
-/// An invalid or unsupported tokenizer, or a failure to encode a text.
+/// Failure to load a tokenizer or to encode text.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TokenizerError {
     /// A file cannot be parsed.
     #[error(transparent)]
     Format(#[from] FormatError),
-    /// An unsupported kind of tokenizer.
+    /// The file contains an unsupported kind of tokenizer.
     #[error("{file}: tokenizer model \"{model}\" is not supported; supported are {known}")]
     UnsupportedModel {
         /// The file.
@@ -217,7 +217,7 @@ pub enum TokenizerError {
         /// Supported kinds.
         known: &'static str,
     },
-    /// A pre-tokenizer that Ragtag does not know.
+    /// Ragtag does not know the pre-tokenizer.
     #[error("{file}: pre-tokenizer \"{found}\" (tokenizer.ggml.pre) is not known; known are {known}")]
     UnknownPreTokenizer {
         /// The file.
@@ -227,26 +227,26 @@ pub enum TokenizerError {
         /// Names of the supported pre-tokenizers.
         known: String,
     },
-    /// An unsupported part of a tokenizer.
+    /// The tokenizer has an unsupported component.
     #[error("{file}: not supported: {what}")]
     Unsupported {
         /// The file.
         file: String,
-        /// The unsupported part.
+        /// The unsupported component.
         what: String,
     },
-    /// An invalid vocabulary.
+    /// The vocabulary is invalid.
     #[error("{file}: the vocabulary {cause}")]
     Vocabulary {
         /// The file.
         file: String,
-        /// The violated rule, with the token.
+        /// The violated rule and the offending token.
         cause: String,
     },
-    /// The tokenizer cannot encode a text.
+    /// The tokenizer cannot encode a given text.
     #[error("cannot tokenize the text: {cause}")]
     Text {
-        /// Reason.
+        /// Description of the problem.
         cause: String,
     },
 }
@@ -255,7 +255,7 @@ fn supported_types() -> String {
     TensorType::ALL.map(TensorType::name).join(", ")
 }
 
-/// Text from a file, escaped and truncated to 80 characters, for messages.
+/// Text from a file, which messages show escaped and truncated to 80 characters.
 pub(crate) struct Quoted<'a>(pub(crate) &'a str);
 
 impl fmt::Display for Quoted<'_> {

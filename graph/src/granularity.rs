@@ -1,7 +1,7 @@
-//! Granularity of the segments of a model, and the kind and name of each segment.
+//! Granularity at which a model is divided into segments, and the kind and name of each segment.
 //!
-//! In a new graph, nodes have the segment numbers of half-block granularity. Lowering converts these numbers
-//! to the model's granularity.
+//! The builder numbers segments at half-block granularity. Lowering converts these numbers to the model's
+//! granularity.
 
 use crate::segment::{Segment, SegmentKind};
 use serde::{Deserialize, Serialize};
@@ -19,7 +19,7 @@ pub enum Granularity {
 }
 
 impl Granularity {
-    /// Returns the granularity of a model's segments.
+    /// Returns the granularity of `segments`, the segments of a model.
     pub fn of(segments: &[Segment]) -> Self {
         match segments.iter().any(|s| matches!(s.kind, SegmentKind::Attention | SegmentKind::FeedForward)) {
             true => Granularity::HalfBlock,
@@ -27,14 +27,15 @@ impl Granularity {
         }
     }
 
-    /// Returns the number of segments of a model with this many blocks. The embedding and the head are one
-    /// segment each.
+    /// Returns the number of segments in a model with `blocks` transformer blocks. The embedding and the head
+    /// are one segment each.
     pub(crate) fn segment_count(self, blocks: u32) -> usize {
         self.segment_of(2 * blocks as usize + 1) + 1
     }
 
-    /// Converts a segment number of half-block granularity to this granularity. At half-block granularity,
-    /// the segments are the embedding, the attention and feed-forward half of each block, and the head.
+    /// Converts a segment number at half-block granularity to a segment number at this granularity. At
+    /// half-block granularity, the segments are the embedding, the attention and feed-forward half of each
+    /// block, and the head.
     pub(crate) fn segment_of(self, half: usize) -> usize {
         match self {
             Granularity::Block => half.div_ceil(2),
@@ -42,7 +43,7 @@ impl Granularity {
         }
     }
 
-    /// Returns the kind of a segment of a model with this many blocks.
+    /// Returns the kind of segment number `segment` in a model with `blocks` transformer blocks.
     pub(crate) fn kind(self, segment: usize, blocks: u32) -> SegmentKind {
         match self {
             _ if segment == 0 => SegmentKind::Embedding,
@@ -53,7 +54,8 @@ impl Granularity {
         }
     }
 
-    /// Returns the name of a segment: `embedding`, `block 0`, `block 0 attention`, `block 0 ffn` or `head`.
+    /// Returns the name of a segment, such as `embedding`, `block 0`, `block 0 attention`, `block 0 ffn` or
+    /// `head`.
     pub(crate) fn name(self, segment: usize, blocks: u32) -> String {
         match self.kind(segment, blocks) {
             SegmentKind::Embedding => "embedding".into(),

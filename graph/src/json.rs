@@ -4,7 +4,7 @@ use crate::error::{FormatError, Quoted};
 use crate::source::Source;
 use serde::de::DeserializeOwned;
 
-/// Reads a file of at most `most_bytes`.
+/// Parses a JSON file of at most `most_bytes` bytes.
 ///
 /// # Errors
 /// Fails if the file exceeds `most_bytes`, is not JSON, or does not match `T`.
@@ -16,7 +16,7 @@ pub(crate) fn parse<T: DeserializeOwned>(source: &dyn Source, most_bytes: u64) -
     parse_slice(source.name(), source.range(0..bytes)?)
 }
 
-/// Parses a part of a file. Line and column numbers in errors count from the start of that part.
+/// Parses JSON that is part of a file. Line and column numbers in errors count from the start of that part.
 pub(crate) fn parse_slice<T: DeserializeOwned>(file: &str, json: &[u8]) -> Result<T, FormatError> {
     serde_json::from_slice(json)
         .map_err(|error| FormatError::Json { file: file.to_owned(), cause: shown(&error) })

@@ -1,4 +1,4 @@
-//! Models in Ragtag. This crate reads model files, builds operator graphs, cuts them into segments with
+//! Models in Ragtag. This crate reads model files, builds operator graphs, divides them into segments with
 //! costs, and compiles segments into programs for a device.
 //!
 //! The crate does not depend on backends or plans. It opens no files, starts no threads and reads no clocks.

@@ -19,18 +19,18 @@ use std::sync::Arc;
 /// Reason why Ragtag cannot run a model.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
-    /// The file cannot be parsed.
+    /// A model file cannot be parsed.
     #[error(transparent)]
     Format(#[from] FormatError),
-    /// An architecture that Ragtag does not know.
+    /// Ragtag does not support the architecture.
     #[error("architecture {name:?} is not supported; supported are {known}")]
     Architecture {
-        /// Name in the file.
+        /// Name of the architecture in the file.
         name: String,
         /// Names of the supported architectures.
         known: String,
     },
-    /// An invalid hyperparameter.
+    /// A hyperparameter is invalid.
     #[error("{key}: {why}")]
     Hyperparameter {
         /// Key of the hyperparameter.
@@ -44,7 +44,8 @@ pub enum ModelError {
         /// Name of the tensor.
         name: String,
     },
-    /// A tensor that the architecture does not use. Without this tensor, results would be wrong.
+    /// The architecture does not use a tensor of the file. Running the model without this tensor would give
+    /// wrong results.
     #[error(
         "tensor {name} is not part of this architecture as Ragtag knows it; running without it would be wrong"
     )]
@@ -52,7 +53,7 @@ pub enum ModelError {
         /// Name of the tensor.
         name: String,
     },
-    /// A tensor whose shape disagrees with the hyperparameters.
+    /// The shape of a tensor disagrees with the hyperparameters.
     #[error("tensor {name} has shape {found:?}; the hyperparameters ask for {expected:?}")]
     Shape {
         /// Name of the tensor.
@@ -62,73 +63,73 @@ pub enum ModelError {
         /// Shape in the file.
         found: Vec<u64>,
     },
-    /// A tensor whose data is missing from the file.
+    /// The data of a tensor is missing from the file.
     #[error("tensor {name} has no data: this model can be planned but not run")]
     NoData {
         /// Name of the tensor.
         name: String,
     },
-    /// A feature of the model that Ragtag does not support.
+    /// The model has a feature that Ragtag does not support.
     #[error("not supported: {what}")]
     Unsupported {
-        /// The feature.
+        /// The unsupported feature.
         what: String,
     },
 }
 
-/// Settings that determine the programs and their memory.
+/// Settings for compiling programs and computing the memory that they need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lowering {
     /// Activation type in products with quantised weights.
     pub activations: Activations,
-    /// Type of keys and values in the cache.
+    /// Type of keys and values in the KV cache.
     pub kv: KvType,
-    /// Longest sequence, in positions.
+    /// Maximum length of a sequence, in positions.
     pub context: u32,
     /// Maximum number of concurrent sequences.
     pub sequences: u32,
-    /// Maximum rows of a micro-batch.
+    /// Maximum number of rows in a micro-batch.
     pub chunk: u32,
-    /// Maximum rows of a micro-batch that need logits.
+    /// Maximum number of rows that need logits in a micro-batch.
     pub logit_rows: u32,
-    /// Wire type of activations between stages.
+    /// Wire type of the activations that pass between stages.
     pub wire_type: WireType,
 }
 
 impl Lowering {
-    /// Returns the cache blocks that one sequence needs at the full context.
+    /// Returns the number of cache blocks that one sequence needs at the full context.
     pub fn table_blocks(&self) -> u32 {
         self.context.div_ceil(ragtag_kernels::params::BLOCK_TOKENS as u32)
     }
 
-    /// Returns the total number of cache blocks.
+    /// Returns the number of cache blocks for all sequences.
     pub fn cache_blocks(&self) -> u32 {
         self.table_blocks().saturating_mul(self.sequences)
     }
 }
 
-/// Source from which the tokenizer is built.
+/// Files or metadata from which the tokenizer is built.
 #[derive(Clone, Debug)]
 enum Description {
     /// Metadata of a GGUF file.
     Metadata(Arc<Metadata>),
-    /// Files beside the weights.
+    /// Files in the model directory.
     Directory(Arc<Directory>),
 }
 
-/// A model, read from its files. Cheap to clone.
+/// A model that was read from its files. Clones share the weights and the graph.
 #[derive(Clone, Debug)]
 pub struct Model {
     hyperparameters: Hyperparameters,
     description: Description,
     weights: Arc<Weights>,
-    /// The graph, with segment numbers of half-block granularity.
+    /// Operator graph with the segment numbers of half-block granularity.
     graph: Arc<OperatorGraph>,
     granularity: Granularity,
 }
 
 impl Model {
-    /// Reads the hyperparameters of GGUF files and builds the operator graph. Reads no weights.
+    /// Reads the hyperparameters from GGUF files and builds the operator graph. Does not read weights.
     ///
     /// # Errors
     /// Returns a [`ModelError`] that names the invalid key, tensor or architecture.
@@ -139,9 +140,9 @@ impl Model {
         Self::build(architecture, hyperparameters, file.weights, description)
     }
 
-    /// Reads the hyperparameters of a directory with `config.json` and safetensors files, and builds the
-    /// operator graph. Reads no weights. The directory must contain all files of [`checkpoint::FILES`] that
-    /// exist, and all files of [`checkpoint::shard_names`].
+    /// Reads the hyperparameters from a directory with `config.json` and safetensors files, and builds the
+    /// operator graph. Does not read weights. `directory` must contain every existing file that
+    /// [`checkpoint::FILES`] lists, and every file that [`checkpoint::shard_names`] returns.
     ///
     /// # Errors
     /// Returns a [`ModelError`] that names the invalid file, key, tensor or architecture.
@@ -152,9 +153,9 @@ impl Model {
             .map_err(|error| checkpoint::with_original_names(architecture, error))
     }
 
-    /// Describes the model of a directory that has `config.json` but no weights. The hyperparameters
-    /// determine the shapes of the weights. Matrices have the type `matrices`, or by default the type in
-    /// `config.json` (`torch_dtype` or `dtype`).
+    /// Creates a model without weight data from a directory that contains `config.json`. The hyperparameters
+    /// determine the shapes of the weights. Matrices have the type `matrices`. If `matrices` is `None`, they
+    /// have the type that `config.json` specifies (`torch_dtype` or `dtype`).
     ///
     /// # Errors
     /// Returns a [`ModelError`] that names the invalid key or tensor.
@@ -177,21 +178,21 @@ impl Model {
         Ok(Self { hyperparameters, description, weights, graph, granularity })
     }
 
-    /// Returns the same model, cut into segments of this granularity. The default is [`Granularity::Block`].
+    /// Returns the same model, divided into segments of `granularity`. The default is [`Granularity::Block`].
     #[must_use]
     pub fn with_granularity(&self, granularity: Granularity) -> Self {
         Self { granularity, ..self.clone() }
     }
 
-    /// Returns the granularity of the segments.
+    /// Returns the granularity at which the model is divided into segments.
     pub fn granularity(&self) -> Granularity {
         self.granularity
     }
 
-    /// Builds the tokenizer that the files describe.
+    /// Builds the tokenizer from the model's metadata or directory.
     ///
     /// # Errors
-    /// Fails if the files contain no tokenizer, or an unsupported or invalid tokenizer.
+    /// Fails if the model has no tokenizer, or an unsupported or invalid one.
     pub fn tokenizer(&self) -> Result<Tokenizer, TokenizerError> {
         match &self.description {
             Description::Metadata(metadata) => Tokenizer::from_metadata(metadata),
@@ -204,7 +205,7 @@ impl Model {
         &self.hyperparameters
     }
 
-    /// Returns the metadata of a GGUF file, or `None` if the model comes from a directory.
+    /// Returns the metadata of the GGUF file, or `None` if the model comes from a directory.
     pub fn metadata(&self) -> Option<&Metadata> {
         match &self.description {
             Description::Metadata(metadata) => Some(metadata),
@@ -212,19 +213,20 @@ impl Model {
         }
     }
 
-    /// Returns the tensors, under their GGUF names.
+    /// Returns the weight tensors, which have their GGUF names.
     pub fn weights(&self) -> &Arc<Weights> {
         &self.weights
     }
 
     /// Returns the operator graph for devices without matrix units. Products with quantised weights take
-    /// `activations`. All other products take f32.
+    /// activations of type `activations`. All other products take f32.
     pub fn graph(&self, activations: Activations) -> OperatorGraph {
         self.lowered(None, |t, _| basic_form(t, activations))
     }
 
-    /// Returns the operator graph for a device. `form` selects the activations of a product by its weight
-    /// type and rows. If `splits` is given, attention is split over positions.
+    /// Returns the operator graph for a device. `form` selects the activation type of a product from its
+    /// weight type and row count. If `splits` is given, attention is split over the cached positions into the
+    /// number of parts that `splits` returns.
     pub(crate) fn lowered(
         &self,
         splits: Option<&dyn Fn(Heads) -> u32>,
@@ -252,7 +254,7 @@ impl Model {
         self.granularity.segment_count(self.hyperparameters.layers)
     }
 
-    /// Returns the segments with their costs.
+    /// Returns the segments with their costs, in order.
     ///
     /// # Errors
     /// Returns [`ModelError::Unsupported`] if a tensor has no resident layout.
@@ -260,7 +262,7 @@ impl Model {
         segment::segments(self, lowering)
     }
 
-    /// Returns the number of parameters in all tensors.
+    /// Returns the total number of parameters in all tensors.
     pub fn parameters(&self) -> u64 {
         self.weights.tensors().iter().map(|t| t.shape.iter().product::<u64>()).sum()
     }
@@ -285,18 +287,19 @@ impl Model {
     }
 }
 
-/// Returns whether products with weights of this type can take int8 activations.
+/// Returns whether products with weights of type `tensor_type` can take int8 activations.
 pub(crate) fn is_quantised(tensor_type: TensorType) -> bool {
     ragtag_kernels::matmul::takes(tensor_type, Activations::Int8)
 }
 
-/// Returns the activations of a product on a device without matrix units. `wanted` is the user's choice.
+/// Returns the activation type of a product on a device without matrix units. `wanted` is the user's choice
+/// for products with quantised weights.
 pub(crate) fn basic_form(tensor_type: TensorType, wanted: Activations) -> Activations {
     if is_quantised(tensor_type) { wanted } else { Activations::F32 }
 }
 
-/// Checks that row lengths are multiples of 32. Blocks of int8 activations have 32 values, and all kernels
-/// process 32 columns per step.
+/// Checks that the row length of every matrix is a multiple of 32. Blocks of int8 activations have 32 values,
+/// and all kernels process 32 columns per step.
 fn check_columns(graph: &OperatorGraph, weights: &Weights) -> Result<(), ModelError> {
     for node in graph.ordered() {
         let node = graph.node(node);

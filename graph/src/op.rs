@@ -12,33 +12,33 @@ use ragtag_kernels::Activations;
 use serde::Serialize;
 use std::fmt;
 
-/// Heads of an attention.
+/// Head counts and head size of an attention operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Heads {
-    /// Query heads.
+    /// Number of query heads.
     pub queries: u32,
-    /// Key and value heads.
+    /// Number of key heads, which is also the number of value heads.
     pub kv: u32,
     /// Values per head.
     pub dimensions: u32,
 }
 
 impl Heads {
-    /// Returns the values per row of the queries.
+    /// Returns the number of elements in one row of queries.
     pub(crate) fn query_width(&self) -> u32 {
         self.queries * self.dimensions
     }
 
-    /// Returns the values per row of the keys, or of the values.
+    /// Returns the number of elements in one row of keys. A row of values has the same length.
     pub(crate) fn kv_width(&self) -> u32 {
         self.kv * self.dimensions
     }
 }
 
-/// An RMS norm that is fused into a product.
+/// An RMS norm that is fused into a matrix product.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Norm {
-    /// Name of the weight.
+    /// Name of the norm's weight tensor.
     pub weight: String,
     /// Constant that is added to the mean square.
     pub epsilon: f32,
@@ -48,16 +48,16 @@ pub struct Norm {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Operator {
-    /// Rows of a table, selected by the micro-batch's token ids. No input.
+    /// Embedding rows, selected from a table by the token ids of the micro-batch. The operator has no input.
     Embed {
-        /// Name of the table.
+        /// Name of the embedding tensor.
         table: String,
     },
     /// Rows of the input that need logits.
     Gather,
-    /// RMS norm of the input, times a weight.
+    /// RMS norm of the input, multiplied by a weight.
     RmsNorm {
-        /// Name of the weight.
+        /// Name of the norm's weight tensor.
         weight: String,
         /// Constant that is added to the mean square.
         epsilon: f32,
@@ -69,19 +69,20 @@ pub enum Operator {
         /// Type of the output.
         output: Activations,
     },
-    /// Quantised weights, dequantized to an f16 matrix for one product. No input. The number of rows does not
-    /// depend on the micro-batch.
+    /// Quantised weights, dequantized to an f16 matrix for one product. The operator has no input. The number
+    /// of rows does not depend on the micro-batch.
     Widen {
-        /// The weights.
+        /// Weights to dequantize.
         weights: Stack,
-        /// Rows of the matrix.
+        /// Rows of the dequantized matrix.
         rows: u32,
     },
     /// Product of the first input and the weights, written to columns of the output.
     ///
-    /// The second input, if any, is the previous value of the output's bytes: other columns of a joint
-    /// tensor, or the addend. The third input, if any, is the dequantized weights. With `norm`, the product
-    /// includes that [`Operator::RmsNorm`]. With `gated`, it includes an [`Operator::SiluMul`] of its result.
+    /// The second input, if any, provides the previous contents of the output: columns that other products
+    /// wrote, or values to which this product is added. The third input, if any, is the dequantized weights.
+    /// If `norm` is set, the product first applies that RMS norm to its input. If `gated` is set, it also
+    /// applies [`Operator::SiluMul`] to its result.
     MatMul {
         /// The weights.
         weights: Stack,
@@ -89,61 +90,67 @@ pub enum Operator {
         activations: Activations,
         /// First column that the product writes.
         column: u32,
-        /// Whether the product is added to the previous value.
+        /// Whether the product is added to the previous contents.
         accumulate: bool,
-        /// Norm of the first input, on devices whose kernels fuse the norm into the product.
+        /// RMS norm of the first input, if the device has kernels that fuse the norm into the product.
         norm: Option<Norm>,
-        /// Whether the output is SiLU of the first half of the product's columns times the second half.
+        /// Whether the output is SiLU of the first half of the product's columns, multiplied by the second
+        /// half.
         gated: bool,
     },
-    /// Vectors side by side, in every row: biases of the joint products that accumulate onto them. No input.
+    /// Bias vectors side by side, repeated in every row. Joint products are added to them. The operator has
+    /// no input.
     Bias {
-        /// Names of the vectors.
+        /// Names of the bias tensors.
         weights: Vec<String>,
     },
-    /// RMS norm of each query head and of each key head, times a weight per dimension. Overwrites the input,
-    /// which holds queries, keys and values side by side.
+    /// RMS norm of each query head and each key head, multiplied by one weight per dimension. Overwrites the
+    /// input, which holds queries, keys and values side by side.
     HeadNorm {
         /// Heads of the input.
         heads: Heads,
-        /// Names of the weights: for queries, for keys.
+        /// Names of the weight tensors for queries and for keys, in this order.
         weights: [String; 2],
-        /// Added to the mean square.
+        /// Constant that is added to the mean square.
         epsilon: f32,
     },
-    /// Rotates the input's queries in place, and appends its rotated keys and its values to the cache of a
+    /// Rotates the input's queries in place, and appends the rotated keys and the values to the KV cache of a
     /// layer. The input holds queries, keys and values side by side.
     RopeAppend {
-        /// The layer.
+        /// Layer that owns the cache.
         layer: u32,
         /// Heads of the input.
         heads: Heads,
-        /// The rotation.
+        /// Parameters of the rotation.
         rope: Rope,
     },
-    /// Causal attention over the cache. The queries are the first columns of the input's rows.
+    /// Causal attention over the KV cache. The first columns of each input row are the queries.
     Attention {
-        /// The layer.
+        /// Layer that owns the cache.
         layer: u32,
         /// Heads of the input.
         heads: Heads,
-        /// Factor of the scores.
+        /// Factor by which the scores are multiplied.
         scale: f32,
     },
-    /// First half of split attention: one partial result per split of the positions.
+    /// First step of split attention. Computes one partial result for each split of the cached positions.
     AttentionPartial {
-        /// The layer.
+        /// Layer that owns the cache.
         layer: u32,
         /// Heads of the input.
         heads: Heads,
-        /// Factor of the scores.
+        /// Factor by which the scores are multiplied.
         scale: f32,
         /// Number of splits.
         splits: u32,
+<<<<<<< HEAD
         /// Rotation of the fused [`Operator::RopeAppend`], if any.
+=======
+        /// Parameters of the [`Operator::RopeAppend`] that is fused into this operator, if any.
+>>>>>>> ed-graph
         appends: Option<Rope>,
     },
-    /// Second half of split attention: combines the partial results of an [`Operator::AttentionPartial`].
+    /// Second step of split attention. Combines the partial results of an [`Operator::AttentionPartial`].
     AttentionMerge {
         /// Heads of the attention.
         heads: Heads,
@@ -152,17 +159,17 @@ pub enum Operator {
         /// Type of the output.
         output: Activations,
     },
-    /// SiLU of the first half of each input row times the second half.
+    /// SiLU of the first half of each input row, multiplied by the second half of the row.
     SiluMul {
         /// Type of the output.
         output: Activations,
     },
-    /// Sum of both inputs, written over the first input.
+    /// Sum of the two inputs, which overwrites the first input.
     Add,
 }
 
 impl Operator {
-    /// Returns the operator's name without parameters.
+    /// Returns the name of the operation, without parameters.
     pub fn name(&self) -> &'static str {
         match self {
             Operator::Embed { .. } => "embed",
@@ -182,8 +189,8 @@ impl Operator {
         }
     }
 
-    /// Returns the operator without tensor names and layer number. The result is the same for identical
-    /// blocks.
+    /// Returns a copy of the operator without tensor names and with layer number 0. Corresponding operators
+    /// of identical blocks have equal copies.
     pub(crate) fn nameless(&self) -> Self {
         let mut nameless = self.clone();
         match &mut nameless {
@@ -207,7 +214,7 @@ impl Operator {
         nameless
     }
 
-    /// Returns the weight tensors that the operator reads, except the weight of a fused norm.
+    /// Returns the names of the weight tensors that the operator reads, except the weight of a fused norm.
     pub fn tensors(&self) -> &[String] {
         match self {
             Operator::Embed { table: name } | Operator::RmsNorm { weight: name, .. } => {
@@ -221,43 +228,43 @@ impl Operator {
     }
 }
 
-/// Number of rows of a tensor, as a count of the micro-batch.
+/// Row count of a tensor, which depends on the micro-batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Rows {
-    /// All tokens.
+    /// All tokens of the micro-batch.
     Tokens,
-    /// Tokens that need logits.
+    /// Tokens of the micro-batch that need logits.
     Logits,
 }
 
 /// A node of the operator graph.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Node {
-    /// Operation of the node.
+    /// Operation that the node performs.
     pub operator: Operator,
     /// Segment that the node belongs to.
     pub segment: usize,
-    /// Rows of the output.
+    /// Row count of the output.
     pub rows: Rows,
-    /// Values per row of the output.
+    /// Elements per row of the output.
     pub width: u32,
-    /// Position in program order. A node that a pass inserts shares the first number of the node before it.
+    /// Position in program order. A node that a pass inserts has the same first number as the node before it.
     pub order: (u32, u32),
 }
 
-/// Edge of the graph. The number says which input of the target node the edge is.
+/// Edge of the graph. The number is the index of the input that the edge provides to its target node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Input(pub u8);
 
-/// Graph of the operators of a model.
+/// Graph of a model's operators.
 #[derive(Clone, Debug, Default)]
 pub struct OperatorGraph {
     graph: StableDiGraph<Node, Input>,
 }
 
 impl OperatorGraph {
-    /// Adds a node after its inputs.
+    /// Adds a node and connects its inputs, which must already be in the graph. Returns the node's index.
     pub(crate) fn add(&mut self, node: Node, inputs: &[NodeIndex]) -> NodeIndex {
         let index = self.graph.add_node(node);
         for (i, &input) in inputs.iter().enumerate() {
@@ -285,7 +292,7 @@ impl OperatorGraph {
         self.graph.node_weights_mut().for_each(|node| node.segment = segment(node.segment));
     }
 
-    /// Replaces the input number `input` of `target` with the output of `source`.
+    /// Replaces input `input` of `target` with the output of `source`.
     pub(crate) fn connect(&mut self, source: NodeIndex, target: NodeIndex, input: u8) {
         let old = self
             .graph
@@ -298,7 +305,7 @@ impl OperatorGraph {
         self.graph.add_edge(source, target, Input(input));
     }
 
-    /// Returns the inputs of a node, in the order of their numbers.
+    /// Returns the nodes that provide the inputs of a node, in the order of the inputs.
     pub fn inputs(&self, index: NodeIndex) -> Vec<NodeIndex> {
         let mut inputs: Vec<_> = self
             .graph
@@ -309,14 +316,14 @@ impl OperatorGraph {
         inputs.into_iter().map(|(_, source)| source).collect()
     }
 
-    /// Returns the input of a node with this number, if the node has such an input.
+    /// Returns the node that provides input `number` of a node, or `None` if there is no such input.
     pub fn input(&self, index: NodeIndex, number: u8) -> Option<NodeIndex> {
         let mut edges = self.graph.edges_directed(index, Direction::Incoming);
         edges.find(|e| e.weight().0 == number).map(|e| e.source())
     }
 
-    /// Returns the nodes that read a node's output, in program order. Each comes with the number of the
-    /// input.
+    /// Returns the nodes that read the output of a node, in program order. Each node comes with the index of
+    /// the input that reads the output.
     pub fn consumers(&self, index: NodeIndex) -> Vec<(NodeIndex, u8)> {
         let mut consumers: Vec<_> = self
             .graph
@@ -337,7 +344,7 @@ impl OperatorGraph {
         nodes
     }
 
-    /// Returns the nodes of each of `count` segments, in program order.
+    /// Returns the nodes of each segment, in program order, for `count` segments.
     pub(crate) fn by_segment(&self, count: usize) -> Vec<Vec<NodeIndex>> {
         let mut segments = vec![Vec::new(); count];
         for node in self.ordered() {
@@ -346,7 +353,7 @@ impl OperatorGraph {
         segments
     }
 
-    /// Returns the graph in the DOT language of Graphviz, one cluster per segment.
+    /// Returns the graph in the DOT language of Graphviz, with one cluster per segment.
     pub fn dot(&self, segment_names: &[String]) -> String {
         use fmt::Write;
         let mut out =

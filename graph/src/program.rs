@@ -1,5 +1,5 @@
-//! Compiled stages as plain data. A stage lists the buffers that it needs and, for each bucket of rows, its
-//! dispatches. The device's actor maps places to buffer ids and records the steps.
+//! Compiled stages as plain data. A stage lists the buffers that it needs and the dispatches of one program
+//! per bucket. The device's actor maps each [`Place`] to a buffer id and records the dispatches.
 
 use crate::model::ModelError;
 use crate::stack::StackedMatrix;
@@ -12,21 +12,21 @@ use ragtag_kernels::params::ParamsShape;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Buffer of a stage to which a binding refers.
+/// Stage buffer that a binding refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Place {
-    /// Buffer of [`CompiledStage::weights`].
+    /// Weight buffer with this index in [`CompiledStage::weights`].
     Weight(usize),
-    /// Buffer of [`CompiledStage::kv_bytes`].
+    /// Key or value buffer with this index in [`CompiledStage::kv_bytes`].
     Kv(usize),
-    /// The stage's scratch buffer. All micro-batches share it, because the compute queue runs them one after
-    /// another.
+    /// The stage's scratch buffer. All micro-batches use the same buffer, because the compute queue runs them
+    /// one after another.
     Scratch,
-    /// The slot's residual rows, which the steps update in place. With the wire type f32, rows are also
-    /// received into this buffer and sent from it.
+    /// The slot's residual rows, which the steps update in place. If the wire type is f32, the stage also
+    /// receives rows into this buffer and sends them from it.
     Activation,
-    /// The slot's rows in the wire type, if it differs from the resident type. The buffer first holds the
-    /// received rows and later the rows to send.
+    /// The slot's rows in the wire type, if the wire type is not f32. The buffer first holds the received
+    /// rows and later the rows to send.
     Crossing,
     /// The slot's logits (last stage only).
     Logits,
@@ -34,38 +34,38 @@ pub enum Place {
     Params,
 }
 
-/// A byte range of a place, bound to a kernel argument.
+/// Byte range of a buffer that is bound to a kernel argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slice {
     /// The buffer.
     pub place: Place,
-    /// First byte.
+    /// Offset of the first byte in the buffer.
     pub offset: u64,
     /// Number of bytes.
     pub bytes: u64,
-    /// Kind of access by the kernel: read, write or both.
+    /// Kind of access that the kernel needs: read, write or both.
     pub access: Access,
 }
 
 /// One dispatch of a program.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ProgramStep {
-    /// Segment that the dispatch belongs to.
+    /// Segment whose operators the dispatch computes.
     pub segment: usize,
     /// Index of the kernel entry in [`CompiledStage::module`].
     pub entry: u32,
-    /// Arguments.
+    /// Buffer ranges for the kernel's arguments, in the order of the arguments.
     pub slices: Vec<Slice>,
-    /// Constants.
+    /// Values of the kernel's constants.
     pub constants: Vec<u32>,
-    /// Work groups.
+    /// Number of work groups in each dimension.
     pub grid: [u32; 3],
 }
 
-/// Steps of a stage for micro-batches of one bucket.
+/// Dispatches that a stage runs for micro-batches of one bucket.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Program {
-    /// Layout of the parameter block. `params.rows` is the bucket.
+    /// Layout of the parameter block. `params.rows` is the bucket's capacity in rows.
     pub params: ParamsShape,
     /// Dispatches, in order. Each dispatch sees the writes of all earlier dispatches.
     pub steps: Vec<ProgramStep>,
@@ -76,19 +76,19 @@ pub struct Program {
 pub enum WeightContent {
     /// A matrix in its resident layout.
     Matrix(StackedMatrix),
-    /// Vectors of f32 values, one after the other.
+    /// Tensors converted to f32 values and concatenated.
     Vector {
-        /// Their names.
+        /// Names of the tensors, in order.
         tensors: Vec<String>,
-        /// Total number of values.
+        /// Total number of values in the tensors.
         values: u64,
     },
-    /// Values computed during lowering.
+    /// Values computed during lowering, such as RoPE frequencies.
     Generated(Arc<[f32]>),
 }
 
 impl WeightContent {
-    /// Returns the size on the device in bytes.
+    /// Returns the size in device memory, in bytes.
     pub fn bytes(&self) -> u64 {
         match self {
             WeightContent::Matrix(matrix) => matrix.resident().bytes(),
@@ -101,12 +101,12 @@ impl WeightContent {
 /// A weight buffer and the source of its content.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WeightBuffer {
-    /// Names of the tensors in the buffer, or a name for generated content. All parts of a matrix have the
-    /// same name.
+    /// Names of the tensors in the buffer, or a descriptive name for generated content. All parts of a split
+    /// matrix share one name.
     pub name: String,
     /// Content of the buffer.
     pub content: WeightContent,
-    /// First segment that needs the buffer.
+    /// First segment that reads the buffer.
     pub segment: usize,
 }
 
@@ -120,18 +120,18 @@ pub struct WeightChunk {
 }
 
 impl WeightBuffer {
-    /// Returns the size on the device in bytes.
+    /// Returns the size in device memory, in bytes.
     pub fn bytes(&self) -> u64 {
         self.content.bytes()
     }
 
-    /// Returns whether two buffers have the same content, whichever segments need them.
+    /// Returns whether two buffers have the same name and content. The segments that read them may differ.
     pub fn is_same(&self, other: &Self) -> bool {
         self.name == other.name && self.content == other.content
     }
 
-    /// Splits the buffer into parts of at most `max_bytes`, in order. They share the name. Only matrices can
-    /// be split. `is_widened` tells whether matrices of a type may be dequantized on the device.
+    /// Splits the buffer into parts of at most `max_bytes`, in order. The parts share the buffer's name. Only
+    /// matrices are split. `is_widened` returns whether the device may dequantize matrices of a type to f16.
     pub(crate) fn split(
         self,
         max_bytes: u64,
@@ -145,7 +145,8 @@ impl WeightBuffer {
         Ok(parts.map(buffer).collect())
     }
 
-    /// Cuts the buffer into chunks of at most `max_bytes`, or of the smallest size that its layout allows.
+    /// Divides the buffer into chunks of at most `max_bytes`. If the layout does not allow chunks that small,
+    /// the chunks have the smallest size that it allows.
     pub fn chunks(&self, max_bytes: u64) -> Vec<WeightChunk> {
         let unit = match &self.content {
             WeightContent::Matrix(matrix) => matrix.resident().group_bytes() as u64,
@@ -162,10 +163,10 @@ impl WeightBuffer {
         chunks
     }
 
-    /// Writes a chunk of [`WeightBuffer::chunks`] to `out`, which must have the chunk's length.
+    /// Writes one of the chunks from [`WeightBuffer::chunks`] to `out`, which must have the chunk's length.
     ///
     /// # Errors
-    /// Fails if the file can no longer be read.
+    /// Fails if a model file can no longer be read.
     pub fn fill(&self, weights: &Weights, chunk: &WeightChunk, out: &mut [u8]) -> Result<(), ModelError> {
         match &self.content {
             WeightContent::Matrix(matrix) => {
@@ -188,7 +189,7 @@ impl WeightBuffer {
     }
 }
 
-/// Returns the values of a vector tensor.
+/// Returns the values of a vector tensor as f32.
 pub(crate) fn vector_values(tensor: &TensorInfo, weights: &Weights) -> Result<Vec<f32>, ModelError> {
     let bytes = weights.bytes(tensor)?;
     let mut values =
@@ -215,49 +216,50 @@ fn write_values(values: &[f32], chunk: &WeightChunk, out: &mut [u8]) {
     }
 }
 
-/// A stage, compiled for a device.
+/// A stage that was compiled for a device.
 #[derive(Clone, Debug)]
 pub struct CompiledStage {
     /// Segments of the stage.
     pub segments: Range<usize>,
-    /// All kernel entries that the programs use.
+    /// Module with all kernel entries that the programs use.
     pub module: Module,
     /// Weight buffers.
     pub weights: Vec<WeightBuffer>,
     /// Sizes of the key and value buffers in bytes.
     pub kv_bytes: Vec<u64>,
-    /// Names of the kernel variants behind the module's entries, for receipts.
+    /// Names of the kernel variants that implement the module's entries, for receipts.
     pub variants: Vec<String>,
     /// Size of the scratch buffer in bytes, or 0 if the stage needs no scratch.
     pub scratch_bytes: u64,
-    /// Bytes of one residual row in the slot.
+    /// Size of one residual row in bytes.
     pub row_bytes: u64,
-    /// Bytes of one row in the wire type, if it differs from the resident type.
+    /// Size of one row in the wire type in bytes, or `None` if the wire type is f32.
     pub crossing_row_bytes: Option<u64>,
-    /// Bytes of one row of logits on the last stage, and 0 on all others.
+    /// Size of one row of logits in bytes. This is 0 unless the stage is the last one.
     pub logit_row_bytes: u64,
-    /// One program per bucket, by ascending rows. The last bucket holds the largest micro-batch.
+    /// One program per bucket, in ascending order of capacity. The last bucket holds the largest micro-batch.
     pub programs: Vec<Program>,
 }
 
 impl CompiledStage {
-    /// Returns the index of the program with the smallest bucket that holds `rows` rows.
+    /// Returns the index of the program with the smallest bucket that holds `rows` rows, or `None` if no
+    /// bucket does.
     pub fn program_for(&self, rows: u32) -> Option<usize> {
         self.programs.iter().position(|p| p.params.rows >= rows)
     }
 
-    /// Returns the maximum rows of a micro-batch.
+    /// Returns the maximum number of rows in a micro-batch.
     pub fn max_rows(&self) -> u32 {
         self.programs.last().map_or(0, |p| p.params.rows)
     }
 
-    /// Returns the maximum logit rows of a micro-batch.
+    /// Returns the maximum number of logit rows in a micro-batch.
     pub fn max_logit_rows(&self) -> u32 {
         self.programs.last().map_or(0, |p| p.params.logit_rows)
     }
 
-    /// Returns the sizes in bytes of the four buffers of one slot: parameters, activations, activations in
-    /// the wire type, and logits. The size is 0 for a buffer that the slot lacks.
+    /// Returns the sizes in bytes of the four buffers of one slot: parameters, residual rows, rows in the
+    /// wire type, and logits. The size is 0 for a buffer that the slot lacks.
     pub fn slot_buffers(&self) -> [u64; 4] {
         let params = self.programs.iter().map(|p| p.params.bytes()).max().unwrap_or(0);
         let rows = u64::from(self.max_rows());
@@ -265,12 +267,12 @@ impl CompiledStage {
         [params, rows * self.row_bytes, crossing, u64::from(self.max_logit_rows()) * self.logit_row_bytes]
     }
 
-    /// Returns the bytes of one activation row on the edges of the stage.
+    /// Returns the size in bytes of one row that the stage receives or sends.
     pub fn edge_row_bytes(&self) -> u64 {
         self.crossing_row_bytes.unwrap_or(self.row_bytes)
     }
 
-    /// Returns the bytes of one slot.
+    /// Returns the total size of one slot in bytes.
     pub fn slot_bytes(&self) -> u64 {
         self.slot_buffers().iter().sum()
     }

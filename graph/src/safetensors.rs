@@ -14,7 +14,7 @@ use serde::de::{Error, MapAccess, Visitor};
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 
-/// Size limit of the header, from the format description.
+/// Size limit of the header in bytes, from the format description.
 const MOST_HEADER_BYTES: u64 = 100_000_000;
 /// Bytes of the length field before the header.
 const LENGTH_BYTES: u64 = 8;
@@ -27,9 +27,9 @@ const METADATA: &str = "__metadata__";
 #[derive(Deserialize)]
 struct Entry {
     dtype: String,
-    /// Slowest dimension first.
+    /// Sizes of the dimensions, slowest dimension first.
     shape: Vec<u64>,
-    /// First byte and end of the data, relative to the end of the header.
+    /// Start and end (exclusive) of the data in bytes, relative to the end of the header.
     data_offsets: (u64, u64),
 }
 
@@ -59,7 +59,8 @@ pub(crate) fn parse(source: &dyn Source, shard: usize) -> Result<Vec<TensorInfo>
     Ok(tensors)
 }
 
-/// Returns the position of the data. Fails if the header is incomplete or exceeds the limit.
+/// Returns the file offset at which tensor data starts. Fails if the header is incomplete or exceeds the
+/// limit.
 fn data_start(source: &dyn Source) -> Result<u64, FormatError> {
     let cut = |what: &str, at, wanted| FormatError::Truncated {
         file: source.name().to_owned(),
@@ -142,7 +143,7 @@ fn invalid(source: &dyn Source, at: u64, what: &str, cause: String) -> FormatErr
     FormatError::Invalid { file: source.name().to_owned(), at, what: what.to_owned(), cause }
 }
 
-/// The header object. Duplicate keys are errors.
+/// Tensor entries of the header object. Duplicate keys are errors.
 struct Entries(Vec<(String, Entry)>);
 
 impl<'de> Deserialize<'de> for Entries {

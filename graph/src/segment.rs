@@ -15,7 +15,7 @@ use std::ops::Range;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SegmentKind {
-    /// Embedding of token ids as rows.
+    /// Lookup of one embedding row per token.
     Embedding,
     /// One transformer block.
     Block,
@@ -27,48 +27,51 @@ pub enum SegmentKind {
     Head,
 }
 
-/// One segment with its costs. "Rows" are tokens of a micro-batch. "Positions" are the tokens to which a row
-/// attends.
+/// One segment with its costs. A row is a token of the micro-batch. A position is a token that a row attends
+/// to.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Segment {
     /// Kind of the segment.
     pub kind: SegmentKind,
     /// Name of the segment, such as `embedding`, `block 0`, `block 0 attention`, `block 0 ffn` or `head`.
     pub name: String,
-    /// Weight buffers that the segment needs. Two segments may share a buffer (tied embeddings), which a
-    /// device then stores once.
+    /// Weight buffers that the segment needs. If two segments on a device share a buffer, as tied embeddings
+    /// do, the device stores the buffer once.
     pub tensors: Vec<SegmentTensor>,
     /// Floating-point operations per row, or per logit row for the head.
     pub flops_per_row: u64,
     /// Floating-point operations per row and attended position.
     pub flops_per_row_position: u64,
-    /// Bytes of weights that a micro-batch of any size reads. This is 0 for the embedding, which reads one
-    /// row per token (see `read_bytes_per_row`).
+    /// Bytes of weights that are read for each micro-batch, independent of its size. This is 0 for the
+    /// embedding, which reads one row per token (see `read_bytes_per_row`).
     pub read_bytes: u64,
-    /// Bytes read and written per row, excluding activations within the segment.
+    /// Bytes read and written per row, excluding activations that stay within the segment.
     pub read_bytes_per_row: u64,
-    /// Bytes of keys and values per position of a sequence. Attention reads as many bytes per row and
-    /// position.
+    /// Bytes of keys and values per position of a sequence. For each row, attention reads this number of
+    /// bytes per position.
     pub kv_bytes_per_position: u64,
     /// Scratch bytes for the largest micro-batch. A stage needs the maximum over its segments, not the sum.
     pub scratch_bytes: u64,
     /// Scratch bytes for the largest micro-batch on a device that uses f16 activations and dequantized
     /// weights.
     pub wide_scratch_bytes: u64,
-    /// Bytes of the largest tensor, for the largest micro-batch. A kernel binds this tensor as one range.
+    /// Size in bytes of the largest tensor in the largest micro-batch. A kernel binds this tensor as one
+    /// range.
     pub tensor_bytes: u64,
 }
 
 /// Weights that a segment stores as one buffer: a tensor or a stack of tensors.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct SegmentTensor {
-    /// Names of the tensors in the buffer.
+    /// Names of the tensors that the buffer contains.
     pub name: String,
-    /// Bytes in the resident layout, or in the largest one if it depends on the device.
+    /// Bytes in the resident layout. If the layout depends on the device, this is the size of the largest
+    /// layout.
     pub resident_bytes: u64,
 }
 
-/// Returns the segments of a model, in order. Computes the costs once per segment signature.
+/// Returns the segments of a model, in order. Computes the costs only once for segments with the same
+/// signature.
 pub(crate) fn segments(model: &Model, lowering: &Lowering) -> Result<Vec<Segment>, ModelError> {
     let measure = Measure::new(model, lowering);
     let mut known: Vec<(SegmentSignature<'_>, Segment)> = Vec::new();
@@ -88,7 +91,7 @@ pub(crate) fn segments(model: &Model, lowering: &Lowering) -> Result<Vec<Segment
     Ok(segments)
 }
 
-/// Inputs of the cost computation: the graph, and the programs that can need the most scratch.
+/// Inputs for computing costs: the operator graph, and the programs that can need the most scratch.
 struct Measure<'a> {
     model: &'a Model,
     lowering: &'a Lowering,
@@ -109,7 +112,7 @@ impl<'a> Measure<'a> {
         }
     }
 
-    /// Computes the costs of a segment. `nodes` are its nodes in program order.
+    /// Computes the costs of the segment with number `index`. `nodes` are its nodes in program order.
     fn segment(&self, index: usize, nodes: &[NodeIndex]) -> Result<Segment, ModelError> {
         let range = index..index + 1;
         let scratch_bytes = self.basic.scratch_bytes(range.clone())?;
@@ -149,7 +152,8 @@ impl<'a> Measure<'a> {
         Ok(rows16.iter().zip(&row_major).map(larger).collect())
     }
 
-    /// Copies `alike`, a segment with the same signature, and replaces its names.
+    /// Returns a copy of `alike`, a segment with the same signature, with the kind and names of segment
+    /// `index`.
     fn renamed(&self, alike: &Segment, index: usize, nodes: &[NodeIndex]) -> Segment {
         let mut names: Vec<String> = Vec::new();
         for name in nodes.iter().filter_map(|&n| compile::weight_name(&self.graph.node(n).operator)) {
@@ -167,7 +171,7 @@ impl<'a> Measure<'a> {
     }
 }
 
-/// Returns the activations that a product takes on a device with matrix units, for the largest micro-batch.
+/// Returns the activation type of a product on a device with matrix units, for the largest micro-batch.
 fn wide_form(tensor_type: TensorType, wanted: Activations) -> Activations {
     match (tensor_type, wanted) {
         (TensorType::F32, _) | (_, Activations::F32) => Activations::F32,
@@ -175,7 +179,7 @@ fn wide_form(tensor_type: TensorType, wanted: Activations) -> Activations {
     }
 }
 
-/// Returns the resident layout of weights on a device with matrix units.
+/// Returns the resident layout of weights with type `tensor_type` on a device with matrix units.
 fn row_major_if_plain(tensor_type: TensorType) -> Layout {
     if tensor_type.block_values() == 1 { Layout::RowMajor } else { Layout::Rows16 }
 }
@@ -198,7 +202,8 @@ mod tests {
         }
     }
 
-    /// Builds a model in which every third block has other weight types, like common mixed quantisations.
+    /// Builds a model in which every third block has a different weight type, as is common in mixed
+    /// quantisations.
     fn mixed() -> Model {
         let shape =
             test_models::Shape { layers: 7, width: 256, ffn: 512, heads: 4, kv_heads: 2, vocabulary: 100 };
@@ -262,7 +267,7 @@ mod tests {
         }
     }
 
-    /// Computes the segments of a model with 405 billion parameters and no data.
+    /// Checks that the segments of a model with 405 billion parameters can be computed without weight data.
     #[test]
     fn segments_of_a_large_model_need_no_weight_bytes() {
         let shape = test_models::Shape {

@@ -6,18 +6,18 @@ use crate::op::{Operator, OperatorGraph, Rows};
 use petgraph::stable_graph::NodeIndex;
 use ragtag_kernels::TensorType;
 
-/// All properties of a segment except its names.
+/// Operators of a segment with the types and shapes of their tensors, but without names.
 #[derive(PartialEq)]
 pub(crate) struct SegmentSignature<'a>(Vec<NodeSignature<'a>>);
 
 #[derive(PartialEq)]
 struct NodeSignature<'a> {
-    /// Operator without tensor names and layer number.
+    /// Operator without tensor names and with layer number 0.
     operator: Operator,
     rows: Rows,
     width: u32,
     tensors: Vec<TensorSignature<'a>>,
-    /// Positions of the inputs within the segment, or `None` for an input from an earlier segment.
+    /// Position of each input node within the segment, or `None` for an input from an earlier segment.
     inputs: Vec<Option<usize>>,
     /// Whether a node of another segment reads the output.
     leaves: bool,
@@ -27,12 +27,12 @@ struct NodeSignature<'a> {
 struct TensorSignature<'a> {
     tensor_type: TensorType,
     shape: &'a [u64],
-    /// Index of the tensor within the segment.
+    /// Index of the tensor among the tensors of the segment.
     number: usize,
 }
 
 impl<'a> SegmentSignature<'a> {
-    /// Computes the signature of the segment that consists of these nodes, in program order.
+    /// Computes the signature of the segment whose nodes are `nodes`, in program order.
     pub(crate) fn new(
         model: &'a Model,
         graph: &'a OperatorGraph,

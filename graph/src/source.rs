@@ -1,5 +1,5 @@
-//! Sources of model bytes, and directories of sources. The root package implements a source over mapped
-//! files.
+//! Byte sources for model files, and directories of such sources. The root package implements a source over
+//! memory-mapped files.
 
 use crate::error::SourceError;
 use std::borrow::Cow;
@@ -7,12 +7,12 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A source of bytes that can be read by range.
+/// Read-only bytes, such as those of a file, which callers read by range.
 pub trait Source: Send + Sync {
-    /// Returns the name for messages, such as the path of a file.
+    /// Returns the source's name for messages, such as the path of a file.
     fn name(&self) -> &str;
 
-    /// Returns the total number of bytes at the time when the source was opened.
+    /// Returns the size in bytes at the time when the source was opened.
     fn bytes(&self) -> u64;
 
     /// Returns the bytes of `range` without copying.
@@ -22,7 +22,7 @@ pub trait Source: Send + Sync {
     fn range(&self, range: Range<u64>) -> Result<&[u8], SourceError>;
 }
 
-/// A model in memory: embedded in the binary, or built by a test.
+/// Source over bytes in memory, for a model that is embedded in the binary or built by a test.
 #[derive(Clone, Debug)]
 pub struct MemorySource {
     name: String,
@@ -30,7 +30,7 @@ pub struct MemorySource {
 }
 
 impl MemorySource {
-    /// Creates a source of these bytes.
+    /// Creates a source over `bytes`.
     pub fn new(name: impl Into<String>, bytes: impl Into<Cow<'static, [u8]>>) -> Self {
         MemorySource { name: name.into(), bytes: bytes.into() }
     }
@@ -58,7 +58,7 @@ impl Source for MemorySource {
     }
 }
 
-/// Open files of a model's directory, by name. [`checkpoint`](crate::checkpoint) lists the files to open.
+/// Open files of a model directory, by name. [`checkpoint`](crate::checkpoint) lists the files to open.
 #[derive(Clone, Default)]
 pub struct Directory {
     name: String,
@@ -66,7 +66,7 @@ pub struct Directory {
 }
 
 impl Directory {
-    /// Creates a directory without files. Messages contain `name`, which is usually the path.
+    /// Creates a directory without files. Error messages contain `name`, which is usually the path.
     pub fn new(name: impl Into<String>) -> Self {
         Directory { name: name.into(), files: BTreeMap::new() }
     }
@@ -76,12 +76,12 @@ impl Directory {
         self.files.insert(name.into(), source);
     }
 
-    /// Returns the name for messages.
+    /// Returns the directory's name for messages.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Returns the file with this name.
+    /// Returns the file called `name`, if the directory contains it.
     pub fn file(&self, name: &str) -> Option<&Arc<dyn Source>> {
         self.files.get(name)
     }

@@ -1,8 +1,9 @@
-//! Stacks of weight tensors. A stack consists of rows of zeros, followed by the rows of tensors with one
-//! type.
+//! Stacks of weight tensors. A stack consists of rows of zeros, followed by the rows of one or more tensors
+//! that share a type.
 //!
-//! If the weights of products with the same input are stacked, one launch computes all these products. On a
-//! device, a stack is one matrix. Packing reads each tensor directly from its own place in the model's files.
+//! If several products have the same input, stacking their weights lets a single launch compute all of them.
+//! On a device, a stack is one matrix. Packing reads each tensor directly from its location in the model's
+//! files.
 
 use crate::model::ModelError;
 use crate::weights::{TensorInfo, Weights};
@@ -11,17 +12,17 @@ use ragtag_kernels::{TensorType, widen};
 use serde::Serialize;
 use std::ops::Range;
 
-/// Alignment, in rows, of the parts of a matrix. It aligns the outputs of each part to 256 bytes, as devices
-/// require for bindings.
+/// Alignment, in rows, of the parts of a split matrix. It aligns the output of each part to 256 bytes, as
+/// devices require for bindings.
 pub(crate) const PART_ROWS: usize = 64;
 
-/// Tensors that form the matrix of a product.
+/// Weight tensors that together form the matrix of one product.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Stack {
-    /// Rows of zeros before the tensors.
+    /// Number of zero rows before the tensors.
     pub zero_rows: u32,
-    /// Names of the tensors, at least one. All have the shape `[columns, rows]` with the same columns, and
-    /// the same type.
+    /// Names of the tensors, at least one. All tensors have the same type, the shape `[columns, rows]`, and
+    /// the same number of columns.
     pub tensors: Vec<String>,
 }
 
@@ -36,7 +37,7 @@ impl Stack {
         self.tensors.join(" + ")
     }
 
-    /// Returns the tensors' descriptions from the model's files.
+    /// Returns the description of each tensor in the stack.
     pub(crate) fn infos<'a>(&self, weights: &'a Weights) -> Result<Vec<&'a TensorInfo>, ModelError> {
         let info = |name: &String| {
             weights.tensor(name).ok_or_else(|| ModelError::MissingTensor { name: name.clone() })
@@ -45,19 +46,19 @@ impl Stack {
     }
 }
 
-/// A stack in its resident layout, or a part of its rows. A device with a small binding limit stores a stack
+/// A stack in its resident layout, or a range of its rows. A device with a small binding limit stores a stack
 /// in several parts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StackedMatrix {
     stack: Stack,
     whole: Resident,
-    /// First row group of this part.
+    /// Index of the first row group of this part in the stack.
     first_group: usize,
     resident: Resident,
 }
 
 impl StackedMatrix {
-    /// Creates the matrix of a stack, in the layout that `kept` returns for the type of its tensors.
+    /// Creates the matrix of a stack. `kept` returns the resident layout for the tensors' type.
     pub(crate) fn new(
         weights: &Weights,
         stack: &Stack,
@@ -75,22 +76,22 @@ impl StackedMatrix {
         Ok(Self { stack: stack.clone(), whole: resident, first_group: 0, resident })
     }
 
-    /// Returns the layout of this part.
+    /// Returns the resident layout of this part.
     pub fn resident(&self) -> &Resident {
         &self.resident
     }
 
-    /// Returns the first row of this part, counted within the stack.
+    /// Returns the index of this part's first row in the stack.
     pub(crate) fn first_row(&self) -> u64 {
         (self.first_group * GROUP_ROWS) as u64
     }
 
     /// Splits the matrix into parts of at most `max_bytes` each, in order. If `is_widened` is set, the limit
-    /// also applies to the dequantized f16 matrix. All parts but the last have a multiple of [`PART_ROWS`]
-    /// rows.
+    /// also applies to the dequantized f16 matrix of each part. The number of rows is a multiple of
+    /// [`PART_ROWS`] in every part except the last.
     ///
     /// # Errors
-    /// Fails if [`PART_ROWS`] rows exceed `max_bytes`.
+    /// Fails if [`PART_ROWS`] rows need more than `max_bytes`.
     pub(crate) fn split(self, max_bytes: u64, is_widened: bool) -> Result<Vec<Self>, ModelError> {
         let (rows, columns) = (self.whole.rows() as u32, self.whole.columns() as u32);
         let widened = |rows| if is_widened { widen::out_bytes(rows, columns) } else { 0 };
@@ -114,7 +115,7 @@ impl StackedMatrix {
         (0..groups).step_by(step).map(part).collect()
     }
 
-    /// Writes row groups of this part to `out`, which must have the length of these groups.
+    /// Writes the row groups `groups` of this part to `out`, which must be exactly as long as these groups.
     ///
     /// # Errors
     /// Fails if the files can no longer be read.
@@ -153,7 +154,7 @@ impl StackedMatrix {
         Ok(())
     }
 
-    /// Returns the tensors, each with its range of rows in the stack.
+    /// Returns the bytes of each tensor, with the range of rows that the tensor occupies in the stack.
     fn parts<'a>(&self, weights: &'a Weights) -> Result<Vec<Part<'a>>, ModelError> {
         let mut row = self.stack.zero_rows as usize;
         let mut parts = Vec::new();
@@ -165,7 +166,8 @@ impl StackedMatrix {
         Ok(parts)
     }
 
-    /// Returns the end of the groups from `group` to at most `end` whose rows all belong to `part`.
+    /// Returns the end of the longest run of row groups that starts at `group` and lies entirely in `part`.
+    /// The run does not extend beyond `end`.
     fn groups_within(&self, part: &Part<'_>, group: usize, end: usize) -> usize {
         let whole = match part.rows.end == self.whole.rows() {
             true => self.whole.groups(),
@@ -181,8 +183,8 @@ struct Part<'a> {
     bytes: &'a [u8],
 }
 
-/// Assembles a group whose rows belong to several tensors or to none. Rows without a tensor are zero bytes,
-/// which decode to 0.
+/// Assembles a row group whose rows belong to several tensors or to none. Rows without a tensor are filled
+/// with zero bytes, which decode to 0.
 fn join(parts: &[Part<'_>], rows: Range<usize>, row_bytes: usize) -> Vec<u8> {
     let mut joined = vec![0; rows.len() * row_bytes];
     for (row, out) in rows.zip(joined.chunks_exact_mut(row_bytes)) {
@@ -204,7 +206,8 @@ mod tests {
     use crate::source::MemorySource;
     use std::sync::Arc;
 
-    /// Returns tensors a, b, c … with these numbers of rows and 64 columns, and their concatenated bytes.
+    /// Returns tensors named a, b, c … with 64 columns and the given numbers of rows, and the concatenated
+    /// bytes of all tensors.
     fn weights(tensor_type: TensorType, rows: &[usize]) -> (Weights, Vec<u8>) {
         let row_bytes = 64 / tensor_type.block_values() * tensor_type.block_bytes();
         let file: Vec<u8> =

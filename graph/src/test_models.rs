@@ -1,4 +1,4 @@
-//! Models for this crate's tests: the bundled models, and models without data.
+//! Models for this crate's tests: bundled models, and models without weight data.
 
 use crate::{MemorySource, Model, ModelFile, Source, TensorInfo, Weights, gguf};
 use ragtag_kernels::TensorType;
@@ -17,17 +17,17 @@ pub(crate) fn llama() -> Model {
     open("llama", include_bytes!("../../examples/models/tales-q8_0.gguf"))
 }
 
-/// A tiny model with biases.
+/// Opens a tiny model with biases for queries, keys and values.
 pub(crate) fn qwen2() -> Model {
     open("qwen2", include_bytes!("../../tests/support/golden/tiny-qwen2/model.gguf"))
 }
 
-/// A tiny model with head norms.
+/// Opens a tiny model with a norm for each query head and each key head.
 pub(crate) fn qwen3() -> Model {
     open("qwen3", include_bytes!("../../tests/support/golden/tiny-qwen3/model.gguf"))
 }
 
-/// Shape of a Llama.
+/// Dimensions of a Llama model.
 pub(crate) struct Shape {
     pub(crate) layers: u32,
     pub(crate) width: u32,
@@ -38,8 +38,8 @@ pub(crate) struct Shape {
 }
 
 impl Shape {
-    /// Builds a model whose tensors have no data. `layer_type` gives the type of a layer's value and down
-    /// projections. All other matrices are Q4_0.
+    /// Builds a model whose tensors have no data. `layer_type` returns the type of the value and down
+    /// projections of a layer. All other matrices are Q4_0.
     pub(crate) fn without_bytes(&self, layer_type: impl Fn(u32) -> TensorType) -> Model {
         let mut tensors = Vec::new();
         let mut add = |name: &str, tensor_type: TensorType, columns: u32, rows: u32| {
@@ -73,7 +73,7 @@ impl Shape {
         Model::new(ModelFile { weights: Weights::new(vec![header], tensors).unwrap(), ..file }).unwrap()
     }
 
-    /// Builds a file with these hyperparameters and no tensors.
+    /// Builds a GGUF header with these dimensions and no tensors.
     fn header(&self) -> Vec<u8> {
         let mut writer = gguf::Writer::new();
         writer.put("general.architecture", "llama");

@@ -7,10 +7,10 @@ use ragtag_kernels::TensorType;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// One weight tensor of a file.
+/// Description of one weight tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorInfo {
-    /// Name in the file.
+    /// Name of the tensor.
     pub name: String,
     /// Storage type of the values.
     pub tensor_type: TensorType,
@@ -25,7 +25,7 @@ pub struct TensorInfo {
 }
 
 impl TensorInfo {
-    /// Creates a tensor without data or file.
+    /// Creates the description of a tensor that has no data and no file.
     pub(crate) fn described(
         name: &str,
         tensor_type: TensorType,
@@ -45,7 +45,7 @@ impl TensorInfo {
         Ok(Self { name: name.into(), tensor_type, shape, shard: 0, offset: 0, bytes })
     }
 
-    /// Returns the values per row.
+    /// Returns the number of elements per row.
     pub fn columns(&self) -> u64 {
         self.shape.first().copied().unwrap_or(1)
     }
@@ -65,7 +65,8 @@ pub struct Weights {
 }
 
 impl Weights {
-    /// Creates weights whose [`TensorInfo::shard`] indexes `sources`.
+    /// Creates weights whose tensors are stored in `sources`. [`TensorInfo::shard`] is an index into
+    /// `sources`.
     ///
     /// # Errors
     /// Fails if two tensors have the same name.
@@ -87,18 +88,18 @@ impl Weights {
         &self.tensors
     }
 
-    /// Returns the tensor with this name.
+    /// Returns the tensor called `name`, if there is one.
     pub fn tensor(&self, name: &str) -> Option<&TensorInfo> {
         self.index.get(name).and_then(|number| self.tensors.get(*number))
     }
 
-    /// Returns the first tensor whose data is missing from the files, if there is one. Such a model can be
-    /// planned but not run.
+    /// Returns the first tensor whose data is missing from the files, if any. A model with such a tensor can
+    /// be planned but not run.
     pub fn without_data(&self) -> Option<&TensorInfo> {
         self.tensors.iter().find(|tensor| !self.holds(tensor))
     }
 
-    /// Returns whether the data of a tensor lies within its file.
+    /// Returns whether all data of `tensor` lies within its file.
     pub(crate) fn holds(&self, tensor: &TensorInfo) -> bool {
         let bytes = self.sources.get(tensor.shard).map_or(0, |source| source.bytes());
         tensor.offset.checked_add(tensor.bytes).is_some_and(|end| end <= bytes)

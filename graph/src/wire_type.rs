@@ -16,10 +16,11 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum WireType {
-    /// The resident type. A pipeline computes the same results as a single device.
+    /// f32, the type in which stages keep residual rows. With this wire type, a pipeline computes the same
+    /// results as a single device.
     #[default]
     F32,
-    /// Rows rounded to f16, which belongs to the fast numerics class.
+    /// f16. Results belong to the fast numerics class, because rows are rounded.
     F16,
 }
 
@@ -27,7 +28,7 @@ impl WireType {
     /// All wire types.
     pub const ALL: [Self; 2] = [Self::F32, Self::F16];
 
-    /// Returns the bytes of one row in the wire type, given the bytes of a resident row.
+    /// Returns the size of one row in the wire type in bytes, given the size of the f32 row.
     pub fn row_bytes(self, kept_row_bytes: u64) -> u64 {
         match self {
             Self::F32 => kept_row_bytes,

@@ -1,9 +1,9 @@
-//! Compares byte-level tokenizers with recorded results of other libraries.
+//! Compares byte-level tokenizers with recorded results from other libraries.
 //!
-//! `data/byte-level.json` holds a small vocabulary, trained on `tests/support/golden/held.txt` and a few
-//! lines in other scripts. It also holds the output of the Python packages `tokenizers` 0.23 (which uses
-//! another regex engine) and `tiktoken` 0.14. `data/byte-level.tokenizer.json` is the same vocabulary in the
-//! format of Llama 3, written by `tokenizers`.
+//! `data/byte-level.json` contains a small vocabulary, trained on `tests/support/golden/held.txt` and a few
+//! lines in other scripts. It also contains the output of the Python packages `tokenizers` 0.23 (which uses
+//! another regex engine) and `tiktoken` 0.14. `data/byte-level.tokenizer.json` contains the same vocabulary
+//! in the format of Llama 3, written by `tokenizers`.
 
 use ragtag_graph::gguf::Writer;
 use ragtag_graph::{Directory, MemorySource, Metadata, ModelFile, Tokenizer};
@@ -21,11 +21,11 @@ struct Data {
     decode: Vec<Decoded>,
 }
 
-/// Ids of all texts with one pre-tokenizer.
+/// Expected ids of all texts for one pre-tokenizer.
 #[derive(Deserialize)]
 struct Case {
     pre: String,
-    /// Libraries that return these ids.
+    /// Names of the libraries that return these ids.
     by: Vec<String>,
     ids: Vec<Vec<u32>>,
 }
@@ -45,7 +45,8 @@ fn data() -> Data {
 }
 
 impl Data {
-    /// Builds the metadata. User-defined tokens come after the vocabulary, and control tokens come last.
+    /// Builds the metadata of a GGUF file. User-defined tokens follow the vocabulary, and control tokens come
+    /// last.
     fn metadata(&self, more: impl FnOnce(&mut Writer)) -> Metadata {
         let texts = [&self.tokens[..], &self.user_defined, &self.control].concat();
         let mut types = vec![NORMAL; self.tokens.len()];
@@ -72,7 +73,7 @@ impl Data {
         Tokenizer::from_metadata(&metadata).unwrap()
     }
 
-    /// Returns the first control token.
+    /// Returns the id of the first control token.
     fn bos(&self) -> u32 {
         (self.tokens.len() + self.user_defined.len()) as u32
     }
@@ -127,7 +128,7 @@ fn a_tokenizer_json_gives_the_same_ids() {
     assert_eq!(ours.vocabulary_size(), from_gguf.vocabulary_size());
 }
 
-/// Decodes tokens that end within characters. A stream must return whole characters, and U+FFFD for invalid
+/// Checks that a stream returns only whole characters if tokens end within characters, and U+FFFD for invalid
 /// bytes.
 #[test]
 fn streams_hold_back_incomplete_characters() {
@@ -224,7 +225,8 @@ fn errors_name_unknown_pre_tokenizers_and_bad_vocabularies() {
     assert!(outside.contains("bos_token_id is 70000"), "{outside}");
 }
 
-/// Encodes long texts and long runs of one character. The time must not grow with the square of the length.
+/// Checks that the encoding time does not grow with the square of the length, for long texts and for long
+/// runs of one character.
 #[test]
 fn long_texts_take_linear_time() {
     let data = data();

@@ -1,5 +1,5 @@
-//! Compares the tokenizers of a model's directory with recorded results. `data/tiny-hf.json` holds the output
-//! of the Python packages `sentencepiece` 0.2 and `tokenizers` 0.23 for the files in
+//! Compares the tokenizers of a model directory with recorded results. `data/tiny-hf.json` contains the
+//! output of the Python packages `sentencepiece` 0.2 and `tokenizers` 0.23 for the files in
 //! `tests/support/golden/tiny-hf`.
 
 use ragtag_graph::{Directory, MemorySource, Model, Tokenizer, checkpoint};
@@ -31,7 +31,7 @@ fn folder() -> PathBuf {
     test_support::golden("tiny-hf")
 }
 
-/// Returns the `tiny-hf` directory without these files.
+/// Returns the `tiny-hf` directory without the files in `without`.
 fn directory(without: &[&str]) -> Directory {
     let mut directory = Directory::new("tiny-hf");
     let add = |directory: &mut Directory, name: &str| {
@@ -79,7 +79,7 @@ fn both_files_match_their_own_libraries() {
     assert!(same > 60, "{same}");
 }
 
-/// Encodes a long text. `tokenizer.model` and a GGUF file with the same vocabulary must yield the same ids.
+/// Checks that `tokenizer.model` and `tokenizer.json` yield the same ids for a long text.
 #[test]
 fn a_tale_has_the_same_ids_by_either_file() {
     let tale = std::fs::read_to_string(folder().join("../held.txt")).unwrap();

@@ -1,5 +1,5 @@
-//! Checks that memory use depends on the actual size of a file and not on the sizes that it claims. Only one
-//! test may be in this file, because it measures the heap of its process.
+//! Checks that memory use depends on the actual size of a file and not on the sizes that it claims. This file
+//! may contain only one test, because the test measures the heap of its process.
 
 use peak_alloc::PeakAlloc;
 use ragtag_graph::gguf::Writer;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 #[global_allocator]
 static HEAP: PeakAlloc = PeakAlloc;
 
-/// Returns the peak heap bytes while a model file is opened, excluding the file's own bytes.
+/// Returns the peak heap size in bytes while a model file is opened, excluding the file's own bytes.
 fn peak_bytes(file: Vec<u8>) -> usize {
     let source = Arc::new(MemorySource::new("m.gguf", file));
     peak_of(|| {
@@ -27,7 +27,7 @@ fn peak_of(body: impl FnOnce()) -> usize {
     HEAP.peak_usage() - before
 }
 
-/// Returns the peak heap bytes while a directory is opened, excluding the files' own bytes.
+/// Returns the peak heap size in bytes while a directory is opened, excluding the files' own bytes.
 fn peak_bytes_of_directory(files: &[(&str, &[u8])]) -> usize {
     let mut directory = Directory::new("d");
     for (name, bytes) in files {
@@ -74,7 +74,8 @@ fn memory_follows_the_size_of_the_file() {
     directories();
 }
 
-/// Replaces each number in the files of a directory with numbers of every size.
+/// Checks that opening a directory allocates little, even if a number in one of its files is replaced by a
+/// huge one.
 fn directories() {
     const CONFIG: &str = r#"{"architectures": ["LlamaForCausalLM"], "hidden_size": 32, "num_hidden_layers": 1,
         "num_attention_heads": 1, "intermediate_size": 32, "rms_norm_eps": 1e-5, "vocab_size": 4,
@@ -118,7 +119,7 @@ fn directories() {
     }
 }
 
-/// Returns the start and length of each number in a text.
+/// Returns the start and the length of each number in `text`.
 fn numbers(text: &str) -> Vec<(usize, usize)> {
     let starts =
         text.char_indices().filter(|(at, c)| c.is_ascii_digit() && text[..*at].ends_with([' ', '[']));

@@ -1,4 +1,4 @@
-//! Snapshots of operator graphs and programs as text. They make changes of lowering visible in review.
+//! Snapshots of operator graphs and programs as text. They show changes to the lowering in code review.
 //!
 //! After an intended change, run `INSTA_UPDATE=always cargo test -p ragtag-graph --test snapshots` and review
 //! the diff.
@@ -26,7 +26,7 @@ fn llama() -> Model {
     open("llama", "tales-q8_0")
 }
 
-/// Returns the capabilities of a device without special features, so that every machine selects the same
+/// Returns the capabilities of a device without special features, so that all machines select the same kernel
 /// variants.
 fn plain_caps() -> Caps {
     Caps {
@@ -59,7 +59,7 @@ fn lowering(activations: Activations) -> Lowering {
     }
 }
 
-/// Lists the nodes of the first block and of the head, with their inputs.
+/// Lists the nodes of the embedding, the first block and the head, with their inputs.
 fn graph_text(model: &Model, activations: Activations) -> String {
     let graph = model.graph(activations);
     let mut text = String::new();
@@ -82,7 +82,7 @@ fn graph_text(model: &Model, activations: Activations) -> String {
     text
 }
 
-/// Lists the steps of the first block and of the head, in the bucket of four rows.
+/// Lists the steps of the embedding, the first block and the head, in the bucket of four rows.
 fn program_text(stage: &CompiledStage) -> String {
     let mut text = String::new();
     let program = &stage.programs[stage.program_for(3).unwrap()];
@@ -131,7 +131,7 @@ fn programs() {
     }
 }
 
-/// Returns the capabilities of a device on which attention is split.
+/// Returns the capabilities of a device that splits attention.
 fn wide_caps() -> Caps {
     Caps {
         languages: [KernelLanguage::OpenClC].into(),
@@ -142,8 +142,8 @@ fn wide_caps() -> Caps {
     }
 }
 
-/// Lists the kernels of one block in the bucket of `rows`. Checks that both granularities and all splits into
-/// stages launch the same kernels.
+/// Lists the kernels that one block launches in the bucket for `rows` rows. Checks that both granularities
+/// and all splits into stages launch the same kernels.
 fn launches(model: &Model, activations: Activations, caps: &Caps, rows: u32) -> Vec<String> {
     let lowering = Lowering { chunk: 64, ..lowering(activations) };
     let of = |model: &Model, segments| {
@@ -186,7 +186,8 @@ fn stages_of_whole_blocks_do_not_depend_on_the_granularity() {
     }
 }
 
-/// Checks that the wire type f16 adds one step at each end of a middle stage, in every bucket.
+/// Checks that the wire type f16 adds one dispatch at each end of a stage that has a neighbouring stage, in
+/// every bucket.
 #[test]
 fn f16_boundaries_add_a_dispatch_at_each_end_that_has_a_neighbour() {
     let (model, f32_rows) = (llama(), lowering(Activations::Int8));
@@ -327,14 +328,14 @@ fn fused_kernels_save_launches_for_single_rows() {
     assert!(!in_parts.iter().any(|name| name.starts_with("gated") || name.starts_with("rms-norm")));
 }
 
-/// Returns the launches of a block of a tiny model with bfloat16 weights, for one row.
+/// Returns the kernels that one block of the tiny bfloat16 model `name` launches for one row.
 fn launches_of_tiny(name: &str) -> Vec<String> {
     let bytes = std::fs::read(test_support::golden(name).join("model.gguf")).unwrap();
     let file = ModelFile::open(vec![Arc::new(MemorySource::new(name, bytes))]).unwrap();
     launches(&Model::new(file).unwrap(), Activations::F32, &wgsl_caps(), 1)
 }
 
-/// The kernels of a block after its product of queries, keys and values, for one row.
+/// Kernels of a block after its product of queries, keys and values, for one row.
 const AFTER_QKV: [&str; 5] = [
     "append-attention/f16",
     "attention-merge/f32",

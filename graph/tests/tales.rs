@@ -1,4 +1,4 @@
-//! Compares the tokenizer with recorded results of the `tales` models.
+//! Compares the tokenizer with recorded results for the `tales` models.
 
 use ragtag_graph::{MemorySource, ModelFile, Tokenizer};
 use std::sync::Arc;
@@ -40,8 +40,9 @@ fn golden_prompts_and_tales() {
     }
 }
 
-/// Encodes 40 kB at once. The ids must match the sentencepiece library (10378 ids, recorded as an FNV-1a
-/// digest), and decoding must return the text. The time must not grow with the square of the length.
+/// Encodes 40 kB at once. Checks that the ids match the sentencepiece library (10378 ids, recorded as an
+/// FNV-1a digest), that decoding returns the text, and that the time does not grow with the square of the
+/// length.
 #[test]
 fn a_long_text() {
     let (_, tokenizer) = open("tales-q8_0");

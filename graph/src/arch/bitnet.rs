@@ -1,5 +1,5 @@
-//! BitNet b1.58: ternary weights, extra norms before the attention output and FFN down projections, and RoPE
-//! that pairs the two halves of a head.
+//! BitNet b1.58: ternary weights, extra norms before the attention output projection and the FFN down
+//! projection, and RoPE that pairs the two halves of a head.
 
 use super::transformer::{Attention, FeedForward, Layer};
 use super::{Architecture, RopePairing};

@@ -1,5 +1,5 @@
-//! Hyperparameters of a model, read from GGUF metadata and validated before use. `checkpoint` reads the
-//! hyperparameters of a checkpoint from its `config.json`.
+//! Hyperparameters of a model, read from GGUF metadata and validated. For a safetensors checkpoint, the
+//! `checkpoint` module reads them from `config.json` instead.
 
 use super::names::{EMBEDDING, ROPE_FACTORS};
 use super::{Architecture, Rope};
@@ -11,7 +11,7 @@ use serde::Serialize;
 #[cfg(test)]
 mod tests;
 
-/// Upper limit of every count, so that no product of counts in this file exceeds 64 bits.
+/// Maximum value of every count. It ensures that the products of counts in this file fit into 64 bits.
 const LARGEST: u32 = 1 << 24;
 
 /// Hyperparameters of a model.
@@ -21,25 +21,25 @@ pub struct Hyperparameters {
     pub architecture: String,
     /// `general.name`, if the file has one.
     pub name: Option<String>,
-    /// Transformer blocks.
+    /// Number of transformer blocks.
     pub layers: u32,
-    /// Longest sequence that the model was trained for, in tokens.
+    /// Maximum sequence length that the model was trained for, in tokens.
     pub context: u32,
-    /// Values per row between blocks.
+    /// Elements per residual row (hidden size).
     pub width: u32,
-    /// Hidden values of the FFN.
+    /// Intermediate size of the feed-forward network.
     pub feed_forward: u32,
-    /// Query heads.
+    /// Number of query heads.
     pub heads: u32,
-    /// Key and value heads.
+    /// Number of key heads, which is also the number of value heads.
     pub kv_heads: u32,
-    /// Values per head.
+    /// Elements per head.
     pub head_dimensions: u32,
-    /// Rotary position embedding.
+    /// Parameters of the rotary position embedding.
     pub rope: Rope,
-    /// Added to the mean square in RMS norms.
+    /// Constant that RMS norms add to the mean square.
     pub epsilon: f32,
-    /// Size of the vocabulary.
+    /// Number of tokens in the vocabulary.
     pub vocabulary: u32,
 }
 
@@ -93,8 +93,8 @@ impl Hyperparameters {
         Ok(found)
     }
 
-    /// Checks that the values are consistent. The parameter holds the keys of three counts in the file, for
-    /// error messages.
+    /// Checks that the hyperparameters are consistent. Error messages name the file's keys for the KV head
+    /// count, the number of rotating dimensions and the head size, which the caller passes in this order.
     pub(crate) fn check_shape(&self, [kv_heads, rotating, head]: [String; 3]) -> Result<(), ModelError> {
         let bad = |key, why| Err(ModelError::Hyperparameter { key, why });
         if !self.heads.is_multiple_of(self.kv_heads) {
@@ -112,7 +112,7 @@ impl Hyperparameters {
         Ok(())
     }
 
-    /// Rejects metadata that asks for unsupported features, so that no such key is silently ignored.
+    /// Rejects metadata that requires unsupported features. Ignoring it would give wrong results.
     fn check_features(&self, metadata: &Metadata) -> Result<(), ModelError> {
         let value_key = format!("{}.attention.value_length", self.architecture);
         if metadata.find::<u32>(&value_key)?.is_some_and(|length| length != self.head_dimensions) {
@@ -126,7 +126,7 @@ impl Hyperparameters {
     }
 }
 
-/// Converts a value to a count. Fails unless the value is from 1 to [`LARGEST`].
+/// Converts `value` to a count. Fails unless `value` is between 1 and [`LARGEST`].
 pub(crate) fn in_range(key: &str, value: i128) -> Result<u32, ModelError> {
     match u32::try_from(value) {
         Ok(count @ 1..=LARGEST) => Ok(count),
@@ -137,7 +137,7 @@ pub(crate) fn in_range(key: &str, value: i128) -> Result<u32, ModelError> {
     }
 }
 
-/// Returns the value. Fails unless it is finite and positive.
+/// Returns `value`. Fails unless it is finite and positive.
 pub(crate) fn positive(key: &str, value: f32) -> Result<f32, ModelError> {
     if value.is_finite() && value > 0.0 {
         return Ok(value);
@@ -145,8 +145,8 @@ pub(crate) fn positive(key: &str, value: f32) -> Result<f32, ModelError> {
     Err(ModelError::Hyperparameter { key: key.into(), why: format!("{value} is not finite and positive") })
 }
 
-/// Returns the divisor of positions: 1 without scaling, or the factor of linear scaling. Rejects other types
-/// of scaling.
+/// Returns the number by which positions are divided: the factor of linear RoPE scaling, or 1 without
+/// scaling. Rejects other types of scaling.
 fn rope_scale(
     metadata: &Metadata,
     architecture: &str,

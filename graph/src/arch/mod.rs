@@ -24,28 +24,32 @@ use names::Names;
 use ragtag_kernels::TensorType;
 use transformer::Layer;
 
+<<<<<<< HEAD
 /// A family of models as data: names, layers and tensors.
+=======
+/// A family of models with a common graph structure.
+>>>>>>> ed-graph
 pub struct Architecture {
     /// Value of `general.architecture`.
     pub name: &'static str,
-    /// Class names that a checkpoint's `config.json` lists under `architectures`.
+    /// Names of the model classes that `config.json` lists under `architectures`.
     pub classes: &'static [&'static str],
-    /// RoPE pairing for the order of the query and key projections in GGUF files.
+    /// RoPE pairing that matches the order of the query and key projections in GGUF files.
     pub gguf_pairing: RopePairing,
-    /// The layer with this index.
+    /// Function that returns the structure of the layer with a given index.
     layer: fn(&Hyperparameters, u32) -> Layer,
-    /// Names of the tensors in checkpoints.
+    /// Tables that map the tensor names in checkpoints to GGUF names.
     tensors: &'static [&'static [Names]],
 }
 
-/// All architectures.
+/// All supported architectures.
 pub static ARCHITECTURES: [&Architecture; 4] = [&llama::LLAMA, &bitnet::BITNET, &qwen2::QWEN2, &qwen3::QWEN3];
 
 impl Architecture {
-    /// Finds an architecture by name.
+    /// Returns the architecture called `name`.
     ///
     /// # Errors
-    /// Returns [`ModelError::Architecture`], which lists the known names, for an unknown name.
+    /// Returns [`ModelError::Architecture`] with the known names if `name` is unknown.
     pub fn find(name: &str) -> Result<&'static Architecture, ModelError> {
         ARCHITECTURES.into_iter().find(|a| a.name == name).ok_or_else(|| ModelError::Architecture {
             name: name.into(),
@@ -53,10 +57,10 @@ impl Architecture {
         })
     }
 
-    /// Finds the architecture of a checkpoint's class.
+    /// Returns the architecture for the model class of a checkpoint.
     ///
     /// # Errors
-    /// Returns [`ModelError::Architecture`], which lists the known classes, for an unknown class.
+    /// Returns [`ModelError::Architecture`] with the known classes if `class` is unknown.
     pub fn of_class(class: &str) -> Result<&'static Architecture, ModelError> {
         let known: Vec<&str> = ARCHITECTURES.iter().flat_map(|a| a.classes).copied().collect();
         let found = ARCHITECTURES.into_iter().find(|a| a.classes.contains(&class));
@@ -69,7 +73,8 @@ impl Architecture {
     /// Builds the operator graph.
     ///
     /// # Errors
-    /// Fails if a tensor is missing, has the wrong shape, or is unknown to the architecture.
+    /// Fails if a required tensor is missing or has the wrong shape, or if the architecture does not use a
+    /// tensor.
     pub fn build(
         &self,
         hyperparameters: &Hyperparameters,
@@ -80,8 +85,9 @@ impl Architecture {
         builder.finish()
     }
 
-    /// Describes the tensors of a model, whose projection to logits may be tied to the embedding. Matrices
-    /// and vectors have these types.
+    /// Returns the tensors that a model with these hyperparameters has. If `is_tied` is true, the embedding
+    /// also serves as the projection to logits. Matrices have the type `matrices`, and vectors have the type
+    /// `vectors`.
     pub(crate) fn describe(
         &self,
         hyperparameters: &Hyperparameters,
@@ -94,12 +100,13 @@ impl Architecture {
         Ok(builder.described())
     }
 
-    /// Returns the graph's name of a checkpoint's tensor, if the architecture has it.
+    /// Returns the graph's name for the tensor that checkpoints call `name`, if the architecture has this
+    /// tensor.
     pub(crate) fn name_in_graph(&self, name: &str) -> Option<String> {
         names::in_graph(self.tensors, name)
     }
 
-    /// Returns the checkpoint's name of a tensor of the graph.
+    /// Returns the name that checkpoints use for the tensor called `name` in the graph.
     pub(crate) fn name_in_checkpoint(&self, name: &str) -> String {
         names::in_checkpoint(self.tensors, name)
     }

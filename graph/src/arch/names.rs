@@ -1,16 +1,17 @@
-//! Names of tensors: the graph's, which are GGUF's, beside those of checkpoints. `N` stands for the layer.
+//! Names of tensors in the graph and in checkpoints. The graph uses the GGUF names. `N` stands for the layer
+//! number.
 
-/// The graph's name of a tensor, and the checkpoint's.
+/// Name of a tensor in the graph, and its name in checkpoints.
 pub(crate) type Names = (&'static str, &'static str);
 
-/// Rows of the token embedding.
+/// Name of the token embedding.
 pub(crate) const EMBEDDING: &str = "token_embd.weight";
-/// Projection to logits. A model without it uses the embedding.
+/// Name of the projection to logits. A model without this tensor uses the embedding instead.
 pub(crate) const HEAD: &str = "output.weight";
-/// Divisors of the rotary frequencies.
+/// Name of the factors that divide the RoPE frequencies.
 pub(crate) const ROPE_FACTORS: &str = "rope_freqs.weight";
 
-/// Tensors that the checkpoints of all architectures have.
+/// Names of the tensors that are common to the checkpoints of all architectures.
 pub(super) const COMMON: &[Names] = &[
     (EMBEDDING, "model.embed_tokens.weight"),
     ("output_norm.weight", "model.norm.weight"),
@@ -26,16 +27,17 @@ pub(super) const COMMON: &[Names] = &[
     ("blk.N.ffn_down.weight", "model.layers.N.mlp.down_proj.weight"),
 ];
 
-/// Rotary frequencies of a layer. Old checkpoints store them although they follow from the hyperparameters.
+/// Name of a layer's RoPE frequencies. Old checkpoints contain them, although the hyperparameters determine
+/// them.
 const DERIVED: &str = "model.layers.N.self_attn.rotary_emb.inv_freq";
 
-/// Returns whether a checkpoint's tensor follows from the hyperparameters.
+/// Returns whether the hyperparameters determine the tensor that checkpoints call `name`.
 pub(crate) fn is_derived(name: &str) -> bool {
     renamed(name, DERIVED, DERIVED).is_some()
 }
 
-/// Returns the name that follows from `name` if it has the form `from`. Accepts only canonical numbers, so
-/// that two names cannot denote the same tensor.
+/// If `name` matches the pattern `from`, returns `to` with the same layer number. Accepts only canonical
+/// numbers, so that two names cannot denote the same tensor.
 fn renamed(name: &str, from: &str, to: &str) -> Option<String> {
     let Some((before, after)) = from.split_once('N') else { return (name == from).then(|| to.into()) };
     let layer = name.strip_prefix(before)?.strip_suffix(after)?;
@@ -43,12 +45,12 @@ fn renamed(name: &str, from: &str, to: &str) -> Option<String> {
     Some(to.replacen('N', &number.to_string(), 1))
 }
 
-/// Returns the graph's name of a checkpoint's tensor, if a table has it.
+/// Returns the graph's name for a tensor of a checkpoint, if one of the tables contains the tensor.
 pub(crate) fn in_graph(tables: &[&[Names]], name: &str) -> Option<String> {
     tables.iter().copied().flatten().find_map(|(ours, theirs)| renamed(name, theirs, ours))
 }
 
-/// Returns the checkpoint's name of a tensor of the graph.
+/// Returns the checkpoint's name for a tensor of the graph, or `name` itself if no table contains the tensor.
 pub(crate) fn in_checkpoint(tables: &[&[Names]], name: &str) -> String {
     let found = tables.iter().copied().flatten().find_map(|(ours, theirs)| renamed(name, ours, theirs));
     found.unwrap_or_else(|| name.to_owned())

@@ -1,4 +1,5 @@
-//! Qwen2: Llama with biases of queries, keys and values. Files of both formats pair halves.
+//! Qwen2: Llama with biases for queries, keys and values. RoPE pairs the two halves of a head, both in GGUF
+//! files and in checkpoints.
 
 use super::names::COMMON;
 use super::transformer::{Attention, Layer};

@@ -1,4 +1,5 @@
-//! Qwen3: Llama with a norm of each query head and of each key head. Files of both formats pair halves.
+//! Qwen3: Llama with a norm for each query head and each key head. RoPE pairs the two halves of a head, both
+//! in GGUF files and in checkpoints.
 
 use super::names::COMMON;
 use super::transformer::{Attention, Layer};

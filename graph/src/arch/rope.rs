@@ -1,52 +1,54 @@
-//! Rotary position embedding: its values, and the frequencies that follow.
+//! Rotary position embedding (RoPE): its parameters, and the rotation frequencies computed from them.
 
 use serde::Serialize;
 use std::f64::consts::TAU;
 use std::fmt;
 
-/// Pairing of the dimensions that a rotary embedding rotates together.
+/// Pairing of the dimensions that RoPE rotates together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RopePairing {
-    /// Dimensions 2i and 2i + 1.
+    /// Pair i consists of dimensions 2i and 2i + 1.
     Interleaved,
-    /// Dimensions i and i + half.
+    /// Pair i consists of dimensions i and i + half, where half is the number of pairs.
     Halves,
 }
 
-/// Rotary position embedding of an attention.
+/// Parameters of rotary position embedding.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Rope {
-    /// Values per head that rotate.
+    /// Number of dimensions per head that rotate.
     pub dimensions: u32,
-    /// Pairs of values that rotate together. Follows from how the file orders the query and key projections.
+    /// Dimensions that rotate together. This depends on the order of the query and key projections in the
+    /// file.
     pub pairing: RopePairing,
     /// Base of the frequencies.
     pub base: f32,
-    /// Divisor of positions (linear scaling).
+    /// Number by which positions are divided (linear scaling).
     pub scale: f32,
-    /// Frequency-dependent scaling as in Llama 3.1.
+    /// Parameters of frequency-dependent scaling as in Llama 3.1, if the model uses it.
     pub llama3: Option<Llama3Scaling>,
-    /// Whether `rope_freqs.weight` divides the frequencies.
+    /// Whether the factors in `rope_freqs.weight` divide the frequencies.
     pub has_factors: bool,
 }
 
-/// Rotary scaling of type `llama3`: divides low frequencies, keeps high ones and blends those between.
+/// RoPE scaling of type `llama3`. It divides low frequencies, keeps high frequencies, and blends both rules
+/// for frequencies between them.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Llama3Scaling {
-    /// Divisor of low frequencies.
+    /// Number by which low frequencies are divided.
     pub factor: f32,
-    /// A frequency with fewer turns than this within the original context is low.
+    /// Low frequencies complete fewer turns than this within the original context.
     pub low_frequency_factor: f32,
-    /// A frequency with more turns than this within the original context is high. Greater than
+    /// High frequencies complete more turns than this within the original context. Must be greater than
     /// `low_frequency_factor`.
     pub high_frequency_factor: f32,
-    /// Longest sequence before scaling, in tokens.
+    /// Maximum sequence length before scaling, in tokens.
     pub original_context: u32,
 }
 
 impl Llama3Scaling {
-    /// Returns the scaled frequency, in radians per position.
+    /// Returns the scaled value of `frequency`, in radians per position.
     fn apply(&self, frequency: f64) -> f64 {
         let turns = f64::from(self.original_context) * frequency / TAU;
         let (low, high) = (f64::from(self.low_frequency_factor), f64::from(self.high_frequency_factor));
@@ -56,7 +58,8 @@ impl Llama3Scaling {
 }
 
 impl Rope {
-    /// Returns the frequencies in radians per position, one per rotating pair. `factors` divide them.
+    /// Returns one frequency per rotating pair, in radians per position. If `factors` is given, divides each
+    /// frequency by its factor.
     pub fn frequencies(&self, factors: Option<&[f32]>) -> Vec<f32> {
         let frequency = |pair: u32| {
             let exponent = -2.0 * f64::from(pair) / f64::from(self.dimensions);
@@ -68,7 +71,7 @@ impl Rope {
     }
 }
 
-/// Names all values that the frequencies depend on.
+/// Lists all parameters that the frequencies depend on.
 impl fmt::Display for Rope {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "base {}, {} dimensions", self.base, self.dimensions)?;

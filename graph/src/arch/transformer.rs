@@ -1,4 +1,8 @@
+<<<<<<< HEAD
 //! Layers of decoder-only transformers as data, and the construction of their graph.
+=======
+//! Builds the graph of a decoder-only transformer. Each architecture describes its layers as [`Layer`]s.
+>>>>>>> ed-graph
 
 use super::names::{EMBEDDING, HEAD, ROPE_FACTORS};
 use super::{Architecture, Hyperparameters, Rope};
@@ -7,37 +11,45 @@ use crate::model::ModelError;
 use crate::op::Heads;
 use petgraph::stable_graph::NodeIndex;
 
+<<<<<<< HEAD
 /// A transformer layer: an attention and a feed-forward network. An RMS norm precedes each, and a residual
 /// addition follows it.
 pub(super) struct Layer {
     pub(super) attention: Attention,
     pub(super) feed_forward: FeedForward,
     /// Constant that the norms add to the mean square.
+=======
+/// Structure of a transformer block, including the options in which architectures differ.
+pub(super) struct Layer {
+    pub(super) attention: Attention,
+    pub(super) feed_forward: FeedForward,
+    /// Constant that the layer's RMS norms add to the mean square.
+>>>>>>> ed-graph
     pub(super) epsilon: f32,
 }
 
-/// Causal attention with rotary embedding.
+/// Causal attention with RoPE.
 pub(super) struct Attention {
     pub(super) heads: Heads,
     pub(super) rope: Rope,
-    /// Biases of queries, keys and values.
+    /// Whether queries, keys and values have biases.
     pub(super) qkv_bias: bool,
-    /// Norm of each query head and of each key head, before the rotary embedding.
+    /// Whether each query head and each key head is normalised before RoPE.
     pub(super) head_norm: bool,
-    /// Norm before the output projection.
+    /// Whether a norm precedes the output projection.
     pub(super) sub_norm: bool,
 }
 
 /// Feed-forward network with a SiLU gate.
 pub(super) struct FeedForward {
-    /// Values between the projections.
+    /// Intermediate size, between the up and down projections.
     pub(super) hidden: u32,
-    /// Norm before the down projection.
+    /// Whether a norm precedes the down projection.
     pub(super) sub_norm: bool,
 }
 
 impl Layer {
-    /// Returns the layer that follows from the hyperparameters, without optional parts.
+    /// Returns the layer that the hyperparameters describe, without optional parts.
     pub(super) fn plain(h: &Hyperparameters) -> Self {
         let heads = Heads { queries: h.heads, kv: h.kv_heads, dimensions: h.head_dimensions };
         Self {
@@ -48,7 +60,8 @@ impl Layer {
     }
 }
 
-/// Builds the graph of a model that has its own projection to logits or uses the embedding.
+/// Builds the graph of a model. If `has_head` is false, the embedding also serves as the projection to
+/// logits.
 pub(super) fn build(
     architecture: &Architecture,
     h: &Hyperparameters,

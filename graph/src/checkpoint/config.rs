@@ -1,7 +1,7 @@
-//! Reads `config.json`: hyperparameters under Hugging Face's names.
+//! Reads the hyperparameters from `config.json`, where they have Hugging Face's names.
 //!
-//! The head size, the number of key and value heads, and the RoPE scaling are optional, with the defaults of
-//! the `transformers` library. All other fields that determine the shapes of weights are required.
+//! The fields for the head size, the number of KV heads and the RoPE scaling are optional. Their defaults are
+//! those of the `transformers` library. All other fields that determine the shapes of weights are required.
 
 use super::{CONFIG, MOST_CONFIG_BYTES};
 use crate::arch::{Architecture, Hyperparameters, Llama3Scaling, Rope, RopePairing, in_range, positive};
@@ -12,16 +12,16 @@ use crate::source::{Directory, Source};
 use ragtag_kernels::TensorType;
 use serde_json::{Map, Value};
 
-/// An object of a JSON file, read field by field. A `null` field counts as missing.
+/// Fields of a JSON object, which callers read by key. A `null` field counts as missing.
 pub(crate) struct Fields {
     file: String,
-    /// Path of a nested object, prepended to each key in messages.
+    /// Path of this object within the file, which messages prepend to each key.
     path: String,
     map: Map<String, Value>,
 }
 
 impl Fields {
-    /// Reads the file as an object.
+    /// Reads a file that consists of one JSON object.
     pub(crate) fn read(source: &dyn Source) -> Result<Self, FormatError> {
         let map = json::parse(source, MOST_CONFIG_BYTES)?;
         Ok(Fields { file: source.name().to_owned(), path: String::new(), map })
@@ -31,7 +31,7 @@ impl Fields {
         self.map.get(key).filter(|value| !value.is_null())
     }
 
-    /// Returns the key with its path, for messages.
+    /// Returns `key` with the path of its object, for messages.
     fn label(&self, key: &str) -> String {
         format!("{}{key}", self.path)
     }
@@ -56,8 +56,8 @@ impl Fields {
         self.find(key).map(text).transpose()
     }
 
-    /// Returns the token ids under `key`, whose value may be a number or a list. Returns an empty list if the
-    /// key is missing.
+    /// Returns the token ids under `key`, whose value may be a number or a list of numbers. Returns an empty
+    /// list if the key is missing.
     pub(crate) fn ids(&self, key: &str) -> Result<Vec<u32>, FormatError> {
         let values = match self.find(key) {
             None => return Ok(Vec::new()),
@@ -103,7 +103,7 @@ impl Fields {
         Ok(self.find_float(key)?.ok_or_else(|| self.missing(key))?)
     }
 
-    /// Returns the key with its path and file, for [`ModelError::Hyperparameter`].
+    /// Returns `key` with the path of its object and the file's name, for [`ModelError::Hyperparameter`].
     fn in_file(&self, key: &str) -> String {
         format!("{} in {CONFIG}", self.label(key))
     }
@@ -130,7 +130,7 @@ fn shown(value: &Value) -> String {
     }
 }
 
-/// Reads the architecture, the hyperparameters, and whether the head is tied to the embedding.
+/// Reads the architecture and the hyperparameters. Also returns whether the head is tied to the embedding.
 pub(super) fn read(
     directory: &Directory,
 ) -> Result<(&'static Architecture, Hyperparameters, bool), ModelError> {
@@ -183,7 +183,7 @@ pub(super) fn read(
     Ok((architecture, hyperparameters, config.flag("tie_word_embeddings")?.unwrap_or(false)))
 }
 
-/// Returns the type of the weights from `torch_dtype`, or from `dtype` in newer files.
+/// Returns the weight type that `config.json` specifies under `torch_dtype`, or under `dtype` in newer files.
 pub(super) fn tensor_type(directory: &Directory) -> Result<TensorType, ModelError> {
     let source = directory.file(CONFIG).ok_or_else(|| FormatError::MissingFile {
         directory: directory.name().to_owned(),
@@ -206,7 +206,7 @@ pub(super) fn tensor_type(directory: &Directory) -> Result<TensorType, ModelErro
     }
 }
 
-/// Returns the model class. Fails if `architectures` does not list exactly one class.
+/// Returns the model class that `architectures` lists. Fails unless `architectures` lists exactly one class.
 fn class(config: &Fields) -> Result<&str, ModelError> {
     let classes = config.find("architectures").ok_or_else(|| config.missing("architectures"))?;
     let one = match classes.as_array().map(Vec::as_slice) {

@@ -1,4 +1,5 @@
-//! Describes the weights of a checkpoint from `config.json` alone. The hyperparameters determine the shapes.
+//! Describes the weights of a checkpoint that has only `config.json`. The hyperparameters determine the
+//! shapes.
 
 use super::config;
 use crate::arch::{Architecture, Hyperparameters};
@@ -8,8 +9,8 @@ use crate::weights::Weights;
 use ragtag_kernels::TensorType;
 
 /// Returns the architecture, hyperparameters and weights that `config.json` describes. The weights have no
-/// data. If `matrices` is given, matrices have this type, and norms are f32 as in GGUF files. Otherwise all
-/// weights have the type in `config.json`.
+/// data. If `matrices` is given, matrices have this type, and norms are f32 as in GGUF files. Otherwise, all
+/// weights have the type that `config.json` specifies.
 pub(crate) fn describe(
     directory: &Directory,
     matrices: Option<TensorType>,

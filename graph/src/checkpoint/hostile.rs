@@ -1,5 +1,5 @@
-//! Tests of malformed checkpoints. The reader must return an error that names the problem and its position.
-//! It must never allocate a size that the file claims.
+//! Tests with malformed checkpoints. The reader must return an error that names the problem and its position.
+//! It must never size an allocation by a number from the file.
 
 use super::tests::{Made, put, safetensors, with_header};
 use super::*;
@@ -16,7 +16,7 @@ fn small() -> Vec<u8> {
     safetensors(&[("a".into(), vec![3]), ("b".into(), vec![2, 4])])
 }
 
-/// Returns the error for a file with this header and `data` zero bytes.
+/// Returns the error for a file with the header `header`, followed by `data` zero bytes.
 fn refused(header: &str, data: usize) -> String {
     let error = parse(&with_header(header, vec![0; data])).unwrap_err().to_string();
     assert!(error.len() < 600 && !error.contains(char::is_control), "{error}");
@@ -195,7 +195,7 @@ fn rejects_indexes_that_leave_the_directory() {
     );
 }
 
-/// Replaces every number of the configuration with invalid values, and with values that contradict the
+/// Checks that the reader rejects invalid numbers in the configuration, and numbers that contradict the
 /// weights.
 #[test]
 fn rejects_invalid_and_contradictory_numbers() {
@@ -331,7 +331,8 @@ fn rejects_files_that_are_no_configuration() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Changes two bytes of the header. Parsing must fail, or return tensors that lie within the file.
+    /// Checks that parsing a header with two changed bytes fails, or returns tensors that lie within the
+    /// file.
     #[test]
     fn any_change_is_an_error_or_harmless(at in 0usize..4000, byte in any::<u8>(), and in 0usize..4000) {
         let made = Made::new();

@@ -9,7 +9,7 @@ use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// Size limit of an index. It suffices for a million tensors.
+/// Size limit of an index in bytes. It suffices for a million tensors.
 const MOST_BYTES: u64 = 128 << 20;
 
 #[derive(Deserialize)]
@@ -17,11 +17,11 @@ struct Index {
     weight_map: BTreeMap<String, String>,
 }
 
-/// Returns the sorted names of the files that hold the weights. `directory` must contain
-/// [`FILES`](super::FILES). If it contains `model.safetensors`, the index is ignored.
+/// Returns the sorted names of the files that contain the weights. `directory` must contain all existing
+/// files of [`FILES`](super::FILES). If it contains `model.safetensors`, the index is ignored.
 ///
 /// # Errors
-/// Fails if the directory does not hold a model, or if the index lists a name that cannot be a safetensors
+/// Fails if the directory does not contain a model, or if the index lists a name that cannot be a safetensors
 /// file in this directory.
 pub fn shard_names(directory: &Directory) -> Result<Vec<String>, FormatError> {
     let missing = |file: &str| {
@@ -47,7 +47,7 @@ pub fn shard_names(directory: &Directory) -> Result<Vec<String>, FormatError> {
     Ok(names.into_iter().collect())
 }
 
-/// Returns the index file, unless the directory has a `model.safetensors`.
+/// Returns the index file, unless the directory contains `model.safetensors`.
 fn index_file(directory: &Directory) -> Option<&Arc<dyn Source>> {
     directory.file(INDEX).filter(|_| directory.file(MODEL).is_none())
 }
@@ -56,14 +56,14 @@ fn read(index: &dyn Source) -> Result<Index, FormatError> {
     json::parse(index, MOST_BYTES)
 }
 
-/// Returns whether a file name stays within the directory on every operating system. Rejects path separators,
-/// drive letters and hidden files.
+/// Returns whether every operating system resolves `name` to a safetensors file directly in the directory.
+/// Rejects path separators, drive letters and hidden files.
 fn is_plain(name: &str) -> bool {
     let harmless = |c: char| c.is_ascii_alphanumeric() || "-_.+@ ".contains(c);
     name.ends_with(".safetensors") && !name.starts_with('.') && name.chars().all(harmless)
 }
 
-/// Checks that the index, if there is one, lists exactly the tensors of the shards.
+/// Checks that the index, if there is one, lists exactly the tensors that the shards contain.
 pub(super) fn check(
     directory: &Directory,
     names: &[String],

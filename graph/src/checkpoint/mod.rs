@@ -1,8 +1,8 @@
-//! Models as directories in Hugging Face's layout: `config.json`, the tokenizer's files, and weights in one
-//! safetensors file or in several with an index.
+//! Reads models from directories in Hugging Face's layout. Such a directory contains `config.json`, tokenizer
+//! files, and weights in one safetensors file or in several with an index.
 //!
-//! Tensors get their GGUF names, so that each architecture needs only one implementation. The caller opens
-//! the files listed by [`FILES`] and then by [`shard_names`].
+//! Tensors are renamed to their GGUF names, so that each architecture needs only one implementation. The
+//! caller opens the files in [`FILES`] first, and then the files that [`shard_names`] returns.
 
 mod config;
 mod described;
@@ -26,32 +26,33 @@ use crate::source::{Directory, Source};
 use crate::weights::{TensorInfo, Weights};
 use std::sync::Arc;
 
-/// Files to open if the directory contains them, in addition to the shards of [`shard_names`].
+/// Files that the caller opens if they exist, in addition to the shards that [`shard_names`] returns.
 pub const FILES: [&str; 7] =
     [CONFIG, GENERATION_CONFIG, MODEL, INDEX, TOKENIZER, TOKENIZER_CONFIG, SENTENCEPIECE];
 
-/// Files of [`FILES`] that hold or list weights. A directory without these files only describes a model.
+/// Entries of [`FILES`] that contain or list weights. A directory without these files describes a model but
+/// has no weights.
 pub const WEIGHTS: [&str; 2] = [MODEL, INDEX];
 
-/// Hyperparameters.
+/// File with the hyperparameters.
 pub(crate) const CONFIG: &str = "config.json";
-/// Generation defaults, including the end-of-text tokens.
+/// File with generation defaults, including the EOS tokens.
 pub(crate) const GENERATION_CONFIG: &str = "generation_config.json";
-/// Index that maps tensor names to shards.
+/// File that maps tensor names to shards.
 pub(crate) const INDEX: &str = "model.safetensors.index.json";
-/// Weights of a model that is not sharded.
+/// File with all weights of a model that is not sharded.
 pub(crate) const MODEL: &str = "model.safetensors";
-/// Tokenizer in the format of the `tokenizers` library.
+/// File with the tokenizer in the format of the `tokenizers` library.
 pub(crate) const TOKENIZER: &str = "tokenizer.json";
-/// Settings for the tokens that the tokenizer adds to a text.
+/// File with settings for the tokens that the tokenizer adds to a text.
 pub(crate) const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
-/// Tokenizer in the format of the sentencepiece library.
+/// File with the tokenizer in the format of the sentencepiece library.
 pub(crate) const SENTENCEPIECE: &str = "tokenizer.model";
 
-/// Size limit of small JSON files, such as `config.json`.
+/// Size limit, in bytes, of small JSON files such as `config.json`.
 pub(crate) const MOST_CONFIG_BYTES: u64 = 16 << 20;
 
-/// Returns the architecture, hyperparameters and weights of a model's directory.
+/// Reads the architecture, hyperparameters and weights from a model directory.
 pub(crate) fn open(
     directory: &Directory,
 ) -> Result<(&'static Architecture, Hyperparameters, Weights), ModelError> {
@@ -79,7 +80,7 @@ fn shards(directory: &Directory, names: &[String]) -> Result<Vec<Arc<dyn Source>
     names.iter().map(|name| directory.file(name).cloned().ok_or_else(|| missing(name))).collect()
 }
 
-/// Returns the tensors of all shards under their names in the graph.
+/// Returns the tensors of all shards, renamed to their names in the graph.
 fn tensors(
     architecture: &Architecture,
     directory: &Directory,
@@ -105,7 +106,7 @@ fn tensors(
     Ok(tensors)
 }
 
-/// Replaces the graph's tensor names in an error by those of the user's file.
+/// Returns `error` with the tensor names from the user's files instead of the graph's names.
 pub(crate) fn with_original_names(architecture: &Architecture, error: ModelError) -> ModelError {
     let original = |name: String| architecture.name_in_checkpoint(&name);
     match error {

@@ -11,12 +11,12 @@ use serde_json::{Value, json};
 #[derive(Clone)]
 pub(super) struct Made {
     pub(super) config: Value,
-    /// Names and shapes, slowest dimension first. All are F32.
+    /// Names and shapes of the tensors, slowest dimension first. All tensors are F32.
     pub(super) tensors: Vec<(String, Vec<u64>)>,
 }
 
 impl Made {
-    /// Creates a model of width 32 with one head of 32 values, one block and 8 tokens.
+    /// Creates a model of width 32 with two query heads, one KV head, one block and 8 tokens.
     pub(super) fn new() -> Self {
         let config = json!({
             "architectures": ["LlamaForCausalLM"],
@@ -67,7 +67,7 @@ pub(super) fn put(directory: &mut Directory, name: &str, bytes: Vec<u8>) {
     directory.insert(name, Arc::new(MemorySource::new(format!("d/{name}"), bytes)));
 }
 
-/// Builds a file with these F32 tensors. The values are 0, 1, 2 and so on, across all tensors.
+/// Builds a safetensors file with F32 tensors. The values are 0, 1, 2 and so on, counted across all tensors.
 pub(super) fn safetensors(tensors: &[(String, Vec<u64>)]) -> Vec<u8> {
     let mut entries = Vec::new();
     let mut end = 0;
@@ -81,7 +81,7 @@ pub(super) fn safetensors(tensors: &[(String, Vec<u64>)]) -> Vec<u8> {
     with_header(&format!("{{{}}}", entries.join(",")), values)
 }
 
-/// Builds a file with this header and data.
+/// Builds a safetensors file from a JSON header and the tensors' data.
 pub(super) fn with_header(header: &str, data: Vec<u8>) -> Vec<u8> {
     [(header.len() as u64).to_le_bytes().to_vec(), header.as_bytes().to_vec(), data].concat()
 }
@@ -200,7 +200,8 @@ fn errors_use_the_checkpoints_names() {
     assert_eq!(made.open().unwrap().weights().tensors().len(), 12);
 }
 
-/// Compares the frequencies of two published configurations with the formula of the `transformers` library.
+/// Checks the RoPE frequencies of two published configurations against the formula of the `transformers`
+/// library.
 #[test]
 fn rotary_scaling_of_llama_3() {
     let scaling = json!({

@@ -1,4 +1,4 @@
-//! Dispatches at both ends of a stage that convert rows between the wire type and the resident type.
+//! Emits the dispatches at both ends of a stage that convert rows between the wire type and f32.
 
 use super::CompileError;
 use super::emit::Emitter;
@@ -10,7 +10,8 @@ use ragtag_kernels::{Activations, ElementType, Kernel};
 use std::ops::Range;
 
 impl Emitter<'_> {
-    /// Returns the dispatch that converts received rows to residual rows, if the wire type requires it.
+    /// Returns the dispatch that converts received rows to f32. Returns `None` for the first stage and for
+    /// the wire type f32.
     pub(super) fn arriving(&mut self, segments: &Range<usize>) -> Result<Option<ProgramStep>, CompileError> {
         if segments.start == 0 || self.lowering.wire_type == WireType::F32 {
             return Ok(None);
@@ -23,7 +24,8 @@ impl Emitter<'_> {
         self.dispatch(segments.start, Kernel::Copy, rows, arguments, constants).map(Some)
     }
 
-    /// Returns the dispatch that converts residual rows to the wire type, if the wire type requires it.
+    /// Returns the dispatch that converts residual rows to the wire type. Returns `None` for the last stage
+    /// and for the wire type f32.
     pub(super) fn leaving(&mut self, segments: &Range<usize>) -> Result<Option<ProgramStep>, CompileError> {
         if segments.end == self.model.segment_count() || self.lowering.wire_type == WireType::F32 {
             return Ok(None);
@@ -48,7 +50,8 @@ impl Emitter<'_> {
     }
 }
 
-/// Returns the constants of a copy of `rows` rows of `width` values, whose starts are `pitch` values apart.
+/// Returns the constants for copying `rows` rows of `width` values. The starts of the source rows are `pitch`
+/// values apart.
 pub(super) fn row_copy(types: [ElementType; 2], [rows, width]: [u32; 2], pitch: u32) -> Vec<u32> {
     let walk = |outer: u32, row: u32, column: u32| {
         let mut dimensions = [outer; RANK];

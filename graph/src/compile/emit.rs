@@ -1,5 +1,4 @@
-//! Writes the dispatches of a program. Each dispatch has the arguments and constants that the kernel's ABI
-//! lists.
+//! Emits the dispatches of a program, with the arguments and constants that each kernel's ABI requires.
 
 use super::crossing::row_copy;
 use super::{
@@ -17,10 +16,10 @@ use ragtag_kernels::params::{LOGIT_ROWS, ParamsShape, ROWS};
 use ragtag_kernels::{ElementType, Kernel, Layout, Resident, TensorType, Variant};
 use std::ops::Range;
 
-/// Place, first byte and number of bytes of a binding.
+/// Place, offset of the first byte, and number of bytes of a binding.
 type Argument = (Place, u64, u64);
 
-/// Rows of a matrix that one binding covers.
+/// Rows of a weight matrix that one binding covers.
 #[derive(Clone, Copy)]
 struct MatrixPart {
     argument: Argument,
@@ -51,7 +50,7 @@ impl Emitter<'_> {
         Ok(arriving.into_iter().chain(steps?.concat()).chain(leaving).collect())
     }
 
-    /// Returns the steps of a node. There is one step per part of its weights.
+    /// Returns the steps of a node. If the node's weights are split into parts, each part has its own steps.
     fn node(&mut self, index: NodeIndex, layers: &[u32]) -> Result<Vec<ProgramStep>, CompileError> {
         match &self.graph.node(index).operator {
             Operator::Embed { table } => self.embed(index, table),
@@ -66,8 +65,8 @@ impl Emitter<'_> {
         }
     }
 
-    /// Emits the lookup of rows of a table. The first part writes zeros for tokens of other parts. Later
-    /// parts write only their own rows.
+    /// Emits one embedding lookup per part of the table. The lookup in the first part writes zeros for tokens
+    /// whose rows are in other parts. Later lookups write only the rows of their own part.
     fn embed(&mut self, index: NodeIndex, table: &str) -> Result<Vec<ProgramStep>, CompileError> {
         let node = self.graph.node(index);
         let (rows, out) = (self.rows(node).0, self.output(index));
@@ -80,8 +79,8 @@ impl Emitter<'_> {
         Ok(steps)
     }
 
-    /// Emits the dispatch that dequantizes a part of a product's weights to f16, into the place of the widen
-    /// node.
+    /// Emits the dispatch that dequantizes one part of a product's weights to f16. The dispatch writes to the
+    /// place of the widen node `index`.
     fn widen(&mut self, index: NodeIndex, part: MatrixPart) -> Result<ProgramStep, CompileError> {
         let node = self.graph.node(index);
         let (place, offset, _) = self.output(index);
@@ -97,7 +96,8 @@ impl Emitter<'_> {
         )
     }
 
-    /// Emits a product: one dispatch per part of the weights. Each dispatch computes the columns of its part.
+    /// Emits the dispatches of a product. Each part of the weights has its own dispatch, which computes the
+    /// columns of that part.
     fn product(&mut self, index: NodeIndex, weights: &Stack) -> Result<Vec<ProgramStep>, CompileError> {
         let node = self.graph.node(index);
         let Operator::MatMul { activations, column, accumulate, norm, gated, .. } = &node.operator else {
@@ -136,7 +136,7 @@ impl Emitter<'_> {
         Ok(steps)
     }
 
-    /// Emits the step of a node whose weights are not split.
+    /// Emits the dispatch of a node whose weights are not split.
     fn step(&mut self, index: NodeIndex, layers: &[u32]) -> Result<ProgramStep, CompileError> {
         let node = self.graph.node(index);
         let inputs: Vec<Argument> = self.graph.inputs(index).into_iter().map(|i| self.output(i)).collect();
@@ -256,7 +256,8 @@ impl Emitter<'_> {
         Ok(ProgramStep { segment, entry: entry as u32, slices, constants, grid })
     }
 
-    /// Returns the capacity of a node's rows, and the parameter word that counts them.
+    /// Returns the maximum number of rows in a node's output, and the parameter word that holds the actual
+    /// number.
     fn rows(&self, node: &Node) -> (u32, u32) {
         let count = match node.rows {
             Rows::Tokens => ROWS,
@@ -265,8 +266,8 @@ impl Emitter<'_> {
         (capacity(node.rows, &self.params), count)
     }
 
-    /// Returns the leading constants of kernels that access the cache: capacities of the parameter block,
-    /// head counts and cache blocks.
+    /// Returns the leading constants of kernels that access the KV cache: capacities of the parameter block,
+    /// head counts, elements per head and number of cache blocks.
     fn cache_constants(&self, heads: &Heads) -> Vec<u32> {
         let p = self.params;
         let mut constants = vec![p.rows, p.sequences, p.table_blocks, p.logit_rows];
@@ -279,7 +280,7 @@ impl Emitter<'_> {
         (place, offset, output_bytes(self.graph.node(node), &self.params))
     }
 
-    /// Returns the byte range of some columns of a node's output, from the first row to the last.
+    /// Returns the byte range of `count` columns of a node's output, from the first row to the last.
     fn columns(&self, node: NodeIndex, first: u32, count: u32) -> Argument {
         let (place, offset, bytes) = self.output(node);
         let left_out = u64::from(self.graph.node(node).width.saturating_sub(count)) * 4;
@@ -291,7 +292,7 @@ impl Emitter<'_> {
         Ok(*StackedMatrix::new(self.model.weights(), weights, |_| Layout::Rows16)?.resident())
     }
 
-    /// Returns the parts of a matrix, in order.
+    /// Returns the parts of the matrix in the buffer called `name`, in order.
     fn parts(&self, name: &str) -> Vec<MatrixPart> {
         let part = |(index, weight): (usize, &WeightBuffer)| match &weight.content {
             WeightContent::Matrix(matrix) if weight.name == name => Some(MatrixPart {
@@ -311,7 +312,7 @@ impl Emitter<'_> {
     }
 }
 
-/// Returns the number of rotating dimensions per head, and how they are paired.
+/// Returns the number of rotating dimensions per head, followed by 1 if RoPE pairs halves and 0 otherwise.
 fn rope_constants(rope: &Rope) -> [u32; 2] {
     [rope.dimensions, u32::from(rope.pairing == RopePairing::Halves)]
 }

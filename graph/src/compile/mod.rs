@@ -1,9 +1,10 @@
 //! Compiles contiguous segments for a device. Selects kernel variants by the device's capabilities, assigns a
-//! place to every tensor, and writes the dispatches for each bucket of rows.
+//! place to every tensor, and emits the dispatches for each bucket.
 //!
-//! Buckets are the powers of two below the prefill chunk, and the chunk itself. A micro-batch runs in the
-//! smallest bucket that holds its rows. Kernels read the actual number of rows from the parameter block, so
-//! they compute no padding rows. All buckets share one scratch buffer, sized for the largest bucket.
+//! The capacities of the buckets are the powers of two below the prefill chunk, and the prefill chunk itself.
+//! A micro-batch runs in the smallest bucket that holds its rows. Kernels read the actual number of rows from
+//! the parameter block, so they compute no padding rows. All buckets share one scratch buffer, sized for the
+//! largest bucket.
 
 mod crossing;
 mod emit;
@@ -28,7 +29,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use storage::Storage;
 
-/// Reason why segments do not compile for a device.
+/// Reason why segments cannot be compiled for a device.
 #[derive(Debug, thiserror::Error)]
 pub enum CompileError {
     /// The model is invalid.
@@ -40,25 +41,26 @@ pub enum CompileError {
         /// The kernel.
         kernel: Kernel,
     },
-    /// The device's preferred variants are written in more than one language.
+    /// The kernel variants selected for the device are written in more than one language.
     #[error("the kernels for the device are in several languages")]
     Languages,
     /// A buffer exceeds the device's limit.
     #[error("{what} takes {bytes} bytes; the device allows {limit} in one piece")]
     TooLarge {
-        /// The buffer.
+        /// Description of the buffer.
         what: String,
-        /// Size of the buffer.
+        /// Size of the buffer in bytes.
         bytes: u64,
-        /// The device's limit.
+        /// The device's limit in bytes.
         limit: u64,
     },
 }
 
-/// Compiles `segments` of `model`.
+/// Compiles `segments` of `model` for a device with the capabilities `caps`.
 ///
 /// # Errors
-/// [`CompileError`] names the kernel or buffer that the device does not support.
+/// Fails if the model is invalid, or if the device does not support a kernel or the size of a buffer. The
+/// error names the kernel or buffer.
 pub fn compile(
     model: &Model,
     segments: Range<usize>,
@@ -124,7 +126,7 @@ pub fn compile(
     Ok(stage)
 }
 
-/// Fuses operators where the device has a fused kernel for this number of rows.
+/// Fuses operators if the device has a fused kernel for the number of rows in `params`.
 fn fuse(
     graph: &mut OperatorGraph,
     model: &Model,
@@ -155,22 +157,32 @@ fn fuse(
     }
 }
 
+<<<<<<< HEAD
 /// Returns whether the device has preferred kernels for attention that is split over positions, for up to
 /// `rows` rows.
+=======
+/// Returns whether the device has all kernels that split attention needs for up to `rows` rows.
+>>>>>>> ed-graph
 fn splits_attention(lowering: &Lowering, caps: &Caps, rows: u32) -> bool {
     let merges = Activations::ALL.map(Kernel::AttentionMerge);
     let mut kernels = [Kernel::AttentionPartial(lowering.kv)].into_iter().chain(merges);
     kernels.all(|kernel| ragtag_kernels::preferred(kernel, caps, rows).is_some())
 }
 
+<<<<<<< HEAD
 /// Returns the number of parts into which attention is split over positions. The number must not depend on
 /// the rows of a micro-batch, because it affects the rounding of results. Each compute unit gets at most one
 /// work group per row, because a second wave of groups would double the time.
+=======
+/// Returns the number of parts into which attention is split over the cached positions. The number does not
+/// depend on the rows of a micro-batch, because it affects the rounding of results. Each compute unit gets at
+/// most one work group per row, because a second wave of groups would double the time.
+>>>>>>> ed-graph
 fn attention_splits(heads: Heads, lowering: &Lowering, caps: &Caps) -> u32 {
     (caps.parallel_units / heads.kv.max(1)).clamp(1, most_splits(lowering))
 }
 
-/// Returns the largest number of splits for which no split is empty at the full context.
+/// Returns the maximum number of splits such that no split is empty at the full context.
 fn most_splits(lowering: &Lowering) -> u32 {
     partial::MAX_SPLITS.min(lowering.table_blocks()).max(1)
 }
@@ -180,7 +192,7 @@ fn most_splits(lowering: &Lowering) -> u32 {
 pub(crate) struct Largest([(OperatorGraph, ParamsShape); 2]);
 
 impl Largest {
-    /// Lowers both programs. `form` returns the activations of products with a weight type.
+    /// Lowers both programs. `form` returns the activation type for products with a given weight type.
     pub(crate) fn new(model: &Model, lowering: &Lowering, form: impl Fn(TensorType) -> Activations) -> Self {
         let program = |splits: Option<&dyn Fn(Heads) -> u32>, rows| {
             (model.lowered(splits, |t, _| form(t)), params_shape(lowering, rows))
@@ -190,7 +202,7 @@ impl Largest {
         Self([program(None, lowering.chunk), split])
     }
 
-    /// Returns an upper bound of the scratch of `segments`.
+    /// Returns an upper bound on the scratch bytes of `segments`.
     pub(crate) fn scratch_bytes(&self, segments: Range<usize>) -> Result<u64, ModelError> {
         let mut most = 0;
         for (graph, params) in &self.0 {
@@ -199,8 +211,8 @@ impl Largest {
         Ok(most)
     }
 
-    /// Returns the bytes of the largest tensor of the segments, excluding dequantized weights. A stage can
-    /// split those into parts.
+    /// Returns the size in bytes of the largest tensor in `segments`. Ignores dequantized weights, because a
+    /// stage can split them into parts.
     pub(crate) fn tensor_bytes(&self, segments: &Range<usize>) -> u64 {
         let of_program = |(graph, params): &(OperatorGraph, ParamsShape)| {
             let nodes = graph.ordered().into_iter().map(|index| graph.node(index));
@@ -213,7 +225,7 @@ impl Largest {
     }
 }
 
-/// Returns the row buckets for micro-batches of up to `chunk` rows.
+/// Returns the bucket capacities, in rows, for micro-batches of up to `chunk` rows.
 pub fn buckets(chunk: u32) -> Vec<u32> {
     let mut buckets: Vec<u32> = (0..32).map(|bit| 1 << bit).take_while(|&rows| rows < chunk).collect();
     buckets.push(chunk);
@@ -229,7 +241,8 @@ fn params_shape(lowering: &Lowering, rows: u32) -> ParamsShape {
     }
 }
 
-/// Returns the weights that the segments need, without duplicates.
+/// Returns the weight buffers that the segments need, without duplicates. `kept` returns the resident layout
+/// for a weight type.
 pub(crate) fn weight_buffers(
     model: &Model,
     graph: &OperatorGraph,
@@ -264,7 +277,7 @@ pub(crate) fn weight_buffers(
     Ok(buffers)
 }
 
-/// Returns the name of the buffer of weights that an operator reads, if any.
+/// Returns the name of the weight buffer that an operator reads, if any.
 pub(crate) fn weight_name(operator: &Operator) -> Option<String> {
     match operator {
         Operator::Embed { .. }
@@ -277,7 +290,11 @@ pub(crate) fn weight_name(operator: &Operator) -> Option<String> {
     }
 }
 
+<<<<<<< HEAD
 /// Returns the name of the generated buffer of RoPE frequencies.
+=======
+/// Returns the name of the generated buffer that holds the RoPE frequencies.
+>>>>>>> ed-graph
 pub(crate) fn frequencies_name(rope: &Rope) -> String {
     format!("rotary frequencies: {rope}")
 }
@@ -294,13 +311,17 @@ fn rope_frequencies(model: &Model, rope: &Rope) -> Result<WeightContent, ModelEr
     Ok(WeightContent::Generated(rope.frequencies(factors.as_deref()).into()))
 }
 
+<<<<<<< HEAD
 /// Returns the size of a layer's key cache in bytes. The value cache has the same size.
+=======
+/// Returns the size in bytes of the key buffer of one layer. The value buffer has the same size.
+>>>>>>> ed-graph
 fn cache_bytes(heads: &Heads, lowering: &Lowering) -> u64 {
     let positions = u64::from(lowering.cache_blocks()) * BLOCK_TOKENS as u64;
     positions * u64::from(heads.kv_width()) * lowering.kv.bytes()
 }
 
-/// Returns the layers whose caches the segments hold, in order, with their heads.
+/// Returns the layers whose KV caches the segments hold, in order, with the head counts of each layer.
 fn kv_layers(graph: &OperatorGraph, segments: &Range<usize>) -> Vec<(u32, Heads)> {
     let layer = |node: &Node| match node.operator {
         _ if !segments.contains(&node.segment) => None,
@@ -332,7 +353,7 @@ fn check_limits(stage: &CompiledStage, caps: &Caps) -> Result<(), CompileError> 
     }
 }
 
-/// Returns the bytes of a node's output.
+/// Returns the size in bytes of a node's output for the bucket that `params` describes.
 pub(crate) fn output_bytes(node: &Node, params: &ParamsShape) -> u64 {
     let (rows, form) = match node.operator {
         Operator::Widen { rows, .. } => return ragtag_kernels::widen::out_bytes(rows, node.width),
@@ -345,7 +366,7 @@ pub(crate) fn output_bytes(node: &Node, params: &ParamsShape) -> u64 {
     u64::from(rows) * form.row_bytes(node.width as usize) as u64
 }
 
-/// Returns the number of rows that a tensor can hold.
+/// Returns the maximum number of rows in a tensor whose row count is `rows`.
 fn capacity(rows: Rows, params: &ParamsShape) -> u32 {
     match rows {
         Rows::Tokens => params.rows,
@@ -354,7 +375,7 @@ fn capacity(rows: Rows, params: &ParamsShape) -> u32 {
 }
 
 impl Program {
-    /// Returns the steps of one segment.
+    /// Returns the steps that belong to segment number `segment`.
     pub fn segment_steps(&self, segment: usize) -> impl Iterator<Item = &ProgramStep> {
         self.steps.iter().filter(move |s| s.segment == segment)
     }

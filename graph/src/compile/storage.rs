@@ -11,11 +11,11 @@ use ragtag_kernels::params::ParamsShape;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Alignment of scratch tensors. It suffices for SIMD loads and for the binding offsets of every API
-/// (NVIDIA's OpenCL is the strictest).
+/// Alignment of scratch tensors in bytes. It suffices for SIMD loads and for the binding offsets of every
+/// API. NVIDIA's OpenCL has the strictest requirement.
 const ALIGNMENT_BYTES: u64 = 512;
 
-/// Places of all node outputs, each with the offset of its first byte.
+/// Place of each node's output, with the offset of its first byte.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Storage {
     places: BTreeMap<NodeIndex, (Place, u64)>,
@@ -25,7 +25,7 @@ pub(super) struct Storage {
 struct Live {
     offset: u64,
     bytes: u64,
-    /// Position of the last reader in program order.
+    /// Position of the tensor's last reader in program order.
     until: usize,
 }
 
@@ -66,13 +66,13 @@ impl Storage {
         Ok(storage)
     }
 
-    /// Returns the place of a node's output.
+    /// Returns the place of a node's output, with the offset of its first byte.
     pub(super) fn of(&self, node: NodeIndex) -> (Place, u64) {
         self.places[&node]
     }
 }
 
-/// Returns the input whose bytes the node's output reuses.
+/// Returns the input whose bytes the output of `node` reuses, if any.
 fn overwritten_input(graph: &OperatorGraph, node: NodeIndex) -> Option<NodeIndex> {
     match graph.node(node).operator {
         Operator::Add | Operator::HeadNorm { .. } | Operator::RopeAppend { .. } => graph.input(node, 0),
@@ -94,8 +94,9 @@ fn check_last_reader(graph: &OperatorGraph, input: NodeIndex, writer: NodeIndex)
     Err(ModelError::Unsupported { what })
 }
 
-/// Returns the position after which a node's bytes are free. It is the last position that reads the node or a
-/// node that reuses its bytes.
+/// Returns the position in program order after which a node's bytes are free. This is the last position at
+/// which a node reads these bytes, either as the output of `node` or as the output of a node that reuses
+/// them.
 fn last_reader(graph: &OperatorGraph, node: NodeIndex, position: &BTreeMap<NodeIndex, usize>) -> usize {
     let readers = graph.consumers(node).into_iter().map(|(reader, _)| {
         let here = position.get(&reader).copied().unwrap_or(usize::MAX);
@@ -136,8 +137,8 @@ mod tests {
         Activations::ALL.into_iter().flat_map(|a| [(a, None), (a, Some(&(|_| 7u32) as _))]).collect()
     }
 
-    /// Walks through the program and tracks which node wrote each byte. Every node must read only bytes that
-    /// its inputs wrote.
+    /// Simulates a program and tracks which node wrote each byte of scratch. Checks that every node reads
+    /// only bytes that its inputs wrote. Returns the size of scratch in bytes.
     fn check_owners(
         model: &Model,
         (activations, splits): (Activations, Splits),
@@ -170,7 +171,11 @@ mod tests {
         storage.scratch_bytes
     }
 
+<<<<<<< HEAD
     /// Returns models of all architectures at block granularity and at half-block granularity.
+=======
+    /// Returns each test model at half-block granularity and at block granularity.
+>>>>>>> ed-graph
     fn models() -> Vec<Model> {
         let models =
             [test_models::bitnet(), test_models::llama(), test_models::qwen2(), test_models::qwen3()];
@@ -259,8 +264,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-        /// Checks that each allocation takes the lowest sufficient gap. With equal sizes, the total is then
-        /// the size of the largest live set.
+        /// Checks that each allocation takes the lowest sufficient gap. If all sizes are equal, the total
+        /// must be the size of the largest set of live tensors.
         #[test]
         fn first_fit_takes_the_lowest_gap_that_is_large_enough(
             sizes_and_lives in proptest::collection::vec((1u64..9, 0usize..12), 1..64),

@@ -14,10 +14,10 @@ use std::sync::Arc;
 pub(super) const DEFAULT_ALIGNMENT: u32 = 32;
 /// Maximum number of dimensions of a tensor.
 const MOST_DIMENSIONS: u32 = 4;
-/// Maximum length of a tensor's name in bytes, from the specification.
+/// Maximum length of a tensor name in bytes, from the specification.
 const MOST_NAME_BYTES: usize = 64;
 
-/// Contents of a file before its tensor data.
+/// Contents of a GGUF file before its tensor data.
 pub(super) struct Header {
     pub(super) metadata: Metadata,
     pub(super) tensors: Vec<TensorInfo>,
@@ -93,8 +93,8 @@ fn metadata_entries(reader: &mut Reader<'_>, count: u64) -> Result<BTreeMap<Stri
     Ok(entries)
 }
 
-/// Returns the alignment of tensor data. The specification requires a multiple of 8. All known
-/// implementations use powers of two.
+/// Returns the alignment of tensor data in bytes. Requires a power of two of at least 8. The specification
+/// requires only a multiple of 8, but all known implementations use powers of two.
 fn alignment(metadata: &Metadata) -> Result<u64, FormatError> {
     let alignment = metadata.find::<u32>("general.alignment")?.unwrap_or(DEFAULT_ALIGNMENT);
     if alignment < 8 || !alignment.is_power_of_two() {
@@ -167,8 +167,8 @@ fn shape(reader: &mut Reader<'_>, tensor: &Quoted<'_>) -> Result<Vec<u64>, Forma
     Ok(shape)
 }
 
-/// Returns the size of a tensor in bytes, or the reason why the tensor is invalid. Each row consists of whole
-/// blocks.
+/// Returns the size of a tensor in bytes, or the reason why the tensor is invalid. Each row must consist of
+/// whole blocks.
 fn stored_bytes(tensor_type: TensorType, shape: &[u64]) -> Result<u64, String> {
     let columns = shape.first().copied().unwrap_or(0);
     if !columns.is_multiple_of(tensor_type.block_values() as u64) {

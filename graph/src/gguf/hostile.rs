@@ -1,11 +1,11 @@
-//! Tests of corrupt, truncated and foreign files. The reader must return an error that names the problem and
-//! its position.
+//! Tests with corrupt and truncated files, and with files in other formats. The reader must return an error
+//! that names the problem and its position.
 
 use super::*;
 use crate::source::MemorySource;
 use proptest::prelude::*;
 
-/// Numbers that overflow an addition or a multiplication, or exceed any allocation.
+/// Numbers that overflow an addition or a multiplication, or exceed the size of any allocation.
 const LIES: [u64; 10] = [
     0xffff_ffff,
     1 << 32,
@@ -19,12 +19,12 @@ const LIES: [u64; 10] = [
     u64::MAX,
 ];
 
-/// Bytes of a file, assembled without any checks.
+/// Builder that writes the bytes of a file without any checks.
 #[derive(Clone, Default)]
 struct Raw(Vec<u8>);
 
 impl Raw {
-    /// Writes the magic number, version 3, and the two counts.
+    /// Writes the magic number, version 3, and the numbers of tensors and of metadata entries.
     fn file(tensors: u64, entries: u64) -> Self {
         Raw::default().bytes(b"GGUF").u32(3).u64(tensors).u64(entries)
     }
@@ -120,7 +120,7 @@ fn truncation_at_any_byte_names_the_place() {
     }
 }
 
-/// Truncates a file at every structural boundary. The error must name the first missing item.
+/// Checks that a file truncated at a structural boundary gives an error that names the first missing item.
 #[test]
 fn truncation_at_a_boundary_names_the_missing_item() {
     let head = Raw::file(1, 1);
@@ -258,7 +258,7 @@ fn rejects_invalid_values() {
     assert!(error.contains("the key of metadata entry 0 of 1: is not UTF-8"), "{error}");
 }
 
-/// Builds a file with arrays nested `depth` deep. The innermost array is empty.
+/// Builds a file whose arrays are nested `depth` levels deep. The innermost array is empty.
 fn nested(depth: usize) -> Raw {
     let outer = Raw::file(0, 1).entry("k", ValueType::Array);
     let outer = (1..depth).fold(outer, |raw, _| raw.u32(ValueType::Array.gguf_id()).u64(1));
@@ -342,7 +342,7 @@ fn errors_name_unsupported_tensor_types() {
     }
 }
 
-/// Opens a file and reads all its metadata and weights.
+/// Opens a file, and reads all its metadata and weights.
 fn read_all(bytes: &[u8]) -> Result<(), FormatError> {
     let model = open(bytes)?;
     for (_, value) in model.metadata.iter() {
@@ -364,7 +364,7 @@ proptest! {
         _ = read_all(&Raw::file(tensors, entries).bytes(&tail).0);
     }
 
-    /// Replaces a few positions of a valid file with small or huge numbers.
+    /// Checks that a valid file with small or huge numbers at a few positions is read safely or rejected.
     #[test]
     fn a_sound_file_with_changes(
         changes in proptest::collection::vec((0usize..400, prop_oneof![0u64..20, any::<u64>(), proptest::sample::select(&LIES[..])], 1usize..9), 1..4),

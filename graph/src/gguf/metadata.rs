@@ -1,4 +1,4 @@
-//! Metadata of a model file. The keys are copied. Values stay in the mapped file and are read on demand,
+//! Metadata of a model file. The keys are copied. The values stay in the mapped file and are read on demand,
 //! because a vocabulary can take megabytes.
 
 use super::reader::Reader;
@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Type and byte range of a value.
+/// Type and byte range of a metadata value.
 #[derive(Clone, Debug)]
 pub(super) struct Entry {
     pub(super) kind: ValueType,
@@ -34,7 +34,7 @@ impl Metadata {
         self.source.name()
     }
 
-    /// Returns the value of `key` as `T`: `u32`, `u64`, `i32`, `f32`, `bool`, `&str` or [`Array`].
+    /// Returns the value of `key`, converted to `T`: `u32`, `u64`, `i32`, `f32`, `bool`, `&str` or [`Array`].
     ///
     /// # Errors
     /// Fails if the key is missing, if the value has another type or does not fit into `T`, or if the file
@@ -46,10 +46,10 @@ impl Metadata {
         })
     }
 
-    /// Returns the value of `key` as `T`, or `None` if the key is missing.
+    /// Returns the value of `key`, converted to `T`, or `None` if the key is missing.
     ///
     /// # Errors
-    /// Fails like [`Metadata::get`], except that a missing key is not an error.
+    /// Fails for the same reasons as [`Metadata::get`], except that a missing key is not an error.
     pub fn find<'a, T: FromValue<'a>>(&'a self, key: &str) -> Result<Option<T>, FormatError> {
         let Some((key, entry)) = self.entries.get_key_value(key) else { return Ok(None) };
         let value = self.read(key, entry)?;
@@ -64,16 +64,17 @@ impl Metadata {
         }
     }
 
-    /// Returns the elements of the array `key`, each as `T`.
+    /// Returns an iterator over the array `key` that converts each element to `T`.
     ///
     /// # Errors
-    /// Fails like [`Metadata::get`]. If an element has another type, the iterator returns an error.
+    /// Fails for the same reasons as [`Metadata::get`]. If an element has another type, the iterator returns
+    /// an error.
     pub fn list<'a, T: FromValue<'a>>(&'a self, key: &str) -> Result<List<'a, T>, FormatError> {
         Ok(self.get::<Array<'a>>(key)?.list())
     }
 
-    /// Returns all keys with their values, sorted by key. If the file has changed, an error replaces the
-    /// value.
+    /// Returns all keys with their values, sorted by key. Returns an error instead of a value that can no
+    /// longer be read because the file has changed.
     pub fn iter(&self) -> impl Iterator<Item = (&str, Result<Value<'_>, FormatError>)> {
         self.entries.iter().map(|(key, entry)| (key.as_str(), self.read(key, entry)))
     }

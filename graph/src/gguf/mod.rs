@@ -1,8 +1,8 @@
 //! Zero-copy reader for untrusted GGUF files (little-endian, versions 2 and 3), and a writer for tools and
 //! tests.
 //!
-//! The reader checks every length, count, offset and type before use. It never allocates a size that the file
-//! claims. The layout follows the GGUF specification in ggml's repository.
+//! The reader checks every length, count, offset and type before use. It never sizes an allocation by a
+//! number from the file. The layout follows the GGUF specification in ggml's repository.
 
 mod header;
 mod metadata;
@@ -31,15 +31,15 @@ use std::sync::Arc;
 /// Metadata and weights of a model in GGUF files.
 #[derive(Clone, Debug)]
 pub struct ModelFile {
-    /// Hyperparameters and vocabulary.
+    /// Metadata, including hyperparameters and vocabulary.
     pub metadata: Metadata,
     /// Weight tensors.
     pub weights: Weights,
 }
 
 impl ModelFile {
-    /// Reads the headers of a model's file, or of all shards of a split model in order (see [`shard_names`]).
-    /// Checks everything except the values of the weights.
+    /// Reads the headers of a single model file, or of all shards of a split model in order (see
+    /// [`shard_names`]). Checks everything except the values of the weights.
     ///
     /// # Errors
     /// Fails if a file is invalid. The error names the file, the position and the problem.
@@ -51,7 +51,7 @@ impl ModelFile {
     /// (see [`Weights::without_data`]).
     ///
     /// # Errors
-    /// Fails like [`ModelFile::open`], except that missing data is not an error.
+    /// Fails for the same reasons as [`ModelFile::open`], except that missing data is not an error.
     pub fn open_headers(sources: Vec<Arc<dyn Source>>) -> Result<ModelFile, FormatError> {
         Self::read(sources, false)
     }

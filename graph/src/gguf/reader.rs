@@ -9,7 +9,7 @@ use std::fmt::Arguments;
 /// Maximum nesting depth of arrays.
 const MOST_NESTING: u32 = 4;
 
-/// Reads the values of a GGUF file in order.
+/// Reader for the values of a GGUF file, in file order.
 #[derive(Clone)]
 pub(crate) struct Reader<'a> {
     file: &'a str,
@@ -20,7 +20,7 @@ pub(crate) struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// Creates a reader of `bytes`, which start at byte `base` of `file`.
+    /// Creates a reader for `bytes`, which start at byte `base` of `file`.
     pub(crate) fn new(file: &'a str, base: u64, bytes: &'a [u8]) -> Self {
         Reader { file, base, bytes, next: 0 }
     }
@@ -40,7 +40,7 @@ impl<'a> Reader<'a> {
         FormatError::Invalid { file: self.file.to_owned(), at, what: what.to_string(), cause: cause.into() }
     }
 
-    /// Returns the next `count` bytes.
+    /// Returns the next `count` bytes and moves past them.
     pub(crate) fn take(&mut self, count: u64, what: Arguments<'_>) -> Result<&'a [u8], FormatError> {
         let taken = usize::try_from(count)
             .ok()
@@ -67,12 +67,12 @@ impl<'a> Reader<'a> {
         Ok(value)
     }
 
-    /// Reads the next four bytes as a number.
+    /// Reads the next four bytes as a little-endian number.
     pub(crate) fn u32(&mut self, what: Arguments<'_>) -> Result<u32, FormatError> {
         self.fixed(what).map(u32::from_le_bytes)
     }
 
-    /// Reads the next eight bytes as a number.
+    /// Reads the next eight bytes as a little-endian number.
     pub(crate) fn u64(&mut self, what: Arguments<'_>) -> Result<u64, FormatError> {
         self.fixed(what).map(u64::from_le_bytes)
     }
@@ -87,7 +87,7 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// Reads the number of a value type.
+    /// Reads the number of a value type and returns the type.
     pub(crate) fn value_type(&mut self, what: Arguments<'_>) -> Result<ValueType, FormatError> {
         let at = self.at();
         let id = self.u32(what)?;
@@ -95,7 +95,7 @@ impl<'a> Reader<'a> {
             .ok_or_else(|| self.invalid(at, what, format!("there is no value type {id}")))
     }
 
-    /// Reads a metadata value of type `kind`. `label` is the value's key, for messages.
+    /// Reads a metadata value of type `kind`. `label` is the key of the value, for messages.
     pub(crate) fn value(&mut self, kind: ValueType, label: &'a str) -> Result<Value<'a>, FormatError> {
         self.nested_value(kind, label, 0, format_args!("the value of metadata {}", Quoted(label)))
     }
@@ -132,7 +132,7 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// Checks an array with all its elements, and returns its position in the file.
+    /// Checks an array and all its elements. Returns an [`Array`] that reads the elements on demand.
     fn array(&mut self, label: &'a str, nesting: u32, what: Arguments<'_>) -> Result<Array<'a>, FormatError> {
         let start = self.at();
         if nesting >= MOST_NESTING {

@@ -10,7 +10,7 @@ const COUNT: &str = "split.count";
 const TENSORS: &str = "split.tensors.count";
 
 /// Returns the names of all files of a split model, given the name of any of them (`…-00001-of-00003.gguf`).
-/// Keeps a leading path. Returns `None` if the name does not belong to a split model.
+/// Keeps the path before the file name. Returns `None` if `name` does not have this form.
 pub fn shard_names(name: &str) -> Option<Vec<String>> {
     let (stem, count) = name.strip_suffix(".gguf")?.rsplit_once("-of-")?;
     let (prefix, number) = stem.rsplit_once('-')?;
@@ -24,7 +24,7 @@ fn five_digits(text: &str) -> Option<u32> {
     (text.len() == 5 && text.bytes().all(|b| b.is_ascii_digit())).then(|| text.parse().ok()).flatten()
 }
 
-/// Checks that these files, in this order, form one complete model.
+/// Checks that the files with these headers, in this order, form one complete model.
 pub(super) fn check(headers: &[Header]) -> Result<(), FormatError> {
     let Some(first) = headers.first() else {
         return Err(FormatError::Shards { file: "model".into(), cause: "no file given".into() });

@@ -1,4 +1,4 @@
-//! Tests of valid files.
+//! Tests with valid GGUF files.
 
 use super::*;
 use crate::source::MemorySource;
@@ -12,7 +12,7 @@ fn open(bytes: Vec<u8>) -> Result<ModelFile, FormatError> {
     ModelFile::open(vec![source("m.gguf", bytes)])
 }
 
-/// Builds a file with a metadata value of every type and two tensors, whose bytes count up.
+/// Builds a file with a metadata value of every type and two tensors. The bytes of the tensors count up.
 fn every_type(alignment: u32) -> (Writer, Vec<u8>) {
     let mut w = Writer::with_alignment(alignment);
     w.put("u8", 200u8);
@@ -118,8 +118,8 @@ fn type_errors_name_key_expected_type_and_value() {
     assert!(list.next().is_none());
 }
 
-/// Builds shard `number` of `count`. The shard has one tensor, and claims that the model has `tensors`
-/// tensors.
+/// Builds shard `number` of a model with `count` shards. The shard contains one tensor, and claims that the
+/// model has `tensors` tensors.
 fn shard(number: u16, count: u16, tensors: i32, tensor: &str) -> Arc<dyn Source> {
     let mut w = Writer::new();
     w.put("split.no", number);
@@ -170,7 +170,7 @@ fn rejects_inconsistent_split_files() {
     assert_eq!(fails(vec![]), "model: no file given");
 }
 
-/// A source that shrinks after it was opened.
+/// A source whose file shrinks after the source was opened.
 struct Shrunk(MemorySource);
 
 impl Source for Shrunk {
@@ -200,7 +200,7 @@ fn reports_a_shrunk_file_wherever_it_is_read() {
     assert!(model.metadata.iter().all(|(_, value)| value.is_err()));
 }
 
-/// Builds a file without `general.alignment`, because `open` would read this value.
+/// Builds a file without `general.alignment`. Opening the file would read the value of this key and fail.
 fn every_no_alignment() -> Vec<u8> {
     let mut w = Writer::new();
     w.put("u8", 1u8);

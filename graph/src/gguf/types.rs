@@ -1,11 +1,12 @@
-//! Type numbers of GGUF files, including the names of unsupported types for error messages.
+//! Numbers of the value types and tensor types in GGUF files. Unsupported tensor types have names for error
+//! messages.
 //!
 //! Value types follow the GGUF specification. Tensor types follow ggml's type table.
 
-/// Returns the name of any ggml tensor type, even an unsupported one. Returns `None` if ggml has not assigned
-/// the number.
+/// Returns the name of the ggml tensor type with number `id`, even if Ragtag does not support the type.
+/// Returns `None` if ggml has not assigned the number.
 pub fn tensor_type_name(id: u32) -> Option<&'static str> {
-    /// Names by type number. Types that ggml has removed keep their former names.
+    /// Names of tensor types, indexed by number. Types that ggml has removed keep their former names.
     const NAMES: [&str; 42] = [
         "F32",
         "F16",
@@ -74,7 +75,7 @@ pub enum ValueType {
     Bool,
     /// UTF-8 text, preceded by its length.
     Str,
-    /// Values of one type, preceded by the type and the number of values.
+    /// Elements of one type, preceded by the type and the number of elements.
     Array,
     /// Unsigned 64-bit integer.
     U64,
@@ -107,12 +108,12 @@ impl ValueType {
         self as u32
     }
 
-    /// Returns the type with this number.
+    /// Returns the type whose number is `id`.
     pub fn from_gguf_id(id: u32) -> Option<Self> {
         Self::ALL.get(usize::try_from(id).ok()?).copied()
     }
 
-    /// Returns the lower-case name for messages.
+    /// Returns the type's lower-case name, for messages.
     pub fn name(self) -> &'static str {
         match self {
             ValueType::U8 => "u8",

@@ -24,9 +24,9 @@ pub enum Value<'a> {
     F32(f32),
     /// Boolean.
     Bool(bool),
-    /// Text.
+    /// UTF-8 text.
     Str(&'a str),
-    /// Values of one type.
+    /// Elements of one type.
     Array(Array<'a>),
     /// Unsigned 64-bit integer.
     U64(u64),
@@ -53,8 +53,8 @@ impl Value<'_> {
     }
 }
 
-/// Formats the value with its type for a table or a message. Truncates long strings, and shows only the
-/// length of arrays.
+/// Formats the value with its type for tables and messages. Truncates long strings. For an array, shows only
+/// the element type and the length.
 impl std::fmt::Display for Value<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
@@ -96,13 +96,13 @@ impl<'a> Array<'a> {
         self.count
     }
 
-    /// Returns the elements as `T`.
+    /// Returns an iterator that converts each element to `T`.
     pub fn list<T: FromValue<'a>>(self) -> List<'a, T> {
         List { next: 0, array: self, as_type: PhantomData }
     }
 }
 
-/// Iterator over the elements of an [`Array`]. Ends after the first error.
+/// Iterator over the elements of an [`Array`]. It ends after the first error.
 pub struct List<'a, T> {
     array: Array<'a>,
     next: u64,
@@ -110,7 +110,7 @@ pub struct List<'a, T> {
 }
 
 impl<T> List<'_, T> {
-    /// Returns the total number of elements.
+    /// Returns the number of elements in the array, including those already returned.
     pub fn count_all(&self) -> u64 {
         self.array.count
     }
@@ -143,12 +143,13 @@ impl<'a, T: FromValue<'a>> Iterator for List<'a, T> {
     }
 }
 
-/// Types that a metadata value can be read as. Integers of any width convert if they fit.
+/// Rust type to which a metadata value can be converted. An integer converts to any integer type that can
+/// hold it.
 pub trait FromValue<'a>: Sized {
-    /// Name of the type in messages.
+    /// Name of the type in error messages.
     const EXPECTED: &'static str;
 
-    /// Converts the value. Returns `None` if the value has another type or does not fit.
+    /// Converts `value`. Returns `None` if it has another type or does not fit.
     fn from_value(value: Value<'a>) -> Option<Self>;
 }
 

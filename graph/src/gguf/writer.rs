@@ -1,14 +1,14 @@
 //! Writes the header of a GGUF file, for `xtask synth-model` and tests.
 //!
-//! The caller announces all tensors, writes the header, and then writes the tensors' bytes in the same order.
-//! Each tensor is padded to the alignment ([`Writer::padding`]). The writer checks nothing, because tests
-//! write invalid files.
+//! The caller adds all tensors, writes the header, and then writes the tensors' bytes in the same order.
+//! After each tensor, the caller writes zeros up to the alignment ([`Writer::padding`]). The writer checks
+//! nothing, because tests write invalid files.
 
 use super::header::DEFAULT_ALIGNMENT;
 use super::types::ValueType;
 use ragtag_kernels::TensorType;
 
-/// Collects metadata and tensor infos for a header.
+/// Builder for the header of a GGUF file, with metadata and tensor infos.
 #[derive(Clone, Debug)]
 pub struct Writer {
     alignment: u64,
@@ -20,7 +20,7 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// Creates a version 3 header with the default alignment.
+    /// Creates a writer for a version 3 file with the default alignment.
     pub fn new() -> Self {
         Writer {
             alignment: DEFAULT_ALIGNMENT.into(),
@@ -32,7 +32,7 @@ impl Writer {
         }
     }
 
-    /// Creates a header whose tensors have this alignment, a power of two of at least 8.
+    /// Creates a writer that aligns tensors to `alignment` bytes, a power of two of at least 8.
     pub fn with_alignment(alignment: u32) -> Self {
         let mut writer = Self { alignment: alignment.into(), ..Self::new() };
         writer.put("general.alignment", alignment);
@@ -47,7 +47,7 @@ impl Writer {
         self.metadata_count += 1;
     }
 
-    /// Announces the next tensor, which has `bytes` bytes.
+    /// Adds the description of the next tensor, whose data has `bytes` bytes.
     pub fn tensor(&mut self, name: &str, tensor_type: TensorType, shape: &[u64], bytes: u64) {
         name.write(&mut self.tensors);
         (shape.len() as u32).write(&mut self.tensors);
@@ -65,12 +65,12 @@ impl Writer {
         bytes.next_multiple_of(self.alignment) - bytes
     }
 
-    /// Returns the bytes of all tensors, including padding.
+    /// Returns the total size of all tensors in bytes, including padding.
     pub fn data_bytes(&self) -> u64 {
         self.data_bytes
     }
 
-    /// Returns the header, padded up to the first tensor.
+    /// Returns the header, padded to the start of the first tensor.
     pub fn header(&self) -> Vec<u8> {
         let mut header = b"GGUF".to_vec();
         3u32.write(&mut header);
@@ -90,12 +90,12 @@ impl Default for Writer {
     }
 }
 
-/// Types that can be written as a metadata value. Slices become arrays.
+/// Rust type whose values can be written as metadata. Slices become arrays.
 pub trait ToValue {
     /// Returns the type of the value.
     fn kind(&self) -> ValueType;
 
-    /// Appends the value in the file's format.
+    /// Appends the value to `out` in the format of GGUF files.
     fn write(&self, out: &mut Vec<u8>);
 }
 
@@ -136,7 +136,7 @@ impl ToValue for &str {
     }
 }
 
-/// Writes a slice as an array. The value type of an empty slice is unknown, so its element type is u8.
+/// Writes a slice as an array. The element type of an empty slice is unknown, so it is written as u8.
 impl<T: ToValue> ToValue for &[T] {
     fn kind(&self) -> ValueType {
         ValueType::Array

@@ -1,8 +1,12 @@
-//! Fuses RoPE and KV append into the split attention after them, in programs for a single row.
+//! Fuses RoPE and KV append into the split attention that follows them, in programs for a single row.
 
 use crate::op::{Heads, Operator, OperatorGraph};
 
+<<<<<<< HEAD
 /// Fuses every RoPE-and-append node whose only reader is a split attention, if `fuses` accepts its heads.
+=======
+/// Fuses every [`Operator::RopeAppend`] whose only reader is a split attention, if `fuses` accepts its heads.
+>>>>>>> ed-graph
 pub(crate) fn fuse_appends(graph: &mut OperatorGraph, fuses: impl Fn(Heads) -> bool) {
     for append in graph.ordered() {
         let Operator::RopeAppend { heads, rope, .. } = graph.node(append).operator else { continue };

@@ -1,4 +1,4 @@
-//! Passes over the operator graph. They reduce launches and memory traffic or select activation types.
+//! Passes over the operator graph. They reduce launches and memory traffic, or select activation types.
 
 mod append;
 mod norm;

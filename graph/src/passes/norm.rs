@@ -1,13 +1,14 @@
-//! Fuses norms into the products that read them, and gates into the products before them, if the device has
-//! fused kernels. With few rows, launch latency dominates. Fused operators are always in the same segment.
+//! Fuses RMS norms into the products that read them, and SiLU gates into the products before them, if the
+//! device has fused kernels. Fusion saves launches, whose latency dominates with few rows. Fused operators
+//! are always in the same segment.
 
 use crate::op::{Norm, Operator, OperatorGraph, Rows};
 use crate::stack::Stack;
 use petgraph::stable_graph::NodeIndex;
 use ragtag_kernels::Activations;
 
-/// Fuses every norm whose readers are all products with f32 activations. `fuses` must accept the weights and
-/// rows of each product.
+/// Fuses every norm that is read only by products with f32 activations. `fuses` must accept the weights and
+/// the row count of each of these products.
 pub(crate) fn fuse_norms(graph: &mut OperatorGraph, fuses: impl Fn(&Stack, Rows) -> bool) {
     for index in graph.ordered() {
         let Operator::RmsNorm { weight, epsilon, output: Activations::F32 } =
@@ -39,7 +40,7 @@ pub(crate) fn fuse_norms(graph: &mut OperatorGraph, fuses: impl Fn(&Stack, Rows)
 }
 
 /// Fuses every gate that is the only reader of a product with a fused norm. `fuses` must accept the weights
-/// and rows of the product.
+/// and the row count of the product.
 pub(crate) fn fuse_gates(graph: &mut OperatorGraph, fuses: impl Fn(&Stack, Rows) -> bool) {
     for gate in graph.ordered() {
         let node = graph.node(gate).clone();

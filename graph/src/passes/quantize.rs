@@ -8,7 +8,7 @@ use petgraph::stable_graph::NodeIndex;
 use ragtag_kernels::Activations;
 use std::collections::BTreeMap;
 
-/// Sets the activations of every product. `form` selects them by weights and rows.
+/// Sets the activation type of every product. `form` selects the type from the weights and the row count.
 pub(crate) fn quantize_activations(graph: &mut OperatorGraph, form: impl Fn(&Stack, Rows) -> Activations) {
     for source in graph.ordered() {
         let mut readers: BTreeMap<Activations, Vec<NodeIndex>> = BTreeMap::new();
@@ -33,7 +33,8 @@ pub(crate) fn quantize_activations(graph: &mut OperatorGraph, form: impl Fn(&Sta
     }
 }
 
-/// Changes the type of a node's output to `form`. Returns false if the operator cannot write this type.
+/// Changes the type of a node's output to `form` and returns true. Returns false if the operator cannot write
+/// this type.
 fn writes(graph: &mut OperatorGraph, source: NodeIndex, form: Activations) -> bool {
     match &mut graph.node_mut(source).operator {
         Operator::RmsNorm { output, .. }

@@ -1,4 +1,5 @@
-//! Fuses `x + matmul(y)` into a product that adds to `x` in place. This saves one pass over the rows.
+//! Fuses `x + matmul(y)` into one product that adds its result to `x` in place. This saves one pass over the
+//! rows.
 
 use crate::op::{Operator, OperatorGraph};
 

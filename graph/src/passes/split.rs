@@ -1,10 +1,14 @@
-//! Splits attention into two launches, so that a single row can occupy a whole device. The first launch
-//! computes a partial result per range of positions. The second launch merges the partial results.
+//! Splits attention into two launches, so that a single row can occupy the whole device. The first launch
+//! computes one partial result for each range of positions. The second launch merges the partial results.
 
 use crate::op::{Heads, Node, Operator, OperatorGraph};
 use ragtag_kernels::Activations;
 
+<<<<<<< HEAD
 /// Splits the positions of every attention into as many ranges as `splits` returns for its heads.
+=======
+/// Splits the positions of every attention into ranges. `splits` returns the number of ranges.
+>>>>>>> ed-graph
 pub(crate) fn split_attention(graph: &mut OperatorGraph, splits: impl Fn(Heads) -> u32) {
     for merge in graph.ordered() {
         let node = graph.node(merge).clone();

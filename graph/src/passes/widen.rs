@@ -1,14 +1,15 @@
-//! Dequantizes the quantised weights of products with f16 activations to f16, right before each product.
+//! Inserts nodes that dequantize the quantised weights of products with f16 activations to f16, right before
+//! each product.
 
 use crate::op::{Node, Operator, OperatorGraph};
 use crate::stack::Stack;
 use ragtag_kernels::Activations;
 
-/// Input number of a product's dequantized weights.
+/// Number of the product's input that provides the dequantized weights.
 pub(crate) const WIDENED: u8 = 2;
 
 /// Inserts a widen node before every product with f16 activations and quantised weights. `shape` returns the
-/// rows and columns of quantised weights, and `None` for other weights.
+/// number of rows and columns of quantised weights, and `None` for other weights.
 pub(crate) fn widen_weights(graph: &mut OperatorGraph, shape: impl Fn(&Stack) -> Option<(u32, u32)>) {
     for product in graph.ordered() {
         let node = graph.node(product).clone();

@@ -1,7 +1,7 @@
-//! Characters that byte-level vocabularies use for bytes. A printable byte maps to its own character. All
-//! other bytes map to characters from U+0100 on, as in `bytes_to_unicode` of GPT-2's encoder.
+//! Characters that represent bytes in byte-level vocabularies. The character of a printable byte is the byte
+//! itself. All other bytes map to characters from U+0100 on, as in `bytes_to_unicode` of GPT-2's encoder.
 
-/// Returns the character for a byte.
+/// Returns the character that represents `byte`.
 pub(super) fn letter(byte: u8) -> char {
     match byte {
         b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF => char::from(byte),
@@ -16,7 +16,7 @@ fn moved(place: u32) -> char {
     char::from_u32(0x100 + place).unwrap_or(char::REPLACEMENT_CHARACTER)
 }
 
-/// Returns the byte for a character.
+/// Returns the byte that `letter` represents, if any.
 fn byte(letter: char) -> Option<u8> {
     match u32::from(letter) {
         code @ (0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF) => u8::try_from(code).ok(),
@@ -27,7 +27,8 @@ fn byte(letter: char) -> Option<u8> {
     }
 }
 
-/// Returns the bytes of a vocabulary text, or `None` if it contains a character that stands for no byte.
+/// Returns the bytes that the text of a token represents, or `None` if some character does not represent a
+/// byte.
 pub(super) fn bytes(text: &str) -> Option<Vec<u8>> {
     text.chars().map(byte).collect()
 }

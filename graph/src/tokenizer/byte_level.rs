@@ -1,5 +1,6 @@
-//! Byte-level vocabularies of GGUF files (`tokenizer.ggml.model = gpt2`). The tokenizer splits a text into
-//! words and each word into bytes. It merges bytes by an explicit list of merges.
+//! Builds tokenizers with byte-level vocabularies from GGUF files (`tokenizer.ggml.model = gpt2`). Such a
+//! tokenizer splits text into words and each word into bytes. It then merges the bytes by an explicit list of
+//! merges.
 
 use super::Tokenizer;
 use super::alphabet;
@@ -14,7 +15,7 @@ use crate::gguf::Metadata;
 use std::collections::HashMap;
 use tokenizers::models::bpe::{BPE, Merges, Vocab};
 
-/// Builds the tokenizer of a GGUF file.
+/// Builds the tokenizer from the metadata of a GGUF file.
 pub(super) fn from_metadata(metadata: &Metadata) -> Result<Tokenizer, TokenizerError> {
     let file = metadata.file();
     let wrong = |cause: String| TokenizerError::Vocabulary { file: file.to_owned(), cause };
@@ -41,8 +42,8 @@ pub(super) fn from_metadata(metadata: &Metadata) -> Result<Tokenizer, TokenizerE
     })
 }
 
-/// Returns the id of each text that takes part in merges. If several tokens have the same text, the first one
-/// counts.
+/// Returns the id of each token text that merges can use. If several tokens have the same text, the first
+/// one's id is returned.
 fn normal(tokens: &[Token<'_>]) -> HashMap<String, u32> {
     let mut ids = HashMap::new();
     for (id, token) in (0u32..).zip(tokens).filter(|(_, token)| token.kind == Kind::Normal) {
@@ -59,7 +60,8 @@ pub(super) fn require_all_bytes(has: impl Fn(&str) -> bool) -> Result<(), String
     }
 }
 
-/// Reads the list of merges, highest rank first. Each entry holds two tokens, separated by a space.
+/// Builds the byte-pair encoding from the list of merges, highest rank first. Each entry of the list contains
+/// two tokens, separated by a space.
 fn merging(metadata: &Metadata, ids: HashMap<String, u32>, whole_words: bool) -> Result<BPE, TokenizerError> {
     let wrong = |cause: String| TokenizerError::Vocabulary { file: metadata.file().to_owned(), cause };
     let mut merges = Merges::new();
@@ -82,7 +84,7 @@ fn build(vocabulary: Vocab, merges: Merges, whole_words: bool) -> Result<BPE, St
         .map_err(|error| format!("has invalid merges: {}", Quoted(&error.to_string())))
 }
 
-/// Returns the text of a token.
+/// Returns the text or bytes that a token decodes to.
 fn piece(token: &Token<'_>) -> Piece {
     match token.kind {
         Kind::Normal => Piece::byte_level(token.text),

@@ -1,5 +1,5 @@
-//! Reads the tokenizer of a model's directory. Selects the tokenizer's file, and combines the settings of
-//! begin and end tokens from several files.
+//! Loads the tokenizer from a model directory. Selects the tokenizer file, and combines the BOS and EOS
+//! settings from several files.
 
 use super::{Special, Tokenizer, document, sentencepiece};
 use crate::checkpoint::{CONFIG, Fields, GENERATION_CONFIG, SENTENCEPIECE, TOKENIZER, TOKENIZER_CONFIG};
@@ -8,7 +8,7 @@ use crate::source::Directory;
 use serde_json::Value;
 use std::collections::HashMap;
 
-/// Reads the tokenizer and its special tokens.
+/// Loads the tokenizer and the settings of its special tokens.
 pub(super) fn open(directory: &Directory) -> Result<Tokenizer, TokenizerError> {
     let (mut tokenizer, ids) = match (directory.file(TOKENIZER), directory.file(SENTENCEPIECE)) {
         (Some(source), _) => document::read(source.as_ref())?,
@@ -31,7 +31,7 @@ pub(super) fn open(directory: &Directory) -> Result<Tokenizer, TokenizerError> {
     Ok(tokenizer)
 }
 
-/// Applies the settings in `tokenizer_config.json`, which take precedence over the tokenizer's file.
+/// Applies the settings in `tokenizer_config.json`, which override those of the tokenizer file.
 fn settle(
     special: &mut Special,
     file: &str,
@@ -61,7 +61,8 @@ fn settle(
     Ok(())
 }
 
-/// Returns the id of the token under `key`, whose value is the token's text or an object with the text.
+/// Returns the id of the token under `key`. The value of `key` is the token's text, or an object that
+/// contains the text.
 fn named(
     file: &str,
     config: &Fields,
@@ -79,7 +80,7 @@ fn named(
     id.map(Some).ok_or_else(|| wrong(format!("has no token \"{}\", which {key} names", Quoted(text))))
 }
 
-/// Checks that the vocabulary contains all special ids. The ids come from several files, which may belong to
+/// Checks that all special ids are in the vocabulary. The ids come from several files, which may belong to
 /// different models.
 fn check_ids(directory: &Directory, tokenizer: &Tokenizer) -> Result<(), TokenizerError> {
     let special = &tokenizer.special;

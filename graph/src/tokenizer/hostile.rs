@@ -1,4 +1,4 @@
-//! Tests of corrupt and unusual tokenizer files: `tokenizer.model` and `tokenizer.json`. The module `tests`
+//! Tests with corrupt and unusual tokenizer files: `tokenizer.model` and `tokenizer.json`. The module `tests`
 //! covers vocabularies in GGUF files.
 
 use super::*;
@@ -25,7 +25,7 @@ fn open(name: &str, bytes: &[u8]) -> Result<Tokenizer, TokenizerError> {
 
 // ---- tokenizer.model ----------------------------------------------------------------------------------------------
 
-/// A writer of the protocol buffer wire format.
+/// Writer for the protocol buffer wire format.
 #[derive(Clone, Default)]
 struct Proto(Vec<u8>);
 
@@ -63,7 +63,8 @@ impl Proto {
 
 const NORMAL: u64 = 1;
 
-/// Builds a model with `<unk>`, `<s>`, `</s>` and these normal pieces. The first piece has the highest score.
+/// Builds a `tokenizer.model` with `<unk>`, `<s>`, `</s>` and the pieces in `normal`. The first of these
+/// pieces has the highest score.
 fn model(normal: &[&str], trainer: &Proto, normaliser: &Proto) -> Vec<u8> {
     let special = Proto::default().piece("<unk>", 0.0, 2).piece("<s>", 0.0, 3).piece("</s>", 0.0, 3);
     let all = normal.iter().zip(0u8..).fold(special, |p, (text, n)| p.piece(text, -f32::from(n), NORMAL));
@@ -160,7 +161,7 @@ fn rejects_invalid_protocol_buffers() {
 
 // ---- tokenizer.json -----------------------------------------------------------------------------------------------
 
-/// Builds a small tokenizer in the style of Llama 2.
+/// Builds a small `tokenizer.json` in the style of Llama 2.
 fn document() -> Value {
     let mut vocabulary: serde_json::Map<String, Value> = ["<unk>", "<s>", "▁", "a", "b", "▁a", "ab"]
         .iter()
@@ -200,7 +201,7 @@ fn from_json(document: &Value) -> Result<Tokenizer, TokenizerError> {
     open("tokenizer.json", document.to_string().as_bytes())
 }
 
-/// Opens the document with `value` at the place to which `pointer` points.
+/// Opens the document after replacing the value at the JSON pointer `pointer` with `value`.
 fn changed(pointer: &str, value: Value) -> Result<Tokenizer, TokenizerError> {
     let mut document = document();
     let (parent, key) = pointer.rsplit_once('/').unwrap();
@@ -240,8 +241,7 @@ fn reads_a_handmade_document() {
     assert_eq!(t.vocabulary_size(), 263);
 }
 
-/// Compares the ids for documents that contain every supported part with the ids from the `tokenizers`
-/// library.
+/// Checks that documents with every supported component yield the same ids as the `tokenizers` library.
 #[test]
 fn documents_give_the_ids_of_the_library() {
     let sequence = |list: &str, parts: Value| json!({ "type": "Sequence", list: parts });
@@ -472,8 +472,8 @@ fn replacements_lengthen_a_text_at_most_fourfold() {
     assert!(refused("/normalizer", replace(&"a".repeat(9))).contains("much longer texts"));
 }
 
-/// Opens documents with expressions that would take gigabytes when expanded, and with expressions that take
-/// exponential time.
+/// Checks that Ragtag rejects expressions that would expand to gigabytes, and that encoding fails if an
+/// expression takes exponential time.
 #[test]
 fn expressions_are_bounded() {
     let split = |regex: String| {
@@ -493,8 +493,8 @@ fn expressions_are_bounded() {
     assert!(error.contains("backtracking"), "{error}");
 }
 
-/// Encodes a run of whitespace that exceeds the engine's limit of one million characters. The words after the
-/// run must not be dropped.
+/// Checks that encoding fails for a run of whitespace that exceeds the engine's limit of one million
+/// characters. The words after the run must not be dropped silently.
 #[test]
 fn a_text_beyond_the_limits_of_an_expression_is_an_error() {
     let byte_level = json!({ "type": "ByteLevel", "add_prefix_space": true, "use_regex": true });
@@ -535,7 +535,7 @@ fn rejects_truncated_and_deeply_nested_documents() {
     }
 }
 
-/// Opens a directory that mixes files of two models.
+/// Checks that a directory with files of two different models is rejected.
 #[test]
 fn rejects_ids_of_another_model() {
     let document = document().to_string();

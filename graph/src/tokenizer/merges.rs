@@ -1,9 +1,9 @@
 //! Converts the scores of a SentencePiece vocabulary to a list of merges.
 //!
 //! SentencePiece repeatedly merges the leftmost adjacent pair whose joined text is the token with the highest
-//! score. `tokenizers` expects a list of pairs by descending rank, and merges the leftmost occurrence of a
-//! pair. Therefore the list contains every split of every token into two tokens, sorted by the scores of the
-//! tokens.
+//! score. The `tokenizers` crate expects a list of pairs in descending rank, and merges the leftmost
+//! occurrence of a pair. Therefore the list contains every split of every token into two tokens, sorted by
+//! the scores of the split tokens.
 //!
 //! The order of the splits of *one* token matters only if two of these splits overlap in a text. This happens
 //! for `x·m·y` if `x·m` and `m·y` are the same token. No such case is known. The tests search for one with
@@ -19,8 +19,8 @@ pub(super) const LONGEST_TOKEN_BYTES: usize = 512;
 /// Maximum average number of merges per token. Real vocabularies have two or three merges per token.
 const MOST_MERGES_PER_TOKEN: usize = 32;
 
-/// Returns the id of each text that takes part in merges. Only [`Kind::Normal`] tokens do. If several of them
-/// have the same text, the first one counts.
+/// Returns the id of each token text that merges can use. Only [`Kind::Normal`] tokens take part in merges.
+/// If several of them have the same text, the first one's id is returned.
 pub(super) fn ids_by_text<'a>(tokens: &[Token<'a>]) -> HashMap<&'a str, u32> {
     let mut ids = HashMap::new();
     for (id, token) in (0u32..).zip(tokens) {
@@ -31,7 +31,7 @@ pub(super) fn ids_by_text<'a>(tokens: &[Token<'a>]) -> HashMap<&'a str, u32> {
     ids
 }
 
-/// Returns all merges, highest rank first.
+/// Returns all merges as pairs of token texts, highest rank first.
 pub(super) fn by_score(
     tokens: &[Token<'_>],
     ids: &HashMap<&str, u32>,
@@ -61,7 +61,7 @@ pub(super) fn by_score(
     Ok(merges)
 }
 
-/// Returns all splits of a text into two texts that have ids.
+/// Returns all ways to split `text` into two texts that both have ids.
 fn splits<'a>(text: &'a str, ids: &HashMap<&str, u32>) -> impl Iterator<Item = (&'a str, &'a str)> {
     text.char_indices()
         .skip(1)

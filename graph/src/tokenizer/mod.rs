@@ -1,11 +1,11 @@
-//! Converts text to tokens and back, with the vocabulary from a model's files.
+//! Converts text to tokens and back, using the vocabulary from a model's files.
 //!
 //! GGUF files may contain a vocabulary for SentencePiece-style byte-pair encoding with byte fallback
 //! (`tokenizer.ggml.model = llama`) or for byte-level byte-pair encoding (`gpt2`). Directories may contain a
 //! `tokenizer.json` with byte-pair encoding, or a `tokenizer.model`.
 //!
-//! All tokenizers find special tokens in the text, normalise the text between these tokens, split it into
-//! words, and merge. The `tokenizers` crate splits and merges.
+//! Every tokenizer finds special tokens in the text, normalises the text between them, splits it into words,
+//! and merges the pieces of each word. The `tokenizers` crate does the splitting and merging.
 
 mod alphabet;
 mod byte_level;
@@ -48,12 +48,12 @@ pub struct Tokenizer {
     normalised: Finder,
     words: Words,
     pieces: Arc<[Piece]>,
-    /// Whether decoding removes the space that the normaliser prepends to a text.
+    /// Whether decoding removes the leading space that the normaliser adds to a text.
     strip_space: bool,
     special: Special,
 }
 
-/// Tokens that begin and end a text.
+/// Tokens that mark the beginning and the end of a text.
 #[derive(Clone, Debug, Default)]
 struct Special {
     bos: Option<u32>,
@@ -66,7 +66,7 @@ struct Special {
 }
 
 impl Tokenizer {
-    /// Builds the tokenizer of a GGUF file.
+    /// Builds the tokenizer from the metadata of a GGUF file.
     ///
     /// # Errors
     /// Fails if the file has no vocabulary, or an unsupported or invalid vocabulary.
@@ -82,30 +82,30 @@ impl Tokenizer {
         }
     }
 
-    /// Builds the tokenizer of a model's directory from `tokenizer.json`, or from `tokenizer.model` if there
-    /// is no `tokenizer.json`. Also reads begin and end tokens from `tokenizer_config.json`,
+    /// Builds the tokenizer from `tokenizer.json` in a model directory, or from `tokenizer.model` if there is
+    /// no `tokenizer.json`. Also reads BOS and EOS settings from `tokenizer_config.json`,
     /// `generation_config.json` and `config.json`.
     ///
     /// # Errors
-    /// Fails like [`Tokenizer::from_metadata`].
+    /// Fails if the directory has no tokenizer, or an unsupported or invalid one.
     pub fn from_directory(directory: &Directory) -> Result<Tokenizer, TokenizerError> {
         directory::open(directory)
     }
 
-    /// Returns the tokens of a text. With `add_special`, the result includes the begin and end tokens that
-    /// the model expects. Treats control tokens in `text` as plain text.
+    /// Returns the tokens of `text`. If `add_special` is true, adds the begin and end tokens that the model
+    /// expects. Control tokens in `text` are encoded as plain text.
     ///
     /// # Errors
-    /// Fails if the vocabulary cannot express the text.
+    /// Fails if the vocabulary cannot represent the text.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, TokenizerError> {
         self.encode_all(text, add_special, false)
     }
 
-    /// Returns the tokens of a text like [`Tokenizer::encode`], but recognizes control tokens in `text`.
+    /// Returns the tokens of `text` like [`Tokenizer::encode`], but recognizes control tokens in `text`.
     /// Never use this function for untrusted text.
     ///
     /// # Errors
-    /// Fails if the vocabulary cannot express the text.
+    /// Fails if the vocabulary cannot represent the text.
     pub fn encode_with_control(&self, text: &str, add_special: bool) -> Result<Vec<u32>, TokenizerError> {
         self.encode_all(text, add_special, true)
     }
@@ -145,7 +145,7 @@ impl Tokenizer {
         Ok(())
     }
 
-    /// Returns the text of the tokens. Control tokens have no text.
+    /// Returns the text of the tokens `ids`. Omits control tokens, which have no text.
     pub fn decode(&self, ids: &[u32]) -> String {
         let mut stream = self.stream();
         let mut text: String = ids.iter().map(|id| stream.push(*id)).collect();
@@ -159,7 +159,7 @@ impl Tokenizer {
         TextStream::new(self.pieces.clone(), self.strip_space)
     }
 
-    /// Returns the token that begins a text.
+    /// Returns the BOS token, if the model has one.
     pub fn bos(&self) -> Option<u32> {
         self.special.bos
     }
@@ -169,7 +169,7 @@ impl Tokenizer {
         &self.special.ends
     }
 
-    /// Returns the number of tokens.
+    /// Returns the number of tokens in the vocabulary.
     pub fn vocabulary_size(&self) -> usize {
         self.pieces.len()
     }

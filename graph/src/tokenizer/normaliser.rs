@@ -1,4 +1,4 @@
-//! Normalises a text before it is split into words. For example, replaces spaces with `▁` and prepends a `▁`.
+//! Normalises text before it is split into words. For example, replaces spaces with `▁` and prepends a `▁`.
 
 use super::vocabulary::SPACE;
 use std::borrow::Cow;
@@ -7,24 +7,25 @@ use tokenizers::NormalizedString;
 /// One change to a text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum TextChange {
-    /// Collapses runs of spaces, and trims both ends.
+    /// Collapses runs of spaces, and removes spaces at both ends.
     Squeeze,
-    /// Replaces every occurrence of a text.
+    /// Replaces every occurrence of the first string with the second.
     Replace(String, String),
-    /// Prepends a text, unless the input is empty.
+    /// Prepends a string, unless the text is empty.
     Prepend(String),
     /// Converts to Unicode NFC.
     Nfc,
 }
 
-/// Sequence of changes to a text.
+/// Sequence of changes that normalise a text.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Normaliser {
     pub(super) steps: Vec<TextChange>,
 }
 
 impl Normaliser {
-    /// Builds SentencePiece's normaliser, which turns spaces into `▁`.
+    /// Builds SentencePiece's normaliser, which replaces spaces with `▁`. If `squeeze` is set, it first
+    /// collapses runs of spaces. If `prefix` is set, it also prepends a `▁`.
     pub(super) fn visible_spaces(squeeze: bool, prefix: bool) -> Self {
         let mut steps = Vec::new();
         steps.extend(squeeze.then_some(TextChange::Squeeze));

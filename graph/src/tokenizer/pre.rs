@@ -1,8 +1,8 @@
-//! Pre-tokenizers of byte-level vocabularies, by their names in `tokenizer.ggml.pre`.
+//! Pre-tokenizers for byte-level vocabularies, selected by the name in `tokenizer.ggml.pre`.
 //!
-//! Each expression splits the words that the previous expressions produced. Both the matches and the gaps
-//! between matches become words. The names are those of llama.cpp. The expressions come from the original
-//! tokenizers.
+//! Each regular expression splits the words that the previous expressions produced. Both the matches and the
+//! text between matches become words. The names are those of llama.cpp. The expressions come from the
+//! original tokenizers.
 
 use super::words::{Cut, Cuts};
 use crate::error::{Quoted, TokenizerError};
@@ -13,9 +13,9 @@ use tokenizers::SplitDelimiterBehavior;
 pub(super) struct PreTokenizer {
     names: &'static [&'static str],
     expressions: &'static [&'static str],
-    /// Whether a word that equals a token becomes this token without any merging.
+    /// Whether a word that equals the text of a token becomes this token without any merging.
     pub(super) whole_words: bool,
-    /// Default for `add_bos_token`.
+    /// Default for `add_bos_token`, if the metadata lacks this key.
     pub(super) add_bos: bool,
 }
 
@@ -86,7 +86,7 @@ static TABLE: [PreTokenizer; 11] = [
 ];
 
 impl PreTokenizer {
-    /// Finds the pre-tokenizer with this name.
+    /// Returns the pre-tokenizer called `name`.
     pub(super) fn find(file: &str, name: &str) -> Result<&'static PreTokenizer, TokenizerError> {
         TABLE.iter().find(|row| row.names.contains(&name)).ok_or_else(|| {
             let known: Vec<&str> = TABLE.iter().flat_map(|row| row.names).copied().collect();
@@ -98,7 +98,7 @@ impl PreTokenizer {
         })
     }
 
-    /// Builds the cuts. The last cut maps bytes to characters.
+    /// Builds the cuts that split text into words. The last cut maps bytes to characters.
     pub(super) fn build(&self) -> Result<Cuts, tokenizers::Error> {
         let split = |expression: &&str| {
             Ok(Cut::expression(Regex::new(expression)?, SplitDelimiterBehavior::Isolated, false))

@@ -31,7 +31,7 @@ impl<'a> ModelProto<'a> {
     /// Value of `model_type` for byte-pair encoding. The default, 1, means Unigram.
     pub(super) const BPE: u64 = 2;
 
-    /// Parses the messages.
+    /// Parses `bytes`, the contents of `file`.
     pub(super) fn parse(file: &'a str, bytes: &'a [u8]) -> Result<Self, FormatError> {
         let mut model = ModelProto {
             pieces: Vec::new(),
@@ -84,7 +84,7 @@ impl<'a> ModelProto<'a> {
         Ok(())
     }
 
-    /// Returns the vocabulary.
+    /// Returns the tokens of the vocabulary, in the order of their ids.
     pub(super) fn tokens(&self, file: &str) -> Result<Vec<Token<'a>>, TokenizerError> {
         let token = |(id, piece): (usize, &Piece<'a>)| {
             vocabulary::token(file, id, piece.text, piece.score, piece.kind)
@@ -109,12 +109,12 @@ fn piece(mut message: Message<'_>) -> Result<Piece<'_>, FormatError> {
     Ok(piece)
 }
 
-/// Value of a field. Each variant is one wire type of the format.
+/// Value of a field. Each variant is one wire type of the protocol buffer format.
 #[derive(Clone, Copy)]
 enum Value<'a> {
     Number(u64),
     Fixed64,
-    /// Position in the file, and bytes at this position.
+    /// Position of the bytes in the file, and the bytes.
     Bytes(u64, &'a [u8]),
     Fixed32([u8; 4]),
 }
@@ -166,7 +166,7 @@ impl<'a> Message<'a> {
         Err(self.wrong("a number has more than ten bytes"))
     }
 
-    /// Reads the next field with its number. Returns `None` at the end of the message.
+    /// Reads the number and the value of the next field. Returns `None` at the end of the message.
     fn field(&mut self) -> Result<Option<(u64, Value<'a>)>, FormatError> {
         if self.next >= self.bytes.len() {
             return Ok(None);

@@ -1,5 +1,5 @@
-//! SentencePiece-style vocabularies, from the metadata of a GGUF file or from a `tokenizer.model`. They use
-//! byte-pair encoding by scores, with byte fallback for unknown characters.
+//! Builds tokenizers with SentencePiece-style vocabularies, from the metadata of a GGUF file or from a
+//! `tokenizer.model`. They use byte-pair encoding by scores, and encode unknown characters as byte tokens.
 
 use super::merges;
 use super::normaliser::Normaliser;
@@ -22,7 +22,7 @@ struct Settings {
     special: Special,
 }
 
-/// Builds the tokenizer of a GGUF file with `tokenizer.ggml.model = llama`.
+/// Builds the tokenizer from the metadata of a GGUF file with `tokenizer.ggml.model = llama`.
 pub(super) fn from_metadata(metadata: &Metadata) -> Result<Tokenizer, TokenizerError> {
     let tokens = vocabulary::read(metadata)?;
     let flag =
@@ -35,8 +35,8 @@ pub(super) fn from_metadata(metadata: &Metadata) -> Result<Tokenizer, TokenizerE
     build(metadata.file(), &tokens, settings)
 }
 
-/// Builds the tokenizer of a `tokenizer.model`. Also returns a map from token texts to ids. Encoded texts
-/// start with the begin token.
+/// Builds the tokenizer from a `tokenizer.model`. Also returns a map from token texts to ids. The tokenizer
+/// puts the BOS token before each text.
 pub(super) fn from_model(source: &dyn Source) -> Result<(Tokenizer, HashMap<String, u32>), TokenizerError> {
     let file = source.name();
     let unsupported = |what: &str| TokenizerError::Unsupported { file: file.into(), what: what.into() };
@@ -94,7 +94,7 @@ fn build(file: &str, tokens: &[Token<'_>], settings: Settings) -> Result<Tokeniz
     })
 }
 
-/// Builds the byte-pair encoding over normal tokens, byte tokens and the unknown token.
+/// Builds the byte-pair encoding from the normal tokens, the byte tokens and the unknown token.
 fn merging(tokens: &[Token<'_>]) -> Result<BPE, String> {
     let normal = merges::ids_by_text(tokens);
     let merges = merges::by_score(tokens, &normal)?;
@@ -132,7 +132,7 @@ fn merging(tokens: &[Token<'_>]) -> Result<BPE, String> {
     built.map_err(|error| format!("has invalid merges: {}", Quoted(&error.to_string())))
 }
 
-/// Returns the text of a token.
+/// Returns the text or byte that a token decodes to.
 fn piece(token: &Token<'_>) -> Piece {
     match token.kind {
         Kind::Byte(byte) => Piece::Byte(byte),

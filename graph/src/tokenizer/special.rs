@@ -2,7 +2,7 @@
 
 use aho_corasick::{AhoCorasick, AhoCorasickKind, BuildError, MatchKind};
 
-/// A token to search for.
+/// A special token to search for.
 #[derive(Clone, Debug)]
 pub(super) struct Added {
     pub(super) id: u32,
@@ -23,16 +23,16 @@ impl Added {
     }
 }
 
-/// A part of a text.
+/// Part of a text after the search for special tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Part<'a> {
-    /// Text that contains none of the tokens.
+    /// Text that contains no special token.
     Text(&'a str),
-    /// One of the tokens.
+    /// Occurrence of the special token with this id.
     Token(u32),
 }
 
-/// A finder of tokens in a text, with or without control tokens.
+/// Splits texts at special tokens, either at all of them or only at those that are not control tokens.
 #[derive(Clone, Debug)]
 pub(super) struct Finder {
     plain: Set,
@@ -40,23 +40,23 @@ pub(super) struct Finder {
 }
 
 impl Finder {
-    /// Creates a finder of these tokens.
+    /// Creates a finder that searches for `tokens`.
     pub(super) fn new(tokens: Vec<Added>) -> Result<Self, BuildError> {
         let plain = tokens.iter().filter(|token| !token.control).cloned().collect();
         Ok(Finder { plain: Set::new(plain)?, all: Set::new(tokens)? })
     }
 
-    /// Splits `text` into non-empty parts.
+    /// Splits `text` into non-empty parts. Searches for control tokens only if `control` is true.
     pub(super) fn parts<'a>(&self, text: &'a str, control: bool) -> Vec<Part<'a>> {
         if control { self.all.parts(text) } else { self.plain.parts(text) }
     }
 }
 
-/// A set of tokens to search for. The leftmost match wins. If several tokens match at one position, the
+/// A set of tokens to search for. The leftmost match wins. If several tokens match at the same position, the
 /// longest token wins.
 #[derive(Clone, Debug)]
 struct Set {
-    /// `None` for the empty set.
+    /// Matcher for the token texts, or `None` if the set is empty.
     matcher: Option<AhoCorasick>,
     tokens: Vec<Added>,
 }

@@ -1,11 +1,11 @@
-//! Decodes a stream of tokens to text in whole characters.
+//! Decodes tokens one at a time, and returns only complete characters.
 
 use std::sync::Arc;
 
-/// Text or bytes that a token adds to a text.
+/// Text or bytes that a token decodes to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Piece {
-    /// A text.
+    /// Complete UTF-8 text.
     Text(Box<str>),
     /// One byte, which may be part of a longer character.
     Byte(u8),
@@ -16,8 +16,8 @@ pub(super) enum Piece {
 }
 
 impl Piece {
-    /// Returns the bytes of a token in a byte-level vocabulary. If some character stands for no byte, returns
-    /// the text itself.
+    /// Converts the text of a token in a byte-level vocabulary to bytes. If some character does not represent
+    /// a byte, returns the text unchanged.
     pub(super) fn byte_level(text: &str) -> Self {
         match super::alphabet::bytes(text) {
             Some(bytes) => Piece::Bytes(bytes.into_boxed_slice()),
@@ -26,13 +26,13 @@ impl Piece {
     }
 }
 
-/// A decoder for one token at a time. See [`Tokenizer::stream`](super::Tokenizer::stream).
+/// Decoder that receives one token at a time. See [`Tokenizer::stream`](super::Tokenizer::stream).
 #[derive(Clone, Debug)]
 pub struct TextStream {
     pieces: Arc<[Piece]>,
-    /// Whether to remove the leading space of the next text, because the tokenizer added it.
+    /// Whether to remove the leading space of the next text, because the tokenizer added this space.
     strip_space: bool,
-    /// First bytes of an incomplete character.
+    /// Bytes of a character that is still incomplete.
     pending: Vec<u8>,
 }
 
@@ -41,8 +41,8 @@ impl TextStream {
         TextStream { pieces, strip_space, pending: Vec::new() }
     }
 
-    /// Adds a token and returns the text up to the last complete character, which may be empty. Invalid UTF-8
-    /// and tokens outside the vocabulary become U+FFFD.
+    /// Adds a token and returns all text that is now complete, which may be empty. Invalid UTF-8 and tokens
+    /// outside the vocabulary become U+FFFD.
     pub fn push(&mut self, id: u32) -> String {
         match usize::try_from(id).ok().and_then(|id| self.pieces.get(id)) {
             Some(Piece::Silent) => return String::new(),
@@ -58,7 +58,7 @@ impl TextStream {
         self.take_whole()
     }
 
-    /// Ends the text and returns its remainder. An incomplete character becomes U+FFFD.
+    /// Ends the stream and returns the remaining text. An incomplete character becomes U+FFFD.
     pub fn finish(mut self) -> String {
         let mut text = self.take_whole();
         if !self.pending.is_empty() {
@@ -67,8 +67,8 @@ impl TextStream {
         text
     }
 
-    /// Removes all complete characters from `pending` and returns them. The first bytes of an incomplete
-    /// character stay.
+    /// Removes all complete characters from `pending` and returns them. The bytes of an incomplete character
+    /// stay in `pending`.
     fn take_whole(&mut self) -> String {
         let mut text = String::new();
         let mut rest = self.pending.as_slice();

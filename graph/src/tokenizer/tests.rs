@@ -1,4 +1,5 @@
-//! Tests of handmade vocabularies against a simple implementation of SentencePiece's rules.
+//! Tests with handmade vocabularies. Compares the tokenizer with a simple implementation of SentencePiece's
+//! rules.
 
 use super::vocabulary::SPACE;
 use super::*;
@@ -12,7 +13,7 @@ const CONTROL: i32 = 3;
 const USER: i32 = 4;
 const BYTE: i32 = 6;
 
-/// Builds a file's metadata from token texts, scores and types.
+/// Builds the metadata of a file from the texts, scores and types of tokens.
 fn metadata(tokens: &[(String, f32, i32)], more: impl FnOnce(&mut Writer)) -> Metadata {
     let mut w = Writer::new();
     w.put("tokenizer.ggml.model", "llama");
@@ -23,8 +24,8 @@ fn metadata(tokens: &[(String, f32, i32)], more: impl FnOnce(&mut Writer)) -> Me
     ModelFile::open(vec![Arc::new(MemorySource::new("m.gguf", w.header()))]).unwrap().metadata
 }
 
-/// Returns `<unk>`, `<s>`, `</s>`, all bytes and these normal tokens. The first normal token has the highest
-/// score.
+/// Returns `<unk>`, `<s>`, `</s>`, all byte tokens, and the normal tokens in `normal`. The first normal token
+/// has the highest score.
 fn with_bytes(normal: &[&str]) -> Vec<(String, f32, i32)> {
     let mut tokens =
         vec![("<unk>".into(), 0.0, UNKNOWN), ("<s>".into(), 0.0, CONTROL), ("</s>".into(), 0.0, CONTROL)];
@@ -203,7 +204,8 @@ fn rejects_bad_vocabularies() {
     );
 }
 
-/// Rejects a vocabulary without `▁`. Fuzzing found that spaces became the bytes of `▁` and decoded to `▁`.
+/// Checks that a vocabulary without `▁` is rejected. Fuzzing found that such a vocabulary encoded spaces as
+/// the bytes of `▁`, which decoded to `▁`.
 #[test]
 fn rejects_a_vocabulary_without_the_space() {
     let message = Tokenizer::from_metadata(&metadata(&with_bytes(&["a"]), specials)).unwrap_err().to_string();
@@ -222,8 +224,8 @@ fn rejects_inconsistent_counts() {
     assert!(message.contains("2 tokens, 1 scores and 3 token types"), "{message}");
 }
 
-/// Applies SentencePiece's rule step by step. Each step merges the pair with the highest score, or the
-/// leftmost one of several.
+/// Applies SentencePiece's rule step by step. Each step merges the pair with the highest score. If several
+/// pairs have this score, the step merges the leftmost one.
 fn merged_by_hand(text: &str, normal: &[&str]) -> Vec<u32> {
     let rank = |text: &str| normal.iter().position(|t| *t == text);
     let mut symbols: Vec<String> = format!("▁{text}").chars().map(String::from).collect();
@@ -241,8 +243,8 @@ fn merged_by_hand(text: &str, normal: &[&str]) -> Vec<u32> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Compares the tokenizer with [`merged_by_hand`] for any vocabulary over two letters, any order of
-    /// scores, and any text.
+    /// Checks that the tokenizer agrees with [`merged_by_hand`] for any vocabulary over two letters, any
+    /// order of scores, and any text.
     #[test]
     fn merges_as_sentencepiece_does(
         chosen in proptest::sample::subsequence(

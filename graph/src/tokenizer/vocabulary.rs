@@ -10,17 +10,17 @@ pub(super) const SPACE: char = '▁';
 /// Kind of a token, as in `tokenizer.ggml.token_type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// Text that merges produce.
+    /// Token that merges produce.
     Normal,
-    /// Token for text that no other token can express.
+    /// Token for text that no other token can represent.
     Unknown,
-    /// Token without text that has a meaning for the model.
+    /// Token that has a meaning for the model but no text.
     Control,
-    /// Text that always becomes this token, before any merge.
+    /// Token that always replaces its text, before any merge.
     UserDefined,
-    /// Token that text never produces.
+    /// Token that encoding never produces.
     Unused,
-    /// A single byte.
+    /// Token for a single byte.
     Byte(u8),
 }
 
@@ -32,7 +32,7 @@ pub(super) struct Token<'a> {
     pub(super) kind: Kind,
 }
 
-/// Keys of the tokens that end a text, a turn and a message.
+/// Metadata keys of the tokens that end a text, a turn and a message.
 const END_KEYS: [&str; 3] =
     ["tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"];
 
@@ -78,7 +78,7 @@ pub(super) fn read_unscored(metadata: &Metadata) -> Result<Vec<Token<'_>>, Token
     Ok(tokens)
 }
 
-/// Checks a token and returns it.
+/// Creates a token after checking its score and its type number.
 pub(super) fn token<'a>(
     file: &str,
     id: usize,
@@ -95,8 +95,8 @@ pub(super) fn token<'a>(
     Ok(Token { text, score, kind })
 }
 
-/// Checks that `▁` has a token. Byte tokens could also express `▁`, but they would decode to `▁` instead of a
-/// space.
+/// Checks that `▁` has a token. Byte tokens could also represent `▁`, but they would decode to `▁` instead of
+/// a space.
 pub(super) fn check(file: &str, tokens: &[Token<'_>]) -> Result<(), TokenizerError> {
     let space = SPACE.to_string();
     let is_space =
@@ -108,8 +108,8 @@ pub(super) fn check(file: &str, tokens: &[Token<'_>]) -> Result<(), TokenizerErr
     Err(TokenizerError::Vocabulary { file: file.to_owned(), cause })
 }
 
-/// Returns the tokens that begin and end a text, for a vocabulary of `count` tokens. `add_bos` is the default
-/// for `add_bos_token`.
+/// Returns the tokens that mark the beginning and the end of a text. Rejects ids that are not below `count`,
+/// the size of the vocabulary. `add_bos` is the default for the key `add_bos_token`.
 pub(super) fn special(metadata: &Metadata, count: usize, add_bos: bool) -> Result<Special, TokenizerError> {
     let id = |key: &str| match metadata.find::<u32>(key)? {
         Some(id) if usize::try_from(id).map_or(true, |id| id >= count) => {

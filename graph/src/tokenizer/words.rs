@@ -1,5 +1,5 @@
-//! Converts text without special tokens to ids. Splits the text into words, and merges adjacent pieces of
-//! each word.
+//! Converts text without special tokens to token ids. Splits the text into words, and merges adjacent pieces
+//! of each word.
 
 use crate::error::TokenizerError;
 use fancy_regex::Regex;
@@ -12,20 +12,21 @@ use tokenizers::{
     Model, OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer, SplitDelimiterBehavior,
 };
 
-/// Cuts that are applied in order. They are shared, because cloning a cut would compile its expression again.
+/// Cuts that are applied in order. They are shared, because cloning a cut would compile its regular
+/// expression again.
 pub(super) type Cuts = Arc<[Cut]>;
 
-/// A step that splits words further.
+/// One step in splitting text into words.
 #[derive(Debug)]
 pub(super) enum Cut {
-    /// Splits at matches of an expression, and fails if the regex engine reaches a limit. In that case, the
-    /// `tokenizers` library would silently stop splitting or drop the rest of the text.
+    /// Splits at the matches of a regular expression. Fails if the regex engine reaches a limit. The
+    /// `tokenizers` library would instead silently stop splitting or drop the rest of the text.
     Expression {
         /// Whether to add a space before text that does not start with a space.
         spaced: bool,
         regex: Regex,
         behavior: SplitDelimiterBehavior,
-        /// Whether the matches are the words and the gaps are the separators.
+        /// Whether the matches are the words and the text between them is the separator.
         invert: bool,
     },
     /// A pre-tokenizer of the `tokenizers` library.
@@ -33,12 +34,12 @@ pub(super) enum Cut {
 }
 
 impl Cut {
-    /// Creates a cut at the matches of an expression.
+    /// Creates a cut that splits at the matches of `regex`.
     pub(super) fn expression(regex: Regex, behavior: SplitDelimiterBehavior, invert: bool) -> Self {
         Self::Expression { spaced: false, regex, behavior, invert }
     }
 
-    /// Maps bytes to characters without splitting.
+    /// Creates a cut that maps bytes to characters without splitting.
     pub(super) fn letters() -> Self {
         Self::Library(PreTokenizerWrapper::ByteLevel(ByteLevel::new(false, false, false)))
     }
@@ -56,10 +57,10 @@ impl Cut {
     }
 }
 
-/// A splitter of text into words, with the merges within words.
+/// Splits text into words, and merges the pieces of each word.
 #[derive(Clone, Debug)]
 pub(super) struct Words {
-    /// Cuts for the start of a text, or `None` to leave the text whole.
+    /// Cuts for the first part of a text, or `None` if the text is not split.
     pub(super) first: Option<Cuts>,
     /// Cuts for later parts of a text.
     pub(super) later: Option<Cuts>,
@@ -67,7 +68,8 @@ pub(super) struct Words {
 }
 
 impl Words {
-    /// Appends the ids of a text to `ids`.
+    /// Appends the token ids of `text` to `ids`. `at_start` states whether `text` is the first part of the
+    /// input.
     pub(super) fn encode(
         &self,
         text: &str,

@@ -1,4 +1,4 @@
-//! Tests of the hyperparameters of small handmade files, and of the RoPE frequencies computed from them.
+//! Tests of the hyperparameters from small handmade files, and of the RoPE frequencies computed from them.
 
 use super::*;
 use crate::gguf::{ModelFile, ToValue, Writer};
@@ -7,8 +7,8 @@ use crate::weights::TensorInfo;
 use ragtag_kernels::TensorType;
 use std::sync::Arc;
 
-/// Reads a Llama model with two heads of 16 values, two layers and a vocabulary of 8 tokens. `more` adds
-/// keys.
+/// Reads the hyperparameters of a Llama model with two heads of 16 elements, two layers and a vocabulary of 8
+/// tokens. `more` adds metadata keys.
 fn read(more: impl FnOnce(&mut Writer)) -> Result<Hyperparameters, ModelError> {
     let mut w = Writer::new();
     w.put("general.architecture", "llama");
@@ -72,7 +72,7 @@ fn linear_scaling_divides_positions() {
     assert!(message.contains("rotary scaling of type \"yarn\" (llama.rope.scaling.type)"), "{message}");
 }
 
-/// Checks that the exponents of the frequencies span only the rotating values, not the whole head.
+/// Checks that the exponents of the frequencies span only the rotating dimensions, not the whole head.
 #[test]
 fn partial_rotation_spreads_the_frequencies_over_the_rotating_values() {
     let h = with("rope.dimension_count", 8u32).unwrap();

@@ -15,10 +15,10 @@ use tokenizers::pre_tokenizers::metaspace::{Metaspace, PrependScheme};
 
 /// Maximum number of pre-tokenizers.
 const MOST_STEPS: usize = 16;
-/// Maximum length of an expression in bytes.
+/// Maximum length of a regular expression in bytes.
 const MOST_EXPRESSION_BYTES: usize = 4096;
-/// Maximum number of an expression's atoms. The regex engine expands counted repetitions, so each repetition
-/// counts.
+/// Maximum number of atoms in a regular expression. The regex engine expands counted repetitions, so every
+/// repetition of an atom counts.
 const MOST_ATOMS: u64 = 20_000;
 
 /// A pre-tokenizer, or a sequence of pre-tokenizers.
@@ -59,7 +59,7 @@ fn yes() -> bool {
     true
 }
 
-/// Returns where `▁` is prepended to a text. Older files have only the flag `add_prefix_space`.
+/// Returns the rule for prepending `▁` to a text. Older files have only the flag `add_prefix_space`.
 pub(super) fn scheme(prepend: Option<PrependScheme>, add_prefix_space: Option<bool>) -> PrependScheme {
     match (prepend, add_prefix_space) {
         (_, Some(false)) => PrependScheme::Never,
@@ -79,14 +79,15 @@ impl PreTokenizer {
         }
     }
 
-    /// Returns whether a pre-tokenizer converts bytes to the characters of byte-level vocabularies.
+    /// Returns whether the pre-tokenizer converts bytes to the characters that represent them in byte-level
+    /// vocabularies.
     pub(super) fn makes_letters(&self) -> bool {
         self.steps().iter().any(|step| matches!(step, PreTokenizer::ByteLevel { .. }))
     }
 
-    /// Builds the cuts for the first part of a text, and the cuts for later parts. The library applies some
-    /// rules only at the start of a text. Here, special tokens have already split the text into parts, so the
-    /// library cannot find its start.
+    /// Builds the cuts for the first part of a text, and the cuts for later parts. The `tokenizers` library
+    /// applies some rules only at the start of a text. Ragtag passes it only the parts between special
+    /// tokens, so the library cannot recognize the first part.
     pub(super) fn build(&self, reader: &Reader<'_>) -> Result<(Cuts, Cuts), TokenizerError> {
         let steps = self.steps();
         if steps.len() > MOST_STEPS {
@@ -103,7 +104,7 @@ impl PreTokenizer {
         Ok((first, later))
     }
 
-    /// Builds the cuts of a single pre-tokenizer.
+    /// Appends the cuts of a single pre-tokenizer to `cuts`.
     fn build_one(&self, reader: &Reader<'_>, first: bool, cuts: &mut Vec<Cut>) -> Result<(), TokenizerError> {
         let cut = match self {
             PreTokenizer::Sequence { .. } => return Ok(()),
@@ -140,7 +141,7 @@ impl PreTokenizer {
     }
 }
 
-/// Compiles the expression of a pattern.
+/// Compiles `pattern` to a regular expression. Rejects patterns that are too large.
 fn expression(reader: &Reader<'_>, pattern: &Pattern) -> Result<Regex, TokenizerError> {
     match pattern {
         Pattern::String(text) if text.len() <= MOST_EXPRESSION_BYTES => {
@@ -158,7 +159,7 @@ fn compiled(reader: &Reader<'_>, regex: &str) -> Result<Regex, TokenizerError> {
         .map_err(|error| reader.wrong(format!("has an invalid expression: {}", Quoted(&error.to_string()))))
 }
 
-/// Returns an upper bound of the number of atoms in an expression after expansion of counted repetitions.
+/// Returns an upper bound on the number of atoms in `regex` after counted repetitions are expanded.
 fn atoms(regex: &str) -> u64 {
     // Each entry is for an open group: the atoms so far, and the atoms of the last item in the group.
     let mut groups = vec![(0u64, 0u64)];

@@ -1,5 +1,5 @@
-//! Reads the post-processors and the decoders of a `tokenizer.json`. A post-processor adds tokens around a
-//! text.
+//! Reads the post-processors and the decoders in a `tokenizer.json`. A post-processor adds tokens before and
+//! after a text.
 
 use super::{Pattern, Reader, cuts, is_space};
 use crate::error::TokenizerError;
@@ -10,10 +10,10 @@ use serde::Deserialize;
 use std::collections::HashMap;
 use tokenizers::pre_tokenizers::metaspace::PrependScheme;
 
-/// Maximum number of tokens that are added around a text.
+/// Maximum number of tokens that post-processors add to a text.
 const MOST_ADDED: usize = 64;
 
-/// A post-processor, which adds tokens around a text.
+/// A post-processor, which adds tokens before and after a text.
 #[derive(Deserialize)]
 #[serde(tag = "type")]
 pub(super) enum PostProcessor {
@@ -39,7 +39,7 @@ pub(super) struct Ids {
     ids: Vec<u32>,
 }
 
-/// Adds the tokens around a text to `special`.
+/// Returns the tokens that the post-processors add before and after a text.
 pub(super) fn special(
     reader: &Reader<'_>,
     processor: Option<&PostProcessor>,
@@ -114,16 +114,16 @@ pub(super) enum Decoder {
     },
 }
 
-/// Combined effect of all decoders.
+/// Combined effect of all decoders in the document.
 #[derive(Debug, Default)]
 pub(super) struct Decoding {
-    /// Whether token texts use the characters that stand for bytes.
+    /// Whether token texts use the characters that represent bytes in byte-level vocabularies.
     letters: bool,
-    /// Whether `▁` becomes a space.
+    /// Whether decoding replaces `▁` with a space.
     spaces: bool,
-    /// Whether a token such as `<0x41>` becomes a byte.
+    /// Whether decoding converts a token such as `<0x41>` to a byte.
     bytes: bool,
-    /// Whether the space at the start of a text is removed.
+    /// Whether decoding removes the space at the start of a text.
     pub(super) strip_space: bool,
 }
 
@@ -171,7 +171,7 @@ impl Decoding {
         Ok(())
     }
 
-    /// Returns the text of a vocabulary token.
+    /// Returns the text or bytes that a token with the text `text` decodes to.
     pub(super) fn piece(&self, text: &str) -> Piece {
         if self.letters {
             return Piece::byte_level(text);

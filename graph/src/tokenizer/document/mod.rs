@@ -1,8 +1,8 @@
-//! Reads `tokenizer.json`, the format of the `tokenizers` library. Checks every part before it reaches the
-//! library.
+//! Reads `tokenizer.json`, the format of the `tokenizers` library. Checks every component before it passes
+//! the component to the library.
 //!
 //! Supports byte-pair encoding with the normalizers, pre-tokenizers and decoders that supported models use.
-//! Any other part is an error, because ignoring it could change the tokens of a text.
+//! Any other component is an error, because ignoring it could change the tokens of a text.
 
 use super::normaliser::{Normaliser, TextChange};
 use super::special::{Added, Finder};
@@ -21,14 +21,14 @@ use tokenizers::models::bpe::{BPE, Vocab};
 mod cuts;
 mod frame;
 
-/// Size limit of the file. The largest vocabularies take tens of megabytes.
+/// Size limit of the file in bytes. The largest vocabularies take tens of megabytes.
 const MOST_BYTES: u64 = 256 << 20;
 /// Maximum number of normalizers. Each normalizer may lengthen a text fourfold.
 const MOST_STEPS: usize = 4;
-/// Maximum length of a prepended text in bytes.
+/// Maximum length, in bytes, of a text that a normalizer prepends.
 const MOST_PREFIX_BYTES: usize = 16;
 
-/// The document's model type. It is read first, because the fields of other model types differ.
+/// The document's model type. It is read first, because the fields of the document depend on it.
 #[derive(Deserialize)]
 struct Head {
     model: Kind,
@@ -84,7 +84,7 @@ enum Normalizer {
     Nfc,
 }
 
-/// Pattern to replace or to split at.
+/// Pattern at which text is split, or whose matches are replaced.
 #[derive(Deserialize)]
 enum Pattern {
     String(String),
@@ -105,7 +105,7 @@ struct Model {
     merges: Vec<Merge>,
 }
 
-/// A merge of two tokens. Older files store the tokens as one text, separated by a space.
+/// A merge of two tokens. Older files store both tokens as one string, separated by a space.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Merge {
@@ -113,7 +113,7 @@ enum Merge {
     Joined(String),
 }
 
-/// Context of the reading functions. Builds errors that contain the file's name.
+/// Context for reading the document. It adds the file's name to errors.
 struct Reader<'a> {
     file: &'a str,
 }
@@ -128,7 +128,7 @@ impl Reader<'_> {
     }
 }
 
-/// Reads the tokenizer, and a map from token texts to ids.
+/// Reads the tokenizer from `source`. Also returns a map from token texts to ids.
 pub(super) fn read(source: &dyn Source) -> Result<(Tokenizer, HashMap<String, u32>), TokenizerError> {
     let reader = Reader { file: source.name() };
     let head: Head = json::parse(source, MOST_BYTES)?;
@@ -193,7 +193,8 @@ fn normaliser(reader: &Reader<'_>, normalizer: Option<&Normalizer>) -> Result<No
     Ok(Normaliser { steps })
 }
 
-/// Returns the text of each token, by id. Rejects vocabularies in which most ids are unused.
+/// Returns the text or bytes that each token decodes to, by id. Rejects vocabularies in which most ids are
+/// unused.
 fn pieces(
     reader: &Reader<'_>,
     document: &Document,
@@ -237,7 +238,8 @@ fn pieces(
     Ok(pieces.into_iter().map(|piece| piece.unwrap_or(Piece::Text("\u{fffd}".into()))).collect())
 }
 
-/// Builds two finders of added tokens: one for the raw text and one for the normalised text.
+/// Builds the finders for added tokens. One searches the raw text, and the other searches the normalised
+/// text.
 fn finders(
     reader: &Reader<'_>,
     tokens: &[AddedToken],
