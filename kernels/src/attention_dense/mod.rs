@@ -17,9 +17,9 @@
 //! heads, d]` also works. Rows of out must not overlap. Kernels read 16-bit types in 32-bit words, so the
 //! size of these bindings is a multiple of four bytes.
 //!
-//! The number of heads is a multiple of the number of kv heads. With g = heads / kv heads, heads h · g … (h
-//! + 1) · g − 1 share kv head h. Row i is at position p = i + n − m, so the last row is at the last position.
-//! Row i attends to position j
+//! The number of heads is a multiple of the number of kv heads. With g = heads / kv heads, the g heads from h
+//! · g to h · g + g − 1 share kv head h. Row i is at position p = i + n − m, so the last row is at the last
+//! position. Row i attends to position j
 //! - if j is below `prefix`,
 //! - or if j passes both masks: j ≤ p unless `causal` is zero, and |p − j| < window unless `window` is zero.
 //!
