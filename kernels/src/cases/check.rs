@@ -433,7 +433,7 @@ mod tests {
         assert!(check(0.0).is_err());
     }
 
-    /// Returns whether an exact check accepts the words `after`, of which the last must be unchanged.
+    /// Returns whether an exact check accepts the words `after`. The last of them must be unchanged.
     fn passes(content: Content, after: [u32; 3]) -> bool {
         let case = Build::new(Kernel::TopK, "test".into(), &[]).words(&[7; 3]).expect(0, content).done();
         case.check(&[after.iter().flat_map(|w| w.to_le_bytes()).collect()]).is_ok()
