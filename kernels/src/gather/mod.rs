@@ -1,4 +1,4 @@
-//! Gather: the rows that need logits.
+//! Gather: selects the rows that need logits.
 //!
 //! | binding | |
 //! | --- | --- |
@@ -30,7 +30,7 @@ pub static ABI: EntryAbi = EntryAbi {
     },
 };
 
-/// Returns one group per output row.
+/// Returns a grid of one group per output row.
 pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     [constants[1], 1, 1]
 }
