@@ -109,8 +109,9 @@ fn search(values: &[f32], minimum: f32, [least, most]: [f32; 2], inverses: impl 
 
 /// Scales and minima of eight sub-blocks of 32 values, 6 bits each.
 pub(crate) struct WithMinima {
-    /// f16 bits of the scale of the block, d. `m` has those of the scale of the minima, dmin.
+    /// f16 bits of d, the common factor of the scales in a block.
     d: u16,
+    /// f16 bits of dmin, the common factor of the minima in a block.
     m: u16,
     scales: [u8; 8],
     minima: [u8; 8],
@@ -164,7 +165,7 @@ impl WithMinima {
 
 /// Signed scales of sixteen sub-blocks of 16 values.
 pub(crate) struct WithScales {
-    /// f16 bits of the scale of the block, d.
+    /// f16 bits of d, the common factor of the scales in a block.
     pub d: u16,
     pub scales: [i8; 16],
     /// For each sub-block, the inverse of the quant step.
