@@ -16,7 +16,7 @@ const SHAPES: [(usize, usize); 3] = [(2048, 2048), (5632, 2048), (2048, 5632)];
 /// Size of the working set in bytes, far larger than any cache.
 const WORKING_SET_BYTES: usize = 1 << 30;
 
-/// A cache line, for alignment.
+/// One cache line. It determines the alignment of [`Memory`].
 #[derive(Clone, Copy)]
 #[repr(align(64))]
 struct Line([u8; 64]);
@@ -40,7 +40,7 @@ impl Memory {
     }
 }
 
-/// Detects this machine's features.
+/// Returns the features of this machine that kernels can require.
 fn features() -> Features {
     #[cfg(target_arch = "x86_64")]
     let found = [

@@ -74,7 +74,7 @@ impl Artefact {
     }
 }
 
-/// Returns all built programs.
+/// Returns all programs whose PTX was built.
 pub fn artefacts() -> &'static [Artefact] {
     index::ALL
 }

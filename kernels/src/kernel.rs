@@ -11,9 +11,9 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum NumericsClass {
-    /// f32 activations: relative error at most 1e-4.
+    /// f32 activations: relative error of at most 1e-4.
     Exact,
-    /// int8 or f16 activations, or matrix units: relative error at most 2e-2.
+    /// int8 or f16 activations, or an f16 KV cache: relative error of at most 2e-2.
     Fast,
 }
 
@@ -33,7 +33,7 @@ impl NumericsClass {
 pub enum Activations {
     /// f32.
     F32,
-    /// Blocks of 32 int8 values with a scale: see [`crate::quantize`].
+    /// int8 in blocks of 32 values that share a scale: see [`crate::quantize`].
     Int8,
     /// f16 in padded rows: see [`crate::half_rows`].
     F16,
@@ -87,7 +87,7 @@ pub enum ElementType {
 }
 
 impl ElementType {
-    /// All types.
+    /// All element types.
     pub const ALL: [ElementType; 3] = [ElementType::F32, ElementType::F16, ElementType::BF16];
 
     /// Returns the number of bytes in one value.
@@ -168,7 +168,7 @@ pub enum Kernel {
     Add,
     /// Softmax of rows.
     Softmax,
-    /// Position of each row's largest value.
+    /// Position of the largest value in each row.
     ArgMax,
     /// The largest values of each row, in descending order.
     TopK,
@@ -187,7 +187,7 @@ pub enum Kernel {
     Unary,
     /// Applies an operation to pairs of values.
     Binary,
-    /// Reduces each line along an axis to one value.
+    /// Reduces each line of values along an axis to one value.
     Reduce,
     /// Softmax along an axis.
     SoftmaxAxis,

@@ -6,9 +6,9 @@
 //!
 //! | words | content |
 //! | --- | --- |
-//! | 0 | rows: tokens in the micro-batch |
-//! | 1 | logit rows: rows that need logits |
-//! | 2 | sequences |
+//! | 0 | number of rows: one per token in the micro-batch |
+//! | 1 | number of logit rows: rows that need logits |
+//! | 2 | number of sequences |
 //! | 3 | zero |
 //! | rows | token id of each row |
 //! | rows | position of each row in its sequence |

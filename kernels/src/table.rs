@@ -23,7 +23,7 @@ pub struct Variant {
     pub kernel: Kernel,
     /// Name in receipts, for example `avx512-vnni` or `portable`.
     pub name: &'static str,
-    /// Numerics class.
+    /// Numerics class of the results.
     pub class: NumericsClass,
     /// Features that a device must have.
     pub requires: &'static [Feature],
@@ -31,7 +31,7 @@ pub struct Variant {
     pub abi: &'static EntryAbi,
     /// Grid of a launch: see [`Variant::grid`].
     pub grid: Grid,
-    /// Layout of the weights that the variant reads. `None` if it reads no block or matrix weights.
+    /// Layout of the weight matrices that the variant reads, or `None` if it reads none.
     pub layout: Option<Layout>,
     /// Minimum row capacity for which programs prefer this variant to an alternative sequence of kernels: see
     /// [`preferred`]. [`NEVER`] marks a variant that is correct but not fast.

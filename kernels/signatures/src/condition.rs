@@ -29,7 +29,8 @@ const OPERATORS: [(&str, u8); 18] = [
     ("%", 10),
 ];
 
-/// Returns the value of an expression, or `None` if it is invalid or has no value.
+/// Returns the value of the expression in `tokens`, or `None` if the expression is invalid or has no defined
+/// value.
 pub(crate) fn evaluate(tokens: &[Token]) -> Option<i64> {
     let mut reader = Reader { rest: tokens };
     let value = reader.binary(1, 0)?;

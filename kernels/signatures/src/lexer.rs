@@ -84,7 +84,7 @@ struct Lexer<'a> {
 }
 
 impl<'a> Lexer<'a> {
-    /// Reads one token, comment or blank. Returns false at the end.
+    /// Reads one token, comment or blank. Returns false at the end of the source.
     fn step(&mut self) -> bool {
         let Some(first) = self.rest.chars().next() else { return false };
         if first == '\n' {

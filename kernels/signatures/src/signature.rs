@@ -7,7 +7,7 @@ use crate::preprocessor::preprocess;
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 
-/// Address space of a parameter. A plain pointer parameter of a CUDA or HIP kernel is global.
+/// Address space of a parameter. In CUDA and HIP kernels, a pointer without a qualifier is global.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AddressSpace {
     /// `__global`.

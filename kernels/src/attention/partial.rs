@@ -4,7 +4,7 @@
 //! | binding | |
 //! | --- | --- |
 //! | 0 | parameters |
-//! | 1 | q, as for [attention](super) |
+//! | 1 | q, in the same layout as for [attention](super) |
 //! | 2 | key cache |
 //! | 3 | value cache |
 //! | 4 | partials, written |

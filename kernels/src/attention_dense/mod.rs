@@ -5,7 +5,7 @@
 //! | --- | --- |
 //! | 0 | q: values of the kernel's type, `[batch, heads, m, d]` |
 //! | 1 | k: values of the same type, `[batch, kv heads, n, d]` |
-//! | 2 | v: like k |
+//! | 2 | v: values of the same type, with the shape of k |
 //! | 3 | out: f32 `[batch, heads, m, d]`, written |
 //!
 //! The constants are:

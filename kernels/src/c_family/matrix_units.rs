@@ -254,7 +254,7 @@ fn attention_wgmma_source(_: KernelLanguage) -> Arc<str> {
     program(KernelLanguage::CudaC, ITEMS, &parts)
 }
 
-/// Location of the left factor of `wgmma`.
+/// Place from which `wgmma` reads its left factor.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Left {
     Memory,

@@ -1,6 +1,6 @@
 //! Conformance cases: seeded random inputs for every kernel, with the results of the kernel's reference.
 //!
-//! This module knows nothing about devices. The caller copies a case's bindings to the device, launches the
+//! This module does not depend on devices. The caller copies a case's bindings to the device, launches the
 //! kernel, copies the bindings back, and calls [`Case::check`].
 
 mod check;

@@ -2,7 +2,7 @@
 //!
 //! | binding | |
 //! | --- | --- |
-//! | 0 | parameters, up to the token ids |
+//! | 0 | parameters; the kernel reads them up to the token ids |
 //! | 1 | table: `[vocabulary, width]` in the variant's [layout](crate::layout) |
 //! | 2 | out: f32 `[rows, width]`, written |
 //!

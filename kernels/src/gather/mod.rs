@@ -2,7 +2,7 @@
 //!
 //! | binding | |
 //! | --- | --- |
-//! | 0 | parameters, up to the logit rows |
+//! | 0 | parameters; the kernel reads them up to the logit rows |
 //! | 1 | x: f32 `[rows, width]` |
 //! | 2 | out: f32 `[logit rows, width]`, written |
 //!

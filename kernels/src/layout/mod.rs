@@ -41,7 +41,7 @@ use std::ops::Range;
 /// Rows per group.
 pub const GROUP_ROWS: usize = 16;
 
-/// Divisor of the number of columns of every matrix.
+/// Every matrix must have a multiple of this number of columns.
 pub const COLUMN_BLOCK: usize = 32;
 
 /// `RowMajor` pads each row to a multiple of this number of values.
@@ -159,8 +159,8 @@ impl Resident {
     /// contiguous.
     ///
     /// # Errors
-    /// [`LayoutError::Columns`] if rows are not whole blocks, [`LayoutError::Blocks`] if the type does not
-    /// have the layout, [`LayoutError::TooLarge`] if sizes overflow.
+    /// Returns [`LayoutError::Blocks`] if `layout` does not support the type, [`LayoutError::Columns`] if the
+    /// number of columns is invalid, and [`LayoutError::TooLarge`] if the size overflows.
     pub fn new(
         tensor_type: TensorType,
         layout: Layout,

@@ -18,7 +18,7 @@ use crate::cases::{Build, Case, Content, ROW_SHAPES, Random, RowShape};
 use crate::kernel::Kernel;
 use ragtag_hal::{Access, EntryAbi};
 
-/// Maximum k.
+/// Maximum value of k.
 pub const MOST: u32 = 64;
 
 /// Binary interface.

@@ -37,7 +37,7 @@ fn program(items: u32, parts: &[&str]) -> Arc<str> {
     program_with("", items, parts)
 }
 
-/// Like [`program`], but puts `enable` directives in front.
+/// Like [`program`], but the text starts with `directives`, which are `enable` directives.
 fn program_with(directives: &str, items: u32, parts: &[&str]) -> Arc<str> {
     bare_program_with(directives, items, &[&[include_str!("common.wgsl")], parts].concat())
 }
