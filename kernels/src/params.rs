@@ -42,22 +42,22 @@ pub struct ParamsShape {
 }
 
 impl ParamsShape {
-    /// Returns the index of the first token id.
+    /// Returns the index of the word that holds the first token id.
     pub fn tokens(&self) -> usize {
         HEADER_WORDS
     }
 
-    /// Returns the index of the first position.
+    /// Returns the index of the word that holds the first position.
     pub fn positions(&self) -> usize {
         self.tokens() + self.rows as usize
     }
 
-    /// Returns the index of the first row's sequence.
+    /// Returns the index of the word that holds the sequence of the first row.
     pub fn row_sequences(&self) -> usize {
         self.positions() + self.rows as usize
     }
 
-    /// Returns the index of the first logit row.
+    /// Returns the index of the word that holds the first entry of the list of logit rows.
     pub fn logit_rows(&self) -> usize {
         self.row_sequences() + self.rows as usize
     }

@@ -66,7 +66,7 @@ pub enum Code {
 /// A kernel function in a source language.
 #[derive(Clone, Copy, Debug)]
 pub struct Text {
-    /// Language of the variant.
+    /// Source language of the text.
     pub language: KernelLanguage,
     /// Composes the complete source text in the given language.
     pub compose: fn(KernelLanguage) -> Arc<str>,

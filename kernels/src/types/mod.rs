@@ -142,9 +142,9 @@ table! { $;
     Q6_K q6_k;
     /// 32 values: f16 scale, 4-bit indices into a table of values.
     IQ4_NL iq4_nl;
-    /// 256 values: f16 scale, ternary quants (minus 1), five per byte.
+    /// 256 values: f16 scale, ternary quants (0 to 2) minus 1, five per byte.
     TQ1_0 tq1_0;
-    /// 256 values: f16 scale, ternary quants (minus 1) of 2 bits.
+    /// 256 values: f16 scale, ternary quants (0 to 2) minus 1, in 2 bits each.
     TQ2_0 tq2_0;
 }
 
