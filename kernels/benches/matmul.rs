@@ -1,5 +1,5 @@
-//! Measures products against the machine's limits: GEMV bandwidth beside read bandwidth, GFLOP/s of products
-//! with many tokens, and GB/s of weight packing.
+//! Measures the bandwidth of GEMV beside the read bandwidth of the machine, the GFLOP/s of products with many
+//! tokens, and the GB/s of weight packing.
 //!
 //! `cargo bench -p ragtag-kernels --bench matmul -- [gemv|gemm|pack] [types…]`, for example `-- gemv Q8_0 F16`.
 #![allow(clippy::print_stdout)] // The bench prints a report.
@@ -10,18 +10,18 @@ use ragtag_kernels::{Activations, Code, Kernel, Layout, Resident, TensorType, Va
 use std::hint::black_box;
 use std::time::Instant;
 
-/// Shapes of the matrices of a model with 1.1 billion weights.
+/// Rows and columns of the matrices in a model with 1.1 billion weights.
 const SHAPES: [(usize, usize); 3] = [(2048, 2048), (5632, 2048), (2048, 5632)];
 
-/// Size of the working set, far larger than any cache.
+/// Size of the working set in bytes, far larger than any cache.
 const WORKING_SET_BYTES: usize = 1 << 30;
 
-/// A cache line, for alignment.
+/// One cache line. It determines the alignment of [`Memory`].
 #[derive(Clone, Copy)]
 #[repr(align(64))]
 struct Line([u8; 64]);
 
-/// Aligned memory, shared by the threads of a launch in the same way as on the CPU device.
+/// Memory that is aligned to cache lines. The threads of a launch share it as on the CPU device.
 struct Memory(Vec<Line>);
 
 impl Memory {
@@ -40,7 +40,7 @@ impl Memory {
     }
 }
 
-/// Detects this machine's features.
+/// Returns the features of this machine that kernels can require.
 fn features() -> Features {
     #[cfg(target_arch = "x86_64")]
     let found = [
@@ -54,8 +54,8 @@ fn features() -> Features {
     found.into_iter().filter(|(_, has)| *has).map(|(feature, _)| feature).collect()
 }
 
-/// Returns the capabilities of this CPU. The environment variable `ISA` (`avx2`, `none`) restricts the
-/// features.
+/// Returns the capabilities of this CPU. If the environment variable `ISA` is set, only the feature that it
+/// names is kept (`avx2`), or none (`none`).
 fn caps() -> Caps {
     let mut caps = Caps {
         languages: [KernelLanguage::Host].into(),
@@ -79,7 +79,8 @@ fn caps() -> Caps {
     caps
 }
 
-/// Fills a buffer with pseudo-random bytes. The values of scales do not affect the speed.
+/// Fills a buffer with pseudo-random bytes. Random scales are good enough, because their values do not affect
+/// the speed.
 fn noise(bytes: &mut [u8]) {
     let mut state = 1_u64;
     for chunk in bytes.chunks_mut(8) {
@@ -90,7 +91,7 @@ fn noise(bytes: &mut [u8]) {
     }
 }
 
-/// Runs `work(thread)` on all threads and returns the elapsed seconds.
+/// Runs `work(thread)` on all threads. Returns the elapsed time in seconds.
 fn timed(threads: usize, work: impl Fn(usize) + Sync) -> f64 {
     let start = Instant::now();
     std::thread::scope(|scope| {
@@ -103,14 +104,14 @@ fn timed(threads: usize, work: impl Fn(usize) + Sync) -> f64 {
     start.elapsed().as_secs_f64()
 }
 
-/// Returns the median and the best of several measurements of a rate.
+/// Measures a rate `count` times. Returns the median and the best result.
 fn repeat(count: usize, mut rate: impl FnMut() -> f64) -> (f64, f64) {
     let mut rates: Vec<f64> = (0..count).map(|_| rate()).collect();
     rates.sort_by(f64::total_cmp);
     (rates[count / 2], rates[count - 1])
 }
 
-/// Reads memory with eight interleaved streams per thread.
+/// Returns the bandwidth in GB/s of reading memory with eight interleaved streams per thread.
 fn read_bandwidth(memory: &[Line], threads: usize) -> f64 {
     let share = memory.len() / threads;
     let seconds = timed(threads, |thread| {
@@ -136,7 +137,7 @@ struct Launch {
 }
 
 impl Launch {
-    /// Runs the share of thread `thread` out of `threads` threads.
+    /// Runs the part of the launch that belongs to thread `thread` of `threads`.
     fn run(&self, thread: usize, threads: usize) {
         let grid = self.variant.grid(&self.constants, &Caps::default());
         let share = |t: usize| (grid[0] as usize * t / threads) as u32;
@@ -148,7 +149,7 @@ impl Launch {
     }
 }
 
-/// Matrices of all shapes, repeated until the working set is full.
+/// Launches with matrices of all shapes, repeated until their weights fill the working set.
 struct Model {
     launches: Vec<Launch>,
     bytes: usize,
@@ -182,7 +183,7 @@ fn model(tensor_type: TensorType, rows: usize, wanted: Activations, memory: [&mu
     Model { launches, bytes: at, values }
 }
 
-/// Packs a matrix from one half of the memory to the other.
+/// Packs a matrix from one half of the memory into the other.
 fn pack(tensor_type: TensorType, memory: &mut [u8]) -> f64 {
     let layout = Resident::new(tensor_type, Layout::Rows16, 5632, 2048).expect("whole blocks");
     let (file, resident) = memory.split_at_mut(WORKING_SET_BYTES / 2);

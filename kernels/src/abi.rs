@@ -1,27 +1,27 @@
-//! Sizes of bindings, in saturating arithmetic. Constants that overflow require more bytes than any binding
+//! Sizes of bindings. The arithmetic saturates, so constants that overflow require a size that no binding
 //! has.
 
 use crate::kernel::ElementType;
 use crate::params::HEADER_WORDS;
 
-/// Size that no binding has. An extent of this size makes validation reject the launch.
+/// A size that no binding has. If an extent has this size, validation rejects the launch.
 pub(crate) const IMPOSSIBLE: u64 = u64::MAX;
 
-/// Bytes of a parameter block's header.
+/// Number of bytes in the header of a parameter block.
 pub(crate) const HEADER_BYTES: u64 = HEADER_WORDS as u64 * 4;
 
-/// Returns the product of `factors`.
+/// Returns the product of `factors`, saturated.
 pub(crate) fn product(factors: &[u32]) -> u64 {
     factors.iter().fold(1, |product: u64, factor| product.saturating_mul(u64::from(*factor)))
 }
 
-/// Returns the bytes of an array of 32-bit values.
+/// Returns the number of bytes in an array of 32-bit values with these `dimensions`.
 pub(crate) fn words(dimensions: &[u32]) -> u64 {
     product(dimensions).saturating_mul(4)
 }
 
-/// Returns the bytes of `rows` rows of `width` 32-bit values. `stride` is in values. Returns [`IMPOSSIBLE`]
-/// if rows overlap.
+/// Returns the number of bytes from the first to the last of `rows` rows of `width` 32-bit values. `stride`
+/// is in values. Returns [`IMPOSSIBLE`] if rows overlap.
 pub(crate) fn strided(rows: u32, stride: u32, width: u32) -> u64 {
     match rows.checked_sub(1) {
         _ if stride < width => IMPOSSIBLE,
@@ -30,8 +30,8 @@ pub(crate) fn strided(rows: u32, stride: u32, width: u32) -> u64 {
     }
 }
 
-/// Returns the number of values from the first to the last value of strided rows. A row has `width` values.
-/// `dimensions` lists the count and stride of each dimension along which rows repeat.
+/// Returns the number of values from the first to the last value of all rows, inclusive. Each row has `width`
+/// contiguous values. `dimensions` lists the count and stride of each dimension along which rows repeat.
 pub(crate) fn reach(width: u32, dimensions: &[(u32, u32)]) -> u64 {
     if width == 0 || dimensions.iter().any(|(count, _)| *count == 0) {
         return 0;
@@ -41,7 +41,7 @@ pub(crate) fn reach(width: u32, dimensions: &[(u32, u32)]) -> u64 {
     dimensions.iter().fold(u64::from(width), further)
 }
 
-/// Like [`reach`], but for rows that a kernel writes: returns [`IMPOSSIBLE`] if any rows may overlap.
+/// Like [`reach`], but for rows that a kernel writes: returns [`IMPOSSIBLE`] if rows may overlap.
 pub(crate) fn reach_apart<const N: usize>(width: u32, mut dimensions: [(u32, u32); N]) -> u64 {
     dimensions.sort_by_key(|(_, stride)| *stride);
     let overlaps = |i: usize| {
@@ -51,12 +51,12 @@ pub(crate) fn reach_apart<const N: usize>(width: u32, mut dimensions: [(u32, u32
     if (0..N).any(overlaps) { IMPOSSIBLE } else { reach(width, &dimensions) }
 }
 
-/// Returns the bytes of `count` values of a type, rounded up to whole words.
+/// Returns the number of bytes in `count` values of type `element`, rounded up to whole words.
 pub(crate) fn values(element: ElementType, count: u64) -> u64 {
     count.saturating_mul(element.bytes()).checked_next_multiple_of(4).unwrap_or(IMPOSSIBLE)
 }
 
-/// Returns the bytes of a whole parameter block.
+/// Returns the number of bytes in a parameter block with these capacities.
 pub(crate) fn params(rows: u32, sequences: u32, table_blocks: u32, logit_rows: u32) -> u64 {
     let lists = words(&[rows, 3]).saturating_add(words(&[logit_rows]));
     HEADER_BYTES.saturating_add(lists).saturating_add(words(&[sequences, table_blocks]))

@@ -1,7 +1,7 @@
-//! PTX built ahead of time from this crate's CUDA C++, so that a device needs only NVIDIA's driver.
+//! PTX that was built ahead of time from this crate's CUDA C++, so that a device needs only NVIDIA's driver.
 //!
 //! `cargo xtask kernels` writes the compressed PTX to `artefacts/cuda`. The key of a program is the digest of
-//! its source text, so PTX built from another text is never used. This module does not call a compiler.
+//! its source text. PTX of an outdated text is therefore never used. This module never calls a compiler.
 
 #[path = "../artefacts/cuda/index.rs"]
 mod index;
@@ -11,8 +11,8 @@ use ragtag_hal::{Feature, Features};
 use std::io::Read;
 use std::sync::Arc;
 
-/// Virtual architectures for which PTX is built, oldest first. Each comes with the feature that marks devices
-/// that accept it.
+/// Virtual architectures for which PTX is built, oldest first. Each is paired with the feature that a device
+/// must have to accept it.
 const ARCHITECTURES: [(&str, Option<Feature>); 6] = [
     ("61", None),
     ("70", Some(Feature::Sm70)),
@@ -22,28 +22,30 @@ const ARCHITECTURES: [(&str, Option<Feature>); 6] = [
     ("90a", Some(Feature::Sm90a)),
 ];
 
-/// Oldest architecture on which a launch may start before the previous launch ends.
+/// Oldest architecture with programmatic dependent launch: a launch may start before the previous launch
+/// ends.
 const OVERLAPPING: &str = "90";
 
-/// NVRTC's options besides the architecture. They select IEEE arithmetic without implicit fused multiply-add.
+/// NVRTC's options in addition to the architecture. They select IEEE arithmetic without implicit fused
+/// multiply-add.
 pub const OPTIONS: [&str; 3] = ["--std=c++17", "-default-device", "-fmad=false"];
 
-/// Size limit of a program's PTX, in bytes.
+/// Maximum size of a program's PTX, in bytes.
 const MAX_BYTES: u64 = 16 << 20;
 
-/// A program in PTX.
+/// A program in compressed PTX.
 #[derive(Clone, Copy, Debug)]
 pub struct Artefact {
     /// Target architecture, for example `61` or `90a`.
     pub architecture: &'static str,
     /// Name of the program.
     pub program: &'static str,
-    /// The [`digest`] of its source text.
+    /// The [`digest`] of the program's source text.
     pub digest: &'static str,
     compressed: &'static [u8],
 }
 
-/// A row of the index.
+/// Defines a row of the index.
 macro_rules! ptx {
     ($architecture:literal, $program:literal, $digest:literal) => {
         $crate::artefacts::Artefact {
@@ -64,7 +66,7 @@ macro_rules! ptx {
 use ptx;
 
 impl Artefact {
-    /// Decompresses the PTX. Returns `None` if it is damaged.
+    /// Decompresses the PTX. Returns `None` if the compressed data is damaged.
     pub fn ptx(&self) -> Option<Arc<str>> {
         let mut text = String::new();
         GzDecoder::new(self.compressed).take(MAX_BYTES).read_to_string(&mut text).ok()?;
@@ -72,13 +74,13 @@ impl Artefact {
     }
 }
 
-/// Returns all built programs.
+/// Returns all programs whose PTX was built.
 pub fn artefacts() -> &'static [Artefact] {
     index::ALL
 }
 
-/// Returns the key of a text's PTX, in hexadecimal: half of the BLAKE3 hash of the compiler options and the
-/// text.
+/// Returns the key of the PTX for source `text`: half of the BLAKE3 hash of the compiler options and the
+/// text, in hexadecimal.
 pub fn digest(text: &str) -> String {
     let mut hasher = blake3::Hasher::new();
     for option in OPTIONS {
@@ -87,8 +89,9 @@ pub fn digest(text: &str) -> String {
     hasher.update(text.as_bytes()).finalize().to_hex()[..32].into()
 }
 
-/// Returns the architectures to build for a variant that requires these features. They are the oldest
-/// architecture with these features, and the one from which launches overlap if it is newer.
+/// Returns the architectures for which the PTX of a variant is built. These are the oldest architecture that
+/// has all features in `requires`, and, if it is newer, the oldest architecture on which launches can
+/// overlap.
 pub fn architectures(requires: &[Feature]) -> impl Iterator<Item = &'static str> {
     let is_required = |(_, feature): &(_, Option<Feature>)| feature.is_some_and(|f| requires.contains(&f));
     let oldest = ARCHITECTURES.iter().rposition(is_required).unwrap_or(0);
@@ -96,7 +99,7 @@ pub fn architectures(requires: &[Feature]) -> impl Iterator<Item = &'static str>
     ARCHITECTURES.iter().map(|(name, _)| *name).enumerate().filter(is_built).map(|(_, name)| name)
 }
 
-/// Finds the best PTX of a text for a device with these features. The best PTX is for the newest architecture
+/// Returns the best PTX of source `text` for a device with `features`: the PTX for the newest architecture
 /// that the device accepts.
 pub(crate) fn find(text: &str, features: &Features) -> Option<&'static Artefact> {
     let digest = digest(text);
@@ -137,8 +140,8 @@ mod tests {
         }
     }
 
-    /// The host lets launches on this architecture overlap, so every kernel of a program must wait for
-    /// earlier launches.
+    /// Checks that every kernel waits for earlier launches on architectures where the host lets launches
+    /// overlap.
     #[test]
     fn kernels_whose_launches_overlap_wait() {
         let overlapping = || artefacts().iter().filter(|a| a.architecture.starts_with(OVERLAPPING));

@@ -1,22 +1,22 @@
-//! Error bounds: the largest relative error of each kernel against its reference for the same inputs. A
-//! numerics class limits the error of a model's results. A bound limits the error of one kernel's arithmetic
-//! and is usually far tighter.
+//! Error bounds of kernels. A bound is the maximum relative error of a kernel against its reference for the
+//! same inputs. It limits the error of one kernel's arithmetic. A numerics class limits the error of a
+//! model's results instead, and is usually far looser.
 //!
-//! A bound is 4 to 10 times the largest error seen on any device (`docs/reports`), because other devices sum
-//! in other orders. Outputs rounded to 8 or 16 bits have a smaller margin. Their error depends on the values
-//! and hardly on the device.
+//! A bound is 4 to 10 times the largest error on any device so far (`docs/reports`), because other devices
+//! sum in other orders. Bounds for outputs that are rounded to 8 or 16 bits have a smaller margin, because
+//! their error depends on the values and hardly on the device.
 
 use crate::blocks::TensorType;
 use crate::kernel::{Activations, Kernel, KvType};
 use crate::table::Variant;
 use ragtag_hal::Feature;
 
-/// Features of matrix units that convert both factors to bf16.
+/// Features of devices whose matrix units convert both factors to bf16.
 const UNITS_OF_BF16: [Feature; 4] = [Feature::Sm80, Feature::Sm90a, Feature::Mfma, Feature::Wmma];
 
 impl Kernel {
-    /// Returns the largest relative error ‖out − ref‖ / ‖ref‖ of the kernel's variants. [`Variant::bound`]
-    /// has the exceptions.
+    /// Returns the maximum relative error ‖out − ref‖ / ‖ref‖ of the kernel's variants. Some variants have a
+    /// larger [`Variant::bound`].
     pub fn bound(self) -> f64 {
         use Activations::{F16, F32, Int8};
         match self {
@@ -46,8 +46,8 @@ impl Kernel {
 }
 
 impl Variant {
-    /// Returns the largest relative error ‖out − ref‖ / ‖ref‖ of this variant. It equals the kernel's bound,
-    /// except on matrix units that round f16 activations to bf16 for bf16 weights.
+    /// Returns the maximum relative error ‖out − ref‖ / ‖ref‖ of this variant. It equals the bound of the
+    /// kernel, except on matrix units that round f16 activations to bf16 for bf16 weights.
     pub fn bound(&self) -> f64 {
         let rounds = self.requires.iter().any(|feature| UNITS_OF_BF16.contains(feature));
         match self.kernel {

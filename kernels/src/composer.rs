@@ -1,13 +1,14 @@
-//! Composers: functions that compose a kernel's text for weights of one tensor type. They are plain function
-//! pointers, so the table of variants can store them. They know nothing about the texts.
+//! Composers: functions that compose the text of a kernel for weights of one tensor type. They are plain
+//! function pointers, so the table of variants can store them. This module does not depend on the texts.
 
 use ragtag_hal::KernelLanguage;
 use std::sync::Arc;
 
-/// Composes a text in a language.
+/// Composes a text in the given language.
 pub(crate) type Compose = fn(KernelLanguage) -> Arc<str>;
 
-/// Returns a [`Compose`] that calls `$compose(language, tensor_type)` for a type known at compile time.
+/// Returns a [`Compose`] that calls `$compose(language, tensor_type)`. The tensor type is known at compile
+/// time.
 macro_rules! composer {
     ($tensor_type:expr, $compose:expr) => {
         $crate::types::each_type!(composer $tensor_type, $compose;)

@@ -1,25 +1,26 @@
-//! Elements of the general operators (f32, f16 and bf16), stored in whole words and traversed by strides.
+//! Elements of the general operators (f32, f16 and bf16), stored in 32-bit words and addressed by strides.
 //!
-//! Kernels receive the type as a number: 0 for f32, 1 for f16, 2 for bf16. A word holds two 16-bit elements,
-//! the first in its low half. If the number of elements is odd, zero pads the last word.
+//! Kernels receive the element type as a number: 0 for f32, 1 for f16, 2 for bf16. A word holds two 16-bit
+//! elements, with the first in its low half. If the number of these elements is odd, the rest of the last
+//! word is zero.
 
 use crate::abi::{IMPOSSIBLE, product};
 use crate::kernel::ElementType;
 use half::{bf16, f16};
 
-/// Maximum number of dimensions that kernels traverse. Fewer dimensions are padded in front with dimensions
-/// of size 1.
+/// Maximum number of dimensions of a strided traversal. If a tensor has fewer, dimensions of size 1 are added
+/// in front.
 pub const RANK: usize = 6;
 
-/// Work items per group. Each work item writes one word.
+/// Number of work items per group. Each work item writes one word.
 pub(crate) const ITEMS: u32 = 256;
 
-/// Returns one group per [`ITEMS`] words.
+/// Returns a grid of one group per [`ITEMS`] words.
 pub(crate) fn grid(words: u32) -> [u32; 3] {
     [words.div_ceil(ITEMS), 1, 1]
 }
 
-/// Returns the number by which kernels identify a type.
+/// Returns the number that identifies `element` in the constants of kernels.
 pub fn number(element: ElementType) -> u32 {
     match element {
         ElementType::F32 => 0,
@@ -28,7 +29,8 @@ pub fn number(element: ElementType) -> u32 {
     }
 }
 
-/// Returns the elements per word for a type number, or `None` if the number is invalid.
+/// Returns the number of elements per word for the type with number `number`, or `None` if the number is
+/// invalid.
 pub(crate) fn in_a_word(number: u32) -> Option<u32> {
     match number {
         0 => Some(1),
@@ -37,7 +39,7 @@ pub(crate) fn in_a_word(number: u32) -> Option<u32> {
     }
 }
 
-/// Returns the bytes of `count` elements, or [`IMPOSSIBLE`] for 2^32 elements and more.
+/// Returns the number of bytes in `count` elements, or [`IMPOSSIBLE`] if `count` is 2^32 or more.
 pub(crate) fn bytes(number: u32, count: u64) -> u64 {
     match in_a_word(number) {
         Some(in_a_word) if count <= u64::from(u32::MAX) => count.div_ceil(u64::from(in_a_word)) * 4,
@@ -45,7 +47,7 @@ pub(crate) fn bytes(number: u32, count: u64) -> u64 {
     }
 }
 
-/// Returns the number of elements from the first to the last of a strided traversal.
+/// Returns the number of elements from the first to the last element of a strided traversal, inclusive.
 pub(crate) fn span(sizes: &[u32], strides: &[u32]) -> u64 {
     if sizes.contains(&0) {
         return 0;
@@ -54,7 +56,7 @@ pub(crate) fn span(sizes: &[u32], strides: &[u32]) -> u64 {
     steps.fold(1, u64::saturating_add)
 }
 
-/// Returns the index of the element at step `i` of a strided traversal. `i` is below the product of the
+/// Returns the index of the element at step `i` of a strided traversal. `i` must be below the product of the
 /// sizes.
 #[inline(always)]
 pub(crate) fn place(mut i: usize, sizes: &[u32], strides: &[u32]) -> usize {
@@ -73,14 +75,15 @@ pub(crate) fn place(mut i: usize, sizes: &[u32], strides: &[u32]) -> usize {
     at
 }
 
-/// Returns the bits of element `i`.
+/// Returns the bits of element `i` of `words`.
 #[inline(always)]
 pub(crate) fn element(words: &[u32], number: u32, i: usize) -> u32 {
     if number == 0 { words[i] } else { words[i / 2] >> (i % 2 * 16) & 0xffff }
 }
 
-/// Converts the bits of an element to another type, rounded to nearest, ties to even. Values that are too
-/// large become infinite, and NaN is preserved. If both types are equal, returns the same bits.
+/// Converts the bits of an element from type `from` to type `to`, rounded to nearest, ties to even. Values
+/// beyond the range of the new type become infinite, and NaN is preserved. If both types are equal, returns
+/// the same bits.
 #[inline(always)]
 pub(crate) fn convert(from: u32, to: u32, bits: u32) -> u32 {
     if from == to {
@@ -98,7 +101,7 @@ pub(crate) fn convert(from: u32, to: u32, bits: u32) -> u32 {
     }
 }
 
-/// Packs elements into words.
+/// Packs the bits of elements into words.
 pub(crate) fn pack(number: u32, bits: &[u32]) -> Vec<u32> {
     match in_a_word(number) {
         Some(2) => bits.chunks(2).map(|pair| pair[0] | pair.get(1).unwrap_or(&0) << 16).collect(),

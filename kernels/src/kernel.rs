@@ -1,5 +1,5 @@
-//! Names of kernels. A kernel is the operation that a step computes, independent of its implementation on a
-//! device.
+//! Names of kernels. A kernel is the operation that one step of a program computes, independent of its
+//! implementation on a device.
 
 use crate::blocks::TensorType;
 use crate::layout::Layout;
@@ -7,18 +7,18 @@ use crate::{abi, half_rows, quantize};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// Accuracy of a kernel relative to float64.
+/// Class of a kernel's accuracy relative to float64.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum NumericsClass {
-    /// f32 activations: relative error at most 1e-4.
+    /// f32 activations: relative error of at most 1e-4.
     Exact,
-    /// int8 or f16 activations, or matrix units: relative error at most 2e-2.
+    /// int8 or f16 activations, or an f16 KV cache: relative error of at most 2e-2.
     Fast,
 }
 
 impl NumericsClass {
-    /// Returns the largest relative error ‖out − ref‖ / ‖ref‖ of the class.
+    /// Returns the maximum relative error ‖out − ref‖ / ‖ref‖ that the class allows.
     pub fn tolerance(self) -> f64 {
         match self {
             NumericsClass::Exact => 1e-4,
@@ -27,13 +27,13 @@ impl NumericsClass {
     }
 }
 
-/// Type of the activations that enter a matrix product.
+/// Type of the activations that a matrix product reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Activations {
     /// f32.
     F32,
-    /// Blocks of 32 int8 values with a scale: see [`crate::quantize`].
+    /// int8 in blocks of 32 values that share a scale: see [`crate::quantize`].
     Int8,
     /// f16 in padded rows: see [`crate::half_rows`].
     F16,
@@ -43,8 +43,8 @@ impl Activations {
     /// All activation types.
     pub const ALL: [Activations; 3] = [Activations::F32, Activations::Int8, Activations::F16];
 
-    /// Returns the bytes from one row of `width` values to the next. The width of int8 and f16 rows is a
-    /// multiple of 32.
+    /// Returns the distance in bytes between consecutive rows of `width` values. For int8 and f16, `width` is
+    /// a multiple of 32.
     pub fn row_bytes(self, width: usize) -> usize {
         match self {
             Activations::F32 => width * 4,
@@ -53,7 +53,8 @@ impl Activations {
         }
     }
 
-    /// Returns the bytes of `rows` rows, or `IMPOSSIBLE` if the type does not support the width.
+    /// Returns the number of bytes in `rows` rows, or `IMPOSSIBLE` if the activation type does not support
+    /// `width`.
     pub(crate) fn rows_extent(self, rows: u32, width: u32) -> u64 {
         match self {
             Activations::F32 => abi::words(&[rows, width]),
@@ -81,15 +82,15 @@ pub enum ElementType {
     F32,
     /// IEEE 754 binary16.
     F16,
-    /// The upper half of an f32.
+    /// bfloat16, the upper half of an f32.
     BF16,
 }
 
 impl ElementType {
-    /// All types.
+    /// All element types.
     pub const ALL: [ElementType; 3] = [ElementType::F32, ElementType::F16, ElementType::BF16];
 
-    /// Returns the bytes of one value.
+    /// Returns the number of bytes in one value.
     pub fn bytes(self) -> u64 {
         match self {
             ElementType::F32 => 4,
@@ -119,7 +120,7 @@ pub enum KvType {
 }
 
 impl KvType {
-    /// Returns the bytes of one value.
+    /// Returns the number of bytes in one value.
     pub fn bytes(self) -> u64 {
         match self {
             KvType::F32 => 4,
@@ -128,57 +129,57 @@ impl KvType {
     }
 }
 
-/// A kernel. Its module documents bindings, constants and semantics.
+/// An operation with a defined interface. Its module documents its bindings, constants and semantics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kernel {
-    /// Rows of an embedding table.
+    /// Looks up rows of an embedding table.
     Embed(TensorType),
-    /// Rows that need logits.
+    /// Selects the rows that need logits.
     Gather,
-    /// RMS norm with output of this activation type.
+    /// RMS norm with output of the given activation type.
     RmsNorm(Activations),
     /// Converts f32 to int8 or f16 activations.
     Quantize(Activations),
-    /// Weights of this type times activations.
+    /// Product of weights of the given type and activations.
     MatMul(TensorType, Activations),
-    /// RMS norm fused with the product of f32 activations and weights of this type.
+    /// RMS norm fused with the product of its f32 output and weights of the given type.
     NormMatMul(TensorType),
-    /// Products of gate and up weights, fused with the RMS norm before them and with SiLU(gate) · up after
-    /// them.
+    /// RMS norm, the products of its output with gate and up weights, and SiLU(gate) · up, fused into one
+    /// kernel.
     GatedMatMul(TensorType),
-    /// Dequantizes weights of this type to f16.
+    /// Dequantizes weights of the given type to f16.
     Widen(TensorType),
     /// RMS norm of each query and key head.
     HeadNorm,
     /// RoPE and KV append.
     RopeAppend(KvType),
-    /// Causal attention over the cache.
+    /// Causal attention over the KV cache.
     Attention(KvType),
     /// First launch of split attention: causal attention over splits of the positions.
     AttentionPartial(KvType),
     /// RoPE, KV append and the first launch of split attention, fused, for one row.
     AppendAttention(KvType),
-    /// Second launch of split attention: combines splits into activations of this type.
+    /// Second launch of split attention: combines the splits into activations of the given type.
     AttentionMerge(Activations),
-    /// SiLU(gate) · up with output of this activation type.
+    /// SiLU(gate) · up with output of the given activation type.
     SiluMul(Activations),
-    /// x += y.
+    /// Addition in place: x += y.
     Add,
     /// Softmax of rows.
     Softmax,
-    /// Position of each row's largest value.
+    /// Position of the largest value in each row.
     ArgMax,
-    /// The largest values of each row, in order.
+    /// The largest values of each row, in descending order.
     TopK,
-    /// C = α · op(A) · op(B) + β · C, with A and B of this type.
+    /// C = α · op(A) · op(B) + β · C, with A and B of the given type.
     Gemm(ElementType),
-    /// Attention over dense keys and values of this type, with the masks and score functions of common
+    /// Attention over dense keys and values of the given type, with the masks and score functions of common
     /// models.
     AttentionDense(ElementType),
-    /// Convolution of images and weights of this type.
+    /// Convolution of images with weights, both of the given type.
     Conv2d(ElementType),
-    /// Copies elements by strides and converts their type.
+    /// Copies elements between strided tensors and converts their type.
     Copy,
     /// Looks up rows of a table and converts their type.
     GatherRows,
@@ -186,7 +187,7 @@ pub enum Kernel {
     Unary,
     /// Applies an operation to pairs of values.
     Binary,
-    /// Reduces each line along an axis to one value.
+    /// Reduces each line of values along an axis to one value.
     Reduce,
     /// Softmax along an axis.
     SoftmaxAxis,
@@ -194,15 +195,15 @@ pub enum Kernel {
     LayerNorm,
     /// Rotary position embedding of heads.
     Rope,
-    /// Decodes file blocks to values.
+    /// Decodes blocks of a file to values.
     DecodeBlocks,
-    /// Encodes values as file blocks.
+    /// Encodes values as blocks of a file.
     EncodeBlocks,
 }
 
 impl Kernel {
-    /// Returns all kernels that have variants. [`crate::matmul::takes`] limits the products to some pairs of
-    /// weight and activation types.
+    /// Returns all kernels that have variants. [`crate::matmul::takes`] lists the pairs of weight and
+    /// activation types for which products exist.
     pub fn all() -> Vec<Kernel> {
         let mut all = vec![Kernel::Gather, Kernel::Add, Kernel::HeadNorm];
         all.extend([Kernel::Softmax, Kernel::ArgMax, Kernel::TopK]);
@@ -230,14 +231,14 @@ impl Kernel {
         all
     }
 
-    /// Returns whether the kernel fuses several others. Only devices on which fusion is faster have variants
-    /// of it.
+    /// Returns whether the kernel fuses several others. Such a kernel has variants only for devices on which
+    /// fusion is faster.
     pub fn is_fused(self) -> bool {
         matches!(self, Kernel::NormMatMul(_) | Kernel::GatedMatMul(_) | Kernel::AppendAttention(_))
     }
 
-    /// Returns the accuracy of the kernel's variants for given inputs. An f16 KV cache rounds keys and
-    /// values.
+    /// Returns the numerics class of the kernel's variants. It describes the error for given inputs. A kernel
+    /// that writes an f16 KV cache is fast, because it rounds keys and values.
     pub fn class(self) -> NumericsClass {
         match self {
             Kernel::RmsNorm(activations)
@@ -256,9 +257,9 @@ impl Kernel {
         }
     }
 
-    /// Returns the layout of the weights that the kernel reads, if it reads any. `kept` returns the device's
-    /// layout of a type. Products with f16 activations always read the row-major layout, because matrix units
-    /// load rows.
+    /// Returns the layout of the weights that the kernel reads, or `None` if it reads no weights. `kept`
+    /// returns the layout in which the device stores a type. Products with f16 activations always read the
+    /// row-major layout, because matrix units load rows.
     pub fn layout(self, kept: impl FnOnce(TensorType) -> Layout) -> Option<Layout> {
         match self {
             Kernel::MatMul(_, Activations::F16) => Some(Layout::RowMajor),

@@ -1,7 +1,8 @@
-//! Kernels. Each has a binary interface, a reference in plain Rust, a numerics class and sources. A table
-//! selects a variant by a device's capabilities.
+//! Kernels for LLM inference. Each kernel has a binary interface, a reference in plain Rust, a numerics
+//! class, and sources. A table lists the variants of each kernel, from which Ragtag selects one by the
+//! capabilities of a device.
 //!
-//! This crate knows nothing about models, plans and backends. It does no I/O and starts no thread.
+//! This crate does not depend on models, plans or backends. It performs no I/O and starts no threads.
 
 mod abi;
 pub mod add;

@@ -1,14 +1,14 @@
-//! Variants that compute products with the GEMM library that a device's capabilities name.
+//! Variants that compute products with the GEMM library in a device's capabilities.
 //!
 //! | needs | product |
 //! | --- | --- |
 //! | [`Caps::gemm`](ragtag_hal::Caps::gemm) | row-major f16 weights with f16 activations, sums in f32 |
 //!
-//! A library does not read the parameters. It computes all rows of a launch's capacity, including padding
-//! rows with arbitrary contents. Its order of summation is unspecified. Therefore equal rows of x at
-//! different positions may give results that differ in their last bits, within the numerics class. Products
-//! of bf16 weights use kernels instead, which convert f16 activations to bf16. Libraries require both factors
-//! to have the same type.
+//! A library does not read the parameter block. It computes all rows of a launch's capacity, including
+//! padding rows with arbitrary contents. Its order of summation is unspecified. Equal rows of x at different
+//! positions may therefore give results that differ in their last bits, within the numerics class. Products
+//! of bf16 weights use kernels instead. Kernels can convert f16 activations to bf16, but libraries require
+//! both factors to have the same type.
 
 use crate::blocks::TensorType;
 use crate::half_rows::PITCH_VALUES;
@@ -18,7 +18,8 @@ use crate::matmul;
 use crate::table::{Code, Grid, Variant};
 use ragtag_hal::{Gemm, GemmEntry};
 
-/// Minimum rows of x for which a library outweighs the call and the computation of padding rows.
+/// Minimum number of rows of x for which a library is faster, in spite of the cost of the call and of the
+/// padding rows.
 const MIN_ROWS: u32 = 512;
 
 /// Returns all library variants.
@@ -37,7 +38,7 @@ pub(crate) fn variants() -> [Variant; 1] {
     }]
 }
 
-/// Converts the constants of a product to a [`Gemm`].
+/// Converts the constants of a product to the library's description of it, a [`Gemm`].
 fn product(constants: &[u32]) -> Gemm {
     let &[rows, _, columns, depth, accumulate, y_pitch] = constants else {
         // The ABI guarantees the number of constants. A mismatch gives an empty product, which is never

@@ -1,77 +1,78 @@
-//! Parameter block of a micro-batch. It holds all data that changes from step to step, as 32-bit words.
+//! Parameter block of a micro-batch: all data that changes from step to step, in 32-bit words.
 //!
-//! Each slot of a stage's parameter ring has one block. The *capacities* of the block are fixed at compile
-//! time. The *counts* in its header give the used part. No kernel computes or writes beyond the counts.
+//! Each slot in the parameter ring of a stage has one block. The *capacities* of a block are fixed when the
+//! program is compiled. The *counts* in its header give the used part. Kernels do not compute or write rows
+//! beyond the counts.
 //!
 //! | words | content |
 //! | --- | --- |
-//! | 0 | rows: tokens in the micro-batch |
-//! | 1 | logit rows: rows that need logits |
-//! | 2 | sequences |
+//! | 0 | number of rows: one per token in the micro-batch |
+//! | 1 | number of logit rows: rows that need logits |
+//! | 2 | number of sequences |
 //! | 3 | zero |
-//! | rows | token ids |
-//! | rows | positions in their sequence |
-//! | rows | sequence of each row: an index into the tables |
-//! | logit rows | rows that need logits |
-//! | sequences × table blocks | cache blocks of each sequence's positions, [`BLOCK_TOKENS`] each |
+//! | rows | token id of each row |
+//! | rows | position of each row in its sequence |
+//! | rows | sequence of each row, as an index into the block tables |
+//! | logit rows | indices of the rows that need logits |
+//! | sequences × table blocks | block table of each sequence: the cache blocks with its positions, [`BLOCK_TOKENS`] per block |
 
-/// Positions per block of the KV cache.
+/// Number of positions per block of the KV cache.
 pub const BLOCK_TOKENS: usize = 16;
 
-/// Word with the number of rows.
+/// Index of the word that holds the number of rows.
 pub const ROWS: u32 = 0;
-/// Word with the number of logit rows.
+/// Index of the word that holds the number of logit rows.
 pub const LOGIT_ROWS: u32 = 1;
-/// Word with the number of sequences.
+/// Index of the word that holds the number of sequences.
 pub const SEQUENCES: u32 = 2;
-/// Words before the lists.
+/// Number of words in the header, before the lists.
 pub const HEADER_WORDS: usize = 4;
 
 /// Capacities of a parameter block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ParamsShape {
-    /// Maximum rows.
+    /// Maximum number of rows.
     pub rows: u32,
-    /// Maximum logit rows.
+    /// Maximum number of logit rows.
     pub logit_rows: u32,
-    /// Maximum sequences.
+    /// Maximum number of sequences.
     pub sequences: u32,
-    /// Cache blocks per sequence.
+    /// Number of cache blocks in the block table of each sequence.
     pub table_blocks: u32,
 }
 
 impl ParamsShape {
-    /// Returns the first word of the token ids.
+    /// Returns the index of the word that holds the first token id.
     pub fn tokens(&self) -> usize {
         HEADER_WORDS
     }
 
-    /// Returns the first word of the positions.
+    /// Returns the index of the word that holds the first position.
     pub fn positions(&self) -> usize {
         self.tokens() + self.rows as usize
     }
 
-    /// Returns the first word of the rows' sequences.
+    /// Returns the index of the word that holds the sequence of the first row.
     pub fn row_sequences(&self) -> usize {
         self.positions() + self.rows as usize
     }
 
-    /// Returns the first word of the logit rows.
+    /// Returns the index of the word that holds the first entry of the list of logit rows.
     pub fn logit_rows(&self) -> usize {
         self.row_sequences() + self.rows as usize
     }
 
-    /// Returns the first word of the block tables.
+    /// Returns the index of the first word of the block tables.
     pub fn tables(&self) -> usize {
         self.logit_rows() + self.logit_rows as usize
     }
 
-    /// Returns the total number of words.
+    /// Returns the number of words in the block.
     pub fn words(&self) -> usize {
         self.tables() + self.sequences as usize * self.table_blocks as usize
     }
 
-    /// Returns the total number of bytes.
+    /// Returns the number of bytes in the block.
     pub fn bytes(&self) -> u64 {
         self.words() as u64 * 4
     }

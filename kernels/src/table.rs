@@ -1,4 +1,4 @@
-//! The table of variants, and the selection of a variant by a device's capabilities.
+//! The table of variants, and the functions that select a variant by a device's capabilities.
 
 use crate::artefacts::{self, Artefact};
 use crate::blocks::TensorType;
@@ -21,66 +21,68 @@ use std::sync::{Arc, LazyLock};
 pub struct Variant {
     /// Kernel that the variant implements.
     pub kernel: Kernel,
-    /// Name in receipts: `avx512-vnni`, `portable`.
+    /// Name in receipts, for example `avx512-vnni` or `portable`.
     pub name: &'static str,
-    /// Numerics class.
+    /// Numerics class of the results.
     pub class: NumericsClass,
     /// Features that a device must have.
     pub requires: &'static [Feature],
-    /// Bindings, constants, extents.
+    /// Binary interface: bindings, constants, and the extents of bindings.
     pub abi: &'static EntryAbi,
     /// Grid of a launch: see [`Variant::grid`].
     pub grid: Grid,
-    /// Layout of the weights that the variant reads. `None` if it reads no block or matrix weights.
+    /// Layout of the weight matrices that the variant reads, or `None` if it reads none.
     pub layout: Option<Layout>,
-    /// Minimum row capacity for which programs prefer the variant over other kernels that would also work:
-    /// see [`preferred`]. [`NEVER`] marks a variant that is correct but not fast.
+    /// Minimum row capacity for which programs prefer this variant to an alternative sequence of kernels: see
+    /// [`preferred`]. [`NEVER`] marks a variant that is correct but not fast.
     pub min_rows: u32,
-    /// Maximum row capacity that it is designed for. It is correct for any.
+    /// Maximum row capacity for which [`select`] returns the variant. Its results are correct for any
+    /// capacity.
     pub max_rows: u32,
     /// Code of the variant.
     pub code: Code,
 }
 
-/// Computes the grid of a launch from its constants.
+/// Function that computes the grid of a launch from the constants.
 #[derive(Clone, Copy, Debug)]
 pub enum Grid {
-    /// The same on every device.
+    /// The grid is the same on every device.
     Fixed(fn(constants: &[u32]) -> [u32; 3]),
-    /// Depends on the number of compute units, `units`.
+    /// The grid depends on the number of compute units, `units`.
     PerDevice(fn(constants: &[u32], units: u32) -> [u32; 3]),
 }
 
 /// Code of a variant.
 #[derive(Clone, Copy, Debug)]
 pub enum Code {
-    /// A function in this process.
+    /// A Rust function in this process.
     Host(HostFn),
-    /// Text for a device's compiler.
+    /// Source text for a device's compiler.
     Text(Text),
-    /// A product by the library that a device's capabilities name.
+    /// A matrix product in the GEMM library that the device's capabilities name.
     Library(GemmEntry),
 }
 
 /// A kernel function in a source language.
 #[derive(Clone, Copy, Debug)]
 pub struct Text {
-    /// Language of the variant.
+    /// Source language of the text.
     pub language: KernelLanguage,
-    /// Composes the complete text in a language.
+    /// Composes the complete source text in the given language.
     pub compose: fn(KernelLanguage) -> Arc<str>,
     /// Name of the kernel function in the text.
     pub function: &'static str,
-    /// Work items per group.
+    /// Work-group size, in work items.
     pub work_group: [u32; 3],
-    /// Upper bound of the local memory per group, in bytes.
+    /// Upper bound of the local memory that the text declares per group, in bytes.
     pub local_bytes: u64,
-    /// Dynamic local memory per group at launch, in addition to what the text declares.
+    /// Dynamic local memory that a launch requests per group, in bytes, in addition to the memory that the
+    /// text declares.
     pub dynamic_local_bytes: u32,
 }
 
 impl Text {
-    /// Returns the complete text.
+    /// Returns the complete source text.
     pub fn text(&self) -> Arc<str> {
         (self.compose)(self.language)
     }
@@ -95,7 +97,7 @@ impl Text {
 }
 
 impl Variant {
-    /// Returns the grid of a launch on a device. The number of constants must match the ABI.
+    /// Returns the grid of a launch on a device with `caps`. The number of `constants` must match the ABI.
     pub fn grid(&self, constants: &[u32], caps: &Caps) -> [u32; 3] {
         match self.grid {
             Grid::Fixed(grid) => grid(constants),
@@ -103,7 +105,7 @@ impl Variant {
         }
     }
 
-    /// Returns the language of the code; `None` for a library.
+    /// Returns the language of the code, or `None` for a library product.
     pub fn language(&self) -> Option<KernelLanguage> {
         match self.code {
             Code::Host(_) => Some(KernelLanguage::Host),
@@ -112,7 +114,7 @@ impl Variant {
         }
     }
 
-    /// Returns its conformance cases.
+    /// Returns the variant's conformance cases.
     pub fn cases(&self, seed: u64) -> Vec<Case> {
         let cases = match self.code {
             Code::Library(_) => matmul::cases_of_whole_launches(seed),
@@ -121,7 +123,7 @@ impl Variant {
         cases.into_iter().map(|case| Case { tolerance: self.bound(), ..case }).collect()
     }
 
-    /// Returns a case of random shape.
+    /// Returns a conformance case of random shape.
     pub fn random_case(&self, seed: u64) -> Case {
         let case = match self.code {
             Code::Library(_) => matmul::random_case_of_a_whole_launch(seed),
@@ -130,8 +132,8 @@ impl Variant {
         Case { tolerance: self.bound(), ..case }
     }
 
-    /// Returns whether a device accepts the variant's code: its language, PTX built from its CUDA C++, or its
-    /// library.
+    /// Returns whether a device with `caps` accepts the code. The device must accept its language, or PTX
+    /// built from its CUDA C++, or have a GEMM library for a library product.
     pub fn is_taken_by(&self, caps: &Caps) -> bool {
         match self.language() {
             Some(language) => caps.languages.contains(&language) || self.ptx(caps).is_some(),
@@ -139,7 +141,8 @@ impl Variant {
         }
     }
 
-    /// Returns the best PTX for a device. Returns `None` if the device does not accept PTX or none was built.
+    /// Returns the best PTX of the variant for a device with `caps`. Returns `None` if the device does not
+    /// accept PTX, or if no PTX was built for it.
     fn ptx(&self, caps: &Caps) -> Option<&'static Artefact> {
         match self.code {
             Code::Text(text)
@@ -152,7 +155,7 @@ impl Variant {
         }
     }
 
-    /// Returns whether a device meets all requirements of the variant.
+    /// Returns whether a device with `caps` meets all requirements of the variant.
     pub fn runs_on(&self, caps: &Caps) -> bool {
         self.is_taken_by(caps)
             && self.requires.iter().all(|feature| caps.features.contains(feature))
@@ -175,7 +178,7 @@ impl Variant {
     }
 }
 
-/// More rows than any launch has.
+/// Number of rows that no launch reaches.
 pub const NEVER: u32 = u32::MAX;
 
 /// Returns all variants of this build, best first.
@@ -185,9 +188,9 @@ pub fn variants() -> &'static [Variant] {
     &VARIANTS
 }
 
-/// Returns the best variant of a kernel for launches of up to `rows` rows on a device. It is the first
-/// variant that is designed for that many rows, reads the device's weight layout, and runs on the device. If
-/// the device prefers its library, the library variant comes first from its minimum number of rows on.
+/// Returns the best variant of `kernel` for launches of up to `rows` rows on a device with `caps`. This is
+/// the first variant that is designed for `rows` rows, reads the device's weight layout, and runs on the
+/// device. If the device prefers its library, a library variant that fits takes precedence.
 pub fn select(kernel: Kernel, caps: &Caps, rows: u32) -> Option<&'static Variant> {
     let layout = kernel.layout(|tensor_type| layout_for(tensor_type, caps));
     let fits = |v: &Variant| v.kernel == kernel && v.layout == layout && rows <= v.max_rows;
@@ -197,18 +200,19 @@ pub fn select(kernel: Kernel, caps: &Caps, rows: u32) -> Option<&'static Variant
     first.or_else(|| variants().iter().find(|v| fits(v) && v.runs_on(caps)))
 }
 
-/// Like [`select`], but returns the variant only if programs should prefer it over other kernels that would
-/// also work.
+/// Like [`select`], but returns `None` below the variant's minimum number of rows, where an alternative
+/// sequence of kernels is better.
 pub fn preferred(kernel: Kernel, caps: &Caps, rows: u32) -> Option<&'static Variant> {
     select(kernel, caps, rows).filter(|v| rows >= v.min_rows)
 }
 
-/// Returns the activation type for products of weights of this type, with up to `rows` rows, on a device.
+/// Returns the activation type for products of weights of type `tensor_type` and up to `rows` rows on a
+/// device with `caps`.
 ///
-/// A request for f32 always gives f32. A request for int8 asks for fast products, and the device's table
-/// decides. It gives f16 if matrix units support this number of rows. Otherwise it gives int8 if the weights
-/// have integer quants, and f32 if not. A request for f16 accepts any variant. Weights with integer quants
-/// are dequantized to f16.
+/// For a `wanted` type of f32, the result is f32. For int8, the result is the fastest type that the device
+/// supports: f16 if its matrix units are faster for `rows` rows, otherwise int8 for weights with integer
+/// quants, and f32 for the rest. For f16, the result is f16 if any variant supports it, even a slow one. With
+/// f16 activations, weights with integer quants are first dequantized to f16.
 pub fn activations_for(tensor_type: TensorType, wanted: Activations, caps: &Caps, rows: u32) -> Activations {
     let quantised = tensor_type.block_values() > 1;
     let offers = |kernel| match wanted {
@@ -230,16 +234,17 @@ pub fn activations_for(tensor_type: TensorType, wanted: Activations, caps: &Caps
     }
 }
 
-/// Returns whether the fast products of any type and number of rows use f16 activations on a device.
+/// Returns whether fast products use f16 activations on a device with `caps`, for at least one tensor type
+/// and number of rows.
 pub fn has_f16_products(caps: &Caps) -> bool {
     let form = |(tensor_type, rows)| activations_for(tensor_type, Activations::Int8, caps, rows);
     let rows = (0..16).map(|bit| 1 << bit);
     rows.flat_map(|rows| TensorType::ALL.map(|t| (t, rows))).any(|case| form(case) == Activations::F16)
 }
 
-/// Returns the code of a module with these variants as entries, for a device that runs them. Returns `None`
-/// if the variants are in several languages. CUDA C++ is replaced by PTX if all of it was built ahead of
-/// time. Library products are linked to either kind of code.
+/// Returns the code of a module for a device with `caps`. Its entries are `variants`, which must run on the
+/// device. Returns `None` if the variants are in several languages. Replaces CUDA C++ by PTX if all of its
+/// PTX was built ahead of time. Links library products to either kind of code.
 pub fn module_source<'a>(
     variants: impl IntoIterator<Item = &'a Variant>,
     caps: &Caps,
@@ -274,7 +279,8 @@ pub fn module_source<'a>(
     }
 }
 
-/// Merges text and library entries in their order. `products` gives the positions of the library entries.
+/// Merges text entries and library entries in the order of the variants. `products` pairs each library entry
+/// with its position.
 fn in_order(texts: Vec<TextEntry>, products: Vec<(usize, GemmEntry)>) -> Vec<LinkedEntry> {
     let mut entries: Vec<_> = texts.into_iter().map(LinkedEntry::Text).collect();
     // Inserts in ascending order, so that all earlier entries are in place.
@@ -318,8 +324,8 @@ mod tests {
         }
     }
 
-    /// Returns a device with the minimum work-group size and local memory that kernels of this language
-    /// require.
+    /// Returns the capabilities of a device that accepts `language`, with the minimum work-group size and
+    /// local memory that kernels in this language require.
     fn gpu(language: KernelLanguage, max_work_group_items: u32, local_memory_bytes: u64) -> Caps {
         Caps { languages: [language].into(), max_work_group_items, local_memory_bytes, ..caps(&[]) }
     }
@@ -380,7 +386,7 @@ mod tests {
         }
     }
 
-    /// Returns a library found on the device.
+    /// Returns a library that was found on the device. `preferred` sets whether the device prefers it.
     fn library(preferred: bool) -> Option<GemmLibrary> {
         Some(GemmLibrary { name: "a library".into(), version: "1".into(), workspace_bytes: 0, preferred })
     }
@@ -458,7 +464,7 @@ mod tests {
         }
     }
 
-    /// Requirements of WGSL kernels on matrix units.
+    /// Requirements of the WGSL kernels that use matrix units.
     const MATRICES_IN_WGSL: [Feature; 3] = [Feature::CooperativeMatrix, Feature::Fp16, Feature::SubGroups];
 
     #[test]

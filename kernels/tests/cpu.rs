@@ -1,11 +1,11 @@
-//! Tests of CPU kernels. Every variant that this machine supports runs every case, in one call and split into
-//! several calls.
+//! Tests of CPU kernels. Every variant that this machine supports runs every case twice: in one call, and
+//! split into several calls.
 
 use ragtag_hal::{Caps, Feature, HostBinding, HostCall, KernelLanguage, QueueLayout};
 use ragtag_kernels::cases::Content;
 use ragtag_kernels::{Case, Code, ElementType, Kernel, Variant, cases, select, variants};
 
-/// 64-byte aligned memory.
+/// Memory aligned to 64 bytes.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
 struct Line([u8; 64]);
@@ -52,12 +52,13 @@ fn has(feature: &Feature) -> bool {
     }
 }
 
-/// Returns the variants that this machine runs.
+/// Returns the variants that this machine can run.
 fn runnable() -> impl Iterator<Item = &'static Variant> {
     variants().iter().filter(|v| matches!(v.code, Code::Host(_)) && v.requires.iter().all(has))
 }
 
-/// Runs a case with its groups split into `pieces` calls. The last groups run first.
+/// Runs a case with its groups split into `pieces` calls. The calls run in reverse order, so the last groups
+/// run first.
 fn launch(variant: &Variant, case: &Case, pieces: u32) -> Vec<Vec<u8>> {
     let mut memory: Vec<Aligned> = case.bindings.iter().map(|b| Aligned::new(b)).collect();
     let bindings: Vec<HostBinding> = memory.iter_mut().map(Aligned::binding).collect();
@@ -98,7 +99,8 @@ fn variants_match_the_references_for_any_split_of_groups() {
     assert!(launches > 200, "{launches}");
 }
 
-/// Enlarges the computed f32 values by this relative amount. Returns whether any of the values is not zero.
+/// Enlarges the computed f32 outputs by the relative amount `part`. Returns whether any of these outputs is
+/// not zero.
 fn enlarge(case: &Case, memory: &mut [Vec<u8>], part: f64) -> bool {
     let mut any = false;
     for expected in &case.expected {
@@ -145,7 +147,7 @@ fn selects_the_best_variant_for_a_processor() {
     }
 }
 
-/// Returns the capabilities of a processor with these features.
+/// Returns the capabilities of a processor with `features`.
 fn processor(features: &[Feature]) -> Caps {
     Caps {
         languages: [KernelLanguage::Host].into(),
@@ -175,7 +177,7 @@ fn every_kernel_has_cases_that_can_fail() {
     }
 }
 
-/// Rows of a binding, with the words per row and the stride between rows, in words.
+/// Rows of a binding. The width of a row and the stride between rows are in words.
 #[derive(Clone, Copy)]
 struct Rows {
     binding: usize,
@@ -187,7 +189,7 @@ fn rows(binding: usize, width: usize, stride: usize) -> Rows {
     Rows { binding, width, stride }
 }
 
-/// Returns the rows in use.
+/// Returns the rows of a binding that are in use.
 fn rows_of(case: &Case, memory: &[Vec<u8>], Rows { binding, width, stride }: Rows) -> Vec<Vec<u8>> {
     let rows = u32::from_le_bytes(case.bindings[0].as_chunks().0[0]).min(case.constants[0]) as usize;
     memory[binding].chunks(stride * 4).take(rows).map(|row| row[..width * 4].to_vec()).collect()
@@ -242,7 +244,8 @@ fn more_blocks_than_a_group_takes_are_all_converted() {
     }
 }
 
-/// Words after the tables belong to no sequence, even if a binding has such words.
+/// Checks that a row whose sequence has no table attends to nothing, even if the binding has words after the
+/// tables.
 #[test]
 fn a_row_whose_sequence_has_no_table_attends_to_nothing() {
     for variant in runnable().filter(|variant| matches!(variant.kernel, Kernel::Attention(_))) {
@@ -264,7 +267,8 @@ fn a_row_whose_sequence_has_no_table_attends_to_nothing() {
     }
 }
 
-/// Makes row `row` the only row, with its values, position and sequence.
+/// Moves row `row` to the front, with its values, position and sequence, and makes it the only row of the
+/// case.
 fn move_row_to_front(case: &mut Case, row: usize, bindings: [Rows; 2]) {
     for Rows { binding, width, stride } in bindings {
         let at = row * stride * 4;

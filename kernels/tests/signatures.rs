@@ -1,4 +1,4 @@
-//! Every kernel function must have the parameters of its ABI, because a driver would not report a mismatch.
+//! Checks that every kernel function has the parameters of its ABI. A driver would not report a mismatch.
 
 use ragtag_hal::{Access, EntryAbi, KernelLanguage};
 use ragtag_kernels::{Code, variants};
@@ -6,7 +6,7 @@ use ragtag_signatures::{AddressSpace, KernelArg, KernelSignature, validate_kerne
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// A function and ABI that a variant launches.
+/// A kernel function that a variant launches, with its ABI.
 struct Launch {
     label: String,
     function: &'static str,
@@ -14,7 +14,8 @@ struct Launch {
     abi: &'static EntryAbi,
 }
 
-/// Returns every program with its launches. Equal texts in one language count as one program.
+/// Returns every program with the functions that variants launch. Equal texts in one language are one
+/// program.
 fn programs() -> BTreeMap<(KernelLanguage, Arc<str>), Vec<Launch>> {
     let mut programs = BTreeMap::<_, Vec<Launch>>::new();
     for variant in variants() {
@@ -31,7 +32,8 @@ fn programs() -> BTreeMap<(KernelLanguage, Arc<str>), Vec<Launch>> {
     programs
 }
 
-/// Returns an error if a program has a defect. A kernel that no variant launches is also a defect.
+/// Returns an error if a program has a defect. It is also a defect if no variant launches a kernel of the
+/// program.
 fn check(source: &str, launches: &[Launch]) -> Result<(), String> {
     let functions: BTreeSet<_> = launches.iter().map(|launch| launch.function).collect();
     let kernels = validate_kernel_source(source, functions.len()).map_err(|e| e.to_string())?;
@@ -43,8 +45,8 @@ fn check(source: &str, launches: &[Launch]) -> Result<(), String> {
     Ok(())
 }
 
-/// Checks the parameters of a kernel. Bindings must be global pointers, `const` if they are read-only.
-/// Constants must follow as `uint`.
+/// Checks that the parameters of `kernel` match the ABI. Bindings must be global pointers, and `const` if
+/// they are read-only. The constants must follow as `uint` parameters.
 fn check_launch(kernel: &KernelSignature, launch: &Launch) -> Result<(), String> {
     let (bindings, constants) = (launch.abi.bindings, launch.abi.constants);
     if kernel.args.len() != bindings.len() + constants {
@@ -71,7 +73,7 @@ fn check_launch(kernel: &KernelSignature, launch: &Launch) -> Result<(), String>
     Ok(())
 }
 
-/// Returns the macros that a compiler of the language predefines.
+/// Returns definitions of the macros that a compiler for the language predefines.
 fn predefined(language: KernelLanguage) -> &'static str {
     match language {
         KernelLanguage::HipC => {
@@ -95,7 +97,7 @@ fn kernel_functions_match_their_abis() {
     }
 }
 
-/// A correct kernel.
+/// Source of a correct kernel.
 const RIGHT: &str = "#define KERNEL(n) __kernel __attribute__((reqd_work_group_size(n, 1, 1))) void
 KERNEL(64) f(const __global uint *params, __global const float *x, __global float *y, uint rows, const uint width) {}
 ";
@@ -141,7 +143,7 @@ fn detects_wrong_sources() {
     }
 }
 
-/// A correct kernel in CUDA C++.
+/// Source of a correct kernel in CUDA C++.
 const RIGHT_CPP: &str = "#define KERNEL(n) extern \"C\" __global__ void __launch_bounds__(n)
 KERNEL(64) f(const uint *__restrict__ params, const float *__restrict__ x, float *y, uint rows, const uint width) {}
 ";

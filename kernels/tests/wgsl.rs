@@ -1,5 +1,5 @@
-//! Every WGSL text is valid and matches its ABI. Bindings have the ABI's access. Constants follow the
-//! coordinates of the first work group.
+//! Checks that every WGSL text is valid and matches its ABI. Bindings must have the access that the ABI
+//! declares. Constants must follow the coordinates of the first work group.
 
 use naga::proc::GlobalCtx;
 use naga::valid::{Capabilities, ValidationFlags, Validator};
@@ -15,7 +15,7 @@ fn in_wgsl() -> impl Iterator<Item = (&'static Variant, Text)> {
     })
 }
 
-/// Parses and validates a text. Errors show the location in the text.
+/// Parses and validates `text`. An error shows its location in the text.
 fn read(text: &str) -> Result<Module, String> {
     let module = naga::front::wgsl::parse_str(text).map_err(|e| e.emit_to_string(text))?;
     let mut validator = Validator::new(ValidationFlags::all(), Capabilities::all());
@@ -59,8 +59,8 @@ fn check(module: &Module, text: &Text, abi: &EntryAbi) -> Result<(), String> {
     Ok(())
 }
 
-/// Returns the number of words of a structure of constants. Each field must be 32 bits wide, and there must
-/// be no gaps.
+/// Returns the number of words in structure `ty`, which holds the constants. Each field must be 32 bits wide,
+/// without gaps between fields.
 fn words(module: &Module, ty: naga::Handle<naga::Type>) -> Result<usize, String> {
     let context = module.to_ctx();
     let TypeInner::Struct { members, .. } = &module.types[ty].inner else {

@@ -1,5 +1,5 @@
-//! Every WGSL text can be translated to the Metal shading language and to HLSL, with the options that wgpu
-//! uses.
+//! Checks that every WGSL text can be translated to the Metal shading language and to HLSL, with the options
+//! that wgpu uses.
 //!
 //! The tests show that naga can translate every construct of the kernels. They do not show that the compilers
 //! of Apple and Microsoft accept the output, or that GPUs compute correct results.
@@ -11,7 +11,8 @@ use naga::{Module, ResourceBinding, ShaderStage};
 use ragtag_hal::{Feature, KernelLanguage};
 use ragtag_kernels::{Code, Text, Variant, variants};
 
-/// Returns the texts without matrices. Metal's matrices have 8 × 8 values, and Direct3D has none.
+/// Returns the WGSL texts that do not use matrices. Metal's matrices have 8 × 8 values, and Direct3D has
+/// none.
 fn in_wgsl() -> impl Iterator<Item = (&'static Variant, Text)> {
     variants().iter().filter_map(|variant| match variant.code {
         Code::Text(text) if text.language == KernelLanguage::Wgsl => {
@@ -21,7 +22,7 @@ fn in_wgsl() -> impl Iterator<Item = (&'static Variant, Text)> {
     })
 }
 
-/// Reads a text as wgpu does, with all bindings writable.
+/// Parses and validates `text` as wgpu does, with all bindings writable.
 fn read(text: &str) -> Result<(Module, ModuleInfo), String> {
     let text = text.replace("var<storage, read>", "var<storage, read_write>");
     let module = naga::front::wgsl::parse_str(&text).map_err(|e| e.emit_to_string(&text))?;
@@ -34,8 +35,8 @@ fn binding(binding: usize) -> ResourceBinding {
     ResourceBinding { group: 0, binding: binding as u32 }
 }
 
-/// Translates to Metal shading language 2.4, for macOS 12 and later. Arguments are the buffers, then their
-/// sizes, then the constants.
+/// Translates `function` to Metal shading language 2.4, which macOS 12 and later support. Its arguments are
+/// the buffers, then their sizes, then the constants.
 fn in_metal(module: &Module, info: &ModuleInfo, function: &str, bindings: usize) -> Result<String, String> {
     let target = |slot: usize| msl::BindTarget {
         buffer: Some(slot as msl::Slot),
@@ -74,8 +75,8 @@ fn in_metal(module: &Module, info: &ModuleInfo, function: &str, bindings: usize)
     if text.contains(&format!("kernel void {name}(")) { Ok(text) } else { Err(format!("no kernel {name}")) }
 }
 
-/// Translates to HLSL of shader model 6.4, the first with packed dot products. Buffers become `u0 …`, and
-/// constants become `b0`.
+/// Translates `function` to HLSL for shader model 6.4, the first version with packed dot products. Buffers
+/// become `u0 …`, and constants become `b0`.
 fn in_hlsl(module: &Module, info: &ModuleInfo, function: &str, bindings: usize) -> Result<String, String> {
     let target =
         |register: usize| hlsl::BindTarget { register: register as u32, ..hlsl::BindTarget::default() };

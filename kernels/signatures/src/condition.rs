@@ -1,13 +1,13 @@
-//! Integer constant expressions, as in `#if` conditions and attribute arguments.
+//! Evaluates integer constant expressions, as in `#if` conditions and attribute arguments.
 //!
-//! Identifiers have no value here, because the preprocessor has already expanded macros.
+//! Identifiers have no value in this module, because the preprocessor has already expanded all macros.
 
 use crate::lexer::{Kind, Token};
 
-/// Maximum nesting of parentheses and unary operators.
+/// Maximum nesting depth of parentheses and unary operators.
 const DEPTH: usize = 64;
 
-/// Binary operators and their precedence.
+/// Binary operators with their precedence. A higher number binds tighter.
 const OPERATORS: [(&str, u8); 18] = [
     ("||", 1),
     ("&&", 2),
@@ -29,7 +29,8 @@ const OPERATORS: [(&str, u8); 18] = [
     ("%", 10),
 ];
 
-/// Returns the value of an expression, or `None` if it is invalid or has no value.
+/// Returns the value of the expression in `tokens`, or `None` if the expression is invalid or has no defined
+/// value.
 pub(crate) fn evaluate(tokens: &[Token]) -> Option<i64> {
     let mut reader = Reader { rest: tokens };
     let value = reader.binary(1, 0)?;
@@ -41,7 +42,8 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// Parses left-associative operators of at least this precedence, with their operands.
+    /// Parses binary operators with a precedence of at least `least`, together with their operands. All
+    /// operators are left-associative.
     fn binary(&mut self, least: u8, depth: usize) -> Option<i64> {
         let mut left = self.unary(depth)?;
         while let Some((operator, tightness)) = self.operator().filter(|(_, tightness)| *tightness >= least) {
@@ -105,7 +107,7 @@ fn apply(operator: &str, left: i64, right: i64) -> Option<i64> {
     }
 }
 
-/// Parses an integer of C: decimal, hexadecimal, binary or octal, with its suffix.
+/// Parses a C integer literal: decimal, hexadecimal, binary or octal, with its suffix.
 fn number(text: &str) -> Option<i64> {
     let digits = text.trim_end_matches(['u', 'U', 'l', 'L']);
     let after = |prefixes: [&str; 2]| prefixes.iter().find_map(|prefix| digits.strip_prefix(prefix));

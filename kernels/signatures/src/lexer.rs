@@ -1,6 +1,6 @@
-//! Splits text into lines of tokens. Joins continued lines, and treats comments as blanks.
+//! Splits source text into lines of tokens. Joins continued lines, and treats each comment as a blank.
 //!
-//! The lexer knows nothing about directives and declarations.
+//! The lexer does not interpret directives or declarations.
 
 use alloc::rc::Rc;
 use alloc::string::String;
@@ -11,15 +11,15 @@ use alloc::vec::Vec;
 pub(crate) enum Kind {
     /// A name or a keyword.
     Word,
-    /// A number, including any characters attached to it.
+    /// A number, together with all letters and digits that follow it directly.
     Number,
     /// A string or a character literal.
     Quoted,
-    /// Punctuation: one character, or one of [`PAIRS`].
+    /// Punctuation: a single character, or one of [`PAIRS`].
     Mark,
 }
 
-/// Two-character punctuation that this crate reads.
+/// Two-character punctuation that the crate treats as one token.
 const PAIRS: [&str; 9] = ["##", "&&", "||", "==", "!=", "<=", ">=", "<<", ">>"];
 
 /// A token.
@@ -29,7 +29,7 @@ pub(crate) struct Token {
     pub text: Rc<str>,
     /// Whether a blank precedes the token.
     pub spaced: bool,
-    /// Whether the token must not be expanded, because it came from the macro that it names.
+    /// Whether the token must not be expanded, because it came from the expansion of the macro that it names.
     pub painted: bool,
 }
 
@@ -42,12 +42,12 @@ impl Token {
         self.kind == Kind::Word
     }
 
-    /// Returns whether the token is this word or mark.
+    /// Returns whether the token is the word or punctuation `text`.
     pub(crate) fn is(&self, text: &str) -> bool {
         matches!(self.kind, Kind::Word | Kind::Mark) && &*self.text == text
     }
 
-    /// Joins two tokens, as `##` does.
+    /// Joins the token and `right` into one token, as `##` does.
     pub(crate) fn joined(&self, right: &Token) -> Token {
         let text = [&*self.text, &*right.text].concat();
         let kind = match text.chars().next() {
@@ -67,7 +67,7 @@ fn goes_on_word(c: char) -> bool {
     starts_word(c) || c.is_numeric()
 }
 
-/// Returns the lines of a text as tokens.
+/// Returns the lines of `source`, each as a list of tokens.
 pub(crate) fn lines(source: &str) -> Vec<Vec<Token>> {
     let source = source.replace("\\\r\n", "").replace("\\\n", "");
     let mut lexer = Lexer { rest: &source, spaced: false, line: Vec::new(), lines: Vec::new() };
@@ -84,7 +84,7 @@ struct Lexer<'a> {
 }
 
 impl<'a> Lexer<'a> {
-    /// Reads one token, comment or blank. Returns false at the end.
+    /// Reads one token, comment or blank. Returns false at the end of the source.
     fn step(&mut self) -> bool {
         let Some(first) = self.rest.chars().next() else { return false };
         if first == '\n' {
@@ -114,7 +114,7 @@ impl<'a> Lexer<'a> {
         taken
     }
 
-    /// Returns the kind of the token that starts here, and its length in bytes.
+    /// Returns the kind and length in bytes of the token that starts with `first` at the current position.
     fn token(&self, first: char) -> (Kind, usize) {
         if first == '"' || first == '\'' {
             (Kind::Quoted, self.quoted(first))
@@ -133,8 +133,8 @@ impl<'a> Lexer<'a> {
         self.rest.find(|c| !goes_on(c)).unwrap_or(self.rest.len())
     }
 
-    /// Returns the number of bytes up to the closing quote, or to the end of the line if there is no closing
-    /// quote.
+    /// Returns the length in bytes up to the closing quote, or up to the end of the line if there is no
+    /// closing quote.
     fn quoted(&self, quote: char) -> usize {
         let mut escaped = false;
         for (at, c) in self.rest.char_indices().skip(1) {
@@ -148,7 +148,7 @@ impl<'a> Lexer<'a> {
     }
 }
 
-/// Converts tokens to text, with blanks where words would run together.
+/// Converts tokens to text, with blanks between words that would otherwise run together.
 pub(crate) fn spelled<'a>(tokens: impl IntoIterator<Item = &'a Token>) -> String {
     let mut text = String::new();
     for token in tokens {

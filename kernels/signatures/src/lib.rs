@@ -1,9 +1,9 @@
-//! Reads the signatures of kernels in OpenCL C, CUDA C++ and HIP C++ from their source, without a compiler.
+//! Reads the signatures of kernels from OpenCL C, CUDA C++ and HIP C++ source, without a compiler.
 //!
-//! The ABI declares a kernel's launch interface, and the source repeats it. A driver that compiles the source
-//! does not notice a difference. This crate lets tests compare ABI and source without a driver. It is
-//! `no_std` with `alloc`, and has no dependencies and no `unsafe` code. So it builds for any target,
-//! including WebAssembly.
+//! The ABI declares a kernel's launch interface, and the kernel's source repeats it. A driver that compiles
+//! the source does not check it against the ABI. With this crate, tests can compare the two without a driver.
+//! It is `no_std` with `alloc`, and has no dependencies and no `unsafe` code. It therefore builds for any
+//! target, including WebAssembly.
 //!
 //! ```
 //! use ragtag_signatures::{AddressSpace, parse_kernel_signatures};
@@ -20,20 +20,20 @@
 //!
 //! # Supported
 //!
-//! The crate reads the text as a compiler does. A backslash continues a line. Comments and strings hide their
-//! content. `#define` and `#undef` take effect where they appear. Macros with and without parameters are
-//! expanded (including `#` and `##`). `#if`, `#ifdef`, `#ifndef`, `#elif` and `#else` select one branch. So a
-//! kernel in a comment or under `#if 0` is ignored, and a kernel whose `__kernel` comes from a macro is
-//! found. A kernel is a *definition* at file scope with `kernel` or `__kernel`, or with `extern "C"` followed
-//! by `__global__`. Prototypes are ignored.
+//! The crate reads the source as a compiler does. A backslash continues a line. Comments and string literals
+//! hide their content. `#define` and `#undef` take effect where they appear. The crate expands macros with
+//! and without parameters, including `#` and `##`. `#if`, `#ifdef`, `#ifndef`, `#elif` and `#else` select one
+//! branch. The crate therefore ignores a kernel in a comment or under `#if 0`, and finds a kernel whose
+//! `__kernel` comes from a macro. A kernel is a *definition* at file scope with `kernel` or `__kernel`, or
+//! with `extern "C"` followed by `__global__`. Prototypes are ignored.
 //!
 //! # Not supported
 //!
-//! Only the text defines macros. If a driver defines more (`__OPENCL_VERSION__`, extensions, `-D`), the
-//! caller prepends them as `#define` lines. `#include`, `#pragma`, `#error` and `#line` are ignored. Macros
-//! with `...` are not expanded. A condition that is not an integer expression of C is false, and so is one
-//! with `?:`. Types are plain words, and `typedef` is ignored. The crate knows nothing about particular
-//! kernels, ABIs and drivers.
+//! Only the source defines macros. If a driver predefines other macros (`__OPENCL_VERSION__`, extensions,
+//! `-D`), the caller prepends them to the source as `#define` lines. The crate ignores `#include`, `#pragma`,
+//! `#error` and `#line`, and does not expand macros with `...`. A condition is false if it contains `?:` or
+//! is not an integer expression of C. The crate treats types as plain words and ignores `typedef`. It is
+//! independent of particular kernels, ABIs and drivers.
 #![no_std]
 #![forbid(unsafe_code)]
 

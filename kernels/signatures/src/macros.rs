@@ -1,41 +1,42 @@
-//! Macro definitions and their expansion by the C standard (6.10.3). Arguments are expanded first and
-//! substituted into the body. Then the body is scanned again. A macro does not expand within itself.
+//! Macro definitions, and their expansion as in the C standard (6.10.3). Arguments are expanded first and
+//! then substituted into the body of the macro. Then the result is scanned again for macros. A macro does not
+//! expand within its own expansion.
 //!
-//! [`BUDGET`] limits the work for any text.
+//! [`BUDGET`] limits the work, even for malicious source.
 
 use crate::lexer::{Kind, Token};
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::rc::Rc;
 use alloc::vec::Vec;
 
-/// Maximum number of tokens that all expansions of a text may produce. Without a limit, a few lines could
+/// Maximum number of tokens that all expansions of one source may produce. Without a limit, a few lines could
 /// exhaust memory.
 const BUDGET: usize = 1 << 18;
-/// Maximum nesting of arguments that are expanded before substitution. Deeper arguments are expanded when the
-/// body is scanned again.
+/// Maximum nesting depth to which arguments are expanded before substitution. Deeper arguments are expanded
+/// only when the body is scanned again.
 const DEPTH: usize = 32;
-/// Maximum length of a word that `##` produces, in bytes.
+/// Maximum length in bytes of a token that `##` produces.
 const JOINED_BYTES: usize = 256;
 
 struct Macro {
-    /// Parameters, or `None` without a parameter list.
+    /// Parameters, or `None` if the macro has no parameter list.
     parameters: Option<Vec<Rc<str>>>,
     body: Vec<Token>,
 }
 
-/// Argument that replaces a parameter.
+/// Argument of a macro call.
 struct Argument {
-    /// Tokens as written, for `#` and `##`.
+    /// Tokens as the source writes them, for `#` and `##`.
     tokens: Vec<Token>,
-    /// Tokens with macros expanded.
+    /// Tokens after macro expansion.
     expanded: Vec<Token>,
 }
 
-/// The macros defined at one place of a text.
+/// The macros that are defined at one point of a source.
 pub(crate) struct Macros {
     defined: BTreeMap<Rc<str>, Rc<Macro>>,
     left: usize,
-    /// Whether every macro was expanded so far.
+    /// Whether the budget has sufficed for all expansions so far.
     pub complete: bool,
 }
 
@@ -44,7 +45,7 @@ impl Macros {
         Self { defined: BTreeMap::new(), left: BUDGET, complete: true }
     }
 
-    /// Processes the rest of a `#define` line. Ignores invalid definitions and those with `...`.
+    /// Processes the rest of a `#define` line. Ignores invalid definitions and macros with `...`.
     pub(crate) fn define(&mut self, line: &[Token]) {
         let Some((name, rest)) = line.split_first().filter(|(name, _)| name.is_word()) else { return };
         let has_parameters = rest.first().is_some_and(|token| token.is("(") && !token.spaced);
@@ -66,7 +67,7 @@ impl Macros {
         self.defined.contains_key(name)
     }
 
-    /// Returns the tokens with all macros expanded.
+    /// Returns `tokens` with all macros expanded.
     pub(crate) fn expand(&mut self, tokens: Vec<Token>) -> Vec<Token> {
         self.expand_nested(tokens, 0)
     }
@@ -84,7 +85,8 @@ impl Macros {
         out
     }
 
-    /// Returns the tokens that replace a macro and its arguments, or `None` if the token names no macro.
+    /// Returns the tokens that replace the macro call at `token`, and removes its arguments from `input`.
+    /// Returns `None` if `token` is not a macro call.
     fn replacement(&mut self, token: &Token, input: &mut Input, depth: usize) -> Option<Vec<Token>> {
         if !token.is_word() || token.painted || !self.complete {
             return None;
@@ -100,15 +102,15 @@ impl Macros {
         self.pay(body.len() + 1).then_some(body)
     }
 
-    /// Takes this number of tokens from the budget. Returns false if the budget is exhausted.
+    /// Takes `tokens` tokens from the budget. Returns false if the budget is exhausted.
     fn pay(&mut self, tokens: usize) -> bool {
         self.complete &= tokens <= self.left;
         self.left = self.left.saturating_sub(tokens);
         self.complete
     }
 
-    /// Removes arguments from the input. If there are no arguments, or their number is not `wanted`, leaves
-    /// the input unchanged.
+    /// Removes the arguments of a macro call from `input` and returns them. Leaves `input` unchanged and
+    /// returns `None` if there are no arguments, or if there are not exactly `wanted`.
     fn arguments(&mut self, wanted: usize, input: &mut Input) -> Option<Vec<Vec<Token>>> {
         let mut taken = Vec::new();
         let arguments = read_arguments(input, &mut taken);
@@ -132,8 +134,8 @@ impl Macros {
 }
 
 impl Macro {
-    /// Returns the body with arguments in place of parameters. The caller discards a result of more than
-    /// `limit` tokens.
+    /// Returns the body with its parameters replaced by `arguments`. The caller discards a result of more
+    /// than `limit` tokens.
     fn substitute(&self, arguments: &[Argument], limit: usize) -> Vec<Token> {
         let body = &self.body;
         let is_join = |at: usize| body.get(at).is_some_and(|token| token.is("##"));
@@ -170,7 +172,7 @@ impl Macro {
         out
     }
 
-    /// Returns the argument that a token of the body refers to.
+    /// Returns the argument for the parameter that `token` names, if it names one.
     fn argument<'a>(&self, token: &Token, arguments: &'a [Argument]) -> Option<&'a Argument> {
         let parameters = self.parameters.as_deref().unwrap_or_default();
         arguments.get(parameters.iter().position(|p| token.is_word() && *p == token.text)?)
@@ -188,7 +190,7 @@ fn parameters(tokens: &[Token]) -> Option<Vec<Rc<str>>> {
     tokens.split(|token| token.is(",")).map(parameter).collect()
 }
 
-/// Joins a token to the previous one.
+/// Joins `right` to the last token of `out`, as `##` does.
 fn join(out: &mut Vec<Token>, right: Token) {
     match out.pop() {
         Some(left) if left.text.len() + right.text.len() <= JOINED_BYTES => out.push(left.joined(&right)),
@@ -196,7 +198,7 @@ fn join(out: &mut Vec<Token>, right: Token) {
     }
 }
 
-/// Reads a list of arguments, and records all its tokens in `taken`.
+/// Reads the argument list of a macro call. Appends every token that it reads to `taken`.
 fn read_arguments(input: &mut Input, taken: &mut Vec<Token>) -> Option<Vec<Vec<Token>>> {
     taken.push(input.next()?);
     if !taken[0].is("(") {
@@ -221,11 +223,12 @@ fn read_arguments(input: &mut Input, taken: &mut Vec<Token>) -> Option<Vec<Vec<T
     }
 }
 
-/// Tokens to read: the text's own tokens, and on top of them the tokens of active expansions.
+/// Tokens that remain to be read: a stack of the source's own tokens, and above them the results of active
+/// expansions.
 #[derive(Default)]
 struct Input {
     frames: Vec<Frame>,
-    /// Macros of the active expansions.
+    /// Names of the macros whose expansions are active.
     active: BTreeSet<Rc<str>>,
 }
 
@@ -240,7 +243,7 @@ impl Input {
         self.frames.push(Frame { tokens: tokens.into_iter(), name });
     }
 
-    /// Returns the next token, painted if it came from the macro that it names.
+    /// Returns the next token. Marks it as painted if it came from the expansion of the macro that it names.
     fn next(&mut self) -> Option<Token> {
         loop {
             let frame = self.frames.last_mut()?;

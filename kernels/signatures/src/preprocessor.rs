@@ -1,14 +1,15 @@
-//! Processes directives: selects the lines to compile, and tracks the macros defined at each line.
+//! Processes preprocessor directives: selects the lines to compile, and tracks the macros that are defined at
+//! each line.
 
 use crate::condition::evaluate;
 use crate::lexer::{Kind, Token, lines};
 use crate::macros::Macros;
 use alloc::vec::Vec;
 
-/// A text as the compiler's parser would see it.
+/// A source after preprocessing, as the parser of a compiler would read it.
 pub(crate) struct Preprocessed {
     pub tokens: Vec<Token>,
-    /// Whether all macros were expanded.
+    /// Whether all macros were expanded within the budget.
     pub complete: bool,
 }
 
@@ -26,11 +27,11 @@ pub(crate) fn preprocess(source: &str) -> Preprocessed {
     Preprocessed { tokens: preprocessor.tokens, complete: preprocessor.macros.complete }
 }
 
-/// An open `#if`.
+/// State of an `#if` that is not yet closed.
 struct Branch {
-    /// Whether the enclosing lines are compiled.
+    /// Whether the lines around the `#if` are compiled.
     outside: bool,
-    /// Whether an earlier branch was compiled.
+    /// Whether an earlier branch of the `#if` was compiled.
     taken: bool,
     /// Whether the lines of the current branch are compiled.
     counts: bool,
@@ -39,7 +40,8 @@ struct Branch {
 struct Preprocessor {
     macros: Macros,
     branches: Vec<Branch>,
-    /// Tokens since the last macro change. The arguments of a macro may span several lines.
+    /// Tokens since the last change of the macros. They wait for expansion, because the arguments of a macro
+    /// may span several lines.
     waiting: Vec<Token>,
     tokens: Vec<Token>,
 }
@@ -92,7 +94,7 @@ impl Preprocessor {
         rest.first().is_some_and(|name| self.macros.is_defined(&name.text))
     }
 
-    /// Evaluates an `#if` condition. Identifiers that are not macros evaluate to 0.
+    /// Returns whether an `#if` condition is true. Identifiers that are not macros evaluate to 0.
     fn holds(&mut self, condition: &[Token]) -> bool {
         let asked = self.answer_defined(condition);
         let mut expanded = self.macros.expand(asked);
@@ -102,7 +104,7 @@ impl Preprocessor {
         evaluate(&expanded).is_some_and(|value| value != 0)
     }
 
-    /// Replaces `defined NAME` and `defined(NAME)` by 0 or 1.
+    /// Replaces `defined NAME` and `defined(NAME)` in `condition` by 0 or 1.
     fn answer_defined(&self, mut condition: &[Token]) -> Vec<Token> {
         let mut out = Vec::new();
         while let Some((first, rest)) = condition.split_first() {

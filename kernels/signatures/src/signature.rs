@@ -1,4 +1,5 @@
-//! Parses tokens into signatures of the definitions at file scope: their names, attributes and parameters.
+//! Parses tokens into the signatures of the kernels that are defined at file scope: their names, attributes
+//! and parameters.
 
 use crate::condition::evaluate;
 use crate::lexer::{Token, spelled};
@@ -6,7 +7,7 @@ use crate::preprocessor::preprocess;
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 
-/// Address space of a parameter. A plain pointer parameter of a CUDA or HIP kernel is global.
+/// Address space of a parameter. In CUDA and HIP kernels, a pointer without a qualifier is global.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AddressSpace {
     /// `__global`.
@@ -15,7 +16,7 @@ pub enum AddressSpace {
     Local,
     /// `__constant`.
     Constant,
-    /// `__private`, or no qualifier: passed by value.
+    /// `__private`, or no qualifier: the parameter is passed by value.
     Private,
 }
 
@@ -24,42 +25,43 @@ pub enum AddressSpace {
 pub struct KernelArg {
     /// Name of the parameter, or empty if it has no name.
     pub name: String,
-    /// Address space of a pointer's data, or of the value itself.
+    /// Address space of the data that a pointer points to, or of the value itself.
     pub qualifier: AddressSpace,
-    /// Type without qualifiers, with words separated by a blank: `uint4`, `unsigned int`, `struct pair`. For
-    /// a pointer, this is the pointee's type: `float` for `float *`, `float *` for `float **`.
+    /// Type without qualifiers, with its words separated by spaces: `uint4`, `unsigned int`, `struct pair`.
+    /// For a pointer, this is the type of the pointee: `float` for `float *`, and `float *` for `float **`.
     pub type_name: String,
     /// Whether the parameter is a pointer or an array. C passes arrays as pointers.
     pub is_pointer: bool,
-    /// Whether the value, or the pointee of a pointer, is `const`.
+    /// Whether the value, or the data that a pointer points to, is `const`.
     pub is_const: bool,
 }
 
-/// A kernel's interface as a host needs it for a launch.
+/// Interface of a kernel, with all information that a host needs for a launch.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct KernelSignature {
     /// Name of the kernel function.
     pub name: String,
-    /// Parameters in the order of the source.
+    /// Parameters in the order in which the source declares them.
     pub args: Vec<KernelArg>,
-    /// Work-group size from `reqd_work_group_size` or `__launch_bounds__`. The latter gives one-dimensional
-    /// groups.
+    /// Work-group size from `reqd_work_group_size` or `__launch_bounds__`. `__launch_bounds__` gives a
+    /// one-dimensional size.
     pub work_group: Option<[u32; 3]>,
 }
 
-/// Returns the kernels that a text defines, in order. Never fails, and skips unreadable parts. If macros
-/// expand to hundreds of thousands of tokens, the last macros stay unexpanded
-/// ([`crate::validate_kernel_source`] reports this).
+/// Returns the kernels that `source` defines, in their order. Skips parts that it cannot parse, and never
+/// fails. If macros expand to hundreds of thousands of tokens, it leaves the last macros unexpanded.
+/// [`crate::validate_kernel_source`] reports such a source.
 pub fn parse_kernel_signatures(source: &str) -> Vec<KernelSignature> {
     signatures(&preprocess(source).tokens)
 }
 
-/// Returns whether a text defines a kernel of this name.
+/// Returns whether `source` defines a kernel named `name`.
 pub fn source_contains_kernel(source: &str, name: &str) -> bool {
     parse_kernel_signatures(source).iter().any(|kernel| kernel.name == name)
 }
 
-/// Finds kernels among declarations. Declarations end at `;`, at a body, or at the end of the text.
+/// Returns the kernels among the declarations in `tokens`. A declaration ends at `;`, at the start of a body,
+/// or at the end of the tokens.
 pub(crate) fn signatures(tokens: &[Token]) -> Vec<KernelSignature> {
     let (mut kernels, mut start, mut depth) = (Vec::new(), 0, 0_usize);
     for (at, token) in tokens.iter().enumerate() {
@@ -79,13 +81,13 @@ pub(crate) fn signatures(tokens: &[Token]) -> Vec<KernelSignature> {
     kernels
 }
 
-/// Keywords that make a function a kernel.
+/// Keywords that mark a function as a kernel.
 const KEYWORDS: [&str; 3] = ["__kernel", "kernel", CPP_KEYWORD];
-/// Keyword of kernels in CUDA C++ and HIP C++. The host finds such a kernel by name only if it is `extern
+/// Keyword of kernels in CUDA C++ and HIP C++. The host finds such a kernel by its name only if it is `extern
 /// "C"`.
 const CPP_KEYWORD: &str = "__global__";
 
-/// Returns the signature of a definition if it is a kernel.
+/// Returns the signature of `declaration`, which precedes a body. Returns `None` if it is not a kernel.
 fn signature(declaration: &[Token]) -> Option<KernelSignature> {
     let (declaration, attributes) = without_attributes(declaration);
     let keyword = declaration.iter().position(|t| KEYWORDS.iter().any(|keyword| t.is(keyword)))?;
@@ -105,7 +107,7 @@ fn signature(declaration: &[Token]) -> Option<KernelSignature> {
     Some(KernelSignature { name: name.text.to_string(), args, work_group: work_group(&attributes) })
 }
 
-/// Returns the position of the parenthesis that closes the one at `open`.
+/// Returns the position of the parenthesis that closes the parenthesis at `open`.
 fn closing(tokens: &[Token], open: usize) -> Option<usize> {
     let mut depth = 0_usize;
     for (at, token) in tokens.iter().enumerate().skip(open) {
@@ -121,7 +123,8 @@ fn closing(tokens: &[Token], open: usize) -> Option<usize> {
     None
 }
 
-/// Separates `__attribute__((…))` and `__launch_bounds__(…)` from the other tokens.
+/// Splits `tokens` into `__attribute__((…))` and `__launch_bounds__(…)` attributes and all other tokens.
+/// Returns the other tokens first.
 fn without_attributes(mut tokens: &[Token]) -> (Vec<Token>, Vec<Token>) {
     let (mut others, mut attributes) = (Vec::new(), Vec::new());
     while let Some((first, rest)) = tokens.split_first() {
@@ -143,7 +146,8 @@ fn without_attributes(mut tokens: &[Token]) -> (Vec<Token>, Vec<Token>) {
     (others, attributes)
 }
 
-/// Returns the arguments of `reqd_work_group_size`, or the first argument of `__launch_bounds__`.
+/// Returns the work-group size: the arguments of `reqd_work_group_size`, or the first argument of
+/// `__launch_bounds__`.
 fn work_group(attributes: &[Token]) -> Option<[u32; 3]> {
     if let Some(figures) = figures(attributes, "reqd_work_group_size") {
         return figures.try_into().ok();
@@ -151,7 +155,7 @@ fn work_group(attributes: &[Token]) -> Option<[u32; 3]> {
     Some([*figures(attributes, "launch_bounds")?.first()?, 1, 1])
 }
 
-/// Returns the numeric arguments of an attribute.
+/// Returns the numeric arguments of the attribute named `name`.
 fn figures(attributes: &[Token], name: &str) -> Option<Vec<u32>> {
     let name = attributes.iter().position(|t| t.text.trim_matches('_') == name)?;
     attributes.get(name + 1).filter(|t| t.is("("))?;
@@ -216,7 +220,7 @@ fn address_space(token: &Token) -> Option<AddressSpace> {
     }
 }
 
-/// Returns the words that are not qualifiers. They form a type, a name, or both.
+/// Returns the words in `tokens` that are not qualifiers. They form a type, a name, or both.
 fn nouns(tokens: &[Token]) -> Vec<&Token> {
     let qualifiers = ["const", "volatile", "restrict", "read_only", "write_only", "read_write"];
     let is_qualifier =
@@ -224,7 +228,7 @@ fn nouns(tokens: &[Token]) -> Vec<&Token> {
     tokens.iter().filter(|t| t.is_word() && !is_qualifier(t)).collect()
 }
 
-/// Returns whether the last word is a name rather than part of a type.
+/// Returns whether the last word of `specifiers` is a name rather than part of a type.
 fn ends_with_name(specifiers: &[Token]) -> bool {
     let words: Vec<&str> = nouns(specifiers).into_iter().map(|t| &*t.text).collect();
     match words[..] {

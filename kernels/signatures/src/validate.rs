@@ -1,4 +1,4 @@
-//! Detects defects in kernel sources that compilers accept.
+//! Detects defects of kernel sources that compilers accept.
 
 use crate::preprocessor::preprocess;
 use crate::signature::{KernelSignature, signatures};
@@ -6,27 +6,27 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use core::fmt;
 
-/// Defect of a kernel source.
+/// A defect of a kernel source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ValidationError {
     /// The source defines no kernel.
     NoKernels,
-    /// A kernel without parameters, which could not write a result.
+    /// A kernel has no parameters, so it cannot write a result.
     NoArguments {
         /// Name of the kernel.
         kernel: String,
     },
-    /// Two kernels with the same name.
+    /// Two kernels have the same name.
     Duplicate {
-        /// Name of both kernels.
+        /// Name of the two kernels.
         kernel: String,
     },
-    /// Unexpected number of kernels.
+    /// The source defines an unexpected number of kernels.
     WrongCount {
-        /// Expected number.
+        /// Expected number of kernels.
         expected: usize,
-        /// Names of the kernels found.
+        /// Names of the kernels that the source defines.
         found: Vec<String>,
     },
     /// The macros expand to too many tokens.
@@ -54,11 +54,11 @@ impl fmt::Display for ValidationError {
 
 impl core::error::Error for ValidationError {}
 
-/// Checks that a source defines `expected` kernels, each with a unique name and with parameters.
+/// Checks that `source` defines `expected` kernels, each with a unique name and at least one parameter.
 ///
 /// # Errors
-/// Returns the first defect, in the order of the variants of [`ValidationError`].
-/// [`ValidationError::TooLong`] is the exception and comes first.
+/// Returns the first defect, in the order of the variants of [`ValidationError`]. The exception is
+/// [`ValidationError::TooLong`], which takes precedence over all others.
 pub fn validate_kernel_source(
     source: &str,
     expected: usize,

@@ -1,4 +1,4 @@
-//! Signatures of valid and invalid texts.
+//! Tests of the signatures that the crate reads from valid and invalid sources.
 
 use proptest::prelude::*;
 use ragtag_signatures::{
@@ -16,7 +16,7 @@ fn only(source: &str) -> KernelSignature {
     kernel
 }
 
-/// Returns the parameters of a kernel, each as `name: space [const] type[*]`.
+/// Returns the parameters of a kernel with parameter list `list`, each as `name: space [const] type[*]`.
 #[track_caller]
 fn args(list: &str) -> Vec<String> {
     let arg = |arg: KernelArg| {
@@ -293,7 +293,7 @@ fn expansions_are_bounded() {
     }
 }
 
-/// Tokens from which plausible texts are assembled.
+/// Returns a strategy for tokens. The tests assemble plausible sources from them.
 fn piece() -> impl Strategy<Value = &'static str> {
     prop::sample::select(vec![
         "__kernel",

@@ -1,4 +1,4 @@
-//! Add: `x += y`.
+//! Add: addition in place, `x += y`.
 //!
 //! | binding | |
 //! | --- | --- |
@@ -24,7 +24,7 @@ pub static ABI: EntryAbi = EntryAbi {
     },
 };
 
-/// Returns one group per row, for kernels whose first constant is rows.
+/// Returns a grid of one group per row, for kernels whose first constant is the number of rows.
 pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     [constants[0], 1, 1]
 }

@@ -1,4 +1,4 @@
-//! ArgMax: position of the largest value of each row.
+//! ArgMax: returns the position of the largest value of each row.
 //!
 //! | binding | |
 //! | --- | --- |
@@ -8,8 +8,8 @@
 //!
 //! The constants are the rows, the index of the row-count word, and the width. A launch has one group per row.
 //!
-//! Among equal values, the first one wins. Zeros of either sign are equal. NaN ranks below every number,
-//! including −∞. If all values are NaN, the result is position 0.
+//! Of equal values, the first wins. Zeros of either sign are equal. NaN ranks below every number, including
+//! −∞. If all values are NaN, the result is position 0.
 
 use crate::abi::{HEADER_BYTES, IMPOSSIBLE, words};
 use crate::cases::{Build, Case, Content, ROW_SHAPES, Random, RowShape};
@@ -28,7 +28,7 @@ pub static ABI: EntryAbi = EntryAbi {
     },
 };
 
-/// Returns whether `a` beats `b`, where `b` comes earlier in the row.
+/// Returns whether `a` ranks above `b`, which comes earlier in the row.
 #[inline(always)]
 pub(crate) fn beats(a: f32, b: f32) -> bool {
     a > b || (b.is_nan() && !a.is_nan())

@@ -1,6 +1,6 @@
-//! [Rope and append](crate::rope_append) fused with the [first launch of split attention](super::partial),
-//! for a single row. A row attends to its own position last, so the group that processes this position can
-//! append the key and value.
+//! [RoPE and KV append](crate::rope_append), fused with the [first launch of split
+//! attention](super::partial), for a single row. A row attends to its own position last, so the group that
+//! processes this position can append the row's key and value.
 //!
 //! | binding | |
 //! | --- | --- |
@@ -10,15 +10,14 @@
 //! | 3 | value cache, read and written |
 //! | 4 | [partials](super::partial), written |
 //! | 5 | inverse frequencies: f32 `[rope dimensions / 2]` |
-//!
-//! The constants are those of [partial](super::partial), then the rope dimensions and the pairing of [rope
-//! and append](crate::rope_append). There is at most one row. [`takes`] defines the supported head
+//! The constants are those of [partial](super::partial), and then the rope dimensions and the pairing of
+//! [RoPE and KV append](crate::rope_append). There is at most one row. [`takes`] defines the supported head
 //! dimensions.
 //!
-//! Each group rotates the queries of its own KV head. The group whose split contains the last position also
-//! appends the new key and value. It first reads all other positions of the split. Then it rounds the key and
-//! the value to the cache's type and writes them. A row with an invalid sequence, position or block appends
-//! nothing.
+//! Each group rotates the queries that share its kv head. The group whose split contains the last position
+//! also appends the new key and value. It first reads all other positions of the split. Then it rounds the
+//! key and the value to the type of the cache and writes them. If the sequence, position or block of the row
+//! is invalid, nothing is appended.
 
 use super::partial::{expected, partials_bytes};
 use super::{LONG, random_scene, scene};
@@ -28,10 +27,10 @@ use crate::kernel::{Kernel, KvType};
 use crate::rope_append::{self, HALVES, INTERLEAVED};
 use ragtag_hal::{Access, EntryAbi};
 
-/// Maximum head dimension.
+/// Maximum supported head dimension.
 const MAX_DIMENSIONS: u32 = 256;
 
-/// Returns whether heads of this dimension are supported.
+/// Returns whether the kernel supports heads of `head_dimensions` dimensions.
 pub fn takes(head_dimensions: u32) -> bool {
     head_dimensions <= MAX_DIMENSIONS && head_dimensions.is_multiple_of(4)
 }
@@ -106,8 +105,8 @@ pub(crate) fn random_case(kv_type: KvType, random: &mut Random) -> Case {
     case(random, kv_type, position, heads, (rope_dims, pairing), splits, 1.0)
 }
 
-/// Builds a case. Without a position, the row's cache blocks do not exist. The key and value are `times` as
-/// large as the queries.
+/// Builds a case for a row at `position`. If `position` is `None`, the row's cache blocks do not exist. The
+/// key and value are `times` as large as the queries.
 fn case(
     random: &mut Random,
     kv_type: KvType,

@@ -1,18 +1,18 @@
-//! Second launch of split attention: combines the partial results of [`partial`](super::partial) into f32 or
-//! quantized activations.
+//! Second launch of split attention: combines the partial results of [`partial`](super::partial) into f32,
+//! int8 or f16 activations.
 //!
 //! | binding | |
 //! | --- | --- |
 //! | 0 | parameters |
-//! | 1 | partials |
+//! | 1 | [partials](super::partial) |
 //! | 2 | out: f32 `[rows, heads · head dimension]`, [int8](crate::quantize) or [f16 activations](crate::half_rows), written |
 //!
-//! The constants are the rows, the index of the row-count word, the heads, the head dimension, and the
-//! splits.
+//! The constants are the rows, the index of the row-count word, the heads, the head dimension, and the number
+//! of splits.
 //!
-//! For each split, let m be the largest score, s the sum, and v the means. Let M be the largest m of all
-//! splits. Then out = Σ w v / Σ w, with w = s · e^(m − M). Splits with s = 0 are ignored. A head without
-//! other splits becomes zero.
+//! For each split, let m be its largest score, s its sum, and v its mean of the values. Let M be the largest
+//! m of all splits. Then out = Σ w v / Σ w, with w = s · e^(m − M). Splits with s = 0 are ignored. If s = 0
+//! for all splits of a head, the output of the head is zero.
 
 use super::partial::partials_bytes;
 use crate::abi::{HEADER_BYTES, IMPOSSIBLE};
@@ -49,7 +49,7 @@ fn extents(activations: Activations, constants: &[u32], out: &mut [u64]) {
     out.copy_from_slice(&[HEADER_BYTES, partials, written]);
 }
 
-/// Computes one head.
+/// Computes the output of one head in f64.
 fn reference(means: &[f32], sums: &[[f32; 2]], head_dim: usize) -> Vec<f64> {
     let runs = || sums.iter().zip(means.chunks_exact(head_dim)).filter(|([_, sum], _)| *sum != 0.0);
     let largest = runs().fold(f64::NEG_INFINITY, |m, ([largest, _], _)| m.max(f64::from(*largest)));
@@ -87,8 +87,8 @@ pub(crate) fn cases(activations: Activations, seed: u64) -> Vec<Case> {
     out
 }
 
-/// Builds a case with one NaN split in the first head, so that the head becomes NaN. The result of the second
-/// head is the mean of its only split.
+/// Builds a case in which one split of the first head is NaN, so that the output of this head is NaN. The
+/// second head has only one split, and its output is the mean of that split.
 fn not_finite(activations: Activations, expected: Vec<Option<f64>>) -> Case {
     let runs = [[1.0, 2.0], [f32::NAN; 2], [0.0; 2], [3.0, 1.0]];
     let means = [0.5, f32::NAN, f32::NAN, 2.0].map(|mean| [mean; BLOCK]);

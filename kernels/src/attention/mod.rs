@@ -1,23 +1,24 @@
-//! Causal attention over a paged cache with block tables.
+//! Causal attention over a paged KV cache with block tables.
 //!
 //! | binding | |
 //! | --- | --- |
 //! | 0 | parameters |
-//! | 1 | q: f32, rows with stride `stride` (in values); each starts with heads · head dimension query values |
-//! | 2 | key cache, as [`rope_append`](crate::rope_append) writes it |
-//! | 3 | value cache |
+//! | 1 | q: f32, rows with stride `stride` (in values); each row starts with heads · head dimension query values |
+//! | 2 | key cache, in the layout that [`rope_append`](crate::rope_append) writes |
+//! | 3 | value cache, in the same layout |
 //! | 4 | out: f32 `[rows, heads · head dimension]`, written |
 //!
 //! The constants are the rows, sequences, table blocks, logit rows, heads, kv heads, head dimension, cache
-//! blocks, scale (the bits of an f32), and stride (at least heads · head dimension). Heads are a multiple of
-//! kv heads. With g = heads / kv heads, heads h · g … (h + 1) · g − 1 share kv head h.
+//! blocks, scale (the bits of an f32), and stride (at least heads · head dimension). The number of heads is a
+//! multiple of the number of kv heads. With g = heads / kv heads, the g heads from h · g to h · g + g − 1
+//! share kv head h.
 //!
-//! A row at position p attends to positions 0 … p of its sequence: out = Σ softmax(scale · q·k) v. Softmax
-//! streams over steps of [`STEP_TOKENS`] positions, so the scores of a row are never stored as a whole. The
-//! result of a row does not depend on other rows. A row with an invalid sequence, position or block becomes
-//! zero. Cache slots beyond p never affect a result, whatever they contain.
+//! A row at position p attends to positions 0 … p of its sequence: out = Σ softmax(scale · q·k) v. The kernel
+//! computes a streaming softmax over steps of [`STEP_TOKENS`] positions, so it never stores all scores of a
+//! row. The result of a row does not depend on other rows. If the sequence, position or block of a row is
+//! invalid, its result is zero. Cache slots beyond p never affect a result, even if they contain NaN.
 //!
-//! A group computes [`TILE_ROWS`] rows of one kv head. Neighbouring rows of a sequence share each load of
+//! A group computes [`TILE_ROWS`] rows of one kv head. Neighbouring rows of one sequence share each load of
 //! keys and values.
 
 pub mod append;
@@ -33,10 +34,10 @@ use crate::rope_append::cache_bytes;
 use ragtag_hal::{Access, EntryAbi};
 use scene::{LONG, Scene, random_scene, scene};
 
-/// Rows per group.
+/// Number of rows per group.
 pub const TILE_ROWS: u32 = 8;
 
-/// Positions between two corrections of the running softmax.
+/// Number of positions that the streaming softmax processes before it rescales its running sum.
 pub const STEP_TOKENS: usize = 4 * BLOCK_TOKENS;
 
 const BINDINGS: &[Access] = &[Access::Read, Access::Read, Access::Read, Access::Read, Access::Write];
@@ -70,7 +71,7 @@ fn extents(kv_type: KvType, constants: &[u32], out: &mut [u64]) {
     out.copy_from_slice(&[params(rows, sequences, table_blocks, logit_rows), q, cache, cache, out_bytes]);
 }
 
-/// Returns tiles of rows × kv heads.
+/// Returns a grid of row tiles × kv heads.
 pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     [constants[0].div_ceil(TILE_ROWS), constants[5], 1]
 }
@@ -102,7 +103,8 @@ pub(crate) fn cases(kv_type: KvType, seed: u64) -> Vec<Case> {
     out
 }
 
-/// Builds a case in which some rows have queries with NaN or infinities. Their results are NaN.
+/// Builds a case in which the queries of some rows contain NaN or infinities. The results of these rows are
+/// NaN.
 fn not_finite(random: &mut Random, kv_type: KvType, [heads, kv_heads, head_dim]: [usize; 3]) -> Case {
     let mut scene = scene(random, kv_type, (5, heads, kv_heads, head_dim), &[(70, 1), (30, 3), (0, 1)]);
     scene.spoil(0, f32::NAN);

@@ -1,26 +1,26 @@
-//! First launch of split attention, for few rows over a long cache. Several groups share the positions of a
-//! row.
+//! First launch of split attention, for few rows over a long KV cache. Several groups share the positions of
+//! one row.
 //!
 //! | binding | |
 //! | --- | --- |
 //! | 0 | parameters |
-//! | 1 | q, as for [attention](super) |
+//! | 1 | q, in the same layout as for [attention](super) |
 //! | 2 | key cache |
 //! | 3 | value cache |
 //! | 4 | partials, written |
 //!
-//! The constants are those of [attention](super), then the number of splits.
+//! The constants are those of [attention](super), and then the number of splits.
 //!
-//! The positions that a row attends to are divided into `splits` splits of whole cache blocks. All splits
-//! have the same number of blocks, except that the last splits may be shorter or empty. The grid is splits ×
-//! kv heads × rows. A group processes all heads that share its kv head.
+//! The positions to which a row attends are divided into `splits` splits. Each split consists of whole cache
+//! blocks. All splits have the same number of blocks, except that the last splits may be shorter or empty.
+//! The grid is splits × kv heads × rows. A group processes all heads that share its kv head.
 //!
-//! Partials are f32 and have two parts. The first part is `[rows][heads][splits][head dimension]`: the mean
-//! of each split's values, weighted by the softmax over the split. The second part is
-//! `[rows][heads][splits][2]`: the largest scaled score of the split, and the sum of e^(score − largest). The
-//! sum is zero for an empty split. It is also zero for all splits of a row with an invalid sequence, position
-//! or block. If the sum is zero, the other values of the split are never read. [`merge`](super::merge)
-//! combines the splits.
+//! Partials are f32 and have two parts. The first part is `[rows][heads][splits][head dimension]`. For each
+//! split, it holds the mean of the values, weighted by the softmax over the split. The second part is
+//! `[rows][heads][splits][2]`. For each split, it holds the largest scaled score, and the sum of e^(score −
+//! largest score). The sum is zero for an empty split. It is also zero for all splits of a row with an
+//! invalid sequence, position or block. If the sum is zero, no kernel reads the other values of the split.
+//! [`merge`](super::merge) combines the splits.
 
 use super::{LONG, Scene, random_scene, scene};
 use crate::abi::{IMPOSSIBLE, words};
@@ -29,8 +29,8 @@ use crate::kernel::{Kernel, KvType};
 use crate::params::BLOCK_TOKENS;
 use ragtag_hal::{Access, EntryAbi};
 
-/// Maximum rows of a launch with split attention. More rows fill a device without splits, and rows of one
-/// sequence should then share their loads.
+/// Maximum number of rows in a launch of split attention. With more rows, a launch fills a device without
+/// splits, and it is better if the rows of a sequence share their loads.
 pub const MAX_ROWS: u32 = 32;
 
 /// Maximum number of splits.
@@ -61,7 +61,7 @@ fn extents(kv_type: KvType, constants: &[u32], out: &mut [u64]) {
     out[4] = partials_bytes(rows, heads, head_dim, *splits);
 }
 
-/// Returns the bytes of the partials, or [`IMPOSSIBLE`] if `splits` is zero.
+/// Returns the number of bytes in the partials, or [`IMPOSSIBLE`] if `splits` is zero.
 pub(super) fn partials_bytes(rows: u32, heads: u32, head_dim: u32, splits: u32) -> u64 {
     match head_dim.checked_add(2) {
         Some(values) if splits > 0 => words(&[rows, heads, splits, values]),
@@ -69,12 +69,12 @@ pub(super) fn partials_bytes(rows: u32, heads: u32, head_dim: u32, splits: u32) 
     }
 }
 
-/// Returns splits × kv heads × rows.
+/// Returns a grid of splits × kv heads × rows.
 pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     [constants[10], constants[5], constants[0]]
 }
 
-/// Returns the positions of split `split` for a row that attends to `seen` positions.
+/// Returns the positions in split `split` of a row that attends to `seen` positions.
 pub(crate) fn run(seen: usize, splits: usize, split: usize) -> std::ops::Range<usize> {
     let positions = seen.div_ceil(BLOCK_TOKENS).div_ceil(splits) * BLOCK_TOKENS;
     (split * positions).min(seen)..((split + 1) * positions).min(seen)
@@ -104,7 +104,8 @@ pub(crate) fn cases(kv_type: KvType, seed: u64) -> Vec<Case> {
     out
 }
 
-/// Builds a case with a non-finite query. Its means are NaN, and so is their merged result.
+/// Builds a case whose queries contain the non-finite `value`. The means of all splits are NaN, and so is
+/// their merged result.
 fn not_finite(random: &mut Random, kv_type: KvType, value: f32) -> Case {
     let (heads, head_dim, splits) = (2, 64, 2);
     let mut scene = scene(random, kv_type, (1, heads, 1, head_dim), &[(200, 1)]);
@@ -135,7 +136,8 @@ fn case(kernel: Kernel, scene: &Scene, splits: usize) -> Case {
     build.expect(4, Content::SomeF32(expected)).done()
 }
 
-/// Returns the expected partials. `None` accepts any value, because the merge never reads it.
+/// Returns the expected partials. Where a value is `None`, the case accepts any value, because the merge
+/// never reads it.
 pub(super) fn expected(scene: &Scene, splits: usize) -> Vec<Option<f64>> {
     let (heads, head_dim) = (scene.heads, scene.head_dim);
     let runs = scene.capacity * heads * splits;

@@ -1,4 +1,5 @@
-//! Test scenes for attention: sequences with keys and values in a cache, and rows that attend to them.
+//! Test scenes for attention. A scene has sequences with keys and values in a cache, and rows that attend to
+//! them.
 
 use crate::cases::{Build, Params, Random};
 use crate::half_rows;
@@ -8,7 +9,7 @@ use crate::rope_append;
 use half::f16;
 use std::ops::Range;
 
-/// A cache under construction. Values are rounded to the cache's type. Unwritten slots are NaN.
+/// A cache that a scene fills. Values are rounded to the cache's type. Unwritten slots are NaN.
 struct Cache {
     kv_type: KvType,
     values: Vec<f32>,
@@ -35,18 +36,18 @@ impl Cache {
     }
 }
 
-/// Positions of the longest cases. Beyond 256, 1,024 and 4,096 positions, kernels take more steps or other
-/// code paths.
+/// Numbers of positions in the longest cases. Beyond 256, 1,024 and 4,096 positions, kernels execute more
+/// steps or other code paths.
 pub(super) const LONG: [u32; 3] = [300, 1100, 5000];
 
-/// Keys and values of a kv head: `[positions][head dimension]`.
+/// Keys and values of one kv head, each `[positions][head dimension]`.
 type KeysValues = (Vec<Vec<f64>>, Vec<Vec<f64>>);
 
-/// Largest query values, cycled over rows. They make most softmax weights similar, all weights similar, or
-/// all but a few negligible.
+/// Largest query values. Each row uses the next of them in turn. With them, most softmax weights are similar,
+/// all are similar, or all but a few are negligible, respectively.
 const LARGEST: [f32; 3] = [2.0, 1e-3, 40.0];
 
-/// Inputs of a case.
+/// Inputs of an attention case.
 pub(super) struct Scene {
     pub label: String,
     /// Constants of the attention kernel.
@@ -61,13 +62,13 @@ pub(super) struct Scene {
     q: Vec<f32>,
     keys: Cache,
     values: Cache,
-    /// Keys and values per sequence and kv head.
+    /// Keys and values by sequence and kv head.
     kv: Vec<Vec<KeysValues>>,
-    /// Number of positions that each used row attends to, or `None` if they do not exist.
+    /// Number of positions to which each used row attends, or `None` for an invalid row.
     seen: Vec<Option<usize>>,
 }
 
-/// A row before RoPE and KV append, and the cache's contents after them.
+/// Inputs of a row before RoPE and KV append, and the expected contents of the cache after them.
 pub(super) struct Fresh {
     pub qkv: Vec<f32>,
     pub frequencies: Vec<f32>,
@@ -75,7 +76,7 @@ pub(super) struct Fresh {
     pub values: Vec<Option<f64>>,
 }
 
-/// Result of attention over a range of positions.
+/// Expected result of attention over a range of positions.
 pub(super) struct Softmax {
     pub largest: f64,
     pub sum: f64,
@@ -83,17 +84,17 @@ pub(super) struct Softmax {
 }
 
 impl Scene {
-    /// Returns the number of used rows.
+    /// Returns the number of rows in use.
     pub fn rows(&self) -> usize {
         self.seen.len()
     }
 
-    /// Returns the number of positions that a row attends to, or `None` if they do not exist.
+    /// Returns the number of positions to which `row` attends, or `None` if the row is invalid.
     pub fn seen(&self, row: usize) -> Option<usize> {
         self.seen[row]
     }
 
-    /// Computes the softmax of all scores at once, without streaming.
+    /// Computes the softmax over all scores at once, instead of streaming over them.
     pub fn softmax(&self, row: usize, head: usize, positions: Range<usize>) -> Softmax {
         let q = &self.q[row * self.stride + head * self.head_dim..][..self.head_dim];
         let sequence = self.params.row_sequences[row] as usize;
@@ -110,13 +111,13 @@ impl Scene {
         Softmax { largest, sum, mean: (0..q.len()).map(mean).collect() }
     }
 
-    /// Writes a value into the first dimension of each query of a row.
+    /// Writes `value` into the first dimension of each query of `row`.
     pub fn spoil(&mut self, row: usize, value: f32) {
         let queries = &mut self.q[row * self.stride..][..self.heads * self.head_dim];
         queries.iter_mut().step_by(self.head_dim).for_each(|first| *first = value);
     }
 
-    /// Adds the parameters, queries, keys and values.
+    /// Adds the parameters, queries, keys and values to `build`.
     pub fn inputs(&self, build: Build) -> Build {
         self.inputs_from(build, &self.q)
     }
@@ -127,8 +128,8 @@ impl Scene {
         build.bytes(self.keys.bytes()).bytes(self.values.bytes())
     }
 
-    /// Replaces the first row with one that needs RoPE and KV append. Its key and value belong to the row's
-    /// last position, whose cache slot is still empty. The key and value are `times` as large as the queries.
+    /// Replaces the first row by one that needs RoPE and KV append. Its key and value belong to the last
+    /// position of the row, and their cache slot is still empty. They are `times` as large as the queries.
     pub fn freshen(&mut self, random: &mut Random, rope_dims: usize, pairing: u32, times: f32) -> Fresh {
         let (heads, kv_heads, head_dim, kv_type) =
             (self.heads, self.kv_heads, self.head_dim, self.keys.kv_type);
@@ -166,7 +167,8 @@ impl Scene {
     }
 }
 
-/// Returns a row capacity, sequences that fill part of it, and the heads, kv heads and head dimension.
+/// Returns a random row capacity, sequences that fill part of it, and the number of heads, the number of kv
+/// heads and the head dimension.
 pub(super) fn random_scene(random: &mut Random) -> (usize, Vec<(u32, u32)>, [usize; 3]) {
     let (mut starts, mut used) = (Vec::new(), 0);
     for _ in 0..1 + random.below(3) {
@@ -179,8 +181,8 @@ pub(super) fn random_scene(random: &mut Random) -> (usize, Vec<(u32, u32)>, [usi
     (used + random.below(5), starts, heads)
 }
 
-/// Builds a scene. `starts` lists the first position and the number of rows of each sequence. If there is
-/// room, rows with an invalid sequence, position or block follow.
+/// Builds a scene. `starts` lists the first position and the number of rows of each sequence. If the capacity
+/// allows more rows, some of them have an invalid sequence, position or block.
 pub(super) fn scene(
     random: &mut Random,
     kv_type: KvType,

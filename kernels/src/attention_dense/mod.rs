@@ -1,11 +1,11 @@
-//! Attention over dense keys and values, with the masks and score caps that common models need: out = Σ
+//! Attention over dense keys and values, with the masks and the score cap that common models need: out = Σ
 //! softmax(score) v.
 //!
 //! | binding | |
 //! | --- | --- |
 //! | 0 | q: values of the kernel's type, `[batch, heads, m, d]` |
 //! | 1 | k: values of the same type, `[batch, kv heads, n, d]` |
-//! | 2 | v: like k |
+//! | 2 | v: values of the same type, with the shape of k |
 //! | 3 | out: f32 `[batch, heads, m, d]`, written |
 //!
 //! The constants are:
@@ -13,23 +13,24 @@
 //! - the strides of batch, head and row for q, then for k, v and out, in values;
 //! - scale and cap (the bits of an f32), causal, window, prefix.
 //!
-//! The values of a row are contiguous. All other dimensions follow the strides, so `[batch, m, heads, d]`
-//! also works. Rows of out do not overlap. Kernels read 16-bit types as whole words, so these bindings are
-//! multiples of four bytes.
+//! The values of a row are contiguous. All other dimensions follow the strides, so the layout `[batch, m,
+//! heads, d]` also works. Rows of out must not overlap. Kernels read 16-bit types in 32-bit words, so the
+//! size of these bindings is a multiple of four bytes.
 //!
-//! Heads are a multiple of kv heads. With g = heads / kv heads, heads h · g … (h + 1) · g − 1 share kv head h.
-//! Row i is at position p = i + n − m, so the last row is at the last position. Row i attends to position j
+//! The number of heads is a multiple of the number of kv heads. With g = heads / kv heads, the g heads from h
+//! · g to h · g + g − 1 share kv head h. Row i is at position p = i + n − m, so the last row is at the last
+//! position. Row i attends to position j
 //! - if j is below `prefix`,
 //! - or if j passes both masks: j ≤ p unless `causal` is zero, and |p − j| < window unless `window` is zero.
 //!
-//! score = scale · q·k, or cap · tanh(scale · q·k / cap) if the cap is not zero. Softmax streams over
-//! [`STEP`] positions at a time (Milakov and Gimelshein, 2018), so the scores of a row are never stored. A
-//! row that attends to no position becomes zero. Masked positions never affect a result, whatever they
-//! contain. A score of −∞ has no weight. A row with only such scores becomes zero. A row with a score of +∞
-//! or NaN becomes NaN.
+//! score = scale · q·k, or cap · tanh(scale · q·k / cap) if the cap is not zero. The kernel computes a
+//! streaming softmax over [`STEP`] positions at a time (Milakov and Gimelshein, 2018), so it never stores all
+//! scores of a row. If a row attends to no position, its result is zero. Masked positions never affect a
+//! result, even if they contain NaN. A score of −∞ has no weight, and a row with only such scores becomes
+//! zero. A row with a score of +∞ or NaN becomes NaN.
 //!
-//! A group computes [`QUERIES`] queries of one kv head. Queries are ordered by row, then by head. There are
-//! at most 2²⁹ rows, 2²⁹ positions, and 2³¹ − 1 groups.
+//! A work group computes [`QUERIES`] queries of one kv head. The queries are ordered by row, then by head.
+//! There are at most 2²⁹ rows, 2²⁹ positions, and 2³¹ − 1 work groups.
 
 use crate::abi::{IMPOSSIBLE, reach, reach_apart, values};
 use crate::cases::{Build, Case, Content, MANY, Random, Stored, row_starts};
@@ -37,10 +38,10 @@ use crate::kernel::{ElementType, Kernel};
 use ragtag_hal::{Access, EntryAbi};
 use std::ops::Range;
 
-/// Queries per group.
+/// Number of queries per work group.
 pub const QUERIES: u32 = 16;
 
-/// Positions between two corrections of the running softmax.
+/// Number of positions that the streaming softmax processes before it rescales its running sum.
 pub const STEP: usize = 64;
 
 /// Maximum number of rows and maximum number of positions.
@@ -48,7 +49,7 @@ const MOST: u32 = 1 << 29;
 
 macro_rules! abis {
     ($($name:ident),*) => {
-        /// Returns the binary interface for values of this type.
+        /// Returns the binary interface for values of type `element`.
         pub fn abi(element: ElementType) -> &'static EntryAbi {
             match element {
                 $(ElementType::$name => {
@@ -85,8 +86,8 @@ fn extents(element: ElementType, constants: &[u32], out: &mut [u64]) {
     ]);
 }
 
-/// Returns the number of groups. Returns `None` if heads are not a multiple of kv heads, or if there are too
-/// many groups for a launch.
+/// Returns the number of work groups. Returns `None` if the number of heads is not a multiple of the number
+/// of kv heads, or if a launch cannot have this many work groups.
 fn groups(constants: &[u32]) -> Option<u32> {
     let [batch, heads, kv_heads, m, _, d, ..] = *constants else { return None };
     if [batch, heads, m, d].contains(&0) {
@@ -97,25 +98,25 @@ fn groups(constants: &[u32]) -> Option<u32> {
     tiles.checked_mul(kv_heads)?.checked_mul(batch).filter(|groups| *groups <= i32::MAX as u32)
 }
 
-/// Returns sequences × kv heads × query tiles, all in the first dimension, which has the largest limit on
-/// every device.
+/// Returns sequences × kv heads × query tiles as one number of work groups in the first dimension, which has
+/// the largest limit on every device.
 pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     [groups(constants).unwrap_or(u32::MAX), 1, 1]
 }
 
-/// Positions that rows attend to.
+/// Mask that determines the positions to which each row attends.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Mask {
     pub rows: usize,
     pub positions: usize,
     pub causal: bool,
-    /// Window in positions, or zero without a window.
+    /// Width of the window in positions, or zero for no window.
     pub window: usize,
     pub prefix: usize,
 }
 
 impl Mask {
-    /// Returns the positions that a row attends to besides the prefix.
+    /// Returns the positions to which `row` attends, without those in the prefix.
     #[inline(always)]
     pub fn span(&self, row: usize) -> Range<usize> {
         // A window beyond the maximum number of positions has no effect.
@@ -126,7 +127,7 @@ impl Mask {
         within(at - window + 1)..within(end)
     }
 
-    /// Returns whether a row attends to a position.
+    /// Returns whether `row` attends to `position`.
     #[inline(always)]
     pub fn sees(&self, row: usize, position: usize) -> bool {
         position < self.prefix || self.span(row).contains(&position)
@@ -137,15 +138,15 @@ impl Mask {
 #[derive(Clone, Copy)]
 struct Shape {
     batch: usize,
-    /// Number of kv heads, and of heads that share each kv head.
+    /// Number of kv heads, and number of heads that share each of them.
     heads: [usize; 2],
     mask: Mask,
     d: usize,
     scale: f32,
     cap: f32,
-    /// Whether rows are ordered by position first and then by head.
+    /// Whether heads are the inner dimension: `[batch, rows, heads, d]` instead of `[batch, heads, rows, d]`.
     heads_inside: bool,
-    /// Unused values between the rows of q, k, v and out.
+    /// Number of unused values after each row of q, k, v and out.
     gap: usize,
 }
 
@@ -195,7 +196,8 @@ pub(crate) fn cases(element: ElementType, seed: u64) -> Vec<Case> {
         .collect()
 }
 
-/// Returns a case of random shape. A few cases have more groups than some devices allow in one dimension.
+/// Returns a case of random shape. A few of these cases have more work groups than some devices allow in one
+/// dimension.
 pub(crate) fn random_case(element: ElementType, random: &mut Random) -> Case {
     let mut few = |bound: usize| random.below(bound);
     let many = few(64) == 0;
@@ -245,15 +247,16 @@ fn case(element: ElementType, random: &mut Random, shape: Shape) -> Case {
     build.poison(expected.len() * 4).expect_f32(3, expected)
 }
 
-/// Mask of the rows of [`edges`]. The first row attends to all positions before [`SPECIAL`]. The other rows
-/// also attend to [`SPECIAL`].
+/// Mask for [`edges`]. The first row attends to all positions before [`SPECIAL`]. The other rows also attend
+/// to [`SPECIAL`].
 const EDGE_MASK: Mask = causal(5, SPECIAL + 4, 0, 0);
 
-/// Position in the second step, so that the softmax needs a correction.
+/// Position in the second step of the softmax, so that the running sum must be rescaled.
 const SPECIAL: usize = STEP;
 
-/// Builds a case whose products q·k are infinite or NaN, except at the special position. The values of this
-/// position start with `special`. Each result is the values of one position, zero, or NaN.
+/// Builds a case in which the products q·k are infinite or NaN, except at position [`SPECIAL`]. The value
+/// vector of that position starts with `special`. Each expected result equals the values of one position,
+/// zero, or NaN.
 fn edges(element: ElementType, shape: Shape, special: f32) -> Case {
     let Shape { mask, d, .. } = shape;
     let rows_of = |firsts: Vec<f32>, rest: f32| {
@@ -273,7 +276,8 @@ fn edges(element: ElementType, shape: Shape, special: f32) -> Case {
     build.floats(&vec![7.0; expected.len()]).expect(3, Content::Same(expected)).done()
 }
 
-/// Returns the count and strides of the rows of q and out, and of k and v.
+/// Returns the (count, stride) of each dimension along which rows repeat: first for q and out, then for k and
+/// v.
 fn places(shape: &Shape) -> [[(usize, usize); 3]; 2] {
     let Shape { batch, heads: [kv_heads, sharing], mask, .. } = *shape;
     [(kv_heads * sharing, mask.rows), (kv_heads, mask.positions)].map(|(heads, rows)| {
@@ -282,7 +286,7 @@ fn places(shape: &Shape) -> [[(usize, usize); 3]; 2] {
     })
 }
 
-/// Builds a case without its output binding, and the expected output.
+/// Builds a case without its output binding, and returns it with the expected output.
 fn build(element: ElementType, shape: Shape, [q, k, v]: [Stored; 3]) -> (Build, Vec<Option<f64>>) {
     let Shape { batch, heads: [kv_heads, sharing], mask, d, scale, cap, .. } = shape;
     let (heads, m, n) = (kv_heads * sharing, mask.rows, mask.positions);

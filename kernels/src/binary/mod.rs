@@ -1,16 +1,17 @@
-//! Binary: an operation on pairs of values. Both inputs may be broadcast along any dimension.
+//! Binary: applies an operation to pairs of values. Either input can be broadcast along any dimension.
 //!
 //! | binding | |
 //! | --- | --- |
-//! | 0 | a: values of a type, by strides |
-//! | 1 | b: values of the same type, by strides |
-//! | 2 | out: values of that type, as many as the product of the sizes, written |
+//! | 0 | a: values of any element type, addressed by strides |
+//! | 1 | b: values of the same type, addressed by strides |
+//! | 2 | out: values of the same type, contiguous; their number is the product of the sizes; written |
 //!
-//! The constants are the [operation](Operation), the [number](crate::elements::number) of the type, 6 sizes,
-//! 6 strides of a, and 6 strides of b, outermost first. Strides are in values; a stride of zero broadcasts.
-//! There are fewer than 2^32 values. [`crate::elements`] defines the padding of odd numbers of 16-bit values.
+//! The constants are the [operation](Operation), the [number](crate::elements::number) of the element type, 6
+//! sizes, 6 strides of a, and 6 strides of b, each with the outermost dimension first. Strides are in values.
+//! A stride of zero broadcasts. There are fewer than 2^32 values. [`crate::elements`] defines the padding
+//! after an odd number of 16-bit values.
 //!
-//! Arithmetic is IEEE f32. Max and min are NaN if either input is.
+//! Operations are IEEE f32 arithmetic. Max and min are NaN if either input is NaN.
 
 use crate::abi::{IMPOSSIBLE, product};
 use crate::cases::{Build, Case, Content, Random, Stored};
@@ -31,9 +32,9 @@ pub enum Operation {
     Mul,
     /// a / b.
     Div,
-    /// Larger value.
+    /// The larger value.
     Max,
-    /// Smaller value.
+    /// The smaller value.
     Min,
 }
 
@@ -42,7 +43,7 @@ impl Operation {
     pub const ALL: [Operation; 6] =
         [Operation::Add, Operation::Sub, Operation::Mul, Operation::Div, Operation::Max, Operation::Min];
 
-    /// Computes the operation in f64.
+    /// Applies the operation to `a` and `b` in f64.
     pub fn of(self, a: f64, b: f64) -> f64 {
         match self {
             Operation::Add => a + b,
@@ -75,7 +76,7 @@ pub static ABI: EntryAbi = EntryAbi {
     },
 };
 
-/// Returns one work item per output word.
+/// Returns the grid for one work item per output word.
 pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     let count = product(&constants[2..2 + RANK]);
     elements::grid(count.div_ceil(in_a_word(constants[1]).unwrap_or(1).into()) as u32)
@@ -144,7 +145,7 @@ fn case(
     case.bytes(x.bytes).bytes(y.bytes).expect_elements(2, element, wanted)
 }
 
-/// Returns a case with all pairs of special values for which f32 represents the result exactly.
+/// Returns a case with all pairs of special values whose result is exact in f32.
 fn edges(operation: Operation) -> Case {
     let values = [0.0, -0.0, 1.0, -2.0, 4.0, f32::NAN, f32::INFINITY, f32::NEG_INFINITY];
     let pairs = values.iter().flat_map(|a| values.map(|b| (f64::from(*a), f64::from(b))));

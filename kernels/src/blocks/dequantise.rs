@@ -1,20 +1,21 @@
-//! Dequantizes tensors in the layout of their file. This is the reference for every packed layout and kernel.
+//! Dequantizes tensors in the format of files. This is the reference implementation for every resident layout
+//! and kernel.
 //!
 //! The formats are the block structures of ggml, with the names of the GGUF specification. The code is scalar
-//! and knows nothing about resident layouts.
+//! and does not depend on resident layouts.
 
 use super::TensorType;
 use half::f16;
 
-/// Mismatch between a number of bytes and a number of values.
+/// Error for blocks whose size does not match the number of values.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{bytes} bytes of {tensor_type} are not {values} values")]
 pub struct SizeError {
     /// Type of the blocks.
     pub tensor_type: TensorType,
-    /// Given bytes.
+    /// Actual number of bytes.
     pub bytes: usize,
-    /// Expected values.
+    /// Number of values that the blocks should hold.
     pub values: usize,
 }
 
@@ -34,13 +35,13 @@ pub fn dequantise(tensor_type: TensorType, blocks: &[u8], out: &mut [f32]) -> Re
     Ok(())
 }
 
-/// Returns the f16 value at a byte of a block.
+/// Returns the f16 value at byte `at` of a block.
 pub(crate) fn half_at(block: &[u8], at: usize) -> f32 {
     f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
 }
 
-/// Returns the 32 quants of `high: u32, low: u8[16]`: byte i of `low` holds the low bits of values i and
-/// i + 16, and bit i of `high` is the fifth bit of value i.
+/// Returns the 32 quants of a block with `high: u32, low: u8[16]`. Byte i of `low` holds the low bits of
+/// values i and i + 16, and bit i of `high` is the fifth bit of value i.
 pub(crate) fn fives(high_and_low: &[u8]) -> [f32; 32] {
     let (high, low) = (&high_and_low[..4], &high_and_low[4..20]);
     std::array::from_fn(|i| {
@@ -49,8 +50,8 @@ pub(crate) fn fives(high_and_low: &[u8]) -> [f32; 32] {
     })
 }
 
-/// Returns scale and minimum of sub-block `j`. A Q4_K or Q5_K block packs eight of them, 6 bits each, into 12
-/// bytes.
+/// Returns the scale and minimum of sub-block `j`. A block of Q4_K or Q5_K packs the 6-bit scales and minima
+/// of eight sub-blocks into 12 bytes.
 pub(crate) fn k_scale(packed: &[u8], j: usize) -> (u8, u8) {
     if j < 4 {
         (packed[j] & 63, packed[j + 4] & 63)
@@ -63,7 +64,8 @@ pub(crate) fn k_scale(packed: &[u8], j: usize) -> (u8, u8) {
 mod tests {
     use super::*;
 
-    /// Random blocks, and their values as decoded by an independent implementation (the `gguf` package).
+    /// For each type, random blocks, and their values as an independent implementation (the `gguf` package)
+    /// decodes them.
     macro_rules! vectors {
         ($($name:ident $folder:literal,)*) => {
             [$((

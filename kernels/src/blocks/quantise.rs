@@ -1,10 +1,10 @@
-//! Quantizes values into file blocks. This is the reference for kernels.
+//! Quantizes values into file blocks. This is the reference implementation for kernels.
 //!
 //! For types without sub-blocks, the result matches the `gguf` package bit for bit. For types with
-//! sub-blocks, each sub-block tries several scales, close to the scale that maps its largest value to the
-//! largest quant. For each candidate, the code rounds the quants and fits the scale to them by least squares.
-//! The scale with the smallest squared error wins. Values must be finite. A scale beyond the range of f16
-//! becomes infinite.
+//! sub-blocks, the code tries several scales per sub-block, close to the scale that maps the largest value to
+//! the largest quant. With each of these scales, it rounds the quants, and then fits a new scale to them by
+//! least squares. The fitted scale with the smallest squared error wins. Values must be finite. A scale
+//! beyond the range of f16 becomes infinite.
 
 use super::TensorType;
 use super::dequantise::SizeError;
@@ -26,7 +26,7 @@ pub fn quantise(tensor_type: TensorType, values: &[f32], blocks: &mut [u8]) -> R
     Ok(())
 }
 
-/// Returns the value with the largest magnitude, the first of several.
+/// Returns the value with the largest magnitude. Of several such values, returns the first.
 pub(crate) fn largest(values: &[f32]) -> f32 {
     values.iter().fold(0.0, |largest: f32, x| if x.abs() > largest.abs() { *x } else { largest })
 }
@@ -46,7 +46,8 @@ pub(crate) fn rounded(x: f32) -> f32 {
     (x.abs() + 0.5).floor().copysign(x)
 }
 
-/// Returns the stored quants of a block, from 0 to `most`. `quant` computes one from its index and value.
+/// Returns the quants of a block, from 0 to `most`, as the block stores them. `quant` computes a quant from
+/// the index and the value.
 pub(crate) fn quants<const N: usize>(
     values: &[f32],
     most: f32,
@@ -55,12 +56,13 @@ pub(crate) fn quants<const N: usize>(
     std::array::from_fn(|i| quant(i, values[i]).clamp(0.0, most) as u8)
 }
 
-/// Writes a value as f16 at a byte of a block.
+/// Writes `value` as f16 at byte `at` of a block.
 pub(crate) fn put_half(block: &mut [u8], at: usize, value: f32) {
     block[at..at + 2].copy_from_slice(&f16::from_f32(value).to_le_bytes());
 }
 
-/// Packs quants of `count` values, `stride` apart, into a byte: `bits` bits of each, starting at bit `low`.
+/// Packs the quants of `count` values, `stride` apart, into one byte. The byte has `bits` bits of each quant,
+/// starting at bit `low` of the quant.
 pub(crate) fn pack_bits(
     quants: &[u8],
     first: usize,
@@ -76,15 +78,15 @@ pub(crate) fn pack_nibbles(quants: &[u8; 32], out: &mut [u8]) {
     out.iter_mut().enumerate().for_each(|(i, byte)| *byte = pack_bits(quants, i, 16, (2, 0, 4)));
 }
 
-/// Packs 32 quants of 5 bits into 20 bytes. [`fives`](super::fives) reads them.
+/// Packs 32 quants of 5 bits into 20 bytes, in the format that [`fives`](super::fives) reads.
 pub(crate) fn pack_fives(quants: &[u8; 32], out: &mut [u8]) {
     let (high, low) = out.split_at_mut(4);
     high.iter_mut().enumerate().for_each(|(i, byte)| *byte = pack_bits(quants, i * 8, 1, (8, 4, 1)));
     pack_nibbles(quants, low);
 }
 
-/// Returns the best of the scales that `inverses` lead to, for quants from `least` to `most`, where quant
-/// zero is `minimum`.
+/// Returns the best scale for quants from `least` to `most`, where quant zero represents `minimum`. For each
+/// of `inverses`, a candidate for the inverse scale, the function rounds the quants and fits a scale to them.
 fn search(values: &[f32], minimum: f32, [least, most]: [f32; 2], inverses: impl Iterator<Item = f32>) -> f32 {
     let mut best = (f32::INFINITY, 0.0);
     for inverse in inverses {
@@ -107,17 +109,18 @@ fn search(values: &[f32], minimum: f32, [least, most]: [f32; 2], inverses: impl 
 
 /// Scales and minima of eight sub-blocks of 32 values, 6 bits each.
 pub(crate) struct WithMinima {
-    /// Bits of d and of dmin.
+    /// f16 bits of d, the common factor of the scales in a block.
     d: u16,
+    /// f16 bits of dmin, the common factor of the minima in a block.
     m: u16,
     scales: [u8; 8],
     minima: [u8; 8],
-    /// Per sub-block, the inverse of the quant step and the value of quant zero.
+    /// For each sub-block, the inverse of the quant step, and the value that quant zero represents.
     steps: [(f32, f32); 8],
 }
 
 impl WithMinima {
-    /// Fits scales and minima for quants from 0 to `most`.
+    /// Fits scales and minima to `values`, for quants from 0 to `most`.
     pub fn new(values: &[f32], most: f32) -> Self {
         let (mut scales, mut minima) = ([0.0; 8], [0.0; 8]);
         for (values, (scale, minimum)) in values.chunks_exact(32).zip(scales.iter_mut().zip(&mut minima)) {
@@ -140,13 +143,14 @@ impl WithMinima {
         }
     }
 
-    /// Returns the quant of value `i` before clamping.
+    /// Returns the quant of value `i` of a block, before clamping.
     pub fn quant(&self, i: usize, value: f32) -> f32 {
         let (inverse, minimum) = self.steps[i / 32];
         ((value - minimum) * inverse + 0.5).floor()
     }
 
-    /// Writes d, dmin, and the packed scales and minima that [`k_scale`](super::k_scale) reads.
+    /// Writes d and dmin, and then the packed scales and minima in the format that
+    /// [`k_scale`](super::k_scale) reads.
     pub fn write(&self, out: &mut [u8]) {
         let (scales, minima) = (&self.scales, &self.minima);
         out[..2].copy_from_slice(&self.d.to_le_bytes());
@@ -161,16 +165,16 @@ impl WithMinima {
 
 /// Signed scales of sixteen sub-blocks of 16 values.
 pub(crate) struct WithScales {
-    /// Bits of d.
+    /// f16 bits of d, the common factor of the scales in a block.
     pub d: u16,
     pub scales: [i8; 16],
-    /// Per sub-block, the inverse of the quant step.
+    /// For each sub-block, the inverse of the quant step.
     inverses: [f32; 16],
 }
 
 impl WithScales {
-    /// Fits scales from −`scales` to `scales` − 1 for quants in `range`. The first candidate maps the largest
-    /// value to −`first`.
+    /// Fits scales to `values`, for quants in `range`. The stored scales are from −`most` to `most` − 1. The
+    /// first candidate maps the largest value to −`first`.
     pub fn new(values: &[f32], range: [f32; 2], first: f32, most: f32) -> Self {
         let mut scales = [0.0; 16];
         for (values, scale) in values.chunks_exact(16).zip(&mut scales) {
@@ -185,7 +189,7 @@ impl WithScales {
         Self { d: stored.to_bits(), scales: scales.map(|s| s as i8), inverses }
     }
 
-    /// Returns the signed quant of value `i` before clamping.
+    /// Returns the signed quant of value `i` of a block, before clamping.
     pub fn quant(&self, i: usize, value: f32) -> f32 {
         rounded(value * self.inverses[i / 16])
     }
@@ -197,8 +201,8 @@ mod tests {
     use super::*;
     use crate::cases::Random;
 
-    /// Compares ‖decoded − values‖ / ‖values‖ with the maximum of each type, for uniformly distributed
-    /// values.
+    /// Checks that the relative error ‖decoded − values‖ / ‖values‖ for uniformly distributed values is at
+    /// most the limit of each type.
     #[test]
     fn quantised_values_survive_a_round_trip() {
         let mut random = Random::new(5);

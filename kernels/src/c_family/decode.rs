@@ -1,6 +1,7 @@
-//! Decode kernels in CUDA C++ only, for NVIDIA's devices. They compute all operations of a step with few
-//! tokens, except products. Latency limits them, not throughput: they issue all loads at once and sum over
-//! the lanes of a warp. They wait for the previous launch only before they read data that a launch writes.
+//! Kernels for decode steps on NVIDIA's devices, in CUDA C++ only. They compute all operations of a step with
+//! few rows, except products. Latency rather than throughput limits these kernels, so they issue all loads at
+//! once and sum over the lanes of a warp. They wait for the previous launch only before they read data that a
+//! launch writes.
 
 use super::streams::products;
 use super::{HALF_ROWS, Items, program};
@@ -14,7 +15,7 @@ use std::sync::Arc;
 
 pub(super) type Compose = fn(KernelLanguage) -> Arc<str>;
 
-/// Maximum rows of a step.
+/// Maximum number of rows in a step.
 pub(super) const MAX_ROWS: u32 = 8;
 
 const NORM_ITEMS: Items = Items(1024);
@@ -22,7 +23,7 @@ const COLUMN_ITEMS: Items = Items(128);
 const ROPE_ITEMS: Items = Items(64);
 const PARTIAL_ITEMS: Items = Items(256);
 
-/// Columns per work item of `silu_mul`.
+/// Number of columns per work item of `silu_mul`.
 const SILU_COLUMNS: u32 = 4;
 
 /// Returns all variants, best first.
@@ -33,7 +34,7 @@ pub(super) fn variants() -> Vec<Variant> {
     out.into_iter().map(Function::variant).collect()
 }
 
-/// One function of a program in CUDA C++.
+/// One kernel function of a program in CUDA C++.
 #[derive(Clone, Copy)]
 pub(super) struct Function {
     pub kernel: Kernel,
@@ -45,7 +46,7 @@ pub(super) struct Function {
     pub source: Compose,
     pub function: &'static str,
     pub items: Items,
-    /// Upper bound of the shared memory that the text declares.
+    /// Upper bound of the shared memory that the text declares, in bytes per group.
     pub local_bytes: u32,
     pub dynamic_local_bytes: u32,
 }
@@ -76,7 +77,7 @@ impl Function {
     }
 }
 
-/// Returns the row kernels with this form of output.
+/// Returns the row kernels with output of type `form`.
 fn row_functions(form: Activations) -> [Function; 3] {
     let (norm_abi, silu_abi, merge_abi) = match form {
         Activations::F32 => (&rms_norm::ABI_F32, &silu_mul::ABI_F32, &merge::ABI_F32),
@@ -123,7 +124,7 @@ fn row_functions(form: Activations) -> [Function; 3] {
     [norm, silu, merge]
 }
 
-/// Returns the kernels that access the cache.
+/// Returns the kernels that access a KV cache of type `kv_type`.
 fn cache_functions(kv_type: KvType) -> Vec<Function> {
     let (append_abi, partial_abi, append_source, lanes_source): (_, _, Compose, Compose) = match kv_type {
         KvType::F32 => (
@@ -204,13 +205,13 @@ fn silu_grid(constants: &[u32]) -> [u32; 3] {
     [constants[0], constants[2].div_ceil(SILU_COLUMNS * COLUMN_ITEMS.0), 1]
 }
 
-/// Returns rows × parts of a row, including padding.
+/// Returns a grid of rows × parts of a row, including its padding.
 fn merge_grid(constants: &[u32]) -> [u32; 3] {
     let width = constants[2].saturating_mul(constants[3]);
     [constants[0], width.div_ceil(COLUMN_ITEMS.0), 1]
 }
 
-/// Returns heads (of queries, keys and values) × rows.
+/// Returns a grid of heads (of queries, keys and values) × rows.
 fn append_grid(constants: &[u32]) -> [u32; 3] {
     [constants[4].saturating_add(constants[5].saturating_mul(2)), constants[0], 1]
 }

@@ -1,4 +1,4 @@
-//! The general operators that are not products. One program holds all of them.
+//! The general operators other than products. All of them are in one program.
 
 use super::{Function, Items, names, program};
 use crate::kernel::Kernel;

@@ -1,11 +1,11 @@
-//! Products for the matrix units of AMD's devices, in HIP C++: row-major weights with f16 activations.
+//! Products on the matrix units of AMD's devices, in HIP C++: row-major weights times f16 activations.
 //!
 //! | needs | instruction | |
 //! | --- | --- | --- |
 //! | [`Feature::Wmma`] | WMMA, 16 × 16 × 16 | RDNA 3 and 4; the two generations assign matrix elements to lanes differently |
 //! | [`Feature::Mfma`], [`Feature::Wave64`] | MFMA, 32 × 32 × 8 | CDNA |
 //!
-//! With bf16 weights, x is rounded to bf16, with 8 significant bits (a relative error of 2e-3).
+//! With bf16 weights, the products round x to bf16, which has 8 significant bits (a relative error of 2e-3).
 
 use super::{HALF_ROWS, Items, program};
 use crate::blocks::TensorType;
@@ -18,15 +18,15 @@ use std::sync::Arc;
 
 const ITEMS: Items = Items(256);
 
-/// Minimum rows of x for which these products are preferred. With fewer rows, most of a tile is empty. The
-/// value is not measured.
+/// Minimum number of rows of x for which programs prefer these products. With fewer rows, most of a tile is
+/// empty. This value was not measured.
 const MIN_ROWS: u32 = 16;
 
-/// Maximum rows of x for the smaller tile, which yields enough groups to fill a device. The value is not
-/// measured.
+/// Maximum number of rows of x for the smaller tile, which yields enough groups to fill a device. This value
+/// was not measured.
 const FEW: u32 = 128;
 
-/// Bytes of a tile row in local memory: `TILE_PITCH` in the source.
+/// Bytes of one row of a tile in local memory: `TILE_PITCH` in the source.
 const TILE_ROW: u32 = 80;
 
 /// Returns the products, best first.
@@ -43,7 +43,7 @@ pub(super) fn products() -> [Variant; 8] {
     ]
 }
 
-/// Returns a product with bf16 or f16 weights, for CDNA or RDNA. A group processes `TILE` rows of x and
+/// Returns a product with bf16 or f16 weights, for CDNA or RDNA. A group multiplies `TILE` rows of x by
 /// `TILE` rows of weights.
 fn product<const BF16: bool, const CDNA: bool, const TILE: u32>(
     name: &'static str,

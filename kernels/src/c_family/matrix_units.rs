@@ -21,31 +21,32 @@ use std::sync::Arc;
 
 type Compose = fn(KernelLanguage) -> Arc<str>;
 
-/// Work items per group, except in kernels with warpgroups.
+/// Work items per group, except in kernels that use warpgroups.
 const ITEMS: Items = Items(256);
 
-/// Minimum rows of x for which these products are preferred. With fewer rows, the products with f32
-/// activations are as fast, because weight bandwidth limits both.
+/// Minimum number of rows of x for which programs prefer these products. With fewer rows, products with f32
+/// activations are as fast, because the bandwidth of the weights limits both.
 const MIN_ROWS: u32 = 9;
 
-/// Maximum rows of x for the few-row products.
+/// Maximum number of rows of x for the few-row products.
 const FEW: u32 = 64;
 
-/// Rows of weights and rows of x per group of a few-row product: `WEIGHT_ROWS` and `TOKENS` in the source.
+/// Rows of weights and rows of x that a group of a few-row product computes: `WEIGHT_ROWS` and `TOKENS` in
+/// the source.
 const FEW_TILE: (u32, u32) = (32, 32);
 
-/// Bytes per tile row in local memory.
+/// Bytes of one row of a tile in local memory.
 const TILE_ROW: u32 = 128;
 
-/// Alignment, in bytes, of data that `wgmma` reads from local memory. The start of local memory may be less
-/// aligned.
+/// Alignment, in bytes, that `wgmma` requires of data in local memory. Local memory itself may start at a
+/// less aligned address.
 const ALIGNMENT: u32 = 1024;
 
-/// Queries that an attention group processes at once: `QUERIES` in the source.
+/// Maximum number of queries that an attention group processes at once: `QUERIES` in the source.
 const QUERIES: u32 = 128;
 
-/// Minimum number of row tiles for attention, if there are enough rows. It yields enough groups to fill a
-/// device.
+/// Minimum number of row tiles for attention, if the launch has enough rows. With this number, there are
+/// enough groups to fill a device.
 const LEAST_TILES: u32 = 32;
 
 /// Returns the products, best first.
@@ -53,7 +54,7 @@ pub(super) fn products() -> Vec<Variant> {
     [TensorType::F16, TensorType::BF16].into_iter().flat_map(products_of).collect()
 }
 
-/// Returns a function that composes a text for bf16 or f16 weights.
+/// Returns a function that composes the text of a product with bf16 or f16 weights.
 macro_rules! composer {
     ($tensor_type:expr, $compose:ident $(, $figure:literal)*) => {
         match $tensor_type {
@@ -63,8 +64,8 @@ macro_rules! composer {
     };
 }
 
-/// A product with `wgmma`. The last four parameters are the number of consumer warpgroups, the columns per
-/// tile, the pipeline stages, and the groups that share a tile.
+/// Returns a product that uses `wgmma`. The last four parameters are the number of consumer warpgroups, the
+/// number of columns per tile, the number of pipeline stages, and the number of groups that share a tile.
 macro_rules! wgmma {
     ($tensor_type:expr, $name:literal, $max_rows:expr, $consumers:literal, $columns:literal, $stages:literal, $split:literal) => {{
         let bytes = $stages * ((64 * $consumers + $columns) * TILE_ROW + 16) + ALIGNMENT;
@@ -136,18 +137,18 @@ fn text(compose: Compose, function: &'static str, items: u32, dynamic_local_byte
     Text { language: KernelLanguage::CudaC, compose, function, work_group, local_bytes, dynamic_local_bytes }
 }
 
-/// Returns square tiles of y. Neighbouring groups read the same weights.
+/// Returns the number of square tiles of y with `side` rows. Neighbouring groups read the same weights.
 fn tiles(constants: &[u32], side: u32) -> [u32; 3] {
     [constants[0].div_ceil(side), constants[2].div_ceil(side), 1]
 }
 
-/// Returns tiles of weight rows × tiles of rows of x.
+/// Returns the number of tiles of weight rows × the number of tiles of rows of x.
 fn few_grid(constants: &[u32]) -> [u32; 3] {
     [constants[2].div_ceil(FEW_TILE.0), constants[0].div_ceil(FEW_TILE.1), 1]
 }
 
-/// Returns one cluster of `split` groups per tile. If `split` is 1, returns one group per multiprocessor, and
-/// each group loops over tiles.
+/// Returns one cluster of `split` groups for each tile. If `split` is 1, returns at most one group per
+/// multiprocessor, and each group loops over tiles.
 fn wgmma_grid(constants: &[u32], (rows, columns): (u32, u32), split: u32, multiprocessors: u32) -> [u32; 3] {
     let tiles = constants[0].div_ceil(rows).saturating_mul(constants[2].div_ceil(columns));
     [if split > 1 { tiles.saturating_mul(split) } else { tiles.min(multiprocessors) }, 1, 1]
@@ -175,8 +176,8 @@ pub(super) fn attention() -> [Variant; 2] {
     [variant("cuda-sm90a-wgmma", &[Feature::Sm90a], wgmma), variant("cuda-sm80-mma", &[Feature::Sm80], mma)]
 }
 
-/// Returns kv heads × row tiles. A group processes up to 128 queries of one kv head. Launches with few rows
-/// use smaller tiles, so that there are enough groups.
+/// Returns kv heads × row tiles. A group processes up to 128 queries of one kv head. For few rows, the tiles
+/// are smaller, so that there are enough groups.
 fn attention_grid(constants: &[u32]) -> [u32; 3] {
     let (rows, heads, kv_heads) = (constants[0], constants[4], constants[5]);
     let sharing = heads.checked_div(kv_heads).unwrap_or(0).max(1);
@@ -188,7 +189,7 @@ const INSTRUCTIONS: &str = include_str!("ptx.cu");
 const WARPGROUPS: &str = include_str!("wgmma.cu");
 const HALF: &str = include_str!("../matmul/half.cu");
 
-/// Composes the text of a product: definitions for the weight type, the shared code of all products, then
+/// Composes the text of a product: definitions for the weight type, the code that all products share, then
 /// `parts`.
 fn source(tensor_type: TensorType, parts: &[&str]) -> Arc<str> {
     let kind = match tensor_type {
@@ -223,7 +224,8 @@ fn wgmma_source(tensor_type: TensorType, consumers: u32, columns: u32, stages: u
     source(tensor_type, &[WARPGROUPS, &figures, &product, include_str!("../matmul/wgmma.cu")])
 }
 
-/// Represents each query and softmax weight by the sum of two f16 values, which reaches the exact class.
+/// Represents each query and each softmax weight as the sum of two f16 values. With this precision, attention
+/// is in the exact class.
 const PARTS: &str = "#define PARTS 2\n";
 const FLASH: &str = include_str!("../attention/flash.cu");
 const FLASH_MMA: &str = include_str!("../attention/flash_mma.cu");
@@ -252,21 +254,22 @@ fn attention_wgmma_source(_: KernelLanguage) -> Arc<str> {
     program(KernelLanguage::CudaC, ITEMS, &parts)
 }
 
-/// Location of the left factor of `wgmma`.
+/// Place from which `wgmma` reads its left factor.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Left {
     Memory,
     Registers,
 }
 
-/// Generated function around one `wgmma` of 64 × 16 by 16 × `columns` values. It adds to `columns / 2` floats
-/// per thread. Each shape has its own instruction, which names every register.
+/// Generated function that executes one `wgmma` of 64 × 16 by 16 × `columns` values and adds the product to
+/// `columns / 2` floats per thread. Each shape needs its own function, because the instruction names every
+/// register.
 struct Product {
     name: &'static str,
     columns: u32,
     left: Left,
     values: &'static str,
-    /// Whether the product overwrites the sums instead of adding to them.
+    /// Whether the product overwrites the sums instead of being added to them.
     begins: bool,
     /// Whether the right factor is stored row by row (16 × `columns`) instead of column by column.
     transposes: bool,

@@ -1,9 +1,9 @@
-//! Kernels in the languages of the C family. This module assembles the source text of programs and lists
-//! their rows in the table of variants.
+//! Kernels in the languages of the C family. This module composes the source texts of programs, and lists the
+//! variants for the table.
 //!
-//! A text consists of a prelude, shared code, and kernels, one file after the other. Kernels for weights call
-//! a few functions that each tensor type defines, so a new type needs only one more file in `weights/`. Only
-//! the prelude depends on the language. The module does not compile or launch anything.
+//! A text consists of a prelude, shared code, and kernels, one file after another. Kernels that read weights
+//! call a few functions that each tensor type defines, so a new type needs no new kernels. Only the prelude
+//! depends on the language. The module does not compile or launch anything.
 
 mod decode;
 mod elementwise;
@@ -20,7 +20,7 @@ use crate::table::{Code, Grid, Text, Variant};
 use ragtag_hal::{EntryAbi, KernelLanguage};
 use std::sync::Arc;
 
-/// Languages of the shared sources.
+/// Languages in which the shared sources are compiled.
 const LANGUAGES: [KernelLanguage; 3] = [KernelLanguage::OpenClC, KernelLanguage::CudaC, KernelLanguage::HipC];
 
 /// Returns all variants, best first.
@@ -36,12 +36,12 @@ pub(crate) fn variants() -> Vec<Variant> {
     out
 }
 
-/// Work items per group.
+/// Number of work items per group.
 #[derive(Clone, Copy)]
 struct Items(u32);
 
 impl Items {
-    /// Returns the definition that the sources read.
+    /// Returns the macro definition of this number, which the sources read.
     fn define(self) -> String {
         format!("#define ITEMS {}\n", self.0)
     }
@@ -53,10 +53,10 @@ fn program(language: KernelLanguage, items: Items, parts: &[&str]) -> Arc<str> {
     before.into_iter().chain(parts.iter().copied()).collect::<Vec<_>>().join("\n").into()
 }
 
-/// Shared code of the kernels with f16 activations.
+/// Code that all kernels with f16 activations share.
 const HALF_ROWS: &str = include_str!("../half_rows/half_rows.cl");
 
-/// Returns the language-dependent part of a text.
+/// Returns the part of a text that depends on the language.
 fn prelude(language: KernelLanguage) -> &'static str {
     match language {
         KernelLanguage::OpenClC => include_str!("prelude.cl"),
@@ -65,7 +65,7 @@ fn prelude(language: KernelLanguage) -> &'static str {
     }
 }
 
-/// Names of a variant, by language.
+/// Names of a variant in each language.
 #[derive(Clone, Copy)]
 struct Names {
     opencl: &'static str,
@@ -73,7 +73,8 @@ struct Names {
     hip: &'static str,
 }
 
-/// Names of a variant in each language: `names!("-tiled")` gives `opencl-tiled` and so on.
+/// Returns the names of a variant from their common ending: `names!("-tiled")` gives `opencl-tiled` and so
+/// on.
 macro_rules! names {
     ($way:literal) => {
         $crate::c_family::Names {
@@ -102,9 +103,9 @@ struct Function {
 }
 
 impl Function {
-    /// Returns one variant per language. OpenCL devices store weights in `Rows16`, but the row-major sources
-    /// also exist in OpenCL C, so that tests can run them on any OpenCL driver. Other languages have variants
-    /// only for the layout that they use.
+    /// Returns one variant per language. OpenCL devices store weights in `Rows16`. The row-major sources
+    /// nevertheless have variants in OpenCL C, so that tests can run them on any OpenCL driver. In CUDA C++
+    /// and HIP C++, there are only variants for the layout that the language uses.
     fn variants(self) -> impl Iterator<Item = Variant> {
         let reads_own = move |language| self.layout == self.kernel.layout(|t| layout_in(t, language));
         let languages = LANGUAGES.into_iter().filter(move |&l| l == KernelLanguage::OpenClC || reads_own(l));

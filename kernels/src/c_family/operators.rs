@@ -10,7 +10,7 @@ use std::sync::Arc;
 /// Work items per group of a tiled operator: `LINE` × `LANE` = 16 × 8 in the source.
 const TILE_ITEMS: Items = Items(128);
 
-/// Local memory of two tiles, with some margin.
+/// Upper bound of the local memory for two tiles, in bytes.
 const TILE_BYTES: u64 = 10 << 10;
 
 /// Work items per attention group: 16 × 16 or 64 × 4 in the source.
@@ -23,7 +23,7 @@ pub(super) fn variants() -> Vec<Variant> {
     products.chain(attention).chain(convolutions).flat_map(Function::variants).collect()
 }
 
-/// Returns a function that composes a text for a type known at compile time.
+/// Returns a function that composes the text for an element type. The type is known at compile time.
 macro_rules! composer {
     ($element:expr, $compose:expr) => {
         match $element {
@@ -34,7 +34,7 @@ macro_rules! composer {
     };
 }
 
-/// Returns the source that reads values of a type.
+/// Returns the source that reads values of type `element`.
 fn elements(element: ElementType) -> &'static str {
     match element {
         ElementType::F32 => include_str!("elements/f32.cl"),

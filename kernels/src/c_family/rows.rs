@@ -1,4 +1,4 @@
-//! Kernels that read no block weights: the row kernels, attention, and the KV append.
+//! Kernels that read no matrix weights: the row kernels, attention, and KV append.
 
 use super::{Function, HALF_ROWS, Items, matrix_units, names, program};
 use crate::kernel::{Activations, Kernel, KvType};
@@ -11,16 +11,16 @@ use std::sync::Arc;
 
 const ITEMS: Items = Items(256);
 
-/// Work items that norm a head.
+/// Work items of a group that normalises one head.
 const HEAD_ITEMS: Items = Items(128);
 
-/// Upper bound of the row kernels' local memory.
+/// Upper bound of the local memory of row kernels, in bytes per group.
 const ROW_BYTES: u64 = 4 << 10;
 
-/// Columns per group of the second launch of split attention: `4 * QUADS` in the source.
+/// Number of columns per group of the second launch of split attention: `4 * QUADS` in the source.
 const MERGE_COLUMNS: u32 = 256;
 
-/// Queries that a group of tiled attention processes at once: `QUERIES` in the source.
+/// Maximum number of queries that a group of tiled attention processes at once: `QUERIES` in the source.
 const TILE_QUERIES: u32 = 16;
 
 pub(super) fn variants() -> Vec<Variant> {
@@ -81,7 +81,7 @@ fn function(
     }
 }
 
-/// Composes one program with all row kernels, because they are short and a model needs most of them.
+/// Composes one program with all row kernels. The kernels are short, and a model needs most of them.
 fn row_source(language: KernelLanguage) -> Arc<str> {
     let parts = [
         HALF_ROWS,
@@ -177,7 +177,7 @@ fn merge_grid(constants: &[u32]) -> [u32; 3] {
     [constants[0], constants[2].saturating_mul(constants[3]).div_ceil(MERGE_COLUMNS), 1]
 }
 
-/// Returns row tiles × kv heads. If more heads share a kv head, a tile has fewer rows.
+/// Returns a grid of row tiles × kv heads. The more heads share a kv head, the fewer rows a tile has.
 fn tiled_grid(constants: &[u32]) -> [u32; 3] {
     let (rows, heads, kv_heads) = (constants[0], constants[4], constants[5]);
     let sharing = heads.checked_div(kv_heads).unwrap_or(0).max(1);

@@ -1,9 +1,9 @@
-//! Products of few rows, in CUDA C++ only. Memory bandwidth limits them: a product takes as long as its
-//! weights take to load.
+//! Products with few rows of x, in CUDA C++ only. Memory bandwidth limits them, so a product takes as long as
+//! the device needs to load its weights.
 //!
-//! Weights stream through rings in shared memory. The rings are deep enough to keep memory busy while small
-//! kernels run between two products. A launch may start before the previous one ends, and it prefetches its
-//! first weights without waiting.
+//! Each warp streams weights through a ring in shared memory. The rings are deep enough to keep memory busy
+//! while small kernels run between two products. With programmatic dependent launch, a product may start
+//! before the previous launch ends. It then prefetches its first weights without waiting for that launch.
 
 use super::decode::{Compose, Function, MAX_ROWS};
 use super::weights::WIDEN_ROWS;
@@ -18,35 +18,38 @@ use crate::table::Grid;
 use ragtag_hal::{Feature, KernelLanguage};
 use std::sync::Arc;
 
-/// Rows of x that products with plain weights keep in registers: `M` in their source.
+/// Number of rows of x that products with plain weights keep in registers: `M` in their source.
 const PLAIN_ROWS: u32 = 4;
 
-/// Rows of plain weights in a chunk: `SET` in their sources.
+/// Number of rows of plain weights in a chunk: `SET` in their sources.
 const SET_ROWS: u32 = 4;
 
-/// Columns that are whole blocks in every tensor type.
+/// Number of columns that are whole blocks in every tensor type.
 const WHOLE_COLUMNS: u32 = 256;
 
-/// Groups of 16 weight rows per work group, in products for few rows of x: `MOST_GROUPS` in the sources.
+/// Maximum number of groups of 16 weight rows per work group, in products for few rows of x: `MOST_GROUPS` in
+/// the sources.
 const FEW_GROUPS: u32 = 8;
 
-/// Upper bound of the shared memory for barriers, in bytes.
+/// Upper bound of the shared memory for barriers, in bytes per work group.
 const BARRIERS_BYTES: u32 = 2 << 10;
 
-/// Method of filling the rings with weights.
+/// Method by which a product fills its rings with weights.
 struct Ring {
     requires: &'static [Feature],
     source: &'static str,
     items: Items,
-    /// Upper bound of the rings' shared memory per work group, for one row of x and for few rows.
+    /// Upper bound of the shared memory for rings per work group, in bytes: first for one row of x, then for
+    /// few rows.
     bytes: [u32; 2],
-    /// Columns per chunk of two-byte values, or of block weights for one row of x.
+    /// Number of columns per chunk, for weights of two bytes per value, and for block weights with one row of
+    /// x.
     columns: u32,
 }
 
-/// Fills the ring with the copy engine. It takes so much shared memory that a multiprocessor holds one work
-/// group of a product at a time. With room for two, overlapping launches would distribute work groups
-/// unevenly: two on one multiprocessor and none on another.
+/// Fills the rings with the bulk copy engine. The rings take so much shared memory that a multiprocessor
+/// holds only one work group of a product. If two fitted, overlapping launches would distribute the work
+/// groups unevenly, with two on one multiprocessor and none on another.
 static BULK: Ring = Ring {
     requires: &[Feature::Sm90],
     source: include_str!("ring_bulk.cu"),
@@ -55,7 +58,7 @@ static BULK: Ring = Ring {
     columns: 512,
 };
 
-/// Fills the ring with asynchronous copies by the work items, and takes little shared memory.
+/// Fills the rings with asynchronous copies by the work items. The rings take little shared memory.
 static ASYNC: Ring = Ring {
     requires: &[Feature::Sm80],
     source: include_str!("ring_async.cu"),
@@ -64,14 +67,15 @@ static ASYNC: Ring = Ring {
     columns: 256,
 };
 
-/// Number of rows of x that a product supports.
+/// Numbers of rows of x that a product supports.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Rows {
     One,
     Few,
 }
 
-/// The products of every type, better ones first: with int8 activations if the weights are in blocks, with f32 if not.
+/// Returns the products of every type, best first: with int8 activations for block weights, and with f32
+/// activations for plain weights.
 pub(super) fn products() -> Vec<Function> {
     let of_type = |t: TensorType| {
         let few = |blocks, plain| if is_plain(t) { plain } else { blocks };
@@ -153,8 +157,8 @@ fn function(
     }
 }
 
-/// Returns the number of work groups. Each work group gets the same number of weight row groups, at most
-/// `MOST`. All work groups run at once on these multiprocessors, or in as few rounds as that limit allows.
+/// Returns the number of work groups. Each work group gets the same number of groups of 16 weight rows, at
+/// most `MOST`. All work groups run at once on `multiprocessors`, or in as few rounds as this maximum allows.
 fn grid<const MOST: u32>(constants: &[u32], multiprocessors: u32) -> [u32; 3] {
     let groups = constants[2].div_ceil(GROUP_ROWS as u32);
     if constants[0] == 0 || groups == 0 {
@@ -170,12 +174,12 @@ impl Ring {
     }
 }
 
-/// Chunks of weights in flight in a warp's ring.
+/// Size of the chunks of weights in a warp's ring, and their number.
 struct Chunks {
     columns: u32,
-    /// Bytes of a chunk.
+    /// Bytes per chunk.
     stage: u32,
-    /// Chunks in the ring.
+    /// Number of chunks in the ring.
     stages: u32,
 }
 
@@ -202,13 +206,13 @@ impl Chunks {
     }
 }
 
-/// Returns the bytes of each section of a row group for [`WHOLE_COLUMNS`] columns.
+/// Returns the number of bytes that each section of a row group has for [`WHOLE_COLUMNS`] columns.
 fn section_bytes(tensor_type: TensorType) -> Vec<u32> {
     let bytes = sections(tensor_type).iter().map(|s| WHOLE_COLUMNS as usize / s.columns * s.bytes);
     bytes.map(|bytes| bytes as u32).collect()
 }
 
-/// Returns a macro that gives the sources the result of [`section_bytes`].
+/// Returns macros that define the results of [`section_bytes`] for the sources.
 fn define_sections(tensor_type: TensorType) -> String {
     let bytes = section_bytes(tensor_type);
     let of_section = |(s, bytes): (usize, &u32)| format!("(s) == {s} ? {bytes} : ");

@@ -1,4 +1,4 @@
-//! Kernels that read weights: embedding, products and dequantization, each per tensor type.
+//! Kernels that read weights: embedding, products and dequantization, each for every tensor type.
 
 use super::{Function, HALF_ROWS, Items, Names, names, program};
 use crate::blocks::TensorType;
@@ -10,23 +10,24 @@ use crate::{add, embed, matmul, widen};
 use ragtag_hal::KernelLanguage;
 use std::sync::Arc;
 
-/// Rows of x, and rows of weights, per group of the tiled product.
+/// Number of rows of x, and number of rows of weights, per group of the tiled product.
 const TILE: u32 = 64;
 
 const EMBED_ITEMS: Items = Items(256);
-/// Plain weights take many bytes per row of x. Hiding the memory latency needs many work items. Devices
-/// with smaller groups or less local memory use the variant for four rows.
+/// Work items per group for plain weights and one row of x. Plain weights have many bytes per value, and
+/// hiding the latency of their loads needs many work items. Devices with smaller groups or less local memory
+/// use the variant for four rows.
 const WIDE_ITEMS: Items = Items(1024);
 const GEMV_ITEMS: Items = Items(256);
 const TILED_ITEMS: Items = Items(128);
-/// Work items per group: 16 for each of its [`widen::GROUP_COLUMNS`] / 32 = 16 blocks.
+/// Work items per group: 16 for each of its [`widen::GROUP_COLUMNS`] / 32 = 16 blocks of columns.
 const WIDEN_ITEMS: Items = Items(256);
 
-/// Work items that share a row of weights: `SHARING` in the source of the row-major products.
+/// Number of work items that share a row of weights: `SHARING` in the source of the row-major products.
 const SHARING: u32 = 32;
 
-/// Minimum rows of x for dequantized weights. From here on, dequantizing once to f16 for matrix units costs
-/// less than unpacking weights inside the product.
+/// Minimum number of rows of x for which products use dequantized weights. For fewer rows, it is faster to
+/// unpack the weights inside the product than to dequantize them once to f16 for matrix units.
 pub(super) const WIDEN_ROWS: u32 = 32;
 
 pub(super) fn variants() -> Vec<Variant> {
@@ -62,7 +63,7 @@ fn embedding(names: Names, tensor_type: TensorType, layout: Layout, source: Comp
     }
 }
 
-/// Returns the products for one row of x, for a few rows, and for many.
+/// Returns the products of `tensor_type` with `activations`: for one row of x, for a few rows, and for many.
 fn matmul_functions(tensor_type: TensorType, activations: Activations) -> [Function; 4] {
     let gemv = |names, max_rows, source| Function {
         kernel: Kernel::MatMul(tensor_type, activations),
@@ -121,7 +122,7 @@ fn tiled(
     }
 }
 
-/// Returns all kernels that read plain weights in row-major layout with f32 activations.
+/// Returns all kernels with f32 activations that read plain weights in the row-major layout.
 fn row_major_functions(tensor_type: TensorType) -> [Function; 5] {
     let form = (Layout::RowMajor, Activations::F32);
     let gemv = |names, max_rows, source| Function {
@@ -150,8 +151,8 @@ fn half_product_function(tensor_type: TensorType) -> Function {
     Function { min_rows: NEVER, ..function }
 }
 
-/// Returns the kernel that dequantizes weights. It pays off only with matrix units and enough rows. The
-/// product's variants check for matrix units.
+/// Returns the kernel that dequantizes weights. It is worthwhile only on devices with matrix units and with
+/// enough rows. The variants of the product check for matrix units.
 fn widen_function(tensor_type: TensorType) -> Function {
     Function {
         kernel: Kernel::Widen(tensor_type),
@@ -168,17 +169,17 @@ fn widen_function(tensor_type: TensorType) -> Function {
     }
 }
 
-/// Returns one group of 16 weight rows per work group.
+/// Returns one work group per group of 16 weight rows.
 fn gemv_grid(constants: &[u32]) -> [u32; 3] {
     if constants[0] == 0 { [0; 3] } else { [constants[2].div_ceil(GROUP_ROWS as u32), 1, 1] }
 }
 
-/// Returns several weight rows per work group.
+/// Returns one work group per `GEMV_ITEMS / SHARING` weight rows.
 fn rows_grid(constants: &[u32]) -> [u32; 3] {
     if constants[0] == 0 { [0; 3] } else { [constants[2].div_ceil(GEMV_ITEMS.0 / SHARING), 1, 1] }
 }
 
-/// Returns tiles of rows of x × tiles of weight rows. Neighbouring groups read the same weights.
+/// Returns a grid of tiles of rows of x × tiles of weight rows. Neighbouring groups read the same weights.
 fn tiled_grid(constants: &[u32]) -> [u32; 3] {
     [constants[0].div_ceil(TILE), constants[2].div_ceil(TILE), 1]
 }
@@ -188,13 +189,13 @@ pub(super) const QUANTISED: &str = include_str!("weights/quantised.cl");
 const ROW_MAJOR: &str = include_str!("weights/row_major.cl");
 const VALUES: &str = include_str!("weights/values.cl");
 
-/// Returns the sources that read weights of this type from `Rows16`.
+/// Returns the sources that read weights of `tensor_type` in the `Rows16` layout.
 fn reader(tensor_type: TensorType) -> [&'static str; 3] {
     let own = tensor_type.row().c;
     if tensor_type.block_values() == 1 { [own, PLAIN, ""] } else { [QUANTISED, own, VALUES] }
 }
 
-/// Returns the work items of a product for `m` rows of x.
+/// Returns the work items per group of a product with up to `m` rows of x.
 fn gemv_items(tensor_type: TensorType, m: u32) -> Items {
     if m == 1 && tensor_type.block_values() == 1 { WIDE_ITEMS } else { GEMV_ITEMS }
 }
@@ -212,7 +213,7 @@ const GEMV: &str = include_str!("../matmul/gemv.cl");
 const TILED: &str = include_str!("../matmul/tiled_exact.cl");
 const F32_ROWS: &str = include_str!("../matmul/f32_rows.cl");
 
-/// Composes a product for `M` rows of f32 activations.
+/// Composes a product for up to `M` rows of f32 activations.
 fn exact_gemv<const M: u32>(language: KernelLanguage, tensor_type: TensorType) -> Arc<str> {
     let input = format!("#define M {M}\n#define INPUT float\n#define ROW_LENGTH(k) (k)\n");
     let sums = match tensor_type.block_values() {
@@ -222,7 +223,7 @@ fn exact_gemv<const M: u32>(language: KernelLanguage, tensor_type: TensorType) -
     with_reader(language, tensor_type, gemv_items(tensor_type, M), &[&input, sums, GEMV])
 }
 
-/// Composes a product for `M` rows of int8 activations.
+/// Composes a product for up to `M` rows of int8 activations.
 fn fast_gemv<const M: u32>(language: KernelLanguage, tensor_type: TensorType) -> Arc<str> {
     let input = format!("#define M {M}\n#define INPUT uchar\n#define ROW_LENGTH(k) row_bytes(k)\n");
     with_reader(
@@ -241,7 +242,7 @@ fn fast_tiled(language: KernelLanguage, tensor_type: TensorType) -> Arc<str> {
     with_reader(language, tensor_type, TILED_ITEMS, &[BLOCKS, include_str!("../matmul/tiled_fast.cl")])
 }
 
-/// Composes a program for plain weights in row-major layout.
+/// Composes a program that reads plain weights in the row-major layout.
 fn with_rows(language: KernelLanguage, tensor_type: TensorType, items: Items, parts: &[&str]) -> Arc<str> {
     let reader = [tensor_type.row().c, ROW_MAJOR];
     program(language, items, &[&reader[..], parts].concat())
@@ -251,7 +252,7 @@ fn row_major_embed_source(language: KernelLanguage, tensor_type: TensorType) -> 
     with_rows(language, tensor_type, EMBED_ITEMS, &[include_str!("../embed/embed.cl")])
 }
 
-/// Composes a row-major product for `M` rows of f32 activations.
+/// Composes a row-major product for up to `M` rows of f32 activations.
 fn row_major_gemv<const M: u32>(language: KernelLanguage, tensor_type: TensorType) -> Arc<str> {
     let rows = format!("#define M {M}\n");
     with_rows(language, tensor_type, GEMV_ITEMS, &[&rows, include_str!("../matmul/rows.cl")])

@@ -6,41 +6,42 @@ use crate::kernel::{Activations, ElementType, Kernel};
 use crate::{half_rows, quantize};
 use half::{bf16, f16};
 
-/// Expected contents of a binding after a launch. `None` means unchanged.
+/// Expected contents of a binding after a launch. A value of `None` must be unchanged.
 #[derive(Clone, Debug)]
 pub enum Content {
     /// f32 values. NaN matches NaN.
     F32(Vec<Option<f64>>),
-    /// f32 values. `None` accepts any value.
+    /// f32 values. Where the value is `None`, the check accepts any value.
     SomeF32(Vec<Option<f64>>),
     /// f16 values. NaN matches NaN.
     F16(Vec<Option<f64>>),
-    /// f32 values that are copied rather than computed. They must be equal, whatever the tolerance. NaN
-    /// matches NaN.
+    /// f32 values that the kernel copies rather than computes. They must be equal, regardless of the
+    /// tolerance. NaN matches NaN.
     Same(Vec<Option<f32>>),
-    /// Copied f32 values. `None` accepts any value.
+    /// Copied f32 values. Where the value is `None`, the check accepts any value.
     SomeSame(Vec<Option<f64>>),
-    /// Values of an operator's type, in whole words. The launch writes all of them. For 16-bit types, the
-    /// error is the distance beyond that of the nearest representable value. Infinities and NaN must match.
+    /// Values of an operator's type, padded to 32-bit words. The launch writes all of them. For 16-bit types,
+    /// the error is the distance in excess of that of the nearest representable value. Infinities and NaN
+    /// must match.
     Elements {
         /// Type of the values.
         element: ElementType,
-        /// Values before rounding.
+        /// Expected values before rounding.
         values: Vec<f64>,
     },
-    /// 32-bit words, bit for bit.
+    /// 32-bit words, compared bit for bit.
     Words(Vec<Option<u32>>),
-    /// File blocks, in whole words. The error is how much further these blocks are from `values` than the
-    /// reference's blocks, apart from ties.
+    /// File blocks, padded to 32-bit words. The error is the amount by which their distance from `values`
+    /// exceeds that of the reference's blocks. Small excesses from ties do not count.
     Blocks {
         /// Type of the blocks.
         tensor_type: TensorType,
-        /// Values that were quantized.
+        /// Values that the kernel quantized.
         values: Vec<f32>,
     },
-    /// Rows of int8 or f16 activations with this many columns. `None` means that a row is not written.
+    /// Rows of activations with `columns` columns each. The launch must not write a row that is `None`.
     Rows {
-        /// Form of the activations.
+        /// Type of the activations.
         activations: Activations,
         /// Columns per row.
         columns: usize,
@@ -49,40 +50,41 @@ pub enum Content {
     },
 }
 
-/// Expected result in one binding.
+/// Expected contents of one binding.
 #[derive(Clone, Debug)]
 pub struct Expected {
     /// Index of the binding.
     pub binding: usize,
-    /// Expected content.
+    /// Expected contents.
     pub content: Content,
 }
 
-/// One launch: inputs and expected outputs.
+/// One launch of a kernel: its inputs and expected outputs.
 #[derive(Clone, Debug)]
 pub struct Case {
     /// Name for messages.
     pub label: String,
-    /// Kernel of the launch.
+    /// Kernel that is launched.
     pub kernel: Kernel,
     /// Constants, in the ABI's order.
     pub constants: Vec<u32>,
-    /// Bindings before the launch, in the ABI's order. Values that the launch must write are initially NaN or
-    /// 0xFF bytes. Where the launch must write NaN, they are numbers.
+    /// Contents of the bindings before the launch, in the ABI's order. Values that the launch must write are
+    /// NaN or 0xFF bytes. Where the launch must write NaN, they are numbers instead.
     pub bindings: Vec<Vec<u8>>,
-    /// Expected results. Bindings that are not listed must not change.
+    /// Expected contents after the launch. All bindings that are not in this list must be unchanged.
     pub expected: Vec<Expected>,
-    /// Maximum relative error ‖out − expected‖ / ‖expected‖. It is the variant's bound in cases of a variant,
-    /// and the kernel's bound otherwise.
+    /// Maximum relative error ‖out − expected‖ / ‖expected‖. In the cases of a variant, this is the variant's
+    /// bound. Otherwise it is the kernel's bound.
     pub tolerance: f64,
 }
 
 impl Case {
-    /// Checks the bindings after the launch. Returns the largest relative error of its outputs.
+    /// Checks the contents of the bindings after the launch. Returns the largest relative error of the
+    /// outputs.
     ///
     /// # Errors
-    /// Describes the failure: an error beyond the tolerance (NaN counts as beyond), or changed bytes outside
-    /// the output.
+    /// Describes the failure: an error that is NaN or exceeds the tolerance, or changed bytes outside the
+    /// output.
     pub fn check(&self, after: &[Vec<u8>]) -> Result<f64, String> {
         let lengths = |bindings: &[Vec<u8>]| bindings.iter().map(Vec::len).collect::<Vec<_>>();
         if lengths(after) != lengths(&self.bindings) {
@@ -210,13 +212,13 @@ fn rounding(element: ElementType, values: &[f64], after: &[u8]) -> Result<f64, S
     Ok(distance.relative())
 }
 
-/// Tolerance for ties, relative to the distance of the reference. A scale or quant may lie halfway between
-/// two integers. The last bit of a quotient then decides, and most GPUs do not round quotients correctly. One
-/// 6-bit scale affects 32 values.
+/// Tolerance for ties, as a fraction of the reference's distance. A scale or quant may lie halfway between
+/// two integers. The last bit of a quotient then decides the rounding, and most GPUs do not round quotients
+/// correctly. One 6-bit scale affects 32 values.
 const TIES: f64 = 0.01;
 
-/// Returns how much further blocks are from the values than the reference's blocks, apart from ties, relative
-/// to the norm of the values.
+/// Returns the amount by which the relative distance between `blocks` and `values` exceeds that of the
+/// reference's blocks, beyond the tolerance for ties.
 fn excess(tensor_type: TensorType, values: &[f32], blocks: &[u8]) -> Result<f64, String> {
     let bytes = values.len() / tensor_type.block_values() * tensor_type.block_bytes();
     let Some((blocks, padding)) = blocks.split_at_checked(bytes) else {
@@ -239,7 +241,7 @@ fn excess(tensor_type: TensorType, values: &[f32], blocks: &[u8]) -> Result<f64,
     Ok(if excess < 0.0 { 0.0 } else { excess })
 }
 
-/// Returns the values of a row of activations.
+/// Decodes one row of activations to its values.
 fn values_of_row(activations: Activations, row: &[u8], columns: usize) -> Result<Vec<f64>, String> {
     match activations {
         Activations::F32 => Ok(row.as_chunks().0.iter().map(|b| f64::from(f32::from_le_bytes(*b))).collect()),
@@ -276,7 +278,7 @@ fn error_of_values<const N: usize>(
     Ok(distance.relative())
 }
 
-/// Checks that all words have their expected values.
+/// Checks that all words have their expected values. A word of `None` must be unchanged.
 fn all_words<T: std::fmt::Debug>(
     expected: &[Option<T>],
     before: &[u8],
@@ -298,7 +300,7 @@ fn all_words<T: std::fmt::Debug>(
     Ok(0.0)
 }
 
-/// Accumulates ‖out − expected‖ and ‖expected‖.
+/// Accumulates ‖out − expected‖ and ‖expected‖, value by value.
 #[derive(Default)]
 struct Distance {
     difference: f64,
@@ -320,12 +322,12 @@ impl Distance {
     }
 }
 
-/// Returns the first `written` values, and `None` for the rest.
+/// Returns the first `written` values, and `None` for the others, which must be unchanged.
 pub(crate) fn untouched_after(values: Vec<f64>, written: usize) -> Vec<Option<f64>> {
     values.into_iter().enumerate().map(|(i, v)| (i < written).then_some(v)).collect()
 }
 
-/// Builds a case, binding by binding.
+/// Builder that adds the bindings of a case one by one.
 pub(crate) struct Build(Case);
 
 impl Build {
@@ -353,7 +355,7 @@ impl Build {
         self.bytes(values.iter().flat_map(|v| v.to_le_bytes()).collect())
     }
 
-    /// Adds bytes of 0xFF, which is NaN in every float format.
+    /// Adds a binding of 0xFF bytes, which are NaN in every float format.
     pub fn poison(self, bytes: usize) -> Self {
         self.bytes(vec![0xff; bytes])
     }
@@ -367,13 +369,13 @@ impl Build {
         self.expect(binding, Content::F32(values)).done()
     }
 
-    /// Adds poisoned values of an operator's type. The launch writes all of them.
+    /// Adds an output binding of poisoned values of type `element`. The launch writes all of them.
     pub fn expect_elements(self, binding: usize, element: ElementType, values: Vec<f64>) -> Case {
         let bytes = (values.len() as u64 * element.bytes()).next_multiple_of(4);
         self.poison(bytes as usize).expect(binding, Content::Elements { element, values }).done()
     }
 
-    /// Adds poisoned rows of activations. The launch writes the rows in use.
+    /// Adds an output binding of poisoned rows of activations. The launch writes the rows in use.
     pub fn expect_rows(
         self,
         binding: usize,
@@ -431,7 +433,7 @@ mod tests {
         assert!(check(0.0).is_err());
     }
 
-    /// Returns whether an exact check accepts these words. The last word must stay unchanged.
+    /// Returns whether an exact check accepts the words `after`. The last of them must be unchanged.
     fn passes(content: Content, after: [u32; 3]) -> bool {
         let case = Build::new(Kernel::TopK, "test".into(), &[]).words(&[7; 3]).expect(0, content).done();
         case.check(&[after.iter().flat_map(|w| w.to_le_bytes()).collect()]).is_ok()

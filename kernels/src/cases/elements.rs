@@ -1,19 +1,19 @@
-//! Values of the operators' types, both as stored bytes and as numbers.
+//! Values of element types, both as stored bytes and as numbers.
 
 use super::Random;
 use crate::kernel::ElementType;
 use half::{bf16, f16};
 
-/// Values of a type.
+/// Values that are rounded to an element type.
 pub(crate) struct Stored {
-    /// Stored values, padded to a multiple of four bytes.
+    /// The values as stored, padded to a multiple of four bytes.
     pub bytes: Vec<u8>,
-    /// Values that the bytes represent.
+    /// The values that the stored bytes represent.
     pub values: Vec<f64>,
 }
 
 impl Stored {
-    /// Rounds values to the type. Padding in the last word is NaN.
+    /// Rounds `values` to type `element`. Padding in the last word is NaN.
     pub fn new(element: ElementType, values: &[f32]) -> Self {
         let mut bytes: Vec<u8> = match element {
             ElementType::F32 => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
@@ -30,8 +30,8 @@ impl Stored {
     }
 }
 
-/// Returns the start of each row. `dimensions` lists the (count, stride) of each dimension along which rows
-/// repeat, and the last dimension varies fastest.
+/// Returns the index of the first value of each row. `dimensions` lists the (count, stride) of each dimension
+/// along which rows repeat. The last dimension varies fastest.
 pub(crate) fn row_starts(dimensions: &[(usize, usize)]) -> Vec<usize> {
     dimensions.iter().fold(vec![0], |starts, &(count, stride)| {
         starts.into_iter().flat_map(|start| (0..count).map(move |i| start + i * stride)).collect()
@@ -39,14 +39,14 @@ pub(crate) fn row_starts(dimensions: &[(usize, usize)]) -> Vec<usize> {
 }
 
 impl Random {
-    /// Returns a random type.
+    /// Returns a random element type.
     pub fn element(&mut self) -> ElementType {
         ElementType::ALL[self.below(ElementType::ALL.len())]
     }
 
-    /// Returns rows of `width` values between −`size` and `size`. `dimensions` lists the (count, stride) of
-    /// each dimension along which rows repeat. Gaps are NaN. Returns at least one value, because devices
-    /// cannot bind an empty buffer.
+    /// Returns rows of `width` random values between −`size` and `size`. `dimensions` lists the (count,
+    /// stride) of each dimension along which rows repeat. Gaps between rows are NaN. Returns at least one
+    /// value, because devices cannot bind an empty buffer.
     pub fn rows(&mut self, width: usize, dimensions: &[(usize, usize)], size: f32) -> Vec<f32> {
         let starts = row_starts(dimensions);
         let mut out = vec![f32::NAN; starts.iter().max().map_or(0, |last| last + width).max(1)];

@@ -1,6 +1,6 @@
-//! Conformance cases: seeded random inputs for every kernel, with the results of its reference.
+//! Conformance cases: seeded random inputs for every kernel, with the results of the kernel's reference.
 //!
-//! This module knows nothing about devices. The caller copies a case's bindings to the device, launches the
+//! This module does not depend on devices. The caller copies a case's bindings to the device, launches the
 //! kernel, copies the bindings back, and calls [`Case::check`].
 
 mod check;
@@ -16,8 +16,8 @@ use crate::kernel::Kernel;
 use crate::layout::Layout;
 use crate::params::{LOGIT_ROWS, ParamsShape, ROWS};
 
-/// Returns the cases of a kernel. They have odd shapes, capacities beyond the counts, and poisoned outputs.
-/// Weights have the variant's layout, or the CPU layout by default.
+/// Returns the cases of `kernel`. They have odd shapes, capacities beyond the counts, and poisoned outputs.
+/// Weights are in `layout`, or in the layout of the CPU if `layout` is `None`.
 pub fn cases(kernel: Kernel, layout: Option<Layout>, seed: u64) -> Vec<Case> {
     let layout = layout.or(kernel.layout(|_| Layout::Rows16)).unwrap_or(Layout::Rows16);
     match kernel {
@@ -58,8 +58,8 @@ pub fn cases(kernel: Kernel, layout: Option<Layout>, seed: u64) -> Vec<Case> {
     }
 }
 
-/// Returns a case of a random shape, with the layout of weights as in [`cases`]. It depends only on the seed,
-/// which is part of its label.
+/// Returns a case of random shape. `layout` has the same meaning as in [`cases`]. The case depends only on
+/// `seed`, which is part of its label.
 pub fn random_case(kernel: Kernel, layout: Option<Layout>, seed: u64) -> Case {
     let layout = layout.or(kernel.layout(|_| Layout::Rows16)).unwrap_or(Layout::Rows16);
     let case = random_shape(kernel, layout, &mut Random::new(seed));
@@ -105,10 +105,10 @@ fn random_shape(kernel: Kernel, layout: Layout, random: &mut Random) -> Case {
     }
 }
 
-/// Number of groups that exceeds some launch dimensions on some devices.
+/// Number of work groups that exceeds the limit of some launch dimensions on some devices.
 pub(crate) const MANY: usize = 65_537;
 
-/// Rows of a row-wise case.
+/// Row capacity and used rows of a case for a kernel that processes rows.
 #[derive(Clone, Copy)]
 pub(crate) struct RowShape {
     pub capacity: usize,
@@ -120,8 +120,8 @@ const fn rows(capacity: usize, rows: usize, count_word: u32) -> RowShape {
     RowShape { capacity, rows, count_word }
 }
 
-/// Shapes with one row, no row, full and partial capacities, and both count words. The parameters may claim
-/// more rows than the capacity.
+/// Shapes with one row, no row, full and partial capacities, and both count words. In some of them, the
+/// parameters claim more rows than the capacity.
 pub(crate) const ROW_SHAPES: [RowShape; 6] = [
     rows(1, 1, ROWS),
     rows(2, 2, LOGIT_ROWS),
@@ -132,20 +132,21 @@ pub(crate) const ROW_SHAPES: [RowShape; 6] = [
 ];
 
 impl RowShape {
-    /// Returns a shape of up to `most` rows. In half of the cases, all rows are in use.
+    /// Returns a shape with a capacity of up to `most` rows. In at least half of the cases, all rows are in
+    /// use.
     pub fn random(random: &mut Random, most: usize) -> Self {
         let capacity = 1 + random.below(most);
         let used = if random.below(2) == 0 { capacity } else { random.below(capacity + 1) };
         rows(capacity, used, [ROWS, LOGIT_ROWS][random.below(2)])
     }
 
-    /// Returns a name for messages.
+    /// Returns a description of the shape for messages.
     pub fn label(&self, width: usize) -> String {
         format!("{} of {} rows (word {}) × {width}", self.rows, self.capacity, self.count_word)
     }
 
-    /// Returns the header of the parameters. If all rows are in use, the header claims one row more than the
-    /// capacity.
+    /// Returns the header of the parameter block. If all rows are in use, the header claims one row more than
+    /// the capacity.
     pub fn header(&self) -> [u32; 4] {
         let mut words = [99; 4];
         words[self.count_word as usize] =
@@ -154,7 +155,7 @@ impl RowShape {
     }
 }
 
-/// Content of a parameter block.
+/// Contents of a parameter block.
 pub(crate) struct Params {
     pub shape: ParamsShape,
     pub tokens: Vec<u32>,
@@ -165,7 +166,7 @@ pub(crate) struct Params {
 }
 
 impl Params {
-    /// Creates an empty block of this shape.
+    /// Creates an empty block with capacities `shape`.
     pub fn new(shape: ParamsShape) -> Self {
         let empty = Vec::new;
         Self {
@@ -178,7 +179,7 @@ impl Params {
         }
     }
 
-    /// Returns the block as words. Its row count is the length of the longest list. Unused words are
+    /// Returns the block as words. Its row count is the length of the longest list of rows. Unused words are
     /// poisoned.
     pub fn words(&self) -> Vec<u32> {
         let mut words = vec![u32::MAX; self.shape.words()];

@@ -3,7 +3,7 @@
 use crate::blocks::{TensorType, quantise};
 use half::f16;
 
-/// A small generator (SplitMix64) with the same sequence on every machine.
+/// A small random number generator (SplitMix64) with the same sequence on every machine.
 pub(crate) struct Random(u64);
 
 impl Random {
@@ -19,12 +19,12 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// Returns a number below `bound`, which must not be zero.
+    /// Returns a random number below `bound`, which must not be zero.
     pub fn below(&mut self, bound: usize) -> usize {
         (self.next() % bound as u64) as usize
     }
 
-    /// Returns a number between −`size` and `size`.
+    /// Returns a random number between −`size` and `size`.
     pub fn float(&mut self, size: f32) -> f32 {
         ((self.next() >> 40) as f32 / (1u64 << 23) as f32 - 1.0) * size
     }
@@ -33,7 +33,8 @@ impl Random {
         (0..count).map(|_| self.float(size)).collect()
     }
 
-    /// Returns a row that is difficult to sort: equal values, NaN, or infinities, depending on `i`.
+    /// Returns a row that is difficult to sort. It contains equal values, NaN, or infinities, depending on
+    /// `i`.
     pub fn awkward(&mut self, i: usize, width: usize) -> Vec<f32> {
         let mut row = self.floats(width, 30.0);
         let (nan, infinity) = (f32::NAN, f32::INFINITY);
@@ -50,7 +51,7 @@ impl Random {
         row
     }
 
-    /// Returns 0 … `count` − 1 in random order.
+    /// Returns the numbers 0 … `count` − 1 in random order.
     pub fn shuffled(&mut self, count: usize) -> Vec<u32> {
         let mut out: Vec<u32> = (0..count as u32).collect();
         for i in (1..count).rev() {
@@ -59,7 +60,8 @@ impl Random {
         out
     }
 
-    /// Returns random file blocks with any quants and with scales as in a model.
+    /// Returns random file blocks with arbitrary quants, and with scales of the size that they have in
+    /// models.
     pub fn blocks(&mut self, tensor_type: TensorType, values: usize) -> Vec<u8> {
         let mut out = vec![0; values / tensor_type.block_values() * tensor_type.block_bytes()];
         if tensor_type.block_values() == 1 {

@@ -1,5 +1,5 @@
 //! Convolution of images with stride, padding, dilation and groups. As in most neural-network libraries, the
-//! kernel is not flipped.
+//! kernel is not flipped, so this is strictly a cross-correlation.
 //!
 //! | binding | |
 //! | --- | --- |
@@ -10,20 +10,21 @@
 //! The constants are:
 //! - batch, channels, height, width, out channels, groups;
 //! - kernel height and width;
-//! - stride, padding and dilation, each first vertical, then horizontal. The padding is that above and to the
-//!   left;
+//! - stride, padding and dilation, each as a pair (vertical, horizontal). The padding is the padding above
+//!   and to the left of the image;
 //! - out height and width.
 //!
-//! The size of out determines the padding below and to the right; [`out_size`] computes the usual size.
-//! Kernels read 16-bit types as whole words, so these bindings are multiples of four bytes.
+//! The size of `out` determines the padding below and to the right of the image. [`out_size`] computes the
+//! usual size. Kernels read 16-bit types in 32-bit words, so the size of these bindings is a multiple of four
+//! bytes.
 //!
 //! out[b, o, i, j] = Σ weights[o, c, y, x'] · x[b, first channel of o's group + c, i · stride + y · dilation
-//! − padding, …] over c, y and x'. Outside the image, x is zero. The number of groups divides the channels
-//! and the out channels. Sums are f32.
+//! − padding, …] over c, y and x'. Outside the image, x is zero. The number of groups divides both the number
+//! of channels and the number of out channels. Sums are f32.
 //!
-//! Kernels compute a matrix product of the weights and columns of x, but never store the columns (Chetlur et
-//! al., 2014). A group of the launch computes [`TILE`] out channels of [`TILE`] pixels. There are at most 2³¹
-//! − 1 groups, and coordinates are below 2³¹.
+//! The kernels compute the convolution as a matrix product of the weights and image columns, but never store
+//! the columns (Chetlur et al., 2014). A work group computes [`TILE`] out channels of [`TILE`] pixels. There
+//! are at most 2³¹ − 1 work groups, and coordinates are below 2³¹.
 
 use crate::abi::{IMPOSSIBLE, product, values};
 use crate::cases::{Build, Case, MANY, Random, Stored};
@@ -33,7 +34,7 @@ use ragtag_hal::{Access, EntryAbi};
 
 macro_rules! abis {
     ($($name:ident),*) => {
-        /// Returns the binary interface for values of this type.
+        /// Returns the binary interface for values of type `element`.
         pub fn abi(element: ElementType) -> &'static EntryAbi {
             match element {
                 $(ElementType::$name => {
@@ -51,8 +52,9 @@ macro_rules! abis {
 }
 abis!(F32, F16, BF16);
 
-/// Returns the number of kernel positions along an axis of `size`. `padding` is the sum of the padding at
-/// both ends. Returns zero if the kernel does not fit, or if the stride is zero.
+/// Returns the size of the output along an axis on which the image has `size` values. `padding` is the total
+/// padding at both ends. Returns zero if the kernel does not fit into the padded image, or if the stride is
+/// zero.
 pub fn out_size(size: u32, padding: u32, kernel: u32, stride: u32, dilation: u32) -> u32 {
     let covered = u64::from(dilation) * u64::from(kernel.saturating_sub(1)) + 1;
     let free = (u64::from(size) + u64::from(padding)).checked_sub(covered).filter(|_| kernel > 0);
@@ -60,14 +62,14 @@ pub fn out_size(size: u32, padding: u32, kernel: u32, stride: u32, dilation: u32
     steps.map_or(0, |steps| u32::try_from(steps + 1).unwrap_or(u32::MAX))
 }
 
-/// The constants by name.
+/// The constants of a launch, by name.
 #[derive(Clone, Copy)]
 pub(crate) struct Sizes {
     pub batch: u32,
     pub channels: u32,
     pub groups: u32,
     pub out_channels: u32,
-    /// Each of the following is (vertical, horizontal).
+    /// This field and all fields below it are pairs (vertical, horizontal).
     pub size: [u32; 2],
     pub kernel: [u32; 2],
     pub stride: [u32; 2],
@@ -77,7 +79,7 @@ pub(crate) struct Sizes {
 }
 
 impl Sizes {
-    /// Returns `None` if the number of constants differs from the ABI's.
+    /// Reads the constants. Returns `None` if their number differs from the ABI's.
     #[inline(always)]
     pub fn new(constants: &[u32]) -> Option<Self> {
         let &[batch, channels, h, w, out_channels, groups, ref axes @ ..] = constants else { return None };
@@ -107,7 +109,8 @@ impl Sizes {
     }
 
     /// Returns images × channel groups, tiles of out channels, and tiles of pixels. Returns `None` if there
-    /// are too many, if the groups do not divide the channels, or if a coordinate is too large.
+    /// are too many tiles, if the number of groups does not divide both numbers of channels, or if a
+    /// coordinate is too large.
     fn tiles(&self) -> Option<[u32; 3]> {
         let divides = |channels: u32| channels.checked_rem(self.groups) == Some(0);
         let below = |x: &u64| *x <= i32::MAX as u64;
@@ -142,7 +145,8 @@ fn extents(element: ElementType, constants: &[u32], out: &mut [u64]) {
     ]);
 }
 
-/// Returns all tiles in the first dimension, which has the largest limit on every device.
+/// Returns the number of tiles as the first dimension of the grid, which has the largest limit on every
+/// device.
 pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     let Some(sizes) = Sizes::new(constants) else { return [0; 3] };
     let groups = match sizes.tiles() {
@@ -195,7 +199,8 @@ pub(crate) fn cases(element: ElementType, seed: u64) -> Vec<Case> {
     shapes.into_iter().map(|sizes| case(element, &mut random, sizes)).collect()
 }
 
-/// Returns a random convolution. A few cases have more groups than some devices allow in one dimension.
+/// Returns a random convolution. A few of these cases have more work groups than some devices allow in one
+/// dimension.
 pub(crate) fn random_case(element: ElementType, random: &mut Random) -> Case {
     let mut few = |bound: usize| random.below(bound) as u32;
     let many = few(64) == 0;

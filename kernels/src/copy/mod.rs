@@ -1,18 +1,18 @@
-//! Copy: reads elements by strides and converts their type. Casts, transpositions, slices and broadcasts are
-//! all copies.
+//! Copy: reads elements by strides and converts their type. This operator implements casts, transpositions,
+//! slices and broadcasts.
 //!
 //! | binding | |
 //! | --- | --- |
-//! | 0 | x: elements of `from`; only those selected by sizes and strides are read |
-//! | 1 | out: elements of `to`, as many as the product of the sizes, written |
+//! | 0 | x: elements of type `from`; the kernel reads only those that sizes and strides select |
+//! | 1 | out: elements of type `to`, contiguous; their number is the product of the sizes; written |
 //!
 //! The constants are from, to (the [numbers](crate::elements::number) of these types), first, 6 sizes, and 6
-//! strides, outermost first. The first element read is element `first` of x. Strides are in elements and may
-//! be zero. There are fewer than 2^32 elements.
+//! strides. Sizes and strides start with the outermost dimension. The first element that the kernel reads is
+//! element `first` of x. Strides are in elements and may be zero. There are fewer than 2^32 elements.
 //!
-//! Elements are rounded to nearest, ties to even. Values that are too large become infinite, and NaN is
-//! preserved. If both types are equal, bits are copied. [`crate::elements`] defines the padding of odd
-//! numbers of 16-bit elements.
+//! The kernel rounds to nearest, ties to even. Values beyond the range of the output type become infinite,
+//! and NaN is preserved. If both types are equal, the kernel copies the bits. [`crate::elements`] defines the
+//! padding after an odd number of 16-bit elements.
 
 use crate::abi::product;
 use crate::cases::{Build, Case, Content, Random};
@@ -36,14 +36,14 @@ pub static ABI: EntryAbi = EntryAbi {
     },
 };
 
-/// Returns one work item per output word.
+/// Returns the grid for one work item per output word.
 pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     let count = product(&constants[3..3 + RANK]);
     elements::grid(count.div_ceil(in_a_word(constants[1]).unwrap_or(1).into()) as u32)
 }
 
-/// Returns random elements: values of widely varying magnitude, and raw bit patterns, which include
-/// subnormals, infinities and NaNs.
+/// Returns the bits of random elements. Some are values of widely varying magnitude. Others are random bit
+/// patterns, which include subnormals, infinities and NaNs.
 pub(crate) fn random_elements(random: &mut Random, of: ElementType, count: usize) -> Vec<u32> {
     let bits = |i: usize| {
         let value = random.float(1.0) * 10_f32.powi(random.below(14) as i32 - 8);
@@ -57,13 +57,13 @@ pub(crate) fn random_elements(random: &mut Random, of: ElementType, count: usize
     (0..count).map(bits).collect()
 }
 
-/// Returns sizes or strides, padded to the full rank with `front`.
+/// Returns sizes or strides, padded in front with `front` to [`RANK`] dimensions.
 pub(crate) fn padded(values: &[u32], front: u32) -> impl Iterator<Item = usize> {
     let missing = RANK - values.len();
     std::iter::repeat_n(front, missing).chain(values.iter().copied()).map(|v| v as usize)
 }
 
-/// Returns words that all differ from `wanted`.
+/// Returns words that each differ from the corresponding word of `wanted`.
 pub(crate) fn poison(wanted: &[u32]) -> Vec<u32> {
     wanted.iter().map(|word| !word).collect()
 }
@@ -88,7 +88,7 @@ pub(crate) fn cases(seed: u64) -> Vec<Case> {
     shapes.map(|(from, to, first, sizes, strides)| case(&mut random, from, to, first, sizes, strides)).into()
 }
 
-/// Returns a random copy with one to six dimensions in some order. Some dimensions are broadcast.
+/// Returns a random copy with one to six dimensions in random order. Some of these dimensions are broadcast.
 pub(crate) fn random_case(random: &mut Random) -> Case {
     let mut element = || ElementType::ALL[random.below(3)];
     let (from, to) = (element(), element());

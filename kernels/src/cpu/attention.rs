@@ -1,9 +1,9 @@
-//! Attention over the paged cache.
+//! Attention over the paged KV cache.
 //!
-//! A group computes a tile of rows for one kv head. Rows of a sequence traverse the cache together, in steps
-//! of [`attention::STEP_TOKENS`] positions. In each step, up to four queries share each load of a key. The
-//! output buffer accumulates the weighted sum of values. The arithmetic of a query does not depend on the
-//! queries that share its loads.
+//! A group computes a tile of rows for one kv head. The rows of one sequence traverse the cache together, in
+//! steps of [`attention::STEP_TOKENS`] positions. In each step, up to four queries share each load of a key.
+//! The output buffer accumulates the weighted sums of values. The result of a query does not depend on the
+//! other queries that share its loads.
 
 use super::HostKernel;
 use super::isa::Isa;
@@ -16,13 +16,13 @@ use ragtag_hal::{EntryAbi, HostCall};
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// Cache blocks per step.
+/// Number of cache blocks per step.
 const STEP_BLOCKS: usize = STEP_TOKENS / BLOCK_TOKENS;
 
-/// Heads of one kv head that traverse the cache together.
+/// Maximum number of heads of one kv head that traverse the cache together.
 const TILE_HEADS: usize = 8;
 
-/// Maximum number of queries whose softmax state is kept at once.
+/// Maximum number of queries whose softmax state is in memory at once.
 const TILE_QUERIES: usize = TILE_ROWS as usize * TILE_HEADS;
 
 /// Causal attention.
@@ -77,7 +77,7 @@ impl<E: Stored> HostKernel for Attention<E> {
     }
 }
 
-/// One kv head of a launch.
+/// One kv head of a launch, with the launch's inputs.
 struct Head<'a> {
     call: &'a HostCall<'a>,
     lists: Lists<'a>,
@@ -94,7 +94,7 @@ struct Head<'a> {
     cache_blocks: u32,
 }
 
-/// A query, given by its row of the launch, its head, and its position in the sequence.
+/// A query, identified by its row in the launch, its head, and its position in the sequence.
 #[derive(Clone, Copy, Default)]
 struct Query {
     row: usize,
@@ -103,14 +103,15 @@ struct Query {
 }
 
 impl Query {
-    /// Returns how many positions the query attends to in the step that starts at `start`.
+    /// Returns the number of positions to which the query attends in the step that starts at position
+    /// `start`.
     #[inline(always)]
     fn seen(&self, start: usize) -> usize {
         (self.position + 1).saturating_sub(start).min(STEP_TOKENS)
     }
 }
 
-/// Running softmax of a query: the largest score so far, and the sum of weights per lane.
+/// State of a query's streaming softmax: the largest score so far, and the sum of weights per lane.
 #[derive(Clone, Copy)]
 struct State<S: Isa> {
     largest: f32,
@@ -118,7 +119,8 @@ struct State<S: Isa> {
 }
 
 impl<'a> Head<'a> {
-    /// Returns the block table of a row, or `None` if any position that the row attends to does not exist.
+    /// Returns the block table of a row, or `None` if the row is invalid: if it attends to a position without
+    /// a valid block.
     #[inline(always)]
     fn table(&self, row: usize) -> Option<&'a [u32]> {
         let table = self.lists.table(self.lists.sequence(row))?;
@@ -126,7 +128,7 @@ impl<'a> Head<'a> {
         seen.iter().all(|block| *block < self.cache_blocks).then_some(table)
     }
 
-    /// Returns the output of a query.
+    /// Returns the output values of a query.
     ///
     /// # Safety
     /// The requirements of [`HostCall::write`] apply: the group must own its rows of its heads.
@@ -137,7 +139,7 @@ impl<'a> Head<'a> {
         unsafe { row_mut(self.call, 4, query.row * self.heads + query.head, self.head_dim) }
     }
 
-    /// Computes rows `row..end`. Consecutive rows of the same sequence are computed together.
+    /// Computes rows `row..end` of the launch. Computes consecutive rows of one sequence together.
     ///
     /// # Safety
     /// The requirements of [`Head::out`] apply.
@@ -173,7 +175,7 @@ impl<'a> Head<'a> {
         }
     }
 
-    /// Computes queries of one sequence, over all positions that any of these queries attends to.
+    /// Computes `queries`, all of one sequence, over all positions to which any of them attends.
     ///
     /// # Safety
     /// The requirements of [`Head::out`] apply.
@@ -211,7 +213,7 @@ impl<'a> Head<'a> {
         }
     }
 
-    /// Computes `N` queries over one step.
+    /// Computes `N` queries over the positions of one step.
     ///
     /// # Safety
     /// The requirements of [`Head::out`] apply.
@@ -248,14 +250,14 @@ impl<'a> Head<'a> {
         }
     }
 
-    /// Returns this head's part of a block of keys or values.
+    /// Returns the part of a block of keys or values that belongs to this kv head.
     #[inline(always)]
     fn part<'b, E: Stored>(&self, cache: &'b [u8], block: u32) -> &'b [u8] {
         let bytes = self.head_dim * BLOCK_TOKENS * E::BYTES;
         &cache[(block as usize * self.kv_heads + self.kv_head) * bytes..][..bytes]
     }
 
-    /// Returns q·k for `N` queries and the positions of `blocks`. Scores of missing blocks are arbitrary.
+    /// Returns q·k for `N` queries and the positions of `blocks`. The scores of absent blocks are arbitrary.
     #[inline(always)]
     fn scores<S: Isa, E: Stored, const N: usize>(
         &self,
@@ -287,7 +289,7 @@ impl<'a> Head<'a> {
         sums
     }
 
-    /// Adds weight · value to the outputs of `N` queries, for `positions` of the step.
+    /// Adds weight · value to the outputs of `N` queries, for each of `positions` in the step.
     ///
     /// # Safety
     /// The requirements of [`Head::out`] apply.
@@ -325,7 +327,7 @@ impl<'a> Head<'a> {
         }
     }
 
-    /// Computes `L` × 16 dimensions of [`Head::weigh`], for heads that are whole lanes.
+    /// Computes `L` × 16 dimensions of [`Head::weigh`], for heads whose dimension is a multiple of 16.
     ///
     /// # Safety
     /// The requirements of [`Head::out`] apply.
@@ -376,7 +378,8 @@ impl<'a> Head<'a> {
     }
 }
 
-/// Returns the weights of the first `seen` scores of a step, and the factor that corrects earlier results.
+/// Computes the softmax weights of the first `seen` scores of a step. Returns the factor that rescales the
+/// results of earlier steps.
 #[inline(always)]
 fn soften<S: Isa>(
     s: S,

@@ -1,4 +1,4 @@
-//! Dense attention, query by query, 64 positions at a time.
+//! Dense attention, computed query by query, 64 positions at a time.
 
 use super::HostKernel;
 use super::elements::Element;
@@ -9,7 +9,7 @@ use ragtag_hal::{EntryAbi, HostCall};
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// Dense attention: softmax over the visible positions, times their values.
+/// Dense attention: the softmax over all positions that the mask allows, times their values.
 pub(crate) struct AttentionDense<E>(PhantomData<E>);
 
 impl<E: Element> HostKernel for AttentionDense<E> {
@@ -57,7 +57,7 @@ impl<E: Element> HostKernel for AttentionDense<E> {
     }
 }
 
-/// Rows of a tensor.
+/// Rows of one head of a tensor, with the stride between them.
 struct Rows<'a, E> {
     values: &'a [E],
     first: usize,
@@ -71,7 +71,7 @@ impl<'a, E> Rows<'a, E> {
     }
 }
 
-/// Mask, score parameters, keys and values for the queries of a head.
+/// Everything that the queries of one head share: mask, score parameters, keys and values.
 struct Seen<'a, E> {
     mask: Mask,
     scale: f32,
@@ -81,7 +81,7 @@ struct Seen<'a, E> {
 }
 
 impl<E: Element> Seen<'_, E> {
-    /// Computes the output of a query.
+    /// Computes the output of `query`, which is in row `row`.
     #[inline(always)]
     fn by<S: Isa>(&self, s: S, query: &[E], row: usize, out: &mut [f32]) {
         let (span, prefix) = (self.mask.span(row), self.mask.prefix.min(self.mask.positions));
@@ -112,7 +112,7 @@ impl<E: Element> Seen<'_, E> {
         }
     }
 
-    /// Converts q·k to a score.
+    /// Converts the product q·k to a score.
     #[inline(always)]
     fn capped(&self, dot: f32) -> f32 {
         let score = dot * self.scale;

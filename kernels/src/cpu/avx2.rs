@@ -1,4 +1,4 @@
-//! AVX2 with FMA and F16C. Two registers hold 16 lanes.
+//! AVX2 with FMA and F16C. Two registers together hold 16 lanes.
 
 use super::HostKernel;
 use super::isa::Isa;
@@ -27,7 +27,7 @@ macro_rules! operations {
     )*};
 }
 
-/// Lanes 0 … 7 and 8 … 15.
+/// Lanes 0 … 7 in the first register, and lanes 8 … 15 in the second.
 type Floats = [__m256; 2];
 type Bytes = [__m256i; 2];
 

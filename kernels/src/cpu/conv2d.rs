@@ -1,4 +1,4 @@
-//! Convolution as tiled products of weights and image columns.
+//! Convolution, computed as tiled products of weights and image columns.
 
 use super::HostKernel;
 use super::elements::Element;

@@ -1,17 +1,17 @@
-//! Reads the values of operators as f32.
+//! Reads the values of general operators as f32.
 
 use super::isa::Isa;
 use crate::kernel::ElementType;
 use half::{bf16, f16};
 
-/// A value of an operator's type: plain data.
+/// An element type. Its values are plain data.
 pub(crate) trait Element: Copy + 'static {
-    /// Type of the value.
+    /// The type as a value of [`ElementType`].
     const TYPE: ElementType;
 
     /// Converts the value to f32.
     fn value(self) -> f32;
-    /// Loads sixteen values.
+    /// Loads sixteen values and converts them to f32.
     fn load<S: Isa>(s: S, values: &[Self; 16]) -> S::F;
 }
 
@@ -54,7 +54,7 @@ impl Element for bf16 {
     }
 }
 
-/// Returns sixteen 16-bit values as stored in memory.
+/// Returns the bytes of sixteen 16-bit values, in the order in which memory holds them.
 #[inline(always)]
 fn bytes(values: [[u8; 2]; 16]) -> [u8; 32] {
     std::array::from_fn(|i| values[i / 2][i % 2])

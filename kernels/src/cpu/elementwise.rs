@@ -1,5 +1,5 @@
-//! General operators that compute each value from a few others. Consecutive groups write adjacent ranges, so
-//! all groups of a call together write one range.
+//! General operators that compute each output value from a few input values. Consecutive groups write
+//! adjacent ranges, so all groups of a call together write one range.
 
 use super::HostKernel;
 use super::isa::Isa;
@@ -11,14 +11,14 @@ use crate::{copy, gather_rows, rope};
 use ragtag_hal::{EntryAbi, HostCall};
 use std::ops::Range;
 
-/// Returns the range of items, below `count`, that these groups write.
+/// Returns the range of items that `groups` write, limited to `count`.
 #[inline(always)]
 fn items(groups: Range<u32>, count: usize) -> Range<usize> {
     let item = |group: u32| (group as usize * ITEMS as usize).min(count);
     item(groups.start)..item(groups.end)
 }
 
-/// Writes words of the binding with index `binding`. Each word holds one or two elements.
+/// Writes words of the binding with index `binding`. A word holds one or two elements.
 ///
 /// # Safety
 /// The requirements of [`HostCall::write`] apply.
@@ -40,19 +40,19 @@ unsafe fn write_elements(
     }
 }
 
-/// Returns element `i` as a number.
+/// Returns element `i` of `words` as an f32. `kind` is the number of the element type.
 #[inline(always)]
 fn value(words: &[u32], kind: u32, i: usize) -> f32 {
     f32::from_bits(convert(kind, 0, element(words, kind, i)))
 }
 
-/// Converts a number to the bits of an element.
+/// Converts `value` to the bits of an element whose type has number `kind`.
 #[inline(always)]
 fn bits_of(kind: u32, value: f32) -> u32 {
     convert(0, kind, value.to_bits())
 }
 
-/// Copies elements by strides.
+/// Copies elements by strides and converts their type.
 pub(crate) struct Copy;
 
 impl HostKernel for Copy {
@@ -81,7 +81,7 @@ impl HostKernel for Copy {
     }
 }
 
-/// Gathers rows of a table.
+/// Looks up rows of a table by index.
 pub(crate) struct GatherRows;
 
 impl HostKernel for GatherRows {
@@ -110,8 +110,8 @@ impl HostKernel for GatherRows {
     }
 }
 
-/// Computes the normal distribution function Φ. e^(z²) · erfc(z) is approximately t times a polynomial in t =
-/// 1 / (1 + 0.45 z). The relative error is at most 2 · 10⁻⁶ over the whole tail.
+/// Computes the cumulative normal distribution function Φ. The approximation of e^(z²) · erfc(z) is t times a
+/// polynomial in t = 1 / (1 + 0.45 z). Its relative error is at most 2 · 10⁻⁶ over the whole tail.
 #[inline(always)]
 fn normal(x: f32) -> f32 {
     let t = 1.0 / (1.0 + 0.45 * std::f32::consts::FRAC_1_SQRT_2 * x.abs());
@@ -130,12 +130,12 @@ fn normal(x: f32) -> f32 {
     if x < 0.0 { tail } else { 1.0 - tail }
 }
 
-/// Returns a function in f32.
+/// Returns the f32 implementation of `function`.
 fn function_of(function: Function) -> fn(f32) -> f32 {
     fn positive(x: f32) -> f32 {
         if x < 0.0 { 0.0 } else { x }
     }
-    /// Computes x · factor(x). The limit at −∞ is zero.
+    /// Computes x · factor(x), with its limit of zero at −∞.
     #[inline(always)]
     fn gated(x: f32, factor: impl Fn(f32) -> f32) -> f32 {
         if x < -200.0 { -0.0 } else { x * factor(x) }
@@ -183,7 +183,7 @@ impl HostKernel for Unary {
     }
 }
 
-/// Returns an operation in f32.
+/// Returns the f32 implementation of `operation`.
 fn operation_of(operation: Operation) -> fn(f32, f32) -> f32 {
     match operation {
         Operation::Add => |a, b| a + b,

@@ -1,4 +1,4 @@
-//! Encodes and decodes file blocks one by one, with the reference code.
+//! Encodes and decodes file blocks one by one, with the code of the reference.
 
 use super::HostKernel;
 use super::isa::Isa;
@@ -9,7 +9,7 @@ use crate::kernel::Kernel;
 use ragtag_hal::{EntryAbi, HostCall};
 use std::ops::Range;
 
-/// Returns the range of blocks, below `count`, that these groups process. Each work item processes two
+/// Returns the range of blocks that `groups` process, limited to `count`. Each work item processes two
 /// blocks.
 #[inline(always)]
 fn blocks(groups: Range<u32>, count: u32) -> Range<usize> {
@@ -17,7 +17,7 @@ fn blocks(groups: Range<u32>, count: u32) -> Range<usize> {
     block(groups.start)..block(groups.end)
 }
 
-/// Decodes blocks to values.
+/// Decodes file blocks to values.
 pub(crate) struct DecodeBlocks;
 
 impl HostKernel for DecodeBlocks {
@@ -44,7 +44,7 @@ impl HostKernel for DecodeBlocks {
     }
 }
 
-/// Encodes values as blocks.
+/// Encodes values as file blocks.
 pub(crate) struct EncodeBlocks;
 
 impl HostKernel for EncodeBlocks {

@@ -1,7 +1,7 @@
-//! Readers of the tensor types in their resident layouts, for the CPU kernels.
+//! Readers of tensor types in their resident layouts, for the CPU kernels.
 //!
-//! A new type needs only one more reader here, because products and embedding use [`Format`] and
-//! [`Quantised`]. The readers do not depend on the use of the weights.
+//! A new type needs only one new reader, because the product and embedding kernels use only the traits
+//! [`Format`] and [`Quantised`]. The readers do not depend on how kernels use the weights.
 
 pub(crate) use super::isa::Isa;
 pub(crate) use crate::blocks::TensorType;
@@ -11,54 +11,54 @@ pub(crate) use crate::table::Variant;
 use crate::layout::sections;
 use std::marker::PhantomData;
 
-/// A tensor type that can be read as f32, 32 columns of 16 rows at a time.
+/// A tensor type that kernels can read as f32, 32 columns of 16 rows at a time.
 pub(crate) trait Format: 'static {
     /// Tensor type.
     const TYPE: TensorType;
-    /// An opened group of rows.
+    /// Sections of a group of 16 rows.
     type Group<'a>: Copy;
-    /// 32 columns of a group, in registers where possible.
+    /// 32 columns of a group, held in registers where possible.
     type Block<'a, S: Isa>: Copy;
 
-    /// Opens a group of `columns` columns.
+    /// Splits the bytes of a group with `columns` columns into its sections.
     fn open(group: &[u8], columns: usize) -> Self::Group<'_>;
-    /// Reads 32 columns, starting at column 32·`block`.
+    /// Reads the 32 columns from column 32·`block` on.
     fn block<'a, S: Isa>(s: S, group: Self::Group<'a>, block: usize) -> Self::Block<'a, S>;
-    /// Returns the bytes of a block for which prefetching matters most.
+    /// Returns the bytes of a block that benefit most from prefetching.
     fn bytes<'a>(group: Self::Group<'a>, block: usize) -> &'a [u8];
     /// Returns columns 4·`quad` … 4·`quad` + 3 of a block.
     fn quad<S: Isa>(s: S, block: &Self::Block<'_, S>, quad: usize) -> [S::F; 4];
-    /// Adds the kernels of the type.
+    /// Adds the kernels for the type to `out`.
     fn variants<S: Isa>(out: &mut Vec<Variant>);
 }
 
-/// A tensor type of integer quants with scales.
+/// A tensor type whose values are integer quants with scales.
 pub(crate) trait Quantised: Format {
-    /// Whether quants reach 128.
+    /// Whether quants can be 128 or larger.
     const WIDE: bool;
-    /// Value that is subtracted from each quant. Zero if the type has minima.
+    /// Offset that readers subtract from each quant. Zero if the type has minima.
     const OFFSET: i32;
-    /// Whether the two halves of a block have separate scales.
+    /// Whether the two halves of a block of 32 columns have separate scales.
     const HALVES: bool;
-    /// Whether a minimum is subtracted from each value.
+    /// Whether readers subtract a minimum from each value.
     const MINIMA: bool;
 
-    /// Reads 32 columns, starting at column 32·`block`.
+    /// Reads the 32 columns from column 32·`block` on, as quants.
     fn quants<S: Isa>(s: S, group: Self::Group<'_>, block: usize) -> Quants<S>;
 }
 
 /// 32 columns of 16 rows: value = scale · (quant − `OFFSET`) − minimum.
 #[derive(Clone, Copy)]
 pub(crate) struct Quants<S: Isa> {
-    /// Unsigned quants, four columns per entry.
+    /// Unsigned quants. Each entry holds four columns.
     pub quads: [S::B; 8],
-    /// Scales of the first and the last 16 columns.
+    /// Scales of the first 16 and of the last 16 columns.
     pub scales: [S::F; 2],
-    /// Minimum of the block. Zero without `MINIMA`.
+    /// Minimum of the block, or zero if the type has no minima.
     pub minimum: S::F,
 }
 
-/// Quants with scale and bias: value = scale · quant + bias.
+/// Quants in the form with biases: value = scale · quant + bias.
 #[derive(Clone, Copy)]
 pub(crate) struct Biased<S: Isa> {
     quants: Quants<S>,
@@ -76,19 +76,20 @@ pub(crate) fn split<const N: usize>(tensor_type: TensorType, group: &[u8], colum
     parts
 }
 
-/// Splits bytes into arrays of `N`.
+/// Splits `bytes` into arrays of `N` bytes.
 #[inline(always)]
 pub(crate) fn arrays<const N: usize>(bytes: &[u8]) -> &[[u8; N]] {
     bytes.as_chunks().0
 }
 
-/// Returns the columns of a block. A column has `N` bytes for its 16 rows.
+/// Returns the columns of a group, block by block. A column has `N` bytes for its 16 rows.
 #[inline(always)]
 pub(crate) fn plain_columns<const N: usize>(group: &[u8], columns: usize) -> &[[[u8; N]; COLUMN_BLOCK]] {
     arrays(&group[..columns * N]).as_chunks().0
 }
 
-/// Defines the reader of a type without blocks: its name, the bytes of a value, and the load function.
+/// Defines the reader of a type without blocks. The arguments are its name, the number of bytes per value,
+/// and the function that loads 16 values.
 macro_rules! plain {
     ($name:ident, $bytes:literal, $load:ident) => {
         #[doc = concat!(stringify!($name), " values, column by column.")]
@@ -130,8 +131,9 @@ macro_rules! plain {
 }
 pub(crate) use plain;
 
-/// Defines the reader of a type with blocks: its name, the group of rows, the field of the group that benefits
-/// most from prefetching, and the function that makes a group of its sections.
+/// Defines the reader of a type with blocks. The arguments are its name, the type of an opened group, the
+/// field of the group that benefits most from prefetching, and the function that creates the group from its
+/// sections.
 macro_rules! quantised {
     ($name:ident, $group:ty, $bytes:ident, $open:expr) => {
         #[doc = concat!(stringify!($name), " blocks.")]
@@ -171,7 +173,7 @@ macro_rules! quantised {
 }
 pub(crate) use quantised;
 
-/// Reads a block with its biases.
+/// Reads a block and converts offsets and minima to biases.
 #[inline(always)]
 pub(crate) fn biased<S: Isa, W: Quantised>(s: S, group: W::Group<'_>, block: usize) -> Biased<S> {
     let quants = W::quants(s, group, block);
@@ -195,8 +197,8 @@ impl<S: Isa> Biased<S> {
     }
 }
 
-/// Sections of a type with scales per block or per 256 columns, with `Q` bytes of quants and `D` bytes of
-/// scales.
+/// Sections of a type whose scales apply to one block or to 256 columns. A block has `Q` bytes of quants, and
+/// the scales have `D` bytes.
 #[derive(Clone, Copy)]
 pub(crate) struct Scaled<'a, const Q: usize, const D: usize> {
     pub quants: &'a [[u8; Q]],
@@ -210,7 +212,7 @@ impl<'a, const Q: usize, const D: usize> Scaled<'a, Q, D> {
     }
 }
 
-/// Sections of Q5_0 and Q5_1: `D` bytes of scales per block.
+/// Sections of Q5_0 and Q5_1. Each block has `D` bytes of scales.
 #[derive(Clone, Copy)]
 pub(crate) struct Q5Group<'a, const D: usize> {
     pub lows: &'a [[u8; 256]],
@@ -225,7 +227,7 @@ impl<'a, const D: usize> Q5Group<'a, D> {
     }
 }
 
-/// Unpacks four vectors of nibbles to eight quads.
+/// Unpacks four vectors of nibbles into eight quads.
 #[inline(always)]
 pub(crate) fn nibbles<S: Isa>(s: S, vectors: &[u8; 256]) -> [S::B; 8] {
     let v = arrays::<64>(vectors);
@@ -242,7 +244,7 @@ pub(crate) fn nibbles<S: Isa>(s: S, vectors: &[u8; 256]) -> [S::B; 8] {
     ]
 }
 
-/// Unpacks four vectors of nibbles and one of fifth bits to eight quads.
+/// Unpacks four vectors of nibbles and one vector of fifth bits into eight quads.
 #[inline(always)]
 pub(crate) fn fifths<S: Isa>(s: S, lows: &[u8; 256], highs: &[u8; 64]) -> [S::B; 8] {
     let (low, high) = (nibbles(s, lows), s.load_bytes(highs));
@@ -258,7 +260,7 @@ pub(crate) fn fifths<S: Isa>(s: S, lows: &[u8; 256], highs: &[u8; 64]) -> [S::B;
     ]
 }
 
-/// Unpacks two vectors of four 2-bit fields to eight quads.
+/// Unpacks two vectors of four 2-bit fields into eight quads.
 #[inline(always)]
 pub(crate) fn pairs<S: Isa>(s: S, vectors: &[u8; 128]) -> [S::B; 8] {
     let [a, b] = halves(vectors);
@@ -275,22 +277,22 @@ pub(crate) fn pairs<S: Isa>(s: S, vectors: &[u8; 128]) -> [S::B; 8] {
     ]
 }
 
-/// Reads the scale and minimum of a type that stores an offset to add. The minimum is subtracted, so it is
-/// the negative offset.
+/// Reads the scale and offset of a type that adds an offset to each value. Returns the negated offset as the
+/// minimum, because readers subtract the minimum.
 #[inline(always)]
 pub(crate) fn scale_and_minimum<S: Isa>(s: S, scales: &[u8; 64]) -> ([S::F; 2], S::F) {
     let [d, m] = halves(scales);
     ([s.load_f16(d); 2], s.sub(s.zero(), s.load_f16(m)))
 }
 
-/// Reads the scale and minimum of a sub-block of Q4_K or Q5_K.
+/// Reads the scale and minimum of one sub-block of Q4_K or Q5_K.
 #[inline(always)]
 pub(crate) fn k_scale_and_minimum<S: Isa>(s: S, tops: &[u8; 64], subs: &[u8; 32]) -> ([S::F; 2], S::F) {
     let ([d, dmin], [scale, minimum]) = (halves(tops), halves(subs));
     ([s.mul(s.load_f16(d), s.load_u8(scale)); 2], s.mul(s.load_f16(dmin), s.load_u8(minimum)))
 }
 
-/// Returns the two halves of an array of sub-scales.
+/// Returns the two halves of an array of sub-scales as references.
 #[inline(always)]
 pub(crate) fn halves<const N: usize, const H: usize>(bytes: &[u8; N]) -> [&[u8; H]; 2] {
     let parts = arrays::<H>(bytes);

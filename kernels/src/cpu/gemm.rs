@@ -1,4 +1,4 @@
-//! General matrix products, tile by tile.
+//! General matrix products, computed tile by tile.
 
 use super::HostKernel;
 use super::elements::Element;
@@ -9,13 +9,13 @@ use ragtag_hal::{EntryAbi, HostCall};
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// Rows and columns of a tile.
+/// Number of rows and of columns of a tile.
 pub(super) const TILE: usize = TILE_WORDS as usize;
 
-/// Rows of the second matrix that are gathered at once.
+/// Number of rows of the second matrix that are gathered at once.
 const DEPTH: usize = 64;
 
-/// Sums of a tile: `[row][column]`.
+/// Sums of a tile, `[row][column]`.
 pub(super) type Sums = [[f32; TILE]; TILE];
 
 /// C = α · op(A) · op(B) + β · C.
@@ -65,7 +65,7 @@ impl<E: Element> HostKernel for Gemm<E> {
     }
 }
 
-/// Multiplies `a(row, depth)` and `b(depth, column)`, for up to one tile.
+/// Multiplies the matrices `a(row, depth)` and `b(depth, column)`, for at most one tile of the product.
 #[inline(always)]
 pub(super) fn product<S: Isa>(
     s: S,

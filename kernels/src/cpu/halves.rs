@@ -1,7 +1,8 @@
-//! Kernels of f16 activations: conversion, product, and the dequantized weights for the product.
+//! Kernels for f16 activations: conversion to them, products of them, and dequantization of the weights for
+//! these products.
 //!
-//! f16 activations are no faster on CPUs. These kernels run only if the user requests f16, and as a
-//! comparison for other devices.
+//! On CPUs, f16 activations are no faster than the alternatives. These kernels run only if the user requests
+//! f16, or if a test compares them with another device.
 
 use super::formats::{Format, Of, Quantised};
 use super::isa::Isa;
@@ -17,14 +18,14 @@ use crate::{add, matmul, quantize, rms_norm, silu_mul, widen};
 use ragtag_hal::{EntryAbi, HostCall};
 use std::ops::Range;
 
-/// Rounds 16 lanes to f16. Values beyond the range of f16 saturate, and NaN is preserved.
+/// Rounds each lane to f16. Values beyond the range of f16 saturate, and NaN is preserved.
 #[inline(always)]
 pub(super) fn rounded<S: Isa>(s: S, v: S::F) -> [u16; 16] {
     let largest = half::f16::MAX.to_f32();
     s.to_f16(s.max(s.splat(-largest), s.min(s.splat(largest), v)))
 }
 
-/// Writes a row, 32 columns at a time, and then its padding.
+/// Writes a row of f16 activations, 32 columns at a time, and then its padding.
 ///
 /// # Safety
 /// The requirements of [`HostCall::write`] apply: the caller must own the row.
@@ -49,7 +50,7 @@ pub(super) unsafe fn write_row<S: Isa>(
     padding.fill(0);
 }
 
-/// RMS norm to f16 activations.
+/// RMS norm with f16 output.
 pub(crate) struct RmsNormF16;
 
 impl HostKernel for RmsNormF16 {
@@ -81,7 +82,7 @@ impl HostKernel for RmsNormF16 {
     }
 }
 
-/// SiLU(gate) · up to f16 activations.
+/// SiLU(gate) · up with f16 output.
 pub(crate) struct SiluMulF16;
 
 impl HostKernel for SiluMulF16 {
@@ -112,7 +113,7 @@ impl HostKernel for SiluMulF16 {
     }
 }
 
-/// Converts f32 to f16 activations.
+/// Converts f32 activations to f16.
 pub(crate) struct QuantizeF16;
 
 impl HostKernel for QuantizeF16 {
@@ -139,7 +140,7 @@ impl HostKernel for QuantizeF16 {
     }
 }
 
-/// Products of row-major 2-byte weights and f16 activations.
+/// Products of row-major weights of two bytes per value and f16 activations.
 pub(crate) struct Product<W>(Of<W>);
 
 impl<W: Format> HostKernel for Product<W> {
@@ -174,7 +175,7 @@ impl<W: Format> HostKernel for Product<W> {
     }
 }
 
-/// Returns the dot product of two rows. Their padding is zero, so it has no effect.
+/// Returns the dot product of two rows. It includes the padding, which is zero and has no effect.
 #[inline(always)]
 fn dot<S: Isa, W: Format>(s: S, weights: &[u8], x: &[u8]) -> f32 {
     let mut sum = s.zero();
@@ -185,7 +186,7 @@ fn dot<S: Isa, W: Format>(s: S, weights: &[u8], x: &[u8]) -> f32 {
     s.sum(sum)
 }
 
-/// Dequantizes weights to f16 rows.
+/// Dequantizes weights to rows of f16.
 pub(crate) struct Widen<W>(Of<W>);
 
 impl<W: Quantised> HostKernel for Widen<W> {

@@ -5,28 +5,28 @@ use super::isa::Isa;
 use crate::kernel::KvType;
 use half::f16;
 
-/// Storage type of cached values, in little-endian bytes.
+/// A type in which the KV cache stores values, as little-endian bytes.
 pub(crate) trait Stored: 'static {
     /// Cache type.
     const TYPE: KvType;
-    /// Bytes per value.
+    /// Number of bytes per value.
     const BYTES: usize;
-    /// One value.
+    /// Bytes of one value.
     type One: AsRef<[u8]> + Copy;
-    /// Sixteen values.
+    /// Bytes of sixteen values.
     type Lanes: 'static;
 
-    /// Splits bytes into groups of sixteen values and drops the remainder.
+    /// Splits bytes into groups of sixteen values, and drops an incomplete group at the end.
     fn lanes(bytes: &[u8]) -> &[Self::Lanes];
-    /// Loads sixteen values.
+    /// Loads sixteen values and converts them to f32.
     fn load<S: Isa>(s: S, lanes: &Self::Lanes) -> S::F;
-    /// Returns value `at` of these bytes.
+    /// Returns the value at index `at` of `bytes`.
     fn get(bytes: &[u8], at: usize) -> f32;
-    /// Rounds to the type.
+    /// Rounds sixteen values to the storage type.
     fn encode<S: Isa>(s: S, values: &[f32; 16]) -> [Self::One; 16];
 }
 
-/// f32.
+/// f32 storage.
 pub(crate) struct Single;
 
 impl Stored for Single {
@@ -53,7 +53,7 @@ impl Stored for Single {
     }
 }
 
-/// f16.
+/// f16 storage.
 pub(crate) struct Half;
 
 impl Stored for Half {

@@ -1,15 +1,15 @@
-//! Shared code of CPU kernels: row counts, parameter lists, and output rows.
+//! Code that CPU kernels share: row counts, lists of the parameter block, and output rows.
 
 use crate::params::ParamsShape;
 use ragtag_hal::HostCall;
 
-/// Returns a count from the parameters' header, limited to `capacity`.
+/// Returns the count in word `word` of the parameters, limited to `capacity`.
 #[inline(always)]
 pub(super) fn count(params: &[u32], word: u32, capacity: u32) -> usize {
     params.get(word as usize).map_or(0, |count| (*count).min(capacity) as usize)
 }
 
-/// Lists of a parameter block. They are untrusted: any word may have any value.
+/// Lists in a parameter block. They are untrusted: any word may have any value.
 #[derive(Clone, Copy)]
 pub(super) struct Lists<'a> {
     words: &'a [u32],
@@ -22,13 +22,13 @@ impl<'a> Lists<'a> {
         Self { words, shape: ParamsShape { rows, logit_rows, sequences, table_blocks } }
     }
 
-    /// Returns the rows in use.
+    /// Returns the number of rows in use.
     #[inline(always)]
     pub fn rows(&self) -> usize {
         count(self.words, crate::params::ROWS, self.shape.rows)
     }
 
-    /// Returns the logit rows in use.
+    /// Returns the number of logit rows in use.
     #[inline(always)]
     pub fn logit_rows(&self) -> usize {
         count(self.words, crate::params::LOGIT_ROWS, self.shape.logit_rows)
@@ -63,7 +63,7 @@ impl<'a> Lists<'a> {
     }
 }
 
-/// Returns row `row` of a binding of f32 rows, for writing.
+/// Returns row `row` of a binding with f32 rows, for writing.
 ///
 /// # Safety
 /// The requirements of [`HostCall::write`] apply.

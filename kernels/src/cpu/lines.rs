@@ -1,4 +1,4 @@
-//! General operators that work along an axis.
+//! General operators that process lines of values along an axis.
 
 use super::HostKernel;
 use super::elements::Element;
@@ -11,10 +11,10 @@ use half::{bf16, f16};
 use ragtag_hal::{EntryAbi, HostCall};
 use std::ops::Range;
 
-/// Maximum columns of a group.
+/// Maximum number of columns per group.
 const MOST: usize = ITEMS as usize;
 
-/// Calls a function for the value type with this number.
+/// Calls `$function` for the element type with number `$kind`.
 macro_rules! by_type {
     ($kind:expr, $function:ident($($argument:expr),*)) => {
         match $kind {
@@ -25,21 +25,21 @@ macro_rules! by_type {
     };
 }
 
-/// A group's part of `[outer, axis, inner]`.
+/// The part of `[outer, axis, inner]` that one group processes.
 struct Part {
-    /// Number of values along the axis.
+    /// Number of values of the part along the axis.
     axis: usize,
     inner: usize,
-    /// First value of the first column.
+    /// Index of the first value of the first column.
     start: usize,
-    /// Position of the first column in `[outer, parts, inner]`.
+    /// Index of the first column in `[outer, parts, inner]`.
     line: usize,
     columns: usize,
 }
 
 impl Part {
-    /// Returns the part of a group. The grid is outer × columns × parts of the axis, with `of_axis` values per
-    /// part.
+    /// Returns the part for group `group`. The grid is outer × column strips × parts of the axis, with
+    /// `of_axis` values per part.
     #[inline(always)]
     fn new([outer, axis, inner]: [u32; 3], of_axis: u32, group: u32) -> Self {
         let strips = inner.div_ceil(columns(inner));
@@ -57,13 +57,13 @@ impl Part {
         }
     }
 
-    /// Returns the ranges of the columns' values, one range per position along the axis.
+    /// For each position along the axis, returns the range of the values of all columns.
     #[inline(always)]
     fn rows(&self) -> impl Iterator<Item = Range<usize>> + use<'_> {
         (0..self.axis).map(|i| self.start + i * self.inner..self.start + i * self.inner + self.columns)
     }
 
-    /// Reduces the values of each column.
+    /// Folds the values of each column with `step`, starting from `first`.
     #[inline(always)]
     fn fold<E: Element>(&self, x: &[E], first: f64, step: impl Fn(usize, f64, f32) -> f64) -> [f64; MOST] {
         let mut out = [first; MOST];
@@ -76,14 +76,14 @@ impl Part {
     }
 }
 
-/// Returns the larger value, or NaN.
+/// Returns the larger value, or NaN if either value is NaN.
 #[inline(always)]
 fn larger(a: f64, b: f32) -> f64 {
     let b = f64::from(b);
     if a > b || a.is_nan() { a } else { b }
 }
 
-/// Returns the smaller value, or NaN.
+/// Returns the smaller value, or NaN if either value is NaN.
 #[inline(always)]
 fn smaller(a: f64, b: f32) -> f64 {
     let b = f64::from(b);
@@ -109,7 +109,7 @@ impl HostKernel for Reduce {
     }
 }
 
-/// [`Reduce`] for values of type `E`.
+/// Computes [`Reduce`] for values of type `E`.
 ///
 /// # Safety
 /// The requirements of [`HostKernel::run`] apply.
@@ -153,7 +153,7 @@ impl HostKernel for SoftmaxAxis {
     }
 }
 
-/// [`SoftmaxAxis`] for values of type `E`.
+/// Computes [`SoftmaxAxis`] for values of type `E`.
 ///
 /// # Safety
 /// The requirements of [`HostKernel::run`] apply.
@@ -201,7 +201,7 @@ impl HostKernel for LayerNorm {
     }
 }
 
-/// [`LayerNorm`] for values of type `E`.
+/// Computes [`LayerNorm`] for values of type `E`.
 ///
 /// # Safety
 /// The requirements of [`HostKernel::run`] apply.

@@ -1,4 +1,4 @@
-//! Kernels of logit rows: softmax, arg max, top k.
+//! Kernels that process rows of logits: softmax, arg max, top k.
 
 use super::HostKernel;
 use super::isa::Isa;
@@ -9,14 +9,14 @@ use crate::{add, arg_max, softmax, top_k};
 use ragtag_hal::{EntryAbi, HostCall};
 use std::ops::Range;
 
-/// Number of values that are summed before their sum is added to the total of a row. This limits rounding
-/// errors.
+/// Number of values whose sum is computed separately and then added to the total of a row. This limits
+/// rounding errors.
 const SUM_BLOCK: usize = 1024;
 
-/// Number of values that are skipped together if none of them is large enough.
+/// Number of values that top k skips together if none of them is large enough.
 const SKIP: usize = 64;
 
-/// Returns the largest number, or −∞ if there is none.
+/// Returns the largest value of a row that is not NaN, or −∞ if there is none.
 #[inline(always)]
 fn largest_number<S: Isa>(s: S, row: &[f32]) -> f32 {
     let (quads, rest) = row.as_chunks::<64>();
@@ -31,7 +31,7 @@ fn largest_number<S: Isa>(s: S, row: &[f32]) -> f32 {
     rest.iter().fold(best, |best, x| if *x > best { *x } else { best })
 }
 
-/// Writes exp(x − max) and returns the sums per lane.
+/// Writes exp(x − max) to `out`, and returns the sum per lane.
 #[inline(always)]
 fn exponentials<S: Isa>(s: S, x: &[f32], max: f32, out: &mut [f32]) -> S::F {
     // `exp` of −∞, subtracted so that −∞ yields zero.
@@ -90,7 +90,7 @@ impl HostKernel for Softmax {
     }
 }
 
-/// Position of each row's largest value.
+/// Finds the position of each row's largest value.
 pub(crate) struct ArgMax;
 
 impl HostKernel for ArgMax {
@@ -120,14 +120,14 @@ impl HostKernel for ArgMax {
     }
 }
 
-/// The largest values so far, in order, and their positions.
+/// The largest values so far, in descending order, and their positions.
 struct Best<'a> {
     values: &'a mut [f32],
     indices: &'a mut [u32],
 }
 
 impl Best<'_> {
-    /// Inserts a value among the first `count`, and drops the last one.
+    /// Inserts `value` in order among the first `count` values, and drops the smallest value.
     #[inline(always)]
     fn insert(&mut self, count: usize, value: f32, index: usize) {
         let mut at = count;
@@ -141,7 +141,7 @@ impl Best<'_> {
     }
 }
 
-/// The k largest values of each row.
+/// Finds the k largest values of each row.
 pub(crate) struct TopK;
 
 impl HostKernel for TopK {
@@ -170,7 +170,7 @@ impl HostKernel for TopK {
     }
 }
 
-/// Fills `best`, which holds 1 to `x.len()` values.
+/// Fills `best` with the largest values of row `x`. `best` has space for 1 to `x.len()` values.
 #[inline(always)]
 fn top_of_row<S: Isa>(s: S, x: &[f32], best: &mut Best<'_>) {
     let last = best.values.len() - 1;

@@ -2,7 +2,7 @@
 //!
 //! A group computes [`matmul::TASK_ROWS`] rows of weights for all tokens. Both kernels process a tile of
 //! tokens in blocks of 32 columns. They unpack the weights of a block once and multiply them with every token
-//! of the tile. The sum of a block is computed in registers and added to the token's total. The order of
+//! of the tile. They compute the sum of each block in registers and add it to the token's total. The order of
 //! summation does not depend on the number of tokens.
 
 use super::formats::{Format, Of, Quantised, Quants};
@@ -16,13 +16,13 @@ use crate::quantize::{row_bytes, scales_offset, sums_offset};
 use ragtag_hal::{EntryAbi, HostCall};
 use std::ops::Range;
 
-/// Tokens that share unpacked weights. Their totals stay in the L1 cache.
+/// Number of tokens that share unpacked weights. Their totals fit into the L1 cache.
 const TILE: usize = 32;
 
-/// Groups of 16 rows per task.
+/// Number of groups of 16 weight rows per task.
 const TASK_GROUPS: usize = matmul::TASK_ROWS as usize / GROUP_ROWS;
 
-/// Destination of a task's sums.
+/// Part of y to which a task writes its sums.
 #[derive(Clone, Copy)]
 struct Output<'a> {
     call: &'a HostCall<'a>,
@@ -33,7 +33,7 @@ struct Output<'a> {
 }
 
 impl Output<'_> {
-    /// Writes the sums of some row groups for one token.
+    /// Writes the sums of `R` row groups for the token in row `row`.
     ///
     /// # Safety
     /// The requirements of [`HostCall::write`] apply: the task must own these columns.
@@ -57,12 +57,13 @@ impl Output<'_> {
     }
 }
 
-/// Prefetch distance of weights. Software prefetching helps because hardware prefetchers do not cross page
-/// boundaries.
+/// Distance in bytes by which the code prefetches weights. Software prefetching helps because hardware
+/// prefetchers do not cross page boundaries.
 const AHEAD_BYTES: usize = 2048;
 
-/// Prefetches the bytes that follow a block. The groups of a matrix are adjacent, so at the end of a group
-/// the next bytes belong to a later group. At the end of the matrix, a few prefetched lines are unused.
+/// Prefetches the weights [`AHEAD_BYTES`] after a block. The groups of a matrix are adjacent, so these
+/// weights may belong to a later group. At the end of the matrix, the code prefetches a few lines that it
+/// never reads.
 #[inline(always)]
 fn prefetch<S: Isa, W: Format>(s: S, group: W::Group<'_>, block: usize) {
     for line in W::bytes(group, block).as_chunks::<64>().0 {
@@ -70,7 +71,7 @@ fn prefetch<S: Isa, W: Format>(s: S, group: W::Group<'_>, block: usize) {
     }
 }
 
-/// Weights of a launch, opened task by task.
+/// Weights of a launch. A task opens its row groups one by one.
 struct Tasks<'a> {
     weights: &'a [u8],
     n: usize,
@@ -78,21 +79,21 @@ struct Tasks<'a> {
 }
 
 impl<'a> Tasks<'a> {
-    /// Opens row group `group`.
+    /// Opens row group `group` for reading.
     #[inline(always)]
     fn open<W: Format>(&self, group: usize) -> W::Group<'a> {
         let bytes = group_bytes(W::TYPE, self.k);
         W::open(&self.weights[group * bytes..][..bytes], self.k)
     }
 
-    /// Returns whether task `task` has both its row groups.
+    /// Returns whether both row groups of task `task` exist.
     #[inline(always)]
     fn is_whole(&self, task: usize) -> bool {
         (task * TASK_GROUPS + 1) * GROUP_ROWS < self.n
     }
 }
 
-/// Products with f32 activations. Weights are dequantized to f32.
+/// Products with f32 activations. The kernel dequantizes weights to f32.
 pub(crate) struct Exact<W>(Of<W>);
 
 impl<W: Format> HostKernel for Exact<W> {
@@ -128,7 +129,7 @@ impl<W: Format> HostKernel for Exact<W> {
     }
 }
 
-/// Multiplies `R` row groups with all rows of x.
+/// Multiplies `R` row groups by all rows of x.
 ///
 /// # Safety
 /// The requirements of [`Output::put`] apply.
@@ -189,7 +190,7 @@ unsafe fn exact<S: Isa, W: Format, const R: usize>(
     }
 }
 
-/// Multiplies row groups with one row of x. Each weight is loaded into registers once.
+/// Multiplies row groups by one row of x. Loads each weight into registers only once.
 #[inline(always)]
 fn exact_one<S: Isa, W: Format, const R: usize>(s: S, groups: [W::Group<'_>; R], x: &[f32]) -> [S::F; R] {
     let mut totals = [s.zero(); R];
@@ -210,7 +211,7 @@ fn exact_one<S: Isa, W: Format, const R: usize>(s: S, groups: [W::Group<'_>; R],
     totals
 }
 
-/// Multiplies one block of columns with `T` rows of x.
+/// Multiplies one block of columns of `R` row groups by `T` rows of x.
 #[inline(always)]
 fn exact_tile<S: Isa, const R: usize, const T: usize>(
     s: S,
@@ -240,7 +241,7 @@ fn exact_tile<S: Isa, const R: usize, const T: usize>(
     }
 }
 
-/// Products with int8 activations: integer dot products that are scaled block by block.
+/// Products with int8 activations. The kernel computes integer dot products and scales them block by block.
 pub(crate) struct Fast<W>(Of<W>);
 
 impl<W: Quantised> HostKernel for Fast<W> {
@@ -276,7 +277,7 @@ impl<W: Quantised> HostKernel for Fast<W> {
     }
 }
 
-/// A row of int8 activations as words. A word holds four quants, the bits of a scale, or a sum.
+/// A row of int8 activations as 32-bit words. Each word holds four quants, the bits of a scale, or a sum.
 #[derive(Clone, Copy)]
 struct Int8Row<'a> {
     quads: &'a [[i32; 8]],
@@ -297,7 +298,7 @@ impl<'a> Int8Row<'a> {
     }
 }
 
-/// Multiplies `R` row groups with all rows of x.
+/// Multiplies `R` row groups by all rows of x.
 ///
 /// # Safety
 /// The requirements of [`Output::put`] apply.
@@ -340,7 +341,7 @@ unsafe fn fast<S: Isa, W: Quantised, const R: usize>(
     }
 }
 
-/// Adds the product of one block and one row of x to a total.
+/// Adds the product of one block of weights and one row of x to a total.
 #[inline(always)]
 fn fast_block<S: Isa, W: Quantised>(
     s: S,

@@ -1,10 +1,12 @@
-//! CPU kernels. Each kernel is generic over an instruction set of sixteen lanes, and instantiated for every
-//! instruction set.
+//! CPU kernels. Each kernel is generic over an instruction set with sixteen lanes. The crate instantiates it
+//! for every instruction set.
 //!
-//! All unsafe code of this crate is here: the intrinsics, and the views of a launch's bindings.
+//! This module contains all unsafe code of the crate: the intrinsics, and the access to the bindings of a
+//! launch.
 //!
-//! The crate's unit tests only inspect tables. They include only the portable kernels, because the other
-//! instruction sets dominate the compile time. `tests/cpu.rs` tests all of them.
+//! The unit tests of the crate only inspect tables. They are compiled with only the portable kernels, because
+//! the other instruction sets dominate the compile time. `tests/cpu.rs` tests the kernels for all instruction
+//! sets.
 
 #![allow(clippy::needless_range_loop)] // Loops over lanes and tiles index several arrays.
 
@@ -48,14 +50,14 @@ use std::ops::Range;
 
 /// A kernel that is generic over the instruction set.
 pub(crate) trait HostKernel: 'static {
-    /// Kernel that the type implements.
+    /// The kernel that this type implements.
     const KERNEL: Kernel;
 
-    /// Returns its binary interface.
+    /// Returns the kernel's binary interface.
     fn abi() -> &'static EntryAbi;
-    /// Returns its grid.
+    /// Returns the grid of a launch with `constants`.
     fn grid(constants: &[u32]) -> [u32; 3];
-    /// Computes some groups.
+    /// Computes the work groups in `groups`.
     ///
     /// # Safety
     /// The requirements of [`HostFn`](ragtag_hal::HostFn) apply. The caller must have enabled the features of
@@ -77,7 +79,7 @@ pub(crate) fn variants() -> Vec<Variant> {
     out
 }
 
-/// Adds the variants of one instruction set.
+/// Adds the variants for instruction set `S` to `out`.
 fn add<S: Isa>(out: &mut Vec<Variant>) {
     macro_rules! add_types {
         ($($name:ident)*) => { $(types::cpu::$name::variants::<S>(out);)* };
@@ -129,21 +131,22 @@ fn add<S: Isa>(out: &mut Vec<Variant>) {
     out.push(variant::<S, file_blocks::EncodeBlocks>());
 }
 
-/// Adds the kernels of a tensor type.
+/// Adds the kernels that every tensor type has.
 pub(crate) fn plain<S: Isa, W: Format>(out: &mut Vec<Variant>) {
     out.push(variant::<S, rows::Embed<W>>());
     out.push(variant::<S, matmul::Exact<W>>());
 }
 
-/// Adds the kernels of a tensor type with integer quants.
+/// Adds the kernels for a tensor type with integer quants.
 pub(crate) fn quantised<S: Isa, W: Quantised>(out: &mut Vec<Variant>) {
     plain::<S, W>(out);
     out.push(variant::<S, matmul::Fast<W>>());
     out.push(variant::<S, halves::Widen<W>>());
 }
 
-/// Returns the minimum number of rows for a kernel. CPUs never dequantize weights to f16, because they have
-/// no matrix units. They never split attention, because a few groups keep all cores busy.
+/// Returns the minimum number of rows for variants of `kernel`. Programs never dequantize weights to f16 for
+/// CPUs, because CPUs have no matrix units. They never split attention on CPUs, because a few groups keep all
+/// cores busy.
 fn min_rows(kernel: Kernel) -> u32 {
     match kernel {
         Kernel::Widen(_)
@@ -169,7 +172,7 @@ fn variant<S: Isa, K: HostKernel>() -> Variant {
     }
 }
 
-/// Returns the product kernel for these weights.
+/// Returns the kernel of the product of `tensor_type` weights and `activations`.
 const fn product(tensor_type: TensorType, activations: Activations) -> Kernel {
     Kernel::MatMul(tensor_type, activations)
 }

@@ -1,4 +1,4 @@
-//! AArch64 Advanced SIMD with the dot-product extension. Four registers hold 16 lanes.
+//! AArch64 Advanced SIMD with the dot-product extension. Four registers together hold 16 lanes.
 
 use super::HostKernel;
 use super::isa::Isa;
@@ -28,7 +28,7 @@ macro_rules! operations {
     )*};
 }
 
-/// Evaluates an expression for each of four registers.
+/// Evaluates an expression once for each of the four registers.
 macro_rules! each {
     ($i:ident => $value:expr) => {
         [

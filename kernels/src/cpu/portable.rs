@@ -1,4 +1,4 @@
-//! Portable instruction set: arrays that the compiler vectorizes where it can.
+//! Portable instruction set: operations on arrays, which the compiler vectorizes where it can.
 
 use super::HostKernel;
 use super::isa::Isa;
@@ -7,7 +7,7 @@ use ragtag_hal::{Feature, HostCall, HostFn};
 use std::array::from_fn;
 use std::ops::Range;
 
-/// Available on every processor.
+/// The portable instruction set. Every processor supports it.
 #[derive(Clone, Copy)]
 pub(crate) struct Portable(());
 

@@ -1,4 +1,4 @@
-//! Rotary position embedding with KV append.
+//! RoPE and KV append.
 
 use super::HostKernel;
 use super::isa::Isa;
@@ -11,8 +11,9 @@ use ragtag_hal::{EntryAbi, HostCall};
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// Computes sine and cosine by series around the nearest multiple of π/2, with an error of 1e-11 for angles
-/// below 1e8. Uses plain f64 arithmetic instead of library calls, so that the compiler can vectorize it.
+/// Computes the sine and cosine of an angle by series around the nearest multiple of π/2. The error is 1e-11
+/// for angles below 1e8. The function uses plain f64 arithmetic instead of library calls, so that the
+/// compiler can vectorize it.
 #[inline(always)]
 fn sin_cos(angle: f64) -> (f32, f32) {
     const TO_INTEGER: f64 = 6_755_399_441_055_744.0; // Adding 1.5 · 2^52 rounds to the nearest integer.
@@ -35,7 +36,7 @@ fn sin_cos(angle: f64) -> (f32, f32) {
     if quarter & 2 == 0 { (s as f32, c as f32) } else { (-s as f32, -c as f32) }
 }
 
-/// Sines and cosines of a position's angles.
+/// Sines and cosines of the angles at one position.
 struct Turns<'a> {
     frequencies: &'a [f32],
     sines: Vec<f32>,
@@ -55,7 +56,7 @@ impl<'a> Turns<'a> {
         }
     }
 
-    /// Rotates one head.
+    /// Rotates the values of one head.
     #[inline(always)]
     fn turn(&self, head: &mut [f32], pairing: u32) {
         let turns = self.sines.iter().zip(&self.cosines);
@@ -144,7 +145,7 @@ impl<E: Stored> HostKernel for RopeAppend<E> {
     }
 }
 
-/// Writes the values of one head. `place` maps the index of a value to its position in `out`.
+/// Writes the values of one head to `out`. `place` maps the index of a value to its position in `out`.
 #[inline(always)]
 fn put<S: Isa, E: Stored>(s: S, values: &[f32], out: &mut [u8], place: impl Fn(usize) -> usize) {
     for (i, values) in values.chunks(16).enumerate() {

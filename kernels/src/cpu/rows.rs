@@ -1,4 +1,4 @@
-//! Row kernels: embed, gather, norm, quantize, SiLU, add.
+//! Row kernels: embedding, gather, norms, quantization, SiLU, addition.
 
 use super::HostKernel;
 use super::formats::{Format, Of};
@@ -11,7 +11,7 @@ use crate::{add, embed, gather, head_norm, quantize, rms_norm, silu_mul};
 use ragtag_hal::{EntryAbi, HostCall};
 use std::ops::Range;
 
-/// Rows of a table of type `W`.
+/// Looks up rows of an embedding table of type `W`.
 pub(crate) struct Embed<W>(Of<W>);
 
 impl<W: Format> HostKernel for Embed<W> {
@@ -56,7 +56,7 @@ impl<W: Format> HostKernel for Embed<W> {
     }
 }
 
-/// Rows that need logits.
+/// Selects the rows that need logits.
 pub(crate) struct Gather;
 
 impl HostKernel for Gather {
@@ -84,7 +84,7 @@ impl HostKernel for Gather {
     }
 }
 
-/// x += y.
+/// Addition in place: x += y.
 pub(crate) struct Add;
 
 impl HostKernel for Add {
@@ -111,7 +111,7 @@ impl HostKernel for Add {
     }
 }
 
-/// The parts of a row of int8 activations.
+/// The sections of a row of int8 activations.
 pub(super) struct Int8Row<'a> {
     quants: &'a mut [[[i8; 16]; 2]],
     scales: &'a mut [f32],
@@ -119,7 +119,7 @@ pub(super) struct Int8Row<'a> {
 }
 
 impl<'a> Int8Row<'a> {
-    /// Returns row `row` of binding `binding`.
+    /// Returns row `row` of the binding with index `binding`, for writing.
     ///
     /// # Safety
     /// The requirements of [`HostCall::write`] apply.
@@ -139,7 +139,7 @@ impl<'a> Int8Row<'a> {
         Self { quants: quants.as_chunks_mut().0.as_chunks_mut().0, scales, sums: sums.as_chunks_mut().0 }
     }
 
-    /// Quantizes a block of 32 values.
+    /// Quantizes a block of 32 values: `first` has the first 16 of them, and `last` the last 16.
     #[inline(always)]
     pub fn put<S: Isa>(&mut self, s: S, block: usize, first: S::F, last: S::F) {
         let largest = s.largest_abs(first, last);
@@ -152,7 +152,7 @@ impl<'a> Int8Row<'a> {
     }
 }
 
-/// Returns block `block` of a row as two vectors.
+/// Returns block `block` of a row, as two vectors of 16 values.
 #[inline(always)]
 pub(super) fn block<S: Isa>(s: S, row: &[f32], block: usize) -> (S::F, S::F) {
     let lanes = row[block * BLOCK..][..BLOCK].as_chunks::<16>().0;
@@ -190,7 +190,7 @@ impl HostKernel for Quantize {
     }
 }
 
-/// Returns the inverse of a row's root mean square, including ε.
+/// Returns 1 / √(mean square + ε) for a row.
 #[inline(always)]
 pub(super) fn norm_scale<S: Isa>(s: S, row: &[f32], epsilon: f32) -> f32 {
     let (quads, rest) = row.as_chunks::<64>();
@@ -207,7 +207,7 @@ pub(super) fn norm_scale<S: Isa>(s: S, row: &[f32], epsilon: f32) -> f32 {
     1.0 / ((sum + rest) / row.len() as f32 + epsilon).sqrt()
 }
 
-/// RMS norm to f32.
+/// RMS norm with f32 output.
 pub(crate) struct RmsNorm;
 
 impl HostKernel for RmsNorm {
@@ -236,7 +236,7 @@ impl HostKernel for RmsNorm {
     }
 }
 
-/// RMS norm of query and key heads, in place.
+/// RMS norm of the query and key heads, in place.
 pub(crate) struct HeadNorm;
 
 impl HostKernel for HeadNorm {
@@ -267,7 +267,7 @@ impl HostKernel for HeadNorm {
     }
 }
 
-/// RMS norm to int8 activations.
+/// RMS norm with int8 output.
 pub(crate) struct RmsNormInt8;
 
 impl HostKernel for RmsNormInt8 {
@@ -306,13 +306,13 @@ pub(super) fn silu_mul<S: Isa>(s: S, gate: S::F, up: S::F) -> S::F {
     s.mul(s.div(gate, s.add(s.splat(1.0), e)), up)
 }
 
-/// Returns the two halves of a joint row.
+/// Returns the gate values and the up values of row `row`.
 #[inline(always)]
 pub(super) fn gate_and_up(rows: &[f32], row: usize, width: usize) -> (&[f32], &[f32]) {
     rows[row * 2 * width..][..2 * width].split_at(width)
 }
 
-/// SiLU(gate) · up to f32.
+/// SiLU(gate) · up with f32 output.
 pub(crate) struct SiluMul;
 
 impl HostKernel for SiluMul {
@@ -349,7 +349,7 @@ impl HostKernel for SiluMul {
     }
 }
 
-/// SiLU(gate) · up to int8 activations.
+/// SiLU(gate) · up with int8 output.
 pub(crate) struct SiluMulInt8;
 
 impl HostKernel for SiluMulInt8 {

@@ -1,5 +1,5 @@
-//! Split attention. CPUs run too few threads to need splits, and a single launch is faster. These plain
-//! kernels serve as a comparison for other devices.
+//! Split attention. On CPUs, a single launch is faster, because they run too few threads to need splits.
+//! These plain kernels exist only as a comparison for other devices.
 
 use super::HostKernel;
 use super::halves::write_row;
@@ -15,7 +15,7 @@ use ragtag_hal::{EntryAbi, HostCall};
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// First launch: attention over splits of the positions.
+/// First launch: computes attention over each split of the positions.
 pub(crate) struct Partial<E>(PhantomData<E>);
 
 impl<E: Stored> HostKernel for Partial<E> {
@@ -108,7 +108,7 @@ impl<E: Stored> HostKernel for Partial<E> {
     }
 }
 
-/// The splits of a launch.
+/// The partial results of a launch's splits.
 struct Runs<'a> {
     means: &'a [f32],
     sums: &'a [[f32; 2]],
@@ -126,7 +126,7 @@ impl<'a> Runs<'a> {
         Self { means, sums: &sums.as_chunks().0[..runs], heads, head_dim, splits }
     }
 
-    /// Combines a row's splits.
+    /// Combines the splits of row `row` and writes the result to `out`.
     #[inline(always)]
     fn merge(&self, row: usize, out: &mut [f32]) {
         for head in 0..self.heads {
@@ -147,7 +147,7 @@ impl<'a> Runs<'a> {
     }
 }
 
-/// Combines splits to f32.
+/// Second launch: combines splits into f32 values.
 pub(crate) struct Merge;
 
 impl HostKernel for Merge {
@@ -173,7 +173,7 @@ impl HostKernel for Merge {
     }
 }
 
-/// Combines splits to f16 activations.
+/// Second launch: combines splits into f16 activations.
 pub(crate) struct MergeF16;
 
 impl HostKernel for MergeF16 {
@@ -201,7 +201,7 @@ impl HostKernel for MergeF16 {
     }
 }
 
-/// Combines splits to int8 activations.
+/// Second launch: combines splits into int8 activations.
 pub(crate) struct MergeInt8;
 
 impl HostKernel for MergeInt8 {

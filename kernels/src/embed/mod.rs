@@ -1,18 +1,19 @@
-//! Embed: looks up rows of a weight table.
+//! Embed: looks up rows of a table of weights by token id.
 //!
 //! | binding | |
 //! | --- | --- |
-//! | 0 | parameters, up to the token ids |
+//! | 0 | parameters; the kernel reads them up to the token ids |
 //! | 1 | table: `[vocabulary, width]` in the variant's [layout](crate::layout) |
 //! | 2 | out: f32 `[rows, width]`, written |
 //!
-//! The constants are the rows, the vocabulary, the width, and the first token. Row i of out is the table's row
-//! `tokens[i] - first token`. If the table has no such row, row i is set to zero if the first token is 0, and
-//! left unchanged otherwise. So a large table may be bound in parts, lowest tokens first. A launch has one
-//! group per row.
+//! The constants are the rows, the vocabulary, the width, and the first token. Row i of out is row
+//! `tokens[i] - first token` of the table. If the table has no such row, the kernel sets row i to zero if the
+//! first token is 0, and leaves it unchanged otherwise. A large table can therefore be bound in several
+//! parts, the part with the lowest tokens first. A launch has one group per row.
 //!
-//! The table has the same layout as the weights of products, so that tied weights are resident once. In
-//! `Rows16`, a row is interleaved with the other rows of its group, which costs a few microseconds per token.
+//! The table has the same layout as the weights of products, so that tied weights are in memory only once. In
+//! `Rows16`, reading a row costs a few microseconds more per token, because the row is interleaved with the
+//! other rows of its group.
 
 use crate::abi::{HEADER_BYTES, IMPOSSIBLE, words};
 use crate::blocks::{TensorType, dequantise};
@@ -25,7 +26,7 @@ use ragtag_hal::{Access, EntryAbi};
 
 macro_rules! abis {
     ($($name:ident)*) => {
-        /// Returns the binary interface for a table of this type in this layout.
+        /// Returns the binary interface for a table of `tensor_type` in `layout`.
         pub fn abi(tensor_type: TensorType, layout: Layout) -> &'static EntryAbi {
             match (tensor_type, layout) {
                 $((TensorType::$name, Layout::Rows16) => abi!($name, Rows16),
@@ -55,7 +56,7 @@ fn extents(tensor_type: TensorType, layout: Layout, constants: &[u32], out: &mut
     out.copy_from_slice(&[HEADER_BYTES + words(&[rows]), table, words(&[rows, width])]);
 }
 
-/// Returns a row of a table as its file stores it.
+/// Returns the values of row `token` of a table in the format of files.
 fn reference(tensor_type: TensorType, file: &[u8], width: usize, token: usize) -> Vec<f64> {
     let bytes = width / tensor_type.block_values() * tensor_type.block_bytes();
     let mut row = vec![0.0; width];
@@ -80,7 +81,7 @@ pub(crate) fn cases(tensor_type: TensorType, layout: Layout, seed: u64) -> Vec<C
     .into()
 }
 
-/// Returns a case with part of a table. Some tokens are before or after this part.
+/// Returns a case with one part of a table. Some tokens are before or after this part.
 pub(crate) fn random_case(tensor_type: TensorType, layout: Layout, random: &mut Random) -> Case {
     let capacity = 1 + random.below(20);
     let (first, vocabulary) = ([0, 64][random.below(2)], 1 + random.below(60));

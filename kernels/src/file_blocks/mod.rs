@@ -14,14 +14,14 @@
 //! | 0 | x: f32, finite |
 //! | 1 | out: blocks, one after the other, written |
 //!
-//! The constants of both kernels are the number of the blocks' type in GGUF files and the number of blocks.
-//! There are fewer than 2^32 values. Blocks are adjacent, and kernels access them by whole words, whatever
-//! their size. If the last block ends within a word, zero fills the rest of the word. The sources for GPUs
-//! consist of a shared part and a part for each type in `types`.
+//! The constants of both kernels are the GGUF number of the tensor type, and the number of blocks. There are
+//! fewer than 2^32 values. Blocks are adjacent, and kernels access them in 32-bit words even if their size is
+//! not a multiple of four bytes. If the last block ends within a word, the rest of the word is zero. The
+//! sources for GPUs consist of a shared part and a part for each type in `types`.
 //!
-//! [`crate::blocks`] defines the formats. Encoded blocks may differ from those of
-//! [`quantise`](crate::blocks::quantise()), but their relative error may exceed its error by at most 1e-4,
-//! apart from ties.
+//! [`crate::blocks`] defines the formats. The blocks that a kernel encodes may differ from those of
+//! [`quantise`](crate::blocks::quantise()). Apart from ties, their relative error may exceed the error of
+//! those blocks by at most 1e-4.
 
 use crate::abi::{IMPOSSIBLE, product, words};
 use crate::blocks::{TensorType, dequantise};
@@ -30,18 +30,19 @@ use crate::elements;
 use crate::kernel::Kernel;
 use ragtag_hal::{Access, EntryAbi};
 
-/// Returns the types with blocks of several values.
+/// Returns all types whose blocks have several values.
 pub fn types() -> impl Iterator<Item = TensorType> {
     TensorType::ALL.into_iter().filter(|tensor_type| tensor_type.block_values() > 1)
 }
 
-/// Returns the type with this number, if it has blocks of several values.
+/// Returns the type with number `id` in GGUF files, if its blocks have several values.
 pub(crate) fn type_of(id: u32) -> Option<TensorType> {
     TensorType::from_gguf_id(id).filter(|tensor_type| tensor_type.block_values() > 1)
 }
 
-/// Repeats the lines of a text that contain `$id` for each type, with the number of the type, its name in lower
-/// case (`$name`), and the values (`$values`) and bytes (`$bytes`) of a block.
+/// Repeats each line of `text` that contains `$id` for every type. In each copy, replaces `$id` by the number
+/// of the type, `$name` by its name in lower case, `$values` by the number of values per block, and `$bytes`
+/// by the number of bytes per block.
 pub(crate) fn repeat(text: &str) -> String {
     let line_of = |line: &str, t: TensorType| {
         line.replace("$values", &t.block_values().to_string())
@@ -56,7 +57,7 @@ pub(crate) fn repeat(text: &str) -> String {
     lines.collect()
 }
 
-/// Binary interface of decoding.
+/// Binary interface of the decoder.
 pub static DECODE_ABI: EntryAbi = EntryAbi {
     name: "decode_blocks",
     bindings: &[Access::Read, Access::Write],
@@ -64,7 +65,7 @@ pub static DECODE_ABI: EntryAbi = EntryAbi {
     extents: |constants, extents| extents.copy_from_slice(&sizes(constants)),
 };
 
-/// Binary interface of encoding.
+/// Binary interface of the encoder.
 pub static ENCODE_ABI: EntryAbi = EntryAbi {
     name: "encode_blocks",
     bindings: &[Access::Read, Access::Write],
@@ -75,7 +76,7 @@ pub static ENCODE_ABI: EntryAbi = EntryAbi {
     },
 };
 
-/// Returns the bytes of the blocks (in whole words) and the bytes of the values.
+/// Returns the number of bytes in the blocks, in whole words, and the number of bytes in the values.
 fn sizes(constants: &[u32]) -> [u64; 2] {
     let [id, blocks] = *constants else { return [IMPOSSIBLE; 2] };
     let Some(tensor_type) = type_of(id) else { return [IMPOSSIBLE; 2] };
@@ -87,13 +88,13 @@ fn sizes(constants: &[u32]) -> [u64; 2] {
     [bytes.next_multiple_of(4), words(&[blocks, values])]
 }
 
-/// Returns one work item per value.
+/// Returns the grid for one work item per value.
 pub(crate) fn decode_grid(constants: &[u32]) -> [u32; 3] {
     let values = type_of(constants[0]).map_or(1, TensorType::block_values);
     elements::grid(constants[1].saturating_mul(values as u32))
 }
 
-/// Returns one work item per two blocks. Two blocks are always whole words.
+/// Returns the grid for one work item per two blocks. In every type, two blocks are a whole number of words.
 pub(crate) fn encode_grid(constants: &[u32]) -> [u32; 3] {
     elements::grid(constants[1].div_ceil(2))
 }

@@ -1,8 +1,8 @@
-//! Gather: the rows that need logits.
+//! Gather: selects the rows that need logits.
 //!
 //! | binding | |
 //! | --- | --- |
-//! | 0 | parameters, up to the logit rows |
+//! | 0 | parameters; the kernel reads them up to the logit rows |
 //! | 1 | x: f32 `[rows, width]` |
 //! | 2 | out: f32 `[logit rows, width]`, written |
 //!
@@ -30,7 +30,7 @@ pub static ABI: EntryAbi = EntryAbi {
     },
 };
 
-/// Returns one group per output row.
+/// Returns a grid of one group per output row.
 pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     [constants[1], 1, 1]
 }

@@ -1,16 +1,16 @@
-//! Gather rows: looks up rows of a table by index and converts their type.
+//! GatherRows: looks up rows of a table by index and converts their type.
 //!
 //! | binding | |
 //! | --- | --- |
 //! | 0 | indices: u32 `[rows]` |
-//! | 1 | table: elements of `from`, `[table rows, width]` |
-//! | 2 | out: elements of `to`, `[rows, width]`, written |
+//! | 1 | table: elements of type `from`, `[table rows, width]` |
+//! | 2 | out: elements of type `to`, `[rows, width]`, written |
 //!
 //! The constants are from, to (the [numbers](crate::elements::number) of these types), rows, table rows, and
 //! width. There are fewer than 2^32 elements.
 //!
-//! Row i of `out` is row `indices[i]` of the table, or zero if the table has no such row. Elements are
-//! converted as in [`crate::copy`].
+//! Row i of `out` is row `indices[i]` of the table, or zero if the table has no such row. The kernel converts
+//! elements as [`crate::copy`] does.
 
 use crate::abi::{product, words};
 use crate::cases::{Build, Case, Content, Random};
@@ -31,7 +31,7 @@ pub static ABI: EntryAbi = EntryAbi {
     },
 };
 
-/// Returns one work item per output word.
+/// Returns the grid for one work item per output word.
 pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     let count = product(&[constants[2], constants[4]]);
     elements::grid(count.div_ceil(in_a_word(constants[1]).unwrap_or(1).into()) as u32)
@@ -52,7 +52,7 @@ pub(crate) fn cases(seed: u64) -> Vec<Case> {
     .into()
 }
 
-/// Returns a random case in which some indices are beyond the table.
+/// Returns a random case in which some indices are beyond the end of the table.
 pub(crate) fn random_case(random: &mut Random) -> Case {
     let mut element = || ElementType::ALL[random.below(3)];
     let (from, to) = (element(), element());

@@ -9,30 +9,31 @@
 //! The constants are:
 //! - m, n, k, transpose A (0 or 1), transpose B (0 or 1);
 //! - lda, ldb, ldc: the row strides of A, B and C, in values;
-//! - batch, and the strides of A, B and C between matrices of the batch, in values. A stride of zero shares
-//!   one matrix;
+//! - batch, and the strides of A, B and C between the matrices of the batch, in values. With a stride of
+//!   zero, all products of the batch share one matrix;
 //! - α, β (the bits of an f32).
 //!
-//! Rows of C do not overlap, and gaps between them are not written. Kernels read 16-bit types as whole words,
-//! so these bindings are multiples of four bytes.
+//! Rows of C must not overlap. The kernel does not write the gaps between them. Kernels read 16-bit types in
+//! 32-bit words, so the size of these bindings is a multiple of four bytes.
 //!
-//! As in BLAS, C is not read if β is zero. A and B are not read if α or k is zero. Sums are f32. Each
-//! dimension and the number of groups are at most 2³¹ − 1. A group computes [`TILE`] × [`TILE`] values of C.
+//! As in BLAS, the kernel does not read C if β is zero, and does not read A and B if α or k is zero. Sums are
+//! f32. Each dimension and the number of work groups are at most 2³¹ − 1. A work group computes [`TILE`] ×
+//! [`TILE`] values of C.
 //!
-//! The definition is that of the Basic Linear Algebra Subprograms (Dongarra et al., 1990), with row-major
-//! instead of column-major matrices.
+//! The operation is that of GEMM in the Basic Linear Algebra Subprograms (Dongarra et al., 1990), but for
+//! row-major instead of column-major matrices.
 
 use crate::abi::{IMPOSSIBLE, reach, reach_apart, values};
 use crate::cases::{Build, Case, MANY, Random, Stored, row_starts};
 use crate::kernel::{ElementType, Kernel};
 use ragtag_hal::{Access, EntryAbi};
 
-/// Rows and columns of C that one group computes.
+/// Number of rows and of columns of C that one work group computes.
 pub const TILE: u32 = 64;
 
 macro_rules! abis {
     ($($name:ident),*) => {
-        /// Returns the binary interface for values of this type.
+        /// Returns the binary interface for values of type `element`.
         pub fn abi(element: ElementType) -> &'static EntryAbi {
             match element {
                 $(ElementType::$name => {
@@ -71,19 +72,21 @@ fn extents(element: ElementType, constants: &[u32], out: &mut [u64]) {
     ]);
 }
 
-/// Returns the number of tiles of C, or `None` if it exceeds the groups of a launch.
+/// Returns the number of tiles of C, or `None` if it exceeds the number of work groups that a launch can
+/// have.
 fn groups(m: u32, n: u32, batch: u32) -> Option<u32> {
     let tiles = m.div_ceil(TILE).checked_mul(n.div_ceil(TILE))?;
     tiles.checked_mul(batch).filter(|groups| *groups <= i32::MAX as u32)
 }
 
-/// Returns matrices × row tiles × column tiles, all in the first dimension, which has the largest limit on
-/// every device.
+/// Returns matrices × row tiles × column tiles as one number of work groups in the first dimension, which has
+/// the largest limit on every device.
 pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     [groups(constants[0], constants[1], constants[8]).unwrap_or(u32::MAX), 1, 1]
 }
 
-/// Parameters of a case. The gaps are added to the strides of dense matrices.
+/// Parameters of a case. The gaps are numbers of unused values that are added to the strides of dense
+/// matrices.
 #[derive(Clone, Copy)]
 struct Shape {
     sizes: [usize; 3],
@@ -125,7 +128,8 @@ pub(crate) fn cases(element: ElementType, seed: u64) -> Vec<Case> {
     shapes.into_iter().map(|shape| case(element, &mut random, shape)).collect()
 }
 
-/// Returns a random product. A few cases have more groups than some devices allow in one dimension.
+/// Returns a random product. A few of these cases have more work groups than some devices allow in one
+/// dimension.
 pub(crate) fn random_case(element: ElementType, random: &mut Random) -> Case {
     let mut few = |bound: usize| random.below(bound);
     let many = few(64) == 0;

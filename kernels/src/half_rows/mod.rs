@@ -1,20 +1,20 @@
-//! f16 activations: the input of products on matrix units.
+//! f16 activations, which products on matrix units read.
 //!
 //! A row holds f16 values, padded with zeros to a multiple of [`PITCH_VALUES`] values. Rows are therefore
-//! whole cache lines, [`row_bytes`] apart. A tile that extends beyond the last column multiplies by zero. The
-//! width of a row is a multiple of 32. Values are rounded to nearest, ties to even. Values beyond the range
-//! of f16 saturate, and NaN is preserved.
+//! whole cache lines, [`row_bytes`] apart. A tile that extends beyond the last column reads zeros, which do
+//! not change the sums. The width of a row is a multiple of 32. Values are rounded to nearest, ties to even.
+//! Values beyond the range of f16 saturate, and NaN is preserved.
 
 use half::f16;
 
 pub use crate::layout::PITCH_VALUES;
 
-/// Returns the bytes from one row of `width` values to the next.
+/// Returns the distance in bytes between consecutive rows of `width` values.
 pub const fn row_bytes(width: usize) -> usize {
     width.next_multiple_of(PITCH_VALUES) * 2
 }
 
-/// Returns the bytes of `rows` rows, or `IMPOSSIBLE` if the width is not a multiple of 32.
+/// Returns the number of bytes in `rows` rows, or `IMPOSSIBLE` if `width` is not a multiple of 32.
 pub(crate) fn rows_extent(rows: u32, width: u32) -> u64 {
     if !width.is_multiple_of(32) || width > u32::MAX - PITCH_VALUES as u32 {
         return crate::abi::IMPOSSIBLE;
@@ -22,28 +22,28 @@ pub(crate) fn rows_extent(rows: u32, width: u32) -> u64 {
     u64::from(rows).saturating_mul(row_bytes(width as usize) as u64)
 }
 
-/// Clamps a value to the range of f16. NaN is preserved.
+/// Clamps `value` to the range of f16. NaN is preserved.
 pub(crate) fn in_range(value: f64) -> f64 {
     let largest = f16::MAX.to_f64();
     value.clamp(-largest, largest)
 }
 
-/// Rounds a value to f16 as kernels must. This is the reference.
+/// Rounds `value` to f16 as kernels must. This is the reference implementation.
 pub(crate) fn rounded(value: f64) -> f16 {
     f16::from_f64(in_range(value))
 }
 
-/// Converts a row to its stored bytes. This is the reference.
+/// Converts a row to f16 activations, as stored. This is the reference implementation.
 pub(crate) fn reference(row: &[f32]) -> Vec<u8> {
     let mut out: Vec<u8> = row.iter().flat_map(|x| rounded(f64::from(*x)).to_le_bytes()).collect();
     out.resize(row_bytes(row.len()), 0);
     out
 }
 
-/// Returns the values of a row.
+/// Decodes a row of f16 activations to its values.
 ///
 /// # Errors
-/// If the padding is not zero.
+/// Returns an error if the padding is not zero.
 pub(crate) fn values(row: &[u8], width: usize) -> Result<Vec<f64>, String> {
     let (values, padding) = row.split_at(width * 2);
     if padding.iter().any(|byte| *byte != 0) {

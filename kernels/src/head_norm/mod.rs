@@ -1,16 +1,16 @@
-//! Head norm: divides each query head and each key head of joint rows by its root mean square, and multiplies
-//! it by a weight per dimension, in place.
+//! Head norm: divides each query head and each key head of a row by its root mean square, and multiplies each
+//! dimension by a weight. The kernel works in place.
 //!
 //! | binding | |
 //! | --- | --- |
 //! | 0 | parameters |
 //! | 1 | qkv: f32 `[rows, heads + 2 · kv heads, head dimension]`, read and written |
-//! | 2 | weights of the queries and of the keys: f32 `[2, head dimension]` |
+//! | 2 | weights for queries, then weights for keys: f32 `[2, head dimension]` |
 //!
-//! Constants: rows, index of the row-count word, heads, kv heads, head dimension, ε (the bits of an f32). The
-//! values in qkv stay unchanged.
+//! The constants are the rows, the index of the row-count word, the heads, the kv heads, the head dimension,
+//! and ε (the bits of an f32). The value heads in `qkv` stay unchanged.
 //!
-//! Squares and their sum are f32, as in [`crate::rms_norm`].
+//! Squares and their sum are f32, with the same limit as in [`crate::rms_norm`].
 
 use crate::abi::{HEADER_BYTES, IMPOSSIBLE, words};
 use crate::cases::{Build, Case, ROW_SHAPES, Random, RowShape};
@@ -31,7 +31,7 @@ pub static ABI: EntryAbi = EntryAbi {
     },
 };
 
-/// Returns rows × heads with a norm.
+/// Returns a grid of rows × heads that are normalised.
 pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     [constants[0], constants[2].saturating_add(constants[3]), 1]
 }

@@ -1,19 +1,19 @@
-//! Layer norm: subtracts the mean of each row and divides by its standard deviation. Then multiplies each
-//! column by a weight and adds a bias.
+//! Layer norm: subtracts the mean of each row and divides the row by its standard deviation. Then multiplies
+//! each column by a weight and adds a bias.
 //!
 //! | binding | |
 //! | --- | --- |
-//! | 0 | x: `[rows, width]` of a type |
+//! | 0 | x: `[rows, width]`, values of any element type |
 //! | 1 | weight: f32 `[width]` |
 //! | 2 | bias: f32 `[width]` |
 //! | 3 | out: f32 `[rows, width]`, written |
 //!
-//! The constants are the [number](crate::elements::number) of the type, the rows, the width, and ε (the bits
-//! of an f32), which is added to the variance. A launch has one group per row.
+//! The constants are the [number](crate::elements::number) of the element type, the rows, the width, and ε
+//! (the bits of an f32), which is added to the variance. A launch has one group per row.
 //!
-//! GPUs square the differences from the mean in f32, and sum the squares in f32. So the standard deviation of
-//! a row must be at most 1.8 · 10¹⁹ / √width. Beyond this limit, the result of a row of finite values is the
-//! bias alone.
+//! GPUs square the differences from the mean in f32, and sum the squares in f32. The standard deviation of a
+//! row must therefore be at most 1.8 · 10¹⁹ / √width. If a row of finite values exceeds this limit, the
+//! result of each column is its bias alone.
 
 use crate::abi::{product, words};
 use crate::cases::{Build, Case, Random, Stored};
@@ -33,7 +33,7 @@ pub static ABI: EntryAbi = EntryAbi {
     },
 };
 
-/// Returns one group per row.
+/// Returns a grid of one group per row.
 pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     [constants[1], 1, 1]
 }

@@ -1,28 +1,29 @@
-//! Resident layouts of weight matrices. A device stores all matrices of a tensor type in the same layout:
-//! [`layout_for`].
+//! Resident layouts of weight matrices, that is, their layouts in device memory. A device stores all matrices
+//! of a tensor type in one layout, which [`layout_for`] returns.
 //!
-//! Both layouts divide rows into groups of 16. A group is one contiguous range of bytes. Zero rows pad the
-//! last group.
+//! Both layouts divide the rows of a matrix into groups of 16. Each group is one contiguous range of bytes.
+//! Zero rows pad the last group.
 //!
 //! # `RowMajor`
 //!
-//! For F32, F16 and BF16. Rows hold values as in the file, padded with zeros to a multiple of
-//! [`PITCH_VALUES`] values. Matrix units load this layout, and 32 work items together stream each row.
+//! Layout for F32, F16 and BF16. Each row holds its values in the same order as the file, padded with zeros
+//! to a multiple of [`PITCH_VALUES`] values. Matrix units can load this layout, and 32 work items can stream
+//! a row together.
 //!
 //! # `Rows16`
 //!
-//! For every type. The rows of a group are interleaved so that each SIMD lane holds one row. Products then
-//! need no horizontal sums. A group consists of sections, one after the other. Each section stores its blocks
+//! Layout for every type. It interleaves the rows of a group, so that each SIMD lane holds one row and
+//! products need no horizontal sums. A group consists of consecutive sections. Each section stores its blocks
 //! in column order. The group is padded to 64 bytes. Each module in `types` lists the sections of its type.
-//! There, "16 × x" means one x per row.
+//! In these lists, "16 × x" means one x per row.
 //!
 //! A *vector* is 64 bytes: 16 rows × 4 consecutive columns (a *quad*), as integer dot products need it.
-//! Quants are unsigned bytes. 32 columns have eight quads:
+//! Quants are unsigned bytes. Each block of 32 columns has eight quads:
 //!
 //! - 4-bit vector j holds quad j in its low nibbles and quad j + 4 in its high nibbles.
 //! - A vector of fifth bits holds quad j in bit j of each byte.
 //!
-//! Vector weights (norms) are not matrices: they stay plain f32.
+//! Weights that are vectors (norms) are stored as plain f32, not in one of these layouts.
 
 mod pack;
 #[cfg(test)]
@@ -40,31 +41,31 @@ use std::ops::Range;
 /// Rows per group.
 pub const GROUP_ROWS: usize = 16;
 
-/// Number of columns of a matrix must be a multiple of this.
+/// Every matrix must have a multiple of this number of columns.
 pub const COLUMN_BLOCK: usize = 32;
 
-/// Rows of `RowMajor` are padded to a multiple of this many values.
+/// `RowMajor` pads each row to a multiple of this number of values.
 pub const PITCH_VALUES: usize = 64;
 
 /// Layout of a weight matrix in a device's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Layout {
-    /// Groups of 16 rows, interleaved.
+    /// Interleaved rows in groups of 16.
     Rows16,
-    /// Row after row. Supports only types without blocks.
+    /// One row after another. Supports only types without blocks.
     RowMajor,
 }
 
-/// Returns the layout in which a device stores matrices of a type. All kernels of the device read this layout
-/// for that type.
+/// Returns the layout in which a device with `caps` stores matrices of `tensor_type`. All kernels for the
+/// device read the type in this layout.
 pub fn layout_for(tensor_type: TensorType, caps: &Caps) -> Layout {
     let is_row_major = |language: &KernelLanguage| layout_in(tensor_type, *language) == Layout::RowMajor;
     if caps.languages.iter().any(is_row_major) { Layout::RowMajor } else { Layout::Rows16 }
 }
 
-/// Returns the layout that kernels in a language read. It is row-major if devices that accept the language
-/// may have matrix units.
+/// Returns the layout that kernels in `language` read for `tensor_type`. Types without blocks are row-major
+/// if devices that accept the language may have matrix units.
 pub(crate) fn layout_in(tensor_type: TensorType, language: KernelLanguage) -> Layout {
     match language {
         KernelLanguage::CudaC | KernelLanguage::Ptx | KernelLanguage::HipC | KernelLanguage::Wgsl
@@ -76,41 +77,41 @@ pub(crate) fn layout_in(tensor_type: TensorType, language: KernelLanguage) -> La
     }
 }
 
-/// A matrix that has no resident layout, or source bytes that do not match its rows.
+/// Reason why a matrix cannot have a layout, or why its rows cannot be packed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LayoutError {
-    /// Rows must be whole blocks, and multiples of [`COLUMN_BLOCK`].
+    /// The number of columns is zero, or it is not a multiple of both the block size and [`COLUMN_BLOCK`].
     #[error("{columns} columns of {tensor_type} are not a positive multiple of {block}")]
     Columns {
         /// Type of the weights.
         tensor_type: TensorType,
-        /// Requested columns.
+        /// Requested number of columns.
         columns: u64,
-        /// Required divisor of the columns.
+        /// Required divisor of the number of columns.
         block: u64,
     },
-    /// The type has blocks, which have no row-major layout.
+    /// `RowMajor` was requested for a type with blocks.
     #[error("{tensor_type} has no row-major layout")]
     Blocks {
         /// Type of the weights.
         tensor_type: TensorType,
     },
-    /// The size does not fit 63 bits.
+    /// The size of the matrix in bytes may exceed 63 bits.
     #[error("{rows} × {columns} values of {tensor_type} are too many")]
     TooLarge {
         /// Type of the weights.
         tensor_type: TensorType,
-        /// Requested rows.
+        /// Requested number of rows.
         rows: u64,
-        /// Requested columns.
+        /// Requested number of columns.
         columns: u64,
     },
-    /// Groups outside the matrix.
+    /// The requested groups are not all inside the matrix.
     #[error("groups {start}..{end} are outside the matrix, which has {groups}")]
     Groups {
         /// First requested group.
         start: usize,
-        /// End of the requested groups.
+        /// End of the requested range of groups.
         end: usize,
         /// Number of groups of the matrix.
         groups: usize,
@@ -118,28 +119,28 @@ pub enum LayoutError {
     /// A slice has the wrong length.
     #[error("{what}: {got} bytes instead of {wanted}")]
     Bytes {
-        /// Name of the slice.
+        /// Name of the slice, for the message.
         what: &'static str,
-        /// Its length.
+        /// Actual length, in bytes.
         got: usize,
-        /// Required length.
+        /// Required length, in bytes.
         wanted: usize,
     },
 }
 
-/// A part of a group, with `bytes` bytes per `columns` columns.
+/// A section of a group. It has `bytes` bytes for every `columns` columns.
 #[derive(Clone, Copy)]
 pub(crate) struct Section {
     pub columns: usize,
     pub bytes: usize,
 }
 
-/// Creates a section.
+/// Creates a section with `bytes` bytes for every `columns` columns.
 pub(crate) const fn section(columns: usize, bytes: usize) -> Section {
     Section { columns, bytes }
 }
 
-/// Returns the sections of a group, in the order of the table above.
+/// Returns the sections of a group, in the order that the module of `tensor_type` documents.
 pub(crate) const fn sections(tensor_type: TensorType) -> &'static [Section] {
     tensor_type.row().sections
 }
@@ -154,12 +155,12 @@ pub struct Resident {
 }
 
 impl Resident {
-    /// Creates the layout of a matrix of `rows` × `columns` values. The columns of a row are contiguous in
-    /// the file.
+    /// Creates the layout for a matrix of `rows` × `columns` values. In the file, the values of a row are
+    /// contiguous.
     ///
     /// # Errors
-    /// [`LayoutError::Columns`] if rows are not whole blocks, [`LayoutError::Blocks`] if the type does not
-    /// have the layout, [`LayoutError::TooLarge`] if sizes overflow.
+    /// Returns [`LayoutError::Blocks`] if `layout` does not support the type, [`LayoutError::Columns`] if the
+    /// number of columns is invalid, and [`LayoutError::TooLarge`] if the size overflows.
     pub fn new(
         tensor_type: TensorType,
         layout: Layout,
@@ -185,7 +186,7 @@ impl Resident {
         }
     }
 
-    /// Returns the tensor type.
+    /// Returns the tensor type of the weights.
     pub fn tensor_type(&self) -> TensorType {
         self.tensor_type
     }
@@ -195,12 +196,12 @@ impl Resident {
         self.layout
     }
 
-    /// Returns the rows without padding.
+    /// Returns the number of rows, without padding.
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Returns the columns.
+    /// Returns the number of columns.
     pub fn columns(&self) -> usize {
         self.columns
     }
@@ -210,7 +211,7 @@ impl Resident {
         self.rows.div_ceil(GROUP_ROWS)
     }
 
-    /// Returns the bytes of one group.
+    /// Returns the number of bytes in one group.
     pub fn group_bytes(&self) -> usize {
         match self.layout {
             Layout::Rows16 => group_bytes(self.tensor_type, self.columns),
@@ -218,24 +219,24 @@ impl Resident {
         }
     }
 
-    /// Returns the bytes of the matrix.
+    /// Returns the number of bytes in the whole matrix, with padding.
     pub fn bytes(&self) -> u64 {
         self.groups() as u64 * self.group_bytes() as u64
     }
 
-    /// Returns the bytes of one row in the file.
+    /// Returns the number of bytes of one row in the file.
     pub fn file_row_bytes(&self) -> usize {
         self.columns / self.tensor_type.block_values() * self.tensor_type.block_bytes()
     }
 
-    /// Returns the rows of these groups. [`Resident::pack`] needs exactly these rows.
+    /// Returns the rows in `groups`. [`Resident::pack`] needs the file bytes of exactly these rows.
     pub fn rows_of(&self, groups: Range<usize>) -> Range<usize> {
         let row = |group: usize| group.saturating_mul(GROUP_ROWS).min(self.rows);
         row(groups.start)..row(groups.end)
     }
 
-    /// Packs `groups` from the file bytes of [their rows](Self::rows_of), and writes all of `out`. Several
-    /// threads may pack disjoint ranges.
+    /// Packs `groups` from `source_rows`, the file bytes of [their rows](Self::rows_of), and writes all of
+    /// `out`. Several threads may pack disjoint ranges of groups.
     ///
     /// # Errors
     /// Returns [`LayoutError::Groups`] or [`LayoutError::Bytes`] if the range or a length is wrong, and
@@ -261,12 +262,12 @@ impl Resident {
     }
 }
 
-/// Returns the bytes from one row of `RowMajor` to the next.
+/// Returns the distance in bytes between consecutive rows of `RowMajor`.
 pub(crate) fn row_pitch_bytes(tensor_type: TensorType, columns: usize) -> usize {
     columns.next_multiple_of(PITCH_VALUES) * tensor_type.block_bytes()
 }
 
-/// Returns the bytes of one `Rows16` group. `columns` must be whole blocks.
+/// Returns the number of bytes in one `Rows16` group. `columns` must be a multiple of the block size.
 pub(crate) fn group_bytes(tensor_type: TensorType, columns: usize) -> usize {
     let sections = sections(tensor_type).iter();
     sections.map(|s| columns / s.columns * s.bytes).sum::<usize>().next_multiple_of(64)

@@ -1,13 +1,13 @@
-//! Packs file rows into resident groups. Every byte of a model passes through this code at load time. So each
-//! type moves four bytes at a time where its format allows.
+//! Packs file rows into resident groups. Every byte of a model passes through this code at load time. The
+//! code for each type therefore moves four bytes at a time where the format allows it.
 
 use super::{GROUP_ROWS, Resident, row_pitch_bytes, sections};
 use crate::blocks::{TensorType, k_scale};
 
-/// Maximum number of sections of any type.
+/// Maximum number of sections in a group of any type.
 pub(crate) const SECTIONS: usize = 4;
 
-/// Copies rows with padding.
+/// Copies rows into the row-major layout and adds the padding.
 pub(super) fn pad_rows(layout: &Resident, source: &[u8], out: &mut [u8]) {
     let row_bytes = layout.file_row_bytes();
     let mut rows = source.chunks_exact(row_bytes);
@@ -21,13 +21,13 @@ pub(super) fn pad_rows(layout: &Resident, source: &[u8], out: &mut [u8]) {
     }
 }
 
-/// Returns the number of columns that move together: one file block, or several if blocks are short.
+/// Returns the number of columns that are moved together: one file block, or several if blocks are short.
 fn unit_columns(tensor_type: TensorType) -> usize {
     tensor_type.block_values().max(super::COLUMN_BLOCK)
 }
 
-/// Packs the groups of `out`, unit by unit, and all 16 rows of a group per unit. It reads 16 streams and
-/// writes to few cache lines.
+/// Packs the groups of `out`, unit by unit. For each unit, it packs all 16 rows of a group, so it reads 16
+/// streams and writes to few cache lines.
 pub(crate) fn pack_with(
     layout: &Resident,
     source: &[u8],
@@ -65,28 +65,28 @@ pub(crate) fn pack_with(
     }
 }
 
-/// Returns the four bytes at quad `quad`.
+/// Returns the four bytes of quad `quad` in `source`.
 pub(crate) fn quad(source: &[u8], quad: usize) -> u32 {
     u32::from_le_bytes([source[quad * 4], source[quad * 4 + 1], source[quad * 4 + 2], source[quad * 4 + 3]])
 }
 
-/// Writes four bytes to a lane of vector `vector`.
+/// Writes four bytes to lane `lane` of vector `vector`.
 pub(crate) fn put(out: &mut [u8], vector: usize, lane: usize, value: u32) {
     out[vector * 64 + lane * 4..][..4].copy_from_slice(&value.to_le_bytes());
 }
 
-/// Moves a 16-bit value to a lane.
+/// Moves the first 16-bit value of `source` to lane `lane`.
 pub(crate) fn move_half(out: &mut [u8], lane: usize, source: &[u8]) {
     out[lane * 2..][..2].copy_from_slice(&source[..2]);
 }
 
-/// Moves the two leading 16-bit values of a block to one array each.
+/// Moves the first two 16-bit values of a block to lane `lane` of two arrays, one for each value.
 pub(crate) fn move_halves(out: &mut [u8], lane: usize, source: &[u8]) {
     move_half(out, lane, source);
     move_half(&mut out[32..], lane, &source[2..]);
 }
 
-/// Moves the nibbles of a block of 32 values.
+/// Moves the nibbles of a block of 32 values to lane `lane`.
 pub(crate) fn move_nibbles(source: &[u8], lane: usize, quants: &mut [u8]) {
     let (source, quants) = (&source[..16], &mut quants[..256]);
     for j in 0..4 {
@@ -94,7 +94,8 @@ pub(crate) fn move_nibbles(source: &[u8], lane: usize, quants: &mut [u8]) {
     }
 }
 
-/// Moves the fifth bits of a block of 32 values. Bit 4j + i goes to bit j of byte i.
+/// Moves the fifth bits of a block of 32 values to lane `lane`. Bit 4j + i of the file goes to bit j of byte
+/// i.
 pub(crate) fn move_fifth_bits(source: &[u8], lane: usize, highs: &mut [u8]) {
     let bits = quad(source, 0);
     // The multiplication repeats the nibble four times, seven bits apart. So bit i of copy i becomes bit 0 of
@@ -103,15 +104,15 @@ pub(crate) fn move_fifth_bits(source: &[u8], lane: usize, highs: &mut [u8]) {
     put(highs, 0, lane, (0..8).fold(0, |word, j| word | spread((bits >> (j * 4)) & 15) << j));
 }
 
-/// Moves the scales and minima of the sub-blocks of Q4_K and Q5_K.
+/// Moves the scales and minima of the sub-blocks of Q4_K or Q5_K to lane `lane`.
 pub(crate) fn move_k_scales(source: &[u8], lane: usize, subs: &mut [u8]) {
     for (sub, sub_scales) in subs.chunks_exact_mut(32).enumerate() {
         (sub_scales[lane], sub_scales[16 + lane]) = k_scale(source, sub);
     }
 }
 
-/// Moves the nibbles of Q4_K and Q5_K. The file pairs value i of a sub-block with value i of the next
-/// sub-block.
+/// Moves the nibbles of Q4_K or Q5_K to lane `lane`. A byte in the file holds value i of a sub-block and
+/// value i of the next sub-block.
 pub(crate) fn move_k_nibbles(source: &[u8], lane: usize, quants: &mut [u8]) {
     for (source, quants) in source.chunks_exact(32).zip(quants.chunks_exact_mut(512)) {
         for j in 0..4 {

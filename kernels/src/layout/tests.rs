@@ -1,4 +1,5 @@
-//! Tests of sizes, rejected shapes, and every byte of the layouts against their definition.
+//! Tests of the layouts: their sizes, the shapes that they reject, and every packed byte against the
+//! definition.
 
 use super::*;
 use crate::blocks::dequantise;
@@ -52,7 +53,8 @@ fn rejects_wrong_lengths() {
     layout.pack(1..2, &[0; 4 * 68], &mut out).unwrap();
 }
 
-/// Reads a value of a group by the documented table. It is slow but independent of the packing code.
+/// Reads a value of a group as the documentation of the layouts defines it. It is slow, but independent of
+/// the packing code.
 fn value(layout: &Resident, group: &[u8], row: usize, column: usize) -> f32 {
     let mut rest = group;
     let mut parts = Vec::new();

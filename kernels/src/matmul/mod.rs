@@ -8,13 +8,13 @@
 //! | 3 | y: f32, `n` values per row with stride `stride` (in values), read and written (read only to accumulate) |
 //!
 //! The constants are the rows, the index of the row-count word, n, k, accumulate (0 or 1), and the stride (at
-//! least n). Several products may write to the same rows, each bound from its own first column on. The gap up
-//! to the stride belongs to other products.
+//! least n). Several products may write to the same rows. Each of them binds y from its own first column on.
+//! The values between the n columns of a product and the next row belong to the other products.
 //!
-//! A launch has one group per [`TASK_ROWS`] rows of weights. A group loops over the tokens, so that it reads
-//! weights from memory once.
+//! A launch has one group per [`TASK_ROWS`] rows of weights. A group loops over all rows of x, so that it
+//! reads its weights from memory only once.
 //!
-//! The activations determine the arithmetic:
+//! The activation type determines the arithmetic:
 //!
 //! - f32: weights are dequantized to f32 in registers (class *exact*).
 //! - int8: integer dot products, block by block (class *fast*).
@@ -22,10 +22,10 @@
 //!   bf16 weights, the matrix units of AMD's devices, and of NVIDIA's devices from compute capability 8.0 on,
 //!   convert f16 activations to bf16.
 //!
-//! Some types have no kernels for some activations: see [`takes`]. Callers use
+//! Some types have no kernels for some activations: see [`takes`]. Callers choose the activation type with
 //! [`activations_for`](crate::activations_for). Each variant has a fixed order of summation, usually by
-//! blocks of 32 columns. A row of y depends only on its row of x, bit for bit, and not on other rows of the
-//! launch.
+//! blocks of 32 columns. A row of y depends, bit for bit, only on its own row of x, and not on other rows of
+//! the launch.
 
 pub mod normed;
 
@@ -38,10 +38,10 @@ use crate::types::each_type;
 use crate::{half_rows, quantize};
 use ragtag_hal::{Access, EntryAbi};
 
-/// Rows of weights per group. They are columns of y.
+/// Number of weight rows per group. Each weight row is a column of y.
 pub const TASK_ROWS: u32 = 32;
 
-/// Returns whether products of weights of this type with these activations exist. Every type supports f32,
+/// Returns whether there are products of `tensor_type` weights with `activations`. Every type supports f32,
 /// types with integer quants support int8, and types of two bytes support f16.
 pub fn takes(tensor_type: TensorType, activations: Activations) -> bool {
     match activations {
@@ -53,7 +53,7 @@ pub fn takes(tensor_type: TensorType, activations: Activations) -> bool {
 
 macro_rules! abis {
     ($($name:ident)*) => {
-        /// Returns the binary interface for weights of this type in this layout.
+        /// Returns the binary interface for weights of `tensor_type` in `layout`, and for `activations`.
         pub fn abi(tensor_type: TensorType, layout: Layout, activations: Activations) -> &'static EntryAbi {
             match (tensor_type, layout, activations) {
                 $((TensorType::$name, Layout::Rows16, Activations::F32) => abi!($name, Rows16, F32),
@@ -103,12 +103,12 @@ fn extents(
     out.copy_from_slice(&[HEADER_BYTES, weights, x, strided(rows, stride, n)]);
 }
 
-/// Returns one group per [`TASK_ROWS`] rows of weights.
+/// Returns one group for each [`TASK_ROWS`] rows of weights.
 pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     [constants[2].div_ceil(TASK_ROWS), 1, 1]
 }
 
-/// Computes x · Wᵀ in f64 for one row of x.
+/// Computes x · Wᵀ for one row of x, in f64.
 fn reference(weights: &[f32], x: &[f64]) -> Vec<f64> {
     let dot = |row: &[f32]| row.iter().zip(x).map(|(w, x)| f64::from(*w) * x).sum();
     weights.chunks_exact(x.len()).map(dot).collect()
@@ -149,8 +149,8 @@ pub(crate) fn random_case(
     case(random, (tensor_type, layout, activations), shape, (n, k), accumulate)
 }
 
-/// Returns cases for products that ignore the parameters and compute the full row capacity. They have
-/// row-major f16 weights, f16 activations, and odd numbers of rows and columns.
+/// Returns cases for products that ignore the parameters and compute all rows of the capacity. They have
+/// row-major f16 weights, f16 activations, and some odd numbers of rows and columns.
 pub(crate) fn cases_of_whole_launches(seed: u64) -> Vec<Case> {
     let mut random = Random::new(seed);
     let shapes = [
@@ -166,7 +166,7 @@ pub(crate) fn cases_of_whole_launches(seed: u64) -> Vec<Case> {
     shapes.into_iter().enumerate().map(case).collect()
 }
 
-/// Returns a case of random shape for a product that computes the full row capacity.
+/// Returns a case of random shape for a product that computes all rows of the capacity.
 pub(crate) fn random_case_of_a_whole_launch(seed: u64) -> Case {
     let mut random = Random::new(seed);
     let (rows, n, k) = (1 + random.below(600), 1 + random.below(120), 32 * (1 + random.below(12)));

@@ -1,21 +1,21 @@
-//! Products with a fused [RMS norm](crate::rms_norm) of their input. The first products of a gated FFN can
-//! also be fused with [SiLU(gate) · up](crate::silu_mul). They serve steps of few rows, in which launch
-//! latency dominates.
+//! Products with a fused [RMS norm](crate::rms_norm) of their input. The product with the gate and up weights
+//! of an FFN can also be fused with [SiLU(gate) · up](crate::silu_mul). These kernels serve steps with few
+//! rows, in which launch latency dominates.
 //!
 //! | binding | |
 //! | --- | --- |
 //! | 0 | parameters |
 //! | 1 | weights: `[n, k]` in the variant's [layout](crate::layout) |
 //! | 2 | x: f32 `[rows, k]` |
-//! | 3 | y: f32, `n` values per row with stride `stride` (in values), read and written; gated `n / 2` |
 //! | 3 | y: f32, `n` values per row (`n / 2` if gated) with stride `stride` (in values), read and written |
+//! | 4 | g, the weights of the norm: f32 `[k]` |
 //!
 //! The constants are those of a [product](super), then ε (the bits of an f32).
 //!
-//! y = (W · (x ∘ g)) / √(mean x² + ε). Each group reads the whole row anyway, so it also computes the row's
-//! sum of squares, and scales its sums. In the gated product, the first half of W holds the gate weights and
-//! the second half the up weights. Its y is SiLU(gate) · up. There is no int8 version, because each group
-//! would have to quantize all of x.
+//! y = (W · (x ∘ g)) / √(mean x² + ε). Each group reads a whole row of x anyway, so it also computes the
+//! row's sum of squares, and scales its own sums at the end. In the gated product, the first half of W holds
+//! the gate weights, and the second half holds the up weights. The result y is SiLU(gate) · up. There is no
+//! int8 version, because each group would have to quantize all of x.
 
 use super::{Resident, TensorType, reference};
 use crate::abi::{HEADER_BYTES, IMPOSSIBLE, strided, words};
@@ -28,8 +28,8 @@ use ragtag_hal::{Access, EntryAbi};
 
 const BINDINGS: &[Access] = &[Access::Read, Access::Read, Access::Read, Access::ReadWrite, Access::Read];
 
-/// Returns whether weights of this type with `n` rows can consist of a gate half and an up half. The halves
-/// must not share a group of interleaved rows.
+/// Returns whether a matrix of type `tensor_type` with `n` rows can consist of gate rows and up rows. The two
+/// halves must not share a group of interleaved rows.
 pub fn has_gates(tensor_type: TensorType, n: u32) -> bool {
     let alike = if tensor_type.block_values() > 1 { 2 * GROUP_ROWS as u32 } else { 2 };
     n.is_multiple_of(alike)
@@ -37,7 +37,8 @@ pub fn has_gates(tensor_type: TensorType, n: u32) -> bool {
 
 macro_rules! abis {
     ($($name:ident)*) => {
-        /// Returns the binary interface for weights of this type in this layout, gated or not.
+        /// Returns the binary interface for weights of `tensor_type` in `layout`, for a product with or
+        /// without a gate.
         pub fn abi(tensor_type: TensorType, layout: Layout, gated: bool) -> &'static EntryAbi {
             match (tensor_type, layout, gated) {
                 $((TensorType::$name, Layout::Rows16, false) => abi!($name, Rows16, false),

@@ -20,33 +20,34 @@
 //! | [`sums_offset`] | sums of 16 quants each: i32 `[width / 16]` |
 //!
 //! The distance between rows is [`row_bytes`], a multiple of 64. With the sums, a product can use unsigned
-//! weights and subtract their offset once per block. A block with a NaN or an infinity has NaN as its scale,
-//! and its quants have no meaning. An infinite scale would give products infinities of either sign.
+//! weights and subtract their offset once per block. If a block contains a NaN or an infinity, its scale is
+//! NaN, and its quants have no meaning. With an infinite scale, products could contain infinities of either
+//! sign.
 
 use crate::abi::{HEADER_BYTES, words};
 use crate::cases::{Build, Case, Content, ROW_SHAPES, Random, RowShape};
 use crate::kernel::{Activations, Kernel};
 use ragtag_hal::{Access, EntryAbi};
 
-/// Values that share a scale.
+/// Number of values that share a scale.
 pub const BLOCK: usize = 32;
 
-/// Returns the offset of a row's scales, in bytes.
+/// Returns the offset of the scales within a row of `width` values, in bytes.
 pub const fn scales_offset(width: usize) -> usize {
     width.next_multiple_of(64)
 }
 
-/// Returns the offset of a row's sums, in bytes.
+/// Returns the offset of the sums within a row of `width` values, in bytes.
 pub const fn sums_offset(width: usize) -> usize {
     scales_offset(width) + width / BLOCK * 4
 }
 
-/// Returns the bytes from one row to the next.
+/// Returns the distance in bytes between consecutive rows of `width` values.
 pub const fn row_bytes(width: usize) -> usize {
     (sums_offset(width) + width / BLOCK * 8).next_multiple_of(64)
 }
 
-/// Returns the bytes of `rows` rows, or `IMPOSSIBLE` if the width is not whole blocks.
+/// Returns the number of bytes in `rows` rows, or `IMPOSSIBLE` if `width` is not a multiple of [`BLOCK`].
 pub(crate) fn rows_extent(rows: u32, width: u32) -> u64 {
     if !width.is_multiple_of(BLOCK as u32) {
         return crate::abi::IMPOSSIBLE;
@@ -54,7 +55,7 @@ pub(crate) fn rows_extent(rows: u32, width: u32) -> u64 {
     u64::from(rows).saturating_mul(row_bytes(width as usize) as u64)
 }
 
-/// Binary interface with int8 activations output.
+/// Binary interface with int8 output.
 pub static ABI_INT8: EntryAbi = EntryAbi {
     name: "quantize_int8",
     bindings: &[Access::Read, Access::Read, Access::Write],
@@ -62,7 +63,7 @@ pub static ABI_INT8: EntryAbi = EntryAbi {
     extents: |constants, out| extents(Activations::Int8, constants, out),
 };
 
-/// Binary interface with f16 activations output.
+/// Binary interface with f16 output.
 pub static ABI_F16: EntryAbi =
     EntryAbi { name: "quantize_f16", extents: |c, out| extents(Activations::F16, c, out), ..ABI_INT8 };
 
@@ -71,7 +72,7 @@ fn extents(activations: Activations, constants: &[u32], out: &mut [u64]) {
     out.copy_from_slice(&[HEADER_BYTES, words(&[rows, width]), activations.rows_extent(rows, width)]);
 }
 
-/// Quantizes a row of whole blocks to int8 activations. This is the reference.
+/// Quantizes a row of whole blocks to int8 activations. This is the reference implementation.
 pub(crate) fn reference(row: &[f32]) -> Vec<u8> {
     let mut out = vec![0; row_bytes(row.len())];
     for (b, block) in row.chunks_exact(BLOCK).enumerate() {
@@ -92,10 +93,10 @@ pub(crate) fn reference(row: &[f32]) -> Vec<u8> {
     out
 }
 
-/// Returns the values of a row of int8 activations.
+/// Decodes a row of int8 activations to its values.
 ///
 /// # Errors
-/// Returns a message that names a sum that does not match its quants.
+/// Returns a message that identifies a sum that does not match its quants.
 pub(crate) fn values(row: &[u8], width: usize) -> Result<Vec<f64>, String> {
     let word = |at: usize| [row[at], row[at + 1], row[at + 2], row[at + 3]];
     for (i, quants) in row[..width].chunks_exact(16).enumerate() {
@@ -128,7 +129,8 @@ pub(crate) fn random_case(activations: Activations, random: &mut Random) -> Case
     case(random, activations, shape, width)
 }
 
-/// Builds a case in which one block contains an infinity and another a NaN. Only the scales are checked.
+/// Builds a case in which one block contains an infinity and another contains a NaN. It checks only the
+/// scales.
 fn not_finite() -> Case {
     const WIDTH: usize = 2 * BLOCK;
     let mut x = [1.0; WIDTH];
@@ -139,7 +141,8 @@ fn not_finite() -> Case {
     case.expect(2, Content::SomeSame(expected)).done()
 }
 
-/// Returns expected int8 activations in which only the given scales are checked.
+/// Returns the expected words of a row of int8 activations. Only the words of the scales have a value, so the
+/// case checks only the scales.
 pub(crate) fn scales_alone(scales: &[Option<f64>]) -> Vec<Option<f64>> {
     let width = scales.len() * BLOCK;
     let mut row = vec![None; row_bytes(width) / 4];

@@ -1,27 +1,28 @@
-//! Reduce: reduces each line along an axis, or each part of a line, to one value.
+//! Reduce: reduces each line of values along an axis, or each part of a line, to one value.
 //!
 //! | binding | |
 //! | --- | --- |
-//! | 0 | x: `[outer, axis, inner]` of a type |
+//! | 0 | x: `[outer, axis, inner]`, values of any element type |
 //! | 1 | out: f32 `[outer, parts, inner]`, written |
 //!
 //! The constants are:
-//! - the [reduction](Reduction) and the [number](crate::elements::number) of the type;
+//! - the [reduction](Reduction) and the [number](crate::elements::number) of the element type;
 //! - outer, axis, inner;
-//! - the values per part. The last part of a line has the remainder. There are at most 65,535 parts;
-//! - the count by which a mean is divided.
+//! - the number of values per part. The last part of a line has the remainder. A line has at most 65,535
+//!   parts;
+//! - the count by which a mean divides the sum.
 //!
-//! If the axis has no values, `out` is unchanged.
+//! If the axis has no values, the kernel does not write `out`.
 //!
-//! A reduction of few long lines takes two launches, so that a device has enough groups. The first launch
-//! reduces parts, whose size [`part`] returns. The second launch reduces the results of the parts. For a
-//! mean, the first launch computes the sum of each part, and the second divides the total by the size of the
-//! axis.
+//! The reduction of a few long lines takes two launches, so that a device has enough work groups. The first
+//! launch reduces the parts of each line. [`part`] returns their size. The second launch reduces the results
+//! of the parts. For a mean, the first launch computes the sum of each part, and the second divides the total
+//! by the size of the axis.
 //!
-//! Max and min are NaN if any value is NaN. A sum is split into many partial sums, so that the rounding error
-//! hardly grows with the axis.
+//! Max and min are NaN if any value is NaN. Kernels split a sum into many partial sums, so that the rounding
+//! error hardly grows with the size of the axis.
 //!
-//! A group computes adjacent columns of a part.
+//! A work group computes adjacent columns of a part.
 
 use crate::abi::{IMPOSSIBLE, product, words};
 use crate::cases::{Build, Case, Content, Random, Stored};
@@ -39,7 +40,7 @@ pub enum Reduction {
     Max,
     /// Smallest value.
     Min,
-    /// Sum divided by the count.
+    /// Sum divided by the count in the constants.
     Mean,
 }
 
@@ -47,7 +48,7 @@ impl Reduction {
     /// All reductions.
     pub const ALL: [Reduction; 4] = [Reduction::Sum, Reduction::Max, Reduction::Min, Reduction::Mean];
 
-    /// Computes the reduction in f64.
+    /// Reduces `values` in f64. A mean divides by their number.
     pub fn of(self, values: impl ExactSizeIterator<Item = f64>) -> f64 {
         let count = values.len() as f64;
         let extreme = |a: f64, b: f64, larger: bool| match () {
@@ -79,22 +80,24 @@ pub static ABI: EntryAbi = EntryAbi {
     },
 };
 
-/// Returns the number of columns of `[axis, inner]` per group. It is a power of two, so that as many work
-/// items as possible share each column.
+/// Returns the number of columns of `[axis, inner]` per work group. It is the smallest power of two that
+/// covers `inner`, up to the number of work items, so that as many work items as possible share each column.
 pub(crate) fn columns(inner: u32) -> u32 {
     inner.clamp(1, ITEMS).next_power_of_two()
 }
 
-/// Maximum parts of a line. It is the smallest limit of a launch's last dimension on any device.
+/// Maximum number of parts of a line. Some devices allow no more work groups in the last dimension of a
+/// launch.
 const MOST_PARTS: u32 = 65_535;
 
-/// Groups that keep a device busy.
+/// Number of work groups that keep a device busy.
 const ENOUGH: u32 = 512;
 
-/// Minimum values of a part, per work item that shares a column.
+/// Minimum number of values of a part for each work item that shares a column.
 const LEAST: u32 = 32;
 
-/// Returns the best part size, at most the axis. It yields enough groups, but no part is too short.
+/// Returns the best part size, which is at most `axis`. It yields enough work groups to keep a device busy,
+/// but parts are never too short for their work items.
 pub fn part([outer, axis, inner]: [u32; 3]) -> u32 {
     let groups = outer.saturating_mul(inner.div_ceil(columns(inner))).max(1);
     let least = ITEMS / columns(inner) * LEAST;
@@ -102,12 +105,13 @@ pub fn part([outer, axis, inner]: [u32; 3]) -> u32 {
     axis.div_ceil(parts)
 }
 
-/// Returns outer × parts of inner, all in the first dimension, which has the largest limit on every device.
+/// Returns the number of strips, that is, the work groups that cover all columns. They are all in the first
+/// dimension of a launch, which has the largest limit on every device.
 pub(crate) fn strips(outer: u32, inner: u32) -> u32 {
     outer.saturating_mul(inner.div_ceil(columns(inner)))
 }
 
-/// Returns outer × parts of inner, and parts of the axis.
+/// Returns the number of strips in the first dimension, and the number of parts of the axis in the last.
 pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     let [_, _, outer, axis, inner, part, _] = *constants else { return [0; 3] };
     [strips(outer, inner), 1, axis.div_ceil(part.max(1))]
@@ -157,7 +161,8 @@ pub(crate) fn random_case(random: &mut Random) -> Case {
     case(random, reduction, element, shape, part)
 }
 
-/// Returns the lines along the axis of `[outer, axis, inner]`, in the order of `[outer, inner]`.
+/// Returns the lines along the axis of `x`, which is `[outer, axis, inner]`, in the order of `[outer,
+/// inner]`.
 pub(crate) fn lines(
     x: &[f64],
     [_, axis, inner]: [usize; 3],
@@ -193,8 +198,8 @@ fn case(
     build.bytes(x.bytes).expect_elements(1, ElementType::F32, wanted)
 }
 
-/// Returns a case of lines with NaN and infinities. Their length is a power of two, because some devices do
-/// not round f32 quotients correctly.
+/// Returns a case of lines that contain NaN and infinities. The length of the lines is a power of two,
+/// because some devices do not round f32 quotients correctly.
 fn edges(random: &mut Random, reduction: Reduction) -> Case {
     let shape = [2, 32, 4];
     let mut x = vec![-1.0; shape.iter().product()];

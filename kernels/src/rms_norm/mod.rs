@@ -1,5 +1,5 @@
 //! RMS norm: divides each row by its root mean square and multiplies each column by a weight. The output is
-//! f32 or quantized.
+//! f32, int8 or f16.
 //!
 //! | binding | |
 //! | --- | --- |
@@ -8,11 +8,11 @@
 //! | 2 | weight: f32 `[width]` |
 //! | 3 | out: f32 `[rows, width]`, [int8](crate::quantize) or [f16 activations](crate::half_rows), written |
 //!
-//! The constants are the rows, the index of the row-count word, the width, and ε (the bits of an f32). A
-//! launch has one group per row.
+//! The constants are the rows, the index of the row-count word, the width, and ε (the bits of an f32), which
+//! is added to the mean square. A launch has one group per row.
 //!
-//! Squares and their sum are f32, so the root mean square of a row must be at most 1.8 · 10¹⁹ / √width.
-//! Beyond this limit, a row of finite values becomes zeros.
+//! Squares and their sum are f32, so the root mean square of a row must be at most 1.8 · 10¹⁹ / √width. If a
+//! row of finite values exceeds this limit, its output is zero.
 
 use crate::abi::{HEADER_BYTES, words};
 use crate::cases::{Build, Case, ROW_SHAPES, Random, RowShape};
@@ -27,11 +27,11 @@ pub static ABI_F32: EntryAbi = EntryAbi {
     extents: |constants, out| extents(Activations::F32, constants, out),
 };
 
-/// Binary interface with int8 activations output.
+/// Binary interface with int8 output.
 pub static ABI_INT8: EntryAbi =
     EntryAbi { name: "rms_norm_int8", extents: |c, out| extents(Activations::Int8, c, out), ..ABI_F32 };
 
-/// Binary interface with f16 activations output.
+/// Binary interface with f16 output.
 pub static ABI_F16: EntryAbi =
     EntryAbi { name: "rms_norm_f16", extents: |c, out| extents(Activations::F16, c, out), ..ABI_F32 };
 
@@ -41,14 +41,14 @@ fn extents(activations: Activations, constants: &[u32], out: &mut [u64]) {
     out.copy_from_slice(&[HEADER_BYTES, words(&[rows, width]), words(&[width]), written]);
 }
 
-/// Computes one row.
+/// Computes one row in f64.
 pub(crate) fn reference(row: &[f32], weight: &[f32], epsilon: f32) -> Vec<f64> {
     let squares: f64 = row.iter().map(|x| f64::from(*x).powi(2)).sum();
     let scale = 1.0 / (squares / row.len() as f64 + f64::from(epsilon)).sqrt();
     row.iter().zip(weight).map(|(x, w)| f64::from(*x) * scale * f64::from(*w)).collect()
 }
 
-/// Makes every second row so small that ε exceeds its mean square.
+/// Scales down every second row of `x`, so that ε exceeds its mean square.
 pub(crate) fn small_rows(x: &mut [f32], width: usize) {
     x.chunks_mut(width).skip(1).step_by(2).for_each(|row| row.iter_mut().for_each(|x| *x *= 1e-3));
 }

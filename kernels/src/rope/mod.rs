@@ -1,23 +1,23 @@
-//! Rope: rotary position embedding of heads.
+//! Rope: rotary position embedding (RoPE) of heads.
 //!
 //! | binding | |
 //! | --- | --- |
 //! | 0 | positions: u32 `[rows]` |
-//! | 1 | turns: u32 `[rope dimensions / 2, 2]`, see [`turn`] |
-//! | 2 | x: `[rows, heads, head dimension]` of a type |
-//! | 3 | out: of the same shape and type, written |
+//! | 1 | turns: u32 `[rope dimensions / 2, 2]`; [`turn`] computes them |
+//! | 2 | x: `[rows, heads, head dimension]`, values of any element type |
+//! | 3 | out: of the same shape and type as x, written |
 //!
-//! The constants are the [number](crate::elements::number) of the type, the rows, the heads, the head
+//! The constants are the [number](crate::elements::number) of the element type, the rows, the heads, the head
 //! dimension, the rope dimensions, and the pairing. There are fewer than 2^32 values. Intermediate values are
-//! f32. [`crate::elements`] defines the padding of odd numbers of 16-bit values.
+//! f32. [`crate::elements`] defines the padding after an odd number of 16-bit values.
 //!
-//! Pair i of each head rotates by the row's position times turn i. With [`INTERLEAVED`], a pair is values 2i
-//! and 2i + 1. With [`HALVES`], a pair is values i and i + rope dimensions / 2. The number of rope dimensions
-//! is even and at most the head dimension. The other dimensions are copied.
+//! Pair i of each head is rotated by the row's position times turn i. With [`INTERLEAVED`], pair i consists
+//! of values 2i and 2i + 1. With [`HALVES`], it consists of values i and i + rope dimensions / 2. The number
+//! of rope dimensions is even and at most the head dimension. The other dimensions are copied.
 //!
-//! Angles are integers: the fractional part of a turn in units of 2^−64. They are as exact at large positions
-//! as at small ones, and the same on every device. The kernels compute sines and cosines with their own
-//! series, because the languages guarantee little accuracy.
+//! Turns and angles are integers, in units of 2^−64 of a full turn and without whole turns. Angles are
+//! therefore as exact at large positions as at small ones, and the same on every device. The kernels compute
+//! sines and cosines with their own series, because the languages guarantee little accuracy.
 
 use crate::abi::{IMPOSSIBLE, product, words};
 use crate::cases::{Build, Case, Random, Stored};
@@ -41,28 +41,29 @@ pub static ABI: EntryAbi = EntryAbi {
     },
 };
 
-/// Returns one work item per output word.
+/// Returns the grid for one work item per output word.
 pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     let count = product(&constants[1..4]);
     elements::grid(count.div_ceil(in_a_word(constants[0]).unwrap_or(1).into()) as u32)
 }
 
-/// Converts `frequency`, in radians per position, to the kernel's turn: the low word, then the high word.
+/// Converts `frequency`, in radians per position, to the turn that the kernel reads. Returns the low word,
+/// then the high word.
 pub fn turn(frequency: f64) -> [u32; 2] {
     let turns = (frequency / TAU).rem_euclid(1.0);
     let fixed = (turns * 2_f64.powi(64)) as u64; // Saturates just below a whole turn.
     [fixed as u32, (fixed >> 32) as u32]
 }
 
-/// Returns position × turn in units of 2^−32 turns. Lower bits are dropped.
+/// Returns the angle position × turn in units of 2^−32 of a full turn, without its lower bits.
 #[inline(always)]
 pub(crate) fn angle(position: u32, [low, high]: [u32; 2]) -> u32 {
     let carried = (u64::from(position) * u64::from(low)) >> 32;
     position.wrapping_mul(high).wrapping_add(carried as u32)
 }
 
-/// Computes the sine and cosine of an angle in units of 2^−32 turns, by series around the nearest quarter
-/// turn.
+/// Computes the sine and cosine of `angle`, which is in units of 2^−32 of a full turn. Uses series around the
+/// nearest quarter turn.
 #[inline(always)]
 pub(crate) fn sin_cos(angle: u32) -> (f32, f32) {
     let quarter = angle.wrapping_add(1 << 29) >> 30;

@@ -1,34 +1,35 @@
-//! Rope and append: rotates the queries of new tokens in place. Appends the rotated keys and the values to
-//! the cache.
+//! RoPE and KV append: rotates the queries of new tokens in place, and appends the rotated keys and the
+//! values to the KV cache.
 //!
 //! | binding | |
 //! | --- | --- |
 //! | 0 | parameters |
-//! | 1 | qkv: f32 `[rows, (heads + 2 · kv heads) · head dimension]`, read and written: each row's queries, keys, values |
+//! | 1 | qkv: f32 `[rows, (heads + 2 · kv heads) · head dimension]`, read and written: queries, keys and values of each row |
 //! | 2 | inverse frequencies: f32 `[rope dimensions / 2]` |
 //! | 3 | key cache, read and written |
 //! | 4 | value cache, read and written |
 //!
 //! The constants are the rows, sequences, table blocks, logit rows, heads, kv heads, head dimension, cache
-//! blocks, rope dimensions, and pairing. Heads are a multiple of kv heads.
+//! blocks, rope dimensions, and pairing. The number of heads is a multiple of the number of kv heads.
 //!
-//! Pair i of each query and key head rotates by position · frequency i. With [`INTERLEAVED`], a pair is
-//! values 2i and 2i + 1. With [`HALVES`], a pair is values i and i + rope dimensions / 2. The number of rope
-//! dimensions is even and at most the head dimension. The other dimensions are not rotated. The keys and
-//! values in qkv stay unchanged.
+//! Each query head and key head is rotated pair by pair, pair i by the angle position · frequency i. With
+//! [`INTERLEAVED`], pair i consists of values 2i and 2i + 1. With [`HALVES`], it consists of values i and i +
+//! rope dimensions / 2. The number of rope dimensions is even and at most the head dimension. The other
+//! dimensions are not rotated. The kernel leaves the keys and values in `qkv` unchanged.
 //!
-//! The key and value of a row at position p of sequence s go to slot p mod 16 of block `tables[s][p / 16]`. A
-//! row with an invalid sequence, position or block is not appended, but its queries are rotated. No two rows
-//! share a slot.
+//! For a row at position p of sequence s, the key and value go to slot p mod 16 of block `tables[s][p / 16]`.
+//! If the sequence, position or block of a row is invalid, the kernel rotates its queries but appends
+//! nothing. No two rows share a slot.
 //!
-//! # The cache
+//! # KV cache
 //!
-//! The cache has blocks of [`BLOCK_TOKENS`] positions, in f32 or f16. Keys and values have separate buffers:
+//! The cache consists of blocks of [`BLOCK_TOKENS`] positions, in f32 or f16. Keys and values are in separate
+//! buffers:
 //!
-//! - keys are `[cache blocks][kv heads][head dimension][16 positions]`, so that 16 lanes compute the scores
-//!   of 16 positions;
-//! - values are `[cache blocks][kv heads][16 positions][head dimension]`, so that the lanes of a weighted sum
-//!   are dimensions of the head.
+//! - keys are `[cache blocks][kv heads][head dimension][16 positions]`, so that each of 16 lanes computes the
+//!   score of one position;
+//! - values are `[cache blocks][kv heads][16 positions][head dimension]`, so that each lane of a weighted sum
+//!   computes one dimension of the head.
 //!
 //! In an f16 cache, values beyond the range of f16 saturate, and NaN is preserved.
 
@@ -39,9 +40,9 @@ use crate::kernel::{Kernel, KvType};
 use crate::params::{BLOCK_TOKENS, ParamsShape};
 use ragtag_hal::{Access, EntryAbi};
 
-/// Pairs adjacent values.
+/// Pairing in which a pair is two adjacent values.
 pub const INTERLEAVED: u32 = 0;
-/// Pairs each value of the first half with one of the second half.
+/// Pairing in which a pair is a value of the first half and the corresponding value of the second half.
 pub const HALVES: u32 = 1;
 
 const BINDINGS: &[Access] =
@@ -78,17 +79,18 @@ pub(crate) fn extents(kv_type: KvType, constants: &[u32], out: &mut [u64]) {
     out.copy_from_slice(&[params, qkv, words(&[rope_dims / 2]), cache, cache]);
 }
 
-/// Returns the bytes of a key cache, or of a value cache.
+/// Returns the number of bytes in a key cache. A value cache has the same size.
 pub fn cache_bytes(kv_type: KvType, cache_blocks: u32, kv_heads: u32, head_dim: u32) -> u64 {
     product(&[cache_blocks, kv_heads, head_dim]).saturating_mul(BLOCK_TOKENS as u64 * kv_type.bytes())
 }
 
-/// Returns one group per kv head, so that groups write disjoint memory whatever the tables contain.
+/// Returns one work group per kv head. Each head has its own part of the cache, so work groups write disjoint
+/// memory even if the tables are invalid.
 pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     if constants[0] == 0 { [0; 3] } else { [constants[5], 1, 1] }
 }
 
-/// Clamps a value to the range of the cache's type, without rounding it.
+/// Clamps `value` to the range of `kv_type`, without rounding.
 pub(crate) fn stored(kv_type: KvType, value: f64) -> f64 {
     match kv_type {
         KvType::F32 => value,
@@ -96,12 +98,12 @@ pub(crate) fn stored(kv_type: KvType, value: f64) -> f64 {
     }
 }
 
-/// Returns inverse frequencies for cases.
+/// Returns inverse frequencies for test cases, for base 10,000.
 pub(crate) fn frequencies(rope_dims: usize) -> Vec<f32> {
     (0..rope_dims / 2).map(|i| 10000f32.powf(-2.0 * i as f32 / rope_dims as f32)).collect()
 }
 
-/// Rotates one head.
+/// Rotates one head in f64.
 pub(crate) fn reference(head: &mut [f64], frequencies: &[f32], position: u32, pairing: u32) {
     let half = frequencies.len();
     for (i, frequency) in frequencies.iter().enumerate() {
@@ -111,7 +113,7 @@ pub(crate) fn reference(head: &mut [f64], frequencies: &[f32], position: u32, pa
     }
 }
 
-/// Heads of a case.
+/// Numbers of heads and dimensions of a case.
 #[derive(Clone, Copy)]
 struct Heads {
     heads: usize,
@@ -159,19 +161,19 @@ pub(crate) fn random_case(kv_type: KvType, random: &mut Random) -> Case {
     case(random, kv_type, capacity, &starts, heads, content)
 }
 
-/// Rows of a case.
+/// Contents of `qkv` in a case.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Qkv {
     Plain,
-    /// Invalid rows. The first row names a sequence that does not exist, and the last row a position far
-    /// beyond its table. One table names a block beyond the cache.
+    /// Some rows are invalid. The first row has a sequence that does not exist, and the last row has a
+    /// position far beyond its table. One table contains a block beyond the cache.
     Lies,
-    /// Keys and values that f16 cannot hold.
+    /// Keys and values exceed the range of f16.
     BeyondF16,
 }
 
-/// Writes values that f16 cannot hold into the keys and values of a row. Dimensions of keys that are rotated
-/// stay finite.
+/// Sets keys and values of a row to values that exceed the range of f16. Rotated dimensions of keys stay
+/// finite.
 fn exceed_f16(row: &mut [f32], heads: &Heads) {
     const VALUES: [f32; 7] = [1e6, -7e4, f32::INFINITY, 65_519.0, f32::NEG_INFINITY, f32::NAN, 65_520.0];
     for (i, value) in row[heads.heads * heads.head_dim..].iter_mut().enumerate() {
@@ -254,13 +256,14 @@ fn case(
     build.expect(4, expected(kv_type, cached)).done()
 }
 
-/// Returns the contents of a cache before a launch: poison, and zeros where the launch writes NaN.
+/// Returns the contents of a cache before a launch: NaN as poison, except zeros where the launch must write
+/// NaN.
 fn before(kv_type: KvType, expected: &[Option<f64>]) -> Vec<u8> {
     let byte = |value: &Option<f64>| if value.is_some_and(f64::is_nan) { 0 } else { 0xff };
     expected.iter().flat_map(|value| vec![byte(value); kv_type.bytes() as usize]).collect()
 }
 
-/// Returns the expected content of a cache after a launch.
+/// Returns the expected contents of a cache after a launch.
 pub(crate) fn expected(kv_type: KvType, values: Vec<Option<f64>>) -> Content {
     match kv_type {
         KvType::F32 => Content::F32(values),

@@ -1,9 +1,9 @@
-//! SiLU(gate) · up, with SiLU(x) = x / (1 + e⁻ˣ). The output is f32 or quantized.
+//! SiLU(gate) · up, with SiLU(x) = x / (1 + e⁻ˣ). The output is f32, int8 or f16.
 //!
 //! | binding | |
 //! | --- | --- |
 //! | 0 | parameters |
-//! | 1 | gate and up: f32 `[rows, 2 · width]`; each row has the gate values, then the up values |
+//! | 1 | gate and up: f32 `[rows, 2 · width]`; each row holds the gate values, then the up values |
 //! | 2 | out: f32 `[rows, width]`, [int8](crate::quantize) or [f16 activations](crate::half_rows), written |
 //!
 //! The constants are the rows, the index of the row-count word, and the width. A launch has one group per row.
@@ -21,11 +21,11 @@ pub static ABI_F32: EntryAbi = EntryAbi {
     extents: |constants, out| extents(Activations::F32, constants, out),
 };
 
-/// Binary interface with int8 activations output.
+/// Binary interface with int8 output.
 pub static ABI_INT8: EntryAbi =
     EntryAbi { name: "silu_mul_int8", extents: |c, out| extents(Activations::Int8, c, out), ..ABI_F32 };
 
-/// Binary interface with f16 activations output.
+/// Binary interface with f16 output.
 pub static ABI_F16: EntryAbi =
     EntryAbi { name: "silu_mul_f16", extents: |c, out| extents(Activations::F16, c, out), ..ABI_F32 };
 
@@ -34,7 +34,7 @@ fn extents(activations: Activations, constants: &[u32], out: &mut [u64]) {
     out.copy_from_slice(&[HEADER_BYTES, words(&[rows, 2, width]), activations.rows_extent(rows, width)]);
 }
 
-/// Computes one row.
+/// Computes one row in f64.
 pub(crate) fn reference(gate_up: &[f64]) -> Vec<f64> {
     let (gate, up) = gate_up.split_at(gate_up.len() / 2);
     let one = |(g, u): (&f64, &f64)| g / (1.0 + (-g).exp()) * u;

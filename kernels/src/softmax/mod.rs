@@ -1,4 +1,4 @@
-//! Softmax: rows of probabilities.
+//! Softmax: converts rows of scores to probabilities.
 //!
 //! | binding | |
 //! | --- | --- |
@@ -9,7 +9,7 @@
 //! The constants are the rows, the index of the row-count word, and the width. A launch has one group per row.
 //!
 //! out = exp(x − max) / Σ exp(x − max), in f32. The probability of −∞ is zero. If all values of a row are −∞,
-//! the row becomes zeros. If a row has a NaN or +∞, all its values become NaN.
+//! its output is zero. If a row contains NaN or +∞, all its outputs are NaN.
 
 use crate::abi::{HEADER_BYTES, words};
 use crate::cases::{Build, Case, Content, ROW_SHAPES, Random, RowShape, untouched_after};
@@ -27,7 +27,7 @@ pub static ABI: EntryAbi = EntryAbi {
     },
 };
 
-/// Computes probabilities in f64.
+/// Computes the probabilities of one row in f64.
 pub(crate) fn reference(row: &[f32]) -> Vec<f64> {
     let max = row.iter().fold(f64::NEG_INFINITY, |max, x| max.max(f64::from(*x)));
     if row.iter().all(|x| *x == f32::NEG_INFINITY) {
@@ -65,7 +65,7 @@ fn case(random: &mut Random, shape: RowShape, width: usize) -> Case {
     case.expect_f32(2, untouched_after(expected, shape.rows * width))
 }
 
-/// Rows whose probabilities are all zero, one or NaN.
+/// Returns a case of rows whose probabilities are all zero, one or NaN.
 fn edges(random: &mut Random) -> Case {
     const WIDTH: usize = 37;
     let (none, nan) = (f32::NEG_INFINITY, f32::NAN);

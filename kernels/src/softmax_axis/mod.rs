@@ -1,15 +1,15 @@
-//! Softmax along an axis.
+//! Softmax of lines of values along an axis.
 //!
 //! | binding | |
 //! | --- | --- |
-//! | 0 | x: `[outer, axis, inner]` of a type |
-//! | 1 | out: f32 of the same shape, written |
+//! | 0 | x: `[outer, axis, inner]`, values of any element type |
+//! | 1 | out: f32, of the same shape as x, written |
 //!
-//! The constants are the [number](crate::elements::number) of the type, outer, axis, and inner.
+//! The constants are the [number](crate::elements::number) of the element type, outer, axis, and inner.
 //!
-//! Infinities and NaN are handled as in [`crate::softmax`]. The probability of −∞ is zero. If all values of a
-//! line are −∞, the line becomes zeros. If a line has a NaN or +∞, all its values become NaN. A group
-//! computes adjacent columns, as in [`crate::reduce`].
+//! Infinities and NaN have the same effect as in [`crate::softmax`]. The probability of −∞ is zero. If all
+//! values of a line are −∞, its output is zero. If a line contains NaN or +∞, all its outputs are NaN. A work
+//! group computes adjacent columns, as in [`crate::reduce`].
 
 use crate::abi::{product, words};
 use crate::cases::{Build, Case, Content, Random, Stored};
@@ -29,13 +29,13 @@ pub static ABI: EntryAbi = EntryAbi {
     },
 };
 
-/// Returns outer × parts of inner, as in [`crate::reduce`].
+/// Returns the number of column strips, as in [`crate::reduce`].
 pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     let [_, outer, axis, inner] = *constants else { return [0; 3] };
     if axis == 0 { [0; 3] } else { [strips(outer, inner), 1, 1] }
 }
 
-/// Computes probabilities in f64, in the order of `x`.
+/// Computes the probabilities in f64, in the order of `x`.
 fn reference(x: &[f64], shape: [usize; 3]) -> Vec<f64> {
     let [_, axis, inner] = shape;
     let mut out = vec![0.0; x.len()];
@@ -82,7 +82,7 @@ fn constants(element: ElementType, [outer, axis, inner]: [usize; 3]) -> [usize; 
     [elements::number(element) as usize, outer, axis, inner]
 }
 
-/// Lines whose probabilities are all zero, one or NaN.
+/// Returns a case of lines whose probabilities are all zero, one or NaN.
 fn edges(random: &mut Random) -> Case {
     const AXIS: usize = 37;
     let shape = [1, AXIS, 6];

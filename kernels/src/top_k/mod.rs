@@ -1,4 +1,4 @@
-//! TopK: the k largest values of each row, and their positions.
+//! TopK: returns the k largest values of each row, and their positions.
 //!
 //! | binding | |
 //! | --- | --- |
@@ -10,7 +10,7 @@
 //! The constants are the rows, the index of the row-count word, the width, and k. k is 1 to [`MOST`], and at
 //! most the width. A launch has one group per row.
 //!
-//! Values are in descending order, with the rules of [`arg_max`](crate::arg_max): of equal values the first
+//! Values are in descending order, as defined by [`arg_max`](crate::arg_max): of equal values, the first
 //! comes first, and NaN comes after every number.
 
 use crate::abi::{HEADER_BYTES, IMPOSSIBLE, words};
@@ -18,7 +18,7 @@ use crate::cases::{Build, Case, Content, ROW_SHAPES, Random, RowShape};
 use crate::kernel::Kernel;
 use ragtag_hal::{Access, EntryAbi};
 
-/// Maximum k.
+/// Maximum value of k.
 pub const MOST: u32 = 64;
 
 /// Binary interface.
@@ -33,7 +33,8 @@ pub static ABI: EntryAbi = EntryAbi {
     },
 };
 
-/// Sorts the whole row and returns its first `k` values with their positions.
+/// Sorts the whole row and returns its first `k` values with their positions, as the reference
+/// implementation.
 fn reference(row: &[f32], k: usize) -> Vec<(f32, u32)> {
     let mut all: Vec<(f32, u32)> = row.iter().copied().zip(0..).collect();
     all.sort_by(|(a, _), (b, _)| match (a.is_nan(), b.is_nan()) {

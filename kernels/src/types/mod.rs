@@ -1,11 +1,12 @@
 //! Table of tensor types: one folder and one row per type.
 //!
-//! A folder holds all that is specific to a type: its format in files, its resident layout, and its readers
-//! for the CPU, for the C family and for WGSL. The rest of the crate iterates over the table or asks it.
+//! A folder contains all code for one type: its format in files, its resident layout, and its readers for the
+//! CPU, the C family and WGSL. The rest of the crate iterates over the table or reads a row of it.
 //!
 //! Sources of the formats: the GGUF specification and the type table of ggml (`ggml_type`).
 
-/// Reader of two rows of a type that `pairs_by_type.cu` knows by its macro.
+/// Returns the source that reads two rows of a type for matrix units. `pairs_by_type.cu` selects the code for
+/// the type by the macro `TYPE_$name`.
 macro_rules! pairs {
     ($name:literal) => {
         concat!(
@@ -44,39 +45,42 @@ pub(crate) struct Row {
     pub name: &'static str,
     /// Number in GGUF files.
     pub gguf_id: u32,
-    /// Value of `general.file_type` (llama.cpp's `llama_ftype`) for a file of mostly this type.
+    /// Value of `general.file_type` (llama.cpp's `llama_ftype`) for a file that mainly contains this type.
     pub file_type: u32,
     pub block_values: usize,
     pub block_bytes: usize,
-    /// Byte offsets of the f16 scales of a block, each with its value for a standard deviation of 1. The other
-    /// bytes are random and the sign is common to all scales.
+    /// Byte offset of each f16 scale of a block, with a value for the scale. If all other bytes are random
+    /// and all scales have the same random sign, decoded values then have a standard deviation of 1.
     pub scales: &'static [(usize, f32)],
-    /// Decodes a block of a file.
+    /// Decodes a block as the file stores it.
     pub dequantise: fn(block: &[u8], out: &mut [f32]),
-    /// Encodes a block of a file from finite values.
+    /// Encodes finite `values` as a block in the format of files.
     pub quantise: fn(values: &[f32], block: &mut [u8]),
-    /// Sections of a `Rows16` group, in order.
+    /// Sections of a `Rows16` group, in the order in which they are stored.
     pub sections: &'static [Section],
-    /// Packs file rows into `Rows16` groups.
+    /// Packs rows in the format of files into `Rows16` groups.
     pub pack: fn(layout: &Resident, source: &[u8], out: &mut [u8]),
-    /// Reader of resident weights in the C family: the functions that `c_family/weights/quantised.cl` or
-    /// `plain.cl` lists.
+    /// Source that reads resident weights in the C family. It defines the functions that
+    /// `c_family/weights/quantised.cl` or `plain.cl` lists.
     pub c: &'static str,
-    /// Reader of resident weights in WGSL: the functions that `wgsl/weights/quantised.wgsl` lists, or those of
-    /// `f32.wgsl`.
+    /// Source that reads resident weights in WGSL. It defines the functions that
+    /// `wgsl/weights/quantised.wgsl` or `row_major.wgsl` lists.
     pub wgsl: &'static str,
-    /// Reader of two rows for matrix units in CUDA C++. Empty for types without blocks, like all below.
+    /// Source that reads two rows for matrix units in CUDA C++. This field and all fields below it are empty
+    /// for types without blocks.
     pub pairs: &'static str,
-    /// Decoder and encoder of file blocks in the C family: the functions that `file_blocks/decode.cl` and
-    /// `encode.cl` list.
+    /// Source that decodes and encodes file blocks in the C family. It defines the functions that
+    /// `file_blocks/decode.cl` and `encode.cl` list.
     pub codec_c: &'static str,
-    /// Decoder of file blocks in WGSL: the functions that `file_blocks/decode.wgsl` lists.
+    /// Source that decodes file blocks in WGSL. It defines the functions that `file_blocks/decode.wgsl`
+    /// lists.
     pub decode_wgsl: &'static str,
-    /// Encoder of file blocks in WGSL: the functions that `file_blocks/encode.wgsl` lists.
+    /// Source that encodes file blocks in WGSL. It defines the functions that `file_blocks/encode.wgsl`
+    /// lists.
     pub encode_wgsl: &'static str,
 }
 
-/// Defines [`TensorType`], and `each_type!`, which passes all types to another macro.
+/// Defines [`TensorType`], and the macro `each_type!`, which passes the names of all types to another macro.
 macro_rules! table {
     ($d:tt; $($(#[doc = $doc:literal])* $name:ident $module:ident;)*) => {
         /// Storage format of a weight tensor in a file.
@@ -90,7 +94,7 @@ macro_rules! table {
             /// All supported types.
             pub const ALL: [TensorType; [$(stringify!($name)),*].len()] = [$(TensorType::$name),*];
 
-            /// Returns its row of the table.
+            /// Returns the type's row of the table.
             pub(crate) const fn row(self) -> &'static Row {
                 match self {
                     $(TensorType::$name => &$module::ROW,)*
@@ -98,13 +102,13 @@ macro_rules! table {
             }
         }
 
-        /// Expands a macro with its arguments and then the names of all types.
+        /// Expands the macro `callback` with the given arguments, followed by the names of all types.
         macro_rules! each_type {
             ($d callback:ident $d($d args:tt)*) => { $d callback! { $d($d args)* $($name)* } };
         }
         pub(crate) use each_type;
 
-        /// CPU readers.
+        /// Readers of the types for the CPU.
         pub(crate) mod cpu {
             $(pub(crate) use super::$module::$name;)*
         }
@@ -136,52 +140,53 @@ table! { $;
     Q5_K q5_k;
     /// 256 values in 16 sub-blocks: f16 scale, int8 sub-scales, 6-bit quants minus 32.
     Q6_K q6_k;
-    /// 32 values: f16 scale, 4-bit indices of a table of values.
+    /// 32 values: f16 scale, 4-bit indices into a table of values.
     IQ4_NL iq4_nl;
-    /// 256 values: f16 scale, quants minus 1 (ternary), five per byte.
+    /// 256 values: f16 scale, ternary quants (0 to 2) minus 1, five per byte.
     TQ1_0 tq1_0;
-    /// 256 values: f16 scale, 2-bit quants minus 1 (ternary).
+    /// 256 values: f16 scale, ternary quants (0 to 2) minus 1, in 2 bits each.
     TQ2_0 tq2_0;
 }
 
 impl TensorType {
-    /// Returns the field's name of the type.
+    /// Returns the standard name of the type.
     pub fn name(self) -> &'static str {
         self.row().name
     }
 
-    /// Returns the type's number in GGUF files.
+    /// Returns the number of the type in GGUF files.
     pub fn gguf_id(self) -> u32 {
         self.row().gguf_id
     }
 
-    /// Returns the type with this number in GGUF files, if it is supported.
+    /// Returns the type with number `id` in GGUF files, if it is supported.
     pub fn from_gguf_id(id: u32) -> Option<Self> {
         Self::ALL.into_iter().find(|t| t.gguf_id() == id)
     }
 
-    /// Returns the value of `general.file_type` for a file of mostly this type.
+    /// Returns the value of `general.file_type` for a file that mainly contains this type.
     pub fn gguf_file_type(self) -> u32 {
         self.row().file_type
     }
 
-    /// Returns the values per block.
+    /// Returns the number of values per block.
     pub fn block_values(self) -> usize {
         self.row().block_values
     }
 
-    /// Returns the bytes per block.
+    /// Returns the number of bytes per block.
     pub fn block_bytes(self) -> usize {
         self.row().block_bytes
     }
 
-    /// Returns the byte offset of each f16 scale of a block, with a value for it. With these scales, all of the
-    /// same random sign, a block of random bytes decodes to values with mean 0 and standard deviation 1.
+    /// Returns the byte offset of each f16 scale of a block, with a value for the scale. If all scales get
+    /// these values with the same random sign, a block of otherwise random bytes decodes to values with mean
+    /// 0 and standard deviation 1.
     pub fn scales(self) -> &'static [(usize, f32)] {
         self.row().scales
     }
 
-    /// Returns the bytes of `values` values, or `None` if they do not fill whole blocks or the size
+    /// Returns the number of bytes in `values` values, or `None` if they do not fill whole blocks or the size
     /// overflows.
     pub fn bytes(self, values: u64) -> Option<u64> {
         let block = self.block_values() as u64;

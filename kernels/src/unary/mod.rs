@@ -1,15 +1,15 @@
-//! Unary: a function of each value.
+//! Unary: applies a function to each value.
 //!
 //! | binding | |
 //! | --- | --- |
-//! | 0 | x: `[count]` of a type |
+//! | 0 | x: `[count]`, values of any element type |
 //! | 1 | out: `[count]` of the same type, written |
 //!
-//! The constants are the [function](Function), the [number](crate::elements::number) of the type, and the
-//! count. Intermediate values are f32. [`crate::elements`] defines the padding of odd numbers of 16-bit
-//! values.
+//! The constants are the [function](Function), the [number](crate::elements::number) of the element type, and
+//! the count. Intermediate values are f32. [`crate::elements`] defines the padding after an odd number of
+//! 16-bit values.
 //!
-//! Each function follows its real-valued definition, with its limits at the infinities. It maps NaN to NaN.
+//! Each function follows its definition for real numbers. At ±∞, its value is the limit. NaN maps to NaN.
 //! Large arguments never yield NaN. The logarithm of zero is −∞. The logarithm and the square root of
 //! negative values are NaN.
 
@@ -44,9 +44,9 @@ pub enum Function {
     Neg,
     /// x · sigmoid(x).
     Silu,
-    /// x · Φ(x), where Φ is the normal distribution function.
+    /// x · Φ(x), where Φ is the cumulative distribution function of the standard normal distribution.
     Gelu,
-    /// The common approximation of [`Function::Gelu`]: x / 2 · (1 + tanh(√(2/π) · (x + 0.044715 x³))).
+    /// The common tanh approximation of [`Function::Gelu`]: x / 2 · (1 + tanh(√(2/π) · (x + 0.044715 x³))).
     GeluTanh,
 }
 
@@ -67,7 +67,7 @@ impl Function {
         Function::GeluTanh,
     ];
 
-    /// Computes the function in f64.
+    /// Applies the function to `x` in f64.
     pub fn of(self, x: f64) -> f64 {
         match self {
             _ if x.is_nan() => x,
@@ -91,8 +91,8 @@ impl Function {
     }
 }
 
-/// Computes Φ, half of 1 + erf(x / √2). Uses the series of erf for small |x|, and the continued fraction of
-/// erfc elsewhere. Source: Abramowitz and Stegun, 7.1.6 and 7.1.14.
+/// Computes Φ(x) = (1 + erf(x / √2)) / 2. Uses the series of erf for small |x|, and the continued fraction of
+/// erfc for large |x|. Source: Abramowitz and Stegun, 7.1.6 and 7.1.14.
 fn normal(x: f64) -> f64 {
     let z = x.abs() * FRAC_1_SQRT_2;
     let density = (-z * z).exp() / std::f64::consts::PI.sqrt();
@@ -119,7 +119,7 @@ pub static ABI: EntryAbi = EntryAbi {
     },
 };
 
-/// Returns one work item per word.
+/// Returns the grid for one work item per output word.
 pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     let [_, kind, count] = *constants else { return [0; 3] };
     elements::grid(count.div_ceil(in_a_word(kind).unwrap_or(1)))
@@ -158,8 +158,8 @@ fn case(random: &mut Random, function: Function, element: ElementType, count: us
     case_of(function, element, &x, format!("{function:?} of {count} {element} up to {size}"))
 }
 
-/// Returns a case of arguments within `size` of `middle`. All values are small, so that no value hides the
-/// error of another.
+/// Returns a case whose arguments are within `size` of `middle`. The function's values all have a similar
+/// size, so that no large value hides the relative error of another.
 fn small_values(random: &mut Random, (function, middle, size): (Function, f32, f32)) -> Case {
     let x: Vec<f32> = random.floats(300, size).into_iter().map(|x| middle + x).collect();
     case_of(function, ElementType::F32, &x, format!("{function:?} up to {size} from {middle}"))
@@ -172,7 +172,8 @@ fn case_of(function: Function, element: ElementType, x: &[f32], label: String) -
     case.expect_elements(1, element, x.values.into_iter().map(|x| function.of(x)).collect())
 }
 
-/// Returns a case of arguments for which f32 represents the function's value exactly, or the value is NaN.
+/// Returns a case of special arguments, for which the function's value is either NaN or exactly representable
+/// in f32.
 fn edges(function: Function) -> Case {
     let infinity = f32::INFINITY;
     let mut x = vec![0.0, -0.0, infinity, -infinity, f32::NAN];

@@ -1,4 +1,4 @@
-//! Kernels that write and read the KV cache, and the merge of split attention.
+//! Kernels that write and read the KV cache, and the kernel that merges the results of split attention.
 
 use super::{F32_ROWS, Function, HALF_RANGE, HALF_ROWS, INT8_ROWS, function, program, program_with, repeat};
 use crate::attention::{self, merge, partial};
@@ -10,13 +10,14 @@ use std::sync::Arc;
 
 const ITEMS: u32 = 256;
 
-/// Queries that an attention group processes at once: `GROUP_QUERIES` in the source.
+/// Maximum number of queries that an attention group processes at once: `GROUP_QUERIES` in the source.
 const TILE_QUERIES: u32 = 16;
 
-/// Queries per attention group on matrix units. Fewer work items process larger tiles.
+/// Maximum number of queries per attention group on matrix units. These groups have fewer work items but
+/// larger tiles.
 const MATRICES_QUERIES: u32 = 64;
 const MATRICES_ITEMS: u32 = 128;
-/// Positions per step of attention on matrix units: `STEP` in the source.
+/// Number of positions per step of attention on matrix units: `STEP` in the source.
 const MATRICES_POSITIONS: u32 = 32;
 
 const TABLES: &str = include_str!("tables.wgsl");
@@ -33,7 +34,7 @@ const AS_THEY_STAND: &str = include_str!("../attention/as_they_stand.wgsl");
 const RUNS: &str = include_str!("../attention/runs.wgsl");
 const TILED: &str = include_str!("../attention/tiled.wgsl");
 const PLAIN: &str = include_str!("../attention/plain.wgsl");
-/// Splits that the merge kernel combines at once: `BATCH` in the source.
+/// Number of splits that the merge kernel combines at once: `BATCH` in the source.
 const MERGE_BATCH: u32 = 16;
 const MERGE: &str = include_str!("../attention/merge.wgsl");
 
@@ -90,7 +91,7 @@ fn partial_functions() -> [Function; 2] {
     ]
 }
 
-/// Returns single-row attention fused with RoPE and KV append.
+/// Returns the kernels for single-row attention, fused with RoPE and KV append.
 fn append_attention_functions() -> [Function; 2] {
     let append = |kv_type, abi| Function {
         max_rows: 1,
@@ -109,7 +110,7 @@ fn append_attention_functions() -> [Function; 2] {
     ]
 }
 
-/// Composes the fused attention: makes the cache writable and adds two constants.
+/// Composes the text of the fused attention. Makes the cache writable and adds two constants.
 fn append_attention(cache: &str, store: &[&str]) -> Arc<str> {
     let cache = cache.replace("var<storage, read>", "var<storage, read_write>");
     let more = "    splits: u32,\n    rope_dims: u32,\n    pairing: u32,\n";
@@ -119,7 +120,7 @@ fn append_attention(cache: &str, store: &[&str]) -> Arc<str> {
     program(ITEMS, &parts.concat())
 }
 
-/// Composes the merge kernel, with an unrolled loop over the splits that it combines at once.
+/// Composes the text of the merge kernel. Unrolls the loop over the splits that the kernel combines at once.
 fn merge_text(rows: &str) -> Arc<str> {
     program(ITEMS, &[rows, &repeat(MERGE, &[("$s", MERGE_BATCH)])])
 }
@@ -151,8 +152,8 @@ fn tiled_functions() -> [Function; 2] {
     ]
 }
 
-/// Returns exact attention over an f16 cache on matrix units, for heads of up to `DIMS` dimensions. Longer
-/// heads do not use matrix units.
+/// Returns exact attention over an f16 cache on matrix units, for heads of up to `DIMS` dimensions. For heads
+/// with more dimensions, the kernel does not use matrix units.
 fn matrices_function<const DIMS: u32>(name: &'static str) -> Function {
     Function {
         name,
@@ -189,7 +190,7 @@ fn merge_grid(constants: &[u32]) -> [u32; 3] {
     [constants[0], constants[2].saturating_mul(constants[3]).div_ceil(ITEMS), 1]
 }
 
-/// Returns row tiles × kv heads. If more heads share a kv head, a tile has fewer rows.
+/// Returns a grid of row tiles × kv heads. The more heads share a kv head, the fewer rows a tile has.
 fn tiled_grid<const QUERIES: u32>(constants: &[u32]) -> [u32; 3] {
     let (rows, heads, kv_heads) = (constants[0], constants[4], constants[5]);
     let sharing = heads.checked_div(kv_heads).unwrap_or(0).max(1);

@@ -1,4 +1,4 @@
-//! The general operators that are not products.
+//! The general operators other than products.
 
 use super::Function;
 use crate::kernel::Kernel;
@@ -85,19 +85,20 @@ fn text(parts: &[&str]) -> Arc<str> {
     std::iter::once(items.as_str()).chain(parts.iter().copied()).collect::<Vec<_>>().join("\n").into()
 }
 
-/// Composes a text that handles file blocks, with a part of each type.
+/// Composes the text of a kernel that processes file blocks. `of_type` returns the part of the text for one
+/// type.
 fn blocks(part: &str, of_type: fn(&Row) -> &'static str) -> Arc<str> {
     let shared = [include_str!("../file_blocks/formats.wgsl"), part].map(file_blocks::repeat);
     let types: Vec<&str> = file_blocks::types().map(|t| of_type(t.row())).collect();
     text(&[&[include_str!("elements.wgsl"), &shared[0], &shared[1]], &types[..]].concat())
 }
 
-/// Composes a text that handles non-finite values.
+/// Composes the text of a kernel that tests for infinities and NaN.
 fn numbers(parts: &[&str]) -> Arc<str> {
     text(&[&[include_str!("elements.wgsl"), include_str!("numbers.wgsl")], parts].concat())
 }
 
-/// Composes a text for kernels that process columns along an axis.
+/// Composes the text of a kernel that processes columns of lines along an axis.
 fn in_columns(part: &str) -> Arc<str> {
     numbers(&[include_str!("columns.wgsl"), part])
 }

@@ -1,8 +1,8 @@
-//! Products of row-major weights and f16 activations on matrix units, with cooperative matrices of 16 × 16
-//! f16 values and f32 sums. BF16 weights are converted to f16.
+//! Products of row-major weights and f16 activations on matrix units. They use cooperative matrices of 16 ×
+//! 16 f16 values, with f32 sums. BF16 weights are converted to f16.
 //!
-//! The sub-group size only affects speed: with 32 work items, each sub-group computes one slice of its
-//! group's tile.
+//! The sub-group size affects only the speed. If sub-groups have 32 work items, each of them computes one
+//! slice of its group's tile.
 
 use super::weights::PRODUCT;
 use super::{program, repeat};
@@ -14,37 +14,38 @@ use crate::table::{Code, Grid, Text, Variant};
 use ragtag_hal::{Feature, KernelLanguage};
 use std::sync::Arc;
 
-/// Minimum rows of x for which these products are preferred. With fewer rows, most of a tile is empty. The
-/// value is not measured.
+/// Minimum number of rows of x for which programs prefer these products. With fewer rows, most of a tile is
+/// empty. This value was not measured.
 const MIN_ROWS: u32 = 16;
 
-/// Maximum rows of x for the smaller tile, which yields enough groups to fill a device. The value is not
-/// measured.
+/// Maximum number of rows of x for the smaller tile, which yields enough groups to fill a device. This value
+/// was not measured.
 const FEW: u32 = 128;
 
-/// Assumed work items per sub-group. This is the size on NVIDIA's devices and on AMD's devices with matrix
-/// units.
+/// Assumed number of work items per sub-group. NVIDIA's devices have this size, and so do AMD's devices with
+/// matrix units.
 const SUB_GROUP: u32 = 32;
 
-/// Division of a group's tile into slices.
+/// Division of a group's tile into slices and squares.
 #[derive(Clone, Copy)]
 struct Tile {
-    /// Slices along x and along weights. Each sub-group computes one slice.
+    /// Number of slices along x and along the weights. Each sub-group computes one slice.
     slices: [u32; 2],
-    /// Squares of 16 × 16 values per slice, along x and along weights.
+    /// Number of squares of 16 × 16 values per slice, along x and along the weights.
     lines: [u32; 2],
-    /// Columns that local memory holds at once. Divides 64.
+    /// Number of columns that local memory holds at once. It divides 64.
     k_step: u32,
 }
 
-/// Tile for few rows. There are few groups, so each keeps many loads outstanding, because weight bandwidth is
-/// the limit.
+/// Tile for few rows. There are few groups, and the bandwidth of the weights limits the speed, so each group
+/// keeps many loads outstanding.
 const SMALL: Tile = Tile { slices: [2, 2], lines: [2, 1], k_step: 64 };
-/// Tile for many rows. Two groups fill the registers of an NVIDIA multiprocessor: one multiplies while the
-/// other waits.
+/// Tile for many rows. Two groups fill the registers of an NVIDIA multiprocessor, so one group can multiply
+/// while the other waits for loads.
 const LARGE: Tile = Tile { slices: [2, 2], lines: [4, 4], k_step: 64 };
 /// Large tile for devices with 32 KiB of local memory. Each sub-group has half as many sums, so that more
-/// sub-groups fit into the registers. Its speed was not compared with `LARGE` on devices that support both.
+/// sub-groups fit into the registers. The speed of `WIDE` and `LARGE` was not compared on devices that
+/// support both.
 const WIDE: Tile = Tile { slices: [4, 2], lines: [2, 4], k_step: 32 };
 
 impl Tile {
@@ -52,17 +53,17 @@ impl Tile {
         self.slices[0] * self.slices[1] * SUB_GROUP
     }
 
-    /// Returns the rows of x and of weights per tile.
+    /// Returns the number of rows of x and of weight rows per tile.
     const fn rows(self) -> [u32; 2] {
         [self.slices[0] * self.lines[0] * 16, self.slices[1] * self.lines[1] * 16]
     }
 
-    /// Returns the 16-byte loads of x and of weights, per work item and step.
+    /// Returns the number of 16-byte loads of x and of weights, per work item and step.
     fn loads(self) -> [u32; 2] {
         self.rows().map(|rows| rows * (self.k_step / 8) / self.items())
     }
 
-    /// Returns tiles of x × tiles of weights. Neighbouring groups read the same weights.
+    /// Returns a grid of tiles of x × tiles of weights. Neighbouring groups read the same weights.
     fn grid(self, constants: &[u32]) -> [u32; 3] {
         let [x, weights] = self.rows();
         [constants[0].div_ceil(x), constants[2].div_ceil(weights), 1]
@@ -88,7 +89,7 @@ impl Tile {
     }
 }
 
-/// All tiles. The const parameter `TILE` is an index into this array.
+/// All tiles. The const parameters named `TILE` are indices into this array.
 const TILES: [Tile; 3] = [SMALL, LARGE, WIDE];
 
 /// Returns the products, best first.
@@ -103,7 +104,7 @@ pub(super) fn variants() -> [Variant; 6] {
     ]
 }
 
-/// Returns a product with bf16 or f16 weights that uses one of the [`TILES`].
+/// Returns a product with bf16 or f16 weights that uses tile `TILE` of [`TILES`].
 fn product<const BF16: bool, const TILE: usize>(name: &'static str, max_rows: u32) -> Variant {
     let (weights, shape) = (tensor_type(BF16), TILES[TILE]);
     Variant {

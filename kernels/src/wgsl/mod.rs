@@ -1,9 +1,9 @@
-//! WGSL kernels for Vulkan and wgpu. This module assembles the source text of programs and lists their rows
-//! in the table of variants.
+//! WGSL kernels for Vulkan and wgpu. This module composes the source texts of programs, and lists the
+//! variants for the table.
 //!
-//! A text holds one kernel: shared code, then the kernel's own file. The first fields of its `Constants` are
-//! the coordinates of the first work group. A variant requires each feature beyond base WGSL (f16,
-//! sub-groups, matrices) that its text uses. The module does not translate or launch anything.
+//! A text contains one kernel: shared code, and then the kernel's own file. The first fields of its
+//! `Constants` are the coordinates of the first work group. A variant requires each feature beyond base WGSL
+//! that its text uses (f16, sub-groups, matrices). The module does not translate or launch anything.
 
 mod cache;
 mod elementwise;
@@ -31,17 +31,18 @@ pub(crate) fn variants() -> Vec<Variant> {
     all.concat()
 }
 
-/// Composes the text of a program with parameters: the number of work items, shared code, then `parts`.
+/// Composes the text of a program with a parameter block: the number of work items, shared code, then
+/// `parts`.
 fn program(items: u32, parts: &[&str]) -> Arc<str> {
     program_with("", items, parts)
 }
 
-/// Like [`program`], but puts `enable` directives in front.
+/// Like [`program`], but the text starts with `directives`, which are `enable` directives.
 fn program_with(directives: &str, items: u32, parts: &[&str]) -> Arc<str> {
     bare_program_with(directives, items, &[&[include_str!("common.wgsl")], parts].concat())
 }
 
-/// Composes the text of a program without parameters.
+/// Composes the text of a program without a parameter block.
 fn bare_program(items: u32, parts: &[&str]) -> Arc<str> {
     bare_program_with("", items, parts)
 }
@@ -51,9 +52,9 @@ fn bare_program_with(directives: &str, items: u32, parts: &[&str]) -> Arc<str> {
     std::iter::once(items.as_str()).chain(parts.iter().copied()).collect::<Vec<_>>().join("\n").into()
 }
 
-/// Repeats each line that contains a mark (`$` and a letter). `times` gives the number of copies, and 0, 1, …
-/// replaces the mark. This unrolls loops, so that every compiler sees constant indices and separate
-/// variables.
+/// Unrolls loops in `text`. Repeats each line that contains a mark (`$` and a letter), and replaces the mark
+/// by 0, 1, … in the copies. `times` gives the number of copies for each mark. Every compiler then sees
+/// constant indices and separate variables.
 fn repeat(text: &str, times: &[(&str, u32)]) -> String {
     times.iter().fold(text.to_owned(), |text, (mark, times)| {
         let lines = text.split_inclusive('\n');
@@ -65,15 +66,15 @@ fn repeat(text: &str, times: &[(&str, u32)]) -> String {
     })
 }
 
-/// Sources that write f32, int8 or f16 activation rows: `put` and `padded`.
+/// Sources that write rows of f32, int8 or f16 activations. They define the functions `put` and `padded`.
 const F32_ROWS: &str = include_str!("f32_rows.wgsl");
 const INT8_ROWS: &str = include_str!("../quantize/int8.wgsl");
 const HALF_ROWS: &str =
     concat!(include_str!("../half_rows/half_range.wgsl"), "\n", include_str!("../half_rows/half_rows.wgsl"));
-/// Source of `in_half_range`, for f16 values that are not activation rows.
+/// Source of the function `in_half_range`, for f16 values that are not rows of activations.
 const HALF_RANGE: &str = include_str!("../half_rows/half_range.wgsl");
 
-/// One kernel in one text. The entry point has the name of the variant's `function`.
+/// One kernel in its own text. Its entry point is named `function`.
 #[derive(Clone, Copy)]
 struct Function {
     kernel: Kernel,
@@ -114,7 +115,8 @@ impl Function {
     }
 }
 
-/// Returns a function without weights that supports any device and number of rows. The caller sets its text.
+/// Returns a kernel without weights that supports any device and any number of rows. The caller sets its
+/// text.
 fn function(
     kernel: Kernel,
     abi: &'static EntryAbi,

@@ -9,7 +9,7 @@ use std::sync::Arc;
 /// Work items per group of a tiled operator: 16 × 8 in the source.
 const TILE_ITEMS: u32 = 128;
 
-/// Local memory of two tiles, with some margin.
+/// Upper bound of the local memory for two tiles, in bytes.
 const TILE_BYTES: u64 = 10 << 10;
 
 /// Work items per attention group: 16 × 16 or 64 × 4 in the source.
@@ -22,7 +22,7 @@ pub(super) fn variants() -> Vec<Variant> {
     products.chain(attention).chain(convolutions).map(Function::variant).collect()
 }
 
-/// Returns a function that composes a text for a type known at compile time.
+/// Returns a function that composes the text for an element type. The type is known at compile time.
 macro_rules! composer {
     ($element:expr, $compose:expr) => {
         match $element {
@@ -33,7 +33,7 @@ macro_rules! composer {
     };
 }
 
-/// Returns the source that reads values of a type.
+/// Returns the source that reads values of type `element`.
 fn elements(element: ElementType) -> &'static str {
     match element {
         ElementType::F32 => include_str!("elements/f32.wgsl"),
@@ -42,7 +42,8 @@ fn elements(element: ElementType) -> &'static str {
     }
 }
 
-/// Composes a program's text. Operators have no parameter block, so they need no shared code.
+/// Composes the text of a program. These operators have no parameter block, so they do not need the code that
+/// other kernels share.
 fn program(items: u32, parts: &[&str]) -> Arc<str> {
     let items = format!("const ITEMS: u32 = {items}u;\n");
     [items.as_str()].iter().chain(parts).copied().collect::<Vec<_>>().join("\n").into()

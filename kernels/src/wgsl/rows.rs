@@ -1,4 +1,4 @@
-//! Row kernels that read no block weights.
+//! Row kernels that read no matrix weights.
 
 use super::{Function, HALF_ROWS, INT8_ROWS, function, program};
 use crate::kernel::{Activations, Kernel};
@@ -6,16 +6,17 @@ use crate::table::Variant;
 use crate::{add, arg_max, gather, head_norm, quantize, rms_norm, silu_mul, softmax, top_k};
 use ragtag_hal::Feature;
 
-/// Work items of a group on any device.
+/// Number of work items per group that every device supports.
 const ITEMS: u32 = 256;
 
-/// Work items that norm a head.
+/// Work items of a group that normalises one head.
 const HEAD_ITEMS: u32 = 128;
 
-/// Work items of a group whose sub-groups exchange values, which lets a row use more items.
+/// Work items per group for kernels that exchange values within sub-groups. This exchange allows more work
+/// items per row.
 const SUB_GROUP_ITEMS: u32 = 1024;
 
-/// Returns one variant per method of reducing values across a group, best first.
+/// Returns the variants of a kernel, one for each method of reducing values across a group, best first.
 macro_rules! reducing {
     ($kernel:expr, $abi:expr, $function:literal, $parts:expr) => {{
         let narrow = Function {

@@ -1,8 +1,8 @@
-//! Kernels that read weights: embedding, products and dequantization, each per tensor type.
+//! Kernels that read weights: embedding, products and dequantization, each for every tensor type.
 //!
-//! A file in `weights/` defines a few functions per tensor type. Types without blocks use the row-major
-//! layout, and the others use groups of 16 rows. In products with few rows of x, one file processes columns
-//! and another combines the sums of work items.
+//! Each tensor type defines a few functions, which the shared files in `weights/` call. Types without blocks
+//! use the row-major layout, and the other types use groups of 16 rows. In products with few rows of x, one
+//! file multiplies columns and another combines the sums of work items.
 
 use super::{Function, bare_program, program, repeat};
 use crate::blocks::TensorType;
@@ -15,15 +15,16 @@ use crate::{add, embed, matmul, widen};
 use ragtag_hal::{Feature, KernelLanguage};
 use std::sync::Arc;
 
-/// Rows of x per tile, and rows of weights per tile.
+/// Number of rows of x per tile, and number of rows of weights per tile.
 const TILE: u32 = 64;
 
 const EMBED_ITEMS: u32 = 256;
 const TILED_ITEMS: u32 = 128;
-/// Work items per group: 16 for each of its [`widen::GROUP_COLUMNS`] / 32 = 16 blocks.
+/// Work items per group: 16 for each of its [`widen::GROUP_COLUMNS`] / 32 = 16 blocks of columns.
 const WIDEN_ITEMS: u32 = 256;
-/// Returns the work items per group and the outstanding vectors per row, for row-major products with `m` rows
-/// of x. These values were the fastest on an H200. A launch has many groups with little work each.
+/// Returns the work items per group and the number of outstanding vector loads per weight row, for row-major
+/// products with `m` rows of x. These values were the fastest on an H200. A launch has many groups, and each
+/// does little work.
 const fn rows_figures(m: u32, form: u8) -> (u32, u32) {
     match (m, form) {
         (1, GATED) => (128, 8),
@@ -31,11 +32,11 @@ const fn rows_figures(m: u32, form: u8) -> (u32, u32) {
         _ => (128, 2),
     }
 }
-/// Rows of weights per group: `LINES` in the source.
+/// Number of weight rows per group: `LINES` in the source.
 const ROWS_LINES: u32 = 8;
 
-/// Minimum rows of x for dequantized weights. From here on, dequantizing once to f16 for matrix units costs
-/// less than unpacking weights inside the product.
+/// Minimum number of rows of x for which products use dequantized weights. For fewer rows, it is faster to
+/// unpack the weights inside the product than to dequantize them once to f16 for matrix units.
 const WIDEN_ROWS: u32 = 32;
 
 pub(super) fn variants() -> Vec<Variant> {
@@ -76,7 +77,8 @@ fn embed_function(tensor_type: TensorType) -> Function {
     }
 }
 
-/// Returns the products with f32 or int8 activations for one row of x, for a few rows, and for many.
+/// Returns the products of `tensor_type` with f32 or int8 activations: for one row of x, for a few rows, and
+/// for many.
 fn products(tensor_type: TensorType, activations: Activations) -> Vec<Function> {
     let tiled = match activations {
         Activations::Int8 => composer!(tensor_type, fast_tiled),
@@ -90,8 +92,8 @@ fn products(tensor_type: TensorType, activations: Activations) -> Vec<Function> 
     few_rows(tiled, tensor_type, few).chain([tiled]).collect()
 }
 
-/// Returns the products with a fused norm, gated or not. Quantized weights use f32 activations only for exact
-/// results, so they omit the 8-row variants, which sum in another order.
+/// Returns the products with a fused norm, with and without a gate. Quantized weights use f32 activations
+/// only for exact results. Their products therefore have no 8-row variants, which sum in a different order.
 fn normed_products(tensor_type: TensorType) -> Vec<Function> {
     let layout = layout(tensor_type);
     let function = |kernel, gated| Function {
@@ -130,12 +132,12 @@ fn tiled_product(tensor_type: TensorType, activations: Activations, compose: Com
 }
 
 /// Forms of the products with f32 activations and few rows of x: plain, with a fused norm of x, or with a
-/// fused norm and gate.
+/// fused norm and a fused gate.
 const PLAIN: u8 = 0;
 const NORMED: u8 = 1;
 const GATED: u8 = 2;
 
-/// Text composers for up to 1, 4 and 8 rows of x, without and with sub-groups.
+/// Functions that compose the texts for up to 1, 4 and 8 rows of x, each without and with sub-groups.
 type Composers = [[Compose; 2]; 3];
 
 fn composers<const FORM: u8>(tensor_type: TensorType) -> Composers {
@@ -163,7 +165,7 @@ fn int8_composers(tensor_type: TensorType) -> Composers {
     ]
 }
 
-/// Returns variants of `product` for up to 1, 4 and 8 rows of x. Variants with sub-groups come first.
+/// Returns the variants of `product` for up to 1, 4 and 8 rows of x. Variants that use sub-groups come first.
 fn few_rows(
     product: Function,
     tensor_type: TensorType,
@@ -213,8 +215,8 @@ fn half_product(tensor_type: TensorType) -> Function {
     Function { min_rows: NEVER, ..function }
 }
 
-/// Returns the kernel that dequantizes weights. It pays off only with matrix units and enough rows. The matmul
-/// variants check for matrix units.
+/// Returns the kernel that dequantizes weights. It is worthwhile only on devices with matrix units and with
+/// enough rows. The variants of the product check for matrix units.
 fn widen_function(tensor_type: TensorType) -> Function {
     Function {
         kernel: Kernel::Widen(tensor_type),
@@ -232,23 +234,23 @@ fn widen_function(tensor_type: TensorType) -> Function {
     }
 }
 
-/// Returns one group of 16 weight rows per work group.
+/// Returns one work group per group of 16 weight rows.
 fn blocks_grid(constants: &[u32]) -> [u32; 3] {
     if constants[0] == 0 { [0; 3] } else { [constants[2].div_ceil(GROUP_ROWS as u32), 1, 1] }
 }
 
-/// Returns one group of 16 gate rows and one of 16 up rows per work group.
+/// Returns one work group per 16 gate rows and the corresponding 16 up rows.
 fn gated_blocks_grid(constants: &[u32]) -> [u32; 3] {
     if constants[0] == 0 { [0; 3] } else { [constants[2].div_ceil(2 * GROUP_ROWS as u32), 1, 1] }
 }
 
-/// Returns [`ROWS_LINES`] rows of weights per work group.
+/// Returns one work group per [`ROWS_LINES`] weight rows.
 fn rows_grid(constants: &[u32]) -> [u32; 3] {
     if constants[0] == 0 { [0; 3] } else { [constants[2].div_ceil(ROWS_LINES), 1, 1] }
 }
 
-/// Returns the work items of a product of quantized weights for `m` rows of x. The sums take 16 bytes per
-/// work item and row of x, at most 16 KiB in total.
+/// Returns the number of work items of a product of quantized weights with `m` rows of x. The sums use 16
+/// bytes of local memory per work item and row of x, at most 16 KiB in total.
 const fn block_items(m: u32) -> u32 {
     if m > 4 { 128 } else { 256 }
 }
@@ -257,25 +259,26 @@ const QUANTISED: &str = include_str!("weights/quantised.wgsl");
 const ROW_MAJOR: &str = include_str!("weights/row_major.wgsl");
 const VALUES: &str = include_str!("weights/values.wgsl");
 
-/// Returns the source that reads weights of this type: the shared part for its layout, then its own part.
+/// Returns the source that reads weights of `tensor_type`: the shared part for its layout, then the type's
+/// own part.
 fn reader(tensor_type: TensorType) -> [&'static str; 2] {
     [if is_quantised(tensor_type) { QUANTISED } else { ROW_MAJOR }, tensor_type.row().wgsl]
 }
 
-/// Returns the source that reads the values of quads (four consecutive columns).
+/// Returns the source that reads the values of a quad (four consecutive columns).
 fn values(tensor_type: TensorType) -> [&'static str; 3] {
     let [shared, own] = reader(tensor_type);
     [shared, own, if is_quantised(tensor_type) { VALUES } else { "" }]
 }
 
-/// Shared code of the products.
+/// Code that all products share.
 pub(super) const PRODUCT: &str = include_str!("../matmul/product.wgsl");
-/// Declaration of the weights' binding.
+/// Declaration of the binding of the weights.
 const WEIGHTS: &str = "@group(0) @binding(1) var<storage, read> weights: array<vec4<u32>>;\n";
 const BLOCKS: &str = include_str!("../matmul/blocks.wgsl");
 const F32_ROWS: &str = include_str!("../matmul/f32_rows.wgsl");
 
-/// Composes a product of up to `M` rows of x: the reader of the weights, then `parts`. Each work item keeps
+/// Composes a product for up to `M` rows of x: the reader of the weights, then `parts`. Each work item has
 /// `batch` loads outstanding and computes four weight rows.
 fn gemv<const SUB_GROUPS: bool, const M: u32, const FORM: u8>(
     tensor_type: TensorType,
@@ -310,12 +313,12 @@ fn gemv<const SUB_GROUPS: bool, const M: u32, const FORM: u8>(
     program(items, &texts.concat())
 }
 
-/// Returns the source that reads x in the plain form. The sources of the fused forms read x themselves.
+/// Returns the source that reads x in the plain form. The fused forms have their own sources that read x.
 const fn four_of(form: u8) -> &'static str {
     if form == PLAIN { include_str!("../matmul/plain_rows.wgsl") } else { "" }
 }
 
-/// Composes a product of `M` rows of f32 activations.
+/// Composes a product for up to `M` rows of f32 activations.
 fn exact_gemv<const SUB_GROUPS: bool, const M: u32, const FORM: u8>(
     _: KernelLanguage,
     tensor_type: TensorType,
@@ -329,7 +332,7 @@ fn exact_gemv<const SUB_GROUPS: bool, const M: u32, const FORM: u8>(
     gemv::<SUB_GROUPS, M, FORM>(tensor_type, batch, &[four_of, include_str!("../matmul/rows.wgsl")])
 }
 
-/// Composes a product of `M` rows of int8 activations.
+/// Composes a product for up to `M` rows of int8 activations.
 fn fast_gemv<const SUB_GROUPS: bool, const M: u32>(_: KernelLanguage, tensor_type: TensorType) -> Arc<str> {
     let batch = if M == 1 { 2 } else { 1 };
     let parts = [BLOCKS, include_str!("../matmul/block.wgsl"), include_str!("../matmul/fast.wgsl")];

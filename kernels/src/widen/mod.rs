@@ -2,12 +2,12 @@
 //!
 //! | binding | |
 //! | --- | --- |
-//! | 0 | weights: [`Rows16`](crate::layout) of `[n, k]` |
-//! | 1 | out: F16 [`RowMajor`](crate::layout) of `[n, k]`, written including its padding |
+//! | 0 | weights: `[n, k]` in [`Rows16`](crate::layout) |
+//! | 1 | out: F16 `[n, k]` in [`RowMajor`](crate::layout), written including its padding |
 //!
-//! The constants are n and k. A wide micro-batch reads the f16 matrix many times, so dequantizing it once
-//! costs less than unpacking weights in each tile of the product. Values are rounded to f16. Values beyond
-//! the range of f16 saturate.
+//! The constants are n and k. A micro-batch with many rows reads the f16 matrix many times, so dequantizing
+//! it once costs less than unpacking the weights in each tile of the product. The kernel rounds values to
+//! f16. Values beyond the range of f16 saturate.
 
 use crate::abi::IMPOSSIBLE;
 use crate::blocks::{TensorType, dequantise};
@@ -18,12 +18,12 @@ use crate::layout::{GROUP_ROWS, Layout, PITCH_VALUES, Resident};
 use crate::types::each_type;
 use ragtag_hal::{Access, EntryAbi};
 
-/// Columns per group.
+/// Number of columns per group.
 pub const GROUP_COLUMNS: u32 = 512;
 
 macro_rules! abis {
     ($($name:ident)*) => {
-        /// Returns the binary interface for weights of this type.
+        /// Returns the binary interface for weights of `tensor_type`.
         pub fn abi(tensor_type: TensorType) -> &'static EntryAbi {
             match tensor_type {
                 $(TensorType::$name => {
@@ -41,7 +41,8 @@ macro_rules! abis {
 }
 each_type!(abis);
 
-/// Returns the output bytes for `n` rows of `k` columns, or `u64::MAX` if no such matrix exists.
+/// Returns the number of bytes in the output for `n` rows of `k` columns, or `u64::MAX` if no such matrix
+/// exists.
 pub fn out_bytes(n: u32, k: u32) -> u64 {
     Resident::new(TensorType::F16, Layout::RowMajor, n.into(), k.into()).map_or(IMPOSSIBLE, |r| r.bytes())
 }
@@ -52,7 +53,7 @@ fn extents(tensor_type: TensorType, constants: &[u32], out: &mut [u64]) {
     out.copy_from_slice(&[weights.map_or(IMPOSSIBLE, |r| r.bytes()), out_bytes(n, k)]);
 }
 
-/// Returns groups of 16 rows × parts of their columns.
+/// Returns a grid of groups of 16 rows × parts of their columns.
 pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     [constants[0].div_ceil(GROUP_ROWS as u32), constants[1].div_ceil(GROUP_COLUMNS), 1]
 }

@@ -1,4 +1,4 @@
-//! F16. `Rows16`: for each column 16 × value.
+//! F16. `Rows16`: for each column 16 × f16 value.
 
 use super::Row;
 use crate::blocks::{half_at, put_half};
@@ -24,7 +24,7 @@ pub(super) const ROW: Row = Row {
     encode_wgsl: "",
 };
 
-/// Packs values of two bytes.
+/// Packs values of two bytes into `Rows16` groups.
 pub(super) fn pack(layout: &Resident, source: &[u8], out: &mut [u8]) {
     pack_with(layout, source, out, |source, lane, [out, ..]| {
         let lanes = out.as_chunks_mut::<2>().0.as_chunks_mut::<16>().0;

@@ -1,6 +1,8 @@
-//! IQ4_NL. A file block is that of Q4_0, with indices of [`VALUES`] in its nibbles; value = d·`VALUES[q]`.
+//! IQ4_NL. A file block has the format of Q4_0, but its nibbles are indices into [`VALUES`]; value =
+//! d·`VALUES[q]`.
 //!
-//! `Rows16`: that of Q4_0. Kernels look the values up, because stored values would take twice the memory.
+//! `Rows16`: the layout of Q4_0. Kernels look up the values, because storing the values instead of indices
+//! would take twice the memory.
 
 use super::{Row, q4_0};
 use crate::blocks::{half_at, inverse_of, largest, pack_nibbles, put_half, quants};
@@ -23,10 +25,10 @@ pub(super) const ROW: Row = Row {
     ..q4_0::ROW
 };
 
-/// Values of the quants (ggml's `kvalues_iq4nl`).
+/// Values that the quants represent (ggml's `kvalues_iq4nl`).
 const VALUES: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 
-/// `VALUES` plus 128.
+/// `VALUES`, with 128 added to each value.
 const UNSIGNED: [u8; 16] = {
     let mut out = [0; 16];
     let mut i = 0;
@@ -45,7 +47,7 @@ fn dequantise(block: &[u8], out: &mut [f32]) {
     }
 }
 
-/// Returns the index of the nearest value.
+/// Returns the index of the value in [`VALUES`] that is nearest to `x`.
 fn nearest(x: f32) -> usize {
     let is_above = |pair: &&[i8]| 2.0 * x > f32::from(pair[0]) + f32::from(pair[1]);
     VALUES.windows(2).take_while(is_above).count()

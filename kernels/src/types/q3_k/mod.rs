@@ -1,10 +1,12 @@
-//! Q3_K. A file block is `high: u8[32], low: u8[64], scales: u8[12], d: f16`. In each half of 128 values, four
-//! sub-blocks of 32 share 32 bytes of `low`, with two bits per sub-block. Bit s of byte i of `high` is the third
-//! bit of value i of sub-block s. value = d·(scale − 32)·(q − 4), with one 6-bit scale per 16 values.
+//! Q3_K. A file block is `high: u8[32], low: u8[64], scales: u8[12], d: f16`. In each half of 128 values,
+//! four sub-blocks of 32 share 32 bytes of `low`, with two bits per sub-block. Bit s of byte i of `high` is
+//! the third bit of value i of sub-block s. value = d·(scale − 32)·(q − 4), with one 6-bit scale per 16
+//! values.
 //!
-//! `Rows16`: for each 32 columns 3 vectors; for each 32 columns 16 × i8 scale of the first 16, 16 × i8 of the last
-//! 16; for each 256 columns 16 × f16 d. The bytes of vector j hold quads 2j and 2j + 1 in three bits each. Their
-//! upper two bits hold, in vectors 0 and 1, the low bits of quads 6 and 7, and in vector 2 the high bits of both.
+//! `Rows16`: for each 32 columns 3 vectors; for each 32 columns 16 × i8 scale of the first 16 columns, 16 ×
+//! i8 scale of the last 16 columns; for each 256 columns 16 × f16 d. The lower six bits of each byte of
+//! vector j hold quads 2j and 2j + 1, three bits each. The upper two bits of vector 0 hold the low bits of
+//! quad 6, those of vector 1 the low bits of quad 7, and those of vector 2 the high bits of both.
 
 use super::Row;
 use crate::blocks::{WithScales, half_at, pack_bits, quants};
@@ -31,7 +33,8 @@ pub(super) const ROW: Row = Row {
     encode_wgsl: include_str!("encode.wgsl"),
 };
 
-/// Returns scale `j` of the sixteen in 12 bytes: low nibbles, high nibbles, then the upper two bits.
+/// Returns scale `j` of a block. The sixteen scales are packed into 12 bytes: the low nibbles, the high
+/// nibbles, then the upper two bits of all scales.
 fn scale(packed: &[u8], j: usize) -> i8 {
     let low = (packed[j % 8] >> (j / 8 * 4)) & 15;
     let high = (packed[8 + j % 4] >> (j / 4 * 2)) & 3;
@@ -85,7 +88,7 @@ fn pack(source: &[u8], lane: usize, [quants, subs, tops, _]: [&mut [u8]; SECTION
     }
 }
 
-/// Sections of a group.
+/// Sections of a group of rows.
 #[derive(Clone, Copy)]
 pub(crate) struct Group<'a> {
     quants: &'a [[u8; 192]],

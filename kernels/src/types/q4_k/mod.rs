@@ -1,5 +1,5 @@
-//! Q4_K. A file block is `d, dmin: f16, scales: u8[12], q: u8[128]`. 32 bytes of `q` hold sub-block 2c in their
-//! low nibbles and sub-block 2c + 1 in their high nibbles; value = d·scale·q − dmin·minimum.
+//! Q4_K. A file block is `d, dmin: f16, scales: u8[12], q: u8[128]`. Each 32 bytes of `q` hold sub-block 2c
+//! in their low nibbles and sub-block 2c + 1 in their high nibbles; value = d·scale·q − dmin·minimum.
 //!
 //! `Rows16`: for each 32 columns 4 vectors; for each 32 columns 16 × u8 scale, 16 × u8 minimum; for each 256
 //! columns 16 × f16 d, 16 × f16 dmin.
@@ -56,7 +56,7 @@ fn pack(source: &[u8], lane: usize, [quants, subs, tops, _]: [&mut [u8]; SECTION
     move_k_nibbles(&source[16..144], lane, quants);
 }
 
-/// Sections of a group.
+/// Sections of a group of rows.
 #[derive(Clone, Copy)]
 pub(crate) struct Group<'a> {
     quants: &'a [[u8; 256]],

@@ -1,5 +1,5 @@
-//! Q5_K. A file block is `d, dmin: f16, scales: u8[12], high: u8[32], low: u8[128]`. The format extends Q4_K: bit
-//! s of byte i of `high` is the fifth bit of value i of sub-block s.
+//! Q5_K. A file block is `d, dmin: f16, scales: u8[12], high: u8[32], low: u8[128]`. The format is that of
+//! Q4_K with a fifth bit per value: bit s of byte i of `high` is the fifth bit of value i of sub-block s.
 //!
 //! `Rows16`: for each 32 columns 4 vectors of low bits; for each 32 columns 1 vector of high bits; for each 32
 //! columns 16 × u8 scale, 16 × u8 minimum; for each 256 columns 16 × f16 d, 16 × f16 dmin.
@@ -64,7 +64,7 @@ fn pack(source: &[u8], lane: usize, [quants, highs, subs, tops]: [&mut [u8]; SEC
     }
 }
 
-/// Sections of a group.
+/// Sections of a group of rows.
 #[derive(Clone, Copy)]
 pub(crate) struct Group<'a> {
     lows: &'a [[u8; 256]],

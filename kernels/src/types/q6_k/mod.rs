@@ -1,11 +1,11 @@
-//! Q6_K. A file block is `low: u8[128], high: u8[64], scales: i8[16], d: f16`. Each half of 128 values has four
-//! sub-blocks of 32. Two sub-blocks are in the low nibbles of 64 bytes, and two in their high nibbles. The upper
-//! two bits of all four share 32 bytes of `high`, two bits per sub-block. value = d·scale·(q − 32), with one
-//! scale per 16 values.
+//! Q6_K. A file block is `low: u8[128], high: u8[64], scales: i8[16], d: f16`. Each half of 128 values has
+//! four sub-blocks of 32. The low nibbles of 64 bytes of `low` hold two of these sub-blocks, and the high
+//! nibbles hold the other two. The four sub-blocks share 32 bytes of `high`, each with the upper two bits of
+//! its values. value = d·scale·(q − 32), with one scale per 16 values.
 //!
-//! `Rows16`: for each 32 columns 4 vectors of low bits; for each 32 columns 2 vectors of high bits; for each 32
-//! columns 16 × i8 scale of the first 16, 16 × i8 of the last 16; for each 256 columns 16 × f16 d. Vector j of
-//! high bits holds quads j, j + 2, j + 4 and j + 6.
+//! `Rows16`: for each 32 columns 4 vectors of low bits; for each 32 columns 2 vectors of high bits; for each
+//! 32 columns 16 × i8 scale of the first 16 columns, 16 × i8 scale of the last 16 columns; for each 256
+//! columns 16 × f16 d. Vector j of the high bits holds quads j, j + 2, j + 4 and j + 6.
 
 use super::Row;
 use crate::blocks::{WithScales, half_at, pack_bits, quants};
@@ -80,7 +80,7 @@ fn pack(source: &[u8], lane: usize, [lows, highs, subs, tops]: [&mut [u8]; SECTI
     }
 }
 
-/// Sections of a group.
+/// Sections of a group of rows.
 #[derive(Clone, Copy)]
 pub(crate) struct Group<'a> {
     lows: &'a [[u8; 256]],

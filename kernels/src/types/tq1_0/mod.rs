@@ -1,9 +1,10 @@
-//! TQ1_0. A file block is `q: u8[48], last: u8[4], d: f16`. A byte stores a number of five base-3 digits times
-//! 256/243, rounded up. In the first 32 bytes, digit n belongs to values 32n … 32n + 31. The next 16 bytes hold
-//! 80 values, and digit n belongs to values 160 + 16n … 160 + 16n + 15. `last` holds the last 16 values in the
-//! same way, with four digits of four values each. value = d·(q − 1).
+//! TQ1_0. A file block is `q: u8[48], last: u8[4], d: f16`. Each byte represents a number of five base-3
+//! digits, multiplied by 256/243 and rounded up. In the first 32 bytes, digit n belongs to values 32n …
+//! 32n + 31. The next 16 bytes hold 80 values, and their digit n belongs to values 160 + 16n … 160 +
+//! 16n + 15. `last` holds the last 16 values in the same way, with four digits of four values each. value =
+//! d·(q − 1).
 //!
-//! `Rows16`: that of TQ2_0, because each read of five digits per byte would need divisions.
+//! `Rows16`: the layout of TQ2_0, because with five digits per byte each read would need divisions.
 
 use super::{Row, tq2_0};
 use crate::blocks::{half_at, inverse_of, largest, put_half, quants, rounded};
@@ -27,13 +28,13 @@ pub(super) const ROW: Row = Row {
     ..tq2_0::ROW
 };
 
-/// Returns digit `n` of a byte, most significant first.
+/// Returns digit `n` of `byte`. The most significant digit is digit 0.
 fn digit(byte: u8, n: usize) -> u8 {
     const POWERS: [u8; 5] = [1, 3, 9, 27, 81];
     ((u16::from(byte.wrapping_mul(POWERS[n])) * 3) >> 8) as u8
 }
 
-/// Returns the quants of a block, 0 to 2.
+/// Returns the quants of a block, from 0 to 2.
 fn digits(bytes: &[u8]) -> [u8; 256] {
     let mut out = [0; 256];
     for (source, values) in [(0..32, 0..160), (32..48, 160..240), (48..52, 240..256)] {
