@@ -114,7 +114,7 @@ fn preferred(mut choices: Vec<Choice>) -> Option<Choice> {
 pub(super) struct Solved {
     /// The best placements, at most one for each number of stages.
     pub choices: Vec<Choice>,
-    /// Lower bound of all scores at this point. Invalid if the solver was given a known score that is lower.
+    /// Lower bound of all scores at this point, capped at the known score if the solver was given one.
     pub bound_us: f64,
 }
 

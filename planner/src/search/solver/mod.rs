@@ -190,8 +190,8 @@ pub(crate) struct Solution {
     /// [`SHARE`] is optimal among the placements with as many stages. Both statements hold only for scores
     /// that are at most [`SHARE`] worse than [`Instance::known`].
     pub best_by_stages: Vec<Option<Placement>>,
-    /// Lower bound of the scores of all placements. It may be lower than necessary if [`Instance::known`] is
-    /// smaller. Infinite if no placement exists.
+    /// Lower bound of the scores of all placements, capped at [`Instance::known`]. Infinite if no placement
+    /// exists and no score is known.
     pub bound: f64,
     /// Whether `bound` equals the score of a placement or [`Instance::known`].
     pub exact: bool,
