@@ -44,7 +44,8 @@ impl LinkFacts {
         self.latency_us.value + bytes as f64 / self.bandwidth_bytes_per_s.value * 1e6
     }
 
-    /// Returns whether a measurement can have produced this link. Even an empty transfer takes time.
+    /// Returns whether a measurement can have produced this link. A latency of 0 is implausible, because even
+    /// an empty transfer takes time.
     pub fn is_plausible(&self) -> bool {
         self.latency_us.value > 0.0 && self.nonsense().is_none()
     }

@@ -135,7 +135,7 @@ pub struct PlannerInput<'a> {
     pub host_memory_bytes: Option<u64>,
     /// The objective to minimise.
     pub objective: Objective,
-    /// The request to plan for.
+    /// The request that the plan is optimised for.
     pub workload: Workload,
     /// Capacity limits.
     pub limits: PlanLimits,
