@@ -27,8 +27,8 @@ pub struct Profile {
     pub identity: ProfileIdentity,
     /// Time of the measurement, in seconds since 1970.
     pub measured_unix_s: u64,
-    /// Largest sizes that the calibration was asked to measure. On a slow device, the calibration may skip
-    /// the largest sizes.
+    /// Largest sizes requested for the calibration. On a slow device, the calibration skips the largest of
+    /// them.
     pub timed_for: TimedFor,
     /// Overhead of a micro-batch on a stage, independent of its number of segments, in microseconds.
     pub stage_us: f64,
@@ -73,7 +73,7 @@ pub struct ProfileIdentity {
     pub kv: KvType,
 }
 
-/// The largest sizes that a calibration is asked to measure.
+/// Largest sizes requested for a calibration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TimedFor {

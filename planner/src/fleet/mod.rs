@@ -4,8 +4,8 @@
 //! device is described by its own values, by a card of the library ([`cards`]), or by reference to another
 //! device of the fleet. The device's own values take precedence.
 //!
-//! A datasheet value is a theoretical peak. The conversion scales it by the fraction that Ragtag's kernels
-//! reached in measurements ([`Reached`]). It uses all other values unchanged.
+//! A datasheet value is a theoretical peak. [`Fleet::facts`] scales it by the fraction that Ragtag's kernels
+//! reached in measurements ([`Reached`]). All other values are used unchanged.
 //!
 //! Knows nothing about the search, and opens no file.
 
@@ -54,7 +54,7 @@ pub struct Fleet {
 }
 
 /// A device, or several equal devices. Omitted values come from `card`, or from the device that `like` names.
-/// Memory, bandwidth and `f32_tflop_per_s` are required from one of these sources.
+/// Each device must get memory, bandwidth and `f32_tflop_per_s` in one of these ways.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct FleetDevice {
