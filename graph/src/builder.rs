@@ -121,16 +121,9 @@ impl<'a> Builder<'a> {
     /// the number of columns that its product has. Adjacent weights of the same type are stacked into one
     /// product.
     ///
-<<<<<<< HEAD
-    /// Each product starts at a multiple of [`JOINT_COLUMNS`]. If its first column is not such a multiple,
-    /// rows of zeros are prepended to its weights. Products run from last to first, so an earlier product
-    /// overwrites the zeros in its columns. With `biases`, one per weight, products add to the biases instead,
-    /// and zeros change nothing.
-=======
     /// Each product must start at a multiple of [`JOINT_COLUMNS`]. If its first column is not such a
     /// multiple, rows of zeros are prepended to its weights. Products run from last to first, so an earlier
     /// product overwrites the zeros in its columns.
->>>>>>> ed-graph
     pub(crate) fn joint_matmul(
         &mut self,
         x: NodeIndex,
@@ -167,12 +160,8 @@ impl<'a> Builder<'a> {
         Ok(inputs[inputs.len() - 1])
     }
 
-<<<<<<< HEAD
-    /// Adds the norm of the query heads and of the key heads of `qkv`, with one weight for each kind.
-=======
     /// Adds a node that normalises each query head and each key head of `qkv`. `weights` names the norm
     /// weights of the queries and of the keys.
->>>>>>> ed-graph
     pub(crate) fn head_norm(
         &mut self,
         qkv: NodeIndex,
@@ -186,13 +175,8 @@ impl<'a> Builder<'a> {
         Ok(self.like(Operator::HeadNorm { heads, weights, epsilon }, &[qkv]))
     }
 
-<<<<<<< HEAD
-    /// Adds nodes that append the keys and values of `qkv` to the layer's cache and compute attention, with
-    /// scores divided by √dimensions.
-=======
     /// Adds nodes that append the keys and values of `qkv` to the KV cache of `layer` and compute the
     /// attention of its queries. Scores are divided by √dimensions.
->>>>>>> ed-graph
     pub(crate) fn attention(&mut self, qkv: NodeIndex, layer: u32, heads: Heads, rope: Rope) -> NodeIndex {
         let rows = self.graph.node(qkv).rows;
         let turned = self.like(Operator::RopeAppend { layer, heads, rope }, &[qkv]);

@@ -143,11 +143,7 @@ pub enum Operator {
         scale: f32,
         /// Number of splits.
         splits: u32,
-<<<<<<< HEAD
-        /// Rotation of the fused [`Operator::RopeAppend`], if any.
-=======
         /// Parameters of the [`Operator::RopeAppend`] that is fused into this operator, if any.
->>>>>>> ed-graph
         appends: Option<Rope>,
     },
     /// Second step of split attention. Combines the partial results of an [`Operator::AttentionPartial`].

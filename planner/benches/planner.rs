@@ -1,8 +1,9 @@
-//! Benchmarks the planning time of random fleets of common cards. Run it with `cargo bench -p ragtag-planner
-//! --bench planner`.
+//! Measures how long it takes to plan for random fleets of common cards. Run it with
+//! `cargo bench -p ragtag-planner --bench planner`.
 //!
-//! Times the solver at one point of the grid. Prints the median and the longest time over several fleets, and
-//! the largest gap between a score and its bound. `cargo bench --bench planning` times whole plans.
+//! Times the solver at one point of the search grid. Prints the median and the maximum time over several
+//! fleets, and the largest gap between a score and its lower bound. `cargo bench --bench planning` times the
+//! making of whole plans.
 
 #![allow(missing_docs)]
 #![allow(dead_code, unreachable_pub)] // the benchmark uses only a part of the solver
@@ -16,7 +17,7 @@ use rand::{Rng, SeedableRng};
 use solver::{Costs, DeviceCosts, Instance, LinkCosts, Score, solve};
 use std::time::Instant;
 
-/// Real cards: memory bandwidth (bytes per µs), arithmetic rate (operations per µs), memory (GiB).
+/// Real cards, as (memory bandwidth in bytes per µs, arithmetic rate in operations per µs, memory in GiB).
 const CARDS: [(f64, f64, f64); 8] = [
     (560e3, 39e6, 16.0),
     (936e3, 71e6, 24.0),
@@ -33,14 +34,14 @@ const CARDS: [(f64, f64, f64); 8] = [
 enum Fleet {
     /// Every device is different.
     Distinct,
-    /// All devices of one kind are equal.
+    /// All devices with the same card are equal.
     Kinds,
 }
 
 impl Fleet {
     const ALL: [(Self, &'static str); 2] = [(Self::Distinct, "distinct"), (Self::Kinds, "kinds")];
 
-    /// Returns a random factor for a device's bandwidth, arithmetic rate and memory.
+    /// Returns a random factor for a device's bandwidth, arithmetic rate and memory, relative to its card.
     fn spread(self, rng: &mut SmallRng) -> f64 {
         match self {
             Self::Distinct => rng.random_range(0.9..1.1),
@@ -49,10 +50,11 @@ impl Fleet {
     }
 }
 
-/// Benchmark sizes: devices, segments, random fleets.
+/// Benchmark sizes, as (devices, segments, number of random fleets).
 const SIZES: [(usize, usize, u64); 3] = [(8, 81, 15), (12, 130, 9), (64, 1000, 5)];
 
-/// Returns a model on cards behind PCIe. Its weights take between half and nine tenths of the fleet's memory.
+/// Returns an instance for a model on cards behind PCIe. The model's weights take between half and nine
+/// tenths of the fleet's memory.
 fn instance(seed: u64, devices: usize, segments: usize, fleet: Fleet, score: Score) -> Instance {
     let rng = &mut SmallRng::seed_from_u64(seed);
     let cards: Vec<_> = (0..devices)

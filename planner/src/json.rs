@@ -1,5 +1,5 @@
-//! Parses JSON written by people. Errors name the path in the file, the line and the column. Error texts are
-//! safe to print on a terminal.
+//! Parses JSON that people write. An error message contains the path in the file, the line and the column. It
+//! is safe to print on a terminal.
 //!
 //! Knows nothing about the content.
 
@@ -8,15 +8,16 @@ mod objects;
 use objects::Objects;
 use serde::de::DeserializeOwned;
 
-/// Largest number of characters that a message quotes from a file.
+/// Maximum number of characters that an error message quotes from a file.
 const MOST: usize = 300;
-/// Largest number of characters of a path in a message. A key may be as long as the file.
+/// Maximum number of characters of a path in an error message. A key in the path may be as long as the file.
 const MOST_PATH: usize = 100;
 
-/// Parses a value. Structs must be JSON objects, not arrays of field values.
+/// Parses a value. Every struct must be a JSON object, not an array of field values.
 ///
 /// # Errors
-/// A message such as `devices[2].count: invalid type: string "two", expected u32 at line 7 column 20`.
+/// Returns a message such as
+/// `devices[2].count: invalid type: string "two", expected u32 at line 7 column 20`.
 pub fn parse<T: DeserializeOwned>(json: &str) -> Result<T, String> {
     let mut reader = serde_json::Deserializer::from_str(json);
     let value = serde_path_to_error::deserialize(Objects(&mut reader)).map_err(|error| {
@@ -31,7 +32,7 @@ pub fn parse<T: DeserializeOwned>(json: &str) -> Result<T, String> {
     Ok(value)
 }
 
-/// Returns the parser's message with line and column. Shortens quotes of the file and escapes control
+/// Returns the parser's message with line and column. Shortens quotes from the file and escapes control
 /// characters.
 fn shown(error: &serde_json::Error) -> String {
     let text = error.to_string();
@@ -39,18 +40,18 @@ fn shown(error: &serde_json::Error) -> String {
     quoted(text.strip_suffix(&position).unwrap_or(&text)) + &position
 }
 
-/// Quotes text from a file for a message: shortens it and escapes control characters.
+/// Prepares text from a file for an error message: shortens the text and escapes control characters.
 pub fn quoted(text: &str) -> String {
     cut(text, MOST)
 }
 
-/// Formats a number for a message in decimal or exponent notation, whichever is shorter.
+/// Formats a number for an error message in decimal or exponent notation, whichever is shorter.
 pub fn number(value: f64) -> String {
     let is_short = value == 0.0 || (1e-6..1e15).contains(&value.abs());
     if is_short { value.to_string() } else { format!("{value:e}") }
 }
 
-/// Escapes control characters. Stops after `most` characters of output, escapes included.
+/// Escapes control characters in `text`. Stops after `most` characters of output, including escapes.
 pub fn cut(text: &str, most: usize) -> String {
     let mut quoted = String::new();
     let mut shown = 0;

@@ -1,4 +1,5 @@
-//! The objective of a plan, and the request to optimise for. Knows nothing about devices or costs.
+//! Defines the objective of a plan, and the request that the plan is optimised for. Knows nothing about
+//! devices or costs.
 
 use crate::json::quoted;
 use schemars::JsonSchema;
@@ -10,11 +11,11 @@ use thiserror::Error;
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Objective {
-    /// Time of one request alone in the pipeline.
+    /// Time of one request that is alone in the pipeline.
     Latency,
     /// Time per request with [`PlanLimits::sequences`](crate::PlanLimits) requests in flight.
     Throughput,
-    /// Time from a request's arrival to its first token, alone in the pipeline.
+    /// Time from a request's arrival to its first token, if the request is alone in the pipeline.
     FirstToken,
     /// Weighted sum of the three objectives above. Weights are 0 to 1e9, and at least one is positive.
     Mix(Mix),
@@ -24,7 +25,7 @@ pub enum Objective {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Mix {
-    /// Weight of the time of one request alone.
+    /// Weight of the time of one request that is alone in the pipeline.
     pub latency: f64,
     /// Weight of the time per request in a full pipeline. The busiest stage or transfer determines this time.
     pub throughput: f64,
@@ -32,24 +33,24 @@ pub struct Mix {
     pub first_token: f64,
 }
 
-/// The request to plan for. Its lengths determine how prefill and decode are weighed. A request longer than
-/// the context is scaled down.
+/// The request that the plan is optimised for. Its lengths determine the relative weights of prefill and
+/// decode. A request that is longer than the context is scaled down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Workload {
-    /// Tokens of the prompt.
+    /// Number of prompt tokens.
     pub prompt_tokens: u32,
-    /// Tokens generated.
+    /// Number of generated tokens.
     pub generated_tokens: u32,
 }
 
 impl Workload {
-    /// Returns whether the request fits a context.
+    /// Returns whether the request fits into a context of `context` positions.
     pub fn fits(&self, context: u32) -> bool {
         u64::from(self.prompt_tokens) + u64::from(self.generated_tokens) <= u64::from(context)
     }
 
-    /// Returns the prompt and generated tokens, scaled down if the request exceeds the context.
+    /// Returns the numbers of prompt and generated tokens, scaled down if the request exceeds the context.
     pub fn within(&self, context: u32) -> (f64, f64) {
         let (prompt, generated) = (f64::from(self.prompt_tokens), f64::from(self.generated_tokens));
         let scale = (f64::from(context) / (prompt + generated)).min(1.0);
@@ -58,25 +59,26 @@ impl Workload {
 }
 
 impl Default for Workload {
-    /// Returns 512 prompt and 128 generated tokens, as is common in benchmarks of inference engines.
+    /// Returns a request of 512 prompt and 128 generated tokens, as is common in benchmarks of inference
+    /// engines.
     fn default() -> Self {
         Self { prompt_tokens: 512, generated_tokens: 128 }
     }
 }
 
-/// The largest weight of a mix.
+/// Maximum weight in a mixed objective.
 pub(crate) const MOST_WEIGHT: f64 = 1e9;
 
-/// A text that is not an objective.
+/// Error for a string that is not an objective.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error(
     "\"{}\": {why}; write latency, throughput, first-token, or a mix as in mix:latency=1,throughput=2",
     quoted(text)
 )]
 pub struct ObjectiveError {
-    /// The text.
+    /// The string.
     pub text: String,
-    /// Description of the problem, for the message.
+    /// Problem, as quoted in the error message.
     pub why: &'static str,
 }
 

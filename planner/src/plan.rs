@@ -1,5 +1,5 @@
-//! The plan: which device runs which segments, with routes, slots, memory and predictions. A plan is plain
-//! data, stored as JSON.
+//! Defines the plan: the assignment of segments to devices, with routes, slots, memory and predictions. A
+//! plan is plain data, stored as JSON.
 //!
 //! Knows nothing about the search or the execution.
 
@@ -19,13 +19,14 @@ use thiserror::Error;
 /// Format version that this build reads and writes.
 pub const PLAN_VERSION: u32 = 2;
 
-/// Largest number of decode groups, credits or slots in a plan.
+/// Maximum value of `decode_groups`, `credits` and `slots` in a valid plan.
 const MOST_MICRO_BATCHES: u32 = 1 << 16;
 
 /// Assignment of a model's segments to devices.
 ///
 /// [`Plan::validate`] checks a plan from a file against the model and the devices. It does not check memory,
-/// which may have changed since. To check memory, plan again with [`Plan::split`].
+/// because the available memory may have changed since planning. To check memory, plan again with the split
+/// that [`Plan::split`] returns.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(title = "A plan of Ragtag")]
@@ -33,20 +34,20 @@ pub struct Plan {
     /// Format version: [`PLAN_VERSION`].
     #[schemars(extend("const" = PLAN_VERSION))]
     pub ragtag_plan: u32,
-    /// The model of the plan.
+    /// Identity of the model that the plan was made for.
     pub model: PlanModel,
-    /// The objective of the plan.
+    /// Objective that the planner minimised.
     pub objective: Objective,
     /// The request that the plan is optimised for.
     pub workload: Workload,
-    /// Device options in effect during planning. Absent for a plan for a fleet.
+    /// Device options that were in effect during planning. Absent if the plan was made for a fleet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device_options: Option<PlanDeviceOptions>,
-    /// Longest sequence, in positions.
+    /// Maximum length of a sequence, in positions.
     pub context: u32,
-    /// Sequences that may be alive at once.
+    /// Maximum number of sequences in the pipeline at once.
     pub sequences: u32,
-    /// Largest number of rows (tokens) of a micro-batch. Also the longest prefill chunk.
+    /// Maximum number of rows (tokens) of a micro-batch. Also the maximum length of a prefill chunk.
     pub chunk: u32,
     /// Prefill chunks from which the coordinator chooses. If absent, every chunk has [`Plan::chunk`] rows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -55,9 +56,9 @@ pub struct Plan {
     pub decode_rows: u32,
     /// Number of decode micro-batches in flight. Several of them keep every stage busy.
     pub decode_groups: u32,
-    /// Largest number of micro-batches in flight.
+    /// Maximum number of micro-batches in flight.
     pub credits: u32,
-    /// Slots of each stage: the largest number of micro-batches that the stage holds at once.
+    /// Number of slots of each stage: the maximum number of micro-batches that the stage holds at once.
     pub slots: u32,
     /// Element type of the KV cache.
     #[schemars(schema_with = "crate::schemas::kv_type")]
@@ -74,12 +75,13 @@ pub struct Plan {
     pub family: Family,
     /// The stages, in segment order.
     pub stages: Vec<PlanStage>,
-    /// Host memory of the pipeline. If absent, zero.
+    /// Host memory that the pipeline needs. If absent, zero.
     #[serde(default)]
     pub host_memory_bytes: HostMemory,
-    /// Edges between neighbouring stages: one fewer than the stages.
+    /// Edges between neighbouring stages. There is one edge fewer than there are stages.
     pub edges: Vec<PlanEdge>,
-    /// Predicted times of the token return: logits to the host, and next tokens to the first stage.
+    /// Predicted times of the token return: copying logits to the host, and sending the next tokens to the
+    /// first stage.
     pub token_return: PredictedTimes,
     /// Predictions for the whole pipeline.
     pub predicted: PredictedRun,
@@ -95,7 +97,7 @@ impl Plan {
         self.chunks.clone().unwrap_or_else(|| Chunks::fixed(self.chunk))
     }
 
-    /// Returns the largest number of logit rows of a micro-batch. Assumes that only the last row of each
+    /// Returns the maximum number of logit rows in a micro-batch, assuming that only the last row of each
     /// sequence needs logits.
     pub fn logit_rows(&self) -> u32 {
         logit_rows(self.sequences, self.decode_groups, self.chunk)
@@ -107,24 +109,25 @@ impl Plan {
     }
 }
 
-/// Returns the largest number of logit rows of a micro-batch. These are the rows of a decode group, plus one
-/// for a prompt that ends in the same micro-batch.
+/// Returns the maximum number of logit rows in a micro-batch: the rows of a decode group, plus one for a
+/// prompt that ends in the same micro-batch.
 pub(crate) fn logit_rows(sequences: u32, decode_groups: u32, chunk: u32) -> u32 {
     sequences.div_ceil(decode_groups.max(1)).saturating_add(1).min(sequences).min(chunk)
 }
 
-/// A family of placements. Only the first is searched exactly; the others are candidates beside it.
+/// Family of placements. The planner searches only the first family exactly. From the other families, it
+/// evaluates some placements as additional candidates.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Family {
     /// Each device has one stage. The lower bound of the score covers this family.
     #[default]
     OneStage,
-    /// The devices take turns, with several stages each.
+    /// Every device has several stages. The devices take turns in a fixed order.
     Interleaved,
     /// One device has the attention halves of all blocks, another the feed-forward halves.
     FeedForwardApart,
-    /// Some device has several stages, in another order.
+    /// At least one device has several stages, and the placement belongs to no other family.
     SeveralStages,
 }
 
@@ -135,15 +138,16 @@ impl Family {
     }
 }
 
-/// Options that determined the devices of a plan. With other options, some of them may not exist.
+/// Options that determined the set of devices during planning. With other options, some of the plan's devices
+/// may not exist.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PlanDeviceOptions {
     /// The device selection: `auto`, or names and filters separated by commas.
     pub selection: String,
-    /// Number of devices that the CPU is split into.
+    /// Number of devices into which the CPU is split.
     pub cpu_devices: u32,
-    /// Number of threads of each CPU device. By default, the cores are divided evenly.
+    /// Number of threads of each CPU device. By default, the CPU devices share the cores evenly.
     pub threads: Option<u32>,
 }
 
@@ -151,34 +155,37 @@ pub struct PlanDeviceOptions {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PlanEdge {
-    /// Route of the activations.
+    /// Route that the activations take.
     #[schemars(schema_with = "crate::schemas::route")]
     pub route: Route,
     /// Times that the cost model predicts for the edge.
     pub predicted: PredictedTimes,
 }
 
-/// Explanation of a plan. Times are values of the objective, in microseconds per request.
+/// Explanation of a plan. Scores are values of the objective, in microseconds per request.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Explanation {
     /// Score of the plan: the value of the objective.
     pub score_us: f64,
-    /// Lower bound of the score. It covers all placements that meet the constraints, with every chunk, decode
-    /// group count and wire type considered. For a user's split it also covers all other placements. 0 if no
-    /// bound is known, which happens with very many devices and segments.
+    /// Lower bound of the score over all placements that have one stage per device and meet the constraints,
+    /// for every prefill chunk, number of decode groups and wire type that the planner considers. If the user
+    /// requested a split, the bound still covers all other placements. 0 if the bound was not computed
+    /// because there are too many devices and segments.
     pub bound_us: f64,
     /// The stage, edge, shared link or token return with the longest busy time per request.
     pub bottleneck: Bottleneck,
-    /// Smallest idle share of any stage while a burst of prompts fills and drains the pipeline.
+    /// Minimum, over all devices, of the fraction of time that the device is idle while a burst of prompts
+    /// fills and drains the pipeline.
     pub prefill_bubble: f64,
-    /// Share of a decode round in which the busiest stage is idle.
+    /// Fraction of a decode round during which the busiest stage is idle.
     pub decode_idle: f64,
     /// Unused devices, each with the best plan that includes the device.
     pub left_out: Vec<LeftOut>,
     /// Other plans, best first.
     pub alternatives: Vec<Alternative>,
-    /// Limits that restrict the plan, with the gain from raising each. The largest gain is first.
+    /// Limits that restrict the plan, with the gain from raising each limit. The limit with the largest gain
+    /// is first.
     pub bindings: Vec<BindingLimit>,
     /// Number of input values from each source.
     pub figures: Vec<FigureCount>,
@@ -194,7 +201,7 @@ pub struct Bottleneck {
     pub index: usize,
     /// Busy time per request, in microseconds.
     pub busy_us: f64,
-    /// Share in the total busy time of all stages and edges.
+    /// `busy_us` as a fraction of the total busy time of all stages and edges.
     pub share: f64,
 }
 
@@ -213,7 +220,7 @@ pub enum Place {
     TokenReturn,
 }
 
-/// An unused device.
+/// A device that the plan does not use.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct LeftOut {
@@ -221,11 +228,11 @@ pub struct LeftOut {
     pub device: String,
     /// The best plan that includes the device. Absent if no such plan fits.
     pub best_with: Option<Alternative>,
-    /// Whether the search tried plans with the device. With many devices, only the first unused devices are
-    /// tried. If absent, true.
+    /// Whether the planner searched for plans that include the device. If there are many unused devices, the
+    /// planner tries only the first ones. If absent, true.
     #[serde(default = "LeftOut::is_tried")]
     pub tried: bool,
-    /// Whether plans with the device fit but violate the constraints. If absent, false.
+    /// Whether plans that include the device fit into memory but violate the constraints. If absent, false.
     #[serde(default)]
     pub constrained: bool,
 }
@@ -235,8 +242,8 @@ impl LeftOut {
         true
     }
 
-    /// Returns whether both devices have the same name (without its number), the same values and the same
-    /// reason.
+    /// Returns whether both devices have the same name, ignoring the device number, and equal values in all
+    /// other fields that are reported.
     fn is_like(&self, other: &Self) -> bool {
         let name = |left: &Self| left.device.rsplit_once(':').map(|(name, _)| name.to_owned());
         let rates = |other: &Alternative| {
@@ -248,7 +255,8 @@ impl LeftOut {
 }
 
 impl Explanation {
-    /// Returns the unused devices. Devices with equal names and values form one group.
+    /// Returns the unused devices in groups. The devices of a group have the same name, ignoring the device
+    /// number, and equal predictions.
     pub fn left_out_alike(&self) -> Vec<Vec<&LeftOut>> {
         let mut groups: Vec<Vec<&LeftOut>> = Vec::new();
         for left in &self.left_out {
@@ -273,12 +281,12 @@ pub struct Alternative {
     pub decode_tokens_per_s: f64,
     /// Prefill tokens per second.
     pub prefill_tokens_per_s: f64,
-    /// Reason for listing the plan, for example `best single device` or `even layers`.
+    /// Reason why the plan is listed, for example `best single device` or `even layers`.
     pub why: String,
 }
 
 impl Alternative {
-    /// Reason given to the planner's own placement when the user requests a split.
+    /// Value of `why` for the planner's own placement, which is listed if the user requests a split.
     pub const PLANNERS_OWN: &str = "the planner's own";
 }
 
@@ -286,15 +294,15 @@ impl Alternative {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename = "Binding", deny_unknown_fields)]
 pub struct BindingLimit {
-    /// The device, a link as `cpu:0 -> cuda:0`, or the name of a shared link.
+    /// Subject of the limit: a device label, a link such as `cpu:0 -> cuda:0`, or the name of a shared link.
     pub of: String,
-    /// The improvement, for example `8 GiB more memory`.
+    /// Description of the raised limit, for example `8 GiB more memory`.
     pub more: String,
     /// Relative improvement of the score from raising the limit.
     pub gain: f64,
 }
 
-/// Number of input values with one source.
+/// Number of input values that come from one source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct FigureCount {
@@ -310,11 +318,11 @@ pub struct FigureCount {
 pub struct PlanModel {
     /// Display name.
     pub name: String,
-    /// Digest of the file's content.
+    /// Digest of the model file's content.
     pub digest: String,
     /// Number of segments.
     pub segments: u32,
-    /// Part of a transformer block that forms one segment. If absent, the whole block.
+    /// Granularity of the segments: whole transformer blocks, or their halves. If absent, whole blocks.
     #[serde(default)]
     #[schemars(schema_with = "crate::schemas::granularity")]
     pub granularity: Granularity,
@@ -329,13 +337,13 @@ pub struct PlanStage {
     /// First and last segment.
     #[schemars(with = "[u32; 2]")]
     pub segments: Span,
-    /// Device memory of the stage.
+    /// Device memory that the stage needs.
     pub memory_bytes: StageMemory,
     /// Times that the cost model predicts for the stage.
     pub predicted: PredictedTimes,
 }
 
-/// Device memory of a stage, in bytes. Each buffer counts with the bytes of its size class.
+/// Device memory of a stage, in bytes. Each buffer counts as the full size of its size class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct StageMemory {
@@ -343,11 +351,12 @@ pub struct StageMemory {
     pub weights: u64,
     /// Keys and values of all sequences at the full context.
     pub kv: u64,
-    /// Scratch for the segment that needs most.
+    /// Scratch memory, sized for the segment that needs the most.
     pub scratch: u64,
-    /// Slots: parameters, activations and logits of the micro-batches that the stage can hold.
+    /// Slots: buffers for the parameters, activations and logits of the micro-batches that the stage can
+    /// hold.
     pub slots: u64,
-    /// Staging ring of the incoming route.
+    /// Staging ring of the route from the previous stage.
     pub staging: u64,
     /// Sum of the above.
     pub total: u64,
@@ -377,46 +386,46 @@ pub struct HostMemory {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PredictedTimes {
-    /// One decode micro-batch.
+    /// Time for one decode micro-batch.
     pub decode_us: f64,
-    /// One prefill chunk.
+    /// Time for one prefill chunk.
     pub prefill_us: f64,
 }
 
-/// Predictions for a run, rounded to tenths.
+/// Predictions for running the plan, rounded to tenths.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PredictedRun {
-    /// Decode tokens per second. Covers all sequences, or one sequence if the objective is `latency` or
-    /// `first-token`.
+    /// Decode tokens per second, summed over all sequences. If the objective is `latency` or `first-token`,
+    /// only one sequence decodes.
     pub decode_tokens_per_s: f64,
-    /// Prefill tokens per second of a full pipeline.
+    /// Prefill tokens per second when the pipeline is full.
     pub prefill_tokens_per_s: f64,
-    /// Rows of the prefill chunk that the predictions assume. If 0 or absent, [`Plan::chunk`].
+    /// Number of rows in the prefill chunk that the predictions assume. If 0 or absent, [`Plan::chunk`].
     #[serde(default)]
     pub prefill_rows: u32,
     /// Time from a request's arrival at an empty pipeline to its first token, in microseconds.
     pub first_token_us: f64,
-    /// Time between two tokens of a sequence while all sequences generate, in microseconds.
+    /// Time between two consecutive tokens of a sequence while all sequences decode, in microseconds.
     pub token_us: f64,
 }
 
-/// An unusable plan.
+/// Reason why a plan cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum InvalidPlan {
-    /// Not JSON, or not in the plan format.
+    /// The input is not JSON, or not in the plan format.
     #[error("not a plan: {cause}")]
     NotAPlan {
-        /// Path in the file, the parser's message, line and column.
+        /// JSON path, parser message, line and column.
         cause: String,
     },
-    /// Written in another format version.
+    /// The plan has another format version.
     #[error("the plan has version {found}, but this build reads version {PLAN_VERSION}")]
     Version {
         /// Version of the plan.
         found: u32,
     },
-    /// Made for a different model.
+    /// The plan was made for a different model.
     #[error(
         "the plan was made for the model {plan_name} ({plan_segments} segments, digest {plan_digest}), \
          not for {name} ({segments} segments, digest {digest})"
@@ -426,16 +435,16 @@ pub enum InvalidPlan {
         plan_name: String,
         /// Digest of the plan's model.
         plan_digest: String,
-        /// Segments of the plan's model.
+        /// Number of segments of the plan's model.
         plan_segments: u32,
         /// Name of the loaded model.
         name: String,
         /// Digest of the loaded model.
         digest: String,
-        /// Segments of the loaded model.
+        /// Number of segments of the loaded model.
         segments: u32,
     },
-    /// Made for a different segment granularity.
+    /// The plan was made for a different segment granularity.
     #[error(
         "the plan has granularity {plan} ({plan_segments} segments), but granularity {wanted} ({segments} segments) \
          is requested"
@@ -443,11 +452,11 @@ pub enum InvalidPlan {
     OtherGranularity {
         /// Granularity of the plan.
         plan: Granularity,
-        /// Segments at the plan's granularity.
+        /// Number of segments at the plan's granularity.
         plan_segments: u32,
         /// Requested granularity.
         wanted: Granularity,
-        /// Segments at the requested granularity.
+        /// Number of segments at the requested granularity.
         segments: u32,
     },
     /// The stages do not cover all segments, or they name unknown devices.
@@ -461,31 +470,31 @@ pub enum InvalidPlan {
         /// Number of stages.
         stages: usize,
     },
-    /// A wire type other than f32 with exact activations.
+    /// The plan combines exact (f32) activations with a wire type other than f32.
     #[error("the plan's wire type is {wire_type}, but exact activations need f32")]
     WireType {
-        /// The wire type.
+        /// Wire type of the plan.
         wire_type: WireType,
     },
-    /// An invalid route between two stages.
+    /// The route of an edge cannot connect two stages.
     #[error("the plan's edges[{edge}].route: {what}")]
     Route {
         /// Index of the edge.
         edge: usize,
-        /// The problem, for the message.
+        /// Problem, as quoted in the error message.
         what: &'static str,
     },
-    /// An invalid list of prefill chunks.
+    /// The list of prefill chunks is invalid.
     #[error("the plan's chunks: {0}")]
     Chunks(#[from] InvalidChunks),
-    /// An invalid value.
+    /// A field has an invalid value.
     #[error("the plan's {field} is {value}; {wanted}")]
     Figure {
         /// Name of the field.
         field: &'static str,
-        /// Its value.
+        /// Value of the field.
         value: u64,
-        /// Description of the valid values, for the message.
+        /// Description of the valid values, as quoted in the error message.
         wanted: &'static str,
     },
 }
@@ -494,8 +503,8 @@ impl Plan {
     /// Parses a plan. Use [`Plan::validate`] to check it against a model and devices.
     ///
     /// # Errors
-    /// [`InvalidPlan::Version`] for another format version. Otherwise [`InvalidPlan::NotAPlan`] with the path
-    /// in the file, line and column. Unknown fields are errors.
+    /// [`InvalidPlan::Version`] if the plan has another format version. Otherwise [`InvalidPlan::NotAPlan`],
+    /// with the JSON path, line and column of the problem. Unknown fields are errors.
     pub fn from_json(json: &str) -> Result<Self, InvalidPlan> {
         // Check the version first. A later format may have fields that this build does not know.
         #[derive(Deserialize)]
@@ -525,8 +534,8 @@ impl Plan {
     /// Checks the plan against the model and the labels of the available devices.
     ///
     /// # Errors
-    /// Reports the first problem: version, model, granularity, missing or overlapping segments, an unknown
-    /// device, or a device used twice.
+    /// Returns the first problem found: another version, model or granularity, missing or overlapping
+    /// segments, an unknown device, neighbouring stages on the same device, or an invalid value.
     pub fn validate(&self, model: &PlanModel, devices: &[&str]) -> Result<(), InvalidPlan> {
         if self.ragtag_plan != PLAN_VERSION {
             return Err(InvalidPlan::Version { found: self.ragtag_plan });
@@ -560,7 +569,7 @@ impl Plan {
         self.validate_figures()
     }
 
-    /// Returns the rows of a decode micro-batch, derived from the number of groups.
+    /// Returns the number of rows of a decode micro-batch, derived from the number of groups.
     fn rows_of_groups(&self) -> u32 {
         let sequences = match self.objective {
             Objective::Latency | Objective::FirstToken => 1,
@@ -617,7 +626,7 @@ impl Plan {
     }
 }
 
-/// Returns why a route cannot connect two stages, or `None` if it can connect them.
+/// Returns the reason why `route` cannot connect two stages, or `None` if it can.
 fn unusable(route: Route) -> Option<&'static str> {
     match route {
         Route::HostStaged { chunk_bytes: 1.., depth: 1.. } => None,
@@ -750,8 +759,8 @@ mod tests {
         }
     }
 
-    /// Regression test of a fuzzing result: a message quoted text as long as the file and could clear the
-    /// screen.
+    /// Checks that error messages are short and contain no control characters. A fuzzer found a message that
+    /// quoted text as long as the file and could clear the screen.
     #[test]
     fn messages_are_short_and_without_control_characters() {
         let long = "\\u001b[2J\\\\".repeat(1000);

@@ -1,4 +1,4 @@
-//! Generates JSON Schemas of fleets and plans from their types. `cargo xtask schemas` writes them to
+//! Generates the JSON Schemas of fleets and plans from their Rust types. `cargo xtask schemas` writes them to
 //! `docs/schemas`. Knows nothing about the purpose of the formats.
 
 use crate::fleet::Fleet;
@@ -10,7 +10,7 @@ use schemars::generate::SchemaSettings;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Serialize;
 
-/// Returns every schema as a pair of file name and text.
+/// Returns every schema as a pair of file name and JSON text.
 pub fn all() -> [(&'static str, String); 2] {
     [("fleet.schema.json", text::<Fleet>()), ("plan.schema.json", text::<Plan>())]
 }
@@ -21,7 +21,7 @@ fn text<T: JsonSchema>() -> String {
     format!("{:#}\n", schema.as_value())
 }
 
-/// Returns a schema that allows exactly the serialised `values`.
+/// Returns a schema that allows exactly the serialised forms of `values`.
 fn one_of(values: &[impl Serialize]) -> Schema {
     json_schema!({ "enum": values })
 }
@@ -86,7 +86,7 @@ mod tests {
         }
     }
 
-    /// The schema is hand-written and could diverge from the type.
+    /// Checks that the schema of routes matches the type. The schema is written by hand, so it could diverge.
     #[test]
     fn the_schema_of_routes_has_their_names() {
         let schema = route(&mut SchemaGenerator::default());

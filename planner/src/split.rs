@@ -1,5 +1,5 @@
-//! User-specified placements, such as `0-5=cpu:0,6-13=cpu:1`. Knows nothing about costs, memory or segment
-//! contents.
+//! Placements that the user requests, such as `0-5=cpu:0,6-13=cpu:1`. Knows nothing about costs, memory or
+//! segment contents.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -61,21 +61,21 @@ impl From<Span> for [u32; 2] {
     }
 }
 
-/// A list of parts that does not cover a model's segments exactly once.
+/// Reason why a list of parts is not a valid placement of a model.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum PartitionError {
-    /// No parts.
+    /// There are no parts.
     #[error("no segment is placed on any device")]
     Empty,
-    /// Segments without a device.
+    /// Some segments are on no device.
     #[error("segments {missing} are on no device (the model's segments are 0-{last_segment})")]
     Hole {
-        /// First missing range.
+        /// First range of segments without a device.
         missing: Span,
-        /// The model's last segment.
+        /// Last segment of the model.
         last_segment: u32,
     },
-    /// Segments on two devices.
+    /// Some segments are on two devices.
     #[error("segments {twice} are on {first_device} and on {second_device}")]
     Overlap {
         /// First range that is placed twice.
@@ -88,46 +88,46 @@ pub enum PartitionError {
     /// The parts are not in segment order.
     #[error("segments {later} come before segments {earlier}: parts must be in the order of the segments")]
     Order {
-        /// The part that comes first in the list.
+        /// Segments of the part that comes first in the list.
         later: Span,
-        /// The part that comes after it in the list.
+        /// Segments of the part that comes after it in the list.
         earlier: Span,
     },
-    /// Segments beyond the end of the model.
+    /// A part contains segments beyond the end of the model.
     #[error("segments {span} on {device}: the model's last segment is {last_segment}")]
     Beyond {
-        /// The part.
+        /// Segments of the part.
         span: Span,
-        /// Its device.
+        /// Device of the part.
         device: String,
-        /// The model's last segment.
+        /// Last segment of the model.
         last_segment: u32,
     },
-    /// Two neighbouring parts on one device.
+    /// Two neighbouring parts are on the same device.
     #[error("segments {first} and {second} are both on {device}: write them as one range")]
     Neighbours {
-        /// The first part.
+        /// Segments of the first part.
         first: Span,
-        /// The part after it.
+        /// Segments of the second part.
         second: Span,
-        /// Their device.
+        /// Device of both parts.
         device: String,
     },
-    /// An unknown device.
+    /// A part is on an unknown device.
     #[error("there is no device {device} (devices: {known})")]
     UnknownDevice {
-        /// The device.
+        /// Label of the unknown device.
         device: String,
-        /// The known devices.
+        /// Labels of the known devices.
         known: String,
     },
 }
 
-/// Checks that `parts` cover the segments `0 .. segments` exactly once and in order. Each part needs a
-/// different device from `devices`.
+/// Checks that `parts` cover the segments `0 .. segments` exactly once and in order, that all their devices
+/// are in `devices`, and that neighbouring parts are on different devices.
 ///
 /// # Errors
-/// Reports the first problem.
+/// Returns the first problem found.
 pub fn check_partition(
     parts: &[(Span, &str)],
     segments: u32,
@@ -177,17 +177,17 @@ pub fn check_partition(
     Ok(())
 }
 
-/// One part of a [`Split`].
+/// A run of segments on a device, as one part of a [`Split`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SplitPart {
-    /// The segments.
+    /// Segments of the part.
     pub span: Span,
     /// Device label, for example `cpu:0`.
     pub device: String,
 }
 
-/// A placement from the user, with parts in segment order. Parsing does not check it against a model or
-/// devices. [`Split::check`] does.
+/// A placement that the user requests, with parts in segment order. Parsing checks only the syntax.
+/// [`Split::check`] checks the placement against a model and devices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Split {
     /// The parts, at least one.
@@ -198,8 +198,8 @@ impl Split {
     /// Checks the split against a model with `segments` segments and against the available devices.
     ///
     /// # Errors
-    /// Reports the first problem: missing or overlapping segments, an unknown device, or a segment after the
-    /// model's last one.
+    /// Returns the first problem found: missing or overlapping segments, an unknown device, or a segment
+    /// after the model's last one.
     pub fn check(&self, segments: u32, devices: &[&str]) -> Result<(), PartitionError> {
         let parts: Vec<_> = self.parts.iter().map(|p| (p.span, p.device.as_str())).collect();
         check_partition(&parts, segments, devices)
@@ -216,25 +216,25 @@ impl fmt::Display for Split {
     }
 }
 
-/// A text that is not a valid split.
+/// Reason why a string is not a valid split.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum SplitError {
-    /// An empty part.
+    /// A part is empty.
     #[error("an empty part in '{split}' (write, for example, 0-5=cpu:0,6-13=cpu:1)")]
     EmptyPart {
-        /// The whole text.
+        /// The whole string.
         split: String,
     },
-    /// Not `FIRST-LAST=DEVICE` or `SEGMENT=DEVICE`.
+    /// A part does not have the form `FIRST-LAST=DEVICE` or `SEGMENT=DEVICE`.
     #[error("'{part}' is not FIRST-LAST=DEVICE (for example 0-5=cpu:0)")]
     Syntax {
-        /// The part.
+        /// Text of the part.
         part: String,
     },
-    /// The last segment comes before the first.
+    /// The last segment of a part comes before its first segment.
     #[error("'{part}': the last segment comes before the first")]
     Reversed {
-        /// The part.
+        /// Text of the part.
         part: String,
     },
 }

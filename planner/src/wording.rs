@@ -3,9 +3,9 @@
 
 use crate::objective::Workload;
 
-/// A ratio of at least this factor is printed as a factor. A smaller ratio is printed as a percentage.
+/// Minimum ratio that is printed as a factor. A smaller ratio is printed as a percentage.
 const FACTOR: f64 = 2.0;
-/// Smaller percentages are printed as equal.
+/// Minimum difference that is printed, in percent. Smaller differences are printed as equal.
 const SAME_PERCENT: f64 = 0.05;
 
 /// Kind of a quantity. It determines whether a larger value is faster or slower.
@@ -17,7 +17,7 @@ pub enum Quantity {
     Rate,
 }
 
-/// Describes a time ratio: `12.0 % slower`, `3.2 times faster`, `as fast`.
+/// Describes `ratio`, a time divided by a reference time: `12.0 % slower`, `3.2 times faster`, `as fast`.
 pub fn speed(ratio: f64) -> String {
     let (factor, word) = if ratio < 1.0 { (1.0 / ratio, "faster") } else { (ratio, "slower") };
     match (factor - 1.0) * 100.0 {
@@ -28,8 +28,8 @@ pub fn speed(ratio: f64) -> String {
     }
 }
 
-/// Describes a deviation, given as `value ÷ expected − 1`. Returns `+12 %`, or `3.2 times slower` if a time
-/// is 3.2 times as long as expected.
+/// Describes a deviation from an expected value, given as `value ÷ expected − 1`. Returns `+12 %`, or
+/// `3.2 times slower` if a time is 3.2 times as long as expected.
 pub fn deviation(of: Quantity, deviation: f64) -> String {
     let ratio = deviation + 1.0;
     let factor = ratio.max(1.0 / ratio);
@@ -42,7 +42,7 @@ pub fn deviation(of: Quantity, deviation: f64) -> String {
     }
 }
 
-/// Formats a number with a noun: `1 group`, `2 groups`.
+/// Formats a number with a noun in the singular or plural: `1 group`, `2 groups`.
 pub fn count(number: usize, noun: &str) -> String {
     format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
 }
@@ -56,7 +56,7 @@ fn times(factor: f64) -> String {
 }
 
 /// Describes a request, such as `512 prompt and 128 generated tokens`. If the request exceeds the context,
-/// adds the lengths after scaling down.
+/// also states its lengths after scaling down.
 pub fn request(workload: Workload, context: u32) -> String {
     let Workload { prompt_tokens, generated_tokens } = workload;
     let request = format!("{prompt_tokens} prompt and {generated_tokens} generated tokens");
@@ -67,8 +67,8 @@ pub fn request(workload: Workload, context: u32) -> String {
     format!("{request} (scaled down to {prompt:.0} and {generated:.0}, the context is {context})")
 }
 
-/// Joins device labels. Three or more consecutive numbers become a range, as in `rtx4090:3 to rtx4090:15,
-/// cpu:0`.
+/// Joins device labels for output. Three or more labels with consecutive numbers become a range, as in
+/// `rtx4090:3 to rtx4090:15, cpu:0`.
 pub fn labels(labels: &[&str]) -> String {
     let numbered = |label: &str| {
         let (name, number) = label.rsplit_once(':')?;

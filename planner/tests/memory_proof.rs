@@ -1,6 +1,6 @@
-//! Compares the planner's memory proof with compiled stages of the bundled models. Weights, cache and slots
-//! must match to the byte. The proved scratch must be at least the actual size. Buffers count in size
-//! classes.
+//! Compares the memory that the planner computes with the memory of compiled stages, for the bundled models.
+//! Weights, KV cache and slots must match to the byte. The computed scratch must be at least the actual size.
+//! Each buffer counts as the full size of its size class.
 
 use ragtag_graph::{Granularity, Lowering, MemorySource, Model, ModelFile, WireType};
 use ragtag_hal::pool::class_bytes;
@@ -30,7 +30,7 @@ fn caps() -> Caps {
     }
 }
 
-/// Makes a plan for two devices with these capabilities.
+/// Makes a plan for two devices with the capabilities `caps`.
 fn plan(model: &Model, lowering: &Lowering, split: &str, caps: &Caps) -> Plan {
     try_plan(model, lowering, split, caps).expect("fits")
 }

@@ -24,11 +24,7 @@ use names::Names;
 use ragtag_kernels::TensorType;
 use transformer::Layer;
 
-<<<<<<< HEAD
-/// A family of models as data: names, layers and tensors.
-=======
 /// A family of models with a common graph structure.
->>>>>>> ed-graph
 pub struct Architecture {
     /// Value of `general.architecture`.
     pub name: &'static str,

@@ -1,8 +1,4 @@
-<<<<<<< HEAD
-//! Layers of decoder-only transformers as data, and the construction of their graph.
-=======
 //! Builds the graph of a decoder-only transformer. Each architecture describes its layers as [`Layer`]s.
->>>>>>> ed-graph
 
 use super::names::{EMBEDDING, HEAD, ROPE_FACTORS};
 use super::{Architecture, Hyperparameters, Rope};
@@ -11,20 +7,11 @@ use crate::model::ModelError;
 use crate::op::Heads;
 use petgraph::stable_graph::NodeIndex;
 
-<<<<<<< HEAD
-/// A transformer layer: an attention and a feed-forward network. An RMS norm precedes each, and a residual
-/// addition follows it.
-pub(super) struct Layer {
-    pub(super) attention: Attention,
-    pub(super) feed_forward: FeedForward,
-    /// Constant that the norms add to the mean square.
-=======
 /// Structure of a transformer block, including the options in which architectures differ.
 pub(super) struct Layer {
     pub(super) attention: Attention,
     pub(super) feed_forward: FeedForward,
     /// Constant that the layer's RMS norms add to the mean square.
->>>>>>> ed-graph
     pub(super) epsilon: f32,
 }
 

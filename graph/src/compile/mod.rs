@@ -157,27 +157,16 @@ fn fuse(
     }
 }
 
-<<<<<<< HEAD
-/// Returns whether the device has preferred kernels for attention that is split over positions, for up to
-/// `rows` rows.
-=======
 /// Returns whether the device has all kernels that split attention needs for up to `rows` rows.
->>>>>>> ed-graph
 fn splits_attention(lowering: &Lowering, caps: &Caps, rows: u32) -> bool {
     let merges = Activations::ALL.map(Kernel::AttentionMerge);
     let mut kernels = [Kernel::AttentionPartial(lowering.kv)].into_iter().chain(merges);
     kernels.all(|kernel| ragtag_kernels::preferred(kernel, caps, rows).is_some())
 }
 
-<<<<<<< HEAD
-/// Returns the number of parts into which attention is split over positions. The number must not depend on
-/// the rows of a micro-batch, because it affects the rounding of results. Each compute unit gets at most one
-/// work group per row, because a second wave of groups would double the time.
-=======
 /// Returns the number of parts into which attention is split over the cached positions. The number does not
 /// depend on the rows of a micro-batch, because it affects the rounding of results. Each compute unit gets at
 /// most one work group per row, because a second wave of groups would double the time.
->>>>>>> ed-graph
 fn attention_splits(heads: Heads, lowering: &Lowering, caps: &Caps) -> u32 {
     (caps.parallel_units / heads.kv.max(1)).clamp(1, most_splits(lowering))
 }
@@ -290,11 +279,7 @@ pub(crate) fn weight_name(operator: &Operator) -> Option<String> {
     }
 }
 
-<<<<<<< HEAD
-/// Returns the name of the generated buffer of RoPE frequencies.
-=======
 /// Returns the name of the generated buffer that holds the RoPE frequencies.
->>>>>>> ed-graph
 pub(crate) fn frequencies_name(rope: &Rope) -> String {
     format!("rotary frequencies: {rope}")
 }
@@ -311,11 +296,7 @@ fn rope_frequencies(model: &Model, rope: &Rope) -> Result<WeightContent, ModelEr
     Ok(WeightContent::Generated(rope.frequencies(factors.as_deref()).into()))
 }
 
-<<<<<<< HEAD
-/// Returns the size of a layer's key cache in bytes. The value cache has the same size.
-=======
 /// Returns the size in bytes of the key buffer of one layer. The value buffer has the same size.
->>>>>>> ed-graph
 fn cache_bytes(heads: &Heads, lowering: &Lowering) -> u64 {
     let positions = u64::from(lowering.cache_blocks()) * BLOCK_TOKENS as u64;
     positions * u64::from(heads.kv_width()) * lowering.kv.bytes()

@@ -171,11 +171,7 @@ mod tests {
         storage.scratch_bytes
     }
 
-<<<<<<< HEAD
-    /// Returns models of all architectures at block granularity and at half-block granularity.
-=======
     /// Returns each test model at half-block granularity and at block granularity.
->>>>>>> ed-graph
     fn models() -> Vec<Model> {
         let models =
             [test_models::bitnet(), test_models::llama(), test_models::qwen2(), test_models::qwen3()];

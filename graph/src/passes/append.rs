@@ -2,11 +2,7 @@
 
 use crate::op::{Heads, Operator, OperatorGraph};
 
-<<<<<<< HEAD
-/// Fuses every RoPE-and-append node whose only reader is a split attention, if `fuses` accepts its heads.
-=======
 /// Fuses every [`Operator::RopeAppend`] whose only reader is a split attention, if `fuses` accepts its heads.
->>>>>>> ed-graph
 pub(crate) fn fuse_appends(graph: &mut OperatorGraph, fuses: impl Fn(Heads) -> bool) {
     for append in graph.ordered() {
         let Operator::RopeAppend { heads, rope, .. } = graph.node(append).operator else { continue };

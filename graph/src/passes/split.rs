@@ -4,11 +4,7 @@
 use crate::op::{Heads, Node, Operator, OperatorGraph};
 use ragtag_kernels::Activations;
 
-<<<<<<< HEAD
-/// Splits the positions of every attention into as many ranges as `splits` returns for its heads.
-=======
 /// Splits the positions of every attention into ranges. `splits` returns the number of ranges.
->>>>>>> ed-graph
 pub(crate) fn split_attention(graph: &mut OperatorGraph, splits: impl Fn(Heads) -> u32) {
     for merge in graph.ordered() {
         let node = graph.node(merge).clone();

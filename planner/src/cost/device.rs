@@ -1,5 +1,5 @@
-//! The planner's description of a device: measured, reported or assumed values. Knows nothing about plans or
-//! backends.
+//! Describes a device for the planner, with measured, reported or assumed values. Knows nothing about plans
+//! or backends.
 
 use super::figure::{Figure, FigureSource, is_overhead_us, is_rate};
 use super::profile::Profile;
@@ -13,8 +13,8 @@ use std::sync::Arc;
 pub struct DeviceFacts {
     /// Device label, for example `cpu:0`.
     pub label: String,
-    /// Device memory that a stage may use, in bytes. Devices that share a memory (two CPU devices of one
-    /// host) each get a share, because the planner checks every device separately.
+    /// Device memory that stages may use, in bytes. Devices that share memory (two CPU devices of one host)
+    /// each get a part of it, because the planner checks every device separately.
     pub memory_bytes: u64,
     /// Source of [`DeviceFacts::memory_bytes`].
     pub memory_source: FigureSource,
@@ -24,21 +24,21 @@ pub struct DeviceFacts {
     pub exact_flops_per_s: Figure,
     /// Rate of matrix products with int8 activations.
     pub fast_flops_per_s: Figure,
-    /// Dispatch overhead of one segment. Half a block counts half of it.
+    /// Dispatch overhead of one segment. Half of a transformer block has half of this overhead.
     pub launch_us: Figure,
     /// Overhead of one micro-batch on a stage, independent of the number of segments.
     pub stage_us: Figure,
-    /// Extra latency of a lone micro-batch on a stage: host threads must wake up and the device starts idle.
-    /// The latency delays that micro-batch, but keeps no resource busy.
+    /// Extra latency of a lone micro-batch on a stage, because host threads must wake up and the device
+    /// starts idle. It delays that micro-batch, but keeps no resource busy.
     pub hand_over_us: Figure,
     /// Time of the smallest copy between the device and host memory.
     pub host_latency_us: Figure,
     /// Rate of large copies between the device and host memory.
     pub host_bandwidth_bytes_per_s: Figure,
     /// Whether matrix products of wide micro-batches use f16 activations and f16 copies of quantised weights.
-    /// They need more scratch.
+    /// Such products need more scratch memory.
     pub f16_products: bool,
-    /// Its largest buffers.
+    /// Maximum sizes of the device's buffers.
     #[serde(default)]
     pub buffers: BufferLimits,
     /// Whether device memory is host memory, as on a CPU or an integrated GPU.
@@ -49,26 +49,27 @@ pub struct DeviceFacts {
     pub profile: Option<Arc<Profile>>,
 }
 
-/// The largest buffers of a device.
+/// Maximum sizes of a device's buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BufferLimits {
-    /// Largest allocation, in bytes.
+    /// Maximum size of an allocation, in bytes.
     pub allocation_bytes: u64,
-    /// Largest buffer binding, in bytes.
+    /// Maximum size of a buffer binding, in bytes.
     pub binding_bytes: u64,
 }
 
 impl Default for BufferLimits {
-    /// Returns unlimited sizes.
+    /// Returns limits that allow every size.
     fn default() -> Self {
         Self { allocation_bytes: u64::MAX, binding_bytes: u64::MAX }
     }
 }
 
 impl DeviceFacts {
-    /// Returns facts with assumed rates. Only CPUs and software devices use `threads`. A CPU counts 8 GB/s,
-    /// 16 GFLOP/s exact and 64 GFLOP/s fast per thread, about one core of a current server or laptop. The GPU
-    /// values are typical of a mid-range card, or of an integrated GPU with two memory channels.
+    /// Returns a description with assumed rates. Only the rates of CPUs and software devices depend on
+    /// `threads`. A CPU is assumed to reach 8 GB/s, 16 GFLOP/s exact and 64 GFLOP/s fast per thread, about
+    /// one core of a current server or laptop. The GPU values are typical of a mid-range card, or of an
+    /// integrated GPU with two memory channels.
     pub fn assumed(
         label: &str,
         kind: AdapterKind,
@@ -132,8 +133,8 @@ impl DeviceFacts {
         self.host_latency_us.value + bytes as f64 / self.host_bandwidth_bytes_per_s.value * 1e6
     }
 
-    /// Adds a measured profile. Segments of a measured kind use the profile. Other segments use rates fitted
-    /// to it.
+    /// Adds a measured profile. Segments of a measured kind use the profile's times. Other segments use rates
+    /// that are fitted to the profile.
     pub fn with_profile(mut self, profile: Arc<Profile>) -> Self {
         let figure = |value, source| Figure { value, source };
         if let Some(roofline) = &profile.roofline {
@@ -155,9 +156,9 @@ impl DeviceFacts {
         self
     }
 
-    /// Returns the latency of the token return if this device holds the last stage. This is the time from the
-    /// end of the last stage to the sequences' next step on the first. It includes sampling and copying
-    /// `rows` rows of logits (`logit_row_bytes` bytes each) to the host.
+    /// Returns the latency of the token return if this device runs the last stage. This is the time from the
+    /// end of the last stage to the start of the same sequences' next step on the first stage. It includes
+    /// sampling, and copying `rows` rows of logits (`logit_row_bytes` bytes each) to the host.
     pub fn token_return(&self, rows: u32, logit_row_bytes: u64) -> Figure {
         if let Some(profile) = &self.profile {
             let measured = &profile.token_return;

@@ -1,4 +1,4 @@
-//! Values with a source. Knows nothing about their meaning.
+//! Numbers that carry their source. Knows nothing about the meaning of the numbers.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -8,13 +8,13 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum FigureSource {
-    /// Assumed: typical of the kind of device.
+    /// Assumed: a typical value for this kind of device.
     Assumed,
     /// Reported by the device's API or the operating system.
     Reported,
     /// Measured on this device.
     Measured,
-    /// Fitted to measurements at other shapes.
+    /// Fitted to measurements of other micro-batch shapes or other segments.
     Fitted,
     /// Taken from the manufacturer's datasheet.
     Datasheet,
@@ -23,7 +23,8 @@ pub enum FigureSource {
 }
 
 impl FigureSource {
-    /// Returns the less trustworthy of two sources. A value computed from two values has this source.
+    /// Returns the less trustworthy of two sources. It is the source of a value that is computed from two
+    /// values.
     pub fn weaker(self, other: Self) -> Self {
         let trust = |source| match source {
             FigureSource::Assumed => 0,
@@ -69,12 +70,12 @@ impl Figure {
 
 // These bounds keep every sum and product of the model finite.
 
-/// Returns whether a rate is valid: finite and at least 1 per second.
+/// Returns whether `value` is a valid rate: finite and at least 1 per second.
 pub(crate) fn is_rate(value: f64) -> bool {
     value.is_finite() && value >= 1.0
 }
 
-/// Returns whether an overhead is valid: 0 to 1000 seconds.
+/// Returns whether `value`, in microseconds, is a valid overhead: 0 to 1000 seconds.
 pub(super) fn is_overhead_us(value: f64) -> bool {
     (0.0..=1e9).contains(&value)
 }

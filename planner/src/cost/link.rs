@@ -1,4 +1,4 @@
-//! The planner's description of links between devices. Knows nothing about plans or backends.
+//! Describes the links between devices for the planner. Knows nothing about plans or backends.
 
 use super::figure::{Figure, FigureSource, is_overhead_us, is_rate};
 use ragtag_transfer::Route;
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LinkFacts {
-    /// Route of an activation.
+    /// Route that activations take over the link.
     pub route: Route,
     /// Time of the smallest transfer.
     pub latency_us: Figure,
@@ -17,7 +17,8 @@ pub struct LinkFacts {
 }
 
 impl LinkFacts {
-    /// Returns a host-staged link with assumed speed: the default ring, 20 µs, 6 GB/s.
+    /// Returns a host-staged link with assumed speed: the default ring, a latency of 20 µs and a rate of 6
+    /// GB/s.
     pub const fn assumed() -> Self {
         Self {
             route: Route::HOST_STAGED,
@@ -27,7 +28,7 @@ impl LinkFacts {
     }
 
     /// Returns a link over `route` with a latency and a rate fitted to measured transfers. Each sample is a
-    /// pair of bytes and microseconds.
+    /// pair of transferred bytes and microseconds.
     pub fn fitted(route: Route, samples: &[(u64, f64)]) -> Self {
         let (latency_us, bandwidth_bytes_per_s) = fit_copies(samples);
         let measured = |value| Figure { value, source: FigureSource::Measured };
@@ -43,7 +44,8 @@ impl LinkFacts {
         self.latency_us.value + bytes as f64 / self.bandwidth_bytes_per_s.value * 1e6
     }
 
-    /// Returns whether a measurement can have produced this link. Even an empty transfer takes time.
+    /// Returns whether a measurement can have produced this link. A latency of 0 is implausible, because even
+    /// an empty transfer takes time.
     pub fn is_plausible(&self) -> bool {
         self.latency_us.value > 0.0 && self.nonsense().is_none()
     }
@@ -61,11 +63,12 @@ impl LinkFacts {
     }
 }
 
-/// Largest fitted rate, in bytes per second. The fit returns it if larger copies take no longer.
+/// Maximum rate that the fit returns, in bytes per second. It is the result if larger copies take no longer.
 const MAX_RATE: f64 = 1e13;
 
-/// Fits a latency (microseconds) and a rate (bytes per second) to copies, given as pairs of bytes and
-/// microseconds. Minimises the squared relative errors, so that small and large copies have equal weight.
+/// Fits a latency (in microseconds) and a rate (in bytes per second) to measured copies. Each sample is a
+/// pair of bytes and microseconds. Minimises the squared relative errors, so that small and large copies have
+/// equal weight.
 pub fn fit_copies(samples: &[(u64, f64)]) -> (f64, f64) {
     // Minimise Σ ((latency + bytes × slope − us) / us)².
     let (mut w, mut wx, mut wy, mut wxx, mut wxy) = (0.0, 0.0, 0.0, 0.0, 0.0);
@@ -86,8 +89,8 @@ pub fn fit_copies(samples: &[(u64, f64)]) -> (f64, f64) {
     (latency_us, (1e6 / slope).clamp(1.0, MAX_RATE))
 }
 
-/// A resource that several links share: a bus, a bridge, host memory. Its busy time is the sum over all
-/// transfers of a plan that use it.
+/// A resource that several links share, such as a bus, a bridge or host memory. Its busy time is the sum over
+/// all transfers of a plan that use it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SharedLink {
@@ -95,18 +98,18 @@ pub struct SharedLink {
     pub name: String,
     /// Links that use the resource, as pairs of source and destination.
     pub users: Vec<(String, String)>,
-    /// Rate of all users together.
+    /// Rate that all users reach together.
     pub bandwidth_bytes_per_s: Figure,
 }
 
-/// The links between devices: known links and a default for the others.
+/// The links between devices: known links, and a default for all other pairs of devices.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Links {
-    /// Known directed links: source, destination, facts.
+    /// Known directed links, as (source, destination, description).
     pub known: Vec<(String, String, LinkFacts)>,
-    /// The default for every other link.
+    /// Link that is assumed for every pair of devices without a known link.
     pub other: LinkFacts,
-    /// Resources shared by several links.
+    /// Resources that several links share.
     pub shared: Vec<SharedLink>,
 }
 

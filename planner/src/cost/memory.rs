@@ -1,5 +1,5 @@
-//! Computes the memory that a stage needs. Buffers count in size classes ([`class_bytes`]), as devices
-//! allocate them.
+//! Computes the memory that a stage needs. Each buffer counts as the full size of its size class
+//! ([`class_bytes`]), as devices allocate it.
 //!
 //! Knows nothing about times.
 
@@ -11,18 +11,18 @@ use ragtag_kernels::params::{BLOCK_TOKENS, ParamsShape};
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 
-/// Parameters that determine the memory of a stage, besides its segments.
+/// Capacities that, together with the segments, determine the memory of a stage.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StageCapacity {
-    /// Longest sequence, in positions.
+    /// Maximum length of a sequence, in positions.
     pub context: u32,
-    /// Sequences in the pipeline at once.
+    /// Maximum number of sequences in the pipeline at once.
     pub sequences: u32,
-    /// Largest number of rows of a micro-batch.
+    /// Maximum number of rows in a micro-batch.
     pub rows: u32,
-    /// Largest number of logit rows of a micro-batch.
+    /// Maximum number of logit rows in a micro-batch.
     pub logit_rows: u32,
-    /// Micro-batches that the stage holds at once.
+    /// Maximum number of micro-batches that the stage holds at once.
     pub slots: u32,
     /// Bytes of one row of activations in device memory.
     pub row_bytes: u64,
@@ -33,29 +33,30 @@ pub struct StageCapacity {
 }
 
 impl StageCapacity {
-    /// Returns the number of cache blocks for one sequence at the full context.
+    /// Returns the number of KV cache blocks for one sequence at the full context.
     pub fn blocks(&self) -> u64 {
         u64::from(self.context).div_ceil(BLOCK_TOKENS as u64)
     }
 
-    /// Returns the KV cache bytes of a segment. Keys and values have one buffer each. `bytes_per_position`
-    /// covers both.
+    /// Returns the bytes of a segment's KV cache, which has one buffer for keys and one for values.
+    /// `bytes_per_position` covers both buffers.
     pub fn kv_bytes(&self, bytes_per_position: u64) -> u64 {
         class_bytes(self.kv_buffer_bytes(bytes_per_position)).saturating_mul(2)
     }
 
-    /// Returns the bytes of either buffer before rounding up to a size class.
+    /// Returns the bytes of the key buffer, which equal those of the value buffer, before rounding up to a
+    /// size class.
     fn kv_buffer_bytes(&self, bytes_per_position: u64) -> u64 {
         let positions = (self.blocks() * BLOCK_TOKENS as u64).saturating_mul(u64::from(self.sequences));
         bytes_per_position.div_ceil(2).saturating_mul(positions)
     }
 
-    /// Returns the bytes of a micro-batch's logits.
+    /// Returns the maximum bytes of the logits of a micro-batch.
     pub fn logits_bytes(&self) -> u64 {
         u64::from(self.logit_rows).saturating_mul(self.logit_row_bytes)
     }
 
-    /// Returns the bytes of a micro-batch's parameters.
+    /// Returns the maximum bytes of the parameters of a micro-batch.
     pub fn params_bytes(&self) -> u64 {
         let params = ParamsShape {
             rows: self.rows,
@@ -66,7 +67,7 @@ impl StageCapacity {
         params.bytes()
     }
 
-    /// Returns the bytes of a stage's slots. The slots of the last stage include logits.
+    /// Returns the bytes of all slots of a stage. If `last` is set, each slot includes logits.
     pub fn slot_bytes(&self, last: bool) -> u64 {
         let logits = if last { self.logits_bytes() } else { 0 };
         let rows = |row_bytes| u64::from(self.rows).saturating_mul(row_bytes);
@@ -84,16 +85,16 @@ impl StageCapacity {
 pub struct LargeBuffer {
     /// Name of the buffer, for error messages.
     pub what: &'static str,
-    /// Size of the buffer.
+    /// Size of the buffer, in bytes.
     pub bytes: u64,
     /// The device's limit, in bytes.
     pub limit: u64,
 }
 
-/// Memory that a device's earlier stages hold and later ones share.
+/// Memory that the earlier stages of a device hold. Later stages share its tensors and its scratch memory.
 #[derive(Clone, Debug, Default)]
 pub struct Held {
-    /// Ids of tensors.
+    /// Ids of the held tensors.
     tensors: BTreeSet<usize>,
     scratch: u64,
     total: u64,
@@ -105,15 +106,15 @@ pub struct RunSizes {
     segments: usize,
     /// Ids and bytes of each segment's tensors.
     tensors_of: Vec<Vec<(usize, u64)>>,
-    /// Bytes of the tensors of run `first ..= last`, at `first * segments + last`. Each tensor counts once.
+    /// Bytes of the distinct tensors of the run `first ..= last`, at `first * segments + last`.
     weights: Vec<u64>,
     /// Scratch bytes, with the same index as `weights`.
     scratch: Vec<u64>,
     /// Scratch bytes on devices with f16 products, with the same index as `weights`.
     wide_scratch: Vec<u64>,
-    /// Largest tensor of a micro-batch, with the same index as `weights`.
+    /// Bytes of the largest tensor of a micro-batch, with the same index as `weights`.
     tensors: Vec<u64>,
-    /// For each KV size per position: how many segments before each segment have that size.
+    /// For each KV size per position: at index `i`, the number of segments in `0 .. i` with that size.
     kv_before: Vec<(u64, Vec<u64>)>,
 }
 
@@ -180,7 +181,8 @@ impl RunSizes {
         self.kv_before.iter().map(of_kind).fold(0, u64::saturating_add)
     }
 
-    /// Returns the device memory of a stage that runs the segments `run` (at least one).
+    /// Returns the device memory of a stage that runs the segments `run` (at least one). `staging` is the
+    /// size of its staging ring, in bytes.
     pub fn stage(
         &self,
         run: Range<usize>,
@@ -198,8 +200,8 @@ impl RunSizes {
         StageMemory { weights, kv, scratch, slots, staging, total, available }
     }
 
-    /// Returns what a stage needs beside the earlier stages of its device, and adds it to what they hold. The
-    /// stages of a device share equal tensors and scratch.
+    /// Returns the memory that a stage needs in addition to the earlier stages of its device, and adds it to
+    /// `held`. The stages of a device share equal tensors and scratch memory.
     pub fn stage_beside(
         &self,
         held: &mut Held,
@@ -225,8 +227,8 @@ impl RunSizes {
         memory
     }
 
-    /// Returns the first buffer of such a stage that is too large for the device. Weights are not checked,
-    /// because they are split if they are too large.
+    /// Returns the first buffer of a stage that is too large for the device. Ignores weights, because a
+    /// tensor of weights that is too large is split.
     pub fn too_large(
         &self,
         run: Range<usize>,

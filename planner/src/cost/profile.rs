@@ -1,8 +1,9 @@
 //! Measured profiles: times of a model's segments on one device, and estimates for other micro-batch shapes.
 //!
-//! A measured point returns its measured time. Row counts are measured on a logarithmic grid, with linear
-//! interpolation between them. At a given row count, time is linear in the attended positions. Segment kinds
-//! without measurements use the roofline fitted to the other kinds.
+//! For a measured point, a profile returns the measured time. Row counts are measured on a logarithmic grid,
+//! and the times between them are interpolated linearly. At a given row count, time is linear in the attended
+//! positions. For segment kinds without measurements, the planner uses the roofline fitted to the other
+//! kinds.
 //!
 //! Knows nothing about measuring or storing profiles. A profile is plain data: JSON with its own format
 //! version.
@@ -13,7 +14,7 @@ use ragtag_graph::{Segment, SegmentKind};
 use ragtag_kernels::{Activations, KvType};
 use serde::{Deserialize, Serialize};
 
-/// Format version.
+/// Format version that this build reads and writes.
 pub const PROFILE_VERSION: u32 = 4;
 
 /// Segment times of one model shape on one device.
@@ -26,39 +27,41 @@ pub struct Profile {
     pub identity: ProfileIdentity,
     /// Time of the measurement, in seconds since 1970.
     pub measured_unix_s: u64,
-    /// Largest sizes requested for the calibration. Calibration skips the largest ones on a slow device.
+    /// Largest sizes requested for the calibration. On a slow device, the calibration skips the largest of
+    /// them.
     pub timed_for: TimedFor,
     /// Overhead of a micro-batch on a stage, independent of its number of segments, in microseconds.
     pub stage_us: f64,
     /// Extra latency of a lone micro-batch on a stage, in microseconds. 0 if not measured.
     pub hand_over_us: f64,
-    /// Time of the smallest copy of results to the host, in microseconds.
+    /// Time of the smallest copy from the device to host memory, in microseconds.
     pub host_latency_us: f64,
     /// Rate of large copies between the device and host memory.
     pub host_bandwidth_bytes_per_s: f64,
     /// Time of the token return from the last stage to the first.
     pub token_return: TokenReturn,
-    /// Roofline fitted to all times. `None` if no time was measured.
+    /// Roofline fitted to all measured times. `None` if no time was measured.
     pub roofline: Option<Roofline>,
-    /// Times by kind of segment.
+    /// Times of each kind of segment.
     pub kinds: Vec<KindProfile>,
 }
 
-/// Identity of a profile. A change of driver, kernels or model shape requires a new profile.
+/// Conditions of a measurement. If the driver, the kernels or the model shape change, the profile must be
+/// measured again.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ProfileIdentity {
-    /// Device label, for example `cuda:0`. CPU devices use the API name `cpu`, because equal parts of a CPU
-    /// share a profile.
+    /// Device label, for example `cuda:0`. For CPU devices it is the API name `cpu`, because equal parts of a
+    /// CPU share a profile.
     pub device: String,
     /// Device name.
     pub name: String,
-    /// Driver and version.
+    /// Driver name and version.
     pub driver: String,
-    /// Threads or compute units.
+    /// Number of threads or compute units.
     pub units: u32,
-    /// Number of devices of the same CPU that were active together, including this one. They share caches and
-    /// memory bandwidth.
+    /// Number of devices on the same CPU that were active during the measurement, including this one. They
+    /// share caches and memory bandwidth.
     pub together: u32,
     /// Digest of the kernels.
     pub kernels: String,
@@ -70,13 +73,13 @@ pub struct ProfileIdentity {
     pub kv: KvType,
 }
 
-/// The largest sizes of a calibration.
+/// Largest sizes requested for a calibration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TimedFor {
-    /// Rows of the longest prefill chunk.
+    /// Number of rows of the longest prefill chunk.
     pub chunk: u32,
-    /// Sequences that decode together.
+    /// Maximum number of sequences that decode together.
     pub sequences: u32,
 }
 
@@ -87,8 +90,8 @@ impl TimedFor {
     }
 }
 
-/// Latency of the token return: from the end of the last stage to the same sequences' next step. It includes
-/// copying logits to the host, sampling, and forming a micro-batch.
+/// Latency of the token return: the time from the end of the last stage to the start of the same sequences'
+/// next step. It includes copying logits to the host, sampling, and forming a micro-batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TokenReturn {
@@ -115,17 +118,18 @@ pub struct Roofline {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SegmentKey {
-    /// Kind of the segment.
+    /// Kind of segment.
     pub kind: SegmentKind,
-    /// Same field as in [`Segment`].
+    /// The field of the same name in [`Segment`].
     pub flops_per_row: u64,
-    /// Same field as in [`Segment`].
+    /// The field of the same name in [`Segment`].
     pub flops_per_row_position: u64,
-    /// Same field as in [`Segment`]. Together with the operations it distinguishes tensor types.
+    /// The field of the same name in [`Segment`]. Together with the operation counts, it distinguishes tensor
+    /// types.
     pub read_bytes: u64,
-    /// Same field as in [`Segment`].
+    /// The field of the same name in [`Segment`].
     pub read_bytes_per_row: u64,
-    /// Same field as in [`Segment`].
+    /// The field of the same name in [`Segment`].
     pub kv_bytes_per_position: u64,
 }
 
@@ -133,13 +137,13 @@ pub struct SegmentKey {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KindProfile {
-    /// The kind of segment.
+    /// Properties that identify the kind.
     pub key: SegmentKey,
-    /// Samples by ascending rows, sequences and positions.
+    /// Samples, sorted by rows, then by sequences, then by positions.
     pub samples: Vec<TimeSample>,
 }
 
-/// A point at which a segment was timed.
+/// Micro-batch shape for which a segment was timed.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TimePoint {
@@ -151,42 +155,42 @@ pub struct TimePoint {
     pub positions: f64,
 }
 
-/// A measured time.
+/// Measured time of a segment at one point.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TimeSample {
-    /// The point.
+    /// Micro-batch shape of the measurement.
     pub at: TimePoint,
-    /// Median, in microseconds.
+    /// Median time, in microseconds.
     pub median_us: f64,
-    /// Interquartile range, in microseconds.
+    /// Interquartile range of the times, in microseconds.
     pub spread_us: f64,
     /// Number of measurements.
     pub count: u32,
 }
 
-/// Memory traffic and operations of a segment for a micro-batch.
+/// Memory traffic and arithmetic operations that a segment needs for a micro-batch.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SegmentWork {
     /// Bytes read and written.
     pub bytes: f64,
-    /// Operations.
+    /// Arithmetic operations.
     pub flops: f64,
 }
 
-/// An invalid profile.
+/// Reason why a profile is invalid.
 #[derive(Debug, thiserror::Error)]
 pub enum InvalidProfile {
-    /// Not JSON, or with unknown fields.
+    /// The input is not JSON, or has missing or unknown fields.
     #[error("not a profile: {0}")]
     Json(#[from] serde_json::Error),
-    /// Written in another format version.
+    /// The profile has another format version.
     #[error("the profile has version {found}, but this build reads version {PROFILE_VERSION}")]
     Version {
         /// Version of the profile.
         found: u32,
     },
-    /// An invalid value.
+    /// A field has an invalid value.
     #[error("invalid {field}")]
     Figure {
         /// Path of the field.
@@ -213,7 +217,7 @@ impl SegmentKey {
         self.flops_per_row_position > 0 || self.kv_bytes_per_position > 0
     }
 
-    /// Returns the point at which a micro-batch runs this kind of segment.
+    /// Returns the point whose time applies if this kind of segment runs for `batch`.
     pub fn point(&self, batch: &BatchShape) -> TimePoint {
         let rows = batch.rows_for(self.kind);
         match self.attends() {
@@ -222,7 +226,7 @@ impl SegmentKey {
         }
     }
 
-    /// Returns the memory traffic and operations at a point.
+    /// Returns the memory traffic and the operations of a segment of this kind at the point `at`.
     pub fn work(&self, at: &TimePoint) -> SegmentWork {
         let rows = f64::from(at.rows);
         // All rows of a sequence in a micro-batch share one read of the sequence's keys and values.
@@ -240,22 +244,23 @@ impl TimePoint {
         self.sequences >= self.rows
     }
 
-    /// Returns whether the point lies on the curve for decode, or else on the one for prefill. A single row
-    /// lies on both curves.
+    /// Returns whether the point lies on the decode curve (if `decodes` is set) or on the prefill curve
+    /// (otherwise). A point with a single row lies on both curves.
     fn is_like(&self, decodes: bool) -> bool {
         self.rows == 1 || self.decodes() == decodes
     }
 }
 
 impl KindProfile {
-    /// Creates a kind and sorts its samples.
+    /// Creates the profile of a kind and sorts its samples.
     pub fn new(key: SegmentKey, mut samples: Vec<TimeSample>) -> Self {
         let order = |s: &TimeSample| (s.at.rows, s.at.sequences);
         samples.sort_by(|a, b| order(a).cmp(&order(b)).then(a.at.positions.total_cmp(&b.at.positions)));
         Self { key, samples }
     }
 
-    /// Returns the time at a point, or `None` if no point on the same curve was measured.
+    /// Returns the measured or interpolated time at a point, or `None` if no point on the same curve was
+    /// measured.
     pub fn time(&self, at: &TimePoint) -> Option<Figure> {
         let decodes = self.line_for(at);
         let rows = || self.samples.iter().filter(|s| s.at.is_like(decodes)).map(|s| s.at.rows);
@@ -284,14 +289,14 @@ impl KindProfile {
         Some(Figure { value, source })
     }
 
-    /// Returns whether the decode curve applies to a point. Without measurements of several sequences, a
-    /// decode step of several sequences uses the time of a prefill chunk of equal size.
+    /// Returns whether the time at a point comes from the decode curve. A decode step of several sequences
+    /// uses the prefill curve if no such step was measured.
     fn line_for(&self, at: &TimePoint) -> bool {
         at.decodes() && (at.rows == 1 || self.samples.iter().any(|s| s.at.rows > 1 && s.at.decodes()))
     }
 
-    /// Returns the time at a measured row count and any position. The flag says whether this exact point was
-    /// measured.
+    /// Returns the time at a measured row count and any number of positions. The flag says whether this exact
+    /// point was measured.
     fn on_line(&self, decodes: bool, rows: u32, positions: f64) -> Option<(f64, bool)> {
         let line = || self.samples.iter().filter(|s| s.at.rows == rows && s.at.is_like(decodes));
         if let Some(same) = line().find(|s| s.at.positions == positions) {
@@ -316,8 +321,9 @@ impl KindProfile {
         Some(((a.median_us + slope * (positions - a.at.positions)).max(0.0), false))
     }
 
-    /// Returns microseconds per position for a row count that was measured at only one position. Takes the
-    /// time per row and position from the nearest row count with two measured positions.
+    /// Returns the microseconds per position for a row count that was measured at only one number of
+    /// positions. Takes the time per row and position from the nearest row count that was measured at two
+    /// numbers of positions.
     fn slope_of_others(&self, decodes: bool, rows: u32) -> f64 {
         let line = || self.samples.iter().filter(|s| s.at.is_like(decodes));
         let pairs = line().zip(line().skip(1)).filter(|(a, b)| a.at.rows == b.at.rows);
@@ -327,13 +333,14 @@ impl KindProfile {
     }
 }
 
-/// Returns microseconds per position between two samples with equal row counts.
+/// Returns the microseconds per position between two samples with the same row count.
 fn slope(a: &TimeSample, b: &TimeSample) -> f64 {
     (b.median_us - a.median_us) / (b.at.positions - a.at.positions)
 }
 
 impl Roofline {
-    /// Fits a roofline that bounds all measured times from below. Returns `None` if there are none.
+    /// Fits a roofline that bounds all measured times from below. Returns `None` if there are no measured
+    /// times.
     pub fn fit(kinds: &[KindProfile]) -> Option<Self> {
         let all =
             || kinds.iter().flat_map(|kind| kind.samples.iter().map(|s| (kind.key.work(&s.at), s.median_us)));
@@ -358,12 +365,12 @@ impl Profile {
         self.kinds.iter().find(|kind| kind.key == *key)?.time(&key.point(batch))
     }
 
-    /// Returns whether a kind of segment was measured at a point.
+    /// Returns whether `key` was measured at exactly the point `at`.
     pub fn has(&self, key: &SegmentKey, at: &TimePoint) -> bool {
         self.sample(key, at).is_some()
     }
 
-    /// Returns whether a prefill chunk of this many rows was measured.
+    /// Returns whether a prefill chunk of `rows` rows was measured.
     pub(crate) fn has_chunk(&self, rows: u32) -> bool {
         let mut samples = self.kinds.iter().flat_map(|kind| &kind.samples);
         samples.any(|sample| sample.at.rows == rows && !sample.at.decodes())
@@ -374,8 +381,8 @@ impl Profile {
         kind.samples.iter().find(|sample| sample.at == *at)
     }
 
-    /// Adds the points of another profile with the same identity and fits the roofline again. The result has
-    /// the age of the older profile.
+    /// Adds the points of another profile with the same identity, and fits the roofline again. The result has
+    /// the measurement time of the older profile.
     pub fn merge(&mut self, other: &Profile) {
         self.measured_unix_s = self.measured_unix_s.min(other.measured_unix_s);
         self.timed_for = TimedFor {
@@ -395,8 +402,8 @@ impl Profile {
         self.roofline = Roofline::fit(&self.kinds);
     }
 
-    /// Returns the mean of profiles that were measured on equal devices at the same time. Each point averages
-    /// the profiles that contain it. Returns `None` if `profiles` is empty.
+    /// Returns the mean of profiles that were measured on equal devices at the same time. The time of a point
+    /// is the mean over the profiles that contain the point. Returns `None` if `profiles` is empty.
     pub fn mean(profiles: &[&Profile]) -> Option<Self> {
         let mut mean = (*profiles.first()?).clone();
         let average = |of: &dyn Fn(&Profile) -> f64| {
@@ -428,9 +435,9 @@ impl Profile {
     /// Parses a profile.
     ///
     /// # Errors
-    /// [`InvalidProfile`] if the text is not a valid profile.
+    /// Returns [`InvalidProfile`] if `json` is not a valid profile.
     pub fn from_json(json: &str) -> Result<Self, InvalidProfile> {
-        /// The version is read first, because a newer profile may have other fields.
+        /// The format version of a profile. It is read first, because a newer profile may have other fields.
         #[derive(Deserialize)]
         struct Version {
             ragtag_profile: u32,

@@ -26,7 +26,8 @@ fn sample(rows: u32, sequences: u32, positions: f64, median_us: f64) -> TimeSamp
     TimeSample { at: TimePoint { rows, sequences, positions }, median_us, spread_us: 1.0, count: 9 }
 }
 
-/// Returns a profile with a transformer block of at least 100 µs and an embedding, but without a head.
+/// Returns a profile that contains a transformer block with times of at least 100 µs and an embedding, but no
+/// head.
 fn profile() -> Profile {
     let block = vec![
         sample(1, 1, 32.0, 100.0),

@@ -1,5 +1,5 @@
-//! Computes the time of a segment on a device. The source is the device's profile. Without one, the time is
-//! the launch overhead plus the larger of bytes moved ÷ bandwidth and operations ÷ rate.
+//! Computes the time of a segment on a device. The time comes from the device's profile. Without a profile,
+//! it is the launch overhead plus the larger of bytes moved ÷ bandwidth and operations ÷ rate.
 //!
 //! Knows nothing about plans.
 
@@ -9,12 +9,12 @@ use super::profile::{SegmentKey, SegmentWork};
 use ragtag_graph::{Segment, SegmentKind};
 use ragtag_kernels::Activations;
 
-/// Properties of a micro-batch that determine its cost.
+/// Properties of a micro-batch that determine the time of a segment.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BatchShape {
-    /// Tokens.
+    /// Number of rows (tokens).
     pub rows: u32,
-    /// Tokens that need logits.
+    /// Number of rows that need logits.
     pub logit_rows: u32,
     /// Number of sequences to which the rows belong.
     pub sequences: u32,
@@ -23,7 +23,7 @@ pub struct BatchShape {
 }
 
 impl BatchShape {
-    /// Returns the rows that a segment of this kind processes.
+    /// Returns the number of rows that a segment of this kind processes.
     pub fn rows_for(&self, kind: SegmentKind) -> u32 {
         match kind {
             SegmentKind::Head => self.logit_rows,
@@ -35,7 +35,8 @@ impl BatchShape {
     }
 }
 
-/// Returns the time of a segment for a micro-batch, in microseconds. The head takes 0 if no row needs logits.
+/// Returns the time of a segment for a micro-batch, in microseconds. For the head, it is 0 if no row needs
+/// logits.
 pub fn segment_time_us(
     segment: &Segment,
     device: &DeviceFacts,
@@ -45,8 +46,8 @@ pub fn segment_time_us(
     segment_time(segment, device, activations, batch).value
 }
 
-/// Returns the time of a segment with its source. Uses the device's profile if it covers the segment, and
-/// otherwise the roofline of the device's rates.
+/// Returns the time of a segment for a micro-batch, with the source of the value. Uses the device's profile
+/// if it covers the segment, and otherwise the roofline that the device's rates define.
 pub fn segment_time(
     segment: &Segment,
     device: &DeviceFacts,
@@ -56,7 +57,7 @@ pub fn segment_time(
     kind_time(&SegmentKey::from(segment), device, activations, batch)
 }
 
-/// Returns the time of a segment with this key, with its source.
+/// Returns the time of a segment with the properties `key`, with the source of the value.
 pub fn kind_time(
     key: &SegmentKey,
     device: &DeviceFacts,
@@ -73,7 +74,7 @@ pub fn kind_time(
         .unwrap_or_else(|| roofline(key.kind, &key.work(&at), device, activations))
 }
 
-/// Returns the launch overhead plus the larger of memory time and arithmetic time.
+/// Returns the launch overhead plus the memory time or the arithmetic time, whichever is larger.
 fn roofline(kind: SegmentKind, work: &SegmentWork, device: &DeviceFacts, activations: Activations) -> Figure {
     let (bandwidth, flops) = (device.bandwidth_bytes_per_s, device.flops_per_s(activations));
     let (moving_s, computing_s) = (work.bytes / bandwidth.value, work.flops / flops.value);

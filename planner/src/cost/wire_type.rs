@@ -1,15 +1,16 @@
-//! Computes the cost of converting activations to and from the wire type. The link's cost covers the transfer
-//! itself. Knows nothing about plans.
+//! Computes the time for converting activations to and from the wire type. The link's time covers the
+//! transfer itself. Knows nothing about plans.
 
 use super::DeviceFacts;
 use ragtag_graph::WireType;
 
-/// Number of decode dispatches of a block that [`DeviceFacts::launch_us`] covers.
+/// Number of dispatches in a decode step of a block. [`DeviceFacts::launch_us`] is the overhead of all of
+/// them.
 const BLOCK_DISPATCHES: f64 = 9.0;
 
 /// Time that a stage takes to convert incoming and outgoing rows, with one small dispatch each. The time is
-/// not measured: the overhead is a share of a block's launch overhead. The first and the last stage convert
-/// only once, but the model charges them for both conversions.
+/// not measured. The overhead is derived from the launch overhead of a block. The first and the last stage
+/// convert only once, but the model charges every stage for both conversions.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct BoundaryTime {
     /// Overhead of the dispatches, in microseconds.
@@ -19,7 +20,8 @@ pub struct BoundaryTime {
 }
 
 impl BoundaryTime {
-    /// Returns the time for a micro-batch of `rows` rows, each of `row_bytes` bytes in device memory.
+    /// Returns the time for converting a micro-batch of `rows` rows, each of `row_bytes` bytes in device
+    /// memory.
     pub fn new(wire_type: WireType, device: &DeviceFacts, rows: f64, row_bytes: u64) -> Self {
         if wire_type == WireType::F32 {
             return Self::default();

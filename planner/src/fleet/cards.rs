@@ -1,5 +1,5 @@
-//! The card library: datasheet values of real devices with their sources, and the share of these values that
-//! Ragtag's kernels reach.
+//! The card library: datasheet values of real devices with their sources, and the fractions of these values
+//! that Ragtag's kernels reach.
 //!
 //! The data is in `cards.json`. Knows nothing about fleets.
 
@@ -9,13 +9,13 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
-/// A real device.
+/// Datasheet values of a real device.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Card {
-    /// Name in fleets.
+    /// Name that fleets use for the card.
     pub name: String,
-    /// Full name.
+    /// Full product name.
     pub title: String,
     /// Kind of hardware.
     pub kind: AdapterKind,
@@ -27,13 +27,14 @@ pub struct Card {
     pub bandwidth_gb_per_s: f64,
     /// Rate of f32 arithmetic, in units of 10¹² operations per second.
     pub f32_tflop_per_s: f64,
-    /// Rate of dense f16 products in matrix units. The value is for f32 accumulation if the manufacturer
-    /// lists one.
+    /// Rate of dense f16 products in matrix units, in units of 10¹² operations per second. If the
+    /// manufacturer lists a rate for f32 accumulation, it is this rate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub f16_matrix_tflop_per_s: Option<f64>,
-    /// Rate of four-way int8 dot products outside matrix units. Kernels use matrix units for f16 only. If the
-    /// manufacturer gives no rate, it is four times the f32 rate. It is twice the f32 rate if only half of
-    /// the f32 lanes (or half of each lane's f32 rate) have this instruction.
+    /// Rate of four-way int8 dot products outside matrix units, in units of 10¹² operations per second.
+    /// Kernels use matrix units for f16 only. If the manufacturer gives no rate, it is four times the f32
+    /// rate. It is only twice the f32 rate if half of the f32 lanes (or half of each lane's f32 rate) have
+    /// this instruction.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub int8_top_per_s: Option<f64>,
     /// PCI Express link of the card, if it has one.
@@ -41,8 +42,8 @@ pub struct Card {
     pub pcie: Option<Pcie>,
     /// Source of the values: a key for [`source`].
     pub source: String,
-    /// Fields whose values are not in the source. They are assumed, or derived from clocks and unit counts or
-    /// from a similar card.
+    /// Fields whose values do not come from the source. They are assumed, or they are derived from clocks and
+    /// unit counts or from a similar card.
     #[serde(default)]
     pub assumed: Vec<String>,
 }
@@ -60,7 +61,7 @@ pub struct Pcie {
 }
 
 impl Pcie {
-    /// Returns the peak rate of each direction, in units of 10⁹ bytes per second. Returns `None` for an
+    /// Returns the peak rate in each direction, in units of 10⁹ bytes per second. Returns `None` for an
     /// invalid generation or lane count.
     pub fn gb_per_s(self) -> Option<f64> {
         // Transfers per second times the efficiency of the line code: 8b/10b in generations 1 and 2,
@@ -71,18 +72,18 @@ impl Pcie {
     }
 }
 
-/// Shares of datasheet values that kernels reach through one API.
+/// Fractions of datasheet values that kernels reach through one API.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Reached {
-    /// Share of the memory bandwidth.
+    /// Fraction of the memory bandwidth.
     pub bandwidth: f64,
-    /// Share of the f32 rate.
+    /// Fraction of the f32 rate.
     pub f32: f64,
-    /// Share of the f16 rate of matrix units. Absent if kernels do not use them.
+    /// Fraction of the f16 rate of matrix units. Absent if kernels do not use matrix units.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub f16_matrix: Option<f64>,
-    /// Share of the rate of int8 dot products.
+    /// Fraction of the rate of int8 dot products.
     pub int8: f64,
     /// Dispatch overhead of one segment, in microseconds.
     pub launch_us: f64,
@@ -90,15 +91,15 @@ pub struct Reached {
     pub why: String,
 }
 
-/// A page or paper with datasheet values.
+/// A page or paper that lists datasheet values.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CardSource {
-    /// Its title.
+    /// Title of the page or paper.
     pub title: String,
     /// Publisher.
     pub publisher: String,
-    /// Address.
+    /// URL.
     pub url: String,
 }
 
@@ -120,17 +121,17 @@ pub fn cards() -> &'static [Card] {
     &LIBRARY.cards
 }
 
-/// Returns the card with this name.
+/// Returns the card named `name`.
 ///
 /// # Errors
-/// Returns the most similar names if no card has this name.
+/// Returns the most similar names if there is no card named `name`.
 pub fn card(name: &str) -> Result<&'static Card, Vec<&'static str>> {
     cards().iter().find(|card| card.name == name).ok_or_else(|| nearest(name))
 }
 
-/// Finds the card for a device name reported by an API, such as `AMD Radeon RX 7900 XTX (RADV NAVI31)`.
-/// Compares the words of the title. Ignores manufacturers, brands, memory sizes and text in parentheses.
-/// Among cards that differ only in memory, returns the nearest in size.
+/// Finds the card for a device name that an API reports, such as `AMD Radeon RX 7900 XTX (RADV NAVI31)`.
+/// Compares the words of the name with those of the card's title. Ignores manufacturers, brands, memory sizes
+/// and text in parentheses. Among cards that differ only in memory size, returns the nearest in size.
 pub fn card_named(name: &str, memory_bytes: u64) -> Option<&'static Card> {
     let memory_gib = memory_bytes as f64 / (1u64 << 30) as f64;
     // Some drivers list several possible names or append a name of their own.
@@ -149,7 +150,7 @@ fn title_words(card: &Card) -> Vec<String> {
     words
 }
 
-/// Returns the words that identify a model. Suffixes such as Ti or Laptop count.
+/// Returns the words of `name` that identify a model. Suffixes such as Ti or Laptop are part of the model.
 fn model_words(name: &str) -> Vec<String> {
     const COMMON: [&str; 13] = [
         "nvidia", "geforce", "tesla", "amd", "ati", "radeon", "instinct", "intel", "graphics", "gpu",
@@ -174,17 +175,17 @@ fn model_words(name: &str) -> Vec<String> {
     kept.map(|at| words[at].to_owned()).filter(|word| !COMMON.contains(&word.as_str())).collect()
 }
 
-/// Returns the shares that kernels reach, indexed by API.
+/// Returns the fractions of datasheet values that kernels reach, indexed by API.
 pub fn reached() -> &'static BTreeMap<String, Reached> {
     &LIBRARY.reached
 }
 
-/// Returns the source with this key.
+/// Returns the source with the key `key`.
 pub fn source(key: &str) -> Option<&'static CardSource> {
     LIBRARY.sources.get(key)
 }
 
-/// Returns the most similar card names, best first.
+/// Returns the names of the most similar cards, best first.
 fn nearest(name: &str) -> Vec<&'static str> {
     const SHOWN: usize = 3;
     // The name may be very long, so compare only its first 40 characters.

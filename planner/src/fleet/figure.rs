@@ -1,4 +1,4 @@
-//! Values in a fleet, with or without a source, and their valid ranges.
+//! Values in a fleet file, with or without a source, and their valid ranges.
 //!
 //! Knows nothing about devices or links.
 
@@ -10,7 +10,7 @@ use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use std::fmt;
 
-/// A plain number (its source is the user), or an object with `value` and `source`.
+/// A value in a fleet file: a plain number, whose source is the user, or an object with `value` and `source`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct FleetFigure(pub Figure);
 
@@ -82,7 +82,8 @@ impl schemars::JsonSchema for FleetFigure {
 pub(super) struct Bounds {
     least: f64,
     most: f64,
-    /// Hints about likely unit mistakes, each with the value from which it applies. Largest value first.
+    /// Hints about likely unit mistakes. Each hint applies to values that are at least the number in front of
+    /// it. The largest number is first.
     slips: &'static [(f64, &'static str)],
 }
 
@@ -98,13 +99,14 @@ pub(super) const MEMORY_BYTES: Bounds = Bounds {
     most: 70_368_744_177_664.0,
     slips: &[(8192.0, "that looks like MiB"), (0.0625, "that looks like GiB (memory_gib)")],
 };
-/// Range of rates in GB/s: from an old bus to more than any card has.
+/// Range of rates in GB/s: from the rate of an old bus to more than any card reaches.
 pub(super) const GB_PER_S: Bounds = Bounds {
     least: 0.001,
     most: 20_000.0,
     slips: &[(1e8, "that looks like bytes per second"), (20_000.0, "that looks like MB/s")],
 };
-/// Range of arithmetic rates in units of 10¹² per second: from 0.1 GFLOP/s to more than any card has.
+/// Range of arithmetic rates in units of 10¹² operations per second: from 0.1 GFLOP/s to more than any card
+/// reaches.
 pub(super) const T_PER_S: Bounds = Bounds {
     least: 0.0001,
     most: 20_000.0,
@@ -113,11 +115,11 @@ pub(super) const T_PER_S: Bounds = Bounds {
         (20_000.0, "that looks like billions per second"),
     ],
 };
-/// Range of overheads in microseconds: up to one second.
+/// Range of overheads in microseconds: 0 to one second.
 pub(super) const MICROSECONDS: Bounds = Bounds { least: 0.0, most: 1e6, slips: &[] };
 
 impl Bounds {
-    /// Checks a value against the range. NaN is an error.
+    /// Checks that a value is within the range. NaN is an error.
     pub(super) fn check(&self, path: &str, figure: FleetFigure) -> Result<Figure, InvalidFleet> {
         let Self { least, most, slips } = self;
         let FleetFigure(figure) = figure;

@@ -4,8 +4,8 @@
 //! device is described by its own values, by a card of the library ([`cards`]), or by reference to another
 //! device of the fleet. The device's own values take precedence.
 //!
-//! A datasheet value is a theoretical peak. It is scaled by the share that Ragtag's kernels reached in
-//! measurements ([`Reached`]). All other values are used unchanged.
+//! A datasheet value is a theoretical peak. [`Fleet::facts`] scales it by the fraction that Ragtag's kernels
+//! reached in measurements ([`Reached`]). All other values are used unchanged.
 //!
 //! Knows nothing about the search, and opens no file.
 
@@ -30,7 +30,7 @@ use thiserror::Error;
 /// Format version that this build reads.
 pub const FLEET_VERSION: u32 = 1;
 
-/// Largest number of devices in a fleet.
+/// Maximum number of devices in a fleet.
 pub const MOST_DEVICES: usize = 64;
 
 /// A set of hypothetical devices and the links between them.
@@ -41,24 +41,24 @@ pub struct Fleet {
     /// Format version: 1.
     #[schemars(extend("const" = FLEET_VERSION))]
     pub ragtag_fleet: u32,
-    /// The devices, in the order in which a pipeline may use them: 1 to 64, each multiplied by its count.
+    /// The devices, in the preferred order of the pipeline. A fleet has 1 to 64 devices, counts included.
     #[schemars(length(min = 1, max = MOST_DEVICES))]
     pub devices: Vec<FleetDevice>,
-    /// Known links. All other pairs of devices are linked through the host, at the lower of their host rates
-    /// and with the sum of their host latencies.
+    /// Known links. All other pairs of devices are linked through the host. The rate of such a link is the
+    /// lower of the two host rates, and its latency is the sum of the two host latencies.
     #[serde(default)]
     pub links: Vec<FleetLink>,
-    /// Resources shared by several links: a bus, a bridge, a switch.
+    /// Resources that several links share, such as a bus, a bridge or a switch.
     #[serde(default)]
     pub shared_links: Vec<FleetSharedLink>,
 }
 
-/// A device, or several equal devices. Omitted values come from the card or from the other device. Memory,
-/// bandwidth and `f32_tflop_per_s` must come from one of these sources.
+/// A device, or several equal devices. Omitted values come from `card`, or from the device that `like` names.
+/// Each device must get memory, bandwidth and `f32_tflop_per_s` in one of these ways.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct FleetDevice {
-    /// Label: letters, digits and `-_.:`. With `count`, the devices are `label:0`, `label:1` and so on.
+    /// Label: letters, digits and `-_.:`. With `count`, the devices are named `label:0`, `label:1` and so on.
     /// Without a label, they are named after the card: `card:0` and so on.
     pub label: Option<String>,
     /// Name of a card in the library. `ragtag cards` lists the cards.
@@ -71,12 +71,12 @@ pub struct FleetDevice {
     /// Kind of hardware. Default: the card's kind, or `discrete` without a card.
     #[schemars(schema_with = "crate::schemas::adapter_kind")]
     pub kind: Option<AdapterKind>,
-    /// API that runs the device's kernels. It selects the share of datasheet values that kernels reach.
+    /// API that runs the device's kernels. It determines the fraction of datasheet values that kernels reach.
     /// Required if any value comes from a datasheet.
     pub through: Option<String>,
-    /// Memory for stages, in GiB.
+    /// Memory that stages may use, in GiB.
     pub memory_gib: Option<FleetFigure>,
-    /// Memory for stages, in bytes.
+    /// Memory that stages may use, in bytes.
     pub memory_bytes: Option<FleetFigure>,
     /// Memory bandwidth, in units of 10⁹ bytes per second.
     pub bandwidth_gb_per_s: Option<FleetFigure>,
@@ -121,7 +121,8 @@ fn both_ways() -> bool {
     true
 }
 
-/// A resource that several links share. Its busy time is the sum over all transfers of a plan that use it.
+/// A resource that several links share. Its busy time is the sum over all transfers of a plan that use the
+/// resource.
 #[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct FleetSharedLink {
@@ -131,11 +132,12 @@ pub struct FleetSharedLink {
     #[serde(deserialize_with = "pairs")]
     #[schemars(length(min = 1))]
     pub users: Vec<(String, String)>,
-    /// Rate of all users together, in units of 10⁹ bytes per second.
+    /// Rate that all users reach together, in units of 10⁹ bytes per second.
     pub bandwidth_gb_per_s: FleetFigure,
 }
 
-/// A pair of labels. It is parsed as a list, because a tuple gives a poor error message for a third label.
+/// A pair of labels: source and destination. It is parsed as a list, because parsing a tuple gives a poor
+/// error message if there is a third label.
 #[derive(Deserialize)]
 #[serde(try_from = "Vec<String>")]
 struct Pair(String, String);
@@ -156,27 +158,27 @@ fn pairs<'de, D: Deserializer<'de>>(reader: D) -> Result<Vec<(String, String)>, 
     Ok(pairs.into_iter().map(|Pair(from, to)| (from, to)).collect())
 }
 
-/// An invalid fleet.
+/// Reason why a fleet is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum InvalidFleet {
-    /// Not JSON, or not in the fleet format.
+    /// The input is not JSON, or not in the fleet format.
     #[error("not a fleet: {cause}")]
     NotAFleet {
-        /// Path in the file, the parser's message, line and column.
+        /// JSON path, parser message, line and column.
         cause: String,
     },
-    /// Written in another format version.
+    /// The fleet has another format version.
     #[error("the fleet has version {found}, but this build reads version {FLEET_VERSION}")]
     Version {
         /// Version of the fleet.
         found: u32,
     },
-    /// A well-formed fleet with an invalid value.
+    /// The fleet is well-formed, but has an invalid value.
     #[error("{path}: {why}")]
     Wrong {
-        /// Path in the file, for example `devices[2].bandwidth_gb_per_s`, or a part of the one-line form.
+        /// JSON path, for example `devices[2].bandwidth_gb_per_s`, or the invalid part of the one-line form.
         path: String,
-        /// Description of the problem, for the message.
+        /// Problem, as quoted in the error message.
         why: String,
     },
 }
@@ -218,7 +220,7 @@ impl Fleet {
         Ok(fleet)
     }
 
-    /// Returns the planner's description of the devices and links.
+    /// Returns the devices and links of the fleet in the form that the planner needs.
     ///
     /// # Errors
     /// [`InvalidFleet::Wrong`] with the path of the first invalid value, label or link.

@@ -1,5 +1,5 @@
-//! Resolution of a fleet into the planner's input. Looks up cards and references, scales datasheet values to
-//! the rates that kernels reach, and reports every error with its path.
+//! Converts a fleet to the planner's input. Looks up cards and references, scales datasheet values to the
+//! rates that kernels reach, and reports every error with its path.
 //!
 //! Knows nothing about JSON.
 
@@ -13,17 +13,17 @@ use ragtag_hal::AdapterKind;
 use ragtag_transfer::Route;
 use std::collections::{HashMap, HashSet};
 
-/// Share of a card's memory available to plans. Its driver and other programs use the rest.
+/// Fraction of a card's memory that plans may use. The driver and other programs use the rest.
 const MEMORY_SHARE: f64 = 0.95;
-/// Share of a bus's rate that copies from pinned memory usually reach.
+/// Fraction of a bus's peak rate that copies from pinned memory usually reach.
 const BUS_SHARE: f64 = 0.8;
-/// Largest number of characters in a label.
+/// Maximum number of characters in a label.
 const LABEL_CHARACTERS: usize = 64;
 const GIB: f64 = (1u64 << 30) as f64;
 
 type Result<T> = std::result::Result<T, InvalidFleet>;
 
-/// A value of the fleet. `is_peak` says whether it is a theoretical peak.
+/// A value from the fleet file or from a card. `is_peak` is set if the value is a theoretical peak.
 #[derive(Clone, Copy)]
 struct Stated {
     figure: Figure,
@@ -31,14 +31,14 @@ struct Stated {
 }
 
 impl Stated {
-    /// Converts the value from units of `unit`. A peak is also scaled by `share`.
+    /// Converts the value from multiples of `unit`. If the value is a peak, also scales it by `share`.
     fn reached(self, share: f64, unit: f64) -> Figure {
         let share = if self.is_peak { share } else { 1.0 };
         Figure { value: self.figure.value * share * unit, source: self.figure.source }
     }
 }
 
-/// Values of a device. Peaks are not scaled yet.
+/// The known values of a device, before peaks are scaled.
 #[derive(Clone, Default)]
 struct Known {
     kind: Option<AdapterKind>,
@@ -68,15 +68,15 @@ pub(super) fn facts(fleet: &Fleet) -> Result<(Vec<DeviceFacts>, Links)> {
     Ok((devices, links))
 }
 
-/// Replaces the rates of a local device with its card's datasheet rates, scaled to the share that kernels
-/// reach through `api`. Returns the facts unchanged if the shares of that API are unknown.
+/// Replaces the rates of a local device with its card's datasheet rates, scaled to the fractions that kernels
+/// reach through `api`. Returns the facts unchanged if these fractions are unknown.
 pub fn with_datasheet(facts: DeviceFacts, card: &Card, api: &str) -> DeviceFacts {
     with_peaks(facts, of_card(card), api)
 }
 
-/// Replaces rates with the peak rates that the API reports: memory bandwidth in bytes per second, f32
-/// arithmetic in operations per second. Rates that the API does not report are unchanged. `integer_dot` says
-/// whether the device has four-way int8 dot products.
+/// Replaces the rates of a device with rates that are derived from the peaks that its API reports: memory
+/// bandwidth in bytes per second, and f32 arithmetic in operations per second. Keeps the rates that the API
+/// does not report. `integer_dot` says whether the device supports four-way int8 dot products.
 pub fn with_reported_rates(
     facts: DeviceFacts,
     bandwidth_bytes_per_s: Option<f64>,
@@ -167,7 +167,7 @@ fn labels(devices: &[FleetDevice]) -> Result<Vec<(usize, String)>> {
     Ok(labels)
 }
 
-/// Checks each count, and the sum of all counts.
+/// Checks the count of each entry, and the total number of devices.
 fn check_counts(devices: &[FleetDevice]) -> Result<()> {
     for (at, count) in devices.iter().enumerate().filter_map(|(at, device)| Some((at, device.count?))) {
         if !(1..=MOST_DEVICES as u32).contains(&count) {
@@ -183,7 +183,7 @@ fn check_counts(devices: &[FleetDevice]) -> Result<()> {
     Ok(())
 }
 
-/// Checks a label. Labels appear in splits (`0-5=cpu:0,6-13=cpu:1`) and in terminal output.
+/// Checks that a label is valid. Labels appear in splits (`0-5=cpu:0,6-13=cpu:1`) and in terminal output.
 fn check_label(path: &str, label: &str) -> Result<()> {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_.:".contains(c);
     if label.is_empty() || label.len() > LABEL_CHARACTERS || !label.chars().all(plain) {
@@ -246,13 +246,13 @@ fn known(devices: &[FleetDevice], at: usize, trail: &mut Vec<usize>) -> Result<K
     })
 }
 
-/// Checks a value of the file. A datasheet value is a peak.
+/// Checks a value from the file. A datasheet value counts as a peak.
 fn stated(path: &str, field: &str, bounds: &Bounds, figure: FleetFigure) -> Result<Stated> {
     let figure = bounds.check(&format!("{path}.{field}"), figure)?;
     Ok(Stated { figure, is_peak: figure.source == FigureSource::Datasheet })
 }
 
-/// Returns the device's own values in the file.
+/// Returns the values that the file states for the device itself.
 fn own(device: &FleetDevice, path: &str) -> Result<Known> {
     let figure = |field: &str, bounds: &Bounds, figure: Option<FleetFigure>| {
         figure.map(|figure| stated(path, field, bounds, figure)).transpose()
@@ -302,7 +302,8 @@ fn own(device: &FleetDevice, path: &str) -> Result<Known> {
     })
 }
 
-/// Returns the datasheet values of a card. Derived values are peaks with the source `assumed`.
+/// Returns the values of a card, all of them as peaks. Values that are not from the datasheet have the source
+/// `assumed`.
 fn of_card(card: &Card) -> Known {
     let peak = |field: &str, value: f64| {
         let assumed = card.assumed.iter().any(|name| name == field);
@@ -322,7 +323,7 @@ fn of_card(card: &Card) -> Known {
     }
 }
 
-/// Converts the values of a device, with peaks scaled to the rates that kernels reach.
+/// Converts the known values of a device to the planner's form. Scales peaks to the rates that kernels reach.
 fn device_facts(path: &str, label: &str, known: &Known) -> Result<DeviceFacts> {
     let missing = |field: &str| {
         InvalidFleet::wrong(
@@ -362,8 +363,8 @@ fn device_facts(path: &str, label: &str, known: &Known) -> Result<DeviceFacts> {
     })
 }
 
-/// Returns the shares that kernels reach through the device's API. `needed` says that a value is a peak, so
-/// the API is required.
+/// Returns the fractions of datasheet values that kernels reach through the device's API. If `needed` is set,
+/// some value is a peak, so a missing API is an error.
 fn shares(path: &str, known: &Known, needed: bool) -> Result<Option<&'static Reached>> {
     let names = || reached().keys().map(String::as_str).collect::<Vec<_>>().join(", ");
     let path = format!("{path}.through");
@@ -380,7 +381,7 @@ fn shares(path: &str, known: &Known, needed: bool) -> Result<Option<&'static Rea
     }
 }
 
-/// The devices, indexed by label.
+/// The devices of a fleet, indexed by label.
 struct Ends<'a> {
     devices: &'a [DeviceFacts],
     index: HashMap<&'a str, usize>,
@@ -404,7 +405,7 @@ impl<'a> Ends<'a> {
     }
 }
 
-/// Returns the links of the file, and links through the host for all other pairs of devices.
+/// Returns the links that the file lists, and links through the host for all other pairs of devices.
 fn links(fleet: &Fleet, devices: &[DeviceFacts]) -> Result<Links> {
     let ends = Ends::new(devices);
     let mut given = given_links(fleet, &ends)?;
@@ -421,7 +422,8 @@ fn links(fleet: &Fleet, devices: &[DeviceFacts]) -> Result<Links> {
     Ok(Links { known, shared, ..Links::default() })
 }
 
-/// Returns the links of the file, indexed by source and destination, each with its index in the file.
+/// Returns the links that the file lists, indexed by source and destination. Each link comes with its index
+/// in the file.
 fn given_links(fleet: &Fleet, ends: &Ends<'_>) -> Result<HashMap<(usize, usize), (usize, LinkFacts)>> {
     let mut given: HashMap<_, (usize, LinkFacts)> = HashMap::new();
     for (at, link) in fleet.links.iter().enumerate() {
@@ -478,7 +480,8 @@ fn shared_link(fleet: &Fleet, at: usize, ends: &Ends<'_>) -> Result<SharedLink> 
     Ok(SharedLink { name: quoted(&link.name), users: link.users.clone(), bandwidth_bytes_per_s })
 }
 
-/// Returns the link through host memory. Ring chunks leave one device while others enter the other device.
+/// Returns the link between two devices through host memory. While ring chunks leave one device, others enter
+/// the other device, so the slower device determines the rate.
 fn by_host(from: &DeviceFacts, to: &DeviceFacts) -> LinkFacts {
     let slower =
         if from.host_bandwidth_bytes_per_s.value <= to.host_bandwidth_bytes_per_s.value { from } else { to };

@@ -3,7 +3,7 @@
 use super::{FLEET_VERSION, Fleet, FleetDevice, InvalidFleet, MOST_DEVICES, card};
 use crate::json::quoted;
 
-/// Parses card names joined by `+`. Each may have a count in front: `2x-` or `2x`.
+/// Parses card names joined by `+`. Each name may be preceded by a count: `2x-` or `2x`.
 pub(super) fn parse(line: &str) -> Result<Fleet, InvalidFleet> {
     if line.split('+').count() > MOST_DEVICES {
         return Err(InvalidFleet::wrong("the line", format!("has more than {MOST_DEVICES} parts")));

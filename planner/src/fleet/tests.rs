@@ -8,7 +8,7 @@ fn fails(text: &str) -> String {
     Fleet::from_json(text).expect_err(text).to_string()
 }
 
-/// Returns the JSON of a fleet with these devices and the further fields `more`.
+/// Returns the JSON of a fleet with these devices. `more` is the JSON of further fields.
 fn fleet(devices: &str, more: &str) -> String {
     format!("{{\"ragtag_fleet\": 1, \"devices\": [{devices}]{more}}}")
 }

@@ -1,5 +1,5 @@
-//! A deserializer that accepts only objects for structs. Others also accept an array of field values, which
-//! bypasses the check for unknown fields.
+//! A deserializer that accepts only JSON objects for structs. Other deserializers also accept an array of
+//! field values, which bypasses the check for unknown fields.
 //!
 //! Knows nothing about the structs.
 
@@ -7,8 +7,8 @@ use serde::de::{DeserializeSeed, Deserializer, EnumAccess, MapAccess, SeqAccess,
 use serde::forward_to_deserialize_any;
 use std::fmt;
 
-/// Wrapper of a JSON deserializer or one of its parts. It wraps every deserializer and visitor that it passes
-/// on.
+/// Wrapper of a JSON deserializer or of one of its parts. It also wraps every deserializer and visitor that
+/// it passes on.
 pub(super) struct Objects<T>(pub(super) T);
 
 impl<'de, D: Deserializer<'de>> Deserializer<'de> for Objects<D> {
@@ -166,7 +166,7 @@ impl<'de, A: VariantAccess<'de>> VariantAccess<'de> for Objects<A> {
     }
 }
 
-/// The fields of an enum variant.
+/// Reads the fields of an enum variant from a JSON object.
 struct Fields<V>(V);
 
 impl<'de, V: Visitor<'de>> DeserializeSeed<'de> for Fields<V> {

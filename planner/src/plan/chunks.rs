@@ -1,7 +1,8 @@
-//! Prefill chunk sizes: the largest number of rows of a micro-batch with prompt rows.
+//! Prefill chunk sizes: the maximum number of rows in a micro-batch that contains prompt rows.
 //!
 //! A long chunk uses the arithmetic units better. A short chunk fills the pipeline sooner and delays
-//! generating sequences less. Programs for all sizes are compiled, so each micro-batch can choose its size.
+//! generating sequences less. Stages compile programs for all sizes, so each micro-batch can use another
+//! size.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -11,32 +12,32 @@ use thiserror::Error;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Chunks {
-    /// Chunks, ordered by the total length of the entering prompts. The first chunk starts at 0 tokens.
+    /// Chunks, ordered by the total length of the entering prompts. The first chunk applies from 0 tokens on.
     pub by_prompt: Vec<PromptChunk>,
-    /// Longest chunk while other sequences generate, in rows. It bounds the delay of their next token.
+    /// Longest chunk while other sequences generate, in rows. It limits the delay of their next tokens.
     pub beside_decode: u32,
 }
 
-/// The chunk for prompts of at least a given length.
+/// The chunk for prompts with at least a given total length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PromptChunk {
-    /// Smallest total length of all entering prompts for which this chunk is used, in tokens.
+    /// Minimum total length of all entering prompts for which this chunk is used, in tokens.
     pub from_tokens: u32,
-    /// Largest number of rows of a micro-batch.
+    /// Maximum number of rows in a micro-batch.
     pub rows: u32,
 }
 
-/// An invalid list of chunks.
+/// Reason why a list of chunks is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum InvalidChunks {
     /// The list is empty, or its first chunk does not start at 0 tokens.
     #[error("the first chunk must start at 0 tokens")]
     First,
-    /// Chunks that are not in ascending order of prompt length.
+    /// The chunks are not in ascending order of prompt length.
     #[error("chunks must be listed by ascending from_tokens")]
     Order,
-    /// A chunk with zero rows.
+    /// A chunk has zero rows.
     #[error("a chunk must have at least 1 row")]
     Empty,
 }
@@ -47,33 +48,33 @@ impl Chunks {
         Self { by_prompt: vec![PromptChunk { from_tokens: 0, rows }], beside_decode: rows }
     }
 
-    /// Returns the chunk rows for entering prompts with `prompt_tokens` tokens in total. `generating` says
-    /// whether other sequences are generating tokens.
+    /// Returns the number of chunk rows if the entering prompts have `prompt_tokens` tokens in total.
+    /// `generating` says whether other sequences are generating tokens.
     pub fn rows(&self, prompt_tokens: u64, generating: bool) -> u32 {
         let starts = |chunk: &&PromptChunk| u64::from(chunk.from_tokens) <= prompt_tokens;
         let rows = self.by_prompt.iter().rfind(starts).map_or(1, |chunk| chunk.rows);
         if generating { rows.min(self.beside_decode) } else { rows }
     }
 
-    /// Returns the rows of the shortest chunk.
+    /// Returns the number of rows of the shortest chunk.
     pub fn least_rows(&self) -> u32 {
         self.by_prompt.iter().map(|chunk| chunk.rows).min().unwrap_or(0)
     }
 
-    /// Returns the rows of the longest chunk.
+    /// Returns the number of rows of the longest chunk.
     pub fn most_rows(&self) -> u32 {
         self.by_prompt.iter().map(|chunk| chunk.rows).max().unwrap_or(0)
     }
 
-    /// Returns the prompt length, in tokens, from which the chunk no longer changes.
+    /// Returns the prompt length, in tokens, from which on the chunk no longer changes.
     pub fn last_from_tokens(&self) -> u64 {
         self.by_prompt.last().map_or(0, |chunk| chunk.from_tokens.into())
     }
 
-    /// Checks the list.
+    /// Checks the list of chunks.
     ///
     /// # Errors
-    /// [`InvalidChunks`] describes the first problem.
+    /// [`InvalidChunks`] for the first problem found.
     pub fn check(&self) -> Result<(), InvalidChunks> {
         if self.by_prompt.first().is_none_or(|chunk| chunk.from_tokens != 0) {
             return Err(InvalidChunks::First);

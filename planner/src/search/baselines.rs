@@ -1,7 +1,7 @@
-//! Placement rules of common inference engines. Plans are compared with them.
+//! Simple placement rules of common inference engines. The planner compares its plans with them.
 //!
-//! A rule places segments on the devices in their given order and skips excluded devices. There is no
-//! baseline if the result does not fit or violates another constraint.
+//! A rule places segments on the devices in their given order and skips excluded devices. A rule has no
+//! baseline if its placement does not fit or violates another constraint.
 //!
 //! Knows nothing about the search.
 
@@ -10,19 +10,19 @@ use super::problem::Run;
 use serde::Serialize;
 use std::fmt;
 
-/// A rule that places layers without a search.
+/// A simple rule that places layers without a search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Baseline {
-    /// Equal numbers of layers on every device.
+    /// Every device gets the same number of layers.
     EvenLayers,
-    /// Numbers of layers in proportion to the devices' memory.
+    /// Each device gets a number of layers in proportion to its memory.
     ByMemory,
-    /// Numbers of layers in proportion to the devices' arithmetic rates.
+    /// Each device gets a number of layers in proportion to its arithmetic rate.
     ByFlops,
-    /// All layers on the single device that is fastest.
+    /// The fastest single device gets all layers.
     BestSingle,
-    /// Fill each device before using the next device.
+    /// Each device is filled before the next device is used.
     Greedy,
 }
 
@@ -44,7 +44,7 @@ impl fmt::Display for Baseline {
     }
 }
 
-/// Decode grouping of an engine, which does not depend on the placement.
+/// Rule by which an inference engine groups sequences for decode. It is the same for all placements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EngineDecode {
     /// All sequences decode in one micro-batch, as in llama.cpp.
@@ -67,8 +67,8 @@ impl fmt::Display for EngineDecode {
     }
 }
 
-/// Returns the placements that a rule allows: one per device for [`Baseline::BestSingle`], otherwise one.
-/// Does not check memory, pins or the number of stages.
+/// Returns the placements that a rule produces: one per device for [`Baseline::BestSingle`], and a single one
+/// for every other rule. Does not check memory, pins or the number of stages.
 pub(super) fn placements(
     baseline: Baseline,
     input: &PlannerInput<'_>,
@@ -108,7 +108,7 @@ fn in_proportion(segments: usize, devices: &[usize], weight: impl Fn(&usize) -> 
     runs
 }
 
-/// Fills each device in turn. The last device gets all remaining segments.
+/// Fills each device in turn, up to the largest run that fits. The last device gets all remaining segments.
 fn greedy(segments: usize, devices: &[usize], fits: impl Fn(&[Run]) -> bool) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
     let mut first = 0;

@@ -1,5 +1,5 @@
-//! Chooses the prefill chunks of a plan: the fastest chunk for each prompt length, and the longest chunk that
-//! delays generating sequences by at most [`MOST_DELAY_US`].
+//! Chooses the prefill chunks of a plan: the fastest chunk for each prompt length, and, while other sequences
+//! generate, the longest chunk that delays them by at most [`MOST_DELAY_US`].
 //!
 //! Knows nothing about the search.
 
@@ -9,19 +9,22 @@ use super::workload_times::Point;
 use crate::objective::Workload;
 use crate::plan::{Chunks, PromptChunk};
 
-/// Shortest evaluated prompt, in tokens. Further lengths double up to the context.
+/// Shortest prompt that is evaluated, in tokens. Each further prompt is twice as long, up to the context.
 const SHORTEST: u32 = 64;
-/// Times that differ by at most this share count as equal. Short calibrations have errors of about this size.
+/// Maximum relative difference between times that count as equal. Short calibrations have errors of about
+/// this size.
 const SAME: f64 = 0.04;
-/// Largest delay of a generating sequence's next token by prefill chunks in flight, in microseconds.
+/// Maximum time by which prefill chunks in flight may delay the next token of a generating sequence, in
+/// microseconds.
 const MOST_DELAY_US: f64 = 100e3;
 
-/// Returns the choice's own chunk for all prompts, and the longest allowed chunk beside decode.
+/// Returns a list that contains the chunk of `choice` for all prompts, and the longest allowed chunk beside
+/// decode.
 pub(super) fn fixed(grid: &Grid<'_>, choice: &Choice) -> Chunks {
     Chunks { beside_decode: beside_decode(grid, choice), ..Chunks::fixed(choice.point.chunk) }
 }
 
-/// Returns the fastest fitting chunk for each prompt length, given the choice's placement.
+/// Returns, for each prompt length, the fastest chunk with which the placement of `choice` fits.
 pub(super) fn by_prompt(grid: &Grid<'_>, choice: &Choice) -> Chunks {
     let points = fitting(grid, choice);
     let mut by_prompt: Vec<PromptChunk> = Vec::new();
@@ -41,8 +44,8 @@ pub(super) fn by_prompt(grid: &Grid<'_>, choice: &Choice) -> Chunks {
     if by_prompt.is_empty() { fixed } else { Chunks { by_prompt, ..fixed } }
 }
 
-/// Returns the points that differ from the choice's point only in the chunk and at which its placement fits.
-/// The shortest chunk comes first.
+/// Returns the points that differ from the point of `choice` only in the chunk and at which its placement
+/// fits. The shortest chunk comes first.
 fn fitting(grid: &Grid<'_>, choice: &Choice) -> Vec<Point> {
     let is_like = |point: &Point| Point { chunk: choice.point.chunk, ..*point } == choice.point;
     // A chunk with fewer rows would change the plan's decode steps.
@@ -53,9 +56,10 @@ fn fitting(grid: &Grid<'_>, choice: &Choice) -> Vec<Point> {
     points
 }
 
-/// Returns the chunk rows for a prompt of `tokens` tokens, at most the length of the prompt. Of equally fast
-/// chunks a GPU gets the longest, because it reads the weights least often. A CPU gets the shortest, because
-/// its rows stay in the caches. An unmeasured chunk must be clearly faster than all measured chunks.
+/// Returns the rows of the best chunk for a prompt of `tokens` tokens. Considers only chunks up to the first
+/// one that holds the whole prompt. Among equally fast chunks, a GPU gets the longest, because this reads the
+/// weights least often. A CPU gets the shortest, because its rows stay in the caches. An unmeasured chunk
+/// must be clearly faster than all measured chunks.
 fn fastest(grid: &Grid<'_>, choice: &Choice, points: &[Point], tokens: u32) -> Option<u32> {
     let workload = Workload { prompt_tokens: tokens, generated_tokens: 0 };
     let input = PlannerInput { workload, ..*grid.input };
@@ -77,8 +81,8 @@ fn fastest(grid: &Grid<'_>, choice: &Choice, points: &[Point], tokens: u32) -> O
     fastest.or_else(|| if in_host_memory { equal.next() } else { equal.next_back() }).map(|(_, rows)| rows)
 }
 
-/// Returns the longest chunk that delays a token by at most [`MOST_DELAY_US`], or the shortest chunk if none
-/// does. The choice's own chunk is the upper limit.
+/// Returns the longest chunk that delays a token by at most [`MOST_DELAY_US`], or the shortest chunk if every
+/// chunk delays it more. The result is at most the chunk of `choice`.
 fn beside_decode(grid: &Grid<'_>, choice: &Choice) -> u32 {
     // A decode step waits for the other micro-batches in flight. They leave at the rate of the slowest stage.
     let delay_us = |point: &Point| {

@@ -13,18 +13,18 @@ use crate::wording;
 use ragtag_graph::Granularity;
 use rayon::prelude::*;
 
-/// Largest number of devices for which alternatives are searched.
+/// Maximum number of devices for which the planner searches for alternatives.
 const SEARCHED_DEVICES: usize = 12;
-/// Up to this number of devices, plans with an unused device may include any other device. With more devices,
-/// they include only the devices of the plan.
+/// Maximum number of devices for which a plan with an unused device may include all other devices. With more
+/// devices, it includes only the devices of the best plan.
 const TRIED_WITH_ALL: usize = 8;
-/// Largest number of kinds of unused devices for which the search looks for a plan.
+/// Maximum number of kinds of unused devices for which the planner searches for a plan.
 const LEFT_OUT: usize = 16;
-/// Largest number of reported alternatives.
+/// Maximum number of reported alternatives.
 const ALTERNATIVES: usize = 6;
-/// Largest number of evaluated limits.
+/// Maximum number of limits for which the planner evaluates a higher value.
 const BINDINGS: usize = 6;
-/// Smallest relative improvement that is reported for raising a limit.
+/// Minimum relative improvement from a higher limit that is reported.
 const GAIN: f64 = 0.005;
 
 pub(super) fn explanation(grid: &Grid<'_>, found: &SearchResult) -> Explanation {
@@ -54,7 +54,7 @@ fn score(us: f64) -> f64 {
     if us < 1e3 { us } else { tenths(us) }
 }
 
-/// Rounds a share to four decimals.
+/// Rounds a fraction to four decimals.
 fn share(value: f64) -> f64 {
     (value * 1e4).round() / 1e4
 }
@@ -130,7 +130,7 @@ fn left_out(grid: &Grid<'_>, best: &Choice) -> Vec<LeftOut> {
     all.into_iter().map(|(_, left)| left).collect()
 }
 
-/// Returns the best plan that includes a device. If no plan does, the flag says whether one exists without
+/// Returns the best plan that includes `device`. If there is none, the flag says whether one exists without
 /// the constraints.
 fn best_with(grid: &Grid<'_>, best: &Choice, device: usize) -> (Option<Choice>, bool) {
     let with = |instance: &mut Instance| {
@@ -163,8 +163,8 @@ fn swapped(choice: &Choice, a: usize, b: usize) -> Choice {
     choice
 }
 
-/// Returns the alternatives: placements with other numbers of stages, and placements of rules. Duplicate
-/// placements are removed. Also returns a lower bound of the score, if one is known.
+/// Returns the alternatives: placements with other numbers of stages, and placements chosen by simple rules.
+/// Lists each placement only once. Also returns a lower bound of the score, if one is known.
 fn alternatives(grid: &Grid<'_>, found: &SearchResult) -> (Vec<Alternative>, Option<f64>) {
     let own = placement(grid.input, &found.best.runs);
     let (mut all, bound_us) = match grid.input.split {
@@ -246,8 +246,8 @@ fn bindings(grid: &Grid<'_>, best: &Choice) -> Vec<BindingLimit> {
     bindings
 }
 
-/// Returns half of a device's memory as an increase, rounded down to whole GiB if at least 1 GiB, with its
-/// text.
+/// Returns half of `memory_bytes`, rounded down to whole GiB if it is at least 1 GiB, and the description of
+/// this memory increase.
 fn increment(memory_bytes: u64) -> (u64, String) {
     const GIB: u64 = 1 << 30;
     match memory_bytes / 2 / GIB {
@@ -256,7 +256,7 @@ fn increment(memory_bytes: u64) -> (u64, String) {
     }
 }
 
-/// Returns the improvement of more memory for each device that cannot hold another segment.
+/// Returns a hypothetical memory increase for each device that cannot hold another segment.
 fn more_memory(grid: &Grid<'_>, best: &Choice) -> Vec<WhatIf> {
     let (input, problem) = (grid.input, grid.problem(best.point));
     let segments = input.segments.len();
@@ -284,7 +284,7 @@ fn more_memory(grid: &Grid<'_>, best: &Choice) -> Vec<WhatIf> {
     (0..input.devices.len()).filter(|&device| is_full(device)).map(what_if).collect()
 }
 
-/// Returns the improvement of doubling the speed of the slowest transfer in both directions.
+/// Returns the hypothetical doubling of the speed of the slowest transfer, in both directions.
 fn faster_transfer(grid: &Grid<'_>, best: &Choice) -> Option<WhatIf> {
     let (input, problem) = (grid.input, grid.problem(best.point));
     let transfers = best.evaluation.transfers.iter().enumerate();
@@ -313,7 +313,7 @@ fn faster_transfer(grid: &Grid<'_>, best: &Choice) -> Option<WhatIf> {
     })
 }
 
-/// Returns the improvement of doubling a shared link's rate, if the shared link is the bottleneck.
+/// Returns the hypothetical doubling of a shared link's rate, if the shared link is the bottleneck.
 fn faster_shared_link(grid: &Grid<'_>, best: &Choice) -> Option<WhatIf> {
     let Bottleneck { place: Place::SharedLink, index, .. } = bottleneck(best) else { return None };
     let mut links = grid.input.links.clone();
@@ -323,7 +323,7 @@ fn faster_shared_link(grid: &Grid<'_>, best: &Choice) -> Option<WhatIf> {
     Some(WhatIf { of, more: "twice the rate".into(), devices: grid.input.devices.to_vec(), links })
 }
 
-/// Counts the plan's input values from each source.
+/// Counts the plan's input values by source.
 fn figures(grid: &Grid<'_>, best: &Choice) -> Vec<FigureCount> {
     let input = grid.input;
     let of_device = |run: &Run| {

@@ -1,10 +1,12 @@
-//! Families of placements in which devices have several stages. The solver's exact search covers placements
-//! with one stage per device. These families are candidates beside it:
+//! Families of placements in which devices have several stages. The solver's exact search covers only
+//! placements with one stage per device. The planner evaluates placements of these families as additional
+//! candidates:
 //!
 //! - *Interleaved*: the devices take turns, with 2 to [`TURNS`] stages each. Shorter stages fill the pipeline
 //!   in less time ([Megatron-LM](https://arxiv.org/abs/2104.04473)).
-//! - *Feed-forward apart*: one device has the attention halves of all blocks and another the feed-forward
-//!   halves. It serves models whose weights fit only the second device, and whose cache fits the first.
+//! - *Feed-forward apart*: one device has the attention halves of all blocks, and another device has the
+//!   feed-forward halves. This suits a model whose weights fit only on the second device and whose KV cache
+//!   fits on the first.
 //!
 //! This module does not depend on the solver or the explanation.
 
@@ -14,7 +16,7 @@ use super::problem::Run;
 use crate::plan::Family;
 use ragtag_graph::Granularity;
 
-/// Most stages of each device in an interleaved placement.
+/// Maximum number of stages per device in an interleaved placement.
 const TURNS: usize = 4;
 /// Minimum predicted gain of a placement in which devices have several stages. The cost model does not include
 /// the time until the host learns that an input has arrived and submits its computation.
@@ -61,13 +63,13 @@ pub(super) fn family(runs: &[Run], granularity: Granularity) -> Family {
     }
 }
 
-/// Returns whether all stages but the first and the last have one segment.
+/// Returns whether all stages except the first and the last have exactly one segment.
 fn is_one_half_each(runs: &[Run]) -> bool {
     runs.len() > 2 && runs[1..runs.len() - 1].iter().all(|run| run.segments.len() == 1)
 }
 
-/// Returns placements in which the devices of a placement take turns. Each device keeps its number of
-/// segments.
+/// Returns interleaved variants of a placement, in which its devices take turns. Each device keeps its number
+/// of segments.
 fn interleaved(runs: &[Run]) -> Vec<Vec<Run>> {
     if !(2..=DEVICES).contains(&runs.len()) {
         return Vec::new();
@@ -89,7 +91,8 @@ fn in_turns(runs: &[Run], turns: usize) -> Vec<Run> {
     placed
 }
 
-/// Returns placements with attention, embedding and head on one device, and feed-forward halves on another.
+/// Returns placements in which one device has the attention halves, the embedding and the head, and another
+/// device has the feed-forward halves.
 fn feed_forward_apart(input: &PlannerInput<'_>) -> Vec<Vec<Run>> {
     let segments = input.segments.len();
     let devices = input.devices.len();

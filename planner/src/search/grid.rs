@@ -1,23 +1,25 @@
-//! The search: runs the solver at points of the grid, and evaluates the placements of rules.
+//! The search: runs the solver at points of a grid, and also evaluates placements that are chosen by simple
+//! rules.
 //!
 //! The grid has three axes:
 //! - wire type: f32 and f16, unless the user requested one or only f32 is possible
 //! - prefill chunk: the requested size, or every size for which the model was lowered
 //! - number of decode groups in flight
 //!
-//! The grid has at most [`POINTS`] points. The solver finds the best placement at a given point. The search
-//! solves one point per wire type first. It evaluates the best placements at all other points. It then solves
-//! the point that is cheapest for one of these placements, and repeats this until no other point is cheaper.
-//! Finally it solves all other points for placements that beat the known score.
+//! The grid has at most [`POINTS`] points. At a given point, the solver finds the best placement. The search
+//! first solves one point per wire type, and evaluates the resulting placements at all other points. It then
+//! solves the point at which one of these placements has the lowest predicted time, and repeats this until no
+//! other point is better. Finally, it solves all remaining points, but only for placements that beat the best
+//! score so far.
 //!
-//! With too many different devices ([`WORK`]) this takes too long. Then at most [`SOLVED`] points are solved,
-//! and the other points are only bounded.
+//! With too many different devices ([`WORK`]), solving all points takes too long. The search then solves at
+//! most [`SOLVED`] points, and computes only a lower bound of the score at the other points.
 //!
-//! Credits are not an axis of the grid, because they do not change the predicted times. A placement has one
-//! credit more than the larger of its numbers of groups and stages. More credits do not raise throughput
-//! (`more_credits_than_a_plan_has_serve_no_more_requests` in the simulator's tests). With fewer credits,
-//! decode steps wait for fewer prefill chunks, but stages may be idle. Only simulation can weigh these
-//! effects (`trial`).
+//! The number of credits is not an axis of the grid, because it does not change the predicted times. A
+//! placement has one credit more than its number of groups or of devices, whichever is larger. More credits
+//! do not raise throughput (`more_credits_than_a_plan_has_serve_no_more_requests` in the simulator's tests).
+//! With fewer credits, decode steps wait for fewer prefill chunks, but stages may be idle. Only a simulation
+//! can weigh these effects (`trial`).
 //!
 //! Knows nothing about the explanation.
 
@@ -31,24 +33,26 @@ use ragtag_kernels::Activations;
 use rayon::prelude::*;
 use std::sync::{Arc, OnceLock};
 
-/// Largest number of grid points.
+/// Maximum number of grid points.
 const POINTS: usize = 64;
-/// Largest number of different decode group counts.
+/// Maximum number of decode group counts on the grid.
 const GROUPS: usize = 8;
-/// Default prefill chunk of engines, for example llama.cpp's `--ubatch-size`.
+/// Default prefill chunk length of inference engines, for example llama.cpp's `--ubatch-size`.
 const USUAL_CHUNK: u32 = 512;
-/// Largest number of points that are solved in sequence. Each is the cheapest point for an earlier result.
+/// Maximum number of grid points that the search solves one after another, each because it is the cheapest
+/// point for an earlier result.
 const SOLVED: usize = 4;
-/// Largest number of solver table cells, over all points, for which every point is solved. Eight different
-/// devices and 80 segments have 170 thousand cells at each point.
+/// Maximum number of solver table cells, summed over all points, for which the search solves every point.
+/// Eight different devices and 80 segments need 170 thousand cells per point.
 const WORK: usize = 12 << 20;
-/// Largest product of devices and segments for which unsolved points are bounded.
+/// Maximum product of devices and segments for which the search computes lower bounds at unsolved points.
 const BOUNDED: usize = 1 << 13;
-/// Largest number of further placements that are kept.
+/// Maximum number of placements in [`SearchResult::elsewhere`].
 const ELSEWHERE: usize = 24;
-/// Among plans within this share of the best score, the plan with the fewest devices is chosen.
+/// Relative score difference up to which the planner prefers a plan with fewer devices.
 pub(super) const FEWER_DEVICES: f64 = 0.01;
-/// Scores within this share count as equal. Among equal scores, the faster decode wins.
+/// Relative score difference up to which scores count as equal. Among equal scores, the plan with the faster
+/// decode wins.
 const SAME: f64 = 5e-3;
 
 /// A placement at a point of the grid, with its predictions.
@@ -56,7 +60,7 @@ const SAME: f64 = 5e-3;
 pub(super) struct Choice {
     pub runs: Vec<Run>,
     pub point: Point,
-    /// Largest number of micro-batches in flight.
+    /// Maximum number of micro-batches in flight.
     pub credits: u32,
     pub workload_times: WorkloadTimes,
     pub evaluation: Evaluation,
@@ -90,10 +94,10 @@ fn least_us<'a>(choices: impl Iterator<Item = &'a Choice>) -> f64 {
     choices.map(Choice::expected_us).fold(f64::INFINITY, f64::min)
 }
 
-/// Returns the preferred choice in three steps. It first keeps the choices within [`FEWER_DEVICES`] of the
-/// best score, and of these the ones with the fewest devices. It then keeps the choices within [`SAME`] of
-/// the best remaining score. It finally takes the first choice whose decode is within [`SAME`] of the
-/// fastest.
+/// Returns the preferred choice, in three steps. The first step keeps the choices that are at most
+/// [`FEWER_DEVICES`] worse than the best one, and of these the choices with the fewest devices. The second
+/// step keeps the choices that are at most [`SAME`] worse than the best remaining one. The third step takes
+/// the first choice whose decode rate is within [`SAME`] of the highest.
 fn preferred(mut choices: Vec<Choice>) -> Option<Choice> {
     let most_us = least_us(choices.iter()) * (1.0 + FEWER_DEVICES);
     choices.retain(|choice| choice.expected_us() <= most_us);
@@ -106,16 +110,16 @@ fn preferred(mut choices: Vec<Choice>) -> Option<Choice> {
     choices.into_iter().find(|choice| decode(choice) * (1.0 + SAME) >= fastest)
 }
 
-/// Result of solving one point.
+/// Result of solving the problem at one point.
 pub(super) struct Solved {
     /// The best placements, at most one for each number of stages.
     pub choices: Vec<Choice>,
-    /// Lower bound of all scores at this point. Invalid if a known score is lower.
+    /// Lower bound of all scores at this point, capped at the known score if the solver was given one.
     pub bound_us: f64,
 }
 
 impl Solved {
-    /// Returns the preferred choice of this point.
+    /// Returns the preferred choice at this point.
     pub fn best(self) -> Option<Choice> {
         preferred(self.choices)
     }
@@ -124,22 +128,22 @@ impl Solved {
 /// Result of a search.
 pub(super) struct SearchResult {
     pub best: Choice,
-    /// The best placement for each other number of stages.
+    /// The best placement for each number of stages other than that of `best`.
     pub others: Vec<Choice>,
-    /// Lower bound of the score over all points. `None` if some points were not bounded.
+    /// Lower bound of the score over all points. `None` if it was not computed for some points.
     pub bound_us: Option<f64>,
-    /// Further placements that the search found.
+    /// Other placements that the search found.
     pub elsewhere: Vec<Choice>,
 }
 
 impl SearchResult {
-    /// Returns all placements found.
+    /// Returns all placements that the search found.
     pub fn all(&self) -> impl Iterator<Item = &Choice> {
         std::iter::once(&self.best).chain(&self.others).chain(&self.elsewhere)
     }
 }
 
-/// Problems at all points of the grid, created on demand.
+/// The planning problems at all points of the grid, created on demand.
 pub(super) struct Grid<'a> {
     pub input: &'a PlannerInput<'a>,
     pub context: u32,
@@ -177,7 +181,7 @@ impl<'a> Grid<'a> {
         self.boundaries
     }
 
-    /// Returns the segments as lowered for a point's chunk.
+    /// Returns the segments as lowered for the chunk length of a point.
     pub fn segments(&self, point: Point) -> &'a [Segment] {
         let lowered = self.lowered.iter().find(|lowered| lowered.chunk == point.chunk);
         lowered.map_or(self.input.segments, |lowered| lowered.segments)
@@ -196,15 +200,16 @@ impl<'a> Grid<'a> {
         self.problem_at(index.expect("a point of this grid"))
     }
 
-    /// Returns the starting points for a wire type. The search uses the first point at which a placement
-    /// fits. All points have enough decode groups to keep all devices busy. The requested chunk comes first,
-    /// followed by others that may need less memory.
+    /// Returns the points at which the search starts for a wire type, in order of preference. The search uses
+    /// the first point at which a placement fits. All of these points have enough decode groups to keep all
+    /// devices busy. The point with the requested chunk comes first, followed by points that may need less
+    /// memory.
     fn starts(&self, wire_type: WireType) -> impl Iterator<Item = Point> + '_ {
         let most = self.points.iter().map(|(point, _)| point.groups).max().unwrap_or(1);
         self.lowered.iter().map(move |lowered| Point { chunk: lowered.chunk, groups: most, wire_type })
     }
 
-    /// Returns the point for which missing memory is reported if nothing fits.
+    /// Returns the problem for which the planner reports missing memory if nothing fits.
     pub fn start(&self) -> &Problem<'a> {
         self.problem_at(0)
     }
@@ -243,13 +248,13 @@ impl<'a> Grid<'a> {
         SearchResult::of(found.chain(rules).collect(), bound_us)
     }
 
-    /// Returns whether solving every point is quick enough.
+    /// Returns whether the solver is fast enough to solve every point.
     fn is_quick(&self) -> bool {
         let cells = solver::cells(&self.start().instance());
         cells.is_some_and(|cells| cells.saturating_mul(self.points.len()) <= WORK)
     }
 
-    /// Returns a lower bound of the score over all points, or `None` if computing it takes too long
+    /// Returns a lower bound of the score over all points, or `None` if computing it would take too long
     /// ([`BOUNDED`]).
     pub fn bound_us(&self) -> Option<f64> {
         if self.input.devices.len().saturating_mul(self.input.segments.len()) > BOUNDED {
@@ -259,13 +264,13 @@ impl<'a> Grid<'a> {
         bounds.map(|at| solver::bound(&self.problem_at(at).instance())).reduce_with(f64::min)
     }
 
-    /// Evaluates a placement at a point. Returns `None` if it does not fit.
+    /// Evaluates a placement at a point. Returns `None` if the placement does not fit.
     pub fn priced(&self, point: Point, runs: Vec<Run>) -> Option<Choice> {
         let problem = self.problem(point);
         problem.prove(&runs).is_ok().then(|| Choice::of(problem, runs))
     }
 
-    /// Returns the preferred choice among these placements at all points at which they fit.
+    /// Returns the preferred combination of one of these placements and a point at which it fits.
     pub fn cheapest(&self, placements: &[&[Run]]) -> Option<Choice> {
         let at = |index: usize| {
             let problem = self.problem_at(index);
@@ -275,8 +280,8 @@ impl<'a> Grid<'a> {
         preferred((0..self.points.len()).flat_map(at).collect())
     }
 
-    /// Returns the best placement of a rule, or `None` if no placement of the rule fits and meets the
-    /// constraints.
+    /// Returns the best placement that a simple rule produces. Returns `None` if none of the rule's
+    /// placements fits and meets the constraints.
     pub fn baseline(&self, rule: Baseline) -> Option<Choice> {
         let fits = |runs: &[Run]| self.start().prove(runs).is_ok();
         let mut placements = baselines::placements(rule, self.input, fits);
@@ -284,9 +289,9 @@ impl<'a> Grid<'a> {
         self.cheapest(&placements.iter().map(Vec::as_slice).collect::<Vec<_>>())
     }
 
-    /// Returns a placement with the settings of an engine: chunks of [`USUAL_CHUNK`], or the longest shorter
-    /// chunk that fits. Only the wire type is chosen by prediction. Returns `None` if the placement fits at
-    /// no point.
+    /// Returns a placement with the default settings of an inference engine: chunks of [`USUAL_CHUNK`] rows,
+    /// or the longest shorter chunk that fits. Only the wire type is chosen by prediction. Returns `None` if
+    /// the placement fits at no point.
     pub fn untuned(&self, runs: &[Run], decode: EngineDecode) -> Option<Choice> {
         let groups = match decode {
             EngineDecode::Together => 1,
@@ -305,17 +310,17 @@ impl<'a> Grid<'a> {
         preferred(self.boundaries.iter().filter_map(first).collect())
     }
 
-    /// Returns the best placements at a point.
+    /// Returns the best placements at a point, and a bound of their scores.
     pub fn solve(&self, point: Point) -> Solved {
         self.solve_with(point, |_| ())
     }
 
-    /// Solves a point for placements that beat a known score or come close to it.
+    /// Solves a point, but only for placements that beat `known_us` or come close to it.
     fn solve_for(&self, point: Point, known_us: f64) -> Solved {
         self.solve_with(point, |instance| instance.known = known_us)
     }
 
-    /// Solves a point after changing its instance.
+    /// Solves a point after `change` has modified the solver's instance.
     pub fn solve_with(&self, point: Point, change: impl FnOnce(&mut Instance)) -> Solved {
         let problem = self.problem(point);
         let mut instance = problem.instance();
@@ -347,7 +352,7 @@ impl SearchResult {
     }
 }
 
-/// Returns the placements without duplicates.
+/// Returns the placements without duplicates, in order of first occurrence.
 fn different<'a>(placements: impl Iterator<Item = &'a Vec<Run>>) -> Vec<&'a [Run]> {
     let mut different: Vec<&[Run]> = Vec::new();
     for runs in placements {
@@ -366,8 +371,8 @@ fn runs(placement: &Placement) -> Vec<Run> {
     placement.stages.iter().map(run).collect()
 }
 
-/// Returns the possible wire types, the smaller type first. This is the requested type, or all types that the
-/// activations allow if there are several devices.
+/// Returns the wire types to consider, the smaller type first. If the user requested a type, it is the only
+/// one. Otherwise, these are all types that the activations allow, or f32 alone if there is only one device.
 fn boundaries(input: &PlannerInput<'_>) -> &'static [WireType] {
     match input.limits.wire_type {
         Some(WireType::F32) => &[WireType::F32],
@@ -377,8 +382,8 @@ fn boundaries(input: &PlannerInput<'_>) -> &'static [WireType] {
     }
 }
 
-/// Returns at most `numbers` decode group counts, from one to the largest possible number of stages. Each
-/// count has a different group size.
+/// Returns at most `numbers` decode group counts, from one to the largest possible number of stages. Counts
+/// that give the same group size are listed only once.
 fn groups(input: &PlannerInput<'_>, context: u32, numbers: usize) -> Vec<u32> {
     if let Some(groups) = input.limits.decode_groups {
         return vec![groups];

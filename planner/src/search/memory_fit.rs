@@ -1,17 +1,17 @@
-//! Memory fit: checks whether a model fits, and finds the missing memory if it does not. Knows nothing about
+//! Checks whether a model fits into memory, and finds the missing memory if it does not. Knows nothing about
 //! times.
 
 use super::Shortage;
 use super::problem::{Problem, Run};
 use super::solver::Instance;
 
-/// Largest number of devices for which all orders are tried.
+/// Maximum number of devices for which the check tries all orders of the devices.
 const EXACT: usize = 12;
-/// Largest product of devices and segments for which the search minimises missing bytes.
+/// Maximum product of devices and segments for which the search minimises the missing bytes.
 const SEARCHED: usize = 2048;
 
-/// Returns whether some placement fits. The answer is exact for few devices. For many devices, fills the
-/// devices in the order of their capacity.
+/// Returns whether some placement fits. The answer is exact for at most [`EXACT`] usable devices. With more
+/// devices, the check only fills the devices in descending order of capacity.
 pub(super) fn fits(instance: &Instance) -> bool {
     let usable: Vec<usize> = (0..instance.devices.len()).filter(|&d| !instance.excluded[d]).collect();
     if usable.len() > EXACT {
@@ -46,14 +46,15 @@ pub(super) fn fits(instance: &Instance) -> bool {
     false
 }
 
-/// Returns the end of the longest run from `first` that the device's memory and the pins allow.
+/// Returns the end of the longest run that starts at `first` and that the device's memory and the pins allow.
 fn reach(instance: &Instance, device: usize, class: usize, first: usize) -> usize {
     let end = instance.devices[device].reach[class].get(first).copied().unwrap_or(first);
     let pinned_elsewhere = |segment: &usize| instance.pins[*segment].is_some_and(|pin| pin != device);
     (first..end).find(pinned_elsewhere).unwrap_or(end)
 }
 
-/// Returns the end of the longest run after device `before`, or 0 if no run fits.
+/// Returns the end of the longest run on `device` that starts at `first` and follows a stage on `before`.
+/// Returns 0 if no run fits.
 fn next(instance: &Instance, before: usize, device: usize, first: usize) -> usize {
     let Some(transfer) = &instance.transfers[before * instance.devices.len() + device] else { return 0 };
     match reach(instance, device, transfer.class, first) {
@@ -79,8 +80,8 @@ fn fits_by_size(instance: &Instance, mut devices: Vec<usize>) -> bool {
 }
 
 /// Returns the shortages of the placement that comes closest to fitting, with the devices in their given
-/// order. For few devices and segments, the placement minimises the missing bytes. Otherwise it fills all
-/// devices in turn, and the last device lacks the rest.
+/// order. For few devices and segments, this is the placement with the fewest missing bytes. Otherwise, this
+/// placement fills all devices in turn, and the last device lacks memory for the rest.
 pub(super) fn closest(problem: &Problem<'_>) -> Vec<Shortage> {
     let (segments, devices) = (problem.input.segments.len(), problem.input.devices.len());
     let runs = if segments * devices <= SEARCHED { least_missing(problem) } else { filled_in_turn(problem) };
@@ -94,8 +95,8 @@ fn missing(problem: &Problem<'_>, run: &Run, before: Option<usize>) -> u64 {
     })
 }
 
-/// Returns the placement with the fewest missing bytes, by dynamic programming. Each state (placed segments,
-/// last device) stores the missing bytes, the start of the last run, and the previous device.
+/// Returns the placement with the fewest missing bytes, found by dynamic programming. Each state (placed
+/// segments, last device) stores the missing bytes, the start of the last run, and the previous device.
 fn least_missing(problem: &Problem<'_>) -> Vec<Run> {
     let (segments, devices) = (problem.input.segments.len(), problem.input.devices.len());
     let mut best: Vec<Option<(u64, usize, Option<usize>)>> = vec![None; (segments + 1) * devices];

@@ -1,10 +1,10 @@
 //! The planner: assigns segments to devices. Pure and deterministic: equal inputs give equal plans.
 //!
-//! A candidate is a contiguous split over some of the devices, in any order. A single device is a candidate
-//! too. `families` adds candidates in which devices have several stages. Memory is checked before speed.
-//! Stages work on different requests at the same time, so the busiest stage bounds throughput. A lone request
-//! takes the sum of the stage times. `solver` finds the best placement for fixed micro-batches. `grid`
-//! chooses the micro-batches.
+//! A candidate assigns contiguous runs of segments to some of the devices, in any order. A placement on a
+//! single device is also a candidate. `families` adds candidates in which devices have several stages. The
+//! planner checks memory before speed. Stages work on different requests at the same time, so the busiest
+//! stage limits throughput. The latency of a lone request is the sum of the stage times. `solver` finds the
+//! best placement for given micro-batch sizes. `grid` chooses the micro-batch sizes.
 //!
 //! Knows nothing about backends, files, the runtime or the simulator.
 
@@ -41,12 +41,12 @@ use trial::Trials;
 pub use trial::{Trial, TrialLoad};
 use workload_times::{Point, Times};
 
-/// The planner's description of the model, besides its segments.
+/// Facts about the model that the planner needs in addition to the segments.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelFacts {
     /// Display name.
     pub name: String,
-    /// Digest of its file.
+    /// Digest of the model file.
     pub digest: String,
     /// Trained context length, in positions.
     pub context: u32,
@@ -59,22 +59,22 @@ pub struct ModelFacts {
 /// Capacity limits and micro-batch sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlanLimits {
-    /// Longest sequence, in positions. Default: the longest context that fits, up to the model's trained
-    /// context.
+    /// Maximum length of a sequence, in positions. Default: the longest context that fits, up to the model's
+    /// trained context.
     pub context: Option<u32>,
-    /// Number of sequences in the pipeline at once.
+    /// Maximum number of sequences in the pipeline at once.
     pub sequences: u32,
-    /// Largest number of rows of a micro-batch, and the requested prefill chunk.
+    /// Maximum number of rows in a micro-batch. Also the requested length of a prefill chunk.
     pub chunk: u32,
-    /// Largest number of logit rows of a micro-batch.
+    /// Maximum number of logit rows in a micro-batch.
     pub logit_rows: u32,
-    /// Number of micro-batches that a stage can hold at once.
+    /// Maximum number of micro-batches that a stage holds at once.
     pub slots: u32,
     /// Number of decode groups. Default: chosen by the planner.
     pub decode_groups: Option<u32>,
-    /// Largest number of micro-batches in flight. Default: chosen by the planner.
+    /// Maximum number of micro-batches in flight. Default: chosen by the planner.
     pub credits: Option<u32>,
-    /// Element type of the KV cache. The segments' costs must assume this type.
+    /// Element type of the KV cache. The costs in [`PlannerInput::segments`] must be computed for this type.
     pub kv: KvType,
     /// Activation type of matrix products.
     pub activations: Activations,
@@ -83,8 +83,8 @@ pub struct PlanLimits {
 }
 
 impl PlanLimits {
-    /// Returns the largest number of logit rows of a micro-batch of at most `chunk` rows. If only the last
-    /// row of each sequence needs logits, the rows of a decode group decide.
+    /// Returns the maximum number of logit rows in a micro-batch of at most `chunk` rows. If only the last
+    /// row of each sequence needs logits, this number depends on the size of a decode group.
     fn logit_rows_of(&self, groups: u32, chunk: u32) -> u32 {
         match self.logit_rows <= self.sequences {
             true => logit_rows(self.sequences, groups, chunk).min(self.logit_rows),
@@ -93,12 +93,12 @@ impl PlanLimits {
     }
 }
 
-/// A constraint that fixes a segment's device.
+/// A constraint that pins a segment to a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pin {
-    /// The segment.
+    /// Index of the segment.
     pub segment: u32,
-    /// Device label.
+    /// Label of the device.
     pub device: String,
 }
 
@@ -109,7 +109,7 @@ pub struct Constraints {
     pub pins: Vec<Pin>,
     /// Labels of excluded devices.
     pub excluded: Vec<String>,
-    /// Largest number of stages.
+    /// Maximum number of stages.
     pub max_stages: Option<u32>,
 }
 
@@ -118,44 +118,44 @@ impl Constraints {
     pub const NONE: &'static Self = &Self { pins: Vec::new(), excluded: Vec::new(), max_stages: None };
 }
 
-/// All inputs of a plan.
+/// All inputs of the planner.
 #[derive(Clone, Copy, Debug)]
 pub struct PlannerInput<'a> {
     /// The model.
     pub model: &'a ModelFacts,
     /// The model's segments, in order, lowered for [`PlanLimits::chunk`].
     pub segments: &'a [Segment],
-    /// Other prefill chunks to consider, each with the segments lowered for it.
+    /// Other prefill chunk lengths to consider, each with the segments lowered for that length.
     pub other_chunks: &'a [(u32, &'a [Segment])],
     /// The devices. Among equally good plans, the planner prefers one that uses devices in this order.
     pub devices: &'a [DeviceFacts],
     /// The links between the devices.
     pub links: &'a Links,
-    /// Free host memory, in bytes. If unknown, host memory is not checked.
+    /// Free host memory, in bytes. If `None`, the planner does not check host memory.
     pub host_memory_bytes: Option<u64>,
     /// The objective to minimise.
     pub objective: Objective,
-    /// The request to plan for.
+    /// The request that the plan is optimised for.
     pub workload: Workload,
     /// Capacity limits.
     pub limits: PlanLimits,
-    /// Constraints on a placement. A user's split may violate them, except that it must not name an excluded
-    /// device.
+    /// Constraints on the placement. A user's split may violate them, but it must not use an excluded device.
     pub constraints: &'a Constraints,
-    /// Function that simulates a plan. If present, the planner simulates the best few placements of a plan
-    /// for many sequences and chooses the best of them.
+    /// Function that simulates a plan. If this is set and the plan serves many sequences, the planner
+    /// simulates the best few placements and chooses the best of them.
     pub trial: Option<Trial>,
-    /// Whether placements in which devices have several stages are candidates.
+    /// Whether the planner considers placements in which devices have several stages.
     pub several_stages: bool,
-    /// Whether to explain the plan. Evaluating alternatives takes longer than the search.
+    /// Whether to explain the plan. Evaluating the alternatives for the explanation takes longer than the
+    /// search.
     pub explained: bool,
-    /// A placement from the user. It is checked but not improved.
+    /// Placement that the user requested. The planner checks it but does not improve it.
     pub split: Option<&'a Split>,
 }
 
 impl PlannerInput<'_> {
-    /// Returns whether the planner simulates placements. It does so for throughput with several devices and
-    /// sequences if there is a [`Trial`] and no user split.
+    /// Returns whether the planner simulates placements. It does so if the objective is throughput, there are
+    /// several devices and sequences, a [`Trial`] is set and the user requested no split.
     fn is_tried(&self) -> bool {
         self.trial.is_some()
             && self.split.is_none()
@@ -178,42 +178,42 @@ impl PlannerInput<'_> {
     }
 }
 
-/// A failure to plan.
+/// Reason why the planner cannot make a plan.
 #[derive(Clone, Debug, PartialEq, Error)]
 pub enum PlanError {
-    /// No devices.
+    /// There are no devices.
     #[error("there is no device to plan on")]
     NoDevice,
-    /// No segments.
+    /// There are no segments.
     #[error("the model has no segment")]
     NoSegment,
-    /// An impossible value of a device or link.
+    /// A device or a link has an impossible value.
     #[error("{of}: invalid {field}")]
     BadFacts {
-        /// The device or link.
+        /// Name of the device or link.
         of: String,
         /// Name of the field.
         field: &'static str,
     },
-    /// A limit or workload of zero.
+    /// A limit or the workload is zero.
     #[error("{what} must be at least 1")]
     BadLimit {
         /// Name of the limit.
         what: &'static str,
     },
-    /// A constraint that names an unknown segment or device, or contradicts another constraint.
+    /// A constraint names an unknown segment or device, or contradicts another constraint.
     #[error("the constraints: {what}")]
     BadConstraint {
-        /// The problem, for the message.
+        /// Problem, as quoted in the error message.
         what: String,
     },
     /// The user's split does not match the model or the devices.
     #[error("the split: {0}")]
     Split(#[from] PartitionError),
-    /// A wire type other than f32 with exact activations.
+    /// Exact (f32) activations are combined with a wire type other than f32.
     #[error("wire type {wire_type} needs --activations int8; exact activations (f32) need wire type f32")]
     ExactBoundary {
-        /// The wire type.
+        /// Requested wire type.
         wire_type: WireType,
     },
     /// The model does not fit the devices.
@@ -224,23 +224,23 @@ pub enum PlanError {
     HostMemory(Box<HostMemory>),
 }
 
-/// Missing memory, for the placement that comes closest to fitting.
+/// Memory shortages of the placement that comes closest to fitting.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DoesNotFit {
-    /// The context that does not fit.
+    /// Context length at which the placement does not fit, in positions.
     pub context: u32,
-    /// The stages that lack memory, at least one.
+    /// Stages that lack memory. Never empty.
     pub shortages: Vec<Shortage>,
-    /// Suggestions for the user, for the message.
+    /// Suggestions for the user, as quoted in the error message.
     pub hint: String,
 }
 
 /// A stage that does not fit its device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shortage {
-    /// The device.
+    /// Label of the device.
     pub device: String,
-    /// The segments.
+    /// Segments of the stage.
     pub segments: Span,
     /// Required and available memory.
     pub memory: StageMemory,
@@ -249,7 +249,7 @@ pub struct Shortage {
 }
 
 impl Shortage {
-    /// Returns the missing bytes.
+    /// Returns the number of missing bytes.
     pub fn missing_bytes(&self) -> u64 {
         self.memory.total.saturating_sub(self.memory.available)
     }
@@ -303,8 +303,8 @@ fn plan_for_devices(input: &PlannerInput<'_>) -> Result<Plan, PlanError> {
     Ok(assemble(&grid, &found, Some(trials)))
 }
 
-/// Makes the plan of a simple rule, for comparison. Chooses micro-batches and credits as [`plan`] does, but
-/// adds no explanation. Returns `None` if the rule's placement does not fit.
+/// Makes a plan for comparison, with a placement that is chosen by a simple rule. Chooses micro-batches and
+/// credits as [`plan`] does, but adds no explanation. Returns `None` if the rule's placement does not fit.
 ///
 /// # Errors
 /// The errors of [`plan`], except that a placement that does not fit is not an error.
@@ -316,10 +316,10 @@ pub fn baseline(input: &PlannerInput<'_>, rule: Baseline) -> Result<Option<Plan>
     })
 }
 
-/// Makes the plan of a simple rule with the fixed settings of an inference engine. Chunks have 512 rows, or
-/// the longest shorter length that fits. `decode` selects the decode groups, at most one per sequence. The
-/// number of micro-batches in flight is the number of stages plus one. Returns `None` if the placement does
-/// not fit.
+/// Makes a plan for comparison, with a placement that is chosen by a simple rule and the fixed settings of an
+/// inference engine. Prefill chunks have 512 rows, or the longest shorter length that fits. `decode`
+/// determines the number of decode groups, which is at most one per sequence. The maximum number of
+/// micro-batches in flight is the number of stages plus one. Returns `None` if the placement does not fit.
 ///
 /// # Errors
 /// The errors of [`baseline`].
@@ -350,7 +350,7 @@ fn of_rule(
     Ok(choice.map(plan))
 }
 
-/// Returns the longest context that fits. This is the model's own context, or a shorter multiple of the cache
+/// Returns the longest context that fits: the model's trained context, or a shorter multiple of the KV cache
 /// block. Ignores [`PlanLimits::context`].
 ///
 /// # Errors
@@ -486,7 +486,8 @@ fn given_runs(input: &PlannerInput<'_>) -> Option<Vec<Run>> {
         .collect()
 }
 
-/// Returns whether the user's split, or any placement without a split, fits at this context.
+/// Returns whether the user's split fits at this context. Without a split, returns whether any placement
+/// fits.
 fn fits(input: &PlannerInput<'_>, lowered: &Arc<Lowered<'_>>, context: u32) -> bool {
     let wire_type = input.limits.wire_type.unwrap_or_default();
     let point = Point { chunk: input.limits.chunk, groups: 1, wire_type };
@@ -526,7 +527,8 @@ fn fitting_context(input: &PlannerInput<'_>) -> Result<u32, PlanError> {
     Ok((low * block).min(whole))
 }
 
-/// Returns why no placement was found: missing memory, or conflicting constraints.
+/// Returns the error for a search that found no placement: either memory is missing, or the constraints
+/// conflict.
 fn nothing_fits(grid: &Grid<'_>) -> PlanError {
     match memory_fit::closest(grid.start()) {
         shortages if shortages.is_empty() => {
@@ -558,7 +560,7 @@ fn assemble(grid: &Grid<'_>, found: &SearchResult, trials: Option<Trials>) -> Pl
     plan(explanation, reasons)
 }
 
-/// Returns the host memory that these stages need.
+/// Returns the host memory that `stages` need if `credits` micro-batches are in flight.
 fn host_memory(
     input: &PlannerInput<'_>,
     shape: &StageCapacity,
@@ -578,7 +580,7 @@ fn host_memory(
     HostMemory { logits, staging, parameters, devices, total, available: input.host_memory_bytes }
 }
 
-/// Adds the chunks to the plan. The longest chunk determines the plan's memory.
+/// Sets the plan's prefill chunks, and recomputes its memory for the longest of them.
 fn with_chunks(grid: &Grid<'_>, chosen: &Choice, plan: Plan, chunks: Chunks) -> Plan {
     let chunk = chunks.most_rows().max(chosen.point.chunk);
     let problem = grid.problem(Point { chunk, ..chosen.point });

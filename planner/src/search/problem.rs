@@ -1,5 +1,5 @@
-//! A planning problem at one point of the grid: all times and the solver's instance. Knows nothing about the
-//! search or the explanation.
+//! Describes the planning problem at one point of the search grid: the times of all stages and transfers, and
+//! the instance for the solver. Knows nothing about the search or the explanation.
 
 use super::solver::{Costs, DeviceCosts, Instance, LinkCosts, SharedBus, Term};
 use super::workload_times::{Point, Times, WorkloadTimes};
@@ -16,7 +16,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A contiguous run of at least one segment on a device.
+/// A contiguous run of segments on a device, with at least one segment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Run {
     /// Index of the device.
@@ -33,7 +33,7 @@ impl Run {
     }
 }
 
-/// The segments as lowered for a chunk, with the memory of every run.
+/// The model's segments, lowered for one prefill chunk length, with the memory of every run of segments.
 pub(super) struct Lowered<'a> {
     pub chunk: u32,
     pub segments: &'a [Segment],
@@ -53,38 +53,39 @@ pub(super) struct Evaluation {
     pub stages: Vec<Times>,
     /// Times of each transfer to the next stage.
     pub transfers: Vec<Times>,
-    /// Busy times of each shared link, summed over all transfers that use it.
+    /// Busy times of each shared link, summed over all transfers of the placement that use it.
     pub shared: Vec<Times>,
-    /// Times of the token return: logits to the host, and next tokens to the first stage.
+    /// Times of the token return: copying logits to the host, and sending the next tokens to the first stage.
     pub token_return: Times,
     /// Score, in microseconds per request. A smaller score is better.
     pub score_us: f64,
     /// Time per request if prompts and decode steps never overlap, in microseconds.
     pub apart_us: f64,
-    /// Value for comparing points of the grid. This is the score, or at least `apart_us` if plans are
-    /// simulated. The score assumes that busy times overlap perfectly, so it favours many small decode
-    /// micro-batches. `apart_us` is closer to the simulation.
+    /// Value by which points of the grid are compared. If plans are simulated, this is the larger of
+    /// `score_us` and `apart_us`, and otherwise `score_us`. The score assumes that busy times overlap
+    /// perfectly, so it favours many small decode micro-batches. `apart_us` is closer to the result of a
+    /// simulation.
     pub expected_us: f64,
     /// Decode tokens per second.
     pub decode_tokens_per_s: f64,
-    /// Prefill tokens per second of a full pipeline.
+    /// Prefill tokens per second when the pipeline is full.
     pub prefill_tokens_per_s: f64,
     /// Time from a request's arrival to its first token in an otherwise empty pipeline, in microseconds.
     pub first_token_us: f64,
-    /// Time between two tokens of a sequence, in microseconds.
+    /// Time between two consecutive tokens of a sequence, in microseconds.
     pub token_us: f64,
-    /// Share of a decode round in which the slowest stage is idle.
+    /// Fraction of a decode round during which the slowest stage is idle.
     pub decode_idle: f64,
 }
 
-/// A planning problem at one point of the grid with a fixed context.
+/// The planning problem at one point of the grid, for a fixed context.
 pub(super) struct Problem<'a> {
     pub input: &'a PlannerInput<'a>,
     pub point: Point,
     pub workload_times: WorkloadTimes,
     pub shape: StageCapacity,
     lowered: Arc<Lowered<'a>>,
-    /// For each device: cumulative times before each segment and after the last segment.
+    /// For each device: at index `i`, the sum of the times of the segments `0 .. i`.
     before: Vec<Vec<Times>>,
     /// Transfer times at `from * devices + to`.
     transfers: Vec<Times>,
@@ -115,7 +116,7 @@ impl<'a> Problem<'a> {
         Self { input, point, workload_times, shape, lowered, before, transfers, links }
     }
 
-    /// Returns this problem for another input with the same segments, for example with another workload.
+    /// Returns the same problem for another input with the same segments, for example for another workload.
     pub fn of_input<'b>(&self, input: &'b PlannerInput<'b>) -> Problem<'b>
     where
         'a: 'b,
@@ -124,7 +125,7 @@ impl<'a> Problem<'a> {
         Problem::new(input, lowered, self.shape.context, self.point)
     }
 
-    /// Returns the solver's instance. No device is required.
+    /// Returns the solver's instance of this problem. The instance requires no device to be used.
     pub fn instance(&self) -> Instance {
         let input = self.input;
         let staging = |from, to| self.link(from, to).route.staging_bytes();
@@ -164,8 +165,8 @@ impl<'a> Problem<'a> {
         }
     }
 
-    /// Returns the end of the longest run from each first segment that fits on a device together with a ring
-    /// of `staging` bytes.
+    /// Returns, for each first segment, the end of the longest run that fits on the device together with a
+    /// staging ring of `staging` bytes.
     fn reach(&self, device: usize, staging: u64) -> Vec<usize> {
         let (segments, device) = (self.lowered.segments.len(), &self.input.devices[device]);
         let mut end = 0;
@@ -184,8 +185,8 @@ impl<'a> Problem<'a> {
         (0..segments).map(longest).collect()
     }
 
-    /// Returns the shared links for the solver. A link appears once for each term of the score that it
-    /// affects.
+    /// Returns the shared links for the solver. A link is listed once for each term of the score to which its
+    /// load contributes.
     fn shared(&self) -> Vec<SharedBus> {
         let (busy_weight, chunk_weight) = self.workload_times.score().weights();
         let terms = [(Term::Busy, busy_weight), (Term::Chunk, chunk_weight)];
@@ -198,14 +199,14 @@ impl<'a> Problem<'a> {
         terms.flat_map(|term| self.input.links.shared.iter().map(move |shared| bus(term, shared))).collect()
     }
 
-    /// Returns how long one transfer occupies a shared link.
+    /// Returns the times for which one transfer occupies a shared link.
     fn shared_times(&self, shared: &SharedLink) -> Times {
         let rate = shared.bandwidth_bytes_per_s.value;
         self.workload_times
             .times(|batch| transfer_bytes(self.input, self.point, batch.rows) as f64 / rate * 1e6)
     }
 
-    /// Returns how long all transfers of a placement occupy each shared link.
+    /// Returns, for each shared link, the times for which all transfers of a placement occupy it.
     fn shared_by(&self, runs: &[Run]) -> Vec<Times> {
         let label = |run: &Run| self.input.devices[run.device].label.as_str();
         let occupied = |shared: &SharedLink| {
@@ -217,7 +218,7 @@ impl<'a> Problem<'a> {
         self.input.links.shared.iter().map(occupied).collect()
     }
 
-    /// Returns the times of a stage on a device that do not depend on its segments.
+    /// Returns the part of a stage's times on a device that does not depend on the segments.
     fn stage_times(&self, device: usize) -> Times {
         let (device, row_bytes) = (&self.input.devices[device], self.input.model.row_bytes);
         let wire_type = |rows: u32| BoundaryTime::new(self.point.wire_type, device, rows.into(), row_bytes);
@@ -225,8 +226,8 @@ impl<'a> Problem<'a> {
             + self.workload_times.times(|batch| wire_type(batch.rows).sum_us())
     }
 
-    /// Returns the costs of a stage on a device that do not depend on its segments. Waking up the device
-    /// delays a micro-batch but keeps no resource busy.
+    /// Returns the part of a stage's costs on a device that does not depend on the segments. Waking up the
+    /// device adds to the latency of a micro-batch but keeps no resource busy.
     fn stage_costs(&self, device: usize) -> Costs {
         let (own, late) = (self.stage_times(device), self.hand_over(device));
         Costs { time: self.workload_times.costs(&(own + late)).time, ..self.workload_times.costs(&own) }
@@ -237,7 +238,7 @@ impl<'a> Problem<'a> {
         Times::always(self.input.devices[device].hand_over_us.value)
     }
 
-    /// Returns the times of the token return if this device holds the last stage.
+    /// Returns the times of the token return if `device` runs the last stage.
     fn token_return(&self, device: usize) -> Times {
         let device = &self.input.devices[device];
         self.workload_times.times(|batch| match batch.logit_rows {
@@ -262,8 +263,8 @@ impl<'a> Problem<'a> {
         self.lowered.sizes.stage(run.segments.clone(), &self.shape, staging, device)
     }
 
-    /// Returns the memory of the stages of a placement. A later stage of a device has what the earlier ones
-    /// leave available.
+    /// Returns the memory of each stage of a placement. If a device has several stages, the memory that the
+    /// earlier stages need is no longer available to the later ones.
     pub fn memories(&self, runs: &[Run]) -> Vec<StageMemory> {
         let mut held = HashMap::<usize, Held>::new();
         let memory = |(at, run): (usize, &Run)| {
@@ -276,8 +277,8 @@ impl<'a> Problem<'a> {
         runs.iter().enumerate().map(memory).collect()
     }
 
-    /// Returns what a stage lacks, given the device of the previous stage: memory, or a large enough buffer.
-    /// The device has no other stage.
+    /// Returns the shortage of a stage, if it lacks memory or exceeds a buffer limit. `before` is the device
+    /// of the previous stage. Assumes that the device has no other stage.
     pub fn shortage(&self, run: &Run, before: Option<usize>) -> Option<Shortage> {
         self.shortage_of(run, self.memory(run, before))
     }
@@ -289,7 +290,8 @@ impl<'a> Problem<'a> {
         lacks.then(|| Shortage { device: device.label.clone(), segments: run.span(), memory, too_large })
     }
 
-    /// Checks the memory of a placement and returns the shortages of all stages.
+    /// Checks the memory of a placement. Returns an error with the shortages of all stages if the placement
+    /// does not fit.
     pub fn prove(&self, runs: &[Run]) -> Result<(), Vec<Shortage>> {
         let memories = self.memories(runs);
         let shortages = runs.iter().zip(memories).filter_map(|(run, memory)| self.shortage_of(run, memory));
@@ -297,9 +299,9 @@ impl<'a> Problem<'a> {
         if shortages.is_empty() { Ok(()) } else { Err(shortages) }
     }
 
-    /// Returns the time by which each of `chunks` chunks after the first delays the end of the last, if
-    /// devices have several stages. A device computes all of its stages for all chunks. Before its first
-    /// stage and after its last, a chunk is on other devices. No chunk overtakes another at any stage.
+    /// Returns the time by which each of `chunks` chunks after the first delays the end of the last chunk, if
+    /// devices have several stages. A device must run all of its stages for every chunk. Before its first
+    /// stage and after its last stage, a chunk is on other devices. No chunk overtakes another.
     fn chunk_interval_us(&self, runs: &[Run], stages: &[Times], transfers: &[Times], chunks: f64) -> f64 {
         let slowest_stage_us = stages.iter().map(|times| times.chunk_us).fold(0.0, f64::max);
         if chunks <= 1.0 {
@@ -319,7 +321,7 @@ impl<'a> Problem<'a> {
         slowest_stage_us.max((busiest_us - sum_us) / (chunks - 1.0))
     }
 
-    /// Predicts a placement.
+    /// Predicts the times, the score and the rates of a placement.
     pub fn evaluate(&self, runs: &[Run]) -> Evaluation {
         let stage = |run: &Run| {
             let before = &self.before[run.device];
@@ -369,7 +371,7 @@ impl<'a> Problem<'a> {
     }
 }
 
-/// Returns the devices of a placement, each with the times of all of its stages.
+/// Returns the devices that a placement uses, each with the sum of the times of its stages.
 pub(super) fn device_times(runs: &[Run], stages: &[Times]) -> Vec<(usize, Times)> {
     let mut devices: Vec<(usize, Times)> = Vec::new();
     for (run, &times) in runs.iter().zip(stages) {
@@ -381,7 +383,7 @@ pub(super) fn device_times(runs: &[Run], stages: &[Times]) -> Vec<(usize, Times)
     devices
 }
 
-/// Groups of segments with equal costs, timed once each.
+/// Segments grouped by equal costs, so that each group is timed only once.
 struct Kinds<'a> {
     first: Vec<&'a Segment>,
     of: Vec<usize>,
@@ -431,7 +433,7 @@ fn index(input: &PlannerInput<'_>, label: &str) -> Option<usize> {
     input.devices.iter().position(|device| device.label == label)
 }
 
-/// Returns the links of all pairs of devices, at `from * devices + to`.
+/// Returns the links between all pairs of devices, at `from * devices + to`.
 fn links<'a>(input: &PlannerInput<'a>) -> Vec<&'a LinkFacts> {
     let devices = input.devices.len();
     let index: HashMap<_, _> =
@@ -446,7 +448,7 @@ fn links<'a>(input: &PlannerInput<'a>) -> Vec<&'a LinkFacts> {
     links
 }
 
-/// Returns the pairs of devices whose transfers use a shared link.
+/// Returns the pairs (from, to) of devices whose transfers use a shared link.
 fn users<'a>(
     input: &'a PlannerInput<'_>,
     shared: &'a SharedLink,
@@ -454,8 +456,8 @@ fn users<'a>(
     shared.users.iter().filter_map(|(from, to)| Some((index(input, from)?, index(input, to)?)))
 }
 
-/// Returns, at `from * devices + to`, the lowest rate of the shared links that the pair uses, in bytes per
-/// second.
+/// Returns, at `from * devices + to`, the lowest rate among the shared links that a transfer between the pair
+/// uses, in bytes per second.
 fn shared_rates(input: &PlannerInput<'_>) -> Vec<f64> {
     let devices = input.devices.len();
     let mut rates = vec![f64::INFINITY; devices * devices];
@@ -472,8 +474,8 @@ fn transfer_bytes(input: &PlannerInput<'_>, point: Point, rows: u32) -> u64 {
     u64::from(rows).saturating_mul(point.wire_type.row_bytes(input.model.row_bytes))
 }
 
-/// Returns the times of a lone transfer. The rate is the lowest rate of its link and of the shared links on
-/// its path.
+/// Returns the times of a transfer if no other transfer uses the same links. The rate is the lowest rate of
+/// the link itself and of the shared links on its path.
 fn transfer_times(
     input: &PlannerInput<'_>,
     point: Point,

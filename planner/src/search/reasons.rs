@@ -1,5 +1,5 @@
-//! Texts of the planner: reasons for a plan, unused devices, shortages. Formats the results of the search and
-//! of the explanation, and decides nothing.
+//! Formats the planner's messages: reasons for a plan, unused devices and shortages. Uses the results of the
+//! search and of the explanation, and decides nothing itself.
 
 use super::grid::{Choice, Grid};
 use super::problem::device_times;
@@ -15,10 +15,10 @@ use ragtag_kernels::KvType;
 /// Width of multi-line messages, in columns.
 const COLUMNS: usize = 80;
 
-/// Suffix for a reason if the cost model prefers another plan to the one that trials chose.
+/// Suffix of a reason if the cost model prefers another plan to the one that was chosen by simulation.
 const IN_SIMULATION: &str = "; this plan is the best in simulation";
 
-/// Formats bytes with one decimal and a unit. Below 1 KiB it prints the exact number.
+/// Formats a number of bytes with one decimal and a unit. Below 1 KiB, it prints the exact number.
 fn bytes(bytes: u64) -> String {
     const UNITS: [(&str, f64); 3] =
         [("GiB", (1u64 << 30) as f64), ("MiB", (1u64 << 20) as f64), ("KiB", 1024.0)];
@@ -40,12 +40,12 @@ fn percent(share: f64) -> String {
     format!("{:.0} %", share * 100.0)
 }
 
-/// Formats a time relative to another, to complete "… is predicted 12.0 % slower".
+/// Formats the time `us` relative to the time `with`, to complete "… is predicted 12.0 % slower".
 fn compared(with: f64, us: f64) -> String {
     wording::speed(us / with)
 }
 
-/// Returns the reasons for a plan.
+/// Returns the reasons for a plan, as lines of text.
 pub(super) fn reasons(grid: &Grid<'_>, chosen: &Choice, explanation: &Explanation) -> Vec<String> {
     let mut reasons = vec![objective(grid, &chosen.workload_times), context(grid)];
     reasons.push(bottleneck(grid, chosen, &explanation.bottleneck));
@@ -149,7 +149,7 @@ fn idle(chosen: &Choice, explanation: &Explanation) -> String {
     )
 }
 
-/// Returns the wire type and its effect on the prediction. Returns `None` if only one type is possible.
+/// Describes the wire type and its effect on the prediction. Returns `None` if only one type is possible.
 fn wire_type(grid: &Grid<'_>, chosen: &Choice) -> Option<String> {
     let form = chosen.point.wire_type;
     if grid.input.limits.wire_type.is_some() {
@@ -187,7 +187,7 @@ pub(super) fn trials(trials: Trials) -> String {
     )
 }
 
-/// Returns the family of a placement in which devices have several stages.
+/// Describes the family of a placement in which devices have several stages.
 fn family(grid: &Grid<'_>, chosen: &Choice) -> Option<String> {
     let what = match families::family(&chosen.runs, Granularity::of(grid.input.segments)) {
         Family::OneStage => return None,
@@ -198,7 +198,7 @@ fn family(grid: &Grid<'_>, chosen: &Choice) -> Option<String> {
     Some(format!("family: {what}; no bound covers it"))
 }
 
-/// Returns the gap to the lower bound, if there is one.
+/// Describes the gap between the score and its lower bound, if there is a gap worth reporting.
 fn bound(explanation: &Explanation) -> Option<String> {
     let gap = explanation.score_us / explanation.bound_us - 1.0;
     let is_worth_a_line = gap.is_finite() && gap > 5e-4;
@@ -240,7 +240,7 @@ fn left_out_because(grid: &Grid<'_>, explanation: &Explanation, alike: &[&LeftOu
     }
 }
 
-/// Returns a line that names the unused devices that were not tried.
+/// Returns a line that names the unused devices for which the planner did not search for a plan.
 fn left_out_untried(left_out: &[LeftOut]) -> Option<String> {
     let untried: Vec<_> = left_out.iter().filter(|out| !out.tried).map(|out| out.device.as_str()).collect();
     let verb = if untried.len() == 1 { "is" } else { "are" };
@@ -250,7 +250,7 @@ fn left_out_untried(left_out: &[LeftOut]) -> Option<String> {
     })
 }
 
-/// Returns a line with the predicted times of the rules.
+/// Returns a line that compares the plan with placements chosen by simple rules.
 fn against_rules(input: &PlannerInput<'_>, explanation: &Explanation) -> Option<String> {
     let is_rule = |why: &str| Baseline::ALL.iter().any(|rule| rule.to_string() == why);
     let rules: Vec<_> = explanation.alternatives.iter().filter(|other| is_rule(&other.why)).collect();
@@ -263,7 +263,7 @@ fn against_rules(input: &PlannerInput<'_>, explanation: &Explanation) -> Option<
     (!times.is_empty()).then(|| format!("placement rules: {}{but}", times.join(", ")))
 }
 
-/// Compares the user's split with the planner's own.
+/// Compares the user's split with the split that the planner would choose.
 fn against_own(explanation: &Explanation) -> String {
     let own = explanation.alternatives.iter().find(|other| other.why == Alternative::PLANNERS_OWN);
     match own {
@@ -286,7 +286,7 @@ fn sources(grid: &Grid<'_>, chosen: &Choice, explanation: &Explanation) -> Strin
     format!("inputs: {}; memory {}", figures.join(", "), memory.join(", "))
 }
 
-/// Formats the shortages and the suggestions, over several lines.
+/// Formats the shortages and the suggestions as several lines.
 pub(super) fn does_not_fit(error: &DoesNotFit) -> String {
     const LISTED: usize = 3;
     let mut lines = vec![format!("the model does not fit at a context of {}:", error.context)];
@@ -299,14 +299,14 @@ pub(super) fn does_not_fit(error: &DoesNotFit) -> String {
     lines.join("\n")
 }
 
-/// Formats bytes with a unit. Rounds up, so that the printed amount suffices.
+/// Formats a number of bytes with a unit. Rounds up, so that the printed amount suffices.
 fn bytes_up(exact: u64) -> String {
     let unit = [30, 20, 10].into_iter().find(|bits| exact >> bits > 0);
     // Add half of the last printed digit, so that rounding to nearest rounds up.
     unit.map_or_else(|| bytes(exact), |bits| bytes(exact.saturating_add((1 << bits) / 20)))
 }
 
-/// Wraps a text to [`COLUMNS`] columns with a hanging indent.
+/// Wraps `text` to [`COLUMNS`] columns with a hanging indent.
 fn wrapped(text: &str) -> Vec<String> {
     let mut lines = vec![String::from(" ")];
     for word in text.split_whitespace() {
@@ -319,7 +319,7 @@ fn wrapped(text: &str) -> Vec<String> {
     lines
 }
 
-/// Formats a shortage of host memory.
+/// Formats the message for a shortage of host memory.
 pub(super) fn host_does_not_fit(memory: &HostMemory) -> String {
     let parts = [
         ("logits", memory.logits),

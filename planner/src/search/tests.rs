@@ -1,4 +1,5 @@
-//! Tests of the planner: optimality against exhaustive search on small random instances, memory, and texts.
+//! Tests of the planner: optimality compared with an exhaustive search on small random instances, memory, and
+//! messages.
 
 mod best;
 mod families;
@@ -147,7 +148,7 @@ fn score_by_hand(world: &World, runs: &[Run], groups: u32, wire_type: WireType) 
     }
 }
 
-/// Returns a random world with a free token return.
+/// Returns a random world in which the token return takes no time.
 fn random_world_without_return(seed: u64) -> World {
     let mut world = random_world(seed);
     world.model.logit_row_bytes = 0;
@@ -259,7 +260,8 @@ fn the_closest_placement_lacks_the_fewest_bytes() {
     assert!(refused > 50);
 }
 
-/// With very many devices, all are filled in turn, and the last device lacks the rest.
+/// Checks that, with very many devices, the closest placement fills all devices in turn, so that only the
+/// last device lacks memory.
 #[test]
 fn the_last_of_many_devices_lacks_what_is_left() {
     let devices = (0..40).map(|at| device(&format!("cpu:{at}"), 15 * MIB, 1.0)).collect();

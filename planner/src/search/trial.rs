@@ -1,10 +1,10 @@
-//! Simulates the best few placements and the placements of the rules under the planned load. The cost model
-//! covers only stages and transfers. The simulator runs the scheduler's own code, so it shows how prompts and
-//! decode steps delay each other.
+//! Simulates the best few placements, and placements chosen by simple rules, under the planned load. The cost
+//! model covers only stages and transfers. The simulator runs the scheduler's own code, so it shows how
+//! prompts and decode steps delay each other.
 //!
-//! Each placement is tried at the grid point that the cost model predicts to be its best. Placements close to
-//! the best are tuned. Tuning tries neighbouring points first and then fewer credits, as long as throughput
-//! improves.
+//! Each placement is simulated at the grid point at which the cost model predicts its best score. Placements
+//! whose throughput is close to the best are tuned. Tuning tries neighbouring grid points first and then
+//! fewer credits, as long as throughput improves.
 //!
 //! Knows nothing about the search.
 
@@ -17,30 +17,30 @@ use crate::plan::{Explanation, Plan};
 use ragtag_graph::Segment;
 use rayon::prelude::*;
 
-/// Largest numbers of placements that are tried and tuned in one round. Only placements within [`NEAR`] of
-/// the best are tuned.
+/// Maximum numbers of placements that are simulated and tuned in one round. Only placements whose rate is
+/// within [`NEAR`] of the best are tuned.
 const TRIED: Most = Most { trials: 12, tuned: 2 };
-/// Limits of a round with more than [`MOST_DEVICES`] devices. Long pipelines take long to simulate, and
-/// planning should take less than a second.
+/// Limits of a round if there are more than [`MOST_DEVICES`] devices. A long pipeline takes long to simulate,
+/// and planning should take less than a second.
 const TRIED_OF_MANY: Most = Most { trials: 6, tuned: 1 };
 const NEAR: f64 = 0.15;
-/// Tuned placements within this share of the best are simulated again for longer.
+/// Tuned placements whose rate is within this fraction of the best are simulated again for longer.
 const FINAL: f64 = 0.05;
-/// A point is skipped if the cost model predicts an increase in time by more than this share.
+/// Maximum relative increase in predicted time for which a neighbouring point is still simulated.
 const HOPELESS: f64 = 0.05;
-/// Largest number of points that are solved after the trials, because the best trial is at a point that the
-/// search skipped. Zero with more devices than the solver handles quickly.
+/// Maximum number of points that are solved after the trials because the best trial is at a point that the
+/// search skipped. No such point is solved if there are more than [`MOST_DEVICES`] devices.
 const MORE_SOLVED: usize = 2;
 const MOST_DEVICES: usize = 12;
-/// Rounds of all sequences in a trial, and in the final trial of a placement. Long pipelines get fewer
-/// rounds, so that requests times stages stay below [`WORK`] per round.
+/// Number of requests per sequence in a trial, and in the final trial of a placement. If the number of
+/// sequences times the number of stages is large, trials have fewer requests ([`WORK`]).
 const ROUNDS: u32 = 2;
 const FINAL_ROUNDS: u32 = 4;
 const WORK: u32 = 128;
 
-/// Rates whose difference is within this share count as equal.
+/// Maximum relative difference between rates that count as equal.
 const SAME: f64 = 1e-3;
-/// Numbers of segments by which a cut is moved to balance prefill and decode.
+/// Numbers of segments by which a cut between stages is moved to balance prefill and decode.
 const MOVES: [usize; 4] = [8, 4, 2, 1];
 
 /// Limits of one round of trials.
@@ -50,7 +50,7 @@ struct Most {
     tuned: usize,
 }
 
-/// Load of a trial: equal requests in a closed loop. A new request arrives when one ends.
+/// Load of a trial: equal requests in a closed loop, in which a new request arrives when another one ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TrialLoad {
     /// Number of requests.
@@ -67,7 +67,7 @@ pub struct TrialLoad {
 /// if the plan cannot be simulated.
 pub type Trial = fn(&PlannerInput<'_>, &Plan, &[Segment], &TrialLoad) -> Option<f64>;
 
-/// Summary of the trials, for the reasons of a plan.
+/// Summary of the trials, as reported in the reasons of a plan.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Trials {
     /// Number of placements that were simulated.
@@ -76,11 +76,12 @@ pub(super) struct Trials {
     pub requests_per_s: f64,
 }
 
-/// Requests per second in simulation, and the simulated choice.
+/// Requests per second in simulation, with the simulated choice.
 type Tried = (f64, Choice);
 
-/// Returns the placement that serves the most requests per second in simulation. Of equally fast placements
-/// it returns one with the fewest devices. Returns `None` if no placement can be simulated.
+/// Returns the choice that serves the most requests per second in simulation, and a summary of the trials.
+/// Among equally fast choices, it prefers one with the fewest stages. Returns `None` if no placement can be
+/// simulated.
 pub(super) fn best(grid: &Grid<'_>, found: &SearchResult) -> Option<(Choice, Trials)> {
     let mut solved: Vec<Point> = found.all().map(|choice| choice.point).collect();
     let rules: Vec<Choice> = Baseline::ALL.into_iter().filter_map(|rule| grid.baseline(rule)).collect();
@@ -114,8 +115,8 @@ fn best_of(tried: &[Tried]) -> Option<&Tried> {
     near.min_by_key(|(_, choice)| choice.runs.len())
 }
 
-/// Tries new placements and their variants with balanced cuts, and tunes the best of them. Adds all tried
-/// placements to `placements`.
+/// Simulates new placements and their variants with balanced cuts, and tunes the best ones. Adds all
+/// simulated placements to `placements`.
 fn tried<'a>(
     grid: &Grid<'_>,
     choices: impl Iterator<Item = &'a Choice>,
@@ -134,7 +135,7 @@ fn tried<'a>(
     tried.into_par_iter().map(|tried| tuned_further(grid, tried)).collect()
 }
 
-/// Returns the choice with the point and the credits that have the highest rate in trials.
+/// Returns the same placement with the grid point and the credits that have the highest rate in simulation.
 pub(super) fn tuned(grid: &Grid<'_>, choice: Choice) -> Choice {
     match requests_per_s(grid, &choice, ROUNDS) {
         Some(rate) => tuned_further(grid, (rate, choice)).1,
@@ -143,7 +144,7 @@ pub(super) fn tuned(grid: &Grid<'_>, choice: Choice) -> Choice {
 }
 
 /// Returns up to `most` distinct placements that are not in `before`, each at the point with the best
-/// prediction. The best placement comes first.
+/// prediction. The placement with the best prediction comes first.
 fn different<'a>(
     grid: &Grid<'_>,
     choices: impl Iterator<Item = &'a Choice>,
@@ -165,8 +166,8 @@ fn different<'a>(
     different
 }
 
-/// Moves cuts while this shortens a request whose prompt and decode steps never overlap. The busiest stage
-/// alone is a poor guide if one device is fast at prefill and another at decode.
+/// Moves cuts between stages as long as this shortens a request whose prompt and decode steps never overlap.
+/// The busiest stage alone is a poor guide if one device is fast at prefill and another one at decode.
 fn evened(grid: &Grid<'_>, choice: &Choice) -> Choice {
     let mut best = choice.clone();
     for by in MOVES {
@@ -182,7 +183,7 @@ fn evened(grid: &Grid<'_>, choice: &Choice) -> Choice {
     best
 }
 
-/// Returns all placements with one cut moved by `by` segments.
+/// Returns all variants of a placement in which one cut is moved by `by` segments.
 fn moved(choice: &Choice, by: usize) -> Vec<Vec<Run>> {
     let mut all = Vec::new();
     for cut in 1..choice.runs.len() {
@@ -199,8 +200,8 @@ fn moved(choice: &Choice, by: usize) -> Vec<Vec<Run>> {
     all
 }
 
-/// Tunes a choice: tries the points that engines use, then neighbours of the best point, then fewer credits,
-/// while throughput improves.
+/// Tunes a choice as long as its rate in simulation improves. Tries the points that inference engines use,
+/// then the neighbours of the best point, then fewer credits.
 fn tuned_further(grid: &Grid<'_>, tried: Tried) -> Tried {
     let (mut best, mut seen) = (tried, Vec::new());
     let untuned = EngineDecode::ALL.into_iter().filter_map(|decode| grid.untuned(&best.1.runs, decode));
@@ -232,7 +233,7 @@ fn tuned_further(grid: &Grid<'_>, tried: Tried) -> Tried {
     best
 }
 
-/// Returns the choice with the highest rate, if it beats the best rate so far.
+/// Simulates `choices` and returns the one with the highest rate, if it beats the rate of `best`.
 fn most_of(grid: &Grid<'_>, best: &Tried, choices: impl IntoIterator<Item = Choice>) -> Option<Tried> {
     let choices: Vec<Choice> = choices.into_iter().collect();
     let tried = |choice: Choice| Some((requests_per_s(grid, &choice, ROUNDS)?, choice));

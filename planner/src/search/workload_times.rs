@@ -1,4 +1,4 @@
-//! The micro-batches of a request: their shapes and number, and the score computed from their times.
+//! The micro-batches of a request: their shapes, their numbers, and the score that follows from their times.
 //!
 //! Knows nothing about devices or the search.
 
@@ -13,7 +13,7 @@ use std::ops::{Add, Mul, Sub};
 /// A point of the search grid. It holds all choices except the placement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Point {
-    /// Largest number of rows of a micro-batch.
+    /// Maximum number of rows in a micro-batch.
     pub chunk: u32,
     /// Number of decode groups.
     pub groups: u32,
@@ -21,23 +21,23 @@ pub(super) struct Point {
     pub wire_type: WireType,
 }
 
-/// Times of the micro-batches of a [`WorkloadTimes`], in microseconds.
+/// Times of the micro-batches of a request, in microseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Times {
-    /// A decode step of one group.
+    /// Time of a decode step of one group.
     pub decode_us: f64,
-    /// A decode step of a single sequence.
+    /// Time of a decode step of a single sequence.
     pub alone_us: f64,
-    /// A chunk of the request's prompt, without logits.
+    /// Time of a chunk of the request's prompt, without logits.
     pub chunk_us: f64,
     /// Additional time at the end of a prompt, for the logits of the last row.
     pub prompt_end_us: f64,
-    /// A chunk of full length that ends a prompt. Plans report this time.
+    /// Time of a chunk of full length that ends a prompt. Plans report this time.
     pub full_chunk_us: f64,
 }
 
 impl Times {
-    /// Returns equal times for all micro-batches.
+    /// Returns the same time for all micro-batches.
     pub fn always(us: f64) -> Self {
         Self { decode_us: us, alone_us: us, chunk_us: us, prompt_end_us: 0.0, full_chunk_us: us }
     }
@@ -83,7 +83,7 @@ impl Sum for Times {
     }
 }
 
-/// Micro-batches of a request, with their number.
+/// Shapes and numbers of the micro-batches of a request.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct WorkloadTimes {
     objective: Objective,
@@ -93,11 +93,11 @@ pub(super) struct WorkloadTimes {
     pub decode_rows: u32,
     /// Number of decode micro-batches in flight.
     pub decode_groups: u32,
-    /// Tokens of a request's prompt.
+    /// Number of prompt tokens of a request.
     pub prompt: f64,
     /// Number of prefill chunks of a request. Fractional if the last chunk is short.
     pub chunks: f64,
-    /// Tokens that a request generates.
+    /// Number of tokens that a request generates.
     pub generated: f64,
     decode: BatchShape,
     alone: BatchShape,
@@ -132,7 +132,7 @@ impl WorkloadTimes {
         }
     }
 
-    /// Computes the times of all micro-batches with `time_us`.
+    /// Computes the times of all micro-batches. `time_us` returns the time for one shape.
     pub fn times(&self, time_us: impl Fn(&BatchShape) -> f64) -> Times {
         let end = BatchShape { logit_rows: 1, ..self.chunk };
         let chunk_us = time_us(&self.chunk);
@@ -145,24 +145,24 @@ impl WorkloadTimes {
         }
     }
 
-    /// Returns the busy time per request, in microseconds.
+    /// Returns the time per request for which a part of the pipeline is busy, in microseconds.
     pub fn busy_us(&self, times: &Times) -> f64 {
         let steps = self.generated / f64::from(self.decode_rows);
         self.chunks * times.chunk_us + times.prompt_end_us + steps * times.decode_us
     }
 
-    /// Returns the part of a prompt's time that adds up over all stages: its first chunk and its end.
+    /// Returns the part of a prompt's time that adds up over all stages: the time of its first chunk and of
+    /// its end.
     fn filling_us(&self, times: &Times) -> f64 {
         self.chunks.min(1.0) * times.chunk_us + times.prompt_end_us
     }
 
-    /// Returns the number of chunks after the first. Each of them is delayed by the slowest stage or
-    /// transfer.
+    /// Returns the number of chunks after the first. The slowest stage or transfer delays each of them.
     fn following(&self) -> f64 {
         self.chunks - self.chunks.min(1.0)
     }
 
-    /// Returns the number of chunks that follow each other in the score.
+    /// Returns the number of consecutive chunks that the score assumes.
     pub fn chunks_in_a_row(&self) -> f64 {
         match self.objective {
             Objective::Throughput => self.chunks * f64::from(self.sequences),
@@ -184,7 +184,7 @@ impl WorkloadTimes {
         Costs { busy: self.busy_us(times), time, chunk: times.chunk_us }
     }
 
-    /// Returns the solver's score function, in microseconds per request.
+    /// Returns the formula with which the solver computes scores, in microseconds per request.
     pub fn score(&self) -> Score {
         let chunk_weight = self.following();
         let sequences = f64::from(self.sequences);
@@ -202,13 +202,14 @@ impl WorkloadTimes {
     }
 
     /// Returns the time from a request's arrival at an empty pipeline to its first token, in microseconds.
-    /// `sum` is the sum over all parts. `slowest_chunk_us` is the chunk time of the slowest part.
+    /// `sum` is the sum of the times of all parts of the pipeline. `slowest_chunk_us` is the chunk time of
+    /// the slowest part.
     pub fn first_token_us(&self, sum: &Times, slowest_chunk_us: f64) -> f64 {
         self.filling_us(sum) + self.following() * slowest_chunk_us
     }
 
-    /// Returns the time per request if prompts and decode steps never overlap, in microseconds. Prefill and
-    /// decode may have different slowest parts.
+    /// Returns the time per request if prompts and decode steps never overlap, in microseconds. `sum` is the
+    /// sum of the times of all parts of the pipeline. Prefill and decode may have different slowest parts.
     pub fn apart_us(&self, sum: &Times, parts: impl Iterator<Item = Times>) -> f64 {
         let (mut chunk_us, mut decode_us) = (0.0f64, 0.0f64);
         for times in parts {
@@ -219,15 +220,16 @@ impl WorkloadTimes {
         self.chunks * chunk_us + self.generated * decode_us.max(round_us)
     }
 
-    /// Returns the smallest idle share of any device while `stages` stages on `devices` devices fill and
-    /// drain. Assumes that the prompts of all sequences arrive at once.
+    /// Returns the minimum, over all devices, of the fraction of time that a device is idle while a pipeline
+    /// with `stages` stages on `devices` devices fills and drains. Assumes that the prompts of all sequences
+    /// arrive at once.
     pub fn bubble(&self, devices: usize, stages: usize) -> f64 {
         let fill = (devices as f64 - 1.0) * devices as f64 / stages.max(1) as f64;
         let chunks = (self.chunks.ceil() * f64::from(self.sequences)).max(1.0);
         fill / (chunks + fill)
     }
 
-    /// Returns the rows of a full chunk.
+    /// Returns the number of rows of a full chunk.
     pub fn full_chunk_rows(&self) -> u32 {
         self.full_chunk.rows
     }

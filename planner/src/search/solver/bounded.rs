@@ -1,9 +1,10 @@
-//! Solves instances with too many sets of devices to enumerate. Returns heuristic placements and a lower
-//! bound.
+//! Solves instances that have too many sets of devices to enumerate. Returns heuristic placements and a lower
+//! bound of the score.
 //!
-//! The search divides the space into boxes of the largest terms, as the exact search does. Lagrangian bounds
-//! replace the smallest time, and placements come from good orders of the devices. The most promising box is
-//! halved until the gap is small. Local search then improves the order of the best placement.
+//! The search divides the space into boxes of the maximum `busy` and `chunk`, as the exact search does. It
+//! bounds a box with Lagrange multipliers instead of the smallest time, and derives placements from good
+//! orders of the devices. It halves the most promising box until the gap is small. Local search then improves
+//! the order of the devices in the best placement.
 //!
 //! Knows nothing about how bounds and placements are computed.
 
@@ -12,48 +13,48 @@ use super::rules::{Limits, Rules};
 use super::{Costs, Instance, Placement, Solution, kinds, orders};
 use rayon::prelude::*;
 
-/// Relative gap at which the search stops.
+/// Relative gap between the best score and the lower bound at which the search stops.
 const GAP: f64 = 0.0075;
 
-/// Largest number of examined boxes.
+/// Maximum number of boxes that the search tries to halve.
 const MOST_BOXES: usize = 80;
 
-/// Steps of the subgradient method: for the first box, and for each half of a box.
+/// Maximum numbers of subgradient steps: for the first box, and for each half of a box.
 const FIRST_STEPS: usize = 100;
 const STEPS: usize = 24;
 
-/// Largest factor between the Lagrange multipliers of a half and those of the whole box.
+/// Maximum ratio between the Lagrange multipliers of a half-box and those of the whole box.
 const LARGEST_FACTOR: f64 = 4.0;
 
-/// Rounds of local search. Each round has several trials.
+/// Number of rounds of local search, and number of trials in each round.
 const ROUNDS: usize = 40;
 const TRIALS: usize = 8;
 
-/// A box of the largest terms. `time` is unused.
+/// A box of the maximum `busy` and `chunk`. `time` is unused.
 struct Region {
     lower: Costs,
     upper: Costs,
-    /// Multipliers for the sum of `time` alone. Together with the lower limits, they give the better bound in
-    /// a narrow box.
+    /// Lagrange multipliers for the sum of `time` alone. In a narrow box, they give the better bound,
+    /// together with the lower limits.
     of_time: Prices,
-    /// Multipliers for the whole sum of the score, including the largest terms. They give the better bound in
-    /// a wide box.
+    /// Lagrange multipliers for the whole sum in the score, including the maximum `busy` and `chunk`. In a
+    /// wide box, they give the better bound.
     of_sum: Prices,
 }
 
 struct Search<'a> {
     instance: &'a Instance,
-    /// `single` has each device alone and is used for orders. `merged` has kinds of interchangeable devices
-    /// and is used for bounds.
+    /// Kinds of devices. `single` has one kind per device and is used for orders. `merged` has kinds of
+    /// interchangeable devices and is used for bounds.
     single: Vec<Vec<usize>>,
     merged: Vec<Vec<usize>>,
-    /// Exits of the devices in `single`.
+    /// Exits of the kinds in `single`.
     exits: Vec<Vec<usize>>,
     orders: Vec<Vec<usize>>,
     solution: Solution,
 }
 
-/// Finds good placements and a bound.
+/// Finds good placements, and a lower bound of all scores.
 pub(super) fn solve(instance: &Instance) -> Solution {
     let mut search = Search::new(instance);
     search.orders = orders::starts(instance, &search.single);
@@ -110,20 +111,20 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Returns the region of all placements, with lower bounds of their largest terms.
+    /// Returns the region of all placements, with lower bounds of the maximum `busy` and `chunk`.
     fn everything(&self) -> Region {
         let lower = lagrangian::least_terms(self.instance, &self.merged);
         let of_time = Prices::without_shares(self.instance, &self.merged);
         Region { lower, upper: Costs::INFINITE, of_time, of_sum: Prices::new(self.instance, &self.merged) }
     }
 
-    /// Returns a lower bound of the scores in the region.
+    /// Returns a lower bound of the scores of all placements in the region.
     fn bound(&self, region: &Region) -> f64 {
         self.by_time(region).max(self.by_sum(region))
     }
 
-    /// Returns the lower bound from the multipliers of time. `by_sum` returns the bound from those of the
-    /// sum.
+    /// Returns the lower bound of the scores that follows from the multipliers of `time` alone. `by_sum`
+    /// returns the one that follows from the multipliers of the whole sum.
     fn by_time(&self, region: &Region) -> f64 {
         self.instance.score.of(&Costs { time: region.of_time.bound.max(0.0), ..region.lower })
     }
@@ -132,14 +133,14 @@ impl<'a> Search<'a> {
         self.instance.score.of_sum(region.of_sum.bound, region.lower.busy)
     }
 
-    /// Bounds a region and searches for placements in it.
+    /// Searches for placements in a region, and computes its bounds.
     fn look(&mut self, region: &mut Region) {
         let limits = Limits { most: region.upper, forbidden: &[] };
         self.offer_orders(&Rules::new(self.instance, &self.single, &limits));
         self.price(region);
     }
 
-    /// Improves the multipliers of a region.
+    /// Improves the Lagrange multipliers of a region.
     fn price(&self, region: &mut Region) {
         let instance = self.instance;
         let first = region.upper == Costs::INFINITE;
@@ -166,8 +167,8 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Halves a region along the term with the larger effect on the score. Returns `None` if neither term can
-    /// be halved.
+    /// Halves a region along `busy` or `chunk`, whichever has the larger effect on the score. Returns `None`
+    /// if both effects are too small.
     fn halve(&self, region: &Region) -> Option<[Region; 2]> {
         let (lower, least) = (region.lower, region.of_time.bound.max(0.0));
         let largest = self.instance.score.largest_terms(self.best(), &Costs { time: least, ..lower });
@@ -195,7 +196,7 @@ impl<'a> Search<'a> {
         Some([part(lower, below), part(above, upper)])
     }
 
-    /// Tries all known orders of devices under `rules`.
+    /// Finds placements for all known orders of the devices, under `rules`.
     fn offer_orders(&mut self, rules: &Rules) {
         let place =
             |order: &Vec<usize>| orders::least(self.instance, &self.single, &self.exits, rules, order);
@@ -205,7 +206,8 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Runs a local search around the best placement. It swaps or moves devices in the placement's order.
+    /// Runs a local search that starts from the best placement. It swaps, moves or replaces devices in the
+    /// placement's order.
     fn improve_orders(&mut self) {
         let Some(mut best) = self.best_placement().cloned() else { return };
         let mut order = self.order_of(&best);
@@ -237,8 +239,8 @@ impl<'a> Search<'a> {
         self.solution.choose(0.0)
     }
 
-    /// Returns the devices of a placement in order, followed by the unused devices. Truncates the order to
-    /// the largest number of stages.
+    /// Returns the devices of a placement in order, followed by the unused devices. The result has at most as
+    /// many devices as a placement may have stages.
     fn order_of(&self, placement: &Placement) -> Vec<usize> {
         let at = |device: usize| self.single.iter().position(|kind| kind[0] == device);
         let mut order: Vec<usize> = placement.stages.iter().filter_map(|(device, _)| at(*device)).collect();
@@ -249,8 +251,8 @@ impl<'a> Search<'a> {
     }
 }
 
-/// Returns a slightly changed order. Equal values of `number` give equal changes. Unused devices may be
-/// inserted.
+/// Returns `order` with one small change: two devices swap places, a device moves, or an unused device
+/// replaces a device. The same `number` always gives the same change.
 fn moved(order: &[usize], number: usize, devices: usize) -> Vec<usize> {
     // A scrambled Weyl sequence is well distributed, stateless and without a visible pattern.
     let scramble = |salt: u64| {

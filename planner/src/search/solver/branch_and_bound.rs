@@ -1,18 +1,19 @@
-//! Branch and bound over limits on the largest terms. Each step finds the smallest sum of time under limits,
-//! and the result is the smallest score.
+//! Branch and bound over limits on `busy` and `chunk`. Each step finds the placements with the smallest sum
+//! of `time` under some limits. The result is the placement with the smallest score.
 //!
-//! A region is a box of the largest `busy` and the largest `chunk`. The smallest time under the upper limits
-//! and the lower limits together give a lower bound of all scores in the box. A placement with the smallest
-//! time dominates every placement that is no better in both largest terms. So the rest of the box is split
-//! into parts. Regions are shared by all numbers of stages.
+//! A region is a box: one interval for the maximum `busy` and one for the maximum `chunk`. The smallest time
+//! under the box's upper limits, combined with its lower limits, gives a lower bound of all scores in the
+//! box. A placement with this smallest time dominates every other placement in the box that is no better in
+//! `busy` and `chunk`. The search splits the rest of the box into parts. Each region covers all numbers of
+//! stages.
 //!
-//! Computing the smallest time needs the table. The Lagrange multipliers (`lagrangian`) give a much cheaper
-//! bound first. A box is dropped if this bound proves that no placement in it matters. A wide box is halved,
-//! unless the score is the larger of two terms.
+//! Computing the smallest time requires the table. The Lagrange multipliers (`lagrangian`) first give a much
+//! cheaper bound. If this bound proves that no placement in a box matters, the search drops the box. It
+//! halves a wide box, unless the score is the maximum of two terms.
 //!
-//! A table ignores the true loads of shared buses. If a placement overloads a bus, the region is split by the
-//! placement's transfers. The first part excludes the first transfer, the second part keeps it and excludes
-//! the second transfer, and so on.
+//! The table ignores the true loads of shared buses. If a placement overloads a bus, the search splits the
+//! region by the placement's transfers. The first part excludes the first transfer. The second part keeps the
+//! first transfer and excludes the second transfer, and so on.
 //!
 //! Knows nothing about how the smallest time is computed.
 
@@ -25,76 +26,80 @@ use rayon::prelude::*;
 use std::cmp::Ordering;
 use std::sync::Arc;
 
-/// Scores whose relative difference is smaller count as equal.
+/// Maximum relative difference between scores that count as equal.
 const MARGIN: f64 = 1e-12;
 
 /// Number of regions that are processed in parallel. It is fixed, so that the result does not depend on the
 /// machine.
 const AT_ONCE: usize = 2;
 
-/// Largest number of rounds. The bound includes the regions that remain open.
+/// Maximum number of rounds. The bound that the search returns covers the regions that remain open after the
+/// last round.
 const MOST_ROUNDS: usize = 1 << 14;
 
-/// A box is wide if a largest term changes the score within the box by more than this relative amount.
+/// A box counts as wide if `busy` or `chunk` can change the score within the box by more than this fraction.
 const WIDE: f64 = 0.05;
 
-/// Steps of the subgradient method: for the first box, for each part of a box, and for the multipliers of
-/// time before using the table.
+/// Maximum numbers of subgradient steps: for the first box, for each part of a box, and for the multipliers
+/// of `time` before the search uses the table.
 const FIRST_STEPS: usize = 40;
 const STEPS: usize = 2;
 const LOOK_STEPS: usize = 3;
 
-/// Limits on the largest terms for the initial placements, as multiples of their lower bounds.
+/// Limits on `busy` and `chunk` for the initial placements, as multiples of the lower bounds of these terms.
 const FIRST_LIMITS: [f64; 4] = [1.05, 1.15, 1.3, 2.0];
 
-/// A box, with bounds of the placements in it.
+/// A box, with bounds for the placements in it.
 #[derive(Clone)]
 struct Region {
-    /// Inclusive lower limits. `time` is unused.
+    /// Inclusive lower limits of the maximum `busy` and `chunk`. `time` is unused.
     lower: Costs,
-    /// Inclusive upper limits. `time` is unused.
+    /// Inclusive upper limits of the maximum `busy` and `chunk`. `time` is unused.
     upper: Costs,
-    /// At index k: bounds for k + 1 stages. `None` if no such placement matters.
+    /// At index k: bounds for placements with k + 1 stages. `None` if no such placement in the region
+    /// matters.
     open: Vec<Option<Open>>,
-    /// Pairs of devices that must not be neighbours in the region.
+    /// Pairs (from, to) of devices that must not be neighbours in a placement of the region.
     forbidden: Vec<(usize, usize)>,
-    /// Pairs of devices that must be neighbours in the region.
+    /// Pairs (from, to) of devices that must be neighbours in a placement of the region.
     kept: Vec<(usize, usize)>,
-    /// Rules for the upper limits. `None` until the region is priced.
+    /// Rules for the upper limits. `None` until `priced` has processed the region.
     rules: Option<Arc<Rules>>,
-    /// Multipliers that prove the bounds without the table.
+    /// Lagrange multipliers for the sum in the score. They prove bounds without the table.
     prices: Prices,
-    /// Multipliers for the sum of `time` alone.
+    /// Lagrange multipliers for the sum of `time` alone.
     time_prices: Prices,
-    /// Whether `time_prices` match the upper limits.
+    /// Whether `time_prices` were improved for the current upper limits.
     timed: bool,
 }
 
-/// Bounds for one number of stages in a region.
+/// Bounds for the placements in a region that have the same number of stages.
 #[derive(Clone)]
 struct Open {
     /// Lower bound of the score.
     bound: f64,
     /// Lower bound of the sum of `time`.
     least: f64,
-    /// A placement that attains `least` within the upper limits. It may exceed them on shared buses.
+    /// A placement whose sum of `time` is `least` and that meets the upper limits, except possibly on shared
+    /// buses.
     seen: Option<Arc<Seen>>,
 }
 
 struct Seen {
-    /// Sums and largest terms of the placement, as they count in the score.
+    /// Sum of `time`, maximum `busy` and maximum `chunk` of the placement. A term that has no weight in the
+    /// score is 0.
     totals: Costs,
     stages: Vec<Stage>,
 }
 
 impl Seen {
-    /// Returns the pairs of devices between which the placement transfers.
+    /// Returns the pairs of devices between which the placement transfers activations.
     fn pairs(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
         self.stages.windows(2).map(|pair| (pair[0].0, pair[1].0))
     }
 }
 
-/// Finds the best placements of an instance that has a table.
+/// Finds the best placements of an instance that is small enough for a table.
 pub(super) fn solve(instance: &Instance, kinds: &[Vec<usize>], table: Table<'_>) -> Solution {
     let solution = Solution::empty(instance);
     let (busy, chunk) = (Values::ANY, Values::ANY);
@@ -132,7 +137,7 @@ struct Search<'a> {
     instance: &'a Instance,
     kinds: &'a [Vec<usize>],
     table: Table<'a>,
-    /// Possible values of the largest `busy` and the largest `chunk`.
+    /// Possible values of the maximum `busy` and of the maximum `chunk`.
     busy: Values,
     chunk: Values,
     solution: Solution,
@@ -140,7 +145,7 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    /// Finds initial placements and bounds the whole space.
+    /// Finds initial placements, and creates the region that contains all placements.
     fn start(&mut self) {
         let instance = self.instance;
         let lower = lagrangian::least_terms(instance, self.kinds);
@@ -180,7 +185,8 @@ impl Search<'_> {
         }
     }
 
-    /// Lists the values of the largest terms that may matter. `least` has lower bounds of these terms.
+    /// Lists the values of the maximum `busy` and `chunk` that may matter. `least` contains lower bounds of
+    /// these terms.
     fn list_values(&mut self, least: &Costs) {
         let instance = self.instance;
         let most = instance.score.largest_terms(self.enough(), least);
@@ -195,7 +201,7 @@ impl Search<'_> {
         }
     }
 
-    /// Finds placements for good orders of the devices under several limits.
+    /// Finds placements for good orders of the devices, under several limits on `busy` and `chunk`.
     fn offer_orders(&mut self, least: &Costs) {
         let single = kinds::single(self.instance);
         let exits = kinds::exits(self.instance, &single);
@@ -218,16 +224,16 @@ impl Search<'_> {
         }
     }
 
-    /// Returns a lower bound of the scores with k + 1 stages in the region. Returns `None` if no such
-    /// placement matters.
+    /// Returns a lower bound of the scores of placements with k + 1 stages in the region, or `None` if no
+    /// such placement matters.
     fn bound(&self, region: &Region, k: usize) -> Option<f64> {
         let open = region.open[k].as_ref()?;
         Some(open.bound.max(self.instance.score.of(&Costs { time: open.least, ..region.lower })))
     }
 
-    /// Returns, at index k, the largest score with which a placement of k + 1 stages changes the choice. With
-    /// fewer stages than the chosen placement, this is [`SHARE`] above the best score. With equally many
-    /// stages it is the chosen score, and with more it is the best score.
+    /// Returns, at index k, the largest score with which a placement of k + 1 stages changes the choice. For
+    /// fewer stages than the chosen placement has, this score is [`SHARE`] above the best score. For equally
+    /// many stages, it is the score of the chosen placement. For more stages, it is the best score.
     fn wanted(&self) -> Vec<f64> {
         let best = self.best();
         let score = |k: usize| self.solution.best_by_stages[k].as_ref().map_or(f64::INFINITY, |p| p.score);
@@ -241,8 +247,8 @@ impl Search<'_> {
         all.map(wanted).collect()
     }
 
-    /// Removes up to `count` of the most promising regions that may still change the choice. Each is returned
-    /// with the index k (stages minus one) for which it is promising.
+    /// Removes and returns up to `count` of the most promising regions that may still change the choice. Each
+    /// region comes with the index k (number of stages minus one) for which it is promising.
     fn take_most_promising(&mut self, count: usize) -> Vec<(Region, usize)> {
         let (wanted, enough) = (self.wanted(), self.enough());
         let matters = |bound: f64, k: usize| match wanted[k] {
@@ -261,8 +267,8 @@ impl Search<'_> {
         promising.into_iter().map(|(_, at, k)| (self.regions.swap_remove(at), k)).collect()
     }
 
-    /// Splits a region that is wide or contains a known placement. Returns `None` if the region needs the
-    /// table.
+    /// Splits a region that is wide or that contains a known placement. Returns `None` if the region must
+    /// first be solved with the table.
     fn parts(&self, region: &Region, stages: usize) -> Option<Vec<Region>> {
         match region.open[stages].as_ref().and_then(|open| open.seen.as_ref()) {
             Some(seen) => Some(self.parts_around(region, stages, seen)),
@@ -270,13 +276,14 @@ impl Search<'_> {
         }
     }
 
-    /// Returns the smallest bound of the time over all open numbers of stages in a region.
+    /// Returns the smallest lower bound of the sum of `time` over all numbers of stages that are still open
+    /// in a region.
     fn least(region: &Region) -> f64 {
         region.open.iter().flatten().map(|open| open.least).fold(f64::INFINITY, f64::min)
     }
 
-    /// Halves a wide region along the term with the larger effect on the score. Returns `None` if the region
-    /// is narrow or unbounded.
+    /// Halves a wide region along `busy` or `chunk`, whichever has the larger effect on the score. Returns
+    /// `None` if the region is narrow or unbounded, or if the score is the maximum of two terms.
     fn halves(&self, region: &Region) -> Option<[Region; 2]> {
         // If the score is the larger of two terms, splitting around a known placement is better.
         if matches!(self.instance.score, Score::Busy { .. }) {
@@ -302,8 +309,8 @@ impl Search<'_> {
         Some([region.within(lower, below), region.within(above, upper)])
     }
 
-    /// Narrows a region to the limits that matter, and computes its Lagrangian bounds. Returns `None` if no
-    /// placement in it matters.
+    /// Narrows a region to the limits within which placements can matter, and computes its Lagrangian bounds.
+    /// Returns `None` if no placement in the region matters.
     fn priced(&self, mut region: Region) -> Option<Region> {
         let (instance, enough) = (self.instance, self.enough());
         let largest =
@@ -332,7 +339,7 @@ impl Search<'_> {
         region.open.iter().any(Option::is_some).then_some(region)
     }
 
-    /// Updates the multipliers of time and the bounds derived from them.
+    /// Improves the multipliers of `time`, and updates the bounds that follow from them.
     fn improve_time(&self, region: &mut Region, rules: &Rules) {
         let relaxed = Relaxed::of_time(self.instance, self.kinds, rules);
         let most = self.instance.score.largest_terms(self.enough(), &region.lower).time;
@@ -343,7 +350,7 @@ impl Search<'_> {
         }
     }
 
-    /// Closes each number of stages for which no placement in a region matters.
+    /// Closes each number of stages for which no placement in the region matters.
     fn close(&self, region: &mut Region) {
         for k in 0..region.open.len() {
             if self.bound(region, k).is_some_and(|bound| bound > self.enough()) {
@@ -352,8 +359,8 @@ impl Search<'_> {
         }
     }
 
-    /// Finds the placements with the smallest times under the upper limits of a region, one for each number
-    /// of stages.
+    /// Finds, for each number of stages, the placement with the smallest sum of `time` under the upper limits
+    /// of a region.
     fn look(&self, region: &mut Region, cells: &mut Cells) -> Vec<Vec<Stage>> {
         let instance = self.instance;
         let limits = Limits { most: region.upper, forbidden: &region.forbidden };
@@ -397,7 +404,7 @@ impl Search<'_> {
         placements
     }
 
-    /// Splits a region around a placement with `stages` + 1 stages that was found in it.
+    /// Splits a region around a known placement with `stages + 1` stages.
     fn parts_around(&self, region: &Region, stages: usize, seen: &Seen) -> Vec<Region> {
         if let Some(bus) = self.overloaded(region, seen) {
             return Self::parts_by_bus(region, seen, bus);
@@ -427,13 +434,13 @@ impl Search<'_> {
         }
     }
 
-    /// Returns a bus whose load exceeds the upper limits of the region, if any.
+    /// Returns a bus on which the placement exceeds the upper limits of the region, if there is one.
     fn overloaded(&self, region: &Region, seen: &Seen) -> Option<&SharedBus> {
         let load = |bus: &SharedBus| seen.pairs().map(|pair| bus.load(pair)).sum::<f64>();
         self.instance.shared.iter().find(|bus| load(bus) > bus.term.of(&region.upper))
     }
 
-    /// Splits a region by the transfers of a placement that overloads a bus.
+    /// Splits a region by the transfers of a placement that overloads `bus`.
     fn parts_by_bus(region: &Region, seen: &Seen, bus: &SharedBus) -> Vec<Region> {
         let (mut parts, mut part) = (Vec::new(), region.clone());
         for open in part.open.iter_mut().flatten() {
@@ -470,12 +477,13 @@ impl Search<'_> {
 }
 
 impl Region {
-    /// Returns the part of a region between these limits.
+    /// Returns the part of the region between the limits `lower` and `upper`.
     fn within(&self, lower: Costs, upper: Costs) -> Self {
         Self { lower, upper, ..self.clone() }
     }
 
-    /// Splits off the part with `busy` below the given value, in two halves.
+    /// Splits off the part of the region in which the maximum `busy` is less than `busy`. Returns this part
+    /// in two halves, and the rest.
     fn parts_by_busy(&self, busy: f64) -> (Option<[Self; 2]>, Self) {
         let Self { lower, upper, .. } = *self;
         let less = (below(busy) > lower.busy).then(|| {
@@ -488,7 +496,8 @@ impl Region {
         (less, self.within(Costs { busy: lower.busy.max(busy), ..lower }, upper))
     }
 
-    /// Splits off the part with `chunk` below the given value, in two halves.
+    /// Splits off the part of the region in which the maximum `chunk` is less than `chunk`. Returns this part
+    /// in two halves, and the rest.
     fn parts_by_chunk(&self, chunk: f64) -> (Option<[Self; 2]>, Self) {
         let Self { lower, upper, .. } = *self;
         let smaller = (below(chunk) > lower.chunk).then(|| {
@@ -501,7 +510,9 @@ impl Region {
         (smaller, self.within(Costs { chunk: lower.chunk.max(chunk), ..lower }, upper))
     }
 
-    /// Narrows the limits of `busy` and `chunk`. Keeps the known placements that are still useful.
+    /// Narrows the limits of `busy` and `chunk` to these intervals. Forgets known placements outside the new
+    /// limits. Closes a number of stages if its known placement is at least as good as every placement in the
+    /// region.
     fn confine(&mut self, busy: (f64, f64), chunk: (f64, f64)) {
         let (lower, upper) = (
             Costs { busy: busy.0, chunk: chunk.0, ..self.lower },
@@ -521,7 +532,7 @@ impl Region {
     }
 }
 
-/// Returns a value that is smaller by slightly more than rounding errors.
+/// Returns `value` reduced by slightly more than a rounding error.
 fn below(value: f64) -> f64 {
     value - value * MARGIN
 }

@@ -1,17 +1,19 @@
-//! Finds the smallest sum of time under limits, for each number of stages. It uses dynamic programming over
-//! the set of devices, the last device and the number of placed segments. Devices of one kind are counted, so
-//! the sets are multisets of kinds. Last devices with equal outgoing transfers form one exit, and only the
-//! best device of an exit matters.
+//! Finds, for each number of stages, the placement with the smallest sum of `time` under limits on the other
+//! terms. Uses dynamic programming over the set of devices, the last device and the number of placed
+//! segments. Devices of the same kind are interchangeable, so each set is stored as a count per kind. Kinds
+//! with equal outgoing transfers form one exit. For each set and exit, only the best last device matters.
 //!
-//! For a given kind and end of the last stage, the allowed first segments form a window. It only moves
-//! forward as the end grows, so a sliding minimum makes each cell cheap.
+//! For a given kind of the last device and a given end of its run, the allowed first segments form a window.
+//! The window only moves forward as the end grows, so a sliding minimum makes each cell cheap to compute.
 //!
-//! A cell is dropped if no completion meets the limit on time. Two relaxations prove this: reuse of devices,
-//! and Lagrangian prices of segments. A cell is also dropped if the remaining devices cannot hold the
-//! remaining segments. Each (set, last) stores the range of its remaining cells.
+//! The search drops a cell if no completion meets the limit on time. Two relaxations prove this: one lets
+//! devices be reused, the other gives Lagrangian prices to segments. The search also drops a cell if the
+//! remaining devices cannot hold the remaining segments. For each set and exit, it stores the range of ends
+//! whose cells remain.
 //!
-//! With shared buses, each (set, last) also stores the smallest possible load of each bus. A state is dropped
-//! if this load is too large. The loads are a relaxation, so the caller checks the true loads.
+//! With shared buses, the search also stores, for each set and exit, the smallest possible load of each bus.
+//! It drops a state if one of these loads is too large. The loads are only lower bounds, so the caller must
+//! check the true loads of a placement.
 //!
 //! Knows nothing about scores.
 
@@ -21,51 +23,51 @@ use super::{Instance, Stage, kinds};
 use rayon::prelude::*;
 use std::ops::Range;
 
-/// Largest number of table cells. They take half a gigabyte of address space, and less than half of it is
+/// Maximum number of table cells. They take half a gigabyte of address space, but less than half of it is
 /// used.
 const MOST_CELLS: usize = 1 << 26;
 
-/// Smallest number of cells that justifies a task for another thread.
+/// Minimum number of cells for which a separate task is worthwhile.
 const CELLS_PER_TASK: usize = 1 << 16;
 
-/// A placement with the smallest sum of time among all with its number of stages.
+/// The placement with the smallest sum of `time` among all allowed placements with the same number of stages.
 pub(super) struct Least {
     pub time: f64,
     pub stages: Vec<Stage>,
 }
 
-/// Sets of devices for the dynamic programming.
+/// The sets of devices over which the dynamic programming runs.
 pub(super) struct Table<'a> {
     instance: &'a Instance,
     kinds: &'a [Vec<usize>],
     sets: Sets,
     /// Groups of kinds with equal outgoing transfers.
     exits: Vec<Vec<usize>>,
-    /// Exit of each kind.
+    /// For each kind: index of its exit.
     exit_of: Vec<usize>,
 }
 
-/// State of all sets under some limits.
+/// States of all sets, computed for one choice of limits.
 pub(super) struct Cells {
-    /// At `set * exits + exit`: state with a last stage on the best kind of the exit.
+    /// At `set * exits + exit`: the state after a last stage on the best kind of the exit.
     slots: Vec<Slot>,
-    /// For each set: whether any of its slots has cells.
+    /// For each set: whether any of its slots has remaining cells.
     alive: Vec<bool>,
-    /// Smallest time at `(set * exits + exit) * (segments + 1) + end`.
+    /// Smallest sum of `time` of a cell, at `(set * exits + exit) * (segments + 1) + end`.
     times: Vec<f64>,
 }
 
-/// State of a set and an exit, without the times.
+/// State of a set and an exit, except for the times.
 #[derive(Clone, Default)]
 struct Slot {
-    /// Range of ends whose cells are in use.
+    /// Range of ends whose cells remain.
     alive: Range<u32>,
     /// Smallest possible load of each shared bus.
     loads: Vec<f64>,
 }
 
 impl Slot {
-    /// Merges better times into the slot for these ends.
+    /// Merges the times in `better` into the slot, for the ends in `ends`. Each cell keeps the smaller time.
     fn take(&mut self, times: &mut [f64], better: &[f64], ends: Range<usize>) {
         let alive = self.alive.start as usize..self.alive.end as usize;
         let all = if alive.is_empty() {
@@ -82,10 +84,10 @@ impl Slot {
     }
 }
 
-/// Buffers that one thread needs for filling slots.
+/// Buffers that a thread reuses while it fills slots.
 #[derive(Default)]
 struct Scratch {
-    /// Times. `times` and `costs` are infinite between uses.
+    /// Times for each end. Between uses, `times` and `costs` contain only infinity.
     times: Vec<f64>,
     costs: Vec<f64>,
     queue: Vec<u32>,
@@ -95,19 +97,20 @@ struct Scratch {
 #[derive(Clone, Copy)]
 struct Goal<'a> {
     rules: &'a Rules,
-    /// For each kind and end: the smallest time of the rest of the placement.
+    /// For each kind and end: the smallest time of all stages after a stage with this end, if devices may be
+    /// reused.
     rest: &'a [Vec<f64>],
     completion: &'a Completion,
     /// Kinds in descending order of their earnings.
     by_earnings: &'a [usize],
-    /// At `set * exits + exit`: the smallest end after which the remaining devices can hold the remaining
-    /// segments.
+    /// At `set * exits + exit`: the smallest end after which the devices outside the set can hold all
+    /// remaining segments.
     needed: &'a [u32],
-    /// At index n: the largest allowed time of a placement with n more stages.
+    /// At index n: the largest allowed time of a placement that has n more stages.
     most: &'a [f64],
 }
 
-/// Slots of all sets that are smaller than the sets being filled.
+/// The sets that are smaller than those being filled, with their slots.
 #[derive(Clone, Copy)]
 struct Smaller<'a> {
     goal: Goal<'a>,
@@ -115,14 +118,14 @@ struct Smaller<'a> {
     kinds: &'a [Vec<usize>],
     exits: &'a [Vec<usize>],
     slots: &'a [Slot],
-    /// For each set: whether any of its slots has cells.
+    /// For each set: whether any of its slots has remaining cells.
     alive: &'a [bool],
     times: &'a [f64],
     segments: usize,
     buses: usize,
 }
 
-/// Returns the number of table cells for these kinds and segments. Returns `None` if it exceeds
+/// Returns the number of table cells for these kinds and this number of segments, or `None` if it exceeds
 /// [`MOST_CELLS`].
 pub(super) fn cells(kinds: &[Vec<usize>], segments: usize) -> Option<usize> {
     let sets = kinds.iter().try_fold(1usize, |n, kind| n.checked_mul(kind.len() + 1))?;
@@ -131,7 +134,7 @@ pub(super) fn cells(kinds: &[Vec<usize>], segments: usize) -> Option<usize> {
 }
 
 impl<'a> Table<'a> {
-    /// Creates a table. Returns `None` if there are too many sets.
+    /// Creates a table, or returns `None` if the table would have too many cells.
     pub fn new(instance: &'a Instance, kinds: &'a [Vec<usize>]) -> Option<Self> {
         cells(kinds, instance.segments)?;
         let exits = kinds::exits(instance, kinds);
@@ -140,8 +143,8 @@ impl<'a> Table<'a> {
         Some(Self { instance, kinds, sets: Sets::new(kinds, instance.most_stages()), exit_of, exits })
     }
 
-    /// Allocates up to `most` reusable instances of the cells for concurrent use. Allocates fewer if they
-    /// would take too much memory.
+    /// Allocates up to `most` independent sets of cells, for concurrent and repeated use. Allocates fewer if
+    /// they would take too much memory.
     pub fn cells(&self, most: usize) -> Vec<Cells> {
         let (sets, slots) = (self.sets.len(), self.sets.len() * self.exits.len());
         let times = slots * (self.instance.segments + 1);
@@ -153,8 +156,9 @@ impl<'a> Table<'a> {
         (0..(MOST_CELLS / times.max(1)).clamp(1, most)).map(cells).collect()
     }
 
-    /// Returns, at index k, the placement with the smallest time among those with k + 1 stages and a time of
-    /// at most `most[k]`. Returns `None` at k if the rules allow no such placement. `most` never increases.
+    /// Returns, at index k, the placement with the smallest time among those with k + 1 stages. The entry is
+    /// `None` if the rules allow no such placement with a time of at most `most[k]`. `most` must not increase
+    /// with k.
     pub fn least(
         &self,
         cells: &mut Cells,
@@ -181,7 +185,7 @@ impl<'a> Table<'a> {
     }
 
     /// Returns, at `set * exits + exit`, the smallest end after which the devices outside the set can hold
-    /// all remaining segments. Assumes the longest run on each of these devices.
+    /// all remaining segments. Assumes that each of these devices takes its longest run.
     fn needed(&self, rules: &Rules) -> Vec<u32> {
         let (exits, all) = (self.exits.len(), self.instance.segments as u32);
         // At `kind * exits + exit`: for each end, the first segment of the kind's longest run after this
@@ -221,7 +225,7 @@ impl<'a> Table<'a> {
         (0..self.sets.len() * exits).map(left).collect()
     }
 
-    /// Fills the slots of all sets of one size.
+    /// Fills the slots of all sets of `size + 1` devices.
     fn fill(&self, cells: &mut Cells, goal: Goal<'_>, size: usize) {
         let (exits, width) = (self.exits.len(), self.instance.segments + 1);
         let sets = self.sets.by_size[size].clone();
@@ -259,7 +263,7 @@ impl<'a> Table<'a> {
         }
     }
 
-    /// Returns the best placement of a given size. Backtracks from the last cells of the table.
+    /// Returns the best placement with `size + 1` stages. Backtracks from the last cells of the table.
     fn best(&self, cells: &Cells, rules: &Rules, size: usize) -> Option<Least> {
         let (exits, segments) = (self.exits.len(), self.instance.segments);
         let slots = self.sets.by_size.get(size)?.clone().filter(|set| self.has_required(*set));
@@ -285,7 +289,7 @@ impl<'a> Table<'a> {
         Some(Least { time, stages: self.with_members(parts) })
     }
 
-    /// Returns whether the set contains all members of the required kinds.
+    /// Returns whether `set` contains all members of the required kinds.
     fn has_required(&self, set: usize) -> bool {
         let complete = |(kind, members): (usize, &Vec<usize>)| {
             !self.instance.required.contains(&members[0])
@@ -294,8 +298,8 @@ impl<'a> Table<'a> {
         self.kinds.iter().enumerate().all(complete)
     }
 
-    /// Returns the kind of a cell's last stage. Also returns the previous slot and end, unless this is the
-    /// first stage.
+    /// Returns the kind of a cell's last stage, and the slot and end of the previous stage. There is no
+    /// previous slot if the last stage is also the first.
     fn step_back(
         &self,
         cells: &Cells,
@@ -340,7 +344,7 @@ impl<'a> Table<'a> {
         if alive { cells.times[slot * (self.instance.segments + 1) + end] } else { f64::INFINITY }
     }
 
-    /// Assigns the parts of each kind to the members of the kind, in order.
+    /// Assigns each part to a member of its kind. The members of a kind are used in order.
     fn with_members(&self, parts: Vec<(usize, Range<usize>)>) -> Vec<Stage> {
         let mut used = vec![0; self.kinds.len()];
         let member = |(kind, run): (usize, Range<usize>)| {
@@ -352,7 +356,7 @@ impl<'a> Table<'a> {
 }
 
 impl Smaller<'_> {
-    /// Fills the slots of a set.
+    /// Fills the slots of `set` from the slots of smaller sets.
     fn fill(&self, set: usize, slots: &mut [Slot], times: &mut [f64], scratch: &mut Scratch) {
         let mut most_with_prices = None;
         let mut own = std::mem::take(&mut scratch.times);
@@ -393,8 +397,8 @@ impl Smaller<'_> {
         scratch.times = own;
     }
 
-    /// Appends stages of a kind to all slots of a smaller set. Returns the range of ends that received a
-    /// value.
+    /// Appends a stage on a device of `kind` to the placements in all slots of a smaller set. Returns the
+    /// range of ends that received a value.
     fn enter(
         &self,
         (set, kind): (usize, usize),
@@ -409,8 +413,9 @@ impl Smaller<'_> {
         filled.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end)).unwrap_or(0..0)
     }
 
-    /// Appends stages of a kind to all slots of a smaller set whose transfer leads to this group. Ends start
-    /// at `begin`. Returns the range of ends that received a value.
+    /// Appends a stage on a device of `kind` to the placements in all slots of a smaller set whose transfer
+    /// to `kind` leads to `group`. Considers only ends from `begin` on. Returns the range of ends that
+    /// received a value.
     fn extend(
         &self,
         (set, kind, group): (usize, usize, usize),
@@ -458,7 +463,8 @@ impl Smaller<'_> {
         reached
     }
 
-    /// Narrows the range of ends so that its first and last ends can be completed in time.
+    /// Narrows the range of ends. Removes ends from both sides for which no completion can meet the limit on
+    /// time.
     fn keep(&self, kind: usize, most_with_prices: f64, ends: Range<usize>, times: &[f64]) -> Range<usize> {
         let rest = &self.goal.rest[kind];
         let (prices, most) = (&self.goal.completion.prices, self.goal.most[0]);
@@ -477,8 +483,9 @@ impl Smaller<'_> {
         ends
     }
 
-    /// Returns the largest allowed time plus the prices of the remaining segments. Assumes that the devices
-    /// outside the set have their largest earnings.
+    /// Returns the largest sum of a cell's time and the prices of its remaining segments with which a
+    /// completion can still meet the limit on time. Assumes that the devices outside the set have their
+    /// largest earnings.
     fn most_with_prices(&self, set: usize) -> f64 {
         let kinds = self.kinds.len();
         let counts = &self.sets.counts[set * kinds..(set + 1) * kinds];
@@ -495,20 +502,21 @@ impl Smaller<'_> {
     }
 }
 
-/// Returns the transfer from an exit to a kind. Any kind of the exit represents it, except `to` if there are
-/// others.
+/// Returns the transfer from an exit to the kind `to`. All kinds of the exit have the same transfer. `to`
+/// itself represents the exit only if the exit contains no other kind.
 pub(super) fn way(rules: &Rules, exit: &[usize], to: usize) -> Option<Way> {
     let from = exit.iter().find(|from| **from != to).unwrap_or(&exit[0]);
     rules.way(*from, to)
 }
 
-/// Multisets of kinds, ordered by size. The largest size is the largest number of stages.
+/// All multisets of kinds, ordered by size, up to the maximum number of stages.
 struct Sets {
     /// At index size - 1: the range of sets with this size.
     by_size: Vec<Range<usize>>,
     /// At `set * kinds + kind`: number of the kind's members in the set.
     counts: Vec<u16>,
-    /// At `set * kinds + kind`: the set with one member less of this kind. `None` if that set would be empty.
+    /// At `set * kinds + kind`: the set with one member fewer of this kind. `None` if the set has no member
+    /// of this kind, or no other member.
     without: Vec<Option<u32>>,
     /// For each set: its complement.
     others: Vec<Others>,
@@ -519,7 +527,7 @@ struct Sets {
 enum Others {
     None,
     Set(u32),
-    /// The complement has more devices than the largest number of stages.
+    /// The complement has more devices than a placement may have stages.
     TooMany,
 }
 
@@ -565,8 +573,8 @@ impl Sets {
         self.by_size.last().map_or(0, |sets| sets.end)
     }
 
-    /// Returns the set of a slot without one member of the slot's kind. Returns `None` if there is no such
-    /// member, or no other member.
+    /// Returns the set without one member of the kind, where `slot` is `set * kinds + kind`. Returns `None`
+    /// if the set has no member of this kind, or no other member.
     fn without(&self, slot: usize) -> Option<usize> {
         self.without[slot].map(|set| set as usize)
     }

@@ -1,10 +1,10 @@
-//! Kinds of devices. Interchangeable devices form one kind with several members. Knows nothing about the
+//! Groups interchangeable devices into kinds. Each kind has one or more members. Knows nothing about the
 //! searches.
 
 use super::Instance;
 
-/// Returns the kinds of the usable devices. Members are in device order, and kinds are ordered by their first
-/// members.
+/// Returns the kinds of the usable devices. The members of a kind are in device order. The kinds are ordered
+/// by their first members.
 pub(super) fn merge(instance: &Instance) -> Vec<Vec<usize>> {
     let mut kinds: Vec<Vec<usize>> = Vec::new();
     for device in (0..instance.devices.len()).filter(|d| !instance.excluded[*d]) {
@@ -16,13 +16,13 @@ pub(super) fn merge(instance: &Instance) -> Vec<Vec<usize>> {
     kinds
 }
 
-/// Returns each usable device as its own kind.
+/// Returns one kind for each usable device, with this device as its only member.
 pub(super) fn single(instance: &Instance) -> Vec<Vec<usize>> {
     (0..instance.devices.len()).filter(|d| !instance.excluded[*d]).map(|d| vec![d]).collect()
 }
 
-/// Groups kinds whose transfers into every other kind are equal. With shared buses, every kind forms its own
-/// group.
+/// Groups the kinds whose transfers into every other kind are equal. With shared buses, every kind forms its
+/// own group.
 pub(super) fn exits(instance: &Instance, kinds: &[Vec<usize>]) -> Vec<Vec<usize>> {
     // The transfer between members of two kinds. A kind with one member has no transfer to itself.
     let transfer = |from: usize, to: usize| {

@@ -1,18 +1,19 @@
-//! Lagrangian lower bounds, computed without a table of sets. The multipliers are prices of segments and
-//! shares of the largest terms.
+//! Lagrangian lower bounds, computed without a table of sets. The multipliers are the prices of segments, and
+//! the shares of devices in the weights of the maximum `busy` and `chunk`.
 //!
 //! Every segment has a price that is paid to the device that runs it. Every device takes the run with the
-//! largest earnings, independently of the other devices. No placement takes less time than the sum of all
-//! prices minus the sum of all earnings. This relaxes the condition that each segment runs exactly once. The
-//! bound is tight if segments are similar.
+//! largest earnings (prices minus costs), independently of the other devices. This relaxes the condition that
+//! each segment runs exactly once. The sum of all prices minus the sum of all earnings is a lower bound of
+//! the time of every placement. The bound is tight if segments are similar.
 //!
-//! A largest term is at least as large as any weighted mean of the terms. So the term's weight is distributed
-//! among the devices, and each device pays its share of its own term. The rest of the weight is multiplied by
-//! a lower bound of the largest term.
+//! The maximum of a term over all devices is at least as large as any weighted mean of the devices' terms. So
+//! the weight of the maximum is distributed among the devices, and each device pays its share of its own
+//! term. The undistributed rest of the weight is multiplied by a lower bound of the maximum.
 //!
-//! The prices of segments that no device takes rise, and the prices of segments that several devices take
-//! fall. The shares of devices with large terms rise. This is a subgradient method with Polyak's step. A
-//! device's transfer costs are those of the cheapest transfer into it.
+//! The multipliers are improved by the subgradient method with Polyak's step size. It raises the prices of
+//! segments that no device takes, and lowers the prices of segments that several devices take. It raises the
+//! shares of devices with large terms. The transfer costs of a device are those of the cheapest transfer into
+//! it.
 //!
 //! Knows nothing about how placements are found.
 
@@ -21,75 +22,78 @@ use super::{Costs, DeviceCosts, Instance};
 use rayon::prelude::*;
 use std::ops::Range;
 
-/// Relative distance above the proved bound at which a step aims.
+/// Relative distance between the best bound so far and the bound at which a subgradient step aims.
 const REACH: f64 = 0.1;
 
-/// Number of unsuccessful steps after which the step size is halved.
+/// Number of steps without a better bound after which the step size is halved.
 const PATIENCE: usize = 7;
 
-/// Bisection steps in the search for the smallest possible largest term.
+/// Number of bisection steps in the search for a lower bound of the maximum `busy` or `chunk`.
 const HALVINGS: usize = 12;
 
-/// Number of evaluations in the search for a scale factor.
+/// Number of evaluations in the search for the best scale factor of the prices.
 const EVALUATIONS: usize = 18;
 
-/// Smallest product of kinds and segments that justifies a second thread.
+/// Minimum product of kinds and segments for which a second thread is worthwhile.
 const CELLS_PER_TASK: usize = 1 << 12;
 
-/// The quantity that is bounded: the sum in the score over all placements in a box, including the largest
-/// terms in this sum.
+/// Relaxation of the sum in the score, over all placements in a box. The sum includes the maximum `busy` and
+/// `chunk` if these have a weight in it.
 #[derive(Clone, Copy)]
 pub(super) struct Relaxed<'a> {
     instance: &'a Instance,
     kinds: &'a [Vec<usize>],
     /// Rules for the upper limits of the box.
     rules: &'a Rules,
-    /// Lower bounds of the largest terms in the box.
+    /// Lower bounds of the maximum `busy` and `chunk` in the box.
     lower: Costs,
-    /// Weights of the largest terms, or 0 if a term is not in the sum. `time` is unused.
+    /// Weights of the maximum `busy` and `chunk` in the sum, or 0 for a term that is not in the sum. `time`
+    /// is unused.
     weights: Costs,
 }
 
-/// Prices of segments and shares of the largest terms, with the bound that follows from them.
+/// Lagrange multipliers (prices of segments, and shares of devices in the maximum `busy` and `chunk`), with
+/// the bound that follows from them.
 #[derive(Clone)]
 pub(super) struct Prices {
     each: Vec<f64>,
-    /// For each kind: the weights with which a member pays its own terms. `time` is unused.
+    /// For each kind: the weights with which a member pays its own `busy` and `chunk`. `time` is unused.
     shares: Vec<Costs>,
-    /// For each kind: the largest earnings of a member, at least 0.
+    /// For each kind: the largest earnings that a member can have, at least 0.
     earnings: Vec<f64>,
-    /// Lower bound of the sum, over all placements in the box.
+    /// Lower bound of the sum over all placements in the box.
     pub bound: f64,
 }
 
-/// Lower bound for completing a placement from a given end, based on prices.
+/// Prices and earnings that bound the time for completing a placement after a given end.
 pub(super) struct Completion {
-    /// At index end: the total price of all segments after it.
+    /// At index `end`: the total price of the segments from `end` on.
     pub prices: Vec<f64>,
-    /// For each kind: the largest earnings of a member, at least 0.
+    /// For each kind: the largest earnings that a member can have, at least 0.
     pub earnings: Vec<f64>,
 }
 
-/// The run of a device with the largest earnings, for each member of a kind.
+/// The run with the largest earnings for a device of one kind, and the number of members of the kind.
 struct Offer {
     earns: f64,
     run: Range<usize>,
     members: usize,
 }
 
-/// The bound from prices and shares, with its subgradient.
+/// The lower bound that follows from prices and shares, with its subgradient.
 struct Outcome {
     bound: f64,
     /// For each segment: 1 minus the number of devices that take it.
     wanting: Vec<f64>,
-    /// For each kind: by how much its members' terms exceed the lower bound of the largest term.
+    /// For each kind: the excess of its members' `busy` and `chunk` over the lower bounds of the maximum,
+    /// summed over the members.
     excess: Vec<Costs>,
-    /// For each kind: the earnings of a member, or 0.
+    /// For each kind: the earnings of a member, at least 0.
     earnings: Vec<f64>,
 }
 
 impl Prices {
-    /// Creates prices in proportion to the average costs of the segments, and equal shares.
+    /// Creates prices in proportion to the average costs of the segments, and equal shares for all devices.
     pub fn new(instance: &Instance, kinds: &[Vec<usize>]) -> Self {
         let Costs { busy, chunk, .. } = instance.score.weights_in_sum();
         let devices: usize = kinds.iter().map(Vec::len).sum();
@@ -107,7 +111,7 @@ impl Prices {
         Self { shares: vec![Costs::default(); kinds.len()], ..Self::new(instance, kinds) }
     }
 
-    /// Returns the bound for completing partial placements.
+    /// Returns the prices and earnings that bound the completion of partial placements.
     pub fn completion(&self) -> Completion {
         let sums = prefix_sums(&self.each);
         let all = sums[self.each.len()];
@@ -186,7 +190,7 @@ impl Prices {
         }
     }
 
-    /// Multiplies all prices by the factor that gives the largest bound.
+    /// Multiplies all prices by the factor, between 0 and `largest`, that gives the largest bound.
     pub fn scale(&mut self, relaxed: &Relaxed<'_>, largest: f64) {
         let ways = relaxed.cheapest_ways();
         let value = |factor: f64| {
@@ -218,7 +222,8 @@ impl Prices {
     }
 }
 
-/// Raises negative shares to 0, and lowers shares so that their sum is at most `weight`.
+/// Raises negative shares to 0. If the sum over all devices exceeds `weight`, lowers the shares until it is
+/// at most `weight`.
 fn share_out(shares: &mut [Costs], kinds: &[Vec<usize>], weight: f64, part: fn(&mut Costs) -> &mut f64) {
     // Each round subtracts the same amount from all positive shares.
     for _ in 0..=shares.len() {
@@ -240,7 +245,8 @@ fn share_out(shares: &mut [Costs], kinds: &[Vec<usize>], weight: f64, part: fn(&
     shares.iter_mut().map(part).for_each(|share| *share = 0.0);
 }
 
-/// Returns segment costs that sum to 1, averaged over the devices.
+/// Returns a weight for each segment: its fraction of a device's total cost, averaged over the devices. The
+/// weights sum to 1. `before(device, i)` is the cost of the segments `0 .. i`.
 pub(super) fn weights(instance: &Instance, before: impl Fn(usize, usize) -> f64) -> Vec<f64> {
     let devices = (0..instance.devices.len()).filter(|d| !instance.excluded[*d]);
     let mut weights = vec![0.0; instance.segments];
@@ -257,7 +263,8 @@ pub(super) fn weights(instance: &Instance, before: impl Fn(usize, usize) -> f64)
     weights.into_iter().map(|weight| weight / sum).collect()
 }
 
-/// Returns lower bounds of the largest terms that have a weight in the score.
+/// Returns lower bounds of the maximum `busy` and `chunk`. The bound is 0 for a term that has no weight in
+/// the score.
 pub(super) fn least_terms(instance: &Instance, kinds: &[Vec<usize>]) -> Costs {
     let (busy_weight, chunk_weight) = instance.score.weights();
     let least = |part: fn(&mut Costs) -> &mut f64| {
@@ -279,7 +286,8 @@ pub(super) fn least_terms(instance: &Instance, kinds: &[Vec<usize>]) -> Costs {
     Costs { busy, time: 0.0, chunk }
 }
 
-/// Returns whether all segments could be placed, by weight, if each device took its heaviest allowed run.
+/// Returns whether the devices can hold the total weight of all segments if each device takes its heaviest
+/// allowed run.
 pub(super) fn may_hold(instance: &Instance, kinds: &[Vec<usize>], rules: &Rules, weights: &[f64]) -> bool {
     let sums = prefix_sums(weights);
     let mut held: Vec<f64> = Vec::new();
@@ -297,7 +305,8 @@ pub(super) fn may_hold(instance: &Instance, kinds: &[Vec<usize>], rules: &Rules,
 }
 
 impl<'a> Relaxed<'a> {
-    /// Relaxes the whole sum for a box. `lower` has lower bounds of the largest terms.
+    /// Relaxes the whole sum in the score for a box. `lower` contains lower bounds of the maximum `busy` and
+    /// `chunk`.
     pub fn of_sum(instance: &'a Instance, kinds: &'a [Vec<usize>], rules: &'a Rules, lower: Costs) -> Self {
         Self { instance, kinds, rules, lower, weights: instance.score.weights_in_sum() }
     }
@@ -307,7 +316,8 @@ impl<'a> Relaxed<'a> {
         Self { instance, kinds, rules, lower: Costs::default(), weights: Costs::default() }
     }
 
-    /// Returns, for each kind and group, the smallest time of a transfer into it. Infinite if there is none.
+    /// Returns, for each kind and window group, the smallest time of a transfer into the kind. It is infinite
+    /// if there is no such transfer.
     fn cheapest_ways(&self) -> Vec<Vec<f64>> {
         let into = |to: usize| {
             let mut best = vec![f64::INFINITY; self.rules.kinds[to].groups.len()];
@@ -319,7 +329,7 @@ impl<'a> Relaxed<'a> {
         (0..self.kinds.len()).map(into).collect()
     }
 
-    /// Returns the bound from prices and shares, with its subgradient.
+    /// Returns the lower bound that follows from prices and shares, with its subgradient.
     fn outcome(&self, ways: &[Vec<f64>], prices: &Prices) -> Outcome {
         let sums = prefix_sums(&prices.each);
         let offer = |kind: usize| {
@@ -336,8 +346,9 @@ impl<'a> Relaxed<'a> {
         self.settle(offers, prices)
     }
 
-    /// Selects the devices that take part: those with the largest earnings, at most as many as the largest
-    /// number of stages. Devices with negative earnings take part only if they are required.
+    /// Selects the devices that take part, and computes the bound from their offers. These are the devices
+    /// with the largest earnings, up to the maximum number of stages. Devices with negative earnings take
+    /// part only if they are required.
     fn settle(&self, mut offers: Vec<Offer>, prices: &Prices) -> Outcome {
         for (offer, kind) in offers.iter_mut().zip(self.kinds) {
             let must = self.instance.required.contains(&kind[0]);
@@ -384,7 +395,7 @@ impl<'a> Relaxed<'a> {
     }
 }
 
-/// Returns a device's run with the largest earnings.
+/// Returns the run with the largest earnings for a device of this kind.
 fn best_run(kind: &KindRules, device: &DeviceCosts, shares: &Costs, ways: &[f64], sums: &[f64]) -> Offer {
     let pays = |costs: &Costs| costs.time + shares.busy * costs.busy + shares.chunk * costs.chunk;
     let (stage, exit) = (pays(&device.stage), pays(&device.exit));

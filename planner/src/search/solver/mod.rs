@@ -1,16 +1,17 @@
-//! The solver: a search on plain numbers. It chooses devices, their order and their runs of segments.
+//! The solver: a search that works only on numbers. It chooses devices, their order and the run of segments
+//! of each device.
 //!
 //! An [`Instance`] holds the costs of each run of segments on each device and of each transfer. A placement
 //! is a sequence of devices, each with a contiguous run of segments. [`solve`] finds the placement with the
 //! smallest score.
 //!
 //! The result is exact if the sets of devices can be enumerated. This holds for up to twelve different
-//! devices, and for more if some are interchangeable. Dynamic programming over the sets finds the smallest
-//! sum under limits (`exact`). Branch and bound over the limits finds the best trade-off between the sum and
-//! the largest terms (`branch_and_bound`).
+//! devices, and for more if some are interchangeable. For given limits on `busy` and `chunk`, dynamic
+//! programming over the sets finds the smallest sum of `time` (`exact`). Branch and bound over these limits
+//! finds the placement with the best score (`branch_and_bound`).
 //!
 //! With more devices, local search improves orders of devices (`orders`). A Lagrangian bound (`lagrangian`)
-//! limits the distance to the optimum (`bounded`).
+//! shows how far the result can be from the optimum (`bounded`).
 //!
 //! Knows nothing about models or plans, or about the meaning of the numbers.
 
@@ -29,7 +30,7 @@ mod values;
 use std::ops::{Add, Range, Sub};
 
 /// Costs of a stage or a transfer, in microseconds, never negative. `busy` limits throughput, `time` adds to
-/// the time of a request, and `chunk` is paid for each prefill chunk.
+/// the time of a request, and `chunk` is the additional time per prefill chunk.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Costs {
     /// Enters the score as the maximum over all stages, transfers and shared links. The cost of a shared link
@@ -42,7 +43,7 @@ pub(crate) struct Costs {
 }
 
 impl Costs {
-    /// Costs that limit nothing.
+    /// Infinite costs. As upper limits, they exclude no placement.
     const INFINITE: Self = Self { busy: f64::INFINITY, time: f64::INFINITY, chunk: f64::INFINITY };
 }
 
@@ -60,33 +61,33 @@ impl Sub for Costs {
     }
 }
 
-/// A problem with `segments` segments and `devices.len()` devices.
+/// A placement problem with `segments` segments and `devices.len()` devices.
 #[derive(Clone, Debug)]
 pub(crate) struct Instance {
     /// Number of segments, at least 1.
     pub segments: usize,
     /// The devices, at least 1.
     pub devices: Vec<DeviceCosts>,
-    /// Transfers at `from * devices + to`. `None` if there is no link.
+    /// Links between the devices, at `from * devices + to`. `None` if there is no link.
     pub transfers: Vec<Option<LinkCosts>>,
-    /// Links that several transfers share, and that limit their sum.
+    /// Links that several transfers share. Each one limits the sum of its transfers' costs.
     pub shared: Vec<SharedBus>,
     /// The score to minimise.
     pub score: Score,
-    /// For each segment: the device that must run it, if any.
+    /// For each segment: the only device that may run it, if the segment is pinned.
     pub pins: Vec<Option<usize>>,
-    /// Devices that a placement must use.
+    /// Devices that every placement must use.
     pub required: Vec<usize>,
-    /// For each device: whether placements must not use it.
+    /// For each device: whether no placement may use it.
     pub excluded: Vec<bool>,
-    /// Largest number of stages, at least 1.
+    /// Maximum number of stages, at least 1.
     pub max_stages: usize,
-    /// Score of a known placement, or infinity. The solver may miss placements whose score is worse by more
-    /// than [`SHARE`].
+    /// Score of a known placement, or infinity. The solver may miss placements whose score is more than
+    /// [`SHARE`] worse than this.
     pub known: f64,
 }
 
-/// Costs of runs of segments on a device.
+/// Costs of running segments on a device.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct DeviceCosts {
     /// Cumulative costs of the segments `0 .. i`, at index `i`. Has one entry more than there are segments.
@@ -94,13 +95,14 @@ pub(crate) struct DeviceCosts {
     pub before: Vec<Costs>,
     /// Costs of the stage that do not depend on its segments.
     pub stage: Costs,
-    /// Additional costs of the first stage.
+    /// Additional costs if the device runs the first stage.
     pub entry: Costs,
-    /// Additional costs of the last stage.
+    /// Additional costs if the device runs the last stage.
     pub exit: Costs,
-    /// End of the longest run that fits, at `[class][first]`; equal to `first` if no run fits. The class
-    /// comes from the transfer into the stage, and is 0 for the first stage. The end never decreases with
-    /// `first`, because a run that fits still fits without its first segment.
+    /// For each class and first segment: the end of the longest run that fits into memory, at
+    /// `[class][first]`. It is `first` if no run fits. The class is [`LinkCosts::class`] of the transfer into
+    /// the stage, and 0 for the first stage. The end never decreases with `first`, because a run that fits
+    /// still fits without its first segment.
     pub reach: Vec<Vec<usize>>,
 }
 
@@ -109,22 +111,22 @@ pub(crate) struct DeviceCosts {
 pub(crate) struct LinkCosts {
     /// Costs of a transfer.
     pub costs: Costs,
-    /// Index into [`DeviceCosts::reach`] for the next stage.
+    /// Index into [`DeviceCosts::reach`] for the stage that receives the transfer.
     pub class: usize,
 }
 
-/// A link that several transfers share. The transfers' costs in one term add up. A link that counts in two
-/// terms is listed twice.
+/// A link that several transfers share. The transfers' costs add up in one term of the score. A link that
+/// counts in both terms is listed twice.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct SharedBus {
-    /// The term in which the costs count.
+    /// Term to which the costs are added.
     pub term: Term,
-    /// Pairs (from, to) of devices, with the cost of a transfer between them. Each pair is listed at most
-    /// once.
+    /// Pairs (from, to) of devices that use the link, with the cost of a transfer between them. Each pair is
+    /// listed at most once.
     pub users: Vec<((usize, usize), f64)>,
 }
 
-/// A term that enters the score as a maximum.
+/// A term of the score that is a maximum over all parts of the pipeline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Term {
     /// [`Costs::busy`].
@@ -134,7 +136,7 @@ pub(crate) enum Term {
 }
 
 impl Term {
-    /// Returns this term of `costs`.
+    /// Returns this term's value in `costs`.
     pub fn of(self, costs: &Costs) -> f64 {
         match self {
             Self::Busy => costs.busy,
@@ -143,8 +145,8 @@ impl Term {
     }
 }
 
-/// The score of a placement. A smaller score is better. B and C are the largest `busy` and `chunk` of all
-/// stages, transfers and shared links. T is the sum of `time`. Weights are not negative.
+/// Formula of a placement's score. A smaller score is better. B and C are the maximum `busy` and `chunk` over
+/// all stages, transfers and shared links. T is the sum of `time`. Weights are not negative.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Score {
     /// T + `chunk_weight` · C
@@ -171,7 +173,7 @@ pub(crate) enum Score {
 /// A device and its run of segments.
 pub(crate) type Stage = (usize, Range<usize>);
 
-/// A placement: a sequence of devices with their runs, and its score.
+/// A placement: a sequence of stages, and its score.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Placement {
     /// The stages, in order.
@@ -183,18 +185,19 @@ pub(crate) struct Placement {
 /// The result of [`solve`].
 #[derive(Clone, Debug)]
 pub(crate) struct Solution {
-    /// At index k: the best placement found with k + 1 stages. If `exact` is set, the best of them is
-    /// optimal. The placement that [`Solution::choose`] returns for a share of at most [`SHARE`] is then
-    /// optimal for its number of stages. Both statements hold only for placements within [`SHARE`] of
-    /// [`Instance::known`].
+    /// At index k: the best placement found with k + 1 stages. If `exact` is set, the best of these
+    /// placements is optimal, and the placement that [`Solution::choose`] returns for a share of at most
+    /// [`SHARE`] is optimal among the placements with as many stages. Both statements hold only for scores
+    /// that are at most [`SHARE`] worse than [`Instance::known`].
     pub best_by_stages: Vec<Option<Placement>>,
-    /// Lower bound of all scores, unless [`Instance::known`] is smaller. Infinite if no placement exists.
+    /// Lower bound of the scores of all placements, capped at [`Instance::known`]. Infinite if no placement
+    /// exists and no score is known.
     pub bound: f64,
-    /// Whether the score of a placement, or [`Instance::known`], equals `bound`.
+    /// Whether `bound` equals the score of a placement or [`Instance::known`].
     pub exact: bool,
 }
 
-/// Largest share for which the result of [`Solution::choose`] is exact.
+/// Maximum relative score difference for which the result of [`Solution::choose`] is exact.
 pub(crate) const SHARE: f64 = 0.01;
 
 /// Finds the best placement of an instance.
@@ -212,28 +215,30 @@ pub(crate) fn solve(instance: &Instance) -> Solution {
     }
 }
 
-/// Returns a lower bound of all scores from Lagrange multipliers, without a search. Ignores shared links.
+/// Returns a lower bound of the scores of all placements, from Lagrange multipliers and without a search.
+/// Ignores shared links.
 pub(crate) fn bound(instance: &Instance) -> f64 {
     bounded::relaxed(instance)
 }
 
-/// Groups the usable devices that are interchangeable in every placement.
+/// Groups the usable devices, so that the devices of a group are interchangeable in every placement.
 pub(crate) fn alike(instance: &Instance) -> Vec<Vec<usize>> {
     kinds::merge(instance)
 }
 
-/// Returns the number of table cells for an exact solution. Returns `None` if it is too large.
+/// Returns the number of table cells that an exact solution needs, or `None` if the table would be too large.
 pub(crate) fn cells(instance: &Instance) -> Option<usize> {
     exact::cells(&kinds::merge(instance), instance.segments)
 }
 
-/// Returns the score of the stages, or infinity if the instance does not allow them.
+/// Returns the score of the placement with these stages, or infinity if the instance does not allow it.
 pub(crate) fn score(instance: &Instance, stages: &[Stage]) -> f64 {
     if instance.allows(stages) { instance.score.of(&instance.totals(stages)) } else { f64::INFINITY }
 }
 
 impl Solution {
-    /// Returns the placement with the fewest stages among those within `share` of the best score.
+    /// Returns the placement with the fewest stages among those whose score is at most `share` worse than the
+    /// best score.
     pub fn choose(&self, share: f64) -> Option<&Placement> {
         let found = || self.best_by_stages.iter().flatten();
         let best = found().map(|p| p.score).reduce(f64::min)?;
@@ -246,8 +251,8 @@ impl Solution {
         Self { best_by_stages: vec![None; most], bound: f64::INFINITY, exact: true }
     }
 
-    /// Keeps the stages if their score beats the known placement with equally many stages. The first of equal
-    /// placements stays.
+    /// Keeps the placement if its score is better than that of the known placement with equally many stages.
+    /// If the scores are equal, the known placement stays.
     fn offer(&mut self, instance: &Instance, stages: &[Stage]) {
         let score = score(instance, stages);
         let best = &mut self.best_by_stages[stages.len() - 1];
@@ -263,7 +268,7 @@ impl Solution {
 }
 
 impl Instance {
-    /// Returns the largest possible number of stages of a placement.
+    /// Returns the maximum number of stages of a placement.
     fn most_stages(&self) -> usize {
         self.segments.min(self.devices.len()).min(self.max_stages)
     }
@@ -285,8 +290,8 @@ impl Instance {
         sum
     }
 
-    /// Returns the sum of `time` and the largest `busy` and `chunk` of a placement. All of its transfers must
-    /// exist.
+    /// Returns the sum of `time`, and the maximum `busy` and `chunk`, of a placement. All transfers of the
+    /// placement must exist.
     fn totals(&self, stages: &[Stage]) -> Costs {
         let runs = stages.iter().map(|(device, run)| self.stage(*device, run.clone()));
         let pairs = || stages.windows(2).map(|pair| (pair[0].0, pair[1].0));
@@ -331,7 +336,7 @@ impl Instance {
 }
 
 impl SharedBus {
-    /// Returns the cost of a transfer on this shared link.
+    /// Returns the cost that a transfer between this pair of devices adds to the shared link.
     fn load(&self, pair: (usize, usize)) -> f64 {
         self.users.iter().find(|(user, _)| *user == pair).map_or(0.0, |(_, busy)| *busy)
     }

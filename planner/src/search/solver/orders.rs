@@ -5,9 +5,9 @@ use super::exact::way;
 use super::rules::{Rules, slide};
 use super::{Instance, Stage};
 
-/// Returns the placement with the smallest time that keeps the order. Indices in the order refer to kinds
-/// with one member each. `exits` are the exits of these kinds. Returns `None` if the rules allow no
-/// placement.
+/// Returns the placement with the smallest time that uses the devices in this order. The indices in `order`
+/// refer to `kinds`, which have one member each. `exits` are the exits of these kinds. Returns `None` if the
+/// rules allow no placement.
 pub(super) fn least(
     instance: &Instance,
     kinds: &[Vec<usize>],
@@ -89,8 +89,8 @@ pub(super) fn least(
     Some(stages)
 }
 
-/// Returns initial orders: by speed, by memory, by both, and by nearest neighbour. Each order has as many
-/// devices as the largest number of stages, including all required devices.
+/// Returns initial orders of the devices: by speed, by memory, by both, and by nearest neighbour. Each order
+/// contains all required devices, and at most as many devices as a placement may have stages.
 pub(super) fn starts(instance: &Instance, kinds: &[Vec<usize>]) -> Vec<Vec<usize>> {
     let costs = |kind: usize| &instance.devices[kinds[kind][0]];
     let slow = |kind: usize| costs(kind).before[instance.segments].time;
@@ -117,8 +117,8 @@ pub(super) fn starts(instance: &Instance, kinds: &[Vec<usize>]) -> Vec<Vec<usize
     orders
 }
 
-/// Reorders devices so that each one is followed by the device with the cheapest transfer from it. Ties keep
-/// the given order.
+/// Reorders devices so that each device is followed by the one with the cheapest transfer from it. If
+/// transfers are equally cheap, the given order decides.
 fn nearest_next(instance: &Instance, kinds: &[Vec<usize>], order: &[usize]) -> Vec<usize> {
     let mut left = order.to_vec();
     let mut chain: Vec<usize> = Vec::new();

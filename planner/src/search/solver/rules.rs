@@ -1,5 +1,5 @@
-//! Rules: the runs and transfers that an instance allows under limits on the score's terms. Also computes the
-//! smallest time of the rest of a placement.
+//! Rules: the runs and transfers that an instance allows under limits on the terms of the score. Also
+//! computes the smallest time of all stages after a given stage.
 //!
 //! Every condition on a run (memory, pins, limits) still holds if the run gets shorter. So for a given device
 //! and end, the allowed first segments form an interval that ends at this end.
@@ -10,32 +10,32 @@ use super::{Costs, Instance};
 use std::collections::VecDeque;
 use std::ops::Range;
 
-/// Limits for a search.
+/// Limits on a placement.
 #[derive(Clone, Copy)]
 pub(super) struct Limits<'a> {
-    /// Largest `busy` and `chunk` of a stage or transfer, and largest sum of `time`. All limits are
+    /// Maximum `busy` and `chunk` of a stage or transfer, and maximum sum of `time`. All limits are
     /// inclusive.
     pub most: Costs,
     /// Pairs (from, to) of devices that must not be neighbours.
     pub forbidden: &'a [(usize, usize)],
 }
 
-/// An allowed transfer.
+/// A transfer that the limits allow.
 #[derive(Clone, Copy)]
 pub(super) struct Way {
     pub time: f64,
-    /// Index of the [`Windows`] for the next stage.
+    /// Index into [`KindRules::groups`] for the stage that receives the transfer.
     pub group: usize,
 }
 
-/// The allowed runs of a kind of device after some transfers.
+/// The allowed runs of a kind of device, for stages that follow the transfers of one group.
 #[derive(PartialEq)]
 pub(super) struct Windows {
-    /// For each end: the first segment of the longest run, or the end itself if there is no run. Never
-    /// decreases.
+    /// For each end: the first segment of the longest allowed run, or the end itself if no run is allowed.
+    /// Never decreases.
     pub from: Vec<u32>,
-    /// For each first segment: the end of the longest run, or the segment itself if there is no run. Never
-    /// decreases.
+    /// For each first segment: the end of the longest allowed run, or the segment itself if no run is
+    /// allowed. Never decreases.
     pub to: Vec<u32>,
 }
 
@@ -43,22 +43,23 @@ pub(super) struct Windows {
 pub(super) struct KindRules {
     /// Sum of `time` over the segments `0 .. i`, at index `i`.
     pub prefix: Vec<f64>,
-    /// For each end: `time` of a stage with this end, plus `prefix` at its first segment.
+    /// For each end: the `time` of a stage with this end is this value minus `prefix` at the stage's first
+    /// segment.
     pub finish: Vec<f64>,
-    /// For each end: `time` of a first stage with this end. Infinite if it is not allowed.
+    /// For each end: `time` of a first stage with this end, or infinity if this stage is not allowed.
     pub opening: Vec<f64>,
     /// The distinct windows of the kind.
     pub groups: Vec<Windows>,
 }
 
-/// The rules of an instance under limits.
+/// The rules of an instance under given limits.
 pub(super) struct Rules {
     pub kinds: Vec<KindRules>,
     /// Allowed transfers, at `from * kinds + to`.
     ways: Vec<Option<Way>>,
-    /// Load of a transfer on each shared bus, at `(from * kinds + to) * buses + bus`.
+    /// Load that a transfer adds to each shared bus, at `(from * kinds + to) * buses + bus`.
     rides: Vec<f64>,
-    /// Largest allowed load of each shared bus.
+    /// Maximum load of each shared bus.
     most: Vec<f64>,
 }
 
@@ -92,7 +93,8 @@ impl Rules {
         self.ways[from * self.kinds.len() + to]
     }
 
-    /// Returns the loads of the shared buses after a transfer. Returns `None` if a load exceeds its limit.
+    /// Returns the loads of the shared buses after a transfer. `loads` are the loads before it. Returns
+    /// `None` if a load exceeds its limit.
     pub fn ride<'a>(
         &'a self,
         from: usize,
@@ -105,8 +107,9 @@ impl Rules {
         sums().zip(&self.most).all(|(load, most)| load <= *most).then(sums)
     }
 
-    /// Returns, for each kind and end i, the smallest `time` of the rest after a stage that ends at i.
-    /// Devices may be reused. Works backwards: each step chooses a transfer and then the best run.
+    /// Returns, for each kind and end, the smallest `time` of all stages after a stage of this kind with this
+    /// end. Devices may be reused. Works backwards from the last segment. Each step chooses a transfer, and
+    /// then the best run.
     pub fn rest(&self, segments: usize) -> Vec<Vec<f64>> {
         let mut rest = vec![vec![f64::INFINITY; segments + 1]; self.kinds.len()];
         rest.iter_mut().for_each(|rest| rest[segments] = 0.0);
@@ -139,7 +142,7 @@ impl Rules {
     }
 }
 
-/// Returns the rules for a device, and the window group of each class.
+/// Returns the rules for a device, and the index of the window group for each class of transfers.
 fn kind_rules(instance: &Instance, device: usize, most: &Costs) -> (KindRules, Vec<usize>) {
     let costs = &instance.devices[device];
     let segments = instance.segments;
@@ -171,7 +174,7 @@ fn kind_rules(instance: &Instance, device: usize, most: &Costs) -> (KindRules, V
     (KindRules { prefix, finish, opening: (0..=segments).map(opening).collect(), groups }, group_of)
 }
 
-/// Returns the windows of the allowed runs, for stages after the first.
+/// Returns the windows of the allowed runs of all stages except the first.
 fn windows(segments: usize, allowed: impl Fn(Range<usize>) -> bool) -> Windows {
     let mut windows = Windows { from: vec![0; segments + 1], to: (0..=segments as u32).collect() };
     let mut first = 1;
@@ -190,8 +193,8 @@ fn windows(segments: usize, allowed: impl Fn(Range<usize>) -> bool) -> Windows {
     windows
 }
 
-/// Calls `each(end, least)` for each end from `begin`. `least` is the smallest `costs[first]` with `first` in
-/// `range`, before the end and in the end's window. `queue` is scratch.
+/// Calls `each(end, least)` for every end from `begin` on. `least` is the smallest `costs[first]` over all
+/// `first` that are in `range`, before the end and in the end's window. `queue` is a scratch buffer.
 pub(super) fn slide(
     costs: &[f64],
     range: Range<usize>,

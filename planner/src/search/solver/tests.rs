@@ -1,11 +1,12 @@
-//! Tests of the solver. They compare random instances with an enumeration of all placements, and solve
-//! instances that were constructed to be difficult.
+//! Tests of the solver. They compare the solutions of random instances with an enumeration of all placements,
+//! and solve instances that were constructed to be difficult.
 
 use super::*;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
-/// Returns a random cost. It is often 0 or a small integer, so that there are ties.
+/// Returns a random cost of at most `largest`. It is often 0 or a multiple of `largest / 4`, so that ties
+/// occur.
 fn cost(rng: &mut SmallRng, largest: f64) -> f64 {
     match rng.random_range(0..6) {
         0 => 0.0,
@@ -100,8 +101,8 @@ fn random_instance(seed: u64, most_devices: usize, most_segments: usize) -> Inst
     }
 }
 
-/// Returns the smallest score for each number of stages. Tries all cuts of every order of every set of
-/// devices.
+/// Returns the smallest score for each number of stages. Tries all ways to cut the segments, for every order
+/// of every set of devices.
 fn enumerate(instance: &Instance) -> Vec<f64> {
     fn value(instance: &Instance, stages: &[Stage]) -> f64 {
         let (mut busy, mut time, mut chunk) = (0.0_f64, 0.0, 0.0_f64);
@@ -186,8 +187,8 @@ fn close(a: f64, b: f64) -> bool {
     (a - b).abs() <= 1e-9 * a.abs().max(b.abs())
 }
 
-/// Checks that placements are complete and allowed. Checks that their scores are correct and not below the
-/// bound.
+/// Checks that all placements are complete and allowed, that their scores are correct, and that no score is
+/// below the bound.
 fn check_solution(instance: &Instance, solution: &Solution, what: &str) {
     for (at, placement) in solution.best_by_stages.iter().enumerate() {
         let Some(placement) = placement else { continue };
@@ -198,8 +199,8 @@ fn check_solution(instance: &Instance, solution: &Solution, what: &str) {
     }
 }
 
-/// Returns numbers of devices and segments. They are mostly small, because the enumeration tries all
-/// placements.
+/// Returns the maximum numbers of devices and segments of an instance. They are mostly small, because the
+/// enumeration tries all placements.
 fn sizes(seed: u64) -> (usize, usize) {
     match seed % 200 {
         0 => (6, 12),
@@ -249,7 +250,7 @@ fn equals_the_enumeration() {
     assert!(placed > 3 * 1000, "{placed} of the instances have a placement");
 }
 
-/// A known score must not prune a placement that beats it.
+/// Checks that a known score does not prune a placement that beats it.
 #[test]
 fn placements_that_beat_a_known_score_are_found() {
     let (mut beaten, mut kept) = (0, 0);
@@ -279,8 +280,8 @@ fn placements_that_beat_a_known_score_are_found() {
     assert!(beaten > 500 && kept > 500, "{beaten} beaten, {kept} kept");
 }
 
-/// Without exact search, a placement must be allowed, never better than the optimum, and never below the
-/// bound.
+/// Checks the search without enumeration: its placements are allowed and never better than the optimum, and
+/// its bound never exceeds the optimum.
 #[test]
 fn bounds_hold() {
     for seed in 0..300 {
@@ -295,7 +296,7 @@ fn bounds_hold() {
     }
 }
 
-/// More memory, or another optional device, must never make the best score worse.
+/// Checks that more memory, or another optional device, never makes the best score worse.
 #[test]
 fn more_is_never_worse() {
     for seed in 0..500 {
@@ -331,7 +332,7 @@ fn more_is_never_worse() {
     }
 }
 
-/// Returns an instance with equal devices. The tests modify it.
+/// Returns an instance with equal devices, which the tests modify.
 fn plain(devices: usize, segments: usize, score: Score) -> Instance {
     let each = Costs { busy: 10.0, time: 10.0, chunk: 20.0 };
     let mut before = vec![Costs::default()];
@@ -371,7 +372,7 @@ fn equal_devices_share_equally() {
     assert_eq!(alone.choose(SHARE).map(|p| (p.stages.clone(), p.score)), Some((vec![(0, 0..80)], 801.0)));
 }
 
-/// A transfer that differs in one direction is enough.
+/// Checks that one transfer that differs in one direction suffices.
 #[test]
 fn devices_with_different_transfers_are_not_interchangeable() {
     assert_eq!(alike(&plain(3, 6, SUM)), [[0, 1, 2]]);
@@ -423,7 +424,7 @@ fn a_device_that_fits_nothing_is_left_out() {
     assert!(solution.choose(SHARE).is_none() && solution.exact && solution.bound.is_infinite());
 }
 
-/// Realistic fleets with too many sets to enumerate must still get a tight bound.
+/// Checks that fleets with too many sets to enumerate still get a tight bound.
 #[test]
 fn many_devices_are_bounded_closely() {
     for score in [SUM, BUSY, Score::Mix { chunk_weight: 2.0, busy_weight: 16.0 }] {

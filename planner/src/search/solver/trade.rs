@@ -1,10 +1,10 @@
-//! Trade-offs between the three terms of a score: limits of one term if the other terms are known. Knows
+//! Trade-offs between the three terms of a score: computes limits of one term from the other terms. Knows
 //! nothing about placements.
 
 use super::{Costs, Score};
 
 impl Score {
-    /// Returns the score of these totals.
+    /// Returns the score of a placement with the terms `total`.
     pub(crate) fn of(&self, total: &Costs) -> f64 {
         match *self {
             Self::Sum { chunk_weight } => total.time + weighted(chunk_weight, total.chunk),
@@ -17,8 +17,8 @@ impl Score {
         }
     }
 
-    /// Returns the weights of the largest `busy` and the largest `chunk`, or 0 for a term that is not in the
-    /// score.
+    /// Returns the weights of the maximum `busy` and the maximum `chunk` in the score. A weight is 0 if the
+    /// term is not in the score.
     pub(crate) fn weights(&self) -> (f64, f64) {
         match *self {
             Self::Sum { chunk_weight } => (0.0, chunk_weight),
@@ -27,8 +27,8 @@ impl Score {
         }
     }
 
-    /// Returns the weights of the largest `busy` and the largest `chunk` in the score's sum. For
-    /// [`Score::Busy`] the sum excludes the maximum.
+    /// Returns the weights of the maximum `busy` and the maximum `chunk` in the sum that the score contains.
+    /// For [`Score::Busy`], this is the sum of `time` and the weighted maximum `chunk`.
     pub(super) fn weights_in_sum(&self) -> Costs {
         match *self {
             Self::Sum { chunk_weight: chunk } | Self::Busy { chunk_weight: chunk, .. } => {
@@ -38,7 +38,7 @@ impl Score {
         }
     }
 
-    /// Returns the smallest score with this sum if the largest `busy` is at least `busy`.
+    /// Returns the smallest possible score for this sum if the maximum `busy` is at least `busy`.
     pub(super) fn of_sum(&self, sum: f64, busy: f64) -> f64 {
         match *self {
             Self::Busy { sequences, .. } => busy.max(sum / sequences),
@@ -46,7 +46,7 @@ impl Score {
         }
     }
 
-    /// Returns the largest sum with which a placement can reach a score.
+    /// Returns the largest sum that still lets a placement reach `score`.
     pub(super) fn most_sum(&self, score: f64) -> f64 {
         match *self {
             Self::Busy { sequences, .. } => score * sequences,
@@ -54,8 +54,8 @@ impl Score {
         }
     }
 
-    /// Returns the largest value of each term with which a placement can reach a score, if the other two
-    /// terms are at least `least`. The value is infinite for a term that is not in the score.
+    /// Returns, for each term, the largest value that still lets a placement reach `score`, if the other two
+    /// terms are at least those of `least`. The value is infinite for a term that is not in the score.
     pub(super) fn largest_terms(&self, score: f64, least: &Costs) -> Costs {
         let per = |amount: f64, weight: f64| if weight == 0.0 { f64::INFINITY } else { amount / weight };
         let (rest, chunk_weight, busy) = match *self {
@@ -71,7 +71,7 @@ impl Score {
     }
 }
 
-/// Multiplies a value by a weight. The result for a weight of 0 is 0 even if the value is infinite.
+/// Multiplies `value` by `weight`. If the weight is 0, the result is 0 even for an infinite value.
 fn weighted(weight: f64, value: f64) -> f64 {
     if weight == 0.0 { 0.0 } else { weight * value }
 }

@@ -1,31 +1,31 @@
-//! Possible values of a largest term.
+//! Possible values of the maximum `busy` or the maximum `chunk`.
 //!
-//! A term has no value between two listed ones. So the limits of a box can move inwards to listed values, and
-//! a box without a listed value is empty. If segments are equal, there are few values, and boxes soon contain
-//! a single one.
+//! The term has no value between two neighbouring listed values. So the limits of a box can move inwards to
+//! listed values, and a box without a listed value is empty. If segments are equal, there are few values, and
+//! boxes soon contain a single value.
 //!
 //! Knows nothing about the searches.
 
 use super::{Costs, Instance};
 
-/// Values whose relative difference is smaller form one interval.
+/// Maximum relative difference between neighbouring values that form one interval.
 const SAME: f64 = 1e-9;
 
-/// Largest number of listed values.
+/// Maximum number of listed values.
 const MOST: usize = 1 << 16;
 
-/// Intervals in ascending order. They contain all values of a term between the limits for which the list was
-/// made.
+/// Intervals in ascending order. They contain all possible values of a term between the limits for which the
+/// list was made.
 pub(super) struct Values {
     /// `None` if any value is possible.
     intervals: Option<Vec<(f64, f64)>>,
 }
 
 impl Values {
-    /// Values of a term if they are unknown.
+    /// List for a term whose possible values are unknown.
     pub const ANY: Self = Self { intervals: None };
 
-    /// Lists the values of `part` between the limits, over all stages and transfers.
+    /// Lists the values of `part`, over all stages and transfers, that lie between the limits.
     pub fn new(
         instance: &Instance,
         kinds: &[Vec<usize>],
@@ -63,8 +63,8 @@ impl Values {
         Self { intervals: Some(intervals) }
     }
 
-    /// Moves limits inwards to the nearest listed values. Returns `None` if there is no value between the
-    /// limits.
+    /// Moves `low` and `high` inwards to the nearest listed values. Returns `None` if no listed value lies
+    /// between them.
     pub fn within(&self, low: f64, high: f64) -> Option<(f64, f64)> {
         let Some(intervals) = &self.intervals else { return (low <= high).then_some((low, high)) };
         let first = intervals.partition_point(|(_, last)| *last < low);

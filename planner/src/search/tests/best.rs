@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Makes a plan for the world with several chunks.
+/// Makes a plan for a world in which several chunk lengths are available.
 fn planned(world: &World) -> Option<Plan> {
     let others = [64, 256, 512].map(|chunk| (chunk, world.segments.as_slice()));
     plan(&PlannerInput { other_chunks: &others, ..world.input() }).ok()
@@ -37,8 +37,8 @@ fn no_listed_alternative_beats_the_plan() {
     assert!(plans > 150 && chunks.iter().all(|&count| count > 20), "{plans} plans, chunks {chunks:?}");
 }
 
-/// The choice of chunk matters more than the difference between the two CPU devices. So the search must look
-/// beyond its starting points.
+/// Checks that the search looks beyond its starting points. Here, the choice of chunk matters more than the
+/// difference between the two CPU devices.
 #[test]
 fn a_device_that_is_faster_with_another_chunk_is_found() {
     let with = |label: &str, launch_us: f64, speed: f64| DeviceFacts {
@@ -54,8 +54,8 @@ fn a_device_that_is_faster_with_another_chunk_is_found() {
     assert_eq!((plan.split().to_string().as_str(), plan.chunk), ("0-13=cpu:1", 512));
 }
 
-/// With many different devices, the search solves only some points. It continues at a point that is better for
-/// the placements that it found.
+/// Checks that the search continues at a point that is better for the placements found so far. With many
+/// different devices, it solves only some points.
 #[test]
 fn a_better_chunk_is_found_where_not_every_point_is_solved() {
     let devices = (0..20).map(|at| device(&format!("cpu:{at}"), 30 * MIB, 1.0)).collect();
@@ -79,7 +79,8 @@ fn a_better_chunk_is_found_where_not_every_point_is_solved() {
     assert!(short < 0.8 * long && found < 1.01 * short, "{found} of {short} and {long}");
 }
 
-/// With many different devices, the search solves only some points.
+/// Checks that the bound holds if the search solves only some points, because there are many different
+/// devices.
 #[test]
 fn a_bound_holds_where_not_every_point_is_solved() {
     let devices: Vec<_> =

@@ -4,7 +4,7 @@ use super::worlds::{MIB, World, device, model};
 use crate::objective::Objective;
 use crate::plan::Family;
 
-/// Two equal devices, and a prompt of four chunks.
+/// Returns a world with two equal devices and a prompt of four chunks.
 fn two_equal_devices() -> World {
     let devices = vec![device("cpu:0", 1 << 40, 1.0), device("cpu:1", 1 << 40, 1.0)];
     let mut world = World::new(model(16, 400 * MIB, MIB), devices);

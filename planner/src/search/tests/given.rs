@@ -71,7 +71,7 @@ fn a_bound_holds_for_splits_as_well() {
     assert!(uneven.bound_us >= best.score_us * 0.985, "{} and {}", uneven.bound_us, best.score_us);
 }
 
-/// The bound must hold over all points of the grid, not only at the point at which the split is best.
+/// Checks that the bound holds at all points of the grid, not only at the point at which the split is best.
 #[test]
 fn the_bound_of_a_split_is_below_every_listed_plan() {
     let mut listed = 0;

@@ -1,4 +1,4 @@
-//! Tests of the planner's choices besides the placement: chunks and wire type.
+//! Tests of the planner's choices other than the placement: chunks and wire type.
 
 use super::*;
 use crate::cost::{
@@ -8,7 +8,8 @@ use crate::cost::{
 use ragtag_kernels::KvType;
 use std::sync::Arc;
 
-/// Returns a world with a link of this rate. Each of the two devices is too small for the whole model.
+/// Returns a world whose link has the rate `bytes_per_s`. Each of its two devices is too small for the whole
+/// model.
 fn world_over_a_link(bytes_per_s: f64) -> World {
     let devices = vec![device("cpu:0", 80 * MIB, 1.0), device("cpu:1", 80 * MIB, 1.0)];
     let mut world = World::new(model(12, 8 * MIB, 8 * MIB), devices);
@@ -183,7 +184,7 @@ fn a_chunk_that_was_not_timed_must_be_clearly_faster() {
     assert_eq!(longest_with(50.0, &[16, 128, 512]), 512);
 }
 
-/// Returns a profile without times.
+/// Returns a profile without measured times.
 fn unmeasured() -> Profile {
     Profile {
         ragtag_profile: PROFILE_VERSION,

@@ -31,8 +31,8 @@ fn a_device_that_would_slow_the_pipeline_down_is_left_out_and_named() {
     assert!(why.contains("no plan with it fits (it has 10 bytes)"), "{why}");
 }
 
-/// Returns a world where two devices are faster than one, but by less than the preference for fewer devices.
-/// Also returns the two splits.
+/// Returns a world in which two devices are faster than one, but the gain is smaller than the preference for
+/// fewer devices. Also returns the split for one device and the split for two devices.
 fn barely_faster_with_two() -> (World, &'static str, &'static str) {
     let mut world = World::new(model(8, 10 * MIB, 10 * MIB), vec![device("cpu:0", 1 << 40, 1.0); 2]);
     world.devices[1] = device("cpu:1", 1 << 40, 0.8);
@@ -73,7 +73,8 @@ fn the_reasons_state_how_much_faster_a_plan_could_be() {
     assert!(reasons.iter().any(|reason| reason == wanted), "{reasons:?}");
 }
 
-/// The best plan with one of two equal devices uses both. The other device's plan exchanges them.
+/// Checks that each of two equal unused devices gets its own plan. The best plan with one of them uses both.
+/// The plan for the other device exchanges them.
 #[test]
 fn each_of_two_equal_unused_devices_has_a_plan_of_its_own() {
     let small = |label| device(label, 60 * MIB, 1.0);
@@ -138,7 +139,7 @@ fn rules_respect_the_constraints() {
     assert_eq!(rules(&world), ["0-13=cpu:2", "0-13=cpu:0"]);
 }
 
-/// The planner uses some of sixteen equal cards. One reason must cover all unused cards.
+/// Checks that one reason covers all unused cards if the planner uses only some of sixteen equal cards.
 #[test]
 fn equal_unused_devices_share_one_line() {
     let devices: Vec<_> = (0..16).map(|at| device(&format!("rtx4090:{at}"), 1 << 40, 1.0)).collect();

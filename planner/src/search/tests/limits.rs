@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// Returns a model whose four sequences together need 2 KiB of keys and values per position. Each of the two
-/// buffers holds half.
+/// Returns a world whose four sequences together need 4 KiB of keys and values per position and block. The
+/// buffer of keys and the buffer of values hold half of it each.
 fn world() -> World {
     World::new(model(6, MIB, MIB), vec![device("gpu:0", 1 << 40, 1.0)])
 }

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Returns two equal devices that each run half of the model.
+/// Returns a world with two equal devices that each run half of the model.
 fn halves() -> World {
     let devices = vec![device("cpu:0", 1 << 40, 1.0), device("cpu:1", 1 << 40, 1.0)];
     World::new(model(12, 10 * MIB, 10 * MIB), devices).split("0-6=cpu:0,7-13=cpu:1")

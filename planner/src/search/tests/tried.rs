@@ -1,4 +1,5 @@
-//! Tests of the conditions for simulated trials. The tests of the trials are in `scheduler/tests/trials.rs`.
+//! Tests of the conditions under which the planner simulates placements. The tests of the simulations are in
+//! `scheduler/tests/trials.rs`.
 
 use super::*;
 

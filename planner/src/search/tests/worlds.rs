@@ -1,4 +1,5 @@
-//! Synthetic models and fleets. The tests of simulated trials also use them (`scheduler/tests/trials.rs`).
+//! Synthetic models and fleets for tests. The tests of simulated trials (`scheduler/tests/trials.rs`) also
+//! use them.
 
 use super::*;
 
@@ -58,7 +59,7 @@ pub fn device(label: &str, memory_bytes: u64, speed: f64) -> DeviceFacts {
     }
 }
 
-/// Owner of everything that a [`PlannerInput`] borrows.
+/// Owns all values that a [`PlannerInput`] borrows.
 #[derive(Clone)]
 pub struct World {
     pub model: ModelFacts,
@@ -182,8 +183,8 @@ pub fn random_bus(rng: &mut SmallRng, devices: &[DeviceFacts]) -> SharedLink {
     }
 }
 
-/// Returns devices that are fast at chunks of different lengths, with varied links. Every other world has
-/// constraints.
+/// Returns a random world whose devices are fast at different chunk lengths, and whose links vary. If `seed`
+/// is even and there are several devices, the world has a constraint.
 pub fn unlike_world(seed: u64) -> World {
     let mut world = World { objective: OBJECTIVES[seed as usize % 4], ..random_world(seed) };
     let mut rng = SmallRng::seed_from_u64(seed ^ 0x6265_7374);
@@ -213,7 +214,7 @@ pub fn unlike_world(seed: u64) -> World {
     world
 }
 
-/// Returns all other plans that a plan's explanation lists.
+/// Returns all other plans that the explanation of `plan` lists.
 pub fn others(plan: &Plan) -> impl Iterator<Item = &Alternative> {
     let explanation = &plan.explanation;
     let left_out = explanation.left_out.iter().filter_map(|left| left.best_with.as_ref());
