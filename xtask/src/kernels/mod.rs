@@ -1,8 +1,8 @@
-//! Implements `cargo xtask kernels`. It writes the kernel sources to files, builds and checks the committed
-//! PTX, and compiles for GPUs that this machine does not have.
+//! Implements `cargo xtask kernels`. It writes the kernel sources to files, builds or checks the committed
+//! PTX, and compiles kernels for GPUs that this machine does not have.
 //!
-//! Runs no kernel; the conformance suite checks results. Downloads nothing; the compilers must be installed
-//! or named in the arguments.
+//! Runs no kernel, because the conformance suite checks results. Downloads nothing: the compilers must be
+//! installed, or an argument must name their folder.
 
 mod amd;
 mod jobs;
@@ -64,7 +64,7 @@ pub struct Args {
     devices: Vec<String>,
 }
 
-/// Writes, builds, checks and compiles as requested. Reports failures at the end, after all steps.
+/// Runs the steps that `args` requests. Reports all failures after the last step.
 pub fn run(root: &Path, args: &Args) -> Result<(), String> {
     let programs = programs::all();
     let chosen: Vec<&Program> = programs.iter().filter(|p| p.name.contains(&args.only)).collect();
@@ -102,7 +102,7 @@ pub fn run(root: &Path, args: &Args) -> Result<(), String> {
     if failures.is_empty() { Ok(()) } else { Err(failures.join("\nerror: ")) }
 }
 
-/// Writes a file and creates its parent folders.
+/// Writes a file. Creates its parent folders if necessary.
 fn write(path: &Path, content: &[u8]) -> Result<(), String> {
     let folder = path.parent().unwrap_or(path);
     fs::create_dir_all(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
