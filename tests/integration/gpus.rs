@@ -53,7 +53,7 @@ fn compiles_anew(adapter: &Adapter) -> bool {
     adapter.driver.name.contains("SwiftShader")
 }
 
-/// Returns the adapters in this order: GPUs, adapters that run on the CPU, adapters without a shader cache.
+/// Returns the adapters in this order: GPUs, adapters on the CPU, and adapters without a shader cache.
 fn hardware_first() -> Vec<Adapter> {
     let mut all = adapters();
     all.sort_by_key(|one| (matches!(one.kind, AdapterKind::Cpu | AdapterKind::Software), compiles_anew(one)));

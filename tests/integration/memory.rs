@@ -63,7 +63,7 @@ fn fitted(model: &Model, found: &Devices, planner: &Planner) -> (Plan, usize, St
     (engine.plan().clone(), tried, first)
 }
 
-/// Returns the device memory of the larger stage, in bytes.
+/// Returns the largest device memory of a stage, in bytes.
 fn largest(plan: &Plan) -> u64 {
     plan.stages.iter().map(|stage| stage.memory_bytes.total - stage.memory_bytes.staging).max().unwrap()
 }

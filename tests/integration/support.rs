@@ -316,7 +316,7 @@ pub const CHECKPOINTS: [&str; 3] = ["tiny-hf", "tiny-qwen2", "tiny-qwen3"];
 
 /// A model directory with golden logits.
 pub struct Checkpoint {
-    /// The model from its directory and, if the directory has `model.gguf`, from that file.
+    /// The model from its directory. If the directory contains `model.gguf`, also the model from this file.
     pub models: Vec<Model>,
     pub ids: Vec<u32>,
     /// Logits that `transformers` computed for all `ids`.

@@ -142,7 +142,7 @@ fn fuzz_targets(root: &Path, done: &mut Done) -> Result<(), String> {
     done.cargo(root, &arguments, &[("CUSTOM_LIBFUZZER_PATH", "target/libfuzzer.a")])
 }
 
-/// Runs cargo with these arguments and returns its output.
+/// Runs cargo with `arguments` and returns its output.
 fn output(root: &Path, arguments: &[&str]) -> Result<Output, String> {
     let output = Command::new(cargo()).args(arguments).current_dir(root).output();
     output.map_err(|e| format!("cargo {}: {e}", arguments.join(" ")))

@@ -130,7 +130,7 @@ const ELSEWHERE: [&str; 2] = ["kernels/src/cpu/neon.rs", "kernels/src/cpu/avx512
 const CHEAP: [(&str, &str); 3] =
     [("CARGO_PROFILE_DEV_DEBUG", "none"), ("CARGO_INCREMENTAL", "1"), ("RAGTAG_SIM_SEEDS", "100")];
 
-/// Time limit for the tests of a mutant, in seconds. If the tests take longer, the mutant counts as noticed.
+/// Time limit for the tests of a mutant, in seconds. If the tests take longer, the mutant counts as caught.
 const TIMEOUT_S: &str = "300";
 
 /// Page that lists the accepted survivors.

@@ -22,7 +22,7 @@ const UNOPTIMISED: [&str; 3] = ["ragtag-kernels", "ragtag-planner", "ragtag-sche
 /// Packages the published crates, and builds the examples with them.
 ///
 /// # Errors
-/// Returns an error if a package is incomplete or too large, or if the example prints other results.
+/// Returns an error if a package is incomplete or too large, or if the output of the example is wrong.
 pub(crate) fn run(root: &Path, done: &mut Done) -> Result<(), String> {
     let metadata = metadata::read(root)?;
     let packages: Vec<_> = metadata.packages.iter().filter(|package| package.is_published()).collect();

@@ -31,7 +31,7 @@ pub(crate) struct TestArgs {
 /// Builds and runs all tests, then prints the report.
 ///
 /// # Errors
-/// Returns an error if a test failed, or if a skipped test is not in the list.
+/// Returns an error if a test failed, or if the list of allowed skips lacks a skipped test.
 pub(crate) fn run(root: &Path, args: &TestArgs, mut done: Done) -> Result<(), String> {
     let mut names = BTreeMap::new();
     done.timed("building tests", || build(root, &mut names))?;

@@ -52,7 +52,7 @@ struct Source {
 /// Options of `cargo xtask tidy`.
 #[derive(Clone, Copy, Debug, Default, clap::Args)]
 pub(crate) struct Args {
-    /// Before the check, lower each allowance of prose patterns to the remaining matches.
+    /// Before the check, lower each allowance of prose patterns to the number of matches.
     #[arg(long)]
     shrink_prose: bool,
 }

@@ -86,7 +86,7 @@ table! {
     }
 }
 
-/// Loads the first library of `places` that exists. The library is never unloaded.
+/// Loads the first library in `places` that exists. The library is never unloaded.
 fn load(places: impl IntoIterator<Item = OsString>) -> Option<&'static Library> {
     // SAFETY: the initialisers of CUDA's libraries run in every program that uses CUDA; they are sound.
     let library = places.into_iter().find_map(|place| unsafe { Library::new(place) }.ok())?;

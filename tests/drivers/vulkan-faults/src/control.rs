@@ -106,7 +106,7 @@ pub fn all_are_closed() -> bool {
     std::env::var_os(CLOSED).is_some()
 }
 
-/// Returns the number for a device that was just opened.
+/// Reserves and returns the number of a device that was just opened.
 pub fn next_number() -> u32 {
     let mut records = records();
     let number = records.opened;

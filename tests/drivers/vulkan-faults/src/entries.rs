@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_void};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
-/// Vulkan instance with the next layer's function for looking up functions.
+/// Vulkan instance with the next layer's `vkGetInstanceProcAddr`.
 #[derive(Clone, Copy)]
 struct Instance {
     raw: vk::Instance,
@@ -165,8 +165,8 @@ unsafe extern "system" fn destroy_device(device: vk::Device, allocator: *const v
     }
 }
 
-/// Passes the device to which `handle` belongs to `call`. Returns `ERROR_UNKNOWN` if the layer does not know
-/// the device.
+/// Runs `call` on the device that owns `handle`. Returns `ERROR_UNKNOWN` if the layer does not know the
+/// device.
 ///
 /// # Safety
 /// The handle must come from the loader.
