@@ -23,7 +23,7 @@ pub(crate) struct TestArgs {
     /// starts a comment.
     #[arg(long, value_name = "FILE")]
     skips: Option<PathBuf>,
-    /// Write this run's skips as such a list.
+    /// Write the skips of this run to this file, in the format of such a list.
     #[arg(long, value_name = "FILE")]
     write_skips: Option<PathBuf>,
 }

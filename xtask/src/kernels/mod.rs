@@ -27,7 +27,7 @@ pub struct Args {
     /// Output folder for sources and compiled code.
     #[arg(long, default_value = "target/kernels")]
     out: PathBuf,
-    /// Only programs whose name contains this.
+    /// Process only the programs with this text in their names.
     #[arg(long, default_value = "")]
     only: String,
     /// Build PTX with the NVRTC in this folder, and write it to kernels/artefacts/cuda.
@@ -49,14 +49,14 @@ pub struct Args {
     /// Translate WGSL to SPIR-V for Vulkan devices and validate it with spirv-val, if it is installed.
     #[arg(long)]
     spirv_val: bool,
-    /// Compile all WGSL pipelines for every device that Vulkan's loader shows. Mesa also compiles for absent
-    /// AMD GPUs, with RADV_FORCE_FAMILY=navi24 or another name.
+    /// Compile all WGSL pipelines for every device that Vulkan's loader lists. With RADV_FORCE_FAMILY=navi24
+    /// or another name, Mesa also compiles for an absent AMD GPU.
     #[arg(long)]
     vulkan_pipelines: bool,
-    /// Compile one in N of the jobs (a program for an architecture) for NVIDIA's and AMD's GPUs.
+    /// For NVIDIA's and AMD's GPUs, compile only every N-th job. A job is one program for one architecture.
     #[arg(long, default_value = "1", value_name = "N")]
     one_in: NonZeroUsize,
-    /// First job of the share; N consecutive seeds cover all jobs.
+    /// Index of the first job to compile, modulo N. Any N consecutive seeds cover all jobs.
     #[arg(long, default_value = "0", value_name = "S")]
     seed: usize,
     /// Devices to compile for, by their ocloc names.

@@ -27,7 +27,7 @@ const CHUNK_BYTES: usize = 1 << 20;
 /// Options of `xtask synth-model`. Defaults come from the preset.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Args {
-    /// Shape to start from
+    /// Preset shape that the other options change
     #[arg(long, value_enum, default_value = "tiny")]
     preset: Preset,
     /// Tensor type of the matrices, such as q4_k (ternary models have an f16 embedding)
@@ -36,16 +36,16 @@ pub struct Args {
     /// Architecture; bitnet has sub-norms and ties the output matrix to the embedding
     #[arg(long, value_enum, default_value = "llama")]
     arch: Architecture,
-    /// Transformer blocks
+    /// Number of transformer blocks
     #[arg(long)]
     layers: Option<u32>,
     /// Width of the residual stream
     #[arg(long)]
     width: Option<u32>,
-    /// Attention heads (of queries)
+    /// Number of query heads
     #[arg(long)]
     heads: Option<u32>,
-    /// Heads of keys and values (KV heads)
+    /// Number of key and value heads (KV heads)
     #[arg(long)]
     kv_heads: Option<u32>,
     /// Width of the feed-forward layers
@@ -57,7 +57,7 @@ pub struct Args {
     /// Maximum context length in the file
     #[arg(long)]
     context: Option<u32>,
-    /// Seed of the weights
+    /// Seed of the random weights
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// File to write
