@@ -13,8 +13,8 @@ const DEVICES: i32 = 5;
 const DOES_NOT_FIT: i32 = 6;
 const FILE: i32 = 7;
 
-/// Runs a command that must fail with this exit code and with these words in its message. Returns the
-/// message.
+/// Runs a command. Checks that it fails with exit code `code`, and that its message contains every string in
+/// `words`. Returns the message.
 fn refused(arguments: &[&str], code: i32, words: &[&str]) -> String {
     let output = ragtag().args(arguments).output().unwrap();
     let err = String::from_utf8(output.stderr).unwrap();
@@ -33,7 +33,7 @@ fn llama() -> PathBuf {
     model_path(LLAMA)
 }
 
-/// Folder with corrupted models.
+/// Folder with corrupted copies of a model.
 struct CorruptModels {
     folder: TempDir,
     sound: Vec<u8>,
@@ -50,7 +50,8 @@ impl CorruptModels {
         text(&path).to_string()
     }
 
-    /// Writes a model in which some bytes are overwritten. Returns its path.
+    /// Writes a copy of the model in which `with` overwrites the bytes from `at` on. Returns the path of the
+    /// copy.
     fn patched(&self, name: &str, at: usize, with: &[u8]) -> String {
         let mut bytes = self.sound.clone();
         patch(&mut bytes, at, with);
@@ -62,8 +63,8 @@ impl CorruptModels {
     }
 }
 
-/// Runs a model file that must be refused. Limits the address space where the system allows it, so that the
-/// process aborts if it trusts a false count.
+/// Checks that Ragtag refuses a model file with a false count, and returns the message. On Linux, the address
+/// space is limited, so that the process aborts if it allocates memory for a false count.
 fn refused_in_little_memory(path: &str) -> String {
     let mut command = if cfg!(target_os = "linux") {
         let mut shell = assert_cmd::Command::new("sh");
@@ -266,7 +267,8 @@ fn refuses_unknown_architectures_types_and_tensors() {
     corrupt.refused(&path, &["llama.block_count", "should be"]);
 }
 
-/// Returns the model with an additional tensor info that refers to the data of the first tensor.
+/// Returns a copy of a model file with one more tensor. The new tensor is named `name` and refers to the data
+/// of the first tensor.
 fn with_another_tensor(sound: &[u8], name: &str) -> Vec<u8> {
     let model = ragtag::Model::from_bytes("copy", sound.to_vec()).unwrap();
     let tensors = model.graph().weights().tensors();
@@ -444,7 +446,8 @@ impl PlanFile {
         refused(&[&arguments[..], more].concat(), code, words);
     }
 
-    /// Runs the plan after one text replacement. The run must fail.
+    /// Replaces the first `from` in the plan file by `to` and runs the changed plan. Checks that the run
+    /// fails with exit code `code` and a message that contains every string in `words`.
     fn changed(&self, from: &str, to: &str, code: i32, words: &[&str]) {
         let changed = self.json.replacen(from, to, 1);
         assert_ne!(changed, self.json, "{from}");
@@ -714,7 +717,7 @@ fn refuses_outputs_that_overwrite_each_other_or_an_input() {
     assert_eq!(std::fs::read(&one).unwrap(), b"1,2");
 }
 
-/// Redirects standard output to a device that behaves like a full disk.
+/// Checks that a command fails if its standard output is a device that behaves like a full disk.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_full_standard_output_is_an_error() {

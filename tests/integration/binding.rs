@@ -1,12 +1,12 @@
-//! Tests devices whose largest binding is smaller than a weight matrix. Such matrices are stored in parts,
-//! and nothing else changes.
+//! Tests devices whose maximum binding size is smaller than a weight matrix. Ragtag stores such a matrix in
+//! parts, and the logits have identical bits.
 
 use crate::support::{MODELS, Setup, block_on, devices, engine_on, golden, model_path, within};
 use ragtag::Model;
 use ragtag_kernels::Activations;
 
-/// Binding size in bytes that is below the size of most matrices in any layout, and above the size of all
-/// other tensors and caches.
+/// Maximum binding size in bytes. It is smaller than most matrices in any layout, and larger than all other
+/// tensors and caches.
 const MOST_BYTES: u64 = 400 << 10;
 
 #[test]

@@ -1,5 +1,5 @@
-//! Tests calibration: profiles are cached and reused, devices with damaged profiles are measured again, and
-//! predictions are close to measured runs.
+//! Tests calibration. Checks that profiles are cached and reused, that devices with damaged profiles are
+//! measured again, and that predicted times are close to measured times.
 
 use crate::support::{self, Setup, block_on, greedy, listen, model_path, ragtag, text, within};
 use ragtag::{Calibration, CalibrationOptions, Devices, Engine, EngineOptions, Model, Planner, Prompt};
@@ -21,7 +21,7 @@ fn two() -> Devices {
     support::devices(&Setup { cpu_devices: 2, ..Setup::default() })
 }
 
-/// Returns options for the shortest possible calibration.
+/// Returns options for the shortest possible calibration, with the cache in `folder`.
 fn quick(folder: &Path) -> CalibrationOptions {
     let mut options = CalibrationOptions::default();
     (options.chunk, options.seconds, options.limit) = (32, 0.0, None);
@@ -29,7 +29,7 @@ fn quick(folder: &Path) -> CalibrationOptions {
     options
 }
 
-/// Calibrates the devices. Returns the calibration and its number of steps.
+/// Calibrates the devices. Returns the calibration and the number of steps that it completed.
 fn calibrate(model: &Model, devices: &Devices, options: &CalibrationOptions) -> (Calibration, u64) {
     let steps = AtomicU64::new(0);
     let progress = |done: u64, total: u64| {
@@ -41,7 +41,7 @@ fn calibrate(model: &Model, devices: &Devices, options: &CalibrationOptions) -> 
     (calibration, steps.into_inner())
 }
 
-/// Asserts that two calibrations are equal up to JSON rounding.
+/// Asserts that two calibrations are equal, except for rounding in JSON.
 fn assert_same(one: &Calibration, other: &Calibration) {
     let near = |a: f64, b: f64| assert!((a - b).abs() <= 1e-9 * b.abs(), "{a} {b}");
     for ((label, a), (other_label, b)) in one.profiles.iter().zip(&other.profiles) {
@@ -165,8 +165,8 @@ fn profiles_are_cached_and_damaged_ones_are_measured_again() {
     });
 }
 
-/// Checks that a profile cut short by its time limit has enough figures for a plan. The profile must be
-/// cached and reused.
+/// Checks a profile that its time limit cut short. The planner must be able to plan with it, and it must be
+/// cached and reused. A later calibration without a limit must complete it.
 #[test]
 fn calibrate_completes_a_profile_cut_short_by_its_time_limit() {
     within(120, || {
@@ -203,7 +203,8 @@ fn calibrate_completes_a_profile_cut_short_by_its_time_limit() {
     });
 }
 
-/// Runs a test with an endless file in place of `file`, where the system has such files.
+/// Replaces `file` by an endless file and runs `test`. Checks that `test` rewrites the file. Does nothing on
+/// systems without endless files.
 fn without_end(file: &Path, test: impl FnOnce()) {
     #[cfg(unix)]
     {
@@ -253,7 +254,8 @@ fn an_unwritable_cache_folder_is_harmless() {
     });
 }
 
-/// Checks that a profile that cannot be saved is an error of `calibrate` and a warning of the other commands.
+/// Checks that `calibrate` fails if it cannot save a profile, and that the other commands only print a
+/// warning.
 #[test]
 fn commands_report_that_nothing_is_cached() {
     let folder = tempfile::tempdir().unwrap();
@@ -278,8 +280,8 @@ fn commands_report_that_nothing_is_cached() {
     }
 }
 
-/// Runs several sequences on two CPU devices with one thread each. Returns the engine and the reports of its
-/// stages.
+/// Runs `parallel` sequences on two CPU devices with one thread each. Returns the engine and the reports of
+/// its stages.
 fn run(model: &Model, devices: &Devices, planner: &Planner, parallel: u32) -> (Engine, Vec<StageReport>) {
     let plan = planner.plan().unwrap();
     let engine = Engine::start_exact(model, devices, &plan, EngineOptions::default()).unwrap();
@@ -334,7 +336,8 @@ fn predicted_stage_times_are_close_to_measured_ones() {
     });
 }
 
-/// Returns the predicted time of a stage's decode step when the sequences are half generated.
+/// Returns the predicted time of one decode step of stage `at`, in µs, when each sequence has generated half
+/// of its tokens.
 fn predicted_us(
     model: &Model,
     calibration: &Calibration,

@@ -1,5 +1,5 @@
-//! Tests model directories as a user sees them. Every command accepts a directory, plans identify it by all
-//! its files, and errors in the files are reported.
+//! Tests model directories through the command line. Every command accepts a directory, a plan identifies the
+//! model by all files of the directory, and commands report errors in the files.
 
 use crate::support::{self, ragtag, text};
 use ragtag::Model;
@@ -36,7 +36,7 @@ impl Copied {
         text(self.folder.path())
     }
 
-    /// Replaces a text in one of the files.
+    /// Replaces the first occurrence of `from` in the file `name` by `to`.
     fn change(&self, name: &str, from: &str, to: &str) -> &Self {
         let old = std::fs::read_to_string(self.file(name)).unwrap();
         let new = old.replacen(from, to, 1);
@@ -133,7 +133,7 @@ fn plans_identify_a_directory_by_all_its_files() {
     refused(&["run", copied.path(), "--plan", text(&plan)], PLACEMENT, &["the plan was made for the model"]);
 }
 
-/// Checks a directory with a single weights file and no tokenizer.
+/// Checks a directory with a single weights file and no tokenizer. `logits` must work, and `run` must fail.
 #[test]
 fn a_directory_with_one_weights_file_runs() {
     let copied = Copied::new();

@@ -36,8 +36,8 @@ fn planner(model: &Model, found: &Devices) -> Planner {
     planner.context(256).chunk(32)
 }
 
-/// Starts an engine. Returns the plan that finally runs, and the devices named by the errors of abandoned
-/// plans.
+/// Starts an engine, which plans again if a device fails to open. Returns the plan that finally runs, and the
+/// device that the error of each abandoned plan names.
 fn started(model: &Model, found: &Devices, planner: &Planner) -> ragtag::Result<(Plan, Vec<String>)> {
     let plan = planner.plan().unwrap();
     assert_eq!(plan.stages.len(), 2, "{}", plan.split());
@@ -94,7 +94,8 @@ fn without_another_plan_the_error_names_the_device() {
     });
 }
 
-/// Checks that all devices are named, because it is unknown which of them is at fault.
+/// Checks that the error names all devices if they open only one at a time, because any of them may be at
+/// fault.
 #[test]
 fn devices_that_open_only_one_at_a_time_are_all_named() {
     within(120, || {

@@ -1,4 +1,5 @@
-//! Tests the command as users run it: its output streams, its files, and figures that match the library's.
+//! Tests the command as users run it: its output streams, its files, and whether its figures match those of
+//! the library.
 
 mod defaults;
 mod page;
@@ -34,7 +35,7 @@ impl Done {
     }
 }
 
-/// Runs a command that must succeed. Returns its output.
+/// Runs a command, checks that it succeeds, and returns its output.
 fn done(arguments: &[&str]) -> Done {
     done_by(ragtag().args(arguments))
 }
@@ -62,7 +63,8 @@ fn numbers(value: &Value) -> Vec<u32> {
     value.as_array().unwrap().iter().map(|v| v.as_u64().unwrap() as u32).collect()
 }
 
-/// Returns a plan without its time-dependent parts: free memory, and the reasons that mention free memory.
+/// Returns a plan without the parts that change from run to run. These are free memory, and the reasons that
+/// mention it.
 fn lasting(plan: &Value) -> Value {
     let mut plan = plan.clone();
     plan["reasons"].take();
@@ -227,7 +229,7 @@ fn quiet_or_without_echo_a_run_prints_only_the_text() {
     );
 }
 
-/// Runs the command in a terminal that `script` from util-linux emulates.
+/// Checks the progress bar in a terminal that `script` from util-linux emulates.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_long_prompt_has_a_progress_bar_on_a_terminal() {
@@ -573,9 +575,9 @@ fn a_receipt_records_what_ran() {
     }
 }
 
-/// Checks that output goes into existing pipes, such as `/dev/stdout`, and through links to their targets.
-/// The command must not replace a pipe or a link with a file. Devices are not tested, because a defect would
-/// delete the machine's device.
+/// Checks that the command writes into existing pipes, such as `/dev/stdout`, and into the targets of links.
+/// It must not replace a pipe or a link by a file. The test writes to no device file, because a defect would
+/// delete the device file of this machine.
 #[cfg(unix)]
 #[test]
 fn records_go_into_pipes_and_through_links() {
@@ -742,7 +744,7 @@ fn completions_contain_the_commands() {
     }
 }
 
-/// Checks that a model without a tokenizer still has token ids and logits.
+/// Checks that `logits` works for a model without a tokenizer, and that `run` fails.
 #[test]
 fn logits_need_no_tokenizer() {
     let folder = tempfile::tempdir().unwrap();

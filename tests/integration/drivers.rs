@@ -12,7 +12,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// Library that replaces a backend's driver.
+/// Stand-in library that replaces a backend's driver.
 struct Driver {
     backend: &'static str,
     library: &'static str,
@@ -31,7 +31,8 @@ const DRIVERS: [Driver; 2] = [
     },
 ];
 
-/// Builds a library with one function of this body. Without a compiler, records a skip and returns `None`.
+/// Builds a library with one function, `driver.entry`, that has this body. Without a compiler, records a skip
+/// and returns `None`.
 fn build(driver: &Driver, body: &str, folder: &Path) -> Option<()> {
     let source = folder.join("driver.c");
     let code = format!(
@@ -52,7 +53,8 @@ fn build(driver: &Driver, body: &str, folder: &Path) -> Option<()> {
     Some(())
 }
 
-/// Runs a command with this driver. Returns the status of the backend and the duration of the command.
+/// Runs `ragtag devices` with a driver that has this body, and checks that the backend is unavailable.
+/// Returns the reported cause and the duration of the command, or `None` after a skip.
 fn status(driver: &Driver, body: &str, limit_s: &str) -> Option<(Value, Duration)> {
     let compiled = Backends::new(&Config::default()).compiled(driver.backend);
     if !compiled {
@@ -105,7 +107,7 @@ fn a_driver_that_hangs_is_unavailable_after_the_limit() {
     }
 }
 
-/// Checks that the probe process prints only its answer, and rejects unknown backends.
+/// Checks that the probe process prints only its result, in one line, and rejects unknown backends.
 #[test]
 fn a_probe_prints_one_line() {
     let output = ragtag().args(["probe", "cpu"]).output().unwrap();

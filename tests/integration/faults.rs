@@ -17,8 +17,8 @@ const MODEL: &str = "tales-bitnet-tq2_0";
 const THREE: &str = "0-6=cpu:0,7=cpu:1,8-13=cpu:2";
 /// Duration of a slow copy.
 const SLOW_COPY: Duration = Duration::from_secs(1);
-/// Maximum number of an actor's turns that take as long as a slow copy, because the machine stalls. An actor
-/// that blocks on copies has such a turn for each of at least four micro-batches.
+/// Maximum number of an actor's turns that may take as long as a slow copy, because the machine may stall. If
+/// an actor blocks on copies, at least four of its turns take this long, one per micro-batch.
 const STALLED_TURNS: usize = 1;
 
 fn model() -> Model {
@@ -29,7 +29,7 @@ fn setup<'a>() -> Setup<'a> {
     Setup { cpu_devices: 3, split: Some(THREE), all_logits: false, ..Setup::default() }
 }
 
-/// Observer of the devices of an engine.
+/// Observer that records the leaks and the loss of an engine's devices.
 #[derive(Clone, Default)]
 struct Watch {
     leaks: Arc<Mutex<Vec<LeakWatch>>>,
@@ -48,7 +48,8 @@ impl Watch {
         });
     }
 
-    /// Asserts that all devices were dropped, after their threads, and that no device leaked.
+    /// Asserts that `devices` devices were dropped after their threads ended, and that none of them leaked
+    /// memory.
     #[track_caller]
     fn assert_no_leaks(&self, devices: usize) {
         let leaks: Vec<_> = self.leaks.lock().unwrap().iter().map(LeakWatch::leaks).collect();
@@ -56,7 +57,8 @@ impl Watch {
     }
 }
 
-/// Starts an engine in which the named devices have faults.
+/// Starts an engine in which each device named in `faults` has the listed faults. Also returns an observer of
+/// all devices.
 fn faulty(model: &Model, setup: &Setup<'_>, faults: &[(&str, Faults)]) -> (ragtag::Result<Engine>, Watch) {
     let faults: Vec<_> = faults.iter().map(|(label, faults)| (label.to_string(), faults.clone())).collect();
     let watch = Watch::default();
@@ -227,8 +229,8 @@ fn a_refused_submission_ends_the_run_with_the_error_of_the_device() {
     });
 }
 
-/// Checks sticky errors, which some drivers have: every later call returns the same error. The run must
-/// report the first error with the failed call.
+/// Checks drivers with sticky errors, where every call after an error returns the same error. The run must
+/// report the error only once, with the call that failed first.
 #[test]
 fn a_loss_reported_by_a_call_appears_once_with_the_call() {
     within(60, || {

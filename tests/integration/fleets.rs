@@ -24,7 +24,8 @@ fn json(arguments: &[&str]) -> Value {
     serde_json::from_str(&succeeds(arguments)).unwrap()
 }
 
-/// Runs a command that must fail with this exit code and with these words in its message.
+/// Runs a command. Checks that it fails with exit code `code`, and that its message contains every string in
+/// `words`.
 fn refused(arguments: &[&str], code: i32, words: &[&str]) {
     let output = ragtag().args(arguments).output().unwrap();
     let message = String::from_utf8_lossy(&output.stderr);
@@ -193,7 +194,7 @@ fn lists_cards_with_sources_and_planning_figures() {
 
 // ---- descriptions -------------------------------------------------------------------------------------------------
 
-/// Writes the bundled model, cut off before the data of its first tensor. Returns the path.
+/// Writes the file of the bundled model without the data of its tensors. Returns the path.
 fn header_of_the_bundled_model(folder: &Path) -> std::path::PathBuf {
     let bytes = model_bytes("tales-bitnet-tq2_0");
     let whole = Model::bundled().unwrap();
@@ -281,8 +282,8 @@ fn a_config_gets_the_plan_of_its_checkpoint() {
     refused(&["plan", path], MODEL, &["config.json"]);
 }
 
-/// Checks plans for a model with rotary factors. The factors are tensor data, which a header does not
-/// contain.
+/// Checks that the planner plans for the header of a model with rotary factors. The factors are tensor data,
+/// which a header does not contain.
 #[test]
 fn plans_for_a_header_with_rotary_factors() {
     let mut writer = Writer::new();
@@ -319,7 +320,8 @@ fn plans_for_a_header_with_rotary_factors() {
     assert_eq!(plan.stages.len(), 1);
 }
 
-/// Checks plans for 405 billion weights on a fleet of 16 devices. The model file has only a header.
+/// Checks plans for a model of 405 billion weights on a fleet of 16 devices. The model file has only a
+/// header.
 #[test]
 fn plans_for_the_largest_models_from_their_headers() {
     let shape = Shape {

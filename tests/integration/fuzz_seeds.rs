@@ -6,8 +6,8 @@ mod fuzz;
 use fuzz::{gguf, plan, safetensors, tokenizer};
 use std::path::Path;
 
-/// Runs a target on all its seeds. All seeds must be valid, so that they reach the code behind the first
-/// checks.
+/// Runs a fuzz target on all its seeds. Checks that each seed is valid, because the target's first checks
+/// would reject any other seed.
 fn replay(target: &str, run: impl Fn(&[u8]) -> bool) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/seeds").join(target);
     let mut seeds = 0;

@@ -34,8 +34,8 @@ fn logits_with_f16_activations_are_within_2e_2() {
     check_logits(Activations::F16, NumericsClass::Fast);
 }
 
-/// Checks the f16 wire type, at every single cut and at all cuts together. The results must differ from those
-/// of one device, but stay within the fast class.
+/// Checks the f16 wire type, at each cut alone and at all cuts together. The logits must differ from those of
+/// one device, but stay within the tolerance of the fast class.
 #[test]
 fn the_f16_wire_type_is_within_2e_2_at_every_cut() {
     let each: Vec<_> = (0..14).map(|segment| format!("{segment}=cpu:{segment}")).collect();
@@ -128,7 +128,8 @@ fn check_perplexity(name: &str, published: f64, arguments: &[&str]) {
     assert_eq!(json["tokens"], 16 * 127);
 }
 
-/// Checks the values that the models' page publishes, which another engine computed with int8 activations.
+/// Checks the perplexity of each model against the value on the models' web page. Another engine computed
+/// these values with int8 activations.
 #[test]
 fn fast_perplexity_is_within_a_percent() {
     let published = [29.56, 29.66, 29.53, 32.51];
@@ -139,7 +140,8 @@ fn fast_perplexity_is_within_a_percent() {
     }
 }
 
-/// Checks the same published values with three f16 transfers.
+/// Checks the perplexity of each model against the same published values, in a pipeline with three f16
+/// transfers.
 #[test]
 fn fast_perplexity_with_the_f16_wire_type_is_within_a_percent() {
     let split = "0-2=cpu:0,3-6=cpu:1,7-10=cpu:2,11-13=cpu:3";
@@ -161,7 +163,7 @@ fn logits_of_checkpoints_are_within_1e_4() {
     }
 }
 
-/// Tokenizers of a directory and of a GGUF file give the same ids.
+/// Checks that the tokenizers from a model directory and from a GGUF file give the same token ids.
 #[test]
 fn tokenizers_of_checkpoints_agree() {
     let text = "The inner  part isn't\n\n2024 naïve cafés";
@@ -177,7 +179,7 @@ fn tokenizers_of_checkpoints_agree() {
     }
 }
 
-/// The ids are those of a text and start with the begin token.
+/// Checks that the tokenizer puts the BOS token in front of an encoded text.
 #[test]
 fn tokenizer_of_a_checkpoint_adds_the_begin_token() {
     let Checkpoint { models, ids, .. } = Checkpoint::open("tiny-hf");
@@ -187,7 +189,8 @@ fn tokenizer_of_a_checkpoint_adds_the_begin_token() {
     assert_eq!(tokenizer.eos().iter().copied().collect::<Vec<_>>(), [2]);
 }
 
-/// Checks that Ragtag finds a split model by the name of any part, and that its logits are identical.
+/// Checks that Ragtag opens a split model through any of its parts, and that its logits equal those of the
+/// whole model.
 #[test]
 fn a_split_model_is_the_same_model() {
     let path = support::model_path("tales-q8_0");

@@ -22,9 +22,10 @@ const ARCHITECTURES: [&str; 2] = [BITNET, "tales-q8_0"];
 const SEGMENTS: u32 = 14;
 /// Arguments of [`check_logits`] for a whole prompt, in chunks of 32 rows.
 const WHOLE: (usize, u32) = (usize::MAX, 32);
-/// Number of prompt tokens to process row by row, or in chunks of three rows with one row left over.
+/// Number of prompt tokens to process in chunks of one row, or in a chunk of three rows and a last chunk of
+/// one row.
 const FEW_ROWS: usize = 4;
-/// Smallest margin for which the models' page promises equal tokens.
+/// Minimum difference between the two largest logits at which the models' page promises equal tokens.
 const MARGIN: f64 = 0.005;
 
 /// Returns all adapters except those of the CPU backend. Records a skip for each backend without adapters.
@@ -46,12 +47,13 @@ fn adapters() -> Vec<Adapter> {
     found
 }
 
-/// Returns whether an adapter's driver lacks a shader cache, so that each device recompiles every shader.
+/// Returns whether the driver of an adapter lacks a shader cache, so that each device recompiles every
+/// shader.
 fn compiles_anew(adapter: &Adapter) -> bool {
     adapter.driver.name.contains("SwiftShader")
 }
 
-/// Returns the adapters in this order: GPUs, adapters that run on the CPU, adapters without a shader cache.
+/// Returns the adapters in this order: GPUs, adapters on the CPU, and adapters without a shader cache.
 fn hardware_first() -> Vec<Adapter> {
     let mut all = adapters();
     all.sort_by_key(|one| (matches!(one.kind, AdapterKind::Cpu | AdapterKind::Software), compiles_anew(one)));
@@ -66,7 +68,8 @@ fn drivers() -> Vec<[String; 2]> {
     twins.map(|twins| [twins[0].label(), twins[twins.len() - 1].label()]).collect()
 }
 
-/// Returns the adapters without duplicates that run shaders on the CPU, because those are slow.
+/// Returns all adapters, but only one of several identical adapters that run shaders on the CPU. Such
+/// adapters are slow.
 fn distinct() -> Vec<Adapter> {
     let mut all = hardware_first();
     let same =
@@ -75,7 +78,7 @@ fn distinct() -> Vec<Adapter> {
     all
 }
 
-/// Returns the distinct adapters. Of all adapters without a shader cache, only the first remains.
+/// Returns the adapters from [`distinct`], but only the first of those without a shader cache.
 fn distinct_and_quick() -> Vec<Adapter> {
     let (slowest, mut all): (Vec<_>, Vec<_>) = distinct().into_iter().partition(compiles_anew);
     all.extend(slowest.into_iter().next());
@@ -83,8 +86,8 @@ fn distinct_and_quick() -> Vec<Adapter> {
 }
 
 /// Returns the models to test on an adapter in a numerics class. An adapter that emulates a GPU on the CPU
-/// gets half of the models. The selected half alternates between the classes, between Vulkan and wgpu, and
-/// between identical adapters.
+/// gets half of the models. The chosen half alternates between the numerics classes, between Vulkan and wgpu,
+/// and between identical adapters.
 fn assigned_models(adapter: &Adapter, class: NumericsClass) -> Vec<&'static str> {
     if adapter.kind != AdapterKind::Software {
         return MODELS.to_vec();
@@ -93,12 +96,12 @@ fn assigned_models(adapter: &Adapter, class: NumericsClass) -> Vec<&'static str>
     support::half_of_models(others + adapter.index)
 }
 
-/// Returns the API of a device.
+/// Returns the API in a device label.
 fn api(label: &str) -> &str {
     label.split(':').next().unwrap_or_default()
 }
 
-/// Returns whether a device runs shaders.
+/// Returns whether the device with this label runs shaders.
 fn runs_shaders(label: &str) -> bool {
     ["vulkan", "wgpu"].contains(&api(label))
 }
@@ -109,7 +112,8 @@ fn slow(adapters: &[Adapter]) -> Vec<String> {
     slow.map(Adapter::label).collect()
 }
 
-/// Checks the logits of the first `most` tokens of a prompt, in chunks of `chunk` rows.
+/// Checks the logits of the first `most` tokens of a golden prompt on each adapter, in chunks of `chunk`
+/// rows.
 fn check_logits<'a>(
     adapters: &[Adapter],
     models: impl Fn(&Adapter) -> Vec<&'a str>,
@@ -143,8 +147,8 @@ fn exact_logits_are_within_1e_4_on_every_adapter() {
     });
 }
 
-/// Chunks of eight rows, and a last one of a single row. Adapters without a shader cache take seconds per model
-/// and compile the same shaders.
+/// Checks chunks of eight rows and a last chunk of one row. Adapters without a shader cache are left out,
+/// because they take seconds per model and compile the same shaders as the others.
 #[test]
 fn logits_of_checkpoints_are_within_1e_4_on_every_adapter() {
     within(600, || {
@@ -166,8 +170,8 @@ fn fast_logits_are_within_2e_2_on_every_adapter() {
     });
 }
 
-/// Checks the arithmetic of devices with matrix units for wide micro-batches, which no OpenCL device offers.
-/// Adapters that compile shaders for the CPU get one model per architecture.
+/// Checks wide micro-batches with f16 activations, the arithmetic of devices with matrix units. No OpenCL
+/// device offers it. Adapters that compile shaders for the CPU get one model per architecture.
 #[test]
 fn logits_with_f16_activations_are_within_2e_2_on_every_adapter() {
     let all = distinct_and_quick();
@@ -185,8 +189,9 @@ fn logits_with_f16_activations_are_within_2e_2_on_every_adapter() {
     });
 }
 
-/// Checks chunks of one row and of a few rows, which have separate shader programs. Loading is slow on the
-/// CPU, so only the first device runs all of these programs, with one model per architecture.
+/// Checks chunks of one row and of three rows, which have separate shader programs. Adapters on the CPU load
+/// these programs slowly. Therefore only the first adapter runs all of them, and each adapter gets one model
+/// per architecture.
 #[test]
 fn row_by_row_logits_are_within_bounds_on_every_adapter_with_shaders() {
     let adapters = distinct_and_quick().into_iter().filter(|adapter| runs_shaders(&adapter.label()));
@@ -202,8 +207,8 @@ fn row_by_row_logits_are_within_bounds_on_every_adapter_with_shaders() {
     }
 }
 
-/// Checks that up to `most` tokens after the first golden prompt match the golden tokens wherever the margin
-/// is large enough. Returns the number of compared tokens.
+/// Checks that up to `most` tokens after a golden prompt equal the golden tokens wherever the margin is large
+/// enough. Returns the number of compared tokens.
 fn check_tokens(model: &Model, setup: &Setup<'_>, most: usize, what: &str) -> usize {
     let case = &golden(BITNET).cases[0];
     let greedy = &case.greedy_ids[..most.min(case.greedy_ids.len())];
@@ -224,10 +229,11 @@ fn check_tokens(model: &Model, setup: &Setup<'_>, most: usize, what: &str) -> us
     compared
 }
 
-/// Returns the cuts to test between two devices: every third cut, rotated by pair and seed. Shaders on the
-/// CPU are slow. A pair that uses them has one cut in one of its orders if its APIs differ, and no cut
-/// otherwise. `RAGTAG_TEST_ALL_CUTS=1` selects all cuts for every pair. With a list of APIs, the variable
-/// selects all cuts for pairs whose first stage is on one of these APIs.
+/// Returns the cuts to test between two devices. These are every third cut, rotated by pair and seed. Shaders
+/// on the CPU are slow. If a device of the pair runs them, only one order of a pair with different APIs gets
+/// a cut, and a pair with equal APIs gets none. `RAGTAG_TEST_ALL_CUTS=1` selects all cuts for every pair. If
+/// the variable is a list of APIs, it selects all cuts for the pairs whose first stage is on one of these
+/// APIs, and no cuts for other pairs.
 fn cuts(first: &str, second: &str, pair: u32, slow: &[String]) -> Vec<u32> {
     if let Some(wanted) = std::env::var_os("RAGTAG_TEST_ALL_CUTS") {
         let is_wanted =
@@ -314,8 +320,8 @@ fn the_f16_wire_type_between_apis_is_within_2e_2() {
     });
 }
 
-/// The feed-forward halves of all blocks on the CPU, and the rest on one adapter of each API, and the other way
-/// round.
+/// Checks pipelines over the CPU and one adapter of each API. One device has the feed-forward halves of all
+/// blocks, and the other has the rest. The roles alternate from API to API.
 #[test]
 fn attention_and_feed_forward_halves_apart_give_the_golden_tokens() {
     within(900, || {
@@ -343,7 +349,7 @@ fn attention_and_feed_forward_halves_apart_give_the_golden_tokens() {
     });
 }
 
-/// One pipeline over as many APIs as possible, with the CPU at both ends.
+/// Checks one pipeline over as many APIs as possible. Without CUDA, the CPU has the first and the last stage.
 #[test]
 fn five_stages_on_four_apis_give_the_golden_tokens() {
     let all = hardware_first();
@@ -443,7 +449,7 @@ fn resident_bytes() -> Option<u64> {
     line.split_whitespace().next()?.parse::<u64>().ok().map(|kib| kib << 10)
 }
 
-/// Returns the free bytes of a device's own memory, if the API reports them.
+/// Returns the number of free bytes in a device's own memory, if the API reports it.
 fn free_bytes(label: &str) -> Option<u64> {
     let devices = Devices::probe(&DeviceOptions::default()).unwrap();
     let memory = *devices.report().adapters().find(|adapter| adapter.label() == label)?.memory.first()?;

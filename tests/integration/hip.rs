@@ -75,10 +75,10 @@ fn a_pipeline_with_the_cpu_gives_the_tokens_of_one_device() {
     });
 }
 
-/// Checks a prompt long enough for library matrix products, with quantised weights that are dequantised for
-/// the library. The stand-in computes the products itself. The test checks that the right products reach the
-/// stand-in, from the plan to the recorded graph. The automatic choice is the library, because the reported
-/// architecture has no matrix units.
+/// Checks a prompt that is long enough for matrix products of the library, with quantised weights that are
+/// dequantised for the library. The stand-in computes these products itself. The test therefore checks that
+/// the right products reach the library, from the plan to the recorded graph. By default the plan uses the
+/// library, because the reported architecture has no matrix units.
 #[test]
 fn a_long_prompt_uses_the_matrix_library() {
     let (variable, folder) = rocblas_kernels();

@@ -12,9 +12,9 @@ use ragtag_scheduler::Error as RunError;
 use test_drivers::{LostAt, VulkanFaults, with_vulkan_faults};
 
 const MODEL: &str = "tales-bitnet-tq2_0";
-/// Number of tokens of an undisturbed run.
+/// Number of tokens to generate in a run without a loss.
 const TOKENS: u32 = 8;
-/// Number of tokens before the device is lost.
+/// Number of tokens to receive before the device is lost.
 const BEFORE: usize = 5;
 
 fn model() -> Model {
@@ -39,7 +39,8 @@ fn tokens(engine: &Engine) -> Vec<u32> {
     block_on(listen(stream)).unwrap().ids
 }
 
-/// Loses the device with this number after [`BEFORE`] tokens. Returns these tokens and the error of the run.
+/// Generates tokens, and loses device `number` after [`BEFORE`] tokens. Returns all received tokens and the
+/// error of the run.
 fn loses(engine: &Engine, faults: &VulkanFaults, number: u32, at: LostAt) -> (Vec<u32>, Error) {
     let prompt = &golden(MODEL).cases[0].prompt_ids;
     let mut stream = engine.session().generate(Prompt::Tokens(prompt), &greedy(100)).unwrap();
@@ -56,7 +57,8 @@ fn loses(engine: &Engine, faults: &VulkanFaults, number: u32, at: LostAt) -> (Ve
     }
 }
 
-/// Loses one of two devices during a run. Each device has a stage, and a CPU stage is between them.
+/// Checks a run that loses one of two devices. Each device has a stage, and a CPU stage is between them.
+/// Afterwards the other device must still work.
 fn a_stage_is_lost(faults: &VulkanFaults, [first, last]: [&str; 2], lost: usize, at: LostAt) {
     let model = model();
     let (wanted, split) = (format!("{first},{last},cpu:0"), format!("0-4={first},5-8=cpu:0,9-13={last}"));
@@ -94,7 +96,7 @@ fn a_stage_is_lost(faults: &VulkanFaults, [first, last]: [&str; 2], lost: usize,
     engine.shutdown();
 }
 
-/// Loses one of the first two devices of an API.
+/// Checks a run that loses one of the first two devices of an API.
 fn one_is_lost(faults: &VulkanFaults, backend: &str, lost: usize, at: LostAt) {
     match &labels(backend)[..] {
         [first, second, ..] => a_stage_is_lost(faults, [first, second], lost, at),

@@ -33,7 +33,7 @@ fn json(arguments: &[&str]) -> Value {
     serde_json::from_str(&done.out).unwrap_or_else(|e| panic!("{e}:\n{}", done.out))
 }
 
-/// Returns the comparison of one part of the pipeline.
+/// Returns the JSON entry that compares measured with predicted times for one part of the pipeline.
 fn part<'a>(json: &'a Value, place: &str, index: u64, phase: &str) -> &'a Value {
     let parts = json["comparison"]["parts"].as_array().unwrap();
     let is = |p: &&Value| p["place"] == place && p["index"] == index && p["phase"] == phase;
@@ -179,8 +179,8 @@ fn reports_invalid_throttles() {
     assert!(refused.code == 2 && refused.err.contains("duplicate throttle"), "{}", refused.err);
 }
 
-/// Checks that a device throttled to 12 % of the time is slower than planned and gets fewer segments. With
-/// such a small share, other load on this machine cannot hide the throttle.
+/// Checks that a device that is idle for 88 % of the time is slower than planned and gets fewer segments.
+/// With such a strong throttle, other load on this machine cannot hide the effect.
 #[test]
 fn replanning_moves_segments_away_from_a_slow_device() {
     let slow = ["--throttle", "cpu:1=duty:12%", "--replan"];

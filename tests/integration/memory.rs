@@ -24,8 +24,8 @@ fn setup<'a>() -> Setup<'a> {
     Setup { cpu_devices: 2, split: Some("0-6=cpu:0,7-13=cpu:1"), ..Setup::default() }
 }
 
-/// Returns a planner that fixes only the split and the types. Without prompts, the planner keeps the default
-/// prefill chunk.
+/// Returns a planner with a fixed split and fixed types. Its workload has no prompt tokens, so that it keeps
+/// the default prefill chunk.
 fn planner(model: &Model, found: &Devices) -> Planner {
     Planner::new(model)
         .devices(found)
@@ -40,8 +40,8 @@ fn holding(bytes: u64) -> Devices {
     devices(&setup()).limited_to(Limits { memory_bytes: Some(bytes), ..Limits::default() })
 }
 
-/// Starts an engine. Returns the plan that finally runs, the number of plans tried before it, and the first
-/// error.
+/// Starts an engine, which plans again if a device refuses memory, and checks its tokens. Returns the plan
+/// that finally runs, the number of abandoned plans, and the first error.
 fn fitted(model: &Model, found: &Devices, planner: &Planner) -> (Plan, usize, String) {
     let plan = planner.plan().unwrap();
     let (mut tried, mut first) = (0, String::new());
@@ -63,7 +63,7 @@ fn fitted(model: &Model, found: &Devices, planner: &Planner) -> (Plan, usize, St
     (engine.plan().clone(), tried, first)
 }
 
-/// Returns the device memory of the larger stage, in bytes.
+/// Returns the largest device memory of a stage, in bytes.
 fn largest(plan: &Plan) -> u64 {
     plan.stages.iter().map(|stage| stage.memory_bytes.total - stage.memory_bytes.staging).max().unwrap()
 }
@@ -94,7 +94,8 @@ fn a_little_missing_memory_shrinks_the_chunk_and_more_shrinks_the_context() {
     });
 }
 
-/// Returns the bytes that can be saved without a shorter context: scratch and slots.
+/// Returns the largest sum of scratch and slots of a stage, in bytes. The planner can reduce these without
+/// shortening the context.
 fn largest_but_kv(plan: &Plan) -> u64 {
     plan.stages.iter().map(|stage| stage.memory_bytes.scratch + stage.memory_bytes.slots).max().unwrap()
 }
@@ -135,8 +136,8 @@ fn keeps_requested_values_and_otherwise_fails_with_sizes() {
     });
 }
 
-/// Checks a device that refuses memory without reporting its free memory. The device keeps a stage of the
-/// size that it granted, and the other device takes the rest.
+/// Checks a device that refuses memory and does not report its free memory. If the device granted enough
+/// memory, it must keep a smaller stage. The other device must take the remaining segments.
 #[test]
 fn a_refusing_device_gets_fewer_segments_and_the_others_more() {
     within(300, || {
@@ -172,7 +173,8 @@ fn a_refusing_device_gets_fewer_segments_and_the_others_more() {
     });
 }
 
-/// Checks that the error is the first refusal, with sizes, if the only device has no memory.
+/// Checks the error if the only device has no memory. It must report the first refused allocation and the
+/// sizes.
 #[test]
 fn a_single_device_without_memory_is_an_error_with_sizes() {
     within(120, || {
@@ -190,7 +192,8 @@ fn a_single_device_without_memory_is_an_error_with_sizes() {
     });
 }
 
-/// Checks a driver that reports plenty of memory but refuses allocations. The CPU computes the rest.
+/// Checks a driver that reports plenty of memory but refuses allocations. The CPU must take the remaining
+/// segments.
 #[test]
 fn a_refusing_vulkan_device_gets_fewer_segments_and_the_cpu_the_rest() {
     let test = "memory::a_refusing_vulkan_device_gets_fewer_segments_and_the_cpu_the_rest";
@@ -237,7 +240,8 @@ fn a_refusing_vulkan_device_gets_fewer_segments_and_the_cpu_the_rest() {
     });
 }
 
-/// Checks the command on a single device without memory.
+/// Checks that the command reports sizes if the only device has no memory, and that it never changes a plan
+/// from a file.
 #[test]
 fn the_command_reports_sizes_and_never_changes_a_plan_from_a_file() {
     let test = "memory::the_command_reports_sizes_and_never_changes_a_plan_from_a_file";
@@ -305,8 +309,8 @@ fn retries_an_allocation_that_failed_once() {
     });
 }
 
-/// Checks that the staging memory for weights shrinks if the device refuses it. Below its minimum, the stage
-/// is out of memory.
+/// Checks that Ragtag shrinks the staging memory for weights if the device refuses to allocate it. If the
+/// device refuses even the minimum, the stage is out of memory.
 #[test]
 fn refused_staging_shrinks_and_changes_no_token() {
     within(120, || {
@@ -323,8 +327,8 @@ fn refused_staging_shrinks_and_changes_no_token() {
     });
 }
 
-/// Checks eviction. Programs are recorded on first use. If a device has no memory for another program, idle
-/// programs are evicted.
+/// Checks the eviction of recorded programs. Programs are recorded on first use. If a device has no memory
+/// for another program, Ragtag must evict idle programs.
 #[test]
 fn evicting_programs_during_a_run_changes_no_token() {
     within(120, || {

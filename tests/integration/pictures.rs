@@ -1,6 +1,6 @@
-//! Tests pictures of plans. Other programs must read them (XML, Graphviz, a browser), hostile names must be
-//! escaped, and the content must match the plan. The test writes the pages to `tmp` in the target folder, for
-//! inspection.
+//! Tests drawings of plans. An XML parser, Graphviz and a browser must be able to read them, hostile names
+//! must be escaped, and the content must match the plan. The test writes the pages to `tmp` in the target
+//! folder, for inspection.
 
 use super::support::{ragtag, within};
 use ragtag::compare::{ComparedPart, ComparedRate, Comparison, Phase, TimeParts};
@@ -17,11 +17,11 @@ use ragtag_transfer::Route;
 use std::path::{Path, PathBuf};
 use std::process::{Command as Process, Stdio};
 
-/// Name that is hostile in each of the formats.
+/// Model name that contains special characters of every output format.
 const HOSTILE: &str = "</title><script>alert(1)</script>\"'&]]>\\n\u{0}\u{1b}[2J\u{202e}{}<!--";
-/// Hostile name as the pictures display it.
+/// [`HOSTILE`] as the drawings display it.
 const SHOWN: &str = "</title><script>alert(1)</script>\"'&]]>\\n\u{fffd}\u{fffd}[2J\u{fffd}{}<!--";
-/// Sections of a page.
+/// Element ids of the sections of a page.
 const SECTIONS: [&str; 6] = ["stages", "links", "memory", "timeline", "alternatives", "reasons"];
 
 const GIB: u64 = 1 << 30;
@@ -32,7 +32,7 @@ fn times(decode_us: f64, prefill_us: f64) -> PredictedTimes {
     PredictedTimes { decode_us, prefill_us }
 }
 
-/// Returns a plan of `stages` equal stages over 82 segments, with every part of an explanation.
+/// Returns a plan of `stages` equal stages over 82 segments. Its explanation contains every optional part.
 fn synthetic(stages: u32, name: &str, label: impl Fn(u32) -> String) -> Plan {
     let cut = |at: u32| at * 82 / stages;
     let stage = |at: u32| PlanStage {
@@ -289,7 +289,8 @@ fn pages_show_the_figures_of_the_plan() {
     assert_eq!((bar.attribute("x"), bar.attribute("width")), (Some("32.927%"), Some("32.927%")));
 }
 
-/// Checks that the gap is relative to the best known plan, or to the bound if no better plan is known.
+/// Checks that the displayed gap is relative to the planner's own split, or to the bound if that split is
+/// unknown.
 #[test]
 fn the_gap_of_a_users_split_is_relative_to_the_planners_split() {
     let tile = |plan: &Plan| {
@@ -515,7 +516,8 @@ fn the_command_writes_pictures() {
 
 // ---- other programs -----------------------------------------------------------------------------------------------
 
-/// Returns the path of an installed program. Records a skip if the program is not installed.
+/// Returns the path of an installed program, from the environment variable `variable` or from `PATH`. Records
+/// a skip if there is none.
 fn program(what: &str, variable: &str, names: &[&str]) -> Option<PathBuf> {
     let named = std::env::var_os(variable).map(PathBuf::from);
     let path = std::env::var_os("PATH").unwrap_or_default();
@@ -554,8 +556,8 @@ fn graphviz_draws_the_graph() {
     }
 }
 
-/// Script that checks each page in a frame as wide as a phone or a laptop. No text in a bar may be wider than
-/// the bar, and nothing may overflow.
+/// Script that checks pages in frames as wide as a phone or a laptop. It reports missing sections, content
+/// that overflows the frame, text that is wider than its bar, and axis marks that overlap.
 const QUESTIONS: &str = r#"
 addEventListener('load', () => {
   const found = [];
@@ -585,7 +587,8 @@ addEventListener('load', () => {
 });
 "#;
 
-/// Returns the problems that a browser finds on these pages, including messages on its console.
+/// Loads pages into a browser. Returns the problems that [`QUESTIONS`] finds, and the messages on the
+/// browser's console.
 fn ask(browser: &Path, pages: &[(String, u32, String)]) -> Vec<String> {
     let escape = |text: &str| text.replace('&', "&amp;").replace('"', "&quot;");
     let frames = pages.iter().map(|(name, width, page)| {

@@ -80,7 +80,8 @@ fn check_every_cut(name: &'static str, activations: Activations) {
     });
 }
 
-/// Checks the twelve cuts between the halves of a block.
+/// Checks each of the twelve cuts between the two halves of a block. The logits must have the bits of one
+/// device.
 fn check_cuts_within_blocks(name: &'static str, activations: Activations) {
     within(120, move || {
         let (model, ids) = (open(name), ids(name, 8));
@@ -179,8 +180,8 @@ fn devices_with_several_stages_give_the_bits_of_one() {
     });
 }
 
-/// Returns a model in which the embedding of a token has an outlier. The residual streams of some models have
-/// such outliers.
+/// Returns a model in which the embedding of `token` has an outlier. Some models have such outliers in their
+/// residual streams.
 fn with_an_outlier(token: usize, value: f32) -> Model {
     let mut bytes = support::model_bytes(LLAMA);
     let table = support::tensor_data(&bytes, "token_embd.weight");
@@ -194,8 +195,8 @@ fn with_an_outlier(token: usize, value: f32) -> Model {
     Model::from_bytes("outlier", bytes).unwrap()
 }
 
-/// Checks that values beyond the largest f16 saturate and that small values are rounded. Neither becomes
-/// infinite, and no row affects another row.
+/// Checks that the f16 wire type saturates values beyond the largest f16 and rounds small values. All logits
+/// must stay finite, and the outlier must not affect earlier rows.
 #[test]
 fn outliers_stay_finite_with_the_f16_wire_type() {
     let ids = ids(LLAMA, 8);
@@ -261,7 +262,8 @@ fn every_chunk_length_agrees_within_the_fast_class() {
     check_chunks(Activations::Int8, NumericsClass::Fast);
 }
 
-/// Checks sequences of random lengths that arrive together and share micro-batches of random sizes.
+/// Checks sequences of random lengths that arrive together. They share micro-batches of random sizes, but
+/// must have the logits of sequences that run alone.
 #[test]
 fn concurrent_sequences_have_the_logits_of_single_ones() {
     within(120, || {
@@ -294,7 +296,7 @@ fn concurrent_sequences_have_the_logits_of_single_ones() {
     });
 }
 
-/// Returns the four golden prompts and four more.
+/// Returns the token ids of eight prompts: the four golden prompts and four short texts.
 fn eight_prompts(model: &Model) -> Vec<Vec<u32>> {
     let more =
         ["The", "There was once a princess", "\"No,\" said the fox", "In the middle of the night the giant"];
@@ -636,7 +638,7 @@ struct Copy {
     plan: ragtag::Plan,
 }
 
-/// Returns a plan for a copy of a model. Tests may truncate the copy.
+/// Copies a model and plans for the copy. Tests may truncate the copied file.
 fn copy() -> Copy {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("copy.gguf");

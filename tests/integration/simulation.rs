@@ -31,7 +31,7 @@ fn load(requests: u32, prompt: u32, new: u32) -> Load {
     DrawnLoad { requests, arrivals: Arrivals::Together, prompt_tokens, new_tokens, seed: 1 }.draw().unwrap()
 }
 
-/// Runs the load. Returns the plan and the trace of the run.
+/// Runs `requests` equal requests on an engine. Returns the plan and the trace of the run.
 fn run(model: &Model, requests: u32, prompt: u32, new: u32) -> (Plan, Trace) {
     let engine = support::engine(model, &setup(requests));
     let session = engine.session();
@@ -45,7 +45,7 @@ fn run(model: &Model, requests: u32, prompt: u32, new: u32) -> (Plan, Trace) {
     (engine.plan().clone(), engine.shutdown())
 }
 
-/// Simulates the plan of a run with the measured times of the run.
+/// Simulates `plan` under `load`, with the times that the run measured.
 fn simulated(model: &Model, plan: &Plan, load: &Load, measured: &Trace) -> Trace {
     let facts = support::devices(&setup(1)).facts();
     let mut spec = ragtag::simulation_spec(model, plan, &facts, &ragtag::Links::default(), load).unwrap();
@@ -74,7 +74,8 @@ fn take_times(spec: &mut SimSpec, measured: &Trace) {
     }
 }
 
-/// Event of a micro-batch: the stage, the kind, the micro-batch, and the number of rows for a computation.
+/// Event of a micro-batch: the stage, the kind of the span, the id of the micro-batch and, for a computation,
+/// the number of rows.
 type BatchEvent = (u32, SpanKind, u64, Option<u32>);
 
 fn batch_event(span: &Span) -> BatchEvent {
@@ -89,7 +90,7 @@ fn by_start(trace: &Trace) -> Vec<&Span> {
     spans
 }
 
-/// Returns the events of one queue of a stage, in order.
+/// Returns the events on one queue of a stage, in order.
 fn queue(trace: &Trace, stage: u32, kind: SpanKind) -> Vec<BatchEvent> {
     let here = by_start(trace).into_iter().filter(|s| s.stage == stage && s.kind == kind);
     here.map(batch_event).collect()
@@ -130,10 +131,10 @@ fn assert_causal(trace: &Trace, what: &str) {
     }
 }
 
-/// Compares a run of one sequence with its simulation. Each queue of each stage must have the same
-/// micro-batches, with the same rows, in the same order. In decode, all starts over all queues and stages
-/// must have the same order. In prefill, the interleaving of the stages' starts depends on timing, so only
-/// causality is checked.
+/// Compares a run of one sequence with its simulation. Each queue of each stage must process the same
+/// micro-batches, with the same rows, in the same order. In decode, the order of all starts over all queues
+/// and stages must also be the same. In prefill, this order depends on timing, so the test checks only
+/// causality.
 #[test]
 fn a_simulation_has_the_event_order_of_its_run() {
     within(120, || {
@@ -158,9 +159,9 @@ fn a_simulation_has_the_event_order_of_its_run() {
     });
 }
 
-/// Compares a run of several sequences with its simulation. Timing decides which sequences share a
-/// micro-batch. Causality, the order on each queue, the micro-batches of all stages, and the total of rows
-/// must agree.
+/// Checks a run of several sequences and its simulation. Timing decides which sequences share a micro-batch.
+/// Both traces must be causal, all stages must process the same micro-batches, and the total number of rows
+/// must be exact.
 #[test]
 fn a_simulation_of_several_sequences_has_the_rows_of_its_run() {
     within(120, || {

@@ -13,8 +13,8 @@ pub use test_support::model as model_path;
 /// Names of the four golden models.
 pub const MODELS: [&str; 4] = ["tales-bitnet-tq2_0", "tales-q8_0", "tales-q4_0", "tales-q4_k_m"];
 
-/// Returns two of the four models. The next `turn` and the next `RAGTAG_TEST_SEED` select the other two.
-/// `RAGTAG_TEST_ALL` selects all four.
+/// Returns two of the four models. Adding one to `turn` or to `RAGTAG_TEST_SEED` selects the other two
+/// models. If `RAGTAG_TEST_ALL` is set, returns all four.
 pub fn half_of_models(turn: u32) -> Vec<&'static str> {
     if std::env::var_os("RAGTAG_TEST_ALL").is_some() {
         return MODELS.to_vec();
@@ -28,7 +28,7 @@ pub fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Outputs of an independent implementation for a model.
+/// Golden outputs for one model, from an independent implementation.
 pub struct Golden {
     /// Logits at all positions of the first prompt.
     pub logits: Vec<f32>,
@@ -62,7 +62,8 @@ pub fn golden(name: &str) -> Golden {
     }
 }
 
-/// Returns ‖out − reference‖ / ‖reference‖ in float64. NaN anywhere gives NaN, which exceeds every bound.
+/// Returns ‖out − reference‖ / ‖reference‖ in float64. If any value is NaN, the result is NaN, which passes
+/// no bound.
 pub fn relative_error(out: &[f32], reference: &[f32]) -> f64 {
     assert_eq!(out.len(), reference.len());
     let square = |x: f64| x * x;
@@ -169,7 +170,7 @@ pub fn engine_on(model: &Model, setup: &Setup<'_>, devices: &Devices) -> ragtag:
     Engine::start_exact(model, devices, &plan, options)
 }
 
-/// All events of a stream.
+/// Content of all events of a token stream.
 #[derive(Debug)]
 pub struct Said {
     pub ids: Vec<u32>,
@@ -205,7 +206,7 @@ pub fn ragtag() -> assert_cmd::Command {
     sheltered(assert_cmd::Command::cargo_bin("ragtag").unwrap())
 }
 
-/// Returns a shell script in which `"$0" "$@"` is the command with these arguments.
+/// Returns a command that runs a shell script. In the script, `"$0" "$@"` runs Ragtag with these arguments.
 pub fn shell(script: &str, arguments: &[&str]) -> assert_cmd::Command {
     let mut command = sheltered(assert_cmd::Command::new("sh"));
     command.args(["-c", script, env!("CARGO_BIN_EXE_ragtag")]).args(arguments);
@@ -226,8 +227,8 @@ pub fn sheltered(mut command: assert_cmd::Command) -> assert_cmd::Command {
     command
 }
 
-/// Runs the command with these Vulkan drivers, or with the system's drivers. Returns its exit code, standard
-/// output and standard error.
+/// Runs the command with the Vulkan drivers in `drivers`, or with the system's drivers if `drivers` is
+/// `None`. Returns its exit code, standard output and standard error.
 pub fn run_with_vulkan(
     drivers: Option<&OsStr>,
     prepare: impl FnOnce(&mut assert_cmd::Command),
@@ -244,8 +245,8 @@ pub fn read_json(path: &Path) -> serde_json::Value {
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
 
-/// Runs a test body on a separate thread. Fails the test if the body does not end in time, because nothing
-/// may hang.
+/// Runs a test body on a separate thread. Fails the test if the body takes longer than `seconds`, so that a
+/// test never hangs.
 pub fn within<T: Send + 'static>(seconds: u64, body: impl FnOnce() -> T + Send + 'static) -> T {
     let (sender, receiver) = std::sync::mpsc::channel();
     // Skips are recorded under the name of the thread, which is the name of the test.
@@ -274,18 +275,18 @@ pub fn model_bytes(name: &str) -> Vec<u8> {
     std::fs::read(model_path(name)).unwrap()
 }
 
-/// Returns the position of a metadata value in a model file. The position is after the value's type.
+/// Returns the byte position of a metadata value in a model file. It follows the type of the value.
 pub fn metadata_value(bytes: &[u8], key: &str) -> usize {
     after_string(bytes, key) + 4
 }
 
-/// Returns the position in a model file after a tensor's name, where its dimensions, extents, type and offset
-/// follow.
+/// Returns the byte position after a tensor's name in a model file. The number of dimensions, the extents,
+/// the type and the offset of the tensor follow there.
 pub fn tensor_info(bytes: &[u8], tensor: &str) -> usize {
     after_string(bytes, tensor)
 }
 
-/// Returns the end of a length-prefixed string.
+/// Returns the byte position after the length-prefixed string `text`.
 fn after_string(bytes: &[u8], text: &str) -> usize {
     let pattern = [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat();
     let at = bytes.windows(pattern.len()).position(|window| window == pattern);
@@ -315,10 +316,10 @@ pub const CHECKPOINTS: [&str; 3] = ["tiny-hf", "tiny-qwen2", "tiny-qwen3"];
 
 /// A model directory with golden logits.
 pub struct Checkpoint {
-    /// The model from its directory and, if the directory has `model.gguf`, from that file.
+    /// The model from its directory. If the directory contains `model.gguf`, also the model from this file.
     pub models: Vec<Model>,
     pub ids: Vec<u32>,
-    /// Logits of all ids, by `transformers`.
+    /// Logits that `transformers` computed for all `ids`.
     pub logits: Vec<f32>,
 }
 
@@ -335,7 +336,7 @@ impl Checkpoint {
         }
     }
 
-    /// Checks the logits of each model in class exact.
+    /// Checks that the logits of each model are within the tolerance of the exact class.
     pub fn check_logits(&self, what: &str, setup: &Setup<'_>) {
         for model in &self.models {
             let engine = engine(model, setup);
@@ -347,7 +348,8 @@ impl Checkpoint {
     }
 }
 
-/// Writes a model as `count` GGUF parts with metadata. Returns the names of the parts.
+/// Writes a model as `count` GGUF parts. The first part contains the metadata of the model. Returns the file
+/// names of the parts.
 pub fn split(model: &Model, folder: &Path, count: usize) -> Vec<String> {
     let tensors = model.graph().weights().tensors();
     let parts = tensors.chunks(tensors.len().div_ceil(count));
@@ -372,7 +374,7 @@ pub fn split(model: &Model, folder: &Path, count: usize) -> Vec<String> {
     names
 }
 
-/// Writes all metadata of a model.
+/// Copies all metadata of `model` to `writer`.
 pub fn put_metadata(writer: &mut ragtag_graph::gguf::Writer, model: &Model) {
     use ragtag_graph::gguf::{FromValue, Metadata, Value, ValueType};
     fn list<'a, T: FromValue<'a>>(metadata: &'a Metadata, key: &str) -> Vec<T> {

@@ -9,7 +9,8 @@ use ragtag_kernels::{Activations, NumericsClass, TensorType};
 use rand::rngs::StdRng;
 use rand::{Rng, RngCore, SeedableRng};
 
-/// Returns random quants, with scales that give weights of mean zero and a realistic size.
+/// Returns `values` random weights as quantised blocks. The scales give the weights mean zero and a realistic
+/// magnitude.
 fn blocks(random: &mut StdRng, tensor_type: TensorType, values: u64, gain: f32) -> Vec<u8> {
     let mut bytes = vec![0; tensor_type.bytes(values).unwrap() as usize];
     random.fill_bytes(&mut bytes);
@@ -23,8 +24,8 @@ fn blocks(random: &mut StdRng, tensor_type: TensorType, values: u64, gain: f32) 
     bytes
 }
 
-/// Returns two models with the shape of `like` and equal weights. One has matrices of this type, the other
-/// has matrices in F32.
+/// Returns two models with the shape of `like` and equal weights. One model has matrices of type
+/// `tensor_type`, the other has matrices in F32.
 fn pair(like: &Model, tensor_type: TensorType) -> [Model; 2] {
     let mut random = StdRng::seed_from_u64(tensor_type.gguf_id().into());
     let mut files = [TensorType::F32; 2].map(|_| (Writer::new(), Vec::new()));

@@ -1,5 +1,5 @@
-//! Cross-checks AArch64 from another machine. Compiles the workspace, and runs the NEON CPU kernels in QEMU.
-//! With `RAGTAG_TEST_ALL`, QEMU also runs the conformance suite of CPU devices.
+//! Checks AArch64 on a machine with another architecture. Cross-compiles the workspace and runs the NEON CPU
+//! kernels in QEMU. If `RAGTAG_TEST_ALL` is set, QEMU also runs the conformance suite of CPU devices.
 //!
 //! Knows nothing about individual kernels.
 
@@ -10,7 +10,7 @@ use std::process::Command;
 const TARGET: &str = "aarch64-unknown-linux-gnu";
 const LINKER: &str = "aarch64-linux-gnu-gcc";
 const QEMU: &str = "qemu-aarch64";
-/// Environment variables that cargo gets.
+/// Environment variables for cargo.
 const VARIABLES: [(&str, &str); 2] = [
     ("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", LINKER),
     // LD_LIBRARY_PATH names libraries of the host machine, which QEMU cannot run.
@@ -20,7 +20,7 @@ const VARIABLES: [(&str, &str); 2] = [
     ),
 ];
 
-/// Compiles the workspace and tests the CPU device. Skips steps whose tools are missing.
+/// Cross-compiles the workspace and tests the CPU device. Skips a step if its tools are missing.
 ///
 /// # Errors
 /// Returns an error if a crate does not compile or a test fails.
@@ -52,7 +52,7 @@ pub(crate) fn run(root: &Path, done: &mut Done) -> Result<(), String> {
     Ok(())
 }
 
-/// Returns whether the toolchain has the standard library for the target.
+/// Returns whether the Rust toolchain has the standard library for [`TARGET`].
 fn has_std() -> bool {
     let output = Command::new("rustc").args(["--print=target-libdir", "--target", TARGET]).output();
     output.is_ok_and(|output| Path::new(String::from_utf8_lossy(&output.stdout).trim()).is_dir())

@@ -1,7 +1,7 @@
-//! The checks of `cargo xtask test` and `cargo xtask ci`, in order. The first failed check stops the run. A
-//! failed test does not stop the other tests. The tests run last.
+//! Runs the checks of `cargo xtask test` and `cargo xtask ci` in order, and the tests last. The first failed
+//! check ends the run. A failed test does not stop the other tests.
 //!
-//! Knows no rules for source text; `tidy` checks those.
+//! Checks no rules about source text; `tidy` checks those.
 
 use crate::run_tests::{self, TestArgs};
 use crate::{aarch64, packages, support, tidy};
@@ -56,7 +56,7 @@ impl Done {
     }
 }
 
-/// Backends that must compile on their own.
+/// Backends that must compile without the others.
 const BACKENDS: [&str; 6] = ["cpu", "cuda", "hip", "opencl", "vulkan", "wgpu"];
 
 /// Runs the checks that the README describes. The workspace's tests run last, so that their output ends the
@@ -76,7 +76,8 @@ fn test_after(root: &Path, args: &TestArgs, mut done: Done) -> Result<(), String
     run_tests::run(root, args, done)
 }
 
-/// Runs the tests, and checks other feature sets, processors and tools.
+/// Runs the checks for other feature sets, dependencies, fuzz targets, packages and AArch64. Then runs the
+/// checks of `cargo xtask test`.
 pub fn ci(root: &Path, args: &TestArgs) -> Result<(), String> {
     let mut done = Done::default();
     features(root, &mut done)?;
@@ -87,8 +88,8 @@ pub fn ci(root: &Path, args: &TestArgs) -> Result<(), String> {
     test_after(root, args, done)
 }
 
-/// Lints the crates that have backend features, with each backend alone and with none. Also lints the library
-/// without the command.
+/// Lints the crates that have backend features, with each backend alone and without any backend. Also lints
+/// the library without the command.
 fn features(root: &Path, done: &mut Done) -> Result<(), String> {
     let mut lint = |package, features| {
         let arguments =
@@ -103,7 +104,7 @@ fn features(root: &Path, done: &mut Done) -> Result<(), String> {
     lint("ragtag", "cli,hip")
 }
 
-/// Checks licences, sources and advisories of the dependencies.
+/// Checks the licences, the sources and the security advisories of all dependencies.
 fn deny(root: &Path, done: &mut Done) -> Result<(), String> {
     if !output(root, &["deny", "--version"])?.status.success() {
         done.skip("cargo deny", "cargo-deny", "not installed");
@@ -133,7 +134,7 @@ fn deny(root: &Path, done: &mut Done) -> Result<(), String> {
     done.cargo(root, &check, &[])
 }
 
-/// Checks that the fuzz targets compile. An integration test runs the code of the targets on the seeds.
+/// Checks that the fuzz targets compile. An integration test runs the targets on the seeds.
 fn fuzz_targets(root: &Path, done: &mut Done) -> Result<(), String> {
     let arguments = ["check", "--manifest-path", "fuzz/Cargo.toml", "--locked"];
     // If this variable is set, cargo does not build libFuzzer's C++ code. `cargo check` links nothing, so the
@@ -141,7 +142,7 @@ fn fuzz_targets(root: &Path, done: &mut Done) -> Result<(), String> {
     done.cargo(root, &arguments, &[("CUSTOM_LIBFUZZER_PATH", "target/libfuzzer.a")])
 }
 
-/// Runs cargo with these arguments and returns its output.
+/// Runs cargo with `arguments` and returns its output.
 fn output(root: &Path, arguments: &[&str]) -> Result<Output, String> {
     let output = Command::new(cargo()).args(arguments).current_dir(root).output();
     output.map_err(|e| format!("cargo {}: {e}", arguments.join(" ")))

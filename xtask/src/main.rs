@@ -33,18 +33,18 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Task {
-    /// Run all tests: formatting, lints, tidy, the workspace's tests, documentation.
+    /// Run the checks before a commit: formatting, lints, tidy, documentation and the workspace's tests.
     Test(run_tests::TestArgs),
     /// Check the project's rules, for example dependencies between crates, modules that may contain `unsafe`,
     /// file length and prose.
     Tidy(tidy::Args),
-    /// Run everything for each commit: the tests, single features, cargo-deny, fuzz targets and AArch64.
-    /// Skips steps whose tools are not installed.
+    /// Run all checks of a commit: those of `test`, single features, cargo-deny, fuzz targets, packages and
+    /// AArch64. Skips steps whose tools are not installed.
     Ci(run_tests::TestArgs),
     /// Package the published crates, then build and run the examples with these packages alone.
     Packages,
-    /// Run everything that takes too long for each commit: all shares, fuzzing, mutants, 100,000 simulations,
-    /// clean Debian systems.
+    /// Run the checks that take too long for each commit: `ci` with the complete tests, fuzzing, mutants,
+    /// 100,000 simulations and clean Debian systems.
     Nightly(nightly::Args),
     /// Try a seeded sample of an area's mutants. Surviving mutants must be accepted in docs/mutants.md.
     Mutants(mutants::Args),
@@ -53,14 +53,14 @@ enum Task {
     Kernels(kernels::Args),
     /// Write docs/support.md from the summaries in docs/reports.
     SupportTable {
-        /// Before that, add the summary of a report of `ragtag selftest` to docs/reports.
+        /// First add the summary of this report of `ragtag selftest` to docs/reports.
         #[arg(long, value_name = "REPORT")]
         add: Option<PathBuf>,
         /// Only check that the page is up to date.
         #[arg(long)]
         check: bool,
     },
-    /// Write docs/schemas, the JSON Schemas of fleets and plans, from the types.
+    /// Write docs/schemas, the JSON Schemas of fleets and plans, from the Rust types.
     Schemas,
     /// Write a GGUF file with random weights, in any shape and tensor type.
     SynthModel(ragtag_synth::Args),

@@ -1,12 +1,12 @@
 //! Reads the output of `cargo metadata` for the workspace.
 //!
-//! Knows no rules; other modules check them.
+//! Checks no rules; other modules check the metadata.
 
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Output of `cargo metadata`, limited to the fields that the tasks need.
+/// Output of `cargo metadata`, reduced to the fields that xtask needs.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Metadata {
     pub packages: Vec<Package>,

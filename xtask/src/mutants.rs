@@ -1,7 +1,7 @@
-//! Tests seeded samples of the mutants of cargo-mutants. Checks whether the tests nearest to an area notice
-//! each change.
+//! Runs seeded samples of the mutants that cargo-mutants generates. Checks that the tests nearest to an area
+//! fail on each mutant.
 //!
-//! A mutant that no test notices fails the task, unless docs/mutants.md lists it with a reason.
+//! If no test fails on a mutant, the task fails, unless docs/mutants.md lists the mutant with a reason.
 
 use std::collections::BTreeMap;
 use std::collections::hash_map::DefaultHasher;
@@ -26,20 +26,21 @@ pub struct Args {
 /// Area of the code, with the tests nearest to it.
 struct Area {
     name: &'static str,
-    /// Globs of the area's files.
+    /// Globs that match the area's source files.
     files: &'static [&'static str],
-    /// Package whose tests run.
+    /// Package that contains the tests to run.
     package: &'static str,
-    /// Targets of the package that contain the tests.
+    /// Cargo arguments that select test targets of the package.
     targets: &'static [&'static str],
-    /// Arguments that select among the tests.
+    /// Test arguments that select among the tests of these targets.
     filter: &'static [&'static str],
-    /// Optimisation level of the package. It is 0, unless the tests take longer than optimising the package.
+    /// Optimisation level of the package. It is 0, unless the tests of the unoptimised package take longer
+    /// than its optimisation.
     level: u8,
 }
 
 const LIB: &[&str] = &["--lib"];
-/// Filter that skips the tests of tokenizers and of random damage, which take most of the time.
+/// Filter that skips tests of tokenizers and tests with random damage. These take most of the time.
 const WITHOUT_TEXTS: &[&str] = &["--skip", "tokenizer::", "--skip", "hostile::any_change"];
 /// Filter that skips the slow tests of models.
 const WITHOUT_MODELS: &[&str] = &["--skip", "checkpoint::", "--skip", "compile::", "--skip", "segment::"];
@@ -121,15 +122,15 @@ const AREAS: [Area; 9] = [
     },
 ];
 
-/// Files whose code only runs on other machines of continuous integration.
+/// Source files with code that runs only on other machines of continuous integration.
 const ELSEWHERE: [&str; 2] = ["kernels/src/cpu/neon.rs", "kernels/src/cpu/avx512.rs"];
 
-/// Environment variables that make mutants cheaper to test: less debug information, incremental builds, and
-/// fewer simulated seeds.
+/// Environment variables that reduce the time per mutant. They disable debug information, enable incremental
+/// builds and reduce the number of simulated seeds.
 const CHEAP: [(&str, &str); 3] =
     [("CARGO_PROFILE_DEV_DEBUG", "none"), ("CARGO_INCREMENTAL", "1"), ("RAGTAG_SIM_SEEDS", "100")];
 
-/// Time limit of the tests in seconds. A mutant whose tests take longer counts as hanging.
+/// Time limit for the tests of a mutant, in seconds. If the tests take longer, the mutant counts as caught.
 const TIMEOUT_S: &str = "300";
 
 /// Page that lists the accepted survivors.
@@ -140,11 +141,11 @@ pub fn areas() -> impl Iterator<Item = &'static str> {
     AREAS.iter().map(|area| area.name)
 }
 
-/// Tests the sample and prints the survivors.
+/// Tests a sample of an area's mutants and prints the mutants that survive.
 ///
 /// # Errors
-/// Returns an error if a mutant survives that [`ACCEPTED`] does not list, or if cargo-mutants is missing or
-/// fails.
+/// Returns an error if a mutant survives that [`ACCEPTED`] does not list. Also returns an error if
+/// cargo-mutants is missing or fails.
 pub fn run(root: &Path, args: &Args) -> Result<(), String> {
     let area = AREAS.iter().find(|area| area.name == args.area).ok_or("no such area")?;
     let listed = std::fs::read_to_string(root.join(ACCEPTED)).map_err(|e| format!("{ACCEPTED}: {e}"))?;
@@ -182,8 +183,8 @@ pub fn run(root: &Path, args: &Args) -> Result<(), String> {
     }
 }
 
-/// Creates a work tree with all changes of tracked files. Its path is fixed, so that cargo rebuilds only
-/// mutated crates.
+/// Creates a git work tree with the current commit and all changes of tracked files. Its path is fixed, so
+/// that cargo rebuilds only mutated crates.
 fn tree(root: &Path) -> Result<PathBuf, String> {
     let tree = root.join("target/mutants/tree");
     let changed = git(root, &["stash", "create"])?;
@@ -207,7 +208,7 @@ fn git(folder: &Path, args: &[&str]) -> Result<String, String> {
     }
 }
 
-/// Returns the cargo-mutants command for the area's files.
+/// Returns a cargo-mutants command that is restricted to the area's files.
 fn mutants(tree: &Path, area: &Area) -> Command {
     let mut command = Command::new("cargo");
     command.current_dir(tree).args(["mutants", "--workspace", "--colors", "never"]);
@@ -230,7 +231,7 @@ fn list(tree: &Path, area: &Area) -> Result<Vec<String>, String> {
     Ok(String::from_utf8_lossy(&stdout).lines().map(str::to_owned).collect())
 }
 
-/// Returns the mutants, ordered by a hash of the seed and the name.
+/// Returns all mutants in the order of a hash of the seed and the mutant's name.
 fn shuffled(all: &[String], seed: u64) -> Vec<&str> {
     let rank = |mutant: &&str| {
         let mut hasher = DefaultHasher::new();
@@ -242,7 +243,8 @@ fn shuffled(all: &[String], seed: u64) -> Vec<&str> {
     order
 }
 
-/// Builds and tests each mutant. Build files stay in place for the next run.
+/// Builds and tests each mutant of an area, except those in `left_out`. Keeps the build files for the next
+/// run.
 fn try_out(root: &Path, tree: &Path, area: &Area, left_out: &[&str], results: &Path) -> Result<(), String> {
     // cargo-mutants skips the mutants in this file. Name patterns cannot exclude mutants that delete fields.
     let output = results.join("mutants.out");
@@ -278,8 +280,8 @@ fn try_out(root: &Path, tree: &Path, area: &Area, left_out: &[&str], results: &P
     }
 }
 
-/// Returns the mutant's name without line and column, so that code may move. `mutant` is `file:line:column:
-/// change`.
+/// Returns the name of `mutant` without its line and column, so that the name stays valid when code moves.
+/// `mutant` has the form `file:line:column: change`.
 fn without_position(mutant: &str) -> String {
     let mut parts = mutant.splitn(4, ':');
     match [parts.next(), parts.next(), parts.next(), parts.next()] {
@@ -288,7 +290,7 @@ fn without_position(mutant: &str) -> String {
     }
 }
 
-/// Parses the accepted mutants of the page, each with its reason. Their lines have the form "- `mutant`:
+/// Parses the accepted mutants of `page`, each with its reason. Their lines have the form "- `mutant`:
 /// reason".
 fn accepted(page: &str) -> Result<BTreeMap<&str, &str>, String> {
     let entry = |line| {

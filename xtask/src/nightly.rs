@@ -1,7 +1,7 @@
-//! Implements `cargo xtask nightly`, which runs everything that takes too long for each commit. If a part
+//! Implements `cargo xtask nightly`, which runs all checks that take too long for each commit. If a part
 //! fails, the remaining parts still run.
 //!
-//! Knows nothing about the parts. Each part is a shell command.
+//! Knows nothing about what the parts do. Each part is a shell command.
 
 use crate::mutants;
 use std::path::Path;
@@ -16,15 +16,15 @@ pub(crate) struct Args {
     ci: Vec<String>,
 }
 
-/// Part of the nightly run, as a shell command. In the command, `"$0"` is this program and `"$@"` are the
-/// options for `ci`.
+/// Part of the nightly run. Its shell command can use `"$0"` for this program and `"$@"` for the options of
+/// `ci`.
 struct Part {
     command: String,
-    /// Shell command that fails if the part's tool is missing.
+    /// Shell command that fails if a tool of the part is missing.
     needs: &'static str,
 }
 
-/// Fuzz targets: the name, and options with the largest input in bytes.
+/// Name of each fuzz target, and its libFuzzer options. `-max_len` is the maximum input size in bytes.
 const FUZZ_TARGETS: [(&str, &str); 4] = [
     ("gguf", "-max_len=40000 -dict=fuzz/gguf.dict"),
     ("safetensors", "-max_len=20000 -dict=fuzz/checkpoint.dict"),
@@ -32,7 +32,7 @@ const FUZZ_TARGETS: [(&str, &str); 4] = [
     ("plan", "-max_len=4000"),
 ];
 
-/// Returns all parts in order.
+/// Returns all parts of the nightly run, in order.
 fn parts() -> Vec<Part> {
     let part = |command: &str, needs| Part { command: command.into(), needs };
     let mut parts = vec![
@@ -67,7 +67,7 @@ pub(crate) fn run(root: &Path, args: &Args) -> Result<(), String> {
     if failures == 0 { Ok(()) } else { Err(format!("{failures} parts failed")) }
 }
 
-/// Runs these parts. Returns the report, with a line per part, and the number of failures.
+/// Runs `parts`. Returns a report with one line per part, and the number of failed parts.
 fn run_parts(root: &Path, parts: &[Part], xtask: &Path, options: &[String]) -> (String, usize) {
     let shell = |command: &str| {
         let mut shell = Command::new("sh");

@@ -1,7 +1,7 @@
-//! Checks the published packages. Packages each crate, limits its size, and builds the examples outside the
-//! workspace with these packages alone.
+//! Checks the packages of the published crates. Packages each crate, checks its size, and builds the examples
+//! outside the workspace with these packages alone.
 //!
-//! Knows no package by name; the list comes from cargo.
+//! Knows no package by name; cargo's metadata lists them.
 
 use crate::checks::Done;
 use crate::metadata::{self, Package};
@@ -10,19 +10,19 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-/// Maximum size of a package in bytes. Registries refuse larger packages.
+/// Maximum size of a package, in bytes. The registry refuses larger packages.
 const PACKAGE_BYTES: u64 = 10 << 20;
 
-/// Example to run, with arguments for a small size and a part of its output.
+/// Example to run, its arguments for a small problem size, and text that its output must contain.
 const RUNS: (&str, [&str; 3], &str) = ("06-attention-everywhere", ["2", "32", "16"], "cpu:0 ");
 
-/// Crates that are built without optimisation, because optimising them takes longer than the example runs.
+/// Crates to build without optimisation, because their optimisation takes longer than the example runs.
 const UNOPTIMISED: [&str; 3] = ["ragtag-kernels", "ragtag-planner", "ragtag-scheduler"];
 
 /// Packages the published crates, and builds the examples with them.
 ///
 /// # Errors
-/// Returns an error if a package is incomplete or too large, or if the example prints other results.
+/// Returns an error if a package is incomplete or too large, or if the output of the example is wrong.
 pub(crate) fn run(root: &Path, done: &mut Done) -> Result<(), String> {
     let metadata = metadata::read(root)?;
     let packages: Vec<_> = metadata.packages.iter().filter(|package| package.is_published()).collect();
@@ -44,7 +44,7 @@ pub(crate) fn run(root: &Path, done: &mut Done) -> Result<(), String> {
     outcome
 }
 
-/// Unpacks the packages next to each other.
+/// Unpacks the packages into `folder`, next to each other.
 fn unpack(packages: &[&Package], files: &Path, folder: &Path) -> Result<(), String> {
     fs::create_dir_all(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
     for package in packages {
@@ -60,8 +60,8 @@ fn unpack(packages: &[&Package], files: &Path, folder: &Path) -> Result<(), Stri
     Ok(())
 }
 
-/// Writes the program: the examples, and a manifest with the packages and the workspace's profiles. With
-/// equal profiles, the program reuses compiled dependencies.
+/// Writes a program outside the workspace. It consists of the examples, and a manifest with the packages and
+/// the workspace's profiles. Equal profiles let the program reuse compiled dependencies.
 fn program(root: &Path, packages: &[&Package], folder: &Path) -> Result<(), String> {
     let read = |file: &str| fs::read_to_string(root.join(file)).map_err(|e| format!("{file}: {e}"));
     let write =
@@ -100,12 +100,12 @@ fn manifest(packages: &[&Package], workspace: &str) -> String {
     text
 }
 
-/// Returns the name of the folder inside a package, which consists of the package's name and version.
+/// Returns the name of the top folder in a package. It consists of the package's name and version.
 fn directory(package: &Package) -> String {
     format!("{}-{}", package.name, package.version)
 }
 
-/// Builds the program and runs one of its examples.
+/// Builds all examples of the program and runs one of them.
 fn build(folder: &Path, target: &Path) -> Result<(), String> {
     let cargo = |arguments: &[&str]| {
         let mut command = Command::new(crate::checks::cargo());
@@ -129,7 +129,7 @@ fn build(folder: &Path, target: &Path) -> Result<(), String> {
     if out.contains(part) { Ok(()) } else { Err(format!("{part:?} is not in what {example} prints:\n{out}")) }
 }
 
-/// Runs a program and returns its output.
+/// Runs a program and returns its standard output.
 fn printed(command: &mut Command) -> Result<String, String> {
     let output = command.output().map_err(|e| format!("{command:?}: {e}"))?;
     if output.status.success() {

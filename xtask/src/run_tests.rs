@@ -9,11 +9,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// File in which tests record their skips, relative to the root.
+/// File to which tests append their skips, relative to the root of the workspace.
 const SKIPS: &str = "target/skips.txt";
-/// Number of slowest tests in the report.
+/// Number of tests in the report's list of the slowest tests.
 const SLOWEST: usize = 10;
-/// Steps shorter than this share one line of the report.
+/// Steps that take less time than this share one line of the report.
 const SHORT: Duration = Duration::from_secs(1);
 
 /// Options for skipped tests.
@@ -23,15 +23,15 @@ pub(crate) struct TestArgs {
     /// starts a comment.
     #[arg(long, value_name = "FILE")]
     skips: Option<PathBuf>,
-    /// Write this run's skips as such a list.
+    /// Write the skips of this run to this file, in the format of such a list.
     #[arg(long, value_name = "FILE")]
     write_skips: Option<PathBuf>,
 }
 
-/// Builds and runs all tests and prints the report.
+/// Builds and runs all tests, then prints the report.
 ///
 /// # Errors
-/// Returns an error if a test failed, or if a skipped test is not in the list.
+/// Returns an error if a test failed, or if the list of allowed skips lacks a skipped test.
 pub(crate) fn run(root: &Path, args: &TestArgs, mut done: Done) -> Result<(), String> {
     let mut names = BTreeMap::new();
     done.timed("building tests", || build(root, &mut names))?;
@@ -60,7 +60,8 @@ pub(crate) fn run(root: &Path, args: &TestArgs, mut done: Done) -> Result<(), St
     verdict(&run, status, allowed)
 }
 
-/// Prints notes on allowed skips, or returns all failures in one message.
+/// Prints notes on allowed skips that did not happen. Returns failed tests and other skips in one error
+/// message.
 fn verdict(run: &Run, status: ExitStatus, allowed: Result<String, String>) -> Result<(), String> {
     let mut errors = Vec::new();
     if !status.success() {
@@ -75,7 +76,7 @@ fn verdict(run: &Run, status: ExitStatus, allowed: Result<String, String>) -> Re
     if errors.is_empty() { Ok(()) } else { Err(errors.join("\n")) }
 }
 
-/// Formats the first `count` times, and the sum of the remaining times.
+/// Formats the first `count` times, one per line, and the sum of the remaining times.
 fn table(times: &[(Duration, String)], count: usize) -> String {
     let (first, others) = times.split_at(count.min(times.len()));
     let line = |time: Duration, name: &str| format!("{:8.1} s  {name}\n", time.as_secs_f64());
@@ -93,14 +94,14 @@ fn threads() -> usize {
     set.or_else(|| std::thread::available_parallelism().ok().map(usize::from)).unwrap_or(1)
 }
 
-/// Returns cargo's `test` command for all crates.
+/// Returns a `cargo test` command for all crates of the workspace.
 fn cargo_test(root: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(cargo());
     command.args(["test", "--workspace", "--locked"]).args(arguments).current_dir(root);
     command
 }
 
-/// Compiles the tests. Records the package and target of each test binary by its file name.
+/// Compiles the tests. Maps the file name of each test binary to its package and target in `names`.
 fn build(root: &Path, names: &mut BTreeMap<String, String>) -> Result<(), String> {
     let arguments = ["--no-run", "--message-format=json-render-diagnostics"];
     let output = cargo_test(root, &arguments).stderr(Stdio::inherit()).output().map_err(|e| e.to_string())?;
@@ -121,8 +122,8 @@ fn build(root: &Path, names: &mut BTreeMap<String, String>) -> Result<(), String
     Ok(())
 }
 
-/// Runs the tests of all crates without stopping at a failure. Prints each line as it arrives and passes it
-/// to `line`.
+/// Runs the tests of all crates, even after a failure. Prints each line of the output as it arrives, and
+/// passes the line to `line`.
 fn stream(root: &Path, skips: &Path, mut line: impl FnMut(&str)) -> Result<ExitStatus, String> {
     let mut command = cargo_test(root, &["--no-fail-fast", "--color=never"]);
     println!("== cargo test --workspace --locked --no-fail-fast");

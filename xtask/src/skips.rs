@@ -1,5 +1,5 @@
-//! Summarises the skips of a test run by missing requirement, and compares them with the list that continuous
-//! integration allows.
+//! Counts the skips of a test run by missing requirement, and compares them with the list of allowed skips
+//! for continuous integration.
 //!
 //! A line of a list is `MISSING<TAB>PACKAGE<TAB>TEST`. Lines that start with `#` are comments. This module
 //! runs no tests.
@@ -19,7 +19,8 @@ const REMEDIES: &[(&str, &str)] = &[
     ("browser", "apt install chromium"),
 ];
 
-/// Reasons of skipped tests, by missing requirement and by package and test.
+/// Reasons of skipped tests. Maps each missing requirement to the skipped tests by package and name, and each
+/// test to its reason.
 type Skips = BTreeMap<String, BTreeMap<(String, String), String>>;
 
 fn by_missing(skips: &[Skip]) -> Skips {
@@ -31,7 +32,7 @@ fn by_missing(skips: &[Skip]) -> Skips {
     sum
 }
 
-/// Formats the number of skipped tests by missing requirement.
+/// Formats the number of skipped tests per missing requirement.
 pub(crate) fn sum(skips: &[Skip]) -> String {
     if skips.is_empty() {
         return "no test was skipped\n".into();
@@ -52,12 +53,12 @@ pub(crate) fn sum(skips: &[Skip]) -> String {
     text
 }
 
-/// Formats the skips as a list that allows them.
+/// Formats the skips as a list of allowed skips.
 pub(crate) fn list(skips: &[Skip]) -> String {
     lines(skips).into_iter().map(|line| line + "\n").collect()
 }
 
-/// Formats each skip as a line. The lines are sorted.
+/// Formats each skip as one line of a list, and sorts the lines.
 fn lines(skips: &[Skip]) -> Vec<String> {
     let line = |(missing, tests): (String, BTreeMap<(String, String), String>)| {
         tests.into_keys().map(move |(package, test)| format!("{missing}\t{package}\t{test}"))
@@ -65,10 +66,11 @@ fn lines(skips: &[Skip]) -> Vec<String> {
     by_missing(skips).into_iter().flat_map(line).collect()
 }
 
-/// Compares the skips with the list in `file`. Returns notes on unused lines.
+/// Compares the skips with the list of allowed skips in `file`. Returns a note for each listed skip that did
+/// not happen.
 ///
 /// # Errors
-/// Returns the lines to add if there are skips that the list does not allow.
+/// Returns an error with the lines to add if the list does not allow all skips.
 pub(crate) fn check(skips: &[Skip], file: &Path) -> Result<String, String> {
     let text = std::fs::read_to_string(file).map_err(|e| format!("cannot read {}: {e}", file.display()))?;
     compare(&lines(skips), &text).map_err(|e| format!("{}: {e}", file.display()))

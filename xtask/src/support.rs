@@ -1,7 +1,7 @@
-//! Writes the support table of the documentation from committed reports of `ragtag selftest`. A backend is
-//! executed (on a named device), compiled only, or absent.
+//! Writes the support table of the documentation from committed summaries of `ragtag selftest` reports. The
+//! table says whether each backend has run on a device, only compiles, or does not exist yet.
 //!
-//! Knows nothing about the tests; it only counts them.
+//! Knows nothing about individual tests; it only counts them.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -12,11 +12,11 @@ use std::path::Path;
 const REPORTS: &str = "docs/reports";
 /// Page with the table, relative to the root.
 const PAGE: &str = "docs/support.md";
-/// Format version of the reports.
+/// Version of the report format that this task reads.
 const VERSION: u32 = 1;
 
-/// All planned backends, in order of preference. An existing backend has a crate of this name under
-/// `devices/`.
+/// All planned backends, in order of preference. A backend exists if `devices/` has a folder of the same name
+/// with a crate.
 const BACKENDS: [&str; 7] = ["cuda", "hip", "level-zero", "vulkan", "opencl", "wgpu", "cpu"];
 
 const HEAD: &str = "\
@@ -42,7 +42,7 @@ The columns \"exact\" and \"fast\" give the largest relative error ‖out − re
 The bounds are 1e-4 (exact) and 2e-2 (fast).
 ";
 
-/// Fields of a report that the table shows. `docs/formats.md` describes the full format.
+/// Fields of a report that the table needs. `docs/formats.md` describes the full format.
 #[derive(Debug, Deserialize, Serialize)]
 struct Report<D = Summary> {
     ragtag_selftest: u32,
@@ -66,11 +66,11 @@ struct Device {
 struct Summary {
     adapter: Adapter,
     passed: usize,
-    /// Reasons of failed tests, by test.
+    /// Maps each failed test to its reason.
     failed: BTreeMap<String, String>,
-    /// Number of skipped tests, by reason.
+    /// Maps each reason to the number of tests that were skipped for it.
     skipped: BTreeMap<String, usize>,
-    /// Largest relative error per numerics class.
+    /// Maps each numerics class to the largest relative error of its kernels.
     relative_errors: BTreeMap<String, f64>,
 }
 
@@ -126,7 +126,8 @@ impl From<Device> for Summary {
     }
 }
 
-/// Writes the summary of a report of `ragtag selftest` to docs/reports, under the report's file name.
+/// Summarises a report of `ragtag selftest` and writes the summary to docs/reports, under the report's file
+/// name.
 pub(crate) fn add(root: &Path, file: &Path) -> Result<(), String> {
     let about = |e: &dyn std::fmt::Display| format!("{}: {e}", file.display());
     let text = std::fs::read_to_string(file).map_err(|e| about(&e))?;
@@ -144,7 +145,7 @@ fn summarised(text: &str) -> serde_json::Result<Report> {
     Ok(Report { ragtag_selftest, ragtag, os, arch, started_unix_s, only, reports })
 }
 
-/// Writes the page. With `check`, only verifies that the page is up to date.
+/// Writes the support page. If `check` is set, only checks that the page is up to date.
 pub(crate) fn run(root: &Path, check: bool) -> Result<(), String> {
     let is_built = |backend: &str| root.join("devices").join(backend).join("Cargo.toml").is_file();
     let page = page(&read(&root.join(REPORTS))?, is_built)?;
@@ -160,7 +161,7 @@ pub(crate) fn run(root: &Path, check: bool) -> Result<(), String> {
     }
 }
 
-/// Reads the reports of a folder. Returns them with their names, sorted by name.
+/// Reads all summaries in a folder. Returns them with their names, sorted by name.
 fn read(folder: &Path) -> Result<Vec<(String, Report)>, String> {
     let about = |e: &dyn std::fmt::Display| format!("{REPORTS}: {e}");
     let mut reports = Vec::new();
@@ -199,7 +200,7 @@ fn page(reports: &[(String, Report)], is_built: impl Fn(&str) -> bool) -> Result
     Ok(page)
 }
 
-/// Returns an error for reports of a part of the suite, and for reports with an unknown version or backend.
+/// Returns an error if the report covers only a part of the suite, or if its version or a backend is unknown.
 fn check_report(report: &Report) -> Result<(), String> {
     if report.ragtag_selftest != VERSION {
         return Err(format!("version {}; {VERSION} is wanted", report.ragtag_selftest));

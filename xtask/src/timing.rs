@@ -1,36 +1,36 @@
-//! Reads the output of `cargo test`: failed tests, and the times of binaries and tests.
+//! Parses the output of `cargo test` into failed tests and the times of test binaries and tests.
 //!
-//! libtest reports no times on a stable toolchain. It starts tests in the order of their names, one per
-//! thread, so each start time follows from the end times. This module starts no process.
+//! On a stable toolchain, libtest reports no times. It starts tests in the order of their names, one per
+//! thread. Each start time therefore follows from the end times. This module starts no process.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-/// Test binary, or the doc tests of a crate.
+/// Test binary, or the doc tests of one crate.
 #[derive(Debug)]
 pub(crate) struct Binary {
     /// Package and target of the binary.
     pub name: String,
     pub start: Duration,
     pub end: Duration,
-    /// Tests with their end times, in the order of completion.
+    /// Tests in the order of completion, each with the time at which it ended.
     ended: Vec<(String, Duration)>,
 }
 
-/// State of a test run.
+/// State of a run of `cargo test`.
 #[derive(Debug, Default)]
 pub(crate) struct Run {
     pub binaries: Vec<Binary>,
     /// Failed tests, each with its binary and name.
     pub failed: Vec<String>,
-    /// Cargo options that rerun a failed binary, such as `-p ragtag --lib`. A crashed binary reports no
-    /// failed test, but appears here.
+    /// Cargo options that rerun each failed binary, such as `-p ragtag --lib`. If a binary crashes, it
+    /// reports no failed test, but appears here.
     pub failed_binaries: Vec<String>,
 }
 
 impl Run {
-    /// Processes a line that was printed at `now`, relative to the start of the run. `names` maps the file of
-    /// a binary to its name.
+    /// Processes a line that cargo printed at `now`, relative to the start of the run. `names` maps the file
+    /// name of a test binary to the name to report.
     pub(crate) fn line(&mut self, line: &str, now: Duration, names: &BTreeMap<String, String>) {
         if let Some(binary) = self.binaries.last_mut() {
             binary.end = now;
@@ -48,7 +48,8 @@ impl Run {
         }
     }
 
-    /// Returns the tests with their times, slowest first. Each binary runs its tests on `threads` threads.
+    /// Returns all tests with their durations, slowest first. Each binary runs its tests on `threads`
+    /// threads.
     pub(crate) fn tests(&self, threads: usize) -> Vec<(Duration, String)> {
         let times = self.binaries.iter().flat_map(|binary| {
             let times = binary.times(threads).into_iter();
@@ -61,7 +62,7 @@ impl Run {
 }
 
 impl Binary {
-    /// Returns the duration of each test.
+    /// Returns the duration of each test, derived from the end times.
     fn times(&self, threads: usize) -> Vec<(&str, Duration)> {
         // Tests that end in the order of their starts ran sequentially, as with `RUST_TEST_THREADS=1`.
         let one_by_one = self.ended.is_sorted_by_key(|(test, _)| test);
@@ -82,8 +83,8 @@ impl Binary {
     }
 }
 
-/// Returns the file name of the test binary that starts at this line, such as `integration-0123456789abcdef`.
-/// For doc tests, returns the line.
+/// Returns the file name of the test binary that `line` announces, such as `integration-0123456789abcdef`. If
+/// `line` announces doc tests, returns the line.
 fn started(line: &str) -> Option<&str> {
     let line = line.trim_start();
     if line.starts_with("Doc-tests ") {
@@ -93,7 +94,7 @@ fn started(line: &str) -> Option<&str> {
     path.rsplit(['/', '\\']).next()
 }
 
-/// Returns the name and the result of a test that ended.
+/// Returns the name and the result of the test whose end `line` reports.
 fn ended(line: &str) -> Option<(&str, &str)> {
     let (test, result) = line.strip_prefix("test ")?.rsplit_once(" ... ")?;
     Some((test.trim_end_matches(" - should panic"), result))

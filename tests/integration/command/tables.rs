@@ -1,4 +1,4 @@
-//! Tests that tables fit 80 columns unless `--wide` requests every column.
+//! Tests that tables are at most 80 characters wide, unless `--wide` requests every column.
 
 use super::{TWO, done};
 

@@ -1,4 +1,4 @@
-//! Finds golden data: small real models, and outputs of an independent implementation for them.
+//! Finds golden data: small real models, and the outputs of an independent implementation for these models.
 
 use std::path::{Path, PathBuf};
 

@@ -13,8 +13,8 @@ pub use child::{Child, child};
 pub use data::{golden, model};
 pub use skips::{Skip, driver, record, recorded};
 
-/// Returns the seed for everything that varies from commit to commit. It is `RAGTAG_TEST_SEED`, or 0 by
-/// default.
+/// Returns the seed for all test inputs that vary from commit to commit. The seed is the value of
+/// `RAGTAG_TEST_SEED`, or 0 if the variable is not set.
 ///
 /// # Panics
 /// Panics if the variable is set but is not a number.

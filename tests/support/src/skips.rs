@@ -1,16 +1,17 @@
 //! Records skips. A test that cannot run reports the missing requirement, and the test run counts the skips.
 //!
-//! `cargo xtask test` names a file in `RAGTAG_TEST_SKIPS`. Each skip appends a line with four fields
-//! separated by tabs: the package, the test, the missing requirement and the reason. Without the variable, a
-//! skip is only printed.
+//! `cargo xtask test` sets `RAGTAG_TEST_SKIPS` to the path of a file. Each skip appends a line with four
+//! fields separated by tabs: the package, the test, the missing requirement and the reason. If the variable
+//! is not set, a skip is only printed.
 
 use std::io::Write as _;
 use std::path::Path;
 
-/// Skip that [`record`] writes and `cargo xtask test` reads.
+/// One skip. [`record`] writes it, and `cargo xtask test` reads it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Skip {
-    /// Missing requirement, such as `OpenCL driver`. Skips with equal texts are counted together.
+    /// Missing requirement, such as `OpenCL driver`. The report counts skips with the same requirement
+    /// together.
     pub missing: String,
     /// Package of the test.
     pub package: String,
@@ -28,7 +29,8 @@ macro_rules! skip {
     };
 }
 
-/// Returns the missing requirement for a backend without a device. On Linux, wgpu runs on Vulkan's drivers.
+/// Returns the requirement that is missing if a backend has no device. On Linux, wgpu runs on Vulkan's
+/// drivers.
 ///
 /// # Panics
 /// Panics if no missing requirement is defined for the backend.
@@ -42,7 +44,8 @@ pub fn driver(backend: &str) -> &'static str {
     }
 }
 
-/// Prints a skip and appends it to the file that `RAGTAG_TEST_SKIPS` names. Tests use [`skip!`](crate::skip).
+/// Prints a skip and appends it to the file that `RAGTAG_TEST_SKIPS` names. Tests call [`skip!`](crate::skip)
+/// instead.
 ///
 /// # Panics
 /// Panics if the file cannot be written.
@@ -65,7 +68,7 @@ fn append(file: &Path, skip: &Skip) -> std::io::Result<()> {
     std::fs::OpenOptions::new().create(true).append(true).open(file)?.write_all(line.as_bytes())
 }
 
-/// Reads the skips of a file, sorted and without duplicates. A missing file has no skips.
+/// Reads the skips from a file, sorted and without duplicates. A missing file contains no skips.
 ///
 /// # Errors
 /// Returns an error if the file cannot be read, or if a line is not a skip.

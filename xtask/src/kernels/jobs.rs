@@ -1,4 +1,4 @@
-//! Runs many compilations in parallel on all cores.
+//! Runs many compilations in parallel, on all cores.
 
 use rayon::prelude::*;
 use std::io;
@@ -7,12 +7,12 @@ use std::process::{Command, Output};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-/// Share of a list of jobs.
+/// Selects every `one_in`-th job of a list.
 #[derive(Clone, Copy)]
 pub(super) struct Share {
-    /// Step between the jobs of the share. The share holds every `one_in`-th job.
+    /// Distance between two selected jobs in the list.
     pub one_in: NonZeroUsize,
-    /// Index of the first job, modulo `one_in`. Any `one_in` consecutive seeds cover all jobs.
+    /// Index of the first selected job, modulo `one_in`. Any `one_in` consecutive seeds select all jobs.
     pub seed: usize,
 }
 
@@ -38,7 +38,8 @@ pub(super) fn each<J: Sync, R: Send>(what: &str, jobs: &[J], work: impl Fn(&J) -
     jobs.par_iter().map(one).collect()
 }
 
-/// Prints the logs of failed jobs, the first few in full. Returns an error if a job failed.
+/// Prints the logs of the first few failed jobs and the names of the others. Returns an error if a job
+/// failed.
 pub(super) fn verdict(what: &str, tried: usize, failures: &[(String, String)]) -> Result<(), String> {
     const SHOWN: usize = 5;
     for (name, log) in failures.iter().take(SHOWN) {
@@ -50,7 +51,7 @@ pub(super) fn verdict(what: &str, tried: usize, failures: &[(String, String)]) -
     if failures.is_empty() { Ok(()) } else { Err(format!("{what}: {} of {tried} failed", failures.len())) }
 }
 
-/// Runs a compiler. Returns its output if it succeeds, and its log otherwise.
+/// Runs a compiler. Returns its output if it succeeds. Otherwise returns its output as the error.
 pub(super) fn run(command: &mut Command) -> Result<String, String> {
     let text = |output: &Output| {
         [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes).into_owned()).concat()
@@ -62,7 +63,7 @@ pub(super) fn run(command: &mut Command) -> Result<String, String> {
     }
 }
 
-/// Returns the error if a program does not start.
+/// Returns the error if `program` does not start.
 pub(super) fn missing(program: &str) -> Option<io::Error> {
     Command::new(program).arg("--version").output().err()
 }

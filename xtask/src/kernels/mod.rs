@@ -1,8 +1,8 @@
-//! Implements `cargo xtask kernels`. It writes the kernel sources to files, builds and checks the committed
-//! PTX, and compiles for GPUs that this machine does not have.
+//! Implements `cargo xtask kernels`. It writes the kernel sources to files, builds or checks the committed
+//! PTX, and compiles kernels for GPUs that this machine does not have.
 //!
-//! Runs no kernel; the conformance suite checks results. Downloads nothing; the compilers must be installed
-//! or named in the arguments.
+//! Runs no kernel, because the conformance suite checks results. Downloads nothing: the compilers must be
+//! installed, or an argument must name their folder.
 
 mod amd;
 mod jobs;
@@ -27,7 +27,7 @@ pub struct Args {
     /// Output folder for sources and compiled code.
     #[arg(long, default_value = "target/kernels")]
     out: PathBuf,
-    /// Only programs whose name contains this.
+    /// Process only the programs with this text in their names.
     #[arg(long, default_value = "")]
     only: String,
     /// Build PTX with the NVRTC in this folder, and write it to kernels/artefacts/cuda.
@@ -49,14 +49,14 @@ pub struct Args {
     /// Translate WGSL to SPIR-V for Vulkan devices and validate it with spirv-val, if it is installed.
     #[arg(long)]
     spirv_val: bool,
-    /// Compile all WGSL pipelines for every device that Vulkan's loader shows. Mesa also compiles for absent
-    /// AMD GPUs, with RADV_FORCE_FAMILY=navi24 or another name.
+    /// Compile all WGSL pipelines for every device that Vulkan's loader lists. With RADV_FORCE_FAMILY=navi24
+    /// or another name, Mesa also compiles for an absent AMD GPU.
     #[arg(long)]
     vulkan_pipelines: bool,
-    /// Compile one in N of the jobs (a program for an architecture) for NVIDIA's and AMD's GPUs.
+    /// For NVIDIA's and AMD's GPUs, compile only every N-th job. A job is one program for one architecture.
     #[arg(long, default_value = "1", value_name = "N")]
     one_in: NonZeroUsize,
-    /// First job of the share; N consecutive seeds cover all jobs.
+    /// Index of the first job to compile, modulo N. Any N consecutive seeds cover all jobs.
     #[arg(long, default_value = "0", value_name = "S")]
     seed: usize,
     /// Devices to compile for, by their ocloc names.
@@ -64,7 +64,7 @@ pub struct Args {
     devices: Vec<String>,
 }
 
-/// Writes, builds, checks and compiles as requested. Reports failures at the end, after all steps.
+/// Runs the steps that `args` requests. Reports all failures after the last step.
 pub fn run(root: &Path, args: &Args) -> Result<(), String> {
     let programs = programs::all();
     let chosen: Vec<&Program> = programs.iter().filter(|p| p.name.contains(&args.only)).collect();
@@ -102,7 +102,7 @@ pub fn run(root: &Path, args: &Args) -> Result<(), String> {
     if failures.is_empty() { Ok(()) } else { Err(failures.join("\nerror: ")) }
 }
 
-/// Writes a file and creates its parent folders.
+/// Writes a file. Creates its parent folders if necessary.
 fn write(path: &Path, content: &[u8]) -> Result<(), String> {
     let folder = path.parent().unwrap_or(path);
     fs::create_dir_all(folder).map_err(|e| format!("{}: {e}", folder.display()))?;

@@ -7,8 +7,8 @@ use std::ffi::{CString, c_char, c_int, c_void};
 use std::path::Path;
 use std::ptr;
 
-/// NVRTC release that emits PTX ISA 8.2. This is the newest ISA that the oldest driver supported by the CUDA
-/// backend accepts.
+/// NVRTC release to build the committed PTX with. It emits PTX ISA 8.2, the newest ISA that the oldest driver
+/// supported by the CUDA backend accepts.
 const RELEASE: (c_int, c_int) = (12, 2);
 
 /// Loaded NVRTC library.
@@ -51,11 +51,11 @@ impl Nvrtc {
         unsafe { self.library.get(name.as_bytes()) }.map_err(|e| format!("{name}: {e}"))
     }
 
-    /// Compiles a source to PTX. The output is not deterministic, because NVRTC sometimes numbers or orders
-    /// items by their address.
+    /// Compiles the source `text` to PTX. The output is not deterministic, because NVRTC sometimes numbers or
+    /// orders items by their memory address.
     ///
     /// # Errors
-    /// Returns the compiler's log.
+    /// Returns the compiler's log if the source does not compile.
     pub fn compile(&self, name: &str, text: &str, options: &[&str]) -> Result<String, String> {
         let c_string = |text: &str| CString::new(text).map_err(|e| format!("{name}: {e}"));
         let options = options.iter().copied().map(c_string).collect::<Result<Vec<_>, _>>()?;
@@ -76,7 +76,7 @@ impl Nvrtc {
     }
 }
 
-/// NVRTC program, destroyed when dropped.
+/// NVRTC program that is destroyed on drop.
 struct Program<'a> {
     nvrtc: &'a Nvrtc,
     handle: Handle,
@@ -101,8 +101,8 @@ impl<'a> Program<'a> {
         if code == 0 { Ok(Self { nvrtc, handle }) } else { Err(format!("nvrtcCreateProgram: {code}")) }
     }
 
-    /// Returns a text of the program. `size` and `read` name the functions that return its size and its
-    /// bytes.
+    /// Returns an output of the program as text. `size` and `read` name the NVRTC functions that return the
+    /// size and the bytes of this output.
     fn text(&self, size: &str, read: &str) -> Result<String, String> {
         let mut bytes = 0;
         // SAFETY: both types are NVRTC's; the program is alive, and the buffer has the size that NVRTC

@@ -9,7 +9,7 @@ use std::process::Command;
 /// Options that the OpenCL backend passes to the drivers of these devices.
 const OPTIONS: &str = "-cl-std=CL3.0 -DRT_FP16 -DRT_SUBGROUPS -DRT_INTEGER_DOT";
 
-/// Compiles the sources in `folder` for these devices.
+/// Compiles the OpenCL C sources in `folder` for the devices in `devices`.
 pub(super) fn compile(programs: &[&Program], devices: &[String], folder: &Path) -> Result<(), String> {
     if let Some(why) = jobs::missing("ocloc") {
         println!("SKIPPED Intel's GPUs: ocloc does not start: {why}");

@@ -1,11 +1,12 @@
-//! Compiles WGSL to machine code with Vulkan drivers. Some drivers also compile for absent GPUs.
+//! Compiles WGSL to machine code with Vulkan drivers. Some drivers can also compile for GPUs that are absent.
 
 use super::jobs;
 use ragtag_hal::{KernelLanguage, Module};
 use ragtag_kernels::{Variant, module_source, variants};
 use ragtag_vulkan::{PipelineCompiler, VulkanBackend, VulkanConfig};
 
-/// Compiles the pipeline of each supported variant on every device. Fails if there is no device.
+/// Compiles the pipeline of each supported variant on every Vulkan device. Returns an error if there is no
+/// device.
 pub(super) fn compile(only: &str) -> Result<(), String> {
     let backend = VulkanBackend::new(VulkanConfig { cache_folder: None, ..VulkanConfig::default() });
     let compilers = backend.compilers().map_err(|error| error.to_string())?;

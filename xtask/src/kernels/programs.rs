@@ -1,4 +1,4 @@
-//! Collects the programs of the variant table: one per distinct source and language.
+//! Collects the programs of the variant table. A program is a distinct source in one language.
 
 use ragtag_hal::{Feature, KernelLanguage};
 use ragtag_kernels::{Code, artefacts, variants};
@@ -11,9 +11,10 @@ pub(super) struct Program {
     pub name: String,
     pub language: KernelLanguage,
     pub text: Arc<str>,
-    /// Function that one of the program's variants launches. A WGSL program has only one function.
+    /// Name of a function that one of the program's variants launches. A WGSL program has only one function.
     pub function: &'static str,
-    /// Required features of each variant.
+    /// Required features of each variant that uses the program. Variants with the same features share an
+    /// entry.
     requires: BTreeSet<&'static [Feature]>,
 }
 
@@ -29,23 +30,23 @@ impl Program {
         format!("{}.{extension}", self.name)
     }
 
-    /// Returns the required features of each variant.
+    /// Returns the required features of each variant that uses the program.
     pub fn requires(&self) -> impl Iterator<Item = &'static [Feature]> {
         self.requires.iter().copied()
     }
 
-    /// Returns whether a device with these features can run any of the program's variants.
+    /// Returns whether a device with `features` can run at least one variant of the program.
     pub fn runs_with(&self, features: &[Feature]) -> bool {
         self.requires.iter().any(|requires| requires.iter().all(|feature| features.contains(feature)))
     }
 
-    /// Returns the architectures with committed PTX.
+    /// Returns the architectures for which the program needs committed PTX.
     pub fn architectures(&self) -> BTreeSet<&'static str> {
         self.requires.iter().flat_map(|requires| artefacts::architectures(requires)).collect()
     }
 }
 
-/// Returns every source once per language, sorted by name.
+/// Returns one program per distinct source and language, sorted by name.
 pub(super) fn all() -> Vec<Program> {
     let mut programs: BTreeMap<(KernelLanguage, Arc<str>), Program> = BTreeMap::new();
     for variant in variants() {

@@ -1,4 +1,4 @@
-//! Writes the committed PTX, and checks that it matches the current sources.
+//! Writes the committed PTX, or checks that it matches the current sources.
 
 use super::jobs::{self, Share};
 use super::nvrtc::Nvrtc;
@@ -12,8 +12,7 @@ use std::fs;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
-/// Index of the committed PTX. The key is the architecture and the program; the value is the digest of the
-/// source.
+/// Index of PTX files. Maps the architecture and the program name to the digest of the program's source.
 type Index = BTreeMap<(String, String), String>;
 
 fn folder(root: &Path) -> PathBuf {
@@ -24,7 +23,7 @@ fn file(root: &Path, architecture: &str, program: &str) -> PathBuf {
     folder(root).join(architecture).join(format!("{program}.ptx.gz"))
 }
 
-/// Returns the CUDA programs, each with an architecture to build it for.
+/// Returns each CUDA program once per architecture for which its PTX is committed.
 fn wanted<'a>(programs: &[&'a Program]) -> Vec<(&'a Program, &'static str)> {
     let programs = in_language(programs, KernelLanguage::CudaC);
     programs.into_iter().flat_map(|p| p.architectures().into_iter().map(move |a| (p, a))).collect()
@@ -37,13 +36,13 @@ fn index(programs: &[(&Program, &str)]) -> Index {
     programs.iter().map(row).collect()
 }
 
-/// Returns the index with which this program was compiled.
+/// Returns the index of the committed PTX that is compiled into this binary.
 fn committed() -> Index {
     artefacts().iter().map(|a| ((a.architecture.into(), a.program.into()), a.digest.into())).collect()
 }
 
-/// Builds the programs with `only` in their names. Keeps the other programs if their sources are unchanged.
-/// Deletes files that belong to no program.
+/// Builds the PTX of all programs with `only` in their names. Keeps the PTX of the other programs if their
+/// sources are unchanged. Deletes files that belong to no program.
 pub(super) fn build(root: &Path, programs: &[Program], only: &str, nvrtc: &Nvrtc) -> Result<(), String> {
     let programs: Vec<&Program> = programs.iter().collect();
     let wanted = wanted(&programs);
@@ -72,7 +71,7 @@ fn compile(nvrtc: &Nvrtc, program: &Program, architecture: &str) -> Result<Strin
     nvrtc.compile(&program.file_name(), &program.text, &options)
 }
 
-/// Compresses a text at the best level. The output has no time stamp and is therefore reproducible.
+/// Compresses `text` at the highest level. The output has no time stamp and is therefore reproducible.
 fn compressed(text: &str) -> Result<Vec<u8>, String> {
     let mut encoder = GzBuilder::new().write(Vec::new(), Compression::best());
     encoder.write_all(text.as_bytes()).and_then(|()| encoder.finish()).map_err(|e| e.to_string())
@@ -83,7 +82,7 @@ fn failures<T>(jobs: &[(&Program, &str)], results: Vec<Result<T, String>>) -> Ve
     jobs.iter().zip(results).filter_map(|(job, result)| Some((name(job), result.err()?))).collect()
 }
 
-/// Returns the files in the folder that the index does not list.
+/// Returns the PTX files in the tree that `index` does not list.
 fn strays(root: &Path, index: &Index) -> Result<Vec<PathBuf>, String> {
     let named: BTreeSet<PathBuf> = index.keys().map(|(a, p)| file(root, a, p)).collect();
     let mut strays = Vec::new();
@@ -110,8 +109,8 @@ fn write_index(root: &Path, index: &Index) -> Result<(), String> {
     write(&folder(root).join("index.rs"), text.as_bytes())
 }
 
-/// Checks that the PTX of every program is committed for every architecture, and built from the current
-/// source. Also checks that no other file is committed.
+/// Checks that the PTX of every program is committed for each of its architectures, and that it was built
+/// from the current source. Also checks that no other file is committed.
 pub(super) fn check(root: &Path, programs: &[Program]) -> Result<(), String> {
     let programs: Vec<&Program> = programs.iter().collect();
     let (wanted, committed) = (index(&wanted(&programs)), committed());
@@ -141,7 +140,7 @@ pub(super) fn check(root: &Path, programs: &[Program]) -> Result<(), String> {
     Err(format!("PTX is stale: `cargo xtask kernels --nvrtc DIR` builds it\n  {}", wrong.join("\n  ")))
 }
 
-/// Compares a share of the committed PTX with NVRTC's output, in the parts that are deterministic.
+/// Compares the deterministic parts of a share of the committed PTX with NVRTC's current output.
 pub(super) fn compare(programs: &[&Program], nvrtc: &Nvrtc, share: Share) -> Result<(), String> {
     let jobs = share.of(wanted(programs));
     let results = jobs::each("PTX compared", &jobs, |(program, architecture)| {
@@ -158,15 +157,15 @@ pub(super) fn compare(programs: &[&Program], nvrtc: &Nvrtc, share: Share) -> Res
     jobs::verdict("PTX compared", jobs.len(), &failures(&jobs, results))
 }
 
-/// Returns the lines of a PTX text that do not depend on the numbering or order of instructions. They name
-/// the compiler, the target, the entries with their parameters and bounds, and the shared memory.
+/// Returns the lines of PTX that do not depend on how NVRTC numbers or orders instructions. They contain the
+/// compiler, the target, the shared memory, and the entries with their parameters and launch bounds.
 fn interface(ptx: &str) -> Vec<&str> {
     let starts =
         ["// Cuda", ".version", ".target", ".visible", ".param", ".maxntid", ".shared", ".minnctapersm"];
     ptx.lines().map(str::trim).filter(|line| starts.iter().any(|start| line.starts_with(start))).collect()
 }
 
-/// Reads the committed PTX of these programs. Returns the architecture, the program and the text of each.
+/// Reads the committed PTX of `programs`. Returns an architecture, a program and the PTX for each file.
 pub(super) fn read<'a>(
     root: &Path,
     programs: &[&'a Program],

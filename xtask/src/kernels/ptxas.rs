@@ -1,5 +1,5 @@
-//! Assembles PTX with ptxas, NVIDIA's assembler, as the driver would. Reports the resources that each kernel
-//! uses.
+//! Assembles PTX with ptxas, NVIDIA's assembler, as the driver would. Reports the registers, spills and
+//! shared memory of each kernel.
 
 use super::jobs::{self, Share};
 use super::programs::Program;
@@ -8,7 +8,7 @@ use std::fmt::Write;
 use std::path::Path;
 use std::process::Command;
 
-/// Resources of an entry: registers per work item, spilled bytes, and bytes of declared shared memory.
+/// Resources of a kernel entry: registers per work item, spilled bytes, and bytes of declared shared memory.
 #[derive(Debug, Default, PartialEq)]
 struct Usage {
     entry: String,
@@ -17,8 +17,8 @@ struct Usage {
     shared: u32,
 }
 
-/// Assembles a share of the committed PTX, each file for its architecture. Writes the output and a table of
-/// resources per entry.
+/// Assembles a share of the committed PTX, each file for its own architecture. Writes the assembled files and
+/// a table with the resources of each entry to `out`.
 pub(super) fn assemble(
     root: &Path,
     programs: &[&Program],
@@ -63,7 +63,7 @@ pub(super) fn assemble(
     jobs::verdict("ptxas", jobs.len(), &failures)
 }
 
-/// Parses the resources of each entry from the output of `--verbose`.
+/// Parses the resources of each entry from the log that `ptxas --verbose` prints.
 fn usages(log: &str) -> Vec<Usage> {
     let mut usages: Vec<Usage> = Vec::new();
     for line in log.lines() {

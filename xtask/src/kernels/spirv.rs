@@ -11,14 +11,14 @@ use std::process::Command;
 const VALIDATOR: &str = "spirv-val";
 /// Supported Vulkan versions, each with its name in spirv-val.
 const VERSIONS: [((u32, u32), &str); 2] = [((1, 2), "vulkan1.2"), ((1, 3), "vulkan1.3")];
-/// Optional features of Vulkan devices.
+/// All optional kernel features that a Vulkan device may have.
 const FEATURES: [Feature; 4] =
     [Feature::Fp16, Feature::SubGroups, Feature::IntegerDot, Feature::CooperativeMatrix];
-/// First release of spirv-val that supports cooperative matrices: year and number.
+/// First release of spirv-val that supports cooperative matrices, as year and number.
 const MATRICES_SINCE: (u32, u32) = (2023, 4);
 
-/// Translates each source for devices with only the features that it needs, and for devices with all
-/// features. Writes the modules to `folder` and validates them.
+/// Translates each source for the features that each of its variants requires, and for all features together.
+/// Writes the modules to `folder` and validates them.
 pub(super) fn validate(programs: &[&Program], folder: &Path) -> Result<(), String> {
     let programs = in_language(programs, KernelLanguage::Wgsl);
     if let Some(why) = jobs::missing(VALIDATOR) {
@@ -55,7 +55,8 @@ pub(super) fn validate(programs: &[&Program], folder: &Path) -> Result<(), Strin
 /// Module to validate: the program, the features of the device, and the Vulkan version with its name.
 type Wanted<'a> = (&'a Program, Features, ((u32, u32), &'static str));
 
-/// Returns the feature sets to test a program with: the requirements of each variant, and all features.
+/// Returns the feature sets to validate a program with. These are the requirements of each variant, and all
+/// features together.
 fn feature_sets(program: &Program) -> Vec<Features> {
     let all: Features = FEATURES.into();
     let mut sets: Vec<Features> =
@@ -69,7 +70,7 @@ fn uses_matrices(program: &Program) -> bool {
     program.requires().any(|requires| requires.contains(&Feature::CooperativeMatrix))
 }
 
-/// Parses the year and the number of a release, as in `SPIRV-Tools v2023.1`.
+/// Parses the year and the number of a release from text such as `SPIRV-Tools v2023.1`.
 fn release(version: &str) -> Option<(u32, u32)> {
     let (_, from) = version.split_once(" v")?;
     let (year, rest) = from.split_once('.')?;

@@ -1,5 +1,5 @@
-//! Checks which crate may import which. The lists are the architecture: a new edge is a decision, made here
-//! and in ARCHITECTURE.md.
+//! Checks the dependencies between the crates of the workspace. The lists in this file define the
+//! architecture. Each new dependency is a decision, to be recorded here and in ARCHITECTURE.md.
 
 use super::Violation;
 
@@ -12,7 +12,7 @@ pub(super) struct Edge {
     pub tests_only: bool,
 }
 
-/// Crates that each crate may import.
+/// Crates of the workspace that each crate may import.
 const ALLOWED: &[(&str, &[&str])] = &[
     ("ragtag-hal", &[]),
     // Reads source texts, and knows nothing about their content.
@@ -90,7 +90,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
 /// Crate that the tests of every crate may use.
 const FOR_ALL_TESTS: &str = "test-support";
 
-/// Additional dependencies that tests may have.
+/// Additional crates that the tests of a crate may import.
 const ALLOWED_IN_TESTS: &[(&str, &[&str])] = &[
     // Tests compare kernel sources with their ABIs.
     ("ragtag-kernels", &["ragtag-signatures"]),
@@ -113,8 +113,8 @@ const ALLOWED_IN_TESTS: &[(&str, &[&str])] = &[
     ("ragtag", &["ragtag-synth", "test-drivers"]),
 ];
 
-/// Returns a violation for every dependency that the lists do not allow, and for every crate that they do not
-/// contain.
+/// Returns a violation for every dependency that the lists do not allow, and for every crate that the lists
+/// do not contain.
 pub(super) fn check(edges: &[Edge]) -> Vec<Violation> {
     edges.iter().filter_map(check_edge).collect()
 }

@@ -1,17 +1,17 @@
-//! Checks rules about Cargo.toml. Crates inherit the workspace's lints, every dependency has a reason, and
-//! every published package describes itself.
+//! Checks rules about manifests (Cargo.toml). Crates must inherit the workspace's lints, every dependency
+//! must have a reason, and every published package must describe itself.
 //!
-//! Reads manifests line by line as text. `imports` uses cargo's view of the manifests.
+//! Reads manifests line by line as text. The module `imports` uses the output of `cargo metadata` instead.
 
 use super::{Source, Violation};
 
-/// Manifests outside the workspace, as cargo-fuzz requires.
+/// Manifests of crates that cargo-fuzz requires to be outside the workspace.
 const OUTSIDE: &[&str] = &["fuzz/Cargo.toml"];
 
-/// Keys that describe a package. They are required unless the manifest has `publish = false`.
+/// Keys and sections that describe a package. They are required unless the manifest has `publish = false`.
 const PUBLISHED: &[&str] = &["description", "include", "license", "readme", "[package.metadata.docs.rs]"];
 
-/// Runs the rules over all manifests.
+/// Checks all rules on all manifests.
 pub(super) fn check(manifests: &[&Source]) -> Vec<Violation> {
     let mut violations = Vec::new();
     for manifest in manifests {
@@ -52,9 +52,9 @@ fn published(manifest: &Source) -> Option<Violation> {
     (!has("publish") && !missing.is_empty()).then(|| Violation::new(&manifest.path, 0, what))
 }
 
-/// Checks that every dependency has a comment above it with its reason. Crates of the workspace are exempt,
-/// because the import rule covers them. Dependencies inherited from `[workspace.dependencies]` are exempt,
-/// because that section has the reason.
+/// Checks that every dependency has a comment above it that gives the reason. Crates of the workspace are
+/// exempt, because the import rule covers them. Dependencies that a manifest inherits from
+/// `[workspace.dependencies]` are also exempt, because that section gives the reason.
 fn reasons(manifest: &Source) -> Vec<Violation> {
     let mut violations = Vec::new();
     let mut within = false;
@@ -82,7 +82,8 @@ fn reasons(manifest: &Source) -> Vec<Violation> {
     violations
 }
 
-/// Returns the dependency that a line of a dependencies section declares, unless the dependency is inherited.
+/// Returns the name of the dependency that `line` declares, unless the manifest inherits it from the
+/// workspace.
 fn dependency_of(line: &str) -> Option<&str> {
     let (key, value) = line.split_once('=')?;
     let key = key.trim();

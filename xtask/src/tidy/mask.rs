@@ -1,9 +1,9 @@
-//! Blanks out comments and literals in Rust source, so that rules about code apply only to code.
+//! Blanks out comments and literals in Rust source, so that the rules about code see only code.
 //!
-//! The lexer is small: it recognises only comments, strings and characters.
+//! The lexer recognises only comments, strings and character literals.
 
-/// Replaces every character of a comment, string or character literal with a space. Line breaks and line
-/// numbers are preserved.
+/// Replaces every character of a comment, string or character literal with a space. Keeps line breaks, and
+/// therefore line numbers.
 pub(super) fn code(source: &str) -> String {
     let chars: Vec<char> = source.chars().collect();
     let mut masked = String::with_capacity(source.len());
@@ -23,7 +23,7 @@ pub(super) fn code(source: &str) -> String {
     masked
 }
 
-/// Returns the end of the comment or literal that starts at `at`, if any.
+/// Returns the end of the comment or literal that starts at `at`. Returns `None` if none starts there.
 fn literal_end(chars: &[char], at: usize) -> Option<usize> {
     let next = chars.get(at + 1).copied();
     // `r` and `b` start a literal only at the start of a word.
@@ -68,7 +68,7 @@ fn block_comment_end(chars: &[char], from: usize) -> usize {
     chars.len()
 }
 
-/// Returns the end of a string whose first character is at `at`.
+/// Returns the end of the string literal whose first character after the quote is at `at`.
 fn string_end(chars: &[char], mut at: usize) -> usize {
     while at < chars.len() {
         match chars[at] {
@@ -80,8 +80,8 @@ fn string_end(chars: &[char], mut at: usize) -> usize {
     chars.len()
 }
 
-/// Returns the end of a raw string whose hashes or quote start at `at`. Returns `None` for a raw identifier
-/// or a name.
+/// Returns the end of the raw string whose first `#` or quote is at `at`. Returns `None` for a raw identifier
+/// or another name.
 fn raw_end(chars: &[char], at: usize) -> Option<usize> {
     let quote = find(chars, at, |c| c != '#');
     if chars.get(quote) != Some(&'"') {
@@ -96,7 +96,7 @@ fn raw_end(chars: &[char], at: usize) -> Option<usize> {
     Some((quote + 1..chars.len()).find(closes).map_or(chars.len(), |end| end + 1 + hashes))
 }
 
-/// Returns the end of a character literal whose quote is at `at`. Returns `None` for a lifetime.
+/// Returns the end of the character literal whose opening quote is at `at`. Returns `None` for a lifetime.
 fn char_end(chars: &[char], at: usize) -> Option<usize> {
     match (chars.get(at + 1)?, chars.get(at + 2)) {
         ('\\', Some(_)) => Some((find(chars, at + 3, |c| c == '\'') + 1).min(chars.len())),
@@ -109,7 +109,7 @@ fn char_end(chars: &[char], at: usize) -> Option<usize> {
 mod tests {
     use super::*;
 
-    /// Returns the masked source with runs of blanks reduced to one.
+    /// Returns the masked source, with each run of white space reduced to one space.
     fn left(source: &str) -> String {
         let masked = code(source);
         assert_eq!(masked.chars().count(), source.chars().count());

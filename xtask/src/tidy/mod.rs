@@ -1,7 +1,7 @@
-//! Checks the project's own rules about its tree, beyond those of the compiler and clippy.
+//! Checks the project's own rules about its source tree, which neither the compiler nor clippy checks.
 //!
-//! Each rule is a pure function from texts to violations and has its own tests. This module reads the tree
-//! and runs the rules.
+//! Each rule is a pure function that takes texts and returns violations, and it has its own tests. This
+//! module reads the tree and runs the rules.
 
 mod imports;
 mod manifests;
@@ -16,7 +16,7 @@ use std::process::Command;
 /// Maximum total size of all tracked files, in bytes.
 const TREE_BYTES: u64 = 42 << 20;
 
-/// Place where the tree breaks a rule.
+/// Place in the tree that breaks a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Violation {
     /// Path of the file, relative to the root.
@@ -42,7 +42,7 @@ impl fmt::Display for Violation {
     }
 }
 
-/// File of the tree with its text.
+/// Text file of the tree.
 #[derive(Debug)]
 struct Source {
     path: String,
@@ -52,7 +52,7 @@ struct Source {
 /// Options of `cargo xtask tidy`.
 #[derive(Clone, Copy, Debug, Default, clap::Args)]
 pub(crate) struct Args {
-    /// Before the check, lower each allowance of prose patterns to the remaining matches.
+    /// Before the check, lower each allowance of prose patterns to the number of matches.
     #[arg(long)]
     shrink_prose: bool,
 }
@@ -94,7 +94,7 @@ fn tree_size(bytes: u64) -> Option<Violation> {
     (bytes > TREE_BYTES).then(|| Violation::new(".", 0, what))
 }
 
-/// Returns the tracked files, and the untracked files that git does not ignore.
+/// Returns the paths of all tracked files, and of the untracked files that git does not ignore.
 fn tracked(root: &Path) -> Result<Vec<String>, String> {
     let output = Command::new("git")
         .args(["ls-files", "--cached", "--others", "--exclude-standard", "-z"])
@@ -116,7 +116,7 @@ fn tracked(root: &Path) -> Result<Vec<String>, String> {
     Ok(paths)
 }
 
-/// Reads the files. Returns their total size, and the texts of the files that are valid UTF-8.
+/// Reads all files. Returns their total size in bytes, and the texts of the files that are valid UTF-8.
 fn read(root: &Path, paths: &[String]) -> Result<(u64, Vec<Source>), String> {
     let (mut bytes, mut texts) = (0, Vec::new());
     for path in paths {

@@ -1,7 +1,7 @@
-//! Checks rules about plain English: a few patterns of convoluted prose. Each file has an allowance of
-//! matches that may only shrink.
+//! Finds a few patterns of convoluted English in all texts. Each file has an allowance for the number of
+//! matches, which may only shrink.
 //!
-//! The committed file [`ALLOWANCE`] lists the allowances. It has a row `count<TAB>path` per file, sorted by
+//! The committed file [`ALLOWANCE`] lists the allowances. It has one row `count<TAB>path` per file, sorted by
 //! path.
 
 use super::mask::is_word;
@@ -11,16 +11,16 @@ use std::path::Path;
 
 /// File with the allowances, relative to the root.
 pub(super) const ALLOWANCE: &str = "xtask/prose-allowance.txt";
-/// Path of this file, which is exempt because it spells the patterns out.
+/// Path of this file. The rule does not check it, because it spells the patterns out.
 const OWN: &str = "xtask/src/tidy/prose.rs";
-/// Extensions of files that hold prose.
+/// Extensions of the files that the rule checks.
 const KINDS: [&str; 6] = [".rs", ".md", ".toml", ".wgsl", ".cl", ".cu"];
 
 /// Words that open a noun clause. A doc comment must not start with one of them.
 const OPENINGS: [&str; 5] = ["What", "Who", "Which", "How", "Where"];
 const OPENING_RULE: &str = "open a doc comment with a noun phrase or a third-person verb";
 
-/// Phrases in lower case, each with the rule that it breaks. Phrases match in any case, as whole words.
+/// Phrases to avoid, in lower case, each with the advice to print. Phrases match in any case, as whole words.
 const PHRASES: [(&str, &str); 5] = [
     ("so many", "name the number or the unit"),
     ("of which", "split the sentence in two"),
@@ -29,10 +29,10 @@ const PHRASES: [(&str, &str); 5] = [
     ("nobody", "name who acts: the driver, the planner, the user"),
 ];
 
-/// Allowed number of matches, by path.
+/// Maximum number of matches in each file, by path.
 type Allowance = BTreeMap<String, usize>;
 
-/// Compares the matches in all texts with the allowances.
+/// Compares the number of matches in each text with its allowance.
 pub(super) fn check(texts: &[Source]) -> Vec<Violation> {
     let allowance = texts.iter().find(|source| source.path == ALLOWANCE).map_or("", |source| &source.text);
     let allowed = match parse(allowance) {
@@ -63,7 +63,8 @@ pub(super) fn check(texts: &[Source]) -> Vec<Violation> {
     violations
 }
 
-/// Lowers each row of the allowance file to the matches in its file. Never raises or adds a row.
+/// Lowers each row of the allowance file to the number of matches in the row's file. Never raises or adds a
+/// row.
 pub(super) fn shrink(root: &Path, texts: &mut [Source]) -> Result<(), String> {
     let missing = || format!("cannot shrink {ALLOWANCE}: the file is missing");
     let at = texts.iter().position(|source| source.path == ALLOWANCE).ok_or_else(missing)?;
@@ -95,7 +96,8 @@ fn format(allowed: &Allowance) -> String {
     allowed.iter().map(|(path, count)| format!("{count}\t{path}\n")).collect()
 }
 
-/// Returns the line, the pattern and the rule of each match, by path. A pattern counts once per line.
+/// Returns the line, the pattern and the advice for each match, by path. A pattern counts at most once per
+/// line.
 fn matches(texts: &[Source]) -> BTreeMap<&str, Vec<(usize, &'static str, &'static str)>> {
     let mut all = BTreeMap::new();
     for Source { path, text } in texts {

@@ -1,5 +1,5 @@
-//! Checks rules about source files: the opening line of a module, the length of a file, places that may
-//! contain `unsafe`, banned words, and impure calls in the pure parts.
+//! Checks rules about source files: the header of a module, the length of a file, places that may contain
+//! `unsafe`, banned words, and impure calls in the pure parts.
 
 use super::mask::{code, is_word};
 use super::{Source, Violation};
@@ -7,7 +7,7 @@ use super::{Source, Violation};
 /// Maximum number of lines in a source file.
 const LINES: usize = 900;
 
-/// Places that may contain `unsafe`: files, or folders that end in a slash.
+/// Paths of code that may contain `unsafe`. A path is a file, or a folder that ends in a slash.
 const UNSAFE: &[&str] = &[
     // The launch call, pinned regions, and their tests.
     "devices/hal/src/driver/script.rs",
@@ -58,7 +58,7 @@ const UNSAFE: &[&str] = &[
     "src/map.rs",
 ];
 
-/// Crate roots that must forbid `unsafe`.
+/// Crate roots that must contain `#![forbid(unsafe_code)]`.
 const FORBID_UNSAFE: &[&str] = &[
     "compute/src/lib.rs",
     "graph/src/lib.rs",
@@ -68,7 +68,7 @@ const FORBID_UNSAFE: &[&str] = &[
     "scheduler/src/lib.rs",
 ];
 
-/// Parts that do no I/O, start no thread and read no clock.
+/// Paths of code that does no I/O, starts no thread and reads no clock.
 const PURE: &[&str] = &[
     "graph/src/",
     "kernels/src/",
@@ -81,7 +81,7 @@ const PURE: &[&str] = &[
     "scheduler/src/transfers.rs",
 ];
 
-/// Names that are banned in the pure parts.
+/// Names that code in [`PURE`] must not use.
 const IMPURE: &[&str] = &[
     "std::fs",
     "std::net",
@@ -95,7 +95,7 @@ const IMPURE: &[&str] = &[
     "Timing::now_ns",
 ];
 
-/// Text that is banned in all sources, with the alternative.
+/// Text that no source may contain, each with the alternative to suggest.
 const BANNED: &[(&str, &str)] = &[
     ("todo!", "write it, or say in an error that it is unsupported"),
     ("unimplemented!", "write it, or say in an error that it is unsupported"),
@@ -103,8 +103,8 @@ const BANNED: &[(&str, &str)] = &[
     ("#[ignore", "a test runs, or skips visibly with the reason"),
 ];
 
-/// Prefixes of paths that exist on one machine only. They are written in two parts, because the rule also
-/// checks this file.
+/// Prefixes of absolute paths that exist on one machine only. Each prefix is written in two parts, because
+/// the rule also checks this file.
 const MACHINE_PATHS: &[&str] = &[
     concat!("/ho", "me/"),
     concat!("/ro", "ot/"),
@@ -113,7 +113,7 @@ const MACHINE_PATHS: &[&str] = &[
     concat!("C:", "\\"),
 ];
 
-/// Runs the rules for a Rust source.
+/// Checks all rules on a Rust source.
 pub(super) fn check(source: &Source) -> Vec<Violation> {
     let masked = code(&source.text);
     let mut violations: Vec<_> = opening(source).into_iter().chain(length(source)).collect();
@@ -150,7 +150,7 @@ fn banned(source: &Source, masked: &str) -> Vec<Violation> {
     violations
 }
 
-/// Returns the positions at which a word is not part of a longer word.
+/// Returns the positions in `line` at which `word` is not part of a longer word.
 pub(super) fn words<'a>(line: &'a str, word: &'a str) -> impl Iterator<Item = usize> + 'a {
     let open_end = !word.ends_with(is_word);
     line.match_indices(word).map(|(at, _)| at).filter(move |at| {
@@ -184,16 +184,16 @@ fn unsafe_code(source: &Source, masked: &str) -> Vec<Violation> {
     violations
 }
 
-/// Returns whether the code declares an `unsafe fn`, also with `extern "C"` (the string is blanked).
-/// Declarations and function types state a requirement, and clippy checks that public ones document it.
-/// Blocks and impls need a reason why the requirement holds.
+/// Returns whether `code` declares an `unsafe fn`, possibly with a masked ABI string. Function declarations
+/// and function types only state a requirement, and clippy checks that public ones document it. Blocks and
+/// impls need a comment on why the requirement is met.
 fn is_function(code: &str) -> bool {
     let rest = code.trim_start_matches("unsafe").trim_start();
     let rest = rest.strip_prefix("extern").unwrap_or(rest).trim_start();
     words(rest, "fn").next() == Some(0)
 }
 
-/// Returns whether a SAFETY: comment is above the statement of this line, or on the line itself.
+/// Returns whether a SAFETY: comment is on `line`, or above the statement that `line` belongs to.
 fn has_safety_comment(texts: &[&str], codes: &[&str], line: usize) -> bool {
     let says = |at: usize| texts[at].find("//").is_some_and(|start| texts[at][start..].contains("SAFETY:"));
     if says(line) {
@@ -228,7 +228,7 @@ fn impure(source: &Source, masked: &str) -> Vec<Violation> {
     violations
 }
 
-/// Finds paths that exist on one machine only, in any text of the tree.
+/// Finds paths that exist on one machine only. Checks all texts of the tree.
 pub(super) fn machine_paths(source: &Source) -> Vec<Violation> {
     let mut violations = Vec::new();
     for (number, line) in (1..).zip(source.text.lines()) {
@@ -258,7 +258,7 @@ mod tests {
 
     const NONE: [usize; 0] = [];
 
-    /// Returns the lines with violations, for a text in a file that may contain `unsafe`.
+    /// Checks `text` as a file that may contain `unsafe`, and returns the lines with violations.
     fn lines(text: &str) -> Vec<usize> {
         at("src/map.rs", text).into_iter().map(|(line, _)| line).collect()
     }

@@ -1,13 +1,14 @@
-//! Random blocks of every tensor type, with mean zero and a given standard deviation.
+//! Generates random blocks of every tensor type, with mean zero and a given standard deviation.
 //!
-//! Floating-point values are uniform. Quants are random bits, and the scale follows from the standard
-//! deviation of these bits. Scales vary a little from block to block, to expose kernels that confuse them.
-//! The block layouts are those of ggml (`block_q8_0` and so on).
+//! Floating-point values are uniform. Quants are random bits, and the mean scale follows from the standard
+//! deviation of these quants. The scales of a tensor differ a little from block to block, so that tests
+//! detect kernels that apply the scale of another block. The block layouts are those of ggml (`block_q8_0`
+//! and so on).
 
 use half::{bf16, f16};
 use ragtag_kernels::TensorType;
 
-/// Content of a tensor.
+/// Content with which to fill a tensor.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Values {
     /// Ones in F32.
@@ -19,11 +20,11 @@ pub enum Values {
     },
 }
 
-/// Random number generator that hashes a counter.
+/// Pseudo-random number generator that hashes a counter.
 pub struct Random(u64);
 
 impl Random {
-    /// Creates the generator of the `stream`-th sequence of a seed.
+    /// Creates a generator for the `stream`-th independent sequence of `seed`.
     pub fn new(seed: u64, stream: u64) -> Self {
         // Two rounds separate the sequences of neighbouring seeds and streams.
         Random(mix(mix(seed).wrapping_add(stream)))
@@ -41,33 +42,33 @@ impl Random {
     }
 }
 
-/// Applies the finaliser of splitmix64 (Steele, Lea and Flood, 2014). Every output bit depends on every input
-/// bit.
+/// Applies the finaliser of splitmix64 (Steele, Lea and Flood, 2014), in which every output bit depends on
+/// every input bit.
 fn mix(mut word: u64) -> u64 {
     word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     word ^ (word >> 31)
 }
 
-/// Log2 of the table length for a floating-point type.
+/// Base-2 logarithm of the number of values in a table of floating-point values.
 const TABLE_BITS: u32 = 12;
-/// Number of sizes for the scales of a tensor.
+/// Number of different scales in a tensor.
 const SIZES: usize = 16;
 
-/// Method of filling a tensor.
+/// Prepared method of filling a tensor.
 pub enum Fill {
     /// Ones in F32.
     Ones,
-    /// Values of 2 bytes, drawn from a table.
+    /// Values of 2 bytes each, drawn from a table.
     Table2(Vec<[u8; 2]>),
-    /// Values of 4 bytes, drawn from a table.
+    /// Values of 4 bytes each, drawn from a table.
     Table4(Vec<[u8; 4]>),
-    /// Blocks of quants: a function that fills one block, and the scales to choose from.
+    /// Blocks of random quants in this tensor type, with scales that are drawn from a table.
     Blocks(TensorType, [f32; SIZES]),
 }
 
 impl Fill {
-    /// Creates the fill for a tensor of this type.
+    /// Prepares the method of filling a tensor of this type with `values`.
     pub fn new(tensor_type: TensorType, values: Values) -> Self {
         let Values::Random { deviation } = values else { return Fill::Ones };
         // Values are evenly spaced from -√3·σ to √3·σ, so their standard deviation is σ.
@@ -87,7 +88,7 @@ impl Fill {
         }
     }
 
-    /// Fills whole blocks of a tensor.
+    /// Fills `out`, which consists of whole blocks of the tensor.
     pub fn blocks(&self, random: &mut Random, out: &mut [u8]) {
         match self {
             Fill::Ones => out.chunks_exact_mut(4).for_each(|v| v.copy_from_slice(&1f32.to_le_bytes())),
@@ -106,7 +107,7 @@ impl Fill {
     }
 }
 
-/// Draws values from a table, four per random word.
+/// Fills `out` with values that are drawn from `table`, four per random word.
 fn draw<const N: usize>(table: &[[u8; N]], random: &mut Random, out: &mut [u8]) {
     for four in out.chunks_mut(4 * N) {
         let mut word = random.next();

@@ -1,8 +1,8 @@
-//! Creates GGUF files with random weights, in any shape and tensor type, for benchmarks and tests. `xtask
-//! synth-model` writes files; benchmarks create models in memory.
+//! Creates GGUF files with random weights, in any shape and tensor type, for benchmarks and tests. `cargo
+//! xtask synth-model` writes files, and benchmarks create models in memory.
 //!
-//! The weights keep activations finite through any number of layers, and the vocabulary can tokenise text.
-//! The same arguments always give the same bytes. Memory use is bounded for any model size.
+//! The weights are scaled so that activations stay finite through any number of layers. The vocabulary can
+//! tokenise text. The same arguments always give the same bytes. Memory use is bounded for any model size.
 
 mod fill;
 mod shape;
@@ -21,13 +21,13 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// Approximate number of bytes to generate and write at a time.
+/// Approximate number of bytes that are generated and written at a time.
 const CHUNK_BYTES: usize = 1 << 20;
 
 /// Options of `xtask synth-model`. Defaults come from the preset.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Args {
-    /// Shape to start from
+    /// Preset shape that the other options change
     #[arg(long, value_enum, default_value = "tiny")]
     preset: Preset,
     /// Tensor type of the matrices, such as q4_k (ternary models have an f16 embedding)
@@ -36,16 +36,16 @@ pub struct Args {
     /// Architecture; bitnet has sub-norms and ties the output matrix to the embedding
     #[arg(long, value_enum, default_value = "llama")]
     arch: Architecture,
-    /// Transformer blocks
+    /// Number of transformer blocks
     #[arg(long)]
     layers: Option<u32>,
     /// Width of the residual stream
     #[arg(long)]
     width: Option<u32>,
-    /// Attention heads (of queries)
+    /// Number of query heads
     #[arg(long)]
     heads: Option<u32>,
-    /// Heads of keys and values (KV heads)
+    /// Number of key and value heads (KV heads)
     #[arg(long)]
     kv_heads: Option<u32>,
     /// Width of the feed-forward layers
@@ -57,7 +57,7 @@ pub struct Args {
     /// Maximum context length in the file
     #[arg(long)]
     context: Option<u32>,
-    /// Seed of the weights
+    /// Seed of the random weights
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// File to write
@@ -65,10 +65,10 @@ pub struct Args {
     output: PathBuf,
 }
 
-/// Parses the name of a tensor type, in upper or lower case.
+/// Parses the name of a tensor type. The case of letters does not matter.
 ///
 /// # Errors
-/// Returns a list of the known names if the name is unknown.
+/// Returns an error with a list of all known names if the name is unknown.
 pub fn tensor_type(name: &str) -> Result<TensorType, String> {
     TensorType::ALL.into_iter().find(|t| t.name().eq_ignore_ascii_case(name)).ok_or_else(|| {
         format!(
@@ -95,10 +95,10 @@ impl Args {
     }
 }
 
-/// Writes the file and prints a summary.
+/// Writes the model file and prints a summary.
 ///
 /// # Errors
-/// Returns a description of an impossible shape, or the reason why the file cannot be written.
+/// Returns an error that describes an impossible shape, or the reason why the file cannot be written.
 pub fn run(args: &Args) -> Result<(), String> {
     let start = Instant::now();
     let shape = args.shape();
@@ -122,10 +122,10 @@ fn report(path: &Path, tensors: &[Tensor], bytes: u64, seconds: f64) -> std::io:
     )
 }
 
-/// Returns a whole model in memory.
+/// Returns the bytes of a whole model file.
 ///
 /// # Errors
-/// Returns a description of an impossible shape.
+/// Returns an error that describes an impossible shape.
 pub fn in_memory(shape: &Shape, seed: u64) -> Result<Vec<u8>, String> {
     let tensors = shape.tensors()?;
     let bytes: u64 = tensors.iter().map(|tensor| tensor.bytes).sum();
@@ -135,15 +135,15 @@ pub fn in_memory(shape: &Shape, seed: u64) -> Result<Vec<u8>, String> {
     Ok(out)
 }
 
-/// Returns the header of a model, which is a file that ends before its weights.
+/// Returns the header of a model file. A header is a file that ends before its weights.
 ///
 /// # Errors
-/// Returns a description of an impossible shape.
+/// Returns an error that describes an impossible shape.
 pub fn header(shape: &Shape) -> Result<Vec<u8>, String> {
     Ok(describe(shape, &shape.tensors()?).header())
 }
 
-/// Returns everything in a file before its weights.
+/// Returns a writer with the metadata and the tensor infos of a model file.
 fn describe(shape: &Shape, tensors: &[Tensor]) -> Writer {
     let mut header = Writer::new();
     shape.describe(&mut header);
@@ -154,7 +154,7 @@ fn describe(shape: &Shape, tensors: &[Tensor]) -> Writer {
     header
 }
 
-/// Writes a whole model. Returns its size in bytes.
+/// Writes a whole model file to `out`. Returns the size of the file in bytes.
 fn write(out: &mut impl Write, shape: &Shape, tensors: &[Tensor], seed: u64) -> std::io::Result<u64> {
     let header = describe(shape, tensors);
     let bytes = header.header();

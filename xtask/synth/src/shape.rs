@@ -5,7 +5,7 @@ use super::vocabulary;
 use ragtag_graph::gguf::Writer;
 use ragtag_kernels::TensorType;
 
-/// Preset shapes.
+/// Preset shape of a model.
 #[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Preset {
     /// 1.4 million weights: for tests
@@ -24,7 +24,7 @@ pub enum Preset {
     B70,
 }
 
-/// Architectures, with their names in GGUF files.
+/// Architecture of a synthetic model.
 #[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Architecture {
     /// Llama
@@ -33,14 +33,14 @@ pub enum Architecture {
     Bitnet,
 }
 
-/// Parameters that determine the tensors of a model.
+/// Parameters that determine the tensors and the metadata of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shape {
-    /// Architecture.
+    /// Architecture of the model.
     pub architecture: Architecture,
-    /// Type of the matrices.
+    /// Tensor type of the matrices.
     pub tensor_type: TensorType,
-    /// Transformer blocks.
+    /// Number of transformer blocks.
     pub layers: u32,
     /// Width of the residual stream.
     pub width: u32,
@@ -56,19 +56,19 @@ pub struct Shape {
     pub context: u32,
 }
 
-/// Tensor to write.
+/// Tensor to write to the file.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Tensor {
     pub name: String,
     pub tensor_type: TensorType,
-    /// Dimensions in GGUF order, which starts with the length of a row.
+    /// Dimensions in GGUF order. The first dimension is the length of a row.
     pub shape: Vec<u64>,
     pub bytes: u64,
     pub values_like: Values,
 }
 
 impl Tensor {
-    /// Returns the number of values.
+    /// Returns the number of values in the tensor.
     pub fn values(&self) -> u64 {
         self.shape.iter().product()
     }
@@ -99,7 +99,7 @@ impl Architecture {
 }
 
 impl Shape {
-    /// Writes the hyperparameters to the header.
+    /// Writes the hyperparameters of the model to a GGUF header.
     pub(crate) fn describe(&self, header: &mut Writer) {
         let arch = self.architecture.name();
         header.put("general.architecture", arch);
@@ -126,10 +126,10 @@ impl Shape {
         header.put(&format!("{arch}.attention.layer_norm_rms_epsilon"), 1e-5f32);
     }
 
-    /// All tensors in file order.
+    /// Returns all tensors of the model in file order.
     ///
     /// # Errors
-    /// Returns an error if the dimensions do not match each other.
+    /// Returns an error if the dimensions are inconsistent.
     pub(crate) fn tensors(&self) -> Result<Vec<Tensor>, String> {
         self.check()?;
         let width = u64::from(self.width);
@@ -197,7 +197,8 @@ fn norm(name: String, width: u64) -> Tensor {
     Tensor { name, tensor_type, shape: vec![width], bytes: width * 4, values_like: Values::Ones }
 }
 
-/// Returns a matrix that keeps the scale of normalised activations, up to the factor `gain`.
+/// Returns a matrix whose random values preserve the scale of normalised activations, up to the factor
+/// `gain`.
 fn matrix(
     name: String,
     tensor_type: TensorType,

@@ -1,4 +1,5 @@
-//! Checks that the written models can be read, are reproducible, and have plausible weights.
+//! Tests synthetic models. Checks that they can be read, that they are reproducible, and that their weights
+//! have plausible moments.
 
 use super::*;
 use ragtag_graph::{MemorySource, ModelFile, Tokenizer};
@@ -69,8 +70,8 @@ fn the_vocabulary_tokenises_text() {
     }
 }
 
-/// Returns the mean and standard deviation of a tensor, dequantised by an independent implementation of
-/// ggml's formulas.
+/// Returns the mean and standard deviation of a tensor's values. Dequantises the tensor with an independent
+/// implementation of ggml's formulas.
 fn moments(tensor_type: TensorType, bytes: &[u8]) -> (f64, f64) {
     let count = bytes.len() / tensor_type.block_bytes() * tensor_type.block_values();
     let mut values = vec![0.0; count];

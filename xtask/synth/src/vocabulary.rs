@@ -1,13 +1,13 @@
-//! A SentencePiece-style vocabulary of any size. It contains special tokens, bytes, characters, then words
-//! over the letters, ordered by length.
+//! Creates a SentencePiece-style vocabulary of any size. It contains special tokens, bytes and characters,
+//! and then words over the letters, ordered by length.
 //!
-//! Every prefix of a word is also a token, so that merges reach all words.
+//! Every prefix of a word is also a token, so that merges can produce every word.
 
 use ragtag_graph::gguf::Writer;
 
 const SPECIALS: [&str; 3] = ["<unk>", "<s>", "</s>"];
 const BYTES: u32 = 256;
-/// Size of the smallest vocabulary: special tokens, bytes and one character.
+/// Minimum size of a vocabulary. It holds the special tokens, the bytes and one character.
 pub const LEAST: u32 = SPECIALS.len() as u32 + BYTES + 1;
 
 const UNKNOWN: i32 = 2;
@@ -15,7 +15,7 @@ const CONTROL: i32 = 3;
 const NORMAL: i32 = 1;
 const BYTE: i32 = 6;
 
-/// Writes a vocabulary of `size` tokens, at least [`LEAST`].
+/// Writes a vocabulary of `size` tokens to a GGUF header. `size` is at least [`LEAST`].
 pub fn describe(header: &mut Writer, size: u32) {
     let mut tokens: Vec<String> = SPECIALS.map(str::to_owned).to_vec();
     let mut types = vec![UNKNOWN, CONTROL, CONTROL];
@@ -39,7 +39,8 @@ pub fn describe(header: &mut Writer, size: u32) {
     header.put("tokenizer.ggml.add_eos_token", false);
 }
 
-/// Yields `▁` and the printable ASCII characters, then all words of two, three, … letters, without end.
+/// Yields `▁` and the printable ASCII characters, and then endlessly all words of two, three and more
+/// letters.
 fn texts() -> impl Iterator<Item = String> {
     let characters = std::iter::once('▁').chain((0x21..0x7fu8).map(char::from));
     let letters = || std::iter::once('▁').chain('a'..='z');

@@ -1,5 +1,5 @@
-//! Loads the functions of CUDA's driver API and NVRTC on which HIP is implemented. Their signatures are those
-//! of the CUDA 12.2 headers.
+//! Loads the functions of CUDA's driver API and of NVRTC that implement HIP. Their signatures are those of
+//! the CUDA 12.2 headers.
 
 use hip_shim::symbols::Handle;
 use hip_shim::symbols::code::NOT_FOUND;
@@ -86,26 +86,26 @@ table! {
     }
 }
 
-/// Loads the first library that exists. The library is never unloaded.
+/// Loads the first library in `places` that exists. The library is never unloaded.
 fn load(places: impl IntoIterator<Item = OsString>) -> Option<&'static Library> {
     // SAFETY: the initialisers of CUDA's libraries run in every program that uses CUDA; they are sound.
     let library = places.into_iter().find_map(|place| unsafe { Library::new(place) }.ok())?;
     Some(Box::leak(Box::new(library)))
 }
 
-/// Loads CUDA's driver.
+/// Loads the function table of CUDA's driver.
 ///
 /// # Errors
-/// Returns `NOT_FOUND` if the driver is not installed or lacks a function.
+/// Returns `NOT_FOUND` if the driver is not installed or lacks a function of the table.
 pub(crate) fn driver() -> Result<Driver, i32> {
     let library = load(["libcuda.so.1", "nvcuda.dll"].map(OsString::from)).ok_or(NOT_FOUND)?;
     Driver::of(library).map_err(|_| NOT_FOUND)
 }
 
-/// Loads NVRTC.
+/// Loads the function table of NVRTC.
 ///
 /// # Errors
-/// Returns an error if NVRTC is not installed or lacks a function.
+/// Returns an error if NVRTC is not installed or lacks a function of the table.
 pub(crate) fn nvrtc() -> Result<Nvrtc, String> {
     let names = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"];
     let named = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(env::var_os).map(PathBuf::from);

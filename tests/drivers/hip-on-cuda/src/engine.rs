@@ -34,10 +34,10 @@ const FUNCTION_MAX_THREADS: i32 = 0;
 /// HIP engine over all CUDA devices.
 pub(crate) struct Cuda {
     driver: Driver,
-    /// Primary context of each device. Contexts are never released.
+    /// Primary context of each device. The engine never releases it.
     contexts: Vec<Shared>,
     facts: Vec<Facts>,
-    /// Compute capability to compile for. It is the capability of the first device.
+    /// Compute capability of the first device. The engine compiles all code for it.
     capability: i32,
 }
 
@@ -50,7 +50,7 @@ unsafe impl Send for Shared {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Shared {}
 
-/// CUDA object of a device, destroyed when dropped.
+/// CUDA object that belongs to a device and is destroyed on drop.
 pub(crate) struct Object {
     device: usize,
     handle: Shared,
@@ -73,8 +73,8 @@ pub(crate) struct Function {
     handle: Shared,
 }
 
-/// Converts a CUDA code to a HIP code. The codes are equal, except that HIP does not distinguish kernel
-/// exceptions.
+/// Converts a CUDA error code to a HIP error code. The codes are equal, except that HIP has one code for all
+/// kernel exceptions.
 fn check(code: i32) -> Result<()> {
     match code {
         0 => Ok(()),
@@ -83,7 +83,7 @@ fn check(code: i32) -> Result<()> {
     }
 }
 
-/// Returns the string that `write` stores in a buffer.
+/// Calls `write` with a buffer, and returns the string that `write` stores in it.
 fn text(write: impl FnOnce(*mut c_char, i32) -> i32) -> Result<String> {
     let mut buffer = [0u8; 256];
     check(write(buffer.as_mut_ptr().cast(), buffer.len() as i32 - 1))?;
@@ -150,7 +150,7 @@ impl Cuda {
         check(unsafe { (self.driver.cuCtxSetCurrent)(self.contexts[device].0) })
     }
 
-    /// Calls a function that writes a handle. Returns the handle.
+    /// Calls `make` in the context of `device`, and returns the handle that `make` writes.
     fn handle(&self, device: usize, make: impl FnOnce(*mut Handle) -> i32) -> Result<Handle> {
         self.select(device)?;
         let mut handle = ptr::null_mut();

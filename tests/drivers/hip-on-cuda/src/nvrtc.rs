@@ -6,8 +6,7 @@ use std::ffi::{CString, c_char};
 use std::ptr;
 use std::sync::OnceLock;
 
-/// Compiler options. As in HIP, the compiler fuses a multiplication and an addition only where the source
-/// requests it.
+/// Compiler options. As in HIP, the compiler emits a fused multiply-add only where the source requests one.
 const OPTIONS: [&str; 3] = ["--std=c++17", "-default-device", "-fmad=false"];
 
 fn compiler() -> Result<&'static Nvrtc, String> {
@@ -15,7 +14,7 @@ fn compiler() -> Result<&'static Nvrtc, String> {
     NVRTC.get_or_init(nvrtc).as_ref().map_err(Clone::clone)
 }
 
-/// NVRTC program, destroyed when dropped.
+/// NVRTC program that is destroyed on drop.
 struct Program {
     nvrtc: &'static Nvrtc,
     handle: Handle,
@@ -28,7 +27,7 @@ impl Drop for Program {
     }
 }
 
-/// Reads an output of a program: first its size, then its bytes.
+/// Reads one output of `program`, such as its log. Queries the size of the output first.
 ///
 /// # Safety
 /// `size` and `get` must be the size function and the read function of the same output.
@@ -50,10 +49,10 @@ unsafe fn bytes(
     }
 }
 
-/// Compiles a source for a compute capability, such as 90.
+/// Compiles the source `text` for a compute capability, such as 90.
 ///
 /// # Errors
-/// Returns the compiler's log.
+/// Returns the compiler's log if the source does not compile.
 pub(crate) fn compile(text: &str, capability: i32) -> Result<Vec<u8>, String> {
     let nvrtc = compiler()?;
     let c_text = CString::new(text).map_err(|error| error.to_string())?;

@@ -18,15 +18,15 @@ use std::collections::HashMap;
 use std::ffi::{CStr, c_void};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-/// HIP's alignment of allocations, in bytes.
+/// Alignment of HIP allocations, in bytes.
 const ALIGNMENT: usize = 256;
 
 /// OpenCL device with its context and memory.
 pub(crate) struct Place {
     pub(crate) device: Device,
     pub(crate) context: Context,
-    /// Blocks in use. The key is the aligned address; the value is the unaligned start address and the size
-    /// in bytes.
+    /// Allocations in use. Maps the aligned address of each allocation to its unaligned start address and its
+    /// size in bytes.
     blocks: Mutex<HashMap<usize, (usize, usize)>>,
 }
 
@@ -36,7 +36,7 @@ pub(crate) struct OpenCl {
     facts: Vec<Facts>,
 }
 
-/// Queue with the work that is being captured on it.
+/// OpenCL queue with the work that the current capture has recorded.
 pub(crate) struct Stream {
     pub(crate) queue: CommandQueue,
     capture: Mutex<Option<Vec<Work>>>,
@@ -85,7 +85,7 @@ impl OpenCl {
         if places.is_empty() { Err(NO_DEVICE) } else { Ok(Self { places, facts }) }
     }
 
-    /// Enqueues the work. During a capture, records it instead.
+    /// Enqueues `work` on the stream. During a capture, records `work` instead.
     fn give(&self, stream: &Stream, work: Work) -> Result<()> {
         if let Some(captured) = lock(&stream.capture).as_mut() {
             captured.push(work);
@@ -145,7 +145,7 @@ impl Engine for OpenCl {
         Err(NOT_SUPPORTED)
     }
 
-    /// Does nothing, because the device works in host memory.
+    /// Does nothing, because these devices work in host memory.
     fn pin(&self, _: usize, _: *mut c_void, _: usize) -> Result<()> {
         Ok(())
     }

@@ -1,10 +1,10 @@
-//! Test driver `libamdhip64` that runs HIP on every OpenCL device with shared virtual memory, where addresses
-//! are plain pointers.
+//! Test driver `libamdhip64` that runs HIP on every OpenCL device with shared virtual memory. On these
+//! devices, addresses are plain pointers.
 //!
 //! A HIP C++ kernel consists of HIP's prelude and the source that all C-like languages share. This crate
-//! replaces the prelude with OpenCL C's. Functions written from AMD's ISA documents emulate the matrix
-//! instructions. Tests thus execute memory, queues, programs and kernel sources, but not AMD's compilers. The
-//! crate knows nothing about the backend that calls it.
+//! replaces HIP's prelude with the prelude of OpenCL C. Functions written from AMD's ISA documents emulate
+//! AMD's matrix instructions. The tests therefore cover memory, queues, programs and kernel sources, but not
+//! AMD's compilers. The crate knows nothing about the backend that calls it.
 
 mod engine;
 mod program;

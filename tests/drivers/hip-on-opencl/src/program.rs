@@ -1,4 +1,4 @@
-//! Compiles HIP C++ as OpenCL C, and loads the programs and their kernels.
+//! Compiles HIP C++ as OpenCL C, loads the programs and looks up their kernels.
 
 use crate::engine::{Place, lock, unknown};
 use crate::work::Argument;
@@ -13,8 +13,8 @@ use std::sync::{Arc, Mutex};
 
 /// Prelude of OpenCL C. It replaces everything in a source up to [`END`].
 const PRELUDE: &str = include_str!("../../../../kernels/src/c_family/prelude.cl");
-/// Definition of `logf`, which OpenCL C lacks, as a function. A macro that expands to `log` would fail,
-/// because kernels redefine `log` and some drivers define it as a macro.
+/// Definition of `logf`, which OpenCL C lacks. It expands to a function, because kernels redefine `log` and
+/// some drivers define `log` as a macro. A macro that expands to `log` would therefore fail.
 const LOGARITHM: &str = "static inline float logarithm(float x) { return log(x); }\n#define logf logarithm";
 /// Emulation of AMD's matrix instructions.
 const MATRIX_UNITS: &str = include_str!("matrix_units.cl");
@@ -31,14 +31,14 @@ fn options(device: &Device) -> String {
     format!("{OPTIONS}{}", if half { " -DRT_FP16" } else { "" })
 }
 
-/// Returns the macro that AMD's compilers define for the architecture in these options. Returns only macros
-/// that sources test after the prelude.
+/// Returns the compiler option that defines the architecture macro of AMD's compilers for the architecture in
+/// `options`. Covers only the macros that sources test after the prelude.
 fn generation(options: &[String]) -> &'static str {
     let is_rdna3 = options.iter().any(|option| option.starts_with("--offload-arch=gfx11"));
     if is_rdna3 { " -D__GFX11__=1" } else { "" }
 }
 
-/// Translates a source to OpenCL C.
+/// Translates the source `text` from HIP C++ to OpenCL C.
 ///
 /// # Errors
 /// Returns an error if the source has no prelude to replace.
@@ -48,10 +48,11 @@ fn translated(text: &str) -> std::result::Result<String, String> {
     Ok(format!("{PRELUDE}\n{LOGARITHM}\n{MATRIX_UNITS}\n{}", &text[at + END.len()..]))
 }
 
-/// Compiles with HIP's options for each of these devices, so that any of them can load the code object.
+/// Compiles the source `text` with HIP's options for each device in `devices`. Each of these devices can load
+/// the code object.
 ///
 /// # Errors
-/// Returns the compiler's log.
+/// Returns the compiler's log, or an error if the source has no prelude to replace.
 pub(crate) fn compile(
     places: &[Place],
     devices: &[usize],
@@ -104,7 +105,7 @@ fn part(mut binaries: &[u8], number: usize) -> Option<&[u8]> {
     None
 }
 
-/// Code loaded on a device.
+/// Program that is loaded on a device.
 pub(crate) struct Module {
     program: Program,
     signatures: Vec<Signature>,
@@ -147,12 +148,12 @@ impl Module {
     }
 }
 
-/// Kernel function with the kinds of its parameters.
+/// Kernel function that knows which of its parameters are addresses.
 #[derive(Clone)]
 pub(crate) struct Kernel {
-    /// The kernel, locked from the first argument until the launch.
+    /// The kernel object. A launch locks it until all arguments are set and the kernel is enqueued.
     kernel: Arc<Mutex<kernel::Kernel>>,
-    /// Whether each parameter is an address.
+    /// For each parameter, whether it is an address.
     addresses: Arc<[bool]>,
     device: DeviceId,
 }
@@ -163,7 +164,7 @@ impl Kernel {
         Ok(i32::try_from(items).unwrap_or(i32::MAX))
     }
 
-    /// Reads the values to which the pointers point.
+    /// Reads the arguments of a launch through `pointers`.
     ///
     /// # Safety
     /// There must be one pointer per parameter, and each must point to a value of the parameter's type.

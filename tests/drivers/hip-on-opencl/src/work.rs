@@ -1,4 +1,4 @@
-//! Work items of a queue. A graph stores work items so that they can be submitted repeatedly.
+//! Defines units of work for a queue. A graph stores units of work so that they can be submitted repeatedly.
 
 use crate::engine::unknown;
 use crate::program::Kernel;
@@ -25,7 +25,7 @@ pub(crate) enum Work {
     Launch { kernel: Kernel, arguments: Vec<Argument>, shape: Shape },
 }
 
-/// Captured work.
+/// Work that was captured from a stream.
 pub(crate) struct Graph(pub(crate) Vec<Work>);
 
 impl Work {

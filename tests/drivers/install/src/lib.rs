@@ -22,11 +22,11 @@ use test_support::Child;
 
 /// Package of the stand-in that runs on OpenCL devices.
 pub const HIP_ON_OPENCL: &str = "hip-on-opencl";
-/// Library names that the backend tries first, so that the stand-in takes precedence over an installed
-/// driver. The version of rocBLAS matches the HIP version of the stand-in.
+/// File names for the links to the stand-in. The backend tries these names first, so that the stand-in takes
+/// precedence over an installed driver. The version of rocBLAS matches the HIP version of the stand-in.
 const NAMES: [&str; 3] = ["libamdhip64.so.7", "libhiprtc.so.7", "librocblas.so.4"];
 
-/// Runs the body of a test in a separate process with HIP on OpenCL and these environment variables. `test`
+/// Runs `body` in a separate process with HIP on OpenCL and the environment variables in `variables`. `test`
 /// is the full name of the test in its binary.
 ///
 /// # Panics
@@ -40,8 +40,8 @@ pub fn with_hip_on_opencl(test: &str, variables: &[(&str, &str)], body: impl FnO
     in_own_process(test, variables, prepare, body);
 }
 
-/// Runs the body if this process was started for the test. Otherwise starts a process for the test, with
-/// these environment variables and those that `prepare` returns.
+/// Runs `body` if this process was started for `test`. Otherwise starts a process for `test`, with the
+/// environment variables in `variables` and those that `prepare` returns.
 #[track_caller]
 fn in_own_process(
     test: &str,
@@ -62,7 +62,7 @@ fn in_own_process(
     child.envs(prepared).envs(variables.iter().copied()).passes();
 }
 
-/// Returns the folder that contains the stand-in for OpenCL under the names of AMD's libraries.
+/// Returns the folder in which the names of AMD's libraries link to the stand-in for OpenCL.
 ///
 /// # Panics
 /// Panics if the folder cannot be created.
@@ -71,9 +71,9 @@ pub fn hip_on_opencl() -> &'static Path {
     FOLDER.get_or_init(|| installed(HIP_ON_OPENCL))
 }
 
-/// Returns the environment variable, and its value, that enable the rocBLAS of the stand-in. Ragtag uses
-/// rocBLAS only if rocBLAS has kernels for the device's architecture. The folder therefore contains an empty
-/// file for the architecture of [`HIP_ON_OPENCL`].
+/// Returns the name and the value of the environment variable that enables the stand-in's rocBLAS. Ragtag
+/// uses rocBLAS only if its folder has kernels for the device's architecture. This function therefore creates
+/// a folder with an empty kernel file for the architecture of [`HIP_ON_OPENCL`].
 ///
 /// # Panics
 /// Panics if the folder cannot be created.
@@ -101,7 +101,7 @@ fn library(package: &str) -> PathBuf {
     library
 }
 
-/// Returns the folder for the files of a package.
+/// Returns the folder for the links or the manifest of a package. Creates the folder if necessary.
 fn folder(package: &str) -> PathBuf {
     let exe = env::current_exe().expect("a program knows its file");
     let folder = exe.with_file_name("drivers").join(package);
@@ -116,7 +116,7 @@ fn installed(package: &str) -> PathBuf {
     folder
 }
 
-/// Creates or replaces a symbolic link. Several processes may do so at the same time.
+/// Creates or replaces a symbolic link. Several processes may replace the same link at the same time.
 fn link(library: &Path, name: &Path) {
     #[cfg(unix)]
     {

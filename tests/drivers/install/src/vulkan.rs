@@ -13,7 +13,7 @@ const PACKAGE: &str = "vulkan-faults";
 /// Name of the layer in Vulkan.
 const LAYER: &str = "VK_LAYER_RAGTAG_faults";
 
-/// Call at which a device is lost.
+/// Kind of Vulkan call at which a device is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LostAt {
     /// `vkQueueSubmit` and its variants.
@@ -22,12 +22,14 @@ pub enum LostAt {
     Wait,
 }
 
-/// Handle to control the layer. Devices are numbered in the order in which this process opens them.
+/// Handle through which a test controls the layer. Devices are numbered in the order in which this process
+/// opens them.
 #[derive(Debug)]
 pub struct VulkanFaults(Library);
 
-/// Runs the body of a test in a separate process in which all Vulkan devices have the layer, with these
-/// environment variables. `test` is the full name of the test in its binary.
+/// Runs `body` in a separate process in which the layer intercepts the calls to all Vulkan devices. The
+/// process also gets the environment variables in `variables`. `test` is the full name of the test in its
+/// binary.
 ///
 /// # Panics
 /// Panics if the layer was not built, or if the test fails in the separate process.
@@ -40,7 +42,7 @@ pub fn with_vulkan_faults(test: &str, variables: &[(&str, &str)], body: impl FnO
     in_own_process(test, variables, prepare, || body(&VulkanFaults::load()));
 }
 
-/// Returns the folder that contains the layer's manifest for the loader.
+/// Writes the layer's manifest for Vulkan's loader, and returns the folder with the manifest.
 fn described() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| {
@@ -95,8 +97,8 @@ impl VulkanFaults {
         }
     }
 
-    /// Limits the total of a device's allocations to `bytes` from now on, regardless of the heap size. With
-    /// 0, command buffers and pipelines get no memory either.
+    /// Limits the total size of a device's allocations to `bytes` from now on, regardless of the heap size.
+    /// If `bytes` is 0, command buffers and pipelines get no memory either.
     pub fn limit(&self, device: u32, bytes: u64) {
         // SAFETY: the type is that of the declaration in the layer.
         unsafe {

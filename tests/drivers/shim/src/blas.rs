@@ -1,5 +1,5 @@
-//! Implements the only rocBLAS matrix product that Ragtag calls, as a kernel in the language that all
-//! preludes support.
+//! Implements the only rocBLAS matrix product that Ragtag calls. The product is a kernel in the C-like
+//! language that all preludes support.
 
 use crate::settings::visible;
 use crate::symbols::Handle;
@@ -11,26 +11,27 @@ use std::sync::Mutex;
 /// Prelude of the kernel. Its last line marks the end of the prelude, which engines may replace.
 const PRELUDE: &str = include_str!("../../../../kernels/src/c_family/prelude.cu");
 const KERNEL: &str = include_str!("gemm.cl");
-/// Work items per group.
+/// Number of work items per group.
 const ITEMS: u32 = 256;
 
 /// Object to which a rocBLAS handle points.
 pub(crate) struct Blas<E: Engine> {
     function: E::Function,
     _module: E::Module,
-    /// Address to which the stream's handle points.
+    /// Address of the stream object on which products run, or 0 before a stream is set.
     stream: Mutex<usize>,
 }
 
 /// Arguments of a product of column-major matrices.
 pub(crate) struct Product {
-    /// Transposition of A and of B, types of A, B, C, D and the sums, and the algorithm, in this order.
+    /// Codes of, in this order: the transpositions of A and B, the types of A, B, C, D and the sums, and the
+    /// algorithm.
     pub(crate) kinds: [i32; 8],
     /// Sizes m, n and k.
     pub(crate) sizes: [i32; 3],
     /// Leading dimensions of A, B, C, D.
     pub(crate) pitches: [i32; 4],
-    /// Factors α and β.
+    /// The scalars α and β.
     pub(crate) factors: [f32; 2],
     /// Addresses of A, B, C and D.
     pub(crate) matrices: [Handle; 4],

@@ -1,4 +1,4 @@
-//! Encodes and decodes code objects: their length, the kernel signatures and the engine's code.
+//! Encodes and decodes code objects, which hold their length, the kernel signatures and the engine's code.
 
 use crate::Result;
 use crate::symbols::code::INVALID_IMAGE;
@@ -13,11 +13,11 @@ const MAX_BYTES: u64 = 1 << 30;
 pub struct Signature {
     /// Name of the function.
     pub name: String,
-    /// Whether each parameter is an address. Other parameters are 32-bit values.
+    /// For each parameter, whether it is an address. Other parameters are 32-bit values.
     pub addresses: Vec<bool>,
 }
 
-/// Encodes a code object: magic bytes, the length of the rest, then each part after its length.
+/// Encodes a code object as magic bytes, the length of the rest, and then each part with its length in front.
 pub(crate) fn encoded(signatures: &[Signature], code: &[u8]) -> Vec<u8> {
     let kinds =
         |one: &Signature| -> Vec<u8> { one.addresses.iter().map(|&address| u8::from(address)).collect() };

@@ -1,4 +1,4 @@
-//! Implements the exported functions over any engine. Converts handles to objects and results to codes.
+//! Implements the exported functions for any engine. Converts handles to objects, and results to error codes.
 
 #![allow(non_snake_case)] // HIP's names
 #![allow(clippy::missing_safety_doc)] // the requirements are those of HIP's documentation
@@ -20,15 +20,15 @@ use std::sync::{Arc, Mutex};
 
 /// HIP version that the stand-ins report, in HIP's encoding.
 const VERSION: i32 = 60_000_000;
-/// Code that hiprtc returns for a failed compilation.
+/// Error code that hiprtc returns for a failed compilation.
 const COMPILATION: i32 = 6;
 
 thread_local! {
-    /// Current device, numbered among the visible devices.
+    /// Number of the calling thread's current device among the visible devices.
     static CURRENT: Cell<i32> = const { Cell::new(0) };
 }
 
-/// Returns the engine's number of a visible device.
+/// Converts the number of a visible device to the engine's number for this device.
 fn physical<E: Engine>(engine: &E, device: i32) -> Result<usize> {
     let shown = visible(engine.devices().len());
     usize::try_from(device).ok().and_then(|device| shown.get(device).copied()).ok_or(INVALID_DEVICE)
@@ -39,7 +39,7 @@ fn facts<E: Engine>(device: i32) -> Result<&'static Facts> {
     engine.devices().get(physical(engine, device)?).ok_or(INVALID_DEVICE)
 }
 
-/// Returns the engine and the current device.
+/// Returns the engine, and the engine's number for the current device.
 fn current<E: Engine>() -> Result<(&'static E, usize)> {
     let engine = E::engine()?;
     Ok((engine, physical(engine, CURRENT.get())?))
@@ -91,7 +91,7 @@ unsafe fn put_text(to: *mut c_char, bytes: usize, text: &str) -> Result<()> {
 }
 
 /// # Safety
-/// The pointer must be null, or point to a zero-terminated text.
+/// The pointer must be null, or point to a zero-terminated string.
 unsafe fn text_at<'a>(text: *const c_char) -> Result<&'a CStr> {
     if text.is_null() {
         return Err(INVALID_VALUE);
@@ -123,20 +123,21 @@ fn value_of(facts: &Facts, wanted: i32) -> Result<i32> {
     })
 }
 
-/// Module with the functions that were requested. The functions are dropped before the module.
+/// Loaded module with the functions that callers have looked up in it. The functions are dropped before the
+/// module.
 struct Loaded<E: Engine> {
     functions: Mutex<Vec<Box<E::Function>>>,
     module: E::Module,
 }
 
-/// State of a hiprtc program.
+/// HIP C++ source of a hiprtc program, with the log and the code of its compilation.
 struct Program {
     text: String,
     log: String,
     code: Vec<u8>,
 }
 
-/// Defines exported functions. A body returns a result, which is converted to a code.
+/// Defines exported functions. Converts the result that a function's body returns to an error code.
 macro_rules! entries {
     ($(fn $name:ident($($argument:ident: $type:ty),* $(,)?) $body:block)*) => {
         $(

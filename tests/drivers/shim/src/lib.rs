@@ -2,8 +2,8 @@
 //! device properties. An engine supplies memory, streams, events and a compiler.
 //!
 //! A stand-in is a library that declares `type Engine = …;` and passes the list of functions to [`export!`].
-//! If a function is missing here or has other parameters, the stand-in does not compile. Environment
-//! variables set the reported properties:
+//! If this crate lacks a function of the list or declares other parameters, the stand-in does not compile.
+//! Environment variables set the reported properties:
 //!
 //! | variable | meaning |
 //! | --- | --- |
@@ -21,13 +21,13 @@ mod settings;
 pub use code::Signature;
 pub use settings::ARCHITECTURE;
 
-/// Types and constants of the function list.
+/// Types and constants in the signatures of the exported functions.
 pub use ragtag_hip::symbols;
 
 use std::ffi::{CStr, c_void};
 use symbols::Handle;
 
-/// Code of `hipError_t` other than zero.
+/// Nonzero code of `hipError_t`.
 pub type Code = i32;
 /// Result of a HIP call.
 pub type Result<T> = std::result::Result<T, Code>;
@@ -41,11 +41,11 @@ pub struct Facts {
     pub pci: Option<String>,
     /// UUID, if any.
     pub uuid: Option<[u8; 16]>,
-    /// Memory, in bytes.
+    /// Size of the device memory, in bytes.
     pub total_bytes: usize,
-    /// Compute units.
+    /// Number of compute units.
     pub units: i32,
-    /// Maximum work items per group.
+    /// Maximum number of work items per group.
     pub max_items: i32,
     /// Local memory per group, in bytes.
     pub local_bytes: i32,
@@ -56,15 +56,15 @@ pub struct Facts {
 /// Dimensions of a kernel launch.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
-    /// Work groups.
+    /// Number of work groups in each dimension.
     pub grid: [u32; 3],
-    /// Work items per group.
+    /// Number of work items per group in each dimension.
     pub block: [u32; 3],
     /// Dynamic local memory, in bytes.
     pub shared_bytes: u32,
 }
 
-/// Implementation behind the exported functions. Devices are numbered as in [`Engine::devices`].
+/// Implementation behind the exported functions. A device number is an index into [`Engine::devices`].
 ///
 /// # Safety
 /// Callers must meet HIP's requirements for addresses and arguments.
@@ -73,14 +73,14 @@ pub trait Engine: Sized + Send + Sync + 'static {
     type Stream: Send + Sync;
     /// An event.
     type Event: Send + Sync;
-    /// Loaded code.
+    /// Code loaded on a device.
     type Module: Send + Sync;
     /// A kernel function.
     type Function: Send + Sync;
-    /// Captured work.
+    /// Work captured from a stream.
     type Graph: Send + Sync;
 
-    /// Returns the engine of this process, which is created on first use.
+    /// Returns the engine of this process. The first call creates the engine.
     fn engine() -> Result<&'static Self>;
     /// Returns the properties of all devices.
     fn devices(&self) -> &[Facts];
@@ -88,7 +88,7 @@ pub trait Engine: Sized + Send + Sync + 'static {
     fn free_bytes(&self, device: usize) -> Result<usize>;
     /// Allocates memory on a device.
     fn allocate(&self, device: usize, bytes: usize) -> Result<Handle>;
-    /// Frees memory after all work has ended.
+    /// Frees memory after all submitted work has ended.
     fn free(&self, device: usize, address: Handle) -> Result<()>;
     /// Allocates memory in stream order.
     fn allocate_on(&self, stream: &Self::Stream, bytes: usize) -> Result<Handle>;
@@ -100,7 +100,7 @@ pub trait Engine: Sized + Send + Sync + 'static {
     fn unpin(&self, device: usize, pointer: *mut c_void) -> Result<()>;
     /// Creates a stream.
     fn stream(&self, device: usize) -> Result<Self::Stream>;
-    /// Waits for all work of a stream.
+    /// Blocks until all work of a stream has ended.
     fn finish(&self, stream: &Self::Stream) -> Result<()>;
     /// Creates an event.
     fn event(&self, device: usize) -> Result<Self::Event>;
@@ -108,22 +108,22 @@ pub trait Engine: Sized + Send + Sync + 'static {
     fn record(&self, event: &Self::Event, stream: &Self::Stream) -> Result<()>;
     /// Makes a stream wait for an event.
     fn wait(&self, stream: &Self::Stream, event: &Self::Event) -> Result<()>;
-    /// Returns whether an event has passed.
+    /// Returns whether an event has completed.
     fn has_passed(&self, event: &Self::Event) -> Result<bool>;
-    /// Blocks until an event has passed.
+    /// Blocks until an event has completed.
     fn synchronise(&self, event: &Self::Event) -> Result<()>;
-    /// Returns the milliseconds between two events.
+    /// Returns the time between two events, in milliseconds.
     fn elapsed_ms(&self, from: &Self::Event, to: &Self::Event) -> Result<f32>;
     /// Enqueues a copy. `kind` is a `hipMemcpyKind`.
     fn copy(&self, stream: &Self::Stream, to: Handle, from: *const u8, bytes: usize, kind: i32)
     -> Result<()>;
     /// Enqueues a fill with 32-bit words.
     fn fill(&self, stream: &Self::Stream, to: Handle, word: u32, words: usize) -> Result<()>;
-    /// Compiles a source for some devices, regardless of the architecture that they report. Returns the
-    /// kernel signatures and the code.
+    /// Compiles the source `text` for the devices in `devices`, regardless of the architecture that they
+    /// report. Returns the kernel signatures and the code.
     ///
     /// # Errors
-    /// Returns the compiler's log.
+    /// Returns the compiler's log if the source does not compile.
     fn compile(
         &self,
         devices: &[usize],
@@ -134,9 +134,9 @@ pub trait Engine: Sized + Send + Sync + 'static {
     fn load(&self, device: usize, signatures: Vec<Signature>, code: &[u8]) -> Result<Self::Module>;
     /// Looks up a function of a module by its name.
     fn function(&self, module: &Self::Module, name: &CStr) -> Result<Self::Function>;
-    /// Returns the maximum number of work items per group of a function.
+    /// Returns the maximum number of work items per group with which `function` can be launched.
     fn max_items(&self, function: &Self::Function) -> Result<i32>;
-    /// Enqueues a launch. `arguments` points to one pointer per argument.
+    /// Enqueues a kernel launch. `arguments` points to an array with one pointer per kernel argument.
     fn launch(
         &self,
         stream: &Self::Stream,
@@ -144,21 +144,21 @@ pub trait Engine: Sized + Send + Sync + 'static {
         shape: &Shape,
         arguments: *const Handle,
     ) -> Result<()>;
-    /// Starts a capture.
+    /// Starts to capture the work that is enqueued on a stream.
     fn begin_capture(&self, stream: &Self::Stream) -> Result<()>;
-    /// Ends a capture and returns the captured work.
+    /// Ends the capture of a stream and returns the captured work.
     fn end_capture(&self, stream: &Self::Stream) -> Result<Self::Graph>;
-    /// Enqueues captured work.
+    /// Enqueues the captured work of `graph` on a stream.
     fn play(&self, graph: &Self::Graph, stream: &Self::Stream) -> Result<()>;
 }
 
-/// Exports the listed functions over the type `Engine` of the calling crate.
+/// Exports the listed functions, implemented by the type `Engine` of the calling crate.
 #[macro_export]
 #[allow(clippy::crate_in_macro_def)] // the type belongs to the stand-in
 macro_rules! export {
     ($($group:ident { $(fn $name:ident($($argument:ident: $type:ty),* $(,)?);)* })*) => {
         $($(
-            /// Function of HIP's interface with this name.
+            /// Implements the HIP, hiprtc or rocBLAS function of the same name.
             ///
             /// # Safety
             /// The caller must meet HIP's requirements.

@@ -8,7 +8,7 @@
 use ash::vk;
 use std::ffi::c_void;
 
-/// Interface version from which the loader queries functions with [`Negotiation`].
+/// Lowest interface version at which the loader queries the layer's functions through [`Negotiation`].
 pub const INTERFACE_VERSION: u32 = 2;
 
 /// Structure that `vkNegotiateLoaderLayerInterfaceVersion` fills in.
@@ -22,7 +22,7 @@ pub struct Negotiation {
     pub get_physical_device_proc_addr: *const c_void,
 }
 
-/// Remaining layers in the chain of an instance.
+/// Link of an instance's layer chain. It has the functions of the next layer.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct InstanceLink {
@@ -31,7 +31,7 @@ pub struct InstanceLink {
     get_physical_device_proc_addr: *const c_void,
 }
 
-/// Remaining layers in the chain of a device.
+/// Link of a device's layer chain. It has the functions of the next layer.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct DeviceLink {
@@ -40,23 +40,23 @@ pub struct DeviceLink {
     pub get_device_proc_addr: vk::PFN_vkGetDeviceProcAddr,
 }
 
-/// Structure that the loader appends to the program's structures.
+/// Structure that the loader adds to the structure chain of a creation call.
 #[repr(C)]
 struct Info<L> {
     kind: vk::StructureType,
     next: *const c_void,
-    /// Kind of data in the last field.
+    /// Value that says how to interpret the last field.
     function: u32,
     link: *mut L,
 }
 
-/// Value of [`Info::function`] that marks the last field as a link.
+/// Value of [`Info::function`] if the last field is a link of a layer chain.
 const LINK: u32 = 0;
 
-/// Takes the next layer's link out of a creation's structures, so that the following link becomes the first.
+/// Removes the first link from the layer chain in a creation call's structures, and returns this link.
 ///
 /// # Safety
-/// `next` must start a chain of Vulkan structures in which links of this kind have type `L`.
+/// `next` must start a chain of Vulkan structures. The links in structures of type `kind` must have type `L`.
 pub unsafe fn take<L: Copy>(
     mut next: *const c_void,
     kind: vk::StructureType,

@@ -1,15 +1,16 @@
-//! The test's interface to the layer. Tests may change settings before they open the device.
+//! Defines the interface through which a test controls the layer. Tests may change settings before they open
+//! the device.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Environment variable that limits the allocations of each device, in bytes. It is for processes that no
-/// test controls.
+/// Environment variable that limits the total size of each device's allocations, in bytes. It is for
+/// processes that no test controls.
 const LIMIT: &str = "RAGTAG_VULKAN_FAULTS_LIMIT_BYTES";
 /// Environment variable. If it is set, every device fails to open with an out-of-memory error.
 const CLOSED: &str = "RAGTAG_VULKAN_FAULTS_CLOSED";
 
-/// Call at which a device fails.
+/// Kind of Vulkan call at which a device is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call {
     /// `vkQueueSubmit` and its variants.
@@ -19,7 +20,7 @@ pub enum Call {
 }
 
 impl Call {
-    /// Returns the call that has this number in [`faults_lose`].
+    /// Returns the kind of call that `number` denotes in [`faults_lose`].
     fn numbered(number: u32) -> Option<Self> {
         [Self::Submit, Self::Wait].into_iter().find(|call| *call as u32 == number)
     }
@@ -28,10 +29,10 @@ impl Call {
 /// Settings and state of a device.
 #[derive(Debug, Default)]
 pub struct Record {
-    /// Failing call, and the number of calls that succeed before it.
+    /// Kind of call that loses the device, and the number of such calls that succeed before.
     lost_after: Option<(Call, u64)>,
     lost: bool,
-    /// Limit for the total of all allocations, in bytes.
+    /// Limit for the total size of all allocations, in bytes.
     limit_bytes: Option<u64>,
     /// Size of each allocation in bytes, by handle.
     allocations: HashMap<u64, u64>,
@@ -39,7 +40,7 @@ pub struct Record {
 }
 
 impl Record {
-    /// Returns whether this call loses the device. Returns true at most once per setting.
+    /// Counts a call and returns whether it loses the device. Returns true at most once per setting.
     pub fn loses(&mut self, call: Call) -> bool {
         match &mut self.lost_after {
             Some((at, 0)) if *at == call => {
@@ -105,7 +106,7 @@ pub fn all_are_closed() -> bool {
     std::env::var_os(CLOSED).is_some()
 }
 
-/// Returns the number for a device that was just opened.
+/// Reserves and returns the number of a device that was just opened.
 pub fn next_number() -> u32 {
     let mut records = records();
     let number = records.opened;
@@ -117,7 +118,7 @@ pub fn next_number() -> u32 {
     number
 }
 
-/// Reads or changes the record of a device.
+/// Passes the record of a device to `look`, and returns the result of `look`.
 pub fn with<T>(device: u32, look: impl FnOnce(&mut Record) -> T) -> T {
     look(records().records.entry(device).or_default())
 }
@@ -129,15 +130,16 @@ pub extern "C" fn faults_opened() -> u32 {
     records().opened
 }
 
-/// Loses a device at a call after `passes` successful calls. `call` is 0 for a submission and 1 for a wait.
+/// Loses a device at a call of kind `call`, after `passes` calls of this kind have succeeded. `call` is 0 for
+/// submissions and 1 for waits.
 // SAFETY: no other library exports the name.
 #[unsafe(no_mangle)]
 pub extern "C" fn faults_lose(device: u32, call: u32, passes: u64) {
     with(device, |record| record.lost_after = Call::numbered(call).map(|call| (call, passes)));
 }
 
-/// Limits the total of a device's allocations to `bytes`. With 0, command buffers and pipelines get no memory
-/// either.
+/// Limits the total size of a device's allocations to `bytes`. If `bytes` is 0, command buffers and pipelines
+/// get no memory either.
 // SAFETY: no other library exports the name.
 #[unsafe(no_mangle)]
 pub extern "C" fn faults_limit(device: u32, bytes: u64) {

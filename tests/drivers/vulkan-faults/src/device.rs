@@ -1,4 +1,4 @@
-//! Tracks open devices and wraps the calls that can fail.
+//! Tracks open devices and wraps the Vulkan calls that can fail.
 
 use crate::chain::key;
 use crate::control::{Call, next_number, with};
@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_void};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
-/// Suffix of functions that were extensions before Vulkan 1.1 to 1.3 included them.
+/// Suffix of functions that were extensions before Vulkan 1.1, 1.2 or 1.3 included them.
 const EXTENSION: &str = "KHR";
 
 /// Open device.
@@ -44,7 +44,8 @@ impl Device {
         devices().insert(key, Arc::new(device));
     }
 
-    /// Returns the device of a handle. The handle may belong to the device or to one of its queues.
+    /// Returns the device to which `handle` belongs. `handle` may denote the device itself or one of its
+    /// queues.
     ///
     /// # Safety
     /// The handle must come from the loader.
@@ -54,7 +55,7 @@ impl Device {
         devices().get(&key).map(Arc::clone)
     }
 
-    /// Removes a device that is being closed from the list of open devices.
+    /// Removes a device from the list of open devices, because the program closes the device.
     ///
     /// # Safety
     /// As for [`of`](Self::of).
@@ -69,7 +70,7 @@ impl Device {
         with(self.number, |record| record.is_lost())
     }
 
-    /// Returns whether this call loses the device.
+    /// Counts a call and returns whether it loses the device.
     fn fails(&self, call: Call) -> bool {
         with(self.number, |record| record.loses(call))
     }
@@ -87,29 +88,29 @@ impl Device {
         idle.err().unwrap_or(vk::Result::ERROR_DEVICE_LOST)
     }
 
-    /// Makes a call that submits work to a queue.
+    /// Forwards a call that submits work to a queue.
     pub fn submit(&self, call: impl FnOnce(&ash::Device) -> vk::Result) -> vk::Result {
         let queues = self.queues();
         if self.fails(Call::Submit) { self.lose(&queues) } else { self.ask(call) }
     }
 
-    /// Makes a call that waits for work but names no queue.
+    /// Forwards a call that waits for work but names no queue.
     pub fn wait(&self, call: impl FnOnce(&ash::Device) -> vk::Result) -> vk::Result {
         if self.fails(Call::Wait) { self.lose(&self.queues()) } else { self.ask(call) }
     }
 
-    /// Makes a call that waits for queues to become idle.
+    /// Forwards a call that waits for queues to become idle.
     pub fn drain(&self, call: impl FnOnce(&ash::Device) -> vk::Result) -> vk::Result {
         let _queues = self.queues();
         self.ask(call)
     }
 
-    /// Makes a call. If the device is lost, returns `ERROR_DEVICE_LOST` instead.
+    /// Forwards a call. If the device is lost, returns `ERROR_DEVICE_LOST` instead.
     pub fn ask(&self, call: impl FnOnce(&ash::Device) -> vk::Result) -> vk::Result {
         if self.is_lost() { vk::Result::ERROR_DEVICE_LOST } else { call(&self.next) }
     }
 
-    /// Makes a call that allocates `bytes` bytes and returns the handle.
+    /// Forwards a call that allocates `bytes` bytes, and returns the handle of the allocation.
     pub fn allocate(
         &self,
         bytes: u64,
@@ -127,7 +128,7 @@ impl Device {
         }
     }
 
-    /// Makes a call that allocates an unknown amount of memory. Fails if the limit is zero.
+    /// Forwards a call that allocates an unknown amount of memory. Fails if the memory limit is zero.
     pub fn take(&self, call: impl FnOnce(&ash::Device) -> vk::Result) -> vk::Result {
         match with(self.number, |record| record.has_none()) {
             true => vk::Result::ERROR_OUT_OF_DEVICE_MEMORY,

@@ -11,14 +11,15 @@ use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_void};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
-/// Vulkan instance with its function lookup.
+/// Vulkan instance with the next layer's `vkGetInstanceProcAddr`.
 #[derive(Clone, Copy)]
 struct Instance {
     raw: vk::Instance,
     get_proc_addr: vk::PFN_vkGetInstanceProcAddr,
 }
 
-/// Locks the table of instances by key. A new instance replaces a destroyed instance that had the same key.
+/// Locks the table that maps keys to instances. A new instance replaces a destroyed instance that had the
+/// same key.
 fn instances() -> MutexGuard<'static, HashMap<usize, Instance>> {
     static INSTANCES: LazyLock<Mutex<HashMap<usize, Instance>>> = LazyLock::new(Mutex::default);
     INSTANCES.lock().unwrap_or_else(PoisonError::into_inner)
@@ -42,7 +43,7 @@ pub unsafe extern "system" fn negotiate(negotiation: *mut Negotiation) -> vk::Re
     vk::Result::SUCCESS
 }
 
-/// Returns this layer's function of this name, if it has one.
+/// Returns this layer's implementation of the Vulkan function `name`, if the layer has one.
 fn own(name: &CStr) -> vk::PFN_vkVoidFunction {
     let function = match name.to_bytes() {
         b"vkGetInstanceProcAddr" => get_instance_proc_addr as *const c_void,
@@ -164,7 +165,8 @@ unsafe extern "system" fn destroy_device(device: vk::Device, allocator: *const v
     }
 }
 
-/// Makes a call on the device of a handle. Returns `ERROR_UNKNOWN` if the layer does not know the device.
+/// Runs `call` on the device that owns `handle`. Returns `ERROR_UNKNOWN` if the layer does not know the
+/// device.
 ///
 /// # Safety
 /// The handle must come from the loader.
