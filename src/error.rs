@@ -1,11 +1,11 @@
-//! The error type of the public API, with an exit code for each kind of error.
+//! The error type of the public API. Each kind of error has an exit code.
 
 use std::path::PathBuf;
 
-/// Result of Ragtag's public API.
+/// Result type of Ragtag's public API.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// An error of Ragtag's public API. [`Error::exit_code`] returns the command's exit code.
+/// An error of Ragtag's public API. [`Error::exit_code`] returns the exit code with which the command ends.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -19,10 +19,10 @@ pub enum Error {
         action: &'static str,
         /// The file.
         path: PathBuf,
-        /// Cause from the operating system.
+        /// The operating system's error.
         cause: std::io::Error,
     },
-    /// A failed write to standard output. A closed pipe is not an error.
+    /// A failed write to standard output. A write to a closed pipe is not an error.
     #[error("cannot write to standard output: {0}")]
     Output(std::io::Error),
     /// Failure to save calibration results.
@@ -44,10 +44,10 @@ pub enum Error {
         /// The cause.
         cause: ragtag_graph::TokenizerError,
     },
-    /// A device selection that is invalid or that matches no device.
+    /// A device selection that is malformed or that matches no device.
     #[error(transparent)]
     Devices(#[from] ragtag_devices::SelectionError),
-    /// A device selection in `RAGTAG_DEVICES` that is invalid or that matches no device.
+    /// A device selection in `RAGTAG_DEVICES` that is malformed or that matches no device.
     #[error("RAGTAG_DEVICES: {0}")]
     DevicesOfEnvironment(ragtag_devices::SelectionError),
     /// A device or link that cannot be throttled as requested.
@@ -56,10 +56,10 @@ pub enum Error {
     /// A placement that is invalid or that does not fit in memory.
     #[error(transparent)]
     Planner(#[from] ragtag_planner::PlanError),
-    /// A malformed split.
+    /// A split that cannot be parsed.
     #[error("--split: {0}")]
     Split(#[from] ragtag_planner::split::SplitError),
-    /// A malformed pin.
+    /// A pin that cannot be parsed.
     #[error("--pin: {0}")]
     Pin(ragtag_planner::split::SplitError),
     /// A placement that uses a device that is present but not selected.
@@ -78,17 +78,17 @@ pub enum Error {
         /// The cause.
         cause: Box<ragtag_planner::plan::InvalidPlan>,
     },
-    /// A plan file that requires other device options.
+    /// A plan file that requires devices that the current device options do not select.
     #[error("{}: the plan needs {}; run it with {flags}", path.display(), missing.join(", "))]
     PlanDevices {
         /// The file.
         path: PathBuf,
         /// Devices of the plan that are not selected.
         missing: Vec<String>,
-        /// Command-line flags that set the required device options.
+        /// Command-line flags that select the plan's devices.
         flags: String,
     },
-    /// A plan file that needs more memory than a device has.
+    /// A plan from a file that needs more memory than a device has.
     #[error(
         "{}: {cause} (a plan from a file is not changed; make a new plan for the free memory, or omit --plan)",
         path.display()
@@ -96,13 +96,13 @@ pub enum Error {
     PlanMemory {
         /// The file.
         path: PathBuf,
-        /// The device's error, with sizes.
+        /// The device's error, which gives the size of the failed allocation.
         cause: Box<ragtag_scheduler::Error>,
     },
     /// An invalid load of requests.
     #[error("invalid load: {0}")]
     Load(#[from] ragtag_scheduler::sim::LoadError),
-    /// A malformed requests file.
+    /// A requests file that cannot be parsed.
     #[error("{}: {cause}", path.display())]
     RequestFile {
         /// The file.
@@ -143,10 +143,10 @@ pub enum Error {
         /// The driver's error.
         cause: ragtag_hal::Error,
     },
-    /// A failure of the pipeline, or a refused request.
+    /// A failed pipeline, or a request that the pipeline refused.
     #[error(transparent)]
     Run(#[from] ragtag_scheduler::Error),
-    /// Failed tests of a self-test.
+    /// A self-test in which tests failed.
     #[error("{failed} of {tests} tests failed")]
     SelfTest {
         /// Number of failed tests.
@@ -154,22 +154,22 @@ pub enum Error {
         /// Number of tests in total.
         tests: usize,
     },
-    /// Violations that `--strict` found.
+    /// A run that `--strict` refused.
     #[error("refused by --strict: {}", findings.join("; "))]
     Strict {
-        /// The findings.
+        /// Reasons for the refusal, one per finding.
         findings: Vec<String>,
     },
 }
 
-/// Formats an error. Prepends the model's name, unless the error already names the file.
+/// Formats `cause`. Prepends `name`, unless the message already contains it.
 fn about(name: &str, cause: &impl std::fmt::Display) -> String {
     let cause = cause.to_string();
     if cause.contains(name) { cause } else { format!("{name}: {cause}") }
 }
 
 impl Error {
-    /// Returns the command's exit code for this error.
+    /// Returns the exit code with which the command reports this error.
     pub fn exit_code(&self) -> u8 {
         use ragtag_planner::PlanError;
         match self {
