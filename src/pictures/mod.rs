@@ -22,7 +22,7 @@ pub use terminal::{BarStyle, bars};
 use ragtag_planner::plan::Plan;
 use ragtag_scheduler::compare::Comparison;
 
-/// Data for pictures of a plan or a run.
+/// Data from which pictures of a plan or a run are drawn.
 ///
 /// ```
 /// # fn main() -> ragtag::Result<()> {
@@ -50,13 +50,14 @@ pub struct Report {
 }
 
 impl Report {
-    /// Creates a report on a plan that has not run. The timelines are estimates from the plan's predictions.
+    /// Creates a report on a plan that has not run. Estimates its timelines from the plan's predictions.
     pub fn new(plan: Plan) -> Self {
         let timelines = Gantt::estimated(&plan);
         Self { plan, timelines, measured: None, baselines: Vec::new() }
     }
 
-    /// Returns a copy with control characters removed from all texts, because names come from files.
+    /// Returns a copy in which all control characters are replaced, because names from files may contain
+    /// them.
     fn printable(&self) -> Self {
         let mut report = self.clone();
         for text in report.texts() {
@@ -65,7 +66,7 @@ impl Report {
         report
     }
 
-    /// Returns all texts that may come from files or drivers.
+    /// Returns all strings in the report that may come from files or drivers.
     fn texts(&mut self) -> Vec<&mut String> {
         let Self { plan, timelines, measured, baselines } = self;
         let explanation = &mut plan.explanation;
@@ -97,7 +98,7 @@ impl Report {
     }
 }
 
-/// Speed of a pipeline. Unknown rates are `None`.
+/// Speed of a pipeline. A rate that is unknown is `None`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Rates {
     /// Decode speed of all sequences together, in tokens per second.
