@@ -1,4 +1,5 @@
-//! `ragtag bench --defaults`: compares the speed of the default settings with the best of a few alternatives.
+//! Implements `ragtag bench --defaults`, which compares the speed of the default settings with that of a few
+//! alternatives.
 //!
 //! Each alternative changes one setting. The KV cache type and the wire type stay the same. The default and
 //! the alternative run in turns. The reported ratio of their speeds is the median of the ratios of all
