@@ -1,5 +1,5 @@
 //! Compares the decode rate of a CPU with its upper bound, measured in the same run. The upper bound is the
-//! machine's read bandwidth divided by the bytes of weights that a token needs.
+//! machine's read bandwidth divided by the bytes of weights that the computation of a token reads.
 //!
 //! Usage: `cargo bench --bench decode -- THREADS ROUNDS MODEL.gguf …`. `cargo xtask synth-model --preset
 //! 1.1b` makes such a model. The bench measures the bandwidth and the models in turns, so that noise affects

@@ -1,7 +1,7 @@
 //! Compares decode on a device with its upper bound, measured in the same run, and measures prefill. The
 //! upper bound of the decode rate is the device's copy rate (bytes read plus bytes written per second)
-//! divided by the bytes of weights that a token needs. The prefill rate is reported in operations on weights
-//! per second.
+//! divided by the bytes of weights that the computation of a token reads. The prefill rate is reported in
+//! operations on weights per second.
 //!
 //! Usage: `cargo bench --bench device_decode -- --device cuda:0 7b:f16 7b:q4_0`. Each model is PRESET:TYPE or
 //! a GGUF file. PRESET is a preset of `cargo xtask synth-model`. The bench makes such a model in memory with

@@ -34,8 +34,8 @@ pub struct EngineOptions {
     pub progress: Option<Progress>,
 }
 
-/// Engine options that can be reused if a start fails. Unlike [`EngineOptions`], they can be borrowed for
-/// several starts.
+/// Engine options that remain usable after a failed start. A start borrows them, whereas it would consume
+/// [`EngineOptions`].
 pub(crate) struct Options {
     trace: bool,
     all_logits: bool,

@@ -17,7 +17,7 @@ pub enum Error {
     File {
         /// `read` or `write`.
         action: &'static str,
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
         /// The operating system's error.
         cause: std::io::Error,
@@ -31,17 +31,17 @@ pub enum Error {
     /// A damaged or unsupported model file.
     #[error("{}", about(name, cause))]
     Model {
-        /// The file, or the bundled model.
+        /// Name of the model's file or directory, or of the bundled model.
         name: String,
-        /// The cause.
+        /// Reason why the model cannot be opened.
         cause: ragtag_graph::ModelError,
     },
     /// A missing, damaged or unsupported tokenizer, or a text that the tokenizer cannot encode.
     #[error("{}", about(name, cause))]
     Tokenizer {
-        /// The file, or the bundled model.
+        /// Name of the model's file or directory, or of the bundled model.
         name: String,
-        /// The cause.
+        /// Reason why the tokenizer cannot be used.
         cause: ragtag_graph::TokenizerError,
     },
     /// A device selection that is malformed or that matches no device.
@@ -65,25 +65,25 @@ pub enum Error {
     /// A placement that uses a device that is present but not selected.
     #[error("{device} is not selected (to select it, use --device {},{device})", selected.join(","))]
     NotSelected {
-        /// The device.
+        /// Label of the device.
         device: String,
-        /// The selected devices.
+        /// Labels of the selected devices.
         selected: Vec<String>,
     },
     /// A plan file that is damaged, or made for another model or other devices.
     #[error("{}: {cause}", path.display())]
     PlanFile {
-        /// The file.
+        /// Path of the plan file.
         path: PathBuf,
-        /// The cause.
+        /// Reason why the plan is invalid.
         cause: Box<ragtag_planner::plan::InvalidPlan>,
     },
     /// A plan file that requires devices that the current device options do not select.
     #[error("{}: the plan needs {}; run it with {flags}", path.display(), missing.join(", "))]
     PlanDevices {
-        /// The file.
+        /// Path of the plan file.
         path: PathBuf,
-        /// Devices of the plan that are not selected.
+        /// Labels of the plan's devices that are not selected.
         missing: Vec<String>,
         /// Command-line flags that select the plan's devices.
         flags: String,
@@ -94,7 +94,7 @@ pub enum Error {
         path.display()
     )]
     PlanMemory {
-        /// The file.
+        /// Path of the plan file.
         path: PathBuf,
         /// The device's error, which gives the size of the failed allocation.
         cause: Box<ragtag_scheduler::Error>,
@@ -105,9 +105,9 @@ pub enum Error {
     /// A requests file that cannot be parsed.
     #[error("{}: {cause}", path.display())]
     RequestFile {
-        /// The file.
+        /// Path of the requests file.
         path: PathBuf,
-        /// The cause.
+        /// Reason why the file cannot be parsed.
         cause: ragtag_scheduler::sim::LoadError,
     },
     /// A plan that cannot be simulated.
@@ -119,17 +119,17 @@ pub enum Error {
     /// An invalid fleet.
     #[error("{of}: {cause}")]
     Fleet {
-        /// The fleet file, or the command-line option.
+        /// Origin of the fleet, such as the path of its file or `--fleet`.
         of: String,
-        /// The cause.
+        /// Reason why the fleet is invalid.
         cause: ragtag_planner::InvalidFleet,
     },
     /// Segments that a device cannot run.
     #[error("{device}: {cause}")]
     Compile {
-        /// The device.
+        /// Label of the device.
         device: String,
-        /// The cause.
+        /// Reason why the device cannot run the segments.
         cause: ragtag_graph::CompileError,
     },
     /// A device that cannot be opened.
@@ -138,7 +138,7 @@ pub enum Error {
          --device)"
     )]
     Device {
-        /// The device.
+        /// Label of the device.
         device: String,
         /// The driver's error.
         cause: ragtag_hal::Error,

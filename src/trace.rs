@@ -8,8 +8,7 @@ use ragtag_scheduler::sim::{SimSpan, SimSpanKind, SimSummary};
 use ragtag_scheduler::{Span, SpanKind, Turn};
 use serde_json::json;
 
-/// Thread number of a device's actor in an exported trace. The queues of the device have the numbers below
-/// it.
+/// Thread number of a device's actor in an exported trace. The device's queues have lower numbers.
 const ACTOR_TRACK: usize = QueueKind::ALL.len();
 
 /// Trace of a run, with one span per submission. The times of all devices are on the same clock.
@@ -133,7 +132,7 @@ fn range(span: &Span) -> String {
     }
 }
 
-/// Time in which stages compute, and in which they compute at the same time, in nanoseconds.
+/// Busy times of the stages of a trace, and the time in which stages overlap, in nanoseconds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Overlap {
     /// Time from the start of the first computation to the end of the last computation.

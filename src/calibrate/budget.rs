@@ -49,8 +49,8 @@ impl Budget {
         1.0 - left * (1.0 - part)
     }
 
-    /// Creates a budget that starts now. It has the fraction `part` of the time until the fraction `share` of
-    /// this budget is used up.
+    /// Creates a budget that starts now. Its length is the fraction `part` of the time until the fraction
+    /// `share` of this budget is used up.
     pub(super) fn part(&self, share: f64, part: f64) -> Self {
         Self::new(self.whole.map(|_| self.left(share).mul_f64(part)))
     }

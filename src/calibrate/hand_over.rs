@@ -118,8 +118,8 @@ pub(super) fn measure_links(
     Ok((1..stages.len()).map(|next| link(next - 1)).collect())
 }
 
-/// Returns several orders of `count` devices. In at least one of them, any given device directly precedes any
-/// other given device.
+/// Returns several orders of `count` devices. For each pair of devices, the first device directly precedes
+/// the second in one of the orders, and follows it directly in another.
 ///
 /// The orders are the rows of a balanced Latin square (E. J. Williams, Experimental designs balanced for the
 /// estimation of residual effects of treatments, 1949). For an odd `count`, they are the rows of the square

@@ -43,12 +43,12 @@ const CONTRADICTING_CHUNKS: u64 = 8;
 /// Default wall time limit of a calibration. It is slightly shorter than the documented 3 seconds.
 const USUAL_LIMIT: Duration = Duration::from_millis(2700);
 
-/// Maximum time to wait for another process that is calibrating, if this calibration has a time limit and if
-/// it has none.
+/// Maximum time to wait for another process that is calibrating. The first value applies if this calibration
+/// has a time limit, the second if it has none.
 const QUICK_LOCK_WAIT: Duration = Duration::from_secs(10);
 const LOCK_WAIT: Duration = Duration::from_secs(120);
 
-/// Options for calibration.
+/// Options with which [`Calibration::run`] measures.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct CalibrationOptions {

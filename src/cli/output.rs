@@ -33,7 +33,7 @@ pub(crate) fn show(text: &str) -> Result<()> {
 /// Whether `--quiet` is set. Only errors and warnings then go to standard error.
 static QUIET: AtomicBool = AtomicBool::new(false);
 
-/// Sets whether [`inform`] prints nothing.
+/// Silences [`inform`] if `quiet` is true.
 pub(crate) fn set_quiet(quiet: bool) {
     QUIET.store(quiet, Ordering::Relaxed);
 }

@@ -19,8 +19,8 @@ pub(super) struct Pictures<'a> {
 }
 
 impl<'a> Pictures<'a> {
-    /// Checks that all requested pictures can be written. `json` must be true if JSON goes to standard
-    /// output. `inputs` are the files that the command reads.
+    /// Collects the requested pictures and checks that all of them can be written. `json` must be true if
+    /// JSON goes to standard output. `inputs` are the files that the command reads.
     pub(super) fn new(
         args: &'a PictureArgs,
         json: bool,

@@ -33,7 +33,7 @@ pub struct Finding {
     /// Kind of item that was checked: `build`, `GPU`, `library`, `driver`, `node`, `compiler`, `products`,
     /// `variable` or `devices`.
     pub subject: &'static str,
-    /// Severity.
+    /// Severity of the finding.
     pub state: State,
     /// Description of what the check found.
     pub found: String,

@@ -54,14 +54,14 @@ pub struct GanttRow {
 pub struct GanttSpan {
     /// Index of the span's row in [`Gantt::rows`].
     pub row: usize,
-    /// Kind of work.
+    /// Kind of work in the span.
     pub kind: GanttKind,
     /// Number of the micro-batch, or `None` if the span belongs to no micro-batch. Several decode steps of a
     /// group can have the same number.
     pub micro_batch: Option<u64>,
-    /// Start, in microseconds.
+    /// Start time on the timeline, in microseconds.
     pub start_us: f64,
-    /// End, in microseconds.
+    /// End time on the timeline, in microseconds.
     pub end_us: f64,
 }
 
@@ -131,8 +131,9 @@ impl Gantt {
         Self { title: "The simulation".into(), source: GanttSource::Simulated, ..gantt }
     }
 
-    /// Returns up to two excerpts that each fit on a page, for a timeline that is too long to show. One shows
-    /// the first prefill chunks. The other shows the consecutive decode steps that keep the stages busiest.
+    /// Returns excerpts of a timeline that is too long for a page. One shows the first prefill chunks. The
+    /// other shows the consecutive decode steps that keep the stages busiest. Omits an excerpt that would be
+    /// empty.
     pub fn excerpts(&self) -> Vec<Self> {
         let prefill = self.computed(GanttKind::Prefill);
         let decode = self.computed(GanttKind::Decode);
@@ -194,9 +195,9 @@ struct Computed {
     busy_us: f64,
 }
 
-/// Returns the index at which the `count` consecutive micro-batches start that keep the stages busiest. If
-/// several windows of micro-batches are about equally busy, returns the one nearest to the middle, because it
-/// is typical of the timeline.
+/// Returns the start index of the `count` consecutive micro-batches that keep the stages busiest. If several
+/// such windows are about equally busy, returns the start of the one nearest to the middle, because it is
+/// typical of the timeline.
 fn densest(all: &[Computed], count: usize) -> usize {
     const SAME: f64 = 0.01;
     let density = |row: &[Computed]| {

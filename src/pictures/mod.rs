@@ -39,11 +39,11 @@ use ragtag_scheduler::compare::Comparison;
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Report {
-    /// The plan.
+    /// Plan that the pictures show.
     pub plan: Plan,
     /// Timelines of the pipeline: estimated, simulated or measured.
     pub timelines: Vec<Gantt>,
-    /// Predicted and measured times of the micro-batches that ran.
+    /// Comparison of predicted with measured times, if the plan has run.
     pub measured: Option<Comparison>,
     /// Baseline placements for comparison.
     pub baselines: Vec<Baseline>,
@@ -114,8 +114,8 @@ pub struct Baseline {
     pub name: String,
     /// Placement in the syntax of `--split`.
     pub split: String,
-    /// Predicted speed.
+    /// Predicted speed of the baseline.
     pub predicted: Rates,
-    /// Measured speed.
+    /// Measured speed of the baseline, if it has run.
     pub measured: Rates,
 }

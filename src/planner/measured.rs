@@ -22,7 +22,7 @@ const NEAR_ENOUGH: f64 = 0.01;
 pub struct Replanned {
     /// Planner that made the plan. It uses the measured facts and ignores the user's split.
     pub planner: Planner,
-    /// The new plan.
+    /// Plan that the planner made.
     pub plan: Plan,
     /// Predicted time of the old plan divided by that of the new plan, minus 1. Both predictions use the
     /// measured facts.
@@ -96,8 +96,9 @@ impl Planner {
         Ok(comparison)
     }
 
-    /// Makes a new plan from the measurements of an engine. Returns it if its split differs from the current
-    /// one and its predicted gain exceeds both 3 % and the measurement noise. Ignores the user's split.
+    /// Makes a new plan from the measurements of an engine. Returns this plan if its split differs from that
+    /// of the running plan, and if its predicted gain exceeds both 3 % and the measurement noise. Otherwise
+    /// returns `None`. Ignores the user's split.
     ///
     /// The planner assumes that devices of the same kind are equally fast, unless their measured times differ
     /// by far more than the noise over many micro-batches.
